@@ -1,0 +1,28 @@
+//! How long to wait before a step is tried again.
+
+use std::time::Duration;
+
+/// Attempts of one step, the first included. Providers has already retried within each (D8 in ARCHITECTURE.md).
+pub const MAX_ATTEMPTS: u32 = 5;
+
+const FIRST: Duration = Duration::from_secs(1);
+const LAST: Duration = Duration::from_secs(10);
+
+/// The pause after failed attempt `attempt` (from 1): 1 s doubling to 10 s, of which the upper half is scaled by
+/// `jitter` (0 to 1) so that many tasks that failed together don't come back together.
+pub fn pause(attempt: u32, jitter: f64) -> Duration {
+    let full = FIRST.saturating_mul(2_u32.saturating_pow(attempt.saturating_sub(1).min(8))).min(LAST);
+    full.mul_f64(0.5 + jitter.clamp(0.0, 1.0) / 2.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_double_from_one_to_ten_seconds() {
+        let full: Vec<u64> = (1..=6).map(|attempt| pause(attempt, 1.0).as_secs()).collect();
+        assert_eq!(full, [1, 2, 4, 8, 10, 10]);
+        assert_eq!(pause(1, 0.0), Duration::from_millis(500));
+    }
+}

@@ -1,0 +1,464 @@
+use std::collections::{BTreeMap, VecDeque};
+
+use proptest::prelude::*;
+use uuid::Uuid;
+
+use super::*;
+use crate::{AgentId, OrganizationId, TaskId, message::CodeCall};
+
+/// A task with everything around it that the shell would hold: the queue, the transcript, the workers.
+struct World {
+    task: Task,
+    queue: VecDeque<MessageId>,
+    transcript: Vec<(Source, Vec<Block>)>,
+    ended: Vec<EndedTurn>,
+    dropped: usize,
+    /// Every step that was commanded, with how often.
+    commanded: BTreeMap<StepId, u32>,
+    code_steps: Vec<StepId>,
+    now: Timestamp,
+    ids: u128,
+}
+
+impl World {
+    fn new() -> Self {
+        let id = |n| Uuid::from_u128(n);
+        Self {
+            task: Task {
+                id: TaskId::from_uuid(id(1)),
+                organization: OrganizationId::LOCAL,
+                agent: AgentId::from_uuid(id(2)),
+                suspend: false,
+                cancel: None,
+                max_turns: 3,
+                titled: true,
+                phase: Phase::AwaitInput,
+                turn: None,
+                step: None,
+                title_step: None,
+                steps: 0,
+                last_position: 0,
+                next_wake: None,
+                last_outcome: None,
+                last_error: None,
+            },
+            queue: VecDeque::new(),
+            transcript: Vec::new(),
+            ended: Vec::new(),
+            dropped: 0,
+            commanded: BTreeMap::new(),
+            code_steps: Vec::new(),
+            now: Timestamp::UNIX_EPOCH,
+            ids: 100,
+        }
+    }
+
+    fn uuid(&mut self) -> Uuid {
+        self.ids += 1;
+        Uuid::from_u128(self.ids)
+    }
+
+    fn fresh(&mut self) -> Fresh {
+        Fresh {
+            step: StepId::from_uuid(self.uuid()),
+            title_step: StepId::from_uuid(self.uuid()),
+            messages: [MessageId::from_uuid(self.uuid()), MessageId::from_uuid(self.uuid())],
+            jitter: 0.5,
+        }
+    }
+
+    fn send(&mut self) -> MessageId {
+        let id = MessageId::from_uuid(self.uuid());
+        self.queue.push_back(id);
+        id
+    }
+
+    fn decide(&mut self, event: Event) -> Decision {
+        let fresh = self.fresh();
+        let decision = decide(&self.task, self.queue.front().copied(), event, self.now, fresh);
+        if let Some((message, position)) = decision.admitted {
+            assert_eq!(self.queue.pop_front(), Some(message), "messages are admitted in the order they were accepted");
+            self.transcript.push((Source::User, vec![Block::Text(message.to_string())]));
+            assert_eq!(position, self.transcript.len() as i64);
+        }
+        for message in &decision.appended {
+            self.transcript.push((message.source, message.blocks.clone()));
+            assert_eq!(message.position, self.transcript.len() as i64, "the transcript has no gap");
+        }
+        if decision.drop_queued {
+            self.dropped += self.queue.len();
+            self.queue.clear();
+        }
+        self.ended.extend(decision.ended.clone());
+        for effect in &decision.effects {
+            if let Effect::InvokeModel(step) | Effect::ExecuteCode(step) = effect {
+                *self.commanded.entry(step.id).or_default() += 1;
+                if matches!(effect, Effect::ExecuteCode(_)) && !self.code_steps.contains(&step.id) {
+                    self.code_steps.push(step.id);
+                }
+            }
+        }
+        self.task = decision.task.clone();
+        self.check();
+        decision
+    }
+
+    /// What holds after every decision.
+    fn check(&self) {
+        let task = &self.task;
+        assert_eq!(task.last_position, self.transcript.len() as i64);
+        if task.turn.is_some() && task.phase != Phase::Suspended || task.step.is_some() {
+            assert!(task.next_wake.is_some(), "no silent stall: {task:?}");
+        }
+        if task.turn.is_none() {
+            assert!(task.step.is_none());
+            assert!(!self.open_calls(), "a turn never ends with an unanswered call");
+        }
+        match (&task.turn, task.phase) {
+            (Some(Turn { stage: Stage::Code { .. }, .. }), Phase::ExecuteTools | Phase::Suspended)
+            | (Some(Turn { stage: Stage::Model, .. }), Phase::InvokeModel | Phase::Suspended)
+            | (None, Phase::AwaitInput | Phase::Suspended) => {}
+            other => panic!("phase and stage disagree: {other:?}"),
+        }
+        // Calls and results pair up: an assistant message with calls is followed by exactly their results.
+        for pair in self.transcript.windows(2) {
+            let calls: Vec<&str> = code_calls(&pair[0].1).map(|call| call.id.as_str()).collect();
+            let results: Vec<&str> = pair[1]
+                .1
+                .iter()
+                .filter_map(|block| match block {
+                    Block::CodeInterpreterResult(result) => Some(result.id.as_str()),
+                    Block::Text(_) | Block::CodeInterpreterCall(_) => None,
+                })
+                .collect();
+            assert_eq!(calls, results);
+        }
+    }
+
+    fn open_calls(&self) -> bool {
+        self.transcript.last().is_some_and(|(_, blocks)| code_calls(blocks).next().is_some())
+    }
+
+    /// Ends the current step as a worker would.
+    fn result(&mut self, outcome: Outcome) -> Decision {
+        let step = self.task.step.as_ref().expect("a step is in flight").id;
+        self.decide(Event::Result(StepResult { step, outcome }))
+    }
+
+    fn elapse(&mut self, seconds: i64) {
+        self.now += jiff::SignedDuration::from_secs(seconds);
+    }
+}
+
+fn text(text: &str) -> Outcome {
+    Outcome::Model(vec![Block::Text(text.to_owned())])
+}
+
+fn calls(ids: &[&str]) -> Outcome {
+    Outcome::Model(
+        ids.iter()
+            .map(|id| Block::CodeInterpreterCall(CodeCall { id: (*id).to_owned(), code: "1".to_owned() }))
+            .collect(),
+    )
+}
+
+fn results(ids: &[&str]) -> Outcome {
+    Outcome::Code(ids.iter().map(|id| CodeResult { id: (*id).to_owned(), ..CodeResult::default() }).collect())
+}
+
+fn failed(class: FailureClass) -> Outcome {
+    Outcome::Failed(Failure { class, message: "it broke".to_owned(), retry_at: None })
+}
+
+#[test]
+fn a_message_is_answered_through_model_scripts_and_model() {
+    let mut world = World::new();
+    let message = world.send();
+    world.decide(Event::Wake);
+    assert_eq!(world.task.phase, Phase::InvokeModel);
+    world.result(calls(&["a", "b"]));
+    assert_eq!(world.task.phase, Phase::ExecuteTools);
+    world.result(results(&["b", "a"]));
+    assert_eq!(world.task.phase, Phase::InvokeModel);
+    let last = world.result(text("done"));
+    assert_eq!(world.task.phase, Phase::AwaitInput);
+    assert_eq!(last.ended, Some(EndedTurn { message, calls: 2, outcome: TurnOutcome::Completed }));
+    assert_eq!(world.task.next_wake, None, "an idle task costs nothing");
+}
+
+#[test]
+fn a_wake_with_nothing_to_do_changes_nothing() {
+    let mut world = World::new();
+    world.send();
+    world.decide(Event::Wake);
+    let before = world.task.clone();
+    let decision = world.decide(Event::Wake);
+    assert!(!decision.changes(&before), "{decision:?}");
+    assert!(decision.effects.is_empty());
+}
+
+#[test]
+fn a_message_sent_during_a_turn_is_answered_after_it() {
+    let mut world = World::new();
+    let first = world.send();
+    world.decide(Event::Wake);
+    let second = world.send();
+    world.decide(Event::Wake);
+    world.result(text("first answer"));
+    assert_eq!(world.task.next_wake, Some(world.now), "it looks again at once");
+    world.decide(Event::Wake);
+    world.result(text("second answer"));
+    let answered: Vec<MessageId> = world.ended.iter().map(|turn| turn.message).collect();
+    assert_eq!(answered, [first, second]);
+}
+
+#[test]
+fn a_lost_command_is_sent_again_with_the_same_step() {
+    let mut world = World::new();
+    world.send();
+    let first = world.decide(Event::Wake);
+    world.elapse(2);
+    let again = world.decide(Event::Wake);
+    assert_eq!(first.effects, again.effects);
+}
+
+#[test]
+fn a_transient_failure_is_tried_again_and_said() {
+    let mut world = World::new();
+    world.send();
+    world.decide(Event::Wake);
+    let decision = world.result(failed(FailureClass::RateLimited));
+    assert_eq!(decision.error.map(|error| error.code), Some("RATE_LIMITED".to_owned()));
+    assert!(matches!(world.task.step.as_ref().map(|step| &step.state), Some(StepState::Backoff { .. })));
+    world.elapse(11);
+    let decision = world.decide(Event::Wake);
+    assert!(matches!(decision.effects.as_slice(), [Effect::InvokeModel(step)] if step.attempt == 2));
+    world.result(text("there"));
+    assert_eq!(world.task.last_error, None);
+}
+
+#[test]
+fn retries_end_and_the_next_message_gets_its_turn() {
+    let mut world = World::new();
+    world.send();
+    world.decide(Event::Wake);
+    for _ in 0..backoff::MAX_ATTEMPTS {
+        world.result(failed(FailureClass::Transient));
+        world.elapse(11);
+        world.decide(Event::Wake);
+    }
+    assert_eq!(world.ended.last().map(|turn| turn.outcome), Some(TurnOutcome::Failed));
+    assert_eq!(world.task.phase, Phase::AwaitInput);
+    world.send();
+    world.decide(Event::Wake);
+    assert_eq!(world.task.phase, Phase::InvokeModel);
+}
+
+#[test]
+fn a_refused_key_fails_the_turn_at_once() {
+    let mut world = World::new();
+    world.send();
+    world.decide(Event::Wake);
+    world.result(failed(FailureClass::Authentication));
+    assert_eq!(world.ended.last().map(|turn| turn.outcome), Some(TurnOutcome::Failed));
+}
+
+#[test]
+fn a_turn_ends_at_its_limit_of_model_calls() {
+    let mut world = World::new();
+    world.send();
+    world.decide(Event::Wake);
+    for _ in 0..3 {
+        world.result(calls(&["a"]));
+        world.result(results(&["a"]));
+    }
+    assert_eq!(world.ended.last().map(|turn| (turn.calls, turn.outcome)), Some((3, TurnOutcome::MaxTurns)));
+    assert_eq!(world.task.phase, Phase::AwaitInput);
+}
+
+#[test]
+fn suspending_during_a_model_call_stops_it_and_resuming_asks_again() {
+    let mut world = World::new();
+    world.send();
+    world.decide(Event::Wake);
+    world.task.suspend = true;
+    let decision = world.decide(Event::Wake);
+    assert!(matches!(decision.effects.as_slice(), [Effect::CancelModel(..)]));
+    assert_eq!((world.task.phase, world.task.next_wake), (Phase::Suspended, None));
+    world.task.suspend = false;
+    let decision = world.decide(Event::Wake);
+    assert!(matches!(decision.effects.as_slice(), [Effect::InvokeModel(_)]));
+}
+
+#[test]
+fn suspending_during_scripts_never_runs_them_again() {
+    let mut world = World::new();
+    world.send();
+    world.decide(Event::Wake);
+    world.result(calls(&["a"]));
+    world.task.suspend = true;
+    world.decide(Event::Wake);
+    assert_eq!(world.task.phase, Phase::Suspended);
+    world.result(Outcome::Cancelled(vec![CodeResult {
+        id: "a".into(),
+        error: "stopped".into(),
+        ..CodeResult::default()
+    }]));
+    assert_eq!(world.task.phase, Phase::Suspended);
+    world.task.suspend = false;
+    world.decide(Event::Wake);
+    assert_eq!(world.task.phase, Phase::InvokeModel);
+    assert_eq!(world.code_steps.len(), 1);
+}
+
+#[test]
+fn cancelling_scripts_whose_worker_is_gone_says_that_the_outcome_is_unknown() {
+    let mut world = World::new();
+    world.send();
+    world.decide(Event::Wake);
+    world.result(calls(&["a"]));
+    world.task.cancel = Some("enough".to_owned());
+    world.decide(Event::Wake);
+    assert_eq!(world.task.phase, Phase::ExecuteTools);
+    world.elapse(11);
+    world.decide(Event::Wake);
+    assert_eq!(world.ended.last().map(|turn| turn.outcome), Some(TurnOutcome::Cancelled));
+    let Some((_, blocks)) = world.transcript.last() else { panic!("no result") };
+    assert!(matches!(&blocks[0], Block::CodeInterpreterResult(result) if result.error.contains("unknown")));
+}
+
+#[test]
+fn cancelling_drops_what_is_queued() {
+    let mut world = World::new();
+    world.send();
+    world.decide(Event::Wake);
+    world.send();
+    world.task.cancel = Some("enough".to_owned());
+    world.decide(Event::Wake);
+    assert_eq!((world.dropped, world.task.phase), (1, Phase::AwaitInput));
+    assert_eq!(world.task.cancel, None);
+}
+
+#[test]
+fn a_stale_result_changes_nothing() {
+    let mut world = World::new();
+    world.send();
+    world.decide(Event::Wake);
+    let before = world.task.clone();
+    let stale = StepId::from_uuid(Uuid::from_u128(9));
+    let decision = world.decide(Event::Result(StepResult { step: stale, outcome: text("late") }));
+    assert!(!decision.changes(&before));
+}
+
+#[test]
+fn a_title_is_asked_for_once_the_first_turn_is_done() {
+    let mut world = World::new();
+    world.task.titled = false;
+    world.send();
+    world.decide(Event::Wake);
+    let decision = world.result(text("hello"));
+    let [Effect::MakeTitle(step)] = decision.effects.as_slice() else { panic!("{decision:?}") };
+    world.decide(Event::Result(StepResult { step: *step, outcome: text("A greeting") }));
+    assert!(world.task.titled);
+}
+
+/// Anything that can happen to a task from outside.
+#[derive(Debug, Clone)]
+enum Happening {
+    Send,
+    Wake,
+    Elapse(i64),
+    Suspend,
+    Resume,
+    Cancel,
+    Answer,
+    Calls(usize),
+    Results(usize),
+    Fail(FailureClass),
+    Stopped,
+    Repeat,
+}
+
+fn happening() -> impl Strategy<Value = Happening> {
+    use FailureClass::*;
+    prop_oneof![
+        3 => Just(Happening::Send),
+        3 => Just(Happening::Wake),
+        2 => (0..2000_i64).prop_map(Happening::Elapse),
+        1 => Just(Happening::Suspend),
+        2 => Just(Happening::Resume),
+        1 => Just(Happening::Cancel),
+        3 => Just(Happening::Answer),
+        4 => (1..3_usize).prop_map(Happening::Calls),
+        4 => (0..3_usize).prop_map(Happening::Results),
+        2 => prop::sample::select(vec![Transient, RateLimited, Authentication, Internal]).prop_map(Happening::Fail),
+        1 => Just(Happening::Stopped),
+        2 => Just(Happening::Repeat),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    /// `World::check` holds after every decision of any history, and when everything calms down every message was
+    /// answered, failed or dropped exactly once.
+    #[test]
+    fn any_history_ends_with_every_message_accounted_for(happenings in prop::collection::vec(happening(), 0..60)) {
+        const IDS: [&str; 3] = ["a", "b", "c"];
+        let mut world = World::new();
+        let mut sent = 0;
+        let mut last_result = None;
+        for happening in happenings {
+            let stage = world.task.turn.as_ref().map(|turn| turn.stage.clone());
+            let outcome = match happening {
+                Happening::Send => { world.send(); sent += 1; None }
+                Happening::Wake => None,
+                Happening::Elapse(seconds) => { world.elapse(seconds); None }
+                Happening::Suspend => { world.task.suspend = true; None }
+                Happening::Resume => { world.task.suspend = false; None }
+                Happening::Cancel => { world.task.cancel = Some("enough".to_owned()); None }
+                Happening::Answer => Some(text("answer")),
+                Happening::Calls(count) => Some(calls(&IDS[..count])),
+                Happening::Results(count) => Some(results(&IDS[..count])),
+                Happening::Fail(class) => Some(failed(class)),
+                Happening::Stopped => Some(Outcome::Cancelled(Vec::new())),
+                Happening::Repeat => {
+                    if let Some(result) = last_result.clone() { world.decide(Event::Result(result)); }
+                    None
+                }
+            };
+            // Workers answer only steps they were given, and in kind.
+            let fits = matches!(
+                (&outcome, &stage),
+                (Some(Outcome::Model(_)), Some(Stage::Model))
+                    | (Some(Outcome::Code(_)), Some(Stage::Code { .. }))
+                    | (Some(Outcome::Failed(_) | Outcome::Cancelled(_)), Some(_))
+            );
+            match (outcome, world.task.step.clone()) {
+                (Some(outcome), Some(step)) if fits && !matches!(step.state, StepState::Backoff { .. }) => {
+                    let result = StepResult { step: step.id, outcome };
+                    last_result = Some(result.clone());
+                    world.decide(Event::Result(result));
+                }
+                _ => { world.decide(Event::Wake); }
+            }
+        }
+        world.task.suspend = false;
+        world.decide(Event::Wake);
+        for _ in 0..400 {
+            if world.task.turn.is_none() && world.queue.is_empty() && world.task.cancel.is_none() { break; }
+            world.elapse(60);
+            match (world.task.turn.as_ref().map(|turn| turn.stage.clone()), world.task.step.clone()) {
+                (Some(Stage::Model), Some(step)) if matches!(step.state, StepState::InFlight { .. }) => { world.result(text("answer")); }
+                (Some(Stage::Code { calls }), Some(_)) => {
+                    let ids: Vec<&str> = calls.iter().map(String::as_str).collect();
+                    world.result(results(&ids));
+                }
+                _ => { world.decide(Event::Wake); }
+            }
+        }
+        prop_assert!(world.queue.is_empty());
+        prop_assert_eq!(world.ended.len() + world.dropped, sent);
+        prop_assert_eq!(world.task.phase, Phase::AwaitInput);
+    }
+}

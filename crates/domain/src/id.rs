@@ -1,0 +1,119 @@
+//! Typed, prefixed, time-ordered ids. Every kind of id the system knows stands in the one table below, alphabetically.
+
+use std::{fmt, str::FromStr};
+
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use uuid::Uuid;
+
+/// A string that is not the id it should be.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("not a valid {kind} id: expected `{prefix}_` followed by a UUID")]
+pub struct ParseError {
+    /// What was expected, in words.
+    pub kind: &'static str,
+    /// The prefix that kind has.
+    pub prefix: &'static str,
+}
+
+macro_rules! ids {
+    ($($(#[$doc:meta])* $name:ident, $prefix:literal, $kind:literal;)*) => {$(
+        $(#[$doc])*
+        #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub struct $name(Uuid);
+
+        impl $name {
+            /// What the id's text begins with, before the underscore.
+            pub const PREFIX: &'static str = $prefix;
+
+            /// Wraps the UUID (version 7 for ids made by the system).
+            pub const fn from_uuid(uuid: Uuid) -> Self {
+                Self(uuid)
+            }
+
+            /// The UUID inside.
+            pub const fn uuid(self) -> Uuid {
+                self.0
+            }
+        }
+
+        impl fmt::Display for $name {
+            fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                write!(f, "{}_{}", $prefix, self.0)
+            }
+        }
+
+        impl FromStr for $name {
+            type Err = ParseError;
+
+            fn from_str(text: &str) -> Result<Self, ParseError> {
+                let wrong = ParseError { kind: $kind, prefix: $prefix };
+                let uuid = text.strip_prefix(concat!($prefix, "_")).ok_or(wrong.clone())?;
+                // Only the canonical form: two spellings of one id would be two subjects and two keys.
+                if uuid.len() != 36 || uuid.bytes().any(|byte| byte.is_ascii_uppercase()) {
+                    return Err(wrong);
+                }
+                Uuid::parse_str(uuid).map(Self).map_err(|_| wrong)
+            }
+        }
+
+        impl Serialize for $name {
+            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.collect_str(self)
+            }
+        }
+
+        impl<'de> Deserialize<'de> for $name {
+            fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+                String::deserialize(deserializer)?.parse().map_err(serde::de::Error::custom)
+            }
+        }
+    )*};
+}
+
+ids! {
+    /// An agent's configuration.
+    AgentId, "agent", "agent";
+    /// A message of a task.
+    MessageId, "msg", "message";
+    /// A model.
+    ModelId, "model", "model";
+    /// An account with a model vendor.
+    ModelProviderId, "provider", "model provider";
+    /// A tenant.
+    OrganizationId, "org", "organization";
+    /// One model call or one execution of scripts.
+    StepId, "step", "step";
+    /// A task.
+    TaskId, "task", "task";
+}
+
+impl OrganizationId {
+    /// The organisation of an installation without log-in (local mode).
+    pub const LOCAL: Self = Self::from_uuid(Uuid::from_u128(0x0000_0000_0000_7000_8000_0000_0000_0001));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_id_reads_back_what_it_prints() {
+        let id = TaskId::from_uuid(Uuid::from_u128(7));
+        assert_eq!(id.to_string(), "task_00000000-0000-0000-0000-000000000007");
+        assert_eq!(id.to_string().parse(), Ok(id));
+    }
+
+    #[test]
+    fn an_id_of_another_kind_or_spelling_is_refused() {
+        for text in [
+            "agent_00000000-0000-0000-0000-000000000007",
+            "00000000-0000-0000-0000-000000000007",
+            "task_00000000000000000000000000000007",
+            "task_0000000A-0000-0000-0000-000000000007",
+            "task_",
+            "",
+        ] {
+            assert!(text.parse::<TaskId>().is_err(), "{text}");
+        }
+    }
+}

@@ -1,0 +1,282 @@
+//! The state of a task, as far as decisions need it.
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    AgentId, MessageId, OrganizationId, StepId, TaskId,
+    message::{Block, CodeResult, Source},
+};
+
+/// Model calls one user message may cause when neither agent nor task says otherwise.
+pub const DEFAULT_MAX_TURNS: u32 = 50;
+
+/// Where a task stands (seed 000, "Task Reconciler").
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Phase {
+    /// No unprocessed message.
+    AwaitInput,
+    /// A model call is wanted or runs.
+    InvokeModel,
+    /// A script is wanted or runs.
+    ExecuteTools,
+    /// A person paused the task.
+    Suspended,
+}
+
+impl Phase {
+    /// Every phase.
+    pub const ALL: [Self; 4] = [Self::AwaitInput, Self::InvokeModel, Self::ExecuteTools, Self::Suspended];
+
+    /// As stored.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::AwaitInput => "await_input",
+            Self::InvokeModel => "invoke_model",
+            Self::ExecuteTools => "execute_tools",
+            Self::Suspended => "suspended",
+        }
+    }
+
+    /// Reads what [`Phase::as_str`] wrote.
+    pub fn parse(text: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|phase| phase.as_str() == text)
+    }
+}
+
+/// A task's state. The reconciler alone changes it, except for the intents ([`Task::suspend`], [`Task::cancel`], the
+/// agent), which the gateway writes and the reconciler reads.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Task {
+    /// Which task.
+    pub id: TaskId,
+    /// Whose.
+    pub organization: OrganizationId,
+    /// Who answers; can change between two steps.
+    pub agent: AgentId,
+    /// Whether a person wants it paused.
+    pub suspend: bool,
+    /// Whether a person wants the running turn ended, and why. Cleared when done.
+    pub cancel: Option<String>,
+    /// Model calls one user message may cause.
+    pub max_turns: u32,
+    /// Whether the task has a title already.
+    pub titled: bool,
+    /// Where it stands.
+    pub phase: Phase,
+    /// The user message being answered.
+    pub turn: Option<Turn>,
+    /// The step that is wanted or runs.
+    pub step: Option<Step>,
+    /// A title being made.
+    pub title_step: Option<StepId>,
+    /// Steps so far: the number of the newest.
+    pub steps: u64,
+    /// Place of the newest message in the transcript, from 1.
+    pub last_position: i64,
+    /// When to look again without being asked.
+    pub next_wake: Option<Timestamp>,
+    /// How the last finished turn ended.
+    pub last_outcome: Option<TurnOutcome>,
+    /// The last error, until a turn completes.
+    pub last_error: Option<TaskError>,
+}
+
+/// The work one user message causes.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Turn {
+    /// The user message.
+    pub message: MessageId,
+    /// Model calls begun for it; a retry of a failed call counts once.
+    pub calls: u32,
+    /// What comes next, or runs.
+    pub stage: Stage,
+}
+
+/// What a turn does next.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "stage", rename_all = "snake_case")]
+pub enum Stage {
+    /// Ask the model.
+    Model,
+    /// Run the scripts of the newest assistant message: their calls' ids, in order.
+    Code {
+        /// The vendor's ids of the calls, each to be answered by one result.
+        calls: Vec<String>,
+    },
+}
+
+/// One model call or one execution of scripts.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Step {
+    /// Deduplicates the command, its result and its cost.
+    pub id: StepId,
+    /// Counts the task's steps from 1.
+    pub number: u64,
+    /// From 1; a repeated model call is a new step with the next attempt.
+    pub attempt: u32,
+    /// When it was first wanted.
+    pub since: Timestamp,
+    /// What is being done about it.
+    pub state: StepState,
+}
+
+/// What is being done about a step.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "state", rename_all = "snake_case")]
+pub enum StepState {
+    /// A worker has it, or the command is on its way.
+    InFlight {
+        /// Nobody waits for the result after this.
+        deadline: Timestamp,
+    },
+    /// It failed and is tried again.
+    Backoff {
+        /// Not before this.
+        until: Timestamp,
+    },
+    /// The worker was told to stop; its last words are awaited, because they say which side effects happened.
+    Cancelling {
+        /// Not longer than this.
+        deadline: Timestamp,
+    },
+}
+
+/// How a turn ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum TurnOutcome {
+    /// The model answered.
+    Completed,
+    /// The model could not be reached or refused.
+    Failed,
+    /// A person ended it.
+    Cancelled,
+    /// The limit of model calls was reached.
+    MaxTurns,
+}
+
+impl TurnOutcome {
+    /// As stored.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Completed => "completed",
+            Self::Failed => "failed",
+            Self::Cancelled => "cancelled",
+            Self::MaxTurns => "max_turns",
+        }
+    }
+
+    /// Reads what [`TurnOutcome::as_str`] wrote.
+    pub fn parse(text: &str) -> Option<Self> {
+        [Self::Completed, Self::Failed, Self::Cancelled, Self::MaxTurns]
+            .into_iter()
+            .find(|outcome| outcome.as_str() == text)
+    }
+}
+
+/// An error a person can read about a task.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TaskError {
+    /// Stable and machine-readable, e.g. `RATE_LIMITED`.
+    pub code: String,
+    /// For people; holds no secret.
+    pub message: String,
+    /// When it happened.
+    pub time: Timestamp,
+}
+
+/// Why a step failed, in classes that are treated alike.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum FailureClass {
+    /// Worth another try.
+    Transient,
+    /// The vendor asks to slow down.
+    RateLimited,
+    /// The vendor is busy.
+    Overloaded,
+    /// The key is refused.
+    Authentication,
+    /// The vendor refuses the request as such.
+    InvalidRequest,
+    /// The conversation does not fit the model.
+    ContextTooLong,
+    /// The vendor refuses the content.
+    ContentRefused,
+    /// It took too long.
+    DeadlineExceeded,
+    /// The command cannot be carried out as configured.
+    Configuration,
+    /// A defect of ours.
+    Internal,
+}
+
+impl FailureClass {
+    /// Whether the same step may succeed later.
+    pub const fn is_retryable(self) -> bool {
+        matches!(self, Self::Transient | Self::RateLimited | Self::Overloaded | Self::DeadlineExceeded)
+    }
+
+    /// Stable name, as API clients see it in an error's code.
+    pub const fn code(self) -> &'static str {
+        match self {
+            Self::Transient => "TRANSIENT",
+            Self::RateLimited => "RATE_LIMITED",
+            Self::Overloaded => "OVERLOADED",
+            Self::Authentication => "AUTHENTICATION",
+            Self::InvalidRequest => "INVALID_REQUEST",
+            Self::ContextTooLong => "CONTEXT_TOO_LONG",
+            Self::ContentRefused => "CONTENT_REFUSED",
+            Self::DeadlineExceeded => "DEADLINE_EXCEEDED",
+            Self::Configuration => "CONFIGURATION",
+            Self::Internal => "INTERNAL",
+        }
+    }
+}
+
+/// Why a step failed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Failure {
+    /// What kind of failure.
+    pub class: FailureClass,
+    /// For people; holds no secret.
+    pub message: String,
+    /// When another try is welcome, if the vendor says so.
+    pub retry_at: Option<Timestamp>,
+}
+
+/// What a worker says became of a step.
+#[derive(Debug, Clone, PartialEq)]
+pub struct StepResult {
+    /// Which step.
+    pub step: StepId,
+    /// What became of it.
+    pub outcome: Outcome,
+}
+
+/// What became of a step.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Outcome {
+    /// The model answered with these blocks.
+    Model(Vec<Block>),
+    /// The scripts ran, each giving one result.
+    Code(Vec<CodeResult>),
+    /// It failed.
+    Failed(Failure),
+    /// The worker stopped because it was told to; of scripts, what is known of the calls that ran.
+    Cancelled(Vec<CodeResult>),
+}
+
+/// A message to append to the transcript.
+#[derive(Debug, Clone, PartialEq)]
+pub struct NewMessage {
+    /// Its id.
+    pub id: MessageId,
+    /// Its place.
+    pub position: i64,
+    /// Who it is from.
+    pub source: Source,
+    /// What it says.
+    pub blocks: Vec<Block>,
+}

@@ -1,0 +1,27 @@
+//! Compiles the contracts: `protox` parses them in Rust, so no `protoc` is needed.
+
+use std::{env, fs, path::PathBuf};
+
+use prost::Message as _;
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let files = [
+        "construct/v1/agent.proto",
+        "construct/v1/common.proto",
+        "construct/v1/event.proto",
+        "construct/v1/message.proto",
+        "construct/v1/model.proto",
+        "construct/v1/model_provider.proto",
+        "construct/v1/task.proto",
+        "construct/mesh/v1/mesh.proto",
+    ];
+    let descriptors = protox::compile(files, ["."])?;
+    let out = PathBuf::from(env::var("OUT_DIR")?);
+    fs::write(out.join("descriptors.bin"), descriptors.encode_to_vec())?;
+    tonic_prost_build::configure()
+        .emit_rerun_if_changed(false)
+        .compile_well_known_types(false)
+        .compile_fds(descriptors)?;
+    println!("cargo:rerun-if-changed=construct");
+    Ok(())
+}

@@ -1,0 +1,28 @@
+//! Construct's contracts, generated from the `.proto` files beside this crate. No logic.
+//!
+//! [`v1`] is the public API, [`mesh`] what the services say to each other over NATS.
+
+use std::sync::LazyLock;
+
+use prost_reflect::DescriptorPool;
+
+/// The public API, package `construct.v1`.
+pub mod v1 {
+    tonic::include_proto!("construct.v1");
+}
+
+/// The mesh.
+pub mod mesh {
+    /// Messages between services, package `construct.mesh.v1`.
+    pub mod v1 {
+        tonic::include_proto!("construct.mesh.v1");
+    }
+}
+
+/// Every message and service as an encoded `google.protobuf.FileDescriptorSet`, for gRPC reflection.
+pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
+
+/// The same, ready to decode a message of which only the full name is known, e.g. `construct.v1.Event`.
+pub static DESCRIPTORS: LazyLock<DescriptorPool> = LazyLock::new(|| {
+    DescriptorPool::decode(FILE_DESCRIPTOR_SET).expect("the build script wrote a valid descriptor set")
+});
