@@ -1,0 +1,132 @@
+//! What all services are configured with.
+
+use std::{
+    net::SocketAddr,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use serde::{Deserialize, Serialize};
+
+use super::{Invalid, Secret, SecretUrl, duration};
+use crate::{master_key::MasterKeys, telemetry::Chain};
+
+/// Keys that mean the same in every service. Each is `CONSTRUCT_<KEY>` in the environment.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Common {
+    /// Address of the NATS server.
+    pub nats_url: SecretUrl,
+    /// Address of the PostgreSQL database. Only services that use it need it; see [`Common::database_url`].
+    pub database_url: Option<SecretUrl>,
+    /// Folder for [blobs](Common::blob_dir) and [caches](Common::cache_dir).
+    pub data_dir: PathBuf,
+    /// Where `/healthz` and `/readyz` are served. Not set: nowhere.
+    pub health_listen: Option<SocketAddr>,
+    /// Filter of log lines and spans, in the syntax of `tracing`: `info`, `warn,construct_bus=debug`.
+    pub log: String,
+    /// Form of log lines.
+    pub log_format: LogFormat,
+    /// How long work in flight may go on after the first stop signal.
+    #[serde(with = "duration")]
+    pub shutdown_grace: Duration,
+    /// Name of this process among its replicas. Not set: the service's name and a random suffix.
+    pub instance_id: Option<String>,
+    /// Master keys as text; see [`MasterKeys::parse`].
+    pub master_key: Option<Secret>,
+    /// File with master keys, which only its owner may read.
+    pub master_key_file: Option<PathBuf>,
+}
+
+/// Form of log lines.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum LogFormat {
+    /// One line for people, coloured on a terminal.
+    Text,
+    /// One JSON object per line.
+    Json,
+}
+
+impl Default for Common {
+    fn default() -> Self {
+        Self {
+            nats_url: "nats://127.0.0.1:4222".into(),
+            database_url: None,
+            data_dir: ".construct/data".into(),
+            health_listen: None,
+            log: "info".to_owned(),
+            log_format: LogFormat::Text,
+            shutdown_grace: Duration::from_secs(5),
+            instance_id: None,
+            master_key: None,
+            master_key_file: None,
+        }
+    }
+}
+
+impl Common {
+    /// The database address, for services that cannot work without it.
+    ///
+    /// # Errors
+    /// It is not set.
+    pub fn database_url(&self) -> Result<&SecretUrl, Invalid> {
+        self.database_url.as_ref().ok_or_else(|| Invalid::missing("database_url"))
+    }
+
+    /// The master keys from `CONSTRUCT_MASTER_KEY` or the file that `CONSTRUCT_MASTER_KEY_FILE` names.
+    ///
+    /// # Errors
+    /// Neither or both are set, the file is unreadable or readable by others, or the text is malformed.
+    pub fn master_keys(&self) -> Result<MasterKeys, Invalid> {
+        match (&self.master_key, &self.master_key_file) {
+            (Some(_), Some(_)) => Err(Invalid::new(
+                "master_key",
+                "is set together with `master_key_file`: set one of them, so that it is clear which keys hold",
+            )),
+            (Some(text), None) => {
+                MasterKeys::parse(text.expose()).map_err(|error| Invalid::new("master_key", error.to_string()))
+            }
+            (None, Some(path)) => {
+                MasterKeys::read(path).map_err(|error| Invalid::new("master_key_file", Chain(&error).to_string()))
+            }
+            (None, None) => Err(Invalid::new(
+                "master_key",
+                "is required: set CONSTRUCT_MASTER_KEY_FILE to a file with 32 random bytes in base64 \
+                 (`head -c 32 /dev/urandom | base64`, mode 0600), or CONSTRUCT_MASTER_KEY to such text",
+            )),
+        }
+    }
+
+    /// Folder of content-addressed payloads that are too large for the bus. All services of a mesh share it.
+    pub fn blob_dir(&self) -> PathBuf {
+        self.data_dir.join("blobs")
+    }
+
+    /// Folder of what may be deleted at any time and is then made again.
+    pub fn cache_dir(&self) -> PathBuf {
+        self.data_dir.join("cache")
+    }
+
+    /// Checks what types cannot say.
+    pub(crate) fn validate(&self) -> Result<(), Invalid> {
+        if self.nats_url.expose().is_empty() {
+            return Err(Invalid::missing("nats_url"));
+        }
+        if self.data_dir == Path::new("") {
+            return Err(Invalid::missing("data_dir"));
+        }
+        crate::telemetry::check_filter(&self.log).map_err(|message| Invalid::new("log", message))?;
+        let is_token = |id: &str| {
+            (1..=64).contains(&id.len()) && id.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_')
+        };
+        match &self.instance_id {
+            // The id is a part of subjects, where a dot or a wildcard would address something else.
+            Some(id) if !is_token(id) => Err(Invalid::new(
+                "instance_id",
+                "must be 1 to 64 letters, digits, `-` or `_`, because it is part of subjects",
+            )),
+            _ => Ok(()),
+        }
+    }
+}

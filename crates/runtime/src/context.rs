@@ -1,0 +1,104 @@
+//! What a service's `run` is handed beside its configuration.
+
+use std::sync::Arc;
+
+use uuid::Uuid;
+
+use crate::{Common, Latch, Lifecycle, Readiness, Stopped, retry};
+
+/// Version of the whole product: all its crates are released together.
+pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// The process a service runs in. Clones are the same process.
+#[derive(Clone)]
+pub struct Context {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    service: &'static str,
+    instance_id: String,
+    common: Common,
+    lifecycle: Lifecycle,
+    readiness: Readiness,
+}
+
+impl Context {
+    /// A context without signals, telemetry and health endpoints. [`crate::main`] adds those; tests that run a service in
+    /// their own process do without.
+    pub fn new(service: &'static str, common: Common) -> Self {
+        let lifecycle = Lifecycle::new(common.shutdown_grace);
+        let readiness = Readiness::new(lifecycle.draining());
+        let instance_id = common.instance_id.clone().unwrap_or_else(|| random_instance_id(service));
+        Self { shared: Arc::new(Shared { service, instance_id, common, lifecycle, readiness }) }
+    }
+
+    /// Name of the service, such as `gateway`.
+    pub fn service(&self) -> &'static str {
+        self.shared.service
+    }
+
+    /// Name of this process among its replicas, such as `gateway-7f3a90c1`. Fits into a subject as one token.
+    pub fn instance_id(&self) -> &str {
+        &self.shared.instance_id
+    }
+
+    /// Version of the product.
+    pub fn version(&self) -> &'static str {
+        VERSION
+    }
+
+    /// The configuration that all services share.
+    pub fn common(&self) -> &Common {
+        &self.shared.common
+    }
+
+    /// Where tasks are spawned, and what tells them to stop.
+    pub fn lifecycle(&self) -> &Lifecycle {
+        &self.shared.lifecycle
+    }
+
+    /// Where conditions of being ready are registered.
+    pub fn readiness(&self) -> &Readiness {
+        &self.shared.readiness
+    }
+
+    /// Tries until it works or the process is told to stop; see [`retry::connect_with_retry`].
+    ///
+    /// # Errors
+    /// [`Stopped`] when the process is told to stop first.
+    pub async fn connect_with_retry<T, E, F>(
+        &self,
+        name: &str,
+        latch: &Latch,
+        attempt: impl FnMut() -> F,
+    ) -> Result<T, Stopped>
+    where
+        F: Future<Output = Result<T, E>>,
+        E: Into<anyhow::Error>,
+    {
+        retry::connect_with_retry(name, latch, &self.lifecycle().draining(), attempt).await
+    }
+}
+
+/// 32 random bits tell the replicas of one service apart. They are the last of a version 7 id; its first are the time.
+fn random_instance_id(service: &str) -> String {
+    let id = Uuid::now_v7().simple().to_string();
+    format!("{service}-{}", &id[id.len() - 8..])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn instance_id_is_random_unless_configured() {
+        let [one, two] = [(); 2].map(|()| Context::new("gateway", Common::default()).instance_id().to_owned());
+        assert_ne!(one, two);
+        let suffix = one.strip_prefix("gateway-").unwrap();
+        assert!(suffix.len() == 8 && suffix.bytes().all(|b| b.is_ascii_hexdigit()), "{one}");
+
+        let named = Common { instance_id: Some("gateway-0".to_owned()), ..Common::default() };
+        assert_eq!(Context::new("gateway", named).instance_id(), "gateway-0");
+    }
+}

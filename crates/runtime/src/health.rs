@@ -1,0 +1,153 @@
+//! Whether the process lives and whether it is ready, for orchestrators and people.
+//!
+//! `/healthz` answers as long as the process is able to answer at all: it says nothing about NATS or PostgreSQL, because
+//! restarting a service does not bring those back. `/readyz` answers 200 only while every [`Latch`] is set and the
+//! process is not draining, and otherwise 503 with what is missing and why.
+
+use std::sync::Arc;
+
+use axum::{Json, Router, extract::State, http::StatusCode, response::IntoResponse, routing::get};
+use serde::Serialize;
+use tokio::{net::TcpListener, sync::watch};
+use tokio_util::sync::CancellationToken;
+
+use crate::Context;
+
+/// What must be in place before the process is ready. Clones are the same.
+#[derive(Clone)]
+pub struct Readiness {
+    latches: Arc<watch::Sender<Vec<Waiting>>>,
+    draining: CancellationToken,
+}
+
+/// One condition of being ready. Clones are the same condition; it keeps its state when all of them are dropped.
+#[derive(Clone)]
+pub struct Latch {
+    latches: Arc<watch::Sender<Vec<Waiting>>>,
+    index: usize,
+}
+
+/// A condition and why it does not hold.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Waiting {
+    /// What is waited for, such as `nats`.
+    pub name: String,
+    /// Why, in words. Nothing means that the latch is set; such conditions are not in a [`Report`].
+    pub reason: Option<String>,
+}
+
+/// Whether the process is ready, and if not, why.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct Report {
+    /// Everything is in place, and the process is not draining.
+    pub ready: bool,
+    /// The process takes in nothing new, because it is about to end.
+    pub draining: bool,
+    /// What is not in place.
+    pub waiting: Vec<Waiting>,
+}
+
+impl Readiness {
+    /// Ready as long as `draining` is not cancelled and all latches are set.
+    pub fn new(draining: CancellationToken) -> Self {
+        Self { latches: Arc::new(watch::Sender::new(Vec::new())), draining }
+    }
+
+    /// Adds a condition, which does not hold yet.
+    pub fn register(&self, name: impl Into<String>) -> Latch {
+        let mut index = 0;
+        self.latches.send_modify(|latches| {
+            index = latches.len();
+            latches.push(Waiting { name: name.into(), reason: Some("starting".to_owned()) });
+        });
+        Latch { latches: Arc::clone(&self.latches), index }
+    }
+
+    /// How things stand.
+    pub fn report(&self) -> Report {
+        let waiting: Vec<_> = self.latches.borrow().iter().filter(|latch| latch.reason.is_some()).cloned().collect();
+        let draining = self.draining.is_cancelled();
+        Report { ready: waiting.is_empty() && !draining, draining, waiting }
+    }
+
+    /// Follows how things stand.
+    pub fn subscribe(&self) -> Changes {
+        let mut changed = self.latches.subscribe();
+        changed.mark_changed();
+        Changes { readiness: self.clone(), changed, told_draining: false }
+    }
+
+    /// Returns when the process is ready.
+    pub async fn wait_ready(&self) {
+        let mut changes = self.subscribe();
+        while !changes.next().await.ready {}
+    }
+}
+
+impl Latch {
+    /// The condition holds.
+    pub fn set_ready(&self) {
+        self.set(None);
+    }
+
+    /// The condition does not hold, or no longer. The reason is shown to whoever asks: no secrets.
+    pub fn set_not_ready(&self, reason: impl Into<String>) {
+        self.set(Some(reason.into()));
+    }
+
+    fn set(&self, reason: Option<String>) {
+        self.latches.send_if_modified(|latches| {
+            let Some(latch) = latches.get_mut(self.index) else { return false };
+            let changed = latch.reason != reason;
+            latch.reason = reason;
+            changed
+        });
+    }
+}
+
+/// Reports one after the other, see [`Readiness::subscribe`].
+pub struct Changes {
+    readiness: Readiness,
+    changed: watch::Receiver<Vec<Waiting>>,
+    told_draining: bool,
+}
+
+impl Changes {
+    /// The state at the first call, afterwards the newest state whenever something has changed. Cancel-safe.
+    pub async fn next(&mut self) -> Report {
+        tokio::select! {
+            // The sender lives in `self.readiness`, so this cannot fail.
+            _ = self.changed.changed() => {}
+            () = self.readiness.draining.cancelled(), if !self.told_draining => {}
+        }
+        let report = self.readiness.report();
+        self.told_draining = report.draining;
+        report
+    }
+}
+
+/// Serves both endpoints for as long as it is polled, through draining too.
+pub(crate) async fn serve(listener: TcpListener, context: Context) {
+    let router = Router::new().route("/healthz", get(healthz)).route("/readyz", get(readyz)).with_state(context);
+    if let Err(error) = axum::serve(listener, router).await {
+        tracing::error!(%error, "health endpoints are gone");
+    }
+}
+
+async fn healthz(State(context): State<Context>) -> impl IntoResponse {
+    Json(serde_json::json!({
+        "status": "ok",
+        "service": context.service(),
+        "instance": context.instance_id(),
+        "version": context.version(),
+    }))
+}
+
+async fn readyz(State(context): State<Context>) -> impl IntoResponse {
+    let report = context.readiness().report();
+    let status = if report.ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    (status, Json(report))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,320 @@
+//! How a service runs and how it ends.
+//!
+//! 1. **Running.** Everything that goes on has a name and is spawned through [`Lifecycle::spawn`] or
+//!    [`Lifecycle::spawn_job`].
+//! 2. **Draining**, from the first SIGTERM or SIGINT, a call of [`Lifecycle::stop`], or the failure of an essential
+//!    task: the process is no longer ready, takes in nothing new, and what is in flight is finished or handed back.
+//! 3. **Hard stop**, when the grace period is over or a second signal arrives: what still runs is dropped. That is safe,
+//!    because nothing is acknowledged before its outcome is durable; it only costs a repetition elsewhere.
+//! 4. The caller flushes telemetry and exits with the code of the [`Outcome`].
+
+mod signals;
+
+use std::{
+    any::Any,
+    borrow::Cow,
+    collections::BTreeMap,
+    panic::AssertUnwindSafe,
+    pin::pin,
+    process::ExitCode,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
+
+use futures::FutureExt as _;
+use tokio::{sync::watch, time};
+use tokio_util::sync::CancellationToken;
+
+use crate::telemetry::Chain;
+
+pub(crate) use signals::watch as watch_signals;
+
+/// How long dropped tasks get to let go after a hard stop. A task that needs longer is stuck in code that never
+/// yields, and the process ends without it.
+const LETTING_GO: Duration = Duration::from_secs(1);
+
+/// Exit code when work had to be cut off.
+const EXIT_CUT_OFF: u8 = 3;
+
+type Name = Cow<'static, str>;
+
+/// The phases of one process, shared by all its parts. Clones are the same lifecycle.
+#[derive(Clone)]
+pub struct Lifecycle {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    grace: Duration,
+    draining: CancellationToken,
+    hard_stop: CancellationToken,
+    /// Names of what runs, by a number that only tells equal names apart.
+    running: watch::Sender<BTreeMap<u64, Name>>,
+    next_entry: AtomicU64,
+    signals: AtomicU64,
+    ending: Mutex<Outcome>,
+}
+
+/// How the process ended.
+#[derive(Debug, Default)]
+pub struct Outcome {
+    /// What brought it down, if it did not end because it was told to.
+    pub failure: Option<Error>,
+    /// Names of the tasks that had to be dropped at the hard stop.
+    pub cut_off: Vec<String>,
+}
+
+impl Outcome {
+    /// 0 for a clean stop, 1 after a failure, 3 when work had to be cut off.
+    pub fn exit_code(&self) -> ExitCode {
+        match self {
+            Self { failure: Some(_), .. } => ExitCode::FAILURE,
+            Self { cut_off, .. } if !cut_off.is_empty() => ExitCode::from(EXIT_CUT_OFF),
+            Self { .. } => ExitCode::SUCCESS,
+        }
+    }
+}
+
+/// What brought the process down.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The service could not start.
+    #[error("the service could not start")]
+    Start {
+        /// Why not.
+        source: anyhow::Error,
+    },
+    /// An essential task gave up.
+    #[error("task `{task}` failed")]
+    Failed {
+        /// Name of the task.
+        task: String,
+        /// Why.
+        source: anyhow::Error,
+    },
+    /// An essential task panicked.
+    #[error("task `{task}` panicked: {message}")]
+    Panicked {
+        /// Name of the task.
+        task: String,
+        /// What the panic said.
+        message: String,
+    },
+    /// An essential task ended although nobody had told the process to stop.
+    #[error("task `{task}` ended unexpectedly")]
+    Ended {
+        /// Name of the task.
+        task: String,
+    },
+}
+
+/// Something was given up because the process is stopping. Coming out of a service's `run`, it is not a failure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("the service is stopping")]
+pub struct Stopped;
+
+impl Lifecycle {
+    /// A running lifecycle. `grace` is the time between the first stop signal and the hard stop.
+    pub fn new(grace: Duration) -> Self {
+        let shared = Shared {
+            grace,
+            draining: CancellationToken::new(),
+            hard_stop: CancellationToken::new(),
+            running: watch::Sender::new(BTreeMap::new()),
+            next_entry: AtomicU64::new(0),
+            signals: AtomicU64::new(0),
+            ending: Mutex::new(Outcome::default()),
+        };
+        Self { shared: Arc::new(shared) }
+    }
+
+    /// Cancelled when nothing new may be taken in.
+    pub fn draining(&self) -> CancellationToken {
+        self.shared.draining.clone()
+    }
+
+    /// Cancelled when work in flight is given up as well. Tasks are dropped then; only what runs outside of them, such as
+    /// a child process, has to watch this.
+    pub fn hard_stop(&self) -> CancellationToken {
+        self.shared.hard_stop.clone()
+    }
+
+    /// Whether the intake has been stopped.
+    pub fn is_draining(&self) -> bool {
+        self.shared.draining.is_cancelled()
+    }
+
+    /// Stops the intake, as the first signal does. Further calls change nothing.
+    pub fn stop(&self, reason: &str) {
+        if !self.is_draining() {
+            tracing::info!(reason, grace = ?self.shared.grace, "stopping");
+        }
+        self.shared.draining.cancel();
+    }
+
+    /// Runs an essential task: one that must live as long as the process does.
+    ///
+    /// It watches [`draining`](Self::draining), finishes or hands back what it has begun, and returns `Ok`. If it
+    /// panics, fails, or ends before that, the process stops with an error that names it. An error during draining is
+    /// logged. At the hard stop the task is dropped. Must be called inside a tokio runtime.
+    pub fn spawn<E>(
+        &self,
+        name: impl Into<Cow<'static, str>>,
+        task: impl Future<Output = Result<(), E>> + Send + 'static,
+    ) where
+        E: Into<anyhow::Error> + Send + 'static,
+    {
+        let entry = self.enter(name.into());
+        tokio::spawn(async move {
+            let lifecycle = &entry.lifecycle;
+            let name = entry.name.to_string();
+            match lifecycle.until_hard_stop(task).await {
+                None => {}
+                Some(Err(message)) => lifecycle.fail(Error::Panicked { task: name, message }),
+                Some(Ok(Ok(()))) if lifecycle.is_draining() => {}
+                Some(Ok(Ok(()))) => lifecycle.fail(Error::Ended { task: name }),
+                Some(Ok(Err(error))) if lifecycle.is_draining() => {
+                    tracing::error!(task = name, error = format!("{:#}", error.into()), "task failed while draining");
+                }
+                Some(Ok(Err(error))) => lifecycle.fail(Error::Failed { task: name, source: error.into() }),
+            }
+        });
+    }
+
+    /// Runs one piece of work that ends whenever it is done.
+    ///
+    /// Draining waits for it up to the grace period; at the hard stop it is dropped. A panic is logged and ends
+    /// only this job: what one request provokes must not take the others down. Must be called inside a tokio runtime.
+    pub fn spawn_job(&self, name: impl Into<Cow<'static, str>>, job: impl Future<Output = ()> + Send + 'static) {
+        let entry = self.enter(name.into());
+        tokio::spawn(async move {
+            if let Some(Err(message)) = entry.lifecycle.until_hard_stop(job).await {
+                tracing::error!(task = %entry.name, message, "job panicked");
+            }
+        });
+    }
+
+    /// Starts the service and goes through all phases: returns when nothing runs any more, or what still runs
+    /// cannot be waited for.
+    ///
+    /// `start` spawns what the service consists of and returns; its error is a failure of the process, except
+    /// [`Stopped`] while draining. When `start` returns and nothing was spawned, the work is done and the process ends.
+    pub async fn run_until_stopped(&self, start: impl Future<Output = anyhow::Result<()>>) -> Outcome {
+        let starting = self.enter("start".into());
+        let mut work = pin!(async move {
+            match self.until_hard_stop(start).await {
+                None | Some(Ok(Ok(()))) => {}
+                Some(Err(message)) => self.fail(Error::Panicked { task: "start".to_owned(), message }),
+                Some(Ok(Err(error))) if self.is_draining() && error.chain().any(|cause| cause.is::<Stopped>()) => {}
+                Some(Ok(Err(source))) => self.fail(Error::Start { source }),
+            }
+            drop(starting);
+            self.idle().await;
+        });
+        let shared = &self.shared;
+        let finished = tokio::select! {
+            () = &mut work => true,
+            () = shared.draining.cancelled() => tokio::select! {
+                () = &mut work => true,
+                () = shared.hard_stop.cancelled() => false,
+                () = time::sleep(shared.grace) => {
+                    self.cut_off("the grace period is over");
+                    false
+                }
+            },
+        };
+        if !finished && time::timeout(LETTING_GO, &mut work).await.is_err() {
+            tracing::error!(tasks = ?self.names(), "tasks are stuck and cannot be dropped; leaving without them");
+        }
+        std::mem::take(&mut *self.ending())
+    }
+
+    /// What a signal means: the first one drains, the second one is now.
+    pub(crate) fn signalled(&self, signal: &str) {
+        match self.shared.signals.fetch_add(1, Ordering::Relaxed) {
+            0 => self.stop(signal),
+            _ => self.cut_off(signal),
+        }
+    }
+
+    fn cut_off(&self, reason: &str) {
+        if self.shared.hard_stop.is_cancelled() {
+            return;
+        }
+        let names = self.names();
+        tracing::warn!(reason, tasks = ?names, "giving up what still runs");
+        self.ending().cut_off = names;
+        self.shared.draining.cancel();
+        self.shared.hard_stop.cancel();
+    }
+
+    /// The first failure is the reason; what fails after it is mostly its consequence.
+    fn fail(&self, error: Error) {
+        tracing::error!(error = %Chain(&error), "the service cannot go on");
+        self.stop(&error.to_string());
+        self.ending().failure.get_or_insert(error);
+    }
+
+    /// The output of the future, or what its panic said; nothing if the hard stop came first.
+    async fn until_hard_stop<F: Future>(&self, future: F) -> Option<Result<F::Output, String>> {
+        tokio::select! {
+            biased;
+            ended = AssertUnwindSafe(future).catch_unwind() => Some(ended.map_err(|panic| message_of(&*panic))),
+            () = self.shared.hard_stop.cancelled() => None,
+        }
+    }
+
+    async fn idle(&self) {
+        let mut running = self.shared.running.subscribe();
+        // The sender lives in `self`, so the wait can only end with an empty map.
+        let _ = running.wait_for(BTreeMap::is_empty).await;
+    }
+
+    fn enter(&self, name: Name) -> Entry {
+        let id = self.shared.next_entry.fetch_add(1, Ordering::Relaxed);
+        self.shared.running.send_modify(|running| {
+            running.insert(id, name.clone());
+        });
+        Entry { lifecycle: self.clone(), id, name }
+    }
+
+    fn names(&self) -> Vec<String> {
+        self.shared.running.borrow().values().map(|name| name.to_string()).collect()
+    }
+
+    fn ending(&self) -> MutexGuard<'_, Outcome> {
+        self.shared.ending.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Something that runs, for as long as this exists.
+struct Entry {
+    lifecycle: Lifecycle,
+    id: u64,
+    name: Name,
+}
+
+impl Drop for Entry {
+    fn drop(&mut self) {
+        self.lifecycle.shared.running.send_modify(|running| {
+            running.remove(&self.id);
+        });
+    }
+}
+
+/// The text of a panic: a literal or a formatted string, unless somebody panicked with a value of their own.
+fn message_of(panic: &(dyn Any + Send)) -> String {
+    if let Some(text) = panic.downcast_ref::<&str>() {
+        (*text).to_owned()
+    } else if let Some(text) = panic.downcast_ref::<String>() {
+        text.clone()
+    } else {
+        "a value that is not text".to_owned()
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,138 @@
+//! Connecting at start, when what one connects to may not be there yet.
+
+use std::time::Duration;
+
+use backon::{BackoffBuilder as _, ExponentialBuilder};
+use tokio::time;
+use tokio_util::sync::CancellationToken;
+
+use crate::{Latch, Stopped};
+
+/// A peer that accepts the connection and then says nothing must look like one that is down.
+const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(10);
+
+const FIRST_DELAY: Duration = Duration::from_millis(100);
+const LONGEST_DELAY: Duration = Duration::from_secs(5);
+
+/// Tries until it works or the process is told to stop, with delays from 0.1 s to 5 s (doubled, with jitter). An
+/// attempt may take 10 s.
+///
+/// The latch always says why there is no connection yet. The log says it when the reason changes, not at every attempt:
+/// a service that waits for an hour leaves one line.
+///
+/// # Errors
+/// [`Stopped`] when `draining` is cancelled first.
+pub async fn connect_with_retry<T, E, F>(
+    name: &str,
+    latch: &Latch,
+    draining: &CancellationToken,
+    mut attempt: impl FnMut() -> F,
+) -> Result<T, Stopped>
+where
+    F: Future<Output = Result<T, E>>,
+    E: Into<anyhow::Error>,
+{
+    let mut delays = ExponentialBuilder::default()
+        .with_min_delay(FIRST_DELAY)
+        .with_max_delay(LONGEST_DELAY)
+        .without_max_times()
+        .with_jitter()
+        .build();
+    let mut failures: u64 = 0;
+    let mut last_reason = String::new();
+    loop {
+        let tried = tokio::select! {
+            tried = time::timeout(ATTEMPT_TIMEOUT, attempt()) => tried,
+            () = draining.cancelled() => return Err(Stopped),
+        };
+        let reason = match tried {
+            Ok(Ok(connection)) => {
+                if failures > 0 {
+                    tracing::info!(to = name, failures, "connected");
+                }
+                latch.set_ready();
+                return Ok(connection);
+            }
+            Ok(Err(error)) => format!("{:#}", error.into()),
+            Err(_) => format!("no answer within {} s", ATTEMPT_TIMEOUT.as_secs()),
+        };
+        failures += 1;
+        if reason != last_reason {
+            tracing::warn!(to = name, reason, "cannot connect, trying again");
+            latch.set_not_ready(&reason);
+            last_reason = reason;
+        }
+        tokio::select! {
+            () = time::sleep(delays.next().unwrap_or(LONGEST_DELAY)) => {}
+            () = draining.cancelled() => return Err(Stopped),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io;
+
+    use super::*;
+    use crate::{Common, Context, health::Waiting};
+
+    #[tokio::test]
+    async fn connection_is_tried_until_it_works_and_the_latch_says_why_not() {
+        let context = Context::new("sample", Common::default());
+        let latch = context.readiness().register("nats");
+        let mut attempts = 0;
+        let readiness = context.readiness().clone();
+        let mut seen = Vec::new();
+        let connected = context
+            .connect_with_retry("nats", &latch, || {
+                attempts += 1;
+                seen.push(readiness.report().waiting);
+                let outcome = if attempts < 3 { Err(io::Error::other("refused")) } else { Ok(attempts) };
+                async move { outcome }
+            })
+            .await;
+        assert_eq!(connected, Ok(3));
+        let reason = |text: &str| vec![Waiting { name: "nats".to_owned(), reason: Some(text.to_owned()) }];
+        assert_eq!(seen, [reason("starting"), reason("refused"), reason("refused")]);
+        assert!(readiness.report().ready);
+    }
+
+    #[tokio::test]
+    async fn stop_interrupts_an_attempt_that_hangs() {
+        let context = Context::new("sample", Common::default());
+        let latch = context.readiness().register("nats");
+        let lifecycle = context.lifecycle().clone();
+        let connected = context
+            .connect_with_retry("nats", &latch, || {
+                lifecycle.stop("test");
+                std::future::pending::<io::Result<()>>()
+            })
+            .await;
+        assert_eq!(connected, Err(Stopped));
+    }
+
+    #[tokio::test]
+    async fn stop_interrupts_the_wait_between_attempts() {
+        let context = Context::new("sample", Common::default());
+        let latch = context.readiness().register("nats");
+        let lifecycle = context.lifecycle().clone();
+        let connected: Result<(), _> = context
+            .connect_with_retry("nats", &latch, || {
+                lifecycle.stop("test");
+                async { Err(io::Error::other("refused")) }
+            })
+            .await;
+        assert_eq!(connected, Err(Stopped));
+    }
+
+    #[tokio::test]
+    async fn connecting_may_happen_inside_a_spawned_task() {
+        let context = Context::new("sample", Common::default());
+        let latch = context.readiness().register("nats");
+        let address = String::from("nats");
+        let connecting = tokio::spawn(async move {
+            context.connect_with_retry("nats", &latch, || async { Ok::<_, io::Error>(address.len()) }).await
+        });
+        assert_eq!(connecting.await.unwrap(), Ok(4));
+    }
+}
