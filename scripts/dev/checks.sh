@@ -1,0 +1,165 @@
+# shellcheck shell=bash disable=SC2154 # What the parts share is set in `dev` and in the parts it loads first.
+# Tests, lint, benchmarks, and the checks of what is generated and committed.
+
+checks_test() {
+  local name
+  ensure_rust
+  ensure_packages servers sandbox compiler
+  checks_database_start
+  # A mesh that the caller's shell points to is not what the tests are to talk to.
+  for name in "${settings[@]}"; do unset "${name%%=*}"; done
+  unset CONSTRUCT_MASTER_KEY
+  # Tests make databases of their own with the first, and start NATS servers of their own with the second.
+  CONSTRUCT_TEST_DATABASE_URL=$(postgres_url postgres)
+  CONSTRUCT_TEST_NATS_SERVER=$(command -v nats-server)
+  export CONSTRUCT_TEST_DATABASE_URL CONSTRUCT_TEST_NATS_SERVER
+  # The end-to-end tests start the services' programs, which building the tests alone would not make.
+  timed "building" mesh_build
+  say "running the tests"
+  if cargo nextest --version >/dev/null 2>&1; then
+    as_caller cargo nextest run "${cargo_flags[@]}" --workspace "$@"
+  else
+    checks_cargo_test "$@"
+  fi
+}
+
+# `cargo test` reports per binary; the sum is what one wants to read last.
+checks_cargo_test() {
+  local output=$home/logs/test.log status=0
+  as_caller cargo test "${cargo_flags[@]}" --workspace "$@" | tee -- "$output" || status=$?
+  awk '
+    /^test result:/ {
+      for (i = 1; i < NF; i++) {
+        if ($(i + 1) == "passed;") passed += $i
+        if ($(i + 1) == "failed;") failed += $i
+        if ($(i + 1) == "ignored;") ignored += $i
+      }
+      binaries++
+    }
+    END { printf "\ntest summary: %d passed, %d failed, %d ignored in %d test binaries\n", passed, failed, ignored, binaries }
+  ' "$output"
+  return "$status"
+}
+
+# A PostgreSQL for tests, shared by the runs that overlap; the last one to end stops it.
+checks_database_start() {
+  home_open "$main_home/test"
+  home_session shared
+  exit_run checks_database_stop
+  home_lock
+  if ! process_running postgres; then
+    timed "starting PostgreSQL in $home" postgres_start disposable
+    # Runs that were killed leave their databases behind.
+    postgres_drop_all
+  else
+    postgres_start disposable
+  fi
+  home_unlock
+}
+
+# Silent, so that the last lines of a test run are the test runner's.
+checks_database_stop() {
+  home_lock
+  if home_session_last; then process_stop INT 20 postgres; fi
+}
+
+checks_bench() {
+  if (($# == 0)) || [[ $1 == -* ]]; then die "usage: ./dev bench NAME [--json]"; fi
+  local service
+  local -a packages=(-p construct-benches)
+  for service in "${services[@]}"; do packages+=(-p "construct-$service"); done
+  ensure_rust
+  ensure_packages servers sandbox compiler
+  timed "building with optimisations" as_caller cargo build "${cargo_flags[@]}" --release --bins "${packages[@]}"
+  home_open "$main_home/bench"
+  home_session exclusive "./dev bench"
+  exit_run infra_down
+  # Figures can only be compared when every run begins with the same, empty state.
+  infra_down
+  home_forget
+  timed "starting NATS and PostgreSQL in $home" infra_up durable
+  postgres_drop_all
+  home_export
+  as_caller "$target_dir/release/construct-bench" "$@"
+}
+
+checks_lint() {
+  ensure_rust
+  ensure_packages compiler
+  timed "format" as_caller cargo fmt --all -- --check
+  timed "clippy" as_caller cargo clippy "${cargo_flags[@]}" --workspace --all-targets -- -D warnings
+  RUSTDOCFLAGS=-Dwarnings timed "documentation" as_caller cargo doc "${cargo_flags[@]}" --workspace --no-deps
+}
+
+# The checked SQL macros describe each query by asking a database with the current schema, and leave what they learnt in
+# SQLX_OFFLINE_DIR, one file per query. It is collected beside and then compared or taken over whole, so that files of
+# queries that are gone go too, and a failed build changes nothing.
+checks_sqlx() {
+  local check='' committed=$root/crates/store/.sqlx fresh database=construct_sqlx_$$ migration
+  case ${1:-} in
+    '') ;;
+    --check) check=1 ;;
+    *) die "usage: ./dev sqlx [--check]" ;;
+  esac
+  ensure_rust
+  ensure_packages servers compiler
+  checks_database_start
+  postgres_query postgres "CREATE DATABASE $database"
+  say "applying the migrations"
+  for migration in crates/store/migrations/*.sql; do
+    if [[ $migration == *.down.sql ]]; then continue; fi
+    [[ -e $migration ]] || die "there are no migrations in crates/store/migrations"
+    note "${migration##*/}"
+    checks_migrate "$database" "$migration" || die "$migration could not be applied"
+  done
+  fresh=$home/sqlx-$$
+  mkdir -- "$fresh"
+  # Macros run again only when their crate is compiled again.
+  touch crates/store/src/lib.rs
+  if ! SQLX_OFFLINE=false SQLX_OFFLINE_DIR=$fresh DATABASE_URL=$(postgres_url "$database") \
+    as_caller cargo check "${cargo_flags[@]}" -p construct-store --all-targets; then
+    rm -rf -- "$fresh"
+    die "construct-store does not compile against its schema"
+  fi
+  postgres_query postgres "DROP DATABASE $database WITH (FORCE)"
+  chmod -R u=rwX,go=rX -- "$fresh"
+  if [[ -n $check ]]; then
+    mkdir -p -- "$home/empty"
+    if diff -r -- "$([[ -d $committed ]] && echo "$committed" || echo "$home/empty")" "$fresh" >&2; then
+      rm -rf -- "$fresh"
+      say "crates/store/.sqlx is up to date"
+    else
+      rm -rf -- "$fresh"
+      die "crates/store/.sqlx is out of date; run ./dev sqlx and commit the result"
+    fi
+  else
+    rm -rf -- "$committed"
+    cp -r -- "$fresh" "$committed"
+    chmod -R u=rwX,go=rX -- "$committed"
+    rm -rf -- "$fresh"
+    say "crates/store/.sqlx holds $(find "$committed" -name 'query-*.json' | wc -l) queries"
+  fi
+}
+
+checks_migrate() {
+  local bin
+  local -a transaction=(--single-transaction)
+  bin=$(postgres_bin_find)
+  # The mark by which a migration tells sqlx that it cannot run inside a transaction.
+  if head -n 1 -- "$2" | grep -q '^-- no-transaction'; then transaction=(); fi
+  PGPASSWORD=$(<"$home/postgres.password") "$bin/psql" -X -q -v ON_ERROR_STOP=1 "${transaction[@]}" \
+    -h 127.0.0.1 -p "${ports[postgres]}" -U construct -d "$1" -f "$2" >/dev/null
+}
+
+checks_guest() {
+  case ${1:-} in
+    '' | --check) ;;
+    *) die "usage: ./dev guest [--check]" ;;
+  esac
+  ensure_rust
+  ensure_packages compiler guest
+  if have rustup && ! rustup target list --installed | grep -qx wasm32-unknown-unknown; then
+    timed "installing the Wasm target" rustup target add wasm32-unknown-unknown
+  fi
+  as_caller services/interpreter/guest/build.sh "$@"
+}

@@ -1,0 +1,136 @@
+# shellcheck shell=bash disable=SC2154 # What the parts share is set in `dev` and in the parts it loads first.
+# A home is a folder that holds one mesh: `env` (ports, addresses, paths), `master.key`, `postgres.password`, `data/`, `nats/`,
+# `postgres/`, `logs/`, `run/` (pid files). `./dev up` uses .construct itself; the demo, the tests and the benchmarks have one each
+# inside it, so that they never disturb a mesh somebody is using.
+
+port_names=(nats nats_monitor postgres gateway gateway_health reconciler_health interpreter_health providers_health)
+
+# home_open FOLDER: makes it the current home, created on first use.
+home_open() {
+  home=$1
+  local folder
+  mkdir -p -- "$main_home" "$home"
+  for folder in "$main_home" "$home"; do
+    [[ -O $folder ]] || die "$folder belongs to another user ($(stat -c %U -- "$folder")). Use that user, or another folder: CONSTRUCT_HOME=… ./dev …"
+    # PostgreSQL refuses to run as root; its own user must be able to pass through to its folder.
+    if ((EUID == 0)); then chmod 711 -- "$folder"; fi
+  done
+  mkdir -p -- "$home"/{run,logs,data}
+  home_settings_lock
+  if [[ ! -s $home/master.key ]]; then
+    head -c 32 /dev/urandom | base64 -w 0 >"$home/master.key.new"
+    mv -- "$home/master.key.new" "$home/master.key"
+  fi
+  if [[ ! -s $home/postgres.password ]]; then
+    head -c 24 /dev/urandom | od -An -v -tx1 | tr -d ' \n' >"$home/postgres.password.new"
+    mv -- "$home/postgres.password.new" "$home/postgres.password"
+  fi
+  home_env_read
+  home_env_write
+  exec 7>&-
+}
+
+# The files that describe a home are made, read and replaced by one script at a time, also by those that start nothing.
+home_settings_lock() {
+  exec 7>"$home/run/settings"
+  flock 7
+}
+
+# Loads the remembered ports; the rest of the file follows from them and is never read back.
+home_env_read() {
+  local name value
+  declare -gA ports=()
+  if [[ -e $home/env ]]; then
+    while IFS='=' read -r name value; do
+      if [[ $name == dev_port_* && $value =~ ^[0-9]+$ ]]; then ports[${name#dev_port_}]=$value; fi
+    done <"$home/env"
+  fi
+  for name in "${port_names[@]}"; do
+    if [[ -z ${ports[$name]:-} ]]; then home_port_choose "$name"; fi
+  done
+}
+
+# Chooses a free port below the range the kernel hands out to clients. The development gateway gets its default port when
+# it can, so that `construct` finds it without any setting.
+home_port_choose() {
+  local candidate=60080
+  if [[ $1 != gateway || $home != "$main_home" ]] || port_open "$candidate"; then
+    candidate=$((20000 + RANDOM % 10000))
+    while port_open "$candidate" || [[ " ${ports[*]} " == *" $candidate "* ]]; do
+      candidate=$((20000 + RANDOM % 10000))
+    done
+  fi
+  ports[$1]=$candidate
+}
+
+# home_ports_claim NAME...: called before something is started on these ports; one that a stranger took meanwhile is replaced.
+home_ports_claim() {
+  local name
+  home_settings_lock
+  for name in "$@"; do
+    if port_open "${ports[$name]}"; then
+      warn "port ${ports[$name]} ($name) is used by another program; choosing another"
+      home_port_choose "$name"
+    fi
+  done
+  home_env_write
+  exec 7>&-
+}
+
+home_env_write() {
+  local name password
+  password=$(<"$home/postgres.password")
+  settings=(
+    "CONSTRUCT_NATS_URL=nats://127.0.0.1:${ports[nats]}"
+    "CONSTRUCT_DATABASE_URL=postgres://construct:$password@127.0.0.1:${ports[postgres]}/construct"
+    "CONSTRUCT_DATA_DIR=$home/data"
+    "CONSTRUCT_MASTER_KEY_FILE=$home/master.key"
+    "CONSTRUCT_GATEWAY_LISTEN=127.0.0.1:${ports[gateway]}"
+    "CONSTRUCT_GATEWAY_URL=http://127.0.0.1:${ports[gateway]}"
+  )
+  {
+    printf '# Written by ./dev, which remembers the ports here. To use the mesh of this folder in a shell: . %q\n' "$home/env"
+    for name in "${port_names[@]}"; do printf 'dev_port_%s=%s\n' "$name" "${ports[$name]}"; done
+    for name in "${settings[@]}"; do printf 'export %s=%q\n' "${name%%=*}" "${name#*=}"; done
+  } >"$home/env.new"
+  # Unchanged, the file keeps its time; it is replaced in one step, so that a reader never sees half of it.
+  if cmp -s -- "$home/env.new" "$home/env"; then rm -f -- "$home/env.new"; else mv -- "$home/env.new" "$home/env"; fi
+}
+
+# Forgets everything the home's servers remember, for the homes that start from nothing every time. They must be stopped.
+home_forget() { rm -rf -- "$home/nats" "$home/data" && mkdir -- "$home/data"; }
+
+# Puts the settings of the home into the environment of this script, over whatever the caller's shell had.
+home_export() {
+  unset CONSTRUCT_MASTER_KEY
+  export "${settings[@]}"
+}
+
+# One start or stop at a time per home; waits for its turn. Every command that changes processes takes it first.
+home_lock() {
+  exec 9>"$home/run/lock"
+  if ! flock -n 9; then
+    note "waiting for another ./dev that works in $home"
+    flock -w 600 9 || die "another ./dev has been working in $home for 10 minutes"
+  fi
+  # The one before us may have replaced a port.
+  home_settings_lock
+  home_env_read
+  home_env_write
+  exec 7>&-
+}
+
+home_unlock() { exec 9>&-; }
+
+# home_session exclusive|shared WHAT: held as long as this script uses the home. The demo and the benchmarks want theirs
+# alone; several test runs share, and wait for one that is just stopping the servers.
+home_session() {
+  exec 8>"$home/run/session"
+  case $1 in
+    exclusive) flock -n -x 8 || die "another $2 is running in $home" ;;
+    *) flock -w 60 -s 8 || die "another ./dev keeps $home for itself" ;;
+  esac
+}
+
+# Ends a shared session. Succeeds when it was the last one; the home is then this script's alone.
+home_session_last() { flock -n -x 8; }

@@ -1,0 +1,195 @@
+# shellcheck shell=bash disable=SC2154 # What the parts share is set in `dev` and in the parts it loads first.
+# The four services as processes of their own, above the two servers.
+
+services=(gateway reconciler interpreter providers)
+# Frozen lock file where nobody looks: a build on CI must use what is committed.
+cargo_flags=()
+if [[ ${CI:-} == true ]]; then cargo_flags+=(--locked); fi
+# The checked queries come from their committed metadata, whatever database the caller's shell points to.
+export SQLX_OFFLINE=true
+
+# Where cargo puts its results; cargo, started in the root, reads a relative CARGO_TARGET_DIR the same way.
+target_dir=$(realpath -m -- "${CARGO_TARGET_DIR:-target}")
+bin_dir=$target_dir/debug
+
+mesh_build() { as_caller cargo build "${cargo_flags[@]}" --workspace --bins; }
+
+# What a service is given: the settings of the home and a few variables of the caller, nothing else. Vendor keys stay out of the
+# services' environment (they reach the mesh through its API), the database is for the two services that may
+# write it, and the service that runs foreign code gets no master key.
+mesh_service_environment() {
+  local service=$1 setting name
+  variables=("CONSTRUCT_HEALTH_LISTEN=127.0.0.1:${ports[${service}_health]}")
+  for setting in "${settings[@]}"; do
+    case $service:${setting%%=*} in
+      interpreter:CONSTRUCT_DATABASE_URL | providers:CONSTRUCT_DATABASE_URL | interpreter:CONSTRUCT_MASTER_KEY_FILE) ;;
+      *) variables+=("$setting") ;;
+    esac
+  done
+  for name in $(compgen -e); do
+    case $name in
+      CONSTRUCT_HOME | CONSTRUCT_MASTER_KEY | CONSTRUCT_DEMO_* | CONSTRUCT_TEST_* | CONSTRUCT_HEALTH_LISTEN) ;;
+      PATH | HOME | USER | LANG | LC_* | TZ | TMPDIR | RUST_* | OTEL_* | CONSTRUCT_* | *_PROXY | *_proxy | SSL_CERT_*)
+        # The home's settings win over the same names in the caller's shell.
+        if [[ " ${settings[*]%%=*} " != *" $name "* ]]; then variables+=("$name=${!name}"); fi
+        ;;
+      *) ;;
+    esac
+  done
+}
+
+# Which build and which settings: when either changes, `up` restarts the service.
+mesh_fingerprint() {
+  local build environment
+  build=$(stat -L -c '%i.%s.%Y' -- "$bin_dir/construct-$1")
+  environment=$(printf '%s\n' "${variables[@]}" | cksum)
+  printf '%s.%s' "$build" "${environment// /.}"
+}
+
+# Starts what does not run, restarts what is out of date, waits for all.
+mesh_start() {
+  local service
+  local -a outdated=() variables=()
+  for service in "${services[@]}"; do
+    [[ -x $bin_dir/construct-$service ]] || die "$bin_dir/construct-$service was not built"
+  done
+  # Ports first: replacing one changes the settings of all.
+  for service in "${services[@]}"; do
+    if ! process_running "$service"; then
+      process_stop_orphans "$service"
+      home_ports_claim "${service}_health"
+      if [[ $service == gateway ]]; then home_ports_claim gateway; fi
+    fi
+  done
+  for service in "${services[@]}"; do
+    mesh_service_environment "$service"
+    if process_running "$service" && [[ $(process_fingerprint "$service") != "$(mesh_fingerprint "$service")" ]]; then
+      outdated+=("$service")
+    fi
+  done
+  if ((${#outdated[@]} > 0)); then
+    note "restarting with the new build or settings: ${outdated[*]}"
+    process_stop TERM 10 "${outdated[@]}"
+  fi
+  for service in "${services[@]}"; do
+    if ! process_running "$service"; then
+      mesh_service_environment "$service"
+      process_start "$service" "$(mesh_fingerprint "$service")" "${variables[@]}" -- "$bin_dir/construct-$service"
+    fi
+  done
+  for service in "${services[@]}"; do mesh_wait "$service"; done
+}
+
+# Waits until a service says that it is ready, for a minute; explains itself otherwise.
+mesh_wait() {
+  local service=$1 deadline answer=''
+  deadline=$(($(now_ms) + 60000))
+  until answer=$(http_get "${ports[${service}_health]}" /readyz); do
+    if ! process_running "$service"; then
+      show_tail "$home/logs/$service.log"
+      die "$service ended before it was ready"
+    fi
+    if (($(now_ms) >= deadline)); then
+      show_tail "$home/logs/$service.log"
+      die "$service is not ready after 60 s: ${answer:-no answer on 127.0.0.1:${ports[${service}_health]}/readyz}"
+    fi
+    sleep 0.05
+  done
+  note "$service is ready"
+}
+
+mesh_stop() {
+  process_stop TERM 10 "${services[@]}"
+  infra_down
+}
+
+mesh_command_up() {
+  ensure_rust
+  ensure_packages servers sandbox compiler
+  timed "building" mesh_build
+  home_open "$main_home"
+  home_lock
+  timed "starting NATS and PostgreSQL in $home" infra_up durable
+  timed "starting the services" mesh_start
+  cat <<TEXT
+
+The mesh is up.
+  gateway    http://127.0.0.1:${ports[gateway]}  (gRPC)
+  NATS       nats://127.0.0.1:${ports[nats]}
+  PostgreSQL 127.0.0.1:${ports[postgres]}
+  logs       $home/logs/
+
+In a shell:
+  . $(printf %q "$home/env")
+  $bin_dir/construct --help
+  ./dev logs -f reconciler      ./dev status      ./dev down
+TEXT
+}
+
+mesh_command_down() {
+  home_open "$main_home"
+  home_lock
+  timed "stopping everything in $home" mesh_stop
+}
+
+mesh_command_status() {
+  local service state answer all=0
+  home_open "$main_home"
+  infra_status || all=3
+  for service in "${services[@]}"; do
+    state=stopped answer=''
+    if process_running "$service"; then
+      if answer=$(http_get "${ports[${service}_health]}" /readyz); then state=ready answer=''; else state='not ready'; fi
+    fi
+    [[ $state == ready ]] || all=3
+    if [[ $service == gateway ]]; then answer="http://127.0.0.1:${ports[gateway]} $answer"; fi
+    status_line "$service" "$state" "health http://127.0.0.1:${ports[${service}_health]} ${answer//$'\n'/ }"
+  done
+  return "$all"
+}
+
+mesh_command_restart() {
+  local service=${1:-} known
+  for known in "${services[@]}"; do
+    if [[ $# == 1 && $service == "$known" ]]; then
+      ensure_rust
+      timed "building construct-$service" as_caller cargo build "${cargo_flags[@]}" -p "construct-$service" --bins
+      home_open "$main_home"
+      home_lock
+      if ! process_running nats || ! process_running postgres; then die "the mesh is not running; ./dev up starts it"; fi
+      process_stop TERM 10 "$service"
+      local -a variables=()
+      home_ports_claim "${service}_health"
+      if [[ $service == gateway ]]; then home_ports_claim gateway; fi
+      mesh_service_environment "$service"
+      process_start "$service" "$(mesh_fingerprint "$service")" "${variables[@]}" -- "$bin_dir/construct-$service"
+      timed "waiting for $service" mesh_wait "$service"
+      return 0
+    fi
+  done
+  die "usage: ./dev restart SERVICE, which is one of: ${services[*]}"
+}
+
+mesh_command_logs() {
+  local -a files=() options=(-n 200)
+  local argument known
+  home_open "$main_home"
+  for argument in "$@"; do
+    case $argument in
+      -f | --follow) options+=(-F) ;;
+      *)
+        for known in nats postgres "${services[@]}"; do
+          if [[ $argument == "$known" ]]; then files+=("$home/logs/$argument.log"); fi
+        done
+        [[ ${files[*]: -1} == "$home/logs/$argument.log" ]] || die "no logs of '$argument'; there are: nats postgres ${services[*]}"
+        ;;
+    esac
+  done
+  if ((${#files[@]} == 0)); then
+    shopt -s nullglob
+    files=("$home"/logs/*.log)
+    shopt -u nullglob
+  fi
+  ((${#files[@]} > 0)) || die "there are no logs yet in $home/logs; ./dev up starts the mesh"
+  exec tail "${options[@]}" -- "${files[@]}"
+}

@@ -1,0 +1,125 @@
+# shellcheck shell=bash disable=SC2154 # What the parts share is set in `dev` and in the parts it loads first.
+# Background processes of one home: started in a session of their own, found again through `run/<name>.pid`, stopped gently and
+# then firmly. A pid file holds "<pid> <start time> <fingerprint>": a pid that was given to another process since has
+# another start time, so that a stale file never makes us signal a stranger.
+
+# as_caller COMMAND...: a program that works for the person who called, not on the home: it has their umask, and not our locks.
+as_caller() { (umask "$caller_umask" && exec "$@" 8>&- 9>&-); }
+
+# process_start NAME FINGERPRINT VARIABLE=VALUE... -- COMMAND...: the environment is exactly the given variables.
+process_start() {
+  local name=$1 fingerprint=$2 log=$home/logs/$1.log pid
+  shift 2
+  local -a variables=("DEV_PROCESS_MARK=$name@$home")
+  while [[ $1 != -- ]]; do
+    variables+=("$1")
+    shift
+  done
+  shift
+  process_log_rotate "$log"
+  # The locks (8, 9) are closed: a daemon that kept them would hold them for as long as it lives. setsid keeps a Ctrl-C meant for
+  # this script away from the daemon. Neither it nor `exec` forks here, so that `$!` is the daemon's own pid. The environment
+  # is replaced without `env -i`, whose arguments, a password among them, everybody could read.
+  (
+    cd /
+    exec </dev/null >>"$log" 2>&1 8>&- 9>&-
+    for inherited in $(compgen -e); do unset "$inherited" 2>/dev/null || true; done
+    export "${variables[@]}"
+    umask "$caller_umask"
+    exec setsid "$@"
+  ) &
+  pid=$!
+  disown "$pid"
+  printf '%s %s %s\n' "$pid" "$(process_start_time "$pid" || echo 0)" "$fingerprint" >"$home/run/$name.pid.new"
+  mv -- "$home/run/$name.pid.new" "$home/run/$name.pid"
+}
+
+# Prints the pid of NAME when it is alive, else fails.
+process_pid() {
+  local pid started
+  { read -r pid started _ <"$home/run/$1.pid"; } 2>/dev/null || return 1
+  [[ $(process_start_time "$pid") == "$started" ]] || return 1
+  printf '%s' "$pid"
+}
+
+process_running() { process_pid "$1" >/dev/null; }
+
+# What NAME was started with: its build and its settings.
+process_fingerprint() {
+  local fingerprint
+  { read -r _ _ fingerprint <"$home/run/$1.pid"; } 2>/dev/null || return 1
+  printf '%s' "$fingerprint"
+}
+
+# The start time of a living process, in clock ticks since boot. A zombie is dead: where nobody reaps orphans (a
+# container without an init), it stays for ever.
+process_start_time() {
+  local stat
+  local -a fields
+  { stat=$(<"/proc/$1/stat"); } 2>/dev/null || return 1
+  # The second field, the command in parentheses, may hold spaces; what follows the last parenthesis starts with the state.
+  read -ra fields <<<"${stat##*) }"
+  [[ ${fields[0]} != [ZX] ]] || return 1
+  printf '%s' "${fields[19]}"
+}
+
+# process_stop SIGNAL GRACE_SECONDS NAME...: signals all, waits, then kills what is left, with everything it started.
+process_stop() {
+  local signal=$1 grace=$2 name pid deadline
+  shift 2
+  for name in "$@"; do
+    if pid=$(process_pid "$name"); then
+      kill -s "$signal" -- "$pid" 2>/dev/null || true
+    fi
+  done
+  deadline=$(($(now_ms) + grace * 1000))
+  for name in "$@"; do
+    while process_running "$name" && (($(now_ms) < deadline)); do sleep 0.05; done
+    if pid=$(process_pid "$name"); then
+      warn "$name did not stop within $grace s and is killed"
+      kill -s KILL -- "-$pid" 2>/dev/null || kill -s KILL -- "$pid" 2>/dev/null || true
+      while process_running "$name"; do sleep 0.05; done
+    fi
+    rm -f -- "$home/run/$name.pid"
+    process_stop_orphans "$name"
+  done
+}
+
+# Processes of NAME that no pid file knows: the home was deleted under them, or this script was killed at the wrong moment. They
+# are recognised by the mark in their environment. Two servers on one data folder would destroy it.
+process_stop_orphans() {
+  local pid path waited=0
+  local -a found=()
+  mapfile -t found < <(grep -lzxF -- "DEV_PROCESS_MARK=$1@$home" /proc/[0-9]*/environ 2>/dev/null)
+  for path in "${found[@]}"; do
+    pid=${path#/proc/}
+    pid=${pid%/environ}
+    process_start_time "$pid" >/dev/null || continue
+    note "stopping an orphaned $1 (pid $pid)"
+    kill -s TERM -- "$pid" 2>/dev/null || true
+    while process_start_time "$pid" >/dev/null && ((waited++ < 100)); do sleep 0.05; done
+    kill -s KILL -- "$pid" 2>/dev/null || true
+  done
+}
+
+# Logs are appended to; one that passed 20 MB moves to `.1`, so that two files per process is all there ever is.
+process_log_rotate() {
+  local size
+  size=$(stat -c %s -- "$1" 2>/dev/null || echo 0)
+  if ((size > 20000000)); then mv -f -- "$1" "$1.1"; fi
+}
+
+# port_open PORT: something listens on it on this machine.
+port_open() { (exec 3<>"/dev/tcp/127.0.0.1/$1") 2>/dev/null; }
+
+# http_get PORT PATH: prints the body of an answer with status 200, else fails with what came on stdout. No curl: a fresh machine may have none.
+http_get() {
+  local answer
+  # shellcheck disable=SC2016 # The inner shell expands its own arguments.
+  answer=$(timeout 3 bash -c '
+    exec 3<>"/dev/tcp/127.0.0.1/$0" || exit 1
+    printf "GET %s HTTP/1.0\r\nHost: 127.0.0.1\r\n\r\n" "$1" >&3
+    cat <&3' "$1" "$2" 2>/dev/null | tr -d '\r\0') || return 1
+  printf '%s' "${answer#*$'\n\n'}"
+  [[ ${answer%%$'\n'*} == HTTP/1.*' 200'* ]]
+}
