@@ -92,6 +92,12 @@ impl OrganizationId {
     pub const LOCAL: Self = Self::from_uuid(Uuid::from_u128(0x0000_0000_0000_7000_8000_0000_0000_0001));
 }
 
+/// The id of a recorded event: its stream (a task's or an organisation's UUID) and its sequence there, so that the same
+/// event has the same id wherever it is read.
+pub fn event_id(stream: Uuid, sequence: u64) -> String {
+    format!("evt_{stream}_{sequence}")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,0 +1,76 @@
+//! How the messages of each consumer are read.
+
+use async_nats::HeaderMap;
+use bytes::Bytes;
+use construct_domain::TaskId;
+use construct_proto::mesh::v1 as mesh;
+
+use super::TaskMessage;
+use crate::{
+    Bus,
+    envelope::OpenError,
+    subject::{self, Address},
+};
+
+/// What a consumer yields.
+pub(super) trait Inbound: Sized + Send + 'static {
+    /// Decodes a message and checks it against its subject.
+    fn open(
+        bus: &Bus,
+        subject: &str,
+        headers: Option<&HeaderMap>,
+        payload: Bytes,
+    ) -> impl Future<Output = Result<(TaskId, Self), OpenError>> + Send;
+}
+
+async fn open_at<A: Address>(
+    bus: &Bus,
+    address: &A,
+    headers: Option<&HeaderMap>,
+    payload: Bytes,
+) -> Result<A::Message, OpenError> {
+    let message = bus.open::<A::Message>(headers, payload).await?;
+    address.check(&message).map_err(OpenError::Invalid)?;
+    Ok(message)
+}
+
+impl Inbound for TaskMessage {
+    async fn open(
+        bus: &Bus,
+        subject: &str,
+        headers: Option<&HeaderMap>,
+        payload: Bytes,
+    ) -> Result<(TaskId, Self), OpenError> {
+        if let Ok(address) = subject::TaskWake::parse(subject) {
+            let wake = open_at(bus, &address, headers, payload).await?;
+            return Ok((address.task(), Self::Wake(wake)));
+        }
+        let address = subject::TaskResult::parse(subject).map_err(OpenError::Invalid)?;
+        let result = open_at(bus, &address, headers, payload).await?;
+        Ok((address.task(), Self::Result(result)))
+    }
+}
+
+impl Inbound for mesh::ModelInvoke {
+    async fn open(
+        bus: &Bus,
+        subject: &str,
+        headers: Option<&HeaderMap>,
+        payload: Bytes,
+    ) -> Result<(TaskId, Self), OpenError> {
+        let address = subject::ModelInvoke::parse(subject).map_err(OpenError::Invalid)?;
+        Ok((address.task(), open_at(bus, &address, headers, payload).await?))
+    }
+}
+
+impl Inbound for mesh::CodeExecute {
+    async fn open(
+        bus: &Bus,
+        subject: &str,
+        headers: Option<&HeaderMap>,
+        payload: Bytes,
+    ) -> Result<(TaskId, Self), OpenError> {
+        let address = subject::CodeExecute::parse(subject).map_err(OpenError::Invalid)?;
+        Ok((address.task(), open_at(bus, &address, headers, payload).await?))
+    }
+}

@@ -1,0 +1,215 @@
+//! What is said to running processes, over plain NATS: not kept, at most once.
+
+use std::time::Duration;
+
+use async_nats::Subscriber;
+use construct_proto::mesh::v1::{CancelStep, ToolCatalogue, ToolCatalogueRequest};
+use futures::{StreamExt as _, stream::BoxStream};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    Bus,
+    publish::Error as PublishError,
+    subject::{Address, Cancel, Service, Tools},
+};
+
+/// How long the server may take to confirm a subscription.
+const CONFIRM: Duration = Duration::from_secs(2);
+
+/// Interpreters share the requests for tools in this queue group.
+const TOOLS_GROUP: &str = "tools";
+
+/// How many requests for tools one process answers at a time; further ones wait.
+pub const ANSWERS: usize = 16;
+
+/// Subscribing.
+pub mod subscribe {
+    /// Why a subscription could not be made.
+    #[derive(Debug, thiserror::Error)]
+    pub enum Error {
+        /// The subject is not valid, or the client is closed.
+        #[error("the subscription is not possible")]
+        Refused(#[source] async_nats::SubscribeError),
+        /// The server did not confirm it.
+        #[error("NATS did not confirm the subscription in time")]
+        Unconfirmed,
+    }
+
+    impl Error {
+        /// Whether another try may help, without anybody changing anything.
+        pub const fn is_retryable(&self) -> bool {
+            matches!(self, Self::Unconfirmed)
+        }
+    }
+}
+
+/// Asking.
+pub mod request {
+    use crate::envelope::OpenError;
+
+    /// Why a question was not answered.
+    #[derive(Debug, thiserror::Error)]
+    pub enum Error {
+        /// Nobody is there to answer.
+        #[error("nobody is there to answer")]
+        NoResponders,
+        /// No answer came in time.
+        #[error("no answer came in time")]
+        Timeout,
+        /// The question could not be sent.
+        #[error("the question could not be sent")]
+        Send(#[source] Box<dyn std::error::Error + Send + Sync>),
+        /// The answer cannot be read.
+        #[error("the answer cannot be read")]
+        Answer(#[source] OpenError),
+    }
+
+    impl Error {
+        /// Whether another try may help, without anybody changing anything.
+        pub const fn is_retryable(&self) -> bool {
+            match self {
+                Self::NoResponders | Self::Timeout => true,
+                Self::Send(_) => false,
+                Self::Answer(error) => error.is_retryable(),
+            }
+        }
+    }
+}
+
+impl Bus {
+    /// Tells every process of a service to stop working on a step. Who is not connected does not hear it.
+    ///
+    /// # Errors
+    /// When the payload names no step, or the client is closed.
+    pub async fn broadcast(&self, address: &Cancel, cancel: &CancelStep) -> Result<(), PublishError> {
+        address.check(cancel).map_err(PublishError::Invalid)?;
+        let sealed = self.seal(cancel).await?;
+        self.inner
+            .client
+            .publish_with_headers(address.subject(), sealed.headers, sealed.payload)
+            .await
+            .map_err(|error| PublishError::Rejected { retryable: false, source: error.into() })
+    }
+
+    /// Hears what a service is told to stop. The subscription survives reconnects.
+    ///
+    /// # Errors
+    /// When the server cannot be reached.
+    pub async fn subscribe_cancel(&self, service: Service) -> Result<BoxStream<'static, CancelStep>, subscribe::Error> {
+        let address = Cancel { service };
+        let messages = self.subscribe(address.subject()).await?;
+        self.flush().await?;
+        let bus = self.clone();
+        let decoded = messages.filter_map(move |message| {
+            let bus = bus.clone();
+            async move {
+                match bus.open::<CancelStep>(message.headers.as_ref(), message.payload).await {
+                    Ok(cancel) if address.check(&cancel).is_ok() => Some(cancel),
+                    Ok(_) => {
+                        tracing::warn!(subject = %message.subject, "a cancellation names no step and is left out");
+                        None
+                    }
+                    Err(error) => {
+                        let error: &dyn std::error::Error = &error;
+                        tracing::warn!(subject = %message.subject, error, "a cancellation cannot be read and is left out");
+                        None
+                    }
+                }
+            }
+        });
+        Ok(decoded.boxed())
+    }
+
+    /// Asks any one interpreter which tools scripts can call, and about a workspace.
+    ///
+    /// # Errors
+    /// When no interpreter is there or none answers in time.
+    pub async fn request_tools(
+        &self,
+        question: &ToolCatalogueRequest,
+        timeout: Duration,
+    ) -> Result<ToolCatalogue, request::Error> {
+        use async_nats::RequestErrorKind as Kind;
+        let question =
+            self.seal(question).await.map_err(|error| request::Error::Send(PublishError::from(error).into()))?;
+        let question =
+            async_nats::Request::new().headers(question.headers).payload(question.payload).timeout(Some(timeout));
+        // The client's own time limit does not cover the wait for a broken connection.
+        let answered = tokio::time::timeout(timeout, self.inner.client.send_request(Tools.subject(), question)).await;
+        let answer = match answered {
+            Ok(Ok(answer)) => answer,
+            Ok(Err(error)) => {
+                return Err(match error.kind() {
+                    Kind::NoResponders => request::Error::NoResponders,
+                    Kind::TimedOut => request::Error::Timeout,
+                    _ => request::Error::Send(error.into()),
+                });
+            }
+            Err(_elapsed) => return Err(request::Error::Timeout),
+        };
+        self.open(answer.headers.as_ref(), answer.payload).await.map_err(request::Error::Answer)
+    }
+
+    /// Answers requests for tools until told to stop, up to [`ANSWERS`] at a time. Interpreters share the requests.
+    ///
+    /// # Errors
+    /// When the subscription cannot be made.
+    pub async fn serve_tools<F>(
+        &self,
+        stop: CancellationToken,
+        answer: impl Fn(ToolCatalogueRequest) -> F + Send + Sync,
+    ) -> Result<(), subscribe::Error>
+    where
+        F: Future<Output = ToolCatalogue> + Send,
+    {
+        let questions = self
+            .inner
+            .client
+            .queue_subscribe(Tools.subject(), TOOLS_GROUP.to_owned())
+            .await
+            .map_err(subscribe::Error::Refused)?;
+        self.flush().await?;
+        let answer = &answer;
+        questions
+            .take_until(stop.cancelled())
+            .for_each_concurrent(ANSWERS, |question| async move {
+                if let Err(error) = self.answer_tools(question, answer).await {
+                    tracing::warn!(error = &*error, "a request for tools was not answered");
+                }
+            })
+            .await;
+        Ok(())
+    }
+
+    async fn answer_tools<F: Future<Output = ToolCatalogue> + Send>(
+        &self,
+        question: async_nats::Message,
+        answer: &(impl Fn(ToolCatalogueRequest) -> F + Send + Sync),
+    ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+        let reply = question.reply.ok_or("it says nowhere to answer to")?;
+        let request = self.open(question.headers.as_ref(), question.payload).await?;
+        let answer = self.seal(&answer(request).await).await.map_err(PublishError::from)?;
+        self.inner.client.publish_with_headers(reply, answer.headers, answer.payload).await?;
+        Ok(())
+    }
+
+    pub(crate) async fn subscribe(&self, filter: String) -> Result<Subscriber, subscribe::Error> {
+        self.inner.client.subscribe(filter).await.map_err(subscribe::Error::Refused)
+    }
+
+    /// Waits until the server has seen everything sent so far: it answers in order, so a message to ourselves that
+    /// comes back tells.
+    pub(crate) async fn flush(&self) -> Result<(), subscribe::Error> {
+        let client = &self.inner.client;
+        let round_trip = async {
+            let inbox = client.new_inbox();
+            let mut answer = client.subscribe(inbox.clone()).await.ok()?;
+            client.publish(inbox, bytes::Bytes::new()).await.ok()?;
+            answer.next().await
+        };
+        match tokio::time::timeout(CONFIRM, round_trip).await {
+            Ok(Some(_)) => Ok(()),
+            _ => Err(subscribe::Error::Unconfirmed),
+        }
+    }
+}

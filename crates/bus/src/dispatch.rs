@@ -1,0 +1,118 @@
+//! Dispatching a command so that repeating it is harmless.
+//!
+//! The stream accepts it only while no message stands on its subject (`Nats-Expected-Last-Subject-Sequence: 0`); a
+//! work queue removes a message when it is acknowledged. A `Nats-Msg-Id` is deliberately absent: within its window it
+//! would swallow a legitimate second dispatch of a step whose first command was acknowledged.
+
+use std::time::Instant;
+
+use async_nats::{HeaderMap, jetstream::stream::LastRawMessageErrorKind};
+
+use crate::{
+    Bus,
+    envelope::{STEP, STEP_NUMBER},
+    publish::{DEADLINE, Error, Expect, Refusal},
+    subject::Command,
+    topology::Stream,
+};
+
+/// What became of a command.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Dispatch {
+    /// It waits for a worker now.
+    Published,
+    /// The same step's command waits, or is being worked on.
+    AlreadyQueued,
+    /// The command of an earlier step, left over by a worker that died, gave way to it.
+    Superseded {
+        /// The earlier step.
+        step_id: String,
+    },
+    /// A later step's command is there: whoever dispatches this one has been overtaken. Nothing was published.
+    Stale {
+        /// Number of the later step.
+        number: u64,
+    },
+}
+
+impl Bus {
+    /// Publishes a command unless it is there already. May be repeated at any time.
+    ///
+    /// # Errors
+    /// As [`Bus::publish`].
+    pub async fn publish_once<A: Command>(&self, address: &A, message: &A::Message) -> Result<Dispatch, Error> {
+        let end = Instant::now() + DEADLINE;
+        let mut sealed = self.seal_for(address, message).await?;
+        let (step_id, number) = A::commanded(message);
+        sealed.headers.insert(STEP_NUMBER, number.to_string());
+        let subject = address.subject();
+        let mut superseded = None;
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            match self.deliver(&subject, sealed.clone(), Expect::last(0), left).await {
+                Ok(_) => {
+                    return Ok(superseded.map_or(Dispatch::Published, |step_id| Dispatch::Superseded { step_id }));
+                }
+                Err(Refusal::Failed(error)) => return Err(error),
+                Err(Refusal::WrongLast) => {}
+            }
+            // Acknowledged between the two requests: then the place is free now.
+            let Some(standing) = self.standing(A::STREAM, &subject).await? else { continue };
+            if standing.step_id == step_id {
+                return Ok(Dispatch::AlreadyQueued);
+            }
+            if standing.number > number {
+                return Ok(Dispatch::Stale { number: standing.number });
+            }
+            self.remove(A::STREAM, standing.sequence).await?;
+            superseded = Some(standing.step_id);
+        }
+    }
+
+    /// What stands on a command's subject.
+    async fn standing(&self, stream: Stream, subject: &str) -> Result<Option<Standing>, Error> {
+        let stream = self.inner.jetstream.get_stream_no_info(stream.name()).await.map_err(rejected)?;
+        match stream.get_last_raw_message_by_subject(subject).await {
+            Ok(message) => Ok(Some(Standing::read(message.sequence, &message.headers))),
+            Err(error) => match error.kind() {
+                LastRawMessageErrorKind::NoMessageFound => Ok(None),
+                LastRawMessageErrorKind::Other => Err(Error::Timeout),
+                _ => Err(rejected(error)),
+            },
+        }
+    }
+
+    async fn remove(&self, stream: Stream, sequence: u64) -> Result<(), Error> {
+        let stream = self.inner.jetstream.get_stream_no_info(stream.name()).await.map_err(rejected)?;
+        match stream.delete_message(sequence).await {
+            // Whether it was there does not matter: the next attempt looks again.
+            Ok(_) => Ok(()),
+            Err(error) => {
+                tracing::debug!(sequence, %error, "the earlier command could not be removed");
+                Ok(())
+            }
+        }
+    }
+}
+
+struct Standing {
+    sequence: u64,
+    step_id: String,
+    number: u64,
+}
+
+impl Standing {
+    /// A command without these headers was published by hand; it counts as the earliest.
+    fn read(sequence: u64, headers: &HeaderMap) -> Self {
+        let text = |name| headers.get(name).map(|value| value.as_str());
+        Self {
+            sequence,
+            step_id: text(STEP).unwrap_or_default().to_owned(),
+            number: text(STEP_NUMBER).and_then(|number| number.parse().ok()).unwrap_or(0),
+        }
+    }
+}
+
+fn rejected(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
+    Error::Rejected { retryable: true, source: error.into() }
+}

@@ -1,0 +1,176 @@
+//! Reading what a stream keeps: everything on a subject, in order, up to the moment of the call.
+
+use std::{
+    collections::BTreeMap,
+    time::{Duration, Instant},
+};
+
+use async_nats::jetstream::{
+    Message,
+    consumer::{AckPolicy, Consumer, DeliverPolicy, pull},
+};
+use construct_domain::{OrganizationId, TaskId};
+use construct_proto::v1::Event;
+use futures::StreamExt as _;
+
+use crate::{
+    Bus, Position,
+    envelope::OpenError,
+    subject::{Address as _, Delta, TaskEvent},
+    topology::Stream,
+};
+
+/// How long reading is begun anew after failures.
+const DEADLINE: Duration = Duration::from_secs(5);
+
+/// The pause between two tries.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// Messages asked for at a time; with the largest inline payload this is 64 MiB.
+const BATCH: usize = 256;
+
+/// How long one batch may take.
+const BATCH_TIME: Duration = Duration::from_secs(2);
+
+/// After how much inactivity the server forgets the reader, should we die before saying so.
+const FORGOTTEN: Duration = Duration::from_secs(30);
+
+/// Why history could not be read.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The server could not be asked, or did not answer fully in time.
+    #[error("stream {stream} could not be read")]
+    Read {
+        /// Its name.
+        stream: &'static str,
+        /// What the server or the connection said.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// An entry cannot be read.
+    #[error("entry {sequence} of stream {stream} cannot be read")]
+    Entry {
+        /// The stream's name.
+        stream: &'static str,
+        /// The entry's sequence.
+        sequence: u64,
+        /// What is wrong with it.
+        source: OpenError,
+    },
+}
+
+impl Error {
+    /// Whether another try may help, without anybody changing anything.
+    pub const fn is_retryable(&self) -> bool {
+        match self {
+            Self::Read { .. } => true,
+            Self::Entry { source, .. } => source.is_retryable(),
+        }
+    }
+}
+
+impl Bus {
+    /// The retained progress of a task: live text of the last hour, and what its scripts called. Sorted, each piece
+    /// once, only what stands after `after`.
+    ///
+    /// # Errors
+    /// When the streams cannot be read within five seconds.
+    pub async fn replay_progress(
+        &self,
+        organization: OrganizationId,
+        task: TaskId,
+        after: Option<Position>,
+    ) -> Result<Vec<Event>, Error> {
+        let deltas = Delta { organization, task }.subject();
+        let tools = TaskEvent::tools(organization, task);
+        let (deltas, tools) =
+            futures::future::try_join(self.read(Stream::Deltas, &deltas), self.read(Stream::Events, &tools)).await?;
+        let mut sorted = BTreeMap::new();
+        for (stream, messages) in [(Stream::Deltas, deltas), (Stream::Events, tools)] {
+            for (sequence, message) in messages {
+                let message = message.message;
+                match self.open::<Event>(message.headers.as_ref(), message.payload).await {
+                    Ok(event) if after.is_none_or(|after| Position::of(&event) > after) => {
+                        sorted.insert(Position::of(&event), event);
+                    }
+                    Ok(_) => {}
+                    // Whoever looks on should see the rest rather than nothing.
+                    Err(error) => {
+                        let error: &dyn std::error::Error = &error;
+                        tracing::warn!(
+                            stream = stream.name(),
+                            sequence,
+                            error,
+                            "an event cannot be read and is left out"
+                        );
+                    }
+                }
+            }
+        }
+        Ok(sorted.into_values().collect())
+    }
+
+    /// Everything a limits stream has on a subject (which may have wildcards), oldest first.
+    pub(crate) async fn read(&self, stream: Stream, subject: &str) -> Result<Vec<(u64, Message)>, Error> {
+        let end = Instant::now() + DEADLINE;
+        loop {
+            match self.read_once(stream, subject).await {
+                Ok(messages) => return Ok(messages),
+                Err(source) if Instant::now() >= end => {
+                    return Err(Error::Read { stream: stream.name(), source });
+                }
+                Err(error) => {
+                    tracing::debug!(stream = stream.name(), subject, %error, "reading again");
+                    tokio::time::sleep(PAUSE).await;
+                }
+            }
+        }
+    }
+
+    async fn read_once(&self, stream: Stream, subject: &str) -> Result<Vec<(u64, Message)>, async_nats::Error> {
+        let config = pull::Config {
+            deliver_policy: DeliverPolicy::All,
+            ack_policy: AckPolicy::None,
+            filter_subject: subject.to_owned(),
+            inactive_threshold: FORGOTTEN,
+            memory_storage: true,
+            ..Default::default()
+        };
+        let jetstream = &self.inner.jetstream;
+        let reader = jetstream.create_consumer_on_stream(config, stream.name()).await?;
+        let read = drain(&reader).await;
+        // Best effort: the server forgets it anyway.
+        if let Err(error) = jetstream.delete_consumer_from_stream(&reader.cached_info().name, stream.name()).await {
+            tracing::debug!(%error, "a reader could not be removed");
+        }
+        read
+    }
+}
+
+/// Takes what was pending when the reader was made.
+async fn drain(reader: &Consumer<pull::Config>) -> Result<Vec<(u64, Message)>, async_nats::Error> {
+    let pending = reader.cached_info().num_pending;
+    let mut messages = Vec::with_capacity(usize::try_from(pending).unwrap_or(0).min(BATCH));
+    while (messages.len() as u64) < pending {
+        let left = pending - messages.len() as u64;
+        let wanted = usize::try_from(left).unwrap_or(BATCH).min(BATCH);
+        let mut batch = reader.fetch().max_messages(wanted).expires(BATCH_TIME).messages().await?;
+        let mut more = false;
+        while let Some(message) = batch.next().await {
+            let message = message?;
+            let (sequence, behind) = {
+                let info = message.info()?;
+                (info.stream_sequence, info.pending)
+            };
+            messages.push((sequence, message));
+            // What grew too old meanwhile never comes.
+            if behind == 0 {
+                return Ok(messages);
+            }
+            more = true;
+        }
+        if !more {
+            return Err("the server sent nothing although messages are pending".into());
+        }
+    }
+    Ok(messages)
+}

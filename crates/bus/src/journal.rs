@@ -1,0 +1,164 @@
+//! Journals of executions: appended with a fence, read completely.
+//!
+//! Every entry names the sequence of the entry before it, and the stream refuses it when another one is last by now. So
+//! of two processes that hold the same execution (one of them presumed dead) only one can go on; the other learns it
+//! before its next side effect.
+
+use async_nats::{header::NATS_MESSAGE_ID, jetstream::stream::LastRawMessageErrorKind};
+use construct_domain::StepId;
+use construct_proto::mesh::v1::JournalEntry;
+
+use crate::{
+    Bus, history,
+    publish::{self, DEADLINE, Expect, Refusal},
+    subject::{self, Address as _},
+    topology::Stream,
+};
+
+/// Why a journal could not be written or read.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// Another process has written to the journal: the execution is no longer ours.
+    #[error("another process has written to the journal")]
+    Conflict,
+    /// The entry could not be written; whether it was is unknown only for a timeout or a lost connection.
+    #[error("the journal could not be written")]
+    Publish(#[source] publish::Error),
+    /// The journal could not be read.
+    #[error("the journal could not be read")]
+    Read(#[source] history::Error),
+    /// The journal could not be removed.
+    #[error("the journal could not be removed")]
+    Purge(#[source] Box<dyn std::error::Error + Send + Sync>),
+}
+
+impl Error {
+    /// Whether another try may help, without anybody changing anything.
+    pub const fn is_retryable(&self) -> bool {
+        match self {
+            Self::Conflict => false,
+            Self::Publish(error) => error.is_retryable(),
+            Self::Read(error) => error.is_retryable(),
+            Self::Purge(_) => true,
+        }
+    }
+}
+
+/// Access to the journals of all executions.
+#[derive(Debug, Clone)]
+pub struct Journal {
+    bus: Bus,
+}
+
+impl Bus {
+    /// The journals of executions.
+    pub fn journal(&self) -> Journal {
+        Journal { bus: self.clone() }
+    }
+}
+
+impl Journal {
+    /// Appends an entry after the one with sequence `expected_last` (0: the journal is empty) and returns its sequence.
+    /// A try whose acknowledgement was lost recognises its own entry.
+    ///
+    /// # Errors
+    /// [`Error::Conflict`] when another entry is last by now; otherwise as [`Bus::publish`]. The stream refuses entries
+    /// when it is full rather than forgetting old ones.
+    pub async fn append(&self, step: StepId, entry: &JournalEntry, expected_last: u64) -> Result<u64, Error> {
+        self.append_as(step, entry, expected_last, self.bus.unique_id()).await
+    }
+
+    pub(crate) async fn append_as(
+        &self,
+        step: StepId,
+        entry: &JournalEntry,
+        expected_last: u64,
+        id: String,
+    ) -> Result<u64, Error> {
+        let address = subject::Journal { step };
+        let subject = address.subject();
+        let sealed = self.bus.seal_for(&address, entry).await.map_err(Error::Publish)?;
+        let expect = Expect::unique_after(id.clone(), expected_last);
+        match self.bus.deliver(&subject, sealed, expect, DEADLINE).await {
+            Ok(ack) => Ok(ack.sequence),
+            Err(Refusal::WrongLast) => self.refused(&subject, &id).await,
+            Err(Refusal::Failed(error)) => Err(Error::Publish(error)),
+        }
+    }
+
+    /// Whether the entry that stands in our way is our own, from a try whose acknowledgement was lost. Older servers
+    /// recognise the duplicate themselves; newer ones check the sequence first and refuse it.
+    async fn refused(&self, subject: &str, id: &str) -> Result<u64, Error> {
+        // Without an answer it is unknown whether the entry was written, which is what a timeout means.
+        let unknown = || Error::Publish(publish::Error::Timeout);
+        let mut attempt = 1;
+        loop {
+            let Ok(stream) = self.stream().await else { return Err(unknown()) };
+            match stream.get_last_raw_message_by_subject(subject).await {
+                Ok(last) => {
+                    let own = last.headers.get(NATS_MESSAGE_ID).is_some_and(|found| found.as_str() == id);
+                    return if own { Ok(last.sequence) } else { Err(Error::Conflict) };
+                }
+                Err(error) if error.kind() == LastRawMessageErrorKind::NoMessageFound => return Err(Error::Conflict),
+                // Each attempt waits for the server for up to two seconds.
+                Err(_) if attempt < 3 => attempt += 1,
+                Err(_) => return Err(unknown()),
+            }
+        }
+    }
+
+    /// All entries with their sequences, in order, up to what was written before the call.
+    ///
+    /// # Errors
+    /// When the stream cannot be read, or an entry cannot be decoded: a journal with a hole would be a wrong journal.
+    pub async fn load(&self, step: StepId) -> Result<Vec<(u64, JournalEntry)>, Error> {
+        let address = subject::Journal { step };
+        let subject = address.subject();
+        // Most journals that are looked for are empty, and this is the cheapest way to learn it: one request, to the
+        // stream's leader, so that it is true.
+        if self.is_empty(&subject).await {
+            return Ok(Vec::new());
+        }
+        let messages = self.bus.read(Stream::Journal, &subject).await.map_err(Error::Read)?;
+        let mut entries = Vec::with_capacity(messages.len());
+        for (sequence, message) in messages {
+            let message = message.message;
+            let entry = self.bus.open::<JournalEntry>(message.headers.as_ref(), message.payload).await;
+            let entry = entry.and_then(|entry| match address.check(&entry) {
+                Ok(()) => Ok(entry),
+                Err(invalid) => Err(crate::envelope::OpenError::Invalid(invalid)),
+            });
+            let entry = entry.map_err(|source| {
+                Error::Read(history::Error::Entry { stream: Stream::Journal.name(), sequence, source })
+            })?;
+            entries.push((sequence, entry));
+        }
+        Ok(entries)
+    }
+
+    /// Removes a journal that nobody needs any more.
+    ///
+    /// # Errors
+    /// When the server cannot be reached.
+    pub async fn purge(&self, step: StepId) -> Result<(), Error> {
+        let subject = subject::Journal { step }.subject();
+        let stream = self.stream().await.map_err(|error| Error::Purge(error.into()))?;
+        stream.purge().filter(subject).await.map_err(|error| Error::Purge(error.into()))?;
+        Ok(())
+    }
+
+    /// Whether certainly nothing is there; any doubt is left to the full reading.
+    async fn is_empty(&self, subject: &str) -> bool {
+        let Ok(stream) = self.stream().await else { return false };
+        match stream.get_last_raw_message_by_subject(subject).await {
+            Ok(_) => false,
+            Err(error) => error.kind() == LastRawMessageErrorKind::NoMessageFound,
+        }
+    }
+
+    async fn stream(
+        &self,
+    ) -> Result<async_nats::jetstream::stream::Stream<()>, async_nats::jetstream::context::GetStreamError> {
+        self.bus.inner.jetstream.get_stream_no_info(Stream::Journal.name()).await
+    }
+}

@@ -1,0 +1,45 @@
+//! The mesh: typed subjects, one table of streams and consumers, publishing, consuming. The only user of async-nats.
+//!
+//! What the rest of the system may rely on:
+//!
+//! - Subject, stream, payload type and the rule for duplicates are one Rust type (module [`subject`]).
+//! - Streams and consumers are declared in one table (module [`topology`]) and nowhere else.
+//! - A payload above [`envelope::INLINE_LIMIT`] travels as a reference to a content-addressed blob; nobody outside notices.
+//! - What cannot be decoded becomes a dead letter with its reason; it is never redelivered for ever.
+//! - Nothing here is the truth: losing any message costs latency, because the reconciler's sweep finds the work again.
+//!
+//! Deliberately absent: key-value and object buckets (they fail against the oldest supported server), exactly-once
+//! consumption (results are stored idempotently by step id instead), and any retry of a step's *work*.
+
+pub mod blob;
+pub mod connect;
+pub mod consume;
+pub mod control;
+mod dispatch;
+pub mod envelope;
+pub mod event;
+pub mod history;
+pub mod journal;
+mod message;
+mod progress;
+pub mod publish;
+pub mod subject;
+mod tap;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
+pub mod topology;
+
+pub use connect::{Bus, ConnectOptions, Connection};
+pub use consume::{ConsumeOptions, Consumer, Delivery, KeepAlive, Receipt, TaskMessage};
+pub use control::{request, subscribe};
+pub use dispatch::Dispatch;
+pub use event::{Position, Watch};
+pub use journal::Journal;
+pub use message::Message;
+pub use progress::{Progress, Written};
+pub use publish::Ack;
+pub use subject::{Address, Entity, EventType, Pool, Service};
+pub use tap::RawMessage;
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,47 @@
+//! Which protobuf messages travel on the mesh, and what they are called there.
+
+use construct_proto::{mesh::v1 as mesh, v1};
+
+/// A payload of the mesh.
+pub trait Message: prost::Message + Default + Send + Sync + 'static {
+    /// Full protobuf name, as it stands in the header `Construct-Type`.
+    const NAME: &'static str;
+}
+
+macro_rules! messages {
+    ($($message:ty => $name:literal;)*) => {
+        $(impl Message for $message {
+            const NAME: &'static str = $name;
+        })*
+
+        #[cfg(test)]
+        pub(crate) const NAMES: &[&str] = &[$($name),*];
+    };
+}
+
+messages! {
+    mesh::CancelStep => "construct.mesh.v1.CancelStep";
+    mesh::CodeExecute => "construct.mesh.v1.CodeExecute";
+    mesh::DeadLetter => "construct.mesh.v1.DeadLetter";
+    mesh::JournalEntry => "construct.mesh.v1.JournalEntry";
+    mesh::ModelInvoke => "construct.mesh.v1.ModelInvoke";
+    mesh::StepResult => "construct.mesh.v1.StepResult";
+    mesh::TaskWake => "construct.mesh.v1.TaskWake";
+    mesh::ToolCatalogue => "construct.mesh.v1.ToolCatalogue";
+    mesh::ToolCatalogueRequest => "construct.mesh.v1.ToolCatalogueRequest";
+    v1::Event => "construct.v1.Event";
+}
+
+#[cfg(test)]
+mod tests {
+    use construct_proto::DESCRIPTORS;
+
+    use super::NAMES;
+
+    #[test]
+    fn every_name_is_a_message_of_the_contracts() {
+        for name in NAMES {
+            assert!(DESCRIPTORS.get_message_by_name(name).is_some(), "{name}");
+        }
+    }
+}

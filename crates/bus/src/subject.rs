@@ -1,0 +1,97 @@
+//! Addresses: for every kind of message one type that is its subject, its stream, its payload type and its rule for
+//! duplicates. Subjects are computed from typed ids and read back by one checked function each.
+//!
+//! The names are API, because people tap them:
+//!
+//! ```text
+//! construct.v1.cmd.task.wake.<partition>.<task>             TaskWake
+//! construct.v1.cmd.task.result.<partition>.<task>           TaskResult
+//! construct.v1.cmd.model.invoke.<pool>.<task>               ModelInvoke
+//! construct.v1.cmd.code.execute.<pool>.<task>               CodeExecute
+//! construct.v1.evt.<org>.task.<task>.<event>                TaskEvent      (`message.created` makes two tokens)
+//! construct.v1.evt.<org>.<agent|model|provider>.<id>.<event> EntityEvent
+//! construct.v1.delta.<org>.task.<task>                      Delta
+//! construct.v1.journal.<step>                               Journal
+//! construct.v1.ctl.<service>.all.cancel                     Cancel
+//! construct.v1.ctl.interpreter.any.tools                    Tools
+//! construct.v1.dead.<stream>                                Dead
+//! ```
+
+mod command;
+mod control;
+mod event;
+mod tokens;
+
+use std::fmt::Debug;
+
+pub(crate) use command::partition_token;
+pub use command::{CodeExecute, ModelInvoke, Pool, TaskResult, TaskWake};
+pub use control::{Cancel, Dead, Journal, Service, Tools};
+pub(crate) use event::EventAddress;
+pub use event::{Delta, Entity, EntityEvent, EventType, TaskEvent};
+
+use crate::{Message, topology::Stream};
+
+/// A subject that is not what it should be, or a payload that does not belong on it.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{what}: {text:?}")]
+pub struct Invalid {
+    /// What is wrong, in words.
+    pub what: &'static str,
+    /// The offending text.
+    pub text: String,
+}
+
+impl Invalid {
+    pub(crate) fn new(what: &'static str, text: impl Into<String>) -> Self {
+        Self { what, text: text.into() }
+    }
+}
+
+/// Where one kind of message travels.
+pub trait Address: Clone + Debug + Eq + Send + Sync + 'static {
+    /// What is sent there.
+    type Message: Message;
+
+    /// The subject to publish to.
+    fn subject(&self) -> String;
+
+    /// Reads a subject back, checking every token.
+    ///
+    /// # Errors
+    /// When the subject is not one that [`Address::subject`] makes.
+    fn parse(subject: &str) -> Result<Self, Invalid>;
+
+    /// Checks that the ids in a payload agree with the subject.
+    ///
+    /// # Errors
+    /// When an id differs, is missing or malformed.
+    fn check(&self, message: &Self::Message) -> Result<(), Invalid>;
+}
+
+/// An address whose messages are kept in a stream.
+pub trait Stored: Address {
+    /// The stream that keeps them.
+    const STREAM: Stream;
+
+    /// The identity under which the stream drops duplicates within its window (header `Nats-Msg-Id`).
+    /// `None`: every publish call is a message of its own, only its own retries collapse.
+    fn duplicate_key(_message: &Self::Message) -> Option<String> {
+        None
+    }
+
+    /// The step a message is about, shown in the header `Construct-Step`.
+    fn step(_message: &Self::Message) -> Option<&str> {
+        None
+    }
+}
+
+/// A command of which at most one per subject may be waiting or in flight.
+pub trait Command: Stored {
+    /// Id and number of the step that is commanded; numbers rise within a task, so that an earlier step gives way.
+    fn commanded(message: &Self::Message) -> (&str, u64);
+}
+
+pub(crate) fn agree(what: &'static str, expected: impl ToString, found: &str) -> Result<(), Invalid> {
+    if expected.to_string() == found { Ok(()) } else { Err(Invalid::new(what, found)) }
+}

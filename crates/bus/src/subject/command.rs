@@ -1,0 +1,215 @@
+//! Commands: work queues, one message per piece of work.
+
+use std::{fmt, str::FromStr};
+
+use construct_domain::{TaskId, partition};
+use construct_proto::mesh::v1 as mesh;
+
+use super::{Address, Command, Invalid, Stored, agree, tokens::ROOT, tokens::Tokens};
+use crate::topology::Stream;
+
+/// Look at this task again. Never coalesced: a wake that arrives while an earlier one is being handled must not be lost.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TaskWake {
+    task: TaskId,
+}
+
+/// What became of a step. Every publish is a message of its own: whether a result is new is decided by whoever stores it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TaskResult {
+    task: TaskId,
+}
+
+macro_rules! partitioned {
+    ($address:ident, $verb:literal, $message:ty, |$payload:ident| $ids:expr, |$of:ident| $step:expr) => {
+        impl $address {
+            /// The address of a task; the partition is computed from its id.
+            pub const fn new(task: TaskId) -> Self {
+                Self { task }
+            }
+
+            /// The task.
+            pub const fn task(&self) -> TaskId {
+                self.task
+            }
+        }
+
+        impl Address for $address {
+            type Message = $message;
+
+            fn subject(&self) -> String {
+                format!(
+                    concat!("{}.cmd.task.", $verb, ".{}.{}"),
+                    ROOT,
+                    partition_token(partition::of(self.task)),
+                    self.task
+                )
+            }
+
+            fn parse(subject: &str) -> Result<Self, Invalid> {
+                let mut tokens = Tokens::after(subject, concat!("cmd.task.", $verb))?;
+                let partition = tokens.next()?;
+                let task = tokens.value::<TaskId>()?;
+                tokens.end()?;
+                if partition != partition_token(partition::of(task)) {
+                    return Err(Invalid::new("the task belongs to another partition", subject));
+                }
+                Ok(Self { task })
+            }
+
+            fn check(&self, $payload: &$message) -> Result<(), Invalid> {
+                let ids: Option<(&str, &str)> = $ids;
+                let (organization, task) = ids.ok_or_else(|| Invalid::new("the payload names no step", ""))?;
+                check_organization(organization)?;
+                agree("the payload is about another task", self.task, task)
+            }
+        }
+
+        impl Stored for $address {
+            const STREAM: Stream = Stream::Task;
+
+            fn step($of: &$message) -> Option<&str> {
+                $step
+            }
+        }
+    };
+}
+
+partitioned!(TaskWake, "wake", mesh::TaskWake, |wake| Some((&wake.organization_id, &wake.task_id)), |_wake| None);
+partitioned!(
+    TaskResult,
+    "result",
+    mesh::StepResult,
+    |result| result.step.as_ref().map(|step| (step.organization_id.as_str(), step.task_id.as_str())),
+    |result| result.step.as_ref().map(|step| step.step_id.as_str())
+);
+
+/// How a partition is written in subjects and consumer names: two digits.
+pub(crate) fn partition_token(partition: u16) -> String {
+    format!("{partition:02}")
+}
+
+/// Call a model.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ModelInvoke {
+    pool: Pool,
+    task: TaskId,
+}
+
+/// Run scripts.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CodeExecute {
+    pool: Pool,
+    task: TaskId,
+}
+
+macro_rules! pooled {
+    ($address:ident, $verb:literal, $stream:expr, $message:ty) => {
+        impl $address {
+            /// The address of a task's command in a pool of workers.
+            pub const fn new(pool: Pool, task: TaskId) -> Self {
+                Self { pool, task }
+            }
+
+            /// The task.
+            pub const fn task(&self) -> TaskId {
+                self.task
+            }
+
+            /// The pool of workers.
+            pub const fn pool(&self) -> &Pool {
+                &self.pool
+            }
+        }
+
+        impl Address for $address {
+            type Message = $message;
+
+            fn subject(&self) -> String {
+                format!(concat!("{}.cmd.", $verb, ".{}.{}"), ROOT, self.pool, self.task)
+            }
+
+            fn parse(subject: &str) -> Result<Self, Invalid> {
+                let mut tokens = Tokens::after(subject, concat!("cmd.", $verb))?;
+                let pool = tokens.value()?;
+                let task = tokens.value()?;
+                tokens.end()?;
+                Ok(Self { pool, task })
+            }
+
+            fn check(&self, message: &$message) -> Result<(), Invalid> {
+                let step = message.step.as_ref().ok_or_else(|| Invalid::new("the payload names no step", ""))?;
+                check_organization(&step.organization_id)?;
+                step.step_id
+                    .parse::<construct_domain::StepId>()
+                    .map_err(|_| Invalid::new("the payload's step id is malformed", &step.step_id))?;
+                agree("the payload is about another task", self.task, &step.task_id)
+            }
+        }
+
+        impl Stored for $address {
+            const STREAM: Stream = $stream;
+
+            fn step(message: &$message) -> Option<&str> {
+                message.step.as_ref().map(|step| step.step_id.as_str())
+            }
+        }
+
+        impl Command for $address {
+            fn commanded(message: &$message) -> (&str, u64) {
+                message.step.as_ref().map_or(("", 0), |step| (&step.step_id, step.number))
+            }
+        }
+    };
+}
+
+pooled!(ModelInvoke, "model.invoke", Stream::Model, mesh::ModelInvoke);
+pooled!(CodeExecute, "code.execute", Stream::Code, mesh::CodeExecute);
+
+fn check_organization(organization: &str) -> Result<(), Invalid> {
+    match organization.parse::<construct_domain::OrganizationId>() {
+        Ok(_) => Ok(()),
+        Err(_) => Err(Invalid::new("the payload's organization id is malformed", organization)),
+    }
+}
+
+/// Workers that can do the same things, e.g. those of two cores. 1 to 32 characters out of `a-z`, `0-9` and `-`.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Pool(String);
+
+impl Pool {
+    /// Takes a pool's name.
+    ///
+    /// # Errors
+    /// When the name could not stand in a subject.
+    pub fn new(name: impl Into<String>) -> Result<Self, Invalid> {
+        let name = name.into();
+        let fits = (1..=32).contains(&name.len())
+            && name.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-');
+        if fits { Ok(Self(name)) } else { Err(Invalid::new("not a pool's name", name)) }
+    }
+
+    /// Where model calls go unless something else is said.
+    pub fn model_default() -> Self {
+        Self("default".to_owned())
+    }
+
+    /// Where scripts go unless something else is said.
+    pub fn code_default() -> Self {
+        Self("cpu-2".to_owned())
+    }
+}
+
+impl fmt::Display for Pool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
+
+impl FromStr for Pool {
+    type Err = Invalid;
+
+    fn from_str(text: &str) -> Result<Self, Invalid> {
+        Self::new(text)
+    }
+}

@@ -1,0 +1,152 @@
+//! Journals, dead letters, and what is said to running processes.
+
+use construct_domain::StepId;
+use construct_proto::mesh::v1 as mesh;
+
+use super::{Address, Invalid, Stored, agree, tokens::ROOT, tokens::Tokens};
+use crate::topology::Stream;
+
+/// The journal of one execution of scripts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Journal {
+    /// The step, whose id is also the execution's.
+    pub step: StepId,
+}
+
+impl Address for Journal {
+    type Message = mesh::JournalEntry;
+
+    fn subject(&self) -> String {
+        format!("{ROOT}.journal.{}", self.step)
+    }
+
+    fn parse(subject: &str) -> Result<Self, Invalid> {
+        let mut tokens = Tokens::after(subject, "journal")?;
+        let step = tokens.value()?;
+        tokens.end()?;
+        Ok(Self { step })
+    }
+
+    fn check(&self, entry: &mesh::JournalEntry) -> Result<(), Invalid> {
+        agree("the entry belongs to another step", self.step, &entry.step_id)
+    }
+}
+
+impl Stored for Journal {
+    const STREAM: Stream = Stream::Journal;
+
+    fn step(entry: &mesh::JournalEntry) -> Option<&str> {
+        Some(&entry.step_id)
+    }
+}
+
+/// A kind of process of the mesh.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Service {
+    /// Every outward face.
+    Gateway,
+    /// Runs JavaScript and tools.
+    Interpreter,
+    /// Talks to model vendors.
+    Providers,
+    /// Decides what a task does next.
+    Reconciler,
+}
+
+impl Service {
+    /// Every service, alphabetically.
+    pub const ALL: [Self; 4] = [Self::Gateway, Self::Interpreter, Self::Providers, Self::Reconciler];
+
+    /// As it stands in subjects.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Gateway => "gateway",
+            Self::Interpreter => "interpreter",
+            Self::Providers => "providers",
+            Self::Reconciler => "reconciler",
+        }
+    }
+}
+
+/// Stop working on a step, said to every process of a service. Not kept: who is not there has nothing to stop.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Cancel {
+    /// Who is told.
+    pub service: Service,
+}
+
+impl Address for Cancel {
+    type Message = mesh::CancelStep;
+
+    fn subject(&self) -> String {
+        format!("{ROOT}.ctl.{}.all.cancel", self.service.name())
+    }
+
+    fn parse(subject: &str) -> Result<Self, Invalid> {
+        let mut tokens = Tokens::after(subject, "ctl")?;
+        let name = tokens.next()?;
+        tokens.word("all")?;
+        tokens.word("cancel")?;
+        tokens.end()?;
+        let service = Service::ALL.into_iter().find(|service| service.name() == name);
+        Ok(Self { service: service.ok_or_else(|| Invalid::new("the subject names no service", subject))? })
+    }
+
+    fn check(&self, cancel: &mesh::CancelStep) -> Result<(), Invalid> {
+        match cancel.step_id.parse::<StepId>() {
+            Ok(_) => Ok(()),
+            Err(_) => Err(Invalid::new("the payload's step id is malformed", &cancel.step_id)),
+        }
+    }
+}
+
+/// Asks any one interpreter for its tools; the answer is a `ToolCatalogue`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Tools;
+
+impl Address for Tools {
+    type Message = mesh::ToolCatalogueRequest;
+
+    fn subject(&self) -> String {
+        format!("{ROOT}.ctl.interpreter.any.tools")
+    }
+
+    fn parse(subject: &str) -> Result<Self, Invalid> {
+        if subject == Self.subject() { Ok(Self) } else { Err(Invalid::new("not a subject of this kind", subject)) }
+    }
+
+    fn check(&self, _request: &mesh::ToolCatalogueRequest) -> Result<(), Invalid> {
+        Ok(())
+    }
+}
+
+/// What could not be decoded or was given up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Dead {
+    /// Where it came from.
+    pub stream: Stream,
+}
+
+impl Address for Dead {
+    type Message = mesh::DeadLetter;
+
+    fn subject(&self) -> String {
+        format!("{ROOT}.dead.{}", self.stream.name())
+    }
+
+    fn parse(subject: &str) -> Result<Self, Invalid> {
+        let mut tokens = Tokens::after(subject, "dead")?;
+        let name = tokens.next()?;
+        tokens.end()?;
+        let stream = Stream::ALL.into_iter().find(|stream| stream.name() == name);
+        Ok(Self { stream: stream.ok_or_else(|| Invalid::new("the subject names no stream", subject))? })
+    }
+
+    fn check(&self, letter: &mesh::DeadLetter) -> Result<(), Invalid> {
+        agree("the letter comes from another stream", self.stream.name(), &letter.stream)
+    }
+}
+
+impl Stored for Dead {
+    const STREAM: Stream = Stream::Dead;
+}

@@ -1,0 +1,67 @@
+//! The one reader of subjects.
+
+use std::str::FromStr;
+
+use super::Invalid;
+
+pub(super) const ROOT: &str = "construct.v1";
+
+/// The tokens of a subject, taken from left to right.
+pub(super) struct Tokens<'a> {
+    subject: &'a str,
+    rest: Option<&'a str>,
+}
+
+impl<'a> Tokens<'a> {
+    /// Begins behind `construct.v1.<prefix>`.
+    pub(super) fn after(subject: &'a str, prefix: &str) -> Result<Self, Invalid> {
+        let rest = subject
+            .strip_prefix(ROOT)
+            .and_then(|rest| rest.strip_prefix('.'))
+            .and_then(|rest| rest.strip_prefix(prefix))
+            .and_then(|rest| rest.strip_prefix('.'));
+        match rest {
+            Some(rest) => Ok(Self { subject, rest: Some(rest) }),
+            None => Err(Invalid::new("not a subject of this kind", subject)),
+        }
+    }
+
+    /// The next token, whatever it is, but not empty.
+    pub(super) fn next(&mut self) -> Result<&'a str, Invalid> {
+        let rest = self.rest.ok_or_else(|| self.wrong("the subject ends too early"))?;
+        let (token, rest) = match rest.split_once('.') {
+            Some((token, rest)) => (token, Some(rest)),
+            None => (rest, None),
+        };
+        if token.is_empty() {
+            return Err(self.wrong("the subject has an empty token"));
+        }
+        self.rest = rest;
+        Ok(token)
+    }
+
+    /// The next token must be this word.
+    pub(super) fn word(&mut self, word: &str) -> Result<(), Invalid> {
+        if self.next()? == word { Ok(()) } else { Err(self.wrong("the subject has an unexpected word")) }
+    }
+
+    /// The next token as a typed value.
+    pub(super) fn value<T: FromStr>(&mut self) -> Result<T, Invalid> {
+        let wrong = self.wrong("the subject has an invalid token");
+        self.next()?.parse().map_err(|_| wrong)
+    }
+
+    /// Everything that is left.
+    pub(super) fn rest(&mut self) -> Result<&'a str, Invalid> {
+        self.rest.take().ok_or_else(|| self.wrong("the subject ends too early"))
+    }
+
+    /// Nothing may be left.
+    pub(super) fn end(&self) -> Result<(), Invalid> {
+        if self.rest.is_none() { Ok(()) } else { Err(self.wrong("the subject goes on too long")) }
+    }
+
+    fn wrong(&self, what: &'static str) -> Invalid {
+        Invalid::new(what, self.subject)
+    }
+}

@@ -1,0 +1,170 @@
+//! A real nats-server for a test: own port, own store, gone with the test.
+
+use std::{
+    env, fs, io,
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    time::{Duration, Instant},
+};
+
+use tempfile::TempDir;
+
+use crate::{Bus, ConnectOptions};
+
+/// How long a server may take to start.
+const START: Duration = Duration::from_secs(20);
+
+/// How often is looked whether it has.
+const LOOK: Duration = Duration::from_millis(10);
+
+/// A nats-server with JetStream, on a port of its own. Killed when dropped.
+///
+/// The binary is `CONSTRUCT_TEST_NATS_SERVER`, or `nats-server` in `PATH` or where Debian puts servers.
+#[derive(Debug)]
+pub struct NatsServer {
+    dir: TempDir,
+    child: Option<Child>,
+    url: String,
+    port: u16,
+}
+
+impl NatsServer {
+    /// Starts a server and waits until it accepts connections.
+    ///
+    /// # Panics
+    /// When it cannot be started; the message says why.
+    pub async fn start() -> Self {
+        let dir = tempfile::Builder::new().prefix("construct-nats-").tempdir().expect("a temporary folder can be made");
+        let mut server = Self { dir, child: None, url: String::new(), port: 0 };
+        server.launch().await;
+        server
+    }
+
+    /// Where to connect.
+    pub fn url(&self) -> &str {
+        &self.url
+    }
+
+    /// The server's folder; its store and the blobs of [`NatsServer::bus`] are inside.
+    pub fn dir(&self) -> &Path {
+        self.dir.path()
+    }
+
+    /// The folder for blobs that [`NatsServer::bus`] uses.
+    pub fn blobs(&self) -> PathBuf {
+        self.dir.path().join("blobs")
+    }
+
+    /// `kill -9`.
+    ///
+    /// # Panics
+    /// When it runs and cannot be killed.
+    pub fn kill(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            child.kill().expect("an own child can be killed");
+            child.wait().expect("an own child can be waited for");
+        }
+    }
+
+    /// Starts it again on the same port with the same store, killing it first if it runs.
+    ///
+    /// # Panics
+    /// When it cannot be started.
+    pub async fn restart(&mut self) {
+        self.kill();
+        self.launch().await;
+    }
+
+    /// A connection with the topology ensured, and blobs in the server's folder.
+    ///
+    /// # Panics
+    /// When that fails.
+    pub async fn bus(&self) -> Bus {
+        let options = ConnectOptions::new("test").blobs(self.blobs());
+        let bus = Bus::connect(&self.url, options).await.expect("the server accepts connections");
+        bus.ensure_topology().await.expect("the server accepts the topology");
+        bus
+    }
+
+    async fn launch(&mut self) {
+        let dir = self.dir.path().to_owned();
+        let config = dir.join("nats.conf");
+        let port = if self.port == 0 { -1 } else { i32::from(self.port) };
+        // The limits are explicit, because by default they follow the free disk space of whoever runs the tests.
+        let text = format!(
+            "listen: \"127.0.0.1:{port}\"\nports_file_dir: {ports:?}\n\
+             jetstream {{ store_dir: {store:?}, max_file_store: 100GB, max_memory_store: 1GB }}\n",
+            ports = dir.display().to_string(),
+            store = dir.join("store").display().to_string(),
+        );
+        fs::write(&config, text).expect("the temporary folder can be written to");
+        remove_ports_files(&dir);
+        let log = fs::File::create(dir.join("nats.log")).expect("the temporary folder can be written to");
+        let child = Command::new(binary())
+            .arg("--config")
+            .arg(&config)
+            .stdin(Stdio::null())
+            .stdout(log.try_clone().expect("a file handle can be duplicated"))
+            .stderr(log)
+            .spawn()
+            .unwrap_or_else(|error| panic!("{:?} cannot be started: {error}", binary()));
+        let child = self.child.insert(child);
+        let end = Instant::now() + START;
+        loop {
+            if let Some(url) = read_ports_file(&dir, child.id()) {
+                let port = url.rsplit(':').next().and_then(|port| port.parse().ok());
+                self.port = port.unwrap_or_else(|| panic!("no port in {url}"));
+                self.url = url;
+                return;
+            }
+            let ended = child.try_wait().expect("an own child can be asked for");
+            if let (Some(_), _) | (None, true) = (ended, Instant::now() > end) {
+                let log = fs::read_to_string(dir.join("nats.log")).unwrap_or_default();
+                panic!("nats-server did not start (exit: {ended:?}):\n{log}");
+            }
+            tokio::time::sleep(LOOK).await;
+        }
+    }
+}
+
+impl Drop for NatsServer {
+    fn drop(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            // Nothing sensible can be done about a failure here.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+fn binary() -> PathBuf {
+    if let Some(named) = env::var_os("CONSTRUCT_TEST_NATS_SERVER") {
+        return named.into();
+    }
+    // Debian puts servers where an ordinary user's PATH does not lead.
+    let path = env::var_os("PATH").unwrap_or_default();
+    env::split_paths(&path)
+        .chain([PathBuf::from("/usr/sbin"), PathBuf::from("/usr/local/sbin")])
+        .map(|dir| dir.join("nats-server"))
+        .find(|candidate| candidate.is_file())
+        .unwrap_or_else(|| "nats-server".into())
+}
+
+/// The server writes `nats-server_<pid>.ports` once it accepts connections.
+fn read_ports_file(dir: &Path, pid: u32) -> Option<String> {
+    let ends = format!("_{pid}.ports");
+    let path = fs::read_dir(dir).ok()?.filter_map(io::Result::ok).map(|entry| entry.path());
+    let path = { path }.find(|path| path.to_string_lossy().ends_with(&ends))?;
+    let ports: serde_json::Value = serde_json::from_str(&fs::read_to_string(path).ok()?).ok()?;
+    ports["nats"][0].as_str().map(str::to_owned)
+}
+
+fn remove_ports_files(dir: &Path) {
+    let Ok(entries) = fs::read_dir(dir) else { return };
+    for path in entries.filter_map(io::Result::ok).map(|entry| entry.path()) {
+        if path.extension().is_some_and(|extension| extension == "ports") {
+            // A leftover that cannot be removed names another process and is not mistaken for ours.
+            let _ = fs::remove_file(path);
+        }
+    }
+}

@@ -1,0 +1,105 @@
+use construct_proto::v1::{Deleted, Event, event::Payload};
+use futures::StreamExt as _;
+
+use super::{ORGANIZATION, event, task, within};
+use crate::{Position, Watch, testing::NatsServer};
+
+fn watch_task() -> Watch {
+    Watch::Task { organization: ORGANIZATION, task: task(1) }
+}
+
+fn positions(events: &[Event]) -> Vec<(u64, u64)> {
+    events.iter().map(|event| (event.step, event.index)).collect()
+}
+
+#[tokio::test]
+async fn live_text_and_events_come_in_one_flow_in_order() {
+    let server = NatsServer::start().await;
+    let (sender, receiver) = (server.bus().await, server.bus().await);
+    let mut live = receiver.live(&watch_task()).await.expect("subscribed");
+    let mut sent = Vec::new();
+    let mut progress = sender.progress();
+    for step in 1..=40 {
+        for index in 1..=5 {
+            let kind = if step % 2 == 1 { "message.delta" } else { "tool.called" };
+            let event = event(task(1), kind, step, index);
+            progress.send(&event).await.expect("a right event");
+            sent.push(event);
+        }
+        // Another task's, and the record that ends the step.
+        progress.send(&event(task(2), "message.delta", step, 1)).await.expect("a right event");
+        let mut record = event(task(1), "message.created", step, 0);
+        record.sequence = step;
+        progress.send(&record).await.expect("a right event");
+        sent.push(record);
+    }
+    assert_eq!(progress.finish().await, crate::Written { sent: 40 * 7, lost: 0 });
+    let mut received = Vec::new();
+    while received.len() < sent.len() {
+        received.push(within("the next event", live.next()).await.expect("subscribed"));
+    }
+    assert_eq!(positions(&received), positions(&sent));
+    assert!(received == sent, "the same positions but not the same events");
+}
+
+#[tokio::test]
+async fn entities_are_watched_apart_from_tasks() {
+    let server = NatsServer::start().await;
+    let bus = server.bus().await;
+    let mut live = bus.live(&Watch::Entities { organization: ORGANIZATION }).await.expect("subscribed");
+    bus.publish_event(&event(task(1), "task.created", 0, 0)).await.expect("sent");
+    let deleted = Event {
+        r#type: "model.deleted".to_owned(),
+        organization_id: ORGANIZATION.to_string(),
+        payload: Some(Payload::Deleted(Deleted { id: "model_00000000-0000-0000-0000-000000000007".to_owned() })),
+        ..Default::default()
+    };
+    bus.publish_event(&deleted).await.expect("sent");
+    assert_eq!(within("the event", live.next()).await, Some(deleted));
+}
+
+#[tokio::test]
+async fn retained_progress_is_replayed_sorted_and_once_after_a_position() {
+    let server = NatsServer::start().await;
+    let bus = server.bus().await;
+    assert_eq!(bus.replay_progress(ORGANIZATION, task(1), None).await.expect("readable"), []);
+    let mut progress = bus.progress();
+    for (kind, step) in [("tool.called", 2), ("message.delta", 3), ("message.delta", 1), ("message.delta", 1)] {
+        for index in 1..=300 {
+            progress.send(&event(task(1), kind, step, index)).await.expect("a right event");
+        }
+    }
+    progress.send(&event(task(2), "message.delta", 1, 1)).await.expect("a right event");
+    progress.send(&event(task(1), "message.created", 1, 0)).await.expect("a right event");
+    assert_eq!(progress.finish().await.lost, 0);
+
+    let all = bus.replay_progress(ORGANIZATION, task(1), None).await.expect("readable");
+    let expected: Vec<(u64, u64)> = (1..=3).flat_map(|step| (1..=300).map(move |index| (step, index))).collect();
+    assert_eq!(positions(&all), expected);
+    let after = Position { step: 2, index: 299 };
+    let rest = bus.replay_progress(ORGANIZATION, task(1), Some(after)).await.expect("readable");
+    assert_eq!(positions(&rest), expected[599..]);
+    // The readers are gone.
+    let stream = bus.inner.jetstream.get_stream("CONSTRUCT_DELTAS").await.expect("it is there");
+    assert_eq!(stream.cached_info().state.consumer_count, 0);
+}
+
+#[tokio::test]
+async fn progress_is_dropped_and_counted_while_nats_is_away() {
+    let mut server = NatsServer::start().await;
+    let bus = server.bus().await;
+    let mut progress = bus.progress();
+    progress.send(&event(task(1), "message.delta", 1, 1)).await.expect("a right event");
+    within("the first acknowledgement", async {
+        while bus.replay_progress(ORGANIZATION, task(1), None).await.expect("readable").is_empty() {}
+    })
+    .await;
+    server.kill();
+    let mut connection = bus.connection();
+    within("the loss to be noticed", connection.wait_for(|state| *state == crate::Connection::Down))
+        .await
+        .expect("alive");
+    progress.send(&event(task(1), "message.delta", 1, 2)).await.expect("a right event");
+    assert!(progress.send(&event(task(1), "Wrong.Type", 1, 2)).await.is_err());
+    assert_eq!(progress.finish().await, crate::Written { sent: 1, lost: 1 });
+}

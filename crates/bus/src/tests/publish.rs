@@ -1,0 +1,265 @@
+use std::{fs, os::unix::fs::PermissionsExt as _, path::PathBuf, time::Duration};
+
+use construct_proto::mesh::v1::{CancelStep, ToolCatalogue, ToolCatalogueRequest};
+use futures::StreamExt as _;
+use tokio_util::sync::CancellationToken;
+
+use super::{event, execute, invoke, next, options, result, step, step_ref, task, within};
+use crate::{
+    Address as _, Bus, ConnectOptions, Dispatch, Pool, Service, TaskMessage,
+    envelope::{BLOB, INLINE_LIMIT, PAYLOAD_LIMIT, STEP, TYPE},
+    publish, request, subject,
+    testing::NatsServer,
+};
+
+#[tokio::test]
+async fn an_event_published_twice_is_kept_once_and_two_results_are_two() {
+    let server = NatsServer::start().await;
+    let bus = server.bus().await;
+    let mut event = event(task(1), "message.created", 0, 0);
+    event.id = "event-1".to_owned();
+    let first = bus.publish_event(&event).await.expect("accepted");
+    let second = bus.publish_event(&event).await.expect("accepted");
+    assert!(!first.duplicate && second.duplicate);
+    assert_eq!(first.sequence, second.sequence);
+
+    let address = subject::TaskResult::new(task(1));
+    let first = bus.publish(&address, &result(task(1), 1)).await.expect("accepted");
+    let second = bus.publish(&address, &result(task(1), 1)).await.expect("accepted");
+    assert!(!second.duplicate && second.sequence > first.sequence);
+}
+
+#[tokio::test]
+async fn a_command_is_queued_once_until_it_is_acknowledged() {
+    let server = NatsServer::start().await;
+    let bus = server.bus().await;
+    let address = subject::ModelInvoke::new(Pool::model_default(), task(1));
+    assert_eq!(bus.publish_once(&address, &invoke(task(1), 3)).await.expect("sent"), Dispatch::Published);
+    assert_eq!(bus.publish_once(&address, &invoke(task(1), 3)).await.expect("sent"), Dispatch::AlreadyQueued);
+
+    // In flight is still there.
+    let mut consumer = bus.consume_model(&Pool::model_default(), options(4));
+    let delivery = next(&mut consumer).await;
+    assert_eq!(delivery.message, invoke(task(1), 3));
+    assert_eq!(bus.publish_once(&address, &invoke(task(1), 3)).await.expect("sent"), Dispatch::AlreadyQueued);
+
+    // Acknowledged, the place is free, even for the same step and within the duplicate window.
+    delivery.receipt.ack().await;
+    within("the place to become free", async {
+        while bus.publish_once(&address, &invoke(task(1), 3)).await.expect("sent") != Dispatch::Published {}
+    })
+    .await;
+    assert_eq!(next(&mut consumer).await.delivery, 1);
+}
+
+#[tokio::test]
+async fn a_later_step_supersedes_what_an_earlier_one_left_and_never_the_other_way_round() {
+    let server = NatsServer::start().await;
+    let bus = server.bus().await;
+    let address = subject::CodeExecute::new(Pool::code_default(), task(1));
+    bus.publish_once(&address, &execute(task(1), 3)).await.expect("sent");
+    let superseded = Dispatch::Superseded { step_id: step(3).to_string() };
+    assert_eq!(bus.publish_once(&address, &execute(task(1), 5)).await.expect("sent"), superseded);
+    assert_eq!(bus.publish_once(&address, &execute(task(1), 4)).await.expect("sent"), Dispatch::Stale { number: 5 });
+    // Another task's or pool's command is none of its business.
+    let other = subject::CodeExecute::new(Pool::code_default(), task(2));
+    assert_eq!(bus.publish_once(&other, &execute(task(2), 1)).await.expect("sent"), Dispatch::Published);
+
+    let mut consumer = bus.consume_code(&Pool::code_default(), options(4));
+    assert_eq!(next(&mut consumer).await.message, execute(task(1), 5));
+    assert_eq!(next(&mut consumer).await.message, execute(task(2), 1));
+}
+
+#[tokio::test]
+async fn many_dispatchers_at_once_queue_one_command() {
+    let server = NatsServer::start().await;
+    let bus = server.bus().await;
+    let address = subject::ModelInvoke::new(Pool::model_default(), task(1));
+    let command = invoke(task(1), 1);
+    let sent = futures::future::join_all((0..20).map(|_| bus.publish_once(&address, &command))).await;
+    let published = sent.iter().filter(|outcome| matches!(outcome, Ok(Dispatch::Published))).count();
+    assert_eq!(published, 1, "{sent:?}");
+    assert!(sent.iter().all(Result::is_ok), "{sent:?}");
+}
+
+fn large(task: construct_domain::TaskId, size: usize) -> construct_proto::mesh::v1::ModelInvoke {
+    let mut command = invoke(task, 1);
+    command.system = "x".repeat(size);
+    command
+}
+
+fn blob_files(server: &NatsServer) -> Vec<PathBuf> {
+    let mut dirs = vec![server.blobs()];
+    let mut files = Vec::new();
+    while let Some(dir) = dirs.pop() {
+        for entry in fs::read_dir(dir).expect("the folder can be read") {
+            let path = entry.expect("the entry can be read").path();
+            if path.is_dir() { dirs.push(path) } else { files.push(path) }
+        }
+    }
+    files
+}
+
+#[tokio::test]
+async fn a_large_payload_travels_as_a_blob_and_nobody_notices() {
+    let server = NatsServer::start().await;
+    let bus = server.bus().await;
+    let mut tap = bus.tap("construct.v1.cmd.>").await.expect("tapped");
+    let command = large(task(1), 3 * 1024 * 1024);
+    let address = subject::ModelInvoke::new(Pool::model_default(), task(1));
+    bus.publish_once(&address, &command).await.expect("sent");
+    // The same content is stored once.
+    let other = subject::ModelInvoke::new(Pool::new("other").expect("a name"), task(1));
+    bus.publish_once(&other, &command).await.expect("sent");
+    assert_eq!(blob_files(&server).len(), 1);
+    assert_eq!(fs::metadata(server.blobs()).expect("it is there").permissions().mode() & 0o777, 0o700);
+
+    let tapped = within("the tapped message", tap.next()).await.expect("tapped");
+    assert_eq!(tapped.subject, address.subject());
+    assert_eq!(tapped.type_name.as_deref(), Some("construct.mesh.v1.ModelInvoke"));
+    assert_eq!(tapped.payload, prost::Message::encode_to_vec(&command));
+    assert!(tapped.blob.is_some_and(|blob| blob.starts_with("sha256:")));
+    assert!(tapped.headers.contains(&(STEP.to_owned(), step(1).to_string())));
+
+    let mut consumer = bus.consume_model(&Pool::model_default(), options(1));
+    assert_eq!(next(&mut consumer).await.message, command);
+}
+
+#[tokio::test]
+async fn a_payload_beyond_all_limits_is_refused_with_its_size() {
+    let server = NatsServer::start().await;
+    let bus = server.bus().await;
+    let address = subject::ModelInvoke::new(Pool::model_default(), task(1));
+    let error = bus.publish_once(&address, &large(task(1), PAYLOAD_LIMIT)).await.expect_err("too large");
+    assert!(
+        matches!(error, publish::Error::TooLarge { size, limit: PAYLOAD_LIMIT } if size > PAYLOAD_LIMIT),
+        "{error}"
+    );
+    assert!(!error.is_retryable());
+
+    let without = Bus::connect(server.url(), ConnectOptions::new("test")).await.expect("connected");
+    let error = without.publish_once(&address, &large(task(1), INLINE_LIMIT)).await.expect_err("too large");
+    assert!(matches!(error, publish::Error::TooLarge { limit: INLINE_LIMIT, .. }), "{error}");
+}
+
+#[tokio::test]
+async fn a_damaged_blob_becomes_a_dead_letter_and_publishing_again_heals_it() {
+    let server = NatsServer::start().await;
+    let bus = server.bus().await;
+    let mut dead = bus.tap("construct.v1.dead.>").await.expect("tapped");
+    let address = subject::ModelInvoke::new(Pool::model_default(), task(1));
+    let command = large(task(1), INLINE_LIMIT);
+    bus.publish_once(&address, &command).await.expect("sent");
+    let file = blob_files(&server).pop().expect("a blob");
+    let mut content = fs::read(&file).expect("readable");
+    content[1000] ^= 1;
+    fs::write(&file, content).expect("writable");
+
+    let mut consumer = bus.consume_model(&Pool::model_default(), options(1));
+    let letter = tokio::select! {
+        letter = within("the dead letter", dead.next()) => letter.expect("tapped"),
+        delivery = consumer.next() => panic!("delivered in spite of the damage: {:?}", delivery.map(|it| it.delivery)),
+    };
+    let letter: construct_proto::mesh::v1::DeadLetter = prost::Message::decode(letter.payload).expect("a letter");
+    assert!(letter.reason.contains("corrupt"), "{}", letter.reason);
+    assert_eq!(letter.subject, address.subject());
+
+    within("the damaged command to be gone", async {
+        while bus.publish_once(&address, &command).await.expect("sent") != Dispatch::Published {}
+    })
+    .await;
+    assert_eq!(next(&mut consumer).await.message, command);
+}
+
+#[tokio::test]
+async fn without_a_stream_or_a_server_publishing_fails_in_time_and_says_so() {
+    let mut server = NatsServer::start().await;
+    let bus = Bus::connect(server.url(), ConnectOptions::new("test")).await.expect("connected");
+    let address = subject::TaskResult::new(task(1));
+    let short = Duration::from_millis(500);
+    let error = bus.publish_within(&address, &result(task(1), 1), short).await.expect_err("no stream");
+    assert!(matches!(error, publish::Error::NoStream { .. }), "{error:?}");
+    assert!(error.is_retryable());
+
+    server.kill();
+    let began = std::time::Instant::now();
+    let error = bus.publish_within(&address, &result(task(1), 1), short).await.expect_err("no server");
+    assert!(error.is_retryable(), "{error:?}");
+    assert!(began.elapsed() < Duration::from_secs(2), "{:?}", began.elapsed());
+
+    let error = Bus::connect(server.url(), ConnectOptions::new("test")).await.expect_err("no server");
+    assert!(error.is_retryable(), "{error:?}");
+}
+
+#[tokio::test]
+async fn a_cancellation_reaches_every_process_of_the_service_it_is_for() {
+    let server = NatsServer::start().await;
+    let (sender, one, two) = (server.bus().await, server.bus().await, server.bus().await);
+    let mut heard = Vec::new();
+    for bus in [&one, &two] {
+        heard.push(bus.subscribe_cancel(Service::Interpreter).await.expect("subscribed"));
+    }
+    let cancel = |number| CancelStep {
+        task_id: task(1).to_string(),
+        step_id: step(number).to_string(),
+        reason: "told to".to_owned(),
+    };
+    let to = |service| subject::Cancel { service };
+    sender.broadcast(&to(Service::Providers), &cancel(1)).await.expect("sent");
+    sender.broadcast(&to(Service::Interpreter), &cancel(2)).await.expect("sent");
+    for heard in &mut heard {
+        assert_eq!(within("the cancellation", heard.next()).await, Some(cancel(2)));
+    }
+    assert!(sender.broadcast(&to(Service::Interpreter), &CancelStep::default()).await.is_err());
+}
+
+#[tokio::test]
+async fn tools_are_answered_by_any_interpreter_or_by_nobody() {
+    let server = NatsServer::start().await;
+    let bus = server.bus().await;
+    let question = ToolCatalogueRequest { workspace: "/srv/w".to_owned() };
+    let error = bus.request_tools(&question, Duration::from_secs(5)).await.expect_err("nobody there");
+    assert!(matches!(error, request::Error::NoResponders), "{error:?}");
+
+    let stop = CancellationToken::new();
+    let interpreter = server.bus().await;
+    let serving = tokio::spawn({
+        let stop = stop.clone();
+        async move {
+            interpreter
+                .serve_tools(stop, |question| async move {
+                    ToolCatalogue { facts: question.workspace, ..Default::default() }
+                })
+                .await
+        }
+    });
+    let answer = within("an answer", async {
+        loop {
+            if let Ok(answer) = bus.request_tools(&question, Duration::from_secs(5)).await {
+                return answer;
+            }
+        }
+    })
+    .await;
+    assert_eq!(answer.facts, "/srv/w");
+    stop.cancel();
+    within("the server of tools to stop", serving).await.expect("no panic").expect("no error");
+}
+
+#[tokio::test]
+async fn headers_tell_a_passer_by_what_a_message_is() {
+    let server = NatsServer::start().await;
+    let bus = server.bus().await;
+    let mut tap = bus.tap("construct.v1.cmd.task.>").await.expect("tapped");
+    bus.publish(&subject::TaskResult::new(task(1)), &result(task(1), 4)).await.expect("sent");
+    let message = within("the tapped message", tap.next()).await.expect("tapped");
+    let header = |name: &str| message.headers.iter().find(|(found, _)| found == name).map(|(_, value)| value.as_str());
+    assert_eq!(header(TYPE), Some("construct.mesh.v1.StepResult"));
+    assert_eq!(header(STEP), Some(step_ref(task(1), 4).step_id.as_str()));
+    assert!(header("Nats-Msg-Id").is_some());
+    assert_eq!(header(BLOB), None);
+
+    let partition = construct_domain::partition::of(task(1));
+    let mut consumer = bus.consume_tasks(partition, options(1));
+    assert_eq!(next(&mut consumer).await.message, TaskMessage::Result(result(task(1), 4)));
+}

@@ -1,0 +1,140 @@
+use std::fmt::Debug;
+
+use construct_domain::{AgentId, ModelId, ModelProviderId, partition};
+use construct_proto::v1::{Agent, Deleted, Event, Metadata, event::Payload};
+use uuid::Uuid;
+
+use super::{ORGANIZATION, event, invoke, step, task, wake};
+use crate::{
+    Address, Entity, EventType, Pool, Service,
+    subject::{
+        Cancel, CodeExecute, Dead, Delta, EntityEvent, EventAddress, Journal, ModelInvoke, TaskEvent, TaskResult,
+        TaskWake, Tools,
+    },
+    topology::Stream,
+};
+
+fn reads_back<A: Address>(address: &A, expected: &str) {
+    assert_eq!(address.subject(), expected);
+    assert_eq!(A::parse(expected).as_ref(), Ok(address));
+    for broken in [
+        format!("{expected}.more"),
+        format!("{expected}."),
+        format!("x.{expected}"),
+        expected.replacen("v1", "v2", 1),
+        expected.rsplit_once('.').map(|(front, _)| front.to_owned()).unwrap_or_default(),
+        String::new(),
+    ] {
+        assert!(A::parse(&broken).is_err(), "{broken}");
+    }
+}
+
+const TASK: &str = "task_00000000-0000-0000-0000-000000000007";
+const ORG: &str = "org_00000000-0000-7000-8000-000000000001";
+
+#[test]
+fn every_subject_is_what_people_tap_and_reads_back() {
+    let partition = partition::of(task(7));
+    reads_back(&TaskWake::new(task(7)), &format!("construct.v1.cmd.task.wake.{partition:02}.{TASK}"));
+    reads_back(&TaskResult::new(task(7)), &format!("construct.v1.cmd.task.result.{partition:02}.{TASK}"));
+    reads_back(
+        &ModelInvoke::new(Pool::model_default(), task(7)),
+        &format!("construct.v1.cmd.model.invoke.default.{TASK}"),
+    );
+    reads_back(
+        &CodeExecute::new(Pool::code_default(), task(7)),
+        &format!("construct.v1.cmd.code.execute.cpu-2.{TASK}"),
+    );
+    reads_back(&Delta { organization: ORGANIZATION, task: task(7) }, &format!("construct.v1.delta.{ORG}.task.{TASK}"));
+    reads_back(&Journal { step: step(7) }, "construct.v1.journal.step_00000000-0000-0000-0000-000000000007");
+    reads_back(&Cancel { service: Service::Providers }, "construct.v1.ctl.providers.all.cancel");
+    reads_back(&Tools, "construct.v1.ctl.interpreter.any.tools");
+    reads_back(&Dead { stream: Stream::Model }, "construct.v1.dead.CONSTRUCT_MODEL");
+    for (kind, entity) in [
+        ("agent", Entity::Agent(AgentId::from_uuid(Uuid::from_u128(7)))),
+        ("model", Entity::Model(ModelId::from_uuid(Uuid::from_u128(7)))),
+        ("provider", Entity::Provider(ModelProviderId::from_uuid(Uuid::from_u128(7)))),
+    ] {
+        let address = EntityEvent { organization: ORGANIZATION, entity, event: kind_of(&format!("{kind}.updated")) };
+        let subject =
+            format!("construct.v1.evt.{ORG}.{kind}.{kind}_00000000-0000-0000-0000-000000000007.{kind}.updated");
+        assert_eq!(address.subject(), subject);
+        assert_eq!(EntityEvent::parse(&subject), Ok(address));
+    }
+}
+
+fn kind_of(name: &str) -> EventType {
+    EventType::new(name).expect("a valid type")
+}
+
+#[test]
+fn event_types_of_one_and_two_words_make_as_many_tokens() {
+    for name in ["error", "message.created"] {
+        let address = TaskEvent { organization: ORGANIZATION, task: task(7), event: kind_of(name) };
+        assert_eq!(address.subject(), format!("construct.v1.evt.{ORG}.task.{TASK}.{name}"));
+        assert_eq!(TaskEvent::parse(&address.subject()), Ok(address));
+    }
+    for name in ["", ".", "a.", ".a", "a.b.c", "A", "a b", "a*", "a.>", "message.Created"] {
+        assert!(EventType::new(name).is_err(), "{name}");
+    }
+}
+
+#[test]
+fn a_task_in_the_subject_of_another_partition_is_refused() {
+    let subject = TaskWake::new(task(7)).subject();
+    let own = format!(".{:02}.", partition::of(task(7)));
+    let other = format!(".{:02}.", (partition::of(task(7)) + 1) % partition::COUNT);
+    assert!(TaskWake::parse(&subject.replace(&own, &other)).is_err());
+}
+
+#[test]
+fn a_pool_that_could_not_be_a_token_is_refused() {
+    for name in ["", "a.b", "*", ">", "a b", "Größe", &"x".repeat(33)] {
+        assert!(Pool::new(name).is_err(), "{name}");
+    }
+}
+
+fn refuses<A: Address>(address: &A, message: &A::Message)
+where
+    A::Message: Debug,
+{
+    assert!(address.check(message).is_err(), "{address:?} {message:?}");
+}
+
+#[test]
+fn a_payload_with_other_ids_than_its_subject_is_refused() {
+    refuses(&TaskWake::new(task(7)), &wake(task(8), ""));
+    refuses(&TaskWake::new(task(7)), &construct_proto::mesh::v1::TaskWake::default());
+    refuses(&ModelInvoke::new(Pool::model_default(), task(7)), &invoke(task(8), 1));
+    refuses(&TaskResult::new(task(7)), &Default::default());
+    refuses(&Journal { step: step(1) }, &Default::default());
+    refuses(&Delta { organization: ORGANIZATION, task: task(7) }, &event(task(7), "message.created", 0, 0));
+    let address = TaskEvent { organization: ORGANIZATION, task: task(7), event: kind_of("message.created") };
+    refuses(&address, &event(task(7), "message.updated", 0, 0));
+}
+
+#[test]
+fn an_event_finds_its_own_subject() {
+    let of = |event: &Event| match EventAddress::of(event) {
+        Ok(EventAddress::Task(address)) => address.subject(),
+        Ok(EventAddress::Entity(address)) => address.subject(),
+        Ok(EventAddress::Delta(address)) => address.subject(),
+        Err(error) => error.to_string(),
+    };
+    assert_eq!(of(&event(task(7), "message.delta", 1, 1)), format!("construct.v1.delta.{ORG}.task.{TASK}"));
+    assert_eq!(of(&event(task(7), "message.restarted", 1, 1)), format!("construct.v1.delta.{ORG}.task.{TASK}"));
+    assert_eq!(of(&event(task(7), "tool.called", 1, 1)), format!("construct.v1.evt.{ORG}.task.{TASK}.tool.called"));
+    let agent = "agent_00000000-0000-0000-0000-000000000007".to_owned();
+    let about = |kind: &str, payload| Event {
+        r#type: kind.to_owned(),
+        organization_id: ORG.to_owned(),
+        payload: Some(payload),
+        ..Default::default()
+    };
+    let metadata = Some(Metadata { id: agent.clone(), ..Default::default() });
+    let updated = about("agent.updated", Payload::Agent(Agent { metadata, ..Default::default() }));
+    assert_eq!(of(&updated), format!("construct.v1.evt.{ORG}.agent.{agent}.agent.updated"));
+    let deleted = about("agent.deleted", Payload::Deleted(Deleted { id: agent.clone() }));
+    assert_eq!(of(&deleted), format!("construct.v1.evt.{ORG}.agent.{agent}.agent.deleted"));
+    assert!(EventAddress::of(&Event::default()).is_err());
+}

@@ -1,0 +1,137 @@
+use std::collections::BTreeSet;
+
+use async_nats::jetstream::stream::Config;
+use construct_domain::partition;
+use futures::future::join_all;
+
+use super::{ORGANIZATION, step, task};
+use crate::{
+    Bus, ConnectOptions, EventType, Pool, subject,
+    subject::Stored,
+    testing::NatsServer,
+    topology::{Retention, Stream, consumers, streams},
+};
+
+/// Whether a filter matches a subject, by NATS's rules.
+fn matches(filter: &str, subject: &str) -> bool {
+    let mut subject = subject.split('.');
+    for token in filter.split('.') {
+        match (token, subject.next()) {
+            (">", Some(_)) => return true,
+            ("*", Some(_)) => {}
+            (word, Some(found)) if word == found => {}
+            _ => return false,
+        }
+    }
+    subject.next().is_none()
+}
+
+fn stored<A: Stored>(address: &A) -> (Stream, String) {
+    (A::STREAM, address.subject())
+}
+
+#[test]
+fn every_stored_message_has_exactly_the_stream_its_type_names() {
+    let event = |name| EventType::new(name).expect("a valid type");
+    let agent = construct_domain::AgentId::from_uuid(task(1).uuid());
+    let all = [
+        stored(&subject::TaskWake::new(task(1))),
+        stored(&subject::TaskResult::new(task(1))),
+        stored(&subject::ModelInvoke::new(Pool::model_default(), task(1))),
+        stored(&subject::CodeExecute::new(Pool::code_default(), task(1))),
+        stored(&subject::TaskEvent { organization: ORGANIZATION, task: task(1), event: event("error") }),
+        stored(&subject::EntityEvent {
+            organization: ORGANIZATION,
+            entity: subject::Entity::Agent(agent),
+            event: event("agent.created"),
+        }),
+        stored(&subject::Delta { organization: ORGANIZATION, task: task(1) }),
+        stored(&subject::Journal { step: step(1) }),
+        stored(&subject::Dead { stream: Stream::Task }),
+    ];
+    let mut used = BTreeSet::new();
+    for (stream, subject) in all {
+        let found: Vec<Stream> =
+            streams().iter().filter(|row| matches(row.subject, &subject)).map(|row| row.stream).collect();
+        assert_eq!(found, [stream], "{subject}");
+        used.insert(stream.name());
+    }
+    let declared: BTreeSet<&str> = streams().iter().map(|row| row.stream.name()).collect();
+    assert_eq!(declared, used);
+    assert_eq!(declared, Stream::ALL.iter().map(|stream| stream.name()).collect());
+}
+
+#[test]
+fn every_command_has_exactly_one_consumer() {
+    let commands = (1..500).map(task).flat_map(|task| {
+        [
+            stored(&subject::TaskWake::new(task)),
+            stored(&subject::TaskResult::new(task)),
+            stored(&subject::ModelInvoke::new(Pool::model_default(), task)),
+            stored(&subject::CodeExecute::new(Pool::code_default(), task)),
+        ]
+    });
+    let rows = consumers();
+    let mut used = BTreeSet::new();
+    for (stream, subject) in commands {
+        let found: Vec<_> = rows.iter().filter(|row| row.stream == stream && matches(&row.filter, &subject)).collect();
+        assert_eq!(found.len(), 1, "{subject}: {found:?}");
+        used.insert(found[0].durable.clone());
+    }
+    assert_eq!(used.len(), rows.len(), "a consumer that gets nothing");
+    assert_eq!(rows.len(), usize::from(partition::COUNT) + 2);
+}
+
+#[test]
+fn only_work_queues_have_consumers() {
+    let queues = streams().iter().filter(|row| row.retention == Retention::WorkQueue).map(|row| row.stream.name());
+    let consumed: BTreeSet<&str> = consumers().iter().map(|row| row.stream.name()).collect();
+    assert_eq!(queues.collect::<BTreeSet<_>>(), consumed);
+}
+
+#[tokio::test]
+async fn services_that_start_at_once_agree_on_the_topology() {
+    let server = NatsServer::start().await;
+    let buses = join_all((0..6).map(|n| Bus::connect(server.url(), ConnectOptions::new(format!("service {n}"))))).await;
+    let buses: Vec<Bus> = buses.into_iter().map(|bus| bus.expect("the server accepts connections")).collect();
+    for outcome in join_all(buses.iter().map(Bus::ensure_topology)).await {
+        outcome.expect("every service succeeds");
+    }
+    for row in consumers() {
+        let stream = buses[0].inner.jetstream.get_stream(row.stream.name()).await.expect("the stream is there");
+        let info = stream.consumer_info(&row.durable).await.expect("the consumer is there");
+        assert_eq!(info.config.filter_subject, row.filter);
+    }
+}
+
+#[tokio::test]
+async fn a_stream_that_differs_is_brought_back_and_keeps_what_is_the_operators() {
+    let server = NatsServer::start().await;
+    let bus = server.bus().await;
+    let jetstream = &bus.inner.jetstream;
+    let name = Stream::Deltas.name();
+    let config = |stream: &async_nats::jetstream::stream::Stream| stream.cached_info().config.clone();
+    let right = config(&jetstream.get_stream(name).await.expect("it is there"));
+    let changed = Config { max_bytes: 12_345, allow_direct: true, ..right.clone() };
+    jetstream.update_stream(changed).await.expect("the server takes it");
+
+    bus.ensure_topology().await.expect("it can be brought back");
+    let healed = config(&jetstream.get_stream(name).await.expect("it is there"));
+    assert_eq!(healed.max_bytes, right.max_bytes);
+    assert!(healed.allow_direct);
+}
+
+#[tokio::test]
+async fn a_topology_that_cannot_be_changed_in_place_is_an_error_that_names_the_stream() {
+    let server = NatsServer::start().await;
+    let bus = Bus::connect(server.url(), ConnectOptions::new("test")).await.expect("the server accepts connections");
+    let wrong = Config {
+        name: Stream::Task.name().to_owned(),
+        subjects: vec!["construct.v1.cmd.task.>".to_owned()],
+        ..Default::default()
+    };
+    bus.inner.jetstream.create_stream(wrong).await.expect("the server takes it");
+    let error = bus.ensure_topology().await.expect_err("limits cannot become a work queue");
+    assert!(error.to_string().contains("CONSTRUCT_TASK"), "{error}");
+    assert!(!error.is_retryable());
+}

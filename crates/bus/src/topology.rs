@@ -1,0 +1,227 @@
+//! The one table of streams and consumers, and how it is brought about at the server.
+
+mod ensure;
+
+use std::time::Duration;
+
+use construct_domain::partition;
+
+pub use ensure::Error;
+pub(crate) use ensure::{ensure, ensure_consumer};
+
+use crate::subject::{Pool, partition_token};
+
+/// How long a command may stay unacknowledged before another worker gets it. Short, because a worker that lives says so
+/// three times within it ([`KEEP_ALIVE`]), and a worker that died should not keep a task waiting.
+pub const ACK_WAIT: Duration = Duration::from_secs(5);
+
+/// How often a working worker says that it lives.
+pub const KEEP_ALIVE: Duration = Duration::from_millis(1500);
+
+/// How long a stream remembers `Nats-Msg-Id`s. Longer than any retry of one publish call.
+pub const DUPLICATE_WINDOW: Duration = Duration::from_secs(120);
+
+const MIB: i64 = 1024 * 1024;
+const HOUR: Duration = Duration::from_secs(60 * 60);
+
+/// A stream of the mesh.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Stream {
+    /// Scripts to run.
+    Code,
+    /// What was given up.
+    Dead,
+    /// Live text.
+    Deltas,
+    /// What happened.
+    Events,
+    /// Host calls of executions.
+    Journal,
+    /// Model calls to make.
+    Model,
+    /// Wakes and results of tasks.
+    Task,
+}
+
+impl Stream {
+    /// Every stream, alphabetically.
+    pub const ALL: [Self; 7] =
+        [Self::Code, Self::Dead, Self::Deltas, Self::Events, Self::Journal, Self::Model, Self::Task];
+
+    /// Its name at the server.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Code => "CONSTRUCT_CODE",
+            Self::Dead => "CONSTRUCT_DEAD",
+            Self::Deltas => "CONSTRUCT_DELTAS",
+            Self::Events => "CONSTRUCT_EVENTS",
+            Self::Journal => "CONSTRUCT_JOURNAL",
+            Self::Model => "CONSTRUCT_MODEL",
+            Self::Task => "CONSTRUCT_TASK",
+        }
+    }
+}
+
+/// When a stream lets go of a message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Retention {
+    /// When it is acknowledged.
+    WorkQueue,
+    /// When it is too old or there is too much.
+    Limits,
+}
+
+/// What happens to a message when the stream is full.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WhenFull {
+    /// The publisher is refused, and tries again later.
+    Refuse,
+    /// The oldest messages go.
+    DropOldest,
+}
+
+/// One row of the table of streams. All are kept on disk.
+#[derive(Debug, Clone, Copy)]
+pub struct StreamRow {
+    /// Which stream.
+    pub stream: Stream,
+    /// What it listens to.
+    pub subject: &'static str,
+    /// When it lets go of a message.
+    pub retention: Retention,
+    /// The oldest a message becomes. Zero: any age.
+    pub max_age: Duration,
+    /// The most bytes on disk; reserved by the server when the stream is made.
+    pub max_bytes: i64,
+    /// What happens at `max_bytes`.
+    pub when_full: WhenFull,
+    /// Why it is so.
+    pub why: &'static str,
+}
+
+/// The table of streams.
+pub const fn streams() -> &'static [StreamRow] {
+    STREAMS
+}
+
+const STREAMS: &[StreamRow] = &[
+    StreamRow {
+        stream: Stream::Task,
+        subject: "construct.v1.cmd.task.>",
+        retention: Retention::WorkQueue,
+        max_age: Duration::ZERO,
+        max_bytes: 256 * MIB,
+        when_full: WhenFull::Refuse,
+        why: "a lost result costs a model call; refused publishers keep theirs and try again",
+    },
+    StreamRow {
+        stream: Stream::Model,
+        subject: "construct.v1.cmd.model.>",
+        retention: Retention::WorkQueue,
+        max_age: Duration::ZERO,
+        max_bytes: 128 * MIB,
+        when_full: WhenFull::Refuse,
+        why: "the reconciler derives a refused command again from the task's row",
+    },
+    StreamRow {
+        stream: Stream::Code,
+        subject: "construct.v1.cmd.code.>",
+        retention: Retention::WorkQueue,
+        max_age: Duration::ZERO,
+        max_bytes: 128 * MIB,
+        when_full: WhenFull::Refuse,
+        why: "the reconciler derives a refused command again from the task's row",
+    },
+    StreamRow {
+        stream: Stream::Events,
+        subject: "construct.v1.evt.>",
+        retention: Retention::Limits,
+        max_age: HOUR.saturating_mul(24 * 7),
+        max_bytes: 512 * MIB,
+        when_full: WhenFull::DropOldest,
+        why: "records are in PostgreSQL as well; a week is what people look back when they search for a cause",
+    },
+    StreamRow {
+        stream: Stream::Deltas,
+        subject: "construct.v1.delta.>",
+        retention: Retention::Limits,
+        max_age: HOUR,
+        max_bytes: 256 * MIB,
+        when_full: WhenFull::DropOldest,
+        why: "live text is void once its message is complete; an hour covers the longest answer",
+    },
+    StreamRow {
+        stream: Stream::Journal,
+        subject: "construct.v1.journal.>",
+        retention: Retention::Limits,
+        max_age: HOUR.saturating_mul(24 * 7),
+        max_bytes: 512 * MIB,
+        when_full: WhenFull::Refuse,
+        why: "dropping the oldest would silently let a side effect run twice; a refused entry stops the call before it starts",
+    },
+    StreamRow {
+        stream: Stream::Dead,
+        subject: "construct.v1.dead.>",
+        retention: Retention::Limits,
+        max_age: HOUR.saturating_mul(24 * 30),
+        max_bytes: 32 * MIB,
+        when_full: WhenFull::DropOldest,
+        why: "for people; a flood of broken messages must not stop the mesh",
+    },
+];
+
+/// One row of the table of consumers: durable, pulled, explicitly acknowledged, delivered again without limit (what
+/// cannot be decoded is terminated, everything else is worth another try).
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ConsumerRow {
+    /// Its name at the server.
+    pub durable: String,
+    /// The stream it takes from.
+    pub stream: Stream,
+    /// Which of the stream's messages it gets; rows of one stream never overlap.
+    pub filter: String,
+    /// The most messages delivered and unsettled over all workers together; further ones wait at the server.
+    pub max_ack_pending: i64,
+    /// Why it is so.
+    pub why: &'static str,
+}
+
+/// The table of consumers, with the pools that exist without anybody naming them.
+pub fn consumers() -> Vec<ConsumerRow> {
+    let tasks = (0..partition::COUNT).map(task_consumer);
+    tasks.chain([model_consumer(&Pool::model_default()), code_consumer(&Pool::code_default())]).collect()
+}
+
+/// The row of a partition's wakes and results.
+pub fn task_consumer(partition: u16) -> ConsumerRow {
+    let partition = partition_token(partition);
+    ConsumerRow {
+        durable: format!("task-p{partition}"),
+        stream: Stream::Task,
+        filter: format!("construct.v1.cmd.task.*.{partition}.*"),
+        max_ack_pending: 1024,
+        why: "one per partition, so that a reconciler takes only what is its own; the bound is per partition",
+    }
+}
+
+/// The row of a pool's model calls.
+pub fn model_consumer(pool: &Pool) -> ConsumerRow {
+    ConsumerRow {
+        durable: format!("model-{pool}"),
+        stream: Stream::Model,
+        filter: format!("construct.v1.cmd.model.invoke.{pool}.*"),
+        max_ack_pending: 4096,
+        why: "shared by all providers of the pool; each bounds itself by how much it pulls",
+    }
+}
+
+/// The row of a pool's scripts.
+pub fn code_consumer(pool: &Pool) -> ConsumerRow {
+    ConsumerRow {
+        durable: format!("code-{pool}"),
+        stream: Stream::Code,
+        filter: format!("construct.v1.cmd.code.execute.{pool}.*"),
+        max_ack_pending: 4096,
+        why: "shared by all interpreters of the pool; each bounds itself by how much it pulls",
+    }
+}

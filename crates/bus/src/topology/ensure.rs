@@ -1,0 +1,172 @@
+//! Makes the server's streams and consumers what the table says. Idempotent, and safe when several services start at
+//! once: creating something that exists with the same configuration succeeds, and a lost race is answered by looking again.
+
+use async_nats::jetstream::{
+    self,
+    consumer::{AckPolicy, Consumer, DeliverPolicy, ReplayPolicy, pull},
+    context::{CreateStreamErrorKind, GetStreamErrorKind},
+    stream::{Config, ConsumerErrorKind, DiscardPolicy, RetentionPolicy, StorageType},
+};
+
+use super::{ACK_WAIT, ConsumerRow, DUPLICATE_WINDOW, Retention, StreamRow, WhenFull, consumers, streams};
+
+/// How often a lost race is answered by looking again.
+const ATTEMPTS: usize = 5;
+
+type Source = Box<dyn std::error::Error + Send + Sync>;
+
+/// Why the server could not be brought into the state of the table.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// A stream could not be read, made or changed.
+    #[error("stream {stream} could not be brought about")]
+    Stream {
+        /// Its name.
+        stream: &'static str,
+        /// Whether another try may help.
+        retryable: bool,
+        /// What the server or the connection said.
+        source: Source,
+    },
+    /// A consumer could not be made or changed.
+    #[error("consumer {consumer} could not be brought about")]
+    Consumer {
+        /// Its name.
+        consumer: String,
+        /// Whether another try may help.
+        retryable: bool,
+        /// What the server or the connection said.
+        source: Source,
+    },
+}
+
+impl Error {
+    /// Whether another try may help, without anybody changing anything.
+    pub const fn is_retryable(&self) -> bool {
+        match self {
+            Self::Stream { retryable, .. } | Self::Consumer { retryable, .. } => *retryable,
+        }
+    }
+}
+
+pub(crate) async fn ensure(jetstream: &jetstream::Context) -> Result<(), Error> {
+    for row in streams() {
+        ensure_stream(jetstream, row).await?;
+    }
+    for row in consumers() {
+        ensure_consumer(jetstream, &row).await?;
+    }
+    Ok(())
+}
+
+async fn ensure_stream(jetstream: &jetstream::Context, row: &StreamRow) -> Result<(), Error> {
+    let stream = row.stream.name();
+    let mut attempt = 0;
+    loop {
+        attempt += 1;
+        let outcome = match jetstream.get_stream(stream).await {
+            Ok(existing) => {
+                let existing = &existing.cached_info().config;
+                let wanted = stream_config(row, existing.clone());
+                if wanted == *existing {
+                    return Ok(());
+                }
+                tracing::info!(stream, "updating the stream's configuration");
+                jetstream.update_stream(wanted).await.map(drop)
+            }
+            Err(error) => match error.kind() {
+                GetStreamErrorKind::JetStream(error)
+                    if error.error_code() == jetstream::ErrorCode::STREAM_NOT_FOUND =>
+                {
+                    jetstream.create_stream(stream_config(row, Config::default())).await.map(drop)
+                }
+                GetStreamErrorKind::JetStream(error) => {
+                    return Err(Error::Stream { stream, retryable: error.code() == 503, source: error.into() });
+                }
+                _ => return Err(Error::Stream { stream, retryable: true, source: error.into() }),
+            },
+        };
+        let Err(error) = outcome else { return Ok(()) };
+        let (raced, retryable) = match error.kind() {
+            // Somebody else made or removed it between our two steps.
+            CreateStreamErrorKind::JetStream(error) => (
+                [jetstream::ErrorCode::STREAM_NAME_EXIST, jetstream::ErrorCode::STREAM_NOT_FOUND]
+                    .contains(&error.error_code()),
+                error.code() == 503,
+            ),
+            CreateStreamErrorKind::NotFound => (true, true),
+            CreateStreamErrorKind::TimedOut | CreateStreamErrorKind::Response => (false, true),
+            _ => (false, false),
+        };
+        if !raced || attempt >= ATTEMPTS {
+            return Err(Error::Stream { stream, retryable: raced || retryable, source: error.into() });
+        }
+    }
+}
+
+/// Lays our settings over `base`, so that what an operator set beyond them (replicas, placement) stays.
+fn stream_config(row: &StreamRow, base: Config) -> Config {
+    Config {
+        name: row.stream.name().to_owned(),
+        description: Some(row.why.to_owned()),
+        subjects: vec![row.subject.to_owned()],
+        retention: match row.retention {
+            Retention::WorkQueue => RetentionPolicy::WorkQueue,
+            Retention::Limits => RetentionPolicy::Limits,
+        },
+        discard: match row.when_full {
+            WhenFull::Refuse => DiscardPolicy::New,
+            WhenFull::DropOldest => DiscardPolicy::Old,
+        },
+        storage: StorageType::File,
+        max_age: row.max_age,
+        max_bytes: row.max_bytes,
+        // The server writes -1 where it means "no limit".
+        max_messages: -1,
+        max_messages_per_subject: -1,
+        max_message_size: -1,
+        max_consumers: -1,
+        duplicate_window: DUPLICATE_WINDOW,
+        num_replicas: base.num_replicas.max(1),
+        ..base
+    }
+}
+
+/// Makes or updates one consumer.
+pub(crate) async fn ensure_consumer(
+    jetstream: &jetstream::Context,
+    row: &ConsumerRow,
+) -> Result<Consumer<pull::Config>, Error> {
+    let config = pull::Config {
+        durable_name: Some(row.durable.clone()),
+        description: Some(row.why.to_owned()),
+        deliver_policy: DeliverPolicy::All,
+        ack_policy: AckPolicy::Explicit,
+        ack_wait: ACK_WAIT,
+        max_deliver: -1,
+        filter_subject: row.filter.clone(),
+        replay_policy: ReplayPolicy::Instant,
+        max_ack_pending: row.max_ack_pending,
+        ..Default::default()
+    };
+    let mut attempt = 0;
+    loop {
+        attempt += 1;
+        match jetstream.create_consumer_on_stream(config.clone(), row.stream.name()).await {
+            Ok(consumer) => return Ok(consumer),
+            Err(error) => {
+                let (raced, retryable) = match error.kind() {
+                    ConsumerErrorKind::TimedOut | ConsumerErrorKind::Request => (false, true),
+                    ConsumerErrorKind::JetStream(error) => {
+                        (error.error_code() == jetstream::ErrorCode::CONSUMER_NAME_EXIST, error.code() == 503)
+                    }
+                    _ => (false, false),
+                };
+                if !raced || attempt >= ATTEMPTS {
+                    let consumer = row.durable.clone();
+                    return Err(Error::Consumer { consumer, retryable: raced || retryable, source: error.into() });
+                }
+            }
+        }
+    }
+}
