@@ -1,0 +1,398 @@
+//! Agents.
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use uuid::Uuid;
+
+use construct_domain::{AgentId, ModelId, OrganizationId};
+
+use crate::{
+    Cursor, Error, Key, Page, Rendered, Store, Write, Written, text,
+    write::{Writer, begin},
+};
+
+const WHAT: &str = "agent";
+
+/// How a model samples. What is unset leaves the vendor's default.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ModelParameters {
+    /// 0 to 2.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub temperature: Option<f64>,
+    /// Tokens of one answer at most.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_tokens: Option<u32>,
+    /// 0 to 1.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub top_p: Option<f64>,
+    /// Candidates per token.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub top_k: Option<u32>,
+    /// What ends an answer.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub stop_sequences: Vec<String>,
+}
+
+/// Who answers.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Agent {
+    /// Its id.
+    pub id: AgentId,
+    /// Whose.
+    pub organization: OrganizationId,
+    /// What it thinks with.
+    pub model: ModelId,
+    /// That model's name.
+    pub model_name: String,
+    /// Unique in the organisation.
+    pub name: String,
+    /// For people.
+    pub description: String,
+    /// What it is told about its job.
+    pub instructions: String,
+    /// Model calls one user message may cause; 0 means [`construct_domain::task::DEFAULT_MAX_TURNS`].
+    pub max_turns: u32,
+    /// How its model samples.
+    pub parameters: ModelParameters,
+    /// Tasks whose agent this is.
+    pub task_count: i64,
+    /// Rises with every change.
+    pub revision: i64,
+    /// When it was created.
+    pub created_at: Timestamp,
+    /// When it last changed.
+    pub updated_at: Timestamp,
+}
+
+impl Agent {
+    /// Its place in a list.
+    pub fn cursor(&self, key: Key) -> Cursor {
+        Cursor::new(key, self.id.uuid(), &self.name, self.created_at, self.updated_at)
+    }
+}
+
+/// An agent to create.
+#[derive(Debug, Clone, PartialEq)]
+pub struct NewAgent {
+    /// Its id.
+    pub id: AgentId,
+    /// What it thinks with.
+    pub model: ModelId,
+    /// Unique in the organisation.
+    pub name: String,
+    /// For people.
+    pub description: String,
+    /// What it is told about its job.
+    pub instructions: String,
+    /// Model calls one user message may cause; 0 means the default.
+    pub max_turns: u32,
+    /// How its model samples.
+    pub parameters: ModelParameters,
+}
+
+/// What changes of an agent: what is `Some`.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct AgentChanges {
+    /// What it thinks with.
+    pub model: Option<ModelId>,
+    /// Unique in the organisation.
+    pub name: Option<String>,
+    /// For people.
+    pub description: Option<String>,
+    /// What it is told about its job.
+    pub instructions: Option<String>,
+    /// Model calls one user message may cause; 0 means the default.
+    pub max_turns: Option<u32>,
+    /// All of them.
+    pub parameters: Option<ModelParameters>,
+}
+
+/// Which agents a list shows.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct AgentFilter {
+    /// With this model only.
+    pub model: Option<ModelId>,
+    /// Whose names begin so; empty: all.
+    pub name_prefix: String,
+}
+
+struct Row {
+    id: Uuid,
+    organization_id: Uuid,
+    model_id: Uuid,
+    model_name: String,
+    name: String,
+    description: String,
+    instructions: String,
+    max_turns: i32,
+    parameters: Value,
+    task_count: i64,
+    revision: i64,
+    created_at: Timestamp,
+    updated_at: Timestamp,
+}
+
+impl TryFrom<Row> for Agent {
+    type Error = Error;
+
+    fn try_from(row: Row) -> Result<Self, Error> {
+        Ok(Self {
+            id: AgentId::from_uuid(row.id),
+            organization: OrganizationId::from_uuid(row.organization_id),
+            model: ModelId::from_uuid(row.model_id),
+            model_name: row.model_name,
+            name: row.name,
+            description: row.description,
+            instructions: row.instructions,
+            max_turns: turns_from_sql(row.max_turns),
+            parameters: serde_json::from_value(row.parameters).map_err(Error::internal)?,
+            task_count: row.task_count,
+            revision: row.revision,
+            created_at: row.created_at,
+            updated_at: row.updated_at,
+        })
+    }
+}
+
+/// A limit of turns as a parameter of a statement.
+pub(crate) fn turns_to_sql(turns: u32) -> i32 {
+    i32::try_from(turns).unwrap_or(i32::MAX)
+}
+
+/// A limit of turns of a row.
+pub(crate) fn turns_from_sql(turns: i32) -> u32 {
+    u32::try_from(turns).unwrap_or(0)
+}
+
+macro_rules! select {
+    ([$($tail:literal)+], $($argument:expr),* $(,)?) => {
+        sqlx::query_as!(
+            Row,
+            r#"SELECT a.id, a.organization_id, a.model_id, m.name AS model_name, a.name, a.description, a.instructions, a.max_turns,
+                    a.parameters,
+                    (SELECT count(*) FROM tasks t
+                     WHERE t.organization_id = a.organization_id AND t.agent_id = a.id AND t.deleted_at IS NULL) AS "task_count!",
+                    a.revision, a.created_at, a.updated_at
+             FROM agents a
+             JOIN models m ON m.organization_id = a.organization_id AND m.id = a.model_id "# $(+ $tail)+,
+            $($argument),*
+        )
+    };
+}
+
+macro_rules! list {
+    ($store:expr, $organization:expr, $filter:expr, $page:expr, $after:expr, $key:literal, $comparison:literal, $direction:literal) => {{
+        let (value, id) = $after?;
+        select!(
+            ["WHERE a.organization_id = $1
+               AND ($2::uuid IS NULL OR a.model_id = $2) AND starts_with(a.name, $3) AND (" $key ", a.id) " $comparison " ($4, $5)
+             ORDER BY " $key $direction ", a.id" $direction " LIMIT $6"],
+            $organization.uuid(),
+            $filter.model.map(ModelId::uuid),
+            $filter.name_prefix,
+            value,
+            id,
+            $page.limit(),
+        )
+        .fetch_all(&$store.pool)
+        .await?
+    }};
+}
+
+impl Store {
+    /// An agent by id.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn agent_get(&self, organization: OrganizationId, id: AgentId) -> Result<Agent, Error> {
+        select!(["WHERE a.organization_id = $1 AND a.id = $2"], organization.uuid(), id.uuid())
+            .fetch_optional(&self.pool)
+            .await?
+            .ok_or(Error::NotFound { what: WHAT })?
+            .try_into()
+    }
+
+    /// An agent by id or name; a name that looks like the id of another one loses.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn agent_find(&self, organization: OrganizationId, name_or_id: &str) -> Result<Agent, Error> {
+        let id = name_or_id.parse::<AgentId>().ok().map(AgentId::uuid);
+        select!(
+            ["WHERE a.organization_id = $1 AND (a.id = $2 OR a.name = $3) ORDER BY (a.id = $2) IS TRUE DESC LIMIT 1"],
+            organization.uuid(),
+            id as _,
+            name_or_id,
+        )
+        .fetch_optional(&self.pool)
+        .await?
+        .ok_or(Error::NotFound { what: WHAT })?
+        .try_into()
+    }
+
+    /// The id of an agent by id or name.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn agent_resolve(&self, organization: OrganizationId, name_or_id: &str) -> Result<AgentId, Error> {
+        let id = name_or_id.parse::<AgentId>().ok().map(AgentId::uuid);
+        sqlx::query_scalar!(
+            "SELECT id FROM agents WHERE organization_id = $1 AND (id = $2 OR name = $3) ORDER BY (id = $2) IS TRUE DESC LIMIT 1",
+            organization.uuid(),
+            id as _,
+            name_or_id,
+        )
+        .fetch_optional(&self.pool)
+        .await?
+        .map(AgentId::from_uuid)
+        .ok_or(Error::NotFound { what: WHAT })
+    }
+
+    /// A page of agents.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn agent_list(
+        &self,
+        organization: OrganizationId,
+        filter: &AgentFilter,
+        page: &Page,
+    ) -> Result<Vec<Agent>, Error> {
+        let rows = match (page.order.key, page.order.descending) {
+            (Key::CreatedAt, false) => {
+                list!(self, organization, filter, page, page.after_time(), "a.created_at", ">", "")
+            }
+            (Key::CreatedAt, true) => {
+                list!(self, organization, filter, page, page.after_time(), "a.created_at", "<", " DESC")
+            }
+            (Key::UpdatedAt, false) => {
+                list!(self, organization, filter, page, page.after_time(), "a.updated_at", ">", "")
+            }
+            (Key::UpdatedAt, true) => {
+                list!(self, organization, filter, page, page.after_time(), "a.updated_at", "<", " DESC")
+            }
+            (Key::Name, false) => list!(self, organization, filter, page, page.after_name(), "a.name", ">", ""),
+            (Key::Name, true) => list!(self, organization, filter, page, page.after_name(), "a.name", "<", " DESC"),
+        };
+        rows.into_iter().map(TryInto::try_into).collect()
+    }
+
+    /// Creates an agent.
+    ///
+    /// # Errors
+    /// [`Error::AlreadyExists`] when the name is taken, [`Error::NotFound`] when what it refers to is not there; those
+    /// of every write.
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn agent_create(
+        &self,
+        write: &Write,
+        new: NewAgent,
+        render: impl FnOnce(&Agent) -> Rendered + Send,
+    ) -> Result<Written<Agent>, Error> {
+        let mut writer = begin!(self, write);
+        sqlx::query!(
+            "INSERT INTO agents
+                 (id, organization_id, model_id, name, description, instructions, max_turns, parameters, created_at, updated_at)
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $9)",
+            new.id.uuid(),
+            writer.organization(),
+            new.model.uuid(),
+            new.name,
+            &*text::clean(&new.description),
+            &*text::clean(&new.instructions),
+            turns_to_sql(new.max_turns),
+            text::json(&new.parameters)?,
+            writer.now(),
+        )
+        .execute(&mut *writer.transaction)
+        .await
+        .map_err(Error::of_write)?;
+        let entity = agent_reload(&mut writer, new.id).await?;
+        writer.finish(entity, render).await
+    }
+
+    /// Changes an agent.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], [`Error::AlreadyExists`], [`Error::Conflict`] when it has another revision than expected.
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn agent_update(
+        &self,
+        write: &Write,
+        id: AgentId,
+        expected_revision: Option<i64>,
+        changes: AgentChanges,
+        render: impl FnOnce(&Agent) -> Rendered + Send,
+    ) -> Result<Written<Agent>, Error> {
+        let mut writer = begin!(self, write);
+        let parameters = changes.parameters.as_ref().map(text::json).transpose()?;
+        let done = sqlx::query!(
+            "UPDATE agents SET
+                 model_id = coalesce($5, model_id),
+                 name = coalesce($6, name),
+                 description = coalesce($7, description),
+                 instructions = coalesce($8, instructions),
+                 max_turns = coalesce($9, max_turns),
+                 parameters = coalesce($10, parameters),
+                 revision = revision + 1,
+                 updated_at = $4
+             WHERE organization_id = $1 AND id = $2 AND ($3::bigint IS NULL OR revision = $3)",
+            writer.organization(),
+            id.uuid(),
+            expected_revision,
+            writer.now(),
+            changes.model.map(ModelId::uuid),
+            changes.name,
+            text::clean_option(changes.description.as_deref()),
+            text::clean_option(changes.instructions.as_deref()),
+            changes.max_turns.map(turns_to_sql),
+            parameters,
+        )
+        .execute(&mut *writer.transaction)
+        .await
+        .map_err(Error::of_write)?;
+        let entity = agent_reload(&mut writer, id).await?;
+        if done.rows_affected() == 0 {
+            return Err(Error::Conflict);
+        }
+        writer.finish(entity, render).await
+    }
+
+    /// Deletes an agent. The entity in the result is what it was.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], [`Error::InUse`] while something refers to it.
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn agent_delete(
+        &self,
+        write: &Write,
+        id: AgentId,
+        render: impl FnOnce(&Agent) -> Rendered + Send,
+    ) -> Result<Written<Agent>, Error> {
+        let mut writer = begin!(self, write);
+        let entity = agent_reload(&mut writer, id).await?;
+        let done =
+            sqlx::query!("DELETE FROM agents WHERE organization_id = $1 AND id = $2", writer.organization(), id.uuid())
+                .execute(&mut *writer.transaction)
+                .await
+                .map_err(Error::of_delete)?;
+        if done.rows_affected() == 0 {
+            return Err(Error::NotFound { what: WHAT });
+        }
+        writer.finish(entity, render).await
+    }
+}
+
+async fn agent_reload(writer: &mut Writer<'_>, id: AgentId) -> Result<Agent, Error> {
+    select!(["WHERE a.organization_id = $1 AND a.id = $2"], writer.organization(), id.uuid())
+        .fetch_optional(&mut *writer.transaction)
+        .await?
+        .ok_or(Error::NotFound { what: WHAT })?
+        .try_into()
+}

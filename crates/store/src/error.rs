@@ -1,0 +1,168 @@
+//! What can go wrong, in the classes callers treat alike.
+
+use std::error::Error as StdError;
+
+/// Why something could not be read or written.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// There is none, or it belongs to another organisation: the two are not told apart.
+    #[error("{what} not found")]
+    NotFound {
+        /// What was looked for.
+        what: &'static str,
+    },
+    /// A value that must be unique is taken.
+    #[error("a {what} with this {field} exists already")]
+    AlreadyExists {
+        /// What exists.
+        what: &'static str,
+        /// Which value is taken.
+        field: &'static str,
+    },
+    /// It cannot be deleted while something refers to it.
+    #[error("the {what} is in use by at least one {by}")]
+    InUse {
+        /// What was to be deleted.
+        what: &'static str,
+        /// What refers to it.
+        by: &'static str,
+    },
+    /// It has changed since it was read: its revision (gateway) or version (reconciler) is another. Nothing was
+    /// written.
+    #[error("it was changed by somebody else meanwhile")]
+    Conflict,
+    /// The idempotency key was used for another request.
+    #[error("the idempotency key was used for a different request")]
+    IdempotencyMismatch,
+    /// Too many messages of the task wait for their turn.
+    #[error("the task has {limit} messages waiting already")]
+    QueueFull {
+        /// How many may wait.
+        limit: u32,
+    },
+    /// The message does not wait for its turn any more.
+    #[error("the message is not waiting for its turn any more")]
+    NotQueued,
+    /// The database cannot be reached, is overloaded, or gave the statement up. Nothing may be assumed of a write.
+    #[error("the database is not available")]
+    Unavailable(#[source] Box<dyn StdError + Send + Sync>),
+    /// A defect, or stored data that cannot be read.
+    #[error("the database refused a statement or holds unreadable data")]
+    Internal(#[source] Box<dyn StdError + Send + Sync>),
+}
+
+impl Error {
+    /// Whether the same call may succeed later.
+    pub fn is_retryable(&self) -> bool {
+        matches!(self, Self::Unavailable(_))
+    }
+
+    pub(crate) fn internal(source: impl Into<Box<dyn StdError + Send + Sync>>) -> Self {
+        Self::Internal(source.into())
+    }
+
+    /// Of an insert or update: a reference that does not hold means that its target is not there.
+    pub(crate) fn of_write(error: sqlx::Error) -> Self {
+        violated(&error).and_then(|name| constraint(name, false)).unwrap_or_else(|| error.into())
+    }
+
+    /// Of a delete: a reference that does not hold any more means that the row is needed.
+    pub(crate) fn of_delete(error: sqlx::Error) -> Self {
+        violated(&error).and_then(|name| constraint(name, true)).unwrap_or_else(|| error.into())
+    }
+}
+
+/// The constraint an error is about.
+pub(crate) fn violated(error: &sqlx::Error) -> Option<&str> {
+    error.as_database_error()?.constraint()
+}
+
+/// What the violation of a constraint means. The names stand in the migrations.
+fn constraint(name: &str, deleting: bool) -> Option<Error> {
+    let taken = |what, field| Some(Error::AlreadyExists { what, field });
+    let reference = |what, by| Some(if deleting { Error::InUse { what, by } } else { Error::NotFound { what } });
+    match name {
+        "agents_name_key" => taken("agent", "name"),
+        "agents_pkey" => taken("agent", "id"),
+        "messages_pkey" => taken("message", "id"),
+        "model_providers_name_key" => taken("model provider", "name"),
+        "model_providers_pkey" => taken("model provider", "id"),
+        "models_name_key" => taken("model", "name"),
+        "models_pkey" => taken("model", "id"),
+        "tasks_pkey" => taken("task", "id"),
+        "agents_model_fkey" => reference("model", "agent"),
+        "models_provider_fkey" => reference("model provider", "model"),
+        "tasks_agent_fkey" => reference("agent", "task"),
+        "agents_organization_fkey"
+        | "events_organization_fkey"
+        | "idempotency_keys_organization_fkey"
+        | "model_providers_organization_fkey"
+        | "models_organization_fkey"
+        | "step_usage_organization_fkey"
+        | "tasks_organization_fkey" => Some(Error::NotFound { what: "organization" }),
+        _ => None,
+    }
+}
+
+impl From<sqlx::Error> for Error {
+    fn from(error: sqlx::Error) -> Self {
+        let unavailable = match &error {
+            sqlx::Error::Io(_)
+            | sqlx::Error::Tls(_)
+            | sqlx::Error::PoolTimedOut
+            | sqlx::Error::PoolClosed
+            | sqlx::Error::WorkerCrashed
+            | sqlx::Error::BeginFailed => true,
+            sqlx::Error::Database(database) => database.code().is_some_and(|code| passes(&code)),
+            _ => false,
+        };
+        if unavailable { Self::Unavailable(Box::new(error)) } else { Self::Internal(Box::new(error)) }
+    }
+}
+
+/// Whether what an SQLSTATE says passes by itself.
+fn passes(code: &str) -> bool {
+    // Connection exceptions, insufficient resources, operator intervention (shutdown, starting up, statement timeout),
+    // system errors of the server.
+    ["08", "53", "57", "58"].iter().any(|class| code.starts_with(class))
+        // Serialization failure, deadlock, lock not available, idle transaction ended, read-only during a fail-over.
+        || ["40001", "40P01", "55P03", "25P03", "25006"].contains(&code)
+}
+
+impl From<sqlx::migrate::MigrateError> for Error {
+    fn from(error: sqlx::migrate::MigrateError) -> Self {
+        match error {
+            sqlx::migrate::MigrateError::Execute(error) | sqlx::migrate::MigrateError::ExecuteMigration(error, _) => {
+                error.into()
+            }
+            other => Self::internal(other),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_passes_by_itself_is_retryable() {
+        assert!(Error::from(sqlx::Error::PoolTimedOut).is_retryable());
+        assert!(Error::from(sqlx::Error::Io(std::io::ErrorKind::ConnectionReset.into())).is_retryable());
+        assert!(!Error::from(sqlx::Error::RowNotFound).is_retryable());
+        assert!(!Error::Conflict.is_retryable());
+        for (code, expected) in
+            [("57P01", true), ("57014", true), ("40P01", true), ("53300", true), ("23505", false), ("42601", false)]
+        {
+            assert_eq!(passes(code), expected, "{code}");
+        }
+    }
+
+    #[test]
+    fn a_broken_reference_means_one_thing_to_a_writer_and_another_to_a_deleter() {
+        assert!(matches!(constraint("models_provider_fkey", false), Some(Error::NotFound { what: "model provider" })));
+        assert!(matches!(
+            constraint("models_provider_fkey", true),
+            Some(Error::InUse { what: "model provider", by: "model" })
+        ));
+    }
+}

@@ -1,0 +1,141 @@
+//! Events: what happened, stored with the change it tells of, in streams that have no gap.
+
+use jiff::Timestamp;
+use uuid::Uuid;
+
+use construct_domain::{OrganizationId, TaskId};
+
+use crate::{Error, Store};
+
+/// An event to store. It gets its sequence from the stream it enters.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NewEvent {
+    /// `message.created`, …
+    pub kind: String,
+    /// The encoded event; what it means is the callers' business.
+    pub payload: Vec<u8>,
+    /// Number of the step it ends, in its task, from 1.
+    pub step: Option<u64>,
+}
+
+/// A stored event.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StoredEvent {
+    /// Whose.
+    pub organization: OrganizationId,
+    /// Id of the task or organisation whose stream it is in.
+    pub stream: Uuid,
+    /// Its place there: 1, 2, 3, …
+    pub sequence: u64,
+    /// `message.created`, …
+    pub kind: String,
+    /// The encoded event.
+    pub payload: Vec<u8>,
+    /// Number of the step it ends, in its task, from 1.
+    pub step: Option<u64>,
+    /// When it happened.
+    pub created_at: Timestamp,
+}
+
+/// A sequence of events.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Stream {
+    organization: OrganizationId,
+    id: Uuid,
+}
+
+impl Stream {
+    /// The stream of a task.
+    pub const fn task(organization: OrganizationId, task: TaskId) -> Self {
+        Self { organization, id: task.uuid() }
+    }
+
+    /// The stream of an organisation's agents, models and providers.
+    pub const fn organization(organization: OrganizationId) -> Self {
+        Self { organization, id: organization.uuid() }
+    }
+
+    /// Id of the task or organisation.
+    pub const fn id(self) -> Uuid {
+        self.id
+    }
+}
+
+/// A count that is never negative, from a column that PostgreSQL knows as signed only.
+pub(crate) fn unsigned(value: i64) -> u64 {
+    u64::try_from(value).unwrap_or(0)
+}
+
+/// The reverse of [`unsigned`], for values that count up from 0 and never come near the end.
+pub(crate) fn signed(value: u64) -> i64 {
+    i64::try_from(value).unwrap_or(i64::MAX)
+}
+
+impl Store {
+    /// The events of a stream with a greater sequence, in order, at most `limit`.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn events_after(&self, stream: Stream, sequence: u64, limit: u32) -> Result<Vec<StoredEvent>, Error> {
+        let rows = sqlx::query!(
+            r#"SELECT sequence, type AS kind, payload, step, created_at
+               FROM events
+               WHERE stream_id = $1 AND organization_id = $2 AND sequence > $3
+               ORDER BY sequence
+               LIMIT $4"#,
+            stream.id,
+            stream.organization.uuid(),
+            signed(sequence),
+            i64::from(limit),
+        )
+        .fetch_all(&self.pool)
+        .await?;
+        Ok(rows
+            .into_iter()
+            .map(|row| StoredEvent {
+                organization: stream.organization,
+                stream: stream.id,
+                sequence: unsigned(row.sequence),
+                kind: row.kind,
+                payload: row.payload,
+                step: row.step.map(unsigned),
+                created_at: row.created_at.into(),
+            })
+            .collect())
+    }
+
+    /// The sequence of the newest event of a stream, 0 when it has none.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn event_head(&self, stream: Stream) -> Result<u64, Error> {
+        Ok(self.event_heads(&[stream]).await?.first().map_or(0, |(_, head)| *head))
+    }
+
+    /// The sequence of the newest event of each stream, in the given order, with one query.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn event_heads(&self, streams: &[Stream]) -> Result<Vec<(Stream, u64)>, Error> {
+        let ids: Vec<Uuid> = streams.iter().map(|stream| stream.id).collect();
+        let organizations: Vec<Uuid> = streams.iter().map(|stream| stream.organization.uuid()).collect();
+        // One descent into the primary key's index per stream, not a scan of the streams.
+        let heads = sqlx::query_scalar!(
+            r#"SELECT coalesce((
+                   SELECT e.sequence FROM events e
+                   WHERE e.stream_id = wanted.stream_id AND e.organization_id = wanted.organization_id
+                   ORDER BY e.sequence DESC LIMIT 1
+               ), 0) AS "head!"
+               FROM unnest($1::uuid[], $2::uuid[]) WITH ORDINALITY AS wanted (stream_id, organization_id, number)
+               ORDER BY wanted.number"#,
+            &ids,
+            &organizations,
+        )
+        .fetch_all(&self.pool)
+        .await?;
+        Ok(streams.iter().copied().zip(heads.into_iter().map(unsigned)).collect())
+    }
+}

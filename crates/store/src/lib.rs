@@ -1,0 +1,49 @@
+//! PostgreSQL: schema, queries, encryption at rest. The only user of sqlx.
+//!
+//! Two services write: the gateway, what people want (entities, messages, intents), and the reconciler, what becomes of
+//! tasks. [`Store`] holds every query, named object first (`task_load`, `message_create`). What keeps the two writers
+//! from undoing each other's work is told in `migrations/0004_tasks.sql` and at [`Store::task_commit`].
+//!
+//! Invariants, each tested:
+//! - every row belongs to an organisation, and another organisation's row is [`Error::NotFound`];
+//! - an event is stored with the change it tells of, and a stream's sequence has no gap;
+//! - a commit of the reconciler is one statement, guarded by the version it read;
+//! - a step's cost is counted once.
+
+mod agent;
+mod error;
+mod event;
+mod invocation;
+mod message;
+mod model;
+mod model_provider;
+mod page;
+mod seal;
+mod store;
+mod task;
+#[cfg(any(test, feature = "testing"))]
+pub mod testing;
+#[cfg(test)]
+mod tests;
+mod text;
+mod time;
+mod usage;
+mod write;
+
+pub use agent::{Agent, AgentChanges, AgentFilter, ModelParameters, NewAgent};
+pub use error::Error;
+pub use event::{NewEvent, StoredEvent, Stream};
+pub use invocation::{Invocation, InvocationAgent, InvocationModel, InvocationProvider};
+pub use message::{MessageCursor, MessageFilter, MessagePage, NewUserMessage, QUEUE_LIMIT, StoredMessage};
+pub use model::{Model, ModelChanges, ModelFilter, NewModel};
+pub use model_provider::{
+    ModelProvider, ModelProviderChanges, ModelProviderFilter, ModelProviderKind, NewModelProvider, Resealed,
+};
+pub use page::{Cursor, CursorValue, Key, Order, Page};
+pub use seal::{Error as SealError, Keyring, SealedSecret};
+pub use store::{PoolOptions, Store};
+pub use task::{
+    AppendedMessage, Committed, EndedMessage, LoadedTask, NewTask, StoredTask, TaskChanges, TaskCommit, TaskFilter,
+};
+pub use usage::{Purpose, StepUsage};
+pub use write::{Idempotency, Rendered, Write, Written};

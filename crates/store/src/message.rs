@@ -1,0 +1,268 @@
+//! The messages of tasks: the queue, and the transcript it feeds.
+
+mod write;
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use uuid::Uuid;
+
+use construct_domain::{
+    AgentId, MessageId, OrganizationId, StepId, TaskId,
+    message::{Content, Source},
+    money::Usage,
+};
+
+use crate::{Error, Store, time::option};
+
+const WHAT: &str = "message";
+
+/// Messages of one task that may wait for their turn: who sends one more is refused with [`Error::QueueFull`]. A task
+/// answers one message at a time, so a longer queue would only be a longer wait; and each message costs memory of
+/// whoever lists it.
+pub const QUEUE_LIMIT: u32 = 1_000;
+
+/// A message as it is stored.
+#[derive(Debug, Clone, PartialEq)]
+pub struct StoredMessage {
+    /// Its id.
+    pub id: MessageId,
+    /// Whose.
+    pub organization: OrganizationId,
+    /// Of which task.
+    pub task: TaskId,
+    /// Orders the queue; 0 for what the reconciler wrote.
+    pub arrival: i64,
+    /// Its place in the transcript, from 1. None while it waits, and of dropped ones.
+    pub position: Option<i64>,
+    /// Who it is from.
+    pub source: Source,
+    /// What it says.
+    pub content: Content,
+    /// The agent that wrote it.
+    pub agent: Option<AgentId>,
+    /// Of a user message: when its turn ended, or when it was dropped.
+    pub processed_at: Option<Timestamp>,
+    /// Why its turn failed.
+    pub error: Option<String>,
+    /// Of the model call that wrote it.
+    pub usage: Usage,
+    /// The step it is the result of.
+    pub step: Option<StepId>,
+    /// Rises with every change.
+    pub revision: i64,
+    /// When it was accepted or written.
+    pub created_at: Timestamp,
+    /// When it last changed.
+    pub updated_at: Timestamp,
+}
+
+impl StoredMessage {
+    /// Its place in a list.
+    pub fn cursor(&self) -> MessageCursor {
+        MessageCursor { position: self.position, arrival: self.arrival }
+    }
+}
+
+/// A user's message to accept.
+#[derive(Debug, Clone, PartialEq)]
+pub struct NewUserMessage {
+    /// Its id.
+    pub id: MessageId,
+    /// Of which task.
+    pub task: TaskId,
+    /// What it says.
+    pub content: Content,
+}
+
+/// Which messages a list shows.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct MessageFilter {
+    /// From this source only.
+    pub source: Option<Source>,
+    /// With a greater position only, and all without one; 0: all.
+    pub after_position: i64,
+}
+
+/// A part of a list of messages. Its order is the transcript's, then those without a position in the order of their
+/// arrival.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MessagePage {
+    /// Messages at most.
+    pub limit: u32,
+    /// Newest first.
+    pub descending: bool,
+    /// The last message of the page before; none for the first page.
+    pub after: Option<MessageCursor>,
+}
+
+/// A place in a list of messages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct MessageCursor {
+    /// [`StoredMessage::position`].
+    pub position: Option<i64>,
+    /// [`StoredMessage::arrival`].
+    pub arrival: i64,
+}
+
+struct Row {
+    id: Uuid,
+    organization_id: Uuid,
+    task_id: Uuid,
+    arrival: i64,
+    position: Option<i64>,
+    source: String,
+    content: Value,
+    agent_id: Option<Uuid>,
+    processed_at: Option<jiff_sqlx::Timestamp>,
+    error: Option<String>,
+    input_tokens: i64,
+    output_tokens: i64,
+    cache_read_tokens: i64,
+    cache_write_tokens: i64,
+    cost_pico_usd: i64,
+    step_id: Option<Uuid>,
+    revision: i64,
+    created_at: Timestamp,
+    updated_at: Timestamp,
+}
+
+impl TryFrom<Row> for StoredMessage {
+    type Error = Error;
+
+    fn try_from(row: Row) -> Result<Self, Error> {
+        Ok(Self {
+            id: MessageId::from_uuid(row.id),
+            organization: OrganizationId::from_uuid(row.organization_id),
+            task: TaskId::from_uuid(row.task_id),
+            arrival: row.arrival,
+            position: row.position,
+            source: Source::parse(&row.source)
+                .ok_or_else(|| Error::internal(format!("unknown source `{}`", row.source)))?,
+            content: serde_json::from_value(row.content).map_err(Error::internal)?,
+            agent: row.agent_id.map(AgentId::from_uuid),
+            processed_at: option(row.processed_at),
+            error: row.error,
+            usage: Usage {
+                input_tokens: row.input_tokens,
+                output_tokens: row.output_tokens,
+                cache_read_tokens: row.cache_read_tokens,
+                cache_write_tokens: row.cache_write_tokens,
+                cost_pico_usd: row.cost_pico_usd,
+            },
+            step: row.step_id.map(StepId::from_uuid),
+            revision: row.revision,
+            created_at: row.created_at,
+            updated_at: row.updated_at,
+        })
+    }
+}
+
+macro_rules! select {
+    ([$($tail:literal)+], $($argument:expr),* $(,)?) => {
+        sqlx::query_as!(
+            crate::message::Row,
+            "SELECT m.id, m.organization_id, m.task_id, m.arrival, m.position, m.source, m.content, m.agent_id, m.processed_at,
+                    m.error, m.input_tokens, m.output_tokens, m.cache_read_tokens, m.cache_write_tokens, m.cost_pico_usd,
+                    m.step_id, m.revision, m.created_at, m.updated_at
+             FROM messages m " $(+ $tail)+,
+            $($argument),*
+        )
+    };
+}
+use select;
+
+macro_rules! list {
+    ($store:expr, $organization:expr, $task:expr, $filter:expr, $page:expr, $comparison:literal, $direction:literal) => {{
+        let (position, arrival) = $page.after();
+        select!(
+            ["WHERE m.organization_id = $1 AND m.task_id = $2
+               AND ($3::text IS NULL OR m.source = $3)
+               AND (m.position IS NULL OR m.position > $4)
+               AND (coalesce(m.position, 9223372036854775807), m.arrival) " $comparison " ($5, $6)
+             ORDER BY coalesce(m.position, 9223372036854775807)" $direction ", m.arrival" $direction " LIMIT $7"],
+            $organization.uuid(),
+            $task.uuid(),
+            $filter.source.map(Source::as_str),
+            $filter.after_position,
+            position,
+            arrival,
+            i64::from($page.limit),
+        )
+        .fetch_all(&$store.pool)
+        .await?
+    }};
+}
+
+impl MessagePage {
+    /// Where to begin: after this place, in the list's own order, where no position is the greatest.
+    fn after(&self) -> (i64, i64) {
+        match (self.after, self.descending) {
+            (Some(MessageCursor { position, arrival }), _) => (position.unwrap_or(i64::MAX), arrival),
+            (None, false) => (0, -1),
+            (None, true) => (i64::MAX, i64::MAX),
+        }
+    }
+}
+
+impl Store {
+    /// A message by id.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], also of a deleted task's.
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn message_get(&self, organization: OrganizationId, id: MessageId) -> Result<StoredMessage, Error> {
+        select!(
+            ["JOIN tasks t ON t.organization_id = m.organization_id AND t.id = m.task_id
+             WHERE m.organization_id = $1 AND m.id = $2 AND t.deleted_at IS NULL"],
+            organization.uuid(),
+            id.uuid(),
+        )
+        .fetch_optional(&self.pool)
+        .await?
+        .ok_or(Error::NotFound { what: WHAT })?
+        .try_into()
+    }
+
+    /// A page of a task's messages.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] when there is no such task.
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn message_list(
+        &self,
+        organization: OrganizationId,
+        task: TaskId,
+        filter: &MessageFilter,
+        page: &MessagePage,
+    ) -> Result<Vec<StoredMessage>, Error> {
+        sqlx::query_scalar!(
+            "SELECT id FROM tasks WHERE organization_id = $1 AND id = $2 AND deleted_at IS NULL",
+            organization.uuid(),
+            task.uuid(),
+        )
+        .fetch_optional(&self.pool)
+        .await?
+        .ok_or(Error::NotFound { what: crate::task::WHAT })?;
+        let rows = if page.descending {
+            list!(self, organization, task, filter, page, "<", " DESC")
+        } else {
+            list!(self, organization, task, filter, page, ">", "")
+        };
+        rows.into_iter().map(TryInto::try_into).collect()
+    }
+
+    /// The transcript of a task: every message with a position, in order.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`], [`Error::Internal`] when a message cannot be read.
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn transcript(&self, task: TaskId) -> Result<Vec<StoredMessage>, Error> {
+        select!(["WHERE m.task_id = $1 AND m.position IS NOT NULL ORDER BY m.position"], task.uuid())
+            .fetch_all(&self.pool)
+            .await?
+            .into_iter()
+            .map(TryInto::try_into)
+            .collect()
+    }
+}

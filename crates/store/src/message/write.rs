@@ -1,0 +1,189 @@
+//! What people do with messages: send them, and change or take back those that still wait.
+//!
+//! Each of these locks the task's row first. So messages of one task are accepted one after another, and a commit of
+//! the reconciler is either wholly before or wholly after.
+
+use jiff::Timestamp;
+use serde_json::Value;
+
+use construct_domain::{
+    MessageId, TaskId,
+    message::{Content, Source},
+    money::Usage,
+};
+
+use crate::{
+    Error, NewUserMessage, QUEUE_LIMIT, Rendered, Store, StoredMessage, Write, Written,
+    event::unsigned,
+    message::{WHAT, select},
+    text, time,
+    write::{Writer, begin},
+};
+
+impl Store {
+    /// Accepts a user's message: it will be answered after those that were accepted before it.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] when there is no such task, [`Error::QueueFull`]; those of every write.
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn message_create(
+        &self,
+        write: &Write,
+        new: NewUserMessage,
+        render: impl FnOnce(&StoredMessage) -> Rendered + Send,
+    ) -> Result<Written<StoredMessage>, Error> {
+        let mut writer = begin!(self, write);
+        let task = sqlx::query!(
+            "UPDATE tasks SET
+                 intents = intents + 1,
+                 intent_at = CASE WHEN intents > intents_seen THEN intent_at ELSE $3 END,
+                 event_sequence = event_sequence + 1,
+                 revision = revision + 1,
+                 updated_at = $3
+             WHERE organization_id = $1 AND id = $2 AND deleted_at IS NULL
+             RETURNING intents, event_sequence",
+            writer.organization(),
+            new.task.uuid(),
+            writer.now(),
+        )
+        .fetch_optional(&mut *writer.transaction)
+        .await?
+        .ok_or(Error::NotFound { what: crate::task::WHAT })?;
+        let content = text::json(&new.content)?;
+        // The row is locked, so nobody else adds to this queue between the count and the insert.
+        let done = sqlx::query!(
+            "INSERT INTO messages (id, organization_id, task_id, arrival, source, content, created_at, updated_at)
+             SELECT $1, $2, $3, $4, 'user', $5, $6, $6
+             WHERE (SELECT count(*) FROM messages q WHERE q.task_id = $3 AND q.position IS NULL AND q.processed_at IS NULL) < $7",
+            new.id.uuid(),
+            writer.organization(),
+            new.task.uuid(),
+            task.intents,
+            content,
+            writer.now() as _,
+            i64::from(QUEUE_LIMIT),
+        )
+        .execute(&mut *writer.transaction)
+        .await
+        .map_err(Error::of_write)?;
+        if done.rows_affected() == 0 {
+            return Err(Error::QueueFull { limit: QUEUE_LIMIT });
+        }
+        let entity = accepted(write, new, task.intents, content)?;
+        writer.finish_on_task(entity.task, unsigned(task.event_sequence), entity, render).await
+    }
+
+    /// Changes what a message says that still waits for its turn.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], [`Error::NotQueued`], [`Error::Conflict`] when it has another revision than expected.
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn message_update(
+        &self,
+        write: &Write,
+        id: MessageId,
+        expected_revision: Option<i64>,
+        content: Content,
+        render: impl FnOnce(&StoredMessage) -> Rendered + Send,
+    ) -> Result<Written<StoredMessage>, Error> {
+        let mut writer = begin!(self, write);
+        let (task, sequence) = message_lock(&mut writer, id, false).await?;
+        let before = message_queued(&mut writer, id).await?;
+        if expected_revision.is_some_and(|revision| revision != before.revision) {
+            return Err(Error::Conflict);
+        }
+        let content = text::json(&content)?;
+        sqlx::query!(
+            "UPDATE messages SET content = $2, revision = revision + 1, updated_at = $3 WHERE id = $1",
+            id.uuid(),
+            content,
+            writer.now(),
+        )
+        .execute(&mut *writer.transaction)
+        .await?;
+        let entity = StoredMessage {
+            content: serde_json::from_value(content).map_err(Error::internal)?,
+            revision: before.revision + 1,
+            updated_at: time::micros(write.now),
+            ..before
+        };
+        writer.finish_on_task(task, sequence, entity, render).await
+    }
+
+    /// Takes a message back that still waits for its turn. The entity in the result is what it was.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], [`Error::NotQueued`]; those of every write.
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn message_delete(
+        &self,
+        write: &Write,
+        id: MessageId,
+        render: impl FnOnce(&StoredMessage) -> Rendered + Send,
+    ) -> Result<Written<StoredMessage>, Error> {
+        let mut writer = begin!(self, write);
+        let (task, sequence) = message_lock(&mut writer, id, true).await?;
+        let entity = message_queued(&mut writer, id).await?;
+        sqlx::query!("DELETE FROM messages WHERE id = $1", id.uuid()).execute(&mut *writer.transaction).await?;
+        writer.finish_on_task(task, sequence, entity, render).await
+    }
+}
+
+/// The entity that an insert made.
+fn accepted(write: &Write, new: NewUserMessage, arrival: i64, content: Value) -> Result<StoredMessage, Error> {
+    let now: Timestamp = time::micros(write.now);
+    Ok(StoredMessage {
+        id: new.id,
+        organization: write.organization,
+        task: new.task,
+        arrival,
+        position: None,
+        source: Source::User,
+        content: serde_json::from_value(content).map_err(Error::internal)?,
+        agent: None,
+        processed_at: None,
+        error: None,
+        usage: Usage::default(),
+        step: None,
+        revision: 1,
+        created_at: now,
+        updated_at: now,
+    })
+}
+
+/// Locks the message's task for a change of its queue, and counts the event. When a message is taken away the version
+/// rises too: a commit that is on its way may have counted on the message.
+async fn message_lock(writer: &mut Writer<'_>, id: MessageId, taken_away: bool) -> Result<(TaskId, u64), Error> {
+    let task = sqlx::query!(
+        "UPDATE tasks t SET
+             intents = t.intents + 1,
+             intent_at = CASE WHEN t.intents > t.intents_seen THEN t.intent_at ELSE $3 END,
+             version = t.version + CASE WHEN $4 THEN 1 ELSE 0 END,
+             event_sequence = t.event_sequence + 1,
+             revision = t.revision + 1,
+             updated_at = $3
+         FROM messages m
+         WHERE m.organization_id = $1 AND m.id = $2 AND t.organization_id = $1 AND t.id = m.task_id AND t.deleted_at IS NULL
+         RETURNING t.id, t.event_sequence",
+        writer.organization(),
+        id.uuid(),
+        writer.now(),
+        taken_away,
+    )
+    .fetch_optional(&mut *writer.transaction)
+    .await?
+    .ok_or(Error::NotFound { what: WHAT })?;
+    Ok((TaskId::from_uuid(task.id), unsigned(task.event_sequence)))
+}
+
+/// The message, when it still waits. Read after its task was locked: before, it could change between reading and
+/// writing.
+async fn message_queued(writer: &mut Writer<'_>, id: MessageId) -> Result<StoredMessage, Error> {
+    let message: StoredMessage =
+        select!(["WHERE m.organization_id = $1 AND m.id = $2"], writer.organization(), id.uuid())
+            .fetch_optional(&mut *writer.transaction)
+            .await?
+            .ok_or(Error::NotFound { what: WHAT })?
+            .try_into()?;
+    if message.position.is_some() || message.processed_at.is_some() { Err(Error::NotQueued) } else { Ok(message) }
+}

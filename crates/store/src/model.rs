@@ -1,0 +1,370 @@
+//! Models.
+
+use jiff::Timestamp;
+use uuid::Uuid;
+
+use construct_domain::{ModelId, ModelProviderId, OrganizationId, money::Prices};
+
+use crate::{
+    Cursor, Error, Key, Page, Rendered, Store, Write, Written,
+    write::{Writer, begin},
+};
+
+const WHAT: &str = "model";
+
+/// What a provider offers, at which price.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Model {
+    /// Its id.
+    pub id: ModelId,
+    /// Whose.
+    pub organization: OrganizationId,
+    /// Who offers it.
+    pub provider: ModelProviderId,
+    /// That provider's name.
+    pub provider_name: String,
+    /// Unique in the organisation.
+    pub name: String,
+    /// What the vendor calls it.
+    pub vendor_model: String,
+    /// Tokens it can see.
+    pub context_window: i64,
+    /// Tokens it may answer at most.
+    pub max_output_tokens: i64,
+    /// What they cost.
+    pub prices: Prices,
+    /// Rises with every change.
+    pub revision: i64,
+    /// When it was created.
+    pub created_at: Timestamp,
+    /// When it last changed.
+    pub updated_at: Timestamp,
+}
+
+impl Model {
+    /// Its place in a list.
+    pub fn cursor(&self, key: Key) -> Cursor {
+        Cursor::new(key, self.id.uuid(), &self.name, self.created_at, self.updated_at)
+    }
+}
+
+/// A model to create.
+#[derive(Debug, Clone, PartialEq)]
+pub struct NewModel {
+    /// Its id.
+    pub id: ModelId,
+    /// Who offers it.
+    pub provider: ModelProviderId,
+    /// Unique in the organisation.
+    pub name: String,
+    /// What the vendor calls it.
+    pub vendor_model: String,
+    /// Tokens it can see.
+    pub context_window: i64,
+    /// Tokens it may answer at most.
+    pub max_output_tokens: i64,
+    /// What they cost.
+    pub prices: Prices,
+}
+
+/// What changes of a model: what is `Some`.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct ModelChanges {
+    /// Unique in the organisation.
+    pub name: Option<String>,
+    /// What the vendor calls it.
+    pub vendor_model: Option<String>,
+    /// Tokens it can see.
+    pub context_window: Option<i64>,
+    /// Tokens it may answer at most.
+    pub max_output_tokens: Option<i64>,
+    /// All four of them.
+    pub prices: Option<Prices>,
+}
+
+/// Which models a list shows.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct ModelFilter {
+    /// Of this provider only.
+    pub provider: Option<ModelProviderId>,
+    /// Whose names begin so; empty: all.
+    pub name_prefix: String,
+}
+
+struct Row {
+    id: Uuid,
+    organization_id: Uuid,
+    provider_id: Uuid,
+    provider_name: String,
+    name: String,
+    vendor_model: String,
+    context_window: i64,
+    max_output_tokens: i64,
+    input_price: i64,
+    output_price: i64,
+    cache_read_price: i64,
+    cache_write_price: i64,
+    revision: i64,
+    created_at: Timestamp,
+    updated_at: Timestamp,
+}
+
+impl From<Row> for Model {
+    fn from(row: Row) -> Self {
+        Self {
+            id: ModelId::from_uuid(row.id),
+            organization: OrganizationId::from_uuid(row.organization_id),
+            provider: ModelProviderId::from_uuid(row.provider_id),
+            provider_name: row.provider_name,
+            name: row.name,
+            vendor_model: row.vendor_model,
+            context_window: row.context_window,
+            max_output_tokens: row.max_output_tokens,
+            prices: Prices {
+                input: row.input_price,
+                output: row.output_price,
+                cache_read: row.cache_read_price,
+                cache_write: row.cache_write_price,
+            },
+            revision: row.revision,
+            created_at: row.created_at,
+            updated_at: row.updated_at,
+        }
+    }
+}
+
+macro_rules! select {
+    ([$($tail:literal)+], $($argument:expr),* $(,)?) => {
+        sqlx::query_as!(
+            Row,
+            "SELECT m.id, m.organization_id, m.provider_id, p.name AS provider_name, m.name, m.vendor_model, m.context_window,
+                    m.max_output_tokens, m.input_price, m.output_price, m.cache_read_price, m.cache_write_price,
+                    m.revision, m.created_at, m.updated_at
+             FROM models m
+             JOIN model_providers p ON p.organization_id = m.organization_id AND p.id = m.provider_id " $(+ $tail)+,
+            $($argument),*
+        )
+    };
+}
+
+macro_rules! list {
+    ($store:expr, $organization:expr, $filter:expr, $page:expr, $after:expr, $key:literal, $comparison:literal, $direction:literal) => {{
+        let (value, id) = $after?;
+        select!(
+            ["WHERE m.organization_id = $1
+               AND ($2::uuid IS NULL OR m.provider_id = $2) AND starts_with(m.name, $3) AND (" $key ", m.id) " $comparison " ($4, $5)
+             ORDER BY " $key $direction ", m.id" $direction " LIMIT $6"],
+            $organization.uuid(),
+            $filter.provider.map(ModelProviderId::uuid),
+            $filter.name_prefix,
+            value,
+            id,
+            $page.limit(),
+        )
+        .fetch_all(&$store.pool)
+        .await?
+    }};
+}
+
+impl Store {
+    /// A model by id.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn model_get(&self, organization: OrganizationId, id: ModelId) -> Result<Model, Error> {
+        select!(["WHERE m.organization_id = $1 AND m.id = $2"], organization.uuid(), id.uuid())
+            .fetch_optional(&self.pool)
+            .await?
+            .map(Into::into)
+            .ok_or(Error::NotFound { what: WHAT })
+    }
+
+    /// A model by id or name; a name that looks like the id of another one loses.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn model_find(&self, organization: OrganizationId, name_or_id: &str) -> Result<Model, Error> {
+        let id = name_or_id.parse::<ModelId>().ok().map(ModelId::uuid);
+        select!(
+            ["WHERE m.organization_id = $1 AND (m.id = $2 OR m.name = $3) ORDER BY (m.id = $2) IS TRUE DESC LIMIT 1"],
+            organization.uuid(),
+            id as _,
+            name_or_id,
+        )
+        .fetch_optional(&self.pool)
+        .await?
+        .map(Into::into)
+        .ok_or(Error::NotFound { what: WHAT })
+    }
+
+    /// The id of a model by id or name.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn model_resolve(&self, organization: OrganizationId, name_or_id: &str) -> Result<ModelId, Error> {
+        let id = name_or_id.parse::<ModelId>().ok().map(ModelId::uuid);
+        sqlx::query_scalar!(
+            "SELECT id FROM models WHERE organization_id = $1 AND (id = $2 OR name = $3) ORDER BY (id = $2) IS TRUE DESC LIMIT 1",
+            organization.uuid(),
+            id as _,
+            name_or_id,
+        )
+        .fetch_optional(&self.pool)
+        .await?
+        .map(ModelId::from_uuid)
+        .ok_or(Error::NotFound { what: WHAT })
+    }
+
+    /// A page of models.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn model_list(
+        &self,
+        organization: OrganizationId,
+        filter: &ModelFilter,
+        page: &Page,
+    ) -> Result<Vec<Model>, Error> {
+        let rows = match (page.order.key, page.order.descending) {
+            (Key::CreatedAt, false) => {
+                list!(self, organization, filter, page, page.after_time(), "m.created_at", ">", "")
+            }
+            (Key::CreatedAt, true) => {
+                list!(self, organization, filter, page, page.after_time(), "m.created_at", "<", " DESC")
+            }
+            (Key::UpdatedAt, false) => {
+                list!(self, organization, filter, page, page.after_time(), "m.updated_at", ">", "")
+            }
+            (Key::UpdatedAt, true) => {
+                list!(self, organization, filter, page, page.after_time(), "m.updated_at", "<", " DESC")
+            }
+            (Key::Name, false) => list!(self, organization, filter, page, page.after_name(), "m.name", ">", ""),
+            (Key::Name, true) => list!(self, organization, filter, page, page.after_name(), "m.name", "<", " DESC"),
+        };
+        Ok(rows.into_iter().map(Into::into).collect())
+    }
+
+    /// Creates a model.
+    ///
+    /// # Errors
+    /// [`Error::AlreadyExists`] when the name is taken, [`Error::NotFound`] when what it refers to is not there; those
+    /// of every write.
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn model_create(
+        &self,
+        write: &Write,
+        new: NewModel,
+        render: impl FnOnce(&Model) -> Rendered + Send,
+    ) -> Result<Written<Model>, Error> {
+        let mut writer = begin!(self, write);
+        sqlx::query!(
+            "INSERT INTO models
+                 (id, organization_id, provider_id, name, vendor_model, context_window, max_output_tokens,
+                  input_price, output_price, cache_read_price, cache_write_price, created_at, updated_at)
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $12)",
+            new.id.uuid(),
+            writer.organization(),
+            new.provider.uuid(),
+            new.name,
+            new.vendor_model,
+            new.context_window,
+            new.max_output_tokens,
+            new.prices.input,
+            new.prices.output,
+            new.prices.cache_read,
+            new.prices.cache_write,
+            writer.now(),
+        )
+        .execute(&mut *writer.transaction)
+        .await
+        .map_err(Error::of_write)?;
+        let entity = model_reload(&mut writer, new.id).await?;
+        writer.finish(entity, render).await
+    }
+
+    /// Changes a model.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], [`Error::AlreadyExists`], [`Error::Conflict`] when it has another revision than expected.
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn model_update(
+        &self,
+        write: &Write,
+        id: ModelId,
+        expected_revision: Option<i64>,
+        changes: ModelChanges,
+        render: impl FnOnce(&Model) -> Rendered + Send,
+    ) -> Result<Written<Model>, Error> {
+        let mut writer = begin!(self, write);
+        let done = sqlx::query!(
+            "UPDATE models SET
+                 name = coalesce($5, name),
+                 vendor_model = coalesce($6, vendor_model),
+                 context_window = coalesce($7, context_window),
+                 max_output_tokens = coalesce($8, max_output_tokens),
+                 input_price = coalesce($9, input_price),
+                 output_price = coalesce($10, output_price),
+                 cache_read_price = coalesce($11, cache_read_price),
+                 cache_write_price = coalesce($12, cache_write_price),
+                 revision = revision + 1,
+                 updated_at = $4
+             WHERE organization_id = $1 AND id = $2 AND ($3::bigint IS NULL OR revision = $3)",
+            writer.organization(),
+            id.uuid(),
+            expected_revision,
+            writer.now(),
+            changes.name,
+            changes.vendor_model,
+            changes.context_window,
+            changes.max_output_tokens,
+            changes.prices.map(|prices| prices.input),
+            changes.prices.map(|prices| prices.output),
+            changes.prices.map(|prices| prices.cache_read),
+            changes.prices.map(|prices| prices.cache_write),
+        )
+        .execute(&mut *writer.transaction)
+        .await
+        .map_err(Error::of_write)?;
+        let entity = model_reload(&mut writer, id).await?;
+        if done.rows_affected() == 0 {
+            return Err(Error::Conflict);
+        }
+        writer.finish(entity, render).await
+    }
+
+    /// Deletes a model. The entity in the result is what it was.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], [`Error::InUse`] while something refers to it.
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn model_delete(
+        &self,
+        write: &Write,
+        id: ModelId,
+        render: impl FnOnce(&Model) -> Rendered + Send,
+    ) -> Result<Written<Model>, Error> {
+        let mut writer = begin!(self, write);
+        let entity = model_reload(&mut writer, id).await?;
+        let done =
+            sqlx::query!("DELETE FROM models WHERE organization_id = $1 AND id = $2", writer.organization(), id.uuid())
+                .execute(&mut *writer.transaction)
+                .await
+                .map_err(Error::of_delete)?;
+        if done.rows_affected() == 0 {
+            return Err(Error::NotFound { what: WHAT });
+        }
+        writer.finish(entity, render).await
+    }
+}
+
+async fn model_reload(writer: &mut Writer<'_>, id: ModelId) -> Result<Model, Error> {
+    select!(["WHERE m.organization_id = $1 AND m.id = $2"], writer.organization(), id.uuid())
+        .fetch_optional(&mut *writer.transaction)
+        .await?
+        .map(Into::into)
+        .ok_or(Error::NotFound { what: WHAT })
+}

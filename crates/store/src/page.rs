@@ -1,0 +1,115 @@
+//! Pages of lists, by key: a page begins after the last row of the page before, whatever was inserted meanwhile.
+
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use crate::Error;
+
+/// Later than every time a row has, for the first page of a falling order.
+const LAST_TIME: Timestamp = Timestamp::constant(253_000_000_000, 0);
+/// Earlier than every time a row has.
+const FIRST_TIME: Timestamp = Timestamp::constant(-60_000_000_000, 0);
+/// Greater than every name: names are ASCII letters, digits, dots, dashes and underscores, compared byte by byte.
+const LAST_NAME: &str = "~";
+
+/// What a list is ordered by. Rows with equal values are ordered by id.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Key {
+    /// When it was created.
+    #[default]
+    CreatedAt,
+    /// When it last changed. Rows that change while a list is read may be seen twice or not at all.
+    UpdatedAt,
+    /// Its name.
+    Name,
+}
+
+/// The order of a list.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Order {
+    /// What it goes by.
+    pub key: Key,
+    /// Greatest first.
+    pub descending: bool,
+}
+
+impl Default for Order {
+    fn default() -> Self {
+        Self { key: Key::CreatedAt, descending: true }
+    }
+}
+
+/// A part of a list.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Page {
+    /// Rows at most.
+    pub limit: u32,
+    /// The order of the whole list.
+    pub order: Order,
+    /// The last row of the page before; none for the first page.
+    pub after: Option<Cursor>,
+}
+
+/// A place in a list.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Cursor {
+    /// The row's value of the order's key.
+    pub value: CursorValue,
+    /// The row's id.
+    pub id: Uuid,
+}
+
+/// A value of what a list is ordered by.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CursorValue {
+    /// Of [`Key::CreatedAt`] and [`Key::UpdatedAt`].
+    Time(Timestamp),
+    /// Of [`Key::Name`].
+    Name(String),
+}
+
+impl Cursor {
+    pub(crate) fn new(key: Key, id: Uuid, name: &str, created_at: Timestamp, updated_at: Timestamp) -> Self {
+        let value = match key {
+            Key::CreatedAt => CursorValue::Time(created_at),
+            Key::UpdatedAt => CursorValue::Time(updated_at),
+            Key::Name => CursorValue::Name(name.to_owned()),
+        };
+        Self { value, id }
+    }
+}
+
+impl Page {
+    pub(crate) fn limit(&self) -> i64 {
+        self.limit.into()
+    }
+
+    /// Where to begin in an order by time. There is always a place to begin after, so that the statement can compare
+    /// with it plainly and use an index.
+    pub(crate) fn after_time(&self) -> Result<(jiff_sqlx::Timestamp, Uuid), Error> {
+        let (time, id) = match &self.after {
+            Some(Cursor { value: CursorValue::Time(time), id }) => (*time, *id),
+            Some(Cursor { value: CursorValue::Name(_), .. }) => return Err(wrong_kind()),
+            None if self.order.descending => (LAST_TIME, Uuid::max()),
+            None => (FIRST_TIME, Uuid::nil()),
+        };
+        Ok((crate::time::sql(time), id))
+    }
+
+    /// Where to begin in an order by name.
+    pub(crate) fn after_name(&self) -> Result<(&str, Uuid), Error> {
+        match &self.after {
+            Some(Cursor { value: CursorValue::Name(name), id }) => Ok((name, *id)),
+            Some(Cursor { value: CursorValue::Time(_), .. }) => Err(wrong_kind()),
+            None if self.order.descending => Ok((LAST_NAME, Uuid::max())),
+            None => Ok(("", Uuid::nil())),
+        }
+    }
+}
+
+fn wrong_kind() -> Error {
+    Error::internal("the cursor belongs to another order")
+}

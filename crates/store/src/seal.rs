@@ -1,0 +1,181 @@
+//! Encryption at rest: AES-256-GCM with a master key that never enters the database.
+//!
+//! Each secret has a nonce of its own and the id of its record as associated data, so that a ciphertext copied into
+//! another row does not open. The key's id is stored beside it, so that keys can be rotated: new secrets use the active
+//! key, old ones open with the key they name until they are sealed anew.
+
+use std::{collections::BTreeMap, fmt};
+
+use ring::{
+    aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey},
+    rand::{SecureRandom, SystemRandom},
+};
+use secrecy::{ExposeSecret, SecretBox, SecretSlice, zeroize::Zeroize};
+
+/// Why a secret could not be sealed or opened. Says nothing about its content.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    /// The keyring has no such key.
+    #[error("the master key `{id}` is not configured")]
+    UnknownKey {
+        /// The key's id.
+        id: String,
+    },
+    /// The secret was changed, or belongs to another record, or the key is another one of the same name.
+    #[error("the secret of {record} cannot be opened with the master key `{key_id}`")]
+    Unopenable {
+        /// The record's id.
+        record: String,
+        /// The key's id.
+        key_id: String,
+    },
+    /// The operating system gave no randomness, or the secret is too long to encrypt.
+    #[error("the secret cannot be encrypted")]
+    Unsealable,
+}
+
+/// An encrypted secret, as stored and as sent to who may open it.
+#[derive(Clone, PartialEq, Eq)]
+pub struct SealedSecret {
+    /// The master key it is encrypted with.
+    pub key_id: String,
+    /// 96 random bits.
+    pub nonce: Vec<u8>,
+    /// The ciphertext, then the tag.
+    pub ciphertext: Vec<u8>,
+}
+
+impl fmt::Debug for SealedSecret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("SealedSecret").field("key_id", &self.key_id).finish_non_exhaustive()
+    }
+}
+
+/// Master keys by id, one of them active. Zeroed when dropped.
+pub struct Keyring {
+    active: String,
+    keys: BTreeMap<String, SecretBox<[u8; 32]>>,
+}
+
+impl fmt::Debug for Keyring {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Keyring").field("active", &self.active).field("ids", &self.keys.keys()).finish_non_exhaustive()
+    }
+}
+
+impl Keyring {
+    /// A keyring that seals with `active` and opens with any of `keys`.
+    ///
+    /// # Errors
+    /// [`Error::UnknownKey`] when `active` is none of them.
+    pub fn new(active: &str, keys: impl IntoIterator<Item = (String, [u8; 32])>) -> Result<Self, Error> {
+        let keys: BTreeMap<_, _> = keys.into_iter().map(|(id, key)| (id, SecretBox::new(Box::new(key)))).collect();
+        if !keys.contains_key(active) {
+            return Err(Error::UnknownKey { id: active.to_owned() });
+        }
+        Ok(Self { active: active.to_owned(), keys })
+    }
+
+    /// The id of the key that new secrets are sealed with.
+    pub fn active(&self) -> &str {
+        &self.active
+    }
+
+    /// Encrypts `plaintext` for the record with the id `record` (`provider_…`).
+    ///
+    /// # Errors
+    /// [`Error::Unsealable`] when the operating system gives no randomness.
+    pub fn seal(&self, record: &str, plaintext: &[u8]) -> Result<SealedSecret, Error> {
+        let mut nonce = [0; NONCE_LEN];
+        SystemRandom::new().fill(&mut nonce).map_err(|_| Error::Unsealable)?;
+        // Sealed in place: the only copy of the plaintext becomes the ciphertext. Room for the tag, so that growing
+        // does not leave a copy behind.
+        let mut buffer = Vec::with_capacity(plaintext.len() + AES_256_GCM.tag_len());
+        buffer.extend_from_slice(plaintext);
+        self.key(&self.active)?
+            .seal_in_place_append_tag(Nonce::assume_unique_for_key(nonce), Aad::from(record.as_bytes()), &mut buffer)
+            .map_err(|_| Error::Unsealable)?;
+        Ok(SealedSecret { key_id: self.active.clone(), nonce: nonce.to_vec(), ciphertext: buffer })
+    }
+
+    /// Decrypts the secret of the record with the id `record`.
+    ///
+    /// # Errors
+    /// [`Error::UnknownKey`] or [`Error::Unopenable`].
+    pub fn open(&self, record: &str, sealed: &SealedSecret) -> Result<SecretSlice<u8>, Error> {
+        let unopenable = || Error::Unopenable { record: record.to_owned(), key_id: sealed.key_id.clone() };
+        let nonce = Nonce::try_assume_unique_for_key(&sealed.nonce).map_err(|_| unopenable())?;
+        let mut buffer = sealed.ciphertext.clone();
+        let plaintext = self
+            .key(&sealed.key_id)?
+            .open_in_place(nonce, Aad::from(record.as_bytes()), &mut buffer)
+            .map_err(|_| unopenable())?
+            // Exactly as long as it must be: making a box of it then moves nothing and leaves no copy behind.
+            .to_vec();
+        buffer.zeroize();
+        Ok(SecretSlice::from(plaintext))
+    }
+
+    fn key(&self, id: &str) -> Result<LessSafeKey, Error> {
+        let unknown = || Error::UnknownKey { id: id.to_owned() };
+        let key = self.keys.get(id).ok_or_else(unknown)?;
+        UnboundKey::new(&AES_256_GCM, key.expose_secret()).map(LessSafeKey::new).map_err(|_| unknown())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn keyring(active: &str) -> Keyring {
+        Keyring::new(active, [("old".to_owned(), [1; 32]), ("new".to_owned(), [2; 32])])
+            .expect("the active key is there")
+    }
+
+    #[test]
+    fn a_sealed_secret_opens_for_its_record() {
+        let sealed = keyring("old").seal("provider_1", b"sk-1234").expect("it seals");
+        assert_eq!(keyring("new").open("provider_1", &sealed).expect("it opens").expose_secret(), b"sk-1234");
+        assert!(!sealed.ciphertext.windows(4).any(|bytes| bytes == b"1234"));
+    }
+
+    #[test]
+    fn a_sealed_secret_does_not_open_for_another_record() {
+        let sealed = keyring("old").seal("provider_1", b"sk-1234").expect("it seals");
+        let error = keyring("old").open("provider_2", &sealed).expect_err("it must not open");
+        assert_eq!(error, Error::Unopenable { record: "provider_2".into(), key_id: "old".into() });
+    }
+
+    #[test]
+    fn a_changed_secret_does_not_open() {
+        let sealed = keyring("old").seal("provider_1", b"sk-1234").expect("it seals");
+        for change in [
+            SealedSecret { ciphertext: sealed.ciphertext[1..].to_vec(), ..sealed.clone() },
+            SealedSecret { nonce: vec![0; 12], ..sealed.clone() },
+            SealedSecret { nonce: vec![0; 3], ..sealed.clone() },
+            SealedSecret { key_id: "new".into(), ..sealed.clone() },
+            SealedSecret { key_id: "none".into(), ..sealed },
+        ] {
+            assert!(keyring("old").open("provider_1", &change).is_err(), "{change:?}");
+        }
+    }
+
+    #[test]
+    fn the_same_secret_is_never_sealed_alike() {
+        let keyring = keyring("old");
+        let (a, b) = (keyring.seal("r", b"x").expect("it seals"), keyring.seal("r", b"x").expect("it seals"));
+        assert_ne!((a.nonce, a.ciphertext), (b.nonce, b.ciphertext));
+    }
+
+    #[test]
+    fn nothing_secret_is_printed() {
+        let keyring = Keyring::new("k", [("k".to_owned(), [77; 32])]).expect("the active key is there");
+        let sealed = keyring.seal("r", b"x").expect("it seals");
+        assert!(!format!("{keyring:?} {sealed:?}").contains("77"));
+    }
+
+    #[test]
+    fn an_active_key_that_is_missing_is_refused() {
+        assert!(Keyring::new("none", [("k".to_owned(), [0; 32])]).is_err());
+    }
+}

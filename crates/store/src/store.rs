@@ -1,0 +1,124 @@
+//! The connection pool, and bringing the schema up to date.
+
+use std::{str::FromStr, time::Duration};
+
+use sqlx::{
+    ConnectOptions, Connection, PgPool,
+    migrate::Migrator,
+    postgres::{PgConnectOptions, PgPoolOptions},
+};
+
+use crate::Error;
+
+pub(crate) static MIGRATOR: Migrator = sqlx::migrate!();
+
+/// How long bringing the schema up to date may take, other services' turn included.
+const MIGRATION_TIMEOUT: Duration = Duration::from_secs(300);
+
+/// How long a connection may have been idle to be used unasked. When the server went away in this time, the statement fails
+/// with [`Error::Unavailable`], as it does when the server goes away a moment later.
+const TRUSTED_IDLE: Duration = Duration::from_millis(500);
+
+/// How the pool behaves.
+#[derive(Debug, Clone)]
+pub struct PoolOptions {
+    /// What the server's own lists of connections call this process.
+    pub application_name: String,
+    /// Connections at most. Who needs one more waits for [`PoolOptions::acquire_timeout`].
+    pub max_connections: u32,
+    /// How long to wait for a connection before [`Error::Unavailable`].
+    pub acquire_timeout: Duration,
+    /// How long one statement may take, locks included, before the server gives it up with [`Error::Unavailable`].
+    pub statement_timeout: Duration,
+}
+
+impl Default for PoolOptions {
+    fn default() -> Self {
+        Self {
+            application_name: "construct".to_owned(),
+            max_connections: 20,
+            acquire_timeout: Duration::from_secs(5),
+            statement_timeout: Duration::from_secs(5),
+        }
+    }
+}
+
+/// The database. Cheap to clone.
+#[derive(Debug, Clone)]
+pub struct Store {
+    pub(crate) pool: PgPool,
+}
+
+impl Store {
+    /// Opens the pool and one connection of it.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`] when the server cannot be reached, [`Error::Internal`] when the address makes no sense or
+    /// the server refuses the user.
+    pub async fn connect(url: &str, options: PoolOptions) -> Result<Self, Error> {
+        // A transaction that is left open holds its locks against everybody: the server ends it after this.
+        let idle = options.statement_timeout * 2;
+        let connection = connect_options(url)?.application_name(&options.application_name).options([
+            ("statement_timeout", millis(options.statement_timeout)),
+            ("idle_in_transaction_session_timeout", millis(idle)),
+        ]);
+        let pool = PgPoolOptions::new()
+            .max_connections(options.max_connections)
+            .acquire_timeout(options.acquire_timeout)
+            // sqlx asks the server before every use whether it is still there: a round trip that a busy pool can save.
+            .test_before_acquire(false)
+            .before_acquire(|connection, meta| {
+                Box::pin(async move {
+                    if meta.idle_for > TRUSTED_IDLE {
+                        connection.ping().await?;
+                    }
+                    Ok(true)
+                })
+            })
+            .connect_with(connection)
+            .await?;
+        Ok(Self { pool })
+    }
+
+    /// Brings the schema up to date. Several processes may call it at once: one does it, the others wait.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`] when the server cannot be reached, [`Error::Internal`] when a migration fails or the
+    /// database was migrated by a newer version.
+    pub async fn migrate(&self) -> Result<(), Error> {
+        // Not one of the pool's connections: their statement timeout would end both a long migration and the wait for
+        // another process's.
+        let options = self.pool.connect_options().as_ref().clone();
+        let mut connection = options.options([("statement_timeout", millis(MIGRATION_TIMEOUT))]).connect().await?;
+        MIGRATOR.run(&mut connection).await?;
+        connection.close().await?;
+        Ok(())
+    }
+
+    /// Asks the server for nothing, to see that it answers.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`] when it does not.
+    pub async fn ping(&self) -> Result<(), Error> {
+        sqlx::query("SELECT 1").execute(&self.pool).await?;
+        Ok(())
+    }
+
+    /// Closes the pool once the statements that run have ended.
+    pub async fn close(&self) {
+        self.pool.close().await;
+    }
+}
+
+/// Reads an address. Its text, which may hold a password, is not in the error. sqlx itself takes any scheme.
+pub(crate) fn connect_options(url: &str) -> Result<PgConnectOptions, Error> {
+    let scheme = url.split_once("://").map(|(scheme, _)| scheme);
+    let options =
+        if matches!(scheme, Some("postgres" | "postgresql")) { PgConnectOptions::from_str(url).ok() } else { None };
+    options.ok_or_else(|| Error::internal("the database's address is not a valid postgres:// URL"))
+}
+
+/// As PostgreSQL's settings want it.
+fn millis(duration: Duration) -> String {
+    format!("{}ms", duration.as_millis())
+}

@@ -1,0 +1,326 @@
+//! Tasks: as people see them here, as they change them in [`write`], as the reconciler drives them in the rest.
+
+mod commit;
+mod drive;
+mod write;
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+use serde_json::Value;
+use uuid::Uuid;
+
+use construct_domain::{
+    AgentId, OrganizationId, StepId, TaskId,
+    money::Usage,
+    task::{DEFAULT_MAX_TURNS, Phase, Task, TaskError, TurnOutcome},
+};
+
+use crate::{
+    Cursor, Error, Key, Page, Store,
+    agent::turns_from_sql,
+    event::unsigned,
+    time::{option, sql_option},
+};
+
+pub use commit::{AppendedMessage, Committed, EndedMessage, TaskCommit};
+pub use drive::LoadedTask;
+
+pub(crate) const WHAT: &str = "task";
+
+/// A task as it is stored.
+#[derive(Debug, Clone, PartialEq)]
+pub struct StoredTask {
+    /// Its state. [`Task::max_turns`] is the limit that holds, the agent's or the default when the task has none. The
+    /// length of its transcript is [`Task::last_position`].
+    pub state: Task,
+    /// The name of [`Task::agent`].
+    pub agent_name: String,
+    /// The directory its tools may touch; empty: one of its own.
+    pub workspace: String,
+    /// Empty until it has one.
+    pub title: String,
+    /// The task's own limit of model calls per user message; 0: none.
+    pub max_turns_override: u32,
+    /// When it entered its phase.
+    pub phase_since: Timestamp,
+    /// Of all its model calls.
+    pub usage: Usage,
+    /// How often each tool was called.
+    pub tool_uses: BTreeMap<String, i64>,
+    /// Messages that wait for their turn.
+    pub queued_count: i64,
+    /// Of its newest event.
+    pub event_sequence: u64,
+    /// The trace of the step that runs or ran last.
+    pub trace_id: Option<String>,
+    /// Rises with every change.
+    pub revision: i64,
+    /// When it was created.
+    pub created_at: Timestamp,
+    /// When it last changed.
+    pub updated_at: Timestamp,
+}
+
+impl StoredTask {
+    /// Its place in a list.
+    pub fn cursor(&self, key: Key) -> Cursor {
+        let key = if key == Key::Name { Key::CreatedAt } else { key };
+        Cursor::new(key, self.state.id.uuid(), "", self.created_at, self.updated_at)
+    }
+}
+
+/// A task to create.
+#[derive(Debug, Clone, PartialEq)]
+pub struct NewTask {
+    /// Its id.
+    pub id: TaskId,
+    /// Who answers.
+    pub agent: AgentId,
+    /// The directory its tools may touch; empty: one of its own.
+    pub workspace: String,
+    /// Empty: to be made from the conversation.
+    pub title: String,
+    /// Model calls one user message may cause; 0: the agent's limit.
+    pub max_turns_override: u32,
+}
+
+/// What changes of a task: what is `Some`.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct TaskChanges {
+    /// Who answers from the next model call on.
+    pub agent: Option<AgentId>,
+    /// Empty: to be made anew from the conversation.
+    pub title: Option<String>,
+    /// Model calls one user message may cause; 0: the agent's limit.
+    pub max_turns_override: Option<u32>,
+}
+
+/// Which tasks a list shows.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct TaskFilter {
+    /// Of this agent only.
+    pub agent: Option<AgentId>,
+    /// In this phase only.
+    pub phase: Option<Phase>,
+    /// With exactly this workspace.
+    pub workspace: Option<String>,
+    /// Created later than this.
+    pub created_after: Option<Timestamp>,
+    /// Created earlier than this.
+    pub created_before: Option<Timestamp>,
+}
+
+/// A row as both sides read it. `queued` and `queued_count` are each read by one side only.
+struct Row {
+    id: Uuid,
+    organization_id: Uuid,
+    agent_id: Uuid,
+    agent_name: String,
+    agent_max_turns: i32,
+    workspace: String,
+    title: String,
+    titled: bool,
+    max_turns_override: i32,
+    phase: String,
+    phase_since: Timestamp,
+    turn: Option<Value>,
+    step: Option<Value>,
+    title_step: Option<Uuid>,
+    steps: i64,
+    last_position: i64,
+    next_wake: Option<jiff_sqlx::Timestamp>,
+    last_outcome: Option<String>,
+    error_code: Option<String>,
+    error_message: Option<String>,
+    error_time: Option<jiff_sqlx::Timestamp>,
+    input_tokens: i64,
+    output_tokens: i64,
+    cache_read_tokens: i64,
+    cache_write_tokens: i64,
+    cost_pico_usd: i64,
+    tool_uses: Value,
+    suspend: bool,
+    cancel_reason: Option<String>,
+    cancel_intent: Option<i64>,
+    deleted: bool,
+    event_sequence: i64,
+    version: i64,
+    revision: i64,
+    intents: i64,
+    intents_seen: i64,
+    trace_id: Option<String>,
+    created_at: Timestamp,
+    updated_at: Timestamp,
+    queued_count: i64,
+    queued: Option<Uuid>,
+}
+
+impl Row {
+    /// Takes the state out of the row.
+    fn state(&mut self) -> Result<Task, Error> {
+        let max_turns = [self.max_turns_override, self.agent_max_turns]
+            .into_iter()
+            .map(turns_from_sql)
+            .find(|&turns| turns > 0)
+            .unwrap_or(DEFAULT_MAX_TURNS);
+        let last_error = match (self.error_code.take(), self.error_message.take(), option(self.error_time)) {
+            (Some(code), Some(message), Some(time)) => Some(TaskError { code, message, time }),
+            _ => None,
+        };
+        Ok(Task {
+            id: TaskId::from_uuid(self.id),
+            organization: OrganizationId::from_uuid(self.organization_id),
+            agent: AgentId::from_uuid(self.agent_id),
+            suspend: self.suspend,
+            cancel: self.cancel_reason.take(),
+            max_turns,
+            titled: self.titled,
+            phase: Phase::parse(&self.phase).ok_or_else(|| unreadable("phase", &self.phase))?,
+            turn: self.turn.take().map(serde_json::from_value).transpose().map_err(Error::internal)?,
+            step: self.step.take().map(serde_json::from_value).transpose().map_err(Error::internal)?,
+            title_step: self.title_step.map(StepId::from_uuid),
+            steps: unsigned(self.steps),
+            last_position: self.last_position,
+            next_wake: option(self.next_wake),
+            last_outcome: self
+                .last_outcome
+                .take()
+                .map(|outcome| TurnOutcome::parse(&outcome).ok_or_else(|| unreadable("outcome", &outcome)))
+                .transpose()?,
+            last_error,
+        })
+    }
+}
+
+fn unreadable(what: &str, text: &str) -> Error {
+    Error::internal(format!("unknown {what} `{text}`"))
+}
+
+impl TryFrom<Row> for StoredTask {
+    type Error = Error;
+
+    fn try_from(mut row: Row) -> Result<Self, Error> {
+        Ok(Self {
+            state: row.state()?,
+            agent_name: row.agent_name,
+            workspace: row.workspace,
+            title: row.title,
+            max_turns_override: turns_from_sql(row.max_turns_override),
+            phase_since: row.phase_since,
+            usage: Usage {
+                input_tokens: row.input_tokens,
+                output_tokens: row.output_tokens,
+                cache_read_tokens: row.cache_read_tokens,
+                cache_write_tokens: row.cache_write_tokens,
+                cost_pico_usd: row.cost_pico_usd,
+            },
+            tool_uses: serde_json::from_value(row.tool_uses).map_err(Error::internal)?,
+            queued_count: row.queued_count,
+            event_sequence: unsigned(row.event_sequence),
+            trace_id: row.trace_id,
+            revision: row.revision,
+            created_at: row.created_at,
+            updated_at: row.updated_at,
+        })
+    }
+}
+
+/// Reads tasks as [`Row`]s. The first list says which columns `queued_count` and `queued` are, and what is joined for
+/// it.
+macro_rules! select {
+    ([$($queue:literal)+], [$($tail:literal)+], $($argument:expr),* $(,)?) => {
+        sqlx::query_as!(
+            crate::task::Row,
+            r#"SELECT t.id, t.organization_id, t.agent_id, a.name AS agent_name, a.max_turns AS agent_max_turns, t.workspace, t.title,
+                    t.titled, t.max_turns_override, t.phase, t.phase_since, t.turn, t.step, t.title_step, t.steps, t.last_position,
+                    t.next_wake, t.last_outcome, t.error_code, t.error_message, t.error_time, t.input_tokens, t.output_tokens,
+                    t.cache_read_tokens, t.cache_write_tokens, t.cost_pico_usd, t.tool_uses, t.suspend, t.cancel_reason,
+                    t.cancel_intent, t.deleted_at IS NOT NULL AS "deleted!", t.event_sequence, t.version, t.revision, t.intents,
+                    t.intents_seen, t.trace_id, t.created_at, t.updated_at, "# $(+ $queue)+ + r#"
+             FROM tasks t
+             JOIN agents a ON a.organization_id = t.organization_id AND a.id = t.agent_id "# $(+ $tail)+,
+            $($argument),*
+        )
+    };
+}
+use select;
+
+/// [`select`] as the gateway wants it: with the length of the queue.
+macro_rules! select_counted {
+    ([$($tail:literal)+], $($argument:expr),* $(,)?) => {
+        crate::task::select!(
+            [r#"(SELECT count(*) FROM messages q WHERE q.task_id = t.id AND q.position IS NULL AND q.processed_at IS NULL)
+                    AS "queued_count!", NULL::uuid AS queued"#],
+            [$($tail)+],
+            $($argument),*
+        )
+    };
+}
+use select_counted;
+
+macro_rules! list {
+    ($store:expr, $organization:expr, $filter:expr, $page:expr, $key:literal, $comparison:literal, $direction:literal) => {{
+        let (value, id) = $page.after_time()?;
+        select_counted!(
+            ["WHERE t.organization_id = $1 AND t.deleted_at IS NULL
+               AND ($2::uuid IS NULL OR t.agent_id = $2)
+               AND ($3::text IS NULL OR t.phase = $3)
+               AND ($4::text IS NULL OR t.workspace = $4)
+               AND ($5::timestamptz IS NULL OR t.created_at > $5)
+               AND ($6::timestamptz IS NULL OR t.created_at < $6)
+               AND (" $key ", t.id) " $comparison " ($7, $8)
+             ORDER BY " $key $direction ", t.id" $direction " LIMIT $9"],
+            $organization.uuid(),
+            $filter.agent.map(AgentId::uuid),
+            $filter.phase.map(Phase::as_str),
+            $filter.workspace,
+            sql_option($filter.created_after),
+            sql_option($filter.created_before),
+            value,
+            id,
+            $page.limit(),
+        )
+        .fetch_all(&$store.pool)
+        .await?
+    }};
+}
+
+impl Store {
+    /// A task by id.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], also of a deleted one.
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn task_get(&self, organization: OrganizationId, id: TaskId) -> Result<StoredTask, Error> {
+        select_counted!(
+            ["WHERE t.organization_id = $1 AND t.id = $2 AND t.deleted_at IS NULL"],
+            organization.uuid(),
+            id.uuid(),
+        )
+        .fetch_optional(&self.pool)
+        .await?
+        .ok_or(Error::NotFound { what: WHAT })?
+        .try_into()
+    }
+
+    /// A page of tasks. They have no name: [`Key::Name`] is taken as [`Key::CreatedAt`].
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn task_list(
+        &self,
+        organization: OrganizationId,
+        filter: &TaskFilter,
+        page: &Page,
+    ) -> Result<Vec<StoredTask>, Error> {
+        let rows = match (page.order.key, page.order.descending) {
+            (Key::CreatedAt | Key::Name, false) => list!(self, organization, filter, page, "t.created_at", ">", ""),
+            (Key::CreatedAt | Key::Name, true) => list!(self, organization, filter, page, "t.created_at", "<", " DESC"),
+            (Key::UpdatedAt, false) => list!(self, organization, filter, page, "t.updated_at", ">", ""),
+            (Key::UpdatedAt, true) => list!(self, organization, filter, page, "t.updated_at", "<", " DESC"),
+        };
+        rows.into_iter().map(TryInto::try_into).collect()
+    }
+}

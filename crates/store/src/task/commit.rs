@@ -1,0 +1,357 @@
+//! The reconciler's commit: everything one decision changes, in one guarded statement.
+
+use std::collections::BTreeMap;
+
+use jiff::Timestamp;
+use serde::Serialize;
+use serde_json::Value;
+use uuid::Uuid;
+
+use construct_domain::{
+    AgentId, MessageId, StepId,
+    message::{Content, Source},
+    money::Usage,
+    task::{Task, TurnOutcome},
+};
+
+use crate::{
+    Error, LoadedTask, NewEvent, StepUsage, Store,
+    error::violated,
+    event::{signed, unsigned},
+    text,
+    time::{option, sql, sql_option},
+    usage::LedgerRow,
+};
+
+/// Everything one decision changes. See [`TaskCommit::new`].
+#[derive(Debug, Clone)]
+pub struct TaskCommit<'a> {
+    /// What was decided from.
+    pub before: &'a LoadedTask,
+    /// The new state. The agent, the limit of turns and whether it is suspended or titled are not written: they are
+    /// people's. A cancel is cleared when there was one and there is none now, and no newer one came meanwhile.
+    pub task: &'a Task,
+    /// The queued message that enters the transcript, and its place.
+    pub admitted: Option<(MessageId, i64)>,
+    /// What the transcript gets besides.
+    pub appended: Vec<AppendedMessage>,
+    /// The user message whose turn ended; never the admitted one.
+    pub ended: Option<EndedMessage>,
+    /// Drop the messages that were queued when the cancel was asked for. Those that came later stay, and the task is
+    /// looked at again at once for their sake.
+    pub drop_queued: bool,
+    /// What steps used. A step that was booked before is passed over.
+    pub usage: Vec<StepUsage>,
+    /// Calls to add, by tool.
+    pub tool_uses: BTreeMap<String, i64>,
+    /// A title; taken unless the task got one meanwhile.
+    pub title: Option<String>,
+    /// The trace of the step that starts; None leaves the last one.
+    pub trace_id: Option<String>,
+    /// To be stored in the task's stream, in order.
+    pub events: Vec<NewEvent>,
+    /// The time of the decision.
+    pub now: Timestamp,
+}
+
+/// A message that the reconciler writes.
+#[derive(Debug, Clone, PartialEq)]
+pub struct AppendedMessage {
+    /// Its id.
+    pub id: MessageId,
+    /// Its place in the transcript.
+    pub position: i64,
+    /// Who it is from.
+    pub source: Source,
+    /// What it says.
+    pub content: Content,
+    /// The agent that wrote it.
+    pub agent: Option<AgentId>,
+    /// Of the model call that wrote it.
+    pub usage: Usage,
+    /// The step it is the result of.
+    pub step: Option<StepId>,
+}
+
+/// A user message whose turn ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EndedMessage {
+    /// Which.
+    pub message: MessageId,
+    /// Why the turn failed, if it did.
+    pub error: Option<String>,
+}
+
+/// A commit that is done.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Committed {
+    /// What guards the next commit.
+    pub version: i64,
+    /// The task's revision.
+    pub revision: i64,
+    /// Sequence of the commit's first event; the others follow it with no gap. Without events, the sequence the next
+    /// one will have.
+    pub first_event_sequence: u64,
+    /// When to look again. Earlier than the decision wanted when messages outlived a cancel.
+    pub next_wake: Option<Timestamp>,
+    /// Whether somebody asked for something since the task was loaded: look again at once.
+    pub has_new_intents: bool,
+}
+
+impl<'a> TaskCommit<'a> {
+    /// A commit of the state alone.
+    pub fn new(before: &'a LoadedTask, task: &'a Task, now: Timestamp) -> Self {
+        Self {
+            before,
+            task,
+            admitted: None,
+            appended: Vec::new(),
+            ended: None,
+            drop_queued: false,
+            usage: Vec::new(),
+            tool_uses: BTreeMap::new(),
+            title: None,
+            trace_id: None,
+            events: Vec::new(),
+            now,
+        }
+    }
+}
+
+/// A message as the statement reads it from JSON.
+#[derive(Serialize)]
+struct MessageRow<'a> {
+    id: Uuid,
+    position: i64,
+    source: &'static str,
+    content: &'a Content,
+    agent_id: Option<Uuid>,
+    step_id: Option<Uuid>,
+    #[serde(flatten)]
+    usage: Usage,
+}
+
+impl<'a> From<&'a AppendedMessage> for MessageRow<'a> {
+    fn from(message: &'a AppendedMessage) -> Self {
+        Self {
+            id: message.id.uuid(),
+            position: message.position,
+            source: message.source.as_str(),
+            content: &message.content,
+            agent_id: message.agent.map(AgentId::uuid),
+            step_id: message.step.map(StepId::uuid),
+            usage: message.usage,
+        }
+    }
+}
+
+/// What the statement is given besides what stands in the commit as it is.
+struct Parameters {
+    turn: Option<Value>,
+    step: Option<Value>,
+    appended: Value,
+    tool_uses: Value,
+}
+
+impl Store {
+    /// Commits a decision: one statement, one round trip, all or nothing.
+    ///
+    /// The version guards it: of two reconcilers that decided from the same state one wins. What people ask for
+    /// meanwhile does not raise the version; it is in columns this does not write, and in `intents`, which this only
+    /// notes as seen as far as it was read. So a commit is never lost to a message that arrives, and no intent to a
+    /// commit.
+    ///
+    /// # Errors
+    /// [`Error::Conflict`] when the task has another version, or is gone: nothing was written, load and decide again.
+    /// [`Error::Unavailable`]: nothing is known; loading again shows what became of it.
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn task_commit(&self, mut commit: TaskCommit<'_>) -> Result<Committed, Error> {
+        let parameters = Parameters {
+            turn: commit.task.turn.as_ref().map(text::json).transpose()?,
+            step: commit.task.step.as_ref().map(text::json).transpose()?,
+            appended: text::json(&commit.appended.iter().map(MessageRow::from).collect::<Vec<_>>())?,
+            tool_uses: text::json(&commit.tool_uses)?,
+        };
+        loop {
+            match self.task_commit_once(&commit, &parameters).await {
+                // Rare: the result of a step that is still awaited was booked already as a stale one. It must not be
+                // counted twice, and the statement has undone itself.
+                Err(error) if violated(&error) == Some("step_usage_pkey") => {
+                    self.step_usage_unbooked(&mut commit.usage).await?
+                }
+                other => return other?.ok_or(Error::Conflict),
+            }
+        }
+    }
+
+    /// Keeps the entries that are not in the ledger.
+    async fn step_usage_unbooked(&self, entries: &mut Vec<StepUsage>) -> Result<(), Error> {
+        let before = entries.len();
+        let steps: Vec<Uuid> = entries.iter().map(|entry| entry.step.uuid()).collect();
+        let booked = sqlx::query_scalar!("SELECT step_id FROM step_usage WHERE step_id = ANY($1)", &steps)
+            .fetch_all(&self.pool)
+            .await?;
+        let mut seen = booked;
+        entries.retain(|entry| {
+            let new = !seen.contains(&entry.step.uuid());
+            seen.push(entry.step.uuid());
+            new
+        });
+        // Else the statement would fail in the same way for ever.
+        if entries.len() == before { Err(Error::internal("a step is booked and is not")) } else { Ok(()) }
+    }
+
+    async fn task_commit_once(
+        &self,
+        commit: &TaskCommit<'_>,
+        parameters: &Parameters,
+    ) -> Result<Option<Committed>, sqlx::Error> {
+        let TaskCommit { before, task, now, .. } = commit;
+        let used = commit.usage.iter().fold(Usage::default(), |sum, entry| sum + entry.usage);
+        let ledger = serde_json::to_value(commit.usage.iter().map(LedgerRow::from).collect::<Vec<_>>())
+            .map_err(|error| sqlx::Error::Encode(Box::new(error)))?;
+        let kinds: Vec<String> = commit.events.iter().map(|event| event.kind.clone()).collect();
+        let payloads: Vec<&[u8]> = commit.events.iter().map(|event| event.payload.as_slice()).collect();
+        let steps: Vec<Option<i64>> = commit.events.iter().map(|event| event.step.map(signed)).collect();
+        let count = signed(commit.events.len() as u64);
+        let error = task.last_error.as_ref();
+        // How the parts hang together: `guard` is the only one that waits for the row, and every other one joins it, so
+        // that nothing is written when it finds no row of this version. No part reads what another one writes, except
+        // through RETURNING: all see the same snapshot. What a concurrent write changed since that snapshot is safe,
+        // because every other writer of these messages holds the task's row, and raises the version when it takes a
+        // message away.
+        let row = sqlx::query!(
+            r#"WITH guard AS (
+                   UPDATE tasks t SET
+                       phase = $4,
+                       phase_since = CASE WHEN t.phase = $4 THEN t.phase_since ELSE $3 END,
+                       turn = $5,
+                       step = $6,
+                       title_step = $7,
+                       steps = $8,
+                       last_position = $9,
+                       next_wake = CASE
+                           WHEN $10::bigint IS NOT NULL AND EXISTS (
+                               SELECT 1 FROM messages q
+                               WHERE q.task_id = t.id AND q.position IS NULL AND q.processed_at IS NULL AND q.arrival > $10
+                           ) THEN $3
+                           ELSE $11
+                       END,
+                       last_outcome = $12,
+                       error_code = $13,
+                       error_message = $14,
+                       error_time = $15,
+                       cancel_reason = CASE WHEN t.cancel_intent = $16 THEN NULL ELSE t.cancel_reason END,
+                       cancel_intent = CASE WHEN t.cancel_intent = $16 THEN NULL ELSE t.cancel_intent END,
+                       input_tokens = least(t.input_tokens::numeric + $17::bigint, 9223372036854775807)::bigint,
+                       output_tokens = least(t.output_tokens::numeric + $18::bigint, 9223372036854775807)::bigint,
+                       cache_read_tokens = least(t.cache_read_tokens::numeric + $19::bigint, 9223372036854775807)::bigint,
+                       cache_write_tokens = least(t.cache_write_tokens::numeric + $20::bigint, 9223372036854775807)::bigint,
+                       cost_pico_usd = least(t.cost_pico_usd::numeric + $21::bigint, 9223372036854775807)::bigint,
+                       tool_uses = CASE WHEN $22::jsonb = '{}' THEN t.tool_uses ELSE (
+                           SELECT jsonb_object_agg(tool, calls) FROM (
+                               SELECT key AS tool, sum(value::bigint) AS calls FROM (
+                                   SELECT * FROM jsonb_each_text(t.tool_uses) UNION ALL SELECT * FROM jsonb_each_text($22)
+                               ) AS both_sides GROUP BY key
+                           ) AS sums
+                       ) END,
+                       title = CASE WHEN t.titled THEN t.title ELSE coalesce($23, t.title) END,
+                       titled = t.titled OR $24 OR $23::text IS NOT NULL,
+                       trace_id = coalesce($25, t.trace_id),
+                       intents_seen = greatest(t.intents_seen, $26),
+                       event_sequence = t.event_sequence + $27,
+                       version = t.version + 1,
+                       revision = t.revision + 1,
+                       updated_at = $3
+                   WHERE t.id = $1 AND t.version = $2
+                   RETURNING t.organization_id, t.id, t.version, t.revision, t.event_sequence, t.next_wake,
+                       t.intents > t.intents_seen AS has_new_intents
+               ), admitted AS (
+                   UPDATE messages m SET position = $29, revision = m.revision + 1, updated_at = $3
+                   FROM guard
+                   WHERE m.id = $28 AND m.task_id = guard.id AND m.position IS NULL AND m.processed_at IS NULL
+               ), dropped AS (
+                   UPDATE messages m SET processed_at = $3, error = 'cancelled', revision = m.revision + 1, updated_at = $3
+                   FROM guard
+                   WHERE m.task_id = guard.id AND m.position IS NULL AND m.processed_at IS NULL AND m.arrival < $10
+               ), ended AS (
+                   UPDATE messages m SET processed_at = $3, error = $31, revision = m.revision + 1, updated_at = $3
+                   FROM guard
+                   WHERE m.id = $30 AND m.task_id = guard.id
+               ), appended AS (
+                   INSERT INTO messages
+                       (id, organization_id, task_id, arrival, position, source, content, agent_id, step_id,
+                        input_tokens, output_tokens, cache_read_tokens, cache_write_tokens, cost_pico_usd, created_at, updated_at)
+                   SELECT n.id, guard.organization_id, guard.id, 0, n.position, n.source, n.content, n.agent_id, n.step_id,
+                          n.input_tokens, n.output_tokens, n.cache_read_tokens, n.cache_write_tokens, n.cost_pico_usd, $3, $3
+                   FROM guard, jsonb_to_recordset($32) AS n (
+                       id uuid, position bigint, source text, content jsonb, agent_id uuid, step_id uuid,
+                       input_tokens bigint, output_tokens bigint, cache_read_tokens bigint, cache_write_tokens bigint,
+                       cost_pico_usd bigint)
+               ), ledger AS (
+                   INSERT INTO step_usage
+                       (step_id, organization_id, task_id, model_id, purpose,
+                        input_tokens, output_tokens, cache_read_tokens, cache_write_tokens, cost_pico_usd, created_at)
+                   SELECT u.step_id, guard.organization_id, guard.id, u.model_id, u.purpose,
+                          u.input_tokens, u.output_tokens, u.cache_read_tokens, u.cache_write_tokens, u.cost_pico_usd, $3
+                   FROM guard, jsonb_to_recordset($33) AS u (
+                       step_id uuid, model_id uuid, purpose text,
+                       input_tokens bigint, output_tokens bigint, cache_read_tokens bigint, cache_write_tokens bigint,
+                       cost_pico_usd bigint)
+               ), recorded AS (
+                   INSERT INTO events (organization_id, stream_id, sequence, type, payload, step, created_at)
+                   SELECT guard.organization_id, guard.id, guard.event_sequence - $27 + e.number, e.kind, e.payload, e.step, $3
+                   FROM guard, unnest($34::text[], $35::bytea[], $36::bigint[]) WITH ORDINALITY AS e (kind, payload, step, number)
+               )
+               SELECT version AS "version!", revision AS "revision!", event_sequence AS "event_sequence!",
+                      next_wake AS "next_wake?", has_new_intents AS "has_new_intents!"
+               FROM guard"#,
+            task.id.uuid(),
+            before.version,
+            sql(*now),
+            task.phase.as_str(),
+            parameters.turn as _,
+            parameters.step as _,
+            task.title_step.map(StepId::uuid) as _,
+            signed(task.steps),
+            task.last_position,
+            // A cancel that nobody asked for drops nothing.
+            before.cancel_intent.filter(|_| commit.drop_queued) as _,
+            sql_option(task.next_wake) as _,
+            task.last_outcome.map(TurnOutcome::as_str) as _,
+            error.map(|error| error.code.as_str()) as _,
+            error.map(|error| text::clean(&error.message).into_owned()) as _,
+            sql_option(error.map(|error| error.time)) as _,
+            before.cancel_intent.filter(|_| task.cancel.is_none()) as _,
+            used.input_tokens,
+            used.output_tokens,
+            used.cache_read_tokens,
+            used.cache_write_tokens,
+            used.cost_pico_usd,
+            parameters.tool_uses,
+            text::clean_option(commit.title.as_deref()) as _,
+            task.titled && !before.task.titled,
+            commit.trace_id.as_deref() as _,
+            before.intents,
+            count,
+            commit.admitted.map(|(id, _)| id.uuid()) as _,
+            commit.admitted.map(|(_, position)| position) as _,
+            commit.ended.as_ref().map(|ended| ended.message.uuid()) as _,
+            text::clean_option(commit.ended.as_ref().and_then(|ended| ended.error.as_deref())) as _,
+            parameters.appended,
+            ledger,
+            &kinds,
+            payloads.as_slice() as _,
+            steps.as_slice() as _,
+        )
+        .fetch_optional(&self.pool)
+        .await?;
+        Ok(row.map(|row| Committed {
+            version: row.version,
+            revision: row.revision,
+            first_event_sequence: unsigned(row.event_sequence - count + 1),
+            next_wake: option(row.next_wake),
+            has_new_intents: row.has_new_intents,
+        }))
+    }
+}

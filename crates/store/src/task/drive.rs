@@ -1,0 +1,157 @@
+//! What the reconciler does with tasks besides committing: finds the ones with something to do, loads them, purges
+//! them.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+
+use construct_domain::{MessageId, OrganizationId, TaskId, task::Task};
+
+use crate::{Error, Store, event::unsigned, task::select, time::sql};
+
+/// How long the wake that follows an intent has to arrive before the sweep takes the intent for unseen.
+const WAKE_GRACE: Duration = Duration::from_secs(1);
+
+/// A task with what a decision about it needs, all of one moment.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LoadedTask {
+    /// Its state, intents included.
+    pub task: Task,
+    /// The oldest message that waits for its turn.
+    pub queued: Option<MessageId>,
+    /// Guards the commit.
+    pub version: i64,
+    /// How many intents there were.
+    pub intents: i64,
+    /// How many of them earlier commits have looked at.
+    pub intents_seen: i64,
+    /// Whether people want it gone: stop what runs, then [`Store::task_purge`].
+    pub deleted: bool,
+    /// The directory its tools may touch; empty: one of its own.
+    pub workspace: String,
+    /// Empty until it has one.
+    pub title: String,
+    /// When it entered its phase.
+    pub phase_since: Timestamp,
+    /// Of its newest event.
+    pub event_sequence: u64,
+    /// The trace of the step that runs or ran last.
+    pub trace_id: Option<String>,
+    /// The intent that asked for the cancel: messages that arrived before it go with it.
+    pub(crate) cancel_intent: Option<i64>,
+}
+
+impl LoadedTask {
+    /// Whether somebody asked for something that no commit has looked at. It must be noted even when it changes nothing
+    /// ([`Store::task_commit`] or [`Store::task_intents_seen`]), else the sweep finds the task again and again.
+    pub fn has_new_intents(&self) -> bool {
+        self.intents > self.intents_seen
+    }
+}
+
+impl Store {
+    /// Loads a task. None when there is none (any more).
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`]; [`Error::Internal`] when the row cannot be read.
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn task_load(&self, id: TaskId) -> Result<Option<LoadedTask>, Error> {
+        // One statement, so that the queue and the count of intents are of one moment: a message that is not seen here
+        // has an intent that is not counted here.
+        let row = select!(
+            [r#"0::bigint AS "queued_count!",
+                    (SELECT q.id FROM messages q WHERE q.task_id = t.id AND q.position IS NULL AND q.processed_at IS NULL
+                     ORDER BY q.arrival LIMIT 1) AS queued"#],
+            ["WHERE t.id = $1"],
+            id.uuid(),
+        )
+        .fetch_optional(&self.pool)
+        .await?;
+        let Some(mut row) = row else { return Ok(None) };
+        Ok(Some(LoadedTask {
+            task: row.state()?,
+            queued: row.queued.map(MessageId::from_uuid),
+            version: row.version,
+            intents: row.intents,
+            intents_seen: row.intents_seen,
+            deleted: row.deleted,
+            workspace: row.workspace,
+            title: row.title,
+            phase_since: row.phase_since,
+            event_sequence: unsigned(row.event_sequence),
+            trace_id: row.trace_id,
+            cancel_intent: row.cancel_intent,
+        }))
+    }
+
+    /// Notes that intents were looked at and ask for no change.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn task_intents_seen(&self, id: TaskId, intents: i64) -> Result<(), Error> {
+        sqlx::query!("UPDATE tasks SET intents_seen = $2 WHERE id = $1 AND intents_seen < $2", id.uuid(), intents)
+            .execute(&self.pool)
+            .await?;
+        Ok(())
+    }
+
+    /// Tasks with something to do that nobody may have been told of: their time has come, an intent was not looked at
+    /// for a second, or they are deleted and idle. The longest waiting first, at most `limit`.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn sweep_due(&self, now: Timestamp, limit: u32) -> Result<Vec<(OrganizationId, TaskId)>, Error> {
+        let rows = sqlx::query!(
+            r#"SELECT organization_id AS "organization_id!", id AS "id!" FROM (
+                   (SELECT organization_id, id, next_wake AS due FROM tasks
+                    WHERE next_wake IS NOT NULL AND next_wake <= $1 ORDER BY next_wake LIMIT $3)
+                   UNION ALL
+                   (SELECT organization_id, id, intent_at FROM tasks
+                    WHERE intents > intents_seen AND intent_at <= $2 ORDER BY intent_at LIMIT $3)
+                   UNION ALL
+                   (SELECT organization_id, id, deleted_at FROM tasks
+                    WHERE deleted_at IS NOT NULL AND deleted_at <= $2 AND next_wake IS NULL ORDER BY deleted_at LIMIT $3)
+               ) AS waiting
+               GROUP BY organization_id, id
+               ORDER BY min(due)
+               LIMIT $3"#,
+            sql(now),
+            sql(now - WAKE_GRACE),
+            i64::from(limit),
+        )
+        .fetch_all(&self.pool)
+        .await?;
+        Ok(rows
+            .into_iter()
+            .map(|row| (OrganizationId::from_uuid(row.organization_id), TaskId::from_uuid(row.id)))
+            .collect())
+    }
+
+    /// Removes a deleted task with its messages and events. What it cost stays in the ledger, and the event that it is
+    /// gone in its stream. False when there is none, or it is not deleted.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn task_purge(&self, id: TaskId) -> Result<bool, Error> {
+        let mut transaction = self.pool.begin().await?;
+        let last = sqlx::query_scalar!(
+            "DELETE FROM tasks WHERE id = $1 AND deleted_at IS NOT NULL RETURNING event_sequence",
+            id.uuid(),
+        )
+        .fetch_optional(&mut *transaction)
+        .await?;
+        let Some(last) = last else { return Ok(false) };
+        sqlx::query!(
+            "DELETE FROM events WHERE stream_id = $1 AND sequence < $2 AND type <> 'task.deleted'",
+            id.uuid(),
+            last,
+        )
+        .execute(&mut *transaction)
+        .await?;
+        transaction.commit().await?;
+        Ok(true)
+    }
+}

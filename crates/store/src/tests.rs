@@ -1,0 +1,189 @@
+//! Every promise of this crate against a real server.
+
+mod catalogue;
+mod commit;
+mod events;
+mod messages;
+mod pages;
+mod tasks;
+mod writes;
+
+use jiff::Timestamp;
+use uuid::Uuid;
+
+use construct_domain::{
+    AgentId, MessageId, ModelId, ModelProviderId, OrganizationId, StepId, TaskId,
+    message::{Block, Content},
+    money::{Prices, Usage},
+};
+
+use crate::{
+    Error, Idempotency, Model, ModelParameters, ModelProviderKind, NewAgent, NewEvent, NewModel, NewModelProvider,
+    NewTask, NewUserMessage, Rendered, Store, StoredEvent, StoredMessage, StoredTask, Write, Written,
+    testing::Database,
+};
+
+const ORG: OrganizationId = OrganizationId::LOCAL;
+
+fn now() -> Timestamp {
+    Timestamp::from_microsecond(Timestamp::now().as_microsecond()).expect("the present is in range")
+}
+
+fn write() -> Write {
+    Write { organization: ORG, now: now(), idempotency: None }
+}
+
+fn write_with_key(key: &str, hash: u8) -> Write {
+    let idempotency = Some(Idempotency { key: key.to_owned(), method: "Test", request_hash: [hash; 32] });
+    Write { idempotency, ..write() }
+}
+
+fn event(kind: &str) -> NewEvent {
+    NewEvent { kind: kind.to_owned(), payload: kind.as_bytes().to_vec(), step: None }
+}
+
+/// Makes an event of this kind, and the entity's `Debug` the response.
+fn rendered<T: std::fmt::Debug>(kind: &str) -> impl FnOnce(&T) -> Rendered + Send + use<T> {
+    let event = event(kind);
+    move |entity| Rendered { event, response: format!("{entity:?}").into_bytes() }
+}
+
+fn applied<T: std::fmt::Debug>(written: Written<T>) -> T {
+    applied_with_event(written).0
+}
+
+fn applied_with_event<T: std::fmt::Debug>(written: Written<T>) -> (T, Option<StoredEvent>) {
+    match written {
+        Written::Applied { entity, event } => (entity, event),
+        Written::Repeated { response } => panic!("it was repeated: {}", String::from_utf8_lossy(&response)),
+    }
+}
+
+fn text(text: &str) -> Content {
+    Content { blocks: vec![Block::Text(text.to_owned())] }
+}
+
+fn usage(tokens: i64) -> Usage {
+    Usage {
+        input_tokens: tokens,
+        output_tokens: 1,
+        cache_read_tokens: 2,
+        cache_write_tokens: 3,
+        cost_pico_usd: tokens * 10,
+    }
+}
+
+fn step_id() -> StepId {
+    StepId::from_uuid(Uuid::now_v7())
+}
+
+fn message_id() -> MessageId {
+    MessageId::from_uuid(Uuid::now_v7())
+}
+
+/// A database with one agent.
+struct Fixture {
+    database: Database,
+    store: Store,
+    provider: ModelProviderId,
+    model: ModelId,
+    agent: AgentId,
+}
+
+impl Fixture {
+    async fn new() -> Self {
+        let database = Database::new().await;
+        let store = database.store();
+        let provider = applied(
+            store
+                .model_provider_create(&write(), new_provider("p"), rendered("provider.created"))
+                .await
+                .expect("created"),
+        )
+        .id;
+        let model: Model = applied(
+            store.model_create(&write(), new_model(provider, "m"), rendered("model.created")).await.expect("created"),
+        );
+        let agent = applied(
+            store.agent_create(&write(), new_agent(model.id, "a"), rendered("agent.created")).await.expect("created"),
+        )
+        .id;
+        Self { database, store, provider, model: model.id, agent }
+    }
+
+    async fn task(&self) -> TaskId {
+        self.stored_task().await.state.id
+    }
+
+    async fn stored_task(&self) -> StoredTask {
+        applied(
+            self.store.task_create(&write(), new_task(self.agent), rendered("task.created")).await.expect("created"),
+        )
+    }
+
+    async fn message(&self, task: TaskId, words: &str) -> StoredMessage {
+        let new = NewUserMessage { id: message_id(), task, content: text(words) };
+        applied(self.store.message_create(&write(), new, rendered("message.created")).await.expect("accepted"))
+    }
+}
+
+fn new_provider(name: &str) -> NewModelProvider {
+    NewModelProvider {
+        id: ModelProviderId::from_uuid(Uuid::now_v7()),
+        name: name.to_owned(),
+        kind: ModelProviderKind::Scripted,
+        base_url: String::new(),
+        script: Some("{}".to_owned()),
+        key: None,
+    }
+}
+
+fn new_model(provider: ModelProviderId, name: &str) -> NewModel {
+    NewModel {
+        id: ModelId::from_uuid(Uuid::now_v7()),
+        provider,
+        name: name.to_owned(),
+        vendor_model: "vendor".to_owned(),
+        context_window: 1000,
+        max_output_tokens: 100,
+        prices: Prices { input: 1, output: 2, cache_read: 3, cache_write: 4 },
+    }
+}
+
+fn new_agent(model: ModelId, name: &str) -> NewAgent {
+    NewAgent {
+        id: AgentId::from_uuid(Uuid::now_v7()),
+        model,
+        name: name.to_owned(),
+        description: String::new(),
+        instructions: "be good".to_owned(),
+        max_turns: 0,
+        parameters: ModelParameters::default(),
+    }
+}
+
+fn new_task(agent: AgentId) -> NewTask {
+    NewTask {
+        id: TaskId::from_uuid(Uuid::now_v7()),
+        agent,
+        workspace: "/w".to_owned(),
+        title: String::new(),
+        max_turns_override: 0,
+    }
+}
+
+/// A second tenant.
+async fn other_organization(store: &Store) -> OrganizationId {
+    let id = Uuid::now_v7();
+    sqlx::query("INSERT INTO organizations (id, name, created_at) VALUES ($1, 'other', '2026-01-01Z')")
+        .bind(id)
+        .execute(&store.pool)
+        .await
+        .expect("inserted");
+    OrganizationId::from_uuid(id)
+}
+
+#[track_caller]
+fn assert_not_found<T: std::fmt::Debug>(result: Result<T, Error>) {
+    assert!(matches!(result, Err(Error::NotFound { .. })), "{result:?}");
+}

@@ -1,0 +1,160 @@
+//! Providers, models and agents.
+
+use secrecy::ExposeSecret as _;
+
+use super::*;
+use crate::{AgentChanges, Keyring, ModelChanges, ModelProviderChanges, Stream};
+
+#[tokio::test]
+async fn a_chain_is_created_found_changed_and_deleted() {
+    let f = Fixture::new().await;
+    let agent = f.store.agent_find(ORG, "a").await.expect("found by name");
+    assert_eq!(agent, f.store.agent_find(ORG, &f.agent.to_string()).await.expect("found by id"));
+    assert_eq!(agent, f.store.agent_get(ORG, f.agent).await.expect("got"));
+    assert_eq!(f.store.agent_resolve(ORG, "a").await.expect("resolved"), f.agent);
+    assert_eq!((agent.model, agent.model_name.as_str(), agent.task_count), (f.model, "m", 0));
+    f.task().await;
+    let changes = AgentChanges {
+        name: Some("b".into()),
+        max_turns: Some(7),
+        parameters: Some(ModelParameters { temperature: Some(0.5), ..ModelParameters::default() }),
+        ..AgentChanges::default()
+    };
+    let (changed, event) = applied_with_event(
+        f.store.agent_update(&write(), f.agent, Some(1), changes, rendered("agent.updated")).await.expect("changed"),
+    );
+    assert_eq!((changed.name.as_str(), changed.max_turns, changed.revision, changed.task_count), ("b", 7, 2, 1));
+    assert_eq!(changed.parameters.temperature, Some(0.5));
+    assert_eq!(changed.instructions, agent.instructions);
+    assert_eq!(event.expect("there is an event").sequence, 4);
+    assert_eq!(f.store.model_resolve(ORG, "m").await.expect("resolved"), f.model);
+    assert_eq!(f.store.model_provider_resolve(ORG, "p").await.expect("resolved"), f.provider);
+    let prices = Prices { input: 9, ..Prices::default() };
+    let model = applied(
+        f.store
+            .model_update(
+                &write(),
+                f.model,
+                None,
+                ModelChanges { prices: Some(prices), ..ModelChanges::default() },
+                rendered("model.updated"),
+            )
+            .await
+            .expect("changed"),
+    );
+    assert_eq!((model.prices, model.provider_name.as_str()), (prices, "p"));
+}
+
+#[tokio::test]
+async fn a_taken_name_an_old_revision_and_a_missing_reference_are_refused() {
+    let f = Fixture::new().await;
+    let taken = f.store.agent_create(&write(), new_agent(f.model, "a"), rendered("agent.created")).await;
+    assert!(matches!(taken, Err(Error::AlreadyExists { what: "agent", field: "name" })), "{taken:?}");
+    let changes = AgentChanges { description: Some("x".into()), ..AgentChanges::default() };
+    let old = f.store.agent_update(&write(), f.agent, Some(9), changes.clone(), rendered("agent.updated")).await;
+    assert!(matches!(old, Err(Error::Conflict)), "{old:?}");
+    let missing = AgentId::from_uuid(Uuid::now_v7());
+    assert_not_found(f.store.agent_update(&write(), missing, Some(1), changes, rendered("agent.updated")).await);
+    let model = ModelId::from_uuid(Uuid::now_v7());
+    let created = f.store.agent_create(&write(), new_agent(model, "b"), rendered("agent.created")).await;
+    assert!(matches!(created, Err(Error::NotFound { what: "model" })), "{created:?}");
+    let head = f.store.event_head(Stream::organization(ORG)).await.expect("read");
+    assert_eq!(head, 3, "what was refused left no event");
+}
+
+#[tokio::test]
+async fn what_is_in_use_cannot_be_deleted_and_what_is_not_can() {
+    let f = Fixture::new().await;
+    let task = f.task().await;
+    let provider = f.store.model_provider_delete(&write(), f.provider, rendered("provider.deleted")).await;
+    assert!(matches!(provider, Err(Error::InUse { what: "model provider", by: "model" })), "{provider:?}");
+    let model = f.store.model_delete(&write(), f.model, rendered("model.deleted")).await;
+    assert!(matches!(model, Err(Error::InUse { what: "model", by: "agent" })), "{model:?}");
+    let agent = f.store.agent_delete(&write(), f.agent, rendered("agent.deleted")).await;
+    assert!(matches!(agent, Err(Error::InUse { what: "agent", by: "task" })), "{agent:?}");
+    applied(f.store.task_delete(&write(), task, rendered("task.deleted")).await.expect("deleted"));
+    assert!(f.store.task_purge(task).await.expect("purged"));
+    applied(f.store.agent_delete(&write(), f.agent, rendered("agent.deleted")).await.expect("deleted"));
+    applied(f.store.model_delete(&write(), f.model, rendered("model.deleted")).await.expect("deleted"));
+    applied(f.store.model_provider_delete(&write(), f.provider, rendered("provider.deleted")).await.expect("deleted"));
+    assert_not_found(f.store.model_provider_get(ORG, f.provider).await);
+}
+
+#[tokio::test]
+async fn another_organisations_rows_are_not_found() {
+    let f = Fixture::new().await;
+    let task = f.task().await;
+    let message = f.message(task, "hello").await.id;
+    let other = other_organization(&f.store).await;
+    assert_not_found(f.store.model_provider_get(other, f.provider).await);
+    assert_not_found(f.store.model_provider_find(other, "p").await);
+    assert_not_found(f.store.model_get(other, f.model).await);
+    assert_not_found(f.store.agent_get(other, f.agent).await);
+    assert_not_found(f.store.agent_resolve(other, &f.agent.to_string()).await);
+    assert_not_found(f.store.task_get(other, task).await);
+    assert_not_found(f.store.message_get(other, message).await);
+    assert_eq!(f.store.event_head(Stream::task(other, task)).await.expect("read"), 0);
+    assert!(f.store.events_after(Stream::task(other, task), 0, 9).await.expect("read").is_empty());
+    let theirs = Write { organization: other, ..write() };
+    assert_not_found(f.store.model_create(&theirs, new_model(f.provider, "m"), rendered("x")).await);
+    assert_not_found(f.store.agent_create(&theirs, new_agent(f.model, "a"), rendered("x")).await);
+    assert_not_found(f.store.task_create(&theirs, new_task(f.agent), rendered("x")).await);
+    assert_not_found(f.store.agent_update(&theirs, f.agent, None, AgentChanges::default(), rendered("x")).await);
+    assert_not_found(f.store.agent_delete(&theirs, f.agent, rendered("x")).await);
+    assert_not_found(f.store.task_cancel(&theirs, task, "no", rendered("x")).await);
+    assert_not_found(f.store.task_suspend(&theirs, task, rendered("x")).await);
+    assert_not_found(f.store.task_delete(&theirs, task, rendered("x")).await);
+    assert_not_found(f.store.message_delete(&theirs, message, rendered("x")).await);
+    assert_not_found(f.store.message_update(&theirs, message, None, text("x"), rendered("x")).await);
+    let new = NewUserMessage { id: message_id(), task, content: text("x") };
+    assert_not_found(f.store.message_create(&theirs, new, rendered("x")).await);
+    let unknown = Write { organization: OrganizationId::from_uuid(Uuid::now_v7()), ..write() };
+    assert_not_found(f.store.model_provider_create(&unknown, new_provider("q"), rendered("x")).await);
+}
+
+#[tokio::test]
+async fn rotation_seals_every_key_anew_and_reports_what_it_cannot_open() {
+    let f = Fixture::new().await;
+    let old = Keyring::new("old", [("old".to_owned(), [1; 32])]).expect("valid");
+    let lost = Keyring::new("lost", [("lost".to_owned(), [9; 32])]).expect("valid");
+    let new = Keyring::new("new", [("old".to_owned(), [1; 32]), ("new".to_owned(), [2; 32])]).expect("valid");
+    let mut ids = Vec::new();
+    for (name, keyring) in [("x", &old), ("y", &old), ("z", &lost)] {
+        let mut provider = new_provider(name);
+        provider.key = Some(keyring.seal(&provider.id.to_string(), b"sk-1").expect("sealed"));
+        ids.push(
+            applied(
+                f.store.model_provider_create(&write(), provider, rendered("provider.created")).await.expect("created"),
+            )
+            .id,
+        );
+    }
+    let report = f.store.model_provider_reseal_all(&new, now()).await.expect("rotated");
+    assert_eq!((report.resealed, report.failed), (2, vec![ids[2]]));
+    let provider = f.store.model_provider_get(ORG, ids[0]).await.expect("got");
+    let key = provider.key.expect("there is a key");
+    assert_eq!(key.key_id, "new");
+    assert_eq!(new.open(&ids[0].to_string(), &key).expect("opened").expose_secret(), b"sk-1");
+    assert!(new.open(&ids[1].to_string(), &key).is_err(), "it opens for its own record only");
+    let again = f.store.model_provider_reseal_all(&new, now()).await.expect("rotated");
+    assert_eq!(again.resealed, 0);
+    let cleared = ModelProviderChanges { key: Some(None), script: Some(None), ..ModelProviderChanges::default() };
+    let provider = applied(
+        f.store
+            .model_provider_update(&write(), ids[0], None, cleared, rendered("provider.updated"))
+            .await
+            .expect("changed"),
+    );
+    assert_eq!((provider.key, provider.script), (None, None));
+}
+
+#[tokio::test]
+async fn an_invocation_holds_all_that_a_model_call_needs() {
+    let f = Fixture::new().await;
+    let task = f.task().await;
+    let invocation = f.store.invocation(task).await.expect("read").expect("there");
+    assert_eq!((invocation.agent.id, invocation.agent.instructions.as_str()), (f.agent, "be good"));
+    assert_eq!((invocation.model.id, invocation.model.prices.cache_write), (f.model, 4));
+    assert_eq!((invocation.provider.id, invocation.provider.script.as_deref()), (f.provider, Some("{}")));
+    assert!(f.store.invocation(TaskId::from_uuid(Uuid::now_v7())).await.expect("read").is_none());
+}

@@ -1,0 +1,63 @@
+//! Streams without a gap.
+
+use futures::future::join_all;
+
+use super::*;
+use crate::Stream;
+
+#[tokio::test]
+async fn sequences_have_no_gap_under_fifty_concurrent_writers() {
+    let f = Fixture::new().await;
+    let task = f.task().await;
+    let writers = (0..50).map(|n| {
+        let store = f.store.clone();
+        let model = f.model;
+        async move {
+            let new = NewUserMessage { id: message_id(), task, content: text("x") };
+            let on_task = applied_with_event(
+                store.message_create(&write(), new, rendered("message.created")).await.expect("accepted"),
+            )
+            .1;
+            let agent = new_agent(model, &format!("agent{n}"));
+            let on_organization = applied_with_event(
+                store.agent_create(&write(), agent, rendered("agent.created")).await.expect("created"),
+            )
+            .1;
+            (on_task.expect("there is an event"), on_organization.expect("there is an event"))
+        }
+    });
+    let written = join_all(writers).await;
+    for (stream, first, mut expected) in [
+        (Stream::task(ORG, task), 1, written.iter().map(|(event, _)| event.clone()).collect::<Vec<_>>()),
+        (Stream::organization(ORG), 3, written.iter().map(|(_, event)| event.clone()).collect::<Vec<_>>()),
+    ] {
+        expected.sort_by_key(|event| event.sequence);
+        let stored = f.store.events_after(stream, first, 1000).await.expect("read");
+        assert_eq!(stored, expected, "what a write returned is what is stored");
+        let sequences: Vec<u64> = stored.iter().map(|event| event.sequence).collect();
+        assert_eq!(sequences, (first + 1..=first + 50).collect::<Vec<_>>());
+        assert_eq!(f.store.event_head(stream).await.expect("read"), first + 50);
+    }
+}
+
+#[tokio::test]
+async fn heads_come_in_the_order_asked_for() {
+    let f = Fixture::new().await;
+    let (a, b) = (f.task().await, f.task().await);
+    f.message(b, "x").await;
+    let none = Stream::task(ORG, TaskId::from_uuid(Uuid::now_v7()));
+    let streams = [Stream::task(ORG, b), none, Stream::task(ORG, a), Stream::organization(ORG)];
+    let heads = f.store.event_heads(&streams).await.expect("read");
+    assert_eq!(heads, streams.into_iter().zip([2, 0, 1, 3]).collect::<Vec<_>>());
+}
+
+#[tokio::test]
+async fn events_are_read_in_bounded_parts() {
+    let f = Fixture::new().await;
+    let task = f.task().await;
+    for _ in 0..5 {
+        f.message(task, "x").await;
+    }
+    let part = f.store.events_after(Stream::task(ORG, task), 2, 3).await.expect("read");
+    assert_eq!(part.iter().map(|event| event.sequence).collect::<Vec<_>>(), [3, 4, 5]);
+}

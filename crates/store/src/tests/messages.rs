@@ -1,0 +1,132 @@
+//! The queue of a task.
+
+use construct_domain::message::Source;
+use futures::future::join_all;
+
+use super::*;
+use crate::{MessageFilter, MessagePage, QUEUE_LIMIT, TaskCommit};
+
+#[tokio::test]
+async fn concurrent_messages_have_one_order() {
+    let f = Fixture::new().await;
+    let task = f.task().await;
+    let mut messages = join_all((0..50).map(|n: u32| {
+        let store = f.store.clone();
+        async move {
+            let new = NewUserMessage { id: message_id(), task, content: text(&n.to_string()) };
+            applied_with_event(
+                store.message_create(&write(), new, rendered("message.created")).await.expect("accepted"),
+            )
+        }
+    }))
+    .await;
+    messages.sort_by_key(|(message, _)| message.arrival);
+    let arrivals: Vec<i64> = messages.iter().map(|(message, _)| message.arrival).collect();
+    assert_eq!(arrivals, (1..=50).collect::<Vec<_>>());
+    assert!(
+        messages.is_sorted_by_key(|(_, event)| event.as_ref().map(|event| event.sequence)),
+        "events tell the same order"
+    );
+    let page = MessagePage { limit: 100, descending: false, after: None };
+    let listed = f.store.message_list(ORG, task, &MessageFilter::default(), &page).await.expect("listed");
+    assert_eq!(listed, messages.into_iter().map(|(message, _)| message).collect::<Vec<_>>());
+    assert_eq!(f.store.task_get(ORG, task).await.expect("got").queued_count, 50);
+}
+
+#[tokio::test]
+async fn the_queue_is_bounded() {
+    let f = Fixture::new().await;
+    let task = f.task().await;
+    sqlx::query(
+        "WITH t AS (UPDATE tasks SET intents = intents + $2, intent_at = created_at WHERE id = $1)
+         INSERT INTO messages (id, organization_id, task_id, arrival, source, content, created_at, updated_at)
+         SELECT gen_random_uuid(), $3, $1, n, 'user', '{\"blocks\": []}', '2026-01-01Z', '2026-01-01Z' FROM generate_series(1, $2) n",
+    )
+    .bind(task.uuid())
+    .bind(i64::from(QUEUE_LIMIT) - 1)
+    .bind(ORG.uuid())
+    .execute(&f.store.pool)
+    .await
+    .expect("filled");
+    f.message(task, "the last one").await;
+    let new = NewUserMessage { id: message_id(), task, content: text("too much") };
+    let refused = f.store.message_create(&write_with_key("k", 1), new.clone(), rendered("message.created")).await;
+    assert!(matches!(refused, Err(Error::QueueFull { limit: QUEUE_LIMIT })), "{refused:?}");
+    let loaded = f.store.task_load(task).await.expect("read").expect("there");
+    let message = loaded.queued.expect("one waits");
+    let mut state = loaded.task.clone();
+    state.last_position += 1;
+    let commit = TaskCommit { admitted: Some((message, 1)), ..TaskCommit::new(&loaded, &state, now()) };
+    f.store.task_commit(commit).await.expect("committed");
+    applied(
+        f.store
+            .message_create(&write_with_key("k", 1), new, rendered("message.created"))
+            .await
+            .expect("there is room again"),
+    );
+}
+
+#[tokio::test]
+async fn only_a_queued_message_can_be_changed_or_taken_back() {
+    let f = Fixture::new().await;
+    let task = f.task().await;
+    let (a, b) = (f.message(task, "a").await, f.message(task, "b").await);
+    let changed = f.store.message_update(&write(), b.id, Some(1), text("B"), rendered("message.updated")).await;
+    let changed = applied(changed.expect("changed"));
+    assert_eq!((changed.revision, &changed.content), (2, &text("B")));
+    assert_eq!(f.store.message_get(ORG, b.id).await.expect("got"), changed);
+    let old = f.store.message_update(&write(), b.id, Some(1), text("C"), rendered("message.updated")).await;
+    assert!(matches!(old, Err(Error::Conflict)), "{old:?}");
+    let loaded = f.store.task_load(task).await.expect("read").expect("there");
+    let mut state = loaded.task.clone();
+    state.last_position += 1;
+    let commit = TaskCommit { admitted: Some((a.id, 1)), ..TaskCommit::new(&loaded, &state, now()) };
+    f.store.task_commit(commit).await.expect("committed");
+    let late = f.store.message_update(&write(), a.id, None, text("A"), rendered("message.updated")).await;
+    assert!(matches!(late, Err(Error::NotQueued)), "{late:?}");
+    let late = f.store.message_delete(&write(), a.id, rendered("message.deleted")).await;
+    assert!(matches!(late, Err(Error::NotQueued)), "{late:?}");
+    applied(f.store.message_delete(&write(), b.id, rendered("message.deleted")).await.expect("taken back"));
+    assert_not_found(f.store.message_get(ORG, b.id).await);
+    assert_eq!(f.store.task_get(ORG, task).await.expect("got").event_sequence, 5, "what was refused left no event");
+}
+
+#[tokio::test]
+async fn messages_are_listed_with_the_queue_last_and_page_by_page() {
+    let f = Fixture::new().await;
+    let task = f.task().await;
+    for n in 0..6 {
+        f.message(task, &n.to_string()).await;
+    }
+    for position in 1..=3 {
+        let loaded = f.store.task_load(task).await.expect("read").expect("there");
+        let mut state = loaded.task.clone();
+        state.last_position = position;
+        let admitted = loaded.queued.map(|message| (message, position));
+        f.store
+            .task_commit(TaskCommit { admitted, ..TaskCommit::new(&loaded, &state, now()) })
+            .await
+            .expect("committed");
+    }
+    for descending in [false, true] {
+        let mut page = MessagePage { limit: 2, descending, after: None };
+        let mut seen = Vec::new();
+        loop {
+            let part = f.store.message_list(ORG, task, &MessageFilter::default(), &page).await.expect("listed");
+            let Some(last) = part.last() else { break };
+            page.after = Some(last.cursor());
+            seen.extend(part.into_iter().map(|message| message.position));
+        }
+        let mut expected = vec![Some(1), Some(2), Some(3), None, None, None];
+        if descending {
+            expected.reverse();
+        }
+        assert_eq!(seen, expected);
+    }
+    let page = MessagePage { limit: 10, descending: false, after: None };
+    let filter = MessageFilter { source: Some(Source::User), after_position: 2 };
+    assert_eq!(f.store.message_list(ORG, task, &filter, &page).await.expect("listed").len(), 4);
+    let filter = MessageFilter { source: Some(Source::Assistant), after_position: 0 };
+    assert!(f.store.message_list(ORG, task, &filter, &page).await.expect("listed").is_empty());
+    assert_not_found(f.store.message_list(ORG, TaskId::from_uuid(Uuid::now_v7()), &filter, &page).await);
+}

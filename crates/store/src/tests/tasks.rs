@@ -1,0 +1,100 @@
+//! What people want of tasks, and how the reconciler finds it.
+
+use std::time::Duration;
+
+use construct_domain::task::DEFAULT_MAX_TURNS;
+
+use super::*;
+use crate::{AgentChanges, Purpose, StepUsage, Stream, TaskChanges, TaskCommit};
+
+async fn due(f: &Fixture, at: Timestamp) -> Vec<TaskId> {
+    f.store.sweep_due(at, 10).await.expect("read").into_iter().map(|(_, task)| task).collect()
+}
+
+#[tokio::test]
+async fn what_a_write_returns_is_what_is_read() {
+    let f = Fixture::new().await;
+    let task = f.stored_task().await;
+    let id = task.state.id;
+    assert_eq!(f.store.task_get(ORG, id).await.expect("got"), task);
+    let suspended = applied(f.store.task_suspend(&write(), id, rendered("task.updated")).await.expect("suspended"));
+    assert!(suspended.state.suspend);
+    assert_eq!((suspended.revision, suspended.event_sequence), (2, 2));
+    assert_eq!(f.store.task_get(ORG, id).await.expect("got"), suspended);
+    let (again, event) =
+        applied_with_event(f.store.task_suspend(&write(), id, rendered("task.updated")).await.expect("nothing to do"));
+    assert_eq!((again, event), (suspended, None));
+    let resumed = applied(f.store.task_resume(&write(), id, rendered("task.updated")).await.expect("resumed"));
+    assert!(!resumed.state.suspend);
+    let missing = TaskChanges { agent: Some(AgentId::from_uuid(Uuid::now_v7())), ..TaskChanges::default() };
+    assert_not_found(f.store.task_update(&write(), id, None, missing, rendered("task.updated")).await);
+    let old = f.store.task_update(&write(), id, Some(1), TaskChanges::default(), rendered("task.updated")).await;
+    assert!(matches!(old, Err(Error::Conflict)), "{old:?}");
+}
+
+#[tokio::test]
+async fn the_nearest_limit_of_turns_holds() {
+    let f = Fixture::new().await;
+    let id = f.task().await;
+    let limit = async || f.store.task_load(id).await.expect("read").expect("there").task.max_turns;
+    assert_eq!(limit().await, DEFAULT_MAX_TURNS);
+    let changes = AgentChanges { max_turns: Some(7), ..AgentChanges::default() };
+    applied(f.store.agent_update(&write(), f.agent, None, changes, rendered("agent.updated")).await.expect("changed"));
+    assert_eq!(limit().await, 7);
+    let changes = TaskChanges { max_turns_override: Some(3), ..TaskChanges::default() };
+    applied(f.store.task_update(&write(), id, None, changes, rendered("task.updated")).await.expect("changed"));
+    assert_eq!(limit().await, 3);
+}
+
+#[tokio::test]
+async fn the_sweep_finds_what_nobody_was_told_of() {
+    let f = Fixture::new().await;
+    let (idle, waiting, asked) = (f.task().await, f.task().await, f.task().await);
+    let loaded = f.store.task_load(waiting).await.expect("read").expect("there");
+    let mut state = loaded.task.clone();
+    let wake = now() + Duration::from_secs(60);
+    state.next_wake = Some(wake);
+    f.store.task_commit(TaskCommit::new(&loaded, &state, now())).await.expect("committed");
+    f.message(asked, "hello").await;
+    let soon = now() + Duration::from_secs(2);
+    assert!(due(&f, now() - Duration::from_secs(1)).await.is_empty(), "the wake is given a second");
+    assert_eq!(due(&f, soon).await, [asked]);
+    assert_eq!(due(&f, wake).await, [asked, waiting], "the longest waiting first");
+    assert_eq!(f.store.sweep_due(wake, 1).await.expect("read").len(), 1);
+    let loaded = f.store.task_load(asked).await.expect("read").expect("there");
+    f.store.task_intents_seen(asked, loaded.intents).await.expect("noted");
+    assert!(due(&f, soon).await.is_empty());
+    assert!(!due(&f, wake).await.contains(&idle));
+}
+
+#[tokio::test]
+async fn a_deleted_task_is_gone_for_people_and_swept_until_it_is_purged() {
+    let f = Fixture::new().await;
+    let id = f.task().await;
+    let message = f.message(id, "hello").await;
+    let entry = StepUsage { step: step_id(), model: f.model, purpose: Purpose::Turn, usage: usage(1) };
+    f.store.step_usage_record(ORG, id, &entry, now()).await.expect("booked");
+    assert!(!f.store.task_purge(id).await.expect("asked"), "only what is deleted is purged");
+    let (_, event) =
+        applied_with_event(f.store.task_delete(&write(), id, rendered("task.deleted")).await.expect("deleted"));
+    let event = event.expect("there is an event");
+    assert_not_found(f.store.task_get(ORG, id).await);
+    assert_not_found(f.store.message_get(ORG, message.id).await);
+    assert_not_found(f.store.task_delete(&write(), id, rendered("task.deleted")).await);
+    assert_not_found(f.store.task_resume(&write(), id, rendered("task.updated")).await);
+    let new = NewUserMessage { id: message_id(), task: id, content: text("x") };
+    assert_not_found(f.store.message_create(&write(), new, rendered("message.created")).await);
+    assert_not_found(f.store.message_delete(&write(), message.id, rendered("message.deleted")).await);
+    let loaded = f.store.task_load(id).await.expect("read").expect("still there for the reconciler");
+    assert!(loaded.deleted);
+    f.store.task_intents_seen(id, loaded.intents).await.expect("noted");
+    assert_eq!(due(&f, now() + Duration::from_secs(2)).await, [id]);
+    assert!(f.store.task_purge(id).await.expect("purged"));
+    assert!(!f.store.task_purge(id).await.expect("asked"));
+    assert_eq!(f.store.task_load(id).await.expect("read"), None);
+    assert_eq!(f.store.events_after(Stream::task(ORG, id), 0, 10).await.expect("read"), [event]);
+    assert!(due(&f, now() + Duration::from_secs(2)).await.is_empty());
+    assert!(!f.store.step_usage_record(ORG, id, &entry, now()).await.expect("asked"), "the ledger remembers");
+    let result = f.store.task_commit(TaskCommit::new(&loaded, &loaded.task, now())).await;
+    assert!(matches!(result, Err(Error::Conflict)), "{result:?}");
+}

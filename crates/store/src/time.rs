@@ -1,0 +1,23 @@
+//! Times as the database keeps them: to the microsecond.
+
+use jiff::Timestamp;
+
+/// `time` without what the database would not keep, so that what a write returns equals what a later read gives.
+pub(crate) fn micros(time: Timestamp) -> Timestamp {
+    Timestamp::from_microsecond(time.as_microsecond()).unwrap_or(time)
+}
+
+/// `time` as a parameter of a statement.
+pub(crate) fn sql(time: Timestamp) -> jiff_sqlx::Timestamp {
+    micros(time).into()
+}
+
+/// A nullable time as a parameter of a statement.
+pub(crate) fn sql_option(time: Option<Timestamp>) -> Option<jiff_sqlx::Timestamp> {
+    time.map(sql)
+}
+
+/// A nullable time of a row.
+pub(crate) fn option(time: Option<jiff_sqlx::Timestamp>) -> Option<Timestamp> {
+    time.map(Into::into)
+}

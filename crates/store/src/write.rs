@@ -1,0 +1,243 @@
+//! What every write of the gateway has in common: one transaction that changes rows, stores the event that tells of it,
+//! and remembers the answer under the request's idempotency key.
+
+use jiff::Timestamp;
+use sqlx::{Postgres, Transaction};
+use uuid::Uuid;
+
+use construct_domain::{OrganizationId, TaskId};
+
+use crate::{
+    Error, NewEvent, Store, StoredEvent,
+    event::{signed, unsigned},
+    time,
+};
+
+/// Who writes, when, and under which idempotency key.
+#[derive(Debug, Clone)]
+pub struct Write {
+    /// The organisation the caller may write in.
+    pub organization: OrganizationId,
+    /// The time of the change.
+    pub now: Timestamp,
+    /// None: each call is carried out.
+    pub idempotency: Option<Idempotency>,
+}
+
+/// A request's identity.
+#[derive(Debug, Clone)]
+pub struct Idempotency {
+    /// Chosen by the client, unique in its organisation.
+    pub key: String,
+    /// The method that is called.
+    pub method: &'static str,
+    /// SHA-256 of the request.
+    pub request_hash: [u8; 32],
+}
+
+/// What the caller makes of a changed entity: how others are told, and what is answered.
+#[derive(Debug, Clone)]
+pub struct Rendered {
+    /// The event that is stored with the change. Dropped when nothing changed.
+    pub event: NewEvent,
+    /// The answer, kept for repeated requests. Dropped when the request has no idempotency key.
+    pub response: Vec<u8>,
+}
+
+/// What became of a write.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Written<T> {
+    /// It is done, by this call.
+    Applied {
+        /// The entity as it is now; as it was, when it was deleted.
+        entity: T,
+        /// What was stored, to be published. None when nothing changed.
+        event: Option<StoredEvent>,
+    },
+    /// It was done by an earlier call with the same key.
+    Repeated {
+        /// That call's answer.
+        response: Vec<u8>,
+    },
+}
+
+/// A write that has begun.
+pub(crate) enum Begun<'w> {
+    Fresh(Writer<'w>),
+    Repeated(Vec<u8>),
+}
+
+/// Begins a write; returns from the calling function when the request is a repeated one.
+macro_rules! begin {
+    ($store:expr, $write:expr) => {
+        match $store.write_begin($write).await? {
+            crate::write::Begun::Fresh(writer) => writer,
+            crate::write::Begun::Repeated(response) => return Ok(crate::Written::Repeated { response }),
+        }
+    };
+}
+pub(crate) use begin;
+
+/// The transaction of a write. Rolled back when dropped unfinished, and with it the use of the idempotency key.
+pub(crate) struct Writer<'w> {
+    pub(crate) transaction: Transaction<'static, Postgres>,
+    write: &'w Write,
+}
+
+impl Store {
+    /// Opens the transaction and takes the idempotency key. Of two requests with the same key the second waits here
+    /// until the first has ended, and then repeats its answer, or is carried out when the first failed.
+    pub(crate) async fn write_begin<'w>(&self, write: &'w Write) -> Result<Begun<'w>, Error> {
+        let mut transaction = self.pool.begin().await?;
+        let Some(Idempotency { key, method, request_hash }) = &write.idempotency else {
+            return Ok(Begun::Fresh(Writer { transaction, write }));
+        };
+        let taken = sqlx::query!(
+            "INSERT INTO idempotency_keys (organization_id, key, method, request_hash, response, created_at)
+             VALUES ($1, $2, $3, $4, '', $5)
+             ON CONFLICT ON CONSTRAINT idempotency_keys_pkey DO NOTHING",
+            write.organization.uuid(),
+            key,
+            method,
+            request_hash.as_slice(),
+            time::sql(write.now),
+        )
+        .execute(&mut *transaction)
+        .await
+        .map_err(Error::of_write)?;
+        if taken.rows_affected() == 1 {
+            return Ok(Begun::Fresh(Writer { transaction, write }));
+        }
+        let first = sqlx::query!(
+            "SELECT method, request_hash, response FROM idempotency_keys WHERE organization_id = $1 AND key = $2",
+            write.organization.uuid(),
+            key,
+        )
+        .fetch_optional(&mut *transaction)
+        .await?
+        // Expired between the two statements; the client may simply ask again.
+        .ok_or_else(|| Error::Unavailable("the idempotency key has just expired".into()))?;
+        transaction.rollback().await?;
+        if first.method == *method && first.request_hash == request_hash {
+            Ok(Begun::Repeated(first.response))
+        } else {
+            Err(Error::IdempotencyMismatch)
+        }
+    }
+
+    /// Forgets the answers to requests from before a time. Returns how many.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn idempotency_expire(&self, before: Timestamp) -> Result<u64, Error> {
+        let done = sqlx::query!("DELETE FROM idempotency_keys WHERE created_at < $1", time::sql(before))
+            .execute(&self.pool)
+            .await?;
+        Ok(done.rows_affected())
+    }
+}
+
+impl Writer<'_> {
+    pub(crate) fn organization(&self) -> Uuid {
+        self.write.organization.uuid()
+    }
+
+    pub(crate) fn now(&self) -> jiff_sqlx::Timestamp {
+        time::sql(self.write.now)
+    }
+
+    /// Ends a write whose event belongs to the organisation's stream. The stream's counter is taken last, because until
+    /// the commit every other write of the organisation's entities waits for it.
+    pub(crate) async fn finish<T>(
+        mut self,
+        entity: T,
+        render: impl FnOnce(&T) -> Rendered,
+    ) -> Result<Written<T>, Error> {
+        let Rendered { event, response } = render(&entity);
+        let sequence = sqlx::query_scalar!(
+            r#"WITH stream AS (
+                   UPDATE organizations SET event_sequence = event_sequence + 1 WHERE id = $1 RETURNING id, event_sequence
+               )
+               INSERT INTO events (organization_id, stream_id, sequence, type, payload, step, created_at)
+               SELECT id, id, event_sequence, $2, $3, $4, $5 FROM stream
+               RETURNING sequence"#,
+            self.organization(),
+            event.kind,
+            event.payload,
+            event.step.map(signed),
+            self.now() as _,
+        )
+        .fetch_optional(&mut *self.transaction)
+        .await?
+        .ok_or(Error::NotFound { what: "organization" })?;
+        let event = self.stored(self.organization(), unsigned(sequence), event);
+        self.commit(&response).await?;
+        Ok(Written::Applied { entity, event: Some(event) })
+    }
+
+    /// Ends a write whose event is `sequence` of the task's stream, a number that the caller took from the task's row.
+    pub(crate) async fn finish_on_task<T>(
+        mut self,
+        task: TaskId,
+        sequence: u64,
+        entity: T,
+        render: impl FnOnce(&T) -> Rendered,
+    ) -> Result<Written<T>, Error> {
+        let Rendered { event, response } = render(&entity);
+        let event = self.stored(task.uuid(), sequence, event);
+        sqlx::query!(
+            "INSERT INTO events (organization_id, stream_id, sequence, type, payload, step, created_at)
+             VALUES ($1, $2, $3, $4, $5, $6, $7)",
+            self.organization(),
+            event.stream,
+            signed(event.sequence),
+            event.kind,
+            event.payload,
+            event.step.map(signed),
+            self.now(),
+        )
+        .execute(&mut *self.transaction)
+        .await?;
+        self.commit(&response).await?;
+        Ok(Written::Applied { entity, event: Some(event) })
+    }
+
+    /// Ends a write that found nothing to change.
+    pub(crate) async fn finish_unchanged<T>(
+        self,
+        entity: T,
+        render: impl FnOnce(&T) -> Rendered,
+    ) -> Result<Written<T>, Error> {
+        let response = render(&entity).response;
+        self.commit(&response).await?;
+        Ok(Written::Applied { entity, event: None })
+    }
+
+    fn stored(&self, stream: Uuid, sequence: u64, event: NewEvent) -> StoredEvent {
+        StoredEvent {
+            organization: self.write.organization,
+            stream,
+            sequence,
+            kind: event.kind,
+            payload: event.payload,
+            step: event.step,
+            created_at: time::micros(self.write.now),
+        }
+    }
+
+    async fn commit(mut self, response: &[u8]) -> Result<(), Error> {
+        if let Some(Idempotency { key, .. }) = &self.write.idempotency {
+            sqlx::query!(
+                "UPDATE idempotency_keys SET response = $3 WHERE organization_id = $1 AND key = $2",
+                self.organization(),
+                key,
+                response,
+            )
+            .execute(&mut *self.transaction)
+            .await?;
+        }
+        self.transaction.commit().await?;
+        Ok(())
+    }
+}
