@@ -1,0 +1,80 @@
+#!/usr/bin/env bash
+# Builds the guests to Wasm, boots them, and stores the result in artifacts/.
+#
+#   build.sh           writes artifacts/quickjs.wasm and artifacts/SHA256SUMS
+#   build.sh --check   builds into a temporary folder and compares with artifacts/ byte for byte
+#
+# The same sources give the same bytes on every machine with the same rustc (rust-toolchain.toml) and clang 19.
+set -euo pipefail
+
+here="$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd -P)"
+target=wasm32-unknown-unknown
+clang="${CONSTRUCT_CLANG:-clang-19}"
+
+fail() {
+  printf 'build.sh: %s\n' "$*" >&2
+  exit 1
+}
+
+case "${1:-}" in
+  '') check=false ;;
+  --check) check=true ;;
+  *) fail "unknown argument $1; usage: build.sh [--check]" ;;
+esac
+
+command -v cargo >/dev/null || fail 'cargo is missing: install Rust from https://rustup.rs'
+command -v "$clang" >/dev/null ||
+  fail "$clang is missing: install it (Debian: apt-get install --no-install-recommends clang-19) or name one with CONSTRUCT_CLANG"
+"$clang" --version | grep -q 'version 19\.' ||
+  fail "$clang is not clang 19; another version builds a working guest with other bytes, which the comparison would refuse"
+"$clang" --print-targets 2>/dev/null | grep -q wasm32 || fail "$clang cannot compile to wasm32"
+# Run where rust-toolchain.toml holds, so that rustc is the pinned one.
+[[ -d "$(cd "$here/quickjs" && rustc --print sysroot)/lib/rustlib/$target" ]] ||
+  fail "Rust's $target target is missing: run 'rustup target add $target' in $here/quickjs"
+
+out="$(mktemp -d)"
+trap 'rm -rf "$out"' EXIT
+
+# No path of this machine may be in the artefact: it would differ from machine to machine.
+cargo_home="${CARGO_HOME:-$HOME/.cargo}"
+sysroot="$(cd "$here/quickjs" && rustc --print sysroot)"
+printf 'building the QuickJS guest …\n'
+(
+  cd "$here/quickjs"
+  unset CARGO_ENCODED_RUSTFLAGS CFLAGS CPPFLAGS CARGO_TARGET_DIR CARGO_BUILD_TARGET
+  export CC_wasm32_unknown_unknown="$clang"
+  export CFLAGS_wasm32_unknown_unknown="-ffile-prefix-map=$cargo_home=/cargo -ffile-prefix-map=$here=/guest"
+  cargo fetch --quiet --locked
+  remap="--remap-path-prefix=$cargo_home=/cargo --remap-path-prefix=$here=/guest --remap-path-prefix=$sysroot=/rust"
+  # The name of the folder of sources depends on the registry they came from, which may be a mirror.
+  for sources in "$cargo_home"/registry/src/*/; do
+    remap+=" --remap-path-prefix=${sources%/}=/cargo/registry"
+  done
+  export RUSTFLAGS="$remap"
+  cargo build --quiet --locked --release --target "$target"
+)
+printf 'building the tool that boots it …\n'
+(
+  cd "$here/preinit"
+  unset CARGO_TARGET_DIR CARGO_BUILD_TARGET
+  cargo build --quiet --locked
+)
+"$here/preinit/target/debug/construct-guest-preinit" \
+  "$here/quickjs/target/$target/release/construct_guest_quickjs.wasm" "$out/quickjs.wasm"
+
+if grep -qaF -e "$cargo_home" -e "$here" "$out/quickjs.wasm"; then
+  fail 'the artefact contains a path of this machine'
+fi
+(cd "$out" && sha256sum quickjs.wasm >SHA256SUMS)
+
+if "$check"; then
+  for file in quickjs.wasm SHA256SUMS; do
+    cmp "$out/$file" "$here/artifacts/$file" ||
+      fail "artifacts/$file is not what the sources build; run services/interpreter/guest/build.sh and commit the result"
+  done
+  printf 'the artefacts are what the sources build\n'
+else
+  mkdir -p "$here/artifacts"
+  cp "$out/quickjs.wasm" "$out/SHA256SUMS" "$here/artifacts/"
+  cat "$here/artifacts/SHA256SUMS"
+fi

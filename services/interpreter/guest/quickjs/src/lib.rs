@@ -1,0 +1,60 @@
+//! The guest: QuickJS and its prelude in one Wasm module, run once per instance by the interpreter's sandbox.
+//!
+//! The module is booted while it is built (`wizer-initialize`) and stored with the memory it then has, so that an instance starts
+//! with the engine running and the prelude loaded. The ABI, beside the imports in [`host`]:
+//!
+//! * `alloc(len) -> ptr`: room for what the host passes to `run`; 0 when there is none.
+//! * `run(ptr, tools_len, script_len, memory_limit)`: at `ptr` lie the declaration of the tools (JSON, see
+//!   `prelude/tools.js`), then the script (UTF-8), then a zero byte. Says how it ended through the import `finish`.
+//! * `interrupt_flag() -> ptr`: a 32-bit word; when the host makes it non-zero, the script ends at its next loop or call,
+//!   uncatchably, and `finish` says where it was.
+//!
+//! A value, error or text never crosses as an allocation of the guest's own, because those abort when memory is short: text is
+//! passed where QuickJS has it, and where the guest must have a buffer it asks for it fallibly.
+
+mod guest;
+mod host;
+mod natives;
+mod prelude;
+mod run;
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// Non-zero when the host wants the script to end.
+static INTERRUPT: AtomicU32 = AtomicU32::new(0);
+
+pub(crate) fn interrupted() -> bool {
+    INTERRUPT.load(Ordering::Relaxed) != 0
+}
+
+/// Lets the guest run JavaScript again, to say how it was interrupted.
+pub(crate) fn clear_interrupt() {
+    INTERRUPT.store(0, Ordering::Relaxed);
+}
+
+#[unsafe(export_name = "wizer-initialize")]
+extern "C" fn boot() {
+    guest::with(|_| ());
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn interrupt_flag() -> *const AtomicU32 {
+    &raw const INTERRUPT
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn alloc(len: usize) -> *mut u8 {
+    let mut buffer = Vec::<u8>::new();
+    if buffer.try_reserve_exact(len).is_err() {
+        return std::ptr::null_mut();
+    }
+    buffer.leak().as_mut_ptr()
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn run(input: *const u8, tools_len: usize, script_len: usize, memory_limit: usize) {
+    // SAFETY: the host fills a buffer of this size, which it got from `alloc` and which is never freed, before it calls `run`.
+    let input = unsafe { std::slice::from_raw_parts(input, tools_len + script_len + 1) };
+    let (tools, script) = input.split_at(tools_len);
+    guest::with(|guest| run::run(guest, tools, script, memory_limit));
+}

@@ -1,0 +1,222 @@
+// Tools and timers: everything that leaves the sandbox.
+//
+// Every tool is a global function and a member of `tools`. The host says which tools exist when a run starts (`configure`);
+// the guest knows none of them by name.
+//   read_file(path)          gives the result, the script stands still meanwhile (tools that the host marks as immediate)
+//   tools.read_file(path)    gives a promise; such calls run concurrently on the host
+//
+// Arguments go by position, by name, or both: read_file('a.txt', 1, 20), read_file({ path: 'a.txt', start_line: 1 }),
+// read_file('a.txt', { start_line: 1 }). The rule: a plain object as the last argument names arguments, unless it stands where
+// the tool takes an object. Where the first parameter takes an object, a single object names arguments only if its keys
+// are all parameters of the tool and the first parameter is among them.
+(function (native, inner) {
+  'use strict';
+  const { apply, unbind, isPlain } = inner;
+  const { parse, stringify } = JSON;
+  const { keys, hasOwn } = Object;
+  const NativeMap = Map;
+  const mapGet = unbind(Map.prototype.get);
+  const mapSet = unbind(Map.prototype.set);
+  const mapDelete = unbind(Map.prototype.delete);
+  const mapSize = unbind(Object.getOwnPropertyDescriptor(Map.prototype, 'size').get);
+  const arrayIncludes = unbind(Array.prototype.includes);
+  const join = unbind(Array.prototype.join);
+  const NativePromise = Promise;
+  const errors = { __proto__: null, Error, TypeError, RangeError, SyntaxError };
+  const NativeError = Error;
+  const NativeTypeError = TypeError;
+  const NativeRangeError = RangeError;
+
+  const MAX_RUNNING = 64; // Concurrent calls the host runs for one script; further ones wait here, in the order they were made.
+  const MAX_TIMERS = 1000; // Timers alive at once.
+
+  // --- Arguments -------------------------------------------------------------------------------------------------------
+
+  // Whether the object given at `position` is that parameter's value (and not a set of named arguments).
+  function isValue(tool, position, count, object) {
+    if (position >= tool.parameters.length || !arrayIncludes(tool.objects, position)) return false;
+    if (position > 0 || count > 1) return true;
+    const names = keys(object);
+    for (let i = 0; i < names.length; i++) if (!arrayIncludes(tool.parameters, names[i])) return true;
+    return !hasOwn(object, tool.parameters[0]);
+  }
+
+  function pack(tool, args) {
+    const { name, parameters } = tool;
+    const packed = { __proto__: null };
+    let count = args.length;
+    while (count > 0 && args[count - 1] === undefined) count--;
+    let named = null;
+    if (count > 0 && isPlain(args[count - 1]) && !isValue(tool, count - 1, count, args[count - 1])) named = args[--count];
+    if (count > parameters.length) {
+      throw new NativeTypeError(`${name} takes at most ${parameters.length} arguments (${join(parameters, ', ')}), but ${count} were given`);
+    }
+    for (let i = 0; i < count; i++) if (args[i] !== undefined) packed[parameters[i]] = args[i];
+    if (named !== null) {
+      const names = keys(named);
+      for (let i = 0; i < names.length; i++) {
+        if (hasOwn(packed, names[i])) throw new NativeTypeError(`${name}: ${names[i]} is given twice, by position and by name`);
+        packed[names[i]] = named[names[i]];
+      }
+    }
+    return stringify(packed);
+  }
+
+  // --- Calls -----------------------------------------------------------------------------------------------------------
+
+  // The host's error ({name, message, code?, details?} as JSON) as a real Error. `site` is an Error made where the call was
+  // made, so that the stack says which line of the script called the tool; it is undefined when the script stands there now.
+  function failure(text, site) {
+    const { name, message, code, details } = parse(text);
+    const error = site ?? new (errors[name] ?? NativeError)(message);
+    inner.define(error, 'message', message);
+    inner.define(error, 'name', name);
+    if (code !== undefined && code !== null) inner.define(error, 'code', code);
+    if (details !== undefined && details !== null) inner.define(error, 'details', details);
+    return error;
+  }
+
+  function callNow(tool, args) {
+    const reply = native.call(tool.name, pack(tool, args));
+    if (reply === null) throw failure(native.failure());
+    return parse(reply);
+  }
+
+  const pending = new NativeMap(); // number → call, for every call the host is working on
+  let waiting = null; // calls that wait for a place: a linked list, oldest first
+  let lastWaiting = null;
+  let running = 0;
+
+  function begin(call) {
+    running++;
+    mapSet(pending, call.number, call);
+    native.start(call.number, call.name, call.args);
+  }
+
+  function callLater(tool, args) {
+    return new NativePromise((resolve, reject) => {
+      const packed = pack(tool, args);
+      const call = { __proto__: null, number: native.number(), name: tool.name, args: packed, resolve, reject, site: new NativeError(), next: null, timer: null };
+      if (running < MAX_RUNNING) begin(call);
+      else if (waiting === null) waiting = lastWaiting = call;
+      else lastWaiting = lastWaiting.next = call;
+    });
+  }
+
+  // The host says that a call has ended. Called by the Rust side, between two jobs of the script.
+  inner.settle = (number, succeeded, text) => {
+    const call = mapGet(pending, number);
+    if (call === undefined) return;
+    mapDelete(pending, number);
+    if (call.timer !== null) return fire(call.timer);
+    running--;
+    if (waiting !== null) {
+      const next = waiting;
+      waiting = next.next;
+      begin(next);
+    }
+    if (succeeded) call.resolve(parse(text));
+    else call.reject(failure(text, call.site));
+  };
+
+  // How many calls never got a place; they are named in the note about calls that were cut off.
+  inner.waiting = () => {
+    let count = 0;
+    for (let call = waiting; call !== null; call = call.next) count++;
+    return count;
+  };
+
+  // `text` is [[name, immediate, [parameter…], [positions of parameters that take an object…]]…].
+  inner.configure = (text) => {
+    const table = parse(text);
+    const tools = { __proto__: null };
+    for (let i = 0; i < table.length; i++) {
+      const row = table[i];
+      const tool = { __proto__: null, name: row[0], parameters: row[2], objects: row[3] };
+      const later = { [tool.name](...args) { return callLater(tool, args); } }[tool.name];
+      const now = row[1] ? { [tool.name](...args) { return callNow(tool, args); } }[tool.name] : later;
+      tools[tool.name] = later;
+      inner.global(tool.name, now);
+    }
+    inner.global('tools', tools);
+  };
+
+  // --- Timers ----------------------------------------------------------------------------------------------------------
+
+  const timers = new NativeMap(); // id → timer
+  const trunc = Math.trunc;
+
+  function arm(timer) {
+    const number = native.number();
+    timer.number = number;
+    mapSet(pending, number, { __proto__: null, number, timer });
+    native.start(number, '__sleep', `{"ms":${timer.delay}}`);
+  }
+
+  function schedule(callback, delay, args, repeats) {
+    if (typeof callback !== 'function') throw new NativeTypeError('the callback of a timer must be a function');
+    if (mapSize(timers) >= MAX_TIMERS) throw new NativeRangeError(`more than ${MAX_TIMERS} timers at once`);
+    delay = trunc(+delay);
+    if (!(delay >= (repeats ? 1 : 0))) delay = repeats ? 1 : 0;
+    if (delay > 2147483647) delay = 2147483647;
+    const timer = { __proto__: null, id: 0, number: 0, callback, delay, args, repeats };
+    arm(timer);
+    timer.id = timer.number;
+    mapSet(timers, timer.id, timer);
+    return timer.id;
+  }
+
+  function fire(timer) {
+    if (mapGet(timers, timer.id) !== timer) return;
+    if (!timer.repeats) mapDelete(timers, timer.id);
+    try {
+      apply(timer.callback, undefined, timer.args);
+    } catch (error) {
+      inner.unhandledError(error);
+    }
+    if (timer.repeats && mapGet(timers, timer.id) === timer) arm(timer);
+  }
+
+  function clear(id) {
+    const timer = mapGet(timers, id);
+    if (timer === undefined) return;
+    mapDelete(timers, id);
+    mapDelete(pending, timer.number);
+    native.cancel(timer.number);
+  }
+
+  inner.global('setTimeout', function setTimeout(callback, delay = 0, ...args) { return schedule(callback, delay, args, false); });
+  inner.global('setInterval', function setInterval(callback, delay = 0, ...args) { return schedule(callback, delay, args, true); });
+  inner.global('clearTimeout', clear);
+  inner.global('clearInterval', clear);
+  inner.global('setImmediate', function setImmediate(callback, ...args) { return schedule(callback, 0, args, false); });
+  inner.global('clearImmediate', clear);
+
+  // --- Errors nobody handled -------------------------------------------------------------------------------------------
+
+  const MAX_UNHANDLED = 20; // Rejections remembered for the note; a script that makes more has made its point.
+  const unhandled = new NativeMap(); // promise (or, for a timer, a token) → reason
+  const mapForEach = unbind(Map.prototype.forEach);
+
+  inner.rejection = (promise, reason, handled) => {
+    if (handled) mapDelete(unhandled, promise);
+    else if (mapSize(unhandled) < MAX_UNHANDLED) mapSet(unhandled, promise, reason);
+  };
+  inner.unhandledError = (error) => inner.rejection({}, error, false);
+
+  // One text per error that nobody handled, without the one the run ends with.
+  inner.unhandled = (ended, thrown) => {
+    const texts = [];
+    mapForEach(unhandled, (reason) => {
+      if (ended && reason === thrown) return;
+      let text;
+      try {
+        text = reason instanceof NativeError ? inner.errorText(reason) : inner.display(reason);
+      } catch {
+        text = '(an error that cannot be shown)';
+      }
+      texts[texts.length] = text;
+    });
+    return texts;
+  };
+})

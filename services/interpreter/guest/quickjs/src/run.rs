@@ -1,0 +1,255 @@
+//! One run of one script.
+//!
+//! The script is evaluated as a global script in which `await` may stand anywhere; its value is that of its last expression, and when
+//! that is a promise (`main()` as the last line), what the promise becomes. Where a script doesn't parse because of a
+//! `return` outside of functions, it is evaluated again as the body of an async function, and its value is what it returns.
+
+use rquickjs::promise::PromiseState;
+use rquickjs::{Ctx, Error, Object, Value, qjs};
+
+use crate::guest::Guest;
+use crate::host::{self, Ending};
+use crate::natives::{string_from, utf8};
+
+/// What is kept of the memory for saying how the run ended when the script has used up the rest.
+const RESERVE: usize = 1 << 20;
+
+/// Why a run has no value.
+enum Stop<'js> {
+    /// An exception nobody caught. For an interrupted run, the one that says where it was.
+    Threw(Value<'js>),
+    /// The script waits for something that nothing will bring.
+    Stuck,
+    /// A call's result doesn't fit into memory.
+    TooLarge,
+}
+
+/// Runs the script (which a zero byte follows) and says how it ended.
+pub(crate) fn run(guest: &Guest, tools: &[u8], script: &[u8], memory_limit: usize) {
+    guest.context.with(|ctx| {
+        // SAFETY: the context is alive. The engine was booted on another stack than the one it runs on now.
+        unsafe { qjs::JS_UpdateStackTop(qjs::JS_GetRuntime(ctx.as_raw().as_ptr())) };
+        limit_memory(&ctx, memory_limit.saturating_sub(RESERVE));
+        let value = value_of(guest, &ctx, tools, script);
+        let interrupted = crate::interrupted();
+        crate::clear_interrupt();
+        limit_memory(&ctx, usize::MAX);
+        report(guest, &ctx, value, interrupted, memory_limit);
+    });
+}
+
+/// `Runtime::set_memory_limit` can't be called while the context is in use.
+fn limit_memory(ctx: &Ctx<'_>, bytes: usize) {
+    // SAFETY: the context is alive.
+    unsafe { qjs::JS_SetMemoryLimit(qjs::JS_GetRuntime(ctx.as_raw().as_ptr()), bytes as qjs::size_t) };
+}
+
+fn value_of<'js>(guest: &Guest, ctx: &Ctx<'js>, tools: &[u8], script: &[u8]) -> Result<Value<'js>, Stop<'js>> {
+    let thrown = |error: Error| Stop::Threw(exception(ctx, &error));
+    let declared = string_from(ctx, tools).map_err(thrown)?;
+    guest.prelude.configure.get(ctx).and_then(|configure| configure.call::<_, ()>((declared,))).map_err(thrown)?;
+
+    let completion = evaluate(ctx, script).map_err(Stop::Threw)?;
+    let completion = settled(guest, ctx, completion)?;
+    // An evaluation with `await` allowed gives its value wrapped, so that a promise isn't awaited unasked.
+    let value = match completion.as_object() {
+        Some(wrapper) => wrapper.get::<_, Value>("value").map_err(thrown)?,
+        None => completion,
+    };
+    settled(guest, ctx, value)
+}
+
+/// Evaluates the script; where only a `return` outside of functions stands against it, as the body of a function.
+fn evaluate<'js>(ctx: &Ctx<'js>, script: &[u8]) -> Result<Value<'js>, Value<'js>> {
+    const HEAD: &[u8] = b"(async () => {\n\n";
+    const TAIL: &[u8] = b"\n})()\0";
+    let thrown = match evaluate_at(ctx, script, 1) {
+        Err(thrown) if is_return_outside(&thrown) => thrown,
+        done => return done,
+    };
+    let body = script.strip_suffix(b"\0").unwrap_or(script);
+    let mut wrapped = Vec::new();
+    if wrapped.try_reserve_exact(HEAD.len() + body.len() + TAIL.len()).is_err() {
+        return Err(thrown);
+    }
+    wrapped.extend_from_slice(HEAD);
+    wrapped.extend_from_slice(body);
+    wrapped.extend_from_slice(TAIL);
+    // The body begins two lines below the head: counting from minus one, its first line is the first. (Zero would mean
+    // "not given".)
+    evaluate_at(ctx, &wrapped, -1)
+}
+
+fn evaluate_at<'js>(ctx: &Ctx<'js>, source: &[u8], first_line: i32) -> Result<Value<'js>, Value<'js>> {
+    debug_assert_eq!(source.last(), Some(&0));
+    let mut options = qjs::JSEvalOptions {
+        version: qjs::JS_EVAL_OPTIONS_VERSION as i32,
+        eval_flags: (qjs::JS_EVAL_TYPE_GLOBAL | qjs::JS_EVAL_FLAG_ASYNC) as i32,
+        filename: c"script.js".as_ptr(),
+        line_num: first_line,
+    };
+    // SAFETY: the source ends with a zero byte that isn't counted, the options are alive, and the value that is
+    // returned is owned by the wrapper made of it.
+    unsafe {
+        let raw = ctx.as_raw().as_ptr();
+        let value = qjs::JS_Eval2(raw, source.as_ptr().cast(), source.len() as qjs::size_t - 1, &raw mut options);
+        if qjs::JS_IsException(value) { Err(ctx.catch()) } else { Ok(Value::from_raw(ctx.clone(), value)) }
+    }
+}
+
+fn is_return_outside(thrown: &Value<'_>) -> bool {
+    // The script hasn't run, so the message is the parser's own.
+    let message = thrown.as_object().and_then(|error| error.get::<_, String>("message").ok());
+    message.is_some_and(|message| message == "return not in a function")
+}
+
+/// What the value becomes if it is a promise, and itself otherwise. Runs the script's jobs and hands it the ends of its calls.
+fn settled<'js>(guest: &Guest, ctx: &Ctx<'js>, value: Value<'js>) -> Result<Value<'js>, Stop<'js>> {
+    let Some(promise) = value.as_promise() else {
+        return Ok(value);
+    };
+    loop {
+        run_jobs(ctx).map_err(Stop::Threw)?;
+        match promise.state() {
+            PromiseState::Pending => {}
+            PromiseState::Resolved => return promise.finish().map_err(|error| Stop::Threw(exception(ctx, &error))),
+            PromiseState::Rejected => {
+                let reason = promise.finish::<Value>().err().map(|error| exception(ctx, &error));
+                return Err(Stop::Threw(reason.unwrap_or_else(|| Value::new_undefined(ctx.clone()))));
+            }
+        }
+        let call = match host::wait_any() {
+            Ok(Some(call)) => call,
+            Ok(None) => return Err(Stop::Stuck),
+            Err(host::TooLarge) => return Err(Stop::TooLarge),
+        };
+        let told = string_from(ctx, &call.json)
+            .and_then(|json| guest.prelude.settle.get(ctx)?.call::<_, ()>((call.number, call.succeeded, json)));
+        if let Err(error) = told {
+            return Err(Stop::Threw(exception(ctx, &error)));
+        }
+    }
+}
+
+/// Runs what promises have queued. An interruption can't be caught by the script and ends the run.
+fn run_jobs<'js>(ctx: &Ctx<'js>) -> Result<(), Value<'js>> {
+    loop {
+        let mut context = std::ptr::null_mut();
+        // SAFETY: the runtime is alive, and there is one context, which is this one.
+        let done = unsafe { qjs::JS_ExecutePendingJob(qjs::JS_GetRuntime(ctx.as_raw().as_ptr()), &raw mut context) };
+        if done == 0 {
+            return Ok(());
+        }
+        if done < 0 {
+            let thrown = ctx.catch();
+            if crate::interrupted() {
+                return Err(thrown);
+            }
+        }
+    }
+}
+
+/// The JavaScript exception an error stands for.
+fn exception<'js>(ctx: &Ctx<'js>, error: &Error) -> Value<'js> {
+    if matches!(error, Error::Exception) || ctx.has_exception() {
+        return ctx.catch();
+    }
+    match rquickjs::Exception::from_message(ctx.clone(), &error.to_string()) {
+        Ok(exception) => exception.into_value(),
+        Err(_) => Value::new_null(ctx.clone()),
+    }
+}
+
+fn report<'js>(
+    guest: &Guest,
+    ctx: &Ctx<'js>,
+    value: Result<Value<'js>, Stop<'js>>,
+    interrupted: bool,
+    memory_limit: usize,
+) {
+    let described = match value {
+        Ok(value) if value.is_undefined() => Ok(None),
+        Ok(value) => describe_value(guest, ctx, value).map(Some).map_err(|error| Stop::Threw(exception(ctx, &error))),
+        Err(stop) => Err(stop),
+    };
+    let mut ended_with = None;
+    match described {
+        Ok(None) => host::finish(Ending::Undefined, b""),
+        Ok(Some((ending, text))) => finish(ctx, ending, text),
+        Err(Stop::Threw(thrown)) => {
+            uncaught(guest, ctx, &thrown, interrupted, memory_limit);
+            ended_with = Some(thrown);
+        }
+        Err(Stop::Stuck) => host::finish(Ending::Threw, STUCK),
+        Err(Stop::TooLarge) => host::finish(Ending::OutOfMemory, b""),
+    }
+    // A note that can't be written is no reason to lose the outcome.
+    let _ = notes(guest, ctx, ended_with);
+    ctx.catch();
+}
+
+const STUCK: &[u8] = br#"{"name":"NeverSettled","message":"the script awaits a promise that nothing will settle: no tool call and no timer is outstanding. Check that every `new Promise` calls resolve or reject.","stack":""}"#;
+const UNKNOWN: &[u8] = br#"{"name":"InternalError","message":"the script failed with an exception that could not be described","stack":""}"#;
+
+fn describe_value<'js>(
+    guest: &Guest,
+    ctx: &Ctx<'js>,
+    value: Value<'js>,
+) -> rquickjs::Result<(Ending, rquickjs::String<'js>)> {
+    let (is_json, text): (bool, rquickjs::String) = {
+        let pair: rquickjs::Array = guest.prelude.result.get(ctx)?.call((value,))?;
+        (pair.get(0)?, pair.get(1)?)
+    };
+    Ok((if is_json { Ending::Json } else { Ending::Text }, text))
+}
+
+fn uncaught<'js>(guest: &Guest, ctx: &Ctx<'js>, thrown: &Value<'js>, interrupted: bool, memory_limit: usize) {
+    let ending = if interrupted {
+        Ending::Interrupted
+    } else if is_out_of_memory(thrown, memory_limit) {
+        Ending::OutOfMemory
+    } else {
+        Ending::Threw
+    };
+    let describe = guest.prelude.describe.get(ctx);
+    match describe.and_then(|describe| describe.call::<_, rquickjs::String>((thrown.clone(),))) {
+        Ok(text) => finish(ctx, ending, text),
+        Err(_) => {
+            ctx.catch();
+            host::finish(ending, UNKNOWN);
+        }
+    }
+}
+
+/// QuickJS throws null when there isn't even memory for the error.
+fn is_out_of_memory(thrown: &Value<'_>, memory_limit: usize) -> bool {
+    if thrown.is_null() {
+        return core::arch::wasm32::memory_size(0) * 65536 + RESERVE * 2 >= memory_limit;
+    }
+    let text = |error: &Object<'_>, name: &str| error.get::<_, String>(name).unwrap_or_default();
+    thrown.as_object().is_some_and(|error| {
+        text(error, "name") == "InternalError" && text(error, "message").starts_with("out of memory")
+    })
+}
+
+fn finish<'js>(ctx: &Ctx<'js>, ending: Ending, text: rquickjs::String<'js>) {
+    match utf8(ctx, text) {
+        Ok(text) => host::finish(ending, text.as_str().as_bytes()),
+        // Only memory can be short here.
+        Err(_) => host::finish(Ending::OutOfMemory, b""),
+    }
+}
+
+/// Tells what the outcome alone doesn't: errors nobody handled, calls that never began.
+fn notes<'js>(guest: &Guest, ctx: &Ctx<'js>, thrown: Option<Value<'js>>) -> rquickjs::Result<()> {
+    let ended = thrown.is_some();
+    let texts: rquickjs::Array = guest.prelude.unhandled.get(ctx)?.call((ended, thrown))?;
+    for text in texts.iter::<rquickjs::String>() {
+        host::note(format!("An error was thrown that nothing handled: {}", utf8(ctx, text?)?.as_str()).as_bytes());
+    }
+    let waiting: u32 = guest.prelude.waiting.get(ctx)?.call(())?;
+    if waiting > 0 {
+        host::note(format!("{waiting} calls were never started, because the script ended first").as_bytes());
+    }
+    Ok(())
+}

@@ -1,0 +1,236 @@
+//! The sandbox around a command: what bubblewrap is asked for, and whether it works here.
+//!
+//! The command sees the system's programs and libraries read-only, a private `/tmp`, and the workspace at its own
+//! path, which is the only place it can write to that outlives it. It has user, process, IPC, host-name and (unless
+//! granted) network namespaces of its own, no capabilities, and dies with the service. Of `/etc` it sees what programs
+//! need to run and nothing that could hold a secret: a service that runs as root could otherwise read all of it.
+
+use std::collections::BTreeMap;
+use std::ffi::{OsStr, OsString};
+use std::fmt;
+use std::fs::File;
+use std::io::{self, Seek, Write};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::fs::MemfdFlags;
+use tokio::process::Command;
+
+use super::{CommandPolicy, shell, spawn};
+use crate::workspace::RelativePath;
+
+/// Who the command is inside; the files of the service's user appear as its own.
+const USER: &str = "1000";
+
+/// How long the trial run may take.
+const TRIAL: Duration = Duration::from_secs(10);
+
+/// The exit status by which the trial run shows that it really ran.
+const TRIAL_STATUS: i32 = 42;
+
+/// What programs need of `/etc`.
+const SYSTEM_FILES: [&str; 16] = [
+    "/etc/alternatives",
+    "/etc/bash.bashrc",
+    "/etc/ca-certificates",
+    "/etc/ca-certificates.conf",
+    "/etc/debian_version",
+    "/etc/ld.so.cache",
+    "/etc/ld.so.conf",
+    "/etc/ld.so.conf.d",
+    "/etc/localtime",
+    "/etc/magic",
+    "/etc/mime.types",
+    "/etc/nsswitch.conf",
+    "/etc/os-release",
+    "/etc/pki",
+    "/etc/ssl/certs",
+    "/etc/ssl/openssl.cnf",
+];
+
+/// What programs need of `/etc` in addition to use the network.
+const NETWORK_FILES: [&str; 4] = ["/etc/resolv.conf", "/etc/hosts", "/etc/services", "/etc/protocols"];
+
+/// Runs in front of the command: the kernel then counts processes per sandbox. Shells differ in the option's name.
+const BOUNDED: &str = r#"ulimit -u "$2" 2>/dev/null || ulimit -p "$2" 2>/dev/null; exec "$0" -c "$1""#;
+
+/// A bubblewrap that works.
+#[derive(Clone, Debug)]
+pub(super) struct Bubblewrap {
+    program: PathBuf,
+    /// Namespaces cannot be nested inside; older versions cannot promise it.
+    seals_namespaces: bool,
+}
+
+/// Where the command works.
+pub(super) struct Place<'a> {
+    /// The root of the workspace, absolute.
+    pub(super) root: &'a Path,
+    /// Where it starts, below the root.
+    pub(super) start: &'a RelativePath,
+}
+
+impl fmt::Display for Bubblewrap {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "bubblewrap at {}", self.program.display())?;
+        if !self.seals_namespaces {
+            f.write_str(" (too old or not permitted to forbid nested user namespaces)")?;
+        }
+        Ok(())
+    }
+}
+
+impl Bubblewrap {
+    /// Looks for bubblewrap and runs something in it. The error says why it does not work, for the operator.
+    pub(super) async fn detect() -> Result<Self, String> {
+        let program = find("bwrap").ok_or("bubblewrap (bwrap) is not installed")?;
+        let mut reason = String::new();
+        for seals_namespaces in [true, false] {
+            let candidate = Self { program: program.clone(), seals_namespaces };
+            match candidate.try_out().await {
+                Ok(()) => return Ok(candidate),
+                Err(error) => reason = error,
+            }
+        }
+        Err(reason)
+    }
+
+    async fn try_out(&self) -> Result<(), String> {
+        let script = format!("exit {TRIAL_STATUS}");
+        let command = self
+            .command(None, &CommandPolicy::default(), &BTreeMap::new(), &script)
+            .map_err(|e| format!("bubblewrap could not be prepared: {e}"))?;
+        let child = spawn::spawn(command).await.map_err(|e| format!("bubblewrap could not be started: {e}"))?;
+        match tokio::time::timeout(TRIAL, child.wait_with_output()).await {
+            Err(_) => Err("bubblewrap did not finish a trial run within 10 seconds".to_owned()),
+            Ok(Err(error)) => Err(format!("bubblewrap could not be waited for: {error}")),
+            Ok(Ok(output)) if output.status.code() == Some(TRIAL_STATUS) => Ok(()),
+            Ok(Ok(output)) => {
+                let said: String = String::from_utf8_lossy(&output.stderr).trim().chars().take(500).collect();
+                Err(format!("a trial run of bubblewrap failed ({}): {said}", output.status))
+            }
+        }
+    }
+
+    /// The process that runs `script` confined. Without a place it sees no workspace.
+    pub(super) fn command(
+        &self,
+        place: Option<&Place<'_>>,
+        policy: &CommandPolicy,
+        environment: &BTreeMap<String, String>,
+        script: &str,
+    ) -> io::Result<Command> {
+        let mut arguments = Arguments::default();
+        self.namespaces(&mut arguments, policy);
+        for (name, value) in environment {
+            arguments.add(["--setenv", name, value]);
+        }
+        system(&mut arguments, policy)?;
+        if let Some(place) = place {
+            arguments.add([OsStr::new("--bind"), place.root.as_os_str(), place.root.as_os_str()]);
+        }
+        arguments.add(["--remount-ro", "/"]);
+        let start = place.map_or(PathBuf::from("/"), |place| match place.start.is_root() {
+            true => place.root.to_owned(),
+            false => place.root.join(place.start.as_path()),
+        });
+        arguments.add([OsStr::new("--chdir"), start.as_os_str()]);
+
+        // The arguments go through a descriptor and the environment of bubblewrap itself is empty: the values are not
+        // visible in the process table, and no variable a script chose (LD_PRELOAD) acts outside of the sandbox.
+        let list = in_memory("arguments", &arguments.list)?;
+        let mut command = Command::new(&self.program);
+        command.env_clear().arg("--args").arg(list.as_raw_fd().to_string());
+        command.args(["--", "/bin/sh", "-c", BOUNDED, shell(), script]).arg(policy.max_processes.to_string());
+        let mut inherited = arguments.files;
+        inherited.push(list);
+        spawn::isolate(&mut command, policy, inherited, None);
+        Ok(command)
+    }
+
+    fn namespaces(&self, arguments: &mut Arguments, policy: &CommandPolicy) {
+        arguments.add(["--die-with-parent", "--new-session", "--unshare-user", "--unshare-ipc", "--unshare-pid"]);
+        arguments.add(["--unshare-uts", "--unshare-cgroup-try", "--hostname", "sandbox"]);
+        arguments.add(["--uid", USER, "--gid", USER, "--cap-drop", "ALL", "--clearenv"]);
+        if self.seals_namespaces {
+            arguments.add(["--disable-userns"]);
+        }
+        if !policy.network {
+            arguments.add(["--unshare-net"]);
+        }
+    }
+}
+
+/// Mounts everything but the workspace.
+fn system(arguments: &mut Arguments, policy: &CommandPolicy) -> io::Result<()> {
+    arguments.add(["--ro-bind", "/usr", "/usr"]);
+    for name in ["/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"] {
+        // On a merged system these are links into /usr, and must be inside as well.
+        match std::fs::read_link(name) {
+            Ok(target) => arguments.add([OsStr::new("--symlink"), target.as_os_str(), OsStr::new(name)]),
+            Err(_) => arguments.add(["--ro-bind-try", name, name]),
+        }
+    }
+    for name in SYSTEM_FILES {
+        arguments.add(["--ro-bind-try", name, name]);
+    }
+    if policy.network {
+        for name in NETWORK_FILES {
+            arguments.add(["--ro-bind-try", name, name]);
+        }
+    }
+    let passwd = format!("agent:x:{USER}:{USER}:agent:/tmp:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n");
+    let group = format!("agent:x:{USER}:\nnogroup:x:65534:\n");
+    arguments.add_file("/etc/passwd", passwd.as_bytes())?;
+    arguments.add_file("/etc/group", group.as_bytes())?;
+    let size = policy.max_scratch_bytes.to_string();
+    arguments.add(["--proc", "/proc", "--dev", "/dev", "--size", &size, "--tmpfs", "/dev/shm"]);
+    arguments.add(["--remount-ro", "/dev", "--perms", "1777", "--size", &size, "--tmpfs", "/tmp"]);
+    arguments.add(["--dir", "/run", "--dir", "/var", "--symlink", "/tmp", "/var/tmp"]);
+    for path in policy.read_only_paths.iter().filter(|path| path.is_absolute()) {
+        arguments.add([OsStr::new("--ro-bind-try"), path.as_os_str(), path.as_os_str()]);
+    }
+    Ok(())
+}
+
+/// Arguments as bubblewrap reads them from a descriptor: each one ends with NUL.
+#[derive(Default)]
+struct Arguments {
+    list: Vec<u8>,
+    files: Vec<OwnedFd>,
+}
+
+impl Arguments {
+    fn add<T: AsRef<OsStr>, const N: usize>(&mut self, arguments: [T; N]) {
+        for argument in arguments {
+            self.list.extend_from_slice(argument.as_ref().as_bytes());
+            self.list.push(0);
+        }
+    }
+
+    /// A read-only file with this content.
+    fn add_file(&mut self, path: &str, content: &[u8]) -> io::Result<()> {
+        let file = in_memory("file", content)?;
+        self.add(["--perms", "0444", "--ro-bind-data", &file.as_raw_fd().to_string(), path]);
+        self.files.push(file);
+        Ok(())
+    }
+}
+
+fn in_memory(name: &str, content: &[u8]) -> io::Result<OwnedFd> {
+    let mut file = File::from(rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC)?);
+    file.write_all(content)?;
+    file.rewind()?;
+    Ok(file.into())
+}
+
+/// Looks for a program as a shell would, and in the usual places when the service has no `PATH`.
+fn find(program: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH").unwrap_or_else(|| OsString::from("/usr/local/bin:/usr/bin:/bin"));
+    std::env::split_paths(&path)
+        .filter(|directory| directory.is_absolute())
+        .map(|directory| directory.join(program))
+        .find(|candidate| candidate.is_file())
+}

@@ -1,0 +1,100 @@
+//! Starting the process of a command.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::OnceLock;
+use std::sync::mpsc::Sender;
+
+use rustix::io::{FdFlags, fcntl_setfd};
+use rustix::process::{Resource, Rlimit};
+use tokio::process::{Child, Command};
+use tokio::runtime::Handle;
+use tokio::sync::oneshot;
+
+use super::{CommandPolicy, piped};
+
+/// Open files per process.
+const MAX_OPEN_FILES: u64 = 4096;
+
+struct Job {
+    command: Command,
+    runtime: Handle,
+    reply: oneshot::Sender<io::Result<Child>>,
+}
+
+/// Starts a process from a thread that lives as long as the service.
+///
+/// "Kill me when my parent dies" means the parent *thread* to Linux. A process started from a thread of a runtime's
+/// pool would be killed when that thread idles away.
+pub(super) async fn spawn(command: Command) -> io::Result<Child> {
+    let (reply, started) = oneshot::channel();
+    let job = Job { command, runtime: Handle::current(), reply };
+    let gone = || io::Error::other("the thread that starts commands is gone");
+    spawner()?.send(job).map_err(|_| gone())?;
+    started.await.map_err(|_| gone())?
+}
+
+fn spawner() -> io::Result<&'static Sender<Job>> {
+    static SPAWNER: OnceLock<Result<Sender<Job>, io::ErrorKind>> = OnceLock::new();
+    let spawner = SPAWNER.get_or_init(|| {
+        let (sender, jobs) = std::sync::mpsc::channel::<Job>();
+        let thread = std::thread::Builder::new().name("command-spawner".to_owned());
+        thread
+            .spawn(move || {
+                for Job { mut command, runtime, reply } in jobs {
+                    let _context = runtime.enter();
+                    // Nobody waiting any more drops the child, which kills it.
+                    drop(reply.send(command.spawn()));
+                }
+            })
+            .map(|_| sender)
+            .map_err(|e| e.kind())
+    });
+    spawner.as_ref().map_err(|kind| io::Error::from(*kind))
+}
+
+/// Makes the process the leader of its own session and group, bounds its resources, hands `inherited` descriptors
+/// down, and starts it in `directory`.
+pub(super) fn isolate(
+    command: &mut Command,
+    policy: &CommandPolicy,
+    inherited: Vec<OwnedFd>,
+    directory: Option<OwnedFd>,
+) {
+    piped(command);
+    let limits = limits(policy);
+    let prepare = move || {
+        rustix::process::setsid()?;
+        for (resource, limit) in limits {
+            rustix::process::setrlimit(resource, limit)?;
+        }
+        for descriptor in &inherited {
+            fcntl_setfd(descriptor, FdFlags::empty())?;
+        }
+        if let Some(directory) = &directory {
+            rustix::process::fchdir(directory)?;
+        }
+        Ok(())
+    };
+    // SAFETY: the closure runs in the child between fork and exec, where only async-signal-safe calls are allowed. It
+    // makes plain system calls on values made before the fork: it allocates nothing, takes no lock and cannot panic.
+    unsafe {
+        command.pre_exec(prepare);
+    }
+}
+
+/// Bounds of each process, never above what the service itself may have.
+fn limits(policy: &CommandPolicy) -> [(Resource, Rlimit); 4] {
+    let bounded = |resource, wanted: u64| {
+        let hard = rustix::process::getrlimit(resource).maximum.unwrap_or(u64::MAX);
+        let value = Some(wanted.min(hard));
+        (resource, Rlimit { current: value, maximum: value })
+    };
+    [
+        bounded(Resource::Core, 0),
+        bounded(Resource::Nofile, MAX_OPEN_FILES),
+        bounded(Resource::Fsize, policy.max_file_bytes),
+        // Not the address space: programs with a garbage collector reserve far more of it than they use.
+        bounded(Resource::Data, policy.max_memory_bytes),
+    ]
+}

@@ -1,0 +1,360 @@
+//! Commands that try to get out, to stay, and to take more than they may.
+
+use std::fs::File;
+use std::net::TcpListener;
+
+use rustix::fs::FlockOperation;
+use tempfile::TempDir;
+use tokio::sync::OnceCell;
+
+use super::*;
+
+struct Bench {
+    directory: TempDir,
+    workspace: Workspace,
+    policy: CommandPolicy,
+    sandbox: CommandSandbox,
+}
+
+fn bench(sandbox: CommandSandbox) -> Bench {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let workspace = Workspace::open(directory.path()).expect("a workspace");
+    let policy = CommandPolicy { confinement: Confinement::AllowUnconfined, ..CommandPolicy::default() };
+    Bench { directory, workspace, policy, sandbox }
+}
+
+/// A bench with a sandbox; none where the host has no working bubblewrap, which is said.
+async fn confined() -> Option<Bench> {
+    static FOUND: OnceCell<CommandSandbox> = OnceCell::const_new();
+    let found = FOUND.get_or_init(CommandSandbox::detect).await;
+    if !found.is_available() {
+        eprintln!("not tested here: {}", found.describe());
+        return None;
+    }
+    Some(bench(found.clone()))
+}
+
+/// Benches with every way to run a command that this host has.
+async fn benches() -> Vec<Bench> {
+    let mut benches = vec![bench(CommandSandbox::unavailable("a test"))];
+    benches.extend(confined().await);
+    benches
+}
+
+fn request(script: &str) -> Request {
+    Request {
+        script: script.to_owned(),
+        directory: RelativePath::root(),
+        environment: BTreeMap::new(),
+        stdin: Vec::new(),
+        timeout: Duration::from_secs(30),
+    }
+}
+
+impl Bench {
+    async fn run(&self, request: Request) -> Outcome {
+        let cancel = CancellationToken::new();
+        self.sandbox.run(&self.workspace, &self.policy, request, &cancel).await.expect("a command that runs")
+    }
+
+    async fn script(&self, script: &str) -> Outcome {
+        self.run(request(script)).await
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    /// Waits until nobody holds the lock that [`STAYS`] takes, which is when all its processes are gone.
+    async fn lock_is_free(&self) {
+        let file = File::options().write(true).open(self.path("lock")).expect("the lock was made");
+        let free = async {
+            while rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_err() {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(5), free).await.expect("a process of the command is still alive");
+    }
+
+    async fn is_ready(&self) {
+        let ready = async {
+            while !self.path("ready").exists() {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(20), ready).await.expect("the command never got ready");
+    }
+}
+
+/// Starts a grandchild in a session of its own, that holds a lock as long as it lives, and says when it does.
+const STAYS: &str = "(setsid sh -c 'exec 9>lock; flock 9; touch ready; sleep 300; true' &)\n\
+    while [ ! -e ready ]; do sleep 0.01; done\n";
+
+#[tokio::test]
+async fn a_command_gives_its_exit_code_and_both_outputs_apart() {
+    for bench in benches().await {
+        let outcome = bench.script("echo out; echo err >&2; exit 3").await;
+        assert_eq!(outcome.exit_code, Some(3));
+        assert_eq!(outcome.stdout.text, "out\n");
+        assert_eq!(outcome.stderr.text, "err\n");
+        assert!(!outcome.timed_out && !outcome.stdout.truncated);
+        assert_eq!((outcome.signal, outcome.limit_exceeded), (None, None));
+    }
+}
+
+#[tokio::test]
+async fn a_command_that_dies_of_a_signal_says_of_which() {
+    for bench in benches().await {
+        let outcome = bench.script("kill -SEGV $$").await;
+        assert_eq!((outcome.exit_code, outcome.signal), (Some(139), Some("SIGSEGV")));
+    }
+}
+
+#[tokio::test]
+async fn input_directory_and_variables_reach_the_command() {
+    for bench in benches().await {
+        std::fs::create_dir(bench.path("sub dir")).expect("made");
+        let outcome = bench
+            .run(Request {
+                directory: bench.workspace.locate("sub dir").expect("a path"),
+                environment: BTreeMap::from([("GREETING".to_owned(), "hello 'you' $HOME".to_owned())]),
+                stdin: b"some input".to_vec(),
+                ..request("cat; echo; echo \"$GREETING\"; pwd; echo made > made")
+            })
+            .await;
+        let expected = format!("some input\nhello 'you' $HOME\n{}/sub dir\n", bench.workspace.root().display());
+        assert_eq!(outcome.stdout.text, expected, "{}", outcome.stderr.text);
+        assert!(bench.path("sub dir/made").exists());
+    }
+}
+
+#[tokio::test]
+async fn the_environment_of_the_service_is_not_inherited() {
+    // Cargo sets this for every test; it stands for the keys in the environment of a service.
+    assert!(std::env::var_os("CARGO_MANIFEST_DIR").is_some());
+    for bench in benches().await {
+        let outcome = bench.script("env").await;
+        let names: Vec<&str> = outcome.stdout.text.lines().filter_map(|line| Some(line.split_once('=')?.0)).collect();
+        let known = [
+            "PATH",
+            "HOME",
+            "TMPDIR",
+            "LANG",
+            "TERM",
+            "PAGER",
+            "GIT_TERMINAL_PROMPT",
+            "PWD",
+            "OLDPWD",
+            "SHLVL",
+            "_",
+            processes::MARK,
+        ];
+        assert!(names.iter().all(|name| known.contains(name)), "{names:?}");
+        let parents = bench.script("cat /proc/$PPID/environ /proc/1/environ | tr '\\0' '\\n'").await;
+        if bench.sandbox.is_available() {
+            assert!(!parents.stdout.text.contains("CARGO_MANIFEST_DIR"));
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_timeout_kills_grandchildren_in_sessions_of_their_own() {
+    for bench in benches().await {
+        let script = format!("{STAYS}echo started; sleep 300");
+        let outcome = bench.run(Request { timeout: Duration::from_secs(3), ..request(&script) }).await;
+        assert!(outcome.timed_out);
+        assert_eq!((outcome.exit_code, outcome.signal), (None, Some("SIGKILL")));
+        assert_eq!(outcome.stdout.text, "started\n");
+        bench.lock_is_free().await;
+    }
+}
+
+#[tokio::test]
+async fn what_a_command_leaves_in_the_background_ends_with_it() {
+    for bench in benches().await {
+        let outcome = bench.script(&format!("{STAYS}exit 0")).await;
+        assert_eq!(outcome.exit_code, Some(0));
+        assert!(outcome.duration < Duration::from_secs(20));
+        bench.lock_is_free().await;
+    }
+}
+
+#[tokio::test]
+async fn cancelling_kills_everything_at_once() {
+    for bench in benches().await {
+        let cancel = CancellationToken::new();
+        let script = format!("{STAYS}sleep 300");
+        let running = bench.sandbox.run(&bench.workspace, &bench.policy, request(&script), &cancel);
+        let (outcome, cancelled) = tokio::join!(running, async {
+            bench.is_ready().await;
+            cancel.cancel();
+            Instant::now()
+        });
+        assert!(matches!(outcome, Err(CommandError::Cancelled)));
+        assert!(cancelled.elapsed() < Duration::from_secs(2), "it took {:?}", cancelled.elapsed());
+        bench.lock_is_free().await;
+    }
+}
+
+#[tokio::test]
+async fn a_call_that_is_dropped_leaves_no_process_behind() {
+    for bench in benches().await {
+        let cancel = CancellationToken::new();
+        let script = format!("{STAYS}sleep 300");
+        let running = bench.sandbox.run(&bench.workspace, &bench.policy, request(&script), &cancel);
+        tokio::select! {
+            _ = running => panic!("it ended by itself"),
+            () = bench.is_ready() => {}
+        }
+        bench.lock_is_free().await;
+    }
+}
+
+#[tokio::test]
+async fn a_flood_of_output_is_cut_in_the_middle() {
+    for bench in benches().await {
+        let outcome = bench.script("echo first; head -c 5000000 /dev/zero | tr '\\0' x; echo; echo last").await;
+        assert_eq!(outcome.exit_code, Some(0));
+        assert!(outcome.stdout.truncated && outcome.stdout.text.len() < 300_000);
+        assert!(outcome.stdout.text.starts_with("first\n") && outcome.stdout.text.ends_with("\nlast\n"));
+    }
+}
+
+#[tokio::test]
+async fn without_a_sandbox_commands_are_refused_unless_the_operator_accepts_it() {
+    let mut bench = bench(CommandSandbox::unavailable("bubblewrap is missing"));
+    bench.policy = CommandPolicy::default();
+    let cancel = CancellationToken::new();
+    let refused = bench.sandbox.run(&bench.workspace, &bench.policy, request("touch ran"), &cancel).await;
+    assert!(
+        matches!(refused, Err(CommandError::NoSandbox { ref reason }) if reason.contains("missing")),
+        "{refused:?}"
+    );
+    assert!(!bench.path("ran").exists());
+}
+
+#[tokio::test]
+async fn a_start_directory_outside_is_refused_before_anything_runs() {
+    for bench in benches().await {
+        std::os::unix::fs::symlink("/", bench.path("away")).expect("linked");
+        let directory = bench.workspace.locate("away").expect("a path");
+        let cancel = CancellationToken::new();
+        let request = Request { directory, ..request("true") };
+        let refused = bench.sandbox.run(&bench.workspace, &bench.policy, request, &cancel).await;
+        assert!(matches!(refused, Err(CommandError::Directory(PathError::Outside { .. }))), "{refused:?}");
+    }
+}
+
+#[tokio::test]
+async fn too_many_processes_end_a_command() {
+    for mut bench in benches().await {
+        bench.policy.max_processes = 40;
+        // Bounded by itself, in case the bound under test does not hold.
+        let script = "for i in $(seq 300); do sleep 20 & done; wait";
+        let outcome = bench.run(Request { timeout: Duration::from_secs(15), ..request(script) }).await;
+        // Where the service is not root the kernel refuses the fork before the service counts too many.
+        let by_kernel = outcome.stderr.text.contains("fork");
+        assert!(outcome.limit_exceeded == Some("processes") || by_kernel, "{outcome:?}");
+        let left = bench.script("ls -d /proc/[0-9]* | wc -l").await;
+        if bench.sandbox.is_available() {
+            assert!(left.stdout.text.trim().parse::<usize>().expect("a number") < 20);
+        }
+    }
+}
+
+#[tokio::test]
+async fn memory_beyond_the_bound_is_not_had() {
+    for mut bench in benches().await {
+        bench.policy.max_memory_bytes = 100 << 20;
+        let outcome = bench.script("head -c 400000000 /dev/zero | tail -n 1 | wc -c; exit ${PIPESTATUS[1]}").await;
+        assert!(outcome.limit_exceeded == Some("memory") || outcome.exit_code != Some(0), "{outcome:?}");
+    }
+}
+
+#[tokio::test]
+async fn files_beyond_the_bound_cannot_be_written() {
+    for mut bench in benches().await {
+        bench.policy.max_file_bytes = 1 << 20;
+        let outcome = bench.script("head -c 3000000 /dev/zero > big").await;
+        assert_ne!(outcome.exit_code, Some(0));
+        assert!(std::fs::metadata(bench.path("big")).expect("begun").len() <= 1 << 20);
+    }
+}
+
+#[tokio::test]
+async fn a_confined_command_writes_nowhere_but_into_the_workspace() {
+    let Some(bench) = confined().await else { return };
+    let outside = tempfile::tempdir().expect("a temporary directory");
+    std::fs::write(outside.path().join("secret"), "secret").expect("written");
+    let hidden = outside.path().join("secret");
+    let script = format!(
+        "cat {0} && echo LEAKED; echo x > {0} && echo LEAKED\n\
+         for place in / /usr /usr/bin /etc /dev /home /var /proc/sys/kernel; do\n\
+           (echo x > $place/construct-test) 2>/dev/null && echo WROTE $place\n\
+         done\n\
+         cat /etc/shadow 2>/dev/null && echo LEAKED\n\
+         mount -t tmpfs none /usr 2>/dev/null && echo MOUNTED\n\
+         unshare -U true 2>/dev/null && echo NESTED\n\
+         echo private > /tmp/construct-test && echo x > inside && echo fine",
+        hidden.display()
+    );
+    let outcome = bench.script(&script).await;
+    assert_eq!(outcome.stdout.text, "fine\n", "{}", outcome.stderr.text);
+    assert_eq!(std::fs::read_to_string(&hidden).expect("readable"), "secret");
+    assert!(bench.path("inside").exists());
+    assert!(!Path::new("/tmp/construct-test").exists());
+}
+
+#[tokio::test]
+async fn a_confined_command_has_no_capabilities_and_sees_no_other_process() {
+    let Some(bench) = confined().await else { return };
+    let script = format!("grep CapEff /proc/self/status; kill -0 {} && echo SEEN; id -u", std::process::id());
+    let outcome = bench.script(&script).await;
+    assert_eq!(outcome.stdout.text, "CapEff:\t0000000000000000\n1000\n");
+    let count = bench.script("ls -d /proc/[0-9]* | wc -l").await;
+    assert!(count.stdout.text.trim().parse::<usize>().expect("a number") < 10);
+}
+
+#[tokio::test]
+async fn a_confined_command_reaches_no_network_unless_granted() {
+    let Some(mut bench) = confined().await else { return };
+    if shell() != "/bin/bash" {
+        eprintln!("not tested here: there is no bash, whose /dev/tcp this test uses");
+        return;
+    }
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = listener.local_addr().expect("an address").port();
+    let script = format!("exec 3<>/dev/tcp/127.0.0.1/{port} && echo CONNECTED");
+    let outcome = bench.script(&script).await;
+    assert_eq!(outcome.stdout.text, "");
+    assert_ne!(outcome.exit_code, Some(0));
+    // The same command connects when it may, so that the refusal above is not for another reason.
+    bench.policy.network = true;
+    let outcome = bench.script(&script).await;
+    assert_eq!(outcome.stdout.text, "CONNECTED\n", "{}", outcome.stderr.text);
+}
+
+#[tokio::test]
+async fn variables_of_a_script_do_not_act_on_the_sandbox_itself() {
+    let Some(bench) = confined().await else { return };
+    // With this the dynamic loader lists libraries instead of running the program, which for bubblewrap are others
+    // than for a shell.
+    let environment = BTreeMap::from([("LD_TRACE_LOADED_OBJECTS".to_owned(), "1".to_owned())]);
+    let outcome = bench.run(Request { environment, ..request("true") }).await;
+    assert!(outcome.stdout.text.contains("libc"), "{outcome:?}");
+    assert!(!outcome.stdout.text.contains("libcap"), "bubblewrap itself was traced: {outcome:?}");
+}
+
+#[tokio::test]
+async fn a_path_can_be_made_readable_by_policy_only() {
+    let Some(mut bench) = confined().await else { return };
+    let tools = tempfile::tempdir().expect("a temporary directory");
+    std::fs::write(tools.path().join("tool"), "#!/bin/sh\necho from the tool\n").expect("written");
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(tools.path().join("tool"), mode).expect("set");
+    assert_eq!(bench.script("tool").await.exit_code, Some(127));
+    bench.policy.read_only_paths = vec![tools.path().to_owned()];
+    bench.policy.search_path = vec![tools.path().to_owned()];
+    assert_eq!(bench.script("tool").await.stdout.text, "from the tool\n");
+    assert_ne!(bench.script(&format!("echo x > {}/x", tools.path().display())).await.exit_code, Some(0));
+}

@@ -1,0 +1,359 @@
+//! What one script can reach: the tools of its task, each call journaled, counted and told to whoever watches.
+
+use std::{
+    collections::VecDeque,
+    sync::{
+        Mutex, MutexGuard, OnceLock, PoisonError,
+        atomic::{AtomicI64, AtomicU64, Ordering::Relaxed},
+    },
+    time::{Duration, Instant},
+};
+
+use construct_bus::{Progress, journal};
+use construct_proto::{
+    mesh::v1::{JournalCompleted, JournalStarted, StepRef},
+    v1::{self, event::Payload},
+};
+use futures::future::BoxFuture;
+use jiff::Timestamp;
+use serde_json::Value;
+use sha2::{Digest as _, Sha256};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    journal::{Journal, Past},
+    sandbox::{Host, HostCall, ToolError, ToolTable},
+    tools::{self, CallContext, Effect, Toolbox},
+};
+
+/// How timers appear in the journal.
+const TIMER: &str = "setTimeout";
+/// How much of arguments and results is shown to those who watch, in bytes.
+const SHOWN: usize = 4096;
+
+/// Why a script cannot go on, through no fault of its own.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Broken {
+    /// The journal cannot be written, or somebody else has taken the execution over.
+    #[error("the journal cannot be written")]
+    Journal(#[source] journal::Error),
+    /// Run again, the script does something else than it did before.
+    #[error(
+        "call {number} was {before} when the script ran first and is {now} when it is run again; a script must do the same \
+         each time"
+    )]
+    Diverged {
+        /// Of the call.
+        number: u32,
+        /// Then.
+        before: String,
+        /// Now.
+        now: String,
+    },
+}
+
+/// What the scripts of one execution share.
+#[derive(Debug)]
+pub(crate) struct Shared<'a> {
+    pub(crate) toolbox: &'a Toolbox,
+    pub(crate) table: &'a ToolTable,
+    pub(crate) journal: &'a Journal,
+    /// One event after the other.
+    pub(crate) progress: tokio::sync::Mutex<Progress>,
+    pub(crate) step: &'a StepRef,
+    pub(crate) delivery: u32,
+    /// Numbers what is told to those who watch.
+    pub(crate) index: AtomicU64,
+    /// The guest's clock in microseconds; goes on from script to script.
+    pub(crate) clock: AtomicI64,
+    /// The execution's end; a script that breaks ends it.
+    pub(crate) cancel: CancellationToken,
+    /// Why it broke.
+    pub(crate) broken: OnceLock<Broken>,
+}
+
+/// One script's host.
+#[derive(Debug)]
+pub(crate) struct ScriptHost<'a> {
+    shared: &'a Shared<'a>,
+    script: u32,
+    state: Mutex<State>,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    /// Calls in the order in which their ends were journaled, as far as the script has not seen them yet.
+    ended: VecDeque<(u32, i64)>,
+    /// What is reported about the calls.
+    uses: Vec<CallRecord>,
+}
+
+/// What is known about a call when the script is over.
+#[derive(Debug, Clone)]
+pub(crate) struct CallRecord {
+    pub(crate) number: u32,
+    pub(crate) name: String,
+    /// `None` while it is under way, or when it was stopped.
+    pub(crate) end: Option<CallEnd>,
+}
+
+/// How a call ended.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct CallEnd {
+    pub(crate) succeeded: bool,
+    pub(crate) duration_micros: i64,
+}
+
+impl<'a> ScriptHost<'a> {
+    pub(crate) fn new(shared: &'a Shared<'a>, script: u32) -> Self {
+        let ended = shared.journal.ended(script).into_iter().map(|number| (number, 0)).collect();
+        Self { shared, script, state: Mutex::new(State { ended, uses: Vec::new() }) }
+    }
+
+    /// The calls so far, by number.
+    pub(crate) fn calls(&self) -> Vec<CallRecord> {
+        let mut calls = self.state().uses.clone();
+        calls.sort_by_key(|call| call.number);
+        calls
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends the execution. The future never does: its script is about to be dropped.
+    async fn broken<T>(&self, why: Broken) -> T {
+        let _ = self.shared.broken.set(why);
+        self.shared.cancel.cancel();
+        std::future::pending().await
+    }
+
+    async fn answer(&self, call: HostCall) -> Result<Value, ToolError> {
+        let (id, number) = ((self.script, call.number), call.number);
+        let hash = Sha256::new().chain_update(&call.name).chain_update([0]).chain_update(call.args.to_string()).finalize().to_vec();
+        self.state().uses.push(CallRecord { number, name: call.name.clone(), end: None });
+        let repeatable = tools::definition(&call.name).is_none_or(|tool| tool.effect == Effect::Read);
+        match self.shared.journal.past(id) {
+            Some(Past::Completed { completed, .. }) => {
+                if completed.name != call.name || completed.arguments_hash != hash {
+                    return self.diverged(number, &completed.name, &call.name).await;
+                }
+                self.ended(number, completed.clock_micros, completed.succeeded, completed.duration_micros);
+                return decode(completed);
+            }
+            Some(Past::Started(started)) if started.name != call.name || started.arguments_hash != hash => {
+                return self.diverged(number, &started.name, &call.name).await;
+            }
+            Some(Past::Started(_)) if !repeatable => {
+                let unknown = outcome_unknown(&call.name);
+                return self.complete(&call, hash, Err(unknown), Duration::ZERO).await;
+            }
+            Some(Past::Started(_)) | None => {}
+        }
+        if !repeatable {
+            let started = JournalStarted { name: call.name.clone(), arguments_hash: hash.clone() };
+            if let Err(error) = self.shared.journal.started(id, started).await {
+                return self.broken(Broken::Journal(error)).await;
+            }
+        }
+        let called = v1::ToolCalled {
+            step_id: self.shared.step.step_id.clone(),
+            number,
+            name: call.name.clone(),
+            arguments: clip(call.args.to_string()),
+        };
+        self.tell("tool.called", number, Payload::ToolCalled(called)).await;
+        let began = Instant::now();
+        let context = CallContext { cancel: self.shared.cancel.child_token() };
+        let result = self.shared.toolbox.call(&call.name, call.args.clone(), &context).await;
+        let result = result.map_err(|error| ToolError {
+            name: error.name.to_owned(),
+            message: error.message,
+            code: None,
+            details: error.details,
+        });
+        self.complete(&call, hash, result, began.elapsed()).await
+    }
+
+    /// Journals the end of a call, tells it, and hands it to the script.
+    async fn complete(
+        &self,
+        call: &HostCall,
+        arguments_hash: Vec<u8>,
+        result: Result<Value, ToolError>,
+        took: Duration,
+    ) -> Result<Value, ToolError> {
+        let succeeded = result.is_ok();
+        let json = match &result {
+            Ok(value) => value.to_string(),
+            Err(error) => serde_json::to_string(error).unwrap_or_default(),
+        };
+        let shown = v1::ToolResult {
+            step_id: self.shared.step.step_id.clone(),
+            number: call.number,
+            name: call.name.clone(),
+            succeeded,
+            result: clip(json.clone()),
+            duration_micros: micros(took),
+        };
+        let completed = JournalCompleted {
+            name: call.name.clone(),
+            arguments_hash,
+            succeeded,
+            result: json,
+            duration_micros: micros(took),
+            clock_micros: Timestamp::now().as_microsecond(),
+        };
+        let clock = completed.clock_micros;
+        if let Err(error) = self.shared.journal.completed((self.script, call.number), completed).await {
+            return self.broken(Broken::Journal(error)).await;
+        }
+        self.tell("tool.result", call.number, Payload::ToolResult(shown)).await;
+        self.state().ended.push_back((call.number, clock));
+        self.ended(call.number, clock, succeeded, micros(took));
+        result
+    }
+
+    async fn diverged(&self, number: u32, before: &str, now: &str) -> Result<Value, ToolError> {
+        let with_arguments = |name: &str| if before == now { format!("{name} with other arguments") } else { name.to_owned() };
+        self.broken(Broken::Diverged { number, before: before.to_owned(), now: with_arguments(now) }).await
+    }
+
+    /// Notes how a call ended, and until when the script's clock goes on once it sees that.
+    fn ended(&self, number: u32, clock: i64, succeeded: bool, duration_micros: i64) {
+        let mut state = self.state();
+        if let Some(call) = state.uses.iter_mut().find(|call| call.number == number) {
+            call.end = Some(CallEnd { succeeded, duration_micros });
+        }
+        if let Some(ended) = state.ended.iter_mut().find(|ended| ended.0 == number) {
+            ended.1 = clock;
+        }
+    }
+
+    /// Tells those who watch. Whoever runs the script again tells the same under the same id, which is told once.
+    async fn tell(&self, kind: &str, number: u32, payload: Payload) {
+        let index = (u64::from(self.shared.delivery) << 32) | self.shared.index.fetch_add(1, Relaxed);
+        let event = v1::Event {
+            id: format!("{}:{}:{number}:{kind}", self.shared.step.step_id, self.script),
+            r#type: kind.to_owned(),
+            time: Some(timestamp(Timestamp::now())),
+            organization_id: self.shared.step.organization_id.clone(),
+            task_id: self.shared.step.task_id.clone(),
+            step: self.shared.step.number,
+            index,
+            payload: Some(payload),
+            ..v1::Event::default()
+        };
+        if let Err(error) = self.shared.progress.lock().await.send(&event).await {
+            tracing::warn!(%error, kind, "an event could not be told");
+        }
+    }
+}
+
+impl Host for ScriptHost<'_> {
+    fn declare(&self) -> &ToolTable {
+        self.shared.table
+    }
+
+    fn call<'a>(&'a self, call: HostCall) -> BoxFuture<'a, Result<Value, ToolError>> {
+        Box::pin(self.answer(call))
+    }
+
+    fn sleep<'a>(&'a self, number: u32, duration: Duration) -> BoxFuture<'a, ()> {
+        Box::pin(async move {
+            if let Some(Past::Completed { completed, .. }) = self.shared.journal.past((self.script, number)) {
+                if completed.name != TIMER {
+                    let () = self
+                        .broken(Broken::Diverged { number, before: completed.name.clone(), now: TIMER.to_owned() })
+                        .await;
+                }
+                self.ended(number, completed.clock_micros, true, completed.duration_micros);
+                return;
+            }
+            tokio::time::sleep(duration).await;
+            let clock = Timestamp::now().as_microsecond();
+            let completed = JournalCompleted {
+                name: TIMER.to_owned(),
+                succeeded: true,
+                duration_micros: micros(duration),
+                clock_micros: clock,
+                ..JournalCompleted::default()
+            };
+            if let Err(error) = self.shared.journal.completed((self.script, number), completed).await {
+                let () = self.broken(Broken::Journal(error)).await;
+            }
+            self.state().ended.push_back((number, clock));
+        })
+    }
+
+    /// The guest's clock stands still but for host calls: it shows when the last one ended that the script has seen. So it
+    /// shows the same when the script is run again.
+    fn now(&self) -> Timestamp {
+        Timestamp::from_microsecond(self.shared.clock.load(Relaxed)).unwrap_or(Timestamp::UNIX_EPOCH)
+    }
+
+    fn seed(&self) -> [u8; 32] {
+        let seed = Sha256::new().chain_update(&self.shared.journal.opened.seed).chain_update(self.script.to_be_bytes());
+        seed.finalize().into()
+    }
+
+    /// Concurrent calls end for the script in the order of the journal, now and when it is run again.
+    fn next_settled(&self, outstanding: &dyn Fn(u32) -> bool) -> Option<u32> {
+        self.state().ended.iter().map(|(number, _)| *number).find(|number| outstanding(*number))
+    }
+
+    fn settled(&self, number: u32) {
+        let mut state = self.state();
+        if let Some(position) = state.ended.iter().position(|ended| ended.0 == number)
+            && let Some((_, clock)) = state.ended.remove(position)
+        {
+            self.shared.clock.fetch_max(clock, Relaxed);
+        }
+    }
+}
+
+fn outcome_unknown(tool: &str) -> ToolError {
+    ToolError::new(
+        "OutcomeUnknown",
+        format!(
+            "the service stopped while {tool} was under way: it may or may not have happened, and was not repeated. Look at \
+             the state of things before you decide whether to do it again."
+        ),
+    )
+}
+
+/// A journaled result as the script got it.
+fn decode(completed: &JournalCompleted) -> Result<Value, ToolError> {
+    let unreadable = |error: serde_json::Error| {
+        ToolError::new("InternalError", format!("the journaled result of {} cannot be read: {error}", completed.name))
+    };
+    if completed.succeeded {
+        return serde_json::from_str(&completed.result).map_err(unreadable);
+    }
+    let error: Value = serde_json::from_str(&completed.result).map_err(unreadable)?;
+    let text = |key: &str| error[key].as_str().map(str::to_owned);
+    Err(ToolError {
+        name: text("name").unwrap_or_default(),
+        message: text("message").unwrap_or_default(),
+        code: text("code"),
+        details: error.get("details").cloned(),
+    })
+}
+
+fn micros(duration: Duration) -> i64 {
+    i64::try_from(duration.as_micros()).unwrap_or(i64::MAX)
+}
+
+/// At most [`SHOWN`] bytes, cut between characters.
+fn clip(mut text: String) -> String {
+    if text.len() > SHOWN {
+        text.truncate(text.floor_char_boundary(SHOWN));
+        text.push('…');
+    }
+    text
+}
+
+/// A time for protobuf.
+fn timestamp(time: Timestamp) -> prost_types::Timestamp {
+    prost_types::Timestamp { seconds: time.as_second(), nanos: time.subsec_nanosecond() }
+}

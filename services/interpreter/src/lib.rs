@@ -1,0 +1,216 @@
+//! The interpreter: runs JavaScript in Wasm, hosts the tools, confines files and commands.
+//!
+//! Commands come from JetStream, one for the scripts of one assistant message. Every host call is journaled, so that a
+//! script whose process died is continued by the next one and repeats no side effect (promises 2 and 3 in
+//! ARCHITECTURE.md). Nothing that matters lives here.
+
+pub mod command;
+mod execution;
+mod facts;
+mod host;
+mod journal;
+mod report;
+mod running;
+pub mod sandbox;
+pub mod tools;
+pub mod workspace;
+mod workspaces;
+
+use std::{path::PathBuf, sync::Arc, time::Duration};
+
+use anyhow::Context as _;
+use construct_bus::{Bus, ConnectOptions, ConsumeOptions, subject};
+use construct_runtime::{Common, Context, ServiceConfig, config};
+use futures::StreamExt as _;
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    command::{CommandPolicy, CommandSandbox, Confinement},
+    execution::Executor,
+    running::Running,
+    sandbox::{Engine, EngineConfig, Limits, Parameter, Tool, ToolTable},
+    tools::{Egress, HostPattern, Kind, Policy, Provider},
+    workspaces::Workspaces,
+};
+
+/// What can be set.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Config {
+    /// Executions at the same time; the rest waits in JetStream.
+    pub interpreter_concurrency: usize,
+    /// Directories that tasks may name as their workspace, with everything below them. Without any, a task can only
+    /// have a directory of its own below the data directory.
+    pub interpreter_workspace_roots: Vec<PathBuf>,
+    /// Hosts that scripts may fetch from: `example.com`, `*.example.com`.
+    pub interpreter_fetch_hosts: Vec<String>,
+    /// Whether commands may run without a sandbox where the machine offers none.
+    pub interpreter_allow_unconfined_commands: bool,
+    /// Where compiled code is kept; below the data directory when empty.
+    pub interpreter_cache_dir: PathBuf,
+    /// CPU time of one script.
+    #[serde(with = "config::duration")]
+    pub interpreter_cpu_limit: Duration,
+    /// Time from a script's start to its end.
+    #[serde(with = "config::duration")]
+    pub interpreter_wall_limit: Duration,
+    /// Memory of one script.
+    pub interpreter_memory_bytes: usize,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        let limits = Limits::default();
+        Self {
+            interpreter_concurrency: 64,
+            interpreter_workspace_roots: Vec::new(),
+            interpreter_fetch_hosts: Vec::new(),
+            interpreter_allow_unconfined_commands: false,
+            interpreter_cache_dir: PathBuf::new(),
+            interpreter_cpu_limit: limits.cpu,
+            interpreter_wall_limit: limits.wall,
+            interpreter_memory_bytes: limits.memory_bytes,
+        }
+    }
+}
+
+impl Config {
+    fn hosts(&self) -> Result<Vec<HostPattern>, config::Invalid> {
+        let parse = |host: &String| host.parse();
+        self.interpreter_fetch_hosts
+            .iter()
+            .map(parse)
+            .collect::<Result<_, tools::HostPatternError>>()
+            .map_err(|error| config::Invalid::new("interpreter_fetch_hosts", error.to_string()))
+    }
+}
+
+impl ServiceConfig for Config {
+    fn validate(&self, _: &Common) -> Result<(), config::Invalid> {
+        if self.interpreter_concurrency == 0 || self.interpreter_concurrency > 8000 {
+            return Err(config::Invalid::new("interpreter_concurrency", "must be between 1 and 8000"));
+        }
+        self.hosts().map(drop)
+    }
+}
+
+/// Starts the service; it runs until its lifecycle drains.
+pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
+    let common = context.common();
+    let lifecycle = context.lifecycle();
+    let nats = context.readiness().register("nats");
+
+    let engine = engine(&config, common).await?;
+    let sandbox = CommandSandbox::detect().await;
+    if sandbox.is_available() {
+        tracing::info!("{}", sandbox.describe());
+    } else if config.interpreter_allow_unconfined_commands {
+        tracing::warn!("{}; they run UNCONFINED, as the operator has allowed", sandbox.describe());
+    } else {
+        tracing::warn!("{}; commands are refused", sandbox.describe());
+    }
+    let confinement = if config.interpreter_allow_unconfined_commands {
+        Confinement::AllowUnconfined
+    } else {
+        Confinement::RequireSandbox
+    };
+    let policy =
+        Policy { commands: CommandPolicy { confinement, ..CommandPolicy::default() }, hosts: config.hosts()? };
+    let own = common.data_dir.join("workspaces");
+    let workspaces = Workspaces::new(&config.interpreter_workspace_roots, own, policy, Egress::new(&[])?, sandbox)
+        .context("a directory in CONSTRUCT_INTERPRETER_WORKSPACE_ROOTS cannot be used")?;
+
+    let bus = context
+        .connect_with_retry("nats", &nats, async || {
+            let options = ConnectOptions::new(context.instance_id()).blobs(common.blob_dir());
+            let bus = Bus::connect(common.nats_url.expose(), options).await?;
+            bus.ensure_topology().await?;
+            Ok::<_, anyhow::Error>(bus)
+        })
+        .await?;
+
+    let limits = Limits {
+        cpu: config.interpreter_cpu_limit,
+        wall: config.interpreter_wall_limit,
+        memory_bytes: config.interpreter_memory_bytes,
+        ..Limits::default()
+    };
+    let executor = Arc::new(Executor {
+        bus: bus.clone(),
+        engine,
+        table: tool_table(),
+        workspaces,
+        limits,
+        running: Running::default(),
+        draining: lifecycle.draining(),
+        patience: common.shutdown_grace.saturating_sub(Duration::from_secs(1)),
+    });
+
+    let mut cancels = bus.subscribe_cancel(subject::Service::Interpreter).await?;
+    let (stopping, stopped) = (Arc::clone(&executor), lifecycle.draining());
+    lifecycle.spawn("cancels", async move {
+        while let Some(cancel) = tokio::select! { next = cancels.next() => next, () = stopped.cancelled() => None } {
+            match cancel.step_id.parse() {
+                Ok(step) => stopping.running.stop(step, &cancel.reason),
+                Err(error) => tracing::warn!(%error, "a cancel names no step"),
+            }
+        }
+        Ok::<_, std::convert::Infallible>(())
+    });
+
+    let (describing, serving, stop) = (Arc::clone(&executor), bus.clone(), lifecycle.draining());
+    lifecycle.spawn("catalogue", async move {
+        let handler = move |request| {
+            let describing = Arc::clone(&describing);
+            Box::pin(async move { facts::catalogue(&describing.workspaces, request).await }) as futures::future::BoxFuture<'static, _>
+        };
+        serving.serve_tools(stop, handler).await
+    });
+
+    let options = ConsumeOptions::new(config.interpreter_concurrency, lifecycle.draining());
+    let jobs = lifecycle.clone();
+    lifecycle.spawn("executions", async move {
+        let mut consumer = bus.consume_code(&subject::Pool::code_default(), options);
+        while let Some(delivery) = consumer.next().await {
+            let executor = Arc::clone(&executor);
+            jobs.spawn_job("execution", async move { executor.execute(delivery).await });
+        }
+        Ok::<_, std::convert::Infallible>(())
+    });
+    Ok(())
+}
+
+/// Loads the sandbox; compiling it for the first time takes a second, in an unoptimised build half a minute.
+async fn engine(config: &Config, common: &Common) -> anyhow::Result<Engine> {
+    let cache = if config.interpreter_cache_dir.as_os_str().is_empty() {
+        common.cache_dir()
+    } else {
+        config.interpreter_cache_dir.clone()
+    };
+    let instances = u32::try_from(config.interpreter_concurrency)?;
+    let max_memory_bytes = config.interpreter_memory_bytes.max(EngineConfig::default().max_memory_bytes);
+    let engine =
+        tokio::task::spawn_blocking(move || Engine::new(&cache, EngineConfig { instances, max_memory_bytes })).await??;
+    Ok(engine)
+}
+
+/// The tools as the sandbox offers them to scripts.
+fn tool_table() -> ToolTable {
+    let tools: Vec<Tool> = tools::definitions()
+        .iter()
+        .filter(|tool| tool.provider == Provider::Host)
+        .map(|tool| Tool {
+            name: tool.name.to_owned(),
+            parameters: tool
+                .parameters
+                .iter()
+                .map(|parameter| Parameter {
+                    name: parameter.name.to_owned(),
+                    object: matches!(parameter.kind, Kind::Object(_) | Kind::TextMap | Kind::Any),
+                })
+                .collect(),
+            immediate: true,
+        })
+        .collect();
+    ToolTable::new(&tools)
+}

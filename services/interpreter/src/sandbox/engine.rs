@@ -1,0 +1,326 @@
+//! The engine: the compiled guest, the pool of instances and the epoch; and one run from start to end.
+
+use std::panic::AssertUnwindSafe;
+use std::path::{Path, PathBuf};
+use std::pin::pin;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::FutureExt as _;
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
+use wasmtime::{
+    Config, Enabled, InstanceAllocationStrategy, InstancePre, Linker, Module, ModuleExport, PoolingAllocationConfig,
+    Store, UpdateDeadline,
+};
+
+use super::cache;
+use super::drive::{Driver, lock};
+use super::host::Host;
+use super::imports::{self, State};
+use super::limits::Limits;
+use super::outcome::{Limit, Outcome, Status};
+use super::ticker::Ticker;
+
+/// What the stack of native code may use: 32 times the guest's limit on JavaScript, which the worst recursion needs.
+const WASM_STACK: usize = 8 << 20;
+/// Room for the host's own frames above it.
+const HOST_STACK: usize = 512 << 10;
+/// After the interruption at the CPU limit, how much longer the guest has to say where it was before it is stopped without.
+const INTERRUPT_GRACE: Duration = Duration::from_millis(50);
+
+/// How an [`Engine`] is set up.
+#[derive(Debug, Clone, PartialEq)]
+pub struct EngineConfig {
+    /// Runs at once; further ones wait for one to end. Each takes 4 GiB of address space (not of memory) and up to eight memory maps, of which
+    /// a process has 65,530 by default, so that 8,000 is a sensible maximum.
+    pub instances: u32,
+    /// The most that [`Limits::memory_bytes`] may ask for.
+    pub max_memory_bytes: usize,
+}
+
+impl Default for EngineConfig {
+    fn default() -> Self {
+        EngineConfig { instances: 1000, max_memory_bytes: 512 << 20 }
+    }
+}
+
+/// Why there is no engine.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The folder of compiled code can't be used.
+    #[error("the folder for compiled code {path} cannot be used")]
+    Cache {
+        /// The folder.
+        path: PathBuf,
+        /// What failed.
+        source: std::io::Error,
+    },
+    /// The folder of compiled code belongs to someone else or others may write to it, so that they could run code as this service.
+    #[error("the folder for compiled code {path} must belong to this user and be writable by nobody else")]
+    CacheNotPrivate {
+        /// The folder.
+        path: PathBuf,
+    },
+    /// The guest can't be compiled.
+    #[error("the sandbox's guest cannot be compiled")]
+    Compile(#[source] wasmtime::Error),
+    /// The pool can't be set up; most likely the machine doesn't have the address space.
+    #[error("the sandbox cannot be set up for {instances} instances")]
+    Setup {
+        /// How many instances were asked for.
+        instances: u32,
+        /// What failed.
+        #[source]
+        source: wasmtime::Error,
+    },
+    /// The guest and this service don't fit together.
+    #[error("the sandbox's guest does not fit: {0}")]
+    Guest(String),
+    /// No thread can be started.
+    #[error("the sandbox's clock cannot be started")]
+    Ticker(#[source] std::io::Error),
+}
+
+/// Runs scripts. One per process; runs share nothing but the compiled code.
+pub struct Engine {
+    instance: InstancePre<State>,
+    exports: Exports,
+    /// Where the guest looks whether it should stop, see `interrupt_flag` in the guest.
+    interrupt_flag: u32,
+    slots: Semaphore,
+    max_memory_bytes: usize,
+    ticker: Ticker,
+}
+
+/// Where the guest's exports are, so that a run needn't look them up by name.
+struct Exports {
+    memory: ModuleExport,
+    alloc: ModuleExport,
+    run: ModuleExport,
+}
+
+impl std::fmt::Debug for Engine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Engine").field("free_slots", &self.slots.available_permits()).finish_non_exhaustive()
+    }
+}
+
+impl Engine {
+    /// Loads the guest, compiling it first if `cache_dir` holds no code that fits. Blocks meanwhile: a second in a release
+    /// build, half a minute in a debug build, a few milliseconds when there is code.
+    pub fn new(cache_dir: &Path, config: EngineConfig) -> Result<Self, Error> {
+        let setup = |source| Error::Setup { instances: config.instances, source };
+        let engine = wasmtime::Engine::new(&wasmtime_config(&config)).map_err(setup)?;
+        let module = cache::load(&engine, cache_dir)?;
+        let mut linker = Linker::new(&engine);
+        imports::define(&mut linker).map_err(setup)?;
+        let instance = linker.instantiate_pre(&module).map_err(|error| Error::Guest(format!("{error:#}")))?;
+        let exports = Exports::of(&module)?;
+        // Nothing in this suspends: the epoch is never reached and no import that waits is called.
+        let flag = interrupt_flag(&engine, &instance).now_or_never();
+        let flag = flag.unwrap_or_else(|| Err(wasmtime::Error::msg("the guest suspends where it must not")));
+        let interrupt_flag = flag.map_err(|error| Error::Guest(format!("{error:#}")))?;
+        Ok(Engine {
+            instance,
+            exports,
+            interrupt_flag,
+            slots: Semaphore::new(config.instances as usize),
+            max_memory_bytes: config.max_memory_bytes,
+            ticker: Ticker::start(&engine).map_err(Error::Ticker)?,
+        })
+    }
+
+    /// Runs a script in a fresh instance. Waits for a free one if as many runs as allowed are under way.
+    ///
+    /// Ends within milliseconds after `cancel`, wherever the script is; futures of the host are dropped then.
+    pub async fn run(&self, script: &str, host: &dyn Host, limits: &Limits, cancel: CancellationToken) -> Outcome {
+        let state = State::new(limits, self.max_memory_bytes, self.interrupt_flag);
+        let slot = tokio::select! {
+            biased;
+            () = cancel.cancelled() => return state.outcome(Status::Cancelled),
+            slot = self.slots.acquire() => slot,
+        };
+        if slot.is_err() {
+            return state.outcome(Status::Internal("the sandbox is closed".to_owned()));
+        }
+        let _ticking = self.ticker.run();
+        let bridge = Arc::clone(&state.bridge);
+        let mut store = self.store(state);
+        let mut driver = Driver::new(host, Arc::clone(&bridge), limits);
+        let ended = {
+            let mut guest = pin!(self.execute(&mut store, host.declare().json(), script));
+            let driven = std::future::poll_fn(|cx| driver.poll(cx, guest.as_mut()));
+            tokio::select! {
+                biased;
+                ended = AssertUnwindSafe(driven).catch_unwind() => match ended {
+                    Ok(Ok(())) => Ended::Itself,
+                    Ok(Err(error)) => Ended::Trapped(error),
+                    Err(panic) => Ended::Panicked(panic_text(panic.as_ref())),
+                },
+                () = cancel.cancelled() => Ended::Cancelled,
+                () = tokio::time::sleep(limits.wall) => Ended::TimedOut,
+            }
+        };
+        let dropped = driver.dropped();
+        drop(driver);
+        let mut state = store.into_data();
+        state.note_dropped(&dropped);
+        let status = status(&mut state, ended, &dropped, limits);
+        state.outcome(status)
+    }
+
+    fn store(&self, state: State) -> Store<State> {
+        let mut store = Store::new(self.instance.module().engine(), state);
+        store.limiter(|state| &mut state.memory_limiter);
+        store.set_epoch_deadline(1);
+        store.epoch_deadline_callback(|mut store| {
+            let state = store.data_mut();
+            let cpu = lock(&state.bridge).meter.cpu();
+            if cpu > state.limits.cpu + INTERRUPT_GRACE {
+                state.stopped = Some(Limit::Cpu);
+                return Ok(UpdateDeadline::Interrupt);
+            }
+            if cpu > state.limits.cpu && state.stopped.is_none() {
+                state.stopped = Some(Limit::Cpu);
+                let (memory, flag) = (state.memory, state.interrupt_flag);
+                if let Some(memory) = memory {
+                    memory.write(&mut store, flag as usize, &1u32.to_le_bytes())?;
+                }
+            }
+            Ok(UpdateDeadline::Yield(1))
+        });
+        store
+    }
+
+    async fn execute(&self, store: &mut Store<State>, tools: &str, script: &str) -> wasmtime::Result<()> {
+        let instance = self.instance.instantiate_async(&mut *store).await?;
+        let fits = "Engine::new has looked at the exports";
+        let memory = instance
+            .get_module_export(&mut *store, &self.exports.memory)
+            .and_then(|export| export.into_memory())
+            .expect(fits);
+        let alloc = instance
+            .get_module_export(&mut *store, &self.exports.alloc)
+            .and_then(|export| export.into_func())
+            .expect(fits);
+        let run = instance
+            .get_module_export(&mut *store, &self.exports.run)
+            .and_then(|export| export.into_func())
+            .expect(fits);
+        let alloc = alloc.typed::<u32, u32>(&*store)?;
+        let run = run.typed::<(u32, u32, u32, u32), ()>(&*store)?;
+        store.data_mut().memory = Some(memory);
+
+        let size = tools.len() + script.len() + 1;
+        let input = match u32::try_from(size) {
+            Ok(size) => alloc.call_async(&mut *store, size).await?,
+            Err(_) => 0,
+        };
+        if input == 0 {
+            store.data_mut().memory_limiter.refused = true;
+            return Err(wasmtime::Error::msg("the script does not fit into the instance's memory"));
+        }
+        let end = input as usize + size;
+        let target = memory.data_mut(&mut *store).get_mut(input as usize..end);
+        let target = target.ok_or_else(|| wasmtime::Error::msg("the guest gave memory it does not have"))?;
+        target[..tools.len()].copy_from_slice(tools.as_bytes());
+        target[tools.len()..size - 1].copy_from_slice(script.as_bytes());
+        target[size - 1] = 0;
+        let memory_limit = store.data().memory_limiter.limit.min(u32::MAX as usize) as u32;
+        run.call_async(&mut *store, (input, tools.len() as u32, script.len() as u32, memory_limit)).await
+    }
+}
+
+impl Exports {
+    fn of(module: &Module) -> Result<Self, Error> {
+        let find =
+            |name: &str| module.get_export_index(name).ok_or_else(|| Error::Guest(format!("it has no export {name}")));
+        Ok(Exports { memory: find("memory")?, alloc: find("alloc")?, run: find("run")? })
+    }
+}
+
+pub(super) fn wasmtime_config(config: &EngineConfig) -> Config {
+    let mut pool = PoolingAllocationConfig::new();
+    pool.total_core_instances(config.instances)
+        .total_memories(config.instances)
+        .total_tables(config.instances)
+        .total_stacks(config.instances)
+        .max_memory_size(config.max_memory_bytes)
+        .table_elements(4096)
+        .max_core_instance_size(1 << 20)
+        .max_tables_per_module(1)
+        .max_unused_warm_slots(config.instances)
+        // What a short run touches stays mapped, which costs less than faulting it in again; PAGEMAP_SCAN (Linux 6.7) finds what must be reset.
+        .linear_memory_keep_resident(512 << 10)
+        .table_keep_resident(8 << 10)
+        .async_stack_keep_resident(64 << 10)
+        .pagemap_scan(Enabled::Auto);
+    let mut wasmtime = Config::new();
+    wasmtime
+        .epoch_interruption(true)
+        .memory_init_cow(true)
+        // With all of the address space of 32 bits reserved, accesses need no bounds checks.
+        .memory_reservation(4 << 30)
+        .memory_guard_size(32 << 20)
+        .max_wasm_stack(WASM_STACK)
+        .async_stack_size(WASM_STACK + HOST_STACK)
+        .async_stack_zeroing(true)
+        .gc_support(false)
+        .allocation_strategy(InstanceAllocationStrategy::Pooling(pool));
+    wasmtime
+}
+
+/// Asks the guest where its flag is; the address is the same in every instance.
+async fn interrupt_flag(engine: &wasmtime::Engine, instance: &InstancePre<State>) -> wasmtime::Result<u32> {
+    let mut store = Store::new(engine, State::new(&Limits::default(), usize::MAX, 0));
+    store.limiter(|state| &mut state.memory_limiter);
+    store.set_epoch_deadline(u64::MAX / 2);
+    let instance = instance.instantiate_async(&mut store).await?;
+    let flag = instance.get_typed_func::<(), u32>(&mut store, "interrupt_flag")?;
+    flag.call_async(&mut store, ()).await
+}
+
+/// How the driving of a run ended.
+enum Ended {
+    /// The guest returned, having said how the script ended.
+    Itself,
+    Trapped(wasmtime::Error),
+    Panicked(String),
+    Cancelled,
+    TimedOut,
+}
+
+fn panic_text(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
+    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "a panic".to_owned())
+}
+
+fn status(state: &mut State, ended: Ended, waiting_for: &[String], limits: &Limits) -> Status {
+    let error = match ended {
+        Ended::Itself => return state.finished(),
+        Ended::Cancelled => return Status::Cancelled,
+        Ended::TimedOut => {
+            let waiting = if waiting_for.is_empty() {
+                String::new()
+            } else {
+                format!(" It was waiting for: {}.", waiting_for.join(", "))
+            };
+            return Status::LimitExceeded {
+                limit: Limit::Wall,
+                message: format!("the script ran for longer than {:?} and was stopped.{waiting}", limits.wall),
+                stack: String::new(),
+            };
+        }
+        Ended::Panicked(text) => return Status::Internal(format!("panic in the sandbox: {text}")),
+        Ended::Trapped(error) => error,
+    };
+    if let Some(limit) = state.stopped {
+        return state.exceeded(limit, String::new());
+    }
+    match error.downcast_ref::<wasmtime::Trap>() {
+        Some(wasmtime::Trap::StackOverflow) => state.exceeded(Limit::Stack, String::new()),
+        _ if state.memory_limiter.refused => state.exceeded(Limit::Memory, String::new()),
+        _ => Status::Internal(format!("{error:#}")),
+    }
+}

@@ -1,0 +1,390 @@
+//! The host's side of the guest's imports, and what a run gathers.
+
+use std::sync::{Arc, Mutex};
+
+use serde::Deserialize;
+use wasmtime::{Caller, Error, Linker, Memory, ResourceLimiter, Result};
+
+use super::drive::{Answer, Ask, Bridge, ask, lock};
+use super::host::HostCall;
+use super::limits::Limits;
+use super::outcome::{Limit, Outcome, Status, Value};
+
+/// More of a description of an uncaught error, or of a note, is cut off; the guest itself keeps below.
+const MAX_DESCRIPTION: usize = 256 << 10;
+/// More notes are dropped.
+const MAX_NOTES: usize = 32;
+/// The name under which timers pass through the imports for calls.
+const SLEEP: &str = "__sleep";
+
+/// The data of a run's store.
+pub(super) struct State {
+    pub(super) bridge: Arc<Mutex<Bridge>>,
+    pub(super) limits: Limits,
+    pub(super) memory: Option<Memory>,
+    pub(super) memory_limiter: MemoryLimiter,
+    pub(super) interrupt_flag: u32,
+    /// The limit that the host is stopping, or has stopped, the guest for.
+    pub(super) stopped: Option<Limit>,
+    /// The reply that was announced and not yet fetched.
+    reply: Vec<u8>,
+    output: Vec<u8>,
+    output_dropped: u64,
+    notes: Vec<String>,
+    host_calls: u32,
+    ending: Option<(u32, Vec<u8>)>,
+    /// The size of a value that is too large.
+    oversized: Option<usize>,
+}
+
+/// Bounds the instance's memory.
+pub(super) struct MemoryLimiter {
+    /// In bytes.
+    pub(super) limit: usize,
+    /// Whether the guest has asked for more.
+    pub(super) refused: bool,
+}
+
+impl ResourceLimiter for MemoryLimiter {
+    fn memory_growing(&mut self, _current: usize, desired: usize, _maximum: Option<usize>) -> Result<bool> {
+        let allowed = desired <= self.limit;
+        self.refused |= !allowed;
+        Ok(allowed)
+    }
+
+    fn table_growing(&mut self, _current: usize, desired: usize, _maximum: Option<usize>) -> Result<bool> {
+        Ok(desired <= 4096)
+    }
+}
+
+impl State {
+    pub(super) fn new(limits: &Limits, max_memory_bytes: usize, interrupt_flag: u32) -> Self {
+        State {
+            bridge: Arc::default(),
+            limits: limits.clone(),
+            memory: None,
+            memory_limiter: MemoryLimiter { limit: limits.memory_bytes.min(max_memory_bytes), refused: false },
+            interrupt_flag,
+            stopped: None,
+            reply: Vec::new(),
+            output: Vec::new(),
+            output_dropped: 0,
+            notes: Vec::new(),
+            host_calls: 0,
+            ending: None,
+            oversized: None,
+        }
+    }
+
+    /// Notes the calls and timers that were under way when the run ended.
+    pub(super) fn note_dropped(&mut self, dropped: &[String]) {
+        if self.ending.is_none() || dropped.is_empty() {
+            return;
+        }
+        let shown = dropped.iter().take(5).map(String::as_str).collect::<Vec<_>>().join(", ");
+        let more = if dropped.len() > 5 { ", …" } else { "" };
+        self.notes.push(format!(
+            "{} calls or timers had not ended when the script ended, and were cancelled ({shown}{more}); await what must be done",
+            dropped.len()
+        ));
+    }
+
+    /// How the script ended, as the guest has said.
+    pub(super) fn finished(&mut self) -> Status {
+        let Some((kind, text)) = self.ending.take() else {
+            return Status::Internal("the guest returned without saying how the script ended".to_owned());
+        };
+        if let Some(size) = self.oversized {
+            return Status::LimitExceeded {
+                limit: Limit::Result,
+                message: format!(
+                    "the script's value is {size} bytes, more than the {} allowed. Return less: a count, a part or a summary; or write it to a file.",
+                    self.limits.result_bytes
+                ),
+                stack: String::new(),
+            };
+        }
+        let text =
+            String::from_utf8(text).unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned());
+        match kind {
+            0 => Status::Completed { value: Value::Json(text) },
+            1 => Status::Completed { value: Value::Text(text) },
+            2 => Status::Completed { value: Value::Undefined },
+            3 => match serde_json::from_str::<Thrown>(&text) {
+                Ok(thrown) => thrown.into(),
+                Err(error) => {
+                    Status::Internal(format!("the guest described an exception in a way that cannot be read: {error}"))
+                }
+            },
+            4 | 5 => {
+                let stack = serde_json::from_str::<Thrown>(&text).map(|thrown| thrown.stack).unwrap_or_default();
+                match kind {
+                    4 => self.exceeded(Limit::Memory, stack),
+                    _ => self.exceeded(self.stopped.unwrap_or(Limit::Cpu), interrupted_stack(&stack)),
+                }
+            }
+            other => Status::Internal(format!("the guest ended in an unknown way: {other}")),
+        }
+    }
+
+    /// The status of a run that has exceeded a limit.
+    pub(super) fn exceeded(&self, limit: Limit, stack: String) -> Status {
+        let message = match limit {
+            Limit::Cpu => format!(
+                "the script used more than {:?} of CPU time and was stopped (waiting for tools is not counted). Look for an endless loop, or do less work in one script.",
+                self.limits.cpu
+            ),
+            Limit::Memory => format!(
+                "the script used more than its {} MiB of memory. Process less data at once; keep large results in files.",
+                self.memory_limiter.limit >> 20
+            ),
+            Limit::HostCalls => format!(
+                "the script made more than {} tool calls and timers, and was stopped. Do the work in fewer, larger calls, or in several scripts.",
+                self.limits.host_calls
+            ),
+            Limit::Stack => {
+                "the script nested calls or data too deeply. Use a loop instead of recursion, or flatter data."
+                    .to_owned()
+            }
+            Limit::Wall | Limit::Result => "the script exceeded a limit".to_owned(),
+        };
+        Status::LimitExceeded { limit, message, stack }
+    }
+
+    /// What the run leaves.
+    pub(super) fn outcome(self, status: Status) -> Outcome {
+        let cpu = lock(&self.bridge).meter.cpu();
+        let output = String::from_utf8(self.output)
+            .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned());
+        let (output_dropped, notes, host_calls) = (self.output_dropped, self.notes, self.host_calls);
+        Outcome { status, output, output_dropped, notes, host_calls, cpu }
+    }
+
+    fn print(&mut self, text: &[u8]) {
+        let room = self.limits.output_bytes.saturating_sub(self.output.len());
+        if text.len() < room && self.output_dropped == 0 {
+            self.output.extend_from_slice(text);
+            self.output.push(b'\n');
+            return;
+        }
+        // Once something was dropped, nothing later is kept: output with a hole in it would mislead.
+        let kept = if self.output_dropped == 0 { floor_char_boundary(text, room) } else { 0 };
+        self.output.extend_from_slice(&text[..kept]);
+        self.output_dropped += (text.len() + 1 - kept) as u64;
+    }
+
+    /// Counts a call; `Err` ends the run.
+    fn count_call(&mut self) -> Result<()> {
+        if self.host_calls >= self.limits.host_calls {
+            self.stopped = Some(Limit::HostCalls);
+            return Err(Error::msg("more host calls than allowed"));
+        }
+        self.host_calls += 1;
+        Ok(())
+    }
+}
+
+/// The stack of an interruption. QuickJS notes a position only where a function calls or may throw, so that of the innermost frame, which
+/// was interrupted somewhere else, would point to the wrong line.
+fn interrupted_stack(stack: &str) -> String {
+    let (first, rest) = stack.split_once('\n').map_or((stack, None), |(first, rest)| (first, Some(rest)));
+    let first = match (first.find("(script.js:"), first.ends_with(')')) {
+        (Some(at), true) => format!("{}(script.js)", &first[..at]),
+        _ => first.to_owned(),
+    };
+    rest.map_or(first.clone(), |rest| format!("{first}\n{rest}"))
+}
+
+/// The longest beginning of at most `len` bytes that doesn't cut a character.
+fn floor_char_boundary(text: &[u8], len: usize) -> usize {
+    if len >= text.len() {
+        return text.len();
+    }
+    (0..=len).rev().take(4).find(|&end| text[end] & 0xC0 != 0x80).unwrap_or(len)
+}
+
+/// The guest's description of an exception, see `describe` in its `prelude/format.js`.
+#[derive(Deserialize)]
+struct Thrown {
+    name: String,
+    message: String,
+    stack: String,
+    code: Option<String>,
+    details: Option<serde_json::Value>,
+}
+
+impl From<Thrown> for Status {
+    fn from(Thrown { name, message, stack, code, details }: Thrown) -> Self {
+        Status::Threw { name, message, stack, code, details }
+    }
+}
+
+/// Defines the imports. Their meaning is documented in the guest's `host.rs`.
+pub(super) fn define(linker: &mut Linker<State>) -> Result<()> {
+    linker.func_wrap_async(
+        "host",
+        "call",
+        |mut caller: Caller<'_, State>, (number, name, name_len, args, args_len): (u32, u32, u32, u32, u32)| {
+            Box::new(async move {
+                caller.data_mut().count_call()?;
+                let request = match request(&caller, number, (name, name_len), (args, args_len))? {
+                    Ok(call) => Ask::Call(call),
+                    Err(refused) => Ask::Refused(refused),
+                };
+                let bridge = Arc::clone(&caller.data().bridge);
+                match ask(&bridge, request).await {
+                    Answer::Result { succeeded, json, .. } => {
+                        let len = json.len() as i64;
+                        caller.data_mut().reply = json;
+                        Ok(if succeeded { len } else { -1 - len })
+                    }
+                    other => Err(mismatch(&other)),
+                }
+            })
+        },
+    )?;
+    linker.func_wrap(
+        "host",
+        "start",
+        |mut caller: Caller<'_, State>,
+         number: u32,
+         name: u32,
+         name_len: u32,
+         args: u32,
+         args_len: u32|
+         -> Result<()> {
+            caller.data_mut().count_call()?;
+            let call = request(&caller, number, (name, name_len), (args, args_len))?;
+            lock(&caller.data().bridge).started.push(call.map_err(|refused| (number, refused)));
+            Ok(())
+        },
+    )?;
+    linker.func_wrap("host", "cancel", |caller: Caller<'_, State>, number: u32| {
+        lock(&caller.data().bridge).cancelled.push(number);
+    })?;
+    linker.func_wrap_async(
+        "host",
+        "wait_any",
+        |mut caller: Caller<'_, State>, (number_at, succeeded_at): (u32, u32)| {
+            Box::new(async move {
+                let bridge = Arc::clone(&caller.data().bridge);
+                match ask(&bridge, Ask::Any).await {
+                    Answer::Result { number, succeeded, json } => {
+                        write(&mut caller, number_at, &number.to_le_bytes())?;
+                        write(&mut caller, succeeded_at, &u32::from(succeeded).to_le_bytes())?;
+                        let len = json.len() as i64;
+                        caller.data_mut().reply = json;
+                        Ok(len)
+                    }
+                    Answer::Nothing => Ok(-1),
+                    other => Err(mismatch(&other)),
+                }
+            })
+        },
+    )?;
+    linker.func_wrap("host", "take", |mut caller: Caller<'_, State>, buffer: u32| -> Result<()> {
+        let reply = std::mem::take(&mut caller.data_mut().reply);
+        write(&mut caller, buffer, &reply)
+    })?;
+    linker.func_wrap("host", "log", |mut caller: Caller<'_, State>, text: u32, len: u32| -> Result<()> {
+        let (text, state) = read_with_state(&mut caller, text, len)?;
+        state.print(text);
+        Ok(())
+    })?;
+    linker.func_wrap("host", "note", |mut caller: Caller<'_, State>, text: u32, len: u32| -> Result<()> {
+        let (text, state) = read_with_state(&mut caller, text, len)?;
+        if state.notes.len() < MAX_NOTES {
+            let text = &text[..floor_char_boundary(text, MAX_DESCRIPTION)];
+            state.notes.push(String::from_utf8_lossy(text).into_owned());
+        }
+        Ok(())
+    })?;
+    linker.func_wrap(
+        "host",
+        "finish",
+        |mut caller: Caller<'_, State>, kind: u32, text: u32, len: u32| -> Result<()> {
+            let (text, state) = read_with_state(&mut caller, text, len)?;
+            let limit = if kind <= 2 { state.limits.result_bytes } else { MAX_DESCRIPTION };
+            if text.len() <= limit {
+                state.ending = Some((kind, text.to_vec()));
+            } else {
+                state.ending = Some((kind, Vec::new()));
+                state.oversized = Some(text.len());
+            }
+            Ok(())
+        },
+    )?;
+    linker.func_wrap_async("host", "seed", |mut caller: Caller<'_, State>, (buffer,): (u32,)| {
+        Box::new(async move {
+            let bridge = Arc::clone(&caller.data().bridge);
+            match ask(&bridge, Ask::Seed).await {
+                Answer::Seed(seed) => write(&mut caller, buffer, &seed),
+                other => Err(mismatch(&other)),
+            }
+        })
+    })?;
+    linker.func_wrap_async("env", "__rquickjs_host_now_us", |caller: Caller<'_, State>, (): ()| {
+        Box::new(async move {
+            let bridge = Arc::clone(&caller.data().bridge);
+            match ask(&bridge, Ask::Now).await {
+                Answer::Now(now) => Ok(now.as_microsecond() as f64),
+                other => Err(mismatch(&other)),
+            }
+        })
+    })?;
+    Ok(())
+}
+
+/// What the guest asks for, or the error the script gets instead: (its name, its message).
+type Request = std::result::Result<Requested, (&'static str, String)>;
+
+/// A call or a timer.
+pub(super) enum Requested {
+    Call(HostCall),
+    Sleep { number: u32, milliseconds: u64 },
+}
+
+fn request(caller: &Caller<'_, State>, number: u32, name: (u32, u32), args: (u32, u32)) -> Result<Request> {
+    let name = str::from_utf8(read(caller, name.0, name.1)?)?;
+    let limit = caller.data().limits.call_bytes;
+    if args.1 as usize > limit {
+        let message = format!("the arguments of {name} are {} bytes, more than the {limit} allowed", args.1);
+        return Ok(Err(("RangeError", message)));
+    }
+    let args: serde_json::Value = match serde_json::from_slice(read(caller, args.0, args.1)?) {
+        Ok(args) => args,
+        Err(error) => return Ok(Err(("TypeError", format!("the arguments of {name} cannot be read: {error}")))),
+    };
+    if name == SLEEP {
+        let milliseconds = args.get("ms").and_then(serde_json::Value::as_u64).unwrap_or_default();
+        return Ok(Ok(Requested::Sleep { number, milliseconds }));
+    }
+    Ok(Ok(Requested::Call(HostCall { number, name: name.to_owned(), args })))
+}
+
+fn memory(caller: &Caller<'_, State>) -> Result<Memory> {
+    caller.data().memory.ok_or_else(|| Error::msg("the guest calls the host before it runs"))
+}
+
+fn outside() -> Error {
+    Error::msg("the guest points outside of its memory")
+}
+
+fn read<'a>(caller: &'a Caller<'_, State>, at: u32, len: u32) -> Result<&'a [u8]> {
+    let at = at as usize;
+    memory(caller)?.data(caller).get(at..at + len as usize).ok_or_else(outside)
+}
+
+fn read_with_state<'a>(caller: &'a mut Caller<'_, State>, at: u32, len: u32) -> Result<(&'a [u8], &'a mut State)> {
+    let at = at as usize;
+    let (data, state) = memory(caller)?.data_and_store_mut(caller);
+    Ok((data.get(at..at + len as usize).ok_or_else(outside)?, state))
+}
+
+fn write(caller: &mut Caller<'_, State>, at: u32, bytes: &[u8]) -> Result<()> {
+    memory(caller)?.write(caller, at as usize, bytes).map_err(|_| outside())
+}
+
+fn mismatch(answer: &Answer) -> Error {
+    Error::msg(format!("the answer {answer:?} does not fit the question"))
+}

@@ -1,0 +1,180 @@
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::time::{Duration, Instant};
+
+use futures::future::BoxFuture;
+use serde_json::{Value as Json, json};
+use tokio::sync::{Barrier, Notify};
+use tokio_util::sync::CancellationToken;
+
+use super::*;
+
+mod calls;
+mod limits;
+mod values;
+mod web;
+
+/// One engine for all tests; its compiled code is kept beside the build's other artefacts.
+fn engine() -> &'static Engine {
+    static ENGINE: OnceLock<Engine> = OnceLock::new();
+    ENGINE
+        .get_or_init(|| Engine::new(&cache_dir(), EngineConfig { instances: 256, ..EngineConfig::default() }).unwrap())
+}
+
+fn cache_dir() -> PathBuf {
+    let executable = std::env::current_exe().unwrap();
+    executable.ancestors().nth(3).unwrap().join("tmp").join("sandbox-cache")
+}
+
+/// A host with a few tools, a fixed clock and a chosen seed, that remembers what it was asked.
+struct TestHost {
+    tools: ToolTable,
+    seed: [u8; 32],
+    calls: Mutex<Vec<HostCall>>,
+    barrier: Barrier,
+    /// `hang` tells here that it is waiting.
+    hanging: Notify,
+    /// Counts the futures of `hang` that were dropped.
+    dropped: Arc<AtomicU32>,
+    order: Mutex<Vec<u32>>,
+    settled: Mutex<Vec<u32>>,
+}
+
+impl TestHost {
+    fn new() -> Self {
+        let tool = |name: &str, parameters: &[&str], immediate| Tool {
+            name: name.to_owned(),
+            parameters: parameters
+                .iter()
+                .map(|name| Parameter { name: name.trim_start_matches('*').to_owned(), object: name.starts_with('*') })
+                .collect(),
+            immediate,
+        };
+        TestHost {
+            tools: ToolTable::new(&[
+                tool("echo", &["text", "first", "last"], true),
+                tool("configure", &["*options", "name"], true),
+                tool("run", &["command", "*options"], true),
+                tool("fail", &["name"], true),
+                tool("meet", &[], true),
+                tool("hang", &[], true),
+                tool("later", &["ms"], false),
+                tool("large", &["bytes"], true),
+                tool("panics", &[], true),
+            ]),
+            seed: [7; 32],
+            calls: Mutex::default(),
+            barrier: Barrier::new(3),
+            hanging: Notify::new(),
+            dropped: Arc::default(),
+            order: Mutex::default(),
+            settled: Mutex::default(),
+        }
+    }
+
+    fn calls(&self) -> Vec<(u32, String, Json)> {
+        self.calls.lock().unwrap().iter().map(|call| (call.number, call.name.clone(), call.args.clone())).collect()
+    }
+
+    async fn answer(&self, call: HostCall) -> Result<Json, ToolError> {
+        match call.name.as_str() {
+            "fail" => Err(ToolError {
+                name: call.args["name"].as_str().unwrap_or("FileNotFound").to_owned(),
+                message: "there is no a.txt".to_owned(),
+                code: Some("ENOENT".to_owned()),
+                details: Some(json!({"near": ["b.txt"]})),
+            }),
+            "meet" => {
+                self.barrier.wait().await;
+                Ok(json!("met"))
+            }
+            "hang" => {
+                let _dropped = CountDrop(Arc::clone(&self.dropped));
+                self.hanging.notify_one();
+                std::future::pending().await
+            }
+            "later" => {
+                let ms = call.args["ms"].as_u64().unwrap_or_default();
+                tokio::time::sleep(Duration::from_millis(ms)).await;
+                Ok(json!(ms))
+            }
+            "large" => Ok(json!("x".repeat(call.args["bytes"].as_u64().unwrap() as usize))),
+            "panics" => panic!("the host's fault"),
+            _ => Ok(call.args),
+        }
+    }
+}
+
+struct CountDrop(Arc<AtomicU32>);
+
+impl Drop for CountDrop {
+    fn drop(&mut self) {
+        self.0.fetch_add(1, Ordering::SeqCst);
+    }
+}
+
+impl Host for TestHost {
+    fn declare(&self) -> &ToolTable {
+        &self.tools
+    }
+
+    fn call<'a>(&'a self, call: HostCall) -> BoxFuture<'a, Result<Json, ToolError>> {
+        self.calls.lock().unwrap().push(call.clone());
+        Box::pin(self.answer(call))
+    }
+
+    fn now(&self) -> jiff::Timestamp {
+        "2026-03-04T05:06:07.089Z".parse().unwrap()
+    }
+
+    fn seed(&self) -> [u8; 32] {
+        self.seed
+    }
+
+    fn next_settled(&self, outstanding: &dyn Fn(u32) -> bool) -> Option<u32> {
+        self.order.lock().unwrap().iter().copied().find(|number| outstanding(*number))
+    }
+
+    fn settled(&self, number: u32) {
+        self.order.lock().unwrap().retain(|next| *next != number);
+        self.settled.lock().unwrap().push(number);
+    }
+}
+
+fn test_limits() -> Limits {
+    Limits { cpu: Duration::from_secs(10), wall: Duration::from_secs(20), ..Limits::default() }
+}
+
+async fn run_on(host: &TestHost, script: &str) -> Outcome {
+    engine().run(script, host, &test_limits(), CancellationToken::new()).await
+}
+
+async fn run(script: &str) -> Outcome {
+    run_on(&TestHost::new(), script).await
+}
+
+/// The value of a script that must complete, as a reader sees it.
+async fn value(script: &str) -> String {
+    let outcome = run(script).await;
+    match &outcome.status {
+        Status::Completed { value } => value.display().into_owned(),
+        other => panic!("{script}\n{other:?}\n{}", outcome.output),
+    }
+}
+
+/// Name, message and stack of a script that must throw.
+async fn thrown(script: &str) -> (String, String, String) {
+    match run(script).await.status {
+        Status::Threw { name, message, stack, .. } => (name, message, stack),
+        other => panic!("{script}\n{other:?}"),
+    }
+}
+
+#[track_caller]
+fn exceeded(outcome: &Outcome) -> (Limit, &str) {
+    match &outcome.status {
+        Status::LimitExceeded { limit, message, .. } => (*limit, message),
+        other => panic!("{other:?}"),
+    }
+}

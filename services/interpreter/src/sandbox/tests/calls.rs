@@ -1,0 +1,293 @@
+//! Tool calls, concurrency, timers, cancellation.
+
+use super::*;
+
+#[tokio::test]
+async fn arguments_go_by_position_by_name_or_both() {
+    for (call, expected) in [
+        ("echo('a', 1, 20)", json!({"text": "a", "first": 1, "last": 20})),
+        ("echo({text: 'a', last: 3})", json!({"text": "a", "last": 3})),
+        ("echo('a', {last: 3})", json!({"text": "a", "last": 3})),
+        ("echo('a', undefined, 3)", json!({"text": "a", "last": 3})),
+        ("echo()", json!({})),
+        ("echo({})", json!({})),
+        ("echo('a', undefined)", json!({"text": "a"})),
+        ("echo([1, 2])", json!({"text": [1, 2]})),
+        ("echo({unknown: 1})", json!({"unknown": 1})),
+        ("run('ls', {cwd: 'x'})", json!({"command": "ls", "options": {"cwd": "x"}})),
+        ("run({command: 'ls', options: {}})", json!({"command": "ls", "options": {}})),
+        ("configure({depth: 1})", json!({"options": {"depth": 1}})),
+        ("configure({options: {depth: 1}})", json!({"options": {"depth": 1}})),
+        ("configure({options: {depth: 1}, other: 2})", json!({"options": {"options": {"depth": 1}, "other": 2}})),
+        ("configure({depth: 1}, 'n')", json!({"options": {"depth": 1}, "name": "n"})),
+        ("configure({depth: 1}, {name: 'n'})", json!({"options": {"depth": 1}, "name": "n"})),
+    ] {
+        assert_eq!(value(call).await, expected.to_string(), "{call}");
+        assert_eq!(value(&format!("await tools.{call}")).await, expected.to_string(), "tools.{call}");
+    }
+    let (name, message, _) = thrown("echo(1, 2, 3, 4)").await;
+    assert_eq!(name, "TypeError");
+    assert_eq!(message, "echo takes at most 3 arguments (text, first, last), but 4 were given");
+    let (_, message, _) = thrown("echo('a', {text: 'b'})").await;
+    assert_eq!(message, "echo: text is given twice, by position and by name");
+}
+
+#[tokio::test]
+async fn a_tools_error_is_an_error_with_its_properties() {
+    let script =
+        "try { fail() } catch (e) { [e instanceof Error, e.name, e.message, e.code, e.details, Object.keys(e)] }";
+    let expected = r#"[true,"FileNotFound","there is no a.txt","ENOENT",{"near":["b.txt"]},[]]"#;
+    assert_eq!(value(script).await, expected);
+    assert_eq!(value(&script.replace("fail()", "await tools.fail()")).await, expected);
+    assert_eq!(value("try { fail('RangeError') } catch (e) { e instanceof RangeError }").await, "true");
+    for script in ["let a = 1;\n\nfail()", "let a = 1;\n\nawait tools.fail()"] {
+        let Status::Threw { name, message, stack, code, details } = run(script).await.status else { panic!() };
+        assert_eq!((name.as_str(), message.as_str()), ("FileNotFound", "there is no a.txt"));
+        assert_eq!((code.as_deref(), details), (Some("ENOENT"), Some(json!({"near": ["b.txt"]}))));
+        assert!(stack.contains("script.js:3:"), "{script}: {stack}");
+    }
+}
+
+#[tokio::test]
+async fn calls_through_tools_run_concurrently() {
+    // Each of the three waits for the other two.
+    assert_eq!(value("await Promise.all([tools.meet(), tools.meet(), tools.meet()])").await, r#"["met","met","met"]"#);
+    // They go on while the script stands in an immediate call.
+    assert_eq!(value("const a = tools.meet(), b = tools.meet(); meet(); [await a, await b]").await, r#"["met","met"]"#);
+    // A tool that isn't immediate gives a promise under its own name too, and awaiting an immediate one is fine.
+    assert_eq!(
+        value("[later(1) instanceof Promise, await later(2), await echo('x')]").await,
+        r#"[true,2,{"text":"x"}]"#
+    );
+    assert_eq!(
+        value("(await Promise.allSettled([tools.fail(), tools.echo(1)])).map(r => r.status)").await,
+        r#"["rejected","fulfilled"]"#
+    );
+    assert_eq!(value("await Promise.race([tools.hang(), tools.later(1)])").await, "1");
+}
+
+#[tokio::test]
+async fn more_concurrent_calls_than_the_host_takes_wait_in_order() {
+    let host = TestHost::new();
+    let outcome = run_on(&host, "(await Promise.all(Array.from({length: 500}, (_, i) => tools.echo(i)))).length").await;
+    assert_eq!(outcome.status, Status::Completed { value: Value::Json("500".to_owned()) });
+    let numbers: Vec<_> = host.calls().iter().map(|call| call.0).collect();
+    assert_eq!(numbers, (1..=500).collect::<Vec<_>>());
+}
+
+#[tokio::test]
+async fn calls_are_numbered_when_the_script_makes_them() {
+    let script = "const a = tools.later(20), b = tools.echo('b'); echo('c'); setTimeout(() => {}, 1); await tools.echo('d'); await a; await b";
+    let mut seen = Vec::new();
+    for _ in 0..5 {
+        let host = TestHost::new();
+        run_on(&host, script).await;
+        seen.push(host.calls().into_iter().map(|(number, _, args)| (number, args)).collect::<Vec<_>>());
+    }
+    for calls in &mut seen {
+        calls.sort_by_key(|call| call.0);
+    }
+    let expected =
+        vec![(1, json!({"ms": 20})), (2, json!({"text": "b"})), (3, json!({"text": "c"})), (5, json!({"text": "d"}))];
+    assert_eq!(seen, vec![expected; 5]);
+}
+
+#[tokio::test]
+async fn the_host_can_say_in_which_order_calls_end() {
+    let script =
+        "const order = []; await Promise.all([1, 2, 3].map(i => tools.echo(i).then(() => order.push(i)))); order";
+    assert_eq!(value(script).await, "[1,2,3]");
+    let host = TestHost::new();
+    *host.order.lock().unwrap() = vec![3, 1, 2];
+    assert_eq!(run_on(&host, script).await.status, Status::Completed { value: Value::Json("[3,1,2]".to_owned()) });
+    assert_eq!(*host.settled.lock().unwrap(), [3, 1, 2]);
+}
+
+#[tokio::test]
+async fn calls_nobody_waited_for_are_dropped_and_noted() {
+    let host = TestHost::new();
+    let outcome = run_on(&host, "const p = tools.hang(); setTimeout(() => {}, 100000); await later(1); 'end'").await;
+    assert_eq!(outcome.status, Status::Completed { value: Value::Json("\"end\"".to_owned()) });
+    assert_eq!(host.dropped.load(Ordering::SeqCst), 1);
+    assert_eq!(outcome.notes.len(), 1);
+    assert!(outcome.notes[0].starts_with("2 calls or timers had not ended"), "{:?}", outcome.notes);
+    assert!(outcome.notes[0].contains("(hang, timer)"), "{:?}", outcome.notes);
+    assert_eq!(run("setTimeout(() => {}, 1000); clearTimeout(1); 1").await.notes, Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn errors_nobody_handled_are_noted() {
+    let outcome =
+        run("Promise.reject(new RangeError('lost')); (async () => { await null; fail() })(); await later(1); 'end'")
+            .await;
+    assert_eq!(outcome.status, Status::Completed { value: Value::Json("\"end\"".to_owned()) });
+    assert_eq!(outcome.notes.len(), 2, "{:?}", outcome.notes);
+    assert!(outcome.notes[0].contains("RangeError: lost\n    at"), "{:?}", outcome.notes);
+    assert!(outcome.notes[1].contains("FileNotFound: there is no a.txt"), "{:?}", outcome.notes);
+    let outcome = run("setTimeout(() => { throw new Error('in a timer') }, 1); await later(20)").await;
+    assert!(outcome.notes[0].contains("Error: in a timer"), "{:?}", outcome.notes);
+    // The error the run ends with is told once.
+    for script in [
+        "await Promise.reject(new Error('x'))",
+        "async function main() { throw new Error('x') }\nmain()",
+        "return Promise.reject(1)",
+    ] {
+        let outcome = run(script).await;
+        assert!(matches!(outcome.status, Status::Threw { .. }), "{script}");
+        assert_eq!(outcome.notes, Vec::<String>::new(), "{script}");
+    }
+    // One that is handled later isn't told at all.
+    assert_eq!(run("const p = tools.fail(); await later(5); await p.catch(() => 1)").await.notes, Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn timers_fire_in_order_and_can_be_cleared() {
+    let script = r#"
+        const seen = [];
+        setTimeout((x) => seen.push(x), 20, 'late'); setTimeout(() => seen.push('soon'), 1);
+        const cleared = setTimeout(() => seen.push('never'), 5); clearTimeout(cleared);
+        let n = 0;
+        await new Promise((done) => { const i = setInterval(() => { if (++n === 3) { clearInterval(i); done() } }, 1) });
+        await new Promise((done) => setTimeout(done, 40));
+        [...seen, n]"#;
+    assert_eq!(value(script).await, r#"["soon","late",3]"#);
+    let (name, message, _) = thrown("for (let i = 0; i < 2000; i++) setTimeout(() => {}, 1000)").await;
+    assert_eq!((name.as_str(), message.as_str()), ("RangeError", "more than 1000 timers at once"));
+}
+
+#[tokio::test]
+async fn what_nothing_will_settle_is_an_error() {
+    let (name, message, _) = thrown("await new Promise(() => {})").await;
+    assert_eq!(name, "NeverSettled");
+    assert!(message.contains("nothing will settle"), "{message}");
+    assert_eq!(
+        thrown("const t = setTimeout(() => {}, 100000); clearTimeout(t); await new Promise(() => {})").await.0,
+        "NeverSettled"
+    );
+}
+
+#[tokio::test]
+async fn a_panic_of_the_host_is_an_error_of_the_tool() {
+    for script in ["panics()", "await tools.panics()"] {
+        let (name, message, _) = thrown(script).await;
+        assert_eq!(name, "InternalError");
+        assert!(message.contains("panics failed inside the host"), "{message}");
+    }
+}
+
+/// Runs a script, cancels it once `reached` says so, and returns its outcome and how long it went on.
+async fn cancel_when(script: &str, reached: impl AsyncFn(&TestHost)) -> (Outcome, Duration) {
+    let host = Arc::new(TestHost::new());
+    let cancel = CancellationToken::new();
+    let task = tokio::spawn({
+        let (host, cancel, script) = (Arc::clone(&host), cancel.clone(), script.to_owned());
+        async move {
+            let limits = Limits { host_calls: u32::MAX, ..test_limits() };
+            (engine().run(&script, &*host, &limits, cancel).await, Instant::now())
+        }
+    });
+    tokio::time::timeout(Duration::from_secs(10), reached(&host)).await.expect("the script gets there");
+    let cancelled = Instant::now();
+    cancel.cancel();
+    let (outcome, ended) = task.await.unwrap();
+    (outcome, ended - cancelled)
+}
+
+/// The promise is 100 ms; on a machine that is busy with other things, one attempt of several must keep it.
+async fn cancels_in_time(script: &str, reached: impl AsyncFn(&TestHost)) -> Outcome {
+    let mut took = Vec::new();
+    for _ in 0..5 {
+        let (outcome, time) = cancel_when(script, &reached).await;
+        assert_eq!(outcome.status, Status::Cancelled, "{script}");
+        if time < Duration::from_millis(100) {
+            return outcome;
+        }
+        took.push(time);
+    }
+    panic!("{script}: {took:?}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn cancelling_stops_a_script_that_waits() {
+    for script in ["print('x'); hang()", "print('x'); await tools.hang()"] {
+        let outcome = cancels_in_time(script, async |host: &TestHost| host.hanging.notified().await).await;
+        assert_eq!(outcome.output, "x\n");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn cancelling_drops_what_the_host_is_doing() {
+    let host = TestHost::new();
+    let cancel = CancellationToken::new();
+    let limits = test_limits();
+    let run = engine().run("tools.hang(); hang()", &host, &limits, cancel.clone());
+    let ((), outcome) = tokio::join!(
+        async {
+            host.hanging.notified().await;
+            cancel.cancel();
+        },
+        run
+    );
+    assert_eq!(outcome.status, Status::Cancelled);
+    assert_eq!(host.dropped.load(Ordering::SeqCst), 2);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn cancelling_stops_a_script_that_computes() {
+    for script in [
+        "for (;;) echo(1)",
+        "for (;;) {}",
+        "for (;;) { try { for (;;) {} } finally { continue } }",
+        "(function f() { Promise.resolve().then(f) })(); await new Promise(() => {})",
+    ] {
+        // `later(0)` is started at the latest when the first tick of the epoch stops the script.
+        cancels_in_time(&format!("later(0); {script}"), async |host: &TestHost| {
+            while host.calls.lock().unwrap().is_empty() {
+                tokio::task::yield_now().await;
+            }
+        })
+        .await;
+    }
+}
+
+#[tokio::test]
+async fn a_run_that_is_cancelled_before_it_starts_does_nothing() {
+    let host = TestHost::new();
+    let cancel = CancellationToken::new();
+    cancel.cancel();
+    let outcome = engine().run("echo(1)", &host, &test_limits(), cancel).await;
+    assert_eq!(outcome.status, Status::Cancelled);
+    assert_eq!(host.calls(), []);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn two_hundred_runs_at_once() {
+    let runs = (0..200).map(|i| {
+        tokio::spawn(async move {
+            let host = TestHost::new();
+            let outcome =
+                run_on(&host, &format!("globalThis.mine = {i}; await later(5); const x = echo({i}).text; [mine, x]"))
+                    .await;
+            assert_eq!(outcome.status, Status::Completed { value: Value::Json(format!("[{i},{i}]")) });
+            assert_eq!(outcome.host_calls, 2);
+        })
+    });
+    for run in futures::future::join_all(runs).await {
+        run.unwrap();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn more_runs_than_instances_wait_for_one() {
+    let engine = Arc::new(Engine::new(&cache_dir(), EngineConfig { instances: 2, ..EngineConfig::default() }).unwrap());
+    let runs = (0..20).map(|_| {
+        let engine = Arc::clone(&engine);
+        tokio::spawn(async move {
+            let host = TestHost::new();
+            engine.run("await later(2)", &host, &test_limits(), CancellationToken::new()).await.status
+        })
+    });
+    for status in futures::future::join_all(runs).await {
+        assert_eq!(status.unwrap(), Status::Completed { value: Value::Json("2".to_owned()) });
+    }
+}

@@ -1,0 +1,197 @@
+//! The tools that scripts call.
+//!
+//! Everything known about a tool stands once, in [`definitions`]: from there come the check of the arguments, the
+//! TypeScript shown to the model, the JSON schema, and the names for the sandbox. What a tool does stands in a module
+//! of its own. Errors are written for a model to recover from: what was wrong, with what, and what to do instead.
+
+mod address;
+mod argument;
+mod definition;
+mod edit;
+mod egress;
+mod error;
+mod execute;
+mod fetch;
+mod find;
+mod grep;
+mod list;
+mod read;
+mod stop;
+mod table;
+mod write;
+
+use std::sync::Arc;
+
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
+
+use crate::command::{CommandPolicy, CommandSandbox};
+use crate::workspace::Workspace;
+
+pub use definition::{Definition, Effect, Kind, Limits, Parameter, Provider};
+pub use egress::{Egress, EgressError, HostPattern, HostPatternError};
+pub use error::ToolError;
+pub use table::{declarations, definition, definitions};
+
+use stop::Stop;
+
+/// How many calls of one toolbox work on files at the same time; more wait. A script may start any number of calls,
+/// and each that works on files occupies a thread.
+const CONCURRENT_FILE_CALLS: usize = 8;
+
+/// How many commands of one toolbox run at the same time; more wait.
+const CONCURRENT_COMMANDS: usize = 8;
+
+/// How many requests of one toolbox are under way at the same time; more wait.
+const CONCURRENT_REQUESTS: usize = 16;
+
+/// What the tools of one task may do. The default grants nothing beyond the workspace.
+#[derive(Clone, Debug, Default)]
+pub struct Policy {
+    /// What commands may do.
+    pub commands: CommandPolicy,
+    /// Hosts that `fetch` may reach.
+    pub hosts: Vec<HostPattern>,
+}
+
+/// What belongs to one call and not to the toolbox.
+#[derive(Clone, Debug, Default)]
+pub struct CallContext {
+    /// Ends the call. Whatever it runs is killed, and a write that has begun is completed, so that its outcome is known.
+    pub cancel: CancellationToken,
+}
+
+/// The tools of one task, bound to its workspace and policy. Calls may run concurrently.
+#[derive(Debug)]
+pub struct Toolbox {
+    workspace: Workspace,
+    policy: Policy,
+    egress: Egress,
+    sandbox: CommandSandbox,
+    files: Arc<Semaphore>,
+    commands: Semaphore,
+    requests: Semaphore,
+}
+
+impl Toolbox {
+    /// Binds the tools to a workspace and a policy. `egress` and `sandbox` are made once per service and shared.
+    #[must_use]
+    pub fn new(workspace: Workspace, policy: Policy, egress: Egress, sandbox: CommandSandbox) -> Self {
+        Self {
+            workspace,
+            policy,
+            egress,
+            sandbox,
+            files: Arc::new(Semaphore::new(CONCURRENT_FILE_CALLS)),
+            commands: Semaphore::new(CONCURRENT_COMMANDS),
+            requests: Semaphore::new(CONCURRENT_REQUESTS),
+        }
+    }
+
+    /// The workspace the tools work in.
+    #[must_use]
+    pub fn workspace(&self) -> &Workspace {
+        &self.workspace
+    }
+
+    /// Calls a tool. `args` is an object by parameter name, or an array by position.
+    ///
+    /// # Errors
+    /// Every failure of a tool is a [`ToolError`] with a stable name, for example `FileNotFound`; the definitions say
+    /// which. A command that exits with a status other than 0 and a response other than 2xx are results, not errors.
+    pub async fn call(&self, name: &str, args: Value, cx: &CallContext) -> Result<Value, ToolError> {
+        let Some(tool) = definition(name).filter(|tool| tool.provider == Provider::Host) else {
+            return Err(error::unknown_tool(name));
+        };
+        let arguments = argument::check(tool, args)?;
+        if cx.cancel.is_cancelled() {
+            return Err(ToolError::cancelled(tool.name));
+        }
+        // The call's own token, so that whatever ends it also ends the thread that works for it.
+        let cancel = cx.cancel.child_token();
+        let _guard = cancel.clone().drop_guard();
+        match tool.name {
+            "read_file" => self.on_files(tool, arguments, cancel, read::run).await,
+            "create_file" => self.on_files(tool, arguments, cancel, write::run).await,
+            "edit_file" => self.on_files(tool, arguments, cancel, edit::run).await,
+            "list_files" => self.on_files(tool, arguments, cancel, list::run).await,
+            "grep" => self.on_files(tool, arguments, cancel, grep::run).await,
+            "find_file" => self.on_files(tool, arguments, cancel, find::run).await,
+            "execute_command" => {
+                let _permit = admit(tool, &self.commands, &cancel).await?;
+                let arguments = parse(tool, arguments)?;
+                let result = execute::run(&self.sandbox, &self.workspace, &self.policy.commands, arguments, &cancel);
+                encode(tool, &result.await?)
+            }
+            "fetch" => {
+                let _permit = admit(tool, &self.requests, &cancel).await?;
+                let arguments = parse(tool, arguments)?;
+                tokio::select! {
+                    result = fetch::run(&self.egress, &self.policy.hosts, arguments) => encode(tool, &result?),
+                    () = cancel.cancelled() => Err(ToolError::cancelled(tool.name)),
+                }
+            }
+            other => Err(error::unknown_tool(other)),
+        }
+    }
+
+    /// Runs a tool that works on files, on a thread where it may block.
+    async fn on_files<A, R>(
+        &self,
+        tool: &'static Definition,
+        arguments: Value,
+        cancel: CancellationToken,
+        run: fn(&Workspace, A, &Stop) -> Result<R, ToolError>,
+    ) -> Result<Value, ToolError>
+    where
+        A: DeserializeOwned + Send + 'static,
+        R: Serialize + 'static,
+    {
+        let arguments: A = parse(tool, arguments)?;
+        let permit = tokio::select! {
+            permit = Arc::clone(&self.files).acquire_owned() => permit,
+            () = cancel.cancelled() => return Err(ToolError::cancelled(tool.name)),
+        };
+        let workspace = self.workspace.clone();
+        let stop = Stop::new(cancel.clone(), tool.limits.wall);
+        let mut working = tokio::task::spawn_blocking(move || {
+            let _permit = permit;
+            run(&workspace, arguments, &stop).and_then(|result| encode(tool, &result))
+        });
+        let died = |_| ToolError::internal(tool.name, "the thread that worked for it ended unexpectedly");
+        if tool.effect != Effect::Read {
+            // Once begun, a write is waited for: its caller must know whether it happened.
+            return working.await.map_err(died)?;
+        }
+        tokio::select! {
+            result = &mut working => result.map_err(died)?,
+            () = cancel.cancelled() => Err(ToolError::cancelled(tool.name)),
+        }
+    }
+}
+
+async fn admit<'a>(
+    tool: &Definition,
+    semaphore: &'a Semaphore,
+    cancel: &CancellationToken,
+) -> Result<tokio::sync::SemaphorePermit<'a>, ToolError> {
+    tokio::select! {
+        permit = semaphore.acquire() => permit.map_err(|_| ToolError::cancelled(tool.name)),
+        () = cancel.cancelled() => Err(ToolError::cancelled(tool.name)),
+    }
+}
+
+fn parse<A: DeserializeOwned>(tool: &Definition, arguments: Value) -> Result<A, ToolError> {
+    // The arguments were checked against the definition; a difference between the two is a bug of ours.
+    serde_json::from_value(arguments).map_err(|e| ToolError::internal(tool.name, &e.to_string()))
+}
+
+fn encode(tool: &Definition, result: &impl Serialize) -> Result<Value, ToolError> {
+    serde_json::to_value(result).map_err(|e| ToolError::internal(tool.name, &e.to_string()))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,270 @@
+//! `edit_file`: exact replacements, all or none.
+
+mod nearest;
+
+use std::borrow::Cow;
+use std::io::Read;
+use std::ops::Range;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use similar::{Algorithm, TextDiff};
+
+use super::error::{ToolError, io_error, path_error};
+use super::stop::Stop;
+use crate::workspace::{Expected, Version, Workspace};
+
+const TOOL: &str = "edit_file";
+
+/// Largest file that is edited, before and after, in bytes.
+const MAX_FILE: u64 = 16 << 20;
+
+/// Most of the diff that is returned, in bytes.
+const MAX_DIFF: usize = 256 * 1024;
+
+/// How long the shortest diff is looked for; after that a longer one is good enough.
+const DIFF_TIME: Duration = Duration::from_secs(1);
+
+/// How many places of an ambiguous text are counted, and how many are named.
+const MAX_COUNTED: usize = 1000;
+const MAX_NAMED: usize = 10;
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Arguments {
+    path: String,
+    diffs: Vec<Replacement>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Replacement {
+    old: String,
+    new: String,
+}
+
+#[derive(Serialize)]
+pub(super) struct Edited {
+    path: String,
+    diff: String,
+    replacements: usize,
+}
+
+/// A replacement whose place is known.
+struct Placed<'a> {
+    index: usize,
+    range: Range<usize>,
+    new: Cow<'a, str>,
+}
+
+pub(super) fn run(workspace: &Workspace, arguments: Arguments, stop: &Stop) -> Result<Edited, ToolError> {
+    let Arguments { path, diffs } = arguments;
+    let refused = |e| path_error(workspace, &e);
+    let located = workspace.locate(&path).map_err(refused)?;
+    // From here to the replacement no other call of this workspace writes, so that no edit is lost.
+    let _writing = workspace.lock_for_writing();
+    stop.check().map_err(|stopped| stopped.into_error(TOOL))?;
+
+    let file = workspace.open_file(&located).map_err(refused)?;
+    let version = Version::of(&file, &located).map_err(refused)?;
+    let mut before = Vec::new();
+    file.take(MAX_FILE + 1).read_to_end(&mut before).map_err(|e| io_error(&located, &e))?;
+    too_large(&path, before.len())?;
+
+    let endings = Endings::of(&before);
+    let mut placed = Vec::with_capacity(diffs.len());
+    for (index, replacement) in diffs.iter().enumerate() {
+        placed.push(place(&path, &before, endings, index, replacement)?);
+    }
+    placed.sort_by_key(|edit| edit.range.start);
+    refuse_overlaps(&path, &before, &placed)?;
+
+    let after = apply(&before, &placed);
+    too_large(&path, after.len())?;
+    let diff = unified_diff(&located.shown(), &before, &after);
+    stop.check().map_err(|stopped| stopped.into_error(TOOL))?;
+    workspace.replace(&located, &after, Expected::Version(version)).map_err(refused)?;
+    Ok(Edited { path: located.shown(), diff, replacements: placed.len() })
+}
+
+fn too_large(path: &str, size: usize) -> Result<(), ToolError> {
+    if size as u64 <= MAX_FILE {
+        return Ok(());
+    }
+    let message = format!(
+        "edit_file: {path:?} is, or would be, larger than {MAX_FILE} bytes; nothing was changed. Use a command such \
+         as sed for files of this size."
+    );
+    Err(ToolError::new("FileTooLarge", message).with(json!({"path": path})))
+}
+
+/// How the lines of a file end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Endings {
+    /// No line ends with CR LF.
+    Unix,
+    /// Every line ends with CR LF.
+    Windows,
+    /// Some do.
+    Mixed,
+}
+
+impl Endings {
+    fn of(text: &[u8]) -> Self {
+        let mut windows = 0;
+        let mut all = 0;
+        for at in memchr::memchr_iter(b'\n', text) {
+            all += 1;
+            windows += usize::from(at > 0 && text[at - 1] == b'\r');
+        }
+        match windows {
+            0 => Self::Unix,
+            _ if windows == all => Self::Windows,
+            _ => Self::Mixed,
+        }
+    }
+}
+
+fn with_lf(text: &str) -> Cow<'_, str> {
+    if text.contains("\r\n") { Cow::Owned(text.replace("\r\n", "\n")) } else { Cow::Borrowed(text) }
+}
+
+fn with_crlf(text: &str) -> Cow<'_, str> {
+    if text.contains('\n') { Cow::Owned(with_lf(text).replace('\n', "\r\n")) } else { Cow::Borrowed(text) }
+}
+
+fn place<'a>(
+    path: &str,
+    before: &[u8],
+    endings: Endings,
+    index: usize,
+    replacement: &'a Replacement,
+) -> Result<Placed<'a>, ToolError> {
+    let (old, new) = (replacement.old.as_str(), replacement.new.as_str());
+    if old.is_empty() {
+        return Err(ToolError::invalid(format!(
+            "edit_file: diffs[{index}].old is empty. Give the text to replace, or use create_file to write a file as \
+             a whole. Nothing was changed."
+        )));
+    }
+    if old == new {
+        return Err(ToolError::invalid(format!(
+            "edit_file: diffs[{index}].old and diffs[{index}].new are the same. Nothing was changed."
+        )));
+    }
+    // A model writes "\n" whatever the file uses. In a file that uses CR LF throughout, taking the text as it is could
+    // match from the middle of a line ending.
+    let forms: &[(Cow<'a, str>, Cow<'a, str>)] = &match endings {
+        Endings::Windows => vec![(with_crlf(old), with_crlf(new))],
+        Endings::Mixed => vec![(Cow::Borrowed(old), Cow::Borrowed(new)), (with_crlf(old), with_crlf(new))],
+        Endings::Unix => vec![(Cow::Borrowed(old), Cow::Borrowed(new)), (with_lf(old), with_lf(new))],
+    };
+    for (old, new) in forms {
+        let places = occurrences(before, old.as_bytes());
+        match places.as_slice() {
+            [] => {}
+            [start] => {
+                return Ok(Placed { index, range: *start..*start + old.len(), new: new.clone() });
+            }
+            several => return Err(ambiguous(path, before, index, several)),
+        }
+    }
+    Err(not_found(path, before, index, old))
+}
+
+/// Where `needle` occurs, occurrences that overlap one another included.
+fn occurrences(text: &[u8], needle: &[u8]) -> Vec<usize> {
+    let finder = memchr::memmem::Finder::new(needle);
+    let mut found = Vec::new();
+    let mut from = 0;
+    while let Some(at) = text.get(from..).and_then(|rest| finder.find(rest)) {
+        found.push(from + at);
+        if found.len() >= MAX_COUNTED {
+            break;
+        }
+        from += at + 1;
+    }
+    found
+}
+
+fn line_of(text: &[u8], at: usize) -> usize {
+    1 + memchr::memchr_iter(b'\n', &text[..at]).count()
+}
+
+fn ambiguous(path: &str, before: &[u8], index: usize, places: &[usize]) -> ToolError {
+    let lines: Vec<usize> = places.iter().take(MAX_NAMED).map(|at| line_of(before, *at)).collect();
+    let named: Vec<String> = lines.iter().map(ToString::to_string).collect();
+    let more = if places.len() > MAX_NAMED { ", …" } else { "" };
+    let (count, named) = (places.len(), named.join(", "));
+    let least = if count >= MAX_COUNTED { "at least " } else { "" };
+    ToolError::new(
+        "AmbiguousEdit",
+        format!(
+            "edit_file: diffs[{index}].old occurs {least}{count} times in {path:?}, at lines {named}{more}. Include \
+             more of the text around the one you mean. Nothing was changed."
+        ),
+    )
+    .with(json!({"path": path, "index": index, "occurrences": count, "lines": lines}))
+}
+
+fn not_found(path: &str, before: &[u8], index: usize, old: &str) -> ToolError {
+    let text = String::from_utf8_lossy(before);
+    let mut message = format!("edit_file: diffs[{index}].old does not occur in {path:?}. Nothing was changed.");
+    let mut details = json!({"path": path, "index": index});
+    match nearest::find(&text, old) {
+        Some(near) => {
+            let why = if near.only_whitespace { "It differs only in whitespace. " } else { "" };
+            let (line, shown) = (near.line, &near.text);
+            message.push_str(&format!(
+                " {why}The most similar text is at line {line}:\n{shown}\nCopy it exactly, whitespace included."
+            ));
+            details["nearest"] = json!({"line": line, "text": shown});
+        }
+        None => message.push_str(" Nothing similar is there; read the file again."),
+    }
+    ToolError::new("TextNotFound", message).with(details)
+}
+
+fn refuse_overlaps(path: &str, before: &[u8], placed: &[Placed<'_>]) -> Result<(), ToolError> {
+    for pair in placed.windows(2) {
+        let [first, second] = pair else { continue };
+        if second.range.start < first.range.end {
+            let (a, b) = (first.index.min(second.index), first.index.max(second.index));
+            let line = line_of(before, second.range.start);
+            let message = format!(
+                "edit_file: diffs[{a}] and diffs[{b}] touch the same text of {path:?}, at line {line}. Join them \
+                 into one. Nothing was changed."
+            );
+            return Err(ToolError::new("OverlappingEdits", message)
+                .with(json!({"path": path, "indices": [a, b], "line": line})));
+        }
+    }
+    Ok(())
+}
+
+fn apply(before: &[u8], placed: &[Placed<'_>]) -> Vec<u8> {
+    let mut after = Vec::with_capacity(before.len());
+    let mut from = 0;
+    for edit in placed {
+        after.extend_from_slice(&before[from..edit.range.start]);
+        after.extend_from_slice(edit.new.as_bytes());
+        from = edit.range.end;
+    }
+    after.extend_from_slice(&before[from..]);
+    after
+}
+
+fn unified_diff(path: &str, before: &[u8], after: &[u8]) -> String {
+    let (before, after) = (String::from_utf8_lossy(before), String::from_utf8_lossy(after));
+    let diff: TextDiff<'_, '_, str> =
+        TextDiff::configure().algorithm(Algorithm::Myers).timeout(DIFF_TIME).diff_lines(&*before, &*after);
+    let mut text = diff.unified_diff().context_radius(3).header(&format!("a/{path}"), &format!("b/{path}")).to_string();
+    if text.len() > MAX_DIFF {
+        let end = text.floor_char_boundary(MAX_DIFF);
+        let more = text.len() - end;
+        text.truncate(end);
+        text.push_str(&format!("\n[... {more} more bytes of diff]\n"));
+    }
+    text
+}

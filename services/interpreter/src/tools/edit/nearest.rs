@@ -1,0 +1,99 @@
+//! Finding what a model most likely meant when the text it quoted is not there.
+
+/// Work bound: this many comparisons of two lines.
+const MAX_COMPARISONS: usize = 1_000_000;
+
+/// Bytes of a line that are compared.
+const MAX_COMPARED: usize = 400;
+
+/// Lines of the quoted text that are compared, and lines that are shown.
+const MAX_LINES: usize = 40;
+
+/// Average similarity per line below which a place is not worth showing.
+const WORTH_SHOWING: f64 = 0.55;
+
+/// A place that resembles the text looked for.
+#[derive(Debug, PartialEq)]
+pub(super) struct Nearest {
+    /// Its first line, counted from 1.
+    pub(super) line: usize,
+    /// What stands there.
+    pub(super) text: String,
+    /// It would be the text looked for if whitespace did not count.
+    pub(super) only_whitespace: bool,
+}
+
+/// The place of `text` most similar to `wanted`, if any is similar.
+pub(super) fn find(text: &str, wanted: &str) -> Option<Nearest> {
+    let wanted: Vec<&str> = wanted.lines().skip_while(|line| line.trim().is_empty()).collect();
+    let length = wanted.iter().rposition(|line| !line.trim().is_empty())? + 1;
+    let wanted = &wanted[..length];
+    let lines: Vec<&str> = text.lines().take(MAX_COMPARISONS).collect();
+    let compared = wanted.len().min(MAX_LINES).min((MAX_COMPARISONS / lines.len().max(1)).max(1));
+
+    let mut best = (0.0, 0);
+    for start in 0..lines.len() {
+        let here = &lines[start..];
+        let score: f64 = wanted[..compared].iter().zip(here).map(|(wanted, line)| similarity(line, wanted)).sum();
+        if score > best.0 {
+            best = (score, start);
+        }
+    }
+    let (score, start) = best;
+    #[expect(clippy::cast_precision_loss, reason = "a count of at most 40")]
+    let average = score / compared as f64;
+    if average < WORTH_SHOWING {
+        return None;
+    }
+    let place = &lines[start..lines.len().min(start + wanted.len())];
+    let only_whitespace = place.len() == wanted.len() && place.iter().zip(wanted).all(|(a, b)| same_words(a, b));
+    let shown: Vec<String> = place.iter().take(MAX_LINES).map(|line| line.chars().take(300).collect()).collect();
+    Some(Nearest { line: start + 1, text: shown.join("\n"), only_whitespace })
+}
+
+/// From 0 for nothing in common to 1 for equal.
+fn similarity(a: &str, b: &str) -> f64 {
+    if a == b {
+        return 1.0;
+    }
+    if same_words(a, b) {
+        return 0.95;
+    }
+    let (a, b) = (a.trim().as_bytes(), b.trim().as_bytes());
+    let (a, b) = (&a[..a.len().min(MAX_COMPARED)], &b[..b.len().min(MAX_COMPARED)]);
+    let longer = a.len().max(b.len());
+    let prefix = a.iter().zip(b).take_while(|(a, b)| a == b).count();
+    let suffix = a[prefix..].iter().rev().zip(b[prefix..].iter().rev()).take_while(|(a, b)| a == b).count();
+    #[expect(clippy::cast_precision_loss, reason = "counts of at most 400")]
+    let part = (prefix + suffix) as f64 / longer.max(1) as f64;
+    part * 0.9
+}
+
+fn same_words(a: &str, b: &str) -> bool {
+    a.split_whitespace().eq(b.split_whitespace())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_that_differs_in_indentation_is_found_and_said_to() {
+        let near = find("a\n    if x {\n        y();\n    }\n", "if x {\n  y();\n}").expect("similar text");
+        assert_eq!(near.line, 2);
+        assert!(near.only_whitespace);
+    }
+
+    #[test]
+    fn a_line_with_a_typing_error_is_found() {
+        let near = find("alpha\nlet count = 10;\nomega\n", "let cuont = 10;").expect("similar text");
+        assert_eq!((near.line, near.text.as_str(), near.only_whitespace), (2, "let count = 10;", false));
+    }
+
+    #[test]
+    fn nothing_similar_is_not_made_up() {
+        assert_eq!(find("alpha\nbeta\n", "completely different"), None);
+        assert_eq!(find("", "text"), None);
+        assert_eq!(find("alpha", "\n\n"), None);
+    }
+}

@@ -1,0 +1,113 @@
+//! Errors of tools, as a script sees them.
+
+use std::error::Error as _;
+
+use serde_json::{Value, json};
+
+use super::table;
+use crate::workspace::{PathError, RelativePath, Workspace};
+
+/// Why a call failed. The script can catch it; uncaught, the model reads it.
+#[derive(Clone, Debug, PartialEq, thiserror::Error)]
+#[error("{name}: {message}")]
+pub struct ToolError {
+    /// Stable name of the failure, the `name` of the JavaScript error, for example `FileNotFound`.
+    pub name: &'static str,
+    /// What happened and how to go on, in words for a model.
+    pub message: String,
+    /// Facts for a script to work with.
+    pub details: Option<Value>,
+}
+
+impl ToolError {
+    pub(super) fn new(name: &'static str, message: impl Into<String>) -> Self {
+        Self { name, message: message.into(), details: None }
+    }
+
+    pub(super) fn with(mut self, details: Value) -> Self {
+        self.details = Some(details);
+        self
+    }
+
+    pub(super) fn invalid(message: impl Into<String>) -> Self {
+        Self::new("InvalidArguments", message)
+    }
+
+    pub(super) fn cancelled(tool: &str) -> Self {
+        Self::new("Cancelled", format!("{tool} was cancelled."))
+    }
+
+    pub(super) fn internal(tool: &str, what: &str) -> Self {
+        Self::new("InternalError", format!("{tool} failed inside Construct, not because of its arguments: {what}"))
+    }
+}
+
+/// There is no such tool.
+pub(super) fn unknown_tool(name: &str) -> ToolError {
+    let names: Vec<&str> = table::definitions().iter().map(|tool| tool.name).collect();
+    let shown: String = name.chars().take(100).collect();
+    let near = similar::get_close_matches(shown.as_str(), &names, 1, 0.5);
+    let hint = near.first().map(|near| format!(" Did you mean {near}?")).unwrap_or_default();
+    ToolError::new("UnknownTool", format!("There is no tool {shown:?}.{hint} The tools are: {}.", names.join(", ")))
+}
+
+/// Turns a refused path into an error that says how to go on.
+pub(super) fn path_error(workspace: &Workspace, error: &PathError) -> ToolError {
+    match error {
+        PathError::Outside { path } => ToolError::new(
+            "OutsideWorkspace",
+            format!(
+                "{path:?} leads outside of the workspace, directly or through a symbolic link. Only paths inside {} \
+                 can be used; write them relative to it, for example \"src/main.rs\".",
+                workspace.root().display()
+            ),
+        )
+        .with(json!({"path": path})),
+        PathError::NotFound { path } => {
+            let near = workspace.locate(path).map(|path| workspace.similar_names(&path, 3)).unwrap_or_default();
+            let hint = if near.is_empty() {
+                " Use list_files or find_file to see what there is.".to_owned()
+            } else {
+                format!(" Similar names: {}.", near.join(", "))
+            };
+            ToolError::new("FileNotFound", format!("{path:?} does not exist.{hint}"))
+                .with(json!({"path": path, "similar": near}))
+        }
+        PathError::IsDirectory { path } => ToolError::new(
+            "IsADirectory",
+            format!("{path:?} is a directory. Use list_files({path:?}) to see what is in it."),
+        )
+        .with(json!({"path": path})),
+        PathError::NotDirectory { path } => {
+            ToolError::new("NotADirectory", format!("{path:?} is not a directory, or a part of that path is a file."))
+                .with(json!({"path": path}))
+        }
+        PathError::Special { path, kind } => ToolError::new(
+            "NotARegularFile",
+            format!("{path:?} is a {kind}; only regular files can be read and written."),
+        )
+        .with(json!({"path": path})),
+        PathError::Denied { path } => {
+            ToolError::new("PermissionDenied", format!("The operating system denies access to {path:?}."))
+                .with(json!({"path": path}))
+        }
+        PathError::Invalid { path, why } => {
+            ToolError::new("InvalidPath", format!("{path:?} is not a usable path: {why}.")).with(json!({"path": path}))
+        }
+        PathError::Changed { path } => ToolError::new(
+            "FileChanged",
+            format!("{path:?} was changed by something else meanwhile; nothing was written. Read it and try again."),
+        )
+        .with(json!({"path": path})),
+        PathError::Io { path, .. } => {
+            let cause = error.source().map(ToString::to_string).unwrap_or_default();
+            ToolError::new("IoError", format!("{error}: {cause}.")).with(json!({"path": path}))
+        }
+    }
+}
+
+/// Reading or writing an open file failed.
+pub(super) fn io_error(path: &RelativePath, error: &std::io::Error) -> ToolError {
+    ToolError::new("IoError", format!("Reading or writing {:?} failed: {error}.", path.shown()))
+        .with(json!({"path": path.shown()}))
+}

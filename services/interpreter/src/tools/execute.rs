@@ -1,0 +1,134 @@
+//! `execute_command`: a shell command as a tool.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use tokio_util::sync::CancellationToken;
+
+use super::error::{ToolError, path_error};
+use crate::command::{CommandError, CommandPolicy, CommandSandbox, Request};
+use crate::workspace::{RelativePath, Workspace};
+
+const TOOL: &str = "execute_command";
+
+/// Seconds after which a command is killed when nothing else is asked for.
+const DEFAULT_TIMEOUT: u64 = 120;
+
+/// Most bytes of names and values of environment variables together.
+const MAX_ENVIRONMENT: usize = 64 * 1024;
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Arguments {
+    command: String,
+    #[serde(default)]
+    options: Options,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Options {
+    timeout_seconds: Option<u64>,
+    cwd: Option<String>,
+    #[serde(default)]
+    env: BTreeMap<String, String>,
+    #[serde(default)]
+    stdin: String,
+}
+
+#[derive(Serialize)]
+pub(super) struct Executed {
+    exit_code: Option<i32>,
+    stdout: String,
+    stderr: String,
+    timed_out: bool,
+    signal: Option<&'static str>,
+    truncated: bool,
+    limit_exceeded: Option<&'static str>,
+    duration_ms: u64,
+}
+
+pub(super) async fn run(
+    sandbox: &CommandSandbox,
+    workspace: &Workspace,
+    policy: &CommandPolicy,
+    arguments: Arguments,
+    cancel: &CancellationToken,
+) -> Result<Executed, ToolError> {
+    let Arguments { command, options } = arguments;
+    if command.contains('\0') {
+        return Err(ToolError::invalid("execute_command: the command contains a NUL character."));
+    }
+    check_environment(&options.env)?;
+    let directory = match &options.cwd {
+        Some(path) => workspace.locate(path).map_err(|e| path_error(workspace, &e))?,
+        None => RelativePath::root(),
+    };
+    let request = Request {
+        script: command,
+        directory,
+        environment: options.env,
+        stdin: options.stdin.into_bytes(),
+        timeout: Duration::from_secs(options.timeout_seconds.unwrap_or(DEFAULT_TIMEOUT)),
+    };
+    let outcome = sandbox.run(workspace, policy, request, cancel).await.map_err(|e| refused(workspace, &e))?;
+    Ok(Executed {
+        exit_code: outcome.exit_code,
+        truncated: outcome.stdout.truncated || outcome.stderr.truncated,
+        stdout: outcome.stdout.text,
+        stderr: outcome.stderr.text,
+        timed_out: outcome.timed_out,
+        signal: outcome.signal,
+        limit_exceeded: outcome.limit_exceeded,
+        duration_ms: u64::try_from(outcome.duration.as_millis()).unwrap_or(u64::MAX),
+    })
+}
+
+fn check_environment(environment: &BTreeMap<String, String>) -> Result<(), ToolError> {
+    let mut size = 0;
+    for (name, value) in environment {
+        let mut characters = name.chars();
+        let starts = characters.next().is_some_and(|c| c.is_ascii_alphabetic() || c == '_');
+        if !starts || !characters.all(|c| c.is_ascii_alphanumeric() || c == '_') {
+            let shown: String = name.chars().take(100).collect();
+            return Err(ToolError::invalid(format!(
+                "execute_command: {shown:?} cannot be the name of an environment variable; use letters, digits and _."
+            )));
+        }
+        if value.contains('\0') {
+            return Err(ToolError::invalid(format!(
+                "execute_command: the value of env.{name} contains a NUL character."
+            )));
+        }
+        size += name.len() + value.len();
+    }
+    if size > MAX_ENVIRONMENT {
+        return Err(ToolError::invalid(format!(
+            "execute_command: env has {size} bytes, at most {MAX_ENVIRONMENT} are allowed; pass data in a file or stdin."
+        )));
+    }
+    Ok(())
+}
+
+fn refused(workspace: &Workspace, error: &CommandError) -> ToolError {
+    match error {
+        CommandError::NoSandbox { reason } => ToolError::new(
+            "CommandsUnavailable",
+            format!(
+                "Commands are refused on this host, and nothing ran: there is no working operating-system sandbox \
+                 ({reason}). The operator can install bubblewrap and permit user namespaces, or accept commands \
+                 without confinement. Do what you can with the other tools."
+            ),
+        ),
+        CommandError::Directory(error) => path_error(workspace, error),
+        CommandError::Start(source) => {
+            ToolError::new("CommandNotStarted", format!("The command did not run: it could not be started ({source})."))
+        }
+        CommandError::Setup { message } => ToolError::new(
+            "CommandNotStarted",
+            format!("The command did not run: its sandbox could not be set up ({message})."),
+        ),
+        CommandError::Cancelled => ToolError::cancelled(TOOL),
+    }
+}

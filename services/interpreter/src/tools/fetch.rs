@@ -1,0 +1,301 @@
+//! `fetch`: an HTTP request to a granted host.
+
+use std::collections::BTreeMap;
+use std::error::Error as _;
+use std::net::IpAddr;
+use std::time::Duration;
+
+use reqwest::header::{HeaderMap, HeaderName, HeaderValue, LOCATION};
+use reqwest::{Method, Response, StatusCode, Url};
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+
+use super::egress::{Egress, Forbidden, HostPattern};
+use super::error::ToolError;
+
+/// Seconds for the whole exchange when nothing else is asked for.
+const DEFAULT_TIMEOUT: u64 = 30;
+
+/// Bytes of a body when nothing else is asked for.
+const DEFAULT_BYTES: usize = 1 << 20;
+
+/// Most redirects that are followed.
+const MAX_REDIRECTS: usize = 5;
+
+/// Most request headers, and most bytes of them.
+const MAX_HEADERS: usize = 64;
+const MAX_HEADER_BYTES: usize = 32 * 1024;
+
+/// Headers that belong to the connection and not to the request.
+const OURS: [&str; 9] =
+    ["host", "content-length", "transfer-encoding", "connection", "keep-alive", "upgrade", "te", "trailer", "expect"];
+
+/// Headers that are sent on to another origin after a redirect. Every other one may be a credential.
+const HARMLESS: [&str; 4] = ["accept", "accept-language", "content-type", "user-agent"];
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Arguments {
+    url: String,
+    #[serde(default)]
+    options: Options,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Options {
+    method: Option<String>,
+    #[serde(default)]
+    headers: BTreeMap<String, String>,
+    body: Option<String>,
+    timeout_seconds: Option<u64>,
+    max_bytes: Option<usize>,
+}
+
+#[derive(Debug, Serialize)]
+pub(super) struct Fetched {
+    status: u16,
+    headers: BTreeMap<String, String>,
+    body: String,
+    truncated: bool,
+    url: String,
+}
+
+/// One request of an exchange.
+struct Hop {
+    url: Url,
+    method: Method,
+    headers: HeaderMap,
+    body: Option<String>,
+}
+
+pub(super) async fn run(egress: &Egress, granted: &[HostPattern], arguments: Arguments) -> Result<Fetched, ToolError> {
+    let Arguments { url, options } = arguments;
+    let hop = Hop {
+        url: parse_url(&url)?,
+        method: method(options.method.as_deref())?,
+        headers: headers(&options.headers)?,
+        body: options.body,
+    };
+    let seconds = options.timeout_seconds.unwrap_or(DEFAULT_TIMEOUT);
+    let max_bytes = options.max_bytes.unwrap_or(DEFAULT_BYTES);
+    let host = hop.url.host_str().unwrap_or_default().to_owned();
+    match tokio::time::timeout(Duration::from_secs(seconds), exchange(egress, granted, hop, max_bytes)).await {
+        Ok(result) => result,
+        Err(_) => Err(ToolError::new(
+            "Timeout",
+            format!(
+                "fetch: {host} did not answer within {seconds} seconds. Whether the request had an effect there is \
+                 unknown. A longer time can be given with timeout_seconds."
+            ),
+        )),
+    }
+}
+
+async fn exchange(
+    egress: &Egress,
+    granted: &[HostPattern],
+    mut hop: Hop,
+    max_bytes: usize,
+) -> Result<Fetched, ToolError> {
+    for _ in 0..=MAX_REDIRECTS {
+        admit(egress, granted, &hop.url)?;
+        let response = send(egress, &hop).await?;
+        match next(&response, &hop)? {
+            Some(further) => hop = further,
+            None => return receive(response, &hop.url, max_bytes).await,
+        }
+    }
+    Err(ToolError::new(
+        "TooManyRedirects",
+        format!("fetch: gave up after {MAX_REDIRECTS} redirects, at {}.", shown(&hop.url)),
+    ))
+}
+
+/// Refuses what is not granted, or is not public. Names are checked again, by their addresses, when connecting.
+fn admit(egress: &Egress, granted: &[HostPattern], url: &Url) -> Result<(), ToolError> {
+    let host = url.host_str().unwrap_or_default();
+    if !granted.iter().any(|pattern| pattern.matches(host)) {
+        let names: Vec<String> = granted.iter().map(ToString::to_string).collect();
+        let known = if names.is_empty() {
+            "No host is granted".to_owned()
+        } else {
+            format!("Granted are: {}", names.join(", "))
+        };
+        let message = format!(
+            "fetch: the host {host:?} is not granted to this task. {known}. Ask the person you work for to grant it \
+             (the task's allowed hosts, for example \"{host}\")."
+        );
+        return Err(ToolError::new("HostNotGranted", message).with(json!({"host": host, "granted": names})));
+    }
+    // The URL parser has already turned every spelling of an IPv4 address (0x7f.1, 2130706433) into the usual one.
+    let literal = host.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
+    match literal {
+        Ok(address) if !egress.permits(address) => Err(forbidden(host, &[address])),
+        _ => Ok(()),
+    }
+}
+
+fn forbidden(host: &str, addresses: &[IpAddr]) -> ToolError {
+    let list: Vec<String> = addresses.iter().map(ToString::to_string).collect();
+    let message = format!(
+        "fetch: {host} is at {}, which is not a public address. Local, private and cloud-metadata addresses are never \
+         reachable from here.",
+        list.join(", ")
+    );
+    ToolError::new("AddressForbidden", message).with(json!({"host": host, "addresses": list}))
+}
+
+async fn send(egress: &Egress, hop: &Hop) -> Result<Response, ToolError> {
+    let mut request = egress.client.request(hop.method.clone(), hop.url.clone()).headers(hop.headers.clone());
+    if let Some(body) = &hop.body {
+        request = request.body(body.clone());
+    }
+    request.send().await.map_err(|e| failed(&hop.url, &e))
+}
+
+fn failed(url: &Url, error: &reqwest::Error) -> ToolError {
+    // The error's own text contains the address, which may contain a secret; its causes say what happened.
+    let mut causes = Vec::new();
+    let mut cause = error.source();
+    while let Some(current) = cause {
+        if let Some(refused) = current.downcast_ref::<Forbidden>() {
+            return forbidden(&refused.host, &refused.addresses);
+        }
+        causes.push(current.to_string());
+        cause = current.source();
+    }
+    let host = url.host_str().unwrap_or_default();
+    let what = if error.is_connect() { "could not be reached; nothing was sent" } else { "broke off the exchange" };
+    let why = causes.last().map(|last| format!(" ({last})")).unwrap_or_default();
+    ToolError::new("FetchFailed", format!("fetch: {host} {what}{why}."))
+}
+
+/// The request that a redirect asks for, if the response is one.
+fn next(response: &Response, hop: &Hop) -> Result<Option<Hop>, ToolError> {
+    let status = response.status();
+    let redirects = matches!(status.as_u16(), 301 | 302 | 303 | 307 | 308);
+    let Some(location) = response.headers().get(LOCATION).filter(|_| redirects) else { return Ok(None) };
+    let broken = || {
+        ToolError::new(
+            "FetchFailed",
+            format!("fetch: {} redirects to an address that cannot be used.", shown(&hop.url)),
+        )
+    };
+    let location = std::str::from_utf8(location.as_bytes()).map_err(|_| broken())?;
+    let url = hop.url.join(location).map_err(|_| broken())?;
+    if !matches!(url.scheme(), "http" | "https") || url.host_str().is_none() {
+        return Err(broken());
+    }
+    let mut further = Hop { url, method: hop.method.clone(), headers: hop.headers.clone(), body: hop.body.clone() };
+    // Nobody typed this address: a name and a password in it are not ours to use.
+    let cleaned = further.url.set_username("").and_then(|()| further.url.set_password(None));
+    cleaned.map_err(|()| broken())?;
+    let becomes_get = status == StatusCode::SEE_OTHER && hop.method != Method::HEAD
+        || matches!(status, StatusCode::MOVED_PERMANENTLY | StatusCode::FOUND) && hop.method == Method::POST;
+    if becomes_get {
+        further.method = Method::GET;
+        further.body = None;
+        further.headers.remove(reqwest::header::CONTENT_TYPE);
+    }
+    if further.url.origin() != hop.url.origin() {
+        further.headers = hop
+            .headers
+            .iter()
+            .filter(|(name, _)| HARMLESS.contains(&name.as_str()) && further.headers.contains_key(*name))
+            .map(|(name, value)| (name.clone(), value.clone()))
+            .collect();
+    }
+    Ok(Some(further))
+}
+
+async fn receive(mut response: Response, url: &Url, max_bytes: usize) -> Result<Fetched, ToolError> {
+    let status = response.status().as_u16();
+    let mut headers = BTreeMap::<String, String>::new();
+    for (name, value) in response.headers() {
+        let value = String::from_utf8_lossy(value.as_bytes());
+        headers
+            .entry(name.as_str().to_owned())
+            .and_modify(|all| {
+                all.push_str(", ");
+                all.push_str(&value);
+            })
+            .or_insert_with(|| value.into_owned());
+    }
+    let mut body = Vec::new();
+    let mut truncated = false;
+    while let Some(chunk) = response.chunk().await.map_err(|e| failed(url, &e))? {
+        let room = max_bytes - body.len();
+        body.extend_from_slice(&chunk[..chunk.len().min(room)]);
+        if chunk.len() > room {
+            truncated = true;
+            break;
+        }
+    }
+    if truncated
+        && let Err(error) = std::str::from_utf8(&body)
+        && error.error_len().is_none()
+    {
+        body.truncate(error.valid_up_to());
+    }
+    let body = String::from_utf8(body).unwrap_or_else(|e| String::from_utf8_lossy(e.as_bytes()).into_owned());
+    Ok(Fetched { status, headers, body, truncated, url: url.to_string() })
+}
+
+fn parse_url(text: &str) -> Result<Url, ToolError> {
+    let shown: String = text.chars().take(200).collect();
+    let url = Url::parse(text).map_err(|e| {
+        ToolError::invalid(format!(
+            "fetch: {shown:?} is not an absolute URL ({e}). Example: \"https://example.com/a\"."
+        ))
+    })?;
+    if !matches!(url.scheme(), "http" | "https") || url.host_str().is_none() {
+        return Err(ToolError::invalid(format!("fetch: {shown:?} is not an http or https URL.")));
+    }
+    if !url.username().is_empty() || url.password().is_some() {
+        return Err(ToolError::invalid(
+            "fetch: the URL contains a user name or password; send an authorization header instead.",
+        ));
+    }
+    Ok(url)
+}
+
+fn method(name: Option<&str>) -> Result<Method, ToolError> {
+    let name = name.unwrap_or("GET");
+    Method::from_bytes(name.as_bytes())
+        .map_err(|_| ToolError::invalid(format!("fetch: {name:?} is no request method.")))
+}
+
+fn headers(given: &BTreeMap<String, String>) -> Result<HeaderMap, ToolError> {
+    let size: usize = given.iter().map(|(name, value)| name.len() + value.len()).sum();
+    if given.len() > MAX_HEADERS || size > MAX_HEADER_BYTES {
+        return Err(ToolError::invalid(format!(
+            "fetch: at most {MAX_HEADERS} headers of {MAX_HEADER_BYTES} bytes together can be sent."
+        )));
+    }
+    let mut headers = HeaderMap::new();
+    for (name, value) in given {
+        let shown: String = name.chars().take(100).collect();
+        let lower = name.to_ascii_lowercase();
+        if OURS.contains(&lower.as_str()) || lower.starts_with("proxy-") {
+            return Err(ToolError::invalid(format!("fetch: the header {shown:?} is set by the connection itself.")));
+        }
+        let name = HeaderName::from_bytes(lower.as_bytes())
+            .map_err(|_| ToolError::invalid(format!("fetch: {shown:?} cannot be the name of a header.")))?;
+        let value = HeaderValue::from_str(value).map_err(|_| {
+            ToolError::invalid(format!(
+                "fetch: the value of the header {shown:?} contains characters that cannot be sent."
+            ))
+        })?;
+        headers.insert(name, value);
+    }
+    Ok(headers)
+}
+
+/// An address without its query, which may contain a secret.
+fn shown(url: &Url) -> String {
+    let mut url = url.clone();
+    url.set_query(None);
+    url.set_fragment(None);
+    url.to_string()
+}

@@ -1,0 +1,95 @@
+//! `find_file`: files and directories by a glob. The globs of `grep` are the same and live here too.
+
+use std::ops::ControlFlow;
+use std::path::Path;
+
+use globset::{GlobBuilder, GlobSet, GlobSetBuilder};
+use serde::{Deserialize, Serialize};
+
+use super::error::{ToolError, path_error};
+use super::stop::{Stop, Stopped};
+use crate::workspace::{RelativePath, Walk, WalkEnd, Workspace};
+
+const TOOL: &str = "find_file";
+
+/// Most paths returned.
+const MAX_PATHS: usize = 1_000;
+
+/// Most globs in one list.
+const MAX_GLOBS: usize = 100;
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Arguments {
+    pattern: String,
+    path: Option<String>,
+}
+
+#[derive(Serialize)]
+pub(super) struct Found {
+    paths: Vec<String>,
+    truncated: bool,
+}
+
+pub(super) fn run(workspace: &Workspace, arguments: Arguments, stop: &Stop) -> Result<Found, ToolError> {
+    let Arguments { pattern, path } = arguments;
+    let globs = globs(TOOL, "pattern", std::slice::from_ref(&pattern))?;
+    let base = match path {
+        Some(path) => workspace.locate(&path).map_err(|e| path_error(workspace, &e))?,
+        None => RelativePath::root(),
+    };
+    let mut paths = Vec::new();
+    let mut stopped = None;
+    let walk = Walk { recursive: true, include_ignored: false };
+    let end = workspace.walk(&base, walk, &mut |entry| {
+        stopped = stop.check().err();
+        if stopped.is_some() {
+            return ControlFlow::Break(());
+        }
+        if is_match(&globs, entry.path, &base) {
+            if paths.len() >= MAX_PATHS {
+                return ControlFlow::Break(());
+            }
+            paths.push(entry.path.to_string_lossy().into_owned());
+        }
+        ControlFlow::Continue(())
+    });
+    let end = end.map_err(|e| path_error(workspace, &e))?;
+    if stopped == Some(Stopped::Cancelled) {
+        return Err(Stopped::Cancelled.into_error(TOOL));
+    }
+    paths.sort_unstable();
+    Ok(Found { paths, truncated: end != WalkEnd::Complete })
+}
+
+/// Compiles globs. One without a slash is about names in any directory.
+pub(super) fn globs(tool: &str, parameter: &str, patterns: &[String]) -> Result<GlobSet, ToolError> {
+    if patterns.len() > MAX_GLOBS {
+        return Err(ToolError::invalid(format!("{tool}: {parameter} has more than {MAX_GLOBS} globs.")));
+    }
+    let mut set = GlobSetBuilder::new();
+    for pattern in patterns {
+        let trimmed = pattern.trim_start_matches("./").trim_start_matches('/');
+        let mut glob =
+            if trimmed.trim_end_matches('/').contains('/') { trimmed.to_owned() } else { format!("**/{trimmed}") };
+        if glob.ends_with('/') {
+            glob.push_str("**");
+        }
+        let glob = GlobBuilder::new(&glob).literal_separator(true).build().map_err(|e| invalid(tool, pattern, &e))?;
+        set.add(glob);
+    }
+    set.build().map_err(|e| invalid(tool, parameter, &e))
+}
+
+/// Whether a path matches, taken from the workspace or from the directory that is searched.
+pub(super) fn is_match(globs: &GlobSet, path: &Path, base: &RelativePath) -> bool {
+    globs.is_match(path) || path.strip_prefix(base.as_path()).is_ok_and(|below| globs.is_match(below))
+}
+
+fn invalid(tool: &str, pattern: &str, error: &globset::Error) -> ToolError {
+    let shown: String = pattern.chars().take(200).collect();
+    ToolError::invalid(format!(
+        "{tool}: {shown:?} is not a valid glob: {}. Examples: \"*.rs\", \"src/**/*.ts\", \"{{a,b}}.txt\".",
+        error.kind()
+    ))
+}

@@ -1,0 +1,281 @@
+//! `grep`: ripgrep's libraries over the confined walk.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::ops::ControlFlow;
+use std::path::Path;
+
+use globset::GlobSet;
+use grep_matcher::{LineTerminator, Matcher};
+use grep_regex::{RegexMatcher, RegexMatcherBuilder};
+use grep_searcher::{
+    BinaryDetection, Searcher, SearcherBuilder, Sink, SinkContext, SinkContextKind, SinkFinish, SinkMatch,
+};
+use serde::{Deserialize, Serialize};
+
+use super::error::{ToolError, path_error};
+use super::find::{globs, is_match};
+use super::stop::{Stop, Stopped};
+use crate::workspace::{EntryKind, PathError, RelativePath, Walk, WalkEnd, Workspace};
+
+const TOOL: &str = "grep";
+
+/// Matches returned when nothing else is asked for.
+const DEFAULT_RESULTS: usize = 200;
+
+/// Most text returned, in bytes.
+const MAX_TEXT: usize = 512 * 1024;
+
+/// Most of one line that is returned, in characters.
+const MAX_LINE: usize = 500;
+
+/// Characters kept in front of a match in a line that is clipped.
+const LEAD: usize = 100;
+
+/// Memory for one line, in bytes; a file with a longer one is skipped.
+const MAX_HEAP: usize = 8 << 20;
+
+/// Memory for a compiled expression, in bytes.
+const MAX_EXPRESSION: usize = 8 << 20;
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Arguments {
+    query: String,
+    path: Option<String>,
+    #[serde(default)]
+    options: Options,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Options {
+    include: Option<Vec<String>>,
+    exclude: Option<Vec<String>>,
+    case_sensitive: Option<bool>,
+    literal: Option<bool>,
+    context: Option<usize>,
+    max_results: Option<usize>,
+}
+
+#[derive(Serialize)]
+pub(super) struct Found {
+    matches: Vec<Match>,
+    truncated: bool,
+    files_searched: usize,
+}
+
+#[derive(Serialize)]
+struct Match {
+    path: String,
+    line: u64,
+    text: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    before: Option<Vec<String>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    after: Option<Vec<String>>,
+}
+
+pub(super) fn run(workspace: &Workspace, arguments: Arguments, stop: &Stop) -> Result<Found, ToolError> {
+    let Arguments { query, path, options } = arguments;
+    let refused = |e: PathError| path_error(workspace, &e);
+    let base = match path {
+        Some(path) => workspace.locate(&path).map_err(refused)?,
+        None => RelativePath::root(),
+    };
+    let include = options.include.as_deref().map(|list| globs(TOOL, "include", list)).transpose()?;
+    let exclude = options.exclude.as_deref().map(|list| globs(TOOL, "exclude", list)).transpose()?;
+    let mut search = Search {
+        matcher: matcher(&query, &options)?,
+        searcher: searcher(options.context.unwrap_or(0)),
+        stop,
+        stopped: None,
+        with_context: options.context.unwrap_or(0) > 0,
+        max_results: options.max_results.unwrap_or(DEFAULT_RESULTS),
+        found: Found { matches: Vec::new(), truncated: false, files_searched: 0 },
+        text: 0,
+    };
+    if workspace.file_type(&base).map_err(refused)? == rustix::fs::FileType::Directory {
+        let walk = Walk { recursive: true, include_ignored: false };
+        let end = workspace.walk(&base, walk, &mut |entry| {
+            search.stopped = stop.check().err();
+            if search.is_over() {
+                return ControlFlow::Break(());
+            }
+            if entry.kind == EntryKind::File
+                && selected(include.as_ref(), exclude.as_ref(), entry.path, &base)
+                && let Some(file) = entry.open()
+            {
+                search.file(file, entry.path);
+            }
+            if search.is_over() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+        });
+        search.found.truncated |= end.map_err(refused)? != WalkEnd::Complete;
+    } else {
+        let file = workspace.open_file(&base).map_err(refused)?;
+        search.file(file, base.as_path());
+    }
+    match search.stopped {
+        Some(Stopped::Cancelled) => Err(Stopped::Cancelled.into_error(TOOL)),
+        Some(Stopped::TimedOut) => Ok(Found { truncated: true, ..search.found }),
+        None => Ok(search.found),
+    }
+}
+
+fn selected(include: Option<&GlobSet>, exclude: Option<&GlobSet>, path: &Path, base: &RelativePath) -> bool {
+    include.is_none_or(|globs| is_match(globs, path, base)) && !exclude.is_some_and(|globs| is_match(globs, path, base))
+}
+
+fn matcher(query: &str, options: &Options) -> Result<RegexMatcher, ToolError> {
+    let mut builder = RegexMatcherBuilder::new();
+    builder
+        .case_insensitive(!options.case_sensitive.unwrap_or(true))
+        .fixed_strings(options.literal.unwrap_or(false))
+        .crlf(true)
+        .size_limit(MAX_EXPRESSION)
+        .dfa_size_limit(MAX_EXPRESSION);
+    builder.build(query).map_err(|error| {
+        ToolError::invalid(format!(
+            "grep: the query is not a regular expression that can be used: {error}\nThe syntax is Rust's (no \
+             look-around, no back-references). To search for plain text, give the option {{ literal: true }}."
+        ))
+    })
+}
+
+fn searcher(context: usize) -> Searcher {
+    SearcherBuilder::new()
+        .line_terminator(LineTerminator::crlf())
+        .line_number(true)
+        .before_context(context)
+        .after_context(context)
+        .heap_limit(Some(MAX_HEAP))
+        .binary_detection(BinaryDetection::quit(0))
+        .build()
+}
+
+struct Search<'a> {
+    matcher: RegexMatcher,
+    searcher: Searcher,
+    stop: &'a Stop,
+    stopped: Option<Stopped>,
+    with_context: bool,
+    max_results: usize,
+    found: Found,
+    text: usize,
+}
+
+impl Search<'_> {
+    fn is_over(&self) -> bool {
+        self.stopped.is_some() || self.found.truncated
+    }
+
+    fn file(&mut self, file: File, path: &Path) {
+        let first = self.found.matches.len();
+        let mut collector = Collector {
+            path: path.to_string_lossy().into_owned(),
+            matcher: &self.matcher,
+            with_context: self.with_context,
+            max_results: self.max_results,
+            found: &mut self.found,
+            text: &mut self.text,
+            before: Vec::new(),
+            binary: false,
+        };
+        let reader = Stoppable { file, stop: self.stop };
+        let searched = self.searcher.search_reader(&self.matcher, reader, &mut collector);
+        let binary = collector.binary;
+        if binary {
+            // What was found before the file turned out to be binary is noise.
+            self.found.matches.truncate(first);
+        } else if searched.is_ok() {
+            self.found.files_searched += 1;
+        }
+        self.stopped = self.stop.check().err();
+    }
+}
+
+/// A file that ends early when the call does: searching a large one takes seconds.
+struct Stoppable<'a> {
+    file: File,
+    stop: &'a Stop,
+}
+
+impl Read for Stoppable<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        if self.stop.check().is_err() {
+            return Err(io::Error::other("stopped"));
+        }
+        self.file.read(buffer)
+    }
+}
+
+struct Collector<'a> {
+    path: String,
+    matcher: &'a RegexMatcher,
+    with_context: bool,
+    max_results: usize,
+    found: &'a mut Found,
+    text: &'a mut usize,
+    before: Vec<String>,
+    binary: bool,
+}
+
+impl Sink for &mut Collector<'_> {
+    type Error = io::Error;
+
+    fn matched(&mut self, _searcher: &Searcher, hit: &SinkMatch<'_>) -> Result<bool, io::Error> {
+        if self.found.matches.len() >= self.max_results || *self.text >= MAX_TEXT {
+            self.found.truncated = true;
+            return Ok(false);
+        }
+        let start = self.matcher.find(hit.bytes()).ok().flatten().map_or(0, |found| found.start());
+        let text = clip(hit.bytes(), start);
+        *self.text += text.len() + self.path.len();
+        let context = self.with_context;
+        self.found.matches.push(Match {
+            path: self.path.clone(),
+            line: hit.line_number().unwrap_or(0),
+            text,
+            before: context.then(|| std::mem::take(&mut self.before)),
+            after: context.then(Vec::new),
+        });
+        Ok(true)
+    }
+
+    fn context(&mut self, _searcher: &Searcher, line: &SinkContext<'_>) -> Result<bool, io::Error> {
+        let text = clip(line.bytes(), 0);
+        *self.text += text.len();
+        match line.kind() {
+            SinkContextKind::After => {
+                if let Some(after) = self.found.matches.last_mut().and_then(|last| last.after.as_mut()) {
+                    after.push(text);
+                }
+            }
+            SinkContextKind::Before | SinkContextKind::Other => self.before.push(text),
+        }
+        Ok(true)
+    }
+
+    fn context_break(&mut self, _searcher: &Searcher) -> Result<bool, io::Error> {
+        self.before.clear();
+        Ok(true)
+    }
+
+    fn finish(&mut self, _searcher: &Searcher, finish: &SinkFinish) -> Result<(), io::Error> {
+        self.binary = finish.binary_byte_offset().is_some();
+        Ok(())
+    }
+}
+
+/// A line without its ending, clipped around the byte `at`.
+fn clip(line: &[u8], at: usize) -> String {
+    let line = line.strip_suffix(b"\n").unwrap_or(line);
+    let line = line.strip_suffix(b"\r").unwrap_or(line);
+    // Four bytes for a character at most: what is further away cannot be shown.
+    let from = if line.len() <= MAX_LINE { 0 } else { at.min(line.len()).saturating_sub(LEAD) };
+    let near = &line[from..line.len().min(from + 4 * MAX_LINE)];
+    let text = String::from_utf8_lossy(near);
+    let shown: String = text.chars().take(MAX_LINE).collect();
+    let cut_after = from + near.len() < line.len() || shown.len() < text.len();
+    format!("{}{shown}{}", if from > 0 { "…" } else { "" }, if cut_after { "…" } else { "" })
+}

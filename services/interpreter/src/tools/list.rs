@@ -1,0 +1,75 @@
+//! `list_files`: what is in a directory.
+
+use std::ops::ControlFlow;
+
+use serde::{Deserialize, Serialize};
+
+use super::error::{ToolError, path_error};
+use super::stop::{Stop, Stopped};
+use crate::workspace::{EntryKind, RelativePath, Walk, WalkEnd, Workspace};
+
+const TOOL: &str = "list_files";
+
+/// Most entries returned.
+const MAX_ENTRIES: usize = 2_000;
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Arguments {
+    path: Option<String>,
+    #[serde(default)]
+    recursive: bool,
+    #[serde(default)]
+    options: Options,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Options {
+    #[serde(default)]
+    include_ignored: bool,
+}
+
+#[derive(Serialize)]
+pub(super) struct Listed {
+    path: String,
+    r#type: &'static str,
+    size: u64,
+}
+
+pub(super) fn run(workspace: &Workspace, arguments: Arguments, stop: &Stop) -> Result<Vec<Listed>, ToolError> {
+    let Arguments { path, recursive, options } = arguments;
+    let base = match path {
+        Some(path) => workspace.locate(&path).map_err(|e| path_error(workspace, &e))?,
+        None => RelativePath::root(),
+    };
+    // Whoever lists one directory wants to see all of it.
+    let walk = Walk { recursive, include_ignored: options.include_ignored || !recursive };
+    let mut listed = Vec::new();
+    let mut stopped = None;
+    let end = workspace.walk(&base, walk, &mut |entry| {
+        stopped = stop.check().err();
+        if stopped.is_some() || listed.len() >= MAX_ENTRIES {
+            return ControlFlow::Break(());
+        }
+        let kind = match entry.kind {
+            EntryKind::File => "file",
+            EntryKind::Directory => "directory",
+            EntryKind::Symlink => "symlink",
+            EntryKind::Other => "other",
+        };
+        let size = if entry.kind == EntryKind::File { entry.size() } else { 0 };
+        listed.push(Listed { path: entry.path.to_string_lossy().into_owned(), r#type: kind, size });
+        ControlFlow::Continue(())
+    });
+    let end = end.map_err(|e| path_error(workspace, &e))?;
+    if stopped == Some(Stopped::Cancelled) {
+        return Err(Stopped::Cancelled.into_error(TOOL));
+    }
+    if end != WalkEnd::Complete || stopped.is_some() {
+        let path =
+            format!("[there is more: only the first {} entries are listed; list a directory below]", listed.len());
+        listed.push(Listed { path, r#type: "note", size: 0 });
+    }
+    Ok(listed)
+}

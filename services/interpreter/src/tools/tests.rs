@@ -1,0 +1,195 @@
+//! What scripts get from the tools, and from wrong calls of them.
+
+mod fetch;
+mod files;
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+use tempfile::TempDir;
+
+use super::*;
+use crate::command::Confinement;
+
+struct Bench {
+    directory: TempDir,
+    tools: Toolbox,
+}
+
+impl Bench {
+    fn new() -> Self {
+        Self::with(Policy::default(), Egress::new(&[]).expect("an HTTP client"))
+    }
+
+    fn with(policy: Policy, egress: Egress) -> Self {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let workspace = Workspace::open(directory.path()).expect("a workspace");
+        let tools = Toolbox::new(workspace, policy, egress, CommandSandbox::unavailable("a test"));
+        Self { directory, tools }
+    }
+
+    fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    fn write(&self, name: &str, content: impl AsRef<[u8]>) {
+        let path = self.path(name);
+        std::fs::create_dir_all(path.parent().expect("a directory")).expect("made");
+        std::fs::write(path, content).expect("written");
+    }
+
+    fn read(&self, name: &str) -> String {
+        std::fs::read_to_string(self.path(name)).expect("readable")
+    }
+
+    async fn call(&self, name: &str, args: Value) -> Value {
+        self.tools.call(name, args, &CallContext::default()).await.expect("a call that succeeds")
+    }
+
+    async fn fails(&self, name: &str, args: Value) -> ToolError {
+        match self.tools.call(name, args, &CallContext::default()).await {
+            Ok(result) => panic!("{name} should fail, but returned {result}"),
+            Err(error) => error,
+        }
+    }
+}
+
+#[test]
+fn declarations_are_typescript_with_every_tool_documented() {
+    let text = declarations();
+    assert!(text.contains("declare function read_file(path: string, start_line?: number, end_line?: number): string;"));
+    assert!(text.contains("declare function edit_file(path: string, diffs: { old: string; new: string }[]):"));
+    assert!(text.contains("declare function print(value: unknown): void;"));
+    assert!(text.contains(" * @param options.timeout_seconds "));
+    for tool in definitions() {
+        assert!(text.contains(&format!("declare function {}(", tool.name)));
+        assert!(tool.example.starts_with(&format!("{}(", tool.name)), "{}", tool.name);
+        let optional_first = tool.parameters.windows(2).any(|pair| !pair[0].required && pair[1].required);
+        assert!(!optional_first, "{} has a required parameter after an optional one", tool.name);
+        assert!(tool.description.lines().all(|line| !line.starts_with(' ')), "{}", tool.name);
+        assert!(!tool.description.contains("*/"), "{}", tool.name);
+    }
+}
+
+#[test]
+fn schemas_name_types_bounds_and_what_is_required() {
+    let schema = definition("grep").expect("a tool").input_schema();
+    assert_eq!(schema["required"], json!(["query"]));
+    assert_eq!(schema["additionalProperties"], json!(false));
+    assert_eq!(schema["properties"]["options"]["properties"]["max_results"]["maximum"], json!(2000));
+}
+
+#[tokio::test]
+async fn every_declared_tool_has_an_implementation() {
+    let bench = Bench::new();
+    for tool in definitions() {
+        let wrong = bench.fails(tool.name, json!([1, 2, 3, 4, 5, 6, 7, 8])).await;
+        let expected = if tool.provider == Provider::Host { "InvalidArguments" } else { "UnknownTool" };
+        assert_eq!(wrong.name, expected, "{}", tool.name);
+    }
+    let unknown = bench.fails("readfile", json!([])).await;
+    assert_eq!(unknown.name, "UnknownTool");
+    assert!(unknown.message.contains("Did you mean read_file?"), "{unknown}");
+}
+
+#[tokio::test]
+async fn arguments_are_taken_by_position_by_name_and_as_one_object() {
+    let bench = Bench::new();
+    bench.write("a", "1\n2\n3\n");
+    for args in [
+        json!(["a", 2, 2]),
+        json!(["a", 2.0, 2.0]),
+        json!({"path": "a", "start_line": 2, "end_line": 2}),
+        json!([{"path": "a", "start_line": 2, "end_line": 2}]),
+    ] {
+        assert_eq!(bench.call("read_file", args).await, json!("2\n"));
+    }
+    assert_eq!(bench.call("read_file", json!(["a", null, 1])).await, json!("1\n"));
+}
+
+#[tokio::test]
+async fn wrong_arguments_are_explained_with_parameter_value_and_example() {
+    let bench = Bench::new();
+    let cases = [
+        ("read_file", json!([]), "is missing \"path\""),
+        ("read_file", json!([5]), "\"path\" to be a non-empty string of at most 4096 bytes, but got 5 (number)"),
+        ("read_file", json!([""]), "\"path\" to be a non-empty string"),
+        ("read_file", json!(["a", 0]), "\"start_line\" to be a whole number of at least 1, but got 0 (number)"),
+        ("read_file", json!(["a", 1.5]), "but got 1.5 (number)"),
+        ("read_file", json!(["a", -1]), "but got -1 (number)"),
+        ("read_file", json!(["a", 1e300]), "but got 1e+300 (number)"),
+        ("read_file", json!(["a", "3"]), "but got \"3\" (string)"),
+        ("read_file", json!({"file": "a", "path": "b"}), "has no parameter \"file\""),
+        ("read_file", json!({"path": "b", "startline": 1}), "did you mean \"start_line\"?"),
+        ("edit_file", json!(["a", []]), "\"diffs\" to be a non-empty list"),
+        ("edit_file", json!(["a", [{"old": "x"}]]), "is missing \"diffs[0].new\""),
+        ("edit_file", json!(["a", ["x"]]), "\"diffs[0]\" to be an object"),
+        ("grep", json!(["x", ".", {"include": [1]}]), "\"options.include\" to be a string or a list of strings"),
+        ("execute_command", json!(["x", {"timeout_seconds": 601}]), "from 1 to 600"),
+        ("execute_command", json!(["x", {"env": {"A": 1}}]), "\"options.env.A\" to be a string"),
+        ("fetch", json!(["https://a.com", {"method": "BREW"}]), "one of \"GET\""),
+    ];
+    for (tool, args, expected) in cases {
+        let error = bench.fails(tool, args.clone()).await;
+        assert_eq!(error.name, "InvalidArguments", "{tool} {args}");
+        assert!(error.message.contains(expected), "{tool} {args}: {}", error.message);
+        assert!(error.message.contains("Example: "), "{}", error.message);
+    }
+}
+
+#[tokio::test]
+async fn giant_and_odd_arguments_are_refused_with_a_short_message() {
+    let bench = Bench::new();
+    let giant = "x".repeat(5_000_000);
+    let nested = (0..100).fold(json!(1), |inner, _| json!([inner]));
+    for args in [json!([giant]), json!({"path": "a", giant.as_str(): 1}), nested, json!("\u{0}"), json!([{"a": giant}])]
+    {
+        let error = bench.fails("read_file", args).await;
+        assert!(error.message.len() < 2_000, "{} bytes", error.message.len());
+    }
+}
+
+#[tokio::test]
+async fn a_cancelled_call_does_nothing() {
+    let bench = Bench::new();
+    let cx = CallContext::default();
+    cx.cancel.cancel();
+    let error = bench.tools.call("create_file", json!(["a", "x"]), &cx).await.expect_err("cancelled");
+    assert_eq!(error.name, "Cancelled");
+    assert!(!bench.path("a").exists());
+}
+
+#[tokio::test]
+async fn commands_give_results_and_refusals_as_scripts_expect_them() {
+    let mut policy = Policy::default();
+    let refusing = Bench::with(policy.clone(), Egress::new(&[]).expect("an HTTP client"));
+    let refused = refusing.fails("execute_command", json!(["touch ran"])).await;
+    assert_eq!(refused.name, "CommandsUnavailable");
+    assert!(refused.message.contains("nothing ran"));
+    assert!(!refusing.path("ran").exists());
+
+    policy.commands.confinement = Confinement::AllowUnconfined;
+    let bench = Bench::with(policy, Egress::new(&[]).expect("an HTTP client"));
+    bench.write("sub/a", "");
+    let options = json!({"cwd": "sub", "env": {"A": "b"}, "stdin": "in"});
+    let mut result = bench.call("execute_command", json!(["ls; echo $A >&2; cat; exit 3", options])).await;
+    assert!(result["duration_ms"].take().is_number());
+    let expected = json!({
+        "exit_code": 3, "stdout": "a\nin", "stderr": "b\n", "timed_out": false, "signal": null, "truncated": false,
+        "limit_exceeded": null, "duration_ms": null,
+    });
+    assert_eq!(result, expected);
+
+    let result = bench.call("execute_command", json!(["sleep 100", {"timeout_seconds": 1}])).await;
+    assert_eq!((&result["timed_out"], &result["exit_code"]), (&json!(true), &json!(null)));
+    for (args, name) in [
+        (json!(["true", {"cwd": "missing"}]), "FileNotFound"),
+        (json!(["true", {"cwd": "/etc"}]), "OutsideWorkspace"),
+        (json!(["true", {"cwd": "sub/a"}]), "NotADirectory"),
+        (json!(["true", {"env": {"A B": "x"}}]), "InvalidArguments"),
+        (json!(["true\u{0}"]), "InvalidArguments"),
+    ] {
+        assert_eq!(bench.fails("execute_command", args).await.name, name);
+    }
+}

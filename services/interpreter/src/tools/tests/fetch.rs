@@ -1,0 +1,248 @@
+//! `fetch`, and addresses that it must not reach.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
+use tokio::sync::mpsc;
+
+use super::*;
+
+const LOCAL: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+
+/// A server that answers every request with what `answer` makes of it, and passes the requests on.
+async fn server(answer: impl Fn(&str) -> Vec<u8> + Send + 'static) -> (SocketAddr, mpsc::UnboundedReceiver<String>) {
+    let listener = TcpListener::bind((LOCAL, 0)).await.expect("a port");
+    let address = listener.local_addr().expect("an address");
+    let (seen, requests) = mpsc::unbounded_channel();
+    tokio::spawn(async move {
+        while let Ok((mut stream, _)) = listener.accept().await {
+            let mut request = Vec::new();
+            let mut buffer = [0; 4096];
+            // Small requests only: the body arrives with the head, or is announced by its length.
+            while let Ok(read @ 1..) = stream.read(&mut buffer).await {
+                request.extend_from_slice(&buffer[..read]);
+                if is_complete(&request) {
+                    break;
+                }
+            }
+            let request = String::from_utf8_lossy(&request).into_owned();
+            let response = answer(&request);
+            drop(seen.send(request));
+            drop(stream.write_all(&response).await);
+        }
+    });
+    (address, requests)
+}
+
+fn is_complete(request: &[u8]) -> bool {
+    let text = String::from_utf8_lossy(request);
+    let Some((head, body)) = text.split_once("\r\n\r\n") else { return false };
+    let length = head.lines().find_map(|line| line.strip_prefix("content-length: ")?.parse::<usize>().ok());
+    body.len() >= length.unwrap_or(0)
+}
+
+fn ok(body: &str) -> Vec<u8> {
+    let length = body.len();
+    format!("HTTP/1.1 200 OK\r\nContent-Length: {length}\r\nX-A: 1\r\nX-A: 2\r\nConnection: close\r\n\r\n{body}").into()
+}
+
+fn redirect(status: u16, to: &str) -> Vec<u8> {
+    format!("HTTP/1.1 {status} Moved\r\nLocation: {to}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n").into()
+}
+
+/// A toolbox that may reach these hosts, and 127.0.0.1 although it is not public.
+fn granted(hosts: &[&str]) -> Bench {
+    let hosts = hosts.iter().map(|host| host.parse().expect("a host")).collect();
+    let policy = Policy { hosts, ..Policy::default() };
+    Bench::with(policy, Egress::new(&[LOCAL]).expect("an HTTP client"))
+}
+
+#[tokio::test]
+async fn a_response_comes_with_status_headers_and_body() {
+    let (address, mut requests) = server(|_| ok("hello")).await;
+    let bench = granted(&["127.0.0.1"]);
+    let url = format!("http://{address}/a?b=c");
+    let options = json!({"method": "post", "headers": {"X-Key": "k", "Content-Type": "text/plain"}, "body": "data"});
+    let result = bench.call("fetch", json!([url, options])).await;
+    assert_eq!(
+        (&result["status"], &result["body"], &result["truncated"]),
+        (&json!(200), &json!("hello"), &json!(false))
+    );
+    assert_eq!((&result["headers"]["x-a"], &result["url"]), (&json!("1, 2"), &json!(url)));
+    let request = requests.recv().await.expect("a request").to_lowercase();
+    assert!(request.starts_with("post /a?b=c http/1.1\r\n") && request.ends_with("\r\n\r\ndata"), "{request}");
+    assert!(request.contains("x-key: k\r\n") && request.contains("content-type: text/plain\r\n"), "{request}");
+}
+
+#[tokio::test]
+async fn a_status_that_is_no_success_is_a_result() {
+    let (address, _requests) =
+        server(|_| b"HTTP/1.1 503 No\r\nContent-Length: 4\r\nConnection: close\r\n\r\nbusy".to_vec()).await;
+    let result = granted(&["127.0.0.1"]).call("fetch", json!([format!("http://{address}/")])).await;
+    assert_eq!((&result["status"], &result["body"]), (&json!(503), &json!("busy")));
+}
+
+#[tokio::test]
+async fn a_host_that_was_not_granted_is_refused_and_the_message_says_how_to_grant_it() {
+    for hosts in [&[][..], &["example.com"], &["*.0.0.1"][..0]] {
+        let error = granted(hosts).fails("fetch", json!(["http://other.example.org/"])).await;
+        assert_eq!(error.name, "HostNotGranted");
+        assert!(error.message.contains("other.example.org") && error.message.contains("grant"), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn private_addresses_are_refused_in_every_spelling_although_every_host_is_granted() {
+    let policy = Policy { hosts: vec!["*".parse().expect("a host")], ..Policy::default() };
+    let bench = Bench::with(policy, Egress::new(&[]).expect("an HTTP client"));
+    // A server that would answer, so that a refusal is not for lack of one.
+    let (address, mut requests) = server(|_| ok("secret")).await;
+    let port = address.port();
+    let hosts = [
+        "127.0.0.1",
+        "localhost",
+        "LOCALHOST",
+        "127.1",
+        "2130706433",
+        "0x7f000001",
+        "017700000001",
+        "0",
+        "0.0.0.0",
+        "[::1]",
+        "[::]",
+        "[::ffff:127.0.0.1]",
+        "[::ffff:7f00:1]",
+        "[64:ff9b::7f00:1]",
+        "169.254.169.254",
+        "[fd00:ec2::254]",
+        "10.0.0.1",
+        "192.168.0.1",
+        "172.16.0.1",
+        "100.100.100.200",
+        "168.63.129.16",
+        "[fe80::1]",
+    ];
+    for host in hosts {
+        let error = bench.fails("fetch", json!([format!("http://{host}:{port}/")])).await;
+        assert_eq!(error.name, "AddressForbidden", "{host}: {error}");
+    }
+    assert!(requests.try_recv().is_err(), "a request went out");
+}
+
+#[tokio::test]
+async fn a_redirect_is_checked_like_the_first_address() {
+    let (inner, mut reached) = server(|_| ok("secret")).await;
+    let port = inner.port();
+    let targets = [
+        (format!("http://127.0.0.2:{port}/"), "AddressForbidden"),
+        (format!("http://localhost:{port}/"), "HostNotGranted"),
+        (format!("http://[::1]:{port}/"), "AddressForbidden"),
+        ("http://169.254.169.254/latest/meta-data".to_owned(), "AddressForbidden"),
+        ("http://elsewhere.example.org/".to_owned(), "HostNotGranted"),
+        ("file:///etc/passwd".to_owned(), "FetchFailed"),
+        ("http://".to_owned(), "FetchFailed"),
+    ];
+    for (target, expected) in targets {
+        let to = target.clone();
+        let (outer, _requests) = server(move |_| redirect(302, &to)).await;
+        let bench = granted(&["127.0.0.1", "127.0.0.2", "::1", "169.254.169.254"]);
+        let error = bench.fails("fetch", json!([format!("http://{outer}/")])).await;
+        assert_eq!(error.name, expected, "{target}: {error}");
+    }
+    assert!(reached.try_recv().is_err(), "a request went to the server behind the redirect");
+}
+
+#[tokio::test]
+async fn a_redirect_to_another_origin_takes_no_credentials_along() {
+    let (inner, mut reached) = server(|_| ok("there")).await;
+    let to = format!("http://user:password@{inner}/next");
+    let (outer, _requests) = server(move |_| redirect(307, &to)).await;
+    let headers =
+        json!({"Authorization": "Bearer s3cret", "Cookie": "s3cret", "X-Api-Key": "s3cret", "Accept": "text/plain"});
+    let options = json!({"method": "POST", "headers": headers, "body": "data"});
+    let result = granted(&["127.0.0.1"]).call("fetch", json!([format!("http://{outer}/"), options])).await;
+    assert_eq!((&result["body"], &result["url"]), (&json!("there"), &json!(format!("http://{inner}/next"))));
+    let request = reached.recv().await.expect("a request").to_lowercase();
+    assert!(request.starts_with("post ") && request.ends_with("data") && request.contains("accept: text/plain"));
+    assert!(!request.contains("s3cret") && !request.contains("authorization"), "{request}");
+}
+
+#[tokio::test]
+async fn a_redirect_within_an_origin_keeps_headers_and_a_303_becomes_a_get() {
+    let (address, mut requests) =
+        server(|request| if request.starts_with("GET /done") { ok("done") } else { redirect(303, "/done") }).await;
+    let options = json!({"method": "POST", "headers": {"X-Api-Key": "k"}, "body": "data"});
+    let result = granted(&["127.0.0.1"]).call("fetch", json!([format!("http://{address}/"), options])).await;
+    assert_eq!(result["body"], json!("done"));
+    requests.recv().await.expect("the first request");
+    let second = requests.recv().await.expect("the second request").to_lowercase();
+    assert!(second.contains("x-api-key: k\r\n") && !second.ends_with("data"), "{second}");
+}
+
+#[tokio::test]
+async fn redirects_end() {
+    let (address, _requests) = server(|_| redirect(302, "/again")).await;
+    let error = granted(&["127.0.0.1"]).fails("fetch", json!([format!("http://{address}/")])).await;
+    assert_eq!(error.name, "TooManyRedirects");
+}
+
+#[tokio::test]
+async fn a_body_without_end_is_cut() {
+    let (address, _requests) = server(|_| {
+        let mut response = b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n".to_vec();
+        response.extend("\u{e4}".repeat(1_000_000).into_bytes());
+        response
+    })
+    .await;
+    let options = json!({"max_bytes": 1_001});
+    let result = granted(&["127.0.0.1"]).call("fetch", json!([format!("http://{address}/"), options])).await;
+    assert_eq!((&result["body"], &result["truncated"]), (&json!("\u{e4}".repeat(500)), &json!(true)));
+}
+
+#[tokio::test]
+async fn a_host_that_does_not_answer_times_out_and_can_be_cancelled() {
+    let listener = TcpListener::bind((LOCAL, 0)).await.expect("a port");
+    let url = format!("http://{}/?key=s3cret", listener.local_addr().expect("an address"));
+    let bench = granted(&["127.0.0.1"]);
+    let error = bench.fails("fetch", json!([url, {"timeout_seconds": 1}])).await;
+    assert_eq!(error.name, "Timeout");
+    assert!(error.message.contains("unknown") && !error.message.contains("s3cret"), "{error}");
+
+    let cx = CallContext::default();
+    let (result, ()) = tokio::join!(bench.tools.call("fetch", json!([url]), &cx), async {
+        drop(listener.accept().await);
+        cx.cancel.cancel();
+    });
+    assert_eq!(result.expect_err("cancelled").name, "Cancelled");
+}
+
+#[tokio::test]
+async fn a_host_that_cannot_be_reached_is_said_without_the_query() {
+    let listener = TcpListener::bind((LOCAL, 0)).await.expect("a port");
+    let address = listener.local_addr().expect("an address");
+    drop(listener);
+    let error = granted(&["127.0.0.1"]).fails("fetch", json!([format!("http://{address}/?key=s3cret")])).await;
+    assert_eq!(error.name, "FetchFailed");
+    assert!(error.message.contains("nothing was sent") && !error.message.contains("s3cret"), "{error}");
+}
+
+#[tokio::test]
+async fn requests_that_make_no_sense_are_refused() {
+    let bench = granted(&["*"]);
+    let cases = [
+        json!(["example.com/a"]),
+        json!(["file:///etc/passwd"]),
+        json!(["ftp://example.com/"]),
+        json!(["http://user:password@example.com/"]),
+        json!(["http://example.com/", {"headers": {"Host": "other"}}]),
+        json!(["http://example.com/", {"headers": {"Proxy-Authorization": "x"}}]),
+        json!(["http://example.com/", {"headers": {"A B": "x"}}]),
+        json!(["http://example.com/", {"headers": {"A": "x\r\nB: y"}}]),
+    ];
+    for args in cases {
+        let error = bench.fails("fetch", args.clone()).await;
+        assert_eq!(error.name, "InvalidArguments", "{args}");
+        assert!(!error.message.contains("password@"), "{error}");
+    }
+}

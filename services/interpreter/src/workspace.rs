@@ -1,0 +1,365 @@
+//! A workspace: the one directory tree that tools may read and change.
+//!
+//! Confinement is done by the kernel. Every path is resolved with `openat2` relative to a directory descriptor held
+//! since the workspace was opened, with `RESOLVE_BENEATH` and `RESOLVE_NO_MAGICLINKS`. A `..`, an absolute path or a
+//! symbolic link that would leave the tree fails inside the system call, so that there is no moment between a check and
+//! a use in which somebody could swap a directory for a link.
+//!
+//! Deliberately absent: any check of paths by comparing strings. Absolute paths that start with the root are made
+//! relative as a convenience, and then resolved like every other path.
+
+mod walk;
+mod write;
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Component, Path, PathBuf};
+use std::sync::Arc;
+
+use rustix::fs::{FileType, Mode, OFlags, ResolveFlags};
+use rustix::io::Errno;
+
+pub(crate) use walk::{EntryKind, Walk, WalkEnd};
+pub(crate) use write::{Expected, Version, Written};
+
+/// How often a resolution is repeated that the kernel gave up because a directory was renamed meanwhile (`EAGAIN`).
+const RESOLVE_ATTEMPTS: usize = 64;
+
+/// Longest path accepted, in bytes (Linux `PATH_MAX`).
+const MAX_PATH_BYTES: usize = 4096;
+
+/// A directory tree that tools are confined to. Cloning shares the descriptor.
+#[derive(Clone, Debug)]
+pub struct Workspace {
+    inner: Arc<Inner>,
+}
+
+#[derive(Debug)]
+struct Inner {
+    /// The root as it was named by whoever opened it.
+    named: PathBuf,
+    /// The root with symbolic links resolved, when it was opened.
+    root: PathBuf,
+    directory: OwnedFd,
+    /// Serialises read-modify-write of files, so that concurrent edits of one script never lose one another.
+    writing: std::sync::Mutex<()>,
+}
+
+/// Why a workspace cannot be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    /// The root does not exist, is not a directory, or may not be entered.
+    #[error("the workspace {} cannot be opened as a directory", .path.display())]
+    Root {
+        /// The root as given.
+        path: PathBuf,
+        /// What the operating system said.
+        #[source]
+        source: io::Error,
+    },
+    /// `/` as a workspace would confine nothing.
+    #[error("the root of the file system cannot be a workspace")]
+    WholeSystem,
+    /// The kernel (before 5.6) or a seccomp filter does not offer `openat2`; nothing else confines without races.
+    #[error(
+        "this kernel does not offer openat2 with RESOLVE_BENEATH (Linux 5.6 or newer, not filtered by seccomp), \
+         without which a workspace cannot be confined"
+    )]
+    Unsupported {
+        /// What the operating system said.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// Why a path inside a workspace cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum PathError {
+    /// The path leads out of the workspace, directly or through a symbolic link.
+    #[error("{path:?} leads outside of the workspace")]
+    Outside {
+        /// The path as given.
+        path: String,
+    },
+    /// Nothing has this name.
+    #[error("{path:?} does not exist")]
+    NotFound {
+        /// The path as given.
+        path: String,
+    },
+    /// A directory where a file is needed.
+    #[error("{path:?} is a directory")]
+    IsDirectory {
+        /// The path as given.
+        path: String,
+    },
+    /// A file where a directory is needed.
+    #[error("{path:?} is not a directory, or a part of it is not")]
+    NotDirectory {
+        /// The path as given.
+        path: String,
+    },
+    /// A device, socket or pipe.
+    #[error("{path:?} is not a regular file but a {kind}")]
+    Special {
+        /// The path as given.
+        path: String,
+        /// What it is.
+        kind: &'static str,
+    },
+    /// The operating system refuses access.
+    #[error("access to {path:?} is denied")]
+    Denied {
+        /// The path as given.
+        path: String,
+    },
+    /// The text cannot be a path.
+    #[error("{path:?} is not a usable path: {why}")]
+    Invalid {
+        /// The path as given, shortened.
+        path: String,
+        /// What is wrong with it.
+        why: &'static str,
+    },
+    /// The file was changed by somebody else between being read and being replaced.
+    #[error("{path:?} was changed by something else meanwhile")]
+    Changed {
+        /// The path as given.
+        path: String,
+    },
+    /// Anything else that went wrong.
+    #[error("input or output failed for {path:?}")]
+    Io {
+        /// The path as given.
+        path: String,
+        /// What the operating system said.
+        #[source]
+        source: io::Error,
+    },
+}
+
+/// A path relative to the root of a workspace. It is not yet resolved: only opening it says whether it stays inside.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RelativePath(PathBuf);
+
+impl RelativePath {
+    /// The root itself.
+    pub(crate) fn root() -> Self {
+        Self(PathBuf::from("."))
+    }
+
+    /// The path as the operating system wants it; `.` for the root.
+    pub(crate) fn as_path(&self) -> &Path {
+        &self.0
+    }
+
+    /// Whether this is the root itself.
+    pub(crate) fn is_root(&self) -> bool {
+        self.0 == Path::new(".")
+    }
+
+    /// The path for people and models; bytes that are no UTF-8 are replaced.
+    pub(crate) fn shown(&self) -> String {
+        self.0.to_string_lossy().into_owned()
+    }
+
+    /// The directory that contains the last component, and that component; none for the root and for `..`.
+    pub(crate) fn split(&self) -> Option<(Self, &OsStr)> {
+        match self.0.components().next_back() {
+            Some(Component::Normal(name)) => {
+                let parent = self.0.parent().unwrap_or(Path::new(""));
+                let parent = if parent.as_os_str().is_empty() { Self::root() } else { Self(parent.to_owned()) };
+                Some((parent, name))
+            }
+            _ => None,
+        }
+    }
+
+    /// The path of something within this directory.
+    pub(crate) fn join(&self, name: &OsStr) -> Self {
+        if self.is_root() { Self(PathBuf::from(name)) } else { Self(self.0.join(name)) }
+    }
+}
+
+impl Workspace {
+    /// Opens the directory `root` as a workspace and makes sure that the kernel can confine it.
+    ///
+    /// # Errors
+    /// When the root is no directory, is `/`, or when the kernel lacks `openat2`.
+    pub fn open(root: impl AsRef<Path>) -> Result<Self, OpenError> {
+        let named = root.as_ref();
+        let refused = |source: io::Error| OpenError::Root { path: named.to_owned(), source };
+        let canonical = named.canonicalize().map_err(refused)?;
+        if canonical.parent().is_none() {
+            return Err(OpenError::WholeSystem);
+        }
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let directory = rustix::fs::open(&canonical, flags, Mode::empty()).map_err(|e| refused(e.into()))?;
+        match beneath(directory.as_fd(), Path::new("."), flags, Mode::empty(), ResolveFlags::empty()) {
+            Ok(_) => {}
+            Err(error @ (Errno::NOSYS | Errno::PERM | Errno::INVAL)) => {
+                return Err(OpenError::Unsupported { source: error.into() });
+            }
+            Err(error) => return Err(refused(error.into())),
+        }
+        let inner = Inner { named: named.to_owned(), root: canonical, directory, writing: std::sync::Mutex::new(()) };
+        Ok(Self { inner: Arc::new(inner) })
+    }
+
+    /// The absolute path of the root, without symbolic links.
+    #[must_use]
+    pub fn root(&self) -> &Path {
+        &self.inner.root
+    }
+
+    /// Turns what a caller wrote into a path relative to the root. Absolute paths below the root are accepted.
+    ///
+    /// # Errors
+    /// [`PathError::Outside`] for other absolute paths, [`PathError::Invalid`] for text that cannot be a path.
+    pub fn locate(&self, given: &str) -> Result<RelativePath, PathError> {
+        let invalid = |why| PathError::Invalid { path: given.chars().take(200).collect(), why };
+        if given.is_empty() {
+            return Err(invalid("it is empty"));
+        }
+        if given.contains('\0') {
+            return Err(invalid("it contains a NUL character"));
+        }
+        if given.len() > MAX_PATH_BYTES {
+            return Err(invalid("it is longer than 4096 bytes"));
+        }
+        let mut path = Path::new(given);
+        if path.is_absolute() {
+            path = path
+                .strip_prefix(&self.inner.root)
+                .or_else(|_| path.strip_prefix(&self.inner.named))
+                .map_err(|_| PathError::Outside { path: given.to_owned() })?;
+        }
+        // `..` stays: what it means depends on symbolic links, which only the kernel follows correctly.
+        let cleaned: PathBuf = path.components().filter(|part| !matches!(part, Component::CurDir)).collect();
+        if cleaned.as_os_str().is_empty() { Ok(RelativePath::root()) } else { Ok(RelativePath(cleaned)) }
+    }
+
+    /// Opens a regular file for reading.
+    pub(crate) fn open_file(&self, path: &RelativePath) -> Result<File, PathError> {
+        // Without O_NONBLOCK a pipe without a writer would block this thread for ever.
+        let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY | OFlags::CLOEXEC;
+        let file = File::from(self.open_at(path, flags)?);
+        let stat = rustix::fs::fstat(&file).map_err(|e| path_error(path, e))?;
+        match FileType::from_raw_mode(stat.st_mode) {
+            FileType::RegularFile => Ok(file),
+            FileType::Directory => Err(PathError::IsDirectory { path: path.shown() }),
+            other => Err(PathError::Special { path: path.shown(), kind: kind_name(other) }),
+        }
+    }
+
+    /// Opens a directory for reading its entries.
+    pub(crate) fn open_directory(&self, path: &RelativePath) -> Result<OwnedFd, PathError> {
+        self.open_at(path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC)
+    }
+
+    /// What `path` leads to, following symbolic links that stay inside.
+    pub(crate) fn file_type(&self, path: &RelativePath) -> Result<FileType, PathError> {
+        let handle = self.open_at(path, OFlags::PATH | OFlags::CLOEXEC)?;
+        let stat = rustix::fs::fstat(&handle).map_err(|e| path_error(path, e))?;
+        Ok(FileType::from_raw_mode(stat.st_mode))
+    }
+
+    fn open_at(&self, path: &RelativePath, flags: OFlags) -> Result<OwnedFd, PathError> {
+        beneath(self.inner.directory.as_fd(), path.as_path(), flags, Mode::empty(), ResolveFlags::empty())
+            .map_err(|e| path_error(path, e))
+    }
+
+    /// Names that exist near a path that does not, best first, at most `limit`.
+    pub(crate) fn similar_names(&self, missing: &RelativePath, limit: usize) -> Vec<String> {
+        let mut wanted = missing.clone();
+        // The nearest directory that exists is where the first wrong component is.
+        while let Some((parent, name)) = wanted.split() {
+            let (parent, name) = (parent.clone(), name.to_string_lossy().into_owned());
+            if let Ok(directory) = self.open_directory(&parent) {
+                return near(&directory, &parent, &name, limit);
+            }
+            wanted = parent;
+        }
+        Vec::new()
+    }
+}
+
+/// Resolves `path` below `directory`, never leaving it, and repeats when a concurrent rename made the kernel give up.
+fn beneath(
+    directory: BorrowedFd<'_>,
+    path: &Path,
+    flags: OFlags,
+    mode: Mode,
+    extra: ResolveFlags,
+) -> rustix::io::Result<OwnedFd> {
+    let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_MAGICLINKS | extra;
+    let mut attempt = 0;
+    loop {
+        attempt += 1;
+        match rustix::fs::openat2(directory, path, flags, mode, resolve) {
+            Err(Errno::AGAIN | Errno::INTR) if attempt < RESOLVE_ATTEMPTS => {}
+            result => return result,
+        }
+    }
+}
+
+fn path_error(path: &RelativePath, error: Errno) -> PathError {
+    let path = path.shown();
+    match error {
+        Errno::XDEV => PathError::Outside { path },
+        Errno::NOENT => PathError::NotFound { path },
+        Errno::ISDIR => PathError::IsDirectory { path },
+        Errno::NOTDIR => PathError::NotDirectory { path },
+        Errno::ACCESS | Errno::PERM | Errno::ROFS => PathError::Denied { path },
+        Errno::LOOP => PathError::Invalid { path, why: "its symbolic links form a loop or lead into the kernel" },
+        Errno::NAMETOOLONG => PathError::Invalid { path, why: "a name in it is too long" },
+        other => PathError::Io { path, source: other.into() },
+    }
+}
+
+fn kind_name(kind: FileType) -> &'static str {
+    match kind {
+        FileType::Fifo => "pipe",
+        FileType::Socket => "socket",
+        FileType::CharacterDevice | FileType::BlockDevice => "device",
+        FileType::Symlink => "symbolic link",
+        FileType::Directory => "directory",
+        _ => "special file",
+    }
+}
+
+fn near(directory: &OwnedFd, parent: &RelativePath, wanted: &str, limit: usize) -> Vec<String> {
+    const CONSIDERED: usize = 2_000;
+    let Ok(entries) = rustix::fs::Dir::read_from(directory) else { return Vec::new() };
+    let names: Vec<String> = entries
+        .flatten()
+        .take(CONSIDERED)
+        .map(|entry| String::from_utf8_lossy(entry.file_name().to_bytes()).into_owned())
+        .filter(|name| name != "." && name != "..")
+        .collect();
+    let lowered = wanted.to_lowercase();
+    // A name that differs only in case, or only in its ending, is what was most likely meant.
+    let stem = lowered.split('.').next().unwrap_or_default();
+    let mut found: Vec<&str> = names
+        .iter()
+        .map(String::as_str)
+        .filter(|name| {
+            let name = name.to_lowercase();
+            name == lowered || (stem.len() > 2 && name.split('.').next() == Some(stem))
+        })
+        .collect();
+    let all: Vec<&str> = names.iter().map(String::as_str).collect();
+    for name in similar::get_close_matches(wanted, &all, limit, 0.6) {
+        if !found.contains(&name) {
+            found.push(name);
+        }
+    }
+    found.truncate(limit);
+    found.into_iter().map(|name| parent.join(OsStr::from_bytes(name.as_bytes())).shown()).collect()
+}
+
+#[cfg(test)]
+mod tests;
