@@ -1,0 +1,323 @@
+//! One activation of a task: load, decide, commit, perform. It takes no state with it but what a worker reported, so
+//! it can be repeated at any time and on any replica.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use construct_bus::{Bus, subject};
+use construct_domain::{
+    MessageId, ModelId, StepId, TaskId,
+    decide::{self, Decision, Effect, Event, Fresh},
+    message::{Block, Content, Source},
+    money::Usage,
+    task::{Failure, Outcome, StepResult, Task},
+};
+use construct_proto::mesh::v1 as mesh;
+use construct_store::{
+    AppendedMessage, Committed, EndedMessage, Error, LoadedTask, NewEvent, Purpose, StepUsage, Store, TaskCommit,
+};
+use jiff::Timestamp;
+use uuid::Uuid;
+
+use crate::{catalogue::Catalogue, command, convert, record};
+
+/// How often a commit that lost a race is decided anew before the activation is given back.
+const MAX_CONFLICTS: u32 = 8;
+/// Decisions one activation may take in a row, so that a task with a long queue lets others have a turn.
+const MAX_DECISIONS: u32 = 16;
+
+/// What activations work with.
+#[derive(Debug)]
+pub(crate) struct Activator {
+    pub(crate) store: Store,
+    pub(crate) bus: Bus,
+    pub(crate) catalogue: Catalogue,
+}
+
+/// What is to be done about the task after an activation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Next {
+    /// Nothing until somebody says so.
+    Idle,
+    /// Look again at this time.
+    Wake(Timestamp),
+    /// The task is deleted.
+    Gone,
+}
+
+/// A worker's result, understood.
+struct Report {
+    result: StepResult,
+    usage: Usage,
+    model: Option<ModelId>,
+    number: u64,
+}
+
+impl Report {
+    fn read(result: mesh::StepResult) -> Result<Self, convert::Invalid> {
+        let model = result.model_id.parse().ok();
+        let number = result.step.as_ref().map_or(0, |step| step.number);
+        let (result, usage) = convert::step_result(result)?;
+        Ok(Self { result, usage, model, number })
+    }
+}
+
+impl Activator {
+    /// Looks at the task, with what a worker reported if it is about that. On `Err` nothing that was reported is lost:
+    /// the message it came in is not acknowledged and comes again.
+    #[tracing::instrument(name = "reconciler.task.activate", skip_all, fields(task = %task))]
+    pub(crate) async fn activate(self: &Arc<Self>, task: TaskId, result: Option<mesh::StepResult>) -> Result<Next, Error> {
+        let mut report = match result.map(Report::read).transpose() {
+            Ok(report) => report,
+            Err(error) => {
+                tracing::error!(%error, "a worker's result is dropped; the step's deadline will end it");
+                None
+            }
+        };
+        let mut conflicts = 0;
+        for _ in 0..MAX_DECISIONS {
+            let Some(loaded) = self.store.task_load(task).await? else { return Ok(Next::Gone) };
+            if loaded.deleted {
+                return self.purge(&loaded).await;
+            }
+            let (decision, committed) = match self.decide(&loaded, report.as_ref()).await {
+                Err(Error::Conflict) if conflicts < MAX_CONFLICTS => {
+                    conflicts += 1;
+                    continue;
+                }
+                done => done?,
+            };
+            report = None;
+            for effect in &decision.effects {
+                // What cannot be carried out is a result of the step like any other.
+                report = self.perform(&loaded, &decision.task, effect).await?.map(Report::from_failure).or(report);
+            }
+            let next_wake = committed.as_ref().map_or(decision.task.next_wake, |committed| committed.next_wake);
+            let again = committed.is_some_and(|committed| committed.has_new_intents);
+            match next_wake {
+                _ if report.is_some() || again => {}
+                Some(wake) if wake > Timestamp::now() => return Ok(Next::Wake(wake)),
+                Some(_) => {}
+                None => return Ok(Next::Idle),
+            }
+        }
+        Ok(Next::Wake(Timestamp::now()))
+    }
+
+    /// Decides and commits. The second part is `None` when there was nothing to write.
+    async fn decide(&self, loaded: &LoadedTask, report: Option<&Report>) -> Result<(Decision, Option<Committed>), Error> {
+        let now = Timestamp::now();
+        let event = report.map_or(Event::Wake, |report| Event::Result(report.result.clone()));
+        let decision = decide::decide(&loaded.task, loaded.queued, event, now, fresh());
+        let usage = report.map(|report| report.usage).unwrap_or_default();
+        let paid = report.and_then(|report| step_usage(loaded, report));
+
+        if !decision.changes(&loaded.task) {
+            if let Some(paid) = &paid {
+                self.store.step_usage_record(loaded.task.organization, loaded.task.id, paid, now).await?;
+            }
+            if loaded.has_new_intents() {
+                self.store.task_intents_seen(loaded.task.id, loaded.intents).await?;
+            }
+            return Ok((decision, None));
+        }
+
+        let current = report.filter(|report| loaded.task.step.as_ref().is_some_and(|step| step.id == report.result.step));
+        let step = current.map(|report| report.number);
+        let mut commit = TaskCommit::new(loaded, &decision.task, now);
+        commit.admitted = decision.admitted;
+        commit.appended = decision
+            .appended
+            .iter()
+            .map(|message| {
+                let assistant = message.source == Source::Assistant;
+                AppendedMessage {
+                    id: message.id,
+                    position: message.position,
+                    source: message.source,
+                    content: Content { blocks: message.blocks.clone() },
+                    agent: assistant.then_some(loaded.task.agent),
+                    usage: if assistant { usage } else { Usage::default() },
+                    step: current.map(|report| report.result.step),
+                }
+            })
+            .collect();
+        commit.ended = decision.ended.as_ref().map(|ended| EndedMessage {
+            message: ended.message,
+            error: ended_error(&decision),
+        });
+        commit.drop_queued = decision.drop_queued;
+        commit.usage = paid.into_iter().collect();
+        commit.tool_uses = tool_uses(&decision);
+        commit.title = report.and_then(|report| title(loaded, report));
+        commit.trace_id = trace_id();
+        commit.events = record::events(loaded, &decision, &usage, step, now);
+        let events = commit.events.clone();
+        let committed = self.store.task_commit(commit).await?;
+        self.publish(loaded, committed.first_event_sequence, events, now);
+        Ok((decision, Some(committed)))
+    }
+
+    /// Tells whoever listens, without holding up the task: the records are in PostgreSQL, and a subscriber that misses
+    /// one on the mesh reads it there.
+    fn publish(&self, loaded: &LoadedTask, first: u64, events: Vec<NewEvent>, now: Timestamp) {
+        let (bus, organization, task) = (self.bus.clone(), loaded.task.organization, loaded.task.id);
+        let publish = async move {
+            for (sequence, event) in (first..).zip(&events) {
+                let published = match record::to_publish(organization, task, sequence, event, now) {
+                    Ok(event) => bus.publish_event(&event).await.map(drop).map_err(|error| error.to_string()),
+                    Err(error) => Err(error.to_string()),
+                };
+                if let Err(error) = published {
+                    tracing::debug!(%task, sequence, error, "an event was not published; subscribers read it later");
+                }
+            }
+        };
+        tokio::spawn(publish);
+    }
+
+    /// Performs an effect. `Some` when it cannot be carried out as configured, which ends the step.
+    async fn perform(&self, loaded: &LoadedTask, now: &Task, effect: &Effect) -> Result<Option<StepResult>, Error> {
+        let task = loaded.task.id;
+        let failed = |step: StepId, error: command::Error| {
+            let failure = Failure { class: error.class(), message: error.to_string(), retry_at: None };
+            Some(StepResult { step, outcome: Outcome::Failed(failure) })
+        };
+        match effect {
+            Effect::InvokeModel(step) => match self.model_command(loaded, command::Turn::Answer(step)).await? {
+                Ok(invoke) => self.dispatch(&subject::ModelInvoke::new(subject::Pool::model_default(), task), &invoke).await,
+                Err(error) => return Ok(failed(step.id, error)),
+            },
+            Effect::MakeTitle(step) => match self.model_command(loaded, command::Turn::Title(*step)).await? {
+                Ok(invoke) => self.dispatch(&subject::ModelInvoke::new(subject::Pool::model_default(), task), &invoke).await,
+                Err(error) => return Ok(failed(*step, error)),
+            },
+            Effect::ExecuteCode(step) => {
+                let transcript = self.store.transcript(task).await?;
+                match command::execute(loaded, now, step, &transcript) {
+                    Ok(execute) => {
+                        self.dispatch(&subject::CodeExecute::new(subject::Pool::code_default(), task), &execute).await;
+                    }
+                    Err(error) => return Ok(failed(step.id, error)),
+                }
+            }
+            Effect::CancelModel(step, reason) => self.cancel(subject::Service::Providers, task, *step, reason).await,
+            Effect::CancelCode(step, reason) => self.cancel(subject::Service::Interpreter, task, *step, reason).await,
+        }
+        Ok(None)
+    }
+
+    async fn model_command(
+        &self,
+        loaded: &LoadedTask,
+        turn: command::Turn<'_>,
+    ) -> Result<Result<mesh::ModelInvoke, command::Error>, Error> {
+        let task = loaded.task.id;
+        let Some(invocation) = self.store.invocation(task).await? else {
+            return Ok(Err(command::Error::AgentGone));
+        };
+        let transcript = self.store.transcript(task).await?;
+        let catalogue = match self.catalogue.get(&loaded.workspace).await {
+            Ok(catalogue) => catalogue,
+            Err(error) => return Ok(Err(command::Error::NoCatalogue(error))),
+        };
+        Ok(command::invoke(loaded, turn, &invocation, &transcript, &catalogue))
+    }
+
+    /// Queues a command. One that is lost here is found missing when the task looks at its step again.
+    async fn dispatch<A>(&self, address: &A, command: &A::Message)
+    where
+        A: subject::Command,
+    {
+        if let Err(error) = self.bus.publish_once(address, command).await {
+            tracing::warn!(%error, "a command could not be queued yet; it is sent again");
+        }
+    }
+
+    async fn cancel(&self, service: subject::Service, task: TaskId, step: StepId, reason: &str) {
+        let cancel =
+            mesh::CancelStep { task_id: task.to_string(), step_id: step.to_string(), reason: reason.to_owned() };
+        if let Err(error) = self.bus.broadcast(&subject::Cancel { service }, &cancel).await {
+            tracing::warn!(%error, "a worker could not be told to stop");
+        }
+    }
+
+    async fn purge(&self, loaded: &LoadedTask) -> Result<Next, Error> {
+        if let Some(step) = &loaded.task.step {
+            for service in [subject::Service::Providers, subject::Service::Interpreter] {
+                self.cancel(service, loaded.task.id, step.id, "the task is deleted").await;
+            }
+        }
+        self.store.task_purge(loaded.task.id).await?;
+        Ok(Next::Gone)
+    }
+}
+
+impl Report {
+    fn from_failure(result: StepResult) -> Self {
+        Self { result, usage: Usage::default(), model: None, number: 0 }
+    }
+}
+
+/// What the ledger is told. A call that cost nothing leaves no row.
+fn step_usage(loaded: &LoadedTask, report: &Report) -> Option<StepUsage> {
+    let purpose = if loaded.task.title_step == Some(report.result.step) { Purpose::Title } else { Purpose::Turn };
+    let model = report.model.filter(|_| !report.usage.is_zero())?;
+    Some(StepUsage { step: report.result.step, model, purpose, usage: report.usage })
+}
+
+fn ended_error(decision: &Decision) -> Option<String> {
+    use construct_domain::task::TurnOutcome;
+    match decision.ended.as_ref()?.outcome {
+        TurnOutcome::Completed => None,
+        TurnOutcome::Cancelled => Some("cancelled".to_owned()),
+        TurnOutcome::Failed | TurnOutcome::MaxTurns => {
+            decision.task.last_error.as_ref().map(|error| error.message.clone())
+        }
+    }
+}
+
+fn tool_uses(decision: &Decision) -> BTreeMap<String, i64> {
+    let mut uses = BTreeMap::new();
+    for message in &decision.appended {
+        for block in &message.blocks {
+            if let Block::CodeInterpreterResult(result) = block {
+                for tool in &result.tool_uses {
+                    *uses.entry(tool.name.clone()).or_default() += 1;
+                }
+            }
+        }
+    }
+    uses
+}
+
+/// The title a model made, if that is what was reported: its first line, bounded.
+fn title(loaded: &LoadedTask, report: &Report) -> Option<String> {
+    if loaded.task.title_step != Some(report.result.step) {
+        return None;
+    }
+    let Outcome::Model(blocks) = &report.result.outcome else { return None };
+    let text = blocks.iter().find_map(|block| match block {
+        Block::Text(text) => Some(text.as_str()),
+        Block::CodeInterpreterCall(_) | Block::CodeInterpreterResult(_) => None,
+    })?;
+    let line = text.trim().lines().next()?.trim().trim_matches('"');
+    (!line.is_empty()).then(|| line.chars().take(200).collect())
+}
+
+fn trace_id() -> Option<String> {
+    use opentelemetry::trace::TraceContextExt as _;
+    use tracing_opentelemetry::OpenTelemetrySpanExt as _;
+    let context = tracing::Span::current().context();
+    let span = context.span().span_context().clone();
+    span.is_valid().then(|| span.trace_id().to_string())
+}
+
+fn fresh() -> Fresh {
+    Fresh {
+        step: StepId::from_uuid(Uuid::now_v7()),
+        title_step: StepId::from_uuid(Uuid::now_v7()),
+        messages: [MessageId::from_uuid(Uuid::now_v7()), MessageId::from_uuid(Uuid::now_v7())],
+        // The low bits of a version 7 UUID are random.
+        jitter: (Uuid::now_v7().as_u128() & 0xFFFF) as f64 / 65536.0,
+    }
+}

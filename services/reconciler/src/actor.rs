@@ -1,0 +1,154 @@
+//! The actor of one task: looks at it one time after another, and wakes itself when the task says so.
+
+use std::{sync::Arc, time::Duration};
+
+use construct_bus::Receipt;
+use construct_domain::TaskId;
+use construct_proto::mesh::v1::StepResult;
+use jiff::Timestamp;
+use ractor::{Actor, ActorProcessingErr, ActorRef};
+use tokio::{sync::Semaphore, task::AbortHandle};
+
+use crate::{
+    activation::{Activator, Next},
+    supervisor,
+};
+
+/// How long an actor with nothing to do stays, in case its task goes on at once.
+const LINGER: Duration = Duration::from_secs(5);
+/// How soon an activation that failed is tried again.
+const RETRY: Duration = Duration::from_secs(1);
+/// An actor does not wait in memory longer than this: the sweep wakes the task.
+const LONGEST_TIMER: Duration = Duration::from_secs(60);
+
+/// Why to look.
+#[derive(Debug)]
+pub(crate) enum Msg {
+    /// Something came from the mesh.
+    Look {
+        /// What a worker reported, if that is what came.
+        result: Option<Box<StepResult>>,
+        /// Acknowledged when the outcome is durable.
+        receipt: Receipt,
+    },
+    /// The task wanted to be looked at now.
+    Timer,
+    /// Nothing came for a while.
+    Linger,
+}
+
+/// What an actor is started with.
+#[derive(Debug)]
+pub(crate) struct Args {
+    pub(crate) task: TaskId,
+    pub(crate) activator: Arc<Activator>,
+    /// Bounds the activations of the process; an actor waits its turn here.
+    pub(crate) slots: Arc<Semaphore>,
+    pub(crate) supervisor: ActorRef<supervisor::Msg>,
+}
+
+#[derive(Debug)]
+pub(crate) struct State {
+    args: Args,
+    /// Messages taken from the supervisor, so that it can tell whether one is still on its way.
+    taken: u64,
+    timer: Option<AbortHandle>,
+}
+
+pub(crate) struct TaskActor;
+
+impl Actor for TaskActor {
+    type Msg = Msg;
+    type State = State;
+    type Arguments = Args;
+
+    async fn pre_start(&self, _: ActorRef<Msg>, args: Args) -> Result<State, ActorProcessingErr> {
+        Ok(State { args, taken: 0, timer: None })
+    }
+
+    async fn handle(&self, myself: ActorRef<Msg>, message: Msg, state: &mut State) -> Result<(), ActorProcessingErr> {
+        let (result, receipt) = match message {
+            Msg::Look { result, receipt } => {
+                state.taken += 1;
+                (result, Some(receipt))
+            }
+            Msg::Timer => (None, None),
+            Msg::Linger => {
+                let idle = supervisor::Msg::Idle { task: state.args.task, taken: state.taken, actor: myself.get_id() };
+                state.args.supervisor.cast(idle)?;
+                return Ok(());
+            }
+        };
+        if let Some(timer) = state.timer.take() {
+            timer.abort();
+        }
+        let after = look(&state.args, result.map(|result| *result), receipt).await?;
+        let (delay, next): (Duration, fn() -> Msg) = match after {
+            After::Idle => (LINGER, || Msg::Linger),
+            After::Timer(delay) if delay > LONGEST_TIMER => (LINGER, || Msg::Linger),
+            After::Timer(delay) => (delay, || Msg::Timer),
+        };
+        state.timer = Some(myself.send_after(delay, next).abort_handle());
+        Ok(())
+    }
+
+    async fn post_stop(&self, _: ActorRef<Msg>, state: &mut State) -> Result<(), ActorProcessingErr> {
+        if let Some(timer) = state.timer.take() {
+            timer.abort();
+        }
+        Ok(())
+    }
+}
+
+enum After {
+    Idle,
+    Timer(Duration),
+}
+
+/// One activation, and the acknowledgement of what caused it. An error is not the actor's end: the message comes again,
+/// and without one the timer does.
+async fn look(args: &Args, result: Option<StepResult>, receipt: Option<Receipt>) -> Result<After, ActorProcessingErr> {
+    let span = tracing::info_span!("reconciler.task.look", task = %args.task);
+    if let Some(receipt) = &receipt {
+        receipt.continue_trace(&span);
+    }
+    let _slot = args.slots.acquire().await?;
+    let activation = tracing::Instrument::instrument(args.activator.activate(args.task, result), span);
+    match (activation.await, receipt) {
+        (Ok(next), receipt) => {
+            if let Some(receipt) = receipt {
+                receipt.ack().await;
+            }
+            Ok(match next {
+                Next::Idle | Next::Gone => After::Idle,
+                Next::Wake(time) => {
+                    let delay = time.duration_since(Timestamp::now());
+                    After::Timer(Duration::try_from(delay).unwrap_or_default())
+                }
+            })
+        }
+        (Err(error), receipt) => {
+            if error.is_retryable() {
+                tracing::warn!(task = %args.task, error = %chain(&error), "the task could not be looked at; it is tried again");
+            } else {
+                tracing::error!(task = %args.task, error = %chain(&error), "the task could not be looked at; it is tried again");
+            }
+            if let Some(receipt) = receipt {
+                receipt.nak(RETRY).await;
+            }
+            Ok(After::Timer(RETRY))
+        }
+    }
+}
+
+/// An error with its causes.
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        text.push_str(": ");
+        text.push_str(&error.to_string());
+        source = error.source();
+    }
+    text
+}

@@ -1,0 +1,58 @@
+//! What interpreters say about their tools and about workspaces, kept for a while: every model call needs it, and it
+//! changes only with a deploy or when a project's notes change.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, Instant},
+};
+
+use construct_bus::{Bus, request};
+use construct_proto::mesh::v1::{ToolCatalogue, ToolCatalogueRequest};
+
+/// How long an answer is used.
+const FRESH: Duration = Duration::from_secs(60);
+/// How long an interpreter has to answer.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// Workspaces remembered at most; when full everything is asked again, which costs one round trip each.
+const LIMIT: usize = 1024;
+
+/// A cache in front of the interpreters' answers.
+#[derive(Debug)]
+pub(crate) struct Catalogue {
+    bus: Bus,
+    known: Mutex<HashMap<String, (Instant, Arc<ToolCatalogue>)>>,
+}
+
+impl Catalogue {
+    pub(crate) fn new(bus: Bus) -> Self {
+        Self { bus, known: Mutex::default() }
+    }
+
+    /// What is known about `workspace`. While no interpreter answers, an older answer is better than none.
+    pub(crate) async fn get(&self, workspace: &str) -> Result<Arc<ToolCatalogue>, request::Error> {
+        let old = self.known.lock().unwrap_or_else(PoisonError::into_inner).get(workspace).cloned();
+        if let Some((asked, catalogue)) = &old
+            && asked.elapsed() < FRESH
+        {
+            return Ok(Arc::clone(catalogue));
+        }
+        let request = ToolCatalogueRequest { workspace: workspace.to_owned() };
+        match (self.bus.request_tools(&request, PATIENCE).await, old) {
+            (Ok(catalogue), _) => {
+                let catalogue = Arc::new(catalogue);
+                let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+                if known.len() >= LIMIT {
+                    known.clear();
+                }
+                known.insert(workspace.to_owned(), (Instant::now(), Arc::clone(&catalogue)));
+                Ok(catalogue)
+            }
+            (Err(error), Some((_, catalogue))) => {
+                tracing::warn!(%error, "no interpreter describes its tools; going on with what it said before");
+                Ok(catalogue)
+            }
+            (Err(error), None) => Err(error),
+        }
+    }
+}

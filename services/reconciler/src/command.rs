@@ -1,0 +1,188 @@
+//! Commands to workers: everything they need stands in them, so that they never read PostgreSQL.
+
+use construct_bus::request;
+use construct_domain::{
+    StepId,
+    decide::MODEL_DEADLINE,
+    message::{CodeCall, Source, code_calls},
+    task::{FailureClass, Stage, Step, Task},
+};
+use construct_proto::{
+    mesh::v1::{self as mesh, model_invoke::Purpose},
+    v1,
+};
+use construct_store::{Invocation, LoadedTask, ModelProviderKind, StoredMessage};
+use jiff::Timestamp;
+
+use crate::{
+    convert::{block_to_proto, code_call_to_proto, prices_to_proto, source_to_proto, step_deadline, timestamp_to_proto},
+    prompt,
+};
+
+/// Why a command cannot be built.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Error {
+    /// The row is gone, which foreign keys should prevent.
+    #[error("the task's agent, model or provider no longer exists")]
+    AgentGone,
+    /// There is no interpreter, or it does not answer.
+    #[error("no interpreter says which tools there are")]
+    NoCatalogue(#[source] request::Error),
+    /// The transcript lacks what the turn is about.
+    #[error("the transcript holds no script to run")]
+    NoCalls,
+}
+
+impl Error {
+    pub(crate) const fn class(&self) -> FailureClass {
+        match self {
+            Self::AgentGone => FailureClass::Configuration,
+            Self::NoCatalogue(_) => FailureClass::Transient,
+            Self::NoCalls => FailureClass::Internal,
+        }
+    }
+}
+
+/// What a model is asked for.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Turn<'a> {
+    /// To go on with the conversation.
+    Answer(&'a Step),
+    /// For a title.
+    Title(StepId),
+}
+
+/// Longest text, in characters, of each message that a title is made from.
+const TITLE_EXCERPT: usize = 2000;
+
+/// The command that has the model called.
+pub(crate) fn invoke(
+    loaded: &LoadedTask,
+    turn: Turn<'_>,
+    invocation: &Invocation,
+    transcript: &[StoredMessage],
+    catalogue: &mesh::ToolCatalogue,
+) -> Result<mesh::ModelInvoke, Error> {
+    let (step, purpose, system, messages, tools) = match turn {
+        Turn::Answer(step) => {
+            let system = prompt::assemble(&prompt::Parts {
+                instructions: &invocation.agent.instructions,
+                workspace: &loaded.workspace,
+                facts: &catalogue.facts,
+                declarations: &catalogue.declarations,
+            });
+            let messages = transcript.iter().map(chat_message).collect();
+            (step_ref(loaded, step), Purpose::Turn, system, messages, vec![prompt::code_tool()])
+        }
+        Turn::Title(step) => {
+            let deadline = Timestamp::now() + MODEL_DEADLINE;
+            let step = mesh::StepRef {
+                organization_id: loaded.task.organization.to_string(),
+                task_id: loaded.task.id.to_string(),
+                step_id: step.to_string(),
+                number: loaded.task.steps,
+                deadline: Some(timestamp_to_proto(deadline)),
+            };
+            (step, Purpose::Title, prompt::TITLE.to_owned(), vec![title_excerpt(transcript)], Vec::new())
+        }
+    };
+    let (model, provider) = (&invocation.model, &invocation.provider);
+    let parameters = &invocation.agent.parameters;
+    Ok(mesh::ModelInvoke {
+        step: Some(step),
+        purpose: purpose.into(),
+        provider: Some(mesh::Provider {
+            id: provider.id.to_string(),
+            r#type: match provider.kind {
+                ModelProviderKind::Anthropic => v1::ModelProviderType::Anthropic,
+                ModelProviderKind::Openai => v1::ModelProviderType::Openai,
+                ModelProviderKind::Scripted => v1::ModelProviderType::Scripted,
+            }
+            .into(),
+            base_url: provider.base_url.clone(),
+            api_key: provider.key.as_ref().map(|key| mesh::SealedSecret {
+                key_id: key.key_id.clone(),
+                nonce: key.nonce.clone(),
+                ciphertext: key.ciphertext.clone(),
+            }),
+            script: provider.script.clone().unwrap_or_default(),
+        }),
+        model: Some(mesh::ModelTarget {
+            id: model.id.to_string(),
+            vendor_model: model.vendor_model.clone(),
+            context_window: model.context_window,
+            max_output_tokens: model.max_output_tokens,
+            prices: Some(prices_to_proto(&model.prices)),
+        }),
+        system,
+        messages,
+        tools,
+        parameters: Some(v1::ModelParameters {
+            temperature: parameters.temperature,
+            max_tokens: parameters.max_tokens,
+            top_p: parameters.top_p,
+            top_k: parameters.top_k,
+            stop_sequences: parameters.stop_sequences.clone(),
+        }),
+    })
+}
+
+/// The command that runs the scripts the newest assistant message asks for.
+pub(crate) fn execute(
+    loaded: &LoadedTask,
+    task: &Task,
+    step: &Step,
+    transcript: &[StoredMessage],
+) -> Result<mesh::CodeExecute, Error> {
+    let Some(Stage::Code { calls: wanted }) = task.turn.as_ref().map(|turn| &turn.stage) else {
+        return Err(Error::NoCalls);
+    };
+    let Some(message) = transcript.iter().rev().find(|message| message.source == Source::Assistant) else {
+        return Err(Error::NoCalls);
+    };
+    let calls: Vec<&CodeCall> = code_calls(&message.content.blocks).filter(|call| wanted.contains(&call.id)).collect();
+    if calls.is_empty() {
+        return Err(Error::NoCalls);
+    }
+    Ok(mesh::CodeExecute {
+        step: Some(step_ref(loaded, step)),
+        calls: calls.into_iter().map(code_call_to_proto).collect(),
+        workspace: loaded.workspace.clone(),
+    })
+}
+
+fn step_ref(loaded: &LoadedTask, step: &Step) -> mesh::StepRef {
+    mesh::StepRef {
+        organization_id: loaded.task.organization.to_string(),
+        task_id: loaded.task.id.to_string(),
+        step_id: step.id.to_string(),
+        number: step.number,
+        deadline: step_deadline(step).map(timestamp_to_proto),
+    }
+}
+
+fn chat_message(message: &StoredMessage) -> mesh::ChatMessage {
+    mesh::ChatMessage {
+        source: source_to_proto(message.source).into(),
+        blocks: message.content.blocks.iter().map(block_to_proto).collect(),
+    }
+}
+
+/// The first exchange in short, as one user message.
+fn title_excerpt(transcript: &[StoredMessage]) -> mesh::ChatMessage {
+    let texts = transcript.iter().take(4).flat_map(|message| {
+        message.content.blocks.iter().filter_map(|block| match block {
+            construct_domain::message::Block::Text(text) => {
+                let excerpt: String = text.chars().take(TITLE_EXCERPT).collect();
+                Some(format!("{}: {excerpt}", message.source.as_str()))
+            }
+            construct_domain::message::Block::CodeInterpreterCall(_)
+            | construct_domain::message::Block::CodeInterpreterResult(_) => None,
+        })
+    });
+    let text = texts.collect::<Vec<_>>().join("\n\n");
+    mesh::ChatMessage {
+        source: v1::MessageSource::User.into(),
+        blocks: vec![v1::Block { block: Some(v1::block::Block::Text(v1::Text { text })) }],
+    }
+}

@@ -1,0 +1,135 @@
+//! The reconciler: one actor per active task; it alone changes a task's state.
+//!
+//! A message on the mesh only says "look again". What happens next is decided by `construct_domain::decide` from what
+//! PostgreSQL holds, committed under a version guard, and then performed (D1 and D2 in ARCHITECTURE.md).
+
+mod activation;
+mod actor;
+mod catalogue;
+mod command;
+mod convert;
+mod prompt;
+mod record;
+mod supervisor;
+mod sweep;
+
+use std::{sync::Arc, time::Duration};
+
+use anyhow::Context as _;
+use construct_bus::{Bus, ConnectOptions, ConsumeOptions, Delivery, TaskMessage};
+use construct_domain::partition;
+use construct_runtime::{Common, Context, ServiceConfig, config};
+use construct_store::{PoolOptions, Store};
+use ractor::{Actor as _, ActorRef};
+use serde::{Deserialize, Serialize};
+use tokio::sync::Semaphore;
+
+use crate::{activation::Activator, catalogue::Catalogue, supervisor::Supervisor};
+
+/// What can be set.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Config {
+    /// Tasks that are looked at (loaded, decided, committed) at the same time. A task whose model or script is at work
+    /// needs none of these.
+    pub reconciler_concurrency: usize,
+    /// How often tasks that nobody woke are looked for.
+    #[serde(with = "config::duration")]
+    pub reconciler_sweep_interval: Duration,
+    /// Messages of one partition held at the same time; the rest waits in JetStream.
+    pub reconciler_partition_backlog: usize,
+    /// Connections to PostgreSQL.
+    pub reconciler_database_connections: u32,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            reconciler_concurrency: 50,
+            reconciler_sweep_interval: Duration::from_secs(2),
+            reconciler_partition_backlog: 256,
+            reconciler_database_connections: 16,
+        }
+    }
+}
+
+impl ServiceConfig for Config {
+    fn validate(&self, common: &Common) -> Result<(), config::Invalid> {
+        common.database_url()?;
+        let at_least_one = [
+            ("reconciler_concurrency", self.reconciler_concurrency),
+            ("reconciler_partition_backlog", self.reconciler_partition_backlog),
+            ("reconciler_database_connections", self.reconciler_database_connections as usize),
+        ];
+        match at_least_one.into_iter().find(|(_, value)| *value == 0) {
+            Some((key, _)) => Err(config::Invalid::new(key, "must be at least 1")),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Starts the service; it runs until its lifecycle drains.
+pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
+    let (database, nats) = (context.readiness().register("postgresql"), context.readiness().register("nats"));
+    let common = context.common();
+    let url = common.database_url()?.expose().to_owned();
+    let store = context
+        .connect_with_retry("postgresql", &database, async || {
+            let options = PoolOptions {
+                application_name: context.instance_id().to_owned(),
+                max_connections: config.reconciler_database_connections,
+                ..PoolOptions::default()
+            };
+            let store = Store::connect(&url, options).await?;
+            store.migrate().await?;
+            Ok::<_, construct_store::Error>(store)
+        })
+        .await?;
+    let bus = context
+        .connect_with_retry("nats", &nats, async || {
+            let options = ConnectOptions::new(context.instance_id()).blobs(common.blob_dir());
+            let bus = Bus::connect(common.nats_url.expose(), options).await?;
+            bus.ensure_topology().await?;
+            Ok::<_, anyhow::Error>(bus)
+        })
+        .await?;
+
+    let activator =
+        Arc::new(Activator { store: store.clone(), bus: bus.clone(), catalogue: Catalogue::new(bus.clone()) });
+    let slots = Arc::new(Semaphore::new(config.reconciler_concurrency));
+    let (supervisor, supervising) = Supervisor::spawn(None, Supervisor, supervisor::Args { activator, slots })
+        .await
+        .context("the supervisor of the tasks' actors does not start")?;
+
+    let lifecycle = context.lifecycle();
+    let mut intakes = tokio::task::JoinSet::new();
+    for partition in 0..partition::COUNT {
+        let options = ConsumeOptions::new(config.reconciler_partition_backlog, lifecycle.draining());
+        intakes.spawn(intake(bus.clone(), partition, options, supervisor.clone()));
+    }
+    lifecycle.spawn("tasks", async move {
+        // Intake ends when the service drains; then what was taken in is finished, actor by actor.
+        while let Some(ended) = intakes.join_next().await {
+            ended?;
+        }
+        supervisor.cast(supervisor::Msg::Drain)?;
+        supervising.await?;
+        Ok::<_, anyhow::Error>(())
+    });
+    lifecycle.spawn("sweep", sweep::run(store, bus, config.reconciler_sweep_interval, lifecycle.draining()));
+    Ok(())
+}
+
+/// Hands what comes for one partition to the supervisor.
+async fn intake(bus: Bus, partition: u16, options: ConsumeOptions, supervisor: ActorRef<supervisor::Msg>) {
+    let mut consumer = bus.consume_tasks(partition, options);
+    while let Some(Delivery { message, task, receipt, .. }) = consumer.next().await {
+        let result = match message {
+            TaskMessage::Wake(_) => None,
+            TaskMessage::Result(result) => Some(Box::new(result)),
+        };
+        if supervisor.cast(supervisor::Msg::Deliver { task, result, receipt }).is_err() {
+            return;
+        }
+    }
+}

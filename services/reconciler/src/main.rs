@@ -1,0 +1,7 @@
+//! The reconciler: one actor per active task; it alone changes a task's state.
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    construct_runtime::main("reconciler", construct_reconciler::run)
+}

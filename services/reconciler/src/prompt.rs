@@ -1,0 +1,90 @@
+//! The system prompt: who the agent is, where it works, and what its scripts can call.
+
+use construct_proto::mesh::v1::ToolDefinition;
+
+/// The one tool every model is offered: code instead of one tool call at a time (CodeAct).
+pub(crate) const CODE_TOOL: &str = "code_interpreter";
+
+/// What the prompt is made of.
+#[derive(Debug)]
+pub(crate) struct Parts<'a> {
+    /// The agent's own instructions.
+    pub instructions: &'a str,
+    /// The task's workspace as scripts see it; empty when the interpreter chooses.
+    pub workspace: &'a str,
+    /// What the interpreter says about the machine and the project in the workspace.
+    pub facts: &'a str,
+    /// TypeScript declarations of the tools.
+    pub declarations: &'a str,
+}
+
+/// Assembles the prompt. Equal parts give equal text, and what changes least comes first, so that vendors can cache it.
+pub(crate) fn assemble(parts: &Parts<'_>) -> String {
+    let mut prompt = String::with_capacity(4096 + parts.declarations.len() + parts.facts.len());
+    prompt.push_str(RULES);
+    prompt.push_str("\n\n# Tools\n\nThese functions are global in your scripts:\n\n```typescript\n");
+    prompt.push_str(parts.declarations.trim());
+    prompt.push_str("\n```\n\n# Environment\n\n");
+    if !parts.workspace.is_empty() {
+        prompt.push_str("Workspace: ");
+        prompt.push_str(parts.workspace);
+        prompt.push('\n');
+    }
+    prompt.push_str(parts.facts.trim());
+    if !parts.instructions.trim().is_empty() {
+        prompt.push_str("\n\n# Instructions\n\n");
+        prompt.push_str(parts.instructions.trim());
+    }
+    prompt.push('\n');
+    prompt
+}
+
+const RULES: &str = "\
+You work for a person through scripts. To look at or change anything, call the tool `code_interpreter` with JavaScript; it \
+runs in a sandbox and you are given back what it printed, the value of its last expression, and any uncaught error with its \
+stack. Rules:
+
+- Do several things in one script: loop, branch, filter. Print or return only what you need to see next.
+- Tools look synchronous; `tools.NAME(...)` starts one and returns a promise, so `await Promise.all([...])` runs several at once.
+- A failing tool throws an Error with a `name` and a message that says what to do; catch it where you can go on.
+- A command's non-zero exit code is a result, not an error.
+- An error named `OutcomeUnknown` means that an action may or may not have happened: look before you repeat it.
+- Each script starts fresh: no variable survives from one to the next. Files in the workspace do.
+- There is no `require`, no Node.js module, and no network except through `fetch` to hosts that were granted.
+- When the work is done, answer in plain text without calling the tool.";
+
+/// The definition of [`CODE_TOOL`].
+pub(crate) fn code_tool() -> ToolDefinition {
+    ToolDefinition {
+        name: CODE_TOOL.to_owned(),
+        description: "Runs JavaScript in the sandbox, with the documented tools as global functions. Returns what was printed, \
+                      the value of the last expression, and an uncaught error."
+            .to_owned(),
+        input_schema: r#"{"type":"object","properties":{"code":{"type":"string","description":"The JavaScript to run."}},"required":["code"],"additionalProperties":false}"#
+            .to_owned(),
+    }
+}
+
+/// What the model is told when it is asked for a title.
+pub(crate) const TITLE: &str = "Write a title for the conversation that follows: at most eight words, in its language, no quotes, \
+                                no full stop. Answer with the title alone.";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_prompt_holds_every_part_once_and_is_stable() {
+        let parts = Parts {
+            instructions: "Be brief.",
+            workspace: "/srv/project",
+            facts: "Linux x86_64",
+            declarations: "declare function print(value: unknown): void;",
+        };
+        let prompt = assemble(&parts);
+        for part in [parts.instructions, parts.workspace, parts.facts, parts.declarations] {
+            assert_eq!(prompt.matches(part).count(), 1, "{part}");
+        }
+        assert_eq!(prompt, assemble(&parts));
+    }
+}
