@@ -1,0 +1,68 @@
+//! `construct-bench NAME [--json]`: measures one thing and prints our figure beside the floor measured in the same run.
+//! Started by `./dev bench`, which provides PostgreSQL and NATS.
+
+mod figures;
+mod floor;
+mod mesh;
+mod services;
+
+use std::{process::ExitCode, time::Duration};
+
+use clap::Parser;
+
+/// Measures one thing and prints our figure beside the floor measured in the same run.
+#[derive(Debug, Parser)]
+struct Arguments {
+    /// What to measure.
+    #[arg(value_enum)]
+    bench: Bench,
+    /// Print one JSON object instead of a table.
+    #[arg(long)]
+    json: bool,
+    /// Tasks run one after the other for the latency.
+    #[arg(long, default_value_t = 300)]
+    serial: usize,
+    /// Tasks under way at the same time for the throughput.
+    #[arg(long, default_value_t = 64)]
+    concurrency: usize,
+    /// Seconds each throughput is measured for.
+    #[arg(long, default_value_t = 10)]
+    seconds: u64,
+    /// Rounds, alternating between the mesh and the floor; the machine's speed drifts.
+    #[arg(long, default_value_t = 3)]
+    rounds: usize,
+}
+
+#[derive(Debug, Clone, Copy, clap::ValueEnum)]
+enum Bench {
+    /// A two-turn task with an instant scripted model: model call, one script with three tool calls, model call.
+    Mesh,
+}
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    let arguments = Arguments::parse();
+    let plan = mesh::Plan {
+        serial: arguments.serial,
+        concurrency: arguments.concurrency,
+        duration: Duration::from_secs(arguments.seconds),
+        rounds: arguments.rounds,
+    };
+    let measured = match arguments.bench {
+        Bench::Mesh => mesh::measure(&plan).await,
+    };
+    match measured {
+        Ok(figures) if arguments.json => {
+            println!("{}", figures.json());
+            ExitCode::SUCCESS
+        }
+        Ok(figures) => {
+            println!("{}", figures.table());
+            ExitCode::SUCCESS
+        }
+        Err(error) => {
+            eprintln!("construct-bench: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
