@@ -1,0 +1,115 @@
+//! `AgentService`.
+
+use construct_domain::{AgentId, ModelId};
+use construct_proto::v1::{
+    self, CreateAgentRequest, DeleteAgentRequest, DeleteAgentResponse, GetAgentRequest, ListAgentsRequest,
+    ListAgentsResponse, UpdateAgentRequest, agent_service_server::AgentService, event::Payload,
+};
+use construct_store::{Agent, AgentChanges, AgentFilter, NewAgent, Rendered};
+use tonic::{Request, Response, Status};
+use uuid::Uuid;
+
+use crate::{
+    api::{Api, Lookup, nobody},
+    convert, events, status,
+    validate::requests,
+};
+
+fn render(kind: &'static str) -> impl FnOnce(&Agent) -> Rendered + Send {
+    move |agent| {
+        let agent = convert::agent(agent);
+        events::rendered(kind, Payload::Agent(agent.clone()), &agent)
+    }
+}
+
+#[tonic::async_trait]
+impl AgentService for Api {
+    async fn create_agent(&self, request: Request<CreateAgentRequest>) -> Result<Response<v1::Agent>, Status> {
+        let (entry, mut request) = self.enter(request)?;
+        requests::create_agent(&request)?;
+        let write = entry.write("CreateAgent", &mut request);
+        let spec = request.spec.unwrap_or_default();
+        let mut lookup = Lookup::new(&write);
+        let model = entry.store().model_resolve(entry.organization(), &spec.model).await;
+        let new = NewAgent {
+            id: AgentId::from_uuid(Uuid::now_v7()),
+            model: lookup.take(&spec.model, model, ModelId::from_uuid)?,
+            name: spec.name,
+            description: spec.description,
+            instructions: spec.instructions,
+            max_turns: spec.max_turns,
+            parameters: convert::to_parameters(spec.parameters.unwrap_or_default()),
+        };
+        let written = lookup.settle(entry.store().agent_create(&write, new, render("agent.created")).await)?;
+        entry.answer(written, nobody, convert::agent).await
+    }
+
+    async fn get_agent(&self, request: Request<GetAgentRequest>) -> Result<Response<v1::Agent>, Status> {
+        let (entry, GetAgentRequest { agent }) = self.enter(request)?;
+        requests::get("agent", &agent, "an agent")?;
+        let found = entry.store().agent_find(entry.organization(), &agent).await;
+        found.map(|agent| Response::new(convert::agent(&agent))).map_err(|error| status::about(&agent, error))
+    }
+
+    async fn list_agents(&self, request: Request<ListAgentsRequest>) -> Result<Response<ListAgentsResponse>, Status> {
+        let (entry, request) = self.enter(request)?;
+        let organization = entry.organization();
+        let page = requests::list_agents(organization, &request)?;
+        let filter = request.filter.unwrap_or_default();
+        let model = match filter.model.as_str() {
+            "" => None,
+            model => {
+                let found = entry.store().model_resolve(organization, model).await;
+                Some(found.map_err(|error| status::about(model, error))?)
+            }
+        };
+        let filter = AgentFilter { model, name_prefix: filter.name_prefix };
+        let found = entry.store().agent_list(organization, &filter, &page.query()).await;
+        let mut agents = found.map_err(status::of_store)?;
+        let info = page.cut(&mut agents, |agent| agent.cursor(page.key()));
+        let agents = agents.iter().map(convert::agent).collect();
+        Ok(Response::new(ListAgentsResponse { agents, page: Some(info) }))
+    }
+
+    async fn update_agent(&self, request: Request<UpdateAgentRequest>) -> Result<Response<v1::Agent>, Status> {
+        let (entry, mut request) = self.enter(request)?;
+        requests::update_agent(&request)?;
+        let write = entry.write("UpdateAgent", &mut request);
+        let mut lookup = Lookup::new(&write);
+        let agent = entry.store().agent_resolve(entry.organization(), &request.agent).await;
+        let agent = lookup.take(&request.agent, agent, AgentId::from_uuid)?;
+        let model = match &request.model {
+            None => None,
+            Some(model) => {
+                let found = entry.store().model_resolve(entry.organization(), model).await;
+                Some(lookup.take(model, found, ModelId::from_uuid)?)
+            }
+        };
+        let changes = AgentChanges {
+            model,
+            name: request.name,
+            description: request.description,
+            instructions: request.instructions,
+            max_turns: request.max_turns,
+            parameters: request.parameters.map(convert::to_parameters),
+        };
+        let expected = (request.revision != 0).then_some(request.revision);
+        let updated = entry.store().agent_update(&write, agent, expected, changes, render("agent.updated")).await;
+        entry.answer(lookup.settle(updated)?, nobody, convert::agent).await
+    }
+
+    async fn delete_agent(
+        &self,
+        request: Request<DeleteAgentRequest>,
+    ) -> Result<Response<DeleteAgentResponse>, Status> {
+        let (entry, mut request) = self.enter(request)?;
+        requests::delete("agent", &request.agent, "an agent", &request.idempotency_key)?;
+        let write = entry.write("DeleteAgent", &mut request);
+        let mut lookup = Lookup::new(&write);
+        let agent = entry.store().agent_resolve(entry.organization(), &request.agent).await;
+        let agent = lookup.take(&request.agent, agent, AgentId::from_uuid)?;
+        let render = |agent: &Agent| events::deleted("agent.deleted", agent.id);
+        let deleted = entry.store().agent_delete(&write, agent, render).await;
+        entry.answer(lookup.settle(deleted)?, nobody, |_| DeleteAgentResponse {}).await
+    }
+}

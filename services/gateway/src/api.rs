@@ -1,0 +1,238 @@
+//! What all methods of the API have in common: who calls, whether the gateway can work at all, how much of it at the same
+//! time, how a write is identified, and how it ends.
+
+use std::sync::{Arc, OnceLock};
+
+use construct_domain::{OrganizationId, TaskId};
+use construct_proto::v1;
+use construct_runtime::Lifecycle;
+use construct_store::{Error, Idempotency, Keyring, Store, Write, Written};
+use jiff::Timestamp;
+use prost::Message;
+use sha2::{Digest as _, Sha256};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tonic::{Request, Status};
+use uuid::Uuid;
+
+use crate::{
+    Config,
+    caller::{self, Caller},
+    publish::{Publisher, Wake},
+    status,
+    subscribe::hub::Hub,
+};
+
+/// The implementation of every service. Cheap to clone.
+#[derive(Clone)]
+pub(crate) struct Api {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    /// Set once PostgreSQL and NATS have been reached.
+    backend: OnceLock<Arc<Backend>>,
+    keyring: Arc<Keyring>,
+    lifecycle: Lifecycle,
+    requests: Arc<Semaphore>,
+    subscriptions: Arc<Semaphore>,
+}
+
+/// What the gateway works with.
+pub(crate) struct Backend {
+    pub(crate) store: Store,
+    pub(crate) publisher: Publisher,
+    pub(crate) hub: Hub,
+}
+
+impl Api {
+    pub(crate) fn new(config: &Config, keyring: Arc<Keyring>, lifecycle: Lifecycle) -> Self {
+        let requests = Arc::new(Semaphore::new(config.gateway_max_requests));
+        let subscriptions = Arc::new(Semaphore::new(config.gateway_max_subscriptions));
+        let backend = OnceLock::new();
+        Self { shared: Arc::new(Shared { backend, keyring, lifecycle, requests, subscriptions }) }
+    }
+
+    /// From now on requests can be served.
+    pub(crate) fn open(&self, backend: Arc<Backend>) {
+        // Called once; a second backend would be ignored.
+        _ = self.shared.backend.set(backend);
+    }
+
+    pub(crate) fn keyring(&self) -> &Keyring {
+        &self.shared.keyring
+    }
+
+    pub(crate) fn lifecycle(&self) -> &Lifecycle {
+        &self.shared.lifecycle
+    }
+
+    /// Lets a request in.
+    pub(crate) fn enter<T>(&self, request: Request<T>) -> Result<(Entry, T), Status> {
+        let caller = caller::identify(request.metadata())?;
+        let away = || status::unavailable("the gateway is starting and cannot reach PostgreSQL or NATS yet");
+        let backend = Arc::clone(self.shared.backend.get().ok_or_else(away)?);
+        let busy = |_| status::exhausted("the gateway works on too many requests at the moment");
+        let permit = Arc::clone(&self.shared.requests).try_acquire_owned().map_err(busy)?;
+        Ok((Entry { caller, backend, _permit: permit }, request.into_inner()))
+    }
+
+    /// A place for one subscription, held as long as it lives.
+    pub(crate) fn subscription(&self) -> Result<OwnedSemaphorePermit, Status> {
+        let busy = |_| status::exhausted("the gateway has too many subscriptions at the moment");
+        Arc::clone(&self.shared.subscriptions).try_acquire_owned().map_err(busy)
+    }
+}
+
+/// A request that was let in.
+pub(crate) struct Entry {
+    caller: Caller,
+    pub(crate) backend: Arc<Backend>,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl Entry {
+    pub(crate) fn organization(&self) -> OrganizationId {
+        self.caller.organization
+    }
+
+    pub(crate) fn store(&self) -> &Store {
+        &self.backend.store
+    }
+
+    /// Identifies a write. The request loses its idempotency key, which is not part of what is compared.
+    pub(crate) fn write(&self, method: &'static str, request: &mut impl Keyed) -> Write {
+        let key = std::mem::take(request.key());
+        let idempotency = (!key.is_empty()).then(|| {
+            let request_hash = Sha256::digest(request.encode_to_vec()).into();
+            Idempotency { key, method, request_hash }
+        });
+        Write { organization: self.organization(), now: Timestamp::now(), idempotency }
+    }
+
+    /// Ends a write that went well: tells the mesh, and answers.
+    pub(crate) async fn answer<T, R: Message + Default>(
+        &self,
+        written: Written<T>,
+        wake: impl FnOnce(&T) -> Option<(TaskId, &'static str)>,
+        response: impl FnOnce(&T) -> R,
+    ) -> Result<tonic::Response<R>, Status> {
+        match written {
+            Written::Applied { entity, event } => {
+                let organization = self.organization();
+                let wake = wake(&entity).map(|(task, reason)| Wake { organization, task, reason });
+                self.backend.publisher.announce(event.as_ref(), wake).await;
+                Ok(tonic::Response::new(response(&entity)))
+            }
+            Written::Repeated { response } => R::decode(response.as_slice())
+                .map(tonic::Response::new)
+                .map_err(|error| status::internal("a stored answer cannot be read", &error)),
+        }
+    }
+}
+
+/// No wake: nothing waits for it.
+pub(crate) fn nobody<T>(_: &T) -> Option<(TaskId, &'static str)> {
+    None
+}
+
+/// What a write refers to by name or id.
+///
+/// A repeated request gets its first answer even when what it names is gone or has another name by now. So a reference
+/// that leads nowhere is not refused at once when the request has an idempotency key: the write goes on with an id that
+/// exists nowhere, and either finds its key, or fails with the error kept here.
+pub(crate) struct Lookup {
+    repeatable: bool,
+    /// The first reference: what the write is about.
+    reference: Option<String>,
+    missing: Option<Status>,
+}
+
+impl Lookup {
+    pub(crate) fn new(write: &Write) -> Self {
+        Self { repeatable: write.idempotency.is_some(), reference: None, missing: None }
+    }
+
+    /// Takes what was found for a reference. `nowhere` makes the id that exists nowhere.
+    pub(crate) fn take<I>(
+        &mut self,
+        reference: &str,
+        found: Result<I, Error>,
+        nowhere: fn(Uuid) -> I,
+    ) -> Result<I, Status> {
+        self.reference.get_or_insert_with(|| reference.to_owned());
+        match found {
+            Ok(id) => Ok(id),
+            Err(error @ Error::NotFound { .. }) if self.repeatable => {
+                self.missing.get_or_insert_with(|| status::about(reference, error));
+                Ok(nowhere(Uuid::nil()))
+            }
+            Err(error) => Err(status::about(reference, error)),
+        }
+    }
+
+    /// The result of the write, in view of what was found.
+    pub(crate) fn settle<T>(self, result: Result<Written<T>, Error>) -> Result<Written<T>, Status> {
+        match (result, self.missing) {
+            (Ok(written), _) => Ok(written),
+            (Err(error @ (Error::IdempotencyMismatch | Error::Unavailable(_))), _) => Err(status::of_store(error)),
+            (Err(_), Some(missing)) => Err(missing),
+            (Err(error), None) => Err(status::about(&self.reference.unwrap_or_default(), error)),
+        }
+    }
+}
+
+/// A write request: it has an idempotency key.
+pub(crate) trait Keyed: Message {
+    fn key(&mut self) -> &mut String;
+}
+
+macro_rules! keyed {
+    ($($request:ident),* $(,)?) => {$(
+        impl Keyed for v1::$request {
+            fn key(&mut self) -> &mut String {
+                &mut self.idempotency_key
+            }
+        }
+    )*};
+}
+
+keyed! {
+    CancelTaskRequest,
+    CreateAgentRequest,
+    CreateMessageRequest,
+    CreateModelProviderRequest,
+    CreateModelRequest,
+    CreateTaskRequest,
+    DeleteAgentRequest,
+    DeleteMessageRequest,
+    DeleteModelProviderRequest,
+    DeleteModelRequest,
+    DeleteTaskRequest,
+    ResumeTaskRequest,
+    SuspendTaskRequest,
+    UpdateAgentRequest,
+    UpdateMessageRequest,
+    UpdateModelProviderRequest,
+    UpdateModelRequest,
+    UpdateTaskRequest,
+}
+
+#[cfg(test)]
+mod tests {
+    use construct_proto::DESCRIPTORS;
+
+    /// The table above is compared with the contract: a write without idempotency would repeat itself on a retry.
+    #[test]
+    fn every_write_of_the_contract_has_an_idempotency_key() {
+        let mut writes = 0;
+        for service in DESCRIPTORS.services().filter(|service| service.parent_file().package_name() == "construct.v1") {
+            for method in service.methods() {
+                let reads = ["Get", "List", "Explain", "Subscribe"].iter().any(|read| method.name().starts_with(read));
+                let keyed = method.input().get_field_by_name("idempotency_key").is_some();
+                assert_eq!(keyed, !reads, "{}", method.full_name());
+                writes += usize::from(keyed);
+            }
+        }
+        assert_eq!(writes, 18, "each of them stands in the table of this module");
+    }
+}

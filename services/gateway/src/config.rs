@@ -1,0 +1,88 @@
+//! What can be configured about the gateway.
+
+use std::net::{Ipv4Addr, SocketAddr};
+
+use construct_runtime::config::{Common, Invalid};
+use serde::{Deserialize, Serialize};
+
+/// The gateway's own keys.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Config {
+    /// Where gRPC is served.
+    pub gateway_listen: SocketAddr,
+    /// Accept that everybody who reaches the address may do everything: there is no log-in yet, so without this only
+    /// loopback addresses are served.
+    pub gateway_insecure: bool,
+    /// Requests worked on at the same time, over all connections. Further ones are refused with `RESOURCE_EXHAUSTED`,
+    /// because what waits behind so many would time out anyway.
+    pub gateway_max_requests: usize,
+    /// Subscriptions open at the same time, over all connections; each holds a buffer. Further ones are refused with
+    /// `RESOURCE_EXHAUSTED`.
+    pub gateway_max_subscriptions: usize,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            gateway_listen: (Ipv4Addr::LOCALHOST, 60080).into(),
+            gateway_insecure: false,
+            gateway_max_requests: 1024,
+            gateway_max_subscriptions: 2000,
+        }
+    }
+}
+
+impl construct_runtime::ServiceConfig for Config {
+    fn validate(&self, common: &Common) -> Result<(), Invalid> {
+        common.database_url()?;
+        common.master_keys()?;
+        if !self.gateway_listen.ip().is_loopback() && !self.gateway_insecure {
+            return Err(Invalid::new(
+                "gateway_listen",
+                "is reachable from other machines, and the gateway has no log-in yet: everybody could do everything. Use a \
+                 loopback address, or set CONSTRUCT_GATEWAY_INSECURE=true where something else guards the address",
+            ));
+        }
+        for (key, value) in [
+            ("gateway_max_requests", self.gateway_max_requests),
+            ("gateway_max_subscriptions", self.gateway_max_subscriptions),
+        ] {
+            if !(1..=1_000_000).contains(&value) {
+                return Err(Invalid::new(key, "must be between 1 and 1,000,000"));
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use construct_runtime::ServiceConfig as _;
+
+    use super::*;
+
+    fn common() -> Common {
+        Common {
+            database_url: Some("postgres://localhost/construct".into()),
+            master_key: Some("AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=".into()),
+            ..Common::default()
+        }
+    }
+
+    #[test]
+    fn an_address_others_can_reach_needs_consent() {
+        for (address, insecure, fine) in [
+            ("127.0.0.1:60080", false, true),
+            ("[::1]:0", false, true),
+            ("0.0.0.0:60080", false, false),
+            ("[::]:60080", false, false),
+            ("10.0.0.1:60080", false, false),
+            ("0.0.0.0:60080", true, true),
+        ] {
+            let gateway_listen = address.parse().expect("an address");
+            let config = Config { gateway_listen, gateway_insecure: insecure, ..Config::default() };
+            assert_eq!(config.validate(&common()).is_ok(), fine, "{address}");
+        }
+    }
+}

@@ -1,0 +1,269 @@
+//! From what is stored to what clients see, and back. An API key goes in and never comes out.
+
+use construct_domain::{
+    OrganizationId,
+    message::{self, Block, Source},
+    money::{Prices, Usage},
+    task::{Phase, TaskError, TurnOutcome},
+};
+use construct_proto::v1;
+use construct_store::{Agent, Model, ModelParameters, ModelProvider, ModelProviderKind, StoredMessage, StoredTask};
+use jiff::Timestamp;
+
+#[cfg(test)]
+pub(crate) mod tests;
+
+pub(crate) fn time(time: Timestamp) -> prost_types::Timestamp {
+    // Times here are after 1970, so the parts have one sign.
+    prost_types::Timestamp { seconds: time.as_second(), nanos: time.subsec_nanosecond() }
+}
+
+fn metadata(
+    id: impl ToString,
+    organization: OrganizationId,
+    (created_at, updated_at): (Timestamp, Timestamp),
+    revision: i64,
+) -> Option<v1::Metadata> {
+    Some(v1::Metadata {
+        id: id.to_string(),
+        organization_id: organization.to_string(),
+        created_at: Some(time(created_at)),
+        updated_at: Some(time(updated_at)),
+        revision,
+    })
+}
+
+pub(crate) fn agent(agent: &Agent) -> v1::Agent {
+    v1::Agent {
+        metadata: metadata(agent.id, agent.organization, (agent.created_at, agent.updated_at), agent.revision),
+        spec: Some(v1::AgentSpec {
+            name: agent.name.clone(),
+            description: agent.description.clone(),
+            instructions: agent.instructions.clone(),
+            model: agent.model_name.clone(),
+            max_turns: agent.max_turns,
+            parameters: Some(parameters(&agent.parameters)),
+        }),
+        status: Some(v1::AgentStatus { model_id: agent.model.to_string(), task_count: agent.task_count }),
+    }
+}
+
+fn parameters(parameters: &ModelParameters) -> v1::ModelParameters {
+    v1::ModelParameters {
+        temperature: parameters.temperature,
+        max_tokens: parameters.max_tokens,
+        top_p: parameters.top_p,
+        top_k: parameters.top_k,
+        stop_sequences: parameters.stop_sequences.clone(),
+    }
+}
+
+pub(crate) fn to_parameters(parameters: v1::ModelParameters) -> ModelParameters {
+    ModelParameters {
+        temperature: parameters.temperature,
+        max_tokens: parameters.max_tokens,
+        top_p: parameters.top_p,
+        top_k: parameters.top_k,
+        stop_sequences: parameters.stop_sequences,
+    }
+}
+
+pub(crate) fn model(model: &Model) -> v1::Model {
+    let Prices { input, output, cache_read, cache_write } = model.prices;
+    v1::Model {
+        metadata: metadata(model.id, model.organization, (model.created_at, model.updated_at), model.revision),
+        spec: Some(v1::ModelSpec {
+            name: model.name.clone(),
+            provider: model.provider_name.clone(),
+            vendor_model: model.vendor_model.clone(),
+            context_window: model.context_window,
+            max_output_tokens: model.max_output_tokens,
+            prices: Some(v1::Prices { input, output, cache_read, cache_write }),
+        }),
+        status: Some(v1::ModelStatus { provider_id: model.provider.to_string() }),
+    }
+}
+
+pub(crate) fn to_prices(prices: v1::Prices) -> Prices {
+    let v1::Prices { input, output, cache_read, cache_write } = prices;
+    Prices { input, output, cache_read, cache_write }
+}
+
+pub(crate) fn model_provider(provider: &ModelProvider) -> v1::ModelProvider {
+    let times = (provider.created_at, provider.updated_at);
+    v1::ModelProvider {
+        metadata: metadata(provider.id, provider.organization, times, provider.revision),
+        spec: Some(v1::ModelProviderSpec {
+            name: provider.name.clone(),
+            r#type: provider_type(provider.kind).into(),
+            base_url: provider.base_url.clone(),
+            api_key: String::new(),
+            script: provider.script.clone().unwrap_or_default(),
+        }),
+        status: Some(v1::ModelProviderStatus {
+            api_key_set: provider.key.is_some(),
+            encryption_key_id: provider.key.as_ref().map(|key| key.key_id.clone()).unwrap_or_default(),
+        }),
+    }
+}
+
+fn provider_type(kind: ModelProviderKind) -> v1::ModelProviderType {
+    match kind {
+        ModelProviderKind::Anthropic => v1::ModelProviderType::Anthropic,
+        ModelProviderKind::Openai => v1::ModelProviderType::Openai,
+        ModelProviderKind::Scripted => v1::ModelProviderType::Scripted,
+    }
+}
+
+/// None for `UNSPECIFIED`.
+pub(crate) fn to_provider_kind(kind: v1::ModelProviderType) -> Option<ModelProviderKind> {
+    match kind {
+        v1::ModelProviderType::Unspecified => None,
+        v1::ModelProviderType::Anthropic => Some(ModelProviderKind::Anthropic),
+        v1::ModelProviderType::Openai => Some(ModelProviderKind::Openai),
+        v1::ModelProviderType::Scripted => Some(ModelProviderKind::Scripted),
+    }
+}
+
+pub(crate) fn task(task: &StoredTask) -> v1::Task {
+    let state = &task.state;
+    let desired = if state.suspend { v1::TaskPhase::Suspended } else { v1::TaskPhase::Unspecified };
+    v1::Task {
+        metadata: metadata(state.id, state.organization, (task.created_at, task.updated_at), task.revision),
+        spec: Some(v1::TaskSpec {
+            agent: task.agent_name.clone(),
+            workspace: task.workspace.clone(),
+            title: task.title.clone(),
+            max_turns: task.max_turns_override,
+        }),
+        status: Some(v1::TaskStatus {
+            agent_id: state.agent.to_string(),
+            phase: phase(state.phase).into(),
+            desired_phase: desired.into(),
+            phase_since: Some(time(task.phase_since)),
+            usage: Some(usage(&task.usage)),
+            tool_uses: task.tool_uses.iter().map(|(tool, uses)| (tool.clone(), *uses)).collect(),
+            message_count: state.last_position,
+            queued_count: task.queued_count,
+            last_outcome: state.last_outcome.map_or(v1::TurnOutcome::Unspecified, outcome).into(),
+            last_error: state.last_error.as_ref().map(error),
+            turns_used: state.turn.as_ref().map_or(0, |turn| turn.calls),
+            event_sequence: task.event_sequence,
+        }),
+    }
+}
+
+pub(crate) fn phase(phase: Phase) -> v1::TaskPhase {
+    match phase {
+        Phase::AwaitInput => v1::TaskPhase::AwaitInput,
+        Phase::InvokeModel => v1::TaskPhase::InvokeModel,
+        Phase::ExecuteTools => v1::TaskPhase::ExecuteTools,
+        Phase::Suspended => v1::TaskPhase::Suspended,
+    }
+}
+
+/// None for `UNSPECIFIED`.
+pub(crate) fn to_phase(phase: v1::TaskPhase) -> Option<Phase> {
+    match phase {
+        v1::TaskPhase::Unspecified => None,
+        v1::TaskPhase::AwaitInput => Some(Phase::AwaitInput),
+        v1::TaskPhase::InvokeModel => Some(Phase::InvokeModel),
+        v1::TaskPhase::ExecuteTools => Some(Phase::ExecuteTools),
+        v1::TaskPhase::Suspended => Some(Phase::Suspended),
+    }
+}
+
+fn outcome(outcome: TurnOutcome) -> v1::TurnOutcome {
+    match outcome {
+        TurnOutcome::Completed => v1::TurnOutcome::Completed,
+        TurnOutcome::Failed => v1::TurnOutcome::Failed,
+        TurnOutcome::Cancelled => v1::TurnOutcome::Cancelled,
+        TurnOutcome::MaxTurns => v1::TurnOutcome::MaxTurns,
+    }
+}
+
+pub(crate) fn error(error: &TaskError) -> v1::TaskError {
+    v1::TaskError { code: error.code.clone(), message: error.message.clone(), time: Some(time(error.time)) }
+}
+
+fn usage(usage: &Usage) -> v1::Usage {
+    v1::Usage {
+        input_tokens: usage.input_tokens,
+        output_tokens: usage.output_tokens,
+        cache_read_tokens: usage.cache_read_tokens,
+        cache_write_tokens: usage.cache_write_tokens,
+        cost_pico_usd: usage.cost_pico_usd,
+    }
+}
+
+pub(crate) fn message(message: &StoredMessage) -> v1::Message {
+    let times = (message.created_at, message.updated_at);
+    v1::Message {
+        metadata: metadata(message.id, message.organization, times, message.revision),
+        spec: Some(v1::MessageSpec {
+            task: message.task.to_string(),
+            blocks: message.content.blocks.iter().map(block).collect(),
+        }),
+        status: Some(v1::MessageStatus {
+            source: source(message.source).into(),
+            position: message.position.unwrap_or(0),
+            processed_at: message.processed_at.map(time),
+            usage: (message.source == Source::Assistant).then(|| usage(&message.usage)),
+            agent_id: message.agent.map(|agent| agent.to_string()).unwrap_or_default(),
+            error: message.error.clone().unwrap_or_default(),
+        }),
+    }
+}
+
+fn source(source: Source) -> v1::MessageSource {
+    match source {
+        Source::User => v1::MessageSource::User,
+        Source::Assistant => v1::MessageSource::Assistant,
+        Source::System => v1::MessageSource::System,
+    }
+}
+
+/// None for `UNSPECIFIED`.
+pub(crate) fn to_source(source: v1::MessageSource) -> Option<Source> {
+    match source {
+        v1::MessageSource::Unspecified => None,
+        v1::MessageSource::User => Some(Source::User),
+        v1::MessageSource::Assistant => Some(Source::Assistant),
+        v1::MessageSource::System => Some(Source::System),
+    }
+}
+
+fn block(block: &Block) -> v1::Block {
+    use v1::block::Block as Proto;
+    let block = match block {
+        Block::Text(text) => Proto::Text(v1::Text { text: text.clone() }),
+        Block::CodeInterpreterCall(call) => {
+            Proto::CodeInterpreterCall(v1::CodeInterpreterCall { id: call.id.clone(), code: call.code.clone() })
+        }
+        Block::CodeInterpreterResult(result) => Proto::CodeInterpreterResult(v1::CodeInterpreterResult {
+            id: result.id.clone(),
+            output: result.output.clone(),
+            error: result.error.clone(),
+            tool_uses: result.tool_uses.iter().map(tool_use).collect(),
+        }),
+    };
+    v1::Block { block: Some(block) }
+}
+
+fn tool_use(used: &message::ToolUse) -> v1::ToolUse {
+    v1::ToolUse {
+        number: used.number,
+        name: used.name.clone(),
+        succeeded: used.succeeded,
+        duration_micros: used.duration_micros,
+    }
+}
+
+/// The content of a user's message: text only, as validation has made sure.
+pub(crate) fn to_content(blocks: Vec<v1::Block>) -> message::Content {
+    let blocks = blocks.into_iter().filter_map(|block| match block.block {
+        Some(v1::block::Block::Text(text)) => Some(Block::Text(text.text)),
+        _ => None,
+    });
+    message::Content { blocks: blocks.collect() }
+}

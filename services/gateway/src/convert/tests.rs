@@ -1,0 +1,211 @@
+use std::collections::BTreeMap;
+
+use construct_domain::{
+    AgentId, MessageId, ModelId, ModelProviderId, StepId, TaskId,
+    message::{CodeCall, CodeResult, Content, ToolUse},
+    task::{Stage, Step, StepState, Task, Turn},
+};
+use construct_store::SealedSecret;
+use uuid::Uuid;
+
+use super::*;
+
+const NOW: Timestamp = Timestamp::constant(1_700_000_000, 123_456_000);
+
+pub(crate) fn stored_task() -> StoredTask {
+    StoredTask {
+        state: Task {
+            id: TaskId::from_uuid(Uuid::from_u128(1)),
+            organization: OrganizationId::LOCAL,
+            agent: AgentId::from_uuid(Uuid::from_u128(2)),
+            suspend: false,
+            cancel: None,
+            max_turns: 50,
+            titled: false,
+            phase: Phase::AwaitInput,
+            turn: None,
+            step: None,
+            title_step: None,
+            steps: 0,
+            last_position: 0,
+            next_wake: None,
+            last_outcome: None,
+            last_error: None,
+        },
+        agent_name: "ada".into(),
+        workspace: "/w".into(),
+        title: "A title".into(),
+        max_turns_override: 7,
+        phase_since: NOW,
+        usage: Usage::default(),
+        tool_uses: BTreeMap::new(),
+        queued_count: 0,
+        event_sequence: 9,
+        trace_id: None,
+        revision: 3,
+        created_at: NOW,
+        updated_at: NOW,
+    }
+}
+
+pub(crate) fn turn(stage: Stage) -> Turn {
+    Turn { message: MessageId::from_uuid(Uuid::from_u128(3)), calls: 4, stage }
+}
+
+pub(crate) fn step(state: StepState) -> Step {
+    Step { id: StepId::from_uuid(Uuid::from_u128(4)), number: 5, attempt: 2, since: NOW, state }
+}
+
+#[test]
+fn a_task_shows_its_whole_state() {
+    let mut stored = stored_task();
+    stored.state.suspend = true;
+    stored.state.phase = Phase::InvokeModel;
+    stored.state.turn = Some(turn(Stage::Model));
+    stored.state.last_position = 12;
+    stored.state.last_outcome = Some(TurnOutcome::MaxTurns);
+    stored.state.last_error = Some(TaskError { code: "MAX_TURNS".into(), message: "enough".into(), time: NOW });
+    stored.queued_count = 2;
+    stored.usage =
+        Usage { input_tokens: 1, output_tokens: 2, cache_read_tokens: 3, cache_write_tokens: 4, cost_pico_usd: 5 };
+    stored.tool_uses = BTreeMap::from([("grep".to_owned(), 6)]);
+    let task = task(&stored);
+    let (metadata, spec, status) = (task.metadata.expect("set"), task.spec.expect("set"), task.status.expect("set"));
+    assert_eq!((metadata.revision, metadata.organization_id), (3, OrganizationId::LOCAL.to_string()));
+    assert_eq!(metadata.created_at, Some(prost_types::Timestamp { seconds: 1_700_000_000, nanos: 123_456_000 }));
+    assert_eq!(
+        (spec.agent.as_str(), spec.workspace.as_str(), spec.title.as_str(), spec.max_turns),
+        ("ada", "/w", "A title", 7)
+    );
+    assert_eq!(status.phase(), v1::TaskPhase::InvokeModel);
+    assert_eq!(status.desired_phase(), v1::TaskPhase::Suspended);
+    assert_eq!(status.last_outcome(), v1::TurnOutcome::MaxTurns);
+    assert_eq!(status.last_error.expect("set").code, "MAX_TURNS");
+    assert_eq!((status.message_count, status.queued_count, status.turns_used, status.event_sequence), (12, 2, 4, 9));
+    assert_eq!(status.tool_uses.get("grep"), Some(&6));
+    assert_eq!(status.usage.expect("set").cost_pico_usd, 5);
+}
+
+#[test]
+fn an_api_key_never_comes_out() {
+    let provider = ModelProvider {
+        id: ModelProviderId::from_uuid(Uuid::nil()),
+        organization: OrganizationId::LOCAL,
+        name: "p".into(),
+        kind: ModelProviderKind::Openai,
+        base_url: String::new(),
+        script: None,
+        key: Some(SealedSecret { key_id: "k1".into(), nonce: vec![1; 12], ciphertext: vec![2; 30] }),
+        revision: 1,
+        created_at: NOW,
+        updated_at: NOW,
+    };
+    let provider = model_provider(&provider);
+    let (spec, status) = (provider.spec.expect("set"), provider.status.expect("set"));
+    assert_eq!(spec.api_key, "");
+    assert_eq!(spec.r#type(), v1::ModelProviderType::Openai);
+    assert_eq!((status.api_key_set, status.encryption_key_id.as_str()), (true, "k1"));
+}
+
+#[test]
+fn agents_and_models_name_what_they_refer_to() {
+    let parameters =
+        ModelParameters { temperature: Some(0.5), stop_sequences: vec!["x".into()], ..ModelParameters::default() };
+    let stored = Agent {
+        id: AgentId::from_uuid(Uuid::nil()),
+        organization: OrganizationId::LOCAL,
+        model: ModelId::from_uuid(Uuid::nil()),
+        model_name: "m".into(),
+        name: "ada".into(),
+        description: "d".into(),
+        instructions: "i".into(),
+        max_turns: 0,
+        parameters: parameters.clone(),
+        task_count: 3,
+        revision: 1,
+        created_at: NOW,
+        updated_at: NOW,
+    };
+    let agent = agent(&stored);
+    let spec = agent.spec.expect("set");
+    assert_eq!((spec.model.as_str(), spec.max_turns), ("m", 0));
+    assert_eq!(to_parameters(spec.parameters.expect("set")), parameters);
+    assert_eq!(agent.status.expect("set").task_count, 3);
+    let prices = Prices { input: 1, output: 2, cache_read: 3, cache_write: 4 };
+    let stored = Model {
+        id: ModelId::from_uuid(Uuid::nil()),
+        organization: OrganizationId::LOCAL,
+        provider: ModelProviderId::from_uuid(Uuid::nil()),
+        provider_name: "p".into(),
+        name: "m".into(),
+        vendor_model: "vendor/m".into(),
+        context_window: 10,
+        max_output_tokens: 5,
+        prices,
+        revision: 1,
+        created_at: NOW,
+        updated_at: NOW,
+    };
+    let spec = model(&stored).spec.expect("set");
+    assert_eq!((spec.provider.as_str(), spec.vendor_model.as_str()), ("p", "vendor/m"));
+    assert_eq!(to_prices(spec.prices.expect("set")), prices);
+}
+
+#[test]
+fn every_block_of_a_transcript_is_shown() {
+    let uses = vec![ToolUse { number: 1, name: "grep".into(), succeeded: true, duration_micros: 5 }];
+    let stored = StoredMessage {
+        id: MessageId::from_uuid(Uuid::nil()),
+        organization: OrganizationId::LOCAL,
+        task: TaskId::from_uuid(Uuid::nil()),
+        arrival: 0,
+        position: Some(2),
+        source: Source::Assistant,
+        content: Content {
+            blocks: vec![
+                Block::Text("hi".into()),
+                Block::CodeInterpreterCall(CodeCall { id: "c".into(), code: "1".into() }),
+                Block::CodeInterpreterResult(CodeResult {
+                    id: "c".into(),
+                    output: "o".into(),
+                    error: "e".into(),
+                    tool_uses: uses,
+                }),
+            ],
+        },
+        agent: None,
+        processed_at: Some(NOW),
+        error: None,
+        usage: Usage { output_tokens: 1, ..Usage::default() },
+        step: None,
+        revision: 1,
+        created_at: NOW,
+        updated_at: NOW,
+    };
+    let shown = message(&stored);
+    let (spec, status) = (shown.spec.expect("set"), shown.status.expect("set"));
+    assert!(matches!(&spec.blocks[1].block, Some(v1::block::Block::CodeInterpreterCall(call)) if call.code == "1"));
+    let Some(v1::block::Block::CodeInterpreterResult(result)) = &spec.blocks[2].block else { panic!("a result") };
+    assert_eq!((result.error.as_str(), result.tool_uses[0].name.as_str()), ("e", "grep"));
+    assert_eq!((status.position, status.usage.expect("the model wrote it").output_tokens), (2, 1));
+    // What users send is text only.
+    assert_eq!(to_content(spec.blocks).blocks, [Block::Text("hi".into())]);
+    let queued = message(&StoredMessage { position: None, source: Source::User, ..stored }).status.expect("set");
+    assert_eq!((queued.position, queued.usage), (0, None));
+}
+
+#[test]
+fn every_value_converts_both_ways() {
+    for value in Phase::ALL {
+        assert_eq!(to_phase(phase(value)), Some(value));
+    }
+    for value in [Source::User, Source::Assistant, Source::System] {
+        assert_eq!(to_source(source(value)), Some(value));
+    }
+    for value in [ModelProviderKind::Anthropic, ModelProviderKind::Openai, ModelProviderKind::Scripted] {
+        assert_eq!(to_provider_kind(provider_type(value)), Some(value));
+    }
+    assert_eq!(to_phase(v1::TaskPhase::Unspecified), None);
+    assert_eq!(to_source(v1::MessageSource::Unspecified), None);
+    assert_eq!(to_provider_kind(v1::ModelProviderType::Unspecified), None);
+}

@@ -1,0 +1,155 @@
+//! Why a task doesn't go on: in words, since when, until when, and who can change that. There is an answer for every
+//! state a task can be in (promise 4 in ARCHITECTURE.md).
+
+use std::time::Duration;
+
+use construct_domain::task::{Phase, Stage, Step, StepState, Turn};
+use construct_proto::v1::TaskExplanation;
+use construct_store::StoredTask;
+use jiff::Timestamp;
+
+use crate::convert;
+
+/// How long an intent stays unseen before the reconciler's sweep looks for it, should its wake be lost.
+const SWEEP: Duration = Duration::from_secs(1);
+
+#[cfg(test)]
+mod tests;
+
+/// What is being waited for.
+struct Wait {
+    words: String,
+    since: Timestamp,
+    deadline: Option<Timestamp>,
+    next: Option<Timestamp>,
+    released_by: String,
+}
+
+/// Explains a task. `model` is the name of the model its agent uses.
+pub(crate) fn explain(task: &StoredTask, model: Option<&str>) -> TaskExplanation {
+    let wait = wait(task, model);
+    let state = &task.state;
+    let step = state.step.as_ref();
+    TaskExplanation {
+        task_id: state.id.to_string(),
+        phase: convert::phase(state.phase).into(),
+        waiting_for: wait.words,
+        since: Some(convert::time(wait.since)),
+        deadline: wait.deadline.map(convert::time),
+        next_wake: wait.next.map(convert::time),
+        released_by: wait.released_by,
+        last_error: state.last_error.as_ref().map(convert::error),
+        step_id: step.map(|step| step.id.to_string()).unwrap_or_default(),
+        attempt: step.map_or(0, |step| step.attempt),
+        trace_id: task.trace_id.clone().unwrap_or_default(),
+    }
+}
+
+fn wait(task: &StoredTask, model: Option<&str>) -> Wait {
+    let state = &task.state;
+    // A script that was told to stop explains the delay of whatever was asked for meanwhile.
+    if let (Some(step @ Step { state: StepState::Cancelling { .. }, .. }), Some(turn)) = (&state.step, &state.turn) {
+        return step_wait(task, step, turn, model);
+    }
+    if let Some(reason) = &state.cancel {
+        let why = if reason.is_empty() { String::new() } else { format!(" ({reason})") };
+        return unseen(task, format!("the reconciler, to end the running turn: a person cancelled it{why}"));
+    }
+    match (state.suspend, state.phase) {
+        (true, Phase::Suspended) => return suspended(task),
+        (true, _) => return unseen(task, "the reconciler, to stop what runs: a person suspended the task".to_owned()),
+        (false, Phase::Suspended) => {
+            return unseen(task, "the reconciler, to go on: a person resumed the task".to_owned());
+        }
+        (false, _) => {}
+    }
+    match (&state.turn, &state.step) {
+        (Some(turn), Some(step)) => step_wait(task, step, turn, model),
+        (Some(turn), None) => {
+            let what = match turn.stage {
+                Stage::Model => "call the model",
+                Stage::Code { .. } => "have the script run",
+            };
+            unseen(task, format!("the reconciler, to {what}"))
+        }
+        (None, _) if task.queued_count > 0 => {
+            let count = task.queued_count;
+            let messages = if count == 1 {
+                "the message that waits".to_owned()
+            } else {
+                format!("the next of {count} messages that wait")
+            };
+            unseen(task, format!("the reconciler, to take {messages}"))
+        }
+        (None, _) => Wait {
+            words: "a message from a user".to_owned(),
+            since: task.phase_since,
+            deadline: None,
+            next: None,
+            released_by: "a user, by sending a message".to_owned(),
+        },
+    }
+}
+
+fn suspended(task: &StoredTask) -> Wait {
+    let queued = match task.queued_count {
+        0 => String::new(),
+        1 => "; 1 message waits meanwhile".to_owned(),
+        count => format!("; {count} messages wait meanwhile"),
+    };
+    Wait {
+        words: format!("a person to resume it{queued}"),
+        since: task.phase_since,
+        deadline: None,
+        next: None,
+        released_by: "a person, by resuming the task".to_owned(),
+    }
+}
+
+/// Something is written down that the reconciler has not taken up.
+fn unseen(task: &StoredTask, words: String) -> Wait {
+    Wait {
+        words,
+        since: task.updated_at,
+        deadline: None,
+        next: Some(task.state.next_wake.unwrap_or(task.updated_at + SWEEP)),
+        released_by: "the reconciler service; when this lasts, none is running or it cannot reach PostgreSQL"
+            .to_owned(),
+    }
+}
+
+fn step_wait(task: &StoredTask, step: &Step, turn: &Turn, model: Option<&str>) -> Wait {
+    let attempt = if step.attempt > 1 { format!(", attempt {}", step.attempt) } else { String::new() };
+    let (words, deadline, released_by) = match (&step.state, &turn.stage) {
+        (StepState::InFlight { deadline }, Stage::Model) => {
+            let model = model.map(|model| format!(" `{model}`")).unwrap_or_default();
+            let words = format!("the answer of the model{model} for the agent `{}`{attempt}", task.agent_name);
+            (words, Some(*deadline), "the providers service, with the answer; a person, by cancelling or suspending")
+        }
+        (StepState::InFlight { deadline }, Stage::Code { calls }) => {
+            let what = if calls.len() == 1 { "the script".to_owned() } else { format!("the {} scripts", calls.len()) };
+            let words = format!("{what} of the model to end");
+            (words, Some(*deadline), "the interpreter service, with the result; a person, by cancelling or suspending")
+        }
+        (StepState::Backoff { until }, _) => {
+            let error = task.state.last_error.as_ref();
+            let because = error.map(|error| format!(": {} ({})", error.message, error.code)).unwrap_or_default();
+            let words = format!(
+                "the next attempt at {until}, after attempt {} to call the model failed{because}",
+                step.attempt
+            );
+            (words, None, "the reconciler service, when the pause is over; a person, by cancelling or suspending")
+        }
+        (StepState::Cancelling { deadline }, _) => {
+            let words = "the last words of a script that was told to stop, which say what it has done".to_owned();
+            (words, Some(*deadline), "the interpreter service; at the deadline its outcome is recorded as unknown")
+        }
+    };
+    let next = match step.state {
+        StepState::Backoff { until } => Some(until),
+        StepState::InFlight { deadline } | StepState::Cancelling { deadline } => {
+            Some(task.state.next_wake.unwrap_or(deadline))
+        }
+    };
+    Wait { words, since: step.since, deadline, next, released_by: released_by.to_owned() }
+}

@@ -1,0 +1,88 @@
+use construct_domain::task::TaskError;
+
+use super::*;
+use crate::convert::tests::{step, stored_task, turn};
+
+const LATER: Timestamp = Timestamp::constant(1_700_000_600, 0);
+
+fn code(calls: usize) -> Stage {
+    Stage::Code { calls: vec!["call".into(); calls] }
+}
+
+/// Every state a task can be in, with what must be said about it.
+fn states() -> Vec<(StoredTask, &'static str)> {
+    let with = |change: &dyn Fn(&mut StoredTask)| {
+        let mut task = stored_task();
+        change(&mut task);
+        task
+    };
+    let running = |stage: Stage, state: StepState| {
+        with(&move |task| {
+            task.state.phase = if stage == Stage::Model { Phase::InvokeModel } else { Phase::ExecuteTools };
+            task.state.turn = Some(turn(stage.clone()));
+            task.state.step = Some(step(state.clone()));
+            task.state.next_wake = Some(LATER);
+        })
+    };
+    let (flying, stopping) = (StepState::InFlight { deadline: LATER }, StepState::Cancelling { deadline: LATER });
+    let mut failed = running(Stage::Model, StepState::Backoff { until: LATER });
+    let error = TaskError { code: "OVERLOADED".into(), message: "the vendor is busy".into(), time: LATER };
+    failed.state.last_error = Some(error);
+    let mut stopped = running(code(1), stopping.clone());
+    stopped.state.cancel = Some("wrong way".into());
+    let mut suspending = running(Stage::Model, flying.clone());
+    suspending.state.suspend = true;
+    vec![
+        (stored_task(), "a message from a user"),
+        (with(&|task| task.queued_count = 1), "take the message that waits"),
+        (with(&|task| task.queued_count = 3), "take the next of 3 messages"),
+        (running(Stage::Model, flying.clone()), "the answer of the model `m` for the agent `ada`, attempt 2"),
+        (running(code(1), flying.clone()), "the script of the model"),
+        (running(code(2), flying), "the 2 scripts of the model"),
+        (failed, "failed: the vendor is busy (OVERLOADED)"),
+        (stopped, "the last words of a script"),
+        (running(code(1), stopping), "the last words of a script"),
+        (suspending, "a person suspended the task"),
+        (with(&|task| task.state.cancel = Some("wrong way".into())), "cancelled it (wrong way)"),
+        (with(&|task| task.state.cancel = Some(String::new())), "a person cancelled it"),
+        (
+            with(&|task| {
+                task.state.suspend = true;
+                task.state.phase = Phase::Suspended;
+                task.queued_count = 2;
+            }),
+            "a person to resume it; 2 messages wait meanwhile",
+        ),
+        (with(&|task| task.state.phase = Phase::Suspended), "a person resumed the task"),
+        (with(&|task| task.state.turn = Some(turn(Stage::Model))), "to call the model"),
+        (with(&|task| task.state.turn = Some(turn(code(1)))), "to have the script run"),
+    ]
+}
+
+#[test]
+fn every_state_is_explained_in_words() {
+    for (task, expected) in states() {
+        let explanation = explain(&task, Some("m"));
+        assert!(explanation.waiting_for.contains(expected), "`{}` should say `{expected}`", explanation.waiting_for);
+        assert!(!explanation.waiting_for.to_lowercase().contains("unknown"), "{}", explanation.waiting_for);
+        assert!(!explanation.released_by.is_empty() && explanation.since.is_some(), "{explanation:?}");
+    }
+}
+
+#[test]
+fn only_people_are_waited_for_without_an_end() {
+    for (task, _) in states() {
+        let explanation = explain(&task, None);
+        let person = explanation.released_by.starts_with("a person") || explanation.released_by.starts_with("a user");
+        assert_eq!(explanation.next_wake.is_none(), person, "{explanation:?}");
+    }
+}
+
+#[test]
+fn a_step_in_flight_is_named_with_its_attempt_and_deadline() {
+    let (task, _) = states().swap_remove(3);
+    let explanation = explain(&task, None);
+    assert!(explanation.step_id.starts_with("step_"));
+    assert_eq!(explanation.attempt, 2);
+    assert_eq!(explanation.deadline, Some(convert::time(LATER)));
+}

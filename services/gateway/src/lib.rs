@@ -1,0 +1,99 @@
+//! The gateway: every outward face. It validates, writes intents, and reads.
+//!
+//! - It decides nothing about a task: it writes down what people want (a message, a cancel) in PostgreSQL, and wakes the
+//!   reconciler. What NATS doesn't deliver, the reconciler's sweep and the subscriptions' look at the heads find.
+//! - Every request has a caller (`caller.rs`), and every access to data names the caller's organisation.
+//! - Everything a request says is held against its documented limit first (`validate.rs`).
+//! - PostgreSQL away: `UNAVAILABLE`, and the health service says so. NATS away after the start: writes are accepted all
+//!   the same and subscriptions go on with what PostgreSQL tells, a few seconds late; so readiness doesn't depend on it.
+//!
+//! Deliberately absent: log-in (so it refuses to listen where others could reach it, unless told otherwise), any
+//! decision about a task, and any call to another service.
+
+mod agents;
+mod api;
+mod caller;
+mod config;
+mod convert;
+mod events;
+mod explain;
+mod messages;
+mod model_providers;
+mod models;
+mod page;
+mod publish;
+mod server;
+mod status;
+mod subscribe;
+mod tasks;
+mod validate;
+mod watch;
+
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use construct_bus::{Bus, ConnectOptions};
+use construct_runtime::{Common, Context};
+use construct_store::{Keyring, PoolOptions, Store};
+use tokio::net::TcpListener;
+
+pub use config::Config;
+
+use crate::{
+    api::{Api, Backend},
+    publish::Publisher,
+    subscribe::hub::Hub,
+};
+
+#[cfg(test)]
+mod tests;
+
+/// Starts the gateway. When this returns it serves; until PostgreSQL and NATS are reached it answers `UNAVAILABLE`.
+///
+/// # Errors
+/// When the address cannot be bound, a master key is missing, or the process is told to stop.
+pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
+    let address = config.gateway_listen;
+    let listener = TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}"))?;
+    start(listener, &config, context).await
+}
+
+async fn start(listener: TcpListener, config: &Config, context: &Context) -> anyhow::Result<()> {
+    let lifecycle = context.lifecycle();
+    let keyring = Arc::new(keyring(context.common())?);
+    let api = Api::new(config, Arc::clone(&keyring), lifecycle.clone());
+    let (database, nats) = (context.readiness().register("postgresql"), context.readiness().register("nats"));
+    let serving = context.readiness().register("requests");
+    server::spawn(api.clone(), listener, context).await?;
+
+    let url = context.common().database_url()?.clone();
+    let store = context.connect_with_retry("postgresql", &database, || async {
+        let options = PoolOptions { application_name: "construct-gateway".to_owned(), ..PoolOptions::default() };
+        let store = Store::connect(url.expose(), options).await?;
+        store.migrate().await?;
+        anyhow::Ok(store)
+    });
+    let bus = context.connect_with_retry("nats", &nats, || async {
+        let options = ConnectOptions::new(context.instance_id()).blobs(context.common().blob_dir());
+        let bus = Bus::connect(context.common().nats_url.expose(), options).await?;
+        bus.ensure_topology().await?;
+        anyhow::Ok(bus)
+    });
+    let (store, bus) = tokio::try_join!(store, bus)?;
+
+    let hub = Hub::new(store.clone(), bus.clone(), lifecycle.clone());
+    let backend = Arc::new(Backend { store: store.clone(), publisher: Publisher::new(bus), hub });
+    api.open(Arc::clone(&backend));
+    serving.set_ready();
+    lifecycle.spawn_job("event heads", async move { backend.hub.watch().await });
+    lifecycle.spawn_job("database health", watch::database(store.clone(), database, lifecycle.draining()));
+    lifecycle.spawn_job("housekeeping", watch::housekeeping(store, keyring, lifecycle.draining()));
+    Ok(())
+}
+
+/// The keys that API keys are encrypted with.
+fn keyring(common: &Common) -> anyhow::Result<Keyring> {
+    let keys = common.master_keys()?;
+    let active = keys.active().id();
+    Ok(Keyring::new(active, keys.iter().map(|key| (key.id().to_owned(), *key.expose())))?)
+}

@@ -1,0 +1,84 @@
+//! `MessageService`.
+
+use construct_domain::{MessageId, TaskId};
+use construct_proto::v1::{
+    self, CreateMessageRequest, DeleteMessageRequest, DeleteMessageResponse, GetMessageRequest, ListMessagesRequest,
+    ListMessagesResponse, UpdateMessageRequest, event::Payload, message_service_server::MessageService,
+};
+use construct_store::{MessageFilter, NewUserMessage, Rendered, StoredMessage};
+use tonic::{Request, Response, Status};
+use uuid::Uuid;
+
+use crate::{api::Api, convert, events, status, validate::requests};
+
+fn render(kind: &'static str) -> impl FnOnce(&StoredMessage) -> Rendered + Send {
+    move |message| {
+        let message = convert::message(message);
+        events::rendered(kind, Payload::Message(message.clone()), &message)
+    }
+}
+
+fn wake(reason: &'static str) -> impl FnOnce(&StoredMessage) -> Option<(TaskId, &'static str)> {
+    move |message| Some((message.task, reason))
+}
+
+#[tonic::async_trait]
+impl MessageService for Api {
+    async fn create_message(&self, request: Request<CreateMessageRequest>) -> Result<Response<v1::Message>, Status> {
+        let (entry, mut request) = self.enter(request)?;
+        let task = requests::create_message(&request)?;
+        let write = entry.write("CreateMessage", &mut request);
+        let spec = request.spec.unwrap_or_default();
+        let id = MessageId::from_uuid(Uuid::now_v7());
+        let new = NewUserMessage { id, task, content: convert::to_content(spec.blocks) };
+        let created = entry.store().message_create(&write, new, render("message.created")).await;
+        let created = created.map_err(|error| status::about(&spec.task, error))?;
+        entry.answer(created, wake("message"), convert::message).await
+    }
+
+    async fn get_message(&self, request: Request<GetMessageRequest>) -> Result<Response<v1::Message>, Status> {
+        let (entry, request) = self.enter(request)?;
+        let id = requests::change_message(&request.message, "")?;
+        let found = entry.store().message_get(entry.organization(), id).await;
+        let message = found.map_err(|error| status::about(&request.message, error))?;
+        Ok(Response::new(convert::message(&message)))
+    }
+
+    async fn list_messages(
+        &self,
+        request: Request<ListMessagesRequest>,
+    ) -> Result<Response<ListMessagesResponse>, Status> {
+        let (entry, request) = self.enter(request)?;
+        let (task, page, source) = requests::list_messages(entry.organization(), &request)?;
+        let filter = MessageFilter { source, after_position: request.filter.unwrap_or_default().after_position };
+        let found = entry.store().message_list(entry.organization(), task, &filter, &page.query()).await;
+        let mut messages = found.map_err(|error| status::about(&request.task, error))?;
+        let info = page.cut(&mut messages, StoredMessage::cursor);
+        let messages = messages.iter().map(convert::message).collect();
+        Ok(Response::new(ListMessagesResponse { messages, page: Some(info) }))
+    }
+
+    async fn update_message(&self, request: Request<UpdateMessageRequest>) -> Result<Response<v1::Message>, Status> {
+        let (entry, mut request) = self.enter(request)?;
+        let message = requests::update_message(&request)?;
+        let write = entry.write("UpdateMessage", &mut request);
+        let content = convert::to_content(request.blocks);
+        let expected = (request.revision != 0).then_some(request.revision);
+        let updated = entry.store().message_update(&write, message, expected, content, render("message.updated")).await;
+        let updated = updated.map_err(|error| status::about(&request.message, error))?;
+        entry.answer(updated, wake("message changed"), convert::message).await
+    }
+
+    async fn delete_message(
+        &self,
+        request: Request<DeleteMessageRequest>,
+    ) -> Result<Response<DeleteMessageResponse>, Status> {
+        let (entry, mut request) = self.enter(request)?;
+        let message = requests::change_message(&request.message, &request.idempotency_key)?;
+        let write = entry.write("DeleteMessage", &mut request);
+        let render = |message: &StoredMessage| events::deleted("message.deleted", message.id);
+        let deleted = entry.store().message_delete(&write, message, render).await;
+        let deleted = deleted.map_err(|error| status::about(&request.message, error))?;
+        entry.answer(deleted, wake("message taken back"), |_| DeleteMessageResponse {}).await
+    }
+}

@@ -1,0 +1,133 @@
+//! `ModelProviderService`. API keys are sealed before they reach the store, and never leave it through here.
+
+use construct_domain::ModelProviderId;
+use construct_proto::v1::{
+    self, CreateModelProviderRequest, DeleteModelProviderRequest, DeleteModelProviderResponse, GetModelProviderRequest,
+    ListModelProvidersRequest, ListModelProvidersResponse, UpdateModelProviderRequest, event::Payload,
+    model_provider_service_server::ModelProviderService,
+};
+use construct_store::{
+    Error, ModelProvider, ModelProviderChanges, ModelProviderFilter, NewModelProvider, Rendered, SealedSecret,
+};
+use tonic::{Request, Response, Status};
+use uuid::Uuid;
+
+use crate::{
+    api::{Api, Lookup, nobody},
+    convert, events, status,
+    validate::requests,
+};
+
+fn render(kind: &'static str) -> impl FnOnce(&ModelProvider) -> Rendered + Send {
+    move |provider| {
+        let provider = convert::model_provider(provider);
+        events::rendered(kind, Payload::ModelProvider(provider.clone()), &provider)
+    }
+}
+
+fn some(text: String) -> Option<String> {
+    (!text.is_empty()).then_some(text)
+}
+
+impl Api {
+    /// Encrypts a key for the record it belongs to; an empty key is none.
+    fn seal(&self, id: ModelProviderId, key: &str) -> Result<Option<SealedSecret>, Status> {
+        if key.is_empty() {
+            return Ok(None);
+        }
+        let sealed = self.keyring().seal(&id.to_string(), key.as_bytes());
+        sealed.map(Some).map_err(|error| status::internal("an API key could not be encrypted", &error))
+    }
+}
+
+#[tonic::async_trait]
+impl ModelProviderService for Api {
+    async fn create_model_provider(
+        &self,
+        request: Request<CreateModelProviderRequest>,
+    ) -> Result<Response<v1::ModelProvider>, Status> {
+        let (entry, mut request) = self.enter(request)?;
+        let kind = requests::create_model_provider(&request)?;
+        let write = entry.write("CreateModelProvider", &mut request);
+        let spec = request.spec.unwrap_or_default();
+        let id = ModelProviderId::from_uuid(Uuid::now_v7());
+        let new = NewModelProvider {
+            id,
+            name: spec.name,
+            kind,
+            base_url: spec.base_url,
+            script: some(spec.script),
+            key: self.seal(id, &spec.api_key)?,
+        };
+        let written = entry.store().model_provider_create(&write, new, render("provider.created")).await;
+        entry.answer(written.map_err(status::of_store)?, nobody, convert::model_provider).await
+    }
+
+    async fn get_model_provider(
+        &self,
+        request: Request<GetModelProviderRequest>,
+    ) -> Result<Response<v1::ModelProvider>, Status> {
+        let (entry, GetModelProviderRequest { model_provider }) = self.enter(request)?;
+        requests::get("model_provider", &model_provider, "a model provider")?;
+        let found = entry.store().model_provider_find(entry.organization(), &model_provider).await;
+        let provider = found.map_err(|error| status::about(&model_provider, error))?;
+        Ok(Response::new(convert::model_provider(&provider)))
+    }
+
+    async fn list_model_providers(
+        &self,
+        request: Request<ListModelProvidersRequest>,
+    ) -> Result<Response<ListModelProvidersResponse>, Status> {
+        let (entry, request) = self.enter(request)?;
+        let (page, kind) = requests::list_model_providers(entry.organization(), &request)?;
+        let filter = ModelProviderFilter { kind, name_prefix: request.filter.unwrap_or_default().name_prefix };
+        let found = entry.store().model_provider_list(entry.organization(), &filter, &page.query()).await;
+        let mut providers = found.map_err(status::of_store)?;
+        let info = page.cut(&mut providers, |provider| provider.cursor(page.key()));
+        let model_providers = providers.iter().map(convert::model_provider).collect();
+        Ok(Response::new(ListModelProvidersResponse { model_providers, page: Some(info) }))
+    }
+
+    async fn update_model_provider(
+        &self,
+        request: Request<UpdateModelProviderRequest>,
+    ) -> Result<Response<v1::ModelProvider>, Status> {
+        let (entry, mut request) = self.enter(request)?;
+        requests::update_model_provider(&request)?;
+        let write = entry.write("UpdateModelProvider", &mut request);
+        let mut lookup = Lookup::new(&write);
+        let found = match entry.store().model_provider_find(entry.organization(), &request.model_provider).await {
+            Ok(provider) => {
+                requests::model_provider_fits(&request, provider.kind)?;
+                Ok(provider.id)
+            }
+            Err(error) => Err::<ModelProviderId, Error>(error),
+        };
+        let provider = lookup.take(&request.model_provider, found, ModelProviderId::from_uuid)?;
+        let changes = ModelProviderChanges {
+            name: request.name,
+            base_url: request.base_url,
+            script: request.script.map(some),
+            key: request.api_key.map(|key| self.seal(provider, &key)).transpose()?,
+        };
+        let expected = (request.revision != 0).then_some(request.revision);
+        let updated =
+            entry.store().model_provider_update(&write, provider, expected, changes, render("provider.updated")).await;
+        entry.answer(lookup.settle(updated)?, nobody, convert::model_provider).await
+    }
+
+    async fn delete_model_provider(
+        &self,
+        request: Request<DeleteModelProviderRequest>,
+    ) -> Result<Response<DeleteModelProviderResponse>, Status> {
+        let (entry, mut request) = self.enter(request)?;
+        requests::delete("model_provider", &request.model_provider, "a model provider", &request.idempotency_key)?;
+        let write = entry.write("DeleteModelProvider", &mut request);
+        let mut lookup = Lookup::new(&write);
+        let provider = entry.store().model_provider_resolve(entry.organization(), &request.model_provider).await;
+        let provider = lookup.take(&request.model_provider, provider, ModelProviderId::from_uuid)?;
+        let render = |provider: &ModelProvider| events::deleted("provider.deleted", provider.id);
+        let deleted = entry.store().model_provider_delete(&write, provider, render).await;
+        entry.answer(lookup.settle(deleted)?, nobody, |_| DeleteModelProviderResponse {}).await
+    }
+}

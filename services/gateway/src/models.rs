@@ -1,0 +1,117 @@
+//! `ModelService`.
+
+use construct_domain::{ModelId, ModelProviderId};
+use construct_proto::v1::{
+    self, CreateModelRequest, DeleteModelRequest, DeleteModelResponse, GetModelRequest, ListModelsRequest,
+    ListModelsResponse, UpdateModelRequest, event::Payload, model_service_server::ModelService,
+};
+use construct_store::{Model, ModelChanges, ModelFilter, NewModel, Rendered};
+use tonic::{Request, Response, Status};
+use uuid::Uuid;
+
+use crate::{
+    api::{Api, Lookup, nobody},
+    convert, events, status,
+    validate::requests,
+};
+
+/// Tokens a model can see when nobody says.
+const CONTEXT_WINDOW: i64 = 128_000;
+/// Tokens a model may answer when nobody says.
+const MAX_OUTPUT_TOKENS: i64 = 8192;
+
+fn render(kind: &'static str) -> impl FnOnce(&Model) -> Rendered + Send {
+    move |model| {
+        let model = convert::model(model);
+        events::rendered(kind, Payload::Model(model.clone()), &model)
+    }
+}
+
+/// 0 means the default.
+fn or(value: i64, default: i64) -> i64 {
+    if value == 0 { default } else { value }
+}
+
+#[tonic::async_trait]
+impl ModelService for Api {
+    async fn create_model(&self, request: Request<CreateModelRequest>) -> Result<Response<v1::Model>, Status> {
+        let (entry, mut request) = self.enter(request)?;
+        requests::create_model(&request)?;
+        let write = entry.write("CreateModel", &mut request);
+        let spec = request.spec.unwrap_or_default();
+        let mut lookup = Lookup::new(&write);
+        let provider = entry.store().model_provider_resolve(entry.organization(), &spec.provider).await;
+        let new = NewModel {
+            id: ModelId::from_uuid(Uuid::now_v7()),
+            provider: lookup.take(&spec.provider, provider, ModelProviderId::from_uuid)?,
+            vendor_model: if spec.vendor_model.is_empty() { spec.name.clone() } else { spec.vendor_model },
+            name: spec.name,
+            context_window: or(spec.context_window, CONTEXT_WINDOW),
+            max_output_tokens: or(spec.max_output_tokens, MAX_OUTPUT_TOKENS),
+            prices: convert::to_prices(spec.prices.unwrap_or_default()),
+        };
+        let written = lookup.settle(entry.store().model_create(&write, new, render("model.created")).await)?;
+        entry.answer(written, nobody, convert::model).await
+    }
+
+    async fn get_model(&self, request: Request<GetModelRequest>) -> Result<Response<v1::Model>, Status> {
+        let (entry, GetModelRequest { model }) = self.enter(request)?;
+        requests::get("model", &model, "a model")?;
+        let found = entry.store().model_find(entry.organization(), &model).await;
+        found.map(|model| Response::new(convert::model(&model))).map_err(|error| status::about(&model, error))
+    }
+
+    async fn list_models(&self, request: Request<ListModelsRequest>) -> Result<Response<ListModelsResponse>, Status> {
+        let (entry, request) = self.enter(request)?;
+        let organization = entry.organization();
+        let page = requests::list_models(organization, &request)?;
+        let filter = request.filter.unwrap_or_default();
+        let provider = match filter.provider.as_str() {
+            "" => None,
+            provider => {
+                let found = entry.store().model_provider_resolve(organization, provider).await;
+                Some(found.map_err(|error| status::about(provider, error))?)
+            }
+        };
+        let filter = ModelFilter { provider, name_prefix: filter.name_prefix };
+        let found = entry.store().model_list(organization, &filter, &page.query()).await;
+        let mut models = found.map_err(status::of_store)?;
+        let info = page.cut(&mut models, |model| model.cursor(page.key()));
+        let models = models.iter().map(convert::model).collect();
+        Ok(Response::new(ListModelsResponse { models, page: Some(info) }))
+    }
+
+    async fn update_model(&self, request: Request<UpdateModelRequest>) -> Result<Response<v1::Model>, Status> {
+        let (entry, mut request) = self.enter(request)?;
+        requests::update_model(&request)?;
+        let write = entry.write("UpdateModel", &mut request);
+        let mut lookup = Lookup::new(&write);
+        let model = entry.store().model_resolve(entry.organization(), &request.model).await;
+        let model = lookup.take(&request.model, model, ModelId::from_uuid)?;
+        let changes = ModelChanges {
+            name: request.name,
+            vendor_model: request.vendor_model,
+            context_window: request.context_window.map(|tokens| or(tokens, CONTEXT_WINDOW)),
+            max_output_tokens: request.max_output_tokens.map(|tokens| or(tokens, MAX_OUTPUT_TOKENS)),
+            prices: request.prices.map(convert::to_prices),
+        };
+        let expected = (request.revision != 0).then_some(request.revision);
+        let updated = entry.store().model_update(&write, model, expected, changes, render("model.updated")).await;
+        entry.answer(lookup.settle(updated)?, nobody, convert::model).await
+    }
+
+    async fn delete_model(
+        &self,
+        request: Request<DeleteModelRequest>,
+    ) -> Result<Response<DeleteModelResponse>, Status> {
+        let (entry, mut request) = self.enter(request)?;
+        requests::delete("model", &request.model, "a model", &request.idempotency_key)?;
+        let write = entry.write("DeleteModel", &mut request);
+        let mut lookup = Lookup::new(&write);
+        let model = entry.store().model_resolve(entry.organization(), &request.model).await;
+        let model = lookup.take(&request.model, model, ModelId::from_uuid)?;
+        let render = |model: &Model| events::deleted("model.deleted", model.id);
+        let deleted = entry.store().model_delete(&write, model, render).await;
+        entry.answer(lookup.settle(deleted)?, nobody, |_| DeleteModelResponse {}).await
+    }
+}

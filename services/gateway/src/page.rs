@@ -1,0 +1,347 @@
+//! Pages of a list: size, order, and the token that leads to the next one.
+//!
+//! A token is the store's cursor of the last row seen (its order key and id), so that rows inserted or removed meanwhile
+//! neither repeat nor hide others. It carries a digest over itself and what it belongs to: method, organisation, filter
+//! and order. A token that was altered, or is used with another list, is refused instead of giving a page of something
+//! else. It grants nothing (every query is filtered by organisation), so the digest needs no key.
+
+use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
+use construct_domain::OrganizationId;
+use construct_proto::v1::{PageInfo, PageRequest};
+use construct_store::{Cursor, CursorValue, MessageCursor};
+use prost::Message;
+use serde::{Serialize, de::DeserializeOwned};
+use sha2::{Digest as _, Sha256};
+
+use crate::validate::Violations;
+
+/// Rows of a page when the request doesn't say.
+const DEFAULT_SIZE: u32 = 50;
+/// Rows of a page at most.
+const MAX_SIZE: i32 = 100;
+/// Characters of a page token at most; ours stay far below.
+const MAX_TOKEN: usize = 1024;
+
+/// What a list is ordered by.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Column {
+    CreatedAt,
+    UpdatedAt,
+    Name,
+    Position,
+}
+
+impl Column {
+    const ALL: [Self; 4] = [Self::CreatedAt, Self::UpdatedAt, Self::Name, Self::Position];
+
+    const fn as_str(self) -> &'static str {
+        match self {
+            Self::CreatedAt => "created_at",
+            Self::UpdatedAt => "updated_at",
+            Self::Name => "name",
+            Self::Position => "position",
+        }
+    }
+
+    const fn key(self) -> construct_store::Key {
+        match self {
+            Self::CreatedAt | Self::Position => construct_store::Key::CreatedAt,
+            Self::UpdatedAt => construct_store::Key::UpdatedAt,
+            Self::Name => construct_store::Key::Name,
+        }
+    }
+}
+
+/// An order: a column and a direction. Rows with equal keys are ordered by id.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Order {
+    pub(crate) column: Column,
+    pub(crate) descending: bool,
+}
+
+/// A place in a list, as the store knows it.
+pub(crate) trait Place: Serialize + DeserializeOwned {
+    /// Whether it is a place in a list with this order.
+    fn fits(&self, column: Column) -> bool;
+}
+
+impl Place for Cursor {
+    fn fits(&self, column: Column) -> bool {
+        match self.value {
+            CursorValue::Time(_) => matches!(column, Column::CreatedAt | Column::UpdatedAt),
+            CursorValue::Name(_) => column == Column::Name,
+        }
+    }
+}
+
+impl Place for MessageCursor {
+    fn fits(&self, column: Column) -> bool {
+        column == Column::Position
+    }
+}
+
+/// A checked request for a page.
+#[derive(Debug, Clone)]
+pub(crate) struct Page<P> {
+    /// Rows at most.
+    pub(crate) size: u32,
+    pub(crate) order: Order,
+    /// The last row of the page before.
+    pub(crate) after: Option<P>,
+    scope: [u8; 32],
+}
+
+/// A token's content.
+#[derive(Clone, PartialEq, Eq, Message)]
+struct Token {
+    #[prost(bytes = "vec", tag = "1")]
+    digest: Vec<u8>,
+    #[prost(bytes = "vec", tag = "2")]
+    place: Vec<u8>,
+}
+
+impl<P: Place> Page<P> {
+    /// Reads a request for a page of the list `method` with this `filter`. `columns` are what the list can be ordered
+    /// by; the first is the default, and then the newest comes first (messages: the oldest).
+    pub(crate) fn read(
+        request: Option<&PageRequest>,
+        method: &'static str,
+        organization: OrganizationId,
+        filter: &impl Message,
+        columns: &[Column],
+        violations: &mut Violations,
+    ) -> Self {
+        let default = PageRequest::default();
+        let request = request.unwrap_or(&default);
+        let size = match request.page_size {
+            0 => DEFAULT_SIZE,
+            size => {
+                violations.range("page.page_size", size, 1..=MAX_SIZE);
+                size.unsigned_abs()
+            }
+        };
+        let order = Order::read(&request.order_by, columns, violations);
+        let mut digest = Sha256::new();
+        let direction: &[u8] = if order.descending { b"desc" } else { b"asc" };
+        let (column, filter) = (order.column.as_str().as_bytes(), filter.encode_to_vec());
+        for part in [method.as_bytes(), organization.uuid().as_bytes(), column, direction, &filter] {
+            digest.update((part.len() as u64).to_be_bytes());
+            digest.update(part);
+        }
+        let mut page = Self { size, order, after: None, scope: digest.finalize().into() };
+        if !request.page_token.is_empty() {
+            page.after = page.open(&request.page_token);
+            violations.require(page.after.is_some(), "page.page_token", || {
+                "is not a token of this list with this filter and order; begin again without a token".into()
+            });
+        }
+        page
+    }
+
+    /// Turns what was read, one row more than a page has if there are so many, into a page and its information.
+    pub(crate) fn cut<T>(&self, rows: &mut Vec<T>, place: impl FnOnce(&T) -> P) -> PageInfo {
+        let size = self.size as usize;
+        let more = rows.len() > size;
+        rows.truncate(size);
+        let next_page_token = match rows.last() {
+            Some(last) if more => self.seal(&place(last)),
+            _ => String::new(),
+        };
+        PageInfo { next_page_token }
+    }
+
+    fn seal(&self, place: &P) -> String {
+        let place = serde_json::to_vec(place).expect("a time, a name or numbers are always JSON");
+        let digest = self.digest(&place);
+        BASE64_URL_SAFE_NO_PAD.encode(Token { digest, place }.encode_to_vec())
+    }
+
+    fn open(&self, text: &str) -> Option<P> {
+        if text.len() > MAX_TOKEN {
+            return None;
+        }
+        let bytes = BASE64_URL_SAFE_NO_PAD.decode(text).ok()?;
+        let token = Token::decode(bytes.as_slice()).ok()?;
+        if token.digest != self.digest(&token.place) {
+            return None;
+        }
+        serde_json::from_slice::<P>(&token.place).ok().filter(|place| place.fits(self.order.column))
+    }
+
+    /// Over the place and what it belongs to.
+    fn digest(&self, place: &[u8]) -> Vec<u8> {
+        let mut digest = Sha256::new();
+        digest.update(self.scope);
+        digest.update(place);
+        digest.finalize()[..16].to_vec()
+    }
+}
+
+impl Page<Cursor> {
+    /// For the store: one row more than asked for, to know whether there is a next page.
+    pub(crate) fn query(&self) -> construct_store::Page {
+        let order = construct_store::Order { key: self.order.column.key(), descending: self.order.descending };
+        construct_store::Page { limit: self.size + 1, order, after: self.after.clone() }
+    }
+
+    /// What the list is ordered by.
+    pub(crate) fn key(&self) -> construct_store::Key {
+        self.order.column.key()
+    }
+}
+
+impl Page<MessageCursor> {
+    /// For the store: one row more than asked for, to know whether there is a next page.
+    pub(crate) fn query(&self) -> construct_store::MessagePage {
+        construct_store::MessagePage { limit: self.size + 1, descending: self.order.descending, after: self.after }
+    }
+}
+
+impl Order {
+    fn read(text: &str, columns: &[Column], violations: &mut Violations) -> Self {
+        let default = Self { column: columns[0], descending: columns[0] != Column::Position };
+        let mut words = text.split_ascii_whitespace();
+        let Some(name) = words.next() else { return default };
+        let column = Column::ALL.into_iter().find(|column| column.as_str() == name && columns.contains(column));
+        let descending = match words.next() {
+            None | Some("asc") => Some(false),
+            Some("desc") => Some(true),
+            Some(_) => None,
+        };
+        match (column, descending, words.next()) {
+            (Some(column), Some(descending), None) => Self { column, descending },
+            _ => {
+                let names =
+                    columns.iter().map(|column| format!("`{}`", column.as_str())).collect::<Vec<_>>().join(", ");
+                violations
+                    .add("page.order_by", format!("must be one of {names}, optionally followed by `asc` or `desc`"));
+                default
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use construct_proto::v1::list_agents_request::Filter;
+    use jiff::Timestamp;
+    use uuid::Uuid;
+
+    use super::*;
+    use crate::validate::tests::fields;
+
+    const COLUMNS: [Column; 3] = [Column::CreatedAt, Column::UpdatedAt, Column::Name];
+
+    fn read(request: &PageRequest, method: &'static str, filter: &Filter) -> Result<Page<Cursor>, Vec<String>> {
+        let mut violations = Violations::new();
+        let page = Page::read(Some(request), method, OrganizationId::LOCAL, filter, &COLUMNS, &mut violations);
+        violations.finish().map(|()| page).map_err(|status| fields(&status))
+    }
+
+    fn time(micros: i64) -> CursorValue {
+        CursorValue::Time(Timestamp::from_microsecond(micros).expect("a time of our age"))
+    }
+
+    fn token(request: &PageRequest, value: CursorValue) -> String {
+        let page = read(&PageRequest { page_size: 1, ..request.clone() }, "ListAgents", &Filter::default());
+        let cursor = Cursor { value, id: Uuid::from_u128(7) };
+        page.expect("the request is valid").cut(&mut vec![(), ()], |()| cursor).next_page_token
+    }
+
+    #[test]
+    fn a_token_gives_back_the_row_it_was_made_from() {
+        for (order_by, value) in [
+            ("", time(-5)),
+            ("created_at asc", time(1_700_000_000_123_456)),
+            ("name", CursorValue::Name("zeta".into())),
+            ("name desc", CursorValue::Name(String::new())),
+        ] {
+            let mut request = PageRequest { order_by: order_by.into(), ..PageRequest::default() };
+            request.page_token = token(&request, value.clone());
+            let page = read(&request, "ListAgents", &Filter::default()).expect("the token is ours");
+            assert_eq!(page.after, Some(Cursor { value, id: Uuid::from_u128(7) }), "{order_by}");
+        }
+    }
+
+    #[test]
+    fn a_token_of_another_list_filter_or_order_is_refused() {
+        let first = PageRequest::default();
+        let next = PageRequest { page_token: token(&first, time(1)), ..first };
+        let other = Filter { name_prefix: "a".into(), ..Filter::default() };
+        let ascending = PageRequest { order_by: "created_at asc".into(), ..next.clone() };
+        assert!(read(&next, "ListAgents", &Filter::default()).is_ok());
+        for refused in [
+            read(&next, "ListModels", &Filter::default()),
+            read(&next, "ListAgents", &other),
+            read(&ascending, "ListAgents", &Filter::default()),
+        ] {
+            assert_eq!(refused.map(|_| ()), Err(vec!["page.page_token".to_owned()]));
+        }
+    }
+
+    #[test]
+    fn a_token_altered_anywhere_is_refused() {
+        let first = PageRequest::default();
+        let good = token(&first, time(1_700_000_000_000_000));
+        for index in 0..good.len() {
+            let mut bytes = good.clone().into_bytes();
+            bytes[index] = if bytes[index] == b'A' { b'B' } else { b'A' };
+            let page_token = String::from_utf8(bytes).expect("still ASCII");
+            let refused = read(&PageRequest { page_token, ..first.clone() }, "ListAgents", &Filter::default());
+            assert_eq!(refused.map(|_| ()), Err(vec!["page.page_token".to_owned()]), "at {index}");
+        }
+        for page_token in ["x", "!!!", "AAAA", &"A".repeat(5000)] {
+            let request = PageRequest { page_token: page_token.into(), ..first.clone() };
+            assert!(read(&request, "ListAgents", &Filter::default()).is_err(), "{page_token}");
+        }
+    }
+
+    #[test]
+    fn sizes_are_1_to_100_and_50_by_default() {
+        for (page_size, expected) in
+            [(0, Some(50)), (1, Some(1)), (100, Some(100)), (101, None), (-1, None), (i32::MIN, None)]
+        {
+            let page = read(&PageRequest { page_size, ..PageRequest::default() }, "ListAgents", &Filter::default());
+            assert_eq!(page.ok().map(|page| page.size), expected, "{page_size}");
+        }
+    }
+
+    #[test]
+    fn orders_are_a_known_column_and_a_direction() {
+        for (order_by, expected) in [
+            ("", Some((Column::CreatedAt, true))),
+            ("name", Some((Column::Name, false))),
+            ("updated_at desc", Some((Column::UpdatedAt, true))),
+            ("  name   asc ", Some((Column::Name, false))),
+            ("position", None),
+            ("name sideways", None),
+            ("name asc desc", None),
+            ("name; drop table agents", None),
+        ] {
+            let page = read(
+                &PageRequest { order_by: order_by.into(), ..PageRequest::default() },
+                "ListAgents",
+                &Filter::default(),
+            );
+            assert_eq!(page.ok().map(|page| (page.order.column, page.order.descending)), expected, "{order_by}");
+        }
+    }
+
+    #[test]
+    fn the_last_page_has_no_token() {
+        let page = read(&PageRequest { page_size: 2, ..PageRequest::default() }, "ListAgents", &Filter::default());
+        let page = page.expect("the request is valid");
+        for full in 0..=2 {
+            let mut rows = vec![(); full];
+            assert_eq!(page.cut(&mut rows, |()| unreachable!("there is no next page")), PageInfo::default());
+            assert_eq!(rows.len(), full);
+        }
+    }
+
+    #[test]
+    fn a_forged_place_of_another_order_is_refused() {
+        let by_time = read(&PageRequest::default(), "ListAgents", &Filter::default()).expect("the request is valid");
+        let page_token = by_time.seal(&Cursor { value: CursorValue::Name("x".into()), id: Uuid::nil() });
+        assert!(read(&PageRequest { page_token, ..PageRequest::default() }, "ListAgents", &Filter::default()).is_err());
+    }
+}

@@ -1,0 +1,86 @@
+//! Telling the mesh what was committed. PostgreSQL already has it, so nothing here can fail a request: a lost wake is
+//! made up for by the reconciler's sweep, a lost event by the subscriptions' look at the streams' heads.
+
+use std::{
+    sync::atomic::{AtomicBool, Ordering},
+    time::Duration,
+};
+
+use construct_bus::{Bus, publish, subject};
+use construct_domain::{OrganizationId, TaskId};
+use construct_proto::mesh::v1::TaskWake;
+use construct_store::StoredEvent;
+
+use crate::{events, status::chain};
+
+/// How long a write waits for the bus at most. Longer would make the API as slow as the slowest broker, for nothing.
+const PATIENCE: Duration = Duration::from_millis(250);
+
+/// A task that should be looked at.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Wake {
+    pub(crate) organization: OrganizationId,
+    pub(crate) task: TaskId,
+    /// For people who tap.
+    pub(crate) reason: &'static str,
+}
+
+/// Publishes after commits.
+#[derive(Debug)]
+pub(crate) struct Publisher {
+    bus: Bus,
+    /// Whether the last attempt failed, so that an outage is logged once and not with every request.
+    failing: AtomicBool,
+}
+
+impl Publisher {
+    pub(crate) fn new(bus: Bus) -> Self {
+        Self { bus, failing: AtomicBool::new(false) }
+    }
+
+    /// Tells of a committed change, within a bounded time.
+    pub(crate) async fn announce(&self, event: Option<&StoredEvent>, wake: Option<Wake>) {
+        if event.is_none() && wake.is_none() {
+            return;
+        }
+        if !self.bus.is_connected() {
+            self.note(Err("the connection is down".to_owned()));
+            return;
+        }
+        let (event, wake) = tokio::join!(self.event(event), self.wake(wake));
+        self.note(event.and(wake));
+    }
+
+    async fn event(&self, stored: Option<&StoredEvent>) -> Result<(), String> {
+        let Some(stored) = stored else { return Ok(()) };
+        let event = events::read(stored).map_err(|error| chain(&error))?;
+        done(self.bus.publish_event_within(&event, PATIENCE).await)
+    }
+
+    async fn wake(&self, wake: Option<Wake>) -> Result<(), String> {
+        let Some(Wake { organization, task, reason }) = wake else { return Ok(()) };
+        let wake = TaskWake {
+            organization_id: organization.to_string(),
+            task_id: task.to_string(),
+            reason: reason.to_owned(),
+        };
+        done(self.bus.publish_within(&subject::TaskWake::new(task), &wake, PATIENCE).await)
+    }
+
+    fn note(&self, result: Result<(), String>) {
+        let failed = result.is_err();
+        if self.failing.swap(failed, Ordering::Relaxed) == failed {
+            return;
+        }
+        match result {
+            Err(error) => {
+                tracing::warn!(error, "changes are committed but cannot be published; they will be found later")
+            }
+            Ok(()) => tracing::info!("changes are published again"),
+        }
+    }
+}
+
+fn done<T>(result: Result<T, publish::Error>) -> Result<(), String> {
+    result.map(drop).map_err(|error| chain(&error))
+}

@@ -1,0 +1,131 @@
+//! The gRPC server: services, limits, health, reflection.
+
+use std::time::Duration;
+
+use construct_proto::{
+    FILE_DESCRIPTOR_SET,
+    v1::{
+        agent_service_server::AgentServiceServer, event_service_server::EventServiceServer,
+        message_service_server::MessageServiceServer, model_provider_service_server::ModelProviderServiceServer,
+        model_service_server::ModelServiceServer, task_service_server::TaskServiceServer,
+    },
+};
+use construct_runtime::Context;
+use opentelemetry::{global, propagation::Extractor};
+use tokio::net::TcpListener;
+use tonic::{
+    codec::CompressionEncoding,
+    codegen::http,
+    server::NamedService,
+    transport::{Server, server::TcpIncoming},
+};
+use tonic_health::{ServingStatus, server::HealthReporter};
+use tracing_opentelemetry::OpenTelemetrySpanExt as _;
+
+use crate::api::Api;
+
+/// Bytes of a request at most, after decompression. The largest valid one is a message of 1 MiB.
+const MAX_REQUEST: usize = 4 * 1024 * 1024;
+/// How long a method may take to answer; a subscription, to begin.
+const TIMEOUT: Duration = Duration::from_secs(30);
+/// Calls of one connection worked on at the same time; further ones wait.
+const CALLS_PER_CONNECTION: usize = 256;
+/// Calls and subscriptions open on one connection at the same time.
+const STREAMS_PER_CONNECTION: u32 = 1024;
+/// How often a silent connection is asked whether it is alive, and how long it may take to answer: a client that is gone
+/// holds its subscriptions no longer than both together.
+const KEEPALIVE: Duration = Duration::from_secs(20);
+
+const SERVICES: [&str; 6] = [
+    AgentServiceServer::<Api>::NAME,
+    EventServiceServer::<Api>::NAME,
+    MessageServiceServer::<Api>::NAME,
+    ModelProviderServiceServer::<Api>::NAME,
+    ModelServiceServer::<Api>::NAME,
+    TaskServiceServer::<Api>::NAME,
+];
+
+macro_rules! limited {
+    ($server:ident, $api:expr) => {
+        $server::new($api.clone())
+            .max_decoding_message_size(MAX_REQUEST)
+            .accept_compressed(CompressionEncoding::Gzip)
+            .send_compressed(CompressionEncoding::Gzip)
+    };
+}
+
+/// Serves `api` until the process drains.
+pub(crate) async fn spawn(api: Api, listener: TcpListener, context: &Context) -> anyhow::Result<()> {
+    let (reporter, health) = tonic_health::server::health_reporter();
+    report(&reporter, false).await;
+    let reflection = tonic_reflection::server::Builder::configure()
+        .register_encoded_file_descriptor_set(FILE_DESCRIPTOR_SET)
+        .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+        .build_v1()?;
+    let router = Server::builder()
+        .timeout(TIMEOUT)
+        .concurrency_limit_per_connection(CALLS_PER_CONNECTION)
+        .max_concurrent_streams(STREAMS_PER_CONNECTION)
+        .http2_keepalive_interval(Some(KEEPALIVE))
+        .http2_keepalive_timeout(Some(KEEPALIVE))
+        .http2_adaptive_window(Some(true))
+        .trace_fn(span)
+        .add_service(health)
+        .add_service(reflection)
+        .add_service(limited!(AgentServiceServer, api))
+        .add_service(limited!(MessageServiceServer, api))
+        .add_service(limited!(ModelProviderServiceServer, api))
+        .add_service(limited!(ModelServiceServer, api))
+        .add_service(limited!(TaskServiceServer, api))
+        // Deltas are small and wanted at once: compressing them one by one would cost time and save nothing.
+        .add_service(EventServiceServer::new(api).max_decoding_message_size(MAX_REQUEST));
+    let address = listener.local_addr()?;
+    let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
+    let lifecycle = context.lifecycle();
+    let draining = lifecycle.draining();
+    lifecycle.spawn("grpc", router.serve_with_incoming_shutdown(incoming, draining.cancelled_owned()));
+    let (mut changes, draining) = (context.readiness().subscribe(), lifecycle.draining());
+    lifecycle.spawn_job("grpc health", async move {
+        loop {
+            let ready = changes.next().await.ready;
+            report(&reporter, ready).await;
+            if draining.is_cancelled() {
+                return;
+            }
+        }
+    });
+    tracing::info!(%address, "serving gRPC");
+    Ok(())
+}
+
+/// Tells who asks for the health of the whole server (the empty name) or of one service. All need the same to work.
+async fn report(reporter: &HealthReporter, ready: bool) {
+    let status = if ready { ServingStatus::Serving } else { ServingStatus::NotServing };
+    for service in SERVICES.into_iter().chain([""]) {
+        reporter.set_service_status(service, status).await;
+    }
+}
+
+/// The span of a request. It continues the caller's trace, if there is one; everything the request causes on the mesh
+/// belongs to it.
+fn span(request: &http::Request<()>) -> tracing::Span {
+    let mut path = request.uri().path().trim_start_matches('/').splitn(2, '/');
+    let (service, method) = (path.next().unwrap_or_default(), path.next().unwrap_or_default());
+    let span = tracing::info_span!("gateway.request", rpc.system = "grpc", rpc.service = service, rpc.method = method);
+    let parent = global::get_text_map_propagator(|propagator| propagator.extract(&Headers(request.headers())));
+    // Fails only when no trace is recorded at all.
+    _ = span.set_parent(parent);
+    span
+}
+
+struct Headers<'a>(&'a http::HeaderMap);
+
+impl Extractor for Headers<'_> {
+    fn get(&self, key: &str) -> Option<&str> {
+        self.0.get(key).and_then(|value| value.to_str().ok())
+    }
+
+    fn keys(&self) -> Vec<&str> {
+        self.0.keys().map(http::HeaderName::as_str).collect()
+    }
+}

@@ -1,0 +1,142 @@
+//! What clients are told when something goes wrong: one mapping from the store's errors to gRPC codes. Internals never
+//! leak: what is a defect is logged once, and the client sees only the number under which it stands in the log.
+
+use std::{error::Error as StdError, fmt::Write as _, time::Duration};
+
+use construct_store::Error;
+use tonic::{Code, Status};
+use tonic_types::{ErrorDetails, StatusExt as _};
+use uuid::Uuid;
+
+/// When a client may try again after something was away.
+const RETRY_SOON: Duration = Duration::from_secs(1);
+/// When a client may try again after a queue was full.
+const RETRY_LATER: Duration = Duration::from_secs(10);
+
+/// An error of the store.
+pub(crate) fn of_store(error: Error) -> Status {
+    let message = error.to_string();
+    match error {
+        Error::NotFound { what } => {
+            let details = ErrorDetails::with_resource_info(what, "", "", &message);
+            Status::with_error_details(Code::NotFound, message, details)
+        }
+        Error::AlreadyExists { what, .. } => {
+            let details = ErrorDetails::with_resource_info(what, "", "", &message);
+            Status::with_error_details(Code::AlreadyExists, message, details)
+        }
+        Error::InUse { what, by } => {
+            let details = ErrorDetails::with_precondition_failure_violation(
+                "IN_USE",
+                what,
+                format!("delete or change the {by} first"),
+            );
+            Status::with_error_details(Code::FailedPrecondition, message, details)
+        }
+        Error::NotQueued => {
+            let words = "only a message that still waits for its turn can be changed or taken back";
+            let details = ErrorDetails::with_precondition_failure_violation("NOT_QUEUED", "message", words);
+            Status::with_error_details(Code::FailedPrecondition, message, details)
+        }
+        Error::Conflict => Status::aborted("the entity has another revision: read it again, then repeat the change"),
+        Error::IdempotencyMismatch => {
+            let words = "was used for a different request already; choose a new key for a new request";
+            let details = ErrorDetails::with_bad_request_violation("idempotency_key", words);
+            Status::with_error_details(Code::InvalidArgument, format!("idempotency_key: {words}"), details)
+        }
+        Error::QueueFull { .. } => exhausted(message),
+        Error::Unavailable(source) => {
+            tracing::debug!(error = chain(&*source), "the database is not available");
+            unavailable("the database is not available at the moment")
+        }
+        Error::Internal(_) => internal("the store failed", &error),
+    }
+}
+
+/// An error of the store about what the client called `reference`.
+pub(crate) fn about(reference: &str, error: Error) -> Status {
+    match error {
+        Error::NotFound { what } => {
+            let message = format!("{what} `{reference}` not found");
+            let details = ErrorDetails::with_resource_info(what, reference, "", &message);
+            Status::with_error_details(Code::NotFound, message, details)
+        }
+        other => of_store(other),
+    }
+}
+
+/// Something the gateway needs is away; another try is welcome soon.
+pub(crate) fn unavailable(message: impl Into<String>) -> Status {
+    Status::with_error_details(Code::Unavailable, message, ErrorDetails::with_retry_info(Some(RETRY_SOON)))
+}
+
+/// A limit is reached; another try is welcome later.
+pub(crate) fn exhausted(message: impl Into<String>) -> Status {
+    Status::with_error_details(Code::ResourceExhausted, message, ErrorDetails::with_retry_info(Some(RETRY_LATER)))
+}
+
+/// A defect of ours.
+pub(crate) fn internal(what: &str, error: &(dyn StdError + 'static)) -> Status {
+    let incident = Uuid::now_v7();
+    tracing::error!(%incident, error = chain(error), "{what}");
+    Status::internal(format!("internal error; the log tells more under {incident}"))
+}
+
+/// An error with all its causes.
+pub(crate) fn chain(error: &(dyn StdError + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(error) = source {
+        let _ = write!(text, ": {error}");
+        source = error.source();
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_error_of_the_store_has_its_code() {
+        for (error, code) in [
+            (Error::NotFound { what: "agent" }, Code::NotFound),
+            (Error::AlreadyExists { what: "agent", field: "name" }, Code::AlreadyExists),
+            (Error::InUse { what: "model", by: "agent" }, Code::FailedPrecondition),
+            (Error::NotQueued, Code::FailedPrecondition),
+            (Error::Conflict, Code::Aborted),
+            (Error::IdempotencyMismatch, Code::InvalidArgument),
+            (Error::QueueFull { limit: 1000 }, Code::ResourceExhausted),
+            (Error::Unavailable("connection refused".into()), Code::Unavailable),
+            (Error::Internal("column \"x\" does not exist".into()), Code::Internal),
+        ] {
+            let words = error.to_string();
+            assert_eq!(of_store(error).code(), code, "{words}");
+        }
+    }
+
+    #[test]
+    fn internals_never_leak() {
+        for error in [Error::Internal("secret detail".into()), Error::Unavailable("secret detail".into())] {
+            let status = of_store(error);
+            assert!(!format!("{status:?}").contains("secret"), "{status:?}");
+        }
+    }
+
+    #[test]
+    fn who_may_try_again_is_told_when() {
+        for error in [Error::Unavailable("away".into()), Error::QueueFull { limit: 1 }] {
+            let details = of_store(error).get_error_details();
+            assert!(details.retry_info().and_then(|info| info.retry_delay).is_some());
+        }
+    }
+
+    #[test]
+    fn what_is_missing_is_named() {
+        let status = about("ada", Error::NotFound { what: "agent" });
+        assert_eq!(status.message(), "agent `ada` not found");
+        let details = status.get_error_details();
+        let resource = details.resource_info().expect("the resource is named");
+        assert_eq!((resource.resource_type.as_str(), resource.resource_name.as_str()), ("agent", "ada"));
+    }
+}

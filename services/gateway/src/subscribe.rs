@@ -1,0 +1,124 @@
+//! `EventService`: what happens, as it happens, with no gap and no duplicate ([`merge`] says how).
+
+pub(crate) mod cursor;
+pub(crate) mod glob;
+pub(crate) mod hub;
+mod merge;
+mod subscription;
+
+use construct_bus::Watch;
+use construct_domain::{OrganizationId, TaskId};
+use construct_proto::v1::{Event, SubscribeRequest, event_service_server::EventService};
+use construct_store::{Error, Stream};
+use futures::stream::{self, BoxStream, StreamExt as _};
+use tokio::sync::mpsc;
+use tonic::{Request, Response, Status};
+
+use self::{
+    cursor::Cursor,
+    merge::Merge,
+    subscription::{Item, Subscription},
+};
+use crate::{
+    api::{Api, Backend},
+    status,
+    validate::requests,
+};
+
+/// Events on their way to one client. Behind them the client's own flow control holds the subscription back; the feed
+/// it reads from doesn't wait for it.
+const BUFFER: usize = 8;
+
+/// A stream of events that can be watched.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Watched {
+    organization: OrganizationId,
+    /// None: the organisation's entities.
+    task: Option<TaskId>,
+}
+
+impl Watched {
+    fn stored(self) -> Stream {
+        match self.task {
+            Some(task) => Stream::task(self.organization, task),
+            None => Stream::organization(self.organization),
+        }
+    }
+
+    fn live(self) -> Watch {
+        let organization = self.organization;
+        match self.task {
+            Some(task) => Watch::Task { organization, task },
+            None => Watch::Entities { organization },
+        }
+    }
+}
+
+#[tonic::async_trait]
+impl EventService for Api {
+    type SubscribeStream = BoxStream<'static, Result<Event, Status>>;
+
+    async fn subscribe(&self, request: Request<SubscribeRequest>) -> Result<Response<Self::SubscribeStream>, Status> {
+        let (entry, request) = self.enter(request)?;
+        let wanted = requests::subscribe(request)?;
+        let permit = self.subscription()?;
+        let watched = Watched { organization: entry.organization(), task: wanted.task };
+        // Listening begins before the first read, so that nothing falls between.
+        let joined = entry.backend.hub.join(watched).await;
+        let (merge, deleted) = begin(&entry.backend, watched, wanted.cursor).await?;
+        let (sender, receiver) = mpsc::channel(BUFFER);
+        let draining = self.lifecycle().draining();
+        let backend = std::sync::Arc::clone(&entry.backend);
+        let subscription = Subscription { backend, watched, merge, joined, types: wanted.types, deleted, out: sender };
+        self.lifecycle().spawn_job("subscription", async move {
+            let _permit = permit;
+            tokio::select! {
+                () = draining.cancelled() => {}
+                () = subscription.run() => {}
+            }
+        });
+        Ok(Response::new(events(receiver).boxed()))
+    }
+}
+
+/// Where a subscription begins, and whether its task is deleted already.
+async fn begin(backend: &Backend, watched: Watched, cursor: Option<Cursor>) -> Result<(Merge, bool), Status> {
+    let Some(task) = watched.task else {
+        return Ok((cursor.map_or_else(|| Merge::now(1, false), |cursor| Merge::resume(cursor, false)), false));
+    };
+    match backend.store.task_get(watched.organization, task).await {
+        Ok(found) => {
+            let state = &found.state;
+            // The progress of earlier steps is over, however long it is retained.
+            let step = state.step.as_ref().map_or(state.steps + 1, |step| step.number);
+            Ok((cursor.map_or_else(|| Merge::now(step, true), |cursor| Merge::resume(cursor, true)), false))
+        }
+        Err(error @ Error::NotFound { .. }) => {
+            let head = backend.store.event_head(watched.stored()).await.map_err(status::of_store)?;
+            if head == 0 {
+                return Err(status::about(&task.to_string(), error));
+            }
+            // Of a deleted task the record that says so stays, and is told to whoever asks.
+            let last = Cursor { sequence: head - 1, ..Cursor::BEGINNING };
+            Ok((Merge::resume(cursor.unwrap_or(last), true), true))
+        }
+        Err(error) => Err(status::of_store(error)),
+    }
+}
+
+/// What the client receives. A subscription that ends without saying why was cut off, by a drain or a defect: the client
+/// is told to connect again.
+fn events(receiver: mpsc::Receiver<Item>) -> impl futures::Stream<Item = Result<Event, Status>> {
+    stream::unfold(Some(receiver), async |receiver| {
+        let mut receiver = receiver?;
+        match receiver.recv().await {
+            Some(Item::Event(event)) => Some((Ok(*event), Some(receiver))),
+            Some(Item::End) => None,
+            Some(Item::Failed(status)) => Some((Err(status), None)),
+            None => {
+                let words = "the gateway is stopping: connect again with the cursor of the last event";
+                Some((Err(status::unavailable(words)), None))
+            }
+        }
+    })
+}

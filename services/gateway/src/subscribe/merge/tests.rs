@@ -1,0 +1,259 @@
+use proptest::prelude::*;
+
+use super::*;
+
+const DELIVERY: u64 = 1 << 32;
+
+fn record(sequence: u64, step: u64) -> Event {
+    Event { sequence, step, ..Event::default() }
+}
+
+fn progress(step: u64, index: u64) -> Event {
+    Event { step, index, ..Event::default() }
+}
+
+fn live(event: Event) -> Live {
+    Live::Event(Arc::new(event))
+}
+
+/// A stream of which everything is known: what truly happened, in order, and how far it has happened.
+struct World {
+    log: Vec<Event>,
+    happened: usize,
+    /// Not yet taken by the subscriber.
+    live: VecDeque<Live>,
+    merge: Merge,
+    seen: Vec<Event>,
+    has_progress: bool,
+    /// Whether the publication of a record that progress follows can be lost.
+    loses_beginnings: bool,
+    /// How often retained progress was read.
+    reads: usize,
+}
+
+impl World {
+    fn new(log: Vec<Event>) -> Self {
+        Self {
+            log,
+            happened: 0,
+            live: VecDeque::new(),
+            merge: Merge::resume(Cursor::BEGINNING, true),
+            seen: Vec::new(),
+            has_progress: true,
+            loses_beginnings: true,
+            reads: 0,
+        }
+    }
+
+    fn records(&self) -> impl Iterator<Item = &Event> {
+        self.log[..self.happened].iter().filter(|event| event.sequence > 0)
+    }
+
+    fn head(&self) -> u64 {
+        self.records().last().map_or(0, |event| event.sequence)
+    }
+
+    /// The next thing happens; who listens live hears of it or not.
+    fn happen(&mut self, fate: u8) {
+        let Some(event) = self.log.get(self.happened).cloned() else { return };
+        self.happened += 1;
+        let next = self.log.get(self.happened);
+        let noticeable = if event.sequence > 0 {
+            self.loses_beginnings || next.is_none_or(|next| next.sequence > 0)
+        } else {
+            // Losing the last words of a step could not be noticed, if it did not come with a broken connection.
+            next.is_some_and(|next| next.sequence == 0 && next.step == event.step)
+        };
+        match fate % 6 {
+            0 if noticeable => {}
+            0 | 1 => self.live.push_back(Live::Lost),
+            2 => self.live.extend([live(event.clone()), live(event)]),
+            _ => self.live.push_back(live(event)),
+        }
+    }
+
+    /// The subscriber takes one step. False when it waits for something to happen.
+    fn step(&mut self) -> bool {
+        match self.merge.want() {
+            Want::Emit(event) => self.seen.push(*event),
+            Want::ReadHead => self.merge.on_head(self.head()).expect("the cursor is ours"),
+            Want::ReadProgress(after) => {
+                self.reads += 1;
+                let after = after.map_or((0, 0), |after| (after.step, after.index));
+                let found = self.log[..self.happened].iter().filter(|event| event.sequence == 0);
+                let mut found: Vec<Event> = found.filter(|event| (event.step, event.index) > after).cloned().collect();
+                found.sort_by_key(|event| (event.step, event.index));
+                self.merge.on_progress(found);
+            }
+            Want::ReadRecords(after) => {
+                let page = self.records().filter(|event| event.sequence > after).take(2).cloned().collect();
+                self.merge.on_records(page);
+            }
+            Want::Live => match self.live.pop_front() {
+                Some(live) => self.merge.on_live(live),
+                None => return false,
+            },
+        }
+        true
+    }
+
+    /// The client connects again with the cursor it saw last. What was on its way to it is lost.
+    fn reconnect(&mut self) {
+        let cursor = self.seen.last().map_or(Ok(Cursor::BEGINNING), |event| event.cursor.parse());
+        self.live.clear();
+        self.merge = Merge::resume(cursor.expect("a cursor we gave out"), self.has_progress);
+    }
+
+    fn run(&mut self, script: &[(u8, u8)]) {
+        for &(what, fate) in script {
+            match what % 8 {
+                0..=2 => self.happen(fate),
+                3..=5 => _ = self.step(),
+                6 if fate < 32 => self.reconnect(),
+                6 if fate < 64 => {
+                    self.live.clear();
+                    self.live.push_back(Live::Lost);
+                }
+                6 if fate < 128 => self.live.push_back(Live::Head(self.head())),
+                _ => while self.step() {},
+            }
+        }
+        while self.happened < self.log.len() {
+            self.happen(5);
+        }
+        self.live.push_back(Live::Head(self.head()));
+        while self.step() {}
+    }
+
+    fn seen(&self) -> Vec<Mark> {
+        self.seen.iter().map(Mark::of).collect()
+    }
+}
+
+fn marks(log: &[Event]) -> Vec<Mark> {
+    log.iter().map(Mark::of).collect()
+}
+
+/// Steps: records before the step, progress of the first try, progress of a second one, whether a record ends it, and
+/// how many records without a step fall between its progress.
+type Steps = Vec<(u8, u8, u8, bool, u8)>;
+
+fn log(steps: &Steps) -> Vec<Event> {
+    let mut log: Vec<Event> = Vec::new();
+    let mut sequence = 0;
+    let mut next = |step| {
+        sequence += 1;
+        record(sequence, step)
+    };
+    for (step, &(before, first, second, ends, between)) in (1..).zip(steps) {
+        log.extend((0..before).map(|_| next(0)));
+        log.extend((0..u64::from(first)).map(|n| progress(step, DELIVERY + n)));
+        log.extend((0..between).map(|_| next(0)));
+        log.extend((0..u64::from(second)).map(|n| progress(step, 2 * DELIVERY + n)));
+        log.push(next(if ends { step } else { 0 }));
+    }
+    log
+}
+
+fn steps(ends: BoxedStrategy<bool>, between: BoxedStrategy<u8>) -> impl Strategy<Value = Steps> {
+    prop::collection::vec((0_u8..3, 0_u8..6, 0_u8..3, ends, between), 0..6)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 2000, ..ProptestConfig::default() })]
+
+    #[test]
+    fn everything_is_seen_once_and_in_its_true_order(
+        steps in steps(Just(true).boxed(), Just(0).boxed()),
+        script in prop::collection::vec((any::<u8>(), any::<u8>()), 0..200),
+    ) {
+        let log = log(&steps);
+        let mut world = World::new(log.clone());
+        world.loses_beginnings = false;
+        world.run(&script);
+        prop_assert_eq!(world.seen(), marks(&log));
+    }
+
+    /// A record whose publication is lost, or that falls into a step, may change places with its progress, and a step that no record ends is shown as
+    /// late as it can be; but each kind keeps its order, and nothing is missing or repeated.
+    #[test]
+    fn everything_is_seen_once_whatever_steps_do(
+        steps in steps(any::<bool>().boxed(), (0_u8..3).boxed()),
+        script in prop::collection::vec((any::<u8>(), any::<u8>()), 0..200),
+    ) {
+        let log = log(&steps);
+        let mut world = World::new(log.clone());
+        world.run(&script);
+        let split = |marks: Vec<Mark>| -> (Vec<Mark>, Vec<Mark>) {
+            marks.into_iter().partition(|mark| matches!(mark, Mark::Record { .. }))
+        };
+        prop_assert_eq!(split(world.seen()), split(marks(&log)));
+    }
+
+    #[test]
+    fn entities_have_records_only(
+        count in 0_u64..20,
+        script in prop::collection::vec((any::<u8>(), any::<u8>()), 0..100),
+    ) {
+        let log: Vec<Event> = (1..=count).map(|sequence| record(sequence, 0)).collect();
+        let mut world = World::new(log.clone());
+        world.has_progress = false;
+        world.merge = Merge::resume(Cursor::BEGINNING, false);
+        world.run(&script);
+        prop_assert_eq!(world.seen(), marks(&log));
+    }
+}
+
+#[test]
+fn from_now_on_shows_nothing_old() {
+    let mut world = World::new(vec![
+        record(1, 0),
+        progress(1, DELIVERY),
+        progress(1, DELIVERY + 1),
+        record(2, 1),
+        progress(2, DELIVERY),
+    ]);
+    world.merge = Merge::now(1, true);
+    for _ in 0..3 {
+        world.happen(5);
+    }
+    world.live.clear();
+    while world.step() {}
+    assert_eq!(world.seen(), []);
+    // A broken connection must not bring the old progress back.
+    world.live.push_back(Live::Lost);
+    world.happen(5);
+    world.happen(5);
+    while world.step() {}
+    assert_eq!(world.seen(), [Mark::Record { sequence: 2, step: 1 }, Mark::Progress { step: 2, index: DELIVERY }]);
+}
+
+#[test]
+fn a_cursor_of_another_stream_is_noticed() {
+    let mut merge = Merge::resume(Cursor { sequence: 9, step: 1, index: 0 }, true);
+    assert_eq!(merge.want(), Want::ReadHead);
+    assert_eq!(merge.on_head(8), Err(Ahead));
+}
+
+#[test]
+fn progress_numbered_with_holes_is_read_again_once_and_not_each_time() {
+    let mut world = World::new((0..10).map(|n| progress(1, DELIVERY + 7 * n)).collect());
+    while world.step() {}
+    world.reads = 0;
+    for _ in 0..10 {
+        world.happen(5);
+        while world.step() {}
+    }
+    assert_eq!(world.seen().len(), 10);
+    assert_eq!(world.reads, 1);
+}
+
+#[test]
+fn a_deleted_task_leaves_its_last_record() {
+    let mut merge = Merge::resume(Cursor { sequence: 3, step: 1, index: 0 }, true);
+    merge.on_head(9).expect("the cursor is ours");
+    merge.on_progress(Vec::new());
+    merge.on_records(vec![record(9, 0)]);
+    let Want::Emit(event) = merge.want() else { panic!("the record is ready") };
+    assert_eq!((event.sequence, event.cursor.as_str()), (9, "9.1.0"));
+}

@@ -1,0 +1,157 @@
+//! One client's subscription: does what the merge wants, and sends what it emits.
+
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use construct_bus::Position;
+use construct_proto::v1::Event;
+use construct_store::Error;
+use tokio::sync::{broadcast::error::RecvError, mpsc};
+use tonic::{Code, Status};
+use tonic_types::{ErrorDetails, StatusExt as _};
+
+use super::{
+    Watched,
+    glob::Globs,
+    hub::Joined,
+    merge::{Ahead, Live, Merge, Want},
+};
+use crate::{api::Backend, events, status};
+
+/// Records read at once. Each can hold a message of a megabyte, so this bounds a catching-up client's memory.
+const PAGE: u32 = 32;
+/// How long PostgreSQL may be away before the client is told to come back.
+const PATIENCE: Duration = Duration::from_secs(30);
+/// The pause between two attempts to read.
+const PAUSE: Duration = Duration::from_millis(500);
+/// How long reading retained progress may take.
+const PROGRESS_PATIENCE: Duration = Duration::from_secs(5);
+
+/// What goes to the client.
+pub(super) enum Item {
+    Event(Box<Event>),
+    /// There will be no more.
+    End,
+    Failed(Status),
+}
+
+pub(super) struct Subscription {
+    pub(super) backend: Arc<Backend>,
+    pub(super) watched: Watched,
+    pub(super) merge: Merge,
+    pub(super) joined: Joined,
+    pub(super) types: Globs,
+    /// The task is deleted already: what there is, is all.
+    pub(super) deleted: bool,
+    pub(super) out: mpsc::Sender<Item>,
+}
+
+/// The client is gone.
+struct Gone;
+
+impl Subscription {
+    pub(super) async fn run(mut self) {
+        let out = self.out.clone();
+        tokio::select! {
+            // Also while nothing happens that could be sent.
+            () = out.closed() => {}
+            end = self.pump() => {
+                if let Ok(item) = end {
+                    // The client may be gone by now; then nobody is interested.
+                    _ = out.send(item).await;
+                }
+            }
+        }
+    }
+
+    async fn pump(&mut self) -> Result<Item, Gone> {
+        loop {
+            match self.turn().await {
+                Ok(Some(event)) => {
+                    let last = self.watched.task.is_some() && event.r#type == "task.deleted";
+                    if self.types.want(&event.r#type) {
+                        self.out.send(Item::Event(event)).await.map_err(|_| Gone)?;
+                    }
+                    if last {
+                        return Ok(Item::End);
+                    }
+                }
+                Ok(None) if self.deleted && self.merge.is_live() => return Ok(Item::End),
+                Ok(None) => {}
+                Err(status) => return Ok(Item::Failed(status)),
+            }
+        }
+    }
+
+    /// Does the next thing.
+    async fn turn(&mut self) -> Result<Option<Box<Event>>, Status> {
+        let store = &self.backend.store;
+        let stream = self.watched.stored();
+        match self.merge.want() {
+            Want::Emit(event) => return Ok(Some(event)),
+            Want::ReadHead => {
+                let head = read(|| store.event_head(stream)).await?;
+                self.merge.on_head(head).map_err(|Ahead| {
+                    let words = "lies behind the end of this stream: it belongs to another one";
+                    let details = ErrorDetails::with_bad_request_violation("cursor", words);
+                    Status::with_error_details(Code::InvalidArgument, format!("cursor: {words}"), details)
+                })?;
+            }
+            Want::ReadProgress(after) => {
+                let progress = self.progress(after).await;
+                self.merge.on_progress(progress);
+            }
+            Want::ReadRecords(after) => {
+                let stored = read(|| store.events_after(stream, after, PAGE)).await?;
+                let records: Result<Vec<Event>, _> = stored.iter().map(events::read).collect();
+                self.merge
+                    .on_records(records.map_err(|error| status::internal("a stored event cannot be read", &error))?);
+            }
+            Want::Live => match self.joined.live.recv().await {
+                Ok(live) => self.merge.on_live(live),
+                // Too slow for the feed's buffer: what was missed is read again from where this client stands.
+                Err(RecvError::Lagged(_)) => self.merge.on_live(Live::Lost),
+                Err(RecvError::Closed) => {
+                    return Err(status::unavailable("the gateway is stopping: connect again with the cursor"));
+                }
+            },
+        }
+        Ok(None)
+    }
+
+    /// The retained progress. While NATS is away there is none to be had: records go on without it, because they tell
+    /// everything that lasts, and what was said meanwhile is lost to this client.
+    async fn progress(&self, after: Option<Position>) -> Vec<Event> {
+        let Some(task) = self.watched.task else { return Vec::new() };
+        let bus = self.backend.hub.bus();
+        if !bus.is_connected() {
+            return Vec::new();
+        }
+        match tokio::time::timeout(PROGRESS_PATIENCE, bus.replay_progress(self.watched.organization, task, after)).await
+        {
+            Ok(Ok(progress)) => progress,
+            Ok(Err(error)) => {
+                tracing::warn!(%task, error = status::chain(&error), "retained progress cannot be read");
+                Vec::new()
+            }
+            Err(_) => {
+                tracing::warn!(%task, "reading retained progress took too long");
+                Vec::new()
+            }
+        }
+    }
+}
+
+/// Reads from the store, patiently: a restart of PostgreSQL should not end every subscription.
+async fn read<T, F: Future<Output = Result<T, Error>>>(attempt: impl Fn() -> F) -> Result<T, Status> {
+    let begun = Instant::now();
+    loop {
+        match attempt().await {
+            Ok(value) => return Ok(value),
+            Err(error) if error.is_retryable() && begun.elapsed() < PATIENCE => tokio::time::sleep(PAUSE).await,
+            Err(error) => return Err(status::of_store(error)),
+        }
+    }
+}

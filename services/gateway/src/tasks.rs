@@ -1,0 +1,153 @@
+//! `TaskService`. It writes intents; what becomes of a task is the reconciler's decision.
+
+use construct_domain::{AgentId, TaskId};
+use construct_proto::v1::{
+    self, CancelTaskRequest, CreateTaskRequest, DeleteTaskRequest, DeleteTaskResponse, ExplainTaskRequest,
+    GetTaskRequest, ListTasksRequest, ListTasksResponse, ResumeTaskRequest, SuspendTaskRequest, TaskExplanation,
+    UpdateTaskRequest, event::Payload, task_service_server::TaskService,
+};
+use construct_store::{Error, NewTask, Rendered, StoredTask, TaskChanges, TaskFilter};
+use tonic::{Request, Response, Status};
+use uuid::Uuid;
+
+use crate::{
+    api::{Api, Lookup, nobody},
+    convert, events, explain, status,
+    validate::requests,
+};
+
+fn render(kind: &'static str) -> impl FnOnce(&StoredTask) -> Rendered + Send {
+    move |task| {
+        let task = convert::task(task);
+        events::rendered(kind, Payload::Task(task.clone()), &task)
+    }
+}
+
+fn wake(reason: &'static str) -> impl FnOnce(&StoredTask) -> Option<(TaskId, &'static str)> {
+    move |task| Some((task.state.id, reason))
+}
+
+#[tonic::async_trait]
+impl TaskService for Api {
+    async fn create_task(&self, request: Request<CreateTaskRequest>) -> Result<Response<v1::Task>, Status> {
+        let (entry, mut request) = self.enter(request)?;
+        requests::create_task(&request)?;
+        let write = entry.write("CreateTask", &mut request);
+        let spec = request.spec.unwrap_or_default();
+        let mut lookup = Lookup::new(&write);
+        let agent = entry.store().agent_resolve(entry.organization(), &spec.agent).await;
+        let new = NewTask {
+            id: TaskId::from_uuid(Uuid::now_v7()),
+            agent: lookup.take(&spec.agent, agent, AgentId::from_uuid)?,
+            workspace: spec.workspace,
+            title: spec.title,
+            max_turns_override: spec.max_turns,
+        };
+        let written = lookup.settle(entry.store().task_create(&write, new, render("task.created")).await)?;
+        // A new task awaits its first message: there is nothing to wake it for.
+        entry.answer(written, nobody, convert::task).await
+    }
+
+    async fn get_task(&self, request: Request<GetTaskRequest>) -> Result<Response<v1::Task>, Status> {
+        let (entry, request) = self.enter(request)?;
+        let task = requests::task_intent(&request.task, "")?;
+        let found = entry.store().task_get(entry.organization(), task).await;
+        found.map(|task| Response::new(convert::task(&task))).map_err(|error| status::about(&request.task, error))
+    }
+
+    async fn list_tasks(&self, request: Request<ListTasksRequest>) -> Result<Response<ListTasksResponse>, Status> {
+        let (entry, request) = self.enter(request)?;
+        let organization = entry.organization();
+        let (page, checked) = requests::list_tasks(organization, &request)?;
+        let filter = request.filter.unwrap_or_default();
+        let agent = match filter.agent.as_str() {
+            "" => None,
+            agent => {
+                let found = entry.store().agent_resolve(organization, agent).await;
+                Some(found.map_err(|error| status::about(agent, error))?)
+            }
+        };
+        let filter = TaskFilter {
+            agent,
+            phase: checked.phase,
+            workspace: (!filter.workspace.is_empty()).then_some(filter.workspace),
+            created_after: checked.created_after,
+            created_before: checked.created_before,
+        };
+        let found = entry.store().task_list(organization, &filter, &page.query()).await;
+        let mut tasks = found.map_err(status::of_store)?;
+        let info = page.cut(&mut tasks, |task| task.cursor(page.key()));
+        let tasks = tasks.iter().map(convert::task).collect();
+        Ok(Response::new(ListTasksResponse { tasks, page: Some(info) }))
+    }
+
+    async fn update_task(&self, request: Request<UpdateTaskRequest>) -> Result<Response<v1::Task>, Status> {
+        let (entry, mut request) = self.enter(request)?;
+        let task = requests::update_task(&request)?;
+        let write = entry.write("UpdateTask", &mut request);
+        let mut lookup = Lookup::new(&write);
+        lookup.take(&request.task, Ok(task), TaskId::from_uuid)?;
+        let agent = match &request.agent {
+            None => None,
+            Some(agent) => {
+                let found = entry.store().agent_resolve(entry.organization(), agent).await;
+                Some(lookup.take(agent, found, AgentId::from_uuid)?)
+            }
+        };
+        let changes = TaskChanges { agent, title: request.title, max_turns_override: request.max_turns };
+        let expected = (request.revision != 0).then_some(request.revision);
+        let updated = entry.store().task_update(&write, task, expected, changes, render("task.updated")).await;
+        entry.answer(lookup.settle(updated)?, wake("updated"), convert::task).await
+    }
+
+    async fn delete_task(&self, request: Request<DeleteTaskRequest>) -> Result<Response<DeleteTaskResponse>, Status> {
+        let (entry, mut request) = self.enter(request)?;
+        let task = requests::task_intent(&request.task, &request.idempotency_key)?;
+        let write = entry.write("DeleteTask", &mut request);
+        let render = |task: &StoredTask| events::deleted("task.deleted", task.state.id);
+        let deleted = entry.store().task_delete(&write, task, render).await;
+        let deleted = deleted.map_err(|error| status::about(&request.task, error))?;
+        entry.answer(deleted, wake("deleted"), |_| DeleteTaskResponse {}).await
+    }
+
+    async fn suspend_task(&self, request: Request<SuspendTaskRequest>) -> Result<Response<v1::Task>, Status> {
+        let (entry, mut request) = self.enter(request)?;
+        let task = requests::task_intent(&request.task, &request.idempotency_key)?;
+        let write = entry.write("SuspendTask", &mut request);
+        let suspended = entry.store().task_suspend(&write, task, render("task.updated")).await;
+        let suspended = suspended.map_err(|error| status::about(&request.task, error))?;
+        entry.answer(suspended, wake("suspended"), convert::task).await
+    }
+
+    async fn resume_task(&self, request: Request<ResumeTaskRequest>) -> Result<Response<v1::Task>, Status> {
+        let (entry, mut request) = self.enter(request)?;
+        let task = requests::task_intent(&request.task, &request.idempotency_key)?;
+        let write = entry.write("ResumeTask", &mut request);
+        let resumed = entry.store().task_resume(&write, task, render("task.updated")).await;
+        let resumed = resumed.map_err(|error| status::about(&request.task, error))?;
+        entry.answer(resumed, wake("resumed"), convert::task).await
+    }
+
+    async fn cancel_task(&self, request: Request<CancelTaskRequest>) -> Result<Response<v1::Task>, Status> {
+        let (entry, mut request) = self.enter(request)?;
+        let task = requests::cancel_task(&request)?;
+        let write = entry.write("CancelTask", &mut request);
+        let cancelled = entry.store().task_cancel(&write, task, &request.reason, render("task.updated")).await;
+        let cancelled = cancelled.map_err(|error| status::about(&request.task, error))?;
+        entry.answer(cancelled, wake("cancelled"), convert::task).await
+    }
+
+    async fn explain_task(&self, request: Request<ExplainTaskRequest>) -> Result<Response<TaskExplanation>, Status> {
+        let (entry, request) = self.enter(request)?;
+        let id = requests::task_intent(&request.task, "")?;
+        let found = entry.store().task_get(entry.organization(), id).await;
+        let task = found.map_err(|error| status::about(&request.task, error))?;
+        // The model is named when it can be; the explanation doesn't depend on it.
+        let model = match entry.store().agent_get(entry.organization(), task.state.agent).await {
+            Ok(agent) => Some(agent.model_name),
+            Err(Error::NotFound { .. }) => None,
+            Err(error) => return Err(status::of_store(error)),
+        };
+        Ok(Response::new(explain::explain(&task, model.as_deref())))
+    }
+}

@@ -1,0 +1,7 @@
+//! The gateway whole: a real gRPC server and generated clients, over a real PostgreSQL and a real NATS.
+
+mod entities;
+mod faults;
+mod harness;
+mod subscriptions;
+mod tasks;

@@ -1,0 +1,261 @@
+//! Agents, models and providers.
+
+use std::process::Command;
+
+use construct_domain::{ModelProviderId, OrganizationId, TaskId};
+use construct_proto::v1;
+use construct_store::{Keyring, NewEvent, NewModelProvider, Rendered, Stream, Write};
+use jiff::Timestamp;
+use prost::Message as _;
+use tonic::Code;
+use tonic_types::StatusExt as _;
+use uuid::Uuid;
+
+use super::harness::*;
+use crate::validate::tests::fields;
+
+#[tokio::test]
+async fn an_agent_lives_from_creation_to_deletion() {
+    let gateway = Gateway::start().await.with_agent().await;
+    let mut agents = gateway.agents();
+    let get = |agent: &str| v1::GetAgentRequest { agent: agent.into() };
+    let by_name = agents.get_agent(get("ada")).await.expect("it is there").into_inner();
+    let metadata = by_name.metadata.clone().expect("set");
+    let by_id = agents.get_agent(get(&metadata.id)).await.expect("names and ids lead to the same").into_inner();
+    assert_eq!(by_name, by_id);
+    assert_eq!(metadata.organization_id, OrganizationId::LOCAL.to_string());
+
+    let request = v1::UpdateAgentRequest {
+        agent: "ada".into(),
+        name: Some("grace".into()),
+        instructions: Some("Be brief.".into()),
+        revision: metadata.revision,
+        ..v1::UpdateAgentRequest::default()
+    };
+    let updated = agents.update_agent(request.clone()).await.expect("the revision is right").into_inner();
+    let spec = updated.spec.expect("set");
+    assert_eq!((spec.name.as_str(), spec.instructions.as_str(), spec.model.as_str()), ("grace", "Be brief.", "m"));
+    assert!(updated.metadata.expect("set").revision > metadata.revision);
+    let by_id = v1::UpdateAgentRequest { agent: metadata.id.clone(), ..request };
+    refused(agents.update_agent(by_id).await, Code::Aborted);
+
+    agents
+        .delete_agent(v1::DeleteAgentRequest { agent: "grace".into(), ..Default::default() })
+        .await
+        .expect("nothing uses it");
+    let status = refused(agents.get_agent(get(&metadata.id)).await, Code::NotFound);
+    let details = status.get_error_details();
+    assert_eq!(details.resource_info().expect("it is named").resource_name, metadata.id);
+}
+
+#[tokio::test]
+async fn what_is_taken_used_or_missing_is_told_apart() {
+    let gateway = Gateway::start().await.with_agent().await;
+    let task = gateway.task().await;
+    refused(gateway.agents().create_agent(agent("ada")).await, Code::AlreadyExists);
+    refused(gateway.models().create_model(model("m")).await, Code::AlreadyExists);
+    refused(gateway.providers().create_model_provider(provider("p")).await, Code::AlreadyExists);
+    let delete = v1::DeleteAgentRequest { agent: "ada".into(), ..Default::default() };
+    let status = refused(gateway.agents().delete_agent(delete.clone()).await, Code::FailedPrecondition);
+    assert!(status.get_error_details().precondition_failure().is_some());
+    let model_delete = v1::DeleteModelRequest { model: "m".into(), ..Default::default() };
+    refused(gateway.models().delete_model(model_delete).await, Code::FailedPrecondition);
+    let provider_delete = v1::DeleteModelProviderRequest { model_provider: "p".into(), ..Default::default() };
+    refused(gateway.providers().delete_model_provider(provider_delete).await, Code::FailedPrecondition);
+    let mut unknown = agent("eve");
+    unknown.spec.as_mut().expect("set").model = "no-such-model".into();
+    let status = refused(gateway.agents().create_agent(unknown).await, Code::NotFound);
+    assert_eq!(status.message(), "model `no-such-model` not found");
+    let status = refused(gateway.agents().create_agent(agent("Not A Name")).await, Code::InvalidArgument);
+    assert_eq!(fields(&status), ["spec.name"]);
+    let found = gateway.agents().get_agent(v1::GetAgentRequest { agent: "ada".into() }).await.expect("it is there");
+    assert_eq!(found.into_inner().status.expect("set").task_count, 1);
+    gateway.tasks().delete_task(v1::DeleteTaskRequest { task, ..Default::default() }).await.expect("it can be deleted");
+}
+
+#[tokio::test]
+async fn an_api_key_is_sealed_at_rest_and_never_shown() {
+    const SECRET: &str = "sk-very-secret";
+    let gateway = Gateway::start().await;
+    let mut request = provider("vendor");
+    let spec = request.spec.as_mut().expect("set");
+    spec.set_type(v1::ModelProviderType::Openai);
+    spec.api_key = SECRET.into();
+    request.idempotency_key = "key".into();
+    let created = gateway.providers().create_model_provider(request.clone()).await.expect("it is made").into_inner();
+    let again = gateway.providers().create_model_provider(request).await.expect("it is repeated").into_inner();
+    assert_eq!(created, again);
+    let status = created.status.clone().expect("set");
+    assert_eq!((status.api_key_set, status.encryption_key_id.as_str()), (true, "test"));
+    assert!(!contains(&created.encode_to_vec(), SECRET));
+
+    let id: ModelProviderId = id(created.metadata).parse().expect("an id");
+    let stored = gateway.store().model_provider_get(OrganizationId::LOCAL, id).await.expect("it is stored");
+    let key: [u8; 32] = std::array::from_fn(|index| index as u8);
+    let keyring = Keyring::new("test", [("test".to_owned(), key)]).expect("a keyring");
+    let opened = keyring.open(&id.to_string(), &stored.key.expect("it has a key")).expect("it opens");
+    assert_eq!(secrecy::ExposeSecret::expose_secret(&opened), SECRET.as_bytes());
+    let events =
+        gateway.store().events_after(Stream::organization(OrganizationId::LOCAL), 0, 100).await.expect("they are read");
+    assert!(!events.is_empty() && events.iter().all(|event| !contains(&event.payload, SECRET)));
+
+    let clear = v1::UpdateModelProviderRequest {
+        model_provider: "vendor".into(),
+        api_key: Some(String::new()),
+        ..Default::default()
+    };
+    let cleared = gateway.providers().update_model_provider(clear).await.expect("it is cleared").into_inner();
+    assert!(!cleared.status.expect("set").api_key_set);
+}
+
+fn contains(bytes: &[u8], text: &str) -> bool {
+    bytes.windows(text.len()).any(|window| window == text.as_bytes())
+}
+
+#[tokio::test]
+async fn pages_show_every_agent_once_while_others_are_added() {
+    let gateway = Gateway::start().await.with_agent().await;
+    for name in ["b", "d", "f", "h"] {
+        gateway.agents().create_agent(agent(name)).await.expect("it is made");
+    }
+    let mut page = v1::PageRequest { page_size: 2, order_by: "name".into(), page_token: String::new() };
+    let (mut seen, mut tokens) = (Vec::new(), Vec::new());
+    for added in ["a", "g", "none"] {
+        let request = v1::ListAgentsRequest { page: Some(page.clone()), filter: None };
+        let answer = gateway.agents().list_agents(request).await.expect("it is a page").into_inner();
+        seen.extend(answer.agents.into_iter().map(|agent| agent.spec.expect("set").name));
+        page.page_token = answer.page.expect("set").next_page_token;
+        tokens.push(page.page_token.clone());
+        // Before what was seen: not shown any more. Behind it: shown in its place.
+        gateway.agents().create_agent(agent(added)).await.expect("it is made");
+    }
+    assert_eq!(seen, ["ada", "b", "d", "f", "g", "h"]);
+    assert_eq!(tokens[2], "", "the third page was the last");
+    page.page_token = tokens.swap_remove(0);
+    let filter = v1::list_agents_request::Filter { name_prefix: "a".into(), ..Default::default() };
+    let refusal = gateway.agents().list_agents(v1::ListAgentsRequest { page: Some(page), filter: Some(filter) }).await;
+    assert_eq!(fields(&refused(refusal, Code::InvalidArgument)), ["page.page_token"]);
+}
+
+#[tokio::test]
+async fn lists_are_filtered_by_what_is_referred_to() {
+    let gateway = Gateway::start().await.with_agent().await;
+    gateway.models().create_model(model("other")).await.expect("it is made");
+    let mut eve = agent("eve");
+    eve.spec.as_mut().expect("set").model = "other".into();
+    gateway.agents().create_agent(eve).await.expect("it is made");
+    let list = async |model: &str| {
+        let filter = v1::list_agents_request::Filter { model: model.into(), ..Default::default() };
+        gateway.agents().list_agents(v1::ListAgentsRequest { page: None, filter: Some(filter) }).await
+    };
+    let names =
+        |agents: Vec<v1::Agent>| agents.into_iter().map(|agent| agent.spec.expect("set").name).collect::<Vec<_>>();
+    assert_eq!(names(list("other").await.expect("a list").into_inner().agents), ["eve"]);
+    assert_eq!(names(list("").await.expect("a list").into_inner().agents), ["eve", "ada"]);
+    refused(list("none").await, Code::NotFound);
+    let filter =
+        v1::list_model_providers_request::Filter { r#type: v1::ModelProviderType::Openai.into(), ..Default::default() };
+    let request = v1::ListModelProvidersRequest { page: None, filter: Some(filter) };
+    assert_eq!(
+        gateway.providers().list_model_providers(request).await.expect("a list").into_inner().model_providers,
+        []
+    );
+}
+
+#[tokio::test]
+async fn models_get_their_defaults() {
+    let gateway = Gateway::start().await.with_agent().await;
+    let found =
+        gateway.models().get_model(v1::GetModelRequest { model: "m".into() }).await.expect("it is there").into_inner();
+    let spec = found.spec.expect("set");
+    assert_eq!((spec.vendor_model.as_str(), spec.context_window, spec.max_output_tokens), ("m", 128_000, 8192));
+    let request = v1::UpdateModelRequest {
+        model: "m".into(),
+        prices: Some(v1::Prices { input: 3_000_000, ..Default::default() }),
+        ..Default::default()
+    };
+    let updated = gateway.models().update_model(request).await.expect("it is changed").into_inner();
+    assert_eq!(updated.spec.expect("set").prices.expect("set").input, 3_000_000);
+}
+
+#[tokio::test]
+async fn the_same_key_gives_the_first_answer() {
+    let gateway = Gateway::start().await.with_agent().await;
+    let keyed = |name: &str| v1::CreateAgentRequest { idempotency_key: "k1".into(), ..agent(name) };
+    // At once: one is carried out, the others get its answer.
+    let answers = futures::future::join_all((0..8).map(|_| {
+        let mut agents = gateway.agents();
+        async move { agents.create_agent(keyed("twin")).await }
+    }));
+    let answers = answers.await;
+    let first = answers[0].as_ref().expect("it is made").get_ref().clone();
+    for answer in &answers {
+        assert_eq!(answer.as_ref().expect("it is made").get_ref(), &first);
+    }
+    let status = refused(gateway.agents().create_agent(keyed("another")).await, Code::InvalidArgument);
+    assert_eq!(fields(&status), ["idempotency_key"]);
+    // The answer stays the same even when what was named is gone or has another name.
+    let rename = v1::UpdateAgentRequest {
+        agent: "twin".into(),
+        name: Some("single".into()),
+        idempotency_key: "k2".into(),
+        ..Default::default()
+    };
+    let renamed = gateway.agents().update_agent(rename.clone()).await.expect("it is renamed").into_inner();
+    assert_eq!(gateway.agents().update_agent(rename).await.expect("it is repeated").into_inner(), renamed);
+    let delete = v1::DeleteAgentRequest { agent: "single".into(), idempotency_key: "k3".into() };
+    for _ in 0..2 {
+        gateway.agents().delete_agent(delete.clone()).await.expect("it is gone");
+    }
+    let other = v1::DeleteAgentRequest { agent: "single".into(), idempotency_key: "k4".into() };
+    refused(gateway.agents().delete_agent(other).await, Code::NotFound);
+    let create_deleted = v1::CreateAgentRequest { idempotency_key: "k1".into(), ..agent("twin") };
+    assert_eq!(gateway.agents().create_agent(create_deleted).await.expect("it is repeated").into_inner(), first);
+}
+
+#[tokio::test]
+async fn another_organisations_entities_do_not_exist() {
+    let gateway = Gateway::start().await.with_agent().await;
+    let other = OrganizationId::from_uuid(Uuid::now_v7());
+    let sql = format!(
+        "INSERT INTO organizations (id, name, event_sequence, created_at) VALUES ('{}', 'other', 0, now())",
+        other.uuid()
+    );
+    // What sqlx knows about an address beyond this, psql does not.
+    let address = gateway.database.url().split('?').next().expect("an address");
+    let status = Command::new("psql").args(["--quiet", "--command", &sql, address]).status();
+    assert!(status.expect("psql is installed with PostgreSQL").success());
+    let write = Write { organization: other, now: Timestamp::now(), idempotency: None };
+    let id = ModelProviderId::from_uuid(Uuid::now_v7());
+    let new = NewModelProvider {
+        id,
+        name: "theirs".into(),
+        kind: construct_store::ModelProviderKind::Scripted,
+        base_url: String::new(),
+        script: None,
+        key: None,
+    };
+    let event = || NewEvent { kind: "provider.created".into(), payload: Vec::new(), step: None };
+    let render = |_: &_| Rendered { event: event(), response: Vec::new() };
+    gateway.store().model_provider_create(&write, new, render).await.expect("it is made");
+    for reference in [id.to_string(), "theirs".to_owned()] {
+        let get = v1::GetModelProviderRequest { model_provider: reference.clone() };
+        refused(gateway.providers().get_model_provider(get).await, Code::NotFound);
+        let delete = v1::DeleteModelProviderRequest { model_provider: reference.clone(), ..Default::default() };
+        refused(gateway.providers().delete_model_provider(delete).await, Code::NotFound);
+        let mut request = model("mine");
+        request.spec.as_mut().expect("set").provider = reference;
+        refused(gateway.models().create_model(request).await, Code::NotFound);
+    }
+    let all = gateway.providers().list_model_providers(v1::ListModelProvidersRequest::default()).await.expect("a list");
+    assert_eq!(all.into_inner().model_providers.len(), 1);
+    // A name is unique within an organisation only.
+    gateway.providers().create_model_provider(provider("theirs")).await.expect("the name is free here");
+    // A subscription to ours shows nothing of theirs.
+    let mut events = gateway.subscribe("", "0").await;
+    for event in take(&mut events, 4).await {
+        assert_eq!(event.organization_id, OrganizationId::LOCAL.to_string());
+    }
+    let nobody = TaskId::from_uuid(Uuid::now_v7()).to_string();
+    refused(gateway.tasks().get_task(v1::GetTaskRequest { task: nobody }).await, Code::NotFound);
+}

@@ -1,0 +1,164 @@
+//! What the gateway depends on is away, at the start or later.
+
+use std::{net::SocketAddr, time::Instant};
+
+use construct_bus::testing::NatsServer;
+use construct_proto::v1;
+use construct_store::testing::Database;
+use tokio::{
+    net::{TcpListener, TcpStream},
+    task::JoinHandle,
+};
+use tonic::Code;
+use tonic_health::pb::{HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient};
+use tonic_types::StatusExt as _;
+
+use super::harness::*;
+
+/// Nobody listens there.
+const NOWHERE: &str = "127.0.0.1:1";
+
+async fn health(gateway: &Gateway, service: &str) -> ServingStatus {
+    let request = HealthCheckRequest { service: service.into() };
+    let answer = HealthClient::new(gateway.channel()).check(request).await.expect("health always answers");
+    answer.into_inner().status()
+}
+
+#[tokio::test]
+async fn while_postgresql_or_nats_is_away_at_the_start_requests_are_unavailable() {
+    for (database_there, nats_there) in [(false, true), (true, false)] {
+        let (database, nats) = tokio::join!(Database::new(), NatsServer::start());
+        let database_url =
+            if database_there { database.url().to_owned() } else { format!("postgres://nobody@{NOWHERE}/none") };
+        let nats_url = if nats_there { nats.url().to_owned() } else { format!("nats://{NOWHERE}") };
+        let gateway = Gateway::launch(database, nats, &database_url, &nats_url).await;
+        let away = async || {
+            let answer = gateway.agents().list_agents(v1::ListAgentsRequest::default()).await;
+            answer.expect_err("nothing works").code()
+        };
+        // Until the listener is served connections are refused, which is unavailable too.
+        until("it says that it is unavailable", away, |code| *code == Code::Unavailable).await;
+        assert_eq!(health(&gateway, "").await, ServingStatus::NotServing);
+        assert_eq!(health(&gateway, "construct.v1.TaskService").await, ServingStatus::NotServing);
+    }
+}
+
+#[tokio::test]
+async fn a_ready_gateway_says_so_and_describes_itself() {
+    use tonic_reflection::pb::v1::{
+        ServerReflectionRequest, server_reflection_client::ServerReflectionClient,
+        server_reflection_request::MessageRequest, server_reflection_response::MessageResponse,
+    };
+    let gateway = Gateway::start().await;
+    let request = ServerReflectionRequest {
+        message_request: Some(MessageRequest::ListServices(String::new())),
+        ..ServerReflectionRequest::default()
+    };
+    let mut client = ServerReflectionClient::new(gateway.channel());
+    let answers = client.server_reflection_info(tokio_stream::once(request)).await.expect("it answers");
+    let answer = answers.into_inner().message().await.expect("it answers").expect("it answers");
+    let Some(MessageResponse::ListServicesResponse(services)) = answer.message_response else { panic!("a list") };
+    let ours: Vec<String> = services.service.into_iter().map(|service| service.name).collect();
+    for service in ["Agent", "Event", "Message", "ModelProvider", "Model", "Task"] {
+        let name = format!("construct.v1.{service}Service");
+        assert!(ours.contains(&name), "{ours:?}");
+        let status = || health(&gateway, &name);
+        until(&name, status, |status| *status == ServingStatus::Serving).await;
+    }
+}
+
+#[tokio::test]
+async fn while_nats_is_away_writes_are_accepted_and_subscriptions_go_on() {
+    let mut gateway = Gateway::start().await.with_agent().await;
+    let task = gateway.task().await;
+    let mut events = gateway.subscribe(&task, "0").await;
+    take(&mut events, 1).await;
+    gateway.nats.kill();
+    let begun = Instant::now();
+    for number in 0..5 {
+        gateway.say(&task, &format!("message {number}")).await;
+    }
+    assert!(begun.elapsed().as_secs() < 5, "five writes took {:?}", begun.elapsed());
+    // PostgreSQL tells what NATS does not.
+    let sequences = |events: Vec<v1::Event>| events.into_iter().map(|event| event.sequence).collect::<Vec<_>>();
+    assert_eq!(sequences(take(&mut events, 5).await), [2, 3, 4, 5, 6]);
+    // A new subscription does not need NATS either.
+    let mut another = gateway.subscribe(&task, "0").await;
+    assert_eq!(sequences(take(&mut another, 6).await), [1, 2, 3, 4, 5, 6]);
+    gateway.nats.restart().await;
+    gateway.say(&task, "it is back").await;
+    assert_eq!(sequences(take(&mut events, 1).await), [7]);
+    assert_eq!(sequences(take(&mut another, 1).await), [7]);
+}
+
+/// Passes a TCP connection on, until it is cut.
+struct Proxy {
+    address: SocketAddr,
+    target: String,
+    running: Option<JoinHandle<()>>,
+}
+
+impl Proxy {
+    async fn to(target: String) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
+        let address = listener.local_addr().expect("it is bound");
+        let mut proxy = Self { address, target, running: None };
+        proxy.run(listener);
+        proxy
+    }
+
+    fn run(&mut self, listener: TcpListener) {
+        let target = self.target.clone();
+        self.running = Some(tokio::spawn(async move {
+            // Aborted with its connections, which live in this set.
+            let mut connections = tokio::task::JoinSet::new();
+            while let Ok((mut client, _)) = listener.accept().await {
+                let target = target.clone();
+                connections.spawn(async move {
+                    if let Ok(mut server) = TcpStream::connect(target).await {
+                        _ = tokio::io::copy_bidirectional(&mut client, &mut server).await;
+                    }
+                });
+            }
+        }));
+    }
+
+    async fn cut(&mut self) {
+        let running = self.running.take().expect("it runs");
+        running.abort();
+        _ = running.await;
+    }
+
+    async fn mend(&mut self) {
+        let listener = TcpListener::bind(self.address).await.expect("its port is still free");
+        self.run(listener);
+    }
+}
+
+#[tokio::test]
+async fn while_postgresql_is_away_requests_are_unavailable_and_subscriptions_wait() {
+    let (database, nats) = tokio::join!(Database::new(), NatsServer::start());
+    let (head, tail) = database.url().split_once('@').expect("a user stands in the address");
+    let (address, name) = tail.split_once('/').expect("a database stands in the address");
+    let mut proxy = Proxy::to(address.to_owned()).await;
+    let database_url = format!("{head}@{}/{name}", proxy.address);
+    let nats_url = nats.url().to_owned();
+    let gateway = Gateway::launch(database, nats, &database_url, &nats_url).await;
+    gateway.ready().await;
+    let gateway = gateway.with_agent().await;
+    let task = gateway.task().await;
+    let mut events = gateway.subscribe(&task, "0").await;
+    take(&mut events, 1).await;
+
+    proxy.cut().await;
+    let status = refused(gateway.messages().create_message(message(&task, "lost")).await, Code::Unavailable);
+    assert!(status.get_error_details().retry_info().is_some(), "{status:?}");
+    assert!(!format!("{status:?}").contains("postgres:"), "{status:?}");
+    until("health says so", || health(&gateway, ""), |status| *status == ServingStatus::NotServing).await;
+
+    proxy.mend().await;
+    until("health says so", || health(&gateway, ""), |status| *status == ServingStatus::Serving).await;
+    gateway.say(&task, "it is back").await;
+    let next = take(&mut events, 1).await;
+    assert!(matches!(&next[0].payload, Some(v1::event::Payload::Message(message)) if text(message) == "it is back"));
+}

@@ -1,0 +1,217 @@
+//! A gateway for a test, and what tests ask of it.
+
+use std::{fmt::Debug, net::SocketAddr, time::Duration};
+
+use construct_bus::testing::NatsServer;
+use construct_proto::v1::{
+    self, agent_service_client::AgentServiceClient, event_service_client::EventServiceClient,
+    message_service_client::MessageServiceClient, model_provider_service_client::ModelProviderServiceClient,
+    model_service_client::ModelServiceClient, task_service_client::TaskServiceClient,
+};
+use construct_runtime::{Common, Context};
+use construct_store::{Store, testing::Database};
+use tokio::{net::TcpListener, runtime::Handle};
+use tonic::{
+    Code, Status, Streaming,
+    transport::{Channel, Endpoint},
+};
+
+use crate::Config;
+
+/// Longer than anything a test waits for takes.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+pub(super) struct Gateway {
+    pub(super) context: Context,
+    pub(super) nats: NatsServer,
+    pub(super) database: Database,
+    channel: Channel,
+}
+
+impl Gateway {
+    /// A gateway that is ready.
+    pub(super) async fn start() -> Self {
+        let (database, nats) = tokio::join!(Database::new(), NatsServer::start());
+        let (database_url, nats_url) = (database.url().to_owned(), nats.url().to_owned());
+        let gateway = Self::launch(database, nats, &database_url, &nats_url).await;
+        gateway.ready().await;
+        gateway
+    }
+
+    /// Waits until requests are served.
+    pub(super) async fn ready(&self) {
+        let ask = || async { self.agents().list_agents(v1::ListAgentsRequest::default()).await };
+        _ = until("the gateway is ready", ask, Result::is_ok).await;
+    }
+
+    /// A gateway that finds PostgreSQL and NATS, or not, at the given addresses.
+    pub(super) async fn launch(database: Database, nats: NatsServer, database_url: &str, nats_url: &str) -> Self {
+        let common = Common {
+            nats_url: nats_url.into(),
+            database_url: Some(database_url.into()),
+            data_dir: nats.dir().join("data"),
+            master_key: Some(MASTER_KEY.into()),
+            shutdown_grace: Duration::from_secs(5),
+            ..Common::default()
+        };
+        let context = Context::new("gateway", common);
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
+        let address: SocketAddr = listener.local_addr().expect("it is bound");
+        let (starting, runtime) = (context.clone(), Handle::current());
+        // As in the process, the start is not a task but what the main thread does: it need not be `Send`.
+        std::thread::spawn(move || {
+            // Ends with an error only when the test ends first.
+            _ = runtime.block_on(crate::start(listener, &Config::default(), &starting));
+        });
+        let endpoint = Endpoint::from_shared(format!("http://{address}")).expect("an address");
+        Self { context, nats, database, channel: endpoint.connect_lazy() }
+    }
+
+    pub(super) fn store(&self) -> Store {
+        self.database.store()
+    }
+
+    pub(super) fn channel(&self) -> Channel {
+        self.channel.clone()
+    }
+
+    pub(super) fn agents(&self) -> AgentServiceClient<Channel> {
+        AgentServiceClient::new(self.channel())
+    }
+
+    pub(super) fn models(&self) -> ModelServiceClient<Channel> {
+        ModelServiceClient::new(self.channel())
+    }
+
+    pub(super) fn providers(&self) -> ModelProviderServiceClient<Channel> {
+        ModelProviderServiceClient::new(self.channel())
+    }
+
+    pub(super) fn tasks(&self) -> TaskServiceClient<Channel> {
+        TaskServiceClient::new(self.channel())
+    }
+
+    pub(super) fn messages(&self) -> MessageServiceClient<Channel> {
+        MessageServiceClient::new(self.channel()).max_encoding_message_size(64 * 1024 * 1024)
+    }
+
+    pub(super) fn events(&self) -> EventServiceClient<Channel> {
+        EventServiceClient::new(self.channel())
+    }
+
+    /// A scripted provider `p`, its model `m`, and the agent `ada`.
+    pub(super) async fn with_agent(self) -> Self {
+        self.providers().create_model_provider(provider("p")).await.expect("the provider is made");
+        self.models().create_model(model("m")).await.expect("the model is made");
+        self.agents().create_agent(agent("ada")).await.expect("the agent is made");
+        self
+    }
+
+    /// A task of `ada`; its id.
+    pub(super) async fn task(&self) -> String {
+        let request = v1::CreateTaskRequest { spec: Some(task_spec()), idempotency_key: String::new() };
+        id(self.tasks().create_task(request).await.expect("the task is made").into_inner().metadata)
+    }
+
+    pub(super) async fn say(&self, task: &str, text: &str) -> v1::Message {
+        self.messages().create_message(message(task, text)).await.expect("the message is accepted").into_inner()
+    }
+
+    pub(super) async fn subscribe(&self, task: &str, cursor: &str) -> Streaming<v1::Event> {
+        let request = v1::SubscribeRequest { task: task.into(), cursor: cursor.into(), types: Vec::new() };
+        self.events().subscribe(request).await.expect("the subscription is accepted").into_inner()
+    }
+}
+
+impl Drop for Gateway {
+    fn drop(&mut self) {
+        self.context.lifecycle().stop("the test is over");
+    }
+}
+
+pub(super) const MASTER_KEY: &str = "test:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
+
+pub(super) fn provider(name: &str) -> v1::CreateModelProviderRequest {
+    let spec = v1::ModelProviderSpec {
+        name: name.into(),
+        r#type: v1::ModelProviderType::Scripted.into(),
+        ..v1::ModelProviderSpec::default()
+    };
+    v1::CreateModelProviderRequest { spec: Some(spec), ..v1::CreateModelProviderRequest::default() }
+}
+
+pub(super) fn model(name: &str) -> v1::CreateModelRequest {
+    let spec = v1::ModelSpec { name: name.into(), provider: "p".into(), ..v1::ModelSpec::default() };
+    v1::CreateModelRequest { spec: Some(spec), ..v1::CreateModelRequest::default() }
+}
+
+pub(super) fn agent(name: &str) -> v1::CreateAgentRequest {
+    let spec = v1::AgentSpec { name: name.into(), model: "m".into(), ..v1::AgentSpec::default() };
+    v1::CreateAgentRequest { spec: Some(spec), ..v1::CreateAgentRequest::default() }
+}
+
+pub(super) fn task_spec() -> v1::TaskSpec {
+    v1::TaskSpec { agent: "ada".into(), workspace: "/work".into(), ..v1::TaskSpec::default() }
+}
+
+pub(super) fn message(task: &str, text: &str) -> v1::CreateMessageRequest {
+    let block = v1::block::Block::Text(v1::Text { text: text.into() });
+    let spec = v1::MessageSpec { task: task.into(), blocks: vec![v1::Block { block: Some(block) }] };
+    v1::CreateMessageRequest { spec: Some(spec), ..v1::CreateMessageRequest::default() }
+}
+
+pub(super) fn text(message: &v1::Message) -> &str {
+    match message.spec.as_ref().and_then(|spec| spec.blocks.first()?.block.as_ref()) {
+        Some(v1::block::Block::Text(text)) => &text.text,
+        other => panic!("not a text: {other:?}"),
+    }
+}
+
+pub(super) fn id(metadata: Option<v1::Metadata>) -> String {
+    metadata.expect("every entity has metadata").id
+}
+
+#[track_caller]
+pub(super) fn refused<T: Debug>(result: Result<T, Status>, code: Code) -> Status {
+    let status = result.expect_err("it is refused");
+    assert_eq!(status.code(), code, "{status:?}");
+    status
+}
+
+/// Waits for something that must happen.
+pub(super) async fn within<T>(what: &str, happening: impl Future<Output = T>) -> T {
+    tokio::time::timeout(PATIENCE, happening).await.unwrap_or_else(|_| panic!("not within {PATIENCE:?}: {what}"))
+}
+
+/// The next `count` events.
+pub(super) async fn take(stream: &mut Streaming<v1::Event>, count: usize) -> Vec<v1::Event> {
+    let mut events = Vec::new();
+    while events.len() < count {
+        match tokio::time::timeout(PATIENCE, stream.message()).await {
+            Ok(Ok(Some(event))) => events.push(event),
+            Ok(end) => panic!(
+                "the stream ended with {end:?} instead of event {} of {count}, after {events:?}",
+                events.len() + 1
+            ),
+            Err(_) => panic!("event {} of {count} did not come, after {events:?}", events.len() + 1),
+        }
+    }
+    events
+}
+
+/// Asks again and again until the answer is as it should be; says what it was last, when it never is.
+pub(super) async fn until<T: Debug, F: Future<Output = T>>(
+    what: &str,
+    ask: impl Fn() -> F,
+    good: impl Fn(&T) -> bool,
+) -> T {
+    let end = tokio::time::Instant::now() + PATIENCE;
+    loop {
+        let answer = ask().await;
+        if good(&answer) {
+            return answer;
+        }
+        assert!(tokio::time::Instant::now() < end, "not within {PATIENCE:?}: {what}; last: {answer:?}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}

@@ -1,0 +1,294 @@
+//! Subscriptions: replay, live, and back.
+
+use construct_bus::Bus;
+use construct_domain::{OrganizationId, TaskId};
+use construct_proto::v1::{self, event::Payload};
+use construct_store::{NewEvent, Rendered, Store, TaskChanges, TaskCommit, Write};
+use jiff::Timestamp;
+use prost::Message as _;
+use tonic::Code;
+use tonic_types::StatusExt as _;
+use uuid::Uuid;
+
+use super::harness::*;
+use crate::{convert, validate::tests::fields};
+
+/// What the reconciler and the workers do, as far as clients see it.
+struct Mesh {
+    store: Store,
+    bus: Bus,
+    task: TaskId,
+}
+
+impl Mesh {
+    async fn of(gateway: &Gateway, task: &str) -> Self {
+        Self { store: gateway.store(), bus: gateway.nats.bus().await, task: task.parse().expect("an id") }
+    }
+
+    /// A worker says something about a step.
+    async fn progress(&self, step: u64, numbers: std::ops::Range<u64>) {
+        let mut progress = self.bus.progress();
+        for number in numbers {
+            let event = v1::Event {
+                id: format!("{step}.{number}"),
+                r#type: "message.delta".into(),
+                organization_id: OrganizationId::LOCAL.to_string(),
+                task_id: self.task.to_string(),
+                step,
+                index: (1 << 32) + number,
+                payload: Some(Payload::MessageDelta(v1::MessageDelta { index: number, ..Default::default() })),
+                ..Default::default()
+            };
+            progress.send(&event).await.expect("it is right");
+        }
+        assert_eq!(progress.finish().await.lost, 0);
+    }
+
+    /// The reconciler commits a record, which may end a step, and publishes it, or fails to.
+    async fn record(&self, kind: &str, step: Option<u64>, publish: bool) {
+        let before = self.store.task_load(self.task).await.expect("it loads").expect("it is there");
+        let payload = v1::Event {
+            payload: Some(Payload::PhaseChanged(v1::PhaseChanged { reason: kind.into(), ..Default::default() })),
+            ..Default::default()
+        };
+        let mut commit = TaskCommit::new(&before, &before.task, Timestamp::now());
+        commit.events = vec![NewEvent { kind: kind.into(), payload: payload.encode_to_vec(), step }];
+        let committed = self.store.task_commit(commit).await.expect("it commits");
+        if publish {
+            let event = v1::Event {
+                id: construct_domain::id::event_id(self.task.uuid(), committed.first_event_sequence),
+                sequence: committed.first_event_sequence,
+                r#type: kind.into(),
+                time: Some(convert::time(Timestamp::now())),
+                organization_id: OrganizationId::LOCAL.to_string(),
+                task_id: self.task.to_string(),
+                step: step.unwrap_or_default(),
+                ..payload
+            };
+            self.bus.publish_event(&event).await.expect("it is published");
+        }
+    }
+}
+
+fn marks(events: &[v1::Event]) -> Vec<String> {
+    let mark = |event: &v1::Event| match event.sequence {
+        0 => format!("{}/{}", event.step, event.index & 0xffff_ffff),
+        sequence => sequence.to_string(),
+    };
+    events.iter().map(mark).collect()
+}
+
+#[tokio::test]
+async fn what_was_missed_is_replayed_and_then_it_goes_on_live() {
+    let gateway = Gateway::start().await.with_agent().await;
+    let task = gateway.task().await;
+    gateway.say(&task, "one").await;
+    let mesh = Mesh::of(&gateway, &task).await;
+    mesh.progress(1, 0..3).await;
+    mesh.record("task.phase_changed", Some(1), true).await;
+    mesh.progress(2, 0..2).await;
+
+    let mut events = gateway.subscribe(&task, "0").await;
+    let replayed = take(&mut events, 8).await;
+    assert_eq!(marks(&replayed), ["1", "2", "1/0", "1/1", "1/2", "3", "2/0", "2/1"]);
+    assert_eq!(replayed[0].r#type, "task.created");
+    assert!(matches!(&replayed[1].payload, Some(Payload::Message(message)) if text(message) == "one"));
+    assert!(replayed.iter().all(|event| event.task_id == task && !event.cursor.is_empty() && !event.id.is_empty()));
+
+    mesh.progress(2, 2..4).await;
+    mesh.record("task.phase_changed", Some(2), true).await;
+    gateway.say(&task, "two").await;
+    let live = take(&mut events, 4).await;
+    assert_eq!(marks(&live), ["2/2", "2/3", "4", "5"]);
+
+    // Whoever comes back with any of the cursors sees exactly what follows.
+    let all: Vec<v1::Event> = replayed.into_iter().chain(live).collect();
+    for (index, event) in all.iter().enumerate() {
+        let mut again = gateway.subscribe(&task, &event.cursor).await;
+        let rest = take(&mut again, all.len() - index - 1).await;
+        assert_eq!(marks(&rest), marks(&all[index + 1..]), "after {}", event.cursor);
+        let ids = |events: &[v1::Event]| events.iter().map(|event| event.id.clone()).collect::<Vec<_>>();
+        assert_eq!(ids(&rest), ids(&all[index + 1..]));
+    }
+}
+
+#[tokio::test]
+async fn without_a_cursor_only_what_is_new_is_shown() {
+    let gateway = Gateway::start().await.with_agent().await;
+    let task = gateway.task().await;
+    let mesh = Mesh::of(&gateway, &task).await;
+    mesh.progress(1, 0..3).await;
+    let mut events = gateway.subscribe(&task, "").await;
+    // The subscription begins in the background: what is new is what comes after its first reads, so say it until heard.
+    let heard = async {
+        let first = take(&mut events, 1).await;
+        (first, events)
+    };
+    let talk = async {
+        for number in 0.. {
+            gateway.say(&task, &format!("message {number}")).await;
+            tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+        }
+    };
+    let (first, mut events) = tokio::select! {
+        heard = heard => heard,
+        () = talk => unreachable!("it goes on"),
+    };
+    assert!(first[0].sequence >= 2, "{first:?}");
+    mesh.progress(1, 3..5).await;
+    loop {
+        let next = take(&mut events, 1).await;
+        if next[0].sequence == 0 {
+            assert_eq!(marks(&next), ["1/3"]);
+            break;
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_record_whose_publication_was_lost_is_found() {
+    let gateway = Gateway::start().await.with_agent().await;
+    let task = gateway.task().await;
+    let mut events = gateway.subscribe(&task, "0").await;
+    assert_eq!(marks(&take(&mut events, 1).await), ["1"]);
+    let mesh = Mesh::of(&gateway, &task).await;
+    // One that nothing follows is found by looking at the stream's head.
+    mesh.record("task.phase_changed", None, false).await;
+    assert_eq!(marks(&take(&mut events, 1).await), ["2"]);
+    // One that another follows is read before that one.
+    mesh.record("task.phase_changed", None, false).await;
+    mesh.record("task.phase_changed", None, true).await;
+    assert_eq!(marks(&take(&mut events, 2).await), ["3", "4"]);
+}
+
+#[tokio::test]
+async fn types_are_filtered_without_losing_count() {
+    let gateway = Gateway::start().await.with_agent().await;
+    let task = gateway.task().await;
+    let types = vec!["message.*".to_owned(), "*.deleted".to_owned()];
+    let request = v1::SubscribeRequest { task: task.clone(), cursor: "0".into(), types };
+    let mut events = gateway.events().subscribe(request).await.expect("it is accepted").into_inner();
+    gateway.say(&task, "one").await;
+    gateway
+        .tasks()
+        .suspend_task(v1::SuspendTaskRequest { task: task.clone(), ..Default::default() })
+        .await
+        .expect("it is done");
+    gateway.say(&task, "two").await;
+    let seen = take(&mut events, 2).await;
+    assert_eq!(marks(&seen), ["2", "4"]);
+    assert!(seen[1].cursor.starts_with("4."), "{}", seen[1].cursor);
+}
+
+#[tokio::test]
+async fn the_stream_of_a_deleted_task_says_so_and_ends() {
+    let gateway = Gateway::start().await.with_agent().await;
+    let task = gateway.task().await;
+    let mut watching = gateway.subscribe(&task, "0").await;
+    take(&mut watching, 1).await;
+    gateway
+        .tasks()
+        .delete_task(v1::DeleteTaskRequest { task: task.clone(), ..Default::default() })
+        .await
+        .expect("it is done");
+    let last = take(&mut watching, 1).await.remove(0);
+    assert_eq!(last.r#type, "task.deleted");
+    assert!(within("the end", watching.message()).await.expect("no error").is_none());
+    // Also for who comes later, with or without a cursor, and when the task is gone for good.
+    let gone = gateway.store().task_purge(task.parse().expect("an id")).await.expect("it is purged");
+    assert!(gone);
+    for (cursor, expected) in [("", 1), ("0", 1), (last.cursor.as_str(), 0)] {
+        let mut late = gateway.subscribe(&task, cursor).await;
+        for event in take(&mut late, expected).await {
+            assert_eq!(event.r#type, "task.deleted");
+        }
+        assert!(within("the end", late.message()).await.expect("no error").is_none(), "{cursor:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_subscription_to_nothing_is_refused() {
+    let gateway = Gateway::start().await.with_agent().await;
+    let nobody = TaskId::from_uuid(Uuid::now_v7()).to_string();
+    let request =
+        |task: &str, cursor: &str| v1::SubscribeRequest { task: task.into(), cursor: cursor.into(), types: Vec::new() };
+    refused(gateway.events().subscribe(request(&nobody, "0")).await.map(|_| ()), Code::NotFound);
+    let status = refused(gateway.events().subscribe(request("", "nonsense")).await.map(|_| ()), Code::InvalidArgument);
+    assert_eq!(fields(&status), ["cursor"]);
+    // A cursor of another stream would wait for ever.
+    let task = gateway.task().await;
+    let mut ahead = gateway.subscribe(&task, "99.1.0").await;
+    let status = refused(within("an answer", ahead.message()).await, Code::InvalidArgument);
+    assert_eq!(fields(&status), ["cursor"]);
+}
+
+#[tokio::test]
+async fn the_organisations_stream_tells_of_its_entities() {
+    let gateway = Gateway::start().await.with_agent().await;
+    let mut events = gateway.subscribe("", "0").await;
+    let kinds = |events: Vec<v1::Event>| events.into_iter().map(|event| event.r#type).collect::<Vec<_>>();
+    assert_eq!(kinds(take(&mut events, 3).await), ["provider.created", "model.created", "agent.created"]);
+    let rename = v1::UpdateAgentRequest { agent: "ada".into(), name: Some("eve".into()), ..Default::default() };
+    gateway.agents().update_agent(rename).await.expect("it is renamed");
+    gateway
+        .agents()
+        .delete_agent(v1::DeleteAgentRequest { agent: "eve".into(), ..Default::default() })
+        .await
+        .expect("it is gone");
+    let live = take(&mut events, 2).await;
+    assert!(
+        matches!(&live[0].payload, Some(Payload::Agent(agent)) if agent.spec.as_ref().is_some_and(|spec| spec.name == "eve"))
+    );
+    assert_eq!(kinds(live), ["agent.updated", "agent.deleted"]);
+}
+
+#[tokio::test]
+async fn a_slow_subscriber_slows_nobody_and_misses_nothing() {
+    const COUNT: u64 = 1500;
+    let gateway = Gateway::start().await.with_agent().await;
+    let task = gateway.task().await;
+    let mut slow = gateway.subscribe(&task, "0").await;
+    take(&mut slow, 1).await;
+    let mut fast = gateway.subscribe(&task, "0").await;
+    take(&mut fast, 1).await;
+    let fast = tokio::spawn(async move { take(&mut fast, COUNT as usize).await });
+    let store = gateway.store();
+    let id: TaskId = task.parse().expect("an id");
+    let bus = gateway.nats.bus().await;
+    let write = Write { organization: OrganizationId::LOCAL, now: Timestamp::now(), idempotency: None };
+    // Large enough that the connection's windows don't hold what the slow one doesn't read.
+    let filler = "x".repeat(2000);
+    for number in 0..COUNT {
+        let render = |task: &construct_store::StoredTask| {
+            let mut task = convert::task(task);
+            task.spec.as_mut().expect("set").workspace = filler.clone();
+            let event = v1::Event { payload: Some(Payload::Task(task)), ..Default::default() };
+            Rendered {
+                event: NewEvent { kind: "task.updated".into(), payload: event.encode_to_vec(), step: None },
+                response: Vec::new(),
+            }
+        };
+        let changes = TaskChanges { title: Some(format!("title {number}")), ..TaskChanges::default() };
+        let written = store.task_update(&write, id, None, changes, render).await.expect("it is written");
+        let construct_store::Written::Applied { event: Some(event), .. } = written else { panic!("it is applied") };
+        bus.publish_event(&crate::events::read(&event).expect("it reads")).await.expect("it is published");
+    }
+    // The fast one gets everything while the slow one takes nothing.
+    let fast = fast.await.expect("it sees everything");
+    let slow = take(&mut slow, COUNT as usize).await;
+    for seen in [fast, slow] {
+        let seen: Vec<u64> = seen.iter().map(|event| event.sequence).collect();
+        assert_eq!(seen, (2..=COUNT + 1).collect::<Vec<_>>());
+    }
+}
+
+#[tokio::test]
+async fn subscribers_are_told_to_come_back_when_the_gateway_stops() {
+    let gateway = Gateway::start().await.with_agent().await;
+    let task = gateway.task().await;
+    let mut events = gateway.subscribe(&task, "0").await;
+    take(&mut events, 1).await;
+    gateway.context.lifecycle().stop("the test wants it");
+    let status = refused(within("the end", events.message()).await, Code::Unavailable);
+    assert!(status.get_error_details().retry_info().is_some());
+}

@@ -1,0 +1,269 @@
+//! Agents, models and model providers.
+
+use construct_domain::OrganizationId;
+use construct_proto::v1::{
+    AgentSpec, CreateAgentRequest, CreateModelProviderRequest, CreateModelRequest, ListAgentsRequest,
+    ListModelProvidersRequest, ListModelsRequest, ModelParameters, ModelProviderSpec, ModelProviderType, ModelSpec,
+    Prices, UpdateAgentRequest, UpdateModelProviderRequest, UpdateModelRequest,
+};
+use construct_store::{Cursor, ModelProviderKind};
+use tonic::{Status, codegen::http::Uri};
+
+use crate::{
+    convert,
+    page::{Column, Page},
+    validate::Violations,
+};
+
+const ORDERS: [Column; 3] = [Column::CreatedAt, Column::UpdatedAt, Column::Name];
+const DESCRIPTION_CHARS: usize = 1024;
+const INSTRUCTIONS_BYTES: usize = 64 * 1024;
+pub(super) const MAX_TURNS: u32 = 1000;
+const STOP_SEQUENCES: usize = 8;
+const STOP_SEQUENCE_CHARS: usize = 64;
+const VENDOR_MODEL_CHARS: usize = 256;
+const MAX_TOKENS: i64 = 100_000_000;
+/// A million dollars per million tokens.
+const MAX_PRICE: i64 = 1_000_000_000_000;
+const URL_BYTES: usize = 2048;
+const API_KEY_BYTES: usize = 4096;
+const SCRIPT_BYTES: usize = 1024 * 1024;
+
+/// A request that only names an entity.
+pub(crate) fn get(field: &str, reference: &str, what: &str) -> Result<(), Status> {
+    let mut violations = Violations::new();
+    violations.reference(field, reference, what);
+    violations.finish()
+}
+
+/// A deletion.
+pub(crate) fn delete(field: &str, reference: &str, what: &str, idempotency_key: &str) -> Result<(), Status> {
+    let mut violations = Violations::new();
+    violations.reference(field, reference, what);
+    violations.idempotency_key(idempotency_key);
+    violations.finish()
+}
+
+pub(crate) fn create_agent(request: &CreateAgentRequest) -> Result<(), Status> {
+    let mut violations = Violations::new();
+    let default = AgentSpec::default();
+    violations.require(request.spec.is_some(), "spec", || "is required".into());
+    let spec = request.spec.as_ref().unwrap_or(&default);
+    violations.name("spec.name", &spec.name);
+    violations.chars("spec.description", &spec.description, DESCRIPTION_CHARS);
+    violations.bytes("spec.instructions", &spec.instructions, INSTRUCTIONS_BYTES);
+    violations.reference("spec.model", &spec.model, "a model");
+    violations.range("spec.max_turns", spec.max_turns, 0..=MAX_TURNS);
+    parameters(&mut violations, "spec.parameters", spec.parameters.as_ref());
+    violations.idempotency_key(&request.idempotency_key);
+    violations.finish()
+}
+
+pub(crate) fn update_agent(request: &UpdateAgentRequest) -> Result<(), Status> {
+    let mut violations = Violations::new();
+    violations.reference("agent", &request.agent, "an agent");
+    if let Some(name) = &request.name {
+        violations.name("name", name);
+    }
+    violations.chars("description", request.description(), DESCRIPTION_CHARS);
+    violations.bytes("instructions", request.instructions(), INSTRUCTIONS_BYTES);
+    if let Some(model) = &request.model {
+        violations.reference("model", model, "a model");
+    }
+    violations.range("max_turns", request.max_turns(), 0..=MAX_TURNS);
+    parameters(&mut violations, "parameters", request.parameters.as_ref());
+    violations.revision(request.revision);
+    violations.idempotency_key(&request.idempotency_key);
+    violations.finish()
+}
+
+fn parameters(violations: &mut Violations, field: &str, parameters: Option<&ModelParameters>) {
+    let Some(parameters) = parameters else { return };
+    // A NaN is in no range, so it is refused with the rest.
+    if let Some(temperature) = parameters.temperature {
+        violations.range(&format!("{field}.temperature"), temperature, 0.0..=2.0);
+    }
+    if let Some(top_p) = parameters.top_p {
+        violations.range(&format!("{field}.top_p"), top_p, 0.0..=1.0);
+    }
+    if let Some(max_tokens) = parameters.max_tokens {
+        violations.range(&format!("{field}.max_tokens"), i64::from(max_tokens), 1..=MAX_TOKENS);
+    }
+    if let Some(top_k) = parameters.top_k {
+        violations.range(&format!("{field}.top_k"), top_k, 1..=1_000_000);
+    }
+    let sequences = &parameters.stop_sequences;
+    violations.require(sequences.len() <= STOP_SEQUENCES, &format!("{field}.stop_sequences"), || {
+        format!("must have at most {STOP_SEQUENCES} entries, has {}", sequences.len())
+    });
+    for (index, sequence) in sequences.iter().take(STOP_SEQUENCES).enumerate() {
+        let field = format!("{field}.stop_sequences[{index}]");
+        violations.require(!sequence.is_empty(), &field, || "must not be empty".into());
+        violations.chars(&field, sequence, STOP_SEQUENCE_CHARS);
+    }
+}
+
+pub(crate) fn list_agents(organization: OrganizationId, request: &ListAgentsRequest) -> Result<Page<Cursor>, Status> {
+    let mut violations = Violations::new();
+    let filter = request.filter.clone().unwrap_or_default();
+    if !filter.model.is_empty() {
+        violations.reference("filter.model", &filter.model, "a model");
+    }
+    violations.name_prefix("filter.name_prefix", &filter.name_prefix);
+    let page = Page::read(request.page.as_ref(), "ListAgents", organization, &filter, &ORDERS, &mut violations);
+    violations.finish().map(|()| page)
+}
+
+pub(crate) fn create_model(request: &CreateModelRequest) -> Result<(), Status> {
+    let mut violations = Violations::new();
+    let default = ModelSpec::default();
+    violations.require(request.spec.is_some(), "spec", || "is required".into());
+    let spec = request.spec.as_ref().unwrap_or(&default);
+    violations.name("spec.name", &spec.name);
+    violations.reference("spec.provider", &spec.provider, "a model provider");
+    violations.chars("spec.vendor_model", &spec.vendor_model, VENDOR_MODEL_CHARS);
+    violations.one_line("spec.vendor_model", &spec.vendor_model);
+    violations.range("spec.context_window", spec.context_window, 0..=MAX_TOKENS);
+    violations.range("spec.max_output_tokens", spec.max_output_tokens, 0..=MAX_TOKENS);
+    prices(&mut violations, "spec.prices", spec.prices.as_ref());
+    violations.idempotency_key(&request.idempotency_key);
+    violations.finish()
+}
+
+pub(crate) fn update_model(request: &UpdateModelRequest) -> Result<(), Status> {
+    let mut violations = Violations::new();
+    violations.reference("model", &request.model, "a model");
+    if let Some(name) = &request.name {
+        violations.name("name", name);
+    }
+    if let Some(vendor_model) = &request.vendor_model {
+        violations.require(!vendor_model.is_empty(), "vendor_model", || "must not be empty".into());
+        violations.chars("vendor_model", vendor_model, VENDOR_MODEL_CHARS);
+        violations.one_line("vendor_model", vendor_model);
+    }
+    violations.range("context_window", request.context_window(), 0..=MAX_TOKENS);
+    violations.range("max_output_tokens", request.max_output_tokens(), 0..=MAX_TOKENS);
+    prices(&mut violations, "prices", request.prices.as_ref());
+    violations.revision(request.revision);
+    violations.idempotency_key(&request.idempotency_key);
+    violations.finish()
+}
+
+fn prices(violations: &mut Violations, field: &str, prices: Option<&Prices>) {
+    let Some(prices) = prices else { return };
+    for (name, price) in [
+        ("input", prices.input),
+        ("output", prices.output),
+        ("cache_read", prices.cache_read),
+        ("cache_write", prices.cache_write),
+    ] {
+        violations.range(&format!("{field}.{name}"), price, 0..=MAX_PRICE);
+    }
+}
+
+pub(crate) fn list_models(organization: OrganizationId, request: &ListModelsRequest) -> Result<Page<Cursor>, Status> {
+    let mut violations = Violations::new();
+    let filter = request.filter.clone().unwrap_or_default();
+    if !filter.provider.is_empty() {
+        violations.reference("filter.provider", &filter.provider, "a model provider");
+    }
+    violations.name_prefix("filter.name_prefix", &filter.name_prefix);
+    let page = Page::read(request.page.as_ref(), "ListModels", organization, &filter, &ORDERS, &mut violations);
+    violations.finish().map(|()| page)
+}
+
+/// Returns the kind of provider that is to be made.
+pub(crate) fn create_model_provider(request: &CreateModelProviderRequest) -> Result<ModelProviderKind, Status> {
+    let mut violations = Violations::new();
+    let default = ModelProviderSpec::default();
+    violations.require(request.spec.is_some(), "spec", || "is required".into());
+    let spec = request.spec.as_ref().unwrap_or(&default);
+    violations.name("spec.name", &spec.name);
+    let kind = ModelProviderType::try_from(spec.r#type).ok().and_then(convert::to_provider_kind);
+    violations.require(kind.is_some(), "spec.type", || "must be `ANTHROPIC`, `OPENAI` or `SCRIPTED`".into());
+    base_url(&mut violations, "spec.base_url", &spec.base_url);
+    api_key(&mut violations, "spec.api_key", &spec.api_key);
+    script(&mut violations, "spec.script", &spec.script);
+    let kind = kind.unwrap_or(ModelProviderKind::Anthropic);
+    fits(&mut violations, "spec.", kind, [&spec.base_url, &spec.api_key, &spec.script]);
+    violations.idempotency_key(&request.idempotency_key);
+    violations.finish().map(|()| kind)
+}
+
+pub(crate) fn update_model_provider(request: &UpdateModelProviderRequest) -> Result<(), Status> {
+    let mut violations = Violations::new();
+    violations.reference("model_provider", &request.model_provider, "a model provider");
+    if let Some(name) = &request.name {
+        violations.name("name", name);
+    }
+    base_url(&mut violations, "base_url", request.base_url());
+    api_key(&mut violations, "api_key", request.api_key());
+    script(&mut violations, "script", request.script());
+    violations.revision(request.revision);
+    violations.idempotency_key(&request.idempotency_key);
+    violations.finish()
+}
+
+/// Whether an update suits the kind of the provider it is for.
+pub(crate) fn model_provider_fits(request: &UpdateModelProviderRequest, kind: ModelProviderKind) -> Result<(), Status> {
+    let mut violations = Violations::new();
+    fits(&mut violations, "", kind, [request.base_url(), request.api_key(), request.script()]);
+    violations.finish()
+}
+
+fn fits(violations: &mut Violations, path: &str, kind: ModelProviderKind, [base_url, api_key, script]: [&str; 3]) {
+    if kind == ModelProviderKind::Scripted {
+        for (field, value) in [("base_url", base_url), ("api_key", api_key)] {
+            violations.require(value.is_empty(), &format!("{path}{field}"), || {
+                "must be empty: a `SCRIPTED` provider calls no vendor".into()
+            });
+        }
+    } else {
+        violations.require(script.is_empty(), &format!("{path}script"), || {
+            "must be empty: only a `SCRIPTED` provider has a script".into()
+        });
+    }
+}
+
+fn base_url(violations: &mut Violations, field: &str, url: &str) {
+    if url.is_empty() {
+        return;
+    }
+    violations.bytes(field, url, URL_BYTES);
+    let uri: Option<Uri> = url.parse().ok();
+    let web =
+        uri.as_ref().is_some_and(|uri| matches!(uri.scheme_str(), Some("http" | "https")) && uri.host().is_some());
+    violations.require(web, field, || "must be an absolute `http://` or `https://` address".into());
+    // What stands here is shown to everybody who may read the provider.
+    let open = uri.as_ref().and_then(Uri::authority).is_none_or(|authority| !authority.as_str().contains('@'));
+    violations.require(open, field, || "must not contain a user name or password; use `api_key`".into());
+}
+
+fn api_key(violations: &mut Violations, field: &str, key: &str) {
+    let sendable = key.len() <= API_KEY_BYTES && key.bytes().all(|byte| byte.is_ascii_graphic());
+    violations.require(sendable, field, || "must have at most 4,096 visible ASCII characters".into());
+}
+
+fn script(violations: &mut Violations, field: &str, script: &str) {
+    violations.bytes(field, script, SCRIPT_BYTES);
+    if !script.is_empty()
+        && script.len() <= SCRIPT_BYTES
+        && let Err(error) = serde_json::from_str::<serde::de::IgnoredAny>(script)
+    {
+        violations.add(field, format!("must be JSON: {error}"));
+    }
+}
+
+/// Returns the page and the kind to filter by.
+pub(crate) fn list_model_providers(
+    organization: OrganizationId,
+    request: &ListModelProvidersRequest,
+) -> Result<(Page<Cursor>, Option<ModelProviderKind>), Status> {
+    let mut violations = Violations::new();
+    let filter = request.filter.clone().unwrap_or_default();
+    let kind = ModelProviderType::try_from(filter.r#type);
+    violations.require(kind.is_ok(), "filter.type", || "is not a known type".into());
+    violations.name_prefix("filter.name_prefix", &filter.name_prefix);
+    let page = Page::read(request.page.as_ref(), "ListModelProviders", organization, &filter, &ORDERS, &mut violations);
+    violations.finish().map(|()| (page, kind.ok().and_then(convert::to_provider_kind)))
+}

@@ -1,0 +1,227 @@
+//! Tasks, messages and subscriptions.
+
+use construct_domain::{MessageId, OrganizationId, TaskId, message::Source, task::Phase};
+use construct_proto::v1::{
+    Block, CancelTaskRequest, CreateMessageRequest, CreateTaskRequest, ListMessagesRequest, ListTasksRequest,
+    MessageSource, MessageSpec, SubscribeRequest, TaskPhase, TaskSpec, UpdateMessageRequest, UpdateTaskRequest, block,
+};
+use construct_store::{Cursor, MessageCursor};
+use jiff::Timestamp;
+use tonic::Status;
+
+use super::entities::MAX_TURNS;
+use crate::{
+    convert,
+    page::{Column, Page},
+    subscribe::{cursor, glob::Globs},
+    validate::{Violations, thousands},
+};
+
+const TITLE_CHARS: usize = 200;
+const WORKSPACE_BYTES: usize = 4096;
+const REASON_CHARS: usize = 1024;
+/// Of all blocks of a message together. Larger inputs belong into files of the workspace.
+const MESSAGE_BYTES: usize = 1024 * 1024;
+const BLOCKS: usize = 256;
+const GLOBS: usize = 32;
+const GLOB_BYTES: usize = 128;
+
+pub(crate) fn create_task(request: &CreateTaskRequest) -> Result<(), Status> {
+    let mut violations = Violations::new();
+    let default = TaskSpec::default();
+    violations.require(request.spec.is_some(), "spec", || "is required".into());
+    let spec = request.spec.as_ref().unwrap_or(&default);
+    violations.reference("spec.agent", &spec.agent, "an agent");
+    workspace(&mut violations, "spec.workspace", &spec.workspace);
+    title(&mut violations, "spec.title", &spec.title);
+    violations.range("spec.max_turns", spec.max_turns, 0..=MAX_TURNS);
+    violations.idempotency_key(&request.idempotency_key);
+    violations.finish()
+}
+
+pub(crate) fn update_task(request: &UpdateTaskRequest) -> Result<TaskId, Status> {
+    let mut violations = Violations::new();
+    let task = violations.id("task", &request.task);
+    if let Some(agent) = &request.agent {
+        violations.reference("agent", agent, "an agent");
+    }
+    title(&mut violations, "title", request.title());
+    violations.range("max_turns", request.max_turns(), 0..=MAX_TURNS);
+    violations.revision(request.revision);
+    violations.idempotency_key(&request.idempotency_key);
+    checked(violations, task)
+}
+
+/// A request that only names a task, with an idempotency key (empty for a read).
+pub(crate) fn task_intent(task: &str, idempotency_key: &str) -> Result<TaskId, Status> {
+    let mut violations = Violations::new();
+    let task = violations.id("task", task);
+    violations.idempotency_key(idempotency_key);
+    checked(violations, task)
+}
+
+pub(crate) fn cancel_task(request: &CancelTaskRequest) -> Result<TaskId, Status> {
+    let mut violations = Violations::new();
+    let task = violations.id("task", &request.task);
+    violations.chars("reason", &request.reason, REASON_CHARS);
+    violations.idempotency_key(&request.idempotency_key);
+    checked(violations, task)
+}
+
+/// What a list of tasks is filtered by, but for the agent, which has to be looked up.
+pub(crate) struct TaskFilter {
+    pub(crate) phase: Option<Phase>,
+    pub(crate) created_after: Option<Timestamp>,
+    pub(crate) created_before: Option<Timestamp>,
+}
+
+pub(crate) fn list_tasks(
+    organization: OrganizationId,
+    request: &ListTasksRequest,
+) -> Result<(Page<Cursor>, TaskFilter), Status> {
+    let mut violations = Violations::new();
+    let filter = request.filter.clone().unwrap_or_default();
+    if !filter.agent.is_empty() {
+        violations.reference("filter.agent", &filter.agent, "an agent");
+    }
+    let phase = TaskPhase::try_from(filter.phase);
+    violations.require(phase.is_ok(), "filter.phase", || "is not a known phase".into());
+    workspace(&mut violations, "filter.workspace", &filter.workspace);
+    let created_after = timestamp(&mut violations, "filter.created_after", filter.created_after.as_ref());
+    let created_before = timestamp(&mut violations, "filter.created_before", filter.created_before.as_ref());
+    let orders = [Column::CreatedAt, Column::UpdatedAt];
+    let page = Page::read(request.page.as_ref(), "ListTasks", organization, &filter, &orders, &mut violations);
+    let phase = phase.ok().and_then(convert::to_phase);
+    violations.finish().map(|()| (page, TaskFilter { phase, created_after, created_before }))
+}
+
+fn workspace(violations: &mut Violations, field: &str, path: &str) {
+    if path.is_empty() {
+        return;
+    }
+    violations.bytes(field, path, WORKSPACE_BYTES);
+    violations.require(path.starts_with('/'), field, || "must be an absolute path, or empty".into());
+    violations.require(!path.split('/').any(|part| part == ".."), field, || "must not contain `..`".into());
+}
+
+fn title(violations: &mut Violations, field: &str, title: &str) {
+    violations.chars(field, title, TITLE_CHARS);
+    violations.one_line(field, title);
+}
+
+fn timestamp(violations: &mut Violations, field: &str, time: Option<&prost_types::Timestamp>) -> Option<Timestamp> {
+    let time = time?;
+    let read =
+        (0..1_000_000_000).contains(&time.nanos).then(|| Timestamp::new(time.seconds, time.nanos).ok()).flatten();
+    violations.require(read.is_some(), field, || "is not a valid time".into());
+    read
+}
+
+pub(crate) fn create_message(request: &CreateMessageRequest) -> Result<TaskId, Status> {
+    let mut violations = Violations::new();
+    let default = MessageSpec::default();
+    violations.require(request.spec.is_some(), "spec", || "is required".into());
+    let spec = request.spec.as_ref().unwrap_or(&default);
+    let task = violations.id("spec.task", &spec.task);
+    blocks(&mut violations, "spec.blocks", &spec.blocks);
+    violations.idempotency_key(&request.idempotency_key);
+    checked(violations, task)
+}
+
+pub(crate) fn update_message(request: &UpdateMessageRequest) -> Result<MessageId, Status> {
+    let mut violations = Violations::new();
+    let message = violations.id("message", &request.message);
+    blocks(&mut violations, "blocks", &request.blocks);
+    violations.revision(request.revision);
+    violations.idempotency_key(&request.idempotency_key);
+    checked(violations, message)
+}
+
+/// A request that only names a message, with an idempotency key (empty for a read).
+pub(crate) fn change_message(message: &str, idempotency_key: &str) -> Result<MessageId, Status> {
+    let mut violations = Violations::new();
+    let message = violations.id("message", message);
+    violations.idempotency_key(idempotency_key);
+    checked(violations, message)
+}
+
+/// Users write text. Calls and results come from the model and the interpreter only: a user who could write them could
+/// make the model believe that something was done.
+fn blocks(violations: &mut Violations, field: &str, blocks: &[Block]) {
+    violations
+        .require(blocks.len() <= BLOCKS, field, || format!("must have at most {BLOCKS} blocks, has {}", blocks.len()));
+    let (mut bytes, mut said) = (0_usize, false);
+    for (index, block) in blocks.iter().take(BLOCKS).enumerate() {
+        match &block.block {
+            Some(block::Block::Text(text)) => {
+                bytes += text.text.len();
+                said |= !text.text.trim().is_empty();
+                violations.no_nul(&format!("{field}[{index}].text"), &text.text);
+            }
+            Some(_) => violations.add(format!("{field}[{index}]"), "must be text: users send no calls or results"),
+            None => violations.add(format!("{field}[{index}]"), "is empty"),
+        }
+    }
+    violations.require(said, field, || "must contain text that is not blank".into());
+    violations.require(bytes <= MESSAGE_BYTES, field, || {
+        format!("must have at most {} bytes of text together, has {}", thousands(MESSAGE_BYTES), thousands(bytes))
+    });
+}
+
+/// Returns the task, the page and the source to filter by.
+pub(crate) fn list_messages(
+    organization: OrganizationId,
+    request: &ListMessagesRequest,
+) -> Result<(TaskId, Page<MessageCursor>, Option<Source>), Status> {
+    let mut violations = Violations::new();
+    let task = violations.id("task", &request.task);
+    let filter = request.filter.unwrap_or_default();
+    let source = MessageSource::try_from(filter.source);
+    violations.require(source.is_ok(), "filter.source", || "is not a known source".into());
+    violations.require(filter.after_position >= 0, "filter.after_position", || "must not be negative".into());
+    // The list is one task's, so the task is part of what a token belongs to.
+    let scope = ListMessagesRequest { task: request.task.clone(), page: None, filter: request.filter };
+    let page =
+        Page::read(request.page.as_ref(), "ListMessages", organization, &scope, &[Column::Position], &mut violations);
+    let source = source.ok().and_then(convert::to_source);
+    checked(violations, task).map(|task| (task, page, source))
+}
+
+/// What a subscriber asks for.
+#[derive(Debug)]
+pub(crate) struct Subscribe {
+    /// None: the organisation's entities.
+    pub(crate) task: Option<TaskId>,
+    /// None: from now on.
+    pub(crate) cursor: Option<cursor::Cursor>,
+    pub(crate) types: Globs,
+}
+
+pub(crate) fn subscribe(request: SubscribeRequest) -> Result<Subscribe, Status> {
+    let mut violations = Violations::new();
+    let task = if request.task.is_empty() { None } else { violations.id("task", &request.task) };
+    let mut cursor = None;
+    if !request.cursor.is_empty() {
+        match request.cursor.parse() {
+            Ok(read) => cursor = Some(read),
+            Err(error @ cursor::Invalid) => violations.add("cursor", error.to_string()),
+        }
+    }
+    let globs = request.types.len();
+    violations.require(globs <= GLOBS, "types", || format!("must have at most {GLOBS} entries, has {globs}"));
+    for (index, glob) in request.types.iter().take(GLOBS).enumerate() {
+        let known = |byte: u8| byte.is_ascii_lowercase() || matches!(byte, b'.' | b'_' | b'*');
+        let fine = !glob.is_empty() && glob.len() <= GLOB_BYTES && glob.bytes().all(known);
+        violations.require(fine, &format!("types[{index}]"), || {
+            format!("must be 1 to {GLOB_BYTES} lower-case letters, `.`, `_` and `*`")
+        });
+    }
+    violations.finish().map(|()| Subscribe { task, cursor, types: Globs::new(request.types) })
+}
+
+/// The id, when nothing is wrong.
+fn checked<T>(violations: Violations, id: Option<T>) -> Result<T, Status> {
+    violations.finish()?;
+    // An id that could not be read was reported above, so there is one.
+    id.ok_or_else(|| Status::invalid_argument("an id is missing"))
+}

@@ -1,0 +1,249 @@
+use construct_domain::{OrganizationId, TaskId};
+use construct_proto::v1::{self, block};
+use construct_store::ModelProviderKind;
+use tonic::{Code, Status};
+use uuid::Uuid;
+
+use super::*;
+use crate::validate::tests::fields;
+
+const TASK: &str = "task_01890a5d-ac96-774b-bcce-b302099a8057";
+const ORG: OrganizationId = OrganizationId::LOCAL;
+
+#[track_caller]
+fn refused<T>(result: Result<T, Status>, expected: &[&str]) {
+    let status = result.err().expect("the request is refused");
+    assert_eq!(status.code(), Code::InvalidArgument);
+    assert_eq!(fields(&status), expected, "{}", status.message());
+}
+
+fn agent() -> v1::AgentSpec {
+    v1::AgentSpec { name: "ada".into(), model: "m".into(), ..v1::AgentSpec::default() }
+}
+
+fn text(text: &str) -> v1::Block {
+    v1::Block { block: Some(block::Block::Text(v1::Text { text: text.into() })) }
+}
+
+#[test]
+fn agents_at_their_limits_pass() {
+    let spec = v1::AgentSpec {
+        description: "ü".repeat(1024),
+        instructions: "x".repeat(64 * 1024),
+        max_turns: 1000,
+        parameters: Some(v1::ModelParameters {
+            temperature: Some(2.0),
+            top_p: Some(0.0),
+            top_k: Some(1),
+            max_tokens: Some(1),
+            stop_sequences: vec!["stop".into(); 8],
+        }),
+        ..agent()
+    };
+    create_agent(&v1::CreateAgentRequest { spec: Some(spec), idempotency_key: "k".repeat(128) })
+        .expect("all is within limits");
+}
+
+#[test]
+fn agents_beyond_a_limit_are_refused_field_by_field() {
+    let create = |spec| create_agent(&v1::CreateAgentRequest { spec: Some(spec), ..v1::CreateAgentRequest::default() });
+    let parameters = |parameters| v1::AgentSpec { parameters: Some(parameters), ..agent() };
+    let default = v1::ModelParameters::default;
+    for (spec, field) in [
+        (v1::AgentSpec { name: "Ada".into(), ..agent() }, "spec.name"),
+        (v1::AgentSpec { description: "x".repeat(1025), ..agent() }, "spec.description"),
+        (v1::AgentSpec { instructions: "x".repeat(64 * 1024 + 1), ..agent() }, "spec.instructions"),
+        (v1::AgentSpec { instructions: "\0".into(), ..agent() }, "spec.instructions"),
+        (v1::AgentSpec { model: String::new(), ..agent() }, "spec.model"),
+        (v1::AgentSpec { model: "no such/name".into(), ..agent() }, "spec.model"),
+        (v1::AgentSpec { max_turns: 1001, ..agent() }, "spec.max_turns"),
+        (parameters(v1::ModelParameters { temperature: Some(2.1), ..default() }), "spec.parameters.temperature"),
+        (parameters(v1::ModelParameters { temperature: Some(f64::NAN), ..default() }), "spec.parameters.temperature"),
+        (parameters(v1::ModelParameters { top_p: Some(-0.1), ..default() }), "spec.parameters.top_p"),
+        (parameters(v1::ModelParameters { top_k: Some(0), ..default() }), "spec.parameters.top_k"),
+        (parameters(v1::ModelParameters { max_tokens: Some(0), ..default() }), "spec.parameters.max_tokens"),
+        (
+            parameters(v1::ModelParameters { stop_sequences: vec!["x".into(); 9], ..default() }),
+            "spec.parameters.stop_sequences",
+        ),
+        (
+            parameters(v1::ModelParameters { stop_sequences: vec![String::new()], ..default() }),
+            "spec.parameters.stop_sequences[0]",
+        ),
+    ] {
+        refused(create(spec), &[field]);
+    }
+    refused(create_agent(&v1::CreateAgentRequest::default()), &["spec", "spec.name", "spec.model"]);
+}
+
+#[test]
+fn an_update_is_held_against_the_same_limits() {
+    let request = v1::UpdateAgentRequest {
+        agent: "ada".into(),
+        name: Some(String::new()),
+        model: Some(String::new()),
+        max_turns: Some(1001),
+        revision: -1,
+        idempotency_key: "a b".into(),
+        ..v1::UpdateAgentRequest::default()
+    };
+    refused(update_agent(&request), &["name", "model", "max_turns", "revision", "idempotency_key"]);
+    update_agent(&v1::UpdateAgentRequest { agent: "ada".into(), ..v1::UpdateAgentRequest::default() })
+        .expect("it changes nothing");
+}
+
+#[test]
+fn models_have_sane_numbers() {
+    let spec = v1::ModelSpec {
+        name: "m".into(),
+        provider: "p".into(),
+        context_window: -1,
+        max_output_tokens: 100_000_001,
+        vendor_model: "a\nb".into(),
+        prices: Some(v1::Prices { output: -1, ..v1::Prices::default() }),
+    };
+    let request = v1::CreateModelRequest { spec: Some(spec), ..v1::CreateModelRequest::default() };
+    let expected = ["spec.vendor_model", "spec.context_window", "spec.max_output_tokens", "spec.prices.output"];
+    refused(create_model(&request), &expected);
+}
+
+#[test]
+fn providers_take_what_suits_their_kind() {
+    let create = |kind: v1::ModelProviderType, base_url: &str, api_key: &str, script: &str| {
+        let spec = v1::ModelProviderSpec {
+            name: "p".into(),
+            r#type: kind.into(),
+            base_url: base_url.into(),
+            api_key: api_key.into(),
+            script: script.into(),
+        };
+        create_model_provider(&v1::CreateModelProviderRequest {
+            spec: Some(spec),
+            ..v1::CreateModelProviderRequest::default()
+        })
+    };
+    use v1::ModelProviderType::{Anthropic, Openai, Scripted, Unspecified};
+    assert_eq!(create(Openai, "http://localhost:11434/v1", "", "").ok(), Some(ModelProviderKind::Openai));
+    assert_eq!(create(Scripted, "", "", "{\"turns\": []}").ok(), Some(ModelProviderKind::Scripted));
+    assert_eq!(create(Anthropic, "", "sk-ant", "").ok(), Some(ModelProviderKind::Anthropic));
+    for (kind, base_url, api_key, script, field) in [
+        (Unspecified, "", "", "", "spec.type"),
+        (Openai, "ftp://host", "", "", "spec.base_url"),
+        (Openai, "/v1", "", "", "spec.base_url"),
+        (Openai, "not an address", "", "", "spec.base_url"),
+        (Openai, "https://user:secret@host/v1", "", "", "spec.base_url"),
+        (Openai, "", "with space", "", "spec.api_key"),
+        (Openai, "", "", "{}", "spec.script"),
+        (Scripted, "http://host", "", "", "spec.base_url"),
+        (Scripted, "", "key", "", "spec.api_key"),
+        (Scripted, "", "", "{", "spec.script"),
+    ] {
+        refused(create(kind, base_url, api_key, script), &[field]);
+    }
+    let large = format!("\"{}\"", "x".repeat(1024 * 1024));
+    refused(create(Scripted, "", "", &large), &["spec.script"]);
+    let update =
+        v1::UpdateModelProviderRequest { script: Some("{}".into()), ..v1::UpdateModelProviderRequest::default() };
+    refused(model_provider_fits(&update, ModelProviderKind::Openai), &["script"]);
+}
+
+#[test]
+fn workspaces_are_absolute_paths_without_detours() {
+    let create = |workspace: &str| {
+        let spec = v1::TaskSpec { agent: "ada".into(), workspace: workspace.into(), ..v1::TaskSpec::default() };
+        create_task(&v1::CreateTaskRequest { spec: Some(spec), ..v1::CreateTaskRequest::default() })
+    };
+    for good in ["", "/", "/home/me/project", "/a/..b"] {
+        assert!(create(good).is_ok(), "{good}");
+    }
+    let long = format!("/{}", "x".repeat(4096));
+    for bad in ["relative", "./x", "/a/../b", "/a\0b", long.as_str()] {
+        refused(create(bad), &["spec.workspace"]);
+    }
+}
+
+#[test]
+fn titles_are_one_short_line() {
+    let update = |title: &str| {
+        update_task(&v1::UpdateTaskRequest {
+            task: TASK.into(),
+            title: Some(title.into()),
+            ..v1::UpdateTaskRequest::default()
+        })
+    };
+    assert_eq!(update(&"ü".repeat(200)).ok(), TASK.parse().ok());
+    refused(update(&"ü".repeat(201)), &["title"]);
+    refused(update("two\nlines"), &["title"]);
+}
+
+#[test]
+fn messages_of_users_are_text() {
+    let create = |blocks| {
+        let spec = v1::MessageSpec { task: TASK.into(), blocks };
+        create_message(&v1::CreateMessageRequest { spec: Some(spec), ..v1::CreateMessageRequest::default() })
+    };
+    assert_eq!(create(vec![text("hello")]).ok(), TASK.parse().ok());
+    assert!(create(vec![text(""), text("x")]).is_ok());
+    assert!(create(vec![text(&"x".repeat(1_048_576))]).is_ok());
+    refused(create(vec![text(&"x".repeat(1_048_577))]), &["spec.blocks"]);
+    refused(create(vec![text(&"x".repeat(600_000)), text(&"x".repeat(600_000))]), &["spec.blocks"]);
+    refused(create(Vec::new()), &["spec.blocks"]);
+    refused(create(vec![text(" \n\t")]), &["spec.blocks"]);
+    refused(create(vec![text("ok"), text("a\0b")]), &["spec.blocks[1].text"]);
+    refused(create(vec![text("x"); 257]), &["spec.blocks"]);
+    refused(create(vec![text("ok"), v1::Block { block: None }]), &["spec.blocks[1]"]);
+    let call = block::Block::CodeInterpreterCall(v1::CodeInterpreterCall::default());
+    refused(create(vec![text("ok"), v1::Block { block: Some(call) }]), &["spec.blocks[1]"]);
+}
+
+#[test]
+fn ids_of_another_kind_are_refused() {
+    refused(task_intent("agent_01890a5d-ac96-774b-bcce-b302099a8057", ""), &["task"]);
+    refused(task_intent("", ""), &["task"]);
+    refused(change_message(TASK, ""), &["message"]);
+    assert_eq!(task_intent(TASK, "").ok(), TASK.parse().ok());
+}
+
+#[test]
+fn filters_know_their_values() {
+    let filter = v1::list_tasks_request::Filter {
+        agent: "No Name".into(),
+        phase: 99,
+        workspace: "relative".into(),
+        created_after: Some(prost_types::Timestamp { seconds: i64::MAX, nanos: 0 }),
+        created_before: Some(prost_types::Timestamp { seconds: 0, nanos: -1 }),
+    };
+    let request = v1::ListTasksRequest { filter: Some(filter), ..v1::ListTasksRequest::default() };
+    let expected =
+        ["filter.agent", "filter.phase", "filter.workspace", "filter.created_after", "filter.created_before"];
+    refused(list_tasks(ORG, &request), &expected);
+    let page = v1::PageRequest { order_by: "name".into(), ..v1::PageRequest::default() };
+    refused(list_tasks(ORG, &v1::ListTasksRequest { page: Some(page), filter: None }), &["page.order_by"]);
+}
+
+#[test]
+fn a_token_belongs_to_one_tasks_messages() {
+    let request = |task: TaskId, page_token: String| v1::ListMessagesRequest {
+        task: task.to_string(),
+        page: Some(v1::PageRequest { page_size: 1, page_token, ..v1::PageRequest::default() }),
+        filter: None,
+    };
+    let (one, other) = (TaskId::from_uuid(Uuid::from_u128(1)), TaskId::from_uuid(Uuid::from_u128(2)));
+    let (_, page, _) = list_messages(ORG, &request(one, String::new())).expect("the request is valid");
+    let cursor = construct_store::MessageCursor { position: Some(1), arrival: 1 };
+    let token = page.cut(&mut vec![(), ()], |()| cursor).next_page_token;
+    assert!(list_messages(ORG, &request(one, token.clone())).is_ok());
+    refused(list_messages(ORG, &request(other, token)), &["page.page_token"]);
+}
+
+#[test]
+fn subscriptions_have_few_and_simple_globs() {
+    let with = |types: Vec<String>| subscribe(v1::SubscribeRequest { types, ..v1::SubscribeRequest::default() });
+    assert!(with(vec!["message.*".into(); 32]).is_ok());
+    refused(with(vec!["*".into(); 33]), &["types"]);
+    refused(with(vec!["ok".into(), "[a-z]".into(), String::new()]), &["types[1]", "types[2]"]);
+    refused(
+        subscribe(v1::SubscribeRequest { task: "x".into(), cursor: "y".into(), types: Vec::new() }),
+        &["task", "cursor"],
+    );
+}

@@ -1,0 +1,75 @@
+//! What the gateway looks after beside requests.
+
+use std::{sync::Arc, time::Duration};
+
+use construct_runtime::Latch;
+use construct_store::{Error, Keyring, Store};
+use jiff::{SignedDuration, Timestamp};
+use tokio_util::sync::CancellationToken;
+
+use crate::status::chain;
+
+/// How often PostgreSQL is asked whether it is there.
+const ASK: Duration = Duration::from_secs(5);
+/// How often while it is not.
+const ASK_AGAIN: Duration = Duration::from_secs(1);
+/// How often old answers are forgotten.
+const TIDY: Duration = Duration::from_secs(600);
+/// How long the answer of an idempotent request is kept, as the API promises.
+const ANSWERS_KEPT: SignedDuration = SignedDuration::from_hours(24);
+
+/// Keeps the readiness latch of PostgreSQL true to life.
+pub(crate) async fn database(store: Store, latch: Latch, draining: CancellationToken) {
+    let mut there = true;
+    while !paused(if there { ASK } else { ASK_AGAIN }, &draining).await {
+        match store.ping().await {
+            Ok(()) if there => {}
+            Ok(()) => {
+                tracing::info!("PostgreSQL is back");
+                latch.set_ready();
+                there = true;
+            }
+            Err(error) => {
+                if there {
+                    tracing::warn!(error = chain(&error), "PostgreSQL does not answer");
+                }
+                latch.set_not_ready("PostgreSQL does not answer");
+                there = false;
+            }
+        }
+    }
+}
+
+/// Re-encrypts API keys that are not under the active master key, once; forgets old answers, from time to time.
+pub(crate) async fn housekeeping(store: Store, keyring: Arc<Keyring>, draining: CancellationToken) {
+    match store.model_provider_reseal_all(&keyring, Timestamp::now()).await {
+        Ok(resealed) => {
+            if resealed.resealed > 0 {
+                tracing::info!(count = resealed.resealed, "API keys were encrypted again, with the active master key");
+            }
+            if !resealed.failed.is_empty() {
+                let providers: Vec<String> = resealed.failed.iter().map(ToString::to_string).collect();
+                tracing::error!(?providers, "API keys cannot be decrypted: the master key they need is not configured");
+            }
+        }
+        Err(error) => warn("API keys could not be looked through", &error),
+    }
+    while !paused(TIDY, &draining).await {
+        match store.idempotency_expire(Timestamp::now() - ANSWERS_KEPT).await {
+            Ok(count) => tracing::debug!(count, "old answers were forgotten"),
+            Err(error) => warn("old answers could not be forgotten", &error),
+        }
+    }
+}
+
+fn warn(what: &str, error: &Error) {
+    tracing::warn!(error = chain(error), "{what}");
+}
+
+/// Waits. True when the process drains.
+async fn paused(pause: Duration, draining: &CancellationToken) -> bool {
+    tokio::select! {
+        () = draining.cancelled() => true,
+        () = tokio::time::sleep(pause) => false,
+    }
+}
