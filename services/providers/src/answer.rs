@@ -1,0 +1,240 @@
+//! An answer as it grows: chunks in; what to show at once, and in the end blocks, out.
+
+mod arguments;
+
+use construct_domain::money::Usage;
+use construct_proto::{
+    mesh::v1::{FailureClass, model_completed::StopReason},
+    v1::{self, CodeInterpreterCall, Text, block},
+};
+use serde_json::Value;
+
+use self::arguments::Extractor;
+use crate::{
+    failure::Failure,
+    vendor::{Chunk, Request, Tool},
+};
+
+/// What one answer may hold at most, in bytes. A model that repeats itself without end is cut here at the latest.
+const MAX_ANSWER_BYTES: usize = 16 * 1024 * 1024;
+/// Calls one answer may hold at most.
+const MAX_CALLS: usize = 64;
+/// A rule of thumb for tokens that no vendor counted for us.
+const CHARS_PER_TOKEN: usize = 4;
+
+/// What of the answer has just become visible.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Visible {
+    /// Which block of the answer grows.
+    pub(crate) block: u32,
+    pub(crate) kind: Kind,
+    pub(crate) text: String,
+}
+
+/// What a block holds.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Text,
+    Code,
+}
+
+/// A whole answer.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Completed {
+    pub(crate) blocks: Vec<v1::Block>,
+    pub(crate) stop_reason: StopReason,
+}
+
+/// One answer of one attempt.
+#[derive(Debug)]
+pub(crate) struct Answer {
+    step_id: String,
+    code_tool: Option<Tool>,
+    input_chars: usize,
+    pieces: Vec<Piece>,
+    bytes: usize,
+    reported: Option<Usage>,
+    stop: Option<StopReason>,
+}
+
+#[derive(Debug)]
+enum Piece {
+    Text(String),
+    Call { slot: u32, id: String, name: String, arguments: String, extractor: Option<Extractor> },
+}
+
+impl Answer {
+    pub(crate) fn new(request: &Request) -> Self {
+        Self {
+            step_id: request.step_id.clone(),
+            code_tool: request.tools.first().cloned(),
+            input_chars: request.input_chars(),
+            pieces: Vec::new(),
+            bytes: 0,
+            reported: None,
+            stop: None,
+        }
+    }
+
+    /// Takes the next chunk.
+    pub(crate) fn push(&mut self, chunk: Chunk) -> Result<Option<Visible>, Failure> {
+        match chunk {
+            Chunk::Text(text) => {
+                self.grow(text.len())?;
+                match self.pieces.last_mut() {
+                    Some(Piece::Text(whole)) => whole.push_str(&text),
+                    _ => self.pieces.push(Piece::Text(text.clone())),
+                }
+                Ok(Some(Visible { block: self.last_block(), kind: Kind::Text, text }))
+            }
+            Chunk::Call { slot, id, name } => {
+                let calls = self.pieces.iter().filter(|piece| matches!(piece, Piece::Call { .. })).count();
+                if calls >= MAX_CALLS {
+                    return Err(Failure::new(
+                        FailureClass::InvalidRequest,
+                        format!("the model made more than {MAX_CALLS} calls in one answer"),
+                    ));
+                }
+                let tool = self.code_tool.as_ref().filter(|tool| tool.name == name);
+                let extractor = tool.map(|tool| Extractor::new(&tool.argument));
+                self.pieces.push(Piece::Call { slot, id, name, arguments: String::new(), extractor });
+                Ok(None)
+            }
+            Chunk::Arguments { slot: of, json } => {
+                self.grow(json.len())?;
+                let found = self.pieces.iter_mut().enumerate().find_map(|(at, piece)| match piece {
+                    Piece::Call { slot, arguments, extractor, .. } if *slot == of => Some((at, arguments, extractor)),
+                    Piece::Call { .. } | Piece::Text(_) => None,
+                });
+                let Some((at, arguments, extractor)) = found else {
+                    return Err(Failure::transient("the stream holds arguments of a call that never began"));
+                };
+                arguments.push_str(&json);
+                let text = extractor.as_mut().map(|extractor| extractor.push(&json)).unwrap_or_default();
+                Ok((!text.is_empty()).then(|| Visible { block: block_number(at), kind: Kind::Code, text }))
+            }
+            Chunk::Usage(usage) => {
+                self.reported = Some(usage);
+                Ok(None)
+            }
+            Chunk::Stop(reason) => {
+                self.stop = Some(reason);
+                Ok(None)
+            }
+        }
+    }
+
+    /// What was used so far. Where the vendor has not said it, it is estimated: an answer that is cut off, or comes
+    /// from a server that counts nothing, is not free.
+    pub(crate) fn usage(&self, complete: bool) -> Usage {
+        let estimated_output = tokens(self.bytes);
+        match self.reported {
+            Some(reported) if complete && reported.output_tokens > 0 => reported,
+            Some(reported) => Usage { output_tokens: reported.output_tokens.max(estimated_output), ..reported },
+            None if self.bytes == 0 && !complete => Usage::default(),
+            None => {
+                Usage { input_tokens: tokens(self.input_chars), output_tokens: estimated_output, ..Usage::default() }
+            }
+        }
+    }
+
+    /// The whole answer.
+    pub(crate) fn complete(self) -> Completed {
+        let cut = self.stop == Some(StopReason::MaxTokens);
+        let mut blocks = Vec::with_capacity(self.pieces.len());
+        let mut calls = false;
+        for piece in self.pieces {
+            let block = match piece {
+                Piece::Text(text) => block::Block::Text(Text { text }),
+                Piece::Call { slot, id, name, arguments, .. } => {
+                    let Some(code) = script(&name, &arguments, self.code_tool.as_ref(), cut) else { continue };
+                    calls = true;
+                    let id = if id.is_empty() { format!("call_{}_{slot}", self.step_id) } else { id };
+                    block::Block::CodeInterpreterCall(CodeInterpreterCall { id, code })
+                }
+            };
+            blocks.push(v1::Block { block: Some(block) });
+        }
+        // Some servers say `stop` after calls; what counts is whether there is something to run.
+        let stop_reason = match (self.stop.unwrap_or(StopReason::EndTurn), calls) {
+            (StopReason::EndTurn | StopReason::Unspecified, true) => StopReason::ToolUse,
+            (StopReason::ToolUse | StopReason::Unspecified, false) => StopReason::EndTurn,
+            (reason, _) => reason,
+        };
+        Completed { blocks, stop_reason }
+    }
+
+    fn grow(&mut self, bytes: usize) -> Result<(), Failure> {
+        self.bytes += bytes;
+        if self.bytes > MAX_ANSWER_BYTES {
+            return Err(Failure::new(
+                FailureClass::InvalidRequest,
+                format!("the model's answer is larger than {MAX_ANSWER_BYTES} bytes"),
+            ));
+        }
+        Ok(())
+    }
+
+    fn last_block(&self) -> u32 {
+        block_number(self.pieces.len().saturating_sub(1))
+    }
+}
+
+/// What a count of characters is worth in tokens.
+pub(crate) fn tokens(chars: usize) -> i64 {
+    i64::try_from(chars.div_ceil(CHARS_PER_TOKEN)).unwrap_or(i64::MAX)
+}
+
+fn block_number(at: usize) -> u32 {
+    u32::try_from(at).unwrap_or(u32::MAX)
+}
+
+/// The script that a call asks for. None when the answer was `cut` within the call: half a script must not run.
+///
+/// A call of another name than the code tool's is a model that takes the script's functions for tools; it means
+/// `name(arguments)`, and gets that. What cannot be read becomes a script that says so to the model, because every
+/// call needs a result.
+fn script(name: &str, arguments: &str, code_tool: Option<&Tool>, cut: bool) -> Option<String> {
+    let arguments = if arguments.trim().is_empty() { "{}" } else { arguments };
+    let parsed = match serde_json::from_str::<Value>(arguments) {
+        Ok(parsed) => parsed,
+        Err(_) if cut => return None,
+        Err(error) => {
+            return Some(throw(&format!("The arguments of the call are not valid JSON ({error}). Nothing ran.")));
+        }
+    };
+    let Some(tool) = code_tool.filter(|tool| tool.name == name || name.is_empty()) else {
+        return Some(if is_identifier(name) {
+            format!("{name}({})", quote(&parsed))
+        } else {
+            throw(&format!("There is no tool named {name:?}. Nothing ran."))
+        });
+    };
+    Some(match &parsed {
+        Value::String(code) => code.clone(),
+        parsed => match parsed[tool.argument.as_str()].as_str() {
+            Some(code) => code.to_owned(),
+            None => {
+                throw(&format!("The call has no argument {:?}, which holds the script. Nothing ran.", tool.argument))
+            }
+        },
+    })
+}
+
+fn throw(message: &str) -> String {
+    format!("throw new Error({})", quote(&Value::String(message.to_owned())))
+}
+
+/// JSON is JavaScript but for two line separators, which older engines don't allow in a string.
+fn quote(value: &Value) -> String {
+    value.to_string().replace('\u{2028}', "\\u2028").replace('\u{2029}', "\\u2029")
+}
+
+fn is_identifier(name: &str) -> bool {
+    let mut chars = name.chars();
+    chars.next().is_some_and(|first| first.is_ascii_alphabetic() || first == '_')
+        && chars.all(|c| c.is_ascii_alphanumeric() || c == '_')
+}
+
+#[cfg(test)]
+pub(crate) mod tests;

@@ -1,0 +1,171 @@
+//! Reads one string out of a JSON object while the object is still being written, so that a script can be watched
+//! as the model types it. Only for showing: what runs is read from the whole arguments.
+
+/// Takes JSON in pieces; gives the text of one top-level string property as it grows.
+#[derive(Debug)]
+pub(super) struct Extractor {
+    wanted: String,
+    depth: u32,
+    place: Place,
+    key: String,
+    escape: Escape,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    /// Before a key of the object, or outside every string of interest.
+    Key,
+    InKey,
+    /// After the colon.
+    Value,
+    /// Within the wanted string.
+    Wanted,
+    /// Within another string.
+    Other,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Escape {
+    None,
+    /// After a backslash.
+    Begun,
+    /// Within `\uXXXX`: digits still to come, their value so far, and the high surrogate before.
+    Unicode {
+        digits: u8,
+        value: u32,
+        high: Option<u32>,
+    },
+    /// After a high surrogate; its other half must follow.
+    High(u32),
+    /// After a high surrogate and a backslash.
+    HighBegun(u32),
+}
+
+impl Extractor {
+    pub(super) fn new(wanted: &str) -> Self {
+        Self { wanted: wanted.to_owned(), depth: 0, place: Place::Key, key: String::new(), escape: Escape::None }
+    }
+
+    /// The wanted text that `json` adds.
+    pub(super) fn push(&mut self, json: &str) -> String {
+        let mut text = String::new();
+        for c in json.chars() {
+            match self.place {
+                Place::Key | Place::Value => self.outside(c),
+                Place::InKey | Place::Wanted | Place::Other => self.inside(c, &mut text),
+            }
+        }
+        text
+    }
+
+    fn outside(&mut self, c: char) {
+        match c {
+            '{' | '[' => {
+                self.depth += 1;
+                self.place = if c == '{' && self.depth == 1 { Place::Key } else { self.place };
+            }
+            '}' | ']' => self.depth = self.depth.saturating_sub(1),
+            ':' if self.depth == 1 => self.place = Place::Value,
+            ',' if self.depth == 1 => self.place = Place::Key,
+            '"' => {
+                self.place = match self.place {
+                    Place::Key if self.depth == 1 => {
+                        self.key.clear();
+                        Place::InKey
+                    }
+                    Place::Value if self.depth == 1 && self.key == self.wanted => Place::Wanted,
+                    _ => Place::Other,
+                };
+            }
+            _ => {}
+        }
+    }
+
+    fn inside(&mut self, c: char, text: &mut String) {
+        let decoded = match self.escape {
+            Escape::None => match c {
+                '\\' => return self.escape = Escape::Begun,
+                '"' => {
+                    // After any value comes a comma, which says that a key follows.
+                    self.place = if self.place == Place::InKey { Place::Key } else { Place::Value };
+                    if self.depth == 1 && self.place == Place::Value {
+                        self.key.clear();
+                    }
+                    return;
+                }
+                c => c,
+            },
+            Escape::Begun => match c {
+                'n' => '\n',
+                't' => '\t',
+                'r' => '\r',
+                'b' => '\u{8}',
+                'f' => '\u{c}',
+                'u' => return self.escape = Escape::Unicode { digits: 4, value: 0, high: None },
+                c => c,
+            },
+            Escape::Unicode { digits, value, high } => {
+                let value = value * 16 + c.to_digit(16).unwrap_or(0);
+                if digits > 1 {
+                    return self.escape = Escape::Unicode { digits: digits - 1, value, high };
+                }
+                match (high, value) {
+                    (None, 0xD800..=0xDBFF) => return self.escape = Escape::High(value),
+                    (Some(high), 0xDC00..=0xDFFF) => {
+                        char::from_u32(0x1_0000 + ((high - 0xD800) << 10) + (value - 0xDC00)).unwrap_or('\u{FFFD}')
+                    }
+                    (_, value) => char::from_u32(value).unwrap_or('\u{FFFD}'),
+                }
+            }
+            Escape::High(high) if c == '\\' => return self.escape = Escape::HighBegun(high),
+            Escape::HighBegun(high) if c == 'u' => {
+                return self.escape = Escape::Unicode { digits: 4, value: 0, high: Some(high) };
+            }
+            // Half a character: shown as unknown, and what follows it is read on its own.
+            Escape::High(_) | Escape::HighBegun(_) => {
+                let begun = matches!(self.escape, Escape::HighBegun(_));
+                self.escape = if begun { Escape::Begun } else { Escape::None };
+                self.put('\u{FFFD}', text);
+                return self.inside(c, text);
+            }
+        };
+        self.escape = Escape::None;
+        self.put(decoded, text);
+    }
+
+    fn put(&mut self, c: char, text: &mut String) {
+        match self.place {
+            Place::InKey => self.key.push(c),
+            Place::Wanted => text.push(c),
+            Place::Key | Place::Value | Place::Other => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn extract(json: &str, split: usize) -> String {
+        let mut extractor = Extractor::new("code");
+        let (left, right) = json.split_at(split);
+        extractor.push(left) + &extractor.push(right)
+    }
+
+    #[test]
+    fn the_text_is_the_same_at_every_split() {
+        for (json, code) in [
+            (r#"{"code": "a\n\"b\"\\ \u00e4 \ud83d\ude00 ä😀"}"#, "a\n\"b\"\\ ä 😀 ä😀"),
+            (r#"{"note":"x","code":"1","code2":"no","list":["code",{"code":"no"}],"deep":{"code":"no"}}"#, "1"),
+            (r#" { "\u0063ode" : "yes" } "#, "yes"),
+            (r#"{"a":"code","b":[1,2,"code"],"code":""}"#, ""),
+            (r#"{"code":"\ud83dx\ud83d\n"}"#, "\u{FFFD}x\u{FFFD}\n"),
+            (r#"["code","no"]"#, ""),
+            (r#"{"other":"code","x":"no"}"#, ""),
+        ] {
+            for split in (0..=json.len()).filter(|at| json.is_char_boundary(*at)) {
+                assert_eq!(extract(json, split), code, "{json} split at {split}");
+            }
+        }
+    }
+}

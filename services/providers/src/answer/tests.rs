@@ -1,0 +1,114 @@
+use construct_proto::v1::block::Block;
+
+use super::*;
+
+/// A request with the code tool and one question.
+pub(crate) fn request() -> Request {
+    let command = crate::call::tests::command("hello");
+    Request::from_command(&command).expect("the command is whole")
+}
+
+fn answer(chunks: Vec<Chunk>) -> (Vec<Visible>, Answer) {
+    let mut answer = Answer::new(&request());
+    let visible = chunks.into_iter().filter_map(|chunk| answer.push(chunk).expect("within the bounds")).collect();
+    (visible, answer)
+}
+
+fn call(name: &str, arguments: &str, stop: StopReason) -> Completed {
+    answer(vec![
+        Chunk::Call { slot: 3, id: "toolu_1".into(), name: name.into() },
+        Chunk::Arguments { slot: 3, json: arguments.into() },
+        Chunk::Stop(stop),
+    ])
+    .1
+    .complete()
+}
+
+fn code(completed: &Completed) -> &str {
+    match &completed.blocks[..] {
+        [v1::Block { block: Some(Block::CodeInterpreterCall(call)) }] => &call.code,
+        other => panic!("not one call: {other:?}"),
+    }
+}
+
+#[test]
+fn text_and_code_become_visible_as_they_grow() {
+    let (visible, answer) = answer(vec![
+        Chunk::Text("Look".into()),
+        Chunk::Text("ing.".into()),
+        Chunk::Call { slot: 1, id: "a".into(), name: "code_interpreter".into() },
+        Chunk::Arguments { slot: 1, json: r#"{"code":"li"#.into() },
+        Chunk::Arguments { slot: 1, json: r#"st()\n"}"#.into() },
+        Chunk::Text("Done.".into()),
+    ]);
+    let shown: Vec<(u32, Kind, &str)> = visible.iter().map(|v| (v.block, v.kind, v.text.as_str())).collect();
+    assert_eq!(
+        shown,
+        [
+            (0, Kind::Text, "Look"),
+            (0, Kind::Text, "ing."),
+            (1, Kind::Code, "li"),
+            (1, Kind::Code, "st()\n"),
+            (2, Kind::Text, "Done."),
+        ]
+    );
+    let completed = answer.complete();
+    assert_eq!(completed.blocks.len(), 3);
+    assert_eq!(completed.stop_reason, StopReason::ToolUse);
+}
+
+#[test]
+fn half_a_script_never_runs() {
+    let completed = call("code_interpreter", r#"{"code":"delete_ever"#, StopReason::MaxTokens);
+    assert_eq!(completed, Completed { blocks: vec![], stop_reason: StopReason::MaxTokens });
+}
+
+#[test]
+fn arguments_that_cannot_be_read_are_told_to_the_model() {
+    for arguments in [r#"{"code":"#, "[]", r#"{"script":"1"}"#] {
+        let completed = call("code_interpreter", arguments, StopReason::ToolUse);
+        assert!(code(&completed).starts_with("throw new Error("), "{arguments}: {}", code(&completed));
+    }
+}
+
+#[test]
+fn a_function_taken_for_a_tool_is_called_by_a_script() {
+    let completed = call("read_file", r#"{"path":"a\u2028b"}"#, StopReason::ToolUse);
+    assert_eq!(code(&completed), r#"read_file({"path":"a\u2028b"})"#);
+    let completed = call("functions.read-file", "{}", StopReason::ToolUse);
+    assert!(code(&completed).contains("There is no tool named"));
+}
+
+#[test]
+fn a_call_without_id_gets_one_of_its_own() {
+    let (_, answer) = answer(vec![
+        Chunk::Call { slot: 0, id: String::new(), name: "code_interpreter".into() },
+        Chunk::Arguments { slot: 0, json: r#"{"code":"1"}"#.into() },
+    ]);
+    let step_id = request().step_id;
+    let completed = answer.complete();
+    assert!(
+        matches!(&completed.blocks[0].block, Some(Block::CodeInterpreterCall(call)) if call.id == format!("call_{step_id}_0"))
+    );
+}
+
+#[test]
+fn what_no_vendor_counted_is_estimated() {
+    let (_, silent) = answer(vec![Chunk::Text("x".repeat(400))]);
+    assert_eq!(silent.usage(true).output_tokens, 100);
+    assert!(silent.usage(true).input_tokens > 0);
+    let (_, nothing) = answer(vec![]);
+    assert!(nothing.usage(false).is_zero());
+    let begun = Usage { input_tokens: 50, output_tokens: 1, ..Usage::default() };
+    let (_, cut) = answer(vec![Chunk::Usage(begun), Chunk::Text("x".repeat(400))]);
+    assert_eq!(cut.usage(false), Usage { input_tokens: 50, output_tokens: 100, ..Usage::default() });
+    assert_eq!(cut.usage(true), begun);
+}
+
+#[test]
+fn an_answer_without_end_is_cut() {
+    let mut answer = Answer::new(&request());
+    let piece = "x".repeat(1024 * 1024);
+    let failed = (0..17).find_map(|_| answer.push(Chunk::Text(piece.clone())).err());
+    assert_eq!(failed.map(|failure| failure.class), Some(FailureClass::InvalidRequest));
+}

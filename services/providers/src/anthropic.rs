@@ -1,0 +1,363 @@
+//! Anthropic's Messages API, streaming. Its wire format stands in this file and nowhere else.
+
+use std::{collections::VecDeque, sync::Arc};
+
+use construct_domain::money::Usage;
+use construct_proto::mesh::v1::{FailureClass, model_completed::StopReason};
+use futures::stream::BoxStream;
+use reqwest::header::{ACCEPT, HeaderValue};
+use secrecy::ExposeSecret as _;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use crate::{
+    failure::{Failure, class_of_status},
+    http::{Dialect, Endpoint, Http, class_by_words, plain_body},
+    sse,
+    transcript::{self, Part, Role, Turn},
+    vendor::{Chunk, Request, Tool, Vendor},
+};
+
+const VERSION: HeaderValue = HeaderValue::from_static("2023-06-01");
+
+/// Of the four cache breakpoints a request may carry, the tools and the system prompt take two.
+const CACHED_USER_TURNS: usize = 2;
+
+/// An account with Anthropic, or with something that speaks its protocol.
+pub(crate) struct Anthropic {
+    http: Http,
+    endpoint: Endpoint,
+    key: Option<HeaderValue>,
+}
+
+impl Anthropic {
+    pub(crate) const DEFAULT_BASE_URL: &str = "https://api.anthropic.com";
+
+    pub(crate) fn new(http: Http, endpoint: Endpoint) -> Result<Self, Failure> {
+        let key = endpoint.key.as_ref().map(|key| HeaderValue::from_str(key.expose_secret())).transpose();
+        let mut key =
+            key.map_err(|_| Failure::configuration("the API key holds characters that no HTTP header allows"))?;
+        if let Some(key) = &mut key {
+            key.set_sensitive(true);
+        }
+        Ok(Self { http, endpoint, key })
+    }
+}
+
+impl Vendor for Anthropic {
+    fn invoke(&self, request: Arc<Request>) -> BoxStream<'static, Result<Chunk, Failure>> {
+        let post = self.http.post(self.endpoint.join("/v1", "/v1/messages")).map(|post| {
+            let post = post
+                .header("anthropic-version", VERSION)
+                .header(ACCEPT, HeaderValue::from_static("text/event-stream"))
+                .json(&Body::new(&request));
+            match &self.key {
+                Some(key) => post.header("x-api-key", key.clone()),
+                None => post,
+            }
+        });
+        self.http.stream(post, Wire::default())
+    }
+}
+
+#[derive(Serialize)]
+struct Body<'a> {
+    model: &'a str,
+    max_tokens: u32,
+    stream: bool,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    system: Vec<Value>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    tools: Vec<Value>,
+    messages: Vec<Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    temperature: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    top_p: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    top_k: Option<u32>,
+    #[serde(skip_serializing_if = "<[String]>::is_empty")]
+    stop_sequences: &'a [String],
+}
+
+impl<'a> Body<'a> {
+    fn new(request: &'a Request) -> Self {
+        let parameters = &request.parameters;
+        let mut system = Vec::new();
+        if !request.system.trim().is_empty() {
+            system.push(json!({"type": "text", "text": request.system}));
+        }
+        let mut tools: Vec<Value> = request.tools.iter().map(tool).collect();
+        let turns = transcript::turns(&request.messages, !request.tools.is_empty());
+        let mut messages: Vec<Value> = turns.iter().map(|turn| message(turn, &request.tools)).collect();
+        mark(system.last_mut());
+        mark(tools.last_mut());
+        messages
+            .iter_mut()
+            .rev()
+            .filter(|message| message["role"] == "user")
+            .take(CACHED_USER_TURNS)
+            .for_each(|message| mark(message["content"].as_array_mut().and_then(|content| content.last_mut())));
+        Self {
+            model: &request.model,
+            max_tokens: request.max_tokens,
+            stream: true,
+            system,
+            tools,
+            messages,
+            // Our scale reaches to 2, this vendor's to 1.
+            temperature: parameters.temperature.map(|temperature| temperature.min(1.0)),
+            top_p: parameters.top_p,
+            top_k: parameters.top_k,
+            stop_sequences: &parameters.stop_sequences,
+        }
+    }
+}
+
+/// Everything up to here may be read from the vendor's cache the next time.
+fn mark(block: Option<&mut Value>) {
+    if let Some(block) = block {
+        block["cache_control"] = json!({"type": "ephemeral"});
+    }
+}
+
+fn tool(tool: &Tool) -> Value {
+    json!({"name": tool.name, "description": tool.description, "input_schema": tool.schema})
+}
+
+fn message(turn: &Turn, tools: &[Tool]) -> Value {
+    let role = match turn.role {
+        Role::User => "user",
+        Role::Assistant => "assistant",
+    };
+    let content: Vec<Value> = turn.parts.iter().map(|part| block(part, tools)).collect();
+    json!({"role": role, "content": content})
+}
+
+fn block(part: &Part, tools: &[Tool]) -> Value {
+    match part {
+        Part::Text(text) => json!({"type": "text", "text": text}),
+        Part::Call { id, code } => {
+            let (name, argument) =
+                tools.first().map_or(("code_interpreter", "code"), |tool| (tool.name.as_str(), tool.argument.as_str()));
+            json!({"type": "tool_use", "id": id, "name": name, "input": {argument: code}})
+        }
+        Part::Result { id, output, failed } => {
+            let mut result = json!({"type": "tool_result", "tool_use_id": id, "content": output});
+            if *failed {
+                result["is_error"] = json!(true);
+            }
+            result
+        }
+    }
+}
+
+/// What the stream holds, as far as it concerns us: unknown events, blocks and deltas are skipped, as the vendor asks.
+#[derive(Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+enum Event {
+    MessageStart {
+        message: MessageStart,
+    },
+    ContentBlockStart {
+        index: u32,
+        content_block: ContentBlock,
+    },
+    ContentBlockDelta {
+        index: u32,
+        delta: Growth,
+    },
+    MessageDelta {
+        delta: MessageDelta,
+        usage: Option<WireUsage>,
+    },
+    MessageStop,
+    Error {
+        error: WireError,
+    },
+    #[serde(other)]
+    Other,
+}
+
+#[derive(Deserialize)]
+struct MessageStart {
+    usage: Option<WireUsage>,
+}
+
+#[derive(Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+enum ContentBlock {
+    Text {
+        #[serde(default)]
+        text: String,
+    },
+    ToolUse {
+        #[serde(default)]
+        id: String,
+        name: String,
+        #[serde(default)]
+        input: Value,
+    },
+    #[serde(other)]
+    Other,
+}
+
+#[derive(Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+enum Growth {
+    TextDelta {
+        text: String,
+    },
+    InputJsonDelta {
+        partial_json: String,
+    },
+    #[serde(other)]
+    Other,
+}
+
+#[derive(Deserialize)]
+struct MessageDelta {
+    stop_reason: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct WireUsage {
+    input_tokens: Option<i64>,
+    output_tokens: Option<i64>,
+    cache_read_input_tokens: Option<i64>,
+    cache_creation_input_tokens: Option<i64>,
+}
+
+#[derive(Deserialize)]
+struct ErrorBody {
+    error: WireError,
+}
+
+#[derive(Deserialize)]
+struct WireError {
+    #[serde(rename = "type", default)]
+    kind: String,
+    #[serde(default)]
+    message: String,
+}
+
+#[derive(Default)]
+struct Wire {
+    usage: Usage,
+    /// Blocks of the answer that are tool calls: server-side tools also send `input_json_delta`.
+    calls: Vec<u32>,
+    stopped: bool,
+    complete: bool,
+}
+
+impl Dialect for Wire {
+    fn read(&mut self, event: &sse::Event, chunks: &mut VecDeque<Chunk>) -> Result<(), Failure> {
+        let event: Event = serde_json::from_str(&event.data)
+            .map_err(|error| Failure::transient(format!("the stream holds an event that cannot be read: {error}")))?;
+        match event {
+            Event::MessageStart { message } => self.count(message.usage, chunks),
+            Event::ContentBlockStart { index, content_block } => match content_block {
+                ContentBlock::Text { text } if !text.is_empty() => chunks.push_back(Chunk::Text(text)),
+                ContentBlock::ToolUse { id, name, input } => {
+                    self.calls.push(index);
+                    chunks.push_back(Chunk::Call { slot: index, id, name });
+                    // The vendor sends `{}` here and the input in deltas; some compatible servers send it whole.
+                    if input.as_object().is_some_and(|input| !input.is_empty()) {
+                        chunks.push_back(Chunk::Arguments { slot: index, json: input.to_string() });
+                    }
+                }
+                ContentBlock::Text { .. } | ContentBlock::Other => {}
+            },
+            Event::ContentBlockDelta { index, delta } => match delta {
+                Growth::TextDelta { text } if !text.is_empty() => chunks.push_back(Chunk::Text(text)),
+                Growth::InputJsonDelta { partial_json } if !partial_json.is_empty() && self.calls.contains(&index) => {
+                    chunks.push_back(Chunk::Arguments { slot: index, json: partial_json });
+                }
+                Growth::TextDelta { .. } | Growth::InputJsonDelta { .. } | Growth::Other => {}
+            },
+            Event::MessageDelta { delta, usage } => {
+                self.count(usage, chunks);
+                if let Some(reason) = delta.stop_reason {
+                    self.stopped = true;
+                    chunks.push_back(Chunk::Stop(stop_reason(&reason)));
+                }
+            }
+            Event::MessageStop => self.complete = true,
+            Event::Error { error } => return Err(failure(None, &error)),
+            Event::Other => {}
+        }
+        Ok(())
+    }
+
+    fn is_complete(&self) -> bool {
+        self.complete
+    }
+
+    fn end(&mut self, _chunks: &mut VecDeque<Chunk>) -> Result<(), Failure> {
+        // With the stop reason the answer is whole, `message_stop` adds nothing.
+        if self.complete || self.stopped {
+            return Ok(());
+        }
+        Err(Failure::transient("the vendor's stream ended before the answer was complete"))
+    }
+
+    fn refused(&self, status: u16, body: &[u8]) -> Failure {
+        match serde_json::from_slice::<ErrorBody>(body) {
+            Ok(body) => failure(Some(status), &body.error),
+            Err(_) => Failure::new(class_of_status(status), plain_body(status, body)),
+        }
+    }
+}
+
+impl Wire {
+    /// Figures given later replace earlier ones; those not given stay.
+    fn count(&mut self, usage: Option<WireUsage>, chunks: &mut VecDeque<Chunk>) {
+        let Some(usage) = usage else { return };
+        let set = |counted: &mut i64, given: Option<i64>| *counted = given.unwrap_or(*counted).max(0);
+        set(&mut self.usage.input_tokens, usage.input_tokens);
+        set(&mut self.usage.output_tokens, usage.output_tokens);
+        set(&mut self.usage.cache_read_tokens, usage.cache_read_input_tokens);
+        set(&mut self.usage.cache_write_tokens, usage.cache_creation_input_tokens);
+        chunks.push_back(Chunk::Usage(self.usage));
+    }
+}
+
+fn stop_reason(reason: &str) -> StopReason {
+    match reason {
+        "tool_use" => StopReason::ToolUse,
+        "max_tokens" | "model_context_window_exceeded" => StopReason::MaxTokens,
+        "stop_sequence" => StopReason::StopSequence,
+        "refusal" => StopReason::Refused,
+        _ => StopReason::EndTurn,
+    }
+}
+
+fn failure(status: Option<u16>, error: &WireError) -> Failure {
+    let class = match error.kind.as_str() {
+        "authentication_error" | "permission_error" | "billing_error" => FailureClass::Authentication,
+        "rate_limit_error" => FailureClass::RateLimited,
+        "overloaded_error" => FailureClass::Overloaded,
+        "api_error" | "timeout_error" => FailureClass::Transient,
+        "request_too_large" => FailureClass::ContextTooLong,
+        "invalid_request_error" | "not_found_error" => class_by_words(
+            &error.message,
+            &[
+                (FailureClass::ContextTooLong, &["prompt is too long", "exceed context limit", "context window"]),
+                (FailureClass::Authentication, &["credit balance is too low"]),
+                (FailureClass::ContentRefused, &["content filtering policy"]),
+            ],
+        )
+        .unwrap_or(FailureClass::InvalidRequest),
+        // An error of a kind we don't know inside a stream that had begun well is the vendor's.
+        _ => status.map_or(FailureClass::Transient, class_of_status),
+    };
+    let message = match (error.message.as_str(), error.kind.as_str()) {
+        ("", "") => "the vendor reported an error without a reason",
+        ("", kind) => kind,
+        (message, _) => message,
+    };
+    Failure::new(class, message)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,252 @@
+use construct_proto::{
+    mesh::v1::ChatMessage,
+    v1::{self, CodeInterpreterCall, CodeInterpreterResult, MessageSource, ModelParameters, ModelProviderType, Text},
+};
+use construct_tests::vendor::{VendorServer, anthropic as recorded};
+use futures::TryStreamExt as _;
+use v1::block::Block as Piece;
+
+use super::*;
+use crate::{
+    answer::Answer,
+    call::tests::{EAGER, command, run},
+    cancels::Cancel,
+    delta::tests::Kept,
+    sse::Decoder,
+    tests::{completed, open},
+};
+
+const SOON: std::time::Duration = std::time::Duration::from_secs(10);
+
+/// Reads a recording given in pieces.
+fn read<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> Result<Vec<Chunk>, Failure> {
+    let (mut decoder, mut wire) = (Decoder::default(), Wire::default());
+    let (mut events, mut chunks) = (VecDeque::new(), VecDeque::new());
+    for piece in pieces {
+        decoder.push(piece, &mut events).expect("the recording is small");
+        while let Some(event) = events.pop_front() {
+            wire.read(&event, &mut chunks)?;
+        }
+    }
+    wire.end(&mut chunks)?;
+    Ok(chunks.into())
+}
+
+fn message(source: MessageSource, blocks: Vec<Piece>) -> ChatMessage {
+    let blocks = blocks.into_iter().map(|block| v1::Block { block: Some(block) }).collect();
+    ChatMessage { source: source.into(), blocks }
+}
+
+fn text(text: &str) -> Piece {
+    Piece::Text(Text { text: text.into() })
+}
+
+/// A user's question, a script, its result, and so on, `rounds` times.
+fn conversation(rounds: usize) -> Request {
+    let mut request = Request::from_command(&command("count the lines")).expect("the command is whole");
+    for round in 0..rounds {
+        let call = CodeInterpreterCall { id: format!("toolu_{round}"), code: format!("f({round})") };
+        let result = CodeInterpreterResult { id: format!("toolu_{round}"), output: "7".into(), ..Default::default() };
+        request
+            .messages
+            .push(message(MessageSource::Assistant, vec![text("Looking."), Piece::CodeInterpreterCall(call)]));
+        request.messages.push(message(MessageSource::System, vec![Piece::CodeInterpreterResult(result)]));
+    }
+    request
+}
+
+#[test]
+fn the_recorded_tool_use_parses_the_same_at_every_split() {
+    let bytes = recorded::RECORDED_TOOL_USE.as_bytes();
+    let whole = read([bytes]).expect("the recording is whole");
+    assert_eq!(whole.first(), Some(&Chunk::Usage(Usage { input_tokens: 472, output_tokens: 2, ..Usage::default() })));
+    assert_eq!(whole.last(), Some(&Chunk::Stop(StopReason::ToolUse)));
+    let arguments: String = whole
+        .iter()
+        .filter_map(|chunk| if let Chunk::Arguments { json, .. } = chunk { Some(json.as_str()) } else { None })
+        .collect();
+    assert_eq!(arguments, r#"{"location": "San Francisco, CA"}"#);
+    for at in 0..=bytes.len() {
+        let (left, right) = bytes.split_at(at);
+        assert_eq!(read([left, right]).as_ref(), Ok(&whole), "split at {at}");
+    }
+    assert_eq!(read(bytes.chunks(1)), Ok(whole));
+}
+
+#[test]
+fn blocks_and_events_that_are_not_ours_are_skipped() {
+    let chunks = read([recorded::RECORDED_THINKING.as_bytes()]).expect("the recording is whole");
+    let usage = Usage {
+        input_tokens: 21,
+        output_tokens: 132,
+        cache_read_tokens: 5_000,
+        cache_write_tokens: 1_200,
+        cost_pico_usd: 0,
+    };
+    let first = Usage { output_tokens: 3, ..usage };
+    assert_eq!(
+        chunks,
+        [
+            Chunk::Usage(first),
+            Chunk::Text("It is **21**.".into()),
+            Chunk::Usage(usage),
+            Chunk::Stop(StopReason::EndTurn)
+        ]
+    );
+}
+
+#[test]
+fn a_stream_without_its_end_is_a_transient_failure() {
+    let wire = recorded::Answer::text("abc").wire();
+    let whole = wire.find("event: message_delta").expect("the end");
+    for at in [0, 10, whole / 2, whole] {
+        assert_eq!(
+            read([&wire.as_bytes()[..at]]).map_err(|failure| failure.class),
+            Err(FailureClass::Transient),
+            "{at}"
+        );
+    }
+    let stop = wire.find("event: message_stop").expect("the last event");
+    assert!(read([&wire.as_bytes()[..stop]]).is_ok(), "with the stop reason the answer is whole");
+}
+
+#[test]
+fn an_error_within_the_stream_is_classified() {
+    for (kind, class) in [
+        ("overloaded_error", FailureClass::Overloaded),
+        ("api_error", FailureClass::Transient),
+        ("rate_limit_error", FailureClass::RateLimited),
+        ("something_new", FailureClass::Transient),
+    ] {
+        let wire = recorded::Answer::text("abc").wire();
+        let at = wire.find("event: content_block_stop").expect("a block");
+        let wire = format!("{}{}", &wire[..at], recorded::error_event(kind, "Overloaded"));
+        assert_eq!(read([wire.as_bytes()]).map_err(|failure| failure.class), Err(class), "{kind}");
+    }
+}
+
+#[test]
+fn every_stop_reason_is_known() {
+    for (reason, expected) in [
+        ("end_turn", StopReason::EndTurn),
+        ("tool_use", StopReason::ToolUse),
+        ("max_tokens", StopReason::MaxTokens),
+        ("stop_sequence", StopReason::StopSequence),
+        ("refusal", StopReason::Refused),
+        ("pause_turn", StopReason::EndTurn),
+        ("model_context_window_exceeded", StopReason::MaxTokens),
+    ] {
+        let chunks = read([recorded::Answer::text("x").stopping(reason).wire().as_bytes()]).expect("whole");
+        assert_eq!(chunks.last(), Some(&Chunk::Stop(expected)), "{reason}");
+    }
+}
+
+#[tokio::test]
+async fn a_request_carries_everything_in_the_vendors_form() {
+    let server = VendorServer::start().await;
+    server.reply(recorded::Answer::text("x").reply());
+    let vendor = open(ModelProviderType::Anthropic, &server.url(), SOON);
+    let mut request = conversation(1);
+    request.parameters = ModelParameters {
+        temperature: Some(1.5),
+        top_p: Some(0.5),
+        top_k: Some(40),
+        stop_sequences: vec!["END".into()],
+        ..ModelParameters::default()
+    };
+    vendor.invoke(Arc::new(request)).try_collect::<Vec<_>>().await.expect("an answer");
+
+    let sent = server.requests().remove(0);
+    assert_eq!(sent.path, "/v1/messages");
+    assert_eq!(sent.header("x-api-key"), "sk-test-12345");
+    assert_eq!(sent.header("anthropic-version"), "2023-06-01");
+    assert_eq!(sent.header("content-type"), "application/json");
+    let ephemeral = json!({"type": "ephemeral"});
+    assert_eq!(
+        sent.body,
+        json!({
+            "model": "test-model", "max_tokens": 4096, "stream": true,
+            "system": [{"type": "text", "text": "You work through scripts.", "cache_control": ephemeral}],
+            "tools": [{"name": "code_interpreter", "description": "Runs JavaScript.",
+                "input_schema": {"type": "object", "properties": {"code": {"type": "string"}}, "required": ["code"]},
+                "cache_control": ephemeral}],
+            "messages": [
+                {"role": "user", "content": [{"type": "text", "text": "count the lines", "cache_control": ephemeral}]},
+                {"role": "assistant", "content": [
+                    {"type": "text", "text": "Looking."},
+                    {"type": "tool_use", "id": "toolu_0", "name": "code_interpreter", "input": {"code": "f(0)"}}]},
+                {"role": "user", "content": [
+                    {"type": "tool_result", "tool_use_id": "toolu_0", "content": "7", "cache_control": ephemeral}]},
+            ],
+            "temperature": 1.0, "top_p": 0.5, "top_k": 40, "stop_sequences": ["END"],
+        })
+    );
+}
+
+#[test]
+fn never_more_than_four_breakpoints_and_always_at_the_end() {
+    for rounds in [0, 1, 2, 7] {
+        let request = conversation(rounds);
+        let body = serde_json::to_value(Body::new(&request)).expect("JSON").to_string();
+        assert_eq!(body.matches("cache_control").count(), 2 + (rounds + 1).min(2), "{rounds} rounds");
+        assert!(body[body.len() - 120..].contains("cache_control"), "the last turn is marked");
+    }
+}
+
+#[test]
+fn a_result_that_is_an_error_is_marked() {
+    let part = Part::Result { id: "a".into(), output: "Error: no".into(), failed: true };
+    assert_eq!(
+        block(&part, &[]),
+        json!({"type": "tool_result", "tool_use_id": "a", "content": "Error: no", "is_error": true})
+    );
+}
+
+#[tokio::test]
+async fn text_and_scripts_come_back_as_blocks_with_what_they_used() {
+    let server = VendorServer::start().await;
+    let code = "const n = read_file(\"a\\tb\").length;\nprint(`${n} ä😀`)";
+    server.reply(recorded::Answer::text("Let me see.").and_code("toolu_1", code).using(25, 5_000, 1_200, 90).reply());
+    let vendor = open(ModelProviderType::Anthropic, &server.url(), SOON);
+    let kept = Kept::default();
+    let (outcome, usage) = run(vendor.as_ref(), EAGER, &Cancel::default(), &kept).await;
+    let completed = completed(outcome);
+    assert_eq!(completed.stop_reason, StopReason::ToolUse);
+    let blocks: Vec<Option<Piece>> = completed.blocks.into_iter().map(|block| block.block).collect();
+    let call = CodeInterpreterCall { id: "toolu_1".into(), code: code.into() };
+    assert_eq!(blocks, [Some(text("Let me see.")), Some(Piece::CodeInterpreterCall(call))]);
+    assert_eq!(kept.text(), format!("Let me see.{code}"));
+    assert_eq!(
+        usage,
+        Usage {
+            input_tokens: 25,
+            output_tokens: 90,
+            cache_read_tokens: 5_000,
+            cache_write_tokens: 1_200,
+            cost_pico_usd: 0
+        }
+    );
+}
+
+#[test]
+fn an_input_sent_whole_is_read_too() {
+    let wire = recorded::Answer::empty().and_code("toolu_1", "1").wire();
+    let wire =
+        wire.replace(r#""name":"code_interpreter","input":{}"#, r#""name":"code_interpreter","input":{"code":"2"}"#);
+    let deltas = wire.find("event: content_block_delta").expect("deltas");
+    let stop = wire.find("event: content_block_stop").expect("their end");
+    let chunks = read([&wire.as_bytes()[..deltas], &wire.as_bytes()[stop..]]).expect("whole");
+    let mut answer = Answer::new(&conversation(0));
+    for chunk in chunks {
+        answer.push(chunk).expect("in bounds");
+    }
+    assert!(matches!(&answer.complete().blocks[0].block, Some(Piece::CodeInterpreterCall(call)) if call.code == "2"));
+}
+
+#[test]
+fn a_reply_of_another_kind_is_explained() {
+    let failure = Wire::default().refused(200, b"{\"type\":\"message\"}");
+    assert!(failure.message.contains("without a stream"), "{}", failure.message);
+    let empty = Wire::default().refused(500, br#"{"type":"error","error":{"type":"api_error","message":""}}"#);
+    assert_eq!((empty.class, empty.message.as_str()), (FailureClass::Transient, "api_error"));
+}

@@ -1,0 +1,193 @@
+use construct_domain::{OrganizationId, StepId, TaskId, money::Prices};
+use construct_proto::{
+    mesh::v1::{ChatMessage, ModelInvoke, ModelTarget, Provider, StepRef, ToolDefinition, model_invoke::Purpose},
+    v1::{self, Block, MessageSource, ModelProviderType, Text, block},
+};
+use uuid::Uuid;
+
+use super::*;
+use crate::{
+    delta::tests::{Kept, marks},
+    scripted::Scripted,
+};
+
+/// A whole command, as the reconciler sends it: one question, the code tool, no provider's particulars.
+pub(crate) fn command(question: &str) -> ModelInvoke {
+    let prices = Prices { input: 3_000_000, output: 15_000_000, cache_read: 300_000, cache_write: 3_750_000 };
+    ModelInvoke {
+        step: Some(StepRef {
+            organization_id: OrganizationId::LOCAL.to_string(),
+            task_id: TaskId::from_uuid(Uuid::from_u128(1)).to_string(),
+            step_id: StepId::from_uuid(Uuid::from_u128(2)).to_string(),
+            number: 1,
+            deadline: None,
+        }),
+        purpose: Purpose::Turn.into(),
+        provider: Some(Provider {
+            id: "provider_1".into(),
+            r#type: ModelProviderType::Scripted.into(),
+            ..Provider::default()
+        }),
+        model: Some(ModelTarget {
+            id: "model_1".into(),
+            vendor_model: "test-model".into(),
+            context_window: 128_000,
+            max_output_tokens: 4_096,
+            prices: Some(v1::Prices {
+                input: prices.input,
+                output: prices.output,
+                cache_read: prices.cache_read,
+                cache_write: prices.cache_write,
+            }),
+        }),
+        system: "You work through scripts.".into(),
+        messages: vec![ChatMessage {
+            source: MessageSource::User.into(),
+            blocks: vec![Block { block: Some(block::Block::Text(Text { text: question.into() })) }],
+        }],
+        tools: vec![ToolDefinition {
+            name: "code_interpreter".into(),
+            description: "Runs JavaScript.".into(),
+            input_schema: r#"{"type":"object","properties":{"code":{"type":"string"}},"required":["code"]}"#.into(),
+        }],
+        parameters: None,
+    }
+}
+
+/// Retries at once, so that tests with real connections don't wait.
+pub(crate) const EAGER: Policy = Policy { tries: 3, first: Duration::ZERO, last: Duration::from_secs(1) };
+const PATIENT: Policy = Policy { tries: 3, first: Duration::from_secs(1), last: Duration::from_secs(10) };
+
+/// Makes a call of `vendor` with five minutes until its deadline.
+pub(crate) async fn run(vendor: &dyn Vendor, policy: Policy, cancel: &Cancel, kept: &Kept) -> (Outcome, Usage) {
+    let mut progress = kept.clone();
+    let mut deltas = Deltas::new(marks(1), &mut progress);
+    let call = Call {
+        vendor,
+        key: None,
+        request: Arc::new(Request::from_command(&command("go")).expect("the command is whole")),
+        policy,
+        interrupts: Interrupts {
+            cancel,
+            deadline: Instant::now() + Duration::from_secs(300),
+            hand_back: CancellationToken::new(),
+        },
+    };
+    call.run(&mut deltas).await
+}
+
+async fn play(script: &str, cancel: &Cancel) -> (Outcome, Usage, Kept) {
+    let kept = Kept::default();
+    let scripted = Scripted::parse(script, "provider_1".into(), Arc::default()).expect("the script is valid");
+    let (outcome, usage) = run(&scripted, PATIENT, cancel, &kept).await;
+    (outcome, usage, kept)
+}
+
+fn text_of(outcome: &Outcome) -> String {
+    let Outcome::Completed(completed) = outcome else { panic!("not completed: {outcome:?}") };
+    completed
+        .blocks
+        .iter()
+        .map(|block| match &block.block {
+            Some(block::Block::Text(text)) => text.text.as_str(),
+            Some(block::Block::CodeInterpreterCall(call)) => call.code.as_str(),
+            other => panic!("not in an answer: {other:?}"),
+        })
+        .collect()
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_is_streamed_and_completed() {
+    let script = r#"[{"text": "Let me look at it.", "code": "list_files('.')\n", "tokens_per_second": 200,
+        "usage": {"input": 10, "output": 20, "cache_read": 30}}]"#;
+    let (outcome, usage, kept) = play(script, &Cancel::default()).await;
+    assert_eq!(text_of(&outcome), "Let me look at it.list_files('.')\n");
+    assert_eq!(kept.text(), text_of(&outcome), "what was streamed is what is completed");
+    assert!(kept.events().len() > 2 && kept.events().len() < 9, "gathered: {}", kept.events().len());
+    assert_eq!(usage, Usage { input_tokens: 10, output_tokens: 20, cache_read_tokens: 30, ..Usage::default() });
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_transient_failure_is_tried_again_and_what_was_shown_is_voided() {
+    let script = r#"[{"text": "abcdefgh", "usage": {"input": 100, "output": 10},
+        "fault": {"class": "transient", "times": 2, "after_chars": 4}}]"#;
+    let (outcome, usage, kept) = play(script, &Cancel::default()).await;
+    assert_eq!(text_of(&outcome), "abcdefgh");
+    assert_eq!(
+        kept.types(),
+        ["message.delta", "message.restarted", "message.delta", "message.restarted", "message.delta"]
+    );
+    assert_eq!(kept.text(), "abcdefgh");
+    // Both tries that were cut had read everything, and had written a token each.
+    assert_eq!((usage.input_tokens, usage.output_tokens), (300, 12));
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_third_failure_stands() {
+    let script = r#"[{"text": "x", "fault": {"class": "overloaded", "http_status": 529, "times": 0}}]"#;
+    let begun = Instant::now();
+    let (outcome, usage, kept) = play(script, &Cancel::default()).await;
+    let Outcome::Failed(failure) = outcome else { panic!("not failed: {outcome:?}") };
+    assert_eq!((failure.class, failure.http_status), (FailureClass::Overloaded, 529));
+    assert!(begun.elapsed() <= Duration::from_secs(3));
+    assert!(kept.events().is_empty());
+    assert_eq!(usage.output_tokens, 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_vendors_pause_is_waited_for() {
+    let script = r#"[{"text": "x", "fault": {"class": "rate_limited", "retry_after_ms": 12000}}]"#;
+    let begun = Instant::now();
+    let (outcome, ..) = play(script, &Cancel::default()).await;
+    assert_eq!(text_of(&outcome), "x");
+    // The vendor's pause is a point in real time, which hardly moves while the test's time is paused.
+    assert!(begun.elapsed() >= Duration::from_secs(11), "{:?}", begun.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_no_retry_can_mend_fails_at_once() {
+    let script = r#"[{"text": "x", "fault": {"class": "authentication", "times": 0, "message": "no such key"}}]"#;
+    let begun = Instant::now();
+    let (outcome, ..) = play(script, &Cancel::default()).await;
+    assert!(matches!(outcome, Outcome::Failed(failure) if failure.message == "no such key"));
+    assert_eq!(begun.elapsed(), Duration::ZERO);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_call_ends_at_its_deadline_with_what_it_used() {
+    let (outcome, usage, _) =
+        play(r#"[{"text": "abcdefgh", "fault": {"stall_ms": 900000, "after_chars": 4}}]"#, &Cancel::default()).await;
+    assert!(matches!(outcome, Outcome::Failed(failure) if failure.class == FailureClass::DeadlineExceeded));
+    assert!(usage.input_tokens > 0 && usage.output_tokens == 1, "{usage:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cancel_ends_a_call_at_once_with_what_it_used() {
+    let cancel = Cancel::default();
+    let canceller = cancel.clone();
+    let begun = Instant::now();
+    tokio::spawn(async move {
+        sleep(Duration::from_secs(7)).await;
+        canceller.cancel("suspended");
+    });
+    let (outcome, usage, kept) =
+        play(r#"[{"text": "abcdefgh", "fault": {"stall_ms": 100000, "after_chars": 4}}]"#, &cancel).await;
+    assert_eq!(outcome, Outcome::Cancelled { reason: "suspended".into() });
+    assert_eq!(begun.elapsed(), Duration::from_secs(7));
+    assert!(usage.input_tokens > 0 && usage.output_tokens == 1, "{usage:?}");
+    assert_eq!(kept.text(), "abcd");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cancel_ends_the_pause_between_tries() {
+    let cancel = Cancel::default();
+    let canceller = cancel.clone();
+    tokio::spawn(async move {
+        sleep(Duration::from_secs(2)).await;
+        canceller.cancel("suspended");
+    });
+    let (outcome, ..) =
+        play(r#"[{"text": "x", "fault": {"class": "rate_limited", "retry_after_ms": 15000, "times": 0}}]"#, &cancel)
+            .await;
+    assert_eq!(outcome, Outcome::Cancelled { reason: "suspended".into() });
+}

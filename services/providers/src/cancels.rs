@@ -1,0 +1,176 @@
+//! Which steps are to be given up.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError},
+    time::Duration,
+};
+
+use construct_proto::mesh::v1::CancelStep;
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+/// How long a cancel is remembered whose command has not arrived: cancels overtake commands that wait in the queue.
+const EARLY_FOR: Duration = Duration::from_secs(60);
+/// Early cancels remembered at most; the oldest is forgotten first. A forgotten one costs a call whose result
+/// nobody waits for.
+const MAX_EARLY: usize = 4_096;
+
+/// Says when one step is cancelled, and why.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Cancel {
+    token: CancellationToken,
+    reason: Arc<OnceLock<String>>,
+}
+
+impl Cancel {
+    /// Completes with the reason when the step is cancelled.
+    pub(crate) async fn cancelled(&self) -> String {
+        self.token.cancelled().await;
+        self.reason.get().cloned().unwrap_or_default()
+    }
+
+    pub(crate) fn cancel(&self, reason: &str) {
+        // The first reason stands.
+        let _ = self.reason.set(reason.to_owned());
+        self.token.cancel();
+    }
+}
+
+/// The steps this process works on, and cancels that came before their command.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Cancels(Arc<Mutex<Steps>>);
+
+#[derive(Debug, Default)]
+struct Steps {
+    /// By a number of our own: a command may be delivered again while its first delivery is still at work.
+    running: HashMap<u64, Running>,
+    next: u64,
+    early: VecDeque<Early>,
+}
+
+#[derive(Debug)]
+struct Running {
+    task_id: String,
+    step_id: String,
+    cancel: Cancel,
+}
+
+#[derive(Debug)]
+struct Early {
+    step_id: String,
+    reason: String,
+    at: Instant,
+}
+
+/// A step at work, until it is dropped.
+#[derive(Debug)]
+pub(crate) struct Guard {
+    steps: Cancels,
+    number: u64,
+    pub(crate) cancel: Cancel,
+}
+
+impl Cancels {
+    /// Work on a step begins.
+    pub(crate) fn begin(&self, task_id: &str, step_id: &str) -> Guard {
+        let cancel = Cancel::default();
+        let mut steps = self.lock();
+        steps.forget_old();
+        if let Some(early) = steps.early.iter().find(|early| early.step_id == step_id) {
+            cancel.cancel(&early.reason);
+        }
+        let number = steps.next;
+        steps.next += 1;
+        let running = Running { task_id: task_id.to_owned(), step_id: step_id.to_owned(), cancel: cancel.clone() };
+        steps.running.insert(number, running);
+        Guard { steps: self.clone(), number, cancel }
+    }
+
+    /// A step, or with an empty step id everything of the task, is to be given up.
+    pub(crate) fn cancel(&self, order: &CancelStep) {
+        let mut steps = self.lock();
+        let of_step = |running: &&Running| {
+            running.task_id == order.task_id && (order.step_id.is_empty() || running.step_id == order.step_id)
+        };
+        let mut found = false;
+        for running in steps.running.values().filter(of_step) {
+            running.cancel.cancel(&order.reason);
+            found = true;
+        }
+        steps.forget_old();
+        if !found && !order.step_id.is_empty() {
+            if steps.early.len() >= MAX_EARLY {
+                steps.early.pop_front();
+            }
+            let early = Early { step_id: order.step_id.clone(), reason: order.reason.clone(), at: Instant::now() };
+            steps.early.push_back(early);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Steps> {
+        // Nothing panics between two changes that belong together.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Steps {
+    fn forget_old(&mut self) {
+        while self.early.front().is_some_and(|early| early.at.elapsed() > EARLY_FOR) {
+            self.early.pop_front();
+        }
+    }
+}
+
+impl Drop for Guard {
+    fn drop(&mut self) {
+        self.steps.lock().running.remove(&self.number);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::FutureExt as _;
+
+    use super::*;
+
+    fn order(task: &str, step: &str) -> CancelStep {
+        CancelStep { task_id: task.into(), step_id: step.into(), reason: "suspended".into() }
+    }
+
+    fn reason(guard: &Guard) -> Option<String> {
+        guard.cancel.cancelled().now_or_never()
+    }
+
+    #[tokio::test]
+    async fn only_the_step_that_is_meant_is_cancelled() {
+        let cancels = Cancels::default();
+        let (one, two, other) = (cancels.begin("t", "1"), cancels.begin("t", "2"), cancels.begin("u", "1"));
+        cancels.cancel(&order("t", "1"));
+        assert_eq!(reason(&one).as_deref(), Some("suspended"));
+        assert_eq!((reason(&two), reason(&other)), (None, None));
+        cancels.cancel(&order("t", ""));
+        assert!(reason(&two).is_some());
+        assert_eq!(reason(&other), None);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_cancel_that_overtook_its_command_is_remembered_for_a_while() {
+        let cancels = Cancels::default();
+        cancels.cancel(&order("t", "1"));
+        assert!(reason(&cancels.begin("t", "1")).is_some());
+        tokio::time::advance(EARLY_FOR + Duration::from_secs(1)).await;
+        assert!(reason(&cancels.begin("t", "1")).is_none());
+    }
+
+    #[tokio::test]
+    async fn what_ended_is_forgotten() {
+        let cancels = Cancels::default();
+        drop(cancels.begin("t", "1"));
+        for n in 0..2 * MAX_EARLY {
+            cancels.cancel(&order("t", &n.to_string()));
+        }
+        let steps = cancels.lock();
+        assert_eq!((steps.running.len(), steps.early.len()), (0, MAX_EARLY));
+    }
+}

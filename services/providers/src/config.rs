@@ -1,0 +1,87 @@
+//! The service's own configuration keys.
+
+use std::time::Duration;
+
+use construct_runtime::{
+    ServiceConfig,
+    config::{self, Common, Invalid},
+};
+
+use crate::{http::Timeouts, retry::Policy};
+
+/// Configuration of the providers service. The shared keys are in [`Common`].
+#[derive(Debug, Clone, serde::Serialize, serde::Deserialize)]
+#[serde(default)]
+pub struct Config {
+    /// Model calls at work in this process at most. Further commands wait in the queue, where another replica may
+    /// take them. At least 1.
+    pub providers_concurrency: usize,
+    /// Until a connection to a vendor stands: name resolution, TCP and TLS.
+    #[serde(with = "config::duration")]
+    pub providers_connect_timeout: Duration,
+    /// Until a vendor answers a request, and from there until the first byte of the answer.
+    #[serde(with = "config::duration")]
+    pub providers_first_byte_timeout: Duration,
+    /// Longest silence within an answer; a vendor's pings count as sound.
+    #[serde(with = "config::duration")]
+    pub providers_idle_timeout: Duration,
+    /// Tries of one call, the first included. At least 1.
+    pub providers_tries: u32,
+    /// Upper bound of the first pause between tries; doubles with each.
+    #[serde(with = "config::duration")]
+    pub providers_retry_first: Duration,
+    /// Upper bound of all pauses between tries. A vendor may ask for up to twice as long; when it asks for more, the
+    /// call fails and says when another is welcome.
+    #[serde(with = "config::duration")]
+    pub providers_retry_last: Duration,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            providers_concurrency: 256,
+            providers_connect_timeout: Duration::from_secs(10),
+            providers_first_byte_timeout: Duration::from_secs(60),
+            providers_idle_timeout: Duration::from_secs(60),
+            providers_tries: 3,
+            providers_retry_first: Duration::from_secs(1),
+            providers_retry_last: Duration::from_secs(10),
+        }
+    }
+}
+
+impl ServiceConfig for Config {
+    fn validate(&self, common: &Common) -> Result<(), Invalid> {
+        common.master_keys()?;
+        if self.providers_concurrency == 0 {
+            return Err(Invalid::new("providers_concurrency", "must be at least 1"));
+        }
+        if self.providers_tries == 0 {
+            return Err(Invalid::new("providers_tries", "must be at least 1"));
+        }
+        for (key, duration) in [
+            ("providers_connect_timeout", self.providers_connect_timeout),
+            ("providers_first_byte_timeout", self.providers_first_byte_timeout),
+            ("providers_idle_timeout", self.providers_idle_timeout),
+        ] {
+            if duration.is_zero() {
+                return Err(Invalid::new(key, "must be longer than nothing"));
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Config {
+    pub(crate) fn timeouts(&self) -> Timeouts {
+        Timeouts {
+            connect: self.providers_connect_timeout,
+            first_byte: self.providers_first_byte_timeout,
+            idle: self.providers_idle_timeout,
+        }
+    }
+
+    pub(crate) fn retries(&self) -> Policy {
+        Policy { tries: self.providers_tries, first: self.providers_retry_first, last: self.providers_retry_last }
+    }
+}

@@ -1,0 +1,244 @@
+//! Live text: what has become visible of an answer, gathered into deltas and sent as progress of the step.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use construct_proto::v1::{Event, MessageDelta, MessageRestarted, event::Payload, message_delta};
+use jiff::Timestamp;
+use tokio::time::Instant;
+
+use crate::answer::{Kind, Visible};
+
+/// How long text is gathered: a person sees no difference, and the mesh carries a fraction of the messages.
+const GATHER: Duration = Duration::from_millis(25);
+/// How much text is gathered at most, in bytes.
+const GATHER_BYTES: usize = 2 * 1024;
+
+/// Where progress goes. It may be lost: the result carries the whole answer.
+#[async_trait]
+pub(crate) trait Progress: Send {
+    async fn send(&mut self, event: Event);
+}
+
+/// What a step's events are marked with.
+#[derive(Debug, Clone)]
+pub(crate) struct Marks {
+    pub(crate) organization_id: String,
+    pub(crate) task_id: String,
+    pub(crate) step_id: String,
+    /// The step's number in its task.
+    pub(crate) step: u64,
+    /// Which delivery of the command works on it.
+    pub(crate) delivery: u32,
+    /// Off for calls nobody watches, e.g. for a title.
+    pub(crate) live: bool,
+}
+
+/// Streams the answers of one step, one after the other.
+pub(crate) struct Deltas<'a> {
+    marks: Marks,
+    progress: &'a mut dyn Progress,
+    /// Events of this delivery so far. A later delivery begins above, so that the index rises over all of them.
+    sent: u64,
+    /// Deltas of this answer so far.
+    deltas: u64,
+    gathered: Option<Visible>,
+    flushed_at: Option<Instant>,
+}
+
+impl<'a> Deltas<'a> {
+    pub(crate) fn new(marks: Marks, progress: &'a mut dyn Progress) -> Self {
+        Self { marks, progress, sent: 0, deltas: 0, gathered: None, flushed_at: None }
+    }
+
+    /// Takes what has become visible. The first piece of an answer goes out at once.
+    pub(crate) async fn push(&mut self, visible: Visible) {
+        if !self.marks.live || visible.text.is_empty() {
+            return;
+        }
+        match &mut self.gathered {
+            Some(gathered) if gathered.block == visible.block && gathered.kind == visible.kind => {
+                gathered.text.push_str(&visible.text);
+            }
+            _ => {
+                self.flush().await;
+                self.gathered = Some(visible);
+            }
+        }
+        let full = self.gathered.as_ref().is_some_and(|gathered| gathered.text.len() >= GATHER_BYTES);
+        if full || self.due().is_some_and(|due| due <= Instant::now()) {
+            self.flush().await;
+        }
+    }
+
+    /// When [`Deltas::flush`] is due; none while nothing is gathered.
+    pub(crate) fn due(&self) -> Option<Instant> {
+        self.gathered.as_ref()?;
+        Some(self.flushed_at.map_or_else(Instant::now, |at| at + GATHER))
+    }
+
+    /// Sends what is gathered.
+    pub(crate) async fn flush(&mut self) {
+        let Some(gathered) = self.gathered.take() else { return };
+        let delta = match gathered.kind {
+            Kind::Text => message_delta::Delta::Text(gathered.text),
+            Kind::Code => message_delta::Delta::Code(gathered.text),
+        };
+        let payload = MessageDelta { index: self.deltas, block: gathered.block, delta: Some(delta) };
+        self.deltas += 1;
+        self.flushed_at = Some(Instant::now());
+        self.send("message.delta", Payload::MessageDelta(payload)).await;
+    }
+
+    /// Says that what was streamed of this step is void. Another delivery may have streamed, even when this one
+    /// has not; within a delivery nothing is said when nothing was shown.
+    pub(crate) async fn restart(&mut self, reason: String) {
+        self.gathered = None;
+        let shown = self.deltas > 0 || (self.sent == 0 && self.marks.delivery > 1);
+        if self.marks.live && shown {
+            self.deltas = 0;
+            self.flushed_at = None;
+            self.send("message.restarted", Payload::MessageRestarted(MessageRestarted { reason })).await;
+        }
+    }
+
+    async fn send(&mut self, kind: &str, payload: Payload) {
+        let index = (u64::from(self.marks.delivery) << 32) + self.sent;
+        self.sent += 1;
+        let now = Timestamp::now();
+        let event = Event {
+            // Derived, so that an event sent twice is one event.
+            id: format!("{}.{index}", self.marks.step_id),
+            r#type: kind.to_owned(),
+            time: Some(prost_types::Timestamp { seconds: now.as_second(), nanos: now.subsec_nanosecond() }),
+            organization_id: self.marks.organization_id.clone(),
+            task_id: self.marks.task_id.clone(),
+            step: self.marks.step,
+            index,
+            payload: Some(payload),
+            ..Event::default()
+        };
+        self.progress.send(event).await;
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use std::sync::{Arc, Mutex};
+
+    use super::*;
+
+    /// Keeps every event.
+    #[derive(Debug, Clone, Default)]
+    pub(crate) struct Kept(Arc<Mutex<Vec<Event>>>);
+
+    impl Kept {
+        pub(crate) fn events(&self) -> Vec<Event> {
+            self.0.lock().expect("no test panics while it holds the lock").clone()
+        }
+
+        /// Text and code of all deltas after the last restart.
+        pub(crate) fn text(&self) -> String {
+            let events = self.events();
+            let begin = events.iter().rposition(|event| event.r#type == "message.restarted").map_or(0, |at| at + 1);
+            events[begin..].iter().filter_map(delta_text).collect()
+        }
+
+        pub(crate) fn types(&self) -> Vec<String> {
+            self.events().into_iter().map(|event| event.r#type).collect()
+        }
+    }
+
+    #[async_trait]
+    impl Progress for Kept {
+        async fn send(&mut self, event: Event) {
+            self.0.lock().expect("no test panics while it holds the lock").push(event);
+        }
+    }
+
+    fn delta_text(event: &Event) -> Option<String> {
+        match &event.payload {
+            Some(Payload::MessageDelta(MessageDelta {
+                delta: Some(message_delta::Delta::Text(text) | message_delta::Delta::Code(text)),
+                ..
+            })) => Some(text.clone()),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn marks(delivery: u32) -> Marks {
+        Marks {
+            organization_id: "org".into(),
+            task_id: "task".into(),
+            step_id: "step".into(),
+            step: 4,
+            delivery,
+            live: true,
+        }
+    }
+
+    fn visible(block: u32, kind: Kind, text: &str) -> Visible {
+        Visible { block, kind, text: text.into() }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_first_piece_goes_at_once_and_the_next_are_gathered() {
+        let mut kept = Kept::default();
+        let seen = kept.clone();
+        let mut deltas = Deltas::new(marks(1), &mut kept);
+        deltas.push(visible(0, Kind::Text, "a")).await;
+        assert_eq!(seen.events().len(), 1);
+        deltas.push(visible(0, Kind::Text, "b")).await;
+        deltas.push(visible(0, Kind::Text, "c")).await;
+        assert_eq!(seen.events().len(), 1);
+        assert_eq!(deltas.due(), Some(Instant::now() + GATHER));
+        tokio::time::advance(GATHER).await;
+        deltas.push(visible(0, Kind::Text, "d")).await;
+        assert_eq!(seen.text(), "abcd");
+        assert_eq!(seen.events().len(), 2);
+        deltas.push(visible(0, Kind::Text, &"x".repeat(GATHER_BYTES))).await;
+        assert_eq!(seen.events().len(), 3);
+        deltas.push(visible(0, Kind::Text, "e")).await;
+        deltas.push(visible(1, Kind::Code, "f")).await;
+        assert_eq!(seen.events().len(), 4, "another block ends what was gathered");
+        deltas.flush().await;
+        assert_eq!(deltas.due(), None);
+        let indexes: Vec<u64> = seen.events().iter().map(|event| event.index).collect();
+        assert_eq!(indexes, (0..5).map(|n| (1 << 32) + n).collect::<Vec<u64>>());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_later_delivery_voids_what_an_earlier_one_may_have_shown() {
+        let mut kept = Kept::default();
+        let seen = kept.clone();
+        let mut deltas = Deltas::new(marks(2), &mut kept);
+        deltas.restart("the worker was lost".into()).await;
+        deltas.push(visible(0, Kind::Text, "a")).await;
+        assert_eq!(seen.types(), ["message.restarted", "message.delta"]);
+        assert_eq!(seen.events()[1].index, (2 << 32) + 1);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn nothing_is_voided_that_nobody_saw() {
+        let mut kept = Kept::default();
+        let seen = kept.clone();
+        let mut deltas = Deltas::new(marks(1), &mut kept);
+        deltas.restart("first try failed".into()).await;
+        deltas.push(visible(0, Kind::Text, "a")).await;
+        deltas.restart("second try failed".into()).await;
+        deltas.push(visible(0, Kind::Text, "b")).await;
+        assert_eq!(seen.types(), ["message.delta", "message.restarted", "message.delta"]);
+        assert_eq!(seen.text(), "b");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_title_is_not_streamed() {
+        let mut kept = Kept::default();
+        let seen = kept.clone();
+        let mut deltas = Deltas::new(Marks { live: false, ..marks(2) }, &mut kept);
+        deltas.restart("again".into()).await;
+        deltas.push(visible(0, Kind::Text, "a")).await;
+        deltas.flush().await;
+        assert!(seen.events().is_empty());
+    }
+}

@@ -1,0 +1,141 @@
+//! Why a call did not give an answer.
+
+use std::time::Duration;
+
+use construct_proto::mesh::v1::{self as mesh, FailureClass};
+use jiff::Timestamp;
+
+/// Vendors echo whole requests into their errors; a person needs the beginning.
+const MAX_MESSAGE_CHARS: usize = 1_000;
+
+/// A classified failure. Its message is for people and must hold no secret: [`Failure::scrubbed`] sees to that before
+/// a failure leaves the service.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[error("{message}")]
+pub(crate) struct Failure {
+    pub(crate) class: FailureClass,
+    pub(crate) message: String,
+    /// When the vendor says another try is welcome.
+    pub(crate) retry_at: Option<Timestamp>,
+    /// What the vendor answered with, 0 when nothing.
+    pub(crate) http_status: u16,
+}
+
+impl Failure {
+    pub(crate) fn new(class: FailureClass, message: impl Into<String>) -> Self {
+        let mut message = message.into();
+        if let Some((end, _)) = message.char_indices().nth(MAX_MESSAGE_CHARS) {
+            message.truncate(end);
+            message.push('…');
+        }
+        Self { class, message, retry_at: None, http_status: 0 }
+    }
+
+    /// The connection or the stream broke, or the vendor had a fault of its own.
+    pub(crate) fn transient(message: impl Into<String>) -> Self {
+        Self::new(FailureClass::Transient, message)
+    }
+
+    /// The command cannot be carried out as it is.
+    pub(crate) fn configuration(message: impl Into<String>) -> Self {
+        Self::new(FailureClass::Configuration, message)
+    }
+
+    /// A defect of ours.
+    pub(crate) fn internal(message: impl Into<String>) -> Self {
+        Self::new(FailureClass::Internal, message)
+    }
+
+    pub(crate) fn with_status(mut self, status: u16) -> Self {
+        self.http_status = status;
+        self
+    }
+
+    pub(crate) fn with_retry_at(mut self, retry_at: Option<Timestamp>) -> Self {
+        self.retry_at = retry_at;
+        self
+    }
+
+    /// Whether the same request may succeed when it is sent again.
+    pub(crate) fn is_retryable(&self) -> bool {
+        matches!(self.class, FailureClass::Transient | FailureClass::RateLimited | FailureClass::Overloaded)
+    }
+
+    /// How long from `now` the vendor wants to be left alone.
+    pub(crate) fn wait_asked(&self, now: Timestamp) -> Option<Duration> {
+        let wait = self.retry_at?.duration_since(now);
+        Some(Duration::try_from(wait).unwrap_or(Duration::ZERO))
+    }
+
+    /// The same failure without `secret` in its text: some vendors repeat the key they refuse.
+    pub(crate) fn scrubbed(mut self, secret: Option<&str>) -> Self {
+        if let Some(secret) = secret.filter(|secret| !secret.is_empty()) {
+            self.message = self.message.replace(secret, "[api key]");
+        }
+        self
+    }
+
+    pub(crate) fn into_proto(self) -> mesh::Failure {
+        mesh::Failure {
+            class: self.class.into(),
+            message: self.message,
+            retry_at: self
+                .retry_at
+                .map(|at| prost_types::Timestamp { seconds: at.as_second(), nanos: at.subsec_nanosecond() }),
+            http_status: u32::from(self.http_status),
+        }
+    }
+}
+
+/// What an HTTP status means when the vendor's error body says nothing more precise.
+pub(crate) fn class_of_status(status: u16) -> FailureClass {
+    match status {
+        // 402: the account cannot pay. Like a bad key, only a person can mend it.
+        401..=403 => FailureClass::Authentication,
+        413 => FailureClass::ContextTooLong,
+        429 => FailureClass::RateLimited,
+        503 | 529 => FailureClass::Overloaded,
+        408 | 409 | 425 | 500..=599 => FailureClass::Transient,
+        300..=399 => FailureClass::Configuration,
+        _ => FailureClass::InvalidRequest,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_key_never_stays_in_the_text() {
+        let failure = Failure::transient("Incorrect API key provided: sk-secret-1.").scrubbed(Some("sk-secret-1"));
+        assert_eq!(failure.message, "Incorrect API key provided: [api key].");
+        assert_eq!(Failure::transient("text").scrubbed(Some("")).message, "text");
+    }
+
+    #[test]
+    fn a_long_text_is_clipped_between_characters() {
+        let failure = Failure::transient("ä".repeat(5_000));
+        assert_eq!(failure.message.chars().count(), MAX_MESSAGE_CHARS + 1);
+    }
+
+    #[test]
+    fn statuses_fall_into_their_classes() {
+        for (status, class) in [
+            (302, FailureClass::Configuration),
+            (400, FailureClass::InvalidRequest),
+            (401, FailureClass::Authentication),
+            (402, FailureClass::Authentication),
+            (403, FailureClass::Authentication),
+            (404, FailureClass::InvalidRequest),
+            (408, FailureClass::Transient),
+            (413, FailureClass::ContextTooLong),
+            (422, FailureClass::InvalidRequest),
+            (429, FailureClass::RateLimited),
+            (500, FailureClass::Transient),
+            (503, FailureClass::Overloaded),
+            (529, FailureClass::Overloaded),
+        ] {
+            assert_eq!(class_of_status(status), class, "{status}");
+        }
+    }
+}

@@ -1,0 +1,370 @@
+//! What vendors reached over HTTP have in common: one client, deadlines, classified errors, and the loop that turns
+//! bytes into chunks.
+
+use std::{collections::VecDeque, sync::Arc, time::Duration};
+
+use bytes::Bytes;
+use construct_proto::mesh::v1::FailureClass;
+use futures::{
+    FutureExt as _,
+    stream::{self, BoxStream, StreamExt as _},
+};
+use jiff::Timestamp;
+use reqwest::{
+    RequestBuilder, Response, Url,
+    header::{CONTENT_TYPE, HeaderMap, HeaderName, RETRY_AFTER},
+    redirect,
+};
+use secrecy::SecretString;
+use tokio::time::timeout;
+
+use crate::{
+    failure::Failure,
+    sse::{self, Decoder},
+    vendor::Chunk,
+};
+
+/// How much of an error's body is read; the rest says nothing more.
+const MAX_ERROR_BODY: usize = 64 * 1024;
+/// How long the body of an error may take.
+const ERROR_BODY_TIMEOUT: Duration = Duration::from_secs(10);
+/// A vendor that asks for a longer pause than this is not believed.
+const MAX_RETRY_AFTER: Duration = Duration::from_secs(24 * 3600);
+
+/// Deadlines of one exchange.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Timeouts {
+    /// Name resolution, TCP and TLS together.
+    pub(crate) connect: Duration,
+    /// From sending the request to the answer's head, and from there to its first byte.
+    pub(crate) first_byte: Duration,
+    /// Between two reads of the answer.
+    pub(crate) idle: Duration,
+}
+
+/// The HTTP client of all vendors: its connections are kept and shared.
+#[derive(Debug, Clone)]
+pub(crate) struct Http {
+    /// On a machine without certificate authorities no client can be made. That must not keep vendors from working
+    /// that need none, so that the reason waits here for the first call.
+    client: Result<reqwest::Client, Arc<str>>,
+    timeouts: Timeouts,
+}
+
+impl Http {
+    /// A client that follows no redirect (a key must not travel on) and uses no proxy from the environment.
+    pub(crate) fn new(timeouts: Timeouts) -> Self {
+        let client = reqwest::Client::builder()
+            .connect_timeout(timeouts.connect)
+            .redirect(redirect::Policy::none())
+            .no_proxy()
+            .tcp_nodelay(true)
+            .tcp_keepalive(Duration::from_secs(30))
+            .pool_idle_timeout(Duration::from_secs(90))
+            .user_agent(concat!("construct/", env!("CARGO_PKG_VERSION")))
+            .build()
+            .map_err(|error| Arc::from(chain(&error)));
+        Self { client, timeouts }
+    }
+
+    /// A POST to `url`.
+    pub(crate) fn post(&self, url: Url) -> Result<RequestBuilder, Failure> {
+        match &self.client {
+            Ok(client) => Ok(client.post(url)),
+            Err(reason) => {
+                Err(Failure::configuration(format!("no HTTPS client can be made on this machine: {reason}")))
+            }
+        }
+    }
+
+    /// Sends `request` and reads the answer with `dialect`.
+    pub(crate) fn stream<D: Dialect>(
+        &self,
+        request: Result<RequestBuilder, Failure>,
+        dialect: D,
+    ) -> BoxStream<'static, Result<Chunk, Failure>> {
+        let exchange = Exchange {
+            timeouts: self.timeouts,
+            state: State::Unsent(request),
+            decoder: Decoder::default(),
+            events: VecDeque::new(),
+            dialect,
+            chunks: VecDeque::new(),
+        };
+        stream::try_unfold(exchange, |mut exchange| async move {
+            let chunk = exchange.next().await?;
+            Ok(chunk.map(|chunk| (chunk, exchange)))
+        })
+        .boxed()
+    }
+}
+
+/// Where a vendor is reached, and with which key.
+#[derive(Debug, Clone)]
+pub(crate) struct Endpoint {
+    pub(crate) base: Url,
+    pub(crate) key: Option<SecretString>,
+}
+
+impl Endpoint {
+    pub(crate) fn parse(base_url: &str, default: &str, key: Option<SecretString>) -> Result<Self, Failure> {
+        let text = if base_url.is_empty() { default } else { base_url };
+        let base =
+            Url::parse(text).map_err(|error| Failure::configuration(format!("the base URL is not a URL: {error}")))?;
+        if !matches!(base.scheme(), "http" | "https") || base.host_str().is_none() {
+            return Err(Failure::configuration("the base URL must begin with http:// or https:// and name a host"));
+        }
+        Ok(Self { base, key })
+    }
+
+    /// The base URL with `path` appended; `skip` is what people often put at its end already.
+    pub(crate) fn join(&self, skip: &str, path: &str) -> Url {
+        let mut url = self.base.clone();
+        let base = url.path().trim_end_matches('/');
+        let base = if skip.is_empty() { base } else { base.strip_suffix(skip).unwrap_or(base) };
+        let path = format!("{base}{path}");
+        url.set_path(&path);
+        url
+    }
+}
+
+/// How a vendor speaks inside the event stream. Without I/O, so that any split of the bytes can be tested.
+pub(crate) trait Dialect: Send + 'static {
+    /// Reads one event.
+    fn read(&mut self, event: &sse::Event, chunks: &mut VecDeque<Chunk>) -> Result<(), Failure>;
+    /// Whether the vendor said that the answer is complete and nothing more comes.
+    fn is_complete(&self) -> bool;
+    /// The stream ended: an error when the answer is not whole.
+    fn end(&mut self, chunks: &mut VecDeque<Chunk>) -> Result<(), Failure>;
+    /// What a status other than 2xx, or a body that is not a stream, means.
+    fn refused(&self, status: u16, body: &[u8]) -> Failure;
+}
+
+struct Exchange<D> {
+    timeouts: Timeouts,
+    state: State,
+    decoder: Decoder,
+    events: VecDeque<sse::Event>,
+    dialect: D,
+    chunks: VecDeque<Chunk>,
+}
+
+enum State {
+    Unsent(Result<RequestBuilder, Failure>),
+    Open {
+        response: Response,
+        begun: bool,
+    },
+    /// Nothing more is read; what is left in `chunks` goes out first, so that how the bytes were split cannot
+    /// decide whether a piece before an error is seen.
+    Ended(Result<(), Failure>),
+}
+
+impl<D: Dialect> Exchange<D> {
+    async fn next(&mut self) -> Result<Option<Chunk>, Failure> {
+        loop {
+            if let Some(chunk) = self.chunks.pop_front() {
+                return Ok(Some(chunk));
+            }
+            self.state = match std::mem::replace(&mut self.state, State::Ended(Ok(()))) {
+                State::Unsent(request) => State::Open { response: self.send(request?).await?, begun: false },
+                State::Open { response, begun } => self.read(response, begun).await,
+                State::Ended(result) => return result.map(|()| None),
+            };
+        }
+    }
+
+    async fn send(&mut self, request: RequestBuilder) -> Result<Response, Failure> {
+        let response = match timeout(self.timeouts.first_byte, request.send()).await {
+            Ok(Ok(response)) => response,
+            Ok(Err(error)) => return Err(transport(error)),
+            Err(_) => return Err(self.silent("did not answer", self.timeouts.first_byte)),
+        };
+        let status = response.status().as_u16();
+        let is_json =
+            response.headers().get(CONTENT_TYPE).is_some_and(|value| value.as_bytes().starts_with(b"application/json"));
+        if response.status().is_success() && !is_json {
+            return Ok(response);
+        }
+        let retry_at = retry_at(response.headers(), Timestamp::now());
+        let body = error_body(response).await;
+        Err(self.dialect.refused(status, &body).with_status(status).with_retry_at(retry_at))
+    }
+
+    async fn read(&mut self, mut response: Response, begun: bool) -> State {
+        let patience = if begun { self.timeouts.idle } else { self.timeouts.first_byte };
+        let bytes = match timeout(patience, response.chunk()).await {
+            Ok(Ok(bytes)) => bytes,
+            Ok(Err(error)) => return State::Ended(Err(transport(error))),
+            Err(_) => return State::Ended(Err(self.silent("sent nothing", patience))),
+        };
+        let Some(bytes) = bytes else { return State::Ended(self.end()) };
+        match self.feed(&bytes) {
+            Err(failure) => State::Ended(Err(failure)),
+            Ok(()) if self.dialect.is_complete() => {
+                // The end of the body is usually here already; reading it gives the connection back to the pool.
+                while let Some(Ok(Some(_))) = response.chunk().now_or_never() {}
+                State::Ended(self.end())
+            }
+            Ok(()) => State::Open { response, begun: true },
+        }
+    }
+
+    fn feed(&mut self, bytes: &Bytes) -> Result<(), Failure> {
+        let pushed = self.decoder.push(bytes, &mut self.events);
+        self.read_events()?;
+        pushed.map_err(|error| Failure::transient(error.to_string()))
+    }
+
+    fn end(&mut self) -> Result<(), Failure> {
+        if !self.dialect.is_complete() {
+            self.decoder.finish(&mut self.events).map_err(|error| Failure::transient(error.to_string()))?;
+            self.read_events()?;
+        }
+        self.dialect.end(&mut self.chunks)
+    }
+
+    fn read_events(&mut self) -> Result<(), Failure> {
+        while let Some(event) = self.events.pop_front() {
+            self.dialect.read(&event, &mut self.chunks)?;
+        }
+        Ok(())
+    }
+
+    fn silent(&self, what: &str, patience: Duration) -> Failure {
+        Failure::transient(format!("the vendor {what} for {} s", patience.as_secs_f64()))
+    }
+}
+
+async fn error_body(mut response: Response) -> Vec<u8> {
+    let mut body = Vec::new();
+    // What came until the time ran out or the connection broke is better than nothing.
+    let _ = timeout(ERROR_BODY_TIMEOUT, async {
+        while let Ok(Some(bytes)) = response.chunk().await {
+            body.extend_from_slice(&bytes);
+            if body.len() >= MAX_ERROR_BODY {
+                body.truncate(MAX_ERROR_BODY);
+                break;
+            }
+        }
+    })
+    .await;
+    body
+}
+
+/// When another try is welcome, from `retry-after-ms` or `Retry-After` in seconds or as a date.
+fn retry_at(headers: &HeaderMap, now: Timestamp) -> Option<Timestamp> {
+    let text = |name: HeaderName| headers.get(name)?.to_str().ok().map(str::trim);
+    let millis = text(HeaderName::from_static("retry-after-ms")).and_then(|text| text.parse::<f64>().ok());
+    let seconds = text(RETRY_AFTER).and_then(|text| text.parse::<f64>().ok());
+    let wait = match (millis, seconds) {
+        (Some(millis), _) => Some(millis / 1_000.0),
+        (None, seconds) => seconds,
+    };
+    if let Some(wait) = wait {
+        let wait = Duration::try_from_secs_f64(wait).ok()?.min(MAX_RETRY_AFTER);
+        return now.checked_add(wait).ok();
+    }
+    let date = jiff::fmt::rfc2822::parse(text(RETRY_AFTER)?).ok()?;
+    Some(date.timestamp().clamp(now, now.checked_add(MAX_RETRY_AFTER).ok()?))
+}
+
+/// Classifies what happened below HTTP.
+fn transport(error: reqwest::Error) -> Failure {
+    // The address may be internal to the installation, and adds nothing for the reader of a task.
+    let error = error.without_url();
+    let text = chain(&error);
+    if error.is_builder() {
+        Failure::configuration(format!("the request cannot be built: {text}"))
+    } else if error.is_connect() {
+        Failure::transient(format!("the vendor cannot be reached: {text}"))
+    } else if error.is_timeout() {
+        Failure::transient(format!("the vendor took too long: {text}"))
+    } else {
+        Failure::transient(format!("the connection to the vendor broke: {text}"))
+    }
+}
+
+fn chain(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut source = error.source();
+    while let Some(cause) = source {
+        let cause_text = cause.to_string();
+        if !text.ends_with(&cause_text) {
+            text.push_str(": ");
+            text.push_str(&cause_text);
+        }
+        source = cause.source();
+    }
+    text
+}
+
+/// The first of `classes` that holds one of its words (lower case) in `message`.
+pub(crate) fn class_by_words(message: &str, classes: &[(FailureClass, &[&str])]) -> Option<FailureClass> {
+    let message = message.to_lowercase();
+    classes.iter().find(|(_, words)| words.iter().any(|word| message.contains(word))).map(|(class, _)| *class)
+}
+
+/// What a body that is not the vendor's error format says, as a sentence.
+pub(crate) fn plain_body(status: u16, body: &[u8]) -> String {
+    let text = String::from_utf8_lossy(body);
+    let text = text.trim();
+    if (200..300).contains(&status) {
+        return format!("the vendor answered without a stream: {text}");
+    }
+    if (300..400).contains(&status) {
+        return format!("the base URL redirects elsewhere (HTTP {status}); redirects are not followed with a key");
+    }
+    // A proxy's error page is of no use in a message.
+    if text.is_empty() || text.starts_with('<') {
+        return format!("the vendor answered with HTTP {status}");
+    }
+    format!("the vendor answered with HTTP {status}: {text}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn headers(pairs: &[(&'static str, &str)]) -> HeaderMap {
+        pairs
+            .iter()
+            .map(|(name, value)| (HeaderName::from_static(name), value.parse().expect("a header value")))
+            .collect()
+    }
+
+    #[test]
+    fn retry_after_is_read_in_every_form() {
+        let now: Timestamp = "2026-01-01T00:00:00Z".parse().expect("a time");
+        let seconds = |headers| retry_at(&headers, now).map(|at| at.duration_since(now).as_millis());
+        assert_eq!(seconds(headers(&[("retry-after", "7")])), Some(7_000));
+        assert_eq!(seconds(headers(&[("retry-after-ms", "250"), ("retry-after", "7")])), Some(250));
+        assert_eq!(seconds(headers(&[("retry-after", "Thu, 01 Jan 2026 00:01:00 GMT")])), Some(60_000));
+        assert_eq!(seconds(headers(&[("retry-after", "Wed, 31 Dec 2025 00:00:00 GMT")])), Some(0));
+        assert_eq!(seconds(headers(&[("retry-after", "9999999999999")])), Some(24 * 3_600_000));
+        assert_eq!(seconds(headers(&[("retry-after", "-1")])), None);
+        assert_eq!(seconds(headers(&[("retry-after", "soon")])), None);
+        assert_eq!(seconds(headers(&[])), None);
+    }
+
+    #[test]
+    fn a_base_url_is_joined_with_or_without_its_version() {
+        for (base, url) in [
+            ("https://host", "https://host/v1/messages"),
+            ("https://host/", "https://host/v1/messages"),
+            ("https://host/v1/", "https://host/v1/messages"),
+            ("http://host:1/proxy/v1", "http://host:1/proxy/v1/messages"),
+        ] {
+            let endpoint = Endpoint::parse(base, "", None).expect("a base URL");
+            assert_eq!(endpoint.join("/v1", "/v1/messages").as_str(), url);
+        }
+    }
+
+    #[test]
+    fn a_base_url_of_another_kind_is_refused() {
+        for base in ["ftp://host", "host", "file:///etc/passwd", "unix:/run/x"] {
+            let failure = Endpoint::parse(base, "", None).expect_err(base);
+            assert_eq!(failure.class, FailureClass::Configuration);
+        }
+    }
+}

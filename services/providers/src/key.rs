@@ -1,0 +1,83 @@
+//! Opens sealed API keys. The only place of the mesh where a vendor's key is in the clear.
+
+use construct_proto::mesh::v1::SealedSecret;
+use construct_runtime::MasterKeys;
+use ring::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
+use secrecy::SecretString;
+
+use crate::failure::Failure;
+
+/// The API key of provider `provider_id`, none when it has none. The provider's id is the associated data, so that a
+/// key sealed for one provider can't be used for another.
+pub(crate) fn open(
+    keys: &MasterKeys,
+    provider_id: &str,
+    sealed: Option<&SealedSecret>,
+) -> Result<Option<SecretString>, Failure> {
+    let Some(sealed) = sealed.filter(|sealed| !sealed.ciphertext.is_empty()) else { return Ok(None) };
+    let master = keys.get(&sealed.key_id).ok_or_else(|| {
+        Failure::configuration(format!(
+            "the provider's API key is sealed with master key `{}`, which this service does not have",
+            sealed.key_id
+        ))
+    })?;
+    let broken = || Failure::configuration("the provider's API key cannot be opened: set it again");
+    let nonce = Nonce::try_assume_unique_for_key(&sealed.nonce).map_err(|_| broken())?;
+    let key = LessSafeKey::new(UnboundKey::new(&AES_256_GCM, master.expose()).map_err(|_| broken())?);
+    let mut text = sealed.ciphertext.clone();
+    let length = key.open_in_place(nonce, Aad::from(provider_id.as_bytes()), &mut text).map_err(|_| broken())?.len();
+    text.truncate(length);
+    String::from_utf8(text).map(|text| Some(SecretString::from(text))).map_err(|_| broken())
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use construct_proto::mesh::v1::FailureClass;
+    use secrecy::ExposeSecret as _;
+
+    use super::*;
+
+    /// Master keys for tests.
+    pub(crate) fn keys() -> MasterKeys {
+        MasterKeys::parse("k1:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=").expect("a key of 32 bytes")
+    }
+
+    /// `text` sealed as the gateway does.
+    pub(crate) fn seal(provider_id: &str, text: &str) -> SealedSecret {
+        let keys = keys();
+        let nonce = [7; 12];
+        let key = UnboundKey::new(&AES_256_GCM, keys.active().expose()).expect("32 bytes");
+        let mut ciphertext = text.as_bytes().to_vec();
+        LessSafeKey::new(key)
+            .seal_in_place_append_tag(
+                Nonce::assume_unique_for_key(nonce),
+                Aad::from(provider_id.as_bytes()),
+                &mut ciphertext,
+            )
+            .expect("a short text");
+        SealedSecret { key_id: keys.active().id().to_owned(), nonce: nonce.to_vec(), ciphertext }
+    }
+
+    #[test]
+    fn a_key_opens_only_for_its_provider_and_unharmed() {
+        let sealed = seal("provider_1", "sk-1");
+        let opened = open(&keys(), "provider_1", Some(&sealed)).expect("it opens").expect("there is a key");
+        assert_eq!(opened.expose_secret(), "sk-1");
+        let mut harmed = sealed.clone();
+        harmed.ciphertext[0] ^= 1;
+        let short = SealedSecret { nonce: vec![1], ..sealed.clone() };
+        let foreign = SealedSecret { key_id: "k2".into(), ..sealed.clone() };
+        for (provider, sealed) in
+            [("provider_2", &sealed), ("provider_1", &harmed), ("provider_1", &short), ("provider_1", &foreign)]
+        {
+            let failure = open(&keys(), provider, Some(sealed)).expect_err("it must not open");
+            assert_eq!(failure.class, FailureClass::Configuration);
+        }
+    }
+
+    #[test]
+    fn a_provider_without_key_has_none() {
+        assert!(open(&keys(), "p", None).expect("fine").is_none());
+        assert!(open(&keys(), "p", Some(&SealedSecret::default())).expect("fine").is_none());
+    }
+}

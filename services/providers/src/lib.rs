@@ -1,0 +1,68 @@
+//! The providers: the only service that talks to model vendors.
+//!
+//! It takes `ModelInvoke` commands from the mesh, calls the vendor the command names, streams what the model writes
+//! as progress of the step, and answers with one `StepResult`. It holds nothing that matters: what it was working on
+//! when it died is delivered to another process. It never touches PostgreSQL.
+//!
+//! A vendor's names and wire types stand in that vendor's module and nowhere else.
+
+mod answer;
+mod anthropic;
+mod call;
+mod cancels;
+mod config;
+mod delta;
+mod failure;
+mod http;
+mod key;
+mod openai;
+mod retry;
+mod scripted;
+mod sse;
+#[cfg(test)]
+mod tests;
+mod transcript;
+mod vendor;
+mod worker;
+
+use std::sync::Arc;
+
+use anyhow::Context as _;
+use construct_bus::{Bus, ConnectOptions};
+use construct_runtime::Context;
+use tokio_util::sync::CancellationToken;
+
+pub use self::config::Config;
+use self::{cancels::Cancels, http::Http, vendor::Vendors, worker::Worker};
+
+/// Connects to the mesh and begins to take commands.
+pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
+    install_crypto();
+    let common = context.common();
+    let latch = context.readiness().register("nats");
+    let bus = context
+        .connect_with_retry("nats", &latch, async || {
+            let name = format!("providers {}", context.instance_id());
+            let bus =
+                Bus::connect(common.nats_url.expose(), ConnectOptions::new(name).blobs(common.blob_dir())).await?;
+            bus.ensure_topology().await?;
+            anyhow::Ok(bus)
+        })
+        .await?;
+    let worker = Worker {
+        bus,
+        vendors: Vendors { http: Http::new(config.timeouts()), memory: Arc::default() },
+        keys: common.master_keys()?,
+        policy: config.retries(),
+        cancels: Cancels::default(),
+        hand_back: CancellationToken::new(),
+    };
+    worker.start(config.providers_concurrency, context).await.context("cannot listen for cancels")?;
+    Ok(())
+}
+
+/// Chooses the implementation of TLS for the process.
+fn install_crypto() {
+    // An error only says that it has been chosen before, as when tests run several services in one process.
+    let _ = rustls::crypto::ring::default_provider().install_default();
+}

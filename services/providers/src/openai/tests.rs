@@ -1,0 +1,313 @@
+use construct_proto::{
+    mesh::v1::ChatMessage,
+    v1::{self, CodeInterpreterCall, CodeInterpreterResult, MessageSource, ModelParameters, ModelProviderType, Text},
+};
+use construct_tests::vendor::{VendorServer, openai as recorded};
+use futures::TryStreamExt as _;
+use v1::block::Block as Piece;
+
+use super::*;
+use crate::{
+    answer::{Answer, Completed},
+    call::tests::{EAGER, command, run},
+    cancels::Cancel,
+    delta::tests::Kept,
+    sse::Decoder,
+    tests::{completed, open},
+};
+
+const SOON: std::time::Duration = std::time::Duration::from_secs(10);
+
+/// Reads a recording given in pieces.
+fn read<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> Result<Vec<Chunk>, Failure> {
+    let (mut decoder, mut wire) = (Decoder::default(), Wire::default());
+    let (mut events, mut chunks) = (VecDeque::new(), VecDeque::new());
+    for piece in pieces {
+        decoder.push(piece, &mut events).expect("the recording is small");
+        while let Some(event) = events.pop_front() {
+            wire.read(&event, &mut chunks)?;
+        }
+    }
+    decoder.finish(&mut events).expect("the recording is small");
+    while let Some(event) = events.pop_front() {
+        wire.read(&event, &mut chunks)?;
+    }
+    wire.end(&mut chunks)?;
+    Ok(chunks.into())
+}
+
+fn request() -> Request {
+    Request::from_command(&command("count the lines")).expect("the command is whole")
+}
+
+fn complete(wire: &str) -> (Completed, Usage) {
+    let mut answer = Answer::new(&request());
+    for chunk in read([wire.as_bytes()]).expect("the stream is whole") {
+        answer.push(chunk).expect("in bounds");
+    }
+    let usage = answer.usage(true);
+    (answer.complete(), usage)
+}
+
+/// The answer's calls as `id: code`.
+fn calls(completed: &Completed) -> Vec<String> {
+    completed
+        .blocks
+        .iter()
+        .filter_map(|block| match &block.block {
+            Some(Piece::CodeInterpreterCall(call)) => Some(format!("{}: {}", call.id, call.code)),
+            _ => None,
+        })
+        .collect()
+}
+
+fn events(data: &[Value]) -> String {
+    data.iter().map(|data| format!("data: {data}\n\n")).collect()
+}
+
+#[test]
+fn every_recording_parses_the_same_at_every_split() {
+    let built = recorded::Answer::text("Grüße 😀").and_code("call_1", "print('ä')").wire();
+    for recording in [recorded::RECORDED_OLLAMA, recorded::RECORDED_OPENROUTER, &built] {
+        let bytes = recording.as_bytes();
+        let whole = read([bytes]).expect("the recording is whole");
+        for at in 0..=bytes.len() {
+            let (left, right) = bytes.split_at(at);
+            assert_eq!(read([left, right]).as_ref(), Ok(&whole), "split at {at}");
+        }
+        assert_eq!(read(bytes.chunks(1)), Ok(whole));
+    }
+}
+
+#[test]
+fn calls_that_share_an_index_but_not_an_id_are_two() {
+    let (completed, usage) = complete(recorded::RECORDED_OLLAMA);
+    assert_eq!(calls(&completed), ["call_k3f7x1aa: list_files('.')", "call_9qq2m0bb: 1 + 1"]);
+    assert_eq!(completed.stop_reason, StopReason::ToolUse, "though the server said `stop`");
+    assert!(
+        usage.input_tokens > 0 && usage.output_tokens > 0,
+        "it counted nothing, so that it is estimated: {usage:?}"
+    );
+}
+
+#[test]
+fn comments_are_skipped_and_usage_may_come_with_a_choice() {
+    let (completed, usage) = complete(recorded::RECORDED_OPENROUTER);
+    assert_eq!(completed.blocks[0].block, Some(Piece::Text(Text { text: "Good morning — おはよう 😀".into() })));
+    assert_eq!(
+        usage,
+        Usage { input_tokens: 56, output_tokens: 9, cache_read_tokens: 64, ..Usage::default() },
+        "what was cached is not counted twice"
+    );
+}
+
+#[test]
+fn usage_is_read_in_every_dialect() {
+    let usage = |usage: Value| complete(&recorded::Answer::text("x").using(Some(usage)).wire()).1;
+    assert_eq!(
+        usage(
+            json!({"prompt_tokens": 100, "completion_tokens": 5, "prompt_cache_hit_tokens": 60, "prompt_cache_miss_tokens": 40})
+        ),
+        Usage { input_tokens: 40, output_tokens: 5, cache_read_tokens: 60, ..Usage::default() }
+    );
+    assert_eq!(
+        usage(json!({"prompt_tokens": 100, "completion_tokens": 5, "total_tokens": 405,
+            "completion_tokens_details": {"reasoning_tokens": 300}})),
+        Usage { input_tokens: 100, output_tokens: 305, ..Usage::default() }
+    );
+}
+
+#[test]
+fn a_stream_may_end_without_done_or_without_reason_but_not_without_both() {
+    let wire = recorded::Answer::text("abc").without_done().wire();
+    assert!(read([wire.as_bytes()]).is_ok());
+    let unfinished = events(&[json!({"choices": [{"index": 0, "delta": {"content": "a"}, "finish_reason": null}]})]);
+    assert_eq!(read([unfinished.as_bytes()]).map_err(|failure| failure.class), Err(FailureClass::Transient));
+    assert!(read([unfinished.as_bytes(), b"data: [DONE]\n\n"]).is_ok());
+    assert!(read([unfinished.as_bytes(), b"data: [DONE]"]).is_ok());
+}
+
+#[test]
+fn a_cut_within_an_event_is_a_transient_failure() {
+    let wire = recorded::Answer::text("abc").wire();
+    let end = wire.find("finish_reason\":\"stop").expect("the end");
+    for at in [0, 50, end] {
+        assert_eq!(
+            read([&wire.as_bytes()[..at]]).map_err(|failure| failure.class),
+            Err(FailureClass::Transient),
+            "{at}"
+        );
+    }
+}
+
+#[test]
+fn calls_without_id_or_index_are_told_apart() {
+    let call = |call: Value| json!({"choices": [{"index": 0, "delta": {"tool_calls": [call]}, "finish_reason": null}]});
+    let wire = events(&[
+        call(json!({"function": {"name": "code_interpreter", "arguments": "{\"code\":"}})),
+        call(json!({"function": {"arguments": "\"1\"}"}})),
+        call(json!({"function": {"name": "code_interpreter", "arguments": {"code": "2"}}})),
+        json!({"choices": [{"index": 0, "delta": {}, "finish_reason": "tool_calls"}]}),
+    ]);
+    let step = request().step_id;
+    assert_eq!(calls(&complete(&wire).0), [format!("call_{step}_0: 1"), format!("call_{step}_1: 2")]);
+}
+
+#[test]
+fn a_refusal_is_text_with_its_reason() {
+    let wire = events(&[
+        json!({"choices": [{"index": 0, "delta": {"refusal": "I can't help with that."}, "finish_reason": null}]}),
+        json!({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}),
+    ]);
+    let (completed, _) = complete(&wire);
+    assert_eq!(completed.stop_reason, StopReason::Refused);
+    assert_eq!(completed.blocks.len(), 1);
+}
+
+#[test]
+fn every_finish_reason_is_known() {
+    for (reason, expected) in [
+        ("stop", StopReason::EndTurn),
+        ("length", StopReason::MaxTokens),
+        ("content_filter", StopReason::Refused),
+        ("something_new", StopReason::EndTurn),
+    ] {
+        assert_eq!(complete(&recorded::Answer::text("x").stopping(reason).wire()).0.stop_reason, expected, "{reason}");
+    }
+}
+
+#[test]
+fn errors_are_classified_by_the_vendors_own_words() {
+    for (status, body, class) in [
+        (
+            400,
+            json!({"error": {"code": "context_length_exceeded", "message": "too long"}}),
+            FailureClass::ContextTooLong,
+        ),
+        (
+            400,
+            json!({"error": {"code": 400, "message": "maximum context length is 8192"}}),
+            FailureClass::ContextTooLong,
+        ),
+        (400, json!({"error": {"code": "content_policy_violation", "message": "no"}}), FailureClass::ContentRefused),
+        (401, json!({"error": {"code": "invalid_api_key", "message": "no"}}), FailureClass::Authentication),
+        (
+            402,
+            json!({"error": {"message": "Insufficient Balance", "type": "unknown_error"}}),
+            FailureClass::Authentication,
+        ),
+        (404, json!({"error": {"code": "model_not_found", "message": "no"}}), FailureClass::InvalidRequest),
+        (404, json!({"error": "model 'x' not found"}), FailureClass::InvalidRequest),
+        (
+            429,
+            json!({"error": {"code": "insufficient_quota", "type": "insufficient_quota", "message": "no"}}),
+            FailureClass::Authentication,
+        ),
+        (429, json!({"error": {"code": "rate_limit_exceeded", "message": "no"}}), FailureClass::RateLimited),
+        (429, json!([{"error": {"code": 429, "message": "Resource exhausted"}}]), FailureClass::RateLimited),
+        (500, json!({"error": {"type": "server_error", "message": "no"}}), FailureClass::Transient),
+        (503, json!({"message": "busy"}), FailureClass::Overloaded),
+    ] {
+        let failure = Wire::default().refused(status, body.to_string().as_bytes());
+        assert_eq!(failure.class, class, "{status} {body}");
+        assert!(!failure.message.is_empty());
+    }
+}
+
+#[test]
+fn an_error_within_the_stream_is_classified() {
+    for (error, class) in [
+        (json!({"code": 429, "message": "rate limited upstream"}), FailureClass::RateLimited),
+        (json!({"code": 502, "message": "provider returned error"}), FailureClass::Transient),
+        (json!({"type": "server_error", "message": "The server had an error"}), FailureClass::Transient),
+        (json!({"message": "?"}), FailureClass::Transient),
+        (json!("plain"), FailureClass::Transient),
+    ] {
+        let wire = events(&[
+            json!({"choices": [{"index": 0, "delta": {"content": "a"}}]}),
+            json!({"error": error, "choices": []}),
+        ]);
+        assert_eq!(read([wire.as_bytes()]).map_err(|failure| failure.class), Err(class), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn a_request_carries_everything_in_the_vendors_form() {
+    let server = VendorServer::start().await;
+    server.reply(recorded::Answer::text("x").reply());
+    let vendor = open(ModelProviderType::Openai, &format!("{}/v1/", server.url()), SOON);
+    let message = |source: MessageSource, blocks: Vec<Piece>| ChatMessage {
+        source: source.into(),
+        blocks: blocks.into_iter().map(|block| v1::Block { block: Some(block) }).collect(),
+    };
+    let mut request = request();
+    let call = |id: &str| Piece::CodeInterpreterCall(CodeInterpreterCall { id: id.into(), code: "f(\"x\")".into() });
+    let failed = CodeInterpreterResult { id: "call_2".into(), error: "Error: no".into(), ..Default::default() };
+    let fine = CodeInterpreterResult { id: "call_1".into(), output: "7".into(), ..Default::default() };
+    request.messages.extend([
+        message(MessageSource::Assistant, vec![call("call_1"), call("call_2")]),
+        message(MessageSource::System, vec![Piece::CodeInterpreterResult(fine), Piece::CodeInterpreterResult(failed)]),
+        message(MessageSource::User, vec![Piece::Text(Text { text: "and?".into() })]),
+    ]);
+    request.parameters = ModelParameters {
+        temperature: Some(1.5),
+        top_p: Some(0.5),
+        stop_sequences: vec!["END".into()],
+        ..ModelParameters::default()
+    };
+    vendor.invoke(Arc::new(request)).try_collect::<Vec<_>>().await.expect("an answer");
+
+    let sent = server.requests().remove(0);
+    assert_eq!(sent.path, "/v1/chat/completions");
+    assert_eq!(sent.header("authorization"), "Bearer sk-test-12345");
+    let arguments = r#"{"code":"f(\"x\")"}"#;
+    let function = json!({"name": "code_interpreter", "arguments": arguments});
+    assert_eq!(
+        sent.body,
+        json!({
+            "model": "test-model",
+            "messages": [
+                {"role": "system", "content": "You work through scripts."},
+                {"role": "user", "content": "count the lines"},
+                {"role": "assistant", "content": null, "tool_calls": [
+                    {"id": "call_1", "type": "function", "function": function},
+                    {"id": "call_2", "type": "function", "function": function}]},
+                {"role": "tool", "tool_call_id": "call_1", "content": "7"},
+                {"role": "tool", "tool_call_id": "call_2", "content": "[the script failed]\nError: no"},
+                {"role": "user", "content": "and?"},
+            ],
+            "tools": [{"type": "function", "function": {"name": "code_interpreter", "description": "Runs JavaScript.",
+                "parameters": {"type": "object", "properties": {"code": {"type": "string"}}, "required": ["code"]}}}],
+            "stream": true, "stream_options": {"include_usage": true},
+            "max_tokens": 4096, "temperature": 1.5, "top_p": 0.5, "stop": ["END"],
+        })
+    );
+}
+
+#[test]
+fn only_the_vendor_itself_is_asked_in_its_newer_words() {
+    let mut request = request();
+    request.parameters.top_k = Some(7);
+    let original = serde_json::to_value(Body::new(&request, true)).expect("JSON");
+    assert_eq!(
+        (&original["max_completion_tokens"], original.get("max_tokens"), original.get("top_k")),
+        (&json!(4096), None, None)
+    );
+    let compatible = serde_json::to_value(Body::new(&request, false)).expect("JSON");
+    assert_eq!(
+        (compatible.get("max_completion_tokens"), &compatible["max_tokens"], &compatible["top_k"]),
+        (None, &json!(4096), &json!(7))
+    );
+}
+
+#[tokio::test]
+async fn a_provider_without_key_sends_none() {
+    let server = VendorServer::start().await;
+    server.reply(recorded::Answer::text("x").reply());
+    let endpoint = Endpoint::parse(&server.url(), "", None).expect("a URL");
+    crate::install_crypto();
+    let timeouts = crate::http::Timeouts { connect: SOON, first_byte: SOON, idle: SOON };
+    let vendor = OpenAi::new(Http::new(timeouts), endpoint);
+    completed(run(&vendor, EAGER, &Cancel::default(), &Kept::default()).await.0);
+    assert_eq!(server.requests()[0].header("authorization"), "");
+}

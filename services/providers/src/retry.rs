@@ -1,0 +1,101 @@
+//! When a failed try is followed by another within the same call.
+//!
+//! This is the one owner of retries for transient vendor errors (D8 in ARCHITECTURE.md). A circuit breaker shared by
+//! all calls of a provider and model belongs in front of the first try; it will decide here as well.
+
+use std::time::Duration;
+
+use jiff::Timestamp;
+
+use crate::failure::Failure;
+
+/// How often, and after which pauses.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Policy {
+    /// Tries of one command, the first included.
+    pub(crate) tries: u32,
+    /// Upper bound of the first pause; doubles with each try.
+    pub(crate) first: Duration,
+    /// Upper bound of every pause that the vendor did not ask for.
+    pub(crate) last: Duration,
+}
+
+impl Policy {
+    /// The pause before the next try; none when the failure stands. `jitter` is from 0 to 1 (full jitter: many calls
+    /// that failed together don't come back together). `left` is the time until the deadline: a pause that doesn't
+    /// leave room for an answer is not worth waiting, the failure says when another try is welcome.
+    pub(crate) fn pause(
+        &self,
+        failed: u32,
+        failure: &Failure,
+        left: Duration,
+        now: Timestamp,
+        jitter: f64,
+    ) -> Option<Duration> {
+        if failed >= self.tries || !failure.is_retryable() {
+            return None;
+        }
+        let doubled = self.first.saturating_mul(2_u32.saturating_pow(failed.saturating_sub(1).min(16)));
+        let pause = doubled.min(self.last).mul_f64(jitter.clamp(0.0, 1.0));
+        // Beyond the longest pause the reconciler waits, which costs no worker.
+        let asked = failure.wait_asked(now).unwrap_or_default();
+        if asked > self.last.saturating_mul(2) {
+            return None;
+        }
+        let pause = pause.max(asked);
+        (pause < left).then_some(pause)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use construct_proto::mesh::v1::FailureClass;
+
+    use super::*;
+
+    const POLICY: Policy = Policy { tries: 3, first: Duration::from_secs(1), last: Duration::from_secs(10) };
+    const HOUR: Duration = Duration::from_secs(3600);
+
+    fn now() -> Timestamp {
+        Timestamp::UNIX_EPOCH
+    }
+
+    #[test]
+    fn pauses_double_and_the_third_failure_stands() {
+        let failure = Failure::transient("x");
+        let pauses: Vec<_> = (1..=3).map(|failed| POLICY.pause(failed, &failure, HOUR, now(), 1.0)).collect();
+        assert_eq!(pauses, [Some(Duration::from_secs(1)), Some(Duration::from_secs(2)), None]);
+        assert_eq!(POLICY.pause(1, &failure, HOUR, now(), 0.0), Some(Duration::ZERO));
+        let patient = Policy { tries: 99, ..POLICY };
+        assert_eq!(patient.pause(50, &failure, HOUR, now(), 1.0), Some(Duration::from_secs(10)));
+    }
+
+    #[test]
+    fn only_failures_that_may_pass_are_retried() {
+        for class in [
+            FailureClass::Authentication,
+            FailureClass::InvalidRequest,
+            FailureClass::ContextTooLong,
+            FailureClass::ContentRefused,
+            FailureClass::Configuration,
+            FailureClass::Internal,
+            FailureClass::DeadlineExceeded,
+        ] {
+            assert_eq!(POLICY.pause(1, &Failure::new(class, "x"), HOUR, now(), 1.0), None, "{class:?}");
+        }
+        for class in [FailureClass::Transient, FailureClass::RateLimited, FailureClass::Overloaded] {
+            assert!(POLICY.pause(1, &Failure::new(class, "x"), HOUR, now(), 1.0).is_some(), "{class:?}");
+        }
+    }
+
+    #[test]
+    fn the_vendors_pause_is_honoured_while_it_is_worth_waiting() {
+        let asks = |seconds| {
+            let at = now().checked_add(Duration::from_secs(seconds)).expect("a time");
+            Failure::new(FailureClass::RateLimited, "x").with_retry_at(Some(at))
+        };
+        assert_eq!(POLICY.pause(1, &asks(7), HOUR, now(), 0.5), Some(Duration::from_secs(7)));
+        assert_eq!(POLICY.pause(1, &asks(7), Duration::from_secs(5), now(), 0.5), None);
+        assert_eq!(POLICY.pause(1, &asks(600), HOUR, now(), 0.5), None);
+    }
+}

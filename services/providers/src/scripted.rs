@@ -1,0 +1,148 @@
+//! The built-in model: answers read from a script instead of a vendor (`docs/scripted.md`). Demo, tests, benchmarks
+//! and chaos use it.
+//!
+//! It keeps no conversation: which turn to play follows from the transcript in the command, so that a command that
+//! is delivered again plays the same turn. Only faults that fail a number of times are counted, in [`Memory`].
+
+mod memory;
+mod play;
+mod script;
+mod template;
+
+use std::sync::Arc;
+
+use construct_proto::{
+    mesh::v1::{ChatMessage, model_invoke::Purpose},
+    v1::{MessageSource, block::Block},
+};
+use futures::stream::BoxStream;
+
+pub(crate) use self::memory::Memory;
+use self::{
+    play::Play,
+    script::{Count, Script, Turn},
+};
+use crate::{
+    failure::Failure,
+    transcript,
+    vendor::{Chunk, Request, Vendor},
+};
+
+/// Words of the first message that make a title.
+const TITLE_WORDS: usize = 6;
+/// Characters of a title at most.
+const TITLE_CHARS: usize = 60;
+
+/// A script, ready to be played.
+pub(crate) struct Scripted {
+    script: Script,
+    provider_id: String,
+    memory: Arc<Memory>,
+}
+
+impl Scripted {
+    pub(crate) fn parse(text: &str, provider_id: String, memory: Arc<Memory>) -> Result<Self, Failure> {
+        let script = Script::parse(text)
+            .map_err(|error| Failure::configuration(format!("the provider's script cannot be read: {error}")))?;
+        Ok(Self { script, provider_id, memory })
+    }
+
+    fn play(&self, request: &Request) -> Play {
+        let said = Said::read(&request.messages);
+        let conversation = self.script.conversation(&said.last_user_text);
+        if request.purpose == Purpose::Title {
+            let title = conversation.title.clone().unwrap_or_else(|| title(&said.first_user_text));
+            return Play::new(Turn::of_text(title), request, &said, None);
+        }
+        let at = match conversation.count {
+            Count::Total => said.answers,
+            Count::SinceUser => said.answers_since_user,
+        };
+        let Some(turn) = conversation.turns.get(at) else {
+            return Play::new(Turn::of_text(echo(&said.last_user_text)), request, &said, None);
+        };
+        let mut turn = turn.clone();
+        turn.inherit(&self.script.defaults);
+        let fault = turn.fault.take().filter(|fault| {
+            // The user's message is part of the key, because a conversation counted since the user's last message
+            // plays the same turn for each of them.
+            let key = format!("{}/{}/{}/{}/{at}", self.provider_id, request.task_id, conversation.name, said.users);
+            fault.times == 0 || self.memory.count(key) <= fault.times
+        });
+        Play::new(turn, request, &said, fault)
+    }
+}
+
+impl Vendor for Scripted {
+    fn invoke(&self, request: Arc<Request>) -> BoxStream<'static, Result<Chunk, Failure>> {
+        self.play(&request).stream()
+    }
+}
+
+/// What the transcript says, as far as scripts use it.
+#[derive(Debug, Default)]
+struct Said {
+    first_user_text: String,
+    last_user_text: String,
+    last_result: String,
+    /// Messages of the user.
+    users: usize,
+    /// Messages of the assistant.
+    answers: usize,
+    answers_since_user: usize,
+}
+
+impl Said {
+    fn read(messages: &[ChatMessage]) -> Self {
+        let mut said = Self::default();
+        for message in messages {
+            match message.source() {
+                MessageSource::User => {
+                    said.last_user_text = text(message);
+                    if said.users == 0 {
+                        said.first_user_text.clone_from(&said.last_user_text);
+                    }
+                    said.users += 1;
+                    said.answers_since_user = 0;
+                }
+                MessageSource::Assistant => {
+                    said.answers += 1;
+                    said.answers_since_user += 1;
+                }
+                MessageSource::System | MessageSource::Unspecified => {
+                    for block in message.blocks.iter().filter_map(|block| block.block.as_ref()) {
+                        if let Block::CodeInterpreterResult(result) = block {
+                            said.last_result = transcript::result_text(result);
+                        }
+                    }
+                }
+            }
+        }
+        said
+    }
+}
+
+fn text(message: &ChatMessage) -> String {
+    let texts: Vec<&str> = message
+        .blocks
+        .iter()
+        .filter_map(|block| match block.block.as_ref()? {
+            Block::Text(text) => Some(text.text.as_str()),
+            Block::CodeInterpreterCall(_) | Block::CodeInterpreterResult(_) => None,
+        })
+        .collect();
+    texts.join("\n")
+}
+
+fn echo(text: &str) -> String {
+    format!("You said: {text}")
+}
+
+fn title(text: &str) -> String {
+    let words: Vec<&str> = text.split_whitespace().take(TITLE_WORDS).collect();
+    let title: String = words.join(" ").chars().take(TITLE_CHARS).collect();
+    if title.is_empty() { "Untitled".to_owned() } else { title }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,53 @@
+//! How often each faulty turn has been tried.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::{Mutex, PoisonError},
+};
+
+/// Turns remembered at most; the oldest is forgotten first, and would fail anew.
+const MAX_TURNS: usize = 10_000;
+
+/// Counts tries per turn of a task. Lives as long as the process: after a restart a fault begins anew.
+#[derive(Debug, Default)]
+pub(crate) struct Memory(Mutex<Counts>);
+
+#[derive(Debug, Default)]
+struct Counts {
+    tries: HashMap<String, u32>,
+    order: VecDeque<String>,
+}
+
+impl Memory {
+    /// Counts a try of the turn `key`, and says the how manieth it is, from 1.
+    pub(super) fn count(&self, key: String) -> u32 {
+        // Counting cannot panic in between, so that the counts behind a poisoned lock are whole.
+        let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if !counts.tries.contains_key(&key) {
+            if counts.order.len() >= MAX_TURNS
+                && let Some(oldest) = counts.order.pop_front()
+            {
+                counts.tries.remove(&oldest);
+            }
+            counts.order.push_back(key.clone());
+        }
+        let tries = counts.tries.entry(key).or_default();
+        *tries = tries.saturating_add(1);
+        *tries
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn turns_are_counted_apart_and_the_oldest_is_forgotten() {
+        let memory = Memory::default();
+        assert_eq!([memory.count("a".into()), memory.count("a".into()), memory.count("b".into())], [1, 2, 1]);
+        for n in 0..MAX_TURNS {
+            memory.count(n.to_string());
+        }
+        assert_eq!(memory.count("a".into()), 1);
+    }
+}

@@ -1,0 +1,168 @@
+//! Plays one turn: what comes when.
+
+use std::{collections::VecDeque, time::Duration};
+
+use construct_domain::money::Usage;
+use construct_proto::mesh::v1::model_completed::StopReason;
+use futures::stream::{self, BoxStream, StreamExt as _};
+use jiff::Timestamp;
+use tokio::time::{Instant, sleep_until};
+
+use super::{
+    Said,
+    script::{Ending, Fault, Turn},
+    template,
+};
+use crate::{
+    answer,
+    failure::Failure,
+    vendor::{Chunk, Request},
+};
+
+/// Characters of a token when pacing.
+const TOKEN_CHARS: usize = 4;
+/// Slower than this would be a stall, which a fault says more plainly.
+const MIN_TOKENS_PER_SECOND: f64 = 0.1;
+
+/// A turn as a list of what happens, each with the pause before it.
+#[derive(Debug)]
+pub(super) struct Play {
+    acts: VecDeque<(Duration, Act)>,
+}
+
+#[derive(Debug)]
+enum Act {
+    Chunk(Chunk),
+    Fail(Failure, Option<Duration>),
+}
+
+impl Play {
+    pub(super) fn new(turn: Turn, request: &Request, said: &Said, fault: Option<Fault>) -> Self {
+        let text = template::fill(&turn.text, said, &request.model);
+        let codes: Vec<String> = turn.code.iter().map(|code| template::fill(code, said, &request.model)).collect();
+        let total = match turn.usage {
+            Some(tokens) => tokens.usage(),
+            None => Usage {
+                input_tokens: answer::tokens(request.input_chars()),
+                output_tokens: answer::tokens(text.len() + codes.iter().map(String::len).sum::<usize>()),
+                ..Usage::default()
+            },
+        };
+        let stop = turn.stop_reason.map(Ending::reason);
+        let stop = stop.unwrap_or(if codes.is_empty() { StopReason::EndTurn } else { StopReason::ToolUse });
+
+        let mut writer =
+            Writer { acts: VecDeque::new(), pause: Duration::ZERO, pace: pace(turn.tokens_per_second), fault };
+        writer.pause += Duration::from_millis(turn.delay_ms.unwrap_or(0));
+        // As vendors do: what was read is known at the beginning, what was written at the end.
+        writer.act(Act::Chunk(Chunk::Usage(Usage { output_tokens: 0, ..total })));
+        let whole = writer.write(&text, Chunk::Text) && writer.write_calls(&codes, request);
+        if whole && writer.fault.take().is_none_or(|fault| writer.fail(&fault)) {
+            writer.act(Act::Chunk(Chunk::Usage(total)));
+            writer.act(Act::Chunk(Chunk::Stop(stop)));
+        }
+        Self { acts: writer.acts }
+    }
+
+    pub(super) fn stream(self) -> BoxStream<'static, Result<Chunk, Failure>> {
+        // Pauses are counted from where the last one should have ended, so that they don't add up to more.
+        stream::unfold((self.acts, Instant::now()), |(mut acts, at)| async move {
+            let (pause, act) = acts.pop_front()?;
+            let at = at + pause;
+            if !pause.is_zero() {
+                sleep_until(at).await;
+            }
+            let chunk = match act {
+                Act::Chunk(chunk) => Ok(chunk),
+                Act::Fail(failure, retry_after) => {
+                    acts.clear();
+                    let retry_at = retry_after.and_then(|after| Timestamp::now().checked_add(after).ok());
+                    Err(failure.with_retry_at(retry_at))
+                }
+            };
+            Some((chunk, (acts, at)))
+        })
+        .boxed()
+    }
+}
+
+struct Writer {
+    acts: VecDeque<(Duration, Act)>,
+    /// Before the next act.
+    pause: Duration,
+    /// Between tokens; none: everything at once.
+    pace: Option<Duration>,
+    /// Its `after_chars` counts down.
+    fault: Option<Fault>,
+}
+
+impl Writer {
+    fn act(&mut self, act: Act) {
+        self.acts.push_back((std::mem::take(&mut self.pause), act));
+    }
+
+    /// Writes `text` in pieces until it is whole (true) or the fault strikes within it (false).
+    fn write(&mut self, text: &str, chunk: impl Fn(String) -> Chunk) -> bool {
+        let mut rest = text;
+        while !rest.is_empty() {
+            if let Some(fault) = self.fault.take_if(|fault| fault.after_chars == 0)
+                && !self.fail(&fault)
+            {
+                return false;
+            }
+            let size = if self.pace.is_some() { TOKEN_CHARS } else { usize::MAX };
+            let size = self.fault.as_ref().map_or(size, |fault| size.min(fault.after_chars));
+            let end = rest.char_indices().nth(size).map_or(rest.len(), |(at, _)| at);
+            let (piece, after) = rest.split_at(end);
+            if let Some(fault) = &mut self.fault {
+                fault.after_chars -= piece.chars().count().min(fault.after_chars);
+            }
+            self.act(Act::Chunk(chunk(piece.to_owned())));
+            self.pause += self.pace.unwrap_or_default();
+            rest = after;
+        }
+        true
+    }
+
+    fn write_calls(&mut self, codes: &[String], request: &Request) -> bool {
+        let tool = request.tools.first();
+        let (name, argument) = tool.map_or(("code_interpreter", "code"), |tool| (&tool.name, &tool.argument));
+        (0..).zip(codes).all(|(slot, code)| {
+            let arguments = |json: String| Chunk::Arguments { slot, json };
+            self.act(Act::Chunk(Chunk::Call { slot, id: String::new(), name: name.to_owned() }));
+            self.act(Act::Chunk(arguments(format!("{{{}:\"", quoted(argument)))));
+            let whole = self.write(code, |piece| arguments(escaped(&piece)));
+            if whole {
+                self.act(Act::Chunk(arguments("\"}".to_owned())));
+            }
+            whole
+        })
+    }
+
+    /// Lets the fault happen; true when it was only a stall and the turn goes on.
+    fn fail(&mut self, fault: &Fault) -> bool {
+        self.pause += Duration::from_millis(fault.stall_ms);
+        let Some(class) = fault.class else { return true };
+        let message = fault.message.clone().unwrap_or_else(|| format!("the script injects a fault ({class:?})"));
+        let failure = Failure::new(class.failure_class(), message).with_status(fault.http_status);
+        self.act(Act::Fail(failure, fault.retry_after_ms.map(Duration::from_millis)));
+        false
+    }
+}
+
+fn pace(tokens_per_second: Option<f64>) -> Option<Duration> {
+    let rate = tokens_per_second.filter(|rate| rate.is_finite() && *rate > 0.0)?;
+    Some(Duration::from_secs_f64(1.0 / rate.max(MIN_TOKENS_PER_SECOND)))
+}
+
+fn quoted(text: &str) -> String {
+    serde_json::Value::String(text.to_owned()).to_string()
+}
+
+/// `text` as it stands between the quotes of a JSON string.
+fn escaped(text: &str) -> String {
+    let mut json = quoted(text);
+    json.pop();
+    json.remove(0);
+    json
+}

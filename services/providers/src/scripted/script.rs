@@ -1,0 +1,284 @@
+//! The script's format (`docs/scripted.md`).
+
+use construct_domain::money::Usage;
+use construct_proto::mesh::v1::{FailureClass, model_completed::StopReason};
+use serde::{Deserialize, Deserializer};
+
+/// A whole script.
+#[derive(Debug, Clone)]
+pub(super) struct Script {
+    conversations: Vec<Conversation>,
+    /// What is played when no conversation's text matches.
+    otherwise: Conversation,
+    pub(super) defaults: Defaults,
+}
+
+/// Turns that belong together.
+#[derive(Debug, Clone)]
+pub(super) struct Conversation {
+    /// Tells the script's conversations apart.
+    pub(super) name: String,
+    matches: String,
+    pub(super) count: Count,
+    pub(super) title: Option<String>,
+    pub(super) turns: Vec<Turn>,
+}
+
+/// Which answers are counted to find the turn to play.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Count {
+    /// All of the task.
+    Total,
+    /// Those after the user's last message.
+    SinceUser,
+}
+
+/// One answer of the model.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct Turn {
+    #[serde(deserialize_with = "lines")]
+    pub(super) text: String,
+    #[serde(deserialize_with = "scripts")]
+    pub(super) code: Vec<String>,
+    pub(super) delay_ms: Option<u64>,
+    pub(super) tokens_per_second: Option<f64>,
+    pub(super) usage: Option<Tokens>,
+    pub(super) stop_reason: Option<Ending>,
+    pub(super) fault: Option<Fault>,
+}
+
+/// What a turn takes over where it says nothing itself.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Defaults {
+    delay_ms: Option<u64>,
+    tokens_per_second: Option<f64>,
+    usage: Option<Tokens>,
+}
+
+/// Tokens a turn claims to have used.
+#[derive(Debug, Clone, Copy, Default, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(super) struct Tokens {
+    input: u32,
+    output: u32,
+    cache_read: u32,
+    cache_write: u32,
+}
+
+/// Why a turn ends.
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Ending {
+    EndTurn,
+    ToolUse,
+    MaxTokens,
+    StopSequence,
+    Refused,
+}
+
+/// What goes wrong.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Fault {
+    /// None: nothing fails, the turn only stalls.
+    pub(super) class: Option<Class>,
+    #[serde(default)]
+    pub(super) http_status: u16,
+    pub(super) message: Option<String>,
+    /// How many tries fail before one succeeds; 0: every one.
+    #[serde(default = "once")]
+    pub(super) times: u32,
+    pub(super) retry_after_ms: Option<u64>,
+    /// Characters of the answer that are streamed before.
+    #[serde(default)]
+    pub(super) after_chars: usize,
+    /// How long nothing comes before.
+    #[serde(default)]
+    pub(super) stall_ms: u64,
+}
+
+/// The failure classes under the names a script uses.
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub(super) enum Class {
+    Transient,
+    RateLimited,
+    Overloaded,
+    Authentication,
+    InvalidRequest,
+    ContextTooLong,
+    ContentRefused,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ScriptFile {
+    /// For people.
+    #[serde(default, rename = "description")]
+    _description: String,
+    title: Option<String>,
+    #[serde(default = "total")]
+    count: Count,
+    #[serde(default)]
+    turns: Vec<Turn>,
+    #[serde(default)]
+    conversations: Vec<ConversationFile>,
+    delay_ms: Option<u64>,
+    tokens_per_second: Option<f64>,
+    usage: Option<Tokens>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ConversationFile {
+    #[serde(rename = "match")]
+    matches: String,
+    title: Option<String>,
+    #[serde(default = "since_user")]
+    count: Count,
+    #[serde(default)]
+    turns: Vec<Turn>,
+}
+
+/// A text, or its lines: JSON has no readable way to write several.
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "a text or a list of lines")]
+enum Lines {
+    One(String),
+    Many(Vec<String>),
+}
+
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "a script, or a list of scripts of which each is a text or a list of lines")]
+enum Scripts {
+    One(String),
+    Many(Vec<Lines>),
+}
+
+impl Script {
+    /// Reads a script: an object, or only the list of its turns. An empty text is a script without turns.
+    pub(super) fn parse(text: &str) -> Result<Self, serde_json::Error> {
+        let text = text.trim_start_matches('\u{FEFF}');
+        let file = match text.trim_start().chars().next() {
+            None => serde_json::from_str("{}")?,
+            Some('[') => {
+                let turns = serde_json::from_str(text)?;
+                ScriptFile { turns, ..serde_json::from_str("{}")? }
+            }
+            Some(_) => serde_json::from_str::<ScriptFile>(text)?,
+        };
+        let conversations = file.conversations.into_iter().enumerate().map(|(at, conversation)| Conversation {
+            name: at.to_string(),
+            matches: conversation.matches,
+            count: conversation.count,
+            title: conversation.title,
+            turns: conversation.turns,
+        });
+        Ok(Self {
+            conversations: conversations.collect(),
+            otherwise: Conversation {
+                name: "turns".to_owned(),
+                matches: String::new(),
+                count: file.count,
+                title: file.title,
+                turns: file.turns,
+            },
+            defaults: Defaults {
+                delay_ms: file.delay_ms,
+                tokens_per_second: file.tokens_per_second,
+                usage: file.usage,
+            },
+        })
+    }
+
+    /// The first conversation whose text occurs in the user's last message.
+    pub(super) fn conversation(&self, last_user_text: &str) -> &Conversation {
+        let found = self.conversations.iter().find(|conversation| last_user_text.contains(&conversation.matches));
+        found.unwrap_or(&self.otherwise)
+    }
+}
+
+impl Turn {
+    pub(super) fn of_text(text: String) -> Self {
+        // What the user wrote must not be read as a template.
+        Self { text: text.replace("{{", "{ {"), ..Self::default() }
+    }
+
+    pub(super) fn inherit(&mut self, defaults: &Defaults) {
+        self.delay_ms = self.delay_ms.or(defaults.delay_ms);
+        self.tokens_per_second = self.tokens_per_second.or(defaults.tokens_per_second);
+        self.usage = self.usage.or(defaults.usage);
+    }
+}
+
+impl Tokens {
+    pub(super) fn usage(self) -> Usage {
+        Usage {
+            input_tokens: self.input.into(),
+            output_tokens: self.output.into(),
+            cache_read_tokens: self.cache_read.into(),
+            cache_write_tokens: self.cache_write.into(),
+            cost_pico_usd: 0,
+        }
+    }
+}
+
+impl Ending {
+    pub(super) fn reason(self) -> StopReason {
+        match self {
+            Self::EndTurn => StopReason::EndTurn,
+            Self::ToolUse => StopReason::ToolUse,
+            Self::MaxTokens => StopReason::MaxTokens,
+            Self::StopSequence => StopReason::StopSequence,
+            Self::Refused => StopReason::Refused,
+        }
+    }
+}
+
+impl Class {
+    pub(super) fn failure_class(self) -> FailureClass {
+        match self {
+            Self::Transient => FailureClass::Transient,
+            Self::RateLimited => FailureClass::RateLimited,
+            Self::Overloaded => FailureClass::Overloaded,
+            Self::Authentication => FailureClass::Authentication,
+            Self::InvalidRequest => FailureClass::InvalidRequest,
+            Self::ContextTooLong => FailureClass::ContextTooLong,
+            Self::ContentRefused => FailureClass::ContentRefused,
+        }
+    }
+}
+
+impl From<Lines> for String {
+    fn from(lines: Lines) -> Self {
+        match lines {
+            Lines::One(text) => text,
+            Lines::Many(lines) => lines.join("\n"),
+        }
+    }
+}
+
+fn lines<'de, D: Deserializer<'de>>(deserializer: D) -> Result<String, D::Error> {
+    Lines::deserialize(deserializer).map(String::from)
+}
+
+fn scripts<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
+    Ok(match Scripts::deserialize(deserializer)? {
+        Scripts::One(code) => vec![code],
+        Scripts::Many(codes) => codes.into_iter().map(String::from).collect(),
+    })
+}
+
+fn once() -> u32 {
+    1
+}
+
+fn total() -> Count {
+    Count::Total
+}
+
+fn since_user() -> Count {
+    Count::SinceUser
+}

@@ -1,0 +1,332 @@
+//! One behaviour for all vendors reached over HTTP, tested against a server that speaks their wire formats.
+
+use std::{fmt::Debug, sync::Arc, time::Duration};
+
+use construct_domain::money::Usage;
+use construct_proto::{
+    mesh::v1::{self as mesh, FailureClass},
+    v1::ModelProviderType,
+};
+use construct_tests::vendor::{Reply, VendorServer, anthropic, openai};
+use secrecy::SecretString;
+use tokio::time::Instant;
+
+use crate::{
+    answer::Completed,
+    call::{
+        Outcome,
+        tests::{EAGER, command, run},
+    },
+    cancels::Cancel,
+    delta::tests::Kept,
+    failure::Failure,
+    http::{Http, Timeouts},
+    vendor::{Vendor, Vendors},
+};
+
+const KEY: &str = "sk-test-12345";
+const SOON: Duration = Duration::from_secs(10);
+
+/// What differs between the vendors' wire formats, as far as this suite needs it.
+#[derive(Debug, Clone, Copy)]
+enum Wire {
+    Anthropic,
+    OpenAi,
+}
+
+impl Wire {
+    const ALL: [Self; 2] = [Self::Anthropic, Self::OpenAi];
+
+    fn provider(self) -> ModelProviderType {
+        match self {
+            Self::Anthropic => ModelProviderType::Anthropic,
+            Self::OpenAi => ModelProviderType::Openai,
+        }
+    }
+
+    fn answer(self, text: &str) -> String {
+        match self {
+            Self::Anthropic => anthropic::Answer::text(text).wire(),
+            Self::OpenAi => openai::Answer::text(text).wire(),
+        }
+    }
+
+    fn error(self, status: u16, class: FailureClass) -> Reply {
+        let message = match class {
+            FailureClass::ContextTooLong => "prompt is too long: 205000 tokens > 200000 maximum",
+            FailureClass::ContentRefused => "Output blocked by content filtering policy / violates our content policy",
+            _ => "something is wrong",
+        };
+        let kind = match status {
+            401 => "authentication_error",
+            403 => "permission_error",
+            404 => "not_found_error",
+            413 => "request_too_large",
+            429 => "rate_limit_error",
+            500 => "api_error",
+            529 => "overloaded_error",
+            _ => "invalid_request_error",
+        };
+        match self {
+            Self::Anthropic => anthropic::error(status, kind, message),
+            Self::OpenAi => openai::error(status, "", kind, message),
+        }
+    }
+}
+
+/// Looks again and again until `look` gives `Ok`; panics with its last `Err` when that takes too long.
+pub(crate) async fn until<T, E: Debug>(what: &str, mut look: impl AsyncFnMut() -> Result<T, E>) -> T {
+    let deadline = Instant::now() + SOON;
+    loop {
+        match look().await {
+            Ok(value) => return value,
+            Err(last) if Instant::now() >= deadline => panic!("waited for {what}; last: {last:?}"),
+            Err(_) => tokio::time::sleep(Duration::from_millis(10)).await,
+        }
+    }
+}
+
+/// Short deadlines, so that tests of silence are quick, and long enough for a busy machine to answer within.
+fn vendors(patience: Duration) -> Vendors {
+    crate::install_crypto();
+    let timeouts = Timeouts { connect: SOON, first_byte: patience, idle: patience };
+    Vendors { http: Http::new(timeouts), memory: Arc::default() }
+}
+
+pub(crate) fn open(kind: ModelProviderType, url: &str, patience: Duration) -> Box<dyn Vendor> {
+    let provider = mesh::Provider { r#type: kind.into(), base_url: url.to_owned(), ..mesh::Provider::default() };
+    vendors(patience).open(&provider, Some(SecretString::from(KEY))).expect("the provider is valid")
+}
+
+async fn call(wire: Wire, server: &VendorServer) -> (Outcome, Usage, Kept) {
+    let kept = Kept::default();
+    let vendor = open(wire.provider(), &server.url(), SOON);
+    let (outcome, usage) = run(vendor.as_ref(), EAGER, &Cancel::default(), &kept).await;
+    (outcome, usage, kept)
+}
+
+fn failure(outcome: Outcome) -> Failure {
+    match outcome {
+        Outcome::Failed(failure) => failure,
+        other => panic!("not failed: {other:?}"),
+    }
+}
+
+pub(crate) fn completed(outcome: Outcome) -> Completed {
+    match outcome {
+        Outcome::Completed(completed) => completed,
+        other => panic!("not completed: {other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn an_answer_is_the_same_however_it_is_written() {
+    for wire in Wire::ALL {
+        let server = VendorServer::start().await;
+        let stream = wire.answer("Grüße — 😀!");
+        let replies = [
+            Reply::stream(&*stream),
+            Reply::stream(&*stream).dripping(1, Duration::ZERO),
+            Reply::stream(&*stream).dripping(37, Duration::from_millis(1)),
+            Reply::stream(stream.replace('\n', "\r\n")).dripping(3, Duration::ZERO),
+        ];
+        let mut answers = Vec::new();
+        for reply in replies {
+            server.reply(reply);
+            let (outcome, usage, kept) = call(wire, &server).await;
+            assert_eq!(kept.text(), "Grüße — 😀!", "{wire:?}");
+            answers.push((completed(outcome), usage));
+        }
+        assert!(answers.windows(2).all(|pair| pair[0] == pair[1]), "{wire:?}: {answers:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_stream_cut_anywhere_is_never_taken_for_an_answer() {
+    for wire in Wire::ALL {
+        let server = VendorServer::start().await;
+        let stream = wire.answer("It is 42.");
+        // The last event may be missing: with the stop reason the answer is whole.
+        let whole =
+            stream.find("stop_reason\":\"end_turn").or_else(|| stream.find("finish_reason\":\"stop")).expect("an end");
+        for at in (0..whole).step_by(97) {
+            server.reply(Reply::stream(&*stream).ended_after(at)).reply(Reply::stream(&*stream));
+            let (outcome, _, kept) = call(wire, &server).await;
+            assert_eq!(kept.text(), "It is 42.", "{wire:?} cut at {at}");
+            completed(outcome);
+        }
+    }
+}
+
+#[tokio::test]
+async fn every_class_of_error_is_recognised() {
+    for wire in Wire::ALL {
+        for (status, class) in [
+            (400, FailureClass::InvalidRequest),
+            (400, FailureClass::ContextTooLong),
+            (400, FailureClass::ContentRefused),
+            (401, FailureClass::Authentication),
+            (403, FailureClass::Authentication),
+            (404, FailureClass::InvalidRequest),
+            (413, FailureClass::ContextTooLong),
+            (429, FailureClass::RateLimited),
+            (500, FailureClass::Transient),
+            (529, FailureClass::Overloaded),
+        ] {
+            let server = VendorServer::start().await;
+            for _ in 0..3 {
+                server.reply(wire.error(status, class));
+            }
+            let (outcome, usage, _) = call(wire, &server).await;
+            let failure = failure(outcome);
+            assert_eq!((failure.class, failure.http_status), (class, status), "{wire:?}: {}", failure.message);
+            let tries = if failure.is_retryable() { 3 } else { 1 };
+            assert_eq!(server.requests().len(), tries, "{wire:?} {status}");
+            assert!(usage.is_zero(), "a refused request costs nothing");
+        }
+    }
+}
+
+#[tokio::test]
+async fn bodies_that_are_not_the_vendors_are_understood_by_their_status() {
+    for wire in Wire::ALL {
+        for (reply, class) in [
+            (Reply::text(502, "<html>Bad Gateway</html>"), FailureClass::Transient),
+            (Reply::text(503, "no backend"), FailureClass::Overloaded),
+            (Reply::text(302, "").header("location", "http://127.0.0.1:1/"), FailureClass::Configuration),
+            (Reply::text(404, "404 page not found"), FailureClass::InvalidRequest),
+            (Reply::json(200, &serde_json::json!({"object": "chat.completion"})), FailureClass::InvalidRequest),
+        ] {
+            let server = VendorServer::start().await;
+            for _ in 0..3 {
+                server.reply(reply.clone());
+            }
+            let failure = failure(call(wire, &server).await.0);
+            assert_eq!(failure.class, class, "{wire:?}: {}", failure.message);
+            assert!(!failure.message.contains("<html>"));
+        }
+    }
+}
+
+#[tokio::test]
+async fn retry_after_reaches_the_result() {
+    for wire in Wire::ALL {
+        let server = VendorServer::start().await;
+        server.reply(wire.error(429, FailureClass::RateLimited).header("retry-after", "600"));
+        let failure = failure(call(wire, &server).await.0);
+        let wait = failure.wait_asked(jiff::Timestamp::now()).expect("the vendor named a time");
+        assert!((Duration::from_secs(590)..=Duration::from_secs(600)).contains(&wait), "{wait:?}");
+        assert_eq!(server.requests().len(), 1, "nobody waits ten minutes within a call");
+    }
+}
+
+#[tokio::test]
+async fn a_broken_connection_is_tried_again_and_what_was_shown_is_voided() {
+    for wire in Wire::ALL {
+        let server = VendorServer::start().await;
+        let stream = wire.answer("The answer is 42, and that is certain.");
+        server.reply(Reply::stream(&*stream).broken_after(stream.len() * 2 / 3)).reply(Reply::stream(&*stream));
+        let (outcome, usage, kept) = call(wire, &server).await;
+        completed(outcome);
+        assert!(kept.types().contains(&"message.restarted".to_owned()), "{wire:?}: {:?}", kept.types());
+        assert_eq!(kept.text(), "The answer is 42, and that is certain.");
+        assert!(usage.output_tokens > 15, "the broken try was not free: {usage:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_vendor_that_falls_silent_is_given_up() {
+    for wire in Wire::ALL {
+        let server = VendorServer::start().await;
+        let stream = wire.answer("x");
+        for _ in 0..3 {
+            server.reply(Reply::stream(&*stream).silent_after(stream.len() / 2));
+        }
+        let vendor = open(wire.provider(), &server.url(), Duration::from_millis(300));
+        let (outcome, _) = run(vendor.as_ref(), EAGER, &Cancel::default(), &Kept::default()).await;
+        let failure = failure(outcome);
+        assert_eq!(failure.class, FailureClass::Transient);
+        assert!(failure.message.contains("sent nothing"), "{}", failure.message);
+    }
+}
+
+#[tokio::test]
+async fn a_vendor_that_is_away_is_a_transient_failure() {
+    for wire in Wire::ALL {
+        let url = VendorServer::start().await.url();
+        let vendor = open(wire.provider(), &url, SOON);
+        let failure = failure(run(vendor.as_ref(), EAGER, &Cancel::default(), &Kept::default()).await.0);
+        assert_eq!(failure.class, FailureClass::Transient);
+        assert!(!failure.message.contains(&url), "{}", failure.message);
+    }
+}
+
+#[tokio::test]
+async fn a_cancel_closes_the_connection() {
+    for wire in Wire::ALL {
+        let server = VendorServer::start().await;
+        let stream = wire.answer("The answer is 42, and that is certain.");
+        server.reply(Reply::stream(&*stream).silent_after(stream.len() * 2 / 3));
+        let cancel = Cancel::default();
+        let canceller = cancel.clone();
+        let kept = Kept::default();
+        let shown = kept.clone();
+        let vendor = open(wire.provider(), &server.url(), SOON);
+        let calling = tokio::spawn(async move { run(vendor.as_ref(), EAGER, &cancel, &kept).await });
+        until("the first text", async || if shown.text().is_empty() { Err(()) } else { Ok(()) }).await;
+        assert_eq!(server.open_answers(), 1);
+        canceller.cancel("suspended");
+        let (outcome, usage) = calling.await.expect("the call does not panic");
+        assert_eq!(outcome, Outcome::Cancelled { reason: "suspended".into() });
+        assert!(usage.output_tokens > 0, "{usage:?}");
+        until("the connection to close", async || match server.open_answers() {
+            0 => Ok(()),
+            open => Err(open),
+        })
+        .await;
+    }
+}
+
+#[tokio::test]
+async fn a_vendor_that_repeats_the_key_does_not_give_it_away() {
+    for wire in Wire::ALL {
+        let server = VendorServer::start().await;
+        let message = format!("Incorrect API key provided: {KEY}.");
+        server.reply(match wire {
+            Wire::Anthropic => anthropic::error(401, "authentication_error", &message),
+            Wire::OpenAi => openai::error(401, "invalid_api_key", "invalid_request_error", &message),
+        });
+        let vendor = open(wire.provider(), &server.url(), SOON);
+        let kept = Kept::default();
+        let mut progress = kept.clone();
+        let mut deltas = crate::delta::Deltas::new(crate::delta::tests::marks(1), &mut progress);
+        let key = SecretString::from(KEY);
+        let call = crate::call::Call {
+            vendor: vendor.as_ref(),
+            key: Some(&key),
+            request: Arc::new(crate::vendor::Request::from_command(&command("go")).expect("whole")),
+            policy: EAGER,
+            interrupts: crate::call::Interrupts {
+                cancel: &Cancel::default(),
+                deadline: Instant::now() + SOON,
+                hand_back: tokio_util::sync::CancellationToken::new(),
+            },
+        };
+        let failure = failure(call.run(&mut deltas).await.0);
+        assert_eq!(failure.message, "Incorrect API key provided: [api key].");
+        assert_eq!(failure.class, FailureClass::Authentication);
+    }
+}
+
+#[tokio::test]
+async fn the_client_says_who_it_is_and_reuses_its_connection() {
+    let server = VendorServer::start().await;
+    let vendor = open(ModelProviderType::Anthropic, &server.url(), SOON);
+    for _ in 0..2 {
+        server.reply(anthropic::Answer::text("x").reply());
+        completed(run(vendor.as_ref(), EAGER, &Cancel::default(), &Kept::default()).await.0);
+    }
+    let requests = server.requests();
+    assert!(requests[0].header("user-agent").starts_with("construct/"));
+    assert_eq!(requests[0].peer, requests[1].peer, "the second call came over another connection");
+}

@@ -1,0 +1,318 @@
+//! Takes model commands from the mesh, and answers each with exactly one kind of result.
+
+use std::{sync::Arc, time::Duration};
+
+use async_trait::async_trait;
+use construct_bus::{Bus, ConsumeOptions, Consumer, Delivery, Receipt, publish, subject};
+use construct_domain::{
+    TaskId,
+    money::{Prices, Usage},
+};
+use construct_proto::{
+    mesh::v1::{
+        self as mesh, Cancelled, FailureClass, ModelCompleted, ModelInvoke, StepRef, StepResult, model_invoke::Purpose,
+        step_result,
+    },
+    v1::{self, Event},
+};
+use construct_runtime::{Context, Lifecycle, MasterKeys};
+use futures::StreamExt as _;
+use jiff::Timestamp;
+use secrecy::SecretString;
+use tokio::time::{Instant, sleep, timeout};
+use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use tracing::Instrument as _;
+
+use crate::{
+    call::{Call, Interrupts, Outcome},
+    cancels::Cancels,
+    delta::{Deltas, Marks, Progress},
+    failure::Failure,
+    key,
+    retry::Policy,
+    vendor::{Request, Vendor, Vendors},
+};
+
+/// Deliveries of one command before it is given up: a command that took five workers down is not given a sixth.
+const MAX_DELIVERIES: u32 = 5;
+/// A call whose command names no deadline must end too.
+const DEFAULT_DEADLINE: Duration = Duration::from_secs(15 * 60);
+/// Of the time the process has to stop, the part in which calls may still finish; the rest is for handing back.
+const FINISH_SHARE: f64 = 0.7;
+/// Pause before the mesh is tried again.
+const PAUSE: Duration = Duration::from_millis(500);
+
+/// Everything a call needs; one per process.
+#[derive(Clone)]
+pub(crate) struct Worker {
+    pub(crate) bus: Bus,
+    pub(crate) vendors: Vendors,
+    pub(crate) keys: MasterKeys,
+    pub(crate) policy: Policy,
+    pub(crate) cancels: Cancels,
+    /// Set when calls that are still at work shall be handed back.
+    pub(crate) hand_back: CancellationToken,
+}
+
+impl Worker {
+    /// Takes commands and cancels until the service drains. Never more than `concurrency` commands at once: the
+    /// rest waits in the queue.
+    pub(crate) async fn start(
+        self,
+        concurrency: usize,
+        context: &Context,
+    ) -> Result<(), construct_bus::subscribe::Error> {
+        let lifecycle = context.lifecycle();
+        // Before the first command, so that no cancel is missed.
+        let orders = self.bus.subscribe_cancel(subject::Service::Providers).await?;
+        lifecycle.spawn("cancels", self.clone().listen(orders, lifecycle.draining()));
+
+        let options = ConsumeOptions::new(concurrency, lifecycle.draining());
+        let consumer = self.bus.consume_model(&subject::Pool::model_default(), options);
+        let finish_within = context.common().shutdown_grace.mul_f64(FINISH_SHARE);
+        lifecycle.spawn("model-calls", self.take(consumer, lifecycle.clone(), finish_within));
+        Ok(())
+    }
+
+    async fn take(
+        self,
+        mut consumer: Consumer<ModelInvoke>,
+        lifecycle: Lifecycle,
+        finish_within: Duration,
+    ) -> anyhow::Result<()> {
+        let calls = TaskTracker::new();
+        while let Some(delivery) = consumer.next().await {
+            lifecycle.spawn_job("model-call", calls.track_future(self.clone().work(delivery)));
+        }
+        // Calls that end by themselves in this time are worth more than the same calls begun again elsewhere.
+        calls.close();
+        if timeout(finish_within, calls.wait()).await.is_err() {
+            self.hand_back.cancel();
+        }
+        Ok(())
+    }
+
+    async fn listen(
+        self,
+        mut orders: futures::stream::BoxStream<'static, mesh::CancelStep>,
+        draining: CancellationToken,
+    ) -> anyhow::Result<()> {
+        loop {
+            let order = tokio::select! {
+                () = draining.cancelled() => return Ok(()),
+                order = orders.next() => order,
+            };
+            match order {
+                Some(order) => self.cancels.cancel(&order),
+                None => {
+                    sleep(PAUSE).await;
+                    if let Ok(again) = self.bus.subscribe_cancel(subject::Service::Providers).await {
+                        orders = again;
+                    }
+                }
+            }
+        }
+    }
+
+    async fn work(self, delivery: Delivery<ModelInvoke>) {
+        let Delivery { message: command, task, delivery, receipt, .. } = delivery;
+        let span = tracing::info_span!(
+            "providers.model.invoke",
+            otel.kind = "consumer",
+            construct.task = %task,
+            construct.step = command.step.as_ref().map(|step| step.step_id.as_str()),
+            construct.delivery = delivery,
+            gen_ai.provider.name = command.provider.as_ref().map(|provider| provider.r#type().as_str_name()),
+            gen_ai.request.model = command.model.as_ref().map(|model| model.vendor_model.as_str()),
+            gen_ai.usage.input_tokens = tracing::field::Empty,
+            gen_ai.usage.output_tokens = tracing::field::Empty,
+        );
+        receipt.continue_trace(&span);
+        let keep_alive = receipt.keep_alive();
+        // Boxed, because the future of a call is large and lives in a task of its own anyway.
+        let result = Box::pin(self.answer(&command, delivery)).instrument(span.clone()).await;
+        let settled = match result {
+            Some(result) => self.publish(task, result).instrument(span).await,
+            None => false,
+        };
+        drop(keep_alive);
+        settle(receipt, settled).await;
+    }
+
+    /// What becomes of the command; none when it shall be handed back.
+    async fn answer(&self, command: &ModelInvoke, delivery: u32) -> Option<StepResult> {
+        let step = command.step.clone().unwrap_or_default();
+        let prices = prices(command);
+        let (outcome, usage) = match self.prepare(command, &step, delivery) {
+            Ok(prepared) => self.invoke(prepared, &step, delivery).await,
+            Err(failure) => (Outcome::Failed(failure), Usage::default()),
+        };
+        let usage = usage.priced(&prices);
+        let span = tracing::Span::current();
+        span.record("gen_ai.usage.input_tokens", usage.input_tokens);
+        span.record("gen_ai.usage.output_tokens", usage.output_tokens);
+        let outcome = match outcome {
+            Outcome::HandedBack => {
+                tracing::info!("the service stops: the model call is handed back");
+                return None;
+            }
+            Outcome::Completed(completed) => step_result::Outcome::ModelCompleted(ModelCompleted {
+                blocks: completed.blocks,
+                stop_reason: completed.stop_reason.into(),
+            }),
+            Outcome::Failed(failure) => {
+                tracing::warn!(
+                    class = failure.class.as_str_name(),
+                    http.status = failure.http_status,
+                    "the model call failed: {failure}"
+                );
+                step_result::Outcome::Failed(failure.into_proto())
+            }
+            Outcome::Cancelled { reason } => step_result::Outcome::Cancelled(Cancelled { reason, results: Vec::new() }),
+        };
+        Some(StepResult {
+            step: Some(step),
+            delivery,
+            outcome: Some(outcome),
+            usage: Some(usage_to_proto(usage)),
+            model_id: command.model.as_ref().map(|model| model.id.clone()).unwrap_or_default(),
+        })
+    }
+
+    fn prepare(&self, command: &ModelInvoke, step: &StepRef, delivery: u32) -> Result<Prepared, Failure> {
+        if delivery > MAX_DELIVERIES {
+            return Err(Failure::internal(format!(
+                "the model call was given up: {MAX_DELIVERIES} workers were lost while they worked on it"
+            )));
+        }
+        let deadline = deadline(step, Timestamp::now()).ok_or_else(|| {
+            Failure::new(FailureClass::DeadlineExceeded, "the step's deadline passed before a worker was free")
+        })?;
+        let provider = command.provider.as_ref().ok_or_else(|| Failure::internal("the command names no provider"))?;
+        let request = Request::from_command(command)?;
+        let key = key::open(&self.keys, &provider.id, provider.api_key.as_ref())?;
+        let vendor = self.vendors.open(provider, key.clone())?;
+        Ok(Prepared { vendor, key, request: Arc::new(request), deadline })
+    }
+
+    async fn invoke(&self, prepared: Prepared, step: &StepRef, delivery: u32) -> (Outcome, Usage) {
+        let guard = self.cancels.begin(&step.task_id, &step.step_id);
+        let mut progress = Live(self.bus.progress());
+        let marks = Marks {
+            organization_id: step.organization_id.clone(),
+            task_id: step.task_id.clone(),
+            step_id: step.step_id.clone(),
+            step: step.number,
+            delivery,
+            live: prepared.request.purpose != Purpose::Title,
+        };
+        let mut deltas = Deltas::new(marks, &mut progress);
+        if delivery > 1 {
+            deltas.restart("the worker that was answering was lost".to_owned()).await;
+        }
+        let call = Call {
+            vendor: prepared.vendor.as_ref(),
+            key: prepared.key.as_ref(),
+            request: prepared.request,
+            policy: self.policy,
+            interrupts: Interrupts {
+                cancel: &guard.cancel,
+                deadline: prepared.deadline,
+                hand_back: self.hand_back.clone(),
+            },
+        };
+        let (outcome, usage) = call.run(&mut deltas).await;
+        // Before the result, so that nobody sees the end of a step before what led to it.
+        let written = progress.0.finish().await;
+        if written.lost > 0 {
+            tracing::warn!(lost = written.lost, "some live text could not be published; the result is whole");
+        }
+        (outcome, usage)
+    }
+
+    /// Publishes the result, for as long as it takes: it is paid for. False when the service stops before.
+    async fn publish(&self, task: TaskId, mut result: StepResult) -> bool {
+        let address = subject::TaskResult::new(task);
+        loop {
+            let error: publish::Error = match self.bus.publish(&address, &result).await {
+                Ok(_) => return true,
+                Err(error) => error,
+            };
+            if error.is_retryable() {
+                tracing::warn!(error = &error as &dyn std::error::Error, "the result cannot be published yet");
+                tokio::select! {
+                    () = self.hand_back.cancelled() => return false,
+                    () = sleep(PAUSE) => {}
+                }
+            } else if matches!(result.outcome, Some(step_result::Outcome::Failed(_))) {
+                // Not even that the step failed can be told. Its deadline will end it.
+                tracing::error!(error = &error as &dyn std::error::Error, "the result cannot be published");
+                return true;
+            } else {
+                let failure = Failure::internal(format!("the model's answer cannot be passed on: {error}"));
+                result.outcome = Some(step_result::Outcome::Failed(failure.into_proto()));
+            }
+        }
+    }
+}
+
+struct Prepared {
+    vendor: Box<dyn Vendor>,
+    key: Option<SecretString>,
+    request: Arc<Request>,
+    deadline: Instant,
+}
+
+/// Progress over the mesh.
+struct Live(construct_bus::Progress);
+
+#[async_trait]
+impl Progress for Live {
+    async fn send(&mut self, event: Event) {
+        if let Err(error) = self.0.send(&event).await {
+            tracing::error!(error = &error as &dyn std::error::Error, "an event of ours is not valid");
+        }
+    }
+}
+
+async fn settle(receipt: Receipt, done: bool) {
+    if done {
+        receipt.ack().await;
+    } else {
+        receipt.nak(Duration::ZERO).await;
+    }
+}
+
+fn deadline(step: &StepRef, now: Timestamp) -> Option<Instant> {
+    let left = match &step.deadline {
+        None => DEFAULT_DEADLINE,
+        Some(deadline) => {
+            let at = Timestamp::new(deadline.seconds, deadline.nanos).ok()?;
+            Duration::try_from(at.duration_since(now)).ok()?
+        }
+    };
+    (!left.is_zero()).then(|| Instant::now() + left.min(Duration::from_secs(24 * 3600)))
+}
+
+fn prices(command: &ModelInvoke) -> Prices {
+    let prices = command.model.as_ref().and_then(|model| model.prices).unwrap_or_default();
+    Prices {
+        input: prices.input,
+        output: prices.output,
+        cache_read: prices.cache_read,
+        cache_write: prices.cache_write,
+    }
+}
+
+fn usage_to_proto(usage: Usage) -> v1::Usage {
+    v1::Usage {
+        input_tokens: usage.input_tokens,
+        output_tokens: usage.output_tokens,
+        cache_read_tokens: usage.cache_read_tokens,
+        cache_write_tokens: usage.cache_write_tokens,
+        cost_pico_usd: usage.cost_pico_usd,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,303 @@
+//! The worker on a real NATS server, with the scripted model.
+
+use std::future::Future;
+
+use construct_bus::{Dispatch, testing::NatsServer};
+use construct_domain::{OrganizationId, StepId};
+use construct_proto::{
+    mesh::v1::CancelStep,
+    v1::{block::Block, event::Payload},
+};
+use construct_runtime::Common;
+use uuid::Uuid;
+
+use super::*;
+use crate::{
+    call::tests::{EAGER, command},
+    http::Http,
+    key::tests::keys,
+    tests::until,
+};
+
+/// A worker on a mesh of its own.
+struct Mesh {
+    _server: NatsServer,
+    bus: Bus,
+    results: Consumer<construct_bus::TaskMessage>,
+    context: Context,
+    task: TaskId,
+    step: StepId,
+}
+
+impl Mesh {
+    async fn start(concurrency: usize) -> Self {
+        let server = NatsServer::start().await;
+        let bus = server.bus().await;
+        crate::install_crypto();
+        let common = Common { shutdown_grace: Duration::from_secs(1), ..Common::default() };
+        let context = Context::new("providers", common);
+        let timeouts = crate::Config::default().timeouts();
+        let worker = Worker {
+            bus: bus.clone(),
+            vendors: Vendors { http: Http::new(timeouts), memory: Arc::default() },
+            keys: keys(),
+            policy: EAGER,
+            cancels: Cancels::default(),
+            hand_back: CancellationToken::new(),
+        };
+        worker.start(concurrency, &context).await.expect("the server is up");
+        let task = TaskId::from_uuid(Uuid::now_v7());
+        let partition = construct_domain::partition::of(task);
+        let results = bus.consume_tasks(partition, ConsumeOptions::new(8, CancellationToken::new()));
+        Self { _server: server, bus, results, context, task, step: StepId::from_uuid(Uuid::now_v7()) }
+    }
+
+    fn command(&self, script: &str) -> ModelInvoke {
+        let mut command = command("go");
+        if let Some(step) = &mut command.step {
+            step.task_id = self.task.to_string();
+            step.step_id = self.step.to_string();
+        }
+        if let Some(provider) = &mut command.provider {
+            provider.script = script.to_owned();
+        }
+        command
+    }
+
+    async fn dispatch(&self, command: &ModelInvoke) {
+        let address = subject::ModelInvoke::new(subject::Pool::model_default(), self.task);
+        let dispatched = self.bus.publish_once(&address, command).await.expect("the server is up");
+        assert_eq!(dispatched, Dispatch::Published);
+    }
+
+    async fn result(&mut self) -> StepResult {
+        let delivery = soon("the result", self.results.next()).await.expect("the consumer runs");
+        delivery.receipt.ack().await;
+        match delivery.message {
+            construct_bus::TaskMessage::Result(result) => result,
+            other => panic!("not a result: {other:?}"),
+        }
+    }
+
+    async fn events(&self) -> Vec<Event> {
+        self.bus.replay_progress(OrganizationId::LOCAL, self.task, None).await.expect("the server is up")
+    }
+
+    async fn cancel(&self) {
+        let order =
+            CancelStep { task_id: self.task.to_string(), step_id: self.step.to_string(), reason: "suspended".into() };
+        let address = subject::Cancel { service: subject::Service::Providers };
+        self.bus.broadcast(&address, &order).await.expect("the server is up");
+    }
+}
+
+async fn soon<T>(what: &str, future: impl Future<Output = T>) -> T {
+    timeout(Duration::from_secs(20), future).await.unwrap_or_else(|_| panic!("waited too long for {what}"))
+}
+
+fn text(result: &StepResult) -> String {
+    let Some(step_result::Outcome::ModelCompleted(completed)) = &result.outcome else {
+        panic!("not completed: {result:?}")
+    };
+    completed
+        .blocks
+        .iter()
+        .map(|block| match &block.block {
+            Some(Block::Text(text)) => text.text.as_str(),
+            Some(Block::CodeInterpreterCall(call)) => call.code.as_str(),
+            other => panic!("not in an answer: {other:?}"),
+        })
+        .collect()
+}
+
+fn class(result: &StepResult) -> FailureClass {
+    match &result.outcome {
+        Some(step_result::Outcome::Failed(failure)) => failure.class(),
+        other => panic!("not failed: {other:?}"),
+    }
+}
+
+fn types(events: &[Event]) -> Vec<&str> {
+    events.iter().map(|event| event.r#type.as_str()).collect()
+}
+
+#[tokio::test]
+async fn a_command_becomes_live_text_and_one_result_with_its_cost() {
+    let mut mesh = Mesh::start(4).await;
+    let script = r#"[{"text": "Looking.", "code": "f()", "usage": {"input": 1000, "output": 10, "cache_read": 100}}]"#;
+    mesh.dispatch(&mesh.command(script)).await;
+    let result = mesh.result().await;
+    assert_eq!(text(&result), "Looking.f()");
+    assert_eq!(result.delivery, 1);
+    assert_eq!(result.model_id, "model_1");
+    let usage = result.usage.expect("there is usage");
+    assert_eq!((usage.input_tokens, usage.output_tokens, usage.cache_read_tokens), (1000, 10, 100));
+    assert_eq!(usage.cost_pico_usd, 1000 * 3_000_000 + 10 * 15_000_000 + 100 * 300_000);
+    let events = mesh.events().await;
+    assert_eq!(types(&events), ["message.delta", "message.delta"]);
+    assert!(events.iter().all(|event| event.step == 1 && event.index >> 32 == 1));
+    let blocks: Vec<u32> = events
+        .iter()
+        .filter_map(|event| match &event.payload {
+            Some(Payload::MessageDelta(delta)) => Some(delta.block),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(blocks, [0, 1]);
+}
+
+#[tokio::test]
+async fn a_title_is_answered_without_live_text() {
+    let mut mesh = Mesh::start(4).await;
+    let command = ModelInvoke { purpose: Purpose::Title.into(), tools: vec![], ..mesh.command("[]") };
+    mesh.dispatch(&command).await;
+    assert_eq!(text(&mesh.result().await), "go");
+    assert!(mesh.events().await.is_empty());
+}
+
+#[tokio::test]
+async fn a_cancelled_step_ends_at_once_with_what_it_used() {
+    let mut mesh = Mesh::start(4).await;
+    let script = r#"[{"text": "abcdefgh", "fault": {"stall_ms": 600000, "after_chars": 4}}]"#;
+    mesh.dispatch(&mesh.command(script)).await;
+    until("the first text", async || {
+        let events = mesh.events().await;
+        if events.is_empty() { Err(events) } else { Ok(()) }
+    })
+    .await;
+    mesh.cancel().await;
+    let result = mesh.result().await;
+    assert!(
+        matches!(&result.outcome, Some(step_result::Outcome::Cancelled(cancelled)) if cancelled.reason == "suspended")
+    );
+    assert!(result.usage.is_some_and(|usage| usage.output_tokens == 1 && usage.cost_pico_usd > 0));
+}
+
+#[tokio::test]
+async fn a_step_cancelled_before_its_command_arrives_is_not_begun() {
+    let mut mesh = Mesh::start(1).await;
+    mesh.cancel().await;
+    // The order of the two is only certain once something else has come through the same subscription.
+    mesh.bus.replay_progress(OrganizationId::LOCAL, mesh.task, None).await.expect("the server is up");
+    mesh.dispatch(&mesh.command(r#"[{"delay_ms": 600000, "text": "x"}]"#)).await;
+    let result = mesh.result().await;
+    assert!(matches!(result.outcome, Some(step_result::Outcome::Cancelled(_))));
+    assert_eq!(result.usage.map(|usage| usage.cost_pico_usd), Some(0));
+}
+
+#[tokio::test]
+async fn a_command_whose_deadline_passed_is_not_begun() {
+    let mut mesh = Mesh::start(4).await;
+    let mut command = mesh.command(r#"[{"text": "x"}]"#);
+    if let Some(step) = &mut command.step {
+        step.deadline = Some(prost_types::Timestamp { seconds: 1, nanos: 0 });
+    }
+    mesh.dispatch(&command).await;
+    assert_eq!(class(&mesh.result().await), FailureClass::DeadlineExceeded);
+}
+
+#[tokio::test]
+async fn commands_that_cannot_be_carried_out_say_why() {
+    let mut mesh = Mesh::start(4).await;
+    let mut unknown = mesh.command("");
+    let mut sealed = mesh.command("");
+    if let (Some(unknown), Some(sealed)) = (&mut unknown.provider, &mut sealed.provider) {
+        unknown.r#type = 99;
+        sealed.api_key = Some(key::tests::seal("another provider", "sk-1"));
+    }
+    let broken = mesh.command("{");
+    let address = subject::ModelInvoke::new(subject::Pool::model_default(), mesh.task);
+    for command in [unknown, sealed, broken] {
+        // The one before must be settled: a task has one command at a time.
+        until("the command to be queued", async || match mesh.bus.publish_once(&address, &command).await {
+            Ok(Dispatch::Published) => Ok(()),
+            other => Err(other),
+        })
+        .await;
+        assert_eq!(class(&mesh.result().await), FailureClass::Configuration);
+    }
+}
+
+#[tokio::test]
+async fn a_stopping_worker_hands_its_call_back_and_the_next_one_voids_the_text() {
+    let mut mesh = Mesh::start(4).await;
+    let script = r#"[{"text": "abcdefgh", "fault": {"stall_ms": 600000, "after_chars": 4}}]"#;
+    mesh.dispatch(&mesh.command(script)).await;
+    until("the first text", async || {
+        let events = mesh.events().await;
+        if events.is_empty() { Err(events) } else { Ok(()) }
+    })
+    .await;
+    mesh.context.lifecycle().stop("the test stops it");
+
+    // Another process with nothing remembered takes over; there, the turn stalls as well, and is cancelled.
+    let context = Context::new("providers", Common::default());
+    let worker = Worker {
+        bus: mesh.bus.clone(),
+        vendors: Vendors { http: Http::new(crate::Config::default().timeouts()), memory: Arc::default() },
+        keys: keys(),
+        policy: EAGER,
+        cancels: Cancels::default(),
+        hand_back: CancellationToken::new(),
+    };
+    worker.start(4, &context).await.expect("the server is up");
+    until("the second worker's text", async || {
+        let events = mesh.events().await;
+        match types(&events)[..] {
+            ["message.delta", "message.restarted", "message.delta"] => Ok(()),
+            _ => Err(events),
+        }
+    })
+    .await;
+    mesh.cancel().await;
+    let result = mesh.result().await;
+    assert_eq!(result.delivery, 2);
+    assert!(matches!(result.outcome, Some(step_result::Outcome::Cancelled(_))));
+}
+
+#[tokio::test]
+async fn a_command_delivered_too_often_is_given_up() {
+    let mesh = Mesh::start(1).await;
+    let context = Context::new("providers", Common::default());
+    let worker = Worker {
+        bus: mesh.bus.clone(),
+        vendors: Vendors { http: Http::new(crate::Config::default().timeouts()), memory: Arc::default() },
+        keys: keys(),
+        policy: EAGER,
+        cancels: Cancels::default(),
+        hand_back: context.lifecycle().draining(),
+    };
+    let command = mesh.command(r#"[{"text": "x"}]"#);
+    let fifth = worker.answer(&command, MAX_DELIVERIES).await.expect("not handed back");
+    assert_eq!(text(&fifth), "x");
+    let sixth = worker.answer(&command, MAX_DELIVERIES + 1).await.expect("not handed back");
+    assert_eq!(class(&sixth), FailureClass::Internal);
+}
+
+#[tokio::test]
+async fn a_worker_takes_no_more_than_it_may_work_on() {
+    let mut mesh = Mesh::start(1).await;
+    let first = mesh.command(r#"[{"text": "x", "fault": {"stall_ms": 600000, "after_chars": 1}}, {}]"#);
+    mesh.dispatch(&first).await;
+    until("the first call to begin", async || {
+        let events = mesh.events().await;
+        if events.is_empty() { Err(events) } else { Ok(()) }
+    })
+    .await;
+    // The second waits in the queue until the first is gone.
+    let other = TaskId::from_uuid(Uuid::now_v7());
+    let mut second = mesh.command(r#"[{"text": "second"}]"#);
+    if let Some(step) = &mut second.step {
+        step.task_id = other.to_string();
+        step.step_id = StepId::from_uuid(Uuid::now_v7()).to_string();
+    }
+    let address = subject::ModelInvoke::new(subject::Pool::model_default(), other);
+    mesh.bus.publish_once(&address, &second).await.expect("the server is up");
+    let partition = construct_domain::partition::of(other);
+    let mut results = mesh.bus.consume_tasks(partition, ConsumeOptions::new(8, CancellationToken::new()));
+    mesh.cancel().await;
+    let first = mesh.result().await;
+    assert!(matches!(first.outcome, Some(step_result::Outcome::Cancelled(_))));
+    let second = soon("the second result", results.next()).await.expect("the consumer runs");
+    assert!(matches!(second.message, construct_bus::TaskMessage::Result(result) if text(&result) == "second"));
+}
