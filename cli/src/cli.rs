@@ -1,0 +1,148 @@
+//! The command line.
+
+use clap::{CommandFactory as _, Parser, Subcommand};
+
+use crate::{
+    console::Colour,
+    conversation, entity, events, exec,
+    failure::{EXIT_CODES, Exit, Failure},
+    gateway::Gateway,
+    mesh, output, tap, why,
+};
+
+/// Construct turns a language model into a dependable worker.
+#[derive(Debug, Parser)]
+#[command(name = "construct", version, propagate_version = true, after_help = EXIT_CODES)]
+pub(crate) struct Cli {
+    /// Where the gateway is.
+    #[arg(
+        long,
+        global = true,
+        env = "CONSTRUCT_GATEWAY_URL",
+        default_value = "http://127.0.0.1:60080",
+        value_name = "URL"
+    )]
+    gateway: String,
+    /// Whether to colour what people read.
+    #[arg(long, global = true, value_enum, default_value_t = Colour::Auto, value_name = "WHEN")]
+    color: Colour,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Begin a conversation in the terminal.
+    New(conversation::NewArgs),
+    /// Go on with a conversation.
+    Resume(conversation::ResumeArgs),
+    /// Give an agent one job, watch it work, and print its answer.
+    Exec(exec::ExecArgs),
+    /// Agents: who answers, with which model and instructions.
+    #[command(subcommand)]
+    Agent(entity::agent::AgentCommand),
+    /// Tasks: conversations with an agent.
+    #[command(subcommand)]
+    Task(entity::task::TaskCommand),
+    /// The messages of a task.
+    #[command(subcommand)]
+    Message(entity::message::MessageCommand),
+    /// Models: what a provider offers, at which price.
+    #[command(subcommand)]
+    Model(entity::model::ModelCommand),
+    /// Accounts with model vendors.
+    #[command(subcommand, name = "modelprovider")]
+    ModelProvider(entity::model_provider::ModelProviderCommand),
+    /// Say what a task waits for, since when, and who can end the wait.
+    Why(why::WhyArgs),
+    /// Print what happens, as it happens.
+    Events(events::EventsArgs),
+    /// Print the messages on the mesh, decoded.
+    Tap(tap::TapArgs),
+    /// Start the mesh on this machine (in a checkout: ./dev up).
+    Up,
+    /// Stop the mesh on this machine (in a checkout: ./dev down).
+    Down,
+    /// Print the completions for a shell.
+    Completions {
+        /// For which.
+        shell: clap_complete::Shell,
+    },
+    /// Print the version.
+    Version,
+}
+
+impl Cli {
+    /// Does what is asked for.
+    ///
+    /// # Errors
+    /// When it can't be done.
+    pub(crate) async fn run(self) -> Result<Exit, Failure> {
+        let gateway = Gateway::new(&self.gateway)?;
+        let done = |()| Exit::Completed;
+        match self.command {
+            Command::New(args) => Box::pin(conversation::new(args, gateway, self.color)).await,
+            Command::Resume(args) => Box::pin(conversation::resume(args, gateway, self.color)).await,
+            Command::Exec(args) => Box::pin(exec::exec(args, gateway, self.color)).await,
+            Command::Agent(command) => Box::pin(command.run(&gateway)).await.map(done),
+            Command::Task(command) => Box::pin(command.run(&gateway)).await.map(done),
+            Command::Message(command) => Box::pin(command.run(&gateway)).await.map(done),
+            Command::Model(command) => Box::pin(command.run(&gateway)).await.map(done),
+            Command::ModelProvider(command) => Box::pin(command.run(&gateway)).await.map(done),
+            Command::Why(args) => Box::pin(args.run(&gateway)).await.map(done),
+            Command::Events(args) => Box::pin(args.run(gateway, self.color)).await.map(done),
+            Command::Tap(args) => Box::pin(args.run(self.color)).await.map(done),
+            Command::Up => mesh::dev("up"),
+            Command::Down => mesh::dev("down"),
+            Command::Completions { shell } => {
+                let mut script = Vec::new();
+                clap_complete::generate(shell, &mut Self::command(), "construct", &mut script);
+                output::print(&String::from_utf8_lossy(&script)).map(done)
+            }
+            Command::Version => output::print(concat!("construct ", env!("CARGO_PKG_VERSION"), "\n")).map(done),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_consistent() {
+        Cli::command().debug_assert();
+    }
+
+    #[test]
+    fn what_the_demo_says_is_understood() {
+        for line in [
+            "construct modelprovider create demo --type anthropic --api-key-env ANTHROPIC_API_KEY",
+            "construct modelprovider create demo --type openai --base-url http://127.0.0.1:11434/v1",
+            "construct modelprovider create demo --type scripted --script-file script.json",
+            "construct model create demo --provider demo --model-id gpt --context-window 128000 --input-price 0.25 --output-price 2",
+            "construct agent create demo --model demo --instructions-file instructions.md",
+            "construct exec --agent demo --workspace . words",
+            "construct exec -o json --timeout 5m --reconnect 60s -",
+            "construct task list --phase suspended --limit 3 -o yaml --order-by updated_at",
+            "construct resume --last",
+            "construct tap construct.v1.evt.> --full",
+        ] {
+            assert!(Cli::try_parse_from(line.split(' ')).is_ok(), "{line}");
+        }
+    }
+
+    #[test]
+    fn contradictions_are_refused() {
+        for line in [
+            "construct exec --task task_1 --agent other words",
+            "construct resume task_1 --last",
+            "construct agent create a --model m --instructions x --instructions-file y",
+            "construct modelprovider create p --type openai --api-key-env A --api-key-stdin",
+            "construct model create m --provider p --input-price -1",
+            "construct task list --limit 0",
+        ] {
+            let error = Cli::try_parse_from(line.split(' ')).expect_err(line);
+            assert_eq!(error.exit_code(), 2, "{line}");
+        }
+    }
+}

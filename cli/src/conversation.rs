@@ -1,0 +1,91 @@
+//! `construct new` and `construct resume`: a conversation in the terminal.
+
+mod line;
+mod piped;
+mod screen;
+mod talk;
+mod terminal;
+
+use std::{
+    io::{self, IsTerminal as _},
+    path::PathBuf,
+};
+
+use construct_proto::v1::{GetTaskRequest, ListTasksRequest, PageRequest, Task};
+
+use self::talk::Talk;
+use crate::{
+    agents,
+    console::Colour,
+    exec,
+    failure::{Exit, Failure},
+    gateway::{Gateway, call},
+};
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct NewArgs {
+    /// Which agent; Tab changes it. When not given: CONSTRUCT_AGENT, or the first by name.
+    #[arg(long, value_name = "AGENT")]
+    agent: Option<String>,
+    /// The directory the agent works in. Without it the task gets an empty one of its own.
+    #[arg(long, value_name = "DIR")]
+    workspace: Option<PathBuf>,
+}
+
+#[derive(Debug, clap::Args)]
+pub(crate) struct ResumeArgs {
+    /// The task's id; without it, the task that changed last.
+    task: Option<String>,
+    /// The task that changed last.
+    #[arg(long, conflicts_with = "task")]
+    last: bool,
+}
+
+/// Begins a conversation.
+///
+/// # Errors
+/// When the gateway refuses or stays away.
+pub(crate) async fn new(args: NewArgs, gateway: Gateway, colour: Colour) -> Result<Exit, Failure> {
+    let workspace = args.workspace.as_deref().map(exec::workspace).transpose()?.unwrap_or_default();
+    let names: Vec<String> = agents::all(&gateway).await?.iter().map(agents::name).collect();
+    let agent = match (agents::named(args.agent), names.first()) {
+        (None, Some(first)) if is_interactive() => first.clone(),
+        (agent, _) => agents::choose(&gateway, agent).await?,
+    };
+    run(Talk::new(gateway, names, agent, workspace), colour).await
+}
+
+/// Goes on with one.
+///
+/// # Errors
+/// When there is none, or the gateway refuses or stays away.
+pub(crate) async fn resume(args: ResumeArgs, gateway: Gateway, colour: Colour) -> Result<Exit, Failure> {
+    let task = match args.task.filter(|_| !args.last) {
+        Some(task) => call(gateway.tasks().get_task(GetTaskRequest { task })).await?,
+        None => last(&gateway).await?,
+    };
+    let names = agents::all(&gateway).await?.iter().map(agents::name).collect();
+    run(Talk::resume(gateway, names, task).await?, colour).await
+}
+
+async fn run(talk: Talk, colour: Colour) -> Result<Exit, Failure> {
+    if is_interactive() {
+        Box::pin(terminal::run(talk, colour)).await
+    } else {
+        Box::pin(piped::run(talk, colour)).await
+    }
+}
+
+fn is_interactive() -> bool {
+    io::stdin().is_terminal() && io::stdout().is_terminal()
+}
+
+async fn last(gateway: &Gateway) -> Result<Task, Failure> {
+    let page = PageRequest { page_size: 1, order_by: "updated_at desc".to_owned(), page_token: String::new() };
+    let response = call(gateway.tasks().list_tasks(ListTasksRequest { page: Some(page), filter: None })).await?;
+    response
+        .tasks
+        .into_iter()
+        .next()
+        .ok_or_else(|| Failure::failed("there is no task yet").hint("begin one: construct new"))
+}

@@ -1,0 +1,282 @@
+//! Agents.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand};
+use construct_proto::v1::{
+    Agent, AgentSpec, CreateAgentRequest, DeleteAgentRequest, GetAgentRequest, ListAgentsRequest, ModelParameters,
+    UpdateAgentRequest, list_agents_request::Filter,
+};
+use jiff::Timestamp;
+
+use super::{ChangeArgs, WriteArgs, age, id, metadata_details, read_text, unless_zero};
+use crate::{
+    failure::Failure,
+    gateway::{Gateway, call},
+    output::{Entity, OutputArgs},
+    page::ListArgs,
+};
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum AgentCommand {
+    /// Make an agent.
+    Create(Create),
+    /// Show one.
+    Get {
+        /// Name or id.
+        agent: String,
+        #[command(flatten)]
+        output: OutputArgs,
+    },
+    /// List them.
+    List(List),
+    /// Change one: only what is given.
+    Update(Update),
+    /// Delete one that no task uses.
+    Delete {
+        /// Name or id.
+        agent: String,
+        #[command(flatten)]
+        write: WriteArgs,
+        #[command(flatten)]
+        output: OutputArgs,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Create {
+    /// Lower-case letters, digits, `.`, `_` and `-`.
+    name: String,
+    /// Name or id of the model.
+    #[arg(long)]
+    model: String,
+    #[arg(long, default_value = "", hide_default_value = true)]
+    description: String,
+    #[command(flatten)]
+    instructions: Instructions,
+    /// Model calls one message may cause; 50 when not given.
+    #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
+    max_turns: u32,
+    #[command(flatten)]
+    parameters: Parameters,
+    #[command(flatten)]
+    write: WriteArgs,
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct List {
+    /// Only those that use this model.
+    #[arg(long, default_value = "", hide_default_value = true)]
+    model: String,
+    /// Only those whose name begins like this.
+    #[arg(long, value_name = "PREFIX", default_value = "", hide_default_value = true)]
+    name_prefix: String,
+    #[command(flatten)]
+    list: ListArgs,
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Update {
+    /// Name or id.
+    agent: String,
+    /// The new name.
+    #[arg(long)]
+    name: Option<String>,
+    /// Name or id of the new model.
+    #[arg(long)]
+    model: Option<String>,
+    #[arg(long)]
+    description: Option<String>,
+    #[command(flatten)]
+    instructions: Instructions,
+    /// Model calls one message may cause.
+    #[arg(long, value_name = "N")]
+    max_turns: Option<u32>,
+    #[command(flatten)]
+    parameters: Parameters,
+    #[command(flatten)]
+    change: ChangeArgs,
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+/// What the agent is told about its job.
+#[derive(Debug, Args)]
+struct Instructions {
+    /// What the agent is told about its job.
+    #[arg(long, value_name = "TEXT")]
+    instructions: Option<String>,
+    /// The same from a file; `-` is standard input.
+    #[arg(long, value_name = "FILE", conflicts_with = "instructions")]
+    instructions_file: Option<PathBuf>,
+}
+
+impl Instructions {
+    fn read(self) -> Result<Option<String>, Failure> {
+        match self.instructions_file {
+            Some(file) => read_text(&file).map(Some),
+            None => Ok(self.instructions),
+        }
+    }
+}
+
+/// How the model samples.
+#[derive(Debug, Args)]
+struct Parameters {
+    /// 0 to 2.
+    #[arg(long)]
+    temperature: Option<f64>,
+    /// Tokens of one answer at most.
+    #[arg(long, value_name = "N")]
+    max_tokens: Option<u32>,
+    /// 0 to 1.
+    #[arg(long)]
+    top_p: Option<f64>,
+    #[arg(long, value_name = "N")]
+    top_k: Option<u32>,
+    /// Text at which the model stops; can be given several times.
+    #[arg(long = "stop", value_name = "TEXT")]
+    stop_sequences: Vec<String>,
+}
+
+impl Parameters {
+    fn is_given(&self) -> bool {
+        self.temperature.is_some()
+            || self.max_tokens.is_some()
+            || self.top_p.is_some()
+            || self.top_k.is_some()
+            || !self.stop_sequences.is_empty()
+    }
+
+    /// What is given, and the rest as before.
+    fn over(self, before: ModelParameters) -> ModelParameters {
+        ModelParameters {
+            temperature: self.temperature.or(before.temperature),
+            max_tokens: self.max_tokens.or(before.max_tokens),
+            top_p: self.top_p.or(before.top_p),
+            top_k: self.top_k.or(before.top_k),
+            stop_sequences: if self.stop_sequences.is_empty() { before.stop_sequences } else { self.stop_sequences },
+        }
+    }
+}
+
+impl AgentCommand {
+    /// # Errors
+    /// What the gateway fails with.
+    pub(crate) async fn run(self, gateway: &Gateway) -> Result<(), Failure> {
+        match self {
+            Self::Create(args) => args.run(gateway).await,
+            Self::Get { agent, output } => output.one(&get(gateway, agent).await?),
+            Self::List(args) => args.run(gateway).await,
+            Self::Update(args) => args.run(gateway).await,
+            Self::Delete { agent, write, output } => {
+                let request = DeleteAgentRequest { agent: agent.clone(), idempotency_key: write.key() };
+                call(gateway.agents().delete_agent(request)).await?;
+                output.deleted("agent", &agent)
+            }
+        }
+    }
+}
+
+impl Create {
+    async fn run(self, gateway: &Gateway) -> Result<(), Failure> {
+        let parameters = self.parameters.is_given().then(|| self.parameters.over(ModelParameters::default()));
+        let spec = AgentSpec {
+            name: self.name,
+            description: self.description,
+            instructions: self.instructions.read()?.unwrap_or_default(),
+            model: self.model,
+            max_turns: self.max_turns,
+            parameters,
+        };
+        let request = CreateAgentRequest { spec: Some(spec), idempotency_key: self.write.key() };
+        self.output.one(&call(gateway.agents().create_agent(request)).await?)
+    }
+}
+
+impl List {
+    async fn run(self, gateway: &Gateway) -> Result<(), Failure> {
+        let filter = Filter { model: self.model, name_prefix: self.name_prefix };
+        let listed = self
+            .list
+            .collect(|page| {
+                let request = ListAgentsRequest { page: Some(page), filter: Some(filter.clone()) };
+                async move {
+                    let response = call(gateway.agents().list_agents(request)).await?;
+                    Ok((response.agents, response.page))
+                }
+            })
+            .await?;
+        self.output.list(&listed)
+    }
+}
+
+impl Update {
+    async fn run(self, gateway: &Gateway) -> Result<(), Failure> {
+        let mut revision = self.change.revision;
+        let mut parameters = None;
+        if self.parameters.is_given() {
+            // Parameters are replaced as a whole, so those that are not given are taken from what is there.
+            let before = get(gateway, self.agent.clone()).await?;
+            if revision == 0 {
+                revision = before.metadata.as_ref().map_or(0, |metadata| metadata.revision);
+            }
+            parameters = Some(self.parameters.over(before.spec.and_then(|spec| spec.parameters).unwrap_or_default()));
+        }
+        let request = UpdateAgentRequest {
+            agent: self.agent,
+            name: self.name,
+            description: self.description,
+            instructions: self.instructions.read()?,
+            model: self.model,
+            max_turns: self.max_turns,
+            parameters,
+            revision,
+            idempotency_key: self.change.write.key(),
+        };
+        self.output.one(&call(gateway.agents().update_agent(request)).await?)
+    }
+}
+
+async fn get(gateway: &Gateway, agent: String) -> Result<Agent, Failure> {
+    call(gateway.agents().get_agent(GetAgentRequest { agent })).await
+}
+
+impl Entity for Agent {
+    const NAME: &'static str = "construct.v1.Agent";
+    const PLURAL: &'static str = "agents";
+    const COLUMNS: &'static [&'static str] = &["NAME", "MODEL", "TASKS", "AGE", "DESCRIPTION"];
+
+    fn row(&self, now: Timestamp) -> Vec<String> {
+        let spec = self.spec.clone().unwrap_or_default();
+        let tasks = self.status.as_ref().map_or(0, |status| status.task_count);
+        vec![spec.name, spec.model, tasks.to_string(), age(self.metadata.as_ref(), now), spec.description]
+    }
+
+    fn details(&self, now: Timestamp) -> Vec<(&'static str, String)> {
+        let spec = self.spec.clone().unwrap_or_default();
+        let parameters = spec.parameters.unwrap_or_default();
+        let tasks = self.status.as_ref().map_or(0, |status| status.task_count);
+        let text = |value: Option<f64>| value.map(|value| value.to_string()).unwrap_or_default();
+        let mut details = vec![
+            ("name", spec.name),
+            ("id", id(self.metadata.as_ref())),
+            ("model", spec.model),
+            ("description", spec.description),
+            ("max turns", unless_zero(spec.max_turns)),
+            ("temperature", text(parameters.temperature)),
+            ("max tokens", unless_zero(parameters.max_tokens.unwrap_or(0))),
+            ("top p", text(parameters.top_p)),
+            ("top k", unless_zero(parameters.top_k.unwrap_or(0))),
+            ("stop", parameters.stop_sequences.iter().map(|stop| format!("{stop:?}")).collect::<Vec<_>>().join(", ")),
+            ("tasks", tasks.to_string()),
+        ];
+        details.extend(metadata_details(self.metadata.as_ref(), now));
+        details.push(("instructions", spec.instructions));
+        details
+    }
+}

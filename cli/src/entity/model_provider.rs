@@ -1,0 +1,257 @@
+//! Model providers: accounts with vendors.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand, ValueEnum};
+use construct_proto::v1::{
+    CreateModelProviderRequest, DeleteModelProviderRequest, GetModelProviderRequest, ListModelProvidersRequest,
+    ModelProvider, ModelProviderSpec, ModelProviderType, UpdateModelProviderRequest,
+    list_model_providers_request::Filter,
+};
+use jiff::Timestamp;
+
+use super::{ChangeArgs, WriteArgs, age, id, metadata_details, read_stdin, read_text};
+use crate::{
+    failure::Failure,
+    gateway::{Gateway, call},
+    output::{Entity, OutputArgs},
+    page::ListArgs,
+};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Type {
+    /// Anthropic's Messages API.
+    Anthropic,
+    /// OpenAI's Chat Completions, and what is compatible with it.
+    Openai,
+    /// Answers read from a script; no vendor, no key.
+    Scripted,
+}
+
+impl From<Type> for ModelProviderType {
+    fn from(kind: Type) -> Self {
+        match kind {
+            Type::Anthropic => Self::Anthropic,
+            Type::Openai => Self::Openai,
+            Type::Scripted => Self::Scripted,
+        }
+    }
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum ModelProviderCommand {
+    /// Make an account known.
+    Create(Create),
+    /// Show one.
+    Get {
+        /// Name or id.
+        provider: String,
+        #[command(flatten)]
+        output: OutputArgs,
+    },
+    /// List them.
+    List(List),
+    /// Change one: only what is given.
+    Update(Update),
+    /// Delete one that no model uses.
+    Delete {
+        /// Name or id.
+        provider: String,
+        #[command(flatten)]
+        write: WriteArgs,
+        #[command(flatten)]
+        output: OutputArgs,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Create {
+    /// Lower-case letters, digits, `.`, `_` and `-`.
+    name: String,
+    #[arg(long = "type", value_enum)]
+    kind: Type,
+    #[command(flatten)]
+    fields: Fields,
+    #[command(flatten)]
+    write: WriteArgs,
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct List {
+    /// Only those of this type.
+    #[arg(long = "type", value_enum)]
+    kind: Option<Type>,
+    /// Only those whose name begins like this.
+    #[arg(long, value_name = "PREFIX", default_value = "", hide_default_value = true)]
+    name_prefix: String,
+    #[command(flatten)]
+    list: ListArgs,
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Update {
+    /// Name or id.
+    provider: String,
+    /// The new name.
+    #[arg(long)]
+    name: Option<String>,
+    #[command(flatten)]
+    fields: Fields,
+    #[command(flatten)]
+    change: ChangeArgs,
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+/// A key never stands on the command line, where every process of the machine could read it.
+#[derive(Debug, Args)]
+struct Fields {
+    /// The vendor's address, when it is not the usual one.
+    #[arg(long, value_name = "URL")]
+    base_url: Option<String>,
+    /// The environment variable that holds the API key.
+    #[arg(long, value_name = "VARIABLE", conflicts_with = "api_key_stdin")]
+    api_key_env: Option<String>,
+    /// Read the API key from standard input.
+    #[arg(long)]
+    api_key_stdin: bool,
+    /// The turns of a scripted provider (JSON); `-` is standard input.
+    #[arg(long, value_name = "FILE", conflicts_with = "api_key_stdin")]
+    script_file: Option<PathBuf>,
+}
+
+impl Fields {
+    fn api_key(&self) -> Result<Option<String>, Failure> {
+        let key = match &self.api_key_env {
+            Some(variable) => std::env::var(variable)
+                .map_err(|_| Failure::usage(format!("the environment variable {variable} is not set, or not text")))?,
+            None if self.api_key_stdin => read_stdin()?,
+            None => return Ok(None),
+        };
+        match key.trim() {
+            "" => Err(Failure::usage("the API key is empty")),
+            key => Ok(Some(key.to_owned())),
+        }
+    }
+
+    fn script(&self) -> Result<Option<String>, Failure> {
+        self.script_file.as_deref().map(read_text).transpose()
+    }
+}
+
+impl ModelProviderCommand {
+    /// # Errors
+    /// What the gateway fails with.
+    pub(crate) async fn run(self, gateway: &Gateway) -> Result<(), Failure> {
+        match self {
+            Self::Create(args) => args.run(gateway).await,
+            Self::Get { provider, output } => {
+                let request = GetModelProviderRequest { model_provider: provider };
+                output.one(&call(gateway.model_providers().get_model_provider(request)).await?)
+            }
+            Self::List(args) => args.run(gateway).await,
+            Self::Update(args) => args.run(gateway).await,
+            Self::Delete { provider, write, output } => {
+                let request =
+                    DeleteModelProviderRequest { model_provider: provider.clone(), idempotency_key: write.key() };
+                call(gateway.model_providers().delete_model_provider(request)).await?;
+                output.deleted("model provider", &provider)
+            }
+        }
+    }
+}
+
+impl Create {
+    async fn run(self, gateway: &Gateway) -> Result<(), Failure> {
+        let spec = ModelProviderSpec {
+            name: self.name,
+            r#type: ModelProviderType::from(self.kind).into(),
+            api_key: self.fields.api_key()?.unwrap_or_default(),
+            script: self.fields.script()?.unwrap_or_default(),
+            base_url: self.fields.base_url.unwrap_or_default(),
+        };
+        let request = CreateModelProviderRequest { spec: Some(spec), idempotency_key: self.write.key() };
+        self.output.one(&call(gateway.model_providers().create_model_provider(request)).await?)
+    }
+}
+
+impl List {
+    async fn run(self, gateway: &Gateway) -> Result<(), Failure> {
+        let kind = self.kind.map_or(ModelProviderType::Unspecified, ModelProviderType::from);
+        let filter = Filter { r#type: kind.into(), name_prefix: self.name_prefix };
+        let listed = self
+            .list
+            .collect(|page| {
+                let request = ListModelProvidersRequest { page: Some(page), filter: Some(filter.clone()) };
+                async move {
+                    let response = call(gateway.model_providers().list_model_providers(request)).await?;
+                    Ok((response.model_providers, response.page))
+                }
+            })
+            .await?;
+        self.output.list(&listed)
+    }
+}
+
+impl Update {
+    async fn run(self, gateway: &Gateway) -> Result<(), Failure> {
+        let request = UpdateModelProviderRequest {
+            model_provider: self.provider,
+            name: self.name,
+            api_key: self.fields.api_key()?,
+            script: self.fields.script()?,
+            base_url: self.fields.base_url,
+            revision: self.change.revision,
+            idempotency_key: self.change.write.key(),
+        };
+        self.output.one(&call(gateway.model_providers().update_model_provider(request)).await?)
+    }
+}
+
+fn type_name(kind: ModelProviderType) -> &'static str {
+    match kind {
+        ModelProviderType::Anthropic => "anthropic",
+        ModelProviderType::Openai => "openai",
+        ModelProviderType::Scripted => "scripted",
+        ModelProviderType::Unspecified => "unknown",
+    }
+}
+
+impl Entity for ModelProvider {
+    const NAME: &'static str = "construct.v1.ModelProvider";
+    const PLURAL: &'static str = "modelProviders";
+    const COLUMNS: &'static [&'static str] = &["NAME", "TYPE", "KEY", "BASE URL", "AGE"];
+
+    fn row(&self, now: Timestamp) -> Vec<String> {
+        let spec = self.spec.clone().unwrap_or_default();
+        let kind = type_name(spec.r#type()).to_owned();
+        let key = self.status.as_ref().is_some_and(|status| status.api_key_set);
+        let key = if key { "set" } else { "none" }.to_owned();
+        vec![spec.name, kind, key, spec.base_url, age(self.metadata.as_ref(), now)]
+    }
+
+    fn details(&self, now: Timestamp) -> Vec<(&'static str, String)> {
+        let spec = self.spec.clone().unwrap_or_default();
+        let kind = type_name(spec.r#type()).to_owned();
+        let status = self.status.clone().unwrap_or_default();
+        let key = match (status.api_key_set, status.encryption_key_id) {
+            (true, by) => format!("set, encrypted with {by}"),
+            (false, _) => "none".to_owned(),
+        };
+        let script = if spec.script.is_empty() { String::new() } else { format!("{} bytes", spec.script.len()) };
+        let mut details = vec![
+            ("name", spec.name),
+            ("id", id(self.metadata.as_ref())),
+            ("type", kind),
+            ("base url", spec.base_url),
+            ("api key", key),
+            ("script", script),
+        ];
+        details.extend(metadata_details(self.metadata.as_ref(), now));
+        details
+    }
+}

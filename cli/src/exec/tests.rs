@@ -1,0 +1,267 @@
+use construct_proto::v1::{
+    self, Event, MessageDelta, MessageSpec, MessageStatus, Metadata, PhaseChanged, TurnCompleted, Usage,
+    event::Payload, message_delta::Delta,
+};
+
+use super::*;
+use crate::{
+    console::tests::{Paper, paper},
+    fake::{Break, Fake, MESSAGE, State, TASK},
+};
+
+fn event(kind: &str, step: u64, payload: Payload) -> Event {
+    Event { r#type: kind.to_owned(), step, payload: Some(payload), ..Event::default() }
+}
+
+fn created(step: u64, id: &str, source: MessageSource, text: &str) -> Event {
+    let blocks = vec![Block { block: Some(block::Block::Text(Text { text: text.to_owned() })) }];
+    let usage = Usage { input_tokens: 10, output_tokens: 5, cost_pico_usd: 2_000_000, ..Usage::default() };
+    let message = Message {
+        metadata: Some(Metadata { id: id.to_owned(), ..Metadata::default() }),
+        spec: Some(MessageSpec { task: TASK.to_owned(), blocks }),
+        status: Some(MessageStatus { source: source.into(), usage: Some(usage), ..MessageStatus::default() }),
+    };
+    event("message.created", step, Payload::Message(message))
+}
+
+fn delta(text: &str) -> Event {
+    let delta = MessageDelta { index: 0, block: 0, delta: Some(Delta::Text(text.to_owned())) };
+    event("message.delta", 1, Payload::MessageDelta(delta))
+}
+
+fn completed(message: &str, outcome: TurnOutcome) -> Event {
+    let error = (outcome == TurnOutcome::Failed).then(|| TaskError {
+        code: "AUTHENTICATION".to_owned(),
+        message: "the key is wrong".to_owned(),
+        time: None,
+    });
+    let turn = TurnCompleted { message_id: message.to_owned(), outcome: outcome.into(), turns: 1, error };
+    event("turn.completed", 1, Payload::TurnCompleted(turn))
+}
+
+/// A turn that answers "Hello there, world." in three pieces.
+fn a_turn() -> Vec<Event> {
+    vec![
+        created(0, MESSAGE, MessageSource::User, "hi"),
+        delta("Hello "),
+        delta("there, "),
+        delta("world."),
+        created(1, "message_2", MessageSource::Assistant, "Hello there, world."),
+        completed(MESSAGE, TurnOutcome::Completed),
+    ]
+}
+
+fn playing(events: Vec<Event>) -> State {
+    State { events, ..State::default() }
+}
+
+fn args(output: Output) -> ExecArgs {
+    ExecArgs {
+        agent: None,
+        workspace: None,
+        task: None,
+        title: None,
+        max_turns: 0,
+        output,
+        reconnect: Duration::from_secs(20),
+        timeout: None,
+        prompt: None,
+    }
+}
+
+/// Runs on a terminal, or with output going elsewhere.
+async fn run_with(
+    args: &ExecArgs,
+    fake: &Fake,
+    terminal: bool,
+    interrupts: mpsc::Receiver<()>,
+) -> (Result<Exit, Failure>, Paper, Paper) {
+    let (mut console, answer, aside) = paper(terminal, Colour::Never);
+    let run = run(args, "say hi to\nthe world".to_owned(), fake.gateway(), &mut console, interrupts);
+    let exit = tokio::time::timeout(Duration::from_secs(30), run).await.expect("the job ends");
+    (exit, answer, aside)
+}
+
+async fn run_to_end(args: &ExecArgs, fake: &Fake, terminal: bool) -> (Result<Exit, Failure>, Paper, Paper) {
+    run_with(args, fake, terminal, mpsc::channel(1).1).await
+}
+
+#[tokio::test]
+async fn a_job_prints_its_answer_and_everything_else_beside_it() {
+    let fake = Fake::start(playing(a_turn()));
+    let (exit, answer, aside) = run_to_end(&args(Output::Text), &fake, true).await;
+    assert_eq!(exit, Ok(Exit::Completed));
+    assert_eq!(answer.text(), "Hello there, world.\n");
+    assert_eq!(
+        aside.text(),
+        "· task task_1\n✓ completed · 1 model call · 10 in + 5 out tokens · $0.000002\n· go on with: construct resume task_1\n"
+    );
+    let calls = fake.state().calls.clone();
+    assert_eq!(calls[..2], ["create_task coder say hi to the world", "subscribe 0"], "listens before it speaks");
+    assert!(calls[2].starts_with("create_message"));
+}
+
+#[tokio::test]
+async fn a_broken_stream_goes_on_without_printing_anything_twice() {
+    for how in [Break::End, Break::Unavailable] {
+        for terminal in [true, false] {
+            let breaks = vec![(2, how), (3, how), (3, how)];
+            let fake = Fake::start(State { events: a_turn(), breaks, ..State::default() });
+            let (exit, answer, aside) = run_to_end(&args(Output::Text), &fake, terminal).await;
+            assert_eq!(exit, Ok(Exit::Completed));
+            assert_eq!(answer.text().replace('\n', ""), "Hello there, world.", "{how:?}");
+            assert!(aside.text().contains("reconnecting\n· connected again\n"), "{}", aside.text());
+            let calls: Vec<String> =
+                fake.state().calls.iter().filter(|call| call.starts_with("sub")).cloned().collect();
+            assert_eq!(calls, ["subscribe 0", "subscribe 2", "subscribe 3", "subscribe 3"]);
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_gateway_that_restarts_in_the_middle_does_not_matter() {
+    let (first, rest) = (a_turn()[..3].to_vec(), a_turn()[3..].to_vec());
+    let mut fake = Fake::start(playing(first));
+    let (mut console, answer, _) = paper(true, Colour::Never);
+    let args = args(Output::Text);
+    let job = run(&args, "hi".to_owned(), fake.gateway(), &mut console, mpsc::channel(1).1);
+    let restart = async {
+        let half = async {
+            while !answer.text().contains("there, ") {
+                tokio::task::yield_now().await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(10), half).await.expect("the first half is printed");
+        fake.stop();
+        fake.restart();
+        fake.state().events.extend(rest);
+    };
+    let (exit, ()) = tokio::time::timeout(Duration::from_secs(30), async { tokio::join!(job, restart) }).await.unwrap();
+    assert_eq!(exit, Ok(Exit::Completed));
+    assert_eq!(answer.text().replace('\n', ""), "Hello there, world.");
+}
+
+#[tokio::test]
+async fn a_message_that_was_not_accepted_at_first_is_sent_again_under_the_same_key() {
+    let fake = Fake::start(State { events: a_turn(), refusals: 2, ..State::default() });
+    let (exit, ..) = run_to_end(&args(Output::Text), &fake, false).await;
+    assert_eq!(exit, Ok(Exit::Completed));
+    let calls = fake.state().calls.clone();
+    let keys: Vec<&str> = calls
+        .iter()
+        .filter_map(|call| call.strip_prefix("refused ").or(call.strip_prefix("create_message ")))
+        .collect();
+    assert!(keys.len() == 3 && keys.iter().all(|key| *key == keys[0]), "{calls:?}");
+}
+
+#[tokio::test]
+async fn outcomes_have_their_exit_codes() {
+    for (outcome, exit) in [
+        (TurnOutcome::Completed, Exit::Completed),
+        (TurnOutcome::Failed, Exit::Failed),
+        (TurnOutcome::Cancelled, Exit::Cancelled),
+        (TurnOutcome::MaxTurns, Exit::MaxTurns),
+    ] {
+        let fake =
+            Fake::start(playing(vec![created(0, MESSAGE, MessageSource::User, "hi"), completed(MESSAGE, outcome)]));
+        assert_eq!(run_to_end(&args(Output::Text), &fake, false).await.0, Ok(exit));
+    }
+    let suspended = PhaseChanged { phase: TaskPhase::Suspended.into(), ..PhaseChanged::default() };
+    let fake = Fake::start(playing(vec![
+        created(0, MESSAGE, MessageSource::User, "hi"),
+        event("task.phase_changed", 0, Payload::PhaseChanged(suspended)),
+    ]));
+    assert_eq!(run_to_end(&args(Output::Text), &fake, false).await.0, Ok(Exit::Suspended));
+}
+
+#[tokio::test]
+async fn a_suspended_task_is_given_nothing() {
+    let fake = Fake::start(State { phase: Some(TaskPhase::Suspended), ..State::default() });
+    let args = ExecArgs { task: Some(TASK.to_owned()), ..args(Output::Text) };
+    let failure = run_to_end(&args, &fake, false).await.0.unwrap_err();
+    assert_eq!(failure.exit(), Exit::Suspended);
+    assert!(fake.state().calls.is_empty());
+}
+
+#[tokio::test]
+async fn an_interrupt_cancels_the_turn_first() {
+    let fake = Fake::start(State {
+        events: vec![created(0, MESSAGE, MessageSource::User, "hi")],
+        on_cancel: vec![completed(MESSAGE, TurnOutcome::Cancelled)],
+        ..State::default()
+    });
+    let (interrupt, interrupts) = mpsc::channel(1);
+    interrupt.send(()).await.unwrap();
+    let (exit, ..) = run_with(&args(Output::Text), &fake, false, interrupts).await;
+    assert_eq!(exit, Ok(Exit::Interrupted));
+    assert!(fake.state().calls.contains(&"cancel_task interrupted by the user".to_owned()));
+}
+
+#[tokio::test]
+async fn a_job_that_takes_too_long_is_cancelled() {
+    let fake = Fake::start(State {
+        events: vec![created(0, MESSAGE, MessageSource::User, "hi")],
+        on_cancel: vec![completed(MESSAGE, TurnOutcome::Cancelled)],
+        ..State::default()
+    });
+    let args = ExecArgs { timeout: Some(Duration::from_millis(20)), ..args(Output::Json) };
+    assert_eq!(run_to_end(&args, &fake, false).await.0, Ok(Exit::Cancelled));
+}
+
+#[tokio::test]
+async fn json_is_one_object_at_the_end() {
+    let mut events = a_turn();
+    events.pop();
+    events.push(completed(MESSAGE, TurnOutcome::Failed));
+    let fake = Fake::start(playing(events));
+    let (exit, answer, aside) = run_to_end(&args(Output::Json), &fake, true).await;
+    assert_eq!((exit, aside.text().as_str()), (Ok(Exit::Failed), ""));
+    let report: Value = serde_json::from_str(&answer.text()).unwrap();
+    let expected = json!({
+        "task": TASK,
+        "message": MESSAGE,
+        "outcome": "failed",
+        "text": "Hello there, world.",
+        "usage": { "inputTokens": "10", "outputTokens": "5", "costPicoUsd": "2000000" },
+        "task_usage": {},
+        "tool_uses": {},
+        "error": { "code": "AUTHENTICATION", "message": "the key is wrong" },
+    });
+    assert_eq!(report, expected);
+}
+
+#[tokio::test]
+async fn ndjson_is_the_events_of_the_turn() {
+    let mut events = vec![delta("of another turn")];
+    events.extend(a_turn());
+    let fake = Fake::start(playing(events));
+    let (_, answer, _) = run_to_end(&args(Output::Ndjson), &fake, false).await;
+    let types: Vec<String> = answer
+        .text()
+        .lines()
+        .map(|line| serde_json::from_str::<Value>(line).unwrap()["type"].as_str().unwrap().to_owned())
+        .collect();
+    assert_eq!(types, a_turn().iter().map(|event| event.r#type.clone()).collect::<Vec<_>>());
+}
+
+#[test]
+fn turns_of_earlier_messages_are_not_ours() {
+    let mut watch = Watch::new(MESSAGE.to_owned(), vec!["message_0".to_owned()]);
+    assert_eq!(watch.see(&created(0, MESSAGE, MessageSource::User, "hi")), Seen::Nothing);
+    assert_eq!(watch.see(&created(1, "x", MessageSource::Assistant, "other")), Seen::Nothing);
+    assert!(!watch.is_ours());
+    assert_eq!(watch.see(&completed("message_0", TurnOutcome::Completed)), Seen::Nothing);
+    assert!(watch.is_ours() && watch.tally().text.is_empty());
+    watch.see(&created(2, "y", MessageSource::Assistant, "ours"));
+    assert_eq!(watch.tally().text, "ours");
+    assert_eq!(watch.see(&completed("z", TurnOutcome::Cancelled)), Seen::PerhapsDropped);
+}
+
+#[test]
+fn a_title_is_the_first_words() {
+    assert_eq!(title("fix\n the  bug"), "fix the bug");
+    assert_eq!(title(&"word ".repeat(40)).chars().count(), TITLE);
+    let deleted = v1::Deleted { id: TASK.to_owned() };
+    let mut watch = Watch::new(MESSAGE.to_owned(), Vec::new());
+    assert_eq!(watch.see(&event("task.deleted", 0, Payload::Deleted(deleted))), Seen::TaskDeleted);
+}

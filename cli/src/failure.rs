@@ -1,0 +1,211 @@
+//! How the command ends: its exit code, and what a person is told when something went wrong.
+
+use std::{error::Error as _, fmt, io, process::ExitCode};
+
+use tonic::{Code, Status};
+use tonic_types::StatusExt as _;
+
+/// What a person can do when nothing answers.
+const UNREACHABLE_HINT: &str =
+    "is the mesh running? `construct up` (or ./dev up) starts it; --gateway or CONSTRUCT_GATEWAY_URL says where it is";
+
+/// The exit codes, as `--help` tells them.
+pub(crate) const EXIT_CODES: &str = "\
+Exit codes:
+  0    completed
+  1    failed
+  2    wrong usage, or refused as invalid
+  3    the gateway cannot be reached, or cannot work now
+  4    the turn was cancelled, also by --timeout
+  5    the limit of model calls was reached
+  6    the task is suspended
+  130  interrupted (the turn is cancelled first)";
+
+/// How the command ends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub(crate) enum Exit {
+    Completed = 0,
+    Failed = 1,
+    Usage = 2,
+    Unreachable = 3,
+    Cancelled = 4,
+    MaxTurns = 5,
+    Suspended = 6,
+    Interrupted = 130,
+    /// Nobody reads what we write. What a shell reports of a command that SIGPIPE ended.
+    BrokenPipe = 141,
+}
+
+impl From<Exit> for ExitCode {
+    fn from(exit: Exit) -> Self {
+        Self::from(exit as u8)
+    }
+}
+
+/// Why the command did not do what it was asked for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Failure {
+    exit: Exit,
+    message: String,
+    /// One line each: the violated fields.
+    details: Vec<String>,
+    hint: Option<String>,
+}
+
+impl Failure {
+    pub(crate) fn new(exit: Exit, message: impl Into<String>) -> Self {
+        Self { exit, message: message.into(), details: Vec::new(), hint: None }
+    }
+
+    /// Something was asked for in the wrong way.
+    pub(crate) fn usage(message: impl Into<String>) -> Self {
+        Self::new(Exit::Usage, message)
+    }
+
+    /// Something did not work.
+    pub(crate) fn failed(message: impl Into<String>) -> Self {
+        Self::new(Exit::Failed, message)
+    }
+
+    /// Adds what to do about it.
+    #[must_use]
+    pub(crate) fn hint(mut self, hint: impl Into<String>) -> Self {
+        self.hint = Some(hint.into());
+        self
+    }
+
+    pub(crate) fn exit(&self) -> Exit {
+        self.exit
+    }
+
+    /// What happened, without details and advice.
+    pub(crate) fn message(&self) -> &str {
+        &self.message
+    }
+
+    /// Tells the person. A reader that went away is nobody to tell.
+    pub(crate) fn report(&self) {
+        if self.exit != Exit::BrokenPipe {
+            eprintln!("error: {self}");
+        }
+    }
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&crate::words::printable(&self.message))?;
+        for detail in &self.details {
+            write!(f, "\n  - {}", crate::words::printable(detail))?;
+        }
+        if let Some(hint) = &self.hint {
+            write!(f, "\nhint: {hint}")?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for Failure {}
+
+impl From<Status> for Failure {
+    fn from(status: Status) -> Self {
+        if never_arrived(&status) {
+            let why = innermost(&status).unwrap_or_else(|| status.message().to_owned());
+            return Self::new(Exit::Unreachable, format!("the gateway cannot be reached: {why}"))
+                .hint(UNREACHABLE_HINT);
+        }
+        let message = status.message();
+        let violations = status.get_details_bad_request().map(|bad| bad.field_violations).unwrap_or_default();
+        match status.code() {
+            Code::Unavailable => {
+                Self::new(Exit::Unreachable, format!("the gateway answers, but cannot do this now: {message}"))
+            }
+            Code::InvalidArgument if violations.is_empty() => Self::usage(message),
+            Code::InvalidArgument => Self {
+                details: violations
+                    .into_iter()
+                    .map(|found| format!("{}: {}", found.field, found.description))
+                    .collect(),
+                ..Self::usage("the gateway refuses this as invalid")
+            },
+            Code::Aborted => Self::failed(message).hint("somebody else changed it in between; look again and repeat"),
+            Code::Unimplemented => Self::failed(format!("the gateway does not know this call: {message}"))
+                .hint("is it of another version?"),
+            Code::Ok | Code::Unknown | Code::Internal if message.is_empty() => {
+                Self::failed(format!("the gateway failed ({})", status.code()))
+            }
+            _ => Self::failed(message),
+        }
+    }
+}
+
+impl From<io::Error> for Failure {
+    fn from(error: io::Error) -> Self {
+        let exit = if error.kind() == io::ErrorKind::BrokenPipe { Exit::BrokenPipe } else { Exit::Failed };
+        Self::new(exit, error.to_string())
+    }
+}
+
+/// Whether the status was made on this side, because no answer came.
+fn never_arrived(status: &Status) -> bool {
+    status.source().is_some()
+        && matches!(status.code(), Code::Unavailable | Code::Unknown | Code::Internal | Code::Cancelled)
+}
+
+/// Whether another try may help: the connection broke, or the gateway cannot work right now.
+pub(crate) fn may_pass(status: &Status) -> bool {
+    never_arrived(status)
+        || matches!(
+            status.code(),
+            Code::Unavailable | Code::Unknown | Code::Internal | Code::Cancelled | Code::DeadlineExceeded
+        )
+}
+
+/// The cause at the bottom, which alone says something (`Connection refused`).
+fn innermost(status: &Status) -> Option<String> {
+    let mut error = status.source()?;
+    while let Some(source) = error.source() {
+        error = source;
+    }
+    Some(error.to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use tonic_types::ErrorDetails;
+
+    use super::*;
+
+    #[test]
+    fn violated_fields_are_listed() {
+        let details = ErrorDetails::with_bad_request_violation("spec.name", "must not be empty");
+        let failure =
+            Failure::from(Status::with_error_details(Code::InvalidArgument, "spec.name: must not be empty", details));
+        assert_eq!(failure.to_string(), "the gateway refuses this as invalid\n  - spec.name: must not be empty");
+        assert_eq!(failure.exit(), Exit::Usage);
+    }
+
+    #[test]
+    fn every_kind_of_status_has_its_exit_code() {
+        for (status, exit) in [
+            (Status::unavailable("PostgreSQL is away"), Exit::Unreachable),
+            (Status::not_found("there is no agent x"), Exit::Failed),
+            (Status::invalid_argument("bad token"), Exit::Usage),
+            (Status::failed_precondition("in use"), Exit::Failed),
+        ] {
+            assert_eq!(Failure::from(status.clone()).exit(), exit, "{status}");
+        }
+        assert_eq!(Failure::from(io::Error::from(io::ErrorKind::BrokenPipe)).exit(), Exit::BrokenPipe);
+    }
+
+    #[tokio::test]
+    async fn a_gateway_that_does_not_run_is_said_to_be_unreachable() {
+        let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let gateway = crate::gateway::Gateway::new(&format!("http://127.0.0.1:{port}")).unwrap();
+        let request = construct_proto::v1::ListAgentsRequest::default();
+        let failure = Failure::from(gateway.agents().list_agents(request).await.unwrap_err());
+        assert_eq!(failure.exit(), Exit::Unreachable);
+        let text = failure.to_string();
+        assert!(text.contains("cannot be reached") && text.contains("is the mesh running?"), "{text}");
+    }
+}

@@ -1,0 +1,55 @@
+//! Messages as canonical protobuf JSON, by their descriptors.
+
+use construct_proto::DESCRIPTORS;
+use prost_reflect::{DynamicMessage, SerializeOptions};
+use serde_json::Value;
+
+/// Why there is no JSON.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Error {
+    /// The contracts don't have the type.
+    UnknownType,
+    /// The bytes are no such message.
+    Undecodable,
+}
+
+/// Any message, of which the full name is `name`.
+pub(crate) fn message(name: &str, message: &impl prost::Message) -> Value {
+    // Names come from this crate and bytes from an encoder, so that nothing is left to go wrong but a wrong name.
+    decode(name, &message.encode_to_vec()).unwrap_or(Value::Null)
+}
+
+/// Encoded bytes of the type named `name`.
+///
+/// # Errors
+/// When they can't be read as that.
+pub(crate) fn decode(name: &str, bytes: &[u8]) -> Result<Value, Error> {
+    let descriptor = DESCRIPTORS.get_message_by_name(name).ok_or(Error::UnknownType)?;
+    let message = DynamicMessage::decode(descriptor, bytes).map_err(|_| Error::Undecodable)?;
+    message
+        .serialize_with_options(serde_json::value::Serializer, &SerializeOptions::new())
+        .map_err(|_| Error::Undecodable)
+}
+
+#[cfg(test)]
+mod tests {
+    use construct_proto::v1;
+
+    use super::*;
+
+    #[test]
+    fn json_is_canonical() {
+        let task = v1::Task {
+            status: Some(v1::TaskStatus {
+                phase: v1::TaskPhase::AwaitInput.into(),
+                event_sequence: 7,
+                ..v1::TaskStatus::default()
+            }),
+            ..v1::Task::default()
+        };
+        let expected = serde_json::json!({ "status": { "phase": "TASK_PHASE_AWAIT_INPUT", "eventSequence": "7" } });
+        assert_eq!(message("construct.v1.Task", &task), expected);
+        assert_eq!(decode("construct.v1.Nothing", &[]), Err(Error::UnknownType));
+        assert_eq!(decode("construct.v1.Task", &[0xff]), Err(Error::Undecodable));
+    }
+}

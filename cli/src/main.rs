@@ -1,0 +1,46 @@
+//! The construct command: the reference client, and the mesh on a laptop.
+//!
+//! It shows and asks; everything that decides anything is behind the gateway.
+
+mod cli;
+
+mod conversation;
+mod entity;
+mod events;
+mod exec;
+mod mesh;
+mod tap;
+mod why;
+
+mod agents;
+mod console;
+mod failure;
+mod follow;
+mod gateway;
+mod json;
+mod money;
+mod output;
+mod page;
+mod render;
+mod tally;
+mod time;
+mod words;
+
+#[cfg(test)]
+mod fake;
+
+use std::process::ExitCode;
+
+use clap::Parser as _;
+
+#[tokio::main]
+async fn main() -> ExitCode {
+    let cli = cli::Cli::parse();
+    match Box::pin(cli.run()).await {
+        Ok(exit) => exit.into(),
+        Err(failure) => {
+            failure.report();
+            failure.exit().into()
+        }
+    }
+}

@@ -1,0 +1,182 @@
+//! Entities as a table, JSON or YAML, on standard output.
+
+use std::io::{self, IsTerminal as _, Write as _};
+
+use comfy_table::{ContentArrangement, Table};
+use jiff::Timestamp;
+use serde_json::{Value, json};
+
+use crate::{
+    failure::Failure,
+    json,
+    page::Listed,
+    words::{one_line, printable},
+};
+
+/// How entities are printed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum Format {
+    /// For people.
+    Table,
+    /// Protobuf's canonical JSON.
+    Json,
+    /// The same as YAML.
+    Yaml,
+}
+
+/// How to print.
+#[derive(Debug, Clone, Copy, clap::Args)]
+pub(crate) struct OutputArgs {
+    /// How to print the answer.
+    #[arg(long, short, value_enum, default_value_t = Format::Table)]
+    output: Format,
+}
+
+/// Something the API has, as this program shows it.
+pub(crate) trait Entity: prost::Message {
+    /// Full protobuf name.
+    const NAME: &'static str;
+    /// The field of a list's JSON that holds them.
+    const PLURAL: &'static str;
+    /// The headings of a table.
+    const COLUMNS: &'static [&'static str];
+
+    /// Its row in a table.
+    fn row(&self, now: Timestamp) -> Vec<String>;
+
+    /// Everything about it: names and values. Empty values are left out.
+    fn details(&self, now: Timestamp) -> Vec<(&'static str, String)>;
+}
+
+impl OutputArgs {
+    /// Prints one.
+    ///
+    /// # Errors
+    /// When standard output can't be written.
+    pub(crate) fn one<T: Entity>(self, entity: &T) -> Result<(), Failure> {
+        let text = match self.output {
+            Format::Table => details(&entity.details(Timestamp::now())),
+            Format::Json | Format::Yaml => self.value(&json::message(T::NAME, entity)),
+        };
+        print(&text)
+    }
+
+    /// Prints a list.
+    ///
+    /// # Errors
+    /// When standard output can't be written.
+    pub(crate) fn list<T: Entity>(self, listed: &Listed<T>) -> Result<(), Failure> {
+        match self.output {
+            Format::Table => {
+                let now = Timestamp::now();
+                print(&table(T::COLUMNS, listed.items.iter().map(|item| item.row(now))))?;
+                if !listed.next_page_token.is_empty() {
+                    eprintln!("there are more: --page-token {}", listed.next_page_token);
+                }
+                Ok(())
+            }
+            Format::Json | Format::Yaml => {
+                let items: Vec<Value> = listed.items.iter().map(|item| json::message(T::NAME, item)).collect();
+                let mut whole = json!({ T::PLURAL: items });
+                if !listed.next_page_token.is_empty() {
+                    whole["page"] = json!({ "nextPageToken": listed.next_page_token });
+                }
+                print(&self.value(&whole))
+            }
+        }
+    }
+
+    /// Says that something is gone.
+    ///
+    /// # Errors
+    /// When standard output can't be written.
+    pub(crate) fn deleted(self, what: &str, reference: &str) -> Result<(), Failure> {
+        print(&match self.output {
+            Format::Table => format!("{what} {reference} is deleted\n"),
+            Format::Json | Format::Yaml => self.value(&json!({ "deleted": reference })),
+        })
+    }
+
+    /// Prints any message, of which `lines` are what people are shown.
+    ///
+    /// # Errors
+    /// When standard output can't be written.
+    pub(crate) fn words(self, name: &str, message: &impl prost::Message, lines: &str) -> Result<(), Failure> {
+        print(&match self.output {
+            Format::Table => lines.to_owned(),
+            Format::Json | Format::Yaml => self.value(&json::message(name, message)),
+        })
+    }
+
+    fn value(self, value: &Value) -> String {
+        match self.output {
+            // Neither can fail for a value that is already plain data.
+            Format::Yaml => serde_yaml_ng::to_string(value).unwrap_or_default(),
+            Format::Table | Format::Json => serde_json::to_string_pretty(value).unwrap_or_default() + "\n",
+        }
+    }
+}
+
+/// Writes to standard output.
+///
+/// # Errors
+/// When it can't be written.
+pub(crate) fn print(text: &str) -> Result<(), Failure> {
+    let mut out = io::stdout().lock();
+    out.write_all(text.as_bytes())?;
+    Ok(out.flush()?)
+}
+
+fn table(columns: &[&str], rows: impl Iterator<Item = Vec<String>>) -> String {
+    let mut table = Table::new();
+    table.load_style(comfy_table::presets::NOTHING).set_header(columns.to_vec());
+    if io::stdout().is_terminal() {
+        table.set_content_arrangement(ContentArrangement::Dynamic);
+    } else {
+        table.set_content_arrangement(ContentArrangement::Disabled);
+    }
+    for row in rows {
+        table.add_row(row.iter().map(|cell| one_line(cell)).collect::<Vec<_>>());
+    }
+    for column in table.column_iter_mut() {
+        column.set_padding((0, 2));
+    }
+    table.trim_fmt() + "\n"
+}
+
+/// Names and values, one below the other; longer values are indented below their name.
+fn details(fields: &[(&'static str, String)]) -> String {
+    let width = fields.iter().map(|(name, _)| name.len()).max().unwrap_or(0) + 2;
+    let mut text = String::new();
+    for (name, value) in fields.iter().filter(|(_, value)| !value.is_empty()) {
+        let value = printable(value);
+        if value.trim_end().contains('\n') {
+            text.push_str(&format!("{name}:\n"));
+            for line in value.trim_end().lines() {
+                text.push_str(format!("  {line}").trim_end());
+                text.push('\n');
+            }
+        } else {
+            text.push_str(&format!("{:width$}{}\n", format!("{name}:"), value.trim_end()));
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn details_are_aligned_and_long_texts_indented() {
+        let fields =
+            [("name", "coder".to_owned()), ("title", String::new()), ("instructions", "one\n\ntwo\n".to_owned())];
+        assert_eq!(details(&fields), "name:         coder\ninstructions:\n  one\n\n  two\n");
+    }
+
+    #[test]
+    fn tables_are_plain() {
+        let rows = vec![vec!["a".to_owned(), "1\n2".to_owned()], vec!["longer".to_owned(), String::new()]];
+        assert_eq!(table(&["NAME", "VALUE"], rows.into_iter()), "NAME    VALUE\na       1 2\nlonger\n");
+    }
+}

@@ -1,0 +1,232 @@
+use construct_proto::v1::{
+    self, CodeInterpreterCall, CodeInterpreterResult, MessageDelta, MessageRestarted, MessageSpec, MessageStatus,
+    TaskError, Text, ToolCalled, ToolResult, ToolUse, message_delta::Delta,
+};
+
+use super::*;
+use crate::console::{Colour, tests::paper};
+
+const LIVE: Options = Options { live: true, people: false, entities: false };
+
+fn event(kind: &str, step: u64, payload: Payload) -> Event {
+    Event { r#type: kind.to_owned(), step, payload: Some(payload), ..Event::default() }
+}
+
+fn text(step: u64, block: u32, text: &str) -> Event {
+    let delta = MessageDelta { index: 0, block, delta: Some(Delta::Text(text.to_owned())) };
+    event("message.delta", step, Payload::MessageDelta(delta))
+}
+
+fn code(step: u64, block: u32, code: &str) -> Event {
+    let delta = MessageDelta { index: 0, block, delta: Some(Delta::Code(code.to_owned())) };
+    event("message.delta", step, Payload::MessageDelta(delta))
+}
+
+fn message(step: u64, source: MessageSource, blocks: Vec<Block>) -> Event {
+    let usage = Usage {
+        input_tokens: 1200,
+        output_tokens: 34,
+        cache_read_tokens: 800,
+        cost_pico_usd: 12_300_000_000,
+        ..Usage::default()
+    };
+    let message = Message {
+        spec: Some(MessageSpec {
+            task: String::new(),
+            blocks: blocks.into_iter().map(|block| v1::Block { block: Some(block) }).collect(),
+        }),
+        status: Some(MessageStatus { source: source.into(), usage: Some(usage), ..MessageStatus::default() }),
+        ..Message::default()
+    };
+    event("message.created", step, Payload::Message(message))
+}
+
+fn text_block(text: &str) -> Block {
+    Block::Text(Text { text: text.to_owned() })
+}
+
+fn code_block(code: &str) -> Block {
+    Block::CodeInterpreterCall(CodeInterpreterCall { id: "call".to_owned(), code: code.to_owned() })
+}
+
+fn result_block(output: &str, error: &str, tools: &[&str]) -> Block {
+    let tool_uses = tools
+        .iter()
+        .zip(1..)
+        .map(|(name, number)| ToolUse { number, name: (*name).to_owned(), succeeded: true, duration_micros: 900 })
+        .collect();
+    Block::CodeInterpreterResult(CodeInterpreterResult {
+        id: "call".to_owned(),
+        output: output.to_owned(),
+        error: error.to_owned(),
+        tool_uses,
+    })
+}
+
+/// What a terminal shows, answers and the rest in one.
+fn shown(options: Options, events: &[Event]) -> String {
+    let both = crate::console::tests::Paper::default();
+    let mut console =
+        crate::console::Console::new((Box::new(both.clone()), true), (Box::new(both.clone()), true), Colour::Never);
+    let mut renderer = Renderer::new(options);
+    for event in events {
+        renderer.event(event, &mut console).unwrap();
+    }
+    both.text()
+}
+
+fn a_turn() -> Vec<Event> {
+    let phase = PhaseChanged {
+        previous: TaskPhase::InvokeModel.into(),
+        phase: TaskPhase::ExecuteTools.into(),
+        reason: "the model wants to run a script".to_owned(),
+    };
+    vec![
+        text(1, 0, "Let me "),
+        text(1, 0, "look."),
+        code(1, 1, "const hits = grep("),
+        code(1, 1, "\"TODO\", \"src\");\nprint(hits"),
+        code(1, 1, ".length)"),
+        message(
+            1,
+            MessageSource::Assistant,
+            vec![text_block("Let me look."), code_block("const hits = grep(\"TODO\", \"src\");\nprint(hits.length)")],
+        ),
+        event("task.phase_changed", 1, Payload::PhaseChanged(phase)),
+        event(
+            "tool.called",
+            2,
+            Payload::ToolCalled(ToolCalled {
+                step_id: "step_1".to_owned(),
+                number: 1,
+                name: "grep".to_owned(),
+                arguments: r#"["TODO","src"]"#.to_owned(),
+            }),
+        ),
+        event(
+            "tool.result",
+            2,
+            Payload::ToolResult(ToolResult {
+                step_id: "step_1".to_owned(),
+                number: 1,
+                name: "grep".to_owned(),
+                succeeded: true,
+                result: r#"{"matches":[1,2,3]}"#.to_owned(),
+                duration_micros: 12_400,
+            }),
+        ),
+        message(2, MessageSource::System, vec![result_block("3\n", "", &["grep"])]),
+        text(3, 0, "There are "),
+        message(3, MessageSource::Assistant, vec![text_block("There are three.")]),
+        event(
+            "turn.completed",
+            3,
+            Payload::TurnCompleted(TurnCompleted {
+                message_id: "message_1".to_owned(),
+                outcome: TurnOutcome::Completed.into(),
+                turns: 2,
+                error: None,
+            }),
+        ),
+    ]
+}
+
+const A_TURN: &str = "\
+Let me look.
+  │ const hits = grep(\"TODO\", \"src\");
+  │ print(hits.length)
+· execute tools: the model wants to run a script
+  ✓ grep(\"TODO\", \"src\") 12 ms · 3 matches
+    ⎿ 3
+There are three.
+✓ completed · 2 model calls · 1 tool call · 4,000 in (1,600 cached) + 68 out tokens · $0.0246
+";
+
+#[test]
+fn a_turn_reads_as_a_conversation() {
+    assert_eq!(shown(LIVE, &a_turn()), A_TURN);
+}
+
+#[test]
+fn a_turn_of_which_only_the_records_are_left_reads_the_same_but_for_arguments() {
+    let records: Vec<Event> = a_turn()
+        .into_iter()
+        .filter(|event| event.r#type != "message.delta" && !event.r#type.starts_with("tool."))
+        .collect();
+    let expected = A_TURN.replace("grep(\"TODO\", \"src\") 12 ms · 3 matches", "grep() 900 µs");
+    assert_eq!(shown(LIVE, &records), expected);
+}
+
+#[test]
+fn answers_that_are_not_shown_live_are_printed_once_and_whole() {
+    let (mut console, answer, aside) = paper(false, Colour::Auto);
+    let mut renderer = Renderer::new(Options { live: false, ..LIVE });
+    for event in a_turn() {
+        renderer.event(&event, &mut console).unwrap();
+    }
+    assert_eq!(answer.text(), "Let me look.\nThere are three.\n");
+    let lines: Vec<&str> = A_TURN.lines().filter(|line| !answer.text().contains(line)).collect();
+    assert_eq!(aside.text().lines().collect::<Vec<_>>(), lines);
+}
+
+#[test]
+fn an_answer_that_begins_again_is_said_to() {
+    let events = [
+        text(1, 0, "Wrong sta"),
+        event(
+            "message.restarted",
+            1,
+            Payload::MessageRestarted(MessageRestarted { reason: "the vendor hung up".to_owned() }),
+        ),
+        text(1, 0, "Right"),
+        message(1, MessageSource::Assistant, vec![text_block("Right.")]),
+    ];
+    assert_eq!(shown(LIVE, &events), "Wrong sta\n↻ the answer begins again: the vendor hung up\nRight.\n");
+}
+
+#[test]
+fn whoever_joins_in_the_middle_sees_nothing_twice() {
+    let events = [text(1, 0, "the end."), message(1, MessageSource::Assistant, vec![text_block("Only the end.")])];
+    assert_eq!(shown(LIVE, &events), "the end.\n");
+}
+
+#[test]
+fn an_answer_that_differs_from_what_was_streamed_is_shown_whole() {
+    let events = [text(1, 0, "Lost pie"), message(1, MessageSource::Assistant, vec![text_block("Lost a piece.")])];
+    assert_eq!(shown(LIVE, &events), "Lost pie\n↻ the whole answer:\nLost a piece.\n");
+}
+
+#[test]
+fn errors_of_tools_and_scripts_are_shown() {
+    let events = [
+        event(
+            "tool.result",
+            2,
+            Payload::ToolResult(ToolResult {
+                name: "read_file".to_owned(),
+                result: r#"{"message":"no such file:\n a.txt"}"#.to_owned(),
+                duration_micros: 80,
+                ..ToolResult::default()
+            }),
+        ),
+        message(2, MessageSource::System, vec![result_block("1\n2\n3\n4\n5\n6\n7\n8", "Error: no\n  at x", &[])]),
+        event(
+            "error",
+            2,
+            Payload::Error(TaskError { code: "RATE_LIMITED".to_owned(), message: "slow down".to_owned(), time: None }),
+        ),
+    ];
+    let expected = "  ✗ read_file() 80 µs · no such file: a.txt
+    ⎿ 1\n    ⎿ 2\n    ⎿ 3\n    ⎿ 4\n    ⎿ 5\n    ⎿ 6\n    ⎿ … 2 more lines
+    ⎿ Error: no\n    ⎿   at x
+✗ RATE_LIMITED: slow down
+";
+    assert_eq!(shown(LIVE, &events), expected);
+}
+
+#[test]
+fn people_are_shown_when_wanted() {
+    let said = message(0, MessageSource::User, vec![text_block("one\ntwo")]);
+    assert_eq!(shown(LIVE, std::slice::from_ref(&said)), "");
+    assert_eq!(shown(Options { people: true, ..LIVE }, &[said]), "❯ one\n  two\n");
+}
