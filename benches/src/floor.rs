@@ -37,7 +37,8 @@ impl Floor {
         .execute(&pool)
         .await?;
         let jetstream = jetstream::new(async_nats::connect(nats).await?);
-        for (name, retention) in [("BENCH_HOP", RetentionPolicy::WorkQueue), ("BENCH_JOURNAL", RetentionPolicy::Limits)] {
+        for (name, retention) in [("BENCH_HOP", RetentionPolicy::WorkQueue), ("BENCH_JOURNAL", RetentionPolicy::Limits)]
+        {
             let _ = jetstream.delete_stream(name).await;
             let config = jetstream::stream::Config {
                 name: name.to_owned(),
@@ -90,11 +91,8 @@ impl Floor {
     async fn lane(&self, name: &str) -> anyhow::Result<Lane> {
         let subject = format!("{}.{name}", self.hop);
         let stream = self.jetstream.get_stream("BENCH_HOP").await?;
-        let config = pull::Config {
-            durable_name: Some(name.to_owned()),
-            filter_subject: subject.clone(),
-            ..Default::default()
-        };
+        let config =
+            pull::Config { durable_name: Some(name.to_owned()), filter_subject: subject.clone(), ..Default::default() };
         let consumer = stream.get_or_create_consumer(name, config).await?;
         let messages = consumer.stream().max_messages_per_batch(16).messages().await?;
         Ok(Lane { floor: self.clone(), subject, messages })

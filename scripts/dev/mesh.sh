@@ -26,8 +26,14 @@ mesh_service_environment() {
       *) variables+=("$setting") ;;
     esac
   done
+  if [[ $service == interpreter ]]; then
+    # Compiled once for all homes. Whoever can start this mesh may name any directory it can reach as a workspace.
+    variables+=("CONSTRUCT_INTERPRETER_CACHE_DIR=$main_home/cache")
+    variables+=("CONSTRUCT_INTERPRETER_WORKSPACE_ROOTS=${CONSTRUCT_INTERPRETER_WORKSPACE_ROOTS:-/}")
+  fi
   for name in $(compgen -e); do
     case $name in
+      CONSTRUCT_INTERPRETER_CACHE_DIR | CONSTRUCT_INTERPRETER_WORKSPACE_ROOTS) ;;
       CONSTRUCT_HOME | CONSTRUCT_MASTER_KEY | CONSTRUCT_DEMO_* | CONSTRUCT_TEST_* | CONSTRUCT_HEALTH_LISTEN) ;;
       PATH | HOME | USER | LANG | LC_* | TZ | TMPDIR | RUST_* | OTEL_* | CONSTRUCT_* | *_PROXY | *_proxy | SSL_CERT_*)
         # The home's settings win over the same names in the caller's shell.
@@ -80,10 +86,10 @@ mesh_start() {
   for service in "${services[@]}"; do mesh_wait "$service"; done
 }
 
-# Waits until a service says that it is ready, for a minute; explains itself otherwise.
+# Waits until a service says that it is ready, for two minutes (the first start on a machine compiles the sandbox's guest); explains itself otherwise.
 mesh_wait() {
   local service=$1 deadline answer=''
-  deadline=$(($(now_ms) + 60000))
+  deadline=$(($(now_ms) + 120000))
   until answer=$(http_get "${ports[${service}_health]}" /readyz); do
     if ! process_running "$service"; then
       show_tail "$home/logs/$service.log"
@@ -91,7 +97,7 @@ mesh_wait() {
     fi
     if (($(now_ms) >= deadline)); then
       show_tail "$home/logs/$service.log"
-      die "$service is not ready after 60 s: ${answer:-no answer on 127.0.0.1:${ports[${service}_health]}/readyz}"
+      die "$service is not ready after 120 s: ${answer:-no answer on 127.0.0.1:${ports[${service}_health]}/readyz}"
     fi
     sleep 0.05
   done

@@ -1,4 +1,4 @@
-//! From what is stored to what clients see, and back. An API key goes in and never comes out.
+//! From what is stored to what clients see, and back. An API key never comes out.
 
 use construct_domain::{
     OrganizationId,
@@ -11,14 +11,20 @@ use construct_store::{Agent, Model, ModelParameters, ModelProvider, ModelProvide
 use jiff::Timestamp;
 
 #[cfg(test)]
-pub(crate) mod tests;
+mod tests;
 
-pub(crate) fn time(time: Timestamp) -> prost_types::Timestamp {
-    // Times here are after 1970, so the parts have one sign.
-    prost_types::Timestamp { seconds: time.as_second(), nanos: time.subsec_nanosecond() }
+/// A time.
+pub fn time(time: Timestamp) -> prost_types::Timestamp {
+    // A time before 1970 has negative seconds and, in protobuf, still nanoseconds counted forward.
+    let nanoseconds = time.as_nanosecond();
+    prost_types::Timestamp {
+        seconds: i64::try_from(nanoseconds.div_euclid(1_000_000_000)).unwrap_or(i64::MAX),
+        nanos: i32::try_from(nanoseconds.rem_euclid(1_000_000_000)).unwrap_or(0),
+    }
 }
 
-fn metadata(
+/// What every entity carries.
+pub fn metadata(
     id: impl ToString,
     organization: OrganizationId,
     (created_at, updated_at): (Timestamp, Timestamp),
@@ -33,7 +39,8 @@ fn metadata(
     })
 }
 
-pub(crate) fn agent(agent: &Agent) -> v1::Agent {
+/// An agent as clients see it.
+pub fn agent(agent: &Agent) -> v1::Agent {
     v1::Agent {
         metadata: metadata(agent.id, agent.organization, (agent.created_at, agent.updated_at), agent.revision),
         spec: Some(v1::AgentSpec {
@@ -48,7 +55,8 @@ pub(crate) fn agent(agent: &Agent) -> v1::Agent {
     }
 }
 
-fn parameters(parameters: &ModelParameters) -> v1::ModelParameters {
+/// How a model samples.
+pub fn parameters(parameters: &ModelParameters) -> v1::ModelParameters {
     v1::ModelParameters {
         temperature: parameters.temperature,
         max_tokens: parameters.max_tokens,
@@ -58,7 +66,8 @@ fn parameters(parameters: &ModelParameters) -> v1::ModelParameters {
     }
 }
 
-pub(crate) fn to_parameters(parameters: v1::ModelParameters) -> ModelParameters {
+/// How a model samples.
+pub fn to_parameters(parameters: v1::ModelParameters) -> ModelParameters {
     ModelParameters {
         temperature: parameters.temperature,
         max_tokens: parameters.max_tokens,
@@ -68,8 +77,8 @@ pub(crate) fn to_parameters(parameters: v1::ModelParameters) -> ModelParameters 
     }
 }
 
-pub(crate) fn model(model: &Model) -> v1::Model {
-    let Prices { input, output, cache_read, cache_write } = model.prices;
+/// A model as clients see it.
+pub fn model(model: &Model) -> v1::Model {
     v1::Model {
         metadata: metadata(model.id, model.organization, (model.created_at, model.updated_at), model.revision),
         spec: Some(v1::ModelSpec {
@@ -78,18 +87,26 @@ pub(crate) fn model(model: &Model) -> v1::Model {
             vendor_model: model.vendor_model.clone(),
             context_window: model.context_window,
             max_output_tokens: model.max_output_tokens,
-            prices: Some(v1::Prices { input, output, cache_read, cache_write }),
+            prices: Some(prices(&model.prices)),
         }),
         status: Some(v1::ModelStatus { provider_id: model.provider.to_string() }),
     }
 }
 
-pub(crate) fn to_prices(prices: v1::Prices) -> Prices {
+/// A model's prices.
+pub fn prices(prices: &Prices) -> v1::Prices {
+    let Prices { input, output, cache_read, cache_write } = *prices;
+    v1::Prices { input, output, cache_read, cache_write }
+}
+
+/// A model's prices.
+pub fn to_prices(prices: v1::Prices) -> Prices {
     let v1::Prices { input, output, cache_read, cache_write } = prices;
     Prices { input, output, cache_read, cache_write }
 }
 
-pub(crate) fn model_provider(provider: &ModelProvider) -> v1::ModelProvider {
+/// A provider as clients see it: without its key.
+pub fn model_provider(provider: &ModelProvider) -> v1::ModelProvider {
     let times = (provider.created_at, provider.updated_at);
     v1::ModelProvider {
         metadata: metadata(provider.id, provider.organization, times, provider.revision),
@@ -107,7 +124,8 @@ pub(crate) fn model_provider(provider: &ModelProvider) -> v1::ModelProvider {
     }
 }
 
-fn provider_type(kind: ModelProviderKind) -> v1::ModelProviderType {
+/// What kind of vendor.
+pub fn provider_type(kind: ModelProviderKind) -> v1::ModelProviderType {
     match kind {
         ModelProviderKind::Anthropic => v1::ModelProviderType::Anthropic,
         ModelProviderKind::Openai => v1::ModelProviderType::Openai,
@@ -116,7 +134,7 @@ fn provider_type(kind: ModelProviderKind) -> v1::ModelProviderType {
 }
 
 /// None for `UNSPECIFIED`.
-pub(crate) fn to_provider_kind(kind: v1::ModelProviderType) -> Option<ModelProviderKind> {
+pub fn to_provider_kind(kind: v1::ModelProviderType) -> Option<ModelProviderKind> {
     match kind {
         v1::ModelProviderType::Unspecified => None,
         v1::ModelProviderType::Anthropic => Some(ModelProviderKind::Anthropic),
@@ -125,7 +143,8 @@ pub(crate) fn to_provider_kind(kind: v1::ModelProviderType) -> Option<ModelProvi
     }
 }
 
-pub(crate) fn task(task: &StoredTask) -> v1::Task {
+/// A task as clients see it.
+pub fn task(task: &StoredTask) -> v1::Task {
     let state = &task.state;
     let desired = if state.suspend { v1::TaskPhase::Suspended } else { v1::TaskPhase::Unspecified };
     v1::Task {
@@ -153,7 +172,8 @@ pub(crate) fn task(task: &StoredTask) -> v1::Task {
     }
 }
 
-pub(crate) fn phase(phase: Phase) -> v1::TaskPhase {
+/// Where a task stands.
+pub fn phase(phase: Phase) -> v1::TaskPhase {
     match phase {
         Phase::AwaitInput => v1::TaskPhase::AwaitInput,
         Phase::InvokeModel => v1::TaskPhase::InvokeModel,
@@ -163,7 +183,7 @@ pub(crate) fn phase(phase: Phase) -> v1::TaskPhase {
 }
 
 /// None for `UNSPECIFIED`.
-pub(crate) fn to_phase(phase: v1::TaskPhase) -> Option<Phase> {
+pub fn to_phase(phase: v1::TaskPhase) -> Option<Phase> {
     match phase {
         v1::TaskPhase::Unspecified => None,
         v1::TaskPhase::AwaitInput => Some(Phase::AwaitInput),
@@ -173,7 +193,8 @@ pub(crate) fn to_phase(phase: v1::TaskPhase) -> Option<Phase> {
     }
 }
 
-fn outcome(outcome: TurnOutcome) -> v1::TurnOutcome {
+/// How a turn ended.
+pub fn outcome(outcome: TurnOutcome) -> v1::TurnOutcome {
     match outcome {
         TurnOutcome::Completed => v1::TurnOutcome::Completed,
         TurnOutcome::Failed => v1::TurnOutcome::Failed,
@@ -182,11 +203,13 @@ fn outcome(outcome: TurnOutcome) -> v1::TurnOutcome {
     }
 }
 
-pub(crate) fn error(error: &TaskError) -> v1::TaskError {
+/// An error of a task.
+pub fn error(error: &TaskError) -> v1::TaskError {
     v1::TaskError { code: error.code.clone(), message: error.message.clone(), time: Some(time(error.time)) }
 }
 
-fn usage(usage: &Usage) -> v1::Usage {
+/// What a call used.
+pub fn usage(usage: &Usage) -> v1::Usage {
     v1::Usage {
         input_tokens: usage.input_tokens,
         output_tokens: usage.output_tokens,
@@ -196,7 +219,19 @@ fn usage(usage: &Usage) -> v1::Usage {
     }
 }
 
-pub(crate) fn message(message: &StoredMessage) -> v1::Message {
+/// What a call used.
+pub fn to_usage(usage: v1::Usage) -> Usage {
+    Usage {
+        input_tokens: usage.input_tokens,
+        output_tokens: usage.output_tokens,
+        cache_read_tokens: usage.cache_read_tokens,
+        cache_write_tokens: usage.cache_write_tokens,
+        cost_pico_usd: usage.cost_pico_usd,
+    }
+}
+
+/// A message as clients see it.
+pub fn message(message: &StoredMessage) -> v1::Message {
     let times = (message.created_at, message.updated_at);
     v1::Message {
         metadata: metadata(message.id, message.organization, times, message.revision),
@@ -215,7 +250,8 @@ pub(crate) fn message(message: &StoredMessage) -> v1::Message {
     }
 }
 
-fn source(source: Source) -> v1::MessageSource {
+/// Who a message is from.
+pub fn source(source: Source) -> v1::MessageSource {
     match source {
         Source::User => v1::MessageSource::User,
         Source::Assistant => v1::MessageSource::Assistant,
@@ -224,7 +260,7 @@ fn source(source: Source) -> v1::MessageSource {
 }
 
 /// None for `UNSPECIFIED`.
-pub(crate) fn to_source(source: v1::MessageSource) -> Option<Source> {
+pub fn to_source(source: v1::MessageSource) -> Option<Source> {
     match source {
         v1::MessageSource::Unspecified => None,
         v1::MessageSource::User => Some(Source::User),
@@ -233,13 +269,12 @@ pub(crate) fn to_source(source: v1::MessageSource) -> Option<Source> {
     }
 }
 
-fn block(block: &Block) -> v1::Block {
+/// A piece of a message.
+pub fn block(block: &Block) -> v1::Block {
     use v1::block::Block as Proto;
     let block = match block {
         Block::Text(text) => Proto::Text(v1::Text { text: text.clone() }),
-        Block::CodeInterpreterCall(call) => {
-            Proto::CodeInterpreterCall(v1::CodeInterpreterCall { id: call.id.clone(), code: call.code.clone() })
-        }
+        Block::CodeInterpreterCall(call) => Proto::CodeInterpreterCall(code_call(call)),
         Block::CodeInterpreterResult(result) => Proto::CodeInterpreterResult(v1::CodeInterpreterResult {
             id: result.id.clone(),
             output: result.output.clone(),
@@ -248,6 +283,39 @@ fn block(block: &Block) -> v1::Block {
         }),
     };
     v1::Block { block: Some(block) }
+}
+
+/// A script.
+pub fn code_call(call: &message::CodeCall) -> v1::CodeInterpreterCall {
+    v1::CodeInterpreterCall { id: call.id.clone(), code: call.code.clone() }
+}
+
+/// None for a block without content, which nobody should send.
+pub fn to_block(block: v1::Block) -> Option<Block> {
+    use v1::block::Block as Proto;
+    Some(match block.block? {
+        Proto::Text(text) => Block::Text(text.text),
+        Proto::CodeInterpreterCall(call) => {
+            Block::CodeInterpreterCall(message::CodeCall { id: call.id, code: call.code })
+        }
+        Proto::CodeInterpreterResult(result) => Block::CodeInterpreterResult(to_code_result(result)),
+    })
+}
+
+/// What a script gave.
+pub fn to_code_result(result: v1::CodeInterpreterResult) -> message::CodeResult {
+    let tool_use = |used: v1::ToolUse| message::ToolUse {
+        number: used.number,
+        name: used.name,
+        succeeded: used.succeeded,
+        duration_micros: used.duration_micros,
+    };
+    message::CodeResult {
+        id: result.id,
+        output: result.output,
+        error: result.error,
+        tool_uses: result.tool_uses.into_iter().map(tool_use).collect(),
+    }
 }
 
 fn tool_use(used: &message::ToolUse) -> v1::ToolUse {
@@ -260,10 +328,15 @@ fn tool_use(used: &message::ToolUse) -> v1::ToolUse {
 }
 
 /// The content of a user's message: text only, as validation has made sure.
-pub(crate) fn to_content(blocks: Vec<v1::Block>) -> message::Content {
+pub fn to_content(blocks: Vec<v1::Block>) -> message::Content {
     let blocks = blocks.into_iter().filter_map(|block| match block.block {
         Some(v1::block::Block::Text(text)) => Some(Block::Text(text.text)),
         _ => None,
     });
     message::Content { blocks: blocks.collect() }
+}
+
+/// None for a time that protobuf can say and nobody means (beyond the year 9999).
+pub fn to_time(time: prost_types::Timestamp) -> Option<Timestamp> {
+    Timestamp::new(time.seconds, time.nanos).ok()
 }

@@ -14,7 +14,6 @@ mod agents;
 mod api;
 mod caller;
 mod config;
-mod convert;
 mod events;
 mod explain;
 mod messages;
@@ -35,6 +34,7 @@ use anyhow::Context as _;
 use construct_bus::{Bus, ConnectOptions};
 use construct_runtime::{Common, Context};
 use construct_store::{Keyring, PoolOptions, Store};
+use construct_wire::convert;
 use tokio::net::TcpListener;
 
 pub use config::Config;

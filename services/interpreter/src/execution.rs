@@ -83,7 +83,8 @@ impl Executor {
         let failed = |class: FailureClass, message: String| {
             End::Outcome(step_result::Outcome::Failed(Failure { class: class.into(), message, ..Failure::default() }))
         };
-        let Some((step, id)) = command.step.as_ref().and_then(|step| Some((step, step.step_id.parse::<StepId>().ok()?)))
+        let Some((step, id)) =
+            command.step.as_ref().and_then(|step| Some((step, step.step_id.parse::<StepId>().ok()?)))
         else {
             return failed(FailureClass::Internal, "the command names no step".to_owned());
         };

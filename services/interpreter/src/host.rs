@@ -130,7 +130,12 @@ impl<'a> ScriptHost<'a> {
 
     async fn answer(&self, call: HostCall) -> Result<Value, ToolError> {
         let (id, number) = ((self.script, call.number), call.number);
-        let hash = Sha256::new().chain_update(&call.name).chain_update([0]).chain_update(call.args.to_string()).finalize().to_vec();
+        let hash = Sha256::new()
+            .chain_update(&call.name)
+            .chain_update([0])
+            .chain_update(call.args.to_string())
+            .finalize()
+            .to_vec();
         self.state().uses.push(CallRecord { number, name: call.name.clone(), end: None });
         let repeatable = tools::definition(&call.name).is_none_or(|tool| tool.effect == Effect::Read);
         match self.shared.journal.past(id) {
@@ -215,7 +220,8 @@ impl<'a> ScriptHost<'a> {
     }
 
     async fn diverged(&self, number: u32, before: &str, now: &str) -> Result<Value, ToolError> {
-        let with_arguments = |name: &str| if before == now { format!("{name} with other arguments") } else { name.to_owned() };
+        let with_arguments =
+            |name: &str| if before == now { format!("{name} with other arguments") } else { name.to_owned() };
         self.broken(Broken::Diverged { number, before: before.to_owned(), now: with_arguments(now) }).await
     }
 
@@ -232,6 +238,8 @@ impl<'a> ScriptHost<'a> {
 
     /// Tells those who watch. Whoever runs the script again tells the same under the same id, which is told once.
     async fn tell(&self, kind: &str, number: u32, payload: Payload) {
+        // Numbered under the lock: whoever watches is told in the order of the numbers.
+        let mut progress = self.shared.progress.lock().await;
         let index = (u64::from(self.shared.delivery) << 32) | self.shared.index.fetch_add(1, Relaxed);
         let event = v1::Event {
             id: format!("{}:{}:{number}:{kind}", self.shared.step.step_id, self.script),
@@ -244,7 +252,7 @@ impl<'a> ScriptHost<'a> {
             payload: Some(payload),
             ..v1::Event::default()
         };
-        if let Err(error) = self.shared.progress.lock().await.send(&event).await {
+        if let Err(error) = progress.send(&event).await {
             tracing::warn!(%error, kind, "an event could not be told");
         }
     }

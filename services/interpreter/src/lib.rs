@@ -114,8 +114,7 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
     } else {
         Confinement::RequireSandbox
     };
-    let policy =
-        Policy { commands: CommandPolicy { confinement, ..CommandPolicy::default() }, hosts: config.hosts()? };
+    let policy = Policy { commands: CommandPolicy { confinement, ..CommandPolicy::default() }, hosts: config.hosts()? };
     let own = common.data_dir.join("workspaces");
     let workspaces = Workspaces::new(&config.interpreter_workspace_roots, own, policy, Egress::new(&[])?, sandbox)
         .context("a directory in CONSTRUCT_INTERPRETER_WORKSPACE_ROOTS cannot be used")?;
@@ -162,7 +161,8 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
     lifecycle.spawn("catalogue", async move {
         let handler = move |request| {
             let describing = Arc::clone(&describing);
-            Box::pin(async move { facts::catalogue(&describing.workspaces, request).await }) as futures::future::BoxFuture<'static, _>
+            Box::pin(async move { facts::catalogue(&describing.workspaces, request).await })
+                as futures::future::BoxFuture<'static, _>
         };
         serving.serve_tools(stop, handler).await
     });
@@ -189,8 +189,8 @@ async fn engine(config: &Config, common: &Common) -> anyhow::Result<Engine> {
     };
     let instances = u32::try_from(config.interpreter_concurrency)?;
     let max_memory_bytes = config.interpreter_memory_bytes.max(EngineConfig::default().max_memory_bytes);
-    let engine =
-        tokio::task::spawn_blocking(move || Engine::new(&cache, EngineConfig { instances, max_memory_bytes })).await??;
+    let engine = tokio::task::spawn_blocking(move || Engine::new(&cache, EngineConfig { instances, max_memory_bytes }))
+        .await??;
     Ok(engine)
 }
 

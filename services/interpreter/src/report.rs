@@ -29,7 +29,10 @@ pub(crate) fn result(id: &str, outcome: &Outcome, calls: &[CallRecord], stopped:
         Status::Cancelled => format!("Stopped: {stopped}.\n{}", account(calls)),
         Status::Internal(error) => {
             tracing::error!(error, "the sandbox failed");
-            format!("SandboxFailed: the sandbox failed while the script ran; this is not the script's fault.\n{}", account(calls))
+            format!(
+                "SandboxFailed: the sandbox failed while the script ran; this is not the script's fault.\n{}",
+                account(calls)
+            )
         }
     };
     v1::CodeInterpreterResult { id: id.to_owned(), output: output(outcome), error, tool_uses: tool_uses(calls) }
@@ -48,7 +51,10 @@ pub(crate) fn not_run(id: &str, why: &str) -> v1::CodeInterpreterResult {
 fn output(outcome: &Outcome) -> String {
     let mut text = outcome.output.clone();
     if outcome.output_dropped > 0 {
-        append_line(&mut text, &format!("[{} more bytes were printed and are not shown; print less]", outcome.output_dropped));
+        append_line(
+            &mut text,
+            &format!("[{} more bytes were printed and are not shown; print less]", outcome.output_dropped),
+        );
     }
     if let Status::Completed { value } = &outcome.status
         && !matches!(value, Value::Undefined)

@@ -11,9 +11,10 @@ use construct_domain::{
     money::Usage,
     task::{Failure, Outcome, StepResult, Task},
 };
-use construct_proto::mesh::v1 as mesh;
+use construct_proto::{mesh::v1 as mesh, v1::event::Payload};
 use construct_store::{
-    AppendedMessage, Committed, EndedMessage, Error, LoadedTask, NewEvent, Purpose, StepUsage, Store, TaskCommit,
+    AppendedMessage, Committed, EndedMessage, Error, LoadedTask, NewEvent, Purpose, StepUsage, Store, StoredEvent,
+    Stream, TaskCommit,
 };
 use jiff::Timestamp;
 use uuid::Uuid;
@@ -65,7 +66,11 @@ impl Activator {
     /// Looks at the task, with what a worker reported if it is about that. On `Err` nothing that was reported is lost:
     /// the message it came in is not acknowledged and comes again.
     #[tracing::instrument(name = "reconciler.task.activate", skip_all, fields(task = %task))]
-    pub(crate) async fn activate(self: &Arc<Self>, task: TaskId, result: Option<mesh::StepResult>) -> Result<Next, Error> {
+    pub(crate) async fn activate(
+        self: &Arc<Self>,
+        task: TaskId,
+        result: Option<mesh::StepResult>,
+    ) -> Result<Next, Error> {
         let mut report = match result.map(Report::read).transpose() {
             Ok(report) => report,
             Err(error) => {
@@ -89,7 +94,8 @@ impl Activator {
             report = None;
             for effect in &decision.effects {
                 // What cannot be carried out is a result of the step like any other.
-                report = self.perform(&loaded, &decision.task, effect).await?.map(Report::from_failure).or(report);
+                let failed = self.perform(&loaded, &decision.task, effect).await?;
+                report = failed.map(|result| Report::of(result, &decision.task)).or(report);
             }
             let next_wake = committed.as_ref().map_or(decision.task.next_wake, |committed| committed.next_wake);
             let again = committed.is_some_and(|committed| committed.has_new_intents);
@@ -104,7 +110,11 @@ impl Activator {
     }
 
     /// Decides and commits. The second part is `None` when there was nothing to write.
-    async fn decide(&self, loaded: &LoadedTask, report: Option<&Report>) -> Result<(Decision, Option<Committed>), Error> {
+    async fn decide(
+        &self,
+        loaded: &LoadedTask,
+        report: Option<&Report>,
+    ) -> Result<(Decision, Option<Committed>), Error> {
         let now = Timestamp::now();
         let event = report.map_or(Event::Wake, |report| Event::Result(report.result.clone()));
         let decision = decide::decide(&loaded.task, loaded.queued, event, now, fresh());
@@ -121,7 +131,8 @@ impl Activator {
             return Ok((decision, None));
         }
 
-        let current = report.filter(|report| loaded.task.step.as_ref().is_some_and(|step| step.id == report.result.step));
+        let current =
+            report.filter(|report| loaded.task.step.as_ref().is_some_and(|step| step.id == report.result.step));
         let step = current.map(|report| report.number);
         let mut commit = TaskCommit::new(loaded, &decision.task, now);
         commit.admitted = decision.admitted;
@@ -141,54 +152,79 @@ impl Activator {
                 }
             })
             .collect();
-        commit.ended = decision.ended.as_ref().map(|ended| EndedMessage {
-            message: ended.message,
-            error: ended_error(&decision),
-        });
+        commit.ended =
+            decision.ended.as_ref().map(|ended| EndedMessage { message: ended.message, error: ended_error(&decision) });
         commit.drop_queued = decision.drop_queued;
         commit.usage = paid.into_iter().collect();
         commit.tool_uses = tool_uses(&decision);
         commit.title = report.and_then(|report| title(loaded, report));
         commit.trace_id = trace_id();
         commit.events = record::events(loaded, &decision, &usage, step, now);
+        if let Some(title) = commit.title.clone() {
+            commit.events.push(self.titled(loaded, title, commit.events.len(), now).await?);
+        }
         let events = commit.events.clone();
         let committed = self.store.task_commit(commit).await?;
         self.publish(loaded, committed.first_event_sequence, events, now);
         Ok((decision, Some(committed)))
     }
 
+    /// The event of a task that got its title.
+    async fn titled(
+        &self,
+        loaded: &LoadedTask,
+        title: String,
+        before: usize,
+        now: Timestamp,
+    ) -> Result<NewEvent, Error> {
+        let mut task = self.store.task_get(loaded.task.organization, loaded.task.id).await?;
+        task.title = title;
+        task.state.titled = true;
+        task.event_sequence = loaded.event_sequence + before as u64 + 1;
+        task.revision += 1;
+        task.updated_at = now;
+        Ok(construct_wire::record::new("task.updated", Payload::Task(construct_wire::convert::task(&task)), None))
+    }
+
     /// Tells whoever listens, without holding up the task: the records are in PostgreSQL, and a subscriber that misses
     /// one on the mesh reads it there.
     fn publish(&self, loaded: &LoadedTask, first: u64, events: Vec<NewEvent>, now: Timestamp) {
-        let (bus, organization, task) = (self.bus.clone(), loaded.task.organization, loaded.task.id);
+        let (bus, stream) = (self.bus.clone(), Stream::task(loaded.task.organization, loaded.task.id));
+        let organization = loaded.task.organization;
         let publish = async move {
-            for (sequence, event) in (first..).zip(&events) {
-                let published = match record::to_publish(organization, task, sequence, event, now) {
+            for (sequence, NewEvent { kind, payload, step }) in (first..).zip(events) {
+                let stored =
+                    StoredEvent { organization, stream: stream.id(), sequence, kind, payload, step, created_at: now };
+                let published = match construct_wire::record::read(&stored) {
                     Ok(event) => bus.publish_event(&event).await.map(drop).map_err(|error| error.to_string()),
                     Err(error) => Err(error.to_string()),
                 };
                 if let Err(error) = published {
-                    tracing::debug!(%task, sequence, error, "an event was not published; subscribers read it later");
+                    tracing::debug!(sequence, error, "an event was not published; subscribers read it later");
                 }
             }
         };
-        tokio::spawn(publish);
+        tokio::spawn(tracing::Instrument::in_current_span(publish));
     }
 
     /// Performs an effect. `Some` when it cannot be carried out as configured, which ends the step.
     async fn perform(&self, loaded: &LoadedTask, now: &Task, effect: &Effect) -> Result<Option<StepResult>, Error> {
         let task = loaded.task.id;
         let failed = |step: StepId, error: command::Error| {
-            let failure = Failure { class: error.class(), message: error.to_string(), retry_at: None };
+            let failure = Failure { class: error.class(), message: error.to_string(), retry_at: error.retry_at() };
             Some(StepResult { step, outcome: Outcome::Failed(failure) })
         };
         match effect {
             Effect::InvokeModel(step) => match self.model_command(loaded, command::Turn::Answer(step)).await? {
-                Ok(invoke) => self.dispatch(&subject::ModelInvoke::new(subject::Pool::model_default(), task), &invoke).await,
+                Ok(invoke) => {
+                    self.dispatch(&subject::ModelInvoke::new(subject::Pool::model_default(), task), &invoke).await
+                }
                 Err(error) => return Ok(failed(step.id, error)),
             },
             Effect::MakeTitle(step) => match self.model_command(loaded, command::Turn::Title(*step)).await? {
-                Ok(invoke) => self.dispatch(&subject::ModelInvoke::new(subject::Pool::model_default(), task), &invoke).await,
+                Ok(invoke) => {
+                    self.dispatch(&subject::ModelInvoke::new(subject::Pool::model_default(), task), &invoke).await
+                }
                 Err(error) => return Ok(failed(*step, error)),
             },
             Effect::ExecuteCode(step) => {
@@ -253,8 +289,10 @@ impl Activator {
 }
 
 impl Report {
-    fn from_failure(result: StepResult) -> Self {
-        Self { result, usage: Usage::default(), model: None, number: 0 }
+    /// Of a step that failed before a worker had it.
+    fn of(result: StepResult, task: &Task) -> Self {
+        let number = task.step.as_ref().map_or(0, |step| step.number);
+        Self { result, usage: Usage::default(), model: None, number }
     }
 }
 

@@ -1,23 +1,23 @@
 //! Commands to workers: everything they need stands in them, so that they never read PostgreSQL.
 
+use std::time::Duration;
+
 use construct_bus::request;
 use construct_domain::{
     StepId,
     decide::MODEL_DEADLINE,
     message::{CodeCall, Source, code_calls},
-    task::{FailureClass, Stage, Step, Task},
+    task::{FailureClass, Stage, Step, StepState, Task},
 };
 use construct_proto::{
     mesh::v1::{self as mesh, model_invoke::Purpose},
     v1,
 };
-use construct_store::{Invocation, LoadedTask, ModelProviderKind, StoredMessage};
+use construct_store::{Invocation, LoadedTask, StoredMessage};
+use construct_wire::convert;
 use jiff::Timestamp;
 
-use crate::{
-    convert::{block_to_proto, code_call_to_proto, prices_to_proto, source_to_proto, step_deadline, timestamp_to_proto},
-    prompt,
-};
+use crate::prompt;
 
 /// Why a command cannot be built.
 #[derive(Debug, thiserror::Error)]
@@ -34,6 +34,12 @@ pub(crate) enum Error {
 }
 
 impl Error {
+    /// When another try makes sense. An interpreter that starts for the first time on a machine compiles its guest, so it
+    /// is given more time than a vendor.
+    pub(crate) fn retry_at(&self) -> Option<Timestamp> {
+        matches!(self, Self::NoCatalogue(_)).then(|| Timestamp::now() + Duration::from_secs(10))
+    }
+
     pub(crate) const fn class(&self) -> FailureClass {
         match self {
             Self::AgentGone => FailureClass::Configuration,
@@ -81,24 +87,18 @@ pub(crate) fn invoke(
                 task_id: loaded.task.id.to_string(),
                 step_id: step.to_string(),
                 number: loaded.task.steps,
-                deadline: Some(timestamp_to_proto(deadline)),
+                deadline: Some(convert::time(deadline)),
             };
             (step, Purpose::Title, prompt::TITLE.to_owned(), vec![title_excerpt(transcript)], Vec::new())
         }
     };
     let (model, provider) = (&invocation.model, &invocation.provider);
-    let parameters = &invocation.agent.parameters;
     Ok(mesh::ModelInvoke {
         step: Some(step),
         purpose: purpose.into(),
         provider: Some(mesh::Provider {
             id: provider.id.to_string(),
-            r#type: match provider.kind {
-                ModelProviderKind::Anthropic => v1::ModelProviderType::Anthropic,
-                ModelProviderKind::Openai => v1::ModelProviderType::Openai,
-                ModelProviderKind::Scripted => v1::ModelProviderType::Scripted,
-            }
-            .into(),
+            r#type: convert::provider_type(provider.kind).into(),
             base_url: provider.base_url.clone(),
             api_key: provider.key.as_ref().map(|key| mesh::SealedSecret {
                 key_id: key.key_id.clone(),
@@ -112,18 +112,12 @@ pub(crate) fn invoke(
             vendor_model: model.vendor_model.clone(),
             context_window: model.context_window,
             max_output_tokens: model.max_output_tokens,
-            prices: Some(prices_to_proto(&model.prices)),
+            prices: Some(convert::prices(&model.prices)),
         }),
         system,
         messages,
         tools,
-        parameters: Some(v1::ModelParameters {
-            temperature: parameters.temperature,
-            max_tokens: parameters.max_tokens,
-            top_p: parameters.top_p,
-            top_k: parameters.top_k,
-            stop_sequences: parameters.stop_sequences.clone(),
-        }),
+        parameters: Some(convert::parameters(&invocation.agent.parameters)),
     })
 }
 
@@ -146,7 +140,7 @@ pub(crate) fn execute(
     }
     Ok(mesh::CodeExecute {
         step: Some(step_ref(loaded, step)),
-        calls: calls.into_iter().map(code_call_to_proto).collect(),
+        calls: calls.into_iter().map(convert::code_call).collect(),
         workspace: loaded.workspace.clone(),
     })
 }
@@ -157,14 +151,21 @@ fn step_ref(loaded: &LoadedTask, step: &Step) -> mesh::StepRef {
         task_id: loaded.task.id.to_string(),
         step_id: step.id.to_string(),
         number: step.number,
-        deadline: step_deadline(step).map(timestamp_to_proto),
+        deadline: step_deadline(step).map(convert::time),
+    }
+}
+
+fn step_deadline(step: &Step) -> Option<Timestamp> {
+    match step.state {
+        StepState::InFlight { deadline } | StepState::Cancelling { deadline } => Some(deadline),
+        StepState::Backoff { .. } => None,
     }
 }
 
 fn chat_message(message: &StoredMessage) -> mesh::ChatMessage {
     mesh::ChatMessage {
-        source: source_to_proto(message.source).into(),
-        blocks: message.content.blocks.iter().map(block_to_proto).collect(),
+        source: convert::source(message.source).into(),
+        blocks: message.content.blocks.iter().map(convert::block).collect(),
     }
 }
 

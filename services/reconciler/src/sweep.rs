@@ -14,7 +14,12 @@ const BATCH: u32 = 500;
 const GRACE: Duration = Duration::from_millis(500);
 
 /// Looks until told to stop.
-pub(crate) async fn run(store: Store, bus: Bus, interval: Duration, stop: CancellationToken) -> Result<(), std::convert::Infallible> {
+pub(crate) async fn run(
+    store: Store,
+    bus: Bus,
+    interval: Duration,
+    stop: CancellationToken,
+) -> Result<(), std::convert::Infallible> {
     let mut failing = false;
     loop {
         let found = match store.sweep_due(Timestamp::now() - GRACE, BATCH).await {

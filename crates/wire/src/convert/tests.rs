@@ -12,7 +12,7 @@ use super::*;
 
 const NOW: Timestamp = Timestamp::constant(1_700_000_000, 123_456_000);
 
-pub(crate) fn stored_task() -> StoredTask {
+fn stored_task() -> StoredTask {
     StoredTask {
         state: Task {
             id: TaskId::from_uuid(Uuid::from_u128(1)),
@@ -48,11 +48,11 @@ pub(crate) fn stored_task() -> StoredTask {
     }
 }
 
-pub(crate) fn turn(stage: Stage) -> Turn {
+fn turn(stage: Stage) -> Turn {
     Turn { message: MessageId::from_uuid(Uuid::from_u128(3)), calls: 4, stage }
 }
 
-pub(crate) fn step(state: StepState) -> Step {
+fn step(state: StepState) -> Step {
     Step { id: StepId::from_uuid(Uuid::from_u128(4)), number: 5, attempt: 2, since: NOW, state }
 }
 

@@ -1,7 +1,59 @@
-use construct_domain::task::TaskError;
+use std::collections::BTreeMap;
+
+use construct_domain::{
+    AgentId, MessageId, OrganizationId, StepId, TaskId,
+    money::Usage,
+    task::{Step, Task, TaskError, Turn},
+};
+use uuid::Uuid;
 
 use super::*;
-use crate::convert::tests::{step, stored_task, turn};
+
+const NOW: Timestamp = Timestamp::constant(1_700_000_000, 123_456_000);
+
+fn stored_task() -> StoredTask {
+    StoredTask {
+        state: Task {
+            id: TaskId::from_uuid(Uuid::from_u128(1)),
+            organization: OrganizationId::LOCAL,
+            agent: AgentId::from_uuid(Uuid::from_u128(2)),
+            suspend: false,
+            cancel: None,
+            max_turns: 50,
+            titled: false,
+            phase: Phase::AwaitInput,
+            turn: None,
+            step: None,
+            title_step: None,
+            steps: 0,
+            last_position: 0,
+            next_wake: None,
+            last_outcome: None,
+            last_error: None,
+        },
+        agent_name: "ada".into(),
+        workspace: "/w".into(),
+        title: "A title".into(),
+        max_turns_override: 7,
+        phase_since: NOW,
+        usage: Usage::default(),
+        tool_uses: BTreeMap::new(),
+        queued_count: 0,
+        event_sequence: 9,
+        trace_id: None,
+        revision: 3,
+        created_at: NOW,
+        updated_at: NOW,
+    }
+}
+
+fn turn(stage: Stage) -> Turn {
+    Turn { message: MessageId::from_uuid(Uuid::from_u128(3)), calls: 4, stage }
+}
+
+fn step(state: StepState) -> Step {
+    Step { id: StepId::from_uuid(Uuid::from_u128(4)), number: 5, attempt: 2, since: NOW, state }
+}
 
 const LATER: Timestamp = Timestamp::constant(1_700_000_600, 0);
 
