@@ -14,12 +14,14 @@ use construct_runtime::Context;
 use opentelemetry::{global, propagation::Extractor};
 use tokio::net::TcpListener;
 use tonic::{
+    Code, Status,
     codec::CompressionEncoding,
-    codegen::http,
+    codegen::http::{self, HeaderValue},
     server::NamedService,
     transport::{Server, server::TcpIncoming},
 };
 use tonic_health::{ServingStatus, server::HealthReporter};
+use tower::util::MapResponseLayer;
 use tracing_opentelemetry::OpenTelemetrySpanExt as _;
 
 use crate::api::Api;
@@ -70,6 +72,7 @@ pub(crate) async fn spawn(api: Api, listener: TcpListener, context: &Context) ->
         .http2_keepalive_timeout(Some(KEEPALIVE))
         .http2_adaptive_window(Some(true))
         .trace_fn(span)
+        .layer(MapResponseLayer::new(blame_the_client))
         .add_service(health)
         .add_service(reflection)
         .add_service(limited!(AgentServiceServer, api))
@@ -96,6 +99,20 @@ pub(crate) async fn spawn(api: Api, listener: TcpListener, context: &Context) ->
     });
     tracing::info!(%address, "serving gRPC");
     Ok(())
+}
+
+/// What tonic says of a request that is no protobuf of its type. It calls that `INTERNAL`, as if it were our defect, and
+/// offers no other place to tell the two apart.
+const UNDECODABLE: &str = "failed to decode Protobuf message";
+
+/// A request that cannot be decoded is the client's mistake.
+fn blame_the_client<B>(mut response: http::Response<B>) -> http::Response<B> {
+    let undecodable = Status::from_header_map(response.headers())
+        .is_some_and(|status| status.code() == Code::Internal && status.message().starts_with(UNDECODABLE));
+    if undecodable {
+        response.headers_mut().insert(Status::GRPC_STATUS, HeaderValue::from(Code::InvalidArgument as i32));
+    }
+    response
 }
 
 /// Tells who asks for the health of the whole server (the empty name) or of one service. All need the same to work.

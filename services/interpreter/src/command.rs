@@ -1,6 +1,6 @@
 //! Running a shell command for a script: confined, bounded, and gone when it is over.
 //!
-//! A command runs under bubblewrap in namespaces of its own (see [`bubblewrap`]). Where the host cannot do that, the
+//! A command runs under bubblewrap in namespaces of its own (see `command/bubblewrap.rs`). Where the host cannot do that, the
 //! operator's policy decides: refuse, or run it as a plain process group. What holds in both cases: the environment is
 //! not inherited, output is bounded, and at the end, by whatever cause, every process of the command is killed.
 

@@ -138,7 +138,10 @@ fn echo(text: &str) -> String {
     format!("You said: {text}")
 }
 
+/// The first words of what the user said. A request for a title quotes the conversation with its speakers.
 fn title(text: &str) -> String {
+    let text = text.strip_prefix("user: ").unwrap_or(text);
+    let text = text.split("\n\nassistant: ").next().unwrap_or(text);
     let words: Vec<&str> = text.split_whitespace().take(TITLE_WORDS).collect();
     let title: String = words.join(" ").chars().take(TITLE_CHARS).collect();
     if title.is_empty() { "Untitled".to_owned() } else { title }

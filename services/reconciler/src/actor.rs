@@ -23,6 +23,10 @@ const LONGEST_TIMER: Duration = Duration::from_secs(60);
 
 /// Why to look.
 #[derive(Debug)]
+#[expect(
+    clippy::large_enum_variant,
+    reason = "nearly every message is the large one; boxing it would cost an allocation each"
+)]
 pub(crate) enum Msg {
     /// Something came from the mesh.
     Look {

@@ -1,9 +1,9 @@
 use std::collections::BTreeMap;
 
 use construct_domain::{
-    AgentId, MessageId, ModelId, ModelProviderId, StepId, TaskId,
+    AgentId, MessageId, ModelId, ModelProviderId, TaskId,
     message::{CodeCall, CodeResult, Content, ToolUse},
-    task::{Stage, Step, StepState, Task, Turn},
+    task::{Stage, Task, Turn},
 };
 use construct_store::SealedSecret;
 use uuid::Uuid;
@@ -50,10 +50,6 @@ fn stored_task() -> StoredTask {
 
 fn turn(stage: Stage) -> Turn {
     Turn { message: MessageId::from_uuid(Uuid::from_u128(3)), calls: 4, stage }
-}
-
-fn step(state: StepState) -> Step {
-    Step { id: StepId::from_uuid(Uuid::from_u128(4)), number: 5, attempt: 2, since: NOW, state }
 }
 
 #[test]

@@ -85,6 +85,8 @@ async fn a_title_comes_from_the_script_or_from_the_first_words() {
     let said = title(vec![user("Please count  the lines\nof every file in here"), assistant("ok")]);
     assert_eq!(play(&scripted("[]"), &said).await.as_deref(), Ok("Please count the lines of every"));
     assert_eq!(play(&scripted(r#"{"title": "Lines"}"#), &said).await.as_deref(), Ok("Lines"));
+    let quoted = title(vec![user("user: what is one and one?\n\nassistant: two")]);
+    assert_eq!(play(&scripted(""), &quoted).await.as_deref(), Ok("what is one and one?"));
     assert_eq!(play(&scripted(""), &title(vec![])).await.as_deref(), Ok("Untitled"));
 }
 

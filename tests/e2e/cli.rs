@@ -1,0 +1,189 @@
+//! The command line, as a person or a script uses it.
+
+use std::process::{ExitStatus, Stdio};
+
+use construct_tests::{
+    mesh::{Mesh, Service, binary},
+    wait::until,
+};
+use serde_json::{Value, json};
+use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
+
+/// What a command did.
+#[derive(Debug)]
+struct Done {
+    status: ExitStatus,
+    output: String,
+    errors: String,
+}
+
+impl Done {
+    fn json(&self) -> Value {
+        serde_json::from_str(&self.output).unwrap_or_else(|error| panic!("{error}: {self:?}"))
+    }
+
+    fn code(&self) -> i32 {
+        self.status.code().unwrap_or(-1)
+    }
+}
+
+fn command(gateway: &str, arguments: &[&str]) -> tokio::process::Command {
+    let mut command = tokio::process::Command::new(binary("construct").unwrap());
+    command
+        .env_clear()
+        .env("CONSTRUCT_GATEWAY_URL", gateway)
+        .args(arguments)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .kill_on_drop(true);
+    command
+}
+
+async fn construct(mesh: &Mesh, arguments: &[&str], input: &str) -> Done {
+    let mut child = command(&mesh.gateway_url(), arguments).stdin(Stdio::piped()).spawn().unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    // A command that ends without reading closes its end.
+    let _ = stdin.write_all(input.as_bytes()).await;
+    drop(stdin);
+    let done = child.wait_with_output().await.unwrap();
+    Done {
+        status: done.status,
+        output: String::from_utf8(done.stdout).unwrap(),
+        errors: String::from_utf8(done.stderr).unwrap(),
+    }
+}
+
+#[tokio::test]
+async fn jobs_and_questions_from_the_command_line() {
+    let mesh = Mesh::start().await.unwrap();
+    let script = json!({"conversations": [
+        {"match": "count", "turns": [
+            {"text": "Counting.", "code": "create_file('n.txt', '3'); print(read_file('n.txt')); 1 + 2", "usage": {"input": 10, "output": 2}},
+            {"text": "There are {{last_result}}.", "usage": {"input": 20, "output": 3}},
+        ]},
+        {"match": "locked", "turns": [{"text": "x", "fault": {"class": "authentication", "times": 0, "message": "the key is refused"}}]},
+        {"match": "endless", "turns": [{"code": "1"}, {"code": "2"}, {"code": "3"}]},
+        {"match": "stall", "turns": [{"text": "Slowly.", "fault": {"stall_ms": 600_000, "times": 0}}]},
+    ]});
+    mesh.scripted_agent("worker", &script).await.unwrap();
+    let workspace = mesh.workspace().display().to_string();
+    let run = async |arguments: &[&str], input: &str| construct(&mesh, arguments, input).await;
+
+    let text = run(&["exec", "--agent", "worker", "--workspace", &workspace, "count them"], "").await;
+    assert_eq!(text.code(), 0, "{text:?}");
+    assert!(text.output.contains("There are 3\n3."), "the answer goes to standard output: {text:?}");
+    assert!(
+        !text.output.contains("create_file") && text.errors.contains("create_file"),
+        "the work is told aside: {text:?}"
+    );
+    assert_eq!(std::fs::read_to_string(mesh.workspace().join("n.txt")).unwrap(), "3");
+
+    // The only agent need not be named, and the job can come from a pipe.
+    let done = run(&["exec", "-o", "json"], "count these\nas well\n").await;
+    assert_eq!(done.code(), 0, "{done:?}");
+    let report = done.json();
+    assert_eq!((&report["outcome"], &report["text"]), (&json!("completed"), &json!("There are 3\n3.")));
+    assert_eq!(report["error"], Value::Null);
+    assert_eq!(report["tool_uses"], json!({"create_file": 1, "read_file": 1}));
+    let cost = 30 * 3_000_000 + 5 * 15_000_000;
+    assert_eq!(report["usage"]["costPicoUsd"].as_str().unwrap(), cost.to_string(), "{report}");
+    let task = report["task"].as_str().unwrap().to_owned();
+
+    let failed = run(&["exec", "-o", "json", "locked"], "").await;
+    assert_eq!(failed.code(), 1, "{failed:?}");
+    let report = failed.json();
+    assert_eq!((&report["outcome"], &report["error"]["code"]), (&json!("failed"), &json!("AUTHENTICATION")));
+    let failed = run(&["exec", "locked"], "").await;
+    assert_eq!((failed.code(), failed.output.as_str()), (1, ""));
+    assert!(failed.errors.contains("the key is refused"), "{failed:?}");
+
+    let limited = run(&["exec", "--max-turns", "2", "-o", "json", "endless"], "").await;
+    assert_eq!((limited.code(), &limited.json()["outcome"]), (5, &json!("max_turns")), "{limited:?}");
+    let timed = run(&["exec", "--timeout", "1s", "-o", "json", "stall"], "").await;
+    assert_eq!((timed.code(), &timed.json()["outcome"]), (4, &json!("cancelled")), "{timed:?}");
+    let usage = run(&["exec", "  "], "").await;
+    assert_eq!(usage.code(), 2, "{usage:?}");
+    let nobody = run(&["exec", "--agent", "nobody", "hello"], "").await;
+    assert_eq!(nobody.code(), 1, "{nobody:?}");
+    assert!(nobody.errors.contains("nobody"), "{nobody:?}");
+
+    // Nobody is there.
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let away = command(&format!("http://127.0.0.1:{port}"), &["task", "list"]).output().await.unwrap();
+    assert_eq!(away.status.code(), Some(3));
+    assert!(String::from_utf8_lossy(&away.stderr).contains("cannot be reached"));
+
+    let why = run(&["why", &task], "").await;
+    assert_eq!(why.code(), 0);
+    assert!(why.output.starts_with("The task waits for a message from a user."), "{why:?}");
+
+    // Lists for programs.
+    let agents = run(&["agent", "list", "-o", "json"], "").await.json();
+    assert_eq!(agents["agents"][0]["spec"]["name"], "worker", "{agents}");
+    let tasks = run(&["task", "list", "-o", "json"], "").await.json();
+    assert_eq!(tasks["tasks"].as_array().unwrap().len(), 6, "{tasks}");
+    let messages = run(&["message", "list", &task, "-o", "json"], "").await;
+    assert_eq!(messages.code(), 0, "{messages:?}");
+    assert_eq!(messages.json()["messages"].as_array().unwrap().len(), 4);
+    let missing = run(&["task", "get", "task_01890a5d-ac96-774b-bcce-b302099a8057"], "").await;
+    assert_eq!(missing.code(), 1);
+    assert!(missing.errors.contains("not found"), "{missing:?}");
+}
+
+#[tokio::test]
+async fn the_mesh_can_be_tapped() {
+    let mesh = Mesh::start().await.unwrap();
+    mesh.scripted_agent("worker", &json!({"turns": [{"code": "1 + 1"}, {"text": "two"}]})).await.unwrap();
+    let mut tap = command(&mesh.gateway_url(), &["tap", "-o", "json"])
+        .env("CONSTRUCT_NATS_URL", mesh.nats.url())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(tap.stdout.take().unwrap()).lines();
+    let client = mesh.client().unwrap();
+    // It listens once it tells of anything at all.
+    let first = until("the first message", construct_tests::client::PATIENCE, async || {
+        client.begin("worker", None).await.unwrap();
+        let line = tokio::time::timeout(std::time::Duration::from_millis(300), lines.next_line()).await;
+        line.map_err(|_| "nothing yet")
+    })
+    .await;
+    assert!(first.unwrap().is_some());
+    let conversation = client.begin("worker", None).await.unwrap();
+    conversation.ask("what is one and one?").await;
+    let wanted = ["TaskWake", "ModelInvoke", "StepResult", "CodeExecute", "JournalEntry", "Event"];
+    let mut seen: Vec<String> = Vec::new();
+    until("each kind of message to be tapped", construct_tests::client::PATIENCE, async || {
+        while let Ok(Ok(Some(line))) =
+            tokio::time::timeout(std::time::Duration::from_millis(300), lines.next_line()).await
+        {
+            let message: Value = serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error}: {line}"));
+            assert!(message["subject"].as_str().unwrap().starts_with("construct.v1."), "{message}");
+            seen.push(line);
+        }
+        let missing: Vec<&str> =
+            wanted.into_iter().filter(|name| !seen.iter().any(|line| line.contains(&format!(".{name}\"")))).collect();
+        if missing.is_empty() { Ok(()) } else { Err((missing, seen.last().cloned())) }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_job_is_watched_to_its_end_though_the_gateway_dies() {
+    let mut mesh = Mesh::start().await.unwrap();
+    let script = json!({"turns": [
+        {"code": "execute_command('touch begun; while [ ! -e go ]; do sleep 0.05; done'); 'opened'"},
+        {"text": "It {{last_result}}."},
+    ]});
+    mesh.scripted_agent("worker", &script).await.unwrap();
+    let workspace = mesh.workspace().display().to_string();
+    let job = command(&mesh.gateway_url(), &["exec", "--workspace", &workspace, "-o", "json", "go"]).spawn().unwrap();
+    construct_tests::client::file_when(&mesh.workspace().join("begun"), |_| true).await;
+    mesh.crash(Service::Gateway).await.unwrap();
+    std::fs::write(mesh.workspace().join("go"), "").unwrap();
+    let done = job.wait_with_output().await.unwrap();
+    assert_eq!(done.status.code(), Some(0), "{}", String::from_utf8_lossy(&done.stderr));
+    let report: Value = serde_json::from_slice(&done.stdout).unwrap();
+    assert_eq!((&report["outcome"], &report["text"]), (&json!("completed"), &json!("It opened.")));
+    assert_eq!(report["tool_uses"], json!({"execute_command": 1}));
+}

@@ -1,0 +1,407 @@
+//! The first promises: whatever is killed in the middle of a job and started again, the job is finished, nothing is lost,
+//! nothing is done twice, and what may or may not have been done is said.
+
+use std::{
+    collections::BTreeSet,
+    path::{Path, PathBuf},
+};
+
+use construct_proto::v1::{Event, TaskPhase, TurnOutcome};
+use construct_tests::{
+    client::{Conversation, PATIENCE, file_when},
+    mesh::{Mesh, Service},
+    proxy::{Proxy, authority},
+    recorder::{Recorder, check_order},
+    wait::until,
+};
+use serde_json::{Value, json};
+
+use crate::{is_running, process_is_gone, read};
+
+/// Side effects of a job.
+const EFFECTS: u32 = 24;
+
+/// A job: the model speaks, a script has one side effect after another, the model speaks again.
+fn script(code: &[&str]) -> Value {
+    json!({"turns": [
+        {"text": "I shall do that now, one thing after the other, carefully.", "code": [code], "tokens_per_second": 40},
+        {"text": "Done, one thing after the other, carefully. {{last_result}}", "tokens_per_second": 40},
+    ]})
+}
+
+/// Each effect is a line of its own or a file of its own, and an unknown outcome is taken down, as the prompt asks.
+const ONE_BY_ONE: [&str; 13] = [
+    "const unknown = [];",
+    "for (let n = 1; n <= 24; n++) {",
+    "  try {",
+    "    if (n % 6 === 0) create_file(`made/${n}.txt`, String(n));",
+    "    else execute_command(`echo ${n} >> effects.log; sleep 0.05`);",
+    "  } catch (error) {",
+    "    if (error.name !== 'OutcomeUnknown') throw error;",
+    "    unknown.push(n);",
+    "  }",
+    "  print(n);",
+    "}",
+    "`unknown: ${JSON.stringify(unknown)}`",
+    "",
+];
+
+const AT_ONCE: [&str; 14] = [
+    "const order = [];",
+    "const one = async n => {",
+    "  try {",
+    "    await tools.execute_command(`sleep 0.${(n * 7) % 5 + 1}; echo ${n} >> effects.log`);",
+    "    order.push(n);",
+    "    if (n <= 12) await one(n + 12);",
+    "  } catch (error) {",
+    "    if (error.name !== 'OutcomeUnknown') throw error;",
+    "    order.push(-n);",
+    "    if (n <= 12) await one(n + 12);",
+    "  }",
+    "};",
+    "await Promise.all([1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12].map(one));",
+    "`unknown: ${JSON.stringify(order.filter(n => n < 0).map(n => -n))}`",
+];
+
+struct Job {
+    conversation: Conversation,
+    recorder: Recorder,
+}
+
+impl Job {
+    async fn begin(mesh: &Mesh, code: &[&str]) -> Self {
+        mesh.scripted_agent("worker", &script(code)).await.unwrap();
+        Self::begin_in(mesh, mesh.workspace()).await
+    }
+
+    /// Another job of the same agent.
+    async fn begin_in(mesh: &Mesh, workspace: &Path) -> Self {
+        let conversation = mesh.client().unwrap().begin("worker", Some(workspace)).await.unwrap();
+        let recorder = conversation.record();
+        conversation.say("Do it.").await;
+        Self { conversation, recorder }
+    }
+
+    /// The model is in the middle of its first answer.
+    async fn speaks(&self) {
+        self.recorder.until_count("message.delta", 3).await;
+        self.is_in(TaskPhase::InvokeModel).await;
+    }
+
+    /// The script is in the middle of its side effects.
+    async fn works(&self) {
+        self.recorder.until_count("tool.result", 8).await;
+        self.is_in(TaskPhase::ExecuteTools).await;
+    }
+
+    /// How much of the script was seen so far.
+    fn seen(&self) -> usize {
+        self.recorder.events().iter().filter(|event| event.r#type == "tool.result").count()
+    }
+
+    /// What is killed now is killed in the middle.
+    async fn is_in(&self, phase: TaskPhase) {
+        let status = self.conversation.task().await.unwrap().status.unwrap();
+        assert_eq!(status.phase(), phase, "the job is faster than the test");
+    }
+
+    /// The model is in the middle of its last answer.
+    async fn concludes(&self) {
+        let is_delta = |event: &&Event| event.step == 3 && event.r#type == "message.delta";
+        let what = "deltas of the last answer";
+        self.recorder.until(what, |events| events.iter().filter(is_delta).count() > 2).await;
+        self.is_in(TaskPhase::InvokeModel).await;
+    }
+
+    /// The job is done as promised. Gives the effects whose outcome the script was told is unknown.
+    async fn check(&self, workspace: &Path) -> BTreeSet<u32> {
+        let status = self.conversation.settled().await.status.unwrap();
+        let transcript = self.conversation.transcript().await;
+        transcript.check(&["Do it."]);
+        assert_eq!(status.last_outcome(), TurnOutcome::Completed, "{}", transcript.show());
+        let result = transcript.result();
+        assert_eq!(result.error, "", "{}", transcript.show());
+        let answer = transcript.answers().pop().unwrap();
+        let unknown = answer.rsplit("unknown: ").next().expect("the answer repeats the result");
+        let unknown: BTreeSet<u32> = serde_json::from_str(unknown.trim()).unwrap_or_else(|_| panic!("{answer}"));
+
+        let mut done: Vec<u32> =
+            read(&workspace.join("effects.log")).lines().map(|line| line.parse().unwrap()).collect();
+        if let Ok(made) = std::fs::read_dir(workspace.join("made")) {
+            done.extend(made.map(|file| read(&file.unwrap().path()).parse::<u32>().unwrap()));
+        }
+        let unique: BTreeSet<u32> = done.iter().copied().collect();
+        assert_eq!(unique.len(), done.len(), "an effect happened twice: {done:?}");
+        let missing: Vec<u32> = (1..=EFFECTS).filter(|n| !unique.contains(n) && !unknown.contains(n)).collect();
+        assert!(missing.is_empty(), "effects did not happen, and nothing was said: {missing:?}; unknown: {unknown:?}");
+
+        let events = self.recorder.until_sequence(status.event_sequence).await;
+        check_order(&events);
+        unknown
+    }
+}
+
+async fn survives(service: Service) -> BTreeSet<u32> {
+    let mut mesh = Mesh::start().await.unwrap();
+    let job = Job::begin(&mesh, &ONE_BY_ONE).await;
+    job.speaks().await;
+    mesh.crash(service).await.unwrap();
+    job.works().await;
+    mesh.crash(service).await.unwrap();
+    job.concludes().await;
+    mesh.crash(service).await.unwrap();
+    job.check(mesh.workspace()).await
+}
+
+#[tokio::test]
+async fn a_job_survives_the_gateway() {
+    assert_eq!(survives(Service::Gateway).await, BTreeSet::new());
+}
+
+#[tokio::test]
+async fn a_job_survives_the_reconciler() {
+    assert_eq!(survives(Service::Reconciler).await, BTreeSet::new());
+}
+
+#[tokio::test]
+async fn a_job_survives_the_providers() {
+    assert_eq!(survives(Service::Providers).await, BTreeSet::new());
+}
+
+#[tokio::test]
+async fn a_job_survives_the_interpreter() {
+    let unknown = survives(Service::Interpreter).await;
+    assert!(unknown.len() <= 1, "one call at a time can have been interrupted: {unknown:?}");
+}
+
+#[tokio::test]
+async fn concurrent_calls_survive_the_interpreter() {
+    let mut mesh = Mesh::start().await.unwrap();
+    let job = Job::begin(&mesh, &AT_ONCE).await;
+    job.recorder.until_count("tool.result", 4).await;
+    mesh.crash(Service::Interpreter).await.unwrap();
+    let unknown = job.check(mesh.workspace()).await;
+    assert!(!unknown.is_empty() && unknown.len() <= 12, "calls were under way, and said to be unknown: {unknown:?}");
+}
+
+#[tokio::test]
+async fn a_job_survives_every_service_at_once() {
+    let mut mesh = Mesh::start().await.unwrap();
+    let job = Job::begin(&mesh, &ONE_BY_ONE).await;
+    job.works().await;
+    for service in Service::ALL {
+        mesh.kill(service).unwrap();
+    }
+    mesh.start_services().await.unwrap();
+    let unknown = job.check(mesh.workspace()).await;
+    assert!(unknown.len() <= 1, "one call at a time can have been interrupted: {unknown:?}");
+}
+
+#[tokio::test]
+async fn a_job_survives_nats() {
+    let mut mesh = Mesh::start().await.unwrap();
+    let job = Job::begin(&mesh, &ONE_BY_ONE).await;
+    job.speaks().await;
+    mesh.nats.restart().await;
+    job.works().await;
+    mesh.nats.restart().await;
+    let unknown = job.check(mesh.workspace()).await;
+    assert!(unknown.len() <= 1, "one call at a time can have been interrupted: {unknown:?}");
+}
+
+#[tokio::test]
+async fn a_job_survives_being_cut_off_from_postgresql() {
+    let mut mesh = Mesh::prepare(&[]).await.unwrap();
+    let url = mesh.database.url().to_owned();
+    let proxy = Proxy::start(&authority(&url)).await.unwrap();
+    mesh.set("CONSTRUCT_DATABASE_URL", proxy.instead_of(&url));
+    mesh.start_services().await.unwrap();
+    let job = Job::begin(&mesh, &ONE_BY_ONE).await;
+    job.works().await;
+    proxy.cut();
+    // The script goes on to its end meanwhile, and its result waits.
+    job.recorder.until_count("tool.result", EFFECTS as usize).await;
+    proxy.restore();
+    assert_eq!(job.check(mesh.workspace()).await, BTreeSet::new());
+}
+
+#[tokio::test]
+async fn what_a_person_asked_for_survives_the_reconciler() {
+    let mut mesh = Mesh::start().await.unwrap();
+    let job = Job::begin(&mesh, &ONE_BY_ONE).await;
+    job.works().await;
+    mesh.kill(Service::Reconciler).unwrap();
+    job.conversation.suspend().await;
+    mesh.spawn(Service::Reconciler).unwrap();
+    mesh.ready(Service::Reconciler).await.unwrap();
+    job.conversation.in_phase(TaskPhase::Suspended).await;
+    job.conversation.resume().await;
+    let status = job.conversation.settled().await.status.unwrap();
+    assert_eq!(status.last_outcome(), TurnOutcome::Completed);
+    job.conversation.transcript().await.check(&["Do it."]);
+    let done = read(&mesh.workspace().join("effects.log"));
+    let unique: BTreeSet<&str> = done.lines().collect();
+    assert_eq!(unique.len(), done.lines().count(), "an effect happened twice: {done}");
+}
+
+#[tokio::test]
+async fn a_job_survives_being_cut_off_from_nats() {
+    let mut mesh = Mesh::prepare(&[]).await.unwrap();
+    let proxy = Proxy::start(&authority(mesh.nats.url())).await.unwrap();
+    mesh.set("CONSTRUCT_NATS_URL", proxy.instead_of(mesh.nats.url()));
+    mesh.start_services().await.unwrap();
+    let job = Job::begin(&mesh, &ONE_BY_ONE).await;
+    job.works().await;
+    proxy.cut();
+    // Without its journal a script must not go on.
+    until("the interpreter to give the script up", PATIENCE, async || {
+        let log = mesh.log(Service::Interpreter);
+        if log.contains("handed back") { Ok(()) } else { Err(log.lines().last().map(str::to_owned)) }
+    })
+    .await;
+    proxy.restore();
+    let unknown = job.check(mesh.workspace()).await;
+    assert!(unknown.len() <= 1, "one call at a time can have been interrupted: {unknown:?}");
+}
+
+#[tokio::test]
+async fn a_deploy_in_the_middle_of_a_job_is_not_noticed() {
+    let mut mesh = Mesh::start().await.unwrap();
+    let job = Job::begin(&mesh, &ONE_BY_ONE).await;
+    job.speaks().await;
+    for service in [Service::Providers, Service::Reconciler, Service::Gateway] {
+        assert_eq!(mesh.stop(service).await.unwrap(), 0, "{service:?}:\n{}", mesh.log(service));
+        mesh.start_services().await.unwrap();
+    }
+    job.works().await;
+    for service in Service::ALL {
+        assert_eq!(mesh.stop(service).await.unwrap(), 0, "{service:?}:\n{}", mesh.log(service));
+        mesh.start_services().await.unwrap();
+    }
+    assert_eq!(job.check(mesh.workspace()).await, BTreeSet::new(), "what can end within the grace is let end");
+}
+
+#[tokio::test]
+async fn a_command_ends_with_the_interpreter_that_ran_it_and_its_outcome_is_told_as_unknown() {
+    let mut mesh = Mesh::start().await.unwrap();
+    let code = |n: u32, seconds: &str| {
+        format!(
+            "try {{ execute_command('touch begun{n}; sleep {seconds}; touch never{n}') }} catch (error) {{ \
+             print(`{n}: ${{error.name}}`) }}"
+        )
+    };
+    let seconds = [format!("401.{}", std::process::id()), format!("402.{}", std::process::id())];
+    let codes = [code(0, &seconds[0]), code(1, &seconds[1])];
+    mesh.scripted_agent("worker", &json!({"turns": [{"code": codes}, {"text": "{{last_result}}"}]})).await.unwrap();
+    let conversation = mesh.client().unwrap().begin("worker", Some(mesh.workspace())).await.unwrap();
+    conversation.say("go").await;
+    for (n, seconds) in seconds.iter().enumerate() {
+        file_when(&mesh.workspace().join(format!("begun{n}")), |_| true).await;
+        let process = format!("sleep {seconds}");
+        assert!(is_running(&process));
+        if n == 0 {
+            mesh.kill(Service::Interpreter).unwrap();
+        } else {
+            mesh.stop(Service::Interpreter).await.unwrap();
+        }
+        process_is_gone(&process).await;
+        mesh.start_services().await.unwrap();
+    }
+    conversation.settled().await;
+    let transcript = conversation.transcript().await;
+    let outputs: Vec<String> = transcript.check(&["go"]).results().into_iter().map(|result| result.output).collect();
+    assert_eq!(outputs, ["0: OutcomeUnknown\n", "1: OutcomeUnknown\n"]);
+    assert!(!mesh.workspace().join("never0").exists() && !mesh.workspace().join("never1").exists());
+}
+
+#[tokio::test]
+async fn messages_sent_while_services_die_are_accepted_once_and_answered_in_order() {
+    let mut mesh = Mesh::start().await.unwrap();
+    let script = json!({"conversations": [{"match": "", "turns": [{"text": "heard {{last_user_text}}"}]}]});
+    mesh.scripted_agent("worker", &script).await.unwrap();
+    let conversation = mesh.client().unwrap().begin("worker", None).await.unwrap();
+    let texts: Vec<String> = (0..30).map(|n| format!("message {n}")).collect();
+    let speaking = async {
+        for text in &texts {
+            conversation.say(text).await;
+        }
+    };
+    let dying = async {
+        for (position, service) in
+            [(2, Service::Gateway), (8, Service::Reconciler), (14, Service::Gateway), (20, Service::Providers)]
+        {
+            conversation.task_when("some messages", |_, status| status.message_count >= position).await;
+            mesh.crash(service).await.unwrap();
+        }
+    };
+    tokio::join!(speaking, dying);
+    conversation.settled().await;
+    let transcript = conversation.transcript().await;
+    let said: Vec<&str> = texts.iter().map(String::as_str).collect();
+    transcript.check(&said);
+    let expected: Vec<String> = texts.iter().map(|text| format!("heard {text}")).collect();
+    assert_eq!(transcript.answers(), expected);
+}
+
+#[tokio::test]
+async fn several_jobs_survive_everything_being_killed_in_turn() {
+    const JOBS: usize = 6;
+    let mut mesh = Mesh::start().await.unwrap();
+    mesh.scripted_agent("worker", &script(&ONE_BY_ONE)).await.unwrap();
+    let mut jobs = Vec::new();
+    for n in 0..JOBS {
+        let folder = mesh.folder(&format!("job-{n}")).unwrap();
+        jobs.push((Job::begin_in(&mesh, &folder).await, folder));
+    }
+    let progress = |jobs: &[(Job, PathBuf)]| jobs.iter().map(|(job, _)| job.seen()).sum::<usize>();
+    // None: NATS.
+    let victims = [
+        Some(Service::Interpreter),
+        Some(Service::Reconciler),
+        None,
+        Some(Service::Gateway),
+        Some(Service::Interpreter),
+        Some(Service::Providers),
+        None,
+        Some(Service::Reconciler),
+    ];
+    for (turn, victim) in (1..).zip(victims) {
+        let wanted = turn * JOBS * 2;
+        until("the jobs to go on", PATIENCE, async || match progress(&jobs) {
+            seen if seen >= wanted => Ok(()),
+            seen => Err((seen, wanted)),
+        })
+        .await;
+        match victim {
+            Some(service) => mesh.crash(service).await.unwrap(),
+            None => mesh.nats.restart().await,
+        }
+    }
+    for (job, folder) in &jobs {
+        let unknown = job.check(folder).await;
+        assert!(unknown.len() <= 4, "as many calls as disturbances can have been interrupted: {unknown:?}");
+    }
+}
+
+#[tokio::test]
+async fn two_processes_of_each_service_share_the_work_and_do_nothing_twice() {
+    let mut mesh = Mesh::start().await.unwrap();
+    for service in [Service::Reconciler, Service::Interpreter, Service::Providers] {
+        mesh.replicate(service).await.unwrap();
+    }
+    mesh.scripted_agent("worker", &script(&ONE_BY_ONE)).await.unwrap();
+    let mut jobs = Vec::new();
+    for n in 0..6 {
+        let folder = mesh.folder(&format!("job-{n}")).unwrap();
+        jobs.push((Job::begin_in(&mesh, &folder).await, folder));
+    }
+    jobs[0].0.recorder.until_count("tool.result", 4).await;
+    // The others go on with what these had.
+    for service in [Service::Reconciler, Service::Interpreter, Service::Providers] {
+        mesh.kill(service).unwrap();
+    }
+    for (job, folder) in &jobs {
+        let unknown = job.check(folder).await;
+        assert!(unknown.len() <= 1, "one call at a time can have been interrupted: {unknown:?}");
+    }
+}

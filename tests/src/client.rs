@@ -1,0 +1,274 @@
+//! A small client of the public API: what a test says to the mesh and asks of it.
+//!
+//! Questions are level-triggered: they look at what the API says until it says what is waited for. While a service is
+//! down the API may answer `UNAVAILABLE` or nothing at all; a question is then simply asked again.
+
+use std::{path::Path, sync::Arc, time::Duration};
+
+use construct_proto::v1::{
+    self, agent_service_client::AgentServiceClient, event_service_client::EventServiceClient,
+    message_service_client::MessageServiceClient, model_provider_service_client::ModelProviderServiceClient,
+    model_service_client::ModelServiceClient, task_service_client::TaskServiceClient,
+};
+use tonic::{Code, Status, transport::Channel};
+use uuid::Uuid;
+
+use crate::{recorder::Recorder, transcript::Transcript, wait::until};
+
+/// How long a turn may take before a test gives up on it. Long enough for what a crash costs at most: a command that its
+/// dead worker held is delivered again after seconds.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+/// Messages read at once.
+const PAGE: i32 = 100;
+
+/// A connection to the gateway that outlives the gateway's restarts.
+#[derive(Debug, Clone)]
+pub struct Client {
+    channel: Channel,
+}
+
+impl Client {
+    /// A client on `channel`.
+    pub fn new(channel: Channel) -> Self {
+        Self { channel }
+    }
+
+    /// `AgentService`.
+    pub fn agents(&self) -> AgentServiceClient<Channel> {
+        AgentServiceClient::new(self.channel.clone())
+    }
+
+    /// `TaskService`.
+    pub fn tasks(&self) -> TaskServiceClient<Channel> {
+        TaskServiceClient::new(self.channel.clone())
+    }
+
+    /// `MessageService`.
+    pub fn messages(&self) -> MessageServiceClient<Channel> {
+        MessageServiceClient::new(self.channel.clone()).max_decoding_message_size(64 << 20)
+    }
+
+    /// `ModelService`.
+    pub fn models(&self) -> ModelServiceClient<Channel> {
+        ModelServiceClient::new(self.channel.clone())
+    }
+
+    /// `ModelProviderService`.
+    pub fn providers(&self) -> ModelProviderServiceClient<Channel> {
+        ModelProviderServiceClient::new(self.channel.clone())
+    }
+
+    /// `EventService`.
+    pub fn events(&self) -> EventServiceClient<Channel> {
+        EventServiceClient::new(self.channel.clone()).max_decoding_message_size(64 << 20)
+    }
+
+    /// A new task for `agent`; without a workspace it gets one of its own.
+    ///
+    /// # Errors
+    /// What the gateway answers.
+    pub async fn begin(&self, agent: &str, workspace: Option<&Path>) -> Result<Conversation, Status> {
+        let workspace = workspace.map(|path| path.display().to_string()).unwrap_or_default();
+        self.begin_as(v1::TaskSpec { agent: agent.to_owned(), workspace, ..v1::TaskSpec::default() }).await
+    }
+
+    /// A new task as `spec` says.
+    ///
+    /// # Errors
+    /// What the gateway answers.
+    pub async fn begin_as(&self, spec: v1::TaskSpec) -> Result<Conversation, Status> {
+        let request = v1::CreateTaskRequest { spec: Some(spec), ..v1::CreateTaskRequest::default() };
+        let task = self.tasks().create_task(request).await?.into_inner();
+        Ok(Conversation { client: self.clone(), task: id(task.metadata.as_ref()).into() })
+    }
+}
+
+/// One task, as its user sees it.
+#[derive(Debug, Clone)]
+pub struct Conversation {
+    client: Client,
+    task: Arc<str>,
+}
+
+impl Conversation {
+    /// The task's id.
+    pub fn id(&self) -> &str {
+        &self.task
+    }
+
+    /// The client it was begun with.
+    pub fn client(&self) -> &Client {
+        &self.client
+    }
+
+    /// Sends a message, once.
+    ///
+    /// # Errors
+    /// What the gateway answers.
+    pub async fn send(&self, text: &str) -> Result<v1::Message, Status> {
+        self.send_as(text, "").await
+    }
+
+    /// Sends a message until the gateway says that it has it. The same key goes with each try, so that it is accepted once.
+    pub async fn say(&self, text: &str) -> v1::Message {
+        let key = Uuid::now_v7().to_string();
+        until("the gateway to accept a message", PATIENCE, async || retryable(self.send_as(text, &key).await))
+            .await
+            .unwrap_or_else(|status| panic!("the message {text:?} is refused: {status}"))
+    }
+
+    async fn send_as(&self, text: &str, key: &str) -> Result<v1::Message, Status> {
+        let block = v1::block::Block::Text(v1::Text { text: text.to_owned() });
+        let spec = v1::MessageSpec { task: self.task.to_string(), blocks: vec![v1::Block { block: Some(block) }] };
+        let request = v1::CreateMessageRequest { spec: Some(spec), idempotency_key: key.to_owned() };
+        Ok(self.client.messages().create_message(request).await?.into_inner())
+    }
+
+    /// Sends a message and waits until everything said so far is dealt with.
+    pub async fn ask(&self, text: &str) -> v1::Task {
+        self.say(text).await;
+        self.settled().await
+    }
+
+    /// The task as it is now.
+    ///
+    /// # Errors
+    /// What the gateway answers.
+    pub async fn task(&self) -> Result<v1::Task, Status> {
+        Ok(self.client.tasks().get_task(v1::GetTaskRequest { task: self.task.to_string() }).await?.into_inner())
+    }
+
+    /// Waits until nothing is left to do: no turn, and no message that waits for one.
+    pub async fn settled(&self) -> v1::Task {
+        self.task_when("the task to settle", |task, status| {
+            let _ = task;
+            status.phase() == v1::TaskPhase::AwaitInput && status.queued_count == 0
+        })
+        .await
+    }
+
+    /// Waits until the task is in this phase.
+    pub async fn in_phase(&self, phase: v1::TaskPhase) -> v1::Task {
+        self.task_when(phase.as_str_name(), |_, status| status.phase() == phase).await
+    }
+
+    /// Waits until the task is as `wanted`.
+    pub async fn task_when(&self, what: &str, wanted: impl Fn(&v1::Task, &v1::TaskStatus) -> bool) -> v1::Task {
+        let what = format!("{what} ({})", self.task);
+        until(&what, PATIENCE, async || match self.task().await {
+            Ok(task) => {
+                let status = task.status.clone().unwrap_or_default();
+                if wanted(&task, &status) { Ok(task) } else { Err(format!("{status:?}")) }
+            }
+            Err(status) => Err(format!("{status:?}")),
+        })
+        .await
+    }
+
+    /// Suspends the task, trying until the gateway does.
+    pub async fn suspend(&self) {
+        let request = v1::SuspendTaskRequest { task: self.task.to_string(), ..v1::SuspendTaskRequest::default() };
+        self.intent("suspend", async || self.client.tasks().suspend_task(request.clone()).await.map(drop)).await;
+    }
+
+    /// Resumes the task.
+    pub async fn resume(&self) {
+        let request = v1::ResumeTaskRequest { task: self.task.to_string(), ..v1::ResumeTaskRequest::default() };
+        self.intent("resume", async || self.client.tasks().resume_task(request.clone()).await.map(drop)).await;
+    }
+
+    /// Cancels the running turn.
+    pub async fn cancel(&self, reason: &str) {
+        let request = v1::CancelTaskRequest {
+            task: self.task.to_string(),
+            reason: reason.to_owned(),
+            ..v1::CancelTaskRequest::default()
+        };
+        self.intent("cancel", async || self.client.tasks().cancel_task(request.clone()).await.map(drop)).await;
+    }
+
+    /// Deletes the task.
+    pub async fn delete(&self) {
+        let request = v1::DeleteTaskRequest { task: self.task.to_string(), ..v1::DeleteTaskRequest::default() };
+        self.intent("delete", async || self.client.tasks().delete_task(request.clone()).await.map(drop)).await;
+    }
+
+    async fn intent(&self, what: &str, attempt: impl AsyncFn() -> Result<(), Status>) {
+        until(what, PATIENCE, async || retryable(attempt().await))
+            .await
+            .unwrap_or_else(|status| panic!("{what} is refused: {status}"));
+    }
+
+    /// Why the task does not go on.
+    ///
+    /// # Errors
+    /// What the gateway answers.
+    pub async fn explain(&self) -> Result<v1::TaskExplanation, Status> {
+        let request = v1::ExplainTaskRequest { task: self.task.to_string() };
+        Ok(self.client.tasks().explain_task(request).await?.into_inner())
+    }
+
+    /// All messages, in transcript order, those that wait last.
+    pub async fn transcript(&self) -> Transcript {
+        let messages = until("the transcript to be readable", PATIENCE, async || self.read_transcript().await).await;
+        Transcript::new(messages)
+    }
+
+    async fn read_transcript(&self) -> Result<Vec<v1::Message>, Status> {
+        let mut messages = Vec::new();
+        let mut page_token = String::new();
+        loop {
+            let page = v1::PageRequest { page_size: PAGE, page_token, ..v1::PageRequest::default() };
+            let request = v1::ListMessagesRequest { task: self.task.to_string(), page: Some(page), filter: None };
+            let response = self.client.messages().list_messages(request).await?.into_inner();
+            messages.extend(response.messages);
+            page_token = response.page.unwrap_or_default().next_page_token;
+            if page_token.is_empty() {
+                return Ok(messages);
+            }
+        }
+    }
+
+    /// Records all events of the task from its beginning, connecting again whenever the connection is lost.
+    pub fn record(&self) -> Recorder {
+        Recorder::start(self.client.events(), self.subscription(), None)
+    }
+
+    /// The same, dropping the connection on purpose after every `every` events.
+    pub fn record_interrupted(&self, every: usize) -> Recorder {
+        Recorder::start(self.client.events(), self.subscription(), Some(every))
+    }
+
+    /// A subscription from the beginning.
+    pub fn subscription(&self) -> v1::SubscribeRequest {
+        v1::SubscribeRequest { task: self.task.to_string(), cursor: "0".to_owned(), types: Vec::new() }
+    }
+}
+
+/// The id in an entity's metadata.
+pub fn id(metadata: Option<&v1::Metadata>) -> String {
+    metadata.map(|metadata| metadata.id.clone()).unwrap_or_default()
+}
+
+/// Whether asking again may help: the gateway or what it needs is away, or the connection broke in the middle.
+pub fn is_away(status: &Status) -> bool {
+    use std::error::Error as _;
+    status.source().is_some() || matches!(status.code(), Code::Unavailable | Code::Cancelled | Code::DeadlineExceeded)
+}
+
+/// For [`wait::until`]: an answer that may change is waited for, any other is given back.
+fn retryable<T>(answer: Result<T, Status>) -> Result<Result<T, Status>, Status> {
+    match answer {
+        Err(status) if is_away(&status) => Err(status),
+        answer => Ok(answer),
+    }
+}
+
+/// Waits until the file at `path` holds what `wanted` accepts.
+pub async fn file_when(path: &Path, wanted: impl Fn(&str) -> bool) -> String {
+    until(&format!("the content of {}", path.display()), PATIENCE, async || {
+        let text = std::fs::read_to_string(path).map_err(|error| error.to_string())?;
+        if wanted(&text) { Ok(text) } else { Err(text) }
+    })
+    .await
+}

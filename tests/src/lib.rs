@@ -1,0 +1,10 @@
+//! Tests of the whole mesh, on real PostgreSQL and NATS.
+
+pub mod client;
+pub mod http;
+pub mod mesh;
+pub mod proxy;
+pub mod recorder;
+pub mod transcript;
+pub mod vendor;
+pub mod wait;

@@ -1,0 +1,390 @@
+//! A whole mesh for one test: its own PostgreSQL database, its own NATS server, and the four services as processes
+//! that can be killed and started again.
+
+use std::{
+    collections::BTreeMap,
+    fs::File,
+    net::{Ipv4Addr, SocketAddr, TcpListener},
+    path::{Path, PathBuf},
+    process::{Child, Command, Stdio},
+    time::Duration,
+};
+
+use anyhow::{Context as _, ensure};
+use construct_bus::{Bus, testing::NatsServer};
+use construct_proto::v1;
+use construct_store::testing::Database;
+use tempfile::TempDir;
+use tonic::transport::Channel;
+use uuid::Uuid;
+
+use crate::{client::Client, http, wait};
+
+/// How long a service may take to become ready. The interpreter's first start on a machine compiles its guest.
+const READY: Duration = Duration::from_secs(180);
+
+/// Services listen on ports from here on.
+const FIRST_PORT: u16 = 12_000;
+
+/// How long a service may take to stop: the grace it gives its work, and a little for itself.
+const STOP: Duration = Duration::from_secs(8);
+
+/// One of the services.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Service {
+    /// The outward faces.
+    Gateway,
+    /// Decides about tasks.
+    Reconciler,
+    /// Runs scripts.
+    Interpreter,
+    /// Calls models.
+    Providers,
+}
+
+impl Service {
+    /// All of them.
+    pub const ALL: [Self; 4] = [Self::Gateway, Self::Reconciler, Self::Interpreter, Self::Providers];
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Gateway => "gateway",
+            Self::Reconciler => "reconciler",
+            Self::Interpreter => "interpreter",
+            Self::Providers => "providers",
+        }
+    }
+}
+
+/// A running mesh. Everything ends and is deleted when it is dropped.
+#[derive(Debug)]
+pub struct Mesh {
+    /// Where services write their logs and data.
+    home: TempDir,
+    /// What the tools may touch.
+    workspace: TempDir,
+    /// Its PostgreSQL database.
+    pub database: Database,
+    /// Its NATS server.
+    pub nats: NatsServer,
+    gateway: SocketAddr,
+    health: BTreeMap<Service, SocketAddr>,
+    processes: BTreeMap<Service, Child>,
+    /// Second processes of services.
+    replicas: Vec<Child>,
+    environment: Vec<(String, String)>,
+}
+
+impl Mesh {
+    /// Starts everything and waits until it is ready.
+    pub async fn start() -> anyhow::Result<Self> {
+        Self::start_with(&[]).await
+    }
+
+    /// The same with further environment variables for every service.
+    pub async fn start_with(environment: &[(&str, &str)]) -> anyhow::Result<Self> {
+        let mut mesh = Self::prepare(environment).await?;
+        mesh.start_services().await?;
+        Ok(mesh)
+    }
+
+    /// Everything but the services.
+    pub async fn prepare(environment: &[(&str, &str)]) -> anyhow::Result<Self> {
+        let (database, nats) = tokio::join!(Database::new(), NatsServer::start());
+        let mut health = BTreeMap::new();
+        for service in Service::ALL {
+            health.insert(service, free_address()?);
+        }
+        let mesh = Self {
+            home: tempfile::tempdir()?,
+            workspace: tempfile::tempdir()?,
+            database,
+            nats,
+            gateway: free_address()?,
+            health,
+            processes: BTreeMap::new(),
+            replicas: Vec::new(),
+            environment: environment.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect(),
+        };
+        Ok(mesh)
+    }
+
+    /// Sets an environment variable for every service that is started from now on.
+    pub fn set(&mut self, key: &str, value: impl Into<String>) {
+        self.environment.push((key.to_owned(), value.into()));
+    }
+
+    /// The directory that tasks of the test work in.
+    pub fn workspace(&self) -> &Path {
+        self.workspace.path()
+    }
+
+    /// A new directory of this name in the workspace, for tests with several tasks.
+    ///
+    /// # Errors
+    /// When it cannot be made.
+    pub fn folder(&self, name: &str) -> anyhow::Result<PathBuf> {
+        let path = self.workspace.path().join(name);
+        std::fs::create_dir(&path).with_context(|| format!("{} cannot be made", path.display()))?;
+        Ok(path)
+    }
+
+    /// A client of the gateway; it outlives the gateway's restarts.
+    ///
+    /// # Errors
+    /// When the gateway's address is none, which cannot be.
+    pub fn client(&self) -> anyhow::Result<Client> {
+        Ok(Client::new(self.channel()?))
+    }
+
+    /// Where the gateway listens.
+    pub fn gateway_url(&self) -> String {
+        format!("http://{}", self.gateway)
+    }
+
+    /// Starts a service that does not run.
+    pub fn spawn(&mut self, service: Service) -> anyhow::Result<()> {
+        let child = self.launch(service, self.health[&service])?;
+        self.processes.insert(service, child);
+        Ok(())
+    }
+
+    /// Starts a second process of a service that does not listen, and waits until it is ready. It runs as long as the mesh.
+    ///
+    /// # Errors
+    /// When it does not start.
+    pub async fn replicate(&mut self, service: Service) -> anyhow::Result<()> {
+        let health = free_address()?;
+        let child = self.launch(service, health)?;
+        self.replicas.push(child);
+        let client = http::client().build()?;
+        wait::until("a second process to be ready", READY, async || {
+            let response = client.get(format!("http://{health}/readyz")).send().await?;
+            response.error_for_status().map(drop)
+        })
+        .await;
+        Ok(())
+    }
+
+    fn launch(&self, service: Service, health: SocketAddr) -> anyhow::Result<Child> {
+        let binary = binary(&format!("construct-{}", service.name()))?;
+        let log = File::options().append(true).create(true).open(self.log_path(service))?;
+        Command::new(binary)
+            .env_clear()
+            .env("PATH", std::env::var_os("PATH").unwrap_or_default())
+            .env("RUST_BACKTRACE", "1")
+            .env("CONSTRUCT_NATS_URL", self.nats.url())
+            .env("CONSTRUCT_DATABASE_URL", self.database.url())
+            .env("CONSTRUCT_DATA_DIR", self.home.path().join("data"))
+            .env("CONSTRUCT_INTERPRETER_CACHE_DIR", guest_cache()?)
+            .env("CONSTRUCT_INTERPRETER_WORKSPACE_ROOTS", self.workspace.path())
+            .env("CONSTRUCT_MASTER_KEY", "test:MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY=")
+            .env("CONSTRUCT_GATEWAY_LISTEN", self.gateway.to_string())
+            .env("CONSTRUCT_HEALTH_LISTEN", health.to_string())
+            .env("CONSTRUCT_LOG", std::env::var("CONSTRUCT_TEST_LOG").unwrap_or_else(|_| "info".to_owned()))
+            .envs(self.environment.iter().map(|(key, value)| (key, value)))
+            .stdin(Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log)
+            .spawn()
+            .with_context(|| format!("{} does not start", service.name()))
+    }
+
+    /// Starts every service that does not run, and waits until all are ready.
+    pub async fn start_services(&mut self) -> anyhow::Result<()> {
+        for service in Service::ALL {
+            if !self.processes.contains_key(&service) {
+                self.spawn(service)?;
+            }
+        }
+        for service in Service::ALL {
+            self.ready(service).await?;
+        }
+        Ok(())
+    }
+
+    /// What a service says of its readiness: the status code and the body.
+    ///
+    /// # Errors
+    /// When it does not answer.
+    pub async fn readiness(&self, service: Service) -> anyhow::Result<(u16, String)> {
+        let url = format!("http://{}/readyz", self.health[&service]);
+        let response = http::client().build()?.get(&url).send().await?;
+        Ok((response.status().as_u16(), response.text().await?))
+    }
+
+    /// Waits until a service says that it is ready.
+    pub async fn ready(&mut self, service: Service) -> anyhow::Result<()> {
+        let url = format!("http://{}/readyz", self.health[&service]);
+        let client = http::client().build()?;
+        let deadline = tokio::time::Instant::now() + READY;
+        loop {
+            if let Some(child) = self.processes.get_mut(&service)
+                && let Some(status) = child.try_wait()?
+            {
+                anyhow::bail!("{} ended with {status}:\n{}", service.name(), self.log(service));
+            }
+            let last = match client.get(&url).send().await {
+                Ok(response) if response.status().is_success() => return Ok(()),
+                Ok(response) => response.text().await.unwrap_or_default(),
+                Err(error) => error.to_string(),
+            };
+            ensure!(
+                tokio::time::Instant::now() < deadline,
+                "{} is not ready: {last}\n{}",
+                service.name(),
+                self.log(service)
+            );
+            tokio::time::sleep(wait::INTERVAL).await;
+        }
+    }
+
+    /// Ends a service as a crash would: `kill -9`.
+    pub fn kill(&mut self, service: Service) -> anyhow::Result<()> {
+        if let Some(mut child) = self.processes.remove(&service) {
+            child.kill()?;
+            child.wait()?;
+        }
+        Ok(())
+    }
+
+    /// Asks a service to stop, as a deploy does, and waits until it has. Gives its exit code.
+    ///
+    /// # Errors
+    /// When it does not run, or does not end.
+    pub async fn stop(&mut self, service: Service) -> anyhow::Result<i32> {
+        let mut child = self.processes.remove(&service).context("the service does not run")?;
+        Command::new("kill").args(["-TERM", &child.id().to_string()]).status()?;
+        let deadline = tokio::time::Instant::now() + STOP;
+        loop {
+            if let Some(status) = child.try_wait()? {
+                return status.code().context("the service ended by a signal");
+            }
+            if tokio::time::Instant::now() >= deadline {
+                child.kill()?;
+                child.wait()?;
+                anyhow::bail!("{} did not stop within {STOP:?}", service.name());
+            }
+            tokio::time::sleep(wait::INTERVAL).await;
+        }
+    }
+
+    /// `kill -9`, then a new process.
+    pub async fn crash(&mut self, service: Service) -> anyhow::Result<()> {
+        self.kill(service)?;
+        self.spawn(service)?;
+        self.ready(service).await
+    }
+
+    /// The process id of a service that runs.
+    pub fn pid(&self, service: Service) -> Option<u32> {
+        self.processes.get(&service).map(Child::id)
+    }
+
+    /// What a service logged so far.
+    pub fn log(&self, service: Service) -> String {
+        std::fs::read_to_string(self.log_path(service)).unwrap_or_default()
+    }
+
+    fn log_path(&self, service: Service) -> PathBuf {
+        self.home.path().join(format!("{}.log", service.name()))
+    }
+
+    /// A connection to the gateway; made when first used, so that it outlives the gateway's restart.
+    pub fn channel(&self) -> anyhow::Result<Channel> {
+        Ok(Channel::from_shared(self.gateway_url())?.connect_lazy())
+    }
+
+    /// A connection to the mesh, to tap and to disturb it.
+    pub async fn bus(&self) -> Bus {
+        self.nats.bus().await
+    }
+
+    /// Makes a scripted provider of this name with its model and agent, all called `name`.
+    pub async fn scripted_agent(&self, name: &str, script: &serde_json::Value) -> anyhow::Result<v1::Agent> {
+        let provider = v1::ModelProviderSpec {
+            name: name.to_owned(),
+            r#type: v1::ModelProviderType::Scripted.into(),
+            script: script.to_string(),
+            ..v1::ModelProviderSpec::default()
+        };
+        self.agent(name, provider).await
+    }
+
+    /// Makes a provider, and a model and an agent of the same name that use it.
+    pub async fn agent(&self, name: &str, provider: v1::ModelProviderSpec) -> anyhow::Result<v1::Agent> {
+        let channel = self.channel()?;
+        let provider = v1::CreateModelProviderRequest { spec: Some(provider), ..Default::default() };
+        v1::model_provider_service_client::ModelProviderServiceClient::new(channel.clone())
+            .create_model_provider(provider)
+            .await?;
+        let model = v1::ModelSpec {
+            name: name.to_owned(),
+            provider: name.to_owned(),
+            prices: Some(v1::Prices {
+                input: 3_000_000,
+                output: 15_000_000,
+                cache_read: 300_000,
+                cache_write: 3_750_000,
+            }),
+            ..v1::ModelSpec::default()
+        };
+        v1::model_service_client::ModelServiceClient::new(channel.clone())
+            .create_model(v1::CreateModelRequest { spec: Some(model), ..Default::default() })
+            .await?;
+        let agent = v1::AgentSpec {
+            name: name.to_owned(),
+            model: name.to_owned(),
+            instructions: "Do what the test says.".to_owned(),
+            ..v1::AgentSpec::default()
+        };
+        let agent = v1::agent_service_client::AgentServiceClient::new(channel)
+            .create_agent(v1::CreateAgentRequest { spec: Some(agent), ..Default::default() })
+            .await?;
+        Ok(agent.into_inner())
+    }
+}
+
+impl Drop for Mesh {
+    fn drop(&mut self) {
+        for child in self.processes.values_mut().chain(&mut self.replicas) {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+        if std::thread::panicking() {
+            for service in Service::ALL {
+                eprintln!("---- {} ----\n{}", service.name(), self.log(service));
+            }
+        }
+    }
+}
+
+/// A binary that was built beside this test.
+pub fn binary(name: &str) -> anyhow::Result<PathBuf> {
+    let test = std::env::current_exe()?;
+    // target/<profile>/deps/<test>
+    let folder = test.parent().and_then(Path::parent).context("the test binary lies in no target folder")?;
+    let path = folder.join(name);
+    ensure!(path.exists(), "{} is not built; run `./dev test`, which builds the binaries first", path.display());
+    Ok(path)
+}
+
+/// The compiled guest is kept between tests: compiling it takes seconds in an unoptimised build.
+fn guest_cache() -> anyhow::Result<PathBuf> {
+    let binary = binary("construct-interpreter")?;
+    Ok(binary.with_file_name("guest-cache"))
+}
+
+/// A port of this machine that nobody listens on right now. It lies below those that the system gives to outgoing
+/// connections, so that none of these takes it while the service that listens on it is down.
+fn free_address() -> std::io::Result<SocketAddr> {
+    loop {
+        // The low bits of a version 7 UUID are random.
+        let random = (Uuid::now_v7().as_u128() & 0x3FFF) as u16;
+        match TcpListener::bind((Ipv4Addr::LOCALHOST, FIRST_PORT + random)) {
+            Ok(listener) => return listener.local_addr(),
+            Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => {}
+            Err(error) => return Err(error),
+        }
+    }
+}

@@ -1,0 +1,295 @@
+//! A model vendor to test against: a real HTTP server that speaks the vendors' wire formats, answers what it is told
+//! to, and keeps what it was asked.
+//!
+//! Replies are played in the order they were queued ([`VendorServer::reply`]); when none is left, the handler given to
+//! [`VendorServer::answering`] decides, and without one the server answers 500, which no test can mistake for success.
+
+pub mod anthropic;
+pub mod openai;
+
+use std::{
+    collections::VecDeque,
+    convert::Infallible,
+    fmt,
+    net::{Ipv4Addr, SocketAddr},
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use axum::{
+    Router,
+    body::{Body, to_bytes},
+    extract::{ConnectInfo, Request, State},
+    http::{HeaderMap, HeaderName, HeaderValue, StatusCode},
+    response::Response,
+};
+use bytes::Bytes;
+use futures::stream;
+use serde_json::Value;
+use tokio::net::TcpListener;
+use tokio_util::sync::{CancellationToken, DropGuard};
+
+/// Larger requests are refused; no test sends one.
+const MAX_REQUEST: usize = 64 * 1024 * 1024;
+/// How long a connection that is about to break stands still.
+const FLUSH: Duration = Duration::from_millis(10);
+
+/// What the server was asked once.
+#[derive(Debug, Clone)]
+pub struct Captured {
+    /// E.g. `/v1/messages`.
+    pub path: String,
+    /// As received; names in lower case.
+    pub headers: HeaderMap,
+    /// Null when it was not JSON.
+    pub body: Value,
+    /// The client's end of the connection, which tells connections apart.
+    pub peer: SocketAddr,
+}
+
+impl Captured {
+    /// A header's value; empty when there is none.
+    pub fn header(&self, name: &str) -> &str {
+        self.headers.get(name).and_then(|value| value.to_str().ok()).unwrap_or_default()
+    }
+}
+
+/// What the server answers once.
+#[derive(Debug, Clone)]
+pub struct Reply {
+    status: StatusCode,
+    headers: HeaderMap,
+    body: Bytes,
+    /// Bytes of each write; 0: all at once.
+    piece: usize,
+    /// Before each write.
+    pause: Duration,
+    ending: Ending,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Ending {
+    /// The body is whole.
+    Whole,
+    /// The connection breaks in the middle of the body.
+    Broken,
+    /// Nothing more comes, and the connection stays open.
+    Silent,
+}
+
+impl Reply {
+    /// A stream of server-sent events, as they stand on the wire.
+    pub fn stream(events: impl Into<String>) -> Self {
+        Self::new(200, "text/event-stream; charset=utf-8", events.into())
+    }
+
+    /// A body of JSON, usually an error.
+    pub fn json(status: u16, body: &Value) -> Self {
+        Self::new(status, "application/json", body.to_string())
+    }
+
+    /// Any other body, e.g. a proxy's page.
+    pub fn text(status: u16, body: &str) -> Self {
+        Self::new(status, "text/html", body.to_owned())
+    }
+
+    fn new(status: u16, content_type: &'static str, body: String) -> Self {
+        let mut headers = HeaderMap::new();
+        headers.insert("content-type", HeaderValue::from_static(content_type));
+        Self {
+            status: StatusCode::from_u16(status).expect("a test names a valid status"),
+            headers,
+            body: body.into(),
+            piece: 0,
+            pause: Duration::ZERO,
+            ending: Ending::Whole,
+        }
+    }
+
+    /// With a further header.
+    #[must_use]
+    pub fn header(mut self, name: &'static str, value: &str) -> Self {
+        self.headers.insert(HeaderName::from_static(name), value.parse().expect("a test names a valid header"));
+        self
+    }
+
+    /// Written in pieces of `bytes`, each after `pause`.
+    #[must_use]
+    pub fn dripping(mut self, bytes: usize, pause: Duration) -> Self {
+        self.piece = bytes;
+        self.pause = pause;
+        self
+    }
+
+    /// The connection breaks after `bytes` of the body.
+    #[must_use]
+    pub fn broken_after(self, bytes: usize) -> Self {
+        self.ending_after(bytes, Ending::Broken)
+    }
+
+    /// The body ends after `bytes`, as if it were whole.
+    #[must_use]
+    pub fn ended_after(self, bytes: usize) -> Self {
+        self.ending_after(bytes, Ending::Whole)
+    }
+
+    /// Nothing more comes after `bytes`, until the client goes.
+    #[must_use]
+    pub fn silent_after(self, bytes: usize) -> Self {
+        self.ending_after(bytes, Ending::Silent)
+    }
+
+    fn ending_after(mut self, bytes: usize, ending: Ending) -> Self {
+        self.body.truncate(bytes);
+        self.ending = ending;
+        self
+    }
+}
+
+type Handler = dyn Fn(&Captured) -> Reply + Send + Sync;
+
+/// The server; stops when dropped.
+pub struct VendorServer {
+    address: SocketAddr,
+    shared: Arc<Shared>,
+    _stop: DropGuard,
+}
+
+struct Shared {
+    replies: Mutex<VecDeque<Reply>>,
+    requests: Mutex<Vec<Captured>>,
+    handler: Option<Box<Handler>>,
+    /// Answers whose body is being written or waits.
+    open: AtomicUsize,
+}
+
+impl fmt::Debug for VendorServer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("VendorServer").field("address", &self.address).finish_non_exhaustive()
+    }
+}
+
+impl VendorServer {
+    /// A server that answers what is queued.
+    pub async fn start() -> Self {
+        Self::serve(None).await
+    }
+
+    /// A server that decides by the request when nothing is queued.
+    pub async fn answering(handler: impl Fn(&Captured) -> Reply + Send + Sync + 'static) -> Self {
+        Self::serve(Some(Box::new(handler))).await
+    }
+
+    async fn serve(handler: Option<Box<Handler>>) -> Self {
+        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("a free port on the loopback");
+        let address = listener.local_addr().expect("a bound socket has an address");
+        let shared = Arc::new(Shared {
+            replies: Mutex::default(),
+            requests: Mutex::default(),
+            handler,
+            open: AtomicUsize::new(0),
+        });
+        let router = Router::new().fallback(answer).with_state(Arc::clone(&shared));
+        let service = router.into_make_service_with_connect_info::<SocketAddr>();
+        let stop = CancellationToken::new();
+        let stopped = stop.clone();
+        tokio::spawn(async move {
+            tokio::select! {
+                _ = axum::serve(listener, service) => {}
+                () = stopped.cancelled() => {}
+            }
+        });
+        Self { address, shared, _stop: stop.drop_guard() }
+    }
+
+    /// Where it listens, e.g. `http://127.0.0.1:41234`.
+    pub fn url(&self) -> String {
+        format!("http://{}", self.address)
+    }
+
+    /// Queues what the next request is answered with.
+    pub fn reply(&self, reply: Reply) -> &Self {
+        lock(&self.shared.replies).push_back(reply);
+        self
+    }
+
+    /// What it was asked so far, oldest first.
+    pub fn requests(&self) -> Vec<Captured> {
+        lock(&self.shared.requests).clone()
+    }
+
+    /// Answers that are still being written: 0 once every client has gone or has everything.
+    pub fn open_answers(&self) -> usize {
+        self.shared.open.load(Ordering::SeqCst)
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+async fn answer(
+    State(shared): State<Arc<Shared>>,
+    ConnectInfo(peer): ConnectInfo<SocketAddr>,
+    request: Request,
+) -> Response {
+    let (parts, body) = request.into_parts();
+    let body = to_bytes(body, MAX_REQUEST).await.unwrap_or_default();
+    let captured = Captured {
+        path: parts.uri.path().to_owned(),
+        headers: parts.headers,
+        body: serde_json::from_slice(&body).unwrap_or_default(),
+        peer,
+    };
+    lock(&shared.requests).push(captured.clone());
+    let queued = lock(&shared.replies).pop_front();
+    let reply = queued
+        .or_else(|| shared.handler.as_ref().map(|handler| handler(&captured)))
+        .unwrap_or_else(|| Reply::text(500, "the test queued no reply for this request"));
+    let mut response = Response::new(body_of(reply.clone(), shared));
+    *response.status_mut() = reply.status;
+    *response.headers_mut() = reply.headers;
+    response
+}
+
+/// Counts an answer as open until its body is dropped.
+struct Open(Arc<Shared>);
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        self.0.open.fetch_sub(1, Ordering::SeqCst);
+    }
+}
+
+fn body_of(reply: Reply, shared: Arc<Shared>) -> Body {
+    shared.open.fetch_add(1, Ordering::SeqCst);
+    let open = Open(shared);
+    let state = (reply.body, reply.piece, reply.pause, reply.ending, open);
+    Body::from_stream(stream::unfold(Some(state), async |state| {
+        let (mut rest, piece, pause, ending, open) = state?;
+        if rest.is_empty() {
+            return match ending {
+                Ending::Whole => None,
+                Ending::Broken => {
+                    // Only while its source has nothing to give is a body flushed: without this pause, what stands
+                    // before the break would never leave the server.
+                    tokio::time::sleep(FLUSH).await;
+                    Some((Err(std::io::Error::other("the test breaks the connection")), None))
+                }
+                Ending::Silent => {
+                    let never: Infallible = std::future::pending().await;
+                    match never {}
+                }
+            };
+        }
+        if !pause.is_zero() {
+            tokio::time::sleep(pause).await;
+        }
+        let size = if piece == 0 { rest.len() } else { piece.min(rest.len()) };
+        let bytes = rest.split_to(size);
+        Some((Ok(bytes), Some((rest, piece, pause, ending, open))))
+    }))
+}

@@ -1,0 +1,157 @@
+//! What Anthropic's Messages API answers, in the form its documentation records.
+
+use std::fmt::Write as _;
+
+use serde_json::{Value, json};
+
+use super::Reply;
+
+/// An answer put together block by block.
+#[derive(Debug, Clone)]
+pub struct Answer {
+    blocks: Vec<Value>,
+    stop_reason: String,
+    input_tokens: u32,
+    cache_read: u32,
+    cache_write: u32,
+    output_tokens: u32,
+}
+
+impl Answer {
+    /// An answer that begins with text.
+    pub fn text(text: &str) -> Self {
+        Self::empty().and_text(text)
+    }
+
+    /// An answer without any block.
+    pub fn empty() -> Self {
+        Self {
+            blocks: Vec::new(),
+            stop_reason: "end_turn".to_owned(),
+            input_tokens: 25,
+            cache_read: 0,
+            cache_write: 0,
+            output_tokens: 15,
+        }
+    }
+
+    /// With more text, as a block of its own.
+    #[must_use]
+    pub fn and_text(mut self, text: &str) -> Self {
+        self.blocks.push(json!({"type": "text", "text": text}));
+        self
+    }
+
+    /// With a call of `code_interpreter`.
+    #[must_use]
+    pub fn and_code(self, id: &str, code: &str) -> Self {
+        self.and_call(id, "code_interpreter", &json!({"code": code}))
+    }
+
+    /// With a call of any tool.
+    #[must_use]
+    pub fn and_call(mut self, id: &str, name: &str, input: &Value) -> Self {
+        self.blocks.push(json!({"type": "tool_use", "id": id, "name": name, "input": input}));
+        self.stop_reason = "tool_use".to_owned();
+        self
+    }
+
+    /// Ending for another reason.
+    #[must_use]
+    pub fn stopping(mut self, reason: &str) -> Self {
+        self.stop_reason = reason.to_owned();
+        self
+    }
+
+    /// Having used these tokens.
+    #[must_use]
+    pub fn using(mut self, input: u32, cache_read: u32, cache_write: u32, output: u32) -> Self {
+        (self.input_tokens, self.cache_read, self.cache_write, self.output_tokens) =
+            (input, cache_read, cache_write, output);
+        self
+    }
+
+    /// The events on the wire.
+    pub fn wire(&self) -> String {
+        let mut wire = String::new();
+        let mut event = |data: Value| {
+            let name = data["type"].as_str().unwrap_or_default().to_owned();
+            // Writing to a string cannot fail.
+            let _ = write!(wire, "event: {name}\ndata: {data}\n\n");
+        };
+        event(json!({"type": "message_start", "message": {
+            "id": "msg_01XFDUDYJgAACzvnptvVoYEL", "type": "message", "role": "assistant", "model": "claude-test",
+            "content": [], "stop_reason": null, "stop_sequence": null,
+            "usage": {
+                "input_tokens": self.input_tokens, "cache_creation_input_tokens": self.cache_write,
+                "cache_read_input_tokens": self.cache_read, "output_tokens": 1,
+            },
+        }}));
+        event(json!({"type": "ping"}));
+        for (index, block) in self.blocks.iter().enumerate() {
+            let is_call = block["type"] == "tool_use";
+            let mut start = block.clone();
+            if is_call {
+                start["input"] = json!({});
+            } else {
+                start["text"] = json!("");
+            }
+            event(json!({"type": "content_block_start", "index": index, "content_block": start}));
+            let whole = if is_call {
+                block["input"].to_string()
+            } else {
+                block["text"].as_str().unwrap_or_default().to_owned()
+            };
+            if is_call {
+                event(json!({"type": "content_block_delta", "index": index,
+                    "delta": {"type": "input_json_delta", "partial_json": ""}}));
+            }
+            for piece in pieces(&whole) {
+                let delta = if is_call {
+                    json!({"type": "input_json_delta", "partial_json": piece})
+                } else {
+                    json!({"type": "text_delta", "text": piece})
+                };
+                event(json!({"type": "content_block_delta", "index": index, "delta": delta}));
+            }
+            event(json!({"type": "content_block_stop", "index": index}));
+        }
+        event(json!({"type": "message_delta",
+            "delta": {"stop_reason": self.stop_reason, "stop_sequence": null},
+            "usage": {"output_tokens": self.output_tokens}}));
+        event(json!({"type": "message_stop"}));
+        wire
+    }
+
+    /// As a reply.
+    pub fn reply(&self) -> Reply {
+        Reply::stream(self.wire())
+    }
+}
+
+/// An error before the stream, e.g. `(529, "overloaded_error", "Overloaded")`.
+pub fn error(status: u16, kind: &str, message: &str) -> Reply {
+    Reply::json(status, &error_body(kind, message)).header("request-id", "req_018EeWyXxfu5pfWkrYcMdjWG")
+}
+
+/// An error within the stream, on the wire.
+pub fn error_event(kind: &str, message: &str) -> String {
+    format!("event: error\ndata: {}\n\n", error_body(kind, message))
+}
+
+fn error_body(kind: &str, message: &str) -> Value {
+    json!({"type": "error", "error": {"type": kind, "message": message}, "request_id": "req_018EeWyXxfu5pfWkrYcMdjWG"})
+}
+
+/// A text with a thinking block before it, recorded as the documentation shows it: with blocks, deltas and events
+/// that a reader who does not know them has to skip.
+pub const RECORDED_THINKING: &str = include_str!("recorded/anthropic-thinking.sse");
+
+/// The documentation's example of a streamed tool call: `get_weather` for San Francisco.
+pub const RECORDED_TOOL_USE: &str = include_str!("recorded/anthropic-tool-use.sse");
+
+/// Pieces of a few characters, as vendors stream them.
+pub(super) fn pieces(text: &str) -> Vec<String> {
+    let chars: Vec<char> = text.chars().collect();
+    chars.chunks(7).map(|piece| piece.iter().collect()).collect()
+}

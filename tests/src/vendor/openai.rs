@@ -1,0 +1,120 @@
+//! What OpenAI's Chat Completions API answers, in the form its documentation records, and what servers compatible
+//! with it make of that.
+
+use std::fmt::Write as _;
+
+use serde_json::{Value, json};
+
+use super::{Reply, anthropic::pieces};
+
+/// An answer put together piece by piece.
+#[derive(Debug, Clone)]
+pub struct Answer {
+    text: String,
+    calls: Vec<(String, String, String)>,
+    finish_reason: String,
+    usage: Option<Value>,
+    done: bool,
+}
+
+impl Answer {
+    /// An answer with this text; it may be empty.
+    pub fn text(text: &str) -> Self {
+        Self {
+            text: text.to_owned(),
+            calls: Vec::new(),
+            finish_reason: "stop".to_owned(),
+            usage: Some(json!({"prompt_tokens": 19, "completion_tokens": 10, "total_tokens": 29,
+                "prompt_tokens_details": {"cached_tokens": 0, "audio_tokens": 0},
+                "completion_tokens_details": {"reasoning_tokens": 0}})),
+            done: true,
+        }
+    }
+
+    /// With a call of `code_interpreter`.
+    #[must_use]
+    pub fn and_code(self, id: &str, code: &str) -> Self {
+        self.and_call(id, "code_interpreter", &json!({"code": code}).to_string())
+    }
+
+    /// With a call of any tool, its arguments as they stand on the wire.
+    #[must_use]
+    pub fn and_call(mut self, id: &str, name: &str, arguments: &str) -> Self {
+        self.calls.push((id.to_owned(), name.to_owned(), arguments.to_owned()));
+        self.finish_reason = "tool_calls".to_owned();
+        self
+    }
+
+    /// Ending for another reason.
+    #[must_use]
+    pub fn stopping(mut self, reason: &str) -> Self {
+        self.finish_reason = reason.to_owned();
+        self
+    }
+
+    /// Reporting this usage; none: the server counts nothing.
+    #[must_use]
+    pub fn using(mut self, usage: Option<Value>) -> Self {
+        self.usage = usage;
+        self
+    }
+
+    /// Without the final `[DONE]`.
+    #[must_use]
+    pub fn without_done(mut self) -> Self {
+        self.done = false;
+        self
+    }
+
+    /// The events on the wire.
+    pub fn wire(&self) -> String {
+        let mut wire = String::new();
+        let mut event = |choices: Value, usage: Value| {
+            let data = json!({"id": "chatcmpl-123", "object": "chat.completion.chunk", "created": 1_694_268_190,
+                "model": "gpt-test", "system_fingerprint": "fp_44709d6fcb", "choices": choices, "usage": usage});
+            // Writing to a string cannot fail.
+            let _ = write!(wire, "data: {data}\n\n");
+        };
+        let delta = |delta: Value| json!([{"index": 0, "delta": delta, "logprobs": null, "finish_reason": null}]);
+        event(delta(json!({"role": "assistant", "content": "", "refusal": null})), Value::Null);
+        for piece in pieces(&self.text) {
+            event(delta(json!({"content": piece})), Value::Null);
+        }
+        for (index, (id, name, arguments)) in self.calls.iter().enumerate() {
+            event(
+                delta(json!({"tool_calls": [{"index": index, "id": id, "type": "function",
+                    "function": {"name": name, "arguments": ""}}]})),
+                Value::Null,
+            );
+            for piece in pieces(arguments) {
+                event(delta(json!({"tool_calls": [{"index": index, "function": {"arguments": piece}}]})), Value::Null);
+            }
+        }
+        let finish = json!([{"index": 0, "delta": {}, "logprobs": null, "finish_reason": self.finish_reason}]);
+        event(finish, Value::Null);
+        if let Some(usage) = &self.usage {
+            event(json!([]), usage.clone());
+        }
+        if self.done {
+            wire.push_str("data: [DONE]\n\n");
+        }
+        wire
+    }
+
+    /// As a reply.
+    pub fn reply(&self) -> Reply {
+        Reply::stream(self.wire())
+    }
+}
+
+/// An error before the stream, e.g. `(429, "rate_limit_exceeded", "requests", "Rate limit reached")`.
+pub fn error(status: u16, code: &str, kind: &str, message: &str) -> Reply {
+    let code = if code.is_empty() { Value::Null } else { json!(code) };
+    Reply::json(status, &json!({"error": {"message": message, "type": kind, "param": null, "code": code}}))
+}
+
+/// A call as Ollama streams it: whole in one event, every call with the index 0.
+pub const RECORDED_OLLAMA: &str = include_str!("recorded/ollama-tool-calls.sse");
+
+/// A text as OpenRouter streams it: comments while it waits, the usage with the last choice.
+pub const RECORDED_OPENROUTER: &str = include_str!("recorded/openrouter-text.sse");
