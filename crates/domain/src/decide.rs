@@ -1,6 +1,6 @@
 //! What happens next to a task: a pure function of its state, what is queued, what happened, and the time.
 //!
-//! It is level-triggered: an event only changes the state (a result is absorbed), and then [`settle`] looks at the state
+//! It is level-triggered: an event only changes the state (a result is absorbed), and then `settle` looks at the state
 //! alone and moves it on until nothing more can be done without the outside world. So a lost wake, a repeated one, or a
 //! crash between two of them costs time and nothing else. Effects repeat safely: each names a step by its id.
 
