@@ -36,7 +36,7 @@ impl Floor {
         )
         .execute(&pool)
         .await?;
-        let jetstream = jetstream::new(async_nats::connect(nats).await?);
+        let jetstream = jetstream::new(connect(nats).await?);
         for (name, retention) in [("BENCH_HOP", RetentionPolicy::WorkQueue), ("BENCH_JOURNAL", RetentionPolicy::Limits)]
         {
             let _ = jetstream.delete_stream(name).await;
@@ -97,6 +97,19 @@ impl Floor {
         let messages = consumer.stream().max_messages_per_batch(16).messages().await?;
         Ok(Lane { floor: self.clone(), subject, messages })
     }
+}
+
+/// The client does not use what an address says of the user by itself. `./dev bench` makes passwords of hexadecimal digits, which
+/// need no decoding.
+async fn connect(nats: &str) -> anyhow::Result<async_nats::Client> {
+    let address: async_nats::ServerAddr = nats.parse()?;
+    let options = match (address.username(), address.password()) {
+        (Some(user), Some(password)) => {
+            async_nats::ConnectOptions::with_user_and_password(user.to_owned(), password.to_owned())
+        }
+        _ => async_nats::ConnectOptions::new(),
+    };
+    Ok(options.connect(address).await?)
 }
 
 /// One task after another.

@@ -15,6 +15,7 @@ checks_test() {
   export CONSTRUCT_TEST_DATABASE_URL CONSTRUCT_TEST_NATS_SERVER
   # The end-to-end tests start the services' programs, which building the tests alone would not make.
   timed "building" mesh_build
+  timed "checking docker-compose.yml" checks_compose
   say "running the tests"
   if cargo nextest --version >/dev/null 2>&1; then
     as_caller cargo nextest run "${cargo_flags[@]}" --workspace "$@"
@@ -40,6 +41,60 @@ checks_cargo_test() {
   ' "$output"
   return "$status"
 }
+
+# Whether each service accepts the configuration that docker-compose.yml gives it, without containers: its program is asked, with exactly
+# that environment.
+checks_compose() {
+  local service shown
+  local -a variables
+  for service in "${services[@]}"; do
+    mapfile -d '' -t variables < <(checks_compose_environment "$service")
+    ((${#variables[@]} > 0)) || die "docker-compose.yml: no environment was found for $service"
+    env -i "${variables[@]}" "$bin_dir/construct-$service" --check-config >/dev/null ||
+      die "docker-compose.yml: $service does not accept its environment"
+  done
+  # Where the workspaces are mounted and where they are granted stand in two places of the file.
+  mapfile -d '' -t variables < <(checks_compose_environment interpreter)
+  shown=$(env -i "${variables[@]}" "$bin_dir/construct-interpreter" --print-config)
+  [[ $shown == *'"/workspaces"'* ]] || die "docker-compose.yml: the interpreter is not granted /workspaces"
+}
+
+# checks_compose_environment SERVICE: prints NAME=VALUE, each ended by a zero byte. Understands as much of YAML as the file uses: one variable
+# per line, and merged blocks. Compose's ${NAME:-default} means the same in bash, which expands it here; this is our own file.
+checks_compose_environment() (
+  set -euo pipefail
+  # What compose would require; and what it would take over from the caller's shell.
+  export CONSTRUCT_POSTGRES_PASSWORD=check CONSTRUCT_NATS_PASSWORD=check CONSTRUCT_MASTER_KEY
+  CONSTRUCT_MASTER_KEY=$(head -c 32 /dev/zero | base64)
+  unset CONSTRUCT_LOG CONSTRUCT_LOG_FORMAT CONSTRUCT_RECONCILER_CONCURRENCY
+  awk -v service="$1" '
+    function variable(line) {
+      sub(/^ +/, "", line)
+      if (line !~ /^[A-Z_]+: ./) return ""
+      sub(/: /, "=", line)
+      if (line ~ /="/) { sub(/="/, "=", line); sub(/"$/, "", line) }
+      return line
+    }
+    /^x-[a-z]+: &[a-z]+$/ { block = substr($2, 2) }
+    /^services:/ { block = "" }
+    /^[a-z]/ && !/^x-/ { inside = /^services:/; mine = 0 }
+    inside && /^  [a-z]/ { mine = $1 == service ":"; environment = 0 }
+    mine && /^    [a-z]/ { environment = $1 == "environment:" }
+    block != "" && /^  [A-Z_]+:/ { blocks[block] = blocks[block] variable($0) "\n" }
+    mine && environment && /^      <<:/ {
+      line = $0
+      gsub(/.*<<:|[][*, ]+/, " ", line)
+      count = split(line, names, " ")
+      for (i = 1; i <= count; i++) printf "%s", blocks[names[i]]
+    }
+    mine && environment && /^      [A-Z_]+:/ { print variable($0) }
+  ' docker-compose.yml | while IFS= read -r line; do
+    [[ -n $line ]] || continue
+    eval "value=\"${line#*=}\""
+    # shellcheck disable=SC2154 # Set by eval.
+    printf '%s=%s\0' "${line%%=*}" "$value"
+  done
+)
 
 # A PostgreSQL for tests, shared by the runs that overlap; the last one to end stops it.
 checks_database_start() {

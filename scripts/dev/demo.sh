@@ -17,13 +17,16 @@ demo_run() {
   # A demo that was killed may have left processes; every demo starts with an empty mesh.
   mesh_stop
   home_forget
+  # Before the interpreter starts: what it grants must exist. The demo's agent needs no other directory, and is granted no other.
+  workspace=$home/workspace
+  # shellcheck disable=SC2034 # Read by mesh_workspace_roots.
+  workspace_root=$workspace
+  timed "copying this repository into $workspace" demo_workspace "$workspace"
   timed "starting NATS and PostgreSQL in $home" infra_up durable
   postgres_drop_all
   timed "starting the services" mesh_start
   home_unlock
   home_export
-  workspace=$home/workspace
-  timed "copying this repository into $workspace" demo_workspace "$workspace"
   demo_model_announce
   demo_create
   say "set-up took $((($(now_ms) - began) / 1000)) s; the job begins"
@@ -83,13 +86,15 @@ demo_model_choose() {
       demo_provider=(--type anthropic --api-key-env ANTHROPIC_API_KEY)
       demo_model=${CONSTRUCT_DEMO_MODEL:-claude-sonnet-4-5}
       demo_window=200000
-      demo_prices=(--input-price 3 --output-price 15)
+      # What is written to the vendor's cache costs more than plain input, what is read from it a tenth.
+      demo_prices=(--input-price 3 --output-price 15 --cache-read-price 0.3 --cache-write-price 3.75)
       ;;
     openai)
       [[ -n ${OPENAI_API_KEY:-} ]] || die "CONSTRUCT_DEMO_PROVIDER=openai needs OPENAI_API_KEY"
       demo_provider=(--type openai --api-key-env OPENAI_API_KEY)
       demo_model=${CONSTRUCT_DEMO_MODEL:-gpt-5-mini}
-      demo_prices=(--input-price 0.25 --output-price 2)
+      # Writing to this vendor's cache is not charged for.
+      demo_prices=(--input-price 0.25 --output-price 2 --cache-read-price 0.025)
       ;;
     ollama)
       [[ -n $tags ]] || die "no Ollama with a model answers on http://127.0.0.1:11434"
@@ -102,6 +107,8 @@ demo_model_choose() {
       [[ -r $demo_script ]] || die "the demo's script $demo_script cannot be read"
       demo_provider=(--type scripted --script-file "$demo_script")
       demo_model=scripted
+      # Made up, and said to be, so that one sees what a cost looks like.
+      demo_prices=(--input-price 1 --output-price 4 --cache-read-price 0.1 --cache-write-price 1.25)
       ;;
     *) die "CONSTRUCT_DEMO_PROVIDER is '$demo_choice'; it can be anthropic, openai, ollama or scripted" ;;
   esac
@@ -111,9 +118,12 @@ demo_model_announce() {
   if [[ $demo_choice == scripted ]]; then
     say "the model is a BUILT-IN SCRIPT: its words and its code were written beforehand, and no real model is called."
     note "The mesh, the sandbox, the tools and the report are real. For a real model set ANTHROPIC_API_KEY or"
-    note "OPENAI_API_KEY, or start Ollama, and run ./dev demo again."
+    note "OPENAI_API_KEY, or start Ollama, and run ./dev demo again. The cost shown is FICTIONAL: nothing is charged."
   else
     say "the model is $demo_model ($demo_choice)"
+    if [[ -n ${CONSTRUCT_DEMO_MODEL:-} && $demo_choice != ollama ]]; then
+      note "Its cost is computed with the prices of the model that is the demo's default, and may be wrong."
+    fi
   fi
 }
 

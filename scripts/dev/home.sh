@@ -1,6 +1,6 @@
 # shellcheck shell=bash disable=SC2154 # What the parts share is set in `dev` and in the parts it loads first.
-# A home is a folder that holds one mesh: `env` (ports, addresses, paths), `master.key`, `postgres.password`, `data/`, `nats/`,
-# `postgres/`, `logs/`, `run/` (pid files). `./dev up` uses .construct itself; the demo, the tests and the benchmarks have one each
+# A home is a folder that holds one mesh: `env` (ports, addresses, paths), `master.key`, `postgres.password`,
+# `nats.password`, `data/`, `nats/`, `postgres/`, `logs/`, `run/` (pid files). `./dev up` uses .construct itself; the demo, the tests and the benchmarks have one each
 # inside it, so that they never disturb a mesh somebody is using.
 
 port_names=(nats nats_monitor postgres gateway gateway_health reconciler_health interpreter_health providers_health)
@@ -21,13 +21,19 @@ home_open() {
     head -c 32 /dev/urandom | base64 -w 0 >"$home/master.key.new"
     mv -- "$home/master.key.new" "$home/master.key"
   fi
-  if [[ ! -s $home/postgres.password ]]; then
-    head -c 24 /dev/urandom | od -An -v -tx1 | tr -d ' \n' >"$home/postgres.password.new"
-    mv -- "$home/postgres.password.new" "$home/postgres.password"
-  fi
+  home_password postgres
+  home_password nats
   home_env_read
   home_env_write
   exec 7>&-
+}
+
+# home_password SERVER: makes one on first use. Hexadecimal digits need no quoting in any address or file.
+home_password() {
+  local file=$home/$1.password
+  if [[ -s $file ]]; then return 0; fi
+  head -c 24 /dev/urandom | od -An -v -tx1 | tr -d ' \n' >"$file.new"
+  mv -- "$file.new" "$file"
 }
 
 # The files that describe a home are made, read and replaced by one script at a time, also by those that start nothing.
@@ -78,11 +84,10 @@ home_ports_claim() {
 }
 
 home_env_write() {
-  local name password
-  password=$(<"$home/postgres.password")
+  local name
   settings=(
-    "CONSTRUCT_NATS_URL=nats://127.0.0.1:${ports[nats]}"
-    "CONSTRUCT_DATABASE_URL=postgres://construct:$password@127.0.0.1:${ports[postgres]}/construct"
+    "CONSTRUCT_NATS_URL=nats://construct:$(<"$home/nats.password")@127.0.0.1:${ports[nats]}"
+    "CONSTRUCT_DATABASE_URL=$(postgres_url construct)"
     "CONSTRUCT_DATA_DIR=$home/data"
     "CONSTRUCT_MASTER_KEY_FILE=$home/master.key"
     "CONSTRUCT_GATEWAY_LISTEN=127.0.0.1:${ports[gateway]}"

@@ -16,20 +16,21 @@ mesh_build() { as_caller cargo build "${cargo_flags[@]}" --workspace --bins; }
 
 # What a service is given: the settings of the home and a few variables of the caller, nothing else. Vendor keys stay out of the
 # services' environment (they reach the mesh through its API), the database is for the two services that may
-# write it, and the service that runs foreign code gets no master key.
+# write it, and the master key for the two that seal and open vendor keys.
 mesh_service_environment() {
   local service=$1 setting name
   variables=("CONSTRUCT_HEALTH_LISTEN=127.0.0.1:${ports[${service}_health]}")
   for setting in "${settings[@]}"; do
     case $service:${setting%%=*} in
-      interpreter:CONSTRUCT_DATABASE_URL | providers:CONSTRUCT_DATABASE_URL | interpreter:CONSTRUCT_MASTER_KEY_FILE) ;;
+      interpreter:CONSTRUCT_DATABASE_URL | providers:CONSTRUCT_DATABASE_URL) ;;
+      interpreter:CONSTRUCT_MASTER_KEY_FILE | reconciler:CONSTRUCT_MASTER_KEY_FILE) ;;
       *) variables+=("$setting") ;;
     esac
   done
   if [[ $service == interpreter ]]; then
-    # Compiled once for all homes. Whoever can start this mesh may name any directory it can reach as a workspace.
+    # Compiled once for all homes.
     variables+=("CONSTRUCT_INTERPRETER_CACHE_DIR=$main_home/cache")
-    variables+=("CONSTRUCT_INTERPRETER_WORKSPACE_ROOTS=${CONSTRUCT_INTERPRETER_WORKSPACE_ROOTS:-/}")
+    variables+=("CONSTRUCT_INTERPRETER_WORKSPACE_ROOTS=$(mesh_workspace_roots)")
   fi
   for name in $(compgen -e); do
     case $name in
@@ -42,6 +43,30 @@ mesh_service_environment() {
       *) ;;
     esac
   done
+}
+
+# Set by the demo.
+workspace_root=''
+
+# Prints the directories that tasks may name as their workspace, with all below them, as a list with commas: the demo's own folder in
+# the demo; else what the caller's CONSTRUCT_INTERPRETER_WORKSPACE_ROOTS says; else where people keep their projects:
+# the caller's home directory, and this checkout. Never everything: then /etc and /proc would be workspaces too.
+mesh_workspace_roots() {
+  local folder roots=''
+  if [[ -n $workspace_root ]]; then
+    printf '%s' "$workspace_root"
+    return 0
+  fi
+  if [[ -n ${CONSTRUCT_INTERPRETER_WORKSPACE_ROOTS:-} ]]; then
+    printf '%s' "$CONSTRUCT_INTERPRETER_WORKSPACE_ROOTS"
+    return 0
+  fi
+  for folder in "${HOME:-}" "$root"; do
+    folder=$(realpath -e -- "$folder" 2>/dev/null) || continue
+    # A user without a real home directory may have / in its place; a comma would end the name.
+    if [[ -d $folder && $folder != / && $folder != *,* ]]; then roots+=${roots:+,}$folder; fi
+  done
+  printf '%s' "$roots"
 }
 
 # Which build and which settings: when either changes, `up` restarts the service.
@@ -121,9 +146,10 @@ mesh_command_up() {
 
 The mesh is up.
   gateway    http://127.0.0.1:${ports[gateway]}  (gRPC)
-  NATS       nats://127.0.0.1:${ports[nats]}
+  NATS       nats://127.0.0.1:${ports[nats]}  (user construct, password in $home/nats.password)
   PostgreSQL 127.0.0.1:${ports[postgres]}
   logs       $home/logs/
+  workspaces $(mesh_workspace_roots)  (others: CONSTRUCT_INTERPRETER_WORKSPACE_ROOTS=/a,/b ./dev up)
 
 In a shell:
   . $(printf %q "$home/env")

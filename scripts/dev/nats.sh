@@ -1,5 +1,5 @@
 # shellcheck shell=bash disable=SC2154 # What the parts share is set in `dev` and in the parts it loads first.
-# A private NATS server with JetStream, and the two servers together as `infra`.
+# A private NATS server with JetStream (own port on the loopback address, a random password), and the two servers together as `infra`.
 
 nats_start() {
   if process_running nats; then
@@ -9,9 +9,16 @@ nats_start() {
   process_stop_orphans nats
   home_ports_claim nats nats_monitor
   mkdir -p -- "$home/nats"
+  # Made anew, so that it gets our umask's mode whatever an older file had.
+  rm -f -- "$home/nats.conf"
   cat >"$home/nats.conf" <<CONF
 # Written by ./dev at every start.
 server_name: construct
+# Who may publish here commands the interpreter: on a machine with several users, loopback alone would let all of them.
+authorization {
+  user: construct
+  password: "$(<"$home/nats.password")"
+}
 listen: 127.0.0.1:${ports[nats]}
 http: 127.0.0.1:${ports[nats_monitor]}
 jetstream {
@@ -56,7 +63,7 @@ infra_status() {
     if http_get "${ports[nats_monitor]}" /healthz >/dev/null; then state=ready; else state='not ready'; fi
   fi
   [[ $state == ready ]] || all=3
-  status_line nats "$state" "nats://127.0.0.1:${ports[nats]}, monitor http://127.0.0.1:${ports[nats_monitor]}"
+  status_line nats "$state" "nats://127.0.0.1:${ports[nats]}, user construct, monitor http://127.0.0.1:${ports[nats_monitor]}"
   state=stopped
   if process_running postgres; then
     if "$(postgres_bin_find)/pg_isready" -q -h 127.0.0.1 -p "${ports[postgres]}"; then state=ready; else state='not ready'; fi

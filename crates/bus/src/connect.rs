@@ -1,6 +1,7 @@
 //! The connection to NATS. Once made it is repaired for ever; each loss and each return is said once.
 
 use std::{
+    fmt, io,
     path::PathBuf,
     sync::{
         Arc,
@@ -9,7 +10,8 @@ use std::{
     time::Duration,
 };
 
-use async_nats::jetstream;
+use async_nats::{ServerAddr, jetstream};
+use percent_encoding::percent_decode_str;
 use tokio::sync::watch;
 
 use crate::{blob, topology};
@@ -26,6 +28,9 @@ const MAX_ACK_IN_FLIGHT: usize = 16_384;
 /// Why no connection could be made.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
+    /// The address of NATS cannot be understood.
+    #[error("the NATS address is not valid")]
+    Address(#[source] AddressError),
     /// NATS does not answer, or refuses us.
     #[error("NATS could not be reached")]
     Nats(#[source] async_nats::ConnectError),
@@ -42,9 +47,26 @@ impl Error {
                 use async_nats::ConnectErrorKind as Kind;
                 matches!(error.kind(), Kind::Dns | Kind::TimedOut | Kind::Io | Kind::MaxReconnects)
             }
-            Self::Blobs(_) => false,
+            Self::Address(_) | Self::Blobs(_) => false,
         }
     }
+}
+
+/// What is wrong with an address. Never shows it, because a password may be part of it.
+#[derive(Debug, thiserror::Error)]
+pub enum AddressError {
+    /// Not an address.
+    #[error("one of the servers is not given as nats://[user:password@]host[:port]")]
+    Parse(#[source] io::Error),
+    /// Nowhere to connect to.
+    #[error("one of the servers has no host")]
+    Host,
+    /// Percent-encoding of something that is not text.
+    #[error("user and password must be UTF-8")]
+    Encoding,
+    /// A connection has one identity, whichever server it is made to.
+    #[error("the servers are given with different users or passwords")]
+    Several,
 }
 
 /// How to connect.
@@ -98,16 +120,17 @@ pub(crate) struct Inner {
 }
 
 impl Bus {
-    /// Connects to `nats://[user:password@]host:port[,…]`.
+    /// Connects to `nats://[user:password@]host[:port][,…]`, or with a token as `nats://token@host`. What the address says
+    /// of the user is percent-decoded, and holds for all of its servers.
     ///
     /// # Errors
-    /// When NATS cannot be reached now, or the blob folder cannot be used. Later losses are repaired in the background.
+    /// When the address is not valid, NATS cannot be reached now or refuses us, or the blob folder cannot be used. Later losses are repaired in the background.
     pub async fn connect(url: &str, options: ConnectOptions) -> Result<Self, Error> {
         let blobs = options.blobs.map(blob::Store::open).transpose().map_err(Error::Blobs)?;
         let (state, connection) = watch::channel(Connection::Down);
         let generation = Arc::new(AtomicU64::new(0));
-        let servers: Vec<&str> = url.split(',').collect();
-        let client = async_nats::ConnectOptions::new()
+        let (servers, login) = parse_address(url).map_err(Error::Address)?;
+        let client = Login::options(login)
             .name(options.name)
             .max_reconnects(None)
             .connection_timeout(Duration::from_secs(3))
@@ -159,6 +182,69 @@ impl Bus {
     }
 }
 
+/// As whom to connect.
+#[derive(PartialEq, Eq)]
+enum Login {
+    Password { user: String, password: String },
+    Token(String),
+}
+
+impl Login {
+    fn of(address: &ServerAddr) -> Result<Option<Self>, AddressError> {
+        let decode = |text: &str| match percent_decode_str(text).decode_utf8() {
+            Ok(text) => Ok(text.into_owned()),
+            Err(_) => Err(AddressError::Encoding),
+        };
+        Ok(match (address.username(), address.password()) {
+            (None, None) => None,
+            (Some(token), None) => Some(Self::Token(decode(token)?)),
+            (user, Some(password)) => {
+                Some(Self::Password { user: decode(user.unwrap_or_default())?, password: decode(password)? })
+            }
+        })
+    }
+
+    fn options(login: Option<Self>) -> async_nats::ConnectOptions {
+        let options = async_nats::ConnectOptions::new();
+        match login {
+            None => options,
+            Some(Self::Token(token)) => options.token(token),
+            Some(Self::Password { user, password }) => options.user_and_password(user, password),
+        }
+    }
+}
+
+impl fmt::Debug for Login {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Login(***)")
+    }
+}
+
+/// The servers, and as whom to connect to them. The client neither uses what an address says of the user, nor keeps it out of
+/// its log lines; so it is given addresses without.
+fn parse_address(url: &str) -> Result<(Vec<ServerAddr>, Option<Login>), AddressError> {
+    let mut servers = Vec::new();
+    let mut login = None;
+    for server in url.split(',') {
+        let address: ServerAddr = server.trim().parse().map_err(AddressError::Parse)?;
+        if address.host().is_empty() {
+            return Err(AddressError::Host);
+        }
+        let Some(found) = Login::of(&address)? else {
+            servers.push(address);
+            continue;
+        };
+        if login.as_ref().is_some_and(|login| *login != found) {
+            return Err(AddressError::Several);
+        }
+        login = Some(found);
+        let mut bare = address.into_inner();
+        bare.set_username("").and_then(|()| bare.set_password(None)).map_err(|()| AddressError::Host)?;
+        servers.push(ServerAddr::from_url(bare).map_err(AddressError::Parse)?);
+    }
+    Ok((servers, login))
+}
+
 fn observe(event: &async_nats::Event, state: &watch::Sender<Connection>, generation: &AtomicU64) {
     match event {
         async_nats::Event::Connected => {
@@ -175,5 +261,68 @@ fn observe(event: &async_nats::Event, state: &watch::Sender<Connection>, generat
             tracing::warn!(subscription, "a subscription is too slow; messages to it were dropped");
         }
         other => tracing::debug!(event = %other, "NATS client event"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::NatsServer;
+
+    /// With everything that has a meaning in an address.
+    const PASSWORD: &str = "p@ss:w/rd?,%20#é";
+    const ENCODED: &str = "p%40ss%3Aw%2Frd%3F%2C%2520%23%C3%A9";
+
+    fn with_login(url: &str, login: &str) -> String {
+        url.replace("nats://", &format!("nats://{login}@"))
+    }
+
+    #[tokio::test]
+    async fn user_and_password_of_the_address_are_used() {
+        let server = NatsServer::start_guarded("construct", PASSWORD).await;
+        let url = with_login(server.url(), &format!("construct:{ENCODED}"));
+        let bus = Bus::connect(&url, ConnectOptions::new("test")).await.expect("the login is right");
+        bus.ensure_topology().await.expect("the login may do everything");
+    }
+
+    #[tokio::test]
+    async fn wrong_or_missing_login_is_refused_for_good_and_not_shown() {
+        let server = NatsServer::start_guarded("construct", PASSWORD).await;
+        for url in [server.url().to_owned(), with_login(server.url(), "construct:wrongpass")] {
+            let error = Bus::connect(&url, ConnectOptions::new("test")).await.expect_err("the login is wrong");
+            assert!(!error.is_retryable(), "{error:?}");
+            assert!(!format!("{error:?}").contains("wrongpass"), "{error:?}");
+        }
+    }
+
+    #[test]
+    fn address_is_split_into_servers_and_login() {
+        let password = |user: &str| Some(Login::Password { user: user.into(), password: PASSWORD.into() });
+        for (url, servers, login) in [
+            ("nats://one:1", vec!["nats://one:1"], None),
+            ("one", vec!["nats://one"], None),
+            ("nats://a%40b:PASS@one:1,nats://two", vec!["nats://one:1", "nats://two"], password("a@b")),
+            ("tls://a:PASS@one,tls://a:PASS@two", vec!["tls://one", "tls://two"], password("a")),
+            ("nats://:PASS@[::1]:1", vec!["nats://[::1]:1"], password("")),
+            ("nats://s3cret@one", vec!["nats://one"], Some(Login::Token("s3cret".into()))),
+        ] {
+            let (found, found_login) = parse_address(&url.replace("PASS", ENCODED)).expect(url);
+            let found: Vec<&str> = found.iter().map(ServerAddr::as_url_str).collect();
+            assert_eq!((found, found_login), (servers, login), "{url}");
+        }
+    }
+
+    #[test]
+    fn unusable_address_is_refused_without_showing_it() {
+        for url in [
+            "",
+            "http://u:s3cret@one",
+            "nats://u:s3cret@",
+            "nats://u:s3cret%ff@one",
+            "nats://u:s3cret@one,nats://u:other@two",
+        ] {
+            let error = parse_address(url).expect_err(url);
+            assert!(!format!("{error} {error:?}").contains("s3cret"), "{error:?}");
+        }
     }
 }

@@ -8,11 +8,13 @@ use std::time::Instant;
 
 use async_nats::{HeaderMap, jetstream::stream::LastRawMessageErrorKind};
 
+use construct_domain::{StepId, TaskId};
+
 use crate::{
     Bus,
     envelope::{STEP, STEP_NUMBER},
     publish::{DEADLINE, Error, Expect, Refusal},
-    subject::Command,
+    subject::{self, Address as _, Command},
     topology::Stream,
 };
 
@@ -67,6 +69,26 @@ impl Bus {
             self.remove(A::STREAM, standing.sequence).await?;
             superseded = Some(standing.step_id);
         }
+    }
+
+    /// Takes a command back that nobody needs any more, if it is still queued or being worked on: it is not delivered again.
+    ///
+    /// # Errors
+    /// When the server cannot be reached.
+    pub async fn withdraw<A: Command>(&self, address: &A, step: StepId) -> Result<(), Error> {
+        match self.standing(A::STREAM, &address.subject()).await? {
+            Some(standing) if standing.step_id == step.to_string() => self.remove(A::STREAM, standing.sequence).await,
+            Some(_) | None => Ok(()),
+        }
+    }
+
+    /// Whether a worker's result for the task waits to be taken in.
+    ///
+    /// # Errors
+    /// When the server cannot be reached.
+    pub async fn result_waits(&self, task: TaskId) -> Result<bool, Error> {
+        let address = subject::TaskResult::new(task);
+        Ok(self.standing(Stream::Task, &address.subject()).await?.is_some())
     }
 
     /// What stands on a command's subject.

@@ -6,7 +6,7 @@
 
 use async_nats::{header::NATS_MESSAGE_ID, jetstream::stream::LastRawMessageErrorKind};
 use construct_domain::StepId;
-use construct_proto::mesh::v1::JournalEntry;
+use construct_proto::mesh::v1::{JournalClosed, JournalEntry, journal_entry};
 
 use crate::{
     Bus, history,
@@ -27,8 +27,8 @@ pub enum Error {
     /// The journal could not be read.
     #[error("the journal could not be read")]
     Read(#[source] history::Error),
-    /// The journal could not be removed.
-    #[error("the journal could not be removed")]
+    /// The entries of a closed journal could not be removed.
+    #[error("the entries of a closed journal could not be removed")]
     Purge(#[source] Box<dyn std::error::Error + Send + Sync>),
 }
 
@@ -136,14 +136,19 @@ impl Journal {
         Ok(entries)
     }
 
-    /// Removes a journal that nobody needs any more.
+    /// Ends an execution for good: whoever still runs it fails at its next entry, and whoever would begin it again finds
+    /// that it is over. Of the journal only that is kept.
     ///
     /// # Errors
-    /// When the server cannot be reached.
-    pub async fn purge(&self, step: StepId) -> Result<(), Error> {
-        let subject = subject::Journal { step }.subject();
+    /// When the server cannot be reached; may be repeated.
+    pub async fn close(&self, step: StepId) -> Result<(), Error> {
+        let address = subject::Journal { step };
+        let entry = journal_entry::Entry::Closed(JournalClosed {});
+        let entry = JournalEntry { step_id: step.to_string(), entry: Some(entry), ..JournalEntry::default() };
+        self.bus.publish(&address, &entry).await.map_err(Error::Publish)?;
         let stream = self.stream().await.map_err(|error| Error::Purge(error.into()))?;
-        stream.purge().filter(subject).await.map_err(|error| Error::Purge(error.into()))?;
+        let purge = stream.purge().filter(address.subject()).keep(1);
+        purge.await.map_err(|error| Error::Purge(error.into()))?;
         Ok(())
     }
 

@@ -26,6 +26,8 @@ pub struct NatsServer {
     child: Option<Child>,
     url: String,
     port: u16,
+    /// User and password without which nobody is let in.
+    login: Option<(String, String)>,
 }
 
 impl NatsServer {
@@ -34,8 +36,20 @@ impl NatsServer {
     /// # Panics
     /// When it cannot be started; the message says why.
     pub async fn start() -> Self {
+        Self::start_with(None).await
+    }
+
+    /// Starts a server that lets in who knows `user` and `password`; [`NatsServer::url`] doesn't name them.
+    ///
+    /// # Panics
+    /// When it cannot be started; the message says why.
+    pub async fn start_guarded(user: &str, password: &str) -> Self {
+        Self::start_with(Some((user.to_owned(), password.to_owned()))).await
+    }
+
+    async fn start_with(login: Option<(String, String)>) -> Self {
         let dir = tempfile::Builder::new().prefix("construct-nats-").tempdir().expect("a temporary folder can be made");
-        let mut server = Self { dir, child: None, url: String::new(), port: 0 };
+        let mut server = Self { dir, child: None, url: String::new(), port: 0, login };
         server.launch().await;
         server
     }
@@ -91,8 +105,12 @@ impl NatsServer {
         let config = dir.join("nats.conf");
         let port = if self.port == 0 { -1 } else { i32::from(self.port) };
         // The limits are explicit, because by default they follow the free disk space of whoever runs the tests.
+        let authorization = match &self.login {
+            Some((user, password)) => format!("authorization {{ user: {user:?}, password: {password:?} }}\n"),
+            None => String::new(),
+        };
         let text = format!(
-            "listen: \"127.0.0.1:{port}\"\nports_file_dir: {ports:?}\n\
+            "{authorization}listen: \"127.0.0.1:{port}\"\nports_file_dir: {ports:?}\n\
              jetstream {{ store_dir: {store:?}, max_file_store: 100GB, max_memory_store: 1GB }}\n",
             ports = dir.display().to_string(),
             store = dir.join("store").display().to_string(),

@@ -12,8 +12,8 @@ use crate::{
     MessageId, StepId, backoff,
     message::{Block, CodeResult, Source, code_calls},
     task::{
-        Failure, FailureClass, NewMessage, Outcome, Phase, Stage, Step, StepResult, StepState, Task, TaskError, Turn,
-        TurnOutcome,
+        Failure, FailureClass, NewMessage, Outcome, Phase, Stage, Step, StepResult, StepState, Stop, Task, TaskError,
+        Turn, TurnOutcome,
     },
 };
 
@@ -26,10 +26,18 @@ pub const MODEL_DEADLINE: Duration = Duration::from_secs(10 * 60);
 pub const CODE_DEADLINE: Duration = Duration::from_secs(30 * 60);
 /// How long a worker that was told to stop has for its last words.
 pub const CANCEL_GRACE: Duration = Duration::from_secs(10);
+/// How often it is told again.
+pub const CANCEL_REPEAT: Duration = Duration::from_secs(1);
+/// How long a vendor may ask us to stay away; one that asks for more is asked again after this.
+pub const LONGEST_RETRY: Duration = Duration::from_secs(10 * 60);
 /// How soon a step in flight is looked at again, in case its command was lost; doubles with the step's age.
 pub const FIRST_CHECK: Duration = Duration::from_secs(2);
 /// How late at most.
 pub const LAST_CHECK: Duration = Duration::from_secs(30);
+
+/// What a model is told whose answer was cut off.
+const CUT: &str = "Your answer was cut off at your limit of output tokens. A script that was not whole was not run. Go on in smaller \
+                   pieces.";
 
 /// Why a task is looked at.
 #[derive(Debug, Clone, PartialEq)]
@@ -60,7 +68,7 @@ pub struct Decision {
     pub task: Task,
     /// The queued message that enters the transcript, at [`Task::last_position`] of its moment.
     pub admitted: Option<(MessageId, i64)>,
-    /// Messages appended to the transcript: one, or two when a cancelled answer's calls get their results at once.
+    /// Messages appended to the transcript: one, or two when an answer is followed at once by what the system says to it.
     pub appended: Vec<NewMessage>,
     /// The turn that ended.
     pub ended: Option<EndedTurn>,
@@ -94,6 +102,8 @@ pub enum Effect {
     CancelModel(StepId, String),
     /// Tell the worker to stop.
     CancelCode(StepId, String),
+    /// The scripts' step is over, whatever became of it: nobody may run it any more, and its journal is not needed.
+    EndCode(StepId),
     /// Have a title made.
     MakeTitle(StepId),
 }
@@ -151,20 +161,21 @@ impl Draft {
         if self.d.task.title_step == Some(result.step) {
             // The text itself is stored by the shell; failing to make a title is not worth a word.
             self.d.task.title_step = None;
-            if let Outcome::Model(_) = result.outcome {
-                self.d.task.titled = true;
+            if let Outcome::Model(blocks, _) = result.outcome {
+                let is_text = |block: &Block| matches!(block, Block::Text(text) if !text.trim().is_empty());
+                self.d.task.titled = blocks.iter().any(is_text);
             }
             return;
         }
         let Some(step) = self.d.task.step.take_if(|step| step.id == result.step) else { return };
         let Some(turn) = &self.d.task.turn else { return };
         match (turn.stage.clone(), result.outcome) {
-            (Stage::Model, Outcome::Model(blocks)) => self.answered(blocks),
+            (Stage::Model, Outcome::Model(blocks, stop)) => self.answered(blocks, stop),
             (Stage::Model, Outcome::Failed(failure)) => self.model_failed(&step, failure),
-            (Stage::Model, Outcome::Cancelled(_)) => {
-                // Told to stop, and neither suspended nor cancelled any more: the turn simply asks again.
-            }
+            // Told to stop, and neither suspended nor cancelled any more: the turn simply asks again.
+            (Stage::Model, Outcome::Cancelled(_)) => self.unanswered(),
             (Stage::Code { calls }, Outcome::Code(results) | Outcome::Cancelled(results)) => {
+                self.d.effects.push(Effect::EndCode(step.id));
                 self.append_results(
                     &calls,
                     results,
@@ -177,7 +188,7 @@ impl Draft {
                 self.fail(failure.class.code(), failure.message);
                 self.append_results(&calls, Vec::new(), &words);
             }
-            (Stage::Model, Outcome::Code(_)) | (Stage::Code { .. }, Outcome::Model(_)) => {
+            (Stage::Model, Outcome::Code(_)) | (Stage::Code { .. }, Outcome::Model(..)) => {
                 // A result of the wrong kind under the right id is a defect of a worker; ask again rather than stall.
                 self.fail("INTERNAL", "a worker answered with the wrong kind of result".to_owned());
                 self.d.task.step = Some(step);
@@ -185,16 +196,45 @@ impl Draft {
         }
     }
 
-    fn answered(&mut self, blocks: Vec<Block>) {
+    fn answered(&mut self, mut blocks: Vec<Block>, stop: Stop) {
+        if stop == Stop::Refused {
+            // What was refused is not carried out, and a call in the transcript needs a result.
+            blocks.retain(|block| !matches!(block, Block::CodeInterpreterCall(_)));
+        }
         let calls: Vec<String> = code_calls(&blocks).map(|call| call.id.clone()).collect();
         // An answer without a word or a call would be an empty message, which vendors refuse to take back.
         if !blocks.is_empty() {
             self.append(Source::Assistant, blocks);
         }
-        if calls.is_empty() {
-            self.end_turn(TurnOutcome::Completed);
-        } else {
-            self.set_stage(Stage::Code { calls });
+        let told = self.d.task.turn.as_ref().is_some_and(|turn| turn.cut);
+        match stop {
+            Stop::Refused => {
+                self.fail("CONTENT_REFUSED", "the model's vendor refused to let it answer".to_owned());
+                self.end_turn(TurnOutcome::Failed);
+            }
+            Stop::Cut if calls.is_empty() && told => {
+                self.fail("OUTPUT_LIMIT", "the model's answers are longer than its limit of output tokens".to_owned());
+                self.end_turn(TurnOutcome::Failed);
+            }
+            Stop::Cut if calls.is_empty() => {
+                self.append(Source::System, vec![Block::Text(CUT.to_owned())]);
+                self.set_cut(true);
+            }
+            Stop::Done | Stop::Cut => {
+                self.set_cut(false);
+                if calls.is_empty() {
+                    self.end_turn(TurnOutcome::Completed)
+                } else {
+                    self.set_stage(Stage::Code { calls })
+                }
+            }
+        }
+    }
+
+    /// A model call that was never answered does not count towards the turn's limit.
+    fn unanswered(&mut self) {
+        if let Some(turn) = &mut self.d.task.turn {
+            turn.calls = turn.calls.saturating_sub(1);
         }
     }
 
@@ -203,7 +243,7 @@ impl Draft {
         self.fail(failure.class.code(), failure.message);
         if failure.class.is_retryable() && step.attempt < backoff::MAX_ATTEMPTS && !cancelling {
             let pause = backoff::pause(step.attempt, self.fresh.jitter);
-            let until = (self.now + pause).max(failure.retry_at.unwrap_or(self.now));
+            let until = (self.now + pause).max(failure.retry_at.unwrap_or(self.now)).min(self.now + LONGEST_RETRY);
             self.d.task.step = Some(Step { state: StepState::Backoff { until }, ..step.clone() });
         } else if !cancelling {
             self.end_turn(TurnOutcome::Failed);
@@ -257,18 +297,20 @@ impl Draft {
         match step.state {
             StepState::Backoff { .. } => {
                 self.d.task.step = None;
+                self.unanswered();
                 false
             }
             StepState::InFlight { .. } if !is_code => {
                 self.d.effects.push(Effect::CancelModel(step.id, reason.to_owned()));
                 self.d.task.step = None;
+                self.unanswered();
                 false
             }
             StepState::InFlight { .. } => {
                 let deadline = self.now + CANCEL_GRACE;
                 self.d.effects.push(Effect::CancelCode(step.id, reason.to_owned()));
                 self.d.task.step = Some(Step { state: StepState::Cancelling { deadline }, ..step });
-                self.d.task.next_wake = Some(deadline);
+                self.d.task.next_wake = Some(self.now + CANCEL_REPEAT);
                 true
             }
             StepState::Cancelling { deadline } => self.await_last_words(&step, deadline),
@@ -278,13 +320,15 @@ impl Draft {
     /// True while the worker still has time; else the outcome is unknown, and said so.
     fn await_last_words(&mut self, step: &Step, deadline: Timestamp) -> bool {
         if self.now < deadline {
-            if self.woken {
-                self.d.effects.push(Effect::CancelCode(step.id, "stop".to_owned()));
+            if self.woken && self.d.task.next_wake.is_none_or(|wake| self.now >= wake) {
+                // Whoever has begun the script meanwhile has not heard it.
+                self.d.effects.push(Effect::CancelCode(step.id, "it was told to stop before".to_owned()));
+                self.d.task.next_wake = Some((self.now + CANCEL_REPEAT).min(deadline));
             }
-            self.d.task.next_wake = Some(deadline);
             return true;
         }
         self.d.task.step = None;
+        self.d.effects.push(Effect::EndCode(step.id));
         if let Some(Stage::Code { calls }) = self.d.task.turn.as_ref().map(|turn| turn.stage.clone()) {
             self.append_results(
                 &calls,
@@ -310,7 +354,7 @@ impl Draft {
             };
             self.d.task.last_position += 1;
             self.d.admitted = Some((message, self.d.task.last_position));
-            self.d.task.turn = Some(Turn { message, calls: 0, stage: Stage::Model });
+            self.d.task.turn = Some(Turn { message, calls: 0, stage: Stage::Model, cut: false });
         }
         let Some(turn) = self.d.task.turn.clone() else { return };
         match turn.stage {
@@ -367,7 +411,7 @@ impl Draft {
                 let deadline = self.now + CANCEL_GRACE;
                 self.d.effects.push(Effect::CancelCode(step.id, "its deadline has passed".to_owned()));
                 self.d.task.step = Some(Step { state: StepState::Cancelling { deadline }, ..step });
-                self.d.task.next_wake = Some(deadline);
+                self.d.task.next_wake = Some(self.now + CANCEL_REPEAT);
             }
             StepState::InFlight { deadline } => self.check_step(&step, deadline, Effect::ExecuteCode),
             StepState::Cancelling { deadline } => {
@@ -430,6 +474,12 @@ impl Draft {
             .collect();
         self.append(Source::System, blocks);
         self.set_stage(Stage::Model);
+    }
+
+    fn set_cut(&mut self, cut: bool) {
+        if let Some(turn) = &mut self.d.task.turn {
+            turn.cut = cut;
+        }
     }
 
     fn set_stage(&mut self, stage: Stage) {

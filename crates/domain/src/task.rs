@@ -92,6 +92,9 @@ pub struct Turn {
     pub calls: u32,
     /// What comes next, or runs.
     pub stage: Stage,
+    /// Whether the model's last answer was cut off, and the model told so.
+    #[serde(default)]
+    pub cut: bool,
 }
 
 /// What a turn does next.
@@ -255,11 +258,22 @@ pub struct StepResult {
     pub outcome: Outcome,
 }
 
+/// Why a model stopped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stop {
+    /// It had said what it wanted to.
+    Done,
+    /// It reached its limit of output: text may end in the middle, and a script that was not whole is missing.
+    Cut,
+    /// The vendor kept it from going on because of the content.
+    Refused,
+}
+
 /// What became of a step.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Outcome {
     /// The model answered with these blocks.
-    Model(Vec<Block>),
+    Model(Vec<Block>, Stop),
     /// The scripts ran, each giving one result.
     Code(Vec<CodeResult>),
     /// It failed.

@@ -65,9 +65,8 @@ impl AgentService for Api {
         };
         let filter = AgentFilter { model, name_prefix: filter.name_prefix };
         let found = entry.store().agent_list(organization, &filter, &page.query()).await;
-        let mut agents = found.map_err(status::of_store)?;
-        let info = page.cut(&mut agents, |agent| agent.cursor(page.key()));
-        let agents = agents.iter().map(convert::agent).collect();
+        let agents = found.map_err(status::of_store)?;
+        let (agents, info) = page.cut(&agents, convert::agent, |agent| agent.cursor(page.key()));
         Ok(Response::new(ListAgentsResponse { agents, page: Some(info) }))
     }
 

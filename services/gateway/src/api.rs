@@ -144,12 +144,13 @@ pub(crate) struct Lookup {
     repeatable: bool,
     /// The first reference: what the write is about.
     reference: Option<String>,
-    missing: Option<Status>,
+    /// Why the write is not to be done.
+    refusal: Option<Status>,
 }
 
 impl Lookup {
     pub(crate) fn new(write: &Write) -> Self {
-        Self { repeatable: write.idempotency.is_some(), reference: None, missing: None }
+        Self { repeatable: write.idempotency.is_some(), reference: None, refusal: None }
     }
 
     /// Takes what was found for a reference. `nowhere` makes the id that exists nowhere.
@@ -163,19 +164,29 @@ impl Lookup {
         match found {
             Ok(id) => Ok(id),
             Err(error @ Error::NotFound { .. }) if self.repeatable => {
-                self.missing.get_or_insert_with(|| status::about(reference, error));
+                self.refusal.get_or_insert_with(|| status::about(reference, error));
                 Ok(nowhere(Uuid::nil()))
             }
             Err(error) => Err(status::about(reference, error)),
         }
     }
 
+    /// Keeps why the write must not be done, for reasons that lie in what was found: a repeated request still gets its
+    /// first answer.
+    pub(crate) fn refuse<I>(&mut self, reason: Status, nowhere: fn(Uuid) -> I) -> Result<I, Status> {
+        if !self.repeatable {
+            return Err(reason);
+        }
+        self.refusal.get_or_insert(reason);
+        Ok(nowhere(Uuid::nil()))
+    }
+
     /// The result of the write, in view of what was found.
     pub(crate) fn settle<T>(self, result: Result<Written<T>, Error>) -> Result<Written<T>, Status> {
-        match (result, self.missing) {
+        match (result, self.refusal) {
             (Ok(written), _) => Ok(written),
             (Err(error @ (Error::IdempotencyMismatch | Error::Unavailable(_))), _) => Err(status::of_store(error)),
-            (Err(_), Some(missing)) => Err(missing),
+            (Err(_), Some(refusal)) => Err(refusal),
             (Err(error), None) => Err(status::about(&self.reference.unwrap_or_default(), error)),
         }
     }

@@ -1,5 +1,5 @@
 //! Why a task doesn't go on: in words, since when, until when, and who can change that. There is an answer for every
-//! state a task can be in (promise 4 in ARCHITECTURE.md).
+//! state a task can be in.
 
 use std::time::Duration;
 
@@ -10,8 +10,9 @@ use jiff::Timestamp;
 
 use crate::convert;
 
-/// How long an intent stays unseen before the reconciler's sweep looks for it, should its wake be lost.
-const SWEEP: Duration = Duration::from_secs(1);
+/// When the reconciler's sweep has found an intent whose wake was lost, at the latest: it passes over what is younger than
+/// half a second, and looks every two seconds unless the operator says otherwise.
+const SWEEP: Duration = Duration::from_millis(2_500);
 
 #[cfg(test)]
 mod tests;
@@ -113,7 +114,8 @@ fn unseen(task: &StoredTask, words: String) -> Wait {
         since: task.updated_at,
         deadline: None,
         next: Some(task.state.next_wake.unwrap_or(task.updated_at + SWEEP)),
-        released_by: "the reconciler service; when this lasts, none is running or it cannot reach PostgreSQL"
+        released_by: "the reconciler service, at once, or with its next sweep when the wake was lost; when it lasts \
+                      longer than some seconds, none is running or it cannot reach PostgreSQL"
             .to_owned(),
     }
 }

@@ -52,9 +52,8 @@ impl MessageService for Api {
         let (task, page, source) = requests::list_messages(entry.organization(), &request)?;
         let filter = MessageFilter { source, after_position: request.filter.unwrap_or_default().after_position };
         let found = entry.store().message_list(entry.organization(), task, &filter, &page.query()).await;
-        let mut messages = found.map_err(|error| status::about(&request.task, error))?;
-        let info = page.cut(&mut messages, StoredMessage::cursor);
-        let messages = messages.iter().map(convert::message).collect();
+        let messages = found.map_err(|error| status::about(&request.task, error))?;
+        let (messages, info) = page.cut(&messages, convert::message, StoredMessage::cursor);
         Ok(Response::new(ListMessagesResponse { messages, page: Some(info) }))
     }
 

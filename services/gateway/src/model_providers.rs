@@ -25,6 +25,15 @@ fn render(kind: &'static str) -> impl FnOnce(&ModelProvider) -> Rendered + Send 
     }
 }
 
+/// As a list shows it: without its script, which may be as large as everything else in the list together.
+fn listed(provider: &ModelProvider) -> v1::ModelProvider {
+    let mut provider = convert::model_provider(provider);
+    if let Some(spec) = &mut provider.spec {
+        spec.script.clear();
+    }
+    provider
+}
+
 fn some(text: String) -> Option<String> {
     (!text.is_empty()).then_some(text)
 }
@@ -82,9 +91,8 @@ impl ModelProviderService for Api {
         let (page, kind) = requests::list_model_providers(entry.organization(), &request)?;
         let filter = ModelProviderFilter { kind, name_prefix: request.filter.unwrap_or_default().name_prefix };
         let found = entry.store().model_provider_list(entry.organization(), &filter, &page.query()).await;
-        let mut providers = found.map_err(status::of_store)?;
-        let info = page.cut(&mut providers, |provider| provider.cursor(page.key()));
-        let model_providers = providers.iter().map(convert::model_provider).collect();
+        let providers = found.map_err(status::of_store)?;
+        let (model_providers, info) = page.cut(&providers, listed, |provider| provider.cursor(page.key()));
         Ok(Response::new(ListModelProvidersResponse { model_providers, page: Some(info) }))
     }
 
@@ -96,21 +104,32 @@ impl ModelProviderService for Api {
         requests::update_model_provider(&request)?;
         let write = entry.write("UpdateModelProvider", &mut request);
         let mut lookup = Lookup::new(&write);
-        let found = match entry.store().model_provider_find(entry.organization(), &request.model_provider).await {
+        let mut expected = (request.revision != 0).then_some(request.revision);
+        let found = entry.store().model_provider_find(entry.organization(), &request.model_provider).await;
+        let provider = match found {
             Ok(provider) => {
-                requests::model_provider_fits(&request, provider.kind)?;
-                Ok(provider.id)
+                let id = lookup.take(&request.model_provider, Ok(provider.id), ModelProviderId::from_uuid)?;
+                let mut checked = requests::model_provider_fits(&request, &provider);
+                if request.base_url.is_some() && request.api_key.is_none() {
+                    // Whether the key may stay was decided for the provider as it was read, and for no other.
+                    let revision = *expected.get_or_insert(provider.revision);
+                    if revision != provider.revision {
+                        checked = Err(status::of_store(Error::Conflict));
+                    }
+                }
+                match checked {
+                    Ok(()) => id,
+                    Err(reason) => lookup.refuse(reason, ModelProviderId::from_uuid)?,
+                }
             }
-            Err(error) => Err::<ModelProviderId, Error>(error),
+            Err(error) => lookup.take(&request.model_provider, Err(error), ModelProviderId::from_uuid)?,
         };
-        let provider = lookup.take(&request.model_provider, found, ModelProviderId::from_uuid)?;
         let changes = ModelProviderChanges {
             name: request.name,
             base_url: request.base_url,
             script: request.script.map(some),
             key: request.api_key.map(|key| self.seal(provider, &key)).transpose()?,
         };
-        let expected = (request.revision != 0).then_some(request.revision);
         let updated =
             entry.store().model_provider_update(&write, provider, expected, changes, render("provider.updated")).await;
         entry.answer(lookup.settle(updated)?, nobody, convert::model_provider).await

@@ -75,9 +75,8 @@ impl ModelService for Api {
         };
         let filter = ModelFilter { provider, name_prefix: filter.name_prefix };
         let found = entry.store().model_list(organization, &filter, &page.query()).await;
-        let mut models = found.map_err(status::of_store)?;
-        let info = page.cut(&mut models, |model| model.cursor(page.key()));
-        let models = models.iter().map(convert::model).collect();
+        let models = found.map_err(status::of_store)?;
+        let (models, info) = page.cut(&models, convert::model, |model| model.cursor(page.key()));
         Ok(Response::new(ListModelsResponse { models, page: Some(info) }))
     }
 

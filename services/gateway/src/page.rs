@@ -19,6 +19,9 @@ use crate::validate::Violations;
 const DEFAULT_SIZE: u32 = 50;
 /// Rows of a page at most.
 const MAX_SIZE: i32 = 100;
+/// Bytes of a page's entities at most, but for a page of one entity. It leaves room below what clients accept by default,
+/// which is 4 MiB.
+const MAX_BYTES: usize = 2 * 1024 * 1024;
 /// Characters of a page token at most; ours stay far below.
 const MAX_TOKEN: usize = 1024;
 
@@ -138,16 +141,27 @@ impl<P: Place> Page<P> {
         page
     }
 
-    /// Turns what was read, one row more than a page has if there are so many, into a page and its information.
-    pub(crate) fn cut<T>(&self, rows: &mut Vec<T>, place: impl FnOnce(&T) -> P) -> PageInfo {
-        let size = self.size as usize;
-        let more = rows.len() > size;
-        rows.truncate(size);
-        let next_page_token = match rows.last() {
-            Some(last) if more => self.seal(&place(last)),
-            _ => String::new(),
-        };
-        PageInfo { next_page_token }
+    /// Turns what was read, one row more than a page has if there are so many, into a page and its information. A page
+    /// that would become too large ends early.
+    pub(crate) fn cut<T, R: Message>(
+        &self,
+        rows: &[T],
+        show: impl Fn(&T) -> R,
+        place: impl FnOnce(&T) -> P,
+    ) -> (Vec<R>, PageInfo) {
+        let (mut shown, mut bytes) = (Vec::new(), 0);
+        for row in rows.iter().take(self.size as usize) {
+            let entity = show(row);
+            bytes += entity.encoded_len();
+            // One is always shown, or the list would never go on.
+            if bytes > MAX_BYTES && !shown.is_empty() {
+                break;
+            }
+            shown.push(entity);
+        }
+        let last = shown.len().checked_sub(1).filter(|_| shown.len() < rows.len());
+        let next_page_token = last.map(|last| self.seal(&place(&rows[last]))).unwrap_or_default();
+        (shown, PageInfo { next_page_token })
     }
 
     fn seal(&self, place: &P) -> String {
@@ -245,7 +259,7 @@ mod tests {
     fn token(request: &PageRequest, value: CursorValue) -> String {
         let page = read(&PageRequest { page_size: 1, ..request.clone() }, "ListAgents", &Filter::default());
         let cursor = Cursor { value, id: Uuid::from_u128(7) };
-        page.expect("the request is valid").cut(&mut vec![(), ()], |()| cursor).next_page_token
+        page.expect("the request is valid").cut(&[(), ()], Clone::clone, |()| cursor).1.next_page_token
     }
 
     #[test]
@@ -332,10 +346,33 @@ mod tests {
         let page = read(&PageRequest { page_size: 2, ..PageRequest::default() }, "ListAgents", &Filter::default());
         let page = page.expect("the request is valid");
         for full in 0..=2 {
-            let mut rows = vec![(); full];
-            assert_eq!(page.cut(&mut rows, |()| unreachable!("there is no next page")), PageInfo::default());
-            assert_eq!(rows.len(), full);
+            let rows = vec![(); full];
+            let (shown, info) = page.cut(&rows, Clone::clone, |()| unreachable!("there is no next page"));
+            assert_eq!((shown.len(), info), (full, PageInfo::default()));
         }
+    }
+
+    #[test]
+    fn a_page_of_large_entities_ends_early_and_goes_on_where_it_ended() {
+        let rows: Vec<String> = [900, 900, 900, 5_000, 900, 1].map(|kib| "x".repeat(kib * 1024)).into();
+        let by_name = PageRequest { order_by: "name".into(), ..PageRequest::default() };
+        let (mut request, mut begin, mut sizes) = (by_name, 0, Vec::new());
+        loop {
+            let page = read(&request, "ListAgents", &Filter::default()).expect("the request is valid");
+            if let Some(Cursor { value: CursorValue::Name(name), .. }) = &page.after {
+                assert_eq!(name, &rows[begin - 1].len().to_string(), "the token leads on from the last one shown");
+            }
+            let place = |row: &String| Cursor { value: CursorValue::Name(row.len().to_string()), id: Uuid::nil() };
+            let (shown, info) = page.cut(&rows[begin..], Clone::clone, place);
+            assert_eq!(shown, rows[begin..begin + shown.len()]);
+            begin += shown.len();
+            sizes.push(shown.len());
+            if info.next_page_token.is_empty() {
+                break;
+            }
+            request.page_token = info.next_page_token;
+        }
+        assert_eq!(sizes, [2, 1, 1, 2], "one that is too large stands alone");
     }
 
     #[test]

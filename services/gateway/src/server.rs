@@ -101,15 +101,23 @@ pub(crate) async fn spawn(api: Api, listener: TcpListener, context: &Context) ->
     Ok(())
 }
 
-/// What tonic says of a request that is no protobuf of its type. It calls that `INTERNAL`, as if it were our defect, and
-/// offers no other place to tell the two apart.
-const UNDECODABLE: &str = "failed to decode Protobuf message";
+/// How what tonic says of a request that is not well-formed begins. It calls that `INTERNAL`, as if it were our defect,
+/// and offers no other place to tell the two apart. A compressed message without `grpc-encoding` is not among them: that
+/// this is `INTERNAL` is what gRPC's specification demands.
+const MALFORMED: [&str; 5] = [
+    "failed to decode Protobuf message",
+    "protocol error: received message with invalid compression flag",
+    "Error decompressing: ",
+    "Unexpected EOF decoding stream",
+    "Missing request message",
+];
 
-/// A request that cannot be decoded is the client's mistake.
+/// A request that cannot be read is the client's mistake.
 fn blame_the_client<B>(mut response: http::Response<B>) -> http::Response<B> {
-    let undecodable = Status::from_header_map(response.headers())
-        .is_some_and(|status| status.code() == Code::Internal && status.message().starts_with(UNDECODABLE));
-    if undecodable {
+    let malformed = Status::from_header_map(response.headers()).is_some_and(|status| {
+        status.code() == Code::Internal && MALFORMED.iter().any(|words| status.message().starts_with(words))
+    });
+    if malformed {
         response.headers_mut().insert(Status::GRPC_STATUS, HeaderValue::from(Code::InvalidArgument as i32));
     }
     response

@@ -75,9 +75,8 @@ impl TaskService for Api {
             created_before: checked.created_before,
         };
         let found = entry.store().task_list(organization, &filter, &page.query()).await;
-        let mut tasks = found.map_err(status::of_store)?;
-        let info = page.cut(&mut tasks, |task| task.cursor(page.key()));
-        let tasks = tasks.iter().map(convert::task).collect();
+        let tasks = found.map_err(status::of_store)?;
+        let (tasks, info) = page.cut(&tasks, convert::task, |task| task.cursor(page.key()));
         Ok(Response::new(ListTasksResponse { tasks, page: Some(info) }))
     }
 

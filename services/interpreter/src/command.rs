@@ -20,6 +20,7 @@ use std::time::{Duration, Instant};
 
 use tokio::io::AsyncWriteExt;
 use tokio::process::{Child, Command};
+use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 use capture::Capture;
@@ -30,6 +31,9 @@ use crate::workspace::{PathError, RelativePath, Workspace};
 
 /// How long the pipes of a killed command are read to their end; a process that escaped may hold them open.
 const DRAIN: Duration = Duration::from_secs(2);
+
+/// How many commands of all tasks together run at the same time; more wait.
+const MAX_RUNNING: usize = 64;
 
 /// What bubblewrap says when it could not set up the sandbox, before anything ran.
 const SANDBOX_FAILURE: &str = "bwrap: ";
@@ -55,6 +59,10 @@ pub struct CommandPolicy {
     pub confinement: Confinement,
     /// Commands share the network of the service, its loopback included. Off by default.
     pub network: bool,
+    /// Files and directories of the service itself: its cache where that is not in its data directory (which is always
+    /// hidden), the files with its keys. No workspace may lie in them. Where they lie in a workspace, neither tools nor
+    /// confined commands see them. Those that do not exist when the service starts are not hidden.
+    pub hidden_paths: Vec<PathBuf>,
     /// Further host paths commands may read, for example a tool chain. Absolute; missing ones are skipped.
     pub read_only_paths: Vec<PathBuf>,
     /// Directories searched for programs before the system's own.
@@ -76,6 +84,7 @@ impl Default for CommandPolicy {
         Self {
             confinement: Confinement::RequireSandbox,
             network: false,
+            hidden_paths: Vec::new(),
             read_only_paths: Vec::new(),
             search_path: Vec::new(),
             max_processes: 512,
@@ -90,6 +99,8 @@ impl Default for CommandPolicy {
 #[derive(Clone, Debug)]
 pub struct CommandSandbox {
     kind: Arc<Kind>,
+    /// Bounds the commands of all tasks together.
+    running: Arc<Semaphore>,
 }
 
 #[derive(Debug)]
@@ -161,17 +172,26 @@ pub(crate) enum CommandError {
 impl CommandSandbox {
     /// Finds out, by running it once, whether bubblewrap works on this host.
     pub async fn detect() -> Self {
-        let kind = match bubblewrap::Bubblewrap::detect().await {
+        if rustix::process::geteuid().is_root() {
+            tracing::warn!(
+                "the interpreter runs as root: programs that commands leave in a workspace with the set-user bit run as \
+                 root for every user of this machine; run it as a user of its own"
+            );
+        }
+        Self::new(match bubblewrap::Bubblewrap::detect().await {
             Ok(found) => Kind::Bubblewrap(found),
             Err(reason) => Kind::Unavailable(reason),
-        };
-        Self { kind: Arc::new(kind) }
+        })
     }
 
     /// A host without a sandbox, for the reason given.
     #[must_use]
     pub fn unavailable(reason: impl Into<String>) -> Self {
-        Self { kind: Arc::new(Kind::Unavailable(reason.into())) }
+        Self::new(Kind::Unavailable(reason.into()))
+    }
+
+    fn new(kind: Kind) -> Self {
+        Self { kind: Arc::new(kind), running: Arc::new(Semaphore::new(MAX_RUNNING)) }
     }
 
     /// Whether commands can be confined.
@@ -197,6 +217,10 @@ impl CommandSandbox {
         request: Request,
         cancel: &CancellationToken,
     ) -> Result<Outcome, CommandError> {
+        let _permit = tokio::select! {
+            permit = self.running.acquire() => permit.map_err(|_| CommandError::Cancelled)?,
+            () = cancel.cancelled() => return Err(CommandError::Cancelled),
+        };
         let Prepared { command, mark } = self.prepare(workspace, policy, &request)?;
         let sandboxed = mark.is_none();
         if cancel.is_cancelled() {
@@ -274,7 +298,7 @@ impl CommandSandbox {
         let mut environment = environment(policy, &request.environment);
         match &*self.kind {
             Kind::Bubblewrap(found) => {
-                let place = bubblewrap::Place { root: workspace.root(), start: &request.directory };
+                let place = bubblewrap::Place { workspace, start: &request.directory };
                 let command =
                     found.command(Some(&place), policy, &environment, &request.script).map_err(CommandError::Start)?;
                 Ok(Prepared { command, mark: None })

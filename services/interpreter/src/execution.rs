@@ -8,17 +8,18 @@ use std::{
     time::Duration,
 };
 
-use construct_bus::{Bus, Delivery, subject};
+use construct_bus::{Bus, Delivery, journal, subject};
 use construct_domain::StepId;
 use construct_proto::mesh::v1::{
     Cancelled, CodeCompleted, CodeExecute, Failure, FailureClass, JournalOpened, StepResult, step_result,
 };
+use construct_proto::v1::CodeInterpreterResult;
 use jiff::Timestamp;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    host::{Broken, ScriptHost, Shared},
-    journal::Journal,
+    host::{Broken, ScriptHost, Shared, past_calls},
+    journal::{Journal, Taken},
     report,
     running::Running,
     sandbox::{Engine, Limits, Status, ToolTable},
@@ -26,8 +27,8 @@ use crate::{
     workspaces::Workspaces,
 };
 
-/// A command that was delivered more often than this took its process down each time, and would again.
-const MAX_DELIVERIES: u32 = 5;
+/// A script under which so many processes died is taken to be the cause, and given up.
+const MAX_DEATHS: u32 = 5;
 
 /// What executions work with.
 #[derive(Debug)]
@@ -48,8 +49,12 @@ pub(crate) struct Executor {
 enum End {
     /// To be reported.
     Outcome(step_result::Outcome),
-    /// Somebody else is at it, or the mesh is away: nothing is said, and the command is delivered again.
+    /// The mesh is away, or the service stops: nothing is said, and the command is delivered again.
     HandBack(String),
+    /// Another process is at it. Nothing is said or settled: that would be said in its name.
+    Fenced,
+    /// It is over already.
+    Over,
 }
 
 impl Executor {
@@ -67,6 +72,11 @@ impl Executor {
                 drop(keep_alive);
                 return receipt.nak(Duration::from_secs(1)).await;
             }
+            End::Fenced => {
+                tracing::warn!("another process has taken the execution over");
+                return;
+            }
+            End::Over => return receipt.ack().await,
         };
         let result = StepResult { step: command.step, delivery, outcome: Some(outcome), ..StepResult::default() };
         match self.bus.publish(&subject::TaskResult::new(task), &result).await {
@@ -88,27 +98,35 @@ impl Executor {
         else {
             return failed(FailureClass::Internal, "the command names no step".to_owned());
         };
-        if delivery > MAX_DELIVERIES {
-            let message = format!("the script ended the interpreter's process {MAX_DELIVERIES} times and is given up");
-            return failed(FailureClass::Internal, message);
-        }
         let running = self.running.enter(id);
-        if let Some(reason) = running.reason() {
-            let results = command.calls.iter().map(|call| report::not_run(&call.id, &reason)).collect();
-            return End::Outcome(step_result::Outcome::Cancelled(Cancelled { reason, results }));
-        }
-        let toolbox = match self.workspaces.open(&command.workspace, &step.task_id).await {
-            Ok(toolbox) => toolbox,
-            Err(error) => {
-                let results = command.calls.iter().map(|call| report::not_run(&call.id, &error.to_string())).collect();
-                return End::Outcome(step_result::Outcome::CodeCompleted(CodeCompleted { results }));
-            }
-        };
+        // First of all: whatever is said below, it is said with what an earlier process has done.
         let journal = match Journal::open(&self.bus, id, opened(delivery)).await {
-            Ok(journal) => journal,
+            Ok(Taken::Over(journal)) => journal,
+            Ok(Taken::Closed) => return End::Over,
+            Err(journal::Error::Conflict) => return End::Fenced,
             Err(error) => return End::HandBack(format!("the journal cannot be opened: {error}")),
         };
-        self.run_scripts(command, step, delivery, &toolbox, &journal, &running).await
+        let late = step.deadline.and_then(time).is_some_and(|deadline| deadline <= Timestamp::now());
+        let refused = if let Some(reason) = running.reason() {
+            Some(reason)
+        } else if late {
+            Some("its deadline has passed".to_owned())
+        } else if journal.deaths >= MAX_DEATHS {
+            Some(format!("{MAX_DEATHS} processes died while they ran it, and it is given up"))
+        } else {
+            None
+        };
+        if let Some(reason) = refused {
+            let results = left(command, &journal, &reason);
+            return End::Outcome(step_result::Outcome::Cancelled(Cancelled { reason, results }));
+        }
+        match self.workspaces.open(&command.workspace, &step.task_id).await {
+            Ok(toolbox) => self.run_scripts(command, step, delivery, &toolbox, &journal, &running).await,
+            Err(error) => {
+                let results = left(command, &journal, &error.to_string());
+                End::Outcome(step_result::Outcome::CodeCompleted(CodeCompleted { results }))
+            }
+        }
     }
 
     async fn run_scripts(
@@ -141,7 +159,7 @@ impl Executor {
         let mut results = Vec::with_capacity(command.calls.len());
         for (number, call) in (0..).zip(&command.calls) {
             if let Some(reason) = running.reason() {
-                results.push(report::not_run(&call.id, &reason));
+                results.push(report::left(&call.id, &reason, &past_calls(journal, number)));
                 continue;
             }
             let host = ScriptHost::new(&shared, number);
@@ -149,7 +167,10 @@ impl Executor {
             match shared.broken.get() {
                 Some(Broken::Journal(error)) => {
                     hand_back.abort();
-                    return End::HandBack(format!("the journal cannot be written: {error}"));
+                    return match error {
+                        journal::Error::Conflict => End::Fenced,
+                        error => End::HandBack(format!("the journal cannot be written: {error}")),
+                    };
                 }
                 Some(diverged @ Broken::Diverged { .. }) => {
                     let stopped = format!("the script was interrupted and could not be continued: {diverged}");
@@ -158,6 +179,9 @@ impl Executor {
                 }
                 None if outcome.status == Status::Cancelled && running.reason().is_none() => {
                     hand_back.abort();
+                    if let Err(error) = journal.release().await {
+                        tracing::warn!(%error, "it could not be written that the execution is handed back");
+                    }
                     return End::HandBack("the service stops".to_owned());
                 }
                 None => {
@@ -173,6 +197,18 @@ impl Executor {
             None => step_result::Outcome::CodeCompleted(CodeCompleted { results }),
         })
     }
+}
+
+fn time(time: prost_types::Timestamp) -> Option<Timestamp> {
+    Timestamp::new(time.seconds, time.nanos).ok()
+}
+
+/// What is known of each script of a command that is not run.
+fn left(command: &CodeExecute, journal: &Journal, reason: &str) -> Vec<CodeInterpreterResult> {
+    (0..)
+        .zip(&command.calls)
+        .map(|(script, call)| report::left(&call.id, reason, &past_calls(journal, script)))
+        .collect()
 }
 
 fn opened(delivery: u32) -> JournalOpened {

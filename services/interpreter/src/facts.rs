@@ -1,6 +1,6 @@
 //! What a model is told about the machine and the project it works on, beside the tools.
 
-use std::{fmt::Write as _, io::Read as _, path::Path};
+use std::{fmt::Write as _, io::Read as _};
 
 use construct_proto::mesh::v1::{ToolCatalogue, ToolCatalogueRequest};
 use sha2::{Digest as _, Sha256};
@@ -11,8 +11,6 @@ use crate::{tools, workspace::Workspace, workspaces::Workspaces};
 const NOTES: [&str; 3] = ["AGENTS.md", "CLAUDE.md", ".construct/instructions.md"];
 /// How much of them is taken, in bytes.
 const NOTES_BYTES: usize = 16 * 1024;
-/// Entries of the top directory that are named.
-const ENTRIES: usize = 60;
 
 /// The tools, and what is to be known about a workspace.
 pub(crate) async fn catalogue(workspaces: &Workspaces, request: ToolCatalogueRequest) -> ToolCatalogue {
@@ -24,39 +22,19 @@ pub(crate) async fn catalogue(workspaces: &Workspaces, request: ToolCatalogueReq
     let mut facts = format!("Machine: {} {}. ", std::env::consts::OS, std::env::consts::ARCH);
     let _ = writeln!(facts, "Commands: {}", workspaces.commands());
     if !request.workspace.is_empty()
-        && let Ok(path) = workspaces.locate(&request.workspace, "").await
+        && let Ok(workspace) = workspaces.workspace(&request.workspace, "").await
     {
-        let project = tokio::task::spawn_blocking(move || project(&path)).await;
-        facts.push_str(&project.unwrap_or_default());
+        let notes = tokio::task::spawn_blocking(move || notes(&workspace)).await;
+        facts.push_str(&notes.unwrap_or_default());
     }
     ToolCatalogue { declarations, version, facts }
 }
 
-/// The top of the project: its entries, and what it wants agents to know.
-fn project(path: &Path) -> String {
-    let mut names: Vec<String> = std::fs::read_dir(path)
-        .into_iter()
-        .flatten()
-        .flatten()
-        .map(|entry| {
-            let slash = if entry.file_type().is_ok_and(|kind| kind.is_dir()) { "/" } else { "" };
-            format!("{}{slash}", entry.file_name().to_string_lossy())
-        })
-        .collect();
-    names.sort();
-    let more = names.len().saturating_sub(ENTRIES);
-    names.truncate(ENTRIES);
-    let mut text = format!("Top of the workspace: {}", names.join(" "));
-    if more > 0 {
-        let _ = write!(text, " … and {more} more");
-    }
-    text.push('\n');
-    // Read through the confinement, so that a link cannot show the model a file from elsewhere.
-    let Ok(workspace) = Workspace::open(path) else { return text };
-    if let Some((name, notes)) = NOTES.iter().find_map(|name| Some((name, read_start(&workspace, name)?))) {
-        let _ = write!(text, "\nThe project's notes for agents ({name}):\n\n{notes}\n");
-    }
-    text
+/// What the project wants agents to know. Not what lies in it: that changes with every file, and a prompt that changes is
+/// read anew at the full price by the vendor.
+fn notes(workspace: &Workspace) -> String {
+    let found = NOTES.iter().find_map(|name| Some((name, read_start(workspace, name)?)));
+    found.map(|(name, notes)| format!("\nThe project's notes for agents ({name}):\n\n{notes}\n")).unwrap_or_default()
 }
 
 /// The beginning of a file of the workspace, if there is such a file and it is text.
@@ -68,4 +46,36 @@ fn read_start(workspace: &Workspace, name: &str) -> Option<String> {
     let whole = bytes.utf8_chunks().next().map_or(0, |chunk| chunk.valid().len());
     bytes.truncate(whole);
     String::from_utf8(bytes).ok().filter(|text| !text.trim().is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{
+        command::CommandSandbox,
+        tools::{Egress, Policy},
+    };
+
+    #[tokio::test]
+    async fn facts_have_the_notes_and_do_not_change_with_the_files() {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        let project = directory.path().join("project");
+        std::fs::create_dir(&project).expect("made");
+        std::fs::write(project.join("CLAUDE.md"), "Be kind.").expect("written");
+        let workspaces = Workspaces::new(
+            std::slice::from_ref(&project),
+            directory.path().join("data/workspaces"),
+            Policy::default(),
+            Egress::new(&[]).expect("an HTTP client"),
+            CommandSandbox::unavailable("a test"),
+        )
+        .expect("workspaces");
+        let workspace = project.to_str().expect("UTF-8").to_owned();
+        let request = || ToolCatalogueRequest { workspace: workspace.clone() };
+        let before = catalogue(&workspaces, request()).await;
+        assert!(before.facts.contains("(CLAUDE.md):\n\nBe kind."), "{}", before.facts);
+        assert!(before.facts.contains("Commands: commands cannot be confined: a test"), "{}", before.facts);
+        std::fs::write(project.join("another"), "").expect("written");
+        assert_eq!(catalogue(&workspaces, request()).await.facts, before.facts);
+    }
 }

@@ -110,9 +110,15 @@ impl<'a> ScriptHost<'a> {
         Self { shared, script, state: Mutex::new(State { ended, uses: Vec::new() }) }
     }
 
-    /// The calls so far, by number.
+    /// The calls so far, by number: those the script has made, and those it made before and has not come to again.
     pub(crate) fn calls(&self) -> Vec<CallRecord> {
         let mut calls = self.state().uses.clone();
+        let again = |calls: &[CallRecord], number| calls.iter().any(|call| call.number == number);
+        for call in past_calls(self.shared.journal, self.script) {
+            if !again(&calls, call.number) {
+                calls.push(call);
+            }
+        }
         calls.sort_by_key(|call| call.number);
         calls
     }
@@ -171,6 +177,10 @@ impl<'a> ScriptHost<'a> {
         let began = Instant::now();
         let context = CallContext { cancel: self.shared.cancel.child_token() };
         let result = self.shared.toolbox.call(&call.name, call.args.clone(), &context).await;
+        if self.shared.cancel.is_cancelled() && result.as_ref().is_err_and(|error| error.name == "Cancelled") {
+            // The call was cut short, so nobody knows how far it came; written down as failed it would be taken for done.
+            return std::future::pending().await;
+        }
         let result = result.map_err(|error| ToolError {
             name: error.name.to_owned(),
             message: error.message,
@@ -213,9 +223,9 @@ impl<'a> ScriptHost<'a> {
         if let Err(error) = self.shared.journal.completed((self.script, call.number), completed).await {
             return self.broken(Broken::Journal(error)).await;
         }
-        self.tell("tool.result", call.number, Payload::ToolResult(shown)).await;
         self.state().ended.push_back((call.number, clock));
         self.ended(call.number, clock, succeeded, micros(took));
+        self.tell("tool.result", call.number, Payload::ToolResult(shown)).await;
         result
     }
 
@@ -318,6 +328,18 @@ impl Host for ScriptHost<'_> {
             self.shared.clock.fetch_max(clock, Relaxed);
         }
     }
+}
+
+/// The calls of a script as an earlier process left them.
+pub(crate) fn past_calls(journal: &Journal, script: u32) -> Vec<CallRecord> {
+    let calls = journal.calls(script).into_iter().map(|(number, past)| match past {
+        Past::Started(started) => CallRecord { number, name: started.name.clone(), end: None },
+        Past::Completed { completed, .. } => {
+            let end = CallEnd { succeeded: completed.succeeded, duration_micros: completed.duration_micros };
+            CallRecord { number, name: completed.name.clone(), end: Some(end) }
+        }
+    });
+    calls.filter(|call| call.name != TIMER).collect()
 }
 
 fn outcome_unknown(tool: &str) -> ToolError {

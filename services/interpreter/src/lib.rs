@@ -23,6 +23,7 @@ use construct_bus::{Bus, ConnectOptions, ConsumeOptions, subject};
 use construct_runtime::{Common, Context, ServiceConfig, config};
 use futures::StreamExt as _;
 use serde::{Deserialize, Serialize};
+use tokio_util::task::TaskTracker;
 
 use crate::{
     command::{CommandPolicy, CommandSandbox, Confinement},
@@ -146,9 +147,17 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
     });
 
     let mut cancels = bus.subscribe_cancel(subject::Service::Interpreter).await?;
-    let (stopping, stopped) = (Arc::clone(&executor), lifecycle.draining());
+    let (stopping, executions, draining) = (Arc::clone(&executor), TaskTracker::new(), lifecycle.draining());
+    let over = executions.clone();
     lifecycle.spawn("cancels", async move {
-        while let Some(cancel) = tokio::select! { next = cancels.next() => next, () = stopped.cancelled() => None } {
+        // Scripts go on for a while after the service was told to stop, and can be stopped themselves meanwhile.
+        let over = async {
+            draining.cancelled().await;
+            over.close();
+            over.wait().await;
+        };
+        tokio::pin!(over);
+        while let Some(cancel) = tokio::select! { next = cancels.next() => next, () = &mut over => None } {
             match cancel.step_id.parse() {
                 Ok(step) => stopping.running.stop(step, &cancel.reason),
                 Err(error) => tracing::warn!(%error, "a cancel names no step"),
@@ -173,7 +182,8 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
         let mut consumer = bus.consume_code(&subject::Pool::code_default(), options);
         while let Some(delivery) = consumer.next().await {
             let executor = Arc::clone(&executor);
-            jobs.spawn_job("execution", async move { executor.execute(delivery).await });
+            let execution = executions.track_future(async move { executor.execute(delivery).await });
+            jobs.spawn_job("execution", execution);
         }
         Ok::<_, std::convert::Infallible>(())
     });

@@ -7,6 +7,7 @@ use construct_proto::v1;
 use crate::{
     host::CallRecord,
     sandbox::{Limit, Outcome, Status, Value},
+    tools,
 };
 
 /// What the model is told about a script that ran, was stopped, or could not go on. `stopped` says why it was stopped.
@@ -35,7 +36,29 @@ pub(crate) fn result(id: &str, outcome: &Outcome, calls: &[CallRecord], stopped:
             )
         }
     };
-    v1::CodeInterpreterResult { id: id.to_owned(), output: output(outcome), error, tool_uses: tool_uses(calls) }
+    let mut output = output(outcome);
+    if !matches!(outcome.status, Status::Cancelled | Status::Internal(_)) {
+        append_line(&mut output, &under_way(calls));
+    }
+    v1::CodeInterpreterResult {
+        id: id.to_owned(),
+        output: clip(output),
+        error: clip(error),
+        tool_uses: tool_uses(calls),
+    }
+}
+
+/// Of a script that is not continued: what an earlier process wrote down about it.
+pub(crate) fn left(id: &str, why: &str, calls: &[CallRecord]) -> v1::CodeInterpreterResult {
+    if calls.is_empty() {
+        return not_run(id, why);
+    }
+    v1::CodeInterpreterResult {
+        id: id.to_owned(),
+        error: format!("Stopped: {why}.\n{}", account(calls)),
+        tool_uses: tool_uses(calls),
+        ..v1::CodeInterpreterResult::default()
+    }
 }
 
 /// Of a script that was never begun.
@@ -65,6 +88,35 @@ fn output(outcome: &Outcome) -> String {
         append_line(&mut text, &format!("[{note}]"));
     }
     text
+}
+
+/// A sentence about calls with an effect that were under way when the script ended; empty when there were none.
+fn under_way(calls: &[CallRecord]) -> String {
+    let has_effect = |call: &&CallRecord| {
+        call.end.is_none() && tools::definition(&call.name).is_some_and(|tool| tool.effect != tools::Effect::Read)
+    };
+    let open: Vec<String> =
+        calls.iter().filter(has_effect).map(|call| format!("#{} {}", call.number, call.name)).collect();
+    if open.is_empty() {
+        return String::new();
+    }
+    format!("[under way when the script ended, so they may or may not have had their effect: {}]", open.join(", "))
+}
+
+/// What a model is told of one script at most, in bytes: it is part of every later request. Beginning and end are kept.
+const TOLD: usize = 64 * 1024;
+
+fn clip(text: String) -> String {
+    if text.len() <= TOLD {
+        return text;
+    }
+    let (head, tail) = (text.floor_char_boundary(TOLD * 3 / 4), text.ceil_char_boundary(text.len() - TOLD / 4));
+    format!(
+        "{}\n[… {} bytes are left out here; print less, or write it to a file and read parts of it …]\n{}",
+        &text[..head],
+        tail - head,
+        &text[tail..]
+    )
 }
 
 /// Which calls were done and which may have been: what a model needs to go on after a stop.
@@ -152,6 +204,24 @@ mod tests {
     fn the_value_follows_what_was_printed() {
         let completed = Status::Completed { value: Value::Json("\"done\"".into()) };
         assert_eq!(result("call_1", &outcome(completed, "one"), &[], "").output, "one\ndone");
+    }
+
+    #[test]
+    fn a_huge_output_is_told_in_part_from_both_ends() {
+        let printed = format!("first {} last", "é".repeat(TOLD));
+        let told = result("call_1", &outcome(Status::Completed { value: Value::Undefined }, &printed), &[], "").output;
+        assert!(told.len() < TOLD + 200);
+        assert!(told.starts_with("first") && told.ends_with("last") && told.contains("bytes are left out"));
+    }
+
+    #[test]
+    fn calls_that_nobody_waited_for_are_said_to_be_uncertain() {
+        let calls = [
+            CallRecord { number: 1, name: "create_file".into(), end: None },
+            CallRecord { number: 2, name: "read_file".into(), end: None },
+        ];
+        let told = result("call_1", &outcome(Status::Completed { value: Value::Undefined }, ""), &calls, "").output;
+        assert!(told.contains("#1 create_file") && !told.contains("read_file"), "{told}");
     }
 
     #[test]

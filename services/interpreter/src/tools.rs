@@ -42,6 +42,10 @@ use stop::Stop;
 /// and each that works on files occupies a thread.
 const CONCURRENT_FILE_CALLS: usize = 8;
 
+/// How many calls of all toolboxes together work on files at the same time. Well below the 512 threads that the runtime
+/// has for blocking work: those serve other things too, and a call that takes long keeps its thread after it was given up.
+static FILE_CALLS: Semaphore = Semaphore::const_new(64);
+
 /// How many commands of one toolbox run at the same time; more wait.
 const CONCURRENT_COMMANDS: usize = 8;
 
@@ -155,10 +159,12 @@ impl Toolbox {
             permit = Arc::clone(&self.files).acquire_owned() => permit,
             () = cancel.cancelled() => return Err(ToolError::cancelled(tool.name)),
         };
+        let of_all = admit(tool, &FILE_CALLS, &cancel).await?;
         let workspace = self.workspace.clone();
         let stop = Stop::new(cancel.clone(), tool.limits.wall);
         let mut working = tokio::task::spawn_blocking(move || {
-            let _permit = permit;
+            // Held by the thread and not by the call, which may be given up before the thread ends.
+            let _permits = (permit, of_all);
             run(&workspace, arguments, &stop).and_then(|result| encode(tool, &result))
         });
         let died = |_| ToolError::internal(tool.name, "the thread that worked for it ended unexpectedly");

@@ -8,6 +8,7 @@
 //! Deliberately absent: any check of paths by comparing strings. Absolute paths that start with the root are made
 //! relative as a convenience, and then resolved like every other path.
 
+mod hidden;
 mod walk;
 mod write;
 
@@ -22,7 +23,8 @@ use std::sync::Arc;
 use rustix::fs::{FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
-pub(crate) use walk::{EntryKind, Walk, WalkEnd};
+pub(crate) use hidden::{Hidden, Identity, enclosing, hidden_below};
+pub(crate) use walk::{EntryKind, Walk, WalkEnd, is_bounded_glob};
 pub(crate) use write::{Expected, Version, Written};
 
 /// How often a resolution is repeated that the kernel gave up because a directory was renamed meanwhile (`EAGAIN`).
@@ -44,6 +46,8 @@ struct Inner {
     /// The root with symbolic links resolved, when it was opened.
     root: PathBuf,
     directory: OwnedFd,
+    /// What lies in it and must not be seen.
+    hidden: Vec<Arc<Hidden>>,
     /// Serialises read-modify-write of files, so that concurrent edits of one script never lose one another.
     writing: std::sync::Mutex<()>,
 }
@@ -109,6 +113,12 @@ pub enum PathError {
         path: String,
         /// What it is.
         kind: &'static str,
+    },
+    /// A file or directory of the service itself.
+    #[error("{path:?} belongs to the service itself and is hidden")]
+    Reserved {
+        /// The path as given.
+        path: String,
     },
     /// The operating system refuses access.
     #[error("access to {path:?} is denied")]
@@ -191,13 +201,21 @@ impl Workspace {
     /// When the root is no directory, is `/`, or when the kernel lacks `openat2`.
     pub fn open(root: impl AsRef<Path>) -> Result<Self, OpenError> {
         let named = root.as_ref();
+        let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let directory = rustix::fs::open(named, flags, Mode::empty())
+            .map_err(|e| OpenError::Root { path: named.to_owned(), source: e.into() })?;
+        Self::of(named, directory, Vec::new())
+    }
+
+    /// Makes a workspace of an open directory. What is `hidden` in it can neither be read nor changed.
+    pub(crate) fn of(named: &Path, directory: OwnedFd, hidden: Vec<Arc<Hidden>>) -> Result<Self, OpenError> {
         let refused = |source: io::Error| OpenError::Root { path: named.to_owned(), source };
-        let canonical = named.canonicalize().map_err(refused)?;
-        if canonical.parent().is_none() {
+        // Asked of the descriptor: the name may mean another directory by now.
+        let root = hidden::current_path(directory.as_fd()).map_err(|e| refused(e.into()))?;
+        if root.parent().is_none() {
             return Err(OpenError::WholeSystem);
         }
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let directory = rustix::fs::open(&canonical, flags, Mode::empty()).map_err(|e| refused(e.into()))?;
         match beneath(directory.as_fd(), Path::new("."), flags, Mode::empty(), ResolveFlags::empty()) {
             Ok(_) => {}
             Err(error @ (Errno::NOSYS | Errno::PERM | Errno::INVAL)) => {
@@ -205,8 +223,8 @@ impl Workspace {
             }
             Err(error) => return Err(refused(error.into())),
         }
-        let inner = Inner { named: named.to_owned(), root: canonical, directory, writing: std::sync::Mutex::new(()) };
-        Ok(Self { inner: Arc::new(inner) })
+        let writing = std::sync::Mutex::new(());
+        Ok(Self { inner: Arc::new(Inner { named: named.to_owned(), root, directory, hidden, writing }) })
     }
 
     /// The absolute path of the root, without symbolic links.
@@ -270,6 +288,7 @@ impl Workspace {
     fn open_at(&self, path: &RelativePath, flags: OFlags) -> Result<OwnedFd, PathError> {
         beneath(self.inner.directory.as_fd(), path.as_path(), flags, Mode::empty(), ResolveFlags::empty())
             .map_err(|e| path_error(path, e))
+            .and_then(|handle| self.admit(path, handle))
     }
 
     /// Names that exist near a path that does not, best first, at most `limit`.
@@ -288,7 +307,7 @@ impl Workspace {
 }
 
 /// Resolves `path` below `directory`, never leaving it, and repeats when a concurrent rename made the kernel give up.
-fn beneath(
+pub(crate) fn beneath(
     directory: BorrowedFd<'_>,
     path: &Path,
     flags: OFlags,

@@ -1,12 +1,33 @@
 //! Which directories tasks may work in, and the tools bound to each.
 
-use std::path::{Path, PathBuf};
+use std::{
+    fs::DirBuilder,
+    os::{
+        fd::{AsFd, OwnedFd},
+        unix::fs::DirBuilderExt,
+    },
+    path::{Component, Path, PathBuf},
+    sync::Arc,
+};
+
+use rustix::{
+    fs::{Mode, OFlags, ResolveFlags},
+    io::Errno,
+};
 
 use crate::{
     command::CommandSandbox,
     tools::{Egress, Policy, Toolbox},
-    workspace::{OpenError, Workspace},
+    workspace::{Hidden, Identity, OpenError, Workspace, beneath, enclosing, hidden_below},
 };
+
+/// Where the kernel shows itself: files there are other processes' memory and the machine's settings.
+const KERNEL: [&str; 3] = ["/proc", "/sys", "/dev"];
+
+/// File systems of the kernel, wherever they are mounted: `proc` and `sysfs` (see statfs(2)).
+const KERNEL_FILE_SYSTEMS: [i64; 2] = [0x9fa0, 0x6265_6572];
+
+const DIRECTORY: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 
 /// Why a task gets no workspace.
 #[derive(Debug, thiserror::Error)]
@@ -18,53 +39,56 @@ pub(crate) enum Error {
          CONSTRUCT_INTERPRETER_WORKSPACE_ROOTS", .0.display()
     )]
     NotGranted(PathBuf),
+    #[error(
+        "the workspace {} is or lies in a directory of the service itself or of the kernel (/proc, /sys, /dev), where \
+         no task may work", .0.display()
+    )]
+    Reserved(PathBuf),
     #[error(transparent)]
     Open(#[from] OpenError),
     #[error("the task's own workspace cannot be made")]
     Make(#[source] std::io::Error),
+    #[error("{}, which no task may see, cannot be found out about", .0.display())]
+    Hide(PathBuf, #[source] std::io::Error),
 }
 
 /// Opens workspaces. Nothing but tasks' own directories can be opened unless the operator grants it.
 #[derive(Debug)]
 pub(crate) struct Workspaces {
-    /// Granted directories, with symbolic links resolved.
-    roots: Vec<PathBuf>,
-    /// Where tasks without a workspace get one of their own.
-    own: PathBuf,
+    places: Arc<Places>,
     policy: Policy,
     egress: Egress,
     sandbox: CommandSandbox,
 }
 
 impl Workspaces {
+    /// Tasks may work in `roots`, and in `own`, which lies in the service's data directory. That directory and the
+    /// hidden paths of the policy are no workspaces, and not seen in one.
     pub(crate) fn new(
         roots: &[PathBuf],
         own: PathBuf,
         policy: Policy,
         egress: Egress,
         sandbox: CommandSandbox,
-    ) -> std::io::Result<Self> {
-        let roots = roots.iter().map(|root| root.canonicalize()).collect::<Result<_, _>>()?;
-        Ok(Self { roots, own, policy, egress, sandbox })
+    ) -> Result<Self, Error> {
+        let places = Arc::new(Places::new(roots, own, &policy.commands.hidden_paths)?);
+        Ok(Self { places, policy, egress, sandbox })
     }
 
     /// The tools of a task, bound to `workspace`, or to a directory of the task's own when that is empty.
     pub(crate) async fn open(&self, workspace: &str, task: &str) -> Result<Toolbox, Error> {
-        let path = self.locate(workspace, task).await?;
-        let workspace = Workspace::open(&path)?;
+        let workspace = self.workspace(workspace, task).await?;
         Ok(Toolbox::new(workspace, self.policy.clone(), self.egress.clone(), self.sandbox.clone()))
     }
 
-    /// Where the workspace lies, if it may be used.
-    pub(crate) async fn locate(&self, workspace: &str, task: &str) -> Result<PathBuf, Error> {
-        if workspace.is_empty() {
-            let path = self.own.join(task);
-            tokio::fs::create_dir_all(&path).await.map_err(Error::Make)?;
-            return Ok(path);
-        }
-        let named = Path::new(workspace);
-        let path = tokio::fs::canonicalize(named).await.map_err(|error| Error::Missing(named.to_owned(), error))?;
-        if self.roots.iter().any(|root| path.starts_with(root)) { Ok(path) } else { Err(Error::NotGranted(path)) }
+    /// The workspace alone.
+    pub(crate) async fn workspace(&self, workspace: &str, task: &str) -> Result<Workspace, Error> {
+        let places = Arc::clone(&self.places);
+        let (workspace, task) = (PathBuf::from(workspace), task.to_owned());
+        let opening = tokio::task::spawn_blocking(move || {
+            if workspace.as_os_str().is_empty() { places.own(&task) } else { places.granted(&workspace) }
+        });
+        opening.await.map_err(|error| Error::Make(std::io::Error::other(error)))?
     }
 
     /// How commands are confined, in words.
@@ -72,3 +96,119 @@ impl Workspaces {
         self.sandbox.describe()
     }
 }
+
+/// A directory the operator grants, with everything below it.
+#[derive(Debug)]
+struct Root {
+    /// Without symbolic links.
+    path: PathBuf,
+    directory: OwnedFd,
+}
+
+/// Where workspaces may lie. Every decision is about open directories, so that nobody can swap one after it.
+#[derive(Debug)]
+struct Places {
+    roots: Vec<Root>,
+    /// Where tasks without a workspace get one of their own.
+    own: PathBuf,
+    hidden: Vec<Arc<Hidden>>,
+    /// No workspace is one of these or lies in one.
+    reserved: Vec<Identity>,
+}
+
+impl Places {
+    fn new(roots: &[PathBuf], own: PathBuf, hidden: &[PathBuf]) -> Result<Self, Error> {
+        make_private(&own).map_err(Error::Make)?;
+        let data = own.parent().filter(|path| !path.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        let hidden = without_nested(std::iter::once(data).chain(hidden.iter().map(PathBuf::as_path)))?;
+        let kernel = KERNEL.iter().filter_map(|path| Hidden::open(Path::new(path)).ok());
+        let reserved = kernel.map(|found| found.identity()).chain(hidden.iter().map(|one| one.identity())).collect();
+        let mut places = Self { roots: Vec::new(), own, hidden, reserved };
+        for root in roots {
+            let missing = |error| Error::Missing(root.clone(), error);
+            let path = root.canonicalize().map_err(missing)?;
+            let directory = rustix::fs::open(&path, DIRECTORY, Mode::empty()).map_err(|e| missing(e.into()))?;
+            places.refuse_reserved(&path, &directory)?;
+            places.roots.push(Root { path, directory });
+        }
+        Ok(places)
+    }
+
+    /// A directory that the operator grants.
+    fn granted(&self, named: &Path) -> Result<Workspace, Error> {
+        let missing = |error| Error::Missing(named.to_owned(), error);
+        let path = named.canonicalize().map_err(missing)?;
+        let below = |root: &Root| path.strip_prefix(&root.path).map(Path::to_owned).ok();
+        let Some((root, below)) = self.roots.iter().find_map(|root| Some((root, below(root)?))) else {
+            return Err(Error::NotGranted(path));
+        };
+        let below = if below.as_os_str().is_empty() { Path::new(".") } else { &below };
+        // The path has no symbolic links now; one that appears in it meanwhile is not followed.
+        let directory = beneath(root.directory.as_fd(), below, DIRECTORY, Mode::empty(), ResolveFlags::NO_SYMLINKS)
+            .map_err(|e| missing(e.into()))?;
+        self.refuse_reserved(&path, &directory)?;
+        let hidden = hidden_below(directory.as_fd(), &self.hidden).map_err(|e| missing(e.into()))?;
+        Ok(Workspace::of(named, directory, hidden)?)
+    }
+
+    /// The task's own directory, made when it is missing.
+    fn own(&self, task: &str) -> Result<Workspace, Error> {
+        let name = Path::new(task);
+        if !matches!(name.components().collect::<Vec<_>>()[..], [Component::Normal(_)]) {
+            return Err(Error::Make(std::io::ErrorKind::InvalidInput.into()));
+        }
+        make_private(&self.own).map_err(Error::Make)?;
+        let directory = rustix::fs::open(&self.own, DIRECTORY, Mode::empty())
+            .and_then(|own| {
+                match rustix::fs::mkdirat(&own, name, Mode::RWXU) {
+                    Ok(()) | Err(Errno::EXIST) => {}
+                    Err(error) => return Err(error),
+                }
+                beneath(own.as_fd(), name, DIRECTORY, Mode::empty(), ResolveFlags::NO_SYMLINKS)
+            })
+            .map_err(|e| Error::Make(e.into()))?;
+        Ok(Workspace::of(&self.own.join(name), directory, Vec::new())?)
+    }
+
+    fn refuse_reserved(&self, path: &Path, directory: &OwnedFd) -> Result<(), Error> {
+        let missing = |error: Errno| Error::Missing(path.to_owned(), error.into());
+        let kind = rustix::fs::fstatfs(directory).map_err(missing)?.f_type;
+        let reserved = enclosing(directory.as_fd(), &self.reserved).map_err(missing)?.is_some();
+        if reserved || KERNEL_FILE_SYSTEMS.contains(&kind) {
+            return Err(Error::Reserved(path.to_owned()));
+        }
+        Ok(())
+    }
+}
+
+/// Makes a directory that only the service's user may enter.
+fn make_private(path: &Path) -> std::io::Result<()> {
+    DirBuilder::new().recursive(true).mode(0o700).create(path)
+}
+
+/// Takes hold of what is to be hidden, without what lies in something that is hidden anyway.
+fn without_nested<'a>(paths: impl Iterator<Item = &'a Path>) -> Result<Vec<Arc<Hidden>>, Error> {
+    let mut all: Vec<(PathBuf, Hidden)> = Vec::new();
+    for path in paths {
+        match Hidden::open(path) {
+            Ok(found) if all.iter().any(|(_, known)| known.identity() == found.identity()) => {}
+            Ok(found) => all.push((path.to_owned(), found)),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                tracing::warn!(path = %path.display(), "this path does not exist and is not hidden from tasks");
+            }
+            Err(error) => return Err(Error::Hide(path.to_owned(), error)),
+        }
+    }
+    let identities: Vec<Identity> = all.iter().map(|(_, found)| found.identity()).collect();
+    let mut outermost = Vec::new();
+    for (path, found) in all {
+        let others: Vec<Identity> = identities.iter().copied().filter(|one| *one != found.identity()).collect();
+        if !found.lies_in(&others).map_err(|e| Error::Hide(path, e.into()))? {
+            outermost.push(Arc::new(found));
+        }
+    }
+    Ok(outermost)
+}
+
+#[cfg(test)]
+mod tests;

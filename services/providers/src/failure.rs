@@ -1,6 +1,6 @@
 //! Why a call did not give an answer.
 
-use std::time::Duration;
+use std::{borrow::Cow, time::Duration};
 
 use construct_proto::mesh::v1::{self as mesh, FailureClass};
 use jiff::Timestamp;
@@ -8,12 +8,21 @@ use jiff::Timestamp;
 /// Vendors echo whole requests into their errors; a person needs the beginning.
 const MAX_MESSAGE_CHARS: usize = 1_000;
 
+/// What stands where a secret stood.
+const SCRUBBED: &str = "[api key]";
+
+/// The shortest beginning of a secret that is taken for one at the end of a text. Shorter ones say nothing: many
+/// vendors' keys all begin with the same three characters, and words end with them by chance.
+const MIN_BEGINNING: usize = 4;
+
 /// A classified failure. Its message is for people and must hold no secret: [`Failure::scrubbed`] sees to that before
 /// a failure leaves the service.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
-#[error("{message}")]
+#[error("{}", clipped(message))]
 pub(crate) struct Failure {
     pub(crate) class: FailureClass,
+    /// All that was said. It is clipped only where it is shown: of a secret across the cut a part would stay behind,
+    /// which nothing finds any more.
     pub(crate) message: String,
     /// When the vendor says another try is welcome.
     pub(crate) retry_at: Option<Timestamp>,
@@ -23,12 +32,7 @@ pub(crate) struct Failure {
 
 impl Failure {
     pub(crate) fn new(class: FailureClass, message: impl Into<String>) -> Self {
-        let mut message = message.into();
-        if let Some((end, _)) = message.char_indices().nth(MAX_MESSAGE_CHARS) {
-            message.truncate(end);
-            message.push('…');
-        }
-        Self { class, message, retry_at: None, http_status: 0 }
+        Self { class, message: message.into(), retry_at: None, http_status: 0 }
     }
 
     /// The connection or the stream broke, or the vendor had a fault of its own.
@@ -69,8 +73,15 @@ impl Failure {
 
     /// The same failure without `secret` in its text: some vendors repeat the key they refuse.
     pub(crate) fn scrubbed(mut self, secret: Option<&str>) -> Self {
-        if let Some(secret) = secret.filter(|secret| !secret.is_empty()) {
-            self.message = self.message.replace(secret, "[api key]");
+        for form in secret.into_iter().flat_map(forms) {
+            self.message = self.message.replace(&form, SCRUBBED);
+            // The vendor's text may itself have been cut, at the limit of what is read or where the connection broke.
+            let ends = |end: &usize| self.message.ends_with(&form[..*end]);
+            let beginning = (MIN_BEGINNING..form.len()).rev().filter(|end| form.is_char_boundary(*end)).find(ends);
+            if let Some(beginning) = beginning {
+                self.message.truncate(self.message.len() - beginning);
+                self.message.push_str(SCRUBBED);
+            }
         }
         self
     }
@@ -78,12 +89,30 @@ impl Failure {
     pub(crate) fn into_proto(self) -> mesh::Failure {
         mesh::Failure {
             class: self.class.into(),
-            message: self.message,
+            message: clipped(&self.message).into_owned(),
             retry_at: self
                 .retry_at
                 .map(|at| prost_types::Timestamp { seconds: at.as_second(), nanos: at.subsec_nanosecond() }),
             http_status: u32::from(self.http_status),
         }
+    }
+}
+
+/// How a secret may stand in a text: as it is, and escaped, as in JSON that is shown unread. A secret is visible ASCII, so
+/// that nothing but these three characters is ever escaped.
+fn forms(secret: &str) -> Vec<String> {
+    let escaped = secret.replace('\\', r"\\").replace('"', r#"\""#);
+    let mut forms = vec![escaped.replace('/', r"\/"), escaped, secret.to_owned()];
+    forms.dedup();
+    forms.retain(|form| !form.is_empty());
+    forms
+}
+
+/// The beginning of a text that is to be shown.
+fn clipped(text: &str) -> Cow<'_, str> {
+    match text.char_indices().nth(MAX_MESSAGE_CHARS) {
+        Some((end, _)) => Cow::Owned(format!("{}…", &text[..end])),
+        None => Cow::Borrowed(text),
     }
 }
 
@@ -113,9 +142,40 @@ mod tests {
     }
 
     #[test]
+    fn a_key_across_the_cut_leaves_no_part_behind() {
+        let key = "sk-0123456789abcdefghijklmnopqrstuvwxyz";
+        for before in MAX_MESSAGE_CHARS - key.len() - 1..=MAX_MESSAGE_CHARS + 1 {
+            let text = format!("{} {key} and {key}", "x".repeat(before));
+            let failure = Failure::transient(text).scrubbed(Some(key));
+            let shown = failure.to_string();
+            assert!(!shown.contains("sk-"), "{before}: {shown}");
+            assert_eq!(failure.into_proto().message, shown);
+        }
+    }
+
+    #[test]
+    fn a_key_that_was_cut_with_the_vendors_text_leaves_no_part_behind() {
+        let key = "sk-0123456789";
+        for end in MIN_BEGINNING..key.len() {
+            let failure = Failure::transient(format!("{key}, no: {}", &key[..end])).scrubbed(Some(key));
+            assert_eq!(failure.message, "[api key], no: [api key]");
+        }
+        assert_eq!(Failure::transient("it begins with sk-").scrubbed(Some(key)).message, "it begins with sk-");
+    }
+
+    #[test]
+    fn a_key_that_is_escaped_is_found() {
+        let key = r#"a/b\c"d"#;
+        for text in [key, r#"a/b\\c\"d"#, r#"a\/b\\c\"d"#] {
+            assert_eq!(Failure::transient(format!("<{text}>")).scrubbed(Some(key)).message, "<[api key]>", "{text}");
+        }
+    }
+
+    #[test]
     fn a_long_text_is_clipped_between_characters() {
         let failure = Failure::transient("ä".repeat(5_000));
-        assert_eq!(failure.message.chars().count(), MAX_MESSAGE_CHARS + 1);
+        assert_eq!(failure.to_string().chars().count(), MAX_MESSAGE_CHARS + 1);
+        assert_eq!(failure.clone().into_proto().message, failure.to_string());
     }
 
     #[test]

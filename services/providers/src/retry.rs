@@ -1,6 +1,6 @@
 //! When a failed try is followed by another within the same call.
 //!
-//! This is the one owner of retries for transient vendor errors (D8 in ARCHITECTURE.md). A circuit breaker shared by
+//! This is the one owner of retries for transient vendor errors. A circuit breaker shared by
 //! all calls of a provider and model belongs in front of the first try; it will decide here as well.
 
 use std::time::Duration;

@@ -3,24 +3,26 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use construct_bus::{Bus, subject};
+use construct_bus::{Bus, publish, subject};
 use construct_domain::{
     MessageId, ModelId, StepId, TaskId,
     decide::{self, Decision, Effect, Event, Fresh},
     message::{Block, Content, Source},
     money::Usage,
-    task::{Failure, Outcome, StepResult, Task},
+    task::{Failure, FailureClass, Outcome, Step, StepResult, Task},
 };
 use construct_proto::{mesh::v1 as mesh, v1::event::Payload};
 use construct_store::{
-    AppendedMessage, Committed, EndedMessage, Error, LoadedTask, NewEvent, Purpose, StepUsage, Store, StoredEvent,
-    Stream, TaskCommit,
+    AppendedMessage, Committed, EndedMessage, Error, LoadedTask, MessageFilter, MessagePage, NewEvent, Purpose,
+    QUEUE_LIMIT, StepUsage, Store, StoredEvent, Stream, TaskCommit,
 };
 use jiff::Timestamp;
 use uuid::Uuid;
 
 use crate::{catalogue::Catalogue, command, convert, record};
 
+/// A command younger than this was not sent before.
+const FIRST_LOOK: jiff::SignedDuration = jiff::SignedDuration::from_secs(1);
 /// How often a commit that lost a race is decided anew before the activation is given back.
 const MAX_CONFLICTS: u32 = 8;
 /// Decisions one activation may take in a row, so that a task with a long queue lets others have a turn.
@@ -115,7 +117,8 @@ impl Activator {
         loaded: &LoadedTask,
         report: Option<&Report>,
     ) -> Result<(Decision, Option<Committed>), Error> {
-        let now = Timestamp::now();
+        // PostgreSQL keeps microseconds; what is told must be what is kept.
+        let now = Timestamp::from_microsecond(Timestamp::now().as_microsecond()).unwrap_or(Timestamp::UNIX_EPOCH);
         let event = report.map_or(Event::Wake, |report| Event::Result(report.result.clone()));
         let decision = decide::decide(&loaded.task, loaded.queued, event, now, fresh());
         let usage = report.map(|report| report.usage).unwrap_or_default();
@@ -160,6 +163,9 @@ impl Activator {
         commit.title = report.and_then(|report| title(loaded, report));
         commit.trace_id = trace_id();
         commit.events = record::events(loaded, &decision, &usage, step, now);
+        if decision.drop_queued {
+            commit.events.extend(self.dropped(loaded, now).await?);
+        }
         if let Some(title) = commit.title.clone() {
             commit.events.push(self.titled(loaded, title, commit.events.len(), now).await?);
         }
@@ -167,6 +173,24 @@ impl Activator {
         let committed = self.store.task_commit(commit).await?;
         self.publish(loaded, committed.first_event_sequence, events, now);
         Ok((decision, Some(committed)))
+    }
+
+    /// The events of queued messages that a cancel drops.
+    async fn dropped(&self, loaded: &LoadedTask, now: Timestamp) -> Result<Vec<NewEvent>, Error> {
+        let filter = MessageFilter { source: Some(Source::User), after_position: loaded.task.last_position };
+        let page = MessagePage { limit: QUEUE_LIMIT, descending: false, after: None };
+        let queued = self.store.message_list(loaded.task.organization, loaded.task.id, &filter, &page).await?;
+        let waiting = queued.into_iter().filter(|message| message.position.is_none() && message.processed_at.is_none());
+        Ok(waiting
+            .map(|mut message| {
+                message.processed_at = Some(now);
+                message.error = Some("cancelled".to_owned());
+                message.revision += 1;
+                message.updated_at = now;
+                let message = construct_wire::convert::message(&message);
+                construct_wire::record::new("message.updated", Payload::Message(message), None)
+            })
+            .collect())
     }
 
     /// The event of a task that got its title.
@@ -214,32 +238,42 @@ impl Activator {
             let failure = Failure { class: error.class(), message: error.to_string(), retry_at: error.retry_at() };
             Some(StepResult { step, outcome: Outcome::Failed(failure) })
         };
-        match effect {
+        let model = subject::ModelInvoke::new(subject::Pool::model_default(), task);
+        Ok(match effect {
+            Effect::InvokeModel(step) | Effect::ExecuteCode(step) if self.result_waits(step, task).await => None,
             Effect::InvokeModel(step) => match self.model_command(loaded, command::Turn::Answer(step)).await? {
-                Ok(invoke) => {
-                    self.dispatch(&subject::ModelInvoke::new(subject::Pool::model_default(), task), &invoke).await
-                }
-                Err(error) => return Ok(failed(step.id, error)),
+                Ok(invoke) => self.dispatch(step.id, &model, &invoke).await,
+                Err(error) => failed(step.id, error),
             },
             Effect::MakeTitle(step) => match self.model_command(loaded, command::Turn::Title(*step)).await? {
-                Ok(invoke) => {
-                    self.dispatch(&subject::ModelInvoke::new(subject::Pool::model_default(), task), &invoke).await
-                }
-                Err(error) => return Ok(failed(*step, error)),
+                Ok(invoke) => self.dispatch(*step, &model, &invoke).await,
+                Err(error) => failed(*step, error),
             },
-            Effect::ExecuteCode(step) => {
-                let transcript = self.store.transcript(task).await?;
-                match command::execute(loaded, now, step, &transcript) {
-                    Ok(execute) => {
-                        self.dispatch(&subject::CodeExecute::new(subject::Pool::code_default(), task), &execute).await;
-                    }
-                    Err(error) => return Ok(failed(step.id, error)),
+            Effect::ExecuteCode(step) => match command::execute(loaded, now, step, &self.store.transcript(task).await?)
+            {
+                Ok(execute) => {
+                    let code = subject::CodeExecute::new(subject::Pool::code_default(), task);
+                    self.dispatch(step.id, &code, &execute).await
                 }
+                Err(error) => failed(step.id, error),
+            },
+            Effect::CancelModel(step, reason) => {
+                self.cancel(subject::Service::Providers, task, *step, reason).await;
+                // A call that no worker has begun must not cost money later.
+                if let Err(error) = self.bus.withdraw(&model, *step).await {
+                    tracing::warn!(%error, "a model call that nobody waits for could not be taken back");
+                }
+                None
             }
-            Effect::CancelModel(step, reason) => self.cancel(subject::Service::Providers, task, *step, reason).await,
-            Effect::CancelCode(step, reason) => self.cancel(subject::Service::Interpreter, task, *step, reason).await,
-        }
-        Ok(None)
+            Effect::CancelCode(step, reason) => {
+                self.cancel(subject::Service::Interpreter, task, *step, reason).await;
+                None
+            }
+            Effect::EndCode(step) => {
+                self.end_code(task, *step);
+                None
+            }
+        })
     }
 
     async fn model_command(
@@ -252,21 +286,53 @@ impl Activator {
             return Ok(Err(command::Error::AgentGone));
         };
         let transcript = self.store.transcript(task).await?;
-        let catalogue = match self.catalogue.get(&loaded.workspace).await {
-            Ok(catalogue) => catalogue,
-            Err(error) => return Ok(Err(command::Error::NoCatalogue(error))),
+        let step = match turn {
+            command::Turn::Answer(step) => step,
+            command::Turn::Title(step) => return Ok(Ok(command::title(loaded, step, &invocation, &transcript))),
         };
-        Ok(command::invoke(loaded, turn, &invocation, &transcript, &catalogue))
+        Ok(match self.catalogue.get(&loaded.workspace).await {
+            Ok(catalogue) => Ok(command::answer(loaded, step, &invocation, &transcript, &catalogue)),
+            Err(error) => Err(command::Error::NoCatalogue(error)),
+        })
     }
 
-    /// Queues a command. One that is lost here is found missing when the task looks at its step again.
-    async fn dispatch<A>(&self, address: &A, command: &A::Message)
+    /// Queues a command. One that is lost here is found missing when the task looks at its step again; one that can never be
+    /// queued ends the step.
+    async fn dispatch<A>(&self, step: StepId, address: &A, command: &A::Message) -> Option<StepResult>
     where
         A: subject::Command,
     {
-        if let Err(error) = self.bus.publish_once(address, command).await {
+        let error = self.bus.publish_once(address, command).await.err()?;
+        if error.is_retryable() {
             tracing::warn!(%error, "a command could not be queued yet; it is sent again");
+            return None;
         }
+        let class = match error {
+            publish::Error::TooLarge { .. } => FailureClass::ContextTooLong,
+            _ => FailureClass::Configuration,
+        };
+        let failure = Failure { class, message: error.to_string(), retry_at: None };
+        Some(StepResult { step, outcome: Outcome::Failed(failure) })
+    }
+
+    /// Whether a step that is looked at again has its result on the way: then its worker must not begin anew.
+    async fn result_waits(&self, step: &Step, task: TaskId) -> bool {
+        let first = Timestamp::now().duration_since(step.since) < FIRST_LOOK;
+        !first && self.bus.result_waits(task).await.unwrap_or(false)
+    }
+
+    /// Sees to it that nobody runs a step's scripts any more, and drops its journal; the task need not wait for that.
+    fn end_code(&self, task: TaskId, step: StepId) {
+        let bus = self.bus.clone();
+        let end = async move {
+            let address = subject::CodeExecute::new(subject::Pool::code_default(), task);
+            let withdrawn = bus.withdraw(&address, step).await.map_err(|error| error.to_string());
+            let closed = bus.journal().close(step).await.map_err(|error| error.to_string());
+            if let Err(error) = withdrawn.and(closed) {
+                tracing::warn!(%step, error, "a step that is over could not be closed; its journal ages out");
+            }
+        };
+        tokio::spawn(tracing::Instrument::in_current_span(end));
     }
 
     async fn cancel(&self, service: subject::Service, task: TaskId, step: StepId, reason: &str) {
@@ -282,6 +348,11 @@ impl Activator {
             for service in [subject::Service::Providers, subject::Service::Interpreter] {
                 self.cancel(service, loaded.task.id, step.id, "the task is deleted").await;
             }
+            let address = subject::ModelInvoke::new(subject::Pool::model_default(), loaded.task.id);
+            if let Err(error) = self.bus.withdraw(&address, step.id).await {
+                tracing::warn!(%error, "a model call of a deleted task could not be taken back");
+            }
+            self.end_code(loaded.task.id, step.id);
         }
         self.store.task_purge(loaded.task.id).await?;
         Ok(Next::Gone)
@@ -333,7 +404,7 @@ fn title(loaded: &LoadedTask, report: &Report) -> Option<String> {
     if loaded.task.title_step != Some(report.result.step) {
         return None;
     }
-    let Outcome::Model(blocks) = &report.result.outcome else { return None };
+    let Outcome::Model(blocks, _) = &report.result.outcome else { return None };
     let text = blocks.iter().find_map(|block| match block {
         Block::Text(text) => Some(text.as_str()),
         Block::CodeInterpreterCall(_) | Block::CodeInterpreterResult(_) => None,

@@ -116,7 +116,15 @@ async fn look(args: &Args, result: Option<StepResult>, receipt: Option<Receipt>)
     if let Some(receipt) = &receipt {
         receipt.continue_trace(&span);
     }
-    let _slot = args.slots.acquire().await?;
+    let reported = result.is_some();
+    let _slot = match args.slots.try_acquire() {
+        Ok(slot) => slot,
+        Err(_) => {
+            // While it waits its turn, what it holds must not be delivered again.
+            let _waiting = receipt.as_ref().map(Receipt::keep_alive);
+            args.slots.acquire().await?
+        }
+    };
     let activation = tracing::Instrument::instrument(args.activator.activate(args.task, result), span);
     match (activation.await, receipt) {
         (Ok(next), receipt) => {
@@ -137,8 +145,11 @@ async fn look(args: &Args, result: Option<StepResult>, receipt: Option<Receipt>)
             } else {
                 tracing::error!(task = %args.task, error = %chain(&error), "the task could not be looked at; it is tried again");
             }
-            if let Some(receipt) = receipt {
-                receipt.nak(RETRY).await;
+            match receipt {
+                Some(receipt) if reported => receipt.nak(RETRY).await,
+                // A wake says nothing that the timer and the sweep don't.
+                Some(receipt) => receipt.ack().await,
+                None => {}
             }
             Ok(After::Timer(RETRY))
         }

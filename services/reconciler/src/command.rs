@@ -61,41 +61,59 @@ pub(crate) enum Turn<'a> {
 /// Longest text, in characters, of each message that a title is made from.
 const TITLE_EXCERPT: usize = 2000;
 
-/// The command that has the model called.
-pub(crate) fn invoke(
+/// The command that has the model go on with the conversation.
+pub(crate) fn answer(
     loaded: &LoadedTask,
-    turn: Turn<'_>,
+    step: &Step,
     invocation: &Invocation,
     transcript: &[StoredMessage],
     catalogue: &mesh::ToolCatalogue,
-) -> Result<mesh::ModelInvoke, Error> {
-    let (step, purpose, system, messages, tools) = match turn {
-        Turn::Answer(step) => {
-            let system = prompt::assemble(&prompt::Parts {
-                instructions: &invocation.agent.instructions,
-                workspace: &loaded.workspace,
-                facts: &catalogue.facts,
-                declarations: &catalogue.declarations,
-            });
-            let messages = transcript.iter().map(chat_message).collect();
-            (step_ref(loaded, step), Purpose::Turn, system, messages, vec![prompt::code_tool()])
-        }
-        Turn::Title(step) => {
-            let deadline = Timestamp::now() + MODEL_DEADLINE;
-            let step = mesh::StepRef {
-                organization_id: loaded.task.organization.to_string(),
-                task_id: loaded.task.id.to_string(),
-                step_id: step.to_string(),
-                number: loaded.task.steps,
-                deadline: Some(convert::time(deadline)),
-            };
-            (step, Purpose::Title, prompt::TITLE.to_owned(), vec![title_excerpt(transcript)], Vec::new())
-        }
+) -> mesh::ModelInvoke {
+    let system = prompt::assemble(&prompt::Parts {
+        instructions: &invocation.agent.instructions,
+        workspace: &loaded.workspace,
+        facts: &catalogue.facts,
+        declarations: &catalogue.declarations,
+    });
+    let request = mesh::ModelInvoke {
+        step: Some(step_ref(loaded, step)),
+        purpose: Purpose::Turn.into(),
+        system,
+        messages: transcript.iter().map(chat_message).collect(),
+        tools: vec![prompt::code_tool()],
+        ..mesh::ModelInvoke::default()
     };
-    let (model, provider) = (&invocation.model, &invocation.provider);
-    Ok(mesh::ModelInvoke {
+    addressed(request, invocation)
+}
+
+/// The command that has the model make a title.
+pub(crate) fn title(
+    loaded: &LoadedTask,
+    step: StepId,
+    invocation: &Invocation,
+    transcript: &[StoredMessage],
+) -> mesh::ModelInvoke {
+    let step = mesh::StepRef {
+        organization_id: loaded.task.organization.to_string(),
+        task_id: loaded.task.id.to_string(),
+        step_id: step.to_string(),
+        number: loaded.task.steps,
+        deadline: Some(convert::time(Timestamp::now() + MODEL_DEADLINE)),
+    };
+    let request = mesh::ModelInvoke {
         step: Some(step),
-        purpose: purpose.into(),
+        purpose: Purpose::Title.into(),
+        system: prompt::TITLE.to_owned(),
+        messages: vec![title_excerpt(transcript)],
+        ..mesh::ModelInvoke::default()
+    };
+    addressed(request, invocation)
+}
+
+/// The request with whom it goes to.
+fn addressed(request: mesh::ModelInvoke, invocation: &Invocation) -> mesh::ModelInvoke {
+    let (model, provider) = (&invocation.model, &invocation.provider);
+    mesh::ModelInvoke {
         provider: Some(mesh::Provider {
             id: provider.id.to_string(),
             r#type: convert::provider_type(provider.kind).into(),
@@ -114,11 +132,9 @@ pub(crate) fn invoke(
             max_output_tokens: model.max_output_tokens,
             prices: Some(convert::prices(&model.prices)),
         }),
-        system,
-        messages,
-        tools,
         parameters: Some(convert::parameters(&invocation.agent.parameters)),
-    })
+        ..request
+    }
 }
 
 /// The command that runs the scripts the newest assistant message asks for.

@@ -4,9 +4,12 @@ use construct_domain::{
     StepId,
     message::CodeResult,
     money::Usage,
-    task::{Failure, FailureClass, Outcome, StepResult},
+    task::{Failure, FailureClass, Outcome, StepResult, Stop},
 };
-use construct_proto::{mesh::v1 as mesh, v1};
+use construct_proto::{
+    mesh::v1::{self as mesh, model_completed::StopReason},
+    v1,
+};
 use construct_wire::convert::{to_block, to_code_result, to_time, to_usage};
 
 /// A message that says something no worker should say.
@@ -19,7 +22,14 @@ pub(crate) fn step_result(result: mesh::StepResult) -> Result<(StepResult, Usage
     let step: StepId = result.step.and_then(|step| step.step_id.parse().ok()).ok_or(Invalid("it names no step"))?;
     let outcome = match result.outcome.ok_or(Invalid("it has no outcome"))? {
         mesh::step_result::Outcome::ModelCompleted(completed) => {
-            Outcome::Model(completed.blocks.into_iter().filter_map(to_block).collect())
+            let stop = match completed.stop_reason() {
+                StopReason::MaxTokens => Stop::Cut,
+                StopReason::Refused => Stop::Refused,
+                StopReason::EndTurn | StopReason::ToolUse | StopReason::StopSequence | StopReason::Unspecified => {
+                    Stop::Done
+                }
+            };
+            Outcome::Model(completed.blocks.into_iter().filter_map(to_block).collect(), stop)
         }
         mesh::step_result::Outcome::CodeCompleted(completed) => Outcome::Code(code_results(completed.results)),
         mesh::step_result::Outcome::Failed(failed) => Outcome::Failed(failure(failed)),

@@ -47,7 +47,7 @@ impl Default for Config {
         Self {
             reconciler_concurrency: 50,
             reconciler_sweep_interval: Duration::from_secs(2),
-            reconciler_partition_backlog: 256,
+            reconciler_partition_backlog: 64,
             reconciler_database_connections: 16,
         }
     }

@@ -24,17 +24,18 @@ pub(crate) fn assemble(parts: &Parts<'_>) -> String {
     prompt.push_str(RULES);
     prompt.push_str("\n\n# Tools\n\nThese functions are global in your scripts:\n\n```typescript\n");
     prompt.push_str(parts.declarations.trim());
-    prompt.push_str("\n```\n\n# Environment\n\n");
+    prompt.push_str("\n```");
+    if !parts.instructions.trim().is_empty() {
+        prompt.push_str("\n\n# Instructions\n\n");
+        prompt.push_str(parts.instructions.trim());
+    }
+    prompt.push_str("\n\n# Environment\n\n");
     if !parts.workspace.is_empty() {
         prompt.push_str("Workspace: ");
         prompt.push_str(parts.workspace);
         prompt.push('\n');
     }
     prompt.push_str(parts.facts.trim());
-    if !parts.instructions.trim().is_empty() {
-        prompt.push_str("\n\n# Instructions\n\n");
-        prompt.push_str(parts.instructions.trim());
-    }
     prompt.push('\n');
     prompt
 }

@@ -3,7 +3,7 @@
 use construct_domain::{
     decide::Decision,
     message::Source,
-    task::{NewMessage, Phase},
+    task::{NewMessage, Phase, TurnOutcome},
 };
 use construct_proto::v1::{self, event::Payload};
 use construct_store::{LoadedTask, NewEvent};
@@ -28,7 +28,7 @@ pub(crate) fn events(
         events.push(record::new("error", Payload::Error(convert::error(error)), step));
     }
     if let Some(ended) = &decision.ended {
-        let failed = ended.outcome != construct_domain::task::TurnOutcome::Completed;
+        let failed = matches!(ended.outcome, TurnOutcome::Failed | TurnOutcome::MaxTurns);
         let completed = v1::TurnCompleted {
             message_id: ended.message.to_string(),
             outcome: convert::outcome(ended.outcome).into(),

@@ -36,8 +36,11 @@ async fn a_journal_is_read_back_complete_and_in_order() {
     }
     assert_eq!(journal.load(step(1)).await.expect("readable"), written);
     assert_eq!(journal.load(step(2)).await.expect("readable").len(), 6);
-    journal.purge(step(1)).await.expect("purged");
-    assert_eq!(journal.load(step(1)).await.expect("readable"), []);
+    journal.close(step(1)).await.expect("closed");
+    let left = journal.load(step(1)).await.expect("readable");
+    assert!(matches!(left.as_slice(), [(_, JournalEntry { entry: Some(Entry::Closed(_)), .. })]), "{left:?}");
+    let error = journal.append(step(1), &entry(step(1), 7), last).await.expect_err("who still runs it is fenced");
+    assert!(matches!(error, journal::Error::Conflict), "{error:?}");
     assert_eq!(journal.load(step(2)).await.expect("readable").len(), 6);
 }
 

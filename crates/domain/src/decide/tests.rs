@@ -151,7 +151,7 @@ impl World {
 }
 
 fn text(text: &str) -> Outcome {
-    Outcome::Model(vec![Block::Text(text.to_owned())])
+    Outcome::Model(vec![Block::Text(text.to_owned())], Stop::Done)
 }
 
 fn calls(ids: &[&str]) -> Outcome {
@@ -159,6 +159,7 @@ fn calls(ids: &[&str]) -> Outcome {
         ids.iter()
             .map(|id| Block::CodeInterpreterCall(CodeCall { id: (*id).to_owned(), code: "1".to_owned() }))
             .collect(),
+        Stop::Done,
     )
 }
 
@@ -340,6 +341,70 @@ fn cancelling_drops_what_is_queued() {
 }
 
 #[test]
+fn an_answer_that_was_cut_off_is_asked_for_in_smaller_pieces_once() {
+    let mut world = World::new();
+    world.send();
+    world.decide(Event::Wake);
+    let cut = || Outcome::Model(Vec::new(), Stop::Cut);
+    let decision = world.result(cut());
+    assert!(matches!(decision.effects.as_slice(), [Effect::InvokeModel(_)]));
+    assert!(matches!(world.transcript.last(), Some((Source::System, _))));
+    world.result(cut());
+    assert_eq!(world.ended.last().map(|turn| turn.outcome), Some(TurnOutcome::Failed));
+    assert_eq!(world.task.last_error.as_ref().map(|error| error.code.as_str()), Some("OUTPUT_LIMIT"));
+}
+
+#[test]
+fn a_refused_answer_fails_the_turn_and_runs_nothing() {
+    let mut world = World::new();
+    world.send();
+    world.decide(Event::Wake);
+    let Outcome::Model(blocks, _) = calls(&["a"]) else { unreachable!("it is a model's answer") };
+    let decision = world.result(Outcome::Model(blocks, Stop::Refused));
+    assert_eq!(decision.error.map(|error| error.code), Some("CONTENT_REFUSED".to_owned()));
+    assert_eq!(world.task.phase, Phase::AwaitInput);
+    assert!(world.code_steps.is_empty());
+}
+
+#[test]
+fn a_suspended_model_call_does_not_use_up_the_turn() {
+    let mut world = World::new();
+    world.task.max_turns = 1;
+    world.send();
+    world.decide(Event::Wake);
+    world.task.suspend = true;
+    world.decide(Event::Wake);
+    world.task.suspend = false;
+    world.decide(Event::Wake);
+    world.result(text("done"));
+    assert_eq!(world.ended.last().map(|turn| turn.outcome), Some(TurnOutcome::Completed));
+}
+
+#[test]
+fn whoever_begins_a_script_while_it_is_being_stopped_is_told_again() {
+    let mut world = World::new();
+    world.send();
+    world.decide(Event::Wake);
+    world.result(calls(&["a"]));
+    world.task.suspend = true;
+    world.decide(Event::Wake);
+    world.elapse(1);
+    let decision = world.decide(Event::Wake);
+    assert!(matches!(decision.effects.as_slice(), [Effect::CancelCode(..)]));
+}
+
+#[test]
+fn a_script_that_is_over_is_closed() {
+    let mut world = World::new();
+    world.send();
+    world.decide(Event::Wake);
+    world.result(calls(&["a"]));
+    let step = world.task.step.clone().expect("a script runs").id;
+    let decision = world.result(results(&["a"]));
+    assert!(decision.effects.contains(&Effect::EndCode(step)));
+}
+
+#[test]
 fn a_stale_result_changes_nothing() {
     let mut world = World::new();
     world.send();
@@ -430,7 +495,7 @@ proptest! {
             // Workers answer only steps they were given, and in kind.
             let fits = matches!(
                 (&outcome, &stage),
-                (Some(Outcome::Model(_)), Some(Stage::Model))
+                (Some(Outcome::Model(..)), Some(Stage::Model))
                     | (Some(Outcome::Code(_)), Some(Stage::Code { .. }))
                     | (Some(Outcome::Failed(_) | Outcome::Cancelled(_)), Some(_))
             );

@@ -281,9 +281,10 @@ impl Store {
                ), appended AS (
                    INSERT INTO messages
                        (id, organization_id, task_id, arrival, position, source, content, agent_id, step_id,
-                        input_tokens, output_tokens, cache_read_tokens, cache_write_tokens, cost_pico_usd, created_at, updated_at)
+                        input_tokens, output_tokens, cache_read_tokens, cache_write_tokens, cost_pico_usd, processed_at,
+                        created_at, updated_at)
                    SELECT n.id, guard.organization_id, guard.id, 0, n.position, n.source, n.content, n.agent_id, n.step_id,
-                          n.input_tokens, n.output_tokens, n.cache_read_tokens, n.cache_write_tokens, n.cost_pico_usd, $3, $3
+                          n.input_tokens, n.output_tokens, n.cache_read_tokens, n.cache_write_tokens, n.cost_pico_usd, $3, $3, $3
                    FROM guard, jsonb_to_recordset($32) AS n (
                        id uuid, position bigint, source text, content jsonb, agent_id uuid, step_id uuid,
                        input_tokens bigint, output_tokens bigint, cache_read_tokens bigint, cache_write_tokens bigint,

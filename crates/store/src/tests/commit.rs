@@ -22,7 +22,7 @@ fn admitting(loaded: &LoadedTask) -> (Task, Option<(MessageId, i64)>) {
     task.last_position += 1;
     task.steps += 1;
     task.phase = Phase::InvokeModel;
-    task.turn = Some(Turn { message, calls: 1, stage: Stage::Model });
+    task.turn = Some(Turn { message, calls: 1, stage: Stage::Model, cut: false });
     let deadline = now() + std::time::Duration::from_secs(60);
     task.step = Some(Step {
         id: step_id(),

@@ -49,7 +49,7 @@ fn stored_task() -> StoredTask {
 }
 
 fn turn(stage: Stage) -> Turn {
-    Turn { message: MessageId::from_uuid(Uuid::from_u128(3)), calls: 4, stage }
+    Turn { message: MessageId::from_uuid(Uuid::from_u128(3)), calls: 4, stage, cut: false }
 }
 
 #[test]

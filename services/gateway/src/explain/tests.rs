@@ -48,7 +48,7 @@ fn stored_task() -> StoredTask {
 }
 
 fn turn(stage: Stage) -> Turn {
-    Turn { message: MessageId::from_uuid(Uuid::from_u128(3)), calls: 4, stage }
+    Turn { message: MessageId::from_uuid(Uuid::from_u128(3)), calls: 4, cut: false, stage }
 }
 
 fn step(state: StepState) -> Step {

@@ -108,6 +108,54 @@ async fn an_api_key_is_sealed_at_rest_and_never_shown() {
     assert!(!cleared.status.expect("set").api_key_set);
 }
 
+#[tokio::test]
+async fn a_key_does_not_follow_its_provider_to_another_address() {
+    let gateway = Gateway::start().await;
+    let mut request = provider("vendor");
+    let spec = request.spec.as_mut().expect("set");
+    spec.set_type(v1::ModelProviderType::Openai);
+    (spec.base_url, spec.api_key) = ("https://vendor.example/v1".into(), "sk-1".into());
+    gateway.providers().create_model_provider(request).await.expect("it is made");
+    let steal = v1::UpdateModelProviderRequest {
+        model_provider: "vendor".into(),
+        base_url: Some("https://elsewhere.example/v1".into()),
+        ..Default::default()
+    };
+    // With an idempotency key the refusal is kept until it is known that the request is no repetition.
+    for idempotency_key in ["", "k"] {
+        let steal = v1::UpdateModelProviderRequest { idempotency_key: idempotency_key.into(), ..steal.clone() };
+        let status = refused(gateway.providers().update_model_provider(steal).await, Code::InvalidArgument);
+        assert_eq!(fields(&status), ["api_key"]);
+    }
+    let get = v1::GetModelProviderRequest { model_provider: "vendor".into() };
+    let kept = gateway.providers().get_model_provider(get).await.expect("it is there").into_inner();
+    assert_eq!(kept.spec.expect("set").base_url, "https://vendor.example/v1");
+    let same_origin =
+        v1::UpdateModelProviderRequest { base_url: Some("https://vendor.example/v2".into()), ..steal.clone() };
+    gateway.providers().update_model_provider(same_origin).await.expect("the key stays where it was");
+    let with_key =
+        v1::UpdateModelProviderRequest { api_key: Some("sk-2".into()), idempotency_key: "moved".into(), ..steal };
+    let moved = gateway.providers().update_model_provider(with_key.clone()).await.expect("it has a new key");
+    let moved = moved.into_inner();
+    assert!(moved.status.clone().expect("set").api_key_set);
+    let again = gateway.providers().update_model_provider(with_key).await.expect("it is repeated").into_inner();
+    assert_eq!(again, moved);
+}
+
+#[tokio::test]
+async fn a_list_of_providers_leaves_their_scripts_out() {
+    let gateway = Gateway::start().await;
+    let mut request = provider("p");
+    request.spec.as_mut().expect("set").script = "[]".into();
+    gateway.providers().create_model_provider(request).await.expect("it is made");
+    let list = v1::ListModelProvidersRequest::default();
+    let list = gateway.providers().list_model_providers(list).await.expect("a list").into_inner();
+    assert_eq!(list.model_providers[0].spec.clone().expect("set").script, "");
+    let get = v1::GetModelProviderRequest { model_provider: "p".into() };
+    let found = gateway.providers().get_model_provider(get).await.expect("it is there").into_inner();
+    assert_eq!(found.spec.expect("set").script, "[]");
+}
+
 fn contains(bytes: &[u8], text: &str) -> bool {
     bytes.windows(text.len()).any(|window| window == text.as_bytes())
 }

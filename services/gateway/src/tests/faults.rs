@@ -9,9 +9,10 @@ use tokio::{
     net::{TcpListener, TcpStream},
     task::JoinHandle,
 };
-use tonic::Code;
+use tonic::{Code, Status, body::Body, codegen::http};
 use tonic_health::pb::{HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient};
 use tonic_types::StatusExt as _;
+use tower::ServiceExt as _;
 
 use super::harness::*;
 
@@ -89,6 +90,33 @@ async fn while_nats_is_away_writes_are_accepted_and_subscriptions_go_on() {
     gateway.say(&task, "it is back").await;
     assert_eq!(sequences(take(&mut events, 1).await), [7]);
     assert_eq!(sequences(take(&mut another, 1).await), [7]);
+}
+
+#[tokio::test]
+async fn a_request_that_cannot_be_read_is_the_clients_mistake() {
+    let gateway = Gateway::start().await;
+    for (what, body, encoding, code) in [
+        ("no frame", "", "identity", Code::InvalidArgument),
+        ("a frame cut short", "\0\0\0\0\x08abc", "identity", Code::InvalidArgument),
+        ("an unknown compression flag", "\x09\0\0\0\0", "identity", Code::InvalidArgument),
+        ("broken gzip", "\x01\0\0\0\x08nonsense", "gzip", Code::InvalidArgument),
+        ("no protobuf", "\0\0\0\0\x02\x0A\x7F", "identity", Code::InvalidArgument),
+        ("an unknown compression", "\x01\0\0\0\x01x", "snappy", Code::Unimplemented),
+        // gRPC's specification demands this one.
+        ("compressed without saying how", "\x01\0\0\0\x01x", "", Code::Internal),
+    ] {
+        let mut request = http::Request::post("/construct.v1.TaskService/GetTask")
+            .header("content-type", "application/grpc")
+            .header("te", "trailers");
+        if !encoding.is_empty() {
+            request = request.header("grpc-encoding", encoding);
+        }
+        let request = request.body(Body::new(body.to_owned())).expect("a request");
+        let response = gateway.channel().oneshot(request).await.expect("it is answered");
+        let status = Status::from_header_map(response.headers()).expect("it is refused at once");
+        assert_eq!(status.code(), code, "{what}: {status:?}");
+        assert!(!status.message().is_empty(), "{what}");
+    }
 }
 
 /// Passes a TCP connection on, until it is cut.

@@ -153,6 +153,28 @@ async fn too_many_waiting_messages_are_refused() {
 }
 
 #[tokio::test]
+async fn pages_of_large_messages_are_short_and_complete() {
+    let gateway = Gateway::start().await.with_agent().await;
+    let task = gateway.task().await;
+    let mut said = Vec::new();
+    for letter in ["a", "b", "c"] {
+        said.push(id(gateway.say(&task, &letter.repeat(900 * 1024)).await.metadata));
+    }
+    let mut request = v1::ListMessagesRequest { task, ..Default::default() };
+    let mut pages = Vec::new();
+    loop {
+        let page = gateway.messages().list_messages(request.clone()).await.expect("a page").into_inner();
+        pages.push(page.messages.into_iter().map(|message| id(message.metadata)).collect::<Vec<_>>());
+        let page_token = page.page.expect("set").next_page_token;
+        if page_token.is_empty() {
+            break;
+        }
+        request.page = Some(v1::PageRequest { page_token, ..Default::default() });
+    }
+    assert_eq!(pages, [&said[..2], &said[2..]]);
+}
+
+#[tokio::test]
 async fn an_accepted_message_wakes_the_reconciler() {
     let gateway = Gateway::start().await.with_agent().await;
     let task = gateway.task().await;

@@ -4,6 +4,12 @@
 //! path, which is the only place it can write to that outlives it. It has user, process, IPC, host-name and (unless
 //! granted) network namespaces of its own, no capabilities, and dies with the service. Of `/etc` it sees what programs
 //! need to run and nothing that could hold a secret: a service that runs as root could otherwise read all of it.
+//!
+//! The workspace is mounted by its descriptor, because its path may lead elsewhere by now. `/proc` is read-only: to the
+//! kernel, commands of a service that runs as root are still root when they write a setting below `/proc/sys`. Being
+//! root has two more effects that are not prevented: a command can leave programs with the set-user bit, which run as
+//! root for whoever starts them outside, and can change the mode of the devices it shares (`/dev/null`). The service
+//! therefore warns at start; it belongs under a user of its own.
 
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
@@ -15,11 +21,11 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rustix::fs::MemfdFlags;
+use rustix::fs::{MemfdFlags, Mode, OFlags};
 use tokio::process::Command;
 
 use super::{CommandPolicy, shell, spawn};
-use crate::workspace::RelativePath;
+use crate::workspace::{RelativePath, Workspace};
 
 /// Who the command is inside; the files of the service's user appear as its own.
 const USER: &str = "1000";
@@ -31,7 +37,7 @@ const TRIAL: Duration = Duration::from_secs(10);
 const TRIAL_STATUS: i32 = 42;
 
 /// What programs need of `/etc`.
-const SYSTEM_FILES: [&str; 16] = [
+const SYSTEM_FILES: [&str; 19] = [
     "/etc/alternatives",
     "/etc/bash.bashrc",
     "/etc/ca-certificates",
@@ -45,7 +51,11 @@ const SYSTEM_FILES: [&str; 16] = [
     "/etc/mime.types",
     "/etc/nsswitch.conf",
     "/etc/os-release",
-    "/etc/pki",
+    // Not all of it: next to the certificates are private keys.
+    "/etc/pki/ca-trust/extracted",
+    "/etc/pki/tls/cert.pem",
+    "/etc/pki/tls/certs",
+    "/etc/pki/tls/openssl.cnf",
     "/etc/ssl/certs",
     "/etc/ssl/openssl.cnf",
 ];
@@ -66,8 +76,8 @@ pub(super) struct Bubblewrap {
 
 /// Where the command works.
 pub(super) struct Place<'a> {
-    /// The root of the workspace, absolute.
-    pub(super) root: &'a Path,
+    /// The workspace.
+    pub(super) workspace: &'a Workspace,
     /// Where it starts, below the root.
     pub(super) start: &'a RelativePath,
 }
@@ -129,12 +139,12 @@ impl Bubblewrap {
         }
         system(&mut arguments, policy)?;
         if let Some(place) = place {
-            arguments.add([OsStr::new("--bind"), place.root.as_os_str(), place.root.as_os_str()]);
+            workspace(&mut arguments, place.workspace)?;
         }
         arguments.add(["--remount-ro", "/"]);
         let start = place.map_or(PathBuf::from("/"), |place| match place.start.is_root() {
-            true => place.root.to_owned(),
-            false => place.root.join(place.start.as_path()),
+            true => place.workspace.root().to_owned(),
+            false => place.workspace.root().join(place.start.as_path()),
         });
         arguments.add([OsStr::new("--chdir"), start.as_os_str()]);
 
@@ -163,9 +173,30 @@ impl Bubblewrap {
     }
 }
 
+/// Mounts the workspace at its own path, without what is hidden in it.
+fn workspace(arguments: &mut Arguments, workspace: &Workspace) -> io::Result<()> {
+    let root = workspace.root();
+    let veils = workspace.veils()?;
+    arguments.bind("--bind-fd", workspace.root_handle()?, root);
+    for (path, handle) in veils.pinned {
+        arguments.bind("--bind-fd", handle, &root.join(path));
+    }
+    for path in veils.directories {
+        let path = root.join(path);
+        arguments.add(["--perms", "0500", "--size", "4096", "--tmpfs"]);
+        arguments.add([path.as_os_str(), OsStr::new("--remount-ro"), path.as_os_str()]);
+    }
+    for path in veils.files {
+        arguments.add_file(&root.join(path), b"")?;
+    }
+    Ok(())
+}
+
 /// Mounts everything but the workspace.
 fn system(arguments: &mut Arguments, policy: &CommandPolicy) -> io::Result<()> {
-    arguments.add(["--ro-bind", "/usr", "/usr"]);
+    // By descriptor like a workspace, so that the trial run finds out whether this version can do that.
+    let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+    arguments.bind("--ro-bind-fd", rustix::fs::open("/usr", flags, Mode::empty())?, Path::new("/usr"));
     for name in ["/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"] {
         // On a merged system these are links into /usr, and must be inside as well.
         match std::fs::read_link(name) {
@@ -183,10 +214,11 @@ fn system(arguments: &mut Arguments, policy: &CommandPolicy) -> io::Result<()> {
     }
     let passwd = format!("agent:x:{USER}:{USER}:agent:/tmp:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n");
     let group = format!("agent:x:{USER}:\nnogroup:x:65534:\n");
-    arguments.add_file("/etc/passwd", passwd.as_bytes())?;
-    arguments.add_file("/etc/group", group.as_bytes())?;
+    arguments.add_file(Path::new("/etc/passwd"), passwd.as_bytes())?;
+    arguments.add_file(Path::new("/etc/group"), group.as_bytes())?;
     let size = policy.max_scratch_bytes.to_string();
-    arguments.add(["--proc", "/proc", "--dev", "/dev", "--size", &size, "--tmpfs", "/dev/shm"]);
+    arguments.add(["--proc", "/proc", "--remount-ro", "/proc"]);
+    arguments.add(["--dev", "/dev", "--size", &size, "--tmpfs", "/dev/shm"]);
     arguments.add(["--remount-ro", "/dev", "--perms", "1777", "--size", &size, "--tmpfs", "/tmp"]);
     arguments.add(["--dir", "/run", "--dir", "/var", "--symlink", "/tmp", "/var/tmp"]);
     for path in policy.read_only_paths.iter().filter(|path| path.is_absolute()) {
@@ -195,7 +227,7 @@ fn system(arguments: &mut Arguments, policy: &CommandPolicy) -> io::Result<()> {
     Ok(())
 }
 
-/// Arguments as bubblewrap reads them from a descriptor: each one ends with NUL.
+/// Arguments as bubblewrap reads them from a descriptor, each ending with NUL, and the descriptors they name.
 #[derive(Default)]
 struct Arguments {
     list: Vec<u8>,
@@ -211,11 +243,17 @@ impl Arguments {
     }
 
     /// A read-only file with this content.
-    fn add_file(&mut self, path: &str, content: &[u8]) -> io::Result<()> {
-        let file = in_memory("file", content)?;
-        self.add(["--perms", "0444", "--ro-bind-data", &file.as_raw_fd().to_string(), path]);
-        self.files.push(file);
+    fn add_file(&mut self, path: &Path, content: &[u8]) -> io::Result<()> {
+        self.add(["--perms", "0444"]);
+        self.bind("--ro-bind-data", in_memory("file", content)?, path);
         Ok(())
+    }
+
+    /// Something open, at this path.
+    fn bind(&mut self, how: &str, handle: OwnedFd, path: &Path) {
+        let number = handle.as_raw_fd().to_string();
+        self.add([OsStr::new(how), OsStr::new(&number), path.as_os_str()]);
+        self.files.push(handle);
     }
 }
 

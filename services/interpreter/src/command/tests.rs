@@ -358,3 +358,43 @@ async fn a_path_can_be_made_readable_by_policy_only() {
     assert_eq!(bench.script("tool").await.stdout.text, "from the tool\n");
     assert_ne!(bench.script(&format!("echo x > {}/x", tools.path().display())).await.exit_code, Some(0));
 }
+
+#[tokio::test]
+async fn a_confined_command_cannot_change_settings_of_the_kernel() {
+    let Some(bench) = confined().await else { return };
+    // Opened for writing and nothing written: where this test fails, the machine is as before.
+    let script = "for name in core_pattern hostname; do (: >> /proc/sys/kernel/$name) 2>/dev/null && echo OPENED $name; done\n\
+        (: >> /proc/sys/vm/overcommit_memory) 2>/dev/null && echo OPENED; (: >> /proc/sysrq-trigger) 2>/dev/null && echo OPENED\n\
+        [ -e /sys/kernel ] && echo SEEN; [ -r /proc/self/status ] && echo fine";
+    assert_eq!(bench.script(script).await.stdout.text, "fine\n");
+}
+
+#[tokio::test]
+async fn a_command_inherits_no_descriptor_of_the_service() {
+    // As whoever starts the service may leave it open: without the flag that closes it.
+    let open = rustix::fs::open("/", rustix::fs::OFlags::RDONLY, rustix::fs::Mode::empty()).expect("a directory");
+    for bench in benches().await {
+        let outcome = bench.script("for fd in /proc/$$/fd/*; do echo ${fd##*/} $(readlink $fd); done").await;
+        let numbers: Vec<&str> =
+            outcome.stdout.text.lines().filter_map(|line| line.split(' ').next()).filter(|n| *n != "255").collect();
+        assert_eq!(numbers, ["0", "1", "2"], "{}", outcome.stdout.text);
+    }
+    drop(open);
+}
+
+#[tokio::test]
+async fn more_commands_than_the_service_runs_at_once_wait_and_can_be_cancelled() {
+    let bench = bench(CommandSandbox::unavailable("a test"));
+    let all = u32::try_from(MAX_RUNNING).expect("a small number");
+    let busy = bench.sandbox.clone();
+    let permits = busy.running.acquire_many(all).await.expect("open");
+    let cancel = CancellationToken::new();
+    let waiting = bench.sandbox.run(&bench.workspace, &bench.policy, request("touch ran"), &cancel);
+    tokio::pin!(waiting);
+    assert!(futures::poll!(&mut waiting).is_pending());
+    cancel.cancel();
+    assert!(matches!(waiting.await, Err(CommandError::Cancelled)));
+    assert!(!bench.path("ran").exists());
+    drop(permits);
+    assert_eq!(bench.script("echo fine").await.stdout.text, "fine\n");
+}

@@ -287,6 +287,10 @@ impl<'h> Driver<'h> {
 
     /// The end the script sees next, if it is there.
     fn next_ready(&mut self) -> Option<(u32, Outcome)> {
+        // Calls that were never made come first: they were refused at once, and so they are when the script runs again.
+        if let Some(position) = self.ready.iter().position(|(number, _)| !self.names.contains_key(number)) {
+            return self.ready.remove(position);
+        }
         match self.host.next_settled(&|number| self.names.contains_key(&number)) {
             Some(number) => {
                 let position = self.ready.iter().position(|(ready, _)| *ready == number)?;

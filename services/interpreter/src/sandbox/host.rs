@@ -36,7 +36,7 @@ pub trait Host: Send + Sync {
         None
     }
 
-    /// The script now sees the end of this concurrent call or timer.
+    /// The script now sees the end of this call or timer.
     fn settled(&self, number: u32) {
         let _ = number;
     }

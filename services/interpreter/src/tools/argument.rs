@@ -2,7 +2,7 @@
 
 use serde_json::{Map, Number, Value};
 
-use super::definition::{Definition, Kind, Parameter};
+use super::definition::{Definition, Kind, MAX_TEXT_BYTES, MAX_TEXTS, Parameter};
 use super::error::ToolError;
 
 /// Checks arguments given by name or by position. Returns them by name, whole numbers as integers, without those that
@@ -93,9 +93,10 @@ fn value_of(tool: &Definition, kind: &Kind, value: Value, path: &str) -> Result<
                 None => Err(unfit(&word.into())),
             }
         }
-        (Kind::TextOrTexts, Value::String(text)) => Ok(vec![text].into()),
+        (Kind::TextOrTexts, Value::String(text)) if text.len() <= MAX_TEXT_BYTES => Ok(vec![text].into()),
         (Kind::TextOrTexts, value @ Value::Array(_)) => {
-            let texts = value.as_array().is_some_and(|items| items.iter().all(Value::is_string));
+            let fits = |item: &Value| item.as_str().is_some_and(|text| text.len() <= MAX_TEXT_BYTES);
+            let texts = value.as_array().is_some_and(|items| items.len() <= MAX_TEXTS && items.iter().all(fits));
             if texts { Ok(value) } else { Err(unfit(&value)) }
         }
         (Kind::TextMap, Value::Object(map)) => {

@@ -93,7 +93,7 @@ pub enum Kind {
     Boolean,
     /// One of these words.
     OneOf(&'static [&'static str]),
-    /// A text or a list of texts.
+    /// A text or a list of texts, at most 100 of at most 1024 bytes each.
     TextOrTexts,
     /// Texts by name.
     TextMap,
@@ -132,7 +132,9 @@ impl Kind {
             Self::Integer { min, max } => format!("a whole number from {min} to {max}"),
             Self::Boolean => "true or false".to_owned(),
             Self::OneOf(_) => format!("one of {}", self.typescript().replace(" | ", ", ")),
-            Self::TextOrTexts => "a string or a list of strings".to_owned(),
+            Self::TextOrTexts => {
+                format!("a string or a list of strings, at most {MAX_TEXTS} of at most {MAX_TEXT_BYTES} bytes each")
+            }
             Self::TextMap => "an object whose values are strings".to_owned(),
             Self::Object(_) => format!("an object {}", self.typescript()),
             Self::Objects(properties) => format!("a non-empty list of objects {}", object_type(properties)),
@@ -149,7 +151,8 @@ impl Kind {
             Self::Boolean => json!({"type": "boolean"}),
             Self::OneOf(words) => json!({"type": "string", "enum": words}),
             Self::TextOrTexts => {
-                json!({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]})
+                let text = json!({"type": "string", "maxLength": MAX_TEXT_BYTES});
+                json!({"anyOf": [text, {"type": "array", "maxItems": MAX_TEXTS, "items": text}]})
             }
             Self::TextMap => json!({"type": "object", "additionalProperties": {"type": "string"}}),
             Self::Object(properties) => object_schema(properties),
@@ -160,6 +163,12 @@ impl Kind {
         }
     }
 }
+
+/// Most texts in a [`Kind::TextOrTexts`].
+pub(super) const MAX_TEXTS: usize = 100;
+
+/// Longest text in a [`Kind::TextOrTexts`], in bytes.
+pub(super) const MAX_TEXT_BYTES: usize = 1024;
 
 /// The largest whole number that JavaScript represents exactly.
 pub(super) const MAX_SAFE_INTEGER: u64 = (1 << 53) - 1;

@@ -87,6 +87,13 @@ pub(super) fn path_error(workspace: &Workspace, error: &PathError) -> ToolError 
             format!("{path:?} is a {kind}; only regular files can be read and written."),
         )
         .with(json!({"path": path})),
+        PathError::Reserved { path } => ToolError::new(
+            "PermissionDenied",
+            format!(
+                "{path:?} belongs to the service that runs the tools. No tool reads or changes it; go on without it."
+            ),
+        )
+        .with(json!({"path": path})),
         PathError::Denied { path } => {
             ToolError::new("PermissionDenied", format!("The operating system denies access to {path:?}."))
                 .with(json!({"path": path}))

@@ -8,15 +8,12 @@ use serde::{Deserialize, Serialize};
 
 use super::error::{ToolError, path_error};
 use super::stop::{Stop, Stopped};
-use crate::workspace::{RelativePath, Walk, WalkEnd, Workspace};
+use crate::workspace::{RelativePath, Walk, WalkEnd, Workspace, is_bounded_glob};
 
 const TOOL: &str = "find_file";
 
 /// Most paths returned.
 const MAX_PATHS: usize = 1_000;
-
-/// Most globs in one list.
-const MAX_GLOBS: usize = 100;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -64,11 +61,14 @@ pub(super) fn run(workspace: &Workspace, arguments: Arguments, stop: &Stop) -> R
 
 /// Compiles globs. One without a slash is about names in any directory.
 pub(super) fn globs(tool: &str, parameter: &str, patterns: &[String]) -> Result<GlobSet, ToolError> {
-    if patterns.len() > MAX_GLOBS {
-        return Err(ToolError::invalid(format!("{tool}: {parameter} has more than {MAX_GLOBS} globs.")));
-    }
     let mut set = GlobSetBuilder::new();
     for pattern in patterns {
+        if !is_bounded_glob(pattern) {
+            let shown: String = pattern.chars().take(100).collect();
+            return Err(ToolError::invalid(format!(
+                "{tool}: the glob that begins with {shown:?} is too long or has too many braces; use several shorter ones."
+            )));
+        }
         let trimmed = pattern.trim_start_matches("./").trim_start_matches('/');
         let mut glob =
             if trimmed.trim_end_matches('/').contains('/') { trimmed.to_owned() } else { format!("**/{trimmed}") };

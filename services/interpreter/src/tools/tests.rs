@@ -193,3 +193,35 @@ async fn commands_give_results_and_refusals_as_scripts_expect_them() {
         assert_eq!(bench.fails("execute_command", args).await.name, name);
     }
 }
+
+#[tokio::test]
+async fn globs_that_would_overflow_the_stack_are_refused() {
+    let bench = Bench::new();
+    bench.write("a.rs", "x");
+    let bomb = format!("{}{}", "{".repeat(300_000), "}".repeat(300_000));
+    let braces = format!("{}{}", "{".repeat(400), "}".repeat(400));
+    let many = vec!["*.rs"; 101];
+    for glob in [json!(bomb), json!([bomb]), json!(braces), json!(["*.rs", braces]), json!(many)] {
+        for option in ["include", "exclude"] {
+            let error = bench.fails("grep", json!(["x", ".", {option: glob}])).await;
+            assert_eq!(error.name, "InvalidArguments");
+            assert!(error.message.len() < 2_000, "{} bytes", error.message.len());
+        }
+    }
+    assert_eq!(bench.fails("find_file", json!([braces])).await.name, "InvalidArguments");
+    let found = bench.call("grep", json!(["x", ".", {"include": "*.{rs,{toml,md}}"}])).await;
+    assert_eq!(found["files_searched"], json!(1));
+}
+
+#[tokio::test]
+async fn calls_on_files_wait_while_the_service_is_busy_with_others() {
+    let bench = Bench::new();
+    bench.write("a", "x");
+    let busy = FILE_CALLS.acquire_many(64).await.expect("open");
+    let cx = CallContext::default();
+    let waiting = bench.tools.call("read_file", json!(["a"]), &cx);
+    tokio::pin!(waiting);
+    assert!(futures::poll!(&mut waiting).is_pending());
+    drop(busy);
+    assert_eq!(waiting.await, Ok(json!("x")));
+}

@@ -274,3 +274,21 @@ fn names_similar_to_a_missing_one_are_found_where_the_path_breaks_off() {
     assert_eq!(similar("readme.txt"), ["README.md"]);
     assert!(similar("completely/else").is_empty());
 }
+
+#[test]
+fn a_rule_of_nested_braces_is_skipped_and_the_others_hold() {
+    let (_directory, workspace) = workspace();
+    let bomb = format!("{}{}", "{".repeat(100_000), "}".repeat(100_000));
+    let hidden_depth = "{[}]".repeat(5_000) + &"}".repeat(5_000);
+    write(&workspace, ".gitignore", &format!("{bomb}\n{hidden_depth}\n{{{{a,b}},c}}.log\n")).expect("written");
+    for path in ["a.log", "c.log", "d.log"] {
+        write(&workspace, path, "").expect("written");
+    }
+    // The stack of a thread that works on files.
+    let walk = || walked(&workspace, ".", false);
+    let seen = std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().stack_size(2 << 20).spawn_scoped(scope, walk).expect("a thread");
+        thread.join().expect("a list")
+    });
+    assert_eq!(seen, [".gitignore", "d.log"]);
+}

@@ -17,7 +17,7 @@ use ignore::gitignore::{Gitignore, GitignoreBuilder};
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, ResolveFlags};
 
 use super::write::TEMPORARY_PREFIX;
-use super::{PathError, RelativePath, Workspace, beneath, path_error};
+use super::{Identity, PathError, RelativePath, Workspace, beneath, path_error};
 
 /// How many entries one walk looks at; what comes after is left out and said to be.
 const MAX_VISITED: usize = 200_000;
@@ -27,6 +27,22 @@ const MAX_DEPTH: usize = 100;
 
 /// How much of an ignore file is read, in bytes.
 const MAX_IGNORE_FILE: u64 = 256 * 1024;
+
+/// How many lines of the ignore files of one directory are heeded.
+const MAX_RULES: usize = 4_096;
+
+/// Longest glob, in bytes.
+const MAX_GLOB_BYTES: usize = 1_024;
+
+/// Most opening braces in one glob, nested or not.
+const MAX_GLOB_BRACES: usize = 32;
+
+/// Whether a glob may be compiled. The compiler calls itself for every level of nested braces, and whoever writes the
+/// glob, a script or a file of a cloned repository, could end the process by overflowing its stack.
+pub(crate) fn is_bounded_glob(glob: &str) -> bool {
+    // All braces are counted and not those that are open: what closes one depends on classes and escapes.
+    glob.len() <= MAX_GLOB_BYTES && glob.bytes().filter(|byte| *byte == b'{').count() <= MAX_GLOB_BRACES
+}
 
 /// What to walk over.
 #[derive(Clone, Copy, Debug)]
@@ -96,6 +112,8 @@ struct Walker<'v> {
     options: Walk,
     visited: usize,
     too_large: bool,
+    /// What is not visited.
+    hidden: Vec<Identity>,
     /// Rules of the directories from the root down to the current one.
     rules: Vec<Gitignore>,
     visit: &'v mut Visitor<'v>,
@@ -110,7 +128,8 @@ impl Workspace {
         visit: &'v mut Visitor<'v>,
     ) -> Result<WalkEnd, PathError> {
         let directory = self.open_directory(base)?;
-        let mut walker = Walker { options, visited: 0, too_large: false, rules: Vec::new(), visit };
+        let hidden = self.hidden_identities();
+        let mut walker = Walker { options, visited: 0, too_large: false, hidden, rules: Vec::new(), visit };
         if !options.include_ignored {
             self.rules_above(base, &mut walker.rules);
         }
@@ -176,6 +195,9 @@ impl Walker<'_> {
     ) -> ControlFlow<()> {
         for (name, file_type) in names {
             let name = OsStr::from_bytes(name.to_bytes());
+            if self.is_hidden(directory.as_fd(), name) {
+                continue;
+            }
             let kind = kind_of(directory.as_fd(), name, *file_type);
             let path = path.join(name);
             if !self.options.include_ignored && self.is_ignored(&path, name, kind) {
@@ -193,6 +215,7 @@ impl Walker<'_> {
             let opened = beneath(directory.as_fd(), Path::new(name), flags, Mode::empty(), ResolveFlags::NO_SYMLINKS);
             // A directory that vanished, became a link or may not be read has nothing to visit.
             if let Ok(child) = opened
+                && !Identity::of(&child).is_ok_and(|identity| self.hidden.contains(&identity))
                 && let Ok(flow) = self.descend(&child, &path, depth + 1)
             {
                 flow?;
@@ -202,6 +225,12 @@ impl Walker<'_> {
             }
         }
         ControlFlow::Continue(())
+    }
+
+    fn is_hidden(&self, directory: BorrowedFd<'_>, name: &OsStr) -> bool {
+        !self.hidden.is_empty()
+            && rustix::fs::statat(directory, name, AtFlags::SYMLINK_NOFOLLOW)
+                .is_ok_and(|stat| self.hidden.contains(&Identity::from_stat(&stat)))
     }
 
     fn is_ignored(&self, path: &Path, name: &OsStr, kind: EntryKind) -> bool {
@@ -239,6 +268,7 @@ fn kind_of(directory: BorrowedFd<'_>, name: &OsStr, file_type: FileType) -> Entr
 /// The rules written down in one directory. Lines that are no rule are skipped, as git does.
 fn read_rules(directory: &OwnedFd, path: &Path) -> Gitignore {
     let mut builder = GitignoreBuilder::new(Path::new("/").join(path));
+    let mut rules = 0;
     for name in [".git/info/exclude", ".gitignore", ".ignore"] {
         let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
         let opened = beneath(directory.as_fd(), Path::new(name), flags, Mode::empty(), ResolveFlags::NO_SYMLINKS);
@@ -247,8 +277,11 @@ fn read_rules(directory: &OwnedFd, path: &Path) -> Gitignore {
         if File::from(file).take(MAX_IGNORE_FILE).read_to_end(&mut text).is_err() {
             continue;
         }
-        for line in String::from_utf8_lossy(&text).lines() {
-            drop(builder.add_line(None, line));
+        for line in String::from_utf8_lossy(&text).lines().filter(|line| is_bounded_glob(line)) {
+            if rules < MAX_RULES {
+                drop(builder.add_line(None, line));
+            }
+            rules += 1;
         }
     }
     builder.build().unwrap_or_else(|_| Gitignore::empty())

@@ -14,7 +14,7 @@ use std::sync::MutexGuard;
 use rustix::fs::{AtFlags, FileType, Gid, Mode, OFlags, ResolveFlags, Stat, Uid};
 use rustix::io::Errno;
 
-use super::{PathError, RelativePath, Workspace, beneath, kind_name, path_error};
+use super::{Identity, PathError, RelativePath, Workspace, beneath, kind_name, path_error};
 
 /// What temporary files are called; walks leave them out.
 pub(super) const TEMPORARY_PREFIX: &str = ".construct-write-";
@@ -122,6 +122,9 @@ impl Workspace {
                 Err(Errno::NOENT) => return Ok(Place { directory, name, existing: None }),
                 Err(error) => return Err(path_error(path, error)),
             };
+            if self.hides(Identity::from_stat(&stat)) {
+                return Err(PathError::Reserved { path: path.shown() });
+            }
             match FileType::from_raw_mode(stat.st_mode) {
                 FileType::RegularFile => return Ok(Place { directory, name, existing: Some(stat) }),
                 FileType::Directory => return Err(PathError::IsDirectory { path: path.shown() }),
@@ -157,14 +160,17 @@ impl Workspace {
         };
         match open() {
             Err(Errno::NOENT) => {}
-            result => return result.map_err(|e| path_error(path, e)),
+            Err(error) => return Err(path_error(path, error)),
+            Ok(directory) => return self.admit(path, directory),
         }
         let Some((parent, name)) = path.split() else {
             return Err(PathError::NotFound { path: path.shown() });
         };
         let parent = self.ensure_directory(&parent)?;
         match rustix::fs::mkdirat(&parent, name, Mode::from_raw_mode(0o777)) {
-            Ok(()) | Err(Errno::EXIST) => open().map_err(|e| path_error(path, e)),
+            Ok(()) | Err(Errno::EXIST) => {
+                open().map_err(|e| path_error(path, e)).and_then(|directory| self.admit(path, directory))
+            }
             Err(error) => Err(path_error(path, error)),
         }
     }

@@ -6,7 +6,7 @@ use construct_proto::v1::{
     ListModelProvidersRequest, ListModelsRequest, ModelParameters, ModelProviderSpec, ModelProviderType, ModelSpec,
     Prices, UpdateAgentRequest, UpdateModelProviderRequest, UpdateModelRequest,
 };
-use construct_store::{Cursor, ModelProviderKind};
+use construct_store::{Cursor, ModelProvider, ModelProviderKind};
 use tonic::{Status, codegen::http::Uri};
 
 use crate::{
@@ -16,18 +16,18 @@ use crate::{
 };
 
 const ORDERS: [Column; 3] = [Column::CreatedAt, Column::UpdatedAt, Column::Name];
-const DESCRIPTION_CHARS: usize = 1024;
-const INSTRUCTIONS_BYTES: usize = 64 * 1024;
+pub(super) const DESCRIPTION_CHARS: usize = 1024;
+pub(super) const INSTRUCTIONS_BYTES: usize = 64 * 1024;
 pub(super) const MAX_TURNS: u32 = 1000;
-const STOP_SEQUENCES: usize = 8;
-const STOP_SEQUENCE_CHARS: usize = 64;
-const VENDOR_MODEL_CHARS: usize = 256;
-const MAX_TOKENS: i64 = 100_000_000;
+pub(super) const STOP_SEQUENCES: usize = 8;
+pub(super) const STOP_SEQUENCE_CHARS: usize = 64;
+pub(super) const VENDOR_MODEL_CHARS: usize = 256;
+pub(super) const MAX_TOKENS: i64 = 100_000_000;
 /// A million dollars per million tokens.
-const MAX_PRICE: i64 = 1_000_000_000_000;
-const URL_BYTES: usize = 2048;
-const API_KEY_BYTES: usize = 4096;
-const SCRIPT_BYTES: usize = 1024 * 1024;
+pub(super) const MAX_PRICE: i64 = 1_000_000_000_000;
+pub(super) const URL_BYTES: usize = 2048;
+pub(super) const API_KEY_BYTES: usize = 4096;
+pub(super) const SCRIPT_BYTES: usize = 1024 * 1024;
 
 /// A request that only names an entity.
 pub(crate) fn get(field: &str, reference: &str, what: &str) -> Result<(), Status> {
@@ -204,11 +204,30 @@ pub(crate) fn update_model_provider(request: &UpdateModelProviderRequest) -> Res
     violations.finish()
 }
 
-/// Whether an update suits the kind of the provider it is for.
-pub(crate) fn model_provider_fits(request: &UpdateModelProviderRequest, kind: ModelProviderKind) -> Result<(), Status> {
+/// Whether an update suits the provider it is for.
+pub(crate) fn model_provider_fits(
+    request: &UpdateModelProviderRequest,
+    provider: &ModelProvider,
+) -> Result<(), Status> {
     let mut violations = Violations::new();
-    fits(&mut violations, "", kind, [request.base_url(), request.api_key(), request.script()]);
+    fits(&mut violations, "", provider.kind, [request.base_url(), request.api_key(), request.script()]);
+    // Who may change an address need not know the key. They would if it could be sent to an address of theirs.
+    let moves = request.base_url.as_ref().is_some_and(|url| origin(url) != origin(&provider.base_url));
+    let keeps_key = provider.key.is_some() && request.api_key.is_none();
+    violations.require(!(moves && keeps_key), "api_key", || {
+        "must be given again, or taken away, when `base_url` changes to another origin: a key is only sent to the origin \
+         it was given for"
+            .into()
+    });
     violations.finish()
+}
+
+/// Scheme, host and port. None: the vendor's own.
+fn origin(base_url: &str) -> Option<(String, String, u16)> {
+    let uri: Uri = base_url.parse().ok()?;
+    let (scheme, host) = (uri.scheme_str()?.to_ascii_lowercase(), uri.host()?.to_ascii_lowercase());
+    let port = uri.port_u16().unwrap_or(if scheme == "https" { 443 } else { 80 });
+    Some((scheme, host, port))
 }
 
 fn fits(violations: &mut Violations, path: &str, kind: ModelProviderKind, [base_url, api_key, script]: [&str; 3]) {
@@ -246,11 +265,14 @@ fn api_key(violations: &mut Violations, field: &str, key: &str) {
 
 fn script(violations: &mut Violations, field: &str, script: &str) {
     violations.bytes(field, script, SCRIPT_BYTES);
-    if !script.is_empty()
-        && script.len() <= SCRIPT_BYTES
-        && let Err(error) = serde_json::from_str::<serde::de::IgnoredAny>(script)
-    {
-        violations.add(field, format!("must be JSON: {error}"));
+    if !script.is_empty() && script.len() <= SCRIPT_BYTES {
+        // What a turn may hold is known to the providers service alone, which refuses the rest at the first call.
+        match serde_json::from_str::<serde::de::IgnoredAny>(script) {
+            Ok(_) => violations.require(script.trim_start().starts_with(['{', '[']), field, || {
+                "must be a JSON object, or a list of turns".into()
+            }),
+            Err(error) => violations.add(field, format!("must be JSON: {error}")),
+        }
     }
 }
 

@@ -17,14 +17,14 @@ use crate::{
     validate::{Violations, thousands},
 };
 
-const TITLE_CHARS: usize = 200;
-const WORKSPACE_BYTES: usize = 4096;
-const REASON_CHARS: usize = 1024;
+pub(super) const TITLE_CHARS: usize = 200;
+pub(super) const WORKSPACE_BYTES: usize = 4096;
+pub(super) const REASON_CHARS: usize = 1024;
 /// Of all blocks of a message together. Larger inputs belong into files of the workspace.
-const MESSAGE_BYTES: usize = 1024 * 1024;
-const BLOCKS: usize = 256;
-const GLOBS: usize = 32;
-const GLOB_BYTES: usize = 128;
+pub(super) const MESSAGE_BYTES: usize = 1024 * 1024;
+pub(super) const BLOCKS: usize = 256;
+pub(super) const GLOBS: usize = 32;
+pub(super) const GLOB_BYTES: usize = 128;
 
 pub(crate) fn create_task(request: &CreateTaskRequest) -> Result<(), Status> {
     let mut violations = Violations::new();

@@ -1,11 +1,12 @@
-use construct_domain::{OrganizationId, TaskId};
+use construct_domain::{ModelProviderId, OrganizationId, TaskId};
 use construct_proto::v1::{self, block};
-use construct_store::ModelProviderKind;
+use construct_store::{ModelProvider, ModelProviderKind, SealedSecret};
+use jiff::Timestamp;
 use tonic::{Code, Status};
 use uuid::Uuid;
 
 use super::*;
-use crate::validate::tests::fields;
+use crate::validate::{NAME_CHARS, tests::fields, thousands};
 
 const TASK: &str = "task_01890a5d-ac96-774b-bcce-b302099a8057";
 const ORG: OrganizationId = OrganizationId::LOCAL;
@@ -137,6 +138,7 @@ fn providers_take_what_suits_their_kind() {
         (Scripted, "http://host", "", "", "spec.base_url"),
         (Scripted, "", "key", "", "spec.api_key"),
         (Scripted, "", "", "{", "spec.script"),
+        (Scripted, "", "", "42", "spec.script"),
     ] {
         refused(create(kind, base_url, api_key, script), &[field]);
     }
@@ -144,7 +146,59 @@ fn providers_take_what_suits_their_kind() {
     refused(create(Scripted, "", "", &large), &["spec.script"]);
     let update =
         v1::UpdateModelProviderRequest { script: Some("{}".into()), ..v1::UpdateModelProviderRequest::default() };
-    refused(model_provider_fits(&update, ModelProviderKind::Openai), &["script"]);
+    refused(model_provider_fits(&update, &stored("", false)), &["script"]);
+}
+
+fn stored(base_url: &str, with_key: bool) -> ModelProvider {
+    let key = || SealedSecret { key_id: "k".into(), nonce: vec![0; 12], ciphertext: vec![1] };
+    ModelProvider {
+        id: ModelProviderId::from_uuid(Uuid::from_u128(1)),
+        organization: ORG,
+        name: "p".into(),
+        kind: ModelProviderKind::Openai,
+        base_url: base_url.into(),
+        script: None,
+        key: with_key.then(key),
+        revision: 1,
+        created_at: Timestamp::UNIX_EPOCH,
+        updated_at: Timestamp::UNIX_EPOCH,
+    }
+}
+
+#[test]
+fn a_key_is_not_taken_along_to_another_origin() {
+    let update = |base_url: &str, api_key: Option<&str>| v1::UpdateModelProviderRequest {
+        base_url: Some(base_url.into()),
+        api_key: api_key.map(Into::into),
+        ..v1::UpdateModelProviderRequest::default()
+    };
+    for (from, to) in [
+        ("", "https://elsewhere"),
+        ("https://vendor/v1", ""),
+        ("https://vendor/v1", "https://elsewhere/v1"),
+        ("https://vendor/v1", "http://vendor/v1"),
+        ("https://vendor/v1", "https://vendor:8443/v1"),
+        ("https://vendor/v1", "https://vendor.elsewhere/v1"),
+    ] {
+        refused(model_provider_fits(&update(to, None), &stored(from, true)), &["api_key"]);
+        for allowed in [
+            model_provider_fits(&update(to, Some("again")), &stored(from, true)),
+            model_provider_fits(&update(to, Some("")), &stored(from, true)),
+            model_provider_fits(&update(to, None), &stored(from, false)),
+        ] {
+            allowed.unwrap_or_else(|status| panic!("{from} to {to}: {status}"));
+        }
+    }
+    for (from, to) in [
+        ("", ""),
+        ("https://vendor/v1", "https://VENDOR:443/v2?x=1"),
+        ("http://localhost:11434", "http://localhost:11434/v1"),
+    ] {
+        model_provider_fits(&update(to, None), &stored(from, true))
+            .unwrap_or_else(|status| panic!("{from} to {to}: {status}"));
+    }
+    let unrelated = v1::UpdateModelProviderRequest { name: Some("q".into()), ..Default::default() };
+    model_provider_fits(&unrelated, &stored("https://vendor", true)).expect("the address stays");
 }
 
 #[test]
@@ -231,7 +285,7 @@ fn a_token_belongs_to_one_tasks_messages() {
     let (one, other) = (TaskId::from_uuid(Uuid::from_u128(1)), TaskId::from_uuid(Uuid::from_u128(2)));
     let (_, page, _) = list_messages(ORG, &request(one, String::new())).expect("the request is valid");
     let cursor = construct_store::MessageCursor { position: Some(1), arrival: 1 };
-    let token = page.cut(&mut vec![(), ()], |()| cursor).next_page_token;
+    let token = page.cut(&[(), ()], Clone::clone, |()| cursor).1.next_page_token;
     assert!(list_messages(ORG, &request(one, token.clone())).is_ok());
     refused(list_messages(ORG, &request(other, token)), &["page.page_token"]);
 }
@@ -246,4 +300,62 @@ fn subscriptions_have_few_and_simple_globs() {
         subscribe(v1::SubscribeRequest { task: "x".into(), cursor: "y".into(), types: Vec::new() }),
         &["task", "cursor"],
     );
+}
+
+/// The comment above a field of the contract, as one line.
+fn comment(file: &str, message: &str, field: &str) -> String {
+    let path = format!("{}/../../proto/construct/v1/{file}.proto", env!("CARGO_MANIFEST_DIR"));
+    let text = std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{path}: {error}"));
+    let (_, body) =
+        text.split_once(&format!("message {message} {{\n")).unwrap_or_else(|| panic!("{message} in {path}"));
+    let mut comment = Vec::new();
+    for line in body.lines() {
+        match line.trim_start().strip_prefix("//") {
+            Some(words) => comment.push(words.trim()),
+            None if line.contains(&format!(" {field} = ")) => return comment.join(" "),
+            None => comment.clear(),
+        }
+    }
+    panic!("{message}.{field} in {path}")
+}
+
+#[test]
+fn every_limit_stands_in_the_contract() {
+    use super::{entities::*, tasks::*};
+    let kib = |bytes: usize| format!("{} KiB", bytes / 1024);
+    let mib = |bytes: usize| format!("{} MiB", bytes / (1024 * 1024));
+    let number = |number: i64| thousands(usize::try_from(number).expect("a limit is positive"));
+    for (file, message, field, limit) in [
+        ("agent", "AgentSpec", "name", format!("1 to {NAME_CHARS} characters")),
+        ("agent", "AgentSpec", "description", thousands(DESCRIPTION_CHARS)),
+        ("agent", "AgentSpec", "instructions", kib(INSTRUCTIONS_BYTES)),
+        ("agent", "AgentSpec", "max_turns", number(MAX_TURNS.into())),
+        ("agent", "CreateAgentRequest", "idempotency_key", "1 to 128 visible ASCII".to_owned()),
+        ("common", "ModelParameters", "max_tokens", number(MAX_TOKENS)),
+        ("common", "ModelParameters", "top_k", "1 to 1,000,000".to_owned()),
+        ("common", "ModelParameters", "stop_sequences", format!("At most {STOP_SEQUENCES},")),
+        ("common", "ModelParameters", "stop_sequences", format!("1 to {STOP_SEQUENCE_CHARS} characters")),
+        ("event", "SubscribeRequest", "types", format!("At most {GLOBS},")),
+        ("event", "SubscribeRequest", "types", format!("1 to {GLOB_BYTES}")),
+        ("message", "MessageSpec", "blocks", format!("{BLOCKS} blocks")),
+        ("message", "MessageSpec", "blocks", mib(MESSAGE_BYTES)),
+        ("model", "ModelSpec", "name", format!("1 to {NAME_CHARS} characters")),
+        ("model", "ModelSpec", "vendor_model", format!("{VENDOR_MODEL_CHARS} characters")),
+        ("model", "ModelSpec", "context_window", number(MAX_TOKENS)),
+        ("model", "ModelSpec", "max_output_tokens", number(MAX_TOKENS)),
+        ("model_provider", "ModelProviderSpec", "name", format!("1 to {NAME_CHARS} characters")),
+        ("model_provider", "ModelProviderSpec", "base_url", format!("{} bytes", thousands(URL_BYTES))),
+        ("model_provider", "ModelProviderSpec", "api_key", format!("{} visible ASCII", thousands(API_KEY_BYTES))),
+        ("model_provider", "ModelProviderSpec", "script", mib(SCRIPT_BYTES)),
+        ("task", "TaskSpec", "workspace", format!("{} bytes", thousands(WORKSPACE_BYTES))),
+        ("task", "TaskSpec", "title", format!("{TITLE_CHARS} characters")),
+        ("task", "TaskSpec", "max_turns", number(MAX_TURNS.into())),
+        ("task", "CancelTaskRequest", "reason", thousands(REASON_CHARS)),
+    ] {
+        let comment = comment(file, message, field);
+        assert!(comment.contains(&limit), "{message}.{field}: `{comment}` should say `{limit}`");
+    }
+    // All four prices have one.
+    let contract = include_str!("../../../../../proto/construct/v1/model.proto");
+    assert!(contract.contains(&format!("Each 0 to {}", number(MAX_PRICE))));
 }
