@@ -31,10 +31,11 @@ mesh_service_environment() {
     # Compiled once for all homes.
     variables+=("CONSTRUCT_INTERPRETER_CACHE_DIR=$main_home/cache")
     variables+=("CONSTRUCT_INTERPRETER_WORKSPACE_ROOTS=$(mesh_workspace_roots)")
+    variables+=("CONSTRUCT_INTERPRETER_HIDDEN_PATHS=$(mesh_hidden_paths)")
   fi
   for name in $(compgen -e); do
     case $name in
-      CONSTRUCT_INTERPRETER_CACHE_DIR | CONSTRUCT_INTERPRETER_WORKSPACE_ROOTS) ;;
+      CONSTRUCT_INTERPRETER_CACHE_DIR | CONSTRUCT_INTERPRETER_WORKSPACE_ROOTS | CONSTRUCT_INTERPRETER_HIDDEN_PATHS) ;;
       CONSTRUCT_HOME | CONSTRUCT_MASTER_KEY | CONSTRUCT_DEMO_* | CONSTRUCT_TEST_* | CONSTRUCT_HEALTH_LISTEN) ;;
       PATH | HOME | USER | LANG | LC_* | TZ | TMPDIR | RUST_* | OTEL_* | CONSTRUCT_* | *_PROXY | *_proxy | SSL_CERT_*)
         # The home's settings win over the same names in the caller's shell.
@@ -47,6 +48,17 @@ mesh_service_environment() {
 
 # Set by the demo.
 workspace_root=''
+
+# What no task may see although the checkout is granted: the keys, passwords and data of every home.
+mesh_hidden_paths() {
+  local folder name list=''
+  for folder in "$main_home" "$main_home"/*/; do
+    for name in master.key postgres.password nats.password nats.conf env compose.env postgres nats logs; do
+      if [[ -e ${folder%/}/$name ]]; then list+=${list:+,}${folder%/}/$name; fi
+    done
+  done
+  printf '%s' "$list"
+}
 
 # Prints the directories that tasks may name as their workspace, with all below them, as a list with commas: the demo's own folder in
 # the demo; else what the caller's CONSTRUCT_INTERPRETER_WORKSPACE_ROOTS says; else where people keep their projects:

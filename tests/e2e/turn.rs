@@ -483,7 +483,7 @@ async fn a_vendor_that_fails_for_a_while_is_asked_again_and_the_error_is_told() 
 }
 
 #[tokio::test]
-async fn messages_and_results_larger_than_a_message_on_the_mesh_travel_whole() {
+async fn messages_larger_than_the_mesh_takes_travel_whole_and_huge_results_are_told_in_part() {
     let mesh = Mesh::start().await.unwrap();
     let script = json!({"conversations": [
         {"match": "print", "turns": [
@@ -511,7 +511,10 @@ async fn messages_and_results_larger_than_a_message_on_the_mesh_travel_whole() {
     assert_eq!(transcript.placed().len(), 14);
     let answers = transcript.answers();
     assert!(answers[0] == format!("You said: {long}"), "the answer is whole");
-    assert!(answers[2].len() == 4 * 60_001 + 900_000, "the result is whole: {}", answers[2].len());
+    // What a model is told of one script is bounded, or one result would spoil the conversation for good.
+    let told = &answers[2];
+    assert!(told.len() < 66_000 && told.starts_with("000") && told.ends_with("vvv"), "{} bytes", told.len());
+    assert!(told.contains("bytes are left out here"));
     assert_eq!(answers[4], "3000000");
     transcript.check(&said);
     let last = conversation.task().await.unwrap().status.unwrap().event_sequence;

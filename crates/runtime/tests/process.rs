@@ -14,6 +14,7 @@ use std::{
 };
 
 use construct_runtime::{Common, Context, ServiceConfig, config};
+use libtest_mimic::{Arguments, Trial};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
@@ -90,16 +91,13 @@ fn main() -> ExitCode {
         ),
         ("unusable_collector_address_exits_with_1_and_is_named", unusable_collector_address_exits_with_1_and_is_named),
     ];
-    // The usual filter: run the tests whose name contains an argument.
-    let filters: Vec<String> = env::args().skip(1).filter(|argument| !argument.starts_with('-')).collect();
-    for (name, test) in tests {
-        if filters.is_empty() || filters.iter().any(|filter| name.contains(filter.as_str())) {
-            println!("test {name} ...");
+    let trials = tests.into_iter().map(|(name, test)| {
+        Trial::test(name, move || {
             test();
-        }
-    }
-    println!("all is well");
-    ExitCode::SUCCESS
+            Ok(())
+        })
+    });
+    libtest_mimic::run(&Arguments::from_args(), trials.collect()).exit_code()
 }
 
 fn command(variables: &[(&str, &str)], arguments: &[&str]) -> Command {

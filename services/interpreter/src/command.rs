@@ -61,7 +61,7 @@ pub struct CommandPolicy {
     pub network: bool,
     /// Files and directories of the service itself: its cache where that is not in its data directory (which is always
     /// hidden), the files with its keys. No workspace may lie in them. Where they lie in a workspace, neither tools nor
-    /// confined commands see them. Those that do not exist when the service starts are not hidden.
+    /// confined commands see them. What is made or replaced later is hidden from workspaces opened after that.
     pub hidden_paths: Vec<PathBuf>,
     /// Further host paths commands may read, for example a tool chain. Absolute; missing ones are skipped.
     pub read_only_paths: Vec<PathBuf>,

@@ -47,6 +47,9 @@ pub struct Config {
     pub interpreter_fetch_hosts: Vec<String>,
     /// Whether commands may run without a sandbox where the machine offers none.
     pub interpreter_allow_unconfined_commands: bool,
+    /// Files and directories that no task may see, although they lie in a directory that is granted: the operator's keys
+    /// and the mesh's own data. The data and cache directories always belong to them.
+    pub interpreter_hidden_paths: Vec<PathBuf>,
     /// Where compiled code is kept; below the data directory when empty.
     pub interpreter_cache_dir: PathBuf,
     /// CPU time of one script.
@@ -67,6 +70,7 @@ impl Default for Config {
             interpreter_workspace_roots: Vec::new(),
             interpreter_fetch_hosts: Vec::new(),
             interpreter_allow_unconfined_commands: false,
+            interpreter_hidden_paths: Vec::new(),
             interpreter_cache_dir: PathBuf::new(),
             interpreter_cpu_limit: limits.cpu,
             interpreter_wall_limit: limits.wall,
@@ -76,6 +80,14 @@ impl Default for Config {
 }
 
 impl Config {
+    fn cache_dir(&self, common: &Common) -> PathBuf {
+        if self.interpreter_cache_dir.as_os_str().is_empty() {
+            common.cache_dir()
+        } else {
+            self.interpreter_cache_dir.clone()
+        }
+    }
+
     fn hosts(&self) -> Result<Vec<HostPattern>, config::Invalid> {
         let parse = |host: &String| host.parse();
         self.interpreter_fetch_hosts
@@ -115,10 +127,12 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
     } else {
         Confinement::RequireSandbox
     };
-    let policy = Policy { commands: CommandPolicy { confinement, ..CommandPolicy::default() }, hosts: config.hosts()? };
+    let hidden_paths = config.interpreter_hidden_paths.iter().cloned().chain([config.cache_dir(common)]).collect();
+    let commands = CommandPolicy { confinement, hidden_paths, ..CommandPolicy::default() };
+    let policy = Policy { commands, hosts: config.hosts()? };
     let own = common.data_dir.join("workspaces");
     let workspaces = Workspaces::new(&config.interpreter_workspace_roots, own, policy, Egress::new(&[])?, sandbox)
-        .context("a directory in CONSTRUCT_INTERPRETER_WORKSPACE_ROOTS cannot be used")?;
+        .context("the directories of CONSTRUCT_INTERPRETER_WORKSPACE_ROOTS cannot be granted")?;
 
     let bus = context
         .connect_with_retry("nats", &nats, async || {
@@ -192,11 +206,7 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
 
 /// Loads the sandbox; compiling it for the first time takes a second, in an unoptimised build half a minute.
 async fn engine(config: &Config, common: &Common) -> anyhow::Result<Engine> {
-    let cache = if config.interpreter_cache_dir.as_os_str().is_empty() {
-        common.cache_dir()
-    } else {
-        config.interpreter_cache_dir.clone()
-    };
+    let cache = config.cache_dir(common);
     let instances = u32::try_from(config.interpreter_concurrency)?;
     let max_memory_bytes = config.interpreter_memory_bytes.max(EngineConfig::default().max_memory_bytes);
     let engine = tokio::task::spawn_blocking(move || Engine::new(&cache, EngineConfig { instances, max_memory_bytes }))

@@ -111,6 +111,8 @@ struct Places {
     roots: Vec<Root>,
     /// Where tasks without a workspace get one of their own.
     own: PathBuf,
+    /// What is hidden, by the names it had at the start, and those found under them then.
+    hidden_paths: Vec<PathBuf>,
     hidden: Vec<Arc<Hidden>>,
     /// No workspace is one of these or lies in one.
     reserved: Vec<Identity>,
@@ -120,10 +122,11 @@ impl Places {
     fn new(roots: &[PathBuf], own: PathBuf, hidden: &[PathBuf]) -> Result<Self, Error> {
         make_private(&own).map_err(Error::Make)?;
         let data = own.parent().filter(|path| !path.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        let hidden = without_nested(std::iter::once(data).chain(hidden.iter().map(PathBuf::as_path)))?;
+        let hidden_paths: Vec<PathBuf> = std::iter::once(data.to_owned()).chain(hidden.iter().cloned()).collect();
+        let hidden = without_nested(hidden_paths.iter().map(PathBuf::as_path))?;
         let kernel = KERNEL.iter().filter_map(|path| Hidden::open(Path::new(path)).ok());
         let reserved = kernel.map(|found| found.identity()).chain(hidden.iter().map(|one| one.identity())).collect();
-        let mut places = Self { roots: Vec::new(), own, hidden, reserved };
+        let mut places = Self { roots: Vec::new(), own, hidden_paths, hidden, reserved };
         for root in roots {
             let missing = |error| Error::Missing(root.clone(), error);
             let path = root.canonicalize().map_err(missing)?;
@@ -147,8 +150,20 @@ impl Places {
         let directory = beneath(root.directory.as_fd(), below, DIRECTORY, Mode::empty(), ResolveFlags::NO_SYMLINKS)
             .map_err(|e| missing(e.into()))?;
         self.refuse_reserved(&path, &directory)?;
-        let hidden = hidden_below(directory.as_fd(), &self.hidden).map_err(|e| missing(e.into()))?;
+        let hidden = hidden_below(directory.as_fd(), &self.hidden_now()).map_err(|e| missing(e.into()))?;
         Ok(Workspace::of(named, directory, hidden)?)
+    }
+
+    /// What is hidden, with what was made or replaced since the start: a key file is replaced when its key is.
+    fn hidden_now(&self) -> Vec<Arc<Hidden>> {
+        let mut hidden = self.hidden.clone();
+        for found in self.hidden_paths.iter().filter_map(|path| Hidden::open(path).ok()) {
+            let known: Vec<Identity> = hidden.iter().map(|one| one.identity()).collect();
+            if !known.contains(&found.identity()) && !found.lies_in(&known).unwrap_or(false) {
+                hidden.push(Arc::new(found));
+            }
+        }
+        hidden
     }
 
     /// The task's own directory, made when it is missing.
@@ -194,7 +209,7 @@ fn without_nested<'a>(paths: impl Iterator<Item = &'a Path>) -> Result<Vec<Arc<H
             Ok(found) if all.iter().any(|(_, known)| known.identity() == found.identity()) => {}
             Ok(found) => all.push((path.to_owned(), found)),
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                tracing::warn!(path = %path.display(), "this path does not exist and is not hidden from tasks");
+                tracing::warn!(path = %path.display(), "this path does not exist; tasks that start before it does may see it");
             }
             Err(error) => return Err(Error::Hide(path.to_owned(), error)),
         }

@@ -200,8 +200,12 @@ pub(crate) fn hidden_below(directory: BorrowedFd<'_>, hidden: &[Arc<Hidden>]) ->
     let identity = Identity::of(directory)?;
     let mut below = Vec::new();
     for candidate in hidden {
-        if !candidate.is_deleted() && candidate.lies_in(&[identity])? {
-            below.push(Arc::clone(candidate));
+        match candidate.lies_in(&[identity]) {
+            Ok(true) => below.push(Arc::clone(candidate)),
+            // What was deleted lies nowhere, and not every file system counts its links down to 0.
+            Ok(false) | Err(Errno::NOENT) => {}
+            Err(_) if candidate.is_deleted() => {}
+            Err(error) => return Err(error),
         }
     }
     Ok(below)

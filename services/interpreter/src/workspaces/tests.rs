@@ -107,6 +107,10 @@ async fn tools_neither_see_nor_change_what_the_service_keeps_in_a_workspace() {
     for path in ["home/data/new", "home/data/new/new", "link/new"] {
         assert_eq!(call(&tools, "create_file", json!([path, "x"])).await, Err("PermissionDenied"), "{path}");
     }
+    std::fs::write(bench.path("checkout/new.key"), "text").expect("written");
+    std::fs::rename(bench.path("checkout/new.key"), bench.path("checkout/home/master.key")).expect("replaced");
+    let tools = bench.open("checkout").await.expect("granted");
+    assert_eq!(call(&tools, "read_file", json!(["home/master.key"])).await, Err("PermissionDenied"));
     assert_eq!(call(&tools, "list_files", json!(["home/data"])).await, Err("PermissionDenied"));
     let found = call(&tools, "find_file", json!(["*"])).await.expect("found");
     assert_eq!(found["paths"], json!(["home", "home/readme", "key", "link", "src", "src/main.rs"]));
