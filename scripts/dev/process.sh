@@ -59,6 +59,8 @@ process_start_time() {
   { stat=$(<"/proc/$1/stat"); } 2>/dev/null || return 1
   # The second field, the command in parentheses, may hold spaces; what follows the last parenthesis starts with the state.
   read -ra fields <<<"${stat##*) }"
+  # A process that ends between opening and reading leaves nothing to read.
+  ((${#fields[@]} >= 20)) || return 1
   [[ ${fields[0]} != [ZX] ]] || return 1
   printf '%s' "${fields[19]}"
 }

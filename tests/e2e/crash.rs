@@ -405,3 +405,31 @@ async fn two_processes_of_each_service_share_the_work_and_do_nothing_twice() {
         assert!(unknown.len() <= 1, "one call at a time can have been interrupted: {unknown:?}");
     }
 }
+
+#[tokio::test]
+async fn a_script_that_was_cancelled_before_an_interpreter_had_it_never_runs() {
+    let mut mesh = Mesh::start().await.unwrap();
+    let script = json!({"conversations": [
+        {"match": "hello", "turns": [{"text": "hello"}]},
+        {"match": "write", "turns": [{"code": "create_file('late.txt', 'late')"}, {"text": "written"}]},
+        {"match": "look", "turns": [{"code": "find_file('late.txt').paths.length"}, {"text": "{{last_result}}"}]},
+    ]});
+    mesh.scripted_agent("worker", &script).await.unwrap();
+    let conversation = mesh.client().unwrap().begin("worker", Some(mesh.workspace())).await.unwrap();
+    // The reconciler has learnt which tools there are before the interpreter is gone.
+    conversation.ask("hello").await;
+    mesh.kill(Service::Interpreter).unwrap();
+    conversation.say("write").await;
+    conversation.in_phase(TaskPhase::ExecuteTools).await;
+    conversation.cancel("changed my mind").await;
+    let status = conversation.settled().await.status.unwrap();
+    assert_eq!(status.last_outcome(), TurnOutcome::Cancelled);
+    mesh.spawn(Service::Interpreter).unwrap();
+    mesh.ready(Service::Interpreter).await.unwrap();
+    // Whatever was still queued would be run before this.
+    conversation.ask("look").await;
+    let transcript = conversation.transcript().await;
+    assert_eq!(transcript.answers().last().map(String::as_str), Some("0"));
+    assert!(!mesh.workspace().join("late.txt").exists());
+    transcript.check(&["hello", "write", "look"]);
+}

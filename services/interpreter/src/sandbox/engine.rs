@@ -27,7 +27,7 @@ const WASM_STACK: usize = 8 << 20;
 /// Room for the host's own frames above it.
 const HOST_STACK: usize = 512 << 10;
 /// After the interruption at the CPU limit, how much longer the guest has to say where it was before it is stopped without.
-const INTERRUPT_GRACE: Duration = Duration::from_millis(50);
+const INTERRUPT_GRACE: Duration = Duration::from_millis(250);
 
 /// How an [`Engine`] is set up.
 #[derive(Debug, Clone, PartialEq)]

@@ -37,7 +37,7 @@ async fn endless_computation_ends_at_the_cpu_limit_and_says_where() {
         assert!(message.contains("more than 100ms of CPU time"), "{message}");
         assert_eq!(outcome.output, "x\n", "{script}");
         assert!(
-            outcome.cpu >= Duration::from_millis(100) && outcome.cpu < Duration::from_millis(400),
+            outcome.cpu >= Duration::from_millis(100) && outcome.cpu < Duration::from_secs(2),
             "{script}: {:?}",
             outcome.cpu
         );
