@@ -165,12 +165,7 @@ impl Receipt {
         self.acker.send(AckKind::Nak((!delay.is_zero()).then_some(delay))).await;
     }
 
-    /// Says once that the work goes on: the acknowledgement wait begins anew.
-    pub async fn in_progress(&self) {
-        self.acker.send(AckKind::Progress).await;
-    }
-
-    /// Says so at once and regularly, until the guard is dropped.
+    /// Says at once and regularly that the work goes on, until the guard is dropped: the acknowledgement wait begins anew.
     pub fn keep_alive(&self) -> KeepAlive {
         let acker = self.acker.clone();
         KeepAlive(tokio::spawn(async move {

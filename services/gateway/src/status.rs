@@ -1,8 +1,9 @@
 //! What clients are told when something goes wrong: one mapping from the store's errors to gRPC codes. Internals never
 //! leak: what is a defect is logged once, and the client sees only the number under which it stands in the log.
 
-use std::{error::Error as StdError, fmt::Write as _, time::Duration};
+use std::{error::Error as StdError, time::Duration};
 
+use construct_runtime::telemetry::Chain;
 use construct_store::Error;
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt as _};
@@ -84,13 +85,7 @@ pub(crate) fn internal(what: &str, error: &(dyn StdError + 'static)) -> Status {
 
 /// An error with all its causes.
 pub(crate) fn chain(error: &(dyn StdError + 'static)) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(error) = source {
-        let _ = write!(text, ": {error}");
-        source = error.source();
-    }
-    text
+    Chain(error).to_string()
 }
 
 #[cfg(test)]

@@ -5,6 +5,7 @@ use std::{sync::Arc, time::Duration};
 use construct_bus::Receipt;
 use construct_domain::TaskId;
 use construct_proto::mesh::v1::StepResult;
+use construct_runtime::telemetry::Chain;
 use jiff::Timestamp;
 use ractor::{Actor, ActorProcessingErr, ActorRef};
 use tokio::{sync::Semaphore, task::AbortHandle};
@@ -141,9 +142,9 @@ async fn look(args: &Args, result: Option<StepResult>, receipt: Option<Receipt>)
         }
         (Err(error), receipt) => {
             if error.is_retryable() {
-                tracing::warn!(task = %args.task, error = %chain(&error), "the task could not be looked at; it is tried again");
+                tracing::warn!(task = %args.task, error = %Chain(&error), "the task could not be looked at; it is tried again");
             } else {
-                tracing::error!(task = %args.task, error = %chain(&error), "the task could not be looked at; it is tried again");
+                tracing::error!(task = %args.task, error = %Chain(&error), "the task could not be looked at; it is tried again");
             }
             match receipt {
                 Some(receipt) if reported => receipt.nak(RETRY).await,
@@ -154,16 +155,4 @@ async fn look(args: &Args, result: Option<StepResult>, receipt: Option<Receipt>)
             Ok(After::Timer(RETRY))
         }
     }
-}
-
-/// An error with its causes.
-fn chain(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(error) = source {
-        text.push_str(": ");
-        text.push_str(&error.to_string());
-        source = error.source();
-    }
-    text
 }
