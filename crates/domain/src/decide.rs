@@ -240,11 +240,17 @@ impl Draft {
 
     fn model_failed(&mut self, step: &Step, failure: Failure) {
         let cancelling = self.d.task.cancel.is_some() || self.d.task.suspend;
-        self.fail(failure.class.code(), failure.message);
-        if failure.class.is_retryable() && step.attempt < backoff::MAX_ATTEMPTS && !cancelling {
-            let pause = backoff::pause(step.attempt, self.fresh.jitter);
+        // What keeps a service of ours away is said once a turn: an outage of hours would fill the task's events otherwise.
+        let said = |error: &TaskError| error.code == failure.class.code() && error.message == failure.message;
+        if failure.tries > 0 || !self.d.task.last_error.as_ref().is_some_and(said) {
+            self.fail(failure.class.code(), failure.message);
+        }
+        // Calls that were never made, because a service of ours was away, don't count: what was accepted waits for it.
+        let attempt = step.attempt.saturating_add(failure.tries);
+        if failure.class.is_retryable() && attempt <= backoff::MAX_ATTEMPTS && !cancelling {
+            let pause = backoff::pause(attempt - 1, self.fresh.jitter);
             let until = (self.now + pause).max(failure.retry_at.unwrap_or(self.now)).min(self.now + LONGEST_RETRY);
-            self.d.task.step = Some(Step { state: StepState::Backoff { until }, ..step.clone() });
+            self.d.task.step = Some(Step { attempt, state: StepState::Backoff { until }, ..step.clone() });
         } else if !cancelling {
             self.end_turn(TurnOutcome::Failed);
         }
@@ -355,6 +361,7 @@ impl Draft {
             self.d.task.last_position += 1;
             self.d.admitted = Some((message, self.d.task.last_position));
             self.d.task.turn = Some(Turn { message, calls: 0, stage: Stage::Model, cut: false });
+            self.d.task.last_error = None;
         }
         let Some(turn) = self.d.task.turn.clone() else { return };
         match turn.stage {
@@ -381,14 +388,17 @@ impl Draft {
         };
         match step.state {
             StepState::Backoff { until } if self.now >= until => {
-                self.start_step(step.attempt + 1, MODEL_DEADLINE, Effect::InvokeModel);
+                self.start_step(step.attempt, MODEL_DEADLINE, Effect::InvokeModel);
             }
             StepState::Backoff { until } => self.d.task.next_wake = Some(until),
             StepState::InFlight { deadline } if self.now >= deadline => {
                 self.d.effects.push(Effect::CancelModel(step.id, "its deadline has passed".to_owned()));
                 self.d.task.step = None;
                 let message = format!("the model did not answer within {} s", MODEL_DEADLINE.as_secs());
-                self.model_failed(&step, Failure { class: FailureClass::DeadlineExceeded, message, retry_at: None });
+                self.model_failed(
+                    &step,
+                    Failure { class: FailureClass::DeadlineExceeded, message, retry_at: None, tries: 1 },
+                );
                 self.settle_running();
             }
             StepState::InFlight { deadline } => self.check_step(&step, deadline, Effect::InvokeModel),

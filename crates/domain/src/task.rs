@@ -117,7 +117,7 @@ pub struct Step {
     pub id: StepId,
     /// Counts the task's steps from 1.
     pub number: u64,
-    /// From 1; a repeated model call is a new step with the next attempt.
+    /// The call of the vendor it begins with, from 1: a step that is tried again goes on where the one before it ended.
     pub attempt: u32,
     /// When it was first wanted.
     pub since: Timestamp,
@@ -247,6 +247,8 @@ pub struct Failure {
     pub message: String,
     /// When another try is welcome, if the vendor says so.
     pub retry_at: Option<Timestamp>,
+    /// Calls of the vendor that failed; 0 when it was never called.
+    pub tries: u32,
 }
 
 /// What a worker says became of a step.

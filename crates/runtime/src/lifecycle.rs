@@ -116,6 +116,12 @@ pub enum Error {
 #[error("the service is stopping")]
 pub struct Stopped;
 
+impl std::fmt::Debug for Lifecycle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Lifecycle").field("draining", &self.is_draining()).finish_non_exhaustive()
+    }
+}
+
 impl Lifecycle {
     /// A running lifecycle. `grace` is the time between the first stop signal and the hard stop.
     pub fn new(grace: Duration) -> Self {

@@ -43,7 +43,8 @@ pub use page::{Cursor, CursorValue, Key, Order, Page};
 pub use seal::{Error as SealError, Keyring, SealedSecret};
 pub use store::{PoolOptions, Store};
 pub use task::{
-    AppendedMessage, Committed, EndedMessage, LoadedTask, NewTask, StoredTask, TaskChanges, TaskCommit, TaskFilter,
+    AppendedMessage, Committed, DueTask, EndedMessage, LoadedTask, NewTask, StoredTask, TaskChanges, TaskCommit,
+    TaskFilter,
 };
 pub use usage::{Purpose, StepUsage};
 pub use write::{Idempotency, Rendered, Write, Written};

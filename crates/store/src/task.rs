@@ -24,7 +24,7 @@ use crate::{
 };
 
 pub use commit::{AppendedMessage, Committed, EndedMessage, TaskCommit};
-pub use drive::LoadedTask;
+pub use drive::{DueTask, LoadedTask};
 
 pub(crate) const WHAT: &str = "task";
 

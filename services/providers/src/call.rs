@@ -60,15 +60,20 @@ impl Call<'_> {
                     spent += answer.usage(true);
                     return (Outcome::Completed(answer.complete()), spent);
                 }
-                Err(End::Failed(failure)) => failure.scrubbed(self.key.map(|key| key.expose_secret())),
-                Err(End::Interrupted(outcome)) => {
+                Err(End::Failed(failure)) => failure,
+                Err(End::Interrupted(mut outcome)) => {
                     spent += answer.usage(false);
                     deltas.flush().await;
+                    if let Outcome::Failed(failure) = &mut outcome {
+                        failure.tries = failed + 1;
+                    }
                     return (outcome, spent);
                 }
             };
             spent += answer.usage(false);
             failed += 1;
+            let mut failure = failure.scrubbed(self.key.map(|key| key.expose_secret()));
+            failure.tries = failed;
             // Also when nothing follows here: what was shown of this step never becomes a message.
             deltas.restart(format!("the model call failed: {failure}")).await;
             let left = self.interrupts.deadline.saturating_duration_since(Instant::now());
@@ -82,7 +87,10 @@ impl Call<'_> {
                 failed,
                 "a model call failed and is tried again: {failure}"
             );
-            if let Some(outcome) = self.rest(pause).await {
+            if let Some(mut outcome) = self.rest(pause).await {
+                if let Outcome::Failed(failure) = &mut outcome {
+                    failure.tries = failed;
+                }
                 return (outcome, spent);
             }
         }

@@ -28,11 +28,13 @@ pub(crate) struct Failure {
     pub(crate) retry_at: Option<Timestamp>,
     /// What the vendor answered with, 0 when nothing.
     pub(crate) http_status: u16,
+    /// Calls of the vendor that failed, this one included; 0 when it was never called.
+    pub(crate) tries: u32,
 }
 
 impl Failure {
     pub(crate) fn new(class: FailureClass, message: impl Into<String>) -> Self {
-        Self { class, message: message.into(), retry_at: None, http_status: 0 }
+        Self { class, message: message.into(), retry_at: None, http_status: 0, tries: 0 }
     }
 
     /// The connection or the stream broke, or the vendor had a fault of its own.
@@ -94,6 +96,7 @@ impl Failure {
                 .retry_at
                 .map(|at| prost_types::Timestamp { seconds: at.as_second(), nanos: at.subsec_nanosecond() }),
             http_status: u32::from(self.http_status),
+            tries: self.tries,
         }
     }
 }

@@ -1,6 +1,7 @@
 //! When a failed try is followed by another within the same call.
 //!
-//! This is the one owner of retries for transient vendor errors. A circuit breaker shared by
+//! Calls are counted over all commands for one answer: the command says how many are left, and a failure how many were
+//! made, so that these retries and the reconciler's never multiply (D8 in ARCHITECTURE.md). A circuit breaker shared by
 //! all calls of a provider and model belongs in front of the first try; it will decide here as well.
 
 use std::time::Duration;
@@ -21,6 +22,11 @@ pub(crate) struct Policy {
 }
 
 impl Policy {
+    /// The same policy with at most so many tries; 0 says nothing about them.
+    pub(crate) fn within(self, tries: u32) -> Self {
+        if tries == 0 { self } else { Self { tries: self.tries.min(tries), ..self } }
+    }
+
     /// The pause before the next try; none when the failure stands. `jitter` is from 0 to 1 (full jitter: many calls
     /// that failed together don't come back together). `left` is the time until the deadline: a pause that doesn't
     /// leave room for an answer is not worth waiting, the failure says when another try is welcome.
@@ -68,6 +74,11 @@ mod tests {
         assert_eq!(POLICY.pause(1, &failure, HOUR, now(), 0.0), Some(Duration::ZERO));
         let patient = Policy { tries: 99, ..POLICY };
         assert_eq!(patient.pause(50, &failure, HOUR, now(), 1.0), Some(Duration::from_secs(10)));
+    }
+
+    #[test]
+    fn the_command_can_only_lower_the_number_of_tries() {
+        assert_eq!([0, 1, 3, 9].map(|tries| POLICY.within(tries).tries), [3, 1, 3, 3]);
     }
 
     #[test]

@@ -192,7 +192,7 @@ impl Worker {
         let request = Request::from_command(command)?;
         let key = key::open(&self.keys, &provider.id, provider.api_key.as_ref())?;
         let vendor = self.vendors.open(provider, key.clone())?;
-        Ok(Prepared { vendor, key, request: Arc::new(request), deadline })
+        Ok(Prepared { vendor, key, request: Arc::new(request), deadline, tries: command.tries })
     }
 
     async fn invoke(&self, prepared: Prepared, step: &StepRef, delivery: u32) -> (Outcome, Usage) {
@@ -214,7 +214,7 @@ impl Worker {
             vendor: prepared.vendor.as_ref(),
             key: prepared.key.as_ref(),
             request: prepared.request,
-            policy: self.policy,
+            policy: self.policy.within(prepared.tries),
             interrupts: Interrupts {
                 cancel: &guard.cancel,
                 deadline: prepared.deadline,
@@ -261,6 +261,8 @@ struct Prepared {
     key: Option<SecretString>,
     request: Arc<Request>,
     deadline: Instant,
+    /// Calls of the vendor that are left for this answer; 0 when the command doesn't say.
+    tries: u32,
 }
 
 /// Progress over the mesh.

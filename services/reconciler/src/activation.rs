@@ -12,6 +12,7 @@ use construct_domain::{
     task::{Failure, FailureClass, Outcome, Step, StepResult, Task},
 };
 use construct_proto::{mesh::v1 as mesh, v1::event::Payload};
+use construct_runtime::Lifecycle;
 use construct_store::{
     AppendedMessage, Committed, EndedMessage, Error, LoadedTask, MessageFilter, MessagePage, NewEvent, Purpose,
     QUEUE_LIMIT, StepUsage, Store, StoredEvent, Stream, TaskCommit,
@@ -19,7 +20,7 @@ use construct_store::{
 use jiff::Timestamp;
 use uuid::Uuid;
 
-use crate::{catalogue::Catalogue, command, convert, record};
+use crate::{announce::Announcer, catalogue::Catalogue, command, convert, record};
 
 /// A command younger than this was not sent before.
 const FIRST_LOOK: jiff::SignedDuration = jiff::SignedDuration::from_secs(1);
@@ -34,6 +35,9 @@ pub(crate) struct Activator {
     pub(crate) store: Store,
     pub(crate) bus: Bus,
     pub(crate) catalogue: Catalogue,
+    pub(crate) announcer: Announcer,
+    /// Owns what goes on after an activation.
+    pub(crate) lifecycle: Lifecycle,
 }
 
 /// What is to be done about the task after an activation.
@@ -171,7 +175,17 @@ impl Activator {
         }
         let events = commit.events.clone();
         let committed = self.store.task_commit(commit).await?;
-        self.publish(loaded, committed.first_event_sequence, events, now);
+        let (organization, stream) = (loaded.task.organization, Stream::task(loaded.task.organization, loaded.task.id));
+        let stored = |(sequence, NewEvent { kind, payload, step })| StoredEvent {
+            organization,
+            stream: stream.id(),
+            sequence,
+            kind,
+            payload,
+            step,
+            created_at: now,
+        };
+        self.announcer.announce((committed.first_event_sequence..).zip(events).map(stored).collect());
         Ok((decision, Some(committed)))
     }
 
@@ -210,32 +224,12 @@ impl Activator {
         Ok(construct_wire::record::new("task.updated", Payload::Task(construct_wire::convert::task(&task)), None))
     }
 
-    /// Tells whoever listens, without holding up the task: the records are in PostgreSQL, and a subscriber that misses
-    /// one on the mesh reads it there.
-    fn publish(&self, loaded: &LoadedTask, first: u64, events: Vec<NewEvent>, now: Timestamp) {
-        let (bus, stream) = (self.bus.clone(), Stream::task(loaded.task.organization, loaded.task.id));
-        let organization = loaded.task.organization;
-        let publish = async move {
-            for (sequence, NewEvent { kind, payload, step }) in (first..).zip(events) {
-                let stored =
-                    StoredEvent { organization, stream: stream.id(), sequence, kind, payload, step, created_at: now };
-                let published = match construct_wire::record::read(&stored) {
-                    Ok(event) => bus.publish_event(&event).await.map(drop).map_err(|error| error.to_string()),
-                    Err(error) => Err(error.to_string()),
-                };
-                if let Err(error) = published {
-                    tracing::debug!(sequence, error, "an event was not published; subscribers read it later");
-                }
-            }
-        };
-        tokio::spawn(tracing::Instrument::in_current_span(publish));
-    }
-
     /// Performs an effect. `Some` when it cannot be carried out as configured, which ends the step.
     async fn perform(&self, loaded: &LoadedTask, now: &Task, effect: &Effect) -> Result<Option<StepResult>, Error> {
         let task = loaded.task.id;
         let failed = |step: StepId, error: command::Error| {
-            let failure = Failure { class: error.class(), message: error.to_string(), retry_at: error.retry_at() };
+            let (class, message, retry_at) = (error.class(), error.to_string(), error.retry_at());
+            let failure = Failure { class, message, retry_at, tries: 0 };
             Some(StepResult { step, outcome: Outcome::Failed(failure) })
         };
         let model = subject::ModelInvoke::new(subject::Pool::model_default(), task);
@@ -311,7 +305,7 @@ impl Activator {
             publish::Error::TooLarge { .. } => FailureClass::ContextTooLong,
             _ => FailureClass::Configuration,
         };
-        let failure = Failure { class, message: error.to_string(), retry_at: None };
+        let failure = Failure { class, message: error.to_string(), retry_at: None, tries: 0 };
         Some(StepResult { step, outcome: Outcome::Failed(failure) })
     }
 
@@ -332,7 +326,7 @@ impl Activator {
                 tracing::warn!(%step, error, "a step that is over could not be closed; its journal ages out");
             }
         };
-        tokio::spawn(tracing::Instrument::in_current_span(end));
+        self.lifecycle.spawn_job("end-of-step", tracing::Instrument::in_current_span(end));
     }
 
     async fn cancel(&self, service: subject::Service, task: TaskId, step: StepId, reason: &str) {

@@ -17,8 +17,13 @@ use crate::{
 
 /// How long an actor with nothing to do stays, in case its task goes on at once.
 const LINGER: Duration = Duration::from_secs(5);
-/// How soon an activation that failed is tried again.
+/// How soon an activation that failed is tried again; doubles with each failure in a row.
 const RETRY: Duration = Duration::from_secs(1);
+/// The longest pause after a failure.
+const LAST_RETRY: Duration = Duration::from_secs(60);
+/// So many failures in a row are taken for lasting: until the pause is over, wakes are not looked into. Otherwise the
+/// sweep, which finds the task due each time, would undo the pause.
+const LASTING: u32 = 4;
 /// An actor does not wait in memory longer than this: the sweep wakes the task.
 const LONGEST_TIMER: Duration = Duration::from_secs(60);
 
@@ -58,6 +63,8 @@ pub(crate) struct State {
     /// Messages taken from the supervisor, so that it can tell whether one is still on its way.
     taken: u64,
     timer: Option<AbortHandle>,
+    /// Activations in a row that failed.
+    failures: u32,
 }
 
 pub(crate) struct TaskActor;
@@ -68,13 +75,17 @@ impl Actor for TaskActor {
     type Arguments = Args;
 
     async fn pre_start(&self, _: ActorRef<Msg>, args: Args) -> Result<State, ActorProcessingErr> {
-        Ok(State { args, taken: 0, timer: None })
+        Ok(State { args, taken: 0, timer: None, failures: 0 })
     }
 
     async fn handle(&self, myself: ActorRef<Msg>, message: Msg, state: &mut State) -> Result<(), ActorProcessingErr> {
         let (result, receipt) = match message {
             Msg::Look { result, receipt } => {
                 state.taken += 1;
+                if state.failures >= LASTING && result.is_none() {
+                    receipt.ack().await;
+                    return Ok(());
+                }
                 (result, Some(receipt))
             }
             Msg::Timer => (None, None),
@@ -92,7 +103,9 @@ impl Actor for TaskActor {
             After::Idle => (LINGER, || Msg::Linger),
             After::Timer(delay) if delay > LONGEST_TIMER => (LINGER, || Msg::Linger),
             After::Timer(delay) => (delay, || Msg::Timer),
+            After::Failed => (pause(state.failures), || Msg::Timer),
         };
+        state.failures = if matches!(after, After::Failed) { state.failures.saturating_add(1) } else { 0 };
         state.timer = Some(myself.send_after(delay, next).abort_handle());
         Ok(())
     }
@@ -108,6 +121,12 @@ impl Actor for TaskActor {
 enum After {
     Idle,
     Timer(Duration),
+    Failed,
+}
+
+/// The pause after a failure that followed on `before` others.
+fn pause(before: u32) -> Duration {
+    RETRY.saturating_mul(2_u32.saturating_pow(before.min(16))).min(LAST_RETRY)
 }
 
 /// One activation, and the acknowledgement of what caused it. An error is not the actor's end: the message comes again,
@@ -152,7 +171,18 @@ async fn look(args: &Args, result: Option<StepResult>, receipt: Option<Receipt>)
                 Some(receipt) => receipt.ack().await,
                 None => {}
             }
-            Ok(After::Timer(RETRY))
+            Ok(After::Failed)
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pauses_after_failures_double_to_a_minute() {
+        let pauses: Vec<u64> = [0, 1, 2, 5, 6, 7, u32::MAX].into_iter().map(|before| pause(before).as_secs()).collect();
+        assert_eq!(pauses, [1, 2, 4, 32, 60, 60, 60]);
     }
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use construct_bus::request;
 use construct_domain::{
-    StepId,
+    StepId, backoff,
     decide::MODEL_DEADLINE,
     message::{CodeCall, Source, code_calls},
     task::{FailureClass, Stage, Step, StepState, Task},
@@ -81,6 +81,7 @@ pub(crate) fn answer(
         system,
         messages: transcript.iter().map(chat_message).collect(),
         tools: vec![prompt::code_tool()],
+        tries: (backoff::MAX_ATTEMPTS + 1).saturating_sub(step.attempt).max(1),
         ..mesh::ModelInvoke::default()
     };
     addressed(request, invocation)

@@ -56,5 +56,5 @@ fn failure(failure: mesh::Failure) -> Failure {
         Wire::Configuration => FailureClass::Configuration,
         Wire::Internal | Wire::Unspecified => FailureClass::Internal,
     };
-    Failure { class, message: failure.message, retry_at: failure.retry_at.and_then(to_time) }
+    Failure { class, message: failure.message, retry_at: failure.retry_at.and_then(to_time), tries: failure.tries }
 }

@@ -5,6 +5,7 @@
 
 mod activation;
 mod actor;
+mod announce;
 mod catalogue;
 mod command;
 mod convert;
@@ -23,6 +24,7 @@ use construct_store::{PoolOptions, Store};
 use ractor::{Actor as _, ActorRef};
 use serde::{Deserialize, Serialize};
 use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
 
 use crate::{activation::Activator, catalogue::Catalogue, supervisor::Supervisor};
 
@@ -94,20 +96,29 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
         })
         .await?;
 
-    let activator =
-        Arc::new(Activator { store: store.clone(), bus: bus.clone(), catalogue: Catalogue::new(bus.clone()) });
+    let lifecycle = context.lifecycle();
+    let (announcer, announcements) = announce::queue();
+    let activator = Arc::new(Activator {
+        store: store.clone(),
+        bus: bus.clone(),
+        catalogue: Catalogue::new(bus.clone()),
+        announcer,
+        lifecycle: lifecycle.clone(),
+    });
     let slots = Arc::new(Semaphore::new(config.reconciler_concurrency));
     let (supervisor, supervising) = Supervisor::spawn(None, Supervisor, supervisor::Args { activator, slots })
         .await
         .context("the supervisor of the tasks' actors does not start")?;
 
-    let lifecycle = context.lifecycle();
+    let over = CancellationToken::new();
+    lifecycle.spawn("announcements", announcements.run(bus.clone(), over.clone()));
     let mut intakes = tokio::task::JoinSet::new();
     for partition in 0..partition::COUNT {
         let options = ConsumeOptions::new(config.reconciler_partition_backlog, lifecycle.draining());
         intakes.spawn(intake(bus.clone(), partition, options, supervisor.clone()));
     }
     lifecycle.spawn("tasks", async move {
+        let _over = over.drop_guard();
         // Intake ends when the service drains; then what was taken in is finished, actor by actor.
         while let Some(ended) = intakes.join_next().await {
             ended?;

@@ -168,7 +168,11 @@ fn results(ids: &[&str]) -> Outcome {
 }
 
 fn failed(class: FailureClass) -> Outcome {
-    Outcome::Failed(Failure { class, message: "it broke".to_owned(), retry_at: None })
+    failed_after(class, 1)
+}
+
+fn failed_after(class: FailureClass, tries: u32) -> Outcome {
+    Outcome::Failed(Failure { class, message: "it broke".to_owned(), retry_at: None, tries })
 }
 
 #[test]
@@ -236,6 +240,43 @@ fn a_transient_failure_is_tried_again_and_said() {
     assert!(matches!(decision.effects.as_slice(), [Effect::InvokeModel(step)] if step.attempt == 2));
     world.result(text("there"));
     assert_eq!(world.task.last_error, None);
+}
+
+#[test]
+fn calls_that_providers_repeated_count() {
+    let mut world = World::new();
+    world.send();
+    world.decide(Event::Wake);
+    world.result(failed_after(FailureClass::Transient, backoff::MAX_ATTEMPTS - 1));
+    world.elapse(11);
+    let decision = world.decide(Event::Wake);
+    let last = backoff::MAX_ATTEMPTS;
+    assert!(matches!(decision.effects.as_slice(), [Effect::InvokeModel(step)] if step.attempt == last), "{decision:?}");
+    world.result(failed(FailureClass::Transient));
+    assert_eq!(world.ended.last().map(|turn| turn.outcome), Some(TurnOutcome::Failed));
+}
+
+#[test]
+fn an_outage_of_ours_is_outlasted_and_said_once() {
+    let mut world = World::new();
+    world.send();
+    world.decide(Event::Wake);
+    let mut said = 0;
+    for _ in 0..10 * backoff::MAX_ATTEMPTS {
+        said += u32::from(world.result(failed_after(FailureClass::Transient, 0)).error.is_some());
+        world.elapse(11);
+        let decision = world.decide(Event::Wake);
+        assert!(
+            matches!(decision.effects.as_slice(), [Effect::InvokeModel(step)] if step.attempt == 1),
+            "{decision:?}"
+        );
+    }
+    assert_eq!(said, 1);
+    world.result(text("there"));
+    assert_eq!(world.ended.last().map(|turn| turn.outcome), Some(TurnOutcome::Completed));
+    world.send();
+    world.decide(Event::Wake);
+    assert!(world.result(failed_after(FailureClass::Transient, 0)).error.is_some(), "another turn says it again");
 }
 
 #[test]

@@ -4,6 +4,7 @@
 use std::time::Duration;
 
 use jiff::Timestamp;
+use uuid::Uuid;
 
 use construct_domain::{MessageId, OrganizationId, TaskId, task::Task};
 
@@ -39,6 +40,17 @@ pub struct LoadedTask {
     pub trace_id: Option<String>,
     /// The intent that asked for the cancel: messages that arrived before it go with it.
     pub(crate) cancel_intent: Option<i64>,
+}
+
+/// A task with something to do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DueTask {
+    /// Whose it is.
+    pub organization: OrganizationId,
+    /// Which one.
+    pub task: TaskId,
+    /// Since when it waits.
+    pub since: Timestamp,
 }
 
 impl LoadedTask {
@@ -97,35 +109,44 @@ impl Store {
     }
 
     /// Tasks with something to do that nobody may have been told of: their time has come, an intent was not looked at
-    /// for a second, or they are deleted and idle. The longest waiting first, at most `limit`.
+    /// for a second, or they are deleted and idle. The longest waiting first, at most `limit`, those behind `after`.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn sweep_due(&self, now: Timestamp, limit: u32) -> Result<Vec<(OrganizationId, TaskId)>, Error> {
+    pub async fn sweep_due(&self, now: Timestamp, after: Option<&DueTask>, limit: u32) -> Result<Vec<DueTask>, Error> {
+        let (since, task) =
+            after.map_or((Timestamp::UNIX_EPOCH, Uuid::nil()), |after| (after.since, after.task.uuid()));
         let rows = sqlx::query!(
-            r#"SELECT organization_id AS "organization_id!", id AS "id!" FROM (
+            r#"SELECT organization_id AS "organization_id!", id AS "id!", due AS "due!: jiff_sqlx::Timestamp" FROM (
                    (SELECT organization_id, id, next_wake AS due FROM tasks
-                    WHERE next_wake IS NOT NULL AND next_wake <= $1 ORDER BY next_wake LIMIT $3)
+                    WHERE next_wake <= $1 AND (next_wake, id) > ($4, $5) ORDER BY next_wake, id LIMIT $3)
                    UNION ALL
                    (SELECT organization_id, id, intent_at FROM tasks
-                    WHERE intents > intents_seen AND intent_at <= $2 ORDER BY intent_at LIMIT $3)
+                    WHERE intents > intents_seen AND intent_at <= $2 AND (intent_at, id) > ($4, $5)
+                    ORDER BY intent_at, id LIMIT $3)
                    UNION ALL
                    (SELECT organization_id, id, deleted_at FROM tasks
-                    WHERE deleted_at IS NOT NULL AND deleted_at <= $2 AND next_wake IS NULL ORDER BY deleted_at LIMIT $3)
+                    WHERE deleted_at <= $2 AND next_wake IS NULL AND (deleted_at, id) > ($4, $5)
+                    ORDER BY deleted_at, id LIMIT $3)
                ) AS waiting
-               GROUP BY organization_id, id
-               ORDER BY min(due)
+               ORDER BY due, id
                LIMIT $3"#,
             sql(now),
             sql(now - WAKE_GRACE),
             i64::from(limit),
+            sql(since),
+            task,
         )
         .fetch_all(&self.pool)
         .await?;
         Ok(rows
             .into_iter()
-            .map(|row| (OrganizationId::from_uuid(row.organization_id), TaskId::from_uuid(row.id)))
+            .map(|row| DueTask {
+                organization: OrganizationId::from_uuid(row.organization_id),
+                task: TaskId::from_uuid(row.id),
+                since: row.due.into(),
+            })
             .collect())
     }
 

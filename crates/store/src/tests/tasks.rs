@@ -8,7 +8,7 @@ use super::*;
 use crate::{AgentChanges, Purpose, StepUsage, Stream, TaskChanges, TaskCommit};
 
 async fn due(f: &Fixture, at: Timestamp) -> Vec<TaskId> {
-    f.store.sweep_due(at, 10).await.expect("read").into_iter().map(|(_, task)| task).collect()
+    f.store.sweep_due(at, None, 10).await.expect("read").into_iter().map(|due| due.task).collect()
 }
 
 #[tokio::test]
@@ -60,7 +60,11 @@ async fn the_sweep_finds_what_nobody_was_told_of() {
     assert!(due(&f, now() - Duration::from_secs(1)).await.is_empty(), "the wake is given a second");
     assert_eq!(due(&f, soon).await, [asked]);
     assert_eq!(due(&f, wake).await, [asked, waiting], "the longest waiting first");
-    assert_eq!(f.store.sweep_due(wake, 1).await.expect("read").len(), 1);
+    let first = f.store.sweep_due(wake, None, 1).await.expect("read");
+    let second = f.store.sweep_due(wake, first.last(), 1).await.expect("read");
+    let third = f.store.sweep_due(wake, second.last(), 1).await.expect("read");
+    assert_eq!((first.len(), second.len(), third.len()), (1, 1, 0), "each look goes on behind the one before it");
+    assert_ne!(first, second);
     let loaded = f.store.task_load(asked).await.expect("read").expect("there");
     f.store.task_intents_seen(asked, loaded.intents).await.expect("noted");
     assert!(due(&f, soon).await.is_empty());

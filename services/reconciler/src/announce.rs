@@ -1,0 +1,64 @@
+//! Telling whoever listens what was committed, without holding up the task: the records are in PostgreSQL, and a subscriber
+//! that misses one on the mesh reads it there.
+
+use construct_bus::{Bus, Progress};
+use construct_store::StoredEvent;
+use tokio::sync::mpsc;
+use tokio_util::sync::CancellationToken;
+
+/// Commits whose events may wait to be told. When NATS is slower than PostgreSQL for long, further ones are not told at
+/// all; subscribers find them by themselves, seconds later.
+const WAITING: usize = 1024;
+
+/// Where commits leave their events.
+#[derive(Debug, Clone)]
+pub(crate) struct Announcer(mpsc::Sender<Vec<StoredEvent>>);
+
+/// Publishes what was left, in that order: the events of a task are told in the order of their numbers.
+#[derive(Debug)]
+pub(crate) struct Announcements(mpsc::Receiver<Vec<StoredEvent>>);
+
+/// Two ends of the same queue.
+pub(crate) fn queue() -> (Announcer, Announcements) {
+    let (sender, receiver) = mpsc::channel(WAITING);
+    (Announcer(sender), Announcements(receiver))
+}
+
+impl Announcer {
+    /// Has the events of one commit told.
+    pub(crate) fn announce(&self, events: Vec<StoredEvent>) {
+        if !events.is_empty() && self.0.try_send(events).is_err() {
+            tracing::debug!("too many events wait to be told; subscribers read these later");
+        }
+    }
+}
+
+impl Announcements {
+    /// Publishes until `over`, and then what is left.
+    pub(crate) async fn run(mut self, bus: Bus, over: CancellationToken) -> Result<(), std::convert::Infallible> {
+        let mut progress = bus.progress();
+        loop {
+            let events = tokio::select! {
+                biased;
+                events = self.0.recv() => events,
+                () = over.cancelled() => None,
+            };
+            let Some(events) = events else { break };
+            for event in &events {
+                tell(&mut progress, event).await;
+            }
+        }
+        progress.finish().await;
+        Ok(())
+    }
+}
+
+async fn tell(progress: &mut Progress, stored: &StoredEvent) {
+    let told = match construct_wire::record::read(stored) {
+        Ok(event) => progress.send(&event).await.map_err(|error| error.to_string()),
+        Err(error) => Err(error.to_string()),
+    };
+    if let Err(error) = told {
+        tracing::warn!(sequence = stored.sequence, kind = stored.kind, error, "an event cannot be told");
+    }
+}
