@@ -3,11 +3,35 @@
 //! Files are not flushed to disk one by one: JetStream does not do so with the messages that refer to them either, and
 //! PostgreSQL is the truth for both.
 
-use std::{fmt, os::unix::fs::DirBuilderExt as _, path::PathBuf, str::FromStr, sync::Arc};
+use std::{
+    fmt,
+    os::unix::fs::DirBuilderExt as _,
+    path::PathBuf,
+    str::FromStr,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
 use bytes::Bytes;
+use futures::TryStreamExt as _;
 use object_store::{ObjectStore, ObjectStoreExt as _, PutMode, local::LocalFileSystem, path::Path};
 use sha2::{Digest as _, Sha256};
+
+/// How long a blob is kept after it was last put: a day longer than the longest that a message which refers to it is kept.
+/// (A command is kept until a worker takes it, but after this time nobody waits for its result any more.)
+pub const KEPT: Duration = Duration::from_secs(31 * 24 * 3600);
+
+/// A blob that is put again keeps its age when it is younger than this, so that putting one often writes it once.
+const FRESH: Duration = Duration::from_secs(24 * 3600);
+
+/// What a clean-up removed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Removed {
+    /// Blobs.
+    pub blobs: u64,
+    /// Their bytes.
+    pub bytes: u64,
+}
 
 /// Why a blob could not be stored or read.
 #[derive(Debug, thiserror::Error)]
@@ -111,15 +135,18 @@ impl Store {
         let created = self.files.put_opts(&reference.path(), content.clone().into(), PutMode::Create.into()).await;
         match created {
             Ok(_) => Ok(reference),
-            Err(object_store::Error::AlreadyExists { .. }) => match self.get(&reference).await {
-                Ok(_) => Ok(reference),
-                // Heals a damaged blob: whoever was told this name before gets the right content from now on.
-                Err(Error::Corrupt(_) | Error::Missing(_)) => {
-                    self.files.put(&reference.path(), content.into()).await.map_err(Error::Storage)?;
-                    Ok(reference)
+            Err(object_store::Error::AlreadyExists { .. }) => {
+                let young = self.age(&reference).await?.is_some_and(|age| age < FRESH);
+                match self.get(&reference).await {
+                    Ok(_) if young => return Ok(reference),
+                    // An old one gets a new lease, and a damaged one is healed: whoever was told this name before gets the
+                    // right content from now on.
+                    Ok(_) | Err(Error::Corrupt(_) | Error::Missing(_)) => {}
+                    Err(error) => return Err(error),
                 }
-                Err(error) => Err(error),
-            },
+                self.files.put(&reference.path(), content.into()).await.map_err(Error::Storage)?;
+                Ok(reference)
+            }
             Err(error) => Err(Error::Storage(error)),
         }
     }
@@ -141,6 +168,42 @@ impl Store {
     }
 }
 
+impl Store {
+    /// Removes what was last put longer ago than `kept`. Safe to run in any number of processes.
+    ///
+    /// # Errors
+    /// When the storage fails; what was removed until then stays removed.
+    pub async fn remove_older_than(&self, kept: Duration) -> Result<Removed, Error> {
+        let mut removed = Removed::default();
+        let mut all = self.files.list(None);
+        while let Some(blob) = all.try_next().await.map_err(Error::Storage)? {
+            if age(blob.last_modified) <= kept {
+                continue;
+            }
+            match self.files.delete(&blob.location).await {
+                Ok(()) => removed = Removed { blobs: removed.blobs + 1, bytes: removed.bytes + blob.size },
+                // Another process was first.
+                Err(object_store::Error::NotFound { .. }) => {}
+                Err(error) => return Err(Error::Storage(error)),
+            }
+        }
+        Ok(removed)
+    }
+
+    async fn age(&self, reference: &Reference) -> Result<Option<Duration>, Error> {
+        match self.files.head(&reference.path()).await {
+            Ok(blob) => Ok(Some(age(blob.last_modified))),
+            Err(object_store::Error::NotFound { .. }) => Ok(None),
+            Err(error) => Err(Error::Storage(error)),
+        }
+    }
+}
+
+/// How long ago `time` was; nothing when it lies in the future.
+fn age(time: impl Into<SystemTime>) -> Duration {
+    SystemTime::now().duration_since(time.into()).unwrap_or_default()
+}
+
 /// Hashing tens of megabytes would hold up everything else on an executor's thread.
 async fn blocking<T: Send + 'static>(
     content: Bytes,
@@ -152,4 +215,36 @@ async fn blocking<T: Send + 'static>(
     })
     .await
     .map_err(Error::Interrupted)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MONTHS: Duration = Duration::from_secs(90 * 24 * 3600);
+
+    fn grow_old(folder: &std::path::Path, reference: &Reference) {
+        let file = std::fs::File::options().append(true).open(folder.join(reference.path().as_ref())).expect("stored");
+        file.set_modified(SystemTime::now() - MONTHS).expect("a time");
+    }
+
+    #[tokio::test]
+    async fn what_nobody_puts_any_more_is_removed() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let store = Store::open(folder.path()).expect("opened");
+        let [old, put_again, young] = [&b"old"[..], b"put again", b"young"].map(Bytes::from_static);
+        let mut references = Vec::new();
+        for content in [&old, &put_again, &young] {
+            references.push(store.put(content.clone()).await.expect("put"));
+        }
+        grow_old(folder.path(), &references[0]);
+        grow_old(folder.path(), &references[1]);
+        store.put(put_again.clone()).await.expect("put again");
+        let removed = store.remove_older_than(KEPT).await.expect("cleaned");
+        assert_eq!(removed, Removed { blobs: 1, bytes: 3 });
+        assert!(matches!(store.get(&references[0]).await, Err(Error::Missing(_))));
+        assert_eq!(store.get(&references[1]).await.expect("kept"), put_again);
+        assert_eq!(store.get(&references[2]).await.expect("kept"), young);
+        assert_eq!(store.remove_older_than(KEPT).await.expect("cleaned"), Removed::default());
+    }
 }

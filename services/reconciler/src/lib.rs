@@ -7,6 +7,7 @@ mod activation;
 mod actor;
 mod announce;
 mod catalogue;
+mod cleanup;
 mod command;
 mod convert;
 mod prompt;
@@ -17,7 +18,7 @@ mod sweep;
 use std::{sync::Arc, time::Duration};
 
 use anyhow::Context as _;
-use construct_bus::{Bus, ConnectOptions, ConsumeOptions, Delivery, TaskMessage};
+use construct_bus::{Bus, ConnectOptions, ConsumeOptions, Delivery, TaskMessage, blob};
 use construct_domain::partition;
 use construct_runtime::{Common, Context, ServiceConfig, config};
 use construct_store::{PoolOptions, Store};
@@ -127,6 +128,7 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
         supervising.await?;
         Ok::<_, anyhow::Error>(())
     });
+    lifecycle.spawn("cleanup", cleanup::run(blob::Store::open(common.blob_dir())?, lifecycle.draining()));
     lifecycle.spawn("sweep", sweep::run(store, bus, config.reconciler_sweep_interval, lifecycle.draining()));
     Ok(())
 }

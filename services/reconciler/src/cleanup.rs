@@ -1,0 +1,27 @@
+//! Removes large payloads that nothing refers to any more.
+
+use std::time::Duration;
+
+use construct_bus::blob;
+use tokio_util::sync::CancellationToken;
+
+/// How often. Every replica does it; what one removed the next doesn't find.
+const INTERVAL: Duration = Duration::from_secs(3600);
+
+/// Cleans up until told to stop.
+pub(crate) async fn run(blobs: blob::Store, stop: CancellationToken) -> Result<(), std::convert::Infallible> {
+    loop {
+        match blobs.remove_older_than(blob::KEPT).await {
+            Ok(blob::Removed { blobs: 0, .. }) => {}
+            Ok(removed) => tracing::info!(blobs = removed.blobs, bytes = removed.bytes, "old blobs were removed"),
+            Err(error) => {
+                let error = &error as &dyn std::error::Error;
+                tracing::warn!(error, "old blobs could not be removed; it is tried again in an hour");
+            }
+        }
+        tokio::select! {
+            () = stop.cancelled() => return Ok(()),
+            () = tokio::time::sleep(INTERVAL) => {}
+        }
+    }
+}
