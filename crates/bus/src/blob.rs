@@ -14,6 +14,7 @@ use std::{
 
 use bytes::Bytes;
 use futures::TryStreamExt as _;
+use jiff::Timestamp;
 use object_store::{ObjectStore, ObjectStoreExt as _, PutMode, local::LocalFileSystem, path::Path};
 use sha2::{Digest as _, Sha256};
 
@@ -199,9 +200,10 @@ impl Store {
     }
 }
 
-/// How long ago `time` was; nothing when it lies in the future.
+/// How long ago `time` was; nothing when it lies in the future, and when it cannot be told.
 fn age(time: impl Into<SystemTime>) -> Duration {
-    SystemTime::now().duration_since(time.into()).unwrap_or_default()
+    let time = Timestamp::try_from(time.into()).unwrap_or_else(|_| Timestamp::now());
+    Duration::try_from(Timestamp::now().duration_since(time)).unwrap_or_default()
 }
 
 /// Hashing tens of megabytes would hold up everything else on an executor's thread.
@@ -225,7 +227,7 @@ mod tests {
 
     fn grow_old(folder: &std::path::Path, reference: &Reference) {
         let file = std::fs::File::options().append(true).open(folder.join(reference.path().as_ref())).expect("stored");
-        file.set_modified(SystemTime::now() - MONTHS).expect("a time");
+        file.set_modified((Timestamp::now() - MONTHS).into()).expect("a time");
     }
 
     #[tokio::test]
