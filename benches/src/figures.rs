@@ -10,33 +10,57 @@ use serde::Serialize;
 pub(crate) struct Figures {
     /// The benchmark.
     pub(crate) bench: &'static str,
-    /// What was done, in words.
+    /// What was done, in words; also what the floor and the peer are.
     pub(crate) what: String,
     /// One line each.
     pub(crate) rows: Vec<Row>,
 }
 
-/// One figure beside its floor.
+/// One figure, beside what the same costs at least, and what another system makes of it.
 #[derive(Debug, Serialize)]
 pub(crate) struct Row {
-    pub(crate) figure: &'static str,
+    pub(crate) figure: String,
     pub(crate) unit: &'static str,
     pub(crate) ours: f64,
-    pub(crate) floor: f64,
-    /// Ours to the floor for times, the floor's share that we reach for rates.
-    pub(crate) ratio: f64,
+    pub(crate) floor: Option<f64>,
+    pub(crate) peer: Option<f64>,
 }
 
 impl Row {
     /// A time, in milliseconds: less is better.
-    pub(crate) fn time(figure: &'static str, ours: Duration, floor: Duration) -> Self {
-        let (ours, floor) = (ours.as_secs_f64() * 1e3, floor.as_secs_f64() * 1e3);
-        Self { figure, unit: "ms", ours, floor, ratio: ours / floor }
+    pub(crate) fn millis(figure: impl Into<String>, ours: Duration) -> Self {
+        Self::new(figure, "ms", ours.as_secs_f64() * 1e3)
     }
 
-    /// A rate per second: more is better.
-    pub(crate) fn rate(figure: &'static str, ours: f64, floor: f64) -> Self {
-        Self { figure, unit: "1/s", ours, floor, ratio: ours / floor }
+    /// A time, in microseconds: less is better.
+    pub(crate) fn micros(figure: impl Into<String>, ours: Duration) -> Self {
+        Self::new(figure, "µs", ours.as_secs_f64() * 1e6)
+    }
+
+    /// Any other figure.
+    pub(crate) fn new(figure: impl Into<String>, unit: &'static str, ours: f64) -> Self {
+        Self { figure: figure.into(), unit, ours, floor: None, peer: None }
+    }
+
+    /// With what it costs at least.
+    pub(crate) fn floor(self, floor: Duration) -> Self {
+        let floor = self.of(floor);
+        Self { floor: Some(floor), ..self }
+    }
+
+    /// With what it costs at least, in the row's unit.
+    pub(crate) fn floor_value(self, floor: f64) -> Self {
+        Self { floor: Some(floor), ..self }
+    }
+
+    /// With what a peer makes of it, where there is one on this machine.
+    pub(crate) fn peer(self, peer: Option<Duration>) -> Self {
+        let peer = peer.map(|peer| self.of(peer));
+        Self { peer, ..self }
+    }
+
+    fn of(&self, time: Duration) -> f64 {
+        time.as_secs_f64() * if self.unit == "µs" { 1e6 } else { 1e3 }
     }
 }
 
@@ -47,14 +71,22 @@ impl Figures {
 
     pub(crate) fn table(&self) -> String {
         let mut table = Table::new();
-        table.load_style(UTF8_FULL_CONDENSED).set_header(["figure", "unit", "ours", "floor", "ours / floor"]);
+        table.load_style(UTF8_FULL_CONDENSED);
+        table.set_header(["figure", "unit", "ours", "floor", "ours / floor", "peer", "ours / peer"]);
         for row in &self.rows {
+            let beside = |other: Option<f64>| match other {
+                Some(other) => (format!("{other:.2}"), format!("{:.2}", row.ours / other)),
+                None => ("–".to_owned(), String::new()),
+            };
+            let ((floor, to_floor), (peer, to_peer)) = (beside(row.floor), beside(row.peer));
             table.add_row([
-                row.figure.to_owned(),
+                row.figure.clone(),
                 row.unit.to_owned(),
                 format!("{:.2}", row.ours),
-                format!("{:.2}", row.floor),
-                format!("{:.2}", row.ratio),
+                floor,
+                to_floor,
+                peer,
+                to_peer,
             ]);
         }
         format!("{}\n{table}", self.what)

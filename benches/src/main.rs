@@ -4,6 +4,7 @@
 mod figures;
 mod floor;
 mod mesh;
+mod sandbox;
 mod services;
 
 use std::{process::ExitCode, time::Duration};
@@ -37,6 +38,8 @@ struct Arguments {
 enum Bench {
     /// A two-turn task with an instant scripted model: model call, one script with three tool calls, model call.
     Mesh,
+    /// Scripts in the sandbox: starting, calling the host, computing, waiting.
+    Sandbox,
 }
 
 #[tokio::main]
@@ -50,6 +53,7 @@ async fn main() -> ExitCode {
     };
     let measured = match arguments.bench {
         Bench::Mesh => mesh::measure(&plan).await,
+        Bench::Sandbox => sandbox::measure(plan.rounds).await,
     };
     match measured {
         Ok(figures) if arguments.json => {

@@ -54,9 +54,9 @@ pub(crate) async fn measure(plan: &Plan) -> anyhow::Result<Figures> {
         bare_rates.push(floor.saturated(plan.concurrency, plan.duration).await?);
     }
     let rows = vec![
-        Row::time("two-turn task, p50", percentile(&mut ours, 0.5), percentile(&mut bare, 0.5)),
-        Row::time("two-turn task, p99", percentile(&mut ours, 0.99), percentile(&mut bare, 0.99)),
-        Row::rate("tasks at saturation", median(&mut our_rates), median(&mut bare_rates)),
+        Row::millis("two-turn task, p50", percentile(&mut ours, 0.5)).floor(percentile(&mut bare, 0.5)),
+        Row::millis("two-turn task, p99", percentile(&mut ours, 0.99)).floor(percentile(&mut bare, 0.99)),
+        Row::new("tasks at saturation", "1/s", median(&mut our_rates)).floor_value(median(&mut bare_rates)),
     ];
     let what = format!(
         "model call, one script with three tool calls, model call; {} tasks one after the other, {} at once for {} s in each of \
