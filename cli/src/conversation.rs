@@ -11,7 +11,7 @@ use std::{
     path::PathBuf,
 };
 
-use construct_proto::v1::{GetTaskRequest, ListTasksRequest, PageRequest, Task};
+use construct_proto::v1::{GetAgentRequest, GetTaskRequest, ListTasksRequest, PageRequest, Task};
 
 use self::talk::Talk;
 use crate::{
@@ -49,8 +49,10 @@ pub(crate) async fn new(args: NewArgs, gateway: Gateway, colour: Colour) -> Resu
     let workspace = args.workspace.as_deref().map(exec::workspace).transpose()?.unwrap_or_default();
     let names: Vec<String> = agents::all(&gateway).await?.iter().map(agents::name).collect();
     let agent = match (agents::named(args.agent), names.first()) {
+        // Looked up, so that a name that nobody has is refused before a message is typed.
+        (Some(agent), _) => agents::name(&call(gateway.agents().get_agent(GetAgentRequest { agent })).await?),
         (None, Some(first)) if is_interactive() => first.clone(),
-        (agent, _) => agents::choose(&gateway, agent).await?,
+        (None, _) => agents::choose(&gateway, None).await?,
     };
     run(Talk::new(gateway, names, agent, workspace), colour).await
 }

@@ -7,7 +7,7 @@ use construct_proto::v1::SubscribeRequest;
 use crate::{
     console::{Colour, Console},
     failure::Failure,
-    follow::{Follow, News},
+    follow::{Follow, News, is_last},
     gateway::Gateway,
     json,
     render::{self, Options, Renderer},
@@ -42,7 +42,7 @@ pub(crate) struct EventsArgs {
 }
 
 impl EventsArgs {
-    /// Prints until interrupted.
+    /// Prints until interrupted, or until the task is deleted.
     ///
     /// # Errors
     /// When the gateway refuses or stays away, or nobody reads any more.
@@ -54,10 +54,15 @@ impl EventsArgs {
         let mut renderer = Renderer::new(Options { live, people: true, entities: true });
         loop {
             match follow.next().await? {
-                News::Event(event) if self.output == Output::Ndjson => {
-                    console.record(&json::message("construct.v1.Event", &*event).to_string())?;
+                News::Event(event) => {
+                    match self.output {
+                        Output::Ndjson => console.record(&json::message("construct.v1.Event", &*event).to_string())?,
+                        Output::Text => renderer.event(&event, &mut console)?,
+                    }
+                    if is_last(&event) {
+                        return Ok(());
+                    }
                 }
-                News::Event(event) => renderer.event(&event, &mut console)?,
                 News::Lost(why) => {
                     eprintln!("the connection is lost ({why}); reconnecting");
                     if follow.cursor().is_empty() {

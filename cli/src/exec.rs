@@ -1,6 +1,6 @@
 //! `construct exec`: one job, watched to its end.
 
-mod watch;
+pub(crate) mod watch;
 
 use std::{
     io::{self, IsTerminal as _, Read as _},
@@ -9,9 +9,9 @@ use std::{
 };
 
 use construct_proto::v1::{
-    Block, CancelTaskRequest, CreateMessageRequest, CreateTaskRequest, GetMessageRequest, GetTaskRequest,
-    ListMessagesRequest, Message, MessageSource, MessageSpec, SubscribeRequest, Task, TaskError, TaskPhase, TaskSpec,
-    Text, TurnOutcome, block, list_messages_request,
+    Block, CancelTaskRequest, CreateMessageRequest, CreateTaskRequest, GetTaskRequest, ListMessagesRequest, Message,
+    MessageSource, MessageSpec, SubscribeRequest, Task, TaskError, TaskPhase, TaskSpec, Text, TurnOutcome, block,
+    list_messages_request,
 };
 use serde_json::{Value, json};
 use tokio::{sync::mpsc, time::Instant};
@@ -33,10 +33,13 @@ use crate::{
 const TITLE: usize = 60;
 
 /// How long a cancelled turn has to end before we leave. A script that was told to stop has 10 s for its last words.
-const LAST_WORDS: Duration = Duration::from_secs(12);
+pub(crate) const LAST_WORDS: Duration = Duration::from_secs(12);
 
 /// How long telling the gateway to cancel may take.
 const CANCEL: Duration = Duration::from_secs(5);
+
+/// What a person is told who changes their mind before anything was said.
+const NOT_GIVEN: &str = "interrupted before the job was given; nothing runs";
 
 /// What is printed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
@@ -120,7 +123,13 @@ async fn run(
 
     // Listen first, then speak: nothing that follows the message can be missed.
     let subscribe = SubscribeRequest { task: id.clone(), cursor, types: Vec::new() };
-    let mut follow = Follow::open(gateway.clone(), subscribe, args.reconnect, args.reconnect).await?;
+    let mut follow = tokio::select! {
+        follow = Follow::open(gateway.clone(), subscribe, args.reconnect, args.reconnect) => follow?,
+        Some(()) = interrupts.recv() => return Err(Failure::new(Exit::Interrupted, NOT_GIVEN)),
+    };
+    if interrupts.try_recv().is_ok() {
+        return Err(Failure::new(Exit::Interrupted, NOT_GIVEN));
+    }
     let message = send(&gateway, &id, prompt, args.reconnect).await?;
     // From here on a lost connection means to look for the message from the beginning.
     follow.rewind_if_lost();
@@ -135,7 +144,6 @@ async fn run(
         renderer: Renderer::new(Options { live: console.is_live(), people: false, entities: false }),
         watch: Watch::new(message, ahead),
         output: args.output,
-        patience: args.reconnect,
         stopping: None,
     };
     let mut leave_at = deadline;
@@ -180,8 +188,6 @@ struct Job {
     renderer: Renderer,
     watch: Watch,
     output: Output,
-    /// How long to wait for a gateway that went away.
-    patience: Duration,
     /// Why the turn is being cancelled, once it is.
     stopping: Option<Exit>,
 }
@@ -214,8 +220,7 @@ impl Job {
         Ok(match seen {
             Seen::Nothing => None,
             Seen::Ended { outcome, error } => Some(self.ended(outcome, error)),
-            Seen::PerhapsDropped => self.is_dropped().await?.then(|| self.ended(TurnOutcome::Cancelled, None)),
-            Seen::Withdrawn => Some(self.ended(TurnOutcome::Cancelled, None)),
+            Seen::Gone => Some(self.ended(TurnOutcome::Cancelled, None)),
             Seen::TaskDeleted => Some(End { exit: Exit::Failed, outcome: "deleted", error: None }),
             // Whoever cancels a suspended task must resume it for that, so our own wish does not matter.
             Seen::Suspended => Some(End { exit: Exit::Suspended, outcome: "suspended", error: None }),
@@ -235,17 +240,6 @@ impl Job {
     /// We leave before the end is known.
     fn left(&self) -> End {
         End { exit: self.stopping.unwrap_or(Exit::Interrupted), outcome: "cancelling", error: None }
-    }
-
-    /// Whether the queue was emptied with our message in it.
-    async fn is_dropped(&self) -> Result<bool, Failure> {
-        let request = GetMessageRequest { message: self.watch.message().to_owned() };
-        let get = || {
-            let (mut messages, request) = (self.gateway.messages(), request.clone());
-            async move { messages.get_message(request).await }
-        };
-        let message = patiently(self.patience, get).await?;
-        Ok(message.status.is_some_and(|status| status.processed_at.is_some()))
     }
 
     /// Cancels the turn; its end comes as an event like any other.
@@ -407,7 +401,7 @@ fn read_prompt(given: Option<&str>) -> Result<String, Failure> {
 }
 
 /// Each Ctrl-C or SIGTERM. Listening begins before anything is sent, so that none is answered by just dying.
-fn interrupts() -> Result<mpsc::Receiver<()>, Failure> {
+pub(crate) fn interrupts() -> Result<mpsc::Receiver<()>, Failure> {
     let (send, receive) = mpsc::channel(4);
     #[cfg(unix)]
     {

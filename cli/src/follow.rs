@@ -26,6 +26,11 @@ pub(crate) enum News {
     Back,
 }
 
+/// Whether nothing comes after this event of a task: the task is gone.
+pub(crate) fn is_last(event: &Event) -> bool {
+    event.r#type == "task.deleted"
+}
+
 /// Follows a task's events, or the organisation's.
 #[derive(Debug)]
 pub(crate) struct Follow {
@@ -108,18 +113,18 @@ impl Follow {
                     }
                     return Ok(News::Event(Box::new(event)));
                 }
-                Ok(None) => self.lost(Status::unavailable("the gateway ended the stream"))?,
-                Err(status) => self.lost(status)?,
+                Ok(None) => self.lost(Failure::new(Exit::Unreachable, "the gateway ended the stream"))?,
+                Err(status) => self.lost(passing(status)?)?,
             }
         }
     }
 
-    fn lost(&mut self, status: Status) -> Result<(), Failure> {
+    fn lost(&mut self, why: Failure) -> Result<(), Failure> {
         self.stream = None;
         if self.opened.elapsed() >= GOOD {
             self.away = None;
         }
-        self.note_away(status)
+        self.note_away(why)
     }
 
     async fn connect(&mut self) -> Result<(), Failure> {
@@ -132,17 +137,13 @@ impl Follow {
                 self.opened = Instant::now();
                 Ok(())
             }
-            Err(status) => self.note_away(status),
+            Err(status) => self.note_away(passing(status)?),
         }
     }
 
     /// # Errors
-    /// When another try is of no use, or was made for too long.
-    fn note_away(&mut self, status: Status) -> Result<(), Failure> {
-        if !may_pass(&status) {
-            return Err(status.into());
-        }
-        let why = Failure::from(status);
+    /// When tries were made for too long.
+    fn note_away(&mut self, why: Failure) -> Result<(), Failure> {
         let away = self.away.get_or_insert_with(|| Away {
             since: Instant::now(),
             said: false,
@@ -156,4 +157,12 @@ impl Follow {
         // Whatever went wrong on the way, what it means is that the gateway is away.
         Err(if why.exit() == Exit::Unreachable { why } else { Failure::new(Exit::Unreachable, why.message()) })
     }
+}
+
+/// What went wrong, when another try may help.
+///
+/// # Errors
+/// What went wrong, when it is of no use.
+fn passing(status: Status) -> Result<Failure, Failure> {
+    if may_pass(&status) { Ok(status.into()) } else { Err(status.into()) }
 }

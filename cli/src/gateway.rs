@@ -34,9 +34,12 @@ impl Gateway {
     /// # Errors
     /// When `url` is no address.
     pub(crate) fn new(url: &str) -> Result<Self, Failure> {
-        let invalid = |_| Failure::usage(format!("--gateway {url} is not an address like http://127.0.0.1:60080"));
-        let endpoint = Endpoint::from_shared(url.to_owned())
-            .map_err(invalid)?
+        let invalid = || Failure::usage(format!("--gateway {url} is not an address like http://127.0.0.1:60080"));
+        let endpoint = Endpoint::from_shared(url.to_owned()).map_err(|_| invalid())?;
+        if !matches!(endpoint.uri().scheme_str(), Some("http" | "https")) {
+            return Err(invalid());
+        }
+        let endpoint = endpoint
             .connect_timeout(Duration::from_secs(3))
             .tcp_nodelay(true)
             // A gateway that vanished without closing the connection is noticed within these.

@@ -1,13 +1,23 @@
 //! The command line, as a person or a script uses it.
 
+mod conversation;
+mod entities;
+mod interrupt;
+
 use std::process::{ExitStatus, Stdio};
 
 use construct_tests::{
+    client::PATIENCE,
     mesh::{Mesh, Service, binary},
+    terminal::Terminal,
     wait::until,
 };
 use serde_json::{Value, json};
-use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
+use tokio::{
+    io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader},
+    process::{Child, ChildStderr},
+    time::timeout,
+};
 
 /// What a command did.
 #[derive(Debug)]
@@ -40,18 +50,63 @@ fn command(gateway: &str, arguments: &[&str]) -> tokio::process::Command {
     command
 }
 
-async fn construct(mesh: &Mesh, arguments: &[&str], input: &str) -> Done {
+/// A command that runs.
+struct Job {
+    child: Child,
+    errors: BufReader<ChildStderr>,
+    /// What was read of its standard error.
+    told: String,
+}
+
+impl Job {
+    /// Sends a signal (`INT`, …).
+    fn signal(&self, name: &str) {
+        let id = self.child.id().expect("the command runs").to_string();
+        assert!(std::process::Command::new("kill").args([&format!("-{name}"), &id]).status().unwrap().success());
+    }
+
+    /// Waits for a line with this on standard error.
+    async fn error_line_with(&mut self, part: &str) -> String {
+        loop {
+            let from = self.told.len();
+            let read = timeout(PATIENCE, self.errors.read_line(&mut self.told)).await;
+            assert!(matches!(read, Ok(Ok(1..))), "{part:?} is not told, but: {}", self.told);
+            if self.told[from..].contains(part) {
+                return self.told[from..].to_owned();
+            }
+        }
+    }
+
+    /// Waits for its end.
+    async fn done(mut self) -> Done {
+        // Both at once: who writes more than a pipe holds waits for a reader.
+        let rest = async { tokio::join!(self.errors.read_to_string(&mut self.told), self.child.wait_with_output()) };
+        let (errors, done) = timeout(PATIENCE, rest).await.expect("the command ends");
+        errors.unwrap();
+        let done = done.unwrap();
+        Done { status: done.status, output: String::from_utf8(done.stdout).unwrap(), errors: self.told }
+    }
+}
+
+/// Starts a command and gives it all it is to read.
+async fn spawn(mesh: &Mesh, arguments: &[&str], input: &str) -> Job {
     let mut child = command(&mesh.gateway_url(), arguments).stdin(Stdio::piped()).spawn().unwrap();
     let mut stdin = child.stdin.take().unwrap();
     // A command that ends without reading closes its end.
     let _ = stdin.write_all(input.as_bytes()).await;
-    drop(stdin);
-    let done = child.wait_with_output().await.unwrap();
-    Done {
-        status: done.status,
-        output: String::from_utf8(done.stdout).unwrap(),
-        errors: String::from_utf8(done.stderr).unwrap(),
-    }
+    let errors = BufReader::new(child.stderr.take().unwrap());
+    Job { child, errors, told: String::new() }
+}
+
+async fn construct(mesh: &Mesh, arguments: &[&str], input: &str) -> Done {
+    spawn(mesh, arguments, input).await.done().await
+}
+
+/// A command in a terminal of its own.
+fn terminal(mesh: &Mesh, arguments: &[&str]) -> Terminal {
+    let environment = [("CONSTRUCT_GATEWAY_URL", mesh.gateway_url())];
+    let environment = environment.each_ref().map(|(name, value)| (*name, value.as_str()));
+    Terminal::run(&binary("construct").unwrap(), arguments, &environment).unwrap()
 }
 
 #[tokio::test]
@@ -142,9 +197,9 @@ async fn the_mesh_can_be_tapped() {
     let mut lines = BufReader::new(tap.stdout.take().unwrap()).lines();
     let client = mesh.client().unwrap();
     // It listens once it tells of anything at all.
-    let first = until("the first message", construct_tests::client::PATIENCE, async || {
+    let first = until("the first message", PATIENCE, async || {
         client.begin("worker", None).await.unwrap();
-        let line = tokio::time::timeout(std::time::Duration::from_millis(300), lines.next_line()).await;
+        let line = timeout(std::time::Duration::from_millis(300), lines.next_line()).await;
         line.map_err(|_| "nothing yet")
     })
     .await;
@@ -153,10 +208,8 @@ async fn the_mesh_can_be_tapped() {
     conversation.ask("what is one and one?").await;
     let wanted = ["TaskWake", "ModelInvoke", "StepResult", "CodeExecute", "JournalEntry", "Event"];
     let mut seen: Vec<String> = Vec::new();
-    until("each kind of message to be tapped", construct_tests::client::PATIENCE, async || {
-        while let Ok(Ok(Some(line))) =
-            tokio::time::timeout(std::time::Duration::from_millis(300), lines.next_line()).await
-        {
+    until("each kind of message to be tapped", PATIENCE, async || {
+        while let Ok(Ok(Some(line))) = timeout(std::time::Duration::from_millis(300), lines.next_line()).await {
             let message: Value = serde_json::from_str(&line).unwrap_or_else(|error| panic!("{error}: {line}"));
             assert!(message["subject"].as_str().unwrap().starts_with("construct.v1."), "{message}");
             seen.push(line);
@@ -166,6 +219,31 @@ async fn the_mesh_can_be_tapped() {
         if missing.is_empty() { Ok(()) } else { Err((missing, seen.last().cloned())) }
     })
     .await;
+    // Payloads are decoded: what is to be run, of which task, can be read.
+    let script = seen.iter().find(|line| line.contains(".CodeExecute\"")).unwrap();
+    assert!(script.contains("\"1 + 1\"") && script.contains(conversation.id()), "{script}");
+
+    // For people, and of one kind.
+    let mut tap = command(&mesh.gateway_url(), &["tap", "construct.v1.evt.>"])
+        .env("CONSTRUCT_NATS_URL", mesh.nats.url())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(tap.stdout.take().unwrap()).lines();
+    let line = until("a line for people", PATIENCE, async || {
+        client.begin("worker", None).await.unwrap();
+        let line = timeout(std::time::Duration::from_millis(300), lines.next_line()).await;
+        line.map_err(|_| "nothing yet")
+    })
+    .await;
+    let line = line.unwrap().unwrap();
+    assert!(line.contains("evt.") && line.contains("task.created"), "{line}");
+
+    // NATS is elsewhere.
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let nats = format!("nats://127.0.0.1:{port}");
+    let away = construct(&mesh, &["tap", "--nats", &nats], "").await;
+    assert_eq!(away.code(), 3, "{away:?}");
+    assert!(away.errors.contains("--nats or CONSTRUCT_NATS_URL says where NATS is"), "{away:?}");
 }
 
 #[tokio::test]

@@ -2,9 +2,10 @@
 
 use construct_proto::v1::{self, Event, event::Payload};
 use construct_tests::{
-    client::Conversation,
+    client::{Conversation, id},
     mesh::{Mesh, Service},
     recorder::{Recorder, check_order, describe, records, streamed_text, types},
+    transcript,
 };
 use serde_json::json;
 
@@ -94,17 +95,49 @@ async fn subscriptions_outlive_the_gateway_that_served_them() {
 
 #[tokio::test]
 async fn changes_of_agents_models_and_providers_are_told_to_the_organisation() {
-    let mesh = Mesh::start().await.unwrap();
+    let mut mesh = Mesh::prepare(&[]).await.unwrap();
+    mesh.spawn(Service::Gateway).unwrap();
+    mesh.ready(Service::Gateway).await.unwrap();
     let client = mesh.client().unwrap();
-    let request = v1::SubscribeRequest { cursor: "0".into(), ..v1::SubscribeRequest::default() };
-    let recorder = Recorder::start(client.events(), request, Some(2));
-    mesh.scripted_agent("worker", &script()).await.unwrap();
+    let subscribe = |types: &[&str], every| {
+        let types = types.iter().map(|kind| (*kind).to_owned()).collect();
+        let request = v1::SubscribeRequest { cursor: "0".into(), types, ..v1::SubscribeRequest::default() };
+        Recorder::start(client.events(), request, every)
+    };
+    let recorder = subscribe(&[], Some(2));
+    let updates = subscribe(&["*.updated"], None);
+    let models = subscribe(&["model.*"], None);
+    for filtered in [&updates, &models] {
+        filtered.connected().await;
+    }
+    let agent = id(mesh.scripted_agent("worker", &script()).await.unwrap().metadata.as_ref());
+
+    let update = v1::UpdateModelProviderRequest {
+        model_provider: "worker".into(),
+        script: Some("[]".into()),
+        ..v1::UpdateModelProviderRequest::default()
+    };
+    let provider = client.providers().update_model_provider(update).await.unwrap().into_inner();
+    let update = v1::UpdateModelRequest {
+        model: "worker".into(),
+        vendor_model: Some("other".into()),
+        ..v1::UpdateModelRequest::default()
+    };
+    let model = client.models().update_model(update).await.unwrap().into_inner();
     let update = v1::UpdateAgentRequest {
         agent: "worker".into(),
         description: Some("works".into()),
+        idempotency_key: "once".into(),
         ..v1::UpdateAgentRequest::default()
     };
+    let updated = client.agents().update_agent(update.clone()).await.unwrap().into_inner();
+    // The same again is no further change, nor is one that is refused.
     client.agents().update_agent(update).await.unwrap();
+    let late =
+        v1::UpdateAgentRequest { agent: "worker".into(), name: Some("late".into()), revision: 1, ..Default::default() };
+    client.agents().update_agent(late).await.unwrap_err();
+    let delete = v1::DeleteModelRequest { model: "worker".into(), ..Default::default() };
+    client.models().delete_model(delete).await.unwrap_err();
     client
         .agents()
         .delete_agent(v1::DeleteAgentRequest { agent: "worker".into(), ..Default::default() })
@@ -117,6 +150,7 @@ async fn changes_of_agents_models_and_providers_are_told_to_the_organisation() {
         .unwrap();
     let delete = v1::DeleteModelProviderRequest { model_provider: "worker".into(), ..Default::default() };
     client.providers().delete_model_provider(delete).await.unwrap();
+
     let events = recorder.until_count("provider.deleted", 1).await;
     check_order(&events);
     assert_eq!(
@@ -125,17 +159,114 @@ async fn changes_of_agents_models_and_providers_are_told_to_the_organisation() {
             "provider.created",
             "model.created",
             "agent.created",
+            "provider.updated",
+            "model.updated",
             "agent.updated",
             "agent.deleted",
             "model.deleted",
             "provider.deleted"
         ]
     );
-    let described = events.iter().find_map(|event| match &event.payload {
-        Some(Payload::Agent(agent)) if event.r#type == "agent.updated" => agent.spec.clone(),
-        _ => None,
-    });
-    assert_eq!(described.unwrap().description, "works");
+    // Each tells the whole entity as it is from then on, or the id of what is gone.
+    let payloads: Vec<Payload> = events.iter().skip(3).filter_map(|event| event.payload.clone()).collect();
+    let deleted = |id: String| Payload::Deleted(v1::Deleted { id });
+    assert_eq!(updated.spec.as_ref().unwrap().description, "works");
+    assert_eq!(
+        payloads,
+        [
+            Payload::ModelProvider(provider.clone()),
+            Payload::Model(model.clone()),
+            Payload::Agent(updated),
+            deleted(agent),
+            deleted(id(model.metadata.as_ref())),
+            deleted(id(provider.metadata.as_ref())),
+        ]
+    );
+    let updates = updates.until_count("agent.updated", 1).await;
+    assert_eq!(ids(&updates), ids(&events[3..6]));
+    let models = models.until_count("model.deleted", 1).await;
+    assert_eq!(types(&models), ["model.created", "model.updated", "model.deleted"]);
+}
+
+#[tokio::test]
+async fn changes_of_messages_that_wait_are_told_once_and_in_order() {
+    // The reconciler comes later: until then everything waits.
+    let mut mesh = Mesh::prepare(&[]).await.unwrap();
+    mesh.spawn(Service::Gateway).unwrap();
+    mesh.ready(Service::Gateway).await.unwrap();
+    mesh.scripted_agent("worker", &json!([])).await.unwrap();
+    let client = mesh.client().unwrap();
+    let spec = v1::TaskSpec { agent: "worker".into(), title: "Waiting".into(), ..v1::TaskSpec::default() };
+    let conversation = client.begin_as(spec).await.unwrap();
+    let filtered = |types: &[&str]| {
+        let types = types.iter().map(|kind| (*kind).to_owned()).collect();
+        let request = v1::SubscribeRequest { types, ..conversation.subscription() };
+        Recorder::start(client.events(), request, None)
+    };
+    let (all, changed, withdrawn) = (conversation.record(), filtered(&["m*.updated"]), filtered(&["message.deleted"]));
+    for recorder in [&all, &changed, &withdrawn] {
+        recorder.connected().await;
+    }
+    conversation.suspend().await;
+    let mut said = Vec::new();
+    for text in ["edited", "withdrawn", "dropped"] {
+        said.push(id(conversation.say(text).await.metadata.as_ref()));
+    }
+    let block = v1::block::Block::Text(v1::Text { text: "as meant".into() });
+    let update = v1::UpdateMessageRequest {
+        message: said[0].clone(),
+        blocks: vec![v1::Block { block: Some(block) }],
+        ..v1::UpdateMessageRequest::default()
+    };
+    let edited = client.messages().update_message(update).await.unwrap().into_inner();
+    let delete = v1::DeleteMessageRequest { message: said[1].clone(), ..Default::default() };
+    client.messages().delete_message(delete.clone()).await.unwrap();
+    client.messages().delete_message(delete).await.unwrap_err();
+    conversation.cancel("changed my mind").await;
+    // Said after the cancel and before anybody looked at it: this one stays.
+    let kept = id(conversation.say("kept").await.metadata.as_ref());
+    mesh.spawn(Service::Reconciler).unwrap();
+
+    let task = conversation.task_when("the cancel", |_, status| status.queued_count == 1).await;
+    let events = all.until_sequence(task.status.unwrap().event_sequence).await;
+    check_order(&events);
+    let told: Vec<(&str, &Payload)> = events
+        .iter()
+        .filter(|event| event.r#type.starts_with("message."))
+        .map(|event| (event.r#type.as_str(), event.payload.as_ref().unwrap()))
+        .collect();
+    let kinds: Vec<&str> = told.iter().map(|(kind, _)| *kind).collect();
+    let (created, updated) = ("message.created", "message.updated");
+    assert_eq!(kinds, [created, created, created, updated, "message.deleted", created, updated, updated]);
+    assert_eq!(told[3].1, &Payload::Message(edited));
+    assert_eq!(told[4].1, &Payload::Deleted(v1::Deleted { id: said[1].clone() }));
+    let message = |payload: &Payload| match payload {
+        Payload::Message(message) => message.clone(),
+        other => panic!("{other:?}"),
+    };
+    let dropped: Vec<v1::Message> = told[6..].iter().map(|(_, payload)| message(payload)).collect();
+    let listed = conversation.transcript().await;
+    for (dropped, expected) in dropped.iter().zip([&said[0], &said[2]]) {
+        assert_eq!(&id(dropped.metadata.as_ref()), expected);
+        let status = transcript::status(dropped);
+        assert_eq!((status.position, status.error.as_str()), (0, "cancelled"));
+        assert!(status.processed_at.is_some());
+        // What is told is what is kept.
+        let kept = listed.messages.iter().find(|message| &id(message.metadata.as_ref()) == expected);
+        assert_eq!(kept, Some(dropped));
+    }
+    let waiting: Vec<String> = listed
+        .unplaced()
+        .into_iter()
+        .filter(|message| transcript::status(message).processed_at.is_none())
+        .map(|message| id(message.metadata.as_ref()))
+        .collect();
+    assert_eq!(waiting, [kept]);
+
+    // Globs leave out the others.
+    let mine: Vec<String> = ids(&events.iter().filter(|event| event.r#type == updated).cloned().collect::<Vec<_>>());
+    assert_eq!(ids(&changed.until_count(updated, 3).await), mine);
+    assert_eq!(types(&withdrawn.until_count("message.deleted", 1).await), ["message.deleted"]);
 }
 
 /// Whatever the connection went through, this is what a subscriber has to have seen of [`script`].

@@ -397,16 +397,19 @@ async fn malformed(mesh: &Mesh) {
     let code = |code: Code| (code as i32).to_string();
     let mut short = frame(0, b"abcdefgh");
     short.truncate(8);
-    for (what, body, headers) in [
-        ("a frame cut short", short, &[][..]),
-        ("no frame", vec![], &[]),
-        ("an unknown compression flag", frame(9, b""), &[]),
-        ("compressed without saying how", frame(1, b"\x1f\x8b"), &[]),
-        ("broken gzip", frame(1, b"nonsense"), &[("grpc-encoding", "gzip")]),
-        ("an unknown compression", frame(1, b"x"), &[("grpc-encoding", "snappy")]),
+    let gzip: &[(&'static str, &str)] = &[("grpc-encoding", "gzip")];
+    for (what, body, headers, expected) in [
+        ("a frame cut short", short, &[][..], Code::InvalidArgument),
+        ("no frame", vec![], &[], Code::InvalidArgument),
+        ("an unknown compression flag", frame(9, b""), &[], Code::InvalidArgument),
+        // What gRPC's specification demands of this one.
+        ("compressed without saying how", frame(1, b"\x1f\x8b"), &[], Code::Internal),
+        ("broken gzip", frame(1, b"nonsense"), gzip, Code::InvalidArgument),
+        ("an unknown compression", frame(1, b"x"), &[("grpc-encoding", "snappy")], Code::Unimplemented),
     ] {
         let (status, grpc, message) = post(get_task, body, headers).await;
-        assert!(status == 200 && !grpc.is_empty() && grpc != "0", "{what}: HTTP {status}, {grpc:?}, {message}");
+        assert_eq!((status, grpc), (200, code(expected)), "{what}: {message}");
+        assert!(!message.is_empty(), "{what}");
     }
     let (_, grpc, _) = post("construct.v1.TaskService/NoSuchCall", frame(0, b""), &[]).await;
     assert_eq!(grpc, code(Code::Unimplemented));

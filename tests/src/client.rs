@@ -79,7 +79,12 @@ impl Client {
     pub async fn begin_as(&self, spec: v1::TaskSpec) -> Result<Conversation, Status> {
         let request = v1::CreateTaskRequest { spec: Some(spec), ..v1::CreateTaskRequest::default() };
         let task = self.tasks().create_task(request).await?.into_inner();
-        Ok(Conversation { client: self.clone(), task: id(task.metadata.as_ref()).into() })
+        Ok(self.conversation(&id(task.metadata.as_ref())))
+    }
+
+    /// A task that somebody else began.
+    pub fn conversation(&self, task: &str) -> Conversation {
+        Conversation { client: self.clone(), task: task.into() }
     }
 }
 

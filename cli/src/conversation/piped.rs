@@ -3,13 +3,14 @@
 use std::{io, thread};
 
 use construct_proto::v1::{TaskPhase, TurnOutcome, event::Payload};
-use tokio::sync::mpsc;
+use tokio::{sync::mpsc, time::Instant};
 
-use super::talk::{Mode, Talk};
+use super::talk::{DELETED, Mode, Talk};
 use crate::{
-    console::{Colour, Console},
+    console::{Colour, Console, Sink as _, Style},
+    exec::{LAST_WORDS, interrupts, watch::is_dropped},
     failure::{Exit, Failure},
-    follow::News,
+    follow::{News, is_last},
     render::{Options, Renderer, note},
 };
 
@@ -28,21 +29,25 @@ pub(super) async fn run(mut talk: Talk, colour: Colour) -> Result<Exit, Failure>
             .hint(format!("resume it first: construct task resume {}", talk.task())));
     }
     let mut exit = Exit::Completed;
+    let mut interrupts = interrupts()?;
     let mut lines = lines();
-    while let Some(line) = lines.recv().await {
+    loop {
+        let line = tokio::select! {
+            line = lines.recv() => match line {
+                Some(line) => line,
+                None => break,
+            },
+            Some(()) = interrupts.recv() => {
+                exit = Exit::Interrupted;
+                break;
+            }
+        };
         if line.trim().is_empty() {
             continue;
         }
         let message = talk.say(line).await?;
-        exit = loop {
-            let news = talk.news().await?;
-            let ended = ended(&news, &message);
-            show(news, &mut renderer, &mut console)?;
-            if let Some(exit) = ended {
-                break exit;
-            }
-        };
-        if exit == Exit::Suspended {
+        exit = Box::pin(answer(&mut talk, &message, &mut renderer, &mut console, &mut interrupts)).await?;
+        if matches!(exit, Exit::Suspended | Exit::Interrupted) {
             break;
         }
     }
@@ -50,6 +55,50 @@ pub(super) async fn run(mut talk: Talk, colour: Colour) -> Result<Exit, Failure>
         note(&format!("· go on with: construct resume {}", talk.task()), &mut console)?;
     }
     Ok(exit)
+}
+
+/// Shows how the message is answered. An interrupt cancels the turn, and a second one, or a turn that does not end by that,
+/// leaves it.
+async fn answer(
+    talk: &mut Talk,
+    message: &str,
+    renderer: &mut Renderer,
+    console: &mut Console,
+    interrupts: &mut mpsc::Receiver<()>,
+) -> Result<Exit, Failure> {
+    let mut leave_at: Option<Instant> = None;
+    loop {
+        let due = async {
+            match leave_at {
+                Some(at) => tokio::time::sleep_until(at).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            biased;
+            Some(()) = interrupts.recv() => {
+                if leave_at.is_some() {
+                    return Ok(Exit::Interrupted);
+                }
+                leave_at = Some(Instant::now() + LAST_WORDS);
+                console.line(&[(Style::Bad, "■ interrupted by the user; cancelling")])?;
+                talk.cancel().await?;
+            }
+            () = due => return Ok(Exit::Interrupted),
+            news = talk.news() => {
+                let news = news?;
+                let ended = ended(&news, message);
+                let deleted = matches!(&news, News::Event(event) if is_last(event));
+                show(news, renderer, console)?;
+                if deleted {
+                    return Err(Failure::failed(DELETED));
+                }
+                if let Some(exit) = ended {
+                    return Ok(if leave_at.is_some() { Exit::Interrupted } else { exit });
+                }
+            }
+        }
+    }
 }
 
 fn show(news: News, renderer: &mut Renderer, console: &mut Console) -> io::Result<()> {
@@ -70,10 +119,12 @@ fn ended(news: &News, message: &str) -> Option<Exit> {
             TurnOutcome::MaxTurns => Exit::MaxTurns,
             TurnOutcome::Failed | TurnOutcome::Unspecified => Exit::Failed,
         }),
-        // Our message may have been dropped with the turn before it.
-        Some(Payload::TurnCompleted(turn)) if turn.outcome() == TurnOutcome::Cancelled => Some(Exit::Cancelled),
+        Some(Payload::Message(changed)) if event.r#type == "message.updated" && is_dropped(changed) => {
+            let ours = changed.metadata.as_ref().is_some_and(|metadata| metadata.id == message);
+            ours.then_some(Exit::Cancelled)
+        }
+        Some(Payload::Deleted(deleted)) if deleted.id == message => Some(Exit::Cancelled),
         Some(Payload::PhaseChanged(changed)) if changed.phase() == TaskPhase::Suspended => Some(Exit::Suspended),
-        Some(Payload::Deleted(_)) if event.r#type == "task.deleted" => Some(Exit::Failed),
         _ => None,
     }
 }

@@ -13,6 +13,10 @@ use crate::{
     words::{columns, printable},
 };
 
+/// What stands between these is drawn at once by terminals that know them, and others ignore them. Standard output is written
+/// line by line, so that one change takes several writes, between which the prompt would be seen to come and go.
+const FRAME: (&str, &str) = ("\x1b[?2026h", "\x1b[?2026l");
+
 /// The terminal as it was found is given back when this is dropped.
 pub(super) struct RawMode;
 
@@ -97,7 +101,9 @@ impl Screen {
     }
 
     fn show(&mut self) -> io::Result<()> {
-        self.to.write_all(std::mem::take(&mut self.pending).as_bytes())?;
+        let pending = std::mem::take(&mut self.pending);
+        let (begin, end) = FRAME;
+        self.to.write_all(format!("{begin}{pending}{end}").as_bytes())?;
         self.to.flush()
     }
 
@@ -168,6 +174,11 @@ mod tests {
         (Screen::new(Box::new(paper.clone()), false, 20), paper)
     }
 
+    /// What was written, without the marks around each change.
+    fn written(paper: &Paper) -> String {
+        paper.text().replace(FRAME.0, "").replace(FRAME.1, "")
+    }
+
     fn prompt(screen: &mut Screen) {
         screen.prompt("a ❯", Style::Plain, |_| ("hi".to_owned(), 2)).unwrap();
     }
@@ -182,7 +193,7 @@ mod tests {
         screen.close().unwrap();
         let prompt = "\r\na ❯ hi\r\x1b[6C";
         assert_eq!(
-            paper.text(),
+            written(&paper),
             format!("one\r\ntwo{prompt}\r\x1b[K\x1b[A\x1b[3C three{prompt}\r\x1b[K\x1b[A\x1b[9C\r\n")
         );
     }
@@ -194,6 +205,6 @@ mod tests {
         prompt(&mut screen);
         screen.text(Channel::Answer, Style::Plain, "y").unwrap();
         screen.close().unwrap();
-        assert_eq!(paper.text(), format!("{}\r\na ❯ hi\r\x1b[6C\r\x1b[Ky\r\n", "x".repeat(20)));
+        assert_eq!(written(&paper), format!("{}\r\na ❯ hi\r\x1b[6C\r\x1b[Ky\r\n", "x".repeat(20)));
     }
 }

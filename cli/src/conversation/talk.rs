@@ -22,6 +22,9 @@ const PATIENCE: Duration = Duration::from_secs(3600);
 /// How long a message is tried to be sent while the person waits.
 const SEND: Duration = Duration::from_secs(5);
 
+/// What is said when there is nothing left to talk to.
+pub(super) const DELETED: &str = "the task was deleted";
+
 /// What the task does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Mode {

@@ -5,16 +5,18 @@ use std::io;
 use construct_proto::v1::Event;
 use crossterm::event::{Event as Input, EventStream, KeyEventKind};
 use futures::StreamExt as _;
+use tokio::sync::mpsc;
 
 use super::{
     line::{Line, Wish},
     screen::{RawMode, Screen},
-    talk::{Mode, Talk, total},
+    talk::{DELETED, Mode, Talk, total},
 };
 use crate::{
     console::{Colour, Sink as _, Style},
+    exec::interrupts,
     failure::{Exit, Failure},
-    follow::News,
+    follow::{News, is_last},
     render::{Options, Renderer, note},
     tally::Tally,
 };
@@ -32,6 +34,8 @@ A message that begins with a slash is written with two.";
 /// # Errors
 /// When the gateway refuses or stays away, or the terminal is gone.
 pub(super) async fn run(talk: Talk, colour: Colour) -> Result<Exit, Failure> {
+    // A signal must not end us in the middle: the terminal would stay as no shell can use it.
+    let mut interrupts = interrupts()?;
     let raw = RawMode::enter()?;
     let width = crossterm::terminal::size().map_or(80, |(columns, _)| usize::from(columns));
     let mut conversation = Conversation {
@@ -42,13 +46,13 @@ pub(super) async fn run(talk: Talk, colour: Colour) -> Result<Exit, Failure> {
         tally: Tally::default(),
         armed: false,
     };
-    let ended = conversation.run().await;
+    let ended = conversation.run(&mut interrupts).await;
     let closed = conversation.screen.close();
     drop(raw);
-    ended?;
+    let exit = ended?;
     closed?;
     conversation.farewell();
-    Ok(Exit::Completed)
+    Ok(exit)
 }
 
 struct Conversation {
@@ -69,7 +73,7 @@ enum Flow {
 }
 
 impl Conversation {
-    async fn run(&mut self) -> Result<(), Failure> {
+    async fn run(&mut self, interrupts: &mut mpsc::Receiver<()>) -> Result<Exit, Failure> {
         let mut inputs = EventStream::new();
         if self.talk.task().is_empty() {
             note("type a message; /help tells the keys", &mut self.screen)?;
@@ -78,13 +82,20 @@ impl Conversation {
             self.prompt()?;
             tokio::select! {
                 input = inputs.next() => {
-                    let Some(input) = input else { return Ok(()) };
+                    let Some(input) = input else { return Ok(Exit::Completed) };
                     if self.input(input?).await? == Flow::Leave {
-                        return Ok(());
+                        return Ok(Exit::Completed);
                     }
                 }
+                // From another program: Ctrl-C is a key here. What runs goes on, as when the person leaves.
+                Some(()) = interrupts.recv() => return Ok(Exit::Interrupted),
                 news = self.talk.news() => match news? {
-                    News::Event(event) => self.event(&event)?,
+                    News::Event(event) => {
+                        self.event(&event)?;
+                        if is_last(&event) {
+                            return Err(Failure::failed(DELETED));
+                        }
+                    }
                     News::Lost(why) => note(&format!("· {why}; reconnecting"), &mut self.screen)?,
                     News::Back => note("· connected again", &mut self.screen)?,
                 },

@@ -191,10 +191,26 @@ async fn an_interrupt_cancels_the_turn_first() {
         ..State::default()
     });
     let (interrupt, interrupts) = mpsc::channel(1);
-    interrupt.send(()).await.unwrap();
-    let (exit, ..) = run_with(&args(Output::Text), &fake, false, interrupts).await;
+    let once_sent = async {
+        while !fake.state().calls.iter().any(|call| call.starts_with("create_message")) {
+            tokio::task::yield_now().await;
+        }
+        interrupt.send(()).await.unwrap();
+    };
+    let args = args(Output::Text);
+    let ((exit, ..), ()) = tokio::join!(run_with(&args, &fake, false, interrupts), once_sent);
     assert_eq!(exit, Ok(Exit::Interrupted));
     assert!(fake.state().calls.contains(&"cancel_task interrupted by the user".to_owned()));
+}
+
+#[tokio::test]
+async fn who_interrupts_before_anything_was_said_says_nothing() {
+    let fake = Fake::start(playing(a_turn()));
+    let (interrupt, interrupts) = mpsc::channel(1);
+    interrupt.send(()).await.unwrap();
+    let (exit, ..) = run_with(&args(Output::Text), &fake, false, interrupts).await;
+    assert_eq!(exit.unwrap_err().exit(), Exit::Interrupted);
+    assert!(!fake.state().calls.iter().any(|call| call.starts_with("create_message")));
 }
 
 #[tokio::test]
@@ -254,7 +270,28 @@ fn turns_of_earlier_messages_are_not_ours() {
     assert!(watch.is_ours() && watch.tally().text.is_empty());
     watch.see(&created(2, "y", MessageSource::Assistant, "ours"));
     assert_eq!(watch.tally().text, "ours");
-    assert_eq!(watch.see(&completed("z", TurnOutcome::Cancelled)), Seen::PerhapsDropped);
+    assert_eq!(watch.see(&completed("z", TurnOutcome::Cancelled)), Seen::Nothing, "what it drops is told apart");
+}
+
+#[test]
+fn a_waiting_message_that_is_dropped_or_taken_back_gets_no_turn() {
+    let changed = |id: &str, dropped: bool| {
+        let processed_at = dropped.then(prost_types::Timestamp::default);
+        let message = Message {
+            metadata: Some(Metadata { id: id.to_owned(), ..Metadata::default() }),
+            status: Some(MessageStatus { processed_at, ..MessageStatus::default() }),
+            ..Message::default()
+        };
+        event("message.updated", 0, Payload::Message(message))
+    };
+    let mut watch = Watch::new(MESSAGE.to_owned(), vec!["a".to_owned(), "b".to_owned()]);
+    watch.see(&created(0, MESSAGE, MessageSource::User, "hi"));
+    assert_eq!(watch.see(&changed("a", true)), Seen::Nothing);
+    let deleted = v1::Deleted { id: "b".to_owned() };
+    assert_eq!(watch.see(&event("message.deleted", 0, Payload::Deleted(deleted))), Seen::Nothing);
+    assert!(watch.is_ours(), "those ahead are gone");
+    assert_eq!(watch.see(&changed(MESSAGE, false)), Seen::Nothing, "it was edited");
+    assert_eq!(watch.see(&changed(MESSAGE, true)), Seen::Gone);
 }
 
 #[test]

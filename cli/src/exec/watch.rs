@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use construct_proto::v1::{Event, TaskError, TaskPhase, TurnOutcome, event::Payload};
+use construct_proto::v1::{Event, Message, TaskError, TaskPhase, TurnOutcome, event::Payload};
 
 use crate::tally::Tally;
 
@@ -15,10 +15,8 @@ pub(super) enum Seen {
         outcome: TurnOutcome,
         error: Option<TaskError>,
     },
-    /// Another turn was cancelled, and with it what waited: perhaps this message.
-    PerhapsDropped,
-    /// The message was taken back.
-    Withdrawn,
+    /// The message gets no turn: it was taken back, or a cancel dropped it while it waited.
+    Gone,
     TaskDeleted,
     /// Nothing more happens until a person resumes the task.
     Suspended,
@@ -71,20 +69,30 @@ impl Watch {
             Some(Payload::TurnCompleted(turn)) if turn.message_id == self.message => {
                 Seen::Ended { outcome: turn.outcome(), error: turn.error.clone() }
             }
+            Some(Payload::Message(message)) if event.r#type == "message.updated" && is_dropped(message) => {
+                self.gone(message.metadata.as_ref().map_or("", |metadata| &metadata.id))
+            }
             Some(Payload::TurnCompleted(turn)) => {
                 self.ahead.remove(&turn.message_id);
-                let dropped = self.begun && turn.outcome() == TurnOutcome::Cancelled;
-                if dropped { Seen::PerhapsDropped } else { Seen::Nothing }
+                Seen::Nothing
             }
             Some(Payload::PhaseChanged(changed)) if self.begun && changed.phase() == TaskPhase::Suspended => {
                 Seen::Suspended
             }
-            Some(Payload::Deleted(deleted)) if deleted.id == self.message => Seen::Withdrawn,
-            Some(Payload::Deleted(deleted)) => {
-                self.ahead.remove(&deleted.id);
-                if event.r#type == "task.deleted" { Seen::TaskDeleted } else { Seen::Nothing }
-            }
+            Some(Payload::Deleted(_)) if event.r#type == "task.deleted" => Seen::TaskDeleted,
+            Some(Payload::Deleted(deleted)) => self.gone(&deleted.id),
             _ => Seen::Nothing,
         }
     }
+
+    /// A message that gets no turn.
+    fn gone(&mut self, id: &str) -> Seen {
+        self.ahead.remove(id);
+        if id == self.message { Seen::Gone } else { Seen::Nothing }
+    }
+}
+
+/// Whether a message that waited for its turn will never get one, because a cancel dropped it.
+pub(crate) fn is_dropped(message: &Message) -> bool {
+    message.status.as_ref().is_some_and(|status| status.position == 0 && status.processed_at.is_some())
 }

@@ -194,8 +194,8 @@ impl Activator {
         let filter = MessageFilter { source: Some(Source::User), after_position: loaded.task.last_position };
         let page = MessagePage { limit: QUEUE_LIMIT, descending: false, after: None };
         let queued = self.store.message_list(loaded.task.organization, loaded.task.id, &filter, &page).await?;
-        let waiting = queued.into_iter().filter(|message| message.position.is_none() && message.processed_at.is_none());
-        Ok(waiting
+        let dropped = queued.into_iter().filter(|message| loaded.is_dropped_by_cancel(message));
+        Ok(dropped
             .map(|mut message| {
                 message.processed_at = Some(now);
                 message.error = Some("cancelled".to_owned());

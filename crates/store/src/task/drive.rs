@@ -8,7 +8,7 @@ use uuid::Uuid;
 
 use construct_domain::{MessageId, OrganizationId, TaskId, task::Task};
 
-use crate::{Error, Store, event::unsigned, task::select, time::sql};
+use crate::{Error, Store, StoredMessage, event::unsigned, task::select, time::sql};
 
 /// How long the wake that follows an intent has to arrive before the sweep takes the intent for unseen.
 const WAKE_GRACE: Duration = Duration::from_secs(1);
@@ -58,6 +58,13 @@ impl LoadedTask {
     /// ([`Store::task_commit`] or [`Store::task_intents_seen`]), else the sweep finds the task again and again.
     pub fn has_new_intents(&self) -> bool {
         self.intents > self.intents_seen
+    }
+
+    /// Whether the cancel that was asked for drops this queued message: it was accepted before.
+    pub fn is_dropped_by_cancel(&self, message: &StoredMessage) -> bool {
+        message.position.is_none()
+            && message.processed_at.is_none()
+            && self.cancel_intent.is_some_and(|intent| message.arrival < intent)
     }
 }
 

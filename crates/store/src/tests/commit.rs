@@ -260,6 +260,7 @@ async fn a_cancel_drops_what_was_queued_before_it_and_not_what_came_after() {
     applied(f.store.task_cancel(&write(), task, "enough", rendered("task.updated")).await.expect("cancelled"));
     let after = f.message(task, "after").await;
     let loaded = load(&f, task).await;
+    assert!(loaded.is_dropped_by_cancel(&before) && !loaded.is_dropped_by_cancel(&after));
     let mut state = loaded.task.clone();
     state.cancel = None;
     let time = now();

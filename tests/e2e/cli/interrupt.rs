@@ -1,0 +1,92 @@
+//! `construct exec` and Ctrl-C: the job is cancelled first, whatever has become of it so far.
+
+use construct_proto::v1::{self, TaskPhase, TurnOutcome};
+use construct_tests::{
+    client::Conversation,
+    mesh::{Mesh, Service},
+    recorder::types,
+    terminal::CTRL_C,
+    transcript,
+};
+use serde_json::json;
+
+use super::{Job, spawn, terminal};
+
+/// The task a job is given to, and once its message is accepted.
+async fn given(mesh: &Mesh, job: &mut Job) -> Conversation {
+    let line = job.error_line_with("· task task_").await;
+    let task = line.trim().trim_start_matches("· task ");
+    let conversation = mesh.client().unwrap().conversation(task);
+    conversation.task_when("a message", |_, status| status.queued_count + status.message_count > 0).await;
+    conversation
+}
+
+#[tokio::test]
+async fn a_job_that_is_interrupted_is_cancelled_however_far_it_is() {
+    let mut mesh = Mesh::start().await.unwrap();
+    let script = json!({"conversations": [
+        {"match": "stall", "turns": [{"text": "Slowly.", "fault": {"stall_ms": 600_000, "times": 0}}]},
+        {"match": "run", "turns": [{"code": "execute_command('touch begun; sleep 600')"}]},
+    ]});
+    mesh.scripted_agent("worker", &script).await.unwrap();
+    let workspace = mesh.workspace().display().to_string();
+
+    // Ctrl-C in a terminal, while the model is called.
+    let mut person = terminal(&mesh, &["exec", "stall"]);
+    person.shows("· invoke model").await;
+    person.press(CTRL_C).await;
+    person.shows("■ interrupted by the user; cancelling").await;
+    person.shows("■ cancelled").await;
+    let screen = person.screen();
+    assert_eq!(person.left().await, 130, "{screen}");
+
+    // While a script runs, and by a supervisor's signal.
+    let mut job = spawn(&mesh, &["exec", "--workspace", &workspace, "run"], "").await;
+    construct_tests::client::file_when(&mesh.workspace().join("begun"), |_| true).await;
+    let conversation = given(&mesh, &mut job).await;
+    job.signal("TERM");
+    let done = job.done().await;
+    assert_eq!((done.code(), done.output.as_str()), (130, ""), "{done:?}");
+    assert_eq!(conversation.settled().await.status.unwrap().last_outcome(), TurnOutcome::Cancelled);
+    crate::process_is_gone("begun; sleep 600").await;
+
+    // Right after sending, before anybody looked at the message: it is dropped, and nothing ever runs.
+    mesh.kill(Service::Reconciler).unwrap();
+    let mut dropped = spawn(&mesh, &["exec", "stall"], "").await;
+    let mut abandoned = spawn(&mesh, &["exec", "stall"], "").await;
+    let conversation = given(&mesh, &mut dropped).await;
+    let left = given(&mesh, &mut abandoned).await;
+    for job in [&mut dropped, &mut abandoned] {
+        job.signal("INT");
+        job.error_line_with("interrupted by the user; cancelling").await;
+    }
+    // A second Ctrl-C leaves at once, and says that the end is not known.
+    abandoned.signal("INT");
+    let done = abandoned.done().await;
+    assert_eq!(done.code(), 130, "{done:?}");
+    assert!(done.errors.contains(&format!("construct why {}", left.id())), "{done:?}");
+    // `task.updated` tells that the cancel was accepted.
+    conversation.record().until_count("task.updated", 1).await;
+    left.record().until_count("task.updated", 1).await;
+    mesh.spawn(Service::Reconciler).unwrap();
+    let began = std::time::Instant::now();
+    let done = dropped.done().await;
+    assert_eq!(done.code(), 130, "{done:?}");
+    assert!(
+        !done.errors.contains("left before the turn had ended"),
+        "the end is told: {done:?}, {:?}",
+        began.elapsed()
+    );
+    for conversation in [&conversation, &left] {
+        let task = conversation.settled().await.status.unwrap();
+        assert_eq!((task.phase(), task.last_outcome()), (TaskPhase::AwaitInput, TurnOutcome::Unspecified));
+        let transcript = conversation.transcript().await;
+        let [message] = transcript.messages.as_slice() else { panic!("{}", transcript.show()) };
+        let status: v1::MessageStatus = transcript::status(message);
+        assert_eq!((status.position, status.error.as_str()), (0, "cancelled"));
+        assert!(status.processed_at.is_some());
+        let events = conversation.record().until_sequence(task.event_sequence).await;
+        assert!(!types(&events).contains(&"turn.completed"), "{:?}", types(&events));
+    }
+    mesh.ready(Service::Reconciler).await.unwrap();
+}

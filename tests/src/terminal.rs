@@ -1,0 +1,237 @@
+//! A program in a terminal of its own: what a person types, and what the person sees.
+//!
+//! The terminal is a real pseudo-terminal, what it shows is worked out by a terminal emulator, and the program is started by a
+//! shell, as a person starts it: the shell is what notices when the terminal is not given back as it was.
+
+use std::{
+    ffi::OsStr,
+    fmt, fs,
+    path::Path,
+    process::Command,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use anyhow::Context as _;
+use pty_process::OwnedWritePty;
+use tempfile::TempDir;
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    process::Child,
+    task::AbortHandle,
+};
+use vt100::Parser;
+
+use crate::{client::PATIENCE, wait::until};
+
+/// Ends a line.
+pub const ENTER: &str = "\r";
+/// The escape key. What is typed right behind it would be read as one key with it.
+pub const ESC: &str = "\x1b";
+/// The tab key.
+pub const TAB: &str = "\t";
+/// Ctrl-C.
+pub const CTRL_C: &str = "\x03";
+/// Ctrl-D.
+pub const CTRL_D: &str = "\x04";
+
+/// Rows and columns.
+const SIZE: (u16, u16) = (50, 100);
+
+/// What the shell says when the program has ended.
+const LEFT: &str = "~ the program has ended";
+
+/// Notes how the terminal is before and after the program, its process id and its exit code, as files. Ctrl-C reaches the whole
+/// foreground; the shell outlives it.
+const SHELL: &str = r#"
+trap : INT
+dir=$1
+shift
+stty -g >"$dir/before"
+sh -c 'echo $$ >"$0"; exec "$@"' "$dir/pid" "$@"
+echo $? >"$dir/code"
+stty -g >"$dir/after"
+printf '%s\n' "$LEFT"
+read -r _
+"#;
+
+/// Around what a terminal that knows these marks draws at once.
+const FRAME: (&[u8], &[u8]) = (b"\x1b[?2026h", b"\x1b[?2026l");
+
+/// A terminal in which a program runs. Everything ends when it is dropped.
+pub struct Terminal {
+    keyboard: OwnedWritePty,
+    shared: Arc<Mutex<Shown>>,
+    reader: AbortHandle,
+    /// Killed when dropped.
+    _shell: Child,
+    notes: TempDir,
+}
+
+/// What is and was on the screen.
+struct Shown {
+    emulator: Parser,
+    /// Written, and not shown yet because the frame it belongs to is not whole.
+    pending: Vec<u8>,
+    /// Every picture there was, one after the other.
+    pictures: Vec<String>,
+}
+
+impl fmt::Debug for Terminal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Terminal").field("screen", &self.screen()).finish_non_exhaustive()
+    }
+}
+
+impl Drop for Terminal {
+    fn drop(&mut self) {
+        self.reader.abort();
+        if std::thread::panicking() {
+            eprintln!("---- terminal ----\n{}", self.screen());
+        }
+    }
+}
+
+impl Terminal {
+    /// Runs a program with these arguments, and with these environment variables only.
+    ///
+    /// # Errors
+    /// When the system gives no terminal, or the shell does not start.
+    pub fn run<A: AsRef<OsStr>>(program: &Path, arguments: &[A], environment: &[(&str, &str)]) -> anyhow::Result<Self> {
+        let notes = tempfile::tempdir()?;
+        let (pty, pts) = pty_process::open()?;
+        pty.resize(pty_process::Size::new(SIZE.0, SIZE.1))?;
+        let shell = pty_process::Command::new("/bin/sh")
+            .args(["-c", SHELL, "sh"])
+            .arg(notes.path())
+            .arg(program)
+            .args(arguments)
+            .env_clear()
+            .env("PATH", std::env::var_os("PATH").unwrap_or_default())
+            .env("TERM", "xterm-256color")
+            .env("LEFT", LEFT)
+            .envs(environment.iter().copied())
+            .kill_on_drop(true)
+            .spawn(pts)
+            .context("the shell does not start")?;
+        let (mut screen, keyboard) = pty.into_split();
+        let (rows, columns) = (SIZE.0.try_into()?, SIZE.1.try_into()?);
+        let shared = Arc::new(Mutex::new(Shown {
+            emulator: Parser::new(rows, columns, 0),
+            pending: Vec::new(),
+            pictures: Vec::new(),
+        }));
+        let shown = Arc::clone(&shared);
+        let reader = tokio::spawn(async move {
+            let mut buffer = [0; 4096];
+            // A terminal that nobody uses any more ends with an error.
+            while let Ok(count @ 1..) = screen.read(&mut buffer).await {
+                lock(&shown).write(&buffer[..count]);
+            }
+        });
+        Ok(Self { keyboard, shared, reader: reader.abort_handle(), _shell: shell, notes })
+    }
+
+    /// What is on the screen.
+    pub fn screen(&self) -> String {
+        lock(&self.shared).emulator.screen().contents()
+    }
+
+    /// Every picture that was on the screen, one after the other.
+    pub fn pictures(&self) -> Vec<String> {
+        lock(&self.shared).pictures.clone()
+    }
+
+    /// Types.
+    pub async fn press(&mut self, keys: &str) {
+        self.keyboard.write_all(keys.as_bytes()).await.expect("the terminal takes keys");
+    }
+
+    /// Types a line.
+    pub async fn say(&mut self, text: &str) {
+        self.press(&format!("{text}{ENTER}")).await;
+    }
+
+    /// Waits until this is on the screen, on one line or broken at the edge.
+    pub async fn shows(&self, text: &str) {
+        self.shows_when(&format!("{text:?} on the screen"), |screen| has(screen, text)).await;
+    }
+
+    /// Waits until the screen is as `wanted`.
+    pub async fn shows_when(&self, what: &str, wanted: impl Fn(&str) -> bool) {
+        until(what, PATIENCE, async || {
+            let screen = self.screen();
+            if wanted(&screen) { Ok(()) } else { Err(screen.lines().map(ToOwned::to_owned).collect::<Vec<_>>()) }
+        })
+        .await;
+    }
+
+    /// Sends a signal (`TERM`, …) to the program.
+    ///
+    /// # Errors
+    /// When the program does not run.
+    pub fn signal(&self, name: &str) -> anyhow::Result<()> {
+        let status = Command::new("kill").args([&format!("-{name}"), &self.note("pid")?]).status()?;
+        anyhow::ensure!(status.success(), "the program does not run");
+        Ok(())
+    }
+
+    /// Waits for the program to end, and gives its exit code.
+    ///
+    /// # Panics
+    /// When it left the terminal in another state than it found it in.
+    pub async fn left(self) -> i32 {
+        self.shows(LEFT).await;
+        let note = |name: &str| self.note(name).expect("the shell wrote it down");
+        assert_eq!(note("before"), note("after"), "the terminal is not as it was:\n{}", self.screen());
+        {
+            let shown = lock(&self.shared);
+            let screen = shown.emulator.screen();
+            assert!(!screen.bracketed_paste() && !screen.hide_cursor() && !screen.alternate_screen());
+        }
+        let screen = self.screen();
+        assert!(screen.lines().any(|line| line == LEFT), "the shell's line does not begin at the margin:\n{screen}");
+        note("code").parse().expect("an exit code is a number")
+    }
+
+    fn note(&self, name: &str) -> anyhow::Result<String> {
+        let text = fs::read_to_string(self.notes.path().join(name)).with_context(|| format!("no {name} is noted"))?;
+        Ok(text.trim().to_owned())
+    }
+}
+
+impl Shown {
+    fn write(&mut self, bytes: &[u8]) {
+        self.pending.extend_from_slice(bytes);
+        while let Some(end) = find(&self.pending, FRAME.1) {
+            let whole: Vec<u8> = self.pending.drain(..end + FRAME.1.len()).collect();
+            self.draw(&whole);
+        }
+        let begun = find(&self.pending, FRAME.0).is_some();
+        let beginning = (1..FRAME.0.len()).any(|length| self.pending.ends_with(&FRAME.0[..length]));
+        if !begun && !beginning {
+            let rest = std::mem::take(&mut self.pending);
+            self.draw(&rest);
+        }
+    }
+
+    fn draw(&mut self, bytes: &[u8]) {
+        self.emulator.process(bytes);
+        let picture = self.emulator.screen().contents();
+        if self.pictures.last() != Some(&picture) {
+            self.pictures.push(picture);
+        }
+    }
+}
+
+/// Whether a screen has this text, on one line or broken at the edge.
+pub fn has(screen: &str, text: &str) -> bool {
+    screen.contains(text) || screen.replace('\n', "").contains(text)
+}
+
+fn find(bytes: &[u8], wanted: &[u8]) -> Option<usize> {
+    bytes.windows(wanted.len()).position(|window| window == wanted)
+}
+
+fn lock(shown: &Mutex<Shown>) -> MutexGuard<'_, Shown> {
+    shown.lock().unwrap_or_else(PoisonError::into_inner)
+}
