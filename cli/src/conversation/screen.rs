@@ -191,6 +191,12 @@ mod tests {
         screen.text(Channel::Answer, Style::Plain, " three").unwrap();
         prompt(&mut screen);
         screen.close().unwrap();
+        let frames = paper.text();
+        assert_eq!(
+            (frames.matches(FRAME.0).count(), frames.matches(FRAME.1).count()),
+            (3, 3),
+            "each change is one frame"
+        );
         let prompt = "\r\na ❯ hi\r\x1b[6C";
         assert_eq!(
             written(&paper),
