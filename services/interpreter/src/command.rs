@@ -7,6 +7,7 @@
 mod bubblewrap;
 mod capture;
 mod processes;
+mod seccomp;
 mod spawn;
 
 use std::collections::BTreeMap;
@@ -174,8 +175,8 @@ impl CommandSandbox {
     pub async fn detect() -> Self {
         if rustix::process::geteuid().is_root() {
             tracing::warn!(
-                "the interpreter runs as root: programs that commands leave in a workspace with the set-user bit run as \
-                 root for every user of this machine; run it as a user of its own"
+                "the interpreter runs as root, and so do confined commands as far as the kernel is concerned: they can \
+                 change the mode of /dev/null and its like; run it as a user of its own"
             );
         }
         Self::new(match bubblewrap::Bubblewrap::detect().await {

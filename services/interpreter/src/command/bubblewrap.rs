@@ -6,9 +6,8 @@
 //! need to run and nothing that could hold a secret: a service that runs as root could otherwise read all of it.
 //!
 //! The workspace is mounted by its descriptor, because its path may lead elsewhere by now. `/proc` is read-only: to the
-//! kernel, commands of a service that runs as root are still root when they write a setting below `/proc/sys`. Being
-//! root has two more effects that are not prevented: a command can leave programs with the set-user bit, which run as
-//! root for whoever starts them outside, and can change the mode of the devices it shares (`/dev/null`). The service
+//! kernel, commands of a service that runs as root are still root when they write a setting below `/proc/sys`. One more
+//! effect of being root is not prevented: a command can change the mode of the devices it shares (`/dev/null`). The service
 //! therefore warns at start; it belongs under a user of its own.
 
 use std::collections::BTreeMap;
@@ -150,6 +149,10 @@ impl Bubblewrap {
 
         // The arguments go through a descriptor and the environment of bubblewrap itself is empty: the values are not
         // visible in the process table, and no variable a script chose (LD_PRELOAD) acts outside of the sandbox.
+        let filter = super::seccomp::program().map_err(io::Error::other)?;
+        let filter = in_memory("filter", filter)?;
+        arguments.add(["--seccomp", &filter.as_raw_fd().to_string()]);
+        arguments.files.push(filter);
         let list = in_memory("arguments", &arguments.list)?;
         let mut command = Command::new(&self.program);
         command.env_clear().arg("--args").arg(list.as_raw_fd().to_string());

@@ -398,3 +398,35 @@ async fn more_commands_than_the_service_runs_at_once_wait_and_can_be_cancelled()
     drop(permits);
     assert_eq!(bench.script("echo fine").await.stdout.text, "fine\n");
 }
+
+#[tokio::test]
+async fn system_calls_that_programs_do_not_need_are_refused() {
+    let Some(bench) = confined().await else { return };
+    // `syscall` of Perl, which every Debian has, makes calls by number. 425 is io_uring_setup, 38 the family AF_ALG.
+    let outcome = bench
+        .script(
+            "unshare -U true 2>/dev/null && echo unshared\n\
+             perl -e 'print syscall(425, 8, 0) < 0 ? int($!) : 0, \"\\n\"'\n\
+             perl -MSocket -e 'print socket(S, 38, SOCK_SEQPACKET, 0) ? 0 : int($!), \"\\n\"'\n\
+             perl -MSocket -e 'print socket(S, AF_INET, SOCK_STREAM, 0) ? 0 : int($!), \"\\n\"'\n\
+             perl -e 'fork // die; wait; print \"forked\\n\"' | sort -u",
+        )
+        .await;
+    assert_eq!(outcome.stdout.text, "1\n1\n0\nforked\n", "{outcome:?}");
+}
+
+#[tokio::test]
+async fn no_file_that_a_command_leaves_runs_as_its_owner() {
+    let Some(bench) = confined().await else { return };
+    let outcome = bench
+        .script(
+            "cp /bin/true program\n\
+             chmod 755 program && echo allowed\n\
+             for mode in 4755 2755 u+s g+s; do chmod $mode program 2>/dev/null && echo $mode; done\n\
+             perl -MFcntl -e 'print sysopen(F, \"made\", O_CREAT | O_WRONLY, 04755) ? 0 : int($!), \"\\n\"'\n\
+             perl -MFcntl -e 'print sysopen(F, \"plain\", O_CREAT | O_WRONLY, 0755) ? 0 : int($!), \"\\n\"'",
+        )
+        .await;
+    assert_eq!(outcome.stdout.text, "allowed\n1\n0\n", "{outcome:?}");
+    assert!(!bench.path("made").exists());
+}
