@@ -22,6 +22,8 @@ impl Services {
         let folder = std::env::current_exe()?.parent().map(Path::to_owned).context("this binary lies nowhere")?;
         let gateway = format!("127.0.0.1:{}", free_port()?);
         let mut services = Self { children: Vec::new(), gateway: format!("http://{gateway}") };
+        // Another part of the process may have chosen one already.
+        let _ = rustls::crypto::ring::default_provider().install_default();
         let client = reqwest::Client::builder().no_proxy().build()?;
         for service in ["gateway", "reconciler", "interpreter", "providers"] {
             let health = format!("127.0.0.1:{}", free_port()?);
