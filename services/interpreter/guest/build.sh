@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Builds the guests to Wasm, boots them, and stores the result in artifacts/.
+# Builds the guests to Wasm, boots the one that is stored booted, and stores the results in artifacts/.
 #
-#   build.sh           writes artifacts/quickjs.wasm and artifacts/SHA256SUMS
+#   build.sh           writes artifacts/quickjs.wasm, artifacts/typescript.wasm and artifacts/SHA256SUMS
 #   build.sh --check   builds into a temporary folder and compares with artifacts/ byte for byte
 #
 # The same sources give the same bytes on every machine with the same rustc (rust-toolchain.toml) and clang 19.
@@ -38,9 +38,9 @@ trap 'rm -rf "$out"' EXIT
 # No path of this machine may be in the artefact: it would differ from machine to machine.
 cargo_home="${CARGO_HOME:-$HOME/.cargo}"
 sysroot="$(cd "$here/quickjs" && rustc --print sysroot)"
-printf 'building the QuickJS guest …\n'
-(
-  cd "$here/quickjs"
+# guest_build FOLDER [FLAG]...: builds one guest, with further flags for rustc.
+guest_build() (
+  cd "$here/$1"
   unset CARGO_ENCODED_RUSTFLAGS CFLAGS CPPFLAGS CARGO_TARGET_DIR CARGO_BUILD_TARGET
   export CC_wasm32_unknown_unknown="$clang"
   export CFLAGS_wasm32_unknown_unknown="-ffile-prefix-map=$cargo_home=/cargo -ffile-prefix-map=$here=/guest"
@@ -50,9 +50,15 @@ printf 'building the QuickJS guest …\n'
   for sources in "$cargo_home"/registry/src/*/; do
     remap+=" --remap-path-prefix=${sources%/}=/cargo/registry"
   done
-  export RUSTFLAGS="$remap"
+  export RUSTFLAGS="$remap ${*:2}"
   cargo build --quiet --locked --release --target "$target"
 )
+
+printf 'building the QuickJS guest …\n'
+guest_build quickjs
+printf 'building the TypeScript guest …\n'
+# The parser recurses: with the usual stack of 1 MiB, ordinary nesting would overflow it.
+guest_build typescript -C link-arg=-zstack-size=8388608
 printf 'building the tool that boots it …\n'
 (
   cd "$here/preinit"
@@ -62,19 +68,24 @@ printf 'building the tool that boots it …\n'
 "$here/preinit/target/debug/construct-guest-preinit" \
   "$here/quickjs/target/$target/release/construct_guest_quickjs.wasm" "$out/quickjs.wasm"
 
-if grep -qaF -e "$cargo_home" -e "$here" "$out/quickjs.wasm"; then
-  fail 'the artefact contains a path of this machine'
-fi
-(cd "$out" && sha256sum quickjs.wasm >SHA256SUMS)
+cp "$here/typescript/target/$target/release/construct_guest_typescript.wasm" "$out/typescript.wasm"
+
+artefacts=(quickjs.wasm typescript.wasm)
+for file in "${artefacts[@]}"; do
+  if grep -qaF -e "$cargo_home" -e "$here" "$out/$file"; then
+    fail "$file contains a path of this machine"
+  fi
+done
+(cd "$out" && sha256sum "${artefacts[@]}" >SHA256SUMS)
 
 if "$check"; then
-  for file in quickjs.wasm SHA256SUMS; do
+  for file in "${artefacts[@]}" SHA256SUMS; do
     cmp "$out/$file" "$here/artifacts/$file" ||
       fail "artifacts/$file is not what the sources build; run services/interpreter/guest/build.sh and commit the result"
   done
   printf 'the artefacts are what the sources build\n'
 else
   mkdir -p "$here/artifacts"
-  cp "$out/quickjs.wasm" "$out/SHA256SUMS" "$here/artifacts/"
+  (cd "$out" && cp "${artefacts[@]}" SHA256SUMS "$here/artifacts/")
   cat "$here/artifacts/SHA256SUMS"
 fi

@@ -7,6 +7,9 @@
 //! The guest is booted while it is built (see `guest/README.md`), compiled once per machine and wasmtime version, and
 //! instantiated copy-on-write for every run; no instance serves two runs.
 //!
+//! TypeScript is accepted wherever JavaScript is: what does not parse as JavaScript is stripped of its types by a second guest, in an
+//! instance of its own, so that each line stays where it was.
+//!
 //! What a script is given and how its value comes about is described in `guest/README.md`. When it ends, calls and timers that it didn't
 //! wait for are dropped, and the outcome's notes say so.
 
@@ -19,6 +22,7 @@ mod limits;
 mod meter;
 mod outcome;
 mod ticker;
+mod typescript;
 
 #[cfg(test)]
 mod tests;
@@ -27,3 +31,4 @@ pub use engine::{Engine, EngineConfig, Error};
 pub use host::{Host, HostCall, Parameter, Tool, ToolError, ToolTable};
 pub use limits::Limits;
 pub use outcome::{Limit, Outcome, Status, Value};
+pub use typescript::StripError;

@@ -1,7 +1,7 @@
-//! The guest's machine code, kept between starts.
+//! The guests' machine code, kept between starts.
 //!
 //! Compiling takes a second in a release build (many in a debug build), loading a millisecond. A file's name holds what its content depends on
-//! (the guest's hash, and wasmtime's version, settings and features) and the hash of the content itself, which is checked before it is
+//! (the guest's name and hash, and wasmtime's version, settings and features) and the hash of the content itself, which is checked before it is
 //! used: wasmtime trusts machine code it loads. For the same reason the folder must be writable by this service only.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
@@ -15,13 +15,23 @@ use wasmtime::{Engine, Module};
 
 use super::Error;
 
-/// The pre-initialised guest, see `guest/README.md`.
-const GUEST: &[u8] = include_bytes!("../../guest/artifacts/quickjs.wasm");
+/// A guest, see `guest/README.md`.
+pub(super) struct Guest {
+    name: &'static str,
+    wasm: &'static [u8],
+}
 
-/// Loads the guest's machine code, and compiles it first where there is none yet.
-pub(super) fn load(engine: &Engine, dir: &Path) -> Result<Module, Error> {
+/// Runs scripts.
+pub(super) const QUICKJS: Guest = Guest { name: "quickjs", wasm: include_bytes!("../../guest/artifacts/quickjs.wasm") };
+
+/// Makes JavaScript of TypeScript.
+pub(super) const TYPESCRIPT: Guest =
+    Guest { name: "typescript", wasm: include_bytes!("../../guest/artifacts/typescript.wasm") };
+
+/// Loads a guest's machine code, and compiles it first where there is none yet.
+pub(super) fn load(engine: &Engine, dir: &Path, guest: &Guest) -> Result<Module, Error> {
     prepare(dir)?;
-    if let Some(module) = find(engine, dir)? {
+    if let Some(module) = find(engine, dir, guest)? {
         return Ok(module);
     }
     // Of several processes that start at once, one compiles.
@@ -34,23 +44,23 @@ pub(super) fn load(engine: &Engine, dir: &Path) -> Result<Module, Error> {
         .open(dir.join("lock"))
         .map_err(failed)?;
     lock.lock().map_err(failed)?;
-    if let Some(module) = find(engine, dir)? {
+    if let Some(module) = find(engine, dir, guest)? {
         return Ok(module);
     }
-    tracing::info!(dir = %dir.display(), "compiling the sandbox's guest");
-    let code = engine.precompile_module(GUEST).map_err(Error::Compile)?;
-    let prefix = prefix(engine);
+    tracing::info!(dir = %dir.display(), guest = guest.name, "compiling a guest of the sandbox");
+    let code = engine.precompile_module(guest.wasm).map_err(Error::Compile)?;
+    let prefix = prefix(engine, guest);
     let path = dir.join(format!("{prefix}{}.cwasm", hex(&Sha256::digest(&code))));
     let temporary = dir.join(format!("{prefix}{}.tmp", std::process::id()));
     let mut file =
         OpenOptions::new().create(true).truncate(true).write(true).mode(0o600).open(&temporary).map_err(failed)?;
     file.write_all(&code).and_then(|()| file.sync_all()).map_err(failed)?;
     fs::rename(&temporary, &path).map_err(failed)?;
-    find(engine, dir)?.ok_or_else(|| failed(std::io::Error::other("the compiled guest vanished")))
+    find(engine, dir, guest)?.ok_or_else(|| failed(std::io::Error::other("the compiled guest vanished")))
 }
 
 /// How the names of files begin whose content is for this engine and this guest.
-fn prefix(engine: &Engine) -> String {
+fn prefix(engine: &Engine, guest: &Guest) -> String {
     struct Digest(Sha256);
     impl Hasher for Digest {
         fn finish(&self) -> u64 {
@@ -60,9 +70,9 @@ fn prefix(engine: &Engine) -> String {
             self.0.update(bytes);
         }
     }
-    let mut digest = Digest(Sha256::new_with_prefix(GUEST));
+    let mut digest = Digest(Sha256::new_with_prefix(guest.wasm));
     engine.precompile_compatibility_hash().hash(&mut digest);
-    format!("quickjs-{}-", hex(&digest.0.finalize()[..16]))
+    format!("{}-{}-", guest.name, hex(&digest.0.finalize()[..16]))
 }
 
 /// Makes the folder, and refuses one that others may write to.
@@ -77,8 +87,8 @@ fn prepare(dir: &Path) -> Result<(), Error> {
 }
 
 /// The compiled guest, if there is one that is whole. Others for this engine are removed.
-pub(super) fn find(engine: &Engine, dir: &Path) -> Result<Option<Module>, Error> {
-    let prefix = prefix(engine);
+pub(super) fn find(engine: &Engine, dir: &Path, guest: &Guest) -> Result<Option<Module>, Error> {
+    let prefix = prefix(engine, guest);
     let failed = |source| Error::Cache { path: dir.to_owned(), source };
     for entry in fs::read_dir(dir).map_err(failed)? {
         let path = entry.map_err(failed)?.path();

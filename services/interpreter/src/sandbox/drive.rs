@@ -20,6 +20,7 @@ use super::host::{Host, ToolError};
 use super::imports::Requested;
 use super::limits::Limits;
 use super::meter::Meter;
+use super::typescript::{StripError, TypeScript};
 
 /// What guest and driver tell each other. Locked for moments only, by one task.
 #[derive(Default)]
@@ -49,6 +50,8 @@ pub(super) enum Ask {
     Now,
     /// The seed.
     Seed,
+    /// The JavaScript of a source.
+    Strip(String),
 }
 
 /// What it gets.
@@ -64,6 +67,8 @@ pub(super) enum Answer {
     Nothing,
     Now(jiff::Timestamp),
     Seed([u8; 32]),
+    /// The JavaScript, or what is wrong with the source.
+    Stripped(Result<String, StripError>),
 }
 
 pub(super) fn lock(bridge: &Mutex<Bridge>) -> MutexGuard<'_, Bridge> {
@@ -83,6 +88,7 @@ type Outcome = Result<serde_json::Value, Box<ToolError>>;
 /// The driver's side of a run.
 pub(super) struct Driver<'h> {
     host: &'h dyn Host,
+    typescript: &'h TypeScript,
     bridge: Arc<Mutex<Bridge>>,
     call_bytes: usize,
     /// The question under way.
@@ -101,12 +107,19 @@ enum Waiting<'h> {
     Now,
     Seed,
     Refused(Refusal),
+    Strip(BoxFuture<'h, Result<String, StripError>>),
 }
 
 impl<'h> Driver<'h> {
-    pub(super) fn new(host: &'h dyn Host, bridge: Arc<Mutex<Bridge>>, limits: &Limits) -> Self {
+    pub(super) fn new(
+        host: &'h dyn Host,
+        typescript: &'h TypeScript,
+        bridge: Arc<Mutex<Bridge>>,
+        limits: &Limits,
+    ) -> Self {
         Driver {
             host,
+            typescript,
             bridge,
             call_bytes: limits.call_bytes,
             asked: None,
@@ -169,6 +182,11 @@ impl<'h> Driver<'h> {
                 Waiting::Now => Some(Answer::Now(self.host.now())),
                 Waiting::Seed => Some(Answer::Seed(self.host.seed())),
                 Waiting::Refused((name, message)) => Some(self.result(0, refused(name, std::mem::take(message)))),
+                // Not excluded from the script's time: what is parsed is the script's own.
+                Waiting::Strip(future) => match future.as_mut().poll(cx) {
+                    Poll::Ready(stripped) => Some(Answer::Stripped(stripped)),
+                    Poll::Pending => None,
+                },
                 Waiting::Call { number, future, .. } => {
                     let began = Instant::now();
                     let polled = future.as_mut().poll(cx);
@@ -234,6 +252,10 @@ impl<'h> Driver<'h> {
             Ask::Any => Waiting::Any,
             Ask::Now => Waiting::Now,
             Ask::Seed => Waiting::Seed,
+            Ask::Strip(source) => {
+                let typescript = self.typescript;
+                Waiting::Strip(Box::pin(async move { typescript.strip(&source).await }))
+            }
         });
     }
 

@@ -21,6 +21,7 @@ use super::imports::{self, State};
 use super::limits::Limits;
 use super::outcome::{Limit, Outcome, Status};
 use super::ticker::Ticker;
+use super::typescript::{self, StripError, TypeScript};
 
 /// What the stack of native code may use: 32 times the guest's limit on JavaScript, which the worst recursion needs.
 const WASM_STACK: usize = 8 << 20;
@@ -86,6 +87,7 @@ pub enum Error {
 pub struct Engine {
     instance: InstancePre<State>,
     exports: Exports,
+    typescript: TypeScript,
     /// Where the guest looks whether it should stop, see `interrupt_flag` in the guest.
     interrupt_flag: u32,
     slots: Semaphore,
@@ -108,11 +110,12 @@ impl std::fmt::Debug for Engine {
 
 impl Engine {
     /// Loads the guest, compiling it first if `cache_dir` holds no code that fits. Blocks meanwhile: a second in a release
-    /// build, half a minute in a debug build, a few milliseconds when there is code.
+    /// build, half a minute in a debug build, a few milliseconds when there is code. The guest for TypeScript is loaded when the
+    /// first TypeScript comes.
     pub fn new(cache_dir: &Path, config: EngineConfig) -> Result<Self, Error> {
         let setup = |source| Error::Setup { instances: config.instances, source };
         let engine = wasmtime::Engine::new(&wasmtime_config(&config)).map_err(setup)?;
-        let module = cache::load(&engine, cache_dir)?;
+        let module = cache::load(&engine, cache_dir, &cache::QUICKJS)?;
         let mut linker = Linker::new(&engine);
         imports::define(&mut linker).map_err(setup)?;
         let instance = linker.instantiate_pre(&module).map_err(|error| Error::Guest(format!("{error:#}")))?;
@@ -124,6 +127,7 @@ impl Engine {
         Ok(Engine {
             instance,
             exports,
+            typescript: TypeScript::new(&engine, cache_dir, config.max_memory_bytes),
             interrupt_flag,
             slots: Semaphore::new(config.instances as usize),
             max_memory_bytes: config.max_memory_bytes,
@@ -147,7 +151,7 @@ impl Engine {
         let _ticking = self.ticker.run();
         let bridge = Arc::clone(&state.bridge);
         let mut store = self.store(state);
-        let mut driver = Driver::new(host, Arc::clone(&bridge), limits);
+        let mut driver = Driver::new(host, &self.typescript, Arc::clone(&bridge), limits);
         let ended = {
             let mut guest = pin!(self.execute(&mut store, host.declare().json(), script));
             let driven = std::future::poll_fn(|cx| driver.poll(cx, guest.as_mut()));
@@ -168,6 +172,16 @@ impl Engine {
         state.note_dropped(&dropped);
         let status = status(&mut state, ended, &dropped, limits);
         state.outcome(status)
+    }
+
+    /// The JavaScript of TypeScript, each line where it was: types are blanked, enums and parameter properties are rewritten in place.
+    /// JavaScript comes back as it is.
+    ///
+    /// # Errors
+    /// [`StripError::Syntax`] when the source does not parse, is nested too deeply or too large, or holds what has no equivalent.
+    pub async fn strip_types(&self, source: &str) -> Result<String, StripError> {
+        let _ticking = self.ticker.run();
+        self.typescript.strip(source).await
     }
 
     fn store(&self, state: State) -> Store<State> {
@@ -241,16 +255,17 @@ impl Exports {
 }
 
 pub(super) fn wasmtime_config(config: &EngineConfig) -> Config {
+    let instances = config.instances.saturating_add(typescript::INSTANCES);
     let mut pool = PoolingAllocationConfig::new();
-    pool.total_core_instances(config.instances)
-        .total_memories(config.instances)
-        .total_tables(config.instances)
-        .total_stacks(config.instances)
+    pool.total_core_instances(instances)
+        .total_memories(instances)
+        .total_tables(instances)
+        .total_stacks(instances)
         .max_memory_size(config.max_memory_bytes)
         .table_elements(4096)
         .max_core_instance_size(1 << 20)
         .max_tables_per_module(1)
-        .max_unused_warm_slots(config.instances)
+        .max_unused_warm_slots(instances)
         // What a short run touches stays mapped, which costs less than faulting it in again; PAGEMAP_SCAN (Linux 6.7) finds what must be reset.
         .linear_memory_keep_resident(512 << 10)
         .table_keep_resident(8 << 10)

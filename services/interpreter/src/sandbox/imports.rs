@@ -9,6 +9,7 @@ use super::drive::{Answer, Ask, Bridge, ask, lock};
 use super::host::HostCall;
 use super::limits::Limits;
 use super::outcome::{Limit, Outcome, Status, Value};
+use super::typescript::StripError;
 
 /// More of a description of an uncaught error, or of a note, is cut off; the guest itself keeps below.
 const MAX_DESCRIPTION: usize = 256 << 10;
@@ -321,6 +322,23 @@ pub(super) fn define(linker: &mut Linker<State>) -> Result<()> {
                 Answer::Seed(seed) => write(&mut caller, buffer, &seed),
                 other => Err(mismatch(&other)),
             }
+        })
+    })?;
+    linker.func_wrap_async("host", "strip", |mut caller: Caller<'_, State>, (source, len): (u32, u32)| {
+        Box::new(async move {
+            let source = str::from_utf8(read(&caller, source, len)?)?.to_owned();
+            let bridge = Arc::clone(&caller.data().bridge);
+            let (succeeded, reply) = match ask(&bridge, Ask::Strip(source)).await {
+                Answer::Stripped(Ok(javascript)) => (true, javascript.into_bytes()),
+                Answer::Stripped(Err(StripError::Syntax { message, line, column })) => {
+                    (false, serde_json::json!([message, line, column]).to_string().into_bytes())
+                }
+                Answer::Stripped(Err(unavailable)) => return Err(Error::msg(unavailable.to_string())),
+                other => return Err(mismatch(&other)),
+            };
+            let len = reply.len() as i64;
+            caller.data_mut().reply = reply;
+            Ok(if succeeded { len } else { -1 - len })
         })
     })?;
     linker.func_wrap_async("env", "__rquickjs_host_now_us", |caller: Caller<'_, State>, (): ()| {

@@ -12,6 +12,7 @@ use super::*;
 
 mod calls;
 mod limits;
+mod typescript;
 mod values;
 mod web;
 

@@ -15,6 +15,7 @@ mod import {
         pub(super) fn note(text: *const u8, len: usize);
         pub(super) fn finish(kind: u32, text: *const u8, len: usize);
         pub(super) fn seed(buffer: *mut u8);
+        pub(super) fn strip(source: *const u8, len: usize) -> i64;
     }
 }
 
@@ -100,6 +101,13 @@ pub(crate) fn seed() -> [u8; 32] {
     // SAFETY: the host writes 32 bytes.
     unsafe { import::seed(seed.as_mut_ptr()) }
     seed
+}
+
+/// The JavaScript of TypeScript. `Ok(Err(_))` is what is wrong with it: JSON, an array of message, line and column.
+pub(crate) fn strip(source: &[u8]) -> Result<Result<Vec<u8>, Vec<u8>>, TooLarge> {
+    // SAFETY: the slice is alive during the call; the host only reads it.
+    let reply = unsafe { import::strip(source.as_ptr(), source.len()) };
+    if reply >= 0 { Ok(Ok(take(reply as usize)?)) } else { Ok(Err(take((-1 - reply) as usize)?)) }
 }
 
 /// Fetches the reply that was announced. Growing a buffer in the usual way would abort the guest when memory is short.

@@ -17,6 +17,7 @@ mod host;
 mod natives;
 mod prelude;
 mod run;
+mod source;
 
 use std::sync::atomic::{AtomicU32, Ordering};
 

@@ -1,8 +1,6 @@
 //! One run of one script.
 //!
-//! The script is evaluated as a global script in which `await` may stand anywhere; its value is that of its last expression, and when
-//! that is a promise (`main()` as the last line), what the promise becomes. Where a script doesn't parse because of a
-//! `return` outside of functions, it is evaluated again as the body of an async function, and its value is what it returns.
+//! How a script is read is described in `source.rs`. If its value is a promise (`main()` as the last line), it is what the promise becomes.
 
 use rquickjs::promise::PromiseState;
 use rquickjs::{Ctx, Error, Object, Value, qjs};
@@ -10,6 +8,7 @@ use rquickjs::{Ctx, Error, Object, Value, qjs};
 use crate::guest::Guest;
 use crate::host::{self, Ending};
 use crate::natives::{string_from, utf8};
+use crate::source;
 
 /// What is kept of the memory for saying how the run ended when the script has used up the rest.
 const RESERVE: usize = 1 << 20;
@@ -49,7 +48,7 @@ fn value_of<'js>(guest: &Guest, ctx: &Ctx<'js>, tools: &[u8], script: &[u8]) -> 
     let declared = string_from(ctx, tools).map_err(thrown)?;
     guest.prelude.configure.get(ctx).and_then(|configure| configure.call::<_, ()>((declared,))).map_err(thrown)?;
 
-    let completion = evaluate(ctx, script).map_err(Stop::Threw)?;
+    let completion = source::evaluate(ctx, script).map_err(Stop::Threw)?;
     let completion = settled(guest, ctx, completion)?;
     // An evaluation with `await` allowed gives its value wrapped, so that a promise isn't awaited unasked.
     let value = match completion.as_object() {
@@ -57,50 +56,6 @@ fn value_of<'js>(guest: &Guest, ctx: &Ctx<'js>, tools: &[u8], script: &[u8]) -> 
         None => completion,
     };
     settled(guest, ctx, value)
-}
-
-/// Evaluates the script; where only a `return` outside of functions stands against it, as the body of a function.
-fn evaluate<'js>(ctx: &Ctx<'js>, script: &[u8]) -> Result<Value<'js>, Value<'js>> {
-    const HEAD: &[u8] = b"(async () => {\n\n";
-    const TAIL: &[u8] = b"\n})()\0";
-    let thrown = match evaluate_at(ctx, script, 1) {
-        Err(thrown) if is_return_outside(&thrown) => thrown,
-        done => return done,
-    };
-    let body = script.strip_suffix(b"\0").unwrap_or(script);
-    let mut wrapped = Vec::new();
-    if wrapped.try_reserve_exact(HEAD.len() + body.len() + TAIL.len()).is_err() {
-        return Err(thrown);
-    }
-    wrapped.extend_from_slice(HEAD);
-    wrapped.extend_from_slice(body);
-    wrapped.extend_from_slice(TAIL);
-    // The body begins two lines below the head: counting from minus one, its first line is the first. (Zero would mean
-    // "not given".)
-    evaluate_at(ctx, &wrapped, -1)
-}
-
-fn evaluate_at<'js>(ctx: &Ctx<'js>, source: &[u8], first_line: i32) -> Result<Value<'js>, Value<'js>> {
-    debug_assert_eq!(source.last(), Some(&0));
-    let mut options = qjs::JSEvalOptions {
-        version: qjs::JS_EVAL_OPTIONS_VERSION as i32,
-        eval_flags: (qjs::JS_EVAL_TYPE_GLOBAL | qjs::JS_EVAL_FLAG_ASYNC) as i32,
-        filename: c"script.js".as_ptr(),
-        line_num: first_line,
-    };
-    // SAFETY: the source ends with a zero byte that isn't counted, the options are alive, and the value that is
-    // returned is owned by the wrapper made of it.
-    unsafe {
-        let raw = ctx.as_raw().as_ptr();
-        let value = qjs::JS_Eval2(raw, source.as_ptr().cast(), source.len() as qjs::size_t - 1, &raw mut options);
-        if qjs::JS_IsException(value) { Err(ctx.catch()) } else { Ok(Value::from_raw(ctx.clone(), value)) }
-    }
-}
-
-fn is_return_outside(thrown: &Value<'_>) -> bool {
-    // The script hasn't run, so the message is the parser's own.
-    let message = thrown.as_object().and_then(|error| error.get::<_, String>("message").ok());
-    message.is_some_and(|message| message == "return not in a function")
 }
 
 /// What the value becomes if it is a promise, and itself otherwise. Runs the script's jobs and hands it the ends of its calls.

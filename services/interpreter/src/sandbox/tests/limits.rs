@@ -238,7 +238,7 @@ fn compiled_code_is_checked_before_it_is_used() {
     let wasmtime =
         wasmtime::Engine::new(&engine::wasmtime_config(&EngineConfig { instances: 1, ..EngineConfig::default() }))
             .unwrap();
-    assert!(cache::find(&wasmtime, &dir).unwrap().is_none());
+    assert!(cache::find(&wasmtime, &dir, &cache::QUICKJS).unwrap().is_none());
 }
 
 #[test]

@@ -1,0 +1,79 @@
+//! From TypeScript to JavaScript of the same lines.
+
+use oxc_allocator::Allocator;
+use oxc_parser::config::TokensParserConfig;
+use oxc_parser::{ParseOptions, Parser, ParserReturn};
+use oxc_span::SourceType;
+
+use crate::erase;
+
+/// Why there is no JavaScript.
+#[derive(Debug)]
+pub(crate) struct Failure {
+    pub(crate) message: String,
+    /// Counted from 1.
+    pub(crate) line: usize,
+    /// In characters, counted from 1.
+    pub(crate) column: usize,
+}
+
+impl Failure {
+    pub(crate) fn at(source: &str, offset: u32, message: String) -> Self {
+        let before = &source[..source.floor_char_boundary(offset as usize)];
+        let line_start = before.rfind('\n').map_or(0, |newline| newline + 1);
+        Failure { message, line: before.matches('\n').count() + 1, column: before[line_start..].chars().count() + 1 }
+    }
+}
+
+/// The source without what is only TypeScript; enums and parameter properties become the JavaScript they mean.
+pub(crate) fn strip(source: &str) -> Result<String, Failure> {
+    let allocator = Allocator::default();
+    // As a module first, where `await` needs no deciding whether it is a name; then for what only sloppy mode allows.
+    let module = parse(&allocator, source, SourceType::ts());
+    if is_whole(&module) {
+        return erase::erase(source, &module);
+    }
+    let sloppy = parse(&allocator, source, SourceType::ts().with_unambiguous(true));
+    if is_whole(&sloppy) {
+        return erase::erase(source, &sloppy);
+    }
+    let failure = explain(source, &module);
+    if is_whole(&parse(&allocator, source, SourceType::tsx())) {
+        let message = "JSX is not supported; write the text with template literals, or call a function that builds it";
+        return Err(Failure { message: message.to_owned(), ..failure });
+    }
+    Err(failure)
+}
+
+fn parse<'a>(allocator: &'a Allocator, source: &'a str, source_type: SourceType) -> ParserReturn<'a> {
+    let options =
+        ParseOptions { allow_return_outside_function: true, enable_ident_hashes: false, ..ParseOptions::default() };
+    Parser::new(allocator, source, source_type).with_options(options).with_config(TokensParserConfig).parse()
+}
+
+fn is_whole(parsed: &ParserReturn<'_>) -> bool {
+    !parsed.panicked && !parsed.diagnostics.has_errors()
+}
+
+/// The parser's first error: what it says, what stands there, and what it advises.
+fn explain(source: &str, failed: &ParserReturn<'_>) -> Failure {
+    let Some(error) = failed.diagnostics.errors().next() else {
+        return Failure { message: "the source cannot be parsed".to_owned(), line: 1, column: 1 };
+    };
+    let mut message = error.message.to_string();
+    let Some(label) = error.labels.first() else {
+        return Failure { message, line: 1, column: 1 };
+    };
+    let start = label.offset() as usize;
+    let found = source.get(start..start + label.len() as usize).unwrap_or_default();
+    let found = found.lines().next().unwrap_or_default();
+    if start >= source.len() {
+        message.push_str(" at the end of the source");
+    } else if !found.is_empty() && found.len() <= 40 && !message.contains(found) {
+        message.push_str(&format!(": {found}"));
+    }
+    for more in label.label().into_iter().chain(error.help.as_deref()) {
+        message.push_str(&format!(" ({more})"));
+    }
+    Failure::at(source, label.offset(), message)
+}
