@@ -22,7 +22,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     journal::{Journal, Past},
-    sandbox::{Host, HostCall, ToolError, ToolTable},
+    modules,
+    sandbox::{Host, HostCall, IMPORT, ToolError, ToolTable},
     tools::{self, CallContext, Effect, Toolbox},
 };
 
@@ -176,6 +177,10 @@ impl<'a> ScriptHost<'a> {
         self.tell("tool.called", number, Payload::ToolCalled(called)).await;
         let began = Instant::now();
         let context = CallContext { cancel: self.shared.cancel.child_token() };
+        if call.name == IMPORT {
+            let module = modules::read(self.shared.toolbox.workspace(), &call.args).await;
+            return self.complete(&call, hash, module, began.elapsed()).await;
+        }
         let result = self.shared.toolbox.call(&call.name, call.args.clone(), &context).await;
         if self.shared.cancel.is_cancelled() && result.as_ref().is_err_and(|error| error.name == "Cancelled") {
             // The call was cut short, so nobody knows how far it came; written down as failed it would be taken for done.

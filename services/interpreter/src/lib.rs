@@ -9,6 +9,7 @@ mod execution;
 mod facts;
 mod host;
 mod journal;
+mod modules;
 mod report;
 mod running;
 pub mod sandbox;
@@ -221,6 +222,7 @@ fn tool_table() -> ToolTable {
         .filter(|tool| tool.provider == Provider::Host)
         .map(|tool| Tool {
             name: tool.name.to_owned(),
+            aliases: Vec::new(),
             parameters: tool
                 .parameters
                 .iter()

@@ -28,7 +28,7 @@ mod typescript;
 mod tests;
 
 pub use engine::{Engine, EngineConfig, Error};
-pub use host::{Host, HostCall, Parameter, Tool, ToolError, ToolTable};
+pub use host::{Host, HostCall, IMPORT, Parameter, Tool, ToolError, ToolTable};
 pub use limits::Limits;
 pub use outcome::{Limit, Outcome, Status, Value};
 pub use typescript::StripError;

@@ -42,7 +42,11 @@ pub trait Host: Send + Sync {
     }
 }
 
-/// A tool call of the script.
+/// The name of the call by which a script reads a module it imports: `{"path": …}`, relative to the workspace; the result is
+/// `{"path": …, "source": …}`, where `path` is what tells modules apart. No tool has this name.
+pub const IMPORT: &str = "import";
+
+/// A tool call of the script, or the reading of a module ([`IMPORT`]).
 #[derive(Debug, Clone, PartialEq)]
 pub struct HostCall {
     /// The call's place among all calls and timers of the run, from 1, in the order in which the script made them.
@@ -78,8 +82,11 @@ impl ToolError {
 /// A tool as the guest must know it to offer it to scripts.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Tool {
-    /// The name of the global function.
+    /// The name of the global function. `secrets.get` is the member `get` of the global object `secrets`; a member of `tools`, such as
+    /// `tools.search`, always gives a promise.
     pub name: String,
+    /// Further names of the same function, of either form.
+    pub aliases: Vec<String>,
     /// The parameters in positional order.
     pub parameters: Vec<Parameter>,
     /// Whether the global function gives its result directly, while the script stands still, or a promise of it. The member of `tools`
@@ -116,7 +123,7 @@ impl ToolTable {
                     .filter(|(_, p)| p.object)
                     .map(|(position, _)| position)
                     .collect();
-                serde_json::json!([tool.name, tool.immediate, names, objects])
+                serde_json::json!([tool.name, tool.immediate, names, objects, tool.aliases])
             })
             .collect();
         ToolTable { json: serde_json::Value::Array(rows).to_string() }

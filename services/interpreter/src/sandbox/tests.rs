@@ -1,3 +1,4 @@
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -12,6 +13,8 @@ use super::*;
 
 mod calls;
 mod limits;
+mod modules;
+mod names;
 mod typescript;
 mod values;
 mod web;
@@ -31,6 +34,8 @@ fn cache_dir() -> PathBuf {
 /// A host with a few tools, a fixed clock and a chosen seed, that remembers what it was asked.
 struct TestHost {
     tools: ToolTable,
+    /// What scripts can import.
+    files: BTreeMap<&'static str, &'static str>,
     seed: [u8; 32],
     calls: Mutex<Vec<HostCall>>,
     barrier: Barrier,
@@ -46,6 +51,7 @@ impl TestHost {
     fn new() -> Self {
         let tool = |name: &str, parameters: &[&str], immediate| Tool {
             name: name.to_owned(),
+            aliases: if name == "echo" { vec!["say".to_owned(), "talk.loudly".to_owned()] } else { Vec::new() },
             parameters: parameters
                 .iter()
                 .map(|name| Parameter { name: name.trim_start_matches('*').to_owned(), object: name.starts_with('*') })
@@ -63,7 +69,12 @@ impl TestHost {
                 tool("later", &["ms"], false),
                 tool("large", &["bytes"], true),
                 tool("panics", &[], true),
+                tool("secrets.get", &["name"], true),
+                tool("secrets.later", &["name"], false),
+                tool("tools.search", &["query"], true),
+                tool("read_file", &["path"], true),
             ]),
+            files: BTreeMap::new(),
             seed: [7; 32],
             calls: Mutex::default(),
             barrier: Barrier::new(3),
@@ -80,6 +91,14 @@ impl TestHost {
 
     async fn answer(&self, call: HostCall) -> Result<Json, ToolError> {
         match call.name.as_str() {
+            IMPORT => {
+                let path = call.args["path"].as_str().unwrap();
+                let found = [path.to_owned(), format!("{path}.ts")];
+                let found = found.iter().find_map(|path| Some((path, self.files.get(path.as_str())?)));
+                let (path, source) =
+                    found.ok_or_else(|| ToolError::new("FileNotFound", format!("there is no {path}")))?;
+                Ok(json!({"path": path, "source": source}))
+            }
             "fail" => Err(ToolError {
                 name: call.args["name"].as_str().unwrap_or("FileNotFound").to_owned(),
                 message: "there is no a.txt".to_owned(),

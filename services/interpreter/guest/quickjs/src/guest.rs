@@ -4,6 +4,7 @@ use std::cell::OnceCell;
 
 use rquickjs::{Context, Ctx, Function, Object, Persistent, Result, Runtime, Value};
 
+use crate::modules::Modules;
 use crate::{interrupted, natives, prelude};
 
 /// How deep JavaScript may nest. The sandbox gives the guest's Wasm stack 32 times this much, which the worst
@@ -42,6 +43,8 @@ pub(crate) struct Prelude {
     pub(crate) result: Kept,
     pub(crate) unhandled: Kept,
     pub(crate) waiting: Kept,
+    pub(crate) failure: Kept,
+    pub(crate) refuse: Kept,
     rejection: Kept,
 }
 
@@ -53,6 +56,7 @@ pub(crate) fn with<T>(f: impl FnOnce(&Guest) -> T) -> T {
 fn boot() -> Result<Guest> {
     let runtime = Runtime::new()?;
     runtime.set_max_stack_size(STACK_LIMIT);
+    runtime.set_loader(Modules, Modules);
     runtime.set_interrupt_handler(Some(Box::new(interrupted)));
     let context = Context::full(&runtime)?;
     let prelude = context.with(|ctx| -> Result<Prelude> {
@@ -65,6 +69,8 @@ fn boot() -> Result<Guest> {
             result: Kept::of(&ctx, &inner, "result")?,
             unhandled: Kept::of(&ctx, &inner, "unhandled")?,
             waiting: Kept::of(&ctx, &inner, "waiting")?,
+            failure: Kept::of(&ctx, &inner, "failure")?,
+            refuse: Kept::of(&ctx, &inner, "refuse")?,
             rejection: Kept::of(&ctx, &inner, "rejection")?,
         })
     })?;

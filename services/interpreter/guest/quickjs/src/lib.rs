@@ -14,6 +14,7 @@
 
 mod guest;
 mod host;
+mod modules;
 mod natives;
 mod prelude;
 mod run;

@@ -5,7 +5,7 @@ mod random;
 mod text;
 mod url;
 
-pub(crate) use calls::{string_from, utf8};
+pub(crate) use calls::{number, string_from, utf8};
 
 use rquickjs::{Ctx, Function, Object, Result};
 

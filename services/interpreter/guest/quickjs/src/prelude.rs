@@ -4,11 +4,13 @@ use rquickjs::context::EvalOptions;
 use rquickjs::{Ctx, Function, Object, Result};
 
 /// The files in the order they run. Names begin with `construct:`, by which their frames are taken out of stacks.
-const FILES: [(&str, &str); 7] = [
+const FILES: [(&str, &str); 9] = [
     ("construct:core.js", include_str!("prelude/core.js")),
     ("construct:format.js", include_str!("prelude/format.js")),
+    ("construct:names.js", include_str!("prelude/names.js")),
     ("construct:console.js", include_str!("prelude/console.js")),
     ("construct:tools.js", include_str!("prelude/tools.js")),
+    ("construct:modules.js", include_str!("prelude/modules.js")),
     ("construct:random.js", include_str!("prelude/random.js")),
     ("construct:text.js", include_str!("prelude/text.js")),
     ("construct:url.js", include_str!("prelude/url.js")),

@@ -8,7 +8,7 @@ use rquickjs::{Ctx, Error, Object, Value, qjs};
 use crate::guest::Guest;
 use crate::host::{self, Ending};
 use crate::natives::{string_from, utf8};
-use crate::source;
+use crate::source::{self, Evaluated, exception};
 
 /// What is kept of the memory for saying how the run ended when the script has used up the rest.
 const RESERVE: usize = 1 << 20;
@@ -48,12 +48,19 @@ fn value_of<'js>(guest: &Guest, ctx: &Ctx<'js>, tools: &[u8], script: &[u8]) -> 
     let declared = string_from(ctx, tools).map_err(thrown)?;
     guest.prelude.configure.get(ctx).and_then(|configure| configure.call::<_, ()>((declared,))).map_err(thrown)?;
 
-    let completion = source::evaluate(ctx, script).map_err(Stop::Threw)?;
-    let completion = settled(guest, ctx, completion)?;
-    // An evaluation with `await` allowed gives its value wrapped, so that a promise isn't awaited unasked.
-    let value = match completion.as_object() {
-        Some(wrapper) => wrapper.get::<_, Value>("value").map_err(thrown)?,
-        None => completion,
+    let value = match source::evaluate(ctx, script).map_err(Stop::Threw)? {
+        Evaluated::Script(completion) => {
+            let completion = settled(guest, ctx, completion)?;
+            // An evaluation with `await` allowed gives its value wrapped, so that a promise isn't awaited unasked.
+            match completion.as_object() {
+                Some(wrapper) => wrapper.get::<_, Value>("value").map_err(thrown)?,
+                None => completion,
+            }
+        }
+        Evaluated::Module(module, promise) => {
+            settled(guest, ctx, promise.into_value())?;
+            module.get("default").map_err(thrown)?
+        }
     };
     settled(guest, ctx, value)
 }
@@ -101,17 +108,6 @@ fn run_jobs<'js>(ctx: &Ctx<'js>) -> Result<(), Value<'js>> {
                 return Err(thrown);
             }
         }
-    }
-}
-
-/// The JavaScript exception an error stands for.
-fn exception<'js>(ctx: &Ctx<'js>, error: &Error) -> Value<'js> {
-    if matches!(error, Error::Exception) || ctx.has_exception() {
-        return ctx.catch();
-    }
-    match rquickjs::Exception::from_message(ctx.clone(), &error.to_string()) {
-        Ok(exception) => exception.into_value(),
-        Err(_) => Value::new_null(ctx.clone()),
     }
 }
 

@@ -2,44 +2,104 @@
 //!
 //! As a global script in which `await` may stand anywhere; its value is that of its last expression. Where it doesn't parse because of a
 //! `return` outside of functions, as the body of an async function; its value is then what it returns. Where it doesn't parse
-//! at all, it is taken for TypeScript, stripped of its types by the host, and read again in the same ways.
+//! because of `import` or `export`, as a module; its value is then its default export. Where it doesn't parse at all, it is taken for
+//! TypeScript, stripped of its types by the host, and read again in the same ways.
 
-use rquickjs::{Ctx, Exception, Object, Value, qjs};
+use rquickjs::module::Evaluated as Done;
+use rquickjs::{Ctx, Error, Exception, Module, Object, Promise, Value, qjs};
 
-use crate::host;
+use crate::{host, modules};
 
 /// The name of the script in stacks.
 pub(crate) const SCRIPT: &str = "script.js";
 
-/// Evaluates the script, which a zero byte follows. An error is what it threw, or why it doesn't parse.
-pub(crate) fn evaluate<'js>(ctx: &Ctx<'js>, script: &[u8]) -> Result<Value<'js>, Value<'js>> {
-    let source = script.strip_suffix(b"\0").unwrap_or(script);
+/// A script under way.
+pub(crate) enum Evaluated<'js> {
+    /// The promise of its value.
+    Script(Value<'js>),
+    /// The module, and the promise of its end.
+    Module(Module<'js, Done>, Promise<'js>),
+}
+
+/// Why a script isn't under way.
+enum Failed<'js> {
+    /// It doesn't parse.
+    Unparsed(Value<'js>),
+    /// It imports what can't be had.
+    Unlinked(Value<'js>),
+}
+
+impl<'js> Failed<'js> {
+    fn thrown(self) -> Value<'js> {
+        match self {
+            Failed::Unparsed(thrown) | Failed::Unlinked(thrown) => thrown,
+        }
+    }
+}
+
+/// Evaluates the script, which a zero byte follows. An error is why it isn't under way.
+pub(crate) fn evaluate<'js>(ctx: &Ctx<'js>, script: &[u8]) -> Result<Evaluated<'js>, Value<'js>> {
+    let source = without_zero(script);
     if may_mislead(source)
         && let Ok(javascript) = strip(ctx, source, SCRIPT)
     {
-        return as_javascript(ctx, &javascript);
+        return as_javascript(ctx, &with_zero(ctx, javascript)?).map_err(Failed::thrown);
     }
     let thrown = match as_javascript(ctx, script) {
-        Err(thrown) if may_be_typescript(&thrown) => thrown,
-        done => return done,
+        Err(Failed::Unparsed(thrown)) if may_be_typescript(&thrown) => thrown,
+        done => return done.map_err(Failed::thrown),
     };
     let javascript = strip(ctx, source, SCRIPT)?;
-    if javascript == script { Err(thrown) } else { as_javascript(ctx, &javascript) }
+    if javascript == source {
+        return Err(thrown);
+    }
+    as_javascript(ctx, &with_zero(ctx, javascript)?).map_err(Failed::thrown)
 }
 
 /// Evaluates JavaScript, which a zero byte follows.
-fn as_javascript<'js>(ctx: &Ctx<'js>, script: &[u8]) -> Result<Value<'js>, Value<'js>> {
-    const HEAD: &[u8] = b"(async () => {\n\n";
-    const TAIL: &[u8] = b"\n})()\0";
+fn as_javascript<'js>(ctx: &Ctx<'js>, script: &[u8]) -> Result<Evaluated<'js>, Failed<'js>> {
     let thrown = match evaluate_at(ctx, script, 1) {
-        Err(thrown) if is_return_outside(&thrown) => thrown,
-        done => return done,
+        Err(thrown) => thrown,
+        Ok(completion) => return Ok(Evaluated::Script(completion)),
     };
-    let body = script.strip_suffix(b"\0").unwrap_or(script);
-    let Some(wrapped) = concat([HEAD, body, TAIL]) else { return Err(thrown) };
+    let source = without_zero(script);
+    let message = message(&thrown).unwrap_or_default();
+    if message == "return not in a function" {
+        as_body(ctx, source).map_err(Failed::Unparsed)
+    } else if memchr::memmem::find(source, b"import").is_some() || memchr::memmem::find(source, b"export").is_some() {
+        as_module(ctx, source).map_err(|failed| match failed {
+            // Of two reasons why it doesn't parse, the one for the form it seems to be meant in.
+            Failed::Unparsed(_) if !MODULE_ERRORS.iter().any(|start| message.starts_with(start)) => {
+                Failed::Unparsed(thrown)
+            }
+            failed => failed,
+        })
+    } else {
+        Err(Failed::Unparsed(thrown))
+    }
+}
+
+/// What the engine says of `import`, `export` and `import.meta` in a script.
+const MODULE_ERRORS: [&str; 4] =
+    ["unsupported keyword: export", "unsupported keyword: import", "expecting '('", "import.meta only valid"];
+
+/// Evaluates JavaScript as the body of an async function.
+fn as_body<'js>(ctx: &Ctx<'js>, source: &[u8]) -> Result<Evaluated<'js>, Value<'js>> {
+    let wrapped = concat(ctx, [b"(async () => {\n\n", source, b"\n})()\0"])?;
     // The body begins two lines below the head: counting from minus one, its first line is the first. (Zero would mean
     // "not given".)
-    evaluate_at(ctx, &wrapped, -1)
+    evaluate_at(ctx, &wrapped, -1).map(Evaluated::Script)
+}
+
+/// Evaluates JavaScript as a module.
+fn as_module<'js>(ctx: &Ctx<'js>, source: &[u8]) -> Result<Evaluated<'js>, Failed<'js>> {
+    let before = modules::asked();
+    let module = modules::declare_javascript(ctx, SCRIPT, source).map_err(|error| {
+        let thrown = exception(ctx, &error);
+        if modules::asked() == before { Failed::Unparsed(thrown) } else { Failed::Unlinked(thrown) }
+    })?;
+    let (module, promise) = module.eval().map_err(|error| Failed::Unlinked(exception(ctx, &error)))?;
+    Ok(Evaluated::Module(module, promise))
 }
 
 /// Throws only if the source doesn't parse: what a script throws while it runs rejects the promise that is its value.
@@ -60,12 +120,8 @@ fn evaluate_at<'js>(ctx: &Ctx<'js>, source: &[u8], first_line: i32) -> Result<Va
     }
 }
 
-fn is_return_outside(thrown: &Value<'_>) -> bool {
-    message(thrown).is_some_and(|message| message == "return not in a function")
-}
-
 /// The message of an error that the engine itself has thrown.
-fn message(thrown: &Value<'_>) -> Option<String> {
+pub(crate) fn message(thrown: &Value<'_>) -> Option<String> {
     thrown.as_object().and_then(|error| error.get("message").ok())
 }
 
@@ -109,20 +165,12 @@ pub(crate) fn may_mislead(source: &[u8]) -> bool {
     false
 }
 
-/// The JavaScript of TypeScript, with a zero byte after it.
+/// The JavaScript of TypeScript.
 pub(crate) fn strip<'js>(ctx: &Ctx<'js>, source: &[u8], file: &str) -> Result<Vec<u8>, Value<'js>> {
-    let short = || {
-        Exception::throw_internal(ctx, "out of memory");
-        ctx.catch()
-    };
     match host::strip(source) {
-        Ok(Ok(mut javascript)) => {
-            javascript.try_reserve_exact(1).map_err(|_| short())?;
-            javascript.push(0);
-            Ok(javascript)
-        }
+        Ok(Ok(javascript)) => Ok(javascript),
         Ok(Err(problem)) => Err(syntax_error(ctx, problem, file)),
-        Err(host::TooLarge) => Err(short()),
+        Err(host::TooLarge) => Err(out_of_memory(ctx)),
     }
 }
 
@@ -142,10 +190,37 @@ fn syntax_error<'js>(ctx: &Ctx<'js>, problem: Vec<u8>, file: &str) -> Value<'js>
     error().unwrap_or_else(|_| ctx.catch())
 }
 
-/// The parts in one buffer, if there is memory for it.
-fn concat<const N: usize>(parts: [&[u8]; N]) -> Option<Vec<u8>> {
+/// The JavaScript exception an error stands for.
+pub(crate) fn exception<'js>(ctx: &Ctx<'js>, error: &Error) -> Value<'js> {
+    if matches!(error, Error::Exception) || ctx.has_exception() {
+        return ctx.catch();
+    }
+    match Exception::from_message(ctx.clone(), &error.to_string()) {
+        Ok(exception) => exception.into_value(),
+        Err(_) => Value::new_null(ctx.clone()),
+    }
+}
+
+fn out_of_memory<'js>(ctx: &Ctx<'js>) -> Value<'js> {
+    Exception::throw_internal(ctx, "out of memory");
+    ctx.catch()
+}
+
+fn without_zero(script: &[u8]) -> &[u8] {
+    script.strip_suffix(b"\0").unwrap_or(script)
+}
+
+fn with_zero<'js>(ctx: &Ctx<'js>, mut source: Vec<u8>) -> Result<Vec<u8>, Value<'js>> {
+    source.try_reserve_exact(1).map_err(|_| out_of_memory(ctx))?;
+    source.push(0);
+    Ok(source)
+}
+
+/// The parts in one buffer.
+fn concat<'js, const N: usize>(ctx: &Ctx<'js>, parts: [&[u8]; N]) -> Result<Vec<u8>, Value<'js>> {
     let mut whole = Vec::new();
-    whole.try_reserve_exact(parts.iter().map(|part| part.len()).sum()).ok()?;
+    let len = parts.iter().map(|part| part.len()).sum();
+    whole.try_reserve_exact(len).map_err(|_| out_of_memory(ctx))?;
     parts.iter().for_each(|part| whole.extend_from_slice(part));
-    Some(whole)
+    Ok(whole)
 }

@@ -16,7 +16,7 @@ thread_local! {
 }
 
 /// Numbers a call.
-pub(super) fn number() -> u32 {
+pub(crate) fn number() -> u32 {
     let number = LAST_NUMBER.get() + 1;
     LAST_NUMBER.set(number);
     number

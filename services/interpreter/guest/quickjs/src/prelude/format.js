@@ -258,7 +258,7 @@
     }
     return stringify({
       name: textOf(thrown, 'name') || 'Error',
-      message: clip(textOf(thrown, 'message')),
+      message: clip(textOf(thrown, 'message')) + inner.hint(textOf(thrown, 'name'), textOf(thrown, 'message')),
       stack: stackOf(thrown) + related(thrown, 0),
       code: code === undefined ? undefined : toText(code),
       details,

@@ -4,6 +4,7 @@
 // the guest knows none of them by name.
 //   read_file(path)          gives the result, the script stands still meanwhile (tools that the host marks as immediate)
 //   tools.read_file(path)    gives a promise; such calls run concurrently on the host
+// A tool named `secrets.get` is a member of the global object `secrets`, and of `tools.secrets`; one named `tools.search` of `tools`.
 //
 // Arguments go by position, by name, or both: read_file('a.txt', 1, 20), read_file({ path: 'a.txt', start_line: 1 }),
 // read_file('a.txt', { start_line: 1 }). The rule: a plain object as the last argument names arguments, unless it stands where
@@ -13,7 +14,10 @@
   'use strict';
   const { apply, unbind, isPlain } = inner;
   const { parse, stringify } = JSON;
-  const { keys, hasOwn } = Object;
+  const { keys, hasOwn, freeze, setPrototypeOf } = Object;
+  const NativeProxy = Proxy;
+  const indexOf = unbind(String.prototype.indexOf);
+  const slice = unbind(String.prototype.slice);
   const NativeMap = Map;
   const mapGet = unbind(Map.prototype.get);
   const mapSet = unbind(Map.prototype.set);
@@ -75,6 +79,7 @@
     if (details !== undefined && details !== null) inner.define(error, 'details', details);
     return error;
   }
+  inner.failure = (text) => failure(text);
 
   function callNow(tool, args) {
     const reply = native.call(tool.name, pack(tool, args));
@@ -126,19 +131,64 @@
     return count;
   };
 
-  // `text` is [[name, immediate, [parameter…], [positions of parameters that take an object…]]…].
+  // What an object of tools inherits from: a member it doesn't have is a function that says so when it is called. Names that are
+  // looked up without being meant (`await tools`, `JSON.stringify(tools)`) are undefined.
+  const quiet = { __proto__: null, then: true, toJSON: true, constructor: true, toString: true, valueOf: true };
+  const unknown = (prefix) => new NativeProxy({ __proto__: null }, {
+    __proto__: null,
+    has: () => false,
+    get: (target, name) => {
+      if (typeof name !== 'string' || quiet[name]) return undefined;
+      return () => {
+        const error = new NativeError(inner.unknownTool(prefix + name));
+        inner.define(error, 'name', 'UnknownTool');
+        throw error;
+      };
+    },
+  });
+  const unknownTool = unknown('');
+
+  // `text` is [[name, immediate, [parameter…], [positions of parameters that take an object…], [further name…]]…].
   inner.configure = (text) => {
     const table = parse(text);
     const tools = { __proto__: null };
+    const spaces = { __proto__: null }; // The global objects of tools with dotted names.
+    const names = [];
     for (let i = 0; i < table.length; i++) {
       const row = table[i];
       const tool = { __proto__: null, name: row[0], parameters: row[2], objects: row[3] };
       const later = { [tool.name](...args) { return callLater(tool, args); } }[tool.name];
       const now = row[1] ? { [tool.name](...args) { return callNow(tool, args); } }[tool.name] : later;
-      tools[tool.name] = later;
-      inner.global(tool.name, now);
+      for (let j = -1; j < row[4].length; j++) {
+        const name = j < 0 ? tool.name : row[4][j];
+        names[names.length] = name;
+        const dot = indexOf(name, '.');
+        if (dot < 0) {
+          tools[name] = later;
+          inner.global(name, now);
+          continue;
+        }
+        const space = slice(name, 0, dot);
+        const member = slice(name, dot + 1);
+        if (space === 'tools') {
+          tools[member] = later;
+          continue;
+        }
+        if (spaces[space] === undefined) {
+          spaces[space] = { __proto__: null };
+          tools[space] = { __proto__: null };
+        }
+        spaces[space][member] = now;
+        tools[space][member] = later;
+      }
     }
-    inner.global('tools', tools);
+    for (const space in spaces) {
+      const missing = unknown(`${space}.`);
+      freeze(setPrototypeOf(tools[space], missing));
+      inner.global(space, freeze(setPrototypeOf(spaces[space], missing)));
+    }
+    inner.toolNames = names;
+    inner.global('tools', freeze(setPrototypeOf(tools, unknownTool)));
   };
 
   // --- Timers ----------------------------------------------------------------------------------------------------------

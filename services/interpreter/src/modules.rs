@@ -1,0 +1,143 @@
+//! Modules that scripts import: files of the workspace, read for the sandbox.
+
+use std::io::Read as _;
+
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::{
+    sandbox::ToolError,
+    workspace::{PathError, RelativePath, Workspace},
+};
+
+/// The largest file that can be imported, in bytes.
+const MAX_SOURCE: u64 = 1 << 20;
+
+/// The arguments of the call by which the sandbox reads a module.
+#[derive(Deserialize)]
+struct Arguments {
+    path: String,
+}
+
+/// Reads a module: the path of its file, and its text.
+///
+/// What TypeScript's and Node's ways of naming files have in common with a path is tried in order: the path itself; `.ts` for `.js`, which is
+/// what TypeScript's own imports mean; and where the path names no file, its endings and its index.
+pub(crate) async fn read(workspace: &Workspace, args: &Value) -> Result<Value, ToolError> {
+    let Arguments { path } = Arguments::deserialize(args)
+        .map_err(|error| ToolError::new("InternalError", format!("a module is asked for in a wrong way: {error}")))?;
+    let workspace = workspace.clone();
+    let reading = tokio::task::spawn_blocking(move || find(&workspace, &path));
+    reading.await.unwrap_or_else(|_| Err(ToolError::new("InternalError", "the thread that read the module ended")))
+}
+
+fn find(workspace: &Workspace, path: &str) -> Result<Value, ToolError> {
+    for candidate in candidates(path) {
+        match open(workspace, &candidate) {
+            Ok((located, file)) => {
+                let path = located.shown();
+                let source = source(&path, file)?;
+                return Ok(json!({"path": path, "source": source}));
+            }
+            Err(PathError::NotFound { .. } | PathError::IsDirectory { .. } | PathError::NotDirectory { .. }) => {}
+            Err(error) => return Err(refused(&error)),
+        }
+    }
+    let similar = workspace.locate(path).map(|path| workspace.similar_names(&path, 3)).unwrap_or_default();
+    let hint = if similar.is_empty() { String::new() } else { format!(" Similar names: {}.", similar.join(", ")) };
+    Err(ToolError {
+        details: Some(json!({"path": path, "similar": similar})),
+        ..ToolError::new("FileNotFound", format!("The module {path:?} does not exist in the workspace.{hint}"))
+    })
+}
+
+fn open(workspace: &Workspace, path: &str) -> Result<(RelativePath, std::fs::File), PathError> {
+    let located = workspace.locate(path)?;
+    let file = workspace.open_file(&located)?;
+    Ok((located, file))
+}
+
+fn candidates(path: &str) -> Vec<String> {
+    let mut candidates = vec![path.to_owned()];
+    match path.rsplit_once('.') {
+        Some((stem, "js")) => candidates.push(format!("{stem}.ts")),
+        Some((stem, "mjs")) => candidates.push(format!("{stem}.mts")),
+        Some((_, "ts" | "mts" | "json")) => {}
+        _ => candidates
+            .extend([".ts", ".js", ".mjs", ".json", "/index.ts", "/index.js"].map(|ending| format!("{path}{ending}"))),
+    }
+    candidates
+}
+
+fn source(path: &str, file: std::fs::File) -> Result<String, ToolError> {
+    let failed = |what: String| ToolError::new("ImportFailed", what);
+    let mut bytes = Vec::new();
+    // Not by the size the file claims, which may change or, for what is no plain file, mean nothing.
+    file.take(MAX_SOURCE + 1)
+        .read_to_end(&mut bytes)
+        .map_err(|error| failed(format!("Reading the module {path:?} failed: {error}.")))?;
+    if bytes.len() as u64 > MAX_SOURCE {
+        return Err(failed(format!(
+            "{path:?} is larger than {MAX_SOURCE} bytes and cannot be imported. Read it as a file."
+        )));
+    }
+    let text =
+        String::from_utf8(bytes).map_err(|_| failed(format!("{path:?} is not UTF-8 text and cannot be imported.")))?;
+    Ok(text.strip_prefix('\u{feff}').map(str::to_owned).unwrap_or(text))
+}
+
+fn refused(error: &PathError) -> ToolError {
+    match error {
+        PathError::Outside { .. } => {
+            ToolError::new("OutsideWorkspace", format!("{error}; modules are files inside of it."))
+        }
+        _ => ToolError::new("ImportFailed", format!("The module cannot be read: {error}.")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_module_is_found_by_its_path_or_by_what_its_path_means() {
+        let dir = tempfile::tempdir().unwrap();
+        for (path, text) in
+            [("a.ts", "A"), ("lib/index.ts", "I"), ("b.js", "\u{feff}B"), ("b.ts", "T"), ("d.json", "{}")]
+        {
+            let path = dir.path().join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, text).unwrap();
+        }
+        std::fs::write(dir.path().join("large.ts"), " ".repeat(MAX_SOURCE as usize + 1)).unwrap();
+        std::fs::write(dir.path().join("binary.js"), [0xff, 0xfe]).unwrap();
+        let workspace = Workspace::open(dir.path()).unwrap();
+        for (asked, path, text) in [
+            ("a.ts", "a.ts", "A"),
+            ("a", "a.ts", "A"),
+            ("a.js", "a.ts", "A"),
+            ("lib", "lib/index.ts", "I"),
+            ("b.js", "b.js", "B"),
+            ("b", "b.ts", "T"),
+            ("d.json", "d.json", "{}"),
+            ("lib/../a.ts", "lib/../a.ts", "A"),
+        ] {
+            assert_eq!(
+                read(&workspace, &json!({"path": asked})).await,
+                Ok(json!({"path": path, "source": text})),
+                "{asked}"
+            );
+        }
+        for (asked, name, words) in [
+            ("c.ts", "FileNotFound", "\"c.ts\" does not exist"),
+            ("aa.ts", "FileNotFound", "Similar names: a.ts"),
+            ("../x.ts", "OutsideWorkspace", "leads outside"),
+            ("large.ts", "ImportFailed", "larger than 1048576 bytes"),
+            ("binary.js", "ImportFailed", "not UTF-8"),
+        ] {
+            let error = read(&workspace, &json!({"path": asked})).await.unwrap_err();
+            assert_eq!(error.name, name, "{asked}: {}", error.message);
+            assert!(error.message.contains(words), "{asked}: {}", error.message);
+        }
+    }
+}
