@@ -4,7 +4,7 @@ use rquickjs::context::EvalOptions;
 use rquickjs::{Ctx, Function, Object, Result};
 
 /// The files in the order they run. Names begin with `construct:`, by which their frames are taken out of stacks.
-const FILES: [(&str, &str); 9] = [
+const FILES: [(&str, &str); 10] = [
     ("construct:core.js", include_str!("prelude/core.js")),
     ("construct:format.js", include_str!("prelude/format.js")),
     ("construct:names.js", include_str!("prelude/names.js")),
@@ -13,6 +13,7 @@ const FILES: [(&str, &str); 9] = [
     ("construct:modules.js", include_str!("prelude/modules.js")),
     ("construct:random.js", include_str!("prelude/random.js")),
     ("construct:text.js", include_str!("prelude/text.js")),
+    ("construct:events.js", include_str!("prelude/events.js")),
     ("construct:url.js", include_str!("prelude/url.js")),
 ];
 

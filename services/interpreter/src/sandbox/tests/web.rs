@@ -129,3 +129,82 @@ async fn modern_language_features_work() {
         assert_eq!(value(script).await, expected, "{script}");
     }
 }
+
+/// What scripts find, as a set: a name that goes missing with a new engine is told here.
+#[tokio::test]
+async fn everything_that_is_promised_exists() {
+    let functions = "Array.fromAsync Array.prototype.at Array.prototype.findLast Array.prototype.findLastIndex Array.prototype.flatMap \
+        Array.prototype.toReversed Array.prototype.toSorted Array.prototype.toSpliced Array.prototype.with ArrayBuffer.prototype.transfer \
+        AggregateError BigInt.asIntN Error.isError FinalizationRegistry Iterator.from Iterator.prototype.map \
+        Iterator.prototype.toArray JSON.rawJSON Map.groupBy Math.clz32 Math.f16round Object.fromEntries Object.groupBy Object.hasOwn \
+        Promise.allSettled Promise.any Promise.try Promise.withResolvers Proxy Reflect.ownKeys RegExp.escape \
+        Set.prototype.difference Set.prototype.intersection Set.prototype.isSubsetOf Set.prototype.union String.prototype.at \
+        String.prototype.isWellFormed String.prototype.matchAll String.prototype.normalize String.prototype.padStart \
+        String.prototype.replaceAll String.raw Uint8Array.prototype.toSorted WeakRef \
+        AbortController AbortSignal.any AbortSignal.timeout DOMException Event EventTarget TextDecoder TextEncoder URL URL.canParse \
+        URLSearchParams atob btoa clearImmediate clearInterval clearTimeout crypto.getRandomValues crypto.randomUUID \
+        performance.now queueMicrotask setImmediate setInterval setTimeout structuredClone \
+        console.assert console.debug console.dir console.error console.group console.info console.log console.table console.time \
+        console.trace console.warn print";
+    let script = format!(
+        "{}.filter(path => typeof path.split('.').reduce((value, name) => value?.[name], globalThis) !== 'function')",
+        json!(functions.split_whitespace().collect::<Vec<_>>())
+    );
+    assert_eq!(value(&script).await, "[]");
+    // And what is not there, so that a script's test for it tells the truth.
+    let absent = "require process Buffer global window document Blob FormData Headers Request Response WebSocket XMLHttpRequest \
+        WebAssembly Intl localStorage navigator Deno Bun __dirname std os bjson";
+    let script = format!("{}.filter(name => name in globalThis)", json!(absent.split_whitespace().collect::<Vec<_>>()));
+    assert_eq!(value(&script).await, "[]");
+}
+
+#[tokio::test]
+async fn syntax_up_to_es2025_is_understood() {
+    for (script, expected) in [
+        ("let a = null; a ??= 1; a ||= 2; a &&= 3; a", "3"),
+        ("class A { #p = 1; has(o) { return #p in o } } new A().has(new A())", "true"),
+        ("/(?<y>\\d{4})/d.exec('in 2024').indices.groups.y", "[3,7]"),
+        ("/[\\p{L}--[a-z]]/v.test('a')", "false"),
+        ("/(?i:a)b/.test('Ab')", "true"),
+        ("label: { break label } 1", "1"),
+        (
+            "async function* g() { yield 1; yield 2 } const out = []; for await (const x of g()) out.push(x); out",
+            "[1,2]",
+        ),
+        ("try { throw new Error('a', { cause: 'b' }) } catch ({ cause }) { cause }", "b"),
+        ("[1, 2, 3].values().filter(x => x > 1).map(x => x * 2).toArray()", "[4,6]"),
+        ("((a, b = a, ...[c]) => [a, b, c])(1, undefined, 3)", "[1,1,3]"),
+        ("`a${1}b` + String.raw`\\n`", "a1b\\n"),
+        ("0b11 + 0o17 + 1_0 + 2 ** 3", "36"),
+        ("10n ** 20n === 100000000000000000000n", "true"),
+        ("new Error('x').stack.includes('script.js:1:')", "true"),
+    ] {
+        assert_eq!(value(script).await, expected, "{script}");
+    }
+}
+
+#[tokio::test]
+async fn events_and_signals_work() {
+    for (script, expected) in [
+        (
+            "const c = new AbortController(), seen = []; c.signal.addEventListener('abort', () => seen.push('heard')); c.signal.onabort = () => seen.push('own'); c.abort(); c.abort(); [seen, c.signal.aborted, c.signal.reason.name]",
+            r#"[["own","heard"],true,"AbortError"]"#,
+        ),
+        ("try { AbortSignal.abort('why').throwIfAborted() } catch (e) { e }", "why"),
+        (
+            "const s = AbortSignal.timeout(1); await new Promise(done => { s.onabort = done }); s.reason.name",
+            "TimeoutError",
+        ),
+        (
+            "const c = new AbortController(); const any = AbortSignal.any([c.signal, AbortSignal.timeout(100000)]); c.abort(7); [any.aborted, any.reason]",
+            "[true,7]",
+        ),
+        ("try { new AbortSignal() } catch (e) { e.name }", "TypeError"),
+        (
+            "class Bus extends EventTarget {} const b = new Bus(); let n = 0; const f = (e) => { n += e.type.length; e.preventDefault() }; b.addEventListener('go', f, {once: true}); [b.dispatchEvent(new Event('go', {cancelable: true})), b.dispatchEvent(new Event('go')), n]",
+            "[false,true,2]",
+        ),
+    ] {
+        assert_eq!(value(script).await, expected, "{script}");
+    }
+}
