@@ -34,7 +34,7 @@ const INTERRUPT_GRACE: Duration = Duration::from_millis(250);
 #[derive(Debug, Clone, PartialEq)]
 pub struct EngineConfig {
     /// Runs at once; further ones wait for one to end. Each takes 4 GiB of address space (not of memory) and up to eight memory maps, of which
-    /// a process has 65,530 by default, so that 8,000 is a sensible maximum.
+    /// a process has 65,530 by default, so that 8,000 is a sensible maximum. The few instances in which TypeScript is parsed come on top.
     pub instances: u32,
     /// The most that [`Limits::memory_bytes`] may ask for.
     pub max_memory_bytes: usize,

@@ -189,8 +189,11 @@ impl State {
 /// was interrupted somewhere else, would point to the wrong line.
 fn interrupted_stack(stack: &str) -> String {
     let (first, rest) = stack.split_once('\n').map_or((stack, None), |(first, rest)| (first, Some(rest)));
-    let first = match (first.find("(script.js:"), first.ends_with(')')) {
-        (Some(at), true) => format!("{}(script.js)", &first[..at]),
+    let first = match first.rsplit_once('(') {
+        Some((function, place)) if place.ends_with(')') => {
+            let file = place.trim_end_matches(')').split(':').next().unwrap_or_default();
+            format!("{function}({file})")
+        }
         _ => first.to_owned(),
     };
     rest.map_or(first.clone(), |rest| format!("{first}\n{rest}"))

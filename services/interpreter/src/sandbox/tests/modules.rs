@@ -135,6 +135,25 @@ async fn errors_in_modules_say_which_file_and_line() {
 }
 
 #[tokio::test]
+async fn limits_hold_in_modules() {
+    let files = [
+        ("spin.js", "export function spin() { for (;;) {} }"),
+        ("bomb.ts", "export const a: string[] = []\nfor (;;) a.push('x'.repeat(1 << 20) + a.length)"),
+    ];
+    let host = TestHost { files: files.into_iter().collect(), ..TestHost::new() };
+    let limits = Limits { cpu: Duration::from_millis(100), ..test_limits() };
+    let outcome =
+        engine().run("import { spin } from './spin.js'\nspin()", &host, &limits, CancellationToken::new()).await;
+    assert_eq!(exceeded(&outcome).0, Limit::Cpu);
+    let Status::LimitExceeded { stack, .. } = outcome.status else { panic!() };
+    assert!(stack.starts_with("    at spin (spin.js)\n    at <anonymous> (script.js:2:"), "{stack}");
+    assert_eq!(exceeded(&run_on(&host, "await import('./bomb.ts')").await).0, Limit::Memory);
+    let calls = Limits { host_calls: 1, ..test_limits() };
+    let outcome = engine().run("import './spin.js'\nimport './bomb.ts'", &host, &calls, CancellationToken::new()).await;
+    assert_eq!(exceeded(&outcome).0, Limit::HostCalls);
+}
+
+#[tokio::test]
 async fn what_is_no_file_of_the_workspace_is_refused_with_what_to_do_instead() {
     for (specifier, words) in [
         ("fs", "Files are read and written by the tools read_file."),

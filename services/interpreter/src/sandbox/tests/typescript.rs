@@ -263,6 +263,28 @@ async fn types_become_blanks_and_what_emits_code_is_rewritten_in_place() {
     assert_eq!(value(&check).await, "[]");
 }
 
+#[tokio::test]
+async fn javascript_stays_as_it_is() {
+    for script in [
+        include_str!("../../../guest/quickjs/src/prelude/console.js"),
+        include_str!("../../../guest/quickjs/src/prelude/core.js"),
+        include_str!("../../../guest/quickjs/src/prelude/events.js"),
+        include_str!("../../../guest/quickjs/src/prelude/format.js"),
+        include_str!("../../../guest/quickjs/src/prelude/modules.js"),
+        include_str!("../../../guest/quickjs/src/prelude/names.js"),
+        include_str!("../../../guest/quickjs/src/prelude/text.js"),
+        include_str!("../../../guest/quickjs/src/prelude/tools.js"),
+        include_str!("../../../guest/quickjs/src/prelude/url.js"),
+        "",
+        "\u{feff}'use strict'\r\nlet a = 1 // ü 😀\r\n",
+        "var let_ = 010; with (Math) max(let_, 1) // only sloppy mode has these",
+        "a < b; c > (d); e<f, g>h",
+        "label: for (;;) { break label }\n/a/g\n`${`${1}`}`",
+    ] {
+        assert_eq!(engine().strip_types(script).await.as_deref(), Ok(script));
+    }
+}
+
 fn is_module(source: &str) -> bool {
     source.contains("import ") || source.contains("export ")
 }
