@@ -14,9 +14,14 @@ mod execute;
 mod fetch;
 mod find;
 mod grep;
+mod kind;
 mod list;
+mod markdown;
+mod output;
+mod print;
 mod read;
 mod stop;
+mod subject;
 mod table;
 mod write;
 
@@ -31,9 +36,13 @@ use tokio_util::sync::CancellationToken;
 use crate::command::{CommandPolicy, CommandSandbox};
 use crate::workspace::Workspace;
 
-pub use definition::{Definition, Effect, Kind, Limits, Parameter, Provider};
+pub use definition::{Definition, Effect, Limits, Permission, Provider};
 pub use egress::{Egress, EgressError, HostPattern, HostPatternError};
 pub use error::ToolError;
+pub use kind::{Kind, Parameter};
+pub use markdown::documentation;
+pub use output::{Field, Output};
+pub use subject::PolicySubject;
 pub use table::{declarations, definition, definitions};
 
 use stop::Stop;
@@ -107,10 +116,8 @@ impl Toolbox {
     /// Every failure of a tool is a [`ToolError`] with a stable name, for example `FileNotFound`; the definitions say
     /// which. A command that exits with a status other than 0 and a response other than 2xx are results, not errors.
     pub async fn call(&self, name: &str, args: Value, cx: &CallContext) -> Result<Value, ToolError> {
-        let Some(tool) = definition(name).filter(|tool| tool.provider == Provider::Host) else {
-            return Err(error::unknown_tool(name));
-        };
-        let arguments = argument::check(tool, args)?;
+        let tool = provided(name)?;
+        let arguments = self.check(tool, args)?;
         if cx.cancel.is_cancelled() {
             return Err(ToolError::cancelled(tool.name));
         }
@@ -140,6 +147,48 @@ impl Toolbox {
             }
             other => Err(error::unknown_tool(other)),
         }
+    }
+
+    /// The canonical form of a call's arguments, in which it is carried out, shown and approved: see
+    /// [`Definition::canonical`]. Absolute paths below the workspace are made relative to it.
+    ///
+    /// # Errors
+    /// When there is no such tool, or the arguments do not fit; the call itself would fail with the same error.
+    pub fn canonical(&self, name: &str, args: &Value) -> Result<Value, ToolError> {
+        self.check(provided(name)?, args.clone())
+    }
+
+    /// What a policy must permit for a call with these canonical arguments: its [`Definition::subject`], and for a path
+    /// that leads elsewhere through symbolic links also the path it leads to. A call is permitted when each of them is.
+    ///
+    /// The links are looked at now. A command that runs meanwhile could change them before the call does its work; who is
+    /// granted commands could as well read and write with those.
+    ///
+    /// # Errors
+    /// When there is no such tool.
+    pub async fn subjects(&self, name: &str, canonical: &Value) -> Result<Vec<PolicySubject>, ToolError> {
+        let tool = provided(name)?;
+        let subject = tool.subject(canonical);
+        let PolicySubject::Path(path) = &subject else { return Ok(vec![subject]) };
+        let (workspace, path) = (self.workspace.clone(), path.clone());
+        // A deletion takes the link itself away and not what it leads to.
+        let follow = tool.permission != Permission::FilesDelete;
+        let resolving = tokio::task::spawn_blocking(move || {
+            let located = workspace.locate(&path).ok()?;
+            workspace.leads_to(&located, follow).ok().map(|target| target.shown())
+        });
+        let target = resolving.await.ok().flatten().map(PolicySubject::Path);
+        // What cannot be resolved cannot be used either, and the call says why.
+        let further = target.filter(|target| *target != subject);
+        Ok(std::iter::once(subject).chain(further).collect())
+    }
+
+    fn check(&self, tool: &Definition, args: Value) -> Result<Value, ToolError> {
+        let relative = |path: &str| {
+            let path = argument::lexical(path);
+            self.workspace.below_root(&path).map_or(path, |below| if below.is_empty() { ".".to_owned() } else { below })
+        };
+        argument::check(tool, args, &relative)
     }
 
     /// Runs a tool that works on files, on a thread where it may block.
@@ -177,6 +226,11 @@ impl Toolbox {
             () = cancel.cancelled() => Err(ToolError::cancelled(tool.name)),
         }
     }
+}
+
+/// The tool of this name, if the toolbox provides it.
+fn provided(name: &str) -> Result<&'static Definition, ToolError> {
+    definition(name).filter(|tool| tool.provider == Provider::Host).ok_or_else(|| error::unknown_tool(name))
 }
 
 async fn admit<'a>(

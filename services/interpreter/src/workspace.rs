@@ -9,6 +9,7 @@
 //! relative as a convenience, and then resolved like every other path.
 
 mod hidden;
+mod target;
 mod walk;
 mod write;
 
@@ -250,14 +251,22 @@ impl Workspace {
         }
         let mut path = Path::new(given);
         if path.is_absolute() {
-            path = path
-                .strip_prefix(&self.inner.root)
-                .or_else(|_| path.strip_prefix(&self.inner.named))
-                .map_err(|_| PathError::Outside { path: given.to_owned() })?;
+            path = self.strip_root(path).ok_or_else(|| PathError::Outside { path: given.to_owned() })?;
         }
         // `..` stays: what it means depends on symbolic links, which only the kernel follows correctly.
         let cleaned: PathBuf = path.components().filter(|part| !matches!(part, Component::CurDir)).collect();
         if cleaned.as_os_str().is_empty() { Ok(RelativePath::root()) } else { Ok(RelativePath(cleaned)) }
+    }
+
+    /// What remains of an absolute path below the root, by its text alone; nothing when it is not below.
+    pub(crate) fn below_root(&self, path: &str) -> Option<String> {
+        let path = Path::new(path);
+        let below = path.is_absolute().then(|| self.strip_root(path)).flatten()?;
+        below.to_str().map(str::to_owned)
+    }
+
+    fn strip_root<'a>(&self, path: &'a Path) -> Option<&'a Path> {
+        path.strip_prefix(&self.inner.root).or_else(|_| path.strip_prefix(&self.inner.named)).ok()
     }
 
     /// Opens a regular file for reading.

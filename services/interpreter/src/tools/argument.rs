@@ -2,14 +2,39 @@
 
 use serde_json::{Map, Number, Value};
 
-use super::definition::{Definition, Kind, MAX_TEXT_BYTES, MAX_TEXTS, Parameter};
+use super::definition::Definition;
 use super::error::ToolError;
+use super::kind::{Kind, MAX_ARGUMENTS, MAX_PATH_BYTES, MAX_TEXT_BYTES, MAX_TEXTS, Parameter};
 
-/// Checks arguments given by name or by position. Returns them by name, whole numbers as integers, without those that
-/// are absent (`null` counts as absent).
-pub(super) fn check(tool: &Definition, args: Value) -> Result<Value, ToolError> {
+/// Checks arguments given by name or by position, and brings them into their canonical form: by name, keys sorted, whole
+/// numbers as integers, paths as `normalise` spells them, without those that are absent (`null` counts as absent).
+pub(super) fn check(tool: &Definition, args: Value, normalise: &dyn Fn(&str) -> String) -> Result<Value, ToolError> {
     let named = by_name(tool, args)?;
-    object(tool, tool.parameters, named, "").map(Value::Object)
+    let mut checked = Value::Object(Check { tool, normalise }.object(tool.parameters, named, "")?);
+    checked.sort_all_objects();
+    Ok(checked)
+}
+
+/// A path without `.`, doubled slashes and a slash at its end, and without `..` where the text tells what it means.
+///
+/// The kernel would take `..` after a symbolic link for the directory above the link's target. The tools are called with
+/// what stands here, so that what a policy was asked about and what is done are the same.
+pub(super) fn lexical(path: &str) -> String {
+    let absolute = path.starts_with('/');
+    let mut parts: Vec<&str> = Vec::new();
+    for part in path.split('/') {
+        match part {
+            "" | "." => {}
+            ".." if parts.last().is_some_and(|last| *last != "..") => drop(parts.pop()),
+            ".." if absolute => {}
+            part => parts.push(part),
+        }
+    }
+    match (absolute, parts.is_empty()) {
+        (true, _) => format!("/{}", parts.join("/")),
+        (false, true) => ".".to_owned(),
+        (false, false) => parts.join("/"),
+    }
 }
 
 fn by_name(tool: &Definition, args: Value) -> Result<Map<String, Value>, ToolError> {
@@ -20,8 +45,7 @@ fn by_name(tool: &Definition, args: Value) -> Result<Map<String, Value>, ToolErr
         other => vec![other],
     };
     // `read_file({path: "a"})` means the same as `read_file("a")` where the first parameter is no object itself.
-    let first_is_object =
-        matches!(tool.parameters.first().map(|p| &p.kind), Some(Kind::Object(_) | Kind::TextMap | Kind::Any));
+    let first_is_object = tool.parameters.first().is_some_and(|first| first.kind.takes_object());
     if list.len() == 1 && list[0].is_object() && !first_is_object {
         if let Some(Value::Object(named)) = list.pop() {
             return Ok(named);
@@ -35,97 +59,127 @@ fn by_name(tool: &Definition, args: Value) -> Result<Map<String, Value>, ToolErr
     Ok(tool.parameters.iter().zip(list).map(|(parameter, value)| (parameter.name.to_owned(), value)).collect())
 }
 
-fn object(
-    tool: &Definition,
-    parameters: &[Parameter],
-    mut given: Map<String, Value>,
-    prefix: &str,
-) -> Result<Map<String, Value>, ToolError> {
-    let mut checked = Map::new();
-    for parameter in parameters {
-        let path = format!("{prefix}{}", parameter.name);
-        match given.remove(parameter.name) {
-            None | Some(Value::Null) if parameter.required => {
-                let expected = parameter.kind.words();
-                return Err(wrong(tool, format!("is missing {path:?}, which is {expected}")));
-            }
-            None | Some(Value::Null) => {}
-            Some(value) => {
-                checked.insert(parameter.name.to_owned(), value_of(tool, &parameter.kind, value, &path)?);
-            }
-        }
-    }
-    if let Some(unknown) = given.keys().next() {
-        let names: Vec<&str> = parameters.iter().map(|p| p.name).collect();
-        let shown: String = unknown.chars().take(100).collect();
-        let near = similar::get_close_matches(shown.as_str(), &names, 1, 0.6);
-        let hint = near.first().map(|near| format!(" (did you mean {near:?}?)")).unwrap_or_default();
-        let unknown = format!("{prefix}{shown}");
-        let known = names.join(", ");
-        return Err(wrong(tool, format!("has no parameter {unknown:?}{hint}; known here are: {known}")));
-    }
-    Ok(checked)
+/// One check.
+struct Check<'a> {
+    tool: &'a Definition,
+    normalise: &'a dyn Fn(&str) -> String,
 }
 
-fn value_of(tool: &Definition, kind: &Kind, value: Value, path: &str) -> Result<Value, ToolError> {
-    let unfit = |value: &Value| {
-        let (expected, given) = (kind.words(), described(value));
-        wrong(tool, format!("needs {path:?} to be {expected}, but got {given}"))
-    };
-    match (kind, value) {
-        (Kind::Any, value) => Ok(value),
-        (Kind::Boolean, value @ Value::Bool(_)) => Ok(value),
-        (Kind::Text { min_bytes, max_bytes }, Value::String(text)) => {
-            if (*min_bytes..=*max_bytes).contains(&text.len()) {
-                Ok(Value::String(text))
-            } else {
-                Err(unfit(&text.into()))
-            }
-        }
-        (Kind::Integer { min, max }, Value::Number(number)) => match whole(&number) {
-            Some(number) if (*min..=*max).contains(&number) => Ok(number.into()),
-            _ => Err(unfit(&Value::Number(number))),
-        },
-        (Kind::OneOf(words), Value::String(word)) => {
-            // Methods and the like are written in either case.
-            match words.iter().find(|known| known.eq_ignore_ascii_case(&word)) {
-                Some(known) => Ok((*known).into()),
-                None => Err(unfit(&word.into())),
-            }
-        }
-        (Kind::TextOrTexts, Value::String(text)) if text.len() <= MAX_TEXT_BYTES => Ok(vec![text].into()),
-        (Kind::TextOrTexts, value @ Value::Array(_)) => {
-            let fits = |item: &Value| item.as_str().is_some_and(|text| text.len() <= MAX_TEXT_BYTES);
-            let texts = value.as_array().is_some_and(|items| items.len() <= MAX_TEXTS && items.iter().all(fits));
-            if texts { Ok(value) } else { Err(unfit(&value)) }
-        }
-        (Kind::TextMap, Value::Object(map)) => {
-            for (name, value) in &map {
-                if !value.is_string() {
-                    let given = described(value);
-                    return Err(wrong(
-                        tool,
-                        format!("needs {:?} to be a string, but got {given}", format!("{path}.{name}")),
-                    ));
+impl Check<'_> {
+    fn object(
+        &self,
+        parameters: &[Parameter],
+        mut given: Map<String, Value>,
+        prefix: &str,
+    ) -> Result<Map<String, Value>, ToolError> {
+        let mut checked = Map::new();
+        for parameter in parameters {
+            let path = format!("{prefix}{}", parameter.name);
+            match given.remove(parameter.name) {
+                None | Some(Value::Null) if parameter.required => {
+                    let expected = parameter.kind.words();
+                    return Err(wrong(self.tool, format!("is missing {path:?}, which is {expected}")));
+                }
+                None | Some(Value::Null) => {}
+                Some(value) => {
+                    checked.insert(parameter.name.to_owned(), self.value(&parameter.kind, value, &path)?);
                 }
             }
-            Ok(Value::Object(map))
         }
-        (Kind::Object(properties), Value::Object(map)) => {
-            object(tool, properties, map, &format!("{path}.")).map(Value::Object)
+        if let Some(unknown) = given.keys().next() {
+            let names: Vec<&str> = parameters.iter().map(|p| p.name).collect();
+            let shown: String = unknown.chars().take(100).collect();
+            let near = similar::get_close_matches(shown.as_str(), &names, 1, 0.6);
+            let hint = near.first().map(|near| format!(" (did you mean {near:?}?)")).unwrap_or_default();
+            let unknown = format!("{prefix}{shown}");
+            let known = if names.is_empty() {
+                "it takes none".to_owned()
+            } else {
+                format!("known here are: {}", names.join(", "))
+            };
+            return Err(wrong(self.tool, format!("has no parameter {unknown:?}{hint}; {known}")));
         }
-        (Kind::Objects(properties), Value::Array(items)) if !items.is_empty() => {
-            let mut checked = Vec::with_capacity(items.len());
-            for (index, item) in items.into_iter().enumerate() {
-                let Value::Object(map) = item else {
-                    let given = described(&item);
-                    return Err(wrong(tool, format!("needs \"{path}[{index}]\" to be an object, but got {given}")));
-                };
-                checked.push(Value::Object(object(tool, properties, map, &format!("{path}[{index}]."))?));
+        Ok(checked)
+    }
+
+    fn value(&self, kind: &Kind, value: Value, path: &str) -> Result<Value, ToolError> {
+        let unfit = |value: &Value| {
+            let (expected, given) = (kind.words(), described(value));
+            wrong(self.tool, format!("needs {path:?} to be {expected}, but got {given}"))
+        };
+        let all_texts = |value: &Value, most: usize, longest: usize| {
+            let fits = |item: &Value| item.as_str().is_some_and(|text| text.len() <= longest);
+            value.as_array().is_some_and(|items| items.len() <= most && items.iter().all(fits))
+        };
+        match (kind, value) {
+            (Kind::Any, value) => Ok(value),
+            (Kind::Boolean, value @ Value::Bool(_)) => Ok(value),
+            (Kind::Path | Kind::File, Value::String(text)) => self.path(kind, text, path),
+            (Kind::Text { min_bytes, max_bytes }, Value::String(text)) => {
+                if (*min_bytes..=*max_bytes).contains(&text.len()) {
+                    Ok(Value::String(text))
+                } else {
+                    Err(unfit(&text.into()))
+                }
             }
-            Ok(Value::Array(checked))
+            (Kind::Integer { min, max }, Value::Number(number)) => match whole(&number) {
+                Some(number) if (*min..=*max).contains(&number) => Ok(number.into()),
+                _ => Err(unfit(&Value::Number(number))),
+            },
+            (Kind::OneOf(words), Value::String(word)) => {
+                // Methods and the like are written in either case.
+                match words.iter().find(|known| known.eq_ignore_ascii_case(&word)) {
+                    Some(known) => Ok((*known).into()),
+                    None => Err(unfit(&word.into())),
+                }
+            }
+            (Kind::TextOrTexts, Value::String(text)) if text.len() <= MAX_TEXT_BYTES => Ok(vec![text].into()),
+            (Kind::TextOrTexts, value) if all_texts(&value, MAX_TEXTS, MAX_TEXT_BYTES) => Ok(value),
+            (Kind::Arguments | Kind::CodeOrArguments { .. }, value) if all_texts(&value, MAX_ARGUMENTS, usize::MAX) => {
+                Ok(value)
+            }
+            (Kind::CodeOrArguments { max_bytes }, Value::String(code)) if code.len() <= *max_bytes => {
+                Ok(Value::String(code))
+            }
+            (Kind::TextMap, Value::Object(map)) => {
+                for (name, value) in &map {
+                    if !value.is_string() {
+                        let shown: String = name.chars().take(100).collect();
+                        let (given, path) = (described(value), format!("{path}.{shown}"));
+                        return Err(wrong(self.tool, format!("needs {path:?} to be a string, but got {given}")));
+                    }
+                }
+                Ok(Value::Object(map))
+            }
+            (Kind::Object(properties), Value::Object(map)) => {
+                self.object(properties, map, &format!("{path}.")).map(Value::Object)
+            }
+            (Kind::Objects(properties), Value::Array(items)) if !items.is_empty() => {
+                let mut checked = Vec::with_capacity(items.len());
+                for (index, item) in items.into_iter().enumerate() {
+                    let path = format!("{path}[{index}]");
+                    let Value::Object(map) = item else {
+                        let given = described(&item);
+                        return Err(wrong(self.tool, format!("needs {path:?} to be an object, but got {given}")));
+                    };
+                    checked.push(Value::Object(self.object(properties, map, &format!("{path}."))?));
+                }
+                Ok(Value::Array(checked))
+            }
+            (_, value) => Err(unfit(&value)),
         }
-        (_, value) => Err(unfit(&value)),
+    }
+
+    fn path(&self, kind: &Kind, text: String, path: &str) -> Result<Value, ToolError> {
+        if text.is_empty() || text.len() > MAX_PATH_BYTES {
+            let (expected, given) = (kind.words(), described(&Value::String(text)));
+            return Err(wrong(self.tool, format!("needs {path:?} to be {expected}, but got {given}")));
+        }
+        if matches!(kind, Kind::File) && text.ends_with('/') {
+            let what = format!("needs {path:?} to be the path of a file, but {text:?} ends with a slash");
+            return Err(wrong(self.tool, what));
+        }
+        Ok(Value::String((self.normalise)(&text)))
     }
 }
 
@@ -161,4 +215,31 @@ fn described(value: &Value) -> String {
 fn wrong(tool: &Definition, what: String) -> ToolError {
     let Definition { name, example, .. } = tool;
     ToolError::invalid(format!("{name} {what}. Signature: {}. Example: {example}", tool.signature()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::lexical;
+
+    #[test]
+    fn a_path_is_normalised_by_its_text_alone() {
+        for (given, expected) in [
+            ("a/b", "a/b"),
+            ("./a//b/", "a/b"),
+            ("a/../b", "b"),
+            ("a/b/../../c", "c"),
+            ("a/..", "."),
+            (".", "."),
+            ("/", "/"),
+            ("../x", "../x"),
+            ("a/../../x", "../x"),
+            ("../../x/..", "../.."),
+            ("/../a/./b", "/a/b"),
+            ("...", "..."),
+            ("a/...b/c ", "a/...b/c "),
+        ] {
+            assert_eq!(lexical(given), expected, "{given}");
+            assert_eq!(lexical(expected), expected);
+        }
+    }
 }

@@ -3,25 +3,45 @@
 use std::fmt::Write as _;
 use std::time::Duration;
 
-use serde_json::{Map, Value, json};
+use serde_json::Value;
+
+use super::argument;
+use super::error::ToolError;
+use super::kind::{Parameter, object_schema};
+use super::output::Output;
+use super::subject::PolicySubject;
+
+/// The namespace whose functions always give a promise, as the sandbox offers it.
+const PROMISES: &str = "tools";
+
+/// Words of JavaScript that cannot be called as a function; a tool of that name is a member of `tools` only.
+const RESERVED: [&str; 1] = ["delete"];
 
 /// One tool.
 #[derive(Debug)]
 pub struct Definition {
-    /// Its name, which is the name of the global function in scripts.
+    /// Its name: that of the global function in scripts, or with one dot that of a function in a namespace.
     pub name: &'static str,
-    /// What it does, for the model.
+    /// Other names by which scripts may call it. One that JavaScript reserves can be called as a member of `tools` only.
+    pub aliases: &'static [&'static str],
+    /// What it does, in one line.
+    pub summary: &'static str,
+    /// What else the model must know to use it; may be empty, may have several lines.
     pub description: &'static str,
     /// Its parameters, in positional order: required ones first.
     pub parameters: &'static [Parameter],
-    /// What it returns, as a TypeScript type.
-    pub returns: &'static str,
+    /// What it returns.
+    pub output: Output,
     /// A call, for the declarations and for error messages.
     pub example: &'static str,
     /// Names of the errors that are particular to it, with their meaning.
     pub errors: &'static [(&'static str, &'static str)],
     /// What a call changes.
     pub effect: Effect,
+    /// What a policy calls it.
+    pub permission: Permission,
+    /// What of a call's canonical arguments a policy decides on.
+    pub subject: fn(&Value) -> PolicySubject,
     /// Who carries it out.
     pub provider: Provider,
     /// How much a call may use.
@@ -33,10 +53,29 @@ pub struct Definition {
 pub enum Effect {
     /// Nothing: repeating it is safe.
     Read,
-    /// Files of the workspace.
+    /// Files of the workspace, or what the toolbox remembers.
     Write,
     /// Anything, also outside: a command or a request.
     External,
+}
+
+/// The classes of what tools do, of which a policy speaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Permission {
+    /// Reaches nothing; there is nothing to decide.
+    Pure,
+    /// Reads files of the workspace, or their names.
+    FilesRead,
+    /// Makes or changes files.
+    FilesWrite,
+    /// Deletes files.
+    FilesDelete,
+    /// Runs programs.
+    Commands,
+    /// Makes requests.
+    Network,
+    /// Reads or sets the variables of the task's commands.
+    Environment,
 }
 
 /// Who carries a tool out.
@@ -57,161 +96,107 @@ pub struct Limits {
     pub result_bytes: usize,
 }
 
-/// One parameter of a tool, or one option of an options object.
-#[derive(Debug)]
-pub struct Parameter {
-    /// Its name.
-    pub name: &'static str,
-    /// What it may be.
-    pub kind: Kind,
-    /// Whether it must be given.
-    pub required: bool,
-    /// What holds when it is not given, in words or as a literal.
-    pub default: Option<&'static str>,
-    /// What it means, for the model.
-    pub description: &'static str,
+pub(super) const fn limits(wall_seconds: u64, result_kib: usize) -> Limits {
+    Limits { wall: Duration::from_secs(wall_seconds), result_bytes: result_kib << 10 }
 }
 
-/// What a value may be.
-#[derive(Debug)]
-pub enum Kind {
-    /// Text of a length in bytes within these bounds.
-    Text {
-        /// Shortest.
-        min_bytes: usize,
-        /// Longest.
-        max_bytes: usize,
-    },
-    /// A whole number within these bounds, both included.
-    Integer {
-        /// Smallest.
-        min: u64,
-        /// Largest.
-        max: u64,
-    },
-    /// True or false.
-    Boolean,
-    /// One of these words.
-    OneOf(&'static [&'static str]),
-    /// A text or a list of texts, at most 100 of at most 1024 bytes each.
-    TextOrTexts,
-    /// Texts by name.
-    TextMap,
-    /// An object with these properties.
-    Object(&'static [Parameter]),
-    /// A list, not empty, of objects with these properties.
-    Objects(&'static [Parameter]),
-    /// Any JSON value.
-    Any,
-}
-
-impl Kind {
-    /// The TypeScript type.
+impl Effect {
+    /// The word for it in documentation.
     #[must_use]
-    pub fn typescript(&self) -> String {
+    pub const fn name(self) -> &'static str {
         match self {
-            Self::Text { .. } => "string".to_owned(),
-            Self::Integer { .. } => "number".to_owned(),
-            Self::Boolean => "boolean".to_owned(),
-            Self::OneOf(words) => words.iter().map(|word| format!("{word:?}")).collect::<Vec<_>>().join(" | "),
-            Self::TextOrTexts => "string | string[]".to_owned(),
-            Self::TextMap => "Record<string, string>".to_owned(),
-            Self::Object(properties) => object_type(properties),
-            Self::Objects(properties) => format!("{}[]", object_type(properties)),
-            Self::Any => "unknown".to_owned(),
+            Self::Read => "read",
+            Self::Write => "write",
+            Self::External => "external",
         }
     }
+}
 
-    /// What is expected, in words for an error message.
+impl Permission {
+    /// Every class.
+    pub const ALL: [Self; 7] = [
+        Self::Pure,
+        Self::FilesRead,
+        Self::FilesWrite,
+        Self::FilesDelete,
+        Self::Commands,
+        Self::Network,
+        Self::Environment,
+    ];
+
+    /// The word for it in policies.
     #[must_use]
-    pub fn words(&self) -> String {
+    pub const fn name(self) -> &'static str {
         match self {
-            Self::Text { min_bytes: 0, max_bytes } => format!("a string of at most {max_bytes} bytes"),
-            Self::Text { max_bytes, .. } => format!("a non-empty string of at most {max_bytes} bytes"),
-            Self::Integer { min, max } if *max >= MAX_SAFE_INTEGER => format!("a whole number of at least {min}"),
-            Self::Integer { min, max } => format!("a whole number from {min} to {max}"),
-            Self::Boolean => "true or false".to_owned(),
-            Self::OneOf(_) => format!("one of {}", self.typescript().replace(" | ", ", ")),
-            Self::TextOrTexts => {
-                format!("a string or a list of strings, at most {MAX_TEXTS} of at most {MAX_TEXT_BYTES} bytes each")
-            }
-            Self::TextMap => "an object whose values are strings".to_owned(),
-            Self::Object(_) => format!("an object {}", self.typescript()),
-            Self::Objects(properties) => format!("a non-empty list of objects {}", object_type(properties)),
-            Self::Any => "a value".to_owned(),
+            Self::Pure => "pure",
+            Self::FilesRead => "files.read",
+            Self::FilesWrite => "files.write",
+            Self::FilesDelete => "files.delete",
+            Self::Commands => "commands",
+            Self::Network => "network",
+            Self::Environment => "environment",
         }
     }
-
-    fn schema(&self) -> Value {
-        match self {
-            Self::Text { min_bytes, max_bytes } => {
-                json!({"type": "string", "minLength": min_bytes.min(&1), "maxLength": max_bytes})
-            }
-            Self::Integer { min, max } => json!({"type": "integer", "minimum": min, "maximum": max}),
-            Self::Boolean => json!({"type": "boolean"}),
-            Self::OneOf(words) => json!({"type": "string", "enum": words}),
-            Self::TextOrTexts => {
-                let text = json!({"type": "string", "maxLength": MAX_TEXT_BYTES});
-                json!({"anyOf": [text, {"type": "array", "maxItems": MAX_TEXTS, "items": text}]})
-            }
-            Self::TextMap => json!({"type": "object", "additionalProperties": {"type": "string"}}),
-            Self::Object(properties) => object_schema(properties),
-            Self::Objects(properties) => {
-                json!({"type": "array", "minItems": 1, "items": object_schema(properties)})
-            }
-            Self::Any => json!({}),
-        }
-    }
-}
-
-/// Most texts in a [`Kind::TextOrTexts`].
-pub(super) const MAX_TEXTS: usize = 100;
-
-/// Longest text in a [`Kind::TextOrTexts`], in bytes.
-pub(super) const MAX_TEXT_BYTES: usize = 1024;
-
-/// The largest whole number that JavaScript represents exactly.
-pub(super) const MAX_SAFE_INTEGER: u64 = (1 << 53) - 1;
-
-fn object_type(properties: &[Parameter]) -> String {
-    let properties: Vec<String> = properties.iter().map(parameter_type).collect();
-    format!("{{ {} }}", properties.join("; "))
-}
-
-fn parameter_type(parameter: &Parameter) -> String {
-    let mark = if parameter.required { "" } else { "?" };
-    format!("{}{mark}: {}", parameter.name, parameter.kind.typescript())
-}
-
-fn object_schema(properties: &[Parameter]) -> Value {
-    let mut schemas = Map::new();
-    for parameter in properties {
-        let mut schema = parameter.kind.schema();
-        let mut description = parameter.description.to_owned();
-        if let Some(default) = parameter.default {
-            let _ = write!(description, " Default: {default}.");
-        }
-        schema["description"] = Value::String(description);
-        schemas.insert(parameter.name.to_owned(), schema);
-    }
-    let required: Vec<&str> = properties.iter().filter(|p| p.required).map(|p| p.name).collect();
-    json!({"type": "object", "properties": schemas, "required": required, "additionalProperties": false})
 }
 
 impl Definition {
+    /// Whether a call may be made again when nobody knows whether it was made. True of reads, and of what changes only
+    /// the toolbox, which is lost together with the process that died.
+    #[must_use]
+    pub fn is_repeatable(&self) -> bool {
+        self.effect == Effect::Read || self.permission == Permission::Environment
+    }
+
+    /// Whether it is called so.
+    #[must_use]
+    pub fn is_called(&self, name: &str) -> bool {
+        self.name == name || self.aliases.contains(&name)
+    }
+
+    /// The arguments in their one canonical form: checked, by name, without those that were not given, keys sorted, paths
+    /// without `.`, `..` and doubled slashes where that can be told from the text. Calls that mean the same have the same
+    /// form, whatever way they were written; it is what is approved and hashed.
+    ///
+    /// A toolbox also makes absolute paths relative, see [`super::Toolbox::canonical`].
+    ///
+    /// # Errors
+    /// When the arguments do not fit; the call itself would fail with the same error.
+    pub fn canonical(&self, args: &Value) -> Result<Value, ToolError> {
+        argument::check(self, args.clone(), &argument::lexical)
+    }
+
+    /// What a policy decides on, taken from canonical arguments.
+    #[must_use]
+    pub fn subject(&self, canonical: &Value) -> PolicySubject {
+        (self.subject)(canonical)
+    }
+
     /// Its TypeScript signature without documentation, for example `read_file(path: string): string`.
     #[must_use]
     pub fn signature(&self) -> String {
-        let parameters: Vec<String> = self.parameters.iter().map(parameter_type).collect();
-        format!("{}({}): {}", self.name, parameters.join(", "), self.returns)
+        self.signed(self.name)
+    }
+
+    fn signed(&self, name: &str) -> String {
+        let parameters: Vec<String> = self.parameters.iter().map(Parameter::typescript).collect();
+        let output = self.output.typescript();
+        let output = if self.namespace() == Some(PROMISES) { format!("Promise<{output}>") } else { output };
+        format!("{name}({}): {output}", parameters.join(", "))
+    }
+
+    fn namespace(&self) -> Option<&'static str> {
+        self.name.rsplit_once('.').map(|(namespace, _)| namespace)
     }
 
     /// Its TypeScript declaration with a doc comment.
     #[must_use]
     pub fn declaration(&self) -> String {
-        let mut text = String::from("/**\n");
+        let mut text = format!("/**\n * {}\n", self.summary);
         for line in self.description.lines() {
             let _ = writeln!(text, " * {line}");
+        }
+        if !self.aliases.is_empty() {
+            let _ = writeln!(text, " * Other names: {}.", self.callable_aliases().join(", "));
         }
         for parameter in self.parameters {
             document(&mut text, "", parameter);
@@ -220,8 +205,21 @@ impl Definition {
             let _ = writeln!(text, " * @throws {name} {meaning}");
         }
         let _ = writeln!(text, " * @example {}", self.example);
-        let _ = write!(text, " */\ndeclare function {};\n", self.signature());
+        let _ = match self.name.rsplit_once('.') {
+            Some((namespace, name)) => {
+                let signature = self.signed(name);
+                writeln!(text, " */\ndeclare namespace {namespace} {{ function {signature}; }}")
+            }
+            None => writeln!(text, " */\ndeclare function {};", self.signature()),
+        };
         text
+    }
+
+    /// The other names, as a script writes them.
+    pub(super) fn callable_aliases(&self) -> Vec<String> {
+        let callable =
+            |name: &&str| if RESERVED.contains(name) { format!("{PROMISES}.{name}") } else { (*name).to_owned() };
+        self.aliases.iter().map(callable).collect()
     }
 
     /// The JSON schema of its arguments by name.
@@ -229,15 +227,17 @@ impl Definition {
     pub fn input_schema(&self) -> Value {
         object_schema(self.parameters)
     }
+
+    /// The JSON schema of what it returns.
+    #[must_use]
+    pub fn output_schema(&self) -> Value {
+        self.output.schema()
+    }
 }
 
 fn document(text: &mut String, prefix: &str, parameter: &Parameter) {
     let path = format!("{prefix}{}", parameter.name);
-    let default = parameter.default.map(|default| format!(" Default: {default}.")).unwrap_or_default();
-    let _ = writeln!(text, " * @param {path} {}{default}", parameter.description);
-    match parameter.kind {
-        Kind::Object(properties) => properties.iter().for_each(|p| document(text, &format!("{path}."), p)),
-        Kind::Objects(properties) => properties.iter().for_each(|p| document(text, &format!("{path}[]."), p)),
-        _ => {}
-    }
+    let _ = writeln!(text, " * @param {path} {}", parameter.explanation());
+    let (below, properties) = parameter.kind.properties();
+    properties.iter().for_each(|p| document(text, &format!("{path}{below}"), p));
 }

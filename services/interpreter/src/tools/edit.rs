@@ -11,11 +11,56 @@ use serde::{Deserialize, Serialize};
 use serde_json::json;
 use similar::{Algorithm, TextDiff};
 
-use super::error::{ToolError, io_error, path_error};
+use super::definition::{Definition, Effect, Permission, Provider, limits};
+use super::error::{NOT_FOUND, OUTSIDE, ToolError, io_error, path_error};
+use super::kind::{Kind, required};
+use super::output::{Output, field};
 use super::stop::Stop;
+use super::subject;
+use super::write::CONTENT;
 use crate::workspace::{Expected, Version, Workspace};
 
-const TOOL: &str = "edit_file";
+pub(super) const DEFINITION: Definition = Definition {
+    name: "edit_file",
+    aliases: &["edit"],
+    summary: "Replaces exact pieces of text in a file.",
+    description: "Each `old` must occur exactly once, as it was before the call, whitespace included.\nAll edits are made, \
+        or none when one of them fails. Line endings and the file's mode are kept.",
+    parameters: &[
+        required("path", Kind::Path, "File, relative to the workspace."),
+        required(
+            "diffs",
+            Kind::Objects(&[
+                required("old", CONTENT, "Text that is there now, with enough around it to be unique."),
+                required("new", CONTENT, "Text to put in its place; empty to delete it."),
+            ]),
+            "The edits.",
+        ),
+    ],
+    output: Output::Object(&[
+        field("path", Output::Text, "The file, relative to the workspace."),
+        field("diff", Output::Text, "What was changed, as a unified diff."),
+        field("replacements", Output::Integer, "How many edits were made."),
+    ]),
+    example: "edit_file(\"src/main.rs\", [{ old: \"let a = 1;\", new: \"let a = 2;\" }])",
+    errors: &[
+        NOT_FOUND,
+        OUTSIDE,
+        ("TextNotFound", "when `old` does not occur; the message shows the most similar place."),
+        ("AmbiguousEdit", "when `old` occurs more than once; the message gives the lines."),
+        ("OverlappingEdits", "when two edits touch the same text."),
+        ("FileTooLarge", "when the file has more than 16 MiB."),
+        ("BinaryFile", "when the file is not text, or is UTF-16."),
+        ("FileChanged", "when something else changed the file meanwhile."),
+    ],
+    effect: Effect::Write,
+    permission: Permission::FilesWrite,
+    subject: subject::path,
+    provider: Provider::Host,
+    limits: limits(60, 256),
+};
+
+const TOOL: &str = DEFINITION.name;
 
 /// Largest file that is edited, before and after, in bytes.
 const MAX_FILE: u64 = 16 << 20;

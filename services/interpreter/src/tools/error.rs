@@ -7,6 +7,11 @@ use serde_json::{Value, json};
 use super::table;
 use crate::workspace::{PathError, RelativePath, Workspace};
 
+/// Errors of most tools that take a path, for their definitions.
+pub(super) const OUTSIDE: (&str, &str) = ("OutsideWorkspace", "when the path leaves the workspace.");
+pub(super) const NOT_FOUND: (&str, &str) =
+    ("FileNotFound", "when there is no such file; the message names similar ones.");
+
 /// Why a call failed. The script can catch it; uncaught, the model reads it.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[error("{name}: {message}")]
@@ -45,10 +50,16 @@ impl ToolError {
 /// There is no such tool.
 pub(super) fn unknown_tool(name: &str) -> ToolError {
     let names: Vec<&str> = table::definitions().iter().map(|tool| tool.name).collect();
+    let aliases = table::definitions().iter().flat_map(|tool| tool.aliases.iter().copied());
+    let all: Vec<&str> = names.iter().copied().chain(aliases).collect();
     let shown: String = name.chars().take(100).collect();
-    let near = similar::get_close_matches(shown.as_str(), &names, 1, 0.5);
+    let near = similar::get_close_matches(shown.as_str(), &all, 1, 0.5);
     let hint = near.first().map(|near| format!(" Did you mean {near}?")).unwrap_or_default();
-    ToolError::new("UnknownTool", format!("There is no tool {shown:?}.{hint} The tools are: {}.", names.join(", ")))
+    let message = format!(
+        "There is no tool {shown:?}.{hint} The tools are: {}. tools.search finds tools by what they do.",
+        names.join(", ")
+    );
+    ToolError::new("UnknownTool", message).with(json!({"name": shown, "similar": near}))
 }
 
 /// Turns a refused path into an error that says how to go on.

@@ -6,11 +6,78 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
 
-use super::error::{ToolError, path_error};
+use super::definition::{Definition, Effect, Permission, Provider, limits};
+use super::error::{OUTSIDE, ToolError, path_error};
+use super::kind::{Kind, Parameter, optional, required};
+use super::output::{Output, field};
+use super::subject::PolicySubject;
 use crate::command::{CommandError, CommandPolicy, CommandSandbox, Request};
 use crate::workspace::{RelativePath, Workspace};
 
-const TOOL: &str = "execute_command";
+pub(super) const DEFINITION: Definition = Definition {
+    name: "execute_command",
+    aliases: &["bash"],
+    summary: "Runs a shell command in the workspace and waits for its end.",
+    description: "A non-zero exit code is a result, not an error: look at exit_code.\nOnly the workspace and a private /tmp \
+        are writable, and there is no network unless it was granted. Processes left in the background are killed at the end. \
+        Of each output the first and the last 128 KiB are kept.",
+    parameters: &[
+        required("command", Kind::Text { min_bytes: 1, max_bytes: MAX_SCRIPT }, "Shell script."),
+        optional("options", OPTIONS, "{}", "Options."),
+    ],
+    output: EXECUTED,
+    example: "execute_command(\"cargo test\", { timeout_seconds: 300 })",
+    errors: &[UNAVAILABLE, OUTSIDE],
+    effect: Effect::External,
+    permission: Permission::Commands,
+    subject: |args| PolicySubject::Command(args["command"].as_str().unwrap_or_default().to_owned()),
+    provider: Provider::Host,
+    limits: limits(620, 512),
+};
+
+/// Longest shell script, in bytes: the kernel takes no argument over 128 KiB.
+pub(super) const MAX_SCRIPT: usize = 100_000;
+
+/// What every tool that runs a program can be told.
+pub(super) const OPTIONS: Kind = Kind::Object(&[
+    optional(
+        "timeout_seconds",
+        Kind::Integer { min: 1, max: 600 },
+        "120",
+        "After this time everything it started is killed.",
+    ),
+    optional("cwd", Kind::Path, "the workspace", "Directory to start in, relative to the workspace."),
+    optional("env", Kind::TextMap, "{}", "Environment variables to set, for this call."),
+    STDIN,
+]);
+
+const STDIN: Parameter =
+    optional("stdin", Kind::Text { min_bytes: 0, max_bytes: 1 << 20 }, "empty", "Its standard input.");
+
+/// What every tool that runs a program returns.
+pub(super) const EXECUTED: Output = Output::Object(&[
+    field(
+        "exit_code",
+        Output::Nullable(&Output::Integer),
+        "128 + n where signal n ended it, null where it was killed.",
+    ),
+    field("stdout", Output::Text, "What it wrote to standard output."),
+    field("stderr", Output::Text, "What it wrote to standard error."),
+    field("timed_out", Output::Boolean, "Whether it was killed because its time was over."),
+    field("signal", Output::Nullable(&Output::Text), "The signal that ended it, for example SIGKILL."),
+    field("truncated", Output::Boolean, "Whether parts of its output were left out."),
+    field(
+        "limit_exceeded",
+        Output::Nullable(&Output::OneOf(&["processes", "memory"])),
+        "What it used too much of, and was killed for.",
+    ),
+    field("duration_ms", Output::Integer, "How long it ran."),
+]);
+
+pub(super) const UNAVAILABLE: (&str, &str) =
+    ("CommandsUnavailable", "when this host cannot confine commands; nothing ran.");
+
+const TOOL: &str = DEFINITION.name;
 
 /// Seconds after which a command is killed when nothing else is asked for.
 const DEFAULT_TIMEOUT: u64 = 120;

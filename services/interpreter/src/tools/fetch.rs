@@ -10,8 +10,70 @@ use reqwest::{Method, Response, StatusCode, Url};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
+use super::definition::{Definition, Effect, Permission, Provider, limits};
 use super::egress::{Egress, Forbidden, HostPattern};
 use super::error::ToolError;
+use super::kind::{Kind, optional, required};
+use super::output::{Output, field};
+use super::subject;
+
+pub(super) const DEFINITION: Definition = Definition {
+    name: "fetch",
+    aliases: &[],
+    summary: "Makes an HTTP request to a host that was granted.",
+    description: "A status other than 2xx is a result, not an error: look at status.\nRedirects are followed to granted \
+        hosts, at most 5. Header names in the result are in lower case.",
+    parameters: &[
+        required("url", Kind::Text { min_bytes: 1, max_bytes: 8192 }, "Address, http or https."),
+        optional(
+            "options",
+            Kind::Object(&[
+                optional(
+                    "method",
+                    Kind::OneOf(&["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]),
+                    "GET",
+                    "Request method.",
+                ),
+                optional("headers", Kind::TextMap, "{}", "Request headers."),
+                optional("body", Kind::Text { min_bytes: 0, max_bytes: 1 << 20 }, "none", "Request body."),
+                optional(
+                    "timeout_seconds",
+                    Kind::Integer { min: 1, max: 120 },
+                    "30",
+                    "For the whole exchange, redirects included.",
+                ),
+                optional(
+                    "max_bytes",
+                    Kind::Integer { min: 1, max: 10 << 20 },
+                    "1048576",
+                    "Of the body, at most this much is taken.",
+                ),
+            ]),
+            "{}",
+            "Options.",
+        ),
+    ],
+    output: Output::Object(&[
+        field("status", Output::Integer, "Of the response, for example 200."),
+        field("headers", Output::TextMap, "Of the response, names in lower case."),
+        field("body", Output::Text, "Of the response, as text."),
+        field("truncated", Output::Boolean, "Whether there was more of the body."),
+        field("url", Output::Text, "Where it came from, after redirects."),
+    ]),
+    example: "fetch(\"https://example.com/data.json\", { headers: { accept: \"application/json\" } })",
+    errors: &[
+        ("HostNotGranted", "when the host, or one it redirects to, was not granted."),
+        ("AddressForbidden", "when the host has a private, local or reserved address."),
+        ("Timeout", "when it takes too long; whether the request had an effect is unknown."),
+        ("FetchFailed", "when the host cannot be reached or breaks off."),
+        ("TooManyRedirects", "when there are more than 5."),
+    ],
+    effect: Effect::External,
+    permission: Permission::Network,
+    subject: subject::request,
+    provider: Provider::Host,
+    limits: limits(125, 10 << 10),
+};
 
 /// Seconds for the whole exchange when nothing else is asked for.
 const DEFAULT_TIMEOUT: u64 = 30;

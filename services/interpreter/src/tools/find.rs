@@ -6,11 +6,43 @@ use std::path::Path;
 use globset::{GlobBuilder, GlobSet, GlobSetBuilder};
 use serde::{Deserialize, Serialize};
 
-use super::error::{ToolError, path_error};
+use super::definition::{Definition, Effect, Permission, Provider, limits};
+use super::error::{NOT_FOUND, OUTSIDE, ToolError, path_error};
+use super::kind::{Kind, optional, required};
+use super::output::{Output, field, optional_field};
 use super::stop::{Stop, Stopped};
+use super::subject;
 use crate::workspace::{RelativePath, Walk, WalkEnd, Workspace, is_bounded_glob};
 
-const TOOL: &str = "find_file";
+pub(super) const DEFINITION: Definition = Definition {
+    name: "find_file",
+    aliases: &["find", "glob"],
+    summary: "Finds files and directories by a glob.",
+    description: "Without a slash the glob is compared with names, otherwise with paths below `path` (`**` crosses \
+        directories).\nLeaves out .git and what .gitignore and .ignore name. Symbolic links are found and not followed.",
+    parameters: &[
+        required(
+            "pattern",
+            Kind::Text { min_bytes: 1, max_bytes: 1024 },
+            "Glob, for example \"*.toml\" or \"src/**/test_*.py\".",
+        ),
+        optional("path", Kind::Path, "the workspace", "Directory to search."),
+    ],
+    output: Output::Object(&[
+        field("paths", Output::List(&Output::Text), "Sorted, relative to the workspace, at most 1000."),
+        field("truncated", Output::Boolean, "Whether there may be more."),
+        optional_field("note", Output::Text, "What was left out, and why."),
+    ]),
+    example: "find_file(\"*.toml\")",
+    errors: &[NOT_FOUND, OUTSIDE, ("NotADirectory", "when `path` is a file.")],
+    effect: Effect::Read,
+    permission: Permission::FilesRead,
+    subject: subject::path,
+    provider: Provider::Host,
+    limits: limits(60, 1024),
+};
+
+const TOOL: &str = DEFINITION.name;
 
 /// Most paths returned.
 const MAX_PATHS: usize = 1_000;

@@ -13,12 +13,73 @@ use grep_searcher::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::error::{ToolError, path_error};
+use super::definition::{Definition, Effect, Permission, Provider, limits};
+use super::error::{NOT_FOUND, OUTSIDE, ToolError, path_error};
 use super::find::{globs, is_match};
+use super::kind::{Kind, optional, required};
+use super::output::{Output, field, optional_field};
 use super::stop::{Stop, Stopped};
+use super::subject;
 use crate::workspace::{EntryKind, PathError, RelativePath, Walk, WalkEnd, Workspace};
 
-const TOOL: &str = "grep";
+pub(super) const DEFINITION: Definition = Definition {
+    name: "grep",
+    aliases: &[],
+    summary: "Searches the text of files for a regular expression (Rust syntax, as ripgrep), line by line.",
+    description: "Leaves out binary files, .git, and what .gitignore and .ignore name. Symbolic links are not followed.",
+    parameters: &[
+        required("query", Kind::Text { min_bytes: 1, max_bytes: 8192 }, "The regular expression."),
+        optional("path", Kind::Path, "the workspace", "File or directory to search."),
+        optional(
+            "options",
+            Kind::Object(&[
+                optional(
+                    "include",
+                    Kind::TextOrTexts,
+                    "all files",
+                    "Only files that match one of these globs, for example \"*.rs\".",
+                ),
+                optional("exclude", Kind::TextOrTexts, "none", "Not files that match one of these globs."),
+                optional("case_sensitive", Kind::Boolean, "true", "Distinguish upper and lower case."),
+                optional("literal", Kind::Boolean, "false", "Take the query as plain text."),
+                optional(
+                    "context",
+                    Kind::Integer { min: 0, max: 20 },
+                    "0",
+                    "Lines to show before and after each match.",
+                ),
+                optional("max_results", Kind::Integer { min: 1, max: 2000 }, "200", "Stop after this many matches."),
+            ]),
+            "{}",
+            "Options.",
+        ),
+    ],
+    output: Output::Object(&[
+        field(
+            "matches",
+            Output::List(&Output::Object(&[
+                field("path", Output::Text, "The file, relative to the workspace."),
+                field("line", Output::Integer, "The line, counted from 1."),
+                field("text", Output::Text, "The line; a long one is clipped around the match."),
+                optional_field("before", Output::List(&Output::Text), "Lines before it, if asked for."),
+                optional_field("after", Output::List(&Output::Text), "Lines after it, if asked for."),
+            ])),
+            "The lines that match, sorted by file.",
+        ),
+        field("truncated", Output::Boolean, "Whether there may be more matches."),
+        field("files_searched", Output::Integer, "How many text files were searched."),
+        optional_field("note", Output::Text, "What was left out, and why."),
+    ]),
+    example: "grep(\"fn main\", \"src\", { include: \"*.rs\", context: 2 })",
+    errors: &[NOT_FOUND, OUTSIDE],
+    effect: Effect::Read,
+    permission: Permission::FilesRead,
+    subject: subject::path,
+    provider: Provider::Host,
+    limits: limits(60, 512),
+};
+
+const TOOL: &str = DEFINITION.name;
 
 /// Matches returned when nothing else is asked for.
 const DEFAULT_RESULTS: usize = 200;

@@ -4,11 +4,50 @@ use std::ops::ControlFlow;
 
 use serde::{Deserialize, Serialize};
 
-use super::error::{ToolError, path_error};
+use super::definition::{Definition, Effect, Permission, Provider, limits};
+use super::error::{NOT_FOUND, OUTSIDE, ToolError, path_error};
+use super::kind::{Kind, optional};
+use super::output::{Output, field};
 use super::stop::{Stop, Stopped};
+use super::subject;
 use crate::workspace::{EntryKind, RelativePath, Walk, WalkEnd, Workspace};
 
-const TOOL: &str = "list_files";
+pub(super) const DEFINITION: Definition = Definition {
+    name: "list_files",
+    aliases: &["listdir"],
+    summary: "Lists a directory, sorted by name.",
+    description: "Recursive listings leave out what .gitignore and .ignore name, and .git. Symbolic links are listed and \
+        not followed.\nAt most 2000 entries; if there are more, the last entry has the type \"note\" and says so in `path`.",
+    parameters: &[
+        optional("path", Kind::Path, "the workspace", "Directory, relative to the workspace."),
+        optional("recursive", Kind::Boolean, "false", "Also list what is in its directories."),
+        optional(
+            "options",
+            Kind::Object(&[optional(
+                "include_ignored",
+                Kind::Boolean,
+                "false",
+                "Also list what ignore files name, when recursive.",
+            )]),
+            "{}",
+            "Options.",
+        ),
+    ],
+    output: Output::List(&Output::Object(&[
+        field("path", Output::Text, "Relative to the workspace. Bytes that are not UTF-8 are shown as U+FFFD."),
+        field("type", Output::OneOf(&["file", "directory", "symlink", "other", "note"]), "What it is."),
+        field("size", Output::Integer, "Of a file, in bytes; 0 of everything else."),
+    ])),
+    example: "list_files(\"src\", true)",
+    errors: &[NOT_FOUND, OUTSIDE, ("NotADirectory", "when the path is a file.")],
+    effect: Effect::Read,
+    permission: Permission::FilesRead,
+    subject: subject::path,
+    provider: Provider::Host,
+    limits: limits(60, 1024),
+};
+
+const TOOL: &str = DEFINITION.name;
 
 /// Most entries returned.
 const MAX_ENTRIES: usize = 2_000;

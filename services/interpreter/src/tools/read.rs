@@ -5,11 +5,45 @@ use std::io::Read;
 use serde::Deserialize;
 use serde_json::json;
 
-use super::error::{ToolError, io_error, path_error};
+use super::definition::{Definition, Effect, Permission, Provider, limits};
+use super::error::{NOT_FOUND, OUTSIDE, ToolError, io_error, path_error};
+use super::kind::{Kind, MAX_SAFE_INTEGER, optional, required};
+use super::output::Output;
 use super::stop::Stop;
+use super::subject;
 use crate::workspace::{RelativePath, Workspace};
 
-const TOOL: &str = "read_file";
+pub(super) const DEFINITION: Definition = Definition {
+    name: "read_file",
+    aliases: &["read"],
+    summary: "Returns the text of a file exactly as it is, without line numbers.",
+    description: "Of a file over 256 KiB only the first part is returned, with a note at the end saying how to read on.\n\
+        Lines over 64 KiB are cut, with a marker. UTF-16 is decoded and what is not valid UTF-8 shown as U+FFFD, with a \
+        note at the end saying so.",
+    parameters: &[
+        required("path", Kind::Path, "File, relative to the workspace."),
+        optional("start_line", LINE, "1", "First line to return, counted from 1."),
+        optional("end_line", LINE, "the last line", "Last line to return, included."),
+    ],
+    output: Output::Text,
+    example: "read_file(\"src/main.rs\", 10, 40)",
+    errors: &[
+        NOT_FOUND,
+        OUTSIDE,
+        ("IsADirectory", "when the path is a directory."),
+        ("BinaryFile", "when the file is not text."),
+        ("LineOutOfRange", "when `start_line` is after the end; the message says how many lines there are."),
+    ],
+    effect: Effect::Read,
+    permission: Permission::FilesRead,
+    subject: subject::path,
+    provider: Provider::Host,
+    limits: limits(60, 256),
+};
+
+const TOOL: &str = DEFINITION.name;
+
+const LINE: Kind = Kind::Integer { min: 1, max: MAX_SAFE_INTEGER };
 
 /// Most text returned, in bytes, notes not counted.
 const MAX_TEXT: usize = 256 * 1024;

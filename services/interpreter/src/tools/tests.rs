@@ -1,5 +1,6 @@
 //! What scripts get from the tools, and from wrong calls of them.
 
+mod definitions;
 mod fetch;
 mod files;
 
@@ -44,7 +45,12 @@ impl Bench {
     }
 
     async fn call(&self, name: &str, args: Value) -> Value {
-        self.tools.call(name, args, &CallContext::default()).await.expect("a call that succeeds")
+        let result = self.tools.call(name, args, &CallContext::default()).await.expect("a call that succeeds");
+        // Whatever a test is about, what tools return is what their definitions say.
+        if let Err(difference) = definitions::accept(&definition(name).expect("a tool").output, &result) {
+            panic!("{name} returned what its definition does not describe: {difference}");
+        }
+        result
     }
 
     async fn fails(&self, name: &str, args: Value) -> ToolError {
@@ -53,31 +59,6 @@ impl Bench {
             Err(error) => error,
         }
     }
-}
-
-#[test]
-fn declarations_are_typescript_with_every_tool_documented() {
-    let text = declarations();
-    assert!(text.contains("declare function read_file(path: string, start_line?: number, end_line?: number): string;"));
-    assert!(text.contains("declare function edit_file(path: string, diffs: { old: string; new: string }[]):"));
-    assert!(text.contains("declare function print(value: unknown): void;"));
-    assert!(text.contains(" * @param options.timeout_seconds "));
-    for tool in definitions() {
-        assert!(text.contains(&format!("declare function {}(", tool.name)));
-        assert!(tool.example.starts_with(&format!("{}(", tool.name)), "{}", tool.name);
-        let optional_first = tool.parameters.windows(2).any(|pair| !pair[0].required && pair[1].required);
-        assert!(!optional_first, "{} has a required parameter after an optional one", tool.name);
-        assert!(tool.description.lines().all(|line| !line.starts_with(' ')), "{}", tool.name);
-        assert!(!tool.description.contains("*/"), "{}", tool.name);
-    }
-}
-
-#[test]
-fn schemas_name_types_bounds_and_what_is_required() {
-    let schema = definition("grep").expect("a tool").input_schema();
-    assert_eq!(schema["required"], json!(["query"]));
-    assert_eq!(schema["additionalProperties"], json!(false));
-    assert_eq!(schema["properties"]["options"]["properties"]["max_results"]["maximum"], json!(2000));
 }
 
 #[tokio::test]

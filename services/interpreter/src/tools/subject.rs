@@ -1,0 +1,59 @@
+//! What of a call a policy decides on.
+
+use std::fmt;
+
+use reqwest::Url;
+use serde_json::Value;
+
+/// What a policy compares with its patterns, according to the permission class of the tool.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PolicySubject {
+    /// A path in the workspace, relative to it, `.` for the workspace itself.
+    Path(String),
+    /// A command line as a shell takes it.
+    Command(String),
+    /// A request.
+    Request {
+        /// In upper case.
+        method: String,
+        /// As the URL parser spells it, in lower case; empty when there is none.
+        host: String,
+        /// Without the query, which may hold a secret.
+        path: String,
+    },
+    /// A name, of an environment variable for example.
+    Name(String),
+    /// There is nothing to decide on.
+    None,
+}
+
+impl fmt::Display for PolicySubject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Path(text) | Self::Command(text) | Self::Name(text) => f.write_str(text),
+            Self::Request { method, host, path } => write!(f, "{method} {host}{path}"),
+            Self::None => Ok(()),
+        }
+    }
+}
+
+/// Of a tool that reaches nothing.
+pub(super) fn none(_: &Value) -> PolicySubject {
+    PolicySubject::None
+}
+
+/// The parameter `path`; the workspace where it is not given.
+pub(super) fn path(args: &Value) -> PolicySubject {
+    PolicySubject::Path(args["path"].as_str().unwrap_or(".").to_owned())
+}
+
+/// The parameters `url` and `options.method`.
+pub(super) fn request(args: &Value) -> PolicySubject {
+    let url = args["url"].as_str().and_then(|url| Url::parse(url).ok());
+    let method = args["options"]["method"].as_str().unwrap_or("GET").to_owned();
+    let host = url.as_ref().and_then(Url::host_str).unwrap_or_default();
+    // A name with a dot at its end is the same name.
+    let host = host.strip_suffix('.').unwrap_or(host).to_owned();
+    let path = url.as_ref().map(Url::path).unwrap_or_default().to_owned();
+    PolicySubject::Request { method, host, path }
+}

@@ -1,0 +1,215 @@
+//! The definitions as a set, and what is made of them.
+
+use std::collections::HashSet;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+
+use super::*;
+
+/// Whether a result is of the type that a definition describes; the error says where it is not.
+pub(super) fn accept(output: &Output, value: &Value) -> Result<(), String> {
+    let fits = match (output, value) {
+        (Output::Any, _)
+        | (Output::Nothing | Output::Nullable(_), Value::Null)
+        | (Output::Text, Value::String(_))
+        | (Output::Boolean, Value::Bool(_)) => true,
+        (Output::Integer, value) => value.is_u64(),
+        (Output::OneOf(words), Value::String(word)) => words.contains(&word.as_str()),
+        (Output::Nullable(output), value) => return accept(output, value),
+        (Output::List(output), Value::Array(items)) => return items.iter().try_for_each(|item| accept(output, item)),
+        (Output::TextMap, Value::Object(map)) => map.values().all(Value::is_string),
+        (Output::Object(fields), Value::Object(map)) => {
+            if let Some(unknown) = map.keys().find(|name| !fields.iter().any(|field| field.name == *name)) {
+                return Err(format!("it has a property {unknown}"));
+            }
+            return fields.iter().try_for_each(|field| match map.get(field.name) {
+                None if field.optional => Ok(()),
+                None => Err(format!("it lacks {}", field.name)),
+                Some(value) => accept(&field.output, value).map_err(|why| format!("{}: {why}", field.name)),
+            });
+        }
+        _ => false,
+    };
+    if fits { Ok(()) } else { Err(format!("{value} is no {}", output.typescript())) }
+}
+
+#[test]
+fn the_page_about_the_tools_is_current() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/tools.md");
+    let generated = documentation();
+    if std::env::var_os("UPDATE_DOCS").is_some() {
+        std::fs::write(&path, &generated).expect("docs/tools.md can be written");
+    }
+    let committed = std::fs::read_to_string(&path).unwrap_or_default();
+    let differs = committed.lines().zip(generated.lines()).position(|(old, new)| old != new);
+    assert!(
+        committed == generated,
+        "docs/tools.md does not say what the definitions say, first at line {}. To write it anew: UPDATE_DOCS=1 cargo test \
+         -p construct-interpreter the_page_about_the_tools_is_current",
+        differs.unwrap_or_else(|| committed.lines().count().min(generated.lines().count())) + 1
+    );
+}
+
+#[test]
+fn no_two_tools_share_a_name() {
+    let mut seen = HashSet::new();
+    for tool in definitions() {
+        for name in tool.aliases.iter().chain([&tool.name]) {
+            assert!(seen.insert(*name), "{name} is there twice");
+            assert!(definition(name).is_some_and(|found| found.name == tool.name), "{name}");
+            assert!(name.chars().all(|c| c.is_ascii_lowercase() || c == '_' || c == '.'), "{name}");
+        }
+    }
+}
+
+#[test]
+fn declarations_are_typescript_with_every_tool_documented() {
+    let text = declarations();
+    assert!(text.contains("declare function read_file(path: string, start_line?: number, end_line?: number): string;"));
+    assert!(text.contains("declare function edit_file(path: string, diffs: { old: string; new: string }[]):"));
+    assert!(text.contains("declare function print(value: unknown): void;"));
+    assert!(text.contains(" * @param options.timeout_seconds "));
+    for tool in definitions() {
+        let name = tool.name.rsplit('.').next().expect("a name");
+        assert!(text.contains(&format!("function {name}(")), "{name}");
+        assert!(tool.example.contains(&format!("{}(", tool.name)), "{}", tool.name);
+        assert!(tool.summary.ends_with('.') && !tool.summary.contains('\n'), "{}", tool.name);
+        let optional_first = tool.parameters.windows(2).any(|pair| !pair[0].required && pair[1].required);
+        assert!(!optional_first, "{} has a required parameter after an optional one", tool.name);
+        assert!(tool.description.lines().all(|line| !line.starts_with(' ')), "{}", tool.name);
+        assert!(!tool.description.contains("*/"), "{}", tool.name);
+    }
+}
+
+#[test]
+fn schemas_name_types_bounds_and_what_is_required() {
+    let schema = definition("grep").expect("a tool").input_schema();
+    assert_eq!(schema["required"], json!(["query"]));
+    assert_eq!(schema["additionalProperties"], json!(false));
+    assert_eq!(schema["properties"]["options"]["properties"]["max_results"]["maximum"], json!(2000));
+}
+
+#[test]
+fn schemas_describe_results_as_the_types_do() {
+    let list = definition("list_files").expect("a tool").output_schema();
+    assert_eq!(list["items"]["properties"]["type"]["enum"][0], json!("file"));
+    let command = definition("execute_command").expect("a tool").output_schema();
+    assert_eq!(command["properties"]["signal"]["anyOf"], json!([{"type": "string"}, {"type": "null"}]));
+    let grep = definition("grep").expect("a tool");
+    assert_eq!(grep.output_schema()["required"], json!(["matches", "truncated", "files_searched"]));
+    assert!(grep.signature().contains("{ matches: { path: string; line: number; text: string; before?: string[];"));
+    assert_eq!(Output::List(&Output::Nullable(&Output::Text)).typescript(), "(string | null)[]");
+}
+
+#[test]
+fn every_permission_of_a_tool_goes_with_what_it_changes() {
+    for tool in definitions() {
+        let expected = match tool.permission {
+            Permission::Pure | Permission::FilesRead => Effect::Read,
+            Permission::FilesWrite | Permission::FilesDelete => Effect::Write,
+            Permission::Commands | Permission::Network => Effect::External,
+            Permission::Environment => continue,
+        };
+        assert_eq!(tool.effect, expected, "{}", tool.name);
+    }
+}
+
+#[test]
+fn calls_that_mean_the_same_have_one_canonical_form() {
+    let same = |name: &str, forms: &[Value]| -> Value {
+        let tool = definition(name).expect("a tool");
+        let canonical = tool.canonical(&forms[0]).expect("arguments that fit");
+        for form in forms {
+            assert_eq!(tool.canonical(form).expect("arguments that fit").to_string(), canonical.to_string(), "{form}");
+        }
+        // It is a form of the call itself.
+        assert_eq!(tool.canonical(&canonical).expect("arguments that fit"), canonical);
+        canonical
+    };
+    let forms = [
+        json!(["./src//a/../b.rs", 2.0]),
+        json!({"start_line": 2, "path": "src/b.rs"}),
+        json!([{"path": "src/b.rs/", "start_line": 2, "end_line": null}]),
+    ];
+    assert_eq!(same("read_file", &forms).to_string(), r#"{"path":"src/b.rs","start_line":2}"#);
+    let forms = [
+        json!(["https://a.com", {"method": "post", "headers": {"b": "1", "a": "2"}}]),
+        json!({"options": {"headers": {"a": "2", "b": "1"}, "method": "POST"}, "url": "https://a.com"}),
+    ];
+    let expected = r#"{"options":{"headers":{"a":"2","b":"1"},"method":"POST"},"url":"https://a.com"}"#;
+    assert_eq!(same("fetch", &forms).to_string(), expected);
+    same(
+        "grep",
+        &[
+            json!(["x", ".", {"include": "*.rs"}]),
+            json!({"query": "x", "path": "./", "options": {"include": ["*.rs"]}}),
+        ],
+    );
+    let wrong = definition("read_file").expect("a tool").canonical(&json!([])).expect_err("no path");
+    assert_eq!(wrong.name, "InvalidArguments");
+}
+
+#[tokio::test]
+async fn absolute_paths_of_the_workspace_are_the_relative_ones() {
+    let bench = Bench::new();
+    bench.write("a/b", "text");
+    let root = bench.directory.path().to_str().expect("UTF-8");
+    for (given, expected) in [
+        (format!("{root}/a/./b"), "a/b".to_owned()),
+        (format!("{root}/"), ".".to_owned()),
+        ("/etc/../etc/passwd".to_owned(), "/etc/passwd".to_owned()),
+        (format!("{root}/../x"), bench.directory.path().with_file_name("x").to_str().expect("UTF-8").to_owned()),
+    ] {
+        assert_eq!(bench.tools.canonical("read", &json!([given])), Ok(json!({"path": expected})), "{given}");
+    }
+    assert_eq!(bench.call("read", json!([format!("{root}/a/../a/b")])).await, json!("text"));
+}
+
+#[test]
+fn a_policy_is_asked_about_paths_commands_and_requests() {
+    let subject = |name: &str, args: Value| {
+        let tool = definition(name).expect("a tool");
+        tool.subject(&tool.canonical(&args).expect("arguments that fit"))
+    };
+    assert_eq!(subject("create_file", json!(["./a//b", ""])), PolicySubject::Path("a/b".to_owned()));
+    assert_eq!(subject("list_files", json!([])), PolicySubject::Path(".".to_owned()));
+    assert_eq!(subject("bash", json!(["ls -l | wc"])), PolicySubject::Command("ls -l | wc".to_owned()));
+    let request = subject("fetch", json!(["HTTPS://Exämple.COM./a/../b?key=s3cret", {"method": "put"}]));
+    let expected = PolicySubject::Request {
+        method: "PUT".to_owned(),
+        host: "xn--exmple-cua.com".to_owned(),
+        path: "/b".to_owned(),
+    };
+    assert_eq!(request, expected);
+    assert_eq!(request.to_string(), "PUT xn--exmple-cua.com/b");
+    assert_eq!(subject("print", json!([1])), PolicySubject::None);
+}
+
+#[tokio::test]
+async fn a_policy_is_asked_about_where_links_lead_too() {
+    let bench = Bench::new();
+    bench.write("secret/key", "");
+    symlink("secret", bench.path("open")).expect("linked");
+    symlink("secret/new", bench.path("dangling")).expect("linked");
+    symlink("../open/../dangling", bench.path("secret/back")).expect("linked");
+    symlink("loop", bench.path("loop")).expect("linked");
+    symlink("/etc/nothing", bench.path("away")).expect("linked");
+    let asked = async |name: &str, path: &str| -> Vec<String> {
+        let canonical = bench.tools.canonical(name, &json!([path, "x"])).expect("arguments that fit");
+        let subjects = bench.tools.subjects(name, &canonical).await.expect("a tool");
+        subjects.iter().map(ToString::to_string).collect()
+    };
+    assert_eq!(asked("create_file", "secret/key").await, ["secret/key"]);
+    assert_eq!(asked("create_file", "new/dir/file").await, ["new/dir/file"]);
+    assert_eq!(asked("create_file", "open/key").await, ["open/key", "secret/key"]);
+    assert_eq!(asked("create_file", "open/not/yet").await, ["open/not/yet", "secret/not/yet"]);
+    assert_eq!(asked("create_file", "dangling").await, ["dangling", "secret/new"]);
+    assert_eq!(asked("create_file", "secret/back").await, ["secret/back", "secret/new"]);
+    for path in ["loop", "away", "../x", "/etc/passwd"] {
+        assert_eq!(asked("create_file", path).await, [path]);
+        bench.fails("create_file", json!([path, "x"])).await;
+    }
+    // What a policy was told is what the tool does.
+    bench.call("create_file", json!(["dangling", "text"])).await;
+    assert_eq!(bench.read("secret/new"), "text");
+}
