@@ -332,7 +332,7 @@ enum Ended {
 }
 
 /// The whole environment of a command: nothing is inherited from the service, whose environment holds keys.
-fn environment(policy: &CommandPolicy, wanted: &BTreeMap<String, String>) -> BTreeMap<String, String> {
+pub(crate) fn environment(policy: &CommandPolicy, wanted: &BTreeMap<String, String>) -> BTreeMap<String, String> {
     let mut path: Vec<String> = policy.search_path.iter().map(|entry| entry.to_string_lossy().into_owned()).collect();
     path.push(SYSTEM_PATH.to_owned());
     let fixed = [

@@ -12,9 +12,13 @@ const NOTES: [&str; 3] = ["AGENTS.md", "CLAUDE.md", ".construct/instructions.md"
 /// How much of them is taken, in bytes.
 const NOTES_BYTES: usize = 16 * 1024;
 
+/// How much the declarations of the tools may take of a prompt, in bytes. Today's fit; tools that come later are named with
+/// their signatures, and a script finds out more when it needs them.
+const DECLARATIONS_BYTES: usize = 24 * 1024;
+
 /// The tools, and what is to be known about a workspace.
 pub(crate) async fn catalogue(workspaces: &Workspaces, request: ToolCatalogueRequest) -> ToolCatalogue {
-    let declarations = tools::declarations();
+    let declarations = tools::declarations(DECLARATIONS_BYTES);
     let version = Sha256::digest(declarations.as_bytes()).iter().fold(String::new(), |mut hex, byte| {
         let _ = write!(hex, "{byte:02x}");
         hex

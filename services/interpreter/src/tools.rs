@@ -7,8 +7,10 @@
 mod address;
 mod argument;
 mod definition;
+mod delete;
 mod edit;
 mod egress;
+mod environment;
 mod error;
 mod execute;
 mod fetch;
@@ -19,7 +21,9 @@ mod list;
 mod markdown;
 mod output;
 mod print;
+mod program;
 mod read;
+mod search;
 mod stop;
 mod subject;
 mod table;
@@ -45,6 +49,7 @@ pub use output::{Field, Output};
 pub use subject::PolicySubject;
 pub use table::{declarations, definition, definitions};
 
+use environment::Variables;
 use stop::Stop;
 
 /// How many calls of one toolbox work on files at the same time; more wait. A script may start any number of calls,
@@ -84,6 +89,7 @@ pub struct Toolbox {
     policy: Policy,
     egress: Egress,
     sandbox: CommandSandbox,
+    variables: Variables,
     files: Arc<Semaphore>,
     commands: Semaphore,
     requests: Semaphore,
@@ -98,6 +104,7 @@ impl Toolbox {
             policy,
             egress,
             sandbox,
+            variables: Variables::default(),
             files: Arc::new(Semaphore::new(CONCURRENT_FILE_CALLS)),
             commands: Semaphore::new(CONCURRENT_COMMANDS),
             requests: Semaphore::new(CONCURRENT_REQUESTS),
@@ -131,12 +138,21 @@ impl Toolbox {
             "list_files" => self.on_files(tool, arguments, cancel, list::run).await,
             "grep" => self.on_files(tool, arguments, cancel, grep::run).await,
             "find_file" => self.on_files(tool, arguments, cancel, find::run).await,
+            "delete_file" => self.on_files(tool, arguments, cancel, delete::run).await,
             "execute_command" => {
                 let _permit = admit(tool, &self.commands, &cancel).await?;
-                let arguments = parse(tool, arguments)?;
-                let result = execute::run(&self.sandbox, &self.workspace, &self.policy.commands, arguments, &cancel);
-                encode(tool, &result.await?)
+                encode(tool, &execute::run(self.commands_with(&cancel), parse(tool, arguments)?).await?)
             }
+            "node" | "python" | "git" | "npm" => {
+                let _permit = admit(tool, &self.commands, &cancel).await?;
+                let arguments = parse(tool, arguments)?;
+                encode(tool, &program::run(tool.name, self.commands_with(&cancel), arguments).await?)
+            }
+            "getenv" => encode(tool, &self.variables.get(&self.policy.commands, &parse(tool, arguments)?)),
+            "setenv" => encode(tool, &self.variables.change(parse(tool, arguments)?)?),
+            "tools.search" => encode(tool, &search::search(&parse(tool, arguments)?)),
+            "tools.describe" => search::describe(&parse(tool, arguments)?),
+            "pwd" => encode(tool, &self.workspace.root().to_string_lossy()),
             "fetch" => {
                 let _permit = admit(tool, &self.requests, &cancel).await?;
                 let arguments = parse(tool, arguments)?;
@@ -181,6 +197,20 @@ impl Toolbox {
         // What cannot be resolved cannot be used either, and the call says why.
         let further = target.filter(|target| *target != subject);
         Ok(std::iter::once(subject).chain(further).collect())
+    }
+
+    /// Takes notice of a call that an earlier process completed with this result and that is not made again. Scripts that
+    /// are continued begin with a new toolbox; what they had set in the old one is set again from the journal, call by call
+    /// in the order in which they ended. Calls that change nothing in the toolbox are none of its business.
+    pub fn replay(&self, name: &str, result: &Value) {
+        if definition(name).is_some_and(|tool| tool.name == environment::SETENV.name) {
+            self.variables.restore(result);
+        }
+    }
+
+    fn commands_with<'a>(&'a self, cancel: &'a CancellationToken) -> execute::Host<'a> {
+        let Self { sandbox, workspace, policy, variables, .. } = self;
+        execute::Host { sandbox, workspace, policy: &policy.commands, variables, cancel }
     }
 
     fn check(&self, tool: &Definition, args: Value) -> Result<Value, ToolError> {

@@ -9,6 +9,7 @@
 //! relative as a convenience, and then resolved like every other path.
 
 mod hidden;
+mod remove;
 mod target;
 mod walk;
 mod write;
@@ -25,6 +26,7 @@ use rustix::fs::{FileType, Mode, OFlags, ResolveFlags};
 use rustix::io::Errno;
 
 pub(crate) use hidden::{Hidden, Identity, enclosing, hidden_below};
+pub(crate) use remove::RemoveError;
 pub(crate) use walk::{EntryKind, Walk, WalkEnd, is_bounded_glob};
 pub(crate) use write::{Expected, Version, Written};
 

@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
 
 use super::definition::{Definition, Effect, Permission, Provider, limits};
+use super::environment::Variables;
 use super::error::{OUTSIDE, ToolError, path_error};
 use super::kind::{Kind, Parameter, optional, required};
 use super::output::{Output, field};
@@ -82,9 +83,6 @@ const TOOL: &str = DEFINITION.name;
 /// Seconds after which a command is killed when nothing else is asked for.
 const DEFAULT_TIMEOUT: u64 = 120;
 
-/// Most bytes of names and values of environment variables together.
-const MAX_ENVIRONMENT: usize = 64 * 1024;
-
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct Arguments {
@@ -95,20 +93,19 @@ pub(super) struct Arguments {
 
 #[derive(Default, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Options {
+pub(super) struct Options {
     timeout_seconds: Option<u64>,
     cwd: Option<String>,
     #[serde(default)]
     env: BTreeMap<String, String>,
-    #[serde(default)]
-    stdin: String,
+    pub(super) stdin: Option<String>,
 }
 
 #[derive(Serialize)]
 pub(super) struct Executed {
-    exit_code: Option<i32>,
-    stdout: String,
-    stderr: String,
+    pub(super) exit_code: Option<i32>,
+    pub(super) stdout: String,
+    pub(super) stderr: String,
     timed_out: bool,
     signal: Option<&'static str>,
     truncated: bool,
@@ -116,69 +113,58 @@ pub(super) struct Executed {
     duration_ms: u64,
 }
 
-pub(super) async fn run(
-    sandbox: &CommandSandbox,
-    workspace: &Workspace,
-    policy: &CommandPolicy,
-    arguments: Arguments,
-    cancel: &CancellationToken,
-) -> Result<Executed, ToolError> {
+/// What a command runs with.
+#[derive(Clone, Copy)]
+pub(super) struct Host<'a> {
+    pub(super) sandbox: &'a CommandSandbox,
+    pub(super) workspace: &'a Workspace,
+    pub(super) policy: &'a CommandPolicy,
+    pub(super) variables: &'a Variables,
+    pub(super) cancel: &'a CancellationToken,
+}
+
+pub(super) async fn run(host: Host<'_>, arguments: Arguments) -> Result<Executed, ToolError> {
     let Arguments { command, options } = arguments;
-    if command.contains('\0') {
-        return Err(ToolError::invalid("execute_command: the command contains a NUL character."));
-    }
-    check_environment(&options.env)?;
-    let directory = match &options.cwd {
-        Some(path) => workspace.locate(path).map_err(|e| path_error(workspace, &e))?,
-        None => RelativePath::root(),
-    };
-    let request = Request {
-        script: command,
-        directory,
-        environment: options.env,
-        stdin: options.stdin.into_bytes(),
-        timeout: Duration::from_secs(options.timeout_seconds.unwrap_or(DEFAULT_TIMEOUT)),
-    };
-    let outcome = sandbox.run(workspace, policy, request, cancel).await.map_err(|e| refused(workspace, &e))?;
-    Ok(Executed {
-        exit_code: outcome.exit_code,
-        truncated: outcome.stdout.truncated || outcome.stderr.truncated,
-        stdout: outcome.stdout.text,
-        stderr: outcome.stderr.text,
-        timed_out: outcome.timed_out,
-        signal: outcome.signal,
-        limit_exceeded: outcome.limit_exceeded,
-        duration_ms: u64::try_from(outcome.duration.as_millis()).unwrap_or(u64::MAX),
-    })
+    host.run(TOOL, command, options).await
 }
 
-fn check_environment(environment: &BTreeMap<String, String>) -> Result<(), ToolError> {
-    let mut size = 0;
-    for (name, value) in environment {
-        let mut characters = name.chars();
-        let starts = characters.next().is_some_and(|c| c.is_ascii_alphabetic() || c == '_');
-        if !starts || !characters.all(|c| c.is_ascii_alphanumeric() || c == '_') {
-            let shown: String = name.chars().take(100).collect();
+impl Host<'_> {
+    /// Runs a shell script for a tool.
+    pub(super) async fn run(self, tool: &'static str, script: String, options: Options) -> Result<Executed, ToolError> {
+        let Self { sandbox, workspace, policy, variables, cancel } = self;
+        if script.contains('\0') {
             return Err(ToolError::invalid(format!(
-                "execute_command: {shown:?} cannot be the name of an environment variable; use letters, digits and _."
+                "{tool}: there is a NUL character in it, which no command can take."
             )));
         }
-        if value.contains('\0') {
-            return Err(ToolError::invalid(format!(
-                "execute_command: the value of env.{name} contains a NUL character."
-            )));
-        }
-        size += name.len() + value.len();
+        let environment = variables.with(tool, options.env)?;
+        let directory = match &options.cwd {
+            Some(path) => workspace.locate(path).map_err(|e| path_error(workspace, &e))?,
+            None => RelativePath::root(),
+        };
+        let request = Request {
+            script,
+            directory,
+            environment,
+            stdin: options.stdin.unwrap_or_default().into_bytes(),
+            timeout: Duration::from_secs(options.timeout_seconds.unwrap_or(DEFAULT_TIMEOUT)),
+        };
+        let outcome =
+            sandbox.run(workspace, policy, request, cancel).await.map_err(|e| refused(tool, workspace, &e))?;
+        Ok(Executed {
+            exit_code: outcome.exit_code,
+            truncated: outcome.stdout.truncated || outcome.stderr.truncated,
+            stdout: outcome.stdout.text,
+            stderr: outcome.stderr.text,
+            timed_out: outcome.timed_out,
+            signal: outcome.signal,
+            limit_exceeded: outcome.limit_exceeded,
+            duration_ms: u64::try_from(outcome.duration.as_millis()).unwrap_or(u64::MAX),
+        })
     }
-    if size > MAX_ENVIRONMENT {
-        return Err(ToolError::invalid(format!(
-            "execute_command: env has {size} bytes, at most {MAX_ENVIRONMENT} are allowed; pass data in a file or stdin."
-        )));
-    }
-    Ok(())
 }
 
-fn refused(workspace: &Workspace, error: &CommandError) -> ToolError {
+fn refused(tool: &str, workspace: &Workspace, error: &CommandError) -> ToolError {
     match error {
         CommandError::NoSandbox { reason } => ToolError::new(
             "CommandsUnavailable",
@@ -196,6 +182,6 @@ fn refused(workspace: &Workspace, error: &CommandError) -> ToolError {
             "CommandNotStarted",
             format!("The command did not run: its sandbox could not be set up ({message})."),
         ),
-        CommandError::Cancelled => ToolError::cancelled(TOOL),
+        CommandError::Cancelled => ToolError::cancelled(tool),
     }
 }

@@ -25,7 +25,7 @@ use crate::workspace::{EntryKind, PathError, RelativePath, Walk, WalkEnd, Worksp
 pub(super) const DEFINITION: Definition = Definition {
     name: "grep",
     aliases: &[],
-    summary: "Searches the text of files for a regular expression (Rust syntax, as ripgrep), line by line.",
+    summary: "Searches the text of files for a regular expression (regex, in Rust syntax), line by line.",
     description: "Leaves out binary files, .git, and what .gitignore and .ignore name. Symbolic links are not followed.",
     parameters: &[
         required("query", Kind::Text { min_bytes: 1, max_bytes: 8192 }, "The regular expression."),

@@ -1,8 +1,10 @@
 //! What scripts get from the tools, and from wrong calls of them.
 
+mod commands;
 mod definitions;
 mod fetch;
 mod files;
+mod removal;
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -11,7 +13,6 @@ use serde_json::json;
 use tempfile::TempDir;
 
 use super::*;
-use crate::command::Confinement;
 
 struct Bench {
     directory: TempDir,
@@ -139,40 +140,6 @@ async fn a_cancelled_call_does_nothing() {
     let error = bench.tools.call("create_file", json!(["a", "x"]), &cx).await.expect_err("cancelled");
     assert_eq!(error.name, "Cancelled");
     assert!(!bench.path("a").exists());
-}
-
-#[tokio::test]
-async fn commands_give_results_and_refusals_as_scripts_expect_them() {
-    let mut policy = Policy::default();
-    let refusing = Bench::with(policy.clone(), Egress::new(&[]).expect("an HTTP client"));
-    let refused = refusing.fails("execute_command", json!(["touch ran"])).await;
-    assert_eq!(refused.name, "CommandsUnavailable");
-    assert!(refused.message.contains("nothing ran"));
-    assert!(!refusing.path("ran").exists());
-
-    policy.commands.confinement = Confinement::AllowUnconfined;
-    let bench = Bench::with(policy, Egress::new(&[]).expect("an HTTP client"));
-    bench.write("sub/a", "");
-    let options = json!({"cwd": "sub", "env": {"A": "b"}, "stdin": "in"});
-    let mut result = bench.call("execute_command", json!(["ls; echo $A >&2; cat; exit 3", options])).await;
-    assert!(result["duration_ms"].take().is_number());
-    let expected = json!({
-        "exit_code": 3, "stdout": "a\nin", "stderr": "b\n", "timed_out": false, "signal": null, "truncated": false,
-        "limit_exceeded": null, "duration_ms": null,
-    });
-    assert_eq!(result, expected);
-
-    let result = bench.call("execute_command", json!(["sleep 100", {"timeout_seconds": 1}])).await;
-    assert_eq!((&result["timed_out"], &result["exit_code"]), (&json!(true), &json!(null)));
-    for (args, name) in [
-        (json!(["true", {"cwd": "missing"}]), "FileNotFound"),
-        (json!(["true", {"cwd": "/etc"}]), "OutsideWorkspace"),
-        (json!(["true", {"cwd": "sub/a"}]), "NotADirectory"),
-        (json!(["true", {"env": {"A B": "x"}}]), "InvalidArguments"),
-        (json!(["true\u{0}"]), "InvalidArguments"),
-    ] {
-        assert_eq!(bench.fails("execute_command", args).await.name, name);
-    }
 }
 
 #[tokio::test]

@@ -292,3 +292,38 @@ fn a_rule_of_nested_braces_is_skipped_and_the_others_hold() {
     });
     assert_eq!(seen, [".gitignore", "d.log"]);
 }
+
+#[test]
+fn a_deletion_leaves_alone_what_is_hidden_and_what_holds_it() {
+    let (directory, _) = workspace();
+    let path = |name: &str| directory.path().join(name);
+    std::fs::create_dir_all(path("project/data/tasks")).expect("made");
+    std::fs::write(path("project/data/key"), "key").expect("written");
+    std::fs::write(path("project/file"), "").expect("written");
+    let hidden = vec![Arc::new(Hidden::open(&path("project/data")).expect("there"))];
+    let root =
+        rustix::fs::open(directory.path(), OFlags::PATH | OFlags::DIRECTORY, Mode::empty()).expect("a directory");
+    let workspace = Workspace::of(directory.path(), root, hidden).expect("a workspace");
+    for name in ["project/data", "project/data/key", "project", "project/data/tasks"] {
+        let located = workspace.locate(name).expect("a path");
+        let removed = workspace.remove(&located, true, &mut || true);
+        let refused = matches!(removed, Err(RemoveError::Path { removed: 0, source: PathError::Reserved { .. } }));
+        assert!(refused, "{name}: {removed:?}");
+    }
+    assert!(path("project/data/key").exists() && path("project/file").exists());
+}
+
+#[test]
+fn a_directory_swapped_for_a_link_never_has_a_deletion_done_outside() {
+    let (directory, outside, workspace) = racing();
+    let mut removed = 0;
+    while_swapping(&directory.path().join("d"), &directory.path().join("link"), || {
+        let made = write(&workspace, "d/made/file", "by the tool").is_ok();
+        for name in ["d/made/file", "d/e"] {
+            let located = workspace.locate(name).expect("a path");
+            removed += workspace.remove(&located, true, &mut || true).unwrap_or(0) * usize::from(made);
+        }
+    });
+    assert!(removed > 0, "the race was not run");
+    assert_eq!(std::fs::read_to_string(outside.path().join("e/file")).expect("readable"), "outside");
+}

@@ -64,7 +64,7 @@ fn no_two_tools_share_a_name() {
 
 #[test]
 fn declarations_are_typescript_with_every_tool_documented() {
-    let text = declarations();
+    let text = declarations(usize::MAX);
     assert!(text.contains("declare function read_file(path: string, start_line?: number, end_line?: number): string;"));
     assert!(text.contains("declare function edit_file(path: string, diffs: { old: string; new: string }[]):"));
     assert!(text.contains("declare function print(value: unknown): void;"));
@@ -87,6 +87,82 @@ fn schemas_name_types_bounds_and_what_is_required() {
     assert_eq!(schema["required"], json!(["query"]));
     assert_eq!(schema["additionalProperties"], json!(false));
     assert_eq!(schema["properties"]["options"]["properties"]["max_results"]["maximum"], json!(2000));
+}
+
+#[test]
+fn declarations_keep_to_their_budget_and_name_the_rest_in_one_line_each() {
+    let all = declarations(usize::MAX);
+    assert!(all.len() < 24 * 1024, "the declarations have {} bytes, more than a prompt has room for", all.len());
+    assert!(all.contains("declare namespace tools { function search(query: string, limit?: number): Promise<{ tools:"));
+    assert!(all.contains(" * Other names: tools.delete."));
+    assert_eq!(declarations(all.len()), all);
+    let mut declared = usize::MAX;
+    for budget in (300..all.len()).rev().step_by(97) {
+        let text = declarations(budget);
+        assert!(text.len() <= budget, "{} bytes in a budget of {budget}", text.len());
+        assert_eq!(declarations(budget), text);
+        let now = text.matches("/**").count();
+        assert!(now <= declared, "a smaller budget must not declare more");
+        declared = now;
+        let whole = !text.contains("There are more tools");
+        for tool in definitions() {
+            let name = tool.name.rsplit('.').next().expect("a name");
+            assert!(!whole || text.contains(&format!("{name}(")), "{name} is missing in a budget of {budget}");
+        }
+        assert!(whole || text.ends_with("tools.search(\"words\") finds them by what they do.\n"), "{text}");
+    }
+    assert_eq!(declared, 0);
+}
+
+#[tokio::test]
+async fn tools_are_found_by_what_they_do() {
+    let bench = Bench::new();
+    let first = async |query: &str| bench.call("tools.search", json!([query])).await["tools"][0]["name"].clone();
+    let mut wrong = Vec::new();
+    for (query, expected) in [
+        ("delete a directory", "delete_file"),
+        ("remove files", "delete_file"),
+        ("bash", "execute_command"),
+        ("read", "read_file"),
+        ("find", "find_file"),
+        ("run a shell command", "execute_command"),
+        ("http request", "fetch"),
+        ("search text with a regex", "grep"),
+        ("regular expression", "grep"),
+        ("environment variable set", "setenv"),
+        ("version control commits", "git"),
+        ("replace text", "edit_file"),
+        ("list the directory", "list_files"),
+        ("glob", "find_file"),
+        ("TOOLS.SEARCH", "tools.search"),
+    ] {
+        let found = first(query).await;
+        if found != expected {
+            wrong.push(format!("{query:?} finds {found} and not {expected}"));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+    let none = bench.call("tools.search", json!(["zzz the of"])).await;
+    assert_eq!(none, json!({"tools": [], "total": 0}));
+    let few = bench.call("tools.search", json!(["file", 2])).await;
+    assert_eq!(few["tools"].as_array().expect("a list").len(), 2);
+    assert!(few["total"].as_u64().expect("a number") > 2);
+}
+
+#[tokio::test]
+async fn a_tool_is_described_with_its_declaration_and_schemas() {
+    let bench = Bench::new();
+    let described = bench.call("tools.describe", json!(["edit"])).await;
+    let tool = definition("edit_file").expect("a tool");
+    assert_eq!(described["name"], json!("edit_file"));
+    assert_eq!(described["declaration"], json!(tool.declaration()));
+    assert_eq!(
+        (&described["input_schema"], &described["output_schema"]),
+        (&tool.input_schema(), &tool.output_schema())
+    );
+    assert_eq!((&described["effect"], &described["permission"]), (&json!("write"), &json!("files.write")));
+    let unknown = bench.fails("tools.describe", json!(["read_flie"])).await;
+    assert!(unknown.name == "UnknownTool" && unknown.message.contains("Did you mean read_file?"), "{unknown}");
 }
 
 #[test]

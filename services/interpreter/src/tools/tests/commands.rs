@@ -1,0 +1,193 @@
+//! The tools that run programs, and the variables those find.
+
+use super::*;
+use crate::command::Confinement;
+
+/// A toolbox whose commands run without a sandbox, wherever the tests run.
+fn unconfined(search_path: Vec<PathBuf>) -> Bench {
+    let mut policy = Policy::default();
+    policy.commands.confinement = Confinement::AllowUnconfined;
+    policy.commands.search_path = search_path;
+    Bench::with(policy, Egress::new(&[]).expect("an HTTP client"))
+}
+
+#[tokio::test]
+async fn commands_give_results_and_refusals_as_scripts_expect_them() {
+    let mut policy = Policy::default();
+    let refusing = Bench::with(policy.clone(), Egress::new(&[]).expect("an HTTP client"));
+    let refused = refusing.fails("execute_command", json!(["touch ran"])).await;
+    assert_eq!(refused.name, "CommandsUnavailable");
+    assert!(refused.message.contains("nothing ran"));
+    assert!(!refusing.path("ran").exists());
+
+    policy.commands.confinement = Confinement::AllowUnconfined;
+    let bench = Bench::with(policy, Egress::new(&[]).expect("an HTTP client"));
+    bench.write("sub/a", "");
+    let options = json!({"cwd": "sub", "env": {"A": "b"}, "stdin": "in"});
+    let mut result = bench.call("execute_command", json!(["ls; echo $A >&2; cat; exit 3", options])).await;
+    assert!(result["duration_ms"].take().is_number());
+    let expected = json!({
+        "exit_code": 3, "stdout": "a\nin", "stderr": "b\n", "timed_out": false, "signal": null, "truncated": false,
+        "limit_exceeded": null, "duration_ms": null,
+    });
+    assert_eq!(result, expected);
+
+    let result = bench.call("execute_command", json!(["sleep 100", {"timeout_seconds": 1}])).await;
+    assert_eq!((&result["timed_out"], &result["exit_code"]), (&json!(true), &json!(null)));
+    for (args, name) in [
+        (json!(["true", {"cwd": "missing"}]), "FileNotFound"),
+        (json!(["true", {"cwd": "/etc"}]), "OutsideWorkspace"),
+        (json!(["true", {"cwd": "sub/a"}]), "NotADirectory"),
+        (json!(["true", {"env": {"A B": "x"}}]), "InvalidArguments"),
+        (json!(["true\u{0}"]), "InvalidArguments"),
+    ] {
+        assert_eq!(bench.fails("execute_command", args).await.name, name);
+    }
+}
+
+/// Puts a program into the workspace that shows how it was called.
+fn program(bench: &Bench, name: &str) {
+    use std::os::unix::fs::PermissionsExt as _;
+    bench.write(name, format!("#!/bin/sh\necho {name}; for word; do echo \"<$word>\"; done; cat; exit 3\n"));
+    std::fs::set_permissions(bench.path(name), std::fs::Permissions::from_mode(0o755)).expect("set");
+}
+
+/// A toolbox that finds programs in its workspace first.
+fn with_programs(names: &[&str]) -> Bench {
+    let directory = tempfile::tempdir().expect("a temporary directory");
+    let mut bench = unconfined(vec![directory.path().to_owned()]);
+    bench.tools.workspace = Workspace::open(directory.path()).expect("a workspace");
+    bench.directory = directory;
+    names.iter().for_each(|name| program(&bench, name));
+    bench
+}
+
+#[tokio::test]
+async fn programs_get_their_arguments_exactly_as_they_are() {
+    let bench = with_programs(&["git", "npm", "node", "python3"]);
+    let words = ["", "a b", "it's", "$HOME", "`x`", "*", "\\", "-m", "a\nb", "\u{e4}", "!", "&& exit 0", "#"];
+    let shown: String = words.iter().map(|word| format!("<{word}>\n")).collect();
+    for (tool, name) in [("git", "git"), ("npm", "npm"), ("node", "node"), ("python", "python3")] {
+        let result = bench.call(tool, json!([words])).await;
+        assert_eq!((&result["stdout"], &result["exit_code"]), (&json!(format!("{name}\n{shown}")), &json!(3)));
+    }
+    let options = json!({"stdin": "in", "cwd": "sub"});
+    bench.write("sub/x", "");
+    assert_eq!(bench.call("git", json!([[], options])).await["stdout"], json!("git\nin"));
+}
+
+#[tokio::test]
+async fn code_goes_through_standard_input_however_long_it_is() {
+    let bench = with_programs(&["node", "python3"]);
+    let code = format!("print('{}')", "x".repeat(200_000));
+    for (tool, name) in [("node", "node"), ("python", "python3")] {
+        let result = bench.call(tool, json!([code, {"timeout_seconds": 60}])).await;
+        assert_eq!(result["stdout"], json!(format!("{name}\n<->\n{code}")));
+        let both = bench.fails(tool, json!([code, {"stdin": "x"}])).await;
+        assert!(both.name == "InvalidArguments" && both.message.contains("create_file"), "{both}");
+    }
+    let many = bench.fails("node", json!([["x".repeat(100_000)]])).await;
+    assert!(many.name == "InvalidArguments" && many.message.contains("options.stdin"), "{many}");
+    let text = bench.fails("git", json!(["commit -m x"])).await;
+    assert!(text.message.contains("one for each argument") && text.message.contains("git([\"commit\""), "{text}");
+    assert_eq!(bench.fails("git", json!([["a\u{0}"]])).await.name, "InvalidArguments");
+}
+
+#[tokio::test]
+async fn a_program_that_is_not_installed_is_a_clear_error() {
+    let bench = unconfined(Vec::new());
+    bench.call("setenv", json!(["PATH", "/nonexistent"])).await;
+    for tool in ["git", "npm", "node", "python"] {
+        let missing = bench.fails(tool, json!([["--version"]])).await;
+        assert_eq!(missing.name, "ProgramNotFound", "{missing}");
+        assert!(missing.message.contains("not installed") && missing.message.contains("nothing ran"), "{missing}");
+    }
+    // A program that itself ends with that status has run.
+    let bench = with_programs(&[]);
+    bench.write("git", "#!/bin/sh\necho no >&2; exit 127\n");
+    bench.call("bash", json!(["chmod +x git"])).await;
+    let result = bench.call("git", json!([[]])).await;
+    assert_eq!((&result["exit_code"], &result["stderr"]), (&json!(127), &json!("no\n")));
+}
+
+#[test]
+fn a_policy_sees_the_command_line_of_a_program() {
+    for (tool, args, expected) in [
+        ("git", json!([["push", "--force", "origin"]]), "git push --force origin"),
+        ("git", json!([["commit", "-m", "it's"]]), r"git commit -m 'it'\''s'"),
+        ("node", json!(["process.exit()"]), "node -"),
+        ("python", json!([["-c", "a b"]]), "python -c 'a b'"),
+        ("npm", json!({"args": ["ci"]}), "npm ci"),
+    ] {
+        let tool = definition(tool).expect("a tool");
+        let canonical = tool.canonical(&args).expect("arguments that fit");
+        assert_eq!(tool.subject(&canonical), PolicySubject::Command(expected.to_owned()));
+    }
+}
+
+#[tokio::test]
+async fn variables_are_set_for_the_commands_that_follow() {
+    let bench = unconfined(Vec::new());
+    assert_eq!(bench.call("getenv", json!(["GREETING"])).await, json!(null));
+    // Cargo sets this for every test; it stands for what is in the environment of a service.
+    assert!(std::env::var_os("CARGO_MANIFEST_DIR").is_some());
+    assert_eq!(bench.call("getenv", json!(["CARGO_MANIFEST_DIR"])).await, json!(null));
+    let path = bench.call("bash", json!(["printf %s \"$PATH\""])).await["stdout"].clone();
+    assert_eq!(bench.call("getenv", json!(["PATH"])).await, path);
+
+    let set = bench.call("setenv", json!(["GREETING", "hello 'you'"])).await;
+    assert_eq!(set, json!({"name": "GREETING", "value": "hello 'you'"}));
+    assert_eq!(bench.call("getenv", json!(["GREETING"])).await, json!("hello 'you'"));
+    let shown = json!(["echo \"$GREETING\""]);
+    assert_eq!(bench.call("bash", shown.clone()).await["stdout"], json!("hello 'you'\n"));
+    let own = bench.call("bash", json!(["echo \"$GREETING\"", {"env": {"GREETING": "own"}}])).await;
+    assert_eq!(own["stdout"], json!("own\n"));
+
+    bench.call("setenv", json!(["PATH", "/elsewhere"])).await;
+    assert_eq!(bench.call("getenv", json!(["PATH"])).await, json!("/elsewhere"));
+    for name in ["GREETING", "PATH"] {
+        bench.call("setenv", json!([name])).await;
+    }
+    assert_eq!(bench.call("bash", shown).await["stdout"], json!("\n"));
+    assert_eq!(bench.call("getenv", json!(["PATH"])).await, path);
+    let root = bench.tools.workspace().root().to_str().expect("UTF-8");
+    assert_eq!(bench.call("pwd", json!([])).await, json!(root));
+    assert_eq!(bench.call("bash", json!(["pwd"])).await["stdout"], json!(format!("{root}\n")));
+}
+
+#[tokio::test]
+async fn variables_are_bounded_and_a_refused_one_changes_nothing() {
+    let bench = Bench::new();
+    for args in [json!(["A B", "x"]), json!(["1A", "x"]), json!(["A", "x\u{0}"]), json!(["A=", "x"])] {
+        assert_eq!(bench.fails("setenv", args).await.name, "InvalidArguments");
+    }
+    bench.call("setenv", json!(["BIG", "x".repeat(65_000)])).await;
+    assert!(bench.fails("setenv", json!(["MORE", "x".repeat(1_000)])).await.message.contains("at most 200"));
+    assert_eq!(bench.call("getenv", json!(["MORE"])).await, json!(null));
+    bench.call("setenv", json!(["BIG", "x".repeat(1_000)])).await;
+    for n in 0..199 {
+        bench.call("setenv", json!([format!("V{n}"), ""])).await;
+    }
+    assert_eq!(bench.fails("setenv", json!(["ONE_MORE", ""])).await.name, "InvalidArguments");
+    bench.call("setenv", json!(["BIG"])).await;
+    bench.call("setenv", json!(["ONE_MORE", ""])).await;
+}
+
+#[tokio::test]
+async fn a_new_toolbox_learns_from_the_journal_what_was_set_in_the_old_one() {
+    let old = Bench::new();
+    let mut journal = Vec::new();
+    for args in [json!(["A", "1"]), json!(["B", "2"]), json!(["A", "3"]), json!(["B"]), json!(["C", ""])] {
+        journal.push(("setenv", old.call("setenv", args).await));
+    }
+    old.write("file", "text");
+    journal.push(("read_file", old.call("read_file", json!(["file"])).await));
+    let new = Bench::new();
+    for (name, result) in &journal {
+        new.tools.replay(name, result);
+    }
+    for name in ["A", "B", "C", "PATH"] {
+        assert_eq!(new.call("getenv", json!([name])).await, old.call("getenv", json!([name])).await, "{name}");
+    }
+    assert_eq!(new.call("getenv", json!(["A"])).await, json!("3"));
+}
