@@ -27,7 +27,7 @@ use rustix::io::Errno;
 
 pub(crate) use hidden::{Hidden, Identity, enclosing, hidden_below};
 pub(crate) use remove::RemoveError;
-pub(crate) use walk::{EntryKind, Walk, WalkEnd, is_bounded_glob};
+pub(crate) use walk::{EntryKind, MAX_DEPTH, MAX_VISITED, Walk, WalkEnd, is_bounded_glob};
 pub(crate) use write::{Expected, Version, Written};
 
 /// How often a resolution is repeated that the kernel gave up because a directory was renamed meanwhile (`EAGAIN`).
@@ -343,6 +343,8 @@ fn path_error(path: &RelativePath, error: Errno) -> PathError {
         Errno::NOENT => PathError::NotFound { path },
         Errno::ISDIR => PathError::IsDirectory { path },
         Errno::NOTDIR => PathError::NotDirectory { path },
+        // What opening a socket gives.
+        Errno::NXIO => PathError::Special { path, kind: kind_name(FileType::Socket) },
         Errno::ACCESS | Errno::PERM | Errno::ROFS => PathError::Denied { path },
         Errno::LOOP => PathError::Invalid { path, why: "its symbolic links form a loop or lead into the kernel" },
         Errno::NAMETOOLONG => PathError::Invalid { path, why: "a name in it is too long" },

@@ -12,9 +12,11 @@ use serde_json::json;
 use similar::{Algorithm, TextDiff};
 
 use super::definition::{Definition, Effect, Permission, Provider, limits};
+use super::encoding::is_utf16;
 use super::error::{NOT_FOUND, OUTSIDE, ToolError, io_error, path_error};
 use super::kind::{Kind, required};
 use super::output::{Output, field};
+use super::read::{BINARY_PROBE, binary};
 use super::stop::Stop;
 use super::subject;
 use super::write::CONTENT;
@@ -113,9 +115,22 @@ pub(super) fn run(workspace: &Workspace, arguments: Arguments, stop: &Stop) -> R
 
     let file = workspace.open_file(&located).map_err(refused)?;
     let version = Version::of(&file, &located).map_err(refused)?;
+    let size = file.metadata().map_err(|e| io_error(&located, &e))?.len();
+    too_large(&path, size)?;
     let mut before = Vec::new();
+    // A file that grows, or does not say its size, is still bounded.
     file.take(MAX_FILE + 1).read_to_end(&mut before).map_err(|e| io_error(&located, &e))?;
-    too_large(&path, before.len())?;
+    too_large(&path, before.len() as u64)?;
+    if is_utf16(&before) {
+        let message = format!(
+            "edit_file: {path:?} is UTF-16, and only UTF-8 can be edited. Nothing was changed. Convert it first, for example \
+             with execute_command(\"iconv -f UTF-16 -t UTF-8 {path} > converted\"), or write it anew with create_file."
+        );
+        return Err(ToolError::new("BinaryFile", message).with(json!({"path": path, "size": size})));
+    }
+    if before[..before.len().min(BINARY_PROBE)].contains(&0) {
+        return Err(binary(&located, size));
+    }
 
     let endings = Endings::of(&before);
     let mut placed = Vec::with_capacity(diffs.len());
@@ -126,15 +141,15 @@ pub(super) fn run(workspace: &Workspace, arguments: Arguments, stop: &Stop) -> R
     refuse_overlaps(&path, &before, &placed)?;
 
     let after = apply(&before, &placed);
-    too_large(&path, after.len())?;
+    too_large(&path, after.len() as u64)?;
     let diff = unified_diff(&located.shown(), &before, &after);
     stop.check().map_err(|stopped| stopped.into_error(TOOL))?;
     workspace.replace(&located, &after, Expected::Version(version)).map_err(refused)?;
     Ok(Edited { path: located.shown(), diff, replacements: placed.len() })
 }
 
-fn too_large(path: &str, size: usize) -> Result<(), ToolError> {
-    if size as u64 <= MAX_FILE {
+fn too_large(path: &str, size: u64) -> Result<(), ToolError> {
+    if size <= MAX_FILE {
         return Ok(());
     }
     let message = format!(

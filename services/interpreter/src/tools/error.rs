@@ -75,6 +75,13 @@ pub(super) fn path_error(workspace: &Workspace, error: &PathError) -> ToolError 
         )
         .with(json!({"path": path})),
         PathError::NotFound { path } => {
+            if path.contains('\u{fffd}') {
+                let message = format!(
+                    "{path:?} does not exist. If it is from a listing, its name is not UTF-8 and U+FFFD stands for what is \
+                     not; only commands can name it, for example with a glob: execute_command(\"mv caf* new-name\")."
+                );
+                return ToolError::new("FileNotFound", message).with(json!({"path": path, "similar": []}));
+            }
             let near = workspace.locate(path).map(|path| workspace.similar_names(&path, 3)).unwrap_or_default();
             let hint = if near.is_empty() {
                 " Use list_files or find_file to see what there is.".to_owned()

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::definition::{Definition, Effect, Permission, Provider, limits};
 use super::error::{NOT_FOUND, OUTSIDE, ToolError, path_error};
 use super::kind::{Kind, optional, required};
+use super::note;
 use super::output::{Output, field, optional_field};
 use super::stop::{Stop, Stopped};
 use super::subject;
@@ -58,6 +59,8 @@ pub(super) struct Arguments {
 pub(super) struct Found {
     paths: Vec<String>,
     truncated: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    note: Option<String>,
 }
 
 pub(super) fn run(workspace: &Workspace, arguments: Arguments, stop: &Stop) -> Result<Found, ToolError> {
@@ -88,7 +91,11 @@ pub(super) fn run(workspace: &Workspace, arguments: Arguments, stop: &Stop) -> R
         return Err(Stopped::Cancelled.into_error(TOOL));
     }
     paths.sort_unstable();
-    Ok(Found { paths, truncated: end != WalkEnd::Complete })
+    let truncated = end != WalkEnd::Complete;
+    let enough = || format!("only the first {MAX_PATHS} are here");
+    let why = note::incomplete(end, stopped).or_else(|| truncated.then(enough));
+    let note = why.map(|why| format!("Not all that match are here: {why}. Name a directory to look in with `path`."));
+    Ok(Found { paths, truncated, note })
 }
 
 /// Compiles globs. One without a slash is about names in any directory.

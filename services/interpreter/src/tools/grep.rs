@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::io::{self, Read};
 use std::ops::ControlFlow;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use globset::GlobSet;
 use grep_matcher::{LineTerminator, Matcher};
@@ -17,6 +17,7 @@ use super::definition::{Definition, Effect, Permission, Provider, limits};
 use super::error::{NOT_FOUND, OUTSIDE, ToolError, path_error};
 use super::find::{globs, is_match};
 use super::kind::{Kind, optional, required};
+use super::note;
 use super::output::{Output, field, optional_field};
 use super::stop::{Stop, Stopped};
 use super::subject;
@@ -96,6 +97,9 @@ const LEAD: usize = 100;
 /// Memory for one line, in bytes; a file with a longer one is skipped.
 const MAX_HEAP: usize = 8 << 20;
 
+/// Files named in the note that could not be searched.
+const MAX_NAMED: usize = 5;
+
 /// Memory for a compiled expression, in bytes.
 const MAX_EXPRESSION: usize = 8 << 20;
 
@@ -124,6 +128,8 @@ pub(super) struct Found {
     matches: Vec<Match>,
     truncated: bool,
     files_searched: usize,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    note: Option<String>,
 }
 
 #[derive(Serialize)]
@@ -153,12 +159,14 @@ pub(super) fn run(workspace: &Workspace, arguments: Arguments, stop: &Stop) -> R
         stopped: None,
         with_context: options.context.unwrap_or(0) > 0,
         max_results: options.max_results.unwrap_or(DEFAULT_RESULTS),
-        found: Found { matches: Vec::new(), truncated: false, files_searched: 0 },
+        found: Found { matches: Vec::new(), truncated: false, files_searched: 0, note: None },
         text: 0,
+        unsearched: Vec::new(),
     };
+    let mut end = WalkEnd::Complete;
     if workspace.file_type(&base).map_err(refused)? == rustix::fs::FileType::Directory {
         let walk = Walk { recursive: true, include_ignored: false };
-        let end = workspace.walk(&base, walk, &mut |entry| {
+        let walked = workspace.walk(&base, walk, &mut |entry| {
             search.stopped = stop.check().err();
             if search.is_over() {
                 return ControlFlow::Break(());
@@ -171,16 +179,17 @@ pub(super) fn run(workspace: &Workspace, arguments: Arguments, stop: &Stop) -> R
             }
             if search.is_over() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
         });
-        search.found.truncated |= end.map_err(refused)? != WalkEnd::Complete;
+        end = walked.map_err(refused)?;
     } else {
         let file = workspace.open_file(&base).map_err(refused)?;
-        search.file(file, base.as_path());
+        if search.file(file, base.as_path()) == Searched::Binary {
+            search.unsearched.push((base.as_path().to_owned(), "is a binary file"));
+        }
     }
-    match search.stopped {
-        Some(Stopped::Cancelled) => Err(Stopped::Cancelled.into_error(TOOL)),
-        Some(Stopped::TimedOut) => Ok(Found { truncated: true, ..search.found }),
-        None => Ok(search.found),
+    if search.stopped == Some(Stopped::Cancelled) {
+        return Err(Stopped::Cancelled.into_error(TOOL));
     }
+    Ok(search.into_found(end))
 }
 
 fn selected(include: Option<&GlobSet>, exclude: Option<&GlobSet>, path: &Path, base: &RelativePath) -> bool {
@@ -223,6 +232,16 @@ struct Search<'a> {
     max_results: usize,
     found: Found,
     text: usize,
+    /// Files that could not be searched, and why.
+    unsearched: Vec<(PathBuf, &'static str)>,
+}
+
+/// What became of one file.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Searched {
+    Whole,
+    InPart,
+    Binary,
 }
 
 impl Search<'_> {
@@ -230,7 +249,7 @@ impl Search<'_> {
         self.stopped.is_some() || self.found.truncated
     }
 
-    fn file(&mut self, file: File, path: &Path) {
+    fn file(&mut self, file: File, path: &Path) -> Searched {
         let first = self.found.matches.len();
         let mut collector = Collector {
             path: path.to_string_lossy().into_owned(),
@@ -245,13 +264,54 @@ impl Search<'_> {
         let reader = Stoppable { file, stop: self.stop };
         let searched = self.searcher.search_reader(&self.matcher, reader, &mut collector);
         let binary = collector.binary;
+        self.stopped = self.stop.check().err();
         if binary {
             // What was found before the file turned out to be binary is noise.
             self.found.matches.truncate(first);
-        } else if searched.is_ok() {
-            self.found.files_searched += 1;
+            return Searched::Binary;
         }
-        self.stopped = self.stop.check().err();
+        match searched {
+            Ok(()) => {
+                self.found.files_searched += 1;
+                Searched::Whole
+            }
+            Err(error) => {
+                if self.stopped.is_none() {
+                    let too_long = error.kind() == io::ErrorKind::Other;
+                    let why = if too_long { "has a line that is too long" } else { "cannot be read" };
+                    self.unsearched.push((path.to_owned(), why));
+                }
+                Searched::InPart
+            }
+        }
+    }
+
+    /// The result, with a note of what it lacks.
+    fn into_found(self, end: WalkEnd) -> Found {
+        let Self { mut found, stopped, unsearched, .. } = self;
+        let enough = found.truncated;
+        found.truncated |= end != WalkEnd::Complete || stopped.is_some();
+        let mut notes = Vec::new();
+        if let Some(why) = note::incomplete(end, stopped) {
+            notes.push(format!(
+                "Not everything was searched: {why}. Name a directory with `path`, or files with `include`."
+            ));
+        } else if enough {
+            notes.push(format!(
+                "There may be more than these {} matches; ask for more with max_results, or for less with `path`, `include` or \
+                 a longer query.",
+                found.matches.len()
+            ));
+        }
+        if !unsearched.is_empty() {
+            let named: Vec<String> =
+                unsearched.iter().take(MAX_NAMED).map(|(path, why)| format!("{} {why}", path.display())).collect();
+            let more = unsearched.len().saturating_sub(MAX_NAMED);
+            let more = if more > 0 { format!(", and {more} more") } else { String::new() };
+            notes.push(format!("Not searched to the end: {}{more}. Use a command for such files.", named.join(", ")));
+        }
+        found.note = (!notes.is_empty()).then(|| notes.join(" "));
+        found
     }
 }
 
@@ -328,13 +388,19 @@ impl Sink for &mut Collector<'_> {
     }
 }
 
+/// Whether a character may begin here: continuation bytes are 10xxxxxx.
+fn is_boundary(line: &[u8], at: usize) -> bool {
+    line.get(at).is_none_or(|byte| byte & 0xc0 != 0x80)
+}
+
 /// A line without its ending, clipped around the byte `at`.
 fn clip(line: &[u8], at: usize) -> String {
     let line = line.strip_suffix(b"\n").unwrap_or(line);
     let line = line.strip_suffix(b"\r").unwrap_or(line);
-    // Four bytes for a character at most: what is further away cannot be shown.
-    let from = if line.len() <= MAX_LINE { 0 } else { at.min(line.len()).saturating_sub(LEAD) };
-    let near = &line[from..line.len().min(from + 4 * MAX_LINE)];
+    // Four bytes for a character at most: what is further away cannot be shown. Cuts go between characters.
+    let between = |at: usize| (at.saturating_sub(3)..=at).rev().find(|at| is_boundary(line, *at)).unwrap_or(at);
+    let from = if line.len() <= MAX_LINE { 0 } else { between(at.min(line.len()).saturating_sub(LEAD)) };
+    let near = &line[from..between(line.len().min(from + 4 * MAX_LINE))];
     let text = String::from_utf8_lossy(near);
     let shown: String = text.chars().take(MAX_LINE).collect();
     let cut_after = from + near.len() < line.len() || shown.len() < text.len();

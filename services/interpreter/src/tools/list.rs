@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::definition::{Definition, Effect, Permission, Provider, limits};
 use super::error::{NOT_FOUND, OUTSIDE, ToolError, path_error};
 use super::kind::{Kind, optional};
+use super::note;
 use super::output::{Output, field};
 use super::stop::{Stop, Stopped};
 use super::subject;
@@ -105,9 +106,11 @@ pub(super) fn run(workspace: &Workspace, arguments: Arguments, stop: &Stop) -> R
     if stopped == Some(Stopped::Cancelled) {
         return Err(Stopped::Cancelled.into_error(TOOL));
     }
-    if end != WalkEnd::Complete || stopped.is_some() {
+    if end != WalkEnd::Complete {
+        let enough = || format!("no more than {MAX_ENTRIES} entries are listed");
+        let why = note::incomplete(end, stopped).unwrap_or_else(enough);
         let path =
-            format!("[there is more: only the first {} entries are listed; list a directory below]", listed.len());
+            format!("[there is more after these {}: {why}; list a directory below, or use find_file]", listed.len());
         listed.push(Listed { path, r#type: "note", size: 0 });
     }
     Ok(listed)

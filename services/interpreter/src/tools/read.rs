@@ -6,6 +6,7 @@ use serde::Deserialize;
 use serde_json::json;
 
 use super::definition::{Definition, Effect, Permission, Provider, limits};
+use super::encoding;
 use super::error::{NOT_FOUND, OUTSIDE, ToolError, io_error, path_error};
 use super::kind::{Kind, MAX_SAFE_INTEGER, optional, required};
 use super::output::Output;
@@ -55,7 +56,7 @@ const MAX_LINE: usize = 64 * 1024;
 const MAX_LINE_SCAN: u64 = 16 << 20;
 
 /// How much of the beginning decides whether a file is text.
-const BINARY_PROBE: usize = 8 * 1024;
+pub(super) const BINARY_PROBE: usize = 8 * 1024;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -72,8 +73,9 @@ pub(super) fn run(workspace: &Workspace, arguments: Arguments, stop: &Stop) -> R
         return Err(ToolError::invalid(format!("read_file: end_line ({end}) is before start_line ({start}).")));
     }
     let located = workspace.locate(&path).map_err(|e| path_error(workspace, &e))?;
-    let mut file = workspace.open_file(&located).map_err(|e| path_error(workspace, &e))?;
+    let file = workspace.open_file(&located).map_err(|e| path_error(workspace, &e))?;
     let size = file.metadata().map_err(|e| io_error(&located, &e))?.len();
+    let (mut file, decoded) = encoding::reader(file).map_err(|e| io_error(&located, &e))?;
 
     let mut lines = Lines::new(start, end);
     let mut buffer = vec![0; 64 * 1024];
@@ -98,14 +100,17 @@ pub(super) fn run(workspace: &Workspace, arguments: Arguments, stop: &Stop) -> R
         let message = format!("read_file: {path:?} has {total} lines; start_line {start} is after its end.");
         return Err(ToolError::new("LineOutOfRange", message).with(json!({"path": path, "lines": total})));
     }
-    Ok(lines.into_text(&located, size))
+    Ok(lines.into_text(&located, size, decoded))
 }
 
-fn binary(path: &RelativePath, size: u64) -> ToolError {
+/// The file is not text.
+pub(super) fn binary(path: &RelativePath, size: u64) -> ToolError {
     let path = path.shown();
+    // Files that the kernel makes up say that they are empty.
+    let of_size = if size > 0 { format!(" of {size} bytes") } else { String::new() };
     let message = format!(
-        "{path:?} is a binary file of {size} bytes; read_file returns text only. Look at it with a command, for \
-         example execute_command(\"file {path}; xxd {path} | head -n 40\")."
+        "{path:?} is a binary file{of_size}; only text can be read and edited. Look at it with a command, for example \
+         execute_command(\"file {path}; xxd {path} | head -n 40\")."
     );
     ToolError::new("BinaryFile", message).with(json!({"path": path, "size": size}))
 }
@@ -232,7 +237,7 @@ impl Lines {
         if self.seen > 0 { self.line } else { self.line - 1 }
     }
 
-    fn into_text(self, path: &RelativePath, size: u64) -> String {
+    fn into_text(self, path: &RelativePath, size: u64, decoded: bool) -> String {
         let (mut text, damaged) = match String::from_utf8(self.text) {
             Ok(text) => (text, false),
             Err(error) => (String::from_utf8_lossy(error.as_bytes()).into_owned(), true),
@@ -256,6 +261,9 @@ impl Lines {
                 "[... cut here: line {} of {path} is too long to read on; the file has {size} bytes.]\n",
                 self.line
             ));
+        }
+        if decoded {
+            note(format!("[note: {path} is UTF-16 and is shown decoded; edit_file works on UTF-8 only.]\n"));
         }
         if damaged {
             note(format!("[note: {path} is not valid UTF-8; what could not be read is shown as U+FFFD.]\n"));

@@ -5,6 +5,7 @@ mod definitions;
 mod fetch;
 mod files;
 mod removal;
+mod robustness;
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};

@@ -20,10 +20,10 @@ use super::write::TEMPORARY_PREFIX;
 use super::{Identity, PathError, RelativePath, Workspace, beneath, path_error};
 
 /// How many entries one walk looks at; what comes after is left out and said to be.
-const MAX_VISITED: usize = 200_000;
+pub(crate) const MAX_VISITED: usize = 200_000;
 
 /// How deep a walk goes; each level holds one descriptor.
-const MAX_DEPTH: usize = 100;
+pub(crate) const MAX_DEPTH: usize = 100;
 
 /// How much of an ignore file is read, in bytes.
 const MAX_IGNORE_FILE: u64 = 256 * 1024;

@@ -1,0 +1,291 @@
+//! Files and trees that are not what one expects.
+
+use std::ffi::OsStr;
+use std::fs::File;
+use std::io::Write as _;
+use std::os::unix::ffi::OsStrExt as _;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::net::UnixListener;
+
+use rustix::fs::{CWD, FileType, Mode};
+
+use super::*;
+
+fn utf16(text: &str, big: bool) -> Vec<u8> {
+    let units = std::iter::once(0xfeff).chain(text.encode_utf16());
+    units.flat_map(|unit: u16| if big { unit.to_be_bytes() } else { unit.to_le_bytes() }).collect()
+}
+
+/// A bench with pipes, sockets and, where the tests may make one, a device.
+fn special() -> (Bench, Vec<&'static str>, UnixListener) {
+    let bench = Bench::new();
+    rustix::fs::mknodat(CWD, bench.path("pipe"), FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).expect("a pipe");
+    let socket = UnixListener::bind(bench.path("socket")).expect("a socket");
+    let mut names = vec!["pipe", "socket"];
+    let zero = rustix::fs::makedev(1, 5);
+    if rustix::fs::mknodat(CWD, bench.path("zero"), FileType::CharacterDevice, Mode::RUSR, zero).is_ok() {
+        names.push("zero");
+    }
+    (bench, names, socket)
+}
+
+#[tokio::test]
+async fn pipes_sockets_and_devices_never_hold_a_call_up() {
+    let (bench, names, _socket) = special();
+    bench.write("text", "needle");
+    let all = async {
+        for name in &names {
+            for (tool, args) in [
+                ("read_file", json!([name])),
+                ("edit_file", json!([name, [{"old": "a", "new": "b"}]])),
+                ("create_file", json!([name, "x"])),
+                ("grep", json!(["x", name])),
+            ] {
+                let refused = bench.fails(tool, args).await;
+                assert_eq!(refused.name, "NotARegularFile", "{tool} {name}: {refused}");
+            }
+        }
+        let listed = bench.call("list_files", json!([])).await;
+        assert_eq!(listed[0], json!({"path": "pipe", "type": "other", "size": 0}));
+        assert_eq!(bench.call("grep", json!(["needle"])).await["files_searched"], json!(1));
+        for name in &names {
+            assert_eq!(bench.call("delete_file", json!([name])).await["deleted"], json!(1));
+        }
+        // Where ignore files are looked for, too.
+        rustix::fs::mknodat(CWD, bench.path(".gitignore"), FileType::Fifo, Mode::RUSR | Mode::WUSR, 0).expect("a pipe");
+        assert_eq!(bench.call("find_file", json!(["text"])).await["paths"], json!(["text"]));
+    };
+    tokio::time::timeout(Duration::from_secs(20), all).await.expect("a call waits for a pipe");
+}
+
+#[tokio::test]
+async fn utf16_is_read_and_searched_and_said_not_to_be_editable() {
+    let bench = Bench::new();
+    let text = format!("eins\r\nzw\u{f6}lf \u{1f600}\n{}ende", "\u{1f600} lang\n".repeat(20_000));
+    for (name, big) in [("little", false), ("big", true)] {
+        bench.write(name, utf16(&text, big));
+        let part = bench.call("read_file", json!([name, 1, 2])).await;
+        let note = format!("[note: {name} is UTF-16 and is shown decoded; edit_file works on UTF-8 only.]\n");
+        assert_eq!(part, json!(format!("eins\r\nzw\u{f6}lf \u{1f600}\n{note}")));
+        let end = bench.call("read_file", json!([name, 20_002])).await;
+        assert_eq!(end, json!(format!("\u{1f600} lang\nende\n{note}")));
+        let found = bench.call("grep", json!(["zw\u{f6}lf", name])).await;
+        assert_eq!(found["matches"][0]["text"], json!("zw\u{f6}lf \u{1f600}"));
+        let refused = bench.fails("edit_file", json!([name, [{"old": "eins", "new": "1"}]])).await;
+        assert!(refused.name == "BinaryFile" && refused.message.contains("iconv"), "{refused}");
+    }
+    // Half a character at the end, and what only looks like it.
+    bench.write("odd", [0xff, 0xfe, b'a', 0, b'b']);
+    assert!(bench.call("read_file", json!(["odd"])).await.as_str().expect("text").starts_with("a\u{fffd}\n[note"));
+    bench.write("utf32", [0xff, 0xfe, 0, 0, b'a', 0, 0, 0]);
+    assert_eq!(bench.fails("read_file", json!(["utf32"])).await.name, "BinaryFile");
+    // The mark of UTF-8 is a part of the text, so that an edit keeps it.
+    bench.write("bom", "\u{feff}a = 1\n");
+    assert_eq!(bench.call("read_file", json!(["bom"])).await, json!("\u{feff}a = 1\n"));
+    bench.call("edit_file", json!(["bom", [{"old": "1", "new": "2"}]])).await;
+    assert_eq!(bench.read("bom"), "\u{feff}a = 2\n");
+}
+
+#[tokio::test]
+async fn a_binary_file_is_neither_read_nor_edited_nor_searched_without_a_word() {
+    let bench = Bench::new();
+    let content = [b"\x7fELF\0\0 version = 1\n".as_slice(), &[0; 100]].concat();
+    bench.write("program", &content);
+    for (tool, args) in
+        [("read_file", json!(["program"])), ("edit_file", json!(["program", [{"old": "version = 1", "new": "x"}]]))]
+    {
+        let refused = bench.fails(tool, args).await;
+        assert!(refused.name == "BinaryFile" && refused.message.contains("of 119 bytes"), "{refused}");
+    }
+    assert_eq!(std::fs::read(bench.path("program")).expect("readable"), content);
+    let found = bench.call("grep", json!(["version", "program"])).await;
+    assert_eq!((&found["matches"], &found["files_searched"]), (&json!([]), &json!(0)));
+    assert!(found["note"].as_str().expect("a note").contains("program is a binary file"), "{found}");
+}
+
+#[tokio::test]
+async fn lines_of_a_gigabyte_file_are_read_without_reading_it_all() {
+    let bench = Bench::new();
+    let mut file = File::create(bench.path("huge")).expect("made");
+    for n in 1..=20_000 {
+        writeln!(file, "line {n}").expect("written");
+    }
+    file.set_len(1 << 30).expect("sparse");
+    drop(file);
+    let started = Instant::now();
+    assert_eq!(bench.call("read_file", json!(["huge", 9_999, 10_000])).await, json!("line 9999\nline 10000\n"));
+    let refused = bench.fails("edit_file", json!(["huge", [{"old": "line 5\n", "new": "x"}]])).await;
+    assert!(refused.name == "FileTooLarge" && refused.message.contains("nothing was changed"), "{refused}");
+    // The rest of the file are NULs, which shows only when the search comes there.
+    let found = bench.call("grep", json!(["line 7$", "huge"])).await;
+    assert!(found["note"].as_str().expect("a note").contains("binary"), "{found}");
+    assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
+}
+
+#[tokio::test]
+async fn a_line_that_is_too_long_for_a_search_is_said_to_be() {
+    let bench = Bench::new();
+    bench.write("wide", format!("needle\n{}\nneedle\n", "x".repeat(20 << 20)));
+    bench.write("narrow", "needle\n");
+    let found = bench.call("grep", json!(["needle"])).await;
+    assert_eq!(found["matches"][0]["path"], json!("narrow"));
+    let note = found["note"].as_str().expect("a note");
+    assert!(note.contains("wide has a line that is too long") && note.contains("command"), "{note}");
+    // It can still be edited up to the size that any file may have.
+    bench.write("bundle.js", format!("a;{}b;", "x".repeat(8 << 20)));
+    let edited = bench.call("edit_file", json!(["bundle.js", [{"old": "b;", "new": "c;"}]])).await;
+    assert!(edited["diff"].as_str().expect("text").len() < 300 * 1024);
+    assert!(bench.read("bundle.js").ends_with("xc;"));
+}
+
+#[tokio::test]
+async fn clipped_lines_are_cut_between_characters() {
+    let bench = Bench::new();
+    for lead in 0..4 {
+        let text = format!("{}{}needle{}\n", "x".repeat(lead), "\u{1f600}".repeat(1_000), "\u{20ac}".repeat(1_000));
+        bench.write("wide", text);
+        let found = bench.call("grep", json!(["needle"])).await;
+        let text = found["matches"][0]["text"].as_str().expect("text");
+        assert!(text.contains("\u{1f600}needle\u{20ac}") && !text.contains('\u{fffd}'), "{text}");
+    }
+}
+
+#[tokio::test]
+async fn an_edit_keeps_what_it_is_not_about() {
+    let bench = Bench::new();
+    for (before, edit, after) in [
+        ("a\nb", json!({"old": "b", "new": "c"}), "a\nc"),
+        ("a\nb", json!({"old": "a", "new": "c"}), "c\nb"),
+        ("a\r\nb", json!({"old": "a\nb", "new": "c\nd"}), "c\r\nd"),
+        ("a\r\nb\r\n", json!({"old": "b", "new": "c\nd"}), "a\r\nc\r\nd\r\n"),
+        ("\ta  \n\n\n", json!({"old": "a", "new": "b"}), "\tb  \n\n\n"),
+        ("a\rb\r", json!({"old": "b", "new": "c"}), "a\rc\r"),
+    ] {
+        bench.write("file", before);
+        std::fs::set_permissions(bench.path("file"), std::fs::Permissions::from_mode(0o640)).expect("set");
+        bench.call("edit_file", json!(["file", [edit]])).await;
+        assert_eq!(bench.read("file"), after);
+        assert_eq!(std::fs::metadata(bench.path("file")).expect("there").permissions().mode() & 0o777, 0o640);
+    }
+}
+
+#[tokio::test]
+async fn an_edit_that_fails_changes_nothing_whichever_it_is() {
+    let bench = Bench::new();
+    let text = "one\ntwo\ntwo\nthree\n";
+    let good = json!({"old": "one", "new": "1"});
+    for (bad, name) in [
+        (json!({"old": "two", "new": "2"}), "AmbiguousEdit"),
+        (json!({"old": "four", "new": "4"}), "TextNotFound"),
+        (json!({"old": "one\ntwo", "new": "x"}), "OverlappingEdits"),
+        (json!({"old": "", "new": "x"}), "InvalidArguments"),
+    ] {
+        for edits in [json!([good, bad]), json!([bad, good])] {
+            bench.write("file", text);
+            let modified = || std::fs::metadata(bench.path("file")).expect("there").modified().expect("a time");
+            let before = modified();
+            let refused = bench.fails("edit_file", json!(["file", edits])).await;
+            assert_eq!(refused.name, name);
+            assert!(refused.message.contains("Nothing was changed"), "{refused}");
+            assert_eq!((bench.read("file").as_str(), modified()), (text, before));
+        }
+    }
+}
+
+#[tokio::test]
+async fn loops_of_links_between_directories_end() {
+    let bench = Bench::new();
+    bench.write("d/e/file", "needle");
+    symlink(".", bench.path("d/self")).expect("linked");
+    symlink("..", bench.path("d/up")).expect("linked");
+    symlink("../../d", bench.path("d/e/back")).expect("linked");
+    let listed = bench.call("list_files", json!(["d", true])).await;
+    let paths: Vec<&str> =
+        listed.as_array().expect("a list").iter().filter_map(|entry| entry["path"].as_str()).collect();
+    assert_eq!(paths, ["d/e", "d/e/back", "d/e/file", "d/self", "d/up"]);
+    assert_eq!(bench.call("grep", json!(["needle"])).await["matches"].as_array().expect("a list").len(), 1);
+    assert_eq!(bench.call("find_file", json!(["file"])).await["paths"], json!(["d/e/file"]));
+    // Through a link that stays inside, a file is the same file.
+    assert_eq!(bench.call("read_file", json!(["d/self/self/e/back/e/file"])).await, json!("needle"));
+}
+
+#[tokio::test]
+async fn names_that_are_not_utf8_are_shown_and_said_to_be_out_of_reach() {
+    let bench = Bench::new();
+    let name = OsStr::from_bytes(b"caf\xe9.txt");
+    std::fs::write(bench.directory.path().join(name), "needle").expect("written");
+    std::fs::create_dir(bench.directory.path().join(OsStr::from_bytes(b"\xff"))).expect("made");
+    std::fs::write(bench.directory.path().join(OsStr::from_bytes(b"\xff/inner")), "needle").expect("written");
+    let shown = "caf\u{fffd}.txt";
+    let listed = bench.call("list_files", json!([])).await;
+    assert_eq!(listed[0], json!({"path": shown, "type": "file", "size": 6}));
+    assert_eq!(bench.call("find_file", json!(["*.txt"])).await["paths"], json!([shown]));
+    let found = bench.call("grep", json!(["needle"])).await;
+    assert_eq!(found["matches"].as_array().expect("a list").len(), 2);
+    let missing = bench.fails("read_file", json!([shown])).await;
+    assert!(missing.name == "FileNotFound" && missing.message.contains("not UTF-8"), "{missing}");
+    std::fs::create_dir(bench.path("d")).expect("made");
+    std::fs::rename(bench.directory.path().join(name), bench.path("d").join(name)).expect("moved");
+    assert_eq!(bench.call("delete_file", json!(["d", true])).await["deleted"], json!(2));
+}
+
+#[tokio::test]
+async fn files_that_do_not_say_their_size_are_read_to_their_end() {
+    let mut bench = Bench::new();
+    bench.tools.workspace = Workspace::open("/proc/self").expect("a workspace");
+    let text = bench.call("read_file", json!(["status"])).await;
+    assert!(text.as_str().expect("text").starts_with("Name:"), "{text}");
+    assert_eq!(bench.call("grep", json!(["^Pid:", "status"])).await["matches"][0]["path"], json!("status"));
+    let binary = bench.fails("read_file", json!(["auxv"])).await;
+    assert!(binary.name == "BinaryFile" && !binary.message.contains("0 bytes"), "{binary}");
+    assert_eq!(bench.fails("read_file", json!(["mem"])).await.name, "IoError");
+}
+
+#[tokio::test]
+async fn a_tree_of_two_hundred_thousand_files_is_answered_in_time_and_says_what_is_missing() {
+    let bench = Bench::new();
+    for directory in 0..201 {
+        let directory = bench.path(&format!("d{directory:03}"));
+        std::fs::create_dir(&directory).expect("made");
+        for file in 0..1_000 {
+            File::create(directory.join(format!("f{file}"))).expect("made");
+        }
+    }
+    bench.write("d000/needle", "needle");
+    bench.write("d200/needle", "needle");
+    let started = Instant::now();
+    let found = bench.call("find_file", json!(["needle"])).await;
+    assert_eq!((&found["paths"], &found["truncated"]), (&json!(["d000/needle"]), &json!(true)));
+    assert!(found["note"].as_str().expect("a note").contains("more than 200000 files"), "{found}");
+    let found = bench.call("grep", json!(["needle"])).await;
+    assert_eq!((&found["matches"][0]["path"], &found["truncated"]), (&json!("d000/needle"), &json!(true)));
+    assert!(found["note"].as_str().expect("a note").contains("more than 200000 files"), "{found}");
+    let listed = bench.call("list_files", json!([".", true])).await;
+    let last = listed.as_array().expect("a list").last().expect("an entry").clone();
+    assert!(last["type"] == "note" && last["path"].as_str().expect("text").contains("2000 entries"), "{last}");
+    assert_eq!(bench.call("find_file", json!(["needle", "d200"])).await["paths"], json!(["d200/needle"]));
+    let all = started.elapsed();
+    assert!(all < Duration::from_secs(120), "{all:?}");
+    eprintln!("200,000 files: {all:?} for two finds, a search and a listing");
+}
+
+#[test]
+fn a_search_whose_time_is_over_says_so_and_gives_what_it_has() {
+    let bench = Bench::new();
+    bench.write("a", "needle");
+    let workspace = bench.tools.workspace();
+    let stop = Stop::new(CancellationToken::new(), Duration::ZERO);
+    let found = grep::run(workspace, serde_json::from_value(json!({"query": "needle"})).expect("arguments"), &stop);
+    let found = serde_json::to_value(found.expect("a result")).expect("JSON");
+    assert!(found["truncated"] == true && found["note"].as_str().expect("a note").contains("the time for it was over"));
+    let found = find::run(workspace, serde_json::from_value(json!({"pattern": "a"})).expect("arguments"), &stop);
+    let found = serde_json::to_value(found.expect("a result")).expect("JSON");
+    assert!(found["truncated"] == true && found["note"].as_str().expect("a note").contains("the time for it was over"));
+    let listed = list::run(workspace, serde_json::from_value(json!({})).expect("arguments"), &stop);
+    let listed = serde_json::to_value(listed.expect("a result")).expect("JSON");
+    assert!(
+        listed[0]["type"] == "note" && listed[0]["path"].as_str().expect("text").contains("the time for it was over")
+    );
+    let read = read::run(workspace, serde_json::from_value(json!({"path": "a"})).expect("arguments"), &stop);
+    assert_eq!(read.expect_err("no time").name, "Timeout");
+}
