@@ -17,6 +17,7 @@ mod execute;
 mod fetch;
 mod find;
 mod grep;
+mod html;
 mod kind;
 mod list;
 mod markdown;
@@ -159,7 +160,7 @@ impl Toolbox {
                 let _permit = admit(tool, &self.requests, &cancel).await?;
                 let arguments = parse(tool, arguments)?;
                 tokio::select! {
-                    result = fetch::run(&self.egress, &self.policy.hosts, arguments) => encode(tool, &result?),
+                    result = fetch::run(&self.egress, &self.policy.hosts, arguments, &cancel) => encode(tool, &result?),
                     () = cancel.cancelled() => Err(ToolError::cancelled(tool.name)),
                 }
             }

@@ -1,14 +1,18 @@
 //! `fetch`: an HTTP request to a granted host.
 
+mod body;
+
 use std::collections::BTreeMap;
 use std::error::Error as _;
 use std::net::IpAddr;
 use std::time::Duration;
 
-use reqwest::header::{HeaderMap, HeaderName, HeaderValue, LOCATION};
+use body::{Form, receive};
+use reqwest::header::{ACCEPT, HeaderMap, HeaderName, HeaderValue, LOCATION};
 use reqwest::{Method, Response, StatusCode, Url};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
+use tokio_util::sync::CancellationToken;
 
 use super::definition::{Definition, Effect, Permission, Provider, limits};
 use super::egress::{Egress, Forbidden, HostPattern};
@@ -22,7 +26,7 @@ pub(super) const DEFINITION: Definition = Definition {
     aliases: &[],
     summary: "Makes an HTTP request to a host that was granted.",
     description: "A status other than 2xx is a result, not an error: look at status.\nRedirects are followed to granted \
-        hosts, at most 5. Header names in the result are in lower case.",
+        hosts, at most 5. To read a page take it as \"markdown\".",
     parameters: &[
         required("url", Kind::Text { min_bytes: 1, max_bytes: 8192 }, "Address, http or https."),
         optional(
@@ -43,6 +47,12 @@ pub(super) const DEFINITION: Definition = Definition {
                     "For the whole exchange, redirects included.",
                 ),
                 optional(
+                    "as",
+                    Kind::OneOf(&["text", "markdown"]),
+                    "text",
+                    "With \"markdown\" HTML becomes readable Markdown; text stays as it is, and what is neither is refused.",
+                ),
+                optional(
                     "max_bytes",
                     Kind::Integer { min: 1, max: 10 << 20 },
                     "1048576",
@@ -56,7 +66,7 @@ pub(super) const DEFINITION: Definition = Definition {
     output: Output::Object(&[
         field("status", Output::Integer, "Of the response, for example 200."),
         field("headers", Output::TextMap, "Of the response, names in lower case."),
-        field("body", Output::Text, "Of the response, as text."),
+        field("body", Output::Text, "Of the response, as text or Markdown."),
         field("truncated", Output::Boolean, "Whether there was more of the body."),
         field("url", Output::Text, "Where it came from, after redirects."),
     ]),
@@ -67,6 +77,8 @@ pub(super) const DEFINITION: Definition = Definition {
         ("Timeout", "when it takes too long; whether the request had an effect is unknown."),
         ("FetchFailed", "when the host cannot be reached or breaks off."),
         ("TooManyRedirects", "when there are more than 5."),
+        ("NotText", "when Markdown was asked for and the body is neither HTML nor text; the message has the status."),
+        ("NotConverted", "when a page takes too long to become Markdown."),
     ],
     effect: Effect::External,
     permission: Permission::Network,
@@ -74,6 +86,13 @@ pub(super) const DEFINITION: Definition = Definition {
     provider: Provider::Host,
     limits: limits(125, 10 << 10),
 };
+
+const TOOL: &str = DEFINITION.name;
+
+/// What is asked for when Markdown is wanted: some servers have it themselves.
+const READABLE: HeaderValue = HeaderValue::from_static(
+    "text/markdown, text/html;q=0.9, application/xhtml+xml;q=0.9, text/plain;q=0.8, */*;q=0.1",
+);
 
 /// Seconds for the whole exchange when nothing else is asked for.
 const DEFAULT_TIMEOUT: u64 = 30;
@@ -112,6 +131,8 @@ struct Options {
     body: Option<String>,
     timeout_seconds: Option<u64>,
     max_bytes: Option<usize>,
+    #[serde(rename = "as", default)]
+    form: Form,
 }
 
 #[derive(Debug, Serialize)]
@@ -131,19 +152,32 @@ struct Hop {
     body: Option<String>,
 }
 
-pub(super) async fn run(egress: &Egress, granted: &[HostPattern], arguments: Arguments) -> Result<Fetched, ToolError> {
+pub(super) async fn run(
+    egress: &Egress,
+    granted: &[HostPattern],
+    arguments: Arguments,
+    cancel: &CancellationToken,
+) -> Result<Fetched, ToolError> {
     let Arguments { url, options } = arguments;
-    let hop = Hop {
+    let form = options.form;
+    let mut hop = Hop {
         url: parse_url(&url)?,
         method: method(options.method.as_deref())?,
         headers: headers(&options.headers)?,
         body: options.body,
     };
+    if form == Form::Markdown {
+        hop.headers.entry(ACCEPT).or_insert(READABLE);
+    }
     let seconds = options.timeout_seconds.unwrap_or(DEFAULT_TIMEOUT);
     let max_bytes = options.max_bytes.unwrap_or(DEFAULT_BYTES);
     let host = hop.url.host_str().unwrap_or_default().to_owned();
-    match tokio::time::timeout(Duration::from_secs(seconds), exchange(egress, granted, hop, max_bytes)).await {
-        Ok(result) => result,
+    let received = async {
+        let (response, url) = exchange(egress, granted, hop).await?;
+        receive(response, &url, max_bytes, form).await
+    };
+    match tokio::time::timeout(Duration::from_secs(seconds), received).await {
+        Ok(received) => received?.into_fetched(form, max_bytes, cancel).await,
         Err(_) => Err(ToolError::new(
             "Timeout",
             format!(
@@ -154,18 +188,14 @@ pub(super) async fn run(egress: &Egress, granted: &[HostPattern], arguments: Arg
     }
 }
 
-async fn exchange(
-    egress: &Egress,
-    granted: &[HostPattern],
-    mut hop: Hop,
-    max_bytes: usize,
-) -> Result<Fetched, ToolError> {
+/// Sends the request, follows redirects, and returns the response and where it came from.
+async fn exchange(egress: &Egress, granted: &[HostPattern], mut hop: Hop) -> Result<(Response, Url), ToolError> {
     for _ in 0..=MAX_REDIRECTS {
         admit(egress, granted, &hop.url)?;
         let response = send(egress, &hop).await?;
         match next(&response, &hop)? {
             Some(further) => hop = further,
-            None => return receive(response, &hop.url, max_bytes).await,
+            None => return Ok((response, hop.url)),
         }
     }
     Err(ToolError::new(
@@ -269,39 +299,6 @@ fn next(response: &Response, hop: &Hop) -> Result<Option<Hop>, ToolError> {
             .collect();
     }
     Ok(Some(further))
-}
-
-async fn receive(mut response: Response, url: &Url, max_bytes: usize) -> Result<Fetched, ToolError> {
-    let status = response.status().as_u16();
-    let mut headers = BTreeMap::<String, String>::new();
-    for (name, value) in response.headers() {
-        let value = String::from_utf8_lossy(value.as_bytes());
-        headers
-            .entry(name.as_str().to_owned())
-            .and_modify(|all| {
-                all.push_str(", ");
-                all.push_str(&value);
-            })
-            .or_insert_with(|| value.into_owned());
-    }
-    let mut body = Vec::new();
-    let mut truncated = false;
-    while let Some(chunk) = response.chunk().await.map_err(|e| failed(url, &e))? {
-        let room = max_bytes - body.len();
-        body.extend_from_slice(&chunk[..chunk.len().min(room)]);
-        if chunk.len() > room {
-            truncated = true;
-            break;
-        }
-    }
-    if truncated
-        && let Err(error) = std::str::from_utf8(&body)
-        && error.error_len().is_none()
-    {
-        body.truncate(error.valid_up_to());
-    }
-    let body = String::from_utf8(body).unwrap_or_else(|e| String::from_utf8_lossy(e.as_bytes()).into_owned());
-    Ok(Fetched { status, headers, body, truncated, url: url.to_string() })
 }
 
 fn parse_url(text: &str) -> Result<Url, ToolError> {

@@ -246,3 +246,61 @@ async fn requests_that_make_no_sense_are_refused() {
         assert!(!error.message.contains("password@"), "{error}");
     }
 }
+
+/// A response of this type.
+fn of_type(content_type: &str, body: &[u8]) -> Vec<u8> {
+    let head = format!(
+        "HTTP/1.1 200 OK\r\nContent-Type: {content_type}\r\nContent-Length: {}\r\nConnection: close\r\n\r\n",
+        body.len()
+    );
+    [head.as_bytes(), body].concat()
+}
+
+#[tokio::test]
+async fn a_page_comes_as_markdown_when_that_is_asked_for() {
+    let page = "<title>T</title><p>caf\u{e9} <a href=/b>b</a><script>x</script>";
+    let (address, mut requests) = server(|request| match request.split(' ').nth(1) {
+        Some("/latin") => of_type("text/html; charset=ISO-8859-1", b"<p>caf\xe9"),
+        Some("/json") => of_type("application/problem+json", b"{\"a\": \"<b>\"}"),
+        Some("/untyped") => ok("<!DOCTYPE html><p>x"),
+        Some("/image") => of_type("image/png", b"\x89PNG\0"),
+        Some("/pdf") => of_type("application/pdf", b"%PDF"),
+        Some("/empty") => of_type("image/png", b""),
+        Some("/no-type") => ok("a\0b"),
+        _ => of_type(
+            "text/html; charset=utf-8",
+            "<title>T</title><p>caf\u{e9} <a href=/b>b</a><script>x</script>".as_bytes(),
+        ),
+    })
+    .await;
+    let bench = granted(&["127.0.0.1"]);
+    let fetch = async |path: &str, options: Value| {
+        let url = format!("http://{address}{path}");
+        bench.tools.call("fetch", json!([url, options]), &CallContext::default()).await
+    };
+    let body = async |path: &str| fetch(path, json!({"as": "markdown"})).await.expect("a result")["body"].clone();
+    assert_eq!(body("/").await, json!(format!("# T\n\ncaf\u{e9} [b](http://{address}/b)\n")));
+    let request = requests.recv().await.expect("a request").to_lowercase();
+    assert!(request.contains("accept: text/markdown, text/html"), "{request}");
+    assert_eq!(body("/latin").await, json!("caf\u{e9}\n"));
+    assert_eq!(body("/json").await, json!("{\"a\": \"<b>\"}"));
+    assert_eq!(body("/untyped").await, json!("x\n"));
+    assert_eq!(body("/empty").await, json!(""));
+    for (path, kind) in [("/image", "image/png"), ("/pdf", "application/pdf"), ("/no-type", "binary")] {
+        let refused = fetch(path, json!({"as": "Markdown"})).await.expect_err("neither HTML nor text");
+        assert!(refused.name == "NotText" && refused.message.contains(kind), "{refused}");
+        assert_eq!(refused.details.expect("details")["status"], json!(200));
+    }
+    // Without it everything comes as it is.
+    assert_eq!(fetch("/", json!({})).await.expect("a result")["body"], json!(page));
+    assert_eq!(fetch("/pdf", json!({"as": "text"})).await.expect("a result")["body"], json!("%PDF"));
+    let cut = fetch("/", json!({"as": "markdown", "max_bytes": 30})).await.expect("a result");
+    assert_eq!((&cut["body"], &cut["truncated"]), (&json!("# T\n\ncaf\u{e9}\n"), &json!(true)));
+    let own = fetch("/", json!({"as": "markdown", "headers": {"Accept": "text/html"}})).await;
+    own.expect("a result");
+    let mut last = String::new();
+    while let Ok(request) = requests.try_recv() {
+        last = request.to_lowercase();
+    }
+    assert!(last.contains("accept: text/html\r\n"), "{last}");
+}
