@@ -14,6 +14,9 @@ use super::subject::PolicySubject;
 /// The namespace whose functions always give a promise, as the sandbox offers it.
 const PROMISES: &str = "tools";
 
+/// The parameter that tools which are alike share.
+const OPTIONS: &str = "options";
+
 /// Words of JavaScript that cannot be called as a function; a tool of that name is a member of `tools` only.
 const RESERVED: [&str; 1] = ["delete"];
 
@@ -32,6 +35,9 @@ pub struct Definition {
     pub parameters: &'static [Parameter],
     /// What it returns.
     pub output: Output,
+    /// A tool with the same `options` and result, told of before it: the signature refers to that one's instead of repeating
+    /// them, which a prompt would pay for every time.
+    pub like: Option<&'static str>,
     /// A call, for the declarations and for error messages.
     pub example: &'static str,
     /// Names of the errors that are particular to it, with their meaning.
@@ -178,8 +184,12 @@ impl Definition {
     }
 
     fn signed(&self, name: &str) -> String {
-        let parameters: Vec<String> = self.parameters.iter().map(Parameter::typescript).collect();
-        let output = self.output.typescript();
+        let parameter = |parameter: &Parameter| match self.like {
+            Some(tool) if parameter.name == OPTIONS => format!("{OPTIONS}?: Parameters<typeof {tool}>[1]"),
+            _ => parameter.typescript(),
+        };
+        let parameters: Vec<String> = self.parameters.iter().map(parameter).collect();
+        let output = self.like.map_or_else(|| self.output.typescript(), |tool| format!("ReturnType<typeof {tool}>"));
         let output = if self.namespace() == Some(PROMISES) { format!("Promise<{output}>") } else { output };
         format!("{name}({}): {output}", parameters.join(", "))
     }
@@ -198,7 +208,8 @@ impl Definition {
         if !self.aliases.is_empty() {
             let _ = writeln!(text, " * Other names: {}.", self.callable_aliases().join(", "));
         }
-        for parameter in self.parameters {
+        let told_elsewhere = |parameter: &&Parameter| self.like.is_some() && parameter.name == OPTIONS;
+        for parameter in self.parameters.iter().filter(|parameter| !told_elsewhere(parameter)) {
             document(&mut text, "", parameter);
         }
         for (name, meaning) in self.errors {

@@ -23,6 +23,7 @@ pub(super) const DEFINITION: Definition = Definition {
         field("path", Output::Text, "What was deleted, relative to the workspace."),
         field("deleted", Output::Integer, "How many files and directories that were."),
     ]),
+    like: None,
     example: "delete_file(\"old/notes.md\")",
     errors: &[
         NOT_FOUND,

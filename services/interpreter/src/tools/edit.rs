@@ -44,6 +44,7 @@ pub(super) const DEFINITION: Definition = Definition {
         field("diff", Output::Text, "What was changed, as a unified diff."),
         field("replacements", Output::Integer, "How many edits were made."),
     ]),
+    like: None,
     example: "edit_file(\"src/main.rs\", [{ old: \"let a = 1;\", new: \"let a = 2;\" }])",
     errors: &[
         NOT_FOUND,

@@ -27,6 +27,7 @@ pub(super) const DEFINITION: Definition = Definition {
         optional("options", OPTIONS, "{}", "Options."),
     ],
     output: EXECUTED,
+    like: None,
     example: "execute_command(\"cargo test\", { timeout_seconds: 300 })",
     errors: &[UNAVAILABLE, OUTSIDE],
     effect: Effect::External,

@@ -70,6 +70,7 @@ pub(super) const DEFINITION: Definition = Definition {
         field("truncated", Output::Boolean, "Whether there was more of the body."),
         field("url", Output::Text, "Where it came from, after redirects."),
     ]),
+    like: None,
     example: "fetch(\"https://example.com/data.json\", { headers: { accept: \"application/json\" } })",
     errors: &[
         ("HostNotGranted", "when the host, or one it redirects to, was not granted."),

@@ -34,6 +34,7 @@ pub(super) const DEFINITION: Definition = Definition {
         field("truncated", Output::Boolean, "Whether there may be more."),
         optional_field("note", Output::Text, "What was left out, and why."),
     ]),
+    like: None,
     example: "find_file(\"*.toml\")",
     errors: &[NOT_FOUND, OUTSIDE, ("NotADirectory", "when `path` is a file.")],
     effect: Effect::Read,

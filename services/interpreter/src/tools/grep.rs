@@ -71,6 +71,7 @@ pub(super) const DEFINITION: Definition = Definition {
         field("files_searched", Output::Integer, "How many text files were searched."),
         optional_field("note", Output::Text, "What was left out, and why."),
     ]),
+    like: None,
     example: "grep(\"fn main\", \"src\", { include: \"*.rs\", context: 2 })",
     errors: &[NOT_FOUND, OUTSIDE],
     effect: Effect::Read,

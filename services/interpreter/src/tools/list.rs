@@ -39,6 +39,7 @@ pub(super) const DEFINITION: Definition = Definition {
         field("type", Output::OneOf(&["file", "directory", "symlink", "other", "note"]), "What it is."),
         field("size", Output::Integer, "Of a file, in bytes; 0 of everything else."),
     ])),
+    like: None,
     example: "list_files(\"src\", true)",
     errors: &[NOT_FOUND, OUTSIDE, ("NotADirectory", "when the path is a file.")],
     effect: Effect::Read,

@@ -12,6 +12,7 @@ pub(super) const DEFINITION: Definition = Definition {
     description: "",
     parameters: &[required("value", Kind::Any, "What to show.")],
     output: Output::Nothing,
+    like: None,
     example: "print(read_file(\"README.md\"))",
     errors: &[],
     effect: Effect::Read,

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::definition::{Definition, Effect, Permission, Provider, limits};
 use super::error::{OUTSIDE, ToolError};
-use super::execute::{EXECUTED, Executed, Host, MAX_SCRIPT, OPTIONS, Options, UNAVAILABLE};
+use super::execute::{self, EXECUTED, Executed, Host, MAX_SCRIPT, OPTIONS, Options, UNAVAILABLE};
 use super::kind::{Kind, Parameter, optional, required};
 use super::subject::PolicySubject;
 
@@ -66,6 +66,7 @@ const fn definition(
         description,
         parameters,
         output: EXECUTED,
+        like: Some(execute::DEFINITION.name),
         example,
         errors: &[NOT_INSTALLED, UNAVAILABLE, OUTSIDE],
         effect: Effect::External,

@@ -27,6 +27,7 @@ pub(super) const DEFINITION: Definition = Definition {
         optional("end_line", LINE, "the last line", "Last line to return, included."),
     ],
     output: Output::Text,
+    like: None,
     example: "read_file(\"src/main.rs\", 10, 40)",
     errors: &[
         NOT_FOUND,

@@ -24,6 +24,7 @@ pub(super) const DEFINITION: Definition = Definition {
         field("bytes", Output::Integer, "Size of the new content."),
         field("status", Output::OneOf(&["created", "overwritten"]), "Whether there was such a file before."),
     ]),
+    like: None,
     example: "create_file(\"notes/todo.md\", \"# To do\\n\")",
     errors: &[
         OUTSIDE,

@@ -191,3 +191,33 @@ async fn a_new_toolbox_learns_from_the_journal_what_was_set_in_the_old_one() {
     }
     assert_eq!(new.call("getenv", json!(["A"])).await, json!("3"));
 }
+
+#[tokio::test]
+async fn programs_that_are_installed_run_in_the_sandbox() {
+    let sandbox = CommandSandbox::detect().await;
+    if !sandbox.is_available() {
+        eprintln!("not tested here: {}", sandbox.describe());
+        return;
+    }
+    let mut bench = Bench::new();
+    bench.tools.sandbox = sandbox;
+    for (tool, args, expected) in [
+        ("git", json!([["init", "--quiet"], {"env": {"GIT_CONFIG_NOSYSTEM": "1"}}]), ""),
+        ("git", json!([["status", "--short"]]), "?? it's\n"),
+        ("python", json!(["import os\nprint(1 + 1, os.environ['GREETING'])"]), "2 hello\n"),
+        ("node", json!(["console.log(1 + 1, process.env.GREETING)"]), "2 hello\n"),
+        ("python", json!([["-c", "import sys; print(sys.argv[1:])", "a b", ""]]), "['a b', '']\n"),
+    ] {
+        bench.write("it's", "");
+        bench.call("setenv", json!(["GREETING", "hello"])).await;
+        match bench.tools.call(tool, args.clone(), &CallContext::default()).await {
+            Ok(result) => {
+                assert_eq!((&result["stdout"], &result["exit_code"]), (&json!(expected), &json!(0)), "{tool}: {result}")
+            }
+            Err(error) => {
+                assert_eq!(error.name, "ProgramNotFound", "{error}");
+                eprintln!("not tested here: {error}");
+            }
+        }
+    }
+}

@@ -51,6 +51,17 @@ fn the_page_about_the_tools_is_current() {
 }
 
 #[test]
+fn what_a_signature_refers_to_is_told_before_it_and_is_the_same() {
+    for (position, tool) in definitions().iter().enumerate() {
+        let Some(like) = tool.like else { continue };
+        let before = definitions()[..position].iter().find(|other| other.name == like).expect("a tool told before");
+        let options = |tool: &Definition| tool.input_schema()["properties"]["options"].clone();
+        assert_eq!((options(tool), tool.output_schema()), (options(before), before.output_schema()), "{}", tool.name);
+        assert_eq!(before.parameters.iter().position(|p| p.name == "options"), Some(1), "{like}");
+    }
+}
+
+#[test]
 fn no_two_tools_share_a_name() {
     let mut seen = HashSet::new();
     for tool in definitions() {
@@ -95,6 +106,9 @@ fn declarations_keep_to_their_budget_and_name_the_rest_in_one_line_each() {
     assert!(all.len() < 24 * 1024, "the declarations have {} bytes, more than a prompt has room for", all.len());
     assert!(all.contains("declare namespace tools { function search(query: string, limit?: number): Promise<{ tools:"));
     assert!(all.contains(" * Other names: tools.delete."));
+    assert!(all.contains(
+        "function git(args: string[], options?: Parameters<typeof execute_command>[1]): ReturnType<typeof execute_command>;"
+    ));
     assert_eq!(declarations(all.len()), all);
     let mut declared = usize::MAX;
     for budget in (300..all.len()).rev().step_by(97) {
