@@ -195,7 +195,8 @@ struct Tools {
 
 impl Tools {
     fn new() -> Self {
-        let tool = |name: &str| Tool { name: name.to_owned(), parameters: Vec::new(), immediate: true };
+        let tool =
+            |name: &str| Tool { name: name.to_owned(), aliases: Vec::new(), parameters: Vec::new(), immediate: true };
         Self {
             table: ToolTable::new(&[tool("noop"), tool("park")]),
             parked: AtomicUsize::new(0),

@@ -138,6 +138,11 @@ impl Executor {
         journal: &Journal,
         running: &crate::running::Entry<'_>,
     ) -> End {
+        for completed in journal.succeeded() {
+            if let Ok(result) = serde_json::from_str(&completed.result) {
+                toolbox.replay(&completed.name, &result);
+            }
+        }
         let shared = Shared {
             toolbox,
             table: &self.table,

@@ -102,6 +102,17 @@ impl Journal {
         self.past.get(&call)
     }
 
+    /// Calls of all scripts that succeeded before, in the order in which they ended.
+    pub(crate) fn succeeded(&self) -> Vec<&JournalCompleted> {
+        let succeeded = self.past.values().filter_map(|past| match past {
+            Past::Completed { completed, order } if completed.succeeded => Some((*order, completed)),
+            Past::Completed { .. } | Past::Started(_) => None,
+        });
+        let mut succeeded: Vec<_> = succeeded.collect();
+        succeeded.sort_unstable_by_key(|(order, _)| *order);
+        succeeded.into_iter().map(|(_, completed)| completed).collect()
+    }
+
     /// Numbers of a script's calls in the order in which they ended before.
     pub(crate) fn ended(&self, script: u32) -> Vec<u32> {
         let mut ended: Vec<(usize, u32)> = self

@@ -222,7 +222,7 @@ fn tool_table() -> ToolTable {
         .filter(|tool| tool.provider == Provider::Host)
         .map(|tool| Tool {
             name: tool.name.to_owned(),
-            aliases: Vec::new(),
+            aliases: tool.aliases.iter().map(|alias| (*alias).to_owned()).collect(),
             parameters: tool
                 .parameters
                 .iter()
