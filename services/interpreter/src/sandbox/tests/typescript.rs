@@ -70,6 +70,8 @@ async fn types_become_blanks_and_what_emits_code_is_rewritten_in_place() {
          "class A { static;  \n x = 1 }"),
         ("class A { a = 1\n private [b] = 2 }",
          "class A { a = 1\n ;       [b] = 2 }"),
+        ("class A { a = {}\n readonly [b] = 2 }",
+         "class A { a = {}\n ;        [b] = 2 }"),
         ("class A { a = 1\n public *gen() {} }",
          "class A { a = 1\n ;      *gen() {} }"),
         ("class A { a = x as T\n [b] = 1 }",

@@ -102,8 +102,7 @@ impl Eraser<'_> {
             index += 1;
         }
         let before = self.token_from(span.start).checked_sub(1).map_or("", |before| self.token_text(before));
-        if matches!(self.token_text(index), "[" | "*" | "in" | "instanceof" | "(") && !matches!(before, ";" | "{" | "}")
-        {
+        if matches!(self.token_text(index), "[" | "*" | "in" | "instanceof") && !matches!(before, ";" | "{") {
             self.edits.put(first, b';');
         }
     }
