@@ -102,6 +102,7 @@ pub(super) struct Setting {
 
 /// A variable as it was set; the result of `setenv`, of which the journal keeps what is needed to set it again.
 #[derive(Deserialize, Serialize)]
+#[serde(deny_unknown_fields)]
 pub(super) struct Set {
     name: String,
     value: Option<String>,

@@ -182,6 +182,10 @@ async fn a_new_toolbox_learns_from_the_journal_what_was_set_in_the_old_one() {
     }
     old.write("file", "text");
     journal.push(("read_file", old.call("read_file", json!(["file"])).await));
+    // A call that failed has set nothing.
+    let failed = old.fails("setenv", json!(["A B", "x"])).await;
+    journal.push(("setenv", json!({"name": failed.name, "message": failed.message})));
+    journal.push(("setenv", json!(null)));
     let new = Bench::new();
     for (name, result) in &journal {
         new.tools.replay(name, result);

@@ -133,6 +133,57 @@ fn hostile_pages_take_time_and_memory_in_proportion_and_no_stack() {
 }
 
 #[test]
+fn no_order_of_tags_is_too_odd() {
+    let tags = [
+        "p",
+        "h1",
+        "h2",
+        "ul",
+        "ol",
+        "li",
+        "blockquote",
+        "pre",
+        "code",
+        "a href=/x",
+        "b",
+        "i",
+        "table",
+        "tr",
+        "td",
+        "th",
+        "br",
+        "hr",
+        "img alt=x src=y",
+        "svg",
+        "title",
+        "div",
+        "dt",
+        "script",
+    ];
+    // A linear congruential generator: the same pages every time.
+    let mut state: u64 = 1;
+    let mut random = |below: usize| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        usize::try_from(state >> 33).expect("31 bits") % below
+    };
+    for _ in 0..5_000 {
+        let mut page = String::new();
+        for _ in 0..random(60) {
+            let tag = tags[random(tags.len())];
+            match random(3) {
+                0 => page.push_str(&format!("</{}>", tag.split(' ').next().expect("a name"))),
+                1 => page.push_str(&format!("<{tag}>")),
+                _ => page.push_str(&format!("<{tag}>word ")),
+            }
+        }
+        let text = markdown(&page);
+        assert!(text.is_empty() || text.ends_with('\n'), "{page}\n{text}");
+        // Preformatted text has its own empty lines.
+        assert!(!text.contains("\n\n\n") || page.contains("<pre>"), "{page}\n{text}");
+    }
+}
+
+#[test]
 fn a_conversion_stops_when_its_time_is_over() {
     let base = Url::parse("https://example.com/").expect("a URL");
     let stop = Stop::new(CancellationToken::new(), Duration::ZERO);
