@@ -24,7 +24,7 @@ use crate::{
     journal::{Journal, Past},
     modules,
     sandbox::{Host, HostCall, IMPORT, ToolError, ToolTable},
-    tools::{self, CallContext, Effect, Toolbox},
+    tools::{self, CallContext, Toolbox},
 };
 
 /// How timers appear in the journal.
@@ -144,7 +144,7 @@ impl<'a> ScriptHost<'a> {
             .finalize()
             .to_vec();
         self.state().uses.push(CallRecord { number, name: call.name.clone(), end: None });
-        let repeatable = tools::definition(&call.name).is_none_or(|tool| tool.effect == Effect::Read);
+        let repeatable = tools::definition(&call.name).is_none_or(tools::Definition::is_repeatable);
         match self.shared.journal.past(id) {
             Some(Past::Completed { completed, .. }) => {
                 if completed.name != call.name || completed.arguments_hash != hash {

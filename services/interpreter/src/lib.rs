@@ -31,7 +31,7 @@ use crate::{
     execution::Executor,
     running::Running,
     sandbox::{Engine, EngineConfig, Limits, Parameter, Tool, ToolTable},
-    tools::{Egress, HostPattern, Kind, Policy, Provider},
+    tools::{Egress, HostPattern, Policy, Provider},
     workspaces::Workspaces,
 };
 
@@ -216,20 +216,17 @@ async fn engine(config: &Config, common: &Common) -> anyhow::Result<Engine> {
 }
 
 /// The tools as the sandbox offers them to scripts.
-fn tool_table() -> ToolTable {
+pub fn tool_table() -> ToolTable {
     let tools: Vec<Tool> = tools::definitions()
         .iter()
         .filter(|tool| tool.provider == Provider::Host)
         .map(|tool| Tool {
             name: tool.name.to_owned(),
-            aliases: tool.aliases.iter().map(|alias| (*alias).to_owned()).collect(),
+            aliases: tool.callable_aliases(),
             parameters: tool
                 .parameters
                 .iter()
-                .map(|parameter| Parameter {
-                    name: parameter.name.to_owned(),
-                    object: matches!(parameter.kind, Kind::Object(_) | Kind::TextMap | Kind::Any),
-                })
+                .map(|parameter| Parameter { name: parameter.name.to_owned(), object: parameter.kind.takes_object() })
                 .collect(),
             immediate: true,
         })

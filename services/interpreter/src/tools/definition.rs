@@ -227,7 +227,7 @@ impl Definition {
     }
 
     /// The other names, as a script writes them.
-    pub(super) fn callable_aliases(&self) -> Vec<String> {
+    pub(crate) fn callable_aliases(&self) -> Vec<String> {
         let callable =
             |name: &&str| if RESERVED.contains(name) { format!("{PROMISES}.{name}") } else { (*name).to_owned() };
         self.aliases.iter().map(callable).collect()
