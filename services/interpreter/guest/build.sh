@@ -68,7 +68,7 @@ printf 'building the tool that boots it …\n'
 "$here/preinit/target/debug/construct-guest-preinit" \
   "$here/quickjs/target/$target/release/construct_guest_quickjs.wasm" "$out/quickjs.wasm"
 
-cp "$here/typescript/target/$target/release/construct_guest_typescript.wasm" "$out/typescript.wasm"
+install -m 644 "$here/typescript/target/$target/release/construct_guest_typescript.wasm" "$out/typescript.wasm"
 
 artefacts=(quickjs.wasm typescript.wasm)
 for file in "${artefacts[@]}"; do
