@@ -7,11 +7,13 @@ use prost::Message as _;
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let files = [
         "construct/v1/agent.proto",
+        "construct/v1/approval.proto",
         "construct/v1/common.proto",
         "construct/v1/event.proto",
         "construct/v1/message.proto",
         "construct/v1/model.proto",
         "construct/v1/model_provider.proto",
+        "construct/v1/policy.proto",
         "construct/v1/task.proto",
         "construct/mesh/v1/mesh.proto",
     ];

@@ -28,6 +28,7 @@ async fn main() {
                 step_id: StepId::from_uuid(task.uuid()).to_string(),
                 number: 1,
                 deadline: None,
+                round: 0,
             };
             let command = ModelInvoke { step: Some(step), ..Default::default() };
             let began = Instant::now();

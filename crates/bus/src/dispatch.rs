@@ -12,9 +12,9 @@ use construct_domain::{StepId, TaskId};
 
 use crate::{
     Bus,
-    envelope::{STEP, STEP_NUMBER},
+    envelope::{STEP, STEP_NUMBER, STEP_ROUND},
     publish::{DEADLINE, Error, Expect, Refusal},
-    subject::{self, Address as _, Command},
+    subject::{self, Address as _, Command, Commanded},
     topology::Stream,
 };
 
@@ -25,12 +25,12 @@ pub enum Dispatch {
     Published,
     /// The same step's command waits, or is being worked on.
     AlreadyQueued,
-    /// The command of an earlier step, left over by a worker that died, gave way to it.
+    /// The command of an earlier step, or of an earlier round of this one, left over by a worker that died, gave way to it.
     Superseded {
         /// The earlier step.
         step_id: String,
     },
-    /// A later step's command is there: whoever dispatches this one has been overtaken. Nothing was published.
+    /// The command of a later step or round is there: whoever dispatches this one has been overtaken. Nothing was published.
     Stale {
         /// Number of the later step.
         number: u64,
@@ -45,8 +45,9 @@ impl Bus {
     pub async fn publish_once<A: Command>(&self, address: &A, message: &A::Message) -> Result<Dispatch, Error> {
         let end = Instant::now() + DEADLINE;
         let mut sealed = self.seal_for(address, message).await?;
-        let (step_id, number) = A::commanded(message);
+        let Commanded { step: step_id, number, round } = A::commanded(message);
         sealed.headers.insert(STEP_NUMBER, number.to_string());
+        sealed.headers.insert(STEP_ROUND, round.to_string());
         let subject = address.subject();
         let mut superseded = None;
         loop {
@@ -60,10 +61,10 @@ impl Bus {
             }
             // Acknowledged between the two requests: then the place is free now.
             let Some(standing) = self.standing(A::STREAM, &subject).await? else { continue };
-            if standing.step_id == step_id {
+            if standing.step_id == step_id && standing.round == round {
                 return Ok(Dispatch::AlreadyQueued);
             }
-            if standing.number > number {
+            if (standing.number, standing.round) > (number, round) {
                 return Ok(Dispatch::Stale { number: standing.number });
             }
             self.remove(A::STREAM, standing.sequence).await?;
@@ -121,6 +122,7 @@ struct Standing {
     sequence: u64,
     step_id: String,
     number: u64,
+    round: u32,
 }
 
 impl Standing {
@@ -131,6 +133,7 @@ impl Standing {
             sequence,
             step_id: text(STEP).unwrap_or_default().to_owned(),
             number: text(STEP_NUMBER).and_then(|number| number.parse().ok()).unwrap_or(0),
+            round: text(STEP_ROUND).and_then(|round| round.parse().ok()).unwrap_or(0),
         }
     }
 }

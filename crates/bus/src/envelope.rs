@@ -22,6 +22,8 @@ pub const STEP: &str = "Construct-Step";
 
 /// The number of that step in its task.
 pub const STEP_NUMBER: &str = "Construct-Step-Number";
+/// How often that step was gone on with, on commands.
+pub const STEP_ROUND: &str = "Construct-Step-Round";
 
 /// Payloads above this many bytes become blobs. A quarter of what NATS accepts by default, so that a batch of pulled
 /// messages stays small in memory.

@@ -88,8 +88,19 @@ pub trait Stored: Address {
 
 /// A command of which at most one per subject may be waiting or in flight.
 pub trait Command: Stored {
-    /// Id and number of the step that is commanded; numbers rise within a task, so that an earlier step gives way.
-    fn commanded(message: &Self::Message) -> (&str, u64);
+    /// Which step is commanded.
+    fn commanded(message: &Self::Message) -> Commanded<'_>;
+}
+
+/// The step of a command. Numbers rise within a task, and rounds within a step, so that what is earlier gives way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Commanded<'a> {
+    /// Its id.
+    pub step: &'a str,
+    /// Its number in the task.
+    pub number: u64,
+    /// How often it was gone on with.
+    pub round: u32,
 }
 
 pub(crate) fn agree(what: &'static str, expected: impl ToString, found: &str) -> Result<(), Invalid> {

@@ -45,6 +45,7 @@ fn step_ref(task: TaskId, number: u64) -> StepRef {
         step_id: step(u128::from(number)).to_string(),
         number,
         deadline: None,
+        round: 0,
     }
 }
 

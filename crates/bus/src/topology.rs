@@ -154,10 +154,10 @@ const STREAMS: &[StreamRow] = &[
         stream: Stream::Journal,
         subject: "construct.v1.journal.>",
         retention: Retention::Limits,
-        max_age: HOUR.saturating_mul(24 * 7),
-        max_bytes: 512 * MIB,
+        max_age: HOUR.saturating_mul(24 * 28),
+        max_bytes: 1024 * MIB,
         when_full: WhenFull::Refuse,
-        why: "dropping the oldest would silently let a side effect run twice; a refused entry stops the call before it starts",
+        why: "kept for longer than a script waits for people, because it goes on from here; dropping the oldest would silently let a side effect run twice; a refused entry stops the call before it starts",
     },
     StreamRow {
         stream: Stream::Dead,

@@ -9,7 +9,9 @@ use std::time::Duration;
 use jiff::Timestamp;
 
 use crate::{
-    MessageId, StepId, backoff,
+    MessageId, StepId,
+    approval::{APPROVAL_LIMIT, Approval, ApprovalState, Asked, AskedCall, Closed},
+    backoff,
     message::{Block, CodeResult, Source, code_calls},
     task::{
         Failure, FailureClass, NewMessage, Outcome, Phase, Stage, Step, StepResult, StepState, Stop, Task, TaskError,
@@ -76,6 +78,10 @@ pub struct Decision {
     pub drop_queued: bool,
     /// An error clients are told about.
     pub error: Option<TaskError>,
+    /// What people are asked from now on. A question about the same call with other arguments is replaced.
+    pub asked: Vec<Asked>,
+    /// Questions that are over without a person's decision.
+    pub closed: Vec<Closed>,
     /// To be performed after the commit, in order; may be repeated.
     pub effects: Vec<Effect>,
 }
@@ -116,6 +122,8 @@ impl Decision {
             || !self.appended.is_empty()
             || self.ended.is_some()
             || self.drop_queued
+            || !self.asked.is_empty()
+            || !self.closed.is_empty()
     }
 }
 
@@ -132,6 +140,8 @@ pub fn decide(task: &Task, queued: Option<MessageId>, event: Event, now: Timesta
             ended: None,
             drop_queued: false,
             error: None,
+            asked: Vec::new(),
+            closed: Vec::new(),
             effects: Vec::new(),
         },
         queued,
@@ -143,6 +153,7 @@ pub fn decide(task: &Task, queued: Option<MessageId>, event: Event, now: Timesta
         draft.absorb(result);
     }
     draft.settle();
+    draft.close_approvals(task.step.as_ref());
     draft.d
 }
 
@@ -167,7 +178,7 @@ impl Draft {
             }
             return;
         }
-        let Some(step) = self.d.task.step.take_if(|step| step.id == result.step) else { return };
+        let Some(step) = self.d.task.step.take_if(|step| step.awaits(&result)) else { return };
         let Some(turn) = &self.d.task.turn else { return };
         match (turn.stage.clone(), result.outcome) {
             (Stage::Model, Outcome::Model(blocks, stop)) => self.answered(blocks, stop),
@@ -188,12 +199,54 @@ impl Draft {
                 self.fail(failure.class.code(), failure.message);
                 self.append_results(&calls, Vec::new(), &words);
             }
-            (Stage::Model, Outcome::Code(_)) | (Stage::Code { .. }, Outcome::Model(..)) => {
+            (Stage::Code { calls }, Outcome::Parked { asked, results }) => self.parked(step, &calls, asked, results),
+            (Stage::Model, Outcome::Code(_) | Outcome::Parked { .. }) | (Stage::Code { .. }, Outcome::Model(..)) => {
                 // A result of the wrong kind under the right id is a defect of a worker; ask again rather than stall.
                 self.fail("INTERNAL", "a worker answered with the wrong kind of result".to_owned());
                 self.d.task.step = Some(step);
             }
         }
+    }
+
+    /// The scripts wait for people. If they are not wanted any more, or have used up the time for decisions already, what
+    /// is known of them is their result.
+    fn parked(&mut self, step: Step, calls: &[String], asked: Vec<Asked>, results: Vec<CodeResult>) {
+        if matches!(step.state, StepState::Cancelling { .. }) || self.now >= step.approvals_expire() {
+            return self.end_parked(step.id, calls, results);
+        }
+        let waits: Vec<AskedCall> = asked.iter().map(|asked| asked.call.clone()).collect();
+        let known = &self.d.task.approvals;
+        self.d.asked = asked.into_iter().filter(|asked| !known.iter().any(|known| known.call == asked.call)).collect();
+        self.d.task.step = Some(Step { state: StepState::Parked { waits, results }, ..step });
+    }
+
+    fn end_parked(&mut self, step: StepId, calls: &[String], results: Vec<CodeResult>) {
+        self.d.task.step = None;
+        self.d.effects.push(Effect::EndCode(step));
+        self.append_results(calls, results, "cancelled while waiting for an approval; the script was not begun");
+    }
+
+    /// Ends the questions that nobody needs to answer any more. `before` is the step the questions are of.
+    fn close_approvals(&mut self, before: Option<&Step>) {
+        let Some(before) = before else { return };
+        let expired = self.now >= before.approvals_expire();
+        let after = self.d.task.step.as_ref().filter(|after| after.id == before.id);
+        let over = |call: &AskedCall| match after.map(|after| &after.state) {
+            Some(StepState::Parked { waits, .. }) => !waits.iter().any(|waited| waited.is_at(call)),
+            Some(_) => expired,
+            None => true,
+        };
+        let state = if expired { ApprovalState::Expired } else { ApprovalState::Cancelled };
+        let words = if expired {
+            format!("nobody decided within {} days", APPROVAL_LIMIT.as_secs() / (24 * 60 * 60))
+        } else if after.is_some() {
+            "the script does not ask for it any more".to_owned()
+        } else {
+            "the script is over".to_owned()
+        };
+        let pending = self.d.task.approvals.iter().filter(|approval| approval.state == ApprovalState::Pending);
+        let closed = pending.filter(|approval| over(&approval.call));
+        self.d.closed = closed.map(|approval| Closed { id: approval.id, state, words: words.clone() }).collect();
     }
 
     fn answered(&mut self, mut blocks: Vec<Block>, stop: Stop) {
@@ -290,6 +343,13 @@ impl Draft {
 
     fn settle_suspend(&mut self) {
         self.d.task.phase = Phase::Suspended;
+        if let Some(step @ Step { state: StepState::Parked { .. }, .. }) = &self.d.task.step
+            && self.now < step.approvals_expire()
+        {
+            // Nothing runs that would have to be stopped, and what people decide meanwhile is not lost.
+            self.d.task.next_wake = Some(step.approvals_expire());
+            return;
+        }
         if self.stop_step("the user suspended the task") {
             return;
         }
@@ -320,6 +380,12 @@ impl Draft {
                 true
             }
             StepState::Cancelling { deadline } => self.await_last_words(&step, deadline),
+            StepState::Parked { results, .. } => {
+                if let Some(Stage::Code { calls }) = self.d.task.turn.as_ref().map(|turn| turn.stage.clone()) {
+                    self.end_parked(step.id, &calls, results);
+                }
+                false
+            }
         }
     }
 
@@ -402,7 +468,7 @@ impl Draft {
                 self.settle_running();
             }
             StepState::InFlight { deadline } => self.check_step(&step, deadline, Effect::InvokeModel),
-            StepState::Cancelling { .. } => {
+            StepState::Cancelling { .. } | StepState::Parked { .. } => {
                 // Model steps are never waited for; ask again.
                 self.d.task.step = None;
                 self.settle_model(turn);
@@ -429,6 +495,19 @@ impl Draft {
                     self.settle_running();
                 }
             }
+            StepState::Parked { ref waits, .. } => {
+                let is_decided = |call: &AskedCall| {
+                    let is_it = |approval: &&Approval| approval.call == *call;
+                    let found = self.d.task.approvals.iter().find(is_it);
+                    found.is_some_and(|approval| approval.state != ApprovalState::Pending)
+                };
+                if waits.iter().any(is_decided) || self.now >= step.approvals_expire() {
+                    self.resume_step(step);
+                } else {
+                    self.d.task.phase = Phase::AwaitApproval;
+                    self.d.task.next_wake = Some(step.approvals_expire());
+                }
+            }
             StepState::Backoff { .. } => {
                 // Scripts are never tried again by us: their side effects may have happened.
                 self.d.task.step = None;
@@ -444,11 +523,22 @@ impl Draft {
             number: self.d.task.steps,
             attempt,
             since: self.now,
+            round: 0,
+            resumed: None,
             state: StepState::InFlight { deadline: self.now + limit },
         };
         self.d.task.step = Some(step.clone());
         self.d.task.next_wake = Some(self.now + FIRST_CHECK);
         self.d.effects.push(effect(step));
+    }
+
+    /// Has scripts gone on with that waited for people. It stays the same step, because its journal is known by that.
+    fn resume_step(&mut self, step: Step) {
+        let state = StepState::InFlight { deadline: self.now + CODE_DEADLINE };
+        let step = Step { round: step.round + 1, resumed: Some(self.now), state, ..step };
+        self.d.task.step = Some(step.clone());
+        self.d.task.next_wake = Some(self.now + FIRST_CHECK);
+        self.d.effects.push(Effect::ExecuteCode(step));
     }
 
     /// A step in flight needs nothing, unless its command was lost: then the same command is sent again, which the bus
@@ -457,7 +547,7 @@ impl Draft {
         if self.d.task.next_wake.is_some_and(|wake| self.now < wake) {
             return;
         }
-        let age = Duration::try_from(self.now.duration_since(step.since)).unwrap_or_default();
+        let age = Duration::try_from(self.now.duration_since(step.wanted())).unwrap_or_default();
         self.d.task.next_wake = Some((self.now + age.clamp(FIRST_CHECK, LAST_CHECK)).min(deadline));
         self.d.effects.push(effect(step.clone()));
     }

@@ -73,6 +73,8 @@ macro_rules! ids {
 ids! {
     /// An agent's configuration.
     AgentId, "agent", "agent";
+    /// A call that a person is asked about.
+    ApprovalId, "approval", "approval";
     /// A message of a task.
     MessageId, "msg", "message";
     /// A model.

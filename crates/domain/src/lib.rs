@@ -1,13 +1,15 @@
 //! Construct's rules, without I/O, clock or randomness: identifiers, messages, the life of a task, and [`decide()`],
 //! the pure function that says what happens next.
 
+pub mod approval;
 pub mod backoff;
 pub mod decide;
 pub mod id;
 pub mod message;
 pub mod money;
 pub mod partition;
+pub mod policy;
 pub mod task;
 
 pub use decide::decide;
-pub use id::{AgentId, MessageId, ModelId, ModelProviderId, OrganizationId, StepId, TaskId};
+pub use id::{AgentId, ApprovalId, MessageId, ModelId, ModelProviderId, OrganizationId, StepId, TaskId};

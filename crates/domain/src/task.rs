@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     AgentId, MessageId, OrganizationId, StepId, TaskId,
+    approval::{APPROVAL_LIMIT, Approval, Asked, AskedCall},
     message::{Block, CodeResult, Source},
 };
 
@@ -21,13 +22,16 @@ pub enum Phase {
     InvokeModel,
     /// A script is wanted or runs.
     ExecuteTools,
+    /// A script is put away until a person has decided about calls it wants to make.
+    AwaitApproval,
     /// A person paused the task.
     Suspended,
 }
 
 impl Phase {
     /// Every phase.
-    pub const ALL: [Self; 4] = [Self::AwaitInput, Self::InvokeModel, Self::ExecuteTools, Self::Suspended];
+    pub const ALL: [Self; 5] =
+        [Self::AwaitInput, Self::InvokeModel, Self::ExecuteTools, Self::AwaitApproval, Self::Suspended];
 
     /// As stored.
     pub const fn as_str(self) -> &'static str {
@@ -35,6 +39,7 @@ impl Phase {
             Self::AwaitInput => "await_input",
             Self::InvokeModel => "invoke_model",
             Self::ExecuteTools => "execute_tools",
+            Self::AwaitApproval => "await_approval",
             Self::Suspended => "suspended",
         }
     }
@@ -81,6 +86,9 @@ pub struct Task {
     pub last_outcome: Option<TurnOutcome>,
     /// The last error, until a turn completes.
     pub last_error: Option<TaskError>,
+    /// What people were asked about the step's scripts, and what they said. Read only: an intent like [`Task::suspend`],
+    /// kept in rows of its own. Only there once the step has waited for an approval.
+    pub approvals: Vec<Approval>,
 }
 
 /// The work one user message causes.
@@ -121,8 +129,38 @@ pub struct Step {
     pub attempt: u32,
     /// When it was first wanted.
     pub since: Timestamp,
+    /// How often its scripts were gone on with after they had waited for approvals. A command and its result carry it,
+    /// so that those of an earlier round are told apart.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub round: u32,
+    /// When its scripts were last gone on with.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resumed: Option<Timestamp>,
     /// What is being done about it.
     pub state: StepState,
+}
+
+fn is_zero(round: &u32) -> bool {
+    *round == 0
+}
+
+impl Step {
+    /// When its command was first wanted: that of this round.
+    pub fn wanted(&self) -> Timestamp {
+        self.resumed.unwrap_or(self.since)
+    }
+
+    /// Until when people can decide about its calls. Counted from the step's beginning, and not from when they were asked,
+    /// because the journal its scripts go on from is kept for so long from then.
+    pub fn approvals_expire(&self) -> Timestamp {
+        self.since + APPROVAL_LIMIT
+    }
+
+    /// Whether this result is what is waited for: neither another step's, nor one of an earlier round, nor one of a worker
+    /// that had the command again after it had let go of it.
+    pub fn awaits(&self, result: &StepResult) -> bool {
+        self.id == result.step && self.round == result.round && !matches!(self.state, StepState::Parked { .. })
+    }
 }
 
 /// What is being done about a step.
@@ -143,6 +181,13 @@ pub enum StepState {
     Cancelling {
         /// Not longer than this.
         deadline: Timestamp,
+    },
+    /// Its scripts are put away until a person has decided. No worker has them, and nothing of them is in memory.
+    Parked {
+        /// The calls they wait for.
+        waits: Vec<AskedCall>,
+        /// What the model is told if they are never gone on with.
+        results: Vec<CodeResult>,
     },
 }
 
@@ -256,6 +301,8 @@ pub struct Failure {
 pub struct StepResult {
     /// Which step.
     pub step: StepId,
+    /// Which round of it: [`Step::round`] of the command.
+    pub round: u32,
     /// What became of it.
     pub outcome: Outcome,
 }
@@ -282,6 +329,13 @@ pub enum Outcome {
     Failed(Failure),
     /// The worker stopped because it was told to; of scripts, what is known of the calls that ran.
     Cancelled(Vec<CodeResult>),
+    /// The scripts wait for people, and the worker has let go of them.
+    Parked {
+        /// What people are asked.
+        asked: Vec<Asked>,
+        /// What the model is told if they are never gone on with.
+        results: Vec<CodeResult>,
+    },
 }
 
 /// A message to append to the transcript.

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use uuid::Uuid;
 
-use construct_domain::{AgentId, ModelId, OrganizationId};
+use construct_domain::{AgentId, ModelId, OrganizationId, policy::Rule};
 
 use crate::{
     Cursor, Error, Key, Page, Rendered, Store, Write, Written, text,
@@ -56,6 +56,8 @@ pub struct Agent {
     pub max_turns: u32,
     /// How its model samples.
     pub parameters: ModelParameters,
+    /// What its scripts may call.
+    pub policy: Vec<Rule>,
     /// Tasks whose agent this is.
     pub task_count: i64,
     /// Rises with every change.
@@ -90,6 +92,8 @@ pub struct NewAgent {
     pub max_turns: u32,
     /// How its model samples.
     pub parameters: ModelParameters,
+    /// What its scripts may call.
+    pub policy: Vec<Rule>,
 }
 
 /// What changes of an agent: what is `Some`.
@@ -107,6 +111,8 @@ pub struct AgentChanges {
     pub max_turns: Option<u32>,
     /// All of them.
     pub parameters: Option<ModelParameters>,
+    /// All of it.
+    pub policy: Option<Vec<Rule>>,
 }
 
 /// Which agents a list shows.
@@ -128,6 +134,7 @@ struct Row {
     instructions: String,
     max_turns: i32,
     parameters: Value,
+    policy: Value,
     task_count: i64,
     revision: i64,
     created_at: Timestamp,
@@ -148,6 +155,7 @@ impl TryFrom<Row> for Agent {
             instructions: row.instructions,
             max_turns: turns_from_sql(row.max_turns),
             parameters: serde_json::from_value(row.parameters).map_err(Error::internal)?,
+            policy: serde_json::from_value(row.policy).map_err(Error::internal)?,
             task_count: row.task_count,
             revision: row.revision,
             created_at: row.created_at,
@@ -171,7 +179,7 @@ macro_rules! select {
         sqlx::query_as!(
             Row,
             r#"SELECT a.id, a.organization_id, a.model_id, m.name AS model_name, a.name, a.description, a.instructions, a.max_turns,
-                    a.parameters,
+                    a.parameters, a.policy,
                     (SELECT count(*) FROM tasks t
                      WHERE t.organization_id = a.organization_id AND t.agent_id = a.id AND t.deleted_at IS NULL) AS "task_count!",
                     a.revision, a.created_at, a.updated_at
@@ -298,8 +306,9 @@ impl Store {
         let mut writer = begin!(self, write);
         sqlx::query!(
             "INSERT INTO agents
-                 (id, organization_id, model_id, name, description, instructions, max_turns, parameters, created_at, updated_at)
-             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $9)",
+                 (id, organization_id, model_id, name, description, instructions, max_turns, parameters, policy, created_at,
+                  updated_at)
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $10, $9, $9)",
             new.id.uuid(),
             writer.organization(),
             new.model.uuid(),
@@ -309,6 +318,7 @@ impl Store {
             turns_to_sql(new.max_turns),
             text::json(&new.parameters)?,
             writer.now(),
+            text::json(&new.policy)?,
         )
         .execute(&mut *writer.transaction)
         .await
@@ -332,6 +342,7 @@ impl Store {
     ) -> Result<Written<Agent>, Error> {
         let mut writer = begin!(self, write);
         let parameters = changes.parameters.as_ref().map(text::json).transpose()?;
+        let policy = changes.policy.as_ref().map(text::json).transpose()?;
         let done = sqlx::query!(
             "UPDATE agents SET
                  model_id = coalesce($5, model_id),
@@ -340,6 +351,7 @@ impl Store {
                  instructions = coalesce($8, instructions),
                  max_turns = coalesce($9, max_turns),
                  parameters = coalesce($10, parameters),
+                 policy = coalesce($11, policy),
                  revision = revision + 1,
                  updated_at = $4
              WHERE organization_id = $1 AND id = $2 AND ($3::bigint IS NULL OR revision = $3)",
@@ -353,6 +365,7 @@ impl Store {
             text::clean_option(changes.instructions.as_deref()),
             changes.max_turns.map(turns_to_sql),
             parameters,
+            policy,
         )
         .execute(&mut *writer.transaction)
         .await

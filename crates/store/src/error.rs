@@ -2,6 +2,9 @@
 
 use std::error::Error as StdError;
 
+use construct_domain::approval::ApprovalState;
+use jiff::Timestamp;
+
 /// Why something could not be read or written.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -43,12 +46,35 @@ pub enum Error {
     /// The message does not wait for its turn any more.
     #[error("the message is not waiting for its turn any more")]
     NotQueued,
+    /// The approval is over.
+    #[error("the approval is over: {}", over(*state, by, *at))]
+    Decided {
+        /// What became of it.
+        state: ApprovalState,
+        /// Who decided; empty when nobody did.
+        by: String,
+        /// When.
+        at: Option<Timestamp>,
+    },
     /// The database cannot be reached, is overloaded, or gave the statement up. Nothing may be assumed of a write.
     #[error("the database is not available")]
     Unavailable(#[source] Box<dyn StdError + Send + Sync>),
     /// A defect, or stored data that cannot be read.
     #[error("the database refused a statement or holds unreadable data")]
     Internal(#[source] Box<dyn StdError + Send + Sync>),
+}
+
+/// What became of an approval, in words.
+fn over(state: ApprovalState, by: &str, at: Option<Timestamp>) -> String {
+    let by = if by.is_empty() { String::new() } else { format!(" by {by}") };
+    let at = at.map(|at| format!(" at {at:.0}")).unwrap_or_default();
+    match state {
+        ApprovalState::Cancelled => format!("it is not needed any more{at}"),
+        ApprovalState::Expired => format!("nobody decided in time, it expired{at}"),
+        ApprovalState::Pending | ApprovalState::Approved | ApprovalState::Rejected => {
+            format!("it was {}{by}{at}", state.as_str())
+        }
+    }
 }
 
 impl Error {

@@ -11,6 +11,7 @@
 //! - a step's cost is counted once.
 
 mod agent;
+mod approval;
 mod error;
 mod event;
 mod invocation;
@@ -31,6 +32,7 @@ mod usage;
 mod write;
 
 pub use agent::{Agent, AgentChanges, AgentFilter, ModelParameters, NewAgent};
+pub use approval::{ApprovalDecision, ApprovalFilter, StoredApproval};
 pub use error::Error;
 pub use event::{NewEvent, StoredEvent, Stream};
 pub use invocation::{Invocation, InvocationAgent, InvocationModel, InvocationProvider};
@@ -43,8 +45,8 @@ pub use page::{Cursor, CursorValue, Key, Order, Page};
 pub use seal::{Error as SealError, Keyring, SealedSecret};
 pub use store::{PoolOptions, Store};
 pub use task::{
-    AppendedMessage, Committed, DueTask, EndedMessage, LoadedTask, NewTask, StoredTask, TaskChanges, TaskCommit,
-    TaskFilter,
+    AppendedMessage, AskedApproval, Committed, DueTask, EndedMessage, LoadedTask, NewTask, StoredTask, TaskChanges,
+    TaskCommit, TaskFilter,
 };
 pub use usage::{Purpose, StepUsage};
 pub use write::{Idempotency, Rendered, Write, Written};

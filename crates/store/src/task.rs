@@ -7,12 +7,15 @@ mod write;
 use std::collections::BTreeMap;
 
 use jiff::Timestamp;
+use serde::Deserialize;
 use serde_json::Value;
 use uuid::Uuid;
 
 use construct_domain::{
-    AgentId, OrganizationId, StepId, TaskId,
+    AgentId, ApprovalId, OrganizationId, StepId, TaskId,
+    approval::{Approval, ApprovalState, AskedCall},
     money::Usage,
+    policy::Rule,
     task::{DEFAULT_MAX_TURNS, Phase, Task, TaskError, TurnOutcome},
 };
 
@@ -23,7 +26,7 @@ use crate::{
     time::{option, sql_option},
 };
 
-pub use commit::{AppendedMessage, Committed, EndedMessage, TaskCommit};
+pub use commit::{AppendedMessage, AskedApproval, Committed, EndedMessage, TaskCommit};
 pub use drive::{DueTask, LoadedTask};
 
 pub(crate) const WHAT: &str = "task";
@@ -42,6 +45,8 @@ pub struct StoredTask {
     pub title: String,
     /// The task's own limit of model calls per user message; 0: none.
     pub max_turns_override: u32,
+    /// What its scripts may call, besides what the agent's policy says.
+    pub policy: Vec<Rule>,
     /// When it entered its phase.
     pub phase_since: Timestamp,
     /// Of all its model calls.
@@ -83,6 +88,8 @@ pub struct NewTask {
     pub title: String,
     /// Model calls one user message may cause; 0: the agent's limit.
     pub max_turns_override: u32,
+    /// What its scripts may call, besides what the agent's policy says.
+    pub policy: Vec<Rule>,
 }
 
 /// What changes of a task: what is `Some`.
@@ -94,6 +101,8 @@ pub struct TaskChanges {
     pub title: Option<String>,
     /// Model calls one user message may cause; 0: the agent's limit.
     pub max_turns_override: Option<u32>,
+    /// All of it.
+    pub policy: Option<Vec<Rule>>,
 }
 
 /// Which tasks a list shows.
@@ -111,7 +120,7 @@ pub struct TaskFilter {
     pub created_before: Option<Timestamp>,
 }
 
-/// A row as both sides read it. `queued` and `queued_count` are each read by one side only.
+/// A row as both sides read it. `queued_count` is read by one side only, `queued` and `approvals` by the other.
 struct Row {
     id: Uuid,
     organization_id: Uuid,
@@ -122,6 +131,8 @@ struct Row {
     title: String,
     titled: bool,
     max_turns_override: i32,
+    policy: Value,
+    agent_policy: Value,
     phase: String,
     phase_since: Timestamp,
     turn: Option<Value>,
@@ -154,6 +165,24 @@ struct Row {
     updated_at: Timestamp,
     queued_count: i64,
     queued: Option<Uuid>,
+    approvals: Option<Value>,
+}
+
+/// A question as the statement gives it.
+#[derive(Deserialize)]
+struct ApprovalRow {
+    id: Uuid,
+    script: u32,
+    number: u32,
+    hash: String,
+    state: ApprovalState,
+}
+
+impl From<ApprovalRow> for Approval {
+    fn from(row: ApprovalRow) -> Self {
+        let ApprovalRow { id, script, number, hash, state } = row;
+        Self { id: ApprovalId::from_uuid(id), call: AskedCall { script, number, hash }, state }
+    }
 }
 
 impl Row {
@@ -168,6 +197,8 @@ impl Row {
             (Some(code), Some(message), Some(time)) => Some(TaskError { code, message, time }),
             _ => None,
         };
+        let approvals: Option<Vec<ApprovalRow>> =
+            self.approvals.take().map(serde_json::from_value).transpose().map_err(Error::internal)?;
         Ok(Task {
             id: TaskId::from_uuid(self.id),
             organization: OrganizationId::from_uuid(self.organization_id),
@@ -189,8 +220,14 @@ impl Row {
                 .map(|outcome| TurnOutcome::parse(&outcome).ok_or_else(|| unreadable("outcome", &outcome)))
                 .transpose()?,
             last_error,
+            approvals: approvals.unwrap_or_default().into_iter().map(Approval::from).collect(),
         })
     }
+}
+
+/// A list of rules of a row.
+fn policy_from_sql(policy: Value) -> Result<Vec<Rule>, Error> {
+    serde_json::from_value(policy).map_err(Error::internal)
 }
 
 fn unreadable(what: &str, text: &str) -> Error {
@@ -207,6 +244,7 @@ impl TryFrom<Row> for StoredTask {
             workspace: row.workspace,
             title: row.title,
             max_turns_override: turns_from_sql(row.max_turns_override),
+            policy: policy_from_sql(row.policy)?,
             phase_since: row.phase_since,
             usage: Usage {
                 input_tokens: row.input_tokens,
@@ -226,14 +264,13 @@ impl TryFrom<Row> for StoredTask {
     }
 }
 
-/// Reads tasks as [`Row`]s. The first list says which columns `queued_count` and `queued` are, and what is joined for
-/// it.
+/// Reads tasks as [`Row`]s. The first list says what the columns `queued_count`, `queued` and `approvals` are.
 macro_rules! select {
     ([$($queue:literal)+], [$($tail:literal)+], $($argument:expr),* $(,)?) => {
         sqlx::query_as!(
             crate::task::Row,
             r#"SELECT t.id, t.organization_id, t.agent_id, a.name AS agent_name, a.max_turns AS agent_max_turns, t.workspace, t.title,
-                    t.titled, t.max_turns_override, t.phase, t.phase_since, t.turn, t.step, t.title_step, t.steps, t.last_position,
+                    t.titled, t.max_turns_override, t.policy, a.policy AS agent_policy, t.phase, t.phase_since, t.turn, t.step, t.title_step, t.steps, t.last_position,
                     t.next_wake, t.last_outcome, t.error_code, t.error_message, t.error_time, t.input_tokens, t.output_tokens,
                     t.cache_read_tokens, t.cache_write_tokens, t.cost_pico_usd, t.tool_uses, t.suspend, t.cancel_reason,
                     t.cancel_intent, t.deleted_at IS NOT NULL AS "deleted!", t.event_sequence, t.version, t.revision, t.intents,
@@ -251,7 +288,7 @@ macro_rules! select_counted {
     ([$($tail:literal)+], $($argument:expr),* $(,)?) => {
         crate::task::select!(
             [r#"(SELECT count(*) FROM messages q WHERE q.task_id = t.id AND q.position IS NULL AND q.processed_at IS NULL)
-                    AS "queued_count!", NULL::uuid AS queued"#],
+                    AS "queued_count!", NULL::uuid AS queued, NULL::jsonb AS approvals"#],
             [$($tail)+],
             $($argument),*
         )

@@ -1,5 +1,6 @@
 //! Every promise of this crate against a real server.
 
+mod approvals;
 mod catalogue;
 mod commit;
 mod events;
@@ -159,6 +160,7 @@ fn new_agent(model: ModelId, name: &str) -> NewAgent {
         instructions: "be good".to_owned(),
         max_turns: 0,
         parameters: ModelParameters::default(),
+        policy: Vec::new(),
     }
 }
 
@@ -169,6 +171,7 @@ fn new_task(agent: AgentId) -> NewTask {
         workspace: "/w".to_owned(),
         title: String::new(),
         max_turns_override: 0,
+        policy: Vec::new(),
     }
 }
 

@@ -2,12 +2,16 @@
 
 use construct_domain::{
     OrganizationId,
+    approval::ApprovalState,
     message::{self, Block, Source},
     money::{Prices, Usage},
+    policy::{Action, Rule},
     task::{Phase, TaskError, TurnOutcome},
 };
 use construct_proto::v1;
-use construct_store::{Agent, Model, ModelParameters, ModelProvider, ModelProviderKind, StoredMessage, StoredTask};
+use construct_store::{
+    Agent, Model, ModelParameters, ModelProvider, ModelProviderKind, StoredApproval, StoredMessage, StoredTask,
+};
 use jiff::Timestamp;
 
 #[cfg(test)]
@@ -50,6 +54,7 @@ pub fn agent(agent: &Agent) -> v1::Agent {
             model: agent.model_name.clone(),
             max_turns: agent.max_turns,
             parameters: Some(parameters(&agent.parameters)),
+            policy: agent.policy.iter().map(rule).collect(),
         }),
         status: Some(v1::AgentStatus { model_id: agent.model.to_string(), task_count: agent.task_count }),
     }
@@ -74,6 +79,85 @@ pub fn to_parameters(parameters: v1::ModelParameters) -> ModelParameters {
         top_p: parameters.top_p,
         top_k: parameters.top_k,
         stop_sequences: parameters.stop_sequences,
+    }
+}
+
+/// A rule of a policy.
+pub fn rule(rule: &Rule) -> v1::PolicyRule {
+    let action = match rule.action {
+        Action::Allow => v1::PolicyAction::Allow,
+        Action::Ask => v1::PolicyAction::Ask,
+        Action::Deny => v1::PolicyAction::Deny,
+    };
+    v1::PolicyRule {
+        action: action.into(),
+        tools: rule.tools.clone(),
+        paths: rule.paths.clone(),
+        commands: rule.commands.clone(),
+        hosts: rule.hosts.clone(),
+        methods: rule.methods.clone(),
+        reason: rule.reason.clone(),
+    }
+}
+
+/// A rule of a policy; none without an action.
+pub fn to_rule(rule: v1::PolicyRule) -> Option<Rule> {
+    let action = match rule.action() {
+        v1::PolicyAction::Unspecified => return None,
+        v1::PolicyAction::Allow => Action::Allow,
+        v1::PolicyAction::Ask => Action::Ask,
+        v1::PolicyAction::Deny => Action::Deny,
+    };
+    let v1::PolicyRule { action: _, tools, paths, commands, hosts, methods, reason } = rule;
+    Some(Rule { action, tools, paths, commands, hosts, methods, reason })
+}
+
+/// An approval as clients see it.
+pub fn approval(approval: &StoredApproval) -> v1::Approval {
+    let times = (approval.created_at, approval.updated_at);
+    v1::Approval {
+        metadata: metadata(approval.id, approval.organization, times, approval.revision),
+        spec: Some(v1::ApprovalSpec {
+            task: approval.task.to_string(),
+            step_id: approval.step.to_string(),
+            script: approval.call.script,
+            number: approval.call.number,
+            tool: approval.tool.clone(),
+            arguments: approval.arguments.clone(),
+            arguments_size: approval.arguments_size,
+            arguments_hash: approval.call.hash.clone(),
+            reason: approval.reason.clone(),
+        }),
+        status: Some(v1::ApprovalStatus {
+            state: approval_state(approval.state).into(),
+            decided_by: approval.decided_by.clone(),
+            words: approval.words.clone(),
+            decided_at: approval.decided_at.map(time),
+            expires_at: Some(time(approval.expires_at)),
+        }),
+    }
+}
+
+/// What became of a question.
+pub fn approval_state(state: ApprovalState) -> v1::ApprovalState {
+    match state {
+        ApprovalState::Pending => v1::ApprovalState::Pending,
+        ApprovalState::Approved => v1::ApprovalState::Approved,
+        ApprovalState::Rejected => v1::ApprovalState::Rejected,
+        ApprovalState::Expired => v1::ApprovalState::Expired,
+        ApprovalState::Cancelled => v1::ApprovalState::Cancelled,
+    }
+}
+
+/// None for `UNSPECIFIED`.
+pub fn to_approval_state(state: v1::ApprovalState) -> Option<ApprovalState> {
+    match state {
+        v1::ApprovalState::Unspecified => None,
+        v1::ApprovalState::Pending => Some(ApprovalState::Pending),
+        v1::ApprovalState::Approved => Some(ApprovalState::Approved),
+        v1::ApprovalState::Rejected => Some(ApprovalState::Rejected),
+        v1::ApprovalState::Expired => Some(ApprovalState::Expired),
+        v1::ApprovalState::Cancelled => Some(ApprovalState::Cancelled),
     }
 }
 
@@ -154,6 +238,7 @@ pub fn task(task: &StoredTask) -> v1::Task {
             workspace: task.workspace.clone(),
             title: task.title.clone(),
             max_turns: task.max_turns_override,
+            policy: task.policy.iter().map(rule).collect(),
         }),
         status: Some(v1::TaskStatus {
             agent_id: state.agent.to_string(),
@@ -178,6 +263,7 @@ pub fn phase(phase: Phase) -> v1::TaskPhase {
         Phase::AwaitInput => v1::TaskPhase::AwaitInput,
         Phase::InvokeModel => v1::TaskPhase::InvokeModel,
         Phase::ExecuteTools => v1::TaskPhase::ExecuteTools,
+        Phase::AwaitApproval => v1::TaskPhase::AwaitApproval,
         Phase::Suspended => v1::TaskPhase::Suspended,
     }
 }
@@ -190,6 +276,7 @@ pub fn to_phase(phase: v1::TaskPhase) -> Option<Phase> {
         v1::TaskPhase::InvokeModel => Some(Phase::InvokeModel),
         v1::TaskPhase::ExecuteTools => Some(Phase::ExecuteTools),
         v1::TaskPhase::Suspended => Some(Phase::Suspended),
+        v1::TaskPhase::AwaitApproval => Some(Phase::AwaitApproval),
     }
 }
 

@@ -3,7 +3,7 @@
 use std::{
     sync::{
         OnceLock,
-        atomic::{AtomicI64, AtomicU64},
+        atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
 };
@@ -11,7 +11,7 @@ use std::{
 use construct_bus::{Bus, Delivery, journal, subject};
 use construct_domain::StepId;
 use construct_proto::mesh::v1::{
-    Cancelled, CodeCompleted, CodeExecute, Failure, FailureClass, JournalOpened, StepResult, step_result,
+    Cancelled, CodeCompleted, CodeExecute, Failure, FailureClass, JournalOpened, Parked, StepResult, step_result,
 };
 use construct_proto::v1::CodeInterpreterResult;
 use jiff::Timestamp;
@@ -20,6 +20,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     host::{Broken, ScriptHost, Shared, past_calls},
     journal::{Journal, Taken},
+    policy::Policies,
     report,
     running::Running,
     sandbox::{Engine, Limits, Status, ToolTable},
@@ -29,6 +30,9 @@ use crate::{
 
 /// A script under which so many processes died is taken to be the cause, and given up.
 const MAX_DEATHS: u32 = 5;
+
+/// What is known of a script that waits for people, should it never be gone on with.
+const WAITED: &str = "cancelled while waiting for an approval";
 
 /// What executions work with.
 #[derive(Debug)]
@@ -100,9 +104,9 @@ impl Executor {
         };
         let running = self.running.enter(id);
         // First of all: whatever is said below, it is said with what an earlier process has done.
-        let journal = match Journal::open(&self.bus, id, opened(delivery)).await {
+        let journal = match Journal::open(&self.bus, id, opened(delivery, step.round)).await {
             Ok(Taken::Over(journal)) => journal,
-            Ok(Taken::Closed) => return End::Over,
+            Ok(Taken::Closed | Taken::Superseded) => return End::Over,
             Err(journal::Error::Conflict) => return End::Fenced,
             Err(error) => return End::HandBack(format!("the journal cannot be opened: {error}")),
         };
@@ -143,13 +147,17 @@ impl Executor {
                 toolbox.replay(&completed.name, &result);
             }
         }
+        let policies = Policies::of(command);
         let shared = Shared {
             toolbox,
             table: &self.table,
             journal,
             progress: tokio::sync::Mutex::new(self.bus.progress()),
             step,
-            delivery,
+            policies: &policies,
+            decisions: command.decisions.iter().map(|said| ((said.script, said.number), said)).collect(),
+            parked: AtomicBool::new(false),
+            run: (step.round << 16) | delivery.min(u32::from(u16::MAX)),
             index: AtomicU64::new(0),
             clock: AtomicI64::new(journal.opened.clock_micros),
             cancel: running.token().child_token(),
@@ -162,6 +170,7 @@ impl Executor {
             stop.cancel();
         });
         let mut results = Vec::with_capacity(command.calls.len());
+        let mut asked = Vec::new();
         for (number, call) in (0..).zip(&command.calls) {
             if let Some(reason) = running.reason() {
                 results.push(report::left(&call.id, &reason, &past_calls(journal, number)));
@@ -182,6 +191,23 @@ impl Executor {
                     results.push(report::result(&call.id, &outcome, &host.calls(), &stopped));
                     break;
                 }
+                None if outcome.status == Status::Cancelled
+                    && shared.parked.load(Relaxed)
+                    && running.reason().is_none() =>
+                {
+                    if let Err(error) = journal.release().await {
+                        hand_back.abort();
+                        return match error {
+                            journal::Error::Conflict => End::Fenced,
+                            error => End::HandBack(format!("the journal cannot be written: {error}")),
+                        };
+                    }
+                    results.push(report::result(&call.id, &outcome, &host.calls(), WAITED));
+                    let rest = &command.calls[results.len()..];
+                    results.extend(rest.iter().map(|call| report::not_run(&call.id, WAITED)));
+                    asked = host.asked();
+                    break;
+                }
                 None if outcome.status == Status::Cancelled && running.reason().is_none() => {
                     hand_back.abort();
                     if let Err(error) = journal.release().await {
@@ -197,6 +223,10 @@ impl Executor {
         }
         hand_back.abort();
         shared.progress.into_inner().finish().await;
+        if !asked.is_empty() {
+            tracing::info!(calls = asked.len(), "the scripts are put away until a person has decided");
+            return End::Outcome(step_result::Outcome::Parked(Parked { calls: asked, results }));
+        }
         End::Outcome(match running.reason() {
             Some(reason) => step_result::Outcome::Cancelled(Cancelled { reason, results }),
             None => step_result::Outcome::CodeCompleted(CodeCompleted { results }),
@@ -216,7 +246,7 @@ fn left(command: &CodeExecute, journal: &Journal, reason: &str) -> Vec<CodeInter
         .collect()
 }
 
-fn opened(delivery: u32) -> JournalOpened {
+fn opened(delivery: u32, round: u32) -> JournalOpened {
     let seed = [uuid::Uuid::now_v7(), uuid::Uuid::now_v7()].iter().flat_map(|uuid| *uuid.as_bytes()).collect();
-    JournalOpened { delivery, seed, clock_micros: Timestamp::now().as_microsecond() }
+    JournalOpened { delivery, seed, clock_micros: Timestamp::now().as_microsecond(), round }
 }

@@ -1,17 +1,18 @@
 //! What one script can reach: the tools of its task, each call journaled, counted and told to whoever watches.
 
 use std::{
-    collections::VecDeque,
+    collections::{BTreeMap, HashMap, VecDeque},
     sync::{
         Mutex, MutexGuard, OnceLock, PoisonError,
-        atomic::{AtomicI64, AtomicU64, Ordering::Relaxed},
+        atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed},
     },
     time::{Duration, Instant},
 };
 
 use construct_bus::{Progress, journal};
+use construct_domain::{approval::ASKED_AT_ONCE, policy::Action};
 use construct_proto::{
-    mesh::v1::{JournalCompleted, JournalStarted, StepRef},
+    mesh::v1::{ApprovalDecision, AskedCall, JournalCompleted, JournalStarted, StepRef},
     v1::{self, event::Payload},
 };
 use futures::future::BoxFuture;
@@ -21,8 +22,9 @@ use sha2::{Digest as _, Sha256};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    journal::{Journal, Past},
+    journal::{CallId, Journal, Past},
     modules,
+    policy::{Canonical, Policies},
     sandbox::{Host, HostCall, IMPORT, ToolError, ToolTable},
     tools::{self, CallContext, Toolbox},
 };
@@ -31,6 +33,8 @@ use crate::{
 const TIMER: &str = "setTimeout";
 /// How much of arguments and results is shown to those who watch, in bytes.
 const SHOWN: usize = 4096;
+/// How much of the arguments a person is shown who is to approve them, in bytes.
+const ASKED: usize = 64 * 1024;
 
 /// Why a script cannot go on, through no fault of its own.
 #[derive(Debug, thiserror::Error)]
@@ -62,7 +66,13 @@ pub(crate) struct Shared<'a> {
     /// One event after the other.
     pub(crate) progress: tokio::sync::Mutex<Progress>,
     pub(crate) step: &'a StepRef,
-    pub(crate) delivery: u32,
+    pub(crate) policies: &'a Policies,
+    /// What people have said about calls.
+    pub(crate) decisions: HashMap<CallId, &'a ApprovalDecision>,
+    /// Set when a script can go on only when people have decided.
+    pub(crate) parked: AtomicBool,
+    /// Which run of the scripts this is: later rounds, and in one round later deliveries, have greater numbers.
+    pub(crate) run: u32,
     /// Numbers what is told to those who watch.
     pub(crate) index: AtomicU64,
     /// The guest's clock in microseconds; goes on from script to script.
@@ -87,6 +97,8 @@ struct State {
     ended: VecDeque<(u32, i64)>,
     /// What is reported about the calls.
     uses: Vec<CallRecord>,
+    /// Calls that wait for a person, by number.
+    asks: BTreeMap<u32, AskedCall>,
 }
 
 /// What is known about a call when the script is over.
@@ -96,6 +108,8 @@ pub(crate) struct CallRecord {
     pub(crate) name: String,
     /// `None` while it is under way, or when it was stopped.
     pub(crate) end: Option<CallEnd>,
+    /// Whether it waits for a person's approval, so that nothing of it has begun.
+    pub(crate) waits: bool,
 }
 
 /// How a call ended.
@@ -108,7 +122,7 @@ pub(crate) struct CallEnd {
 impl<'a> ScriptHost<'a> {
     pub(crate) fn new(shared: &'a Shared<'a>, script: u32) -> Self {
         let ended = shared.journal.ended(script).into_iter().map(|number| (number, 0)).collect();
-        Self { shared, script, state: Mutex::new(State { ended, uses: Vec::new() }) }
+        Self { shared, script, state: Mutex::new(State { ended, ..State::default() }) }
     }
 
     /// The calls so far, by number: those the script has made, and those it made before and has not come to again.
@@ -122,6 +136,11 @@ impl<'a> ScriptHost<'a> {
         }
         calls.sort_by_key(|call| call.number);
         calls
+    }
+
+    /// What people are to be asked; of very many calls those that the script made first.
+    pub(crate) fn asked(&self) -> Vec<AskedCall> {
+        self.state().asks.values().take(ASKED_AT_ONCE).cloned().collect()
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -143,7 +162,7 @@ impl<'a> ScriptHost<'a> {
             .chain_update(call.args.to_string())
             .finalize()
             .to_vec();
-        self.state().uses.push(CallRecord { number, name: call.name.clone(), end: None });
+        self.state().uses.push(CallRecord { number, name: call.name.clone(), end: None, waits: false });
         let repeatable = tools::definition(&call.name).is_none_or(tools::Definition::is_repeatable);
         match self.shared.journal.past(id) {
             Some(Past::Completed { completed, .. }) => {
@@ -162,19 +181,17 @@ impl<'a> ScriptHost<'a> {
             }
             Some(Past::Started(_)) | None => {}
         }
+        if let Err(refused) = self.permit(&call).await {
+            self.tell_called(&call).await;
+            return self.complete(&call, hash, Err(refused), Duration::ZERO).await;
+        }
         if !repeatable {
             let started = JournalStarted { name: call.name.clone(), arguments_hash: hash.clone() };
             if let Err(error) = self.shared.journal.started(id, started).await {
                 return self.broken(Broken::Journal(error)).await;
             }
         }
-        let called = v1::ToolCalled {
-            step_id: self.shared.step.step_id.clone(),
-            number,
-            name: call.name.clone(),
-            arguments: clip(call.args.to_string()),
-        };
-        self.tell("tool.called", number, Payload::ToolCalled(called)).await;
+        self.tell_called(&call).await;
         let began = Instant::now();
         let context = CallContext { cancel: self.shared.cancel.child_token() };
         if call.name == IMPORT {
@@ -193,6 +210,53 @@ impl<'a> ScriptHost<'a> {
             details: error.details,
         });
         self.complete(&call, hash, result, began.elapsed()).await
+    }
+
+    /// Whether the policies let a call be made that was not made before. Does not return while a person must decide first.
+    async fn permit(&self, call: &HostCall) -> Result<(), ToolError> {
+        // A tool that there is not is refused by the toolbox, in words that help.
+        let Some(tool) = tools::definition(&call.name) else { return Ok(()) };
+        let arguments = Canonical::new(&call.args);
+        let verdict = self.shared.policies.judge(tool, &arguments, self.shared.toolbox.workspace()).await;
+        match verdict.action {
+            Action::Allow => return Ok(()),
+            Action::Deny => return Err(denied(&call.name, &verdict.reason)),
+            Action::Ask => {}
+        }
+        let arguments_hash = arguments.hash(&call.name);
+        if let Some(decision) = self.shared.decisions.get(&(self.script, call.number))
+            && decision.arguments_hash == arguments_hash
+        {
+            return if decision.approved { Ok(()) } else { Err(rejected(&call.name, decision)) };
+        }
+        let arguments = arguments.json();
+        let asked = AskedCall {
+            script: self.script,
+            number: call.number,
+            tool: call.name.clone(),
+            arguments: arguments[..arguments.floor_char_boundary(ASKED)].to_owned(),
+            arguments_size: arguments.len() as u64,
+            arguments_hash,
+            reason: verdict.reason,
+        };
+        {
+            let mut state = self.state();
+            state.asks.insert(call.number, asked);
+            if let Some(record) = state.uses.iter_mut().find(|record| record.number == call.number) {
+                record.waits = true;
+            }
+        }
+        std::future::pending().await
+    }
+
+    async fn tell_called(&self, call: &HostCall) {
+        let called = v1::ToolCalled {
+            step_id: self.shared.step.step_id.clone(),
+            number: call.number,
+            name: call.name.clone(),
+            arguments: clip(call.args.to_string()),
+        };
+        self.tell("tool.called", call.number, Payload::ToolCalled(called)).await;
     }
 
     /// Journals the end of a call, tells it, and hands it to the script.
@@ -255,7 +319,7 @@ impl<'a> ScriptHost<'a> {
     async fn tell(&self, kind: &str, number: u32, payload: Payload) {
         // Numbered under the lock: whoever watches is told in the order of the numbers.
         let mut progress = self.shared.progress.lock().await;
-        let index = (u64::from(self.shared.delivery) << 32) | self.shared.index.fetch_add(1, Relaxed);
+        let index = (u64::from(self.shared.run) << 32) | self.shared.index.fetch_add(1, Relaxed);
         let event = v1::Event {
             id: format!("{}:{}:{number}:{kind}", self.shared.step.step_id, self.script),
             r#type: kind.to_owned(),
@@ -325,6 +389,19 @@ impl Host for ScriptHost<'_> {
         self.state().ended.iter().map(|(number, _)| *number).find(|number| outstanding(*number))
     }
 
+    /// When nothing but people's decisions can let the script go on, it is put away: a run that is ended here goes on from
+    /// the journal.
+    fn stands_still(&self, under_way: &mut dyn Iterator<Item = u32>) {
+        let waits_for_people = {
+            let state = self.state();
+            !state.asks.is_empty() && under_way.into_iter().all(|number| state.asks.contains_key(&number))
+        };
+        if waits_for_people {
+            self.shared.parked.store(true, Relaxed);
+            self.shared.cancel.cancel();
+        }
+    }
+
     fn settled(&self, number: u32) {
         let mut state = self.state();
         if let Some(position) = state.ended.iter().position(|ended| ended.0 == number)
@@ -338,13 +415,29 @@ impl Host for ScriptHost<'_> {
 /// The calls of a script as an earlier process left them.
 pub(crate) fn past_calls(journal: &Journal, script: u32) -> Vec<CallRecord> {
     let calls = journal.calls(script).into_iter().map(|(number, past)| match past {
-        Past::Started(started) => CallRecord { number, name: started.name.clone(), end: None },
+        Past::Started(started) => CallRecord { number, name: started.name.clone(), end: None, waits: false },
         Past::Completed { completed, .. } => {
             let end = CallEnd { succeeded: completed.succeeded, duration_micros: completed.duration_micros };
-            CallRecord { number, name: completed.name.clone(), end: Some(end) }
+            CallRecord { number, name: completed.name.clone(), end: Some(end), waits: false }
         }
     });
     calls.filter(|call| call.name != TIMER).collect()
+}
+
+fn denied(tool: &str, reason: &str) -> ToolError {
+    let because = if reason.is_empty() { String::new() } else { format!(": {reason}") };
+    let message = format!("the policy does not let scripts make this call of {tool}{because}. Go on without it.");
+    ToolError::new("PolicyDenied", message)
+}
+
+fn rejected(tool: &str, decision: &ApprovalDecision) -> ToolError {
+    let words = if decision.words.is_empty() { String::new() } else { format!(": {}", decision.words) };
+    let message = if decision.decided_by.is_empty() {
+        format!("this call of {tool} needs a person's approval and did not get it{words}. Nothing of it happened.")
+    } else {
+        format!("a person did not approve this call of {tool}{words}. Nothing of it happened.")
+    };
+    ToolError::new("ApprovalRejected", message)
 }
 
 fn outcome_unknown(tool: &str) -> ToolError {

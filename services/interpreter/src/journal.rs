@@ -46,6 +46,8 @@ pub(crate) enum Taken {
     Over(Journal),
     /// The reconciler has closed it: nobody waits for it.
     Closed,
+    /// It was gone on with under a later command: nobody waits for this one.
+    Superseded,
 }
 
 impl Journal {
@@ -62,6 +64,7 @@ impl Journal {
             match entry.entry {
                 Some(Entry::Closed(_)) => return Ok(Taken::Closed),
                 Some(Entry::Released(_)) => deaths = deaths.saturating_sub(1),
+                Some(Entry::Opened(opened)) if opened.round > fresh.round => return Ok(Taken::Superseded),
                 Some(Entry::Opened(opened)) => {
                     deaths += 1;
                     first = first.or(Some(opened));
@@ -77,7 +80,7 @@ impl Journal {
             }
         }
         let first = first.unwrap_or_else(|| fresh.clone());
-        let opened = JournalOpened { delivery: fresh.delivery, ..first };
+        let opened = JournalOpened { delivery: fresh.delivery, round: fresh.round, ..first };
         let last = Arc::new(Mutex::new(last));
         let journal = Self { bus: bus.clone(), step, past, opened: opened.clone(), deaths, last };
         journal.append((0, 0), Entry::Opened(opened)).await?;

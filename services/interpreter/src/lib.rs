@@ -10,6 +10,7 @@ mod facts;
 mod host;
 mod journal;
 mod modules;
+mod policy;
 mod report;
 mod running;
 pub mod sandbox;

@@ -39,6 +39,7 @@ pub(crate) fn result(id: &str, outcome: &Outcome, calls: &[CallRecord], stopped:
     let mut output = output(outcome);
     if !matches!(outcome.status, Status::Cancelled | Status::Internal(_)) {
         append_line(&mut output, &under_way(calls));
+        append_line(&mut output, &not_asked(calls));
     }
     v1::CodeInterpreterResult {
         id: id.to_owned(),
@@ -93,7 +94,9 @@ fn output(outcome: &Outcome) -> String {
 /// A sentence about calls with an effect that were under way when the script ended; empty when there were none.
 fn under_way(calls: &[CallRecord]) -> String {
     let has_effect = |call: &&CallRecord| {
-        call.end.is_none() && tools::definition(&call.name).is_some_and(|tool| tool.effect != tools::Effect::Read)
+        call.end.is_none()
+            && !call.waits
+            && tools::definition(&call.name).is_some_and(|tool| tool.effect != tools::Effect::Read)
     };
     let open: Vec<String> =
         calls.iter().filter(has_effect).map(|call| format!("#{} {}", call.number, call.name)).collect();
@@ -101,6 +104,21 @@ fn under_way(calls: &[CallRecord]) -> String {
         return String::new();
     }
     format!("[under way when the script ended, so they may or may not have had their effect: {}]", open.join(", "))
+}
+
+/// A sentence about calls that need an approval and were not waited for; empty when there were none.
+fn not_asked(calls: &[CallRecord]) -> String {
+    let waiting = waiting(calls);
+    if waiting.is_empty() {
+        return waiting;
+    }
+    format!("[not made, because they need a person's approval and the script ended without waiting for it: {waiting}]")
+}
+
+/// The calls that wait for an approval.
+fn waiting(calls: &[CallRecord]) -> String {
+    let waiting = calls.iter().filter(|call| call.waits).map(|call| format!("#{} {}", call.number, call.name));
+    waiting.collect::<Vec<_>>().join(", ")
 }
 
 /// What a model is told of one script at most, in bytes: it is part of every later request. Beginning and end are kept.
@@ -122,22 +140,28 @@ fn clip(text: String) -> String {
 /// Which calls were done and which may have been: what a model needs to go on after a stop.
 fn account(calls: &[CallRecord]) -> String {
     let (mut done, mut unknown) = (String::new(), String::new());
-    for call in calls {
+    for call in calls.iter().filter(|call| !call.waits) {
         let list = if call.end.is_some() { &mut done } else { &mut unknown };
         let mark = if call.end.is_some_and(|end| !end.succeeded) { " (failed)" } else { "" };
         let _ = write!(list, "{}#{} {}{mark}", if list.is_empty() { "" } else { ", " }, call.number, call.name);
     }
     let none = |list: String| if list.is_empty() { "none".to_owned() } else { list };
-    format!(
+    let mut text = format!(
         "Calls that had ended: {}. Calls that were under way and may or may not have had their effect: {}.",
         none(done),
         none(unknown)
-    )
+    );
+    let waiting = waiting(calls);
+    if !waiting.is_empty() {
+        let _ = write!(text, " Calls that were not made, because nobody has approved them: {waiting}.");
+    }
+    text
 }
 
 fn tool_uses(calls: &[CallRecord]) -> Vec<v1::ToolUse> {
     calls
         .iter()
+        .filter(|call| !call.waits)
         .map(|call| v1::ToolUse {
             number: call.number,
             name: call.name.clone(),
@@ -217,22 +241,28 @@ mod tests {
     #[test]
     fn calls_that_nobody_waited_for_are_said_to_be_uncertain() {
         let calls = [
-            CallRecord { number: 1, name: "create_file".into(), end: None },
-            CallRecord { number: 2, name: "read_file".into(), end: None },
+            CallRecord { number: 1, name: "create_file".into(), end: None, waits: false },
+            CallRecord { number: 2, name: "read_file".into(), end: None, waits: false },
+            CallRecord { number: 3, name: "edit_file".into(), end: None, waits: true },
         ];
         let told = result("call_1", &outcome(Status::Completed { value: Value::Undefined }, ""), &calls, "").output;
-        assert!(told.contains("#1 create_file") && !told.contains("read_file"), "{told}");
+        assert!(told.contains("#1 create_file]") && !told.contains("read_file"), "{told}");
+        assert!(told.contains("without waiting for it: #3 edit_file]"), "{told}");
     }
 
     #[test]
     fn a_stopped_script_accounts_for_each_call() {
         let end = Some(CallEnd { succeeded: true, duration_micros: 5 });
         let calls = [
-            CallRecord { number: 1, name: "read_file".into(), end },
-            CallRecord { number: 2, name: "execute_command".into(), end: None },
+            CallRecord { number: 1, name: "read_file".into(), end, waits: false },
+            CallRecord { number: 2, name: "execute_command".into(), end: None, waits: false },
+            CallRecord { number: 3, name: "create_file".into(), end: None, waits: true },
         ];
-        let error = result("call_1", &outcome(Status::Cancelled, ""), &calls, "the user suspended the task").error;
+        let result = result("call_1", &outcome(Status::Cancelled, ""), &calls, "the user suspended the task");
+        let error = result.error;
         assert!(error.contains("ended: #1 read_file"), "{error}");
-        assert!(error.contains("may or may not have had their effect: #2 execute_command"), "{error}");
+        assert!(error.contains("may or may not have had their effect: #2 execute_command."), "{error}");
+        assert!(error.contains("nobody has approved them: #3 create_file."), "{error}");
+        assert_eq!(result.tool_uses.len(), 2, "a call that was not made is no use of a tool");
     }
 }

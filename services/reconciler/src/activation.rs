@@ -5,7 +5,8 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use construct_bus::{Bus, publish, subject};
 use construct_domain::{
-    MessageId, ModelId, StepId, TaskId,
+    ApprovalId, MessageId, ModelId, StepId, TaskId,
+    approval::ApprovalState,
     decide::{self, Decision, Effect, Event, Fresh},
     message::{Block, Content, Source},
     money::Usage,
@@ -14,8 +15,8 @@ use construct_domain::{
 use construct_proto::{mesh::v1 as mesh, v1::event::Payload};
 use construct_runtime::Lifecycle;
 use construct_store::{
-    AppendedMessage, Committed, EndedMessage, Error, LoadedTask, MessageFilter, MessagePage, NewEvent, Purpose,
-    QUEUE_LIMIT, StepUsage, Store, StoredEvent, Stream, TaskCommit,
+    AppendedMessage, AskedApproval, Committed, EndedMessage, Error, LoadedTask, MessageFilter, MessagePage, NewEvent,
+    Purpose, QUEUE_LIMIT, StepUsage, Store, StoredApproval, StoredEvent, Stream, TaskCommit,
 };
 use jiff::Timestamp;
 use uuid::Uuid;
@@ -138,9 +139,10 @@ impl Activator {
             return Ok((decision, None));
         }
 
-        let current =
-            report.filter(|report| loaded.task.step.as_ref().is_some_and(|step| step.id == report.result.step));
-        let step = current.map(|report| report.number);
+        let current = report.filter(|report| loaded.task.step.as_ref().is_some_and(|step| step.awaits(&report.result)));
+        // A step that waits for people is not over: what its scripts do further is told after this.
+        let goes_on = |report: &&Report| !matches!(report.result.outcome, Outcome::Parked { .. });
+        let step = current.filter(goes_on).map(|report| report.number);
         let mut commit = TaskCommit::new(loaded, &decision.task, now);
         commit.admitted = decision.admitted;
         commit.appended = decision
@@ -166,7 +168,10 @@ impl Activator {
         commit.tool_uses = tool_uses(&decision);
         commit.title = report.and_then(|report| title(loaded, report));
         commit.trace_id = trace_id();
-        commit.events = record::events(loaded, &decision, &usage, step, now);
+        commit.asked = asked(loaded, &decision);
+        commit.closed.clone_from(&decision.closed);
+        commit.events = self.approval_events(loaded, &commit.asked, &decision, now).await?;
+        commit.events.extend(record::events(loaded, &decision, &usage, step, now));
         if decision.drop_queued {
             commit.events.extend(self.dropped(loaded, now).await?);
         }
@@ -187,6 +192,54 @@ impl Activator {
         };
         self.announcer.announce((committed.first_event_sequence..).zip(events).map(stored).collect());
         Ok((decision, Some(committed)))
+    }
+
+    /// The events of questions that are asked, and of those that are over.
+    async fn approval_events(
+        &self,
+        loaded: &LoadedTask,
+        asked: &[AskedApproval],
+        decision: &Decision,
+        now: Timestamp,
+    ) -> Result<Vec<NewEvent>, Error> {
+        let Some(step) = loaded.task.step.as_ref().filter(|_| !asked.is_empty() || !decision.closed.is_empty()) else {
+            return Ok(Vec::new());
+        };
+        // A question that replaces another one keeps its id.
+        let known = self.store.approvals_of_step(step.id).await?;
+        let mut events = Vec::new();
+        for AskedApproval { id, step, asked, expires_at } in asked {
+            let before = known.iter().find(|known| known.call.is_at(&asked.call));
+            events.push(record::requested(&StoredApproval {
+                id: before.map_or(*id, |before| before.id),
+                organization: loaded.task.organization,
+                task: loaded.task.id,
+                step: *step,
+                call: asked.call.clone(),
+                tool: asked.tool.clone(),
+                arguments: asked.arguments.clone(),
+                arguments_size: asked.arguments_size,
+                reason: asked.reason.clone(),
+                state: ApprovalState::Pending,
+                decided_by: String::new(),
+                words: String::new(),
+                decided_at: None,
+                expires_at: *expires_at,
+                revision: before.map_or(1, |before| before.revision + 1),
+                created_at: before.map_or(now, |before| before.created_at),
+                updated_at: now,
+            }));
+        }
+        for closed in &decision.closed {
+            let Some(mut approval) = known.iter().find(|known| known.id == closed.id).cloned() else { continue };
+            approval.state = closed.state;
+            approval.words.clone_from(&closed.words);
+            approval.decided_at = Some(now);
+            approval.revision += 1;
+            approval.updated_at = now;
+            events.push(record::closed(&approval));
+        }
+        Ok(events)
     }
 
     /// The events of queued messages that a cancel drops.
@@ -230,7 +283,7 @@ impl Activator {
         let failed = |step: StepId, error: command::Error| {
             let (class, message, retry_at) = (error.class(), error.to_string(), error.retry_at());
             let failure = Failure { class, message, retry_at, tries: 0 };
-            Some(StepResult { step, outcome: Outcome::Failed(failure) })
+            Some(StepResult { step, round: round_of(now, step), outcome: Outcome::Failed(failure) })
         };
         let model = subject::ModelInvoke::new(subject::Pool::model_default(), task);
         Ok(match effect {
@@ -243,14 +296,20 @@ impl Activator {
                 Ok(invoke) => self.dispatch(*step, &model, &invoke).await,
                 Err(error) => failed(*step, error),
             },
-            Effect::ExecuteCode(step) => match command::execute(loaded, now, step, &self.store.transcript(task).await?)
-            {
-                Ok(execute) => {
-                    let code = subject::CodeExecute::new(subject::Pool::code_default(), task);
-                    self.dispatch(step.id, &code, &execute).await
+            Effect::ExecuteCode(step) => {
+                let transcript = self.store.transcript(task).await?;
+                let asked = step.round > 0;
+                let approvals = if asked { self.store.approvals_of_step(step.id).await? } else { Vec::new() };
+                match command::execute(loaded, now, step, &transcript, &approvals) {
+                    Ok(execute) => {
+                        let code = subject::CodeExecute::new(subject::Pool::code_default(), task);
+                        self.dispatch(step.id, &code, &execute)
+                            .await
+                            .map(|result| StepResult { round: step.round, ..result })
+                    }
+                    Err(error) => failed(step.id, error),
                 }
-                Err(error) => failed(step.id, error),
-            },
+            }
             Effect::CancelModel(step, reason) => {
                 self.cancel(subject::Service::Providers, task, *step, reason).await;
                 // A call that no worker has begun must not cost money later.
@@ -306,12 +365,12 @@ impl Activator {
             _ => FailureClass::Configuration,
         };
         let failure = Failure { class, message: error.to_string(), retry_at: None, tries: 0 };
-        Some(StepResult { step, outcome: Outcome::Failed(failure) })
+        Some(StepResult { step, round: 0, outcome: Outcome::Failed(failure) })
     }
 
     /// Whether a step that is looked at again has its result on the way: then its worker must not begin anew.
     async fn result_waits(&self, step: &Step, task: TaskId) -> bool {
-        let first = Timestamp::now().duration_since(step.since) < FIRST_LOOK;
+        let first = Timestamp::now().duration_since(step.wanted()) < FIRST_LOOK;
         !first && self.bus.result_waits(task).await.unwrap_or(false)
     }
 
@@ -359,6 +418,23 @@ impl Report {
         let number = task.step.as_ref().map_or(0, |step| step.number);
         Self { result, usage: Usage::default(), model: None, number }
     }
+}
+
+/// The round a step is in.
+fn round_of(task: &Task, step: StepId) -> u32 {
+    task.step.as_ref().filter(|now| now.id == step).map_or(0, |now| now.round)
+}
+
+/// What people are asked by a decision.
+fn asked(loaded: &LoadedTask, decision: &Decision) -> Vec<AskedApproval> {
+    let Some(step) = &loaded.task.step else { return Vec::new() };
+    let asked = decision.asked.iter().map(|asked| AskedApproval {
+        id: ApprovalId::from_uuid(Uuid::now_v7()),
+        step: step.id,
+        asked: asked.clone(),
+        expires_at: step.approvals_expire(),
+    });
+    asked.collect()
 }
 
 /// What the ledger is told. A call that cost nothing leaves no row.

@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use construct_bus::request;
 use construct_domain::{
-    StepId, backoff,
+    StepId,
+    approval::ApprovalState,
+    backoff,
     decide::MODEL_DEADLINE,
     message::{CodeCall, Source, code_calls},
     task::{FailureClass, Stage, Step, StepState, Task},
@@ -13,7 +15,7 @@ use construct_proto::{
     mesh::v1::{self as mesh, model_invoke::Purpose},
     v1,
 };
-use construct_store::{Invocation, LoadedTask, StoredMessage};
+use construct_store::{Invocation, LoadedTask, StoredApproval, StoredMessage};
 use construct_wire::convert;
 use jiff::Timestamp;
 
@@ -100,6 +102,7 @@ pub(crate) fn title(
         step_id: step.to_string(),
         number: loaded.task.steps,
         deadline: Some(convert::time(Timestamp::now() + MODEL_DEADLINE)),
+        round: 0,
     };
     let request = mesh::ModelInvoke {
         step: Some(step),
@@ -144,6 +147,7 @@ pub(crate) fn execute(
     task: &Task,
     step: &Step,
     transcript: &[StoredMessage],
+    approvals: &[StoredApproval],
 ) -> Result<mesh::CodeExecute, Error> {
     let Some(Stage::Code { calls: wanted }) = task.turn.as_ref().map(|turn| &turn.stage) else {
         return Err(Error::NoCalls);
@@ -159,6 +163,26 @@ pub(crate) fn execute(
         step: Some(step_ref(loaded, step)),
         calls: calls.into_iter().map(convert::code_call).collect(),
         workspace: loaded.workspace.clone(),
+        agent_policy: loaded.agent_policy.iter().map(convert::rule).collect(),
+        task_policy: loaded.policy.iter().map(convert::rule).collect(),
+        decisions: approvals.iter().filter_map(decision).collect(),
+    })
+}
+
+/// What became of a question, once it is over.
+fn decision(approval: &StoredApproval) -> Option<mesh::ApprovalDecision> {
+    let approved = match approval.state {
+        ApprovalState::Pending => return None,
+        ApprovalState::Approved => true,
+        ApprovalState::Rejected | ApprovalState::Expired | ApprovalState::Cancelled => false,
+    };
+    Some(mesh::ApprovalDecision {
+        script: approval.call.script,
+        number: approval.call.number,
+        arguments_hash: approval.call.hash.clone(),
+        approved,
+        words: approval.words.clone(),
+        decided_by: approval.decided_by.clone(),
     })
 }
 
@@ -169,13 +193,14 @@ fn step_ref(loaded: &LoadedTask, step: &Step) -> mesh::StepRef {
         step_id: step.id.to_string(),
         number: step.number,
         deadline: step_deadline(step).map(convert::time),
+        round: step.round,
     }
 }
 
 fn step_deadline(step: &Step) -> Option<Timestamp> {
     match step.state {
         StepState::InFlight { deadline } | StepState::Cancelling { deadline } => Some(deadline),
-        StepState::Backoff { .. } => None,
+        StepState::Backoff { .. } | StepState::Parked { .. } => None,
     }
 }
 

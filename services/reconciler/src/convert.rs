@@ -2,6 +2,7 @@
 
 use construct_domain::{
     StepId,
+    approval::{Asked, AskedCall},
     message::CodeResult,
     money::Usage,
     task::{Failure, FailureClass, Outcome, StepResult, Stop},
@@ -19,7 +20,8 @@ pub(crate) struct Invalid(&'static str);
 
 /// A worker's result with what it cost.
 pub(crate) fn step_result(result: mesh::StepResult) -> Result<(StepResult, Usage), Invalid> {
-    let step: StepId = result.step.and_then(|step| step.step_id.parse().ok()).ok_or(Invalid("it names no step"))?;
+    let named = result.step.ok_or(Invalid("it names no step"))?;
+    let step: StepId = named.step_id.parse().map_err(|_| Invalid("it names no step"))?;
     let outcome = match result.outcome.ok_or(Invalid("it has no outcome"))? {
         mesh::step_result::Outcome::ModelCompleted(completed) => {
             let stop = match completed.stop_reason() {
@@ -34,8 +36,25 @@ pub(crate) fn step_result(result: mesh::StepResult) -> Result<(StepResult, Usage
         mesh::step_result::Outcome::CodeCompleted(completed) => Outcome::Code(code_results(completed.results)),
         mesh::step_result::Outcome::Failed(failed) => Outcome::Failed(failure(failed)),
         mesh::step_result::Outcome::Cancelled(cancelled) => Outcome::Cancelled(code_results(cancelled.results)),
+        mesh::step_result::Outcome::Parked(parked) => {
+            if parked.calls.is_empty() {
+                return Err(Invalid("it waits for nothing"));
+            }
+            let asked = parked.calls.into_iter().map(asked).collect();
+            Outcome::Parked { asked, results: code_results(parked.results) }
+        }
     };
-    Ok((StepResult { step, outcome }, result.usage.map(to_usage).unwrap_or_default()))
+    Ok((StepResult { step, round: named.round, outcome }, result.usage.map(to_usage).unwrap_or_default()))
+}
+
+fn asked(call: mesh::AskedCall) -> Asked {
+    Asked {
+        call: AskedCall { script: call.script, number: call.number, hash: call.arguments_hash },
+        tool: call.tool,
+        arguments: call.arguments,
+        arguments_size: call.arguments_size,
+        reason: call.reason,
+    }
 }
 
 fn code_results(results: Vec<v1::CodeInterpreterResult>) -> Vec<CodeResult> {

@@ -6,7 +6,7 @@ use construct_domain::{
     task::{NewMessage, Phase, TurnOutcome},
 };
 use construct_proto::v1::{self, event::Payload};
-use construct_store::{LoadedTask, NewEvent};
+use construct_store::{LoadedTask, NewEvent, StoredApproval};
 use construct_wire::{convert, record};
 use jiff::Timestamp;
 
@@ -48,13 +48,27 @@ pub(crate) fn events(
     events
 }
 
+/// The event of a question that people are asked.
+pub(crate) fn requested(approval: &StoredApproval) -> NewEvent {
+    record::new("approval.requested", Payload::Approval(convert::approval(approval)), None)
+}
+
+/// The event of a question that is over without a person's decision.
+pub(crate) fn closed(approval: &StoredApproval) -> NewEvent {
+    record::new("approval.decided", Payload::Approval(convert::approval(approval)), None)
+}
+
 fn phase_reason(decision: &Decision) -> &'static str {
     match decision.task.phase {
         Phase::AwaitInput if decision.ended.is_some() => "the turn ended",
         Phase::AwaitInput => "there is no unprocessed message",
         Phase::InvokeModel if decision.admitted.is_some() => "a message is to be answered",
         Phase::InvokeModel => "the model is asked to go on",
-        Phase::ExecuteTools => "the model wants to run a script",
+        Phase::ExecuteTools => match &decision.task.step {
+            Some(step) if step.round > 0 => "the script goes on",
+            _ => "the model wants to run a script",
+        },
+        Phase::AwaitApproval => "the script wants to make calls that a person must approve",
         Phase::Suspended => "a person suspended the task",
     }
 }

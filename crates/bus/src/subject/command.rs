@@ -5,7 +5,7 @@ use std::{fmt, str::FromStr};
 use construct_domain::{TaskId, partition};
 use construct_proto::mesh::v1 as mesh;
 
-use super::{Address, Command, Invalid, Stored, agree, tokens::ROOT, tokens::Tokens};
+use super::{Address, Command, Commanded, Invalid, Stored, agree, tokens::ROOT, tokens::Tokens};
 use crate::topology::Stream;
 
 /// Look at this task again. Never coalesced: a wake that arrives while an earlier one is being handled must not be lost.
@@ -156,8 +156,11 @@ macro_rules! pooled {
         }
 
         impl Command for $address {
-            fn commanded(message: &$message) -> (&str, u64) {
-                message.step.as_ref().map_or(("", 0), |step| (&step.step_id, step.number))
+            fn commanded(message: &$message) -> Commanded<'_> {
+                match &message.step {
+                    Some(step) => Commanded { step: &step.step_id, number: step.number, round: step.round },
+                    None => Commanded::default(),
+                }
             }
         }
     };

@@ -53,6 +53,25 @@ async fn a_command_is_queued_once_until_it_is_acknowledged() {
 }
 
 #[tokio::test]
+async fn a_later_round_supersedes_what_an_earlier_one_left_and_never_the_other_way_round() {
+    let server = NatsServer::start().await;
+    let bus = server.bus().await;
+    let address = subject::CodeExecute::new(Pool::code_default(), task(1));
+    let of_round = |round| {
+        let mut command = execute(task(1), 3);
+        command.step.as_mut().expect("it names a step").round = round;
+        command
+    };
+    bus.publish_once(&address, &of_round(0)).await.expect("sent");
+    let superseded = Dispatch::Superseded { step_id: step(3).to_string() };
+    assert_eq!(bus.publish_once(&address, &of_round(1)).await.expect("sent"), superseded);
+    assert_eq!(bus.publish_once(&address, &of_round(1)).await.expect("sent"), Dispatch::AlreadyQueued);
+    assert_eq!(bus.publish_once(&address, &of_round(0)).await.expect("sent"), Dispatch::Stale { number: 3 });
+    let mut consumer = bus.consume_code(&Pool::code_default(), options(4));
+    assert_eq!(next(&mut consumer).await.message, of_round(1));
+}
+
+#[tokio::test]
 async fn a_later_step_supersedes_what_an_earlier_one_left_and_never_the_other_way_round() {
     let server = NatsServer::start().await;
     let bus = server.bus().await;

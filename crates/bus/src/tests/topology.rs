@@ -6,7 +6,7 @@ use futures::future::join_all;
 
 use super::{ORGANIZATION, step, task};
 use crate::{
-    Bus, ConnectOptions, EventType, Pool, subject,
+    Bus, ConnectOptions, EventType, Pool, blob, subject,
     subject::Stored,
     testing::NatsServer,
     topology::{Retention, Stream, consumers, streams},
@@ -28,6 +28,15 @@ fn matches(filter: &str, subject: &str) -> bool {
 
 fn stored<A: Stored>(address: &A) -> (Stream, String) {
     (A::STREAM, address.subject())
+}
+
+#[test]
+fn a_journal_is_kept_longer_than_a_script_can_wait_for_people_and_what_it_refers_to_longer_still() {
+    use construct_domain::{approval::APPROVAL_LIMIT, decide::CODE_DEADLINE};
+    let journal = streams().iter().find(|row| row.stream == Stream::Journal).expect("there is one").max_age;
+    // A script that is gone on with at the last moment runs once more.
+    assert!(journal > APPROVAL_LIMIT + 2 * CODE_DEADLINE);
+    assert!(blob::KEPT > journal);
 }
 
 #[test]

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use uuid::Uuid;
 
 use super::*;
-use crate::{AgentId, OrganizationId, TaskId, message::CodeCall};
+use crate::{AgentId, ApprovalId, OrganizationId, TaskId, message::CodeCall};
 
 /// A task with everything around it that the shell would hold: the queue, the transcript, the workers.
 struct World {
@@ -16,6 +16,8 @@ struct World {
     /// Every step that was commanded, with how often.
     commanded: BTreeMap<StepId, u32>,
     code_steps: Vec<StepId>,
+    /// Every question, with the step it is of.
+    approvals: Vec<(StepId, Approval)>,
     now: Timestamp,
     ids: u128,
 }
@@ -41,6 +43,7 @@ impl World {
                 next_wake: None,
                 last_outcome: None,
                 last_error: None,
+                approvals: Vec::new(),
             },
             queue: VecDeque::new(),
             transcript: Vec::new(),
@@ -48,6 +51,7 @@ impl World {
             dropped: 0,
             commanded: BTreeMap::new(),
             code_steps: Vec::new(),
+            approvals: Vec::new(),
             now: Timestamp::UNIX_EPOCH,
             ids: 100,
         }
@@ -75,6 +79,9 @@ impl World {
 
     fn decide(&mut self, event: Event) -> Decision {
         let fresh = self.fresh();
+        let asking = self.task.step.as_ref().map(|step| step.id);
+        let of_step = self.approvals.iter().filter(|(step, _)| Some(*step) == asking);
+        self.task.approvals = of_step.map(|(_, approval)| approval.clone()).collect();
         let decision = decide(&self.task, self.queue.front().copied(), event, self.now, fresh);
         if let Some((message, position)) = decision.admitted {
             assert_eq!(self.queue.pop_front(), Some(message), "messages are admitted in the order they were accepted");
@@ -98,9 +105,46 @@ impl World {
                 }
             }
         }
+        for asked in &decision.asked {
+            let step = asking.expect("only a step asks");
+            let id = ApprovalId::from_uuid(self.uuid());
+            assert!(!self.approvals.iter().any(|(of, known)| *of == step && known.call == asked.call), "asked once");
+            let approval = Approval { id, call: asked.call.clone(), state: ApprovalState::Pending };
+            self.approvals.push((step, approval));
+        }
+        for closed in &decision.closed {
+            let found = self.approvals.iter_mut().find(|(_, approval)| approval.id == closed.id);
+            let (_, approval) = found.expect("what is closed was asked");
+            assert_eq!(approval.state, ApprovalState::Pending, "what was decided stays decided");
+            approval.state = closed.state;
+        }
         self.task = decision.task.clone();
         self.check();
         decision
+    }
+
+    /// A person decides about the oldest question that is open.
+    fn say(&mut self, state: ApprovalState) -> bool {
+        let pending = |approval: &Approval| approval.state == ApprovalState::Pending;
+        let Some((_, approval)) = self.approvals.iter_mut().find(|(_, approval)| pending(approval)) else {
+            return false;
+        };
+        approval.state = state;
+        true
+    }
+
+    fn states(&self) -> Vec<ApprovalState> {
+        self.approvals.iter().map(|(_, approval)| approval.state).collect()
+    }
+
+    /// A task whose script waits for approvals of these calls.
+    fn parked(calls_of_script: &[u32]) -> Self {
+        let mut world = Self::new();
+        world.send();
+        world.decide(Event::Wake);
+        world.result(calls(&["a"]));
+        world.result(park(calls_of_script));
+        world
     }
 
     /// What holds after every decision.
@@ -116,10 +160,19 @@ impl World {
         }
         match (&task.turn, task.phase) {
             (Some(Turn { stage: Stage::Code { .. }, .. }), Phase::ExecuteTools | Phase::Suspended)
+            | (Some(Turn { stage: Stage::Code { .. }, .. }), Phase::AwaitApproval)
             | (Some(Turn { stage: Stage::Model, .. }), Phase::InvokeModel | Phase::Suspended)
             | (None, Phase::AwaitInput | Phase::Suspended) => {}
             other => panic!("phase and stage disagree: {other:?}"),
         }
+        let is_parked = task.step.as_ref().is_some_and(|step| matches!(step.state, StepState::Parked { .. }));
+        if task.phase != Phase::Suspended {
+            assert_eq!(is_parked, task.phase == Phase::AwaitApproval);
+        }
+        let open = |(step, approval): &(StepId, Approval)| {
+            approval.state == ApprovalState::Pending && task.step.as_ref().is_none_or(|now| now.id != *step)
+        };
+        assert!(!self.approvals.iter().any(open), "nobody is asked about a script that is over");
         // Calls and results pair up: an assistant message with calls is followed by exactly their results.
         for pair in self.transcript.windows(2) {
             let calls: Vec<&str> = code_calls(&pair[0].1).map(|call| call.id.as_str()).collect();
@@ -141,8 +194,9 @@ impl World {
 
     /// Ends the current step as a worker would.
     fn result(&mut self, outcome: Outcome) -> Decision {
-        let step = self.task.step.as_ref().expect("a step is in flight").id;
-        self.decide(Event::Result(StepResult { step, outcome }))
+        let step = self.task.step.as_ref().expect("a step is in flight");
+        let result = StepResult { step: step.id, round: step.round, outcome };
+        self.decide(Event::Result(result))
     }
 
     fn elapse(&mut self, seconds: i64) {
@@ -165,6 +219,18 @@ fn calls(ids: &[&str]) -> Outcome {
 
 fn results(ids: &[&str]) -> Outcome {
     Outcome::Code(ids.iter().map(|id| CodeResult { id: (*id).to_owned(), ..CodeResult::default() }).collect())
+}
+
+fn park(numbers: &[u32]) -> Outcome {
+    let asked = numbers.iter().map(|&number| Asked {
+        call: AskedCall { script: 0, number, hash: format!("hash {number}") },
+        tool: "create_file".to_owned(),
+        arguments: "{}".to_owned(),
+        arguments_size: 2,
+        reason: String::new(),
+    });
+    let waited = CodeResult { id: "a".to_owned(), error: "it waited".to_owned(), ..CodeResult::default() };
+    Outcome::Parked { asked: asked.collect(), results: vec![waited] }
 }
 
 fn failed(class: FailureClass) -> Outcome {
@@ -452,7 +518,7 @@ fn a_stale_result_changes_nothing() {
     world.decide(Event::Wake);
     let before = world.task.clone();
     let stale = StepId::from_uuid(Uuid::from_u128(9));
-    let decision = world.decide(Event::Result(StepResult { step: stale, outcome: text("late") }));
+    let decision = world.decide(Event::Result(StepResult { step: stale, round: 0, outcome: text("late") }));
     assert!(!decision.changes(&before));
 }
 
@@ -464,8 +530,136 @@ fn a_title_is_asked_for_once_the_first_turn_is_done() {
     world.decide(Event::Wake);
     let decision = world.result(text("hello"));
     let [Effect::MakeTitle(step)] = decision.effects.as_slice() else { panic!("{decision:?}") };
-    world.decide(Event::Result(StepResult { step: *step, outcome: text("A greeting") }));
+    world.decide(Event::Result(StepResult { step: *step, round: 0, outcome: text("A greeting") }));
     assert!(world.task.titled);
+}
+
+#[test]
+fn a_script_that_needs_an_approval_waits_and_goes_on_as_the_same_step() {
+    let mut world = World::parked(&[2, 5]);
+    let step = world.task.step.clone().expect("it waits");
+    assert_eq!(world.task.phase, Phase::AwaitApproval);
+    assert_eq!(world.task.next_wake, Some(step.approvals_expire()));
+    world.elapse(3 * 24 * 3600);
+    assert!(world.decide(Event::Wake).effects.is_empty(), "nothing runs while it waits");
+    world.say(ApprovalState::Approved);
+    let decision = world.decide(Event::Wake);
+    let [Effect::ExecuteCode(again)] = decision.effects.as_slice() else { panic!("{decision:?}") };
+    assert_eq!((again.id, again.round, world.task.phase), (step.id, 1, Phase::ExecuteTools));
+    assert_eq!(again.state, StepState::InFlight { deadline: world.now + CODE_DEADLINE });
+    // The other call still waits, and is not asked about twice.
+    let decision = world.result(park(&[5]));
+    assert_eq!((decision.asked.len(), world.task.phase), (0, Phase::AwaitApproval));
+    world.say(ApprovalState::Rejected);
+    world.decide(Event::Wake);
+    let decision = world.result(results(&["a"]));
+    assert!(decision.effects.contains(&Effect::EndCode(step.id)));
+    assert_eq!(world.states(), [ApprovalState::Approved, ApprovalState::Rejected]);
+    assert_eq!(world.code_steps.len(), 1);
+}
+
+#[test]
+fn a_decision_that_comes_while_the_script_runs_is_not_waited_for_again() {
+    let mut world = World::parked(&[2, 5]);
+    world.say(ApprovalState::Approved);
+    world.decide(Event::Wake);
+    world.say(ApprovalState::Approved);
+    assert!(world.decide(Event::Wake).effects.is_empty(), "it runs");
+    let decision = world.result(park(&[5]));
+    assert!(matches!(decision.effects.as_slice(), [Effect::ExecuteCode(step)] if step.round == 2), "{decision:?}");
+}
+
+#[test]
+fn results_of_earlier_rounds_and_of_who_had_let_go_change_nothing() {
+    let mut world = World::parked(&[2]);
+    world.decide(Event::Wake);
+    let step = world.task.step.as_ref().expect("it waits").id;
+    let stale = |outcome| Event::Result(StepResult { step, round: 0, outcome });
+    for late in
+        [park(&[2]), park(&[3]), Outcome::Cancelled(Vec::new()), failed(FailureClass::Internal), results(&["a"])]
+    {
+        let before = world.task.clone();
+        let decision = world.decide(stale(late));
+        assert!(!decision.changes(&before), "{decision:?}");
+    }
+    world.say(ApprovalState::Approved);
+    world.decide(Event::Wake);
+    let before = world.task.clone();
+    let decision = world.decide(stale(park(&[2])));
+    assert!(!decision.changes(&before), "{decision:?}");
+}
+
+#[test]
+fn what_nobody_decides_about_expires_and_the_script_is_told() {
+    let mut world = World::parked(&[2]);
+    world.elapse(22 * 24 * 3600);
+    let decision = world.decide(Event::Wake);
+    assert!(matches!(decision.effects.as_slice(), [Effect::ExecuteCode(step)] if step.round == 1), "{decision:?}");
+    assert_eq!(decision.closed[0].words, "nobody decided within 21 days");
+    assert_eq!(world.states(), [ApprovalState::Expired]);
+    // It asks for something else: there is no time left for that.
+    world.result(park(&[3]));
+    assert_eq!(world.task.phase, Phase::InvokeModel);
+    assert_eq!(world.states(), [ApprovalState::Expired]);
+}
+
+#[test]
+fn cancelling_a_script_that_waits_tells_what_is_known_of_it() {
+    let mut world = World::parked(&[2]);
+    let step = world.task.step.as_ref().expect("it waits").id;
+    world.task.cancel = Some("enough".to_owned());
+    let decision = world.decide(Event::Wake);
+    assert!(decision.effects.contains(&Effect::EndCode(step)));
+    assert_eq!(world.ended.last().map(|turn| turn.outcome), Some(TurnOutcome::Cancelled));
+    assert_eq!(world.states(), [ApprovalState::Cancelled]);
+    let Some((_, blocks)) = world.transcript.last() else { panic!("no result") };
+    assert!(matches!(&blocks[0], Block::CodeInterpreterResult(result) if result.error == "it waited"), "{blocks:?}");
+}
+
+#[test]
+fn a_suspended_task_keeps_the_script_that_waits_and_what_was_decided() {
+    let mut world = World::parked(&[2]);
+    world.task.suspend = true;
+    let decision = world.decide(Event::Wake);
+    assert_eq!((world.task.phase, decision.effects.len()), (Phase::Suspended, 0));
+    world.task.suspend = false;
+    world.decide(Event::Wake);
+    assert_eq!(world.task.phase, Phase::AwaitApproval);
+    world.task.suspend = true;
+    world.decide(Event::Wake);
+    world.say(ApprovalState::Approved);
+    assert!(world.decide(Event::Wake).effects.is_empty(), "a suspended task starts nothing");
+    world.task.suspend = false;
+    let decision = world.decide(Event::Wake);
+    assert!(matches!(decision.effects.as_slice(), [Effect::ExecuteCode(_)]), "{decision:?}");
+}
+
+#[test]
+fn a_suspended_script_does_not_outlive_its_journal() {
+    let mut world = World::parked(&[2]);
+    world.task.suspend = true;
+    world.decide(Event::Wake);
+    world.elapse(22 * 24 * 3600);
+    world.decide(Event::Wake);
+    assert_eq!((world.task.phase, world.task.next_wake), (Phase::Suspended, None));
+    assert_eq!(world.states(), [ApprovalState::Expired]);
+    world.task.suspend = false;
+    world.decide(Event::Wake);
+    assert_eq!(world.task.phase, Phase::InvokeModel);
+}
+
+#[test]
+fn a_script_that_comes_to_wait_while_it_is_told_to_stop_is_stopped() {
+    let mut world = World::new();
+    world.send();
+    world.decide(Event::Wake);
+    world.result(calls(&["a"]));
+    world.task.suspend = true;
+    world.decide(Event::Wake);
+    let decision = world.result(park(&[2]));
+    assert!(decision.asked.is_empty());
+    assert_eq!((world.task.phase, world.task.step.is_none()), (Phase::Suspended, true));
+    assert!(!world.open_calls());
 }
 
 /// Anything that can happen to a task from outside.
@@ -482,6 +676,8 @@ enum Happening {
     Results(usize),
     Fail(FailureClass),
     Stopped,
+    Park(u32),
+    Say(ApprovalState),
     Repeat,
 }
 
@@ -499,6 +695,9 @@ fn happening() -> impl Strategy<Value = Happening> {
         4 => (0..3_usize).prop_map(Happening::Results),
         2 => prop::sample::select(vec![Transient, RateLimited, Authentication, Internal]).prop_map(Happening::Fail),
         1 => Just(Happening::Stopped),
+        3 => (1..4_u32).prop_map(Happening::Park),
+        2 => prop::sample::select(vec![ApprovalState::Approved, ApprovalState::Rejected]).prop_map(Happening::Say),
+        1 => Just(Happening::Elapse(8 * 24 * 3600)),
         2 => Just(Happening::Repeat),
     ]
 }
@@ -528,6 +727,8 @@ proptest! {
                 Happening::Results(count) => Some(results(&IDS[..count])),
                 Happening::Fail(class) => Some(failed(class)),
                 Happening::Stopped => Some(Outcome::Cancelled(Vec::new())),
+                Happening::Park(count) => Some(park(&(1..=count).collect::<Vec<_>>())),
+                Happening::Say(state) => { world.say(state); None }
                 Happening::Repeat => {
                     if let Some(result) = last_result.clone() { world.decide(Event::Result(result)); }
                     None
@@ -537,12 +738,12 @@ proptest! {
             let fits = matches!(
                 (&outcome, &stage),
                 (Some(Outcome::Model(..)), Some(Stage::Model))
-                    | (Some(Outcome::Code(_)), Some(Stage::Code { .. }))
+                    | (Some(Outcome::Code(_) | Outcome::Parked { .. }), Some(Stage::Code { .. }))
                     | (Some(Outcome::Failed(_) | Outcome::Cancelled(_)), Some(_))
             );
             match (outcome, world.task.step.clone()) {
                 (Some(outcome), Some(step)) if fits && !matches!(step.state, StepState::Backoff { .. }) => {
-                    let result = StepResult { step: step.id, outcome };
+                    let result = StepResult { step: step.id, round: step.round, outcome };
                     last_result = Some(result.clone());
                     world.decide(Event::Result(result));
                 }
@@ -554,9 +755,10 @@ proptest! {
         for _ in 0..400 {
             if world.task.turn.is_none() && world.queue.is_empty() && world.task.cancel.is_none() { break; }
             world.elapse(60);
+            if world.task.phase == Phase::AwaitApproval { world.say(ApprovalState::Approved); }
             match (world.task.turn.as_ref().map(|turn| turn.stage.clone()), world.task.step.clone()) {
                 (Some(Stage::Model), Some(step)) if matches!(step.state, StepState::InFlight { .. }) => { world.result(text("answer")); }
-                (Some(Stage::Code { calls }), Some(_)) => {
+                (Some(Stage::Code { calls }), Some(step)) if !matches!(step.state, StepState::Parked { .. }) => {
                     let ids: Vec<&str> = calls.iter().map(String::as_str).collect();
                     world.result(results(&ids));
                 }
@@ -566,5 +768,6 @@ proptest! {
         prop_assert!(world.queue.is_empty());
         prop_assert_eq!(world.ended.len() + world.dropped, sent);
         prop_assert_eq!(world.task.phase, Phase::AwaitInput);
+        prop_assert!(!world.states().contains(&ApprovalState::Pending));
     }
 }

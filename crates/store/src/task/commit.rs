@@ -8,7 +8,8 @@ use serde_json::Value;
 use uuid::Uuid;
 
 use construct_domain::{
-    AgentId, MessageId, StepId,
+    AgentId, ApprovalId, MessageId, StepId,
+    approval::{Asked, Closed},
     message::{Content, Source},
     money::Usage,
     task::{Task, TurnOutcome},
@@ -19,7 +20,7 @@ use crate::{
     error::violated,
     event::{signed, unsigned},
     text,
-    time::{option, sql, sql_option},
+    time::{micros, option, sql, sql_option},
     usage::LedgerRow,
 };
 
@@ -48,6 +49,10 @@ pub struct TaskCommit<'a> {
     pub title: Option<String>,
     /// The trace of the step that starts; None leaves the last one.
     pub trace_id: Option<String>,
+    /// What people are asked from now on.
+    pub asked: Vec<AskedApproval>,
+    /// Questions that are over. What a person has decided stays decided.
+    pub closed: Vec<Closed>,
     /// To be stored in the task's stream, in order.
     pub events: Vec<NewEvent>,
     /// The time of the decision.
@@ -71,6 +76,19 @@ pub struct AppendedMessage {
     pub usage: Usage,
     /// The step it is the result of.
     pub step: Option<StepId>,
+}
+
+/// A question to people.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AskedApproval {
+    /// Its id. One about the same call of the same execution with other arguments keeps the id it has.
+    pub id: ApprovalId,
+    /// Of which execution.
+    pub step: StepId,
+    /// What is asked.
+    pub asked: Asked,
+    /// Until when it can be decided.
+    pub expires_at: Timestamp,
 }
 
 /// A user message whose turn ended.
@@ -112,6 +130,8 @@ impl<'a> TaskCommit<'a> {
             tool_uses: BTreeMap::new(),
             title: None,
             trace_id: None,
+            asked: Vec::new(),
+            closed: Vec::new(),
             events: Vec::new(),
             now,
         }
@@ -145,12 +165,61 @@ impl<'a> From<&'a AppendedMessage> for MessageRow<'a> {
     }
 }
 
+/// A question as the statement reads it from JSON.
+#[derive(Serialize)]
+struct AskedRow<'a> {
+    id: Uuid,
+    step_id: Uuid,
+    script: u32,
+    number: u32,
+    tool: &'a str,
+    arguments: &'a str,
+    arguments_size: u64,
+    arguments_hash: &'a str,
+    reason: &'a str,
+    expires_at: Timestamp,
+}
+
+impl<'a> From<&'a AskedApproval> for AskedRow<'a> {
+    fn from(approval: &'a AskedApproval) -> Self {
+        let Asked { call, tool, arguments, arguments_size, reason } = &approval.asked;
+        Self {
+            id: approval.id.uuid(),
+            step_id: approval.step.uuid(),
+            script: call.script,
+            number: call.number,
+            tool,
+            arguments,
+            arguments_size: *arguments_size,
+            arguments_hash: &call.hash,
+            reason,
+            expires_at: micros(approval.expires_at),
+        }
+    }
+}
+
+/// The end of a question as the statement reads it from JSON.
+#[derive(Serialize)]
+struct ClosedRow<'a> {
+    id: Uuid,
+    state: &'static str,
+    words: &'a str,
+}
+
+impl<'a> From<&'a Closed> for ClosedRow<'a> {
+    fn from(closed: &'a Closed) -> Self {
+        Self { id: closed.id.uuid(), state: closed.state.as_str(), words: &closed.words }
+    }
+}
+
 /// What the statement is given besides what stands in the commit as it is.
 struct Parameters {
     turn: Option<Value>,
     step: Option<Value>,
     appended: Value,
     tool_uses: Value,
+    asked: Value,
+    closed: Value,
 }
 
 impl Store {
@@ -171,6 +240,8 @@ impl Store {
             step: commit.task.step.as_ref().map(text::json).transpose()?,
             appended: text::json(&commit.appended.iter().map(MessageRow::from).collect::<Vec<_>>())?,
             tool_uses: text::json(&commit.tool_uses)?,
+            asked: text::json(&commit.asked.iter().map(AskedRow::from).collect::<Vec<_>>())?,
+            closed: text::json(&commit.closed.iter().map(ClosedRow::from).collect::<Vec<_>>())?,
         };
         loop {
             match self.task_commit_once(&commit, &parameters).await {
@@ -218,8 +289,8 @@ impl Store {
         // How the parts hang together: `guard` is the only one that waits for the row, and every other one joins it, so
         // that nothing is written when it finds no row of this version. No part reads what another one writes, except
         // through RETURNING: all see the same snapshot. What a concurrent write changed since that snapshot is safe,
-        // because every other writer of these messages holds the task's row, and raises the version when it takes a
-        // message away.
+        // because every other writer of these messages and approvals holds the task's row, and raises the version when it takes a
+        // message away or decides.
         let row = sqlx::query!(
             r#"WITH guard AS (
                    UPDATE tasks t SET
@@ -299,6 +370,25 @@ impl Store {
                        step_id uuid, model_id uuid, purpose text,
                        input_tokens bigint, output_tokens bigint, cache_read_tokens bigint, cache_write_tokens bigint,
                        cost_pico_usd bigint)
+               ), asked AS (
+                   INSERT INTO approvals AS p
+                       (id, organization_id, task_id, step_id, script, number, tool, arguments, arguments_size, arguments_hash,
+                        reason, expires_at, created_at, updated_at)
+                   SELECT n.id, guard.organization_id, guard.id, n.step_id, n.script, n.number, n.tool, n.arguments,
+                          n.arguments_size, n.arguments_hash, n.reason, n.expires_at, $3, $3
+                   FROM guard, jsonb_to_recordset($37) AS n (
+                       id uuid, step_id uuid, script bigint, number bigint, tool text, arguments text, arguments_size bigint,
+                       arguments_hash text, reason text, expires_at timestamptz)
+                   ON CONFLICT ON CONSTRAINT approvals_call_key DO UPDATE SET
+                       tool = excluded.tool, arguments = excluded.arguments, arguments_size = excluded.arguments_size,
+                       arguments_hash = excluded.arguments_hash, reason = excluded.reason, state = 'pending', decided_by = '',
+                       words = '', decided_at = NULL, revision = p.revision + 1, updated_at = $3
+                   WHERE p.arguments_hash <> excluded.arguments_hash
+               ), closed AS (
+                   UPDATE approvals p SET
+                       state = c.state, words = c.words, decided_at = $3, revision = p.revision + 1, updated_at = $3
+                   FROM guard, jsonb_to_recordset($38) AS c (id uuid, state text, words text)
+                   WHERE p.id = c.id AND p.task_id = guard.id AND p.state = 'pending'
                ), recorded AS (
                    INSERT INTO events (organization_id, stream_id, sequence, type, payload, step, created_at)
                    SELECT guard.organization_id, guard.id, guard.event_sequence - $27 + e.number, e.kind, e.payload, e.step, $3
@@ -344,6 +434,8 @@ impl Store {
             &kinds,
             payloads.as_slice() as _,
             steps.as_slice() as _,
+            parameters.asked,
+            parameters.closed,
         )
         .fetch_optional(&self.pool)
         .await?;

@@ -6,9 +6,14 @@ use std::time::Duration;
 use jiff::Timestamp;
 use uuid::Uuid;
 
-use construct_domain::{MessageId, OrganizationId, TaskId, task::Task};
+use construct_domain::{MessageId, OrganizationId, TaskId, policy::Rule, task::Task};
 
-use crate::{Error, Store, StoredMessage, event::unsigned, task::select, time::sql};
+use crate::{
+    Error, Store, StoredMessage,
+    event::unsigned,
+    task::{policy_from_sql, select},
+    time::sql,
+};
 
 /// How long the wake that follows an intent has to arrive before the sweep takes the intent for unseen.
 const WAKE_GRACE: Duration = Duration::from_secs(1);
@@ -32,6 +37,10 @@ pub struct LoadedTask {
     pub workspace: String,
     /// Empty until it has one.
     pub title: String,
+    /// What its scripts may call.
+    pub policy: Vec<Rule>,
+    /// What scripts of its agent may call.
+    pub agent_policy: Vec<Rule>,
     /// When it entered its phase.
     pub phase_since: Timestamp,
     /// Of its newest event.
@@ -76,11 +85,18 @@ impl Store {
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn task_load(&self, id: TaskId) -> Result<Option<LoadedTask>, Error> {
         // One statement, so that the queue and the count of intents are of one moment: a message that is not seen here
-        // has an intent that is not counted here.
+        // has an intent that is not counted here. The step's approvals are looked for only when it has ever waited for one.
         let row = select!(
             [r#"0::bigint AS "queued_count!",
                     (SELECT q.id FROM messages q WHERE q.task_id = t.id AND q.position IS NULL AND q.processed_at IS NULL
-                     ORDER BY q.arrival LIMIT 1) AS queued"#],
+                     ORDER BY q.arrival LIMIT 1) AS queued,
+                    CASE WHEN t.step ? 'round' OR t.step #>> '{state,state}' = 'parked' THEN (
+                        SELECT jsonb_agg(jsonb_build_object(
+                            'id', p.id, 'script', p.script, 'number', p.number, 'hash', p.arguments_hash, 'state', p.state
+                        ) ORDER BY p.script, p.number)
+                        FROM approvals p
+                        WHERE p.step_id = substr(t.step ->> 'id', 6)::uuid AND p.task_id = t.id
+                    ) END AS approvals"#],
             ["WHERE t.id = $1"],
             id.uuid(),
         )
@@ -96,6 +112,8 @@ impl Store {
             deleted: row.deleted,
             workspace: row.workspace,
             title: row.title,
+            policy: policy_from_sql(row.policy)?,
+            agent_policy: policy_from_sql(row.agent_policy)?,
             phase_since: row.phase_since,
             event_sequence: unsigned(row.event_sequence),
             trace_id: row.trace_id,

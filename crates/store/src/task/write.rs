@@ -27,9 +27,9 @@ impl Store {
         let title = text::clean(&new.title);
         sqlx::query!(
             "INSERT INTO tasks
-                 (id, organization_id, agent_id, workspace, title, titled, max_turns_override, phase_since, event_sequence,
-                  created_at, updated_at)
-             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, 1, $8, $8)",
+                 (id, organization_id, agent_id, workspace, title, titled, max_turns_override, policy, phase_since,
+                  event_sequence, created_at, updated_at)
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $9, $8, 1, $8, $8)",
             new.id.uuid(),
             writer.organization(),
             new.agent.uuid(),
@@ -38,6 +38,7 @@ impl Store {
             !title.is_empty(),
             turns_to_sql(new.max_turns_override),
             writer.now(),
+            text::json(&new.policy)?,
         )
         .execute(&mut *writer.transaction)
         .await
@@ -61,12 +62,14 @@ impl Store {
         render: impl FnOnce(&StoredTask) -> Rendered + Send,
     ) -> Result<Written<StoredTask>, Error> {
         let mut writer = begin!(self, write);
+        let policy = changes.policy.as_ref().map(text::json).transpose()?;
         let done = sqlx::query!(
             "UPDATE tasks SET
                  agent_id = coalesce($5, agent_id),
                  title = coalesce($6, title),
                  titled = CASE WHEN $6::text IS NULL THEN titled ELSE $6 <> '' END,
                  max_turns_override = coalesce($7, max_turns_override),
+                 policy = coalesce($8, policy),
                  intents = intents + 1,
                  intent_at = CASE WHEN intents > intents_seen THEN intent_at ELSE $4 END,
                  event_sequence = event_sequence + 1,
@@ -80,6 +83,7 @@ impl Store {
             changes.agent.map(AgentId::uuid),
             text::clean_option(changes.title.as_deref()),
             changes.max_turns_override.map(turns_to_sql),
+            policy,
         )
         .execute(&mut *writer.transaction)
         .await

@@ -31,11 +31,13 @@ fn stored_task() -> StoredTask {
             next_wake: None,
             last_outcome: None,
             last_error: None,
+            approvals: Vec::new(),
         },
         agent_name: "ada".into(),
         workspace: "/w".into(),
         title: "A title".into(),
         max_turns_override: 7,
+        policy: Vec::new(),
         phase_since: NOW,
         usage: Usage::default(),
         tool_uses: BTreeMap::new(),
@@ -45,6 +47,32 @@ fn stored_task() -> StoredTask {
         revision: 3,
         created_at: NOW,
         updated_at: NOW,
+    }
+}
+
+fn every_rule() -> Rule {
+    let list = |text: &str| vec![text.to_owned()];
+    Rule {
+        action: Action::Ask,
+        tools: list("t"),
+        paths: list("p"),
+        commands: list("c"),
+        hosts: list("h"),
+        methods: list("m"),
+        reason: "r".to_owned(),
+    }
+}
+
+#[test]
+fn rules_go_there_and_back() {
+    assert_eq!(to_rule(rule(&every_rule())), Some(every_rule()));
+    assert_eq!(to_rule(v1::PolicyRule::default()), None);
+}
+
+#[test]
+fn states_of_approvals_go_there_and_back() {
+    for state in ApprovalState::ALL {
+        assert_eq!(to_approval_state(approval_state(state)), Some(state));
     }
 }
 
@@ -117,6 +145,7 @@ fn agents_and_models_name_what_they_refer_to() {
         instructions: "i".into(),
         max_turns: 0,
         parameters: parameters.clone(),
+        policy: vec![every_rule()],
         task_count: 3,
         revision: 1,
         created_at: NOW,

@@ -208,10 +208,21 @@ impl<'h> Driver<'h> {
             };
             let Some(answer) = answer else {
                 self.asked = Some(waiting);
+                self.host.stands_still(&mut self.under_way());
                 return Poll::Pending;
             };
             lock(&self.bridge).answer = Some(answer);
         }
+    }
+
+    /// The numbers of what has not ended.
+    fn under_way(&self) -> impl Iterator<Item = u32> {
+        let immediate = match &self.asked {
+            Some(Waiting::Call { number, .. }) => Some(*number),
+            _ => None,
+        };
+        let has_ended = |number: &u32| self.ready.iter().any(|(ready, _)| ready == number);
+        immediate.into_iter().chain(self.names.keys().copied().filter(move |number| !has_ended(number)))
     }
 
     /// Takes over what the guest has put into the bridge.

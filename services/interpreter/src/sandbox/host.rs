@@ -36,6 +36,11 @@ pub trait Host: Send + Sync {
         None
     }
 
+    /// The script can do nothing until one of these calls and timers has ended.
+    fn stands_still(&self, under_way: &mut dyn Iterator<Item = u32>) {
+        let _ = under_way;
+    }
+
     /// The script now sees the end of this call or timer.
     fn settled(&self, number: u32) {
         let _ = number;

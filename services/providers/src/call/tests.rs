@@ -21,6 +21,7 @@ pub(crate) fn command(question: &str) -> ModelInvoke {
             step_id: StepId::from_uuid(Uuid::from_u128(2)).to_string(),
             number: 1,
             deadline: None,
+            round: 0,
         }),
         purpose: Purpose::Turn.into(),
         provider: Some(Provider {

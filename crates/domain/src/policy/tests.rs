@@ -1,0 +1,141 @@
+use super::*;
+
+fn rule(action: Action) -> Rule {
+    Rule {
+        action,
+        tools: Vec::new(),
+        paths: Vec::new(),
+        commands: Vec::new(),
+        hosts: Vec::new(),
+        methods: Vec::new(),
+        reason: String::new(),
+    }
+}
+
+fn strings(texts: &[&str]) -> Vec<String> {
+    texts.iter().map(|&text| text.to_owned()).collect()
+}
+
+fn path(path: &str) -> Subject {
+    Subject::Path(vec![path.to_owned()])
+}
+
+fn command(line: &str) -> Subject {
+    Subject::Command(line.to_owned())
+}
+
+fn request(method: &str, host: &str) -> Subject {
+    Subject::Request { method: method.to_owned(), host: host.to_owned() }
+}
+
+fn judged(rules: &[Rule], tool: &str, subject: &Subject) -> Action {
+    Policy::new(rules.to_vec()).judge(tool, subject).action
+}
+
+#[test]
+fn rules_match_tools_paths_commands_hosts_and_methods() {
+    use Action::{Allow, Ask, Deny};
+    let tools = |tools: &[&str], action| Rule { tools: strings(tools), ..rule(action) };
+    let paths = |paths: &[&str], action| Rule { paths: strings(paths), ..rule(action) };
+    let commands = |commands: &[&str], action| Rule { commands: strings(commands), ..rule(action) };
+    let hosts = |hosts: &[&str], action| Rule { hosts: strings(hosts), ..rule(action) };
+    let methods = |methods: &[&str], action| Rule { methods: strings(methods), ..rule(action) };
+    let table: Vec<(Vec<Rule>, &str, Subject, Action)> = vec![
+        (vec![], "create_file", path("a"), Allow),
+        (vec![rule(Ask)], "anything", Subject::None, Ask),
+        (vec![tools(&["create_file"], Ask)], "create_file", path("a"), Ask),
+        (vec![tools(&["create_file"], Ask)], "edit_file", path("a"), Allow),
+        (vec![tools(&["*_file"], Deny)], "edit_file", path("a"), Deny),
+        (vec![tools(&["{fetch,execute_command}"], Deny)], "fetch", request("GET", "a.com"), Deny),
+        (vec![paths(&["secrets/**"], Ask)], "create_file", path("secrets/a/b"), Ask),
+        (vec![paths(&["/secrets/**"], Ask)], "create_file", path("secrets/a"), Ask),
+        (vec![paths(&["secrets/**"], Ask)], "list_files", path("secrets"), Ask),
+        (vec![paths(&["secrets/**"], Ask)], "create_file", path("secret/a"), Allow),
+        (vec![paths(&["*.key"], Ask)], "read_file", path("a.key"), Ask),
+        (vec![paths(&["*.key"], Ask)], "read_file", path("a/b.key"), Allow),
+        (vec![paths(&["**/*.key"], Ask)], "read_file", path("a/b.key"), Ask),
+        (vec![paths(&["**"], Ask)], "execute_command", command("ls"), Allow),
+        (vec![commands(&["git *"], Deny)], "execute_command", command("git push origin a/b"), Deny),
+        (vec![commands(&["git *"], Deny)], "execute_command", command("  git push  "), Deny),
+        (vec![commands(&["git *"], Deny)], "execute_command", command("github"), Allow),
+        (vec![commands(&["rm *"], Ask)], "execute_command", command("rm a; ls\nls"), Ask),
+        (vec![commands(&["make [x]"], Deny)], "execute_command", command("make [x]"), Deny),
+        (vec![commands(&["make [x]"], Deny)], "execute_command", command("make x"), Allow),
+        (vec![commands(&["a**b"], Deny)], "execute_command", command("a/c/b"), Deny),
+        (vec![hosts(&["*.example.com"], Deny)], "fetch", request("GET", "API.example.com."), Deny),
+        (vec![hosts(&["*.Example.com"], Deny)], "fetch", request("GET", "api.example.com"), Deny),
+        (vec![hosts(&["*.example.com"], Deny)], "fetch", request("GET", "example.com"), Allow),
+        (vec![methods(&["post", "PUT"], Ask)], "fetch", request("POST", "a.com"), Ask),
+        (vec![methods(&["post"], Ask)], "fetch", request("GET", "a.com"), Allow),
+        (vec![methods(&["post"], Ask)], "execute_command", command("post"), Allow),
+        // The first one decides.
+        (vec![tools(&["read_file"], Allow), rule(Deny)], "read_file", path("a"), Allow),
+        (vec![rule(Deny), tools(&["read_file"], Allow)], "read_file", path("a"), Deny),
+        // Everything that is given must hold.
+        (vec![Rule { paths: strings(&["a/**"]), ..tools(&["read_file"], Deny) }], "edit_file", path("a/b"), Allow),
+        (vec![Rule { methods: strings(&["GET"]), ..hosts(&["a.com"], Deny) }], "fetch", request("PUT", "a.com"), Allow),
+    ];
+    for (rules, tool, subject, expected) in table {
+        assert_eq!(judged(&rules, tool, &subject), expected, "{rules:?} {tool} {subject:?}");
+    }
+}
+
+#[test]
+fn a_pattern_allows_no_command_that_hides_another_one() {
+    let git = Rule { commands: strings(&["git *"]), ..rule(Action::Allow) };
+    let rules = [git, rule(Action::Deny)];
+    assert_eq!(judged(&rules, "execute_command", &command("git status")), Action::Allow);
+    for hidden in [
+        "git status; rm -r .",
+        "git status && rm a",
+        "git status & rm a",
+        "git log | sh",
+        "git log || rm a",
+        "git log `rm a`",
+        "git log $(rm a)",
+        "git log ${x:=y}",
+        "git log\nrm a",
+        "git log\rrm a",
+        "git log > ~/.profile",
+        "git apply <(rm a)",
+    ] {
+        assert_eq!(judged(&rules, "execute_command", &command(hidden)), Action::Deny, "{hidden}");
+    }
+}
+
+#[test]
+fn a_file_with_two_names_is_judged_by_the_one_that_is_held_back() {
+    let both = Subject::Path(strings(&["harmless/key", "secrets/key"]));
+    let secrets = |action| Rule { paths: strings(&["secrets/**"]), ..rule(action) };
+    assert_eq!(judged(&[secrets(Action::Ask)], "read_file", &both), Action::Ask);
+    assert_eq!(judged(&[secrets(Action::Allow), rule(Action::Deny)], "read_file", &both), Action::Deny);
+}
+
+#[test]
+fn the_stricter_of_two_lists_wins() {
+    let verdict = |action, reason: &str| Verdict { action, reason: reason.to_owned() };
+    let ask = verdict(Action::Ask, "agent");
+    assert_eq!(stricter(ask.clone(), verdict(Action::Deny, "task")).reason, "task");
+    assert_eq!(stricter(ask.clone(), verdict(Action::Allow, "task")).reason, "agent");
+    assert_eq!(stricter(ask, verdict(Action::Ask, "task")).reason, "agent");
+}
+
+#[test]
+fn what_is_no_pattern_is_named() {
+    let bad = Rule {
+        tools: strings(&["ok", "{a"]),
+        paths: strings(&["[z-a]"]),
+        commands: strings(&["[anything {goes"]),
+        ..rule(Action::Ask)
+    };
+    let fields: Vec<String> = invalid_patterns(&bad).into_iter().map(|(field, _)| field).collect();
+    assert_eq!(fields, ["tools[1]", "paths[0]"]);
+    assert_eq!(judged(&[bad], "x", &Subject::None), Action::Ask, "what cannot be read is not let pass");
+}
+
+#[test]
+fn a_rule_is_stored_in_the_form_people_write() {
+    let read: Rule = serde_json::from_str(r#"{"action":"ask","tools":["fetch"]}"#).expect("a rule");
+    assert_eq!(read, Rule { tools: strings(&["fetch"]), ..rule(Action::Ask) });
+    assert_eq!(serde_json::to_string(&read).expect("JSON"), r#"{"action":"ask","tools":["fetch"]}"#);
+}

@@ -1,0 +1,297 @@
+//! Approvals: calls of scripts that people are asked about.
+//!
+//! The reconciler makes and ends them, with the commit of the decision that wants it ([`Store::task_commit`]). A person's
+//! decision is an intent that the gateway writes here.
+
+use jiff::Timestamp;
+use uuid::Uuid;
+
+use construct_domain::{
+    ApprovalId, OrganizationId, StepId, TaskId,
+    approval::{ApprovalState, AskedCall},
+};
+
+use crate::{
+    Cursor, Error, Key, Page, Rendered, Store, Write, Written,
+    event::unsigned,
+    text,
+    time::option,
+    write::{Writer, begin},
+};
+
+const WHAT: &str = "approval";
+
+/// A question about a call, as it is stored.
+#[derive(Debug, Clone, PartialEq)]
+pub struct StoredApproval {
+    /// Its id.
+    pub id: ApprovalId,
+    /// Whose.
+    pub organization: OrganizationId,
+    /// Of which task.
+    pub task: TaskId,
+    /// Of which execution.
+    pub step: StepId,
+    /// About which call.
+    pub call: AskedCall,
+    /// The tool.
+    pub tool: String,
+    /// The canonical arguments as JSON, or their beginning.
+    pub arguments: String,
+    /// Bytes of the whole arguments.
+    pub arguments_size: u64,
+    /// Why it is asked.
+    pub reason: String,
+    /// What became of it.
+    pub state: ApprovalState,
+    /// Who decided; empty when nobody did.
+    pub decided_by: String,
+    /// What they said, or why it is over.
+    pub words: String,
+    /// When it was decided or came to its end.
+    pub decided_at: Option<Timestamp>,
+    /// Until when it can be decided.
+    pub expires_at: Timestamp,
+    /// Rises with every change.
+    pub revision: i64,
+    /// When it was asked.
+    pub created_at: Timestamp,
+    /// When it last changed.
+    pub updated_at: Timestamp,
+}
+
+impl StoredApproval {
+    /// Its place in a list.
+    pub fn cursor(&self, key: Key) -> Cursor {
+        let key = if key == Key::Name { Key::CreatedAt } else { key };
+        Cursor::new(key, self.id.uuid(), "", self.created_at, self.updated_at)
+    }
+}
+
+/// Which approvals a list shows.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct ApprovalFilter {
+    /// Of this task only.
+    pub task: Option<TaskId>,
+    /// In this state only.
+    pub state: Option<ApprovalState>,
+}
+
+/// What a person says about a call.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ApprovalDecision {
+    /// Whether it may be made.
+    pub approved: bool,
+    /// Who says so.
+    pub decided_by: String,
+    /// What they say about it.
+    pub words: String,
+    /// The hash of what they were shown; none: whatever is asked.
+    pub arguments_hash: Option<String>,
+}
+
+pub(crate) struct Row {
+    id: Uuid,
+    organization_id: Uuid,
+    task_id: Uuid,
+    step_id: Uuid,
+    script: i64,
+    number: i64,
+    tool: String,
+    arguments: String,
+    arguments_size: i64,
+    arguments_hash: String,
+    reason: String,
+    state: String,
+    decided_by: String,
+    words: String,
+    decided_at: Option<jiff_sqlx::Timestamp>,
+    expires_at: Timestamp,
+    revision: i64,
+    created_at: Timestamp,
+    updated_at: Timestamp,
+}
+
+impl TryFrom<Row> for StoredApproval {
+    type Error = Error;
+
+    fn try_from(row: Row) -> Result<Self, Error> {
+        let number = |number: i64| u32::try_from(number).map_err(Error::internal);
+        Ok(Self {
+            id: ApprovalId::from_uuid(row.id),
+            organization: OrganizationId::from_uuid(row.organization_id),
+            task: TaskId::from_uuid(row.task_id),
+            step: StepId::from_uuid(row.step_id),
+            call: AskedCall { script: number(row.script)?, number: number(row.number)?, hash: row.arguments_hash },
+            tool: row.tool,
+            arguments: row.arguments,
+            arguments_size: unsigned(row.arguments_size),
+            reason: row.reason,
+            state: ApprovalState::parse(&row.state)
+                .ok_or_else(|| Error::internal(format!("unknown state `{}`", row.state)))?,
+            decided_by: row.decided_by,
+            words: row.words,
+            decided_at: option(row.decided_at),
+            expires_at: row.expires_at,
+            revision: row.revision,
+            created_at: row.created_at,
+            updated_at: row.updated_at,
+        })
+    }
+}
+
+macro_rules! select {
+    ([$($tail:literal)+], $($argument:expr),* $(,)?) => {
+        sqlx::query_as!(
+            Row,
+            "SELECT p.id, p.organization_id, p.task_id, p.step_id, p.script, p.number, p.tool, p.arguments, p.arguments_size,
+                    p.arguments_hash, p.reason, p.state, p.decided_by, p.words, p.decided_at, p.expires_at, p.revision,
+                    p.created_at, p.updated_at
+             FROM approvals p " $(+ $tail)+,
+            $($argument),*
+        )
+    };
+}
+
+macro_rules! list {
+    ($store:expr, $organization:expr, $filter:expr, $page:expr, $key:literal, $comparison:literal, $direction:literal) => {{
+        let (value, id) = $page.after_time()?;
+        select!(
+            ["JOIN tasks t ON t.organization_id = p.organization_id AND t.id = p.task_id
+             WHERE p.organization_id = $1 AND t.deleted_at IS NULL
+               AND ($2::uuid IS NULL OR p.task_id = $2)
+               AND ($3::text IS NULL OR p.state = $3)
+               AND (" $key ", p.id) " $comparison " ($4, $5)
+             ORDER BY " $key $direction ", p.id" $direction " LIMIT $6"],
+            $organization.uuid(),
+            $filter.task.map(TaskId::uuid),
+            $filter.state.map(ApprovalState::as_str),
+            value,
+            id,
+            $page.limit(),
+        )
+        .fetch_all(&$store.pool)
+        .await?
+    }};
+}
+
+impl Store {
+    /// An approval by id.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], also of a deleted task's.
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn approval_get(&self, organization: OrganizationId, id: ApprovalId) -> Result<StoredApproval, Error> {
+        select!(
+            ["JOIN tasks t ON t.organization_id = p.organization_id AND t.id = p.task_id
+             WHERE p.organization_id = $1 AND p.id = $2 AND t.deleted_at IS NULL"],
+            organization.uuid(),
+            id.uuid(),
+        )
+        .fetch_optional(&self.pool)
+        .await?
+        .ok_or(Error::NotFound { what: WHAT })?
+        .try_into()
+    }
+
+    /// A page of approvals. They have no name: [`Key::Name`] is taken as [`Key::CreatedAt`].
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn approval_list(
+        &self,
+        organization: OrganizationId,
+        filter: &ApprovalFilter,
+        page: &Page,
+    ) -> Result<Vec<StoredApproval>, Error> {
+        let rows = match (page.order.key, page.order.descending) {
+            (Key::CreatedAt | Key::Name, false) => list!(self, organization, filter, page, "p.created_at", ">", ""),
+            (Key::CreatedAt | Key::Name, true) => list!(self, organization, filter, page, "p.created_at", "<", " DESC"),
+            (Key::UpdatedAt, false) => list!(self, organization, filter, page, "p.updated_at", ">", ""),
+            (Key::UpdatedAt, true) => list!(self, organization, filter, page, "p.updated_at", "<", " DESC"),
+        };
+        rows.into_iter().map(TryInto::try_into).collect()
+    }
+
+    /// Every question that an execution has asked, in the order of its calls.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn approvals_of_step(&self, step: StepId) -> Result<Vec<StoredApproval>, Error> {
+        select!(["WHERE p.step_id = $1 ORDER BY p.script, p.number"], step.uuid())
+            .fetch_all(&self.pool)
+            .await?
+            .into_iter()
+            .map(TryInto::try_into)
+            .collect()
+    }
+
+    /// Writes down what a person decided. The reconciler acts on it.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`]; [`Error::Decided`] when it is over; [`Error::Conflict`] when it is about other arguments than
+    /// the person was shown.
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn approval_decide(
+        &self,
+        write: &Write,
+        id: ApprovalId,
+        decision: ApprovalDecision,
+        render: impl FnOnce(&StoredApproval) -> Rendered + Send,
+    ) -> Result<Written<StoredApproval>, Error> {
+        let mut writer = begin!(self, write);
+        // The version rises too: a commit that is on its way may be about to end the question.
+        let task = sqlx::query!(
+            "UPDATE tasks t SET
+                 intents = t.intents + 1,
+                 intent_at = CASE WHEN t.intents > t.intents_seen THEN t.intent_at ELSE $3 END,
+                 version = t.version + 1,
+                 event_sequence = t.event_sequence + 1,
+                 revision = t.revision + 1,
+                 updated_at = $3
+             FROM approvals p
+             WHERE p.organization_id = $1 AND p.id = $2 AND t.organization_id = $1 AND t.id = p.task_id AND t.deleted_at IS NULL
+             RETURNING t.id, t.event_sequence",
+            writer.organization(),
+            id.uuid(),
+            writer.now(),
+        )
+        .fetch_optional(&mut *writer.transaction)
+        .await?
+        .ok_or(Error::NotFound { what: WHAT })?;
+        let state = if decision.approved { ApprovalState::Approved } else { ApprovalState::Rejected };
+        let done = sqlx::query!(
+            "UPDATE approvals SET
+                 state = $3, decided_by = $4, words = $5, decided_at = $6, updated_at = $6, revision = revision + 1
+             WHERE organization_id = $1 AND id = $2 AND state = 'pending' AND ($7::text IS NULL OR arguments_hash = $7)",
+            writer.organization(),
+            id.uuid(),
+            state.as_str(),
+            &*text::clean(&decision.decided_by),
+            &*text::clean(&decision.words),
+            writer.now(),
+            decision.arguments_hash,
+        )
+        .execute(&mut *writer.transaction)
+        .await?;
+        let entity = approval_reload(&mut writer, id).await?;
+        if done.rows_affected() == 0 {
+            // What was counted above is undone with the transaction.
+            return Err(match entity.state {
+                ApprovalState::Pending => Error::Conflict,
+                state => Error::Decided { state, by: entity.decided_by, at: entity.decided_at },
+            });
+        }
+        writer.finish_on_task(TaskId::from_uuid(task.id), unsigned(task.event_sequence), entity, render).await
+    }
+}
+
+async fn approval_reload(writer: &mut Writer<'_>, id: ApprovalId) -> Result<StoredApproval, Error> {
+    select!(["WHERE p.organization_id = $1 AND p.id = $2"], writer.organization(), id.uuid())
+        .fetch_optional(&mut *writer.transaction)
+        .await?
+        .ok_or(Error::NotFound { what: WHAT })?
+        .try_into()
+}
