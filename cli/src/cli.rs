@@ -44,6 +44,9 @@ enum Command {
     /// Tasks: conversations with an agent.
     #[command(subcommand)]
     Task(entity::task::TaskCommand),
+    /// Calls of scripts that wait for a person.
+    #[command(subcommand)]
+    Approval(entity::approval::ApprovalCommand),
     /// The messages of a task.
     #[command(subcommand)]
     Message(entity::message::MessageCommand),
@@ -86,6 +89,7 @@ impl Cli {
             Command::Exec(args) => Box::pin(exec::exec(args, gateway, self.color)).await,
             Command::Agent(command) => Box::pin(command.run(&gateway)).await.map(done),
             Command::Task(command) => Box::pin(command.run(&gateway)).await.map(done),
+            Command::Approval(command) => Box::pin(command.run(&gateway)).await.map(done),
             Command::Message(command) => Box::pin(command.run(&gateway)).await.map(done),
             Command::Model(command) => Box::pin(command.run(&gateway)).await.map(done),
             Command::ModelProvider(command) => Box::pin(command.run(&gateway)).await.map(done),
@@ -126,6 +130,10 @@ mod tests {
             "construct task list --phase suspended --limit 3 -o yaml --order-by updated_at",
             "construct resume --last",
             "construct tap construct.v1.evt.> --full",
+            "construct approval list --task task_1 --state pending",
+            "construct approval reject approval_1 --words no",
+            "construct agent update demo --policy rules.yaml",
+            "construct task create --agent demo --policy -",
         ] {
             assert!(Cli::try_parse_from(line.split(' ')).is_ok(), "{line}");
         }

@@ -1,6 +1,7 @@
-//! The five entities: their commands, and how each is shown.
+//! The entities: their commands, and how each is shown.
 
 pub(crate) mod agent;
+pub(crate) mod approval;
 pub(crate) mod message;
 pub(crate) mod model;
 pub(crate) mod model_provider;
@@ -45,7 +46,7 @@ pub(crate) struct ChangeArgs {
 ///
 /// # Errors
 /// When it can't be read.
-fn read_text(path: &Path) -> Result<String, Failure> {
+pub(crate) fn read_text(path: &Path) -> Result<String, Failure> {
     if path == Path::new("-") {
         return read_stdin();
     }

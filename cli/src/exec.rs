@@ -314,6 +314,7 @@ async fn task(args: &ExecArgs, prompt: &str, gateway: &Gateway) -> Result<(Task,
         workspace: args.workspace.as_deref().map(workspace).transpose()?.unwrap_or_default(),
         title: args.title.clone().unwrap_or_else(|| title(prompt)),
         max_turns: args.max_turns,
+        policy: Vec::new(),
     };
     let request = CreateTaskRequest { spec: Some(spec), idempotency_key: idempotency_key() };
     let task = call(gateway.tasks().create_task(request)).await?;

@@ -3,9 +3,10 @@
 use std::time::{Duration, Instant};
 
 use construct_proto::v1::{
-    agent_service_client::AgentServiceClient, event_service_client::EventServiceClient,
-    message_service_client::MessageServiceClient, model_provider_service_client::ModelProviderServiceClient,
-    model_service_client::ModelServiceClient, task_service_client::TaskServiceClient,
+    agent_service_client::AgentServiceClient, approval_service_client::ApprovalServiceClient,
+    event_service_client::EventServiceClient, message_service_client::MessageServiceClient,
+    model_provider_service_client::ModelProviderServiceClient, model_service_client::ModelServiceClient,
+    task_service_client::TaskServiceClient,
 };
 use tonic::{
     Status,
@@ -51,6 +52,10 @@ impl Gateway {
 
     pub(crate) fn agents(&self) -> AgentServiceClient<Channel> {
         AgentServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_ANSWER)
+    }
+
+    pub(crate) fn approvals(&self) -> ApprovalServiceClient<Channel> {
+        ApprovalServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_ANSWER)
     }
 
     pub(crate) fn tasks(&self) -> TaskServiceClient<Channel> {

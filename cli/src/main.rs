@@ -21,6 +21,7 @@ mod json;
 mod money;
 mod output;
 mod page;
+mod policy;
 mod render;
 mod tally;
 mod time;

@@ -7,8 +7,8 @@ mod tool;
 use std::io;
 
 use construct_proto::v1::{
-    Event, Message, MessageSource, PhaseChanged, Task, TaskPhase, TurnCompleted, TurnOutcome, Usage, block::Block,
-    event::Payload,
+    Approval, ApprovalState, Event, Message, MessageSource, PhaseChanged, Task, TaskPhase, TurnCompleted, TurnOutcome,
+    Usage, block::Block, event::Payload,
 };
 
 use crate::{
@@ -87,6 +87,7 @@ impl Renderer {
             Some(Payload::Deleted(deleted)) => {
                 sink.line(&[(Style::Dim, &format!("· {} {}", event.r#type, deleted.id))])
             }
+            Some(Payload::Approval(approval)) => self.approval(approval, sink),
             // Of a newer version.
             None => sink.line(&[(Style::Dim, &format!("· {}", event.r#type))]),
         }
@@ -127,6 +128,39 @@ impl Renderer {
                 Ok(())
             }
         }
+    }
+
+    /// What a person is asked, and what became of it.
+    fn approval(&mut self, approval: &Approval, sink: &mut dyn Sink) -> io::Result<()> {
+        let (Some(spec), Some(status)) = (&approval.spec, &approval.status) else { return Ok(()) };
+        let words = if status.words.is_empty() { String::new() } else { format!(": {}", one_line(&status.words)) };
+        let by = if status.decided_by.is_empty() { String::new() } else { format!(" by {}", status.decided_by) };
+        match status.state() {
+            ApprovalState::Pending => {}
+            ApprovalState::Approved => {
+                return sink
+                    .line(&[(Style::Good, &format!("✓ {} approved{by}", one_line(&spec.tool))), (Style::Dim, &words)]);
+            }
+            state => {
+                let state = crate::entity::approval::state_name(state);
+                return sink
+                    .line(&[(Style::Bad, &format!("✗ {} {state}{by}", one_line(&spec.tool))), (Style::Dim, &words)]);
+            }
+        }
+        self.answer.abandon(sink)?;
+        let reason = if spec.reason.is_empty() { String::new() } else { format!(": {}", one_line(&spec.reason)) };
+        sink.line(&[(Style::Accent, &format!("? {} needs approval{reason}", one_line(&spec.tool)))])?;
+        // All of it: what is not seen cannot be approved in good conscience.
+        for line in asked_arguments(&spec.arguments) {
+            sink.line(&[(Style::Plain, &format!("    {line}"))])?;
+        }
+        let left_out = spec.arguments_size.saturating_sub(spec.arguments.len() as u64);
+        if left_out > 0 {
+            sink.line(&[(Style::Bad, &format!("    … {left_out} bytes more that are not shown"))])?;
+        }
+        let id = approval.metadata.as_ref().map_or("", |metadata| metadata.id.as_str());
+        sink.line(&[(Style::Dim, &format!("  decide: construct approval approve {id}"))])?;
+        sink.line(&[(Style::Dim, &format!("      or: construct approval reject {id} --words WHY"))])
     }
 
     fn turn(&mut self, turn: &TurnCompleted, sink: &mut dyn Sink) -> io::Result<()> {
@@ -184,6 +218,7 @@ pub(crate) fn phase_name(phase: TaskPhase) -> &'static str {
         TaskPhase::AwaitInput => "await input",
         TaskPhase::InvokeModel => "invoke model",
         TaskPhase::ExecuteTools => "execute tools",
+        TaskPhase::AwaitApproval => "await approval",
         TaskPhase::Suspended => "suspended",
         TaskPhase::Unspecified => "unknown",
     }
@@ -199,9 +234,20 @@ pub(crate) fn text_of(blocks: &[construct_proto::v1::Block]) -> String {
 }
 
 fn phase(changed: &PhaseChanged, sink: &mut dyn Sink) -> io::Result<()> {
-    let sign = if changed.phase() == TaskPhase::Suspended { "‖" } else { "·" };
+    let waits = matches!(changed.phase(), TaskPhase::Suspended | TaskPhase::AwaitApproval);
+    let sign = if waits { "‖" } else { "·" };
     let reason = if changed.reason.is_empty() { String::new() } else { format!(": {}", changed.reason) };
     sink.line(&[(Style::Dim, &format!("{sign} {}{reason}", phase_name(changed.phase())))])
+}
+
+/// Arguments that a person is to approve, in lines.
+fn asked_arguments(json: &str) -> Vec<String> {
+    let text = match serde_json::from_str::<serde_json::Value>(json) {
+        Ok(value) => serde_json::to_string_pretty(&value).unwrap_or_default(),
+        // Only the beginning of them.
+        Err(_) => json.to_owned(),
+    };
+    crate::words::printable(&text).lines().map(str::to_owned).collect()
 }
 
 /// The first lines of what a script gave back.

@@ -14,7 +14,12 @@ async fn lists_are_filtered_ordered_and_paged() {
     let other = mesh.scripted_agent("other", &script).await.unwrap();
     let client = mesh.client().unwrap();
     let begin = async |agent: &str, workspace: &str| {
-        let spec = v1::TaskSpec { agent: agent.into(), workspace: workspace.into(), title: "t".into(), max_turns: 0 };
+        let spec = v1::TaskSpec {
+            agent: agent.into(),
+            workspace: workspace.into(),
+            title: "t".into(),
+            ..v1::TaskSpec::default()
+        };
         client.begin_as(spec).await.unwrap()
     };
     let mut made = Vec::new();

@@ -176,6 +176,7 @@ async fn fields_beyond_their_limits(client: &Client, task: &str) {
             stop_sequences: vec!["x".into(); 9],
             ..Default::default()
         }),
+        policy: vec![v1::PolicyRule { action: 2, tools: vec!["{a".into()], ..v1::PolicyRule::default() }],
     };
     let request = v1::CreateAgentRequest { spec: Some(spec), idempotency_key: "with space".into() };
     assert_violations(
@@ -190,6 +191,7 @@ async fn fields_beyond_their_limits(client: &Client, task: &str) {
             "spec.parameters.top_p",
             "spec.parameters.max_tokens",
             "spec.parameters.stop_sequences",
+            "spec.policy[0].tools[0]",
             "idempotency_key",
         ],
     );
@@ -201,6 +203,7 @@ async fn fields_beyond_their_limits(client: &Client, task: &str) {
         workspace: "relative/../path".into(),
         title: "x".repeat(201),
         max_turns: 1001,
+        ..v1::TaskSpec::default()
     };
     assert_violations(
         &client.begin_as(spec).await.unwrap_err(),

@@ -2,6 +2,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails with what it met")]
 
 mod api;
+mod approvals;
 mod architecture;
 mod cli;
 mod crash;

@@ -35,7 +35,7 @@ async fn a_message_is_answered_through_model_and_script() {
         agent: "worker".into(),
         workspace: mesh.workspace().display().to_string(),
         title: "Sums".into(),
-        max_turns: 0,
+        ..v1::TaskSpec::default()
     };
     let conversation = client.begin_as(spec).await.unwrap();
     let recorder = conversation.record();

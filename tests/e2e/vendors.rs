@@ -33,7 +33,7 @@ async fn begin(mesh: &Mesh, name: &str, kind: v1::ModelProviderType, base_url: S
     client.agents().update_agent(update).await.unwrap();
     let workspace = mesh.folder(name).unwrap().display().to_string();
     // With a title, no model call is made for one.
-    let spec = v1::TaskSpec { agent: name.into(), workspace, title: "A job".into(), max_turns: 0 };
+    let spec = v1::TaskSpec { agent: name.into(), workspace, title: "A job".into(), ..v1::TaskSpec::default() };
     client.begin_as(spec).await.unwrap()
 }
 

@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use construct_proto::v1::{
-    CancelTaskRequest, CreateTaskRequest, Event, ExplainTaskRequest, ResumeTaskRequest, SubscribeRequest,
-    SuspendTaskRequest, Task, TaskPhase, TaskSpec, UpdateTaskRequest, event::Payload,
+    Approval, ApprovalState, CancelTaskRequest, CreateTaskRequest, DecideApprovalRequest, Event, ExplainTaskRequest,
+    ResumeTaskRequest, SubscribeRequest, SuspendTaskRequest, Task, TaskPhase, TaskSpec, UpdateTaskRequest,
+    decide_approval_request::Decision, event::Payload,
 };
 use jiff::Timestamp;
 
@@ -30,6 +31,8 @@ pub(super) const DELETED: &str = "the task was deleted";
 pub(super) enum Mode {
     Idle,
     Running,
+    /// A script waits for a person's approval.
+    Asking,
     Suspended,
 }
 
@@ -37,6 +40,7 @@ impl Mode {
     fn of(phase: TaskPhase) -> Self {
         match phase {
             TaskPhase::InvokeModel | TaskPhase::ExecuteTools => Self::Running,
+            TaskPhase::AwaitApproval => Self::Asking,
             TaskPhase::Suspended => Self::Suspended,
             TaskPhase::AwaitInput | TaskPhase::Unspecified => Self::Idle,
         }
@@ -56,12 +60,14 @@ pub(super) struct Talk {
     mode: Mode,
     /// The sequence up to which events are history.
     history: u64,
+    /// Approvals that were asked for and not decided, oldest first.
+    asked: Vec<Approval>,
 }
 
 impl Talk {
     pub(super) fn new(gateway: Gateway, agents: Vec<String>, agent: String, workspace: String) -> Self {
         let (task, follow, mode, history) = (None, None, Mode::Idle, 0);
-        Self { gateway, agents, agent, workspace, task, follow, mode, history }
+        Self { gateway, agents, agent, workspace, task, follow, mode, history, asked: Vec::new() }
     }
 
     /// # Errors
@@ -130,6 +136,7 @@ impl Talk {
         let message = exec::send(&self.gateway, &task, text, SEND).await?;
         match self.mode {
             Mode::Suspended => self.go_on().await?,
+            Mode::Asking => {}
             Mode::Idle | Mode::Running => self.mode = Mode::Running,
         }
         Ok(message)
@@ -168,6 +175,29 @@ impl Talk {
     pub(super) async fn go_on(&mut self) -> Result<(), Failure> {
         let request = ResumeTaskRequest { task: self.task().to_owned(), idempotency_key: idempotency_key() };
         call(self.gateway.tasks().resume_task(request)).await?;
+        Ok(())
+    }
+
+    /// The call that waits longest for a decision.
+    pub(super) fn asked(&self) -> Option<&Approval> {
+        self.asked.first()
+    }
+
+    /// Decides about the call that waits longest.
+    ///
+    /// # Errors
+    /// When nothing is asked, or the gateway refuses or is away.
+    pub(super) async fn decide(&mut self, decision: Decision, words: String) -> Result<(), Failure> {
+        let Some(asked) = self.asked() else { return Err(Failure::failed("nothing waits for an approval")) };
+        let request = DecideApprovalRequest {
+            approval: asked.metadata.as_ref().map(|metadata| metadata.id.clone()).unwrap_or_default(),
+            decision: decision.into(),
+            words,
+            // What was shown is what is decided about.
+            arguments_hash: asked.spec.as_ref().map(|spec| spec.arguments_hash.clone()).unwrap_or_default(),
+            idempotency_key: idempotency_key(),
+        };
+        call(self.gateway.approvals().decide_approval(request)).await?;
         Ok(())
     }
 
@@ -212,6 +242,14 @@ impl Talk {
             self.history = 0;
         }
         match &event.payload {
+            // Of the history too: what was asked and never decided still waits.
+            Some(Payload::Approval(approval)) => {
+                let id = |approval: &Approval| approval.metadata.as_ref().map(|metadata| metadata.id.clone());
+                self.asked.retain(|asked| id(asked) != id(approval));
+                if approval.status.as_ref().is_some_and(|status| status.state() == ApprovalState::Pending) {
+                    self.asked.push(approval.clone());
+                }
+            }
             // While the history comes in, the mode is what the task said of itself.
             Some(Payload::PhaseChanged(changed)) if !self.is_catching_up() => self.mode = Mode::of(changed.phase()),
             Some(Payload::Task(task)) if !self.is_catching_up() => {

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use construct_proto::v1::Event;
+use construct_proto::v1::{Event, decide_approval_request::Decision};
 use crossterm::event::{Event as Input, EventStream, KeyEventKind};
 use futures::StreamExt as _;
 use tokio::sync::mpsc;
@@ -28,7 +28,8 @@ Tab         let another agent answer the next message
 Esc         suspend the running turn; Enter on an empty line, or /resume, goes on
 Ctrl-C      cancel the running turn; twice: leave
 Ctrl-D      leave
-/agent NAME /cancel /help /quit /resume /suspend /why
+y or n      approve or reject the call that waits for it; /reject WHY tells the script why
+/agent NAME /approve /cancel /help /quit /reject /resume /suspend /why
 A message that begins with a slash is written with two.";
 
 /// # Errors
@@ -63,6 +64,15 @@ struct Conversation {
     tally: Tally,
     /// Whether the next Ctrl-C leaves.
     armed: bool,
+}
+
+/// What a person answers who is asked; anything else is a message like any other.
+fn yes_or_no(text: &str) -> Option<Decision> {
+    match text.trim().to_ascii_lowercase().as_str() {
+        "y" | "yes" => Some(Decision::Approve),
+        "n" | "no" => Some(Decision::Reject),
+        _ => None,
+    }
 }
 
 /// Whether to go on.
@@ -111,6 +121,7 @@ impl Conversation {
         let (sign, style) = match self.talk.mode() {
             Mode::Idle => ("❯", Style::Accent),
             Mode::Running => ("⋯", Style::Dim),
+            Mode::Asking => ("? y/n", Style::Accent),
             Mode::Suspended => ("‖", Style::Bad),
         };
         let label = format!("{} {sign}", self.talk.agent());
@@ -145,7 +156,7 @@ impl Conversation {
                 Ok(Flow::On)
             }
             Some(Wish::Suspend) => {
-                if self.talk.mode() == Mode::Running {
+                if matches!(self.talk.mode(), Mode::Running | Mode::Asking) {
                     let done = self.talk.suspend().await;
                     self.tell(done)?;
                 }
@@ -162,7 +173,7 @@ impl Conversation {
                     return Ok(Flow::On);
                 }
                 self.armed = true;
-                if self.talk.mode() == Mode::Running {
+                if matches!(self.talk.mode(), Mode::Running | Mode::Asking) {
                     let done = self.talk.cancel().await;
                     self.tell(done)?;
                     note("· cancelling; Ctrl-C again leaves", &mut self.screen)?;
@@ -175,6 +186,13 @@ impl Conversation {
     }
 
     async fn say(&mut self, text: String) -> Result<Flow, Failure> {
+        if self.talk.mode() == Mode::Asking
+            && let Some(decision) = yes_or_no(&text)
+        {
+            let done = self.talk.decide(decision, String::new()).await;
+            self.tell(done)?;
+            return Ok(Flow::On);
+        }
         if text.trim().is_empty() {
             if self.talk.mode() == Mode::Suspended {
                 let done = self.talk.go_on().await;
@@ -206,7 +224,11 @@ impl Conversation {
             },
             "agent" if self.talk.set_agent(argument.trim()) => Ok(()),
             "agent" => Err(Failure::failed(format!("there is no agent '{}'; Tab goes through all", argument.trim()))),
-            "resume" | "suspend" | "cancel" if !has_task => Err(Failure::failed("nothing runs yet")),
+            "approve" | "reject" | "resume" | "suspend" | "cancel" if !has_task => {
+                Err(Failure::failed("nothing runs yet"))
+            }
+            "approve" => self.talk.decide(Decision::Approve, argument.trim().to_owned()).await,
+            "reject" => self.talk.decide(Decision::Reject, argument.trim().to_owned()).await,
             "resume" => self.talk.go_on().await,
             "suspend" => self.talk.suspend().await,
             "cancel" => self.talk.cancel().await,

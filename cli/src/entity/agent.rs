@@ -15,6 +15,7 @@ use crate::{
     gateway::{Gateway, call},
     output::{Entity, OutputArgs},
     page::ListArgs,
+    policy::{self, PolicyArgs},
 };
 
 #[derive(Debug, Subcommand)]
@@ -60,6 +61,8 @@ pub(crate) struct Create {
     #[command(flatten)]
     parameters: Parameters,
     #[command(flatten)]
+    policy: PolicyArgs,
+    #[command(flatten)]
     write: WriteArgs,
     #[command(flatten)]
     output: OutputArgs,
@@ -98,6 +101,8 @@ pub(crate) struct Update {
     max_turns: Option<u32>,
     #[command(flatten)]
     parameters: Parameters,
+    #[command(flatten)]
+    policy: PolicyArgs,
     #[command(flatten)]
     change: ChangeArgs,
     #[command(flatten)]
@@ -192,6 +197,7 @@ impl Create {
             model: self.model,
             max_turns: self.max_turns,
             parameters,
+            policy: self.policy.read()?.unwrap_or_default().rules,
         };
         let request = CreateAgentRequest { spec: Some(spec), idempotency_key: self.write.key() };
         self.output.one(&call(gateway.agents().create_agent(request)).await?)
@@ -235,6 +241,7 @@ impl Update {
             model: self.model,
             max_turns: self.max_turns,
             parameters,
+            policy: self.policy.read()?,
             revision,
             idempotency_key: self.change.write.key(),
         };
@@ -274,6 +281,7 @@ impl Entity for Agent {
             ("top k", unless_zero(parameters.top_k.unwrap_or(0))),
             ("stop", parameters.stop_sequences.iter().map(|stop| format!("{stop:?}")).collect::<Vec<_>>().join(", ")),
             ("tasks", tasks.to_string()),
+            ("policy", policy::words(&spec.policy)),
         ];
         details.extend(metadata_details(self.metadata.as_ref(), now));
         details.push(("instructions", spec.instructions));

@@ -17,6 +17,7 @@ use crate::{
     money,
     output::{Entity, OutputArgs},
     page::ListArgs,
+    policy::{self, PolicyArgs},
     render::{self, phase_name},
     time,
     words::clip,
@@ -27,6 +28,7 @@ enum Phase {
     AwaitInput,
     InvokeModel,
     ExecuteTools,
+    AwaitApproval,
     Suspended,
 }
 
@@ -36,6 +38,7 @@ impl From<Phase> for TaskPhase {
             Phase::AwaitInput => Self::AwaitInput,
             Phase::InvokeModel => Self::InvokeModel,
             Phase::ExecuteTools => Self::ExecuteTools,
+            Phase::AwaitApproval => Self::AwaitApproval,
             Phase::Suspended => Self::Suspended,
         }
     }
@@ -115,6 +118,8 @@ pub(crate) struct Create {
     #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
     max_turns: u32,
     #[command(flatten)]
+    policy: PolicyArgs,
+    #[command(flatten)]
     write: WriteArgs,
     #[command(flatten)]
     output: OutputArgs,
@@ -155,6 +160,8 @@ pub(crate) struct Update {
     /// Model calls one message may cause.
     #[arg(long, value_name = "N")]
     max_turns: Option<u32>,
+    #[command(flatten)]
+    policy: PolicyArgs,
     #[command(flatten)]
     change: ChangeArgs,
     #[command(flatten)]
@@ -200,6 +207,7 @@ impl Create {
             workspace: self.workspace.as_deref().map(exec::workspace).transpose()?.unwrap_or_default(),
             title: self.title,
             max_turns: self.max_turns,
+            policy: self.policy.read()?.unwrap_or_default().rules,
         };
         let request = CreateTaskRequest { spec: Some(spec), idempotency_key: self.write.key() };
         self.output.one(&call(gateway.tasks().create_task(request)).await?)
@@ -236,6 +244,7 @@ impl Update {
             agent: self.agent,
             title: self.title,
             max_turns: self.max_turns,
+            policy: self.policy.read()?,
             revision: self.change.revision,
             idempotency_key: self.change.write.key(),
         };
@@ -299,6 +308,7 @@ impl Entity for Task {
             ("queued", unless_zero(status.queued_count)),
             ("usage", render::usage(&status.usage.unwrap_or_default())),
             ("tools", tools),
+            ("policy", policy::words(&spec.policy)),
         ];
         details.extend(metadata_details(self.metadata.as_ref(), now));
         details

@@ -9,7 +9,7 @@ use std::{
 
 use tempfile::TempDir;
 
-use crate::{Bus, ConnectOptions};
+use crate::{Bus, ConnectOptions, topology::Stream};
 
 /// How long a server may take to start.
 const START: Duration = Duration::from_secs(20);
@@ -87,6 +87,16 @@ impl NatsServer {
     pub async fn restart(&mut self) {
         self.kill();
         self.launch().await;
+    }
+
+    /// How many messages a stream has: of a queue, what waits or is being worked on.
+    ///
+    /// # Panics
+    /// When the server does not say.
+    pub async fn messages(&self, stream: Stream) -> u64 {
+        let bus = self.bus().await;
+        let mut stream = bus.inner.jetstream.get_stream(stream.name()).await.expect("the stream is there");
+        stream.info().await.expect("the server describes it").state.messages
     }
 
     /// A connection with the topology ensured, and blobs in the server's folder.

@@ -39,6 +39,7 @@ impl AgentService for Api {
             instructions: spec.instructions,
             max_turns: spec.max_turns,
             parameters: convert::to_parameters(spec.parameters.unwrap_or_default()),
+            policy: spec.policy.into_iter().filter_map(convert::to_rule).collect(),
         };
         let written = lookup.settle(entry.store().agent_create(&write, new, render("agent.created")).await)?;
         entry.answer(written, nobody, convert::agent).await
@@ -91,6 +92,7 @@ impl AgentService for Api {
             instructions: request.instructions,
             max_turns: request.max_turns,
             parameters: request.parameters.map(convert::to_parameters),
+            policy: request.policy.map(|policy| policy.rules.into_iter().filter_map(convert::to_rule).collect()),
         };
         let expected = (request.revision != 0).then_some(request.revision);
         let updated = entry.store().agent_update(&write, agent, expected, changes, render("agent.updated")).await;

@@ -95,6 +95,11 @@ impl Entry {
         self.caller.organization
     }
 
+    /// Who asks, for what is written down about a decision.
+    pub(crate) fn name(&self) -> &str {
+        self.caller.name
+    }
+
     pub(crate) fn store(&self) -> &Store {
         &self.backend.store
     }
@@ -214,6 +219,7 @@ keyed! {
     CreateModelProviderRequest,
     CreateModelRequest,
     CreateTaskRequest,
+    DecideApprovalRequest,
     DeleteAgentRequest,
     DeleteMessageRequest,
     DeleteModelProviderRequest,
@@ -244,6 +250,6 @@ mod tests {
                 writes += usize::from(keyed);
             }
         }
-        assert_eq!(writes, 18, "each of them stands in the table of this module");
+        assert_eq!(writes, 19, "each of them stands in the table of this module");
     }
 }

@@ -8,11 +8,13 @@ use tonic::{Status, metadata::MetadataMap};
 pub(crate) struct Caller {
     /// Whose data the caller works with.
     pub(crate) organization: OrganizationId,
+    /// What the caller is called where it is written down who did something.
+    pub(crate) name: &'static str,
 }
 
 /// Identifies the caller of a request. In local mode everybody who reaches the gateway belongs to the local
 /// organisation, which is why it refuses to listen where others could reach it.
 #[expect(clippy::unnecessary_wraps, reason = "log-in refuses callers here")]
 pub(crate) fn identify(_metadata: &MetadataMap) -> Result<Caller, Status> {
-    Ok(Caller { organization: OrganizationId::LOCAL })
+    Ok(Caller { organization: OrganizationId::LOCAL, name: "local" })
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use construct_domain::task::{Phase, Stage, Step, StepState, Turn};
 use construct_proto::v1::TaskExplanation;
-use construct_store::StoredTask;
+use construct_store::{StoredApproval, StoredTask};
 use jiff::Timestamp;
 
 use crate::convert;
@@ -17,6 +17,9 @@ const SWEEP: Duration = Duration::from_millis(2_500);
 #[cfg(test)]
 mod tests;
 
+/// Approvals that an explanation names at most.
+pub(crate) const APPROVALS: u32 = 10;
+
 /// What is being waited for.
 struct Wait {
     words: String,
@@ -26,9 +29,9 @@ struct Wait {
     released_by: String,
 }
 
-/// Explains a task. `model` is the name of the model its agent uses.
-pub(crate) fn explain(task: &StoredTask, model: Option<&str>) -> TaskExplanation {
-    let wait = wait(task, model);
+/// Explains a task. `model` is the name of the model its agent uses, `asked` what people have not decided about.
+pub(crate) fn explain(task: &StoredTask, model: Option<&str>, asked: &[StoredApproval]) -> TaskExplanation {
+    let wait = wait(task, model, asked);
     let state = &task.state;
     let step = state.step.as_ref();
     TaskExplanation {
@@ -43,10 +46,11 @@ pub(crate) fn explain(task: &StoredTask, model: Option<&str>) -> TaskExplanation
         step_id: step.map(|step| step.id.to_string()).unwrap_or_default(),
         attempt: step.map_or(0, |step| step.attempt),
         trace_id: task.trace_id.clone().unwrap_or_default(),
+        approvals: asked.iter().map(|approval| approval.id.to_string()).collect(),
     }
 }
 
-fn wait(task: &StoredTask, model: Option<&str>) -> Wait {
+fn wait(task: &StoredTask, model: Option<&str>, asked: &[StoredApproval]) -> Wait {
     let state = &task.state;
     // A script that was told to stop explains the delay of whatever was asked for meanwhile.
     if let (Some(step @ Step { state: StepState::Cancelling { .. }, .. }), Some(turn)) = (&state.step, &state.turn) {
@@ -65,6 +69,7 @@ fn wait(task: &StoredTask, model: Option<&str>) -> Wait {
         (false, _) => {}
     }
     match (&state.turn, &state.step) {
+        (Some(_), Some(step @ Step { state: StepState::Parked { .. }, .. })) => parked(task, step, asked),
         (Some(turn), Some(step)) => step_wait(task, step, turn, model),
         (Some(turn), None) => {
             let what = match turn.stage {
@@ -107,6 +112,25 @@ fn suspended(task: &StoredTask) -> Wait {
     }
 }
 
+/// A script that is put away until people have decided.
+fn parked(task: &StoredTask, step: &Step, asked: &[StoredApproval]) -> Wait {
+    if asked.is_empty() {
+        return unseen(
+            task,
+            "the reconciler, to go on with the script: a person has decided about its call".to_owned(),
+        );
+    }
+    let calls: Vec<String> = asked.iter().map(|approval| format!("{} ({})", approval.tool, approval.id)).collect();
+    Wait {
+        words: format!("a person to approve or reject what the script wants to do: {}", calls.join(", ")),
+        since: task.phase_since,
+        deadline: Some(step.approvals_expire()),
+        next: Some(task.state.next_wake.unwrap_or(step.approvals_expire())),
+        released_by: "a person, by approving or rejecting, or by cancelling; at the deadline it counts as rejected"
+            .to_owned(),
+    }
+}
+
 /// Something is written down that the reconciler has not taken up.
 fn unseen(task: &StoredTask, words: String) -> Wait {
     Wait {
@@ -146,12 +170,17 @@ fn step_wait(task: &StoredTask, step: &Step, turn: &Turn, model: Option<&str>) -
             let words = "the last words of a script that was told to stop, which say what it has done".to_owned();
             (words, Some(*deadline), "the interpreter service; at the deadline its outcome is recorded as unknown")
         }
+        (StepState::Parked { .. }, _) => {
+            let words = "a person to approve or reject what the script wants to do".to_owned();
+            (words, Some(step.approvals_expire()), "a person, by approving or rejecting, or by cancelling")
+        }
     };
     let next = match step.state {
         StepState::Backoff { until } => Some(until),
         StepState::InFlight { deadline } | StepState::Cancelling { deadline } => {
             Some(task.state.next_wake.unwrap_or(deadline))
         }
+        StepState::Parked { .. } => Some(task.state.next_wake.unwrap_or(step.approvals_expire())),
     };
-    Wait { words, since: step.since, deadline, next, released_by: released_by.to_owned() }
+    Wait { words, since: step.wanted(), deadline, next, released_by: released_by.to_owned() }
 }

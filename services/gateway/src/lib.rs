@@ -12,6 +12,7 @@
 
 mod agents;
 mod api;
+mod approvals;
 mod caller;
 mod config;
 mod events;

@@ -39,6 +39,10 @@ pub(crate) fn of_store(error: Error) -> Status {
             let details = ErrorDetails::with_precondition_failure_violation("NOT_QUEUED", "message", words);
             Status::with_error_details(Code::FailedPrecondition, message, details)
         }
+        Error::Decided { .. } => {
+            let details = ErrorDetails::with_precondition_failure_violation("DECIDED", "approval", &message);
+            Status::with_error_details(Code::FailedPrecondition, message, details)
+        }
         Error::Conflict => Status::aborted("the entity has another revision: read it again, then repeat the change"),
         Error::IdempotencyMismatch => {
             let words = "was used for a different request already; choose a new key for a new request";
@@ -90,6 +94,8 @@ pub(crate) fn chain(error: &(dyn StdError + 'static)) -> String {
 
 #[cfg(test)]
 mod tests {
+    use construct_domain::approval::ApprovalState;
+
     use super::*;
 
     #[test]
@@ -99,6 +105,7 @@ mod tests {
             (Error::AlreadyExists { what: "agent", field: "name" }, Code::AlreadyExists),
             (Error::InUse { what: "model", by: "agent" }, Code::FailedPrecondition),
             (Error::NotQueued, Code::FailedPrecondition),
+            (Error::Decided { state: ApprovalState::Rejected, by: "ada".into(), at: None }, Code::FailedPrecondition),
             (Error::Conflict, Code::Aborted),
             (Error::IdempotencyMismatch, Code::InvalidArgument),
             (Error::QueueFull { limit: 1000 }, Code::ResourceExhausted),

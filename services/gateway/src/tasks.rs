@@ -1,12 +1,14 @@
 //! `TaskService`. It writes intents; what becomes of a task is the reconciler's decision.
 
-use construct_domain::{AgentId, TaskId};
+use construct_domain::{AgentId, TaskId, approval::ApprovalState, task::Phase};
 use construct_proto::v1::{
     self, CancelTaskRequest, CreateTaskRequest, DeleteTaskRequest, DeleteTaskResponse, ExplainTaskRequest,
     GetTaskRequest, ListTasksRequest, ListTasksResponse, ResumeTaskRequest, SuspendTaskRequest, TaskExplanation,
     UpdateTaskRequest, event::Payload, task_service_server::TaskService,
 };
-use construct_store::{Error, NewTask, Rendered, StoredTask, TaskChanges, TaskFilter};
+use construct_store::{
+    ApprovalFilter, Error, Key, NewTask, Order, Page, Rendered, StoredTask, TaskChanges, TaskFilter,
+};
 use tonic::{Request, Response, Status};
 use uuid::Uuid;
 
@@ -42,6 +44,7 @@ impl TaskService for Api {
             workspace: spec.workspace,
             title: spec.title,
             max_turns_override: spec.max_turns,
+            policy: spec.policy.into_iter().filter_map(convert::to_rule).collect(),
         };
         let written = lookup.settle(entry.store().task_create(&write, new, render("task.created")).await)?;
         // A new task awaits its first message: there is nothing to wake it for.
@@ -93,7 +96,12 @@ impl TaskService for Api {
                 Some(lookup.take(agent, found, AgentId::from_uuid)?)
             }
         };
-        let changes = TaskChanges { agent, title: request.title, max_turns_override: request.max_turns };
+        let changes = TaskChanges {
+            agent,
+            title: request.title,
+            max_turns_override: request.max_turns,
+            policy: request.policy.map(|policy| policy.rules.into_iter().filter_map(convert::to_rule).collect()),
+        };
         let expected = (request.revision != 0).then_some(request.revision);
         let updated = entry.store().task_update(&write, task, expected, changes, render("task.updated")).await;
         entry.answer(lookup.settle(updated)?, wake("updated"), convert::task).await
@@ -147,6 +155,15 @@ impl TaskService for Api {
             Err(Error::NotFound { .. }) => None,
             Err(error) => return Err(status::of_store(error)),
         };
-        Ok(Response::new(explain::explain(&task, model.as_deref())))
+        let asked = match task.state.phase {
+            Phase::AwaitApproval => {
+                let filter = ApprovalFilter { task: Some(id), state: Some(ApprovalState::Pending) };
+                let order = Order { key: Key::CreatedAt, descending: false };
+                let page = Page { limit: explain::APPROVALS, order, after: None };
+                entry.store().approval_list(entry.organization(), &filter, &page).await.map_err(status::of_store)?
+            }
+            _ => Vec::new(),
+        };
+        Ok(Response::new(explain::explain(&task, model.as_deref(), &asked)))
     }
 }

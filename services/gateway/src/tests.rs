@@ -1,5 +1,6 @@
 //! The gateway whole: a real gRPC server and generated clients, over a real PostgreSQL and a real NATS.
 
+mod approvals;
 mod entities;
 mod faults;
 mod harness;

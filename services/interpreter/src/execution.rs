@@ -250,3 +250,6 @@ fn opened(delivery: u32, round: u32) -> JournalOpened {
     let seed = [uuid::Uuid::now_v7(), uuid::Uuid::now_v7()].iter().flat_map(|uuid| *uuid.as_bytes()).collect();
     JournalOpened { delivery, seed, clock_micros: Timestamp::now().as_microsecond(), round }
 }
+
+#[cfg(test)]
+mod tests;

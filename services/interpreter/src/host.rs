@@ -391,10 +391,10 @@ impl Host for ScriptHost<'_> {
 
     /// When nothing but people's decisions can let the script go on, it is put away: a run that is ended here goes on from
     /// the journal.
-    fn stands_still(&self, under_way: &mut dyn Iterator<Item = u32>) {
+    fn stands_still(&self, mut under_way: &mut dyn Iterator<Item = u32>) {
         let waits_for_people = {
             let state = self.state();
-            !state.asks.is_empty() && under_way.into_iter().all(|number| state.asks.contains_key(&number))
+            !state.asks.is_empty() && Iterator::all(&mut under_way, |number| state.asks.contains_key(&number))
         };
         if waits_for_people {
             self.shared.parked.store(true, Relaxed);

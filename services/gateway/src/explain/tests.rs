@@ -1,7 +1,8 @@
 use std::collections::BTreeMap;
 
 use construct_domain::{
-    AgentId, MessageId, OrganizationId, StepId, TaskId,
+    AgentId, ApprovalId, MessageId, OrganizationId, StepId, TaskId,
+    approval::{ApprovalState, AskedCall},
     money::Usage,
     task::{Step, Task, TaskError, Turn},
 };
@@ -30,11 +31,13 @@ fn stored_task() -> StoredTask {
             next_wake: None,
             last_outcome: None,
             last_error: None,
+            approvals: Vec::new(),
         },
         agent_name: "ada".into(),
         workspace: "/w".into(),
         title: "A title".into(),
         max_turns_override: 7,
+        policy: Vec::new(),
         phase_since: NOW,
         usage: Usage::default(),
         tool_uses: BTreeMap::new(),
@@ -52,7 +55,15 @@ fn turn(stage: Stage) -> Turn {
 }
 
 fn step(state: StepState) -> Step {
-    Step { id: StepId::from_uuid(Uuid::from_u128(4)), number: 5, attempt: 2, since: NOW, state }
+    Step {
+        id: StepId::from_uuid(Uuid::from_u128(4)),
+        number: 5,
+        attempt: 2,
+        since: NOW,
+        round: 0,
+        resumed: None,
+        state,
+    }
 }
 
 const LATER: Timestamp = Timestamp::constant(1_700_000_600, 0);
@@ -84,6 +95,8 @@ fn states() -> Vec<(StoredTask, &'static str)> {
     stopped.state.cancel = Some("wrong way".into());
     let mut suspending = running(Stage::Model, flying.clone());
     suspending.state.suspend = true;
+    let mut parked = running(code(1), StepState::Parked { waits: Vec::new(), results: Vec::new() });
+    parked.state.phase = Phase::AwaitApproval;
     vec![
         (stored_task(), "a message from a user"),
         (with(&|task| task.queued_count = 1), "take the message that waits"),
@@ -105,6 +118,15 @@ fn states() -> Vec<(StoredTask, &'static str)> {
             }),
             "a person to resume it; 2 messages wait meanwhile",
         ),
+        (parked.clone(), "a person has decided about its call"),
+        (
+            with(&|task| {
+                task.state = parked.state.clone();
+                task.state.suspend = true;
+                task.state.phase = Phase::Suspended;
+            }),
+            "a person to resume it",
+        ),
         (with(&|task| task.state.phase = Phase::Suspended), "a person resumed the task"),
         (with(&|task| task.state.turn = Some(turn(Stage::Model))), "to call the model"),
         (with(&|task| task.state.turn = Some(turn(code(1)))), "to have the script run"),
@@ -114,7 +136,7 @@ fn states() -> Vec<(StoredTask, &'static str)> {
 #[test]
 fn every_state_is_explained_in_words() {
     for (task, expected) in states() {
-        let explanation = explain(&task, Some("m"));
+        let explanation = explain(&task, Some("m"), &[]);
         assert!(explanation.waiting_for.contains(expected), "`{}` should say `{expected}`", explanation.waiting_for);
         assert!(!explanation.waiting_for.to_lowercase().contains("unknown"), "{}", explanation.waiting_for);
         assert!(!explanation.released_by.is_empty() && explanation.since.is_some(), "{explanation:?}");
@@ -124,7 +146,7 @@ fn every_state_is_explained_in_words() {
 #[test]
 fn only_people_are_waited_for_without_an_end() {
     for (task, _) in states() {
-        let explanation = explain(&task, None);
+        let explanation = explain(&task, None, &[]);
         let person = explanation.released_by.starts_with("a person") || explanation.released_by.starts_with("a user");
         assert_eq!(explanation.next_wake.is_none(), person, "{explanation:?}");
     }
@@ -133,8 +155,40 @@ fn only_people_are_waited_for_without_an_end() {
 #[test]
 fn a_step_in_flight_is_named_with_its_attempt_and_deadline() {
     let (task, _) = states().swap_remove(3);
-    let explanation = explain(&task, None);
+    let explanation = explain(&task, None, &[]);
     assert!(explanation.step_id.starts_with("step_"));
     assert_eq!(explanation.attempt, 2);
     assert_eq!(explanation.deadline, Some(convert::time(LATER)));
+}
+
+#[test]
+fn approvals_that_are_waited_for_are_named() {
+    let asked = StoredApproval {
+        id: ApprovalId::from_uuid(Uuid::from_u128(9)),
+        organization: OrganizationId::LOCAL,
+        task: TaskId::from_uuid(Uuid::from_u128(1)),
+        step: StepId::from_uuid(Uuid::from_u128(4)),
+        call: AskedCall { script: 0, number: 1, hash: String::new() },
+        tool: "create_file".into(),
+        arguments: "{}".into(),
+        arguments_size: 2,
+        reason: String::new(),
+        state: ApprovalState::Pending,
+        decided_by: String::new(),
+        words: String::new(),
+        decided_at: None,
+        expires_at: LATER,
+        revision: 1,
+        created_at: NOW,
+        updated_at: NOW,
+    };
+    let mut task = stored_task();
+    task.state.phase = Phase::AwaitApproval;
+    task.state.turn = Some(turn(code(1)));
+    task.state.step = Some(step(StepState::Parked { waits: vec![asked.call.clone()], results: Vec::new() }));
+    let explanation = explain(&task, None, std::slice::from_ref(&asked));
+    assert!(explanation.waiting_for.contains(&format!("create_file ({})", asked.id)), "{explanation:?}");
+    assert_eq!(explanation.approvals, [asked.id.to_string()]);
+    let end = NOW + construct_domain::approval::APPROVAL_LIMIT;
+    assert_eq!((explanation.deadline, explanation.next_wake), (Some(convert::time(end)), Some(convert::time(end))));
 }

@@ -1,12 +1,14 @@
 //! What each request is checked for. The limits are those of the comments in `proto/construct/v1`.
 
 mod entities;
+mod policies;
 mod tasks;
 
 pub(crate) use entities::{
     create_agent, create_model, create_model_provider, delete, get, list_agents, list_model_providers, list_models,
     model_provider_fits, update_agent, update_model, update_model_provider,
 };
+pub(crate) use policies::{decide_approval, get_approval, list_approvals};
 pub(crate) use tasks::{
     cancel_task, change_message, create_message, create_task, list_messages, list_tasks, subscribe, task_intent,
     update_message, update_task,

@@ -9,6 +9,7 @@ use construct_proto::v1::{
 use construct_store::{Cursor, ModelProvider, ModelProviderKind};
 use tonic::{Status, codegen::http::Uri};
 
+use super::policies::policy;
 use crate::{
     convert,
     page::{Column, Page},
@@ -55,6 +56,7 @@ pub(crate) fn create_agent(request: &CreateAgentRequest) -> Result<(), Status> {
     violations.reference("spec.model", &spec.model, "a model");
     violations.range("spec.max_turns", spec.max_turns, 0..=MAX_TURNS);
     parameters(&mut violations, "spec.parameters", spec.parameters.as_ref());
+    policy(&mut violations, "spec.policy", &spec.policy);
     violations.idempotency_key(&request.idempotency_key);
     violations.finish()
 }
@@ -72,6 +74,9 @@ pub(crate) fn update_agent(request: &UpdateAgentRequest) -> Result<(), Status> {
     }
     violations.range("max_turns", request.max_turns(), 0..=MAX_TURNS);
     parameters(&mut violations, "parameters", request.parameters.as_ref());
+    if let Some(replacement) = &request.policy {
+        policy(&mut violations, "policy.rules", &replacement.rules);
+    }
     violations.revision(request.revision);
     violations.idempotency_key(&request.idempotency_key);
     violations.finish()

@@ -9,7 +9,7 @@ use construct_store::{Cursor, MessageCursor};
 use jiff::Timestamp;
 use tonic::Status;
 
-use super::entities::MAX_TURNS;
+use super::{entities::MAX_TURNS, policies::policy};
 use crate::{
     convert,
     page::{Column, Page},
@@ -35,6 +35,7 @@ pub(crate) fn create_task(request: &CreateTaskRequest) -> Result<(), Status> {
     workspace(&mut violations, "spec.workspace", &spec.workspace);
     title(&mut violations, "spec.title", &spec.title);
     violations.range("spec.max_turns", spec.max_turns, 0..=MAX_TURNS);
+    policy(&mut violations, "spec.policy", &spec.policy);
     violations.idempotency_key(&request.idempotency_key);
     violations.finish()
 }
@@ -47,6 +48,9 @@ pub(crate) fn update_task(request: &UpdateTaskRequest) -> Result<TaskId, Status>
     }
     title(&mut violations, "title", request.title());
     violations.range("max_turns", request.max_turns(), 0..=MAX_TURNS);
+    if let Some(replacement) = &request.policy {
+        policy(&mut violations, "policy.rules", &replacement.rules);
+    }
     violations.revision(request.revision);
     violations.idempotency_key(&request.idempotency_key);
     checked(violations, task)
@@ -220,7 +224,7 @@ pub(crate) fn subscribe(request: SubscribeRequest) -> Result<Subscribe, Status> 
 }
 
 /// The id, when nothing is wrong.
-fn checked<T>(violations: Violations, id: Option<T>) -> Result<T, Status> {
+pub(super) fn checked<T>(violations: Violations, id: Option<T>) -> Result<T, Status> {
     violations.finish()?;
     // An id that could not be read was reported above, so there is one.
     id.ok_or_else(|| Status::invalid_argument("an id is missing"))

@@ -1,0 +1,193 @@
+//! Approvals: calls of scripts that wait for a person.
+
+use clap::{Args, Subcommand, ValueEnum};
+use construct_proto::v1::{
+    Approval, ApprovalState, DecideApprovalRequest, GetApprovalRequest, ListApprovalsRequest,
+    decide_approval_request::Decision, list_approvals_request::Filter,
+};
+use jiff::Timestamp;
+
+use super::{WriteArgs, age, id, metadata_details};
+use crate::{
+    failure::Failure,
+    gateway::{Gateway, call},
+    output::{Entity, OutputArgs},
+    page::ListArgs,
+    time,
+    words::{clip, one_line},
+};
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum State {
+    Pending,
+    Approved,
+    Rejected,
+    Expired,
+    Cancelled,
+}
+
+impl From<State> for ApprovalState {
+    fn from(state: State) -> Self {
+        match state {
+            State::Pending => Self::Pending,
+            State::Approved => Self::Approved,
+            State::Rejected => Self::Rejected,
+            State::Expired => Self::Expired,
+            State::Cancelled => Self::Cancelled,
+        }
+    }
+}
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum ApprovalCommand {
+    /// List them.
+    List(List),
+    /// Show one, with all of its arguments.
+    Get {
+        /// Its id.
+        approval: String,
+        #[command(flatten)]
+        output: OutputArgs,
+    },
+    /// Let the call be made.
+    Approve(Decide),
+    /// Tell the script that it may not make the call.
+    Reject(Decide),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct List {
+    /// Only those of this task.
+    #[arg(long, default_value = "", hide_default_value = true)]
+    task: String,
+    /// Only those in this state.
+    #[arg(long, value_enum)]
+    state: Option<State>,
+    #[command(flatten)]
+    list: ListArgs,
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Decide {
+    /// The approval's id.
+    approval: String,
+    /// What the script is told when it may not, and whoever asks later.
+    #[arg(long, value_name = "TEXT", default_value = "", hide_default_value = true)]
+    words: String,
+    /// Refuse unless it is about arguments with this hash.
+    #[arg(long, value_name = "HASH", default_value = "", hide_default_value = true)]
+    arguments_hash: String,
+    #[command(flatten)]
+    write: WriteArgs,
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+impl ApprovalCommand {
+    /// # Errors
+    /// What the gateway fails with.
+    pub(crate) async fn run(self, gateway: &Gateway) -> Result<(), Failure> {
+        match self {
+            Self::List(args) => args.run(gateway).await,
+            Self::Get { approval, output } => {
+                output.one(&call(gateway.approvals().get_approval(GetApprovalRequest { approval })).await?)
+            }
+            Self::Approve(args) => args.run(gateway, Decision::Approve).await,
+            Self::Reject(args) => args.run(gateway, Decision::Reject).await,
+        }
+    }
+}
+
+impl List {
+    async fn run(self, gateway: &Gateway) -> Result<(), Failure> {
+        let state = self.state.map_or(ApprovalState::Unspecified, ApprovalState::from).into();
+        let filter = Filter { task: self.task, state };
+        let listed = self
+            .list
+            .collect(|page| {
+                let request = ListApprovalsRequest { page: Some(page), filter: Some(filter.clone()) };
+                async move {
+                    let response = call(gateway.approvals().list_approvals(request)).await?;
+                    Ok((response.approvals, response.page))
+                }
+            })
+            .await?;
+        self.output.list(&listed)
+    }
+}
+
+impl Decide {
+    async fn run(self, gateway: &Gateway, decision: Decision) -> Result<(), Failure> {
+        let request = DecideApprovalRequest {
+            approval: self.approval,
+            decision: decision.into(),
+            words: self.words,
+            arguments_hash: self.arguments_hash,
+            idempotency_key: self.write.key(),
+        };
+        self.output.one(&call(gateway.approvals().decide_approval(request)).await?)
+    }
+}
+
+/// The name of a state.
+pub(crate) fn state_name(state: ApprovalState) -> &'static str {
+    match state {
+        ApprovalState::Pending => "pending",
+        ApprovalState::Approved => "approved",
+        ApprovalState::Rejected => "rejected",
+        ApprovalState::Expired => "expired",
+        ApprovalState::Cancelled => "cancelled",
+        ApprovalState::Unspecified => "",
+    }
+}
+
+impl Entity for Approval {
+    const NAME: &'static str = "construct.v1.Approval";
+    const PLURAL: &'static str = "approvals";
+    const COLUMNS: &'static [&'static str] = &["ID", "TASK", "STATE", "TOOL", "ARGUMENTS", "AGE"];
+
+    fn row(&self, now: Timestamp) -> Vec<String> {
+        let spec = self.spec.clone().unwrap_or_default();
+        let state = self.status.as_ref().map_or(ApprovalState::Unspecified, |status| status.state());
+        vec![
+            id(self.metadata.as_ref()),
+            spec.task,
+            state_name(state).to_owned(),
+            spec.tool,
+            clip(&one_line(&spec.arguments), 60),
+            age(self.metadata.as_ref(), now),
+        ]
+    }
+
+    fn details(&self, now: Timestamp) -> Vec<(&'static str, String)> {
+        let spec = self.spec.clone().unwrap_or_default();
+        let status = self.status.clone().unwrap_or_default();
+        let at = |time: Option<&prost_types::Timestamp>| {
+            time::read(time).map(|at| format!("{} ({})", time::local(at), time::relative(at, now))).unwrap_or_default()
+        };
+        let shown = spec.arguments.len() as u64;
+        let left_out = match spec.arguments_size.checked_sub(shown) {
+            None | Some(0) => String::new(),
+            Some(more) => format!("{more} bytes of the arguments are not shown"),
+        };
+        let mut details = vec![
+            ("id", id(self.metadata.as_ref())),
+            ("task", spec.task),
+            ("state", state_name(status.state()).to_owned()),
+            ("tool", spec.tool),
+            ("reason", spec.reason),
+            ("decided by", status.decided_by.clone()),
+            ("decided", at(status.decided_at.as_ref())),
+            ("words", status.words.clone()),
+            ("expires", at(status.expires_at.as_ref())),
+            ("call", format!("number {} of script {} of {}", spec.number, spec.script, spec.step_id)),
+            ("hash", spec.arguments_hash),
+        ];
+        details.extend(metadata_details(self.metadata.as_ref(), now));
+        details.push(("left out", left_out));
+        details.push(("arguments", spec.arguments));
+        details
+    }
+}

@@ -1,0 +1,204 @@
+//! Policies, and the approvals they ask for.
+
+use construct_bus::{ConsumeOptions, TaskMessage};
+use construct_domain::{
+    ApprovalId, StepId, TaskId,
+    approval::{Asked, AskedCall},
+    partition,
+    task::{Phase, Stage, Step, StepState, Turn},
+};
+use construct_proto::v1::{self, PolicyAction, approval_service_client::ApprovalServiceClient, event::Payload};
+use construct_store::{AskedApproval, TaskCommit};
+use jiff::Timestamp;
+use tokio_util::sync::CancellationToken;
+use tonic::{Code, transport::Channel};
+use uuid::Uuid;
+
+use super::harness::*;
+use crate::validate::tests::fields;
+
+fn rule() -> v1::PolicyRule {
+    v1::PolicyRule {
+        action: PolicyAction::Ask.into(),
+        tools: vec!["create_file".into()],
+        paths: vec!["secrets/**".into()],
+        reason: "it is secret".into(),
+        ..v1::PolicyRule::default()
+    }
+}
+
+fn approvals(gateway: &Gateway) -> ApprovalServiceClient<Channel> {
+    ApprovalServiceClient::new(gateway.channel())
+}
+
+/// Has the task ask about one call, as the reconciler does. Returns the approval's id.
+async fn ask(gateway: &Gateway, task: &str, hash: &str) -> String {
+    let message = gateway.say(task, "do it").await;
+    let id: TaskId = task.parse().expect("an id");
+    let loaded = gateway.store().task_load(id).await.expect("read").expect("there");
+    let call = AskedCall { script: 0, number: 3, hash: hash.to_owned() };
+    let mut state = loaded.task.clone();
+    let message = message.metadata.expect("set").id.parse().expect("an id");
+    state.last_position = 1;
+    state.phase = Phase::AwaitApproval;
+    state.turn = Some(Turn { message, calls: 1, stage: Stage::Code { calls: vec!["a".into()] }, cut: false });
+    let step = Step {
+        id: StepId::from_uuid(Uuid::now_v7()),
+        number: 1,
+        attempt: 1,
+        since: Timestamp::now(),
+        round: 0,
+        resumed: None,
+        state: StepState::Parked { waits: vec![call.clone()], results: Vec::new() },
+    };
+    let asked = Asked {
+        call,
+        tool: "create_file".into(),
+        arguments: r#"{"path":"secrets/key"}"#.into(),
+        arguments_size: 22,
+        reason: "it is secret".into(),
+    };
+    let approval = ApprovalId::from_uuid(Uuid::now_v7());
+    let expires_at = step.approvals_expire();
+    state.next_wake = Some(expires_at);
+    state.step = Some(step.clone());
+    let mut commit = TaskCommit::new(&loaded, &state, Timestamp::now());
+    commit.admitted = Some((message, 1));
+    commit.asked = vec![AskedApproval { id: approval, step: step.id, asked, expires_at }];
+    gateway.store().task_commit(commit).await.expect("committed");
+    approval.to_string()
+}
+
+#[tokio::test]
+async fn policies_are_kept_shown_and_replaced_as_a_whole() {
+    let gateway = Gateway::start().await.with_agent().await;
+    let mut spec = task_spec();
+    spec.policy = vec![rule()];
+    let request = v1::CreateTaskRequest { spec: Some(spec), ..Default::default() };
+    let task = gateway.tasks().create_task(request).await.expect("it is made").into_inner();
+    assert_eq!(task.spec.expect("set").policy, [rule()]);
+    let task = task.metadata.expect("set").id;
+
+    let policy = Some(v1::Policy { rules: vec![rule(), rule()] });
+    let update = v1::UpdateAgentRequest { agent: "ada".into(), policy, ..Default::default() };
+    let agent = gateway.agents().update_agent(update).await.expect("it is changed").into_inner();
+    assert_eq!(agent.spec.expect("set").policy.len(), 2);
+    let untouched = v1::UpdateAgentRequest { agent: "ada".into(), max_turns: Some(3), ..Default::default() };
+    let agent = gateway.agents().update_agent(untouched).await.expect("it is changed").into_inner();
+    assert_eq!(agent.spec.expect("set").policy.len(), 2);
+    let cleared =
+        v1::UpdateTaskRequest { task: task.clone(), policy: Some(v1::Policy::default()), ..Default::default() };
+    let cleared = gateway.tasks().update_task(cleared).await.expect("it is changed").into_inner();
+    assert!(cleared.spec.expect("set").policy.is_empty());
+}
+
+#[tokio::test]
+async fn what_is_no_policy_is_refused_field_by_field() {
+    let gateway = Gateway::start().await.with_agent().await;
+    let with = |change: &dyn Fn(&mut v1::PolicyRule)| {
+        let mut rule = rule();
+        change(&mut rule);
+        rule
+    };
+    for (rule, field) in [
+        (with(&|rule| rule.action = 0), "spec.policy[1].action"),
+        (with(&|rule| rule.action = 9), "spec.policy[1].action"),
+        (with(&|rule| rule.tools = vec!["{a".into()]), "spec.policy[1].tools[0]"),
+        (with(&|rule| rule.paths = vec!["ok".into(), "[z-a]".into()]), "spec.policy[1].paths[1]"),
+        (with(&|rule| rule.commands = vec![String::new()]), "spec.policy[1].commands[0]"),
+        (with(&|rule| rule.hosts = vec!["x".repeat(1025)]), "spec.policy[1].hosts[0]"),
+        (with(&|rule| rule.hosts = vec!["x".into(); 101]), "spec.policy[1].hosts"),
+        (with(&|rule| rule.methods = vec!["GET POST".into()]), "spec.policy[1].methods[0]"),
+        (with(&|rule| rule.reason = "x".repeat(1025)), "spec.policy[1].reason"),
+    ] {
+        let spec = v1::TaskSpec { policy: vec![self::rule(), rule], ..task_spec() };
+        let request = v1::CreateTaskRequest { spec: Some(spec), ..Default::default() };
+        let status = refused(gateway.tasks().create_task(request).await, Code::InvalidArgument);
+        assert_eq!(fields(&status), [field]);
+    }
+    let mut many = agent("eve");
+    many.spec.as_mut().expect("set").policy = vec![rule(); 101];
+    let status = refused(gateway.agents().create_agent(many).await, Code::InvalidArgument);
+    assert_eq!(fields(&status), ["spec.policy"]);
+}
+
+#[tokio::test]
+async fn an_approval_is_listed_decided_once_and_told() {
+    let gateway = Gateway::start().await.with_agent().await;
+    let task = gateway.task().await;
+    let hash = "ab".repeat(32);
+    let id = ask(&gateway, &task, &hash).await;
+    let mut service = approvals(&gateway);
+    let explain = v1::ExplainTaskRequest { task: task.clone() };
+    let explanation = gateway.tasks().explain_task(explain).await.expect("it is explained").into_inner();
+    assert_eq!((explanation.phase(), &explanation.approvals), (v1::TaskPhase::AwaitApproval, &vec![id.clone()]));
+
+    let pending = v1::list_approvals_request::Filter { task: task.clone(), state: v1::ApprovalState::Pending.into() };
+    let list = v1::ListApprovalsRequest { page: None, filter: Some(pending) };
+    let listed = service.list_approvals(list.clone()).await.expect("it is listed").into_inner().approvals;
+    let get = v1::GetApprovalRequest { approval: id.clone() };
+    let found = service.get_approval(get).await.expect("it is there").into_inner();
+    assert_eq!(listed, std::slice::from_ref(&found));
+    let spec = found.spec.expect("set");
+    assert_eq!((spec.tool.as_str(), spec.arguments.as_str()), ("create_file", r#"{"path":"secrets/key"}"#));
+    assert_eq!((spec.arguments_hash.as_str(), spec.reason.as_str()), (hash.as_str(), "it is secret"));
+
+    let decide = v1::DecideApprovalRequest {
+        approval: id.clone(),
+        decision: v1::decide_approval_request::Decision::Approve.into(),
+        words: "go on".into(),
+        arguments_hash: "cd".repeat(32),
+        idempotency_key: String::new(),
+    };
+    refused(service.decide_approval(decide.clone()).await, Code::Aborted);
+    let decide = v1::DecideApprovalRequest { arguments_hash: hash, idempotency_key: "k1".into(), ..decide };
+    let decided = service.decide_approval(decide.clone()).await.expect("it is decided").into_inner();
+    let status = decided.status.clone().expect("set");
+    assert_eq!((status.state(), status.words.as_str()), (v1::ApprovalState::Approved, "go on"));
+    assert_eq!(status.decided_by, "local");
+    let again = service.decide_approval(decide.clone()).await.expect("it is the first answer").into_inner();
+    assert_eq!(again, decided);
+    let other = v1::DecideApprovalRequest { idempotency_key: "k2".into(), ..decide };
+    let over = refused(service.decide_approval(other).await, Code::FailedPrecondition);
+    assert!(over.message().contains("it was approved by local at "), "{over:?}");
+    assert!(service.list_approvals(list).await.expect("it is listed").into_inner().approvals.is_empty());
+
+    let mut events = gateway.subscribe(&task, "0").await;
+    let told = take(&mut events, 3).await.pop().expect("three events");
+    assert_eq!(told.r#type, "approval.decided");
+    assert!(matches!(told.payload, Some(Payload::Approval(approval)) if approval == decided));
+
+    // The reconciler is woken for it.
+    let id: TaskId = task.parse().expect("an id");
+    let options = ConsumeOptions::new(8, CancellationToken::new());
+    let mut wakes = gateway.nats.bus().await.consume_tasks(partition::of(id), options);
+    let wake = within("a wake", async {
+        loop {
+            let delivery = wakes.next().await.expect("the consumer lives");
+            let reason = match &delivery.message {
+                TaskMessage::Wake(wake) => wake.reason.clone(),
+                TaskMessage::Result(_) => String::new(),
+            };
+            delivery.receipt.ack().await;
+            if delivery.task == id && reason.contains("approval") {
+                return reason;
+            }
+        }
+    });
+    assert_eq!(wake.await, "an approval was decided");
+}
+
+#[tokio::test]
+async fn what_is_no_decision_is_refused_field_by_field() {
+    let gateway = Gateway::start().await;
+    let request = v1::DecideApprovalRequest {
+        approval: "nonsense".into(),
+        words: "x".repeat(1025),
+        arguments_hash: "AB".into(),
+        ..Default::default()
+    };
+    let status = refused(approvals(&gateway).decide_approval(request).await, Code::InvalidArgument);
+    assert_eq!(fields(&status), ["approval", "decision", "words", "arguments_hash"]);
+    let unknown = v1::GetApprovalRequest { approval: ApprovalId::from_uuid(Uuid::now_v7()).to_string() };
+    refused(approvals(&gateway).get_approval(unknown).await, Code::NotFound);
+}

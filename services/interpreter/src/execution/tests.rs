@@ -1,0 +1,284 @@
+//! Scripts that wait for people: put away, gone on with, and told what was decided.
+
+use std::{path::Path, sync::OnceLock};
+
+use construct_bus::testing::NatsServer;
+use construct_domain::{OrganizationId, TaskId};
+use construct_proto::{
+    mesh::v1::{ApprovalDecision, AskedCall, StepRef},
+    v1::{CodeInterpreterCall, PolicyAction, PolicyRule},
+};
+use uuid::Uuid;
+
+use super::*;
+use crate::{
+    command::CommandSandbox,
+    sandbox::EngineConfig,
+    tools::{Egress, Policy},
+};
+
+/// An interpreter without its service around it, and one step that it is given again and again.
+struct World {
+    /// Ends with the test.
+    _nats: NatsServer,
+    folder: tempfile::TempDir,
+    executor: Executor,
+    command: CodeExecute,
+    deliveries: u32,
+}
+
+impl World {
+    async fn new(scripts: &[&str]) -> Self {
+        let nats = NatsServer::start().await;
+        let bus = nats.bus().await;
+        let folder = tempfile::tempdir().expect("a folder");
+        let own = folder.path().join("own");
+        let roots = [folder.path().to_owned()];
+        let work = folder.path().join("work");
+        std::fs::create_dir(&work).expect("made");
+        let egress = Egress::new(&[]).expect("made");
+        let sandbox = CommandSandbox::unavailable("a test needs none");
+        let workspaces = Workspaces::new(&roots, own, Policy::default(), egress, sandbox).expect("granted");
+        let executor = Executor {
+            bus,
+            engine: engine(),
+            table: crate::tool_table(),
+            workspaces,
+            limits: Limits { cpu: Duration::from_secs(10), wall: Duration::from_secs(20), ..Limits::default() },
+            running: Running::default(),
+            draining: CancellationToken::new(),
+            patience: Duration::from_secs(1),
+        };
+        let command = CodeExecute {
+            step: Some(StepRef {
+                organization_id: OrganizationId::LOCAL.to_string(),
+                task_id: TaskId::from_uuid(Uuid::now_v7()).to_string(),
+                step_id: StepId::from_uuid(Uuid::now_v7()).to_string(),
+                number: 2,
+                deadline: None,
+                round: 0,
+            }),
+            calls: (0..)
+                .zip(scripts)
+                .map(|(n, code)| CodeInterpreterCall { id: format!("call_{n}"), code: (*code).to_owned() })
+                .collect(),
+            workspace: work.display().to_string(),
+            agent_policy: vec![PolicyRule {
+                action: PolicyAction::Ask.into(),
+                tools: vec!["create_file".to_owned()],
+                paths: vec!["secrets/**".to_owned()],
+                reason: "it is secret".to_owned(),
+                ..PolicyRule::default()
+            }],
+            ..CodeExecute::default()
+        };
+        Self { _nats: nats, folder, executor, command, deliveries: 0 }
+    }
+
+    async fn run(&mut self) -> step_result::Outcome {
+        self.deliveries += 1;
+        match self.executor.run(&self.command, self.deliveries).await {
+            End::Outcome(outcome) => outcome,
+            End::HandBack(why) => panic!("it was handed back: {why}"),
+            End::Fenced => panic!("it was fenced"),
+            End::Over => panic!("it is over"),
+        }
+    }
+
+    async fn parks(&mut self) -> Parked {
+        match self.run().await {
+            step_result::Outcome::Parked(parked) => parked,
+            other => panic!("it should wait: {other:?}"),
+        }
+    }
+
+    async fn completes(&mut self) -> Vec<CodeInterpreterResult> {
+        match self.run().await {
+            step_result::Outcome::CodeCompleted(completed) => completed.results,
+            other => panic!("it should complete: {other:?}"),
+        }
+    }
+
+    /// The next round, with one more decision.
+    fn decide(&mut self, asked: &AskedCall, approved: bool, words: &str) {
+        self.command.decisions.push(ApprovalDecision {
+            script: asked.script,
+            number: asked.number,
+            arguments_hash: asked.arguments_hash.clone(),
+            approved,
+            words: words.to_owned(),
+            decided_by: "ada".to_owned(),
+        });
+        self.next_round();
+    }
+
+    fn next_round(&mut self) {
+        self.deliveries = 0;
+        self.command.step.as_mut().expect("it names a step").round += 1;
+    }
+
+    fn file(&self, name: &str) -> Option<String> {
+        std::fs::read_to_string(self.folder.path().join("work").join(name)).ok()
+    }
+}
+
+/// The compiled guest is kept beside the build's other artefacts.
+fn engine() -> Engine {
+    static CACHE: OnceLock<std::path::PathBuf> = OnceLock::new();
+    let cache = CACHE.get_or_init(|| {
+        let executable = std::env::current_exe().expect("there is one");
+        let target = executable.ancestors().nth(3).unwrap_or(Path::new("."));
+        target.join("tmp").join("sandbox-cache")
+    });
+    Engine::new(cache, EngineConfig { instances: 4, ..EngineConfig::default() }).expect("it is set up")
+}
+
+#[tokio::test]
+async fn a_call_that_needs_an_approval_parks_the_script_and_is_made_once_it_has_it() {
+    let script = "print('before'); create_file('open.txt', 'x'); create_file('secrets/key', 'k').status";
+    let mut world = World::new(&[script, "'second'"]).await;
+    let parked = world.parks().await;
+    let [asked] = parked.calls.as_slice() else { panic!("{parked:?}") };
+    assert_eq!((asked.script, asked.number, asked.tool.as_str()), (0, 2, "create_file"));
+    assert_eq!(asked.arguments, r#"{"content":"k","path":"secrets/key"}"#);
+    assert_eq!((asked.arguments_size, asked.reason.as_str()), (36, "it is secret"));
+    assert_eq!(world.file("secrets/key"), None);
+    let [first, second] = parked.results.as_slice() else { panic!("{parked:?}") };
+    assert_eq!(first.output, "before\n");
+    assert!(first.error.starts_with("Stopped: cancelled while waiting for an approval."), "{}", first.error);
+    assert!(first.error.contains("nobody has approved them: #2 create_file"), "{}", first.error);
+    assert!(second.error.starts_with("NotRun: cancelled while waiting for an approval."), "{}", second.error);
+
+    // The same command again, because its acknowledgement was lost: it waits for the same.
+    assert_eq!(world.parks().await.calls, parked.calls);
+    std::fs::write(world.folder.path().join("work/open.txt"), "changed").expect("written");
+    world.decide(asked, true, "");
+    let results = world.completes().await;
+    assert_eq!((results[0].output.as_str(), results[0].error.as_str()), ("before\ncreated", ""));
+    assert_eq!(results[1].output, "second");
+    assert_eq!(world.file("secrets/key").as_deref(), Some("k"));
+    assert_eq!(world.file("open.txt").as_deref(), Some("changed"), "what was done before is not done again");
+    // Run once more, it is answered from the journal.
+    std::fs::remove_file(world.folder.path().join("work/secrets/key")).expect("removed");
+    assert_eq!(world.completes().await, results);
+    assert_eq!(world.file("secrets/key"), None);
+}
+
+#[tokio::test]
+async fn a_script_is_told_in_the_persons_words_what_was_rejected() {
+    let script = "try { create_file('secrets/key', 'k') } catch (error) { `${error.name}: ${error.message}` }";
+    let mut world = World::new(&[script]).await;
+    let asked = world.parks().await.calls.remove(0);
+    world.decide(&asked, false, "use the vault");
+    let results = world.completes().await;
+    assert!(results[0].output.starts_with("ApprovalRejected: "), "{results:?}");
+    assert!(results[0].output.contains("use the vault"), "{results:?}");
+    assert_eq!(world.file("secrets/key"), None);
+    // A decision does not change with what is decided later.
+    world.command.decisions[0].approved = true;
+    assert_eq!(world.completes().await, results);
+}
+
+#[tokio::test]
+async fn an_approval_holds_for_the_arguments_it_was_given_for() {
+    let mut world = World::new(&["create_file('secrets/key', 'k')"]).await;
+    let asked = world.parks().await.calls.remove(0);
+    world.decide(&AskedCall { arguments_hash: "0".repeat(64), ..asked.clone() }, true, "");
+    assert_eq!(world.parks().await.calls, std::slice::from_ref(&asked));
+    world.decide(&AskedCall { number: 7, ..asked.clone() }, true, "");
+    assert_eq!(world.parks().await.calls, [asked]);
+    assert_eq!(world.file("secrets/key"), None);
+}
+
+#[tokio::test]
+async fn calls_that_ask_at_once_wait_together_once_everything_else_has_ended() {
+    let script = "
+        const [a, b, text, slept] = await Promise.all([
+            tools.create_file('secrets/a', '1'),
+            tools.create_file('secrets/b', '2').catch(error => error.name),
+            tools.read_file('there.txt'),
+            new Promise(done => setTimeout(() => done('slept'), 200)),
+        ]);
+        [a.status, b, text, slept].join(' ')";
+    let mut world = World::new(&[script]).await;
+    std::fs::write(world.folder.path().join("work/there.txt"), "hello").expect("written");
+    let began = std::time::Instant::now();
+    let parked = world.parks().await;
+    assert!(began.elapsed() >= Duration::from_millis(200), "the timer was waited for");
+    let numbers: Vec<u32> = parked.calls.iter().map(|asked| asked.number).collect();
+    assert_eq!(numbers, [1, 2]);
+    // One is decided, and the other one waits on.
+    world.decide(&parked.calls[1], false, "no");
+    std::fs::write(world.folder.path().join("work/there.txt"), "changed").expect("written");
+    let again = std::time::Instant::now();
+    assert_eq!(world.parks().await.calls, [parked.calls[0].clone()]);
+    world.decide(&parked.calls[0], true, "");
+    let results = world.completes().await;
+    assert_eq!(results[0].output, "created ApprovalRejected hello slept");
+    assert!(again.elapsed() < Duration::from_secs(15), "it does not wait for what has ended");
+    assert_eq!((world.file("secrets/a").as_deref(), world.file("secrets/b")), (Some("1"), None));
+}
+
+#[tokio::test]
+async fn what_the_policy_forbids_is_an_error_the_script_can_catch() {
+    let script = "
+        const names = [];
+        for (const path of ['a', 'secrets/key']) {
+            try { create_file(path, 'x'); names.push('made') }
+            catch (error) { names.push(error.name, error.message.includes('not on this task')) }
+        }
+        names.join(' ')";
+    let mut world = World::new(&[script]).await;
+    world.command.task_policy = vec![PolicyRule {
+        action: PolicyAction::Deny.into(),
+        paths: vec!["secrets/*".to_owned()],
+        reason: "not on this task".to_owned(),
+        ..PolicyRule::default()
+    }];
+    let results = world.completes().await;
+    assert_eq!(results[0].output, "made PolicyDenied true");
+    assert_eq!(results[0].tool_uses.len(), 2);
+    // The policy may have changed when the script is run again; what was refused stays refused.
+    world.command.task_policy.clear();
+    world.command.agent_policy.clear();
+    assert_eq!(world.completes().await, results);
+}
+
+#[tokio::test]
+async fn a_call_that_nobody_waits_for_keeps_no_script_waiting() {
+    let mut world = World::new(&["tools.create_file('secrets/key', 'k'); 'done'"]).await;
+    let results = world.completes().await;
+    assert!(results[0].output.contains("without waiting for it: #1 create_file"), "{results:?}");
+    assert!(results[0].tool_uses.is_empty());
+}
+
+#[tokio::test]
+async fn a_command_of_an_earlier_round_is_over() {
+    let mut world = World::new(&["create_file('secrets/key', 'k').status"]).await;
+    let first = world.command.clone();
+    let asked = world.parks().await.calls.remove(0);
+    world.decide(&asked, true, "");
+    world.completes().await;
+    assert!(matches!(world.executor.run(&first, 2).await, End::Over));
+}
+
+#[tokio::test]
+async fn waiting_again_and_again_is_not_taken_for_dying() {
+    let mut world = World::new(&["create_file('secrets/key', 'k').status"]).await;
+    for _ in 0..2 * MAX_DEATHS {
+        world.parks().await;
+        world.next_round();
+    }
+    let asked = world.parks().await.calls.remove(0);
+    world.decide(&asked, true, "");
+    assert_eq!(world.completes().await[0].output, "created");
+}
+
+#[tokio::test]
+async fn long_arguments_are_shown_in_part_and_approved_as_a_whole() {
+    let mut world = World::new(&["create_file('secrets/key', 'é'.repeat(100000)).bytes"]).await;
+    let asked = world.parks().await.calls.remove(0);
+    assert!(asked.arguments.len() <= 64 * 1024 && asked.arguments_size > 200_000);
+    world.decide(&asked, true, "");
+    assert_eq!(world.completes().await[0].output, "200000");
+}

@@ -1,0 +1,234 @@
+//! A script that needs a person waits for days and restarts, as nothing but rows and a journal, and goes on as if it had
+//! never stopped.
+
+use std::process::Stdio;
+
+use construct_bus::topology::Stream;
+use construct_proto::v1::{self, ApprovalState, PolicyAction, TaskPhase, TurnOutcome};
+use construct_tests::{
+    client::{Conversation, PATIENCE},
+    mesh::{Mesh, Service, binary},
+    recorder::{Recorder, check_order},
+    wait::until,
+};
+use serde_json::{Value, json};
+
+use crate::read;
+
+/// The file `log` counts how often each call was made.
+const SCRIPT: [&str; 7] = [
+    "print('before');",
+    "execute_command('echo open >> log');",
+    "let told;",
+    "try { told = create_file('secrets/key', 'the key').status }",
+    "catch (error) { told = `${error.name}: ${error.message}` }",
+    "execute_command('echo after >> log');",
+    "told",
+];
+
+fn policy() -> Vec<v1::PolicyRule> {
+    vec![v1::PolicyRule {
+        action: PolicyAction::Ask.into(),
+        tools: vec!["create_file".to_owned()],
+        paths: vec!["secrets/**".to_owned()],
+        reason: "it is secret".to_owned(),
+        ..v1::PolicyRule::default()
+    }]
+}
+
+/// A task whose agent must ask before it writes secrets, and which has come to that point.
+struct Asking {
+    conversation: Conversation,
+    recorder: Recorder,
+    approval: String,
+}
+
+impl Asking {
+    async fn begin(mesh: &Mesh, code: &[&str]) -> Self {
+        let script = json!({"turns": [
+            {"text": "I shall do it.", "code": [code]},
+            {"text": "Done: {{last_result}}"},
+        ]});
+        mesh.scripted_agent("worker", &script).await.unwrap();
+        let client = mesh.client().unwrap();
+        let update = v1::UpdateAgentRequest {
+            agent: "worker".to_owned(),
+            policy: Some(v1::Policy { rules: policy() }),
+            ..v1::UpdateAgentRequest::default()
+        };
+        client.agents().update_agent(update).await.unwrap();
+        let conversation = client.begin("worker", Some(mesh.workspace())).await.unwrap();
+        let recorder = conversation.record();
+        conversation.say("Do it.").await;
+        conversation.in_phase(TaskPhase::AwaitApproval).await;
+        let approval = pending(mesh, &conversation).await.pop().expect("something is asked");
+        Self { conversation, recorder, approval: id(&approval) }
+    }
+
+    /// The turn is over; what the script returned.
+    async fn ended(&self) -> String {
+        let status = self.conversation.settled().await.status.unwrap();
+        let transcript = self.conversation.transcript().await;
+        transcript.check(&["Do it."]);
+        assert_eq!(status.last_outcome(), TurnOutcome::Completed, "{}", transcript.show());
+        check_order(&self.recorder.until_sequence(status.event_sequence).await);
+        let result = transcript.result();
+        assert_eq!(result.error, "", "{}", transcript.show());
+        result.output.clone()
+    }
+
+    fn told(&self, kind: &str) -> usize {
+        self.recorder.events().iter().filter(|event| event.r#type == kind).count()
+    }
+}
+
+fn id(approval: &v1::Approval) -> String {
+    approval.metadata.as_ref().map(|metadata| metadata.id.clone()).unwrap_or_default()
+}
+
+fn service(mesh: &Mesh) -> v1::approval_service_client::ApprovalServiceClient<tonic::transport::Channel> {
+    v1::approval_service_client::ApprovalServiceClient::new(mesh.channel().unwrap())
+}
+
+async fn pending(mesh: &Mesh, conversation: &Conversation) -> Vec<v1::Approval> {
+    let state = ApprovalState::Pending.into();
+    let filter = v1::list_approvals_request::Filter { task: conversation.id().to_owned(), state };
+    let request = v1::ListApprovalsRequest { page: None, filter: Some(filter) };
+    service(mesh).list_approvals(request).await.unwrap().into_inner().approvals
+}
+
+async fn state(mesh: &Mesh, approval: &str) -> ApprovalState {
+    let request = v1::GetApprovalRequest { approval: approval.to_owned() };
+    service(mesh).get_approval(request).await.unwrap().into_inner().status.unwrap().state()
+}
+
+/// Runs a command of the command line; its JSON.
+async fn construct(mesh: &Mesh, arguments: &[&str]) -> Value {
+    let done = tokio::process::Command::new(binary("construct").unwrap())
+        .env_clear()
+        .env("CONSTRUCT_GATEWAY_URL", mesh.gateway_url())
+        .args(arguments)
+        .stdin(Stdio::null())
+        .output()
+        .await
+        .unwrap();
+    assert!(done.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&done.stderr));
+    serde_json::from_slice(&done.stdout).unwrap_or_else(|error| panic!("{error}: {done:?}"))
+}
+
+/// Waits until no command stands in the queue of scripts: nothing of the script is held by anybody.
+async fn nothing_is_in_flight(mesh: &Mesh) {
+    until("the queue of scripts to be empty", PATIENCE, async || match mesh.nats.messages(Stream::Code).await {
+        0 => Ok(()),
+        messages => Err(format!("{messages} commands")),
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_script_waits_through_the_death_of_every_service_and_goes_on_when_it_is_approved() {
+    let mut mesh = Mesh::start().await.unwrap();
+    let asking = Asking::begin(&mesh, &SCRIPT).await;
+    nothing_is_in_flight(&mesh).await;
+    assert!(!mesh.workspace().join("secrets").exists());
+    let explanation = asking.conversation.explain().await.unwrap();
+    assert!(explanation.waiting_for.contains(&format!("create_file ({})", asking.approval)), "{explanation:?}");
+    assert_eq!(explanation.approvals, std::slice::from_ref(&asking.approval));
+
+    for service in Service::ALL {
+        mesh.kill(service).unwrap();
+    }
+    mesh.start_services().await.unwrap();
+    asking.conversation.in_phase(TaskPhase::AwaitApproval).await;
+    nothing_is_in_flight(&mesh).await;
+
+    let listed = construct(&mesh, &["approval", "list", "--state", "pending", "-o", "json"]).await;
+    let spec = &listed["approvals"][0]["spec"];
+    assert_eq!((&spec["tool"], &spec["reason"]), (&json!("create_file"), &json!("it is secret")));
+    assert_eq!(spec["arguments"], json!(r#"{"content":"the key","path":"secrets/key"}"#));
+    let approved = construct(&mesh, &["approval", "approve", &asking.approval, "-o", "json"]).await;
+    assert_eq!(approved["status"]["state"], json!("APPROVAL_STATE_APPROVED"));
+
+    assert_eq!(asking.ended().await, "before\ncreated");
+    assert_eq!(read(&mesh.workspace().join("secrets/key")), "the key");
+    assert_eq!(read(&mesh.workspace().join("log")), "open\nafter\n");
+    assert_eq!((asking.told("approval.requested"), asking.told("approval.decided")), (1, 1));
+    assert_eq!(asking.told("tool.result"), 3, "no call is told twice");
+}
+
+#[tokio::test]
+async fn a_script_that_is_not_approved_is_told_so_and_goes_on_without() {
+    let mesh = Mesh::start().await.unwrap();
+    let asking = Asking::begin(&mesh, &SCRIPT).await;
+    let rejected = ["approval", "reject", &asking.approval, "--words", "use the vault", "-o", "json"];
+    construct(&mesh, &rejected).await;
+    let told = asking.ended().await;
+    assert!(told.contains("ApprovalRejected: ") && told.contains("use the vault"), "{told}");
+    assert!(!mesh.workspace().join("secrets").exists());
+    assert_eq!(read(&mesh.workspace().join("log")), "open\nafter\n");
+    // What is over stays as it was decided.
+    let again = v1::DecideApprovalRequest {
+        approval: asking.approval.clone(),
+        decision: v1::decide_approval_request::Decision::Approve.into(),
+        ..v1::DecideApprovalRequest::default()
+    };
+    let refused = service(&mesh).decide_approval(again).await.expect_err("it is over");
+    assert_eq!(refused.code(), tonic::Code::FailedPrecondition);
+    assert!(refused.message().contains("rejected"), "{refused:?}");
+}
+
+#[tokio::test]
+async fn a_task_that_is_cancelled_while_it_waits_tells_what_was_done() {
+    let mesh = Mesh::start().await.unwrap();
+    let asking = Asking::begin(&mesh, &SCRIPT).await;
+    asking.conversation.suspend().await;
+    asking.conversation.in_phase(TaskPhase::Suspended).await;
+    asking.conversation.resume().await;
+    asking.conversation.in_phase(TaskPhase::AwaitApproval).await;
+    asking.conversation.cancel("not today").await;
+    let status = asking.conversation.settled().await.status.unwrap();
+    assert_eq!(status.last_outcome(), TurnOutcome::Cancelled);
+    let transcript = asking.conversation.transcript().await;
+    transcript.check(&["Do it."]);
+    let result = transcript.result();
+    assert!(result.error.contains("cancelled while waiting for an approval"), "{}", result.error);
+    assert!(result.error.contains("Calls that had ended: #1 execute_command."), "{}", result.error);
+    assert!(result.error.contains("nobody has approved them: #2 create_file"), "{}", result.error);
+    assert_eq!(state(&mesh, &asking.approval).await, ApprovalState::Cancelled);
+    assert!(!mesh.workspace().join("secrets").exists());
+    asking.recorder.until_count("approval.decided", 1).await;
+}
+
+#[tokio::test]
+async fn a_call_that_was_approved_is_made_once_though_the_interpreter_dies_right_after_it() {
+    let mut mesh = Mesh::start().await.unwrap();
+    // What is approved is under way for a while, so that it can be interrupted, and leaves a line when it begins.
+    let script = [
+        "let told;",
+        "try { execute_command('echo begun >> log; sleep 3; echo done >> log'); told = 'done' }",
+        "catch (error) { told = error.name }",
+        "told",
+    ];
+    let agent_policy = vec![v1::PolicyRule {
+        action: PolicyAction::Ask.into(),
+        commands: vec!["echo *".to_owned()],
+        ..v1::PolicyRule::default()
+    }];
+    mesh.scripted_agent("careful", &json!({"turns": [{"code": [&script]}, {"text": "{{last_result}}"}]}))
+        .await
+        .unwrap();
+    let workspace = mesh.workspace().display().to_string();
+    let spec = v1::TaskSpec { agent: "careful".to_owned(), workspace, policy: agent_policy, ..v1::TaskSpec::default() };
+    let conversation = mesh.client().unwrap().begin_as(spec).await.unwrap();
+    let recorder = conversation.record();
+    conversation.say("Do it.").await;
+    conversation.in_phase(TaskPhase::AwaitApproval).await;
+    let approval = id(&pending(&mesh, &conversation).await.pop().expect("something is asked"));
+    construct(&mesh, &["approval", "approve", &approval, "-o", "json"]).await;
+    construct_tests::client::file_when(&mesh.workspace().join("log"), |text| text.contains("begun")).await;
+    mesh.crash(Service::Interpreter).await.unwrap();
+    let asking = Asking { conversation, recorder, approval };
+    assert_eq!(asking.ended().await, "OutcomeUnknown");
+    assert_eq!(read(&mesh.workspace().join("log")), "begun\n");
+    assert_eq!(state(&mesh, &asking.approval).await, ApprovalState::Approved);
+}
