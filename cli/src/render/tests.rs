@@ -230,3 +230,35 @@ fn people_are_shown_when_wanted() {
     assert_eq!(shown(LIVE, std::slice::from_ref(&said)), "");
     assert_eq!(shown(Options { people: true, ..LIVE }, &[said]), "❯ one\n  two\n");
 }
+
+#[test]
+fn what_a_person_is_asked_is_shown_whole_with_how_to_decide() {
+    let approval = |state: ApprovalState, words: &str| {
+        let approval = Approval {
+            metadata: Some(v1::Metadata { id: "approval_1".to_owned(), ..v1::Metadata::default() }),
+            spec: Some(v1::ApprovalSpec {
+                tool: "create_file".to_owned(),
+                arguments: r#"{"content":"\u001b[2Jx","path":"secrets/key"}"#.to_owned(),
+                arguments_size: 43,
+                reason: "it is secret".to_owned(),
+                ..v1::ApprovalSpec::default()
+            }),
+            status: Some(v1::ApprovalStatus {
+                state: state.into(),
+                decided_by: "ada".to_owned(),
+                words: words.to_owned(),
+                ..v1::ApprovalStatus::default()
+            }),
+        };
+        event("approval.requested", 0, Payload::Approval(approval))
+    };
+    let asked = shown(LIVE, &[approval(ApprovalState::Pending, "")]);
+    assert_eq!(
+        asked,
+        "? create_file needs approval: it is secret\n    {\n      \"content\": \"\\u001b[2Jx\",\n      \"path\": \"secrets/key\"\n    \
+         }\n  decide: construct approval approve approval_1\n      or: construct approval reject approval_1 --words WHY\n"
+    );
+    let decided =
+        shown(LIVE, &[approval(ApprovalState::Rejected, "use the vault"), approval(ApprovalState::Approved, "")]);
+    assert_eq!(decided, "✗ create_file rejected by ada: use the vault\n✓ create_file approved by ada\n");
+}

@@ -49,6 +49,8 @@ stack. Rules:
 - Tools look synchronous; `tools.NAME(...)` starts one and returns a promise, so `await Promise.all([...])` runs several at once.
 - A failing tool throws an Error with a `name` and a message that says what to do; catch it where you can go on.
 - A command's non-zero exit code is a result, not an error.
+- An error named `PolicyDenied` or `ApprovalRejected` means that a call was not made, by somebody's decision: do not try to reach the \
+same in another way; go on without it, or say what you need.
 - An error named `OutcomeUnknown` means that an action may or may not have happened: look before you repeat it.
 - Each script starts fresh: no variable survives from one to the next. Files in the workspace do.
 - There is no `require`, no Node.js module, and no network except through `fetch` to hosts that were granted.

@@ -32,10 +32,11 @@ impl World {
         let nats = NatsServer::start().await;
         let bus = nats.bus().await;
         let folder = tempfile::tempdir().expect("a folder");
-        let own = folder.path().join("own");
-        let roots = [folder.path().to_owned()];
+        let own = folder.path().join("data/own");
         let work = folder.path().join("work");
         std::fs::create_dir(&work).expect("made");
+        std::fs::create_dir(folder.path().join("data")).expect("made");
+        let roots = [work.clone()];
         let egress = Egress::new(&[]).expect("made");
         let sandbox = CommandSandbox::unavailable("a test needs none");
         let workspaces = Workspaces::new(&roots, own, Policy::default(), egress, sandbox).expect("granted");
