@@ -247,7 +247,8 @@ async fn what_the_policy_forbids_is_an_error_the_script_can_catch() {
 
 #[tokio::test]
 async fn a_call_that_nobody_waits_for_keeps_no_script_waiting() {
-    let mut world = World::new(&["tools.create_file('secrets/key', 'k'); 'done'"]).await;
+    let script = "tools.create_file('secrets/key', 'k'); await new Promise(done => setTimeout(done, 100)); 'done'";
+    let mut world = World::new(&[script]).await;
     let results = world.completes().await;
     assert!(results[0].output.contains("without waiting for it: #1 create_file"), "{results:?}");
     assert!(results[0].tool_uses.is_empty());
