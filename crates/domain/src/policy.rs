@@ -6,7 +6,10 @@
 //! Rules are about what a call says of itself. They are no confinement: a command can do in many ways what a rule about
 //! another tool forbids, and the sandbox holds whatever a policy says.
 
-use std::sync::OnceLock;
+use std::{
+    path::{Path, PathBuf},
+    sync::OnceLock,
+};
 
 use globset::{Glob, GlobBuilder, GlobMatcher};
 use serde::{Deserialize, Serialize};
@@ -67,6 +70,9 @@ pub enum Subject {
     None,
     /// A file or directory, relative to the workspace, by every name it is known to have.
     Path(Vec<String>),
+    /// A directory with everything below it, by every name it is known to have. A rule that holds back anything which might lie
+    /// there holds back the whole.
+    Tree(Vec<String>),
     /// A command line.
     Command(String),
     /// A request.
@@ -99,9 +105,9 @@ impl Policy {
         Self { rules: rules.into_iter().map(|rule| (rule, OnceLock::new())).collect() }
     }
 
-    /// Whether any rule has a condition on paths.
-    pub fn has_paths(&self) -> bool {
-        self.rules.iter().any(|(rule, _)| !rule.paths.is_empty())
+    /// Whether there is any rule.
+    pub fn is_empty(&self) -> bool {
+        self.rules.is_empty()
     }
 
     /// What the list says about a call of `tool`.
@@ -173,6 +179,10 @@ impl Compiled {
                 // A file with several names is allowed when all of them are, and held back when one of them is.
                 Subject::Path(names) if allows => !names.is_empty() && names.iter().all(|name| self.is_path(name)),
                 Subject::Path(names) => names.iter().any(|name| self.is_path(name)),
+                Subject::Tree(names) if allows => {
+                    !names.is_empty() && names.iter().all(|name| self.is_whole_tree(name))
+                }
+                Subject::Tree(names) => names.iter().any(|name| self.is_path(name) || self.may_reach_into(rule, name)),
                 _ => false,
             };
         let command = self.commands.is_empty()
@@ -189,6 +199,22 @@ impl Compiled {
         path && command
             && (self.hosts.is_empty() || host.is_some_and(|host| any(&self.hosts, &host)))
             && (rule.methods.is_empty() || method.is_some_and(is_method))
+    }
+
+    /// Whether what lies below a directory matches, however deep.
+    fn is_whole_tree(&self, directory: &str) -> bool {
+        self.is_path(directory) && any(&self.paths, Path::new(directory).join("a/b/c").to_string_lossy().as_ref())
+    }
+
+    /// Whether a pattern could match something below a directory, by the directories it names before its first wildcard.
+    fn may_reach_into(&self, rule: &Rule, directory: &str) -> bool {
+        let directory = Path::new(if directory == "." { "" } else { directory });
+        rule.paths.iter().any(|pattern| {
+            let pattern = relative(pattern);
+            let literal: PathBuf =
+                pattern.split('/').take_while(|part| !part.contains(['*', '?', '[', '{', '\\'])).collect();
+            literal.starts_with(directory) || (literal != Path::new(pattern) && directory.starts_with(&literal))
+        })
     }
 
     /// `secrets/**` is also meant to hold for `secrets` itself, which a tool may list or search as a whole.
@@ -213,10 +239,13 @@ fn compile_name(pattern: &str) -> Result<GlobMatcher, globset::Error> {
 }
 
 fn compile_path(pattern: &str) -> Result<GlobMatcher, globset::Error> {
-    // Paths are relative to the workspace, however a rule writes that.
-    let relative = pattern.trim_start_matches("./").trim_start_matches('/');
-    let glob = GlobBuilder::new(relative).literal_separator(true).backslash_escape(true).build()?;
+    let glob = GlobBuilder::new(relative(pattern)).literal_separator(true).backslash_escape(true).build()?;
     Ok(glob.compile_matcher())
+}
+
+/// Paths are relative to the workspace, however a rule writes that.
+fn relative(pattern: &str) -> &str {
+    pattern.trim_start_matches("./").trim_start_matches('/')
 }
 
 /// A pattern of which only `*` and `?` mean something.

@@ -24,7 +24,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     journal::{CallId, Journal, Past},
     modules,
-    policy::{Canonical, Policies},
+    policy::Policies,
     sandbox::{Host, HostCall, IMPORT, ToolError, ToolTable},
     tools::{self, CallContext, Toolbox},
 };
@@ -214,22 +214,18 @@ impl<'a> ScriptHost<'a> {
 
     /// Whether the policies let a call be made that was not made before. Does not return while a person must decide first.
     async fn permit(&self, call: &HostCall) -> Result<(), ToolError> {
-        // A tool that there is not is refused by the toolbox, in words that help.
-        let Some(tool) = tools::definition(&call.name) else { return Ok(()) };
-        let arguments = Canonical::new(&call.args);
-        let verdict = self.shared.policies.judge(tool, &arguments, self.shared.toolbox.workspace()).await;
+        let Some(judged) = self.shared.policies.judge(call, self.shared.toolbox).await else { return Ok(()) };
+        let (verdict, arguments, arguments_hash) = (judged.verdict, judged.arguments, judged.hash);
         match verdict.action {
             Action::Allow => return Ok(()),
             Action::Deny => return Err(denied(&call.name, &verdict.reason)),
             Action::Ask => {}
         }
-        let arguments_hash = arguments.hash(&call.name);
         if let Some(decision) = self.shared.decisions.get(&(self.script, call.number))
             && decision.arguments_hash == arguments_hash
         {
             return if decision.approved { Ok(()) } else { Err(rejected(&call.name, decision)) };
         }
-        let arguments = arguments.json();
         let asked = AskedCall {
             script: self.script,
             number: call.number,

@@ -57,7 +57,8 @@ fn open(workspace: &Workspace, path: &str) -> Result<(RelativePath, std::fs::Fil
     Ok((located, file))
 }
 
-fn candidates(path: &str) -> Vec<String> {
+/// The paths that are tried for a module, in this order.
+pub(crate) fn candidates(path: &str) -> Vec<String> {
     let mut candidates = vec![path.to_owned()];
     match path.rsplit_once('.') {
         Some((stem, "js")) => candidates.push(format!("{stem}.ts")),

@@ -1,29 +1,38 @@
-//! What an agent's and a task's policies say about a call: what the call is about, in one canonical form, and the two
-//! lists of rules held against it (`construct_domain::policy`).
-
-use std::{
-    collections::BTreeMap,
-    path::{Component, Path, PathBuf},
-};
+//! What an agent's and a task's policies say about a call: the two lists of rules held against what the call is about.
 
 use construct_domain::policy::{self, Action, Policy, Rule, Subject, Verdict};
 use construct_proto::{
     mesh::v1::CodeExecute,
     v1::{PolicyAction, PolicyRule},
 };
-use serde_json::Value;
+use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
-use crate::{tools::Definition, workspace::Workspace};
+use crate::{
+    modules,
+    sandbox::{HostCall, IMPORT},
+    tools::{PolicySubject, Toolbox},
+};
 
-/// How many symbolic links are followed to find out what a path means; the kernel gives up at as many.
-const LINKS: usize = 40;
+/// The tool as which reading a module is judged.
+const READING: &str = "read_file";
 
 /// The policies a command carries.
 #[derive(Debug)]
 pub(crate) struct Policies {
     agent: Policy,
     task: Policy,
+}
+
+/// A call as policies and people look at it.
+#[derive(Debug)]
+pub(crate) struct Judged {
+    /// What becomes of it.
+    pub(crate) verdict: Verdict,
+    /// The arguments in the one form that equal calls have, as JSON.
+    pub(crate) arguments: String,
+    /// SHA-256 of the tool and the arguments, in hexadecimal: what an approval holds for.
+    pub(crate) hash: String,
 }
 
 impl Policies {
@@ -33,18 +42,60 @@ impl Policies {
         Self { agent: list(&command.agent_policy), task: list(&command.task_policy) }
     }
 
-    /// What they say about a call with these arguments: the stricter of both.
-    pub(crate) async fn judge(&self, tool: &Definition, arguments: &Canonical, workspace: &Workspace) -> Verdict {
-        let mut subject = arguments.subject(tool);
-        if let Subject::Path(names) = &mut subject {
-            let path = names.pop().unwrap_or_default();
-            // Where no rule asks for a path, nobody needs to look at the file system.
-            if self.agent.has_paths() || self.task.has_paths() {
-                *names = names_of(workspace, path).await;
-            }
+    /// What they say about a call: the stricter of both. None when no rule is about it, or when it fails anyway, because
+    /// there is no such tool or its arguments don't fit; nobody is asked about that.
+    pub(crate) async fn judge(&self, call: &HostCall, toolbox: &Toolbox) -> Option<Judged> {
+        if self.agent.is_empty() && self.task.is_empty() {
+            return None;
         }
-        policy::stricter(self.agent.judge(tool.name, &subject), self.task.judge(tool.name, &subject))
+        let (arguments, subject) =
+            if call.name == IMPORT { import(call, toolbox).await } else { of(call, toolbox).await }?;
+        let verdict = policy::stricter(self.agent.judge(&call.name, &subject), self.task.judge(&call.name, &subject));
+        // A rule about reading files is about modules as well.
+        let verdict = if call.name == IMPORT {
+            let reading = policy::stricter(self.agent.judge(READING, &subject), self.task.judge(READING, &subject));
+            policy::stricter(verdict, reading)
+        } else {
+            verdict
+        };
+        let arguments = arguments.to_string();
+        let digest = Sha256::new().chain_update(&call.name).chain_update([0]).chain_update(&arguments).finalize();
+        let hash = digest.iter().map(|byte| format!("{byte:02x}")).collect();
+        Some(Judged { verdict, arguments, hash })
     }
+}
+
+/// The arguments of a tool's call, and what it is about.
+async fn of(call: &HostCall, toolbox: &Toolbox) -> Option<(Value, Subject)> {
+    let arguments = toolbox.canonical(&call.name, &call.args).ok()?;
+    let subjects = toolbox.subjects(&call.name, &arguments).await.ok()?;
+    Some((arguments, subject(subjects)))
+}
+
+/// A module may lie under any of the names that are tried for it.
+async fn import(call: &HostCall, toolbox: &Toolbox) -> Option<(Value, Subject)> {
+    let path = call.args["path"].as_str()?;
+    let mut names = Vec::new();
+    for candidate in modules::candidates(path) {
+        let arguments = toolbox.canonical(READING, &json!({"path": candidate})).ok()?;
+        let subjects = toolbox.subjects(READING, &arguments).await.ok()?;
+        names.extend(subjects.into_iter().map(|subject| subject.to_string()));
+    }
+    Some((json!({"path": path}), Subject::Path(names)))
+}
+
+fn subject(subjects: Vec<PolicySubject>) -> Subject {
+    let is_tree = subjects.iter().any(|subject| matches!(subject, PolicySubject::Tree(_)));
+    let mut paths = Vec::new();
+    for subject in subjects {
+        match subject {
+            PolicySubject::Path(path) | PolicySubject::Tree(path) => paths.push(path),
+            PolicySubject::Command(line) => return Subject::Command(line),
+            PolicySubject::Request { method, host, path: _ } => return Subject::Request { method, host },
+            PolicySubject::Name(_) | PolicySubject::None => return Subject::None,
+        }
+    }
+    if is_tree { Subject::Tree(paths) } else { Subject::Path(paths) }
 }
 
 fn rule(rule: PolicyRule) -> Rule {
@@ -58,123 +109,23 @@ fn rule(rule: PolicyRule) -> Rule {
     Rule { action, tools, paths, commands, hosts, methods, reason }
 }
 
-/// The arguments of a call in the one form that equal calls have: by name, sorted, without those that are absent.
-#[derive(Debug, Clone, PartialEq)]
-pub(crate) struct Canonical(BTreeMap<String, Value>);
-
-impl Canonical {
-    /// Of a call's arguments, which the sandbox gives by name.
-    pub(crate) fn new(args: &Value) -> Self {
-        let named = args.as_object().into_iter().flatten().filter(|(_, value)| !value.is_null());
-        Self(named.map(|(name, value)| (name.clone(), sorted(value.clone()))).collect())
-    }
-
-    /// As JSON.
-    pub(crate) fn json(&self) -> String {
-        serde_json::to_string(&self.0).unwrap_or_default()
-    }
-
-    /// SHA-256 of the tool and the arguments, in hexadecimal: what an approval holds for.
-    pub(crate) fn hash(&self, tool: &str) -> String {
-        let digest = Sha256::new().chain_update(tool).chain_update([0]).chain_update(self.json()).finalize();
-        digest.iter().map(|byte| format!("{byte:02x}")).collect()
-    }
-
-    /// What the call is about. A path stands there as it was given.
-    fn subject(&self, tool: &Definition) -> Subject {
-        let text = |name: &str| self.0.get(name).and_then(Value::as_str);
-        let takes = |name: &str| tool.parameters.iter().any(|parameter| parameter.name == name);
-        if let Some(command) = text("command").filter(|_| takes("command")) {
-            return Subject::Command(command.to_owned());
-        }
-        if takes("url") {
-            let url = text("url").and_then(|url| reqwest::Url::parse(url).ok());
-            let Some(host) = url.as_ref().and_then(reqwest::Url::host_str) else { return Subject::None };
-            let options = self.0.get("options").unwrap_or(&Value::Null);
-            let method = options["method"].as_str().unwrap_or("GET").to_ascii_uppercase();
-            return Subject::Request { method, host: host.to_owned() };
-        }
-        if takes("path") {
-            return Subject::Path(vec![text("path").unwrap_or(".").to_owned()]);
-        }
-        Subject::None
-    }
-}
-
-/// A value whose objects have their fields in order.
-fn sorted(value: Value) -> Value {
-    match value {
-        Value::Object(fields) => {
-            let mut fields: Vec<(String, Value)> = fields.into_iter().collect();
-            fields.sort_by(|(a, _), (b, _)| a.cmp(b));
-            Value::Object(fields.into_iter().map(|(name, value)| (name, sorted(value))).collect())
-        }
-        Value::Array(items) => Value::Array(items.into_iter().map(sorted).collect()),
-        other => other,
-    }
-}
-
-/// The names of a file, relative to the workspace: as it is written, and where symbolic links lead at this moment. None
-/// when it lies outside, which the tool refuses.
-async fn names_of(workspace: &Workspace, path: String) -> Vec<String> {
-    let workspace = workspace.clone();
-    let names = tokio::task::spawn_blocking(move || {
-        let Ok(located) = workspace.locate(&path) else { return Vec::new() };
-        let shown = |path: PathBuf| {
-            let text = path.to_string_lossy().into_owned();
-            if text.is_empty() { ".".to_owned() } else { text }
-        };
-        let written = lexical(located.as_path()).map(shown);
-        let resolved = resolve(&workspace.root().join(located.as_path()), LINKS)
-            .and_then(|path| path.strip_prefix(workspace.root()).map(Path::to_owned).ok())
-            .map(shown);
-        let mut names: Vec<String> = written.into_iter().chain(resolved).collect();
-        names.dedup();
-        names
-    });
-    // Only when the runtime ends, and the call with it.
-    names.await.unwrap_or_default()
-}
-
-/// The path without `.` and `..`, as if there were no symbolic links; none when it leads out of the workspace.
-fn lexical(path: &Path) -> Option<PathBuf> {
-    let mut cleaned = PathBuf::new();
-    for part in path.components() {
-        match part {
-            Component::Normal(name) => cleaned.push(name),
-            Component::ParentDir => {
-                if !cleaned.pop() {
-                    return None;
-                }
-            }
-            Component::CurDir | Component::RootDir | Component::Prefix(_) => {}
-        }
-    }
-    Some(cleaned)
-}
-
-/// Where a path leads, whether or not its last parts exist.
-fn resolve(path: &Path, links: usize) -> Option<PathBuf> {
-    if let Ok(found) = path.canonicalize() {
-        return Some(found);
-    }
-    let (parent, name) = (path.parent()?, path.file_name()?);
-    // A link to what does not exist yet: making the file makes it there.
-    if let Ok(target) = std::fs::read_link(path) {
-        return resolve(&parent.join(target), links.checked_sub(1)?);
-    }
-    Some(resolve(parent, links)?.join(name))
-}
-
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
-    use crate::tools::definition;
+    use crate::{
+        command::CommandSandbox,
+        tools::{Egress, Policy as Grants},
+        workspace::Workspace,
+    };
 
-    fn tool(name: &str) -> &'static Definition {
-        definition(name).expect("there is such a tool")
+    fn toolbox(root: &std::path::Path) -> Toolbox {
+        let workspace = Workspace::open(root).expect("a workspace");
+        let egress = Egress::new(&[]).expect("an HTTP client");
+        Toolbox::new(workspace, Grants::default(), egress, CommandSandbox::unavailable("a test"))
+    }
+
+    fn call(name: &str, args: Value) -> HostCall {
+        HostCall { number: 1, name: name.to_owned(), args }
     }
 
     fn command(agent: Vec<PolicyRule>, task: Vec<PolicyRule>) -> Policies {
@@ -185,66 +136,97 @@ mod tests {
         PolicyRule { action: action.into(), tools: vec![tool.to_owned()], ..PolicyRule::default() }
     }
 
-    #[test]
-    fn equal_calls_have_one_form_and_one_hash() {
-        let call = Canonical::new(&json!({"content": "x", "path": "a"}));
-        let same = Canonical::new(&json!({"path": "a", "content": "x", "mode": null}));
-        assert_eq!((same.json(), same.hash("create_file")), (call.json(), call.hash("create_file")));
-        assert_eq!(call.json(), r#"{"content":"x","path":"a"}"#);
-        assert_eq!(call.hash("create_file").len(), 64);
-        let other = Canonical::new(&json!({"path": "a", "content": "y"}));
-        assert_ne!(call.hash("create_file"), other.hash("create_file"));
-        assert_ne!(call.hash("create_file"), call.hash("edit_file"));
-        let nested = Canonical::new(&json!({"options": {"env": {"B": "1", "A": "2"}, "cwd": "x"}, "command": "ls"}));
-        assert_eq!(nested.json(), r#"{"command":"ls","options":{"cwd":"x","env":{"A":"2","B":"1"}}}"#);
-    }
-
-    #[test]
-    fn a_call_is_about_what_its_arguments_name() {
-        let subject = |name, args| Canonical::new(&args).subject(tool(name));
-        let request = |method: &str, host: &str| Subject::Request { method: method.into(), host: host.into() };
-        assert_eq!(subject("create_file", json!({"path": "a/b", "content": ""})), Subject::Path(vec!["a/b".into()]));
-        assert_eq!(subject("list_files", json!({})), Subject::Path(vec![".".into()]));
-        assert_eq!(subject("execute_command", json!({"command": "git push"})), Subject::Command("git push".into()));
-        assert_eq!(subject("fetch", json!({"url": "https://Example.com:8080/x"})), request("GET", "example.com"));
-        let posted = json!({"url": "http://user:a.com@b.com/", "options": {"method": "post"}});
-        assert_eq!(subject("fetch", posted), request("POST", "b.com"));
-        assert_eq!(subject("fetch", json!({"url": "no address"})), Subject::None);
+    #[tokio::test]
+    async fn equal_calls_have_one_form_and_one_hash() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let toolbox = toolbox(folder.path());
+        let policies = command(vec![rule(PolicyAction::Ask, "*")], Vec::new());
+        let judged =
+            async |name: &str, args| policies.judge(&call(name, args), &toolbox).await.expect("a call that fits");
+        let one = judged("create_file", json!({"content": "x", "path": "./a"})).await;
+        let same = judged("create_file", json!({"path": "a", "content": "x"})).await;
+        assert_eq!((same.arguments, &same.hash), (one.arguments.clone(), &one.hash));
+        assert_eq!(one.arguments, r#"{"content":"x","path":"a"}"#);
+        assert_ne!(judged("create_file", json!({"path": "a", "content": "y"})).await.hash, one.hash);
+        let nested = json!({"options": {"env": {"B": "1", "A": "2"}, "cwd": "x"}, "command": "ls"});
+        let nested = judged("execute_command", nested).await.arguments;
+        assert_eq!(nested, r#"{"command":"ls","options":{"cwd":"x","env":{"A":"2","B":"1"}}}"#);
+        for (name, args) in [("no_such_tool", json!({})), ("create_file", json!({"path": 1}))] {
+            assert!(policies.judge(&call(name, args), &toolbox).await.is_none(), "nobody is asked about {name}");
+        }
     }
 
     #[tokio::test]
-    async fn a_path_is_judged_by_every_name_it_has() {
+    async fn every_way_to_a_file_is_judged() {
         let folder = tempfile::tempdir().expect("a folder");
         let root = folder.path();
-        std::fs::create_dir(root.join("secrets")).expect("made");
-        std::fs::write(root.join("secrets/key"), "").expect("written");
+        for directory in ["secrets", "open"] {
+            std::fs::create_dir(root.join(directory)).expect("made");
+        }
+        std::fs::write(root.join("secrets/key.ts"), "").expect("written");
         std::os::unix::fs::symlink("secrets", root.join("harmless")).expect("linked");
         std::os::unix::fs::symlink("secrets/new", root.join("dangling")).expect("linked");
-        let workspace = Workspace::open(root).expect("opened");
+        let toolbox = toolbox(root);
         let secrets = PolicyRule { paths: vec!["secrets/**".into()], ..rule(PolicyAction::Ask, "*") };
         let policies = command(vec![secrets], Vec::new());
-        let absolute = workspace.root().join("secrets/new").display().to_string();
-        for (path, expected) in [
-            ("secrets/new", Action::Ask),
-            ("./secrets//key", Action::Ask),
-            ("x/../secrets/key", Action::Ask),
-            ("harmless/key", Action::Ask),
-            ("harmless/made/later", Action::Ask),
-            ("dangling", Action::Ask),
-            (absolute.as_str(), Action::Ask),
-            ("open/key", Action::Allow),
-            ("secrets/../open", Action::Allow),
+        let absolute = toolbox.workspace().root().join("secrets/new").display().to_string();
+        let write = |path: &str| call("create_file", json!({"path": path, "content": "x"}));
+        let import = |path: &str| call(IMPORT, json!({"path": path}));
+        let search = |path: &str| call("grep", json!({"pattern": "x", "path": path}));
+        let table = [
+            (write("secrets/new"), Action::Ask),
+            (write("./secrets//key"), Action::Ask),
+            (write("x/../secrets/key"), Action::Ask),
+            (write("harmless/key"), Action::Ask),
+            (write("harmless/made/later"), Action::Ask),
+            (write("dangling"), Action::Ask),
+            (write(&absolute), Action::Ask),
+            (write("open/key"), Action::Allow),
+            (write("secrets/../open/x"), Action::Allow),
+            (import("secrets/key"), Action::Ask),
+            (import("secrets/key.js"), Action::Ask),
+            (import("harmless/key.ts"), Action::Ask),
+            (import("open/key.ts"), Action::Allow),
+            (search("."), Action::Ask),
+            (search("harmless"), Action::Ask),
+            (search("open"), Action::Allow),
+            (call("list_files", json!({})), Action::Allow),
+            (call("list_files", json!({"recursive": true})), Action::Ask),
+            (call("delete_file", json!({"path": ".", "recursive": true})), Action::Ask),
+        ];
+        for (call, expected) in table {
+            let judged = policies.judge(&call, &toolbox).await.expect("a call that fits");
+            assert_eq!(judged.verdict.action, expected, "{call:?}");
+        }
+        let reading = PolicyRule { paths: vec!["secrets/**".into()], ..rule(PolicyAction::Deny, "read_file") };
+        let judged = command(Vec::new(), vec![reading]).judge(&import("secrets/key"), &toolbox).await;
+        assert_eq!(judged.expect("judged").verdict.action, Action::Deny, "a module is read");
+    }
+
+    #[tokio::test]
+    async fn programs_are_commands_and_requests_have_hosts() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let toolbox = toolbox(folder.path());
+        let git = PolicyRule { commands: vec!["git push*".into()], ..rule(PolicyAction::Deny, "*") };
+        let example = PolicyRule { hosts: vec!["example.com".into()], ..rule(PolicyAction::Ask, "*") };
+        let policies = command(vec![git, example], Vec::new());
+        for (call, expected) in [
+            (call("execute_command", json!({"command": "git push"})), Action::Deny),
+            (call("git", json!({"args": ["push", "origin"]})), Action::Deny),
+            (call("git", json!({"args": ["status"]})), Action::Allow),
+            (call("fetch", json!({"url": "https://Example.com:8080/x"})), Action::Ask),
+            (call("fetch", json!({"url": "http://example.com@b.com/"})), Action::Allow),
         ] {
-            let call = Canonical::new(&json!({"path": path, "content": "x"}));
-            assert_eq!(policies.judge(tool("create_file"), &call, &workspace).await.action, expected, "{path}");
+            let judged = policies.judge(&call, &toolbox).await.expect("a call that fits");
+            assert_eq!(judged.verdict.action, expected, "{call:?}");
         }
     }
 
     #[tokio::test]
     async fn the_stricter_of_agent_and_task_holds() {
         let folder = tempfile::tempdir().expect("a folder");
-        let workspace = Workspace::open(folder.path()).expect("opened");
-        let call = Canonical::new(&json!({"path": "a", "content": "x"}));
+        let toolbox = toolbox(folder.path());
+        let call = call("create_file", json!({"path": "a", "content": "x"}));
         use PolicyAction::{Allow, Ask, Deny, Unspecified};
         for (agent, task, expected) in [
             (Allow, Allow, Action::Allow),
@@ -254,8 +236,8 @@ mod tests {
             (Unspecified, Allow, Action::Deny),
         ] {
             let policies = command(vec![rule(agent, "create_file")], vec![rule(task, "*")]);
-            let verdict = policies.judge(tool("create_file"), &call, &workspace).await;
-            assert_eq!(verdict.action, expected, "{agent:?} {task:?}");
+            let judged = policies.judge(&call, &toolbox).await.expect("a call that fits");
+            assert_eq!(judged.verdict.action, expected, "{agent:?} {task:?}");
         }
     }
 }

@@ -188,18 +188,28 @@ impl Toolbox {
     pub async fn subjects(&self, name: &str, canonical: &Value) -> Result<Vec<PolicySubject>, ToolError> {
         let tool = provided(name)?;
         let subject = tool.subject(canonical);
-        let PolicySubject::Path(path) = &subject else { return Ok(vec![subject]) };
-        let (workspace, path) = (self.workspace.clone(), path.clone());
+        let (path, is_tree) = match &subject {
+            PolicySubject::Path(path) => (path.clone(), false),
+            PolicySubject::Tree(path) => (path.clone(), true),
+            _ => return Ok(vec![subject]),
+        };
+        let workspace = self.workspace.clone();
         // A deletion takes the link itself away and not what it leads to.
         let follow = tool.permission != Permission::FilesDelete;
+        let named = path.clone();
         let resolving = tokio::task::spawn_blocking(move || {
+            let path = named;
             let located = workspace.locate(&path).ok()?;
-            workspace.leads_to(&located, follow).ok().map(|target| target.shown())
+            // A file has nothing below it.
+            let is_tree = is_tree && workspace.open_directory(&located).is_ok();
+            Some((workspace.leads_to(&located, follow).ok()?.shown(), is_tree))
         });
-        let target = resolving.await.ok().flatten().map(PolicySubject::Path);
         // What cannot be resolved cannot be used either, and the call says why.
-        let further = target.filter(|target| *target != subject);
-        Ok(std::iter::once(subject).chain(further).collect())
+        let Some((target, is_tree)) = resolving.await.ok().flatten() else { return Ok(vec![subject]) };
+        let kind = if is_tree { PolicySubject::Tree } else { PolicySubject::Path };
+        let mut subjects: Vec<PolicySubject> = [path, target].map(kind).into();
+        subjects.dedup();
+        Ok(subjects)
     }
 
     /// Takes notice of a call that an earlier process completed with this result and that is not made again. Scripts that

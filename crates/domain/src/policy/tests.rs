@@ -20,6 +20,10 @@ fn path(path: &str) -> Subject {
     Subject::Path(vec![path.to_owned()])
 }
 
+fn tree(path: &str) -> Subject {
+    Subject::Tree(vec![path.to_owned()])
+}
+
 fn command(line: &str) -> Subject {
     Subject::Command(line.to_owned())
 }
@@ -54,6 +58,17 @@ fn rules_match_tools_paths_commands_hosts_and_methods() {
         (vec![paths(&["*.key"], Ask)], "read_file", path("a.key"), Ask),
         (vec![paths(&["*.key"], Ask)], "read_file", path("a/b.key"), Allow),
         (vec![paths(&["**/*.key"], Ask)], "read_file", path("a/b.key"), Ask),
+        (vec![paths(&["secrets/**"], Deny)], "grep", tree("."), Deny),
+        (vec![paths(&["secrets/**"], Deny)], "grep", tree("secrets"), Deny),
+        (vec![paths(&["secrets/**"], Deny)], "grep", tree("secrets/a"), Deny),
+        (vec![paths(&["secrets/**"], Deny)], "grep", tree("src"), Allow),
+        (vec![paths(&["src/secrets/**"], Deny)], "grep", tree("src"), Deny),
+        (vec![paths(&["src/a.key"], Deny)], "grep", tree("src"), Deny),
+        (vec![paths(&["src/a.key"], Deny)], "grep", tree("src/b"), Allow),
+        (vec![paths(&["**/*.key"], Deny)], "grep", tree("src"), Deny),
+        (vec![paths(&["docs/**"], Allow), rule(Deny)], "grep", tree("docs"), Allow),
+        (vec![paths(&["docs/*"], Allow), rule(Deny)], "grep", tree("docs"), Deny),
+        (vec![paths(&["docs/**"], Allow), rule(Deny)], "grep", tree("."), Deny),
         (vec![paths(&["**"], Ask)], "execute_command", command("ls"), Allow),
         (vec![commands(&["git *"], Deny)], "execute_command", command("git push origin a/b"), Deny),
         (vec![commands(&["git *"], Deny)], "execute_command", command("  git push  "), Deny),

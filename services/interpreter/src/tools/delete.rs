@@ -33,7 +33,7 @@ pub(super) const DEFINITION: Definition = Definition {
     ],
     effect: Effect::Write,
     permission: Permission::FilesDelete,
-    subject: subject::path,
+    subject: subject::perhaps_tree,
     provider: Provider::Host,
     limits: limits(60, 8),
 };

@@ -39,7 +39,7 @@ pub(super) const DEFINITION: Definition = Definition {
     errors: &[NOT_FOUND, OUTSIDE, ("NotADirectory", "when `path` is a file.")],
     effect: Effect::Read,
     permission: Permission::FilesRead,
-    subject: subject::path,
+    subject: subject::tree,
     provider: Provider::Host,
     limits: limits(60, 1024),
 };

@@ -76,7 +76,7 @@ pub(super) const DEFINITION: Definition = Definition {
     errors: &[NOT_FOUND, OUTSIDE],
     effect: Effect::Read,
     permission: Permission::FilesRead,
-    subject: subject::path,
+    subject: subject::tree,
     provider: Provider::Host,
     limits: limits(60, 512),
 };

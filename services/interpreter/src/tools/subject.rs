@@ -10,6 +10,8 @@ use serde_json::Value;
 pub enum PolicySubject {
     /// A path in the workspace, relative to it, `.` for the workspace itself.
     Path(String),
+    /// A directory with everything below it, named in the same way.
+    Tree(String),
     /// A command line as a shell takes it.
     Command(String),
     /// A request.
@@ -30,7 +32,7 @@ pub enum PolicySubject {
 impl fmt::Display for PolicySubject {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Path(text) | Self::Command(text) | Self::Name(text) => f.write_str(text),
+            Self::Path(text) | Self::Tree(text) | Self::Command(text) | Self::Name(text) => f.write_str(text),
             Self::Request { method, host, path } => write!(f, "{method} {host}{path}"),
             Self::None => Ok(()),
         }
@@ -45,6 +47,16 @@ pub(super) fn none(_: &Value) -> PolicySubject {
 /// The parameter `path`; the workspace where it is not given.
 pub(super) fn path(args: &Value) -> PolicySubject {
     PolicySubject::Path(args["path"].as_str().unwrap_or(".").to_owned())
+}
+
+/// The parameter `path` and all that lies below it.
+pub(super) fn tree(args: &Value) -> PolicySubject {
+    PolicySubject::Tree(args["path"].as_str().unwrap_or(".").to_owned())
+}
+
+/// The parameter `path`, and all that lies below it when `recursive`.
+pub(super) fn perhaps_tree(args: &Value) -> PolicySubject {
+    if args["recursive"] == Value::Bool(true) { tree(args) } else { path(args) }
 }
 
 /// The parameters `url` and `options.method`.
