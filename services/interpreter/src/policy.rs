@@ -77,8 +77,9 @@ async fn import(call: &HostCall, toolbox: &Toolbox) -> Option<(Value, Subject)> 
     let path = call.args["path"].as_str()?;
     let mut names = Vec::new();
     for candidate in modules::candidates(path) {
-        let arguments = toolbox.canonical(READING, &json!({"path": candidate})).ok()?;
-        let subjects = toolbox.subjects(READING, &arguments).await.ok()?;
+        // What is no path of the workspace is not opened either.
+        let Ok(arguments) = toolbox.canonical(READING, &json!({"path": candidate})) else { continue };
+        let subjects = toolbox.subjects(READING, &arguments).await.unwrap_or_default();
         names.extend(subjects.into_iter().map(|subject| subject.to_string()));
     }
     Some((json!({"path": path}), Subject::Path(names)))
@@ -172,7 +173,7 @@ mod tests {
         let absolute = toolbox.workspace().root().join("secrets/new").display().to_string();
         let write = |path: &str| call("create_file", json!({"path": path, "content": "x"}));
         let import = |path: &str| call(IMPORT, json!({"path": path}));
-        let search = |path: &str| call("grep", json!({"pattern": "x", "path": path}));
+        let search = |path: &str| call("grep", json!({"query": "x", "path": path}));
         let table = [
             (write("secrets/new"), Action::Ask),
             (write("./secrets//key"), Action::Ask),

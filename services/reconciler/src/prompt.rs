@@ -53,17 +53,18 @@ stack. Rules:
 same in another way; go on without it, or say what you need.
 - An error named `OutcomeUnknown` means that an action may or may not have happened: look before you repeat it.
 - Each script starts fresh: no variable survives from one to the next. Files in the workspace do.
-- There is no `require`, no Node.js module, and no network except through `fetch` to hosts that were granted.
+- TypeScript works as well, and so does `import` of files of the workspace by relative path. There is no `require`, no Node.js \
+module, and no network except through `fetch` to hosts that were granted.
 - When the work is done, answer in plain text without calling the tool.";
 
 /// The definition of [`CODE_TOOL`].
 pub(crate) fn code_tool() -> ToolDefinition {
     ToolDefinition {
         name: CODE_TOOL.to_owned(),
-        description: "Runs JavaScript in the sandbox, with the documented tools as global functions. Returns what was printed, \
+        description: "Runs JavaScript or TypeScript in the sandbox, with the documented tools as global functions. Returns what was printed, \
                       the value of the last expression, and an uncaught error."
             .to_owned(),
-        input_schema: r#"{"type":"object","properties":{"code":{"type":"string","description":"The JavaScript to run."}},"required":["code"],"additionalProperties":false}"#
+        input_schema: r#"{"type":"object","properties":{"code":{"type":"string","description":"The script to run."}},"required":["code"],"additionalProperties":false}"#
             .to_owned(),
     }
 }
