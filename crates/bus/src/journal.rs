@@ -4,6 +4,8 @@
 //! of two processes that hold the same execution (one of them presumed dead) only one can go on; the other learns it
 //! before its next side effect.
 
+mod closed;
+
 use async_nats::{header::NATS_MESSAGE_ID, jetstream::stream::LastRawMessageErrorKind};
 use construct_domain::StepId;
 use construct_proto::mesh::v1::{JournalClosed, JournalEntry, journal_entry};
@@ -14,6 +16,8 @@ use crate::{
     subject::{self, Address as _},
     topology::Stream,
 };
+
+pub use closed::CLOSED_KEPT;
 
 /// Why a journal could not be written or read.
 #[derive(Debug, thiserror::Error)]
@@ -137,7 +141,7 @@ impl Journal {
     }
 
     /// Ends an execution for good: whoever still runs it fails at its next entry, and whoever would begin it again finds
-    /// that it is over. Of the journal only that is kept.
+    /// that it is over. Of the journal only that is kept, for [`CLOSED_KEPT`].
     ///
     /// # Errors
     /// When the server cannot be reached; may be repeated.
@@ -145,7 +149,15 @@ impl Journal {
         let address = subject::Journal { step };
         let entry = journal_entry::Entry::Closed(JournalClosed {});
         let entry = JournalEntry { step_id: step.to_string(), entry: Some(entry), ..JournalEntry::default() };
-        self.bus.publish(&address, &entry).await.map_err(Error::Publish)?;
+        let mut sealed = self.bus.seal_for(&address, &entry).await.map_err(Error::Publish)?;
+        closed::mark(&mut sealed.headers);
+        let expect = Expect::unique(self.bus.unique_id());
+        match self.bus.deliver(&address.subject(), sealed, expect, DEADLINE).await {
+            Ok(_) => {}
+            // Nothing is expected of the entry before it.
+            Err(Refusal::WrongLast) => return Err(Error::Conflict),
+            Err(Refusal::Failed(error)) => return Err(Error::Publish(error)),
+        }
         let stream = self.stream().await.map_err(|error| Error::Purge(error.into()))?;
         let purge = stream.purge().filter(address.subject()).keep(1);
         purge.await.map_err(|error| Error::Purge(error.into()))?;

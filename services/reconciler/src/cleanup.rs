@@ -1,15 +1,15 @@
-//! Removes large payloads that nothing refers to any more.
+//! Removes what nothing refers to any more: large payloads, and the ends of closed journals.
 
 use std::time::Duration;
 
-use construct_bus::blob;
+use construct_bus::{Bus, blob, journal};
 use tokio_util::sync::CancellationToken;
 
 /// How often. Every replica does it; what one removed the next doesn't find.
 const INTERVAL: Duration = Duration::from_secs(3600);
 
 /// Cleans up until told to stop.
-pub(crate) async fn run(blobs: blob::Store, stop: CancellationToken) -> Result<(), std::convert::Infallible> {
+pub(crate) async fn run(bus: Bus, blobs: blob::Store, stop: CancellationToken) -> Result<(), std::convert::Infallible> {
     loop {
         match blobs.remove_older_than(blob::KEPT).await {
             Ok(blob::Removed { blobs: 0, .. }) => {}
@@ -17,6 +17,14 @@ pub(crate) async fn run(blobs: blob::Store, stop: CancellationToken) -> Result<(
             Err(error) => {
                 let error = &error as &dyn std::error::Error;
                 tracing::warn!(error, "old blobs could not be removed; it is tried again in an hour");
+            }
+        }
+        match bus.journal().remove_closed(journal::CLOSED_KEPT).await {
+            Ok(0) => {}
+            Ok(removed) => tracing::info!(removed, "the ends of old journals were removed"),
+            Err(error) => {
+                let error = &error as &dyn std::error::Error;
+                tracing::warn!(error, "the ends of old journals could not be removed; it is tried again in an hour");
             }
         }
         tokio::select! {

@@ -128,7 +128,7 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
         supervising.await?;
         Ok::<_, anyhow::Error>(())
     });
-    lifecycle.spawn("cleanup", cleanup::run(blob::Store::open(common.blob_dir())?, lifecycle.draining()));
+    lifecycle.spawn("cleanup", cleanup::run(bus.clone(), blob::Store::open(common.blob_dir())?, lifecycle.draining()));
     lifecycle.spawn("sweep", sweep::run(store, bus, config.reconciler_sweep_interval, lifecycle.draining()));
     Ok(())
 }

@@ -90,3 +90,23 @@ async fn an_empty_journal_is_known_to_be_empty_at_once() {
     }
     assert!(fastest < Duration::from_millis(10), "{fastest:?}");
 }
+
+#[tokio::test]
+async fn ends_of_closed_journals_go_and_open_journals_stay() {
+    let server = NatsServer::start().await;
+    let journal = server.bus().await.journal();
+    // More than one batch.
+    for number in 1..=300 {
+        journal.append(step(number), &entry(step(number), 1), 0).await.expect("appended");
+        if number != 7 {
+            journal.close(step(number)).await.expect("closed");
+        }
+    }
+    assert_eq!(journal.remove_closed(Duration::from_secs(3600)).await.expect("looked"), 0, "all are young");
+    assert_eq!(journal.remove_closed(Duration::ZERO).await.expect("removed"), 299);
+    assert_eq!(journal.load(step(7)).await.expect("readable").len(), 1);
+    assert_eq!(journal.load(step(8)).await.expect("readable"), []);
+    let error = journal.append(step(8), &entry(step(8), 2), 8).await.expect_err("who still runs it stays fenced");
+    assert!(matches!(error, journal::Error::Conflict), "{error:?}");
+    assert_eq!(journal.remove_closed(Duration::ZERO).await.expect("nothing is left"), 0);
+}
