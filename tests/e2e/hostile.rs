@@ -36,7 +36,7 @@ async fn hostile_scripts_get_a_clear_error_and_the_task_goes_on() {
         ("value", "'x'.repeat(3 << 20)".into(), &["ResultLimitExceeded"]),
         ("stuck", "await new Promise(() => {})".into(), &["wait"]),
         ("thrown", "throw {not: 'an error'}".into(), &["not"]),
-        ("tool", "tools.no_such_tool({})".into(), &["TypeError", "script.js:1"]),
+        ("tool", "tools.no_such_tool({})".into(), &["UnknownTool", "script.js:1"]),
         ("fetch", "fetch('http://127.0.0.1:1/')".into(), &["HostNotGranted"]),
         ("missing", "require('fs')".into(), &["require"]),
     ];

@@ -8,6 +8,7 @@ use std::{
 use async_nats::jetstream::{
     Message,
     consumer::{AckPolicy, Consumer, DeliverPolicy, pull},
+    stream::LastRawMessageErrorKind,
 };
 use construct_domain::{OrganizationId, TaskId};
 use construct_proto::v1::Event;
@@ -83,7 +84,7 @@ impl Bus {
         let deltas = Delta { organization, task }.subject();
         let tools = TaskEvent::tools(organization, task);
         let (deltas, tools) =
-            futures::future::try_join(self.read(Stream::Deltas, &deltas), self.read(Stream::Events, &tools)).await?;
+            futures::future::try_join(self.read(Stream::Deltas, &[deltas]), self.read(Stream::Events, &tools)).await?;
         let mut sorted = BTreeMap::new();
         for (stream, messages) in [(Stream::Deltas, deltas), (Stream::Events, tools)] {
             for (sequence, message) in messages {
@@ -109,26 +110,60 @@ impl Bus {
         Ok(sorted.into_values().collect())
     }
 
-    /// Everything a limits stream has on a subject (which may have wildcards), oldest first.
-    pub(crate) async fn read(&self, stream: Stream, subject: &str) -> Result<Vec<(u64, Message)>, Error> {
+    /// Everything a limits stream has on subjects without wildcards, oldest first.
+    pub(crate) async fn read(&self, stream: Stream, subjects: &[String]) -> Result<Vec<(u64, Message)>, Error> {
         let end = Instant::now() + DEADLINE;
         loop {
-            match self.read_once(stream, subject).await {
+            // Boxed, because the future of the retries would be large.
+            match Box::pin(self.read_once(stream, subjects)).await {
                 Ok(messages) => return Ok(messages),
                 Err(source) if Instant::now() >= end => {
                     return Err(Error::Read { stream: stream.name(), source });
                 }
                 Err(error) => {
-                    tracing::debug!(stream = stream.name(), subject, %error, "reading again");
+                    tracing::debug!(stream = stream.name(), ?subjects, %error, "reading again");
                     tokio::time::sleep(PAUSE).await;
                 }
             }
         }
     }
 
-    async fn read_once(&self, stream: Stream, subject: &str) -> Result<Vec<(u64, Message)>, async_nats::Error> {
+    async fn read_once(&self, stream: Stream, subjects: &[String]) -> Result<Vec<(u64, Message)>, async_nats::Error> {
+        let mut messages = Vec::new();
+        for subject in subjects {
+            // Most histories that are looked for are empty. For a reader, a server counts what is before it, which takes the longer
+            // the more the stream holds (milliseconds for thousands of subjects); where a subject begins it knows at once.
+            if let Some(first) = self.first(stream, subject).await? {
+                messages.extend(self.read_from(stream, subject, first).await?);
+            }
+        }
+        messages.sort_by_key(|(sequence, _)| *sequence);
+        Ok(messages)
+    }
+
+    /// The sequence of the first message on a subject.
+    async fn first(&self, stream: Stream, subject: &str) -> Result<Option<u64>, async_nats::Error> {
+        let stream = self.inner.jetstream.get_stream_no_info(stream.name()).await?;
+        match stream.get_last_raw_message_by_subject(subject).await {
+            Ok(_) => {}
+            Err(error) if error.kind() == LastRawMessageErrorKind::NoMessageFound => return Ok(None),
+            Err(error) => return Err(error.into()),
+        }
+        match stream.get_first_raw_message_by_subject(subject, 1).await {
+            Ok(message) => Ok(Some(message.sequence)),
+            Err(error) if error.kind() == LastRawMessageErrorKind::NoMessageFound => Ok(None),
+            Err(error) => Err(error.into()),
+        }
+    }
+
+    async fn read_from(
+        &self,
+        stream: Stream,
+        subject: &str,
+        first: u64,
+    ) -> Result<Vec<(u64, Message)>, async_nats::Error> {
         let config = pull::Config {
-            deliver_policy: DeliverPolicy::All,
+            deliver_policy: DeliverPolicy::ByStartSequence { start_sequence: first },
             ack_policy: AckPolicy::None,
             filter_subject: subject.to_owned(),
             inactive_threshold: FORGOTTEN,

@@ -118,12 +118,7 @@ impl Journal {
     pub async fn load(&self, step: StepId) -> Result<Vec<(u64, JournalEntry)>, Error> {
         let address = subject::Journal { step };
         let subject = address.subject();
-        // Most journals that are looked for are empty, and this is the cheapest way to learn it: one request, to the
-        // stream's leader, so that it is true.
-        if self.is_empty(&subject).await {
-            return Ok(Vec::new());
-        }
-        let messages = self.bus.read(Stream::Journal, &subject).await.map_err(Error::Read)?;
+        let messages = self.bus.read(Stream::Journal, &[subject]).await.map_err(Error::Read)?;
         let mut entries = Vec::with_capacity(messages.len());
         for (sequence, message) in messages {
             let message = message.message;
@@ -162,15 +157,6 @@ impl Journal {
         let purge = stream.purge().filter(address.subject()).keep(1);
         purge.await.map_err(|error| Error::Purge(error.into()))?;
         Ok(())
-    }
-
-    /// Whether certainly nothing is there; any doubt is left to the full reading.
-    async fn is_empty(&self, subject: &str) -> bool {
-        let Ok(stream) = self.stream().await else { return false };
-        match stream.get_last_raw_message_by_subject(subject).await {
-            Ok(_) => false,
-            Err(error) => error.kind() == LastRawMessageErrorKind::NoMessageFound,
-        }
     }
 
     async fn stream(

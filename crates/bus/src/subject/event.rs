@@ -97,9 +97,9 @@ impl TaskEvent {
         format!("{ROOT}.evt.{organization}.task.{task}.>")
     }
 
-    /// Matches what a task's scripts call, and what comes back.
-    pub(crate) fn tools(organization: OrganizationId, task: TaskId) -> String {
-        format!("{ROOT}.evt.{organization}.task.{task}.tool.*")
+    /// What a task's scripts call, and what comes back.
+    pub(crate) fn tools(organization: OrganizationId, task: TaskId) -> [String; 2] {
+        ["called", "result"].map(|what| format!("{ROOT}.evt.{organization}.task.{task}.tool.{what}"))
     }
 }
 
