@@ -77,6 +77,12 @@ const fn definition(
     }
 }
 
+/// What programs take that are given their arguments and nothing else.
+const ARGUMENTS: &[Parameter] = &[
+    required("args", Kind::Arguments, "Arguments, one text for each."),
+    optional("options", OPTIONS, "{}", "Options."),
+];
+
 const CODE: Kind = Kind::CodeOrArguments { max_bytes: MAX_CODE };
 
 pub(super) const NODE: Definition = definition(
@@ -107,10 +113,7 @@ pub(super) const GIT: Definition = definition(
     "git",
     "Runs git, for version control, with arguments as a list.",
     "Otherwise as execute_command.",
-    &[
-        required("args", Kind::Arguments, "Arguments, one text for each."),
-        optional("options", OPTIONS, "{}", "Options."),
-    ],
+    ARGUMENTS,
     |args| command_line(GIT.name, args),
     "git([\"commit\", \"-m\", \"It's done\"])",
 );
@@ -119,10 +122,7 @@ pub(super) const NPM: Definition = definition(
     "npm",
     "Runs npm, which manages packages of Node.js, with arguments as a list.",
     "Otherwise as execute_command. Without network it installs nothing, but runs scripts.",
-    &[
-        required("args", Kind::Arguments, "Arguments, one text for each."),
-        optional("options", OPTIONS, "{}", "Options."),
-    ],
+    ARGUMENTS,
     |args| command_line(NPM.name, args),
     "npm([\"run\", \"build\"])",
 );
