@@ -17,6 +17,8 @@ use wasmtime::{
 use super::cache;
 use super::drive::{Driver, lock};
 use super::host::Host;
+#[cfg(test)]
+use super::host::ToolTable;
 use super::imports::{self, State};
 use super::limits::Limits;
 use super::outcome::{Limit, Outcome, Status};
@@ -90,6 +92,8 @@ pub struct Engine {
     typescript: TypeScript,
     /// Where the guest looks whether it should stop, see `interrupt_flag` in the guest.
     interrupt_flag: u32,
+    /// The declaration of the tools that every instance has without being told.
+    booted_tools: String,
     slots: Semaphore,
     max_memory_bytes: usize,
     ticker: Ticker,
@@ -121,14 +125,15 @@ impl Engine {
         let instance = linker.instantiate_pre(&module).map_err(|error| Error::Guest(format!("{error:#}")))?;
         let exports = Exports::of(&module)?;
         // Nothing in this suspends: the epoch is never reached and no import that waits is called.
-        let flag = interrupt_flag(&engine, &instance).now_or_never();
-        let flag = flag.unwrap_or_else(|| Err(wasmtime::Error::msg("the guest suspends where it must not")));
-        let interrupt_flag = flag.map_err(|error| Error::Guest(format!("{error:#}")))?;
+        let facts = facts(&engine, &instance).now_or_never();
+        let facts = facts.unwrap_or_else(|| Err(wasmtime::Error::msg("the guest suspends where it must not")));
+        let (interrupt_flag, booted_tools) = facts.map_err(|error| Error::Guest(format!("{error:#}")))?;
         Ok(Engine {
             instance,
             exports,
             typescript: TypeScript::new(&engine, cache_dir, config.max_memory_bytes),
             interrupt_flag,
+            booted_tools,
             slots: Semaphore::new(config.instances as usize),
             max_memory_bytes: config.max_memory_bytes,
             ticker: Ticker::start(&engine).map_err(Error::Ticker)?,
@@ -153,7 +158,9 @@ impl Engine {
         let mut store = self.store(state);
         let mut driver = Driver::new(host, &self.typescript, Arc::clone(&bridge), limits);
         let ended = {
-            let mut guest = pin!(self.execute(&mut store, host.declare().json(), script));
+            let tools = host.declare().json();
+            let tools = if tools == self.booted_tools { "" } else { tools };
+            let mut guest = pin!(self.execute(&mut store, tools, script));
             let driven = std::future::poll_fn(|cx| driver.poll(cx, guest.as_mut()));
             tokio::select! {
                 biased;
@@ -172,6 +179,12 @@ impl Engine {
         state.note_dropped(&dropped);
         let status = status(&mut state, ended, &dropped, limits);
         state.outcome(status)
+    }
+
+    /// Whether instances have these tools without being told, which is much faster.
+    #[cfg(test)]
+    pub(crate) fn is_booted_with(&self, tools: &ToolTable) -> bool {
+        tools.json() == self.booted_tools
     }
 
     /// The JavaScript of TypeScript, each line where it was: types are blanked, enums and parameter properties are rewritten in place.
@@ -286,14 +299,21 @@ pub(super) fn wasmtime_config(config: &EngineConfig) -> Config {
     wasmtime
 }
 
-/// Asks the guest where its flag is; the address is the same in every instance.
-async fn interrupt_flag(engine: &wasmtime::Engine, instance: &InstancePre<State>) -> wasmtime::Result<u32> {
+/// Asks the guest what is the same in every instance: where its flag is, and the declaration of the tools it was booted with.
+async fn facts(engine: &wasmtime::Engine, instance: &InstancePre<State>) -> wasmtime::Result<(u32, String)> {
     let mut store = Store::new(engine, State::new(&Limits::default(), usize::MAX, 0));
     store.limiter(|state| &mut state.memory_limiter);
     store.set_epoch_deadline(u64::MAX / 2);
     let instance = instance.instantiate_async(&mut store).await?;
     let flag = instance.get_typed_func::<(), u32>(&mut store, "interrupt_flag")?;
-    flag.call_async(&mut store, ()).await
+    let flag = flag.call_async(&mut store, ()).await?;
+    let tools = instance.get_typed_func::<(), u64>(&mut store, "booted_tools")?;
+    let tools = tools.call_async(&mut store, ()).await?;
+    let (at, len) = ((tools >> 32) as usize, (tools & 0xffff_ffff) as usize);
+    let memory = instance.get_memory(&mut store, "memory").ok_or_else(|| wasmtime::Error::msg("it has no memory"))?;
+    let tools = memory.data(&store).get(at..at + len);
+    let tools = tools.ok_or_else(|| wasmtime::Error::msg("its tools lie outside of its memory"))?;
+    Ok((flag, str::from_utf8(tools)?.to_owned()))
 }
 
 /// How the driving of a run ended.

@@ -135,7 +135,7 @@ impl ToolTable {
     }
 
     /// See `configure` in the guest's `prelude/tools.js`.
-    pub(super) fn json(&self) -> &str {
+    pub(crate) fn json(&self) -> &str {
         &self.json
     }
 }

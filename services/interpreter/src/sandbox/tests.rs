@@ -198,3 +198,26 @@ fn exceeded(outcome: &Outcome) -> (Limit, &str) {
         other => panic!("{other:?}"),
     }
 }
+
+#[test]
+fn the_guest_is_booted_with_the_tools_there_are() {
+    let tools = crate::tool_table();
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("guest/quickjs/src/tools.json");
+    if std::env::var_os("UPDATE_DOCS").is_some() {
+        std::fs::write(&path, tools.json()).unwrap();
+    }
+    assert!(
+        engine().is_booted_with(&tools),
+        "the guest was built with other tools than there are now, so that every run declares them anew. To build it with these: \
+         UPDATE_DOCS=1 cargo test -p construct-interpreter the_guest_is_booted_with; ./dev guest"
+    );
+}
+
+#[tokio::test]
+async fn a_run_with_other_tools_has_none_of_those_the_guest_was_booted_with() {
+    assert_eq!(
+        value("[typeof create_file, typeof git, typeof echo, typeof talk]").await,
+        r#"["undefined","undefined","function","object"]"#
+    );
+    assert_eq!(thrown("tools.create_file('a')").await.0, "UnknownTool");
+}

@@ -37,7 +37,7 @@ impl Kept {
 
 /// See the functions of the same names in `prelude/`.
 pub(crate) struct Prelude {
-    pub(crate) configure: Kept,
+    configure: Kept,
     pub(crate) settle: Kept,
     pub(crate) describe: Kept,
     pub(crate) result: Kept,
@@ -46,6 +46,13 @@ pub(crate) struct Prelude {
     pub(crate) failure: Kept,
     pub(crate) refuse: Kept,
     rejection: Kept,
+}
+
+impl Prelude {
+    /// Declares the tools, instead of those declared before.
+    pub(crate) fn declare<'js>(&self, ctx: &Ctx<'js>, tools: rquickjs::String<'js>) -> Result<()> {
+        self.configure.get(ctx)?.call((tools,))
+    }
 }
 
 /// Runs `f` with the engine, which is booted on first use: while the module is built.
@@ -62,7 +69,7 @@ fn boot() -> Result<Guest> {
     let prelude = context.with(|ctx| -> Result<Prelude> {
         let native = natives::all(&ctx)?;
         let inner = prelude::load(&ctx, &native)?;
-        Ok(Prelude {
+        let prelude = Prelude {
             configure: Kept::of(&ctx, &inner, "configure")?,
             settle: Kept::of(&ctx, &inner, "settle")?,
             describe: Kept::of(&ctx, &inner, "describe")?,
@@ -72,7 +79,9 @@ fn boot() -> Result<Guest> {
             failure: Kept::of(&ctx, &inner, "failure")?,
             refuse: Kept::of(&ctx, &inner, "refuse")?,
             rejection: Kept::of(&ctx, &inner, "rejection")?,
-        })
+        };
+        prelude.declare(&ctx, rquickjs::String::from_str(ctx.clone(), crate::TOOLS)?)?;
+        Ok(prelude)
     })?;
     runtime.set_host_promise_rejection_tracker(Some(Box::new(track_rejection)));
     // The snapshot should hold no garbage, and the next collection should be far away.

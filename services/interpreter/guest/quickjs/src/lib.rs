@@ -5,7 +5,9 @@
 //!
 //! * `alloc(len) -> ptr`: room for what the host passes to `run`; 0 when there is none.
 //! * `run(ptr, tools_len, script_len, memory_limit)`: at `ptr` lie the declaration of the tools (JSON, see
-//!   `prelude/tools.js`), then the script (UTF-8), then a zero byte. Says how it ended through the import `finish`.
+//!   `prelude/tools.js`), then the script (UTF-8), then a zero byte. Says how it ended through the import `finish`. Without a
+//!   declaration there are the tools the guest was booted with.
+//! * `booted_tools() -> ptr << 32 | len`: the declaration of the tools the guest was booted with.
 //! * `interrupt_flag() -> ptr`: a 32-bit word; when the host makes it non-zero, the script ends at its next loop or call,
 //!   uncatchably, and `finish` says where it was.
 //!
@@ -34,9 +36,18 @@ pub(crate) fn clear_interrupt() {
     INTERRUPT.store(0, Ordering::Relaxed);
 }
 
+/// The declaration of the product's tools. Declaring them takes longer than everything else before a script begins, so it is done
+/// while the module is built.
+const TOOLS: &str = include_str!("tools.json");
+
 #[unsafe(export_name = "wizer-initialize")]
 extern "C" fn boot() {
     guest::with(|_| ());
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn booted_tools() -> u64 {
+    (TOOLS.as_ptr() as u64) << 32 | TOOLS.len() as u64
 }
 
 #[unsafe(no_mangle)]

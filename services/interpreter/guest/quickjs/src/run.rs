@@ -45,8 +45,9 @@ fn limit_memory(ctx: &Ctx<'_>, bytes: usize) {
 
 fn value_of<'js>(guest: &Guest, ctx: &Ctx<'js>, tools: &[u8], script: &[u8]) -> Result<Value<'js>, Stop<'js>> {
     let thrown = |error: Error| Stop::Threw(exception(ctx, &error));
-    let declared = string_from(ctx, tools).map_err(thrown)?;
-    guest.prelude.configure.get(ctx).and_then(|configure| configure.call::<_, ()>((declared,))).map_err(thrown)?;
+    if !tools.is_empty() {
+        string_from(ctx, tools).and_then(|declared| guest.prelude.declare(ctx, declared)).map_err(thrown)?;
+    }
 
     let value = match source::evaluate(ctx, script).map_err(Stop::Threw)? {
         Evaluated::Script(completion) => {

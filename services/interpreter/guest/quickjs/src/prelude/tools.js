@@ -1,7 +1,7 @@
 // Tools and timers: everything that leaves the sandbox.
 //
-// Every tool is a global function and a member of `tools`. The host says which tools exist when a run starts (`configure`);
-// the guest knows none of them by name.
+// Every tool is a global function and a member of `tools`. Which tools exist is said while the guest is built (../tools.json), and
+// by the host when a run starts that has others (`configure`).
 //   read_file(path)          gives the result, the script stands still meanwhile (tools that the host marks as immediate)
 //   tools.read_file(path)    gives a promise; such calls run concurrently on the host
 // A tool named `secrets.get` is a member of the global object `secrets`, and of `tools.secrets`; one named `tools.search` of `tools`.
@@ -148,9 +148,13 @@
   });
   const unknownTool = unknown('');
 
+  let globals = []; // The names `configure` has given to the global object.
+
   // `text` is [[name, immediate, [parameter…], [positions of parameters that take an object…], [further name…]]…].
   inner.configure = (text) => {
     const table = parse(text);
+    for (let i = 0; i < globals.length; i++) delete globalThis[globals[i]];
+    globals = ['tools'];
     const tools = { __proto__: null };
     const spaces = { __proto__: null }; // The global objects of tools with dotted names.
     const names = [];
@@ -166,6 +170,7 @@
         if (dot < 0) {
           tools[name] = later;
           inner.global(name, now);
+          globals[globals.length] = name;
           continue;
         }
         const space = slice(name, 0, dot);
@@ -186,6 +191,7 @@
       const missing = unknown(`${space}.`);
       freeze(setPrototypeOf(tools[space], missing));
       inner.global(space, freeze(setPrototypeOf(spaces[space], missing)));
+      globals[globals.length] = space;
     }
     inner.toolNames = names;
     inner.global('tools', freeze(setPrototypeOf(tools, unknownTool)));
