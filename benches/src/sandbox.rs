@@ -27,6 +27,8 @@ const PROGRAMS: [(&str, &str); 4] = [
     ("sort 100,000 numbers", include_str!("programs/sort.js")),
     ("regular expressions, 380 KB", include_str!("programs/regex.js")),
 ];
+/// Two hundred lines of TypeScript with most of what its types can be.
+const TYPESCRIPT: &str = include_str!("programs/types.ts");
 /// Host calls of one run when their round trip is measured.
 const CALLS: u32 = 5_000;
 /// Instances that wait in a host call when their memory is measured.
@@ -44,6 +46,7 @@ pub(crate) async fn measure(rounds: usize) -> anyhow::Result<Figures> {
 
     let (mut fresh, mut bare, mut node) = (Vec::new(), Vec::new(), Vec::new());
     let (mut call, mut bare_call) = (Duration::MAX, Duration::MAX);
+    let mut stripping = Vec::new();
     let mut programs = [Times::default(); PROGRAMS.len()];
     let mut sustained: f64 = 0.0;
     for round in 0..rounds {
@@ -52,6 +55,7 @@ pub(crate) async fn measure(rounds: usize) -> anyhow::Result<Figures> {
         bare.extend(native::fresh(200)?);
         call = call.min(sandbox.call().await?);
         bare_call = bare_call.min(native::call(CALLS)?);
+        stripping.extend(sandbox.stripping(100).await?);
         for ((_, source), times) in PROGRAMS.iter().zip(&mut programs) {
             times.ours = shorter(times.ours, sandbox.timed(source).await?);
             times.native = shorter(times.native, native::timed(source)?);
@@ -77,6 +81,7 @@ pub(crate) async fn measure(rounds: usize) -> anyhow::Result<Figures> {
             .floor(percentile(&mut bare, 0.99))
             .peer(node_at(0.99)),
         Row::micros("host call, there and back", call).floor(bare_call),
+        Row::millis("TypeScript, 200 lines to JavaScript: p50", percentile(&mut stripping, 0.5)),
         Row::new("runs with one host call, all cores", "1/s", sustained),
         Row::new("memory of a parked instance", "KiB", parked),
     ];
@@ -138,6 +143,18 @@ impl Sandbox {
         let whole = self.timed(&format!("for (let i = 0; i < {CALLS}; i++) pwd();")).await?;
         let rest = self.timed(&format!("for (let i = 0; i < {CALLS}; i++) i;")).await?;
         Ok(whole.saturating_sub(rest) / CALLS)
+    }
+
+    /// How long types take to go, in a fresh instance of the parser each.
+    async fn stripping(&self, count: usize) -> anyhow::Result<Vec<Duration>> {
+        let mut times = Vec::with_capacity(count);
+        for _ in 0..count {
+            let began = Instant::now();
+            let javascript = self.engine.strip_types(TYPESCRIPT).await?;
+            times.push(began.elapsed());
+            ensure!(javascript.lines().count() == TYPESCRIPT.lines().count(), "lines have moved");
+        }
+        Ok(times)
     }
 
     async fn sustained(self: &Arc<Self>) -> anyhow::Result<f64> {
