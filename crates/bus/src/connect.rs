@@ -13,11 +13,15 @@ use std::{
 use async_nats::{ServerAddr, jetstream};
 use percent_encoding::percent_decode_str;
 use tokio::sync::watch;
+use tokio_util::sync::CancellationToken;
 
 use crate::{blob, topology};
 
 /// The longest wait between two attempts to reconnect.
 const RECONNECT_MAX: Duration = Duration::from_secs(1);
+
+/// How soon the topology is looked after again when that failed.
+const ENSURE_AGAIN: Duration = Duration::from_secs(2);
 
 /// How long one request to JetStream's API may take.
 const API_TIMEOUT: Duration = Duration::from_secs(2);
@@ -164,6 +168,33 @@ impl Bus {
     /// When the server cannot be reached, or refuses (not enough storage, a change that is not possible in place).
     pub async fn ensure_topology(&self) -> Result<(), topology::Error> {
         topology::ensure(&self.inner.jetstream).await
+    }
+
+    /// Makes the topology anew after every reconnect, until `stop`: a server that comes back may have lost its data, and without its
+    /// streams nothing could be said any more. Every service runs it after [`Bus::ensure_topology`].
+    pub async fn keep_topology(self, stop: CancellationToken) {
+        let mut connection = self.connection();
+        connection.borrow_and_update();
+        let mut due = false;
+        loop {
+            let pause =
+                async { if due { tokio::time::sleep(ENSURE_AGAIN).await } else { std::future::pending().await } };
+            tokio::select! {
+                () = stop.cancelled() => return,
+                () = pause => {}
+                changed = connection.changed() => if changed.is_err() { return },
+            }
+            if *connection.borrow_and_update() == Connection::Down {
+                continue;
+            }
+            due = match self.ensure_topology().await {
+                Ok(()) => false,
+                Err(error) => {
+                    tracing::warn!(%error, "the streams could not be looked after; trying again");
+                    true
+                }
+            };
+        }
     }
 
     /// Whether there is a connection at this moment.

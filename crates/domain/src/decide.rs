@@ -195,6 +195,7 @@ impl Draft {
                 );
             }
             (Stage::Code { calls }, Outcome::Failed(failure)) => {
+                self.d.effects.push(Effect::EndCode(step.id));
                 let words =
                     format!("the script could not be run to its end ({}); it is unknown what it did", failure.message);
                 self.fail(failure.class.code(), failure.message);

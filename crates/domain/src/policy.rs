@@ -7,12 +7,14 @@
 //! another tool forbids, and the sandbox holds whatever a policy says.
 
 use std::{
+    net::Ipv6Addr,
     path::{Path, PathBuf},
     sync::OnceLock,
 };
 
 use globset::{Glob, GlobBuilder, GlobMatcher};
 use serde::{Deserialize, Serialize};
+use wildmatch::WildMatch;
 
 #[cfg(test)]
 mod tests;
@@ -68,13 +70,13 @@ pub struct Rule {
 pub enum Subject {
     /// Nothing that a rule could name.
     None,
-    /// A file or directory, relative to the workspace, by every name it is known to have.
+    /// A file or directory, relative to the workspace, by every name it is known to have. Each is judged, and the strictest answer holds.
     Path(Vec<String>),
     /// A directory with everything below it, by every name it is known to have. A rule that holds back anything which might lie
     /// there holds back the whole.
     Tree(Vec<String>),
-    /// A command line.
-    Command(String),
+    /// A command line, in every form in which a rule may know it. Each is judged, and the strictest answer holds.
+    Command(Vec<String>),
     /// A request.
     Request {
         /// `GET`, …
@@ -110,20 +112,69 @@ impl Policy {
         self.rules.is_empty()
     }
 
-    /// What the list says about a call of `tool`.
-    pub fn judge(&self, tool: &str, subject: &Subject) -> Verdict {
-        let matching = self.rules.iter().find(|(rule, compiled)| {
-            match compiled.get_or_init(|| Compiled::new(rule).ok()) {
-                Some(compiled) => compiled.matches(rule, tool, subject),
+    /// What the list says about a call of a tool that has these names.
+    pub fn judge(&self, tools: &[&str], subject: &Subject) -> Verdict {
+        let mut verdict = Verdict { action: Action::Allow, reason: String::new() };
+        for form in subject.forms() {
+            verdict = stricter(verdict, self.judge_form(tools, form));
+        }
+        verdict
+    }
+
+    /// The first rule that is about a whole form decides; those before it that are about a part of it may be stricter.
+    fn judge_form(&self, tools: &[&str], form: Form<'_>) -> Verdict {
+        let mut verdict = Verdict { action: Action::Allow, reason: String::new() };
+        for (rule, compiled) in &self.rules {
+            let matched = match compiled.get_or_init(|| Compiled::new(rule).ok()) {
+                Some(compiled) => compiled.matches(rule, tools, form),
                 // Nobody can store such a rule. Were there one, what it was to keep from happening does not happen.
-                None => rule.action != Action::Allow,
+                None if rule.action == Action::Allow => Match::None,
+                None => Match::Whole,
+            };
+            // What is allowed for a part only says nothing about the rest.
+            let says = matched == Match::Whole || (matched == Match::Part && rule.action != Action::Allow);
+            if says {
+                verdict = stricter(verdict, Verdict { action: rule.action, reason: rule.reason.clone() });
             }
-        });
-        match matching {
-            Some((rule, _)) => Verdict { action: rule.action, reason: rule.reason.clone() },
-            None => Verdict { action: Action::Allow, reason: String::new() },
+            if matched == Match::Whole {
+                break;
+            }
+        }
+        verdict
+    }
+}
+
+/// One of the forms of a subject.
+#[derive(Debug, Clone, Copy)]
+enum Form<'a> {
+    None,
+    Path(&'a str),
+    Tree(&'a str),
+    Command(&'a str),
+    Request { method: &'a str, host: &'a str },
+}
+
+impl Subject {
+    fn forms(&self) -> Vec<Form<'_>> {
+        match self {
+            Self::None => vec![Form::None],
+            // Of nothing, no condition on paths or commands can be said to hold.
+            Self::Path(names) | Self::Tree(names) | Self::Command(names) if names.is_empty() => vec![Form::None],
+            Self::Path(names) => names.iter().map(|name| Form::Path(name)).collect(),
+            Self::Tree(names) => names.iter().map(|name| Form::Tree(name)).collect(),
+            Self::Command(lines) => lines.iter().map(|line| Form::Command(line)).collect(),
+            Self::Request { method, host } => vec![Form::Request { method, host }],
         }
     }
+}
+
+/// How much of a form a rule is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Match {
+    None,
+    /// Something below a directory.
+    Part,
+    Whole,
 }
 
 /// The stricter of two verdicts; the first one when they are equally strict.
@@ -137,8 +188,6 @@ pub fn invalid_patterns(rule: &Rule) -> Vec<(String, String)> {
     let globs = [
         ("tools", &rule.tools, compile_name as fn(&str) -> Result<GlobMatcher, globset::Error>),
         ("paths", &rule.paths, compile_path),
-        ("commands", &rule.commands, compile_text),
-        ("hosts", &rule.hosts, compile_text),
     ];
     for (field, patterns, compile) in globs {
         for (index, pattern) in patterns.iter().enumerate().take(PATTERNS) {
@@ -147,80 +196,116 @@ pub fn invalid_patterns(rule: &Rule) -> Vec<(String, String)> {
             }
         }
     }
+    for (index, pattern) in rule.hosts.iter().enumerate().take(PATTERNS) {
+        if let Some(why) = invalid_host(pattern) {
+            found.push((format!("hosts[{index}]"), why.to_owned()));
+        }
+    }
     found
+}
+
+/// Why no request's host would ever match a pattern.
+fn invalid_host(pattern: &str) -> Option<&'static str> {
+    let name = host(pattern);
+    if !name.is_ascii() {
+        Some("has characters that no host has in a request; write it as there, e.g. xn--mnchen-3ya.de")
+    } else if name.contains(':') && !name.contains(['*', '?']) && name.parse::<Ipv6Addr>().is_err() {
+        Some("is more than a host: leave the port and the scheme out")
+    } else if name.contains(['/', '@', ' ']) {
+        Some("is more than a host")
+    } else {
+        None
+    }
+}
+
+/// A host, or a pattern of one, in the form in which they are compared.
+fn host(name: &str) -> String {
+    name.trim_end_matches('.').trim_start_matches('[').trim_end_matches(']').to_ascii_lowercase()
 }
 
 #[derive(Debug)]
 struct Compiled {
     tools: Vec<GlobMatcher>,
     paths: Vec<GlobMatcher>,
-    commands: Vec<GlobMatcher>,
-    hosts: Vec<GlobMatcher>,
+    /// Of the patterns that stand for whole directories, the directories.
+    directories: Vec<GlobMatcher>,
+    commands: Vec<WildMatch>,
+    hosts: Vec<WildMatch>,
 }
 
 impl Compiled {
     fn new(rule: &Rule) -> Result<Self, globset::Error> {
-        let lower: Vec<String> = rule.hosts.iter().map(|host| host.to_ascii_lowercase()).collect();
+        let whole = |glob: &String| glob.strip_suffix("/*").unwrap_or(glob).strip_suffix("/**").map(str::to_owned);
         Ok(Self {
             tools: rule.tools.iter().map(|glob| compile_name(glob)).collect::<Result<_, _>>()?,
             paths: rule.paths.iter().map(|glob| compile_path(glob)).collect::<Result<_, _>>()?,
-            commands: rule.commands.iter().map(|glob| compile_text(glob.trim())).collect::<Result<_, _>>()?,
-            hosts: lower.iter().map(|glob| compile_text(glob)).collect::<Result<_, _>>()?,
+            directories: rule
+                .paths
+                .iter()
+                .filter_map(whole)
+                .map(|glob| compile_path(&glob))
+                .collect::<Result<_, _>>()?,
+            commands: rule.commands.iter().map(|pattern| WildMatch::new(pattern.trim())).collect(),
+            hosts: rule.hosts.iter().map(|pattern| WildMatch::new(&host(pattern))).collect(),
         })
     }
 
-    fn matches(&self, rule: &Rule, tool: &str, subject: &Subject) -> bool {
-        let allows = rule.action == Action::Allow;
-        if !self.tools.is_empty() && !any(&self.tools, tool) {
-            return false;
-        }
-        let path = self.paths.is_empty()
-            || match subject {
-                // A file with several names is allowed when all of them are, and held back when one of them is.
-                Subject::Path(names) if allows => !names.is_empty() && names.iter().all(|name| self.is_path(name)),
-                Subject::Path(names) => names.iter().any(|name| self.is_path(name)),
-                Subject::Tree(names) if allows => {
-                    !names.is_empty() && names.iter().all(|name| self.is_whole_tree(name))
-                }
-                Subject::Tree(names) => names.iter().any(|name| self.is_path(name) || self.may_reach_into(rule, name)),
+    fn matches(&self, rule: &Rule, tools: &[&str], form: Form<'_>) -> Match {
+        let is_tool = self.tools.is_empty() || tools.iter().any(|tool| any(&self.tools, tool));
+        let is_command = self.commands.is_empty()
+            || match form {
+                Form::Command(line) if rule.action == Action::Allow && is_compound(line) => false,
+                Form::Command(line) => self.commands.iter().any(|pattern| pattern.matches(line.trim())),
                 _ => false,
             };
-        let command = self.commands.is_empty()
-            || match subject {
-                Subject::Command(line) if allows && is_compound(line) => false,
-                Subject::Command(line) => any(&self.commands, line.trim()),
-                _ => false,
-            };
-        let (method, host) = match subject {
-            Subject::Request { method, host } => (Some(method), Some(host.trim_end_matches('.').to_ascii_lowercase())),
+        let (method, name) = match form {
+            Form::Request { method, host: name } => (Some(method), Some(host(name))),
             _ => (None, None),
         };
-        let is_method = |method: &String| rule.methods.iter().any(|known| known.eq_ignore_ascii_case(method));
-        path && command
-            && (self.hosts.is_empty() || host.is_some_and(|host| any(&self.hosts, &host)))
-            && (rule.methods.is_empty() || method.is_some_and(is_method))
+        let is_method = |method: &str| rule.methods.iter().any(|known| known.eq_ignore_ascii_case(method));
+        let is_host = |name: &str| self.hosts.iter().any(|pattern| pattern.matches(name));
+        let others = is_tool
+            && is_command
+            && (self.hosts.is_empty() || name.as_deref().is_some_and(is_host))
+            && (rule.methods.is_empty() || method.is_some_and(is_method));
+        if !others { Match::None } else { self.matches_path(rule, form) }
     }
 
-    /// Whether what lies below a directory matches, however deep.
-    fn is_whole_tree(&self, directory: &str) -> bool {
-        self.is_path(directory) && any(&self.paths, Path::new(directory).join("a/b/c").to_string_lossy().as_ref())
+    fn matches_path(&self, rule: &Rule, form: Form<'_>) -> Match {
+        if self.paths.is_empty() {
+            return Match::Whole;
+        }
+        match form {
+            Form::Path(name) if self.is_path(name) => Match::Whole,
+            Form::Tree(name) if self.is_whole_tree(rule, name) => Match::Whole,
+            Form::Tree(name) if self.is_path(name) || may_reach_into(rule, name) => Match::Part,
+            _ => Match::None,
+        }
     }
 
-    /// Whether a pattern could match something below a directory, by the directories it names before its first wildcard.
-    fn may_reach_into(&self, rule: &Rule, directory: &str) -> bool {
-        let directory = Path::new(if directory == "." { "" } else { directory });
-        rule.paths.iter().any(|pattern| {
-            let pattern = relative(pattern);
-            let literal: PathBuf =
-                pattern.split('/').take_while(|part| !part.contains(['*', '?', '[', '{', '\\'])).collect();
-            literal.starts_with(directory) || (literal != Path::new(pattern) && directory.starts_with(&literal))
-        })
+    /// Whether a pattern holds for everything below a directory, however deep and whatever it is called.
+    fn is_whole_tree(&self, rule: &Rule, directory: &str) -> bool {
+        let below = |directory: &Path| self.directories.iter().any(|glob| glob.is_match(directory));
+        rule.paths.iter().any(|pattern| matches!(relative(pattern), "**" | "**/*"))
+            // The workspace as a whole has no name that a pattern could have meant.
+            || (directory != "." && Path::new(directory).ancestors().any(below))
     }
 
     /// `secrets/**` is also meant to hold for `secrets` itself, which a tool may list or search as a whole.
     fn is_path(&self, path: &str) -> bool {
         any(&self.paths, path) || any(&self.paths, &format!("{path}/"))
     }
+}
+
+/// Whether a pattern could match something below a directory, by the directories it names before its first wildcard.
+fn may_reach_into(rule: &Rule, directory: &str) -> bool {
+    let directory = Path::new(if directory == "." { "" } else { directory });
+    rule.paths.iter().any(|pattern| {
+        let pattern = relative(pattern);
+        let literal: PathBuf =
+            pattern.split('/').take_while(|part| !part.contains(['*', '?', '[', '{', '\\'])).collect();
+        literal.starts_with(directory) || (literal != Path::new(pattern) && directory.starts_with(&literal))
+    })
 }
 
 fn any(patterns: &[GlobMatcher], text: &str) -> bool {
@@ -231,7 +316,8 @@ fn any(patterns: &[GlobMatcher], text: &str) -> bool {
 /// pattern allows: `git *` is not meant to let `git status; rm -r .` pass. More is taken for it than a shell would,
 /// because a quoted `|` that needs an approval is better than one that was overlooked.
 fn is_compound(line: &str) -> bool {
-    line.trim().contains([';', '&', '|', '`', '<', '>', '\n', '\r']) || line.contains("$(") || line.contains("${")
+    line.trim().contains([';', '&', '|', '`', '<', '>', '\n', '\r'])
+        || ["$(", "${", "$["].iter().any(|expansion| line.contains(expansion))
 }
 
 fn compile_name(pattern: &str) -> Result<GlobMatcher, globset::Error> {
@@ -246,20 +332,4 @@ fn compile_path(pattern: &str) -> Result<GlobMatcher, globset::Error> {
 /// Paths are relative to the workspace, however a rule writes that.
 fn relative(pattern: &str) -> &str {
     pattern.trim_start_matches("./").trim_start_matches('/')
-}
-
-/// A pattern of which only `*` and `?` mean something.
-fn compile_text(pattern: &str) -> Result<GlobMatcher, globset::Error> {
-    let mut literal = String::with_capacity(pattern.len());
-    for c in pattern.chars() {
-        match c {
-            // Two in a row would mean something about directories.
-            '*' if literal.ends_with('*') => {}
-            '[' | ']' | '{' | '}' | '!' => literal.extend(['[', c, ']']),
-            '\\' => literal.push_str("\\\\"),
-            _ => literal.push(c),
-        }
-    }
-    let glob = GlobBuilder::new(&literal).literal_separator(false).backslash_escape(true).build()?;
-    Ok(glob.compile_matcher())
 }

@@ -265,7 +265,8 @@ impl Store {
         let done = sqlx::query!(
             "UPDATE approvals SET
                  state = $3, decided_by = $4, words = $5, decided_at = $6, updated_at = $6, revision = revision + 1
-             WHERE organization_id = $1 AND id = $2 AND state = 'pending' AND ($7::text IS NULL OR arguments_hash = $7)",
+             WHERE organization_id = $1 AND id = $2 AND state = 'pending' AND expires_at > $6
+               AND ($7::text IS NULL OR arguments_hash = $7)",
             writer.organization(),
             id.uuid(),
             state.as_str(),
@@ -280,6 +281,10 @@ impl Store {
         if done.rows_affected() == 0 {
             // What was counted above is undone with the transaction.
             return Err(match entity.state {
+                // Nobody has written yet that it is over.
+                ApprovalState::Pending if entity.expires_at <= Timestamp::from(writer.now()) => {
+                    Error::Decided { state: ApprovalState::Expired, by: String::new(), at: Some(entity.expires_at) }
+                }
                 ApprovalState::Pending => Error::Conflict,
                 state => Error::Decided { state, by: entity.decided_by, at: entity.decided_at },
             });

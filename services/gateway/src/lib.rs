@@ -81,6 +81,7 @@ async fn start(listener: TcpListener, config: &Config, context: &Context) -> any
         anyhow::Ok(bus)
     });
     let (store, bus) = tokio::try_join!(store, bus)?;
+    lifecycle.spawn_job("topology", bus.clone().keep_topology(lifecycle.draining()));
 
     let hub = Hub::new(store.clone(), bus.clone(), lifecycle.clone());
     let backend = Arc::new(Backend { store: store.clone(), publisher: Publisher::new(bus), hub });

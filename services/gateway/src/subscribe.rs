@@ -81,17 +81,26 @@ impl EventService for Api {
     }
 }
 
-/// Where a subscription begins, and whether its task is deleted already.
+/// Where a subscription begins, and whether its task is deleted already. "Now" is fixed here, before the client is answered: what it
+/// does next it will hear of.
 async fn begin(backend: &Backend, watched: Watched, cursor: Option<Cursor>) -> Result<(Merge, bool), Status> {
     let Some(task) = watched.task else {
-        return Ok((cursor.map_or_else(|| Merge::now(1, false), |cursor| Merge::resume(cursor, false)), false));
+        let merge = match cursor {
+            Some(cursor) => Merge::resume(cursor, false),
+            None => {
+                let head = backend.store.event_head(watched.stored()).await.map_err(status::of_store)?;
+                Merge::now(head, 1, false)
+            }
+        };
+        return Ok((merge, false));
     };
     match backend.store.task_get(watched.organization, task).await {
         Ok(found) => {
             let state = &found.state;
             // The progress of earlier steps is over, however long it is retained.
             let step = state.step.as_ref().map_or(state.steps + 1, |step| step.number);
-            Ok((cursor.map_or_else(|| Merge::now(step, true), |cursor| Merge::resume(cursor, true)), false))
+            let now = || Merge::now(found.event_sequence, step, true);
+            Ok((cursor.map_or_else(now, |cursor| Merge::resume(cursor, true)), false))
         }
         Err(error @ Error::NotFound { .. }) => {
             let head = backend.store.event_head(watched.stored()).await.map_err(status::of_store)?;

@@ -144,6 +144,7 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
             Ok::<_, anyhow::Error>(bus)
         })
         .await?;
+    lifecycle.spawn_job("topology", bus.clone().keep_topology(lifecycle.draining()));
 
     let limits = Limits {
         cpu: config.interpreter_cpu_limit,

@@ -11,7 +11,7 @@ use sha2::{Digest as _, Sha256};
 use crate::{
     modules,
     sandbox::{HostCall, IMPORT},
-    tools::{PolicySubject, Toolbox},
+    tools::{PolicySubject, Toolbox, definition},
 };
 
 /// The tool as which reading a module is judged.
@@ -50,19 +50,21 @@ impl Policies {
         }
         let (arguments, subject) =
             if call.name == IMPORT { import(call, toolbox).await } else { of(call, toolbox).await }?;
-        let verdict = policy::stricter(self.agent.judge(&call.name, &subject), self.task.judge(&call.name, &subject));
+        let judge =
+            |names: &[&str]| policy::stricter(self.agent.judge(names, &subject), self.task.judge(names, &subject));
+        let verdict = judge(&names(&call.name));
         // A rule about reading files is about modules as well.
-        let verdict = if call.name == IMPORT {
-            let reading = policy::stricter(self.agent.judge(READING, &subject), self.task.judge(READING, &subject));
-            policy::stricter(verdict, reading)
-        } else {
-            verdict
-        };
+        let verdict = if call.name == IMPORT { policy::stricter(verdict, judge(&names(READING))) } else { verdict };
         let arguments = arguments.to_string();
         let digest = Sha256::new().chain_update(&call.name).chain_update([0]).chain_update(&arguments).finalize();
         let hash = digest.iter().map(|byte| format!("{byte:02x}")).collect();
         Some(Judged { verdict, arguments, hash })
     }
+}
+
+/// A tool by each of its names, because models and people know it by any.
+fn names(tool: &str) -> Vec<&str> {
+    definition(tool).map_or_else(|| vec![tool], |tool| tool.aliases.iter().copied().chain([tool.name]).collect())
 }
 
 /// The arguments of a tool's call, and what it is about.
@@ -87,16 +89,20 @@ async fn import(call: &HostCall, toolbox: &Toolbox) -> Option<(Value, Subject)> 
 
 fn subject(subjects: Vec<PolicySubject>) -> Subject {
     let is_tree = subjects.iter().any(|subject| matches!(subject, PolicySubject::Tree(_)));
-    let mut paths = Vec::new();
+    let (mut paths, mut lines) = (Vec::new(), Vec::new());
     for subject in subjects {
         match subject {
             PolicySubject::Path(path) | PolicySubject::Tree(path) => paths.push(path),
-            PolicySubject::Command(line) => return Subject::Command(line),
+            PolicySubject::Command(line) => lines.push(line),
             PolicySubject::Request { method, host, path: _ } => return Subject::Request { method, host },
             PolicySubject::Name(_) | PolicySubject::None => return Subject::None,
         }
     }
-    if is_tree { Subject::Tree(paths) } else { Subject::Path(paths) }
+    match (is_tree, lines.is_empty()) {
+        (_, false) => Subject::Command(lines),
+        (true, _) => Subject::Tree(paths),
+        (false, _) => Subject::Path(paths),
+    }
 }
 
 fn rule(rule: PolicyRule) -> Rule {

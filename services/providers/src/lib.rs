@@ -49,6 +49,8 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
             anyhow::Ok(bus)
         })
         .await?;
+    let lifecycle = context.lifecycle();
+    lifecycle.spawn_job("topology", bus.clone().keep_topology(lifecycle.draining()));
     let worker = Worker {
         bus,
         vendors: Vendors { http: Http::new(config.timeouts()), memory: Arc::default() },

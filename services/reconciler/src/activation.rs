@@ -1,7 +1,7 @@
 //! One activation of a task: load, decide, commit, perform. It takes no state with it but what a worker reported, so
 //! it can be repeated at any time and on any replica.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc, time::Instant};
 
 use construct_bus::{Bus, publish, subject};
 use construct_domain::{
@@ -25,6 +25,8 @@ use crate::{announce::Announcer, catalogue::Catalogue, command, convert, record}
 
 /// A command younger than this was not sent before.
 const FIRST_LOOK: jiff::SignedDuration = jiff::SignedDuration::from_secs(1);
+/// How soon a step that is over is closed again when that failed.
+const END_AGAIN: std::time::Duration = std::time::Duration::from_secs(2);
 /// How often a commit that lost a race is decided anew before the activation is given back.
 const MAX_CONFLICTS: u32 = 8;
 /// Decisions one activation may take in a row, so that a task with a long queue lets others have a turn.
@@ -335,10 +337,10 @@ impl Activator {
         turn: command::Turn<'_>,
     ) -> Result<Result<mesh::ModelInvoke, command::Error>, Error> {
         let task = loaded.task.id;
-        let Some(invocation) = self.store.invocation(task).await? else {
+        let (invocation, transcript) = tokio::try_join!(self.store.invocation(task), self.store.transcript(task))?;
+        let Some(invocation) = invocation else {
             return Ok(Err(command::Error::AgentGone));
         };
-        let transcript = self.store.transcript(task).await?;
         let step = match turn {
             command::Turn::Answer(step) => step,
             command::Turn::Title(step) => return Ok(Ok(command::title(loaded, step, &invocation, &transcript))),
@@ -374,15 +376,26 @@ impl Activator {
         !first && self.bus.result_waits(task).await.unwrap_or(false)
     }
 
-    /// Sees to it that nobody runs a step's scripts any more, and drops its journal; the task need not wait for that.
+    /// Sees to it that nobody runs a step's scripts any more, and drops its journal; the task need not wait for that. Nothing else
+    /// would do it later, so it is tried until it is done.
     fn end_code(&self, task: TaskId, step: StepId) {
-        let bus = self.bus.clone();
+        let (bus, draining) = (self.bus.clone(), self.lifecycle.draining());
         let end = async move {
             let address = subject::CodeExecute::new(subject::Pool::code_default(), task);
-            let withdrawn = bus.withdraw(&address, step).await.map_err(|error| error.to_string());
-            let closed = bus.journal().close(step).await.map_err(|error| error.to_string());
-            if let Err(error) = withdrawn.and(closed) {
-                tracing::warn!(%step, error, "a step that is over could not be closed; its journal ages out");
+            let began = Instant::now();
+            loop {
+                // First the journal: who finds it closed does nothing more, even if the command reaches it again.
+                let closed = bus.journal().close(step).await.map_err(|error| error.to_string());
+                let withdrawn = bus.withdraw(&address, step).await.map_err(|error| error.to_string());
+                let Err(error) = closed.and(withdrawn) else { return };
+                if began.elapsed() > decide::CODE_DEADLINE || draining.is_cancelled() {
+                    tracing::warn!(%step, error, "a step that is over could not be closed; its journal ages out");
+                    return;
+                }
+                tokio::select! {
+                    () = draining.cancelled() => {}
+                    () = tokio::time::sleep(END_AGAIN) => {}
+                }
             }
         };
         self.lifecycle.spawn_job("end-of-step", tracing::Instrument::in_current_span(end));

@@ -21,6 +21,8 @@ const LINGER: Duration = Duration::from_secs(5);
 const RETRY: Duration = Duration::from_secs(1);
 /// The longest pause after a failure.
 const LAST_RETRY: Duration = Duration::from_secs(60);
+/// The longest one after a failure that passes by itself, such as a database that is away: people's messages must not wait once it is back.
+const LAST_RETRY_PASSING: Duration = Duration::from_secs(5);
 /// So many failures in a row are taken for lasting: until the pause is over, wakes are not looked into. Otherwise the
 /// sweep, which finds the task due each time, would undo the pause.
 const LASTING: u32 = 4;
@@ -103,9 +105,9 @@ impl Actor for TaskActor {
             After::Idle => (LINGER, || Msg::Linger),
             After::Timer(delay) if delay > LONGEST_TIMER => (LINGER, || Msg::Linger),
             After::Timer(delay) => (delay, || Msg::Timer),
-            After::Failed => (pause(state.failures), || Msg::Timer),
+            After::Failed { passing } => (pause(state.failures, passing), || Msg::Timer),
         };
-        state.failures = if matches!(after, After::Failed) { state.failures.saturating_add(1) } else { 0 };
+        state.failures = if matches!(after, After::Failed { .. }) { state.failures.saturating_add(1) } else { 0 };
         state.timer = Some(myself.send_after(delay, next).abort_handle());
         Ok(())
     }
@@ -121,12 +123,16 @@ impl Actor for TaskActor {
 enum After {
     Idle,
     Timer(Duration),
-    Failed,
+    Failed {
+        /// Whether it passes without anybody's doing.
+        passing: bool,
+    },
 }
 
 /// The pause after a failure that followed on `before` others.
-fn pause(before: u32) -> Duration {
-    RETRY.saturating_mul(2_u32.saturating_pow(before.min(16))).min(LAST_RETRY)
+fn pause(before: u32, passing: bool) -> Duration {
+    let longest = if passing { LAST_RETRY_PASSING } else { LAST_RETRY };
+    RETRY.saturating_mul(2_u32.saturating_pow(before.min(16))).min(longest)
 }
 
 /// One activation, and the acknowledgement of what caused it. An error is not the actor's end: the message comes again,
@@ -171,7 +177,7 @@ async fn look(args: &Args, result: Option<StepResult>, receipt: Option<Receipt>)
                 Some(receipt) => receipt.ack().await,
                 None => {}
             }
-            Ok(After::Failed)
+            Ok(After::Failed { passing: error.is_retryable() })
         }
     }
 }
@@ -181,8 +187,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pauses_after_failures_double_to_a_minute() {
-        let pauses: Vec<u64> = [0, 1, 2, 5, 6, 7, u32::MAX].into_iter().map(|before| pause(before).as_secs()).collect();
-        assert_eq!(pauses, [1, 2, 4, 32, 60, 60, 60]);
+    fn pauses_after_failures_double_to_a_minute_or_less_when_they_pass() {
+        let pauses = |passing| [0, 1, 2, 5, 6, 7, u32::MAX].map(|before| pause(before, passing).as_secs());
+        assert_eq!(pauses(false), [1, 2, 4, 32, 60, 60, 60]);
+        assert_eq!(pauses(true), [1, 2, 4, 5, 5, 5, 5]);
     }
 }

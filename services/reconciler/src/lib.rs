@@ -98,6 +98,7 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
         .await?;
 
     let lifecycle = context.lifecycle();
+    lifecycle.spawn_job("topology", bus.clone().keep_topology(lifecycle.draining()));
     let (announcer, announcements) = announce::queue();
     let activator = Arc::new(Activator {
         store: store.clone(),

@@ -46,6 +46,7 @@ pub(crate) async fn run(
     }
 }
 
+/// A wake that waits already says the same: under load a second one would only make the queue longer.
 async fn wake(bus: &Bus, due: &[DueTask]) {
     let mut woken = HashSet::with_capacity(due.len());
     for DueTask { organization, task, .. } in due {
@@ -55,7 +56,7 @@ async fn wake(bus: &Bus, due: &[DueTask]) {
         }
         let wake =
             TaskWake { organization_id: organization.to_string(), task_id: task.to_string(), reason: "due".to_owned() };
-        if let Err(error) = bus.publish(&subject::TaskWake::new(*task), &wake).await {
+        if let Err(error) = bus.publish_unless_waiting(&subject::TaskWake::new(*task), &wake).await {
             tracing::debug!(%task, %error, "a due task could not be woken; a later sweep tries again");
             return;
         }

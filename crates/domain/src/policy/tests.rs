@@ -25,7 +25,7 @@ fn tree(path: &str) -> Subject {
 }
 
 fn command(line: &str) -> Subject {
-    Subject::Command(line.to_owned())
+    Subject::Command(vec![line.to_owned()])
 }
 
 fn request(method: &str, host: &str) -> Subject {
@@ -33,7 +33,7 @@ fn request(method: &str, host: &str) -> Subject {
 }
 
 fn judged(rules: &[Rule], tool: &str, subject: &Subject) -> Action {
-    Policy::new(rules.to_vec()).judge(tool, subject).action
+    Policy::new(rules.to_vec()).judge(&[tool], subject).action
 }
 
 #[test]
@@ -69,7 +69,22 @@ fn rules_match_tools_paths_commands_hosts_and_methods() {
         (vec![paths(&["docs/**"], Allow), rule(Deny)], "grep", tree("docs"), Allow),
         (vec![paths(&["docs/*"], Allow), rule(Deny)], "grep", tree("docs"), Deny),
         (vec![paths(&["docs/**"], Allow), rule(Deny)], "grep", tree("."), Deny),
+        (vec![paths(&["docs/**/*"], Allow), rule(Deny)], "grep", tree("docs/a"), Allow),
+        (vec![paths(&["*/**"], Allow), rule(Deny)], "grep", tree("."), Deny),
+        // However a file below is called.
+        (vec![paths(&["**/[!.]*"], Allow), rule(Deny)], "grep", tree("src"), Deny),
+        (vec![paths(&["docs", "docs/**/c"], Allow), rule(Deny)], "grep", tree("docs"), Deny),
+        // What holds for a part does not hide what holds for another one.
+        (vec![paths(&["docs/a/**"], Ask), paths(&["docs/b/**"], Deny)], "grep", tree("docs"), Deny),
+        (vec![paths(&["docs/a/**"], Ask), paths(&["docs/**"], Allow), rule(Deny)], "grep", tree("docs"), Ask),
+        (vec![paths(&["docs/**"], Allow), paths(&["docs/b/**"], Deny)], "grep", tree("docs"), Allow),
         (vec![paths(&["**"], Ask)], "execute_command", command("ls"), Allow),
+        (vec![commands(&["echo hi!", "a!b!c"], Deny)], "execute_command", command("echo hi!"), Deny),
+        (vec![commands(&["a!b!c"], Deny)], "execute_command", command("a!b!c"), Deny),
+        (vec![commands(&["a!b!c"], Deny)], "execute_command", command("aXc"), Allow),
+        (vec![commands(&["rm ?"], Deny)], "execute_command", command("rm é"), Deny),
+        (vec![hosts(&["example.com.", "[2001:DB8::1]"], Deny)], "fetch", request("GET", "example.com"), Deny),
+        (vec![hosts(&["2001:db8::1"], Deny)], "fetch", request("GET", "[2001:db8::1]"), Deny),
         (vec![commands(&["git *"], Deny)], "execute_command", command("git push origin a/b"), Deny),
         (vec![commands(&["git *"], Deny)], "execute_command", command("  git push  "), Deny),
         (vec![commands(&["git *"], Deny)], "execute_command", command("github"), Allow),
@@ -109,6 +124,7 @@ fn a_pattern_allows_no_command_that_hides_another_one() {
         "git log `rm a`",
         "git log $(rm a)",
         "git log ${x:=y}",
+        "git log $[a[$(rm)]]",
         "git log\nrm a",
         "git log\rrm a",
         "git log > ~/.profile",
@@ -127,6 +143,23 @@ fn a_file_with_two_names_is_judged_by_the_one_that_is_held_back() {
 }
 
 #[test]
+fn of_several_names_and_forms_the_strictest_answer_holds() {
+    let paths = |glob: &str, action| Rule { paths: strings(&[glob]), ..rule(action) };
+    let both = Subject::Path(strings(&["a/link", "b/key"]));
+    assert_eq!(judged(&[paths("a/**", Action::Ask), paths("b/**", Action::Deny)], "read_file", &both), Action::Deny);
+    let status = Rule { commands: strings(&["git status"]), ..rule(Action::Allow) };
+    let forms = Subject::Command(strings(&["git status", "PATH='x' git status"]));
+    assert_eq!(judged(&[status, rule(Action::Deny)], "execute_command", &forms), Action::Deny);
+}
+
+#[test]
+fn a_tool_is_known_by_each_of_its_names() {
+    let bash = Rule { tools: strings(&["bash"]), ..rule(Action::Deny) };
+    let verdict = Policy::new(vec![bash]).judge(&["execute_command", "bash"], &command("ls"));
+    assert_eq!(verdict.action, Action::Deny);
+}
+
+#[test]
 fn the_stricter_of_two_lists_wins() {
     let verdict = |action, reason: &str| Verdict { action, reason: reason.to_owned() };
     let ask = verdict(Action::Ask, "agent");
@@ -141,10 +174,11 @@ fn what_is_no_pattern_is_named() {
         tools: strings(&["ok", "{a"]),
         paths: strings(&["[z-a]"]),
         commands: strings(&["[anything {goes"]),
+        hosts: strings(&["*.example.com", "münchen.de", "example.com:8080", "2001:db8::1", "https://a.com"]),
         ..rule(Action::Ask)
     };
     let fields: Vec<String> = invalid_patterns(&bad).into_iter().map(|(field, _)| field).collect();
-    assert_eq!(fields, ["tools[1]", "paths[0]"]);
+    assert_eq!(fields, ["tools[1]", "paths[0]", "hosts[1]", "hosts[2]", "hosts[4]"]);
     assert_eq!(judged(&[bad], "x", &Subject::None), Action::Ask, "what cannot be read is not let pass");
 }
 

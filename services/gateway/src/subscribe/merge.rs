@@ -102,8 +102,7 @@ pub(crate) struct Merge {
 
 #[derive(Debug)]
 enum State {
-    /// Finding out where "now" is: first the head, then the newest progress.
-    NowHead,
+    /// Finding out how much of the progress is old.
     NowProgress,
     Head,
     Progress {
@@ -137,10 +136,12 @@ impl Merge {
         Self { cursor, has_progress, state: State::Head, ready: VecDeque::new(), suspect: None, holes: None }
     }
 
-    /// Begins with what happens from now on, when `step` is the oldest step that can still go on.
-    pub(crate) fn now(step: u64, has_progress: bool) -> Self {
-        let cursor = Cursor { step: step.max(1), ..Cursor::BEGINNING };
-        Self { state: State::NowHead, ..Self::resume(cursor, has_progress) }
+    /// Begins with what happens after the record `head`, when `step` is the oldest step that can still go on. The head must have been
+    /// read after listening began: what is newer is heard.
+    pub(crate) fn now(head: u64, step: u64, has_progress: bool) -> Self {
+        let cursor = Cursor { sequence: head, step: step.max(1), ..Cursor::BEGINNING };
+        let state = if has_progress { State::NowProgress } else { State::Live };
+        Self { state, ..Self::resume(cursor, has_progress) }
     }
 
     /// Whether everything that could be read has been emitted.
@@ -155,7 +156,7 @@ impl Merge {
             return Want::Emit(Box::new(event));
         }
         match &self.state {
-            State::NowHead | State::Head | State::Check { .. } => Want::ReadHead,
+            State::Head | State::Check { .. } => Want::ReadHead,
             State::NowProgress | State::Progress { .. } => Want::ReadProgress(self.seen_progress()),
             State::Records { .. } => Want::ReadRecords(self.cursor.sequence),
             State::Live => Want::Live,
@@ -168,12 +169,6 @@ impl Merge {
             return Err(Ahead);
         }
         match std::mem::replace(&mut self.state, State::Live) {
-            State::NowHead => {
-                self.cursor.sequence = head;
-                if self.has_progress {
-                    self.state = State::NowProgress;
-                }
-            }
             State::Check { progress } if head == self.cursor.sequence => {
                 for event in progress {
                     self.push_progress(event);

@@ -144,7 +144,7 @@ impl Engine {
     ///
     /// Ends within milliseconds after `cancel`, wherever the script is; futures of the host are dropped then.
     pub async fn run(&self, script: &str, host: &dyn Host, limits: &Limits, cancel: CancellationToken) -> Outcome {
-        let state = State::new(limits, self.max_memory_bytes, self.interrupt_flag);
+        let state = State::new(limits, self.max_memory_bytes, self.interrupt_flag, host.declare().names());
         let slot = tokio::select! {
             biased;
             () = cancel.cancelled() => return state.outcome(Status::Cancelled),
@@ -301,7 +301,7 @@ pub(super) fn wasmtime_config(config: &EngineConfig) -> Config {
 
 /// Asks the guest what is the same in every instance: where its flag is, and the declaration of the tools it was booted with.
 async fn facts(engine: &wasmtime::Engine, instance: &InstancePre<State>) -> wasmtime::Result<(u32, String)> {
-    let mut store = Store::new(engine, State::new(&Limits::default(), usize::MAX, 0));
+    let mut store = Store::new(engine, State::new(&Limits::default(), usize::MAX, 0, Arc::default()));
     store.limiter(|state| &mut state.memory_limiter);
     store.set_epoch_deadline(u64::MAX / 2);
     let instance = instance.instantiate_async(&mut store).await?;

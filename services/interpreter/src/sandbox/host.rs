@@ -1,5 +1,7 @@
 //! What a run can reach.
 
+use std::collections::HashSet;
+use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::BoxFuture;
@@ -112,14 +114,17 @@ pub struct Parameter {
 #[derive(Debug, Clone)]
 pub struct ToolTable {
     json: String,
+    names: Arc<HashSet<String>>,
 }
 
 impl ToolTable {
     /// The table of these tools.
     pub fn new<'a>(tools: impl IntoIterator<Item = &'a Tool>) -> Self {
+        let mut called = HashSet::new();
         let rows: Vec<_> = tools
             .into_iter()
             .map(|tool| {
+                called.insert(tool.name.clone());
                 let names: Vec<_> = tool.parameters.iter().map(|parameter| &parameter.name).collect();
                 let objects: Vec<_> = tool
                     .parameters
@@ -131,7 +136,12 @@ impl ToolTable {
                 serde_json::json!([tool.name, tool.immediate, names, objects, tool.aliases])
             })
             .collect();
-        ToolTable { json: serde_json::Value::Array(rows).to_string() }
+        ToolTable { json: serde_json::Value::Array(rows).to_string(), names: Arc::new(called) }
+    }
+
+    /// The names under which the guest calls tools; their further names are known to scripts only.
+    pub(super) fn names(&self) -> Arc<HashSet<String>> {
+        Arc::clone(&self.names)
     }
 
     /// See `configure` in the guest's `prelude/tools.js`.

@@ -1,12 +1,13 @@
 //! The host's side of the guest's imports, and what a run gathers.
 
+use std::collections::HashSet;
 use std::sync::{Arc, Mutex};
 
 use serde::Deserialize;
 use wasmtime::{Caller, Error, Linker, Memory, ResourceLimiter, Result};
 
 use super::drive::{Answer, Ask, Bridge, ask, lock};
-use super::host::HostCall;
+use super::host::{HostCall, IMPORT};
 use super::limits::Limits;
 use super::outcome::{Limit, Outcome, Status, Value};
 use super::typescript::StripError;
@@ -25,6 +26,10 @@ pub(super) struct State {
     pub(super) memory: Option<Memory>,
     pub(super) memory_limiter: MemoryLimiter,
     pub(super) interrupt_flag: u32,
+    /// What the guest may call, beside timers and modules.
+    tools: Arc<HashSet<String>>,
+    /// The numbers of the calls there were. What is decided and written about a call is known by its number.
+    numbers: HashSet<u32>,
     /// The limit that the host is stopping, or has stopped, the guest for.
     pub(super) stopped: Option<Limit>,
     /// The reply that was announced and not yet fetched.
@@ -59,13 +64,20 @@ impl ResourceLimiter for MemoryLimiter {
 }
 
 impl State {
-    pub(super) fn new(limits: &Limits, max_memory_bytes: usize, interrupt_flag: u32) -> Self {
+    pub(super) fn new(
+        limits: &Limits,
+        max_memory_bytes: usize,
+        interrupt_flag: u32,
+        tools: Arc<HashSet<String>>,
+    ) -> Self {
         State {
             bridge: Arc::default(),
             limits: limits.clone(),
             memory: None,
             memory_limiter: MemoryLimiter { limit: limits.memory_bytes.min(max_memory_bytes), refused: false },
             interrupt_flag,
+            tools,
+            numbers: HashSet::new(),
             stopped: None,
             reply: Vec::new(),
             output: Vec::new(),
@@ -174,8 +186,11 @@ impl State {
         self.output_dropped += (text.len() + 1 - kept) as u64;
     }
 
-    /// Counts a call; `Err` ends the run.
-    fn count_call(&mut self) -> Result<()> {
+    /// Counts a call; `Err` ends the run. The guest numbers its calls and never uses a number twice, unless a script got hold of it.
+    fn count_call(&mut self, number: u32) -> Result<()> {
+        if !self.numbers.insert(number) {
+            return Err(Error::msg(format!("the guest numbers two calls {number}")));
+        }
         if self.host_calls >= self.limits.host_calls {
             self.stopped = Some(Limit::HostCalls);
             return Err(Error::msg("more host calls than allowed"));
@@ -230,7 +245,7 @@ pub(super) fn define(linker: &mut Linker<State>) -> Result<()> {
         "call",
         |mut caller: Caller<'_, State>, (number, name, name_len, args, args_len): (u32, u32, u32, u32, u32)| {
             Box::new(async move {
-                caller.data_mut().count_call()?;
+                caller.data_mut().count_call(number)?;
                 let request = match request(&caller, number, (name, name_len), (args, args_len))? {
                     Ok(call) => Ask::Call(call),
                     Err(refused) => Ask::Refused(refused),
@@ -257,7 +272,7 @@ pub(super) fn define(linker: &mut Linker<State>) -> Result<()> {
          args: u32,
          args_len: u32|
          -> Result<()> {
-            caller.data_mut().count_call()?;
+            caller.data_mut().count_call(number)?;
             let call = request(&caller, number, (name, name_len), (args, args_len))?;
             lock(&caller.data().bridge).started.push(call.map_err(|refused| (number, refused)));
             Ok(())
@@ -367,6 +382,9 @@ pub(super) enum Requested {
 
 fn request(caller: &Caller<'_, State>, number: u32, name: (u32, u32), args: (u32, u32)) -> Result<Request> {
     let name = str::from_utf8(read(caller, name.0, name.1)?)?;
+    if name != SLEEP && name != IMPORT && !caller.data().tools.contains(name) {
+        return Err(Error::msg("the guest calls what is no tool"));
+    }
     let limit = caller.data().limits.call_bytes;
     if args.1 as usize > limit {
         let message = format!("the arguments of {name} are {} bytes, more than the {limit} allowed", args.1);

@@ -213,7 +213,7 @@ fn from_now_on_shows_nothing_old() {
         record(2, 1),
         progress(2, DELIVERY),
     ]);
-    world.merge = Merge::now(1, true);
+    world.merge = Merge::now(1, 1, true);
     for _ in 0..3 {
         world.happen(5);
     }

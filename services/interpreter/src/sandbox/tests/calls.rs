@@ -291,3 +291,16 @@ async fn more_runs_than_instances_wait_for_one() {
         assert_eq!(status.unwrap(), Status::Completed { value: Value::Json("2".to_owned()) });
     }
 }
+
+#[tokio::test]
+async fn a_script_cannot_get_hold_of_the_functions_that_reach_the_host() {
+    let script = "
+        let found = [];
+        Error.prepareStackTrace = (error, sites) => { for (const site of sites) found.push(site.getFunction?.()?.name ?? site); return 'x'; };
+        try { echo(1, 2, 3, 4, 5, 6) } catch (error) { found.push(typeof error.stack, error.stack === 'x') }
+        try { await tools.echo(1, 2, 3, 4, 5, 6) } catch (error) { found.push(error.stack === 'x') }
+        found";
+    assert_eq!(value(script).await, r#"["string",false,false]"#);
+    let redefine = "'use strict'; Object.defineProperty(Error, 'prepareStackTrace', { value: () => 1 })";
+    assert_eq!(thrown(redefine).await.0, "TypeError");
+}

@@ -35,6 +35,15 @@
     }
   };
 
+  // Who formats stacks is handed the functions on them, also those of the prelude, which reach the host with whatever they are given.
+  // So no script formats stacks, and nothing on a stack tells its function.
+  let site;
+  Error.prepareStackTrace = (error, sites) => { site = sites[0]; };
+  new Error();
+  Error.prepareStackTrace = undefined;
+  delete getPrototypeOf(site).getFunction;
+  defineProperty(Error, 'prepareStackTrace', { __proto__: null, get: () => undefined, set() {}, configurable: false, enumerable: false });
+
   // Deeper stacks than the default ten frames, because the frames of the prelude are removed before anyone reads them.
   Error.stackTraceLimit = 24;
 })
