@@ -30,6 +30,9 @@ pub struct PoolOptions {
     pub acquire_timeout: Duration,
     /// How long one statement may take, locks included, before the server gives it up with [`Error::Unavailable`].
     pub statement_timeout: Duration,
+    /// Whether a statement is planned once per connection instead of by what it is given each time. For a process that repeats a few
+    /// statements which find rows by their keys, planning takes longer than doing; lists with optional filters want it otherwise.
+    pub plans_once: bool,
 }
 
 impl Default for PoolOptions {
@@ -39,6 +42,7 @@ impl Default for PoolOptions {
             max_connections: 20,
             acquire_timeout: Duration::from_secs(5),
             statement_timeout: Duration::from_secs(5),
+            plans_once: false,
         }
     }
 }
@@ -61,6 +65,7 @@ impl Store {
         let connection = connect_options(url)?.application_name(&options.application_name).options([
             ("statement_timeout", millis(options.statement_timeout)),
             ("idle_in_transaction_session_timeout", millis(idle)),
+            ("plan_cache_mode", (if options.plans_once { "force_generic_plan" } else { "auto" }).to_owned()),
         ]);
         let pool = PgPoolOptions::new()
             .max_connections(options.max_connections)

@@ -81,6 +81,7 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
             let options = PoolOptions {
                 application_name: context.instance_id().to_owned(),
                 max_connections: config.reconciler_database_connections,
+                plans_once: true,
                 ..PoolOptions::default()
             };
             let store = Store::connect(&url, options).await?;
