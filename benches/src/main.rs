@@ -1,6 +1,7 @@
 //! `construct-bench NAME [--json]`: measures one thing and prints our figure beside the floor measured in the same run.
 //! Started by `./dev bench`, which provides PostgreSQL and NATS.
 
+mod commands;
 mod figures;
 mod floor;
 mod mesh;
@@ -40,6 +41,8 @@ enum Bench {
     Mesh,
     /// Scripts in the sandbox: starting, calling the host, computing, waiting.
     Sandbox,
+    /// What confining a command costs.
+    Commands,
 }
 
 #[tokio::main]
@@ -54,6 +57,7 @@ async fn main() -> ExitCode {
     let measured = match arguments.bench {
         Bench::Mesh => mesh::measure(&plan).await,
         Bench::Sandbox => sandbox::measure(plan.rounds).await,
+        Bench::Commands => commands::measure(plan.rounds).await,
     };
     match measured {
         Ok(figures) if arguments.json => {

@@ -63,7 +63,7 @@ pub(crate) struct ExecArgs {
     #[arg(long, value_name = "DIR")]
     workspace: Option<PathBuf>,
     /// Go on with this task.
-    #[arg(long, value_name = "TASK", conflicts_with_all = ["agent", "workspace", "title", "max_turns"])]
+    #[arg(long, value_name = "TASK", conflicts_with_all = ["agent", "workspace", "title", "max_turns", "compute"])]
     task: Option<String>,
     /// What the task is called; made from the prompt when not given.
     #[arg(long)]
@@ -71,6 +71,9 @@ pub(crate) struct ExecArgs {
     /// The most model calls the job may take.
     #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
     max_turns: u32,
+    /// Where the agent's scripts run: cpu-2, cpu-4, cpu-8, or another pool of the installation; the agent's when not given.
+    #[arg(long, value_name = "POOL", default_value = "", hide_default_value = true)]
+    compute: String,
     #[arg(long, short, value_enum, default_value_t = Output::Text)]
     output: Output,
     /// How long to wait for a gateway that went away.
@@ -315,6 +318,7 @@ async fn task(args: &ExecArgs, prompt: &str, gateway: &Gateway) -> Result<(Task,
         title: args.title.clone().unwrap_or_else(|| title(prompt)),
         max_turns: args.max_turns,
         policy: Vec::new(),
+        compute: args.compute.clone(),
     };
     let request = CreateTaskRequest { spec: Some(spec), idempotency_key: idempotency_key() };
     let task = call(gateway.tasks().create_task(request)).await?;

@@ -5,6 +5,7 @@ mod api;
 mod approvals;
 mod architecture;
 mod cli;
+mod compute;
 mod crash;
 mod events;
 mod hostile;

@@ -58,6 +58,9 @@ pub(crate) struct Create {
     /// Model calls one message may cause; 50 when not given.
     #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
     max_turns: u32,
+    /// Where scripts of its tasks run: cpu-2 (when not given), cpu-4, cpu-8, or another pool of the installation.
+    #[arg(long, value_name = "POOL", default_value = "", hide_default_value = true)]
+    compute: String,
     #[command(flatten)]
     parameters: Parameters,
     #[command(flatten)]
@@ -99,6 +102,9 @@ pub(crate) struct Update {
     /// Model calls one message may cause.
     #[arg(long, value_name = "N")]
     max_turns: Option<u32>,
+    /// Where scripts of tasks that are made from now on run.
+    #[arg(long, value_name = "POOL")]
+    compute: Option<String>,
     #[command(flatten)]
     parameters: Parameters,
     #[command(flatten)]
@@ -198,6 +204,7 @@ impl Create {
             max_turns: self.max_turns,
             parameters,
             policy: self.policy.read()?.unwrap_or_default().rules,
+            compute: self.compute,
         };
         let request = CreateAgentRequest { spec: Some(spec), idempotency_key: self.write.key() };
         self.output.one(&call(gateway.agents().create_agent(request)).await?)
@@ -242,6 +249,7 @@ impl Update {
             max_turns: self.max_turns,
             parameters,
             policy: self.policy.read()?,
+            compute: self.compute,
             revision,
             idempotency_key: self.change.write.key(),
         };
@@ -275,6 +283,7 @@ impl Entity for Agent {
             ("model", spec.model),
             ("description", spec.description),
             ("max turns", unless_zero(spec.max_turns)),
+            ("compute", spec.compute),
             ("temperature", text(parameters.temperature)),
             ("max tokens", unless_zero(parameters.max_tokens.unwrap_or(0))),
             ("top p", text(parameters.top_p)),

@@ -117,6 +117,10 @@ pub(crate) struct Create {
     /// Model calls one message may cause; the agent's limit when not given.
     #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
     max_turns: u32,
+    /// Where its scripts run, for as long as it lives: cpu-2, cpu-4, cpu-8, or another pool of the installation; the
+    /// agent's when not given.
+    #[arg(long, value_name = "POOL", default_value = "", hide_default_value = true)]
+    compute: String,
     #[command(flatten)]
     policy: PolicyArgs,
     #[command(flatten)]
@@ -208,6 +212,7 @@ impl Create {
             title: self.title,
             max_turns: self.max_turns,
             policy: self.policy.read()?.unwrap_or_default().rules,
+            compute: self.compute,
         };
         let request = CreateTaskRequest { spec: Some(spec), idempotency_key: self.write.key() };
         self.output.one(&call(gateway.tasks().create_task(request)).await?)
@@ -301,6 +306,7 @@ impl Entity for Task {
             ("agent", spec.agent),
             ("workspace", spec.workspace),
             ("max turns", unless_zero(spec.max_turns)),
+            ("compute", spec.compute),
             ("phase", format!("{}{}{wanted}", phase_name(status.phase()), since.unwrap_or_default())),
             ("last turn", outcome_name(status.last_outcome()).to_owned()),
             ("last error", error.unwrap_or_default()),

@@ -62,6 +62,7 @@ fn args(output: Output) -> ExecArgs {
         task: None,
         title: None,
         max_turns: 0,
+        compute: String::new(),
         output,
         reconnect: Duration::from_secs(20),
         timeout: None,
@@ -136,7 +137,8 @@ async fn a_gateway_that_restarts_in_the_middle_does_not_matter() {
         fake.restart();
         fake.state().events.extend(rest);
     };
-    let (exit, ()) = tokio::time::timeout(Duration::from_secs(30), async { tokio::join!(job, restart) }).await.unwrap();
+    let both = Box::pin(async { tokio::join!(job, restart) });
+    let (exit, ()) = tokio::time::timeout(Duration::from_secs(30), both).await.unwrap();
     assert_eq!(exit, Ok(Exit::Completed));
     assert_eq!(answer.text().replace('\n', ""), "Hello there, world.");
 }

@@ -10,13 +10,13 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     Bus,
     publish::Error as PublishError,
-    subject::{Address, Cancel, Service, Tools},
+    subject::{Address, Cancel, Pool, Service, Tools},
 };
 
 /// How long the server may take to confirm a subscription.
 const CONFIRM: Duration = Duration::from_secs(2);
 
-/// Interpreters share the requests for tools in this queue group.
+/// The interpreters of a pool share the requests for tools in this queue group.
 const TOOLS_GROUP: &str = "tools";
 
 /// How many requests for tools one process answers at a time; further ones wait.
@@ -120,12 +120,13 @@ impl Bus {
         Ok(decoded.boxed())
     }
 
-    /// Asks any one interpreter which tools scripts can call, and about a workspace.
+    /// Asks any one interpreter of a pool which tools scripts can call, and about a workspace.
     ///
     /// # Errors
     /// When no interpreter is there or none answers in time.
     pub async fn request_tools(
         &self,
+        pool: &Pool,
         question: &ToolCatalogueRequest,
         timeout: Duration,
     ) -> Result<ToolCatalogue, request::Error> {
@@ -134,8 +135,9 @@ impl Bus {
             self.seal(question).await.map_err(|error| request::Error::Send(PublishError::from(error).into()))?;
         let question =
             async_nats::Request::new().headers(question.headers).payload(question.payload).timeout(Some(timeout));
+        let subject = Tools { pool: pool.clone() }.subject();
         // The client's own time limit does not cover the wait for a broken connection.
-        let answered = tokio::time::timeout(timeout, self.inner.client.send_request(Tools.subject(), question)).await;
+        let answered = tokio::time::timeout(timeout, self.inner.client.send_request(subject, question)).await;
         let answer = match answered {
             Ok(Ok(answer)) => answer,
             Ok(Err(error)) => {
@@ -150,12 +152,26 @@ impl Bus {
         self.open(answer.headers.as_ref(), answer.payload).await.map_err(request::Error::Answer)
     }
 
-    /// Answers requests for tools until told to stop, up to [`ANSWERS`] at a time. Interpreters share the requests.
+    /// Whether any interpreter serves a pool at the moment.
+    ///
+    /// # Errors
+    /// When that cannot be found out: NATS is away, or an interpreter is there and does not answer in time.
+    pub async fn pool_is_served(&self, pool: &Pool, timeout: Duration) -> Result<bool, request::Error> {
+        match self.request_tools(pool, &ToolCatalogueRequest::default(), timeout).await {
+            Ok(_) => Ok(true),
+            Err(request::Error::NoResponders) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Answers a pool's requests for tools until told to stop, up to [`ANSWERS`] at a time. The pool's interpreters share
+    /// them.
     ///
     /// # Errors
     /// When the subscription cannot be made.
     pub async fn serve_tools<F>(
         &self,
+        pool: &Pool,
         stop: CancellationToken,
         answer: impl Fn(ToolCatalogueRequest) -> F + Send + Sync,
     ) -> Result<(), subscribe::Error>
@@ -165,7 +181,7 @@ impl Bus {
         let questions = self
             .inner
             .client
-            .queue_subscribe(Tools.subject(), TOOLS_GROUP.to_owned())
+            .queue_subscribe(Tools { pool: pool.clone() }.subject(), TOOLS_GROUP.to_owned())
             .await
             .map_err(subscribe::Error::Refused)?;
         self.flush().await?;

@@ -13,7 +13,7 @@
 //! construct.v1.delta.<org>.task.<task>                      Delta
 //! construct.v1.journal.<step>                               Journal
 //! construct.v1.ctl.<service>.all.cancel                     Cancel
-//! construct.v1.ctl.interpreter.any.tools                    Tools
+//! construct.v1.ctl.interpreter.pool.<pool>.tools            Tools
 //! construct.v1.dead.<stream>                                Dead
 //! ```
 

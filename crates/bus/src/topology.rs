@@ -189,7 +189,8 @@ pub struct ConsumerRow {
 /// The table of consumers, with the pools that exist without anybody naming them.
 pub fn consumers() -> Vec<ConsumerRow> {
     let tasks = (0..partition::COUNT).map(task_consumer);
-    tasks.chain([model_consumer(&Pool::model_default()), code_consumer(&Pool::code_default())]).collect()
+    let codes = Pool::code_standard();
+    tasks.chain([model_consumer(&Pool::model_default())]).chain(codes.iter().map(code_consumer)).collect()
 }
 
 /// The row of a partition's wakes and results.

@@ -3,6 +3,7 @@
 
 pub mod approval;
 pub mod backoff;
+pub mod compute;
 pub mod decide;
 pub mod id;
 pub mod message;

@@ -58,6 +58,8 @@ pub struct Agent {
     pub parameters: ModelParameters,
     /// What its scripts may call.
     pub policy: Vec<Rule>,
+    /// The pool of interpreters that runs scripts of tasks made with it.
+    pub compute: String,
     /// Tasks whose agent this is.
     pub task_count: i64,
     /// Rises with every change.
@@ -94,6 +96,8 @@ pub struct NewAgent {
     pub parameters: ModelParameters,
     /// What its scripts may call.
     pub policy: Vec<Rule>,
+    /// The pool of interpreters that runs scripts of tasks made with it.
+    pub compute: String,
 }
 
 /// What changes of an agent: what is `Some`.
@@ -113,6 +117,8 @@ pub struct AgentChanges {
     pub parameters: Option<ModelParameters>,
     /// All of it.
     pub policy: Option<Vec<Rule>>,
+    /// The pool of interpreters for tasks that are made from now on.
+    pub compute: Option<String>,
 }
 
 /// Which agents a list shows.
@@ -135,6 +141,7 @@ struct Row {
     max_turns: i32,
     parameters: Value,
     policy: Value,
+    compute: String,
     task_count: i64,
     revision: i64,
     created_at: Timestamp,
@@ -156,6 +163,7 @@ impl TryFrom<Row> for Agent {
             max_turns: turns_from_sql(row.max_turns),
             parameters: serde_json::from_value(row.parameters).map_err(Error::internal)?,
             policy: serde_json::from_value(row.policy).map_err(Error::internal)?,
+            compute: row.compute,
             task_count: row.task_count,
             revision: row.revision,
             created_at: row.created_at,
@@ -179,7 +187,7 @@ macro_rules! select {
         sqlx::query_as!(
             Row,
             r#"SELECT a.id, a.organization_id, a.model_id, m.name AS model_name, a.name, a.description, a.instructions, a.max_turns,
-                    a.parameters, a.policy,
+                    a.parameters, a.policy, a.compute,
                     (SELECT count(*) FROM tasks t
                      WHERE t.organization_id = a.organization_id AND t.agent_id = a.id AND t.deleted_at IS NULL) AS "task_count!",
                     a.revision, a.created_at, a.updated_at
@@ -306,9 +314,9 @@ impl Store {
         let mut writer = begin!(self, write);
         sqlx::query!(
             "INSERT INTO agents
-                 (id, organization_id, model_id, name, description, instructions, max_turns, parameters, policy, created_at,
-                  updated_at)
-             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $10, $9, $9)",
+                 (id, organization_id, model_id, name, description, instructions, max_turns, parameters, policy, compute,
+                  created_at, updated_at)
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $10, $11, $9, $9)",
             new.id.uuid(),
             writer.organization(),
             new.model.uuid(),
@@ -319,6 +327,7 @@ impl Store {
             text::json(&new.parameters)?,
             writer.now(),
             text::json(&new.policy)?,
+            new.compute,
         )
         .execute(&mut *writer.transaction)
         .await
@@ -352,6 +361,7 @@ impl Store {
                  max_turns = coalesce($9, max_turns),
                  parameters = coalesce($10, parameters),
                  policy = coalesce($11, policy),
+                 compute = coalesce($12, compute),
                  revision = revision + 1,
                  updated_at = $4
              WHERE organization_id = $1 AND id = $2 AND ($3::bigint IS NULL OR revision = $3)",
@@ -366,6 +376,7 @@ impl Store {
             changes.max_turns.map(turns_to_sql),
             parameters,
             policy,
+            changes.compute,
         )
         .execute(&mut *writer.transaction)
         .await

@@ -47,6 +47,8 @@ pub struct StoredTask {
     pub max_turns_override: u32,
     /// What its scripts may call, besides what the agent's policy says.
     pub policy: Vec<Rule>,
+    /// The pool of interpreters that runs its scripts; the same as long as it lives.
+    pub compute: String,
     /// When it entered its phase.
     pub phase_since: Timestamp,
     /// Of all its model calls.
@@ -90,6 +92,8 @@ pub struct NewTask {
     pub max_turns_override: u32,
     /// What its scripts may call, besides what the agent's policy says.
     pub policy: Vec<Rule>,
+    /// The pool of interpreters that runs its scripts; none: the agent's.
+    pub compute: Option<String>,
 }
 
 /// What changes of a task: what is `Some`.
@@ -133,6 +137,7 @@ struct Row {
     max_turns_override: i32,
     policy: Value,
     agent_policy: Value,
+    compute: String,
     phase: String,
     phase_since: Timestamp,
     turn: Option<Value>,
@@ -245,6 +250,7 @@ impl TryFrom<Row> for StoredTask {
             title: row.title,
             max_turns_override: turns_from_sql(row.max_turns_override),
             policy: policy_from_sql(row.policy)?,
+            compute: row.compute,
             phase_since: row.phase_since,
             usage: Usage {
                 input_tokens: row.input_tokens,
@@ -270,7 +276,7 @@ macro_rules! select {
         sqlx::query_as!(
             crate::task::Row,
             r#"SELECT t.id, t.organization_id, t.agent_id, a.name AS agent_name, a.max_turns AS agent_max_turns, t.workspace, t.title,
-                    t.titled, t.max_turns_override, t.policy, a.policy AS agent_policy, t.phase, t.phase_since, t.turn, t.step, t.title_step, t.steps, t.last_position,
+                    t.titled, t.max_turns_override, t.policy, a.policy AS agent_policy, t.compute, t.phase, t.phase_since, t.turn, t.step, t.title_step, t.steps, t.last_position,
                     t.next_wake, t.last_outcome, t.error_code, t.error_message, t.error_time, t.input_tokens, t.output_tokens,
                     t.cache_read_tokens, t.cache_write_tokens, t.cost_pico_usd, t.tool_uses, t.suspend, t.cancel_reason,
                     t.cancel_intent, t.deleted_at IS NOT NULL AS "deleted!", t.event_sequence, t.version, t.revision, t.intents,

@@ -161,6 +161,7 @@ fn new_agent(model: ModelId, name: &str) -> NewAgent {
         max_turns: 0,
         parameters: ModelParameters::default(),
         policy: Vec::new(),
+        compute: "cpu-2".to_owned(),
     }
 }
 
@@ -172,6 +173,7 @@ fn new_task(agent: AgentId) -> NewTask {
         title: String::new(),
         max_turns_override: 0,
         policy: Vec::new(),
+        compute: None,
     }
 }
 

@@ -55,6 +55,7 @@ pub fn agent(agent: &Agent) -> v1::Agent {
             max_turns: agent.max_turns,
             parameters: Some(parameters(&agent.parameters)),
             policy: agent.policy.iter().map(rule).collect(),
+            compute: agent.compute.clone(),
         }),
         status: Some(v1::AgentStatus { model_id: agent.model.to_string(), task_count: agent.task_count }),
     }
@@ -239,6 +240,7 @@ pub fn task(task: &StoredTask) -> v1::Task {
             title: task.title.clone(),
             max_turns: task.max_turns_override,
             policy: task.policy.iter().map(rule).collect(),
+            compute: task.compute.clone(),
         }),
         status: Some(v1::TaskStatus {
             agent_id: state.agent.to_string(),

@@ -1,6 +1,6 @@
 //! `AgentService`.
 
-use construct_domain::{AgentId, ModelId};
+use construct_domain::{AgentId, ModelId, compute};
 use construct_proto::v1::{
     self, CreateAgentRequest, DeleteAgentRequest, DeleteAgentResponse, GetAgentRequest, ListAgentsRequest,
     ListAgentsResponse, UpdateAgentRequest, agent_service_server::AgentService, event::Payload,
@@ -15,6 +15,11 @@ use crate::{
     validate::requests,
 };
 
+/// What an agent that names no pool gets is written down, so that it stays the same with a later version.
+fn compute_or_default(name: String) -> String {
+    if name.is_empty() { compute::DEFAULT.to_owned() } else { name }
+}
+
 fn render(kind: &'static str) -> impl FnOnce(&Agent) -> Rendered + Send {
     move |agent| {
         let agent = convert::agent(agent);
@@ -26,7 +31,7 @@ fn render(kind: &'static str) -> impl FnOnce(&Agent) -> Rendered + Send {
 impl AgentService for Api {
     async fn create_agent(&self, request: Request<CreateAgentRequest>) -> Result<Response<v1::Agent>, Status> {
         let (entry, mut request) = self.enter(request)?;
-        requests::create_agent(&request)?;
+        requests::create_agent(&request, self.pools())?;
         let write = entry.write("CreateAgent", &mut request);
         let spec = request.spec.unwrap_or_default();
         let mut lookup = Lookup::new(&write);
@@ -40,6 +45,7 @@ impl AgentService for Api {
             max_turns: spec.max_turns,
             parameters: convert::to_parameters(spec.parameters.unwrap_or_default()),
             policy: spec.policy.into_iter().filter_map(convert::to_rule).collect(),
+            compute: compute_or_default(spec.compute),
         };
         let written = lookup.settle(entry.store().agent_create(&write, new, render("agent.created")).await)?;
         entry.answer(written, nobody, convert::agent).await
@@ -73,7 +79,7 @@ impl AgentService for Api {
 
     async fn update_agent(&self, request: Request<UpdateAgentRequest>) -> Result<Response<v1::Agent>, Status> {
         let (entry, mut request) = self.enter(request)?;
-        requests::update_agent(&request)?;
+        requests::update_agent(&request, self.pools())?;
         let write = entry.write("UpdateAgent", &mut request);
         let mut lookup = Lookup::new(&write);
         let agent = entry.store().agent_resolve(entry.organization(), &request.agent).await;
@@ -93,6 +99,7 @@ impl AgentService for Api {
             max_turns: request.max_turns,
             parameters: request.parameters.map(convert::to_parameters),
             policy: request.policy.map(|policy| policy.rules.into_iter().filter_map(convert::to_rule).collect()),
+            compute: request.compute.map(compute_or_default),
         };
         let expected = (request.revision != 0).then_some(request.revision);
         let updated = entry.store().agent_update(&write, agent, expected, changes, render("agent.updated")).await;

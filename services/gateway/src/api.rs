@@ -17,6 +17,7 @@ use uuid::Uuid;
 use crate::{
     Config,
     caller::{self, Caller},
+    pools::Pools,
     publish::{Publisher, Wake},
     status,
     subscribe::hub::Hub,
@@ -32,6 +33,8 @@ struct Shared {
     /// Set once PostgreSQL and NATS have been reached.
     backend: OnceLock<Arc<Backend>>,
     keyring: Arc<Keyring>,
+    /// The pools of interpreters that exist.
+    pools: Vec<String>,
     lifecycle: Lifecycle,
     requests: Arc<Semaphore>,
     subscriptions: Arc<Semaphore>,
@@ -42,14 +45,15 @@ pub(crate) struct Backend {
     pub(crate) store: Store,
     pub(crate) publisher: Publisher,
     pub(crate) hub: Hub,
+    pub(crate) pools: Pools,
 }
 
 impl Api {
     pub(crate) fn new(config: &Config, keyring: Arc<Keyring>, lifecycle: Lifecycle) -> Self {
         let requests = Arc::new(Semaphore::new(config.gateway_max_requests));
         let subscriptions = Arc::new(Semaphore::new(config.gateway_max_subscriptions));
-        let backend = OnceLock::new();
-        Self { shared: Arc::new(Shared { backend, keyring, lifecycle, requests, subscriptions }) }
+        let (backend, pools) = (OnceLock::new(), config.gateway_pools.clone());
+        Self { shared: Arc::new(Shared { backend, keyring, pools, lifecycle, requests, subscriptions }) }
     }
 
     /// From now on requests can be served.
@@ -60,6 +64,11 @@ impl Api {
 
     pub(crate) fn keyring(&self) -> &Keyring {
         &self.shared.keyring
+    }
+
+    /// The pools of interpreters that exist, as the operator says.
+    pub(crate) fn pools(&self) -> &[String] {
+        &self.shared.pools
     }
 
     pub(crate) fn lifecycle(&self) -> &Lifecycle {

@@ -2,6 +2,7 @@
 
 use std::net::{Ipv4Addr, SocketAddr};
 
+use construct_domain::compute;
 use construct_runtime::config::{Common, Invalid};
 use serde::{Deserialize, Serialize};
 
@@ -20,6 +21,9 @@ pub struct Config {
     /// Subscriptions open at the same time, over all connections; each holds a buffer. Further ones are refused with
     /// `RESOURCE_EXHAUSTED`.
     pub gateway_max_subscriptions: usize,
+    /// The pools of interpreters that exist; an agent or a task that names another one is refused. Each needs an
+    /// interpreter that serves it (`interpreter_pools`).
+    pub gateway_pools: Vec<String>,
 }
 
 impl Default for Config {
@@ -29,6 +33,7 @@ impl Default for Config {
             gateway_insecure: false,
             gateway_max_requests: 1024,
             gateway_max_subscriptions: 2000,
+            gateway_pools: compute::STANDARD.map(str::to_owned).into(),
         }
     }
 }
@@ -43,6 +48,16 @@ impl construct_runtime::ServiceConfig for Config {
                 "is reachable from other machines, and the gateway has no log-in yet: everybody could do everything. Use a \
                  loopback address, or set CONSTRUCT_GATEWAY_INSECURE=true where something else guards the address",
             ));
+        }
+        if let Some(name) = self.gateway_pools.iter().find(|name| !compute::is_name(name)) {
+            return Err(Invalid::new(
+                "gateway_pools",
+                format!("names pools like `cpu-2` (`[a-z][a-z0-9-]{{0,31}}`), and `{name}` is none"),
+            ));
+        }
+        if !self.gateway_pools.iter().any(|name| name == compute::DEFAULT) {
+            let default = compute::DEFAULT;
+            return Err(Invalid::new("gateway_pools", format!("must have `{default}`, where scripts go by default")));
         }
         for (key, value) in [
             ("gateway_max_requests", self.gateway_max_requests),
@@ -67,6 +82,17 @@ mod tests {
             database_url: Some("postgres://localhost/construct".into()),
             master_key: Some("AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=".into()),
             ..Common::default()
+        }
+    }
+
+    #[test]
+    fn pools_have_names_and_the_default_is_among_them() {
+        for (pools, fine) in
+            [(vec!["cpu-2"], true), (vec!["cpu-2", "gpu"], true), (vec!["gpu"], false), (vec!["cpu-2", "G.P"], false)]
+        {
+            let gateway_pools = pools.iter().map(|name| (*name).to_owned()).collect();
+            let config = Config { gateway_pools, ..Config::default() };
+            assert_eq!(config.validate(&common()).is_ok(), fine, "{pools:?}");
         }
     }
 

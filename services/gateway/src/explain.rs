@@ -29,9 +29,21 @@ struct Wait {
     released_by: String,
 }
 
-/// Explains a task. `model` is the name of the model its agent uses, `asked` what people have not decided about.
-pub(crate) fn explain(task: &StoredTask, model: Option<&str>, asked: &[StoredApproval]) -> TaskExplanation {
-    let wait = wait(task, model, asked);
+/// Explains a task. `model` is the name of the model its agent uses, `asked` what people have not decided about, `unserved`
+/// since when no interpreter serves the task's pool.
+pub(crate) fn explain(
+    task: &StoredTask,
+    model: Option<&str>,
+    asked: &[StoredApproval],
+    unserved: Option<Timestamp>,
+) -> TaskExplanation {
+    let mut wait = wait(task, model, asked);
+    if let Some(since) = unserved.filter(|_| needs_interpreter(task)) {
+        let (pool, since) = (&task.compute, Timestamp::from_second(since.as_second()).unwrap_or(since));
+        wait.words.push_str(&format!("; no interpreter serves the pool `{pool}` since {since}"));
+        wait.released_by =
+            format!("the operator, by starting an interpreter that serves `{pool}`; else {}", wait.released_by);
+    }
     let state = &task.state;
     let step = state.step.as_ref();
     TaskExplanation {
@@ -47,6 +59,19 @@ pub(crate) fn explain(task: &StoredTask, model: Option<&str>, asked: &[StoredApp
         attempt: step.map_or(0, |step| step.attempt),
         trace_id: task.trace_id.clone().unwrap_or_default(),
         approvals: asked.iter().map(|approval| approval.id.to_string()).collect(),
+    }
+}
+
+/// Whether the task does not go on without an interpreter: a script is to be run, or the model to be told which tools
+/// there are. While a model answers, it does.
+fn needs_interpreter(task: &StoredTask) -> bool {
+    match (&task.state.turn, &task.state.step) {
+        (Some(turn), Some(step)) => match step.state {
+            StepState::InFlight { .. } => matches!(turn.stage, Stage::Code { .. }),
+            StepState::Backoff { .. } | StepState::Cancelling { .. } => true,
+            StepState::Parked { .. } => false,
+        },
+        _ => false,
     }
 }
 

@@ -21,6 +21,7 @@ mod messages;
 mod model_providers;
 mod models;
 mod page;
+mod pools;
 mod publish;
 mod server;
 mod status;
@@ -42,6 +43,7 @@ pub use config::Config;
 
 use crate::{
     api::{Api, Backend},
+    pools::Pools,
     publish::Publisher,
     subscribe::hub::Hub,
 };
@@ -84,9 +86,12 @@ async fn start(listener: TcpListener, config: &Config, context: &Context) -> any
     lifecycle.spawn_job("topology", bus.clone().keep_topology(lifecycle.draining()));
 
     let hub = Hub::new(store.clone(), bus.clone(), lifecycle.clone());
-    let backend = Arc::new(Backend { store: store.clone(), publisher: Publisher::new(bus), hub });
+    let pools = Pools::new(bus.clone());
+    let backend = Arc::new(Backend { store: store.clone(), publisher: Publisher::new(bus), hub, pools });
     api.open(Arc::clone(&backend));
     serving.set_ready();
+    let (watching, names, draining) = (Arc::clone(&backend), config.gateway_pools.clone(), lifecycle.draining());
+    lifecycle.spawn_job("pools", async move { watching.pools.watch(&names, &draining).await });
     lifecycle.spawn_job("event heads", async move { backend.hub.watch().await });
     lifecycle.spawn_job("database health", watch::database(store.clone(), database, lifecycle.draining()));
     lifecycle.spawn_job("housekeeping", watch::housekeeping(store, keyring, lifecycle.draining()));

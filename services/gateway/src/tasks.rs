@@ -33,7 +33,7 @@ fn wake(reason: &'static str) -> impl FnOnce(&StoredTask) -> Option<(TaskId, &'s
 impl TaskService for Api {
     async fn create_task(&self, request: Request<CreateTaskRequest>) -> Result<Response<v1::Task>, Status> {
         let (entry, mut request) = self.enter(request)?;
-        requests::create_task(&request)?;
+        requests::create_task(&request, self.pools())?;
         let write = entry.write("CreateTask", &mut request);
         let spec = request.spec.unwrap_or_default();
         let mut lookup = Lookup::new(&write);
@@ -45,6 +45,7 @@ impl TaskService for Api {
             title: spec.title,
             max_turns_override: spec.max_turns,
             policy: spec.policy.into_iter().filter_map(convert::to_rule).collect(),
+            compute: (!spec.compute.is_empty()).then_some(spec.compute),
         };
         let written = lookup.settle(entry.store().task_create(&write, new, render("task.created")).await)?;
         // A new task awaits its first message: there is nothing to wake it for.
@@ -164,6 +165,10 @@ impl TaskService for Api {
             }
             _ => Vec::new(),
         };
-        Ok(Response::new(explain::explain(&task, model.as_deref(), &asked)))
+        let unserved = match &task.state.turn {
+            Some(_) => entry.backend.pools.absence(&task.compute).await,
+            None => None,
+        };
+        Ok(Response::new(explain::explain(&task, model.as_deref(), &asked, unserved)))
     }
 }

@@ -6,6 +6,7 @@
 
 mod bubblewrap;
 mod capture;
+mod limits;
 mod processes;
 mod seccomp;
 mod spawn;
@@ -26,8 +27,10 @@ use tokio_util::sync::CancellationToken;
 
 use capture::Capture;
 pub(crate) use capture::Captured;
+pub use limits::CommandLimits;
 use processes::{Group, Limit};
 
+use crate::confine;
 use crate::workspace::{PathError, RelativePath, Workspace};
 
 /// How long the pipes of a killed command are read to their end; a process that escaped may hold them open.
@@ -54,12 +57,14 @@ pub enum Confinement {
 }
 
 /// What commands of a task may do. The default grants nothing beyond the workspace and the system's programs.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct CommandPolicy {
     /// What to do where no sandbox works.
     pub confinement: Confinement,
     /// Commands share the network of the service, its loopback included. Off by default.
     pub network: bool,
+    /// Commands without the network may use TCP among themselves. Off by default; makes a difference where Landlock is used.
+    pub loopback: bool,
     /// Files and directories of the service itself: its cache where that is not in its data directory (which is always
     /// hidden), the files with its keys. No workspace may lie in them. Where they lie in a workspace, neither tools nor
     /// confined commands see them. What is made or replaced later is hidden from workspaces opened after that.
@@ -68,32 +73,8 @@ pub struct CommandPolicy {
     pub read_only_paths: Vec<PathBuf>,
     /// Directories searched for programs before the system's own.
     pub search_path: Vec<PathBuf>,
-    /// Live processes one command may have. Counted every 100 ms by the service, and by the kernel where the service
-    /// is not root. More ends the command.
-    pub max_processes: usize,
-    /// Resident memory of all processes of one command together, in bytes. More ends the command. One process also
-    /// cannot allocate more than this.
-    pub max_memory_bytes: u64,
-    /// Size of the private `/tmp` and of `/dev/shm`, in bytes each; they live in memory.
-    pub max_scratch_bytes: u64,
-    /// Largest file a command may write, in bytes.
-    pub max_file_bytes: u64,
-}
-
-impl Default for CommandPolicy {
-    fn default() -> Self {
-        Self {
-            confinement: Confinement::RequireSandbox,
-            network: false,
-            hidden_paths: Vec::new(),
-            read_only_paths: Vec::new(),
-            search_path: Vec::new(),
-            max_processes: 512,
-            max_memory_bytes: 4 << 30,
-            max_scratch_bytes: 512 << 20,
-            max_file_bytes: 4 << 30,
-        }
-    }
+    /// What one command may use.
+    pub limits: CommandLimits,
 }
 
 /// Whether and how this host confines commands. Found out once at start; cloning is cheap.
@@ -171,15 +152,16 @@ pub(crate) enum CommandError {
 }
 
 impl CommandSandbox {
-    /// Finds out, by running it once, whether bubblewrap works on this host.
-    pub async fn detect() -> Self {
+    /// Finds out, by running them, whether bubblewrap works on this host, and Landlock inside. `program` is the
+    /// interpreter's own, which does the latter (see [`crate::confine`]).
+    pub async fn detect(program: &Path) -> Self {
         if rustix::process::geteuid().is_root() {
             tracing::warn!(
                 "the interpreter runs as root, and so do confined commands as far as the kernel is concerned: they can \
                  change the mode of /dev/null and its like; run it as a user of its own"
             );
         }
-        Self::new(match bubblewrap::Bubblewrap::detect().await {
+        Self::new(match bubblewrap::Bubblewrap::detect(program).await {
             Ok(found) => Kind::Bubblewrap(found),
             Err(reason) => Kind::Unavailable(reason),
         })
@@ -237,7 +219,7 @@ impl CommandSandbox {
         let ended = tokio::select! {
             status = child.wait() => Ended::Exited(status.map_err(CommandError::Start)?),
             () = tokio::time::sleep(request.timeout) => Ended::TimedOut,
-            limit = group.watch(policy.max_processes, policy.max_memory_bytes) => Ended::Limit(limit),
+            limit = group.watch(&policy.limits) => Ended::Limit(limit),
             () = cancel.cancelled() => Ended::Cancelled,
         };
         let duration = started.elapsed();
@@ -269,11 +251,7 @@ impl CommandSandbox {
         match ended {
             Ended::Exited(status) => {
                 let code = exit_code(status);
-                if sandboxed
-                    && code == 1
-                    && outcome.stderr.text.starts_with(SANDBOX_FAILURE)
-                    && outcome.stdout.is_empty()
-                {
+                if sandboxed && is_setup_failure(code, &outcome.stderr.text) && outcome.stdout.is_empty() {
                     return Err(CommandError::Setup { message: outcome.stderr.text.trim().to_owned() });
                 }
                 outcome.exit_code = Some(code);
@@ -362,7 +340,7 @@ fn unconfined(
 ) -> Command {
     let mut command = Command::new(shell());
     command.arg("-c").arg(script).env_clear().envs(environment);
-    spawn::isolate(&mut command, policy, Vec::new(), Some(directory));
+    spawn::isolate(&mut command, &policy.limits, Vec::new(), Some(directory));
     command
 }
 
@@ -378,6 +356,12 @@ fn feed(child: &mut Child, input: Vec<u8>) -> tokio::task::JoinHandle<()> {
             drop(stdin.write_all(&input).await);
         }
     })
+}
+
+/// Whether bubblewrap, or what it runs in front of the command, says that the command was not begun.
+fn is_setup_failure(code: i32, said: &str) -> bool {
+    (code == 1 && said.starts_with(SANDBOX_FAILURE))
+        || (code == i32::from(confine::FAILURE_STATUS) && said.starts_with(confine::FAILURE))
 }
 
 fn exit_code(status: ExitStatus) -> i32 {
@@ -410,4 +394,4 @@ fn signal_name(number: i32) -> Option<&'static str> {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

@@ -23,7 +23,8 @@ use crate::{
     policy::Policies,
     report,
     running::Running,
-    sandbox::{Engine, Limits, Status, ToolTable},
+    sandbox::{Engine, Status, ToolTable},
+    tiers::Tiers,
     tools::Toolbox,
     workspaces::Workspaces,
 };
@@ -41,7 +42,7 @@ pub(crate) struct Executor {
     pub(crate) engine: Engine,
     pub(crate) table: ToolTable,
     pub(crate) workspaces: Workspaces,
-    pub(crate) limits: Limits,
+    pub(crate) tiers: Tiers,
     pub(crate) running: Running,
     /// Cancelled when the service is to stop.
     pub(crate) draining: CancellationToken,
@@ -124,7 +125,8 @@ impl Executor {
             let results = left(command, &journal, &reason);
             return End::Outcome(step_result::Outcome::Cancelled(Cancelled { reason, results }));
         }
-        match self.workspaces.open(&command.workspace, &step.task_id).await {
+        let tier = self.tiers.of(&command.compute);
+        match self.workspaces.open(&command.workspace, &step.task_id, &tier.commands).await {
             Ok(toolbox) => self.run_scripts(command, step, delivery, &toolbox, &journal, &running).await,
             Err(error) => {
                 let results = left(command, &journal, &error.to_string());
@@ -177,7 +179,8 @@ impl Executor {
                 continue;
             }
             let host = ScriptHost::new(&shared, number);
-            let outcome = self.engine.run(&call.code, &host, &self.limits, shared.cancel.clone()).await;
+            let limits = &self.tiers.of(&command.compute).script;
+            let outcome = self.engine.run(&call.code, &host, limits, shared.cancel.clone()).await;
             match shared.broken.get() {
                 Some(Broken::Journal(error)) => {
                     hand_back.abort();

@@ -5,7 +5,7 @@ use std::{fmt::Write as _, io::Read as _};
 use construct_proto::mesh::v1::{ToolCatalogue, ToolCatalogueRequest};
 use sha2::{Digest as _, Sha256};
 
-use crate::{tools, workspace::Workspace, workspaces::Workspaces};
+use crate::{tiers::Tier, tools, workspace::Workspace, workspaces::Workspaces};
 
 /// Notes for agents that a project may keep at its top, by the names in use; the first that exists is taken.
 const NOTES: [&str; 3] = ["AGENTS.md", "CLAUDE.md", ".construct/instructions.md"];
@@ -17,7 +17,7 @@ const NOTES_BYTES: usize = 16 * 1024;
 const DECLARATIONS_BYTES: usize = 24 * 1024;
 
 /// The tools, and what is to be known about a workspace.
-pub(crate) async fn catalogue(workspaces: &Workspaces, request: ToolCatalogueRequest) -> ToolCatalogue {
+pub(crate) async fn catalogue(workspaces: &Workspaces, tier: &Tier, request: ToolCatalogueRequest) -> ToolCatalogue {
     let declarations = tools::declarations(DECLARATIONS_BYTES);
     let version = Sha256::digest(declarations.as_bytes()).iter().fold(String::new(), |mut hex, byte| {
         let _ = write!(hex, "{byte:02x}");
@@ -25,6 +25,15 @@ pub(crate) async fn catalogue(workspaces: &Workspaces, request: ToolCatalogueReq
     });
     let mut facts = format!("Machine: {} {}. ", std::env::consts::OS, std::env::consts::ARCH);
     let _ = writeln!(facts, "Commands: {}", workspaces.commands());
+    let Tier { script, commands } = tier;
+    let _ = writeln!(
+        facts,
+        "Limits: a script has {:?} of CPU time and {} MiB of memory, a command {} processors and {} MiB.",
+        script.cpu,
+        script.memory_bytes >> 20,
+        commands.cores,
+        commands.memory_bytes >> 20,
+    );
     if !request.workspace.is_empty()
         && let Ok(workspace) = workspaces.workspace(&request.workspace, "").await
     {
@@ -76,10 +85,12 @@ mod tests {
         .expect("workspaces");
         let workspace = project.to_str().expect("UTF-8").to_owned();
         let request = || ToolCatalogueRequest { workspace: workspace.clone() };
-        let before = catalogue(&workspaces, request()).await;
+        let tier = Tier::of("cpu-4");
+        let before = catalogue(&workspaces, &tier, request()).await;
         assert!(before.facts.contains("(CLAUDE.md):\n\nBe kind."), "{}", before.facts);
         assert!(before.facts.contains("Commands: commands cannot be confined: a test"), "{}", before.facts);
         std::fs::write(project.join("another"), "").expect("written");
-        assert_eq!(catalogue(&workspaces, request()).await.facts, before.facts);
+        assert!(before.facts.contains("a script has 20s of CPU time and 128 MiB"), "{}", before.facts);
+        assert_eq!(catalogue(&workspaces, &tier, request()).await.facts, before.facts);
     }
 }

@@ -5,6 +5,7 @@
 //! ARCHITECTURE.md). Nothing that matters lives here.
 
 pub mod command;
+pub mod confine;
 mod execution;
 mod facts;
 mod host;
@@ -14,15 +15,22 @@ mod policy;
 mod report;
 mod running;
 pub mod sandbox;
+mod tiers;
 pub mod tools;
 pub mod workspace;
 mod workspaces;
 
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
 use anyhow::Context as _;
-use construct_bus::{Bus, ConnectOptions, ConsumeOptions, subject};
-use construct_runtime::{Common, Context, ServiceConfig, config};
+use construct_bus::{Bus, ConnectOptions, ConsumeOptions, Pool, subject};
+use construct_domain::compute;
+use construct_runtime::{Common, Context, Lifecycle, ServiceConfig, config};
 use futures::StreamExt as _;
 use serde::{Deserialize, Serialize};
 use tokio_util::task::TaskTracker;
@@ -31,16 +39,21 @@ use crate::{
     command::{CommandPolicy, CommandSandbox, Confinement},
     execution::Executor,
     running::Running,
-    sandbox::{Engine, EngineConfig, Limits, Parameter, Tool, ToolTable},
+    sandbox::{Engine, EngineConfig, Parameter, Tool, ToolTable},
+    tiers::Tiers,
     tools::{Egress, HostPattern, Policy, Provider},
     workspaces::Workspaces,
 };
+
+pub use tiers::{Overrides, Span};
 
 /// What can be set.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Config {
-    /// Executions at the same time; the rest waits in JetStream.
+    /// The pools whose scripts this process runs.
+    pub interpreter_pools: Vec<String>,
+    /// Executions of each pool at the same time; the rest waits in JetStream.
     pub interpreter_concurrency: usize,
     /// Directories that tasks may name as their workspace, with everything below them. Without any, a task can only
     /// have a directory of its own below the data directory.
@@ -49,34 +62,39 @@ pub struct Config {
     pub interpreter_fetch_hosts: Vec<String>,
     /// Whether commands may run without a sandbox where the machine offers none.
     pub interpreter_allow_unconfined_commands: bool,
+    /// Whether commands may use TCP among themselves, on the loopback of their own: servers that a test starts. Without it
+    /// Landlock, where the kernel has it, refuses TCP to commands that have no network.
+    pub interpreter_command_loopback: bool,
     /// Files and directories that no task may see, although they lie in a directory that is granted: the operator's keys
     /// and the mesh's own data. The data and cache directories always belong to them.
     pub interpreter_hidden_paths: Vec<PathBuf>,
     /// Where compiled code is kept; below the data directory when empty.
     pub interpreter_cache_dir: PathBuf,
-    /// CPU time of one script.
-    #[serde(with = "config::duration")]
-    pub interpreter_cpu_limit: Duration,
-    /// Time from a script's start to its end.
-    #[serde(with = "config::duration")]
-    pub interpreter_wall_limit: Duration,
-    /// Memory of one script.
-    pub interpreter_memory_bytes: usize,
+    /// CPU time of a script, in every pool; when not set, what its tier says.
+    pub interpreter_cpu_limit: Option<Span>,
+    /// Time from a script's start to its end, likewise.
+    pub interpreter_wall_limit: Option<Span>,
+    /// Memory of a script, likewise.
+    pub interpreter_memory_bytes: Option<usize>,
+    /// Limits of single pools; what is not set is as said above, or as the tier says.
+    pub interpreter_limits: BTreeMap<String, Overrides>,
 }
 
 impl Default for Config {
     fn default() -> Self {
-        let limits = Limits::default();
         Self {
+            interpreter_pools: compute::STANDARD.map(str::to_owned).into(),
             interpreter_concurrency: 64,
             interpreter_workspace_roots: Vec::new(),
             interpreter_fetch_hosts: Vec::new(),
             interpreter_allow_unconfined_commands: false,
+            interpreter_command_loopback: false,
             interpreter_hidden_paths: Vec::new(),
             interpreter_cache_dir: PathBuf::new(),
-            interpreter_cpu_limit: limits.cpu,
-            interpreter_wall_limit: limits.wall,
-            interpreter_memory_bytes: limits.memory_bytes,
+            interpreter_cpu_limit: None,
+            interpreter_wall_limit: None,
+            interpreter_memory_bytes: None,
+            interpreter_limits: BTreeMap::new(),
         }
     }
 }
@@ -88,6 +106,29 @@ impl Config {
         } else {
             self.interpreter_cache_dir.clone()
         }
+    }
+
+    fn pools(&self) -> Result<Vec<Pool>, config::Invalid> {
+        let invalid = |message: String| config::Invalid::new("interpreter_pools", message);
+        let pool = |name: &String| {
+            Pool::new(name)
+                .map_err(|_| invalid(format!("names pools like `cpu-2` (`[a-z][a-z0-9-]{{0,31}}`), not `{name}`")))
+        };
+        let mut pools = self.interpreter_pools.iter().map(pool).collect::<Result<Vec<_>, _>>()?;
+        let mut known = std::collections::HashSet::new();
+        pools.retain(|pool| known.insert(pool.clone()));
+        if pools.is_empty() { Err(invalid("must name at least one pool".to_owned())) } else { Ok(pools) }
+    }
+
+    fn tiers(&self) -> Result<Tiers, config::Invalid> {
+        let all = Overrides {
+            script_cpu: self.interpreter_cpu_limit,
+            script_wall: self.interpreter_wall_limit,
+            script_memory_bytes: self.interpreter_memory_bytes,
+            ..Overrides::default()
+        };
+        Tiers::new(&self.interpreter_pools, &all, &self.interpreter_limits)
+            .map_err(|fault| config::Invalid::new("interpreter_limits", format!("cannot work: {fault}")))
     }
 
     fn hosts(&self) -> Result<Vec<HostPattern>, config::Invalid> {
@@ -102,9 +143,15 @@ impl Config {
 
 impl ServiceConfig for Config {
     fn validate(&self, _: &Common) -> Result<(), config::Invalid> {
-        if self.interpreter_concurrency == 0 || self.interpreter_concurrency > 8000 {
-            return Err(config::Invalid::new("interpreter_concurrency", "must be between 1 and 8000"));
+        let pools = self.pools()?.len();
+        if self.interpreter_concurrency == 0 || self.interpreter_concurrency.saturating_mul(pools) > 8000 {
+            let most = 8000 / pools;
+            return Err(config::Invalid::new(
+                "interpreter_concurrency",
+                format!("must be between 1 and {most}: 8000 over all pools, of which there are {pools}"),
+            ));
         }
+        self.tiers()?;
         self.hosts().map(drop)
     }
 }
@@ -115,8 +162,13 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
     let lifecycle = context.lifecycle();
     let nats = context.readiness().register("nats");
 
-    let engine = engine(&config, common).await?;
-    let sandbox = CommandSandbox::detect().await;
+    let (pools, tiers) = (config.pools()?, config.tiers()?);
+    for name in config.interpreter_limits.keys().filter(|name| !config.interpreter_pools.contains(name)) {
+        tracing::warn!(pool = name, "there are limits for a pool that this process does not serve");
+    }
+    let engine = engine(&config, &pools, &tiers, common).await?;
+    // This program itself, also when its file has been replaced meanwhile.
+    let sandbox = CommandSandbox::detect(Path::new("/proc/self/exe")).await;
     if sandbox.is_available() {
         tracing::info!("{}", sandbox.describe());
     } else if config.interpreter_allow_unconfined_commands {
@@ -130,7 +182,8 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
         Confinement::RequireSandbox
     };
     let hidden_paths = config.interpreter_hidden_paths.iter().cloned().chain([config.cache_dir(common)]).collect();
-    let commands = CommandPolicy { confinement, hidden_paths, ..CommandPolicy::default() };
+    let loopback = config.interpreter_command_loopback;
+    let commands = CommandPolicy { confinement, hidden_paths, loopback, ..CommandPolicy::default() };
     let policy = Policy { commands, hosts: config.hosts()? };
     let own = common.data_dir.join("workspaces");
     let workspaces = Workspaces::new(&config.interpreter_workspace_roots, own, policy, Egress::new(&[])?, sandbox)
@@ -146,18 +199,12 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
         .await?;
     lifecycle.spawn_job("topology", bus.clone().keep_topology(lifecycle.draining()));
 
-    let limits = Limits {
-        cpu: config.interpreter_cpu_limit,
-        wall: config.interpreter_wall_limit,
-        memory_bytes: config.interpreter_memory_bytes,
-        ..Limits::default()
-    };
     let executor = Arc::new(Executor {
         bus: bus.clone(),
         engine,
         table: tool_table(),
         workspaces,
-        limits,
+        tiers,
         running: Running::default(),
         draining: lifecycle.draining(),
         patience: common.shutdown_grace.saturating_sub(Duration::from_secs(1)),
@@ -183,20 +230,30 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
         Ok::<_, std::convert::Infallible>(())
     });
 
-    let (describing, serving, stop) = (Arc::clone(&executor), bus.clone(), lifecycle.draining());
+    for pool in pools {
+        serve(pool, &config, &executor, &executions, lifecycle);
+    }
+    Ok(())
+}
+
+/// Says which tools there are to those who ask for a pool, and runs the pool's scripts.
+fn serve(pool: Pool, config: &Config, executor: &Arc<Executor>, executions: &TaskTracker, lifecycle: &Lifecycle) {
+    let (describing, bus, stop, name) =
+        (Arc::clone(executor), executor.bus.clone(), lifecycle.draining(), pool.clone());
     lifecycle.spawn("catalogue", async move {
+        let tier = describing.tiers.of(name.as_str()).clone();
         let handler = move |request| {
-            let describing = Arc::clone(&describing);
-            Box::pin(async move { facts::catalogue(&describing.workspaces, request).await })
+            let (describing, tier) = (Arc::clone(&describing), tier.clone());
+            Box::pin(async move { facts::catalogue(&describing.workspaces, &tier, request).await })
                 as futures::future::BoxFuture<'static, _>
         };
-        serving.serve_tools(stop, handler).await
+        bus.serve_tools(&name, stop, handler).await
     });
 
     let options = ConsumeOptions::new(config.interpreter_concurrency, lifecycle.draining());
-    let jobs = lifecycle.clone();
+    let (executor, executions, jobs) = (Arc::clone(executor), executions.clone(), lifecycle.clone());
     lifecycle.spawn("executions", async move {
-        let mut consumer = bus.consume_code(&subject::Pool::code_default(), options);
+        let mut consumer = executor.bus.consume_code(&pool, options);
         while let Some(delivery) = consumer.next().await {
             let executor = Arc::clone(&executor);
             let execution = executions.track_future(async move { executor.execute(delivery).await });
@@ -204,14 +261,13 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
         }
         Ok::<_, std::convert::Infallible>(())
     });
-    Ok(())
 }
 
 /// Loads the sandbox; compiling it for the first time takes a second, in an unoptimised build half a minute.
-async fn engine(config: &Config, common: &Common) -> anyhow::Result<Engine> {
+async fn engine(config: &Config, pools: &[Pool], tiers: &Tiers, common: &Common) -> anyhow::Result<Engine> {
     let cache = config.cache_dir(common);
-    let instances = u32::try_from(config.interpreter_concurrency)?;
-    let max_memory_bytes = config.interpreter_memory_bytes.max(EngineConfig::default().max_memory_bytes);
+    let instances = u32::try_from(config.interpreter_concurrency * pools.len())?;
+    let max_memory_bytes = tiers.most_memory_bytes().max(EngineConfig::default().max_memory_bytes);
     let engine = tokio::task::spawn_blocking(move || Engine::new(&cache, EngineConfig { instances, max_memory_bytes }))
         .await??;
     Ok(engine)

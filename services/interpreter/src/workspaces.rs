@@ -16,7 +16,7 @@ use rustix::{
 };
 
 use crate::{
-    command::CommandSandbox,
+    command::{CommandLimits, CommandSandbox},
     tools::{Egress, Policy, Toolbox},
     workspace::{Hidden, Identity, OpenError, Workspace, beneath, enclosing, hidden_below},
 };
@@ -76,9 +76,12 @@ impl Workspaces {
     }
 
     /// The tools of a task, bound to `workspace`, or to a directory of the task's own when that is empty.
-    pub(crate) async fn open(&self, workspace: &str, task: &str) -> Result<Toolbox, Error> {
+    /// Its commands may use what `limits` says.
+    pub(crate) async fn open(&self, workspace: &str, task: &str, limits: &CommandLimits) -> Result<Toolbox, Error> {
         let workspace = self.workspace(workspace, task).await?;
-        Ok(Toolbox::new(workspace, self.policy.clone(), self.egress.clone(), self.sandbox.clone()))
+        let mut policy = self.policy.clone();
+        policy.commands.limits = limits.clone();
+        Ok(Toolbox::new(workspace, policy, self.egress.clone(), self.sandbox.clone()))
     }
 
     /// The workspace alone.

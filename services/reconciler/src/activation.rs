@@ -304,7 +304,7 @@ impl Activator {
                 let approvals = if asked { self.store.approvals_of_step(step.id).await? } else { Vec::new() };
                 match command::execute(loaded, now, step, &transcript, &approvals) {
                     Ok(execute) => {
-                        let code = subject::CodeExecute::new(subject::Pool::code_default(), task);
+                        let code = subject::CodeExecute::new(command::pool(loaded), task);
                         self.dispatch(step.id, &code, &execute)
                             .await
                             .map(|result| StepResult { round: step.round, ..result })
@@ -325,7 +325,7 @@ impl Activator {
                 None
             }
             Effect::EndCode(step) => {
-                self.end_code(task, *step);
+                self.end_code(loaded, *step);
                 None
             }
         })
@@ -345,9 +345,10 @@ impl Activator {
             command::Turn::Answer(step) => step,
             command::Turn::Title(step) => return Ok(Ok(command::title(loaded, step, &invocation, &transcript))),
         };
-        Ok(match self.catalogue.get(&loaded.workspace).await {
+        let pool = command::pool(loaded);
+        Ok(match self.catalogue.get(&pool, &loaded.workspace).await {
             Ok(catalogue) => Ok(command::answer(loaded, step, &invocation, &transcript, &catalogue)),
-            Err(error) => Err(command::Error::NoCatalogue(error)),
+            Err(source) => Err(command::Error::NoCatalogue { pool, source }),
         })
     }
 
@@ -378,10 +379,10 @@ impl Activator {
 
     /// Sees to it that nobody runs a step's scripts any more, and drops its journal; the task need not wait for that. Nothing else
     /// would do it later, so it is tried until it is done.
-    fn end_code(&self, task: TaskId, step: StepId) {
+    fn end_code(&self, loaded: &LoadedTask, step: StepId) {
         let (bus, draining) = (self.bus.clone(), self.lifecycle.draining());
+        let address = subject::CodeExecute::new(command::pool(loaded), loaded.task.id);
         let end = async move {
-            let address = subject::CodeExecute::new(subject::Pool::code_default(), task);
             let began = Instant::now();
             loop {
                 // First the journal: who finds it closed does nothing more, even if the command reaches it again.
@@ -418,7 +419,7 @@ impl Activator {
             if let Err(error) = self.bus.withdraw(&address, step.id).await {
                 tracing::warn!(%error, "a model call of a deleted task could not be taken back");
             }
-            self.end_code(loaded.task.id, step.id);
+            self.end_code(loaded, step.id);
         }
         self.store.task_purge(loaded.task.id).await?;
         Ok(Next::Gone)

@@ -7,21 +7,24 @@ use std::{
     time::{Duration, Instant},
 };
 
-use construct_bus::{Bus, request};
+use construct_bus::{Bus, Pool, request};
 use construct_proto::mesh::v1::{ToolCatalogue, ToolCatalogueRequest};
 
 /// How long an answer is used.
 const FRESH: Duration = Duration::from_secs(60);
 /// How long an interpreter has to answer.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// Workspaces remembered at most; when full everything is asked again, which costs one round trip each.
+/// Workspaces in pools remembered at most; when full everything is asked again, which costs one round trip each.
 const LIMIT: usize = 1024;
+
+/// Who was asked, and about which workspace.
+type Key = (Pool, String);
 
 /// A cache in front of the interpreters' answers.
 #[derive(Debug)]
 pub(crate) struct Catalogue {
     bus: Bus,
-    known: Mutex<HashMap<String, (Instant, Arc<ToolCatalogue>)>>,
+    known: Mutex<HashMap<Key, (Instant, Arc<ToolCatalogue>)>>,
 }
 
 impl Catalogue {
@@ -29,23 +32,24 @@ impl Catalogue {
         Self { bus, known: Mutex::default() }
     }
 
-    /// What is known about `workspace`. While no interpreter answers, an older answer is better than none.
-    pub(crate) async fn get(&self, workspace: &str) -> Result<Arc<ToolCatalogue>, request::Error> {
-        let old = self.known.lock().unwrap_or_else(PoisonError::into_inner).get(workspace).cloned();
+    /// What the interpreters of a pool say about `workspace`. While none answers, an older answer is better than none.
+    pub(crate) async fn get(&self, pool: &Pool, workspace: &str) -> Result<Arc<ToolCatalogue>, request::Error> {
+        let key = (pool.clone(), workspace.to_owned());
+        let old = self.known.lock().unwrap_or_else(PoisonError::into_inner).get(&key).cloned();
         if let Some((asked, catalogue)) = &old
             && asked.elapsed() < FRESH
         {
             return Ok(Arc::clone(catalogue));
         }
         let request = ToolCatalogueRequest { workspace: workspace.to_owned() };
-        match (self.bus.request_tools(&request, PATIENCE).await, old) {
+        match (self.bus.request_tools(pool, &request, PATIENCE).await, old) {
             (Ok(catalogue), _) => {
                 let catalogue = Arc::new(catalogue);
                 let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
                 if known.len() >= LIMIT {
                     known.clear();
                 }
-                known.insert(workspace.to_owned(), (Instant::now(), Arc::clone(&catalogue)));
+                known.insert(key, (Instant::now(), Arc::clone(&catalogue)));
                 Ok(catalogue)
             }
             (Err(error), Some((_, catalogue))) => {

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use construct_bus::request;
+use construct_bus::{Pool, request};
 use construct_domain::{
     StepId,
     approval::ApprovalState,
@@ -27,9 +27,14 @@ pub(crate) enum Error {
     /// The row is gone, which foreign keys should prevent.
     #[error("the task's agent, model or provider no longer exists")]
     AgentGone,
-    /// There is no interpreter, or it does not answer.
-    #[error("no interpreter says which tools there are")]
-    NoCatalogue(#[source] request::Error),
+    /// There is no interpreter of the task's pool, or it does not answer.
+    #[error("no interpreter of the pool `{pool}` says which tools there are")]
+    NoCatalogue {
+        /// The pool.
+        pool: Pool,
+        /// Why not.
+        source: request::Error,
+    },
     /// The transcript lacks what the turn is about.
     #[error("the transcript holds no script to run")]
     NoCalls,
@@ -39,13 +44,13 @@ impl Error {
     /// When another try makes sense. An interpreter that starts for the first time on a machine compiles its guest, so it
     /// is given more time than a vendor.
     pub(crate) fn retry_at(&self) -> Option<Timestamp> {
-        matches!(self, Self::NoCatalogue(_)).then(|| Timestamp::now() + Duration::from_secs(10))
+        matches!(self, Self::NoCatalogue { .. }).then(|| Timestamp::now() + Duration::from_secs(10))
     }
 
     pub(crate) const fn class(&self) -> FailureClass {
         match self {
             Self::AgentGone => FailureClass::Configuration,
-            Self::NoCatalogue(_) => FailureClass::Transient,
+            Self::NoCatalogue { .. } => FailureClass::Transient,
             Self::NoCalls => FailureClass::Internal,
         }
     }
@@ -166,7 +171,13 @@ pub(crate) fn execute(
         agent_policy: loaded.agent_policy.iter().map(convert::rule).collect(),
         task_policy: loaded.policy.iter().map(convert::rule).collect(),
         decisions: approvals.iter().filter_map(decision).collect(),
+        compute: pool(loaded).to_string(),
     })
+}
+
+/// The interpreters that run a task's scripts. The gateway lets no other name in than one that could be a pool's.
+pub(crate) fn pool(loaded: &LoadedTask) -> Pool {
+    Pool::new(&*loaded.compute).unwrap_or_else(|_| Pool::code_default())
 }
 
 /// What became of a question, once it is over.

@@ -2,7 +2,7 @@
 
 use std::{fmt, str::FromStr};
 
-use construct_domain::{TaskId, partition};
+use construct_domain::{TaskId, compute, partition};
 use construct_proto::mesh::v1 as mesh;
 
 use super::{Address, Command, Commanded, Invalid, Stored, agree, tokens::ROOT, tokens::Tokens};
@@ -104,7 +104,7 @@ pub struct CodeExecute {
 }
 
 macro_rules! pooled {
-    ($address:ident, $verb:literal, $stream:expr, $message:ty) => {
+    ($address:ident, $verb:literal, $stream:expr, $message:ty, |$payload:ident| $pool:expr) => {
         impl $address {
             /// The address of a task's command in a pool of workers.
             pub const fn new(pool: Pool, task: TaskId) -> Self {
@@ -143,7 +143,12 @@ macro_rules! pooled {
                 step.step_id
                     .parse::<construct_domain::StepId>()
                     .map_err(|_| Invalid::new("the payload's step id is malformed", &step.step_id))?;
-                agree("the payload is about another task", self.task, &step.task_id)
+                agree("the payload is about another task", self.task, &step.task_id)?;
+                let $payload = message;
+                match $pool {
+                    "" => Ok(()),
+                    pool => agree("the payload is for another pool", &self.pool, pool),
+                }
             }
         }
 
@@ -166,8 +171,9 @@ macro_rules! pooled {
     };
 }
 
-pooled!(ModelInvoke, "model.invoke", Stream::Model, mesh::ModelInvoke);
-pooled!(CodeExecute, "code.execute", Stream::Code, mesh::CodeExecute);
+// Model calls name no pool: there is one. Neither did scripts in earlier versions.
+pooled!(ModelInvoke, "model.invoke", Stream::Model, mesh::ModelInvoke, |_invoke| "");
+pooled!(CodeExecute, "code.execute", Stream::Code, mesh::CodeExecute, |execute| execute.compute.as_str());
 
 fn check_organization(organization: &str) -> Result<(), Invalid> {
     match organization.parse::<construct_domain::OrganizationId>() {
@@ -176,7 +182,7 @@ fn check_organization(organization: &str) -> Result<(), Invalid> {
     }
 }
 
-/// Workers that can do the same things, e.g. those of two cores. 1 to 32 characters out of `a-z`, `0-9` and `-`.
+/// Workers that can do the same things, e.g. those of two cores: `[a-z][a-z0-9-]{0,31}`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Pool(String);
 
@@ -187,9 +193,7 @@ impl Pool {
     /// When the name could not stand in a subject.
     pub fn new(name: impl Into<String>) -> Result<Self, Invalid> {
         let name = name.into();
-        let fits = (1..=32).contains(&name.len())
-            && name.bytes().all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-');
-        if fits { Ok(Self(name)) } else { Err(Invalid::new("not a pool's name", name)) }
+        if compute::is_name(&name) { Ok(Self(name)) } else { Err(Invalid::new("not a pool's name", name)) }
     }
 
     /// Where model calls go unless something else is said.
@@ -199,7 +203,17 @@ impl Pool {
 
     /// Where scripts go unless something else is said.
     pub fn code_default() -> Self {
-        Self("cpu-2".to_owned())
+        Self(compute::DEFAULT.to_owned())
+    }
+
+    /// Where scripts can go without anybody having made a pool.
+    pub fn code_standard() -> [Self; 3] {
+        compute::STANDARD.map(|name| Self(name.to_owned()))
+    }
+
+    /// Its name.
+    pub fn as_str(&self) -> &str {
+        &self.0
     }
 }
 

@@ -3,7 +3,7 @@
 use construct_domain::StepId;
 use construct_proto::mesh::v1 as mesh;
 
-use super::{Address, Invalid, Stored, agree, tokens::ROOT, tokens::Tokens};
+use super::{Address, Invalid, Pool, Stored, agree, tokens::ROOT, tokens::Tokens};
 use crate::topology::Stream;
 
 /// The journal of one execution of scripts.
@@ -100,19 +100,26 @@ impl Address for Cancel {
     }
 }
 
-/// Asks any one interpreter for its tools; the answer is a `ToolCatalogue`.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Tools;
+/// Asks any one interpreter of a pool for its tools; the answer is a `ToolCatalogue`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Tools {
+    /// Whose tools.
+    pub pool: Pool,
+}
 
 impl Address for Tools {
     type Message = mesh::ToolCatalogueRequest;
 
     fn subject(&self) -> String {
-        format!("{ROOT}.ctl.interpreter.any.tools")
+        format!("{ROOT}.ctl.interpreter.pool.{}.tools", self.pool)
     }
 
     fn parse(subject: &str) -> Result<Self, Invalid> {
-        if subject == Self.subject() { Ok(Self) } else { Err(Invalid::new("not a subject of this kind", subject)) }
+        let mut tokens = Tokens::after(subject, "ctl.interpreter.pool")?;
+        let pool = tokens.value()?;
+        tokens.word("tools")?;
+        tokens.end()?;
+        Ok(Self { pool })
     }
 
     fn check(&self, _request: &mesh::ToolCatalogueRequest) -> Result<(), Invalid> {

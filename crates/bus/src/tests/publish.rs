@@ -233,20 +233,21 @@ async fn a_cancellation_reaches_every_process_of_the_service_it_is_for() {
 }
 
 #[tokio::test]
-async fn tools_are_answered_by_any_interpreter_or_by_nobody() {
+async fn tools_are_answered_by_any_interpreter_of_the_pool_or_by_nobody() {
     let server = NatsServer::start().await;
     let bus = server.bus().await;
+    let (pool, other) = (Pool::code_default(), Pool::new("cpu-8").expect("a name"));
     let question = ToolCatalogueRequest { workspace: "/srv/w".to_owned() };
-    let error = bus.request_tools(&question, Duration::from_secs(5)).await.expect_err("nobody there");
+    let error = bus.request_tools(&pool, &question, Duration::from_secs(5)).await.expect_err("nobody there");
     assert!(matches!(error, request::Error::NoResponders), "{error:?}");
 
     let stop = CancellationToken::new();
     let interpreter = server.bus().await;
     let serving = tokio::spawn({
-        let stop = stop.clone();
+        let (stop, pool) = (stop.clone(), pool.clone());
         async move {
             interpreter
-                .serve_tools(stop, |question| async move {
+                .serve_tools(&pool, stop, |question| async move {
                     ToolCatalogue { facts: question.workspace, ..Default::default() }
                 })
                 .await
@@ -254,13 +255,16 @@ async fn tools_are_answered_by_any_interpreter_or_by_nobody() {
     });
     let answer = within("an answer", async {
         loop {
-            if let Ok(answer) = bus.request_tools(&question, Duration::from_secs(5)).await {
+            if let Ok(answer) = bus.request_tools(&pool, &question, Duration::from_secs(5)).await {
                 return answer;
             }
         }
     })
     .await;
     assert_eq!(answer.facts, "/srv/w");
+    let patience = Duration::from_secs(5);
+    assert!(bus.pool_is_served(&pool, patience).await.expect("asked"));
+    assert!(!bus.pool_is_served(&other, patience).await.expect("asked"));
     stop.cancel();
     within("the server of tools to stop", serving).await.expect("no panic").expect("no error");
 }

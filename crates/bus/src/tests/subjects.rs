@@ -48,7 +48,7 @@ fn every_subject_is_what_people_tap_and_reads_back() {
     reads_back(&Delta { organization: ORGANIZATION, task: task(7) }, &format!("construct.v1.delta.{ORG}.task.{TASK}"));
     reads_back(&Journal { step: step(7) }, "construct.v1.journal.step_00000000-0000-0000-0000-000000000007");
     reads_back(&Cancel { service: Service::Providers }, "construct.v1.ctl.providers.all.cancel");
-    reads_back(&Tools, "construct.v1.ctl.interpreter.any.tools");
+    reads_back(&Tools { pool: Pool::code_default() }, "construct.v1.ctl.interpreter.pool.cpu-2.tools");
     reads_back(&Dead { stream: Stream::Model }, "construct.v1.dead.CONSTRUCT_MODEL");
     for (kind, entity) in [
         ("agent", Entity::Agent(AgentId::from_uuid(Uuid::from_u128(7)))),
@@ -89,7 +89,7 @@ fn a_task_in_the_subject_of_another_partition_is_refused() {
 
 #[test]
 fn a_pool_that_could_not_be_a_token_is_refused() {
-    for name in ["", "a.b", "*", ">", "a b", "Größe", &"x".repeat(33)] {
+    for name in ["", "a.b", "*", ">", "a b", "Größe", "2x", "-x", &"x".repeat(33)] {
         assert!(Pool::new(name).is_err(), "{name}");
     }
 }
@@ -106,6 +106,8 @@ fn a_payload_with_other_ids_than_its_subject_is_refused() {
     refuses(&TaskWake::new(task(7)), &wake(task(8), ""));
     refuses(&TaskWake::new(task(7)), &construct_proto::mesh::v1::TaskWake::default());
     refuses(&ModelInvoke::new(Pool::model_default(), task(7)), &invoke(task(8), 1));
+    let elsewhere = construct_proto::mesh::v1::CodeExecute { compute: "cpu-8".to_owned(), ..execute(task(7), 1) };
+    refuses(&CodeExecute::new(Pool::code_default(), task(7)), &elsewhere);
     refuses(&TaskResult::new(task(7)), &Default::default());
     refuses(&Journal { step: step(1) }, &Default::default());
     refuses(&Delta { organization: ORGANIZATION, task: task(7) }, &event(task(7), "message.created", 0, 0));

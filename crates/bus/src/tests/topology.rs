@@ -72,12 +72,15 @@ fn every_stored_message_has_exactly_the_stream_its_type_names() {
 
 #[test]
 fn every_command_has_exactly_one_consumer() {
+    let [small, middle, large] = Pool::code_standard();
     let commands = (1..500).map(task).flat_map(|task| {
         [
             stored(&subject::TaskWake::new(task)),
             stored(&subject::TaskResult::new(task)),
             stored(&subject::ModelInvoke::new(Pool::model_default(), task)),
-            stored(&subject::CodeExecute::new(Pool::code_default(), task)),
+            stored(&subject::CodeExecute::new(small.clone(), task)),
+            stored(&subject::CodeExecute::new(middle.clone(), task)),
+            stored(&subject::CodeExecute::new(large.clone(), task)),
         ]
     });
     let rows = consumers();
@@ -88,7 +91,7 @@ fn every_command_has_exactly_one_consumer() {
         used.insert(found[0].durable.clone());
     }
     assert_eq!(used.len(), rows.len(), "a consumer that gets nothing");
-    assert_eq!(rows.len(), usize::from(partition::COUNT) + 2);
+    assert_eq!(rows.len(), usize::from(partition::COUNT) + 4);
 }
 
 #[test]

@@ -41,6 +41,8 @@ pub struct LoadedTask {
     pub policy: Vec<Rule>,
     /// What scripts of its agent may call.
     pub agent_policy: Vec<Rule>,
+    /// The pool of interpreters that runs its scripts; the same as long as it lives.
+    pub compute: String,
     /// When it entered its phase.
     pub phase_since: Timestamp,
     /// Of its newest event.
@@ -114,6 +116,7 @@ impl Store {
             title: row.title,
             policy: policy_from_sql(row.policy)?,
             agent_policy: policy_from_sql(row.agent_policy)?,
+            compute: row.compute,
             phase_since: row.phase_since,
             event_sequence: unsigned(row.event_sequence),
             trace_id: row.trace_id,

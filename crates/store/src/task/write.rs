@@ -27,9 +27,10 @@ impl Store {
         let title = text::clean(&new.title);
         sqlx::query!(
             "INSERT INTO tasks
-                 (id, organization_id, agent_id, workspace, title, titled, max_turns_override, policy, phase_since,
+                 (id, organization_id, agent_id, workspace, title, titled, max_turns_override, policy, compute, phase_since,
                   event_sequence, created_at, updated_at)
-             VALUES ($1, $2, $3, $4, $5, $6, $7, $9, $8, 1, $8, $8)",
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $9,
+                     coalesce($10, (SELECT compute FROM agents WHERE organization_id = $2 AND id = $3), ''), $8, 1, $8, $8)",
             new.id.uuid(),
             writer.organization(),
             new.agent.uuid(),
@@ -39,6 +40,7 @@ impl Store {
             turns_to_sql(new.max_turns_override),
             writer.now(),
             text::json(&new.policy)?,
+            new.compute,
         )
         .execute(&mut *writer.transaction)
         .await

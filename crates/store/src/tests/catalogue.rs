@@ -3,7 +3,7 @@
 use secrecy::ExposeSecret as _;
 
 use super::*;
-use crate::{AgentChanges, Keyring, ModelChanges, ModelProviderChanges, Stream};
+use crate::{AgentChanges, Keyring, ModelChanges, ModelProviderChanges, NewTask, Stream};
 
 #[tokio::test]
 async fn a_chain_is_created_found_changed_and_deleted() {
@@ -157,4 +157,24 @@ async fn an_invocation_holds_all_that_a_model_call_needs() {
     assert_eq!((invocation.model.id, invocation.model.prices.cache_write), (f.model, 4));
     assert_eq!((invocation.provider.id, invocation.provider.script.as_deref()), (f.provider, Some("{}")));
     assert!(f.store.invocation(TaskId::from_uuid(Uuid::now_v7())).await.expect("read").is_none());
+}
+
+#[tokio::test]
+async fn a_task_keeps_the_pool_that_it_or_its_agent_named_when_it_was_made() {
+    let f = Fixture::new().await;
+    let made = async |compute: Option<&str>| {
+        let new = NewTask { compute: compute.map(str::to_owned), ..new_task(f.agent) };
+        applied(f.store.task_create(&write(), new, rendered("task.created")).await.expect("made"))
+    };
+    let (first, own) = (made(None).await, made(Some("cpu-8")).await);
+    let changes = AgentChanges { compute: Some("cpu-4".into()), ..AgentChanges::default() };
+    let agent =
+        applied(f.store.agent_update(&write(), f.agent, None, changes, rendered("agent.updated")).await.expect("ok"));
+    assert_eq!(agent.compute, "cpu-4");
+    let second = made(None).await;
+    for (task, pool) in [(first, "cpu-2"), (own, "cpu-8"), (second, "cpu-4")] {
+        assert_eq!(task.compute, pool);
+        let loaded = f.store.task_load(task.state.id).await.expect("asked").expect("it is there");
+        assert_eq!(loaded.compute, pool);
+    }
 }

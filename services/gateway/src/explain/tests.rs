@@ -38,6 +38,7 @@ fn stored_task() -> StoredTask {
         title: "A title".into(),
         max_turns_override: 7,
         policy: Vec::new(),
+        compute: "cpu-4".into(),
         phase_since: NOW,
         usage: Usage::default(),
         tool_uses: BTreeMap::new(),
@@ -136,7 +137,7 @@ fn states() -> Vec<(StoredTask, &'static str)> {
 #[test]
 fn every_state_is_explained_in_words() {
     for (task, expected) in states() {
-        let explanation = explain(&task, Some("m"), &[]);
+        let explanation = explain(&task, Some("m"), &[], None);
         assert!(explanation.waiting_for.contains(expected), "`{}` should say `{expected}`", explanation.waiting_for);
         assert!(!explanation.waiting_for.to_lowercase().contains("unknown"), "{}", explanation.waiting_for);
         assert!(!explanation.released_by.is_empty() && explanation.since.is_some(), "{explanation:?}");
@@ -146,7 +147,7 @@ fn every_state_is_explained_in_words() {
 #[test]
 fn only_people_are_waited_for_without_an_end() {
     for (task, _) in states() {
-        let explanation = explain(&task, None, &[]);
+        let explanation = explain(&task, None, &[], None);
         let person = explanation.released_by.starts_with("a person") || explanation.released_by.starts_with("a user");
         assert_eq!(explanation.next_wake.is_none(), person, "{explanation:?}");
     }
@@ -155,7 +156,7 @@ fn only_people_are_waited_for_without_an_end() {
 #[test]
 fn a_step_in_flight_is_named_with_its_attempt_and_deadline() {
     let (task, _) = states().swap_remove(3);
-    let explanation = explain(&task, None, &[]);
+    let explanation = explain(&task, None, &[], None);
     assert!(explanation.step_id.starts_with("step_"));
     assert_eq!(explanation.attempt, 2);
     assert_eq!(explanation.deadline, Some(convert::time(LATER)));
@@ -186,9 +187,30 @@ fn approvals_that_are_waited_for_are_named() {
     task.state.phase = Phase::AwaitApproval;
     task.state.turn = Some(turn(code(1)));
     task.state.step = Some(step(StepState::Parked { waits: vec![asked.call.clone()], results: Vec::new() }));
-    let explanation = explain(&task, None, std::slice::from_ref(&asked));
+    let explanation = explain(&task, None, std::slice::from_ref(&asked), None);
     assert!(explanation.waiting_for.contains(&format!("create_file ({})", asked.id)), "{explanation:?}");
     assert_eq!(explanation.approvals, [asked.id.to_string()]);
     let end = NOW + construct_domain::approval::APPROVAL_LIMIT;
     assert_eq!((explanation.deadline, explanation.next_wake), (Some(convert::time(end)), Some(convert::time(end))));
+}
+
+#[test]
+fn a_task_whose_pool_nobody_serves_says_so_where_it_matters() {
+    let says = "; no interpreter serves the pool `cpu-4` since 2023-11-14T22:13:20Z";
+    let mut spoken = 0;
+    for (task, _) in states() {
+        let explanation = explain(&task, None, &[], Some(NOW));
+        let waits = match (&task.state.turn, &task.state.step) {
+            (Some(turn), Some(step)) => match step.state {
+                StepState::InFlight { .. } => turn.stage != Stage::Model,
+                StepState::Backoff { .. } | StepState::Cancelling { .. } => true,
+                StepState::Parked { .. } => false,
+            },
+            _ => false,
+        };
+        assert_eq!(explanation.waiting_for.ends_with(says), waits, "{}", explanation.waiting_for);
+        assert_eq!(explanation.released_by.contains("starting an interpreter that serves `cpu-4`"), waits);
+        spoken += usize::from(waits);
+    }
+    assert!(spoken >= 4, "{spoken}");
 }

@@ -5,6 +5,9 @@
 //! granted) network namespaces of its own, no capabilities, and dies with the service. Of `/etc` it sees what programs
 //! need to run and nothing that could hold a secret: a service that runs as root could otherwise read all of it.
 //!
+//! Where the kernel has Landlock, the interpreter's own program is run in front of the command and puts it under rules that
+//! repeat what the mounts say, for whatever gets around them; see [`crate::confine`].
+//!
 //! The workspace is mounted by its descriptor, because its path may lead elsewhere by now. `/proc` is read-only: to the
 //! kernel, commands of a service that runs as root are still root when they write a setting below `/proc/sys`. One more
 //! effect of being root is not prevented: a command can change the mode of the devices it shares (`/dev/null`). The service
@@ -18,12 +21,14 @@ use std::io::{self, Seek, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use rustix::fs::{MemfdFlags, Mode, OFlags};
 use tokio::process::Command;
 
 use super::{CommandPolicy, shell, spawn};
+use crate::confine;
 use crate::workspace::{RelativePath, Workspace};
 
 /// Who the command is inside; the files of the service's user appear as its own.
@@ -62,7 +67,14 @@ const SYSTEM_FILES: [&str; 19] = [
 /// What programs need of `/etc` in addition to use the network.
 const NETWORK_FILES: [&str; 4] = ["/etc/resolv.conf", "/etc/hosts", "/etc/services", "/etc/protocols"];
 
-/// Runs in front of the command: the kernel then counts processes per sandbox. Shells differ in the option's name.
+/// Where the interpreter's own program is seen inside.
+const CONFINE: &str = "/run/construct-confine";
+
+/// What programs are made of; links on a merged system.
+const PROGRAMS: [&str; 6] = ["/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"];
+
+/// Runs in front of the command where Landlock is not used: the kernel then counts processes per sandbox. Shells differ in
+/// the option's name.
 const BOUNDED: &str = r#"ulimit -u "$2" 2>/dev/null || ulimit -p "$2" 2>/dev/null; exec "$0" -c "$1""#;
 
 /// A bubblewrap that works.
@@ -71,6 +83,17 @@ pub(super) struct Bubblewrap {
     program: PathBuf,
     /// Namespaces cannot be nested inside; older versions cannot promise it.
     seals_namespaces: bool,
+    /// Or why it is not used.
+    landlock: Result<Landlock, String>,
+}
+
+/// Landlock as it is used inside.
+#[derive(Clone, Debug)]
+struct Landlock {
+    /// The version of its interface.
+    version: u32,
+    /// The program that puts itself under it.
+    program: Arc<OwnedFd>,
 }
 
 /// Where the command works.
@@ -83,27 +106,47 @@ pub(super) struct Place<'a> {
 
 impl fmt::Display for Bubblewrap {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "bubblewrap at {}", self.program.display())?;
+        write!(f, "bubblewrap at {} (namespaces, seccomp)", self.program.display())?;
         if !self.seals_namespaces {
-            f.write_str(" (too old or not permitted to forbid nested user namespaces)")?;
+            f.write_str(", which is too old or not permitted to forbid nested user namespaces,")?;
         }
-        Ok(())
+        match &self.landlock {
+            Ok(landlock) => write!(f, " and Landlock (ABI {})", landlock.version),
+            Err(reason) => write!(f, ", without Landlock: {reason}"),
+        }
     }
 }
 
 impl Bubblewrap {
     /// Looks for bubblewrap and runs something in it. The error says why it does not work, for the operator.
-    pub(super) async fn detect() -> Result<Self, String> {
+    pub(super) async fn detect(interpreter: &Path) -> Result<Self, String> {
         let program = find("bwrap").ok_or("bubblewrap (bwrap) is not installed")?;
         let mut reason = String::new();
         for seals_namespaces in [true, false] {
-            let candidate = Self { program: program.clone(), seals_namespaces };
+            let landlock = Err("it was not tried".to_owned());
+            let candidate = Self { program: program.clone(), seals_namespaces, landlock };
             match candidate.try_out().await {
-                Ok(()) => return Ok(candidate),
+                Ok(()) => return Ok(candidate.with_landlock(interpreter).await),
                 Err(error) => reason = error,
             }
         }
         Err(reason)
+    }
+
+    /// The same with Landlock, if that works.
+    async fn with_landlock(self, interpreter: &Path) -> Self {
+        let Some(version) = confine::version() else {
+            return Self { landlock: Err("the kernel has none".to_owned()), ..self };
+        };
+        let program = match rustix::fs::open(interpreter, OFlags::PATH | OFlags::CLOEXEC, Mode::empty()) {
+            Ok(program) => Arc::new(program),
+            Err(error) => return Self { landlock: Err(format!("{}: {error}", interpreter.display())), ..self },
+        };
+        let candidate = Self { landlock: Ok(Landlock { version, program }), ..self };
+        match candidate.try_out().await {
+            Ok(()) => candidate,
+            Err(reason) => Self { landlock: Err(reason), ..candidate },
+        }
     }
 
     async fn try_out(&self) -> Result<(), String> {
@@ -133,12 +176,12 @@ impl Bubblewrap {
     ) -> io::Result<Command> {
         let mut arguments = Arguments::default();
         self.namespaces(&mut arguments, policy);
-        for (name, value) in environment {
-            arguments.add(["--setenv", name, value]);
-        }
         system(&mut arguments, policy)?;
         if let Some(place) = place {
             workspace(&mut arguments, place.workspace)?;
+        }
+        if let Ok(landlock) = &self.landlock {
+            arguments.bind("--ro-bind-fd", landlock.program.try_clone()?, Path::new(CONFINE));
         }
         arguments.add(["--remount-ro", "/"]);
         let start = place.map_or(PathBuf::from("/"), |place| match place.start.is_root() {
@@ -153,14 +196,44 @@ impl Bubblewrap {
         let filter = in_memory("filter", filter)?;
         arguments.add(["--seccomp", &filter.as_raw_fd().to_string()]);
         arguments.files.push(filter);
+        let inside = self.inside(&mut arguments, place, policy, environment)?;
         let list = in_memory("arguments", &arguments.list)?;
         let mut command = Command::new(&self.program);
         command.env_clear().arg("--args").arg(list.as_raw_fd().to_string());
-        command.args(["--", "/bin/sh", "-c", BOUNDED, shell(), script]).arg(policy.max_processes.to_string());
+        command.arg("--").args(inside);
+        match &self.landlock {
+            Ok(_) => command.args([shell(), "-c", script]),
+            Err(_) => command.args([shell(), script]).arg(policy.limits.processes.to_string()),
+        };
         let mut inherited = arguments.files;
         inherited.push(list);
-        spawn::isolate(&mut command, policy, inherited, None);
+        spawn::isolate(&mut command, &policy.limits, inherited, None);
         Ok(command)
+    }
+
+    /// What runs first inside, and sees to it that the command gets its environment and its bound on processes.
+    fn inside(
+        &self,
+        arguments: &mut Arguments,
+        place: Option<&Place<'_>>,
+        policy: &CommandPolicy,
+        environment: &BTreeMap<String, String>,
+    ) -> io::Result<Vec<OsString>> {
+        if self.landlock.is_err() {
+            for (name, value) in environment {
+                arguments.add(["--setenv", name, value]);
+            }
+            return Ok(["/bin/sh", "-c", BOUNDED].map(OsString::from).into());
+        }
+        let variables: String = environment.iter().map(|(name, value)| format!("{name}={value}\0")).collect();
+        let variables = in_memory("environment", variables.as_bytes())?;
+        let rules = confine::Rules {
+            environment: Some(variables.as_raw_fd()),
+            processes: Some(policy.limits.processes as u64),
+            ..rules(place, policy)
+        };
+        arguments.files.push(variables);
+        Ok(std::iter::once(OsString::from(CONFINE)).chain(rules.arguments()).collect())
     }
 
     fn namespaces(&self, arguments: &mut Arguments, policy: &CommandPolicy) {
@@ -173,6 +246,20 @@ impl Bubblewrap {
         if !policy.network {
             arguments.add(["--unshare-net"]);
         }
+    }
+}
+
+/// What the mounts say, as rules.
+fn rules(place: Option<&Place<'_>>, policy: &CommandPolicy) -> confine::Rules {
+    let system = ["/usr", "/etc", "/proc"].into_iter().chain(PROGRAMS).map(PathBuf::from);
+    let scratch = ["/tmp", "/dev/shm"].map(PathBuf::from);
+    confine::Rules {
+        list: vec!["/".into()],
+        read: system.chain(policy.read_only_paths.iter().cloned()).collect(),
+        devices: vec!["/dev".into()],
+        write: scratch.into_iter().chain(place.map(|place| place.workspace.root().to_owned())).collect(),
+        tcp: policy.network || policy.loopback,
+        ..confine::Rules::default()
     }
 }
 
@@ -200,7 +287,7 @@ fn system(arguments: &mut Arguments, policy: &CommandPolicy) -> io::Result<()> {
     // By descriptor like a workspace, so that the trial run finds out whether this version can do that.
     let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
     arguments.bind("--ro-bind-fd", rustix::fs::open("/usr", flags, Mode::empty())?, Path::new("/usr"));
-    for name in ["/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"] {
+    for name in PROGRAMS {
         // On a merged system these are links into /usr, and must be inside as well.
         match std::fs::read_link(name) {
             Ok(target) => arguments.add([OsStr::new("--symlink"), target.as_os_str(), OsStr::new(name)]),
@@ -219,7 +306,7 @@ fn system(arguments: &mut Arguments, policy: &CommandPolicy) -> io::Result<()> {
     let group = format!("agent:x:{USER}:\nnogroup:x:65534:\n");
     arguments.add_file(Path::new("/etc/passwd"), passwd.as_bytes())?;
     arguments.add_file(Path::new("/etc/group"), group.as_bytes())?;
-    let size = policy.max_scratch_bytes.to_string();
+    let size = policy.limits.scratch_bytes.to_string();
     arguments.add(["--proc", "/proc", "--remount-ro", "/proc"]);
     arguments.add(["--dev", "/dev", "--size", &size, "--tmpfs", "/dev/shm"]);
     arguments.add(["--remount-ro", "/dev", "--perms", "1777", "--size", &size, "--tmpfs", "/tmp"]);

@@ -14,6 +14,8 @@ use std::time::{Duration, Instant};
 use rustix::process::{Pid, Signal};
 use tokio::process::Child;
 
+use super::CommandLimits;
+
 /// How often the processes of a command are counted.
 const SAMPLE: Duration = Duration::from_millis(100);
 
@@ -24,6 +26,8 @@ pub(super) enum Limit {
     Processes,
     /// Too much resident memory in all processes together.
     Memory,
+    /// Too much CPU time in all processes together.
+    Cpu,
 }
 
 impl Limit {
@@ -32,6 +36,7 @@ impl Limit {
         match self {
             Self::Processes => "processes",
             Self::Memory => "memory",
+            Self::Cpu => "cpu",
         }
     }
 }
@@ -41,7 +46,11 @@ struct Process {
     id: i32,
     parent: i32,
     session: i32,
+    /// It has ended, and its parent has not asked how.
+    ended: bool,
     resident_pages: u64,
+    /// CPU time of the process and of its children that have ended, in the kernel's ticks.
+    ticks: u64,
 }
 
 /// Environment variable that marks the processes of a command that runs without a sandbox.
@@ -65,19 +74,24 @@ impl Group {
     }
 
     /// Returns when the group exceeds a bound; otherwise never.
-    pub(super) async fn watch(&self, max_processes: usize, max_memory_bytes: u64) -> Limit {
+    pub(super) async fn watch(&self, limits: &CommandLimits) -> Limit {
         let Some(leader) = self.leader else { return std::future::pending().await };
         let leader = leader.as_raw_nonzero().get();
         let page = rustix::param::page_size() as u64;
+        let ticks_per_second = rustix::param::clock_ticks_per_second().max(1);
         loop {
             tokio::time::sleep(SAMPLE).await;
             let sampled = tokio::task::spawn_blocking(move || {
                 let members = members(&recent_table(), leader);
-                (members.len(), members.iter().map(|process| process.resident_pages).sum::<u64>() * page)
+                let memory = members.iter().map(|process| process.resident_pages).sum::<u64>() * page;
+                let ticks = members.iter().map(|process| process.ticks).sum::<u64>();
+                let cpu = Duration::from_millis(ticks * 1000 / ticks_per_second);
+                (members.iter().filter(|process| !process.ended).count(), memory, cpu)
             });
             match sampled.await {
-                Ok((processes, _)) if processes > max_processes => return Limit::Processes,
-                Ok((_, memory)) if memory > max_memory_bytes => return Limit::Memory,
+                Ok((processes, ..)) if processes > limits.processes => return Limit::Processes,
+                Ok((_, memory, _)) if memory > limits.memory_bytes => return Limit::Memory,
+                Ok((.., cpu)) if cpu > limits.cpu => return Limit::Cpu,
                 _ => {}
             }
         }
@@ -178,11 +192,11 @@ fn parse_stat(id: i32, line: &str) -> Option<Process> {
     // The second field is the program's name in parentheses, which may itself contain spaces and parentheses.
     let (_, rest) = line.rsplit_once(')')?;
     let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
-    if fields.first() == Some(&"Z") {
-        return None;
-    }
+    let ticks = |fields: &[&str]| fields.iter().map(|field| field.parse::<u64>().ok()).sum::<Option<u64>>();
     Some(Process {
         id,
+        ended: matches!(fields.first(), Some(&("Z" | "X"))),
+        ticks: ticks(fields.get(11..15)?)?,
         parent: fields.get(1)?.parse().ok()?,
         session: fields.get(3)?.parse().ok()?,
         resident_pages: fields.get(21)?.parse().ok()?,
@@ -195,14 +209,16 @@ mod tests {
 
     #[test]
     fn a_program_name_with_parentheses_does_not_confuse_the_fields() {
-        let line = "42 (a) b (c)) S 7 42 9 0 -1 4194304 1 0 0 0 0 0 0 0 20 0 1 0 100 1000 55 184 0 0";
+        let line = "42 (a) b (c)) S 7 42 9 0 -1 4194304 1 0 0 0 1 20 300 4000 20 0 1 0 100 1000 55 184 0 0";
         let process = parse_stat(42, line).expect("a valid line");
         assert_eq!((process.parent, process.session, process.resident_pages), (7, 9, 55));
+        assert_eq!((process.ticks, process.ended), (4321, false));
+        assert!(parse_stat(42, &line.replace(") S ", ") Z ")).expect("a valid line").ended);
     }
 
     #[test]
     fn members_are_descendants_and_the_session_but_not_others() {
-        let process = |id, parent, session| Process { id, parent, session, resident_pages: 1 };
+        let process = |id, parent, session| Process { id, parent, session, ended: false, resident_pages: 1, ticks: 0 };
         // 11 descends, 12 descends from it in a session of its own, 13 is an orphan of the session, 14 is a stranger.
         let table =
             [process(10, 1, 10), process(11, 10, 10), process(12, 11, 12), process(13, 1, 10), process(14, 1, 14)];

@@ -3,15 +3,17 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::Sender;
 
 use rustix::io::{FdFlags, fcntl_setfd};
 use rustix::process::{Resource, Rlimit};
+use rustix::thread::CpuSet;
 use tokio::process::{Child, Command};
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
-use super::{CommandPolicy, piped};
+use super::{CommandLimits, piped};
 
 /// Open files per process.
 const MAX_OPEN_FILES: u64 = 4096;
@@ -57,16 +59,19 @@ fn spawner() -> io::Result<&'static Sender<Job>> {
 /// down, and starts it in `directory`.
 pub(super) fn isolate(
     command: &mut Command,
-    policy: &CommandPolicy,
+    limits: &CommandLimits,
     inherited: Vec<OwnedFd>,
     directory: Option<OwnedFd>,
 ) {
     piped(command);
-    let limits = limits(policy);
+    let (bounds, processors) = (self::limits(limits), processors(limits.cores));
     let prepare = move || {
         rustix::process::setsid()?;
-        for (resource, limit) in limits {
+        for (resource, limit) in bounds {
             rustix::process::setrlimit(resource, limit)?;
+        }
+        if let Some(processors) = &processors {
+            rustix::thread::sched_setaffinity(None, processors)?;
         }
         // What whoever started the service left open (a directory would lead out of the sandbox) ends here.
         // SAFETY: a system call on numbers alone; it only marks descriptors to be closed by `exec`.
@@ -88,8 +93,25 @@ pub(super) fn isolate(
     }
 }
 
+/// So many of the processors that the service may use, each command beginning where the one before ended. None when the
+/// service has no more of them, or does not know.
+fn processors(count: usize) -> Option<CpuSet> {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    let own = rustix::thread::sched_getaffinity(None).ok()?;
+    let own: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|processor| own.is_set(*processor)).collect();
+    if own.len() <= count {
+        return None;
+    }
+    let mut chosen = CpuSet::new();
+    let first = NEXT.fetch_add(count, Ordering::Relaxed);
+    for index in 0..count {
+        chosen.set(own[(first.wrapping_add(index)) % own.len()]);
+    }
+    Some(chosen)
+}
+
 /// Bounds of each process, never above what the service itself may have.
-fn limits(policy: &CommandPolicy) -> [(Resource, Rlimit); 4] {
+fn limits(limits: &CommandLimits) -> [(Resource, Rlimit); 5] {
     let bounded = |resource, wanted: u64| {
         let hard = rustix::process::getrlimit(resource).maximum.unwrap_or(u64::MAX);
         let value = Some(wanted.min(hard));
@@ -98,8 +120,9 @@ fn limits(policy: &CommandPolicy) -> [(Resource, Rlimit); 4] {
     [
         bounded(Resource::Core, 0),
         bounded(Resource::Nofile, MAX_OPEN_FILES),
-        bounded(Resource::Fsize, policy.max_file_bytes),
+        bounded(Resource::Fsize, limits.file_bytes),
         // Not the address space: programs with a garbage collector reserve far more of it than they use.
-        bounded(Resource::Data, policy.max_memory_bytes),
+        bounded(Resource::Data, limits.memory_bytes),
+        bounded(Resource::Cpu, limits.cpu.as_secs().max(1)),
     ]
 }

@@ -23,10 +23,27 @@ fn bench(sandbox: CommandSandbox) -> Bench {
     Bench { directory, workspace, policy, sandbox }
 }
 
+/// The program that puts commands under Landlock. Built with the tests of a whole package; where it is missing, commands
+/// are tested without.
+pub(crate) fn interpreter() -> PathBuf {
+    let test = std::env::current_exe().expect("there is one");
+    test.ancestors().nth(2).expect("a target folder").join("construct-interpreter")
+}
+
+/// A bench with bubblewrap and Landlock; none where one of them is missing, which is said.
+async fn landlocked() -> Option<Bench> {
+    let bench = confined().await?;
+    if !bench.sandbox.describe().contains("Landlock (ABI") {
+        eprintln!("not tested here: {}", bench.sandbox.describe());
+        return None;
+    }
+    Some(bench)
+}
+
 /// A bench with a sandbox; none where the host has no working bubblewrap, which is said.
 async fn confined() -> Option<Bench> {
     static FOUND: OnceCell<CommandSandbox> = OnceCell::const_new();
-    let found = FOUND.get_or_init(CommandSandbox::detect).await;
+    let found = FOUND.get_or_init(async || CommandSandbox::detect(&interpreter()).await).await;
     if !found.is_available() {
         eprintln!("not tested here: {}", found.describe());
         return None;
@@ -248,7 +265,7 @@ async fn a_start_directory_outside_is_refused_before_anything_runs() {
 #[tokio::test]
 async fn too_many_processes_end_a_command() {
     for mut bench in benches().await {
-        bench.policy.max_processes = 40;
+        bench.policy.limits.processes = 40;
         // Bounded by itself, in case the bound under test does not hold.
         let script = "for i in $(seq 300); do sleep 20 & done; wait";
         let outcome = bench.run(Request { timeout: Duration::from_secs(15), ..request(script) }).await;
@@ -265,16 +282,40 @@ async fn too_many_processes_end_a_command() {
 #[tokio::test]
 async fn memory_beyond_the_bound_is_not_had() {
     for mut bench in benches().await {
-        bench.policy.max_memory_bytes = 100 << 20;
+        bench.policy.limits.memory_bytes = 100 << 20;
         let outcome = bench.script("head -c 400000000 /dev/zero | tail -n 1 | wc -c; exit ${PIPESTATUS[1]}").await;
         assert!(outcome.limit_exceeded == Some("memory") || outcome.exit_code != Some(0), "{outcome:?}");
     }
 }
 
 #[tokio::test]
+async fn cpu_time_beyond_the_bound_ends_a_command_whichever_of_its_processes_takes_it() {
+    for mut bench in benches().await {
+        bench.policy.limits.cpu = Duration::from_secs(1);
+        // None of them reaches the bound by itself: what has ended counts as well.
+        let script = "while :; do timeout 0.3 sh -c 'while :; do :; done'; done";
+        let outcome = bench.script(script).await;
+        assert_eq!(outcome.limit_exceeded, Some("cpu"), "{outcome:?}");
+        assert!(outcome.duration < Duration::from_secs(20), "{outcome:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_command_sees_no_more_processors_than_it_may_use() {
+    let service = std::thread::available_parallelism().expect("known").get();
+    for mut bench in benches().await {
+        for cores in [1, 4096] {
+            bench.policy.limits.cores = cores;
+            let outcome = bench.script("nproc").await;
+            assert_eq!(outcome.stdout.text.trim(), cores.min(service).to_string());
+        }
+    }
+}
+
+#[tokio::test]
 async fn files_beyond_the_bound_cannot_be_written() {
     for mut bench in benches().await {
-        bench.policy.max_file_bytes = 1 << 20;
+        bench.policy.limits.file_bytes = 1 << 20;
         let outcome = bench.script("head -c 3000000 /dev/zero > big").await;
         assert_ne!(outcome.exit_code, Some(0));
         assert!(std::fs::metadata(bench.path("big")).expect("begun").len() <= 1 << 20);
@@ -343,6 +384,7 @@ async fn variables_of_a_script_do_not_act_on_the_sandbox_itself() {
     let outcome = bench.run(Request { environment, ..request("true") }).await;
     assert!(outcome.stdout.text.contains("libc"), "{outcome:?}");
     assert!(!outcome.stdout.text.contains("libcap"), "bubblewrap itself was traced: {outcome:?}");
+    assert!(!outcome.stdout.text.contains("libgcc"), "what puts it under Landlock was traced: {outcome:?}");
 }
 
 #[tokio::test]
@@ -429,4 +471,39 @@ async fn no_file_that_a_command_leaves_runs_as_its_owner() {
         .await;
     assert_eq!(outcome.stdout.text, "allowed\n1\n0\n", "{outcome:?}");
     assert!(!bench.path("made").exists());
+}
+
+#[tokio::test]
+async fn a_confined_command_is_under_landlock_which_refuses_tcp_even_on_its_own_loopback() {
+    let Some(mut bench) = landlocked().await else { return };
+    // Nobody listens in the command's own network: refused by that it gets ECONNREFUSED (111), by Landlock EACCES (13).
+    let script = "perl -MSocket -e 'socket(S, AF_INET, SOCK_STREAM, 0); \
+        print connect(S, pack_sockaddr_in(9, INADDR_LOOPBACK)) ? 0 : int($!), \" \"; \
+        socket(T, AF_INET, SOCK_STREAM, 0); print bind(T, pack_sockaddr_in(8080, INADDR_LOOPBACK)) ? 0 : int($!)'";
+    assert_eq!(bench.script(script).await.stdout.text, "13 13");
+    bench.policy.loopback = true;
+    assert_eq!(bench.script(script).await.stdout.text, "111 0");
+}
+
+#[tokio::test]
+async fn what_programs_usually_do_works_under_landlock() {
+    let Some(bench) = landlocked().await else { return };
+    let script = "set -e; mkdir -p a b; echo x > a/f; mv a/f b/g; ln b/g b/h; ln -s g b/i; cat b/i; rm -r a; mkfifo p\n\
+        printf '#!/bin/sh\\necho run' > tool; chmod +x tool; ./tool; cp tool /tmp/tool; /tmp/tool; echo y > /dev/shm/y\n\
+        diff <(echo one) <(echo one) && echo same > /dev/stdout; echo gone > /dev/null; : > b/g\n\
+        ls / > /dev/null; cat /proc/self/comm; head -c 3 /dev/urandom | wc -c\n\
+        sleep 60 & kill $!; wait $! || echo \"killed $?\"; set +e; yes | head -1; echo \"${PIPESTATUS[0]}\"";
+    let outcome = bench.script(&script.replace("\\n        ", "\n")).await;
+    assert_eq!(outcome.stdout.text, "x\nrun\nrun\nsame\ncat\n3\nkilled 143\ny\n141\n", "{}", outcome.stderr.text);
+}
+
+#[tokio::test]
+async fn variables_and_the_bound_on_processes_reach_a_command_under_landlock() {
+    let Some(bench) = landlocked().await else { return };
+    let environment =
+        BTreeMap::from([("ODD".to_owned(), "a=b\nc 'd'".to_owned()), ("EMPTY".to_owned(), String::new())]);
+    let outcome =
+        bench.run(Request { environment, ..request("echo \"$ODD|${EMPTY-unset}|\"; ulimit -u; env | wc -l") }).await;
+    let words: Vec<&str> = outcome.stdout.text.lines().collect();
+    assert_eq!(words[..3], ["a=b", "c 'd'||", "512"], "{outcome:?}");
 }

@@ -1,9 +1,9 @@
 //! Scripts that wait for people: put away, gone on with, and told what was decided.
 
-use std::{path::Path, sync::OnceLock};
+use std::{collections::BTreeMap, path::Path, sync::OnceLock};
 
 use construct_bus::testing::NatsServer;
-use construct_domain::{OrganizationId, TaskId};
+use construct_domain::{OrganizationId, TaskId, compute};
 use construct_proto::{
     mesh::v1::{ApprovalDecision, AskedCall, StepRef},
     v1::{CodeInterpreterCall, PolicyAction, PolicyRule},
@@ -14,6 +14,7 @@ use super::*;
 use crate::{
     command::CommandSandbox,
     sandbox::EngineConfig,
+    tiers::{Overrides, Span},
     tools::{Egress, Policy},
 };
 
@@ -45,7 +46,8 @@ impl World {
             engine: engine(),
             table: crate::tool_table(),
             workspaces,
-            limits: Limits { cpu: Duration::from_secs(10), wall: Duration::from_secs(20), ..Limits::default() },
+            tiers: Tiers::new(&compute::STANDARD.map(str::to_owned), &Overrides::default(), &BTreeMap::new())
+                .expect("sound"),
             running: Running::default(),
             draining: CancellationToken::new(),
             patience: Duration::from_secs(1),
@@ -283,4 +285,33 @@ async fn long_arguments_are_shown_in_part_and_approved_as_a_whole() {
     assert!(asked.arguments.len() <= 64 * 1024 && asked.arguments_size > 200_000);
     world.decide(&asked, true, "");
     assert_eq!(world.completes().await[0].output, "200000");
+}
+
+#[tokio::test]
+async fn the_same_script_fits_into_a_larger_tier_and_not_into_the_smaller_one() {
+    // 96 MiB: more than the 64 of `cpu-2`, less than the 128 of `cpu-4`.
+    let script = "const bytes = new Uint8Array(96 << 20); bytes.fill(1); bytes.length >> 20";
+    let run = async |compute: &str| {
+        let mut world = World::new(&[script]).await;
+        world.command.compute = compute.to_owned();
+        world.completes().await.remove(0)
+    };
+    let fits = run("cpu-4").await;
+    assert_eq!((fits.error.as_str(), fits.output.trim()), ("", "96"));
+    for small in ["cpu-2", ""] {
+        let refused = run(small).await;
+        assert!(refused.error.contains("memory"), "{small}: {refused:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_script_that_computes_for_too_long_is_told_the_limit_of_its_tier() {
+    let short = Overrides { script_cpu: Some(Span(Duration::from_millis(50))), ..Overrides::default() };
+    let pools = compute::STANDARD.map(str::to_owned);
+    let mut world = World::new(&["let end = Date.now(); for (let i = 0; i < 1e9; i++) end += i; end"]).await;
+    world.executor.tiers =
+        Tiers::new(&pools, &Overrides::default(), &BTreeMap::from([("cpu-8".to_owned(), short)])).expect("sound");
+    world.command.compute = "cpu-8".to_owned();
+    let ended = world.completes().await.remove(0);
+    assert!(ended.error.contains("50ms"), "{ended:?}");
 }

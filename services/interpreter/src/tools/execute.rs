@@ -70,7 +70,7 @@ pub(super) const EXECUTED: Output = Output::Object(&[
     field("truncated", Output::Boolean, "Whether parts of its output were left out."),
     field(
         "limit_exceeded",
-        Output::Nullable(&Output::OneOf(&["processes", "memory"])),
+        Output::Nullable(&Output::OneOf(&["processes", "memory", "cpu"])),
         "What it used too much of, and was killed for.",
     ),
     field("duration_ms", Output::Integer, "How long it ran."),

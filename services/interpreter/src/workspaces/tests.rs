@@ -28,7 +28,7 @@ impl Bench {
         policy.commands.hidden_paths =
             vec![checkout.join("home/cache"), checkout.join("home/master.key"), checkout.join("home/missing")];
         let egress = Egress::new(&[]).expect("an HTTP client");
-        let sandbox = CommandSandbox::detect().await;
+        let sandbox = CommandSandbox::detect(&crate::command::tests::interpreter()).await;
         let roots = [directory.path().to_owned()];
         let own = checkout.join("home/data/workspaces");
         let workspaces = Workspaces::new(&roots, own, policy, egress, sandbox).expect("workspaces");
@@ -40,7 +40,7 @@ impl Bench {
     }
 
     async fn open(&self, name: &str) -> Result<Toolbox, Error> {
-        self.workspaces.open(self.path(name).to_str().expect("UTF-8"), "task").await
+        self.workspaces.open(self.path(name).to_str().expect("UTF-8"), "task", &CommandLimits::default()).await
     }
 }
 
@@ -82,13 +82,14 @@ async fn directories_of_the_service_and_of_the_kernel_are_no_workspaces() {
 #[tokio::test]
 async fn a_task_without_a_workspace_gets_a_private_one() {
     let bench = Bench::new().await;
-    let tools = bench.workspaces.open("", "task-1").await.expect("made");
+    let tools = bench.workspaces.open("", "task-1", &CommandLimits::default()).await.expect("made");
     call(&tools, "create_file", json!(["a", "x"])).await.expect("written");
     let own = bench.path("checkout/home/data/workspaces/task-1");
     assert!(own.join("a").exists());
     assert_eq!(std::fs::metadata(&own).expect("there").mode() & 0o777, 0o700);
     for task in ["", "..", "a/b", "/etc"] {
-        assert!(matches!(bench.workspaces.open("", task).await, Err(Error::Make(_))), "{task:?}");
+        let opened = bench.workspaces.open("", task, &CommandLimits::default()).await;
+        assert!(matches!(opened, Err(Error::Make(_))), "{task:?}");
     }
 }
 

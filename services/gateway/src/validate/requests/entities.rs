@@ -1,6 +1,6 @@
 //! Agents, models and model providers.
 
-use construct_domain::OrganizationId;
+use construct_domain::{OrganizationId, compute};
 use construct_proto::v1::{
     AgentSpec, CreateAgentRequest, CreateModelProviderRequest, CreateModelRequest, ListAgentsRequest,
     ListModelProvidersRequest, ListModelsRequest, ModelParameters, ModelProviderSpec, ModelProviderType, ModelSpec,
@@ -45,7 +45,7 @@ pub(crate) fn delete(field: &str, reference: &str, what: &str, idempotency_key: 
     violations.finish()
 }
 
-pub(crate) fn create_agent(request: &CreateAgentRequest) -> Result<(), Status> {
+pub(crate) fn create_agent(request: &CreateAgentRequest, pools: &[String]) -> Result<(), Status> {
     let mut violations = Violations::new();
     let default = AgentSpec::default();
     violations.require(request.spec.is_some(), "spec", || "is required".into());
@@ -57,11 +57,12 @@ pub(crate) fn create_agent(request: &CreateAgentRequest) -> Result<(), Status> {
     violations.range("spec.max_turns", spec.max_turns, 0..=MAX_TURNS);
     parameters(&mut violations, "spec.parameters", spec.parameters.as_ref());
     policy(&mut violations, "spec.policy", &spec.policy);
+    compute(&mut violations, "spec.compute", &spec.compute, pools);
     violations.idempotency_key(&request.idempotency_key);
     violations.finish()
 }
 
-pub(crate) fn update_agent(request: &UpdateAgentRequest) -> Result<(), Status> {
+pub(crate) fn update_agent(request: &UpdateAgentRequest, pools: &[String]) -> Result<(), Status> {
     let mut violations = Violations::new();
     violations.reference("agent", &request.agent, "an agent");
     if let Some(name) = &request.name {
@@ -77,9 +78,26 @@ pub(crate) fn update_agent(request: &UpdateAgentRequest) -> Result<(), Status> {
     if let Some(replacement) = &request.policy {
         policy(&mut violations, "policy.rules", &replacement.rules);
     }
+    compute(&mut violations, "compute", request.compute(), pools);
     violations.revision(request.revision);
     violations.idempotency_key(&request.idempotency_key);
     violations.finish()
+}
+
+/// A pool of interpreters, or none named: it must exist.
+pub(super) fn compute(violations: &mut Violations, field: &str, name: &str, pools: &[String]) {
+    if name.is_empty() || pools.iter().any(|pool| pool == name) {
+        return;
+    }
+    // What is not even a name isn't repeated: it may be long.
+    let what = if compute::is_name(name) {
+        format!("this installation has no pool `{name}`")
+    } else {
+        "must be the name of a pool: at most 32 of a-z, 0-9 and `-`, beginning with a letter".to_owned()
+    };
+    let pools: Vec<String> = pools.iter().map(|pool| format!("`{pool}`")).collect();
+    let hint = "the operator adds one with CONSTRUCT_GATEWAY_POOLS and an interpreter that serves it";
+    violations.add(field, format!("{what}; there are {} ({hint})", pools.join(", ")));
 }
 
 fn parameters(violations: &mut Violations, field: &str, parameters: Option<&ModelParameters>) {

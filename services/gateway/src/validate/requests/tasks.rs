@@ -9,7 +9,10 @@ use construct_store::{Cursor, MessageCursor};
 use jiff::Timestamp;
 use tonic::Status;
 
-use super::{entities::MAX_TURNS, policies::policy};
+use super::{
+    entities::{MAX_TURNS, compute},
+    policies::policy,
+};
 use crate::{
     convert,
     page::{Column, Page},
@@ -26,7 +29,7 @@ pub(super) const BLOCKS: usize = 256;
 pub(super) const GLOBS: usize = 32;
 pub(super) const GLOB_BYTES: usize = 128;
 
-pub(crate) fn create_task(request: &CreateTaskRequest) -> Result<(), Status> {
+pub(crate) fn create_task(request: &CreateTaskRequest, pools: &[String]) -> Result<(), Status> {
     let mut violations = Violations::new();
     let default = TaskSpec::default();
     violations.require(request.spec.is_some(), "spec", || "is required".into());
@@ -36,6 +39,7 @@ pub(crate) fn create_task(request: &CreateTaskRequest) -> Result<(), Status> {
     title(&mut violations, "spec.title", &spec.title);
     violations.range("spec.max_turns", spec.max_turns, 0..=MAX_TURNS);
     policy(&mut violations, "spec.policy", &spec.policy);
+    compute(&mut violations, "spec.compute", &spec.compute, pools);
     violations.idempotency_key(&request.idempotency_key);
     violations.finish()
 }

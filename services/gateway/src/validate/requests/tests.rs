@@ -18,12 +18,44 @@ fn refused<T>(result: Result<T, Status>, expected: &[&str]) {
     assert_eq!(fields(&status), expected, "{}", status.message());
 }
 
+fn pools() -> Vec<String> {
+    ["cpu-2", "cpu-4", "bench"].map(str::to_owned).into()
+}
+
 fn agent() -> v1::AgentSpec {
     v1::AgentSpec { name: "ada".into(), model: "m".into(), ..v1::AgentSpec::default() }
 }
 
 fn text(text: &str) -> v1::Block {
     v1::Block { block: Some(block::Block::Text(v1::Text { text: text.into() })) }
+}
+
+#[test]
+fn a_pool_that_does_not_exist_is_refused_and_those_that_do_are_named() {
+    let agent = |compute: &str| {
+        let spec = v1::AgentSpec { compute: compute.into(), ..agent() };
+        create_agent(&v1::CreateAgentRequest { spec: Some(spec), ..Default::default() }, &pools())
+    };
+    let update = |compute: &str| {
+        let compute = Some(compute.to_owned());
+        update_agent(&v1::UpdateAgentRequest { agent: "ada".into(), compute, ..Default::default() }, &pools())
+    };
+    let task = |compute: &str| {
+        let spec = v1::TaskSpec { agent: "ada".into(), compute: compute.into(), ..v1::TaskSpec::default() };
+        create_task(&v1::CreateTaskRequest { spec: Some(spec), ..Default::default() }, &pools())
+    };
+    for fine in ["", "cpu-2", "cpu-4", "bench"] {
+        agent(fine).and(update(fine)).and(task(fine)).expect(fine);
+    }
+    for wrong in ["gpu", "cpu-8", "CPU-2", "a.b", &"x".repeat(5000)] {
+        refused(agent(wrong), &["spec.compute"]);
+        refused(update(wrong), &["compute"]);
+        refused(task(wrong), &["spec.compute"]);
+    }
+    let words = task("gpu").expect_err("there is none").message().to_owned();
+    assert!(words.contains("no pool `gpu`; there are `cpu-2`, `cpu-4`, `bench`"), "{words}");
+    let words = task(&"x".repeat(5000)).expect_err("it is too long").message().to_owned();
+    assert!(words.len() < 500, "{words}");
 }
 
 #[test]
@@ -41,13 +73,15 @@ fn agents_at_their_limits_pass() {
         }),
         ..agent()
     };
-    create_agent(&v1::CreateAgentRequest { spec: Some(spec), idempotency_key: "k".repeat(128) })
+    create_agent(&v1::CreateAgentRequest { spec: Some(spec), idempotency_key: "k".repeat(128) }, &pools())
         .expect("all is within limits");
 }
 
 #[test]
 fn agents_beyond_a_limit_are_refused_field_by_field() {
-    let create = |spec| create_agent(&v1::CreateAgentRequest { spec: Some(spec), ..v1::CreateAgentRequest::default() });
+    let create = |spec| {
+        create_agent(&v1::CreateAgentRequest { spec: Some(spec), ..v1::CreateAgentRequest::default() }, &pools())
+    };
     let parameters = |parameters| v1::AgentSpec { parameters: Some(parameters), ..agent() };
     let default = v1::ModelParameters::default;
     for (spec, field) in [
@@ -74,7 +108,7 @@ fn agents_beyond_a_limit_are_refused_field_by_field() {
     ] {
         refused(create(spec), &[field]);
     }
-    refused(create_agent(&v1::CreateAgentRequest::default()), &["spec", "spec.name", "spec.model"]);
+    refused(create_agent(&v1::CreateAgentRequest::default(), &pools()), &["spec", "spec.name", "spec.model"]);
 }
 
 #[test]
@@ -88,8 +122,8 @@ fn an_update_is_held_against_the_same_limits() {
         idempotency_key: "a b".into(),
         ..v1::UpdateAgentRequest::default()
     };
-    refused(update_agent(&request), &["name", "model", "max_turns", "revision", "idempotency_key"]);
-    update_agent(&v1::UpdateAgentRequest { agent: "ada".into(), ..v1::UpdateAgentRequest::default() })
+    refused(update_agent(&request, &pools()), &["name", "model", "max_turns", "revision", "idempotency_key"]);
+    update_agent(&v1::UpdateAgentRequest { agent: "ada".into(), ..v1::UpdateAgentRequest::default() }, &pools())
         .expect("it changes nothing");
 }
 
@@ -205,7 +239,7 @@ fn a_key_is_not_taken_along_to_another_origin() {
 fn workspaces_are_absolute_paths_without_detours() {
     let create = |workspace: &str| {
         let spec = v1::TaskSpec { agent: "ada".into(), workspace: workspace.into(), ..v1::TaskSpec::default() };
-        create_task(&v1::CreateTaskRequest { spec: Some(spec), ..v1::CreateTaskRequest::default() })
+        create_task(&v1::CreateTaskRequest { spec: Some(spec), ..v1::CreateTaskRequest::default() }, &pools())
     };
     for good in ["", "/", "/home/me/project", "/a/..b"] {
         assert!(create(good).is_ok(), "{good}");

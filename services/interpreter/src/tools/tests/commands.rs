@@ -198,7 +198,7 @@ async fn a_new_toolbox_learns_from_the_journal_what_was_set_in_the_old_one() {
 
 #[tokio::test]
 async fn programs_that_are_installed_run_in_the_sandbox() {
-    let sandbox = CommandSandbox::detect().await;
+    let sandbox = CommandSandbox::detect(&crate::command::tests::interpreter()).await;
     if !sandbox.is_available() {
         eprintln!("not tested here: {}", sandbox.describe());
         return;

@@ -1,0 +1,69 @@
+//! Which pools of interpreters are served, so that a task that waits for one that isn't can say so.
+//!
+//! Nothing is decided by it: a command waits in its pool's queue until an interpreter comes.
+
+use std::{
+    collections::HashMap,
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
+
+use construct_bus::{Bus, Pool};
+use jiff::Timestamp;
+use tokio_util::sync::CancellationToken;
+
+/// How often the pools are asked. What a task's explanation says about its own pool is asked at that moment.
+const ASK: Duration = Duration::from_secs(5);
+
+/// How long an interpreter has to answer.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// What this gateway knows of the pools.
+#[derive(Debug)]
+pub(crate) struct Pools {
+    bus: Bus,
+    /// Since when no interpreter serves a pool, as far as this gateway has seen. Only of pools that are not served.
+    absent: Mutex<HashMap<String, Timestamp>>,
+}
+
+impl Pools {
+    pub(crate) fn new(bus: Bus) -> Self {
+        Self { bus, absent: Mutex::default() }
+    }
+
+    /// Looks at the pools of the installation until the process drains.
+    pub(crate) async fn watch(&self, names: &[String], draining: &CancellationToken) {
+        loop {
+            for name in names {
+                self.absence(name).await;
+            }
+            tokio::select! {
+                () = draining.cancelled() => return,
+                () = tokio::time::sleep(ASK) => {}
+            }
+        }
+    }
+
+    /// Since when no interpreter serves the pool; none when one does, or when that can't be found out.
+    pub(crate) async fn absence(&self, name: &str) -> Option<Timestamp> {
+        let pool = Pool::new(name).ok()?;
+        let served = self.bus.pool_is_served(&pool, PATIENCE).await;
+        let mut absent = self.absent.lock().unwrap_or_else(PoisonError::into_inner);
+        match served {
+            Ok(true) => {
+                if absent.remove(name).is_some() {
+                    tracing::info!(pool = name, "the pool is served by an interpreter");
+                }
+                None
+            }
+            Ok(false) => Some(*absent.entry(name.to_owned()).or_insert_with(|| {
+                tracing::info!(pool = name, "no interpreter serves the pool");
+                Timestamp::now()
+            })),
+            Err(error) => {
+                tracing::debug!(pool = name, %error, "whether the pool is served can't be found out");
+                absent.get(name).copied()
+            }
+        }
+    }
+}

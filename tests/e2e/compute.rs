@@ -1,0 +1,106 @@
+//! Pools of interpreters: a task's scripts run where it says, with that pool's limits, and wait for it when nobody serves it.
+
+use construct_proto::v1::{self, TurnOutcome};
+use construct_tests::{
+    client::{Conversation, PATIENCE},
+    mesh::{Mesh, Service},
+    wait::until,
+};
+use futures::StreamExt as _;
+use serde_json::json;
+use tonic::{Code, Status};
+use tonic_types::StatusExt as _;
+
+/// 96 MiB: more than a script of `cpu-2` may have, less than what the pool `bench` is given here.
+const LARGE: &str = "new Uint8Array(96 << 20).fill(1).length >> 20";
+
+#[tokio::test]
+async fn a_pool_of_the_operators_is_served_by_its_own_process_with_its_own_limits() {
+    let mut mesh = Mesh::prepare(&[
+        ("CONSTRUCT_GATEWAY_POOLS", "cpu-2,bench"),
+        ("CONSTRUCT_INTERPRETER_POOLS", "bench"),
+        ("CONSTRUCT_INTERPRETER_LIMITS", "{bench={script_memory_bytes=134217728}}"),
+    ])
+    .await
+    .unwrap();
+    mesh.start_services().await.unwrap();
+    mesh.set("CONSTRUCT_INTERPRETER_POOLS", "cpu-2");
+    mesh.replicate(Service::Interpreter).await.unwrap();
+    let bus = mesh.bus().await;
+    let mut commands = bus.tap("construct.v1.cmd.code.execute.>").await.unwrap();
+
+    let conversations = json!({"conversations": [
+        {"match": "write", "turns": [{"code": "create_file('note', 'from one pool'); 'written'"}, {"text": "{{last_result}}"}]},
+        {"match": "read", "turns": [{"code": "read_file('note').text"}, {"text": "{{last_result}}"}]},
+        {"match": "large", "turns": [{"code": LARGE}, {"text": "{{last_result}}"}]},
+    ]});
+    mesh.scripted_agent("worker", &conversations).await.unwrap();
+    let client = mesh.client().unwrap();
+    let begin = async |compute: &str| {
+        let workspace = mesh.workspace().display().to_string();
+        let spec = v1::TaskSpec { agent: "worker".into(), workspace, compute: compute.into(), ..Default::default() };
+        client.begin_as(spec).await
+    };
+
+    // What does not exist is refused, and what does is named.
+    let refused = begin("gpu").await.expect_err("there is no such pool");
+    assert_refused(&refused, "spec.compute");
+    let update = v1::UpdateAgentRequest { agent: "worker".into(), compute: Some("gpu".into()), ..Default::default() };
+    assert_refused(&client.agents().update_agent(update).await.expect_err("there is no such pool"), "compute");
+
+    // The same script, two pools; and one workspace for both.
+    let (small, large) = (begin("").await.unwrap(), begin("bench").await.unwrap());
+    assert_eq!(small.task().await.unwrap().spec.unwrap().compute, "cpu-2");
+    assert_eq!(large.task().await.unwrap().spec.unwrap().compute, "bench");
+    assert!(answer(&small, "large").await.contains("emory"), "it does not fit into cpu-2");
+    assert!(answer(&large, "large").await.contains("96"), "it fits into bench");
+    assert!(answer(&large, "write").await.contains("written"));
+    assert!(answer(&small, "read").await.contains("from one pool"));
+    for (conversation, pool) in [(&small, "cpu-2"), (&large, "bench"), (&large, "bench"), (&small, "cpu-2")] {
+        let command = commands.next().await.expect("it is tapped");
+        let expected = format!("construct.v1.cmd.code.execute.{pool}.{}", conversation.id());
+        assert_eq!(command.subject, expected);
+    }
+
+    // Without its process, a task of the pool waits and says for what; others go on.
+    mesh.kill(Service::Interpreter).unwrap();
+    large.say("read").await;
+    explained(&large, "the script of the model to end; no interpreter serves the pool `bench` since ").await;
+    assert!(answer(&small, "read").await.contains("from one pool"));
+    mesh.set("CONSTRUCT_INTERPRETER_POOLS", "bench");
+    mesh.spawn(Service::Interpreter).unwrap();
+    assert_eq!(large.settled().await.status.unwrap().last_outcome(), TurnOutcome::Completed);
+    assert!(large.transcript().await.answers().pop().unwrap().contains("from one pool"));
+
+    // A workspace that no interpreter of the pool has described yet: not even the model can be asked.
+    mesh.ready(Service::Interpreter).await.unwrap();
+    mesh.kill(Service::Interpreter).unwrap();
+    let own = v1::TaskSpec { agent: "worker".into(), compute: "bench".into(), ..Default::default() };
+    let own = client.begin_as(own).await.unwrap();
+    own.say("large").await;
+    explained(&own, "; no interpreter serves the pool `bench` since ").await;
+    mesh.spawn(Service::Interpreter).unwrap();
+    assert_eq!(own.settled().await.status.unwrap().last_outcome(), TurnOutcome::Completed);
+}
+
+#[track_caller]
+fn assert_refused(status: &Status, field: &str) {
+    assert_eq!(status.code(), Code::InvalidArgument, "{status:?}");
+    let details = status.get_error_details();
+    let violations = &details.bad_request().expect("it names the field").field_violations;
+    assert_eq!(violations.iter().map(|violation| violation.field.as_str()).collect::<Vec<_>>(), [field]);
+    assert!(violations[0].description.contains("no pool `gpu`; there are `cpu-2`, `bench`"), "{violations:?}");
+}
+
+async fn answer(conversation: &Conversation, said: &str) -> String {
+    conversation.ask(said).await;
+    conversation.transcript().await.answers().pop().expect("an answer")
+}
+
+async fn explained(conversation: &Conversation, words: &str) {
+    until(&format!("the task to say {words:?}"), PATIENCE, async || {
+        let explanation = conversation.explain().await.map_err(|error| error.to_string())?;
+        if explanation.waiting_for.contains(words) { Ok(()) } else { Err(explanation.waiting_for) }
+    })
+    .await;
+}
