@@ -123,6 +123,7 @@ fn limits(limits: &CommandLimits) -> [(Resource, Rlimit); 5] {
         bounded(Resource::Fsize, limits.file_bytes),
         // Not the address space: programs with a garbage collector reserve far more of it than they use.
         bounded(Resource::Data, limits.memory_bytes),
-        bounded(Resource::Cpu, limits.cpu.as_secs().max(1)),
+        // The service ends the command first, and says why.
+        bounded(Resource::Cpu, limits.cpu.as_secs() + 1),
     ]
 }
