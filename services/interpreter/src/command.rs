@@ -28,7 +28,7 @@ use tokio_util::sync::CancellationToken;
 use capture::Capture;
 pub(crate) use capture::Captured;
 pub use limits::CommandLimits;
-use processes::{Group, Limit};
+use processes::Limit;
 
 use crate::confine;
 use crate::workspace::{PathError, RelativePath, Workspace};
@@ -210,8 +210,9 @@ impl CommandSandbox {
             return Err(CommandError::Cancelled);
         }
         let started = Instant::now();
-        let mut child = spawn::spawn(command).await.map_err(CommandError::Start)?;
-        let group = Group::of(&child, mark);
+        let (spawned_group, spawned) = spawn::spawn(command, mark).await.map_err(CommandError::Start)?;
+        // In this order, so that the group is dropped first: it finds what the child has started while the child lives.
+        let (mut child, group) = (spawned, spawned_group);
         let stdout = Capture::start(child.stdout.take());
         let stderr = Capture::start(child.stderr.take());
         let feeding = feed(&mut child, request.stdin);

@@ -291,3 +291,6 @@ pub fn tool_table() -> ToolTable {
         .collect();
     ToolTable::new(&tools)
 }
+
+#[cfg(test)]
+mod tests;

@@ -82,8 +82,8 @@ fn source(path: &str, file: std::fs::File) -> Result<String, ToolError> {
             "{path:?} is larger than {MAX_SOURCE} bytes and cannot be imported. Read it as a file."
         )));
     }
-    let text =
-        String::from_utf8(bytes).map_err(|_| failed(format!("{path:?} is not UTF-8 text and cannot be imported.")))?;
+    let text = String::from_utf8(bytes).ok().filter(|text| !text.contains('\0'));
+    let text = text.ok_or_else(|| failed(format!("{path:?} is not UTF-8 text and cannot be imported.")))?;
     Ok(text.strip_prefix('\u{feff}').map(str::to_owned).unwrap_or(text))
 }
 

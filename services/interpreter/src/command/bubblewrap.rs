@@ -154,11 +154,15 @@ impl Bubblewrap {
         let command = self
             .command(None, &CommandPolicy::default(), &BTreeMap::new(), &script)
             .map_err(|e| format!("bubblewrap could not be prepared: {e}"))?;
-        let child = spawn::spawn(command).await.map_err(|e| format!("bubblewrap could not be started: {e}"))?;
+        let (group, child) =
+            spawn::spawn(command, None).await.map_err(|e| format!("bubblewrap could not be started: {e}"))?;
         match tokio::time::timeout(TRIAL, child.wait_with_output()).await {
             Err(_) => Err("bubblewrap did not finish a trial run within 10 seconds".to_owned()),
             Ok(Err(error)) => Err(format!("bubblewrap could not be waited for: {error}")),
-            Ok(Ok(output)) if output.status.code() == Some(TRIAL_STATUS) => Ok(()),
+            Ok(Ok(output)) if output.status.code() == Some(TRIAL_STATUS) => {
+                group.is_gone();
+                Ok(())
+            }
             Ok(Ok(output)) => {
                 let said: String = String::from_utf8_lossy(&output.stderr).trim().chars().take(500).collect();
                 Err(format!("a trial run of bubblewrap failed ({}): {said}", output.status))

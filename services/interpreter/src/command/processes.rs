@@ -124,8 +124,10 @@ impl Drop for Group {
 }
 
 fn kill_all(leader: Pid, mark: Option<&str>) {
-    // The tree is read before its root dies, because orphans can no longer be traced to it; and a second time for
-    // processes that were forked during the first.
+    // The tree is read before its root dies, because orphans can no longer be traced to it, and while its root stands still:
+    // bubblewrap may be about to make a process that leaves its session. It is read a second time for processes that
+    // were forked during the first.
+    let _ = rustix::process::kill_process(leader, Signal::STOP);
     for _ in 0..2 {
         let table = table();
         let members = members(&table, leader.as_raw_nonzero().get());

@@ -13,6 +13,7 @@ use tokio::process::{Child, Command};
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
+use super::processes::Group;
 use super::{CommandLimits, piped};
 
 /// Open files per process.
@@ -20,17 +21,22 @@ const MAX_OPEN_FILES: u64 = 4096;
 
 struct Job {
     command: Command,
+    /// See [`Group::of`].
+    mark: Option<String>,
     runtime: Handle,
-    reply: oneshot::Sender<io::Result<Child>>,
+    reply: oneshot::Sender<io::Result<(Group, Child)>>,
 }
 
 /// Starts a process from a thread that lives as long as the service.
 ///
 /// "Kill me when my parent dies" means the parent *thread* to Linux. A process started from a thread of a runtime's
 /// pool would be killed when that thread idles away.
-pub(super) async fn spawn(command: Command) -> io::Result<Child> {
+///
+/// It comes with its group, which kills everything that it has started when nobody waits for it any more. Killing the process alone
+/// would leave a sandbox behind that bubblewrap has made and not yet bound to its own life.
+pub(super) async fn spawn(command: Command, mark: Option<String>) -> io::Result<(Group, Child)> {
     let (reply, started) = oneshot::channel();
-    let job = Job { command, runtime: Handle::current(), reply };
+    let job = Job { command, mark, runtime: Handle::current(), reply };
     let gone = || io::Error::other("the thread that starts commands is gone");
     spawner()?.send(job).map_err(|_| gone())?;
     started.await.map_err(|_| gone())?
@@ -43,10 +49,11 @@ fn spawner() -> io::Result<&'static Sender<Job>> {
         let thread = std::thread::Builder::new().name("command-spawner".to_owned());
         thread
             .spawn(move || {
-                for Job { mut command, runtime, reply } in jobs {
+                for Job { mut command, mark, runtime, reply } in jobs {
                     let _context = runtime.enter();
-                    // Nobody waiting any more drops the child, which kills it.
-                    drop(reply.send(command.spawn()));
+                    let spawned = command.spawn().map(|child| (Group::of(&child, mark), child));
+                    // Nobody waiting any more drops the group, here or in the channel, and then the child.
+                    drop(reply.send(spawned));
                 }
             })
             .map(|_| sender)

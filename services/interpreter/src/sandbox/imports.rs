@@ -18,6 +18,9 @@ const MAX_DESCRIPTION: usize = 256 << 10;
 const MAX_NOTES: usize = 32;
 /// The name under which timers pass through the imports for calls.
 const SLEEP: &str = "__sleep";
+/// Most values (lists, objects, texts, numbers …) in the arguments of one call. Here each takes up to a hundred times the memory that it
+/// takes as text, so that the size of the text alone bounds little. More is an error the script can catch.
+const MAX_VALUES: usize = 20_000;
 
 /// The data of a run's store.
 pub(super) struct State {
@@ -28,8 +31,6 @@ pub(super) struct State {
     pub(super) interrupt_flag: u32,
     /// What the guest may call, beside timers and modules.
     tools: Arc<HashSet<String>>,
-    /// The numbers of the calls there were. What is decided and written about a call is known by its number.
-    numbers: HashSet<u32>,
     /// The limit that the host is stopping, or has stopped, the guest for.
     pub(super) stopped: Option<Limit>,
     /// The reply that was announced and not yet fetched.
@@ -38,8 +39,11 @@ pub(super) struct State {
     output_dropped: u64,
     notes: Vec<String>,
     host_calls: u32,
+    /// The numbers that calls have had. An approval and a journal's entry are for one number: a guest in which a script has taken over the
+    /// engine must not use one twice.
+    numbers: HashSet<u32>,
     ending: Option<(u32, Vec<u8>)>,
-    /// The size of a value that is too large.
+    /// The size of a value, or of the description of an error, that is too large.
     oversized: Option<usize>,
 }
 
@@ -77,13 +81,13 @@ impl State {
             memory_limiter: MemoryLimiter { limit: limits.memory_bytes.min(max_memory_bytes), refused: false },
             interrupt_flag,
             tools,
-            numbers: HashSet::new(),
             stopped: None,
             reply: Vec::new(),
             output: Vec::new(),
             output_dropped: 0,
             notes: Vec::new(),
             host_calls: 0,
+            numbers: HashSet::new(),
             ending: None,
             oversized: None,
         }
@@ -107,7 +111,7 @@ impl State {
         let Some((kind, text)) = self.ending.take() else {
             return Status::Internal("the guest returned without saying how the script ended".to_owned());
         };
-        if let Some(size) = self.oversized {
+        if let (Some(size), 0..=2) = (self.oversized, kind) {
             return Status::LimitExceeded {
                 limit: Limit::Result,
                 message: format!(
@@ -123,14 +127,15 @@ impl State {
             0 => Status::Completed { value: Value::Json(text) },
             1 => Status::Completed { value: Value::Text(text) },
             2 => Status::Completed { value: Value::Undefined },
-            3 => match serde_json::from_str::<Thrown>(&text) {
-                Ok(thrown) => thrown.into(),
-                Err(error) => {
-                    Status::Internal(format!("the guest described an exception in a way that cannot be read: {error}"))
-                }
+            // What is thrown may have getters of the script, which ran into the limit while it was described.
+            3 if let Some(limit) = self.stopped => self.exceeded(limit, String::new()),
+            3 => match (Thrown::read(&text), self.oversized) {
+                (Ok(thrown), _) => thrown.into(),
+                (Err(_), Some(size)) => Thrown::undescribed(&format!("its details are {size} bytes")).into(),
+                (Err(error), None) => Thrown::undescribed(&error.to_string()).into(),
             },
             4 | 5 => {
-                let stack = serde_json::from_str::<Thrown>(&text).map(|thrown| thrown.stack).unwrap_or_default();
+                let stack = Thrown::read(&text).map(|thrown| thrown.stack).unwrap_or_default();
                 match kind {
                     4 => self.exceeded(Limit::Memory, stack),
                     _ => self.exceeded(self.stopped.unwrap_or(Limit::Cpu), interrupted_stack(&stack)),
@@ -186,11 +191,8 @@ impl State {
         self.output_dropped += (text.len() + 1 - kept) as u64;
     }
 
-    /// Counts a call; `Err` ends the run. The guest numbers its calls and never uses a number twice, unless a script got hold of it.
-    fn count_call(&mut self, number: u32) -> Result<()> {
-        if !self.numbers.insert(number) {
-            return Err(Error::msg(format!("the guest numbers two calls {number}")));
-        }
+    /// Counts a call; `Err` ends the run.
+    fn count_call(&mut self) -> Result<()> {
         if self.host_calls >= self.limits.host_calls {
             self.stopped = Some(Limit::HostCalls);
             return Err(Error::msg("more host calls than allowed"));
@@ -232,6 +234,61 @@ struct Thrown {
     details: Option<serde_json::Value>,
 }
 
+impl Thrown {
+    /// Reads what the guest says of an exception. What an exception is lies with the script: its texts may hold halves of surrogate
+    /// pairs, and its details may be nested deeper than can be read here; then they are left out.
+    fn read(json: &str) -> serde_json::Result<Self> {
+        serde_json::from_str(json).or_else(|_| {
+            let json = with_whole_characters(json);
+            serde_json::from_str(&json).or_else(|_| {
+                let WithoutDetails { name, message, stack, code } = serde_json::from_str(&json)?;
+                Ok(Thrown { name, message, stack, code, details: None })
+            })
+        })
+    }
+
+    fn undescribed(why: &str) -> Self {
+        Thrown {
+            name: "InternalError".to_owned(),
+            message: format!("the script failed with an exception that could not be described: {why}"),
+            stack: String::new(),
+            code: None,
+            details: None,
+        }
+    }
+}
+
+/// An exception whose details cannot be read.
+#[derive(Deserialize)]
+struct WithoutDetails {
+    name: String,
+    message: String,
+    stack: String,
+    code: Option<String>,
+}
+
+/// JSON with U+FFFD for each half of a surrogate pair, which JavaScript's strings can hold and text cannot.
+fn with_whole_characters(json: &str) -> String {
+    let unit = |text: &str| u16::from_str_radix(text.strip_prefix("\\u")?.get(..4)?, 16).ok();
+    let (mut whole, mut rest) = (String::with_capacity(json.len()), json);
+    while let Some(at) = rest.find('\\') {
+        let (before, escape) = rest.split_at(at);
+        whole.push_str(before);
+        let pair = escape.get(6..).and_then(unit).is_some_and(|low| (0xdc00..0xe000).contains(&low));
+        let (length, is_whole) = match unit(escape) {
+            Some(0xd800..0xdc00) if pair => (12, true),
+            Some(0xd800..0xe000) => (6, false),
+            Some(_) => (6, true),
+            None => (2, true),
+        };
+        let Some((escape, after)) = escape.split_at_checked(length) else { break };
+        whole.push_str(if is_whole { escape } else { "\u{fffd}" });
+        rest = after;
+    }
+    whole.push_str(rest);
+    whole
+}
+
 impl From<Thrown> for Status {
     fn from(Thrown { name, message, stack, code, details }: Thrown) -> Self {
         Status::Threw { name, message, stack, code, details }
@@ -245,8 +302,8 @@ pub(super) fn define(linker: &mut Linker<State>) -> Result<()> {
         "call",
         |mut caller: Caller<'_, State>, (number, name, name_len, args, args_len): (u32, u32, u32, u32, u32)| {
             Box::new(async move {
-                caller.data_mut().count_call(number)?;
-                let request = match request(&caller, number, (name, name_len), (args, args_len))? {
+                caller.data_mut().count_call()?;
+                let request = match request(&mut caller, number, (name, name_len), (args, args_len))? {
                     Ok(call) => Ask::Call(call),
                     Err(refused) => Ask::Refused(refused),
                 };
@@ -272,8 +329,8 @@ pub(super) fn define(linker: &mut Linker<State>) -> Result<()> {
          args: u32,
          args_len: u32|
          -> Result<()> {
-            caller.data_mut().count_call(number)?;
-            let call = request(&caller, number, (name, name_len), (args, args_len))?;
+            caller.data_mut().count_call()?;
+            let call = request(&mut caller, number, (name, name_len), (args, args_len))?;
             lock(&caller.data().bridge).started.push(call.map_err(|refused| (number, refused)));
             Ok(())
         },
@@ -380,7 +437,11 @@ pub(super) enum Requested {
     Sleep { number: u32, milliseconds: u64 },
 }
 
-fn request(caller: &Caller<'_, State>, number: u32, name: (u32, u32), args: (u32, u32)) -> Result<Request> {
+fn request(caller: &mut Caller<'_, State>, number: u32, name: (u32, u32), args: (u32, u32)) -> Result<Request> {
+    if !caller.data_mut().numbers.insert(number) {
+        return Err(Error::msg(format!("the guest gives two calls the number {number}")));
+    }
+    let caller = &*caller;
     let name = str::from_utf8(read(caller, name.0, name.1)?)?;
     if name != SLEEP && name != IMPORT && !caller.data().tools.contains(name) {
         return Err(Error::msg("the guest calls what is no tool"));
@@ -390,7 +451,14 @@ fn request(caller: &Caller<'_, State>, number: u32, name: (u32, u32), args: (u32
         let message = format!("the arguments of {name} are {} bytes, more than the {limit} allowed", args.1);
         return Ok(Err(("RangeError", message)));
     }
-    let args: serde_json::Value = match serde_json::from_slice(read(caller, args.0, args.1)?) {
+    let args = read(caller, args.0, args.1)?;
+    if values(args) > MAX_VALUES {
+        let message = format!(
+            "the arguments of {name} hold more than {MAX_VALUES} values; pass less at once, or large data as one text"
+        );
+        return Ok(Err(("RangeError", message)));
+    }
+    let args: serde_json::Value = match serde_json::from_slice(args) {
         Ok(args) => args,
         Err(error) => return Ok(Err(("TypeError", format!("the arguments of {name} cannot be read: {error}")))),
     };
@@ -399,6 +467,25 @@ fn request(caller: &Caller<'_, State>, number: u32, name: (u32, u32), args: (u32
         return Ok(Ok(Requested::Sleep { number, milliseconds }));
     }
     Ok(Ok(Requested::Call(HostCall { number, name: name.to_owned(), args })))
+}
+
+/// How many values there are in JSON, without reading it: what is opened and what is separated, outside of texts.
+fn values(json: &[u8]) -> usize {
+    let (mut count, mut at) = (0, 0);
+    while at < json.len() {
+        let text = memchr::memchr(b'"', &json[at..]).map_or(json.len(), |found| at + found);
+        count += json[at..text].iter().filter(|byte| matches!(byte, b',' | b'[' | b'{')).count();
+        at = text + 1;
+        // The text's end.
+        while let Some(found) = json.get(at..).and_then(|rest| memchr::memchr2(b'"', b'\\', rest)) {
+            at += found + 1;
+            if json[at - 1] == b'"' {
+                break;
+            }
+            at += 1;
+        }
+    }
+    count
 }
 
 fn memory(caller: &Caller<'_, State>) -> Result<Memory> {

@@ -5,11 +5,13 @@
 //! never reach the resolver and are checked before the request.
 
 use std::fmt;
+use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::str::FromStr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures::future::BoxFuture;
 use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 
 use super::address::is_public;
@@ -35,6 +37,9 @@ pub struct EgressError(#[from] reqwest::Error);
 /// Addresses that are reachable although they are not public.
 type Exceptions = Arc<[IpAddr]>;
 
+/// Finds the addresses of a name.
+pub(crate) type Lookup = Arc<dyn Fn(String) -> BoxFuture<'static, io::Result<Vec<IpAddr>>> + Send + Sync>;
+
 impl Egress {
     /// Makes the client. It reaches public addresses and `exceptions`: addresses of a private network that the
     /// operator wants tools to reach (the host still has to be granted). Tests except loopback addresses.
@@ -42,13 +47,18 @@ impl Egress {
     /// # Errors
     /// When TLS cannot be set up on this host.
     pub fn new(exceptions: &[IpAddr]) -> Result<Self, EgressError> {
+        Self::resolving(exceptions, Arc::new(|host| Box::pin(ask_the_system(host))))
+    }
+
+    /// The same, with names resolved in another way than the system's.
+    pub(crate) fn resolving(exceptions: &[IpAddr], lookup: Lookup) -> Result<Self, EgressError> {
         if rustls::crypto::CryptoProvider::get_default().is_none() {
             // Another thread may have installed one meanwhile, which serves as well.
             drop(rustls::crypto::ring::default_provider().install_default());
         }
         let exceptions: Exceptions = exceptions.into();
         let client = reqwest::Client::builder()
-            .dns_resolver(PublicOnly { exceptions: Arc::clone(&exceptions) })
+            .dns_resolver(PublicOnly { exceptions: Arc::clone(&exceptions), lookup })
             // A proxy would connect on our behalf, to whatever address it resolves.
             .no_proxy()
             .redirect(reqwest::redirect::Policy::none())
@@ -80,20 +90,28 @@ pub(super) struct Forbidden {
     pub(super) addresses: Vec<IpAddr>,
 }
 
+async fn ask_the_system(host: String) -> io::Result<Vec<IpAddr>> {
+    Ok(tokio::net::lookup_host((host, 0)).await?.map(|found| found.ip()).collect())
+}
+
 struct PublicOnly {
     exceptions: Exceptions,
+    lookup: Lookup,
 }
 
 impl Resolve for PublicOnly {
     fn resolve(&self, name: Name) -> Resolving {
         let exceptions = Arc::clone(&self.exceptions);
+        let host = name.as_str().to_owned();
+        let looked_up = (self.lookup)(host.clone());
         Box::pin(async move {
-            let host = name.as_str().to_owned();
-            let found: Vec<SocketAddr> = tokio::net::lookup_host((host.as_str(), 0)).await?.collect();
-            let permitted: Vec<SocketAddr> =
-                found.iter().copied().filter(|found| permits(&exceptions, found.ip())).collect();
-            if permitted.is_empty() && !found.is_empty() {
-                let addresses = found.iter().map(SocketAddr::ip).collect();
+            let addresses = looked_up.await?;
+            let permitted: Vec<SocketAddr> = addresses
+                .iter()
+                .filter(|address| permits(&exceptions, **address))
+                .map(|address| SocketAddr::new(*address, 0))
+                .collect();
+            if permitted.is_empty() && !addresses.is_empty() {
                 return Err(Forbidden { host, addresses }.into());
             }
             Ok(Box::new(permitted.into_iter()) as Addrs)

@@ -1,0 +1,125 @@
+//! Scripts that mean harm, and random ones: against the sandbox with the product's own tools, commands and files.
+
+mod hostile;
+
+use std::path::PathBuf;
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use futures::future::BoxFuture;
+use serde_json::Value;
+use tempfile::TempDir;
+use tokio::sync::OnceCell;
+use tokio_util::sync::CancellationToken;
+
+use crate::command::{CommandPolicy, CommandSandbox};
+use crate::modules;
+use crate::sandbox::{self, Engine, EngineConfig, Host, HostCall, IMPORT, Limits, Outcome, ToolTable};
+use crate::tools::{CallContext, Egress, Policy, Toolbox};
+use crate::workspace::Workspace;
+
+/// Stands in files that no script may read.
+const CANARY: &str = "canary-5f1d0c";
+
+/// One engine for all tests, with few instances: what they keep is then small beside what a leak would add.
+fn engine() -> &'static Engine {
+    static ENGINE: OnceLock<Engine> = OnceLock::new();
+    ENGINE.get_or_init(|| {
+        let executable = std::env::current_exe().expect("there is one");
+        let target = executable.ancestors().nth(3).expect("cargo's target directory");
+        let config = EngineConfig { instances: 12, ..EngineConfig::default() };
+        Engine::new(&target.join("tmp").join("sandbox-cache"), config).expect("an engine")
+    })
+}
+
+/// Whether this machine confines commands; found out once.
+async fn commands() -> CommandSandbox {
+    static FOUND: OnceCell<CommandSandbox> = OnceCell::const_new();
+    FOUND.get_or_init(CommandSandbox::detect).await.clone()
+}
+
+/// A workspace with the product's tools bound to it, and a directory beside it that scripts must not reach.
+struct Bench {
+    directory: TempDir,
+    toolbox: Toolbox,
+    table: ToolTable,
+    limits: Limits,
+}
+
+impl Bench {
+    fn new(policy: Policy, egress: Egress, commands: CommandSandbox) -> Self {
+        let directory = tempfile::tempdir().expect("a temporary directory");
+        for name in ["work", "outside"] {
+            std::fs::create_dir(directory.path().join(name)).expect("made");
+        }
+        let workspace = Workspace::open(directory.path().join("work")).expect("a workspace");
+        let toolbox = Toolbox::new(workspace, policy, egress, commands);
+        let limits = Limits { cpu: Duration::from_secs(10), wall: Duration::from_secs(60), ..Limits::default() };
+        let bench = Self { directory, toolbox, table: crate::tool_table(), limits };
+        std::fs::write(bench.outside("secret"), CANARY).expect("written");
+        std::fs::write(bench.work("inside.txt"), "inside").expect("written");
+        bench
+    }
+
+    /// Tools that may do nothing but work on files.
+    fn with_files() -> Self {
+        let egress = Egress::new(&[]).expect("an HTTP client");
+        Self::new(Policy::default(), egress, CommandSandbox::unavailable("a test"))
+    }
+
+    /// Also confined commands; `None` where the machine offers no confinement, which is said.
+    async fn with_commands(policy: CommandPolicy) -> Option<Self> {
+        let commands = commands().await;
+        if !commands.is_available() {
+            eprintln!("not tested here: {}", commands.describe());
+            return None;
+        }
+        let policy = Policy { commands: policy, ..Policy::default() };
+        Some(Self::new(policy, Egress::new(&[]).expect("an HTTP client"), commands))
+    }
+
+    fn work(&self, name: &str) -> PathBuf {
+        self.directory.path().join("work").join(name)
+    }
+
+    fn outside(&self, name: &str) -> PathBuf {
+        self.directory.path().join("outside").join(name)
+    }
+
+    async fn run(&self, script: &str) -> Outcome {
+        self.run_within(script, &self.limits).await
+    }
+
+    async fn run_within(&self, script: &str, limits: &Limits) -> Outcome {
+        engine().run(script, self, limits, CancellationToken::new()).await
+    }
+
+    async fn answer(&self, call: HostCall) -> Result<Value, sandbox::ToolError> {
+        if call.name == IMPORT {
+            return modules::read(self.toolbox.workspace(), &call.args).await;
+        }
+        let result = self.toolbox.call(&call.name, call.args, &CallContext::default()).await;
+        result.map_err(|error| sandbox::ToolError {
+            details: error.details,
+            ..sandbox::ToolError::new(error.name, error.message)
+        })
+    }
+}
+
+impl Host for Bench {
+    fn declare(&self) -> &ToolTable {
+        &self.table
+    }
+
+    fn call<'a>(&'a self, call: HostCall) -> BoxFuture<'a, Result<Value, sandbox::ToolError>> {
+        Box::pin(self.answer(call))
+    }
+
+    fn now(&self) -> jiff::Timestamp {
+        jiff::Timestamp::UNIX_EPOCH
+    }
+
+    fn seed(&self) -> [u8; 32] {
+        [7; 32]
+    }
+}
