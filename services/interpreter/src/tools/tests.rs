@@ -4,6 +4,7 @@ mod commands;
 mod definitions;
 mod fetch;
 mod files;
+mod fuzz;
 mod html;
 mod removal;
 mod robustness;
