@@ -56,6 +56,9 @@ enum Command {
     /// Accounts with model vendors.
     #[command(subcommand, name = "modelprovider")]
     ModelProvider(entity::model_provider::ModelProviderCommand),
+    /// Secrets that scripts use without seeing them.
+    #[command(subcommand)]
+    Secret(entity::secret::SecretCommand),
     /// Say what a task waits for, since when, and who can end the wait.
     Why(why::WhyArgs),
     /// Print what happens, as it happens.
@@ -93,6 +96,7 @@ impl Cli {
             Command::Message(command) => Box::pin(command.run(&gateway)).await.map(done),
             Command::Model(command) => Box::pin(command.run(&gateway)).await.map(done),
             Command::ModelProvider(command) => Box::pin(command.run(&gateway)).await.map(done),
+            Command::Secret(command) => Box::pin(command.run(&gateway)).await.map(done),
             Command::Why(args) => Box::pin(args.run(&gateway)).await.map(done),
             Command::Events(args) => Box::pin(args.run(gateway, self.color)).await.map(done),
             Command::Tap(args) => Box::pin(args.run(self.color)).await.map(done),

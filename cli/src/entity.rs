@@ -5,6 +5,7 @@ pub(crate) mod approval;
 pub(crate) mod message;
 pub(crate) mod model;
 pub(crate) mod model_provider;
+pub(crate) mod secret;
 pub(crate) mod task;
 
 use std::{

@@ -6,7 +6,7 @@ use construct_proto::v1::{
     agent_service_client::AgentServiceClient, approval_service_client::ApprovalServiceClient,
     event_service_client::EventServiceClient, message_service_client::MessageServiceClient,
     model_provider_service_client::ModelProviderServiceClient, model_service_client::ModelServiceClient,
-    task_service_client::TaskServiceClient,
+    secret_service_client::SecretServiceClient, task_service_client::TaskServiceClient,
 };
 use tonic::{
     Status,
@@ -72,6 +72,10 @@ impl Gateway {
 
     pub(crate) fn model_providers(&self) -> ModelProviderServiceClient<Channel> {
         ModelProviderServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_ANSWER)
+    }
+
+    pub(crate) fn secrets(&self) -> SecretServiceClient<Channel> {
+        SecretServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_ANSWER)
     }
 
     pub(crate) fn events(&self) -> EventServiceClient<Channel> {

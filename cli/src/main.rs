@@ -17,6 +17,7 @@ mod console;
 mod failure;
 mod follow;
 mod gateway;
+mod hidden;
 mod json;
 mod money;
 mod output;

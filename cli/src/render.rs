@@ -84,6 +84,9 @@ impl Renderer {
             Some(Payload::ModelProvider(provider)) => {
                 self.entity(event, provider.spec.as_ref().map_or("", |spec| spec.name.as_str()), sink)
             }
+            Some(Payload::Secret(secret)) => {
+                self.entity(event, secret.spec.as_ref().map_or("", |spec| spec.name.as_str()), sink)
+            }
             Some(Payload::Deleted(deleted)) => {
                 sink.line(&[(Style::Dim, &format!("· {} {}", event.r#type, deleted.id))])
             }

@@ -9,6 +9,34 @@ use prost_reflect::DescriptorPool;
 /// The public API, package `construct.v1`.
 pub mod v1 {
     tonic::include_proto!("construct.v1");
+
+    /// Without the value.
+    impl std::fmt::Debug for SecretSpec {
+        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            let Self { name, description, value: _, bindings } = self;
+            let mut shown = f.debug_struct("SecretSpec");
+            shown
+                .field("name", name)
+                .field("description", description)
+                .field("bindings", bindings)
+                .finish_non_exhaustive()
+        }
+    }
+
+    /// Without the value.
+    impl std::fmt::Debug for UpdateSecretRequest {
+        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            let Self { secret, name, description, value: _, bindings, revision, idempotency_key } = self;
+            f.debug_struct("UpdateSecretRequest")
+                .field("secret", secret)
+                .field("name", name)
+                .field("description", description)
+                .field("bindings", bindings)
+                .field("revision", revision)
+                .field("idempotency_key", idempotency_key)
+                .finish_non_exhaustive()
+        }
+    }
 }
 
 /// The mesh.

@@ -8,7 +8,7 @@ checks_test() {
   checks_database_start
   # A mesh that the caller's shell points to is not what the tests are to talk to.
   for name in "${settings[@]}"; do unset "${name%%=*}"; done
-  unset CONSTRUCT_MASTER_KEY
+  unset CONSTRUCT_MASTER_KEY CONSTRUCT_SECRETS_KEY
   # Tests make databases of their own with the first, and start NATS servers of their own with the second.
   CONSTRUCT_TEST_DATABASE_URL=$(postgres_url postgres)
   CONSTRUCT_TEST_NATS_SERVER=$(command -v nats-server)
@@ -64,8 +64,9 @@ checks_compose() {
 checks_compose_environment() (
   set -euo pipefail
   # What compose would require; and what it would take over from the caller's shell.
-  export CONSTRUCT_POSTGRES_PASSWORD=check CONSTRUCT_NATS_PASSWORD=check CONSTRUCT_MASTER_KEY
+  export CONSTRUCT_POSTGRES_PASSWORD=check CONSTRUCT_NATS_PASSWORD=check CONSTRUCT_MASTER_KEY CONSTRUCT_SECRETS_KEY
   CONSTRUCT_MASTER_KEY=$(head -c 32 /dev/zero | base64)
+  CONSTRUCT_SECRETS_KEY=$(head -c 32 /dev/zero | tr '\0' '\1' | base64)
   unset CONSTRUCT_LOG CONSTRUCT_LOG_FORMAT CONSTRUCT_RECONCILER_CONCURRENCY
   awk -v service="$1" '
     function variable(line) {

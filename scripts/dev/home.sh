@@ -1,5 +1,5 @@
 # shellcheck shell=bash disable=SC2154 # What the parts share is set in `dev` and in the parts it loads first.
-# A home is a folder that holds one mesh: `env` (ports, addresses, paths), `master.key`, `postgres.password`,
+# A home is a folder that holds one mesh: `env` (ports, addresses, paths), `master.key`, `secrets.key`, `postgres.password`,
 # `nats.password`, `data/`, `nats/`, `postgres/`, `logs/`, `run/` (pid files). `./dev up` uses .construct itself; the demo, the tests and the benchmarks have one each
 # inside it, so that they never disturb a mesh somebody is using.
 
@@ -17,15 +17,21 @@ home_open() {
   done
   mkdir -p -- "$home"/{run,logs,data}
   home_settings_lock
-  if [[ ! -s $home/master.key ]]; then
-    head -c 32 /dev/urandom | base64 -w 0 >"$home/master.key.new"
-    mv -- "$home/master.key.new" "$home/master.key"
-  fi
+  home_key master
+  home_key secrets
   home_password postgres
   home_password nats
   home_env_read
   home_env_write
   exec 7>&-
+}
+
+# home_key NAME: makes one on first use.
+home_key() {
+  local file=$home/$1.key
+  if [[ -s $file ]]; then return 0; fi
+  head -c 32 /dev/urandom | base64 -w 0 >"$file.new"
+  mv -- "$file.new" "$file"
 }
 
 # home_password SERVER: makes one on first use. Hexadecimal digits need no quoting in any address or file.
@@ -90,6 +96,7 @@ home_env_write() {
     "CONSTRUCT_DATABASE_URL=$(postgres_url construct)"
     "CONSTRUCT_DATA_DIR=$home/data"
     "CONSTRUCT_MASTER_KEY_FILE=$home/master.key"
+    "CONSTRUCT_SECRETS_KEY_FILE=$home/secrets.key"
     "CONSTRUCT_GATEWAY_LISTEN=127.0.0.1:${ports[gateway]}"
     "CONSTRUCT_GATEWAY_URL=http://127.0.0.1:${ports[gateway]}"
   )
@@ -107,7 +114,7 @@ home_forget() { rm -rf -- "$home/nats" "$home/data" && mkdir -- "$home/data"; }
 
 # Puts the settings of the home into the environment of this script, over whatever the caller's shell had.
 home_export() {
-  unset CONSTRUCT_MASTER_KEY
+  unset CONSTRUCT_MASTER_KEY CONSTRUCT_SECRETS_KEY
   export "${settings[@]}"
 }
 

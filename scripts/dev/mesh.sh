@@ -16,7 +16,8 @@ mesh_build() { as_caller cargo build "${cargo_flags[@]}" --workspace --bins; }
 
 # What a service is given: the settings of the home and a few variables of the caller, nothing else. Vendor keys stay out of the
 # services' environment (they reach the mesh through its API), the database is for the two services that may
-# write it, and the master key for the two that seal and open vendor keys.
+# write it, the master key for the two that seal and open vendor keys, and the key of scripts' secrets for the two that seal
+# and open those.
 mesh_service_environment() {
   local service=$1 setting name
   variables=("CONSTRUCT_HEALTH_LISTEN=127.0.0.1:${ports[${service}_health]}")
@@ -24,6 +25,7 @@ mesh_service_environment() {
     case $service:${setting%%=*} in
       interpreter:CONSTRUCT_DATABASE_URL | providers:CONSTRUCT_DATABASE_URL) ;;
       interpreter:CONSTRUCT_MASTER_KEY_FILE | reconciler:CONSTRUCT_MASTER_KEY_FILE) ;;
+      reconciler:CONSTRUCT_SECRETS_KEY_FILE | providers:CONSTRUCT_SECRETS_KEY_FILE) ;;
       *) variables+=("$setting") ;;
     esac
   done
@@ -36,7 +38,7 @@ mesh_service_environment() {
   for name in $(compgen -e); do
     case $name in
       CONSTRUCT_INTERPRETER_CACHE_DIR | CONSTRUCT_INTERPRETER_WORKSPACE_ROOTS | CONSTRUCT_INTERPRETER_HIDDEN_PATHS) ;;
-      CONSTRUCT_HOME | CONSTRUCT_MASTER_KEY | CONSTRUCT_DEMO_* | CONSTRUCT_TEST_* | CONSTRUCT_HEALTH_LISTEN) ;;
+      CONSTRUCT_HOME | CONSTRUCT_MASTER_KEY | CONSTRUCT_SECRETS_KEY | CONSTRUCT_DEMO_* | CONSTRUCT_TEST_* | CONSTRUCT_HEALTH_LISTEN) ;;
       PATH | HOME | USER | LANG | LC_* | TZ | TMPDIR | RUST_* | OTEL_* | CONSTRUCT_* | *_PROXY | *_proxy | SSL_CERT_*)
         # The home's settings win over the same names in the caller's shell.
         if [[ " ${settings[*]%%=*} " != *" $name "* ]]; then variables+=("$name=${!name}"); fi
@@ -53,7 +55,7 @@ workspace_root=''
 mesh_hidden_paths() {
   local folder name list=''
   for folder in "$main_home" "$main_home"/*/; do
-    for name in master.key postgres.password nats.password nats.conf env compose.env postgres nats logs; do
+    for name in master.key secrets.key postgres.password nats.password nats.conf env compose.env postgres nats logs; do
       if [[ -e ${folder%/}/$name ]]; then list+=${list:+,}${folder%/}/$name; fi
     done
   done

@@ -179,6 +179,7 @@ impl Mesh {
             .env("CONSTRUCT_INTERPRETER_CACHE_DIR", guest_cache()?)
             .env("CONSTRUCT_INTERPRETER_WORKSPACE_ROOTS", self.workspace.path())
             .env("CONSTRUCT_MASTER_KEY", "test:MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY=")
+            .env("CONSTRUCT_SECRETS_KEY", "test:ZmVkY2JhOTg3NjU0MzIxMGZlZGNiYTk4NzY1NDMyMTA=")
             .env("CONSTRUCT_GATEWAY_LISTEN", self.gateway.to_string())
             .env("CONSTRUCT_HEALTH_LISTEN", health.to_string())
             .env("CONSTRUCT_LOG", std::env::var("CONSTRUCT_TEST_LOG").unwrap_or_else(|_| "info".to_owned()))

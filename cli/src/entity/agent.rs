@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand};
 use construct_proto::v1::{
-    Agent, AgentSpec, CreateAgentRequest, DeleteAgentRequest, GetAgentRequest, ListAgentsRequest, ModelParameters,
-    UpdateAgentRequest, list_agents_request::Filter,
+    Agent, AgentSecrets, AgentSpec, CreateAgentRequest, DeleteAgentRequest, GetAgentRequest, ListAgentsRequest,
+    ModelParameters, UpdateAgentRequest, list_agents_request::Filter,
 };
 use jiff::Timestamp;
 
@@ -65,6 +65,9 @@ pub(crate) struct Create {
     parameters: Parameters,
     #[command(flatten)]
     policy: PolicyArgs,
+    /// A secret its scripts may use, by name or id; can be given several times.
+    #[arg(long = "secret", value_name = "SECRET")]
+    secrets: Vec<String>,
     #[command(flatten)]
     write: WriteArgs,
     #[command(flatten)]
@@ -109,6 +112,12 @@ pub(crate) struct Update {
     parameters: Parameters,
     #[command(flatten)]
     policy: PolicyArgs,
+    /// A secret its scripts may use, in the place of those they may use now; can be given several times.
+    #[arg(long = "secret", value_name = "SECRET")]
+    secrets: Vec<String>,
+    /// Its scripts may use no secrets any more.
+    #[arg(long, conflicts_with = "secrets")]
+    no_secrets: bool,
     #[command(flatten)]
     change: ChangeArgs,
     #[command(flatten)]
@@ -205,6 +214,7 @@ impl Create {
             parameters,
             policy: self.policy.read()?.unwrap_or_default().rules,
             compute: self.compute,
+            secrets: self.secrets,
         };
         let request = CreateAgentRequest { spec: Some(spec), idempotency_key: self.write.key() };
         self.output.one(&call(gateway.agents().create_agent(request)).await?)
@@ -250,6 +260,7 @@ impl Update {
             parameters,
             policy: self.policy.read()?,
             compute: self.compute,
+            secrets: (self.no_secrets || !self.secrets.is_empty()).then_some(AgentSecrets { secrets: self.secrets }),
             revision,
             idempotency_key: self.change.write.key(),
         };
@@ -291,6 +302,7 @@ impl Entity for Agent {
             ("stop", parameters.stop_sequences.iter().map(|stop| format!("{stop:?}")).collect::<Vec<_>>().join(", ")),
             ("tasks", tasks.to_string()),
             ("policy", policy::words(&spec.policy)),
+            ("secrets", spec.secrets.join(", ")),
         ];
         details.extend(metadata_details(self.metadata.as_ref(), now));
         details.push(("instructions", spec.instructions));

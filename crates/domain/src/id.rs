@@ -83,6 +83,8 @@ ids! {
     ModelProviderId, "provider", "model provider";
     /// A tenant.
     OrganizationId, "org", "organization";
+    /// A secret that scripts may use without seeing it.
+    SecretId, "secret", "secret";
     /// One model call or one execution of scripts.
     StepId, "step", "step";
     /// A task.

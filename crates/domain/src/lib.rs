@@ -10,7 +10,8 @@ pub mod message;
 pub mod money;
 pub mod partition;
 pub mod policy;
+pub mod secret;
 pub mod task;
 
 pub use decide::decide;
-pub use id::{AgentId, ApprovalId, MessageId, ModelId, ModelProviderId, OrganizationId, StepId, TaskId};
+pub use id::{AgentId, ApprovalId, MessageId, ModelId, ModelProviderId, OrganizationId, SecretId, StepId, TaskId};

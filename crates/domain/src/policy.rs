@@ -315,7 +315,7 @@ fn any(patterns: &[GlobMatcher], text: &str) -> bool {
 /// Whether a shell may take a command line for more than one command with its arguments. Such a line is never what a
 /// pattern allows: `git *` is not meant to let `git status; rm -r .` pass. More is taken for it than a shell would,
 /// because a quoted `|` that needs an approval is better than one that was overlooked.
-fn is_compound(line: &str) -> bool {
+pub(crate) fn is_compound(line: &str) -> bool {
     line.trim().contains([';', '&', '|', '`', '<', '>', '\n', '\r'])
         || ["$(", "${", "$["].iter().any(|expansion| line.contains(expansion))
 }

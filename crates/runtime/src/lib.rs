@@ -18,4 +18,4 @@ pub use context::Context;
 pub use entry::main;
 pub use health::{Latch, Readiness};
 pub use lifecycle::{Lifecycle, Stopped};
-pub use master_key::{MasterKey, MasterKeys};
+pub use master_key::{MasterKey, MasterKeys, OpenError};

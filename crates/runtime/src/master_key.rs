@@ -13,7 +13,8 @@ use std::{
 };
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
-use secrecy::{ExposeSecret, SecretBox, zeroize::Zeroizing};
+use ring::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
+use secrecy::{ExposeSecret, SecretBox, SecretString, zeroize::Zeroizing};
 use sha2::{Digest as _, Sha256};
 
 /// Length of a key in bytes: AES-256.
@@ -122,6 +123,22 @@ impl MasterKeys {
         self.iter().find(|key| key.id == id)
     }
 
+    /// Opens a text that was sealed (AES-256-GCM, the tag at the end) for `record` with the key `key_id`.
+    ///
+    /// # Errors
+    /// [`OpenError`], which says nothing of the text.
+    pub fn open(&self, record: &str, key_id: &str, nonce: &[u8], ciphertext: &[u8]) -> Result<SecretString, OpenError> {
+        let key = self.get(key_id).ok_or_else(|| OpenError::UnknownKey { id: key_id.to_owned() })?;
+        let nonce = Nonce::try_assume_unique_for_key(nonce).map_err(|_| OpenError::Unopenable)?;
+        let key = UnboundKey::new(&AES_256_GCM, key.expose()).map_err(|_| OpenError::Unopenable)?;
+        // Opened in place and copied once, into a box of exactly its length; what it was opened in is wiped.
+        let mut buffer = Zeroizing::new(ciphertext.to_vec());
+        let opened = LessSafeKey::new(key).open_in_place(nonce, Aad::from(record.as_bytes()), &mut buffer);
+        let text =
+            std::str::from_utf8(opened.map_err(|_| OpenError::Unopenable)?).map_err(|_| OpenError::Unopenable)?;
+        Ok(SecretString::from(text))
+    }
+
     /// All keys, the active one first.
     pub fn iter(&self) -> impl Iterator<Item = &MasterKey> {
         std::iter::once(&self.active).chain(&self.retired)
@@ -176,6 +193,20 @@ pub enum Error {
         /// The id.
         id: String,
     },
+}
+
+/// Why something sealed cannot be opened.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum OpenError {
+    /// None of the keys has this id.
+    #[error("it is sealed with the key `{id}`, which this service does not have")]
+    UnknownKey {
+        /// The id.
+        id: String,
+    },
+    /// It was changed, was sealed for another record or with another key of the same id, or is no text.
+    #[error("it cannot be opened")]
+    Unopenable,
 }
 
 fn parse_entry(entry: &str, position: usize) -> Result<MasterKey, Error> {

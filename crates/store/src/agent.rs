@@ -5,10 +5,12 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use uuid::Uuid;
 
-use construct_domain::{AgentId, ModelId, OrganizationId, policy::Rule};
+use construct_domain::{AgentId, ModelId, OrganizationId, SecretId, policy::Rule};
 
 use crate::{
-    Cursor, Error, Key, Page, Rendered, Store, Write, Written, text,
+    Cursor, Error, Key, Page, Rendered, Store, Write, Written,
+    secret::agent_secrets_set,
+    text,
     write::{Writer, begin},
 };
 
@@ -60,6 +62,8 @@ pub struct Agent {
     pub policy: Vec<Rule>,
     /// The pool of interpreters that runs scripts of tasks made with it.
     pub compute: String,
+    /// Names of the secrets its scripts may use, in order.
+    pub secrets: Vec<String>,
     /// Tasks whose agent this is.
     pub task_count: i64,
     /// Rises with every change.
@@ -98,6 +102,8 @@ pub struct NewAgent {
     pub policy: Vec<Rule>,
     /// The pool of interpreters that runs scripts of tasks made with it.
     pub compute: String,
+    /// The secrets its scripts may use.
+    pub secrets: Vec<SecretId>,
 }
 
 /// What changes of an agent: what is `Some`.
@@ -119,6 +125,8 @@ pub struct AgentChanges {
     pub policy: Option<Vec<Rule>>,
     /// The pool of interpreters for tasks that are made from now on.
     pub compute: Option<String>,
+    /// All of them.
+    pub secrets: Option<Vec<SecretId>>,
 }
 
 /// Which agents a list shows.
@@ -142,6 +150,7 @@ struct Row {
     parameters: Value,
     policy: Value,
     compute: String,
+    secrets: Vec<String>,
     task_count: i64,
     revision: i64,
     created_at: Timestamp,
@@ -164,6 +173,7 @@ impl TryFrom<Row> for Agent {
             parameters: serde_json::from_value(row.parameters).map_err(Error::internal)?,
             policy: serde_json::from_value(row.policy).map_err(Error::internal)?,
             compute: row.compute,
+            secrets: row.secrets,
             task_count: row.task_count,
             revision: row.revision,
             created_at: row.created_at,
@@ -188,6 +198,8 @@ macro_rules! select {
             Row,
             r#"SELECT a.id, a.organization_id, a.model_id, m.name AS model_name, a.name, a.description, a.instructions, a.max_turns,
                     a.parameters, a.policy, a.compute,
+                    ARRAY(SELECT s.name FROM agent_secrets x JOIN secrets s ON s.organization_id = x.organization_id AND s.id = x.secret_id
+                          WHERE x.organization_id = a.organization_id AND x.agent_id = a.id ORDER BY s.name) AS "secrets!",
                     (SELECT count(*) FROM tasks t
                      WHERE t.organization_id = a.organization_id AND t.agent_id = a.id AND t.deleted_at IS NULL) AS "task_count!",
                     a.revision, a.created_at, a.updated_at
@@ -332,6 +344,9 @@ impl Store {
         .execute(&mut *writer.transaction)
         .await
         .map_err(Error::of_write)?;
+        if !new.secrets.is_empty() {
+            agent_secrets_set(&mut writer, new.id.uuid(), &new.secrets).await?;
+        }
         let entity = agent_reload(&mut writer, new.id).await?;
         writer.finish(entity, render).await
     }
@@ -381,6 +396,11 @@ impl Store {
         .execute(&mut *writer.transaction)
         .await
         .map_err(Error::of_write)?;
+        if let Some(secrets) = &changes.secrets
+            && done.rows_affected() > 0
+        {
+            agent_secrets_set(&mut writer, id.uuid(), secrets).await?;
+        }
         let entity = agent_reload(&mut writer, id).await?;
         if done.rows_affected() == 0 {
             return Err(Error::Conflict);

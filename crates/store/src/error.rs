@@ -115,7 +115,10 @@ fn constraint(name: &str, deleting: bool) -> Option<Error> {
         "model_providers_pkey" => taken("model provider", "id"),
         "models_name_key" => taken("model", "name"),
         "models_pkey" => taken("model", "id"),
+        "secrets_name_key" => taken("secret", "name"),
+        "secrets_pkey" => taken("secret", "id"),
         "tasks_pkey" => taken("task", "id"),
+        "agent_secrets_secret_fkey" => reference("secret", "agent"),
         "agents_model_fkey" => reference("model", "agent"),
         "models_provider_fkey" => reference("model provider", "model"),
         "tasks_agent_fkey" => reference("agent", "task"),
@@ -124,6 +127,7 @@ fn constraint(name: &str, deleting: bool) -> Option<Error> {
         | "idempotency_keys_organization_fkey"
         | "model_providers_organization_fkey"
         | "models_organization_fkey"
+        | "secrets_organization_fkey"
         | "step_usage_organization_fkey"
         | "tasks_organization_fkey" => Some(Error::NotFound { what: "organization" }),
         _ => None,

@@ -20,6 +20,7 @@ mod model;
 mod model_provider;
 mod page;
 mod seal;
+mod secret;
 mod store;
 mod task;
 #[cfg(any(test, feature = "testing"))]
@@ -43,6 +44,7 @@ pub use model_provider::{
 };
 pub use page::{Cursor, CursorValue, Key, Order, Page};
 pub use seal::{Error as SealError, Keyring, SealedSecret};
+pub use secret::{Bindings, NewSecret, Secret, SecretChanges};
 pub use store::{PoolOptions, Store};
 pub use task::{
     AppendedMessage, AskedApproval, Committed, DueTask, EndedMessage, LoadedTask, NewTask, StoredTask, TaskChanges,

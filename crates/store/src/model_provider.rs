@@ -115,12 +115,12 @@ pub struct ModelProviderFilter {
 }
 
 /// What a key rotation did.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Resealed {
-    /// How many keys are under the active master key now and were not before.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Resealed<I> {
+    /// How many records are under the active key now and were not before.
     pub resealed: u64,
-    /// Providers whose key could not be opened: their master key is not in the keyring.
-    pub failed: Vec<ModelProviderId>,
+    /// Records that could not be opened: their key is not in the keyring.
+    pub failed: Vec<I>,
 }
 
 struct Row {
@@ -397,9 +397,13 @@ impl Store {
     /// # Errors
     /// [`Error::Unavailable`]; [`Error::Internal`] when the operating system gives no randomness.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn model_provider_reseal_all(&self, keyring: &Keyring, now: Timestamp) -> Result<Resealed, Error> {
+    pub async fn model_provider_reseal_all(
+        &self,
+        keyring: &Keyring,
+        now: Timestamp,
+    ) -> Result<Resealed<ModelProviderId>, Error> {
         let rows = select!(["WHERE p.key_id <> $1 ORDER BY p.id"], keyring.active()).fetch_all(&self.pool).await?;
-        let mut report = Resealed::default();
+        let mut report = Resealed { resealed: 0, failed: Vec::new() };
         for row in rows {
             let provider = ModelProvider::try_from(row)?;
             let Some(old) = provider.key else { continue };
@@ -430,7 +434,8 @@ impl Store {
     }
 }
 
-fn reseal(keyring: &Keyring, id: ModelProviderId, old: &SealedSecret) -> Result<SealedSecret, SealError> {
+/// The same under the active key.
+pub(crate) fn reseal(keyring: &Keyring, id: impl ToString, old: &SealedSecret) -> Result<SealedSecret, SealError> {
     use secrecy::ExposeSecret as _;
     let record = id.to_string();
     keyring.seal(&record, keyring.open(&record, old)?.expose_secret())

@@ -1,4 +1,4 @@
-//! Encryption at rest: AES-256-GCM with a master key that never enters the database.
+//! Encryption at rest: AES-256-GCM with a key that never enters the database.
 //!
 //! Each secret has a nonce of its own and the id of its record as associated data, so that a ciphertext copied into
 //! another row does not open. The key's id is stored beside it, so that keys can be rotated: new secrets use the active
@@ -8,6 +8,7 @@ use std::{collections::BTreeMap, fmt};
 
 use ring::{
     aead::{AES_256_GCM, Aad, LessSafeKey, NONCE_LEN, Nonce, UnboundKey},
+    hmac,
     rand::{SecureRandom, SystemRandom},
 };
 use secrecy::{ExposeSecret, SecretBox, SecretSlice, zeroize::Zeroize};
@@ -96,6 +97,22 @@ impl Keyring {
             .seal_in_place_append_tag(Nonce::assume_unique_for_key(nonce), Aad::from(record.as_bytes()), &mut buffer)
             .map_err(|_| Error::Unsealable)?;
         Ok(SealedSecret { key_id: self.active.clone(), nonce: nonce.to_vec(), ciphertext: buffer })
+    }
+
+    /// A keyed digest: who has the key can tell by it whether two secrets are the same, and nobody else learns anything, not
+    /// even by trying many.
+    ///
+    /// # Errors
+    /// [`Error::UnknownKey`] never, because the active key is there.
+    pub fn digest(&self, secret: &[u8]) -> Result<[u8; 32], Error> {
+        let unknown = || Error::UnknownKey { id: self.active.clone() };
+        let key = self.keys.get(&self.active).ok_or_else(unknown)?;
+        let mut context = hmac::Context::with_key(&hmac::Key::new(hmac::HMAC_SHA256, key.expose_secret()));
+        context.update(b"construct digest of a secret\0");
+        context.update(secret);
+        let mut digest = [0; 32];
+        digest.copy_from_slice(context.sign().as_ref());
+        Ok(digest)
     }
 
     /// Decrypts the secret of the record with the id `record`.

@@ -162,6 +162,7 @@ fn new_agent(model: ModelId, name: &str) -> NewAgent {
         parameters: ModelParameters::default(),
         policy: Vec::new(),
         compute: "cpu-2".to_owned(),
+        secrets: Vec::new(),
     }
 }
 

@@ -1,4 +1,4 @@
-//! From what is stored to what clients see, and back. An API key never comes out.
+//! From what is stored to what clients see, and back. API keys and the values of secrets never come out.
 
 use construct_domain::{
     OrganizationId,
@@ -10,7 +10,8 @@ use construct_domain::{
 };
 use construct_proto::v1;
 use construct_store::{
-    Agent, Model, ModelParameters, ModelProvider, ModelProviderKind, StoredApproval, StoredMessage, StoredTask,
+    Agent, Bindings, Model, ModelParameters, ModelProvider, ModelProviderKind, Secret, StoredApproval, StoredMessage,
+    StoredTask,
 };
 use jiff::Timestamp;
 
@@ -56,6 +57,7 @@ pub fn agent(agent: &Agent) -> v1::Agent {
             parameters: Some(parameters(&agent.parameters)),
             policy: agent.policy.iter().map(rule).collect(),
             compute: agent.compute.clone(),
+            secrets: agent.secrets.clone(),
         }),
         status: Some(v1::AgentStatus { model_id: agent.model.to_string(), task_count: agent.task_count }),
     }
@@ -205,6 +207,24 @@ pub fn model_provider(provider: &ModelProvider) -> v1::ModelProvider {
         status: Some(v1::ModelProviderStatus {
             api_key_set: provider.key.is_some(),
             encryption_key_id: provider.key.as_ref().map(|key| key.key_id.clone()).unwrap_or_default(),
+        }),
+    }
+}
+
+/// A secret as clients see it: without its value.
+pub fn secret(secret: &Secret) -> v1::Secret {
+    let Bindings { hosts, commands } = secret.bindings.clone();
+    v1::Secret {
+        metadata: metadata(secret.id, secret.organization, (secret.created_at, secret.updated_at), secret.revision),
+        spec: Some(v1::SecretSpec {
+            name: secret.name.clone(),
+            description: secret.description.clone(),
+            value: String::new(),
+            bindings: Some(v1::SecretBindings { hosts, commands }),
+        }),
+        status: Some(v1::SecretStatus {
+            encryption_key_id: secret.value.key_id.clone(),
+            agent_count: secret.agent_count,
         }),
     }
 }

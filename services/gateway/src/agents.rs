@@ -1,6 +1,6 @@
 //! `AgentService`.
 
-use construct_domain::{AgentId, ModelId, compute};
+use construct_domain::{AgentId, ModelId, SecretId, compute};
 use construct_proto::v1::{
     self, CreateAgentRequest, DeleteAgentRequest, DeleteAgentResponse, GetAgentRequest, ListAgentsRequest,
     ListAgentsResponse, UpdateAgentRequest, agent_service_server::AgentService, event::Payload,
@@ -10,7 +10,7 @@ use tonic::{Request, Response, Status};
 use uuid::Uuid;
 
 use crate::{
-    api::{Api, Lookup, nobody},
+    api::{Api, Entry, Lookup, nobody},
     convert, events, status,
     validate::requests,
 };
@@ -25,6 +25,16 @@ fn render(kind: &'static str) -> impl FnOnce(&Agent) -> Rendered + Send {
         let agent = convert::agent(agent);
         events::rendered(kind, Payload::Agent(agent.clone()), &agent)
     }
+}
+
+/// The secrets that a request names.
+async fn secrets(entry: &Entry, lookup: &mut Lookup, named: &[String]) -> Result<Vec<SecretId>, Status> {
+    let mut secrets = Vec::with_capacity(named.len());
+    for name in named {
+        let found = entry.store().secret_resolve(entry.organization(), name).await;
+        secrets.push(lookup.take(name, found, SecretId::from_uuid)?);
+    }
+    Ok(secrets)
 }
 
 #[tonic::async_trait]
@@ -46,6 +56,7 @@ impl AgentService for Api {
             parameters: convert::to_parameters(spec.parameters.unwrap_or_default()),
             policy: spec.policy.into_iter().filter_map(convert::to_rule).collect(),
             compute: compute_or_default(spec.compute),
+            secrets: secrets(&entry, &mut lookup, &spec.secrets).await?,
         };
         let written = lookup.settle(entry.store().agent_create(&write, new, render("agent.created")).await)?;
         entry.answer(written, nobody, convert::agent).await
@@ -91,6 +102,10 @@ impl AgentService for Api {
                 Some(lookup.take(model, found, ModelId::from_uuid)?)
             }
         };
+        let secrets = match &request.secrets {
+            None => None,
+            Some(replacement) => Some(secrets(&entry, &mut lookup, &replacement.secrets).await?),
+        };
         let changes = AgentChanges {
             model,
             name: request.name,
@@ -100,6 +115,7 @@ impl AgentService for Api {
             parameters: request.parameters.map(convert::to_parameters),
             policy: request.policy.map(|policy| policy.rules.into_iter().filter_map(convert::to_rule).collect()),
             compute: request.compute.map(compute_or_default),
+            secrets,
         };
         let expected = (request.revision != 0).then_some(request.revision);
         let updated = entry.store().agent_update(&write, agent, expected, changes, render("agent.updated")).await;

@@ -15,7 +15,7 @@ use tonic::{Request, Status};
 use uuid::Uuid;
 
 use crate::{
-    Config,
+    Config, Keyrings,
     caller::{self, Caller},
     pools::Pools,
     publish::{Publisher, Wake},
@@ -32,7 +32,7 @@ pub(crate) struct Api {
 struct Shared {
     /// Set once PostgreSQL and NATS have been reached.
     backend: OnceLock<Arc<Backend>>,
-    keyring: Arc<Keyring>,
+    keyrings: Keyrings,
     /// The pools of interpreters that exist.
     pools: Vec<String>,
     lifecycle: Lifecycle,
@@ -49,11 +49,11 @@ pub(crate) struct Backend {
 }
 
 impl Api {
-    pub(crate) fn new(config: &Config, keyring: Arc<Keyring>, lifecycle: Lifecycle) -> Self {
+    pub(crate) fn new(config: &Config, keyrings: Keyrings, lifecycle: Lifecycle) -> Self {
         let requests = Arc::new(Semaphore::new(config.gateway_max_requests));
         let subscriptions = Arc::new(Semaphore::new(config.gateway_max_subscriptions));
         let (backend, pools) = (OnceLock::new(), config.gateway_pools.clone());
-        Self { shared: Arc::new(Shared { backend, keyring, pools, lifecycle, requests, subscriptions }) }
+        Self { shared: Arc::new(Shared { backend, keyrings, pools, lifecycle, requests, subscriptions }) }
     }
 
     /// From now on requests can be served.
@@ -63,7 +63,20 @@ impl Api {
     }
 
     pub(crate) fn keyring(&self) -> &Keyring {
-        &self.shared.keyring
+        &self.shared.keyrings.providers
+    }
+
+    /// The keys that secrets are sealed with.
+    ///
+    /// # Errors
+    /// `FAILED_PRECONDITION` when the operator has given none.
+    pub(crate) fn secrets_keyring(&self) -> Result<&Keyring, Status> {
+        self.shared.keyrings.secrets.as_deref().ok_or_else(|| {
+            Status::failed_precondition(
+                "this installation has no key for secrets: set CONSTRUCT_SECRETS_KEY or CONSTRUCT_SECRETS_KEY_FILE for the \
+                 gateway and the interpreter",
+            )
+        })
     }
 
     /// The pools of interpreters that exist, as the operator says.
@@ -227,12 +240,14 @@ keyed! {
     CreateMessageRequest,
     CreateModelProviderRequest,
     CreateModelRequest,
+    CreateSecretRequest,
     CreateTaskRequest,
     DecideApprovalRequest,
     DeleteAgentRequest,
     DeleteMessageRequest,
     DeleteModelProviderRequest,
     DeleteModelRequest,
+    DeleteSecretRequest,
     DeleteTaskRequest,
     ResumeTaskRequest,
     SuspendTaskRequest,
@@ -240,6 +255,7 @@ keyed! {
     UpdateMessageRequest,
     UpdateModelProviderRequest,
     UpdateModelRequest,
+    UpdateSecretRequest,
     UpdateTaskRequest,
 }
 
@@ -259,6 +275,6 @@ mod tests {
                 writes += usize::from(keyed);
             }
         }
-        assert_eq!(writes, 19, "each of them stands in the table of this module");
+        assert_eq!(writes, 22, "each of them stands in the table of this module");
     }
 }

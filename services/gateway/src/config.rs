@@ -42,6 +42,7 @@ impl construct_runtime::ServiceConfig for Config {
     fn validate(&self, common: &Common) -> Result<(), Invalid> {
         common.database_url()?;
         common.master_keys()?;
+        common.secrets_keys()?;
         if !self.gateway_listen.ip().is_loopback() && !self.gateway_insecure {
             return Err(Invalid::new(
                 "gateway_listen",

@@ -23,6 +23,7 @@ mod models;
 mod page;
 mod pools;
 mod publish;
+mod secrets;
 mod server;
 mod status;
 mod subscribe;
@@ -34,7 +35,7 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 use construct_bus::{Bus, ConnectOptions};
-use construct_runtime::{Common, Context};
+use construct_runtime::{Context, MasterKeys};
 use construct_store::{Keyring, PoolOptions, Store};
 use construct_wire::convert;
 use tokio::net::TcpListener;
@@ -63,8 +64,11 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
 
 async fn start(listener: TcpListener, config: &Config, context: &Context) -> anyhow::Result<()> {
     let lifecycle = context.lifecycle();
-    let keyring = Arc::new(keyring(context.common())?);
-    let api = Api::new(config, Arc::clone(&keyring), lifecycle.clone());
+    let keyrings = Keyrings {
+        providers: Arc::new(keyring(&context.common().master_keys()?)?),
+        secrets: context.common().secrets_keys()?.as_ref().map(keyring).transpose()?.map(Arc::new),
+    };
+    let api = Api::new(config, keyrings.clone(), lifecycle.clone());
     let (database, nats) = (context.readiness().register("postgresql"), context.readiness().register("nats"));
     let serving = context.readiness().register("requests");
     server::spawn(api.clone(), listener, context).await?;
@@ -94,13 +98,20 @@ async fn start(listener: TcpListener, config: &Config, context: &Context) -> any
     lifecycle.spawn_job("pools", async move { watching.pools.watch(&names, &draining).await });
     lifecycle.spawn_job("event heads", async move { backend.hub.watch().await });
     lifecycle.spawn_job("database health", watch::database(store.clone(), database, lifecycle.draining()));
-    lifecycle.spawn_job("housekeeping", watch::housekeeping(store, keyring, lifecycle.draining()));
+    lifecycle.spawn_job("housekeeping", watch::housekeeping(store, keyrings, lifecycle.draining()));
     Ok(())
 }
 
-/// The keys that API keys are encrypted with.
-fn keyring(common: &Common) -> anyhow::Result<Keyring> {
-    let keys = common.master_keys()?;
+/// What is encrypted with which keys.
+#[derive(Clone)]
+struct Keyrings {
+    /// API keys of model providers.
+    providers: Arc<Keyring>,
+    /// Secrets of scripts, where the operator has given a key for them.
+    secrets: Option<Arc<Keyring>>,
+}
+
+fn keyring(keys: &MasterKeys) -> anyhow::Result<Keyring> {
     let active = keys.active().id();
     Ok(Keyring::new(active, keys.iter().map(|key| (key.id().to_owned(), *key.expose())))?)
 }

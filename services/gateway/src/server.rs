@@ -8,7 +8,7 @@ use construct_proto::{
         agent_service_server::AgentServiceServer, approval_service_server::ApprovalServiceServer,
         event_service_server::EventServiceServer, message_service_server::MessageServiceServer,
         model_provider_service_server::ModelProviderServiceServer, model_service_server::ModelServiceServer,
-        task_service_server::TaskServiceServer,
+        secret_service_server::SecretServiceServer, task_service_server::TaskServiceServer,
     },
 };
 use construct_runtime::Context;
@@ -39,13 +39,14 @@ const STREAMS_PER_CONNECTION: u32 = 1024;
 /// holds its subscriptions no longer than both together.
 const KEEPALIVE: Duration = Duration::from_secs(20);
 
-const SERVICES: [&str; 7] = [
+const SERVICES: [&str; 8] = [
     AgentServiceServer::<Api>::NAME,
     ApprovalServiceServer::<Api>::NAME,
     EventServiceServer::<Api>::NAME,
     MessageServiceServer::<Api>::NAME,
     ModelProviderServiceServer::<Api>::NAME,
     ModelServiceServer::<Api>::NAME,
+    SecretServiceServer::<Api>::NAME,
     TaskServiceServer::<Api>::NAME,
 ];
 
@@ -82,6 +83,7 @@ pub(crate) async fn spawn(api: Api, listener: TcpListener, context: &Context) ->
         .add_service(limited!(MessageServiceServer, api))
         .add_service(limited!(ModelProviderServiceServer, api))
         .add_service(limited!(ModelServiceServer, api))
+        .add_service(limited!(SecretServiceServer, api))
         .add_service(limited!(TaskServiceServer, api))
         // Deltas are small and wanted at once: compressing them one by one would cost time and save nothing.
         .add_service(EventServiceServer::new(api).max_decoding_message_size(MAX_REQUEST));

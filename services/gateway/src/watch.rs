@@ -1,13 +1,13 @@
 //! What the gateway looks after beside requests.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use construct_runtime::Latch;
 use construct_store::{Error, Keyring, Store};
 use jiff::{SignedDuration, Timestamp};
 use tokio_util::sync::CancellationToken;
 
-use crate::status::chain;
+use crate::{Keyrings, status::chain};
 
 /// How often PostgreSQL is asked whether it is there.
 const ASK: Duration = Duration::from_secs(5);
@@ -40,9 +40,9 @@ pub(crate) async fn database(store: Store, latch: Latch, draining: CancellationT
     }
 }
 
-/// Re-encrypts API keys that are not under the active master key, once; forgets old answers, from time to time.
-pub(crate) async fn housekeeping(store: Store, keyring: Arc<Keyring>, draining: CancellationToken) {
-    match store.model_provider_reseal_all(&keyring, Timestamp::now()).await {
+/// Re-encrypts API keys and secrets that are not under their active key, once; forgets old answers, from time to time.
+pub(crate) async fn housekeeping(store: Store, keyrings: Keyrings, draining: CancellationToken) {
+    match store.model_provider_reseal_all(&keyrings.providers, Timestamp::now()).await {
         Ok(resealed) => {
             if resealed.resealed > 0 {
                 tracing::info!(count = resealed.resealed, "API keys were encrypted again, with the active master key");
@@ -54,11 +54,29 @@ pub(crate) async fn housekeeping(store: Store, keyring: Arc<Keyring>, draining: 
         }
         Err(error) => warn("API keys could not be looked through", &error),
     }
+    if let Some(keyring) = keyrings.secrets {
+        reseal_secrets(&store, &keyring).await;
+    }
     while !paused(TIDY, &draining).await {
         match store.idempotency_expire(Timestamp::now() - ANSWERS_KEPT).await {
             Ok(count) => tracing::debug!(count, "old answers were forgotten"),
             Err(error) => warn("old answers could not be forgotten", &error),
         }
+    }
+}
+
+async fn reseal_secrets(store: &Store, keyring: &Keyring) {
+    match store.secret_reseal_all(keyring, Timestamp::now()).await {
+        Ok(resealed) => {
+            if resealed.resealed > 0 {
+                tracing::info!(count = resealed.resealed, "secrets were encrypted again, with the active key");
+            }
+            if !resealed.failed.is_empty() {
+                let secrets: Vec<String> = resealed.failed.iter().map(ToString::to_string).collect();
+                tracing::error!(?secrets, "secrets cannot be decrypted: the key they need is not configured");
+            }
+        }
+        Err(error) => warn("secrets could not be looked through", &error),
     }
 }
 

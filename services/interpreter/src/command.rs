@@ -12,6 +12,7 @@ mod seccomp;
 mod spawn;
 
 use std::collections::BTreeMap;
+use std::fmt;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::process::ExitStatusExt;
@@ -31,6 +32,7 @@ pub use limits::CommandLimits;
 use processes::Limit;
 
 use crate::confine;
+use crate::scrub::Scrubber;
 use crate::workspace::{PathError, RelativePath, Workspace};
 
 /// How long the pipes of a killed command are read to their end; a process that escaped may hold them open.
@@ -92,7 +94,6 @@ enum Kind {
 }
 
 /// A command to run.
-#[derive(Debug)]
 pub(crate) struct Request {
     /// Shell script text.
     pub(crate) script: String,
@@ -104,6 +105,18 @@ pub(crate) struct Request {
     pub(crate) stdin: Vec<u8>,
     /// Wall time after which it is killed.
     pub(crate) timeout: Duration,
+    /// Takes the secrets out of what it prints.
+    pub(crate) scrubber: Arc<Scrubber>,
+}
+
+/// Without the values of the environment, which may be secret.
+impl fmt::Debug for Request {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Request")
+            .field("script", &self.script)
+            .field("directory", &self.directory)
+            .finish_non_exhaustive()
+    }
 }
 
 /// How a command ended that did start.
@@ -213,8 +226,8 @@ impl CommandSandbox {
         let (spawned_group, spawned) = spawn::spawn(command, mark).await.map_err(CommandError::Start)?;
         // In this order, so that the group is dropped first: it finds what the child has started while the child lives.
         let (mut child, group) = (spawned, spawned_group);
-        let stdout = Capture::start(child.stdout.take());
-        let stderr = Capture::start(child.stderr.take());
+        let stdout = Capture::start(child.stdout.take(), Arc::clone(&request.scrubber));
+        let stderr = Capture::start(child.stderr.take(), Arc::clone(&request.scrubber));
         let feeding = feed(&mut child, request.stdin);
 
         let ended = tokio::select! {

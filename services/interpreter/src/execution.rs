@@ -14,6 +14,7 @@ use construct_proto::mesh::v1::{
     Cancelled, CodeCompleted, CodeExecute, Failure, FailureClass, JournalOpened, Parked, StepResult, step_result,
 };
 use construct_proto::v1::CodeInterpreterResult;
+use construct_runtime::MasterKeys;
 use jiff::Timestamp;
 use tokio_util::sync::CancellationToken;
 
@@ -25,7 +26,7 @@ use crate::{
     running::Running,
     sandbox::{Engine, Status, ToolTable},
     tiers::Tiers,
-    tools::Toolbox,
+    tools::{Secrets, Toolbox},
     workspaces::Workspaces,
 };
 
@@ -43,6 +44,8 @@ pub(crate) struct Executor {
     pub(crate) table: ToolTable,
     pub(crate) workspaces: Workspaces,
     pub(crate) tiers: Tiers,
+    /// Open the secrets that commands carry.
+    pub(crate) secrets_keys: Option<MasterKeys>,
     pub(crate) running: Running,
     /// Cancelled when the service is to stop.
     pub(crate) draining: CancellationToken,
@@ -127,7 +130,11 @@ impl Executor {
         }
         let tier = self.tiers.of(&command.compute);
         match self.workspaces.open(&command.workspace, &step.task_id, &tier.commands).await {
-            Ok(toolbox) => self.run_scripts(command, step, delivery, &toolbox, &journal, &running).await,
+            Ok(toolbox) => {
+                let secrets = Secrets::open(&command.secrets, self.secrets_keys.as_ref(), &journal.opened.seed);
+                let toolbox = toolbox.with_secrets(secrets);
+                self.run_scripts(command, step, delivery, &toolbox, &journal, &running).await
+            }
             Err(error) => {
                 let results = left(command, &journal, &error.to_string());
                 End::Outcome(step_result::Outcome::CodeCompleted(CodeCompleted { results }))

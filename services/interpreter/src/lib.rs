@@ -15,6 +15,7 @@ mod policy;
 mod report;
 mod running;
 pub mod sandbox;
+mod scrub;
 mod tiers;
 pub mod tools;
 pub mod workspace;
@@ -22,6 +23,7 @@ mod workspaces;
 
 use std::{
     collections::BTreeMap,
+    net::IpAddr,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -60,6 +62,9 @@ pub struct Config {
     pub interpreter_workspace_roots: Vec<PathBuf>,
     /// Hosts that scripts may fetch from: `example.com`, `*.example.com`.
     pub interpreter_fetch_hosts: Vec<String>,
+    /// Addresses that scripts may fetch from although they are not public; the host has to be granted as well. Of a service in
+    /// the operator's own network, for example.
+    pub interpreter_fetch_private_addresses: Vec<IpAddr>,
     /// Whether commands may run without a sandbox where the machine offers none.
     pub interpreter_allow_unconfined_commands: bool,
     /// Whether commands may use TCP among themselves, on the loopback of their own: servers that a test starts. Without it
@@ -87,6 +92,7 @@ impl Default for Config {
             interpreter_concurrency: 64,
             interpreter_workspace_roots: Vec::new(),
             interpreter_fetch_hosts: Vec::new(),
+            interpreter_fetch_private_addresses: Vec::new(),
             interpreter_allow_unconfined_commands: false,
             interpreter_command_loopback: false,
             interpreter_hidden_paths: Vec::new(),
@@ -142,7 +148,8 @@ impl Config {
 }
 
 impl ServiceConfig for Config {
-    fn validate(&self, _: &Common) -> Result<(), config::Invalid> {
+    fn validate(&self, common: &Common) -> Result<(), config::Invalid> {
+        common.secrets_keys()?;
         let pools = self.pools()?.len();
         if self.interpreter_concurrency == 0 || self.interpreter_concurrency.saturating_mul(pools) > 8000 {
             let most = 8000 / pools;
@@ -186,7 +193,8 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
     let commands = CommandPolicy { confinement, hidden_paths, loopback, ..CommandPolicy::default() };
     let policy = Policy { commands, hosts: config.hosts()? };
     let own = common.data_dir.join("workspaces");
-    let workspaces = Workspaces::new(&config.interpreter_workspace_roots, own, policy, Egress::new(&[])?, sandbox)
+    let egress = Egress::new(&config.interpreter_fetch_private_addresses)?;
+    let workspaces = Workspaces::new(&config.interpreter_workspace_roots, own, policy, egress, sandbox)
         .context("the directories of CONSTRUCT_INTERPRETER_WORKSPACE_ROOTS cannot be granted")?;
 
     let bus = context
@@ -205,6 +213,7 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
         table: tool_table(),
         workspaces,
         tiers,
+        secrets_keys: common.secrets_keys()?,
         running: Running::default(),
         draining: lifecycle.draining(),
         patience: common.shutdown_grace.saturating_sub(Duration::from_secs(1)),

@@ -27,6 +27,7 @@ mod print;
 mod program;
 mod read;
 mod search;
+mod secrets;
 mod stop;
 mod subject;
 mod table;
@@ -49,6 +50,7 @@ pub use error::ToolError;
 pub use kind::{Kind, Parameter};
 pub use markdown::documentation;
 pub use output::{Field, Output};
+pub use secrets::Secrets;
 pub use subject::PolicySubject;
 pub use table::{declarations, definition, definitions};
 
@@ -93,6 +95,7 @@ pub struct Toolbox {
     egress: Egress,
     sandbox: CommandSandbox,
     variables: Variables,
+    secrets: Secrets,
     files: Arc<Semaphore>,
     commands: Semaphore,
     requests: Semaphore,
@@ -108,10 +111,17 @@ impl Toolbox {
             egress,
             sandbox,
             variables: Variables::default(),
+            secrets: Secrets::default(),
             files: Arc::new(Semaphore::new(CONCURRENT_FILE_CALLS)),
             commands: Semaphore::new(CONCURRENT_COMMANDS),
             requests: Semaphore::new(CONCURRENT_REQUESTS),
         }
+    }
+
+    /// The same with what its scripts may use without seeing it.
+    #[must_use]
+    pub fn with_secrets(self, secrets: Secrets) -> Self {
+        Self { secrets, ..self }
     }
 
     /// The workspace the tools work in.
@@ -134,6 +144,20 @@ impl Toolbox {
         // The call's own token, so that whatever ends it also ends the thread that works for it.
         let cancel = cx.cancel.child_token();
         let _guard = cancel.clone().drop_guard();
+        let result = self.carry_out(tool, arguments, cancel).await;
+        match tool.permission {
+            // Secrets go out with these, and so may come back.
+            Permission::Commands | Permission::Network => self.secrets.scrub(result),
+            _ => result,
+        }
+    }
+
+    async fn carry_out(
+        &self,
+        tool: &'static Definition,
+        arguments: Value,
+        cancel: CancellationToken,
+    ) -> Result<Value, ToolError> {
         match tool.name {
             "read_file" => self.on_files(tool, arguments, cancel, read::run).await,
             "create_file" => self.on_files(tool, arguments, cancel, write::run).await,
@@ -153,6 +177,7 @@ impl Toolbox {
             }
             "getenv" => encode(tool, &self.variables.get(&self.policy.commands, &parse(tool, arguments)?)),
             "setenv" => encode(tool, &self.variables.change(parse(tool, arguments)?)?),
+            "secrets.get" => encode(tool, &self.secrets.get(&parse(tool, arguments)?)?),
             "tools.search" => encode(tool, &search::search(&parse(tool, arguments)?)),
             "tools.describe" => search::describe(&parse(tool, arguments)?),
             "pwd" => encode(tool, &self.workspace.root().to_string_lossy()),
@@ -160,7 +185,7 @@ impl Toolbox {
                 let _permit = admit(tool, &self.requests, &cancel).await?;
                 let arguments = parse(tool, arguments)?;
                 tokio::select! {
-                    result = fetch::run(&self.egress, &self.policy.hosts, arguments, &cancel) => encode(tool, &result?),
+                    result = fetch::run(&self.egress, &self.policy.hosts, &self.secrets, arguments, &cancel) => encode(tool, &result?),
                     () = cancel.cancelled() => Err(ToolError::cancelled(tool.name)),
                 }
             }
@@ -222,8 +247,8 @@ impl Toolbox {
     }
 
     fn commands_with<'a>(&'a self, cancel: &'a CancellationToken) -> execute::Host<'a> {
-        let Self { sandbox, workspace, policy, variables, .. } = self;
-        execute::Host { sandbox, workspace, policy: &policy.commands, variables, cancel }
+        let Self { sandbox, workspace, policy, variables, secrets, .. } = self;
+        execute::Host { sandbox, workspace, policy: &policy.commands, variables, secrets, cancel }
     }
 
     fn check(&self, tool: &Definition, args: Value) -> Result<Value, ToolError> {

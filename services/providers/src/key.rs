@@ -1,8 +1,7 @@
 //! Opens sealed API keys. The only place of the mesh where a vendor's key is in the clear.
 
 use construct_proto::mesh::v1::SealedSecret;
-use construct_runtime::MasterKeys;
-use ring::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
+use construct_runtime::{MasterKeys, OpenError};
 use secrecy::SecretString;
 
 use crate::failure::Failure;
@@ -15,24 +14,19 @@ pub(crate) fn open(
     sealed: Option<&SealedSecret>,
 ) -> Result<Option<SecretString>, Failure> {
     let Some(sealed) = sealed.filter(|sealed| !sealed.ciphertext.is_empty()) else { return Ok(None) };
-    let master = keys.get(&sealed.key_id).ok_or_else(|| {
-        Failure::configuration(format!(
-            "the provider's API key is sealed with master key `{}`, which this service does not have",
-            sealed.key_id
-        ))
-    })?;
-    let broken = || Failure::configuration("the provider's API key cannot be opened: set it again");
-    let nonce = Nonce::try_assume_unique_for_key(&sealed.nonce).map_err(|_| broken())?;
-    let key = LessSafeKey::new(UnboundKey::new(&AES_256_GCM, master.expose()).map_err(|_| broken())?);
-    let mut text = sealed.ciphertext.clone();
-    let length = key.open_in_place(nonce, Aad::from(provider_id.as_bytes()), &mut text).map_err(|_| broken())?.len();
-    text.truncate(length);
-    String::from_utf8(text).map(|text| Some(SecretString::from(text))).map_err(|_| broken())
+    let opened = keys.open(provider_id, &sealed.key_id, &sealed.nonce, &sealed.ciphertext);
+    opened.map(Some).map_err(|error| match error {
+        OpenError::UnknownKey { id } => Failure::configuration(format!(
+            "the provider's API key is sealed with master key `{id}`, which this service does not have"
+        )),
+        OpenError::Unopenable => Failure::configuration("the provider's API key cannot be opened: set it again"),
+    })
 }
 
 #[cfg(test)]
 pub(crate) mod tests {
     use construct_proto::mesh::v1::FailureClass;
+    use ring::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
     use secrecy::ExposeSecret as _;
 
     use super::*;

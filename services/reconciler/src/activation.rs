@@ -302,7 +302,8 @@ impl Activator {
                 let transcript = self.store.transcript(task).await?;
                 let asked = step.round > 0;
                 let approvals = if asked { self.store.approvals_of_step(step.id).await? } else { Vec::new() };
-                match command::execute(loaded, now, step, &transcript, &approvals) {
+                let secrets = self.store.task_secrets(task).await?;
+                match command::execute(loaded, now, step, &transcript, &approvals, &secrets) {
                     Ok(execute) => {
                         let code = subject::CodeExecute::new(command::pool(loaded), task);
                         self.dispatch(step.id, &code, &execute)
@@ -346,8 +347,9 @@ impl Activator {
             command::Turn::Title(step) => return Ok(Ok(command::title(loaded, step, &invocation, &transcript))),
         };
         let pool = command::pool(loaded);
+        let secrets = self.store.task_secrets(task).await?;
         Ok(match self.catalogue.get(&pool, &loaded.workspace).await {
-            Ok(catalogue) => Ok(command::answer(loaded, step, &invocation, &transcript, &catalogue)),
+            Ok(catalogue) => Ok(command::answer(loaded, step, &invocation, &transcript, &catalogue, &secrets)),
             Err(source) => Err(command::Error::NoCatalogue { pool, source }),
         })
     }

@@ -15,7 +15,7 @@ use construct_proto::{
     mesh::v1::{self as mesh, model_invoke::Purpose},
     v1,
 };
-use construct_store::{Invocation, LoadedTask, StoredApproval, StoredMessage};
+use construct_store::{Invocation, LoadedTask, SealedSecret, Secret, StoredApproval, StoredMessage};
 use construct_wire::convert;
 use jiff::Timestamp;
 
@@ -75,12 +75,14 @@ pub(crate) fn answer(
     invocation: &Invocation,
     transcript: &[StoredMessage],
     catalogue: &mesh::ToolCatalogue,
+    secrets: &[Secret],
 ) -> mesh::ModelInvoke {
     let system = prompt::assemble(&prompt::Parts {
         instructions: &invocation.agent.instructions,
         workspace: &loaded.workspace,
         facts: &catalogue.facts,
         declarations: &catalogue.declarations,
+        secrets,
     });
     let request = mesh::ModelInvoke {
         step: Some(step_ref(loaded, step)),
@@ -127,11 +129,7 @@ fn addressed(request: mesh::ModelInvoke, invocation: &Invocation) -> mesh::Model
             id: provider.id.to_string(),
             r#type: convert::provider_type(provider.kind).into(),
             base_url: provider.base_url.clone(),
-            api_key: provider.key.as_ref().map(|key| mesh::SealedSecret {
-                key_id: key.key_id.clone(),
-                nonce: key.nonce.clone(),
-                ciphertext: key.ciphertext.clone(),
-            }),
+            api_key: provider.key.as_ref().map(sealed),
             script: provider.script.clone().unwrap_or_default(),
         }),
         model: Some(mesh::ModelTarget {
@@ -153,6 +151,7 @@ pub(crate) fn execute(
     step: &Step,
     transcript: &[StoredMessage],
     approvals: &[StoredApproval],
+    secrets: &[Secret],
 ) -> Result<mesh::CodeExecute, Error> {
     let Some(Stage::Code { calls: wanted }) = task.turn.as_ref().map(|turn| &turn.stage) else {
         return Err(Error::NoCalls);
@@ -172,7 +171,23 @@ pub(crate) fn execute(
         task_policy: loaded.policy.iter().map(convert::rule).collect(),
         decisions: approvals.iter().filter_map(decision).collect(),
         compute: pool(loaded).to_string(),
+        secrets: secrets.iter().map(granted).collect(),
     })
+}
+
+/// A secret for whoever has its key.
+fn granted(secret: &Secret) -> mesh::GrantedSecret {
+    mesh::GrantedSecret {
+        id: secret.id.to_string(),
+        name: secret.name.clone(),
+        hosts: secret.bindings.hosts.clone(),
+        commands: secret.bindings.commands.clone(),
+        value: Some(sealed(&secret.value)),
+    }
+}
+
+fn sealed(SealedSecret { key_id, nonce, ciphertext }: &SealedSecret) -> mesh::SealedSecret {
+    mesh::SealedSecret { key_id: key_id.clone(), nonce: nonce.clone(), ciphertext: ciphertext.clone() }
 }
 
 /// The interpreters that run a task's scripts. The gateway lets no other name in than one that could be a pool's.

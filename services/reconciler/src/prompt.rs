@@ -1,9 +1,15 @@
 //! The system prompt: who the agent is, where it works, and what its scripts can call.
 
+use std::fmt::Write as _;
+
 use construct_proto::mesh::v1::ToolDefinition;
+use construct_store::Secret;
 
 /// The one tool every model is offered: code instead of one tool call at a time (CodeAct).
 pub(crate) const CODE_TOOL: &str = "code_interpreter";
+
+/// How much is said of one secret at most, in bytes.
+const SECRET_BYTES: usize = 500;
 
 /// What the prompt is made of.
 #[derive(Debug)]
@@ -16,6 +22,8 @@ pub(crate) struct Parts<'a> {
     pub facts: &'a str,
     /// TypeScript declarations of the tools.
     pub declarations: &'a str,
+    /// What scripts may use without seeing it.
+    pub secrets: &'a [Secret],
 }
 
 /// Assembles the prompt. Equal parts give equal text, and what changes least comes first, so that vendors can cache it.
@@ -28,6 +36,18 @@ pub(crate) fn assemble(parts: &Parts<'_>) -> String {
     if !parts.instructions.trim().is_empty() {
         prompt.push_str("\n\n# Instructions\n\n");
         prompt.push_str(parts.instructions.trim());
+    }
+    if !parts.secrets.is_empty() {
+        prompt.push_str("\n\n# Secrets\n\nsecrets.get(\"NAME\") gives a handle for each of these:\n");
+        for secret in parts.secrets {
+            let of = |what: &str, list: &[String]| {
+                if list.is_empty() { String::new() } else { format!("; {what}: {}", list.join(", ")) }
+            };
+            let (hosts, commands) = (of("hosts", &secret.bindings.hosts), of("commands", &secret.bindings.commands));
+            let description = secret.description.split_whitespace().collect::<Vec<_>>().join(" ");
+            let about = format!("{description}{hosts}{commands}");
+            let _ = write!(prompt, "\n- {}: {}", secret.name, &about[..about.floor_char_boundary(SECRET_BYTES)]);
+        }
     }
     prompt.push_str("\n\n# Environment\n\n");
     if !parts.workspace.is_empty() {
@@ -75,6 +95,10 @@ pub(crate) const TITLE: &str = "Write a title for the conversation that follows:
 
 #[cfg(test)]
 mod tests {
+    use construct_domain::{OrganizationId, SecretId};
+    use construct_store::{Bindings, SealedSecret};
+    use jiff::Timestamp;
+
     use super::*;
 
     #[test]
@@ -84,11 +108,35 @@ mod tests {
             workspace: "/srv/project",
             facts: "Linux x86_64",
             declarations: "declare function print(value: unknown): void;",
+            secrets: &[],
         };
         let prompt = assemble(&parts);
         for part in [parts.instructions, parts.workspace, parts.facts, parts.declarations] {
             assert_eq!(prompt.matches(part).count(), 1, "{part}");
         }
         assert_eq!(prompt, assemble(&parts));
+        assert!(!prompt.contains("# Secrets"), "there are none");
+    }
+
+    #[test]
+    fn secrets_are_told_by_name_and_purpose_in_one_line_each() {
+        let secret = Secret {
+            id: SecretId::from_uuid(uuid::Uuid::nil()),
+            organization: OrganizationId::LOCAL,
+            name: "TOKEN".into(),
+            description: "for\nissues".into(),
+            bindings: Bindings { hosts: vec!["api.example.com".into()], commands: vec!["git".into()] },
+            value: SealedSecret { key_id: "k".into(), nonce: Vec::new(), ciphertext: Vec::new() },
+            agent_count: 1,
+            revision: 1,
+            created_at: Timestamp::UNIX_EPOCH,
+            updated_at: Timestamp::UNIX_EPOCH,
+        };
+        let long = Secret { name: "LONG".into(), description: "ä".repeat(1000), ..secret.clone() };
+        let secrets = [secret, long];
+        let parts = Parts { instructions: "", workspace: "", facts: "", declarations: "", secrets: &secrets };
+        let prompt = assemble(&parts);
+        assert!(prompt.contains("\n- TOKEN: for issues; hosts: api.example.com; commands: git\n- LONG: ä"), "{prompt}");
+        assert!(prompt.matches('ä').count() <= SECRET_BYTES / 2);
     }
 }

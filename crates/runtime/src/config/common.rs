@@ -36,6 +36,10 @@ pub struct Common {
     pub master_key: Option<Secret>,
     /// File with master keys, which only its owner may read.
     pub master_key_file: Option<PathBuf>,
+    /// Keys that encrypt the secrets of scripts, in the form of `master_key`. None of them is a master key.
+    pub secrets_key: Option<Secret>,
+    /// File with such keys, which only its owner may read.
+    pub secrets_key_file: Option<PathBuf>,
 }
 
 /// Form of log lines.
@@ -61,6 +65,8 @@ impl Default for Common {
             instance_id: None,
             master_key: None,
             master_key_file: None,
+            secrets_key: None,
+            secrets_key_file: None,
         }
     }
 }
@@ -79,23 +85,37 @@ impl Common {
     /// # Errors
     /// Neither or both are set, the file is unreadable or readable by others, or the text is malformed.
     pub fn master_keys(&self) -> Result<MasterKeys, Invalid> {
-        match (&self.master_key, &self.master_key_file) {
-            (Some(_), Some(_)) => Err(Invalid::new(
-                "master_key",
-                "is set together with `master_key_file`: set one of them, so that it is clear which keys hold",
-            )),
-            (Some(text), None) => {
-                MasterKeys::parse(text.expose()).map_err(|error| Invalid::new("master_key", error.to_string()))
-            }
-            (None, Some(path)) => {
-                MasterKeys::read(path).map_err(|error| Invalid::new("master_key_file", Chain(&error).to_string()))
-            }
-            (None, None) => Err(Invalid::new(
-                "master_key",
-                "is required: set CONSTRUCT_MASTER_KEY_FILE to a file with 32 random bytes in base64 \
-                 (`head -c 32 /dev/urandom | base64`, mode 0600), or CONSTRUCT_MASTER_KEY to such text",
-            )),
+        keys(["master_key", "master_key_file"], self.master_key.as_ref(), self.master_key_file.as_deref())?.ok_or_else(
+            || {
+                Invalid::new(
+                    "master_key",
+                    "is required: set CONSTRUCT_MASTER_KEY_FILE to a file with 32 random bytes in base64 \
+                     (`head -c 32 /dev/urandom | base64`, mode 0600), or CONSTRUCT_MASTER_KEY to such text",
+                )
+            },
+        )
+    }
+
+    /// The keys of scripts' secrets, from `CONSTRUCT_SECRETS_KEY` or the file that `CONSTRUCT_SECRETS_KEY_FILE` names; none
+    /// when neither is set. They are keys of their own: the interpreter has them, and no master key.
+    ///
+    /// # Errors
+    /// Both are set, the file is unreadable or readable by others, the text is malformed, or one of them is a master key
+    /// that is configured here as well.
+    pub fn secrets_keys(&self) -> Result<Option<MasterKeys>, Invalid> {
+        let found =
+            keys(["secrets_key", "secrets_key_file"], self.secrets_key.as_ref(), self.secrets_key_file.as_deref())?;
+        let masters =
+            keys(["master_key", "master_key_file"], self.master_key.as_ref(), self.master_key_file.as_deref())?;
+        if let (Some(found), Some(masters)) = (&found, &masters)
+            && found.iter().any(|key| masters.iter().any(|master| master.expose() == key.expose()))
+        {
+            return Err(Invalid::new(
+                "secrets_key",
+                "is also a master key: it must be a key of its own, because the interpreter has it",
+            ));
         }
+        Ok(found)
     }
 
     /// Folder of content-addressed payloads that are too large for the bus. All services of a mesh share it.
@@ -128,5 +148,26 @@ impl Common {
             )),
             _ => Ok(()),
         }
+    }
+}
+
+/// Keys from a text or from a file, whichever is set.
+fn keys(
+    [key, key_file]: [&'static str; 2],
+    text: Option<&Secret>,
+    file: Option<&Path>,
+) -> Result<Option<MasterKeys>, Invalid> {
+    match (text.filter(|text| !text.expose().is_empty()), file) {
+        (Some(_), Some(_)) => Err(Invalid::new(
+            key,
+            format!("is set together with `{key_file}`: set one of them, so that it is clear which keys hold"),
+        )),
+        (Some(text), None) => {
+            MasterKeys::parse(text.expose()).map(Some).map_err(|error| Invalid::new(key, error.to_string()))
+        }
+        (None, Some(path)) => {
+            MasterKeys::read(path).map(Some).map_err(|error| Invalid::new(key_file, Chain(&error).to_string()))
+        }
+        (None, None) => Ok(None),
     }
 }

@@ -148,6 +148,7 @@ fn agents_and_models_name_what_they_refer_to() {
         parameters: parameters.clone(),
         policy: vec![every_rule()],
         compute: "cpu-8".into(),
+        secrets: vec!["TOKEN".into()],
         task_count: 3,
         revision: 1,
         created_at: NOW,
@@ -156,6 +157,7 @@ fn agents_and_models_name_what_they_refer_to() {
     let agent = agent(&stored);
     let spec = agent.spec.expect("set");
     assert_eq!((spec.model.as_str(), spec.max_turns), ("m", 0));
+    assert_eq!(spec.secrets, ["TOKEN"]);
     assert_eq!(to_parameters(spec.parameters.expect("set")), parameters);
     assert_eq!(agent.status.expect("set").task_count, 3);
     let prices = Prices { input: 1, output: 2, cache_read: 3, cache_write: 4 };

@@ -51,6 +51,7 @@ impl Gateway {
             database_url: Some(database_url.into()),
             data_dir: nats.dir().join("data"),
             master_key: Some(MASTER_KEY.into()),
+            secrets_key: Some(SECRETS_KEY.into()),
             shutdown_grace: Duration::from_secs(5),
             ..Common::default()
         };
@@ -130,6 +131,7 @@ impl Drop for Gateway {
 }
 
 pub(super) const MASTER_KEY: &str = "test:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
+const SECRETS_KEY: &str = "s1:HxweHRsaGRgXFhUUExIREA8ODQwLCgkIBwYFBAMCAQA=";
 
 pub(super) fn provider(name: &str) -> v1::CreateModelProviderRequest {
     let spec = v1::ModelProviderSpec {

@@ -2,6 +2,7 @@
 
 mod entities;
 mod policies;
+mod secrets;
 mod tasks;
 
 pub(crate) use entities::{
@@ -9,6 +10,7 @@ pub(crate) use entities::{
     model_provider_fits, update_agent, update_model, update_model_provider,
 };
 pub(crate) use policies::{decide_approval, get_approval, list_approvals};
+pub(crate) use secrets::{create_secret, delete_secret, get_secret, list_secrets, secret_fits, update_secret};
 pub(crate) use tasks::{
     cancel_task, change_message, create_message, create_task, list_messages, list_tasks, subscribe, task_intent,
     update_message, update_task,

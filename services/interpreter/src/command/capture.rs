@@ -10,6 +10,8 @@ use tokio::task::JoinHandle;
 /// Bytes kept of one stream: this many from its beginning and as many from its end.
 const HALF: usize = 128 * 1024;
 
+use crate::scrub::Scrubber;
+
 /// What was kept of one stream.
 #[derive(Debug)]
 pub(crate) struct Captured {
@@ -26,34 +28,54 @@ impl Captured {
     }
 }
 
+/// Of each half a little more than is shown: a secret that lies across a cut must be seen whole to be taken out.
 #[derive(Debug, Default)]
 struct Kept {
     head: Vec<u8>,
     tail: VecDeque<u8>,
-    omitted: u64,
+    omitted: usize,
+    scrubber: Arc<Scrubber>,
 }
 
 impl Kept {
+    fn new(scrubber: Arc<Scrubber>) -> Self {
+        Self { scrubber, ..Self::default() }
+    }
+
     fn push(&mut self, chunk: &[u8]) {
-        let (head, rest) = chunk.split_at(chunk.len().min(HALF - self.head.len()));
+        let half = HALF + self.scrubber.margin();
+        let (head, rest) = chunk.split_at(chunk.len().min(half - self.head.len()));
         self.head.extend_from_slice(head);
         self.tail.extend(rest);
-        let excess = self.tail.len().saturating_sub(HALF);
+        let excess = self.tail.len().saturating_sub(half);
         self.tail.drain(..excess);
-        self.omitted += excess as u64;
+        self.omitted += excess;
     }
 
     fn captured(&mut self) -> Captured {
-        let mut bytes = std::mem::take(&mut self.head);
-        if self.omitted > 0 {
-            bytes.extend_from_slice(format!("\n[... {} bytes left out ...]\n", self.omitted).as_bytes());
+        let (mut head, tail) = (std::mem::take(&mut self.head), Vec::from(std::mem::take(&mut self.tail)));
+        let all = head.len() + self.omitted + tail.len();
+        let truncated = all > 2 * HALF;
+        let mut bytes = Vec::new();
+        if self.omitted == 0 {
+            // Nothing is missing, so that what lies across the two is seen whole as well.
+            head.extend_from_slice(&tail);
         }
-        bytes.extend(self.tail.drain(..));
+        let found = self.scrubber.find(&head, false);
+        if truncated {
+            self.scrubber.render(&head, &found, 0..HALF, &mut bytes);
+            bytes.extend_from_slice(format!("\n[... {} bytes left out ...]\n", all - 2 * HALF).as_bytes());
+            let (end, found) =
+                if self.omitted == 0 { (&head, found) } else { (&tail, self.scrubber.find(&tail, false)) };
+            self.scrubber.render(end, &found, end.len() - HALF..end.len(), &mut bytes);
+        } else {
+            self.scrubber.render(&head, &found, 0..head.len(), &mut bytes);
+        }
         let text = match String::from_utf8(bytes) {
             Ok(text) => text,
             Err(error) => String::from_utf8_lossy(error.as_bytes()).into_owned(),
         };
-        Captured { text, truncated: self.omitted > 0 }
+        Captured { text, truncated }
     }
 }
 
@@ -65,8 +87,8 @@ pub(super) struct Capture {
 
 impl Capture {
     /// Starts reading.
-    pub(super) fn start(stream: Option<impl AsyncRead + Unpin + Send + 'static>) -> Self {
-        let kept = Arc::new(Mutex::new(Kept::default()));
+    pub(super) fn start(stream: Option<impl AsyncRead + Unpin + Send + 'static>, scrubber: Arc<Scrubber>) -> Self {
+        let kept = Arc::new(Mutex::new(Kept::new(scrubber)));
         let shared = Arc::clone(&kept);
         let reading = tokio::spawn(async move {
             let Some(mut stream) = stream else { return };
@@ -119,5 +141,27 @@ mod tests {
         assert!(captured.text.starts_with("first") && captured.text.ends_with("last"));
         assert!(captured.text.contains("bytes left out"));
         assert!(captured.text.len() < 2 * HALF + 100);
+    }
+
+    #[test]
+    fn a_secret_is_taken_out_wherever_the_output_is_cut() {
+        let (value, handle) = ("s3cr3t-0123456789abcdef", "{{secret:S:0000000000000000}}");
+        let scrubber = Arc::new(Scrubber::new([(value, handle)]));
+        let pieces: Vec<&str> = (0..=value.len() - 4).map(|start| &value[start..start + 4]).collect();
+        for total in [2 * HALF - 10, 2 * HALF + 10, 3 * HALF, 5 * HALF] {
+            for cut in [HALF, total - HALF] {
+                for before in 0..=value.len() + 1 {
+                    let start = cut.saturating_sub(before);
+                    let mut output = vec![b'.'; start];
+                    output.extend_from_slice(value.as_bytes());
+                    output.resize(total, b'.');
+                    let mut kept = Kept::new(Arc::clone(&scrubber));
+                    output.chunks(7919).for_each(|chunk| kept.push(chunk));
+                    let text = kept.captured().text;
+                    let leaked = pieces.iter().find(|piece| text.contains(**piece));
+                    assert_eq!(leaked, None, "of {total} bytes, {before} before a cut");
+                }
+            }
+        }
     }
 }

@@ -65,6 +65,7 @@ fn request(script: &str) -> Request {
         environment: BTreeMap::new(),
         stdin: Vec::new(),
         timeout: Duration::from_secs(30),
+        scrubber: Arc::default(),
     }
 }
 

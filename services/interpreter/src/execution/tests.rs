@@ -48,6 +48,7 @@ impl World {
             workspaces,
             tiers: Tiers::new(&compute::STANDARD.map(str::to_owned), &Overrides::default(), &BTreeMap::new())
                 .expect("sound"),
+            secrets_keys: None,
             running: Running::default(),
             draining: CancellationToken::new(),
             patience: Duration::from_secs(1),

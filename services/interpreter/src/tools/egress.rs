@@ -70,6 +70,11 @@ impl Egress {
         Ok(Self { client, exceptions })
     }
 
+    /// Whether the operator wants this address reached although it is not public.
+    pub(super) fn is_excepted(&self, address: IpAddr) -> bool {
+        self.exceptions.contains(&address)
+    }
+
     /// Whether this address may be connected to.
     pub(super) fn permits(&self, address: IpAddr) -> bool {
         permits(&self.exceptions, address)

@@ -47,7 +47,8 @@ pub(super) const SETENV: Definition = Definition {
     name: "setenv",
     aliases: &[],
     summary: "Sets an environment variable for all commands that follow, in this message's scripts.",
-    description: "It is gone afterwards; a file keeps things longer. Without a value, what was set is taken back.",
+    description: "It is gone afterwards; a file keeps things longer. Without a value, what was set is taken back. \
+        With a secret's handle in it, only commands run that the secret is bound to.",
     parameters: &[
         required("name", NAME, "Name of the variable."),
         optional("value", Kind::Text { min_bytes: 0, max_bytes: MAX_BYTES }, "none", "Its value."),

@@ -1,8 +1,10 @@
 //! `execute_command`: a shell command as a tool.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
+use construct_domain::secret;
 use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
 
@@ -11,6 +13,7 @@ use super::environment::Variables;
 use super::error::{OUTSIDE, ToolError, path_error};
 use super::kind::{Kind, Parameter, optional, required};
 use super::output::{Output, field};
+use super::secrets::{self, NOT_ALLOWED, Secrets};
 use super::subject::PolicySubject;
 use crate::command::{CommandError, CommandPolicy, CommandSandbox, Request};
 use crate::workspace::{RelativePath, Workspace};
@@ -29,7 +32,7 @@ pub(super) const DEFINITION: Definition = Definition {
     output: EXECUTED,
     like: None,
     example: "execute_command(\"cargo test\", { timeout_seconds: 300 })",
-    errors: &[UNAVAILABLE, OUTSIDE],
+    errors: &[UNAVAILABLE, NOT_ALLOWED, OUTSIDE],
     effect: Effect::External,
     permission: Permission::Commands,
     subject: |args| PolicySubject::Command(args["command"].as_str().unwrap_or_default().to_owned()),
@@ -121,24 +124,34 @@ pub(super) struct Host<'a> {
     pub(super) workspace: &'a Workspace,
     pub(super) policy: &'a CommandPolicy,
     pub(super) variables: &'a Variables,
+    pub(super) secrets: &'a Secrets,
     pub(super) cancel: &'a CancellationToken,
 }
 
 pub(super) async fn run(host: Host<'_>, arguments: Arguments) -> Result<Executed, ToolError> {
     let Arguments { command, options } = arguments;
-    host.run(TOOL, command, options).await
+    let program = secret::program(&command).map(str::to_owned);
+    host.run(TOOL, program.as_deref(), command, options).await
 }
 
 impl Host<'_> {
-    /// Runs a shell script for a tool.
-    pub(super) async fn run(self, tool: &'static str, script: String, options: Options) -> Result<Executed, ToolError> {
-        let Self { sandbox, workspace, policy, variables, cancel } = self;
+    /// Runs a shell script for a tool. `program` is what secrets that the script gets have to be bound to.
+    pub(super) async fn run(
+        self,
+        tool: &'static str,
+        program: Option<&str>,
+        script: String,
+        options: Options,
+    ) -> Result<Executed, ToolError> {
+        let Self { sandbox, workspace, policy, variables, secrets, cancel } = self;
         if script.contains('\0') {
             return Err(ToolError::invalid(format!(
                 "{tool}: there is a NUL character in it, which no command can take."
             )));
         }
-        let environment = variables.with(tool, options.env)?;
+        secrets::refuse(tool, "the command", &script)?;
+        secrets::refuse(tool, "the standard input", options.stdin.as_deref().unwrap_or_default())?;
+        let environment = secrets.in_environment(tool, program, variables.with(tool, options.env)?)?;
         let directory = match &options.cwd {
             Some(path) => workspace.locate(path).map_err(|e| path_error(workspace, &e))?,
             None => RelativePath::root(),
@@ -149,6 +162,7 @@ impl Host<'_> {
             environment,
             stdin: options.stdin.unwrap_or_default().into_bytes(),
             timeout: Duration::from_secs(options.timeout_seconds.unwrap_or(DEFAULT_TIMEOUT)),
+            scrubber: Arc::clone(secrets.scrubber()),
         };
         let outcome =
             sandbox.run(workspace, policy, request, cancel).await.map_err(|e| refused(tool, workspace, &e))?;

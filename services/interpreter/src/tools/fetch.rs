@@ -8,8 +8,9 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use body::{Form, receive};
-use reqwest::header::{ACCEPT, HeaderMap, HeaderName, HeaderValue, LOCATION};
+use reqwest::header::{ACCEPT, ACCEPT_ENCODING, CONTENT_ENCODING, HeaderMap, HeaderName, HeaderValue, LOCATION};
 use reqwest::{Method, Response, StatusCode, Url};
+use secrecy::ExposeSecret as _;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 use tokio_util::sync::CancellationToken;
@@ -19,6 +20,7 @@ use super::egress::{Egress, Forbidden, HostPattern};
 use super::error::ToolError;
 use super::kind::{Kind, optional, required};
 use super::output::{Output, field};
+use super::secrets::{self, NOT_ALLOWED, Secrets};
 use super::subject;
 
 pub(super) const DEFINITION: Definition = Definition {
@@ -38,7 +40,12 @@ pub(super) const DEFINITION: Definition = Definition {
                     "GET",
                     "Request method.",
                 ),
-                optional("headers", Kind::TextMap, "{}", "Request headers."),
+                optional(
+                    "headers",
+                    Kind::TextMap,
+                    "{}",
+                    "Request headers; handles of secrets may stand in their values.",
+                ),
                 optional("body", Kind::Text { min_bytes: 0, max_bytes: 1 << 20 }, "none", "Request body."),
                 optional(
                     "timeout_seconds",
@@ -75,6 +82,7 @@ pub(super) const DEFINITION: Definition = Definition {
     errors: &[
         ("HostNotGranted", "when the host, or one it redirects to, was not granted."),
         ("AddressForbidden", "when the host has a private, local or reserved address."),
+        NOT_ALLOWED,
         ("Timeout", "when it takes too long; whether the request had an effect is unknown."),
         ("FetchFailed", "when the host cannot be reached or breaks off."),
         ("TooManyRedirects", "when there are more than 5."),
@@ -149,6 +157,7 @@ pub(super) struct Fetched {
 struct Hop {
     url: Url,
     method: Method,
+    /// With handles where secrets are to stand.
     headers: HeaderMap,
     body: Option<String>,
 }
@@ -156,11 +165,16 @@ struct Hop {
 pub(super) async fn run(
     egress: &Egress,
     granted: &[HostPattern],
+    secrets: &Secrets,
     arguments: Arguments,
     cancel: &CancellationToken,
 ) -> Result<Fetched, ToolError> {
     let Arguments { url, options } = arguments;
     let form = options.form;
+    // Addresses are logged everywhere on their way, and a body is content: a host may show it to others.
+    let address = url.replace("%7B", "{").replace("%7b", "{").replace("%3A", ":").replace("%3a", ":");
+    secrets::refuse(TOOL, "the address", &address.replace("%7D", "}").replace("%7d", "}"))?;
+    secrets::refuse(TOOL, "the body", options.body.as_deref().unwrap_or_default())?;
     let mut hop = Hop {
         url: parse_url(&url)?,
         method: method(options.method.as_deref())?,
@@ -174,11 +188,11 @@ pub(super) async fn run(
     let max_bytes = options.max_bytes.unwrap_or(DEFAULT_BYTES);
     let host = hop.url.host_str().unwrap_or_default().to_owned();
     let received = async {
-        let (response, url) = exchange(egress, granted, hop).await?;
-        receive(response, &url, max_bytes, form).await
+        let (response, url) = exchange(egress, granted, secrets, hop).await?;
+        receive(response, &url, max_bytes, form, secrets.scrubber()).await
     };
     match tokio::time::timeout(Duration::from_secs(seconds), received).await {
-        Ok(received) => received?.into_fetched(form, max_bytes, cancel).await,
+        Ok(received) => received?.into_fetched(form, max_bytes, secrets.scrubber(), cancel).await,
         Err(_) => Err(ToolError::new(
             "Timeout",
             format!(
@@ -190,10 +204,25 @@ pub(super) async fn run(
 }
 
 /// Sends the request, follows redirects, and returns the response and where it came from.
-async fn exchange(egress: &Egress, granted: &[HostPattern], mut hop: Hop) -> Result<(Response, Url), ToolError> {
+async fn exchange(
+    egress: &Egress,
+    granted: &[HostPattern],
+    secrets: &Secrets,
+    mut hop: Hop,
+) -> Result<(Response, Url), ToolError> {
+    let mut has_secrets = false;
     for _ in 0..=MAX_REDIRECTS {
         admit(egress, granted, &hop.url)?;
-        let response = send(egress, &hop).await?;
+        let filled = filled(egress, secrets, &hop)?;
+        has_secrets |= filled.is_some();
+        let response = send(egress, &hop, filled.unwrap_or_else(|| hop.headers.clone())).await?;
+        if has_secrets && response.headers().get(CONTENT_ENCODING).is_some_and(|how| how != "identity") {
+            // It was not asked for, and a secret could not be found in it.
+            return Err(ToolError::new(
+                "FetchFailed",
+                format!("fetch: {} answered in an encoding that was not asked for.", shown(&hop.url)),
+            ));
+        }
         match next(&response, &hop)? {
             Some(further) => hop = further,
             None => return Ok((response, hop.url)),
@@ -239,8 +268,44 @@ fn forbidden(host: &str, addresses: &[IpAddr]) -> ToolError {
     ToolError::new("AddressForbidden", message).with(json!({"host": host, "addresses": list}))
 }
 
-async fn send(egress: &Egress, hop: &Hop) -> Result<Response, ToolError> {
-    let mut request = egress.client.request(hop.method.clone(), hop.url.clone()).headers(hop.headers.clone());
+/// The headers of a request with the secrets in them; none when there are no handles in them. Here it is clear to whom they go.
+fn filled(egress: &Egress, secrets: &Secrets, hop: &Hop) -> Result<Option<HeaderMap>, ToolError> {
+    let host = hop.url.host_str().unwrap_or_default();
+    let mut headers = hop.headers.clone();
+    let mut room = MAX_HEADER_BYTES;
+    let mut any = false;
+    for (name, value) in &mut headers {
+        // In a value that is not ASCII a handle stays a handle.
+        let Some(secret) = secrets.in_header(value.to_str().unwrap_or_default(), host, room)? else { continue };
+        let filled = HeaderValue::from_str(secret.expose_secret());
+        *value = filled.map_err(|_| {
+            ToolError::invalid(format!(
+                "fetch: with the secret in it the value of the header {:?} contains characters that cannot be sent; nothing \
+                 was sent.",
+                name.as_str()
+            ))
+        })?;
+        // Kept out of logs, and out of the tables by which HTTP/2 shortens headers.
+        value.set_sensitive(true);
+        room = room.saturating_sub(value.len());
+        any = true;
+    }
+    if !any {
+        return Ok(None);
+    }
+    let literal = host.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
+    if hop.url.scheme() != "https" && !literal.is_ok_and(|address| egress.is_excepted(address)) {
+        let message =
+            format!("fetch: a secret is sent over https only, and {} is not; nothing was sent.", shown(&hop.url));
+        return Err(ToolError::new(NOT_ALLOWED.0, message));
+    }
+    // What comes back has to be readable, so that secrets are found in it: the client itself asks for what it can unpack.
+    headers.remove(ACCEPT_ENCODING);
+    Ok(Some(headers))
+}
+
+async fn send(egress: &Egress, hop: &Hop, headers: HeaderMap) -> Result<Response, ToolError> {
+    let mut request = egress.client.request(hop.method.clone(), hop.url.clone()).headers(headers);
     if let Some(body) = &hop.body {
         request = request.body(body.clone());
     }
@@ -295,7 +360,11 @@ fn next(response: &Response, hop: &Hop) -> Result<Option<Hop>, ToolError> {
         further.headers = hop
             .headers
             .iter()
-            .filter(|(name, _)| HARMLESS.contains(&name.as_str()) && further.headers.contains_key(*name))
+            .filter(|(name, value)| {
+                HARMLESS.contains(&name.as_str())
+                    && further.headers.contains_key(*name)
+                    && !value.to_str().is_ok_and(secrets::has_handle)
+            })
             .map(|(name, value)| (name.clone(), value.clone()))
             .collect();
     }

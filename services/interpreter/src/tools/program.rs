@@ -169,7 +169,7 @@ pub(super) async fn run(tool: &'static str, host: Host<'_>, arguments: Arguments
             script.len()
         )));
     }
-    let executed = host.run(tool, script, options).await?;
+    let executed = host.run(tool, Some(tool), script, options).await?;
     if executed.exit_code == Some(MISSING_STATUS) && executed.stdout.is_empty() && executed.stderr == MISSING {
         let Program { names, instead, .. } = program;
         let message = format!(

@@ -1,10 +1,12 @@
 //! The table of tools, and how a model is told of them.
 
 use super::definition::Definition;
-use super::{delete, edit, environment, execute, fetch, find, grep, list, print, program, read, search, write};
+use super::{
+    delete, edit, environment, execute, fetch, find, grep, list, print, program, read, search, secrets, write,
+};
 
 /// The tools, in the order in which models are told of them: where not all fit, the last are told of in one line.
-static DEFINITIONS: [Definition; 19] = [
+static DEFINITIONS: [Definition; 20] = [
     read::DEFINITION,
     write::DEFINITION,
     edit::DEFINITION,
@@ -14,6 +16,7 @@ static DEFINITIONS: [Definition; 19] = [
     execute::DEFINITION,
     print::DEFINITION,
     fetch::DEFINITION,
+    secrets::GET,
     delete::DEFINITION,
     search::SEARCH,
     search::DESCRIBE,

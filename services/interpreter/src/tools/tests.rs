@@ -8,6 +8,7 @@ mod fuzz;
 mod html;
 mod removal;
 mod robustness;
+mod secrets;
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};

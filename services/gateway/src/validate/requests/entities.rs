@@ -9,14 +9,14 @@ use construct_proto::v1::{
 use construct_store::{Cursor, ModelProvider, ModelProviderKind};
 use tonic::{Status, codegen::http::Uri};
 
-use super::policies::policy;
+use super::{policies::policy, secrets::agent_secrets};
 use crate::{
     convert,
     page::{Column, Page},
     validate::Violations,
 };
 
-const ORDERS: [Column; 3] = [Column::CreatedAt, Column::UpdatedAt, Column::Name];
+pub(super) const ORDERS: [Column; 3] = [Column::CreatedAt, Column::UpdatedAt, Column::Name];
 pub(super) const DESCRIPTION_CHARS: usize = 1024;
 pub(super) const INSTRUCTIONS_BYTES: usize = 64 * 1024;
 pub(super) const MAX_TURNS: u32 = 1000;
@@ -58,6 +58,7 @@ pub(crate) fn create_agent(request: &CreateAgentRequest, pools: &[String]) -> Re
     parameters(&mut violations, "spec.parameters", spec.parameters.as_ref());
     policy(&mut violations, "spec.policy", &spec.policy);
     compute(&mut violations, "spec.compute", &spec.compute, pools);
+    agent_secrets(&mut violations, "spec.secrets", &spec.secrets);
     violations.idempotency_key(&request.idempotency_key);
     violations.finish()
 }
@@ -79,6 +80,9 @@ pub(crate) fn update_agent(request: &UpdateAgentRequest, pools: &[String]) -> Re
         policy(&mut violations, "policy.rules", &replacement.rules);
     }
     compute(&mut violations, "compute", request.compute(), pools);
+    if let Some(replacement) = &request.secrets {
+        agent_secrets(&mut violations, "secrets.secrets", &replacement.secrets);
+    }
     violations.revision(request.revision);
     violations.idempotency_key(&request.idempotency_key);
     violations.finish()

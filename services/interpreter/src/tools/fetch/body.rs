@@ -12,6 +12,7 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 use super::{Fetched, TOOL, failed, shown};
+use crate::scrub::Scrubber;
 use crate::tools::error::ToolError;
 use crate::tools::html;
 use crate::tools::stop::{Stop, Stopped};
@@ -60,6 +61,7 @@ pub(super) async fn receive(
     url: &Url,
     max_bytes: usize,
     form: Form,
+    scrubber: &Scrubber,
 ) -> Result<Received, ToolError> {
     let status = response.status().as_u16();
     let headers = headers(&response);
@@ -81,6 +83,8 @@ pub(super) async fn receive(
             break;
         }
     }
+    // Once as it came, whatever encoding it claims to have, and once decoded.
+    let mut body = scrubber.bytes(body, truncated);
     let encoding = charset.and_then(|name| Encoding::for_label(name.as_bytes())).unwrap_or(UTF_8);
     if truncated
         && encoding == UTF_8
@@ -95,6 +99,7 @@ pub(super) async fn receive(
     } else {
         encoding.decode(&body).0.into_owned()
     };
+    let body = scrubber.text(body, truncated);
     Ok(Received { status, headers, body, truncated, content, url: url.clone() })
 }
 
@@ -104,6 +109,7 @@ impl Received {
         self,
         form: Form,
         max_bytes: usize,
+        scrubber: &Scrubber,
         cancel: &CancellationToken,
     ) -> Result<Fetched, ToolError> {
         let Self { status, headers, mut body, mut truncated, content, url } = self;
@@ -120,8 +126,13 @@ impl Received {
             });
             let died = |_| ToolError::internal(TOOL, "the thread that converted the page ended unexpectedly");
             let page = converting.await.map_err(died)?.map_err(|stopped| not_converted(stopped, &shown, status))?;
-            body = page.text;
             truncated |= page.truncated;
+            body = scrubber.text(page.text, truncated);
+        }
+        if body.len() > max_bytes && !scrubber.is_empty() {
+            // Handles are longer than short secrets.
+            body.truncate(body.floor_char_boundary(max_bytes));
+            truncated = true;
         }
         Ok(Fetched { status, headers, body, truncated, url: address })
     }

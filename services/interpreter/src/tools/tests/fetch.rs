@@ -8,10 +8,12 @@ use tokio::sync::mpsc;
 
 use super::*;
 
-const LOCAL: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+pub(super) const LOCAL: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
 /// A server that answers every request with what `answer` makes of it, and passes the requests on.
-async fn server(answer: impl Fn(&str) -> Vec<u8> + Send + 'static) -> (SocketAddr, mpsc::UnboundedReceiver<String>) {
+pub(super) async fn server(
+    answer: impl Fn(&str) -> Vec<u8> + Send + 'static,
+) -> (SocketAddr, mpsc::UnboundedReceiver<String>) {
     let listener = TcpListener::bind((LOCAL, 0)).await.expect("a port");
     let address = listener.local_addr().expect("an address");
     let (seen, requests) = mpsc::unbounded_channel();
@@ -42,12 +44,12 @@ fn is_complete(request: &[u8]) -> bool {
     body.len() >= length.unwrap_or(0)
 }
 
-fn ok(body: &str) -> Vec<u8> {
+pub(super) fn ok(body: &str) -> Vec<u8> {
     let length = body.len();
     format!("HTTP/1.1 200 OK\r\nContent-Length: {length}\r\nX-A: 1\r\nX-A: 2\r\nConnection: close\r\n\r\n{body}").into()
 }
 
-fn redirect(status: u16, to: &str) -> Vec<u8> {
+pub(super) fn redirect(status: u16, to: &str) -> Vec<u8> {
     format!("HTTP/1.1 {status} Moved\r\nLocation: {to}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n").into()
 }
 

@@ -1,0 +1,146 @@
+//! `SecretService`. Values are sealed before they reach the store, and never leave it through here.
+
+use construct_domain::SecretId;
+use construct_proto::v1::{
+    self, CreateSecretRequest, DeleteSecretRequest, DeleteSecretResponse, GetSecretRequest, ListSecretsRequest,
+    ListSecretsResponse, SecretBindings, UpdateSecretRequest, event::Payload, secret_service_server::SecretService,
+};
+use construct_store::{Bindings, Error, Keyring, NewSecret, Rendered, SealError, SealedSecret, Secret, SecretChanges};
+use tonic::{Request, Response, Status};
+use uuid::Uuid;
+
+use crate::{
+    api::{Api, Lookup, nobody},
+    convert, events, status,
+    validate::requests,
+};
+
+fn render(kind: &'static str) -> impl FnOnce(&Secret) -> Rendered + Send {
+    move |secret| {
+        let secret = convert::secret(secret);
+        events::rendered(kind, Payload::Secret(secret.clone()), &secret)
+    }
+}
+
+fn bindings(bindings: SecretBindings) -> Bindings {
+    let SecretBindings { mut hosts, mut commands } = bindings;
+    for list in [&mut hosts, &mut commands] {
+        list.sort_unstable();
+        list.dedup();
+    }
+    Bindings { hosts, commands }
+}
+
+fn unsealable(error: &SealError) -> Status {
+    status::internal("a secret could not be encrypted", error)
+}
+
+fn seal(keyring: &Keyring, id: SecretId, value: &str) -> Result<SealedSecret, Status> {
+    keyring.seal(&id.to_string(), value.as_bytes()).map_err(|error| unsealable(&error))
+}
+
+/// Takes the value out of a request that is about to be identified by its hash, which is stored: of a value that can be guessed, a
+/// plain hash is as good as the value. What is left in its place tells two values apart only to who has the key.
+fn take(keyring: &Keyring, value: &mut String) -> Result<String, Status> {
+    let digest = keyring.digest(value.as_bytes()).map_err(|error| unsealable(&error))?;
+    let digest = digest.iter().map(|byte| format!("{byte:02x}")).collect();
+    Ok(std::mem::replace(value, digest))
+}
+
+#[tonic::async_trait]
+impl SecretService for Api {
+    async fn create_secret(&self, request: Request<CreateSecretRequest>) -> Result<Response<v1::Secret>, Status> {
+        let (entry, mut request) = self.enter(request)?;
+        requests::create_secret(&request)?;
+        let keyring = self.secrets_keyring()?;
+        let value = request.spec.as_mut().map(|spec| take(keyring, &mut spec.value)).transpose()?.unwrap_or_default();
+        let write = entry.write("CreateSecret", &mut request);
+        let spec = request.spec.unwrap_or_default();
+        let id = SecretId::from_uuid(Uuid::now_v7());
+        let new = NewSecret {
+            id,
+            name: spec.name,
+            description: spec.description,
+            bindings: bindings(spec.bindings.unwrap_or_default()),
+            value: seal(keyring, id, &value)?,
+        };
+        let written = entry.store().secret_create(&write, new, render("secret.created")).await;
+        entry.answer(written.map_err(status::of_store)?, nobody, convert::secret).await
+    }
+
+    async fn get_secret(&self, request: Request<GetSecretRequest>) -> Result<Response<v1::Secret>, Status> {
+        let (entry, request) = self.enter(request)?;
+        requests::get_secret(&request)?;
+        let found = entry.store().secret_find(entry.organization(), &request.secret).await;
+        let secret = found.map_err(|error| status::about(&request.secret, error))?;
+        Ok(Response::new(convert::secret(&secret)))
+    }
+
+    async fn list_secrets(
+        &self,
+        request: Request<ListSecretsRequest>,
+    ) -> Result<Response<ListSecretsResponse>, Status> {
+        let (entry, request) = self.enter(request)?;
+        let page = requests::list_secrets(entry.organization(), &request)?;
+        let prefix = request.filter.unwrap_or_default().name_prefix;
+        let found = entry.store().secret_list(entry.organization(), &prefix, &page.query()).await;
+        let secrets = found.map_err(status::of_store)?;
+        let (secrets, info) = page.cut(&secrets, convert::secret, |secret| secret.cursor(page.key()));
+        Ok(Response::new(ListSecretsResponse { secrets, page: Some(info) }))
+    }
+
+    async fn update_secret(&self, request: Request<UpdateSecretRequest>) -> Result<Response<v1::Secret>, Status> {
+        let (entry, mut request) = self.enter(request)?;
+        requests::update_secret(&request)?;
+        let value = match &mut request.value {
+            Some(value) => Some(take(self.secrets_keyring()?, value)?),
+            None => None,
+        };
+        let write = entry.write("UpdateSecret", &mut request);
+        let mut lookup = Lookup::new(&write);
+        let mut expected = (request.revision != 0).then_some(request.revision);
+        let wanted = request.bindings.map(bindings);
+        let found = entry.store().secret_find(entry.organization(), &request.secret).await;
+        let id = match found {
+            Ok(secret) => {
+                let id = lookup.take(&request.secret, Ok(secret.id), SecretId::from_uuid)?;
+                let mut checked = requests::secret_fits(wanted.as_ref(), value.is_some(), &secret);
+                if wanted.is_some() && value.is_none() {
+                    // Whether the bindings are within the present ones was decided for the secret as it was read.
+                    let revision = *expected.get_or_insert(secret.revision);
+                    if revision != secret.revision {
+                        checked = Err(status::of_store(Error::Conflict));
+                    }
+                }
+                match checked {
+                    Ok(()) => id,
+                    Err(reason) => lookup.refuse(reason, SecretId::from_uuid)?,
+                }
+            }
+            Err(error) => lookup.take(&request.secret, Err(error), SecretId::from_uuid)?,
+        };
+        let changes = SecretChanges {
+            name: request.name,
+            description: request.description,
+            bindings: wanted,
+            value: value.map(|value| seal(self.secrets_keyring()?, id, &value)).transpose()?,
+        };
+        let updated = entry.store().secret_update(&write, id, expected, changes, render("secret.updated")).await;
+        entry.answer(lookup.settle(updated)?, nobody, convert::secret).await
+    }
+
+    async fn delete_secret(
+        &self,
+        request: Request<DeleteSecretRequest>,
+    ) -> Result<Response<DeleteSecretResponse>, Status> {
+        let (entry, mut request) = self.enter(request)?;
+        requests::delete_secret(&request)?;
+        let write = entry.write("DeleteSecret", &mut request);
+        let mut lookup = Lookup::new(&write);
+        let secret = entry.store().secret_resolve(entry.organization(), &request.secret).await;
+        let secret = lookup.take(&request.secret, secret, SecretId::from_uuid)?;
+        let render = |secret: &Secret| events::deleted("secret.deleted", secret.id);
+        let deleted = entry.store().secret_delete(&write, secret, render).await;
+        entry.answer(lookup.settle(deleted)?, nobody, |_| DeleteSecretResponse {}).await
+    }
+}
