@@ -19,9 +19,7 @@ pub(crate) fn read(prompt: &str) -> Result<String, Failure> {
         io::stdin().read_to_string(&mut text)?;
         return Ok(without_line_break(text));
     }
-    eprint!("{prompt}");
-    io::stderr().flush()?;
-    let typed = typed();
+    let typed = typed(prompt);
     eprintln!();
     typed
 }
@@ -46,9 +44,12 @@ impl Drop for Unseen {
     }
 }
 
-fn typed() -> Result<String, Failure> {
+fn typed(prompt: &str) -> Result<String, Failure> {
+    // Before anybody is asked: what is typed at once must not be shown either.
     terminal::enable_raw_mode()?;
     let _unseen = Unseen;
+    eprint!("{prompt}");
+    io::stderr().flush()?;
     let mut text = String::new();
     loop {
         let Event::Key(KeyEvent { code, modifiers, kind, .. }) = crossterm::event::read()? else { continue };

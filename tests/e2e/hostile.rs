@@ -177,6 +177,7 @@ async fn fields_beyond_their_limits(client: &Client, task: &str) {
             ..Default::default()
         }),
         policy: vec![v1::PolicyRule { action: 2, tools: vec!["{a".into()], ..v1::PolicyRule::default() }],
+        secrets: Vec::new(),
     };
     let request = v1::CreateAgentRequest { spec: Some(spec), idempotency_key: "with space".into() };
     assert_violations(

@@ -10,6 +10,7 @@ mod crash;
 mod events;
 mod hostile;
 mod outage;
+mod secrets;
 mod turn;
 mod vendors;
 

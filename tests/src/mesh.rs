@@ -119,6 +119,11 @@ impl Mesh {
         self.workspace.path()
     }
 
+    /// Where the services write their logs and data.
+    pub fn home(&self) -> &Path {
+        self.home.path()
+    }
+
     /// A new directory of this name in the workspace, for tests with several tasks.
     ///
     /// # Errors

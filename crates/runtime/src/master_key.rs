@@ -345,4 +345,42 @@ mod tests {
         let both = Common { master_key_file: Some("/k".into()), ..text };
         assert!(both.master_keys().unwrap_err().to_string().contains("set one of them"));
     }
+
+    #[test]
+    fn keys_of_secrets_are_optional_and_no_master_keys() {
+        let none = Common { master_key: Some(encoded(1).into()), ..Common::default() };
+        assert!(none.secrets_keys().unwrap().is_none());
+        let empty = Common { secrets_key: Some("".into()), ..none.clone() };
+        assert!(empty.secrets_keys().unwrap().is_none());
+        let own = Common { secrets_key: Some(encoded(2).into()), ..none.clone() };
+        assert_eq!(own.secrets_keys().unwrap().unwrap().active().expose(), &[2; 32]);
+        let shared = Common { secrets_key: Some(format!("s:{},m:{}", encoded(2), encoded(1)).into()), ..none.clone() };
+        let refused = shared.secrets_keys().unwrap_err().to_string();
+        assert!(refused.contains("`secrets_key`") && refused.contains("also a master key"), "{refused}");
+        // The interpreter has no master key, and needs none for it.
+        let alone = Common { secrets_key: Some(encoded(2).into()), ..Common::default() };
+        assert!(alone.secrets_keys().unwrap().is_some());
+        let both = Common { secrets_key_file: Some("/k".into()), ..alone };
+        assert!(both.secrets_keys().unwrap_err().to_string().contains("set together with `secrets_key_file`"));
+    }
+
+    #[test]
+    fn what_is_sealed_opens_for_its_record_and_unharmed() {
+        let keys = MasterKeys::parse(&format!("k:{}", encoded(3))).unwrap();
+        let key = LessSafeKey::new(UnboundKey::new(&AES_256_GCM, &[3; 32]).unwrap());
+        let mut sealed = b"the text".to_vec();
+        let nonce = Nonce::assume_unique_for_key([9; 12]);
+        key.seal_in_place_append_tag(nonce, Aad::from(b"record"), &mut sealed).unwrap();
+        assert_eq!(keys.open("record", "k", &[9; 12], &sealed).unwrap().expose_secret(), "the text");
+        let unknown = keys.open("record", "other", &[9; 12], &sealed).unwrap_err();
+        assert_eq!(unknown, OpenError::UnknownKey { id: "other".into() });
+        for (record, nonce, sealed) in [
+            ("another", &[9; 12][..], &sealed[..]),
+            ("record", &[8; 12], &sealed),
+            ("record", &[9; 3], &sealed),
+            ("record", &[9; 12], b""),
+        ] {
+            assert_eq!(keys.open(record, "k", nonce, sealed).unwrap_err(), OpenError::Unopenable);
+        }
+    }
 }

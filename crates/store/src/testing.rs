@@ -64,6 +64,30 @@ impl Database {
         self.store.clone()
     }
 
+    /// Every row of every table as text, for tests that look for what must not be stored anywhere. Bytes are in hexadecimal.
+    ///
+    /// # Panics
+    /// When the server does not answer.
+    pub async fn contents(&self) -> String {
+        let mut connection =
+            self.admin.clone().database(&self.name).connect().await.expect("the test database server answers");
+        let tables: Vec<String> =
+            sqlx::query_scalar("SELECT table_name::text FROM information_schema.tables WHERE table_schema = 'public'")
+                .fetch_all(&mut connection)
+                .await
+                .expect("the list of tables can be read");
+        let mut contents = String::new();
+        for table in tables {
+            let rows = format!("SELECT t::text FROM public.\"{table}\" t");
+            let rows: Vec<String> =
+                sqlx::query_scalar(sqlx::AssertSqlSafe(rows)).fetch_all(&mut connection).await.expect("it can be read");
+            for row in rows {
+                contents.push_str(&format!("{table}: {row}\n"));
+            }
+        }
+        contents
+    }
+
     /// A store with a pool of its own, as another process would have.
     ///
     /// # Panics

@@ -4,5 +4,6 @@ mod approvals;
 mod entities;
 mod faults;
 mod harness;
+mod secrets;
 mod subscriptions;
 mod tasks;

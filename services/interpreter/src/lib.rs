@@ -188,7 +188,8 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
     } else {
         Confinement::RequireSandbox
     };
-    let hidden_paths = config.interpreter_hidden_paths.iter().cloned().chain([config.cache_dir(common)]).collect();
+    let keys_and_cache = [config.cache_dir(common)].into_iter().chain(common.secrets_key_file.clone());
+    let hidden_paths = config.interpreter_hidden_paths.iter().cloned().chain(keys_and_cache).collect();
     let loopback = config.interpreter_command_loopback;
     let commands = CommandPolicy { confinement, hidden_paths, loopback, ..CommandPolicy::default() };
     let policy = Policy { commands, hosts: config.hosts()? };

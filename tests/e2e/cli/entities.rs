@@ -183,6 +183,42 @@ async fn entities_are_made_found_changed_and_deleted_by_name_and_by_id() {
     )
     .await;
 
+    // Secrets. Values come in, and never out; new bindings need them again.
+    let create = "secret create TOKEN --host api.example.com --command git --description 'For issues'";
+    check(
+        &mesh,
+        &[
+            ("secret create TOKEN", "sk-secret-1", 2, &["--host HOST"]),
+            ("secret create token --host a.com", "sk-secret-1", 2, &["- spec.name: "]),
+            ("secret create TOKEN --host '*'", "sk-secret-1", 2, &["- spec.bindings.hosts[0]: "]),
+            ("secret create TOKEN --host a.com", "1234567\n", 2, &["- spec.value: "]),
+            (create, "sk-secret-1\n", 0, &["set, encrypted with", "api.example.com", "git", "For issues"]),
+            (create, "sk-secret-1\n", 1, &["TOKEN"]),
+            ("secret list --name-prefix TO", "", 0, &["TOKEN", "api.example.com", "For issues"]),
+            ("secret update TOKEN --host evil.example.org", "", 2, &["- value: "]),
+            ("secret update TOKEN --host other.example.org --new-value", "sk-secret-2", 0, &["other.example.org"]),
+            ("secret get NONE", "", 1, &["not found"]),
+            ("agent update worker --secret NONE", "", 1, &["secret `NONE` not found"]),
+            ("agent update worker --secret TOKEN", "", 0, &["secrets:", "TOKEN"]),
+            ("secret delete TOKEN", "", 1, &["in use by at least one agent"]),
+        ],
+    )
+    .await;
+    let secret = get(&mesh, "secret get TOKEN").await;
+    assert_eq!(
+        (&secret["spec"]["value"], &secret["status"]["agentCount"]),
+        (&Value::Null, &Value::from("1")),
+        "{secret}"
+    );
+    check(
+        &mesh,
+        &[
+            ("agent update worker --no-secrets", "", 0, &["worker"]),
+            ("secret delete TOKEN", "", 0, &["secret TOKEN is deleted\n"]),
+        ],
+    )
+    .await;
+
     // Tasks and messages. They have no names.
     let task = run(&mesh, "task create --title Sums --agent worker -o json", "", 0, &[]).await.json();
     let id = task["metadata"]["id"].as_str().unwrap();

@@ -156,7 +156,7 @@ async fn a_list_of_providers_leaves_their_scripts_out() {
     assert_eq!(found.spec.expect("set").script, "[]");
 }
 
-fn contains(bytes: &[u8], text: &str) -> bool {
+pub(super) fn contains(bytes: &[u8], text: &str) -> bool {
     bytes.windows(text.len()).any(|window| window == text.as_bytes())
 }
 

@@ -45,7 +45,7 @@ fn base64(value: &[u8], forms: &mut Vec<Vec<u8>>) {
             let text = alphabet.encode(&bytes);
             // The last character of an incomplete group depends on what follows.
             let depends = usize::from(!bytes.len().is_multiple_of(3));
-            forms.push(text[shared..text.len() - depends].as_bytes().to_vec());
+            forms.push(text.as_bytes()[shared..text.len() - depends].to_vec());
             if before == 0 {
                 let padding = "=".repeat(text.len().next_multiple_of(4) - text.len());
                 forms.push(format!("{text}{padding}").into_bytes());

@@ -36,7 +36,7 @@ pub(super) const GET: Definition = Definition {
     output: Output::Text,
     like: None,
     example: "fetch(url, { headers: { authorization: `Bearer ${secrets.get(\"API_TOKEN\")}` } })",
-    errors: &[NOT_FOUND, ("SecretUnavailable", "when it cannot be opened; the operator has to see to that.")],
+    errors: &[NOT_FOUND, ("SecretUnavailable", "when it cannot be opened, which is not the script's fault.")],
     effect: Effect::Read,
     permission: Permission::Pure,
     subject: subject::none,
@@ -61,9 +61,12 @@ const MAX_VARIABLE: usize = 128 * 1024 - 512;
 const MAX_ENVIRONMENT: usize = 512 * 1024;
 
 /// Variables by which a script could have something else run in the place of the program that a secret is bound to, or
-/// before it. Those that begin like the last ones as well.
-const STEERING: [&str; 8] = ["PATH", "ENV", "IFS", "PS4", "SHELLOPTS", "BASHOPTS", "CDPATH", "GCONV_PATH"];
+/// before it; and how the names of others begin.
+const STEERING: [&str; 9] = ["PATH", "ENV", "IFS", "PS4", "SHELLOPTS", "BASHOPTS", "CDPATH", "GCONV_PATH", "LOCPATH"];
 const STEERING_PREFIXES: [&str; 3] = ["LD_", "BASH_", "GLIBC_"];
+
+/// Most bytes of all secrets of one execution. Each is looked for in dozens of forms, which are kept in memory.
+const MAX_TOGETHER: usize = 256 * 1024;
 
 /// The secrets that the scripts of one execution may use.
 #[derive(Default)]
@@ -75,7 +78,8 @@ pub struct Secrets {
 struct Secret {
     name: String,
     handle: String,
-    value: Result<SecretString, OpenError>,
+    /// Or why there is none.
+    value: Result<SecretString, String>,
     hosts: Vec<HostPattern>,
     commands: Vec<String>,
 }
@@ -100,8 +104,9 @@ impl Secrets {
     /// A secret that cannot be opened is there as well, and says so when it is asked for.
     #[must_use]
     pub fn open(granted: &[GrantedSecret], keys: Option<&MasterKeys>, seed: &[u8]) -> Self {
+        let mut room = MAX_TOGETHER;
         let list: Vec<Secret> =
-            granted.iter().take(secret::PER_AGENT).map(|one| Secret::open(one, keys, seed)).collect();
+            granted.iter().take(secret::PER_AGENT).map(|one| Secret::open(one, keys, seed, &mut room)).collect();
         let values =
             list.iter().filter_map(|one| Some((one.value.as_ref().ok()?.expose_secret(), one.handle.as_str())));
         let scrubber = Arc::new(Scrubber::new(values));
@@ -282,13 +287,31 @@ fn handles(text: &str) -> impl Iterator<Item = (Range<usize>, &str)> {
 }
 
 impl Secret {
-    fn open(granted: &GrantedSecret, keys: Option<&MasterKeys>, seed: &[u8]) -> Self {
+    fn open(granted: &GrantedSecret, keys: Option<&MasterKeys>, seed: &[u8], room: &mut usize) -> Self {
         let GrantedSecret { id, name, hosts, commands, value } = granted;
         let sealed = value.clone().unwrap_or_default();
-        let value = match keys {
+        let opened = match keys {
             Some(keys) => keys.open(id, &sealed.key_id, &sealed.nonce, &sealed.ciphertext),
             None => Err(OpenError::UnknownKey { id: sealed.key_id }),
         };
+        let value = opened.map_err(|error| match error {
+            OpenError::UnknownKey { id } => format!(
+                "it is encrypted with the key {id:?}, which the interpreter does not have (CONSTRUCT_SECRETS_KEY)"
+            ),
+            OpenError::Unopenable => "its stored form is damaged, and it has to be set again".to_owned(),
+        });
+        // What does not belong into a variable at all is refused by the gateway; here it would end one and begin another.
+        let value = value.and_then(|value| match secret::is_value(value.expose_secret()) {
+            true => Ok(value),
+            false => Err("it is not what a secret can be, and has to be set again".to_owned()),
+        });
+        let value = value.and_then(|value| match room.checked_sub(value.expose_secret().len()) {
+            Some(left) => {
+                *room = left;
+                Ok(value)
+            }
+            None => Err(format!("the agent's secrets have more than {MAX_TOGETHER} bytes together")),
+        });
         let digest = Sha256::new_with_prefix(b"construct secret handle\0")
             .chain_update(seed)
             .chain_update([0])
@@ -306,14 +329,8 @@ impl Secret {
 
     fn value(&self) -> Result<&str, ToolError> {
         let Self { name, .. } = self;
-        self.value.as_ref().map(|value| value.expose_secret()).map_err(|error| {
-            let why = match error {
-                OpenError::UnknownKey { id } => {
-                    format!("it is encrypted with the key {id:?}, which the interpreter does not have (CONSTRUCT_SECRETS_KEY)")
-                }
-                OpenError::Unopenable => "its stored form is damaged, and it has to be set again".to_owned(),
-            };
-            ToolError::new("SecretUnavailable", format!("The secret {name} cannot be opened: {why}. Go on without it."))
+        self.value.as_ref().map(|value| value.expose_secret()).map_err(|why| {
+            ToolError::new("SecretUnavailable", format!("The secret {name} cannot be used: {why}. Go on without it."))
         })
     }
 

@@ -239,11 +239,17 @@ async fn a_secret_that_cannot_be_opened_says_so() {
     broken.id = "secret_other".to_owned();
     let mut foreign = granted("FOREIGN", VALUE, &["127.0.0.1"], &[]);
     foreign.value.as_mut().expect("sealed").key_id = "s2".to_owned();
-    let bench = bench(&[broken, foreign]);
-    for (name, why) in [("BROKEN", "set again"), ("FOREIGN", "CONSTRUCT_SECRETS_KEY")] {
+    let split = granted("SPLIT", "12345678\u{0}--bind", &[], &["git"]);
+    let bench = bench(&[broken, foreign, split]);
+    for (name, why) in [("BROKEN", "set again"), ("FOREIGN", "CONSTRUCT_SECRETS_KEY"), ("SPLIT", "set again")] {
         let error = bench.fails("secrets.get", json!([name])).await;
         assert!(error.name == "SecretUnavailable" && error.message.contains(why), "{error}");
     }
+    let large = ["A", "B", "C", "D", "E"].map(|name| granted(name, &"x".repeat(60_000), &[], &["git"]));
+    let large = self::bench(&large);
+    handle(&large, "D").await;
+    let error = large.fails("secrets.get", json!(["E"])).await;
+    assert!(error.name == "SecretUnavailable" && error.message.contains("together"), "{error}");
     let none = Secrets::open(&[granted("A", VALUE, &[], &["git"])], None, SEED);
     let Bench { tools, directory } = bench;
     let bench = Bench { directory, tools: tools.with_secrets(none) };
