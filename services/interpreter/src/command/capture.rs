@@ -148,9 +148,10 @@ mod tests {
         let (value, handle) = ("s3cr3t-0123456789abcdef", "{{secret:S:0000000000000000}}");
         let scrubber = Arc::new(Scrubber::new([(value, handle)]));
         let pieces: Vec<&str> = (0..=value.len() - 4).map(|start| &value[start..start + 4]).collect();
-        for total in [2 * HALF - 10, 2 * HALF + 10, 3 * HALF, 5 * HALF] {
+        // Nothing is left out of what is kept, or little, or much.
+        for total in [2 * HALF + 10, 3 * HALF] {
             for cut in [HALF, total - HALF] {
-                for before in 0..=value.len() + 1 {
+                for before in [0, 1, 3, 11, value.len() - 3, value.len() - 1, value.len()] {
                     let start = cut.saturating_sub(before);
                     let mut output = vec![b'.'; start];
                     output.extend_from_slice(value.as_bytes());
