@@ -124,7 +124,7 @@ impl Renderer {
                             output(&result.error, Style::Bad, sink)?;
                         }
                         Some(Block::Text(text)) => output(&text.text, Style::Dim, sink)?,
-                        Some(Block::CodeInterpreterCall(_)) | None => {}
+                        Some(Block::CodeInterpreterCall(_) | Block::Thinking(_) | Block::Attachment(_)) | None => {}
                     }
                 }
                 self.tools.end_step();
@@ -227,10 +227,17 @@ pub(crate) fn phase_name(phase: TaskPhase) -> &'static str {
     }
 }
 
-/// All text of a message.
+/// An attachment in words.
+pub(crate) fn attachment_line(attachment: &construct_proto::v1::Attachment) -> String {
+    let name = if attachment.name.is_empty() { "attachment" } else { &attachment.name };
+    format!("[{name}: {}, {} bytes]", attachment.media_type, attachment.data.len())
+}
+
+/// All text of a message, and what is attached to it.
 pub(crate) fn text_of(blocks: &[construct_proto::v1::Block]) -> String {
     let texts = blocks.iter().filter_map(|block| match &block.block {
-        Some(Block::Text(text)) => Some(text.text.as_str()),
+        Some(Block::Text(text)) => Some(text.text.clone()),
+        Some(Block::Attachment(attachment)) => Some(attachment_line(attachment)),
         _ => None,
     });
     texts.collect::<Vec<_>>().join("\n")

@@ -34,7 +34,7 @@ impl Tally {
                         *self.tool_uses.entry(tool.name.clone()).or_default() += 1;
                     }
                 }
-                Some(Block::CodeInterpreterCall(_)) | None => {}
+                Some(Block::CodeInterpreterCall(_) | Block::Thinking(_) | Block::Attachment(_)) | None => {}
             }
         }
         if status.source() == MessageSource::Assistant && !text.is_empty() {

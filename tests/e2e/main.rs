@@ -6,6 +6,7 @@ mod approvals;
 mod architecture;
 mod cli;
 mod compute;
+mod content;
 mod crash;
 mod events;
 mod hostile;

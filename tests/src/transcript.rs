@@ -124,7 +124,7 @@ pub fn source(message: &Message) -> MessageSource {
 pub fn text(message: &Message) -> String {
     let texts = blocks(message).filter_map(|block| match block {
         Block::Text(text) => Some(text.text.as_str()),
-        Block::CodeInterpreterCall(_) | Block::CodeInterpreterResult(_) => None,
+        _ => None,
     });
     texts.collect()
 }
@@ -133,7 +133,7 @@ pub fn text(message: &Message) -> String {
 pub fn calls(message: &Message) -> Vec<CodeInterpreterCall> {
     let calls = blocks(message).filter_map(|block| match block {
         Block::CodeInterpreterCall(call) => Some(call.clone()),
-        Block::Text(_) | Block::CodeInterpreterResult(_) => None,
+        _ => None,
     });
     calls.collect()
 }
@@ -142,7 +142,7 @@ pub fn calls(message: &Message) -> Vec<CodeInterpreterCall> {
 pub fn results(message: &Message) -> Vec<CodeInterpreterResult> {
     let results = blocks(message).filter_map(|block| match block {
         Block::CodeInterpreterResult(result) => Some(result.clone()),
-        Block::Text(_) | Block::CodeInterpreterCall(_) => None,
+        _ => None,
     });
     results.collect()
 }

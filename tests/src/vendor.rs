@@ -5,12 +5,17 @@
 //! [`VendorServer::answering`] decides, and without one the server answers 500, which no test can mistake for success.
 
 pub mod anthropic;
+pub mod bedrock;
+pub mod gemini;
+pub mod ollama;
 pub mod openai;
+pub mod responses;
 
 use std::{
     collections::VecDeque,
     convert::Infallible,
     fmt,
+    io::Write as _,
     net::{Ipv4Addr, SocketAddr},
     sync::{
         Arc, Mutex, MutexGuard, PoisonError,
@@ -42,6 +47,8 @@ const FLUSH: Duration = Duration::from_millis(10);
 pub struct Captured {
     /// E.g. `/v1/messages`.
     pub path: String,
+    /// What follows the question mark; empty when nothing does.
+    pub query: String,
     /// As received; names in lower case.
     pub headers: HeaderMap,
     /// Null when it was not JSON.
@@ -86,6 +93,11 @@ impl Reply {
         Self::new(200, "text/event-stream; charset=utf-8", events.into())
     }
 
+    /// A stream of any kind, as it stands on the wire.
+    pub fn bytes(content_type: &'static str, body: impl Into<Bytes>) -> Self {
+        Self::new(200, content_type, body)
+    }
+
     /// A body of JSON, usually an error.
     pub fn json(status: u16, body: &Value) -> Self {
         Self::new(status, "application/json", body.to_string())
@@ -96,7 +108,7 @@ impl Reply {
         Self::new(status, "text/html", body.to_owned())
     }
 
-    fn new(status: u16, content_type: &'static str, body: String) -> Self {
+    fn new(status: u16, content_type: &'static str, body: impl Into<Bytes>) -> Self {
         let mut headers = HeaderMap::new();
         headers.insert("content-type", HeaderValue::from_static(content_type));
         Self {
@@ -114,6 +126,15 @@ impl Reply {
     pub fn header(mut self, name: &'static str, value: &str) -> Self {
         self.headers.insert(HeaderName::from_static(name), value.parse().expect("a test names a valid header"));
         self
+    }
+
+    /// Compressed, as some proxies do unasked and all do when asked.
+    #[must_use]
+    pub fn gzipped(mut self) -> Self {
+        let mut encoder = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+        encoder.write_all(&self.body).expect("memory takes everything");
+        self.body = encoder.finish().expect("memory takes everything").into();
+        self.header("content-encoding", "gzip")
     }
 
     /// Written in pieces of `bytes`, each after `pause`.
@@ -240,6 +261,7 @@ async fn answer(
     let body = to_bytes(body, MAX_REQUEST).await.unwrap_or_default();
     let captured = Captured {
         path: parts.uri.path().to_owned(),
+        query: parts.uri.query().unwrap_or_default().to_owned(),
         headers: parts.headers,
         body: serde_json::from_slice(&body).unwrap_or_default(),
         peer,

@@ -2,10 +2,10 @@
 
 use std::path::PathBuf;
 
-use clap::{Args, Subcommand};
+use clap::{Args, Subcommand, ValueEnum};
 use construct_proto::v1::{
     Agent, AgentSecrets, AgentSpec, CreateAgentRequest, DeleteAgentRequest, GetAgentRequest, ListAgentsRequest,
-    ModelParameters, UpdateAgentRequest, list_agents_request::Filter,
+    ModelParameters, ThinkingEffort, UpdateAgentRequest, list_agents_request::Filter,
 };
 use jiff::Timestamp;
 
@@ -161,6 +161,42 @@ struct Parameters {
     /// Text at which the model stops; can be given several times.
     #[arg(long = "stop", value_name = "TEXT")]
     stop_sequences: Vec<String>,
+    /// How much the model thinks before it answers.
+    #[arg(long, value_enum, value_name = "EFFORT")]
+    thinking: Option<Thinking>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Thinking {
+    /// The vendor's default.
+    Default,
+    /// Not at all, or as little as the model can.
+    Off,
+    Low,
+    Medium,
+    High,
+}
+
+impl From<Thinking> for ThinkingEffort {
+    fn from(thinking: Thinking) -> Self {
+        match thinking {
+            Thinking::Default => Self::Unspecified,
+            Thinking::Off => Self::Off,
+            Thinking::Low => Self::Low,
+            Thinking::Medium => Self::Medium,
+            Thinking::High => Self::High,
+        }
+    }
+}
+
+fn thinking_name(effort: ThinkingEffort) -> &'static str {
+    match effort {
+        ThinkingEffort::Unspecified => "",
+        ThinkingEffort::Off => "off",
+        ThinkingEffort::Low => "low",
+        ThinkingEffort::Medium => "medium",
+        ThinkingEffort::High => "high",
+    }
 }
 
 impl Parameters {
@@ -170,6 +206,7 @@ impl Parameters {
             || self.top_p.is_some()
             || self.top_k.is_some()
             || !self.stop_sequences.is_empty()
+            || self.thinking.is_some()
     }
 
     /// What is given, and the rest as before.
@@ -180,6 +217,7 @@ impl Parameters {
             top_p: self.top_p.or(before.top_p),
             top_k: self.top_k.or(before.top_k),
             stop_sequences: if self.stop_sequences.is_empty() { before.stop_sequences } else { self.stop_sequences },
+            thinking: self.thinking.map_or(before.thinking, |thinking| ThinkingEffort::from(thinking).into()),
         }
     }
 }
@@ -287,6 +325,7 @@ impl Entity for Agent {
         let spec = self.spec.clone().unwrap_or_default();
         let parameters = spec.parameters.unwrap_or_default();
         let tasks = self.status.as_ref().map_or(0, |status| status.task_count);
+        let thinking = thinking_name(parameters.thinking()).to_owned();
         let text = |value: Option<f64>| value.map(|value| value.to_string()).unwrap_or_default();
         let mut details = vec![
             ("name", spec.name),
@@ -300,6 +339,7 @@ impl Entity for Agent {
             ("top p", text(parameters.top_p)),
             ("top k", unless_zero(parameters.top_k.unwrap_or(0))),
             ("stop", parameters.stop_sequences.iter().map(|stop| format!("{stop:?}")).collect::<Vec<_>>().join(", ")),
+            ("thinking", thinking),
             ("tasks", tasks.to_string()),
             ("policy", policy::words(&spec.policy)),
             ("secrets", spec.secrets.join(", ")),

@@ -1,9 +1,11 @@
 //! Messages.
 
+use std::path::{Path, PathBuf};
+
 use clap::{Args, Subcommand, ValueEnum};
 use construct_proto::v1::{
-    Block, CreateMessageRequest, DeleteMessageRequest, GetMessageRequest, ListMessagesRequest, Message, MessageSource,
-    MessageSpec, Text, UpdateMessageRequest, block, list_messages_request::Filter,
+    Attachment, Block, CreateMessageRequest, DeleteMessageRequest, GetMessageRequest, ListMessagesRequest, Message,
+    MessageSource, MessageSpec, Text, UpdateMessageRequest, block, list_messages_request::Filter,
 };
 use jiff::Timestamp;
 
@@ -66,6 +68,9 @@ pub(crate) struct Create {
     task: String,
     /// `-`, or nothing, reads it from standard input.
     text: Option<String>,
+    /// An image or file to show to the model: PNG, JPEG, GIF, WebP, PDF or text. Can be given several times.
+    #[arg(long, value_name = "FILE")]
+    attach: Vec<PathBuf>,
     #[command(flatten)]
     write: WriteArgs,
     #[command(flatten)]
@@ -106,7 +111,11 @@ impl MessageCommand {
     pub(crate) async fn run(self, gateway: &Gateway) -> Result<(), Failure> {
         match self {
             Self::Create(args) => {
-                let spec = MessageSpec { task: args.task, blocks: blocks(args.text)? };
+                let mut blocks = blocks(args.text)?;
+                for path in &args.attach {
+                    blocks.push(Block { block: Some(block::Block::Attachment(attachment(path)?)) });
+                }
+                let spec = MessageSpec { task: args.task, blocks };
                 let request = CreateMessageRequest { spec: Some(spec), idempotency_key: args.write.key() };
                 args.output.one(&call(gateway.messages().create_message(request)).await?)
             }
@@ -161,6 +170,34 @@ fn blocks(text: Option<String>) -> Result<Vec<Block>, Failure> {
     Ok(vec![Block { block: Some(block::Block::Text(Text { text })) }])
 }
 
+/// Reads a file; what kind it is, its name says.
+fn attachment(path: &Path) -> Result<Attachment, Failure> {
+    let data = std::fs::read(path).map_err(|error| Failure::usage(format!("{}: {error}", path.display())))?;
+    let extension = path.extension().and_then(|extension| extension.to_str()).unwrap_or_default().to_ascii_lowercase();
+    let media_type = match extension.as_str() {
+        "png" => "image/png",
+        "jpg" | "jpeg" => "image/jpeg",
+        "gif" => "image/gif",
+        "webp" => "image/webp",
+        "pdf" => "application/pdf",
+        "json" => "application/json",
+        "xml" => "application/xml",
+        "yaml" | "yml" => "application/yaml",
+        "md" => "text/markdown",
+        "csv" => "text/csv",
+        "html" | "htm" => "text/html",
+        _ if std::str::from_utf8(&data).is_ok() => "text/plain",
+        _ => {
+            return Err(Failure::usage(format!(
+                "{}: neither text nor an image (PNG, JPEG, GIF, WebP) or PDF",
+                path.display()
+            )));
+        }
+    };
+    let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+    Ok(Attachment { media_type: media_type.to_owned(), name, data })
+}
+
 fn source_name(source: MessageSource) -> &'static str {
     match source {
         MessageSource::User => "user",
@@ -182,6 +219,9 @@ fn content(message: &Message) -> String {
         block::Block::CodeInterpreterResult(result) => {
             Some(format!("[result]\n{}\n[error]\n{}", result.output.trim_end(), result.error.trim_end()))
         }
+        block::Block::Thinking(thinking) if thinking.text.trim().is_empty() => None,
+        block::Block::Thinking(thinking) => Some(format!("[thinking]\n{}", thinking.text.trim_end())),
+        block::Block::Attachment(attachment) => Some(render::attachment_line(attachment)),
     });
     parts.collect::<Vec<_>>().join("\n")
 }

@@ -110,6 +110,9 @@ struct Fields {
     /// Dollars per million tokens written to the vendor's cache.
     #[arg(long, value_name = "DOLLARS", value_parser = money::parse_price)]
     cache_write_price: Option<i64>,
+    /// Whether the model can call tools; true when not given. One that cannot is asked for scripts in fenced blocks.
+    #[arg(long, value_name = "BOOL")]
+    tool_calling: Option<bool>,
 }
 
 impl Fields {
@@ -156,6 +159,7 @@ impl Create {
             context_window: self.fields.context_window.unwrap_or(0),
             max_output_tokens: self.fields.max_output_tokens.unwrap_or(0),
             prices: Some(prices),
+            tool_calling: self.fields.tool_calling,
         };
         let request = CreateModelRequest { spec: Some(spec), idempotency_key: self.write.key() };
         self.output.one(&call(gateway.models().create_model(request)).await?)
@@ -197,6 +201,7 @@ impl Update {
             vendor_model: self.fields.vendor_model,
             context_window: self.fields.context_window,
             max_output_tokens: self.fields.max_output_tokens,
+            tool_calling: self.fields.tool_calling,
             prices,
             revision,
             idempotency_key: self.change.write.key(),
@@ -243,6 +248,7 @@ impl Entity for Model {
             ("output", per_million(prices.output)),
             ("cache read", per_million(prices.cache_read)),
             ("cache write", per_million(prices.cache_write)),
+            ("tool calling", if spec.tool_calling.unwrap_or(true) { "yes" } else { "no: fenced blocks" }.to_owned()),
         ];
         details.extend(metadata_details(self.metadata.as_ref(), now));
         details

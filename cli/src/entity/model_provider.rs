@@ -24,6 +24,18 @@ enum Type {
     Anthropic,
     /// OpenAI's Chat Completions, and what is compatible with it.
     Openai,
+    /// OpenAI's Responses, and what is compatible with it.
+    OpenaiResponses,
+    /// Google's Gemini API.
+    Gemini,
+    /// AWS Bedrock. The key is `ACCESS_KEY_ID:SECRET_ACCESS_KEY[:SESSION_TOKEN]` or a Bedrock API key; the base URL names the
+    /// region: `https://bedrock-runtime.REGION.amazonaws.com`.
+    Bedrock,
+    Xai,
+    Deepseek,
+    /// Ollama's own API; needs no key.
+    Ollama,
+    Openrouter,
     /// Answers read from a script; no vendor, no key.
     Scripted,
 }
@@ -33,6 +45,13 @@ impl From<Type> for ModelProviderType {
         match kind {
             Type::Anthropic => Self::Anthropic,
             Type::Openai => Self::Openai,
+            Type::OpenaiResponses => Self::OpenaiResponses,
+            Type::Gemini => Self::Gemini,
+            Type::Bedrock => Self::Bedrock,
+            Type::Xai => Self::Xai,
+            Type::Deepseek => Self::Deepseek,
+            Type::Ollama => Self::Ollama,
+            Type::Openrouter => Self::Openrouter,
             Type::Scripted => Self::Scripted,
         }
     }
@@ -216,6 +235,13 @@ fn type_name(kind: ModelProviderType) -> &'static str {
     match kind {
         ModelProviderType::Anthropic => "anthropic",
         ModelProviderType::Openai => "openai",
+        ModelProviderType::OpenaiResponses => "openai-responses",
+        ModelProviderType::Gemini => "gemini",
+        ModelProviderType::Bedrock => "bedrock",
+        ModelProviderType::Xai => "xai",
+        ModelProviderType::Deepseek => "deepseek",
+        ModelProviderType::Ollama => "ollama",
+        ModelProviderType::Openrouter => "openrouter",
         ModelProviderType::Scripted => "scripted",
         ModelProviderType::Unspecified => "unknown",
     }

@@ -8,6 +8,8 @@ use crate::console::{Channel, Sink, Style};
 
 /// What stands before each line of JavaScript.
 const MARGIN: &str = "  │ ";
+/// What stands before each line of the model's thinking.
+const THOUGHT_MARGIN: &str = "  ┊ ";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Kind {
@@ -32,11 +34,13 @@ pub(super) struct Answer {
     parts: Vec<Part>,
     /// The unfinished line of JavaScript.
     line: String,
+    /// The unfinished line of the model's thinking, while it thinks. It is shown live only, and is no part of the answer.
+    thought: Option<String>,
 }
 
 impl Answer {
     pub(super) fn new(live: bool) -> Self {
-        Self { live, step: 0, parts: Vec::new(), line: String::new() }
+        Self { live, step: 0, parts: Vec::new(), line: String::new(), thought: None }
     }
 
     /// A piece.
@@ -51,6 +55,7 @@ impl Answer {
         match &delta.delta {
             Some(Delta::Text(text)) => self.push(delta.block, Kind::Text, text, sink),
             Some(Delta::Code(code)) => self.push(delta.block, Kind::Code, code, sink),
+            Some(Delta::Thinking(text)) => self.think(text, sink),
             None => Ok(()),
         }
     }
@@ -120,6 +125,19 @@ impl Answer {
         self.show(kind, text, sink)
     }
 
+    fn think(&mut self, text: &str, sink: &mut dyn Sink) -> io::Result<()> {
+        if self.thought.is_none() {
+            self.end_part(sink)?;
+        }
+        let mut thought = self.thought.take().unwrap_or_default() + text;
+        while let Some((line, rest)) = thought.split_once('\n') {
+            thought_line(line, sink)?;
+            thought = rest.to_owned();
+        }
+        self.thought = Some(thought);
+        Ok(())
+    }
+
     fn show(&mut self, kind: Kind, text: &str, sink: &mut dyn Sink) -> io::Result<()> {
         if kind == Kind::Text {
             return sink.text(Channel::Answer, Style::Plain, text);
@@ -134,6 +152,9 @@ impl Answer {
     }
 
     fn end_part(&mut self, sink: &mut dyn Sink) -> io::Result<()> {
+        if let Some(line) = self.thought.take().filter(|line| !line.is_empty()) {
+            thought_line(&line, sink)?;
+        }
         let line = std::mem::take(&mut self.line);
         if !line.is_empty() {
             code_line(&line, sink)?;
@@ -144,6 +165,10 @@ impl Answer {
 
 fn code_line(line: &str, sink: &mut dyn Sink) -> io::Result<()> {
     sink.line(&[(Style::Dim, MARGIN), (Style::Code, line)])
+}
+
+fn thought_line(line: &str, sink: &mut dyn Sink) -> io::Result<()> {
+    sink.line(&[(Style::Dim, THOUGHT_MARGIN), (Style::Dim, line)])
 }
 
 fn kind_and_text(block: &v1::Block) -> Option<(Kind, &str)> {

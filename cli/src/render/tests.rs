@@ -41,6 +41,11 @@ fn message(step: u64, source: MessageSource, blocks: Vec<Block>) -> Event {
     event("message.created", step, Payload::Message(message))
 }
 
+fn thought(step: u64, block: u32, text: &str) -> Event {
+    let delta = MessageDelta { index: 0, block, delta: Some(Delta::Thinking(text.to_owned())) };
+    event("message.delta", step, Payload::MessageDelta(delta))
+}
+
 fn text_block(text: &str) -> Block {
     Block::Text(Text { text: text.to_owned() })
 }
@@ -182,6 +187,19 @@ fn an_answer_that_begins_again_is_said_to() {
         message(1, MessageSource::Assistant, vec![text_block("Right.")]),
     ];
     assert_eq!(shown(LIVE, &events), "Wrong sta\n↻ the answer begins again: the vendor hung up\nRight.\n");
+}
+
+#[test]
+fn thinking_is_shown_while_it_lasts_and_is_no_part_of_the_answer() {
+    let kept = Block::Thinking(v1::Thinking { text: "First I\nlook around.".to_owned(), ..v1::Thinking::default() });
+    let events = [
+        thought(1, 0, "First I\nlook"),
+        thought(1, 0, " around."),
+        text(1, 1, "Done."),
+        message(1, MessageSource::Assistant, vec![kept, text_block("Done.")]),
+    ];
+    assert_eq!(shown(LIVE, &events), "  ┊ First I\n  ┊ look around.\nDone.\n");
+    assert_eq!(shown(Options { live: false, ..LIVE }, &events), "Done.\n");
 }
 
 #[test]

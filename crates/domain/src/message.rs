@@ -47,6 +47,35 @@ pub enum Block {
     CodeInterpreterCall(CodeCall),
     /// What running it gave.
     CodeInterpreterResult(CodeResult),
+    /// What the model thought before the blocks after it.
+    Thinking(Thinking),
+    /// An image or file from the user.
+    Attachment(Attachment),
+}
+
+/// What a model thought. It goes back to the provider it came from, and to no other.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Thinking {
+    /// What the vendor shows of it; may be empty.
+    pub text: String,
+    /// Whose it is.
+    pub vendor: String,
+    /// The provider it came from.
+    pub provider_id: String,
+    /// What proves or holds it, in the vendor's own form; may be empty.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub data: String,
+}
+
+/// An image or file.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Attachment {
+    /// E.g. `image/png`.
+    pub media_type: String,
+    /// E.g. `report.pdf`; may be empty.
+    pub name: String,
+    /// The content in base64, the form it has in JSON here and at every vendor.
+    pub data: String,
 }
 
 /// A script the model wants to run.
@@ -90,7 +119,7 @@ pub struct ToolUse {
 pub fn code_calls(blocks: &[Block]) -> impl Iterator<Item = &CodeCall> {
     blocks.iter().filter_map(|block| match block {
         Block::CodeInterpreterCall(call) => Some(call),
-        Block::Text(_) | Block::CodeInterpreterResult(_) => None,
+        Block::Text(_) | Block::CodeInterpreterResult(_) | Block::Thinking(_) | Block::Attachment(_) => None,
     })
 }
 
@@ -109,12 +138,21 @@ mod tests {
                     output: "2".into(),
                     ..CodeResult::default()
                 }),
+                Block::Thinking(Thinking {
+                    text: "Hm.".into(),
+                    vendor: "v".into(),
+                    provider_id: "p".into(),
+                    data: String::new(),
+                }),
+                Block::Attachment(Attachment { media_type: "image/png".into(), name: "a".into(), data: "AA==".into() }),
             ],
         };
         let json = serde_json::json!({"blocks": [
             {"kind": "text", "payload": "Hello"},
             {"kind": "code_interpreter_call", "payload": {"id": "call_1", "code": "1 + 1"}},
             {"kind": "code_interpreter_result", "payload": {"id": "call_1", "output": "2"}},
+            {"kind": "thinking", "payload": {"text": "Hm.", "vendor": "v", "provider_id": "p"}},
+            {"kind": "attachment", "payload": {"media_type": "image/png", "name": "a", "data": "AA=="}},
         ]});
         assert_eq!(serde_json::to_value(&content).expect("content is JSON"), json);
         assert_eq!(serde_json::from_value::<Content>(json).expect("it reads back"), content);

@@ -35,6 +35,23 @@ pub struct ModelParameters {
     /// What ends an answer.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub stop_sequences: Vec<String>,
+    /// How much it thinks first; none: the vendor's default.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub thinking: Option<ThinkingEffort>,
+}
+
+/// How much a model thinks before it answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ThinkingEffort {
+    /// Not at all, or as little as it can.
+    Off,
+    /// A little.
+    Low,
+    /// More.
+    Medium,
+    /// As much as it deems useful.
+    High,
 }
 
 /// Who answers.

@@ -43,6 +43,8 @@ pub struct InvocationModel {
     pub max_output_tokens: i64,
     /// What they cost.
     pub prices: Prices,
+    /// Whether it can call tools.
+    pub tool_calling: bool,
 }
 
 /// Over which account.
@@ -72,7 +74,7 @@ impl Store {
         let row = sqlx::query!(
             "SELECT a.id AS agent_id, a.name AS agent_name, a.instructions, a.parameters,
                     m.id AS model_id, m.name AS model_name, m.vendor_model, m.context_window, m.max_output_tokens,
-                    m.input_price, m.output_price, m.cache_read_price, m.cache_write_price,
+                    m.input_price, m.output_price, m.cache_read_price, m.cache_write_price, m.tool_calling,
                     p.id AS provider_id, p.name AS provider_name, p.kind, p.base_url, p.script, p.key_id, p.key_nonce, p.key_ciphertext
              FROM tasks t
              JOIN agents a ON a.organization_id = t.organization_id AND a.id = t.agent_id
@@ -103,6 +105,7 @@ impl Store {
                     cache_read: row.cache_read_price,
                     cache_write: row.cache_write_price,
                 },
+                tool_calling: row.tool_calling,
             },
             provider: InvocationProvider {
                 id: ModelProviderId::from_uuid(row.provider_id),

@@ -32,7 +32,7 @@ mod time;
 mod usage;
 mod write;
 
-pub use agent::{Agent, AgentChanges, AgentFilter, ModelParameters, NewAgent};
+pub use agent::{Agent, AgentChanges, AgentFilter, ModelParameters, NewAgent, ThinkingEffort};
 pub use approval::{ApprovalDecision, ApprovalFilter, StoredApproval};
 pub use error::Error;
 pub use event::{NewEvent, StoredEvent, Stream};

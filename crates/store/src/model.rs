@@ -33,6 +33,8 @@ pub struct Model {
     pub max_output_tokens: i64,
     /// What they cost.
     pub prices: Prices,
+    /// Whether it can call tools.
+    pub tool_calling: bool,
     /// Rises with every change.
     pub revision: i64,
     /// When it was created.
@@ -65,6 +67,8 @@ pub struct NewModel {
     pub max_output_tokens: i64,
     /// What they cost.
     pub prices: Prices,
+    /// Whether it can call tools.
+    pub tool_calling: bool,
 }
 
 /// What changes of a model: what is `Some`.
@@ -80,6 +84,8 @@ pub struct ModelChanges {
     pub max_output_tokens: Option<i64>,
     /// All four of them.
     pub prices: Option<Prices>,
+    /// Whether it can call tools.
+    pub tool_calling: Option<bool>,
 }
 
 /// Which models a list shows.
@@ -104,6 +110,7 @@ struct Row {
     output_price: i64,
     cache_read_price: i64,
     cache_write_price: i64,
+    tool_calling: bool,
     revision: i64,
     created_at: Timestamp,
     updated_at: Timestamp,
@@ -126,6 +133,7 @@ impl From<Row> for Model {
                 cache_read: row.cache_read_price,
                 cache_write: row.cache_write_price,
             },
+            tool_calling: row.tool_calling,
             revision: row.revision,
             created_at: row.created_at,
             updated_at: row.updated_at,
@@ -139,7 +147,7 @@ macro_rules! select {
             Row,
             "SELECT m.id, m.organization_id, m.provider_id, p.name AS provider_name, m.name, m.vendor_model, m.context_window,
                     m.max_output_tokens, m.input_price, m.output_price, m.cache_read_price, m.cache_write_price,
-                    m.revision, m.created_at, m.updated_at
+                    m.tool_calling, m.revision, m.created_at, m.updated_at
              FROM models m
              JOIN model_providers p ON p.organization_id = m.organization_id AND p.id = m.provider_id " $(+ $tail)+,
             $($argument),*
@@ -264,8 +272,9 @@ impl Store {
         sqlx::query!(
             "INSERT INTO models
                  (id, organization_id, provider_id, name, vendor_model, context_window, max_output_tokens,
-                  input_price, output_price, cache_read_price, cache_write_price, created_at, updated_at)
-             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $12)",
+                  input_price, output_price, cache_read_price, cache_write_price, tool_calling,
+                  created_at, updated_at)
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $13)",
             new.id.uuid(),
             writer.organization(),
             new.provider.uuid(),
@@ -277,6 +286,7 @@ impl Store {
             new.prices.output,
             new.prices.cache_read,
             new.prices.cache_write,
+            new.tool_calling,
             writer.now(),
         )
         .execute(&mut *writer.transaction)
@@ -310,6 +320,7 @@ impl Store {
                  output_price = coalesce($10, output_price),
                  cache_read_price = coalesce($11, cache_read_price),
                  cache_write_price = coalesce($12, cache_write_price),
+                 tool_calling = coalesce($13, tool_calling),
                  revision = revision + 1,
                  updated_at = $4
              WHERE organization_id = $1 AND id = $2 AND ($3::bigint IS NULL OR revision = $3)",
@@ -325,6 +336,7 @@ impl Store {
             changes.prices.map(|prices| prices.output),
             changes.prices.map(|prices| prices.cache_read),
             changes.prices.map(|prices| prices.cache_write),
+            changes.tool_calling,
         )
         .execute(&mut *writer.transaction)
         .await

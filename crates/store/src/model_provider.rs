@@ -21,21 +21,56 @@ pub enum ModelProviderKind {
     Openai,
     /// No vendor: answers come from a script.
     Scripted,
+    /// OpenAI's Responses.
+    OpenaiResponses,
+    /// Google's Gemini API.
+    Gemini,
+    /// AWS Bedrock's Converse.
+    Bedrock,
+    /// xAI.
+    Xai,
+    /// DeepSeek.
+    Deepseek,
+    /// Ollama.
+    Ollama,
+    /// OpenRouter.
+    Openrouter,
 }
 
 impl ModelProviderKind {
+    /// All of them.
+    pub const ALL: [Self; 10] = [
+        Self::Anthropic,
+        Self::Openai,
+        Self::Scripted,
+        Self::OpenaiResponses,
+        Self::Gemini,
+        Self::Bedrock,
+        Self::Xai,
+        Self::Deepseek,
+        Self::Ollama,
+        Self::Openrouter,
+    ];
+
     /// As stored.
     pub const fn as_str(self) -> &'static str {
         match self {
             Self::Anthropic => "anthropic",
             Self::Openai => "openai",
             Self::Scripted => "scripted",
+            Self::OpenaiResponses => "openai_responses",
+            Self::Gemini => "gemini",
+            Self::Bedrock => "bedrock",
+            Self::Xai => "xai",
+            Self::Deepseek => "deepseek",
+            Self::Ollama => "ollama",
+            Self::Openrouter => "openrouter",
         }
     }
 
     /// Reads what [`ModelProviderKind::as_str`] wrote.
     pub fn parse(text: &str) -> Option<Self> {
-        [Self::Anthropic, Self::Openai, Self::Scripted].into_iter().find(|kind| kind.as_str() == text)
+        Self::ALL.into_iter().find(|kind| kind.as_str() == text)
     }
 
     pub(crate) fn stored(text: &str) -> Result<Self, Error> {

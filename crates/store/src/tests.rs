@@ -148,6 +148,7 @@ fn new_model(provider: ModelProviderId, name: &str) -> NewModel {
         context_window: 1000,
         max_output_tokens: 100,
         prices: Prices { input: 1, output: 2, cache_read: 3, cache_write: 4 },
+        tool_calling: true,
     }
 }
 

@@ -1,5 +1,6 @@
 //! From what is stored to what clients see, and back. API keys and the values of secrets never come out.
 
+use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
 use construct_domain::{
     OrganizationId,
     approval::ApprovalState,
@@ -11,7 +12,7 @@ use construct_domain::{
 use construct_proto::v1;
 use construct_store::{
     Agent, Bindings, Model, ModelParameters, ModelProvider, ModelProviderKind, Secret, StoredApproval, StoredMessage,
-    StoredTask,
+    StoredTask, ThinkingEffort,
 };
 use jiff::Timestamp;
 
@@ -71,17 +72,33 @@ pub fn parameters(parameters: &ModelParameters) -> v1::ModelParameters {
         top_p: parameters.top_p,
         top_k: parameters.top_k,
         stop_sequences: parameters.stop_sequences.clone(),
+        thinking: match parameters.thinking {
+            None => v1::ThinkingEffort::Unspecified,
+            Some(ThinkingEffort::Off) => v1::ThinkingEffort::Off,
+            Some(ThinkingEffort::Low) => v1::ThinkingEffort::Low,
+            Some(ThinkingEffort::Medium) => v1::ThinkingEffort::Medium,
+            Some(ThinkingEffort::High) => v1::ThinkingEffort::High,
+        }
+        .into(),
     }
 }
 
 /// How a model samples.
 pub fn to_parameters(parameters: v1::ModelParameters) -> ModelParameters {
+    let thinking = match parameters.thinking() {
+        v1::ThinkingEffort::Unspecified => None,
+        v1::ThinkingEffort::Off => Some(ThinkingEffort::Off),
+        v1::ThinkingEffort::Low => Some(ThinkingEffort::Low),
+        v1::ThinkingEffort::Medium => Some(ThinkingEffort::Medium),
+        v1::ThinkingEffort::High => Some(ThinkingEffort::High),
+    };
     ModelParameters {
         temperature: parameters.temperature,
         max_tokens: parameters.max_tokens,
         top_p: parameters.top_p,
         top_k: parameters.top_k,
         stop_sequences: parameters.stop_sequences,
+        thinking,
     }
 }
 
@@ -175,6 +192,7 @@ pub fn model(model: &Model) -> v1::Model {
             context_window: model.context_window,
             max_output_tokens: model.max_output_tokens,
             prices: Some(prices(&model.prices)),
+            tool_calling: Some(model.tool_calling),
         }),
         status: Some(v1::ModelStatus { provider_id: model.provider.to_string() }),
     }
@@ -235,6 +253,13 @@ pub fn provider_type(kind: ModelProviderKind) -> v1::ModelProviderType {
         ModelProviderKind::Anthropic => v1::ModelProviderType::Anthropic,
         ModelProviderKind::Openai => v1::ModelProviderType::Openai,
         ModelProviderKind::Scripted => v1::ModelProviderType::Scripted,
+        ModelProviderKind::OpenaiResponses => v1::ModelProviderType::OpenaiResponses,
+        ModelProviderKind::Gemini => v1::ModelProviderType::Gemini,
+        ModelProviderKind::Bedrock => v1::ModelProviderType::Bedrock,
+        ModelProviderKind::Xai => v1::ModelProviderType::Xai,
+        ModelProviderKind::Deepseek => v1::ModelProviderType::Deepseek,
+        ModelProviderKind::Ollama => v1::ModelProviderType::Ollama,
+        ModelProviderKind::Openrouter => v1::ModelProviderType::Openrouter,
     }
 }
 
@@ -245,6 +270,13 @@ pub fn to_provider_kind(kind: v1::ModelProviderType) -> Option<ModelProviderKind
         v1::ModelProviderType::Anthropic => Some(ModelProviderKind::Anthropic),
         v1::ModelProviderType::Openai => Some(ModelProviderKind::Openai),
         v1::ModelProviderType::Scripted => Some(ModelProviderKind::Scripted),
+        v1::ModelProviderType::OpenaiResponses => Some(ModelProviderKind::OpenaiResponses),
+        v1::ModelProviderType::Gemini => Some(ModelProviderKind::Gemini),
+        v1::ModelProviderType::Bedrock => Some(ModelProviderKind::Bedrock),
+        v1::ModelProviderType::Xai => Some(ModelProviderKind::Xai),
+        v1::ModelProviderType::Deepseek => Some(ModelProviderKind::Deepseek),
+        v1::ModelProviderType::Ollama => Some(ModelProviderKind::Ollama),
+        v1::ModelProviderType::Openrouter => Some(ModelProviderKind::Openrouter),
     }
 }
 
@@ -390,6 +422,18 @@ pub fn block(block: &Block) -> v1::Block {
             error: result.error.clone(),
             tool_uses: result.tool_uses.iter().map(tool_use).collect(),
         }),
+        Block::Thinking(thinking) => Proto::Thinking(v1::Thinking {
+            text: thinking.text.clone(),
+            vendor: thinking.vendor.clone(),
+            provider_id: thinking.provider_id.clone(),
+            data: thinking.data.clone(),
+        }),
+        Block::Attachment(attachment) => Proto::Attachment(v1::Attachment {
+            media_type: attachment.media_type.clone(),
+            name: attachment.name.clone(),
+            // Only `to_attachment` writes it.
+            data: BASE64.decode(&attachment.data).unwrap_or_default(),
+        }),
     };
     v1::Block { block: Some(block) }
 }
@@ -408,7 +452,22 @@ pub fn to_block(block: v1::Block) -> Option<Block> {
             Block::CodeInterpreterCall(message::CodeCall { id: call.id, code: call.code })
         }
         Proto::CodeInterpreterResult(result) => Block::CodeInterpreterResult(to_code_result(result)),
+        Proto::Thinking(thinking) => Block::Thinking(message::Thinking {
+            text: thinking.text,
+            vendor: thinking.vendor,
+            provider_id: thinking.provider_id,
+            data: thinking.data,
+        }),
+        Proto::Attachment(attachment) => Block::Attachment(to_attachment(attachment)),
     })
+}
+
+fn to_attachment(attachment: v1::Attachment) -> message::Attachment {
+    message::Attachment {
+        media_type: attachment.media_type,
+        name: attachment.name,
+        data: BASE64.encode(&attachment.data),
+    }
 }
 
 /// What a script gave.
@@ -436,10 +495,11 @@ fn tool_use(used: &message::ToolUse) -> v1::ToolUse {
     }
 }
 
-/// The content of a user's message: text only, as validation has made sure.
+/// The content of a user's message: text and attachments only, as validation has made sure.
 pub fn to_content(blocks: Vec<v1::Block>) -> message::Content {
     let blocks = blocks.into_iter().filter_map(|block| match block.block {
         Some(v1::block::Block::Text(text)) => Some(Block::Text(text.text)),
+        Some(v1::block::Block::Attachment(attachment)) => Some(Block::Attachment(to_attachment(attachment))),
         _ => None,
     });
     message::Content { blocks: blocks.collect() }

@@ -49,6 +49,7 @@ impl ModelService for Api {
             context_window: or(spec.context_window, CONTEXT_WINDOW),
             max_output_tokens: or(spec.max_output_tokens, MAX_OUTPUT_TOKENS),
             prices: convert::to_prices(spec.prices.unwrap_or_default()),
+            tool_calling: spec.tool_calling.unwrap_or(true),
         };
         let written = lookup.settle(entry.store().model_create(&write, new, render("model.created")).await)?;
         entry.answer(written, nobody, convert::model).await
@@ -93,6 +94,7 @@ impl ModelService for Api {
             context_window: request.context_window.map(|tokens| or(tokens, CONTEXT_WINDOW)),
             max_output_tokens: request.max_output_tokens.map(|tokens| or(tokens, MAX_OUTPUT_TOKENS)),
             prices: request.prices.map(convert::to_prices),
+            tool_calling: request.tool_calling,
         };
         let expected = (request.revision != 0).then_some(request.revision);
         let updated = entry.store().model_update(&write, model, expected, changes, render("model.updated")).await;

@@ -5,14 +5,14 @@ mod arguments;
 use construct_domain::money::Usage;
 use construct_proto::{
     mesh::v1::{FailureClass, model_completed::StopReason},
-    v1::{self, CodeInterpreterCall, Text, block},
+    v1::{self, CodeInterpreterCall, Text, Thinking, block},
 };
 use serde_json::Value;
 
 use self::arguments::Extractor;
 use crate::{
     failure::Failure,
-    vendor::{Chunk, Request, Tool},
+    vendor::{Chunk, Origin, Request, Tool},
 };
 
 /// What one answer may hold at most, in bytes. A model that repeats itself without end is cut here at the latest.
@@ -36,6 +36,7 @@ pub(crate) struct Visible {
 pub(crate) enum Kind {
     Text,
     Code,
+    Thinking,
 }
 
 /// A whole answer.
@@ -49,6 +50,7 @@ pub(crate) struct Completed {
 #[derive(Debug)]
 pub(crate) struct Answer {
     step_id: String,
+    origin: Origin,
     code_tool: Option<Tool>,
     input_chars: usize,
     pieces: Vec<Piece>,
@@ -60,6 +62,7 @@ pub(crate) struct Answer {
 #[derive(Debug)]
 enum Piece {
     Text(String),
+    Thinking { text: String, data: String },
     Call { slot: u32, id: String, name: String, arguments: String, extractor: Option<Extractor> },
 }
 
@@ -67,6 +70,7 @@ impl Answer {
     pub(crate) fn new(request: &Request) -> Self {
         Self {
             step_id: request.step_id.clone(),
+            origin: request.origin.clone(),
             code_tool: request.tools.first().cloned(),
             input_chars: request.input_chars(),
             pieces: Vec::new(),
@@ -87,6 +91,25 @@ impl Answer {
                 }
                 Ok(Some(Visible { block: self.last_block(), kind: Kind::Text, text }))
             }
+            Chunk::Thinking(text) => {
+                self.grow(text.len())?;
+                match self.pieces.last_mut() {
+                    Some(Piece::Thinking { text: whole, data }) if data.is_empty() => whole.push_str(&text),
+                    _ => self.pieces.push(Piece::Thinking { text: text.clone(), data: String::new() }),
+                }
+                Ok(Some(Visible { block: self.last_block(), kind: Kind::Thinking, text }))
+            }
+            Chunk::ThinkingData(data) => {
+                // Not written by the model, so that it counts towards the bound but not towards what was used.
+                if data.len() > MAX_ANSWER_BYTES {
+                    return Err(too_large());
+                }
+                match self.pieces.last_mut() {
+                    Some(Piece::Thinking { data: whole, .. }) if whole.is_empty() => *whole = data,
+                    _ => self.pieces.push(Piece::Thinking { text: String::new(), data }),
+                }
+                Ok(None)
+            }
             Chunk::Call { slot, id, name } => {
                 let calls = self.pieces.iter().filter(|piece| matches!(piece, Piece::Call { .. })).count();
                 if calls >= MAX_CALLS {
@@ -104,7 +127,7 @@ impl Answer {
                 self.grow(json.len())?;
                 let found = self.pieces.iter_mut().enumerate().find_map(|(at, piece)| match piece {
                     Piece::Call { slot, arguments, extractor, .. } if *slot == of => Some((at, arguments, extractor)),
-                    Piece::Call { .. } | Piece::Text(_) => None,
+                    Piece::Call { .. } | Piece::Text(_) | Piece::Thinking { .. } => None,
                 });
                 let Some((at, arguments, extractor)) = found else {
                     return Err(Failure::transient("the stream holds arguments of a call that never began"));
@@ -146,6 +169,13 @@ impl Answer {
         for piece in self.pieces {
             let block = match piece {
                 Piece::Text(text) => block::Block::Text(Text { text }),
+                Piece::Thinking { text, data } if text.trim().is_empty() && data.is_empty() => continue,
+                Piece::Thinking { text, data } => block::Block::Thinking(Thinking {
+                    text,
+                    vendor: self.origin.vendor.clone(),
+                    provider_id: self.origin.provider_id.clone(),
+                    data,
+                }),
                 Piece::Call { slot, id, name, arguments, .. } => {
                     let Some(code) = script(&name, &arguments, self.code_tool.as_ref(), cut) else { continue };
                     calls = true;
@@ -166,18 +196,16 @@ impl Answer {
 
     fn grow(&mut self, bytes: usize) -> Result<(), Failure> {
         self.bytes += bytes;
-        if self.bytes > MAX_ANSWER_BYTES {
-            return Err(Failure::new(
-                FailureClass::InvalidRequest,
-                format!("the model's answer is larger than {MAX_ANSWER_BYTES} bytes"),
-            ));
-        }
-        Ok(())
+        if self.bytes > MAX_ANSWER_BYTES { Err(too_large()) } else { Ok(()) }
     }
 
     fn last_block(&self) -> u32 {
         block_number(self.pieces.len().saturating_sub(1))
     }
+}
+
+fn too_large() -> Failure {
+    Failure::new(FailureClass::InvalidRequest, format!("the model's answer is larger than {MAX_ANSWER_BYTES} bytes"))
 }
 
 /// What a count of characters is worth in tokens.

@@ -6,22 +6,37 @@ use construct_domain::money::Usage;
 use construct_proto::mesh::v1::{FailureClass, model_completed::StopReason};
 use futures::stream::BoxStream;
 use reqwest::header::{ACCEPT, HeaderValue};
-use secrecy::ExposeSecret as _;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::{
     failure::{Failure, class_of_status},
-    http::{Dialect, Endpoint, Http, class_by_words, plain_body},
-    sse,
-    transcript::{self, Part, Role, Turn},
-    vendor::{Chunk, Request, Tool, Vendor},
+    framing::{self, ServerSentEvents},
+    http::{Dialect, Endpoint, Http, class_by_words, key_header, plain_body},
+    transcript::{self, Media, Part, Role, Turn},
+    vendor::{Chunk, Effort, Request, Tool, Vendor},
 };
 
 const VERSION: HeaderValue = HeaderValue::from_static("2023-06-01");
 
 /// Of the four cache breakpoints a request may carry, the tools and the system prompt take two.
 const CACHED_USER_TURNS: usize = 2;
+
+/// Beginnings of the names of models that think within a budget they are given, as compatible servers' do. None will be added
+/// here: the vendor gave the budget up.
+const WITH_BUDGET: [&str; 9] = [
+    "claude-3",
+    "claude-sonnet-4-0",
+    "claude-sonnet-4-2",
+    "claude-sonnet-4-5",
+    "claude-opus-4-0",
+    "claude-opus-4-1",
+    "claude-opus-4-2",
+    "claude-opus-4-5",
+    "claude-haiku-4-5",
+];
+/// The smallest budget the vendor accepts.
+const MIN_BUDGET: u32 = 1_024;
 
 /// An account with Anthropic, or with something that speaks its protocol.
 pub(crate) struct Anthropic {
@@ -34,12 +49,7 @@ impl Anthropic {
     pub(crate) const DEFAULT_BASE_URL: &str = "https://api.anthropic.com";
 
     pub(crate) fn new(http: Http, endpoint: Endpoint) -> Result<Self, Failure> {
-        let key = endpoint.key.as_ref().map(|key| HeaderValue::from_str(key.expose_secret())).transpose();
-        let mut key =
-            key.map_err(|_| Failure::configuration("the API key holds characters that no HTTP header allows"))?;
-        if let Some(key) = &mut key {
-            key.set_sensitive(true);
-        }
+        let key = key_header(endpoint.key.as_ref())?;
         Ok(Self { http, endpoint, key })
     }
 }
@@ -78,6 +88,47 @@ struct Body<'a> {
     top_k: Option<u32>,
     #[serde(skip_serializing_if = "<[String]>::is_empty")]
     stop_sequences: &'a [String],
+    #[serde(flatten)]
+    thinking: Thinking,
+}
+
+/// How much the model is asked to think, and what rules out that it is told how to sample.
+#[derive(Serialize, Default)]
+pub(crate) struct Thinking {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    thinking: Option<Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    output_config: Option<Value>,
+    /// The vendor refuses temperature and the like beside it.
+    #[serde(skip)]
+    pub(crate) excludes_sampling: bool,
+}
+
+impl Thinking {
+    /// For `model`, whatever stands before the vendor's name of it, and this conversation.
+    pub(crate) fn of(effort: Option<Effort>, model: &str, max_tokens: u32, turns: &[Turn]) -> Self {
+        let name = model.find("claude-").map_or(model, |at| &model[at..]);
+        if !name.starts_with("claude-") || WITH_BUDGET.iter().any(|known| name.starts_with(known)) {
+            // The budget is part of the answer's tokens, and has to leave some for the answer.
+            let budget = effort.map_or(0, Effort::budget).min(max_tokens / 2);
+            // These models refuse to think on from a call that nobody thought about: another vendor's.
+            let thinking = (budget >= MIN_BUDGET && !transcript::goes_on_from_bare_call(turns))
+                .then(|| json!({"type": "enabled", "budget_tokens": budget}));
+            return Self { excludes_sampling: thinking.is_some(), thinking, output_config: None };
+        }
+        // The first models without a budget still let themselves be told how to sample, and always show what they think.
+        let early = name.contains("-4-6");
+        // The others refuse to be told not to think at all; those that can do without don't think unless asked.
+        let thinking = effort.filter(|&effort| effort != Effort::Off).map(|_| {
+            if early { json!({"type": "adaptive"}) } else { json!({"type": "adaptive", "display": "summarized"}) }
+        });
+        let word = effort.map(|effort| if effort == Effort::Off { Effort::Low } else { effort }.word());
+        Self {
+            excludes_sampling: !early || thinking.is_some(),
+            thinking,
+            output_config: word.map(|word| json!({"effort": word})),
+        }
+    }
 }
 
 impl<'a> Body<'a> {
@@ -88,8 +139,8 @@ impl<'a> Body<'a> {
             system.push(json!({"type": "text", "text": request.system}));
         }
         let mut tools: Vec<Value> = request.tools.iter().map(tool).collect();
-        let turns = transcript::turns(&request.messages, !request.tools.is_empty());
-        let mut messages: Vec<Value> = turns.iter().map(|turn| message(turn, &request.tools)).collect();
+        let turns = request.turns();
+        let mut messages: Vec<Value> = turns.iter().map(|turn| message(turn, request.code_call())).collect();
         mark(system.last_mut());
         mark(tools.last_mut());
         messages
@@ -98,6 +149,8 @@ impl<'a> Body<'a> {
             .filter(|message| message["role"] == "user")
             .take(CACHED_USER_TURNS)
             .for_each(|message| mark(message["content"].as_array_mut().and_then(|content| content.last_mut())));
+        let thinking = Thinking::of(request.effort(), &request.model, request.max_tokens, &turns);
+        let samples = !thinking.excludes_sampling;
         Self {
             model: &request.model,
             max_tokens: request.max_tokens,
@@ -106,10 +159,11 @@ impl<'a> Body<'a> {
             tools,
             messages,
             // Our scale reaches to 2, this vendor's to 1.
-            temperature: parameters.temperature.map(|temperature| temperature.min(1.0)),
-            top_p: parameters.top_p,
-            top_k: parameters.top_k,
+            temperature: parameters.temperature.filter(|_| samples).map(|temperature| temperature.min(1.0)),
+            top_p: parameters.top_p.filter(|_| samples),
+            top_k: parameters.top_k.filter(|_| samples),
             stop_sequences: &parameters.stop_sequences,
+            thinking,
         }
     }
 }
@@ -125,21 +179,38 @@ fn tool(tool: &Tool) -> Value {
     json!({"name": tool.name, "description": tool.description, "input_schema": tool.schema})
 }
 
-fn message(turn: &Turn, tools: &[Tool]) -> Value {
+fn message(turn: &Turn, code_call: (&str, &str)) -> Value {
     let role = match turn.role {
         Role::User => "user",
         Role::Assistant => "assistant",
     };
-    let content: Vec<Value> = turn.parts.iter().map(|part| block(part, tools)).collect();
+    let said = turn.parts.iter().rposition(|part| !matches!(part, Part::Thinking { .. }));
+    // Thinking must be followed by what came of it.
+    let parts = &turn.parts[..said.map_or(0, |last| last + 1)];
+    let content: Vec<Value> = parts.iter().map(|part| block(part, code_call)).collect();
     json!({"role": role, "content": content})
 }
 
-fn block(part: &Part, tools: &[Tool]) -> Value {
+/// What stands in a kept block of thinking besides its text.
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Proof {
+    Signature(String),
+    /// Thinking that is not shown at all.
+    Redacted(String),
+}
+
+fn block(part: &Part, (name, argument): (&str, &str)) -> Value {
     match part {
         Part::Text(text) => json!({"type": "text", "text": text}),
+        Part::Media(media) => shown(media),
+        Part::Thinking { text, data } => match serde_json::from_str(data) {
+            Ok(Proof::Redacted(data)) => json!({"type": "redacted_thinking", "data": data}),
+            Ok(Proof::Signature(signature)) => json!({"type": "thinking", "thinking": text, "signature": signature}),
+            // Compatible servers think without signing.
+            Err(_) => json!({"type": "thinking", "thinking": text, "signature": ""}),
+        },
         Part::Call { id, code } => {
-            let (name, argument) =
-                tools.first().map_or(("code_interpreter", "code"), |tool| (tool.name.as_str(), tool.argument.as_str()));
             json!({"type": "tool_use", "id": id, "name": name, "input": {argument: code}})
         }
         Part::Result { id, output, failed } => {
@@ -150,6 +221,18 @@ fn block(part: &Part, tools: &[Tool]) -> Value {
             result
         }
     }
+}
+
+fn shown(media: &Media) -> Value {
+    let source = json!({"type": "base64", "media_type": media.media_type, "data": media.base64});
+    if media.is_image() {
+        return json!({"type": "image", "source": source});
+    }
+    let mut document = json!({"type": "document", "source": source});
+    if !media.name.is_empty() {
+        document["title"] = json!(media.name);
+    }
+    document
 }
 
 /// What the stream holds, as far as it concerns us: unknown events, blocks and deltas are skipped, as the vendor asks.
@@ -166,6 +249,9 @@ enum Event {
     ContentBlockDelta {
         index: u32,
         delta: Growth,
+    },
+    ContentBlockStop {
+        index: u32,
     },
     MessageDelta {
         delta: MessageDelta,
@@ -198,6 +284,15 @@ enum ContentBlock {
         #[serde(default)]
         input: Value,
     },
+    Thinking {
+        #[serde(default)]
+        thinking: String,
+        #[serde(default)]
+        signature: String,
+    },
+    RedactedThinking {
+        data: String,
+    },
     #[serde(other)]
     Other,
 }
@@ -210,6 +305,12 @@ enum Growth {
     },
     InputJsonDelta {
         partial_json: String,
+    },
+    ThinkingDelta {
+        thinking: String,
+    },
+    SignatureDelta {
+        signature: String,
     },
     #[serde(other)]
     Other,
@@ -246,12 +347,16 @@ struct Wire {
     usage: Usage,
     /// Blocks of the answer that are tool calls: server-side tools also send `input_json_delta`.
     calls: Vec<u32>,
+    /// The block of thinking that is open, and its signature so far.
+    thinking: Option<(u32, String)>,
     stopped: bool,
     complete: bool,
 }
 
 impl Dialect for Wire {
-    fn read(&mut self, event: &sse::Event, chunks: &mut VecDeque<Chunk>) -> Result<(), Failure> {
+    type Framing = ServerSentEvents;
+
+    fn read(&mut self, event: &framing::Event, chunks: &mut VecDeque<Chunk>) -> Result<(), Failure> {
         let event: Event = serde_json::from_str(&event.data)
             .map_err(|error| Failure::transient(format!("the stream holds an event that cannot be read: {error}")))?;
         match event {
@@ -266,6 +371,15 @@ impl Dialect for Wire {
                         chunks.push_back(Chunk::Arguments { slot: index, json: input.to_string() });
                     }
                 }
+                ContentBlock::Thinking { thinking, signature } => {
+                    self.thinking = Some((index, signature));
+                    if !thinking.is_empty() {
+                        chunks.push_back(Chunk::Thinking(thinking));
+                    }
+                }
+                ContentBlock::RedactedThinking { data } => {
+                    chunks.push_back(Chunk::ThinkingData(proof(&Proof::Redacted(data))));
+                }
                 ContentBlock::Text { .. } | ContentBlock::Other => {}
             },
             Event::ContentBlockDelta { index, delta } => match delta {
@@ -273,8 +387,26 @@ impl Dialect for Wire {
                 Growth::InputJsonDelta { partial_json } if !partial_json.is_empty() && self.calls.contains(&index) => {
                     chunks.push_back(Chunk::Arguments { slot: index, json: partial_json });
                 }
-                Growth::TextDelta { .. } | Growth::InputJsonDelta { .. } | Growth::Other => {}
+                Growth::ThinkingDelta { thinking } if !thinking.is_empty() => {
+                    chunks.push_back(Chunk::Thinking(thinking));
+                }
+                Growth::SignatureDelta { signature } => {
+                    if let Some((_, whole)) = self.thinking.as_mut().filter(|(open, _)| *open == index) {
+                        whole.push_str(&signature);
+                    }
+                }
+                Growth::TextDelta { .. }
+                | Growth::InputJsonDelta { .. }
+                | Growth::ThinkingDelta { .. }
+                | Growth::Other => {}
             },
+            Event::ContentBlockStop { index } => {
+                if let Some((_, signature)) = self.thinking.take_if(|(open, _)| *open == index)
+                    && !signature.is_empty()
+                {
+                    chunks.push_back(Chunk::ThinkingData(proof(&Proof::Signature(signature))));
+                }
+            }
             Event::MessageDelta { delta, usage } => {
                 self.count(usage, chunks);
                 if let Some(reason) = delta.stop_reason {
@@ -320,6 +452,10 @@ impl Wire {
         set(&mut self.usage.cache_write_tokens, usage.cache_creation_input_tokens);
         chunks.push_back(Chunk::Usage(self.usage));
     }
+}
+
+fn proof(proof: &Proof) -> String {
+    json!(proof).to_string()
 }
 
 fn stop_reason(reason: &str) -> StopReason {

@@ -83,6 +83,7 @@ impl<'a> Deltas<'a> {
         let delta = match gathered.kind {
             Kind::Text => message_delta::Delta::Text(gathered.text),
             Kind::Code => message_delta::Delta::Code(gathered.text),
+            Kind::Thinking => message_delta::Delta::Thinking(gathered.text),
         };
         let payload = MessageDelta { index: self.deltas, block: gathered.block, delta: Some(delta) };
         self.deltas += 1;

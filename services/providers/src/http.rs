@@ -12,15 +12,15 @@ use futures::{
 use jiff::Timestamp;
 use reqwest::{
     RequestBuilder, Response, Url,
-    header::{CONTENT_TYPE, HeaderMap, HeaderName, RETRY_AFTER},
+    header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER},
     redirect,
 };
-use secrecy::SecretString;
+use secrecy::{ExposeSecret as _, SecretString};
 use tokio::time::timeout;
 
 use crate::{
     failure::Failure,
-    sse::{self, Decoder},
+    framing::{Event, Framing},
     vendor::Chunk,
 };
 
@@ -86,7 +86,7 @@ impl Http {
         let exchange = Exchange {
             timeouts: self.timeouts,
             state: State::Unsent(request),
-            decoder: Decoder::default(),
+            framing: D::Framing::default(),
             events: VecDeque::new(),
             dialect,
             chunks: VecDeque::new(),
@@ -130,8 +130,11 @@ impl Endpoint {
 
 /// How a vendor speaks inside the event stream. Without I/O, so that any split of the bytes can be tested.
 pub(crate) trait Dialect: Send + 'static {
+    /// How the stream is cut into events.
+    type Framing: Framing;
+
     /// Reads one event.
-    fn read(&mut self, event: &sse::Event, chunks: &mut VecDeque<Chunk>) -> Result<(), Failure>;
+    fn read(&mut self, event: &Event, chunks: &mut VecDeque<Chunk>) -> Result<(), Failure>;
     /// Whether the vendor said that the answer is complete and nothing more comes.
     fn is_complete(&self) -> bool;
     /// The stream ended: an error when the answer is not whole.
@@ -140,11 +143,11 @@ pub(crate) trait Dialect: Send + 'static {
     fn refused(&self, status: u16, body: &[u8]) -> Failure;
 }
 
-struct Exchange<D> {
+struct Exchange<D: Dialect> {
     timeouts: Timeouts,
     state: State,
-    decoder: Decoder,
-    events: VecDeque<sse::Event>,
+    framing: D::Framing,
+    events: VecDeque<Event>,
     dialect: D,
     chunks: VecDeque<Chunk>,
 }
@@ -188,7 +191,10 @@ impl<D: Dialect> Exchange<D> {
         }
         let retry_at = retry_at(response.headers(), Timestamp::now());
         let body = error_body(response).await;
-        Err(self.dialect.refused(status, &body).with_status(status).with_retry_at(retry_at))
+        let failure = self.dialect.refused(status, &body).with_status(status);
+        // Some vendors say in the body when another try is welcome.
+        let retry_at = retry_at.or(failure.retry_at);
+        Err(failure.with_retry_at(retry_at))
     }
 
     async fn read(&mut self, mut response: Response, begun: bool) -> State {
@@ -211,14 +217,14 @@ impl<D: Dialect> Exchange<D> {
     }
 
     fn feed(&mut self, bytes: &Bytes) -> Result<(), Failure> {
-        let pushed = self.decoder.push(bytes, &mut self.events);
+        let pushed = self.framing.push(bytes, &mut self.events);
         self.read_events()?;
         pushed.map_err(|error| Failure::transient(error.to_string()))
     }
 
     fn end(&mut self) -> Result<(), Failure> {
         if !self.dialect.is_complete() {
-            self.decoder.finish(&mut self.events).map_err(|error| Failure::transient(error.to_string()))?;
+            self.framing.finish(&mut self.events).map_err(|error| Failure::transient(error.to_string()))?;
             self.read_events()?;
         }
         self.dialect.end(&mut self.chunks)
@@ -303,6 +309,17 @@ fn chain(error: &dyn std::error::Error) -> String {
 pub(crate) fn class_by_words(message: &str, classes: &[(FailureClass, &[&str])]) -> Option<FailureClass> {
     let message = message.to_lowercase();
     classes.iter().find(|(_, words)| words.iter().any(|word| message.contains(word))).map(|(class, _)| *class)
+}
+
+/// `key` as the value of a header, marked so that it is never shown.
+pub(crate) fn key_header(key: Option<&SecretString>) -> Result<Option<HeaderValue>, Failure> {
+    let value = key.map(|key| HeaderValue::from_str(key.expose_secret())).transpose();
+    let mut value =
+        value.map_err(|_| Failure::configuration("the API key holds characters that no HTTP header allows"))?;
+    if let Some(value) = &mut value {
+        value.set_sensitive(true);
+    }
+    Ok(value)
 }
 
 /// What a body that is not the vendor's error format says, as a sentence.

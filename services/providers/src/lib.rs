@@ -8,22 +8,30 @@
 
 mod answer;
 mod anthropic;
+mod bedrock;
 mod call;
 mod cancels;
 mod config;
+mod deepseek;
 mod delta;
 mod failure;
+mod fenced;
+mod framing;
+mod gemini;
 mod http;
 mod key;
+mod ollama;
 mod openai;
+mod openrouter;
+mod responses;
 mod retry;
 mod scripted;
-mod sse;
 #[cfg(test)]
 mod tests;
 mod transcript;
 mod vendor;
 mod worker;
+mod xai;
 
 use std::sync::Arc;
 

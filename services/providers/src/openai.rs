@@ -1,5 +1,8 @@
-//! OpenAI's Chat Completions, streaming, and the many servers that are compatible with it (Ollama, DeepSeek, xAI,
-//! OpenRouter): what they leave out is tolerated. The wire format stands in this file and nowhere else.
+//! OpenAI's Chat Completions, streaming, and the many servers that are compatible with it: what they leave out is tolerated, and
+//! what they ask for besides is a [`Flavor`]. The wire format stands in this file and nowhere else; it is documented at
+//! <https://platform.openai.com/docs/api-reference/chat/create>.
+
+mod details;
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -11,33 +14,27 @@ use secrecy::ExposeSecret as _;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use self::details::Details;
 use crate::{
     failure::{Failure, class_of_status},
+    framing::{self, ServerSentEvents},
     http::{Dialect, Endpoint, Http, class_by_words, plain_body},
-    sse,
-    transcript::{self, Part, Role, Turn},
-    vendor::{Chunk, Request, Tool, Vendor},
+    transcript::{Media, Part, Role, Turn},
+    vendor::{Chunk, Effort, Request, Tool, Vendor},
 };
 
 /// An account with OpenAI, or with something that speaks its protocol.
 pub(crate) struct OpenAi {
     http: Http,
     endpoint: Endpoint,
+    flavor: &'static Flavor,
 }
 
 impl OpenAi {
     pub(crate) const DEFAULT_BASE_URL: &str = "https://api.openai.com/v1";
 
-    pub(crate) fn new(http: Http, endpoint: Endpoint) -> Self {
-        Self { http, endpoint }
-    }
-
-    /// Whether this is the vendor itself rather than something compatible.
-    fn is_original(&self) -> bool {
-        self.endpoint
-            .base
-            .host_str()
-            .is_some_and(|host| host == "api.openai.com" || host.ends_with(".openai.azure.com"))
+    pub(crate) fn new(http: Http, endpoint: Endpoint, flavor: &'static Flavor) -> Self {
+        Self { http, endpoint, flavor }
     }
 }
 
@@ -46,7 +43,7 @@ impl Vendor for OpenAi {
         let post = self.http.post(self.endpoint.join("", "/chat/completions")).map(|post| {
             let post = post
                 .header(ACCEPT, HeaderValue::from_static("text/event-stream"))
-                .json(&Body::new(&request, self.is_original()));
+                .json(&Body::new(&request, self.flavor));
             match &self.endpoint.key {
                 Some(key) => post.bearer_auth(key.expose_secret()),
                 None => post,
@@ -54,6 +51,74 @@ impl Vendor for OpenAi {
         });
         self.http.stream(post, Wire::default())
     }
+}
+
+/// In what the servers that speak this protocol differ.
+pub(crate) struct Flavor {
+    /// The name of the answer's bound. The vendor's own reasoning models refuse `max_tokens`; many servers know nothing else.
+    pub(crate) limit: &'static str,
+    /// Whether `top_k` is known. The vendor itself refuses what it doesn't know.
+    pub(crate) top_k: bool,
+    pub(crate) images: bool,
+    /// PDF documents.
+    pub(crate) documents: bool,
+    pub(crate) thoughts: Thoughts,
+    /// The fields that say how much to think.
+    pub(crate) effort: fn(Effort, &str) -> Value,
+}
+
+/// Which of its thoughts a server wants back.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Thoughts {
+    /// None.
+    Never,
+    /// As `reasoning_content`, with the calls they led to.
+    WithCalls,
+    /// As `reasoning_content`, with every call: an empty one where the call came from elsewhere.
+    WithEveryCall,
+    /// As the list `reasoning_details`, unchanged.
+    Details,
+}
+
+const ORIGINAL: Flavor = Flavor {
+    limit: "max_completion_tokens",
+    top_k: false,
+    images: true,
+    documents: true,
+    thoughts: Thoughts::Never,
+    effort: |wanted, model| json!({"reasoning_effort": effort(wanted, model)}),
+};
+
+const COMPATIBLE: Flavor = Flavor {
+    limit: "max_tokens",
+    top_k: true,
+    images: true,
+    documents: false,
+    thoughts: Thoughts::WithCalls,
+    effort: |wanted, _| json!({"reasoning_effort": wanted.word()}),
+};
+
+/// What stands at the address: the vendor itself, or something compatible.
+pub(crate) fn flavor(endpoint: &Endpoint) -> &'static Flavor {
+    let original = |host: &str| host == "api.openai.com" || host.ends_with(".openai.azure.com");
+    if endpoint.base.host_str().is_some_and(original) { &ORIGINAL } else { &COMPATIBLE }
+}
+
+/// How much `model` is asked to think, in the vendor's words: how to ask for the least has changed twice.
+pub(crate) fn effort(effort: Effort, model: &str) -> &'static str {
+    match effort {
+        Effort::Off if model.starts_with('o') => "low",
+        Effort::Off if model == "gpt-5" || model.starts_with("gpt-5-") => "minimal",
+        effort => effort.word(),
+    }
+}
+
+/// Whether the vendor's model is one that thinks: it is known by its name, or the request says so.
+pub(crate) fn thinks(request: &Request) -> bool {
+    let model = request.model.as_str();
+    let numbered = model.strip_prefix('o').is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()));
+    let known = numbered || (model.starts_with("gpt-5") && !model.contains("-chat")) || model.starts_with("codex-");
+    known || request.effort().is_some()
 }
 
 #[derive(Serialize)]
@@ -64,11 +129,6 @@ struct Body<'a> {
     tools: Vec<Value>,
     stream: bool,
     stream_options: Value,
-    /// The vendor's reasoning models refuse `max_tokens`; most compatible servers know nothing else.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    max_completion_tokens: Option<u32>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    max_tokens: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     temperature: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -77,31 +137,34 @@ struct Body<'a> {
     top_k: Option<u32>,
     #[serde(skip_serializing_if = "<[String]>::is_empty")]
     stop: &'a [String],
+    /// The answer's bound and how much to think, whose names differ.
+    #[serde(flatten)]
+    named: Value,
 }
 
 impl<'a> Body<'a> {
-    fn new(request: &'a Request, original: bool) -> Self {
+    fn new(request: &'a Request, flavor: &Flavor) -> Self {
         let parameters = &request.parameters;
         let mut messages = Vec::new();
         if !request.system.trim().is_empty() {
             messages.push(json!({"role": "system", "content": request.system}));
         }
-        for turn in transcript::turns(&request.messages, !request.tools.is_empty()) {
-            push(&mut messages, turn, request.tools.first());
+        for turn in request.turns() {
+            push(&mut messages, turn, request.code_call(), flavor);
         }
+        let mut named = request.effort().map_or_else(|| json!({}), |effort| (flavor.effort)(effort, &request.model));
+        named[flavor.limit] = json!(request.max_tokens);
         Self {
             model: &request.model,
             messages,
             tools: request.tools.iter().map(tool).collect(),
             stream: true,
             stream_options: json!({"include_usage": true}),
-            max_completion_tokens: original.then_some(request.max_tokens),
-            max_tokens: (!original).then_some(request.max_tokens),
             temperature: parameters.temperature,
             top_p: parameters.top_p,
-            // Unknown to the vendor itself, which refuses what it doesn't know.
-            top_k: parameters.top_k.filter(|_| !original),
+            top_k: parameters.top_k.filter(|_| flavor.top_k),
             stop: &parameters.stop_sequences,
+            named,
         }
     }
 }
@@ -112,14 +175,20 @@ fn tool(tool: &Tool) -> Value {
     }})
 }
 
-/// A turn becomes one message, or one for each result and one for the text.
-fn push(messages: &mut Vec<Value>, turn: Turn, tool: Option<&Tool>) {
-    let (name, argument) = tool.map_or(("code_interpreter", "code"), |tool| (&tool.name, &tool.argument));
+/// A turn becomes one message, or one for each result and one for what is said and shown.
+fn push(messages: &mut Vec<Value>, turn: Turn, (name, argument): (&str, &str), flavor: &Flavor) {
     let mut texts = Vec::new();
+    let mut media = Vec::new();
     let mut calls = Vec::new();
+    let mut thoughts = Kept::default();
     for part in turn.parts {
         match part {
             Part::Text(text) => texts.push(text),
+            Part::Media(shown) => match content(&shown, flavor) {
+                Some(content) => media.push(content),
+                None => texts.push(shown.left_out()),
+            },
+            Part::Thinking { text, data } => thoughts.add(text, &data),
             Part::Call { id, code } => calls.push(json!({"id": id, "type": "function", "function": {
                 "name": name, "arguments": json!({argument: code}).to_string(),
             }})),
@@ -132,12 +201,57 @@ fn push(messages: &mut Vec<Value>, turn: Turn, tool: Option<&Tool>) {
     }
     let text = texts.join("\n\n");
     match turn.role {
-        Role::User if text.is_empty() => {}
-        Role::User => messages.push(json!({"role": "user", "content": text})),
-        Role::Assistant if calls.is_empty() => messages.push(json!({"role": "assistant", "content": text})),
+        Role::User if text.is_empty() && media.is_empty() => {}
+        Role::User if media.is_empty() => messages.push(json!({"role": "user", "content": text})),
+        Role::User => {
+            if !text.is_empty() {
+                media.push(json!({"type": "text", "text": text}));
+            }
+            messages.push(json!({"role": "user", "content": media}));
+        }
         Role::Assistant => {
             let content = if text.is_empty() { Value::Null } else { Value::String(text) };
-            messages.push(json!({"role": "assistant", "content": content, "tool_calls": calls}));
+            let mut message = json!({"role": "assistant", "content": content});
+            if !calls.is_empty() {
+                message["tool_calls"] = json!(calls);
+            }
+            thoughts.put(&mut message, flavor.thoughts);
+            messages.push(message);
+        }
+    }
+}
+
+fn content(media: &Media, flavor: &Flavor) -> Option<Value> {
+    if media.is_image() {
+        return flavor.images.then(|| json!({"type": "image_url", "image_url": {"url": media.data_url()}}));
+    }
+    let name = if media.name.is_empty() { "file.pdf" } else { &media.name };
+    let file = json!({"filename": name, "file_data": media.data_url()});
+    (flavor.documents && media.is_pdf()).then(|| json!({"type": "file", "file": file}))
+}
+
+/// What an assistant's turn thought.
+#[derive(Default)]
+struct Kept {
+    text: String,
+    details: Vec<Value>,
+}
+
+impl Kept {
+    fn add(&mut self, text: String, data: &str) {
+        self.text.push_str(&text);
+        if let Ok(Value::Array(details)) = serde_json::from_str(data) {
+            self.details.extend(details);
+        }
+    }
+
+    fn put(self, message: &mut Value, wanted: Thoughts) {
+        let calls = message.get("tool_calls").is_some();
+        match wanted {
+            Thoughts::WithCalls if calls && !self.text.is_empty() => message["reasoning_content"] = json!(self.text),
+            Thoughts::WithEveryCall if calls => message["reasoning_content"] = json!(self.text),
+            Thoughts::Details if !self.details.is_empty() => message["reasoning_details"] = json!(self.details),
+            Thoughts::Never | Thoughts::WithCalls | Thoughts::WithEveryCall | Thoughts::Details => {}
         }
     }
 }
@@ -160,6 +274,10 @@ struct Choice {
 #[derive(Deserialize, Default)]
 struct Delta {
     content: Option<Value>,
+    /// What is shown of the model's thinking; servers differ in its name.
+    reasoning_content: Option<Value>,
+    reasoning: Option<Value>,
+    reasoning_details: Option<Vec<Value>>,
     refusal: Option<String>,
     tool_calls: Option<Vec<ToolCall>>,
 }
@@ -215,6 +333,7 @@ impl WireUsage {
 struct Wire {
     /// The calls so far; a call's place here is its slot.
     calls: Vec<OpenCall>,
+    details: Details,
     finished: bool,
     refused: bool,
     done: bool,
@@ -227,7 +346,9 @@ struct OpenCall {
 }
 
 impl Dialect for Wire {
-    fn read(&mut self, event: &sse::Event, chunks: &mut VecDeque<Chunk>) -> Result<(), Failure> {
+    type Framing = ServerSentEvents;
+
+    fn read(&mut self, event: &framing::Event, chunks: &mut VecDeque<Chunk>) -> Result<(), Failure> {
         if event.data.trim() == "[DONE]" {
             self.done = true;
             return Ok(());
@@ -251,7 +372,9 @@ impl Dialect for Wire {
         self.done
     }
 
-    fn end(&mut self, _chunks: &mut VecDeque<Chunk>) -> Result<(), Failure> {
+    fn end(&mut self, chunks: &mut VecDeque<Chunk>) -> Result<(), Failure> {
+        // Some of them follow the calls they belong to, so that only now they are whole.
+        chunks.extend(self.details.take().map(Chunk::ThinkingData));
         // Not every server says both; either makes an answer whole.
         if self.finished || self.done {
             return Ok(());
@@ -260,21 +383,20 @@ impl Dialect for Wire {
     }
 
     fn refused(&self, status: u16, body: &[u8]) -> Failure {
-        match serde_json::from_slice::<Value>(body) {
-            // Some servers send the error bare, some in a list.
-            Ok(Value::Object(body)) if body.contains_key("error") => failure(Some(status), &body["error"]),
-            Ok(Value::Array(list)) if list.first().is_some_and(|first| first.get("error").is_some()) => {
-                failure(Some(status), &list[0]["error"])
-            }
-            Ok(body) if body["message"].is_string() => failure(Some(status), &body),
-            Ok(_) | Err(_) => Failure::new(class_of_status(status), plain_body(status, body)),
-        }
+        refused(status, body)
     }
 }
 
 impl Wire {
     fn choice(&mut self, choice: Choice, chunks: &mut VecDeque<Chunk>) {
         let delta = choice.delta.unwrap_or_default();
+        let shown = delta.reasoning_details.map(|details| self.details.push(details)).unwrap_or_default();
+        match delta.reasoning_content.or(delta.reasoning) {
+            Some(Value::String(text)) if !text.is_empty() => chunks.push_back(Chunk::Thinking(text)),
+            // The list says the same again.
+            _ if !shown.is_empty() => chunks.push_back(Chunk::Thinking(shown)),
+            _ => {}
+        }
         if let Some(Value::String(text)) = delta.content
             && !text.is_empty()
         {
@@ -345,8 +467,23 @@ fn stop_reason(reason: &str) -> StopReason {
     }
 }
 
+/// What a status other than 2xx, or a body that is not a stream, means.
+pub(crate) fn refused(status: u16, body: &[u8]) -> Failure {
+    match serde_json::from_slice::<Value>(body) {
+        // Some servers send the error bare, some in a list.
+        Ok(Value::Object(body)) if body.get("error").is_some_and(|error| !error.is_null()) => {
+            failure(Some(status), &body["error"])
+        }
+        Ok(Value::Array(list)) if list.first().is_some_and(|first| first.get("error").is_some()) => {
+            failure(Some(status), &list[0]["error"])
+        }
+        Ok(body) if body["message"].is_string() => failure(Some(status), &body),
+        Ok(_) | Err(_) => Failure::new(class_of_status(status), plain_body(status, body)),
+    }
+}
+
 /// Classifies the vendor's error: `code` and `type` are its own words, or (OpenRouter) the status of the vendor behind.
-fn failure(status: Option<u16>, error: &Value) -> Failure {
+pub(crate) fn failure(status: Option<u16>, error: &Value) -> Failure {
     let text = |key: &str| error[key].as_str().unwrap_or_default();
     let message = match error {
         Value::String(message) => message.as_str(),
@@ -354,14 +491,16 @@ fn failure(status: Option<u16>, error: &Value) -> Failure {
     };
     let behind = error["code"].as_u64().and_then(|code| u16::try_from(code).ok()).filter(|code| *code >= 400);
     let class = match (text("code"), text("type")) {
-        ("context_length_exceeded" | "string_above_max_length", _) => Some(FailureClass::ContextTooLong),
+        ("context_length_exceeded" | "string_above_max_length", _) | (_, "exceed_context_size_error") => {
+            Some(FailureClass::ContextTooLong)
+        }
         ("content_policy_violation" | "content_filter", _) => Some(FailureClass::ContentRefused),
         // No pause helps against an empty account.
         ("insufficient_quota" | "billing_hard_limit_reached" | "invalid_api_key", _) | (_, "insufficient_quota") => {
             Some(FailureClass::Authentication)
         }
         ("rate_limit_exceeded", _) => Some(FailureClass::RateLimited),
-        (_, "server_error" | "internal_server_error") => Some(FailureClass::Transient),
+        ("server_error", _) | (_, "server_error" | "internal_server_error") => Some(FailureClass::Transient),
         (_, "overloaded_error") => Some(FailureClass::Overloaded),
         _ => None,
     };

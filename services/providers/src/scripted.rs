@@ -128,7 +128,7 @@ fn text(message: &ChatMessage) -> String {
         .iter()
         .filter_map(|block| match block.block.as_ref()? {
             Block::Text(text) => Some(text.text.as_str()),
-            Block::CodeInterpreterCall(_) | Block::CodeInterpreterResult(_) => None,
+            _ => None,
         })
         .collect();
     texts.join("\n")

@@ -3,10 +3,16 @@
 
 use std::collections::VecDeque;
 
+use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
 use construct_proto::{
     mesh::v1::ChatMessage,
-    v1::{CodeInterpreterResult, MessageSource, block::Block},
+    v1::{Attachment, CodeInterpreterResult, MessageSource, block::Block},
 };
+
+use crate::vendor::Origin;
+
+/// What opens and closes a script of a model that cannot call tools: the language of a fenced block.
+pub(crate) const FENCE_LANGUAGE: &str = "construct";
 
 /// What a call is told whose result is missing. The transcript never lacks one; a vendor would refuse the whole
 /// conversation for ever if it did.
@@ -26,24 +32,85 @@ pub(crate) struct Turn {
     pub(crate) parts: Vec<Part>,
 }
 
-/// A piece of a turn. Calls occur only in the assistant's turns, results only in the user's, before any text.
+/// A piece of a turn. Calls and thinking occur only in the assistant's turns; results only in the user's, before anything
+/// else; media only in the user's.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Part {
     Text(String),
-    Call { id: String, code: String },
-    Result { id: String, output: String, failed: bool },
+    Media(Media),
+    /// What this very provider gave earlier, to be given back as its vendor asks for it.
+    Thinking {
+        text: String,
+        data: String,
+    },
+    Call {
+        id: String,
+        code: String,
+    },
+    Result {
+        id: String,
+        output: String,
+        failed: bool,
+    },
 }
 
-/// Brings `messages` into that shape. With `tools` false (a call that offers no tool, e.g. for a title) scripts and
+/// An image or document. What is text has become text.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Media {
+    /// E.g. `image/png`.
+    pub(crate) media_type: String,
+    /// May be empty.
+    pub(crate) name: String,
+    pub(crate) base64: String,
+}
+
+impl Part {
+    /// What an estimate of its tokens is made from.
+    pub(crate) fn chars(&self) -> usize {
+        match self {
+            Self::Text(text) | Self::Call { code: text, .. } | Self::Result { output: text, .. } => text.len(),
+            Self::Thinking { text, .. } => text.len(),
+            // Vendors count images by their size in pixels; this is about what one of a screen's size costs.
+            Self::Media(_) => 6_000,
+        }
+    }
+}
+
+impl Media {
+    pub(crate) fn is_image(&self) -> bool {
+        self.media_type.starts_with("image/")
+    }
+
+    pub(crate) fn is_pdf(&self) -> bool {
+        self.media_type == "application/pdf"
+    }
+
+    /// A URL that holds the content itself.
+    pub(crate) fn data_url(&self) -> String {
+        format!("data:{};base64,{}", self.media_type, self.base64)
+    }
+
+    /// What a model is told of an attachment that its vendor does not take. A refusal instead would block the conversation for
+    /// ever.
+    pub(crate) fn left_out(&self) -> String {
+        let name = if self.name.is_empty() { "without a name" } else { &self.name };
+        notice_text(&format!(
+            "The user attached a file ({name}, {}) that cannot be shown to you. Say so if it matters.",
+            self.media_type
+        ))
+    }
+}
+
+/// Brings `messages` into that shape, for the provider `to`. With `tools` false (a call that offers no tool) scripts and
 /// results become text, because vendors refuse tool blocks in a request without tools.
-pub(crate) fn turns(messages: &[ChatMessage], tools: bool) -> Vec<Turn> {
+pub(crate) fn turns(messages: &[ChatMessage], tools: bool, to: &Origin) -> Vec<Turn> {
     let mut turns: Vec<Turn> = Vec::new();
     for message in messages {
         let role = match message.source() {
             MessageSource::Assistant => Role::Assistant,
             MessageSource::User | MessageSource::System | MessageSource::Unspecified => Role::User,
         };
-        let parts = message.blocks.iter().filter_map(|block| part(message.source(), block.block.as_ref()?, tools));
+        let parts = message.blocks.iter().filter_map(|block| part(message.source(), block.block.as_ref()?, tools, to));
         match turns.last_mut() {
             Some(last) if last.role == role => last.parts.extend(parts),
             _ => turns.push(Turn { role, parts: parts.collect() }),
@@ -59,6 +126,13 @@ pub(crate) fn turns(messages: &[ChatMessage], tools: bool) -> Vec<Turn> {
     turns
 }
 
+/// Whether the conversation goes on from a call before which nothing was thought.
+pub(crate) fn goes_on_from_bare_call(turns: &[Turn]) -> bool {
+    let [.., asked, answered] = turns else { return false };
+    answered.parts.iter().any(|part| matches!(part, Part::Result { .. }))
+        && !matches!(asked.parts.first(), Some(Part::Thinking { .. }))
+}
+
 /// The text a model is shown of a result.
 pub(crate) fn result_text(result: &CodeInterpreterResult) -> String {
     match (result.output.trim_end(), result.error.trim_end()) {
@@ -69,18 +143,41 @@ pub(crate) fn result_text(result: &CodeInterpreterResult) -> String {
     }
 }
 
-fn part(source: MessageSource, block: &Block, tools: bool) -> Option<Part> {
+fn part(source: MessageSource, block: &Block, tools: bool, to: &Origin) -> Option<Part> {
     Some(match block {
         Block::Text(text) if text.text.trim().is_empty() => return None,
         Block::Text(text) if source == MessageSource::System => Part::Text(notice_text(&text.text)),
         Block::Text(text) => Part::Text(text.text.clone()),
         Block::CodeInterpreterCall(call) if tools => Part::Call { id: call.id.clone(), code: call.code.clone() },
-        Block::CodeInterpreterCall(call) => Part::Text(format!("```js\n{}\n```", call.code)),
+        Block::CodeInterpreterCall(call) => Part::Text(fenced(&call.code)),
         Block::CodeInterpreterResult(result) if tools => {
             Part::Result { id: result.id.clone(), output: result_text(result), failed: !result.error.is_empty() }
         }
         Block::CodeInterpreterResult(result) => Part::Text(format!("<result>\n{}\n</result>", result_text(result))),
+        Block::Thinking(thinking) if source != MessageSource::Assistant || thinking.provider_id != to.provider_id => {
+            return None;
+        }
+        Block::Thinking(thinking) => Part::Thinking { text: thinking.text.clone(), data: thinking.data.clone() },
+        Block::Attachment(attachment) => media(attachment),
     })
+}
+
+fn media(attachment: &Attachment) -> Part {
+    let Attachment { media_type, name, data } = attachment;
+    if media_type.starts_with("image/") || media_type == "application/pdf" {
+        return Part::Media(Media { media_type: media_type.clone(), name: name.clone(), base64: BASE64.encode(data) });
+    }
+    // Every model reads text, whatever its vendor thinks of files.
+    let name = name.replace('"', "'");
+    Part::Text(format!("<file name=\"{name}\" type=\"{media_type}\">\n{}\n</file>", String::from_utf8_lossy(data)))
+}
+
+/// `code` as a block that no line within it can end.
+fn fenced(code: &str) -> String {
+    let code = code.trim_end_matches('\n');
+    let ticks = |line: &str| line.trim_start().chars().take_while(|&c| c == '`').count();
+    let fence = "`".repeat(code.lines().map(ticks).max().unwrap_or(0).max(2) + 1);
+    format!("{fence}{FENCE_LANGUAGE}\n{code}\n{fence}")
 }
 
 /// Puts each call's result at the beginning of the turn after it.
@@ -109,7 +206,8 @@ fn pair(turns: Vec<Turn>) -> Vec<Turn> {
 
 fn push(turns: &mut Vec<Turn>, role: Role, parts: Vec<Part>) {
     match turns.last_mut() {
-        _ if parts.is_empty() => {}
+        // Thinking alone says nothing, and no vendor takes a turn of it.
+        _ if parts.iter().all(|part| matches!(part, Part::Thinking { .. })) => {}
         // A turn between the two was empty and is gone.
         Some(last) if last.role == role => last.parts.extend(parts),
         _ => turns.push(Turn { role, parts }),
@@ -127,8 +225,8 @@ fn assistant_parts(parts: Vec<Part>, open: &mut Vec<(String, String)>) -> Vec<Pa
                 open.push((id, sent.clone()));
                 Some(Part::Call { id: sent, code })
             }
-            Part::Text(_) => Some(part),
-            Part::Result { .. } => None,
+            Part::Text(_) | Part::Thinking { .. } => Some(part),
+            Part::Result { .. } | Part::Media(_) => None,
         })
         .collect()
 }
@@ -139,8 +237,8 @@ fn user_parts(parts: Vec<Part>, open: Vec<(String, String)>) -> Vec<Part> {
     for part in parts {
         match part {
             Part::Result { id, output, failed } => results.push_back((id, output, failed)),
-            Part::Text(_) => rest.push(part),
-            Part::Call { .. } => {}
+            Part::Text(_) | Part::Media(_) => rest.push(part),
+            Part::Call { .. } | Part::Thinking { .. } => {}
         }
     }
     let mut parts: Vec<Part> = open
@@ -183,6 +281,10 @@ mod tests {
     use construct_proto::v1::{self, CodeInterpreterCall, Text};
 
     use super::*;
+
+    fn turns(messages: &[ChatMessage], tools: bool) -> Vec<Turn> {
+        super::turns(messages, tools, &Origin { vendor: "v".into(), provider_id: "p".into() })
+    }
 
     fn message(source: MessageSource, blocks: Vec<Block>) -> ChatMessage {
         ChatMessage {
@@ -285,8 +387,52 @@ mod tests {
             ],
             false,
         );
-        assert_eq!(turns[1].parts, [Part::Text("```js\n1\n```".into())]);
+        assert_eq!(turns[1].parts, [Part::Text("```construct\n1\n```".into())]);
         assert_eq!(turns[2].parts, [Part::Text("<result>\nA\n</result>".into())]);
+    }
+
+    fn thinking(provider_id: &str, text: &str) -> Block {
+        let (text, data) = (text.into(), "sealed".into());
+        Block::Thinking(v1::Thinking { text, vendor: "v".into(), provider_id: provider_id.into(), data })
+    }
+
+    #[test]
+    fn thinking_goes_back_to_the_provider_it_came_from_and_never_alone() {
+        let turns = turns(
+            &[
+                message(User, vec![text("go")]),
+                message(Assistant, vec![thinking("p", "mine"), thinking("q", "not mine"), call("a")]),
+                message(System, vec![result("a", "A")]),
+                message(Assistant, vec![thinking("p", "cut before it said anything")]),
+                message(User, vec![text("again"), thinking("p", "what no user can have")]),
+            ],
+            true,
+        );
+        let thought = Part::Thinking { text: "mine".into(), data: "sealed".into() };
+        assert_eq!(turns[1].parts, [thought, Part::Call { id: "a".into(), code: "1".into() }]);
+        assert_eq!(turns[2].parts, [sent_result("a", "A"), Part::Text("again".into())]);
+        assert_eq!(turns.len(), 3);
+    }
+
+    #[test]
+    fn text_files_are_text_and_others_stay_what_they_are() {
+        let attachment = |media_type: &str, name: &str, data: &[u8]| {
+            let (media_type, name) = (media_type.into(), name.into());
+            Block::Attachment(Attachment { media_type, name, data: data.into() })
+        };
+        let turns = turns(
+            &[message(User, vec![attachment("text/csv", "a\"b.csv", b"1,2"), attachment("image/png", "", &[0xFF])])],
+            true,
+        );
+        assert_eq!(turns[0].parts[0], Part::Text("<file name=\"a'b.csv\" type=\"text/csv\">\n1,2\n</file>".into()));
+        let Part::Media(media) = &turns[0].parts[1] else { panic!("not media: {turns:?}") };
+        assert_eq!(media.data_url(), "data:image/png;base64,/w==");
+        assert!(media.left_out().contains("image/png"));
+    }
+
+    #[test]
+    fn a_script_with_fences_in_it_gets_a_longer_one() {
+        assert_eq!(fenced("f(`\n````\n`)"), "`````construct\nf(`\n````\n`)\n`````");
     }
 
     #[test]

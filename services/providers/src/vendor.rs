@@ -5,17 +5,25 @@ use std::sync::Arc;
 use construct_domain::money::Usage;
 use construct_proto::{
     mesh::v1::{self as mesh, ChatMessage, ModelInvoke, model_completed::StopReason, model_invoke::Purpose},
-    v1::{ModelParameters, ModelProviderType},
+    v1::{ModelParameters, ModelProviderType, ThinkingEffort},
 };
 use futures::stream::BoxStream;
 use secrecy::SecretString;
 
 use crate::{
     anthropic::Anthropic,
+    bedrock::Bedrock,
+    deepseek,
     failure::Failure,
+    gemini::Gemini,
     http::{Endpoint, Http},
-    openai::OpenAi,
+    ollama::Ollama,
+    openai::{self, OpenAi},
+    openrouter,
+    responses::Responses,
     scripted::{Memory, Scripted},
+    transcript::{self, Part, Turn},
+    xai,
 };
 
 /// What the code tool's argument is called when its schema names none.
@@ -33,6 +41,11 @@ pub(crate) trait Vendor: Send + Sync {
 pub(crate) enum Chunk {
     /// The answer's text goes on.
     Text(String),
+    /// What is shown of the model's thinking goes on.
+    Thinking(String),
+    /// What the vendor wants back with the thinking before it, or at this place when there is none, in a form that only its own
+    /// file reads. Ends the thinking.
+    ThinkingData(String),
     /// A tool call begins. `slot` tells the calls of an answer apart; the id may be empty.
     Call { slot: u32, id: String, name: String },
     /// The arguments of a call go on, as JSON.
@@ -49,14 +62,29 @@ pub(crate) struct Request {
     pub(crate) step_id: String,
     pub(crate) task_id: String,
     pub(crate) purpose: Purpose,
+    /// Who is called.
+    pub(crate) origin: Origin,
     /// The vendor's name of the model.
     pub(crate) model: String,
+    /// Tokens the model can see.
+    pub(crate) context_window: u32,
+    /// Whether the model can call tools.
+    pub(crate) tool_calling: bool,
     /// Upper bound of the answer, always known.
     pub(crate) max_tokens: u32,
     pub(crate) system: String,
     pub(crate) messages: Vec<ChatMessage>,
     pub(crate) tools: Vec<Tool>,
     pub(crate) parameters: ModelParameters,
+}
+
+/// Whose thinking it is: it goes back there and nowhere else.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Origin {
+    /// E.g. `anthropic`.
+    pub(crate) vendor: String,
+    /// What one account has sealed, another may not be able to open.
+    pub(crate) provider_id: String,
 }
 
 /// A tool the model may call. The first one is the code tool.
@@ -80,10 +108,15 @@ impl Request {
             Ok(limit) => limit,
         };
         let tools = command.tools.iter().map(Tool::from_proto).collect::<Result<_, _>>()?;
+        let provider = command.provider.as_ref().ok_or_else(|| Failure::internal("the command names no provider"))?;
+        let vendor = provider.r#type().as_str_name().trim_start_matches("MODEL_PROVIDER_TYPE_").to_lowercase();
         Ok(Self {
             step_id: step.step_id.clone(),
             task_id: step.task_id.clone(),
             purpose: command.purpose(),
+            origin: Origin { vendor, provider_id: provider.id.clone() },
+            context_window: u32::try_from(model.context_window).unwrap_or(0),
+            tool_calling: model.tool_calling.unwrap_or(true),
             model: model.vendor_model.clone(),
             max_tokens: parameters.max_tokens.filter(|&asked| asked > 0).map_or(limit, |asked| asked.min(limit)),
             system: command.system.clone(),
@@ -93,20 +126,63 @@ impl Request {
         })
     }
 
+    /// The conversation as the vendor is told it.
+    pub(crate) fn turns(&self) -> Vec<Turn> {
+        transcript::turns(&self.messages, !self.tools.is_empty(), &self.origin)
+    }
+
+    /// How much the model shall think; none: the vendor's default.
+    pub(crate) fn effort(&self) -> Option<Effort> {
+        match self.parameters.thinking() {
+            ThinkingEffort::Unspecified => None,
+            ThinkingEffort::Off => Some(Effort::Off),
+            ThinkingEffort::Low => Some(Effort::Low),
+            ThinkingEffort::Medium => Some(Effort::Medium),
+            ThinkingEffort::High => Some(Effort::High),
+        }
+    }
+
+    /// What the tool's call is called, and its argument that holds the script.
+    pub(crate) fn code_call(&self) -> (&str, &str) {
+        self.tools.first().map_or(("code_interpreter", DEFAULT_ARGUMENT), |tool| (&tool.name, &tool.argument))
+    }
+
     /// What an estimate of the tokens read is made from, in characters.
     pub(crate) fn input_chars(&self) -> usize {
         let tools: usize = self.tools.iter().map(|tool| tool.description.len() + 200).sum();
-        crate::transcript::turns(&self.messages, !self.tools.is_empty())
-            .iter()
-            .flat_map(|turn| &turn.parts)
-            .map(|part| match part {
-                crate::transcript::Part::Text(text)
-                | crate::transcript::Part::Call { code: text, .. }
-                | crate::transcript::Part::Result { output: text, .. } => text.len(),
-            })
-            .sum::<usize>()
-            + self.system.len()
-            + tools
+        let parts: usize = self.turns().iter().flat_map(|turn| &turn.parts).map(Part::chars).sum();
+        parts + self.system.len() + tools
+    }
+}
+
+/// How much a model thinks before it answers.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Effort {
+    Off,
+    Low,
+    Medium,
+    High,
+}
+
+impl Effort {
+    /// In the word most vendors use.
+    pub(crate) const fn word(self) -> &'static str {
+        match self {
+            Self::Off => "none",
+            Self::Low => "low",
+            Self::Medium => "medium",
+            Self::High => "high",
+        }
+    }
+
+    /// As tokens to think with at most, where a vendor asks for a number.
+    pub(crate) const fn budget(self) -> u32 {
+        match self {
+            Self::Off => 0,
+            Self::Low => 2_048,
+            Self::Medium => 8_192,
+            Self::High => 24_576,
+        }
     }
 }
 
@@ -142,14 +218,25 @@ impl Vendors {
         provider: &mesh::Provider,
         key: Option<SecretString>,
     ) -> Result<Box<dyn Vendor>, Failure> {
+        let endpoint = |default: &str| Endpoint::parse(&provider.base_url, default, key);
+        let http = self.http.clone();
         Ok(match provider.r#type() {
-            ModelProviderType::Anthropic => {
-                let endpoint = Endpoint::parse(&provider.base_url, Anthropic::DEFAULT_BASE_URL, key)?;
-                Box::new(Anthropic::new(self.http.clone(), endpoint)?)
-            }
+            ModelProviderType::Anthropic => Box::new(Anthropic::new(http, endpoint(Anthropic::DEFAULT_BASE_URL)?)?),
             ModelProviderType::Openai => {
-                let endpoint = Endpoint::parse(&provider.base_url, OpenAi::DEFAULT_BASE_URL, key)?;
-                Box::new(OpenAi::new(self.http.clone(), endpoint))
+                let endpoint = endpoint(OpenAi::DEFAULT_BASE_URL)?;
+                let flavor = openai::flavor(&endpoint);
+                Box::new(OpenAi::new(http, endpoint, flavor))
+            }
+            ModelProviderType::OpenaiResponses => Box::new(Responses::new(http, endpoint(OpenAi::DEFAULT_BASE_URL)?)),
+            ModelProviderType::Gemini => Box::new(Gemini::new(http, endpoint(Gemini::DEFAULT_BASE_URL)?)?),
+            ModelProviderType::Bedrock => Box::new(Bedrock::new(http, endpoint("")?)?),
+            ModelProviderType::Xai => Box::new(OpenAi::new(http, endpoint(xai::DEFAULT_BASE_URL)?, &xai::FLAVOR)),
+            ModelProviderType::Deepseek => {
+                Box::new(OpenAi::new(http, endpoint(deepseek::DEFAULT_BASE_URL)?, &deepseek::FLAVOR))
+            }
+            ModelProviderType::Ollama => Box::new(Ollama::new(http, endpoint(Ollama::DEFAULT_BASE_URL)?)),
+            ModelProviderType::Openrouter => {
+                Box::new(OpenAi::new(http, endpoint(openrouter::DEFAULT_BASE_URL)?, &openrouter::FLAVOR))
             }
             ModelProviderType::Scripted => {
                 Box::new(Scripted::parse(&provider.script, provider.id.clone(), Arc::clone(&self.memory))?)

@@ -28,7 +28,7 @@ use crate::{
     cancels::Cancels,
     delta::{Deltas, Marks, Progress},
     failure::Failure,
-    key,
+    fenced, key,
     retry::Policy,
     vendor::{Request, Vendor, Vendors},
 };
@@ -191,7 +191,7 @@ impl Worker {
         let provider = command.provider.as_ref().ok_or_else(|| Failure::internal("the command names no provider"))?;
         let request = Request::from_command(command)?;
         let key = key::open(&self.keys, &provider.id, provider.api_key.as_ref())?;
-        let vendor = self.vendors.open(provider, key.clone())?;
+        let vendor = fenced::around(self.vendors.open(provider, key.clone())?, &request);
         Ok(Prepared { vendor, key, request: Arc::new(request), deadline, tries: command.tries })
     }
 

@@ -493,7 +493,7 @@ fn title(loaded: &LoadedTask, report: &Report) -> Option<String> {
     let Outcome::Model(blocks, _) = &report.result.outcome else { return None };
     let text = blocks.iter().find_map(|block| match block {
         Block::Text(text) => Some(text.as_str()),
-        Block::CodeInterpreterCall(_) | Block::CodeInterpreterResult(_) => None,
+        _ => None,
     })?;
     let line = text.trim().lines().next()?.trim().trim_matches('"');
     (!line.is_empty()).then(|| line.chars().take(200).collect())

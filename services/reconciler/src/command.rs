@@ -138,6 +138,7 @@ fn addressed(request: mesh::ModelInvoke, invocation: &Invocation) -> mesh::Model
             context_window: model.context_window,
             max_output_tokens: model.max_output_tokens,
             prices: Some(convert::prices(&model.prices)),
+            tool_calling: Some(model.tool_calling),
         }),
         parameters: Some(convert::parameters(&invocation.agent.parameters)),
         ..request
@@ -245,8 +246,7 @@ fn title_excerpt(transcript: &[StoredMessage]) -> mesh::ChatMessage {
                 let excerpt: String = text.chars().take(TITLE_EXCERPT).collect();
                 Some(format!("{}: {excerpt}", message.source.as_str()))
             }
-            construct_domain::message::Block::CodeInterpreterCall(_)
-            | construct_domain::message::Block::CodeInterpreterResult(_) => None,
+            _ => None,
         })
     });
     let text = texts.collect::<Vec<_>>().join("\n\n");

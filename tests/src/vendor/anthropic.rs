@@ -42,6 +42,20 @@ impl Answer {
         self
     }
 
+    /// With a block of thinking.
+    #[must_use]
+    pub fn and_thinking(mut self, text: &str, signature: &str) -> Self {
+        self.blocks.push(json!({"type": "thinking", "thinking": text, "signature": signature}));
+        self
+    }
+
+    /// With a block of thinking that is not shown.
+    #[must_use]
+    pub fn and_redacted(mut self, data: &str) -> Self {
+        self.blocks.push(json!({"type": "redacted_thinking", "data": data}));
+        self
+    }
+
     /// With a call of `code_interpreter`.
     #[must_use]
     pub fn and_code(self, id: &str, code: &str) -> Self {
@@ -89,30 +103,35 @@ impl Answer {
         }}));
         event(json!({"type": "ping"}));
         for (index, block) in self.blocks.iter().enumerate() {
-            let is_call = block["type"] == "tool_use";
-            let mut start = block.clone();
-            if is_call {
-                start["input"] = json!({});
-            } else {
-                start["text"] = json!("");
+            let (mut start, kind, field) = (block.clone(), block["type"].as_str().unwrap_or_default(), field_of(block));
+            let is_call = kind == "tool_use";
+            if let Some(field) = field {
+                start[field] = if is_call { json!({}) } else { json!("") };
+            }
+            if kind == "thinking" {
+                start["signature"] = json!("");
             }
             event(json!({"type": "content_block_start", "index": index, "content_block": start}));
-            let whole = if is_call {
-                block["input"].to_string()
-            } else {
-                block["text"].as_str().unwrap_or_default().to_owned()
+            let mut grow = |delta: Value| {
+                event(json!({"type": "content_block_delta", "index": index, "delta": delta}));
+            };
+            let whole = match field.map(|field| &block[field]) {
+                None => String::new(),
+                Some(Value::String(text)) => text.clone(),
+                Some(input) => input.to_string(),
             };
             if is_call {
-                event(json!({"type": "content_block_delta", "index": index,
-                    "delta": {"type": "input_json_delta", "partial_json": ""}}));
+                grow(json!({"type": "input_json_delta", "partial_json": ""}));
             }
             for piece in pieces(&whole) {
-                let delta = if is_call {
-                    json!({"type": "input_json_delta", "partial_json": piece})
-                } else {
-                    json!({"type": "text_delta", "text": piece})
-                };
-                event(json!({"type": "content_block_delta", "index": index, "delta": delta}));
+                grow(match kind {
+                    "tool_use" => json!({"type": "input_json_delta", "partial_json": piece}),
+                    "thinking" => json!({"type": "thinking_delta", "thinking": piece}),
+                    _ => json!({"type": "text_delta", "text": piece}),
+                });
+            }
+            if kind == "thinking" {
+                grow(json!({"type": "signature_delta", "signature": block["signature"]}));
             }
             event(json!({"type": "content_block_stop", "index": index}));
         }
@@ -126,6 +145,16 @@ impl Answer {
     /// As a reply.
     pub fn reply(&self) -> Reply {
         Reply::stream(self.wire())
+    }
+}
+
+/// The field of a block that comes in pieces.
+fn field_of(block: &Value) -> Option<&'static str> {
+    match block["type"].as_str()? {
+        "tool_use" => Some("input"),
+        "thinking" => Some("thinking"),
+        "text" => Some("text"),
+        _ => None,
     }
 }
 

@@ -10,6 +10,7 @@ use super::{Reply, anthropic::pieces};
 /// An answer put together piece by piece.
 #[derive(Debug, Clone)]
 pub struct Answer {
+    thoughts: Vec<Value>,
     text: String,
     calls: Vec<(String, String, String)>,
     finish_reason: String,
@@ -21,6 +22,7 @@ impl Answer {
     /// An answer with this text; it may be empty.
     pub fn text(text: &str) -> Self {
         Self {
+            thoughts: Vec::new(),
             text: text.to_owned(),
             calls: Vec::new(),
             finish_reason: "stop".to_owned(),
@@ -29,6 +31,13 @@ impl Answer {
                 "completion_tokens_details": {"reasoning_tokens": 0}})),
             done: true,
         }
+    }
+
+    /// Having thought before, e.g. `{"reasoning_content": "Hm."}`: what stands in a delta of its own.
+    #[must_use]
+    pub fn thinking(mut self, delta: Value) -> Self {
+        self.thoughts.push(delta);
+        self
     }
 
     /// With a call of `code_interpreter`.
@@ -77,6 +86,9 @@ impl Answer {
         };
         let delta = |delta: Value| json!([{"index": 0, "delta": delta, "logprobs": null, "finish_reason": null}]);
         event(delta(json!({"role": "assistant", "content": "", "refusal": null})), Value::Null);
+        for thought in &self.thoughts {
+            event(delta(thought.clone()), Value::Null);
+        }
         for piece in pieces(&self.text) {
             event(delta(json!({"content": piece})), Value::Null);
         }
@@ -118,3 +130,9 @@ pub const RECORDED_OLLAMA: &str = include_str!("recorded/ollama-tool-calls.sse")
 
 /// A text as OpenRouter streams it: comments while it waits, the usage with the last choice.
 pub const RECORDED_OPENROUTER: &str = include_str!("recorded/openrouter-text.sse");
+
+/// An answer with its chain of thought as DeepSeek streams it.
+pub const RECORDED_DEEPSEEK: &str = include_str!("recorded/deepseek-reasoning.sse");
+
+/// A call after reasoning as OpenRouter streams it.
+pub const RECORDED_OPENROUTER_REASONING: &str = include_str!("recorded/openrouter-reasoning.sse");

@@ -183,7 +183,7 @@ impl World {
                 .iter()
                 .filter_map(|block| match block {
                     Block::CodeInterpreterResult(result) => Some(result.id.as_str()),
-                    Block::Text(_) | Block::CodeInterpreterCall(_) => None,
+                    _ => None,
                 })
                 .collect();
             assert_eq!(calls, results);

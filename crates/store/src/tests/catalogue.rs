@@ -36,7 +36,7 @@ async fn a_chain_is_created_found_changed_and_deleted() {
                 &write(),
                 f.model,
                 None,
-                ModelChanges { prices: Some(prices), ..ModelChanges::default() },
+                ModelChanges { prices: Some(prices), tool_calling: Some(false), ..ModelChanges::default() },
                 rendered("model.updated"),
             )
             .await

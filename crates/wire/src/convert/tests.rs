@@ -171,12 +171,14 @@ fn agents_and_models_name_what_they_refer_to() {
         context_window: 10,
         max_output_tokens: 5,
         prices,
+        tool_calling: false,
         revision: 1,
         created_at: NOW,
         updated_at: NOW,
     };
     let spec = model(&stored).spec.expect("set");
     assert_eq!((spec.provider.as_str(), spec.vendor_model.as_str()), ("p", "vendor/m"));
+    assert_eq!(spec.tool_calling, Some(false));
     assert_eq!(to_prices(spec.prices.expect("set")), prices);
 }
 
@@ -200,6 +202,17 @@ fn every_block_of_a_transcript_is_shown() {
                     error: "e".into(),
                     tool_uses: uses,
                 }),
+                Block::Thinking(message::Thinking {
+                    text: "Hm.".into(),
+                    vendor: "v".into(),
+                    provider_id: "p".into(),
+                    data: "sealed".into(),
+                }),
+                Block::Attachment(message::Attachment {
+                    media_type: "image/png".into(),
+                    name: "a".into(),
+                    data: "AP+A".into(),
+                }),
             ],
         },
         agent: None,
@@ -217,8 +230,13 @@ fn every_block_of_a_transcript_is_shown() {
     let Some(v1::block::Block::CodeInterpreterResult(result)) = &spec.blocks[2].block else { panic!("a result") };
     assert_eq!((result.error.as_str(), result.tool_uses[0].name.as_str()), ("e", "grep"));
     assert_eq!((status.position, status.usage.expect("the model wrote it").output_tokens), (2, 1));
-    // What users send is text only.
-    assert_eq!(to_content(spec.blocks).blocks, [Block::Text("hi".into())]);
+    // What users send is text and attachments only.
+    let attachment = message::Attachment { media_type: "image/png".into(), name: "a".into(), data: "AP+A".into() };
+    assert_eq!(to_content(spec.blocks.clone()).blocks, [Block::Text("hi".into()), Block::Attachment(attachment)]);
+    let Some(v1::block::Block::Attachment(shown)) = &spec.blocks[4].block else { panic!("an attachment") };
+    assert_eq!(shown.data, [0x00, 0xFF, 0x80]);
+    let back: Vec<Block> = spec.blocks.into_iter().filter_map(to_block).collect();
+    assert_eq!(back, stored.content.blocks, "nothing is lost between reconciler and vendor");
     let queued = message(&StoredMessage { position: None, source: Source::User, ..stored }).status.expect("set");
     assert_eq!((queued.position, queued.usage), (0, None));
 }
@@ -231,8 +249,19 @@ fn every_value_converts_both_ways() {
     for value in [Source::User, Source::Assistant, Source::System] {
         assert_eq!(to_source(source(value)), Some(value));
     }
-    for value in [ModelProviderKind::Anthropic, ModelProviderKind::Openai, ModelProviderKind::Scripted] {
+    for value in ModelProviderKind::ALL {
         assert_eq!(to_provider_kind(provider_type(value)), Some(value));
+        assert_eq!(ModelProviderKind::parse(value.as_str()), Some(value));
+    }
+    for value in [
+        None,
+        Some(ThinkingEffort::Off),
+        Some(ThinkingEffort::Low),
+        Some(ThinkingEffort::Medium),
+        Some(ThinkingEffort::High),
+    ] {
+        let thinking = ModelParameters { thinking: value, ..ModelParameters::default() };
+        assert_eq!(to_parameters(parameters(&thinking)), thinking);
     }
     assert_eq!(to_phase(v1::TaskPhase::Unspecified), None);
     assert_eq!(to_source(v1::MessageSource::Unspecified), None);

@@ -12,24 +12,13 @@ use crate::{
     call::tests::{EAGER, command, run},
     cancels::Cancel,
     delta::tests::Kept,
-    sse::Decoder,
-    tests::{completed, open},
+    tests::{completed, open, read_at_every_split},
 };
 
 const SOON: std::time::Duration = std::time::Duration::from_secs(10);
 
-/// Reads a recording given in pieces.
 fn read<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> Result<Vec<Chunk>, Failure> {
-    let (mut decoder, mut wire) = (Decoder::default(), Wire::default());
-    let (mut events, mut chunks) = (VecDeque::new(), VecDeque::new());
-    for piece in pieces {
-        decoder.push(piece, &mut events).expect("the recording is small");
-        while let Some(event) = events.pop_front() {
-            wire.read(&event, &mut chunks)?;
-        }
-    }
-    wire.end(&mut chunks)?;
-    Ok(chunks.into())
+    crate::tests::read::<Wire>(pieces)
 }
 
 fn message(source: MessageSource, blocks: Vec<Piece>) -> ChatMessage {
@@ -58,7 +47,7 @@ fn conversation(rounds: usize) -> Request {
 #[test]
 fn the_recorded_tool_use_parses_the_same_at_every_split() {
     let bytes = recorded::RECORDED_TOOL_USE.as_bytes();
-    let whole = read([bytes]).expect("the recording is whole");
+    let whole = read_at_every_split::<Wire>(bytes);
     assert_eq!(whole.first(), Some(&Chunk::Usage(Usage { input_tokens: 472, output_tokens: 2, ..Usage::default() })));
     assert_eq!(whole.last(), Some(&Chunk::Stop(StopReason::ToolUse)));
     let arguments: String = whole
@@ -66,16 +55,11 @@ fn the_recorded_tool_use_parses_the_same_at_every_split() {
         .filter_map(|chunk| if let Chunk::Arguments { json, .. } = chunk { Some(json.as_str()) } else { None })
         .collect();
     assert_eq!(arguments, r#"{"location": "San Francisco, CA"}"#);
-    for at in 0..=bytes.len() {
-        let (left, right) = bytes.split_at(at);
-        assert_eq!(read([left, right]).as_ref(), Ok(&whole), "split at {at}");
-    }
-    assert_eq!(read(bytes.chunks(1)), Ok(whole));
 }
 
 #[test]
-fn blocks_and_events_that_are_not_ours_are_skipped() {
-    let chunks = read([recorded::RECORDED_THINKING.as_bytes()]).expect("the recording is whole");
+fn thinking_is_kept_and_what_is_not_ours_is_skipped() {
+    let chunks = read_at_every_split::<Wire>(recorded::RECORDED_THINKING.as_bytes());
     let usage = Usage {
         input_tokens: 21,
         output_tokens: 132,
@@ -88,6 +72,10 @@ fn blocks_and_events_that_are_not_ours_are_skipped() {
         chunks,
         [
             Chunk::Usage(first),
+            Chunk::Thinking("I have to find the greatest common divisor.".into()),
+            Chunk::ThinkingData(
+                json!({"signature": "EqQBCgIYAhIM1gbcDa9GJwZA2b3hGgxBdjrkzLoky3dl1pkiMOYds"}).to_string()
+            ),
             Chunk::Text("It is **21**.".into()),
             Chunk::Usage(usage),
             Chunk::Stop(StopReason::EndTurn)
@@ -197,7 +185,7 @@ fn never_more_than_four_breakpoints_and_always_at_the_end() {
 fn a_result_that_is_an_error_is_marked() {
     let part = Part::Result { id: "a".into(), output: "Error: no".into(), failed: true };
     assert_eq!(
-        block(&part, &[]),
+        block(&part, ("code_interpreter", "code")),
         json!({"type": "tool_result", "tool_use_id": "a", "content": "Error: no", "is_error": true})
     );
 }
@@ -249,4 +237,60 @@ fn a_reply_of_another_kind_is_explained() {
     assert!(failure.message.contains("without a stream"), "{}", failure.message);
     let empty = Wire::default().refused(500, br#"{"type":"error","error":{"type":"api_error","message":""}}"#);
     assert_eq!((empty.class, empty.message.as_str()), (FailureClass::Transient, "api_error"));
+}
+
+#[test]
+fn thinking_that_is_not_shown_goes_back_as_it_came() {
+    let wire = recorded::Answer::empty().and_redacted("EmwKAhgBEgy3va3pzix").and_code("toolu_1", "1").wire();
+    let chunks = read_at_every_split::<Wire>(wire.as_bytes());
+    let data = json!({"redacted": "EmwKAhgBEgy3va3pzix"}).to_string();
+    assert!(chunks.contains(&Chunk::ThinkingData(data.clone())), "{chunks:?}");
+    let part = Part::Thinking { text: String::new(), data };
+    let redacted = json!({"type": "redacted_thinking", "data": "EmwKAhgBEgy3va3pzix"});
+    assert_eq!(block(&part, ("code_interpreter", "code")), redacted);
+    let turn = Turn { role: Role::Assistant, parts: vec![Part::Text("x".into()), part] };
+    assert_eq!(message_of(&turn)["content"], json!([{"type": "text", "text": "x"}]), "thinking never ends a turn");
+}
+
+fn message_of(turn: &Turn) -> Value {
+    super::message(turn, ("code_interpreter", "code"))
+}
+
+#[test]
+fn every_generation_is_asked_to_think_in_its_own_way() {
+    let asked = |effort, model: &str, max_tokens| {
+        let thinking = Thinking::of(effort, model, max_tokens, &[]);
+        (json!(thinking), thinking.excludes_sampling)
+    };
+    let budget = |tokens: u32| json!({"thinking": {"type": "enabled", "budget_tokens": tokens}});
+    assert_eq!(asked(Some(Effort::Low), "claude-sonnet-4-5-20250929", 8_192), (budget(2_048), true));
+    assert_eq!(asked(Some(Effort::High), "eu.anthropic.claude-3-7-sonnet-20250219-v1:0", 8_192), (budget(4_096), true));
+    assert_eq!(asked(Some(Effort::High), "kimi-k2-thinking", 64_000), (budget(24_576), true));
+    assert_eq!(asked(Some(Effort::High), "claude-haiku-4-5", 2_000), (json!({}), false), "there is no room for it");
+    assert_eq!(asked(Some(Effort::Off), "claude-opus-4-1", 8_192), (json!({}), false));
+    let adaptive = json!({"thinking": {"type": "adaptive"}, "output_config": {"effort": "medium"}});
+    assert_eq!(asked(Some(Effort::Medium), "claude-opus-4-6", 8_192), (adaptive, true));
+    let current =
+        json!({"thinking": {"type": "adaptive", "display": "summarized"}, "output_config": {"effort": "high"}});
+    assert_eq!(asked(Some(Effort::High), "claude-opus-5", 8_192), (current, true));
+    assert_eq!(asked(Some(Effort::Off), "claude-opus-5", 8_192), (json!({"output_config": {"effort": "low"}}), true));
+    assert_eq!(asked(None, "claude-opus-5", 8_192), (json!({}), true), "it cannot be told how to sample");
+    assert_eq!(asked(None, "claude-sonnet-4-5", 8_192), (json!({}), false));
+}
+
+#[test]
+fn nothing_is_thought_on_from_a_call_that_nobody_thought_about() {
+    let mut request = conversation(1);
+    request.model = "claude-sonnet-4-5".into();
+    request.parameters.set_thinking(v1::ThinkingEffort::Low);
+    let thinks = |request: &Request| serde_json::to_value(Body::new(request)).expect("JSON").get("thinking").is_some();
+    assert!(!thinks(&request));
+    let thinking = v1::Thinking { text: "Hm.".into(), ..v1::Thinking::default() };
+    let thinking = v1::Thinking { provider_id: request.origin.provider_id.clone(), ..thinking };
+    request.messages[1].blocks.insert(0, v1::Block { block: Some(Piece::Thinking(thinking)) });
+    assert!(thinks(&request));
+    request.messages[1].blocks.remove(0);
+    request.messages.push(message(MessageSource::Assistant, vec![text("Done.")]));
+    request.messages.push(message(MessageSource::User, vec![text("And now?")]));
+    assert!(thinks(&request), "a new turn may begin with thinking");
 }

@@ -40,6 +40,7 @@ pub(crate) fn command(question: &str) -> ModelInvoke {
                 cache_read: prices.cache_read,
                 cache_write: prices.cache_write,
             }),
+            tool_calling: None,
         }),
         system: "You work through scripts.".into(),
         messages: vec![ChatMessage {

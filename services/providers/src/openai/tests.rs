@@ -12,28 +12,13 @@ use crate::{
     call::tests::{EAGER, command, run},
     cancels::Cancel,
     delta::tests::Kept,
-    sse::Decoder,
-    tests::{completed, open},
+    tests::{completed, open, read_at_every_split},
 };
 
 const SOON: std::time::Duration = std::time::Duration::from_secs(10);
 
-/// Reads a recording given in pieces.
 fn read<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> Result<Vec<Chunk>, Failure> {
-    let (mut decoder, mut wire) = (Decoder::default(), Wire::default());
-    let (mut events, mut chunks) = (VecDeque::new(), VecDeque::new());
-    for piece in pieces {
-        decoder.push(piece, &mut events).expect("the recording is small");
-        while let Some(event) = events.pop_front() {
-            wire.read(&event, &mut chunks)?;
-        }
-    }
-    decoder.finish(&mut events).expect("the recording is small");
-    while let Some(event) = events.pop_front() {
-        wire.read(&event, &mut chunks)?;
-    }
-    wire.end(&mut chunks)?;
-    Ok(chunks.into())
+    crate::tests::read::<Wire>(pieces)
 }
 
 fn request() -> Request {
@@ -68,15 +53,44 @@ fn events(data: &[Value]) -> String {
 #[test]
 fn every_recording_parses_the_same_at_every_split() {
     let built = recorded::Answer::text("Grüße 😀").and_code("call_1", "print('ä')").wire();
-    for recording in [recorded::RECORDED_OLLAMA, recorded::RECORDED_OPENROUTER, &built] {
-        let bytes = recording.as_bytes();
-        let whole = read([bytes]).expect("the recording is whole");
-        for at in 0..=bytes.len() {
-            let (left, right) = bytes.split_at(at);
-            assert_eq!(read([left, right]).as_ref(), Ok(&whole), "split at {at}");
-        }
-        assert_eq!(read(bytes.chunks(1)), Ok(whole));
+    for recording in [
+        recorded::RECORDED_OLLAMA,
+        recorded::RECORDED_OPENROUTER,
+        recorded::RECORDED_OPENROUTER_REASONING,
+        recorded::RECORDED_DEEPSEEK,
+        &built,
+    ] {
+        read_at_every_split::<Wire>(recording.as_bytes());
     }
+}
+
+#[test]
+fn a_chain_of_thought_comes_before_its_answer() {
+    let (completed, usage) = complete(recorded::RECORDED_DEEPSEEK);
+    let [thinking, text] = &completed.blocks[..] else { panic!("not two blocks: {completed:?}") };
+    assert!(matches!(&thinking.block, Some(Piece::Thinking(thinking)) if thinking.text == "9.8 is 9.80 — 更大."));
+    assert!(matches!(&text.block, Some(Piece::Text(text)) if text.text == "9.8"));
+    assert_eq!(usage, Usage { input_tokens: 8, output_tokens: 90, cache_read_tokens: 10, ..Usage::default() });
+}
+
+#[test]
+fn a_list_of_thoughts_is_kept_as_it_has_to_go_back() {
+    let (completed, usage) = complete(recorded::RECORDED_OPENROUTER_REASONING);
+    assert_eq!(calls(&completed), ["toolu_1: 1 + 1"]);
+    let thoughts: Vec<&v1::Thinking> = completed
+        .blocks
+        .iter()
+        .filter_map(|block| match &block.block {
+            Some(Piece::Thinking(thinking)) => Some(thinking),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(thoughts[0].text, "Let me think — 考える.", "not twice");
+    let kept: Value = thoughts.iter().find_map(|thought| serde_json::from_str(&thought.data).ok()).expect("a list");
+    let expected = json!([{"type": "reasoning.text", "text": "Let me think — 考える.", "format": "anthropic-claude-v1",
+        "index": 0, "signature": "sha256:abc123def456"}]);
+    assert_eq!(kept, expected);
+    assert_eq!(usage, Usage { input_tokens: 94, output_tokens: 20, cache_read_tokens: 100, ..Usage::default() });
 }
 
 #[test]
@@ -288,16 +302,41 @@ async fn a_request_carries_everything_in_the_vendors_form() {
 fn only_the_vendor_itself_is_asked_in_its_newer_words() {
     let mut request = request();
     request.parameters.top_k = Some(7);
-    let original = serde_json::to_value(Body::new(&request, true)).expect("JSON");
+    let original = serde_json::to_value(Body::new(&request, &ORIGINAL)).expect("JSON");
     assert_eq!(
         (&original["max_completion_tokens"], original.get("max_tokens"), original.get("top_k")),
         (&json!(4096), None, None)
     );
-    let compatible = serde_json::to_value(Body::new(&request, false)).expect("JSON");
+    let compatible = serde_json::to_value(Body::new(&request, &COMPATIBLE)).expect("JSON");
     assert_eq!(
         (compatible.get("max_completion_tokens"), &compatible["max_tokens"], &compatible["top_k"]),
         (None, &json!(4096), &json!(7))
     );
+    for (base, original) in [
+        ("", true),
+        ("https://mine.openai.azure.com/openai/v1", true),
+        ("https://api.openai.com.example/v1", false),
+        ("http://localhost:8000/v1", false),
+    ] {
+        let endpoint = Endpoint::parse(base, OpenAi::DEFAULT_BASE_URL, None).expect("a URL");
+        assert_eq!(flavor(&endpoint).limit == ORIGINAL.limit, original, "{base}");
+    }
+}
+
+#[test]
+fn a_call_from_elsewhere_has_an_empty_thought_where_one_must_not_be_missing() {
+    let call = Part::Call { id: "a".into(), code: "1".into() };
+    for (flavor, expected) in
+        [(&crate::deepseek::FLAVOR, Some(json!(""))), (&COMPATIBLE, None), (&crate::xai::FLAVOR, None)]
+    {
+        let mut messages = Vec::new();
+        let turn = Turn { role: Role::Assistant, parts: vec![call.clone()] };
+        push(&mut messages, turn, ("code_interpreter", "code"), flavor);
+        assert_eq!(messages[0].get("reasoning_content").cloned(), expected);
+        let turn = Turn { role: Role::Assistant, parts: vec![Part::Text("no call".into())] };
+        push(&mut messages, turn, ("code_interpreter", "code"), flavor);
+        assert_eq!(messages[1].get("reasoning_content"), None);
+    }
 }
 
 #[tokio::test]
@@ -307,7 +346,7 @@ async fn a_provider_without_key_sends_none() {
     let endpoint = Endpoint::parse(&server.url(), "", None).expect("a URL");
     crate::install_crypto();
     let timeouts = crate::http::Timeouts { connect: SOON, first_byte: SOON, idle: SOON };
-    let vendor = OpenAi::new(Http::new(timeouts), endpoint);
+    let vendor = OpenAi::new(Http::new(timeouts), endpoint, &COMPATIBLE);
     completed(run(&vendor, EAGER, &Cancel::default(), &Kept::default()).await.0);
     assert_eq!(server.requests()[0].header("authorization"), "");
 }

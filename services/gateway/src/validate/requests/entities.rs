@@ -207,10 +207,13 @@ pub(crate) fn create_model_provider(request: &CreateModelProviderRequest) -> Res
     let spec = request.spec.as_ref().unwrap_or(&default);
     violations.name("spec.name", &spec.name);
     let kind = ModelProviderType::try_from(spec.r#type).ok().and_then(convert::to_provider_kind);
-    violations.require(kind.is_some(), "spec.type", || "must be `ANTHROPIC`, `OPENAI` or `SCRIPTED`".into());
+    violations.require(kind.is_some(), "spec.type", || "must be one of `ModelProviderType`".into());
     base_url(&mut violations, "spec.base_url", &spec.base_url);
     api_key(&mut violations, "spec.api_key", &spec.api_key);
     script(&mut violations, "spec.script", &spec.script);
+    if let Some(kind) = kind {
+        complete(&mut violations, kind, spec);
+    }
     let kind = kind.unwrap_or(ModelProviderKind::Anthropic);
     fits(&mut violations, "spec.", kind, [&spec.base_url, &spec.api_key, &spec.script]);
     violations.idempotency_key(&request.idempotency_key);
@@ -240,6 +243,8 @@ pub(crate) fn model_provider_fits(
     fits(&mut violations, "", provider.kind, [request.base_url(), request.api_key(), request.script()]);
     // Who may change an address need not know the key. They would if it could be sent to an address of theirs.
     let moves = request.base_url.as_ref().is_some_and(|url| origin(url) != origin(&provider.base_url));
+    let needs_url = provider.kind == ModelProviderKind::Bedrock && request.base_url.as_deref() == Some("");
+    violations.require(!needs_url, "base_url", || "must not be empty: it names the region".into());
     let keeps_key = provider.key.is_some() && request.api_key.is_none();
     violations.require(!(moves && keeps_key), "api_key", || {
         "must be given again, or taken away, when `base_url` changes to another origin: a key is only sent to the origin \
@@ -269,6 +274,53 @@ fn fits(violations: &mut Violations, path: &str, kind: ModelProviderKind, [base_
             "must be empty: only a `SCRIPTED` provider has a script".into()
         });
     }
+    if kind == ModelProviderKind::Bedrock {
+        // Two or three parts, or a single one that is no access key.
+        let parts: Vec<&str> = api_key.split(':').collect();
+        let whole = parts.len() <= 3 && (api_key.is_empty() || parts.iter().all(|part| !part.is_empty()));
+        let secret = parts.len() > 1 || !["AKIA", "ASIA"].iter().any(|prefix| api_key.starts_with(prefix));
+        violations.require(whole && secret, &format!("{path}api_key"), || {
+            "must be `ACCESS_KEY_ID:SECRET_ACCESS_KEY`, optionally followed by `:SESSION_TOKEN`, or a Bedrock API key"
+                .into()
+        });
+        violations.require(base_url.is_empty() || has_region(base_url), &format!("{path}base_url"), || {
+            "must name the region: `https://bedrock-runtime.REGION.amazonaws.com`, or any address with `?region=REGION`"
+                .into()
+        });
+    }
+}
+
+/// Whether a provider that is to be made has all that its vendor asks for.
+fn complete(violations: &mut Violations, kind: ModelProviderKind, spec: &ModelProviderSpec) {
+    use ModelProviderKind as Kind;
+    let (needs_url, needs_key) = match kind {
+        Kind::Scripted | Kind::Ollama => (false, false),
+        Kind::Bedrock => (true, true),
+        // What is compatible with a vendor may ask for no key, the vendor itself does.
+        Kind::Anthropic
+        | Kind::Openai
+        | Kind::OpenaiResponses
+        | Kind::Gemini
+        | Kind::Xai
+        | Kind::Deepseek
+        | Kind::Openrouter => (false, spec.base_url.is_empty()),
+    };
+    violations.require(!needs_url || !spec.base_url.is_empty(), "spec.base_url", || {
+        "is required: it names the region, as in `https://bedrock-runtime.REGION.amazonaws.com`".into()
+    });
+    violations.require(!needs_key || !spec.api_key.is_empty(), "spec.api_key", || {
+        "is required: the vendor answers nobody without a key".into()
+    });
+}
+
+/// Whether the address of a Bedrock endpoint tells its region, which the signature of a request needs.
+fn has_region(base_url: &str) -> bool {
+    let Ok(uri) = base_url.parse::<Uri>() else { return false };
+    let by_query = uri.query().is_some_and(|query| {
+        let mut pairs = query.split('&').filter_map(|pair| pair.split_once('='));
+        pairs.any(|(key, value)| key == "region" && !value.is_empty())
+    });
+    by_query || uri.host().is_some_and(|host| host.contains("bedrock-runtime") && host.contains(".amazonaws.com"))
 }
 
 fn base_url(violations: &mut Violations, field: &str, url: &str) {

@@ -2,8 +2,9 @@
 
 use construct_domain::{MessageId, OrganizationId, TaskId, message::Source, task::Phase};
 use construct_proto::v1::{
-    Block, CancelTaskRequest, CreateMessageRequest, CreateTaskRequest, ListMessagesRequest, ListTasksRequest,
-    MessageSource, MessageSpec, SubscribeRequest, TaskPhase, TaskSpec, UpdateMessageRequest, UpdateTaskRequest, block,
+    Attachment, Block, CancelTaskRequest, CreateMessageRequest, CreateTaskRequest, ListMessagesRequest,
+    ListTasksRequest, MessageSource, MessageSpec, SubscribeRequest, TaskPhase, TaskSpec, UpdateMessageRequest,
+    UpdateTaskRequest, block,
 };
 use construct_store::{Cursor, MessageCursor};
 use jiff::Timestamp;
@@ -25,6 +26,22 @@ pub(super) const WORKSPACE_BYTES: usize = 4096;
 pub(super) const REASON_CHARS: usize = 1024;
 /// Of all blocks of a message together. Larger inputs belong into files of the workspace.
 pub(super) const MESSAGE_BYTES: usize = 1024 * 1024;
+/// Of all attachments of a message together, before they are encoded. A message is stored, and sent to the model with every
+/// later call of its task; together with its text it has to fit into one request.
+pub(super) const ATTACHED_BYTES: usize = 2 * 1024 * 1024;
+pub(super) const ATTACHMENT_NAME_CHARS: usize = 256;
+/// What may be attached besides `text/...`: what at least one vendor takes, or can be given to any as text.
+pub(super) const MEDIA_TYPES: [&str; 8] = [
+    "image/png",
+    "image/jpeg",
+    "image/gif",
+    "image/webp",
+    "application/pdf",
+    "application/json",
+    "application/xml",
+    "application/yaml",
+];
+const TEXTUAL: [&str; 3] = ["application/json", "application/xml", "application/yaml"];
 pub(super) const BLOCKS: usize = 256;
 pub(super) const GLOBS: usize = 32;
 pub(super) const GLOB_BYTES: usize = 128;
@@ -153,12 +170,12 @@ pub(crate) fn change_message(message: &str, idempotency_key: &str) -> Result<Mes
     checked(violations, message)
 }
 
-/// Users write text. Calls and results come from the model and the interpreter only: a user who could write them could
+/// Users write text and show images and files. Calls and results come from the model and the interpreter only: a user who could write them could
 /// make the model believe that something was done.
 fn blocks(violations: &mut Violations, field: &str, blocks: &[Block]) {
     violations
         .require(blocks.len() <= BLOCKS, field, || format!("must have at most {BLOCKS} blocks, has {}", blocks.len()));
-    let (mut bytes, mut said) = (0_usize, false);
+    let (mut bytes, mut attached, mut said) = (0_usize, 0_usize, false);
     for (index, block) in blocks.iter().take(BLOCKS).enumerate() {
         match &block.block {
             Some(block::Block::Text(text)) => {
@@ -166,14 +183,45 @@ fn blocks(violations: &mut Violations, field: &str, blocks: &[Block]) {
                 said |= !text.text.trim().is_empty();
                 violations.no_nul(&format!("{field}[{index}].text"), &text.text);
             }
-            Some(_) => violations.add(format!("{field}[{index}]"), "must be text: users send no calls or results"),
+            Some(block::Block::Attachment(shown)) => {
+                attached += shown.data.len();
+                said = true;
+                attachment(violations, &format!("{field}[{index}].attachment"), shown);
+            }
+            Some(_) => {
+                violations.add(format!("{field}[{index}]"), "must be text or an attachment: users send nothing else");
+            }
             None => violations.add(format!("{field}[{index}]"), "is empty"),
         }
     }
-    violations.require(said, field, || "must contain text that is not blank".into());
+    violations.require(said, field, || "must contain text that is not blank, or an attachment".into());
+    violations.require(attached <= ATTACHED_BYTES, field, || {
+        let (most, has) = (thousands(ATTACHED_BYTES), thousands(attached));
+        format!("must have at most {most} bytes of attachments together, has {has}")
+    });
     violations.require(bytes <= MESSAGE_BYTES, field, || {
         format!("must have at most {} bytes of text together, has {}", thousands(MESSAGE_BYTES), thousands(bytes))
     });
+}
+
+fn attachment(violations: &mut Violations, field: &str, attachment: &Attachment) {
+    let Attachment { media_type, name, data } = attachment;
+    let known = MEDIA_TYPES.contains(&media_type.as_str());
+    let text = media_type.strip_prefix("text/").is_some_and(|rest| {
+        let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'+');
+        (1..=100).contains(&rest.len()) && rest.bytes().all(plain)
+    });
+    violations.require(known || text, &format!("{field}.media_type"), || {
+        format!("must be `text/...` or one of {}", MEDIA_TYPES.join(", "))
+    });
+    violations.chars(&format!("{field}.name"), name, ATTACHMENT_NAME_CHARS);
+    violations.one_line(&format!("{field}.name"), name);
+    violations.require(!data.is_empty(), &format!("{field}.data"), || "must not be empty".into());
+    // What is given to the model as text has to be one.
+    if text || (known && TEXTUAL.contains(&media_type.as_str())) {
+        let readable = std::str::from_utf8(data).is_ok_and(|text| !text.contains('\0'));
+        violations.require(readable, &format!("{field}.data"), || "must be UTF-8 text without U+0000".into());
+    }
 }
 
 /// Returns the task, the page and the source to filter by.

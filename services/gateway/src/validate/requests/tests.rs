@@ -70,6 +70,7 @@ fn agents_at_their_limits_pass() {
             top_k: Some(1),
             max_tokens: Some(1),
             stop_sequences: vec!["stop".into(); 8],
+            thinking: v1::ThinkingEffort::High.into(),
         }),
         ..agent()
     };
@@ -136,6 +137,7 @@ fn models_have_sane_numbers() {
         max_output_tokens: 100_000_001,
         vendor_model: "a\nb".into(),
         prices: Some(v1::Prices { output: -1, ..v1::Prices::default() }),
+        tool_calling: None,
     };
     let request = v1::CreateModelRequest { spec: Some(spec), ..v1::CreateModelRequest::default() };
     let expected = ["spec.vendor_model", "spec.context_window", "spec.max_output_tokens", "spec.prices.output"];
@@ -157,10 +159,16 @@ fn providers_take_what_suits_their_kind() {
             ..v1::CreateModelProviderRequest::default()
         })
     };
-    use v1::ModelProviderType::{Anthropic, Openai, Scripted, Unspecified};
+    use v1::ModelProviderType::{Anthropic, Bedrock, Gemini, Ollama, Openai, Scripted, Unspecified};
     assert_eq!(create(Openai, "http://localhost:11434/v1", "", "").ok(), Some(ModelProviderKind::Openai));
     assert_eq!(create(Scripted, "", "", "{\"turns\": []}").ok(), Some(ModelProviderKind::Scripted));
     assert_eq!(create(Anthropic, "", "sk-ant", "").ok(), Some(ModelProviderKind::Anthropic));
+    assert_eq!(create(Ollama, "", "", "").ok(), Some(ModelProviderKind::Ollama));
+    const REGIONAL: &str = "https://bedrock-runtime.eu-central-1.amazonaws.com";
+    for key in ["AKIAEXAMPLE:secret/with+signs=", "ASIAEXAMPLE:secret:token", "ABSKexample"] {
+        assert_eq!(create(Bedrock, REGIONAL, key, "").ok(), Some(ModelProviderKind::Bedrock), "{key}");
+    }
+    assert!(create(Bedrock, "http://127.0.0.1:4566/?region=us-east-1", "ABSKexample", "").is_ok());
     for (kind, base_url, api_key, script, field) in [
         (Unspecified, "", "", "", "spec.type"),
         (Openai, "ftp://host", "", "", "spec.base_url"),
@@ -168,7 +176,14 @@ fn providers_take_what_suits_their_kind() {
         (Openai, "not an address", "", "", "spec.base_url"),
         (Openai, "https://user:secret@host/v1", "", "", "spec.base_url"),
         (Openai, "", "with space", "", "spec.api_key"),
-        (Openai, "", "", "{}", "spec.script"),
+        (Openai, "", "key", "{}", "spec.script"),
+        (Gemini, "", "", "", "spec.api_key"),
+        (Bedrock, REGIONAL, "", "", "spec.api_key"),
+        (Bedrock, REGIONAL, "AKIAEXAMPLE", "", "spec.api_key"),
+        (Bedrock, REGIONAL, "AKIAEXAMPLE:", "", "spec.api_key"),
+        (Bedrock, REGIONAL, "a:b:c:d", "", "spec.api_key"),
+        (Bedrock, "", "ABSKexample", "", "spec.base_url"),
+        (Bedrock, "http://127.0.0.1:4566", "ABSKexample", "", "spec.base_url"),
         (Scripted, "http://host", "", "", "spec.base_url"),
         (Scripted, "", "key", "", "spec.api_key"),
         (Scripted, "", "", "{", "spec.script"),
@@ -181,6 +196,9 @@ fn providers_take_what_suits_their_kind() {
     let update =
         v1::UpdateModelProviderRequest { script: Some("{}".into()), ..v1::UpdateModelProviderRequest::default() };
     refused(model_provider_fits(&update, &stored("", false)), &["script"]);
+    let update = v1::UpdateModelProviderRequest { base_url: Some(String::new()), ..Default::default() };
+    let bedrock = ModelProvider { kind: ModelProviderKind::Bedrock, ..stored(REGIONAL, false) };
+    refused(model_provider_fits(&update, &bedrock), &["base_url"]);
 }
 
 fn stored(base_url: &str, with_key: bool) -> ModelProvider {
@@ -282,6 +300,33 @@ fn messages_of_users_are_text() {
     refused(create(vec![text("ok"), v1::Block { block: None }]), &["spec.blocks[1]"]);
     let call = block::Block::CodeInterpreterCall(v1::CodeInterpreterCall::default());
     refused(create(vec![text("ok"), v1::Block { block: Some(call) }]), &["spec.blocks[1]"]);
+    let thinking = block::Block::Thinking(v1::Thinking::default());
+    refused(create(vec![text("ok"), v1::Block { block: Some(thinking) }]), &["spec.blocks[1]"]);
+}
+
+#[test]
+fn attachments_are_of_kinds_that_models_take_and_bounded() {
+    use super::tasks::{ATTACHED_BYTES, MEDIA_TYPES};
+    let create = |media_type: &str, name: &str, data: &[u8]| {
+        let attachment = v1::Attachment { media_type: media_type.into(), name: name.into(), data: data.into() };
+        let spec = v1::MessageSpec {
+            task: TASK.into(),
+            blocks: vec![v1::Block { block: Some(block::Block::Attachment(attachment)) }],
+        };
+        create_message(&v1::CreateMessageRequest { spec: Some(spec), ..v1::CreateMessageRequest::default() })
+    };
+    for media_type in MEDIA_TYPES.into_iter().chain(["text/plain", "text/x-rust"]) {
+        create(media_type, "a name", b"x").unwrap_or_else(|status| panic!("{media_type}: {status}"));
+    }
+    assert!(create("image/png", "", &[0xFF; ATTACHED_BYTES]).is_ok(), "nothing but an image may be said");
+    refused(create("image/png", "", &[0xFF; ATTACHED_BYTES + 1]), &["spec.blocks"]);
+    for media_type in ["", "image/tiff", "text/", "text/a b", "text/plain; charset=utf-8", "audio/wav"] {
+        refused(create(media_type, "", b"x"), &["spec.blocks[0].attachment.media_type"]);
+    }
+    refused(create("image/png", "a\nb", b"x"), &["spec.blocks[0].attachment.name"]);
+    refused(create("image/png", "", b""), &["spec.blocks[0].attachment.data"]);
+    refused(create("text/plain", "", b"\xFF"), &["spec.blocks[0].attachment.data"]);
+    refused(create("application/json", "", b"a\0b"), &["spec.blocks[0].attachment.data"]);
 }
 
 #[test]
@@ -373,6 +418,8 @@ fn every_limit_stands_in_the_contract() {
         ("event", "SubscribeRequest", "types", format!("1 to {GLOB_BYTES}")),
         ("message", "MessageSpec", "blocks", format!("{BLOCKS} blocks")),
         ("message", "MessageSpec", "blocks", mib(MESSAGE_BYTES)),
+        ("message", "MessageSpec", "blocks", mib(ATTACHED_BYTES)),
+        ("message", "Attachment", "name", format!("{ATTACHMENT_NAME_CHARS} characters")),
         ("model", "ModelSpec", "name", format!("1 to {NAME_CHARS} characters")),
         ("model", "ModelSpec", "vendor_model", format!("{VENDOR_MODEL_CHARS} characters")),
         ("model", "ModelSpec", "context_window", number(MAX_TOKENS)),

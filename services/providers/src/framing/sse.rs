@@ -5,28 +5,11 @@
 
 use std::collections::VecDeque;
 
-/// What one line, and the data of one event, may hold at most, in bytes. Beyond it the stream is given up, because
-/// a vendor that sends no line break would otherwise fill the memory. A whole script in one event is far smaller.
-const MAX_EVENT_BYTES: usize = 8 * 1024 * 1024;
+use super::{Error, Event, Framing, MAX_EVENT_BYTES};
 
-/// The stream is not what the format allows.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub(crate) enum Error {
-    #[error("an event of the stream is larger than {MAX_EVENT_BYTES} bytes")]
-    TooLarge,
-}
-
-/// One event.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Event {
-    /// `message` when the stream names none.
-    pub(crate) name: String,
-    pub(crate) data: String,
-}
-
-/// Feeds on bytes, split anywhere; gives events.
+/// The decoder. An event's name is `message` when the stream names none.
 #[derive(Debug, Default)]
-pub(crate) struct Decoder {
+pub(crate) struct ServerSentEvents {
     line: Vec<u8>,
     /// The last byte was a carriage return: a line feed that follows belongs to it.
     after_return: bool,
@@ -37,9 +20,8 @@ pub(crate) struct Decoder {
     has_data: bool,
 }
 
-impl Decoder {
-    /// Takes the next bytes and appends the events they complete.
-    pub(crate) fn push(&mut self, mut bytes: &[u8], events: &mut VecDeque<Event>) -> Result<(), Error> {
+impl Framing for ServerSentEvents {
+    fn push(&mut self, mut bytes: &[u8], events: &mut VecDeque<Event>) -> Result<(), Error> {
         if self.after_return && !bytes.is_empty() {
             self.after_return = false;
             if bytes[0] == b'\n' {
@@ -62,16 +44,17 @@ impl Decoder {
         self.extend(bytes)
     }
 
-    /// The stream has ended: gives the event that only lacks its blank line. Some compatible servers omit it after
-    /// the last event; an event that was cut within fails when its JSON is read.
-    pub(crate) fn finish(&mut self, events: &mut VecDeque<Event>) -> Result<(), Error> {
+    /// Some compatible servers omit the blank line after the last event.
+    fn finish(&mut self, events: &mut VecDeque<Event>) -> Result<(), Error> {
         if !self.line.is_empty() {
             self.end_line(events)?;
         }
         self.dispatch(events);
         Ok(())
     }
+}
 
+impl ServerSentEvents {
     fn extend(&mut self, bytes: &[u8]) -> Result<(), Error> {
         if self.line.len() + bytes.len() > MAX_EVENT_BYTES {
             return Err(Error::TooLarge);
@@ -127,12 +110,7 @@ mod tests {
     use super::*;
 
     fn decode<'a>(pieces: impl IntoIterator<Item = &'a [u8]>) -> Vec<(String, String)> {
-        let mut decoder = Decoder::default();
-        let mut events = VecDeque::new();
-        for piece in pieces {
-            decoder.push(piece, &mut events).expect("the stream is within its bounds");
-        }
-        decoder.finish(&mut events).expect("the stream is within its bounds");
+        let events = super::super::tests::decode::<ServerSentEvents>(pieces).expect("the stream is within its bounds");
         events.into_iter().map(|event| (event.name, event.data)).collect()
     }
 
@@ -180,7 +158,7 @@ mod tests {
 
     #[test]
     fn a_line_without_end_is_given_up() {
-        let mut decoder = Decoder::default();
+        let mut decoder = ServerSentEvents::default();
         let mut events = VecDeque::new();
         let piece = vec![b'x'; 1024 * 1024];
         let result = (0..9).try_for_each(|_| decoder.push(&piece, &mut events));
@@ -189,7 +167,7 @@ mod tests {
 
     #[test]
     fn an_event_of_endless_lines_is_given_up() {
-        let mut decoder = Decoder::default();
+        let mut decoder = ServerSentEvents::default();
         let mut events = VecDeque::new();
         let line = [b"data: ".as_slice(), &vec![b'x'; 1024 * 1024], b"\n"].concat();
         let result = (0..9).try_for_each(|_| decoder.push(&line, &mut events));

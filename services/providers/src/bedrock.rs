@@ -1,0 +1,460 @@
+//! AWS Bedrock (`ConverseStream`): models of many vendors behind one interface. Its wire format stands in this file and nowhere
+//! else; it is documented at <https://docs.aws.amazon.com/bedrock/latest/APIReference/API_runtime_ConverseStream.html>.
+
+mod credentials;
+mod signature;
+
+use std::{collections::VecDeque, sync::Arc};
+
+use construct_domain::money::Usage;
+use construct_proto::mesh::v1::{FailureClass, model_completed::StopReason};
+use futures::stream::BoxStream;
+use jiff::Timestamp;
+use reqwest::{
+    RequestBuilder, Url,
+    header::{ACCEPT, CONTENT_TYPE, HeaderValue},
+};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+
+use self::credentials::{Credentials, region};
+use crate::{
+    anthropic::Thinking,
+    failure::{Failure, class_of_status},
+    framing::{Event, EventStream},
+    http::{Dialect, Endpoint, Http, class_by_words, plain_body},
+    transcript::{Media, Part, Role, Turn},
+    vendor::{Chunk, Request, Tool, Vendor},
+};
+
+/// Of the four cache points a request may carry, the tools and the system prompt take two.
+const CACHED_USER_TURNS: usize = 2;
+const JSON: HeaderValue = HeaderValue::from_static("application/json");
+
+/// An account with AWS, in one region.
+pub(crate) struct Bedrock {
+    http: Http,
+    endpoint: Endpoint,
+    region: String,
+    credentials: Credentials,
+}
+
+impl Bedrock {
+    pub(crate) fn new(http: Http, mut endpoint: Endpoint) -> Result<Self, Failure> {
+        let region = region(&endpoint.base)?;
+        let credentials = Credentials::parse(endpoint.key.as_ref())?;
+        // It may name the region, and is no part of the requests' address.
+        endpoint.base.set_query(None);
+        Ok(Self { http, endpoint, region, credentials })
+    }
+
+    fn post(&self, request: &Request) -> Result<RequestBuilder, Failure> {
+        let url = self.url(&request.model);
+        // The signature covers these very bytes.
+        let body = serde_json::to_vec(&body(request))
+            .map_err(|error| Failure::internal(format!("the request cannot be written: {error}")))?;
+        let headers = self.credentials.headers(&url, &self.region, &body, Timestamp::now())?;
+        let post = self.http.post(url)?.header(CONTENT_TYPE, JSON);
+        let accepted = HeaderValue::from_static("application/vnd.amazon.eventstream");
+        Ok(post.header(ACCEPT, accepted).headers(headers).body(body))
+    }
+
+    /// A model may be named by a path (an ARN), of which every separator is escaped.
+    fn url(&self, model: &str) -> Url {
+        self.endpoint.join("", &format!("/model/{}/converse-stream", signature::escaped(model)))
+    }
+}
+
+impl Vendor for Bedrock {
+    fn invoke(&self, request: Arc<Request>) -> BoxStream<'static, Result<Chunk, Failure>> {
+        self.http.stream(self.post(&request), Wire::default())
+    }
+}
+
+/// What can be cached of a request depends on the model; a cache point elsewhere is refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Caching {
+    None,
+    /// System prompt and messages.
+    WithoutTools,
+    Everything,
+}
+
+impl Caching {
+    fn of(model: &str) -> Self {
+        if model.contains("amazon.nova") {
+            Self::WithoutTools
+        } else if model.contains("anthropic.claude-3-haiku") || model.contains("anthropic.claude-3-opus") {
+            Self::None
+        } else if model.contains("anthropic.claude") {
+            Self::Everything
+        } else {
+            Self::None
+        }
+    }
+}
+
+fn body(request: &Request) -> Value {
+    let caching = Caching::of(&request.model);
+    let point = || json!({"cachePoint": {"type": "default"}});
+    let turns = request.turns();
+    let mut messages: Vec<Value> = turns.iter().map(|turn| message(turn, request.code_call())).collect();
+    if caching != Caching::None {
+        let users = messages.iter_mut().rev().filter(|message| message["role"] == "user");
+        for content in users.take(CACHED_USER_TURNS).filter_map(|message| message["content"].as_array_mut()) {
+            content.push(point());
+        }
+    }
+    let mut body = json!({"messages": messages});
+    if !request.system.trim().is_empty() {
+        let mut system = vec![json!({"text": request.system})];
+        system.extend((caching != Caching::None).then(point));
+        body["system"] = json!(system);
+    }
+    if !request.tools.is_empty() {
+        let mut tools: Vec<Value> = request.tools.iter().map(tool).collect();
+        tools.extend((caching == Caching::Everything).then(point));
+        body["toolConfig"] = json!({"tools": tools});
+    }
+    sampling(request, &turns, &mut body);
+    body
+}
+
+fn sampling(request: &Request, turns: &[Turn], body: &mut Value) {
+    let parameters = &request.parameters;
+    let claude = request.model.contains("anthropic.claude");
+    let thinking = if claude {
+        Thinking::of(request.effort(), &request.model, request.max_tokens, turns)
+    } else {
+        Thinking::default()
+    };
+    let samples = !thinking.excludes_sampling;
+    let mut config = Map::new();
+    config.insert("maxTokens".to_owned(), json!(request.max_tokens));
+    // Ours reaches to 2, that of most models here to 1.
+    for (name, value) in
+        [("temperature", parameters.temperature.map(|value| value.min(1.0))), ("topP", parameters.top_p)]
+    {
+        config.extend(value.filter(|_| samples).map(|value| (name.to_owned(), json!(value))));
+    }
+    if !parameters.stop_sequences.is_empty() {
+        config.insert("stopSequences".to_owned(), json!(parameters.stop_sequences));
+    }
+    body["inferenceConfig"] = Value::Object(config);
+    // What only some models know goes past the common interface, in the model's own words.
+    let mut own = json!(thinking);
+    if let Some(top_k) = parameters.top_k.filter(|_| claude && samples) {
+        own["top_k"] = json!(top_k);
+    }
+    if own.as_object().is_some_and(|own| !own.is_empty()) {
+        body["additionalModelRequestFields"] = own;
+    }
+}
+
+fn tool(tool: &Tool) -> Value {
+    json!({"toolSpec": {
+        "name": tool.name, "description": tool.description, "inputSchema": {"json": tool.schema},
+    }})
+}
+
+/// What stands in a kept block of thinking besides its text.
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Proof {
+    Signature(String),
+    /// Thinking that is not shown at all, in base64.
+    Redacted(String),
+}
+
+fn message(turn: &Turn, code_call: (&str, &str)) -> Value {
+    let role = match turn.role {
+        Role::User => "user",
+        Role::Assistant => "assistant",
+    };
+    let said = turn.parts.iter().rposition(|part| !matches!(part, Part::Thinking { .. }));
+    // Thinking must be followed by what came of it.
+    let parts = &turn.parts[..said.map_or(0, |last| last + 1)];
+    let mut content: Vec<Value> = Vec::with_capacity(parts.len() + 1);
+    for (at, part) in parts.iter().enumerate() {
+        content.extend(block(part, at, code_call));
+    }
+    // A document may not stand alone.
+    let documents = content.iter().any(|block| block.get("document").is_some());
+    if documents && content.iter().all(|block| block.get("text").is_none()) {
+        content.push(json!({"text": "(a document)"}));
+    }
+    json!({"role": role, "content": content})
+}
+
+fn block(part: &Part, at: usize, (name, argument): (&str, &str)) -> Option<Value> {
+    Some(match part {
+        Part::Text(text) => json!({"text": text}),
+        Part::Media(media) => shown(media, at),
+        Part::Thinking { text, data } => match serde_json::from_str(data).ok()? {
+            Proof::Redacted(data) => json!({"reasoningContent": {"redactedContent": data}}),
+            Proof::Signature(signature) => {
+                json!({"reasoningContent": {"reasoningText": {"text": text, "signature": signature}}})
+            }
+        },
+        Part::Call { id, code } => {
+            json!({"toolUse": {"toolUseId": id, "name": name, "input": {argument: code}}})
+        }
+        Part::Result { id, output, failed } => {
+            let status = if *failed { "error" } else { "success" };
+            json!({"toolResult": {"toolUseId": id, "content": [{"text": output}], "status": status}})
+        }
+    })
+}
+
+fn shown(media: &Media, at: usize) -> Value {
+    let source = json!({"bytes": media.base64});
+    if let Some(format) = media.media_type.strip_prefix("image/") {
+        return json!({"image": {"format": format, "source": source}});
+    }
+    // Names are letters, digits and little else, and differ within a message.
+    let plain = |c: char| if c.is_ascii_alphanumeric() || matches!(c, '-' | '(' | ')') { c } else { ' ' };
+    let name: String = media.name.trim_end_matches(".pdf").chars().map(plain).take(100).collect();
+    let words: Vec<&str> = name.split_whitespace().collect();
+    let name = if words.is_empty() { format!("document {at}") } else { format!("{} {at}", words.join(" ")) };
+    json!({"document": {"format": "pdf", "name": name, "source": source}})
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct BlockStart {
+    content_block_index: u32,
+    start: Start,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Start {
+    tool_use: Option<ToolUse>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct ToolUse {
+    tool_use_id: String,
+    name: String,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct BlockDelta {
+    content_block_index: u32,
+    delta: Delta,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Delta {
+    text: Option<String>,
+    tool_use: Option<ToolDelta>,
+    reasoning_content: Option<ReasoningDelta>,
+}
+
+#[derive(Deserialize)]
+struct ToolDelta {
+    #[serde(default)]
+    input: String,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct ReasoningDelta {
+    text: Option<String>,
+    signature: Option<String>,
+    redacted_content: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct BlockStop {
+    content_block_index: u32,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct MessageStop {
+    stop_reason: String,
+}
+
+#[derive(Deserialize)]
+struct Metadata {
+    usage: Option<WireUsage>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct WireUsage {
+    #[serde(default)]
+    input_tokens: i64,
+    #[serde(default)]
+    output_tokens: i64,
+    #[serde(default)]
+    cache_read_input_tokens: i64,
+    #[serde(default)]
+    cache_write_input_tokens: i64,
+}
+
+#[derive(Deserialize)]
+struct ErrorBody {
+    #[serde(alias = "Message")]
+    message: String,
+}
+
+#[derive(Default)]
+struct Wire {
+    /// The block of thinking that is open, and its proof so far.
+    thinking: Option<(u32, Proof)>,
+    stopped: bool,
+    complete: bool,
+}
+
+impl Dialect for Wire {
+    type Framing = EventStream;
+
+    fn read(&mut self, event: &Event, chunks: &mut VecDeque<Chunk>) -> Result<(), Failure> {
+        match event.name.as_str() {
+            "contentBlockStart" => {
+                let BlockStart { content_block_index: slot, start } = parse(event)?;
+                if let Some(ToolUse { tool_use_id, name }) = start.tool_use {
+                    chunks.push_back(Chunk::Call { slot, id: tool_use_id, name });
+                }
+            }
+            "contentBlockDelta" => self.grow(parse(event)?, chunks),
+            "contentBlockStop" => {
+                let BlockStop { content_block_index } = parse(event)?;
+                if let Some((_, proof)) = self.thinking.take_if(|(open, _)| *open == content_block_index) {
+                    chunks.push_back(Chunk::ThinkingData(json!(proof).to_string()));
+                }
+            }
+            "messageStop" => {
+                let MessageStop { stop_reason: reason } = parse(event)?;
+                self.stopped = true;
+                chunks.push_back(Chunk::Stop(stop_reason(&reason)?));
+            }
+            "metadata" => {
+                let metadata: Metadata = parse(event)?;
+                self.complete = self.stopped;
+                chunks.extend(metadata.usage.map(|usage| {
+                    Chunk::Usage(Usage {
+                        input_tokens: usage.input_tokens.max(0),
+                        output_tokens: usage.output_tokens.max(0),
+                        cache_read_tokens: usage.cache_read_input_tokens.max(0),
+                        cache_write_tokens: usage.cache_write_input_tokens.max(0),
+                        cost_pico_usd: 0,
+                    })
+                }));
+            }
+            // Everything else that is said within a stream and is no event of ours.
+            name if name.ends_with("Exception") || name.ends_with("Error") => {
+                let message = parse(event).map_or_else(|_| event.data.clone(), |body: ErrorBody| body.message);
+                return Err(failure(name, &message));
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn is_complete(&self) -> bool {
+        self.complete
+    }
+
+    fn end(&mut self, _chunks: &mut VecDeque<Chunk>) -> Result<(), Failure> {
+        // With the stop reason the answer is whole; only what it used is missing.
+        if self.stopped {
+            return Ok(());
+        }
+        Err(Failure::transient("the vendor's stream ended before the answer was complete"))
+    }
+
+    fn refused(&self, status: u16, body: &[u8]) -> Failure {
+        let message = match serde_json::from_slice::<ErrorBody>(body) {
+            Ok(body) if !body.message.is_empty() => body.message,
+            Ok(_) | Err(_) => plain_body(status, body),
+        };
+        let class = match status {
+            // What the model behind the interface did wrong.
+            424 => FailureClass::Transient,
+            400 => class_of_words(&message),
+            status => class_of_status(status),
+        };
+        Failure::new(class, message)
+    }
+}
+
+impl Wire {
+    fn grow(&mut self, growth: BlockDelta, chunks: &mut VecDeque<Chunk>) {
+        let BlockDelta { content_block_index: index, delta } = growth;
+        chunks.extend(delta.text.filter(|text| !text.is_empty()).map(Chunk::Text));
+        if let Some(ToolDelta { input }) = delta.tool_use.filter(|delta| !delta.input.is_empty()) {
+            chunks.push_back(Chunk::Arguments { slot: index, json: input });
+        }
+        let Some(reasoning) = delta.reasoning_content else { return };
+        chunks.extend(reasoning.text.filter(|text| !text.is_empty()).map(Chunk::Thinking));
+        let open = self.thinking.take().filter(|(open, _)| *open == index).map(|(_, proof)| proof);
+        let proof = match (open, reasoning.signature, reasoning.redacted_content) {
+            (Some(Proof::Signature(whole)), Some(more), _) => Some(Proof::Signature(whole + &more)),
+            (Some(Proof::Redacted(whole)), _, Some(more)) => Some(Proof::Redacted(whole + &more)),
+            (None, Some(signature), _) => Some(Proof::Signature(signature)),
+            (None, None, Some(redacted)) => Some(Proof::Redacted(redacted)),
+            (open, ..) => open,
+        };
+        self.thinking = proof.map(|proof| (index, proof));
+    }
+}
+
+fn parse<T: for<'de> Deserialize<'de>>(event: &Event) -> Result<T, Failure> {
+    serde_json::from_str(&event.data)
+        .map_err(|error| Failure::transient(format!("the stream holds an event that cannot be read: {error}")))
+}
+
+fn stop_reason(reason: &str) -> Result<StopReason, Failure> {
+    Ok(match reason {
+        "tool_use" => StopReason::ToolUse,
+        "max_tokens" | "model_context_window_exceeded" => StopReason::MaxTokens,
+        "stop_sequence" => StopReason::StopSequence,
+        "content_filtered" | "guardrail_intervened" => StopReason::Refused,
+        // What the model wrote cannot be understood by its own vendor; the next try is usually fine.
+        "malformed_model_output" | "malformed_tool_use" => {
+            return Err(Failure::transient(format!("the model wrote what the vendor cannot read ({reason})")));
+        }
+        _ => StopReason::EndTurn,
+    })
+}
+
+fn failure(name: &str, message: &str) -> Failure {
+    let class = match name {
+        "throttlingException" | "ThrottlingException" => FailureClass::RateLimited,
+        "serviceUnavailableException" | "ServiceUnavailableException" => FailureClass::Overloaded,
+        "validationException" | "ValidationException" => class_of_words(message),
+        "accessDeniedException" | "AccessDeniedException" => FailureClass::Authentication,
+        _ => FailureClass::Transient,
+    };
+    Failure::new(class, if message.is_empty() { name } else { message })
+}
+
+fn class_of_words(message: &str) -> FailureClass {
+    class_by_words(
+        message,
+        &[
+            (
+                FailureClass::ContextTooLong,
+                &[
+                    "input is too long",
+                    "prompt is too long",
+                    "too many input tokens",
+                    "context window",
+                    "context limit",
+                ],
+            ),
+            (FailureClass::ContentRefused, &["content filtering policy", "content policy"]),
+        ],
+    )
+    .unwrap_or(FailureClass::InvalidRequest)
+}
+
+#[cfg(test)]
+mod tests;

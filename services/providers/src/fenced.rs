@@ -1,0 +1,209 @@
+//! Scripts for models that cannot call tools: a protocol of fenced blocks around any vendor.
+//!
+//! The model is told in the system prompt to write a block
+//!
+//! ````text
+//! ```construct
+//! print(1 + 1)
+//! ```
+//! ````
+//!
+//! which then is a call like any other. What such a model writes after its script is what it imagines the result to be; it is
+//! dropped, so that no result stands in the transcript but the true one.
+
+use std::{collections::VecDeque, sync::Arc};
+
+use construct_proto::mesh::v1::model_completed::StopReason;
+use futures::stream::{self, BoxStream, StreamExt as _};
+
+use crate::{
+    failure::Failure,
+    transcript::FENCE_LANGUAGE,
+    vendor::{Chunk, Request, Vendor},
+};
+
+/// The shortest row of backticks that opens a block.
+const MIN_FENCE: usize = 3;
+/// A line that is longer than this opens or closes nothing. It bounds what is held back of a line whose end has not come.
+const MAX_MARK: usize = 64;
+
+/// `vendor`, made to understand fenced blocks when the model that `request` is for needs it.
+pub(crate) fn around(vendor: Box<dyn Vendor>, request: &Request) -> Box<dyn Vendor> {
+    if request.tool_calling || request.tools.is_empty() { vendor } else { Box::new(Fenced { vendor }) }
+}
+
+struct Fenced {
+    vendor: Box<dyn Vendor>,
+}
+
+impl Vendor for Fenced {
+    fn invoke(&self, request: Arc<Request>) -> BoxStream<'static, Result<Chunk, Failure>> {
+        let (name, argument) = request.code_call();
+        let reader = Reader::new(name, argument);
+        let plain = Request {
+            system: format!("{}\n\n{}", request.system, instructions(name)),
+            tools: Vec::new(),
+            ..Request::clone(&request)
+        };
+        let state = (self.vendor.invoke(Arc::new(plain)), Some(reader), VecDeque::new());
+        stream::try_unfold(state, |(mut chunks, mut reader, mut ready)| async move {
+            loop {
+                if let Some(chunk) = ready.pop_front() {
+                    return Ok(Some((chunk, (chunks, reader, ready))));
+                }
+                match (chunks.next().await.transpose()?, &mut reader) {
+                    (Some(Chunk::Text(text)), Some(reader)) => reader.push(&text, &mut ready),
+                    (Some(chunk), reader) => {
+                        if let (Chunk::Stop(StopReason::MaxTokens), Some(reader)) = (&chunk, reader) {
+                            reader.cut = true;
+                        }
+                        ready.push_back(chunk);
+                    }
+                    (None, Some(open)) => {
+                        open.finish(&mut ready);
+                        reader = None;
+                    }
+                    (None, None) => return Ok(None),
+                }
+            }
+        })
+        .boxed()
+    }
+}
+
+/// What the model is told in place of a tool's definition.
+fn instructions(name: &str) -> String {
+    format!(
+        "# Calling `{name}`\n\nYou have no other way to call the tool `{name}` than to write its script as a fenced block that \
+         begins with the word `{FENCE_LANGUAGE}`:\n\n```{FENCE_LANGUAGE}\nprint(read_file('README.md'))\n```\n\nWrite at most one \
+         such block in an answer and nothing after it: it is run as soon as your answer ends, and the next message shows you what \
+         came of it between `<result>` and `</result>`. Never write a result yourself. Blocks with any other first word are \
+         shown to the person and not run. When the script itself holds a line of three backticks, fence it with four."
+    )
+}
+
+/// Finds the first script in text that comes in pieces.
+struct Reader {
+    name: String,
+    argument: String,
+    place: Place,
+    /// The line whose end has not come, as far as it has not been passed on.
+    line: String,
+    /// The line has been passed on in part: it cannot be a mark any more.
+    passed: bool,
+    /// The model was stopped for the length of its answer.
+    cut: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    Text,
+    /// In a block that is not ours, opened by so many backticks: what stands there opens nothing.
+    Foreign(usize),
+    /// In the script, opened by so many.
+    Script(usize),
+    /// Behind the script.
+    Over,
+}
+
+impl Reader {
+    fn new(name: &str, argument: &str) -> Self {
+        let (name, argument) = (name.to_owned(), argument.to_owned());
+        Self { name, argument, place: Place::Text, line: String::new(), passed: false, cut: false }
+    }
+
+    fn push(&mut self, mut text: &str, chunks: &mut VecDeque<Chunk>) {
+        while let Some(end) = text.find('\n') {
+            self.line.push_str(&text[..end]);
+            self.end_line(true, chunks);
+            text = &text[end + 1..];
+        }
+        self.line.push_str(text);
+        // Text that opens no block can be shown before its line ends.
+        if self.passed || !may_be_mark(&self.line) {
+            let line = std::mem::take(&mut self.line);
+            self.pass(&line, chunks);
+            self.passed = true;
+        }
+    }
+
+    /// The answer ends.
+    fn finish(&mut self, chunks: &mut VecDeque<Chunk>) {
+        self.end_line(false, chunks);
+        // A script that was cut stays open, and its arguments broken, so that half of it does not run. One that is only not
+        // closed is whole: the model had nothing more to say.
+        if let Place::Script(_) = self.place
+            && !self.cut
+        {
+            self.close(chunks);
+        }
+    }
+
+    /// A line is whole; `broken` when a line break ends it.
+    fn end_line(&mut self, broken: bool, chunks: &mut VecDeque<Chunk>) {
+        let line = std::mem::take(&mut self.line);
+        let mark = if std::mem::take(&mut self.passed) { None } else { mark(&line) };
+        match (self.place, mark) {
+            (Place::Text, Some((fence, language))) => {
+                if language == FENCE_LANGUAGE {
+                    self.open(fence, chunks);
+                    return;
+                }
+                self.place = Place::Foreign(fence);
+            }
+            (Place::Foreign(fence), Some((closing, ""))) if closing >= fence => self.place = Place::Text,
+            (Place::Script(fence), Some((closing, ""))) if closing >= fence => {
+                self.close(chunks);
+                return;
+            }
+            _ => {}
+        }
+        let line = if broken { line + "\n" } else { line };
+        self.pass(&line, chunks);
+    }
+
+    fn open(&mut self, fence: usize, chunks: &mut VecDeque<Chunk>) {
+        self.place = Place::Script(fence);
+        chunks.push_back(Chunk::Call { slot: 0, id: String::new(), name: self.name.clone() });
+        let argument = serde_json::Value::String(self.argument.clone());
+        chunks.push_back(Chunk::Arguments { slot: 0, json: format!("{{{argument}:\"") });
+    }
+
+    fn close(&mut self, chunks: &mut VecDeque<Chunk>) {
+        self.place = Place::Over;
+        chunks.push_back(Chunk::Arguments { slot: 0, json: "\"}".to_owned() });
+    }
+
+    fn pass(&mut self, text: &str, chunks: &mut VecDeque<Chunk>) {
+        if text.is_empty() {
+            return;
+        }
+        match self.place {
+            Place::Text | Place::Foreign(_) => chunks.push_back(Chunk::Text(text.to_owned())),
+            Place::Script(_) => {
+                let quoted = serde_json::Value::String(text.to_owned()).to_string();
+                // Without the quotes, because the next piece belongs to the same string.
+                chunks.push_back(Chunk::Arguments { slot: 0, json: quoted[1..quoted.len() - 1].to_owned() });
+            }
+            Place::Over => {}
+        }
+    }
+}
+
+/// The backticks and the word of a line that opens or closes a block.
+fn mark(line: &str) -> Option<(usize, &str)> {
+    let line = line.trim();
+    let fence = line.bytes().take_while(|&byte| byte == b'`').count();
+    let word = line[fence..].trim();
+    (line.len() <= MAX_MARK && fence >= MIN_FENCE && !word.contains('`')).then_some((fence, word))
+}
+
+/// Whether a line that begins so can still turn out to be one.
+fn may_be_mark(line: &str) -> bool {
+    let begin = line.trim_start();
+    let fence = begin.bytes().take_while(|&byte| byte == b'`').count();
+    line.len() <= MAX_MARK && (fence == begin.len() || (fence >= MIN_FENCE && !begin[fence..].contains('`')))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,271 @@
+//! Ollama's own API (`/api/chat`). Its wire format stands in this file and nowhere else; it is documented at
+//! <https://docs.ollama.com/api/chat>.
+//!
+//! Its OpenAI-compatible face would do but for one thing: there the size of the context cannot be said, and what exceeds the
+//! server's small default is dropped from the beginning of the conversation without a word.
+
+use std::{collections::VecDeque, sync::Arc};
+
+use construct_domain::money::Usage;
+use construct_proto::mesh::v1::{FailureClass, model_completed::StopReason};
+use futures::stream::BoxStream;
+use secrecy::ExposeSecret as _;
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use crate::{
+    answer,
+    failure::{Failure, class_of_status},
+    framing::{Event, Lines},
+    http::{Dialect, Endpoint, Http, class_by_words, plain_body},
+    transcript::{Part, Role, Turn},
+    vendor::{Chunk, Effort, Request, Tool, Vendor},
+};
+
+/// The smallest context that is asked for, in tokens.
+const MIN_CONTEXT: u32 = 8_192;
+
+/// A server.
+pub(crate) struct Ollama {
+    http: Http,
+    endpoint: Endpoint,
+}
+
+impl Ollama {
+    pub(crate) const DEFAULT_BASE_URL: &str = "http://localhost:11434";
+
+    pub(crate) fn new(http: Http, endpoint: Endpoint) -> Self {
+        Self { http, endpoint }
+    }
+}
+
+impl Vendor for Ollama {
+    fn invoke(&self, request: Arc<Request>) -> BoxStream<'static, Result<Chunk, Failure>> {
+        // People know the other face's address.
+        let post = self.http.post(self.endpoint.join("/v1", "/api/chat")).map(|post| {
+            let post = post.json(&body(&request));
+            match &self.endpoint.key {
+                Some(key) => post.bearer_auth(key.expose_secret()),
+                None => post,
+            }
+        });
+        self.http.stream(post, Wire::default())
+    }
+}
+
+fn body(request: &Request) -> Value {
+    let mut messages = Vec::new();
+    if !request.system.trim().is_empty() {
+        messages.push(json!({"role": "system", "content": request.system}));
+    }
+    for turn in request.turns() {
+        push(&mut messages, &turn, request.code_call());
+    }
+    let mut body = json!({"model": request.model, "messages": messages, "stream": true, "options": options(request)});
+    if !request.tools.is_empty() {
+        body["tools"] = request.tools.iter().map(tool).collect();
+    }
+    if let Some(effort) = request.effort() {
+        body["think"] = match effort {
+            Effort::Off => json!(false),
+            // Only this model knows levels.
+            effort if request.model.contains("gpt-oss") => json!(effort.word()),
+            _ => json!(true),
+        };
+    }
+    body
+}
+
+fn options(request: &Request) -> Value {
+    let parameters = &request.parameters;
+    let mut options = Map::new();
+    options.insert("num_ctx".to_owned(), json!(context(request)));
+    options.insert("num_predict".to_owned(), json!(request.max_tokens));
+    for (name, value) in [
+        ("temperature", parameters.temperature.map(Value::from)),
+        ("top_p", parameters.top_p.map(Value::from)),
+        ("top_k", parameters.top_k.map(Value::from)),
+    ] {
+        options.extend(value.map(|value| (name.to_owned(), value)));
+    }
+    if !parameters.stop_sequences.is_empty() {
+        options.insert("stop".to_owned(), json!(parameters.stop_sequences));
+    }
+    Value::Object(options)
+}
+
+/// The context to ask for: room for the conversation and its answer. The memory it takes is proportional, and the server loads
+/// the model anew whenever it changes, so that it is no larger than needed and grows by doubling.
+fn context(request: &Request) -> u32 {
+    // A token of scripts or of most languages is shorter than the rule of thumb says.
+    let read = u32::try_from(answer::tokens(request.input_chars())).unwrap_or(u32::MAX);
+    let needed = read.saturating_add(read / 2).saturating_add(request.max_tokens).max(MIN_CONTEXT);
+    let room = needed.checked_next_power_of_two().unwrap_or(u32::MAX);
+    if request.context_window == 0 { room } else { room.min(request.context_window) }
+}
+
+fn tool(tool: &Tool) -> Value {
+    json!({"type": "function", "function": {
+        "name": tool.name, "description": tool.description, "parameters": tool.schema,
+    }})
+}
+
+/// A turn becomes one message, or one for each result and one for what is said and shown.
+fn push(messages: &mut Vec<Value>, turn: &Turn, (name, argument): (&str, &str)) {
+    let (mut texts, mut images, mut calls) = (Vec::new(), Vec::new(), Vec::new());
+    let mut thoughts = String::new();
+    for part in &turn.parts {
+        match part {
+            Part::Text(text) => texts.push(text.clone()),
+            Part::Media(media) if media.is_image() => images.push(media.base64.clone()),
+            Part::Media(media) => texts.push(media.left_out()),
+            Part::Thinking { text, .. } => thoughts.push_str(text),
+            Part::Call { code, .. } => calls.push(json!({"function": {"name": name, "arguments": {argument: code}}})),
+            Part::Result { output, failed, .. } => {
+                // The protocol has no mark for a result that is an error, and pairs calls with results by their order.
+                let content = if *failed { format!("[the script failed]\n{output}") } else { output.clone() };
+                messages.push(json!({"role": "tool", "tool_name": name, "content": content}));
+            }
+        }
+    }
+    if texts.is_empty() && images.is_empty() && calls.is_empty() {
+        return;
+    }
+    let role = match turn.role {
+        Role::User => "user",
+        Role::Assistant => "assistant",
+    };
+    let mut message = json!({"role": role, "content": texts.join("\n\n")});
+    for (field, values) in [("images", images.into_iter().map(Value::String).collect()), ("tool_calls", calls)] {
+        let values: Vec<Value> = values;
+        if !values.is_empty() {
+            message[field] = Value::Array(values);
+        }
+    }
+    if !thoughts.is_empty() {
+        message["thinking"] = json!(thoughts);
+    }
+    messages.push(message);
+}
+
+#[derive(Deserialize)]
+struct Line {
+    message: Option<Message>,
+    #[serde(default)]
+    done: bool,
+    done_reason: Option<String>,
+    prompt_eval_count: Option<i64>,
+    eval_count: Option<i64>,
+    error: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct Message {
+    #[serde(default)]
+    content: String,
+    thinking: Option<String>,
+    tool_calls: Option<Vec<ToolCall>>,
+}
+
+#[derive(Deserialize)]
+struct ToolCall {
+    #[serde(default)]
+    id: String,
+    function: Function,
+}
+
+#[derive(Deserialize)]
+struct Function {
+    name: String,
+    #[serde(default)]
+    arguments: Value,
+}
+
+#[derive(Default)]
+struct Wire {
+    calls: u32,
+    done: bool,
+}
+
+impl Dialect for Wire {
+    type Framing = Lines;
+
+    fn read(&mut self, event: &Event, chunks: &mut VecDeque<Chunk>) -> Result<(), Failure> {
+        let line: Line = serde_json::from_str(&event.data)
+            .map_err(|error| Failure::transient(format!("the stream holds a line that cannot be read: {error}")))?;
+        if let Some(error) = line.error {
+            return Err(failure(None, &error));
+        }
+        if let Some(message) = line.message {
+            chunks.extend(message.thinking.filter(|text| !text.is_empty()).map(Chunk::Thinking));
+            if !message.content.is_empty() {
+                chunks.push_back(Chunk::Text(message.content));
+            }
+            for call in message.tool_calls.into_iter().flatten() {
+                let slot = self.calls;
+                self.calls += 1;
+                chunks.push_back(Chunk::Call { slot, id: call.id, name: call.function.name });
+                let json = match call.function.arguments {
+                    Value::Null => "{}".to_owned(),
+                    arguments => arguments.to_string(),
+                };
+                chunks.push_back(Chunk::Arguments { slot, json });
+            }
+        }
+        if line.done {
+            self.done = true;
+            if line.prompt_eval_count.is_some() || line.eval_count.is_some() {
+                chunks.push_back(Chunk::Usage(Usage {
+                    input_tokens: line.prompt_eval_count.unwrap_or(0).max(0),
+                    output_tokens: line.eval_count.unwrap_or(0).max(0),
+                    ..Usage::default()
+                }));
+            }
+            let cut = line.done_reason.as_deref() == Some("length");
+            chunks.push_back(Chunk::Stop(if cut { StopReason::MaxTokens } else { StopReason::EndTurn }));
+        }
+        Ok(())
+    }
+
+    fn is_complete(&self) -> bool {
+        self.done
+    }
+
+    fn end(&mut self, _chunks: &mut VecDeque<Chunk>) -> Result<(), Failure> {
+        if self.done {
+            return Ok(());
+        }
+        Err(Failure::transient("the server's stream ended before the answer was complete"))
+    }
+
+    fn refused(&self, status: u16, body: &[u8]) -> Failure {
+        match serde_json::from_slice::<Line>(body).ok().and_then(|line| line.error) {
+            Some(error) => failure(Some(status), &error),
+            None => Failure::new(class_of_status(status), plain_body(status, body)),
+        }
+    }
+}
+
+fn failure(status: Option<u16>, error: &str) -> Failure {
+    let by_status = status.filter(|status| *status >= 400).map(class_of_status);
+    let class = match by_status {
+        None | Some(FailureClass::InvalidRequest) => class_by_words(
+            error,
+            &[
+                (FailureClass::ContextTooLong, &["context length", "context window", "prompt is too long"]),
+                (FailureClass::ContentRefused, &["content policy", "content filtering"]),
+                (FailureClass::Overloaded, &["server busy", "maximum pending requests"]),
+            ],
+        ),
+        Some(_) => None,
+    };
+    let class = class.or(by_status).unwrap_or(FailureClass::Transient);
+    if error.contains("does not support tools") {
+        // The one mistake everybody makes with a local model; the remedy is ours to know.
+        return Failure::new(class, format!("{error}: say so in the model (`tool_calling: false`)"));
+    }
+    Failure::new(class, if error.is_empty() { "the server reported an error without a reason" } else { error })
+}
+
+#[cfg(test)]
+mod tests;

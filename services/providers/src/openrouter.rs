@@ -1,0 +1,18 @@
+//! OpenRouter: OpenAI's Chat Completions in its own flavor, documented at <https://openrouter.ai/docs/api-reference/chat-completion> and
+//! <https://openrouter.ai/docs/use-cases/reasoning-tokens>.
+
+use serde_json::json;
+
+use crate::openai::{Flavor, Thoughts};
+
+pub(crate) const DEFAULT_BASE_URL: &str = "https://openrouter.ai/api/v1";
+
+/// What the models behind it thought goes back as the list it came in, unchanged and in order.
+pub(crate) const FLAVOR: Flavor = Flavor {
+    limit: "max_tokens",
+    top_k: true,
+    images: true,
+    documents: true,
+    thoughts: Thoughts::Details,
+    effort: |effort, _| json!({"reasoning": {"effort": effort.word()}}),
+};

@@ -1,0 +1,362 @@
+//! OpenAI's Responses API, streaming and without state on the vendor's side: what the model thought comes encrypted and goes
+//! back with the conversation. Its wire format stands in this file and nowhere else; it is documented at
+//! <https://platform.openai.com/docs/api-reference/responses> and <https://platform.openai.com/docs/guides/reasoning>.
+
+use std::{collections::VecDeque, sync::Arc};
+
+use construct_domain::money::Usage;
+use construct_proto::mesh::v1::model_completed::StopReason;
+use futures::stream::BoxStream;
+use reqwest::header::{ACCEPT, HeaderValue};
+use secrecy::ExposeSecret as _;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::{
+    failure::Failure,
+    framing::{Event, ServerSentEvents},
+    http::{Dialect, Endpoint, Http},
+    openai,
+    transcript::{Media, Part, Role, Turn},
+    vendor::{Chunk, Request, Tool, Vendor},
+};
+
+/// An account with OpenAI, or with something that speaks this protocol.
+pub(crate) struct Responses {
+    http: Http,
+    endpoint: Endpoint,
+}
+
+impl Responses {
+    pub(crate) fn new(http: Http, endpoint: Endpoint) -> Self {
+        Self { http, endpoint }
+    }
+}
+
+impl Vendor for Responses {
+    fn invoke(&self, request: Arc<Request>) -> BoxStream<'static, Result<Chunk, Failure>> {
+        let post = self.http.post(self.endpoint.join("", "/responses")).map(|post| {
+            let post = post.header(ACCEPT, HeaderValue::from_static("text/event-stream")).json(&body(&request));
+            match &self.endpoint.key {
+                Some(key) => post.bearer_auth(key.expose_secret()),
+                None => post,
+            }
+        });
+        self.http.stream(post, Wire::default())
+    }
+}
+
+fn body(request: &Request) -> Value {
+    let mut input = Vec::new();
+    for turn in request.turns() {
+        push(&mut input, &turn, request.code_call());
+    }
+    let mut body = json!({
+        "model": request.model,
+        "input": input,
+        "stream": true,
+        // Nothing is kept at the vendor: the transcript is the truth.
+        "store": false,
+        "max_output_tokens": request.max_tokens,
+    });
+    if !request.system.trim().is_empty() {
+        body["instructions"] = json!(request.system);
+    }
+    if !request.tools.is_empty() {
+        body["tools"] = request.tools.iter().map(tool).collect();
+    }
+    if openai::thinks(request) {
+        // Models that don't think refuse this, and those that do refuse to be told how to sample.
+        body["include"] = json!(["reasoning.encrypted_content"]);
+        if let Some(effort) = request.effort() {
+            body["reasoning"] = json!({"effort": openai::effort(effort, &request.model), "summary": "auto"});
+        }
+    } else {
+        let parameters = &request.parameters;
+        for (name, value) in [("temperature", parameters.temperature), ("top_p", parameters.top_p)] {
+            if let Some(value) = value {
+                body[name] = json!(value);
+            }
+        }
+    }
+    body
+}
+
+fn tool(tool: &Tool) -> Value {
+    json!({"type": "function", "name": tool.name, "description": tool.description, "parameters": tool.schema,
+        "strict": false})
+}
+
+/// A turn becomes one item for each call, result and thought, and one for what is said between them.
+fn push(input: &mut Vec<Value>, turn: &Turn, (name, argument): (&str, &str)) {
+    // A thought must be followed by what came of it.
+    let said = turn.parts.iter().rposition(|part| !matches!(part, Part::Thinking { .. }));
+    let mut shown: Vec<Value> = Vec::new();
+    for part in &turn.parts[..said.map_or(0, |last| last + 1)] {
+        match part {
+            Part::Text(text) if turn.role == Role::User => shown.push(json!({"type": "input_text", "text": text})),
+            Part::Text(text) => input.push(json!({"role": "assistant", "content": text})),
+            Part::Media(media) => shown.push(file(media)),
+            Part::Thinking { data, .. } => input.extend(serde_json::from_str::<Value>(data)),
+            Part::Call { id, code } => input.push(json!({
+                "type": "function_call", "call_id": id, "name": name, "arguments": json!({argument: code}).to_string(),
+            })),
+            Part::Result { id, output, failed } => {
+                // The protocol has no mark for a result that is an error.
+                let output = if *failed { format!("[the script failed]\n{output}") } else { output.clone() };
+                input.push(json!({"type": "function_call_output", "call_id": id, "output": output}));
+            }
+        }
+    }
+    if !shown.is_empty() {
+        input.push(json!({"role": "user", "content": shown}));
+    }
+}
+
+fn file(media: &Media) -> Value {
+    if media.is_image() {
+        return json!({"type": "input_image", "image_url": media.data_url()});
+    }
+    let name = if media.name.is_empty() { "file.pdf" } else { &media.name };
+    json!({"type": "input_file", "filename": name, "file_data": media.data_url()})
+}
+
+/// What the stream holds, as far as it concerns us: other events are skipped.
+#[derive(Deserialize)]
+#[serde(tag = "type")]
+enum WireEvent {
+    #[serde(rename = "response.output_item.added")]
+    Added {
+        #[serde(default)]
+        output_index: u32,
+        item: Item,
+    },
+    #[serde(rename = "response.output_item.done")]
+    Done {
+        #[serde(default)]
+        output_index: u32,
+        item: Value,
+    },
+    #[serde(rename = "response.output_text.delta")]
+    Text {
+        #[serde(default)]
+        output_index: u32,
+        delta: String,
+    },
+    #[serde(rename = "response.refusal.delta")]
+    Refusal {
+        #[serde(default)]
+        output_index: u32,
+        delta: String,
+    },
+    #[serde(rename = "response.function_call_arguments.delta")]
+    Arguments {
+        #[serde(default)]
+        output_index: u32,
+        delta: String,
+    },
+    #[serde(rename = "response.reasoning_summary_part.added")]
+    SummaryPart {
+        #[serde(default)]
+        summary_index: u32,
+    },
+    #[serde(rename = "response.reasoning_summary_text.delta", alias = "response.reasoning_text.delta")]
+    Thought { delta: String },
+    #[serde(rename = "response.completed")]
+    Completed { response: Response },
+    #[serde(rename = "response.incomplete")]
+    Incomplete { response: Response },
+    #[serde(rename = "response.failed")]
+    Failed { response: Response },
+    #[serde(rename = "error")]
+    Error(Value),
+    #[serde(other)]
+    Other,
+}
+
+#[derive(Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+enum Item {
+    FunctionCall {
+        #[serde(default)]
+        call_id: String,
+        name: String,
+    },
+    #[serde(other)]
+    Other,
+}
+
+#[derive(Deserialize)]
+struct Response {
+    usage: Option<WireUsage>,
+    error: Option<Value>,
+    incomplete_details: Option<Incomplete>,
+}
+
+#[derive(Deserialize)]
+struct Incomplete {
+    #[serde(default)]
+    reason: String,
+}
+
+#[derive(Deserialize)]
+struct WireUsage {
+    #[serde(default)]
+    input_tokens: i64,
+    #[serde(default)]
+    output_tokens: i64,
+    input_tokens_details: Option<InputDetails>,
+}
+
+#[derive(Deserialize)]
+struct InputDetails {
+    #[serde(default)]
+    cached_tokens: i64,
+}
+
+impl WireUsage {
+    /// In our terms each token is counted once: the vendor's input includes what was cached.
+    fn tokens(&self) -> Usage {
+        let input = self.input_tokens.max(0);
+        let cached = self.input_tokens_details.as_ref().map_or(0, |details| details.cached_tokens.clamp(0, input));
+        Usage {
+            input_tokens: input - cached,
+            output_tokens: self.output_tokens.max(0),
+            cache_read_tokens: cached,
+            ..Usage::default()
+        }
+    }
+}
+
+#[derive(Default)]
+struct Wire {
+    /// Items whose text or arguments have come in pieces; those of others are taken when the item is done.
+    streamed: Vec<u32>,
+    refused: bool,
+    complete: bool,
+}
+
+impl Dialect for Wire {
+    type Framing = ServerSentEvents;
+
+    fn read(&mut self, event: &Event, chunks: &mut VecDeque<Chunk>) -> Result<(), Failure> {
+        if event.data.trim() == "[DONE]" {
+            // Some compatible servers say it as well.
+            return Ok(());
+        }
+        let event: WireEvent = serde_json::from_str(&event.data)
+            .map_err(|error| Failure::transient(format!("the stream holds an event that cannot be read: {error}")))?;
+        match event {
+            WireEvent::Added { output_index, item: Item::FunctionCall { call_id, name } } => {
+                chunks.push_back(Chunk::Call { slot: output_index, id: call_id, name });
+            }
+            WireEvent::Done { output_index, item } => self.done(output_index, &item, chunks),
+            WireEvent::Text { output_index, delta } => self.said(output_index, delta, chunks),
+            WireEvent::Refusal { output_index, delta } => {
+                self.refused = true;
+                self.said(output_index, delta, chunks);
+            }
+            WireEvent::Arguments { output_index, delta } => {
+                self.mark(output_index);
+                if !delta.is_empty() {
+                    chunks.push_back(Chunk::Arguments { slot: output_index, json: delta });
+                }
+            }
+            WireEvent::SummaryPart { summary_index } if summary_index > 0 => {
+                chunks.push_back(Chunk::Thinking("\n\n".to_owned()));
+            }
+            WireEvent::Thought { delta } if !delta.is_empty() => chunks.push_back(Chunk::Thinking(delta)),
+            WireEvent::Completed { response } => self.end_with(&response, StopReason::EndTurn, chunks),
+            WireEvent::Incomplete { response } => {
+                let reason = response.incomplete_details.as_ref().map(|details| details.reason.as_str());
+                let stop = if reason == Some("content_filter") { StopReason::Refused } else { StopReason::MaxTokens };
+                self.end_with(&response, stop, chunks);
+            }
+            WireEvent::Failed { response } => {
+                if let Some(usage) = &response.usage {
+                    chunks.push_back(Chunk::Usage(usage.tokens()));
+                }
+                return Err(openai::failure(None, &response.error.unwrap_or_default()));
+            }
+            WireEvent::Error(error) => {
+                let inner = if error["error"].is_object() { &error["error"] } else { &error };
+                return Err(openai::failure(None, inner));
+            }
+            WireEvent::Added { item: Item::Other, .. }
+            | WireEvent::SummaryPart { .. }
+            | WireEvent::Thought { .. }
+            | WireEvent::Other => {}
+        }
+        Ok(())
+    }
+
+    fn is_complete(&self) -> bool {
+        self.complete
+    }
+
+    fn end(&mut self, _chunks: &mut VecDeque<Chunk>) -> Result<(), Failure> {
+        if self.complete {
+            return Ok(());
+        }
+        Err(Failure::transient("the vendor's stream ended before the answer was complete"))
+    }
+
+    fn refused(&self, status: u16, body: &[u8]) -> Failure {
+        openai::refused(status, body)
+    }
+}
+
+impl Wire {
+    fn said(&mut self, output_index: u32, text: String, chunks: &mut VecDeque<Chunk>) {
+        self.mark(output_index);
+        if !text.is_empty() {
+            chunks.push_back(Chunk::Text(text));
+        }
+    }
+
+    fn mark(&mut self, output_index: u32) {
+        if !self.streamed.contains(&output_index) {
+            self.streamed.push(output_index);
+        }
+    }
+
+    /// An item is whole: what of it did not come in pieces is taken now.
+    fn done(&mut self, output_index: u32, item: &Value, chunks: &mut VecDeque<Chunk>) {
+        let streamed = self.streamed.contains(&output_index);
+        match item["type"].as_str() {
+            Some("reasoning") if item["encrypted_content"].is_string() => {
+                let kept = json!({
+                    "type": "reasoning", "id": item["id"], "summary": item["summary"],
+                    "encrypted_content": item["encrypted_content"],
+                });
+                chunks.push_back(Chunk::ThinkingData(kept.to_string()));
+            }
+            Some("function_call") if !streamed => {
+                if let Some(arguments) = item["arguments"].as_str() {
+                    chunks.push_back(Chunk::Arguments { slot: output_index, json: arguments.to_owned() });
+                }
+            }
+            Some("message") if !streamed => {
+                for part in item["content"].as_array().into_iter().flatten() {
+                    let text = part["text"].as_str().or(part["refusal"].as_str()).unwrap_or_default();
+                    self.refused |= part["type"] == "refusal";
+                    if !text.is_empty() {
+                        chunks.push_back(Chunk::Text(text.to_owned()));
+                    }
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn end_with(&mut self, response: &Response, stop: StopReason, chunks: &mut VecDeque<Chunk>) {
+        self.complete = true;
+        if let Some(usage) = &response.usage {
+            chunks.push_back(Chunk::Usage(usage.tokens()));
+        }
+        chunks.push_back(Chunk::Stop(if self.refused { StopReason::Refused } else { stop }));
+    }
+}
+
+#[cfg(test)]
+mod tests;

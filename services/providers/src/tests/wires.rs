@@ -1,0 +1,222 @@
+//! What differs between the vendors' wire formats, as far as the suite needs it.
+
+use construct_domain::money::Usage;
+use construct_proto::{mesh::v1::FailureClass, v1::ModelProviderType};
+use construct_tests::vendor::{Reply, anthropic, bedrock, gemini, ollama, openai, responses};
+use serde_json::json;
+
+pub(super) const KEY: &str = "sk-test-12345";
+
+/// What the rich answer thinks, says and runs.
+pub(super) const THOUGHT: &str = "I should look — 考.";
+pub(super) const SAID: &str = "Let me see — 😀.";
+pub(super) const CODE: &str = "const n = read_file(\"a\\tb\").length;\nprint(`${n} ä😀`)";
+/// What stands for the vendor's proof of a thought.
+pub(super) const PROOF: &str = "EqQBCgIYAhIMproofproofproof";
+
+/// A vendor.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Wire {
+    Anthropic,
+    OpenAi,
+    Responses,
+    Gemini,
+    Bedrock,
+    Xai,
+    DeepSeek,
+    Ollama,
+    OpenRouter,
+}
+
+impl Wire {
+    pub(super) const ALL: [Self; 9] = [
+        Self::Anthropic,
+        Self::OpenAi,
+        Self::Responses,
+        Self::Gemini,
+        Self::Bedrock,
+        Self::Xai,
+        Self::DeepSeek,
+        Self::Ollama,
+        Self::OpenRouter,
+    ];
+
+    pub(super) fn provider(self) -> ModelProviderType {
+        match self {
+            Self::Anthropic => ModelProviderType::Anthropic,
+            Self::OpenAi => ModelProviderType::Openai,
+            Self::Responses => ModelProviderType::OpenaiResponses,
+            Self::Gemini => ModelProviderType::Gemini,
+            Self::Bedrock => ModelProviderType::Bedrock,
+            Self::Xai => ModelProviderType::Xai,
+            Self::DeepSeek => ModelProviderType::Deepseek,
+            Self::Ollama => ModelProviderType::Ollama,
+            Self::OpenRouter => ModelProviderType::Openrouter,
+        }
+    }
+
+    /// A text, on the wire.
+    pub(super) fn answer(self, text: &str) -> Vec<u8> {
+        match self {
+            Self::Anthropic => anthropic::Answer::text(text).wire().into(),
+            Self::OpenAi | Self::Xai | Self::DeepSeek | Self::OpenRouter => openai::Answer::text(text).wire().into(),
+            Self::Responses => responses::Answer::text(text).wire().into(),
+            Self::Gemini => gemini::Answer::text(text).wire().into(),
+            Self::Bedrock => bedrock::Answer::text(text).wire(),
+            Self::Ollama => ollama::Answer::text(text).wire().into(),
+        }
+    }
+
+    /// A thought, a text, a call and every kind of usage the vendor counts, on the wire; and that usage.
+    pub(super) fn rich_answer(self) -> (Vec<u8>, Usage) {
+        let usage = |cache_read_tokens, cache_write_tokens| Usage {
+            input_tokens: 25,
+            output_tokens: 90,
+            cache_read_tokens,
+            cache_write_tokens,
+            cost_pico_usd: 0,
+        };
+        let chat = |thoughts: serde_json::Value| {
+            let counted = json!({"prompt_tokens": 525, "completion_tokens": 90, "total_tokens": 615,
+                "prompt_tokens_details": {"cached_tokens": 500}});
+            let answer = openai::Answer::text(SAID).thinking(thoughts).and_code("call_1", CODE);
+            (answer.using(Some(counted)).wire().into(), usage(500, 0))
+        };
+        match self {
+            Self::Anthropic => {
+                let answer = anthropic::Answer::empty().and_thinking(THOUGHT, PROOF).and_text(SAID);
+                (answer.and_code("call_1", CODE).using(25, 500, 40, 90).wire().into(), usage(500, 40))
+            }
+            Self::OpenAi | Self::Xai | Self::DeepSeek => chat(json!({"reasoning_content": THOUGHT})),
+            Self::OpenRouter => chat(json!({"reasoning": THOUGHT, "reasoning_details": [
+                {"type": "reasoning.text", "text": THOUGHT, "signature": PROOF, "format": "anthropic-claude-v1", "index": 0}]})),
+            Self::Responses => {
+                let answer = responses::Answer::empty().and_reasoning(THOUGHT, PROOF).and_text(SAID);
+                (answer.and_code("call_1", CODE).using(525, 500, 90).wire().into(), usage(500, 0))
+            }
+            Self::Gemini => {
+                let answer = gemini::Answer::empty().and_thought(THOUGHT).and_text(SAID);
+                (answer.and_code("call_1", CODE, PROOF).using(525, 500, 30, 60).wire().into(), usage(500, 0))
+            }
+            Self::Bedrock => {
+                let answer = bedrock::Answer::empty().and_reasoning(THOUGHT, PROOF).and_text(SAID);
+                (answer.and_code("call_1", CODE).using(25, 500, 40, 90).wire(), usage(500, 40))
+            }
+            Self::Ollama => {
+                let answer = ollama::Answer::text("").and_thinking(THOUGHT).and_text(SAID).and_code(CODE);
+                (answer.using(25, 90).wire().into(), usage(0, 0))
+            }
+        }
+    }
+
+    /// `stream` as the vendor labels it.
+    pub(super) fn reply(self, stream: &[u8]) -> Reply {
+        let label = match self {
+            Self::Bedrock => bedrock::CONTENT_TYPE,
+            Self::Ollama => ollama::CONTENT_TYPE,
+            _ => "text/event-stream",
+        };
+        Reply::bytes(label, stream.to_vec())
+    }
+
+    /// Where in the stream of an answer it becomes whole: before, it was cut.
+    pub(super) fn whole_from(self, stream: &[u8]) -> usize {
+        let mark = match self {
+            Self::Anthropic => "stop_reason\":\"end_turn",
+            Self::OpenAi | Self::Xai | Self::DeepSeek | Self::OpenRouter => "finish_reason\":\"stop",
+            Self::Responses => "event: response.completed",
+            Self::Gemini => "finishReason",
+            Self::Bedrock => "stopReason",
+            Self::Ollama => "done\":true",
+        };
+        stream.windows(mark.len()).position(|window| window == mark.as_bytes()).expect("an end")
+    }
+
+    /// A refusal of `class`, as the vendor words it.
+    pub(super) fn error(self, status: u16, class: FailureClass) -> Reply {
+        self.error_saying(
+            status,
+            match class {
+                FailureClass::ContextTooLong => "prompt is too long: 205000 tokens > 200000 maximum",
+                FailureClass::ContentRefused => {
+                    "Output blocked by content filtering policy / violates our content policy"
+                }
+                _ => "something is wrong",
+            },
+        )
+    }
+
+    /// A refusal with these words.
+    pub(super) fn error_saying(self, status: u16, message: &str) -> Reply {
+        let by_status = |names: [&'static str; 8]| match status {
+            401 => names[0],
+            403 => names[1],
+            404 => names[2],
+            413 => names[3],
+            429 => names[4],
+            500 => names[5],
+            529 => names[6],
+            _ => names[7],
+        };
+        let anthropic = by_status([
+            "authentication_error",
+            "permission_error",
+            "not_found_error",
+            "request_too_large",
+            "rate_limit_error",
+            "api_error",
+            "overloaded_error",
+            "invalid_request_error",
+        ]);
+        match self {
+            Self::Anthropic => anthropic::error(status, anthropic, message),
+            Self::OpenAi | Self::Responses | Self::Xai | Self::DeepSeek | Self::OpenRouter => {
+                openai::error(status, "", anthropic, message)
+            }
+            Self::Gemini => {
+                let name = by_status([
+                    "UNAUTHENTICATED",
+                    "PERMISSION_DENIED",
+                    "NOT_FOUND",
+                    "",
+                    "RESOURCE_EXHAUSTED",
+                    "INTERNAL",
+                    "UNAVAILABLE",
+                    "INVALID_ARGUMENT",
+                ]);
+                gemini::error(status, name, message, &[])
+            }
+            Self::Bedrock => {
+                let name = by_status([
+                    "UnrecognizedClientException",
+                    "AccessDeniedException",
+                    "ResourceNotFoundException",
+                    "ValidationException",
+                    "ThrottlingException",
+                    "InternalServerException",
+                    "ServiceUnavailableException",
+                    "ValidationException",
+                ]);
+                bedrock::refusal(status, name, message)
+            }
+            Self::Ollama => Reply::json(status, &ollama::error_body(message)),
+        }
+    }
+
+    /// Whether a thought goes back to the vendor with the call it led to, and as what.
+    pub(super) fn thought_sent_back(self) -> Option<&'static str> {
+        match self {
+            Self::Anthropic | Self::Responses | Self::Gemini | Self::Bedrock | Self::OpenRouter => Some(PROOF),
+            Self::OpenAi | Self::DeepSeek | Self::Ollama => Some(THOUGHT),
+            Self::Xai => None,
+        }
+    }
+
+    pub(super) fn takes_images(self) -> bool {
+        self != Self::DeepSeek
+    }
+
+    pub(super) fn takes_documents(self) -> bool {
+        matches!(self, Self::Anthropic | Self::Responses | Self::Gemini | Self::Bedrock | Self::OpenRouter)
+    }
+}
