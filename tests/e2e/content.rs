@@ -1,5 +1,5 @@
-//! What goes beyond plain text, through the whole mesh: images and files, thinking that has to come back, models that cannot
-//! call tools.
+//! What goes beyond plain text, through the whole mesh: images and files, thinking that has to come back, models that
+//! cannot call tools.
 
 use construct_proto::v1::{self, TurnOutcome, block::Block};
 use construct_tests::{

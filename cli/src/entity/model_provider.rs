@@ -28,8 +28,8 @@ enum Type {
     OpenaiResponses,
     /// Google's Gemini API.
     Gemini,
-    /// AWS Bedrock. The key is `ACCESS_KEY_ID:SECRET_ACCESS_KEY[:SESSION_TOKEN]` or a Bedrock API key; the base URL names the
-    /// region: `https://bedrock-runtime.REGION.amazonaws.com`.
+    /// AWS Bedrock. The key is `ACCESS_KEY_ID:SECRET_ACCESS_KEY[:SESSION_TOKEN]` or a Bedrock API key; the base URL
+    /// names the region: `https://bedrock-runtime.REGION.amazonaws.com`.
     Bedrock,
     Xai,
     Deepseek,

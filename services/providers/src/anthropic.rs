@@ -22,8 +22,8 @@ const VERSION: HeaderValue = HeaderValue::from_static("2023-06-01");
 /// Of the four cache breakpoints a request may carry, the tools and the system prompt take two.
 const CACHED_USER_TURNS: usize = 2;
 
-/// Beginnings of the names of models that think within a budget they are given, as compatible servers' do. None will be added
-/// here: the vendor gave the budget up.
+/// Beginnings of the names of models that think within a budget they are given, as compatible servers' do. None will be
+/// added here: the vendor gave the budget up.
 const WITH_BUDGET: [&str; 9] = [
     "claude-3",
     "claude-sonnet-4-0",
@@ -116,7 +116,8 @@ impl Thinking {
                 .then(|| json!({"type": "enabled", "budget_tokens": budget}));
             return Self { excludes_sampling: thinking.is_some(), thinking, output_config: None };
         }
-        // The first models without a budget still let themselves be told how to sample, and always show what they think.
+        // The first models without a budget still let themselves be told how to sample, and always show what they
+        // think.
         let early = name.contains("-4-6");
         // The others refuse to be told not to think at all; those that can do without don't think unless asked.
         let thinking = effort.filter(|&effort| effort != Effort::Off).map(|_| {

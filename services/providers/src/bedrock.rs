@@ -1,5 +1,6 @@
-//! AWS Bedrock (`ConverseStream`): models of many vendors behind one interface. Its wire format stands in this file and nowhere
-//! else; it is documented at <https://docs.aws.amazon.com/bedrock/latest/APIReference/API_runtime_ConverseStream.html>.
+//! AWS Bedrock (`ConverseStream`): models of many vendors behind one interface. Its wire format stands in this file and
+//! nowhere else; it is documented at
+//! <https://docs.aws.amazon.com/bedrock/latest/APIReference/API_runtime_ConverseStream.html>.
 
 mod credentials;
 mod signature;
@@ -82,11 +83,11 @@ enum Caching {
 
 impl Caching {
     fn of(model: &str) -> Self {
+        let early =
+            ["claude-3-haiku", "claude-3-opus", "claude-3-sonnet", "claude-3-5-sonnet", "claude-v", "claude-instant"];
         if model.contains("amazon.nova") {
             Self::WithoutTools
-        } else if model.contains("anthropic.claude-3-haiku") || model.contains("anthropic.claude-3-opus") {
-            Self::None
-        } else if model.contains("anthropic.claude") {
+        } else if model.contains("anthropic.claude") && !early.iter().any(|name| model.contains(name)) {
             Self::Everything
         } else {
             Self::None

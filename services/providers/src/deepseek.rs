@@ -1,5 +1,5 @@
-//! DeepSeek: OpenAI's Chat Completions in its own flavor, documented at <https://api-docs.deepseek.com/api/create-chat-completion> and
-//! <https://api-docs.deepseek.com/guides/thinking_mode>.
+//! DeepSeek: OpenAI's Chat Completions in its own flavor, documented at
+//! <https://api-docs.deepseek.com/api/create-chat-completion> and <https://api-docs.deepseek.com/guides/thinking_mode>.
 
 use serde_json::json;
 
@@ -10,8 +10,8 @@ use crate::{
 
 pub(crate) const DEFAULT_BASE_URL: &str = "https://api.deepseek.com";
 
-/// Whatever led to a call must come back with it as `reasoning_content`, which must not be missing even when there is nothing in
-/// it: the vendor refuses the conversation else. What led to no call is ignored, and so left out.
+/// Whatever led to a call must come back with it as `reasoning_content`, which must not be missing even when there is
+/// nothing in it: the vendor refuses the conversation else. What led to no call is ignored, and so left out.
 pub(crate) const FLAVOR: Flavor = Flavor {
     limit: "max_tokens",
     top_k: false,

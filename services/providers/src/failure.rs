@@ -15,6 +15,9 @@ const SCRUBBED: &str = "[api key]";
 /// vendors' keys all begin with the same three characters, and words end with them by chance.
 const MIN_BEGINNING: usize = 4;
 
+/// The shortest part of a secret that is taken for one by itself.
+const MIN_PART: usize = 16;
+
 /// A classified failure. Its message is for people and must hold no secret: [`Failure::scrubbed`] sees to that before
 /// a failure leaves the service.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
@@ -75,7 +78,9 @@ impl Failure {
 
     /// The same failure without `secret` in its text: some vendors repeat the key they refuse.
     pub(crate) fn scrubbed(mut self, secret: Option<&str>) -> Self {
-        for form in secret.into_iter().flat_map(forms) {
+        // A secret of several parts may come back in parts: AWS repeats a session's token when a signature is wrong.
+        let parts = secret.into_iter().flat_map(|secret| secret.split(':').filter(|part| part.len() >= MIN_PART));
+        for form in secret.into_iter().chain(parts).flat_map(forms) {
             self.message = self.message.replace(&form, SCRUBBED);
             // The vendor's text may itself have been cut, at the limit of what is read or where the connection broke.
             let ends = |end: &usize| self.message.ends_with(&form[..*end]);
@@ -101,8 +106,8 @@ impl Failure {
     }
 }
 
-/// How a secret may stand in a text: as it is, and escaped, as in JSON that is shown unread. A secret is visible ASCII, so
-/// that nothing but these three characters is ever escaped.
+/// How a secret may stand in a text: as it is, and escaped, as in JSON that is shown unread. A secret is visible ASCII,
+/// so that nothing but these three characters is ever escaped.
 fn forms(secret: &str) -> Vec<String> {
     let escaped = secret.replace('\\', r"\\").replace('"', r#"\""#);
     let mut forms = vec![escaped.replace('/', r"\/"), escaped, secret.to_owned()];
@@ -142,6 +147,14 @@ mod tests {
         let failure = Failure::transient("Incorrect API key provided: sk-secret-1.").scrubbed(Some("sk-secret-1"));
         assert_eq!(failure.message, "Incorrect API key provided: [api key].");
         assert_eq!(Failure::transient("text").scrubbed(Some("")).message, "text");
+    }
+
+    #[test]
+    fn a_part_of_a_key_does_not_stay_either() {
+        let key = "AKIAIOSFODNN7EXAMPLE:wJalrXUtnFEMI/K7MDENG+bPxRfiCYEXAMPLEKEY:IQoJb3JpZ2luX2VjEHoaDGV1";
+        let text = "should have been 'POST\nx-amz-security-token:IQoJb3JpZ2luX2VjEHoaDGV1\n'";
+        let failure = Failure::transient(text).scrubbed(Some(key));
+        assert_eq!(failure.message, "should have been 'POST\nx-amz-security-token:[api key]\n'");
     }
 
     #[test]

@@ -8,8 +8,8 @@
 //! ```
 //! ````
 //!
-//! which then is a call like any other. What such a model writes after its script is what it imagines the result to be; it is
-//! dropped, so that no result stands in the transcript but the true one.
+//! which then is a call like any other. What such a model writes after its script is what it imagines the result to be;
+//! it is dropped, so that no result stands in the transcript but the true one.
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -24,7 +24,8 @@ use crate::{
 
 /// The shortest row of backticks that opens a block.
 const MIN_FENCE: usize = 3;
-/// A line that is longer than this opens or closes nothing. It bounds what is held back of a line whose end has not come.
+/// A line that is longer than this opens or closes nothing. It bounds what is held back of a line whose end has not
+/// come.
 const MAX_MARK: usize = 64;
 
 /// `vendor`, made to understand fenced blocks when the model that `request` is for needs it.
@@ -45,7 +46,8 @@ impl Vendor for Fenced {
             tools: Vec::new(),
             ..Request::clone(&request)
         };
-        let state = (self.vendor.invoke(Arc::new(plain)), Some(reader), VecDeque::new());
+        // Asked once more at its end, when what the reader held back has gone out.
+        let state = (self.vendor.invoke(Arc::new(plain)).fuse(), Some(reader), VecDeque::new());
         stream::try_unfold(state, |(mut chunks, mut reader, mut ready)| async move {
             loop {
                 if let Some(chunk) = ready.pop_front() {
@@ -130,8 +132,8 @@ impl Reader {
     /// The answer ends.
     fn finish(&mut self, chunks: &mut VecDeque<Chunk>) {
         self.end_line(false, chunks);
-        // A script that was cut stays open, and its arguments broken, so that half of it does not run. One that is only not
-        // closed is whole: the model had nothing more to say.
+        // A script that was cut stays open, and its arguments broken, so that half of it does not run. One that is only
+        // not closed is whole: the model had nothing more to say.
         if let Place::Script(_) = self.place
             && !self.cut
         {

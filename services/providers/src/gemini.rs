@@ -1,5 +1,6 @@
-//! Google's Gemini API (`streamGenerateContent`). Its wire format stands in this file and nowhere else; it is documented at
-//! <https://ai.google.dev/api/generate-content> and <https://ai.google.dev/gemini-api/docs/thought-signatures>.
+//! Google's Gemini API (`streamGenerateContent`). Its wire format stands in this file and nowhere else; it is
+//! documented at <https://ai.google.dev/api/generate-content> and
+//! <https://ai.google.dev/gemini-api/docs/thought-signatures>.
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
@@ -22,7 +23,8 @@ use crate::{
 /// How many stop sequences the vendor takes; more are refused.
 const MAX_STOP_SEQUENCES: usize = 5;
 
-/// What the vendor accepts in place of a call's signature when the call was not its own: it refuses the conversation else.
+/// What the vendor accepts in place of a call's signature when the call was not its own: it refuses the conversation
+/// else.
 const NO_SIGNATURE: &str = "skip_thought_signature_validator";
 
 /// An account with Google.
@@ -232,8 +234,8 @@ struct WireUsage {
 }
 
 impl WireUsage {
-    /// In our terms each token is counted once: the vendor's prompt includes what was cached, its candidates leave out the
-    /// thinking.
+    /// In our terms each token is counted once: the vendor's prompt includes what was cached, its candidates leave out
+    /// the thinking.
     fn tokens(&self) -> Usage {
         let prompt = self.prompt_token_count.max(0);
         let cached = self.cached_content_token_count.clamp(0, prompt);

@@ -1,8 +1,8 @@
 //! Ollama's own API (`/api/chat`). Its wire format stands in this file and nowhere else; it is documented at
 //! <https://docs.ollama.com/api/chat>.
 //!
-//! Its OpenAI-compatible face would do but for one thing: there the size of the context cannot be said, and what exceeds the
-//! server's small default is dropped from the beginning of the conversation without a word.
+//! Its OpenAI-compatible face would do but for one thing: there the size of the context cannot be said, and what
+//! exceeds the server's small default is dropped from the beginning of the conversation without a word.
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -94,8 +94,8 @@ fn options(request: &Request) -> Value {
     Value::Object(options)
 }
 
-/// The context to ask for: room for the conversation and its answer. The memory it takes is proportional, and the server loads
-/// the model anew whenever it changes, so that it is no larger than needed and grows by doubling.
+/// The context to ask for: room for the conversation and its answer. The memory it takes is proportional, and the
+/// server loads the model anew whenever it changes, so that it is no larger than needed and grows by doubling.
 fn context(request: &Request) -> u32 {
     // A token of scripts or of most languages is shorter than the rule of thumb says.
     let read = u32::try_from(answer::tokens(request.input_chars())).unwrap_or(u32::MAX);

@@ -1,6 +1,6 @@
-//! OpenAI's Chat Completions, streaming, and the many servers that are compatible with it: what they leave out is tolerated, and
-//! what they ask for besides is a [`Flavor`]. The wire format stands in this file and nowhere else; it is documented at
-//! <https://platform.openai.com/docs/api-reference/chat/create>.
+//! OpenAI's Chat Completions, streaming, and the many servers that are compatible with it: what they leave out is
+//! tolerated, and what they ask for besides is a [`Flavor`]. The wire format stands in this file and nowhere else; it
+//! is documented at <https://platform.openai.com/docs/api-reference/chat/create>.
 
 mod details;
 
@@ -55,7 +55,8 @@ impl Vendor for OpenAi {
 
 /// In what the servers that speak this protocol differ.
 pub(crate) struct Flavor {
-    /// The name of the answer's bound. The vendor's own reasoning models refuse `max_tokens`; many servers know nothing else.
+    /// The name of the answer's bound. The vendor's own reasoning models refuse `max_tokens`; many servers know nothing
+    /// else.
     pub(crate) limit: &'static str,
     /// Whether `top_k` is known. The vendor itself refuses what it doesn't know.
     pub(crate) top_k: bool,

@@ -1,4 +1,5 @@
-//! OpenRouter: OpenAI's Chat Completions in its own flavor, documented at <https://openrouter.ai/docs/api-reference/chat-completion> and
+//! OpenRouter: OpenAI's Chat Completions in its own flavor, documented at
+//! <https://openrouter.ai/docs/api-reference/chat-completion> and
 //! <https://openrouter.ai/docs/use-cases/reasoning-tokens>.
 
 use serde_json::json;

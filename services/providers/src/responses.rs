@@ -1,5 +1,5 @@
-//! OpenAI's Responses API, streaming and without state on the vendor's side: what the model thought comes encrypted and goes
-//! back with the conversation. Its wire format stands in this file and nowhere else; it is documented at
+//! OpenAI's Responses API, streaming and without state on the vendor's side: what the model thought comes encrypted and
+//! goes back with the conversation. Its wire format stands in this file and nowhere else; it is documented at
 //! <https://platform.openai.com/docs/api-reference/responses> and <https://platform.openai.com/docs/guides/reasoning>.
 
 use std::{collections::VecDeque, sync::Arc};
@@ -47,8 +47,11 @@ impl Vendor for Responses {
 }
 
 fn body(request: &Request) -> Value {
+    let thinks = openai::thinks(request);
     let mut input = Vec::new();
-    for turn in request.turns() {
+    for mut turn in request.turns() {
+        // Another model of the account may have thought; one that cannot refuses to be told.
+        turn.parts.retain(|part| thinks || !matches!(part, Part::Thinking { .. }));
         push(&mut input, &turn, request.code_call());
     }
     let mut body = json!({
@@ -65,7 +68,7 @@ fn body(request: &Request) -> Value {
     if !request.tools.is_empty() {
         body["tools"] = request.tools.iter().map(tool).collect();
     }
-    if openai::thinks(request) {
+    if thinks {
         // Models that don't think refuse this, and those that do refuse to be told how to sample.
         body["include"] = json!(["reasoning.encrypted_content"]);
         if let Some(effort) = request.effort() {

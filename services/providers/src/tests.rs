@@ -3,7 +3,13 @@
 mod content;
 mod wires;
 
-use std::{collections::VecDeque, fmt::Debug, sync::Arc, time::Duration};
+use std::{
+    cell::RefCell,
+    collections::{HashMap, VecDeque},
+    fmt::Debug,
+    sync::Arc,
+    time::Duration,
+};
 
 use construct_domain::money::Usage;
 use construct_proto::{
@@ -30,6 +36,12 @@ use crate::{
 };
 
 const SOON: Duration = Duration::from_secs(10);
+
+thread_local! {
+    /// A client is dear to make, because it reads the machine's certificate authorities. A test has a thread and a runtime of
+    /// its own, to which a client's connections are bound.
+    static CLIENTS: RefCell<HashMap<Duration, Http>> = RefCell::default();
+}
 
 /// What `D` makes of a stream given in pieces.
 pub(crate) fn read<'a, D: Dialect + Default>(
@@ -81,7 +93,9 @@ pub(crate) async fn until<T, E: Debug>(what: &str, mut look: impl AsyncFnMut() -
 fn vendors(patience: Duration) -> Vendors {
     crate::install_crypto();
     let timeouts = Timeouts { connect: SOON, first_byte: patience, idle: patience };
-    Vendors { http: Http::new(timeouts), memory: Arc::default() }
+    let make = || Http::new(timeouts);
+    let http = CLIENTS.with_borrow_mut(|clients| clients.entry(patience).or_insert_with(make).clone());
+    Vendors { http, memory: Arc::default() }
 }
 
 pub(crate) fn open(kind: ModelProviderType, url: &str, patience: Duration) -> Box<dyn Vendor> {

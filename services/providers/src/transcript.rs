@@ -32,8 +32,8 @@ pub(crate) struct Turn {
     pub(crate) parts: Vec<Part>,
 }
 
-/// A piece of a turn. Calls and thinking occur only in the assistant's turns; results only in the user's, before anything
-/// else; media only in the user's.
+/// A piece of a turn. Calls and thinking occur only in the assistant's turns; results only in the user's, before
+/// anything else; media only in the user's.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Part {
     Text(String),
@@ -90,8 +90,8 @@ impl Media {
         format!("data:{};base64,{}", self.media_type, self.base64)
     }
 
-    /// What a model is told of an attachment that its vendor does not take. A refusal instead would block the conversation for
-    /// ever.
+    /// What a model is told of an attachment that its vendor does not take. A refusal instead would block the
+    /// conversation for ever.
     pub(crate) fn left_out(&self) -> String {
         let name = if self.name.is_empty() { "without a name" } else { &self.name };
         notice_text(&format!(
@@ -101,8 +101,8 @@ impl Media {
     }
 }
 
-/// Brings `messages` into that shape, for the provider `to`. With `tools` false (a call that offers no tool) scripts and
-/// results become text, because vendors refuse tool blocks in a request without tools.
+/// Brings `messages` into that shape, for the provider `to`. With `tools` false (a call that offers no tool) scripts
+/// and results become text, because vendors refuse tool blocks in a request without tools.
 pub(crate) fn turns(messages: &[ChatMessage], tools: bool, to: &Origin) -> Vec<Turn> {
     let mut turns: Vec<Turn> = Vec::new();
     for message in messages {

@@ -43,8 +43,8 @@ pub(crate) enum Chunk {
     Text(String),
     /// What is shown of the model's thinking goes on.
     Thinking(String),
-    /// What the vendor wants back with the thinking before it, or at this place when there is none, in a form that only its own
-    /// file reads. Ends the thinking.
+    /// What the vendor wants back with the thinking before it, or at this place when there is none, in a form that only
+    /// its own file reads. Ends the thinking.
     ThinkingData(String),
     /// A tool call begins. `slot` tells the calls of an answer apart; the id may be empty.
     Call { slot: u32, id: String, name: String },

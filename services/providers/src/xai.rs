@@ -6,7 +6,8 @@ use crate::openai::{Flavor, Thoughts};
 
 pub(crate) const DEFAULT_BASE_URL: &str = "https://api.x.ai/v1";
 
-/// Sampling by `top_k` is unknown, documents are not taken, and what the model shows of its thinking is not wanted back.
+/// Sampling by `top_k` is unknown, documents are not taken, and what the model shows of its thinking is not wanted
+/// back.
 pub(crate) const FLAVOR: Flavor = Flavor {
     limit: "max_completion_tokens",
     top_k: false,

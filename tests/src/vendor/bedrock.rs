@@ -1,6 +1,6 @@
 //! What AWS Bedrock answers to `ConverseStream`: events in the form of its reference
-//! (<https://docs.aws.amazon.com/bedrock/latest/APIReference/API_runtime_ConverseStream.html>), each in a message of the event stream
-//! encoding (<https://smithy.io/2.0/aws/amazon-eventstream.html>).
+//! (<https://docs.aws.amazon.com/bedrock/latest/APIReference/API_runtime_ConverseStream.html>), each in a message of
+//! the event stream encoding (<https://smithy.io/2.0/aws/amazon-eventstream.html>).
 
 use serde_json::{Value, json};
 

@@ -1,4 +1,5 @@
-//! What proves to AWS who calls: an access key, which signs every request, or a Bedrock API key, which is sent as it is.
+//! What proves to AWS who calls: an access key, which signs every request, or a Bedrock API key, which is sent as it
+//! is.
 
 use jiff::Timestamp;
 use reqwest::{
@@ -79,8 +80,8 @@ fn secret(value: &str) -> Result<HeaderValue, InvalidHeaderValue> {
     Ok(value)
 }
 
-/// The region an endpoint lies in: its address says it (`bedrock-runtime.REGION.amazonaws.com`, also with a prefix or from a private
-/// network), or the parameter `region`.
+/// The region an endpoint lies in: its address says it (`bedrock-runtime.REGION.amazonaws.com`, also with a prefix or
+/// from a private network), or the parameter `region`.
 pub(super) fn region(base: &Url) -> Result<String, Failure> {
     if let Some((_, region)) = base.query_pairs().find(|(name, value)| name == "region" && !value.is_empty()) {
         return Ok(region.into_owned());

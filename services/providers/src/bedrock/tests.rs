@@ -110,6 +110,7 @@ fn what_cannot_be_cached_is_not_marked() {
     assert_eq!(marks(CLAUDE), [true, true, true]);
     assert_eq!(marks("us.amazon.nova-pro-v1:0"), [true, false, true]);
     assert_eq!(marks("anthropic.claude-3-haiku-20240307-v1:0"), [false, false, false]);
+    assert_eq!(marks("us.anthropic.claude-3-5-haiku-20241022-v1:0"), [true, true, true]);
     assert_eq!(marks("meta.llama3-3-70b-instruct-v1:0"), [false, false, false]);
 }
 

@@ -116,6 +116,19 @@ async fn a_model_without_tools_is_asked_and_understood_in_fenced_blocks() {
 }
 
 #[tokio::test]
+async fn whatever_calls_natively_may_still_do_so() {
+    let mut command = command("go");
+    command.model = Some(ModelTarget { tool_calling: Some(false), ..command.model.unwrap_or_default() });
+    let request = Request::from_command(&command).expect("whole");
+    let script = r#"[{"text": "I look.", "code": "1"}]"#;
+    let scripted = crate::scripted::Scripted::parse(script, "p".into(), Arc::default()).expect("a script");
+    let vendor = around(Box::new(scripted), &request);
+    let chunks: Vec<Chunk> = vendor.invoke(Arc::new(request)).try_collect().await.expect("an answer");
+    assert!(chunks.contains(&Chunk::Text("I look.".into())), "{chunks:?}");
+    assert!(chunks.iter().any(|chunk| matches!(chunk, Chunk::Call { .. })), "{chunks:?}");
+}
+
+#[tokio::test]
 async fn half_a_script_does_not_run() {
     let server = VendorServer::start().await;
     let completed = ask(&server, "length", "```construct\ndelete_everything(").await;

@@ -1,5 +1,5 @@
-//! Amazon's binary event stream encoding (`application/vnd.amazon.eventstream`): messages with typed headers, a payload and two
-//! checksums. Specified at <https://smithy.io/2.0/aws/amazon-eventstream.html>.
+//! Amazon's binary event stream encoding (`application/vnd.amazon.eventstream`): messages with typed headers, a payload
+//! and two checksums. Specified at <https://smithy.io/2.0/aws/amazon-eventstream.html>.
 //!
 //! A decoder of our own, because the crate for it brings the runtime of Amazon's whole client along.
 
@@ -12,8 +12,8 @@ const PRELUDE: usize = 12;
 /// The checksum of everything before it.
 const TRAILER: usize = 4;
 
-/// The decoder. An event's name is its `:event-type`, `:exception-type` or `:error-code`, its data the payload, or the message of an
-/// error that has no payload, as `{"message": …}`.
+/// The decoder. An event's name is its `:event-type`, `:exception-type` or `:error-code`, its data the payload, or the
+/// message of an error that has no payload, as `{"message": …}`.
 #[derive(Debug, Default)]
 pub(crate) struct EventStream {
     buffer: Vec<u8>,
@@ -42,8 +42,8 @@ impl Framing for EventStream {
     }
 }
 
-/// The first message of `bytes` with its length; none while it is not whole. A message of a kind that concerns nobody is no
-/// event.
+/// The first message of `bytes` with its length; none while it is not whole. A message of a kind that concerns nobody
+/// is no event.
 fn message(bytes: &[u8]) -> Result<Option<(usize, Option<Event>)>, Error> {
     let Some(prelude) = bytes.first_chunk::<PRELUDE>() else { return Ok(None) };
     let (total, headers) = (number(&prelude[..4]), number(&prelude[4..8]));

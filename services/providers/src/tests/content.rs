@@ -40,7 +40,12 @@ fn text(text: &str) -> Block {
 fn to(wire: Wire, provider_id: &str) -> ModelInvoke {
     let provider =
         mesh::Provider { id: provider_id.into(), r#type: wire.provider().into(), ..mesh::Provider::default() };
-    ModelInvoke { provider: Some(provider), ..command("go") }
+    let mut command = ModelInvoke { provider: Some(provider), ..command("go") };
+    if let (Wire::Responses, Some(model)) = (wire, &mut command.model) {
+        // This vendor is only given thoughts for models that think.
+        model.vendor_model = "gpt-5.1".into();
+    }
+    command
 }
 
 /// The answer to `command`, with what was shown of it and what was used.

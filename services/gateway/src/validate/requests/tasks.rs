@@ -26,8 +26,8 @@ pub(super) const WORKSPACE_BYTES: usize = 4096;
 pub(super) const REASON_CHARS: usize = 1024;
 /// Of all blocks of a message together. Larger inputs belong into files of the workspace.
 pub(super) const MESSAGE_BYTES: usize = 1024 * 1024;
-/// Of all attachments of a message together, before they are encoded. A message is stored, and sent to the model with every
-/// later call of its task; together with its text it has to fit into one request.
+/// Of all attachments of a message together, before they are encoded. A message is stored, and sent to the model with
+/// every later call of its task; together with its text it has to fit into one request.
 pub(super) const ATTACHED_BYTES: usize = 2 * 1024 * 1024;
 pub(super) const ATTACHMENT_NAME_CHARS: usize = 256;
 /// What may be attached besides `text/...`: what at least one vendor takes, or can be given to any as text.
@@ -170,8 +170,8 @@ pub(crate) fn change_message(message: &str, idempotency_key: &str) -> Result<Mes
     checked(violations, message)
 }
 
-/// Users write text and show images and files. Calls and results come from the model and the interpreter only: a user who could write them could
-/// make the model believe that something was done.
+/// Users write text and show images and files. Calls and results come from the model and the interpreter only: a user
+/// who could write them could make the model believe that something was done.
 fn blocks(violations: &mut Violations, field: &str, blocks: &[Block]) {
     violations
         .require(blocks.len() <= BLOCKS, field, || format!("must have at most {BLOCKS} blocks, has {}", blocks.len()));
