@@ -178,6 +178,7 @@ async fn fields_beyond_their_limits(client: &Client, task: &str) {
         }),
         policy: vec![v1::PolicyRule { action: 2, tools: vec!["{a".into()], ..v1::PolicyRule::default() }],
         secrets: Vec::new(),
+        compute: "gpu".into(),
     };
     let request = v1::CreateAgentRequest { spec: Some(spec), idempotency_key: "with space".into() };
     assert_violations(
@@ -193,6 +194,7 @@ async fn fields_beyond_their_limits(client: &Client, task: &str) {
             "spec.parameters.max_tokens",
             "spec.parameters.stop_sequences",
             "spec.policy[0].tools[0]",
+            "spec.compute",
             "idempotency_key",
         ],
     );

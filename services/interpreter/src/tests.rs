@@ -36,7 +36,7 @@ fn engine() -> &'static Engine {
 /// Whether this machine confines commands; found out once.
 async fn commands() -> CommandSandbox {
     static FOUND: OnceCell<CommandSandbox> = OnceCell::const_new();
-    FOUND.get_or_init(CommandSandbox::detect).await.clone()
+    FOUND.get_or_init(async || CommandSandbox::detect(&crate::command::tests::interpreter()).await).await.clone()
 }
 
 /// A workspace with the product's tools bound to it, and a directory beside it that scripts must not reach.

@@ -4,7 +4,7 @@ use construct_domain::{AgentId, ModelId, ModelProviderId, partition};
 use construct_proto::v1::{Agent, Deleted, Event, Metadata, event::Payload};
 use uuid::Uuid;
 
-use super::{ORGANIZATION, event, invoke, step, task, wake};
+use super::{ORGANIZATION, event, execute, invoke, step, task, wake};
 use crate::{
     Address, Entity, EventType, Pool, Service,
     subject::{

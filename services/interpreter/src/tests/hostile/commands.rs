@@ -8,16 +8,18 @@ use std::os::unix::net::{SocketAddr, UnixListener};
 use rustix::fs::FlockOperation;
 
 use super::*;
+use crate::command::CommandLimits;
 
 /// Bounds that a test reaches quickly.
 fn small() -> CommandPolicy {
-    CommandPolicy {
-        max_processes: 40,
-        max_memory_bytes: 100 << 20,
-        max_scratch_bytes: 4 << 20,
-        max_file_bytes: 1 << 20,
-        ..CommandPolicy::default()
-    }
+    let limits = CommandLimits {
+        processes: 40,
+        memory_bytes: 100 << 20,
+        scratch_bytes: 4 << 20,
+        file_bytes: 1 << 20,
+        ..CommandLimits::default()
+    };
+    CommandPolicy { limits, ..CommandPolicy::default() }
 }
 
 /// A lock that every process of a command holds, so that it is free when the last of them is gone.

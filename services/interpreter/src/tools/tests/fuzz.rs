@@ -378,6 +378,6 @@ async fn random_calls_end_with_what_is_described() {
         Box::pin(async move { Ok(vec![address]) })
     };
     let egress = Egress::resolving(&[LOCAL], Arc::new(resolve)).expect("an HTTP client");
-    let sandbox = CommandSandbox::detect().await;
+    let sandbox = CommandSandbox::detect(&crate::command::tests::interpreter()).await;
     fuzz(Calls { egress, sandbox, port: server().await }).await;
 }
