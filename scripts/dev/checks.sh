@@ -119,6 +119,17 @@ checks_database_stop() {
   if home_session_last; then process_stop INT 20 postgres; fi
 }
 
+# What is killed at random moments must do nothing twice: the tests do some trials, this does many.
+checks_chaos() {
+  [[ $# == 1 && $1 == scripts ]] || die "usage: ./dev chaos scripts"
+  ensure_rust
+  ensure_packages servers sandbox compiler
+  CONSTRUCT_TEST_NATS_SERVER=$(command -v nats-server)
+  export CONSTRUCT_TEST_NATS_SERVER CONSTRUCT_TRIALS=${CONSTRUCT_TRIALS:-1000}
+  say "$CONSTRUCT_TRIALS trials each of scripts with fifty calls, one after the other and five at a time"
+  as_caller cargo test "${cargo_flags[@]}" -p construct-interpreter --lib execution::tests::trials:: -- --nocapture
+}
+
 checks_bench() {
   if (($# == 0)) || [[ $1 == -* ]]; then die "usage: ./dev bench NAME [--json]"; fi
   local service

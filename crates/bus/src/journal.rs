@@ -6,12 +6,16 @@
 
 mod closed;
 
+use std::time::{Duration, Instant};
+
 use async_nats::{header::NATS_MESSAGE_ID, jetstream::stream::LastRawMessageErrorKind};
 use construct_domain::StepId;
 use construct_proto::mesh::v1::{JournalClosed, JournalEntry, journal_entry};
 
 use crate::{
-    Bus, history,
+    Bus, blob,
+    envelope::OpenError,
+    history,
     publish::{self, DEADLINE, Expect, Refusal},
     subject::{self, Address as _},
     topology::Stream,
@@ -46,6 +50,24 @@ impl Error {
             Self::Purge(_) => true,
         }
     }
+}
+
+/// How long a missing blob is waited for: where the folder is a network share, it may be on its way.
+const ON_ITS_WAY: Duration = Duration::from_secs(2);
+
+/// The pause between two looks for it.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// What a journal holds.
+#[derive(Debug)]
+pub struct Loaded {
+    /// The entries in order, without those that cannot be read.
+    pub entries: Vec<JournalEntry>,
+    /// Sequence of the newest one, readable or not; 0 when there is none.
+    pub last: u64,
+    /// Why the first of those that cannot be read cannot, now and later: a blob that is gone, bytes that are no entry. A journal
+    /// with a hole must not be gone on with.
+    pub unreadable: Option<history::Error>,
 }
 
 /// Access to the journals of all executions.
@@ -111,28 +133,50 @@ impl Journal {
         }
     }
 
-    /// All entries with their sequences, in order, up to what was written before the call.
+    /// All entries in order, up to what was written before the call.
     ///
     /// # Errors
-    /// When the stream cannot be read, or an entry cannot be decoded: a journal with a hole would be a wrong journal.
-    pub async fn load(&self, step: StepId) -> Result<Vec<(u64, JournalEntry)>, Error> {
+    /// When the stream, or the blob of an entry, cannot be read now.
+    pub async fn load(&self, step: StepId) -> Result<Loaded, Error> {
         let address = subject::Journal { step };
-        let subject = address.subject();
-        let messages = self.bus.read(Stream::Journal, &[subject]).await.map_err(Error::Read)?;
+        let messages = self.bus.read(Stream::Journal, &[address.subject()]).await.map_err(Error::Read)?;
+        let last = messages.last().map_or(0, |(sequence, _)| *sequence);
         let mut entries = Vec::with_capacity(messages.len());
+        let mut unreadable = None;
+        let patience = Instant::now() + ON_ITS_WAY;
         for (sequence, message) in messages {
-            let message = message.message;
-            let entry = self.bus.open::<JournalEntry>(message.headers.as_ref(), message.payload).await;
-            let entry = entry.and_then(|entry| match address.check(&entry) {
-                Ok(()) => Ok(entry),
-                Err(invalid) => Err(crate::envelope::OpenError::Invalid(invalid)),
-            });
-            let entry = entry.map_err(|source| {
-                Error::Read(history::Error::Entry { stream: Stream::Journal.name(), sequence, source })
-            })?;
-            entries.push((sequence, entry));
+            match self.open(&address, &message.message, patience).await {
+                Ok(entry) => entries.push(entry),
+                Err(source) => {
+                    let retryable =
+                        source.is_retryable() && !matches!(source, OpenError::Blob(blob::Error::Missing(_)));
+                    let error = history::Error::Entry { stream: Stream::Journal.name(), sequence, source };
+                    if retryable {
+                        return Err(Error::Read(error));
+                    }
+                    unreadable = unreadable.or(Some(error));
+                }
+            }
         }
-        Ok(entries)
+        Ok(Loaded { entries, last, unreadable })
+    }
+
+    /// One entry of a journal; a missing blob is waited for until `patience`.
+    async fn open(
+        &self,
+        address: &subject::Journal,
+        message: &async_nats::Message,
+        patience: Instant,
+    ) -> Result<JournalEntry, OpenError> {
+        loop {
+            match self.bus.open::<JournalEntry>(message.headers.as_ref(), message.payload.clone()).await {
+                Ok(entry) => return address.check(&entry).map(|()| entry).map_err(OpenError::Invalid),
+                Err(OpenError::Blob(blob::Error::Missing(_))) if Instant::now() < patience => {
+                    tokio::time::sleep(LOOK).await;
+                }
+                Err(error) => return Err(error),
+            }
+        }
     }
 
     /// Ends an execution for good: whoever still runs it fails at its next entry, and whoever would begin it again finds

@@ -80,6 +80,28 @@ impl NatsServer {
         }
     }
 
+    /// Lets it hang: it keeps its connections and answers nothing, until [`NatsServer::resume`].
+    ///
+    /// # Panics
+    /// When it does not run.
+    pub fn pause(&self) {
+        self.signal("STOP");
+    }
+
+    /// Lets it go on.
+    ///
+    /// # Panics
+    /// When it does not run.
+    pub fn resume(&self) {
+        self.signal("CONT");
+    }
+
+    fn signal(&self, name: &str) {
+        let child = self.child.as_ref().expect("the server runs");
+        let sent = Command::new("kill").args(["-s", name, &child.id().to_string()]).status();
+        assert!(sent.is_ok_and(|status| status.success()), "an own child can be sent a signal");
+    }
+
     /// Starts it again on the same port with the same store, killing it first if it runs.
     ///
     /// # Panics

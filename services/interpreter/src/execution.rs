@@ -2,7 +2,7 @@
 
 use std::{
     sync::{
-        OnceLock,
+        Arc, OnceLock,
         atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed},
     },
     time::Duration,
@@ -13,7 +13,7 @@ use construct_domain::StepId;
 use construct_proto::mesh::v1::{
     Cancelled, CodeCompleted, CodeExecute, Failure, FailureClass, JournalOpened, Parked, StepResult, step_result,
 };
-use construct_proto::v1::CodeInterpreterResult;
+use construct_proto::v1::{CodeInterpreterCall, CodeInterpreterResult};
 use construct_runtime::MasterKeys;
 use jiff::Timestamp;
 use tokio_util::sync::CancellationToken;
@@ -30,8 +30,8 @@ use crate::{
     workspaces::Workspaces,
 };
 
-/// A script under which so many processes died is taken to be the cause, and given up.
-const MAX_DEATHS: u32 = 5;
+/// Why the scripts after one that cannot be continued are not run.
+const STUCK: &str = "a script before it could not be continued";
 
 /// What is known of a script that waits for people, should it never be gone on with.
 const WAITED: &str = "cancelled while waiting for an approval";
@@ -40,7 +40,7 @@ const WAITED: &str = "cancelled while waiting for an approval";
 #[derive(Debug)]
 pub(crate) struct Executor {
     pub(crate) bus: Bus,
-    pub(crate) engine: Engine,
+    pub(crate) engine: Arc<Engine>,
     pub(crate) table: ToolTable,
     pub(crate) workspaces: Workspaces,
     pub(crate) tiers: Tiers,
@@ -119,14 +119,17 @@ impl Executor {
             Some(reason)
         } else if late {
             Some("its deadline has passed".to_owned())
-        } else if journal.deaths >= MAX_DEATHS {
-            Some(format!("{MAX_DEATHS} processes died while they ran it, and it is given up"))
         } else {
-            None
+            journal.deaths.too_many()
         };
         if let Some(reason) = refused {
             let results = left(command, &journal, &reason);
             return End::Outcome(step_result::Outcome::Cancelled(Cancelled { reason, results }));
+        }
+        if let Some(error) = &journal.unreadable {
+            tracing::error!(error = causes(error), "a journal cannot be read; its scripts are not continued");
+            let results = left(command, &journal, "");
+            return End::Outcome(step_result::Outcome::CodeCompleted(CodeCompleted { results }));
         }
         let tier = self.tiers.of(&command.compute);
         match self.workspaces.open(&command.workspace, &step.task_id, &tier.commands).await {
@@ -188,6 +191,12 @@ impl Executor {
             let host = ScriptHost::new(&shared, number);
             let limits = &self.tiers.of(&command.compute).script;
             let outcome = self.engine.run(&call.code, &host, limits, shared.cancel.clone()).await;
+            if matches!(outcome.status, Status::Completed { .. } | Status::Threw { .. })
+                && let Some(early) = host.ended_early(outcome.host_calls)
+            {
+                // Where something else broke before, that is told.
+                let _ = shared.broken.set(early);
+            }
             match shared.broken.get() {
                 Some(Broken::Journal(error)) => {
                     hand_back.abort();
@@ -197,8 +206,11 @@ impl Executor {
                     };
                 }
                 Some(diverged @ Broken::Diverged { .. }) => {
-                    let stopped = format!("the script was interrupted and could not be continued: {diverged}");
-                    results.push(report::result(&call.id, &outcome, &host.calls(), &stopped));
+                    tracing::error!(%diverged, script = number, "a script does something else when it is run again");
+                    results.push(report::diverged(&call.id, &outcome, &host.calls(), &diverged.to_string()));
+                    for (number, call) in (0..).zip(&command.calls).skip(results.len()) {
+                        results.push(report::left(&call.id, STUCK, &past_calls(journal, number)));
+                    }
                     break;
                 }
                 None if outcome.status == Status::Cancelled
@@ -250,10 +262,21 @@ fn time(time: prost_types::Timestamp) -> Option<Timestamp> {
 
 /// What is known of each script of a command that is not run.
 fn left(command: &CodeExecute, journal: &Journal, reason: &str) -> Vec<CodeInterpreterResult> {
-    (0..)
-        .zip(&command.calls)
-        .map(|(script, call)| report::left(&call.id, reason, &past_calls(journal, script)))
-        .collect()
+    let told = |(script, call): (u32, &CodeInterpreterCall)| {
+        let calls = past_calls(journal, script);
+        match &journal.unreadable {
+            // Also of a script without a known call: it may have made the one that is not known.
+            Some(error) => report::unreadable(&call.id, &causes(error), &calls),
+            None => report::left(&call.id, reason, &calls),
+        }
+    };
+    (0..).zip(&command.calls).map(told).collect()
+}
+
+/// An error with everything that led to it.
+fn causes(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(Some(error), |error| error.source());
+    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
 fn opened(delivery: u32, round: u32) -> JournalOpened {

@@ -1,7 +1,7 @@
 //! What one script can reach: the tools of its task, each call journaled, counted and told to whoever watches.
 
 use std::{
-    collections::{BTreeMap, HashMap, VecDeque},
+    collections::{BTreeMap, HashMap, HashSet},
     sync::{
         Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed},
@@ -31,6 +31,8 @@ use crate::{
 
 /// How timers appear in the journal.
 const TIMER: &str = "setTimeout";
+/// The name of the error that a call ends with of which nobody knows whether it was done.
+const OUTCOME_UNKNOWN: &str = "OutcomeUnknown";
 /// How much of arguments and results is shown to those who watch, in bytes.
 const SHOWN: usize = 4096;
 /// How much of the arguments a person is shown who is to approve them, in bytes.
@@ -43,10 +45,7 @@ pub(crate) enum Broken {
     #[error("the journal cannot be written")]
     Journal(#[source] journal::Error),
     /// Run again, the script does something else than it did before.
-    #[error(
-        "call {number} was {before} when the script ran first and is {now} when it is run again; a script must do the same \
-         each time"
-    )]
+    #[error("call {number} was {before} when the script ran first, and is {now} when it is run again")]
     Diverged {
         /// Of the call.
         number: u32,
@@ -93,8 +92,8 @@ pub(crate) struct ScriptHost<'a> {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Calls in the order in which their ends were journaled, as far as the script has not seen them yet.
-    ended: VecDeque<(u32, i64)>,
+    /// The calls and timers that the script has made, by number.
+    made: HashSet<u32>,
     /// What is reported about the calls.
     uses: Vec<CallRecord>,
     /// Calls that wait for a person, by number.
@@ -116,13 +115,27 @@ pub(crate) struct CallRecord {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct CallEnd {
     pub(crate) succeeded: bool,
+    /// Whether all that is known is that it was begun: the process died that made it.
+    pub(crate) is_unknown: bool,
     pub(crate) duration_micros: i64,
 }
 
 impl<'a> ScriptHost<'a> {
     pub(crate) fn new(shared: &'a Shared<'a>, script: u32) -> Self {
-        let ended = shared.journal.ended(script).into_iter().map(|number| (number, 0)).collect();
-        Self { shared, script, state: Mutex::new(State { ended, ..State::default() }) }
+        Self { shared, script, state: Mutex::default() }
+    }
+
+    /// The script has ended by itself, having made `made` calls and timers. Whether it has left out what it did before, which the
+    /// calls it made do not show.
+    pub(crate) fn ended_early(&self, made: u32) -> Option<Broken> {
+        let state = self.state();
+        let past = self.shared.journal.calls(self.script);
+        let mut left_out = past.into_iter().filter(|(number, _)| !state.made.contains(number));
+        let (number, first) = left_out.next()?;
+        // A call that was made in the script's last moment, and that nobody waits for, may not have come to the host.
+        let unheard = (made as usize).saturating_sub(state.made.len());
+        let before = first.call().0.to_owned();
+        (1 + left_out.count() > unheard).then(|| Broken::Diverged { number, before, now: "not made".to_owned() })
     }
 
     /// The calls so far, by number: those the script has made, and those it made before and has not come to again.
@@ -156,24 +169,17 @@ impl<'a> ScriptHost<'a> {
 
     async fn answer(&self, call: HostCall) -> Result<Value, ToolError> {
         let (id, number) = ((self.script, call.number), call.number);
-        let hash = Sha256::new()
-            .chain_update(&call.name)
-            .chain_update([0])
-            .chain_update(call.args.to_string())
-            .finalize()
-            .to_vec();
-        self.state().uses.push(CallRecord { number, name: call.name.clone(), end: None, waits: false });
+        let hash = fingerprint(&call.name, &call.args);
         let repeatable = tools::definition(&call.name).is_none_or(tools::Definition::is_repeatable);
-        match self.shared.journal.past(id) {
+        let past = self.shared.journal.past(id);
+        if let Some(diverged) = past.and_then(|past| diverged(number, past, &call.name, &hash)) {
+            return self.broken(diverged).await;
+        }
+        self.state().uses.push(CallRecord { number, name: call.name.clone(), end: None, waits: false });
+        match past {
             Some(Past::Completed { completed, .. }) => {
-                if completed.name != call.name || completed.arguments_hash != hash {
-                    return self.diverged(number, &completed.name, &call.name).await;
-                }
-                self.ended(number, completed.clock_micros, completed.succeeded, completed.duration_micros);
+                self.ended(number, call_end(completed));
                 return decode(completed);
-            }
-            Some(Past::Started(started)) if started.name != call.name || started.arguments_hash != hash => {
-                return self.diverged(number, &started.name, &call.name).await;
             }
             Some(Past::Started(_)) if !repeatable => {
                 let unknown = outcome_unknown(&call.name);
@@ -284,30 +290,19 @@ impl<'a> ScriptHost<'a> {
             duration_micros: micros(took),
             clock_micros: Timestamp::now().as_microsecond(),
         };
-        let clock = completed.clock_micros;
+        let end = call_end(&completed);
         if let Err(error) = self.shared.journal.completed((self.script, call.number), completed).await {
             return self.broken(Broken::Journal(error)).await;
         }
-        self.state().ended.push_back((call.number, clock));
-        self.ended(call.number, clock, succeeded, micros(took));
+        self.ended(call.number, end);
         self.tell("tool.result", call.number, Payload::ToolResult(shown)).await;
         result
     }
 
-    async fn diverged(&self, number: u32, before: &str, now: &str) -> Result<Value, ToolError> {
-        let with_arguments =
-            |name: &str| if before == now { format!("{name} with other arguments") } else { name.to_owned() };
-        self.broken(Broken::Diverged { number, before: before.to_owned(), now: with_arguments(now) }).await
-    }
-
-    /// Notes how a call ended, and until when the script's clock goes on once it sees that.
-    fn ended(&self, number: u32, clock: i64, succeeded: bool, duration_micros: i64) {
-        let mut state = self.state();
-        if let Some(call) = state.uses.iter_mut().find(|call| call.number == number) {
-            call.end = Some(CallEnd { succeeded, duration_micros });
-        }
-        if let Some(ended) = state.ended.iter_mut().find(|ended| ended.0 == number) {
-            ended.1 = clock;
+    /// Notes how a call ended.
+    fn ended(&self, number: u32, end: CallEnd) {
+        if let Some(call) = self.state().uses.iter_mut().find(|call| call.number == number) {
+            call.end = Some(end);
         }
     }
 
@@ -339,33 +334,34 @@ impl Host for ScriptHost<'_> {
     }
 
     fn call<'a>(&'a self, call: HostCall) -> BoxFuture<'a, Result<Value, ToolError>> {
+        self.state().made.insert(call.number);
         Box::pin(self.answer(call))
     }
 
     fn sleep<'a>(&'a self, number: u32, duration: Duration) -> BoxFuture<'a, ()> {
+        self.state().made.insert(number);
         Box::pin(async move {
-            if let Some(Past::Completed { completed, .. }) = self.shared.journal.past((self.script, number)) {
-                if completed.name != TIMER {
-                    let () = self
-                        .broken(Broken::Diverged { number, before: completed.name.clone(), now: TIMER.to_owned() })
-                        .await;
-                }
-                self.ended(number, completed.clock_micros, true, completed.duration_micros);
+            let milliseconds = u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
+            let hash = fingerprint(TIMER, &milliseconds.into());
+            let past = self.shared.journal.past((self.script, number));
+            if let Some(diverged) = past.and_then(|past| diverged(number, past, TIMER, &hash)) {
+                let () = self.broken(diverged).await;
+            }
+            if matches!(past, Some(Past::Completed { .. })) {
                 return;
             }
             tokio::time::sleep(duration).await;
-            let clock = Timestamp::now().as_microsecond();
             let completed = JournalCompleted {
                 name: TIMER.to_owned(),
+                arguments_hash: hash,
                 succeeded: true,
                 duration_micros: micros(duration),
-                clock_micros: clock,
+                clock_micros: Timestamp::now().as_microsecond(),
                 ..JournalCompleted::default()
             };
             if let Err(error) = self.shared.journal.completed((self.script, number), completed).await {
                 let () = self.broken(Broken::Journal(error)).await;
             }
-            self.state().ended.push_back((number, clock));
         })
     }
 
@@ -382,7 +378,7 @@ impl Host for ScriptHost<'_> {
 
     /// Concurrent calls end for the script in the order of the journal, now and when it is run again.
     fn next_settled(&self, outstanding: &dyn Fn(u32) -> bool) -> Option<u32> {
-        self.state().ended.iter().map(|(number, _)| *number).find(|number| outstanding(*number))
+        self.shared.journal.next_end(self.script, outstanding)
     }
 
     /// When nothing but people's decisions can let the script go on, it is put away: a run that is ended here goes on from
@@ -399,10 +395,7 @@ impl Host for ScriptHost<'_> {
     }
 
     fn settled(&self, number: u32) {
-        let mut state = self.state();
-        if let Some(position) = state.ended.iter().position(|ended| ended.0 == number)
-            && let Some((_, clock)) = state.ended.remove(position)
-        {
+        if let Some(clock) = self.shared.journal.see_end(self.script, number) {
             self.shared.clock.fetch_max(clock, Relaxed);
         }
     }
@@ -413,11 +406,35 @@ pub(crate) fn past_calls(journal: &Journal, script: u32) -> Vec<CallRecord> {
     let calls = journal.calls(script).into_iter().map(|(number, past)| match past {
         Past::Started(started) => CallRecord { number, name: started.name.clone(), end: None, waits: false },
         Past::Completed { completed, .. } => {
-            let end = CallEnd { succeeded: completed.succeeded, duration_micros: completed.duration_micros };
-            CallRecord { number, name: completed.name.clone(), end: Some(end), waits: false }
+            CallRecord { number, name: completed.name.clone(), end: Some(call_end(completed)), waits: false }
         }
     });
     calls.filter(|call| call.name != TIMER).collect()
+}
+
+/// What tells a call from another one that stands in its place.
+fn fingerprint(name: &str, arguments: &Value) -> Vec<u8> {
+    Sha256::new().chain_update(name).chain_update([0]).chain_update(arguments.to_string()).finalize().to_vec()
+}
+
+/// Whether the journal has another call in this place.
+fn diverged(number: u32, past: &Past, name: &str, hash: &[u8]) -> Option<Broken> {
+    let (before, before_hash) = past.call();
+    let now = match (before == name, before_hash == hash) {
+        (true, true) => return None,
+        (true, false) => format!("{name} with other arguments"),
+        (false, _) => name.to_owned(),
+    };
+    Some(Broken::Diverged { number, before: before.to_owned(), now })
+}
+
+/// How a call ended, as the journal has it.
+fn call_end(completed: &JournalCompleted) -> CallEnd {
+    CallEnd {
+        succeeded: completed.succeeded,
+        is_unknown: !completed.succeeded && decode(completed).is_err_and(|error| error.name == OUTCOME_UNKNOWN),
+        duration_micros: completed.duration_micros,
+    }
 }
 
 fn denied(tool: &str, reason: &str) -> ToolError {
@@ -438,7 +455,7 @@ fn rejected(tool: &str, decision: &ApprovalDecision) -> ToolError {
 
 fn outcome_unknown(tool: &str) -> ToolError {
     ToolError::new(
-        "OutcomeUnknown",
+        OUTCOME_UNKNOWN,
         format!(
             "the service stopped while {tool} was under way: it may or may not have happened, and was not repeated. Look at \
              the state of things before you decide whether to do it again."

@@ -4,14 +4,24 @@
 //! The journal is also the fence: each entry names the one before it, so that of two processes that believe they run the
 //! same execution, one is refused at its next entry and stops before it does anything further.
 
-use std::{collections::HashMap, sync::Arc};
+mod deaths;
 
-use construct_bus::{Bus, journal::Error};
+use std::{
+    collections::{HashMap, HashSet, VecDeque},
+    sync::{Arc, MutexGuard, PoisonError},
+};
+
+use construct_bus::{
+    Bus, history,
+    journal::{Error, Loaded},
+};
 use construct_domain::StepId;
 use construct_proto::mesh::v1::{
     JournalCompleted, JournalEntry, JournalOpened, JournalReleased, JournalStarted, journal_entry::Entry,
 };
 use tokio::sync::Mutex;
+
+pub(crate) use deaths::Deaths;
 
 /// A call, named by its script (from 0) and its number in it (from 1).
 pub(crate) type CallId = (u32, u32);
@@ -25,6 +35,16 @@ pub(crate) enum Past {
     Completed { completed: JournalCompleted, order: usize },
 }
 
+impl Past {
+    /// The name of the call, and the fingerprint of its arguments.
+    pub(crate) fn call(&self) -> (&str, &[u8]) {
+        match self {
+            Self::Started(started) => (&started.name, &started.arguments_hash),
+            Self::Completed { completed, .. } => (&completed.name, &completed.arguments_hash),
+        }
+    }
+}
+
 /// The journal of an execution this process has taken over.
 #[derive(Debug)]
 pub(crate) struct Journal {
@@ -33,17 +53,24 @@ pub(crate) struct Journal {
     past: HashMap<CallId, Past>,
     /// Randomness and clock of the guest, from when the execution first began.
     pub(crate) opened: JournalOpened,
-    /// Processes that had taken the execution over and neither ended it nor handed it back: they died.
-    pub(crate) deaths: u32,
+    /// Processes that had taken the execution over and neither ended it nor handed it back.
+    pub(crate) deaths: Deaths,
+    /// Why an entry cannot be read, for good. Its call is not known, so that the scripts cannot be gone on with.
+    pub(crate) unreadable: Option<history::Error>,
     /// Sequence of the newest entry. Locked while one is written, so that entries have one order.
     last: Arc<Mutex<u64>>,
+    ends: Arc<std::sync::Mutex<Ends>>,
 }
+
+/// Ends of calls in the order of the journal, as far as their scripts have not seen them: the number, and what the guest's
+/// clock shows from there on, in microseconds.
+type Ends = HashMap<u32, VecDeque<(u32, i64)>>;
 
 /// What became of the attempt to take an execution over.
 #[derive(Debug)]
 pub(crate) enum Taken {
     /// It is ours.
-    Over(Journal),
+    Over(Box<Journal>),
     /// The reconciler has closed it: nobody waits for it.
     Closed,
     /// It was gone on with under a later command: nobody waits for this one.
@@ -54,25 +81,33 @@ impl Journal {
     /// Takes the execution over: reads what was done and fences off whoever was at it before. `fresh` gives randomness
     /// and clock of an execution that is only now begun.
     pub(crate) async fn open(bus: &Bus, step: StepId, fresh: JournalOpened) -> Result<Taken, Error> {
-        let entries = bus.journal().load(step).await?;
-        let last = entries.last().map_or(0, |(sequence, _)| *sequence);
-        let mut past = HashMap::new();
+        let Loaded { entries, last, unreadable } = bus.journal().load(step).await?;
+        let (mut past, mut ends) = (HashMap::new(), Ends::new());
+        let mut known = HashSet::new();
         let mut first = None;
-        let (mut order, mut deaths) = (0, 0_u32);
-        for (_, entry) in entries {
+        let mut deaths = Deaths::default();
+        let mut order = 0;
+        for entry in entries {
             let call = (entry.script, entry.call);
             match entry.entry {
                 Some(Entry::Closed(_)) => return Ok(Taken::Closed),
-                Some(Entry::Released(_)) => deaths = deaths.saturating_sub(1),
+                Some(Entry::Released(_)) => deaths.released(),
                 Some(Entry::Opened(opened)) if opened.round > fresh.round => return Ok(Taken::Superseded),
                 Some(Entry::Opened(opened)) => {
-                    deaths += 1;
+                    deaths.opened();
                     first = first.or(Some(opened));
                 }
                 Some(Entry::Started(started)) => {
+                    if known.insert(call) {
+                        deaths.got_further();
+                    }
                     past.insert(call, Past::Started(started));
                 }
                 Some(Entry::Completed(completed)) => {
+                    if known.insert(call) {
+                        deaths.got_further();
+                    }
+                    ends.entry(entry.script).or_default().push_back((entry.call, completed.clock_micros));
                     past.insert(call, Past::Completed { completed, order });
                     order += 1;
                 }
@@ -81,10 +116,10 @@ impl Journal {
         }
         let first = first.unwrap_or_else(|| fresh.clone());
         let opened = JournalOpened { delivery: fresh.delivery, round: fresh.round, ..first };
-        let last = Arc::new(Mutex::new(last));
-        let journal = Self { bus: bus.clone(), step, past, opened: opened.clone(), deaths, last };
+        let (last, ends) = (Arc::new(Mutex::new(last)), Arc::new(std::sync::Mutex::new(ends)));
+        let journal = Self { bus: bus.clone(), step, past, opened: opened.clone(), deaths, unreadable, last, ends };
         journal.append((0, 0), Entry::Opened(opened)).await?;
-        Ok(Taken::Over(journal))
+        Ok(Taken::Over(Box::new(journal)))
     }
 
     /// Writes that this process hands the execution back in good order.
@@ -116,18 +151,17 @@ impl Journal {
         succeeded.into_iter().map(|(_, completed)| completed).collect()
     }
 
-    /// Numbers of a script's calls in the order in which they ended before.
-    pub(crate) fn ended(&self, script: u32) -> Vec<u32> {
-        let mut ended: Vec<(usize, u32)> = self
-            .past
-            .iter()
-            .filter_map(|((of, number), past)| match past {
-                Past::Completed { order, .. } if *of == script => Some((*order, *number)),
-                Past::Completed { .. } | Past::Started(_) => None,
-            })
-            .collect();
-        ended.sort_unstable();
-        ended.into_iter().map(|(_, number)| number).collect()
+    /// Which of a script's outstanding calls it sees end next, as far as an end is written down.
+    pub(crate) fn next_end(&self, script: u32, outstanding: &dyn Fn(u32) -> bool) -> Option<u32> {
+        lock(&self.ends).get(&script)?.iter().map(|(number, _)| *number).find(|number| outstanding(*number))
+    }
+
+    /// The script sees the end of a call: what its clock shows from here on.
+    pub(crate) fn see_end(&self, script: u32, number: u32) -> Option<i64> {
+        let mut ends = lock(&self.ends);
+        let ends = ends.get_mut(&script)?;
+        let position = ends.iter().position(|(ended, _)| *ended == number)?;
+        ends.remove(position).map(|(_, clock)| clock)
     }
 
     /// Writes that a call with a side effect is about to begin.
@@ -141,15 +175,29 @@ impl Journal {
     }
 
     async fn append(&self, (script, call): CallId, entry: Entry) -> Result<(), Error> {
+        let end = match &entry {
+            Entry::Completed(completed) => Some((call, completed.clock_micros)),
+            _ => None,
+        };
         let entry = JournalEntry { step_id: self.step.to_string(), script, call, entry: Some(entry) };
         // In a task of its own: when the script that waits for it is dropped, the entry may be written all the same, and
         // then `last` must say so, or this process would fence itself.
-        let (bus, step, last) = (self.bus.clone(), self.step, Arc::clone(&self.last));
+        let (bus, step) = (self.bus.clone(), self.step);
+        let (last, ends) = (Arc::clone(&self.last), Arc::clone(&self.ends));
         let append = tokio::spawn(async move {
             let mut last = last.lock_owned().await;
             *last = bus.journal().append(step, &entry, *last).await?;
+            // Before another entry can be written: two calls that end at the same time wake their script in any order, and
+            // it must see them in that of the journal, or it would see them otherwise when it is run again.
+            if let Some(end) = end {
+                lock(&ends).entry(script).or_default().push_back(end);
+            }
             Ok(())
         });
         append.await.unwrap_or(Err(Error::Conflict))
     }
+}
+
+fn lock(ends: &std::sync::Mutex<Ends>) -> MutexGuard<'_, Ends> {
+    ends.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -4,6 +4,7 @@
 //! script whose process died is continued by the next one and repeats no side effect (promises 2 and 3 in
 //! ARCHITECTURE.md). Nothing that matters lives here.
 
+mod blocking;
 pub mod command;
 pub mod confine;
 mod execution;
@@ -210,7 +211,7 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
 
     let executor = Arc::new(Executor {
         bus: bus.clone(),
-        engine,
+        engine: Arc::new(engine),
         table: tool_table(),
         workspaces,
         tiers,

@@ -6,6 +6,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::{
+    blocking::blocking,
     sandbox::ToolError,
     workspace::{PathError, RelativePath, Workspace},
 };
@@ -27,8 +28,8 @@ pub(crate) async fn read(workspace: &Workspace, args: &Value) -> Result<Value, T
     let Arguments { path } = Arguments::deserialize(args)
         .map_err(|error| ToolError::new("InternalError", format!("a module is asked for in a wrong way: {error}")))?;
     let workspace = workspace.clone();
-    let reading = tokio::task::spawn_blocking(move || find(&workspace, &path));
-    reading.await.unwrap_or_else(|_| Err(ToolError::new("InternalError", "the thread that read the module ended")))
+    let reading = blocking(move || find(&workspace, &path));
+    reading.await.unwrap_or_else(|| Err(ToolError::new("InternalError", "the thread that read the module ended")))
 }
 
 fn find(workspace: &Workspace, path: &str) -> Result<Value, ToolError> {

@@ -49,6 +49,36 @@ pub(crate) fn result(id: &str, outcome: &Outcome, calls: &[CallRecord], stopped:
     }
 }
 
+/// Of a script that was interrupted and, run again, did something else than before.
+pub(crate) fn diverged(id: &str, outcome: &Outcome, calls: &[CallRecord], why: &str) -> v1::CodeInterpreterResult {
+    let error = format!(
+        "ReplayDiverged: the script was interrupted and cannot be continued, because {why}; a script must do the same each \
+         time. Nothing further was done.\n{}",
+        account(calls)
+    );
+    v1::CodeInterpreterResult {
+        id: id.to_owned(),
+        output: clip(outcome.output.clone()),
+        error: clip(error),
+        tool_uses: tool_uses(calls),
+    }
+}
+
+/// Of a script that was interrupted, of which it is not known what it has done.
+pub(crate) fn unreadable(id: &str, why: &str, calls: &[CallRecord]) -> v1::CodeInterpreterResult {
+    let error = format!(
+        "JournalUnreadable: the script was interrupted and is not continued, because not all of what it did is known any \
+         more: {why}. Look at the state of things before you do anything again.\nOf these calls it is known: {}",
+        account(calls)
+    );
+    v1::CodeInterpreterResult {
+        id: id.to_owned(),
+        error: clip(error),
+        tool_uses: tool_uses(calls),
+        ..v1::CodeInterpreterResult::default()
+    }
+}
+
 /// Of a script that is not continued: what an earlier process wrote down about it.
 pub(crate) fn left(id: &str, why: &str, calls: &[CallRecord]) -> v1::CodeInterpreterResult {
     if calls.is_empty() {
@@ -141,8 +171,8 @@ fn clip(text: String) -> String {
 fn account(calls: &[CallRecord]) -> String {
     let (mut done, mut unknown) = (String::new(), String::new());
     for call in calls.iter().filter(|call| !call.waits) {
-        let list = if call.end.is_some() { &mut done } else { &mut unknown };
-        let mark = if call.end.is_some_and(|end| !end.succeeded) { " (failed)" } else { "" };
+        let list = if call.end.is_some_and(|end| !end.is_unknown) { &mut done } else { &mut unknown };
+        let mark = if call.end.is_some_and(|end| !end.succeeded && !end.is_unknown) { " (failed)" } else { "" };
         let _ = write!(list, "{}#{} {}{mark}", if list.is_empty() { "" } else { ", " }, call.number, call.name);
     }
     let none = |list: String| if list.is_empty() { "none".to_owned() } else { list };
@@ -252,17 +282,19 @@ mod tests {
 
     #[test]
     fn a_stopped_script_accounts_for_each_call() {
-        let end = Some(CallEnd { succeeded: true, duration_micros: 5 });
+        let end = |succeeded, is_unknown| Some(CallEnd { succeeded, is_unknown, duration_micros: 5 });
         let calls = [
-            CallRecord { number: 1, name: "read_file".into(), end, waits: false },
+            CallRecord { number: 1, name: "read_file".into(), end: end(true, false), waits: false },
             CallRecord { number: 2, name: "execute_command".into(), end: None, waits: false },
             CallRecord { number: 3, name: "create_file".into(), end: None, waits: true },
+            CallRecord { number: 4, name: "edit_file".into(), end: end(false, false), waits: false },
+            CallRecord { number: 5, name: "fetch".into(), end: end(false, true), waits: false },
         ];
         let result = result("call_1", &outcome(Status::Cancelled, ""), &calls, "the user suspended the task");
         let error = result.error;
-        assert!(error.contains("ended: #1 read_file"), "{error}");
-        assert!(error.contains("may or may not have had their effect: #2 execute_command."), "{error}");
+        assert!(error.contains("ended: #1 read_file, #4 edit_file (failed)."), "{error}");
+        assert!(error.contains("may or may not have had their effect: #2 execute_command, #5 fetch."), "{error}");
         assert!(error.contains("nobody has approved them: #3 create_file."), "{error}");
-        assert_eq!(result.tool_uses.len(), 2, "a call that was not made is no use of a tool");
+        assert_eq!(result.tool_uses.len(), 4, "a call that was not made is no use of a tool");
     }
 }

@@ -41,6 +41,7 @@ use serde_json::Value;
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
+use crate::blocking::blocking;
 use crate::command::{CommandPolicy, CommandSandbox};
 use crate::workspace::Workspace;
 
@@ -222,7 +223,7 @@ impl Toolbox {
         // A deletion takes the link itself away and not what it leads to.
         let follow = tool.permission != Permission::FilesDelete;
         let named = path.clone();
-        let resolving = tokio::task::spawn_blocking(move || {
+        let resolving = blocking(move || {
             let path = named;
             let located = workspace.locate(&path).ok()?;
             // A file has nothing below it.
@@ -230,7 +231,7 @@ impl Toolbox {
             Some((workspace.leads_to(&located, follow).ok()?.shown(), is_tree))
         });
         // What cannot be resolved cannot be used either, and the call says why.
-        let Some((target, is_tree)) = resolving.await.ok().flatten() else { return Ok(vec![subject]) };
+        let Some((target, is_tree)) = resolving.await.flatten() else { return Ok(vec![subject]) };
         let kind = if is_tree { PolicySubject::Tree } else { PolicySubject::Path };
         let mut subjects: Vec<PolicySubject> = [path, target].map(kind).into();
         subjects.dedup();
@@ -279,18 +280,18 @@ impl Toolbox {
         let of_all = admit(tool, &FILE_CALLS, &cancel).await?;
         let workspace = self.workspace.clone();
         let stop = Stop::new(cancel.clone(), tool.limits.wall);
-        let mut working = tokio::task::spawn_blocking(move || {
+        let working = blocking(move || {
             // Held by the thread and not by the call, which may be given up before the thread ends.
             let _permits = (permit, of_all);
             run(&workspace, arguments, &stop).and_then(|result| encode(tool, &result))
         });
-        let died = |_| ToolError::internal(tool.name, "the thread that worked for it ended unexpectedly");
+        let died = || ToolError::internal(tool.name, "the thread that worked for it ended unexpectedly");
         if tool.effect != Effect::Read {
             // Once begun, a write is waited for: its caller must know whether it happened.
-            return working.await.map_err(died)?;
+            return working.await.ok_or_else(died)?;
         }
         tokio::select! {
-            result = &mut working => result.map_err(died)?,
+            result = working => result.ok_or_else(died)?,
             () = cancel.cancelled() => Err(ToolError::cancelled(tool.name)),
         }
     }

@@ -16,6 +16,7 @@ use rustix::{
 };
 
 use crate::{
+    blocking::blocking,
     command::{CommandLimits, CommandSandbox},
     tools::{Egress, Policy, Toolbox},
     workspace::{Hidden, Identity, OpenError, Workspace, beneath, enclosing, hidden_below},
@@ -88,10 +89,13 @@ impl Workspaces {
     pub(crate) async fn workspace(&self, workspace: &str, task: &str) -> Result<Workspace, Error> {
         let places = Arc::clone(&self.places);
         let (workspace, task) = (PathBuf::from(workspace), task.to_owned());
-        let opening = tokio::task::spawn_blocking(move || {
-            if workspace.as_os_str().is_empty() { places.own(&task) } else { places.granted(&workspace) }
-        });
-        opening.await.map_err(|error| Error::Make(std::io::Error::other(error)))?
+        let opening =
+            blocking(
+                move || {
+                    if workspace.as_os_str().is_empty() { places.own(&task) } else { places.granted(&workspace) }
+                },
+            );
+        opening.await.ok_or_else(|| Error::Make(std::io::Error::other("the thread that opens it ended")))?
     }
 
     /// How commands are confined, in words.

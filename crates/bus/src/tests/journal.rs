@@ -4,18 +4,25 @@ use construct_domain::StepId;
 use construct_proto::mesh::v1::{JournalCompleted, JournalEntry, journal_entry::Entry};
 
 use super::step;
-use crate::{envelope::INLINE_LIMIT, journal, testing::NatsServer};
+use crate::{Journal, envelope::INLINE_LIMIT, journal, testing::NatsServer};
 
 fn entry(step: StepId, call: u32) -> JournalEntry {
     let completed = JournalCompleted { name: "grep".to_owned(), succeeded: true, ..Default::default() };
     JournalEntry { step_id: step.to_string(), script: 0, call, entry: Some(Entry::Completed(completed)) }
 }
 
+/// All entries of a journal without holes.
+async fn entries(journal: &Journal, step: StepId) -> Vec<JournalEntry> {
+    let loaded = journal.load(step).await.expect("readable");
+    assert!(loaded.unreadable.is_none(), "{loaded:?}");
+    loaded.entries
+}
+
 #[tokio::test]
 async fn a_journal_is_read_back_complete_and_in_order() {
     let server = NatsServer::start().await;
     let journal = server.bus().await.journal();
-    assert_eq!(journal.load(step(1)).await.expect("readable"), []);
+    assert_eq!(entries(&journal, step(1)).await, []);
     let mut written = Vec::new();
     let mut last = 0;
     for call in 0..600 {
@@ -26,22 +33,23 @@ async fn a_journal_is_read_back_complete_and_in_order() {
         last = journal.append(step(1), &entry, last).await.expect("appended");
         // Another execution writes in between.
         if call % 100 == 0 {
-            let theirs = journal.load(step(2)).await.expect("readable").last().map_or(0, |(last, _)| *last);
+            let theirs = journal.load(step(2)).await.expect("readable").last;
             journal
                 .append(step(2), &JournalEntry { step_id: step(2).to_string(), ..entry.clone() }, theirs)
                 .await
                 .expect("appended");
         }
-        written.push((last, entry));
+        written.push(entry);
     }
-    assert_eq!(journal.load(step(1)).await.expect("readable"), written);
-    assert_eq!(journal.load(step(2)).await.expect("readable").len(), 6);
+    let loaded = journal.load(step(1)).await.expect("readable");
+    assert_eq!((loaded.entries, loaded.last), (written, last));
+    assert_eq!(entries(&journal, step(2)).await.len(), 6);
     journal.close(step(1)).await.expect("closed");
-    let left = journal.load(step(1)).await.expect("readable");
-    assert!(matches!(left.as_slice(), [(_, JournalEntry { entry: Some(Entry::Closed(_)), .. })]), "{left:?}");
+    let left = entries(&journal, step(1)).await;
+    assert!(matches!(left.as_slice(), [JournalEntry { entry: Some(Entry::Closed(_)), .. }]), "{left:?}");
     let error = journal.append(step(1), &entry(step(1), 7), last).await.expect_err("who still runs it is fenced");
     assert!(matches!(error, journal::Error::Conflict), "{error:?}");
-    assert_eq!(journal.load(step(2)).await.expect("readable").len(), 6);
+    assert_eq!(entries(&journal, step(2)).await.len(), 6);
 }
 
 #[tokio::test]
@@ -85,7 +93,7 @@ async fn an_empty_journal_is_known_to_be_empty_at_once() {
     let mut fastest = Duration::MAX;
     for number in 0..100 {
         let began = Instant::now();
-        assert_eq!(journal.load(step(number)).await.expect("readable"), []);
+        assert_eq!(entries(&journal, step(number)).await, []);
         fastest = fastest.min(began.elapsed());
     }
     assert!(fastest < Duration::from_millis(10), "{fastest:?}");
@@ -104,9 +112,29 @@ async fn ends_of_closed_journals_go_and_open_journals_stay() {
     }
     assert_eq!(journal.remove_closed(Duration::from_secs(3600)).await.expect("looked"), 0, "all are young");
     assert_eq!(journal.remove_closed(Duration::ZERO).await.expect("removed"), 299);
-    assert_eq!(journal.load(step(7)).await.expect("readable").len(), 1);
-    assert_eq!(journal.load(step(8)).await.expect("readable"), []);
+    assert_eq!(entries(&journal, step(7)).await.len(), 1);
+    assert_eq!(entries(&journal, step(8)).await, []);
     let error = journal.append(step(8), &entry(step(8), 2), 8).await.expect_err("who still runs it stays fenced");
     assert!(matches!(error, journal::Error::Conflict), "{error:?}");
     assert_eq!(journal.remove_closed(Duration::ZERO).await.expect("nothing is left"), 0);
+}
+
+#[tokio::test]
+async fn an_entry_whose_blob_is_gone_is_said_to_be_unreadable_and_the_rest_is_read() {
+    let server = NatsServer::start().await;
+    let journal = server.bus().await.journal();
+    let mut last = 0;
+    for call in 1..=3 {
+        let mut entry = entry(step(1), call);
+        if let (2, Some(Entry::Completed(completed))) = (call, &mut entry.entry) {
+            completed.result = "x".repeat(2 * INLINE_LIMIT);
+        }
+        last = journal.append(step(1), &entry, last).await.expect("appended");
+    }
+    std::fs::remove_dir_all(server.blobs().join("sha256")).expect("there is one");
+    let loaded = journal.load(step(1)).await.expect("the stream is there");
+    let calls: Vec<u32> = loaded.entries.iter().map(|entry| entry.call).collect();
+    assert_eq!((calls, loaded.last), (vec![1, 3], last));
+    let error = loaded.unreadable.expect("one entry cannot be read");
+    assert!(format!("{error:?}").contains("Missing"), "{error:?}");
 }

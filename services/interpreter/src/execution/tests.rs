@@ -1,6 +1,16 @@
 //! Scripts that wait for people: put away, gone on with, and told what was decided.
 
-use std::{collections::BTreeMap, path::Path, sync::OnceLock};
+mod divergence;
+mod large;
+mod stopping;
+mod trials;
+
+use std::{
+    collections::BTreeMap,
+    net::Ipv4Addr,
+    path::{Path, PathBuf},
+    sync::{Arc, OnceLock},
+};
 
 use construct_bus::testing::NatsServer;
 use construct_domain::{OrganizationId, TaskId, compute};
@@ -12,7 +22,7 @@ use uuid::Uuid;
 
 use super::*;
 use crate::{
-    command::CommandSandbox,
+    command::{CommandPolicy, CommandSandbox, Confinement},
     sandbox::EngineConfig,
     tiers::{Overrides, Span},
     tools::{Egress, Policy},
@@ -21,7 +31,7 @@ use crate::{
 /// An interpreter without its service around it, and one step that it is given again and again.
 struct World {
     /// Ends with the test.
-    _nats: NatsServer,
+    nats: NatsServer,
     folder: tempfile::TempDir,
     executor: Executor,
     command: CodeExecute,
@@ -30,43 +40,21 @@ struct World {
 
 impl World {
     async fn new(scripts: &[&str]) -> Self {
-        let nats = NatsServer::start().await;
-        let bus = nats.bus().await;
-        let folder = tempfile::tempdir().expect("a folder");
-        let own = folder.path().join("data/own");
-        let work = folder.path().join("work");
-        std::fs::create_dir(&work).expect("made");
-        std::fs::create_dir(folder.path().join("data")).expect("made");
-        let roots = [work.clone()];
-        let egress = Egress::new(&[]).expect("made");
         let sandbox = CommandSandbox::unavailable("a test needs none");
-        let workspaces = Workspaces::new(&roots, own, Policy::default(), egress, sandbox).expect("granted");
-        let executor = Executor {
-            bus,
-            engine: engine(),
-            table: crate::tool_table(),
-            workspaces,
-            tiers: Tiers::new(&compute::STANDARD.map(str::to_owned), &Overrides::default(), &BTreeMap::new())
-                .expect("sound"),
-            secrets_keys: None,
-            running: Running::default(),
-            draining: CancellationToken::new(),
-            patience: Duration::from_secs(1),
-        };
+        Self::with(scripts, Policy::default(), Egress::new(&[]).expect("made"), sandbox).await
+    }
+
+    /// One in which scripts may run commands and reach this machine.
+    async fn granting(scripts: &[&str]) -> Self {
+        let egress = Egress::new(&[Ipv4Addr::LOCALHOST.into()]).expect("made");
+        Self::with(scripts, granting(), egress, CommandSandbox::detect(&crate::command::tests::interpreter()).await).await
+    }
+
+    async fn with(scripts: &[&str], policy: Policy, egress: Egress, sandbox: CommandSandbox) -> Self {
+        let nats = NatsServer::start().await;
+        let folder = folder();
+        let executor = executor(nats.bus().await, folder.path(), policy, egress, sandbox);
         let command = CodeExecute {
-            step: Some(StepRef {
-                organization_id: OrganizationId::LOCAL.to_string(),
-                task_id: TaskId::from_uuid(Uuid::now_v7()).to_string(),
-                step_id: StepId::from_uuid(Uuid::now_v7()).to_string(),
-                number: 2,
-                deadline: None,
-                round: 0,
-            }),
-            calls: (0..)
-                .zip(scripts)
-                .map(|(n, code)| CodeInterpreterCall { id: format!("call_{n}"), code: (*code).to_owned() })
-                .collect(),
-            workspace: work.display().to_string(),
             agent_policy: vec![PolicyRule {
                 action: PolicyAction::Ask.into(),
                 tools: vec!["create_file".to_owned()],
@@ -74,9 +62,9 @@ impl World {
                 reason: "it is secret".to_owned(),
                 ..PolicyRule::default()
             }],
-            ..CodeExecute::default()
+            ..command(folder.path(), scripts)
         };
-        Self { _nats: nats, folder, executor, command, deliveries: 0 }
+        Self { nats, folder, executor, command, deliveries: 0 }
     }
 
     async fn run(&mut self) -> step_result::Outcome {
@@ -121,20 +109,92 @@ impl World {
         self.command.step.as_mut().expect("it names a step").round += 1;
     }
 
+    fn path(&self, name: &str) -> PathBuf {
+        self.folder.path().join("work").join(name)
+    }
+
     fn file(&self, name: &str) -> Option<String> {
-        std::fs::read_to_string(self.folder.path().join("work").join(name)).ok()
+        std::fs::read_to_string(self.path(name)).ok()
+    }
+
+    fn step(&self) -> StepId {
+        let step = self.command.step.as_ref().expect("it names a step");
+        step.step_id.parse().expect("a step's id")
     }
 }
 
-/// The compiled guest is kept beside the build's other artefacts.
-fn engine() -> Engine {
-    static CACHE: OnceLock<std::path::PathBuf> = OnceLock::new();
-    let cache = CACHE.get_or_init(|| {
+/// A folder with the workspace `work` and the service's own `data`.
+fn folder() -> tempfile::TempDir {
+    let folder = tempfile::tempdir().expect("a folder");
+    for name in ["work", "data"] {
+        std::fs::create_dir(folder.path().join(name)).expect("made");
+    }
+    folder
+}
+
+/// What an interpreter is that works in this folder.
+fn executor(bus: Bus, folder: &Path, policy: Policy, egress: Egress, sandbox: CommandSandbox) -> Executor {
+    let workspaces = Workspaces::new(&[folder.join("work")], folder.join("data/own"), policy, egress, sandbox);
+    Executor {
+        bus,
+        engine: engine(),
+        table: crate::tool_table(),
+        workspaces: workspaces.expect("granted"),
+        limits: Limits { cpu: Duration::from_secs(10), wall: Duration::from_secs(20), ..Limits::default() },
+        running: Running::default(),
+        draining: CancellationToken::new(),
+        patience: Duration::from_secs(1),
+    }
+}
+
+/// Lets scripts run commands, confined where the machine can, and reach this machine.
+fn granting() -> Policy {
+    let commands = CommandPolicy { confinement: Confinement::AllowUnconfined, ..CommandPolicy::default() };
+    Policy { commands, hosts: vec!["127.0.0.1".parse().expect("a host")] }
+}
+
+/// A new step that runs these scripts in the folder's workspace.
+fn command(folder: &Path, scripts: &[&str]) -> CodeExecute {
+    CodeExecute {
+        step: Some(StepRef {
+            organization_id: OrganizationId::LOCAL.to_string(),
+            task_id: TaskId::from_uuid(Uuid::now_v7()).to_string(),
+            step_id: StepId::from_uuid(Uuid::now_v7()).to_string(),
+            number: 2,
+            deadline: None,
+            round: 0,
+        }),
+        calls: (0..)
+            .zip(scripts)
+            .map(|(n, code)| CodeInterpreterCall { id: format!("call_{n}"), code: (*code).to_owned() })
+            .collect(),
+        workspace: folder.join("work").display().to_string(),
+        ..CodeExecute::default()
+    }
+}
+
+/// Looks every few milliseconds until `look` gives something; panics when that takes too long.
+async fn until<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let deadline = std::time::Instant::now() + Duration::from_secs(20);
+    loop {
+        if let Some(seen) = look() {
+            return seen;
+        }
+        assert!(std::time::Instant::now() < deadline, "waited in vain for {what}");
+        tokio::time::sleep(Duration::from_millis(2)).await;
+    }
+}
+
+/// The engine of all tests. The compiled guest is kept beside the build's other artefacts.
+fn engine() -> Arc<Engine> {
+    static ENGINE: OnceLock<Arc<Engine>> = OnceLock::new();
+    let engine = ENGINE.get_or_init(|| {
         let executable = std::env::current_exe().expect("there is one");
         let target = executable.ancestors().nth(3).unwrap_or(Path::new("."));
-        target.join("tmp").join("sandbox-cache")
+        let cache = target.join("tmp").join("sandbox-cache");
+        Arc::new(Engine::new(&cache, EngineConfig { instances: 64, ..EngineConfig::default() }).expect("it is set up"))
     });
-    Engine::new(cache, EngineConfig { instances: 4, ..EngineConfig::default() }).expect("it is set up")
+    Arc::clone(engine)
 }
 
 #[tokio::test]
@@ -270,7 +330,7 @@ async fn a_command_of_an_earlier_round_is_over() {
 #[tokio::test]
 async fn waiting_again_and_again_is_not_taken_for_dying() {
     let mut world = World::new(&["create_file('secrets/key', 'k').status"]).await;
-    for _ in 0..2 * MAX_DEATHS {
+    for _ in 0..50 {
         world.parks().await;
         world.next_round();
     }

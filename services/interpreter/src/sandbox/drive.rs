@@ -192,7 +192,10 @@ impl<'h> Driver<'h> {
                     let polled = future.as_mut().poll(cx);
                     lock(&self.bridge).meter.exclude(began.elapsed());
                     match polled {
-                        Poll::Ready(outcome) => Some(self.result(*number, outcome)),
+                        Poll::Ready(outcome) => {
+                            self.host.settled(*number);
+                            Some(self.result(*number, outcome))
+                        }
                         Poll::Pending => None,
                     }
                 }

@@ -12,6 +12,7 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 use super::{Fetched, TOOL, failed, shown};
+use crate::blocking::blocking;
 use crate::scrub::Scrubber;
 use crate::tools::error::ToolError;
 use crate::tools::html;
@@ -119,13 +120,13 @@ impl Received {
             let cancelled = |_| ToolError::cancelled(TOOL);
             let permit = CONVERSIONS.acquire().await.map_err(cancelled)?;
             let stop = Stop::new(cancel.clone(), CONVERSION);
-            let converting = tokio::task::spawn_blocking(move || {
+            let converting = blocking(move || {
                 // Held by the thread, which may outlive the call.
                 let _permit = permit;
                 html::to_markdown(&body, &url, max_bytes, &stop)
             });
-            let died = |_| ToolError::internal(TOOL, "the thread that converted the page ended unexpectedly");
-            let page = converting.await.map_err(died)?.map_err(|stopped| not_converted(stopped, &shown, status))?;
+            let died = || ToolError::internal(TOOL, "the thread that converted the page ended unexpectedly");
+            let page = converting.await.ok_or_else(died)?.map_err(|stopped| not_converted(stopped, &shown, status))?;
             truncated |= page.truncated;
             body = scrubber.text(page.text, truncated);
         }

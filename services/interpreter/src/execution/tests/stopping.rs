@@ -1,0 +1,149 @@
+//! Executions that are told to stop, wherever they are.
+
+use std::{fs::File, time::Instant};
+
+use rustix::fs::FlockOperation;
+use tokio::net::TcpListener;
+
+use super::*;
+
+/// What a stop may take. A hundred milliseconds are promised; a machine that compiles meanwhile is given more.
+const PROMPT: Duration = Duration::from_secs(1);
+
+/// Starts a process in a session of its own that holds a lock as long as it lives, and one that does nothing for long.
+const TREE: &str = r"(setsid sh -c 'exec 9>lock; flock 9; touch begun; sleep 300; true' &); sleep 300";
+
+/// Runs the script until there is a file `begun` and the journal has so many entries, tells it to stop, and gives what the model is
+/// told.
+async fn stops(world: &mut World, place: &str, entries: usize) -> CodeInterpreterResult {
+    let (begun, lock, step) = (world.path("begun"), world.path("lock"), world.step());
+    let (running, journal) = (&world.executor.running, world.executor.bus.journal());
+    let stop = async {
+        until(place, || begun.exists().then_some(())).await;
+        while journal.load(step).await.expect("readable").entries.len() < entries {
+            tokio::task::yield_now().await;
+        }
+        let began = Instant::now();
+        running.stop(step, "enough");
+        began
+    };
+    let (end, began) = tokio::join!(world.executor.run(&world.command, 1), stop);
+    let ended = began.elapsed();
+    until("the processes to be gone", || is_free(&lock).then_some(())).await;
+    let gone = began.elapsed();
+    println!("stopped in {place}: ended after {ended:?}, nothing of it was left after {gone:?}");
+    assert!(gone < PROMPT, "{place}: {gone:?}");
+    match end {
+        End::Outcome(step_result::Outcome::Cancelled(Cancelled { reason, mut results })) => {
+            assert_eq!(reason, "enough");
+            results.remove(0)
+        }
+        _ => panic!("{place}: it is not stopped"),
+    }
+}
+
+/// Whether no process holds the lock.
+fn is_free(lock: &Path) -> bool {
+    File::open(lock).is_err()
+        || File::options()
+            .write(true)
+            .open(lock)
+            .is_ok_and(|file| rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_script_that_computes_is_stopped() {
+    for (place, then) in [
+        ("a loop", "for (;;);"),
+        ("a regular expression", "/^(a+)+$/.test('a'.repeat(40) + 'b')"),
+        ("a loop of microtasks", "for (;;) await null;"),
+        ("a loop of calls", "for (;;) pwd();"),
+        (
+            "a sort",
+            "Array.from({ length: 3000000 }, (_, i) => -i).sort((a, b) => { for (let i = 0; i < 100; i++); return a - b })",
+        ),
+    ] {
+        let mut world = World::new(&[&format!("create_file('begun', ''); {then}")]).await;
+        let told = stops(&mut world, place, 3).await;
+        assert!(told.error.starts_with("Stopped: enough.\nCalls that had ended: #1 create_file"), "{place}: {told:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_script_that_waits_is_stopped() {
+    let silent = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("a port");
+    let url = format!("http://{}/", silent.local_addr().expect("an address"));
+    for (place, then, entries, under_way) in [
+        ("a timer", "await new Promise(done => setTimeout(done, 1e8))".to_owned(), 3, "none."),
+        ("a request", format!("fetch('{url}')"), 4, "#2 fetch."),
+        (
+            "64 requests",
+            format!("await Promise.all(Array.from({{ length: 64 }}, () => tools.fetch('{url}')))"),
+            67,
+            "#2 fetch, #3",
+        ),
+    ] {
+        let mut world = World::granting(&[&format!("create_file('begun', ''); {then}")]).await;
+        let told = stops(&mut world, place, entries).await;
+        let what = format!("may or may not have had their effect: {under_way}");
+        assert!(told.error.contains(&what), "{place}: {told:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn commands_are_stopped_with_everything_they_started() {
+    let script = format!("execute_command({})", serde_json::json!(TREE));
+    let unconfined = CommandSandbox::unavailable("a test");
+    for (place, sandbox) in [("a command", CommandSandbox::detect().await), ("an unconfined command", unconfined)] {
+        let egress = Egress::new(&[]).expect("made");
+        let mut world = World::with(&[&script], granting(), egress, sandbox).await;
+        let told = stops(&mut world, place, 2).await;
+        assert!(told.error.contains("may or may not have had their effect: #1 execute_command."), "{place}: {told:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_script_is_stopped_while_its_journal_hangs() {
+    // Without an answer of NATS neither call can begin, and the script not see the end of the first.
+    let script = format!(
+        "const tree = tools.execute_command({}); const files = []; \
+         while (true) files.push(create_file(`file-${{files.length}}`, ''))",
+        serde_json::json!(TREE)
+    );
+    let mut world = World::granting(&[&script]).await;
+    let (begun, lock, step) = (world.path("begun"), world.path("lock"), world.step());
+    let World { executor, command, nats, .. } = &mut world;
+    let stop = async {
+        until("the command to begin", || begun.exists().then_some(())).await;
+        nats.pause();
+        // What is under way is not waited for: wherever the script is, it comes to its next entry at once.
+        let mut written = count(&begun);
+        until("the script to stand still", || {
+            let before = std::mem::replace(&mut written, count(&begun));
+            std::thread::sleep(Duration::from_millis(100));
+            (before == count(&begun)).then_some(())
+        })
+        .await;
+        let began = Instant::now();
+        executor.running.stop(step, "enough");
+        until("the processes to be gone", || is_free(&lock).then_some(())).await;
+        began.elapsed()
+    };
+    let (end, gone) = tokio::join!(executor.run(command, 1), stop);
+    println!("stopped in an entry of the journal: nothing of it was left after {gone:?}");
+    assert!(gone < PROMPT, "{gone:?}");
+    assert!(matches!(end, End::Outcome(step_result::Outcome::Cancelled(_))), "it is stopped");
+    // What is known of it is known to whoever goes on.
+    nats.resume();
+    let End::Outcome(step_result::Outcome::Cancelled(Cancelled { results, .. })) = executor.run(command, 2).await
+    else {
+        panic!("it stays stopped");
+    };
+    assert!(results[0].error.contains("may or may not have had their effect: #1 execute_command"), "{results:?}");
+}
+
+/// How many files lie beside this one.
+fn count(file: &Path) -> usize {
+    let folder = file.parent().expect("it lies in a folder");
+    std::fs::read_dir(folder).expect("a folder").count()
+}
