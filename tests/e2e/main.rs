@@ -8,6 +8,7 @@ mod cli;
 mod compute;
 mod content;
 mod crash;
+mod durable;
 mod events;
 mod hostile;
 mod outage;

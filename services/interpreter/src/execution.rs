@@ -184,6 +184,11 @@ impl Executor {
         let mut results = Vec::with_capacity(command.calls.len());
         let mut asked = Vec::new();
         for (number, call) in (0..).zip(&command.calls) {
+            if let Some((result, clock)) = journal.ended_script(number, call) {
+                shared.clock.fetch_max(clock, Relaxed);
+                results.push(result);
+                continue;
+            }
             if let Some(reason) = running.reason() {
                 results.push(report::left(&call.id, &reason, &past_calls(journal, number)));
                 continue;
@@ -200,10 +205,7 @@ impl Executor {
             match shared.broken.get() {
                 Some(Broken::Journal(error)) => {
                     hand_back.abort();
-                    return match error {
-                        journal::Error::Conflict => End::Fenced,
-                        error => End::HandBack(format!("the journal cannot be written: {error}")),
-                    };
+                    return cannot_write(error);
                 }
                 Some(diverged @ Broken::Diverged { .. }) => {
                     tracing::error!(%diverged, script = number, "a script does something else when it is run again");
@@ -219,10 +221,7 @@ impl Executor {
                 {
                     if let Err(error) = journal.release().await {
                         hand_back.abort();
-                        return match error {
-                            journal::Error::Conflict => End::Fenced,
-                            error => End::HandBack(format!("the journal cannot be written: {error}")),
-                        };
+                        return cannot_write(&error);
                     }
                     results.push(report::result(&call.id, &outcome, &host.calls(), WAITED));
                     let rest = &command.calls[results.len()..];
@@ -239,7 +238,17 @@ impl Executor {
                 }
                 None => {
                     let stopped = running.reason().unwrap_or_default();
-                    results.push(report::result(&call.id, &outcome, &host.calls(), &stopped));
+                    let result = report::result(&call.id, &outcome, &host.calls(), &stopped);
+                    results.push(result.clone());
+                    // What was told to stop is not made to wait for NATS.
+                    if running.reason().is_none()
+                        && results.len() < command.calls.len()
+                        && let Err(error) =
+                            journal.script_ended(number, &call.code, &result, shared.clock.load(Relaxed)).await
+                    {
+                        hand_back.abort();
+                        return cannot_write(&error);
+                    }
                 }
             }
         }
@@ -256,6 +265,13 @@ impl Executor {
     }
 }
 
+fn cannot_write(error: &journal::Error) -> End {
+    match error {
+        journal::Error::Conflict => End::Fenced,
+        error => End::HandBack(format!("the journal cannot be written: {error}")),
+    }
+}
+
 fn time(time: prost_types::Timestamp) -> Option<Timestamp> {
     Timestamp::new(time.seconds, time.nanos).ok()
 }
@@ -263,6 +279,9 @@ fn time(time: prost_types::Timestamp) -> Option<Timestamp> {
 /// What is known of each script of a command that is not run.
 fn left(command: &CodeExecute, journal: &Journal, reason: &str) -> Vec<CodeInterpreterResult> {
     let told = |(script, call): (u32, &CodeInterpreterCall)| {
+        if let Some((result, _)) = journal.ended_script(script, call) {
+            return result;
+        }
         let calls = past_calls(journal, script);
         match &journal.unreadable {
             // Also of a script without a known call: it may have made the one that is not known.

@@ -5,6 +5,7 @@
 //! same execution, one is refused at its next entry and stops before it does anything further.
 
 mod deaths;
+mod script;
 
 use std::{
     collections::{HashMap, HashSet, VecDeque},
@@ -16,8 +17,9 @@ use construct_bus::{
     journal::{Error, Loaded},
 };
 use construct_domain::StepId;
-use construct_proto::mesh::v1::{
-    JournalCompleted, JournalEntry, JournalOpened, JournalReleased, JournalStarted, journal_entry::Entry,
+use construct_proto::{
+    mesh::v1::{JournalCompleted, JournalEntry, JournalOpened, JournalReleased, JournalStarted, journal_entry::Entry},
+    v1::{CodeInterpreterCall, CodeInterpreterResult},
 };
 use tokio::sync::Mutex;
 
@@ -51,6 +53,8 @@ pub(crate) struct Journal {
     bus: Bus,
     step: StepId,
     past: HashMap<CallId, Past>,
+    /// Scripts that had ended.
+    scripts: HashMap<u32, JournalCompleted>,
     /// Randomness and clock of the guest, from when the execution first began.
     pub(crate) opened: JournalOpened,
     /// Processes that had taken the execution over and neither ended it nor handed it back.
@@ -82,7 +86,7 @@ impl Journal {
     /// and clock of an execution that is only now begun.
     pub(crate) async fn open(bus: &Bus, step: StepId, fresh: JournalOpened) -> Result<Taken, Error> {
         let Loaded { entries, last, unreadable } = bus.journal().load(step).await?;
-        let (mut past, mut ends) = (HashMap::new(), Ends::new());
+        let (mut past, mut scripts, mut ends) = (HashMap::new(), HashMap::new(), Ends::new());
         let mut known = HashSet::new();
         let mut first = None;
         let mut deaths = Deaths::default();
@@ -103,6 +107,10 @@ impl Journal {
                     }
                     past.insert(call, Past::Started(started));
                 }
+                Some(Entry::Completed(completed)) if entry.call == script::SCRIPT => {
+                    deaths.got_further();
+                    scripts.insert(entry.script, completed);
+                }
                 Some(Entry::Completed(completed)) => {
                     if known.insert(call) {
                         deaths.got_further();
@@ -117,7 +125,8 @@ impl Journal {
         let first = first.unwrap_or_else(|| fresh.clone());
         let opened = JournalOpened { delivery: fresh.delivery, round: fresh.round, ..first };
         let (last, ends) = (Arc::new(Mutex::new(last)), Arc::new(std::sync::Mutex::new(ends)));
-        let journal = Self { bus: bus.clone(), step, past, opened: opened.clone(), deaths, unreadable, last, ends };
+        let journal =
+            Self { bus: bus.clone(), step, past, scripts, opened: opened.clone(), deaths, unreadable, last, ends };
         journal.append((0, 0), Entry::Opened(opened)).await?;
         Ok(Taken::Over(Box::new(journal)))
     }
@@ -125,6 +134,24 @@ impl Journal {
     /// Writes that this process hands the execution back in good order.
     pub(crate) async fn release(&self) -> Result<(), Error> {
         self.append((0, 0), Entry::Released(JournalReleased {})).await
+    }
+
+    /// Writes that a script has ended, as the model is to be told, when the guest's clock showed `clock_micros`.
+    pub(crate) async fn script_ended(
+        &self,
+        script: u32,
+        code: &str,
+        result: &CodeInterpreterResult,
+        clock_micros: i64,
+    ) -> Result<(), Error> {
+        let ended = script::encode(code, result, clock_micros);
+        self.append((script, script::SCRIPT), Entry::Completed(ended)).await
+    }
+
+    /// What the model is to be told of a script that had ended before, and what the guest's clock showed then, in microseconds.
+    pub(crate) fn ended_script(&self, script: u32, call: &CodeInterpreterCall) -> Option<(CodeInterpreterResult, i64)> {
+        let ended = self.scripts.get(&script)?;
+        Some((script::decode(&call.id, &call.code, ended)?, ended.clock_micros))
     }
 
     /// The calls of a script that are known from before, by number.
@@ -176,7 +203,7 @@ impl Journal {
 
     async fn append(&self, (script, call): CallId, entry: Entry) -> Result<(), Error> {
         let end = match &entry {
-            Entry::Completed(completed) => Some((call, completed.clock_micros)),
+            Entry::Completed(completed) if call != script::SCRIPT => Some((call, completed.clock_micros)),
             _ => None,
         };
         let entry = JournalEntry { step_id: self.step.to_string(), script, call, entry: Some(entry) };

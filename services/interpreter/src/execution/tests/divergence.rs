@@ -144,3 +144,27 @@ async fn a_scripts_clock_goes_on_with_each_kind_of_call_and_shows_the_same_again
     assert!(times.windows(2).all(|pair| pair[1] >= pair[0] + 50), "{times:?}");
     assert_eq!(world.completes().await, results);
 }
+
+#[tokio::test]
+async fn a_script_that_was_ended_by_a_limit_is_not_gone_on_with_when_the_next_one_is() {
+    let first = "
+        print(Date.now());
+        try { execute_command('sleep 300') } catch {}
+        create_file('late', '')";
+    let second = "execute_command('touch begun; sleep 300; touch never')";
+    let mut world = World::granting(&[first, second, "print(Date.now())"]).await;
+    world.executor.limits.wall = Duration::from_secs(3);
+    let begun = world.path("begun");
+    tokio::select! {
+        _ = world.run() => panic!("the second script sleeps"),
+        () = until("the second script to begin", || begun.exists().then_some(())) => {}
+    }
+    let results = world.completes().await;
+    assert!(results[0].error.starts_with("TimeLimitExceeded: "), "{results:?}");
+    assert!(results[1].error.starts_with("OutcomeUnknown: "), "{results:?}");
+    assert_eq!((world.file("late"), world.file("never")), (None, None));
+    // The clock of the scripts goes on as if the first one had been run again.
+    let clock = |result: &CodeInterpreterResult| result.output.lines().next().and_then(|line| line.parse::<u64>().ok());
+    assert!(clock(&results[0]).is_some() && clock(&results[0]) < clock(&results[2]), "{results:?}");
+    assert_eq!(world.completes().await, results);
+}
