@@ -17,6 +17,8 @@ use tokio::{
 use super::{Surroundings, executor, granting, until};
 use crate::execution::{End, Executor};
 
+/// How long a script may take.
+const PATIENCE: Duration = Duration::from_secs(600);
 /// How long what was killed may take to be gone.
 const GONE: Duration = Duration::from_secs(20);
 
@@ -39,8 +41,11 @@ impl Process {
             let options = ConnectOptions::new("trial").blobs(&surroundings.blobs);
             let bus = Bus::connect(&surroundings.url, options).await.expect("the server is there");
             let (egress, sandbox) = (surroundings.egress.clone(), surroundings.sandbox.clone());
-            let executor = Arc::new(executor(bus, &folder, granting(), egress, sandbox));
-            let executor = set_up.get_or_init(|| executor);
+            let mut executor = executor(bus, &folder, granting(), egress, sandbox);
+            // A script that a limit has ended goes on when its result is lost, and then says something else. However slow the
+            // machine is, that is not what is tried here.
+            executor.limits.wall = PATIENCE;
+            let executor = set_up.get_or_init(|| Arc::new(executor));
             executor.run(&command, delivery).await
         });
         Self { runtime: Some(runtime), executor: slot, run }
