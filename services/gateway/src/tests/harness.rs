@@ -131,7 +131,7 @@ impl Drop for Gateway {
 }
 
 pub(super) const MASTER_KEY: &str = "test:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
-const SECRETS_KEY: &str = "s1:HxweHRsaGRgXFhUUExIREA8ODQwLCgkIBwYFBAMCAQA=";
+const SECRETS_KEY: &str = "s1:Hx4dHBsaGRgXFhUUExIREA8ODQwLCgkIBwYFBAMCAQA=";
 
 pub(super) fn provider(name: &str) -> v1::CreateModelProviderRequest {
     let spec = v1::ModelProviderSpec {
