@@ -24,7 +24,7 @@ use super::*;
 use crate::{
     command::{CommandPolicy, CommandSandbox, Confinement},
     sandbox::EngineConfig,
-    tiers::{Overrides, Span},
+    tiers::{Overrides, Span, Tiers},
     tools::{Egress, Policy},
 };
 
@@ -140,11 +140,19 @@ fn executor(bus: Bus, folder: &Path, policy: Policy, egress: Egress, sandbox: Co
         engine: engine(),
         table: crate::tool_table(),
         workspaces: workspaces.expect("granted"),
-        limits: Limits { cpu: Duration::from_secs(10), wall: Duration::from_secs(20), ..Limits::default() },
+        tiers: tiers(Duration::from_secs(20)),
+        secrets_keys: None,
         running: Running::default(),
         draining: CancellationToken::new(),
         patience: Duration::from_secs(1),
     }
+}
+
+/// Every tier, with room for a slow machine and at most this long from a script's start to its end.
+fn tiers(wall: Duration) -> Tiers {
+    let (cpu, wall) = (Span(Duration::from_secs(10)), Span(wall));
+    let overrides = Overrides { script_cpu: Some(cpu), script_wall: Some(wall), ..Overrides::default() };
+    Tiers::new(&compute::STANDARD.map(str::to_owned), &overrides, &BTreeMap::new()).expect("sound")
 }
 
 /// Lets scripts run commands, confined where the machine can, and reach this machine.

@@ -153,7 +153,7 @@ async fn a_script_that_was_ended_by_a_limit_is_not_gone_on_with_when_the_next_on
         create_file('late', '')";
     let second = "execute_command('touch begun; sleep 300; touch never')";
     let mut world = World::granting(&[first, second, "print(Date.now())"]).await;
-    world.executor.limits.wall = Duration::from_secs(3);
+    world.executor.tiers = tiers(Duration::from_secs(3));
     let begun = world.path("begun");
     tokio::select! {
         _ = world.run() => panic!("the second script sleeps"),

@@ -14,7 +14,7 @@ use tokio::{
     task::JoinHandle,
 };
 
-use super::{Surroundings, executor, granting, until};
+use super::{Surroundings, executor, granting, tiers, until};
 use crate::execution::{End, Executor};
 
 /// How long a script may take.
@@ -44,7 +44,7 @@ impl Process {
             let mut executor = executor(bus, &folder, granting(), egress, sandbox);
             // A script that a limit has ended goes on when its result is lost, and then says something else. However slow the
             // machine is, that is not what is tried here.
-            executor.limits.wall = PATIENCE;
+            executor.tiers = tiers(PATIENCE);
             let executor = set_up.get_or_init(|| Arc::new(executor));
             executor.run(&command, delivery).await
         });
