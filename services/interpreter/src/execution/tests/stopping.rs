@@ -94,7 +94,10 @@ async fn a_script_that_waits_is_stopped() {
 async fn commands_are_stopped_with_everything_they_started() {
     let script = format!("execute_command({})", serde_json::json!(TREE));
     let unconfined = CommandSandbox::unavailable("a test");
-    for (place, sandbox) in [("a command", CommandSandbox::detect(&crate::command::tests::interpreter()).await), ("an unconfined command", unconfined)] {
+    for (place, sandbox) in [
+        ("a command", CommandSandbox::detect(&crate::command::tests::interpreter()).await),
+        ("an unconfined command", unconfined),
+    ] {
         let egress = Egress::new(&[]).expect("made");
         let mut world = World::with(&[&script], granting(), egress, sandbox).await;
         let told = stops(&mut world, place, 2).await;
