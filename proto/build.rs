@@ -17,6 +17,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         "construct/v1/secret.proto",
         "construct/v1/task.proto",
         "construct/mesh/v1/mesh.proto",
+        "construct/mesh/v1/spending.proto",
     ];
     let descriptors = protox::compile(files, ["."])?;
     let out = PathBuf::from(env::var("OUT_DIR")?);
