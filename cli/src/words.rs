@@ -5,7 +5,21 @@ use unicode_width::UnicodeWidthChar as _;
 /// The text without what would steer a terminal or reorder what is read: models and tools write what they like. Line
 /// breaks and tabs stay.
 pub(crate) fn printable(text: &str) -> String {
-    text.chars().filter_map(harmless).collect()
+    let mut safe = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '\n' | '\t' => safe.push(c),
+            // A carriage return would overwrite the line; before a line break it says nothing.
+            '\r' => {}
+            // What makes text look like something else is shown instead: somebody may be deciding about it.
+            '\u{200E}' | '\u{200F}' | '\u{061C}' | '\u{202A}'..='\u{202E}' | '\u{2066}'..='\u{2069}' => {
+                safe.extend(c.escape_unicode());
+            }
+            c if c.is_control() => safe.push('\u{FFFD}'),
+            c => safe.push(c),
+        }
+    }
+    safe
 }
 
 /// The text as one line: line breaks become spaces.
@@ -57,25 +71,13 @@ pub(crate) fn thousands(n: impl Into<i128>) -> String {
     if n < 0 { format!("-{grouped}") } else { grouped }
 }
 
-fn harmless(c: char) -> Option<char> {
-    match c {
-        '\n' | '\t' => Some(c),
-        // A carriage return would overwrite the line; before a line break it says nothing.
-        '\r' => None,
-        // Overrides of the reading direction make text look like something else.
-        '\u{202A}'..='\u{202E}' | '\u{2066}'..='\u{2069}' => None,
-        c if c.is_control() => Some('\u{FFFD}'),
-        c => Some(c),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn nothing_that_steers_a_terminal_gets_through() {
-        assert_eq!(printable("a\x1b[2Jb\r\nc\td\u{9b}e\u{202E}f"), "a\u{FFFD}[2Jb\nc\td\u{FFFD}ef");
+        assert_eq!(printable("a\x1b[2Jb\r\nc\td\u{9b}e\u{202E}f"), "a\u{FFFD}[2Jb\nc\td\u{FFFD}e\\u{202e}f");
     }
 
     #[test]

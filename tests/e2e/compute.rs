@@ -31,7 +31,7 @@ async fn a_pool_of_the_operators_is_served_by_its_own_process_with_its_own_limit
 
     let conversations = json!({"conversations": [
         {"match": "write", "turns": [{"code": "create_file('note', 'from one pool'); 'written'"}, {"text": "{{last_result}}"}]},
-        {"match": "read", "turns": [{"code": "read_file('note').text"}, {"text": "{{last_result}}"}]},
+        {"match": "read", "turns": [{"code": "read_file('note')"}, {"text": "{{last_result}}"}]},
         {"match": "large", "turns": [{"code": LARGE}, {"text": "{{last_result}}"}]},
     ]});
     mesh.scripted_agent("worker", &conversations).await.unwrap();

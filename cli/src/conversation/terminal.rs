@@ -19,6 +19,7 @@ use crate::{
     follow::{News, is_last},
     render::{Options, Renderer, note},
     tally::Tally,
+    words::one_line,
 };
 
 const HELP: &str = "\
@@ -124,7 +125,11 @@ impl Conversation {
             Mode::Asking => ("? y/n", Style::Accent),
             Mode::Suspended => ("‖", Style::Bad),
         };
-        let label = format!("{} {sign}", self.talk.agent());
+        // Of several calls that wait, the one that is decided about.
+        let asked =
+            self.talk.asked().and_then(|asked| asked.spec.as_ref()).filter(|_| self.talk.mode() == Mode::Asking);
+        let about = asked.map(|spec| one_line(&format!("#{} {} ", spec.number, spec.tool))).unwrap_or_default();
+        let label = format!("{} {about}{sign}", self.talk.agent());
         self.screen.prompt(&label, style, |width| self.line.view(width))
     }
 

@@ -77,7 +77,7 @@ pub struct Delivery<T> {
 /// The right, and the duty, to settle one delivered message.
 #[derive(Debug)]
 pub struct Receipt {
-    acker: Acker,
+    pub(crate) acker: Acker,
     parent: opentelemetry::Context,
     _slot: Slot,
 }
@@ -89,7 +89,7 @@ pub struct KeepAlive(JoinHandle<()>);
 
 /// Where acknowledgements of one message go.
 #[derive(Debug, Clone)]
-struct Acker {
+pub(crate) struct Acker {
     client: Client,
     reply: Subject,
 }
@@ -199,7 +199,7 @@ impl Drop for KeepAlive {
 }
 
 impl Acker {
-    async fn send(&self, kind: AckKind) {
+    pub(crate) async fn send(&self, kind: AckKind) {
         // Fails only when the client is closed, which ends with the process.
         if let Err(error) = self.client.publish(self.reply.clone(), kind.into()).await {
             tracing::debug!(%error, "an acknowledgement could not be sent");

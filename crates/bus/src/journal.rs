@@ -11,6 +11,8 @@ use std::time::{Duration, Instant};
 use async_nats::{header::NATS_MESSAGE_ID, jetstream::stream::LastRawMessageErrorKind};
 use construct_domain::StepId;
 use construct_proto::mesh::v1::{JournalClosed, JournalEntry, journal_entry};
+use jiff::Timestamp;
+use tokio_util::sync::CancellationToken;
 
 use crate::{
     Bus, blob,
@@ -29,6 +31,9 @@ pub enum Error {
     /// Another process has written to the journal: the execution is no longer ours.
     #[error("another process has written to the journal")]
     Conflict,
+    /// The journal is gone: the stream has lost what was written to it.
+    #[error("the journal is gone: the stream has lost its entries")]
+    Lost,
     /// The entry could not be written; whether it was is unknown only for a timeout or a lost connection.
     #[error("the journal could not be written")]
     Publish(#[source] publish::Error),
@@ -44,7 +49,7 @@ impl Error {
     /// Whether another try may help, without anybody changing anything.
     pub const fn is_retryable(&self) -> bool {
         match self {
-            Self::Conflict => false,
+            Self::Conflict | Self::Lost => false,
             Self::Publish(error) => error.is_retryable(),
             Self::Read(error) => error.is_retryable(),
             Self::Purge(_) => true,
@@ -57,6 +62,9 @@ const ON_ITS_WAY: Duration = Duration::from_secs(2);
 
 /// The pause between two looks for it.
 const LOOK: Duration = Duration::from_millis(50);
+
+/// The pause before an entry is tried again.
+const APPEND_AGAIN: Duration = Duration::from_millis(250);
 
 /// What a journal holds.
 #[derive(Debug)]
@@ -88,10 +96,37 @@ impl Journal {
     /// A try whose acknowledgement was lost recognises its own entry.
     ///
     /// # Errors
-    /// [`Error::Conflict`] when another entry is last by now; otherwise as [`Bus::publish`]. The stream refuses entries
-    /// when it is full rather than forgetting old ones.
+    /// [`Error::Conflict`] when another entry is last by now, [`Error::Lost`] when there is none although there should be;
+    /// otherwise as [`Bus::publish`]. The stream refuses entries when it is full rather than forgetting old ones.
     pub async fn append(&self, step: StepId, entry: &JournalEntry, expected_last: u64) -> Result<u64, Error> {
-        self.append_as(step, entry, expected_last, self.bus.unique_id()).await
+        self.append_as(step, entry, expected_last, &self.bus.unique_id()).await
+    }
+
+    /// As [`Journal::append`], tried again with pauses while that may help and `give_up` is not cancelled. Nobody else can have
+    /// the execution meanwhile without it being noticed: then the entry is refused.
+    ///
+    /// # Errors
+    /// Those of [`Journal::append`]; retryable ones only when it was given up.
+    pub async fn append_while(
+        &self,
+        step: StepId,
+        entry: &JournalEntry,
+        expected_last: u64,
+        give_up: &CancellationToken,
+    ) -> Result<u64, Error> {
+        let id = self.bus.unique_id();
+        loop {
+            match self.append_as(step, entry, expected_last, &id).await {
+                Err(error) if error.is_retryable() && !give_up.is_cancelled() => {
+                    tracing::warn!(%step, %error, "a journal cannot be written yet");
+                    tokio::select! {
+                        () = give_up.cancelled() => return Err(error),
+                        () = tokio::time::sleep(APPEND_AGAIN) => {}
+                    }
+                }
+                done => return done,
+            }
+        }
     }
 
     pub(crate) async fn append_as(
@@ -99,22 +134,22 @@ impl Journal {
         step: StepId,
         entry: &JournalEntry,
         expected_last: u64,
-        id: String,
+        id: &str,
     ) -> Result<u64, Error> {
         let address = subject::Journal { step };
         let subject = address.subject();
         let sealed = self.bus.seal_for(&address, entry).await.map_err(Error::Publish)?;
-        let expect = Expect::unique_after(id.clone(), expected_last);
+        let expect = Expect::unique_after(id.to_owned(), expected_last);
         match self.bus.deliver(&subject, sealed, expect, DEADLINE).await {
             Ok(ack) => Ok(ack.sequence),
-            Err(Refusal::WrongLast) => self.refused(&subject, &id).await,
+            Err(Refusal::WrongLast) => self.refused(&subject, id, expected_last).await,
             Err(Refusal::Failed(error)) => Err(Error::Publish(error)),
         }
     }
 
     /// Whether the entry that stands in our way is our own, from a try whose acknowledgement was lost. Older servers
     /// recognise the duplicate themselves; newer ones check the sequence first and refuse it.
-    async fn refused(&self, subject: &str, id: &str) -> Result<u64, Error> {
+    async fn refused(&self, subject: &str, id: &str, expected_last: u64) -> Result<u64, Error> {
         // Without an answer it is unknown whether the entry was written, which is what a timeout means.
         let unknown = || Error::Publish(publish::Error::Timeout);
         let mut attempt = 1;
@@ -125,7 +160,9 @@ impl Journal {
                     let own = last.headers.get(NATS_MESSAGE_ID).is_some_and(|found| found.as_str() == id);
                     return if own { Ok(last.sequence) } else { Err(Error::Conflict) };
                 }
-                Err(error) if error.kind() == LastRawMessageErrorKind::NoMessageFound => return Err(Error::Conflict),
+                Err(error) if error.kind() == LastRawMessageErrorKind::NoMessageFound => {
+                    return Err(if expected_last > 0 { Error::Lost } else { Error::Conflict });
+                }
                 // Each attempt waits for the server for up to two seconds.
                 Err(_) if attempt < 3 => attempt += 1,
                 Err(_) => return Err(unknown()),
@@ -201,6 +238,20 @@ impl Journal {
         let purge = stream.purge().filter(address.subject()).keep(1);
         purge.await.map_err(|error| Error::Purge(error.into()))?;
         Ok(())
+    }
+
+    /// Since when journals are kept: what was written before that is lost.
+    ///
+    /// # Errors
+    /// When the server cannot be reached.
+    pub async fn kept_since(&self) -> Result<Timestamp, Error> {
+        let jetstream = &self.bus.inner.jetstream;
+        let stream = jetstream.get_stream(Stream::Journal.name()).await;
+        let stream = stream.map_err(|error| {
+            Error::Read(history::Error::Read { stream: Stream::Journal.name(), source: Box::new(error) })
+        })?;
+        let created = stream.cached_info().created.unix_timestamp_nanos();
+        Ok(Timestamp::from_nanosecond(created).unwrap_or(Timestamp::UNIX_EPOCH))
     }
 
     async fn stream(

@@ -121,6 +121,16 @@ impl NatsServer {
         stream.info().await.expect("the server describes it").state.messages
     }
 
+    /// Takes away a stream with everything in it, and makes it anew.
+    ///
+    /// # Panics
+    /// When the server does not do it.
+    pub async fn lose(&self, stream: Stream) {
+        let bus = self.bus().await;
+        bus.inner.jetstream.delete_stream(stream.name()).await.expect("the stream can be deleted");
+        bus.ensure_topology().await.expect("the server accepts the topology");
+    }
+
     /// A connection with the topology ensured, and blobs in the server's folder.
     ///
     /// # Panics

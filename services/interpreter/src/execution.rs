@@ -9,9 +9,10 @@ use std::{
 };
 
 use construct_bus::{Bus, Delivery, journal, subject};
-use construct_domain::StepId;
+use construct_domain::{StepId, TaskId};
 use construct_proto::mesh::v1::{
-    Cancelled, CodeCompleted, CodeExecute, Failure, FailureClass, JournalOpened, Parked, StepResult, step_result,
+    Cancelled, CodeCompleted, CodeExecute, Failure, FailureClass, JournalOpened, Parked, StepRef, StepResult,
+    step_result,
 };
 use construct_proto::v1::{CodeInterpreterCall, CodeInterpreterResult};
 use construct_runtime::MasterKeys;
@@ -20,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     host::{Broken, ScriptHost, Shared, past_calls},
-    journal::{Journal, Taken},
+    journal::{Journal, Taken, Taker},
     policy::Policies,
     report,
     running::Running,
@@ -35,6 +36,12 @@ const STUCK: &str = "a script before it could not be continued";
 
 /// What is known of a script that waits for people, should it never be gone on with.
 const WAITED: &str = "cancelled while waiting for an approval";
+
+/// Why scripts are not continued that may have run.
+const GONE: &str = "NATS has lost the record of its calls";
+
+/// Pause before the mesh is tried again.
+const PAUSE: Duration = Duration::from_millis(500);
 
 /// What executions work with.
 #[derive(Debug)]
@@ -65,6 +72,16 @@ enum End {
     Over,
 }
 
+/// The scripts of one command, taken over.
+struct Run<'a> {
+    command: &'a CodeExecute,
+    step: &'a StepRef,
+    delivery: u32,
+    toolbox: &'a Toolbox,
+    journal: &'a Journal,
+    running: &'a crate::running::Entry<'a>,
+}
+
 impl Executor {
     /// Carries a command out, reports, and only then acknowledges.
     #[tracing::instrument(name = "interpreter.step.execute", skip_all, fields(task = %delivery.task, delivery = delivery.delivery))]
@@ -87,14 +104,45 @@ impl Executor {
             End::Over => return receipt.ack().await,
         };
         let result = StepResult { step: command.step, delivery, outcome: Some(outcome), ..StepResult::default() };
-        match self.bus.publish(&subject::TaskResult::new(task), &result).await {
-            Ok(_) => receipt.ack().await,
-            Err(error) => {
-                // The journal answers every call when the command comes again.
-                tracing::warn!(%error, "the result could not be published; the command comes again");
-                receipt.nak(Duration::from_secs(1)).await;
+        if self.publish(task, result).await {
+            receipt.ack().await;
+        } else {
+            // The journal answers every call when the command comes again.
+            drop(keep_alive);
+            receipt.nak(Duration::from_secs(1)).await;
+        }
+    }
+
+    /// Publishes the result, for as long as it takes: nobody else has it. False when the service stops before.
+    async fn publish(&self, task: TaskId, mut result: StepResult) -> bool {
+        let address = subject::TaskResult::new(task);
+        loop {
+            let error = match self.bus.publish(&address, &result).await {
+                Ok(_) => return true,
+                Err(error) => error,
+            };
+            if error.is_retryable() {
+                tracing::warn!(%error, "the result cannot be published yet");
+                tokio::select! {
+                    () = self.out_of_patience() => return false,
+                    () = tokio::time::sleep(PAUSE) => {}
+                }
+            } else if matches!(result.outcome, Some(step_result::Outcome::Failed(_))) {
+                // Not even that the step failed can be told. Its deadline will end it.
+                tracing::error!(%error, "the result cannot be published");
+                return true;
+            } else {
+                let message = format!("what became of the scripts cannot be passed on: {error}");
+                let failure = Failure { class: FailureClass::Internal.into(), message, ..Failure::default() };
+                result.outcome = Some(step_result::Outcome::Failed(failure));
             }
         }
+    }
+
+    /// Waits until the service has been told to stop and given its scripts their time.
+    async fn out_of_patience(&self) {
+        self.draining.cancelled().await;
+        tokio::time::sleep(self.patience).await;
     }
 
     async fn run(&self, command: &CodeExecute, delivery: u32) -> End {
@@ -107,10 +155,18 @@ impl Executor {
             return failed(FailureClass::Internal, "the command names no step".to_owned());
         };
         let running = self.running.enter(id);
+        let cancel = running.token().child_token();
         // First of all: whatever is said below, it is said with what an earlier process has done.
-        let journal = match Journal::open(&self.bus, id, opened(delivery, step.round)).await {
+        let fresh = opened(delivery, step.round);
+        let taker = Taker { fresh, again: command.again || delivery > 1, give_up: cancel.clone() };
+        let journal = match Journal::open(&self.bus, id, taker).await {
             Ok(Taken::Over(journal)) => journal,
             Ok(Taken::Closed | Taken::Superseded) => return End::Over,
+            Ok(Taken::Gone) => {
+                tracing::error!("a journal is gone; its scripts are not run again");
+                let results = command.calls.iter().map(|call| report::unreadable(&call.id, GONE, &[])).collect();
+                return End::Outcome(step_result::Outcome::CodeCompleted(CodeCompleted { results }));
+            }
             Err(journal::Error::Conflict) => return End::Fenced,
             Err(error) => return End::HandBack(format!("the journal cannot be opened: {error}")),
         };
@@ -136,7 +192,8 @@ impl Executor {
             Ok(toolbox) => {
                 let secrets = Secrets::open(&command.secrets, self.secrets_keys.as_ref(), &journal.opened.seed);
                 let toolbox = toolbox.with_secrets(secrets);
-                self.run_scripts(command, step, delivery, &toolbox, &journal, &running).await
+                let run = Run { command, step, delivery, toolbox: &toolbox, journal: &journal, running: &running };
+                self.run_scripts(run, cancel).await
             }
             Err(error) => {
                 let results = left(command, &journal, &error.to_string());
@@ -145,15 +202,8 @@ impl Executor {
         }
     }
 
-    async fn run_scripts(
-        &self,
-        command: &CodeExecute,
-        step: &construct_proto::mesh::v1::StepRef,
-        delivery: u32,
-        toolbox: &Toolbox,
-        journal: &Journal,
-        running: &crate::running::Entry<'_>,
-    ) -> End {
+    async fn run_scripts(&self, run: Run<'_>, cancel: CancellationToken) -> End {
+        let Run { command, step, delivery, toolbox, journal, running } = run;
         for completed in journal.succeeded() {
             if let Ok(result) = serde_json::from_str(&completed.result) {
                 toolbox.replay(&completed.name, &result);
@@ -172,7 +222,7 @@ impl Executor {
             run: (step.round << 16) | delivery.min(u32::from(u16::MAX)),
             index: AtomicU64::new(0),
             clock: AtomicI64::new(journal.opened.clock_micros),
-            cancel: running.token().child_token(),
+            cancel,
             broken: OnceLock::new(),
         };
         let (stop, draining, patience) = (shared.cancel.clone(), self.draining.clone(), self.patience);
@@ -203,6 +253,13 @@ impl Executor {
                 let _ = shared.broken.set(early);
             }
             match shared.broken.get() {
+                Some(Broken::Journal(journal::Error::Lost)) => {
+                    tracing::error!(script = number, "a journal is gone while its script runs");
+                    results.push(report::unreadable(&call.id, GONE, &host.calls()));
+                    let rest = &command.calls[results.len()..];
+                    results.extend(rest.iter().map(|call| report::not_run(&call.id, STUCK)));
+                    break;
+                }
                 Some(Broken::Journal(error)) => {
                     hand_back.abort();
                     return cannot_write(error);

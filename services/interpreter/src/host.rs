@@ -1,5 +1,7 @@
 //! What one script can reach: the tools of its task, each call journaled, counted and told to whoever watches.
 
+mod shown;
+
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
     sync::{
@@ -24,7 +26,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     journal::{CallId, Journal, Past},
     modules,
-    policy::Policies,
+    policy::{Judged, Policies},
     sandbox::{Host, HostCall, IMPORT, ToolError, ToolTable},
     tools::{self, CallContext, Toolbox},
 };
@@ -201,7 +203,7 @@ impl<'a> ScriptHost<'a> {
         let began = Instant::now();
         let context = CallContext { cancel: self.shared.cancel.child_token() };
         if call.name == IMPORT {
-            let module = modules::read(self.shared.toolbox.workspace(), &call.args).await;
+            let module = modules::read(self.shared.toolbox, &call.args).await;
             return self.complete(&call, hash, module, began.elapsed()).await;
         }
         let result = self.shared.toolbox.call(&call.name, call.args.clone(), &context).await;
@@ -220,24 +222,26 @@ impl<'a> ScriptHost<'a> {
 
     /// Whether the policies let a call be made that was not made before. Does not return while a person must decide first.
     async fn permit(&self, call: &HostCall) -> Result<(), ToolError> {
-        let Some(judged) = self.shared.policies.judge(call, self.shared.toolbox).await else { return Ok(()) };
-        let (verdict, arguments, arguments_hash) = (judged.verdict, judged.arguments, judged.hash);
+        let decision = self.shared.decisions.get(&(self.script, call.number));
+        let judging = self.shared.policies.judge(call, self.shared.toolbox, decision.is_some());
+        let Some(Judged { verdict, arguments, hash: arguments_hash }) = judging.await else { return Ok(()) };
+        let decision = decision.filter(|decision| decision.arguments_hash == arguments_hash);
+        // Whatever the rules say by now, a person has said no.
+        if let Some(rejected_by) = decision.filter(|decision| !decision.approved) {
+            return Err(rejected(&call.name, rejected_by));
+        }
         match verdict.action {
             Action::Allow => return Ok(()),
             Action::Deny => return Err(denied(&call.name, &verdict.reason)),
+            Action::Ask if decision.is_some() => return Ok(()),
             Action::Ask => {}
-        }
-        if let Some(decision) = self.shared.decisions.get(&(self.script, call.number))
-            && decision.arguments_hash == arguments_hash
-        {
-            return if decision.approved { Ok(()) } else { Err(rejected(&call.name, decision)) };
         }
         let asked = AskedCall {
             script: self.script,
             number: call.number,
             tool: call.name.clone(),
-            arguments: arguments[..arguments.floor_char_boundary(ASKED)].to_owned(),
-            arguments_size: arguments.len() as u64,
+            arguments: shown::arguments(&arguments, ASKED),
+            arguments_size: arguments.to_string().len() as u64,
             arguments_hash,
             reason: verdict.reason,
         };

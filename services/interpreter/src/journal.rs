@@ -21,7 +21,9 @@ use construct_proto::{
     mesh::v1::{JournalCompleted, JournalEntry, JournalOpened, JournalReleased, JournalStarted, journal_entry::Entry},
     v1::{CodeInterpreterCall, CodeInterpreterResult},
 };
+use jiff::Timestamp;
 use tokio::sync::Mutex;
+use tokio_util::sync::CancellationToken;
 
 pub(crate) use deaths::Deaths;
 
@@ -63,6 +65,8 @@ pub(crate) struct Journal {
     pub(crate) unreadable: Option<history::Error>,
     /// Sequence of the newest entry. Locked while one is written, so that entries have one order.
     last: Arc<Mutex<u64>>,
+    /// Until it is cancelled, entries that cannot be written now are tried again.
+    give_up: CancellationToken,
     ends: Arc<std::sync::Mutex<Ends>>,
 }
 
@@ -79,12 +83,25 @@ pub(crate) enum Taken {
     Closed,
     /// It was gone on with under a later command: nobody waits for this one.
     Superseded,
+    /// What was written of it is lost, so that nobody knows how far it came.
+    Gone,
+}
+
+/// As whom an execution is taken over.
+#[derive(Debug)]
+pub(crate) struct Taker {
+    /// Randomness and clock of an execution that is only now begun; the command's delivery and round.
+    pub(crate) fresh: JournalOpened,
+    /// Whether the command may have been carried out before, at least in part.
+    pub(crate) again: bool,
+    /// Until it is cancelled, entries that cannot be written now are tried again.
+    pub(crate) give_up: CancellationToken,
 }
 
 impl Journal {
-    /// Takes the execution over: reads what was done and fences off whoever was at it before. `fresh` gives randomness
-    /// and clock of an execution that is only now begun.
-    pub(crate) async fn open(bus: &Bus, step: StepId, fresh: JournalOpened) -> Result<Taken, Error> {
+    /// Takes the execution over: reads what was done and fences off whoever was at it before.
+    pub(crate) async fn open(bus: &Bus, step: StepId, taker: Taker) -> Result<Taken, Error> {
+        let Taker { fresh, again, give_up } = taker;
         let Loaded { entries, last, unreadable } = bus.journal().load(step).await?;
         let (mut past, mut scripts, mut ends) = (HashMap::new(), HashMap::new(), Ends::new());
         let mut known = HashSet::new();
@@ -122,11 +139,26 @@ impl Journal {
                 None => {}
             }
         }
+        // Who has waited for a person has written that it did. Whoever only may have begun has written so too, unless that is
+        // older than the stream.
+        if first.is_none() && (fresh.round > 0 || (again && bus.journal().kept_since().await? > begun(step))) {
+            return Ok(Taken::Gone);
+        }
         let first = first.unwrap_or_else(|| fresh.clone());
         let opened = JournalOpened { delivery: fresh.delivery, round: fresh.round, ..first };
         let (last, ends) = (Arc::new(Mutex::new(last)), Arc::new(std::sync::Mutex::new(ends)));
-        let journal =
-            Self { bus: bus.clone(), step, past, scripts, opened: opened.clone(), deaths, unreadable, last, ends };
+        let journal = Self {
+            bus: bus.clone(),
+            step,
+            past,
+            scripts,
+            opened: opened.clone(),
+            deaths,
+            unreadable,
+            last,
+            give_up,
+            ends,
+        };
         journal.append((0, 0), Entry::Opened(opened)).await?;
         Ok(Taken::Over(Box::new(journal)))
     }
@@ -210,10 +242,10 @@ impl Journal {
         // In a task of its own: when the script that waits for it is dropped, the entry may be written all the same, and
         // then `last` must say so, or this process would fence itself.
         let (bus, step) = (self.bus.clone(), self.step);
-        let (last, ends) = (Arc::clone(&self.last), Arc::clone(&self.ends));
+        let (last, ends, give_up) = (Arc::clone(&self.last), Arc::clone(&self.ends), self.give_up.clone());
         let append = tokio::spawn(async move {
             let mut last = last.lock_owned().await;
-            *last = bus.journal().append(step, &entry, *last).await?;
+            *last = bus.journal().append_while(step, &entry, *last, &give_up).await?;
             // Before another entry can be written: two calls that end at the same time wake their script in any order, and
             // it must see them in that of the journal, or it would see them otherwise when it is run again.
             if let Some(end) = end {
@@ -223,6 +255,14 @@ impl Journal {
         });
         append.await.unwrap_or(Err(Error::Conflict))
     }
+}
+
+/// When an execution was first wanted, as its id says.
+fn begun(step: StepId) -> Timestamp {
+    let time = step.uuid().get_timestamp().map(|time| time.to_unix());
+    let time =
+        time.and_then(|(seconds, nanos)| Timestamp::new(i64::try_from(seconds).ok()?, i32::try_from(nanos).ok()?).ok());
+    time.unwrap_or(Timestamp::UNIX_EPOCH)
 }
 
 fn lock(ends: &std::sync::Mutex<Ends>) -> MutexGuard<'_, Ends> {

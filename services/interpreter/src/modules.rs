@@ -8,8 +8,12 @@ use serde_json::{Value, json};
 use crate::{
     blocking::blocking,
     sandbox::ToolError,
+    tools::Toolbox,
     workspace::{PathError, RelativePath, Workspace},
 };
+
+/// The tool as which reading a module is judged.
+pub(crate) const READING: &str = "read_file";
 
 /// The largest file that can be imported, in bytes.
 const MAX_SOURCE: u64 = 1 << 20;
@@ -24,17 +28,18 @@ struct Arguments {
 ///
 /// What TypeScript's and Node's ways of naming files have in common with a path is tried in order: the path itself; `.ts` for `.js`, which is
 /// what TypeScript's own imports mean; and where the path names no file, its endings and its index.
-pub(crate) async fn read(workspace: &Workspace, args: &Value) -> Result<Value, ToolError> {
+pub(crate) async fn read(toolbox: &Toolbox, args: &Value) -> Result<Value, ToolError> {
     let Arguments { path } = Arguments::deserialize(args)
         .map_err(|error| ToolError::new("InternalError", format!("a module is asked for in a wrong way: {error}")))?;
-    let workspace = workspace.clone();
-    let reading = blocking(move || find(&workspace, &path));
+    let names = candidates(toolbox, &path);
+    let workspace = toolbox.workspace().clone();
+    let reading = blocking(move || find(&workspace, &path, &names));
     reading.await.unwrap_or_else(|| Err(ToolError::new("InternalError", "the thread that read the module ended")))
 }
 
-fn find(workspace: &Workspace, path: &str) -> Result<Value, ToolError> {
-    for candidate in candidates(path) {
-        match open(workspace, &candidate) {
+fn find(workspace: &Workspace, path: &str, names: &[String]) -> Result<Value, ToolError> {
+    for name in names {
+        match open(workspace, name) {
             Ok((located, file)) => {
                 let path = located.shown();
                 let source = source(&path, file)?;
@@ -58,8 +63,16 @@ fn open(workspace: &Workspace, path: &str) -> Result<(RelativePath, std::fs::Fil
     Ok((located, file))
 }
 
-/// The paths that are tried for a module, in this order.
-pub(crate) fn candidates(path: &str) -> Vec<String> {
+/// The paths that are tried for a module, in this order, as `read_file` takes them: what policies judge is what is opened.
+pub(crate) fn candidates(toolbox: &Toolbox, path: &str) -> Vec<String> {
+    let canonical = |path: String| {
+        let arguments = toolbox.canonical(READING, &json!({"path": path})).ok();
+        arguments.and_then(|arguments| arguments["path"].as_str().map(str::to_owned)).unwrap_or(path)
+    };
+    spellings(path).into_iter().map(canonical).collect()
+}
+
+fn spellings(path: &str) -> Vec<String> {
     let mut candidates = vec![path.to_owned()];
     match path.rsplit_once('.') {
         Some((stem, "js")) => candidates.push(format!("{stem}.ts")),
@@ -113,7 +126,7 @@ mod tests {
         }
         std::fs::write(dir.path().join("large.ts"), " ".repeat(MAX_SOURCE as usize + 1)).unwrap();
         std::fs::write(dir.path().join("binary.js"), [0xff, 0xfe]).unwrap();
-        let workspace = Workspace::open(dir.path()).unwrap();
+        let toolbox = crate::policy::tests::toolbox(dir.path());
         for (asked, path, text) in [
             ("a.ts", "a.ts", "A"),
             ("a", "a.ts", "A"),
@@ -122,10 +135,11 @@ mod tests {
             ("b.js", "b.js", "B"),
             ("b", "b.ts", "T"),
             ("d.json", "d.json", "{}"),
-            ("lib/../a.ts", "lib/../a.ts", "A"),
+            ("lib/../a.ts", "a.ts", "A"),
+            ("missing/../a", "a.ts", "A"),
         ] {
             assert_eq!(
-                read(&workspace, &json!({"path": asked})).await,
+                read(&toolbox, &json!({"path": asked})).await,
                 Ok(json!({"path": path, "source": text})),
                 "{asked}"
             );
@@ -137,7 +151,7 @@ mod tests {
             ("large.ts", "ImportFailed", "larger than 1048576 bytes"),
             ("binary.js", "ImportFailed", "not UTF-8"),
         ] {
-            let error = read(&workspace, &json!({"path": asked})).await.unwrap_err();
+            let error = read(&toolbox, &json!({"path": asked})).await.unwrap_err();
             assert_eq!(error.name, name, "{asked}: {}", error.message);
             assert!(error.message.contains(words), "{asked}: {}", error.message);
         }

@@ -9,13 +9,10 @@ use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 
 use crate::{
-    modules,
+    modules::{self, READING},
     sandbox::{HostCall, IMPORT},
     tools::{PolicySubject, Toolbox, definition},
 };
-
-/// The tool as which reading a module is judged.
-const READING: &str = "read_file";
 
 /// The policies a command carries.
 #[derive(Debug)]
@@ -29,8 +26,8 @@ pub(crate) struct Policies {
 pub(crate) struct Judged {
     /// What becomes of it.
     pub(crate) verdict: Verdict,
-    /// The arguments in the one form that equal calls have, as JSON.
-    pub(crate) arguments: String,
+    /// The arguments in the one form that equal calls have.
+    pub(crate) arguments: Value,
     /// SHA-256 of the tool and the arguments, in hexadecimal: what an approval holds for.
     pub(crate) hash: String,
 }
@@ -43,9 +40,10 @@ impl Policies {
     }
 
     /// What they say about a call: the stricter of both. None when no rule is about it, or when it fails anyway, because
-    /// there is no such tool or its arguments don't fit; nobody is asked about that.
-    pub(crate) async fn judge(&self, call: &HostCall, toolbox: &Toolbox) -> Option<Judged> {
-        if self.agent.is_empty() && self.task.is_empty() {
+    /// there is no such tool or its arguments don't fit; nobody is asked about that. A call that was `asked` about before is
+    /// looked at even when there are no rules any more.
+    pub(crate) async fn judge(&self, call: &HostCall, toolbox: &Toolbox, asked: bool) -> Option<Judged> {
+        if self.agent.is_empty() && self.task.is_empty() && !asked {
             return None;
         }
         let (arguments, subject) =
@@ -55,8 +53,8 @@ impl Policies {
         let verdict = judge(&names(&call.name));
         // A rule about reading files is about modules as well.
         let verdict = if call.name == IMPORT { policy::stricter(verdict, judge(&names(READING))) } else { verdict };
-        let arguments = arguments.to_string();
-        let digest = Sha256::new().chain_update(&call.name).chain_update([0]).chain_update(&arguments).finalize();
+        let written = arguments.to_string();
+        let digest = Sha256::new().chain_update(&call.name).chain_update([0]).chain_update(written).finalize();
         let hash = digest.iter().map(|byte| format!("{byte:02x}")).collect();
         Some(Judged { verdict, arguments, hash })
     }
@@ -69,8 +67,11 @@ fn names(tool: &str) -> Vec<&str> {
 
 /// The arguments of a tool's call, and what it is about.
 async fn of(call: &HostCall, toolbox: &Toolbox) -> Option<(Value, Subject)> {
-    let arguments = toolbox.canonical(&call.name, &call.args).ok()?;
+    let mut arguments = toolbox.canonical(&call.name, &call.args).ok()?;
     let subjects = toolbox.subjects(&call.name, &arguments).await.ok()?;
+    if let Some(environment) = toolbox.environment(&call.name) {
+        arguments["environment"] = environment;
+    }
     Some((arguments, subject(subjects)))
 }
 
@@ -78,7 +79,7 @@ async fn of(call: &HostCall, toolbox: &Toolbox) -> Option<(Value, Subject)> {
 async fn import(call: &HostCall, toolbox: &Toolbox) -> Option<(Value, Subject)> {
     let path = call.args["path"].as_str()?;
     let mut names = Vec::new();
-    for candidate in modules::candidates(path) {
+    for candidate in modules::candidates(toolbox, path) {
         // What is no path of the workspace is not opened either.
         let Ok(arguments) = toolbox.canonical(READING, &json!({"path": candidate})) else { continue };
         let subjects = toolbox.subjects(READING, &arguments).await.unwrap_or_default();
@@ -117,7 +118,7 @@ fn rule(rule: PolicyRule) -> Rule {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
     use crate::{
         command::CommandSandbox,
@@ -125,7 +126,8 @@ mod tests {
         workspace::Workspace,
     };
 
-    fn toolbox(root: &std::path::Path) -> Toolbox {
+    /// One with everything of this folder, and nothing else.
+    pub(crate) fn toolbox(root: &std::path::Path) -> Toolbox {
         let workspace = Workspace::open(root).expect("a workspace");
         let egress = Egress::new(&[]).expect("an HTTP client");
         Toolbox::new(workspace, Grants::default(), egress, CommandSandbox::unavailable("a test"))
@@ -148,18 +150,19 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder");
         let toolbox = toolbox(folder.path());
         let policies = command(vec![rule(PolicyAction::Ask, "*")], Vec::new());
-        let judged =
-            async |name: &str, args| policies.judge(&call(name, args), &toolbox).await.expect("a call that fits");
+        let judged = async |name: &str, args| {
+            policies.judge(&call(name, args), &toolbox, false).await.expect("a call that fits")
+        };
         let one = judged("create_file", json!({"content": "x", "path": "./a"})).await;
         let same = judged("create_file", json!({"path": "a", "content": "x"})).await;
         assert_eq!((same.arguments, &same.hash), (one.arguments.clone(), &one.hash));
-        assert_eq!(one.arguments, r#"{"content":"x","path":"a"}"#);
+        assert_eq!(one.arguments.to_string(), r#"{"content":"x","path":"a"}"#);
         assert_ne!(judged("create_file", json!({"path": "a", "content": "y"})).await.hash, one.hash);
         let nested = json!({"options": {"env": {"B": "1", "A": "2"}, "cwd": "x"}, "command": "ls"});
         let nested = judged("execute_command", nested).await.arguments;
-        assert_eq!(nested, r#"{"command":"ls","options":{"cwd":"x","env":{"A":"2","B":"1"}}}"#);
+        assert_eq!(nested.to_string(), r#"{"command":"ls","options":{"cwd":"x","env":{"A":"2","B":"1"}}}"#);
         for (name, args) in [("no_such_tool", json!({})), ("create_file", json!({"path": 1}))] {
-            assert!(policies.judge(&call(name, args), &toolbox).await.is_none(), "nobody is asked about {name}");
+            assert!(policies.judge(&call(name, args), &toolbox, false).await.is_none(), "nobody is asked about {name}");
         }
     }
 
@@ -202,11 +205,11 @@ mod tests {
             (call("delete_file", json!({"path": ".", "recursive": true})), Action::Ask),
         ];
         for (call, expected) in table {
-            let judged = policies.judge(&call, &toolbox).await.expect("a call that fits");
+            let judged = policies.judge(&call, &toolbox, false).await.expect("a call that fits");
             assert_eq!(judged.verdict.action, expected, "{call:?}");
         }
         let reading = PolicyRule { paths: vec!["secrets/**".into()], ..rule(PolicyAction::Deny, "read_file") };
-        let judged = command(Vec::new(), vec![reading]).judge(&import("secrets/key"), &toolbox).await;
+        let judged = command(Vec::new(), vec![reading]).judge(&import("secrets/key"), &toolbox, false).await;
         assert_eq!(judged.expect("judged").verdict.action, Action::Deny, "a module is read");
     }
 
@@ -224,9 +227,32 @@ mod tests {
             (call("fetch", json!({"url": "https://Example.com:8080/x"})), Action::Ask),
             (call("fetch", json!({"url": "http://example.com@b.com/"})), Action::Allow),
         ] {
-            let judged = policies.judge(&call, &toolbox).await.expect("a call that fits");
+            let judged = policies.judge(&call, &toolbox, false).await.expect("a call that fits");
             assert_eq!(judged.verdict.action, expected, "{call:?}");
         }
+    }
+
+    #[tokio::test]
+    async fn variables_belong_to_a_command() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let toolbox = toolbox(folder.path());
+        let allowed = PolicyRule { commands: vec!["git fetch*".into()], ..rule(PolicyAction::Allow, "*") };
+        let policies = command(vec![allowed, rule(PolicyAction::Ask, "*")], Vec::new());
+        let judged = async |name: &str, args| {
+            let judged = policies.judge(&call(name, args), &toolbox, false).await.expect("a call that fits");
+            (judged.verdict.action, judged.arguments, judged.hash)
+        };
+        let git = json!({"args": ["fetch"]});
+        let (action, _, plain) = judged("git", git.clone()).await;
+        assert_eq!(action, Action::Allow);
+        let with = json!({"args": ["fetch"], "options": {"env": {"GIT_SSH_COMMAND": "sh -c 'rm x'"}}});
+        assert_eq!(judged("git", with).await.0, Action::Ask);
+
+        toolbox.replay("setenv", &json!({"name": "BASH_ENV", "value": "x"}));
+        let (action, arguments, hash) = judged("git", git).await;
+        assert_eq!((action, &arguments["environment"]), (Action::Ask, &json!({"BASH_ENV": "x"})));
+        assert_ne!(hash, plain, "an approval does not hold for another environment");
+        assert!(judged("create_file", json!({"path": "a", "content": ""})).await.1.get("environment").is_none());
     }
 
     #[tokio::test]
@@ -243,7 +269,7 @@ mod tests {
             (Unspecified, Allow, Action::Deny),
         ] {
             let policies = command(vec![rule(agent, "create_file")], vec![rule(task, "*")]);
-            let judged = policies.judge(&call, &toolbox).await.expect("a call that fits");
+            let judged = policies.judge(&call, &toolbox, false).await.expect("a call that fits");
             assert_eq!(judged.verdict.action, expected, "{agent:?} {task:?}");
         }
     }

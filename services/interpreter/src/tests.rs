@@ -97,7 +97,7 @@ impl Bench {
 
     async fn answer(&self, call: HostCall) -> Result<Value, sandbox::ToolError> {
         if call.name == IMPORT {
-            return modules::read(self.toolbox.workspace(), &call.args).await;
+            return modules::read(&self.toolbox, &call.args).await;
         }
         let result = self.toolbox.call(&call.name, call.args, &CallContext::default()).await;
         result.map_err(|error| sandbox::ToolError {

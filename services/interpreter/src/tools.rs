@@ -203,8 +203,9 @@ impl Toolbox {
         self.check(provided(name)?, args.clone())
     }
 
-    /// What a policy must permit for a call with these canonical arguments: its [`Definition::subject`], and for a path
-    /// that leads elsewhere through symbolic links also the path it leads to. A call is permitted when each of them is.
+    /// What a policy must permit for a call with these canonical arguments: its [`Definition::subject`], for a path
+    /// that leads elsewhere through symbolic links also the path it leads to, and for a command that finds variables set also
+    /// the line with them in front. A call is permitted when each of them is.
     ///
     /// The links are looked at now. A command that runs meanwhile could change them before the call does its work; who is
     /// granted commands could as well read and write with those.
@@ -217,6 +218,12 @@ impl Toolbox {
         let (path, is_tree) = match &subject {
             PolicySubject::Path(path) => (path.clone(), false),
             PolicySubject::Tree(path) => (path.clone(), true),
+            // A variable can make a program do something else as well as an argument can: `GIT_SSH_COMMAND`, `BASH_ENV`.
+            PolicySubject::Command(line) => {
+                let assignments = self.variables.assignments(&canonical["options"]["env"]);
+                let prefixed = (!assignments.is_empty()).then(|| format!("{assignments} {line}"));
+                return Ok([Some(subject), prefixed.map(PolicySubject::Command)].into_iter().flatten().collect());
+            }
             _ => return Ok(vec![subject]),
         };
         let workspace = self.workspace.clone();
@@ -236,6 +243,12 @@ impl Toolbox {
         let mut subjects: Vec<PolicySubject> = [path, target].map(kind).into();
         subjects.dedup();
         Ok(subjects)
+    }
+
+    /// What scripts have set for all commands, for a tool that runs one: it belongs to what is asked about the call.
+    pub fn environment(&self, name: &str) -> Option<Value> {
+        let runs = definition(name).is_some_and(|tool| tool.permission == Permission::Commands);
+        if runs { self.variables.all() } else { None }
     }
 
     /// Takes notice of a call that an earlier process completed with this result and that is not made again. Scripts that

@@ -305,6 +305,7 @@ impl Activator {
                 let secrets = self.store.task_secrets(task).await?;
                 match command::execute(loaded, now, step, &transcript, &approvals, &secrets) {
                     Ok(execute) => {
+                        let execute = mesh::CodeExecute { again: may_have_been_sent(step), ..execute };
                         let code = subject::CodeExecute::new(command::pool(loaded), task);
                         self.dispatch(step.id, &code, &execute)
                             .await
@@ -375,8 +376,7 @@ impl Activator {
 
     /// Whether a step that is looked at again has its result on the way: then its worker must not begin anew.
     async fn result_waits(&self, step: &Step, task: TaskId) -> bool {
-        let first = Timestamp::now().duration_since(step.wanted()) < FIRST_LOOK;
-        !first && self.bus.result_waits(task).await.unwrap_or(false)
+        may_have_been_sent(step) && self.bus.result_waits(task).await.unwrap_or(false)
     }
 
     /// Sees to it that nobody runs a step's scripts any more, and drops its journal; the task need not wait for that. Nothing else
@@ -505,6 +505,11 @@ fn trace_id() -> Option<String> {
     let context = tracing::Span::current().context();
     let span = context.span().span_context().clone();
     span.is_valid().then(|| span.trace_id().to_string())
+}
+
+/// Whether the command of a step that is looked at may be on its way already, or have been carried out.
+fn may_have_been_sent(step: &Step) -> bool {
+    Timestamp::now().duration_since(step.wanted()) >= FIRST_LOOK
 }
 
 fn fresh() -> Fresh {

@@ -31,17 +31,13 @@ const LONGEST_TIMER: Duration = Duration::from_secs(60);
 
 /// Why to look.
 #[derive(Debug)]
-#[expect(
-    clippy::large_enum_variant,
-    reason = "nearly every message is the large one; boxing it would cost an allocation each"
-)]
 pub(crate) enum Msg {
     /// Something came from the mesh.
     Look {
         /// What a worker reported, if that is what came.
         result: Option<Box<StepResult>>,
         /// Acknowledged when the outcome is durable.
-        receipt: Receipt,
+        receipt: Box<Receipt>,
     },
     /// The task wanted to be looked at now.
     Timer,
@@ -137,7 +133,11 @@ fn pause(before: u32, passing: bool) -> Duration {
 
 /// One activation, and the acknowledgement of what caused it. An error is not the actor's end: the message comes again,
 /// and without one the timer does.
-async fn look(args: &Args, result: Option<StepResult>, receipt: Option<Receipt>) -> Result<After, ActorProcessingErr> {
+async fn look(
+    args: &Args,
+    result: Option<StepResult>,
+    receipt: Option<Box<Receipt>>,
+) -> Result<After, ActorProcessingErr> {
     let span = tracing::info_span!("reconciler.task.look", task = %args.task);
     if let Some(receipt) = &receipt {
         receipt.continue_trace(&span);
@@ -147,7 +147,7 @@ async fn look(args: &Args, result: Option<StepResult>, receipt: Option<Receipt>)
         Ok(slot) => slot,
         Err(_) => {
             // While it waits its turn, what it holds must not be delivered again.
-            let _waiting = receipt.as_ref().map(Receipt::keep_alive);
+            let _waiting = receipt.as_ref().map(|receipt| receipt.keep_alive());
             args.slots.acquire().await?
         }
     };

@@ -173,6 +173,7 @@ pub(crate) fn execute(
         decisions: approvals.iter().filter_map(decision).collect(),
         compute: pool(loaded).to_string(),
         secrets: secrets.iter().map(granted).collect(),
+        again: false,
     })
 }
 

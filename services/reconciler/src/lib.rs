@@ -143,6 +143,7 @@ async fn intake(bus: Bus, partition: u16, options: ConsumeOptions, supervisor: A
             TaskMessage::Wake(_) => None,
             TaskMessage::Result(result) => Some(Box::new(result)),
         };
+        let receipt = Box::new(receipt);
         if supervisor.cast(supervisor::Msg::Deliver { task, result, receipt }).is_err() {
             return;
         }

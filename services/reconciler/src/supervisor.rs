@@ -20,7 +20,7 @@ use crate::{
 #[derive(Debug)]
 pub(crate) enum Msg {
     /// Something came from the mesh for a task. Bounded by the consumers: each hands over only so many unsettled receipts.
-    Deliver { task: TaskId, result: Option<Box<StepResult>>, receipt: Receipt },
+    Deliver { task: TaskId, result: Option<Box<StepResult>>, receipt: Box<Receipt> },
     /// An actor has nothing to do and has taken so many messages.
     Idle { task: TaskId, taken: u64, actor: ActorId },
     /// Nothing comes any more: finish what was handed over, then end.

@@ -22,7 +22,7 @@ use futures::StreamExt as _;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::{Acker, Delivery, Handle, Inbound, Output, SharedSlots, dead};
+use super::{Acker, Delivery, Handle, Inbound, Output, SharedSlots, dead, slots::NoSlot};
 use crate::{
     Bus, Connection, envelope,
     publish::changed_from,
@@ -236,16 +236,23 @@ impl<T: Inbound> Puller<T> {
             return tracing::debug!(subject = %message.subject, "a message without a way to acknowledge it was ignored");
         };
         let acker = Acker { client: self.bus.inner.client.clone(), reply };
-        let Some(slot) = self.slots.take() else {
-            // More than was asked for: an old request was answered late.
-            return acker.send(async_nats::jetstream::AckKind::Nak(None)).await;
-        };
-        let handle = Handle { acker, slot };
         let message = Message { message, context: self.bus.inner.jetstream.clone() };
-        let (delivery, sequence) = match message.info() {
-            Ok(info) => (u32::try_from(info.delivered).unwrap_or(u32::MAX), info.stream_sequence),
+        let (delivery, sequence, published) = match message.info() {
+            Ok(info) => {
+                let delivered = u32::try_from(info.delivered).unwrap_or(u32::MAX);
+                let published = i64::try_from(info.published.unix_timestamp_nanos()).unwrap_or_default();
+                (delivered, info.stream_sequence, published)
+            }
             Err(error) => return tracing::debug!(%error, "a message without delivery information was ignored"),
         };
+        let slot = match self.slots.take((sequence, published)) {
+            Ok(slot) => slot,
+            // More than was asked for: an old request was answered late.
+            Err(NoSlot::Full) => return acker.send(async_nats::jetstream::AckKind::Nak(None)).await,
+            // Whoever is at it settles it; until then nobody else shall have it.
+            Err(NoSlot::Held) => return acker.send(async_nats::jetstream::AckKind::Progress).await,
+        };
+        let handle = Handle { acker, slot };
         let message = message.message;
         let headers = message.headers.as_ref();
         match T::open(&self.bus, &message.subject, headers, message.payload.clone()).await {

@@ -7,6 +7,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use async_nats::jetstream::AckKind;
 use bytes::Bytes;
 use construct_domain::partition;
 use construct_proto::mesh::v1::{DeadLetter, TaskWake};
@@ -39,6 +40,30 @@ async fn a_partition_gets_the_wakes_and_results_of_its_tasks_only() {
     let second = next(&mut consumer).await;
     assert_eq!(second.message, TaskMessage::Result(result(task, 1)));
     assert!(second.sequence > first.sequence);
+}
+
+#[tokio::test]
+async fn what_a_process_is_at_it_is_not_given_once_more() {
+    let server = NatsServer::start().await;
+    let bus = server.bus().await;
+    let address = subject::ModelInvoke::new(Pool::model_default(), task(1));
+    bus.publish_once(&address, &invoke(task(1), 1)).await.expect("sent");
+    let mut consumer = bus.consume_model(&Pool::model_default(), options(3));
+    let held = next(&mut consumer).await;
+    // As the server does when it has not heard of the message for too long.
+    for _ in 0..3 {
+        held.receipt.acker.send(AckKind::Nak(None)).await;
+        let again = tokio::time::timeout(Duration::from_millis(100), consumer.next()).await;
+        assert!(again.is_err(), "{again:?}");
+    }
+    // Given back by whoever is at it, it comes again.
+    held.receipt.nak(Duration::ZERO).await;
+    let again = next(&mut consumer).await;
+    assert!(again.delivery > 1);
+    again.receipt.ack().await;
+    let more = tokio::time::timeout(Duration::from_millis(200), consumer.next()).await;
+    assert!(more.is_err(), "{more:?}");
+    assert_eq!(server.messages(Stream::Model).await, 0);
 }
 
 #[tokio::test]

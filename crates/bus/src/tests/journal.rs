@@ -2,9 +2,10 @@ use std::time::{Duration, Instant};
 
 use construct_domain::StepId;
 use construct_proto::mesh::v1::{JournalCompleted, JournalEntry, journal_entry::Entry};
+use tokio_util::sync::CancellationToken;
 
 use super::step;
-use crate::{Journal, envelope::INLINE_LIMIT, journal, testing::NatsServer};
+use crate::{Journal, envelope::INLINE_LIMIT, journal, testing::NatsServer, topology::Stream};
 
 fn entry(step: StepId, call: u32) -> JournalEntry {
     let completed = JournalCompleted { name: "grep".to_owned(), succeeded: true, ..Default::default() };
@@ -66,11 +67,45 @@ async fn a_zombie_that_writes_to_a_journal_is_fenced() {
 }
 
 #[tokio::test]
+async fn a_journal_that_is_lost_is_told_from_one_that_another_process_has() {
+    let server = NatsServer::start().await;
+    let journal = server.bus().await.journal();
+    let last = journal.append(step(1), &entry(step(1), 1), 0).await.expect("appended");
+    let before = journal.kept_since().await.expect("known");
+    server.lose(Stream::Journal).await;
+    assert!(journal.kept_since().await.expect("known") > before);
+    let error = journal.append(step(1), &entry(step(1), 2), last).await.expect_err("there is nothing to go on from");
+    assert!(matches!(error, journal::Error::Lost), "{error:?}");
+    assert!(!error.is_retryable());
+}
+
+#[tokio::test]
+async fn an_entry_is_tried_again_until_the_server_is_back_or_it_is_given_up() {
+    let server = NatsServer::start().await;
+    let journal = server.bus().await.journal();
+    let (give_up, first) = (CancellationToken::new(), entry(step(1), 1));
+    server.pause();
+    let appended = journal.append_while(step(1), &first, 0, &give_up);
+    tokio::pin!(appended);
+    // One try takes five seconds.
+    let early = tokio::time::timeout(Duration::from_secs(6), &mut appended).await;
+    assert!(early.is_err(), "{early:?}");
+    server.resume();
+    let last = appended.await.expect("written in the end");
+    assert_eq!(entries(&journal, step(1)).await, std::slice::from_ref(&first), "once");
+    server.pause();
+    give_up.cancel();
+    let error = journal.append_while(step(1), &entry(step(1), 2), last, &give_up).await.expect_err("given up");
+    assert!(error.is_retryable(), "{error:?}");
+    server.resume();
+}
+
+#[tokio::test]
 async fn an_entry_whose_acknowledgement_was_lost_is_recognised() {
     let server = NatsServer::start().await;
     let journal = server.bus().await.journal();
     let entry = entry(step(1), 1);
-    let try_once = || journal.append_as(step(1), &entry, 0, "lost".to_owned());
+    let try_once = || journal.append_as(step(1), &entry, 0, "lost");
     let first = try_once().await.expect("accepted");
     assert_eq!(try_once().await.expect("recognised"), first);
     // Another's entry in the same place is not ours.
@@ -115,7 +150,7 @@ async fn ends_of_closed_journals_go_and_open_journals_stay() {
     assert_eq!(entries(&journal, step(7)).await.len(), 1);
     assert_eq!(entries(&journal, step(8)).await, []);
     let error = journal.append(step(8), &entry(step(8), 2), 8).await.expect_err("who still runs it stays fenced");
-    assert!(matches!(error, journal::Error::Conflict), "{error:?}");
+    assert!(matches!(error, journal::Error::Lost), "{error:?}");
     assert_eq!(journal.remove_closed(Duration::ZERO).await.expect("nothing is left"), 0);
 }
 

@@ -2,6 +2,7 @@
 
 mod divergence;
 mod large;
+mod outages;
 mod stopping;
 mod trials;
 
@@ -31,7 +32,7 @@ use crate::{
 /// An interpreter without its service around it, and one step that it is given again and again.
 struct World {
     /// Ends with the test.
-    nats: NatsServer,
+    nats: Arc<NatsServer>,
     folder: tempfile::TempDir,
     executor: Executor,
     command: CodeExecute,
@@ -52,7 +53,7 @@ impl World {
     }
 
     async fn with(scripts: &[&str], policy: Policy, egress: Egress, sandbox: CommandSandbox) -> Self {
-        let nats = NatsServer::start().await;
+        let nats = Arc::new(NatsServer::start().await);
         let folder = folder();
         let executor = executor(nats.bus().await, folder.path(), policy, egress, sandbox);
         let command = CodeExecute {

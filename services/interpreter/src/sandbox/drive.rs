@@ -210,8 +210,12 @@ impl<'h> Driver<'h> {
                 },
             };
             let Some(answer) = answer else {
+                // A source that is parsed is the script's own work, not something it waits for.
+                let works = matches!(waiting, Waiting::Strip(_));
                 self.asked = Some(waiting);
-                self.host.stands_still(&mut self.under_way());
+                if !works {
+                    self.host.stands_still(&mut self.under_way());
+                }
                 return Poll::Pending;
             };
             lock(&self.bridge).answer = Some(answer);

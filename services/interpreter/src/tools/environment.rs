@@ -13,6 +13,7 @@ use super::definition::{Definition, Effect, Permission, Provider, limits};
 use super::error::ToolError;
 use super::kind::{Kind, optional, required};
 use super::output::{Output, field};
+use super::program::quoted;
 use super::subject::{self, PolicySubject};
 use crate::command::{CommandPolicy, environment};
 
@@ -144,6 +145,20 @@ impl Variables {
         if let Ok(changed) = Set::deserialize(result) {
             changed.apply(&mut self.set());
         }
+    }
+
+    /// The variables of a command as a person would write them before it: those that are set, and over them `own`.
+    pub(super) fn assignments(&self, own: &Value) -> String {
+        let mut all = self.set().clone();
+        let own = own.as_object().into_iter().flatten();
+        all.extend(own.filter_map(|(name, value)| Some((name.clone(), value.as_str()?.to_owned()))));
+        all.iter().map(|(name, value)| format!("{name}={}", quoted(value))).collect::<Vec<_>>().join(" ")
+    }
+
+    /// Those that are set; none when there are none.
+    pub(super) fn all(&self) -> Option<Value> {
+        let set = self.set();
+        (!set.is_empty()).then(|| serde_json::json!(*set))
     }
 
     /// The variables for one command: those that are set, and over them those of the call.

@@ -207,7 +207,7 @@ fn command_line(tool: &str, args: &Value) -> PolicySubject {
 }
 
 /// A word as a shell takes it, in quotes where it needs them.
-fn quoted(word: &str) -> String {
+pub(super) fn quoted(word: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "_-./:=,@%+".contains(c);
     if !word.is_empty() && word.chars().all(plain) {
         return word.to_owned();

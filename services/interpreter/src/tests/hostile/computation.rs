@@ -47,7 +47,6 @@ async fn what_never_ends_is_stopped_at_the_cpu_limit() {
         "throw Object.assign(new Error('x'), {details: {toJSON() { for (;;); }}})",
         "throw Object.defineProperty(new Error('x'), 'stack', {get() { for (;;); }})",
         "throw Object.defineProperty(new Error('x'), 'cause', {get() { for (;;); }})",
-        "Error.prepareStackTrace = () => { for (;;); }; throw new Error('x')",
         "print({get x() { for (;;); }, toJSON() { for (;;); }})",
         "read_file({get path() { for (;;); }})",
         "read_file(new Proxy({}, {ownKeys() { for (;;); }}))",
@@ -55,7 +54,9 @@ async fn what_never_ends_is_stopped_at_the_cpu_limit() {
         "setTimeout(() => {}, {valueOf() { for (;;); }})",
         "setTimeout(() => { for (;;); }); await new Promise(() => {})",
     ];
-    let attacks: Vec<(&str, Expected)> = scripts.into_iter().map(|script| (script, Exceeds(Limit::Cpu))).collect();
+    let mut attacks: Vec<(&str, Expected)> = scripts.into_iter().map(|script| (script, Exceeds(Limit::Cpu))).collect();
+    // A script has no say in how stacks are written.
+    attacks.push(("Error.prepareStackTrace = () => { for (;;); }; throw new Error('mine')", Throws("Error", "mine")));
     bench().withstands(&attacks).await;
 }
 

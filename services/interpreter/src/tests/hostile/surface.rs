@@ -147,7 +147,7 @@ async fn calls_cannot_be_forged() {
             ("Object.setPrototypeOf(tools, {})", "TypeError"),
             ("Object.setPrototypeOf(Object.getPrototypeOf(tools), {forged: 1}); tools.forged()", "UnknownTool"),
             ("new read_file('inside.txt')", "TypeError"),
-            ("secrets.get('KEY')", "ReferenceError"),
+            ("secrets.get('KEY')", "SecretNotFound"),
         ])
         .await;
     // What merely looks like a handle is text, here and on its way out.
