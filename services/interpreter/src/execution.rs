@@ -158,7 +158,7 @@ impl Executor {
         let cancel = running.token().child_token();
         // First of all: whatever is said below, it is said with what an earlier process has done.
         let fresh = opened(delivery, step.round);
-        let taker = Taker { fresh, again: command.again || delivery > 1, give_up: cancel.clone() };
+        let taker = Taker { fresh, again: command.again || delivery > 1, stop: cancel.clone() };
         let journal = match Journal::open(&self.bus, id, taker).await {
             Ok(Taken::Over(journal)) => journal,
             Ok(Taken::Closed | Taken::Superseded) => return End::Over,
@@ -252,17 +252,20 @@ impl Executor {
                 // Where something else broke before, that is told.
                 let _ = shared.broken.set(early);
             }
+            if journal.failure().is_some() {
+                let _ = shared.broken.set(Broken::Journal);
+            }
             match shared.broken.get() {
-                Some(Broken::Journal(journal::Error::Lost)) => {
+                Some(Broken::Journal) if matches!(journal.failure(), Some(journal::Error::Lost)) => {
                     tracing::error!(script = number, "a journal is gone while its script runs");
                     results.push(report::unreadable(&call.id, GONE, &host.calls()));
                     let rest = &command.calls[results.len()..];
                     results.extend(rest.iter().map(|call| report::not_run(&call.id, STUCK)));
                     break;
                 }
-                Some(Broken::Journal(error)) => {
+                Some(Broken::Journal) => {
                     hand_back.abort();
-                    return cannot_write(error);
+                    return cannot_write(journal);
                 }
                 Some(diverged @ Broken::Diverged { .. }) => {
                     tracing::error!(%diverged, script = number, "a script does something else when it is run again");
@@ -276,9 +279,9 @@ impl Executor {
                     && shared.parked.load(Relaxed)
                     && running.reason().is_none() =>
                 {
-                    if let Err(error) = journal.release().await {
+                    if journal.release().await.is_err() {
                         hand_back.abort();
-                        return cannot_write(&error);
+                        return cannot_write(journal);
                     }
                     results.push(report::result(&call.id, &outcome, &host.calls(), WAITED));
                     let rest = &command.calls[results.len()..];
@@ -288,8 +291,8 @@ impl Executor {
                 }
                 None if outcome.status == Status::Cancelled && running.reason().is_none() => {
                     hand_back.abort();
-                    if let Err(error) = journal.release().await {
-                        tracing::warn!(%error, "it could not be written that the execution is handed back");
+                    if journal.release().await.is_err() {
+                        tracing::warn!("it could not be written that the execution is handed back");
                     }
                     return End::HandBack("the service stops".to_owned());
                 }
@@ -300,17 +303,23 @@ impl Executor {
                     // What was told to stop is not made to wait for NATS.
                     if running.reason().is_none()
                         && results.len() < command.calls.len()
-                        && let Err(error) =
-                            journal.script_ended(number, &call.code, &result, shared.clock.load(Relaxed)).await
+                        && journal.script_ended(number, &call.code, &result, shared.clock.load(Relaxed)).await.is_err()
                     {
                         hand_back.abort();
-                        return cannot_write(&error);
+                        return cannot_write(journal);
                     }
                 }
             }
         }
+        // Whoever has been told to stop need not wait for NATS. Everybody else learns before anything is said whether it is still
+        // theirs to say.
+        let progress = shared.progress.into_inner().finish();
+        let written = async { if running.reason().is_some() { Ok(()) } else { journal.flush().await } };
+        let (written, _) = tokio::join!(written, progress);
         hand_back.abort();
-        shared.progress.into_inner().finish().await;
+        if written.is_err() && !matches!(journal.failure(), Some(journal::Error::Lost)) && running.reason().is_none() {
+            return cannot_write(journal);
+        }
         if !asked.is_empty() {
             tracing::info!(calls = asked.len(), "the scripts are put away until a person has decided");
             return End::Outcome(step_result::Outcome::Parked(Parked { calls: asked, results }));
@@ -322,10 +331,11 @@ impl Executor {
     }
 }
 
-fn cannot_write(error: &journal::Error) -> End {
-    match error {
-        journal::Error::Conflict => End::Fenced,
-        error => End::HandBack(format!("the journal cannot be written: {error}")),
+fn cannot_write(journal: &Journal) -> End {
+    match journal.failure() {
+        Some(journal::Error::Conflict) => End::Fenced,
+        Some(error) => End::HandBack(format!("the journal cannot be written: {}", causes(error))),
+        None => End::HandBack("the journal cannot be written".to_owned()),
     }
 }
 

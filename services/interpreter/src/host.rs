@@ -11,7 +11,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use construct_bus::{Progress, journal};
+use construct_bus::Progress;
 use construct_domain::{approval::ASKED_AT_ONCE, policy::Action};
 use construct_proto::{
     mesh::v1::{ApprovalDecision, AskedCall, JournalCompleted, JournalStarted, StepRef},
@@ -45,7 +45,7 @@ const ASKED: usize = 64 * 1024;
 pub(crate) enum Broken {
     /// The journal cannot be written, or somebody else has taken the execution over.
     #[error("the journal cannot be written")]
-    Journal(#[source] journal::Error),
+    Journal,
     /// Run again, the script does something else than it did before.
     #[error("call {number} was {before} when the script ran first, and is {now} when it is run again")]
     Diverged {
@@ -195,8 +195,8 @@ impl<'a> ScriptHost<'a> {
         }
         if !repeatable {
             let started = JournalStarted { name: call.name.clone(), arguments_hash: hash.clone() };
-            if let Err(error) = self.shared.journal.started(id, started).await {
-                return self.broken(Broken::Journal(error)).await;
+            if self.shared.journal.started(id, started).await.is_err() {
+                return self.broken(Broken::Journal).await;
             }
         }
         self.tell_called(&call).await;
@@ -295,8 +295,8 @@ impl<'a> ScriptHost<'a> {
             clock_micros: Timestamp::now().as_microsecond(),
         };
         let end = call_end(&completed);
-        if let Err(error) = self.shared.journal.completed((self.script, call.number), completed).await {
-            return self.broken(Broken::Journal(error)).await;
+        if self.shared.journal.completed((self.script, call.number), completed).await.is_err() {
+            return self.broken(Broken::Journal).await;
         }
         self.ended(call.number, end);
         self.tell("tool.result", call.number, Payload::ToolResult(shown)).await;
@@ -363,8 +363,8 @@ impl Host for ScriptHost<'_> {
                 clock_micros: Timestamp::now().as_microsecond(),
                 ..JournalCompleted::default()
             };
-            if let Err(error) = self.shared.journal.completed((self.script, number), completed).await {
-                let () = self.broken(Broken::Journal(error)).await;
+            if self.shared.journal.completed((self.script, number), completed).await.is_err() {
+                let () = self.broken(Broken::Journal).await;
             }
         })
     }

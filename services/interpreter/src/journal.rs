@@ -6,11 +6,9 @@
 
 mod deaths;
 mod script;
+mod writer;
 
-use std::{
-    collections::{HashMap, HashSet, VecDeque},
-    sync::{Arc, MutexGuard, PoisonError},
-};
+use std::collections::{HashMap, HashSet, VecDeque};
 
 use construct_bus::{
     Bus, history,
@@ -22,10 +20,11 @@ use construct_proto::{
     v1::{CodeInterpreterCall, CodeInterpreterResult},
 };
 use jiff::Timestamp;
-use tokio::sync::Mutex;
 use tokio_util::sync::CancellationToken;
 
 pub(crate) use deaths::Deaths;
+pub(crate) use writer::NotWritten;
+use writer::Writer;
 
 /// A call, named by its script (from 0) and its number in it (from 1).
 pub(crate) type CallId = (u32, u32);
@@ -52,8 +51,8 @@ impl Past {
 /// The journal of an execution this process has taken over.
 #[derive(Debug)]
 pub(crate) struct Journal {
-    bus: Bus,
     step: StepId,
+    writer: Writer,
     past: HashMap<CallId, Past>,
     /// Scripts that had ended.
     scripts: HashMap<u32, JournalCompleted>,
@@ -63,16 +62,19 @@ pub(crate) struct Journal {
     pub(crate) deaths: Deaths,
     /// Why an entry cannot be read, for good. Its call is not known, so that the scripts cannot be gone on with.
     pub(crate) unreadable: Option<history::Error>,
-    /// Sequence of the newest entry. Locked while one is written, so that entries have one order.
-    last: Arc<Mutex<u64>>,
-    /// Until it is cancelled, entries that cannot be written now are tried again.
-    give_up: CancellationToken,
-    ends: Arc<std::sync::Mutex<Ends>>,
 }
 
 /// Ends of calls in the order of the journal, as far as their scripts have not seen them: the number, and what the guest's
 /// clock shows from there on, in microseconds.
 type Ends = HashMap<u32, VecDeque<(u32, i64)>>;
+
+/// The end of a call of a script.
+#[derive(Debug, Clone, Copy)]
+struct End {
+    script: u32,
+    number: u32,
+    clock_micros: i64,
+}
 
 /// What became of the attempt to take an execution over.
 #[derive(Debug)]
@@ -94,14 +96,34 @@ pub(crate) struct Taker {
     pub(crate) fresh: JournalOpened,
     /// Whether the command may have been carried out before, at least in part.
     pub(crate) again: bool,
-    /// Until it is cancelled, entries that cannot be written now are tried again.
-    pub(crate) give_up: CancellationToken,
+    /// Ends the execution: until it is cancelled, entries that cannot be written now are tried again; one that cannot be written at
+    /// all cancels it.
+    pub(crate) stop: CancellationToken,
 }
 
 impl Journal {
     /// Takes the execution over: reads what was done and fences off whoever was at it before.
     pub(crate) async fn open(bus: &Bus, step: StepId, taker: Taker) -> Result<Taken, Error> {
-        let Taker { fresh, again, give_up } = taker;
+        let Taker { fresh, again, stop } = taker;
+        // Nearly always it is new.
+        if !again && fresh.round == 0 {
+            match bus.journal().append(step, &opening(step, &fresh), 0).await {
+                Ok(last) => {
+                    let writer = Writer::start(bus.clone(), step, last, Ends::new(), stop);
+                    return Ok(Taken::Over(Box::new(Self {
+                        step,
+                        writer,
+                        past: HashMap::new(),
+                        scripts: HashMap::new(),
+                        opened: fresh,
+                        deaths: Deaths::default(),
+                        unreadable: None,
+                    })));
+                }
+                Err(Error::Conflict) => {}
+                Err(error) => return Err(error),
+            }
+        }
         let Loaded { entries, last, unreadable } = bus.journal().load(step).await?;
         let (mut past, mut scripts, mut ends) = (HashMap::new(), HashMap::new(), Ends::new());
         let mut known = HashSet::new();
@@ -146,38 +168,36 @@ impl Journal {
         }
         let first = first.unwrap_or_else(|| fresh.clone());
         let opened = JournalOpened { delivery: fresh.delivery, round: fresh.round, ..first };
-        let (last, ends) = (Arc::new(Mutex::new(last)), Arc::new(std::sync::Mutex::new(ends)));
-        let journal = Self {
-            bus: bus.clone(),
-            step,
-            past,
-            scripts,
-            opened: opened.clone(),
-            deaths,
-            unreadable,
-            last,
-            give_up,
-            ends,
-        };
-        journal.append((0, 0), Entry::Opened(opened)).await?;
-        Ok(Taken::Over(Box::new(journal)))
+        let last = bus.journal().append(step, &opening(step, &opened), last).await?;
+        let writer = Writer::start(bus.clone(), step, last, ends, stop);
+        Ok(Taken::Over(Box::new(Self { step, writer, past, scripts, opened, deaths, unreadable })))
+    }
+
+    /// Why an entry could not be written, if one could not; none is after it.
+    pub(crate) fn failure(&self) -> Option<&Error> {
+        self.writer.failure()
+    }
+
+    /// Waits until everything is written.
+    pub(crate) async fn flush(&self) -> Result<(), NotWritten> {
+        self.writer.flush().await
     }
 
     /// Writes that this process hands the execution back in good order.
-    pub(crate) async fn release(&self) -> Result<(), Error> {
-        self.append((0, 0), Entry::Released(JournalReleased {})).await
+    pub(crate) async fn release(&self) -> Result<(), NotWritten> {
+        self.writer.write(self.entry((0, 0), Entry::Released(JournalReleased {}))).await
     }
 
-    /// Writes that a script has ended, as the model is to be told, when the guest's clock showed `clock_micros`.
+    /// Has it written that a script has ended, as the model is to be told, when the guest's clock showed `clock_micros`.
     pub(crate) async fn script_ended(
         &self,
         script: u32,
         code: &str,
         result: &CodeInterpreterResult,
         clock_micros: i64,
-    ) -> Result<(), Error> {
+    ) -> Result<(), NotWritten> {
         let ended = script::encode(code, result, clock_micros);
-        self.append((script, script::SCRIPT), Entry::Completed(ended)).await
+        self.writer.hand_over(self.entry((script, script::SCRIPT), Entry::Completed(ended)), None).await
     }
 
     /// What the model is to be told of a script that had ended before, and what the guest's clock showed then, in microseconds.
@@ -212,49 +232,36 @@ impl Journal {
 
     /// Which of a script's outstanding calls it sees end next, as far as an end is written down.
     pub(crate) fn next_end(&self, script: u32, outstanding: &dyn Fn(u32) -> bool) -> Option<u32> {
-        lock(&self.ends).get(&script)?.iter().map(|(number, _)| *number).find(|number| outstanding(*number))
+        self.writer.ends().get(&script)?.iter().map(|(number, _)| *number).find(|number| outstanding(*number))
     }
 
     /// The script sees the end of a call: what its clock shows from here on.
     pub(crate) fn see_end(&self, script: u32, number: u32) -> Option<i64> {
-        let mut ends = lock(&self.ends);
+        let mut ends = self.writer.ends();
         let ends = ends.get_mut(&script)?;
         let position = ends.iter().position(|(ended, _)| *ended == number)?;
         ends.remove(position).map(|(_, clock)| clock)
     }
 
     /// Writes that a call with a side effect is about to begin.
-    pub(crate) async fn started(&self, call: CallId, started: JournalStarted) -> Result<(), Error> {
-        self.append(call, Entry::Started(started)).await
+    pub(crate) async fn started(&self, call: CallId, started: JournalStarted) -> Result<(), NotWritten> {
+        self.writer.write(self.entry(call, Entry::Started(started))).await
     }
 
-    /// Writes that a call has ended.
-    pub(crate) async fn completed(&self, call: CallId, completed: JournalCompleted) -> Result<(), Error> {
-        self.append(call, Entry::Completed(completed)).await
+    /// Has it written that a call has ended.
+    pub(crate) async fn completed(&self, call: CallId, completed: JournalCompleted) -> Result<(), NotWritten> {
+        let end = End { script: call.0, number: call.1, clock_micros: completed.clock_micros };
+        self.writer.hand_over(self.entry(call, Entry::Completed(completed)), Some(end)).await
     }
 
-    async fn append(&self, (script, call): CallId, entry: Entry) -> Result<(), Error> {
-        let end = match &entry {
-            Entry::Completed(completed) if call != script::SCRIPT => Some((call, completed.clock_micros)),
-            _ => None,
-        };
-        let entry = JournalEntry { step_id: self.step.to_string(), script, call, entry: Some(entry) };
-        // In a task of its own: when the script that waits for it is dropped, the entry may be written all the same, and
-        // then `last` must say so, or this process would fence itself.
-        let (bus, step) = (self.bus.clone(), self.step);
-        let (last, ends, give_up) = (Arc::clone(&self.last), Arc::clone(&self.ends), self.give_up.clone());
-        let append = tokio::spawn(async move {
-            let mut last = last.lock_owned().await;
-            *last = bus.journal().append_while(step, &entry, *last, &give_up).await?;
-            // Before another entry can be written: two calls that end at the same time wake their script in any order, and
-            // it must see them in that of the journal, or it would see them otherwise when it is run again.
-            if let Some(end) = end {
-                lock(&ends).entry(script).or_default().push_back(end);
-            }
-            Ok(())
-        });
-        append.await.unwrap_or(Err(Error::Conflict))
+    fn entry(&self, (script, call): CallId, entry: Entry) -> JournalEntry {
+        JournalEntry { step_id: self.step.to_string(), script, call, entry: Some(entry) }
     }
+}
+
+/// That a process takes an execution over.
+fn opening(step: StepId, opened: &JournalOpened) -> JournalEntry {
+    JournalEntry { step_id: step.to_string(), entry: Some(Entry::Opened(opened.clone())), ..JournalEntry::default() }
 }
 
 /// When an execution was first wanted, as its id says.
@@ -263,8 +270,4 @@ fn begun(step: StepId) -> Timestamp {
     let time =
         time.and_then(|(seconds, nanos)| Timestamp::new(i64::try_from(seconds).ok()?, i32::try_from(nanos).ok()?).ok());
     time.unwrap_or(Timestamp::UNIX_EPOCH)
-}
-
-fn lock(ends: &std::sync::Mutex<Ends>) -> MutexGuard<'_, Ends> {
-    ends.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -299,10 +299,11 @@ impl Activator {
                 Err(error) => failed(*step, error),
             },
             Effect::ExecuteCode(step) => {
-                let transcript = self.store.transcript(task).await?;
                 let asked = step.round > 0;
-                let approvals = if asked { self.store.approvals_of_step(step.id).await? } else { Vec::new() };
-                let secrets = self.store.task_secrets(task).await?;
+                let approvals =
+                    async { if asked { self.store.approvals_of_step(step.id).await } else { Ok(Vec::new()) } };
+                let (transcript, approvals, secrets) =
+                    tokio::try_join!(self.store.transcript(task), approvals, self.store.task_secrets(task))?;
                 match command::execute(loaded, now, step, &transcript, &approvals, &secrets) {
                     Ok(execute) => {
                         let execute = mesh::CodeExecute { again: may_have_been_sent(step), ..execute };
@@ -339,17 +340,22 @@ impl Activator {
         turn: command::Turn<'_>,
     ) -> Result<Result<mesh::ModelInvoke, command::Error>, Error> {
         let task = loaded.task.id;
-        let (invocation, transcript) = tokio::try_join!(self.store.invocation(task), self.store.transcript(task))?;
-        let Some(invocation) = invocation else {
-            return Ok(Err(command::Error::AgentGone));
-        };
+        let agent = async { tokio::try_join!(self.store.invocation(task), self.store.transcript(task)) };
         let step = match turn {
             command::Turn::Answer(step) => step,
-            command::Turn::Title(step) => return Ok(Ok(command::title(loaded, step, &invocation, &transcript))),
+            command::Turn::Title(step) => {
+                return Ok(match agent.await? {
+                    (Some(invocation), transcript) => Ok(command::title(loaded, step, &invocation, &transcript)),
+                    (None, _) => Err(command::Error::AgentGone),
+                });
+            }
         };
         let pool = command::pool(loaded);
-        let secrets = self.store.task_secrets(task).await?;
-        Ok(match self.catalogue.get(&pool, &loaded.workspace).await {
+        let catalogue = async { Ok(self.catalogue.get(&pool, &loaded.workspace).await) };
+        let ((invocation, transcript), secrets, catalogue) =
+            tokio::try_join!(agent, self.store.task_secrets(task), catalogue)?;
+        let Some(invocation) = invocation else { return Ok(Err(command::Error::AgentGone)) };
+        Ok(match catalogue {
             Ok(catalogue) => Ok(command::answer(loaded, step, &invocation, &transcript, &catalogue, &secrets)),
             Err(source) => Err(command::Error::NoCatalogue { pool, source }),
         })
