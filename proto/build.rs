@@ -8,6 +8,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let files = [
         "construct/v1/agent.proto",
         "construct/v1/approval.proto",
+        "construct/v1/budget.proto",
         "construct/v1/common.proto",
         "construct/v1/event.proto",
         "construct/v1/message.proto",

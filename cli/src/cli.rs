@@ -4,7 +4,7 @@ use clap::{CommandFactory as _, Parser, Subcommand};
 
 use crate::{
     console::Colour,
-    conversation, entity, events, exec,
+    conversation, costs, entity, events, exec,
     failure::{EXIT_CODES, Exit, Failure},
     gateway::Gateway,
     mesh, output, tap, why,
@@ -56,6 +56,11 @@ enum Command {
     /// Accounts with model vendors.
     #[command(subcommand, name = "modelprovider")]
     ModelProvider(entity::model_provider::ModelProviderCommand),
+    /// Budgets: how much may be spent.
+    #[command(subcommand)]
+    Budget(entity::budget::BudgetCommand),
+    /// What was spent, and on what.
+    Costs(costs::CostsArgs),
     /// Secrets that scripts use without seeing them.
     #[command(subcommand)]
     Secret(entity::secret::SecretCommand),
@@ -96,6 +101,8 @@ impl Cli {
             Command::Message(command) => Box::pin(command.run(&gateway)).await.map(done),
             Command::Model(command) => Box::pin(command.run(&gateway)).await.map(done),
             Command::ModelProvider(command) => Box::pin(command.run(&gateway)).await.map(done),
+            Command::Budget(command) => Box::pin(command.run(&gateway)).await.map(done),
+            Command::Costs(args) => Box::pin(args.run(&gateway)).await.map(done),
             Command::Secret(command) => Box::pin(command.run(&gateway)).await.map(done),
             Command::Why(args) => Box::pin(args.run(&gateway)).await.map(done),
             Command::Events(args) => Box::pin(args.run(gateway, self.color)).await.map(done),
@@ -138,6 +145,10 @@ mod tests {
             "construct approval reject approval_1 --words no",
             "construct agent update demo --policy rules.yaml",
             "construct task create --agent demo --policy -",
+            "construct budget create 5/month --agent demo",
+            "construct exec --agent demo --budget 2.50 words",
+            "construct costs --by agent --since 7d -o json",
+            "construct model catalogue anthropic",
         ] {
             assert!(Cli::try_parse_from(line.split(' ')).is_ok(), "{line}");
         }
@@ -152,6 +163,8 @@ mod tests {
             "construct modelprovider create p --type openai --api-key-env A --api-key-stdin",
             "construct model create m --provider p --input-price -1",
             "construct task list --limit 0",
+            "construct budget create 5 --agent a --task task_1",
+            "construct exec --task task_1 --budget 1 words",
         ] {
             let error = Cli::try_parse_from(line.split(' ')).expect_err(line);
             assert_eq!(error.exit_code(), 2, "{line}");

@@ -2,6 +2,7 @@
 
 pub(crate) mod agent;
 pub(crate) mod approval;
+pub(crate) mod budget;
 pub(crate) mod message;
 pub(crate) mod model;
 pub(crate) mod model_provider;

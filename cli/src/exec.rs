@@ -20,10 +20,13 @@ use self::watch::{Seen, Watch};
 use crate::{
     agents,
     console::{Colour, Console, Sink as _, Style},
+    entity::budget,
     failure::{Exit, Failure},
     follow::{Follow, News},
     gateway::{Gateway, call, idempotency_key, patiently},
-    json, page,
+    json,
+    money::{self, Limit},
+    page,
     render::{Options, Renderer, note},
     time,
     words::clip,
@@ -63,7 +66,7 @@ pub(crate) struct ExecArgs {
     #[arg(long, value_name = "DIR")]
     workspace: Option<PathBuf>,
     /// Go on with this task.
-    #[arg(long, value_name = "TASK", conflicts_with_all = ["agent", "workspace", "title", "max_turns", "compute"])]
+    #[arg(long, value_name = "TASK", conflicts_with_all = ["agent", "workspace", "title", "max_turns", "compute", "budget"])]
     task: Option<String>,
     /// What the task is called; made from the prompt when not given.
     #[arg(long)]
@@ -74,6 +77,9 @@ pub(crate) struct ExecArgs {
     /// Where the agent's scripts run: cpu-2, cpu-4, cpu-8, or another pool of the installation; the agent's when not given.
     #[arg(long, value_name = "POOL", default_value = "", hide_default_value = true)]
     compute: String,
+    /// Dollars the job may cost.
+    #[arg(long, value_name = "DOLLARS", value_parser = money::parse_limit)]
+    budget: Option<Limit>,
     #[arg(long, short, value_enum, default_value_t = Output::Text)]
     output: Output,
     /// How long to wait for a gateway that went away.
@@ -322,6 +328,8 @@ async fn task(args: &ExecArgs, prompt: &str, gateway: &Gateway) -> Result<(Task,
     };
     let request = CreateTaskRequest { spec: Some(spec), idempotency_key: idempotency_key() };
     let task = call(gateway.tasks().create_task(request)).await?;
+    let id = task.metadata.as_ref().map_or("", |metadata| metadata.id.as_str());
+    budget::make(gateway, budget::Of::Task(id), args.budget).await?;
     Ok((task, "0".to_owned()))
 }
 

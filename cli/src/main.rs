@@ -5,6 +5,7 @@
 mod cli;
 
 mod conversation;
+mod costs;
 mod entity;
 mod events;
 mod exec;

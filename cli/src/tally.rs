@@ -52,5 +52,6 @@ fn add(sum: &mut Usage, usage: &Usage) {
     sum.output_tokens = sum.output_tokens.saturating_add(usage.output_tokens);
     sum.cache_read_tokens = sum.cache_read_tokens.saturating_add(usage.cache_read_tokens);
     sum.cache_write_tokens = sum.cache_write_tokens.saturating_add(usage.cache_write_tokens);
+    sum.thinking_tokens = sum.thinking_tokens.saturating_add(usage.thinking_tokens);
     sum.cost_pico_usd = sum.cost_pico_usd.saturating_add(usage.cost_pico_usd);
 }

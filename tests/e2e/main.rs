@@ -11,6 +11,7 @@ mod crash;
 mod durable;
 mod events;
 mod hostile;
+mod money;
 mod outage;
 mod secrets;
 mod turn;

@@ -74,6 +74,7 @@ async fn a_message_is_answered_through_model_and_script() {
         cache_read_tokens: 300,
         cache_write_tokens: 40,
         cost_pico_usd: first + second,
+        ..v1::Usage::default()
     };
     assert_eq!(status.usage, Some(total));
     let uses: Vec<(&str, i64)> = [("create_file", 1), ("execute_command", 1), ("read_file", 1)].into();

@@ -69,6 +69,7 @@ fn usage(input: i64, output: i64, cache_read: i64, cache_write: i64) -> Usage {
         cache_read_tokens: cache_read,
         cache_write_tokens: cache_write,
         cost_pico_usd: input * 3_000_000 + output * 15_000_000 + cache_read * 300_000 + cache_write * 3_750_000,
+        ..Usage::default()
     }
 }
 

@@ -6,9 +6,10 @@
 use std::{path::Path, sync::Arc, time::Duration};
 
 use construct_proto::v1::{
-    self, agent_service_client::AgentServiceClient, event_service_client::EventServiceClient,
-    message_service_client::MessageServiceClient, model_provider_service_client::ModelProviderServiceClient,
-    model_service_client::ModelServiceClient, task_service_client::TaskServiceClient,
+    self, agent_service_client::AgentServiceClient, budget_service_client::BudgetServiceClient,
+    event_service_client::EventServiceClient, message_service_client::MessageServiceClient,
+    model_provider_service_client::ModelProviderServiceClient, model_service_client::ModelServiceClient,
+    task_service_client::TaskServiceClient,
 };
 use tonic::{Code, Status, transport::Channel};
 use uuid::Uuid;
@@ -36,6 +37,11 @@ impl Client {
     /// `AgentService`.
     pub fn agents(&self) -> AgentServiceClient<Channel> {
         AgentServiceClient::new(self.channel.clone())
+    }
+
+    /// `BudgetService`.
+    pub fn budgets(&self) -> BudgetServiceClient<Channel> {
+        BudgetServiceClient::new(self.channel.clone())
     }
 
     /// `TaskService`.

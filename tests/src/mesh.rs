@@ -332,6 +332,7 @@ impl Mesh {
                 output: 15_000_000,
                 cache_read: 300_000,
                 cache_write: 3_750_000,
+                ..v1::Prices::default()
             }),
             ..v1::ModelSpec::default()
         };

@@ -9,10 +9,11 @@ use construct_proto::v1::{
 };
 use jiff::Timestamp;
 
-use super::{ChangeArgs, WriteArgs, age, id, metadata_details, read_text, unless_zero};
+use super::{ChangeArgs, WriteArgs, age, budget, id, metadata_details, read_text, unless_zero};
 use crate::{
     failure::Failure,
     gateway::{Gateway, call},
+    money::{self, Limit},
     output::{Entity, OutputArgs},
     page::ListArgs,
     policy::{self, PolicyArgs},
@@ -68,6 +69,9 @@ pub(crate) struct Create {
     /// A secret its scripts may use, by name or id; can be given several times.
     #[arg(long = "secret", value_name = "SECRET")]
     secrets: Vec<String>,
+    /// Dollars it may spend, as 5/day, 20/month or 100/total; a month when no period is given.
+    #[arg(long, value_name = "DOLLARS", value_parser = money::parse_limit)]
+    budget: Option<Limit>,
     #[command(flatten)]
     write: WriteArgs,
     #[command(flatten)]
@@ -255,7 +259,9 @@ impl Create {
             secrets: self.secrets,
         };
         let request = CreateAgentRequest { spec: Some(spec), idempotency_key: self.write.key() };
-        self.output.one(&call(gateway.agents().create_agent(request)).await?)
+        let agent = call(gateway.agents().create_agent(request)).await?;
+        budget::make(gateway, budget::Of::Agent(&id(agent.metadata.as_ref())), self.budget).await?;
+        self.output.one(&agent)
     }
 }
 

@@ -2,18 +2,20 @@
 
 use clap::{Args, Subcommand};
 use construct_proto::v1::{
-    CreateModelRequest, DeleteModelRequest, GetModelRequest, ListModelsRequest, Model, ModelSpec, Prices,
+    CatalogueModel, CreateModelRequest, DeleteModelRequest, GetModelRequest, ListCatalogueModelsRequest,
+    ListModelsRequest, LongContextPrices, Model, ModelProviderType, ModelSpec, Prices, PricesSource,
     UpdateModelRequest, list_models_request::Filter,
 };
 use jiff::Timestamp;
 
+use super::model_provider::{Type, type_name};
 use super::{ChangeArgs, WriteArgs, age, id, metadata_details};
 use crate::{
     failure::Failure,
     gateway::{Gateway, call},
     money,
     output::{Entity, OutputArgs},
-    page::ListArgs,
+    page::{ListArgs, Listed},
     words::thousands,
 };
 
@@ -32,6 +34,8 @@ pub(crate) enum ModelCommand {
     List(List),
     /// Change one: only what is given.
     Update(Update),
+    /// List the vendors' models that Construct knows, with limits and prices.
+    Catalogue(Catalogue),
     /// Delete one that no agent uses.
     Delete {
         /// Name or id.
@@ -73,6 +77,15 @@ pub(crate) struct List {
 }
 
 #[derive(Debug, Args)]
+pub(crate) struct Catalogue {
+    /// Only those of this type of provider.
+    #[arg(value_enum, value_name = "TYPE")]
+    vendor: Option<Type>,
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+#[derive(Debug, Args)]
 pub(crate) struct Update {
     /// Name or id.
     model: String,
@@ -92,13 +105,13 @@ struct Fields {
     /// What the vendor calls the model; its name when not given.
     #[arg(long, visible_alias = "model-id", value_name = "NAME")]
     vendor_model: Option<String>,
-    /// Tokens the model can see; 128,000 when not given.
+    /// Tokens the model can see; what the catalogue has when not given, else 128,000.
     #[arg(long, value_name = "TOKENS")]
     context_window: Option<i64>,
-    /// Tokens of one answer at most; 8,192 when not given.
+    /// Tokens of one answer at most; what the catalogue has when not given, else 8,192.
     #[arg(long, value_name = "TOKENS")]
     max_output_tokens: Option<i64>,
-    /// Dollars per million input tokens.
+    /// Dollars per million input tokens. Without any price: those of the catalogue.
     #[arg(long, value_name = "DOLLARS", value_parser = money::parse_price)]
     input_price: Option<i64>,
     /// Dollars per million output tokens.
@@ -110,6 +123,16 @@ struct Fields {
     /// Dollars per million tokens written to the vendor's cache.
     #[arg(long, value_name = "DOLLARS", value_parser = money::parse_price)]
     cache_write_price: Option<i64>,
+    /// Dollars per million tokens spent on thinking; the price of output when not given.
+    #[arg(long, value_name = "DOLLARS", value_parser = money::parse_price)]
+    thinking_price: Option<i64>,
+    /// Dollars per call, besides its tokens.
+    #[arg(long, value_name = "DOLLARS", value_parser = money::parse_price)]
+    request_price: Option<i64>,
+    /// Prices of calls with a longer input, in dollars per million tokens:
+    /// `above=TOKENS,input=DOLLARS,output=DOLLARS[,cache-read=DOLLARS][,cache-write=DOLLARS][,thinking=DOLLARS]`.
+    #[arg(long, value_name = "PRICES", value_parser = parse_long_context)]
+    long_context: Option<LongContextPrices>,
     /// Whether the model can call tools; true when not given. One that cannot is asked for scripts in fenced blocks.
     #[arg(long, value_name = "BOOL")]
     tool_calling: Option<bool>,
@@ -117,7 +140,15 @@ struct Fields {
 
 impl Fields {
     fn has_prices(&self) -> bool {
-        [self.input_price, self.output_price, self.cache_read_price, self.cache_write_price].iter().any(Option::is_some)
+        let prices = [
+            self.input_price,
+            self.output_price,
+            self.cache_read_price,
+            self.cache_write_price,
+            self.thinking_price,
+            self.request_price,
+        ];
+        self.long_context.is_some() || prices.iter().any(Option::is_some)
     }
 
     /// What is given, and the rest as before.
@@ -127,6 +158,9 @@ impl Fields {
             output: self.output_price.unwrap_or(before.output),
             cache_read: self.cache_read_price.unwrap_or(before.cache_read),
             cache_write: self.cache_write_price.unwrap_or(before.cache_write),
+            thinking: self.thinking_price.unwrap_or(before.thinking),
+            request: self.request_price.unwrap_or(before.request),
+            long_context: self.long_context.or(before.long_context),
         }
     }
 }
@@ -140,6 +174,7 @@ impl ModelCommand {
             Self::Get { model, output } => output.one(&get(gateway, model).await?),
             Self::List(args) => args.run(gateway).await,
             Self::Update(args) => args.run(gateway).await,
+            Self::Catalogue(args) => args.run(gateway).await,
             Self::Delete { model, write, output } => {
                 let request = DeleteModelRequest { model: model.clone(), idempotency_key: write.key() };
                 call(gateway.models().delete_model(request)).await?;
@@ -151,14 +186,14 @@ impl ModelCommand {
 
 impl Create {
     async fn run(self, gateway: &Gateway) -> Result<(), Failure> {
-        let prices = self.fields.prices(Prices::default());
+        let prices = self.fields.has_prices().then(|| self.fields.prices(Prices::default()));
         let spec = ModelSpec {
             name: self.name,
             provider: self.provider,
             vendor_model: self.fields.vendor_model.unwrap_or_default(),
             context_window: self.fields.context_window.unwrap_or(0),
             max_output_tokens: self.fields.max_output_tokens.unwrap_or(0),
-            prices: Some(prices),
+            prices,
             tool_calling: self.fields.tool_calling,
         };
         let request = CreateModelRequest { spec: Some(spec), idempotency_key: self.write.key() };
@@ -210,6 +245,50 @@ impl Update {
     }
 }
 
+impl Catalogue {
+    async fn run(self, gateway: &Gateway) -> Result<(), Failure> {
+        let kind = self.vendor.map_or(ModelProviderType::Unspecified, ModelProviderType::from);
+        let request = ListCatalogueModelsRequest { r#type: kind.into() };
+        let items = call(gateway.models().list_catalogue_models(request)).await?.models;
+        self.output.list(&Listed { items, next_page_token: String::new() })
+    }
+}
+
+/// Prices of calls with a longer input.
+fn parse_long_context(text: &str) -> Result<LongContextPrices, String> {
+    const WRONG: &str = "write above=TOKENS,input=DOLLARS,output=DOLLARS and what else has a price of its own";
+    let mut prices = LongContextPrices::default();
+    let (mut cache_read, mut cache_write) = (None, None);
+    for part in text.split(',') {
+        let (name, value) = part.split_once('=').ok_or(WRONG)?;
+        match name {
+            "above" => prices.above_input_tokens = value.parse().map_err(|_| WRONG)?,
+            "input" => prices.input = money::parse_price(value)?,
+            "output" => prices.output = money::parse_price(value)?,
+            "cache-read" => cache_read = Some(money::parse_price(value)?),
+            "cache-write" => cache_write = Some(money::parse_price(value)?),
+            "thinking" => prices.thinking = money::parse_price(value)?,
+            _ => return Err(WRONG.to_owned()),
+        }
+    }
+    if prices.above_input_tokens <= 0 || prices.input == 0 || prices.output == 0 {
+        return Err(WRONG.to_owned());
+    }
+    prices.cache_read = cache_read.unwrap_or(prices.input);
+    prices.cache_write = cache_write.unwrap_or(prices.input);
+    Ok(prices)
+}
+
+fn source_words(source: PricesSource) -> &'static str {
+    match source {
+        PricesSource::Unspecified => "",
+        PricesSource::Given => "given",
+        PricesSource::Catalogue => "from the catalogue, when the model was created",
+        PricesSource::Free => "nobody asks for money",
+        PricesSource::Unknown => "UNKNOWN: calls are counted as free, and no budget stops them",
+    }
+}
+
 async fn get(gateway: &Gateway, model: String) -> Result<Model, Failure> {
     call(gateway.models().get_model(GetModelRequest { model })).await
 }
@@ -222,13 +301,15 @@ impl Entity for Model {
     fn row(&self, now: Timestamp) -> Vec<String> {
         let spec = self.spec.clone().unwrap_or_default();
         let prices = spec.prices.unwrap_or_default();
+        let unknown = self.status.as_ref().is_some_and(|status| status.prices_source() == PricesSource::Unknown);
+        let price = |micros| if unknown { "?".to_owned() } else { money::price(micros) };
         vec![
             spec.name,
             spec.provider,
             spec.vendor_model,
             thousands(spec.context_window),
-            money::price(prices.input),
-            money::price(prices.output),
+            price(prices.input),
+            price(prices.output),
             age(self.metadata.as_ref(), now),
         ]
     }
@@ -236,7 +317,14 @@ impl Entity for Model {
     fn details(&self, now: Timestamp) -> Vec<(&'static str, String)> {
         let spec = self.spec.clone().unwrap_or_default();
         let prices = spec.prices.unwrap_or_default();
+        let source = self.status.as_ref().map(|status| status.prices_source()).unwrap_or_default();
+        let long = prices.long_context.map_or_else(String::new, |long| {
+            let above = thousands(long.above_input_tokens);
+            let (input, output) = (money::price(long.input), money::price(long.output));
+            format!("above {above} tokens {input} input, {output} output")
+        });
         let per_million = |micros| format!("{} per million tokens", money::price(micros));
+        let unless_free = |micros| if micros == 0 { String::new() } else { per_million(micros) };
         let mut details = vec![
             ("name", spec.name),
             ("id", id(self.metadata.as_ref())),
@@ -248,9 +336,59 @@ impl Entity for Model {
             ("output", per_million(prices.output)),
             ("cache read", per_million(prices.cache_read)),
             ("cache write", per_million(prices.cache_write)),
+            ("thinking", unless_free(prices.thinking)),
+            ("per call", if prices.request == 0 { String::new() } else { money::price(prices.request) }),
+            ("long inputs", long),
+            ("prices", source_words(source).to_owned()),
             ("tool calling", if spec.tool_calling.unwrap_or(true) { "yes" } else { "no: fenced blocks" }.to_owned()),
         ];
         details.extend(metadata_details(self.metadata.as_ref(), now));
         details
+    }
+}
+
+impl Entity for CatalogueModel {
+    const NAME: &'static str = "construct.v1.CatalogueModel";
+    const PLURAL: &'static str = "models";
+    const COLUMNS: &'static [&'static str] =
+        &["TYPE", "VENDOR MODEL", "CONTEXT", "MAX OUT", "IN/M", "OUT/M", "CACHED/M", "TOOLS", "SEES", "DATE"];
+
+    fn row(&self, _now: Timestamp) -> Vec<String> {
+        let prices = self.prices.unwrap_or_default();
+        let known = |tokens: i64| if tokens == 0 { "?".to_owned() } else { thousands(tokens) };
+        vec![
+            type_name(self.r#type()).to_owned(),
+            self.vendor_model.clone(),
+            known(self.context_window),
+            known(self.max_output_tokens),
+            money::price(prices.input),
+            money::price(prices.output),
+            money::price(prices.cache_read),
+            if self.tool_calling { "yes" } else { "no" }.to_owned(),
+            self.modalities.join(", "),
+            self.date.clone(),
+        ]
+    }
+
+    fn details(&self, now: Timestamp) -> Vec<(&'static str, String)> {
+        let mut details: Vec<_> = Self::COLUMNS.iter().copied().zip(self.row(now)).collect();
+        details.push(("SOURCE", self.source.clone()));
+        details
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn prices_of_long_inputs_are_read_and_what_has_none_of_its_own_costs_as_input() {
+        let read = parse_long_context("above=200000,input=6,output=22.5,cache-read=0.6").expect("it can be read");
+        assert_eq!((read.above_input_tokens, read.input, read.output), (200_000, 6_000_000, 22_500_000));
+        assert_eq!((read.cache_read, read.cache_write, read.thinking), (600_000, 6_000_000, 0));
+        for text in ["", "above=1", "above=0,input=1,output=1", "above=9,input=1,output=1,other=1", "input=1,output=1"]
+        {
+            assert!(parse_long_context(text).is_err(), "{text}");
+        }
     }
 }

@@ -19,7 +19,7 @@ use crate::{
 };
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Type {
+pub(super) enum Type {
     /// Anthropic's Messages API.
     Anthropic,
     /// OpenAI's Chat Completions, and what is compatible with it.
@@ -231,7 +231,7 @@ impl Update {
     }
 }
 
-fn type_name(kind: ModelProviderType) -> &'static str {
+pub(super) fn type_name(kind: ModelProviderType) -> &'static str {
     match kind {
         ModelProviderType::Anthropic => "anthropic",
         ModelProviderType::Openai => "openai",

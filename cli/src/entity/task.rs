@@ -9,12 +9,12 @@ use construct_proto::v1::{
 };
 use jiff::Timestamp;
 
-use super::{ChangeArgs, WriteArgs, age, id, metadata_details, unless_zero};
+use super::{ChangeArgs, WriteArgs, age, budget, id, metadata_details, unless_zero};
 use crate::{
     agents, exec,
     failure::Failure,
     gateway::{Gateway, call},
-    money,
+    money::{self, Limit},
     output::{Entity, OutputArgs},
     page::ListArgs,
     policy::{self, PolicyArgs},
@@ -121,6 +121,9 @@ pub(crate) struct Create {
     /// agent's when not given.
     #[arg(long, value_name = "POOL", default_value = "", hide_default_value = true)]
     compute: String,
+    /// Dollars it may spend in all, or as 2/day or 0.50/call.
+    #[arg(long, value_name = "DOLLARS", value_parser = money::parse_limit)]
+    budget: Option<Limit>,
     #[command(flatten)]
     policy: PolicyArgs,
     #[command(flatten)]
@@ -215,7 +218,9 @@ impl Create {
             compute: self.compute,
         };
         let request = CreateTaskRequest { spec: Some(spec), idempotency_key: self.write.key() };
-        self.output.one(&call(gateway.tasks().create_task(request)).await?)
+        let task = call(gateway.tasks().create_task(request)).await?;
+        budget::make(gateway, budget::Of::Task(&id(task.metadata.as_ref())), self.budget).await?;
+        self.output.one(&task)
     }
 }
 

@@ -63,6 +63,7 @@ fn args(output: Output) -> ExecArgs {
         title: None,
         max_turns: 0,
         compute: String::new(),
+        budget: None,
         output,
         reconnect: Duration::from_secs(20),
         timeout: None,

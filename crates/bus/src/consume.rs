@@ -64,7 +64,7 @@ pub struct Consumer<T> {
 pub struct Delivery<T> {
     /// The message; its ids agree with its subject.
     pub message: T,
-    /// The task it is about.
+    /// The task it is about; the nil one when it is about none.
     pub task: TaskId,
     /// Which delivery of this message it is, from 1.
     pub delivery: u32,
@@ -108,6 +108,11 @@ impl Bus {
     /// Takes a pool's scripts.
     pub fn consume_code(&self, pool: &Pool, options: ConsumeOptions) -> Consumer<mesh::CodeExecute> {
         self.consume(topology::code_consumer(pool), options)
+    }
+
+    /// Takes what calls outside a turn have used.
+    pub fn consume_spending(&self, options: ConsumeOptions) -> Consumer<mesh::SpendingReport> {
+        self.consume(topology::spending_consumer(), options)
     }
 
     fn consume<T: Inbound>(&self, row: ConsumerRow, options: ConsumeOptions) -> Consumer<T> {

@@ -10,16 +10,13 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     Bus,
     publish::Error as PublishError,
-    subject::{Address, Cancel, Pool, Service, Tools},
+    subject::{Address as _, Cancel, Pool, Question, Service, Tools},
 };
 
 /// How long the server may take to confirm a subscription.
 const CONFIRM: Duration = Duration::from_secs(2);
 
-/// The interpreters of a pool share the requests for tools in this queue group.
-const TOOLS_GROUP: &str = "tools";
-
-/// How many requests for tools one process answers at a time; further ones wait.
+/// How many questions of a kind one process answers at a time; further ones wait.
 pub const ANSWERS: usize = 16;
 
 /// Subscribing.
@@ -130,14 +127,27 @@ impl Bus {
         question: &ToolCatalogueRequest,
         timeout: Duration,
     ) -> Result<ToolCatalogue, request::Error> {
+        self.ask(&Tools { pool: pool.clone() }, question, timeout).await
+    }
+
+    /// Asks any one process that answers at an address.
+    ///
+    /// # Errors
+    /// When nobody is there or nobody answers in time; [`request::Error::Send`] also when the question does not belong there.
+    pub async fn ask<Q: Question>(
+        &self,
+        address: &Q,
+        question: &Q::Message,
+        timeout: Duration,
+    ) -> Result<Q::Answer, request::Error> {
         use async_nats::RequestErrorKind as Kind;
+        address.check(question).map_err(|error| request::Error::Send(error.into()))?;
         let question =
             self.seal(question).await.map_err(|error| request::Error::Send(PublishError::from(error).into()))?;
         let question =
             async_nats::Request::new().headers(question.headers).payload(question.payload).timeout(Some(timeout));
-        let subject = Tools { pool: pool.clone() }.subject();
         // The client's own time limit does not cover the wait for a broken connection.
-        let answered = tokio::time::timeout(timeout, self.inner.client.send_request(subject, question)).await;
+        let answered = tokio::time::timeout(timeout, self.inner.client.send_request(address.subject(), question)).await;
         let answer = match answered {
             Ok(Ok(answer)) => answer,
             Ok(Err(error)) => {
@@ -178,33 +188,55 @@ impl Bus {
     where
         F: Future<Output = ToolCatalogue> + Send,
     {
-        let questions = self
-            .inner
-            .client
-            .queue_subscribe(Tools { pool: pool.clone() }.subject(), TOOLS_GROUP.to_owned())
-            .await
-            .map_err(subscribe::Error::Refused)?;
+        let answer = |question| {
+            let answered = answer(question);
+            async { Some(answered.await) }
+        };
+        self.answer(&Tools { pool: pool.clone() }, stop, answer).await
+    }
+
+    /// Answers what is asked at an address until told to stop, up to [`ANSWERS`] at a time. The processes of the address's
+    /// group share the questions. One that gets no answer (`None`) runs into its time limit.
+    ///
+    /// # Errors
+    /// When the subscription cannot be made.
+    pub async fn answer<Q: Question, F>(
+        &self,
+        address: &Q,
+        stop: CancellationToken,
+        answer: impl Fn(Q::Message) -> F + Send + Sync,
+    ) -> Result<(), subscribe::Error>
+    where
+        F: Future<Output = Option<Q::Answer>> + Send,
+    {
+        let group = Q::GROUP.to_owned();
+        let questions = self.inner.client.queue_subscribe(address.subject(), group).await;
+        let questions = questions.map_err(subscribe::Error::Refused)?;
         self.flush().await?;
         let answer = &answer;
         questions
             .take_until(stop.cancelled())
             .for_each_concurrent(ANSWERS, |question| async move {
-                if let Err(error) = self.answer_tools(question, answer).await {
-                    tracing::warn!(error = &*error, "a request for tools was not answered");
+                let subject = question.subject.clone();
+                if let Err(error) = self.answer_one(address, question, answer).await {
+                    tracing::warn!(%subject, error = &*error, "a question was not answered");
                 }
             })
             .await;
         Ok(())
     }
 
-    async fn answer_tools<F: Future<Output = ToolCatalogue> + Send>(
+    async fn answer_one<Q: Question, F: Future<Output = Option<Q::Answer>> + Send>(
         &self,
+        address: &Q,
         question: async_nats::Message,
-        answer: &(impl Fn(ToolCatalogueRequest) -> F + Send + Sync),
+        answer: &(impl Fn(Q::Message) -> F + Send + Sync),
     ) -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
         let reply = question.reply.ok_or("it says nowhere to answer to")?;
-        let request = self.open(question.headers.as_ref(), question.payload).await?;
-        let answer = self.seal(&answer(request).await).await.map_err(PublishError::from)?;
+        let question: Q::Message = self.open(question.headers.as_ref(), question.payload).await?;
+        address.check(&question)?;
+        let Some(answer) = answer(question).await else { return Ok(()) };
+        let answer = self.seal(&answer).await.map_err(PublishError::from)?;
         self.inner.client.publish_with_headers(reply, answer.headers, answer.payload).await?;
         Ok(())
     }

@@ -20,11 +20,16 @@ macro_rules! messages {
 }
 
 messages! {
+    mesh::BudgetReserve => "construct.mesh.v1.BudgetReserve";
+    mesh::BudgetReserved => "construct.mesh.v1.BudgetReserved";
     mesh::CancelStep => "construct.mesh.v1.CancelStep";
     mesh::CodeExecute => "construct.mesh.v1.CodeExecute";
     mesh::DeadLetter => "construct.mesh.v1.DeadLetter";
     mesh::JournalEntry => "construct.mesh.v1.JournalEntry";
+    mesh::ModelFound => "construct.mesh.v1.ModelFound";
     mesh::ModelInvoke => "construct.mesh.v1.ModelInvoke";
+    mesh::ModelLookup => "construct.mesh.v1.ModelLookup";
+    mesh::SpendingReport => "construct.mesh.v1.SpendingReport";
     mesh::StepResult => "construct.mesh.v1.StepResult";
     mesh::TaskWake => "construct.mesh.v1.TaskWake";
     mesh::ToolCatalogue => "construct.mesh.v1.ToolCatalogue";

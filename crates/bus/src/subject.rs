@@ -9,17 +9,21 @@
 //! construct.v1.cmd.model.invoke.<pool>.<task>               ModelInvoke
 //! construct.v1.cmd.code.execute.<pool>.<task>               CodeExecute
 //! construct.v1.evt.<org>.task.<task>.<event>                TaskEvent      (`message.created` makes two tokens)
-//! construct.v1.evt.<org>.<agent|model|provider>.<id>.<event> EntityEvent
+//! construct.v1.evt.<org>.<agent|budget|model|provider>.<id>.<event> EntityEvent
 //! construct.v1.delta.<org>.task.<task>                      Delta
 //! construct.v1.journal.<step>                               Journal
 //! construct.v1.ctl.<service>.all.cancel                     Cancel
 //! construct.v1.ctl.interpreter.pool.<pool>.tools            Tools
+//! construct.v1.ctl.reconciler.models                        Models
+//! construct.v1.ctl.reconciler.budgets                       Budgets
+//! construct.v1.cmd.spending.<org>                           Spending
 //! construct.v1.dead.<stream>                                Dead
 //! ```
 
 mod command;
 mod control;
 mod event;
+mod spending;
 mod tokens;
 
 use std::fmt::Debug;
@@ -29,6 +33,7 @@ pub use command::{CodeExecute, ModelInvoke, Pool, TaskResult, TaskWake};
 pub use control::{Cancel, Dead, Journal, Service, Tools};
 pub(crate) use event::EventAddress;
 pub use event::{Delta, Entity, EntityEvent, EventType, TaskEvent};
+pub use spending::{Budgets, Models, Spending};
 
 use crate::{Message, topology::Stream};
 
@@ -67,6 +72,15 @@ pub trait Address: Clone + Debug + Eq + Send + Sync + 'static {
     /// # Errors
     /// When an id differs, is missing or malformed.
     fn check(&self, message: &Self::Message) -> Result<(), Invalid>;
+}
+
+/// An address where any one process of a group answers.
+pub trait Question: Address {
+    /// What is answered.
+    type Answer: Message;
+
+    /// The processes that share the questions.
+    const GROUP: &'static str;
 }
 
 /// An address whose messages are kept in a stream.

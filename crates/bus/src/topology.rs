@@ -39,14 +39,16 @@ pub enum Stream {
     Journal,
     /// Model calls to make.
     Model,
+    /// What calls outside a turn have used.
+    Spending,
     /// Wakes and results of tasks.
     Task,
 }
 
 impl Stream {
     /// Every stream, alphabetically.
-    pub const ALL: [Self; 7] =
-        [Self::Code, Self::Dead, Self::Deltas, Self::Events, Self::Journal, Self::Model, Self::Task];
+    pub const ALL: [Self; 8] =
+        [Self::Code, Self::Dead, Self::Deltas, Self::Events, Self::Journal, Self::Model, Self::Spending, Self::Task];
 
     /// Its name at the server.
     pub const fn name(self) -> &'static str {
@@ -57,6 +59,7 @@ impl Stream {
             Self::Events => "CONSTRUCT_EVENTS",
             Self::Journal => "CONSTRUCT_JOURNAL",
             Self::Model => "CONSTRUCT_MODEL",
+            Self::Spending => "CONSTRUCT_SPENDING",
             Self::Task => "CONSTRUCT_TASK",
         }
     }
@@ -133,6 +136,15 @@ const STREAMS: &[StreamRow] = &[
         why: "the reconciler derives a refused command again from the task's row",
     },
     StreamRow {
+        stream: Stream::Spending,
+        subject: "construct.v1.cmd.spending.>",
+        retention: Retention::WorkQueue,
+        max_age: Duration::ZERO,
+        max_bytes: 64 * MIB,
+        when_full: WhenFull::Refuse,
+        why: "what is not booked is money nobody knows of; a refused publisher keeps its report and tries again",
+    },
+    StreamRow {
         stream: Stream::Events,
         subject: "construct.v1.evt.>",
         retention: Retention::Limits,
@@ -190,7 +202,10 @@ pub struct ConsumerRow {
 pub fn consumers() -> Vec<ConsumerRow> {
     let tasks = (0..partition::COUNT).map(task_consumer);
     let codes = Pool::code_standard();
-    tasks.chain([model_consumer(&Pool::model_default())]).chain(codes.iter().map(code_consumer)).collect()
+    tasks
+        .chain([model_consumer(&Pool::model_default()), spending_consumer()])
+        .chain(codes.iter().map(code_consumer))
+        .collect()
 }
 
 /// The row of a partition's wakes and results.
@@ -213,6 +228,17 @@ pub fn model_consumer(pool: &Pool) -> ConsumerRow {
         filter: format!("construct.v1.cmd.model.invoke.{pool}.*"),
         max_ack_pending: 4096,
         why: "shared by all providers of the pool; each bounds itself by how much it pulls",
+    }
+}
+
+/// The row of what calls outside a turn have used.
+pub fn spending_consumer() -> ConsumerRow {
+    ConsumerRow {
+        durable: "spending".to_owned(),
+        stream: Stream::Spending,
+        filter: "construct.v1.cmd.spending.*".to_owned(),
+        max_ack_pending: 1024,
+        why: "shared by all reconcilers; each books what it takes",
     }
 }
 

@@ -14,8 +14,8 @@ use crate::{
     backoff,
     message::{Block, CodeResult, Source, code_calls},
     task::{
-        Failure, FailureClass, NewMessage, Outcome, Phase, Stage, Step, StepResult, StepState, Stop, Task, TaskError,
-        Turn, TurnOutcome,
+        BUDGET_EXHAUSTED, Failure, FailureClass, NewMessage, Outcome, Phase, Stage, Step, StepResult, StepState, Stop,
+        Task, TaskError, Turn, TurnOutcome,
     },
 };
 
@@ -133,7 +133,19 @@ impl Decision {
 /// One decision admits at most one message and ends at most one turn, so that each commit is small and tells of one
 /// turn; when more can be done at once, `next_wake` is `now`.
 pub fn decide(task: &Task, queued: Option<MessageId>, event: Event, now: Timestamp, fresh: Fresh) -> Decision {
+    begin(task, queued, event, now, fresh, None)
+}
+
+fn begin(
+    task: &Task,
+    queued: Option<MessageId>,
+    event: Event,
+    now: Timestamp,
+    fresh: Fresh,
+    exhausted: Option<&str>,
+) -> Decision {
     let mut draft = Draft {
+        exhausted,
         d: Decision {
             task: task.clone(),
             admitted: None,
@@ -158,7 +170,22 @@ pub fn decide(task: &Task, queued: Option<MessageId>, event: Event, now: Timesta
     draft.d
 }
 
-struct Draft {
+/// As [`decide`], when a budget has not got what the model call that would follow may cost: the turn ends instead, with
+/// `exhausted` as its error. A message that is admitted by the same decision ends with the next one.
+pub fn decide_without_money(
+    task: &Task,
+    queued: Option<MessageId>,
+    event: Event,
+    now: Timestamp,
+    fresh: Fresh,
+    exhausted: &str,
+) -> Decision {
+    begin(task, queued, event, now, fresh, Some(exhausted))
+}
+
+struct Draft<'a> {
+    /// Why no model can be called.
+    exhausted: Option<&'a str>,
     d: Decision,
     queued: Option<MessageId>,
     now: Timestamp,
@@ -166,7 +193,7 @@ struct Draft {
     woken: bool,
 }
 
-impl Draft {
+impl Draft<'_> {
     /// Takes in what became of the current step. Results of other steps are stale: their cost is booked elsewhere, and
     /// what they say no longer matters.
     fn absorb(&mut self, result: StepResult) {
@@ -407,6 +434,9 @@ impl Draft {
                 self.settle_running();
                 return;
             }
+            if self.refuse_for_money() {
+                return;
+            }
             if let Some(turn) = &mut self.d.task.turn {
                 turn.calls += 1;
             }
@@ -415,6 +445,9 @@ impl Draft {
         };
         match step.state {
             StepState::Backoff { until } if self.now >= until => {
+                if self.refuse_for_money() {
+                    return;
+                }
                 self.start_step(step.attempt, MODEL_DEADLINE, Effect::InvokeModel);
             }
             StepState::Backoff { until } => self.d.task.next_wake = Some(until),
@@ -435,6 +468,20 @@ impl Draft {
                 self.settle_model(turn);
             }
         }
+    }
+
+    /// Ends the turn when there is no money for its next model call. True when that is so.
+    fn refuse_for_money(&mut self) -> bool {
+        let Some(exhausted) = self.exhausted else { return false };
+        if self.d.admitted.is_some() || self.d.ended.is_some() {
+            // One commit tells of one turn, and of a message one thing: the next decision asks for the money again.
+            self.d.task.next_wake = Some(self.now);
+            return true;
+        }
+        self.fail(BUDGET_EXHAUSTED, exhausted.to_owned());
+        self.end_turn(TurnOutcome::Failed);
+        self.settle_running();
+        true
     }
 
     fn settle_code(&mut self) {
@@ -552,7 +599,8 @@ impl Draft {
         self.d.task.last_outcome = Some(outcome);
         if outcome == TurnOutcome::Completed {
             self.d.task.last_error = None;
-            if !self.d.task.titled {
+            // A title is not worth an error: without money there is none.
+            if !self.d.task.titled && self.exhausted.is_none() {
                 self.d.task.title_step = Some(self.fresh.title_step);
                 self.d.effects.push(Effect::MakeTitle(self.fresh.title_step));
             }

@@ -75,6 +75,8 @@ ids! {
     AgentId, "agent", "agent";
     /// A call that a person is asked about.
     ApprovalId, "approval", "approval";
+    /// How much may be spent.
+    BudgetId, "budget", "budget";
     /// A message of a task.
     MessageId, "msg", "message";
     /// A model.

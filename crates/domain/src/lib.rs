@@ -3,6 +3,7 @@
 
 pub mod approval;
 pub mod backoff;
+pub mod budget;
 pub mod compute;
 pub mod decide;
 pub mod id;
@@ -14,4 +15,6 @@ pub mod secret;
 pub mod task;
 
 pub use decide::decide;
-pub use id::{AgentId, ApprovalId, MessageId, ModelId, ModelProviderId, OrganizationId, SecretId, StepId, TaskId};
+pub use id::{
+    AgentId, ApprovalId, BudgetId, MessageId, ModelId, ModelProviderId, OrganizationId, SecretId, StepId, TaskId,
+};

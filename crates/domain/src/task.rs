@@ -12,6 +12,9 @@ use crate::{
 /// Model calls one user message may cause when neither agent nor task says otherwise.
 pub const DEFAULT_MAX_TURNS: u32 = 50;
 
+/// The code of the error of a turn that ended because a budget has not got what its next model call may cost.
+pub const BUDGET_EXHAUSTED: &str = "BUDGET_EXHAUSTED";
+
 /// Where a task stands (seed 000, "Task Reconciler").
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]

@@ -2,8 +2,11 @@
 
 use std::error::Error as StdError;
 
-use construct_domain::approval::ApprovalState;
+use construct_domain::{approval::ApprovalState, budget::Exhausted};
 use jiff::Timestamp;
+use sqlx::postgres::PgDatabaseError;
+
+use crate::reservation;
 
 /// Why something could not be read or written.
 #[derive(Debug, thiserror::Error)]
@@ -46,6 +49,9 @@ pub enum Error {
     /// The message does not wait for its turn any more.
     #[error("the message is not waiting for its turn any more")]
     NotQueued,
+    /// A budget has not got what is to be set aside. Nothing was written.
+    #[error(transparent)]
+    Exhausted(Box<Exhausted>),
     /// The approval is over.
     #[error("the approval is over: {}", over(*state, by, *at))]
     Decided {
@@ -92,6 +98,19 @@ impl Error {
         violated(&error).and_then(|name| constraint(name, false)).unwrap_or_else(|| error.into())
     }
 
+    /// Of a statement that sets money aside: the functions in `migrations/0012_money.sql` say which budget has not got it.
+    pub(crate) fn of_spending(error: sqlx::Error) -> Self {
+        let told = error.as_database_error().and_then(|error| error.try_downcast_ref::<PgDatabaseError>());
+        match told
+            .filter(|told| told.code() == reservation::EXHAUSTED)
+            .map(|told| reservation::exhausted(told.detail()))
+        {
+            Some(Ok(exhausted)) => Self::Exhausted(Box::new(exhausted)),
+            Some(Err(unreadable)) => Self::internal(unreadable),
+            None => error.into(),
+        }
+    }
+
     /// Of a delete: a reference that does not hold any more means that the row is needed.
     pub(crate) fn of_delete(error: sqlx::Error) -> Self {
         violated(&error).and_then(|name| constraint(name, true)).unwrap_or_else(|| error.into())
@@ -118,15 +137,21 @@ fn constraint(name: &str, deleting: bool) -> Option<Error> {
         "secrets_name_key" => taken("secret", "name"),
         "secrets_pkey" => taken("secret", "id"),
         "tasks_pkey" => taken("task", "id"),
+        "budgets_scope_key" => taken("budget", "scope and period"),
+        "budgets_pkey" => taken("budget", "id"),
+        "budgets_agent_fkey" => reference("agent", "budget"),
+        "budgets_task_fkey" => reference("task", "budget"),
         "agent_secrets_secret_fkey" => reference("secret", "agent"),
         "agents_model_fkey" => reference("model", "agent"),
         "models_provider_fkey" => reference("model provider", "model"),
         "tasks_agent_fkey" => reference("agent", "task"),
         "agents_organization_fkey"
+        | "budgets_organization_fkey"
         | "events_organization_fkey"
         | "idempotency_keys_organization_fkey"
         | "model_providers_organization_fkey"
         | "models_organization_fkey"
+        | "reservations_organization_fkey"
         | "secrets_organization_fkey"
         | "step_usage_organization_fkey"
         | "tasks_organization_fkey" => Some(Error::NotFound { what: "organization" }),

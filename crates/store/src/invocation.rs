@@ -1,8 +1,10 @@
 //! Everything a model call needs to know besides the transcript.
 
-use construct_domain::{AgentId, ModelId, ModelProviderId, TaskId, money::Prices};
+use construct_domain::{AgentId, ModelId, ModelProviderId, OrganizationId, TaskId, money::Prices};
 
-use crate::{Error, ModelParameters, ModelProviderKind, SealedSecret, Store, model_provider::sealed};
+use crate::{
+    Error, ModelParameters, ModelProviderKind, SealedSecret, Store, model::long_context, model_provider::sealed,
+};
 
 /// What a model call of a task needs to know besides the transcript.
 #[derive(Debug, Clone, PartialEq)]
@@ -74,7 +76,8 @@ impl Store {
         let row = sqlx::query!(
             "SELECT a.id AS agent_id, a.name AS agent_name, a.instructions, a.parameters,
                     m.id AS model_id, m.name AS model_name, m.vendor_model, m.context_window, m.max_output_tokens,
-                    m.input_price, m.output_price, m.cache_read_price, m.cache_write_price, m.tool_calling,
+                    m.input_price, m.output_price, m.cache_read_price, m.cache_write_price,
+                    m.thinking_price, m.request_price, m.long_context_prices, m.tool_calling,
                     p.id AS provider_id, p.name AS provider_name, p.kind, p.base_url, p.script, p.key_id, p.key_nonce, p.key_ciphertext
              FROM tasks t
              JOIN agents a ON a.organization_id = t.organization_id AND a.id = t.agent_id
@@ -104,6 +107,72 @@ impl Store {
                     output: row.output_price,
                     cache_read: row.cache_read_price,
                     cache_write: row.cache_write_price,
+                    thinking: row.thinking_price,
+                    request: row.request_price,
+                    long_context: long_context(row.long_context_prices)?,
+                },
+                tool_calling: row.tool_calling,
+            },
+            provider: InvocationProvider {
+                id: ModelProviderId::from_uuid(row.provider_id),
+                name: row.provider_name,
+                kind: ModelProviderKind::stored(&row.kind)?,
+                base_url: row.base_url,
+                script: row.script,
+                key: sealed(row.key_id, row.key_nonce, row.key_ciphertext),
+            },
+        }))
+    }
+}
+
+/// A model with the account it is reached over.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Callable {
+    /// The model.
+    pub model: InvocationModel,
+    /// The account.
+    pub provider: InvocationProvider,
+}
+
+impl Store {
+    /// How a model is reached, by id or name, as it is now. None when there is none.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`], [`Error::Internal`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn callable(&self, organization: OrganizationId, name_or_id: &str) -> Result<Option<Callable>, Error> {
+        let id = name_or_id.parse::<ModelId>().ok().map(ModelId::uuid);
+        let row = sqlx::query!(
+            "SELECT m.id AS model_id, m.name AS model_name, m.vendor_model, m.context_window, m.max_output_tokens,
+                    m.input_price, m.output_price, m.cache_read_price, m.cache_write_price,
+                    m.thinking_price, m.request_price, m.long_context_prices, m.tool_calling,
+                    p.id AS provider_id, p.name AS provider_name, p.kind, p.base_url, p.script, p.key_id, p.key_nonce, p.key_ciphertext
+             FROM models m
+             JOIN model_providers p ON p.organization_id = m.organization_id AND p.id = m.provider_id
+             WHERE m.organization_id = $1 AND (m.id = $2 OR m.name = $3)
+             ORDER BY (m.id = $2) IS TRUE DESC LIMIT 1",
+            organization.uuid(),
+            id as _,
+            name_or_id,
+        )
+        .fetch_optional(&self.pool)
+        .await?;
+        let Some(row) = row else { return Ok(None) };
+        Ok(Some(Callable {
+            model: InvocationModel {
+                id: ModelId::from_uuid(row.model_id),
+                name: row.model_name,
+                vendor_model: row.vendor_model,
+                context_window: row.context_window,
+                max_output_tokens: row.max_output_tokens,
+                prices: Prices {
+                    input: row.input_price,
+                    output: row.output_price,
+                    cache_read: row.cache_read_price,
+                    cache_write: row.cache_write_price,
+                    thinking: row.thinking_price,
+                    request: row.request_price,
+                    long_context: long_context(row.long_context_prices)?,
                 },
                 tool_calling: row.tool_calling,
             },

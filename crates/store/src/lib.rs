@@ -8,10 +8,13 @@
 //! - every row belongs to an organisation, and another organisation's row is [`Error::NotFound`];
 //! - an event is stored with the change it tells of, and a stream's sequence has no gap;
 //! - a commit of the reconciler is one statement, guarded by the version it read;
-//! - a step's cost is counted once.
+//! - a step's cost is counted once;
+//! - what is set aside and spent of a budget never exceeds its limit, except by what a call costs above its estimate.
 
 mod agent;
 mod approval;
+mod budget;
+mod cost;
 mod error;
 mod event;
 mod invocation;
@@ -19,6 +22,7 @@ mod message;
 mod model;
 mod model_provider;
 mod page;
+mod reservation;
 mod seal;
 mod secret;
 mod store;
@@ -34,21 +38,24 @@ mod write;
 
 pub use agent::{Agent, AgentChanges, AgentFilter, ModelParameters, NewAgent, ThinkingEffort};
 pub use approval::{ApprovalDecision, ApprovalFilter, StoredApproval};
+pub use budget::{Budget, BudgetFilter, NewBudget};
+pub use cost::{CostFilter, CostGroup, CostRow};
 pub use error::Error;
 pub use event::{NewEvent, StoredEvent, Stream};
-pub use invocation::{Invocation, InvocationAgent, InvocationModel, InvocationProvider};
+pub use invocation::{Callable, Invocation, InvocationAgent, InvocationModel, InvocationProvider};
 pub use message::{MessageCursor, MessageFilter, MessagePage, NewUserMessage, QUEUE_LIMIT, StoredMessage};
-pub use model::{Model, ModelChanges, ModelFilter, NewModel};
+pub use model::{Model, ModelChanges, ModelFilter, NewModel, PricesSource};
 pub use model_provider::{
     ModelProvider, ModelProviderChanges, ModelProviderFilter, ModelProviderKind, NewModelProvider, Resealed,
 };
 pub use page::{Cursor, CursorValue, Key, Order, Page};
+pub use reservation::{CallReport, CallReservation, StepReservation, Tidied};
 pub use seal::{Error as SealError, Keyring, SealedSecret};
 pub use secret::{Bindings, NewSecret, Secret, SecretChanges};
 pub use store::{PoolOptions, Store};
 pub use task::{
-    AppendedMessage, AskedApproval, Committed, DueTask, EndedMessage, LoadedTask, NewTask, StoredTask, TaskChanges,
-    TaskCommit, TaskFilter,
+    AppendedMessage, AskedApproval, Committed, DueTask, EndedMessage, LoadedTask, NewTask, Spending, StoredTask,
+    TaskChanges, TaskCommit, TaskFilter,
 };
 pub use usage::{Purpose, StepUsage};
 pub use write::{Idempotency, Rendered, Write, Written};

@@ -120,6 +120,7 @@ struct Row {
     output_tokens: i64,
     cache_read_tokens: i64,
     cache_write_tokens: i64,
+    thinking_tokens: i64,
     cost_pico_usd: i64,
     step_id: Option<Uuid>,
     revision: i64,
@@ -148,6 +149,7 @@ impl TryFrom<Row> for StoredMessage {
                 output_tokens: row.output_tokens,
                 cache_read_tokens: row.cache_read_tokens,
                 cache_write_tokens: row.cache_write_tokens,
+                thinking_tokens: row.thinking_tokens,
                 cost_pico_usd: row.cost_pico_usd,
             },
             step: row.step_id.map(StepId::from_uuid),
@@ -163,7 +165,7 @@ macro_rules! select {
         sqlx::query_as!(
             crate::message::Row,
             "SELECT m.id, m.organization_id, m.task_id, m.arrival, m.position, m.source, m.content, m.agent_id, m.processed_at,
-                    m.error, m.input_tokens, m.output_tokens, m.cache_read_tokens, m.cache_write_tokens, m.cost_pico_usd,
+                    m.error, m.input_tokens, m.output_tokens, m.cache_read_tokens, m.cache_write_tokens, m.thinking_tokens, m.cost_pico_usd,
                     m.step_id, m.revision, m.created_at, m.updated_at
              FROM messages m " $(+ $tail)+,
             $($argument),*

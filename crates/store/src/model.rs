@@ -3,10 +3,14 @@
 use jiff::Timestamp;
 use uuid::Uuid;
 
-use construct_domain::{ModelId, ModelProviderId, OrganizationId, money::Prices};
+use construct_domain::{
+    ModelId, ModelProviderId, OrganizationId,
+    money::{LongContext, Prices},
+};
+use serde_json::Value;
 
 use crate::{
-    Cursor, Error, Key, Page, Rendered, Store, Write, Written,
+    Cursor, Error, Key, Page, Rendered, Store, Write, Written, text,
     write::{Writer, begin},
 };
 
@@ -33,6 +37,8 @@ pub struct Model {
     pub max_output_tokens: i64,
     /// What they cost.
     pub prices: Prices,
+    /// Where the prices are from.
+    pub prices_source: PricesSource,
     /// Whether it can call tools.
     pub tool_calling: bool,
     /// Rises with every change.
@@ -67,6 +73,8 @@ pub struct NewModel {
     pub max_output_tokens: i64,
     /// What they cost.
     pub prices: Prices,
+    /// Where the prices are from.
+    pub prices_source: PricesSource,
     /// Whether it can call tools.
     pub tool_calling: bool,
 }
@@ -82,7 +90,7 @@ pub struct ModelChanges {
     pub context_window: Option<i64>,
     /// Tokens it may answer at most.
     pub max_output_tokens: Option<i64>,
-    /// All four of them.
+    /// All of them; they are given ones then.
     pub prices: Option<Prices>,
     /// Whether it can call tools.
     pub tool_calling: Option<bool>,
@@ -95,6 +103,43 @@ pub struct ModelFilter {
     pub provider: Option<ModelProviderId>,
     /// Whose names begin so; empty: all.
     pub name_prefix: String,
+}
+
+/// Where the prices of a model are from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum PricesSource {
+    /// A person gave them.
+    Given,
+    /// The catalogue that comes with the product.
+    Catalogue,
+    /// Nobody asks for money: it runs on the own machine, or plays a script.
+    Free,
+    /// Nobody knows them, so that calls are counted as free.
+    Unknown,
+}
+
+impl PricesSource {
+    /// As stored.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Given => "given",
+            Self::Catalogue => "catalogue",
+            Self::Free => "free",
+            Self::Unknown => "unknown",
+        }
+    }
+
+    fn stored(text: &str) -> Result<Self, Error> {
+        [Self::Given, Self::Catalogue, Self::Free, Self::Unknown]
+            .into_iter()
+            .find(|source| source.as_str() == text)
+            .ok_or_else(|| Error::internal(format!("unknown source of prices `{text}`")))
+    }
+}
+
+/// Prices of long inputs as a row has them.
+pub(crate) fn long_context(stored: Option<Value>) -> Result<Option<LongContext>, Error> {
+    stored.map(serde_json::from_value).transpose().map_err(Error::internal)
 }
 
 struct Row {
@@ -110,15 +155,21 @@ struct Row {
     output_price: i64,
     cache_read_price: i64,
     cache_write_price: i64,
+    thinking_price: i64,
+    request_price: i64,
+    long_context_prices: Option<Value>,
+    prices_source: String,
     tool_calling: bool,
     revision: i64,
     created_at: Timestamp,
     updated_at: Timestamp,
 }
 
-impl From<Row> for Model {
-    fn from(row: Row) -> Self {
-        Self {
+impl TryFrom<Row> for Model {
+    type Error = Error;
+
+    fn try_from(row: Row) -> Result<Self, Error> {
+        Ok(Self {
             id: ModelId::from_uuid(row.id),
             organization: OrganizationId::from_uuid(row.organization_id),
             provider: ModelProviderId::from_uuid(row.provider_id),
@@ -132,12 +183,16 @@ impl From<Row> for Model {
                 output: row.output_price,
                 cache_read: row.cache_read_price,
                 cache_write: row.cache_write_price,
+                thinking: row.thinking_price,
+                request: row.request_price,
+                long_context: long_context(row.long_context_prices)?,
             },
+            prices_source: PricesSource::stored(&row.prices_source)?,
             tool_calling: row.tool_calling,
             revision: row.revision,
             created_at: row.created_at,
             updated_at: row.updated_at,
-        }
+        })
     }
 }
 
@@ -147,7 +202,7 @@ macro_rules! select {
             Row,
             "SELECT m.id, m.organization_id, m.provider_id, p.name AS provider_name, m.name, m.vendor_model, m.context_window,
                     m.max_output_tokens, m.input_price, m.output_price, m.cache_read_price, m.cache_write_price,
-                    m.tool_calling, m.revision, m.created_at, m.updated_at
+                    m.thinking_price, m.request_price, m.long_context_prices, m.prices_source, m.tool_calling, m.revision, m.created_at, m.updated_at
              FROM models m
              JOIN model_providers p ON p.organization_id = m.organization_id AND p.id = m.provider_id " $(+ $tail)+,
             $($argument),*
@@ -184,8 +239,8 @@ impl Store {
         select!(["WHERE m.organization_id = $1 AND m.id = $2"], organization.uuid(), id.uuid())
             .fetch_optional(&self.pool)
             .await?
-            .map(Into::into)
-            .ok_or(Error::NotFound { what: WHAT })
+            .ok_or(Error::NotFound { what: WHAT })?
+            .try_into()
     }
 
     /// A model by id or name; a name that looks like the id of another one loses.
@@ -203,8 +258,8 @@ impl Store {
         )
         .fetch_optional(&self.pool)
         .await?
-        .map(Into::into)
-        .ok_or(Error::NotFound { what: WHAT })
+        .ok_or(Error::NotFound { what: WHAT })?
+        .try_into()
     }
 
     /// The id of a model by id or name.
@@ -253,7 +308,7 @@ impl Store {
             (Key::Name, false) => list!(self, organization, filter, page, page.after_name(), "m.name", ">", ""),
             (Key::Name, true) => list!(self, organization, filter, page, page.after_name(), "m.name", "<", " DESC"),
         };
-        Ok(rows.into_iter().map(Into::into).collect())
+        rows.into_iter().map(TryInto::try_into).collect()
     }
 
     /// Creates a model.
@@ -273,8 +328,8 @@ impl Store {
             "INSERT INTO models
                  (id, organization_id, provider_id, name, vendor_model, context_window, max_output_tokens,
                   input_price, output_price, cache_read_price, cache_write_price, tool_calling,
-                  created_at, updated_at)
-             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $13)",
+                  created_at, updated_at, thinking_price, request_price, long_context_prices, prices_source)
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $13, $14, $15, $16, $17)",
             new.id.uuid(),
             writer.organization(),
             new.provider.uuid(),
@@ -288,6 +343,10 @@ impl Store {
             new.prices.cache_write,
             new.tool_calling,
             writer.now(),
+            new.prices.thinking,
+            new.prices.request,
+            new.prices.long_context.as_ref().map(text::json).transpose()?,
+            new.prices_source.as_str(),
         )
         .execute(&mut *writer.transaction)
         .await
@@ -321,6 +380,10 @@ impl Store {
                  cache_read_price = coalesce($11, cache_read_price),
                  cache_write_price = coalesce($12, cache_write_price),
                  tool_calling = coalesce($13, tool_calling),
+                 thinking_price = coalesce($14, thinking_price),
+                 request_price = coalesce($15, request_price),
+                 long_context_prices = CASE WHEN $14::bigint IS NULL THEN long_context_prices ELSE $16 END,
+                 prices_source = CASE WHEN $14::bigint IS NULL THEN prices_source ELSE 'given' END,
                  revision = revision + 1,
                  updated_at = $4
              WHERE organization_id = $1 AND id = $2 AND ($3::bigint IS NULL OR revision = $3)",
@@ -337,6 +400,9 @@ impl Store {
             changes.prices.map(|prices| prices.cache_read),
             changes.prices.map(|prices| prices.cache_write),
             changes.tool_calling,
+            changes.prices.map(|prices| prices.thinking),
+            changes.prices.map(|prices| prices.request),
+            changes.prices.and_then(|prices| prices.long_context).as_ref().map(text::json).transpose()? as _,
         )
         .execute(&mut *writer.transaction)
         .await
@@ -377,6 +443,6 @@ async fn model_reload(writer: &mut Writer<'_>, id: ModelId) -> Result<Model, Err
     select!(["WHERE m.organization_id = $1 AND m.id = $2"], writer.organization(), id.uuid())
         .fetch_optional(&mut *writer.transaction)
         .await?
-        .map(Into::into)
-        .ok_or(Error::NotFound { what: WHAT })
+        .ok_or(Error::NotFound { what: WHAT })?
+        .try_into()
 }

@@ -27,7 +27,7 @@ use crate::{
 };
 
 pub use commit::{AppendedMessage, AskedApproval, Committed, EndedMessage, TaskCommit};
-pub use drive::{DueTask, LoadedTask};
+pub use drive::{DueTask, LoadedTask, Spending};
 
 pub(crate) const WHAT: &str = "task";
 
@@ -124,7 +124,7 @@ pub struct TaskFilter {
     pub created_before: Option<Timestamp>,
 }
 
-/// A row as both sides read it. `queued_count` is read by one side only, `queued` and `approvals` by the other.
+/// A row as both sides read it. `queued_count` is read by one side only, `queued`, `approvals` and `spending` by the other.
 struct Row {
     id: Uuid,
     organization_id: Uuid,
@@ -154,6 +154,7 @@ struct Row {
     output_tokens: i64,
     cache_read_tokens: i64,
     cache_write_tokens: i64,
+    thinking_tokens: i64,
     cost_pico_usd: i64,
     tool_uses: Value,
     suspend: bool,
@@ -171,6 +172,8 @@ struct Row {
     queued_count: i64,
     queued: Option<Uuid>,
     approvals: Option<Value>,
+    root_id: Uuid,
+    spending: Option<Value>,
 }
 
 /// A question as the statement gives it.
@@ -257,6 +260,7 @@ impl TryFrom<Row> for StoredTask {
                 output_tokens: row.output_tokens,
                 cache_read_tokens: row.cache_read_tokens,
                 cache_write_tokens: row.cache_write_tokens,
+                thinking_tokens: row.thinking_tokens,
                 cost_pico_usd: row.cost_pico_usd,
             },
             tool_uses: serde_json::from_value(row.tool_uses).map_err(Error::internal)?,
@@ -270,7 +274,7 @@ impl TryFrom<Row> for StoredTask {
     }
 }
 
-/// Reads tasks as [`Row`]s. The first list says what the columns `queued_count`, `queued` and `approvals` are.
+/// Reads tasks as [`Row`]s. The first list says what the columns `queued_count`, `queued`, `approvals` and `spending` are.
 macro_rules! select {
     ([$($queue:literal)+], [$($tail:literal)+], $($argument:expr),* $(,)?) => {
         sqlx::query_as!(
@@ -278,9 +282,9 @@ macro_rules! select {
             r#"SELECT t.id, t.organization_id, t.agent_id, a.name AS agent_name, a.max_turns AS agent_max_turns, t.workspace, t.title,
                     t.titled, t.max_turns_override, t.policy, a.policy AS agent_policy, t.compute, t.phase, t.phase_since, t.turn, t.step, t.title_step, t.steps, t.last_position,
                     t.next_wake, t.last_outcome, t.error_code, t.error_message, t.error_time, t.input_tokens, t.output_tokens,
-                    t.cache_read_tokens, t.cache_write_tokens, t.cost_pico_usd, t.tool_uses, t.suspend, t.cancel_reason,
+                    t.cache_read_tokens, t.cache_write_tokens, t.thinking_tokens, t.cost_pico_usd, t.tool_uses, t.suspend, t.cancel_reason,
                     t.cancel_intent, t.deleted_at IS NOT NULL AS "deleted!", t.event_sequence, t.version, t.revision, t.intents,
-                    t.intents_seen, t.trace_id, t.created_at, t.updated_at, "# $(+ $queue)+ + r#"
+                    t.intents_seen, t.trace_id, t.root_id, t.created_at, t.updated_at, "# $(+ $queue)+ + r#"
              FROM tasks t
              JOIN agents a ON a.organization_id = t.organization_id AND a.id = t.agent_id "# $(+ $tail)+,
             $($argument),*
@@ -294,7 +298,7 @@ macro_rules! select_counted {
     ([$($tail:literal)+], $($argument:expr),* $(,)?) => {
         crate::task::select!(
             [r#"(SELECT count(*) FROM messages q WHERE q.task_id = t.id AND q.position IS NULL AND q.processed_at IS NULL)
-                    AS "queued_count!", NULL::uuid AS queued, NULL::jsonb AS approvals"#],
+                    AS "queued_count!", NULL::uuid AS queued, NULL::jsonb AS approvals, NULL::jsonb AS spending"#],
             [$($tail)+],
             $($argument),*
         )

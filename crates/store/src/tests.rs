@@ -1,6 +1,7 @@
 //! Every promise of this crate against a real server.
 
 mod approvals;
+mod budgets;
 mod catalogue;
 mod commit;
 mod events;
@@ -15,12 +16,12 @@ use uuid::Uuid;
 use construct_domain::{
     AgentId, MessageId, ModelId, ModelProviderId, OrganizationId, StepId, TaskId,
     message::{Block, Content},
-    money::{Prices, Usage},
+    money::{LongContext, Prices, Rates, Usage},
 };
 
 use crate::{
     Error, Idempotency, Model, ModelParameters, ModelProviderKind, NewAgent, NewEvent, NewModel, NewModelProvider,
-    NewTask, NewUserMessage, Rendered, Store, StoredEvent, StoredMessage, StoredTask, Write, Written,
+    NewTask, NewUserMessage, PricesSource, Rendered, Store, StoredEvent, StoredMessage, StoredTask, Write, Written,
     testing::Database,
 };
 
@@ -70,6 +71,7 @@ fn usage(tokens: i64) -> Usage {
         output_tokens: 1,
         cache_read_tokens: 2,
         cache_write_tokens: 3,
+        thinking_tokens: 1,
         cost_pico_usd: tokens * 10,
     }
 }
@@ -147,7 +149,16 @@ fn new_model(provider: ModelProviderId, name: &str) -> NewModel {
         vendor_model: "vendor".to_owned(),
         context_window: 1000,
         max_output_tokens: 100,
-        prices: Prices { input: 1, output: 2, cache_read: 3, cache_write: 4 },
+        prices: Prices {
+            input: 1,
+            output: 2,
+            cache_read: 3,
+            cache_write: 4,
+            thinking: 5,
+            request: 6,
+            long_context: Some(LongContext { above_input_tokens: 7, rates: Rates { input: 8, ..Rates::default() } }),
+        },
+        prices_source: PricesSource::Given,
         tool_calling: true,
     }
 }

@@ -3,7 +3,8 @@
 use jiff::Timestamp;
 use serde::Serialize;
 
-use construct_domain::{ModelId, OrganizationId, StepId, TaskId, money::Usage};
+use construct_domain::{AgentId, ModelId, OrganizationId, StepId, TaskId, money::Usage};
+use uuid::Uuid;
 
 use crate::{Error, Store, time};
 
@@ -42,8 +43,8 @@ pub struct StepUsage {
 /// A row of the ledger as a statement reads it from JSON.
 #[derive(Serialize)]
 pub(crate) struct LedgerRow {
-    step_id: uuid::Uuid,
-    model_id: uuid::Uuid,
+    step_id: Uuid,
+    model_id: Uuid,
     purpose: &'static str,
     #[serde(flatten)]
     usage: Usage,
@@ -60,9 +61,26 @@ impl From<&StepUsage> for LedgerRow {
     }
 }
 
+/// What is written into the ledger, and whose money it was.
+pub(crate) struct Booking<'a> {
+    /// The step, or the call outside a turn: counted once.
+    pub(crate) call: Uuid,
+    pub(crate) organization: OrganizationId,
+    pub(crate) task: Option<TaskId>,
+    /// Who called; when it is not said, whoever it was reserved for, or the task's agent.
+    pub(crate) agent: Option<AgentId>,
+    pub(crate) model: ModelId,
+    pub(crate) purpose: &'a str,
+    pub(crate) usage: &'a Usage,
+    pub(crate) reservation: Option<Uuid>,
+    /// Whether nothing further is reported of the reservation.
+    pub(crate) forget: bool,
+}
+
 impl Store {
-    /// Books what a step used whose result came too late to matter otherwise, and adds it to its task's sums. The
-    /// task's version stays, so that no commit on its way is disturbed. False when it was booked before.
+    /// Books what a step used whose result came too late to matter otherwise, adds it to its task's sums, and settles
+    /// what was set aside for it. The task's version stays, so that no commit on its way is disturbed. The task may be gone.
+    /// False when it was booked before.
     ///
     /// # Errors
     /// [`Error::Unavailable`]; [`Error::NotFound`] when there is no such organisation.
@@ -71,34 +89,58 @@ impl Store {
         &self,
         organization: OrganizationId,
         task: TaskId,
+        agent: Option<AgentId>,
         entry: &StepUsage,
         now: Timestamp,
     ) -> Result<bool, Error> {
+        let booking = Booking {
+            call: entry.step.uuid(),
+            organization,
+            task: Some(task),
+            agent,
+            model: entry.model,
+            purpose: entry.purpose.as_str(),
+            usage: &entry.usage,
+            reservation: Some(entry.step.uuid()),
+            forget: true,
+        };
+        self.book(&booking, now).await
+    }
+
+    pub(crate) async fn book(&self, booking: &Booking<'_>, now: Timestamp) -> Result<bool, Error> {
         let mut transaction = self.pool.begin().await?;
-        let usage = &entry.usage;
-        let done = sqlx::query!(
+        let Booking { call, organization, task, agent, model, purpose, usage, reservation, forget } = booking;
+        let (organization, task) = (organization.uuid(), task.map(TaskId::uuid));
+        let booked = sqlx::query!(
             "INSERT INTO step_usage
-                 (step_id, organization_id, task_id, model_id, purpose,
-                  input_tokens, output_tokens, cache_read_tokens, cache_write_tokens, cost_pico_usd, created_at)
-             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)
-             ON CONFLICT ON CONSTRAINT step_usage_pkey DO NOTHING",
-            entry.step.uuid(),
-            organization.uuid(),
-            task.uuid(),
-            entry.model.uuid(),
-            entry.purpose.as_str(),
+                 (step_id, organization_id, task_id, model_id, purpose, input_tokens, output_tokens, cache_read_tokens,
+                  cache_write_tokens, cost_pico_usd, created_at, thinking_tokens, root_id, agent_id)
+             SELECT $1::uuid, $2::uuid, $3::uuid, $4::uuid, $5::text, $6::bigint, $7::bigint, $8::bigint, $9::bigint, $10::bigint,
+                    $11::timestamptz, $12::bigint, coalesce(t.root_id, r.root_id, $3), coalesce($13::uuid, r.agent_id, t.agent_id)
+             FROM (SELECT) AS once
+             LEFT JOIN tasks t ON t.organization_id = $2 AND t.id = $3
+             LEFT JOIN reservations r ON r.organization_id = $2 AND r.id = $14
+             ON CONFLICT ON CONSTRAINT step_usage_pkey DO NOTHING
+             RETURNING root_id, agent_id",
+            call,
+            organization,
+            task as _,
+            model.uuid(),
+            purpose,
             usage.input_tokens,
             usage.output_tokens,
             usage.cache_read_tokens,
             usage.cache_write_tokens,
             usage.cost_pico_usd,
-            time::sql(now),
+            time::sql(now) as _,
+            usage.thinking_tokens,
+            agent.map(AgentId::uuid) as _,
+            *reservation as _,
         )
-        .execute(&mut *transaction)
+        .fetch_optional(&mut *transaction)
         .await
         .map_err(Error::of_write)?;
-        let new = done.rows_affected() == 1;
-        if new {
+        if let Some(booked) = &booked {
             // Sums stop at the greatest number instead of failing, like `Usage` itself.
             sqlx::query!(
                 "UPDATE tasks SET
@@ -107,22 +149,36 @@ impl Store {
                      cache_read_tokens = least(cache_read_tokens::numeric + $5::bigint, 9223372036854775807)::bigint,
                      cache_write_tokens = least(cache_write_tokens::numeric + $6::bigint, 9223372036854775807)::bigint,
                      cost_pico_usd = least(cost_pico_usd::numeric + $7::bigint, 9223372036854775807)::bigint,
+                     thinking_tokens = least(thinking_tokens::numeric + $9::bigint, 9223372036854775807)::bigint,
                      revision = revision + 1,
                      updated_at = $8
                  WHERE id = $1 AND organization_id = $2",
-                task.uuid(),
-                organization.uuid(),
+                task as _,
+                organization,
                 usage.input_tokens as _,
                 usage.output_tokens as _,
                 usage.cache_read_tokens as _,
                 usage.cache_write_tokens as _,
                 usage.cost_pico_usd as _,
                 time::sql(now) as _,
+                usage.thinking_tokens as _,
             )
             .execute(&mut *transaction)
             .await?;
+            sqlx::query!(
+                r#"SELECT budgets_settle($1, $2, $3, $4, $5, $6, $7)::text AS "done""#,
+                *reservation as _,
+                organization,
+                booked.agent_id as _,
+                booked.root_id as _,
+                usage.cost_pico_usd,
+                forget,
+                time::sql(now) as _,
+            )
+            .fetch_one(&mut *transaction)
+            .await?;
         }
         transaction.commit().await?;
-        Ok(new)
+        Ok(booked.is_some())
     }
 }

@@ -4,15 +4,16 @@ use base64::{Engine as _, engine::general_purpose::STANDARD as BASE64};
 use construct_domain::{
     OrganizationId,
     approval::ApprovalState,
+    budget::{Period, Scope},
     message::{self, Block, Source},
-    money::{Prices, Usage},
+    money::{LongContext, Prices, Rates, Usage},
     policy::{Action, Rule},
     task::{Phase, TaskError, TurnOutcome},
 };
 use construct_proto::v1;
 use construct_store::{
-    Agent, Bindings, Model, ModelParameters, ModelProvider, ModelProviderKind, Secret, StoredApproval, StoredMessage,
-    StoredTask, ThinkingEffort,
+    Agent, Bindings, Budget, CostRow, Model, ModelParameters, ModelProvider, ModelProviderKind, PricesSource, Secret,
+    StoredApproval, StoredMessage, StoredTask, ThinkingEffort,
 };
 use jiff::Timestamp;
 
@@ -194,20 +195,94 @@ pub fn model(model: &Model) -> v1::Model {
             prices: Some(prices(&model.prices)),
             tool_calling: Some(model.tool_calling),
         }),
-        status: Some(v1::ModelStatus { provider_id: model.provider.to_string() }),
+        status: Some(v1::ModelStatus {
+            provider_id: model.provider.to_string(),
+            prices_source: prices_source(model.prices_source).into(),
+        }),
     }
+}
+
+/// Where prices are from.
+pub fn prices_source(source: PricesSource) -> v1::PricesSource {
+    match source {
+        PricesSource::Given => v1::PricesSource::Given,
+        PricesSource::Catalogue => v1::PricesSource::Catalogue,
+        PricesSource::Free => v1::PricesSource::Free,
+        PricesSource::Unknown => v1::PricesSource::Unknown,
+    }
+}
+
+/// A budget as clients see it.
+pub fn budget(budget: &Budget) -> v1::Budget {
+    let (mut agent_id, mut task, mut token_id) = (String::new(), String::new(), String::new());
+    match &budget.scope {
+        Scope::Organization => {}
+        Scope::Agent(agent) => agent_id = agent.to_string(),
+        Scope::Task(root) => task = root.to_string(),
+        Scope::Token(token) => token_id.clone_from(token),
+    }
+    v1::Budget {
+        metadata: metadata(budget.id, budget.organization, (budget.created_at, budget.updated_at), budget.revision),
+        spec: Some(v1::BudgetSpec {
+            agent: budget.agent_name.clone(),
+            task,
+            period: period(budget.period).into(),
+            limit_pico_usd: budget.limit,
+            token_id,
+        }),
+        status: Some(v1::BudgetStatus {
+            agent_id,
+            spent_pico_usd: budget.spent,
+            reserved_pico_usd: budget.reserved,
+            since: budget.since.map(time),
+        }),
+    }
+}
+
+/// In what time a limit may be spent.
+pub fn period(period: Period) -> v1::BudgetPeriod {
+    match period {
+        Period::Total => v1::BudgetPeriod::Total,
+        Period::Day => v1::BudgetPeriod::Day,
+        Period::Month => v1::BudgetPeriod::Month,
+        Period::Call => v1::BudgetPeriod::Call,
+    }
+}
+
+/// None for `UNSPECIFIED`.
+pub fn to_period(period: v1::BudgetPeriod) -> Option<Period> {
+    match period {
+        v1::BudgetPeriod::Unspecified => None,
+        v1::BudgetPeriod::Total => Some(Period::Total),
+        v1::BudgetPeriod::Day => Some(Period::Day),
+        v1::BudgetPeriod::Month => Some(Period::Month),
+        v1::BudgetPeriod::Call => Some(Period::Call),
+    }
+}
+
+/// A sum of what calls have used.
+pub fn cost(row: &CostRow) -> v1::Cost {
+    v1::Cost { key: row.key.clone(), name: row.name.clone(), calls: row.calls, usage: Some(usage(&row.usage)) }
 }
 
 /// A model's prices.
 pub fn prices(prices: &Prices) -> v1::Prices {
-    let Prices { input, output, cache_read, cache_write } = *prices;
-    v1::Prices { input, output, cache_read, cache_write }
+    let Prices { input, output, cache_read, cache_write, thinking, request, long_context } = *prices;
+    let long_context = long_context.map(|LongContext { above_input_tokens, rates }| {
+        let Rates { input, output, cache_read, cache_write, thinking } = rates;
+        v1::LongContextPrices { above_input_tokens, input, output, cache_read, cache_write, thinking }
+    });
+    v1::Prices { input, output, cache_read, cache_write, thinking, request, long_context }
 }
 
 /// A model's prices.
 pub fn to_prices(prices: v1::Prices) -> Prices {
-    let v1::Prices { input, output, cache_read, cache_write } = prices;
-    Prices { input, output, cache_read, cache_write }
+    let v1::Prices { input, output, cache_read, cache_write, thinking, request, long_context } = prices;
+    let long_context = long_context.map(|long| {
+        let v1::LongContextPrices { above_input_tokens, input, output, cache_read, cache_write, thinking } = long;
+        LongContext { above_input_tokens, rates: Rates { input, output, cache_read, cache_write, thinking } }
+    });
+    Prices { input, output, cache_read, cache_write, thinking, request, long_context }
 }
 
 /// A provider as clients see it: without its key.
@@ -357,6 +432,7 @@ pub fn usage(usage: &Usage) -> v1::Usage {
         cache_read_tokens: usage.cache_read_tokens,
         cache_write_tokens: usage.cache_write_tokens,
         cost_pico_usd: usage.cost_pico_usd,
+        thinking_tokens: usage.thinking_tokens,
     }
 }
 
@@ -367,6 +443,7 @@ pub fn to_usage(usage: v1::Usage) -> Usage {
         output_tokens: usage.output_tokens,
         cache_read_tokens: usage.cache_read_tokens,
         cache_write_tokens: usage.cache_write_tokens,
+        thinking_tokens: usage.thinking_tokens,
         cost_pico_usd: usage.cost_pico_usd,
     }
 }

@@ -237,6 +237,7 @@ macro_rules! keyed {
 keyed! {
     CancelTaskRequest,
     CreateAgentRequest,
+    CreateBudgetRequest,
     CreateMessageRequest,
     CreateModelProviderRequest,
     CreateModelRequest,
@@ -244,6 +245,7 @@ keyed! {
     CreateTaskRequest,
     DecideApprovalRequest,
     DeleteAgentRequest,
+    DeleteBudgetRequest,
     DeleteMessageRequest,
     DeleteModelProviderRequest,
     DeleteModelRequest,
@@ -252,6 +254,7 @@ keyed! {
     ResumeTaskRequest,
     SuspendTaskRequest,
     UpdateAgentRequest,
+    UpdateBudgetRequest,
     UpdateMessageRequest,
     UpdateModelProviderRequest,
     UpdateModelRequest,
@@ -275,6 +278,6 @@ mod tests {
                 writes += usize::from(keyed);
             }
         }
-        assert_eq!(writes, 22, "each of them stands in the table of this module");
+        assert_eq!(writes, 25, "each of them stands in the table of this module");
     }
 }

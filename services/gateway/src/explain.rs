@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use construct_domain::task::{Phase, Stage, Step, StepState, Turn};
+use construct_domain::task::{BUDGET_EXHAUSTED, Phase, Stage, Step, StepState, Turn};
 use construct_proto::v1::TaskExplanation;
 use construct_store::{StoredApproval, StoredTask};
 use jiff::Timestamp;
@@ -111,6 +111,16 @@ fn wait(task: &StoredTask, model: Option<&str>, asked: &[StoredApproval]) -> Wai
                 format!("the next of {count} messages that wait")
             };
             unseen(task, format!("the reconciler, to take {messages}"))
+        }
+        (None, _) if let Some(error) = state.last_error.as_ref().filter(|error| error.code == BUDGET_EXHAUSTED) => {
+            Wait {
+                words: format!("a message from a user; before, money: {}", error.message),
+                since: task.phase_since,
+                deadline: None,
+                next: None,
+                released_by: "a person, by raising the budget (`construct budget update`) and then sending a message"
+                    .to_owned(),
+            }
         }
         (None, _) => Wait {
             words: "a message from a user".to_owned(),

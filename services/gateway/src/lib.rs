@@ -13,7 +13,9 @@
 mod agents;
 mod api;
 mod approvals;
+mod budgets;
 mod caller;
+mod catalogue;
 mod config;
 mod events;
 mod explain;

@@ -1,17 +1,18 @@
 //! `ModelService`.
 
-use construct_domain::{ModelId, ModelProviderId};
+use construct_domain::{ModelId, ModelProviderId, money::Prices};
 use construct_proto::v1::{
-    self, CreateModelRequest, DeleteModelRequest, DeleteModelResponse, GetModelRequest, ListModelsRequest,
-    ListModelsResponse, UpdateModelRequest, event::Payload, model_service_server::ModelService,
+    self, CreateModelRequest, DeleteModelRequest, DeleteModelResponse, GetModelRequest, ListCatalogueModelsRequest,
+    ListCatalogueModelsResponse, ListModelsRequest, ListModelsResponse, UpdateModelRequest, event::Payload,
+    model_service_server::ModelService,
 };
-use construct_store::{Model, ModelChanges, ModelFilter, NewModel, Rendered};
+use construct_store::{Model, ModelChanges, ModelFilter, ModelProviderKind, NewModel, PricesSource, Rendered};
 use tonic::{Request, Response, Status};
 use uuid::Uuid;
 
 use crate::{
     api::{Api, Lookup, nobody},
-    convert, events, status,
+    catalogue, convert, events, status,
     validate::requests,
 };
 
@@ -27,9 +28,25 @@ fn render(kind: &'static str) -> impl FnOnce(&Model) -> Rendered + Send {
     }
 }
 
-/// 0 means the default.
-fn or(value: i64, default: i64) -> i64 {
-    if value == 0 { default } else { value }
+/// The first of these that is not 0.
+fn or(value: i64, known: i64, default: i64) -> i64 {
+    [value, known].into_iter().find(|&value| value != 0).unwrap_or(default)
+}
+
+/// The prices of a model that is to be made, and where they are from.
+fn prices(
+    given: Option<v1::Prices>,
+    kind: Option<ModelProviderKind>,
+    known: Option<&v1::CatalogueModel>,
+) -> (Prices, PricesSource) {
+    match (given, known.and_then(|known| known.prices)) {
+        (Some(given), _) => (convert::to_prices(given), PricesSource::Given),
+        (None, Some(known)) => (convert::to_prices(known), PricesSource::Catalogue),
+        (None, None) if matches!(kind, Some(ModelProviderKind::Ollama | ModelProviderKind::Scripted)) => {
+            (Prices::default(), PricesSource::Free)
+        }
+        (None, None) => (Prices::default(), PricesSource::Unknown),
+    }
 }
 
 #[tonic::async_trait]
@@ -40,16 +57,25 @@ impl ModelService for Api {
         let write = entry.write("CreateModel", &mut request);
         let spec = request.spec.unwrap_or_default();
         let mut lookup = Lookup::new(&write);
-        let provider = entry.store().model_provider_resolve(entry.organization(), &spec.provider).await;
+        let provider = entry.store().model_provider_find(entry.organization(), &spec.provider).await;
+        let kind = provider.as_ref().ok().map(|provider| provider.kind);
+        let vendor_model = if spec.vendor_model.is_empty() { spec.name.clone() } else { spec.vendor_model };
+        let known = kind.and_then(|kind| catalogue::find(convert::provider_type(kind), &vendor_model));
+        let (prices, prices_source) = prices(spec.prices, kind, known);
         let new = NewModel {
             id: ModelId::from_uuid(Uuid::now_v7()),
-            provider: lookup.take(&spec.provider, provider, ModelProviderId::from_uuid)?,
-            vendor_model: if spec.vendor_model.is_empty() { spec.name.clone() } else { spec.vendor_model },
+            provider: lookup.take(&spec.provider, provider.map(|provider| provider.id), ModelProviderId::from_uuid)?,
+            vendor_model,
             name: spec.name,
-            context_window: or(spec.context_window, CONTEXT_WINDOW),
-            max_output_tokens: or(spec.max_output_tokens, MAX_OUTPUT_TOKENS),
-            prices: convert::to_prices(spec.prices.unwrap_or_default()),
-            tool_calling: spec.tool_calling.unwrap_or(true),
+            context_window: or(spec.context_window, known.map_or(0, |known| known.context_window), CONTEXT_WINDOW),
+            max_output_tokens: or(
+                spec.max_output_tokens,
+                known.map_or(0, |known| known.max_output_tokens),
+                MAX_OUTPUT_TOKENS,
+            ),
+            prices,
+            prices_source,
+            tool_calling: spec.tool_calling.unwrap_or(known.is_none_or(|known| known.tool_calling)),
         };
         let written = lookup.settle(entry.store().model_create(&write, new, render("model.created")).await)?;
         entry.answer(written, nobody, convert::model).await
@@ -91,8 +117,8 @@ impl ModelService for Api {
         let changes = ModelChanges {
             name: request.name,
             vendor_model: request.vendor_model,
-            context_window: request.context_window.map(|tokens| or(tokens, CONTEXT_WINDOW)),
-            max_output_tokens: request.max_output_tokens.map(|tokens| or(tokens, MAX_OUTPUT_TOKENS)),
+            context_window: request.context_window.map(|tokens| or(tokens, 0, CONTEXT_WINDOW)),
+            max_output_tokens: request.max_output_tokens.map(|tokens| or(tokens, 0, MAX_OUTPUT_TOKENS)),
             prices: request.prices.map(convert::to_prices),
             tool_calling: request.tool_calling,
         };
@@ -114,5 +140,16 @@ impl ModelService for Api {
         let render = |model: &Model| events::deleted("model.deleted", model.id);
         let deleted = entry.store().model_delete(&write, model, render).await;
         entry.answer(lookup.settle(deleted)?, nobody, |_| DeleteModelResponse {}).await
+    }
+    async fn list_catalogue_models(
+        &self,
+        request: Request<ListCatalogueModelsRequest>,
+    ) -> Result<Response<ListCatalogueModelsResponse>, Status> {
+        let (_entry, request) = self.enter(request)?;
+        requests::list_catalogue_models(&request)?;
+        let wanted = request.r#type();
+        let all = wanted == v1::ModelProviderType::Unspecified;
+        let models = catalogue::all().iter().filter(|model| all || model.r#type() == wanted).cloned().collect();
+        Ok(Response::new(ListCatalogueModelsResponse { models }))
     }
 }

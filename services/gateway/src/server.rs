@@ -6,9 +6,10 @@ use construct_proto::{
     FILE_DESCRIPTOR_SET,
     v1::{
         agent_service_server::AgentServiceServer, approval_service_server::ApprovalServiceServer,
-        event_service_server::EventServiceServer, message_service_server::MessageServiceServer,
-        model_provider_service_server::ModelProviderServiceServer, model_service_server::ModelServiceServer,
-        secret_service_server::SecretServiceServer, task_service_server::TaskServiceServer,
+        budget_service_server::BudgetServiceServer, event_service_server::EventServiceServer,
+        message_service_server::MessageServiceServer, model_provider_service_server::ModelProviderServiceServer,
+        model_service_server::ModelServiceServer, secret_service_server::SecretServiceServer,
+        task_service_server::TaskServiceServer,
     },
 };
 use construct_runtime::Context;
@@ -39,9 +40,10 @@ const STREAMS_PER_CONNECTION: u32 = 1024;
 /// holds its subscriptions no longer than both together.
 const KEEPALIVE: Duration = Duration::from_secs(20);
 
-const SERVICES: [&str; 8] = [
+const SERVICES: [&str; 9] = [
     AgentServiceServer::<Api>::NAME,
     ApprovalServiceServer::<Api>::NAME,
+    BudgetServiceServer::<Api>::NAME,
     EventServiceServer::<Api>::NAME,
     MessageServiceServer::<Api>::NAME,
     ModelProviderServiceServer::<Api>::NAME,
@@ -80,6 +82,7 @@ pub(crate) async fn spawn(api: Api, listener: TcpListener, context: &Context) ->
         .add_service(reflection)
         .add_service(limited!(AgentServiceServer, api))
         .add_service(limited!(ApprovalServiceServer, api))
+        .add_service(limited!(BudgetServiceServer, api))
         .add_service(limited!(MessageServiceServer, api))
         .add_service(limited!(ModelProviderServiceServer, api))
         .add_service(limited!(ModelServiceServer, api))

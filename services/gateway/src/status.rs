@@ -43,6 +43,11 @@ pub(crate) fn of_store(error: Error) -> Status {
             let details = ErrorDetails::with_precondition_failure_violation("DECIDED", "approval", &message);
             Status::with_error_details(Code::FailedPrecondition, message, details)
         }
+        // No method of the API sets money aside; whoever does is told in the task.
+        Error::Exhausted(_) => {
+            let details = ErrorDetails::with_precondition_failure_violation("BUDGET_EXHAUSTED", "budget", &message);
+            Status::with_error_details(Code::FailedPrecondition, message, details)
+        }
         Error::Conflict => Status::aborted("the entity has another revision: read it again, then repeat the change"),
         Error::IdempotencyMismatch => {
             let words = "was used for a different request already; choose a new key for a new request";

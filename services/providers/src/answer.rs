@@ -2,7 +2,7 @@
 
 mod arguments;
 
-use construct_domain::money::Usage;
+use construct_domain::money::{Prices, Usage};
 use construct_proto::{
     mesh::v1::{FailureClass, model_completed::StopReason},
     v1::{self, CodeInterpreterCall, Text, Thinking, block},
@@ -53,6 +53,7 @@ pub(crate) struct Answer {
     origin: Origin,
     code_tool: Option<Tool>,
     input_chars: usize,
+    prices: Prices,
     pieces: Vec<Piece>,
     bytes: usize,
     reported: Option<Usage>,
@@ -73,6 +74,7 @@ impl Answer {
             origin: request.origin.clone(),
             code_tool: request.tools.first().cloned(),
             input_chars: request.input_chars(),
+            prices: request.prices,
             pieces: Vec::new(),
             bytes: 0,
             reported: None,
@@ -147,9 +149,15 @@ impl Answer {
         }
     }
 
-    /// What was used so far. Where the vendor has not said it, it is estimated: an answer that is cut off, or comes
-    /// from a server that counts nothing, is not free.
+    /// What was used so far, with what it costs. Where the vendor has not said it, it is estimated: an answer that is cut
+    /// off, or comes from a server that counts nothing, is not free.
     pub(crate) fn usage(&self, complete: bool) -> Usage {
+        let tokens = self.tokens(complete);
+        // What the vendor itself says holds, because that is what it charges.
+        if tokens.cost_pico_usd > 0 { tokens } else { tokens.priced(&self.prices) }
+    }
+
+    fn tokens(&self, complete: bool) -> Usage {
         let estimated_output = tokens(self.bytes);
         match self.reported {
             Some(reported) if complete && reported.output_tokens > 0 => reported,

@@ -345,7 +345,7 @@ impl Dialect for Wire {
                         output_tokens: usage.output_tokens.max(0),
                         cache_read_tokens: usage.cache_read_input_tokens.max(0),
                         cache_write_tokens: usage.cache_write_input_tokens.max(0),
-                        cost_pico_usd: 0,
+                        ..Usage::default()
                     })
                 }));
             }

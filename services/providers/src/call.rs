@@ -47,7 +47,7 @@ pub(crate) enum Outcome {
 }
 
 impl Call<'_> {
-    /// Makes the call. The usage has no cost, and counts every try.
+    /// Makes the call. The usage counts every try, each at the prices that hold for it.
     pub(crate) async fn run(&self, deltas: &mut Deltas<'_>) -> (Outcome, Usage) {
         let mut spent = Usage::default();
         let mut failed = 0;

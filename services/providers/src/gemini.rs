@@ -243,6 +243,7 @@ impl WireUsage {
             input_tokens: prompt - cached + self.tool_use_prompt_token_count.max(0),
             output_tokens: self.candidates_token_count.max(0) + self.thoughts_token_count.max(0),
             cache_read_tokens: cached,
+            thinking_tokens: self.thoughts_token_count.max(0),
             ..Usage::default()
         }
     }

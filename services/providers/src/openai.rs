@@ -49,7 +49,7 @@ impl Vendor for OpenAi {
                 None => post,
             }
         });
-        self.http.stream(post, Wire::default())
+        self.http.stream(post, Wire { tells_cost: self.flavor.tells_cost, ..Wire::default() })
     }
 }
 
@@ -64,6 +64,8 @@ pub(crate) struct Flavor {
     /// PDF documents.
     pub(crate) documents: bool,
     pub(crate) thoughts: Thoughts,
+    /// Whether what it says a call has cost is what it charges.
+    pub(crate) tells_cost: bool,
     /// The fields that say how much to think.
     pub(crate) effort: fn(Effort, &str) -> Value,
 }
@@ -87,6 +89,7 @@ const ORIGINAL: Flavor = Flavor {
     images: true,
     documents: true,
     thoughts: Thoughts::Never,
+    tells_cost: false,
     effort: |wanted, model| json!({"reasoning_effort": effort(wanted, model)}),
 };
 
@@ -96,6 +99,7 @@ const COMPATIBLE: Flavor = Flavor {
     images: true,
     documents: false,
     thoughts: Thoughts::WithCalls,
+    tells_cost: false,
     effort: |wanted, _| json!({"reasoning_effort": wanted.word()}),
 };
 
@@ -305,6 +309,14 @@ struct WireUsage {
     prompt_tokens_details: Option<PromptDetails>,
     /// DeepSeek's name for the cached part.
     prompt_cache_hit_tokens: Option<i64>,
+    completion_tokens_details: Option<CompletionDetails>,
+    /// What it charges, in dollars; only some mean that by it.
+    cost: Option<Value>,
+}
+
+#[derive(Deserialize)]
+struct CompletionDetails {
+    reasoning_tokens: Option<i64>,
 }
 
 #[derive(Deserialize)]
@@ -314,17 +326,23 @@ struct PromptDetails {
 
 impl WireUsage {
     /// In our terms each token is counted once: the vendor's prompt includes what was cached.
-    fn tokens(&self) -> Usage {
+    fn tokens(&self, tells_cost: bool) -> Usage {
         let prompt = self.prompt_tokens.unwrap_or(0).max(0);
         let completion = self.completion_tokens.unwrap_or(0).max(0);
         let cached = self.prompt_tokens_details.as_ref().and_then(|details| details.cached_tokens);
         let cached = cached.or(self.prompt_cache_hit_tokens).unwrap_or(0).clamp(0, prompt);
         // xAI leaves reasoning out of the completion, but not out of the total nor out of the bill.
         let beyond_prompt = self.total_tokens.map_or(0, |total| total.saturating_sub(prompt));
+        let output = completion.max(beyond_prompt);
+        let cost = self.cost.as_ref().filter(|_| tells_cost).and_then(Value::as_f64);
+        let thinking = self.completion_tokens_details.as_ref().and_then(|details| details.reasoning_tokens);
         Usage {
             input_tokens: prompt - cached,
-            output_tokens: completion.max(beyond_prompt),
+            output_tokens: output,
             cache_read_tokens: cached,
+            thinking_tokens: thinking.unwrap_or(0).clamp(0, output),
+            // Whole dollars times 10^12 fit the type up to nine million; beyond, and for what is no number, the cast saturates.
+            cost_pico_usd: cost.map_or(0, |dollars| (dollars.max(0.0) * 1e12).round() as i64),
             ..Usage::default()
         }
     }
@@ -332,6 +350,7 @@ impl WireUsage {
 
 #[derive(Default)]
 struct Wire {
+    tells_cost: bool,
     /// The calls so far; a call's place here is its slot.
     calls: Vec<OpenCall>,
     details: Details,
@@ -364,7 +383,7 @@ impl Dialect for Wire {
             self.choice(choice, chunks);
         }
         if let Some(usage) = event.usage {
-            chunks.push_back(Chunk::Usage(usage.tokens()));
+            chunks.push_back(Chunk::Usage(usage.tokens(self.tells_cost)));
         }
         Ok(())
     }

@@ -15,5 +15,6 @@ pub(crate) const FLAVOR: Flavor = Flavor {
     images: true,
     documents: true,
     thoughts: Thoughts::Details,
+    tells_cost: true,
     effort: |effort, _| json!({"reasoning": {"effort": effort.word()}}),
 };

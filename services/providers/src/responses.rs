@@ -209,6 +209,13 @@ struct WireUsage {
     #[serde(default)]
     output_tokens: i64,
     input_tokens_details: Option<InputDetails>,
+    output_tokens_details: Option<OutputDetails>,
+}
+
+#[derive(Deserialize)]
+struct OutputDetails {
+    #[serde(default)]
+    reasoning_tokens: i64,
 }
 
 #[derive(Deserialize)]
@@ -220,12 +227,16 @@ struct InputDetails {
 impl WireUsage {
     /// In our terms each token is counted once: the vendor's input includes what was cached.
     fn tokens(&self) -> Usage {
-        let input = self.input_tokens.max(0);
+        let (input, output) = (self.input_tokens.max(0), self.output_tokens.max(0));
         let cached = self.input_tokens_details.as_ref().map_or(0, |details| details.cached_tokens.clamp(0, input));
         Usage {
             input_tokens: input - cached,
-            output_tokens: self.output_tokens.max(0),
+            output_tokens: output,
             cache_read_tokens: cached,
+            thinking_tokens: self
+                .output_tokens_details
+                .as_ref()
+                .map_or(0, |details| details.reasoning_tokens.clamp(0, output)),
             ..Usage::default()
         }
     }

@@ -2,10 +2,10 @@
 
 use std::sync::Arc;
 
-use construct_domain::money::Usage;
+use construct_domain::money::{LongContext, Prices, Rates, Usage};
 use construct_proto::{
     mesh::v1::{self as mesh, ChatMessage, ModelInvoke, model_completed::StopReason, model_invoke::Purpose},
-    v1::{ModelParameters, ModelProviderType, ThinkingEffort},
+    v1::{self, ModelParameters, ModelProviderType, ThinkingEffort},
 };
 use futures::stream::BoxStream;
 use secrecy::SecretString;
@@ -72,6 +72,8 @@ pub(crate) struct Request {
     pub(crate) tool_calling: bool,
     /// Upper bound of the answer, always known.
     pub(crate) max_tokens: u32,
+    /// What it costs.
+    pub(crate) prices: Prices,
     pub(crate) system: String,
     pub(crate) messages: Vec<ChatMessage>,
     pub(crate) tools: Vec<Tool>,
@@ -98,6 +100,15 @@ pub(crate) struct Tool {
     pub(crate) argument: String,
 }
 
+fn prices(prices: v1::Prices) -> Prices {
+    let v1::Prices { input, output, cache_read, cache_write, thinking, request, long_context } = prices;
+    let long_context = long_context.map(|long| {
+        let v1::LongContextPrices { above_input_tokens, input, output, cache_read, cache_write, thinking } = long;
+        LongContext { above_input_tokens, rates: Rates { input, output, cache_read, cache_write, thinking } }
+    });
+    Prices { input, output, cache_read, cache_write, thinking, request, long_context }
+}
+
 impl Request {
     pub(crate) fn from_command(command: &ModelInvoke) -> Result<Self, Failure> {
         let step = command.step.as_ref().ok_or_else(|| Failure::internal("the command names no step"))?;
@@ -119,6 +130,7 @@ impl Request {
             tool_calling: model.tool_calling.unwrap_or(true),
             model: model.vendor_model.clone(),
             max_tokens: parameters.max_tokens.filter(|&asked| asked > 0).map_or(limit, |asked| asked.min(limit)),
+            prices: model.prices.map(prices).unwrap_or_default(),
             system: command.system.clone(),
             messages: command.messages.clone(),
             tools,

@@ -4,10 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use construct_bus::{Bus, ConsumeOptions, Consumer, Delivery, Receipt, publish, subject};
-use construct_domain::{
-    TaskId,
-    money::{Prices, Usage},
-};
+use construct_domain::{TaskId, money::Usage};
 use construct_proto::{
     mesh::v1::{
         self as mesh, Cancelled, FailureClass, ModelCompleted, ModelInvoke, StepRef, StepResult, model_invoke::Purpose,
@@ -142,12 +139,10 @@ impl Worker {
     /// What becomes of the command; none when it shall be handed back.
     async fn answer(&self, command: &ModelInvoke, delivery: u32) -> Option<StepResult> {
         let step = command.step.clone().unwrap_or_default();
-        let prices = prices(command);
         let (outcome, usage) = match self.prepare(command, &step, delivery) {
             Ok(prepared) => self.invoke(prepared, &step, delivery).await,
             Err(failure) => (Outcome::Failed(failure), Usage::default()),
         };
-        let usage = usage.priced(&prices);
         let span = tracing::Span::current();
         span.record("gen_ai.usage.input_tokens", usage.input_tokens);
         span.record("gen_ai.usage.output_tokens", usage.output_tokens);
@@ -296,22 +291,13 @@ fn deadline(step: &StepRef, now: Timestamp) -> Option<Instant> {
     (!left.is_zero()).then(|| Instant::now() + left.min(Duration::from_secs(24 * 3600)))
 }
 
-fn prices(command: &ModelInvoke) -> Prices {
-    let prices = command.model.as_ref().and_then(|model| model.prices).unwrap_or_default();
-    Prices {
-        input: prices.input,
-        output: prices.output,
-        cache_read: prices.cache_read,
-        cache_write: prices.cache_write,
-    }
-}
-
 fn usage_to_proto(usage: Usage) -> v1::Usage {
     v1::Usage {
         input_tokens: usage.input_tokens,
         output_tokens: usage.output_tokens,
         cache_read_tokens: usage.cache_read_tokens,
         cache_write_tokens: usage.cache_write_tokens,
+        thinking_tokens: usage.thinking_tokens,
         cost_pico_usd: usage.cost_pico_usd,
     }
 }

@@ -14,5 +14,6 @@ pub(crate) const FLAVOR: Flavor = Flavor {
     images: true,
     documents: false,
     thoughts: Thoughts::Never,
+    tells_cost: false,
     effort: |effort, _| json!({"reasoning_effort": effort.word()}),
 };

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Instant};
 
 use construct_bus::{Bus, publish, subject};
 use construct_domain::{
-    ApprovalId, MessageId, ModelId, StepId, TaskId,
+    ApprovalId, MessageId, ModelId, OrganizationId, StepId, TaskId,
     approval::ApprovalState,
     decide::{self, Decision, Effect, Event, Fresh},
     message::{Block, Content, Source},
@@ -21,12 +21,14 @@ use construct_store::{
 use jiff::Timestamp;
 use uuid::Uuid;
 
-use crate::{announce::Announcer, catalogue::Catalogue, command, convert, record};
+use crate::{announce::Announcer, catalogue::Catalogue, command, convert, record, spending};
 
 /// A command younger than this was not sent before.
 const FIRST_LOOK: jiff::SignedDuration = jiff::SignedDuration::from_secs(1);
 /// How soon a step that is over is closed again when that failed.
 const END_AGAIN: std::time::Duration = std::time::Duration::from_secs(2);
+/// How long a worker that was told to stop has to say what it used, before what was set aside for its call is given back.
+const DROPPED: std::time::Duration = std::time::Duration::from_secs(120);
 /// How often a commit that lost a race is decided anew before the activation is given back.
 const MAX_CONFLICTS: u32 = 8;
 /// Decisions one activation may take in a row, so that a task with a long queue lets others have a turn.
@@ -60,14 +62,17 @@ struct Report {
     usage: Usage,
     model: Option<ModelId>,
     number: u64,
+    /// Whose step it was; none of one that failed before a worker had it.
+    organization: Option<OrganizationId>,
 }
 
 impl Report {
     fn read(result: mesh::StepResult) -> Result<Self, convert::Invalid> {
         let model = result.model_id.parse().ok();
         let number = result.step.as_ref().map_or(0, |step| step.number);
+        let organization = result.step.as_ref().and_then(|step| step.organization_id.parse().ok());
         let (result, usage) = convert::step_result(result)?;
-        Ok(Self { result, usage, model, number })
+        Ok(Self { result, usage, model, number, organization })
     }
 }
 
@@ -89,8 +94,12 @@ impl Activator {
         };
         let mut conflicts = 0;
         for _ in 0..MAX_DECISIONS {
-            let Some(loaded) = self.store.task_load(task).await? else { return Ok(Next::Gone) };
+            let Some(loaded) = self.store.task_load(task).await? else {
+                self.book_late(task, report.as_ref()).await?;
+                return Ok(Next::Gone);
+            };
             if loaded.deleted {
+                self.book_late(task, report.as_ref()).await?;
                 return self.purge(&loaded).await;
             }
             let (decision, committed) = match self.decide(&loaded, report.as_ref()).await {
@@ -118,22 +127,54 @@ impl Activator {
         Ok(Next::Wake(Timestamp::now()))
     }
 
+    /// Books what was used for a task that is gone: it is paid for all the same.
+    async fn book_late(&self, task: TaskId, report: Option<&Report>) -> Result<(), Error> {
+        let Some(report) = report else { return Ok(()) };
+        let (Some(organization), Some(paid)) = (report.organization, step_usage(None, report)) else { return Ok(()) };
+        self.store.step_usage_record(organization, task, None, &paid, Timestamp::now()).await.map(drop)
+    }
+
     /// Decides and commits. The second part is `None` when there was nothing to write.
     async fn decide(
         &self,
         loaded: &LoadedTask,
         report: Option<&Report>,
     ) -> Result<(Decision, Option<Committed>), Error> {
+        match self.decide_with(loaded, report, None).await {
+            // What the decision would cost is not there: it is made anew with that known, which then costs nothing.
+            Err(Error::Exhausted(exhausted)) => {
+                tracing::info!(%exhausted, "a model call is refused");
+                self.decide_with(loaded, report, Some(&exhausted.to_string())).await
+            }
+            done => done,
+        }
+    }
+
+    /// Decides and commits; `exhausted` says why there is no money for a model call.
+    async fn decide_with(
+        &self,
+        loaded: &LoadedTask,
+        report: Option<&Report>,
+        exhausted: Option<&str>,
+    ) -> Result<(Decision, Option<Committed>), Error> {
         // PostgreSQL keeps microseconds; what is told must be what is kept.
         let now = Timestamp::from_microsecond(Timestamp::now().as_microsecond()).unwrap_or(Timestamp::UNIX_EPOCH);
         let event = report.map_or(Event::Wake, |report| Event::Result(report.result.clone()));
-        let decision = decide::decide(&loaded.task, loaded.queued, event, now, fresh());
+        let decision = match exhausted {
+            None => decide::decide(&loaded.task, loaded.queued, event, now, fresh()),
+            Some(words) => decide::decide_without_money(&loaded.task, loaded.queued, event, now, fresh(), words),
+        };
         let usage = report.map(|report| report.usage).unwrap_or_default();
-        let paid = report.and_then(|report| step_usage(loaded, report));
+        let paid = report.and_then(|report| step_usage(loaded.task.title_step, report));
+        // Only where a budget applies anything can have been set aside.
+        let settled = report.filter(|_| loaded.spending.is_some()).map(|report| report.result.step);
 
         if !decision.changes(&loaded.task) {
             if let Some(paid) = &paid {
-                self.store.step_usage_record(loaded.task.organization, loaded.task.id, paid, now).await?;
+                let (organization, agent) = (loaded.task.organization, loaded.task.agent);
+                self.store.step_usage_record(organization, loaded.task.id, Some(agent), paid, now).await?;
+            } else if let Some(step) = settled {
+                self.store.step_release(loaded.task.organization, step, now).await?;
             }
             if loaded.has_new_intents() {
                 self.store.task_intents_seen(loaded.task.id, loaded.intents).await?;
@@ -167,6 +208,8 @@ impl Activator {
             decision.ended.as_ref().map(|ended| EndedMessage { message: ended.message, error: ended_error(&decision) });
         commit.drop_queued = decision.drop_queued;
         commit.usage = paid.into_iter().collect();
+        commit.settled = settled;
+        commit.reservation = spending::reservation(loaded, &decision, &self.catalogue, now);
         commit.tool_uses = tool_uses(&decision);
         commit.title = report.and_then(|report| title(loaded, report));
         commit.trace_id = trace_id();
@@ -321,6 +364,12 @@ impl Activator {
                 if let Err(error) = self.bus.withdraw(&model, *step).await {
                     tracing::warn!(%error, "a model call that nobody waits for could not be taken back");
                 }
+                // A worker that has begun it says what it used.
+                if loaded.spending.is_some()
+                    && let Err(error) = self.store.step_dropped(*step, Timestamp::now() + DROPPED).await
+                {
+                    tracing::warn!(%error, "what was set aside for a call stays set aside for longer");
+                }
                 None
             }
             Effect::CancelCode(step, reason) => {
@@ -438,7 +487,7 @@ impl Report {
     /// Of a step that failed before a worker had it.
     fn of(result: StepResult, task: &Task) -> Self {
         let number = task.step.as_ref().map_or(0, |step| step.number);
-        Self { result, usage: Usage::default(), model: None, number }
+        Self { result, usage: Usage::default(), model: None, number, organization: None }
     }
 }
 
@@ -460,8 +509,8 @@ fn asked(loaded: &LoadedTask, decision: &Decision) -> Vec<AskedApproval> {
 }
 
 /// What the ledger is told. A call that cost nothing leaves no row.
-fn step_usage(loaded: &LoadedTask, report: &Report) -> Option<StepUsage> {
-    let purpose = if loaded.task.title_step == Some(report.result.step) { Purpose::Title } else { Purpose::Turn };
+fn step_usage(title: Option<StepId>, report: &Report) -> Option<StepUsage> {
+    let purpose = if title == Some(report.result.step) { Purpose::Title } else { Purpose::Turn };
     let model = report.model.filter(|_| !report.usage.is_zero())?;
     Some(StepUsage { step: report.result.step, model, purpose, usage: report.usage })
 }

@@ -32,6 +32,13 @@ impl Catalogue {
         Self { bus, known: Mutex::default() }
     }
 
+    /// Bytes of what is known already about `workspace` in a pool; nobody is asked.
+    pub(crate) fn known_bytes(&self, pool: &Pool, workspace: &str) -> Option<usize> {
+        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let (_, catalogue) = known.get(&(pool.clone(), workspace.to_owned()))?;
+        Some(catalogue.declarations.len() + catalogue.facts.len())
+    }
+
     /// What the interpreters of a pool say about `workspace`. While none answers, an older answer is better than none.
     pub(crate) async fn get(&self, pool: &Pool, workspace: &str) -> Result<Arc<ToolCatalogue>, request::Error> {
         let key = (pool.clone(), workspace.to_owned());

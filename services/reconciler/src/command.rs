@@ -15,7 +15,9 @@ use construct_proto::{
     mesh::v1::{self as mesh, model_invoke::Purpose},
     v1,
 };
-use construct_store::{Invocation, LoadedTask, SealedSecret, Secret, StoredApproval, StoredMessage};
+use construct_store::{
+    Invocation, InvocationModel, InvocationProvider, LoadedTask, SealedSecret, Secret, StoredApproval, StoredMessage,
+};
 use construct_wire::convert;
 use jiff::Timestamp;
 
@@ -123,25 +125,34 @@ pub(crate) fn title(
 
 /// The request with whom it goes to.
 fn addressed(request: mesh::ModelInvoke, invocation: &Invocation) -> mesh::ModelInvoke {
-    let (model, provider) = (&invocation.model, &invocation.provider);
     mesh::ModelInvoke {
-        provider: Some(mesh::Provider {
-            id: provider.id.to_string(),
-            r#type: convert::provider_type(provider.kind).into(),
-            base_url: provider.base_url.clone(),
-            api_key: provider.key.as_ref().map(sealed),
-            script: provider.script.clone().unwrap_or_default(),
-        }),
-        model: Some(mesh::ModelTarget {
-            id: model.id.to_string(),
-            vendor_model: model.vendor_model.clone(),
-            context_window: model.context_window,
-            max_output_tokens: model.max_output_tokens,
-            prices: Some(convert::prices(&model.prices)),
-            tool_calling: Some(model.tool_calling),
-        }),
+        provider: Some(provider(&invocation.provider)),
+        model: Some(target(&invocation.model)),
         parameters: Some(convert::parameters(&invocation.agent.parameters)),
         ..request
+    }
+}
+
+/// The account a model is reached over.
+pub(crate) fn provider(provider: &InvocationProvider) -> mesh::Provider {
+    mesh::Provider {
+        id: provider.id.to_string(),
+        r#type: convert::provider_type(provider.kind).into(),
+        base_url: provider.base_url.clone(),
+        api_key: provider.key.as_ref().map(sealed),
+        script: provider.script.clone().unwrap_or_default(),
+    }
+}
+
+/// The model that is called.
+pub(crate) fn target(model: &InvocationModel) -> mesh::ModelTarget {
+    mesh::ModelTarget {
+        id: model.id.to_string(),
+        vendor_model: model.vendor_model.clone(),
+        context_window: model.context_window,
+        max_output_tokens: model.max_output_tokens,
+        prices: Some(convert::prices(&model.prices)),
+        tool_calling: Some(model.tool_calling),
     }
 }
 

@@ -12,6 +12,7 @@ mod command;
 mod convert;
 mod prompt;
 mod record;
+mod spending;
 mod supervisor;
 mod sweep;
 
@@ -108,6 +109,7 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
         announcer,
         lifecycle: lifecycle.clone(),
     });
+    spending::spawn(&store, &bus, lifecycle);
     let slots = Arc::new(Semaphore::new(config.reconciler_concurrency));
     let (supervisor, supervising) = Supervisor::spawn(None, Supervisor, supervisor::Args { activator, slots })
         .await

@@ -4,6 +4,7 @@ use async_nats::HeaderMap;
 use bytes::Bytes;
 use construct_domain::TaskId;
 use construct_proto::mesh::v1 as mesh;
+use uuid::Uuid;
 
 use super::TaskMessage;
 use crate::{
@@ -72,5 +73,19 @@ impl Inbound for mesh::CodeExecute {
     ) -> Result<(TaskId, Self), OpenError> {
         let address = subject::CodeExecute::parse(subject).map_err(OpenError::Invalid)?;
         Ok((address.task(), open_at(bus, &address, headers, payload).await?))
+    }
+}
+
+/// A report need not be about a task; what it is about stands in it.
+impl Inbound for mesh::SpendingReport {
+    async fn open(
+        bus: &Bus,
+        subject: &str,
+        headers: Option<&HeaderMap>,
+        payload: Bytes,
+    ) -> Result<(TaskId, Self), OpenError> {
+        let address = subject::Spending::parse(subject).map_err(OpenError::Invalid)?;
+        let report = open_at(bus, &address, headers, payload).await?;
+        Ok((report.task_id.parse().unwrap_or(TaskId::from_uuid(Uuid::nil())), report))
     }
 }

@@ -3,7 +3,7 @@
 use construct_domain::StepId;
 use construct_proto::mesh::v1 as mesh;
 
-use super::{Address, Invalid, Pool, Stored, agree, tokens::ROOT, tokens::Tokens};
+use super::{Address, Invalid, Pool, Question, Stored, agree, tokens::ROOT, tokens::Tokens};
 use crate::topology::Stream;
 
 /// The journal of one execution of scripts.
@@ -125,6 +125,12 @@ impl Address for Tools {
     fn check(&self, _request: &mesh::ToolCatalogueRequest) -> Result<(), Invalid> {
         Ok(())
     }
+}
+
+impl Question for Tools {
+    type Answer = mesh::ToolCatalogue;
+
+    const GROUP: &'static str = "tools";
 }
 
 /// What could not be decoded or was given up.

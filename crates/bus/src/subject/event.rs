@@ -2,7 +2,7 @@
 
 use std::{fmt, str::FromStr};
 
-use construct_domain::{AgentId, ModelId, ModelProviderId, OrganizationId, TaskId};
+use construct_domain::{AgentId, BudgetId, ModelId, ModelProviderId, OrganizationId, TaskId};
 use construct_proto::v1::{Event, event::Payload};
 
 use super::{Address, Invalid, Stored, agree, tokens::ROOT, tokens::Tokens};
@@ -19,7 +19,7 @@ pub struct TaskEvent {
     pub event: EventType,
 }
 
-/// Something about an agent, a model or a provider.
+/// Something about an agent, a budget, a model or a provider.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EntityEvent {
     /// Whose it is.
@@ -44,6 +44,8 @@ pub struct Delta {
 pub enum Entity {
     /// An agent's configuration.
     Agent(AgentId),
+    /// How much may be spent.
+    Budget(BudgetId),
     /// A model.
     Model(ModelId),
     /// An account with a model vendor.
@@ -133,13 +135,13 @@ impl Stored for TaskEvent {
 }
 
 impl EntityEvent {
-    /// Matches everything about the organisation's agents, models or providers.
+    /// Matches everything about the organisation's agents, budgets, models or providers.
     pub(crate) fn all(organization: OrganizationId, kind: &str) -> String {
         format!("{ROOT}.evt.{organization}.{kind}.>")
     }
 
     /// The kinds of entity, as they stand in subjects.
-    pub(crate) const KINDS: [&str; 3] = ["agent", "model", "provider"];
+    pub(crate) const KINDS: [&str; 4] = ["agent", "budget", "model", "provider"];
 }
 
 impl Address for EntityEvent {
@@ -149,6 +151,7 @@ impl Address for EntityEvent {
         let (organization, event) = (self.organization, &self.event);
         match self.entity {
             Entity::Agent(id) => format!("{ROOT}.evt.{organization}.agent.{id}.{event}"),
+            Entity::Budget(id) => format!("{ROOT}.evt.{organization}.budget.{id}.{event}"),
             Entity::Model(id) => format!("{ROOT}.evt.{organization}.model.{id}.{event}"),
             Entity::Provider(id) => format!("{ROOT}.evt.{organization}.provider.{id}.{event}"),
         }
@@ -159,6 +162,7 @@ impl Address for EntityEvent {
         let organization = tokens.value()?;
         let entity = match tokens.next()? {
             "agent" => Entity::Agent(tokens.value()?),
+            "budget" => Entity::Budget(tokens.value()?),
             "model" => Entity::Model(tokens.value()?),
             "provider" => Entity::Provider(tokens.value()?),
             _ => return Err(Invalid::new("the subject names no kind of entity", subject)),
@@ -249,9 +253,10 @@ impl EventAddress {
 }
 
 fn entity_of(event: &Event) -> Result<Entity, Invalid> {
-    let missing = || Invalid::new("the event is about no agent, model or provider", &event.r#type);
+    let missing = || Invalid::new("the event is about no agent, budget, model or provider", &event.r#type);
     let id = match &event.payload {
         Some(Payload::Agent(agent)) => agent.metadata.as_ref().map(|metadata| metadata.id.as_str()),
+        Some(Payload::Budget(budget)) => budget.metadata.as_ref().map(|metadata| metadata.id.as_str()),
         Some(Payload::Model(model)) => model.metadata.as_ref().map(|metadata| metadata.id.as_str()),
         Some(Payload::ModelProvider(provider)) => provider.metadata.as_ref().map(|metadata| metadata.id.as_str()),
         Some(Payload::Deleted(deleted)) => Some(deleted.id.as_str()),
@@ -261,6 +266,7 @@ fn entity_of(event: &Event) -> Result<Entity, Invalid> {
     // The prefixes differ, so at most one of them reads.
     let agent = id.parse().map(Entity::Agent);
     agent
+        .or_else(|_| id.parse().map(Entity::Budget))
         .or_else(|_| id.parse().map(Entity::Model))
         .or_else(|_| id.parse().map(Entity::Provider))
         .map_err(|_| missing())

@@ -8,7 +8,7 @@ use super::{ORGANIZATION, event, execute, invoke, step, task, wake};
 use crate::{
     Address, Entity, EventType, Pool, Service,
     subject::{
-        Cancel, CodeExecute, Dead, Delta, EntityEvent, EventAddress, Journal, ModelInvoke, TaskEvent, TaskResult,
+        self, Cancel, CodeExecute, Dead, Delta, EntityEvent, EventAddress, Journal, ModelInvoke, TaskEvent, TaskResult,
         TaskWake, Tools,
     },
     topology::Stream,
@@ -50,6 +50,10 @@ fn every_subject_is_what_people_tap_and_reads_back() {
     reads_back(&Cancel { service: Service::Providers }, "construct.v1.ctl.providers.all.cancel");
     reads_back(&Tools { pool: Pool::code_default() }, "construct.v1.ctl.interpreter.pool.cpu-2.tools");
     reads_back(&Dead { stream: Stream::Model }, "construct.v1.dead.CONSTRUCT_MODEL");
+    reads_back(&subject::Models, "construct.v1.ctl.reconciler.models");
+    reads_back(&subject::Budgets, "construct.v1.ctl.reconciler.budgets");
+    let spending = subject::Spending { organization: ORGANIZATION };
+    reads_back(&spending, &format!("construct.v1.cmd.spending.{ORGANIZATION}"));
     for (kind, entity) in [
         ("agent", Entity::Agent(AgentId::from_uuid(Uuid::from_u128(7)))),
         ("model", Entity::Model(ModelId::from_uuid(Uuid::from_u128(7)))),

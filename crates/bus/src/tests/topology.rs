@@ -57,6 +57,7 @@ fn every_stored_message_has_exactly_the_stream_its_type_names() {
         stored(&subject::Delta { organization: ORGANIZATION, task: task(1) }),
         stored(&subject::Journal { step: step(1) }),
         stored(&subject::Dead { stream: Stream::Task }),
+        stored(&subject::Spending { organization: ORGANIZATION }),
     ];
     let mut used = BTreeSet::new();
     for (stream, subject) in all {
@@ -81,6 +82,7 @@ fn every_command_has_exactly_one_consumer() {
             stored(&subject::CodeExecute::new(small.clone(), task)),
             stored(&subject::CodeExecute::new(middle.clone(), task)),
             stored(&subject::CodeExecute::new(large.clone(), task)),
+            stored(&subject::Spending { organization: ORGANIZATION }),
         ]
     });
     let rows = consumers();
@@ -91,7 +93,7 @@ fn every_command_has_exactly_one_consumer() {
         used.insert(found[0].durable.clone());
     }
     assert_eq!(used.len(), rows.len(), "a consumer that gets nothing");
-    assert_eq!(rows.len(), usize::from(partition::COUNT) + 4);
+    assert_eq!(rows.len(), usize::from(partition::COUNT) + 5);
 }
 
 #[test]

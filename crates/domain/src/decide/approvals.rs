@@ -8,7 +8,7 @@ use crate::{
     task::{Step, StepState},
 };
 
-impl Draft {
+impl Draft<'_> {
     /// The scripts wait for people. If they are not wanted any more, or have used up the time for decisions already, what
     /// is known of them is their result.
     pub(super) fn parked(&mut self, step: Step, calls: &[String], asked: Vec<Asked>, results: Vec<CodeResult>) {

@@ -7,6 +7,7 @@ use super::*;
 use crate::{AgentId, ApprovalId, OrganizationId, TaskId, message::CodeCall};
 
 mod approvals;
+mod money;
 
 /// A task with everything around it that the shell would hold: the queue, the transcript, the workers.
 struct World {
@@ -20,6 +21,8 @@ struct World {
     code_steps: Vec<StepId>,
     /// Every question, with the step it is of.
     approvals: Vec<(StepId, Approval)>,
+    /// Whether there is no money for model calls.
+    broke: bool,
     now: Timestamp,
     ids: u128,
 }
@@ -54,6 +57,7 @@ impl World {
             commanded: BTreeMap::new(),
             code_steps: Vec::new(),
             approvals: Vec::new(),
+            broke: false,
             now: Timestamp::UNIX_EPOCH,
             ids: 100,
         }
@@ -84,7 +88,20 @@ impl World {
         let asking = self.task.step.as_ref().map(|step| step.id);
         let of_step = self.approvals.iter().filter(|(step, _)| Some(*step) == asking);
         self.task.approvals = of_step.map(|(_, approval)| approval.clone()).collect();
-        let decision = decide(&self.task, self.queue.front().copied(), event, self.now, fresh);
+        let queued = self.queue.front().copied();
+        let mut decision = decide(&self.task, queued, event.clone(), self.now, fresh);
+        // As the store refuses a commit that begins a call there is no money for.
+        let begins = |effect: &Effect| match effect {
+            Effect::InvokeModel(step) => asking != Some(step.id),
+            Effect::MakeTitle(_) => true,
+            _ => false,
+        };
+        if self.broke && decision.effects.iter().any(begins) {
+            decision = decide_without_money(&self.task, queued, event, self.now, fresh, "no money");
+            assert!(!decision.effects.iter().any(begins), "{decision:?}");
+            let ended = decision.ended.as_ref().map(|ended| ended.message);
+            assert!(ended.is_none() || ended != decision.admitted.map(|(message, _)| message), "{decision:?}");
+        }
         if let Some((message, position)) = decision.admitted {
             assert_eq!(self.queue.pop_front(), Some(message), "messages are admitted in the order they were accepted");
             self.transcript.push((Source::User, vec![Block::Text(message.to_string())]));
@@ -545,6 +562,7 @@ enum Happening {
     Suspend,
     Resume,
     Cancel,
+    Broke(bool),
     Answer,
     Calls(usize),
     Results(usize),
@@ -564,6 +582,7 @@ fn happening() -> impl Strategy<Value = Happening> {
         1 => Just(Happening::Suspend),
         2 => Just(Happening::Resume),
         1 => Just(Happening::Cancel),
+        2 => any::<bool>().prop_map(Happening::Broke),
         3 => Just(Happening::Answer),
         4 => (1..3_usize).prop_map(Happening::Calls),
         4 => (0..3_usize).prop_map(Happening::Results),
@@ -595,6 +614,7 @@ proptest! {
                 Happening::Elapse(seconds) => { world.elapse(seconds); None }
                 Happening::Suspend => { world.task.suspend = true; None }
                 Happening::Resume => { world.task.suspend = false; None }
+                Happening::Broke(broke) => { world.broke = broke; None }
                 Happening::Cancel => { world.task.cancel = Some("enough".to_owned()); None }
                 Happening::Answer => Some(text("answer")),
                 Happening::Calls(count) => Some(calls(&IDS[..count])),

@@ -9,7 +9,7 @@ use serde_json::Value;
 use construct_domain::{
     MessageId, TaskId,
     message::{Content, Source},
-    money::Usage,
+    money::{Usage, tokens_of_content},
 };
 
 use crate::{
@@ -52,8 +52,8 @@ impl Store {
         let content = text::json(&new.content)?;
         // The row is locked, so nobody else adds to this queue between the count and the insert.
         let done = sqlx::query!(
-            "INSERT INTO messages (id, organization_id, task_id, arrival, source, content, created_at, updated_at)
-             SELECT $1, $2, $3, $4, 'user', $5, $6, $6
+            "INSERT INTO messages (id, organization_id, task_id, arrival, source, content, estimated_tokens, created_at, updated_at)
+             SELECT $1, $2, $3, $4, 'user', $5, $8, $6, $6
              WHERE (SELECT count(*) FROM messages q WHERE q.task_id = $3 AND q.position IS NULL AND q.processed_at IS NULL) < $7",
             new.id.uuid(),
             writer.organization(),
@@ -62,6 +62,7 @@ impl Store {
             content,
             writer.now() as _,
             i64::from(QUEUE_LIMIT),
+            tokens_of_content(&new.content),
         )
         .execute(&mut *writer.transaction)
         .await
@@ -92,12 +93,14 @@ impl Store {
         if expected_revision.is_some_and(|revision| revision != before.revision) {
             return Err(Error::Conflict);
         }
+        let tokens = tokens_of_content(&content);
         let content = text::json(&content)?;
         sqlx::query!(
-            "UPDATE messages SET content = $2, revision = revision + 1, updated_at = $3 WHERE id = $1",
+            "UPDATE messages SET content = $2, estimated_tokens = $4, revision = revision + 1, updated_at = $3 WHERE id = $1",
             id.uuid(),
             content,
             writer.now(),
+            tokens,
         )
         .execute(&mut *writer.transaction)
         .await?;

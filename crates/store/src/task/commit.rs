@@ -11,12 +11,12 @@ use construct_domain::{
     AgentId, ApprovalId, MessageId, StepId,
     approval::{Asked, Closed},
     message::{Content, Source},
-    money::Usage,
+    money::{Usage, tokens_of_content},
     task::{Task, TurnOutcome},
 };
 
 use crate::{
-    Error, LoadedTask, NewEvent, StepUsage, Store,
+    Error, LoadedTask, NewEvent, StepReservation, StepUsage, Store,
     error::violated,
     event::{signed, unsigned},
     text,
@@ -43,6 +43,10 @@ pub struct TaskCommit<'a> {
     pub drop_queued: bool,
     /// What steps used. A step that was booked before is passed over.
     pub usage: Vec<StepUsage>,
+    /// The step whose reservation is over: what [`TaskCommit::usage`] costs is spent, the rest is free again.
+    pub settled: Option<StepId>,
+    /// What has to be set aside for the step that starts.
+    pub reservation: Option<StepReservation>,
     /// Calls to add, by tool.
     pub tool_uses: BTreeMap<String, i64>,
     /// A title; taken unless the task got one meanwhile.
@@ -127,6 +131,8 @@ impl<'a> TaskCommit<'a> {
             ended: None,
             drop_queued: false,
             usage: Vec::new(),
+            settled: None,
+            reservation: None,
             tool_uses: BTreeMap::new(),
             title: None,
             trace_id: None,
@@ -149,6 +155,7 @@ struct MessageRow<'a> {
     step_id: Option<Uuid>,
     #[serde(flatten)]
     usage: Usage,
+    estimated_tokens: i64,
 }
 
 impl<'a> From<&'a AppendedMessage> for MessageRow<'a> {
@@ -161,6 +168,7 @@ impl<'a> From<&'a AppendedMessage> for MessageRow<'a> {
             agent_id: message.agent.map(AgentId::uuid),
             step_id: message.step.map(StepId::uuid),
             usage: message.usage,
+            estimated_tokens: tokens_of_content(&message.content),
         }
     }
 }
@@ -231,6 +239,7 @@ impl Store {
     /// commit.
     ///
     /// # Errors
+    /// [`Error::Exhausted`] when a budget has not got what is to be reserved: nothing was written, decide otherwise.
     /// [`Error::Conflict`] when the task has another version, or is gone: nothing was written, load and decide again.
     /// [`Error::Unavailable`]: nothing is known; loading again shows what became of it.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
@@ -250,7 +259,8 @@ impl Store {
                 Err(error) if violated(&error) == Some("step_usage_pkey") => {
                     self.step_usage_unbooked(&mut commit.usage).await?
                 }
-                other => return other?.ok_or(Error::Conflict),
+                Err(error) => return Err(Error::of_spending(error)),
+                Ok(committed) => return committed.ok_or(Error::Conflict),
             }
         }
     }
@@ -285,6 +295,9 @@ impl Store {
         let payloads: Vec<&[u8]> = commit.events.iter().map(|event| event.payload.as_slice()).collect();
         let steps: Vec<Option<i64>> = commit.events.iter().map(|event| event.step.map(signed)).collect();
         let count = signed(commit.events.len() as u64);
+        let appended =
+            commit.appended.iter().map(|message| tokens_of_content(&message.content)).fold(0, i64::saturating_add);
+        let reservation = commit.reservation.as_ref();
         let error = task.last_error.as_ref();
         // How the parts hang together: `guard` is the only one that waits for the row, and every other one joins it, so
         // that nothing is written when it finds no row of this version. No part reads what another one writes, except
@@ -319,6 +332,11 @@ impl Store {
                        cache_read_tokens = least(t.cache_read_tokens::numeric + $19::bigint, 9223372036854775807)::bigint,
                        cache_write_tokens = least(t.cache_write_tokens::numeric + $20::bigint, 9223372036854775807)::bigint,
                        cost_pico_usd = least(t.cost_pico_usd::numeric + $21::bigint, 9223372036854775807)::bigint,
+                       thinking_tokens = least(t.thinking_tokens::numeric + $39::bigint, 9223372036854775807)::bigint,
+                       transcript_tokens = least(
+                           t.transcript_tokens::numeric + $40::bigint
+                               + coalesce((SELECT q.estimated_tokens FROM messages q WHERE q.id = $28), 0),
+                           9223372036854775807)::bigint,
                        tool_uses = CASE WHEN $22::jsonb = '{}' THEN t.tool_uses ELSE (
                            SELECT jsonb_object_agg(tool, calls) FROM (
                                SELECT key AS tool, sum(value::bigint) AS calls FROM (
@@ -335,7 +353,7 @@ impl Store {
                        revision = t.revision + 1,
                        updated_at = $3
                    WHERE t.id = $1 AND t.version = $2
-                   RETURNING t.organization_id, t.id, t.version, t.revision, t.event_sequence, t.next_wake,
+                   RETURNING t.organization_id, t.id, t.root_id, t.version, t.revision, t.event_sequence, t.next_wake,
                        t.intents > t.intents_seen AS has_new_intents
                ), admitted AS (
                    UPDATE messages m SET position = $29, revision = m.revision + 1, updated_at = $3
@@ -352,24 +370,33 @@ impl Store {
                ), appended AS (
                    INSERT INTO messages
                        (id, organization_id, task_id, arrival, position, source, content, agent_id, step_id,
-                        input_tokens, output_tokens, cache_read_tokens, cache_write_tokens, cost_pico_usd, processed_at,
-                        created_at, updated_at)
+                        input_tokens, output_tokens, cache_read_tokens, cache_write_tokens, thinking_tokens, cost_pico_usd,
+                        estimated_tokens, processed_at, created_at, updated_at)
                    SELECT n.id, guard.organization_id, guard.id, 0, n.position, n.source, n.content, n.agent_id, n.step_id,
-                          n.input_tokens, n.output_tokens, n.cache_read_tokens, n.cache_write_tokens, n.cost_pico_usd, $3, $3, $3
+                          n.input_tokens, n.output_tokens, n.cache_read_tokens, n.cache_write_tokens, n.thinking_tokens, n.cost_pico_usd,
+                          n.estimated_tokens, $3, $3, $3
                    FROM guard, jsonb_to_recordset($32) AS n (
                        id uuid, position bigint, source text, content jsonb, agent_id uuid, step_id uuid,
                        input_tokens bigint, output_tokens bigint, cache_read_tokens bigint, cache_write_tokens bigint,
-                       cost_pico_usd bigint)
+                       thinking_tokens bigint, cost_pico_usd bigint, estimated_tokens bigint)
                ), ledger AS (
                    INSERT INTO step_usage
-                       (step_id, organization_id, task_id, model_id, purpose,
-                        input_tokens, output_tokens, cache_read_tokens, cache_write_tokens, cost_pico_usd, created_at)
-                   SELECT u.step_id, guard.organization_id, guard.id, u.model_id, u.purpose,
-                          u.input_tokens, u.output_tokens, u.cache_read_tokens, u.cache_write_tokens, u.cost_pico_usd, $3
+                       (step_id, organization_id, task_id, root_id, agent_id, model_id, purpose,
+                        input_tokens, output_tokens, cache_read_tokens, cache_write_tokens, thinking_tokens, cost_pico_usd, created_at)
+                   SELECT u.step_id, guard.organization_id, guard.id, guard.root_id, $41, u.model_id, u.purpose,
+                          u.input_tokens, u.output_tokens, u.cache_read_tokens, u.cache_write_tokens, u.thinking_tokens,
+                          u.cost_pico_usd, $3
                    FROM guard, jsonb_to_recordset($33) AS u (
                        step_id uuid, model_id uuid, purpose text,
                        input_tokens bigint, output_tokens bigint, cache_read_tokens bigint, cache_write_tokens bigint,
-                       cost_pico_usd bigint)
+                       thinking_tokens bigint, cost_pico_usd bigint)
+               ), settled AS MATERIALIZED (
+                   SELECT budgets_settle($42, guard.organization_id, $41, guard.root_id, $21, true, $3)
+                   FROM guard WHERE $42::uuid IS NOT NULL
+               ), reserved AS MATERIALIZED (
+                   SELECT budgets_reserve($43, guard.organization_id, $41, guard.root_id, NULL, $44, $45, false, $3)
+                   FROM guard, (SELECT count(*) FROM settled) AS what_is_settled_can_be_reserved
+                   WHERE $43::uuid IS NOT NULL
                ), asked AS (
                    INSERT INTO approvals AS p
                        (id, organization_id, task_id, step_id, script, number, tool, arguments, arguments_size, arguments_hash,
@@ -396,7 +423,9 @@ impl Store {
                )
                SELECT version AS "version!", revision AS "revision!", event_sequence AS "event_sequence!",
                       next_wake AS "next_wake?", has_new_intents AS "has_new_intents!"
-               FROM guard"#,
+               FROM guard
+               -- What nothing refers to is not done.
+               WHERE (SELECT count(*) FROM settled) + (SELECT count(*) FROM reserved) >= 0"#,
             task.id.uuid(),
             before.version,
             sql(*now),
@@ -436,6 +465,13 @@ impl Store {
             steps.as_slice() as _,
             parameters.asked,
             parameters.closed,
+            used.thinking_tokens,
+            appended,
+            task.agent.uuid(),
+            commit.settled.map(StepId::uuid) as _,
+            reservation.map(|reservation| reservation.step.uuid()) as _,
+            reservation.map(|reservation| reservation.amount_pico_usd) as _,
+            sql_option(reservation.map(|reservation| reservation.expires_at)) as _,
         )
         .fetch_optional(&self.pool)
         .await?;

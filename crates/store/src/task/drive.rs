@@ -4,9 +4,15 @@
 use std::time::Duration;
 
 use jiff::Timestamp;
+use serde::Deserialize;
 use uuid::Uuid;
 
-use construct_domain::{MessageId, OrganizationId, TaskId, policy::Rule, task::Task};
+use construct_domain::{
+    MessageId, OrganizationId, TaskId,
+    money::{Prices, Target},
+    policy::Rule,
+    task::Task,
+};
 
 use crate::{
     Error, Store, StoredMessage,
@@ -49,8 +55,60 @@ pub struct LoadedTask {
     pub event_sequence: u64,
     /// The trace of the step that runs or ran last.
     pub trace_id: Option<String>,
+    /// The root of the tree of tasks it belongs to.
+    pub root: TaskId,
+    /// What its next model call may cost; none when no budget applies to it.
+    pub spending: Option<Spending>,
     /// The intent that asked for the cancel: messages that arrived before it go with it.
     pub(crate) cancel_intent: Option<i64>,
+}
+
+/// What an estimate of a model call is made from, before anything else about the call is read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Spending {
+    /// Whom it may go to.
+    pub targets: Vec<Target>,
+    /// Upper estimate of the transcript, in tokens.
+    pub transcript_tokens: i64,
+    /// The same of the message that waits.
+    pub queued_tokens: i64,
+    /// Bytes of the agent's instructions.
+    pub instructions_bytes: i64,
+}
+
+/// The same as the statement gives it.
+#[derive(Deserialize)]
+struct SpendingRow {
+    targets: Vec<TargetRow>,
+    transcript: i64,
+    queued: Option<i64>,
+    instructions: i64,
+    max_tokens: Option<i64>,
+}
+
+#[derive(Deserialize)]
+struct TargetRow {
+    prices: Prices,
+    context_window: i64,
+    max_output_tokens: i64,
+}
+
+impl SpendingRow {
+    fn read(self) -> Spending {
+        // An agent may ask for shorter answers.
+        let shorter = |limit: i64| self.max_tokens.filter(|&asked| asked > 0).map_or(limit, |asked| asked.min(limit));
+        let targets = self.targets.into_iter().map(|TargetRow { prices, context_window, max_output_tokens }| Target {
+            prices,
+            context_window,
+            max_output_tokens: shorter(max_output_tokens),
+        });
+        Spending {
+            targets: targets.collect(),
+            transcript_tokens: self.transcript,
+            queued_tokens: self.queued.unwrap_or(0),
+            instructions_bytes: self.instructions,
+        }
+    }
 }
 
 /// A task with something to do.
@@ -98,13 +156,35 @@ impl Store {
                         ) ORDER BY p.script, p.number)
                         FROM approvals p
                         WHERE p.step_id = substr(t.step ->> 'id', 6)::uuid AND p.task_id = t.id
-                    ) END AS approvals"#],
+                    ) END AS approvals,
+                    CASE WHEN EXISTS (
+                        SELECT FROM budgets b WHERE b.organization_id = t.organization_id
+                          AND (b.agent_id = t.agent_id OR b.task_id = t.root_id
+                               OR (b.agent_id IS NULL AND b.task_id IS NULL AND b.token_id IS NULL))
+                    ) THEN (
+                        SELECT jsonb_build_object(
+                            'targets', jsonb_build_array(jsonb_build_object(
+                                'prices', jsonb_build_object(
+                                    'input', m.input_price, 'output', m.output_price, 'cache_read', m.cache_read_price,
+                                    'cache_write', m.cache_write_price, 'thinking', m.thinking_price, 'request', m.request_price,
+                                    'long_context', m.long_context_prices),
+                                'context_window', m.context_window, 'max_output_tokens', m.max_output_tokens)),
+                            'transcript', t.transcript_tokens,
+                            'queued', (
+                                SELECT q.estimated_tokens FROM messages q
+                                WHERE q.task_id = t.id AND q.position IS NULL AND q.processed_at IS NULL
+                                ORDER BY q.arrival LIMIT 1),
+                            'instructions', octet_length(a.instructions), 'max_tokens', a.parameters -> 'max_tokens')
+                        FROM models m WHERE m.organization_id = a.organization_id AND m.id = a.model_id
+                    ) END AS spending"#],
             ["WHERE t.id = $1"],
             id.uuid(),
         )
         .fetch_optional(&self.pool)
         .await?;
         let Some(mut row) = row else { return Ok(None) };
+        let spending: Option<SpendingRow> =
+            row.spending.take().map(serde_json::from_value).transpose().map_err(Error::internal)?;
         Ok(Some(LoadedTask {
             task: row.state()?,
             queued: row.queued.map(MessageId::from_uuid),
@@ -120,6 +200,8 @@ impl Store {
             phase_since: row.phase_since,
             event_sequence: unsigned(row.event_sequence),
             trace_id: row.trace_id,
+            root: TaskId::from_uuid(row.root_id),
+            spending: spending.map(SpendingRow::read),
             cancel_intent: row.cancel_intent,
         }))
     }

@@ -28,9 +28,9 @@ impl Store {
         sqlx::query!(
             "INSERT INTO tasks
                  (id, organization_id, agent_id, workspace, title, titled, max_turns_override, policy, compute, phase_since,
-                  event_sequence, created_at, updated_at)
+                  event_sequence, created_at, updated_at, root_id)
              VALUES ($1, $2, $3, $4, $5, $6, $7, $9,
-                     coalesce($10, (SELECT compute FROM agents WHERE organization_id = $2 AND id = $3), ''), $8, 1, $8, $8)",
+                     coalesce($10, (SELECT compute FROM agents WHERE organization_id = $2 AND id = $3), ''), $8, 1, $8, $8, $1)",
             new.id.uuid(),
             writer.organization(),
             new.agent.uuid(),

@@ -302,7 +302,7 @@ async fn a_step_is_booked_once_however_often_its_result_comes() {
     let f = Fixture::new().await;
     let task = f.task().await;
     let entry = StepUsage { step: step_id(), model: f.model, purpose: Purpose::Turn, usage: usage(7) };
-    let recorded = join_all((0..8).map(|_| f.store.step_usage_record(ORG, task, &entry, now()))).await;
+    let recorded = join_all((0..8).map(|_| f.store.step_usage_record(ORG, task, Some(f.agent), &entry, now()))).await;
     assert_eq!(recorded.iter().filter(|r| matches!(r, Ok(true))).count(), 1, "{recorded:?}");
     assert_eq!(f.store.task_get(ORG, task).await.expect("got").usage, usage(7));
     let loaded = load(&f, task).await;
@@ -313,7 +313,7 @@ async fn a_step_is_booked_once_however_often_its_result_comes() {
         ..TaskCommit::new(&loaded, &loaded.task, now())
     };
     f.store.task_commit(commit).await.expect("committed");
-    assert!(!f.store.step_usage_record(ORG, task, &other, now()).await.expect("asked"));
+    assert!(!f.store.step_usage_record(ORG, task, Some(f.agent), &other, now()).await.expect("asked"));
     let stored = f.store.task_get(ORG, task).await.expect("got");
     assert_eq!((stored.usage, stored.event_sequence), (usage(7) + usage(7), 2));
 }

@@ -77,7 +77,7 @@ async fn a_deleted_task_is_gone_for_people_and_swept_until_it_is_purged() {
     let id = f.task().await;
     let message = f.message(id, "hello").await;
     let entry = StepUsage { step: step_id(), model: f.model, purpose: Purpose::Turn, usage: usage(1) };
-    f.store.step_usage_record(ORG, id, &entry, now()).await.expect("booked");
+    f.store.step_usage_record(ORG, id, Some(f.agent), &entry, now()).await.expect("booked");
     assert!(!f.store.task_purge(id).await.expect("asked"), "only what is deleted is purged");
     let (_, event) =
         applied_with_event(f.store.task_delete(&write(), id, rendered("task.deleted")).await.expect("deleted"));
@@ -98,7 +98,10 @@ async fn a_deleted_task_is_gone_for_people_and_swept_until_it_is_purged() {
     assert_eq!(f.store.task_load(id).await.expect("read"), None);
     assert_eq!(f.store.events_after(Stream::task(ORG, id), 0, 10).await.expect("read"), [event]);
     assert!(due(&f, now() + Duration::from_secs(2)).await.is_empty());
-    assert!(!f.store.step_usage_record(ORG, id, &entry, now()).await.expect("asked"), "the ledger remembers");
+    assert!(
+        !f.store.step_usage_record(ORG, id, Some(f.agent), &entry, now()).await.expect("asked"),
+        "the ledger remembers"
+    );
     let result = f.store.task_commit(TaskCommit::new(&loaded, &loaded.task, now())).await;
     assert!(matches!(result, Err(Error::Conflict)), "{result:?}");
 }

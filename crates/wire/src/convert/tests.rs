@@ -91,8 +91,14 @@ fn a_task_shows_its_whole_state() {
     stored.state.last_outcome = Some(TurnOutcome::MaxTurns);
     stored.state.last_error = Some(TaskError { code: "MAX_TURNS".into(), message: "enough".into(), time: NOW });
     stored.queued_count = 2;
-    stored.usage =
-        Usage { input_tokens: 1, output_tokens: 2, cache_read_tokens: 3, cache_write_tokens: 4, cost_pico_usd: 5 };
+    stored.usage = Usage {
+        input_tokens: 1,
+        output_tokens: 2,
+        cache_read_tokens: 3,
+        cache_write_tokens: 4,
+        thinking_tokens: 2,
+        cost_pico_usd: 5,
+    };
     stored.tool_uses = BTreeMap::from([("grep".to_owned(), 6)]);
     let task = task(&stored);
     let (metadata, spec, status) = (task.metadata.expect("set"), task.spec.expect("set"), task.status.expect("set"));
@@ -160,7 +166,9 @@ fn agents_and_models_name_what_they_refer_to() {
     assert_eq!(spec.secrets, ["TOKEN"]);
     assert_eq!(to_parameters(spec.parameters.expect("set")), parameters);
     assert_eq!(agent.status.expect("set").task_count, 3);
-    let prices = Prices { input: 1, output: 2, cache_read: 3, cache_write: 4 };
+    let rates = Rates { input: 5, output: 6, cache_read: 7, cache_write: 8, thinking: 9 };
+    let long_context = Some(LongContext { above_input_tokens: 10, rates });
+    let prices = Prices { input: 1, output: 2, cache_read: 3, cache_write: 4, thinking: 11, request: 12, long_context };
     let stored = Model {
         id: ModelId::from_uuid(Uuid::nil()),
         organization: OrganizationId::LOCAL,
@@ -171,6 +179,7 @@ fn agents_and_models_name_what_they_refer_to() {
         context_window: 10,
         max_output_tokens: 5,
         prices,
+        prices_source: PricesSource::Catalogue,
         tool_calling: false,
         revision: 1,
         created_at: NOW,
@@ -180,6 +189,7 @@ fn agents_and_models_name_what_they_refer_to() {
     assert_eq!((spec.provider.as_str(), spec.vendor_model.as_str()), ("p", "vendor/m"));
     assert_eq!(spec.tool_calling, Some(false));
     assert_eq!(to_prices(spec.prices.expect("set")), prices);
+    assert_eq!(model(&stored).status.expect("set").prices_source(), v1::PricesSource::Catalogue);
 }
 
 #[test]
@@ -266,4 +276,36 @@ fn every_value_converts_both_ways() {
     assert_eq!(to_phase(v1::TaskPhase::Unspecified), None);
     assert_eq!(to_source(v1::MessageSource::Unspecified), None);
     assert_eq!(to_provider_kind(v1::ModelProviderType::Unspecified), None);
+}
+
+#[test]
+fn a_budget_shows_whose_it_is_in_one_place() {
+    let agent = AgentId::from_uuid(Uuid::from_u128(2));
+    let stored = Budget {
+        id: construct_domain::BudgetId::from_uuid(Uuid::nil()),
+        organization: OrganizationId::LOCAL,
+        scope: Scope::Agent(agent),
+        agent_name: "ada".into(),
+        period: Period::Month,
+        limit: 5,
+        since: Some(NOW),
+        spent: 3,
+        reserved: 1,
+        revision: 2,
+        created_at: NOW,
+        updated_at: NOW,
+    };
+    let shown = budget(&stored);
+    let (spec, status) = (shown.spec.expect("set"), shown.status.expect("set"));
+    assert_eq!((spec.agent.as_str(), spec.task.as_str(), spec.token_id.as_str()), ("ada", "", ""));
+    assert_eq!((spec.period(), spec.limit_pico_usd), (v1::BudgetPeriod::Month, 5));
+    assert_eq!((status.agent_id, status.spent_pico_usd, status.reserved_pico_usd), (agent.to_string(), 3, 1));
+    assert_eq!(status.since, Some(time(NOW)));
+    let task = TaskId::from_uuid(Uuid::nil());
+    let of_task = budget(&Budget { scope: Scope::Task(task), agent_name: String::new(), ..stored.clone() });
+    assert_eq!(of_task.spec.expect("set").task, task.to_string());
+    for period in Period::ALL {
+        assert_eq!(to_period(super::period(period)), Some(period));
+    }
+    assert_eq!(to_period(v1::BudgetPeriod::Unspecified), None);
 }

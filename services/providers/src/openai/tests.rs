@@ -127,7 +127,7 @@ fn usage_is_read_in_every_dialect() {
     assert_eq!(
         usage(json!({"prompt_tokens": 100, "completion_tokens": 5, "total_tokens": 405,
             "completion_tokens_details": {"reasoning_tokens": 300}})),
-        Usage { input_tokens: 100, output_tokens: 305, ..Usage::default() }
+        Usage { input_tokens: 100, output_tokens: 305, thinking_tokens: 300, ..Usage::default() }
     );
 }
 

@@ -220,7 +220,7 @@ impl Tokens {
             output_tokens: self.output.into(),
             cache_read_tokens: self.cache_read.into(),
             cache_write_tokens: self.cache_write.into(),
-            cost_pico_usd: 0,
+            ..Usage::default()
         }
     }
 }

@@ -183,6 +183,20 @@ fn prices(violations: &mut Violations, field: &str, prices: Option<&Prices>) {
         ("output", prices.output),
         ("cache_read", prices.cache_read),
         ("cache_write", prices.cache_write),
+        ("thinking", prices.thinking),
+        ("request", prices.request),
+    ] {
+        violations.range(&format!("{field}.{name}"), price, 0..=MAX_PRICE);
+    }
+    let Some(long) = &prices.long_context else { return };
+    let field = format!("{field}.long_context");
+    violations.range(&format!("{field}.above_input_tokens"), long.above_input_tokens, 1..=MAX_TOKENS);
+    for (name, price) in [
+        ("input", long.input),
+        ("output", long.output),
+        ("cache_read", long.cache_read),
+        ("cache_write", long.cache_write),
+        ("thinking", long.thinking),
     ] {
         violations.range(&format!("{field}.{name}"), price, 0..=MAX_PRICE);
     }

@@ -1,0 +1,103 @@
+//! Calls of models outside a turn: which model is meant, whose money it is, and what was spent.
+
+use construct_domain::OrganizationId;
+use construct_proto::mesh::v1 as mesh;
+
+use super::{Address, Invalid, Question, Stored, agree, tokens::ROOT, tokens::Tokens};
+use crate::topology::Stream;
+
+/// Asks any one reconciler how a model is reached; the answer is a `ModelFound`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Models;
+
+impl Address for Models {
+    type Message = mesh::ModelLookup;
+
+    fn subject(&self) -> String {
+        format!("{ROOT}.ctl.reconciler.models")
+    }
+
+    fn parse(subject: &str) -> Result<Self, Invalid> {
+        let mut tokens = Tokens::after(subject, "ctl.reconciler")?;
+        tokens.word("models")?;
+        tokens.end()?;
+        Ok(Self)
+    }
+
+    fn check(&self, lookup: &mesh::ModelLookup) -> Result<(), Invalid> {
+        organization(&lookup.organization_id).map(|_| ())
+    }
+}
+
+impl Question for Models {
+    type Answer = mesh::ModelFound;
+
+    const GROUP: &'static str = "models";
+}
+
+/// Asks any one reconciler to set money aside; the answer is a `BudgetReserved`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Budgets;
+
+impl Address for Budgets {
+    type Message = mesh::BudgetReserve;
+
+    fn subject(&self) -> String {
+        format!("{ROOT}.ctl.reconciler.budgets")
+    }
+
+    fn parse(subject: &str) -> Result<Self, Invalid> {
+        let mut tokens = Tokens::after(subject, "ctl.reconciler")?;
+        tokens.word("budgets")?;
+        tokens.end()?;
+        Ok(Self)
+    }
+
+    fn check(&self, reserve: &mesh::BudgetReserve) -> Result<(), Invalid> {
+        organization(&reserve.organization_id).map(|_| ())
+    }
+}
+
+impl Question for Budgets {
+    type Answer = mesh::BudgetReserved;
+
+    const GROUP: &'static str = "budgets";
+}
+
+/// What calls outside a turn have used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Spending {
+    /// Whose money it was.
+    pub organization: OrganizationId,
+}
+
+impl Address for Spending {
+    type Message = mesh::SpendingReport;
+
+    fn subject(&self) -> String {
+        format!("{ROOT}.cmd.spending.{}", self.organization)
+    }
+
+    fn parse(subject: &str) -> Result<Self, Invalid> {
+        let mut tokens = Tokens::after(subject, "cmd.spending")?;
+        let organization = tokens.value()?;
+        tokens.end()?;
+        Ok(Self { organization })
+    }
+
+    fn check(&self, report: &mesh::SpendingReport) -> Result<(), Invalid> {
+        agree("the report is about another organisation", self.organization, &report.organization_id)
+    }
+}
+
+impl Stored for Spending {
+    const STREAM: Stream = Stream::Spending;
+
+    fn duplicate_key(report: &mesh::SpendingReport) -> Option<String> {
+        Some(format!("spending.{}", report.call_id))
+    }
+}
+
+fn organization(id: &str) -> Result<OrganizationId, Invalid> {
+    id.parse().map_err(|_| Invalid::new("the payload's organisation id is malformed", id))
+}

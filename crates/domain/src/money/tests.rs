@@ -1,0 +1,173 @@
+//! Sums of money.
+
+use proptest::prelude::*;
+
+use super::*;
+use crate::message::{Attachment, Block, Content};
+
+const PRICES: Prices = Prices {
+    input: 3_000_000,
+    output: 15_000_000,
+    cache_read: 300_000,
+    cache_write: 3_750_000,
+    thinking: 0,
+    request: 0,
+    long_context: None,
+};
+
+#[test]
+fn a_million_tokens_cost_the_price() {
+    let usage = Usage { input_tokens: 1_000_000, ..Usage::default() }.priced(&PRICES);
+    // 3 dollars in 10⁻¹² dollars.
+    assert_eq!(usage.cost_pico_usd, 3_000_000_000_000);
+}
+
+#[test]
+fn thinking_costs_its_own_price_where_it_has_one_and_is_counted_once() {
+    let usage = Usage { output_tokens: 100, thinking_tokens: 40, ..Usage::default() };
+    assert_eq!(usage.priced(&PRICES).cost_pico_usd, 100 * 15_000_000);
+    let prices = Prices { thinking: 2_000_000, ..PRICES };
+    assert_eq!(usage.priced(&prices).cost_pico_usd, 60 * 15_000_000 + 40 * 2_000_000);
+    // A vendor that counts more thinking than output is believed as to the output.
+    let odd = Usage { output_tokens: 10, thinking_tokens: 40, ..Usage::default() };
+    assert_eq!(odd.priced(&prices).cost_pico_usd, 10 * 2_000_000);
+}
+
+#[test]
+fn a_call_costs_its_own_price_once_and_nothing_when_nothing_was_used() {
+    let prices = Prices { request: 5_000, ..Prices::default() };
+    assert_eq!(Usage::default().priced(&prices).cost_pico_usd, 0);
+    assert_eq!(Usage { input_tokens: 1, ..Usage::default() }.priced(&prices).cost_pico_usd, 5_000 * PICO_PER_MICRO);
+}
+
+#[test]
+fn a_long_input_has_its_own_prices_for_all_of_the_call() {
+    let rates =
+        Rates { input: 6_000_000, output: 22_500_000, cache_read: 600_000, cache_write: 7_500_000, thinking: 0 };
+    let prices = Prices { long_context: Some(LongContext { above_input_tokens: 200_000, rates }), ..PRICES };
+    let at = |input_tokens, cache_read_tokens| {
+        Usage { input_tokens, cache_read_tokens, output_tokens: 10, ..Usage::default() }.priced(&prices).cost_pico_usd
+    };
+    assert_eq!(at(150_000, 50_000), 150_000 * 3_000_000 + 50_000 * 300_000 + 10 * 15_000_000);
+    assert_eq!(at(150_001, 50_000), 150_001 * 6_000_000 + 50_000 * 600_000 + 10 * 22_500_000);
+}
+
+#[test]
+fn amounts_read_as_dollars_and_nothing_spent_reads_as_free() {
+    let shown = [5_000_000_000_000, 4_980_000_000_000, 123_456_000_000, 1, 0, -2_500_000_000_000].map(dollars);
+    assert_eq!(shown, ["$5.00", "$4.98", "$0.123456", "$0.000001", "$0.00", "-$2.50"]);
+}
+
+#[test]
+fn an_estimate_is_above_what_a_message_has() {
+    let text = Content { blocks: vec![Block::Text("x".repeat(1000))] };
+    assert_eq!(tokens_of_content(&text), 550);
+    let attachment = |media_type: &str, data: usize| Content {
+        blocks: vec![Block::Attachment(Attachment {
+            media_type: media_type.into(),
+            name: String::new(),
+            data: "A".repeat(data),
+        })],
+    };
+    // A picture counts as a picture, however many bytes it has.
+    assert_eq!(tokens_of_content(&attachment("image/png", 4_000_000)), 6_050);
+    assert_eq!(tokens_of_content(&attachment("application/pdf", 4_000)), 1_550);
+}
+
+#[test]
+fn the_dearest_target_and_the_window_bound_an_estimate() {
+    let cheap = Target { prices: PRICES, context_window: 1_000, max_output_tokens: 10 };
+    let dear = Target { prices: Prices { output: 75_000_000, ..PRICES }, ..cheap };
+    // All of the input may be written to the cache.
+    assert_eq!(upper_cost(&[cheap], 100), 100 * 3_750_000 + 10 * 15_000_000);
+    assert_eq!(upper_cost(&[cheap, dear], 100), 100 * 3_750_000 + 10 * 75_000_000);
+    assert_eq!(upper_cost(&[cheap], i64::MAX), 1_000 * 3_750_000 + 10 * 15_000_000);
+    assert_eq!(upper_cost(&[], 100), 0);
+}
+
+/// Mostly what occurs, sometimes what overflows.
+fn amount() -> impl Strategy<Value = i64> {
+    prop_oneof![4 => 0..10_000_000_i64, 1 => Just(0), 1 => 0..=i64::MAX]
+}
+
+fn rates() -> impl Strategy<Value = Rates> {
+    [amount(), amount(), amount(), amount(), amount()].prop_map(|[input, output, cache_read, cache_write, thinking]| {
+        Rates { input, output, cache_read, cache_write, thinking }
+    })
+}
+
+fn prices() -> impl Strategy<Value = Prices> {
+    (rates(), amount(), proptest::option::of((amount(), rates()))).prop_map(|(rates, request, long)| {
+        let Rates { input, output, cache_read, cache_write, thinking } = rates;
+        let long_context = long.map(|(above_input_tokens, rates)| LongContext { above_input_tokens, rates });
+        Prices { input, output, cache_read, cache_write, thinking, request, long_context }
+    })
+}
+
+fn usage() -> impl Strategy<Value = Usage> {
+    [amount(), amount(), amount(), amount(), amount()].prop_map(
+        |[input_tokens, output_tokens, cache_read_tokens, cache_write_tokens, thinking_tokens]| Usage {
+            input_tokens,
+            output_tokens,
+            cache_read_tokens,
+            cache_write_tokens,
+            thinking_tokens,
+            cost_pico_usd: 0,
+        },
+    )
+}
+
+/// The same sum in numbers that cannot overflow.
+fn exactly(usage: &Usage, prices: &Prices) -> i128 {
+    let wide = i128::from;
+    let input = wide(usage.input_tokens) + wide(usage.cache_read_tokens) + wide(usage.cache_write_tokens);
+    let long = prices.long_context.filter(|long| input.min(wide(i64::MAX)) > wide(long.above_input_tokens));
+    let short = Rates {
+        input: prices.input,
+        output: prices.output,
+        cache_read: prices.cache_read,
+        cache_write: prices.cache_write,
+        thinking: prices.thinking,
+    };
+    let rates = long.map_or(short, |long| long.rates);
+    let thinking = usage.thinking_tokens.min(usage.output_tokens);
+    let of_thinking = if rates.thinking == 0 { rates.output } else { rates.thinking };
+    let request = if *usage == Usage::default() { 0 } else { wide(prices.request) * 1_000_000 };
+    wide(usage.input_tokens) * wide(rates.input)
+        + wide(usage.output_tokens - thinking) * wide(rates.output)
+        + wide(thinking) * wide(of_thinking)
+        + wide(usage.cache_read_tokens) * wide(rates.cache_read)
+        + wide(usage.cache_write_tokens) * wide(rates.cache_write)
+        + request
+}
+
+proptest! {
+    #[test]
+    fn the_cost_of_a_call_is_the_sum_of_its_parts_or_the_greatest_number(usage in usage(), prices in prices()) {
+        let expected = exactly(&usage, &prices).min(i128::from(i64::MAX));
+        prop_assert_eq!(i128::from(usage.priced(&prices).cost_pico_usd), expected);
+    }
+
+    #[test]
+    fn tokens_are_left_as_they_are_and_pricing_twice_is_pricing_once(usage in usage(), prices in prices()) {
+        let once = usage.priced(&prices);
+        prop_assert_eq!(Usage { cost_pico_usd: 0, ..once }, usage);
+        prop_assert_eq!(once.priced(&prices), once);
+    }
+
+    #[test]
+    fn the_sum_of_calls_costs_the_sum_of_their_costs(usages in proptest::collection::vec(usage(), 0..8), prices in prices()) {
+        let sum = usages.iter().fold(Usage::default(), |sum, usage| sum + usage.priced(&prices));
+        let costs: i128 = usages.iter().map(|usage| i128::from(usage.priced(&prices).cost_pico_usd)).sum();
+        prop_assert_eq!(i128::from(sum.cost_pico_usd), costs.min(i128::from(i64::MAX)));
+    }
+
+    #[test]
+    fn no_call_costs_more_than_its_estimate(usage in usage(), prices in prices(), window in amount(), spare in 0..1_000_i64) {
+        let input = usage.input_tokens.saturating_add(usage.cache_read_tokens).saturating_add(usage.cache_write_tokens);
+        prop_assume!(input <= window);
+        let target = Target { prices, context_window: window, max_output_tokens: usage.output_tokens };
+        let estimate = upper_cost(&[target], input.saturating_add(spare));
+        prop_assert!(usage.priced(&prices).cost_pico_usd <= estimate);
+    }
+}

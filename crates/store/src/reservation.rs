@@ -1,0 +1,256 @@
+//! Money that is set aside before a call and settled after it. What the functions called here do, and in which order they lock, is in
+//! `migrations/0012_money.sql`.
+
+use jiff::Timestamp;
+use serde::Deserialize;
+use uuid::Uuid;
+
+use construct_domain::{
+    ModelId, OrganizationId, StepId, TaskId,
+    budget::{Exhausted, Period, Scope},
+    money::Usage,
+};
+
+use crate::{Error, Store, text, time, usage::Booking};
+
+/// The SQLSTATE by which `budgets_reserve` says that a budget has not got the money.
+pub(crate) const EXHAUSTED: &str = "CB001";
+/// Reservations that one look ends at most.
+const EXPIRED_AT_ONCE: i64 = 500;
+/// A budget is counted again when everything has ended that began before it was there: statements may take 5 s, and an idle
+/// transaction twice that.
+const COUNTED_AGAIN: jiff::SignedDuration = jiff::SignedDuration::from_secs(30);
+/// How long a reservation that was counted as spent can still be replaced by a report.
+const EXPIRED_KEPT: jiff::SignedDuration = jiff::SignedDuration::from_hours(24 * 90);
+/// How long it is remembered what was spent with a token. Longer than a token is valid.
+const TOKENS_KEPT: jiff::SignedDuration = jiff::SignedDuration::from_hours(24 * 366);
+
+/// What has to be set aside for a step, in the commit that begins it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StepReservation {
+    /// The step.
+    pub step: StepId,
+    /// Upper estimate of its cost.
+    pub amount_pico_usd: i64,
+    /// When it is given back, if nothing was heard of the step.
+    pub expires_at: Timestamp,
+}
+
+/// What has to be set aside for calls outside a turn.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CallReservation {
+    /// The same id asks for the same reservation again.
+    pub id: Uuid,
+    /// Whose money.
+    pub organization: OrganizationId,
+    /// For which task.
+    pub task: Option<TaskId>,
+    /// With which token, and how much may be spent with it in all; 0: as much as the other budgets allow.
+    pub token: Option<(String, i64)>,
+    /// Upper estimate of the cost.
+    pub amount_pico_usd: i64,
+    /// What is not settled by then counts as spent.
+    pub expires_at: Timestamp,
+}
+
+/// What a call outside a turn has used.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CallReport {
+    /// The call: what is counted once.
+    pub id: Uuid,
+    /// What was set aside for it.
+    pub reservation: Option<Uuid>,
+    /// Whose money.
+    pub organization: OrganizationId,
+    /// For which task.
+    pub task: Option<TaskId>,
+    /// The model that was called.
+    pub model: ModelId,
+    /// What for, in a word or two.
+    pub purpose: String,
+    /// How much.
+    pub usage: Usage,
+}
+
+/// What a look at reservations and budgets did.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Tidied {
+    /// Reservations whose time was over.
+    pub expired: u64,
+    /// Budgets that were summed up again.
+    pub counted: u64,
+}
+
+#[derive(Deserialize)]
+struct Detail {
+    agent: Option<String>,
+    task_id: Option<Uuid>,
+    token_id: Option<String>,
+    period: String,
+    limit: i64,
+    spent: i64,
+    reserved: i64,
+    needed: i64,
+    agent_id: Option<Uuid>,
+}
+
+/// Which budget is exhausted, out of what the function says.
+pub(crate) fn exhausted(detail: Option<&str>) -> Result<Exhausted, String> {
+    let detail: Detail = serde_json::from_str(detail.unwrap_or_default()).map_err(|error| error.to_string())?;
+    let period = Period::parse(&detail.period).ok_or_else(|| format!("unknown period `{}`", detail.period))?;
+    let scope = match (detail.agent_id, detail.task_id, detail.token_id) {
+        (Some(agent), ..) => Scope::Agent(construct_domain::AgentId::from_uuid(agent)),
+        (_, Some(task), _) => Scope::Task(TaskId::from_uuid(task)),
+        (_, _, Some(token)) => Scope::Token(token),
+        (None, None, None) => Scope::Organization,
+    };
+    let Detail { limit, spent, reserved, needed, .. } = detail;
+    Ok(Exhausted { scope, agent_name: detail.agent.unwrap_or_default(), period, limit, spent, reserved, needed })
+}
+
+impl Store {
+    /// Sets money aside for calls outside a turn. Nothing is kept when no budget applies.
+    ///
+    /// # Errors
+    /// [`Error::Exhausted`]; [`Error::NotFound`] when there is no such organisation; [`Error::Unavailable`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn call_reserve(&self, wanted: &CallReservation, now: Timestamp) -> Result<(), Error> {
+        let mut transaction = self.pool.begin().await?;
+        let (organization, token) = (wanted.organization.uuid(), wanted.token.as_ref());
+        if let Some((token, limit)) = token.filter(|(_, limit)| *limit > 0) {
+            sqlx::query!(
+                "INSERT INTO budgets
+                     (id, organization_id, token_id, period, limit_pico_usd, window_start, counted_at, created_at, updated_at)
+                 VALUES ($1, $2, $3, 'total', $4, budgets_window('total', $5), $5, $5, $5)
+                 ON CONFLICT ON CONSTRAINT budgets_scope_key DO NOTHING",
+                Uuid::now_v7(),
+                organization,
+                &*text::clean(token),
+                limit,
+                time::sql(now) as _,
+            )
+            .execute(&mut *transaction)
+            .await
+            .map_err(Error::of_write)?;
+        }
+        sqlx::query!(
+            r#"SELECT budgets_reserve(
+                   $1, $2, (SELECT agent_id FROM tasks WHERE organization_id = $2 AND id = $3),
+                   coalesce((SELECT root_id FROM tasks WHERE organization_id = $2 AND id = $3), $3), $4, $5, $6, true, $7
+               )::text AS "done""#,
+            wanted.id,
+            organization,
+            wanted.task.map(TaskId::uuid) as _,
+            token.map(|(token, _)| text::clean(token).into_owned()) as _,
+            wanted.amount_pico_usd.max(0),
+            time::sql(wanted.expires_at) as _,
+            time::sql(now) as _,
+        )
+        .fetch_one(&mut *transaction)
+        .await
+        .map_err(Error::of_spending)?;
+        transaction.commit().await?;
+        Ok(())
+    }
+
+    /// Books what a call outside a turn has used, and settles what was set aside for it. False when it was booked before.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`]; [`Error::NotFound`] when there is no such organisation.
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn call_book(&self, report: &CallReport, now: Timestamp) -> Result<bool, Error> {
+        let booking = Booking {
+            call: report.id,
+            organization: report.organization,
+            task: report.task,
+            agent: None,
+            model: report.model,
+            purpose: &text::clean(&report.purpose),
+            usage: &report.usage,
+            reservation: report.reservation,
+            forget: false,
+        };
+        self.book(&booking, now).await
+    }
+
+    /// Gives back what was set aside for a step that used nothing.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn step_release(&self, organization: OrganizationId, step: StepId, now: Timestamp) -> Result<(), Error> {
+        sqlx::query!(
+            r#"SELECT budgets_settle($1, $2, NULL, NULL, 0, true, $3)::text AS "done""#,
+            step.uuid(),
+            organization.uuid(),
+            time::sql(now) as _,
+        )
+        .fetch_one(&self.pool)
+        .await?;
+        Ok(())
+    }
+
+    /// Nobody waits for a step any more: what was set aside for it is given back at `until`, unless its worker says before
+    /// what it used.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn step_dropped(&self, step: StepId, until: Timestamp) -> Result<(), Error> {
+        sqlx::query!(
+            "UPDATE reservations SET expires_at = least(expires_at, $2) WHERE id = $1",
+            step.uuid(),
+            time::sql(until) as _,
+        )
+        .execute(&self.pool)
+        .await?;
+        Ok(())
+    }
+
+    /// Ends reservations whose time is over, and counts new budgets again. May run in several processes at once.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn budgets_tidy(&self, now: Timestamp) -> Result<Tidied, Error> {
+        let mut tidied = Tidied::default();
+        let over = sqlx::query_scalar!(
+            "SELECT id FROM reservations WHERE expires_at <= $1 AND expired_at IS NULL ORDER BY expires_at LIMIT $2",
+            time::sql(now),
+            EXPIRED_AT_ONCE,
+        )
+        .fetch_all(&self.pool)
+        .await?;
+        for id in over {
+            // One by one: together they would hold every budget at once.
+            let ended = sqlx::query_scalar!(r#"SELECT budgets_expire($1, $2) AS "ended!""#, id, time::sql(now) as _)
+                .fetch_one(&self.pool)
+                .await?;
+            tidied.expired += u64::from(ended);
+        }
+        let new = sqlx::query_scalar!(
+            "SELECT id FROM budgets
+             WHERE token_id IS NULL AND created_at <= $1 AND (counted_at IS NULL OR counted_at < created_at + $2::float8 * interval '1 second')",
+            time::sql(now - COUNTED_AGAIN),
+            COUNTED_AGAIN.as_secs_f64(),
+        )
+        .fetch_all(&self.pool)
+        .await?;
+        for id in new {
+            sqlx::query!(r#"SELECT budgets_count($1, $2)::text AS "done""#, id, time::sql(now) as _)
+                .fetch_one(&self.pool)
+                .await?;
+            tidied.counted += 1;
+        }
+        sqlx::query!("DELETE FROM reservations WHERE expired_at < $1", time::sql(now - EXPIRED_KEPT))
+            .execute(&self.pool)
+            .await?;
+        sqlx::query!(
+            "DELETE FROM budgets WHERE token_id IS NOT NULL AND created_at < $1 AND reserved_pico_usd = 0",
+            time::sql(now - TOKENS_KEPT)
+        )
+        .execute(&self.pool)
+        .await?;
+        Ok(tidied)
+    }
+}

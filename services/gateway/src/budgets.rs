@@ -1,0 +1,169 @@
+//! `BudgetService`: how much may be spent, and what was.
+
+use construct_domain::{
+    AgentId, BudgetId, ModelId, TaskId,
+    budget::{Period, Scope},
+};
+use construct_proto::v1::{
+    self, CreateBudgetRequest, DeleteBudgetRequest, DeleteBudgetResponse, GetBudgetRequest, GetCostsRequest,
+    GetCostsResponse, ListBudgetsRequest, ListBudgetsResponse, UpdateBudgetRequest,
+    budget_service_server::BudgetService, event::Payload,
+};
+use construct_store::{Budget, BudgetFilter, CostFilter, CostGroup, NewBudget, Rendered};
+use jiff::Timestamp;
+use tonic::{Request, Response, Status};
+use uuid::Uuid;
+
+use crate::{
+    api::{Api, Entry, Lookup, nobody},
+    convert, events, status,
+    validate::requests,
+};
+
+/// Rows that costs are told in at most, as the contract says.
+const COSTS: u32 = 1000;
+
+fn render(kind: &'static str) -> impl FnOnce(&Budget) -> Rendered + Send {
+    move |budget| {
+        let budget = convert::budget(budget);
+        events::rendered(kind, Payload::Budget(budget.clone()), &budget)
+    }
+}
+
+#[tonic::async_trait]
+impl BudgetService for Api {
+    async fn create_budget(&self, request: Request<CreateBudgetRequest>) -> Result<Response<v1::Budget>, Status> {
+        let (entry, mut request) = self.enter(request)?;
+        let task = requests::create_budget(&request)?;
+        let write = entry.write("CreateBudget", &mut request);
+        let spec = request.spec.unwrap_or_default();
+        let mut lookup = Lookup::new(&write);
+        let period = convert::to_period(spec.period()).unwrap_or(Period::Total);
+        let scope = match (spec.agent.as_str(), task) {
+            (_, Some(task)) => {
+                // The row refers to a task that is deleted for people, but not gone yet.
+                let found = entry.store().task_get(entry.organization(), task).await;
+                Scope::Task(lookup.take(&spec.task, found.map(|task| task.state.id), TaskId::from_uuid)?)
+            }
+            ("", None) => Scope::Organization,
+            (agent, None) => {
+                let found = entry.store().agent_resolve(entry.organization(), agent).await;
+                Scope::Agent(lookup.take(agent, found, AgentId::from_uuid)?)
+            }
+        };
+        let new = NewBudget { id: BudgetId::from_uuid(Uuid::now_v7()), scope, period, limit: spec.limit_pico_usd };
+        let written = lookup.settle(entry.store().budget_create(&write, new, render("budget.created")).await)?;
+        entry.answer(written, nobody, convert::budget).await
+    }
+
+    async fn get_budget(&self, request: Request<GetBudgetRequest>) -> Result<Response<v1::Budget>, Status> {
+        let (entry, request) = self.enter(request)?;
+        let id = requests::budget(&request.budget, "")?;
+        let found = entry.store().budget_get(entry.organization(), id, Timestamp::now()).await;
+        let budget = found.map_err(|error| status::about(&request.budget, error))?;
+        Ok(Response::new(convert::budget(&budget)))
+    }
+
+    async fn list_budgets(
+        &self,
+        request: Request<ListBudgetsRequest>,
+    ) -> Result<Response<ListBudgetsResponse>, Status> {
+        let (entry, request) = self.enter(request)?;
+        let (page, task) = requests::list_budgets(entry.organization(), &request)?;
+        let filter = request.filter.unwrap_or_default();
+        let agent = match filter.agent.as_str() {
+            "" => None,
+            agent => {
+                let found = entry.store().agent_resolve(entry.organization(), agent).await;
+                Some(found.map_err(|error| status::about(agent, error))?)
+            }
+        };
+        let filter = BudgetFilter { agent, task };
+        let found = entry.store().budget_list(entry.organization(), &filter, &page.query(), Timestamp::now()).await;
+        let budgets = found.map_err(status::of_store)?;
+        let (budgets, info) = page.cut(&budgets, convert::budget, |budget| budget.cursor(page.key()));
+        Ok(Response::new(ListBudgetsResponse { budgets, page: Some(info) }))
+    }
+
+    async fn update_budget(&self, request: Request<UpdateBudgetRequest>) -> Result<Response<v1::Budget>, Status> {
+        let (entry, mut request) = self.enter(request)?;
+        let id = requests::update_budget(&request)?;
+        let write = entry.write("UpdateBudget", &mut request);
+        let expected = (request.revision != 0).then_some(request.revision);
+        let (limit, render) = (request.limit_pico_usd, render("budget.updated"));
+        let updated = entry.store().budget_update(&write, id, expected, limit, render).await;
+        let updated = updated.map_err(|error| status::about(&request.budget, error))?;
+        entry.answer(updated, nobody, convert::budget).await
+    }
+
+    async fn delete_budget(
+        &self,
+        request: Request<DeleteBudgetRequest>,
+    ) -> Result<Response<DeleteBudgetResponse>, Status> {
+        let (entry, mut request) = self.enter(request)?;
+        let id = requests::budget(&request.budget, &request.idempotency_key)?;
+        let write = entry.write("DeleteBudget", &mut request);
+        let render = |budget: &Budget| events::deleted("budget.deleted", budget.id);
+        let deleted = entry.store().budget_delete(&write, id, render).await;
+        let deleted = deleted.map_err(|error| status::about(&request.budget, error))?;
+        entry.answer(deleted, nobody, |_| DeleteBudgetResponse {}).await
+    }
+
+    async fn get_costs(&self, request: Request<GetCostsRequest>) -> Result<Response<GetCostsResponse>, Status> {
+        let (entry, request) = self.enter(request)?;
+        let checked = requests::get_costs(&request)?;
+        let filter = CostFilter {
+            agent: agent(&entry, &request.agent).await?,
+            task: checked.task,
+            model: model(&entry, &request.model).await?,
+            since: checked.since,
+            until: checked.until,
+        };
+        let organization = entry.organization();
+        let total = entry.store().cost_list(organization, &filter, CostGroup::All, 1).await;
+        let total = total.map_err(status::of_store)?.first().map(convert::cost).unwrap_or_default();
+        let costs = match group(request.group()) {
+            None => Vec::new(),
+            Some(group) => {
+                let costs = entry.store().cost_list(organization, &filter, group, COSTS).await;
+                costs.map_err(status::of_store)?.iter().map(convert::cost).collect()
+            }
+        };
+        Ok(Response::new(GetCostsResponse { total: Some(total), costs }))
+    }
+}
+
+fn group(group: v1::CostGroup) -> Option<CostGroup> {
+    match group {
+        v1::CostGroup::Unspecified => None,
+        v1::CostGroup::Agent => Some(CostGroup::Agent),
+        v1::CostGroup::Model => Some(CostGroup::Model),
+        v1::CostGroup::Task => Some(CostGroup::Task),
+        v1::CostGroup::Day => Some(CostGroup::Day),
+        v1::CostGroup::Purpose => Some(CostGroup::Purpose),
+    }
+}
+
+/// An agent by name or id. What is gone has spent nevertheless, so an id need not lead anywhere.
+async fn agent(entry: &Entry, reference: &str) -> Result<Option<AgentId>, Status> {
+    if reference.is_empty() {
+        return Ok(None);
+    }
+    if let Ok(id) = reference.parse() {
+        return Ok(Some(id));
+    }
+    let found = entry.store().agent_resolve(entry.organization(), reference).await;
+    found.map(Some).map_err(|error| status::about(reference, error))
+}
+
+/// The same of a model.
+async fn model(entry: &Entry, reference: &str) -> Result<Option<ModelId>, Status> {
+    if reference.is_empty() {
+        return Ok(None);
+    }
+    if let Ok(id) = reference.parse() {
+        return Ok(Some(id));
+    }
+    let found = entry.store().model_resolve(entry.organization(), reference).await;
+    found.map(Some).map_err(|error| status::about(reference, error))
+}

@@ -1,0 +1,179 @@
+//! Models of the vendors as they come with the product: `models.json`, read once.
+//!
+//! It is data with a date, and not the truth: vendors change prices whenever they like. What is taken from it is written into the
+//! model, with where it is from, and changes only when somebody changes the model.
+
+use std::sync::LazyLock;
+
+use construct_domain::money::{LongContext, Prices, Rates};
+use construct_proto::v1::{CatalogueModel, ModelProviderType};
+use serde::Deserialize;
+
+use crate::convert;
+
+#[derive(Deserialize)]
+struct File {
+    vendors: Vec<Vendor>,
+}
+
+/// The models of one type of provider.
+#[derive(Deserialize)]
+struct Vendor {
+    r#type: String,
+    models: Vec<Entry>,
+}
+
+#[derive(Deserialize)]
+struct Entry {
+    /// The vendor's names of the model; all mean the same.
+    names: Vec<String>,
+    #[serde(default)]
+    context_window: i64,
+    #[serde(default)]
+    max_output_tokens: i64,
+    #[serde(default = "yes")]
+    tool_calling: bool,
+    #[serde(default)]
+    modalities: Vec<String>,
+    prices: Dollars,
+    source: String,
+    date: String,
+}
+
+/// Dollars per million tokens, as the vendors write them.
+#[derive(Deserialize)]
+struct Dollars {
+    input: f64,
+    output: f64,
+    #[serde(default)]
+    cache_read: Option<f64>,
+    #[serde(default)]
+    cache_write: Option<f64>,
+    #[serde(default)]
+    above: Option<Above>,
+}
+
+/// The same for calls with a longer input.
+#[derive(Deserialize)]
+struct Above {
+    input_tokens: i64,
+    input: f64,
+    output: f64,
+    #[serde(default)]
+    cache_read: Option<f64>,
+    #[serde(default)]
+    cache_write: Option<f64>,
+}
+
+fn yes() -> bool {
+    true
+}
+
+/// The catalogue, by type and name.
+static MODELS: LazyLock<Vec<CatalogueModel>> =
+    LazyLock::new(|| read(include_str!("../models.json")).expect("a test reads the same file"));
+
+/// Every model.
+pub(crate) fn all() -> &'static [CatalogueModel] {
+    &MODELS
+}
+
+/// The model that a vendor calls so. Where the same protocol serves OpenAI's models, the type does not matter.
+pub(crate) fn find(kind: ModelProviderType, vendor_model: &str) -> Option<&'static CatalogueModel> {
+    let kind = if kind == ModelProviderType::OpenaiResponses { ModelProviderType::Openai } else { kind };
+    all().iter().find(|model| model.r#type() == kind && model.vendor_model == vendor_model)
+}
+
+fn read(text: &str) -> Result<Vec<CatalogueModel>, String> {
+    let file: File = serde_json::from_str(text).map_err(|error| error.to_string())?;
+    let mut models = Vec::new();
+    for vendor in file.vendors {
+        let name = format!("MODEL_PROVIDER_TYPE_{}", vendor.r#type.to_uppercase());
+        let kind = ModelProviderType::from_str_name(&name).ok_or(name)?;
+        for entry in vendor.models {
+            let prices = convert::prices(&prices(&entry.prices));
+            models.extend(entry.names.iter().map(|name| CatalogueModel {
+                r#type: kind.into(),
+                vendor_model: name.clone(),
+                context_window: entry.context_window,
+                max_output_tokens: entry.max_output_tokens,
+                prices: Some(prices),
+                tool_calling: entry.tool_calling,
+                modalities: entry.modalities.clone(),
+                source: entry.source.clone(),
+                date: entry.date.clone(),
+            }));
+        }
+    }
+    models.sort_by(|a, b| (a.r#type, &a.vendor_model).cmp(&(b.r#type, &b.vendor_model)));
+    Ok(models)
+}
+
+/// Whole micro-dollars. What a vendor has no own price for is charged as input.
+fn prices(dollars: &Dollars) -> Prices {
+    let micros = |dollars: f64| (dollars * 1e6).round() as i64;
+    let long_context = dollars.above.as_ref().map(|above| LongContext {
+        above_input_tokens: above.input_tokens,
+        rates: Rates {
+            input: micros(above.input),
+            output: micros(above.output),
+            cache_read: micros(above.cache_read.unwrap_or(above.input)),
+            cache_write: micros(above.cache_write.unwrap_or(above.input)),
+            thinking: 0,
+        },
+    });
+    Prices {
+        input: micros(dollars.input),
+        output: micros(dollars.output),
+        cache_read: micros(dollars.cache_read.unwrap_or(dollars.input)),
+        cache_write: micros(dollars.cache_write.unwrap_or(dollars.input)),
+        long_context,
+        ..Prices::default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn the_file_is_read_whole_and_every_model_stands_in_it_once_with_its_source() {
+        let models = read(include_str!("../models.json")).expect("it can be read");
+        assert!(models.len() >= 60, "{}", models.len());
+        let mut seen = BTreeSet::new();
+        for model in &models {
+            assert!(seen.insert((model.r#type, model.vendor_model.as_str())), "twice: {}", model.vendor_model);
+            let prices = model.prices.expect("set");
+            assert!(prices.input > 0 && prices.output >= prices.input / 2, "{}: {prices:?}", model.vendor_model);
+            assert!(
+                prices.cache_read <= prices.input && prices.cache_write >= prices.cache_read,
+                "{}",
+                model.vendor_model
+            );
+            if let Some(long) = prices.long_context {
+                assert!(long.above_input_tokens >= 100_000 && long.input > prices.input, "{}", model.vendor_model);
+            }
+            assert!(model.context_window == 0 || model.context_window >= model.max_output_tokens);
+            assert!(model.source.starts_with("https://"), "{}", model.vendor_model);
+            assert!(model.date.parse::<jiff::civil::Date>().is_ok(), "{}", model.date);
+            let known = ["text", "image", "pdf"];
+            assert!(model.modalities.iter().all(|what| known.contains(&what.as_str())), "{:?}", model.modalities);
+        }
+        let vendors: BTreeSet<i32> = models.iter().map(|model| model.r#type).collect();
+        assert!(vendors.len() >= 7, "{vendors:?}");
+    }
+
+    #[test]
+    fn a_model_is_found_by_what_its_vendor_calls_it() {
+        let opus = find(ModelProviderType::Anthropic, "claude-opus-4-5").expect("it is known");
+        assert_eq!(opus.prices.expect("set").input, 5_000_000);
+        assert_eq!(opus.max_output_tokens, 64_000);
+        assert!(find(ModelProviderType::Openai, "claude-opus-4-5").is_none(), "another vendor's");
+        let model = find(ModelProviderType::Openai, "gpt-5.4").expect("it is known");
+        assert_eq!(find(ModelProviderType::OpenaiResponses, "gpt-5.4"), Some(model));
+        let long = model.prices.expect("set").long_context.expect("long inputs cost more");
+        assert_eq!((long.above_input_tokens, long.input), (272_000, 5_000_000));
+    }
+}

@@ -1,0 +1,192 @@
+//! Money: what is set aside for a model call of a task, and what is asked and reported about calls outside of turns.
+
+use std::time::Duration;
+
+use construct_bus::{Bus, ConsumeOptions, Delivery, subject};
+use construct_domain::{
+    OrganizationId, TaskId,
+    decide::{Decision, Effect, MODEL_DEADLINE},
+    message::Content,
+    money::{tokens_of_bytes, tokens_of_content, upper_cost},
+};
+use construct_proto::mesh::v1 as mesh;
+use construct_runtime::{Lifecycle, telemetry::Chain};
+use construct_store::{CallReport, CallReservation, Error, LoadedTask, StepReservation, Store};
+use construct_wire::convert;
+use jiff::Timestamp;
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+
+use crate::{catalogue::Catalogue, command};
+
+/// What a prompt holds besides instructions and the interpreters' words: our own, and the names of secrets.
+const PROMPT_TOKENS: i64 = 8_000;
+/// Bytes of the interpreters' words when they are not known yet; they have some thirty thousand, and a project's notes.
+const CATALOGUE_BYTES: usize = 80_000;
+/// Tokens a title is made from: four excerpts of two thousand characters, and what is asked for.
+const TITLE_TOKENS: i64 = 17_000;
+/// How long after a step's deadline its worker may still say what it used.
+const GRACE: Duration = Duration::from_secs(300);
+/// How often reservations are looked for whose time is over.
+const TIDY: Duration = Duration::from_secs(15);
+/// Reports held at the same time; the rest waits in JetStream.
+const REPORTS: usize = 64;
+/// How soon a report that could not be booked is tried again.
+const RETRY: Duration = Duration::from_secs(2);
+/// Characters of a purpose that are kept.
+const PURPOSE_CHARS: usize = 64;
+
+/// What has to be set aside for a decision: an upper estimate of the model call it begins, if it begins one, a budget applies to the
+/// task, and the call may cost anything.
+pub(crate) fn reservation(
+    loaded: &LoadedTask,
+    decision: &Decision,
+    catalogue: &Catalogue,
+    now: Timestamp,
+) -> Option<StepReservation> {
+    let spending = loaded.spending.as_ref()?;
+    let before = loaded.task.step.as_ref().map(|step| step.id);
+    let (step, input) = decision.effects.iter().find_map(|effect| match effect {
+        // The command of a step that is looked at again is sent again; its money is set aside already.
+        Effect::InvokeModel(step) if before != Some(step.id) => {
+            let admitted = if decision.admitted.is_some() { spending.queued_tokens } else { 0 };
+            let appended = decision.appended.iter();
+            let appended = appended.map(|message| tokens_of_content(&Content { blocks: message.blocks.clone() }));
+            let told = catalogue.known_bytes(&command::pool(loaded), &loaded.workspace).unwrap_or(CATALOGUE_BYTES);
+            let instructions = usize::try_from(spending.instructions_bytes).unwrap_or(0);
+            let prompt = PROMPT_TOKENS.saturating_add(tokens_of_bytes(told.saturating_add(instructions)));
+            let transcript = spending.transcript_tokens.saturating_add(admitted);
+            Some((step.id, appended.fold(transcript.saturating_add(prompt), i64::saturating_add)))
+        }
+        Effect::MakeTitle(step) => Some((*step, TITLE_TOKENS)),
+        _ => None,
+    })?;
+    let amount_pico_usd = upper_cost(&spending.targets, input);
+    let expires_at = now + MODEL_DEADLINE + GRACE;
+    (amount_pico_usd > 0).then_some(StepReservation { step, amount_pico_usd, expires_at })
+}
+
+/// Answers and books what is said about calls outside of turns, and ends reservations, until the service drains.
+pub(crate) fn spawn(store: &Store, bus: &Bus, lifecycle: &Lifecycle) {
+    let (asked, answering, stop) = (store.clone(), bus.clone(), lifecycle.draining());
+    lifecycle.spawn("budget questions", async move {
+        let answer = move |question| {
+            let store = asked.clone();
+            Box::pin(async move { reserve(&store, question).await }) as futures::future::BoxFuture<'static, _>
+        };
+        answering.answer(&subject::Budgets, stop, answer).await
+    });
+    let (asked, answering, stop) = (store.clone(), bus.clone(), lifecycle.draining());
+    lifecycle.spawn("model questions", async move {
+        let answer = move |question| {
+            let store = asked.clone();
+            Box::pin(async move { find(&store, question).await }) as futures::future::BoxFuture<'static, _>
+        };
+        answering.answer(&subject::Models, stop, answer).await
+    });
+    lifecycle.spawn("spending", book(store.clone(), bus.clone(), lifecycle.draining()));
+    lifecycle.spawn_job("budgets", tidy(store.clone(), lifecycle.draining()));
+}
+
+/// Sets money aside. No answer when that cannot be found out, so that whoever asks tries again.
+async fn reserve(store: &Store, question: mesh::BudgetReserve) -> Option<mesh::BudgetReserved> {
+    let Some(wanted) = wanted(&question) else {
+        let refused = "the reservation names no id, organization or time that can be read".to_owned();
+        return Some(mesh::BudgetReserved { refused });
+    };
+    match store.call_reserve(&wanted, Timestamp::now()).await {
+        Ok(()) => Some(mesh::BudgetReserved::default()),
+        Err(Error::Exhausted(exhausted)) => Some(mesh::BudgetReserved { refused: exhausted.to_string() }),
+        Err(error @ Error::NotFound { .. }) => Some(mesh::BudgetReserved { refused: error.to_string() }),
+        Err(error) => {
+            tracing::warn!(error = %Chain(&error), "a question about money is not answered");
+            None
+        }
+    }
+}
+
+fn wanted(question: &mesh::BudgetReserve) -> Option<CallReservation> {
+    let token = (question.token_id.clone(), question.token_budget_pico_usd);
+    Some(CallReservation {
+        id: Uuid::parse_str(&question.reservation_id).ok()?,
+        organization: question.organization_id.parse().ok()?,
+        task: task(&question.task_id)?,
+        token: (!token.0.is_empty()).then_some(token),
+        amount_pico_usd: question.amount_pico_usd,
+        expires_at: question.expires_at.and_then(convert::to_time)?,
+    })
+}
+
+/// A task that need not be named. None when what is named is none.
+fn task(id: &str) -> Option<Option<TaskId>> {
+    if id.is_empty() { Some(None) } else { id.parse().ok().map(Some) }
+}
+
+/// Says how a model is reached.
+async fn find(store: &Store, question: mesh::ModelLookup) -> Option<mesh::ModelFound> {
+    let organization: OrganizationId = question.organization_id.parse().ok()?;
+    match store.callable(organization, &question.model).await {
+        Ok(None) => Some(mesh::ModelFound::default()),
+        Ok(Some(callable)) => Some(mesh::ModelFound {
+            provider: Some(command::provider(&callable.provider)),
+            model: Some(command::target(&callable.model)),
+        }),
+        Err(error) => {
+            tracing::warn!(error = %Chain(&error), "a question about a model is not answered");
+            None
+        }
+    }
+}
+
+/// Books reports. Each is acknowledged when it is booked.
+async fn book(store: Store, bus: Bus, stop: CancellationToken) -> Result<(), std::convert::Infallible> {
+    let mut reports = bus.consume_spending(ConsumeOptions::new(REPORTS, stop));
+    while let Some(Delivery { message, receipt, .. }) = reports.next().await {
+        let Some(report) = report(message) else {
+            tracing::error!("a report of what was spent cannot be understood and is dropped");
+            receipt.ack().await;
+            continue;
+        };
+        match store.call_book(&report, Timestamp::now()).await {
+            Ok(_) => receipt.ack().await,
+            Err(error) if error.is_retryable() => {
+                tracing::warn!(error = %Chain(&error), "what was spent could not be booked yet");
+                receipt.nak(RETRY).await;
+            }
+            Err(error) => {
+                tracing::error!(error = %Chain(&error), call = %report.id, "what was spent cannot be booked");
+                receipt.ack().await;
+            }
+        }
+    }
+    Ok(())
+}
+
+fn report(report: mesh::SpendingReport) -> Option<CallReport> {
+    Some(CallReport {
+        id: Uuid::parse_str(&report.call_id).ok()?,
+        reservation: Uuid::parse_str(&report.reservation_id).ok(),
+        organization: report.organization_id.parse().ok()?,
+        task: task(&report.task_id)?,
+        model: report.model_id.parse().ok()?,
+        purpose: report.purpose.chars().take(PURPOSE_CHARS).collect(),
+        usage: report.usage.map(convert::to_usage).unwrap_or_default(),
+    })
+}
+
+/// Ends reservations whose time is over, one look after another. Every replica does it; what one ended the next doesn't find.
+async fn tidy(store: Store, stop: CancellationToken) {
+    loop {
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = tokio::time::sleep(TIDY) => {}
+        }
+        match store.budgets_tidy(Timestamp::now()).await {
+            Ok(tidied) if tidied.expired > 0 => {
+                tracing::warn!(reservations = tidied.expired, "money was set aside for calls that nobody reported");
+            }
+            Ok(_) => {}
+            Err(error) => tracing::warn!(error = %Chain(&error), "reservations could not be looked through"),
+        }
+    }
+}
