@@ -31,7 +31,9 @@ messages! {
     mesh::ModelLookup => "construct.mesh.v1.ModelLookup";
     mesh::SpendingReport => "construct.mesh.v1.SpendingReport";
     mesh::StepResult => "construct.mesh.v1.StepResult";
+    mesh::TaskCensus => "construct.mesh.v1.TaskCensus";
     mesh::TaskWake => "construct.mesh.v1.TaskWake";
+    mesh::TasksGone => "construct.mesh.v1.TasksGone";
     mesh::ToolCatalogue => "construct.mesh.v1.ToolCatalogue";
     mesh::ToolCatalogueRequest => "construct.mesh.v1.ToolCatalogueRequest";
     v1::Event => "construct.v1.Event";

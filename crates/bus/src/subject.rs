@@ -14,12 +14,14 @@
 //! construct.v1.journal.<step>                               Journal
 //! construct.v1.ctl.<service>.all.cancel                     Cancel
 //! construct.v1.ctl.interpreter.pool.<pool>.tools            Tools
+//! construct.v1.ctl.reconciler.census                        Census
 //! construct.v1.ctl.reconciler.models                        Models
 //! construct.v1.ctl.reconciler.budgets                       Budgets
 //! construct.v1.cmd.spending.<org>                           Spending
 //! construct.v1.dead.<stream>                                Dead
 //! ```
 
+mod census;
 mod command;
 mod control;
 mod event;
@@ -28,6 +30,7 @@ mod tokens;
 
 use std::fmt::Debug;
 
+pub use census::{ASKED_AT_ONCE, Census};
 pub(crate) use command::partition_token;
 pub use command::{CodeExecute, ModelInvoke, Pool, TaskResult, TaskWake};
 pub use control::{Cancel, Dead, Journal, Service, Tools};

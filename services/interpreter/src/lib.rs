@@ -221,6 +221,9 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
         patience: common.shutdown_grace.saturating_sub(Duration::from_secs(1)),
     });
 
+    let (removing, asking, stop) = (Arc::clone(&executor), bus.clone(), lifecycle.draining());
+    lifecycle.spawn_job("workspaces", async move { removing.workspaces.remove_gone(asking, stop).await });
+
     let mut cancels = bus.subscribe_cancel(subject::Service::Interpreter).await?;
     let (stopping, executions, draining) = (Arc::clone(&executor), TaskTracker::new(), lifecycle.draining());
     let over = executions.clone();

@@ -1,5 +1,7 @@
 //! Which directories tasks may work in, and the tools bound to each.
 
+mod gone;
+
 use std::{
     fs::DirBuilder,
     os::{

@@ -7,6 +7,7 @@ mod activation;
 mod actor;
 mod announce;
 mod catalogue;
+mod census;
 mod cleanup;
 mod command;
 mod convert;
@@ -110,6 +111,7 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
         lifecycle: lifecycle.clone(),
     });
     spending::spawn(&store, &bus, lifecycle);
+    lifecycle.spawn("census", census::answer(store.clone(), bus.clone(), lifecycle.draining()));
     let slots = Arc::new(Semaphore::new(config.reconciler_concurrency));
     let (supervisor, supervising) = Supervisor::spawn(None, Supervisor, supervisor::Args { activator, slots })
         .await

@@ -50,6 +50,7 @@ fn every_subject_is_what_people_tap_and_reads_back() {
     reads_back(&Cancel { service: Service::Providers }, "construct.v1.ctl.providers.all.cancel");
     reads_back(&Tools { pool: Pool::code_default() }, "construct.v1.ctl.interpreter.pool.cpu-2.tools");
     reads_back(&Dead { stream: Stream::Model }, "construct.v1.dead.CONSTRUCT_MODEL");
+    reads_back(&subject::Census, "construct.v1.ctl.reconciler.census");
     reads_back(&subject::Models, "construct.v1.ctl.reconciler.models");
     reads_back(&subject::Budgets, "construct.v1.ctl.reconciler.budgets");
     let spending = subject::Spending { organization: ORGANIZATION };

@@ -206,6 +206,23 @@ impl Store {
         }))
     }
 
+    /// Which of these tasks there are no longer: neither in use nor deleted and still to be cleaned up after.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn tasks_gone(&self, tasks: &[TaskId]) -> Result<Vec<TaskId>, Error> {
+        let ids: Vec<Uuid> = tasks.iter().map(|task| task.uuid()).collect();
+        let gone = sqlx::query_scalar!(
+            r#"SELECT asked.id AS "id!" FROM unnest($1::uuid[]) AS asked (id)
+               WHERE NOT EXISTS (SELECT 1 FROM tasks t WHERE t.id = asked.id)"#,
+            &ids,
+        )
+        .fetch_all(&self.pool)
+        .await?;
+        Ok(gone.into_iter().map(TaskId::from_uuid).collect())
+    }
+
     /// Notes that intents were looked at and ask for no change.
     ///
     /// # Errors

@@ -1,0 +1,31 @@
+//! Says which tasks are gone, to services that keep something for tasks.
+
+use construct_bus::{Bus, subject, subscribe};
+use construct_domain::TaskId;
+use construct_proto::mesh::v1 as mesh;
+use construct_runtime::telemetry::Chain;
+use construct_store::Store;
+use futures::future::BoxFuture;
+use tokio_util::sync::CancellationToken;
+
+/// Answers until the service drains.
+pub(crate) async fn answer(store: Store, bus: Bus, stop: CancellationToken) -> Result<(), subscribe::Error> {
+    let gone = move |census| {
+        let store = store.clone();
+        Box::pin(async move { gone(&store, census).await }) as BoxFuture<'static, _>
+    };
+    bus.answer(&subject::Census, stop, gone).await
+}
+
+/// No answer when it cannot be found out: nothing must be removed then.
+async fn gone(store: &Store, census: mesh::TaskCensus) -> Option<mesh::TasksGone> {
+    // What is no task's id is nobody's, and not for us to say anything about.
+    let asked: Vec<TaskId> = census.task_ids.iter().filter_map(|id| id.parse().ok()).collect();
+    match store.tasks_gone(&asked).await {
+        Ok(gone) => Some(mesh::TasksGone { task_ids: gone.iter().map(ToString::to_string).collect() }),
+        Err(error) => {
+            tracing::warn!(error = %Chain(&error), "a question about tasks is not answered");
+            None
+        }
+    }
+}
