@@ -328,6 +328,12 @@ struct WireUsage {
     output_tokens: Option<i64>,
     cache_read_input_tokens: Option<i64>,
     cache_creation_input_tokens: Option<i64>,
+    output_tokens_details: Option<OutputDetails>,
+}
+
+#[derive(Deserialize)]
+struct OutputDetails {
+    thinking_tokens: Option<i64>,
 }
 
 #[derive(Deserialize)]
@@ -451,6 +457,7 @@ impl Wire {
         set(&mut self.usage.output_tokens, usage.output_tokens);
         set(&mut self.usage.cache_read_tokens, usage.cache_read_input_tokens);
         set(&mut self.usage.cache_write_tokens, usage.cache_creation_input_tokens);
+        set(&mut self.usage.thinking_tokens, usage.output_tokens_details.and_then(|details| details.thinking_tokens));
         chunks.push_back(Chunk::Usage(self.usage));
     }
 }

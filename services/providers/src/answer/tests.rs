@@ -1,5 +1,7 @@
 use construct_proto::v1::block::Block;
 
+use construct_domain::money::{LongContext, Rates};
+
 use super::*;
 
 /// A request with the code tool and one question.
@@ -111,4 +113,23 @@ fn an_answer_without_end_is_cut() {
     let piece = "x".repeat(1024 * 1024);
     let failed = (0..17).find_map(|_| answer.push(Chunk::Text(piece.clone())).err());
     assert_eq!(failed.map(|failure| failure.class), Some(FailureClass::InvalidRequest));
+}
+
+#[test]
+fn each_try_is_priced_by_itself_unless_the_vendor_says_what_it_has_cost() {
+    let rates = Rates { input: 20, output: 200, ..Rates::default() };
+    let long_context = Some(LongContext { above_input_tokens: 100, rates });
+    let prices = Prices { input: 10, output: 100, request: 1, long_context, ..Prices::default() };
+    let request = Request { prices, ..request() };
+    let cost = |usage: Usage| {
+        let mut answer = Answer::new(&request);
+        answer.push(Chunk::Usage(usage)).expect("within the bounds");
+        answer.usage(true).cost_pico_usd
+    };
+    let short = Usage { input_tokens: 100, output_tokens: 1, ..Usage::default() };
+    // Two tries of a hundred tokens each are not one of two hundred.
+    assert_eq!(cost(short) + cost(short), 2 * (100 * 10 + 100 + 1_000_000));
+    assert_eq!(cost(short + short), 200 * 20 + 2 * 200 + 1_000_000);
+    assert_eq!(cost(Usage { cost_pico_usd: 7, ..short }), 7);
+    assert_eq!(Answer::new(&request).usage(false).cost_pico_usd, 0, "what was never answered");
 }

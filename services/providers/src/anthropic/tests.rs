@@ -65,7 +65,7 @@ fn thinking_is_kept_and_what_is_not_ours_is_skipped() {
         output_tokens: 132,
         cache_read_tokens: 5_000,
         cache_write_tokens: 1_200,
-        cost_pico_usd: 0,
+        ..Usage::default()
     };
     let first = Usage { output_tokens: 3, ..usage };
     assert_eq!(
@@ -211,7 +211,7 @@ async fn text_and_scripts_come_back_as_blocks_with_what_they_used() {
             output_tokens: 90,
             cache_read_tokens: 5_000,
             cache_write_tokens: 1_200,
-            cost_pico_usd: 0
+            ..Usage::default()
         }
     );
 }

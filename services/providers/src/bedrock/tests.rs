@@ -38,7 +38,7 @@ fn the_recorded_stream_parses_the_same_at_every_split() {
                 output_tokens: 60,
                 cache_read_tokens: 1_024,
                 cache_write_tokens: 64,
-                cost_pico_usd: 0
+                ..Usage::default()
             }),
         ]
     );

@@ -1,7 +1,7 @@
-use construct_domain::{OrganizationId, StepId, TaskId, money::Prices};
+use construct_domain::{OrganizationId, StepId, TaskId};
 use construct_proto::{
     mesh::v1::{ChatMessage, ModelInvoke, ModelTarget, Provider, StepRef, ToolDefinition, model_invoke::Purpose},
-    v1::{self, Block, MessageSource, ModelProviderType, Text, block},
+    v1::{Block, MessageSource, ModelProviderType, Text, block},
 };
 use uuid::Uuid;
 
@@ -11,9 +11,8 @@ use crate::{
     scripted::Scripted,
 };
 
-/// A whole command, as the reconciler sends it: one question, the code tool, no provider's particulars.
+/// A whole command, as the reconciler sends it: one question, the code tool, no provider's particulars, and no prices.
 pub(crate) fn command(question: &str) -> ModelInvoke {
-    let prices = Prices { input: 3_000_000, output: 15_000_000, cache_read: 300_000, cache_write: 3_750_000 };
     ModelInvoke {
         step: Some(StepRef {
             organization_id: OrganizationId::LOCAL.to_string(),
@@ -34,12 +33,7 @@ pub(crate) fn command(question: &str) -> ModelInvoke {
             vendor_model: "test-model".into(),
             context_window: 128_000,
             max_output_tokens: 4_096,
-            prices: Some(v1::Prices {
-                input: prices.input,
-                output: prices.output,
-                cache_read: prices.cache_read,
-                cache_write: prices.cache_write,
-            }),
+            prices: None,
             tool_calling: None,
         }),
         system: "You work through scripts.".into(),

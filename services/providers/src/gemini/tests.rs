@@ -25,7 +25,7 @@ fn the_recorded_calls_parse_the_same_at_every_split() {
     let call = |slot, id: &str| Chunk::Call { slot, id: id.into(), name: name.into() };
     let arguments = |slot, json: &str| Chunk::Arguments { slot, json: json.into() };
     let usage = |output_tokens, input_tokens, cache_read_tokens| {
-        Chunk::Usage(Usage { input_tokens, output_tokens, cache_read_tokens, ..Usage::default() })
+        Chunk::Usage(Usage { input_tokens, output_tokens, cache_read_tokens, thinking_tokens: 55, ..Usage::default() })
     };
     assert_eq!(
         chunks,

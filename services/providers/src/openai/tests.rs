@@ -70,7 +70,10 @@ fn a_chain_of_thought_comes_before_its_answer() {
     let [thinking, text] = &completed.blocks[..] else { panic!("not two blocks: {completed:?}") };
     assert!(matches!(&thinking.block, Some(Piece::Thinking(thinking)) if thinking.text == "9.8 is 9.80 — 更大."));
     assert!(matches!(&text.block, Some(Piece::Text(text)) if text.text == "9.8"));
-    assert_eq!(usage, Usage { input_tokens: 8, output_tokens: 90, cache_read_tokens: 10, ..Usage::default() });
+    assert_eq!(
+        usage,
+        Usage { input_tokens: 8, output_tokens: 90, cache_read_tokens: 10, thinking_tokens: 80, ..Usage::default() }
+    );
 }
 
 #[test]
@@ -90,7 +93,10 @@ fn a_list_of_thoughts_is_kept_as_it_has_to_go_back() {
     let expected = json!([{"type": "reasoning.text", "text": "Let me think — 考える.", "format": "anthropic-claude-v1",
         "index": 0, "signature": "sha256:abc123def456"}]);
     assert_eq!(kept, expected);
-    assert_eq!(usage, Usage { input_tokens: 94, output_tokens: 20, cache_read_tokens: 100, ..Usage::default() });
+    assert_eq!(
+        usage,
+        Usage { input_tokens: 94, output_tokens: 20, cache_read_tokens: 100, thinking_tokens: 12, ..Usage::default() }
+    );
 }
 
 #[test]
@@ -349,4 +355,15 @@ async fn a_provider_without_key_sends_none() {
     let vendor = OpenAi::new(Http::new(timeouts), endpoint, &COMPATIBLE);
     completed(run(&vendor, EAGER, &Cancel::default(), &Kept::default()).await.0);
     assert_eq!(server.requests()[0].header("authorization"), "");
+}
+
+#[test]
+fn what_a_vendor_says_it_charges_is_taken_where_it_is_known_to_mean_that() {
+    let usage: WireUsage =
+        serde_json::from_value(json!({"prompt_tokens": 10, "completion_tokens": 2, "cost": 0.000_123_456_789}))
+            .expect("usage");
+    assert_eq!(usage.tokens(true).cost_pico_usd, 123_456_789);
+    assert_eq!(usage.tokens(false).cost_pico_usd, 0);
+    let odd: WireUsage = serde_json::from_value(json!({"prompt_tokens": 10, "cost": {"total": 1}})).expect("usage");
+    assert_eq!(odd.tokens(true).cost_pico_usd, 0);
 }

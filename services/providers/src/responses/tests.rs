@@ -48,7 +48,13 @@ fn the_recorded_call_parses_the_same_at_every_split_and_keeps_its_reasoning() {
             arguments("location"),
             arguments("\":\""),
             arguments("Paris, Île-de-France\"}"),
-            Chunk::Usage(Usage { input_tokens: 17, output_tokens: 1_035, cache_read_tokens: 64, ..Usage::default() }),
+            Chunk::Usage(Usage {
+                input_tokens: 17,
+                output_tokens: 1_035,
+                cache_read_tokens: 64,
+                thinking_tokens: 832,
+                ..Usage::default()
+            }),
             Chunk::Stop(StopReason::EndTurn),
         ]
     );

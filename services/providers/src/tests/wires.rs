@@ -74,7 +74,7 @@ impl Wire {
             output_tokens: 90,
             cache_read_tokens,
             cache_write_tokens,
-            cost_pico_usd: 0,
+            ..Usage::default()
         };
         let chat = |thoughts: serde_json::Value| {
             let counted = json!({"prompt_tokens": 525, "completion_tokens": 90, "total_tokens": 615,
@@ -96,7 +96,10 @@ impl Wire {
             }
             Self::Gemini => {
                 let answer = gemini::Answer::empty().and_thought(THOUGHT).and_text(SAID);
-                (answer.and_code("call_1", CODE, PROOF).using(525, 500, 30, 60).wire().into(), usage(500, 0))
+                (
+                    answer.and_code("call_1", CODE, PROOF).using(525, 500, 30, 60).wire().into(),
+                    Usage { thinking_tokens: 60, ..usage(500, 0) },
+                )
             }
             Self::Bedrock => {
                 let answer = bedrock::Answer::empty().and_reasoning(THOUGHT, PROOF).and_text(SAID);

@@ -58,6 +58,10 @@ impl Mesh {
             step.task_id = self.task.to_string();
             step.step_id = self.step.to_string();
         }
+        if let Some(model) = &mut command.model {
+            let (input, output, cache_read) = (3_000_000, 15_000_000, 300_000);
+            model.prices = Some(v1::Prices { input, output, cache_read, ..v1::Prices::default() });
+        }
         if let Some(provider) = &mut command.provider {
             provider.script = script.to_owned();
         }
