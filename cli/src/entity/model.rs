@@ -2,9 +2,9 @@
 
 use clap::{Args, Subcommand};
 use construct_proto::v1::{
-    CatalogueModel, CreateModelRequest, DeleteModelRequest, GetModelRequest, ListCatalogueModelsRequest,
-    ListModelsRequest, LongContextPrices, Model, ModelProviderType, ModelSpec, Prices, PricesSource,
-    UpdateModelRequest, list_models_request::Filter,
+    Breaker, CatalogueModel, CreateModelRequest, DeleteModelRequest, GetModelRequest, ListCatalogueModelsRequest,
+    ListModelsRequest, LongContextPrices, Model, ModelFallback, ModelFallbacks, ModelProviderType, ModelSpec, Prices,
+    PricesSource, UpdateModelRequest, breaker::State, list_models_request::Filter,
 };
 use jiff::Timestamp;
 
@@ -92,6 +92,9 @@ pub(crate) struct Update {
     /// The new name.
     #[arg(long)]
     name: Option<String>,
+    /// Have no fallbacks any more.
+    #[arg(long, conflicts_with = "fallbacks")]
+    no_fallbacks: bool,
     #[command(flatten)]
     fields: Fields,
     #[command(flatten)]
@@ -136,6 +139,38 @@ struct Fields {
     /// Whether the model can call tools; true when not given. One that cannot is asked for scripts in fenced blocks.
     #[arg(long, value_name = "BOOL")]
     tool_calling: Option<bool>,
+    /// A model that answers when this one cannot, may be repeated (at most 8), in the order they are tried. Neighbours with a
+    /// weight (1 to 1,000) are a group, of which is drawn who comes first.
+    #[arg(long = "fallback", value_name = "MODEL[=WEIGHT]", value_parser = parse_fallback)]
+    fallbacks: Vec<ModelFallback>,
+    /// Ask the next fallback as well when nothing of the answer has come after this time, e.g. `3s` or `800ms`; 0 is never.
+    #[arg(long, value_name = "DURATION", value_parser = parse_hedge)]
+    hedge_after: Option<prost_types::Duration>,
+}
+
+fn parse_fallback(text: &str) -> Result<ModelFallback, String> {
+    let (model, weight) = match text.split_once('=') {
+        Some((model, weight)) => {
+            (model, weight.parse().map_err(|_| format!("`{weight}` is no weight: use a number from 0 to 1000"))?)
+        }
+        None => (text, 0),
+    };
+    Ok(ModelFallback { model: model.to_owned(), weight })
+}
+
+fn parse_hedge(text: &str) -> Result<prost_types::Duration, String> {
+    let wrong = || format!("`{text}` is no duration such as `3s` or `800ms`");
+    let (number, unit) = match text.trim_end_matches(|c: char| c.is_ascii_alphabetic()) {
+        "0" => ("0", 1),
+        number => match &text[number.len()..] {
+            "ms" => (number, 1),
+            "s" => (number, 1_000),
+            _ => return Err(wrong()),
+        },
+    };
+    let millis = number.parse::<i64>().ok().and_then(|number| number.checked_mul(unit)).ok_or_else(wrong)?;
+    let nanos = i32::try_from(millis % 1_000 * 1_000_000).map_err(|_| wrong())?;
+    Ok(prost_types::Duration { seconds: millis / 1_000, nanos })
 }
 
 impl Fields {
@@ -195,6 +230,8 @@ impl Create {
             max_output_tokens: self.fields.max_output_tokens.unwrap_or(0),
             prices,
             tool_calling: self.fields.tool_calling,
+            fallbacks: self.fields.fallbacks,
+            hedge_after: self.fields.hedge_after,
         };
         let request = CreateModelRequest { spec: Some(spec), idempotency_key: self.write.key() };
         self.output.one(&call(gateway.models().create_model(request)).await?)
@@ -230,8 +267,12 @@ impl Update {
             }
             prices = Some(self.fields.prices(before.spec.and_then(|spec| spec.prices).unwrap_or_default()));
         }
+        let fallbacks = self.fields.fallbacks;
+        let replaced = self.no_fallbacks || !fallbacks.is_empty();
         let request = UpdateModelRequest {
             model: self.model,
+            fallbacks: replaced.then_some(ModelFallbacks { fallbacks }),
+            hedge_after: self.fields.hedge_after,
             name: self.name,
             vendor_model: self.fields.vendor_model,
             context_window: self.fields.context_window,
@@ -342,6 +383,16 @@ impl Entity for Model {
             ("prices", source_words(source).to_owned()),
             ("tool calling", if spec.tool_calling.unwrap_or(true) { "yes" } else { "no: fenced blocks" }.to_owned()),
         ];
+        if !spec.fallbacks.is_empty() {
+            details.push(("fallbacks", spec.fallbacks.iter().map(fallback).collect::<Vec<_>>().join(", ")));
+        }
+        if let Some(after) = spec.hedge_after {
+            let seconds = format!("{}.{:03}", after.seconds, after.nanos / 1_000_000);
+            details.push(("hedge after", format!("{} s", seconds.trim_end_matches('0').trim_end_matches('.'))));
+        }
+        if let Some(breaker) = self.status.as_ref().and_then(|status| status.breaker.as_ref()) {
+            details.push(("breaker", breaker_words(breaker, now)));
+        }
         details.extend(metadata_details(self.metadata.as_ref(), now));
         details
     }
@@ -377,6 +428,26 @@ impl Entity for CatalogueModel {
     }
 }
 
+fn fallback(fallback: &ModelFallback) -> String {
+    match fallback.weight {
+        0 => fallback.model.clone(),
+        weight => format!("{} (weight {weight})", fallback.model),
+    }
+}
+
+fn breaker_words(breaker: &Breaker, now: Timestamp) -> String {
+    match breaker.state() {
+        State::Unspecified => "unknown".to_owned(),
+        State::Closed if breaker.failures == 0 => "closed".to_owned(),
+        State::Closed => format!("closed, {} failures in a row", breaker.failures),
+        State::HalfOpen => "half open: one call tries whether the vendor is well again".to_owned(),
+        State::Open => {
+            let left = breaker.retry_at.map_or(0, |at| at.seconds - now.as_second()).max(0);
+            format!("open: the vendor failed {} times in a row; next call in {left} s", breaker.failures)
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -390,5 +461,21 @@ mod tests {
         {
             assert!(parse_long_context(text).is_err(), "{text}");
         }
+    }
+
+    #[test]
+    fn a_hedge_is_a_number_with_a_unit() {
+        let parsed = |text| parse_hedge(text).map(|after| (after.seconds, after.nanos)).ok();
+        assert_eq!(parsed("3s"), Some((3, 0)));
+        assert_eq!(parsed("1800ms"), Some((1, 800_000_000)));
+        assert_eq!(parsed("0"), Some((0, 0)));
+        assert_eq!([parsed("3"), parsed("s"), parsed("3h"), parsed("-x")], [None; 4]);
+    }
+
+    #[test]
+    fn a_fallback_may_have_a_weight() {
+        assert_eq!(parse_fallback("a"), Ok(ModelFallback { model: "a".into(), weight: 0 }));
+        assert_eq!(parse_fallback("a=30"), Ok(ModelFallback { model: "a".into(), weight: 30 }));
+        assert!(parse_fallback("a=b").is_err());
     }
 }

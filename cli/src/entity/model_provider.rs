@@ -4,8 +4,9 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
 use construct_proto::v1::{
-    CreateModelProviderRequest, DeleteModelProviderRequest, GetModelProviderRequest, ListModelProvidersRequest,
-    ModelProvider, ModelProviderSpec, ModelProviderType, UpdateModelProviderRequest,
+    ApiKeys, CheckModelProviderRequest, CreateModelProviderRequest, DeleteModelProviderRequest,
+    GetModelProviderRequest, KeyCheck, ListModelProvidersRequest, ListVendorModelsRequest, ModelProvider,
+    ModelProviderSpec, ModelProviderType, UpdateModelProviderRequest, VendorModel,
     list_model_providers_request::Filter,
 };
 use jiff::Timestamp;
@@ -15,7 +16,8 @@ use crate::{
     failure::Failure,
     gateway::{Gateway, call},
     output::{Entity, OutputArgs},
-    page::ListArgs,
+    page::{ListArgs, Listed},
+    words::thousands,
 };
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -72,6 +74,20 @@ pub(crate) enum ModelProviderCommand {
     List(List),
     /// Change one: only what is given.
     Update(Update),
+    /// Ask the vendor whether it takes the keys.
+    Check {
+        /// Name or id.
+        provider: String,
+        #[command(flatten)]
+        output: OutputArgs,
+    },
+    /// Ask the vendor which models it offers.
+    Models {
+        /// Name or id.
+        provider: String,
+        #[command(flatten)]
+        output: OutputArgs,
+    },
     /// Delete one that no model uses.
     Delete {
         /// Name or id.
@@ -118,6 +134,9 @@ pub(crate) struct Update {
     /// The new name.
     #[arg(long)]
     name: Option<String>,
+    /// Have no further API keys any more.
+    #[arg(long, conflicts_with = "further_key_env")]
+    no_additional_api_keys: bool,
     #[command(flatten)]
     fields: Fields,
     #[command(flatten)]
@@ -141,13 +160,25 @@ struct Fields {
     /// The turns of a scripted provider (JSON); `-` is standard input.
     #[arg(long, value_name = "FILE", conflicts_with = "api_key_stdin")]
     script_file: Option<PathBuf>,
+    /// An environment variable that holds a further API key for the same address; may be repeated. Calls are spread over all
+    /// keys, and go on with the next one when one is refused.
+    #[arg(long = "additional-api-key-env", value_name = "VARIABLE")]
+    further_key_env: Vec<String>,
+    /// Calls at a time with each key; 0: no limit.
+    #[arg(long, value_name = "CALLS")]
+    max_concurrency: Option<i64>,
+    /// Calls a minute with each key; 0: no limit.
+    #[arg(long, value_name = "CALLS")]
+    requests_per_minute: Option<i64>,
+    /// Tokens a minute with each key, read and written; 0: no limit.
+    #[arg(long, value_name = "TOKENS")]
+    tokens_per_minute: Option<i64>,
 }
 
 impl Fields {
     fn api_key(&self) -> Result<Option<String>, Failure> {
         let key = match &self.api_key_env {
-            Some(variable) => std::env::var(variable)
-                .map_err(|_| Failure::usage(format!("the environment variable {variable} is not set, or not text")))?,
+            Some(variable) => variable_text(variable)?,
             None if self.api_key_stdin => read_stdin()?,
             None => return Ok(None),
         };
@@ -157,9 +188,24 @@ impl Fields {
         }
     }
 
+    fn further_keys(&self) -> Result<Vec<String>, Failure> {
+        self.further_key_env
+            .iter()
+            .map(|variable| match variable_text(variable)?.trim() {
+                "" => Err(Failure::usage(format!("the API key in {variable} is empty"))),
+                key => Ok(key.to_owned()),
+            })
+            .collect()
+    }
+
     fn script(&self) -> Result<Option<String>, Failure> {
         self.script_file.as_deref().map(read_text).transpose()
     }
+}
+
+fn variable_text(variable: &str) -> Result<String, Failure> {
+    std::env::var(variable)
+        .map_err(|_| Failure::usage(format!("the environment variable {variable} is not set, or not text")))
 }
 
 impl ModelProviderCommand {
@@ -174,6 +220,21 @@ impl ModelProviderCommand {
             }
             Self::List(args) => args.run(gateway).await,
             Self::Update(args) => args.run(gateway).await,
+            Self::Check { provider, output } => {
+                let request = CheckModelProviderRequest { model_provider: provider.clone() };
+                let checked = call(gateway.model_providers().check_model_provider(request)).await?;
+                let refused = checked.keys.iter().filter(|key| !key.accepted).count();
+                output.list(&Listed { items: checked.keys, next_page_token: String::new() })?;
+                if refused > 0 {
+                    return Err(Failure::failed(format!("keys of {provider} that cannot be used: {refused}")));
+                }
+                Ok(())
+            }
+            Self::Models { provider, output } => {
+                let request = ListVendorModelsRequest { model_provider: provider };
+                let models = call(gateway.model_providers().list_vendor_models(request)).await?.models;
+                output.list(&Listed { items: models, next_page_token: String::new() })
+            }
             Self::Delete { provider, write, output } => {
                 let request =
                     DeleteModelProviderRequest { model_provider: provider.clone(), idempotency_key: write.key() };
@@ -191,6 +252,10 @@ impl Create {
             r#type: ModelProviderType::from(self.kind).into(),
             api_key: self.fields.api_key()?.unwrap_or_default(),
             script: self.fields.script()?.unwrap_or_default(),
+            additional_api_keys: self.fields.further_keys()?,
+            max_concurrency: self.fields.max_concurrency.unwrap_or(0),
+            requests_per_minute: self.fields.requests_per_minute.unwrap_or(0),
+            tokens_per_minute: self.fields.tokens_per_minute.unwrap_or(0),
             base_url: self.fields.base_url.unwrap_or_default(),
         };
         let request = CreateModelProviderRequest { spec: Some(spec), idempotency_key: self.write.key() };
@@ -218,7 +283,13 @@ impl List {
 
 impl Update {
     async fn run(self, gateway: &Gateway) -> Result<(), Failure> {
+        let keys = self.fields.further_keys()?;
+        let replaced = self.no_additional_api_keys || !keys.is_empty();
         let request = UpdateModelProviderRequest {
+            additional_api_keys: replaced.then_some(ApiKeys { keys }),
+            max_concurrency: self.fields.max_concurrency,
+            requests_per_minute: self.fields.requests_per_minute,
+            tokens_per_minute: self.fields.tokens_per_minute,
             model_provider: self.provider,
             name: self.name,
             api_key: self.fields.api_key()?,
@@ -268,6 +339,19 @@ impl Entity for ModelProvider {
             (true, by) => format!("set, encrypted with {by}"),
             (false, _) => "none".to_owned(),
         };
+        let key = match status.additional_api_keys {
+            0 => key,
+            further => format!("{key}, and {further} more"),
+        };
+        let limits: Vec<String> = [
+            (spec.max_concurrency, "calls at a time"),
+            (spec.requests_per_minute, "calls a minute"),
+            (spec.tokens_per_minute, "tokens a minute"),
+        ]
+        .into_iter()
+        .filter(|(limit, _)| *limit > 0)
+        .map(|(limit, what)| format!("{} {what}", thousands(limit)))
+        .collect();
         let script = if spec.script.is_empty() { String::new() } else { format!("{} bytes", spec.script.len()) };
         let mut details = vec![
             ("name", spec.name),
@@ -277,7 +361,41 @@ impl Entity for ModelProvider {
             ("api key", key),
             ("script", script),
         ];
+        if !limits.is_empty() {
+            details.push(("limits of a key", limits.join(", ")));
+        }
         details.extend(metadata_details(self.metadata.as_ref(), now));
         details
+    }
+}
+
+impl Entity for KeyCheck {
+    const NAME: &'static str = "construct.v1.KeyCheck";
+    const PLURAL: &'static str = "keys";
+    const COLUMNS: &'static [&'static str] = &["KEY", "ACCEPTED", "WHY NOT"];
+
+    fn row(&self, _now: Timestamp) -> Vec<String> {
+        let number = if self.number == 0 { "none".to_owned() } else { self.number.to_string() };
+        let accepted = if self.accepted { "yes" } else { "no" }.to_owned();
+        vec![number, accepted, self.error.clone()]
+    }
+
+    fn details(&self, now: Timestamp) -> Vec<(&'static str, String)> {
+        ["key", "accepted", "why not"].into_iter().zip(self.row(now)).collect()
+    }
+}
+
+impl Entity for VendorModel {
+    const NAME: &'static str = "construct.v1.VendorModel";
+    const PLURAL: &'static str = "models";
+    const COLUMNS: &'static [&'static str] = &["VENDOR MODEL", "NAME", "CONTEXT", "MAX OUTPUT"];
+
+    fn row(&self, _now: Timestamp) -> Vec<String> {
+        let tokens = |tokens: i64| if tokens == 0 { String::new() } else { thousands(tokens) };
+        vec![self.name.clone(), self.display_name.clone(), tokens(self.context_window), tokens(self.max_output_tokens)]
+    }
+
+    fn details(&self, now: Timestamp) -> Vec<(&'static str, String)> {
+        ["vendor model", "name", "context window", "max output"].into_iter().zip(self.row(now)).collect()
     }
 }

@@ -11,8 +11,9 @@
 //! Deliberately absent: key-value and object buckets (they fail against the oldest supported server), exactly-once
 //! consumption (results are stored idempotently by step id instead), and any retry of a step's *work*.
 
+mod ask;
 pub mod blob;
-pub mod connect;
+mod connect;
 pub mod consume;
 pub mod control;
 mod dispatch;

@@ -20,6 +20,9 @@ macro_rules! messages {
 }
 
 messages! {
+    mesh::BreakerChanged => "construct.mesh.v1.BreakerChanged";
+    mesh::BreakerQuestion => "construct.mesh.v1.BreakerQuestion";
+    mesh::BreakersWanted => "construct.mesh.v1.BreakersWanted";
     mesh::BudgetReserve => "construct.mesh.v1.BudgetReserve";
     mesh::BudgetReserved => "construct.mesh.v1.BudgetReserved";
     mesh::CancelStep => "construct.mesh.v1.CancelStep";
@@ -30,12 +33,17 @@ messages! {
     mesh::ModelInvoke => "construct.mesh.v1.ModelInvoke";
     mesh::ModelLookup => "construct.mesh.v1.ModelLookup";
     mesh::SpendingReport => "construct.mesh.v1.SpendingReport";
+    mesh::ProviderCheck => "construct.mesh.v1.ProviderCheck";
+    mesh::ProviderChecked => "construct.mesh.v1.ProviderChecked";
     mesh::StepResult => "construct.mesh.v1.StepResult";
     mesh::TaskCensus => "construct.mesh.v1.TaskCensus";
     mesh::TaskWake => "construct.mesh.v1.TaskWake";
     mesh::TasksGone => "construct.mesh.v1.TasksGone";
     mesh::ToolCatalogue => "construct.mesh.v1.ToolCatalogue";
     mesh::ToolCatalogueRequest => "construct.mesh.v1.ToolCatalogueRequest";
+    mesh::VendorModels => "construct.mesh.v1.VendorModels";
+    mesh::VendorModelsQuestion => "construct.mesh.v1.VendorModelsQuestion";
+    v1::Breaker => "construct.v1.Breaker";
     v1::Event => "construct.v1.Event";
 }
 

@@ -13,6 +13,9 @@
 //! construct.v1.delta.<org>.task.<task>                      Delta
 //! construct.v1.journal.<step>                               Journal
 //! construct.v1.ctl.<service>.all.cancel                     Cancel
+//! construct.v1.ctl.providers.<instance>.breaker             BreakerNews
+//! construct.v1.ctl.providers.all.breakers                   BreakerCensus
+//! construct.v1.ctl.providers.any.<question>                 BreakerState, CheckProvider, ListVendorModels
 //! construct.v1.ctl.interpreter.pool.<pool>.tools            Tools
 //! construct.v1.ctl.reconciler.census                        Census
 //! construct.v1.ctl.reconciler.models                        Models
@@ -26,6 +29,7 @@ mod command;
 mod control;
 mod event;
 mod spending;
+mod providers;
 mod tokens;
 
 use std::fmt::Debug;
@@ -37,6 +41,7 @@ pub use control::{Cancel, Dead, Journal, Service, Tools};
 pub(crate) use event::EventAddress;
 pub use event::{Delta, Entity, EntityEvent, EventType, TaskEvent};
 pub use spending::{Budgets, Models, Spending};
+pub use providers::{BreakerCensus, BreakerNews, BreakerState, CheckProvider, ListVendorModels};
 
 use crate::{Message, topology::Stream};
 
@@ -118,6 +123,12 @@ pub struct Commanded<'a> {
     pub number: u64,
     /// How often it was gone on with.
     pub round: u32,
+}
+
+/// Where any one of several processes is asked something, over plain NATS.
+pub trait Question: Address {
+    /// What it answers.
+    type Answer: Message;
 }
 
 pub(crate) fn agree(what: &'static str, expected: impl ToString, found: &str) -> Result<(), Invalid> {

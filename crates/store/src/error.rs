@@ -143,6 +143,7 @@ fn constraint(name: &str, deleting: bool) -> Option<Error> {
         "budgets_task_fkey" => reference("task", "budget"),
         "agent_secrets_secret_fkey" => reference("secret", "agent"),
         "agents_model_fkey" => reference("model", "agent"),
+        "model_fallbacks_fallback_fkey" => reference("model", "model"),
         "models_provider_fkey" => reference("model provider", "model"),
         "tasks_agent_fkey" => reference("agent", "task"),
         "agents_organization_fkey"

@@ -3,7 +3,8 @@
 use construct_domain::{AgentId, ModelId, ModelProviderId, OrganizationId, TaskId, money::Prices};
 
 use crate::{
-    Error, ModelParameters, ModelProviderKind, SealedSecret, Store, model::long_context, model_provider::sealed,
+    Error, KeyLimits, ModelParameters, ModelProviderKind, SealedSecret, Store, model::long_context, model_provider::sealed,
+    routing::further_keys,
 };
 
 /// What a model call of a task needs to know besides the transcript.
@@ -15,6 +16,21 @@ pub struct Invocation {
     pub model: InvocationModel,
     /// Over which account.
     pub provider: InvocationProvider,
+    /// Who answers when that cannot, in order.
+    pub fallbacks: Vec<InvocationFallback>,
+    /// Milliseconds after which the next of them is asked as well; 0: never.
+    pub hedge_after_ms: i64,
+}
+
+/// A model that answers when another one cannot.
+#[derive(Debug, Clone, PartialEq)]
+pub struct InvocationFallback {
+    /// With which model.
+    pub model: InvocationModel,
+    /// Over which account.
+    pub provider: InvocationProvider,
+    /// 0: none.
+    pub weight: u32,
 }
 
 /// Who answers.
@@ -64,65 +80,49 @@ pub struct InvocationProvider {
     pub script: Option<String>,
     /// The API key, sealed for the provider's id.
     pub key: Option<SealedSecret>,
+    /// Further keys, sealed like the first.
+    pub further_keys: Vec<SealedSecret>,
+    /// Of each key.
+    pub limits: KeyLimits,
 }
 
-impl Store {
-    /// The task's agent, its model, and the provider of that, as they are now. None when there is no such task.
-    ///
-    /// # Errors
-    /// [`Error::Unavailable`], [`Error::Internal`].
-    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn invocation(&self, task: TaskId) -> Result<Option<Invocation>, Error> {
-        let row = sqlx::query!(
-            "SELECT a.id AS agent_id, a.name AS agent_name, a.instructions, a.parameters,
-                    m.id AS model_id, m.name AS model_name, m.vendor_model, m.context_window, m.max_output_tokens,
-                    m.input_price, m.output_price, m.cache_read_price, m.cache_write_price,
-                    m.thinking_price, m.request_price, m.long_context_prices, m.tool_calling,
-                    p.id AS provider_id, p.name AS provider_name, p.kind, p.base_url, p.script, p.key_id, p.key_nonce, p.key_ciphertext
-             FROM tasks t
-             JOIN agents a ON a.organization_id = t.organization_id AND a.id = t.agent_id
-             JOIN models m ON m.organization_id = a.organization_id AND m.id = a.model_id
-             JOIN model_providers p ON p.organization_id = m.organization_id AND p.id = m.provider_id
-             WHERE t.id = $1",
-            task.uuid(),
-        )
-        .fetch_optional(&self.pool)
-        .await?;
-        let Some(row) = row else { return Ok(None) };
-        Ok(Some(Invocation {
-            agent: InvocationAgent {
-                id: AgentId::from_uuid(row.agent_id),
-                name: row.agent_name,
-                instructions: row.instructions,
-                parameters: serde_json::from_value(row.parameters).map_err(Error::internal)?,
-            },
-            model: InvocationModel {
-                id: ModelId::from_uuid(row.model_id),
-                name: row.model_name,
-                vendor_model: row.vendor_model,
-                context_window: row.context_window,
-                max_output_tokens: row.max_output_tokens,
+/// A model and its provider from the columns of a row, whatever else is in it.
+macro_rules! model_and_provider {
+    ($row:ident) => {
+        (
+            InvocationModel {
+                id: ModelId::from_uuid($row.model_id),
+                name: $row.model_name,
+                vendor_model: $row.vendor_model,
+                context_window: $row.context_window,
+                max_output_tokens: $row.max_output_tokens,
                 prices: Prices {
-                    input: row.input_price,
-                    output: row.output_price,
-                    cache_read: row.cache_read_price,
-                    cache_write: row.cache_write_price,
-                    thinking: row.thinking_price,
-                    request: row.request_price,
-                    long_context: long_context(row.long_context_prices)?,
+                    input: $row.input_price,
+                    output: $row.output_price,
+                    cache_read: $row.cache_read_price,
+                    cache_write: $row.cache_write_price,
+                    thinking: $row.thinking_price,
+                    request: $row.request_price,
+                    long_context: long_context($row.long_context_prices)?,
                 },
-                tool_calling: row.tool_calling,
+                tool_calling: $row.tool_calling,
             },
-            provider: InvocationProvider {
-                id: ModelProviderId::from_uuid(row.provider_id),
-                name: row.provider_name,
-                kind: ModelProviderKind::stored(&row.kind)?,
-                base_url: row.base_url,
-                script: row.script,
-                key: sealed(row.key_id, row.key_nonce, row.key_ciphertext),
+            InvocationProvider {
+                id: ModelProviderId::from_uuid($row.provider_id),
+                name: $row.provider_name,
+                kind: ModelProviderKind::stored(&$row.kind)?,
+                base_url: $row.base_url,
+                script: $row.script,
+                key: sealed($row.key_id, $row.key_nonce, $row.key_ciphertext),
+                further_keys: further_keys($row.further_ids, $row.further_nonces, $row.further_ciphertexts),
+                limits: KeyLimits {
+                    max_concurrency: $row.max_concurrency,
+                    requests_per_minute: $row.requests_per_minute,
+                    tokens_per_minute: $row.tokens_per_minute,
+                },
             },
-        }))
-    }
+        )
+    };
 }
 
 /// A model with the account it is reached over.
@@ -132,9 +132,97 @@ pub struct Callable {
     pub model: InvocationModel,
     /// The account.
     pub provider: InvocationProvider,
+    /// Who answers when it cannot, in order.
+    pub fallbacks: Vec<InvocationFallback>,
+    /// After so many milliseconds without a word the next one is asked as well; 0: never.
+    pub hedge_after_ms: i64,
 }
 
 impl Store {
+    /// The task's agent, its model, the provider of that, and who answers in its place, as they are now. None when there is
+    /// no such task.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`], [`Error::Internal`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn invocation(&self, task: TaskId) -> Result<Option<Invocation>, Error> {
+        let row = sqlx::query!(
+            r#"SELECT a.id AS agent_id, a.name AS agent_name, a.instructions, a.parameters,
+                    m.id AS model_id, m.name AS model_name, m.vendor_model, m.context_window, m.max_output_tokens,
+                    m.input_price, m.output_price, m.cache_read_price, m.cache_write_price,
+                    m.thinking_price, m.request_price, m.long_context_prices, m.tool_calling, m.hedge_after_ms,
+                    EXISTS (SELECT FROM model_fallbacks f WHERE f.model_id = m.id) AS "has_fallbacks!",
+                    p.id AS provider_id, p.name AS provider_name, p.kind, p.base_url, p.script, p.key_id, p.key_nonce, p.key_ciphertext,
+                    p.max_concurrency, p.requests_per_minute, p.tokens_per_minute,
+                    ARRAY(SELECT k.key_id FROM model_provider_keys k WHERE k.provider_id = p.id ORDER BY k.position)
+                        AS "further_ids!",
+                    ARRAY(SELECT k.key_nonce FROM model_provider_keys k WHERE k.provider_id = p.id ORDER BY k.position)
+                        AS "further_nonces!",
+                    ARRAY(SELECT k.key_ciphertext FROM model_provider_keys k WHERE k.provider_id = p.id ORDER BY k.position)
+                        AS "further_ciphertexts!"
+             FROM tasks t
+             JOIN agents a ON a.organization_id = t.organization_id AND a.id = t.agent_id
+             JOIN models m ON m.organization_id = a.organization_id AND m.id = a.model_id
+             JOIN model_providers p ON p.organization_id = m.organization_id AND p.id = m.provider_id
+             WHERE t.id = $1"#,
+            task.uuid(),
+        )
+        .fetch_optional(&self.pool)
+        .await?;
+        let Some(row) = row else { return Ok(None) };
+        let fallbacks = if row.has_fallbacks {
+            self.invocation_fallbacks(ModelId::from_uuid(row.model_id)).await?
+        } else {
+            Vec::new()
+        };
+        let hedge_after_ms = row.hedge_after_ms;
+        let agent = InvocationAgent {
+            id: AgentId::from_uuid(row.agent_id),
+            name: row.agent_name,
+            instructions: row.instructions,
+            parameters: serde_json::from_value(row.parameters).map_err(Error::internal)?,
+        };
+        let (model, provider) = model_and_provider!(row);
+        Ok(Some(Invocation { agent, model, provider, fallbacks, hedge_after_ms }))
+    }
+
+    /// Who answers when a model cannot, in order, as a call needs to know it.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`], [`Error::Internal`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn invocation_fallbacks(&self, model: ModelId) -> Result<Vec<InvocationFallback>, Error> {
+        let rows = sqlx::query!(
+            r#"SELECT f.weight,
+                    m.id AS model_id, m.name AS model_name, m.vendor_model, m.context_window, m.max_output_tokens,
+                    m.input_price, m.output_price, m.cache_read_price, m.cache_write_price,
+                    m.thinking_price, m.request_price, m.long_context_prices, m.tool_calling,
+                    p.id AS provider_id, p.name AS provider_name, p.kind, p.base_url, p.script, p.key_id, p.key_nonce, p.key_ciphertext,
+                    p.max_concurrency, p.requests_per_minute, p.tokens_per_minute,
+                    ARRAY(SELECT k.key_id FROM model_provider_keys k WHERE k.provider_id = p.id ORDER BY k.position)
+                        AS "further_ids!",
+                    ARRAY(SELECT k.key_nonce FROM model_provider_keys k WHERE k.provider_id = p.id ORDER BY k.position)
+                        AS "further_nonces!",
+                    ARRAY(SELECT k.key_ciphertext FROM model_provider_keys k WHERE k.provider_id = p.id ORDER BY k.position)
+                        AS "further_ciphertexts!"
+             FROM model_fallbacks f
+             JOIN models m ON m.organization_id = f.organization_id AND m.id = f.fallback_id
+             JOIN model_providers p ON p.organization_id = m.organization_id AND p.id = m.provider_id
+             WHERE f.model_id = $1
+             ORDER BY f.position"#,
+            model.uuid(),
+        )
+        .fetch_all(&self.pool)
+        .await?;
+        rows.into_iter()
+            .map(|row| {
+                let weight = u32::try_from(row.weight).unwrap_or_default();
+                let (model, provider) = model_and_provider!(row);
+                Ok(InvocationFallback { model, provider, weight })
+            })
+            .collect()
+    }
+
     /// How a model is reached, by id or name, as it is now. None when there is none.
     ///
     /// # Errors
@@ -143,14 +231,22 @@ impl Store {
     pub async fn callable(&self, organization: OrganizationId, name_or_id: &str) -> Result<Option<Callable>, Error> {
         let id = name_or_id.parse::<ModelId>().ok().map(ModelId::uuid);
         let row = sqlx::query!(
-            "SELECT m.id AS model_id, m.name AS model_name, m.vendor_model, m.context_window, m.max_output_tokens,
+            r#"SELECT m.id AS model_id, m.name AS model_name, m.vendor_model, m.context_window, m.max_output_tokens,
                     m.input_price, m.output_price, m.cache_read_price, m.cache_write_price,
-                    m.thinking_price, m.request_price, m.long_context_prices, m.tool_calling,
-                    p.id AS provider_id, p.name AS provider_name, p.kind, p.base_url, p.script, p.key_id, p.key_nonce, p.key_ciphertext
+                    m.thinking_price, m.request_price, m.long_context_prices, m.tool_calling, m.hedge_after_ms,
+                    EXISTS (SELECT FROM model_fallbacks f WHERE f.model_id = m.id) AS "has_fallbacks!",
+                    p.id AS provider_id, p.name AS provider_name, p.kind, p.base_url, p.script, p.key_id, p.key_nonce, p.key_ciphertext,
+                    p.max_concurrency, p.requests_per_minute, p.tokens_per_minute,
+                    ARRAY(SELECT k.key_id FROM model_provider_keys k WHERE k.provider_id = p.id ORDER BY k.position)
+                        AS "further_ids!",
+                    ARRAY(SELECT k.key_nonce FROM model_provider_keys k WHERE k.provider_id = p.id ORDER BY k.position)
+                        AS "further_nonces!",
+                    ARRAY(SELECT k.key_ciphertext FROM model_provider_keys k WHERE k.provider_id = p.id ORDER BY k.position)
+                        AS "further_ciphertexts!"
              FROM models m
              JOIN model_providers p ON p.organization_id = m.organization_id AND p.id = m.provider_id
              WHERE m.organization_id = $1 AND (m.id = $2 OR m.name = $3)
-             ORDER BY (m.id = $2) IS TRUE DESC LIMIT 1",
+             ORDER BY (m.id = $2) IS TRUE DESC LIMIT 1"#,
             organization.uuid(),
             id as _,
             name_or_id,
@@ -158,32 +254,13 @@ impl Store {
         .fetch_optional(&self.pool)
         .await?;
         let Some(row) = row else { return Ok(None) };
-        Ok(Some(Callable {
-            model: InvocationModel {
-                id: ModelId::from_uuid(row.model_id),
-                name: row.model_name,
-                vendor_model: row.vendor_model,
-                context_window: row.context_window,
-                max_output_tokens: row.max_output_tokens,
-                prices: Prices {
-                    input: row.input_price,
-                    output: row.output_price,
-                    cache_read: row.cache_read_price,
-                    cache_write: row.cache_write_price,
-                    thinking: row.thinking_price,
-                    request: row.request_price,
-                    long_context: long_context(row.long_context_prices)?,
-                },
-                tool_calling: row.tool_calling,
-            },
-            provider: InvocationProvider {
-                id: ModelProviderId::from_uuid(row.provider_id),
-                name: row.provider_name,
-                kind: ModelProviderKind::stored(&row.kind)?,
-                base_url: row.base_url,
-                script: row.script,
-                key: sealed(row.key_id, row.key_nonce, row.key_ciphertext),
-            },
-        }))
+        let fallbacks = if row.has_fallbacks {
+            self.invocation_fallbacks(ModelId::from_uuid(row.model_id)).await?
+        } else {
+            Vec::new()
+        };
+        let hedge_after_ms = row.hedge_after_ms;
+        let (model, provider) = model_and_provider!(row);
+        Ok(Some(Callable { model, provider, fallbacks, hedge_after_ms }))
     }
 }

@@ -23,6 +23,7 @@ mod model;
 mod model_provider;
 mod page;
 mod reservation;
+mod routing;
 mod seal;
 mod secret;
 mod store;
@@ -42,7 +43,9 @@ pub use budget::{Budget, BudgetFilter, NewBudget};
 pub use cost::{CostFilter, CostGroup, CostRow};
 pub use error::Error;
 pub use event::{NewEvent, StoredEvent, Stream};
-pub use invocation::{Callable, Invocation, InvocationAgent, InvocationModel, InvocationProvider};
+pub use invocation::{
+    Callable, Invocation, InvocationAgent, InvocationFallback, InvocationModel, InvocationProvider,
+};
 pub use message::{MessageCursor, MessageFilter, MessagePage, NewUserMessage, QUEUE_LIMIT, StoredMessage};
 pub use model::{Model, ModelChanges, ModelFilter, NewModel, PricesSource};
 pub use model_provider::{
@@ -50,6 +53,7 @@ pub use model_provider::{
 };
 pub use page::{Cursor, CursorValue, Key, Order, Page};
 pub use reservation::{CallReport, CallReservation, StepReservation, Tidied};
+pub use routing::{Fallback, KeyLimits};
 pub use seal::{Error as SealError, Keyring, SealedSecret};
 pub use secret::{Bindings, NewSecret, Secret, SecretChanges};
 pub use store::{PoolOptions, Store};

@@ -10,7 +10,9 @@ use construct_domain::{
 use serde_json::Value;
 
 use crate::{
-    Cursor, Error, Key, Page, Rendered, Store, Write, Written, text,
+    Cursor, Error, Fallback, Key, Page, Rendered, Store, Write, Written,
+    routing::{FallbackRow, fallbacks, fallbacks_replace},
+    text,
     write::{Writer, begin},
 };
 
@@ -41,6 +43,10 @@ pub struct Model {
     pub prices_source: PricesSource,
     /// Whether it can call tools.
     pub tool_calling: bool,
+    /// Who answers when it cannot, in order.
+    pub fallbacks: Vec<Fallback>,
+    /// Milliseconds after which the next of them is asked as well; 0: never.
+    pub hedge_after_ms: i64,
     /// Rises with every change.
     pub revision: i64,
     /// When it was created.
@@ -77,6 +83,10 @@ pub struct NewModel {
     pub prices_source: PricesSource,
     /// Whether it can call tools.
     pub tool_calling: bool,
+    /// Who answers when it cannot, in order.
+    pub fallbacks: Vec<Fallback>,
+    /// Milliseconds after which the next of them is asked as well; 0: never.
+    pub hedge_after_ms: i64,
 }
 
 /// What changes of a model: what is `Some`.
@@ -94,6 +104,10 @@ pub struct ModelChanges {
     pub prices: Option<Prices>,
     /// Whether it can call tools.
     pub tool_calling: Option<bool>,
+    /// All of them.
+    pub fallbacks: Option<Vec<Fallback>>,
+    /// Milliseconds; 0: never.
+    pub hedge_after_ms: Option<i64>,
 }
 
 /// Which models a list shows.
@@ -160,6 +174,8 @@ struct Row {
     long_context_prices: Option<Value>,
     prices_source: String,
     tool_calling: bool,
+    fallbacks: sqlx::types::Json<Vec<FallbackRow>>,
+    hedge_after_ms: i64,
     revision: i64,
     created_at: Timestamp,
     updated_at: Timestamp,
@@ -189,6 +205,8 @@ impl TryFrom<Row> for Model {
             },
             prices_source: PricesSource::stored(&row.prices_source)?,
             tool_calling: row.tool_calling,
+            fallbacks: fallbacks(row.fallbacks),
+            hedge_after_ms: row.hedge_after_ms,
             revision: row.revision,
             created_at: row.created_at,
             updated_at: row.updated_at,
@@ -200,11 +218,17 @@ macro_rules! select {
     ([$($tail:literal)+], $($argument:expr),* $(,)?) => {
         sqlx::query_as!(
             Row,
-            "SELECT m.id, m.organization_id, m.provider_id, p.name AS provider_name, m.name, m.vendor_model, m.context_window,
+            r#"SELECT m.id, m.organization_id, m.provider_id, p.name AS provider_name, m.name, m.vendor_model, m.context_window,
                     m.max_output_tokens, m.input_price, m.output_price, m.cache_read_price, m.cache_write_price,
-                    m.thinking_price, m.request_price, m.long_context_prices, m.prices_source, m.tool_calling, m.revision, m.created_at, m.updated_at
+                    m.thinking_price, m.request_price, m.long_context_prices, m.prices_source, m.tool_calling,
+                    m.hedge_after_ms, m.revision, m.created_at, m.updated_at,
+                    (SELECT coalesce(
+                         jsonb_agg(jsonb_build_object('id', n.id, 'name', n.name, 'weight', f.weight) ORDER BY f.position), '[]')
+                     FROM model_fallbacks f
+                     JOIN models n ON n.organization_id = f.organization_id AND n.id = f.fallback_id
+                     WHERE f.model_id = m.id) AS "fallbacks!: sqlx::types::Json<Vec<FallbackRow>>"
              FROM models m
-             JOIN model_providers p ON p.organization_id = m.organization_id AND p.id = m.provider_id " $(+ $tail)+,
+             JOIN model_providers p ON p.organization_id = m.organization_id AND p.id = m.provider_id "# $(+ $tail)+,
             $($argument),*
         )
     };
@@ -328,8 +352,8 @@ impl Store {
             "INSERT INTO models
                  (id, organization_id, provider_id, name, vendor_model, context_window, max_output_tokens,
                   input_price, output_price, cache_read_price, cache_write_price, tool_calling,
-                  created_at, updated_at, thinking_price, request_price, long_context_prices, prices_source)
-             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $13, $14, $15, $16, $17)",
+                  created_at, updated_at, thinking_price, request_price, long_context_prices, prices_source, hedge_after_ms)
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $13, $14, $15, $16, $17, $18)",
             new.id.uuid(),
             writer.organization(),
             new.provider.uuid(),
@@ -347,10 +371,15 @@ impl Store {
             new.prices.request,
             new.prices.long_context.as_ref().map(text::json).transpose()?,
             new.prices_source.as_str(),
+            new.hedge_after_ms,
         )
         .execute(&mut *writer.transaction)
         .await
         .map_err(Error::of_write)?;
+        if !new.fallbacks.is_empty() {
+            let organization = writer.organization();
+            fallbacks_replace(&mut writer.transaction, organization, new.id, &new.fallbacks).await?;
+        }
         let entity = model_reload(&mut writer, new.id).await?;
         writer.finish(entity, render).await
     }
@@ -384,6 +413,7 @@ impl Store {
                  request_price = coalesce($15, request_price),
                  long_context_prices = CASE WHEN $14::bigint IS NULL THEN long_context_prices ELSE $16 END,
                  prices_source = CASE WHEN $14::bigint IS NULL THEN prices_source ELSE 'given' END,
+                 hedge_after_ms = coalesce($17, hedge_after_ms),
                  revision = revision + 1,
                  updated_at = $4
              WHERE organization_id = $1 AND id = $2 AND ($3::bigint IS NULL OR revision = $3)",
@@ -403,10 +433,17 @@ impl Store {
             changes.prices.map(|prices| prices.thinking),
             changes.prices.map(|prices| prices.request),
             changes.prices.and_then(|prices| prices.long_context).as_ref().map(text::json).transpose()? as _,
+            changes.hedge_after_ms,
         )
         .execute(&mut *writer.transaction)
         .await
         .map_err(Error::of_write)?;
+        if done.rows_affected() > 0
+            && let Some(fallbacks) = &changes.fallbacks
+        {
+            let organization = writer.organization();
+            fallbacks_replace(&mut writer.transaction, organization, id, fallbacks).await?;
+        }
         let entity = model_reload(&mut writer, id).await?;
         if done.rows_affected() == 0 {
             return Err(Error::Conflict);

@@ -6,7 +6,9 @@ use uuid::Uuid;
 use construct_domain::{ModelProviderId, OrganizationId};
 
 use crate::{
-    Cursor, Error, Key, Keyring, Page, Rendered, SealError, SealedSecret, Store, Write, Written, time,
+    Cursor, Error, Key, KeyLimits, Keyring, Page, Rendered, SealError, SealedSecret, Store, Write, Written,
+    routing::{further_keys, further_keys_replace},
+    time,
     write::{Writer, begin},
 };
 
@@ -95,6 +97,10 @@ pub struct ModelProvider {
     pub script: Option<String>,
     /// The API key, sealed for the provider's id.
     pub key: Option<SealedSecret>,
+    /// Further keys, sealed like the first.
+    pub further_keys: Vec<SealedSecret>,
+    /// Of each key.
+    pub limits: KeyLimits,
     /// Rises with every change.
     pub revision: i64,
     /// When it was created.
@@ -125,6 +131,10 @@ pub struct NewModelProvider {
     pub script: Option<String>,
     /// The API key, sealed for the provider's id.
     pub key: Option<SealedSecret>,
+    /// Further keys, sealed like the first.
+    pub further_keys: Vec<SealedSecret>,
+    /// Of each key.
+    pub limits: KeyLimits,
 }
 
 /// What changes of a provider: what is `Some`. `Some(None)` takes a value away.
@@ -138,6 +148,14 @@ pub struct ModelProviderChanges {
     pub script: Option<Option<String>>,
     /// The API key, sealed for the provider's id.
     pub key: Option<Option<SealedSecret>>,
+    /// All of the further keys.
+    pub further_keys: Option<Vec<SealedSecret>>,
+    /// Calls at a time.
+    pub max_concurrency: Option<i64>,
+    /// Calls a minute.
+    pub requests_per_minute: Option<i64>,
+    /// Tokens a minute.
+    pub tokens_per_minute: Option<i64>,
 }
 
 /// Which providers a list shows.
@@ -168,6 +186,12 @@ struct Row {
     key_id: Option<String>,
     key_nonce: Option<Vec<u8>>,
     key_ciphertext: Option<Vec<u8>>,
+    max_concurrency: i64,
+    requests_per_minute: i64,
+    tokens_per_minute: i64,
+    further_ids: Vec<String>,
+    further_nonces: Vec<Vec<u8>>,
+    further_ciphertexts: Vec<Vec<u8>>,
     revision: i64,
     created_at: Timestamp,
     updated_at: Timestamp,
@@ -185,6 +209,12 @@ impl TryFrom<Row> for ModelProvider {
             base_url: row.base_url,
             script: row.script,
             key: sealed(row.key_id, row.key_nonce, row.key_ciphertext),
+            further_keys: further_keys(row.further_ids, row.further_nonces, row.further_ciphertexts),
+            limits: KeyLimits {
+                max_concurrency: row.max_concurrency,
+                requests_per_minute: row.requests_per_minute,
+                tokens_per_minute: row.tokens_per_minute,
+            },
             revision: row.revision,
             created_at: row.created_at,
             updated_at: row.updated_at,
@@ -205,9 +235,16 @@ macro_rules! select {
     ([$($tail:literal)+], $($argument:expr),* $(,)?) => {
         sqlx::query_as!(
             Row,
-            "SELECT p.id, p.organization_id, p.name, p.kind, p.base_url, p.script, p.key_id, p.key_nonce, p.key_ciphertext,
+            r#"SELECT p.id, p.organization_id, p.name, p.kind, p.base_url, p.script, p.key_id, p.key_nonce, p.key_ciphertext,
+                    p.max_concurrency, p.requests_per_minute, p.tokens_per_minute,
+                    ARRAY(SELECT k.key_id FROM model_provider_keys k WHERE k.provider_id = p.id ORDER BY k.position)
+                        AS "further_ids!",
+                    ARRAY(SELECT k.key_nonce FROM model_provider_keys k WHERE k.provider_id = p.id ORDER BY k.position)
+                        AS "further_nonces!",
+                    ARRAY(SELECT k.key_ciphertext FROM model_provider_keys k WHERE k.provider_id = p.id ORDER BY k.position)
+                        AS "further_ciphertexts!",
                     p.revision, p.created_at, p.updated_at
-             FROM model_providers p " $(+ $tail)+,
+             FROM model_providers p "# $(+ $tail)+,
             $($argument),*
         )
     };
@@ -330,8 +367,9 @@ impl Store {
         let key = new.key.as_ref();
         sqlx::query!(
             "INSERT INTO model_providers
-                 (id, organization_id, name, kind, base_url, script, key_id, key_nonce, key_ciphertext, created_at, updated_at)
-             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $10)",
+                 (id, organization_id, name, kind, base_url, script, key_id, key_nonce, key_ciphertext,
+                  max_concurrency, requests_per_minute, tokens_per_minute, created_at, updated_at)
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $13)",
             new.id.uuid(),
             writer.organization(),
             new.name,
@@ -341,11 +379,18 @@ impl Store {
             key.map(|key| key.key_id.as_str()),
             key.map(|key| key.nonce.as_slice()),
             key.map(|key| key.ciphertext.as_slice()),
+            new.limits.max_concurrency,
+            new.limits.requests_per_minute,
+            new.limits.tokens_per_minute,
             writer.now(),
         )
         .execute(&mut *writer.transaction)
         .await
         .map_err(Error::of_write)?;
+        if !new.further_keys.is_empty() {
+            let organization = writer.organization();
+            further_keys_replace(&mut writer.transaction, organization, new.id, &new.further_keys).await?;
+        }
         let entity = model_provider_reload(&mut writer, new.id).await?;
         writer.finish(entity, render).await
     }
@@ -373,6 +418,9 @@ impl Store {
                  key_id = CASE WHEN $8 THEN $9 ELSE key_id END,
                  key_nonce = CASE WHEN $8 THEN $10 ELSE key_nonce END,
                  key_ciphertext = CASE WHEN $8 THEN $11 ELSE key_ciphertext END,
+                 max_concurrency = coalesce($13, max_concurrency),
+                 requests_per_minute = coalesce($14, requests_per_minute),
+                 tokens_per_minute = coalesce($15, tokens_per_minute),
                  revision = revision + 1,
                  updated_at = $12
              WHERE organization_id = $1 AND id = $2 AND ($3::bigint IS NULL OR revision = $3)",
@@ -388,10 +436,19 @@ impl Store {
             key.map(|key| key.nonce.as_slice()),
             key.map(|key| key.ciphertext.as_slice()),
             writer.now(),
+            changes.max_concurrency,
+            changes.requests_per_minute,
+            changes.tokens_per_minute,
         )
         .execute(&mut *writer.transaction)
         .await
         .map_err(Error::of_write)?;
+        if done.rows_affected() > 0
+            && let Some(keys) = &changes.further_keys
+        {
+            let organization = writer.organization();
+            further_keys_replace(&mut writer.transaction, organization, id, keys).await?;
+        }
         let entity = model_provider_reload(&mut writer, id).await?;
         if done.rows_affected() == 0 {
             return Err(Error::Conflict);
@@ -465,7 +522,49 @@ impl Store {
             .await?;
             report.resealed += done.rows_affected();
         }
+        self.further_keys_reseal_all(keyring, &mut report).await?;
         Ok(report)
+    }
+
+    /// The same for the keys behind the first. They are no change of their provider that anybody could see.
+    async fn further_keys_reseal_all(
+        &self,
+        keyring: &Keyring,
+        report: &mut Resealed<ModelProviderId>,
+    ) -> Result<(), Error> {
+        let rows = sqlx::query!(
+            "SELECT provider_id, position, key_id, key_nonce, key_ciphertext FROM model_provider_keys
+             WHERE key_id <> $1 ORDER BY provider_id, position",
+            keyring.active(),
+        )
+        .fetch_all(&self.pool)
+        .await?;
+        for row in rows {
+            let provider = ModelProviderId::from_uuid(row.provider_id);
+            let old = SealedSecret { key_id: row.key_id, nonce: row.key_nonce, ciphertext: row.key_ciphertext };
+            let new = match reseal(keyring, provider, &old) {
+                Ok(new) => new,
+                Err(SealError::Unsealable) => return Err(Error::internal(SealError::Unsealable)),
+                Err(SealError::UnknownKey { .. } | SealError::Unopenable { .. }) => {
+                    report.failed.push(provider);
+                    continue;
+                }
+            };
+            let done = sqlx::query!(
+                "UPDATE model_provider_keys SET key_id = $4, key_nonce = $5, key_ciphertext = $6
+                 WHERE provider_id = $1 AND position = $2 AND key_nonce = $3",
+                row.provider_id,
+                row.position,
+                old.nonce,
+                new.key_id,
+                new.nonce,
+                new.ciphertext,
+            )
+            .execute(&self.pool)
+            .await?;
+            report.resealed += done.rows_affected();
+        }
+        Ok(())
     }
 }
 

@@ -138,6 +138,8 @@ fn new_provider(name: &str) -> NewModelProvider {
         base_url: String::new(),
         script: Some("{}".to_owned()),
         key: None,
+        further_keys: Vec::new(),
+        limits: crate::KeyLimits::default(),
     }
 }
 
@@ -160,6 +162,8 @@ fn new_model(provider: ModelProviderId, name: &str) -> NewModel {
         },
         prices_source: PricesSource::Given,
         tool_calling: true,
+        fallbacks: Vec::new(),
+        hedge_after_ms: 0,
     }
 }
 

@@ -12,7 +12,7 @@ use construct_domain::{
 };
 use construct_proto::v1;
 use construct_store::{
-    Agent, Bindings, Budget, CostRow, Model, ModelParameters, ModelProvider, ModelProviderKind, PricesSource, Secret,
+    Agent, Bindings, Budget, CostRow, Fallback, Model, ModelParameters, ModelProvider, ModelProviderKind, PricesSource, Secret,
     StoredApproval, StoredMessage, StoredTask, ThinkingEffort,
 };
 use jiff::Timestamp;
@@ -194,10 +194,13 @@ pub fn model(model: &Model) -> v1::Model {
             max_output_tokens: model.max_output_tokens,
             prices: Some(prices(&model.prices)),
             tool_calling: Some(model.tool_calling),
+            fallbacks: model.fallbacks.iter().map(fallback).collect(),
+            hedge_after: hedge_after(model.hedge_after_ms),
         }),
         status: Some(v1::ModelStatus {
             provider_id: model.provider.to_string(),
             prices_source: prices_source(model.prices_source).into(),
+            breaker: None,
         }),
     }
 }
@@ -265,6 +268,21 @@ pub fn cost(row: &CostRow) -> v1::Cost {
     v1::Cost { key: row.key.clone(), name: row.name.clone(), calls: row.calls, usage: Some(usage(&row.usage)) }
 }
 
+fn fallback(fallback: &Fallback) -> v1::ModelFallback {
+    v1::ModelFallback { model: fallback.name.clone(), weight: fallback.weight }
+}
+
+/// Milliseconds as a duration; none for 0.
+pub fn hedge_after(millis: i64) -> Option<prost_types::Duration> {
+    let nanos = i32::try_from(millis % 1_000 * 1_000_000).ok()?;
+    (millis > 0).then_some(prost_types::Duration { seconds: millis / 1_000, nanos })
+}
+
+/// A duration in whole milliseconds.
+pub fn to_hedge_after(duration: prost_types::Duration) -> i64 {
+    duration.seconds.saturating_mul(1_000).saturating_add(i64::from(duration.nanos / 1_000_000))
+}
+
 /// A model's prices.
 pub fn prices(prices: &Prices) -> v1::Prices {
     let Prices { input, output, cache_read, cache_write, thinking, request, long_context } = *prices;
@@ -296,8 +314,13 @@ pub fn model_provider(provider: &ModelProvider) -> v1::ModelProvider {
             base_url: provider.base_url.clone(),
             api_key: String::new(),
             script: provider.script.clone().unwrap_or_default(),
+            additional_api_keys: Vec::new(),
+            max_concurrency: provider.limits.max_concurrency,
+            requests_per_minute: provider.limits.requests_per_minute,
+            tokens_per_minute: provider.limits.tokens_per_minute,
         }),
         status: Some(v1::ModelProviderStatus {
+            additional_api_keys: u32::try_from(provider.further_keys.len()).unwrap_or(u32::MAX),
             api_key_set: provider.key.is_some(),
             encryption_key_id: provider.key.as_ref().map(|key| key.key_id.clone()).unwrap_or_default(),
         }),

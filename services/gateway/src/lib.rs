@@ -24,6 +24,7 @@ mod model_providers;
 mod models;
 mod page;
 mod pools;
+mod providers;
 mod publish;
 mod secrets;
 mod server;
@@ -47,6 +48,7 @@ pub use config::Config;
 use crate::{
     api::{Api, Backend},
     pools::Pools,
+    providers::Providers,
     publish::Publisher,
     subscribe::hub::Hub,
 };
@@ -92,8 +94,8 @@ async fn start(listener: TcpListener, config: &Config, context: &Context) -> any
     lifecycle.spawn_job("topology", bus.clone().keep_topology(lifecycle.draining()));
 
     let hub = Hub::new(store.clone(), bus.clone(), lifecycle.clone());
-    let pools = Pools::new(bus.clone());
-    let backend = Arc::new(Backend { store: store.clone(), publisher: Publisher::new(bus), hub, pools });
+    let (pools, providers) = (Pools::new(bus.clone()), Providers::new(bus.clone()));
+    let backend = Arc::new(Backend { store: store.clone(), publisher: Publisher::new(bus), hub, pools, providers });
     api.open(Arc::clone(&backend));
     serving.set_ready();
     let (watching, names, draining) = (Arc::clone(&backend), config.gateway_pools.clone(), lifecycle.draining());

@@ -2,12 +2,12 @@
 
 use construct_domain::ModelProviderId;
 use construct_proto::v1::{
-    self, CreateModelProviderRequest, DeleteModelProviderRequest, DeleteModelProviderResponse, GetModelProviderRequest,
-    ListModelProvidersRequest, ListModelProvidersResponse, UpdateModelProviderRequest, event::Payload,
+    self, CheckModelProviderRequest, CheckModelProviderResponse, CreateModelProviderRequest, DeleteModelProviderRequest, DeleteModelProviderResponse, GetModelProviderRequest,
+    ListModelProvidersRequest, ListModelProvidersResponse, ListVendorModelsRequest, ListVendorModelsResponse, UpdateModelProviderRequest, event::Payload,
     model_provider_service_server::ModelProviderService,
 };
 use construct_store::{
-    Error, ModelProvider, ModelProviderChanges, ModelProviderFilter, NewModelProvider, Rendered, SealedSecret,
+    Error, KeyLimits, ModelProvider, ModelProviderChanges, ModelProviderFilter, NewModelProvider, Rendered, SealedSecret,
 };
 use tonic::{Request, Response, Status};
 use uuid::Uuid;
@@ -47,6 +47,10 @@ impl Api {
         let sealed = self.keyring().seal(&id.to_string(), key.as_bytes());
         sealed.map(Some).map_err(|error| status::internal("an API key could not be encrypted", &error))
     }
+
+    fn seal_all(&self, id: ModelProviderId, keys: &[String]) -> Result<Vec<SealedSecret>, Status> {
+        Ok(keys.iter().map(|key| self.seal(id, key)).collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect())
+    }
 }
 
 #[tonic::async_trait]
@@ -67,6 +71,12 @@ impl ModelProviderService for Api {
             base_url: spec.base_url,
             script: some(spec.script),
             key: self.seal(id, &spec.api_key)?,
+            further_keys: self.seal_all(id, &spec.additional_api_keys)?,
+            limits: KeyLimits {
+                max_concurrency: spec.max_concurrency,
+                requests_per_minute: spec.requests_per_minute,
+                tokens_per_minute: spec.tokens_per_minute,
+            },
         };
         let written = entry.store().model_provider_create(&write, new, render("provider.created")).await;
         entry.answer(written.map_err(status::of_store)?, nobody, convert::model_provider).await
@@ -110,7 +120,8 @@ impl ModelProviderService for Api {
             Ok(provider) => {
                 let id = lookup.take(&request.model_provider, Ok(provider.id), ModelProviderId::from_uuid)?;
                 let mut checked = requests::model_provider_fits(&request, &provider);
-                if request.base_url.is_some() && request.api_key.is_none() {
+                let keeps_keys = request.api_key.is_none() || request.additional_api_keys.is_none();
+                if request.base_url.is_some() && keeps_keys {
                     // Whether the key may stay was decided for the provider as it was read, and for no other.
                     let revision = *expected.get_or_insert(provider.revision);
                     if revision != provider.revision {
@@ -129,6 +140,10 @@ impl ModelProviderService for Api {
             base_url: request.base_url,
             script: request.script.map(some),
             key: request.api_key.map(|key| self.seal(provider, &key)).transpose()?,
+            further_keys: request.additional_api_keys.map(|keys| self.seal_all(provider, &keys.keys)).transpose()?,
+            max_concurrency: request.max_concurrency,
+            requests_per_minute: request.requests_per_minute,
+            tokens_per_minute: request.tokens_per_minute,
         };
         let updated =
             entry.store().model_provider_update(&write, provider, expected, changes, render("provider.updated")).await;
@@ -148,5 +163,29 @@ impl ModelProviderService for Api {
         let render = |provider: &ModelProvider| events::deleted("provider.deleted", provider.id);
         let deleted = entry.store().model_provider_delete(&write, provider, render).await;
         entry.answer(lookup.settle(deleted)?, nobody, |_| DeleteModelProviderResponse {}).await
+    }
+
+    async fn check_model_provider(
+        &self,
+        request: Request<CheckModelProviderRequest>,
+    ) -> Result<Response<CheckModelProviderResponse>, Status> {
+        let (entry, CheckModelProviderRequest { model_provider }) = self.enter(request)?;
+        requests::get("model_provider", &model_provider, "a model provider")?;
+        let found = entry.store().model_provider_find(entry.organization(), &model_provider).await;
+        let provider = found.map_err(|error| status::about(&model_provider, error))?;
+        let keys = entry.backend.providers.check(&provider).await?;
+        Ok(Response::new(CheckModelProviderResponse { keys }))
+    }
+
+    async fn list_vendor_models(
+        &self,
+        request: Request<ListVendorModelsRequest>,
+    ) -> Result<Response<ListVendorModelsResponse>, Status> {
+        let (entry, ListVendorModelsRequest { model_provider }) = self.enter(request)?;
+        requests::get("model_provider", &model_provider, "a model provider")?;
+        let found = entry.store().model_provider_find(entry.organization(), &model_provider).await;
+        let provider = found.map_err(|error| status::about(&model_provider, error))?;
+        let models = entry.backend.providers.models(&provider).await?;
+        Ok(Response::new(ListVendorModelsResponse { models }))
     }
 }

@@ -6,12 +6,12 @@ use construct_proto::v1::{
     ListCatalogueModelsResponse, ListModelsRequest, ListModelsResponse, UpdateModelRequest, event::Payload,
     model_service_server::ModelService,
 };
-use construct_store::{Model, ModelChanges, ModelFilter, ModelProviderKind, NewModel, PricesSource, Rendered};
+use construct_store::{Fallback, Model, ModelChanges, ModelFilter, ModelProviderKind, NewModel, PricesSource, Rendered};
 use tonic::{Request, Response, Status};
 use uuid::Uuid;
 
 use crate::{
-    api::{Api, Lookup, nobody},
+    api::{Api, Entry, Lookup, nobody},
     catalogue, convert, events, status,
     validate::requests,
 };
@@ -49,6 +49,30 @@ fn prices(
     }
 }
 
+impl Entry {
+    /// The models that fallbacks name.
+    async fn fallbacks(
+        &self,
+        lookup: &mut Lookup,
+        named: &[v1::ModelFallback],
+    ) -> Result<Vec<Fallback>, Status> {
+        let mut fallbacks: Vec<Fallback> = Vec::with_capacity(named.len());
+        for v1::ModelFallback { model, weight } in named {
+            let found = self.store().model_resolve(self.organization(), model).await;
+            let found = lookup.take(model, found, ModelId::from_uuid)?;
+            // Also when one is named by its id and once more by its name.
+            if fallbacks.iter().any(|fallback| fallback.model == found && found.uuid() != Uuid::nil()) {
+                lookup.refuse(
+                    Status::invalid_argument(format!("fallbacks: `{model}` stands in the list twice")),
+                    ModelId::from_uuid,
+                )?;
+            }
+            fallbacks.push(Fallback { model: found, name: String::new(), weight: *weight });
+        }
+        Ok(fallbacks)
+    }
+}
+
 #[tonic::async_trait]
 impl ModelService for Api {
     async fn create_model(&self, request: Request<CreateModelRequest>) -> Result<Response<v1::Model>, Status> {
@@ -59,12 +83,14 @@ impl ModelService for Api {
         let mut lookup = Lookup::new(&write);
         let provider = entry.store().model_provider_find(entry.organization(), &spec.provider).await;
         let kind = provider.as_ref().ok().map(|provider| provider.kind);
+        let provider = lookup.take(&spec.provider, provider.map(|provider| provider.id), ModelProviderId::from_uuid)?;
+        let fallbacks = entry.fallbacks(&mut lookup, &spec.fallbacks).await?;
         let vendor_model = if spec.vendor_model.is_empty() { spec.name.clone() } else { spec.vendor_model };
         let known = kind.and_then(|kind| catalogue::find(convert::provider_type(kind), &vendor_model));
         let (prices, prices_source) = prices(spec.prices, kind, known);
         let new = NewModel {
             id: ModelId::from_uuid(Uuid::now_v7()),
-            provider: lookup.take(&spec.provider, provider.map(|provider| provider.id), ModelProviderId::from_uuid)?,
+            provider,
             vendor_model,
             name: spec.name,
             context_window: or(spec.context_window, known.map_or(0, |known| known.context_window), CONTEXT_WINDOW),
@@ -76,6 +102,8 @@ impl ModelService for Api {
             prices,
             prices_source,
             tool_calling: spec.tool_calling.unwrap_or(known.is_none_or(|known| known.tool_calling)),
+            fallbacks,
+            hedge_after_ms: spec.hedge_after.map_or(0, convert::to_hedge_after),
         };
         let written = lookup.settle(entry.store().model_create(&write, new, render("model.created")).await)?;
         entry.answer(written, nobody, convert::model).await
@@ -85,7 +113,12 @@ impl ModelService for Api {
         let (entry, GetModelRequest { model }) = self.enter(request)?;
         requests::get("model", &model, "a model")?;
         let found = entry.store().model_find(entry.organization(), &model).await;
-        found.map(|model| Response::new(convert::model(&model))).map_err(|error| status::about(&model, error))
+        let model = found.map_err(|error| status::about(&model, error))?;
+        let mut shown = convert::model(&model);
+        if let Some(status) = &mut shown.status {
+            status.breaker = entry.backend.providers.breaker(&model).await;
+        }
+        Ok(Response::new(shown))
     }
 
     async fn list_models(&self, request: Request<ListModelsRequest>) -> Result<Response<ListModelsResponse>, Status> {
@@ -114,6 +147,17 @@ impl ModelService for Api {
         let mut lookup = Lookup::new(&write);
         let model = entry.store().model_resolve(entry.organization(), &request.model).await;
         let model = lookup.take(&request.model, model, ModelId::from_uuid)?;
+        let fallbacks = match &request.fallbacks {
+            None => None,
+            Some(named) => {
+                let fallbacks = entry.fallbacks(&mut lookup, &named.fallbacks).await?;
+                if fallbacks.iter().any(|fallback| fallback.model == model && model.uuid() != Uuid::nil()) {
+                    let reason = Status::invalid_argument("fallbacks: a model cannot fall back to itself");
+                    lookup.refuse(reason, ModelId::from_uuid)?;
+                }
+                Some(fallbacks)
+            }
+        };
         let changes = ModelChanges {
             name: request.name,
             vendor_model: request.vendor_model,
@@ -121,6 +165,8 @@ impl ModelService for Api {
             max_output_tokens: request.max_output_tokens.map(|tokens| or(tokens, 0, MAX_OUTPUT_TOKENS)),
             prices: request.prices.map(convert::to_prices),
             tool_calling: request.tool_calling,
+            fallbacks,
+            hedge_after_ms: request.hedge_after.map(convert::to_hedge_after),
         };
         let expected = (request.revision != 0).then_some(request.revision);
         let updated = entry.store().model_update(&write, model, expected, changes, render("model.updated")).await;

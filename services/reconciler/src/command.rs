@@ -16,7 +16,8 @@ use construct_proto::{
     v1,
 };
 use construct_store::{
-    Invocation, InvocationModel, InvocationProvider, LoadedTask, SealedSecret, Secret, StoredApproval, StoredMessage,
+    Invocation, InvocationFallback, InvocationModel, InvocationProvider, LoadedTask, SealedSecret, Secret,
+    StoredApproval, StoredMessage,
 };
 use construct_wire::convert;
 use jiff::Timestamp;
@@ -128,6 +129,8 @@ fn addressed(request: mesh::ModelInvoke, invocation: &Invocation) -> mesh::Model
     mesh::ModelInvoke {
         provider: Some(provider(&invocation.provider)),
         model: Some(target(&invocation.model)),
+        fallbacks: routes(&invocation.fallbacks),
+        hedge_after: convert::hedge_after(invocation.hedge_after_ms),
         parameters: Some(convert::parameters(&invocation.agent.parameters)),
         ..request
     }
@@ -141,6 +144,10 @@ pub(crate) fn provider(provider: &InvocationProvider) -> mesh::Provider {
         base_url: provider.base_url.clone(),
         api_key: provider.key.as_ref().map(sealed),
         script: provider.script.clone().unwrap_or_default(),
+        additional_api_keys: provider.further_keys.iter().map(sealed).collect(),
+        max_concurrency: provider.limits.max_concurrency,
+        requests_per_minute: provider.limits.requests_per_minute,
+        tokens_per_minute: provider.limits.tokens_per_minute,
     }
 }
 
@@ -154,6 +161,27 @@ pub(crate) fn target(model: &InvocationModel) -> mesh::ModelTarget {
         prices: Some(convert::prices(&model.prices)),
         tool_calling: Some(model.tool_calling),
     }
+}
+
+/// Who answers in a model's place. Neighbours that have a weight share an order: among them is drawn.
+pub(crate) fn routes(fallbacks: &[InvocationFallback]) -> Vec<mesh::Route> {
+    let mut order = 0;
+    let mut before = 0;
+    fallbacks
+        .iter()
+        .map(|fallback| {
+            if fallback.weight == 0 || before == 0 {
+                order += 1;
+            }
+            before = fallback.weight;
+            mesh::Route {
+                provider: Some(provider(&fallback.provider)),
+                model: Some(target(&fallback.model)),
+                order,
+                weight: fallback.weight,
+            }
+        })
+        .collect()
 }
 
 /// The command that runs the scripts the newest assistant message asks for.

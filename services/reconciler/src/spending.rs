@@ -130,6 +130,8 @@ async fn find(store: &Store, question: mesh::ModelLookup) -> Option<mesh::ModelF
         Ok(Some(callable)) => Some(mesh::ModelFound {
             provider: Some(command::provider(&callable.provider)),
             model: Some(command::target(&callable.model)),
+            fallbacks: command::routes(&callable.fallbacks),
+            hedge_after: convert::hedge_after(callable.hedge_after_ms),
         }),
         Err(error) => {
             tracing::warn!(error = %Chain(&error), "a question about a model is not answered");

@@ -8,7 +8,7 @@ use super::{ORGANIZATION, event, execute, invoke, step, task, wake};
 use crate::{
     Address, Entity, EventType, Pool, Service,
     subject::{
-        self, Cancel, CodeExecute, Dead, Delta, EntityEvent, EventAddress, Journal, ModelInvoke, TaskEvent, TaskResult,
+        BreakerCensus, BreakerNews, BreakerState, Cancel, CheckProvider, CodeExecute, Dead, Delta, EntityEvent, EventAddress, Journal, ListVendorModels, ModelInvoke, TaskEvent, TaskResult,
         TaskWake, Tools,
     },
     topology::Stream,
@@ -49,6 +49,11 @@ fn every_subject_is_what_people_tap_and_reads_back() {
     reads_back(&Journal { step: step(7) }, "construct.v1.journal.step_00000000-0000-0000-0000-000000000007");
     reads_back(&Cancel { service: Service::Providers }, "construct.v1.ctl.providers.all.cancel");
     reads_back(&Tools { pool: Pool::code_default() }, "construct.v1.ctl.interpreter.pool.cpu-2.tools");
+    reads_back(&BreakerNews { instance: "providers-1".into() }, "construct.v1.ctl.providers.providers-1.breaker");
+    reads_back(&BreakerCensus, "construct.v1.ctl.providers.all.breakers");
+    reads_back(&BreakerState, "construct.v1.ctl.providers.any.state");
+    reads_back(&CheckProvider, "construct.v1.ctl.providers.any.check");
+    reads_back(&ListVendorModels, "construct.v1.ctl.providers.any.models");
     reads_back(&Dead { stream: Stream::Model }, "construct.v1.dead.CONSTRUCT_MODEL");
     reads_back(&subject::Census, "construct.v1.ctl.reconciler.census");
     reads_back(&subject::Models, "construct.v1.ctl.reconciler.models");
@@ -114,6 +119,7 @@ fn a_payload_with_other_ids_than_its_subject_is_refused() {
     let elsewhere = construct_proto::mesh::v1::CodeExecute { compute: "cpu-8".to_owned(), ..execute(task(7), 1) };
     refuses(&CodeExecute::new(Pool::code_default(), task(7)), &elsewhere);
     refuses(&TaskResult::new(task(7)), &Default::default());
+    refuses(&BreakerNews { instance: "one".into() }, &Default::default());
     refuses(&Journal { step: step(1) }, &Default::default());
     refuses(&Delta { organization: ORGANIZATION, task: task(7) }, &event(task(7), "message.created", 0, 0));
     let address = TaskEvent { organization: ORGANIZATION, task: task(7), event: kind_of("message.created") };

@@ -3,7 +3,7 @@
 use secrecy::ExposeSecret as _;
 
 use super::*;
-use crate::{AgentChanges, Keyring, ModelChanges, ModelProviderChanges, NewTask, Stream};
+use crate::{AgentChanges, Fallback, KeyLimits, Keyring, ModelChanges, ModelProviderChanges, NewTask, Stream};
 
 #[tokio::test]
 async fn a_chain_is_created_found_changed_and_deleted() {
@@ -122,6 +122,7 @@ async fn rotation_seals_every_key_anew_and_reports_what_it_cannot_open() {
     for (name, keyring) in [("x", &old), ("y", &old), ("z", &lost)] {
         let mut provider = new_provider(name);
         provider.key = Some(keyring.seal(&provider.id.to_string(), b"sk-1").expect("sealed"));
+        provider.further_keys = vec![keyring.seal(&provider.id.to_string(), b"sk-2").expect("sealed")];
         ids.push(
             applied(
                 f.store.model_provider_create(&write(), provider, rendered("provider.created")).await.expect("created"),
@@ -130,22 +131,61 @@ async fn rotation_seals_every_key_anew_and_reports_what_it_cannot_open() {
         );
     }
     let report = f.store.model_provider_reseal_all(&new, now()).await.expect("rotated");
-    assert_eq!((report.resealed, report.failed), (2, vec![ids[2]]));
+    assert_eq!((report.resealed, report.failed), (4, vec![ids[2], ids[2]]));
     let provider = f.store.model_provider_get(ORG, ids[0]).await.expect("got");
     let key = provider.key.expect("there is a key");
     assert_eq!(key.key_id, "new");
     assert_eq!(new.open(&ids[0].to_string(), &key).expect("opened").expose_secret(), b"sk-1");
+    assert_eq!(new.open(&ids[0].to_string(), &provider.further_keys[0]).expect("opened").expose_secret(), b"sk-2");
     assert!(new.open(&ids[1].to_string(), &key).is_err(), "it opens for its own record only");
     let again = f.store.model_provider_reseal_all(&new, now()).await.expect("rotated");
     assert_eq!(again.resealed, 0);
-    let cleared = ModelProviderChanges { key: Some(None), script: Some(None), ..ModelProviderChanges::default() };
+    let cleared = ModelProviderChanges {
+        key: Some(None),
+        script: Some(None),
+        further_keys: Some(Vec::new()),
+        requests_per_minute: Some(60),
+        ..ModelProviderChanges::default()
+    };
     let provider = applied(
         f.store
             .model_provider_update(&write(), ids[0], None, cleared, rendered("provider.updated"))
             .await
             .expect("changed"),
     );
-    assert_eq!((provider.key, provider.script), (None, None));
+    assert_eq!((provider.key, provider.script, provider.further_keys), (None, None, Vec::new()));
+    assert_eq!(provider.limits, KeyLimits { requests_per_minute: 60, ..KeyLimits::default() });
+}
+
+#[tokio::test]
+async fn fallbacks_keep_their_order_and_hold_their_models() {
+    let f = Fixture::new().await;
+    let task = f.task().await;
+    let mut made = Vec::new();
+    for name in ["x", "y"] {
+        let new = new_model(f.provider, name);
+        made.push(applied(f.store.model_create(&write(), new, rendered("model.created")).await.expect("created")).id);
+    }
+    let fallback = |model: ModelId, weight| Fallback { model, name: String::new(), weight };
+    let change = async |fallbacks: Vec<Fallback>| {
+        let changes =
+            ModelChanges { fallbacks: Some(fallbacks), hedge_after_ms: Some(1500), ..ModelChanges::default() };
+        f.store.model_update(&write(), f.model, None, changes, rendered("model.updated")).await
+    };
+    let model = applied(change(vec![fallback(made[1], 0), fallback(made[0], 7)]).await.expect("changed"));
+    let named: Vec<_> = model.fallbacks.iter().map(|fallback| (fallback.name.as_str(), fallback.weight)).collect();
+    assert_eq!((named, model.hedge_after_ms), (vec![("y", 0), ("x", 7)], 1500));
+    let invocation = f.store.invocation(task).await.expect("read").expect("there");
+    let routes: Vec<_> = invocation.fallbacks.iter().map(|route| (route.model.id, route.weight)).collect();
+    assert_eq!((routes, invocation.hedge_after_ms), (vec![(made[1], 0), (made[0], 7)], 1500));
+    assert_eq!(invocation.fallbacks[0].provider, invocation.provider);
+
+    let used = f.store.model_delete(&write(), made[0], rendered("model.deleted")).await;
+    assert!(matches!(used, Err(Error::InUse { what: "model", by: "model" })), "{used:?}");
+    let missing = change(vec![fallback(ModelId::from_uuid(Uuid::now_v7()), 0)]).await;
+    assert!(matches!(missing, Err(Error::NotFound { what: "model" })), "{missing:?}");
+    applied(change(Vec::new()).await.expect("changed"));
+    applied(f.store.model_delete(&write(), made[0], rendered("model.deleted")).await.expect("deleted"));
 }
 
 #[tokio::test]

@@ -127,6 +127,8 @@ fn an_api_key_never_comes_out() {
         base_url: String::new(),
         script: None,
         key: Some(SealedSecret { key_id: "k1".into(), nonce: vec![1; 12], ciphertext: vec![2; 30] }),
+        further_keys: vec![SealedSecret { key_id: "k1".into(), nonce: vec![1; 12], ciphertext: vec![3; 30] }],
+        limits: construct_store::KeyLimits { requests_per_minute: 60, ..Default::default() },
         revision: 1,
         created_at: NOW,
         updated_at: NOW,
@@ -134,6 +136,8 @@ fn an_api_key_never_comes_out() {
     let provider = model_provider(&provider);
     let (spec, status) = (provider.spec.expect("set"), provider.status.expect("set"));
     assert_eq!(spec.api_key, "");
+    assert!(spec.additional_api_keys.is_empty());
+    assert_eq!((spec.requests_per_minute, status.additional_api_keys), (60, 1));
     assert_eq!(spec.r#type(), v1::ModelProviderType::Openai);
     assert_eq!((status.api_key_set, status.encryption_key_id.as_str()), (true, "k1"));
 }
@@ -181,6 +185,8 @@ fn agents_and_models_name_what_they_refer_to() {
         prices,
         prices_source: PricesSource::Catalogue,
         tool_calling: false,
+        fallbacks: vec![Fallback { model: ModelId::from_uuid(Uuid::nil()), name: "other".into(), weight: 3 }],
+        hedge_after_ms: 1_500,
         revision: 1,
         created_at: NOW,
         updated_at: NOW,
@@ -188,6 +194,8 @@ fn agents_and_models_name_what_they_refer_to() {
     let spec = model(&stored).spec.expect("set");
     assert_eq!((spec.provider.as_str(), spec.vendor_model.as_str()), ("p", "vendor/m"));
     assert_eq!(spec.tool_calling, Some(false));
+    assert_eq!(spec.fallbacks, [v1::ModelFallback { model: "other".into(), weight: 3 }]);
+    assert_eq!(spec.hedge_after.map(to_hedge_after), Some(1_500));
     assert_eq!(to_prices(spec.prices.expect("set")), prices);
     assert_eq!(model(&stored).status.expect("set").prices_source(), v1::PricesSource::Catalogue);
 }

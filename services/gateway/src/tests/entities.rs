@@ -282,6 +282,8 @@ async fn another_organisations_entities_do_not_exist() {
         base_url: String::new(),
         script: None,
         key: None,
+        further_keys: Vec::new(),
+        limits: construct_store::KeyLimits::default(),
     };
     let event = || NewEvent { kind: "provider.created".into(), payload: Vec::new(), step: None };
     let render = |_: &_| Rendered { event: event(), response: Vec::new() };

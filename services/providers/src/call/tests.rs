@@ -47,7 +47,7 @@ pub(crate) fn command(question: &str) -> ModelInvoke {
             input_schema: r#"{"type":"object","properties":{"code":{"type":"string"}},"required":["code"]}"#.into(),
         }],
         parameters: None,
-        tries: 0,
+        ..ModelInvoke::default()
     }
 }
 

@@ -3,7 +3,7 @@
 use construct_domain::{OrganizationId, compute};
 use construct_proto::v1::{
     AgentSpec, CreateAgentRequest, CreateModelProviderRequest, CreateModelRequest, ListAgentsRequest,
-    ListModelProvidersRequest, ListModelsRequest, ModelParameters, ModelProviderSpec, ModelProviderType, ModelSpec,
+    ListModelProvidersRequest, ListModelsRequest, ModelFallback, ModelParameters, ModelProviderSpec, ModelProviderType, ModelSpec,
     Prices, UpdateAgentRequest, UpdateModelProviderRequest, UpdateModelRequest,
 };
 use construct_store::{Cursor, ModelProvider, ModelProviderKind};
@@ -26,6 +26,13 @@ pub(super) const VENDOR_MODEL_CHARS: usize = 256;
 pub(super) const MAX_TOKENS: i64 = 100_000_000;
 /// A million dollars per million tokens.
 pub(super) const MAX_PRICE: i64 = 1_000_000_000_000;
+pub(super) const FALLBACKS: usize = 8;
+pub(super) const MAX_WEIGHT: u32 = 1000;
+pub(super) const FURTHER_KEYS: usize = 15;
+/// Of what a key may be used for in a minute, or at a time.
+pub(super) const MAX_LIMIT: i64 = 1_000_000_000;
+/// In milliseconds: shorter is a second call for each, longer is no hedge.
+const HEDGE_AFTER: std::ops::RangeInclusive<i64> = 100..=600_000;
 pub(super) const URL_BYTES: usize = 2048;
 pub(super) const API_KEY_BYTES: usize = 4096;
 pub(super) const SCRIPT_BYTES: usize = 1024 * 1024;
@@ -153,6 +160,8 @@ pub(crate) fn create_model(request: &CreateModelRequest) -> Result<(), Status> {
     violations.range("spec.context_window", spec.context_window, 0..=MAX_TOKENS);
     violations.range("spec.max_output_tokens", spec.max_output_tokens, 0..=MAX_TOKENS);
     prices(&mut violations, "spec.prices", spec.prices.as_ref());
+    fallbacks(&mut violations, "spec.fallbacks", &spec.fallbacks);
+    hedge_after(&mut violations, "spec.hedge_after", spec.hedge_after.as_ref());
     violations.idempotency_key(&request.idempotency_key);
     violations.finish()
 }
@@ -171,9 +180,32 @@ pub(crate) fn update_model(request: &UpdateModelRequest) -> Result<(), Status> {
     violations.range("context_window", request.context_window(), 0..=MAX_TOKENS);
     violations.range("max_output_tokens", request.max_output_tokens(), 0..=MAX_TOKENS);
     prices(&mut violations, "prices", request.prices.as_ref());
+    if let Some(replacement) = &request.fallbacks {
+        fallbacks(&mut violations, "fallbacks.fallbacks", &replacement.fallbacks);
+    }
+    hedge_after(&mut violations, "hedge_after", request.hedge_after.as_ref());
     violations.revision(request.revision);
     violations.idempotency_key(&request.idempotency_key);
     violations.finish()
+}
+
+fn fallbacks(violations: &mut Violations, field: &str, fallbacks: &[ModelFallback]) {
+    violations.require(fallbacks.len() <= FALLBACKS, field, || {
+        format!("must have at most {FALLBACKS} entries, has {}", fallbacks.len())
+    });
+    for (index, fallback) in fallbacks.iter().take(FALLBACKS).enumerate() {
+        violations.reference(&format!("{field}[{index}].model"), &fallback.model, "a model");
+        violations.range(&format!("{field}[{index}].weight"), fallback.weight, 0..=MAX_WEIGHT);
+    }
+}
+
+fn hedge_after(violations: &mut Violations, field: &str, after: Option<&prost_types::Duration>) {
+    let Some(after) = after else { return };
+    let whole = (0..1_000_000_000).contains(&after.nanos) && after.seconds >= 0;
+    let millis = convert::to_hedge_after(*after);
+    violations.require(whole && (HEDGE_AFTER.contains(&millis) || millis == 0), field, || {
+        "must be 0, or 100 ms to 10 minutes".into()
+    });
 }
 
 fn prices(violations: &mut Violations, field: &str, prices: Option<&Prices>) {
@@ -225,11 +257,15 @@ pub(crate) fn create_model_provider(request: &CreateModelProviderRequest) -> Res
     base_url(&mut violations, "spec.base_url", &spec.base_url);
     api_key(&mut violations, "spec.api_key", &spec.api_key);
     script(&mut violations, "spec.script", &spec.script);
+    further_keys(&mut violations, "spec.additional_api_keys", &spec.additional_api_keys);
+    let limits = [spec.max_concurrency, spec.requests_per_minute, spec.tokens_per_minute];
+    key_limits(&mut violations, "spec.", limits);
     if let Some(kind) = kind {
         complete(&mut violations, kind, spec);
     }
     let kind = kind.unwrap_or(ModelProviderKind::Anthropic);
     fits(&mut violations, "spec.", kind, [&spec.base_url, &spec.api_key, &spec.script]);
+    further_fit(&mut violations, "spec.additional_api_keys", kind, &spec.additional_api_keys);
     violations.idempotency_key(&request.idempotency_key);
     violations.finish().map(|()| kind)
 }
@@ -243,6 +279,11 @@ pub(crate) fn update_model_provider(request: &UpdateModelProviderRequest) -> Res
     base_url(&mut violations, "base_url", request.base_url());
     api_key(&mut violations, "api_key", request.api_key());
     script(&mut violations, "script", request.script());
+    if let Some(replacement) = &request.additional_api_keys {
+        further_keys(&mut violations, "additional_api_keys.keys", &replacement.keys);
+    }
+    let limits = [request.max_concurrency(), request.requests_per_minute(), request.tokens_per_minute()];
+    key_limits(&mut violations, "", limits);
     violations.revision(request.revision);
     violations.idempotency_key(&request.idempotency_key);
     violations.finish()
@@ -255,6 +296,9 @@ pub(crate) fn model_provider_fits(
 ) -> Result<(), Status> {
     let mut violations = Violations::new();
     fits(&mut violations, "", provider.kind, [request.base_url(), request.api_key(), request.script()]);
+    if let Some(replacement) = &request.additional_api_keys {
+        further_fit(&mut violations, "additional_api_keys.keys", provider.kind, &replacement.keys);
+    }
     // Who may change an address need not know the key. They would if it could be sent to an address of theirs.
     let moves = request.base_url.as_ref().is_some_and(|url| origin(url) != origin(&provider.base_url));
     let needs_url = provider.kind == ModelProviderKind::Bedrock && request.base_url.as_deref() == Some("");
@@ -265,7 +309,40 @@ pub(crate) fn model_provider_fits(
          it was given for"
             .into()
     });
+    let keeps_further = !provider.further_keys.is_empty() && request.additional_api_keys.is_none();
+    violations.require(!(moves && keeps_further), "additional_api_keys", || {
+        "must be given again, or taken away, when `base_url` changes to another origin".into()
+    });
     violations.finish()
+}
+
+/// Whether each of the further keys is one that the vendor could take.
+fn further_fit(violations: &mut Violations, path: &str, kind: ModelProviderKind, keys: &[String]) {
+    violations.require(kind != ModelProviderKind::Scripted || keys.is_empty(), path, || {
+        "must be empty: a `SCRIPTED` provider calls no vendor".into()
+    });
+    if kind == ModelProviderKind::Bedrock {
+        for (index, key) in keys.iter().enumerate().take(FURTHER_KEYS) {
+            bedrock_key(violations, &format!("{path}[{index}]"), key);
+        }
+    }
+}
+
+fn further_keys(violations: &mut Violations, field: &str, keys: &[String]) {
+    violations.require(keys.len() <= FURTHER_KEYS, field, || {
+        format!("must have at most {FURTHER_KEYS} entries, has {}", keys.len())
+    });
+    for (index, key) in keys.iter().take(FURTHER_KEYS).enumerate() {
+        let field = format!("{field}[{index}]");
+        violations.require(!key.is_empty(), &field, || "must not be empty".into());
+        api_key(violations, &field, key);
+    }
+}
+
+fn key_limits(violations: &mut Violations, path: &str, limits: [i64; 3]) {
+    for (name, limit) in ["max_concurrency", "requests_per_minute", "tokens_per_minute"].into_iter().zip(limits) {
+        violations.range(&format!("{path}{name}"), limit, 0..=MAX_LIMIT);
+    }
 }
 
 /// Scheme, host and port. None: the vendor's own.
@@ -289,19 +366,22 @@ fn fits(violations: &mut Violations, path: &str, kind: ModelProviderKind, [base_
         });
     }
     if kind == ModelProviderKind::Bedrock {
-        // Two or three parts, or a single one that is no access key.
-        let parts: Vec<&str> = api_key.split(':').collect();
-        let whole = parts.len() <= 3 && (api_key.is_empty() || parts.iter().all(|part| !part.is_empty()));
-        let secret = parts.len() > 1 || !["AKIA", "ASIA"].iter().any(|prefix| api_key.starts_with(prefix));
-        violations.require(whole && secret, &format!("{path}api_key"), || {
-            "must be `ACCESS_KEY_ID:SECRET_ACCESS_KEY`, optionally followed by `:SESSION_TOKEN`, or a Bedrock API key"
-                .into()
-        });
+        bedrock_key(violations, &format!("{path}api_key"), api_key);
         violations.require(base_url.is_empty() || has_region(base_url), &format!("{path}base_url"), || {
             "must name the region: `https://bedrock-runtime.REGION.amazonaws.com`, or any address with `?region=REGION`"
                 .into()
         });
     }
+}
+
+fn bedrock_key(violations: &mut Violations, field: &str, api_key: &str) {
+    // Two or three parts, or a single one that is no access key.
+    let parts: Vec<&str> = api_key.split(':').collect();
+    let whole = parts.len() <= 3 && (api_key.is_empty() || parts.iter().all(|part| !part.is_empty()));
+    let secret = parts.len() > 1 || !["AKIA", "ASIA"].iter().any(|prefix| api_key.starts_with(prefix));
+    violations.require(whole && secret, field, || {
+        "must be `ACCESS_KEY_ID:SECRET_ACCESS_KEY`, optionally followed by `:SESSION_TOKEN`, or a Bedrock API key".into()
+    });
 }
 
 /// Whether a provider that is to be made has all that its vendor asks for.

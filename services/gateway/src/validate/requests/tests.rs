@@ -137,11 +137,24 @@ fn models_have_sane_numbers() {
         max_output_tokens: 100_000_001,
         vendor_model: "a\nb".into(),
         prices: Some(v1::Prices { output: -1, ..v1::Prices::default() }),
-        tool_calling: None,
+        fallbacks: vec![v1::ModelFallback { model: "x".into(), weight: 1001 }],
+        hedge_after: Some(prost_types::Duration { seconds: 0, nanos: 99_000_000 }),
+        ..v1::ModelSpec::default()
     };
     let request = v1::CreateModelRequest { spec: Some(spec), ..v1::CreateModelRequest::default() };
-    let expected = ["spec.vendor_model", "spec.context_window", "spec.max_output_tokens", "spec.prices.output"];
+    let expected = [
+        "spec.vendor_model",
+        "spec.context_window",
+        "spec.max_output_tokens",
+        "spec.prices.output",
+        "spec.fallbacks[0].weight",
+        "spec.hedge_after",
+    ];
     refused(create_model(&request), &expected);
+    let fallbacks = (0..9).map(|n| v1::ModelFallback { model: format!("m{n}"), weight: 0 }).collect();
+    let spec = v1::ModelSpec { name: "m".into(), provider: "p".into(), fallbacks, ..v1::ModelSpec::default() };
+    let request = v1::CreateModelRequest { spec: Some(spec), ..v1::CreateModelRequest::default() };
+    refused(create_model(&request), &["spec.fallbacks"]);
 }
 
 #[test]
@@ -153,6 +166,7 @@ fn providers_take_what_suits_their_kind() {
             base_url: base_url.into(),
             api_key: api_key.into(),
             script: script.into(),
+            ..v1::ModelProviderSpec::default()
         };
         create_model_provider(&v1::CreateModelProviderRequest {
             spec: Some(spec),
@@ -211,6 +225,8 @@ fn stored(base_url: &str, with_key: bool) -> ModelProvider {
         base_url: base_url.into(),
         script: None,
         key: with_key.then(key),
+        further_keys: Vec::new(),
+        limits: construct_store::KeyLimits::default(),
         revision: 1,
         created_at: Timestamp::UNIX_EPOCH,
         updated_at: Timestamp::UNIX_EPOCH,
@@ -424,6 +440,10 @@ fn every_limit_stands_in_the_contract() {
         ("model", "ModelSpec", "vendor_model", format!("{VENDOR_MODEL_CHARS} characters")),
         ("model", "ModelSpec", "context_window", number(MAX_TOKENS)),
         ("model", "ModelSpec", "max_output_tokens", number(MAX_TOKENS)),
+        ("model", "ModelSpec", "fallbacks", format!("at most {FALLBACKS} other")),
+        ("model", "ModelFallback", "weight", format!("0 to {}", number(MAX_WEIGHT.into()))),
+        ("model_provider", "ModelProviderSpec", "additional_api_keys", format!("at most {FURTHER_KEYS};")),
+        ("model_provider", "ModelProviderSpec", "max_concurrency", number(MAX_LIMIT)),
         ("model_provider", "ModelProviderSpec", "name", format!("1 to {NAME_CHARS} characters")),
         ("model_provider", "ModelProviderSpec", "base_url", format!("{} bytes", thousands(URL_BYTES))),
         ("model_provider", "ModelProviderSpec", "api_key", format!("{} visible ASCII", thousands(API_KEY_BYTES))),

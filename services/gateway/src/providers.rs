@@ -1,0 +1,81 @@
+//! What the gateway asks the providers service: it reaches vendors, the gateway does not.
+
+use std::time::Duration;
+
+use construct_bus::{Bus, request, subject};
+use construct_proto::{
+    mesh::v1::{self as mesh, BreakerQuestion, BreakerRef, ProviderCheck, VendorModelsQuestion},
+    v1,
+};
+use construct_store::{Model, ModelProvider, SealedSecret};
+use construct_wire::convert;
+use tonic::Status;
+
+/// How long a process has to say how a breaker stands. It looks into its memory; whoever shows a model does not wait for more.
+const GLANCE: Duration = Duration::from_millis(300);
+/// How long a vendor has, with several keys to try.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+/// The processes of the providers service.
+#[derive(Debug)]
+pub(crate) struct Providers {
+    bus: Bus,
+}
+
+impl Providers {
+    pub(crate) fn new(bus: Bus) -> Self {
+        Self { bus }
+    }
+
+    /// How the breaker in front of a model stands; none when nobody says.
+    pub(crate) async fn breaker(&self, model: &Model) -> Option<v1::Breaker> {
+        let breaker =
+            BreakerRef { provider_id: model.provider.to_string(), vendor_model: model.vendor_model.clone() };
+        let question = BreakerQuestion { breaker: Some(breaker) };
+        let answered = self.bus.ask(&subject::BreakerState, &question, GLANCE).await;
+        answered.inspect_err(|error| tracing::debug!(%error, "nobody says how a breaker stands")).ok()
+    }
+
+    /// What the vendor says to each of the provider's keys.
+    pub(crate) async fn check(&self, provider: &ModelProvider) -> Result<Vec<v1::KeyCheck>, Status> {
+        let question = ProviderCheck { provider: Some(addressed(provider)) };
+        let answer = self.bus.ask(&subject::CheckProvider, &question, PATIENCE).await.map_err(unanswered)?;
+        Ok(answer.keys)
+    }
+
+    /// Which models the vendor offers.
+    pub(crate) async fn models(&self, provider: &ModelProvider) -> Result<Vec<v1::VendorModel>, Status> {
+        let question = VendorModelsQuestion { provider: Some(addressed(provider)) };
+        let answer = self.bus.ask(&subject::ListVendorModels, &question, PATIENCE).await.map_err(unanswered)?;
+        match answer.failure {
+            None => Ok(answer.models),
+            Some(failure) => Err(Status::failed_precondition(format!("the vendor lists no models: {}", failure.message))),
+        }
+    }
+}
+
+fn addressed(provider: &ModelProvider) -> mesh::Provider {
+    mesh::Provider {
+        id: provider.id.to_string(),
+        r#type: convert::provider_type(provider.kind).into(),
+        base_url: provider.base_url.clone(),
+        api_key: provider.key.as_ref().map(sealed),
+        script: provider.script.clone().unwrap_or_default(),
+        additional_api_keys: provider.further_keys.iter().map(sealed).collect(),
+        max_concurrency: provider.limits.max_concurrency,
+        requests_per_minute: provider.limits.requests_per_minute,
+        tokens_per_minute: provider.limits.tokens_per_minute,
+    }
+}
+
+fn sealed(SealedSecret { key_id, nonce, ciphertext }: &SealedSecret) -> mesh::SealedSecret {
+    mesh::SealedSecret { key_id: key_id.clone(), nonce: nonce.clone(), ciphertext: ciphertext.clone() }
+}
+
+fn unanswered(error: request::Error) -> Status {
+    match error {
+        request::Error::NoResponders => Status::unavailable("the providers service is not there"),
+        request::Error::Timeout => Status::unavailable("the providers service, or the vendor, did not answer in time"),
+        error => crate::status::internal("the providers service could not be asked", &error),
+    }
+}
