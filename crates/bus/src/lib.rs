@@ -11,7 +11,6 @@
 //! Deliberately absent: key-value and object buckets (they fail against the oldest supported server), exactly-once
 //! consumption (results are stored idempotently by step id instead), and any retry of a step's *work*.
 
-mod ask;
 pub mod blob;
 mod connect;
 pub mod consume;
@@ -22,6 +21,7 @@ pub mod event;
 pub mod history;
 pub mod journal;
 mod message;
+mod news;
 mod progress;
 pub mod publish;
 pub mod subject;

@@ -28,8 +28,8 @@ mod census;
 mod command;
 mod control;
 mod event;
-mod spending;
 mod providers;
+mod spending;
 mod tokens;
 
 use std::fmt::Debug;
@@ -40,8 +40,8 @@ pub use command::{CodeExecute, ModelInvoke, Pool, TaskResult, TaskWake};
 pub use control::{Cancel, Dead, Journal, Service, Tools};
 pub(crate) use event::EventAddress;
 pub use event::{Delta, Entity, EntityEvent, EventType, TaskEvent};
-pub use spending::{Budgets, Models, Spending};
 pub use providers::{BreakerCensus, BreakerNews, BreakerState, CheckProvider, ListVendorModels};
+pub use spending::{Budgets, Models, Spending};
 
 use crate::{Message, topology::Stream};
 
@@ -123,12 +123,6 @@ pub struct Commanded<'a> {
     pub number: u64,
     /// How often it was gone on with.
     pub round: u32,
-}
-
-/// Where any one of several processes is asked something, over plain NATS.
-pub trait Question: Address {
-    /// What it answers.
-    type Answer: Message;
 }
 
 pub(crate) fn agree(what: &'static str, expected: impl ToString, found: &str) -> Result<(), Invalid> {

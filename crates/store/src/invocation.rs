@@ -3,8 +3,8 @@
 use construct_domain::{AgentId, ModelId, ModelProviderId, OrganizationId, TaskId, money::Prices};
 
 use crate::{
-    Error, KeyLimits, ModelParameters, ModelProviderKind, SealedSecret, Store, model::long_context, model_provider::sealed,
-    routing::further_keys,
+    Error, KeyLimits, ModelParameters, ModelProviderKind, SealedSecret, Store, model::long_context,
+    model_provider::sealed, routing::further_keys,
 };
 
 /// What a model call of a task needs to know besides the transcript.

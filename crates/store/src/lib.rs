@@ -43,9 +43,7 @@ pub use budget::{Budget, BudgetFilter, NewBudget};
 pub use cost::{CostFilter, CostGroup, CostRow};
 pub use error::Error;
 pub use event::{NewEvent, StoredEvent, Stream};
-pub use invocation::{
-    Callable, Invocation, InvocationAgent, InvocationFallback, InvocationModel, InvocationProvider,
-};
+pub use invocation::{Callable, Invocation, InvocationAgent, InvocationFallback, InvocationModel, InvocationProvider};
 pub use message::{MessageCursor, MessageFilter, MessagePage, NewUserMessage, QUEUE_LIMIT, StoredMessage};
 pub use model::{Model, ModelChanges, ModelFilter, NewModel, PricesSource};
 pub use model_provider::{

@@ -52,9 +52,13 @@ pub(crate) async fn fallbacks_replace(
     model: ModelId,
     fallbacks: &[Fallback],
 ) -> Result<(), Error> {
-    sqlx::query!("DELETE FROM model_fallbacks WHERE organization_id = $1 AND model_id = $2", organization, model.uuid())
-        .execute(&mut *connection)
-        .await?;
+    sqlx::query!(
+        "DELETE FROM model_fallbacks WHERE organization_id = $1 AND model_id = $2",
+        organization,
+        model.uuid()
+    )
+    .execute(&mut *connection)
+    .await?;
     if fallbacks.is_empty() {
         return Ok(());
     }

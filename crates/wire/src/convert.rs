@@ -12,8 +12,8 @@ use construct_domain::{
 };
 use construct_proto::v1;
 use construct_store::{
-    Agent, Bindings, Budget, CostRow, Fallback, Model, ModelParameters, ModelProvider, ModelProviderKind, PricesSource, Secret,
-    StoredApproval, StoredMessage, StoredTask, ThinkingEffort,
+    Agent, Bindings, Budget, CostRow, Fallback, Model, ModelParameters, ModelProvider, ModelProviderKind, PricesSource,
+    Secret, StoredApproval, StoredMessage, StoredTask, ThinkingEffort,
 };
 use jiff::Timestamp;
 

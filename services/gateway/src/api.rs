@@ -274,7 +274,8 @@ mod tests {
         let mut writes = 0;
         for service in DESCRIPTORS.services().filter(|service| service.parent_file().package_name() == "construct.v1") {
             for method in service.methods() {
-                let reads = ["Get", "List", "Explain", "Check", "Subscribe"].iter().any(|read| method.name().starts_with(read));
+                let reads =
+                    ["Get", "List", "Explain", "Check", "Subscribe"].iter().any(|read| method.name().starts_with(read));
                 let keyed = method.input().get_field_by_name("idempotency_key").is_some();
                 assert_eq!(keyed, !reads, "{}", method.full_name());
                 writes += usize::from(keyed);

@@ -2,12 +2,14 @@
 
 use construct_domain::ModelProviderId;
 use construct_proto::v1::{
-    self, CheckModelProviderRequest, CheckModelProviderResponse, CreateModelProviderRequest, DeleteModelProviderRequest, DeleteModelProviderResponse, GetModelProviderRequest,
-    ListModelProvidersRequest, ListModelProvidersResponse, ListVendorModelsRequest, ListVendorModelsResponse, UpdateModelProviderRequest, event::Payload,
-    model_provider_service_server::ModelProviderService,
+    self, CheckModelProviderRequest, CheckModelProviderResponse, CreateModelProviderRequest,
+    DeleteModelProviderRequest, DeleteModelProviderResponse, GetModelProviderRequest, ListModelProvidersRequest,
+    ListModelProvidersResponse, ListVendorModelsRequest, ListVendorModelsResponse, UpdateModelProviderRequest,
+    event::Payload, model_provider_service_server::ModelProviderService,
 };
 use construct_store::{
-    Error, KeyLimits, ModelProvider, ModelProviderChanges, ModelProviderFilter, NewModelProvider, Rendered, SealedSecret,
+    Error, KeyLimits, ModelProvider, ModelProviderChanges, ModelProviderFilter, NewModelProvider, Rendered,
+    SealedSecret,
 };
 use tonic::{Request, Response, Status};
 use uuid::Uuid;

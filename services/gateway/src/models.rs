@@ -6,7 +6,9 @@ use construct_proto::v1::{
     ListCatalogueModelsResponse, ListModelsRequest, ListModelsResponse, UpdateModelRequest, event::Payload,
     model_service_server::ModelService,
 };
-use construct_store::{Fallback, Model, ModelChanges, ModelFilter, ModelProviderKind, NewModel, PricesSource, Rendered};
+use construct_store::{
+    Fallback, Model, ModelChanges, ModelFilter, ModelProviderKind, NewModel, PricesSource, Rendered,
+};
 use tonic::{Request, Response, Status};
 use uuid::Uuid;
 
@@ -51,11 +53,7 @@ fn prices(
 
 impl Entry {
     /// The models that fallbacks name.
-    async fn fallbacks(
-        &self,
-        lookup: &mut Lookup,
-        named: &[v1::ModelFallback],
-    ) -> Result<Vec<Fallback>, Status> {
+    async fn fallbacks(&self, lookup: &mut Lookup, named: &[v1::ModelFallback]) -> Result<Vec<Fallback>, Status> {
         let mut fallbacks: Vec<Fallback> = Vec::with_capacity(named.len());
         for v1::ModelFallback { model, weight } in named {
             let found = self.store().model_resolve(self.organization(), model).await;

@@ -29,8 +29,7 @@ impl Providers {
 
     /// How the breaker in front of a model stands; none when nobody says.
     pub(crate) async fn breaker(&self, model: &Model) -> Option<v1::Breaker> {
-        let breaker =
-            BreakerRef { provider_id: model.provider.to_string(), vendor_model: model.vendor_model.clone() };
+        let breaker = BreakerRef { provider_id: model.provider.to_string(), vendor_model: model.vendor_model.clone() };
         let question = BreakerQuestion { breaker: Some(breaker) };
         let answered = self.bus.ask(&subject::BreakerState, &question, GLANCE).await;
         answered.inspect_err(|error| tracing::debug!(%error, "nobody says how a breaker stands")).ok()
@@ -49,7 +48,9 @@ impl Providers {
         let answer = self.bus.ask(&subject::ListVendorModels, &question, PATIENCE).await.map_err(unanswered)?;
         match answer.failure {
             None => Ok(answer.models),
-            Some(failure) => Err(Status::failed_precondition(format!("the vendor lists no models: {}", failure.message))),
+            Some(failure) => {
+                Err(Status::failed_precondition(format!("the vendor lists no models: {}", failure.message)))
+            }
         }
     }
 }

@@ -2,7 +2,6 @@
 
 mod arguments;
 
-use construct_domain::money::{Prices, Usage};
 use construct_proto::{
     mesh::v1::{FailureClass, model_completed::StopReason},
     v1::{self, CodeInterpreterCall, Text, Thinking, block},
@@ -52,11 +51,8 @@ pub(crate) struct Answer {
     step_id: String,
     origin: Origin,
     code_tool: Option<Tool>,
-    input_chars: usize,
-    prices: Prices,
     pieces: Vec<Piece>,
     bytes: usize,
-    reported: Option<Usage>,
     stop: Option<StopReason>,
 }
 
@@ -73,11 +69,8 @@ impl Answer {
             step_id: request.step_id.clone(),
             origin: request.origin.clone(),
             code_tool: request.tools.first().cloned(),
-            input_chars: request.input_chars(),
-            prices: request.prices,
             pieces: Vec::new(),
             bytes: 0,
-            reported: None,
             stop: None,
         }
     }
@@ -138,33 +131,10 @@ impl Answer {
                 let text = extractor.as_mut().map(|extractor| extractor.push(&json)).unwrap_or_default();
                 Ok((!text.is_empty()).then(|| Visible { block: block_number(at), kind: Kind::Code, text }))
             }
-            Chunk::Usage(usage) => {
-                self.reported = Some(usage);
-                Ok(None)
-            }
+            Chunk::Usage(_) => Ok(None),
             Chunk::Stop(reason) => {
                 self.stop = Some(reason);
                 Ok(None)
-            }
-        }
-    }
-
-    /// What was used so far, with what it costs. Where the vendor has not said it, it is estimated: an answer that is cut
-    /// off, or comes from a server that counts nothing, is not free.
-    pub(crate) fn usage(&self, complete: bool) -> Usage {
-        let tokens = self.tokens(complete);
-        // What the vendor itself says holds, because that is what it charges.
-        if tokens.cost_pico_usd > 0 { tokens } else { tokens.priced(&self.prices) }
-    }
-
-    fn tokens(&self, complete: bool) -> Usage {
-        let estimated_output = tokens(self.bytes);
-        match self.reported {
-            Some(reported) if complete && reported.output_tokens > 0 => reported,
-            Some(reported) => Usage { output_tokens: reported.output_tokens.max(estimated_output), ..reported },
-            None if self.bytes == 0 && !complete => Usage::default(),
-            None => {
-                Usage { input_tokens: tokens(self.input_chars), output_tokens: estimated_output, ..Usage::default() }
             }
         }
     }

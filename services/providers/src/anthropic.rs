@@ -3,16 +3,20 @@
 use std::{collections::VecDeque, sync::Arc};
 
 use construct_domain::money::Usage;
-use construct_proto::mesh::v1::{FailureClass, model_completed::StopReason};
-use futures::stream::BoxStream;
+use construct_proto::{
+    mesh::v1::{FailureClass, model_completed::StopReason},
+    v1::VendorModel,
+};
+use futures::{FutureExt as _, future::BoxFuture, stream::BoxStream};
 use reqwest::header::{ACCEPT, HeaderValue};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::{
+    check,
     failure::{Failure, class_of_status},
     framing::{self, ServerSentEvents},
-    http::{Dialect, Endpoint, Http, class_by_words, key_header, plain_body},
+    http::{Dialect, Endpoint, Http, LimitHeaders, class_by_words, key_header, plain_body},
     transcript::{self, Media, Part, Role, Turn},
     vendor::{Chunk, Effort, Request, Tool, Vendor},
 };
@@ -67,6 +71,29 @@ impl Vendor for Anthropic {
             }
         });
         self.http.stream(post, Wire::default())
+    }
+
+    fn models(&self) -> BoxFuture<'static, Result<Vec<VendorModel>, Failure>> {
+        let mut url = self.endpoint.join("/v1", "/v1/models");
+        url.query_pairs_mut().append_pair("limit", "1000");
+        let get = self.http.get(url).map(|get| {
+            let get = get.header("anthropic-version", VERSION);
+            match &self.key {
+                Some(key) => get.header("x-api-key", key.clone()),
+                None => get,
+            }
+        });
+        let http = self.http.clone();
+        async move {
+            let answer = http.json(get, |status, body| Wire::default().refused(status, body)).await?;
+            Ok(check::named(&answer["data"], |model| VendorModel {
+                name: check::text(&model["id"]),
+                display_name: check::text(&model["display_name"]),
+                context_window: check::tokens(&model["max_input_tokens"]),
+                max_output_tokens: check::tokens(&model["max_tokens"]),
+            }))
+        }
+        .boxed()
     }
 }
 
@@ -362,6 +389,12 @@ struct Wire {
 
 impl Dialect for Wire {
     type Framing = ServerSentEvents;
+    const LIMITS: LimitHeaders = &[
+        ("anthropic-ratelimit-requests-remaining", "anthropic-ratelimit-requests-reset"),
+        ("anthropic-ratelimit-tokens-remaining", "anthropic-ratelimit-tokens-reset"),
+        ("anthropic-ratelimit-input-tokens-remaining", "anthropic-ratelimit-input-tokens-reset"),
+        ("anthropic-ratelimit-output-tokens-remaining", "anthropic-ratelimit-output-tokens-reset"),
+    ];
 
     fn read(&mut self, event: &framing::Event, chunks: &mut VecDeque<Chunk>) -> Result<(), Failure> {
         let event: Event = serde_json::from_str(&event.data)

@@ -8,8 +8,11 @@ mod signature;
 use std::{collections::VecDeque, sync::Arc};
 
 use construct_domain::money::Usage;
-use construct_proto::mesh::v1::{FailureClass, model_completed::StopReason};
-use futures::stream::BoxStream;
+use construct_proto::{
+    mesh::v1::{FailureClass, model_completed::StopReason},
+    v1::VendorModel,
+};
+use futures::{FutureExt as _, future::BoxFuture, stream::BoxStream};
 use jiff::Timestamp;
 use reqwest::{
     RequestBuilder, Url,
@@ -21,6 +24,7 @@ use serde_json::{Map, Value, json};
 use self::credentials::{Credentials, region};
 use crate::{
     anthropic::Thinking,
+    check,
     failure::{Failure, class_of_status},
     framing::{Event, EventStream},
     http::{Dialect, Endpoint, Http, class_by_words, plain_body},
@@ -54,10 +58,21 @@ impl Bedrock {
         // The signature covers these very bytes.
         let body = serde_json::to_vec(&body(request))
             .map_err(|error| Failure::internal(format!("the request cannot be written: {error}")))?;
-        let headers = self.credentials.headers(&url, &self.region, &body, Timestamp::now())?;
+        let headers = self.credentials.headers("POST", &url, &self.region, &body, Timestamp::now())?;
         let post = self.http.post(url)?.header(CONTENT_TYPE, JSON);
         let accepted = HeaderValue::from_static("application/vnd.amazon.eventstream");
         Ok(post.header(ACCEPT, accepted).headers(headers).body(body))
+    }
+
+    /// Models are listed by another host than the one that runs them.
+    fn list(&self) -> Result<RequestBuilder, Failure> {
+        let mut url = self.endpoint.join("", "/foundation-models");
+        if let Some(host) = url.host_str().and_then(|host| host.strip_prefix("bedrock-runtime")) {
+            let host = format!("bedrock{host}");
+            url.set_host(Some(&host)).map_err(|error| Failure::configuration(format!("the base URL: {error}")))?;
+        }
+        let headers = self.credentials.headers("GET", &url, &self.region, b"", Timestamp::now())?;
+        Ok(self.http.get(url)?.header(CONTENT_TYPE, JSON).headers(headers))
     }
 
     /// A model may be named by a path (an ARN), of which every separator is escaped.
@@ -69,6 +84,23 @@ impl Bedrock {
 impl Vendor for Bedrock {
     fn invoke(&self, request: Arc<Request>) -> BoxStream<'static, Result<Chunk, Failure>> {
         self.http.stream(self.post(&request), Wire::default())
+    }
+
+    fn models(&self) -> BoxFuture<'static, Result<Vec<VendorModel>, Failure>> {
+        let (http, get) = (self.http.clone(), self.list());
+        async move {
+            let answer = http.json(get, |status, body| Wire::default().refused(status, body)).await?;
+            Ok(check::named(&answer["modelSummaries"], |model| {
+                let modalities = model["outputModalities"].as_array();
+                let writes = modalities.is_none_or(|modalities| modalities.iter().any(|modality| modality == "TEXT"));
+                VendorModel {
+                    name: model["modelId"].as_str().filter(|_| writes).unwrap_or_default().to_owned(),
+                    display_name: check::text(&model["modelName"]),
+                    ..VendorModel::default()
+                }
+            }))
+        }
+        .boxed()
     }
 }
 

@@ -25,6 +25,9 @@ pub struct Config {
     /// Longest silence within an answer; a vendor's pings count as sound.
     #[serde(with = "config::duration")]
     pub providers_idle_timeout: Duration,
+    /// Longest time of a whole call, its tries, pauses and fallbacks included. A step's deadline may end it earlier.
+    #[serde(with = "config::duration")]
+    pub providers_call_timeout: Duration,
     /// Tries of one call, the first included. At least 1.
     pub providers_tries: u32,
     /// Upper bound of the first pause between tries; doubles with each.
@@ -43,6 +46,7 @@ impl Default for Config {
             providers_connect_timeout: Duration::from_secs(10),
             providers_first_byte_timeout: Duration::from_secs(60),
             providers_idle_timeout: Duration::from_secs(60),
+            providers_call_timeout: Duration::from_secs(15 * 60),
             providers_tries: 3,
             providers_retry_first: Duration::from_secs(1),
             providers_retry_last: Duration::from_secs(10),
@@ -63,6 +67,7 @@ impl ServiceConfig for Config {
             ("providers_connect_timeout", self.providers_connect_timeout),
             ("providers_first_byte_timeout", self.providers_first_byte_timeout),
             ("providers_idle_timeout", self.providers_idle_timeout),
+            ("providers_call_timeout", self.providers_call_timeout),
         ] {
             if duration.is_zero() {
                 return Err(Invalid::new(key, "must be longer than nothing"));

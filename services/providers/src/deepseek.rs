@@ -23,4 +23,5 @@ pub(crate) const FLAVOR: Flavor = Flavor {
         Effort::Off => json!({"thinking": {"type": "disabled"}}),
         effort => json!({"thinking": {"type": "enabled"}, "reasoning_effort": effort.word()}),
     },
+    check: "/models",
 };

@@ -70,6 +70,16 @@ impl Failure {
         matches!(self.class, FailureClass::Transient | FailureClass::RateLimited | FailureClass::Overloaded)
     }
 
+    /// Whether the vendor does not know the model that was asked for.
+    pub(crate) fn is_model_missing(&self) -> bool {
+        let message = self.message.to_lowercase();
+        let says = |words: &[&str]| words.iter().any(|word| message.contains(word));
+        let missing = ["not found", "not_found", "does not exist", "not a valid model", "identifier is invalid"];
+        self.class == FailureClass::InvalidRequest
+            && message.contains("model")
+            && (self.http_status == 404 || says(&missing))
+    }
+
     /// How long from `now` the vendor wants to be left alone.
     pub(crate) fn wait_asked(&self, now: Timestamp) -> Option<Duration> {
         let wait = self.retry_at?.duration_since(now);

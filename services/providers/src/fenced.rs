@@ -13,8 +13,11 @@
 
 use std::{collections::VecDeque, sync::Arc};
 
-use construct_proto::mesh::v1::model_completed::StopReason;
-use futures::stream::{self, BoxStream, StreamExt as _};
+use construct_proto::{mesh::v1::model_completed::StopReason, v1::VendorModel};
+use futures::{
+    future::BoxFuture,
+    stream::{self, BoxStream, StreamExt as _},
+};
 
 use crate::{
     failure::Failure,
@@ -38,6 +41,14 @@ struct Fenced {
 }
 
 impl Vendor for Fenced {
+    fn models(&self) -> BoxFuture<'static, Result<Vec<VendorModel>, Failure>> {
+        self.vendor.models()
+    }
+
+    fn check(&self) -> BoxFuture<'static, Result<(), Failure>> {
+        self.vendor.check()
+    }
+
     fn invoke(&self, request: Arc<Request>) -> BoxStream<'static, Result<Chunk, Failure>> {
         let (name, argument) = request.code_call();
         let reader = Reader::new(name, argument);

@@ -5,14 +5,18 @@
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use construct_domain::money::Usage;
-use construct_proto::mesh::v1::{FailureClass, model_completed::StopReason};
-use futures::stream::BoxStream;
+use construct_proto::{
+    mesh::v1::{FailureClass, model_completed::StopReason},
+    v1::VendorModel,
+};
+use futures::{FutureExt as _, future::BoxFuture, stream::BoxStream};
 use jiff::Timestamp;
 use reqwest::header::{ACCEPT, HeaderValue};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use crate::{
+    check,
     failure::{Failure, class_of_status},
     framing::{Event, ServerSentEvents},
     http::{Dialect, Endpoint, Http, class_by_words, key_header, plain_body},
@@ -56,6 +60,31 @@ impl Vendor for Gemini {
             }
         });
         self.http.stream(post, Wire::default())
+    }
+
+    fn models(&self) -> BoxFuture<'static, Result<Vec<VendorModel>, Failure>> {
+        let mut url = self.endpoint.join("/v1beta", "/v1beta/models");
+        url.query_pairs_mut().append_pair("pageSize", "1000");
+        let get = self.http.get(url).map(|get| match &self.key {
+            Some(key) => get.header("x-goog-api-key", key.clone()),
+            None => get,
+        });
+        let http = self.http.clone();
+        async move {
+            let answer = http.json(get, |status, body| Wire::default().refused(status, body)).await?;
+            Ok(check::named(&answer["models"], |model| {
+                let methods = model["supportedGenerationMethods"].as_array();
+                let generates = methods.is_none_or(|methods| methods.iter().any(|method| method == "generateContent"));
+                let name = model["name"].as_str().filter(|_| generates).unwrap_or_default();
+                VendorModel {
+                    name: name.trim_start_matches("models/").to_owned(),
+                    display_name: check::text(&model["displayName"]),
+                    context_window: check::tokens(&model["inputTokenLimit"]),
+                    max_output_tokens: check::tokens(&model["outputTokenLimit"]),
+                }
+            }))
+        }
+        .boxed()
     }
 }
 

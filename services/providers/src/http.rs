@@ -1,6 +1,8 @@
 //! What vendors reached over HTTP have in common: one client, deadlines, classified errors, and the loop that turns
 //! bytes into chunks.
 
+mod headroom;
+
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use bytes::Bytes;
@@ -11,13 +13,14 @@ use futures::{
 };
 use jiff::Timestamp;
 use reqwest::{
-    RequestBuilder, Response, Url,
+    Method, RequestBuilder, Response, Url,
     header::{CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, RETRY_AFTER},
     redirect,
 };
 use secrecy::{ExposeSecret as _, SecretString};
 use tokio::time::timeout;
 
+pub(crate) use self::headroom::{Headroom, LimitHeaders, Observe};
 use crate::{
     failure::Failure,
     framing::{Event, Framing},
@@ -26,8 +29,10 @@ use crate::{
 
 /// How much of an error's body is read; the rest says nothing more.
 const MAX_ERROR_BODY: usize = 64 * 1024;
-/// How long the body of an error may take.
-const ERROR_BODY_TIMEOUT: Duration = Duration::from_secs(10);
+/// How much of an answer that is no stream is read.
+const MAX_BODY: usize = 16 * 1024 * 1024;
+/// How long a body that is no stream may take.
+const BODY_TIMEOUT: Duration = Duration::from_secs(10);
 /// A vendor that asks for a longer pause than this is not believed.
 const MAX_RETRY_AFTER: Duration = Duration::from_secs(24 * 3600);
 
@@ -49,6 +54,8 @@ pub(crate) struct Http {
     /// that need none, so that the reason waits here for the first call.
     client: Result<reqwest::Client, Arc<str>>,
     timeouts: Timeouts,
+    /// Hears what vendors say about their limits.
+    observer: Option<Arc<dyn Observe>>,
 }
 
 impl Http {
@@ -64,17 +71,51 @@ impl Http {
             .user_agent(concat!("construct/", env!("CARGO_PKG_VERSION")))
             .build()
             .map_err(|error| Arc::from(chain(&error)));
-        Self { client, timeouts }
+        Self { client, timeouts, observer: None }
+    }
+
+    /// The same connections, of which `observer` hears what vendors say about their limits.
+    pub(crate) fn observed(&self, observer: Option<Arc<dyn Observe>>) -> Self {
+        Self { observer, ..self.clone() }
     }
 
     /// A POST to `url`.
     pub(crate) fn post(&self, url: Url) -> Result<RequestBuilder, Failure> {
+        self.request(Method::POST, url)
+    }
+
+    /// A GET of `url`.
+    pub(crate) fn get(&self, url: Url) -> Result<RequestBuilder, Failure> {
+        self.request(Method::GET, url)
+    }
+
+    fn request(&self, method: Method, url: Url) -> Result<RequestBuilder, Failure> {
         match &self.client {
-            Ok(client) => Ok(client.post(url)),
+            Ok(client) => Ok(client.request(method, url)),
             Err(reason) => {
                 Err(Failure::configuration(format!("no HTTPS client can be made on this machine: {reason}")))
             }
         }
+    }
+
+    /// Sends `request` and reads an answer that is one JSON value. `refused` says what another one means.
+    pub(crate) async fn json(
+        &self,
+        request: Result<RequestBuilder, Failure>,
+        refused: impl Fn(u16, &[u8]) -> Failure + Send,
+    ) -> Result<serde_json::Value, Failure> {
+        let patience = self.timeouts.first_byte;
+        let silent = |_| Failure::transient(format!("the vendor did not answer for {} s", patience.as_secs_f64()));
+        let response = timeout(patience, request?.send()).await.map_err(silent)?.map_err(transport)?;
+        let status = response.status().as_u16();
+        if !response.status().is_success() {
+            let retry_at = retry_at(response.headers(), Timestamp::now());
+            let body = body(response, MAX_ERROR_BODY).await;
+            return Err(refused(status, &body).with_status(status).with_retry_at(retry_at));
+        }
+        let body = body(response, MAX_BODY).await;
+        serde_json::from_slice(&body)
+            .map_err(|error| Failure::transient(format!("the vendor's answer cannot be read: {error}")))
     }
 
     /// Sends `request` and reads the answer with `dialect`.
@@ -84,6 +125,7 @@ impl Http {
         dialect: D,
     ) -> BoxStream<'static, Result<Chunk, Failure>> {
         let exchange = Exchange {
+            observer: self.observer.clone(),
             timeouts: self.timeouts,
             state: State::Unsent(request),
             framing: D::Framing::default(),
@@ -132,6 +174,8 @@ impl Endpoint {
 pub(crate) trait Dialect: Send + 'static {
     /// How the stream is cut into events.
     type Framing: Framing;
+    /// The headers in which the vendor says how much is left of its limits.
+    const LIMITS: LimitHeaders = &[];
 
     /// Reads one event.
     fn read(&mut self, event: &Event, chunks: &mut VecDeque<Chunk>) -> Result<(), Failure>;
@@ -144,6 +188,7 @@ pub(crate) trait Dialect: Send + 'static {
 }
 
 struct Exchange<D: Dialect> {
+    observer: Option<Arc<dyn Observe>>,
     timeouts: Timeouts,
     state: State,
     framing: D::Framing,
@@ -183,6 +228,9 @@ impl<D: Dialect> Exchange<D> {
             Ok(Err(error)) => return Err(transport(error)),
             Err(_) => return Err(self.silent("did not answer", self.timeouts.first_byte)),
         };
+        if let Some(observer) = &self.observer {
+            observer.headroom(headroom::read(D::LIMITS, response.headers(), Timestamp::now()));
+        }
         let status = response.status().as_u16();
         let is_json =
             response.headers().get(CONTENT_TYPE).is_some_and(|value| value.as_bytes().starts_with(b"application/json"));
@@ -190,7 +238,7 @@ impl<D: Dialect> Exchange<D> {
             return Ok(response);
         }
         let retry_at = retry_at(response.headers(), Timestamp::now());
-        let body = error_body(response).await;
+        let body = body(response, MAX_ERROR_BODY).await;
         let failure = self.dialect.refused(status, &body).with_status(status);
         // Some vendors say in the body when another try is welcome.
         let retry_at = retry_at.or(failure.retry_at);
@@ -242,14 +290,14 @@ impl<D: Dialect> Exchange<D> {
     }
 }
 
-async fn error_body(mut response: Response) -> Vec<u8> {
+async fn body(mut response: Response, limit: usize) -> Vec<u8> {
     let mut body = Vec::new();
     // What came until the time ran out or the connection broke is better than nothing.
-    let _ = timeout(ERROR_BODY_TIMEOUT, async {
+    let _ = timeout(BODY_TIMEOUT, async {
         while let Ok(Some(bytes)) = response.chunk().await {
             body.extend_from_slice(&bytes);
-            if body.len() >= MAX_ERROR_BODY {
-                body.truncate(MAX_ERROR_BODY);
+            if body.len() >= limit {
+                body.truncate(limit);
                 break;
             }
         }

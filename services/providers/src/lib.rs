@@ -9,8 +9,10 @@
 mod answer;
 mod anthropic;
 mod bedrock;
+mod breaker;
 mod call;
 mod cancels;
+mod check;
 mod config;
 mod deepseek;
 mod delta;
@@ -20,11 +22,14 @@ mod framing;
 mod gemini;
 mod http;
 mod key;
+mod keys;
+mod meter;
 mod ollama;
 mod openai;
 mod openrouter;
 mod responses;
 mod retry;
+mod router;
 mod scripted;
 #[cfg(test)]
 mod tests;
@@ -41,7 +46,9 @@ use construct_runtime::Context;
 use tokio_util::sync::CancellationToken;
 
 pub use self::config::Config;
-use self::{cancels::Cancels, http::Http, vendor::Vendors, worker::Worker};
+use self::{
+    breaker::Breakers, cancels::Cancels, check::Checks, http::Http, router::Router, vendor::Vendors, worker::Worker,
+};
 
 /// Connects to the mesh and begins to take commands.
 pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
@@ -59,11 +66,16 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
         .await?;
     let lifecycle = context.lifecycle();
     lifecycle.spawn_job("topology", bus.clone().keep_topology(lifecycle.draining()));
+    let (breakers, changed) = Breakers::new();
+    let shared = breaker::share::start(&bus, context.instance_id(), &breakers, changed, lifecycle).await;
+    shared.context("cannot hear of breakers")?;
+    let vendors = Vendors { http: Http::new(config.timeouts()), memory: Arc::default() };
+    let router = Router::new(Arc::new(vendors), common.master_keys()?, config.retries(), breakers);
+    Checks { bus: bus.clone(), router: router.clone() }.start(lifecycle);
     let worker = Worker {
         bus,
-        vendors: Vendors { http: Http::new(config.timeouts()), memory: Arc::default() },
-        keys: common.master_keys()?,
-        policy: config.retries(),
+        router,
+        call_timeout: config.providers_call_timeout,
         cancels: Cancels::default(),
         hand_back: CancellationToken::new(),
     };

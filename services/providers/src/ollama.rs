@@ -7,14 +7,17 @@
 use std::{collections::VecDeque, sync::Arc};
 
 use construct_domain::money::Usage;
-use construct_proto::mesh::v1::{FailureClass, model_completed::StopReason};
-use futures::stream::BoxStream;
+use construct_proto::{
+    mesh::v1::{FailureClass, model_completed::StopReason},
+    v1::VendorModel,
+};
+use futures::{FutureExt as _, future::BoxFuture, stream::BoxStream};
 use secrecy::ExposeSecret as _;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use crate::{
-    answer,
+    answer, check,
     failure::{Failure, class_of_status},
     framing::{Event, Lines},
     http::{Dialect, Endpoint, Http, class_by_words, plain_body},
@@ -50,6 +53,23 @@ impl Vendor for Ollama {
             }
         });
         self.http.stream(post, Wire::default())
+    }
+
+    fn models(&self) -> BoxFuture<'static, Result<Vec<VendorModel>, Failure>> {
+        let get = self.http.get(self.endpoint.join("/v1", "/api/tags")).map(|get| match &self.endpoint.key {
+            Some(key) => get.bearer_auth(key.expose_secret()),
+            None => get,
+        });
+        let http = self.http.clone();
+        async move {
+            let answer = http.json(get, |status, body| Wire::default().refused(status, body)).await?;
+            // How large a model's context is would have to be asked for each.
+            Ok(check::named(&answer["models"], |model| VendorModel {
+                name: check::text(&model["name"]),
+                ..VendorModel::default()
+            }))
+        }
+        .boxed()
     }
 }
 

@@ -7,8 +7,11 @@ mod details;
 use std::{collections::VecDeque, sync::Arc};
 
 use construct_domain::money::Usage;
-use construct_proto::mesh::v1::{FailureClass, model_completed::StopReason};
-use futures::stream::BoxStream;
+use construct_proto::{
+    mesh::v1::{FailureClass, model_completed::StopReason},
+    v1::VendorModel,
+};
+use futures::{FutureExt as _, future::BoxFuture, stream::BoxStream};
 use reqwest::header::{ACCEPT, HeaderValue};
 use secrecy::ExposeSecret as _;
 use serde::{Deserialize, Serialize};
@@ -16,9 +19,10 @@ use serde_json::{Value, json};
 
 use self::details::Details;
 use crate::{
+    check,
     failure::{Failure, class_of_status},
     framing::{self, ServerSentEvents},
-    http::{Dialect, Endpoint, Http, class_by_words, plain_body},
+    http::{Dialect, Endpoint, Http, LimitHeaders, class_by_words, plain_body},
     transcript::{Media, Part, Role, Turn},
     vendor::{Chunk, Effort, Request, Tool, Vendor},
 };
@@ -51,7 +55,50 @@ impl Vendor for OpenAi {
         });
         self.http.stream(post, Wire { tells_cost: self.flavor.tells_cost, ..Wire::default() })
     }
+
+    fn models(&self) -> BoxFuture<'static, Result<Vec<VendorModel>, Failure>> {
+        models(&self.http, &self.endpoint)
+    }
+
+    fn check(&self) -> BoxFuture<'static, Result<(), Failure>> {
+        let asked = get(&self.http, &self.endpoint, self.flavor.check);
+        async { asked.await.map(drop) }.boxed()
+    }
 }
+
+/// What is offered. The vendor itself tells names only; servers that are compatible with it tell more, each in its own way.
+pub(crate) fn models(http: &Http, endpoint: &Endpoint) -> BoxFuture<'static, Result<Vec<VendorModel>, Failure>> {
+    let asked = get(http, endpoint, "/models");
+    async {
+        let answer = asked.await?;
+        Ok(check::named(&answer["data"], |model| {
+            let windows = ["context_length", "context_window", "max_model_len"].map(|name| check::tokens(&model[name]));
+            let longest = [&model["top_provider"]["max_completion_tokens"], &model["max_completion_tokens"]];
+            VendorModel {
+                name: check::text(&model["id"]),
+                display_name: check::text(&model["name"]),
+                context_window: windows.into_iter().max().unwrap_or_default(),
+                max_output_tokens: longest.map(check::tokens).into_iter().max().unwrap_or_default(),
+            }
+        }))
+    }
+    .boxed()
+}
+
+fn get(http: &Http, endpoint: &Endpoint, path: &str) -> impl Future<Output = Result<Value, Failure>> + Send + use<> {
+    let get = http.get(endpoint.join("", path)).map(|get| match &endpoint.key {
+        Some(key) => get.bearer_auth(key.expose_secret()),
+        None => get,
+    });
+    let http = http.clone();
+    async move { http.json(get, |status, body| Wire::default().refused(status, body)).await }
+}
+
+/// What is left of the vendor's limits, and of those of many servers that are compatible with it.
+pub(crate) const LIMITS: LimitHeaders = &[
+    ("x-ratelimit-remaining-requests", "x-ratelimit-reset-requests"),
+    ("x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens"),
+];
 
 /// In what the servers that speak this protocol differ.
 pub(crate) struct Flavor {
@@ -68,6 +115,8 @@ pub(crate) struct Flavor {
     pub(crate) tells_cost: bool,
     /// The fields that say how much to think.
     pub(crate) effort: fn(Effort, &str) -> Value,
+    /// The path of the cheapest question that needs a valid key.
+    pub(crate) check: &'static str,
 }
 
 /// Which of its thoughts a server wants back.
@@ -91,6 +140,7 @@ const ORIGINAL: Flavor = Flavor {
     thoughts: Thoughts::Never,
     tells_cost: false,
     effort: |wanted, model| json!({"reasoning_effort": effort(wanted, model)}),
+    check: "/models",
 };
 
 const COMPATIBLE: Flavor = Flavor {
@@ -101,6 +151,7 @@ const COMPATIBLE: Flavor = Flavor {
     thoughts: Thoughts::WithCalls,
     tells_cost: false,
     effort: |wanted, _| json!({"reasoning_effort": wanted.word()}),
+    check: "/models",
 };
 
 /// What stands at the address: the vendor itself, or something compatible.
@@ -367,6 +418,7 @@ struct OpenCall {
 
 impl Dialect for Wire {
     type Framing = ServerSentEvents;
+    const LIMITS: LimitHeaders = LIMITS;
 
     fn read(&mut self, event: &framing::Event, chunks: &mut VecDeque<Chunk>) -> Result<(), Failure> {
         if event.data.trim() == "[DONE]" {

@@ -17,4 +17,6 @@ pub(crate) const FLAVOR: Flavor = Flavor {
     thoughts: Thoughts::Details,
     tells_cost: true,
     effort: |effort, _| json!({"reasoning": {"effort": effort.word()}}),
+    // Anybody may list the models.
+    check: "/key",
 };

@@ -5,8 +5,8 @@
 use std::{collections::VecDeque, sync::Arc};
 
 use construct_domain::money::Usage;
-use construct_proto::mesh::v1::model_completed::StopReason;
-use futures::stream::BoxStream;
+use construct_proto::{mesh::v1::model_completed::StopReason, v1::VendorModel};
+use futures::{future::BoxFuture, stream::BoxStream};
 use reqwest::header::{ACCEPT, HeaderValue};
 use secrecy::ExposeSecret as _;
 use serde::Deserialize;
@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 use crate::{
     failure::Failure,
     framing::{Event, ServerSentEvents},
-    http::{Dialect, Endpoint, Http},
+    http::{Dialect, Endpoint, Http, LimitHeaders},
     openai,
     transcript::{Media, Part, Role, Turn},
     vendor::{Chunk, Request, Tool, Vendor},
@@ -43,6 +43,10 @@ impl Vendor for Responses {
             }
         });
         self.http.stream(post, Wire::default())
+    }
+
+    fn models(&self) -> BoxFuture<'static, Result<Vec<VendorModel>, Failure>> {
+        openai::models(&self.http, &self.endpoint)
     }
 }
 
@@ -252,6 +256,7 @@ struct Wire {
 
 impl Dialect for Wire {
     type Framing = ServerSentEvents;
+    const LIMITS: LimitHeaders = openai::LIMITS;
 
     fn read(&mut self, event: &Event, chunks: &mut VecDeque<Chunk>) -> Result<(), Failure> {
         if event.data.trim() == "[DONE]" {

@@ -1,8 +1,8 @@
 //! When a failed try is followed by another within the same call.
 //!
 //! Calls are counted over all commands for one answer: the command says how many are left, and a failure how many were
-//! made, so that these retries and the reconciler's never multiply (D8 in ARCHITECTURE.md). A circuit breaker shared by
-//! all calls of a provider and model belongs in front of the first try; it will decide here as well.
+//! made, so that these retries and the reconciler's never multiply (D8 in ARCHITECTURE.md). A call that a circuit breaker
+//! refuses was not made, and does not count.
 
 use std::time::Duration;
 
@@ -27,6 +27,12 @@ impl Policy {
         if tries == 0 { self } else { Self { tries: self.tries.min(tries), ..self } }
     }
 
+    /// The longest pause that is waited for within a call, if the vendor asks for it. Beyond it the reconciler waits, which
+    /// costs no worker.
+    pub(crate) fn longest_pause(&self) -> Duration {
+        self.last.saturating_mul(2)
+    }
+
     /// The pause before the next try; none when the failure stands. `jitter` is from 0 to 1 (full jitter: many calls
     /// that failed together don't come back together). `left` is the time until the deadline: a pause that doesn't
     /// leave room for an answer is not worth waiting, the failure says when another try is welcome.
@@ -43,9 +49,8 @@ impl Policy {
         }
         let doubled = self.first.saturating_mul(2_u32.saturating_pow(failed.saturating_sub(1).min(16)));
         let pause = doubled.min(self.last).mul_f64(jitter.clamp(0.0, 1.0));
-        // Beyond the longest pause the reconciler waits, which costs no worker.
         let asked = failure.wait_asked(now).unwrap_or_default();
-        if asked > self.last.saturating_mul(2) {
+        if asked > self.longest_pause() {
             return None;
         }
         let pause = pause.max(asked);

@@ -13,9 +13,13 @@ use std::sync::Arc;
 
 use construct_proto::{
     mesh::v1::{ChatMessage, model_invoke::Purpose},
-    v1::{MessageSource, block::Block},
+    v1::{MessageSource, VendorModel, block::Block},
 };
-use futures::stream::BoxStream;
+use futures::{
+    FutureExt as _,
+    future::{self, BoxFuture},
+    stream::BoxStream,
+};
 
 pub(crate) use self::memory::Memory;
 use self::{
@@ -76,6 +80,11 @@ impl Scripted {
 impl Vendor for Scripted {
     fn invoke(&self, request: Arc<Request>) -> BoxStream<'static, Result<Chunk, Failure>> {
         self.play(&request).stream()
+    }
+
+    /// None: any name will do.
+    fn models(&self) -> BoxFuture<'static, Result<Vec<VendorModel>, Failure>> {
+        future::ready(Ok(Vec::new())).boxed()
     }
 }
 

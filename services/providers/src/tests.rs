@@ -1,7 +1,7 @@
 //! One behaviour for all vendors reached over HTTP, tested against a server that speaks their wire formats.
 
 mod content;
-mod wires;
+pub(crate) mod wires;
 
 use std::{
     cell::RefCell,
@@ -25,17 +25,17 @@ use crate::{
     answer::Completed,
     call::{
         Outcome,
-        tests::{EAGER, command, run},
+        tests::{EAGER, command, routed, router, run},
     },
     cancels::Cancel,
     delta::tests::Kept,
     failure::Failure,
     framing::Framing,
     http::{Dialect, Http, Timeouts},
-    vendor::{Chunk, Vendor, Vendors},
+    vendor::{Chunk, Open as _, Vendor, Vendors},
 };
 
-const SOON: Duration = Duration::from_secs(10);
+pub(crate) const SOON: Duration = Duration::from_secs(10);
 
 thread_local! {
     /// A client is dear to make, because it reads the machine's certificate authorities. A test has a thread and a runtime of
@@ -90,7 +90,7 @@ pub(crate) async fn until<T, E: Debug>(what: &str, mut look: impl AsyncFnMut() -
 }
 
 /// Short deadlines, so that tests of silence are quick, and long enough for a busy machine to answer within.
-fn vendors(patience: Duration) -> Vendors {
+pub(crate) fn vendors(patience: Duration) -> Vendors {
     crate::install_crypto();
     let timeouts = Timeouts { connect: SOON, first_byte: patience, idle: patience };
     let make = || Http::new(timeouts);
@@ -98,17 +98,32 @@ fn vendors(patience: Duration) -> Vendors {
     Vendors { http, memory: Arc::default() }
 }
 
-pub(crate) fn open(kind: ModelProviderType, url: &str, patience: Duration) -> Box<dyn Vendor> {
+pub(crate) fn open(kind: ModelProviderType, url: &str, patience: Duration) -> Arc<dyn Vendor> {
     // Of no meaning to any vendor but one, whose region a loopback address doesn't say.
     let base_url = if kind == ModelProviderType::Bedrock { format!("{url}/?region=us-east-1") } else { url.to_owned() };
     let provider = mesh::Provider { r#type: kind.into(), base_url, ..mesh::Provider::default() };
-    vendors(patience).open(&provider, Some(SecretString::from(KEY))).expect("the provider is valid")
+    vendors(patience).open(&provider, Some(SecretString::from(KEY)), None).expect("the provider is valid").into()
+}
+
+/// A provider with sealed keys.
+pub(crate) fn provider(wire: Wire, url: &str, keys: &[&str]) -> mesh::Provider {
+    let kind = wire.provider();
+    let base_url = if kind == ModelProviderType::Bedrock { format!("{url}/?region=us-east-1") } else { url.to_owned() };
+    let mut sealed = keys.iter().map(|key| crate::key::tests::seal("provider_1", key));
+    mesh::Provider {
+        id: "provider_1".into(),
+        r#type: kind.into(),
+        base_url,
+        api_key: sealed.next(),
+        additional_api_keys: sealed.collect(),
+        ..mesh::Provider::default()
+    }
 }
 
 async fn call(wire: Wire, server: &VendorServer) -> (Outcome, Usage, Kept) {
     let kept = Kept::default();
     let vendor = open(wire.provider(), &server.url(), SOON);
-    let (outcome, usage) = run(vendor.as_ref(), EAGER, &Cancel::default(), &kept).await;
+    let (outcome, usage) = run(&vendor, EAGER, &Cancel::default(), &kept).await;
     (outcome, usage, kept)
 }
 
@@ -251,7 +266,7 @@ async fn a_vendor_that_falls_silent_is_given_up() {
             server.reply(wire.reply(&stream).silent_after(stream.len() / 2));
         }
         let vendor = open(wire.provider(), &server.url(), Duration::from_millis(300));
-        let (outcome, _) = run(vendor.as_ref(), EAGER, &Cancel::default(), &Kept::default()).await;
+        let (outcome, _) = run(&vendor, EAGER, &Cancel::default(), &Kept::default()).await;
         let failure = failure(outcome);
         assert_eq!(failure.class, FailureClass::Transient);
         assert!(failure.message.contains("sent nothing"), "{}", failure.message);
@@ -263,7 +278,7 @@ async fn a_vendor_that_is_away_is_a_transient_failure() {
     for wire in Wire::ALL {
         let url = VendorServer::start().await.url();
         let vendor = open(wire.provider(), &url, SOON);
-        let failure = failure(run(vendor.as_ref(), EAGER, &Cancel::default(), &Kept::default()).await.0);
+        let failure = failure(run(&vendor, EAGER, &Cancel::default(), &Kept::default()).await.0);
         assert_eq!(failure.class, FailureClass::Transient);
         assert!(!failure.message.contains(&url), "{}", failure.message);
     }
@@ -280,7 +295,7 @@ async fn a_cancel_closes_the_connection() {
         let kept = Kept::default();
         let shown = kept.clone();
         let vendor = open(wire.provider(), &server.url(), SOON);
-        let calling = tokio::spawn(async move { run(vendor.as_ref(), EAGER, &cancel, &kept).await });
+        let calling = tokio::spawn(async move { run(&vendor, EAGER, &cancel, &kept).await });
         until("the first text", async || if shown.text().is_empty() { Err(()) } else { Ok(()) }).await;
         assert_eq!(server.open_answers(), 1);
         canceller.cancel("suspended");
@@ -301,23 +316,14 @@ async fn a_vendor_that_repeats_the_key_does_not_give_it_away() {
         let server = VendorServer::start().await;
         let message = format!("Incorrect API key provided: {KEY}.");
         server.reply(wire.error_saying(401, &message));
-        let vendor = open(wire.provider(), &server.url(), SOON);
         let kept = Kept::default();
         let mut progress = kept.clone();
         let mut deltas = crate::delta::Deltas::new(crate::delta::tests::marks(1), &mut progress);
-        let key = SecretString::from(KEY);
-        let call = crate::call::Call {
-            vendor: vendor.as_ref(),
-            key: Some(&key),
-            request: Arc::new(crate::vendor::Request::from_command(&command("go")).expect("whole")),
-            policy: EAGER,
-            interrupts: crate::call::Interrupts {
-                cancel: &Cancel::default(),
-                deadline: Instant::now() + SOON,
-                hand_back: tokio_util::sync::CancellationToken::new(),
-            },
-        };
-        let failure = failure(call.run(&mut deltas).await.0);
+        let router = router(Arc::new(vendors(SOON)), EAGER);
+        let mut command = command("go");
+        command.provider = Some(provider(wire, &server.url(), &[KEY]));
+        let cancel = Cancel::default();
+        let failure = failure(crate::call::answer(&router, routed(&command, &cancel), &mut deltas).await.0);
         assert_eq!(failure.message, "Incorrect API key provided: [api key].", "{wire:?}");
         assert_eq!(failure.class, FailureClass::Authentication);
     }
@@ -329,9 +335,55 @@ async fn the_client_says_who_it_is_and_reuses_its_connection() {
     let vendor = open(ModelProviderType::Anthropic, &server.url(), SOON);
     for _ in 0..2 {
         server.reply(anthropic::Answer::text("x").reply());
-        completed(run(vendor.as_ref(), EAGER, &Cancel::default(), &Kept::default()).await.0);
+        completed(run(&vendor, EAGER, &Cancel::default(), &Kept::default()).await.0);
     }
     let requests = server.requests();
     assert!(requests[0].header("user-agent").starts_with("construct/"));
     assert_eq!(requests[0].peer, requests[1].peer, "the second call came over another connection");
+}
+
+#[tokio::test]
+async fn a_key_is_checked_and_models_are_listed() {
+    for wire in Wire::ALL {
+        let server = VendorServer::start().await;
+        server.reply(Reply::json(200, &wire.listing()));
+        let vendor = open(wire.provider(), &server.url(), SOON);
+        let models = vendor.models().await.unwrap_or_else(|failure| panic!("{wire:?}: {failure}"));
+        let names: Vec<&str> = models.iter().map(|model| model.name.as_str()).collect();
+        assert_eq!(names, ["one", "two"], "{wire:?}");
+        server.reply(wire.error(401, FailureClass::Authentication));
+        let failure = vendor.check().await.expect_err("the key is refused");
+        assert_eq!((failure.class, failure.http_status), (FailureClass::Authentication, 401), "{wire:?}");
+        assert!(server.requests().iter().all(|request| request.body.is_null()), "nothing was asked of a model");
+    }
+}
+
+#[tokio::test]
+async fn what_is_left_of_a_limit_is_read_from_the_headers() {
+    for (wire, remaining, reset) in [
+        (Wire::Anthropic, "anthropic-ratelimit-output-tokens-remaining", "anthropic-ratelimit-output-tokens-reset"),
+        (Wire::OpenAi, "x-ratelimit-remaining-requests", "x-ratelimit-reset-requests"),
+        (Wire::Responses, "x-ratelimit-remaining-tokens", "x-ratelimit-reset-tokens"),
+    ] {
+        let server = VendorServer::start().await;
+        let answer = wire.answer("x");
+        server.reply(wire.reply(&answer).header(remaining, "0").header(reset, "6m0s"));
+        server.reply(wire.reply(&answer));
+        let router = router(Arc::new(vendors(SOON)), EAGER);
+        let mut command = command("go");
+        command.provider = Some(provider(wire, &server.url(), &[KEY]));
+        let mut calls = Vec::new();
+        for _ in 0..2 {
+            let mut progress = Kept::default();
+            let mut deltas = crate::delta::Deltas::new(crate::delta::tests::marks(1), &mut progress);
+            let cancel = Cancel::default();
+            calls.push(crate::call::answer(&router, routed(&command, &cancel), &mut deltas).await.0);
+        }
+        let failure = failure(calls.remove(1));
+        assert_eq!((failure.class, failure.tries), (FailureClass::RateLimited, 0), "{wire:?}");
+        let wait = failure.wait_asked(jiff::Timestamp::now()).expect("it says when");
+        assert!((Duration::from_secs(350)..=Duration::from_secs(360)).contains(&wait), "{wait:?}");
+        completed(calls.remove(0));
+        assert_eq!(server.requests().len(), 1, "the second call was not made");
+    }
 }

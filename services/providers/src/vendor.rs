@@ -5,9 +5,9 @@ use std::sync::Arc;
 use construct_domain::money::{LongContext, Prices, Rates, Usage};
 use construct_proto::{
     mesh::v1::{self as mesh, ChatMessage, ModelInvoke, model_completed::StopReason, model_invoke::Purpose},
-    v1::{self, ModelParameters, ModelProviderType, ThinkingEffort},
+    v1::{self, ModelParameters, ModelProviderType, ThinkingEffort, VendorModel},
 };
-use futures::stream::BoxStream;
+use futures::{FutureExt as _, future::BoxFuture, stream::BoxStream};
 use secrecy::SecretString;
 
 use crate::{
@@ -16,7 +16,7 @@ use crate::{
     deepseek,
     failure::Failure,
     gemini::Gemini,
-    http::{Endpoint, Http},
+    http::{Endpoint, Http, Observe},
     ollama::Ollama,
     openai::{self, OpenAi},
     openrouter,
@@ -34,6 +34,26 @@ pub(crate) trait Vendor: Send + Sync {
     /// Calls the model once, without any retry. A stream that ends without an error carried a whole answer; dropping
     /// the stream closes the vendor's connection.
     fn invoke(&self, request: Arc<Request>) -> BoxStream<'static, Result<Chunk, Failure>>;
+
+    /// Which models the vendor offers.
+    fn models(&self) -> BoxFuture<'static, Result<Vec<VendorModel>, Failure>>;
+
+    /// Asks whether the vendor takes the key. Listing models is the cheapest question nearly all of them have.
+    fn check(&self) -> BoxFuture<'static, Result<(), Failure>> {
+        let models = self.models();
+        async { models.await.map(drop) }.boxed()
+    }
+}
+
+/// Makes vendors ready to be called.
+pub(crate) trait Open: Send + Sync {
+    /// The vendor of `provider`, called with `key`. What it says about its limits is told to `observer`.
+    fn open(
+        &self,
+        provider: &mesh::Provider,
+        key: Option<SecretString>,
+        observer: Option<Arc<dyn Observe>>,
+    ) -> Result<Box<dyn Vendor>, Failure>;
 }
 
 /// A piece of an answer.
@@ -72,8 +92,6 @@ pub(crate) struct Request {
     pub(crate) tool_calling: bool,
     /// Upper bound of the answer, always known.
     pub(crate) max_tokens: u32,
-    /// What it costs.
-    pub(crate) prices: Prices,
     pub(crate) system: String,
     pub(crate) messages: Vec<ChatMessage>,
     pub(crate) tools: Vec<Tool>,
@@ -100,7 +118,8 @@ pub(crate) struct Tool {
     pub(crate) argument: String,
 }
 
-fn prices(prices: v1::Prices) -> Prices {
+/// What a model costs.
+pub(crate) fn prices(prices: v1::Prices) -> Prices {
     let v1::Prices { input, output, cache_read, cache_write, thinking, request, long_context } = prices;
     let long_context = long_context.map(|long| {
         let v1::LongContextPrices { above_input_tokens, input, output, cache_read, cache_write, thinking } = long;
@@ -113,29 +132,40 @@ impl Request {
     pub(crate) fn from_command(command: &ModelInvoke) -> Result<Self, Failure> {
         let step = command.step.as_ref().ok_or_else(|| Failure::internal("the command names no step"))?;
         let model = command.model.as_ref().ok_or_else(|| Failure::internal("the command names no model"))?;
-        let parameters = command.parameters.clone().unwrap_or_default();
+        let provider = command.provider.as_ref().ok_or_else(|| Failure::internal("the command names no provider"))?;
+        let request = Self {
+            step_id: step.step_id.clone(),
+            task_id: step.task_id.clone(),
+            purpose: command.purpose(),
+            origin: Origin::default(),
+            context_window: 0,
+            tool_calling: true,
+            model: String::new(),
+            max_tokens: 0,
+            system: command.system.clone(),
+            messages: command.messages.clone(),
+            tools: command.tools.iter().map(Tool::from_proto).collect::<Result<_, _>>()?,
+            parameters: command.parameters.clone().unwrap_or_default(),
+        };
+        Ok(request.addressed(provider, model))
+    }
+
+    /// The same request to another model.
+    #[must_use]
+    pub(crate) fn addressed(self, provider: &mesh::Provider, model: &mesh::ModelTarget) -> Self {
         let limit = match u32::try_from(model.max_output_tokens) {
             Ok(0) | Err(_) => 8_192,
             Ok(limit) => limit,
         };
-        let tools = command.tools.iter().map(Tool::from_proto).collect::<Result<_, _>>()?;
-        let provider = command.provider.as_ref().ok_or_else(|| Failure::internal("the command names no provider"))?;
         let vendor = provider.r#type().as_str_name().trim_start_matches("MODEL_PROVIDER_TYPE_").to_lowercase();
-        Ok(Self {
-            step_id: step.step_id.clone(),
-            task_id: step.task_id.clone(),
-            purpose: command.purpose(),
+        Self {
             origin: Origin { vendor, provider_id: provider.id.clone() },
             context_window: u32::try_from(model.context_window).unwrap_or(0),
             tool_calling: model.tool_calling.unwrap_or(true),
             model: model.vendor_model.clone(),
-            max_tokens: parameters.max_tokens.filter(|&asked| asked > 0).map_or(limit, |asked| asked.min(limit)),
-            prices: model.prices.map(prices).unwrap_or_default(),
-            system: command.system.clone(),
-            messages: command.messages.clone(),
-            tools,
-            parameters,
-        })
+            max_tokens: self.parameters.max_tokens.filter(|&asked| asked > 0).map_or(limit, |asked| asked.min(limit)),
+            ..self
+        }
     }
 
     /// The conversation as the vendor is told it.
@@ -223,15 +253,15 @@ pub(crate) struct Vendors {
     pub(crate) memory: Arc<Memory>,
 }
 
-impl Vendors {
-    /// The vendor of `provider`, called with `key`.
-    pub(crate) fn open(
+impl Open for Vendors {
+    fn open(
         &self,
         provider: &mesh::Provider,
         key: Option<SecretString>,
+        observer: Option<Arc<dyn Observe>>,
     ) -> Result<Box<dyn Vendor>, Failure> {
         let endpoint = |default: &str| Endpoint::parse(&provider.base_url, default, key);
-        let http = self.http.clone();
+        let http = self.http.observed(observer);
         Ok(match provider.r#type() {
             ModelProviderType::Anthropic => Box::new(Anthropic::new(http, endpoint(Anthropic::DEFAULT_BASE_URL)?)?),
             ModelProviderType::Openai => {

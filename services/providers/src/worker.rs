@@ -12,28 +12,24 @@ use construct_proto::{
     },
     v1::{self, Event},
 };
-use construct_runtime::{Context, Lifecycle, MasterKeys};
+use construct_runtime::{Context, Lifecycle};
 use futures::StreamExt as _;
 use jiff::Timestamp;
-use secrecy::SecretString;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::Instrument as _;
 
 use crate::{
-    call::{Call, Interrupts, Outcome},
+    call::{self, Outcome},
     cancels::Cancels,
     delta::{Deltas, Marks, Progress},
     failure::Failure,
-    fenced, key,
-    retry::Policy,
-    vendor::{Request, Vendor, Vendors},
+    router::{Interrupts, RoutedCall, Router, Target, in_order},
+    vendor::Request,
 };
 
 /// Deliveries of one command before it is given up: a command that took five workers down is not given a sixth.
 const MAX_DELIVERIES: u32 = 5;
-/// A call whose command names no deadline must end too.
-const DEFAULT_DEADLINE: Duration = Duration::from_secs(15 * 60);
 /// Of the time the process has to stop, the part in which calls may still finish; the rest is for handing back.
 const FINISH_SHARE: f64 = 0.7;
 /// Pause before the mesh is tried again.
@@ -43,9 +39,9 @@ const PAUSE: Duration = Duration::from_millis(500);
 #[derive(Clone)]
 pub(crate) struct Worker {
     pub(crate) bus: Bus,
-    pub(crate) vendors: Vendors,
-    pub(crate) keys: MasterKeys,
-    pub(crate) policy: Policy,
+    pub(crate) router: Router,
+    /// How long a call may take, whatever its command says.
+    pub(crate) call_timeout: Duration,
     pub(crate) cancels: Cancels,
     /// Set when calls that are still at work shall be handed back.
     pub(crate) hand_back: CancellationToken,
@@ -139,9 +135,12 @@ impl Worker {
     /// What becomes of the command; none when it shall be handed back.
     async fn answer(&self, command: &ModelInvoke, delivery: u32) -> Option<StepResult> {
         let step = command.step.clone().unwrap_or_default();
-        let (outcome, usage) = match self.prepare(command, &step, delivery) {
+        let (outcome, usage, model_id) = match self.prepare(command, &step, delivery) {
             Ok(prepared) => self.invoke(prepared, &step, delivery).await,
-            Err(failure) => (Outcome::Failed(failure), Usage::default()),
+            Err(failure) => {
+                let model = command.model.as_ref().map(|model| model.id.clone());
+                (Outcome::Failed(failure), Usage::default(), model.unwrap_or_default())
+            }
         };
         let span = tracing::Span::current();
         span.record("gen_ai.usage.input_tokens", usage.input_tokens);
@@ -170,7 +169,7 @@ impl Worker {
             delivery,
             outcome: Some(outcome),
             usage: Some(usage_to_proto(usage)),
-            model_id: command.model.as_ref().map(|model| model.id.clone()).unwrap_or_default(),
+            model_id,
         })
     }
 
@@ -180,17 +179,21 @@ impl Worker {
                 "the model call was given up: {MAX_DELIVERIES} workers were lost while they worked on it"
             )));
         }
-        let deadline = deadline(step, Timestamp::now()).ok_or_else(|| {
+        let deadline = deadline(step, Timestamp::now(), self.call_timeout).ok_or_else(|| {
             Failure::new(FailureClass::DeadlineExceeded, "the step's deadline passed before a worker was free")
         })?;
-        let provider = command.provider.as_ref().ok_or_else(|| Failure::internal("the command names no provider"))?;
-        let request = Request::from_command(command)?;
-        let key = key::open(&self.keys, &provider.id, provider.api_key.as_ref())?;
-        let vendor = fenced::around(self.vendors.open(provider, key.clone())?, &request);
-        Ok(Prepared { vendor, key, request: Arc::new(request), deadline, tries: command.tries })
+        let request = Arc::new(Request::from_command(command)?);
+        let first = Target {
+            provider: command.provider.clone().unwrap_or_default(),
+            model: command.model.clone().unwrap_or_default(),
+        };
+        let targets = in_order(first, &command.fallbacks, fastrand::f64);
+        let hedge_after = command.hedge_after.and_then(|after| Duration::try_from(after).ok());
+        let hedge_after = hedge_after.filter(|after| !after.is_zero());
+        Ok(Prepared { request, targets, hedge_after, deadline, tries: command.tries })
     }
 
-    async fn invoke(&self, prepared: Prepared, step: &StepRef, delivery: u32) -> (Outcome, Usage) {
+    async fn invoke(&self, prepared: Prepared, step: &StepRef, delivery: u32) -> (Outcome, Usage, String) {
         let guard = self.cancels.begin(&step.task_id, &step.step_id);
         let mut progress = Live(self.bus.progress());
         let marks = Marks {
@@ -205,24 +208,24 @@ impl Worker {
         if delivery > 1 {
             deltas.restart("the worker that was answering was lost".to_owned()).await;
         }
-        let call = Call {
-            vendor: prepared.vendor.as_ref(),
-            key: prepared.key.as_ref(),
+        let call = RoutedCall {
             request: prepared.request,
-            policy: self.policy.within(prepared.tries),
+            targets: prepared.targets,
+            hedge_after: prepared.hedge_after,
+            tries: prepared.tries,
             interrupts: Interrupts {
                 cancel: &guard.cancel,
                 deadline: prepared.deadline,
                 hand_back: self.hand_back.clone(),
             },
         };
-        let (outcome, usage) = call.run(&mut deltas).await;
+        let answered = call::answer(&self.router, call, &mut deltas).await;
         // Before the result, so that nobody sees the end of a step before what led to it.
         let written = progress.0.finish().await;
         if written.lost > 0 {
             tracing::warn!(lost = written.lost, "some live text could not be published; the result is whole");
         }
-        (outcome, usage)
+        answered
     }
 
     /// Publishes the result, for as long as it takes: it is paid for. False when the service stops before.
@@ -252,11 +255,11 @@ impl Worker {
 }
 
 struct Prepared {
-    vendor: Box<dyn Vendor>,
-    key: Option<SecretString>,
     request: Arc<Request>,
+    targets: Vec<Target>,
+    hedge_after: Option<Duration>,
     deadline: Instant,
-    /// Calls of the vendor that are left for this answer; 0 when the command doesn't say.
+    /// Calls of a vendor that are left for this answer; 0 when the command doesn't say.
     tries: u32,
 }
 
@@ -280,15 +283,15 @@ async fn settle(receipt: Receipt, done: bool) {
     }
 }
 
-fn deadline(step: &StepRef, now: Timestamp) -> Option<Instant> {
+fn deadline(step: &StepRef, now: Timestamp, call_timeout: Duration) -> Option<Instant> {
     let left = match &step.deadline {
-        None => DEFAULT_DEADLINE,
+        None => call_timeout,
         Some(deadline) => {
             let at = Timestamp::new(deadline.seconds, deadline.nanos).ok()?;
             Duration::try_from(at.duration_since(now)).ok()?
         }
     };
-    (!left.is_zero()).then(|| Instant::now() + left.min(Duration::from_secs(24 * 3600)))
+    (!left.is_zero()).then(|| Instant::now() + left.min(call_timeout))
 }
 
 fn usage_to_proto(usage: Usage) -> v1::Usage {

@@ -16,4 +16,5 @@ pub(crate) const FLAVOR: Flavor = Flavor {
     thoughts: Thoughts::Never,
     tells_cost: false,
     effort: |effort, _| json!({"reasoning_effort": effort.word()}),
+    check: "/models",
 };

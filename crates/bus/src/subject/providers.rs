@@ -93,12 +93,18 @@ fixed! {
 
 impl Question for BreakerState {
     type Answer = v1::Breaker;
+
+    const GROUP: &'static str = "providers";
 }
 
 impl Question for CheckProvider {
     type Answer = mesh::ProviderChecked;
+
+    const GROUP: &'static str = "providers";
 }
 
 impl Question for ListVendorModels {
     type Answer = mesh::VendorModels;
+
+    const GROUP: &'static str = "providers";
 }

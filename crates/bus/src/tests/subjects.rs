@@ -8,8 +8,8 @@ use super::{ORGANIZATION, event, execute, invoke, step, task, wake};
 use crate::{
     Address, Entity, EventType, Pool, Service,
     subject::{
-        BreakerCensus, BreakerNews, BreakerState, Cancel, CheckProvider, CodeExecute, Dead, Delta, EntityEvent, EventAddress, Journal, ListVendorModels, ModelInvoke, TaskEvent, TaskResult,
-        TaskWake, Tools,
+        self, BreakerCensus, BreakerNews, BreakerState, Cancel, CheckProvider, CodeExecute, Dead, Delta, EntityEvent,
+        EventAddress, Journal, ListVendorModels, ModelInvoke, TaskEvent, TaskResult, TaskWake, Tools,
     },
     topology::Stream,
 };

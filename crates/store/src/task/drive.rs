@@ -163,19 +163,22 @@ impl Store {
                                OR (b.agent_id IS NULL AND b.task_id IS NULL AND b.token_id IS NULL))
                     ) THEN (
                         SELECT jsonb_build_object(
-                            'targets', jsonb_build_array(jsonb_build_object(
-                                'prices', jsonb_build_object(
-                                    'input', m.input_price, 'output', m.output_price, 'cache_read', m.cache_read_price,
-                                    'cache_write', m.cache_write_price, 'thinking', m.thinking_price, 'request', m.request_price,
-                                    'long_context', m.long_context_prices),
-                                'context_window', m.context_window, 'max_output_tokens', m.max_output_tokens)),
+                            'targets', (
+                                SELECT jsonb_agg(jsonb_build_object(
+                                    'prices', jsonb_build_object(
+                                        'input', n.input_price, 'output', n.output_price, 'cache_read', n.cache_read_price,
+                                        'cache_write', n.cache_write_price, 'thinking', n.thinking_price,
+                                        'request', n.request_price, 'long_context', n.long_context_prices),
+                                    'context_window', n.context_window, 'max_output_tokens', n.max_output_tokens))
+                                FROM models n
+                                WHERE n.organization_id = a.organization_id AND (n.id = a.model_id OR EXISTS (
+                                    SELECT FROM model_fallbacks f WHERE f.model_id = a.model_id AND f.fallback_id = n.id))),
                             'transcript', t.transcript_tokens,
                             'queued', (
                                 SELECT q.estimated_tokens FROM messages q
                                 WHERE q.task_id = t.id AND q.position IS NULL AND q.processed_at IS NULL
                                 ORDER BY q.arrival LIMIT 1),
                             'instructions', octet_length(a.instructions), 'max_tokens', a.parameters -> 'max_tokens')
-                        FROM models m WHERE m.organization_id = a.organization_id AND m.id = a.model_id
                     ) END AS spending"#],
             ["WHERE t.id = $1"],
             id.uuid(),

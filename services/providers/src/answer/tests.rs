@@ -1,7 +1,5 @@
 use construct_proto::v1::block::Block;
 
-use construct_domain::money::{LongContext, Rates};
-
 use super::*;
 
 /// A request with the code tool and one question.
@@ -95,41 +93,9 @@ fn a_call_without_id_gets_one_of_its_own() {
 }
 
 #[test]
-fn what_no_vendor_counted_is_estimated() {
-    let (_, silent) = answer(vec![Chunk::Text("x".repeat(400))]);
-    assert_eq!(silent.usage(true).output_tokens, 100);
-    assert!(silent.usage(true).input_tokens > 0);
-    let (_, nothing) = answer(vec![]);
-    assert!(nothing.usage(false).is_zero());
-    let begun = Usage { input_tokens: 50, output_tokens: 1, ..Usage::default() };
-    let (_, cut) = answer(vec![Chunk::Usage(begun), Chunk::Text("x".repeat(400))]);
-    assert_eq!(cut.usage(false), Usage { input_tokens: 50, output_tokens: 100, ..Usage::default() });
-    assert_eq!(cut.usage(true), begun);
-}
-
-#[test]
 fn an_answer_without_end_is_cut() {
     let mut answer = Answer::new(&request());
     let piece = "x".repeat(1024 * 1024);
     let failed = (0..17).find_map(|_| answer.push(Chunk::Text(piece.clone())).err());
     assert_eq!(failed.map(|failure| failure.class), Some(FailureClass::InvalidRequest));
-}
-
-#[test]
-fn each_try_is_priced_by_itself_unless_the_vendor_says_what_it_has_cost() {
-    let rates = Rates { input: 20, output: 200, ..Rates::default() };
-    let long_context = Some(LongContext { above_input_tokens: 100, rates });
-    let prices = Prices { input: 10, output: 100, request: 1, long_context, ..Prices::default() };
-    let request = Request { prices, ..request() };
-    let cost = |usage: Usage| {
-        let mut answer = Answer::new(&request);
-        answer.push(Chunk::Usage(usage)).expect("within the bounds");
-        answer.usage(true).cost_pico_usd
-    };
-    let short = Usage { input_tokens: 100, output_tokens: 1, ..Usage::default() };
-    // Two tries of a hundred tokens each are not one of two hundred.
-    assert_eq!(cost(short) + cost(short), 2 * (100 * 10 + 100 + 1_000_000));
-    assert_eq!(cost(short + short), 200 * 20 + 2 * 200 + 1_000_000);
-    assert_eq!(cost(Usage { cost_pico_usd: 7, ..short }), 7);
-    assert_eq!(Answer::new(&request).usage(false).cost_pico_usd, 0, "what was never answered");
 }

@@ -197,7 +197,7 @@ async fn text_and_scripts_come_back_as_blocks_with_what_they_used() {
     server.reply(recorded::Answer::text("Let me see.").and_code("toolu_1", code).using(25, 5_000, 1_200, 90).reply());
     let vendor = open(ModelProviderType::Anthropic, &server.url(), SOON);
     let kept = Kept::default();
-    let (outcome, usage) = run(vendor.as_ref(), EAGER, &Cancel::default(), &kept).await;
+    let (outcome, usage) = run(&vendor, EAGER, &Cancel::default(), &kept).await;
     let completed = completed(outcome);
     assert_eq!(completed.stop_reason, StopReason::ToolUse);
     let blocks: Vec<Option<Piece>> = completed.blocks.into_iter().map(|block| block.block).collect();

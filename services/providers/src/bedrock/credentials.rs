@@ -33,13 +33,21 @@ impl Credentials {
     }
 
     /// The headers that prove who sends `body` to `url` at `now`.
-    pub(super) fn headers(&self, url: &Url, region: &str, body: &[u8], now: Timestamp) -> Result<HeaderMap, Failure> {
-        self.try_headers(url, region, body, now)
+    pub(super) fn headers(
+        &self,
+        method: &str,
+        url: &Url,
+        region: &str,
+        body: &[u8],
+        now: Timestamp,
+    ) -> Result<HeaderMap, Failure> {
+        self.try_headers(method, url, region, body, now)
             .map_err(|_| Failure::configuration("the API key holds characters that no HTTP header allows"))
     }
 
     fn try_headers(
         &self,
+        method: &str,
         url: &Url,
         region: &str,
         body: &[u8],
@@ -59,7 +67,7 @@ impl Credentials {
                     signed.push(("x-amz-security-token", token.expose_secret()));
                 }
                 let request =
-                    Signed { method: "POST", path: url.path(), query: "", headers: &signed, body, service: "bedrock" };
+                    Signed { method, path: url.path(), query: "", headers: &signed, body, service: "bedrock" };
                 (sign(access_key, &request, region, &date), Some((date.clone(), token)))
             }
         };
@@ -121,7 +129,7 @@ mod tests {
         let url = "https://bedrock-runtime.us-east-1.amazonaws.com/model/m/converse-stream".parse().expect("a URL");
         let headers = |key: &str| {
             let credentials = Credentials::parse(Some(&SecretString::from(key))).expect("a key");
-            credentials.headers(&url, "us-east-1", b"{}", Timestamp::UNIX_EPOCH).expect("headers")
+            credentials.headers("POST", &url, "us-east-1", b"{}", Timestamp::UNIX_EPOCH).expect("headers")
         };
         let bearer = headers("ABSKexample");
         assert_eq!(bearer[AUTHORIZATION], "Bearer ABSKexample");

@@ -1,14 +1,29 @@
+use std::{sync::Arc, time::Duration};
+
 use construct_domain::{OrganizationId, StepId, TaskId};
 use construct_proto::{
-    mesh::v1::{ChatMessage, ModelInvoke, ModelTarget, Provider, StepRef, ToolDefinition, model_invoke::Purpose},
-    v1::{Block, MessageSource, ModelProviderType, Text, block},
+    mesh::v1::{
+        ChatMessage, FailureClass, ModelInvoke, ModelTarget, Provider, StepRef, ToolDefinition, model_invoke::Purpose,
+    },
+    v1::{Block, MessageSource, ModelProviderType, Text, VendorModel, block},
 };
+use futures::{future::BoxFuture, stream::BoxStream};
+use secrecy::SecretString;
+use tokio::time::sleep;
+use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use super::*;
 use crate::{
+    breaker::Breakers,
+    cancels::Cancel,
     delta::tests::{Kept, marks},
+    http::Observe,
+    key::tests::keys,
+    retry::Policy,
+    router::{Interrupts, Target},
     scripted::Scripted,
+    vendor::{Open, Vendor},
 };
 
 /// A whole command, as the reconciler sends it: one question, the code tool, no provider's particulars, and no prices.
@@ -55,27 +70,75 @@ pub(crate) fn command(question: &str) -> ModelInvoke {
 pub(crate) const EAGER: Policy = Policy { tries: 3, first: Duration::ZERO, last: Duration::from_secs(1) };
 const PATIENT: Policy = Policy { tries: 3, first: Duration::from_secs(1), last: Duration::from_secs(10) };
 
-/// Makes a call of `vendor` with five minutes until its deadline.
-pub(crate) async fn run(vendor: &dyn Vendor, policy: Policy, cancel: &Cancel, kept: &Kept) -> (Outcome, Usage) {
-    let mut progress = kept.clone();
-    let mut deltas = Deltas::new(marks(1), &mut progress);
-    let call = Call {
-        vendor,
-        key: None,
-        request: Arc::new(Request::from_command(&command("go")).expect("the command is whole")),
-        policy,
+/// Opens one vendor, whoever is asked for.
+pub(crate) struct Only(pub(crate) Arc<dyn Vendor>);
+
+/// A vendor that several have.
+pub(crate) struct Shared(pub(crate) Arc<dyn Vendor>);
+
+impl Vendor for Shared {
+    fn invoke(&self, request: Arc<Request>) -> BoxStream<'static, Result<Chunk, Failure>> {
+        self.0.invoke(request)
+    }
+
+    fn models(&self) -> BoxFuture<'static, Result<Vec<VendorModel>, Failure>> {
+        self.0.models()
+    }
+}
+
+impl Open for Only {
+    fn open(
+        &self,
+        _: &Provider,
+        _: Option<SecretString>,
+        _: Option<Arc<dyn Observe>>,
+    ) -> Result<Box<dyn Vendor>, Failure> {
+        Ok(Box::new(Shared(Arc::clone(&self.0))))
+    }
+}
+
+/// A router of its own.
+pub(crate) fn router(vendors: Arc<dyn Open>, policy: Policy) -> Router {
+    Router::new(vendors, keys(), policy, Breakers::new().0)
+}
+
+/// A call of what a command names, with five minutes until its deadline.
+pub(crate) fn routed<'a>(command: &ModelInvoke, cancel: &'a Cancel) -> RoutedCall<'a> {
+    let first = Target {
+        provider: command.provider.clone().expect("it names a provider"),
+        model: command.model.clone().expect("it names a model"),
+    };
+    RoutedCall {
+        request: Arc::new(Request::from_command(command).expect("the command is whole")),
+        targets: crate::router::in_order(first, &command.fallbacks, || 0.0),
+        hedge_after: command.hedge_after.map(|after| Duration::try_from(after).expect("it is not negative")),
+        tries: command.tries,
         interrupts: Interrupts {
             cancel,
             deadline: Instant::now() + Duration::from_secs(300),
             hand_back: CancellationToken::new(),
         },
-    };
-    call.run(&mut deltas).await
+    }
+}
+
+/// Makes a call of `vendor`.
+pub(crate) async fn run(vendor: &Arc<dyn Vendor>, policy: Policy, cancel: &Cancel, kept: &Kept) -> (Outcome, Usage) {
+    let mut progress = kept.clone();
+    let mut deltas = Deltas::new(marks(1), &mut progress);
+    let router = router(Arc::new(Only(Arc::clone(vendor))), policy);
+    // Without prices, so that usages can be compared.
+    let mut command = command("go");
+    if let Some(model) = &mut command.model {
+        model.prices = None;
+    }
+    let (outcome, usage, _) = answer(&router, routed(&command, cancel), &mut deltas).await;
+    (outcome, usage)
 }
 
 async fn play(script: &str, cancel: &Cancel) -> (Outcome, Usage, Kept) {
     let kept = Kept::default();
     let scripted = Scripted::parse(script, "provider_1".into(), Arc::default()).expect("the script is valid");
+    let scripted: Arc<dyn Vendor> = Arc::new(scripted);
     let (outcome, usage) = run(&scripted, PATIENT, cancel, &kept).await;
     (outcome, usage, kept)
 }

@@ -8,7 +8,7 @@ use futures::TryStreamExt as _;
 use super::*;
 use crate::{
     answer::{Answer, Completed},
-    call::tests::command,
+    call::tests::{Shared, command},
     tests::open,
 };
 
@@ -89,7 +89,7 @@ async fn ask(server: &VendorServer, stop: &str, text: &str) -> Completed {
     command.messages.push(message(MessageSource::Assistant, Block::CodeInterpreterCall(call)));
     command.messages.push(message(MessageSource::System, Block::CodeInterpreterResult(result)));
     let request = Request::from_command(&command).expect("whole");
-    let vendor = around(open(ModelProviderType::Openai, &server.url(), SOON), &request);
+    let vendor = around(Box::new(Shared(open(ModelProviderType::Openai, &server.url(), SOON))), &request);
     let mut answer = Answer::new(&request);
     let chunks: Vec<Chunk> = vendor.invoke(Arc::new(request)).try_collect().await.expect("an answer");
     for chunk in chunks {

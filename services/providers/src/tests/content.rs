@@ -25,6 +25,7 @@ use crate::{
         Deltas,
         tests::{Kept, marks},
     },
+    meter::Meter,
     vendor::Request,
 };
 
@@ -56,14 +57,16 @@ async fn ask(wire: Wire, server: &VendorServer, command: &ModelInvoke) -> (Compl
     let mut progress = kept.clone();
     let mut deltas = Deltas::new(marks(1), &mut progress);
     let mut answer = Answer::new(&request);
+    let mut meter = Meter::new(Arc::clone(&request));
     let mut chunks = vendor.invoke(request);
     while let Some(chunk) = chunks.try_next().await.unwrap_or_else(|failure| panic!("{wire:?}: {failure}")) {
+        meter.see(&chunk);
         if let Some(visible) = answer.push(chunk).expect("in bounds") {
             deltas.push(visible).await;
         }
     }
     deltas.flush().await;
-    let usage = answer.usage(true);
+    let usage = meter.usage(true);
     (answer.complete(), usage, kept.events())
 }
 

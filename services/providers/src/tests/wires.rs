@@ -5,18 +5,18 @@ use construct_proto::{mesh::v1::FailureClass, v1::ModelProviderType};
 use construct_tests::vendor::{Reply, anthropic, bedrock, gemini, ollama, openai, responses};
 use serde_json::json;
 
-pub(super) const KEY: &str = "sk-test-12345";
+pub(crate) const KEY: &str = "sk-test-12345";
 
 /// What the rich answer thinks, says and runs.
-pub(super) const THOUGHT: &str = "I should look — 考.";
-pub(super) const SAID: &str = "Let me see — 😀.";
-pub(super) const CODE: &str = "const n = read_file(\"a\\tb\").length;\nprint(`${n} ä😀`)";
+pub(crate) const THOUGHT: &str = "I should look — 考.";
+pub(crate) const SAID: &str = "Let me see — 😀.";
+pub(crate) const CODE: &str = "const n = read_file(\"a\\tb\").length;\nprint(`${n} ä😀`)";
 /// What stands for the vendor's proof of a thought.
-pub(super) const PROOF: &str = "EqQBCgIYAhIMproofproofproof";
+pub(crate) const PROOF: &str = "EqQBCgIYAhIMproofproofproof";
 
 /// A vendor.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Wire {
+pub(crate) enum Wire {
     Anthropic,
     OpenAi,
     Responses,
@@ -29,7 +29,7 @@ pub(super) enum Wire {
 }
 
 impl Wire {
-    pub(super) const ALL: [Self; 9] = [
+    pub(crate) const ALL: [Self; 9] = [
         Self::Anthropic,
         Self::OpenAi,
         Self::Responses,
@@ -41,7 +41,7 @@ impl Wire {
         Self::OpenRouter,
     ];
 
-    pub(super) fn provider(self) -> ModelProviderType {
+    pub(crate) fn provider(self) -> ModelProviderType {
         match self {
             Self::Anthropic => ModelProviderType::Anthropic,
             Self::OpenAi => ModelProviderType::Openai,
@@ -56,7 +56,7 @@ impl Wire {
     }
 
     /// A text, on the wire.
-    pub(super) fn answer(self, text: &str) -> Vec<u8> {
+    pub(crate) fn answer(self, text: &str) -> Vec<u8> {
         match self {
             Self::Anthropic => anthropic::Answer::text(text).wire().into(),
             Self::OpenAi | Self::Xai | Self::DeepSeek | Self::OpenRouter => openai::Answer::text(text).wire().into(),
@@ -67,8 +67,25 @@ impl Wire {
         }
     }
 
+    /// Two models, and where the vendor lists them another one that writes nothing.
+    pub(crate) fn listing(self) -> serde_json::Value {
+        match self {
+            Self::Gemini => json!({"models": [
+                {"name": "models/one", "inputTokenLimit": 10, "supportedGenerationMethods": ["generateContent"]},
+                {"name": "models/embedding", "supportedGenerationMethods": ["embedContent"]},
+                {"name": "models/two", "supportedGenerationMethods": ["generateContent"]}]}),
+            Self::Bedrock => json!({"modelSummaries": [
+                {"modelId": "one", "outputModalities": ["TEXT"]}, {"modelId": "image", "outputModalities": ["IMAGE"]},
+                {"modelId": "two", "outputModalities": ["TEXT"]}]}),
+            Self::Ollama => json!({"models": [{"name": "one"}, {"name": "two"}]}),
+            Self::Anthropic | Self::OpenAi | Self::Responses | Self::Xai | Self::DeepSeek | Self::OpenRouter => {
+                json!({"data": [{"id": "one"}, {"id": "two"}]})
+            }
+        }
+    }
+
     /// A thought, a text, a call and every kind of usage the vendor counts, on the wire; and that usage.
-    pub(super) fn rich_answer(self) -> (Vec<u8>, Usage) {
+    pub(crate) fn rich_answer(self) -> (Vec<u8>, Usage) {
         let usage = |cache_read_tokens, cache_write_tokens| Usage {
             input_tokens: 25,
             output_tokens: 90,
@@ -113,7 +130,7 @@ impl Wire {
     }
 
     /// `stream` as the vendor labels it.
-    pub(super) fn reply(self, stream: &[u8]) -> Reply {
+    pub(crate) fn reply(self, stream: &[u8]) -> Reply {
         let label = match self {
             Self::Bedrock => bedrock::CONTENT_TYPE,
             Self::Ollama => ollama::CONTENT_TYPE,
@@ -123,7 +140,7 @@ impl Wire {
     }
 
     /// Where in the stream of an answer it becomes whole: before, it was cut.
-    pub(super) fn whole_from(self, stream: &[u8]) -> usize {
+    pub(crate) fn whole_from(self, stream: &[u8]) -> usize {
         let mark = match self {
             Self::Anthropic => "stop_reason\":\"end_turn",
             Self::OpenAi | Self::Xai | Self::DeepSeek | Self::OpenRouter => "finish_reason\":\"stop",
@@ -136,7 +153,7 @@ impl Wire {
     }
 
     /// A refusal of `class`, as the vendor words it.
-    pub(super) fn error(self, status: u16, class: FailureClass) -> Reply {
+    pub(crate) fn error(self, status: u16, class: FailureClass) -> Reply {
         self.error_saying(
             status,
             match class {
@@ -150,7 +167,7 @@ impl Wire {
     }
 
     /// A refusal with these words.
-    pub(super) fn error_saying(self, status: u16, message: &str) -> Reply {
+    pub(crate) fn error_saying(self, status: u16, message: &str) -> Reply {
         let by_status = |names: [&'static str; 8]| match status {
             401 => names[0],
             403 => names[1],
@@ -207,7 +224,7 @@ impl Wire {
     }
 
     /// Whether a thought goes back to the vendor with the call it led to, and as what.
-    pub(super) fn thought_sent_back(self) -> Option<&'static str> {
+    pub(crate) fn thought_sent_back(self) -> Option<&'static str> {
         match self {
             Self::Anthropic | Self::Responses | Self::Gemini | Self::Bedrock | Self::OpenRouter => Some(PROOF),
             Self::OpenAi | Self::DeepSeek | Self::Ollama => Some(THOUGHT),
@@ -215,11 +232,11 @@ impl Wire {
         }
     }
 
-    pub(super) fn takes_images(self) -> bool {
+    pub(crate) fn takes_images(self) -> bool {
         self != Self::DeepSeek
     }
 
-    pub(super) fn takes_documents(self) -> bool {
+    pub(crate) fn takes_documents(self) -> bool {
         matches!(self, Self::Anthropic | Self::Responses | Self::Gemini | Self::Bedrock | Self::OpenRouter)
     }
 }

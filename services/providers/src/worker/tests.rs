@@ -13,11 +13,19 @@ use uuid::Uuid;
 
 use super::*;
 use crate::{
-    call::tests::{EAGER, command},
+    call::tests::{EAGER, command, router},
     http::Http,
-    key::tests::keys,
+    key,
     tests::until,
+    vendor::Vendors,
 };
+
+const CALL_TIMEOUT: Duration = Duration::from_secs(900);
+
+fn scripted() -> Router {
+    let vendors = Vendors { http: Http::new(crate::Config::default().timeouts()), memory: Arc::default() };
+    router(Arc::new(vendors), EAGER)
+}
 
 /// A worker on a mesh of its own.
 struct Mesh {
@@ -36,12 +44,10 @@ impl Mesh {
         crate::install_crypto();
         let common = Common { shutdown_grace: Duration::from_secs(1), ..Common::default() };
         let context = Context::new("providers", common);
-        let timeouts = crate::Config::default().timeouts();
         let worker = Worker {
             bus: bus.clone(),
-            vendors: Vendors { http: Http::new(timeouts), memory: Arc::default() },
-            keys: keys(),
-            policy: EAGER,
+            router: scripted(),
+            call_timeout: CALL_TIMEOUT,
             cancels: Cancels::default(),
             hand_back: CancellationToken::new(),
         };
@@ -238,9 +244,8 @@ async fn a_stopping_worker_hands_its_call_back_and_the_next_one_voids_the_text()
     let context = Context::new("providers", Common::default());
     let worker = Worker {
         bus: mesh.bus.clone(),
-        vendors: Vendors { http: Http::new(crate::Config::default().timeouts()), memory: Arc::default() },
-        keys: keys(),
-        policy: EAGER,
+        router: scripted(),
+        call_timeout: CALL_TIMEOUT,
         cancels: Cancels::default(),
         hand_back: CancellationToken::new(),
     };
@@ -265,9 +270,8 @@ async fn a_command_delivered_too_often_is_given_up() {
     let context = Context::new("providers", Common::default());
     let worker = Worker {
         bus: mesh.bus.clone(),
-        vendors: Vendors { http: Http::new(crate::Config::default().timeouts()), memory: Arc::default() },
-        keys: keys(),
-        policy: EAGER,
+        router: scripted(),
+        call_timeout: CALL_TIMEOUT,
         cancels: Cancels::default(),
         hand_back: context.lifecycle().draining(),
     };

@@ -3,8 +3,8 @@
 use construct_domain::{OrganizationId, compute};
 use construct_proto::v1::{
     AgentSpec, CreateAgentRequest, CreateModelProviderRequest, CreateModelRequest, ListAgentsRequest,
-    ListModelProvidersRequest, ListModelsRequest, ModelFallback, ModelParameters, ModelProviderSpec, ModelProviderType, ModelSpec,
-    Prices, UpdateAgentRequest, UpdateModelProviderRequest, UpdateModelRequest,
+    ListModelProvidersRequest, ListModelsRequest, ModelFallback, ModelParameters, ModelProviderSpec, ModelProviderType,
+    ModelSpec, Prices, UpdateAgentRequest, UpdateModelProviderRequest, UpdateModelRequest,
 };
 use construct_store::{Cursor, ModelProvider, ModelProviderKind};
 use tonic::{Status, codegen::http::Uri};
@@ -380,7 +380,8 @@ fn bedrock_key(violations: &mut Violations, field: &str, api_key: &str) {
     let whole = parts.len() <= 3 && (api_key.is_empty() || parts.iter().all(|part| !part.is_empty()));
     let secret = parts.len() > 1 || !["AKIA", "ASIA"].iter().any(|prefix| api_key.starts_with(prefix));
     violations.require(whole && secret, field, || {
-        "must be `ACCESS_KEY_ID:SECRET_ACCESS_KEY`, optionally followed by `:SESSION_TOKEN`, or a Bedrock API key".into()
+        "must be `ACCESS_KEY_ID:SECRET_ACCESS_KEY`, optionally followed by `:SESSION_TOKEN`, or a Bedrock API key"
+            .into()
     });
 }
 

@@ -1,0 +1,231 @@
+//! Circuit breakers: one for each model of each provider. They keep calls away from a vendor that fails, so that nobody waits
+//! for what will not come and the vendor is left alone. They live as long as the process, and processes tell each other.
+
+pub(crate) mod share;
+pub(crate) mod state;
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use construct_proto::{
+    mesh::v1::FailureClass,
+    v1::{self, breaker as wire},
+};
+use jiff::Timestamp;
+use tokio::{sync::mpsc, time::Instant};
+
+use self::state::{Breaker, News, State, Ticket};
+use crate::failure::Failure;
+
+/// Breakers remembered at most before those that have nothing to say are forgotten.
+const LIMIT: usize = 4_096;
+
+/// Which breaker.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) struct Key {
+    pub(crate) provider_id: String,
+    pub(crate) vendor_model: String,
+}
+
+/// A breaker has changed its state.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Change {
+    pub(crate) key: Key,
+    pub(crate) news: News,
+}
+
+/// All breakers of the process. Clones are the same.
+#[derive(Debug, Clone)]
+pub(crate) struct Breakers {
+    breakers: Arc<Mutex<HashMap<Key, Breaker>>>,
+    changes: mpsc::UnboundedSender<Change>,
+}
+
+/// A call that was let through, until it is told what became of it. Dropped without, it says nothing about the vendor.
+#[derive(Debug)]
+pub(crate) struct Permit {
+    breakers: Breakers,
+    key: Key,
+    ticket: Option<Ticket>,
+}
+
+impl Breakers {
+    /// Breakers, and how they change from now on: some per cooldown and model.
+    pub(crate) fn new() -> (Self, mpsc::UnboundedReceiver<Change>) {
+        let (changes, changed) = mpsc::unbounded_channel();
+        (Self { breakers: Arc::default(), changes }, changed)
+    }
+
+    /// Why a call would be refused now.
+    pub(crate) fn refusal(&self, key: &Key) -> Option<Failure> {
+        let now = Instant::now();
+        self.lock().get(key)?.refusal(now).map(|again| refused(key, again, now))
+    }
+
+    /// Lets a call through.
+    pub(crate) fn admit(&self, key: &Key) -> Result<Permit, Failure> {
+        let now = Instant::now();
+        let admitted = self.change(key, |breaker| breaker.admit(now));
+        match admitted {
+            Ok(ticket) => Ok(Permit { breakers: self.clone(), key: key.clone(), ticket: Some(ticket) }),
+            Err(again) => Err(refused(key, again, now)),
+        }
+    }
+
+    /// How a breaker stands.
+    pub(crate) fn status(&self, key: &Key) -> v1::Breaker {
+        let (now, breakers) = (Instant::now(), self.lock());
+        let Some(breaker) = breakers.get(key) else {
+            return v1::Breaker { state: wire::State::Closed.into(), ..v1::Breaker::default() };
+        };
+        let retry_at = breaker.refusal(now).map(|again| timestamp(at(again, now)));
+        let state = match breaker.state() {
+            State::Closed => wire::State::Closed,
+            State::Open { .. } => wire::State::Open,
+            State::HalfOpen => wire::State::HalfOpen,
+        };
+        v1::Breaker { state: state.into(), failures: breaker.failures(), retry_at }
+    }
+
+    /// Takes over what another process says.
+    pub(crate) fn hear(&self, key: &Key, news: News) {
+        let now = Instant::now();
+        let mut breakers = self.lock();
+        // Of what is not known here only an open one is news.
+        if breakers.contains_key(key) || matches!(news, News::Open(_)) {
+            breakers.entry(key.clone()).or_default().hear(news, now);
+        }
+    }
+
+    /// What a process that begins is to be told.
+    pub(crate) fn open(&self) -> Vec<Change> {
+        let now = Instant::now();
+        let open = |(key, breaker): (&Key, &Breaker)| match breaker.state() {
+            State::Open { until } if until > now => {
+                Some(Change { key: key.clone(), news: News::Open(until.duration_since(now)) })
+            }
+            State::Open { .. } | State::Closed | State::HalfOpen => None,
+        };
+        self.lock().iter().filter_map(open).collect()
+    }
+
+    fn change<T>(&self, key: &Key, change: impl FnOnce(&mut Breaker) -> T) -> T {
+        let now = Instant::now();
+        let mut breakers = self.lock();
+        if breakers.len() >= LIMIT {
+            breakers.retain(|_, breaker| !breaker.is_pristine());
+        }
+        let breaker = breakers.entry(key.clone()).or_default();
+        let before = breaker.state();
+        let given = change(breaker);
+        let after = breaker.state();
+        drop(breakers);
+        if before != after {
+            let news = match after {
+                State::Closed => News::Closed,
+                State::HalfOpen => News::HalfOpen,
+                State::Open { until } => News::Open(until.saturating_duration_since(now)),
+            };
+            // Metrics and traces read these fields; people the sentence.
+            tracing::warn!(
+                construct.provider = key.provider_id,
+                gen_ai.request.model = key.vendor_model,
+                breaker.state = state_name(news),
+                "the circuit breaker of a model is {}",
+                state_name(news)
+            );
+            // An error only says that nobody shares breakers, as in tests.
+            let _ = self.changes.send(Change { key: key.clone(), news });
+        }
+        given
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<Key, Breaker>> {
+        // Nothing panics between two changes that belong together.
+        self.breakers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Permit {
+    /// The vendor has begun to answer.
+    pub(crate) fn begun(&self) {
+        if let Some(ticket) = self.ticket {
+            self.breakers.change(&self.key, |breaker| breaker.begun(ticket));
+        }
+    }
+
+    /// The whole answer came.
+    pub(crate) fn answered(mut self) {
+        if let Some(ticket) = self.ticket.take() {
+            self.breakers.change(&self.key, |breaker| breaker.well(ticket));
+        }
+    }
+
+    /// The call failed. A vendor that says no is well; of what went wrong on our side it knows nothing.
+    pub(crate) fn failed(mut self, failure: &Failure) {
+        let Some(ticket) = self.ticket else { return };
+        match failure.class {
+            FailureClass::Transient | FailureClass::Overloaded => {
+                self.breakers.change(&self.key, |breaker| breaker.ill(ticket, Instant::now()));
+            }
+            FailureClass::RateLimited
+            | FailureClass::Authentication
+            | FailureClass::InvalidRequest
+            | FailureClass::ContextTooLong
+            | FailureClass::ContentRefused => self.breakers.change(&self.key, |breaker| breaker.well(ticket)),
+            // Dropping it says as much.
+            FailureClass::DeadlineExceeded
+            | FailureClass::Configuration
+            | FailureClass::Internal
+            | FailureClass::Unspecified => return,
+        }
+        self.ticket = None;
+    }
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        if let Some(ticket) = self.ticket.take() {
+            self.breakers.change(&self.key, |breaker| breaker.abandoned(ticket, Instant::now()));
+        }
+    }
+}
+
+fn refused(key: &Key, again: Instant, now: Instant) -> Failure {
+    // Without a time in it: who counts repetitions of a failure compares its words.
+    let message = format!(
+        "the vendor has failed {} times in a row with `{}` and is left alone for a while",
+        state::FAILURES,
+        key.vendor_model
+    );
+    Failure::new(FailureClass::Overloaded, message).with_retry_at(Some(at(again, now)))
+}
+
+/// A point in the time of this process as one that others understand.
+fn at(instant: Instant, now: Instant) -> Timestamp {
+    let left = instant.saturating_duration_since(now);
+    Timestamp::now().checked_add(left).unwrap_or(Timestamp::MAX)
+}
+
+fn timestamp(at: Timestamp) -> prost_types::Timestamp {
+    prost_types::Timestamp { seconds: at.as_second(), nanos: at.subsec_nanosecond() }
+}
+
+const fn state_name(news: News) -> &'static str {
+    match news {
+        News::Closed => "closed",
+        News::Open(_) => "open",
+        News::HalfOpen => "half open",
+    }
+}
+
+/// A duration that may be shown or sent.
+pub(super) fn wire_duration(duration: Duration) -> prost_types::Duration {
+    prost_types::Duration {
+        seconds: i64::try_from(duration.as_secs()).unwrap_or(i64::MAX),
+        nanos: i32::try_from(duration.subsec_nanos()).unwrap_or(0),
+    }
+}

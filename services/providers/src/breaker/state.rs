@@ -1,0 +1,326 @@
+//! One breaker, without clock and I/O: everything is told to it.
+//!
+//! Closed, it counts failures in a row, and opens at the fifth. Open, it refuses for 10 s. Then it is half open: it lets
+//! exactly one call through, the probe, and what becomes of that closes or opens it.
+
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+/// Failures in a row that open it.
+pub(crate) const FAILURES: u32 = 5;
+/// How long it stays open.
+pub(crate) const COOLDOWN: Duration = Duration::from_secs(10);
+/// When those that come while a probe is under way are to come again: nobody knows how long that takes.
+const GLANCE: Duration = Duration::from_secs(1);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) enum State {
+    #[default]
+    Closed,
+    Open {
+        until: Instant,
+    },
+    /// A probe is under way.
+    HalfOpen,
+}
+
+/// A call that was let through. What a call says that began before the breaker last changed counts no more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Ticket {
+    era: u64,
+}
+
+/// What another process says of its breaker for the same model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum News {
+    Closed,
+    /// For so much longer.
+    Open(Duration),
+    HalfOpen,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct Breaker {
+    state: State,
+    failures: u32,
+    /// Rises with every change of state.
+    era: u64,
+}
+
+impl Breaker {
+    pub(crate) fn state(&self) -> State {
+        self.state
+    }
+
+    /// Failures in a row.
+    pub(crate) fn failures(&self) -> u32 {
+        self.failures
+    }
+
+    /// Whether it could be forgotten.
+    pub(crate) fn is_pristine(&self) -> bool {
+        self.state == State::Closed && self.failures == 0
+    }
+
+    /// When a call that comes now is to come again; none when it would be let through.
+    pub(crate) fn refusal(&self, now: Instant) -> Option<Instant> {
+        match self.state {
+            State::Closed => None,
+            State::Open { until } => (until > now).then_some(until),
+            State::HalfOpen => Some(now + GLANCE),
+        }
+    }
+
+    /// Lets a call through, or says when to come again.
+    pub(crate) fn admit(&mut self, now: Instant) -> Result<Ticket, Instant> {
+        if let Some(again) = self.refusal(now) {
+            return Err(again);
+        }
+        if matches!(self.state, State::Open { .. }) {
+            self.enter(State::HalfOpen);
+        }
+        Ok(Ticket { era: self.era })
+    }
+
+    /// The vendor has begun to answer. That is all a probe is to find out.
+    pub(crate) fn begun(&mut self, ticket: Ticket) {
+        if self.is_probe(ticket) {
+            self.close();
+        }
+    }
+
+    /// The vendor has answered, be it by saying no.
+    pub(crate) fn well(&mut self, ticket: Ticket) {
+        if self.is_probe(ticket) {
+            self.close();
+        } else if ticket.era == self.era && self.state == State::Closed {
+            self.failures = 0;
+        }
+    }
+
+    /// The vendor failed.
+    pub(crate) fn ill(&mut self, ticket: Ticket, now: Instant) {
+        if ticket.era != self.era {
+            return;
+        }
+        self.failures = self.failures.saturating_add(1);
+        if self.failures >= FAILURES || self.state == State::HalfOpen {
+            self.enter(State::Open { until: now + COOLDOWN });
+        }
+    }
+
+    /// The call says nothing about the vendor, because it was ended from our side. After a probe the next call is one.
+    pub(crate) fn abandoned(&mut self, ticket: Ticket, now: Instant) {
+        if self.is_probe(ticket) {
+            self.enter(State::Open { until: now });
+        }
+    }
+
+    /// Takes over what another process has found out. One's own probe is believed more than anybody else's news.
+    pub(crate) fn hear(&mut self, news: News, now: Instant) {
+        match (news, self.state) {
+            (News::Open(left), State::Closed) => {
+                self.failures = self.failures.max(FAILURES);
+                self.enter(State::Open { until: now + left.min(COOLDOWN) });
+            }
+            (News::Open(left), State::Open { until }) => {
+                self.state = State::Open { until: until.max(now + left.min(COOLDOWN)) };
+            }
+            // The other's probe is as good as one's own. If nothing more is heard of it, ours is next.
+            (News::HalfOpen, State::Open { until }) => self.state = State::Open { until: until.max(now + COOLDOWN) },
+            (News::Closed, State::Open { .. }) => self.close(),
+            (News::Closed | News::HalfOpen, State::Closed) | (_, State::HalfOpen) => {}
+        }
+    }
+
+    fn is_probe(&self, ticket: Ticket) -> bool {
+        ticket.era == self.era && self.state == State::HalfOpen
+    }
+
+    fn close(&mut self) {
+        self.failures = 0;
+        self.enter(State::Closed);
+    }
+
+    fn enter(&mut self, state: State) {
+        self.state = state;
+        self.era += 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+
+    fn failed(times: u32, now: Instant) -> Breaker {
+        let mut breaker = Breaker::default();
+        for _ in 0..times {
+            let ticket = breaker.admit(now).expect("closed");
+            breaker.ill(ticket, now);
+        }
+        breaker
+    }
+
+    #[test]
+    fn it_opens_at_the_fifth_failure_in_a_row_and_at_no_other() {
+        let now = Instant::now();
+        let mut breaker = failed(4, now);
+        assert_eq!(breaker.state(), State::Closed);
+        let ticket = breaker.admit(now).expect("closed");
+        breaker.well(ticket);
+        let mut breaker = failed(4, now);
+        let ticket = breaker.admit(now).expect("closed");
+        breaker.ill(ticket, now);
+        assert_eq!(breaker.state(), State::Open { until: now + COOLDOWN });
+        assert_eq!(breaker.admit(now + COOLDOWN - SECOND), Err(now + COOLDOWN));
+    }
+
+    #[test]
+    fn one_probe_is_let_through_and_decides() {
+        let now = Instant::now();
+        let later = now + COOLDOWN;
+        let mut breaker = failed(5, now);
+        let probe = breaker.admit(later).expect("the cooldown is over");
+        assert_eq!(breaker.admit(later), Err(later + GLANCE));
+        breaker.ill(probe, later);
+        assert_eq!(breaker.state(), State::Open { until: later + COOLDOWN });
+        let probe = breaker.admit(later + COOLDOWN).expect("the cooldown is over");
+        breaker.begun(probe);
+        assert!(breaker.is_pristine());
+        breaker.ill(probe, later);
+        assert!(breaker.is_pristine(), "what the probe says behind its beginning is of an earlier era");
+    }
+
+    #[test]
+    fn a_probe_that_is_abandoned_makes_room_for_another() {
+        let now = Instant::now();
+        let later = now + COOLDOWN;
+        let mut breaker = failed(5, now);
+        let probe = breaker.admit(later).expect("the cooldown is over");
+        breaker.abandoned(probe, later);
+        breaker.admit(later).expect("the next probe");
+    }
+
+    #[test]
+    fn calls_from_before_it_opened_count_no_more() {
+        let now = Instant::now();
+        let mut breaker = Breaker::default();
+        let late = breaker.admit(now).expect("closed");
+        for _ in 0..5 {
+            let ticket = breaker.admit(now).expect("closed");
+            breaker.ill(ticket, now);
+        }
+        breaker.well(late);
+        assert_eq!(breaker.state(), State::Open { until: now + COOLDOWN });
+        breaker.admit(now + COOLDOWN).expect("the probe");
+        breaker.ill(late, now + COOLDOWN);
+        breaker.well(late);
+        assert_eq!(breaker.state(), State::HalfOpen);
+    }
+
+    #[test]
+    fn what_another_process_found_out_holds_here_for_the_rest_of_its_cooldown() {
+        let now = Instant::now();
+        let mut breaker = Breaker::default();
+        breaker.hear(News::Open(4 * SECOND), now);
+        assert_eq!(breaker.admit(now), Err(now + 4 * SECOND));
+        breaker.hear(News::Open(999 * SECOND), now);
+        assert_eq!(breaker.admit(now), Err(now + COOLDOWN), "no news may keep it open for longer");
+        breaker.hear(News::HalfOpen, now + COOLDOWN);
+        assert_eq!(breaker.admit(now + COOLDOWN), Err(now + 2 * COOLDOWN), "the other one probes");
+        breaker.hear(News::Closed, now + COOLDOWN + SECOND);
+        assert!(breaker.is_pristine());
+    }
+
+    #[derive(Debug, Clone)]
+    enum Step {
+        Admit,
+        Begun(prop::sample::Index),
+        Well(prop::sample::Index),
+        Ill(prop::sample::Index),
+        Abandoned(prop::sample::Index),
+        Wait(u64),
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        let call = any::<prop::sample::Index>;
+        prop_oneof![
+            4 => Just(Step::Admit),
+            1 => call().prop_map(Step::Begun),
+            1 => call().prop_map(Step::Well),
+            6 => call().prop_map(Step::Ill),
+            1 => call().prop_map(Step::Abandoned),
+            2 => (0_u64..12_000).prop_map(Step::Wait),
+        ]
+    }
+
+    proptest! {
+        /// Whatever calls do in whatever order: never two probes at once, never a call while it is open, and it opens from
+        /// closed with the fifth failure in a row and no other.
+        #[test]
+        fn no_history_breaks_it(steps in prop::collection::vec(step(), 1..300)) {
+            let mut now = Instant::now();
+            let mut breaker = Breaker::default();
+            let mut under_way: Vec<Ticket> = Vec::new();
+            let mut probe: Option<Ticket> = None;
+            for step in steps {
+                let before = (breaker.state(), breaker.failures());
+                let pick = |under_way: &mut Vec<Ticket>, index: &prop::sample::Index| {
+                    (!under_way.is_empty()).then(|| under_way.swap_remove(index.index(under_way.len())))
+                };
+                let ended = match &step {
+                    Step::Admit => {
+                        match breaker.admit(now) {
+                            Ok(ticket) => {
+                                if before.0 != State::Closed {
+                                    prop_assert!(probe.is_none(), "two probes at once");
+                                    prop_assert_eq!(breaker.state(), State::HalfOpen);
+                                    probe = Some(ticket);
+                                }
+                                under_way.push(ticket);
+                            }
+                            Err(again) => {
+                                prop_assert_ne!(before.0, State::Closed);
+                                prop_assert!(again > now);
+                            }
+                        }
+                        None
+                    }
+                    Step::Begun(index) => {
+                        let ticket = (!under_way.is_empty()).then(|| under_way[index.index(under_way.len())]);
+                        if let Some(ticket) = ticket {
+                            breaker.begun(ticket);
+                        }
+                        ticket.filter(|ticket| probe == Some(*ticket))
+                    }
+                    Step::Well(index) => pick(&mut under_way, index).inspect(|ticket| breaker.well(*ticket)),
+                    Step::Ill(index) => pick(&mut under_way, index).inspect(|ticket| breaker.ill(*ticket, now)),
+                    Step::Abandoned(index) => {
+                        pick(&mut under_way, index).inspect(|ticket| breaker.abandoned(*ticket, now))
+                    }
+                    Step::Wait(millis) => {
+                        now += Duration::from_millis(*millis);
+                        None
+                    }
+                };
+                if ended.is_some() && ended == probe {
+                    probe = None;
+                    prop_assert_ne!(breaker.state(), State::HalfOpen, "the probe is over");
+                }
+                prop_assert_eq!(probe.is_some(), breaker.state() == State::HalfOpen);
+                if let (State::Closed, State::Open { .. }) = (before.0, breaker.state()) {
+                    prop_assert_eq!(before.1, FAILURES - 1);
+                    prop_assert!(matches!(step, Step::Ill(_)));
+                }
+                if breaker.state() == State::Closed {
+                    prop_assert!(breaker.failures() < FAILURES);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,166 @@
+use futures::FutureExt as _;
+
+use super::*;
+
+const MINUTE: Duration = Duration::from_secs(60);
+
+fn provider(keys: usize) -> Provider {
+    let key = |number: u8| SealedSecret { key_id: "k".into(), nonce: vec![number], ciphertext: vec![number] };
+    let mut keys = (1..=u8::try_from(keys).expect("few")).map(key);
+    Provider {
+        id: "provider_1".into(),
+        api_key: keys.next(),
+        additional_api_keys: keys.collect(),
+        ..Provider::default()
+    }
+}
+
+fn want(provider: &Provider) -> Want<'_> {
+    Want {
+        provider,
+        vendor_model: "m",
+        tokens: 0,
+        without: &[],
+        patience: 10 * MINUTE,
+        vendor_patience: Duration::from_secs(20),
+    }
+}
+
+fn refused(class: FailureClass, seconds: Option<u64>) -> Failure {
+    let at = seconds.map(|seconds| Timestamp::now() + Duration::from_secs(seconds));
+    Failure::new(class, "no").with_retry_at(at)
+}
+
+#[tokio::test(start_paused = true)]
+async fn calls_go_to_the_key_with_the_fewest_under_way_and_then_in_turn() {
+    let (keys, provider) = (Keys::default(), provider(3));
+    let mut leases = Vec::new();
+    for _ in 0..6 {
+        leases.push(keys.lease(&want(&provider)).await.expect("free"));
+    }
+    let used: Vec<u8> = leases.iter().map(|lease| lease.key()[0]).collect();
+    assert_eq!(used, [1, 2, 3, 1, 2, 3]);
+    drop(leases.remove(4));
+    assert_eq!(keys.lease(&want(&provider)).await.expect("free").key()[0], 2);
+}
+
+#[tokio::test(start_paused = true)]
+async fn calls_beyond_the_concurrency_wait_in_the_order_they_came() {
+    let keys = Keys::default();
+    let provider = Provider { max_concurrency: 1, ..provider(1) };
+    let first = keys.lease(&want(&provider)).await.expect("free");
+    let (second_want, third_want) = (want(&provider), want(&provider));
+    let mut second = std::pin::pin!(keys.lease(&second_want));
+    let mut third = std::pin::pin!(keys.lease(&third_want));
+    assert!(second.as_mut().now_or_never().is_none());
+    assert!(third.as_mut().now_or_never().is_none());
+    drop(first);
+    assert!(third.as_mut().now_or_never().is_none(), "the third is not before the second");
+    let second = second.await.expect("its turn");
+    assert!(third.as_mut().now_or_never().is_none());
+    drop(second);
+    third.await.expect("its turn");
+}
+
+#[tokio::test(start_paused = true)]
+async fn requests_and_tokens_of_a_minute_are_spread_over_it() {
+    let keys = Keys::default();
+    let provider = Provider { requests_per_minute: 60, tokens_per_minute: 6_000, ..provider(1) };
+    let begun = Instant::now();
+    for _ in 0..61 {
+        keys.lease(&want(&provider)).await.expect("within its patience");
+    }
+    assert_eq!(begun.elapsed().as_millis().div_ceil(100), 10, "the last waited for a sixtieth of a minute");
+
+    tokio::time::advance(MINUTE).await;
+    let large = Want { tokens: 6_000, ..want(&provider) };
+    let mut lease = keys.lease(&large).await.expect("the bucket is full");
+    lease.used(1_000);
+    let begun = Instant::now();
+    let small = Want { tokens: 5_000, ..want(&provider) };
+    keys.lease(&small).await.expect("what was not used came back");
+    assert_eq!(begun.elapsed(), Duration::ZERO);
+    keys.lease(&Want { tokens: 100, ..want(&provider) }).await.expect("within its patience");
+    assert_eq!(begun.elapsed().as_millis().div_ceil(100), 10);
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_would_wait_too_long_is_told_when_to_come_again() {
+    let keys = Keys::default();
+    let provider = Provider { requests_per_minute: 1, ..provider(1) };
+    keys.lease(&want(&provider)).await.expect("free");
+    let impatient = Want { patience: Duration::from_secs(5), ..want(&provider) };
+    let begun = Instant::now();
+    let failure = keys.lease(&impatient).await.expect_err("too long");
+    assert_eq!(failure.class, FailureClass::RateLimited);
+    assert_eq!(begun.elapsed(), Duration::ZERO, "nobody waits for what cannot come in time");
+    let wait = failure.wait_asked(Timestamp::now()).expect("it says when");
+    assert!((Duration::from_secs(58)..=MINUTE).contains(&wait), "{wait:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refused_key_is_left_out_for_five_minutes_unless_it_is_the_only_one() {
+    let (keys, two) = (Keys::default(), provider(2));
+    let lease = keys.lease(&want(&two)).await.expect("free");
+    assert!(lease.failed(&refused(FailureClass::Authentication, None), true));
+    drop(lease);
+    for _ in 0..3 {
+        assert_eq!(keys.lease(&want(&two)).await.expect("free").key()[0], 2);
+    }
+    tokio::time::advance(REFUSED).await;
+    assert_eq!(keys.lease(&want(&two)).await.expect("free").key()[0], 1);
+
+    let (keys, one) = (Keys::default(), provider(1));
+    for _ in 0..2 {
+        let lease = keys.lease(&want(&one)).await.expect("there is no other");
+        lease.failed(&refused(FailureClass::Authentication, None), false);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_limited_key_rests_until_its_reset_for_the_model_that_is_limited() {
+    let (keys, two) = (Keys::default(), provider(2));
+    let lease = keys.lease(&want(&two)).await.expect("free");
+    lease.failed(&refused(FailureClass::RateLimited, Some(600)), true);
+    drop(lease);
+    for _ in 0..2 {
+        assert_eq!(keys.lease(&want(&two)).await.expect("free").key()[0], 2);
+    }
+    let other = Want { vendor_model: "other", ..want(&two) };
+    assert_eq!(keys.lease(&other).await.expect("free").key()[0], 1);
+
+    let lease = keys.lease(&want(&two)).await.expect("free");
+    lease.observer().headroom(Headroom { exhausted_for: Some(Duration::from_secs(15)) });
+    drop(lease);
+    let begun = Instant::now();
+    assert_eq!(keys.lease(&want(&two)).await.expect("it is worth waiting").key()[0], 2);
+    assert_eq!(begun.elapsed().as_secs(), 15);
+    let lease = keys.lease(&want(&two)).await.expect("free");
+    lease.observer().headroom(Headroom { exhausted_for: Some(Duration::from_secs(30)) });
+    let begun = Instant::now();
+    keys.lease(&want(&two)).await.expect_err("longer than it is worth waiting here");
+    assert_eq!(begun.elapsed(), Duration::ZERO);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_provider_without_a_key_has_its_limits_too() {
+    let keys = Keys::default();
+    let provider = Provider { max_concurrency: 1, ..provider(0) };
+    let lease = keys.lease(&want(&provider)).await.expect("free");
+    assert!(lease.sealed.is_none());
+    let impatient = Want { patience: Duration::ZERO, ..want(&provider) };
+    keys.lease(&impatient).await.expect_err("one is under way");
+    drop(lease);
+    keys.lease(&impatient).await.expect("free again");
+}
+
+#[tokio::test(start_paused = true)]
+async fn limits_that_change_hold_at_once() {
+    let keys = Keys::default();
+    let mut provider = Provider { requests_per_minute: 1, ..provider(1) };
+    keys.lease(&want(&provider)).await.expect("free");
+    provider.requests_per_minute = 0;
+    let begun = Instant::now();
+    keys.lease(&want(&provider)).await.expect("no limit any more");
+    assert_eq!(begun.elapsed(), Duration::ZERO);
+}

@@ -1,0 +1,106 @@
+//! What a try has used so far.
+
+use std::sync::Arc;
+
+use construct_domain::money::{Prices, Usage};
+
+use crate::{
+    answer::tokens,
+    vendor::{Chunk, Request},
+};
+
+/// Counts along with the chunks of one try.
+#[derive(Debug)]
+pub(crate) struct Meter {
+    request: Arc<Request>,
+    /// What the model wrote.
+    bytes: usize,
+    reported: Option<Usage>,
+}
+
+impl Meter {
+    pub(crate) fn new(request: Arc<Request>) -> Self {
+        Self { request, bytes: 0, reported: None }
+    }
+
+    pub(crate) fn see(&mut self, chunk: &Chunk) {
+        match chunk {
+            Chunk::Text(text) | Chunk::Thinking(text) => self.bytes += text.len(),
+            Chunk::Arguments { json, .. } => self.bytes += json.len(),
+            Chunk::Usage(usage) => self.reported = Some(*usage),
+            // Opaque data is not written by the model.
+            Chunk::ThinkingData(_) | Chunk::Call { .. } | Chunk::Stop(_) => {}
+        }
+    }
+
+    /// What was used so far, with what it costs.
+    pub(crate) fn cost(&self, complete: bool, prices: &Prices) -> Usage {
+        let usage = self.usage(complete);
+        // What the vendor itself says holds, because that is what it charges.
+        if usage.cost_pico_usd > 0 { usage } else { usage.priced(prices) }
+    }
+
+    /// What was used so far; of its cost only what the vendor says. Where the vendor has not said it, it is estimated: an answer that is cut off,
+    /// or comes from a server that counts nothing, is not free.
+    pub(crate) fn usage(&self, complete: bool) -> Usage {
+        let estimated_output = tokens(self.bytes);
+        match self.reported {
+            Some(reported) if complete && reported.output_tokens > 0 => reported,
+            Some(reported) => Usage { output_tokens: reported.output_tokens.max(estimated_output), ..reported },
+            None if self.bytes == 0 && !complete => Usage::default(),
+            None => Usage {
+                input_tokens: tokens(self.request.input_chars()),
+                output_tokens: estimated_output,
+                ..Usage::default()
+            },
+        }
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use construct_domain::money::{LongContext, Rates};
+
+    use super::*;
+
+    /// What these chunks used.
+    pub(crate) fn used(request: &Request, chunks: &[Chunk], complete: bool) -> Usage {
+        let mut meter = Meter::new(Arc::new(request.clone()));
+        chunks.iter().for_each(|chunk| meter.see(chunk));
+        meter.usage(complete)
+    }
+
+    #[test]
+    fn each_try_is_priced_by_itself_unless_the_vendor_says_what_it_has_cost() {
+        let rates = Rates { input: 20, output: 200, ..Rates::default() };
+        let long_context = Some(LongContext { above_input_tokens: 100, rates });
+        let prices = Prices { input: 10, output: 100, request: 1, long_context, ..Prices::default() };
+        let request = Arc::new(crate::answer::tests::request());
+        let cost = |usage: Usage| {
+            let mut meter = Meter::new(Arc::clone(&request));
+            meter.see(&Chunk::Usage(usage));
+            meter.cost(true, &prices).cost_pico_usd
+        };
+        let short = Usage { input_tokens: 100, output_tokens: 1, ..Usage::default() };
+        // Two tries of a hundred tokens each are not one of two hundred.
+        assert_eq!(cost(short) + cost(short), 2 * (100 * 10 + 100 + 1_000_000));
+        assert_eq!(cost(short + short), 200 * 20 + 2 * 200 + 1_000_000);
+        assert_eq!(cost(Usage { cost_pico_usd: 7, ..short }), 7);
+        assert_eq!(Meter::new(request).cost(false, &prices).cost_pico_usd, 0, "what was never answered");
+    }
+
+    #[test]
+    fn what_no_vendor_counted_is_estimated() {
+        let request = crate::answer::tests::request();
+        let used = |chunks: &[Chunk], complete| used(&request, chunks, complete);
+        let text = Chunk::Text("x".repeat(400));
+        let silent = used(std::slice::from_ref(&text), true);
+        assert_eq!(silent.output_tokens, 100);
+        assert!(silent.input_tokens > 0);
+        assert!(used(&[], false).is_zero());
+        let begun = Usage { input_tokens: 50, output_tokens: 1, ..Usage::default() };
+        let cut = [Chunk::Usage(begun), text];
+        assert_eq!(used(&cut, false), Usage { input_tokens: 50, output_tokens: 100, ..Usage::default() });
+        assert_eq!(used(&cut, true), begun);
+    }
+}

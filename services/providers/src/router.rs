@@ -1,0 +1,246 @@
+//! One call of a model, wherever it ends up: over the targets in their order, each with its keys, limits, breaker, tries and
+//! pauses. Whoever calls models in this service does it through [`Router::call`].
+//!
+//! What is shared by all calls lives as long as the process: the breakers, the keys' limits, the connections.
+
+mod run;
+
+use std::{sync::Arc, time::Duration};
+
+use async_trait::async_trait;
+use construct_domain::money::{Prices, Usage};
+use construct_proto::mesh::v1::{FailureClass, ModelTarget, Provider, Route};
+use construct_runtime::MasterKeys;
+use futures::stream::BoxStream;
+use secrecy::{ExposeSecret as _, SecretString};
+use tokio::time::{Instant, sleep_until};
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    answer,
+    breaker::{self, Breakers, Permit},
+    cancels::Cancel,
+    failure::Failure,
+    fenced, key,
+    keys::{KeyId, Keys, Lease, Want},
+    meter::Meter,
+    retry::Policy,
+    vendor::{self, Chunk, Open, Request},
+};
+
+/// Calls models. Clones share everything.
+#[derive(Clone)]
+pub(crate) struct Router {
+    vendors: Arc<dyn Open>,
+    master_keys: MasterKeys,
+    policy: Policy,
+    breakers: Breakers,
+    keys: Keys,
+}
+
+/// A call to make.
+pub(crate) struct RoutedCall<'a> {
+    /// What is asked, addressed to the first target.
+    pub(crate) request: Arc<Request>,
+    /// Who may answer, in the order they are tried; see [`in_order`].
+    pub(crate) targets: Vec<Target>,
+    /// After which silence the next target is asked as well.
+    pub(crate) hedge_after: Option<Duration>,
+    /// Calls of one target at most; 0 leaves it to the service.
+    pub(crate) tries: u32,
+    pub(crate) interrupts: Interrupts<'a>,
+}
+
+/// A model at a provider.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct Target {
+    pub(crate) provider: Provider,
+    pub(crate) model: ModelTarget,
+}
+
+/// What ends a call before its answer does.
+pub(crate) struct Interrupts<'a> {
+    pub(crate) cancel: &'a Cancel,
+    pub(crate) deadline: Instant,
+    /// The process is about to stop: another one takes the command over.
+    pub(crate) hand_back: CancellationToken,
+}
+
+/// How a call ended.
+#[derive(Debug, PartialEq)]
+pub(crate) enum Ended {
+    /// The sink has the whole answer.
+    Completed,
+    Failed(Failure),
+    Cancelled {
+        reason: String,
+    },
+    HandedBack,
+}
+
+/// What became of a call.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Routed {
+    pub(crate) ended: Ended,
+    /// Everything that was used, failed tries and lost hedges included, each at its own model's prices.
+    pub(crate) usage: Usage,
+    /// The id of the model that answered, or that was called last.
+    pub(crate) model_id: String,
+}
+
+/// Where an answer goes as it comes.
+#[async_trait]
+pub(crate) trait Sink: Send {
+    /// An answer to `request` begins. What came before is void.
+    fn begin(&mut self, request: &Request);
+    /// Takes the next piece. An error ends the try.
+    async fn push(&mut self, chunk: Chunk) -> Result<(), Failure>;
+    /// When [`Sink::flush`] is due; none while nothing is gathered.
+    fn due(&self) -> Option<Instant>;
+    /// Passes on what is gathered.
+    async fn flush(&mut self);
+    /// The try failed, and what came of its answer is void. False when that cannot be taken back any more: the call ends
+    /// with this failure then.
+    async fn void(&mut self, failure: &Failure) -> bool;
+}
+
+impl Router {
+    pub(crate) fn new(vendors: Arc<dyn Open>, master_keys: MasterKeys, policy: Policy, breakers: Breakers) -> Self {
+        Self { vendors, master_keys, policy, breakers, keys: Keys::default() }
+    }
+
+    /// Makes a call.
+    pub(crate) async fn call(&self, call: RoutedCall<'_>, sink: &mut dyn Sink) -> Routed {
+        run::Run::new(self, call, sink).run().await
+    }
+
+    /// Every key of a provider, opened, numbered from 1; 0 stands for none.
+    pub(crate) fn open_keys(&self, provider: &Provider) -> Vec<(u32, Result<Option<SecretString>, Failure>)> {
+        let opened =
+            crate::keys::sealed(provider).map(|sealed| key::open(&self.master_keys, &provider.id, Some(sealed)));
+        let numbered: Vec<_> = (1..).zip(opened).collect();
+        if numbered.is_empty() { vec![(0, Ok(None))] } else { numbered }
+    }
+
+    pub(crate) fn vendors(&self) -> &dyn Open {
+        self.vendors.as_ref()
+    }
+
+    /// Begins one try at a target.
+    async fn begin(&self, want: Begin<'_>) -> Result<Trying, Failure> {
+        let Begin { target, request, .. } = want;
+        let breaker =
+            breaker::Key { provider_id: target.provider.id.clone(), vendor_model: target.model.vendor_model.clone() };
+        // Nobody waits for a key only to be refused.
+        if let Some(refusal) = self.breakers.refusal(&breaker) {
+            return Err(refusal);
+        }
+        let limited = target.provider.tokens_per_minute > 0;
+        let tokens =
+            if limited { answer::tokens(request.input_chars()).saturating_add(request.max_tokens.into()) } else { 0 };
+        let lease = self
+            .keys
+            .lease(&Want {
+                provider: &target.provider,
+                vendor_model: &target.model.vendor_model,
+                tokens,
+                without: want.without,
+                patience: want.patience,
+                vendor_patience: want.patience.min(self.policy.longest_pause()),
+            })
+            .await?;
+        let key = key::open(&self.master_keys, &target.provider.id, lease.sealed.as_ref())?;
+        let vendor = self.vendors.open(&target.provider, key.clone(), Some(lease.observer()))?;
+        let vendor = fenced::around(vendor, request);
+        let permit = self.breakers.admit(&breaker)?;
+        Ok(Trying {
+            at: want.at,
+            chunks: vendor.invoke(Arc::clone(request)),
+            meter: Meter::new(Arc::clone(request)),
+            request: Arc::clone(request),
+            early: Vec::new(),
+            permit,
+            lease,
+            key,
+        })
+    }
+}
+
+struct Begin<'a> {
+    at: usize,
+    target: &'a Target,
+    request: &'a Arc<Request>,
+    without: &'a [KeyId],
+    patience: Duration,
+}
+
+/// A try under way. Dropping it closes the vendor's connection.
+struct Trying {
+    /// Which target.
+    at: usize,
+    request: Arc<Request>,
+    chunks: BoxStream<'static, Result<Chunk, Failure>>,
+    meter: Meter,
+    /// What came before anything of the answer.
+    early: Vec<Chunk>,
+    permit: Permit,
+    lease: Lease,
+    key: Option<SecretString>,
+}
+
+impl Trying {
+    /// A failure as it may be shown.
+    fn scrubbed(&self, failure: Failure) -> Failure {
+        failure.scrubbed(self.key.as_ref().map(|key| key.expose_secret()))
+    }
+}
+
+impl Target {
+    fn prices(&self) -> Prices {
+        self.model.prices.map(vendor::prices).unwrap_or_default()
+    }
+}
+
+/// The order in which targets are tried: the first one, then its fallbacks by their order. Of those with the same order, which
+/// have weights, is drawn who comes first, second, and so on. `random` gives numbers from 0 to 1.
+pub(crate) fn in_order(first: Target, fallbacks: &[Route], mut random: impl FnMut() -> f64) -> Vec<Target> {
+    let mut routes: Vec<&Route> = fallbacks.iter().collect();
+    routes.sort_by_key(|route| route.order);
+    let mut targets = vec![first];
+    let mut rest = routes.as_slice();
+    while let Some(head) = rest.first() {
+        let (group, behind) = rest.split_at(rest.partition_point(|route| route.order == head.order));
+        rest = behind;
+        let mut group = group.to_vec();
+        while !group.is_empty() {
+            let total: f64 = group.iter().map(|route| f64::from(route.weight)).sum();
+            let mut drawn = random().clamp(0.0, 1.0) * total;
+            let at = group.iter().position(|route| {
+                drawn -= f64::from(route.weight);
+                drawn < 0.0
+            });
+            let route = group.remove(at.unwrap_or(0));
+            if let (Some(provider), Some(model)) = (&route.provider, &route.model) {
+                targets.push(Target { provider: provider.clone(), model: model.clone() });
+            }
+        }
+    }
+    targets
+}
+
+impl Interrupts<'_> {
+    async fn next(&self) -> Ended {
+        tokio::select! {
+            biased;
+            reason = self.cancel.cancelled() => Ended::Cancelled { reason },
+            () = sleep_until(self.deadline) => Ended::Failed(Failure::new(
+                FailureClass::DeadlineExceeded,
+                "the model did not finish its answer before the step's deadline",
+            )),
+            () = self.hand_back.cancelled() => Ended::HandedBack,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

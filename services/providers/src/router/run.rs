@@ -1,0 +1,351 @@
+//! A call on its way through its targets.
+
+use std::{mem, sync::Arc, time::Duration};
+
+use construct_domain::money::Usage;
+use construct_proto::mesh::v1::FailureClass;
+use futures::{StreamExt as _, future::select_all};
+use jiff::Timestamp;
+use tokio::time::{Instant, sleep, sleep_until};
+
+use super::{Begin, Ended, Routed, RoutedCall, Router, Sink, Trying};
+use crate::{
+    failure::Failure,
+    keys::{self, KeyId},
+    vendor::{Chunk, Request},
+};
+
+pub(super) struct Run<'a> {
+    router: &'a Router,
+    call: RoutedCall<'a>,
+    sink: &'a mut dyn Sink,
+    spent: Usage,
+    /// The target that answers, or was called last.
+    at: usize,
+    /// The largest number of failed calls of one target.
+    tries: u32,
+}
+
+/// How a try ended.
+enum End {
+    Completed,
+    Interrupted(Ended),
+    Failed {
+        failure: Failure,
+        /// The key it was made with.
+        key: KeyId,
+        /// Another key may fare better.
+        blames_key: bool,
+    },
+}
+
+/// How a target ended: for the whole call, or only for itself.
+enum Left {
+    For(Ended),
+    Failed(Failure),
+}
+
+impl<'a> Run<'a> {
+    pub(super) fn new(router: &'a Router, call: RoutedCall<'a>, sink: &'a mut dyn Sink) -> Self {
+        Self { router, call, sink, spent: Usage::default(), at: 0, tries: 0 }
+    }
+
+    pub(super) async fn run(mut self) -> Routed {
+        let ended = self.through_targets().await;
+        self.sink.flush().await;
+        let model_id = self.call.targets.get(self.at).map(|target| target.model.id.clone()).unwrap_or_default();
+        Routed { ended, usage: self.spent, model_id }
+    }
+
+    async fn through_targets(&mut self) -> Ended {
+        let mut failures = Vec::new();
+        let mut at = 0;
+        while at < self.call.targets.len() {
+            self.at = at;
+            let failure = match self.target(at).await {
+                Left::For(ended) => return ended,
+                Left::Failed(failure) => failure,
+            };
+            let next = self.next_after(at, &failure);
+            if let Some(next) = next {
+                tracing::warn!(
+                    class = failure.class.as_str_name(),
+                    gen_ai.request.model = self.call.targets[at].model.vendor_model,
+                    fallback = self.call.targets[next].model.vendor_model,
+                    "a model cannot answer, and its fallback is asked: {failure}"
+                );
+            }
+            failures.push(failure);
+            at = next.unwrap_or(usize::MAX);
+        }
+        Ended::Failed(self.verdict(failures))
+    }
+
+    /// Who is asked after a target that cannot answer.
+    fn next_after(&self, at: usize, failure: &Failure) -> Option<usize> {
+        let targets = &self.call.targets;
+        let mut rest = at + 1..targets.len();
+        match failure.class {
+            FailureClass::ContextTooLong => {
+                rest.find(|next| targets[*next].model.context_window > targets[at].model.context_window)
+            }
+            FailureClass::InvalidRequest if failure.is_model_missing() => rest.next(),
+            FailureClass::Transient
+            | FailureClass::RateLimited
+            | FailureClass::Overloaded
+            | FailureClass::Authentication
+            | FailureClass::Configuration => rest.next(),
+            // Another model would be asked for what this one refused, or cannot understand either.
+            FailureClass::InvalidRequest
+            | FailureClass::ContentRefused
+            | FailureClass::DeadlineExceeded
+            | FailureClass::Internal
+            | FailureClass::Unspecified => None,
+        }
+    }
+
+    /// What is said when nobody answered: what the first one failed with for which another try may help; otherwise what the
+    /// first one failed with, because it is the one that was asked for.
+    fn verdict(&self, mut failures: Vec<Failure>) -> Failure {
+        let others = failures.len().saturating_sub(1);
+        if failures.is_empty() {
+            return Failure::internal("the call names no model");
+        }
+        let at = failures.iter().position(Failure::is_retryable).unwrap_or(0);
+        let mut failure = failures.swap_remove(at);
+        failure.tries = self.tries;
+        if others > 0 {
+            failure.message = format!("{failure} (no model of {} could answer)", others + 1);
+        }
+        failure
+    }
+
+    async fn target(&mut self, at: usize) -> Left {
+        let target = self.call.targets[at].clone();
+        let request = addressed(&self.call, at);
+        let policy = self.router.policy.within(self.call.tries);
+        let is_last = at + 1 >= self.call.targets.len();
+        let mut failed = 0;
+        let mut tried: Vec<KeyId> = Vec::new();
+        loop {
+            let left = self.time_left();
+            let patience = if is_last { left } else { left.min(policy.longest_pause()) };
+            let router = self.router;
+            let begin = Begin { at, target: &target, request: &request, without: &tried, patience };
+            let begun = tokio::select! {
+                biased;
+                ended = self.call.interrupts.next() => return Left::For(counted(ended, failed)),
+                begun = router.begin(begin) => begun,
+            };
+            let trying = match begun {
+                Ok(trying) => trying,
+                Err(mut failure) => {
+                    failure.tries = failed;
+                    return Left::Failed(failure);
+                }
+            };
+            let (mut failure, key, blames_key) = match self.attempt(trying).await {
+                End::Completed => return Left::For(Ended::Completed),
+                End::Interrupted(ended) => return Left::For(counted(ended, failed + 1)),
+                End::Failed { failure, key, blames_key } => (failure, key, blames_key),
+            };
+            // Also when nothing follows here: what was shown of this answer never becomes a message.
+            if !self.sink.void(&failure).await {
+                failure.tries = failed + 1;
+                return Left::For(Ended::Failed(failure));
+            }
+            if blames_key {
+                tried.push(key);
+                if tried.len() < keys::count(&target.provider) {
+                    tracing::info!(
+                        class = failure.class.as_str_name(),
+                        http.status = failure.http_status,
+                        "an API key cannot be used now, and the call is made with the next one"
+                    );
+                    continue;
+                }
+                // All of them; after a pause they are as good as each other again.
+                tried.clear();
+            }
+            failed += 1;
+            self.tries = self.tries.max(failed);
+            failure.tries = failed;
+            let pause = policy.pause(failed, &failure, self.time_left(), Timestamp::now(), fastrand::f64());
+            let Some(pause) = pause else { return Left::Failed(failure) };
+            tracing::info!(
+                class = failure.class.as_str_name(),
+                http.status = failure.http_status,
+                pause_ms = u64::try_from(pause.as_millis()).unwrap_or(u64::MAX),
+                failed,
+                "a model call failed and is tried again: {failure}"
+            );
+            tokio::select! {
+                biased;
+                ended = self.call.interrupts.next() => return Left::For(counted(ended, failed)),
+                () = sleep(pause) => {}
+            }
+        }
+    }
+
+    /// One try, with a hedge beside it when nothing comes.
+    async fn attempt(&mut self, trying: Trying) -> End {
+        let mut tryings = vec![trying];
+        let next = tryings[0].at + 1;
+        let can_hedge = next < self.call.targets.len();
+        let mut hedge_at = self.call.hedge_after.filter(|_| can_hedge).map(|after| Instant::now() + after);
+        let mut first_end = None;
+        let at = loop {
+            let chunks = select_all(tryings.iter_mut().map(|trying| trying.chunks.next()));
+            let (chunk, at) = tokio::select! {
+                // In this order, so that a vendor that never pauses cannot outrun a cancel.
+                biased;
+                ended = self.call.interrupts.next() => {
+                    for trying in tryings {
+                        self.at = trying.at;
+                        self.leave(trying);
+                    }
+                    return End::Interrupted(ended);
+                }
+                (chunk, at, _) = chunks => (chunk, at),
+                () = sleep_until(hedge_at.unwrap_or_else(Instant::now)), if hedge_at.is_some() => {
+                    hedge_at = None;
+                    tryings.extend(hedge(self.router, &self.call, next).await);
+                    continue;
+                }
+            };
+            match chunk {
+                Some(Ok(chunk)) => {
+                    let trying = &mut tryings[at];
+                    trying.meter.see(&chunk);
+                    let begins = chunk.begins_an_answer();
+                    trying.early.push(chunk);
+                    if begins {
+                        break at;
+                    }
+                }
+                None => break at,
+                Some(Err(failure)) => {
+                    let end = self.fail(tryings.swap_remove(at), failure);
+                    // Of two that failed the first one's failure is what pauses and tries are about.
+                    let end = first_end.take().unwrap_or(end);
+                    if tryings.is_empty() {
+                        return end;
+                    }
+                    first_end = Some(end);
+                }
+            }
+        };
+        let trying = tryings.swap_remove(at);
+        for lost in tryings {
+            self.leave(lost);
+        }
+        self.at = trying.at;
+        self.stream(trying).await
+    }
+
+    /// Passes on an answer that has begun.
+    async fn stream(&mut self, mut trying: Trying) -> End {
+        trying.permit.begun();
+        self.sink.begin(&trying.request);
+        for chunk in mem::take(&mut trying.early) {
+            if let Err(failure) = self.sink.push(chunk).await {
+                return self.fail(trying, failure);
+            }
+        }
+        loop {
+            let due = self.sink.due();
+            tokio::select! {
+                // In this order, so that a vendor that never pauses can neither outrun a cancel nor hold text back.
+                biased;
+                ended = self.call.interrupts.next() => {
+                    self.leave(trying);
+                    return End::Interrupted(ended);
+                }
+                () = sleep_until(due.unwrap_or_else(Instant::now)), if due.is_some() => self.sink.flush().await,
+                chunk = trying.chunks.next() => {
+                    let failed = match chunk {
+                        None => {
+                            self.spend(&mut trying, true);
+                            trying.permit.answered();
+                            return End::Completed;
+                        }
+                        Some(Ok(chunk)) => {
+                            trying.meter.see(&chunk);
+                            self.sink.push(chunk).await.err()
+                        }
+                        Some(Err(failure)) => Some(failure),
+                    };
+                    if let Some(failure) = failed {
+                        return self.fail(trying, failure);
+                    }
+                }
+            }
+        }
+    }
+
+    fn fail(&mut self, mut trying: Trying, failure: Failure) -> End {
+        self.spend(&mut trying, false);
+        let failure = trying.scrubbed(failure);
+        let has_others = keys::count(&self.call.targets[trying.at].provider) > 1;
+        let blames_key = trying.lease.failed(&failure, has_others);
+        let key = Arc::clone(trying.lease.key());
+        trying.permit.failed(&failure);
+        End::Failed { failure, key, blames_key }
+    }
+
+    /// Ends a try that nobody waits for any more. That it was slow says nothing about the vendor's health.
+    fn leave(&mut self, mut trying: Trying) {
+        self.spend(&mut trying, false);
+    }
+
+    fn spend(&mut self, trying: &mut Trying, complete: bool) {
+        let usage = trying.meter.cost(complete, &self.call.targets[trying.at].prices());
+        let written = usage.output_tokens.saturating_add(usage.cache_write_tokens);
+        // What is read from the vendor's cache does not count towards most vendors' limits.
+        trying.lease.used(usage.input_tokens.saturating_add(written));
+        self.spent += usage;
+    }
+
+    fn time_left(&self) -> Duration {
+        self.call.interrupts.deadline.saturating_duration_since(Instant::now())
+    }
+}
+
+/// A try at the next target, if that can be made at once.
+async fn hedge(router: &Router, call: &RoutedCall<'_>, at: usize) -> Option<Trying> {
+    let target = &call.targets[at];
+    let request = addressed(call, at);
+    let begin = Begin { at, target, request: &request, without: &[], patience: Duration::ZERO };
+    let begun = router.begin(begin).await;
+    let hedge = begun.inspect_err(|failure| tracing::debug!("no hedge is made: {failure}")).ok()?;
+    tracing::info!(
+        gen_ai.request.model = target.model.vendor_model,
+        "nothing of an answer has come yet, and the next model is asked as well"
+    );
+    Some(hedge)
+}
+
+/// The request as one of the targets is asked it.
+fn addressed(call: &RoutedCall<'_>, at: usize) -> Arc<Request> {
+    // A transcript is large, and most calls never leave their first target.
+    if at == 0 {
+        return Arc::clone(&call.request);
+    }
+    let target = &call.targets[at];
+    Arc::new(Request::clone(&call.request).addressed(&target.provider, &target.model))
+}
+
+impl Chunk {
+    /// Whether the model has begun to answer. What a vendor says about tokens comes before it has.
+    fn begins_an_answer(&self) -> bool {
+        !matches!(self, Self::Usage(_))
+    }
+}
+
+/// A failure with the calls that were made.
+fn counted(mut ended: Ended, tries: u32) -> Ended {
+    if let Ended::Failed(failure) = &mut ended {
+        failure.tries = tries;
+    }
+    ended
+}

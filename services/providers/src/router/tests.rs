@@ -1,0 +1,451 @@
+//! Calls over several targets, in paused time: each target is a vendor that does what the test says.
+
+use std::{collections::HashMap, sync::Mutex};
+
+use construct_proto::{
+    mesh::v1::{ModelInvoke, model_completed::StopReason},
+    v1::{ModelProviderType, Prices as WirePrices, VendorModel},
+};
+use futures::{StreamExt as _, future::BoxFuture, stream};
+use jiff::Timestamp;
+use proptest::prelude::*;
+use tokio::time::sleep;
+
+use super::*;
+use crate::{
+    call::{
+        self, Outcome,
+        tests::{command, routed, router},
+    },
+    delta::{
+        Deltas,
+        tests::{Kept, marks},
+    },
+    http::Observe,
+    key::tests::seal,
+    vendor::Vendor,
+};
+
+const PATIENT: Policy = Policy { tries: 3, first: Duration::from_secs(1), last: Duration::from_secs(10) };
+const SECOND: Duration = Duration::from_secs(1);
+
+/// What a vendor does when it is called.
+#[derive(Debug, Clone)]
+enum Does {
+    Answer(&'static str),
+    /// After a while.
+    AnswerAfter(Duration, &'static str),
+    Fail(Failure),
+    /// With something shown before.
+    BreakAfter(&'static str, Failure),
+}
+
+/// The provider's id, and the key.
+type Called = (String, Option<String>);
+
+/// Vendors by the provider's id: what each does with its n-th call, the last of it for ever.
+#[derive(Debug, Default, Clone)]
+struct Play {
+    parts: HashMap<&'static str, Vec<Does>>,
+    /// Who was called when, with which key.
+    calls: Arc<Mutex<Vec<Called>>>,
+}
+
+struct Actor {
+    play: Play,
+    provider: String,
+    key: Option<String>,
+}
+
+impl Open for Play {
+    fn open(
+        &self,
+        provider: &Provider,
+        key: Option<SecretString>,
+        _: Option<Arc<dyn Observe>>,
+    ) -> Result<Box<dyn Vendor>, Failure> {
+        let key = key.map(|key| key.expose_secret().to_owned());
+        Ok(Box::new(Actor { play: self.clone(), provider: provider.id.clone(), key }))
+    }
+}
+
+impl Vendor for Actor {
+    fn invoke(&self, _: Arc<Request>) -> BoxStream<'static, Result<Chunk, Failure>> {
+        let mut calls = self.play.calls.lock().expect("no test panics while it holds the lock");
+        let before = calls.iter().filter(|(provider, _)| *provider == self.provider).count();
+        calls.push((self.provider.clone(), self.key.clone()));
+        let parts = &self.play.parts[self.provider.as_str()];
+        let used = || Chunk::Usage(Usage { input_tokens: 1_000_000, ..Usage::default() });
+        let text = |text: &str| [Chunk::Text(text.to_owned()), Chunk::Stop(StopReason::EndTurn)].map(Ok);
+        match parts[before.min(parts.len() - 1)].clone() {
+            Does::Answer(words) => stream::iter([Ok(used())].into_iter().chain(text(words))).boxed(),
+            Does::AnswerAfter(pause, words) => stream::iter([Ok(used())])
+                .chain(stream::once(sleep(pause)).flat_map(move |()| stream::iter(text(words))))
+                .boxed(),
+            Does::Fail(failure) => stream::iter([Err(failure)]).boxed(),
+            Does::BreakAfter(words, failure) => {
+                stream::iter([Ok(used()), Ok(Chunk::Text(words.to_owned())), Err(failure)]).boxed()
+            }
+        }
+    }
+
+    fn models(&self) -> BoxFuture<'static, Result<Vec<VendorModel>, Failure>> {
+        Box::pin(std::future::ready(Ok(Vec::new())))
+    }
+}
+
+impl Play {
+    fn of<const N: usize>(parts: [(&'static str, Vec<Does>); N]) -> Self {
+        Self { parts: HashMap::from(parts), calls: Arc::default() }
+    }
+
+    fn called(&self) -> Vec<String> {
+        let calls = self.calls.lock().expect("no test panics while it holds the lock");
+        calls.iter().map(|(provider, _)| provider.clone()).collect()
+    }
+
+    fn keys(&self) -> Vec<String> {
+        let calls = self.calls.lock().expect("no test panics while it holds the lock");
+        calls.iter().filter_map(|(_, key)| key.clone()).collect()
+    }
+}
+
+fn target(name: &str, window: i64) -> (Provider, ModelTarget) {
+    let provider = Provider { id: name.to_owned(), r#type: ModelProviderType::Openai.into(), ..Provider::default() };
+    let model = ModelTarget {
+        id: format!("model_{name}"),
+        vendor_model: name.to_owned(),
+        context_window: window,
+        max_output_tokens: 100,
+        prices: Some(WirePrices { input: 3, ..WirePrices::default() }),
+        tool_calling: None,
+    };
+    (provider, model)
+}
+
+/// A call of `a` with these fallbacks.
+fn to_a(fallbacks: &[(&str, i64)]) -> ModelInvoke {
+    let (provider, model) = target("a", 100);
+    let routes = (1..).zip(fallbacks).map(|(order, (name, window))| {
+        let (provider, model) = target(name, *window);
+        Route { provider: Some(provider), model: Some(model), order, weight: 0 }
+    });
+    ModelInvoke { provider: Some(provider), model: Some(model), fallbacks: routes.collect(), ..command("go") }
+}
+
+async fn make(router: &Router, command: &ModelInvoke) -> (Outcome, Usage, String, Kept) {
+    make_until(router, command, &Cancel::default()).await
+}
+
+async fn make_until(router: &Router, command: &ModelInvoke, cancel: &Cancel) -> (Outcome, Usage, String, Kept) {
+    let kept = Kept::default();
+    let mut progress = kept.clone();
+    let mut deltas = Deltas::new(marks(1), &mut progress);
+    let (outcome, usage, model) = call::answer(router, routed(command, cancel), &mut deltas).await;
+    (outcome, usage, model, kept)
+}
+
+fn failed(outcome: Outcome) -> Failure {
+    match outcome {
+        Outcome::Failed(failure) => failure,
+        other => panic!("not failed: {other:?}"),
+    }
+}
+
+fn down() -> Failure {
+    Failure::transient("it is down")
+}
+
+fn refusal(class: FailureClass) -> Failure {
+    Failure::new(class, "no")
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_fallback_answers_when_all_tries_of_the_model_failed() {
+    let play = Play::of([("a", vec![Does::BreakAfter("half", down())]), ("b", vec![Does::Answer("whole")])]);
+    let router = router(Arc::new(play.clone()), PATIENT);
+    let (outcome, usage, model, kept) = make(&router, &to_a(&[("b", 100)])).await;
+    assert!(matches!(outcome, Outcome::Completed(_)), "{outcome:?}");
+    assert_eq!(play.called(), ["a", "a", "a", "b"]);
+    assert_eq!((model.as_str(), kept.text().as_str()), ("model_b", "whole"));
+    assert_eq!(kept.types().iter().filter(|kind| *kind == "message.restarted").count(), 3);
+    // Four calls have read a million tokens each, at 3 micro dollars a million.
+    assert_eq!(usage.cost_pico_usd, 4 * 3_000_000);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_only_another_model_can_mend_goes_there_at_once() {
+    for (failure, called) in [
+        (refusal(FailureClass::Authentication), vec!["a", "b"]),
+        (refusal(FailureClass::RateLimited).with_retry_at(Some(Timestamp::now() + 600 * SECOND)), vec!["a", "b"]),
+        (Failure::new(FailureClass::InvalidRequest, "The model `a` does not exist"), vec!["a", "b"]),
+        (refusal(FailureClass::ContextTooLong), vec!["a", "c"]),
+        (refusal(FailureClass::ContentRefused), vec!["a"]),
+        (refusal(FailureClass::InvalidRequest), vec!["a"]),
+    ] {
+        let class = failure.class;
+        let play = Play::of([
+            ("a", vec![Does::Fail(failure)]),
+            ("b", vec![Does::Answer("b")]),
+            ("c", vec![Does::Answer("c")]),
+        ]);
+        let router = router(Arc::new(play.clone()), PATIENT);
+        let begun = Instant::now();
+        make(&router, &to_a(&[("b", 100), ("c", 1_000)])).await;
+        assert_eq!(play.called(), called, "{class:?}");
+        assert_eq!(begun.elapsed(), Duration::ZERO);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn when_nobody_answers_the_failure_that_may_pass_is_told() {
+    let play = Play::of([
+        ("a", vec![Does::Fail(refusal(FailureClass::Authentication))]),
+        ("b", vec![Does::Fail(refusal(FailureClass::Overloaded))]),
+    ]);
+    let router = router(Arc::new(play), PATIENT);
+    let failure = failed(make(&router, &to_a(&[("b", 100)])).await.0);
+    assert_eq!((failure.class, failure.tries), (FailureClass::Overloaded, 3));
+    assert!(failure.message.contains("no model of 2"), "{failure}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_fifth_failure_in_a_row_opens_the_breaker_and_ten_seconds_later_one_call_probes() {
+    let mut does = vec![Does::Fail(down()); 5];
+    does.push(Does::AnswerAfter(3 * SECOND, "well again"));
+    let play = Play::of([("a", does)]);
+    let router = router(Arc::new(play.clone()), PATIENT);
+    let first = failed(make(&router, &to_a(&[])).await.0);
+    assert_eq!((first.class, first.tries), (FailureClass::Transient, 3));
+    let second = failed(make(&router, &to_a(&[])).await.0);
+    assert_eq!((second.class, second.tries), (FailureClass::Overloaded, 2), "the breaker opened between its tries");
+    assert_eq!(play.called().len(), 5);
+
+    let begun = Instant::now();
+    let refused = failed(make(&router, &to_a(&[])).await.0);
+    assert_eq!((refused.class, refused.tries), (FailureClass::Overloaded, 0), "it costs no try");
+    assert!(refused.wait_asked(Timestamp::now()).is_some_and(|wait| wait <= 10 * SECOND));
+    assert_eq!((begun.elapsed(), play.called().len()), (Duration::ZERO, 5), "nothing was called");
+
+    tokio::time::advance(10 * SECOND).await;
+    let (probing, command) = (router.clone(), to_a(&[]));
+    let probe = tokio::spawn(async move { make(&probing, &command).await.0 });
+    sleep(SECOND).await;
+    let meanwhile = failed(make(&router, &to_a(&[])).await.0);
+    assert_eq!((meanwhile.tries, play.called().len()), (0, 6), "one probe and no more");
+    assert!(matches!(probe.await.expect("no panic"), Outcome::Completed(_)));
+    assert!(matches!(make(&router, &to_a(&[])).await.0, Outcome::Completed(_)));
+    assert_eq!(play.called().len(), 7);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_breaker_does_not_open_for_what_a_healthy_vendor_refuses() {
+    for class in [FailureClass::Authentication, FailureClass::InvalidRequest, FailureClass::RateLimited] {
+        let play = Play::of([("a", vec![Does::Fail(refusal(class))])]);
+        let router = router(Arc::new(play.clone()), Policy { tries: 1, ..PATIENT });
+        for calls in 1..=8 {
+            make(&router, &to_a(&[])).await;
+            assert_eq!(play.called().len(), calls, "{class:?}");
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_open_breaker_sends_the_call_to_the_fallback_at_once() {
+    let play = Play::of([("a", vec![Does::Fail(down())]), ("b", vec![Does::Answer("b")])]);
+    let router = router(Arc::new(play.clone()), PATIENT);
+    for _ in 0..2 {
+        make(&router, &to_a(&[("b", 100)])).await;
+    }
+    let begun = Instant::now();
+    let (outcome, _, model, _) = make(&router, &to_a(&[("b", 100)])).await;
+    assert!(matches!(outcome, Outcome::Completed(_)));
+    assert_eq!((model.as_str(), begun.elapsed()), ("model_b", Duration::ZERO));
+    assert_eq!(play.called().iter().filter(|name| *name == "a").count(), 5);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_silent_model_is_hedged_and_whoever_begins_first_answers() {
+    let hedged = |after: u64| ModelInvoke {
+        hedge_after: Some(prost_types::Duration { seconds: i64::try_from(after).expect("small"), nanos: 0 }),
+        ..to_a(&[("b", 100)])
+    };
+    let play = Play::of([
+        ("a", vec![Does::AnswerAfter(20 * SECOND, "slow")]),
+        ("b", vec![Does::AnswerAfter(SECOND, "quick")]),
+    ]);
+    let router = router(Arc::new(play.clone()), PATIENT);
+    let begun = Instant::now();
+    let (_, usage, model, kept) = make(&router, &hedged(3)).await;
+    assert_eq!((model.as_str(), kept.text().as_str(), begun.elapsed()), ("model_b", "quick", 4 * SECOND));
+    assert_eq!(usage.input_tokens, 2_000_000, "what the loser had read is paid for");
+    assert_eq!(kept.types(), ["message.delta"], "nobody saw that two were asked");
+
+    let begun = Instant::now();
+    let (_, _, model, kept) = make(&router, &hedged(19)).await;
+    assert_eq!((model.as_str(), kept.text().as_str()), ("model_a", "slow"), "the first may still win");
+    assert_eq!(begun.elapsed(), 20 * SECOND);
+    assert_eq!(play.called(), ["a", "b", "a", "b"]);
+    make(&router, &hedged(21)).await;
+    assert_eq!(play.called().len(), 5, "in time, nobody else is asked");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_hedge_goes_on_alone_when_the_model_fails() {
+    let play = Play::of([
+        ("a", vec![Does::AnswerAfter(5 * SECOND, "never seen"), Does::Fail(down())]),
+        ("b", vec![Does::AnswerAfter(4 * SECOND, "b")]),
+    ]);
+    let router = router(Arc::new(play), PATIENT);
+    let mut command = to_a(&[("b", 100)]);
+    command.hedge_after = Some(prost_types::Duration { seconds: 2, nanos: 0 });
+    let (_, _, model, _) = make(&router, &command).await;
+    assert_eq!(model, "model_a");
+    let (_, _, model, kept) = make(&router, &command).await;
+    // It fails before a hedge is made, again and again, until it is the fallback's turn.
+    assert_eq!((model.as_str(), kept.text().as_str()), ("model_b", "b"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_refused_key_is_followed_by_the_next_one_at_once() {
+    for class in [FailureClass::Authentication, FailureClass::RateLimited] {
+        let play = Play::of([("a", vec![Does::Fail(refusal(class)), Does::Answer("x")])]);
+        let router = router(Arc::new(play.clone()), PATIENT);
+        let mut command = to_a(&[]);
+        let provider = command.provider.as_mut().expect("set");
+        provider.api_key = Some(seal("a", "sk-one"));
+        provider.additional_api_keys = vec![seal("a", "sk-two-longer")];
+        let begun = Instant::now();
+        let (outcome, ..) = make(&router, &command).await;
+        assert!(matches!(outcome, Outcome::Completed(_)), "{outcome:?}");
+        assert_eq!(begun.elapsed(), Duration::ZERO);
+        make(&router, &command).await;
+        assert_eq!(play.keys(), ["sk-one", "sk-two-longer", "sk-two-longer"], "the refused one is left out");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn when_every_key_is_refused_the_failure_stands() {
+    let play = Play::of([("a", vec![Does::Fail(refusal(FailureClass::Authentication))])]);
+    let router = router(Arc::new(play.clone()), PATIENT);
+    let mut command = to_a(&[]);
+    let provider = command.provider.as_mut().expect("set");
+    provider.api_key = Some(seal("a", "sk-one"));
+    provider.additional_api_keys = vec![seal("a", "sk-two-longer")];
+    let failure = failed(make(&router, &command).await.0);
+    assert_eq!((failure.class, failure.tries), (FailureClass::Authentication, 1));
+    assert_eq!(play.keys(), ["sk-one", "sk-two-longer"]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cancel_ends_the_wait_for_a_key_at_once() {
+    let play = Play::of([("a", vec![Does::AnswerAfter(100 * SECOND, "x")])]);
+    let router = router(Arc::new(play.clone()), PATIENT);
+    let mut command = to_a(&[]);
+    command.provider.as_mut().expect("set").max_concurrency = 1;
+    let (first, occupying) = (router.clone(), command.clone());
+    let first = tokio::spawn(async move { make(&first, &occupying).await.0 });
+    sleep(SECOND).await;
+    let cancel = Cancel::default();
+    let canceller = cancel.clone();
+    tokio::spawn(async move {
+        sleep(7 * SECOND).await;
+        canceller.cancel("suspended");
+    });
+    let begun = Instant::now();
+    let (outcome, ..) = make_until(&router, &command, &cancel).await;
+    assert_eq!(outcome, Outcome::Cancelled { reason: "suspended".into() });
+    assert_eq!((begun.elapsed(), play.called().len()), (7 * SECOND, 1));
+    assert!(matches!(first.await.expect("no panic"), Outcome::Completed(_)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn pauses_are_drawn_between_nothing_and_a_bound_that_doubles() {
+    let mut longest = [Duration::ZERO; 2];
+    for _ in 0..200 {
+        let play = Play::of([("a", vec![Does::Fail(refusal(FailureClass::RateLimited))])]);
+        let router = router(Arc::new(play), Policy { tries: 2, ..PATIENT });
+        let begun = Instant::now();
+        make(&router, &to_a(&[])).await;
+        assert!(begun.elapsed() <= SECOND);
+        longest[usize::from(begun.elapsed() > SECOND / 2)] += SECOND;
+    }
+    assert!(longest.iter().all(|times| *times > 50 * SECOND), "full jitter: {longest:?}");
+}
+
+/// A sink whose client has already seen what came.
+#[derive(Default)]
+struct Final(Vec<Chunk>);
+
+#[async_trait]
+impl Sink for Final {
+    fn begin(&mut self, _: &Request) {}
+
+    async fn push(&mut self, chunk: Chunk) -> Result<(), Failure> {
+        self.0.push(chunk);
+        Ok(())
+    }
+
+    fn due(&self) -> Option<Instant> {
+        None
+    }
+
+    async fn flush(&mut self) {}
+
+    async fn void(&mut self, _: &Failure) -> bool {
+        self.0.is_empty()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_cannot_be_taken_back_is_not_begun_again() {
+    let play =
+        Play::of([("a", vec![Does::Fail(down()), Does::BreakAfter("half", down())]), ("b", vec![Does::Answer("b")])]);
+    let router = router(Arc::new(play.clone()), PATIENT);
+    let cancel = Cancel::default();
+    let mut sink = Final::default();
+    let routed = router.call(routed(&to_a(&[("b", 100)]), &cancel), &mut sink).await;
+    assert!(matches!(routed.ended, Ended::Failed(failure) if failure.tries == 2));
+    assert_eq!((play.called().len(), routed.model_id.as_str()), (2, "model_a"));
+}
+
+#[test]
+fn weights_decide_within_an_order_only() {
+    let route = |name: &str, order, weight| {
+        let (provider, model) = target(name, 1);
+        Route { provider: Some(provider), model: Some(model), order, weight }
+    };
+    let (provider, model) = target("a", 1);
+    let first = Target { provider, model };
+    let routes = [route("d", 2, 0), route("b", 1, 30), route("c", 1, 70)];
+    let names = |random: f64| -> Vec<String> {
+        in_order(first.clone(), &routes, || random).into_iter().map(|target| target.model.vendor_model).collect()
+    };
+    assert_eq!(names(0.29), ["a", "b", "c", "d"]);
+    assert_eq!(names(0.31), ["a", "c", "b", "d"]);
+    assert_eq!(names(1.0), ["a", "b", "c", "d"]);
+}
+
+proptest! {
+    #[test]
+    fn every_fallback_is_tried_once_whatever_is_drawn(
+        routes in prop::collection::vec((0_u32..4, 0_u32..1_001), 0..9),
+        drawn in prop::collection::vec(0.0_f64..1.0, 9),
+    ) {
+        let routes: Vec<Route> = routes.into_iter().enumerate().map(|(at, (order, weight))| {
+            let (provider, model) = target(&at.to_string(), 1);
+            Route { provider: Some(provider), model: Some(model), order, weight }
+        }).collect();
+        let mut drawn = drawn.into_iter();
+        let targets = in_order(Target::default(), &routes, || drawn.next().unwrap_or(0.5));
+        let orders: Vec<u32> = targets[1..].iter().map(|target| {
+            let at: usize = target.model.vendor_model.parse().expect("a number");
+            routes[at].order
+        }).collect();
+        prop_assert!(orders.is_sorted());
+        let mut names: Vec<&str> = targets[1..].iter().map(|target| target.model.vendor_model.as_str()).collect();
+        names.sort_unstable();
+        names.dedup();
+        prop_assert_eq!(names.len(), routes.len());
+    }
+}
