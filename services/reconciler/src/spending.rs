@@ -61,7 +61,7 @@ pub(crate) fn reservation(
         Effect::MakeTitle(step) => Some((*step, TITLE_TOKENS)),
         _ => None,
     })?;
-    let amount_pico_usd = upper_cost(&spending.targets, input);
+    let amount_pico_usd = upper_cost(&spending.targets, spending.hedged, input);
     let expires_at = now + MODEL_DEADLINE + GRACE;
     (amount_pico_usd > 0).then_some(StepReservation { step, amount_pico_usd, expires_at })
 }

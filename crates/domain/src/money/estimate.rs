@@ -48,9 +48,12 @@ fn tokens_of_block(block: &Block) -> i64 {
     tokens.saturating_add(TOKENS_PER_BLOCK)
 }
 
-/// What a call with so many tokens of input costs at most, whichever of the targets answers it.
-pub fn upper_cost(targets: &[Target], input_tokens: i64) -> i64 {
-    targets.iter().map(|target| target.upper_cost(input_tokens)).max().unwrap_or(0)
+/// What a call with so many tokens of input costs at most, whichever of the targets answers it; when it is `hedged`, two of
+/// them may.
+pub fn upper_cost(targets: &[Target], hedged: bool, input_tokens: i64) -> i64 {
+    let mut costs: Vec<i64> = targets.iter().map(|target| target.upper_cost(input_tokens)).collect();
+    costs.sort_unstable_by(|one, other| other.cmp(one));
+    costs.into_iter().take(if hedged { 2 } else { 1 }).fold(0, i64::saturating_add)
 }
 
 impl Target {

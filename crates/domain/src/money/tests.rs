@@ -79,10 +79,14 @@ fn the_dearest_target_and_the_window_bound_an_estimate() {
     let cheap = Target { prices: PRICES, context_window: 1_000, max_output_tokens: 10 };
     let dear = Target { prices: Prices { output: 75_000_000, ..PRICES }, ..cheap };
     // All of the input may be written to the cache.
-    assert_eq!(upper_cost(&[cheap], 100), 100 * 3_750_000 + 10 * 15_000_000);
-    assert_eq!(upper_cost(&[cheap, dear], 100), 100 * 3_750_000 + 10 * 75_000_000);
-    assert_eq!(upper_cost(&[cheap], i64::MAX), 1_000 * 3_750_000 + 10 * 15_000_000);
-    assert_eq!(upper_cost(&[], 100), 0);
+    assert_eq!(upper_cost(&[cheap], false, 100), 100 * 3_750_000 + 10 * 15_000_000);
+    assert_eq!(upper_cost(&[cheap, dear], false, 100), 100 * 3_750_000 + 10 * 75_000_000);
+    assert_eq!(upper_cost(&[cheap], false, i64::MAX), 1_000 * 3_750_000 + 10 * 15_000_000);
+    assert_eq!(upper_cost(&[], false, 100), 0);
+    // Two of three may be asked at the same time: the most expensive ones.
+    let both = 2 * 100 * 3_750_000 + 10 * 15_000_000 + 10 * 75_000_000;
+    assert_eq!(upper_cost(&[cheap, dear, cheap], true, 100), both);
+    assert_eq!(upper_cost(&[cheap], true, 100), upper_cost(&[cheap], false, 100));
 }
 
 /// Mostly what occurs, sometimes what overflows.
@@ -168,7 +172,7 @@ proptest! {
         // A vendor refuses what does not fit.
         let window = input.saturating_add(more);
         let target = Target { prices, context_window: window, max_output_tokens: usage.output_tokens };
-        let estimate = upper_cost(&[target], input.saturating_add(spare));
+        let estimate = upper_cost(&[target], false, input.saturating_add(spare));
         prop_assert!(usage.priced(&prices).cost_pico_usd <= estimate);
     }
 }

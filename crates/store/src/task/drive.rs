@@ -68,6 +68,8 @@ pub struct LoadedTask {
 pub struct Spending {
     /// Whom it may go to.
     pub targets: Vec<Target>,
+    /// Whether two of them may be asked at the same time.
+    pub hedged: bool,
     /// Upper estimate of the transcript, in tokens.
     pub transcript_tokens: i64,
     /// The same of the message that waits.
@@ -80,6 +82,7 @@ pub struct Spending {
 #[derive(Deserialize)]
 struct SpendingRow {
     targets: Vec<TargetRow>,
+    hedged: bool,
     transcript: i64,
     queued: Option<i64>,
     instructions: i64,
@@ -104,6 +107,7 @@ impl SpendingRow {
         });
         Spending {
             targets: targets.collect(),
+            hedged: self.hedged,
             transcript_tokens: self.transcript,
             queued_tokens: self.queued.unwrap_or(0),
             instructions_bytes: self.instructions,
@@ -173,6 +177,9 @@ impl Store {
                                 FROM models n
                                 WHERE n.organization_id = a.organization_id AND (n.id = a.model_id OR EXISTS (
                                     SELECT FROM model_fallbacks f WHERE f.model_id = a.model_id AND f.fallback_id = n.id))),
+                            'hedged', EXISTS (
+                                SELECT FROM models h
+                                WHERE h.organization_id = a.organization_id AND h.id = a.model_id AND h.hedge_after_ms > 0),
                             'transcript', t.transcript_tokens,
                             'queued', (
                                 SELECT q.estimated_tokens FROM messages q
