@@ -111,7 +111,7 @@ impl Router {
 
     /// Makes a call.
     pub(crate) async fn call(&self, call: RoutedCall<'_>, sink: &mut dyn Sink) -> Routed {
-        run::Run::new(self, call, sink).run().await
+        run::Run::new(self, call, sink).finish().await
     }
 
     /// Every key of a provider, opened, numbered from 1; 0 stands for none.
@@ -138,7 +138,7 @@ impl Router {
         let limited = target.provider.tokens_per_minute > 0;
         let tokens =
             if limited { answer::tokens(request.input_chars()).saturating_add(request.max_tokens.into()) } else { 0 };
-        let lease = self
+        let mut lease = self
             .keys
             .lease(&Want {
                 provider: &target.provider,
@@ -152,7 +152,8 @@ impl Router {
         let key = key::open(&self.master_keys, &target.provider.id, lease.sealed.as_ref())?;
         let vendor = self.vendors.open(&target.provider, key.clone(), Some(lease.observer()))?;
         let vendor = fenced::around(vendor, request);
-        let permit = self.breakers.admit(&breaker)?;
+        // What was set aside for a call that is not made goes back.
+        let permit = self.breakers.admit(&breaker).inspect_err(|_| lease.used(0))?;
         Ok(Trying {
             at: want.at,
             chunks: vendor.invoke(Arc::clone(request)),

@@ -227,6 +227,74 @@ async fn models_get_their_defaults() {
 }
 
 #[tokio::test]
+async fn a_model_falls_back_to_others_that_stay_for_as_long() {
+    let gateway = Gateway::start().await.with_agent().await;
+    for name in ["x", "y"] {
+        gateway.models().create_model(model(name)).await.expect("it is made");
+    }
+    let update = |fallbacks: &[(&str, u32)]| {
+        let named = |&(model, weight): &(&str, u32)| v1::ModelFallback { model: model.to_owned(), weight };
+        let fallbacks = v1::ModelFallbacks { fallbacks: fallbacks.iter().map(named).collect() };
+        let hedge_after = Some(prost_types::Duration { seconds: 1, nanos: 500_000_000 });
+        let request =
+            v1::UpdateModelRequest { model: "m".into(), fallbacks: Some(fallbacks), hedge_after, ..Default::default() };
+        let mut models = gateway.models();
+        async move { models.update_model(request).await }
+    };
+    let spec = update(&[("y", 0), ("x", 7)]).await.expect("it is changed").into_inner().spec.expect("set");
+    let named: Vec<_> = spec.fallbacks.iter().map(|fallback| (fallback.model.as_str(), fallback.weight)).collect();
+    assert_eq!(named, [("y", 0), ("x", 7)]);
+    assert_eq!(spec.hedge_after, Some(prost_types::Duration { seconds: 1, nanos: 500_000_000 }));
+    refused(update(&[("m", 0)]).await, Code::InvalidArgument);
+    refused(update(&[("x", 0), ("x", 1)]).await, Code::InvalidArgument);
+    refused(update(&[("nobody", 0)]).await, Code::NotFound);
+
+    let delete = || v1::DeleteModelRequest { model: "x".into(), ..Default::default() };
+    refused(gateway.models().delete_model(delete()).await, Code::FailedPrecondition);
+    update(&[]).await.expect("it is changed");
+    gateway.models().delete_model(delete()).await.expect("nobody needs it");
+}
+
+#[tokio::test]
+async fn what_only_the_providers_service_knows_is_not_known_without_it() {
+    let gateway = Gateway::start().await.with_agent().await;
+    let get = v1::GetModelRequest { model: "m".into() };
+    let status = gateway.models().get_model(get).await.expect("it is there").into_inner().status.expect("set");
+    assert_eq!(status.breaker, None);
+    let check = v1::CheckModelProviderRequest { model_provider: "p".into() };
+    refused(gateway.providers().check_model_provider(check).await, Code::Unavailable);
+    let list = v1::ListVendorModelsRequest { model_provider: "p".into() };
+    refused(gateway.providers().list_vendor_models(list).await, Code::Unavailable);
+}
+
+#[tokio::test]
+async fn further_keys_are_sealed_and_never_shown() {
+    let gateway = Gateway::start().await;
+    let mut request = provider("keys");
+    if let Some(spec) = &mut request.spec {
+        spec.r#type = v1::ModelProviderType::Anthropic.into();
+        spec.script.clear();
+        spec.api_key = "sk-1".into();
+        spec.additional_api_keys = vec!["sk-2".into(), "sk-3".into()];
+        spec.requests_per_minute = 50;
+    }
+    let made = gateway.providers().create_model_provider(request).await.expect("it is made").into_inner();
+    let (spec, status) = (made.spec.expect("set"), made.status.expect("set"));
+    assert_eq!((spec.additional_api_keys, spec.requests_per_minute), (Vec::new(), 50));
+    assert_eq!(status.additional_api_keys, 2);
+    let moved = v1::UpdateModelProviderRequest {
+        model_provider: "keys".into(),
+        base_url: Some("https://elsewhere.example".into()),
+        api_key: Some("sk-1".into()),
+        ..Default::default()
+    };
+    refused(gateway.providers().update_model_provider(moved.clone()).await, Code::InvalidArgument);
+    let moved = v1::UpdateModelProviderRequest { additional_api_keys: Some(v1::ApiKeys::default()), ..moved };
+    let moved = gateway.providers().update_model_provider(moved).await.expect("it is changed").into_inner();
+    assert_eq!(moved.status.expect("set").additional_api_keys, 0);
+}
+
+#[tokio::test]
 async fn the_same_key_gives_the_first_answer() {
     let gateway = Gateway::start().await.with_agent().await;
     let keyed = |name: &str| v1::CreateAgentRequest { idempotency_key: "k1".into(), ..agent(name) };

@@ -50,7 +50,7 @@ impl<'a> Run<'a> {
         Self { router, call, sink, spent: Usage::default(), at: 0, tries: 0 }
     }
 
-    pub(super) async fn run(mut self) -> Routed {
+    pub(super) async fn finish(mut self) -> Routed {
         let ended = self.through_targets().await;
         self.sink.flush().await;
         let model_id = self.call.targets.get(self.at).map(|target| target.model.id.clone()).unwrap_or_default();
@@ -193,7 +193,8 @@ impl<'a> Run<'a> {
         let next = tryings[0].at + 1;
         let can_hedge = next < self.call.targets.len();
         let mut hedge_at = self.call.hedge_after.filter(|_| can_hedge).map(|after| Instant::now() + after);
-        let mut first_end = None;
+        let asked_for = tryings[0].at;
+        let mut failed = None;
         let at = loop {
             let chunks = select_all(tryings.iter_mut().map(|trying| trying.chunks.next()));
             let (chunk, at) = tokio::select! {
@@ -201,7 +202,6 @@ impl<'a> Run<'a> {
                 biased;
                 ended = self.call.interrupts.next() => {
                     for trying in tryings {
-                        self.at = trying.at;
                         self.leave(trying);
                     }
                     return End::Interrupted(ended);
@@ -225,13 +225,15 @@ impl<'a> Run<'a> {
                 }
                 None => break at,
                 Some(Err(failure)) => {
-                    let end = self.fail(tryings.swap_remove(at), failure);
-                    // Of two that failed the first one's failure is what pauses and tries are about.
-                    let end = first_end.take().unwrap_or(end);
-                    if tryings.is_empty() {
-                        return end;
+                    let trying = tryings.swap_remove(at);
+                    let is_hedge = trying.at != asked_for;
+                    let end = self.fail(trying, failure);
+                    // Pauses and tries are about the model that was asked for, so that its failure is the one to tell.
+                    let end = if is_hedge { failed.take() } else { Some(end) };
+                    match end {
+                        Some(end) if tryings.is_empty() => return end,
+                        end => failed = end,
                     }
-                    first_end = Some(end);
                 }
             }
         };

@@ -40,14 +40,13 @@ enum Does {
     BreakAfter(&'static str, Failure),
 }
 
-/// The provider's id, and the key.
+/// Which provider was called, with which key.
 type Called = (String, Option<String>);
 
 /// Vendors by the provider's id: what each does with its n-th call, the last of it for ever.
 #[derive(Debug, Default, Clone)]
 struct Play {
     parts: HashMap<&'static str, Vec<Does>>,
-    /// Who was called when, with which key.
     calls: Arc<Mutex<Vec<Called>>>,
 }
 
