@@ -14,6 +14,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         "construct/v1/message.proto",
         "construct/v1/model.proto",
         "construct/v1/model_provider.proto",
+        "construct/v1/model_token.proto",
         "construct/v1/policy.proto",
         "construct/v1/secret.proto",
         "construct/v1/task.proto",
@@ -28,7 +29,12 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .emit_rerun_if_changed(false)
         .compile_well_known_types(false)
         // They hold values; what is printed of them stands in src/lib.rs.
-        .skip_debug([".construct.v1.SecretSpec", ".construct.v1.UpdateSecretRequest"])
+        .skip_debug([
+            ".construct.v1.SecretSpec",
+            ".construct.v1.UpdateSecretRequest",
+            ".construct.v1.ModelToken",
+            ".construct.mesh.v1.CodeExecute",
+        ])
         .compile_fds(descriptors)?;
     println!("cargo:rerun-if-changed=construct");
     Ok(())

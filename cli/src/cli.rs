@@ -64,6 +64,9 @@ enum Command {
     /// Secrets that scripts use without seeing them.
     #[command(subcommand)]
     Secret(entity::secret::SecretCommand),
+    /// Tokens by which programs reach models through the proxy.
+    #[command(subcommand)]
+    Token(entity::token::TokenCommand),
     /// Say what a task waits for, since when, and who can end the wait.
     Why(why::WhyArgs),
     /// Print what happens, as it happens.
@@ -104,6 +107,7 @@ impl Cli {
             Command::Budget(command) => Box::pin(command.run(&gateway)).await.map(done),
             Command::Costs(args) => Box::pin(args.run(&gateway)).await.map(done),
             Command::Secret(command) => Box::pin(command.run(&gateway)).await.map(done),
+            Command::Token(command) => Box::pin(command.run(&gateway)).await.map(done),
             Command::Why(args) => Box::pin(args.run(&gateway)).await.map(done),
             Command::Events(args) => Box::pin(args.run(gateway, self.color)).await.map(done),
             Command::Tap(args) => Box::pin(args.run(self.color)).await.map(done),
@@ -149,6 +153,7 @@ mod tests {
             "construct exec --agent demo --budget 2.50 words",
             "construct costs --by agent --since 7d -o json",
             "construct model catalogue anthropic",
+            "construct token create --model m --model n --budget 2 --expires 30m",
         ] {
             assert!(Cli::try_parse_from(line.split(' ')).is_ok(), "{line}");
         }
@@ -165,6 +170,7 @@ mod tests {
             "construct task list --limit 0",
             "construct budget create 5 --agent a --task task_1",
             "construct exec --task task_1 --budget 1 words",
+            "construct token create --budget 2",
         ] {
             let error = Cli::try_parse_from(line.split(' ')).expect_err(line);
             assert_eq!(error.exit_code(), 2, "{line}");

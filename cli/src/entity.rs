@@ -8,6 +8,7 @@ pub(crate) mod model;
 pub(crate) mod model_provider;
 pub(crate) mod secret;
 pub(crate) mod task;
+pub(crate) mod token;
 
 use std::{
     fs,

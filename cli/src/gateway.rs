@@ -6,7 +6,8 @@ use construct_proto::v1::{
     agent_service_client::AgentServiceClient, approval_service_client::ApprovalServiceClient,
     budget_service_client::BudgetServiceClient, event_service_client::EventServiceClient,
     message_service_client::MessageServiceClient, model_provider_service_client::ModelProviderServiceClient,
-    model_service_client::ModelServiceClient, secret_service_client::SecretServiceClient,
+    model_service_client::ModelServiceClient, model_token_service_client::ModelTokenServiceClient,
+    secret_service_client::SecretServiceClient,
     task_service_client::TaskServiceClient,
 };
 use tonic::{
@@ -77,6 +78,10 @@ impl Gateway {
 
     pub(crate) fn model_providers(&self) -> ModelProviderServiceClient<Channel> {
         ModelProviderServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_ANSWER)
+    }
+
+    pub(crate) fn model_tokens(&self) -> ModelTokenServiceClient<Channel> {
+        ModelTokenServiceClient::new(self.channel.clone())
     }
 
     pub(crate) fn secrets(&self) -> SecretServiceClient<Channel> {

@@ -49,6 +49,11 @@ pub(crate) trait Entity: prost::Message {
 }
 
 impl OutputArgs {
+    /// How.
+    pub(crate) fn format(self) -> Format {
+        self.output
+    }
+
     /// Prints one.
     ///
     /// # Errors

@@ -37,6 +37,13 @@ pub mod v1 {
                 .finish_non_exhaustive()
         }
     }
+
+    /// Without the token.
+    impl std::fmt::Debug for ModelToken {
+        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.debug_struct("ModelToken").field("id", &self.id).field("models", &self.models).finish_non_exhaustive()
+        }
+    }
 }
 
 /// The mesh.
@@ -44,6 +51,35 @@ pub mod mesh {
     /// Messages between services, package `construct.mesh.v1`.
     pub mod v1 {
         tonic::include_proto!("construct.mesh.v1");
+
+        /// Without the token for models.
+        impl std::fmt::Debug for CodeExecute {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                let Self {
+                    step,
+                    calls,
+                    workspace,
+                    agent_policy,
+                    task_policy,
+                    decisions,
+                    compute,
+                    secrets,
+                    model_token: _,
+                    script_models,
+                } = self;
+                f.debug_struct("CodeExecute")
+                    .field("step", step)
+                    .field("calls", calls)
+                    .field("workspace", workspace)
+                    .field("agent_policy", agent_policy)
+                    .field("task_policy", task_policy)
+                    .field("decisions", decisions)
+                    .field("compute", compute)
+                    .field("secrets", secrets)
+                    .field("script_models", script_models)
+                    .finish_non_exhaustive()
+            }
+        }
     }
 }
 

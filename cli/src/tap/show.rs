@@ -42,7 +42,13 @@ impl Payload {
             return if bytes.is_empty() { Self::Empty } else { undecodable("no type".to_owned()) };
         };
         match proto_json::decode(name, bytes) {
-            Ok(value) => Self::Decoded(value),
+            Ok(mut value) => {
+                // Whoever sees it could use it.
+                if let Some(token) = value.get_mut("modelToken") {
+                    *token = json!("***");
+                }
+                Self::Decoded(value)
+            }
             Err(proto_json::Error::UnknownType) => undecodable(format!("unknown type {name}")),
             Err(proto_json::Error::Undecodable) => undecodable(format!("not a {name}")),
         }

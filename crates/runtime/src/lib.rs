@@ -10,6 +10,7 @@ mod entry;
 pub mod health;
 pub mod lifecycle;
 pub mod master_key;
+pub mod model_token;
 pub mod retry;
 pub mod telemetry;
 
@@ -19,3 +20,4 @@ pub use entry::main;
 pub use health::{Latch, Readiness};
 pub use lifecycle::{Lifecycle, Stopped};
 pub use master_key::{MasterKey, MasterKeys, OpenError};
+pub use model_token::ModelToken;

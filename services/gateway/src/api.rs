@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use construct_domain::{OrganizationId, TaskId};
 use construct_proto::v1;
-use construct_runtime::Lifecycle;
+use construct_runtime::{Lifecycle, MasterKeys};
 use construct_store::{Error, Idempotency, Keyring, Store, Write, Written};
 use jiff::Timestamp;
 use prost::Message;
@@ -77,6 +77,19 @@ impl Api {
             Status::failed_precondition(
                 "this installation has no key for secrets: set CONSTRUCT_SECRETS_KEY or CONSTRUCT_SECRETS_KEY_FILE for the \
                  gateway and the interpreter",
+            )
+        })
+    }
+
+    /// The keys that tokens for models are signed with.
+    ///
+    /// # Errors
+    /// `FAILED_PRECONDITION` when the operator has given none.
+    pub(crate) fn token_keys(&self) -> Result<&MasterKeys, Status> {
+        self.shared.keyrings.tokens.as_deref().ok_or_else(|| {
+            Status::failed_precondition(
+                "this installation has no key for tokens: set CONSTRUCT_TOKEN_KEY or CONSTRUCT_TOKEN_KEY_FILE for the gateway, \
+                 the reconciler and the providers",
             )
         })
     }
@@ -274,8 +287,10 @@ mod tests {
         let mut writes = 0;
         for service in DESCRIPTORS.services().filter(|service| service.parent_file().package_name() == "construct.v1") {
             for method in service.methods() {
-                let reads =
-                    ["Get", "List", "Explain", "Check", "Subscribe"].iter().any(|read| method.name().starts_with(read));
+                // A token is stored nowhere.
+                let reads = ["Get", "List", "Explain", "Check", "Subscribe", "CreateModelToken"]
+                    .iter()
+                    .any(|read| method.name().starts_with(read));
                 let keyed = method.input().get_field_by_name("idempotency_key").is_some();
                 assert_eq!(keyed, !reads, "{}", method.full_name());
                 writes += usize::from(keyed);

@@ -43,6 +43,7 @@ impl construct_runtime::ServiceConfig for Config {
         common.database_url()?;
         common.master_keys()?;
         common.secrets_keys()?;
+        common.token_keys()?;
         if !self.gateway_listen.ip().is_loopback() && !self.gateway_insecure {
             return Err(Invalid::new(
                 "gateway_listen",

@@ -21,6 +21,7 @@ mod events;
 mod explain;
 mod messages;
 mod model_providers;
+mod model_tokens;
 mod models;
 mod page;
 mod pools;
@@ -71,6 +72,7 @@ async fn start(listener: TcpListener, config: &Config, context: &Context) -> any
     let keyrings = Keyrings {
         providers: Arc::new(keyring(&context.common().master_keys()?)?),
         secrets: context.common().secrets_keys()?.as_ref().map(keyring).transpose()?.map(Arc::new),
+        tokens: context.common().token_keys()?.map(Arc::new),
     };
     let api = Api::new(config, keyrings.clone(), lifecycle.clone());
     let (database, nats) = (context.readiness().register("postgresql"), context.readiness().register("nats"));
@@ -113,6 +115,8 @@ struct Keyrings {
     providers: Arc<Keyring>,
     /// Secrets of scripts, where the operator has given a key for them.
     secrets: Option<Arc<Keyring>>,
+    /// What tokens for models are signed with.
+    tokens: Option<Arc<MasterKeys>>,
 }
 
 fn keyring(keys: &MasterKeys) -> anyhow::Result<Keyring> {

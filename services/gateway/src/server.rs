@@ -8,7 +8,8 @@ use construct_proto::{
         agent_service_server::AgentServiceServer, approval_service_server::ApprovalServiceServer,
         budget_service_server::BudgetServiceServer, event_service_server::EventServiceServer,
         message_service_server::MessageServiceServer, model_provider_service_server::ModelProviderServiceServer,
-        model_service_server::ModelServiceServer, secret_service_server::SecretServiceServer,
+        model_service_server::ModelServiceServer, model_token_service_server::ModelTokenServiceServer,
+        secret_service_server::SecretServiceServer,
         task_service_server::TaskServiceServer,
     },
 };
@@ -48,6 +49,7 @@ const SERVICES: [&str; 9] = [
     MessageServiceServer::<Api>::NAME,
     ModelProviderServiceServer::<Api>::NAME,
     ModelServiceServer::<Api>::NAME,
+    ModelTokenServiceServer::<Api>::NAME,
     SecretServiceServer::<Api>::NAME,
     TaskServiceServer::<Api>::NAME,
 ];
@@ -86,6 +88,7 @@ pub(crate) async fn spawn(api: Api, listener: TcpListener, context: &Context) ->
         .add_service(limited!(MessageServiceServer, api))
         .add_service(limited!(ModelProviderServiceServer, api))
         .add_service(limited!(ModelServiceServer, api))
+        .add_service(limited!(ModelTokenServiceServer, api))
         .add_service(limited!(SecretServiceServer, api))
         .add_service(limited!(TaskServiceServer, api))
         // Deltas are small and wanted at once: compressing them one by one would cost time and save nothing.

@@ -5,6 +5,7 @@ mod budgets;
 mod entities;
 mod faults;
 mod harness;
+mod model_tokens;
 mod secrets;
 mod subscriptions;
 mod tasks;

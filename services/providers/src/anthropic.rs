@@ -1,6 +1,6 @@
 //! Anthropic's Messages API, streaming. Its wire format stands in this file and nowhere else.
 
-use std::{collections::VecDeque, sync::Arc};
+use std::{borrow::Cow, collections::VecDeque, sync::Arc};
 
 use construct_domain::money::Usage;
 use construct_proto::{
@@ -18,7 +18,7 @@ use crate::{
     framing::{self, ServerSentEvents},
     http::{Dialect, Endpoint, Http, LimitHeaders, class_by_words, key_header, plain_body},
     transcript::{self, Media, Part, Role, Turn},
-    vendor::{Chunk, Effort, Request, Tool, Vendor},
+    vendor::{Chunk, Effort, Format, Request, Tool, ToolChoice, Vendor},
 };
 
 const VERSION: HeaderValue = HeaderValue::from_static("2023-06-01");
@@ -106,6 +106,8 @@ struct Body<'a> {
     system: Vec<Value>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     tools: Vec<Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tool_choice: Option<Value>,
     messages: Vec<Value>,
     #[serde(skip_serializing_if = "Option::is_none")]
     temperature: Option<f64>,
@@ -162,13 +164,15 @@ impl Thinking {
 impl<'a> Body<'a> {
     fn new(request: &'a Request) -> Self {
         let parameters = &request.parameters;
+        let guaranteed = guaranteed(request);
+        let prompt = if guaranteed.is_some() { Cow::Borrowed(&*request.system) } else { request.system_with_format() };
         let mut system = Vec::new();
-        if !request.system.trim().is_empty() {
-            system.push(json!({"type": "text", "text": request.system}));
+        if !prompt.trim().is_empty() {
+            system.push(json!({"type": "text", "text": prompt}));
         }
         let mut tools: Vec<Value> = request.tools.iter().map(tool).collect();
         let turns = request.turns();
-        let mut messages: Vec<Value> = turns.iter().map(|turn| message(turn, request.code_call())).collect();
+        let mut messages: Vec<Value> = turns.iter().map(message).collect();
         mark(system.last_mut());
         mark(tools.last_mut());
         messages
@@ -177,13 +181,17 @@ impl<'a> Body<'a> {
             .filter(|message| message["role"] == "user")
             .take(CACHED_USER_TURNS)
             .for_each(|message| mark(message["content"].as_array_mut().and_then(|content| content.last_mut())));
-        let thinking = Thinking::of(request.effort(), &request.model, request.max_tokens, &turns);
+        let mut thinking = Thinking::of(request.effort(), &request.model, request.max_tokens, &turns);
+        if let Some(format) = guaranteed {
+            thinking.output_config.get_or_insert_with(|| json!({}))["format"] = format;
+        }
         let samples = !thinking.excludes_sampling;
         Self {
             model: &request.model,
             max_tokens: request.max_tokens,
             stream: true,
             system,
+            tool_choice: (!tools.is_empty()).then(|| choice(request)).flatten(),
             tools,
             messages,
             // Our scale reaches to 2, this vendor's to 1.
@@ -203,11 +211,34 @@ fn mark(block: Option<&mut Value>) {
     }
 }
 
+/// The answer's format in the vendor's words, where it can be guaranteed. Only some models can, and they take a part of JSON Schema.
+fn guaranteed(request: &Request) -> Option<Value> {
+    let Format::Schema { schema, strict: true, .. } = &request.format else { return None };
+    let name = request.model.find("claude-").map(|at| &request.model[at..])?;
+    let early = WITH_BUDGET.iter().any(|known| name.starts_with(known));
+    let can = !early || name.contains("-4-5") || name.contains("opus-4-1");
+    can.then(|| json!({"type": "json_schema", "schema": schema}))
+}
+
+fn choice(request: &Request) -> Option<Value> {
+    let mut choice = match &request.choice {
+        ToolChoice::Auto if request.one_call => json!({"type": "auto"}),
+        ToolChoice::Auto => return None,
+        ToolChoice::Never => return Some(json!({"type": "none"})),
+        ToolChoice::Any => json!({"type": "any"}),
+        ToolChoice::Named(name) => json!({"type": "tool", "name": name}),
+    };
+    if request.one_call {
+        choice["disable_parallel_tool_use"] = json!(true);
+    }
+    Some(choice)
+}
+
 fn tool(tool: &Tool) -> Value {
     json!({"name": tool.name, "description": tool.description, "input_schema": tool.schema})
 }
 
-fn message(turn: &Turn, code_call: (&str, &str)) -> Value {
+fn message(turn: &Turn) -> Value {
     let role = match turn.role {
         Role::User => "user",
         Role::Assistant => "assistant",
@@ -215,7 +246,7 @@ fn message(turn: &Turn, code_call: (&str, &str)) -> Value {
     let said = turn.parts.iter().rposition(|part| !matches!(part, Part::Thinking { .. }));
     // Thinking must be followed by what came of it.
     let parts = &turn.parts[..said.map_or(0, |last| last + 1)];
-    let content: Vec<Value> = parts.iter().map(|part| block(part, code_call)).collect();
+    let content: Vec<Value> = parts.iter().map(block).collect();
     json!({"role": role, "content": content})
 }
 
@@ -228,7 +259,7 @@ enum Proof {
     Redacted(String),
 }
 
-fn block(part: &Part, (name, argument): (&str, &str)) -> Value {
+fn block(part: &Part) -> Value {
     match part {
         Part::Text(text) => json!({"type": "text", "text": text}),
         Part::Media(media) => shown(media),
@@ -238,10 +269,10 @@ fn block(part: &Part, (name, argument): (&str, &str)) -> Value {
             // Compatible servers think without signing.
             Err(_) => json!({"type": "thinking", "thinking": text, "signature": ""}),
         },
-        Part::Call { id, code } => {
-            json!({"type": "tool_use", "id": id, "name": name, "input": {argument: code}})
+        Part::Call { id, name, arguments } => {
+            json!({"type": "tool_use", "id": id, "name": name, "input": arguments})
         }
-        Part::Result { id, output, failed } => {
+        Part::Result { id, output, failed, .. } => {
             let mut result = json!({"type": "tool_result", "tool_use_id": id, "content": output});
             if *failed {
                 result["is_error"] = json!(true);

@@ -29,7 +29,7 @@ use crate::{
     framing::{Event, EventStream},
     http::{Dialect, Endpoint, Http, class_by_words, plain_body},
     transcript::{Media, Part, Role, Turn},
-    vendor::{Chunk, Request, Tool, Vendor},
+    vendor::{Chunk, Request, Tool, ToolChoice, Vendor},
 };
 
 /// Of the four cache points a request may carry, the tools and the system prompt take two.
@@ -54,6 +54,10 @@ impl Bedrock {
     }
 
     fn post(&self, request: &Request) -> Result<RequestBuilder, Failure> {
+        if request.choice == ToolChoice::Never && !request.tools.is_empty() {
+            let words = "this model's vendor cannot be told that no tool may be called: leave the tools out";
+            return Err(Failure::new(FailureClass::InvalidRequest, words));
+        }
         let url = self.url(&request.model);
         // The signature covers these very bytes.
         let body = serde_json::to_vec(&body(request))
@@ -131,7 +135,7 @@ fn body(request: &Request) -> Value {
     let caching = Caching::of(&request.model);
     let point = || json!({"cachePoint": {"type": "default"}});
     let turns = request.turns();
-    let mut messages: Vec<Value> = turns.iter().map(|turn| message(turn, request.code_call())).collect();
+    let mut messages: Vec<Value> = turns.iter().map(message).collect();
     if caching != Caching::None {
         let users = messages.iter_mut().rev().filter(|message| message["role"] == "user");
         for content in users.take(CACHED_USER_TURNS).filter_map(|message| message["content"].as_array_mut()) {
@@ -139,8 +143,9 @@ fn body(request: &Request) -> Value {
         }
     }
     let mut body = json!({"messages": messages});
-    if !request.system.trim().is_empty() {
-        let mut system = vec![json!({"text": request.system})];
+    let system = request.system_with_format();
+    if !system.trim().is_empty() {
+        let mut system = vec![json!({"text": system})];
         system.extend((caching != Caching::None).then(point));
         body["system"] = json!(system);
     }
@@ -148,6 +153,11 @@ fn body(request: &Request) -> Value {
         let mut tools: Vec<Value> = request.tools.iter().map(tool).collect();
         tools.extend((caching == Caching::Everything).then(point));
         body["toolConfig"] = json!({"tools": tools});
+        match &request.choice {
+            ToolChoice::Auto | ToolChoice::Never => {}
+            ToolChoice::Any => body["toolConfig"]["toolChoice"] = json!({"any": {}}),
+            ToolChoice::Named(name) => body["toolConfig"]["toolChoice"] = json!({"tool": {"name": name}}),
+        }
     }
     sampling(request, &turns, &mut body);
     body
@@ -199,7 +209,7 @@ enum Proof {
     Redacted(String),
 }
 
-fn message(turn: &Turn, code_call: (&str, &str)) -> Value {
+fn message(turn: &Turn) -> Value {
     let role = match turn.role {
         Role::User => "user",
         Role::Assistant => "assistant",
@@ -209,7 +219,7 @@ fn message(turn: &Turn, code_call: (&str, &str)) -> Value {
     let parts = &turn.parts[..said.map_or(0, |last| last + 1)];
     let mut content: Vec<Value> = Vec::with_capacity(parts.len() + 1);
     for (at, part) in parts.iter().enumerate() {
-        content.extend(block(part, at, code_call));
+        content.extend(block(part, at));
     }
     // A document may not stand alone.
     let documents = content.iter().any(|block| block.get("document").is_some());
@@ -219,7 +229,7 @@ fn message(turn: &Turn, code_call: (&str, &str)) -> Value {
     json!({"role": role, "content": content})
 }
 
-fn block(part: &Part, at: usize, (name, argument): (&str, &str)) -> Option<Value> {
+fn block(part: &Part, at: usize) -> Option<Value> {
     Some(match part {
         Part::Text(text) => json!({"text": text}),
         Part::Media(media) => shown(media, at),
@@ -229,10 +239,10 @@ fn block(part: &Part, at: usize, (name, argument): (&str, &str)) -> Option<Value
                 json!({"reasoningContent": {"reasoningText": {"text": text, "signature": signature}}})
             }
         },
-        Part::Call { id, code } => {
-            json!({"toolUse": {"toolUseId": id, "name": name, "input": {argument: code}}})
+        Part::Call { id, name, arguments } => {
+            json!({"toolUse": {"toolUseId": id, "name": name, "input": arguments}})
         }
-        Part::Result { id, output, failed } => {
+        Part::Result { id, output, failed, .. } => {
             let status = if *failed { "error" } else { "success" };
             json!({"toolResult": {"toolUseId": id, "content": [{"text": output}], "status": status}})
         }

@@ -1,6 +1,6 @@
 //! The service's own configuration keys.
 
-use std::time::Duration;
+use std::{net::SocketAddr, time::Duration};
 
 use construct_runtime::{
     ServiceConfig,
@@ -37,6 +37,13 @@ pub struct Config {
     /// call fails and says when another is welcome.
     #[serde(with = "config::duration")]
     pub providers_retry_last: Duration,
+    /// Where scripts and programs reach models over HTTP (docs/proxy.md). Not set: nowhere. Needs a key for tokens.
+    pub providers_proxy_listen: Option<SocketAddr>,
+    /// Calls of the proxy under way in this process at most; further ones are refused, and their client tries again.
+    pub providers_proxy_concurrency: usize,
+    /// How long one call of the proxy may take, tries and pauses included.
+    #[serde(with = "config::duration")]
+    pub providers_proxy_timeout: Duration,
 }
 
 impl Default for Config {
@@ -50,6 +57,9 @@ impl Default for Config {
             providers_tries: 3,
             providers_retry_first: Duration::from_secs(1),
             providers_retry_last: Duration::from_secs(10),
+            providers_proxy_listen: None,
+            providers_proxy_concurrency: 1024,
+            providers_proxy_timeout: Duration::from_secs(15 * 60),
         }
     }
 }
@@ -63,7 +73,17 @@ impl ServiceConfig for Config {
         if self.providers_tries == 0 {
             return Err(Invalid::new("providers_tries", "must be at least 1"));
         }
+        if common.token_keys()?.is_none() && self.providers_proxy_listen.is_some() {
+            return Err(Invalid::new(
+                "providers_proxy_listen",
+                "needs a key that tokens are verified with: set CONSTRUCT_TOKEN_KEY or CONSTRUCT_TOKEN_KEY_FILE",
+            ));
+        }
+        if self.providers_proxy_concurrency == 0 {
+            return Err(Invalid::new("providers_proxy_concurrency", "must be at least 1"));
+        }
         for (key, duration) in [
+            ("providers_proxy_timeout", self.providers_proxy_timeout),
             ("providers_connect_timeout", self.providers_connect_timeout),
             ("providers_first_byte_timeout", self.providers_first_byte_timeout),
             ("providers_idle_timeout", self.providers_idle_timeout),

@@ -21,7 +21,7 @@ use crate::{
     framing::{Event, ServerSentEvents},
     http::{Dialect, Endpoint, Http, class_by_words, key_header, plain_body},
     transcript::{Part, Role, Turn},
-    vendor::{Chunk, Effort, Request, Tool, Vendor},
+    vendor::{Chunk, Effort, Format, Request, Tool, ToolChoice, Vendor},
 };
 
 /// How many stop sequences the vendor takes; more are refused.
@@ -91,7 +91,7 @@ impl Vendor for Gemini {
 fn body(request: &Request) -> Value {
     let signed = !["gemini-1", "gemini-2"].iter().any(|old| request.model.contains(old));
     let turns = request.turns();
-    let contents: Vec<Value> = turns.iter().map(|turn| content(turn, request.code_call(), signed)).collect();
+    let contents: Vec<Value> = turns.iter().map(|turn| content(turn, signed)).collect();
     let mut body = json!({"contents": contents, "generationConfig": generation(request)});
     if !request.system.trim().is_empty() {
         body["systemInstruction"] = json!({"parts": [{"text": request.system}]});
@@ -99,6 +99,15 @@ fn body(request: &Request) -> Value {
     if !request.tools.is_empty() {
         let declarations: Vec<Value> = request.tools.iter().map(declaration).collect();
         body["tools"] = json!([{"functionDeclarations": declarations}]);
+        let choice = match &request.choice {
+            ToolChoice::Auto => None,
+            ToolChoice::Never => Some(json!({"mode": "NONE"})),
+            ToolChoice::Any => Some(json!({"mode": "ANY"})),
+            ToolChoice::Named(name) => Some(json!({"mode": "ANY", "allowedFunctionNames": [name]})),
+        };
+        if let Some(choice) = choice {
+            body["toolConfig"] = json!({"functionCallingConfig": choice});
+        }
     }
     body
 }
@@ -117,6 +126,10 @@ fn generation(request: &Request) -> Value {
     set("topK", parameters.top_k.map(Value::from));
     let stops: Vec<&String> = parameters.stop_sequences.iter().take(MAX_STOP_SEQUENCES).collect();
     set("stopSequences", (!stops.is_empty()).then(|| json!(stops)));
+    set("responseMimeType", (request.format != Format::Text).then(|| json!("application/json")));
+    if let Format::Schema { schema, .. } = &request.format {
+        set("responseJsonSchema", Some(schema.clone()));
+    }
     set("thinkingConfig", request.effort().map(|effort| thinking(effort, &request.model)));
     Value::Object(config)
 }
@@ -152,7 +165,7 @@ enum Signature {
     Text(String),
 }
 
-fn content(turn: &Turn, (name, argument): (&str, &str), signed: bool) -> Value {
+fn content(turn: &Turn, signed: bool) -> Value {
     let role = match turn.role {
         Role::User => "user",
         Role::Assistant => "model",
@@ -179,8 +192,8 @@ fn content(turn: &Turn, (name, argument): (&str, &str), signed: bool) -> Value {
                 // Thinking without a signature is shown to people only.
                 Err(_) => {}
             },
-            Part::Call { id, code } => {
-                let mut call = json!({"functionCall": {"id": id, "name": name, "args": {argument: code}}});
+            Part::Call { id, name, arguments } => {
+                let mut call = json!({"functionCall": {"id": id, "name": name, "args": arguments}});
                 calls += 1;
                 // Only the first of several calls carries one.
                 let missing = (signed && calls == 1).then(|| NO_SIGNATURE.to_owned());
@@ -189,7 +202,7 @@ fn content(turn: &Turn, (name, argument): (&str, &str), signed: bool) -> Value {
                 }
                 parts.push(call);
             }
-            Part::Result { id, output, failed } => {
+            Part::Result { id, name, output, failed } => {
                 let key = if *failed { "error" } else { "output" };
                 parts.push(json!({"functionResponse": {"id": id, "name": name, "response": {key: output}}}));
             }

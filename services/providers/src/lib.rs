@@ -27,6 +27,7 @@ mod meter;
 mod ollama;
 mod openai;
 mod openrouter;
+mod proxy;
 mod responses;
 mod retry;
 mod router;
@@ -43,6 +44,7 @@ use std::sync::Arc;
 use anyhow::Context as _;
 use construct_bus::{Bus, ConnectOptions};
 use construct_runtime::Context;
+use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 pub use self::config::Config;
@@ -54,6 +56,14 @@ use self::{
 pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
     install_crypto();
     let common = context.common();
+    // Before anything else, so that an address that is taken is known at once.
+    let listener = match config.providers_proxy_listen {
+        Some(address) => {
+            let bound = TcpListener::bind(address).await;
+            Some(bound.with_context(|| format!("cannot listen on {address}"))?)
+        }
+        None => None,
+    };
     let latch = context.readiness().register("nats");
     let bus = context
         .connect_with_retry("nats", &latch, async || {
@@ -72,6 +82,16 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
     let vendors = Vendors { http: Http::new(config.timeouts()), memory: Arc::default() };
     let router = Router::new(Arc::new(vendors), common.master_keys()?, config.retries(), breakers);
     Checks { bus: bus.clone(), router: router.clone() }.start(lifecycle);
+    if let (Some(listener), Some(keys)) = (listener, common.token_keys()?) {
+        let parts = proxy::Parts {
+            bus: bus.clone(),
+            router: router.clone(),
+            keys,
+            timeout: config.providers_proxy_timeout,
+            concurrency: config.providers_proxy_concurrency,
+        };
+        proxy::spawn(parts, listener, lifecycle);
+    }
     let worker = Worker {
         bus,
         router,

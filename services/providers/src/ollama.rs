@@ -11,7 +11,11 @@ use construct_proto::{
     mesh::v1::{FailureClass, model_completed::StopReason},
     v1::VendorModel,
 };
-use futures::{FutureExt as _, future::BoxFuture, stream::BoxStream};
+use futures::{
+    FutureExt as _,
+    future::{BoxFuture, ready},
+    stream::{self, BoxStream, StreamExt as _},
+};
 use secrecy::ExposeSecret as _;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -22,7 +26,7 @@ use crate::{
     framing::{Event, Lines},
     http::{Dialect, Endpoint, Http, class_by_words, plain_body},
     transcript::{Part, Role, Turn},
-    vendor::{Chunk, Effort, Request, Tool, Vendor},
+    vendor::{Chunk, Effort, Format, Request, Tool, ToolChoice, Vendor},
 };
 
 /// The smallest context that is asked for, in tokens.
@@ -44,6 +48,10 @@ impl Ollama {
 
 impl Vendor for Ollama {
     fn invoke(&self, request: Arc<Request>) -> BoxStream<'static, Result<Chunk, Failure>> {
+        if matches!(request.choice, ToolChoice::Any | ToolChoice::Named(_)) {
+            let words = "this model's vendor cannot be told that a tool must be called";
+            return stream::once(ready(Err(Failure::new(FailureClass::InvalidRequest, words)))).boxed();
+        }
         // People know the other face's address.
         let post = self.http.post(self.endpoint.join("/v1", "/api/chat")).map(|post| {
             let post = post.json(&body(&request));
@@ -79,11 +87,17 @@ fn body(request: &Request) -> Value {
         messages.push(json!({"role": "system", "content": request.system}));
     }
     for turn in request.turns() {
-        push(&mut messages, &turn, request.code_call());
+        push(&mut messages, &turn);
     }
     let mut body = json!({"model": request.model, "messages": messages, "stream": true, "options": options(request)});
-    if !request.tools.is_empty() {
+    // Calls of earlier turns need no definition here.
+    if !request.tools.is_empty() && request.choice != ToolChoice::Never {
         body["tools"] = request.tools.iter().map(tool).collect();
+    }
+    match &request.format {
+        Format::Text => {}
+        Format::Json => body["format"] = json!("json"),
+        Format::Schema { schema, .. } => body["format"] = schema.clone(),
     }
     if let Some(effort) = request.effort() {
         body["think"] = match effort {
@@ -131,7 +145,7 @@ fn tool(tool: &Tool) -> Value {
 }
 
 /// A turn becomes one message, or one for each result and one for what is said and shown.
-fn push(messages: &mut Vec<Value>, turn: &Turn, (name, argument): (&str, &str)) {
+fn push(messages: &mut Vec<Value>, turn: &Turn) {
     let (mut texts, mut images, mut calls) = (Vec::new(), Vec::new(), Vec::new());
     let mut thoughts = String::new();
     for part in &turn.parts {
@@ -140,8 +154,10 @@ fn push(messages: &mut Vec<Value>, turn: &Turn, (name, argument): (&str, &str)) 
             Part::Media(media) if media.is_image() => images.push(media.base64.clone()),
             Part::Media(media) => texts.push(media.left_out()),
             Part::Thinking { text, .. } => thoughts.push_str(text),
-            Part::Call { code, .. } => calls.push(json!({"function": {"name": name, "arguments": {argument: code}}})),
-            Part::Result { output, failed, .. } => {
+            Part::Call { name, arguments, .. } => {
+                calls.push(json!({"function": {"name": name, "arguments": arguments}}));
+            }
+            Part::Result { name, output, failed, .. } => {
                 // The protocol has no mark for a result that is an error, and pairs calls with results by their order.
                 let content = if *failed { format!("[the script failed]\n{output}") } else { output.clone() };
                 messages.push(json!({"role": "tool", "tool_name": name, "content": content}));

@@ -24,7 +24,7 @@ use crate::{
     framing::{self, ServerSentEvents},
     http::{Dialect, Endpoint, Http, LimitHeaders, class_by_words, plain_body},
     transcript::{Media, Part, Role, Turn},
-    vendor::{Chunk, Effort, Request, Tool, Vendor},
+    vendor::{Chunk, Effort, Format, Request, Tool, ToolChoice, Vendor},
 };
 
 /// An account with OpenAI, or with something that speaks its protocol.
@@ -183,6 +183,12 @@ struct Body<'a> {
     messages: Vec<Value>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     tools: Vec<Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tool_choice: Option<Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    parallel_tool_calls: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    response_format: Option<Value>,
     stream: bool,
     stream_options: Value,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -206,7 +212,7 @@ impl<'a> Body<'a> {
             messages.push(json!({"role": "system", "content": request.system}));
         }
         for turn in request.turns() {
-            push(&mut messages, turn, request.code_call(), flavor);
+            push(&mut messages, turn, flavor);
         }
         let mut named = request.effort().map_or_else(|| json!({}), |effort| (flavor.effort)(effort, &request.model));
         named[flavor.limit] = json!(request.max_tokens);
@@ -214,6 +220,9 @@ impl<'a> Body<'a> {
             model: &request.model,
             messages,
             tools: request.tools.iter().map(tool).collect(),
+            tool_choice: choice(&request.choice).filter(|_| !request.tools.is_empty()),
+            parallel_tool_calls: (request.one_call && !request.tools.is_empty()).then_some(false),
+            response_format: format(&request.format),
             stream: true,
             stream_options: json!({"include_usage": true}),
             temperature: parameters.temperature,
@@ -231,8 +240,27 @@ fn tool(tool: &Tool) -> Value {
     }})
 }
 
+fn choice(choice: &ToolChoice) -> Option<Value> {
+    Some(match choice {
+        ToolChoice::Auto => return None,
+        ToolChoice::Never => json!("none"),
+        ToolChoice::Any => json!("required"),
+        ToolChoice::Named(name) => json!({"type": "function", "function": {"name": name}}),
+    })
+}
+
+fn format(format: &Format) -> Option<Value> {
+    Some(match format {
+        Format::Text => return None,
+        Format::Json => json!({"type": "json_object"}),
+        Format::Schema { name, schema, strict } => {
+            json!({"type": "json_schema", "json_schema": {"name": name, "schema": schema, "strict": strict}})
+        }
+    })
+}
+
 /// A turn becomes one message, or one for each result and one for what is said and shown.
-fn push(messages: &mut Vec<Value>, turn: Turn, (name, argument): (&str, &str), flavor: &Flavor) {
+fn push(messages: &mut Vec<Value>, turn: Turn, flavor: &Flavor) {
     let mut texts = Vec::new();
     let mut media = Vec::new();
     let mut calls = Vec::new();
@@ -245,10 +273,10 @@ fn push(messages: &mut Vec<Value>, turn: Turn, (name, argument): (&str, &str), f
                 None => texts.push(shown.left_out()),
             },
             Part::Thinking { text, data } => thoughts.add(text, &data),
-            Part::Call { id, code } => calls.push(json!({"id": id, "type": "function", "function": {
-                "name": name, "arguments": json!({argument: code}).to_string(),
+            Part::Call { id, name, arguments } => calls.push(json!({"id": id, "type": "function", "function": {
+                "name": name, "arguments": arguments.to_string(),
             }})),
-            Part::Result { id, output, failed } => {
+            Part::Result { id, output, failed, .. } => {
                 // The protocol has no mark for a result that is an error.
                 let content = if failed { format!("[the script failed]\n{output}") } else { output };
                 messages.push(json!({"role": "tool", "tool_call_id": id, "content": content}));

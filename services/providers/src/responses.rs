@@ -18,7 +18,7 @@ use crate::{
     http::{Dialect, Endpoint, Http, LimitHeaders},
     openai,
     transcript::{Media, Part, Role, Turn},
-    vendor::{Chunk, Request, Tool, Vendor},
+    vendor::{Chunk, Format, Request, Tool, ToolChoice, Vendor},
 };
 
 /// An account with OpenAI, or with something that speaks this protocol.
@@ -56,7 +56,7 @@ fn body(request: &Request) -> Value {
     for mut turn in request.turns() {
         // Another model of the account may have thought; one that cannot refuses to be told.
         turn.parts.retain(|part| thinks || !matches!(part, Part::Thinking { .. }));
-        push(&mut input, &turn, request.code_call());
+        push(&mut input, &turn);
     }
     let mut body = json!({
         "model": request.model,
@@ -71,6 +71,22 @@ fn body(request: &Request) -> Value {
     }
     if !request.tools.is_empty() {
         body["tools"] = request.tools.iter().map(tool).collect();
+        if request.one_call {
+            body["parallel_tool_calls"] = json!(false);
+        }
+        match &request.choice {
+            ToolChoice::Auto => {}
+            ToolChoice::Never => body["tool_choice"] = json!("none"),
+            ToolChoice::Any => body["tool_choice"] = json!("required"),
+            ToolChoice::Named(name) => body["tool_choice"] = json!({"type": "function", "name": name}),
+        }
+    }
+    match &request.format {
+        Format::Text => {}
+        Format::Json => body["text"] = json!({"format": {"type": "json_object"}}),
+        Format::Schema { name, schema, strict } => {
+            body["text"] = json!({"format": {"type": "json_schema", "name": name, "schema": schema, "strict": strict}});
+        }
     }
     if thinks {
         // Models that don't think refuse this, and those that do refuse to be told how to sample.
@@ -95,7 +111,7 @@ fn tool(tool: &Tool) -> Value {
 }
 
 /// A turn becomes one item for each call, result and thought, and one for what is said between them.
-fn push(input: &mut Vec<Value>, turn: &Turn, (name, argument): (&str, &str)) {
+fn push(input: &mut Vec<Value>, turn: &Turn) {
     // A thought must be followed by what came of it.
     let said = turn.parts.iter().rposition(|part| !matches!(part, Part::Thinking { .. }));
     let mut shown: Vec<Value> = Vec::new();
@@ -105,10 +121,10 @@ fn push(input: &mut Vec<Value>, turn: &Turn, (name, argument): (&str, &str)) {
             Part::Text(text) => input.push(json!({"role": "assistant", "content": text})),
             Part::Media(media) => shown.push(file(media)),
             Part::Thinking { data, .. } => input.extend(serde_json::from_str::<Value>(data)),
-            Part::Call { id, code } => input.push(json!({
-                "type": "function_call", "call_id": id, "name": name, "arguments": json!({argument: code}).to_string(),
+            Part::Call { id, name, arguments } => input.push(json!({
+                "type": "function_call", "call_id": id, "name": name, "arguments": arguments.to_string(),
             })),
-            Part::Result { id, output, failed } => {
+            Part::Result { id, output, failed, .. } => {
                 // The protocol has no mark for a result that is an error.
                 let output = if *failed { format!("[the script failed]\n{output}") } else { output.clone() };
                 input.push(json!({"type": "function_call_output", "call_id": id, "output": output}));

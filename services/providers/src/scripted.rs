@@ -28,7 +28,7 @@ use self::{
 };
 use crate::{
     failure::Failure,
-    transcript,
+    transcript::{self, Part, Role},
     vendor::{Chunk, Request, Vendor},
 };
 
@@ -52,7 +52,8 @@ impl Scripted {
     }
 
     fn play(&self, request: &Request) -> Play {
-        let said = Said::read(&request.messages);
+        let said =
+            if request.turns.is_empty() { Said::read(&request.messages) } else { Said::of_turns(&request.turns) };
         let conversation = self.script.conversation(&said.last_user_text);
         if request.purpose == Purpose::Title {
             let title = conversation.title.clone().unwrap_or_else(|| title(&said.first_user_text));
@@ -123,6 +124,34 @@ impl Said {
                         if let Block::CodeInterpreterResult(result) = block {
                             said.last_result = transcript::result_text(result);
                         }
+                    }
+                }
+            }
+        }
+        said
+    }
+
+    /// The same of a conversation outside a task.
+    fn of_turns(turns: &[transcript::Turn]) -> Self {
+        let mut said = Self::default();
+        for turn in turns {
+            let texts: Vec<&str> = turn.parts.iter().filter_map(Part::text).collect();
+            match turn.role {
+                Role::Assistant => {
+                    said.answers += 1;
+                    said.answers_since_user += 1;
+                }
+                Role::User => {
+                    if let Some(output) = turn.parts.iter().rev().find_map(Part::output) {
+                        said.last_result = output.to_owned();
+                    }
+                    if !texts.is_empty() {
+                        said.last_user_text = texts.join("\n");
+                        if said.users == 0 {
+                            said.first_user_text.clone_from(&said.last_user_text);
+                        }
+                        said.users += 1;
+                        said.answers_since_user = 0;
                     }
                 }
             }

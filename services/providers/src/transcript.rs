@@ -8,6 +8,7 @@ use construct_proto::{
     mesh::v1::ChatMessage,
     v1::{Attachment, CodeInterpreterResult, MessageSource, block::Block},
 };
+use serde_json::{Value, json};
 
 use crate::vendor::Origin;
 
@@ -45,13 +46,25 @@ pub(crate) enum Part {
     },
     Call {
         id: String,
-        code: String,
+        /// Which tool is called.
+        name: String,
+        arguments: Value,
     },
     Result {
         id: String,
+        /// Which tool was called.
+        name: String,
         output: String,
         failed: bool,
     },
+}
+
+/// The code tool, as scripts of a transcript are told to a vendor.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct CodeTool<'a> {
+    pub(crate) name: &'a str,
+    /// The argument that holds the script.
+    pub(crate) argument: &'a str,
 }
 
 /// An image or document. What is text has become text.
@@ -65,10 +78,21 @@ pub(crate) struct Media {
 }
 
 impl Part {
+    /// The text, of a text.
+    pub(crate) fn text(&self) -> Option<&str> {
+        if let Self::Text(text) = self { Some(text) } else { None }
+    }
+
+    /// What a call gave, of a result.
+    pub(crate) fn output(&self) -> Option<&str> {
+        if let Self::Result { output, .. } = self { Some(output) } else { None }
+    }
+
     /// What an estimate of its tokens is made from.
     pub(crate) fn chars(&self) -> usize {
         match self {
-            Self::Text(text) | Self::Call { code: text, .. } | Self::Result { output: text, .. } => text.len(),
+            Self::Text(text) | Self::Result { output: text, .. } => text.len(),
+            Self::Call { arguments, .. } => chars(arguments),
             Self::Thinking { text, .. } => text.len(),
             // Vendors count images by their size in pixels; this is about what one of a screen's size costs.
             Self::Media(_) => 6_000,
@@ -101,21 +125,36 @@ impl Media {
     }
 }
 
-/// Brings `messages` into that shape, for the provider `to`. With `tools` false (a call that offers no tool) scripts
-/// and results become text, because vendors refuse tool blocks in a request without tools.
-pub(crate) fn turns(messages: &[ChatMessage], tools: bool, to: &Origin) -> Vec<Turn> {
+/// About as many characters as the value has as JSON.
+fn chars(value: &Value) -> usize {
+    match value {
+        Value::String(text) => text.len(),
+        Value::Array(list) => list.iter().map(chars).sum(),
+        Value::Object(fields) => fields.iter().map(|(name, value)| name.len() + chars(value) + 4).sum(),
+        Value::Null | Value::Bool(_) | Value::Number(_) => 5,
+    }
+}
+
+/// Brings `messages` into that shape, for the provider `to`. Without a `tool` (a call that offers none) scripts and
+/// results become text, because vendors refuse tool blocks in a request without tools.
+pub(crate) fn turns(messages: &[ChatMessage], tool: Option<CodeTool<'_>>, to: &Origin) -> Vec<Turn> {
     let mut turns: Vec<Turn> = Vec::new();
     for message in messages {
         let role = match message.source() {
             MessageSource::Assistant => Role::Assistant,
             MessageSource::User | MessageSource::System | MessageSource::Unspecified => Role::User,
         };
-        let parts = message.blocks.iter().filter_map(|block| part(message.source(), block.block.as_ref()?, tools, to));
+        let parts = message.blocks.iter().filter_map(|block| part(message.source(), block.block.as_ref()?, tool, to));
         match turns.last_mut() {
             Some(last) if last.role == role => last.parts.extend(parts),
             _ => turns.push(Turn { role, parts: parts.collect() }),
         }
     }
+    ordered(turns)
+}
+
+/// Brings turns that came from elsewhere into that shape.
+pub(crate) fn ordered(turns: Vec<Turn>) -> Vec<Turn> {
     let mut turns = pair(turns);
     if turns.first().is_none_or(|first| first.role == Role::Assistant) {
         turns.insert(0, notice("The conversation begins."));
@@ -143,22 +182,32 @@ pub(crate) fn result_text(result: &CodeInterpreterResult) -> String {
     }
 }
 
-fn part(source: MessageSource, block: &Block, tools: bool, to: &Origin) -> Option<Part> {
-    Some(match block {
-        Block::Text(text) if text.text.trim().is_empty() => return None,
-        Block::Text(text) if source == MessageSource::System => Part::Text(notice_text(&text.text)),
-        Block::Text(text) => Part::Text(text.text.clone()),
-        Block::CodeInterpreterCall(call) if tools => Part::Call { id: call.id.clone(), code: call.code.clone() },
-        Block::CodeInterpreterCall(call) => Part::Text(fenced(&call.code)),
-        Block::CodeInterpreterResult(result) if tools => {
-            Part::Result { id: result.id.clone(), output: result_text(result), failed: !result.error.is_empty() }
+fn part(source: MessageSource, block: &Block, tool: Option<CodeTool<'_>>, to: &Origin) -> Option<Part> {
+    Some(match (block, tool) {
+        (Block::Text(text), _) if text.text.trim().is_empty() => return None,
+        (Block::Text(text), _) if source == MessageSource::System => Part::Text(notice_text(&text.text)),
+        (Block::Text(text), _) => Part::Text(text.text.clone()),
+        (Block::CodeInterpreterCall(call), Some(tool)) => {
+            let arguments = json!({tool.argument: call.code});
+            Part::Call { id: call.id.clone(), name: tool.name.to_owned(), arguments }
         }
-        Block::CodeInterpreterResult(result) => Part::Text(format!("<result>\n{}\n</result>", result_text(result))),
-        Block::Thinking(thinking) if source != MessageSource::Assistant || thinking.provider_id != to.provider_id => {
+        (Block::CodeInterpreterCall(call), None) => Part::Text(fenced(&call.code)),
+        (Block::CodeInterpreterResult(result), Some(tool)) => Part::Result {
+            id: result.id.clone(),
+            name: tool.name.to_owned(),
+            output: result_text(result),
+            failed: !result.error.is_empty(),
+        },
+        (Block::CodeInterpreterResult(result), None) => {
+            Part::Text(format!("<result>\n{}\n</result>", result_text(result)))
+        }
+        (Block::Thinking(thinking), _)
+            if source != MessageSource::Assistant || thinking.provider_id != to.provider_id =>
+        {
             return None;
         }
-        Block::Thinking(thinking) => Part::Thinking { text: thinking.text.clone(), data: thinking.data.clone() },
-        Block::Attachment(attachment) => media(attachment),
+        (Block::Thinking(thinking), _) => Part::Thinking { text: thinking.text.clone(), data: thinking.data.clone() },
+        (Block::Attachment(attachment), _) => media(attachment),
     })
 }
 
@@ -183,8 +232,7 @@ fn fenced(code: &str) -> String {
 /// Puts each call's result at the beginning of the turn after it.
 fn pair(turns: Vec<Turn>) -> Vec<Turn> {
     let mut paired: Vec<Turn> = Vec::with_capacity(turns.len() + 1);
-    // Calls of the assistant's last turn: the id they came with, and the one they are sent with.
-    let mut open: Vec<(String, String)> = Vec::new();
+    let mut open: Vec<Open> = Vec::new();
     for turn in turns {
         match turn.role {
             Role::Assistant => {
@@ -214,16 +262,25 @@ fn push(turns: &mut Vec<Turn>, role: Role, parts: Vec<Part>) {
     }
 }
 
+/// A call of the assistant's last turn.
+struct Open {
+    /// The id it came with.
+    id: String,
+    /// The one it is sent with.
+    sent: String,
+    name: String,
+}
+
 /// A turn's calls get ids that every vendor accepts and that differ within the turn: a conversation may go on with
 /// another vendor than the one that named them.
-fn assistant_parts(parts: Vec<Part>, open: &mut Vec<(String, String)>) -> Vec<Part> {
+fn assistant_parts(parts: Vec<Part>, open: &mut Vec<Open>) -> Vec<Part> {
     parts
         .into_iter()
         .filter_map(|part| match part {
-            Part::Call { id, code } => {
+            Part::Call { id, name, arguments } => {
                 let sent = unique_id(&id, open);
-                open.push((id, sent.clone()));
-                Some(Part::Call { id: sent, code })
+                open.push(Open { id, sent: sent.clone(), name: name.clone() });
+                Some(Part::Call { id: sent, name, arguments })
             }
             Part::Text(_) | Part::Thinking { .. } => Some(part),
             Part::Result { .. } | Part::Media(_) => None,
@@ -231,21 +288,23 @@ fn assistant_parts(parts: Vec<Part>, open: &mut Vec<(String, String)>) -> Vec<Pa
         .collect()
 }
 
-fn user_parts(parts: Vec<Part>, open: Vec<(String, String)>) -> Vec<Part> {
+fn user_parts(parts: Vec<Part>, open: Vec<Open>) -> Vec<Part> {
     let mut results: VecDeque<(String, String, bool)> = VecDeque::new();
     let mut rest = Vec::new();
     for part in parts {
         match part {
-            Part::Result { id, output, failed } => results.push_back((id, output, failed)),
+            Part::Result { id, output, failed, .. } => results.push_back((id, output, failed)),
             Part::Text(_) | Part::Media(_) => rest.push(part),
             Part::Call { .. } | Part::Thinking { .. } => {}
         }
     }
     let mut parts: Vec<Part> = open
         .into_iter()
-        .map(|(id, sent)| match results.iter().position(|(of, ..)| *of == id).and_then(|at| results.remove(at)) {
-            Some((_, output, failed)) => Part::Result { id: sent, output, failed },
-            None => Part::Result { id: sent, output: NO_RESULT.to_owned(), failed: true },
+        .map(|Open { id, sent, name }| {
+            match results.iter().position(|(of, ..)| *of == id).and_then(|at| results.remove(at)) {
+                Some((_, output, failed)) => Part::Result { id: sent, name, output, failed },
+                None => Part::Result { id: sent, name, output: NO_RESULT.to_owned(), failed: true },
+            }
         })
         .collect();
     // A result whose call is not in the turn before still says something.
@@ -254,13 +313,13 @@ fn user_parts(parts: Vec<Part>, open: Vec<(String, String)>) -> Vec<Part> {
     parts
 }
 
-fn unique_id(id: &str, taken: &[(String, String)]) -> String {
+fn unique_id(id: &str, taken: &[Open]) -> String {
     let mut base: String =
         id.chars().map(|c| if c.is_ascii_alphanumeric() || c == '_' || c == '-' { c } else { '_' }).take(56).collect();
     if base.is_empty() {
         base = format!("call_{}", taken.len() + 1);
     }
-    let is_taken = |candidate: &str| taken.iter().any(|(_, sent)| sent == candidate);
+    let is_taken = |candidate: &str| taken.iter().any(|open| open.sent == candidate);
     if !is_taken(&base) {
         return base;
     }
@@ -283,7 +342,11 @@ mod tests {
     use super::*;
 
     fn turns(messages: &[ChatMessage], tools: bool) -> Vec<Turn> {
-        super::turns(messages, tools, &Origin { vendor: "v".into(), provider_id: "p".into() })
+        super::turns(
+            messages,
+            tools.then_some(CodeTool { name: "run", argument: "code" }),
+            &Origin { vendor: "v".into(), provider_id: "p".into() },
+        )
     }
 
     fn message(source: MessageSource, blocks: Vec<Block>) -> ChatMessage {
@@ -310,7 +373,7 @@ mod tests {
     }
 
     fn sent_result(id: &str, output: &str) -> Part {
-        Part::Result { id: id.into(), output: output.into(), failed: false }
+        Part::Result { id: id.into(), name: "run".into(), output: output.into(), failed: false }
     }
 
     use MessageSource::{Assistant, System, User};
@@ -333,7 +396,10 @@ mod tests {
     #[test]
     fn a_call_without_result_gets_one() {
         let turns = turns(&[message(User, vec![text("go")]), message(Assistant, vec![call("a")])], true);
-        assert_eq!(turns[2].parts, [Part::Result { id: "a".into(), output: NO_RESULT.into(), failed: true }]);
+        assert_eq!(
+            turns[2].parts,
+            [Part::Result { id: "a".into(), name: "run".into(), output: NO_RESULT.into(), failed: true }]
+        );
     }
 
     #[test]
@@ -409,7 +475,10 @@ mod tests {
             true,
         );
         let thought = Part::Thinking { text: "mine".into(), data: "sealed".into() };
-        assert_eq!(turns[1].parts, [thought, Part::Call { id: "a".into(), code: "1".into() }]);
+        assert_eq!(
+            turns[1].parts,
+            [thought, Part::Call { id: "a".into(), name: "run".into(), arguments: json!({"code": "1"}) }]
+        );
         assert_eq!(turns[2].parts, [sent_result("a", "A"), Part::Text("again".into())]);
         assert_eq!(turns.len(), 3);
     }

@@ -1,6 +1,6 @@
 //! The boundary to the model vendors: what a vendor is asked, what it answers, and nothing of how.
 
-use std::sync::Arc;
+use std::{borrow::Cow, sync::Arc};
 
 use construct_domain::money::{LongContext, Prices, Rates, Usage};
 use construct_proto::{
@@ -22,7 +22,7 @@ use crate::{
     openrouter,
     responses::Responses,
     scripted::{Memory, Scripted},
-    transcript::{self, Part, Turn},
+    transcript::{self, CodeTool, Part, Turn},
     xai,
 };
 
@@ -94,8 +94,55 @@ pub(crate) struct Request {
     pub(crate) max_tokens: u32,
     pub(crate) system: String,
     pub(crate) messages: Vec<ChatMessage>,
+    /// Of a call outside a task: the conversation, in place of `messages`.
+    pub(crate) turns: Vec<Turn>,
     pub(crate) tools: Vec<Tool>,
+    pub(crate) choice: ToolChoice,
+    /// At most one call in an answer.
+    pub(crate) one_call: bool,
+    pub(crate) format: Format,
     pub(crate) parameters: ModelParameters,
+}
+
+/// Whether the model has to call a tool.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) enum ToolChoice {
+    /// As it likes.
+    #[default]
+    Auto,
+    /// It must not.
+    Never,
+    /// It must call one.
+    Any,
+    /// It must call this one.
+    Named(String),
+}
+
+/// What the answer's text is.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) enum Format {
+    #[default]
+    Text,
+    /// Some JSON.
+    Json,
+    /// JSON that fits a schema. `strict`: the vendor is asked to guarantee it.
+    Schema { name: String, schema: serde_json::Value, strict: bool },
+}
+
+impl Format {
+    /// What is asked of a model whose vendor has no setting for it.
+    pub(crate) fn words(&self) -> Option<String> {
+        match self {
+            Self::Text => None,
+            Self::Json => {
+                Some("Answer with one JSON value and nothing else: no words around it, no code fence.".to_owned())
+            }
+            Self::Schema { schema, .. } => Some(format!(
+                "Answer with one JSON value and nothing else: no words around it, no code fence. It must be valid against this \
+                 JSON Schema:\n{schema}"
+            )),
+        }
+    }
 }
 
 /// Whose thinking it is: it goes back there and nowhere else.
@@ -144,6 +191,10 @@ impl Request {
             max_tokens: 0,
             system: command.system.clone(),
             messages: command.messages.clone(),
+            turns: Vec::new(),
+            choice: ToolChoice::Auto,
+            one_call: false,
+            format: Format::Text,
             tools: command.tools.iter().map(Tool::from_proto).collect::<Result<_, _>>()?,
             parameters: command.parameters.clone().unwrap_or_default(),
         };
@@ -170,7 +221,20 @@ impl Request {
 
     /// The conversation as the vendor is told it.
     pub(crate) fn turns(&self) -> Vec<Turn> {
-        transcript::turns(&self.messages, !self.tools.is_empty(), &self.origin)
+        if !self.turns.is_empty() {
+            return transcript::ordered(self.turns.clone());
+        }
+        let tool = self.tools.first().map(|tool| CodeTool { name: &tool.name, argument: &tool.argument });
+        transcript::turns(&self.messages, tool, &self.origin)
+    }
+
+    /// The system prompt of a vendor that has no setting for the answer's format.
+    pub(crate) fn system_with_format(&self) -> Cow<'_, str> {
+        match self.format.words() {
+            None => Cow::Borrowed(&self.system),
+            Some(words) if self.system.trim().is_empty() => Cow::Owned(words),
+            Some(words) => Cow::Owned(format!("{}\n\n{words}", self.system)),
+        }
     }
 
     /// How much the model shall think; none: the vendor's default.

@@ -294,7 +294,7 @@ fn deadline(step: &StepRef, now: Timestamp, call_timeout: Duration) -> Option<In
     (!left.is_zero()).then(|| Instant::now() + left.min(call_timeout))
 }
 
-fn usage_to_proto(usage: Usage) -> v1::Usage {
+pub(crate) fn usage_to_proto(usage: Usage) -> v1::Usage {
     v1::Usage {
         input_tokens: usage.input_tokens,
         output_tokens: usage.output_tokens,

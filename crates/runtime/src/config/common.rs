@@ -40,6 +40,11 @@ pub struct Common {
     pub secrets_key: Option<Secret>,
     /// File with such keys, which only its owner may read.
     pub secrets_key_file: Option<PathBuf>,
+    /// Keys that sign the tokens by which scripts and programs reach models, in the form of `master_key`. None of them is a
+    /// master key.
+    pub token_key: Option<Secret>,
+    /// File with such keys, which only its owner may read.
+    pub token_key_file: Option<PathBuf>,
 }
 
 /// Form of log lines.
@@ -67,6 +72,8 @@ impl Default for Common {
             master_key_file: None,
             secrets_key: None,
             secrets_key_file: None,
+            token_key: None,
+            token_key_file: None,
         }
     }
 }
@@ -105,15 +112,34 @@ impl Common {
     pub fn secrets_keys(&self) -> Result<Option<MasterKeys>, Invalid> {
         let found =
             keys(["secrets_key", "secrets_key_file"], self.secrets_key.as_ref(), self.secrets_key_file.as_deref())?;
+        let reason = "is also a master key: it must be a key of its own, because the interpreter has it";
+        self.no_master_key("secrets_key", found, reason)
+    }
+
+    /// The keys that sign [`crate::ModelToken`]s, from `CONSTRUCT_TOKEN_KEY` or the file that `CONSTRUCT_TOKEN_KEY_FILE` names;
+    /// none when neither is set: then no tokens are issued or accepted. They are keys of their own: the reconciler has
+    /// them, and no master key.
+    ///
+    /// # Errors
+    /// As [`Common::secrets_keys`].
+    pub fn token_keys(&self) -> Result<Option<MasterKeys>, Invalid> {
+        let found = keys(["token_key", "token_key_file"], self.token_key.as_ref(), self.token_key_file.as_deref())?;
+        let reason = "is also a master key: it must be a key of its own, because the reconciler has it";
+        self.no_master_key("token_key", found, reason)
+    }
+
+    fn no_master_key(
+        &self,
+        name: &'static str,
+        found: Option<MasterKeys>,
+        reason: &str,
+    ) -> Result<Option<MasterKeys>, Invalid> {
         let masters =
             keys(["master_key", "master_key_file"], self.master_key.as_ref(), self.master_key_file.as_deref())?;
         if let (Some(found), Some(masters)) = (&found, &masters)
             && found.iter().any(|key| masters.iter().any(|master| master.expose() == key.expose()))
         {
-            return Err(Invalid::new(
-                "secrets_key",
-                "is also a master key: it must be a key of its own, because the interpreter has it",
-            ));
+            return Err(Invalid::new(name, reason));
         }
         Ok(found)
     }

@@ -52,6 +52,7 @@ impl Gateway {
             data_dir: nats.dir().join("data"),
             master_key: Some(MASTER_KEY.into()),
             secrets_key: Some(SECRETS_KEY.into()),
+            token_key: Some(TOKEN_KEY.into()),
             shutdown_grace: Duration::from_secs(5),
             ..Common::default()
         };
@@ -132,6 +133,7 @@ impl Drop for Gateway {
 
 pub(super) const MASTER_KEY: &str = "test:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
 const SECRETS_KEY: &str = "s1:Hx4dHBsaGRgXFhUUExIREA8ODQwLCgkIBwYFBAMCAQA=";
+pub(super) const TOKEN_KEY: &str = "t1:AR4dHBsaGRgXFhUUExIREA8ODQwLCgkIBwYFBAMCAQA=";
 
 pub(super) fn provider(name: &str) -> v1::CreateModelProviderRequest {
     let spec = v1::ModelProviderSpec {

@@ -1,6 +1,7 @@
 //! What each request is checked for. The limits are those of the comments in `proto/construct/v1`.
 
 mod entities;
+mod model_tokens;
 mod money;
 mod policies;
 mod secrets;
@@ -10,6 +11,7 @@ pub(crate) use entities::{
     create_agent, create_model, create_model_provider, delete, get, list_agents, list_model_providers, list_models,
     model_provider_fits, update_agent, update_model, update_model_provider,
 };
+pub(crate) use model_tokens::create_model_token;
 pub(crate) use money::{budget, create_budget, get_costs, list_budgets, list_catalogue_models, update_budget};
 pub(crate) use policies::{decide_approval, get_approval, list_approvals};
 pub(crate) use secrets::{create_secret, delete_secret, get_secret, list_secrets, secret_fits, update_secret};

@@ -183,9 +183,10 @@ fn never_more_than_four_breakpoints_and_always_at_the_end() {
 
 #[test]
 fn a_result_that_is_an_error_is_marked() {
-    let part = Part::Result { id: "a".into(), output: "Error: no".into(), failed: true };
+    let part =
+        Part::Result { id: "a".into(), name: "code_interpreter".into(), output: "Error: no".into(), failed: true };
     assert_eq!(
-        block(&part, ("code_interpreter", "code")),
+        block(&part),
         json!({"type": "tool_result", "tool_use_id": "a", "content": "Error: no", "is_error": true})
     );
 }
@@ -247,13 +248,13 @@ fn thinking_that_is_not_shown_goes_back_as_it_came() {
     assert!(chunks.contains(&Chunk::ThinkingData(data.clone())), "{chunks:?}");
     let part = Part::Thinking { text: String::new(), data };
     let redacted = json!({"type": "redacted_thinking", "data": "EmwKAhgBEgy3va3pzix"});
-    assert_eq!(block(&part, ("code_interpreter", "code")), redacted);
+    assert_eq!(block(&part), redacted);
     let turn = Turn { role: Role::Assistant, parts: vec![Part::Text("x".into()), part] };
     assert_eq!(message_of(&turn)["content"], json!([{"type": "text", "text": "x"}]), "thinking never ends a turn");
 }
 
 fn message_of(turn: &Turn) -> Value {
-    super::message(turn, ("code_interpreter", "code"))
+    super::message(turn)
 }
 
 #[test]

@@ -56,7 +56,7 @@ fn reasoning_that_is_not_shown_is_kept() {
     let data = json!({"redacted": "EmwKAhgB"}).to_string();
     assert_eq!(read_at_every_split::<Wire>(&stream).first(), Some(&Chunk::ThinkingData(data.clone())));
     let part = Part::Thinking { text: String::new(), data };
-    let sent = block(&part, 0, ("run", "js"));
+    let sent = block(&part, 0);
     assert_eq!(sent, Some(json!({"reasoningContent": {"redactedContent": "EmwKAhgB"}})));
 }
 
@@ -120,7 +120,7 @@ fn a_document_never_stands_alone_and_has_a_plain_name() {
         Part::Media(Media { media_type: "application/pdf".into(), name: name.into(), base64: "AA==".into() })
     };
     let turn = Turn { role: Role::User, parts: vec![media("Q3_Übersicht (v2).pdf"), media("")] };
-    let content = &message(&turn, ("run", "js"))["content"];
+    let content = &message(&turn)["content"];
     assert_eq!(content[0]["document"]["name"], "Q3 bersicht (v2) 0");
     assert_eq!(content[1]["document"]["name"], "document 1");
     assert_eq!(content[2], json!({"text": "(a document)"}));

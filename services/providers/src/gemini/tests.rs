@@ -50,7 +50,7 @@ fn a_signature_goes_back_exactly_where_it_came_from() {
     let chunks = read_at_every_split::<Wire>(wire.as_bytes());
     assert!(chunks.contains(&Chunk::ThinkingData(json!({"text": "sig-text"}).to_string())), "{chunks:?}");
     let thinking = |signature: Signature| Part::Thinking { text: "Hm.".into(), data: json!(signature).to_string() };
-    let call = |id: &str| Part::Call { id: id.into(), code: "1".into() };
+    let call = |id: &str| Part::Call { id: id.into(), name: "run".into(), arguments: json!({"js": "1"}) };
     let turn = Turn {
         role: Role::Assistant,
         parts: vec![
@@ -64,7 +64,7 @@ fn a_signature_goes_back_exactly_where_it_came_from() {
     };
     let called = |id: &str| json!({"id": id, "name": "run", "args": {"js": "1"}});
     assert_eq!(
-        content(&turn, ("run", "js"), true),
+        content(&turn, true),
         json!({"role": "model", "parts": [
             {"text": "x", "thoughtSignature": "sig-1"},
             {"functionCall": called("a"), "thoughtSignature": "sig-2"},
@@ -76,10 +76,10 @@ fn a_signature_goes_back_exactly_where_it_came_from() {
 
 #[test]
 fn a_call_of_another_vendor_gets_the_mark_that_the_vendor_offers_for_it() {
-    let call = |id: &str| Part::Call { id: id.into(), code: "1".into() };
+    let call = |id: &str| Part::Call { id: id.into(), name: "run".into(), arguments: json!({"js": "1"}) };
     let turn = Turn { role: Role::Assistant, parts: vec![call("a"), call("b")] };
     let signatures = |signed| {
-        let content = content(&turn, ("run", "js"), signed);
+        let content = content(&turn, signed);
         [0, 1].map(|at| content["parts"][at].get("thoughtSignature").cloned())
     };
     assert_eq!(signatures(true), [Some(json!(NO_SIGNATURE)), None]);

@@ -103,20 +103,20 @@ fn a_turn_of_the_assistant_keeps_its_thinking_and_its_calls_together() {
         parts: vec![
             Part::Thinking { text: "Hm.".into(), data: String::new() },
             Part::Text("x".into()),
-            Part::Call { id: "a".into(), code: "1".into() },
+            Part::Call { id: "a".into(), name: "run".into(), arguments: json!({"js": "1"}) },
         ],
     };
-    push(&mut messages, &turn, ("run", "js"));
+    push(&mut messages, &turn);
     let image = Media { media_type: "image/png".into(), name: String::new(), base64: "AA==".into() };
     let results = Turn {
         role: Role::User,
         parts: vec![
-            Part::Result { id: "a".into(), output: "no".into(), failed: true },
+            Part::Result { id: "a".into(), name: "run".into(), output: "no".into(), failed: true },
             Part::Text("and this?".into()),
             Part::Media(image),
         ],
     };
-    push(&mut messages, &results, ("run", "js"));
+    push(&mut messages, &results);
     assert_eq!(
         json!(messages),
         json!([

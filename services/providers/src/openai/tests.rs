@@ -332,16 +332,16 @@ fn only_the_vendor_itself_is_asked_in_its_newer_words() {
 
 #[test]
 fn a_call_from_elsewhere_has_an_empty_thought_where_one_must_not_be_missing() {
-    let call = Part::Call { id: "a".into(), code: "1".into() };
+    let call = Part::Call { id: "a".into(), name: "run".into(), arguments: json!({"js": "1"}) };
     for (flavor, expected) in
         [(&crate::deepseek::FLAVOR, Some(json!(""))), (&COMPATIBLE, None), (&crate::xai::FLAVOR, None)]
     {
         let mut messages = Vec::new();
         let turn = Turn { role: Role::Assistant, parts: vec![call.clone()] };
-        push(&mut messages, turn, ("code_interpreter", "code"), flavor);
+        push(&mut messages, turn, flavor);
         assert_eq!(messages[0].get("reasoning_content").cloned(), expected);
         let turn = Turn { role: Role::Assistant, parts: vec![Part::Text("no call".into())] };
-        push(&mut messages, turn, ("code_interpreter", "code"), flavor);
+        push(&mut messages, turn, flavor);
         assert_eq!(messages[1].get("reasoning_content"), None);
     }
 }

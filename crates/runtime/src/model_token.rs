@@ -1,0 +1,207 @@
+//! Tokens by which scripts and programs reach models without ever holding a vendor's key.
+//!
+//! A token is a JSON Web Token (HS256), so that who verifies it needs no database. It is short-lived, and names whose money
+//! it spends, on which models, and how much. Whoever holds it can use it until it expires: it cannot be taken back one by
+//! one, only with the key that signed it.
+
+use jiff::Timestamp;
+use jsonwebtoken::{Algorithm, DecodingKey, EncodingKey, Header, Validation};
+use serde::{Deserialize, Serialize};
+
+use crate::{MasterKeys, config::Secret};
+
+/// Who issues tokens, in the token.
+const ISSUER: &str = "construct";
+/// What they are for, in the token: other tokens signed with the same key are none of these.
+const AUDIENCE: &str = "construct-models";
+/// Longer texts are no tokens of ours.
+const MAX_BYTES: usize = 16 * 1024;
+
+/// What a token says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ModelToken {
+    /// Tells tokens apart; what is spent is counted under it.
+    pub id: String,
+    /// Whose money is spent.
+    pub organization: String,
+    /// For which task; empty: for the organisation itself.
+    pub task: String,
+    /// Names of the models that may be called; the first is the one that is meant when a request names none.
+    pub models: Vec<String>,
+    /// All that may be spent with it, in 10⁻¹² US dollars; 0: no bound of its own.
+    pub budget_pico_usd: i64,
+    /// From then on it is refused.
+    pub expires_at: Timestamp,
+}
+
+/// Why a text is not accepted as a token. Says nothing of the text.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum VerifyError {
+    /// It is no token of ours: malformed, or signed with a key that is not known here.
+    #[error("the token is not valid here")]
+    Invalid,
+    /// It was one.
+    #[error("the token has expired")]
+    Expired,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Claims {
+    iss: String,
+    aud: String,
+    jti: String,
+    /// Whole seconds since 1970.
+    exp: i64,
+    org: String,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    task: String,
+    models: Vec<String>,
+    #[serde(default, skip_serializing_if = "is_zero")]
+    budget: i64,
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde passes a reference")]
+fn is_zero(value: &i64) -> bool {
+    *value == 0
+}
+
+impl ModelToken {
+    /// The token as text, signed with the active key.
+    pub fn sign(&self, keys: &MasterKeys) -> Secret {
+        let claims = Claims {
+            iss: ISSUER.to_owned(),
+            aud: AUDIENCE.to_owned(),
+            jti: self.id.clone(),
+            exp: self.expires_at.as_second(),
+            org: self.organization.clone(),
+            task: self.task.clone(),
+            models: self.models.clone(),
+            budget: self.budget_pico_usd,
+        };
+        let key = keys.active();
+        let header = Header { kid: Some(key.id().to_owned()), ..Header::new(Algorithm::HS256) };
+        let signed = jsonwebtoken::encode(&header, &claims, &EncodingKey::from_secret(key.expose()));
+        Secret::from(signed.expect("texts and numbers can be written as JSON, and any bytes are an HMAC key"))
+    }
+
+    /// What the token `text` says, when it was signed with one of `keys` and holds at `now`.
+    ///
+    /// # Errors
+    /// [`VerifyError`].
+    pub fn verify(text: &str, keys: &MasterKeys, now: Timestamp) -> Result<Self, VerifyError> {
+        if text.len() > MAX_BYTES {
+            return Err(VerifyError::Invalid);
+        }
+        let header = jsonwebtoken::decode_header(text).map_err(|_| VerifyError::Invalid)?;
+        let key = header.kid.and_then(|id| keys.get(&id)).ok_or(VerifyError::Invalid)?;
+        let mut wanted = Validation::new(Algorithm::HS256);
+        wanted.set_issuer(&[ISSUER]);
+        wanted.set_audience(&[AUDIENCE]);
+        // Against the clock that is passed in, below.
+        wanted.validate_exp = false;
+        let decoded = jsonwebtoken::decode::<Claims>(text, &DecodingKey::from_secret(key.expose()), &wanted);
+        let claims = decoded.map_err(|_| VerifyError::Invalid)?.claims;
+        let expires_at = Timestamp::from_second(claims.exp).map_err(|_| VerifyError::Invalid)?;
+        if expires_at <= now {
+            return Err(VerifyError::Expired);
+        }
+        Ok(Self {
+            id: claims.jti,
+            organization: claims.org,
+            task: claims.task,
+            models: claims.models,
+            budget_pico_usd: claims.budget.max(0),
+            expires_at,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
+
+    use super::*;
+
+    const KEY: &str = "k1:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
+    const OTHER: &str = "k2:AQECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
+
+    fn keys(text: &str) -> MasterKeys {
+        MasterKeys::parse(text).unwrap()
+    }
+
+    fn at(second: i64) -> Timestamp {
+        Timestamp::from_second(second).unwrap()
+    }
+
+    fn token() -> ModelToken {
+        ModelToken {
+            id: "t".into(),
+            organization: "org_1".into(),
+            task: "task_1".into(),
+            models: vec!["opus".into(), "mini".into()],
+            budget_pico_usd: 2_000_000_000_000,
+            expires_at: at(1_000),
+        }
+    }
+
+    #[test]
+    fn a_token_says_what_it_was_made_of_until_it_expires() {
+        let text = token().sign(&keys(KEY));
+        assert_eq!(ModelToken::verify(text.expose(), &keys(KEY), at(999)), Ok(token()));
+        assert_eq!(ModelToken::verify(text.expose(), &keys(KEY), at(1_000)), Err(VerifyError::Expired));
+        let plain = ModelToken { task: String::new(), budget_pico_usd: 0, ..token() };
+        let text = plain.sign(&keys(KEY));
+        assert_eq!(ModelToken::verify(text.expose(), &keys(KEY), at(0)), Ok(plain));
+    }
+
+    #[test]
+    fn a_retired_key_still_verifies_and_a_strange_one_never_does() {
+        let text = token().sign(&keys(KEY));
+        let rotated = keys(&format!("{OTHER},{KEY}"));
+        assert!(ModelToken::verify(text.expose(), &rotated, at(0)).is_ok());
+        assert_eq!(ModelToken::verify(text.expose(), &keys(OTHER), at(0)), Err(VerifyError::Invalid));
+        // The same id, another key.
+        let forged = OTHER.replace("k2", "k1");
+        assert_eq!(ModelToken::verify(text.expose(), &keys(&forged), at(0)), Err(VerifyError::Invalid));
+    }
+
+    #[test]
+    fn no_character_of_a_token_can_be_changed() {
+        let text = token().sign(&keys(KEY));
+        let text = text.expose();
+        for at_byte in 0..text.len() {
+            let mut changed = text.as_bytes().to_vec();
+            changed[at_byte] = if changed[at_byte] == b'A' { b'B' } else { b'A' };
+            let changed = String::from_utf8(changed).unwrap();
+            let verified = ModelToken::verify(&changed, &keys(KEY), at(0));
+            // The last character of a part has bits that say nothing.
+            assert!(verified.is_err() || verified == Ok(token()), "{at_byte}");
+        }
+    }
+
+    #[test]
+    fn an_unsigned_token_is_none() {
+        let text = token().sign(&keys(KEY));
+        let claims = text.expose().split('.').nth(1).unwrap();
+        for algorithm in ["none", "HS512", "RS256"] {
+            let header = URL_SAFE_NO_PAD.encode(format!(r#"{{"alg":"{algorithm}","typ":"JWT","kid":"k1"}}"#));
+            for signature in ["", "AAAA"] {
+                let forged = format!("{header}.{claims}.{signature}");
+                assert_eq!(ModelToken::verify(&forged, &keys(KEY), at(0)), Err(VerifyError::Invalid));
+            }
+        }
+        for text in ["", "a", "a.b", "a.b.c", &"x".repeat(MAX_BYTES + 1)] {
+            assert_eq!(ModelToken::verify(text, &keys(KEY), at(0)), Err(VerifyError::Invalid));
+        }
+    }
+
+    #[test]
+    fn a_token_for_something_else_is_none() {
+        let claims =
+            serde_json::json!({"iss": ISSUER, "aud": "elsewhere", "jti": "t", "exp": 1_000, "org": "o", "models": []});
+        let header = Header { kid: Some("k1".into()), ..Header::new(Algorithm::HS256) };
+        let key = keys(KEY);
+        let text = jsonwebtoken::encode(&header, &claims, &EncodingKey::from_secret(key.active().expose())).unwrap();
+        assert_eq!(ModelToken::verify(&text, &key, at(0)), Err(VerifyError::Invalid));
+    }
+}

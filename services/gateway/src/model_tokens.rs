@@ -1,0 +1,59 @@
+//! `ModelTokenService`. A token is signed here and stored nowhere.
+
+use std::time::Duration;
+
+use construct_domain::TaskId;
+use construct_proto::v1::{CreateModelTokenRequest, ModelToken, model_token_service_server::ModelTokenService};
+use construct_runtime::model_token;
+use construct_wire::convert;
+use jiff::Timestamp;
+use tonic::{Request, Response, Status};
+use uuid::Uuid;
+
+use crate::{api::Api, status, validate::requests};
+
+/// How long a token holds when nobody says.
+const DEFAULT_LIFE: Duration = Duration::from_secs(3600);
+
+#[tonic::async_trait]
+impl ModelTokenService for Api {
+    async fn create_model_token(
+        &self,
+        request: Request<CreateModelTokenRequest>,
+    ) -> Result<Response<ModelToken>, Status> {
+        let (entry, request) = self.enter(request)?;
+        requests::create_model_token(&request)?;
+        let keys = self.token_keys()?;
+        let mut models = Vec::with_capacity(request.models.len());
+        for model in &request.models {
+            let found = entry.store().model_find(entry.organization(), model).await;
+            let name = found.map_err(|error| status::about(model, error))?.name;
+            if !models.contains(&name) {
+                models.push(name);
+            }
+        }
+        if !request.task.is_empty() {
+            let task: TaskId =
+                request.task.parse().map_err(|_| Status::not_found(format!("there is no task {}", request.task)))?;
+            let found = entry.store().task_get(entry.organization(), task).await;
+            found.map_err(|error| status::about(&request.task, error))?;
+        }
+        let life = request.expires_in.and_then(|life| Duration::try_from(life).ok()).unwrap_or(DEFAULT_LIFE);
+        let token = model_token::ModelToken {
+            id: Uuid::now_v7().to_string(),
+            organization: entry.organization().to_string(),
+            task: request.task,
+            models,
+            budget_pico_usd: request.budget_pico_usd,
+            expires_at: Timestamp::now() + life,
+        };
+        Ok(Response::new(ModelToken {
+            token: token.sign(keys).expose().to_owned(),
+            id: token.id,
+            models: token.models,
+            task_id: token.task,
+            budget_pico_usd: token.budget_pico_usd,
+            expires_at: Some(convert::time(token.expires_at)),
+        }))
+    }
+}

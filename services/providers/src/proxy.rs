@@ -1,0 +1,142 @@
+//! The proxy: models for scripts and programs that never hold a vendor's key (docs/proxy.md).
+//!
+//! It speaks the protocols of the vendors' SDKs, so that these work with nothing but another address and a token; which
+//! vendor is behind a model makes no difference to them. Every call is paid for by whom the token names.
+
+mod access;
+mod asked;
+mod chat;
+mod face;
+mod gather;
+mod messages;
+mod models;
+mod refusal;
+mod responses;
+mod serve;
+mod spending;
+#[cfg(test)]
+mod tests;
+mod thinking;
+mod upstream;
+
+use std::{sync::Arc, time::Duration};
+
+use axum::{
+    Json, Router,
+    extract::{Path, State},
+    http::HeaderMap,
+    response::{IntoResponse as _, Response},
+    routing::{get, post},
+    serve::ListenerExt as _,
+};
+use construct_bus::Bus;
+use construct_runtime::{Lifecycle, MasterKeys};
+use jiff::Timestamp;
+use serde_json::{Value, json};
+use tokio::{net::TcpListener, sync::Semaphore};
+use tokio_util::sync::CancellationToken;
+
+use self::{
+    chat::Chat,
+    messages::Messages,
+    models::Models,
+    refusal::{Kind, Refusal},
+    responses::Responses,
+    serve::{answer, refused},
+    spending::Spending,
+};
+use crate::{retry::Policy, vendor::Vendors};
+
+/// What the proxy needs.
+pub(crate) struct Parts {
+    pub(crate) bus: Bus,
+    pub(crate) vendors: Vendors,
+    /// Open the vendors' keys.
+    pub(crate) masters: MasterKeys,
+    /// Verify tokens.
+    pub(crate) keys: MasterKeys,
+    pub(crate) policy: Policy,
+    /// How long one call may take.
+    pub(crate) timeout: Duration,
+    /// Calls under way at most; further ones are refused.
+    pub(crate) concurrency: usize,
+}
+
+/// What all requests share.
+struct Shared {
+    keys: MasterKeys,
+    models: Models,
+    spending: Spending,
+    policy: Policy,
+    timeout: Duration,
+    calls: Arc<Semaphore>,
+}
+
+/// Serves clients until the service drains; then answers that are under way end, and what was spent is reported.
+pub(crate) fn spawn(parts: Parts, listener: TcpListener, lifecycle: &Lifecycle) {
+    let spending = Spending::new(parts.bus.clone());
+    let shared = Arc::new(Shared {
+        keys: parts.keys,
+        models: Models::new(parts.bus, parts.vendors, parts.masters),
+        spending: spending.clone(),
+        policy: parts.policy,
+        timeout: parts.timeout,
+        calls: Arc::new(Semaphore::new(parts.concurrency)),
+    });
+    let served = CancellationToken::new();
+    lifecycle.spawn("spending", {
+        let served = served.clone();
+        async move {
+            spending.report(served).await;
+            anyhow::Ok(())
+        }
+    });
+    let draining = lifecycle.draining();
+    lifecycle.spawn("proxy", async move {
+        let _over = served.drop_guard();
+        // Each event of a stream is to leave at once.
+        let listener = listener.tap_io(|connection| {
+            let _ = connection.set_nodelay(true);
+        });
+        axum::serve(listener, router(shared)).with_graceful_shutdown(draining.cancelled_owned()).await
+    });
+}
+
+fn router(shared: Arc<Shared>) -> Router {
+    Router::new()
+        .route("/v1/chat/completions", post(answer::<Chat>))
+        .route("/v1/responses", post(answer::<Responses>))
+        .route("/v1/messages", post(answer::<Messages>))
+        .route("/v1/models", get(list))
+        .route("/v1/models/{model}", get(one))
+        .fallback(async || refused::<Chat>(&Refusal::new(Kind::NoRoute, "there is nothing at this address")))
+        .with_state(shared)
+}
+
+/// A model in the words of both vendors' lists.
+fn model(name: &str) -> Value {
+    json!({
+        "id": name, "object": "model", "created": 0, "owned_by": "construct",
+        "type": "model", "display_name": name, "created_at": "1970-01-01T00:00:00Z",
+    })
+}
+
+async fn list(State(shared): State<Arc<Shared>>, headers: HeaderMap) -> Response {
+    match access::token(&headers, &shared.keys, Timestamp::now()) {
+        Ok(token) => {
+            let data: Vec<Value> = token.models.iter().map(|name| model(name)).collect();
+            let (first, last) = (token.models.first(), token.models.last());
+            Json(json!({"object": "list", "data": data, "has_more": false, "first_id": first, "last_id": last}))
+                .into_response()
+        }
+        Err(refusal) => refused::<Chat>(&refusal),
+    }
+}
+
+async fn one(State(shared): State<Arc<Shared>>, Path(asked): Path<String>, headers: HeaderMap) -> Response {
+    let token = access::token(&headers, &shared.keys, Timestamp::now());
+    match token.and_then(|token| access::model(&token, &asked).map(model)) {
+        Ok(model) => Json(model).into_response(),
+        Err(refusal) => refused::<Chat>(&refusal),
+    }
+}

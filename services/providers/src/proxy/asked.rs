@@ -1,0 +1,210 @@
+//! What a client asks for, in our words, whatever protocol it speaks.
+
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use construct_domain::money::Prices;
+use construct_proto::{mesh::v1::model_invoke::Purpose, v1::ModelParameters};
+use serde_json::Value;
+
+use super::{models::Route, refusal::Refusal, thinking};
+use crate::{
+    transcript::{Media, Part, Role, Turn},
+    vendor::{Format, Request, Tool, ToolChoice},
+};
+
+/// Tools of one request at most.
+const MAX_TOOLS: usize = 256;
+/// Bytes of text that are at least one token, for the upper estimate of what a request costs.
+const BYTES_PER_TOKEN: usize = 2;
+
+/// A request of a client.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct Asked {
+    /// Empty: the token's first.
+    pub(crate) model: String,
+    /// Whether the answer comes in pieces.
+    pub(crate) stream: bool,
+    /// Whether a stream ends with what was used, where the protocol leaves that to the client.
+    pub(crate) include_usage: bool,
+    pub(crate) system: String,
+    /// Not yet in the order vendors want; thinking is sealed.
+    pub(crate) turns: Vec<Turn>,
+    pub(crate) tools: Vec<Tool>,
+    pub(crate) choice: ToolChoice,
+    pub(crate) one_call: bool,
+    pub(crate) format: Format,
+    pub(crate) parameters: ModelParameters,
+}
+
+impl Asked {
+    /// Adds to what `role` says.
+    pub(crate) fn say(&mut self, role: Role, part: Part) {
+        match self.turns.last_mut() {
+            Some(last) if last.role == role => last.parts.push(part),
+            _ => self.turns.push(Turn { role, parts: vec![part] }),
+        }
+    }
+
+    /// Adds what is said to the model on behalf of the program.
+    pub(crate) fn instruct(&mut self, text: &str) {
+        if self.turns.is_empty() {
+            if !self.system.is_empty() {
+                self.system.push_str("\n\n");
+            }
+            self.system.push_str(text);
+        } else {
+            // Its place in the conversation matters, and no vendor has another one for it.
+            self.say(Role::User, Part::Text(format!("<system-notice>\n{text}\n</system-notice>")));
+        }
+    }
+
+    /// What holds for all protocols.
+    pub(crate) fn checked(self) -> Result<Self, Refusal> {
+        if self.turns.iter().all(|turn| turn.parts.is_empty()) {
+            return Err(Refusal::invalid("the conversation is empty: at least one message is needed"));
+        }
+        if self.tools.len() > MAX_TOOLS {
+            return Err(Refusal::invalid(format!("at most {MAX_TOOLS} tools can be offered")));
+        }
+        if let ToolChoice::Named(name) = &self.choice
+            && !self.tools.iter().any(|tool| tool.name == *name)
+        {
+            return Err(Refusal::invalid(format!("the tool `{name}` that must be called is not among the tools")));
+        }
+        if matches!(self.choice, ToolChoice::Any) && self.tools.is_empty() {
+            return Err(Refusal::invalid("a tool must be called, but there are no tools"));
+        }
+        Ok(self)
+    }
+
+    /// The call of a model that this asks for.
+    pub(crate) fn request(self, id: &str, task: &str, route: &Route) -> Result<Request, Refusal> {
+        let tool_calling = route.target.tool_calling.unwrap_or(true);
+        if !tool_calling && !self.tools.is_empty() {
+            return Err(Refusal::invalid(format!("the model `{}` cannot call tools", self.model)));
+        }
+        let limit = match u32::try_from(route.target.max_output_tokens) {
+            Ok(0) | Err(_) => 8_192,
+            Ok(limit) => limit,
+        };
+        let asked = self.parameters.max_tokens.filter(|&asked| asked > 0);
+        Ok(Request {
+            step_id: id.to_owned(),
+            task_id: task.to_owned(),
+            purpose: Purpose::Turn,
+            origin: route.origin.clone(),
+            model: route.target.vendor_model.clone(),
+            context_window: u32::try_from(route.target.context_window).unwrap_or(0),
+            tool_calling,
+            max_tokens: asked.map_or(limit, |asked| asked.min(limit)),
+            system: self.system,
+            messages: Vec::new(),
+            turns: thinking::opened(self.turns, &route.origin.provider_id),
+            tools: self.tools,
+            choice: self.choice,
+            one_call: self.one_call,
+            format: self.format,
+            parameters: self.parameters,
+        })
+    }
+}
+
+/// The most that a request can cost, in 10⁻¹² dollars, as far as that can be said before.
+pub(crate) fn estimate(request: &Request, prices: &Prices) -> i64 {
+    let schemas: usize = request.tools.iter().map(|tool| tool.schema.to_string().len()).sum();
+    let read = i64::try_from((request.input_chars() + schemas).div_ceil(BYTES_PER_TOKEN)).unwrap_or(i64::MAX);
+    let read = read.saturating_mul(prices.input.max(prices.cache_write).max(prices.cache_read));
+    read.saturating_add(i64::from(request.max_tokens).saturating_mul(prices.output))
+}
+
+/// A tool as every protocol describes one.
+pub(crate) fn tool(name: String, description: Option<String>, schema: Option<Value>) -> Result<Tool, Refusal> {
+    let fits = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.' | ':');
+    if name.is_empty() || name.len() > 128 || !name.chars().all(fits) {
+        return Err(Refusal::invalid(format!("`{name}` cannot be the name of a tool")));
+    }
+    let schema = match schema {
+        Some(schema @ Value::Object(_)) => schema,
+        None | Some(Value::Null) => serde_json::json!({"type": "object", "properties": {}}),
+        Some(_) => return Err(Refusal::invalid(format!("the parameters of the tool `{name}` are no JSON Schema"))),
+    };
+    Ok(Tool { name, description: description.unwrap_or_default(), schema, argument: String::new() })
+}
+
+/// The arguments of a call, which clients send as text.
+pub(crate) fn arguments(text: &str) -> Result<Value, Refusal> {
+    if text.trim().is_empty() {
+        return Ok(serde_json::json!({}));
+    }
+    serde_json::from_str(text)
+        .map_err(|error| Refusal::invalid(format!("the arguments of a call are not JSON: {error}")))
+}
+
+/// An image or file given as a `data:` URL.
+pub(crate) fn data_url(url: &str, name: &str) -> Result<Part, Refusal> {
+    let elsewhere = || {
+        Refusal::invalid(
+            "images and files are taken as data: URLs in base64 only: the proxy fetches nothing on behalf of its clients",
+        )
+    };
+    let (media_type, data) = url.strip_prefix("data:").and_then(|rest| rest.split_once(',')).ok_or_else(elsewhere)?;
+    let media_type = media_type.strip_suffix(";base64").ok_or_else(elsewhere)?;
+    media(media_type, name, data)
+}
+
+/// An image or file in base64. Text becomes text.
+pub(crate) fn media(media_type: &str, name: &str, base64: &str) -> Result<Part, Refusal> {
+    let media_type = media_type.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
+    let broken = |_| Refusal::invalid("an image or file is not valid base64");
+    if matches!(&*media_type, "image/png" | "image/jpeg" | "image/gif" | "image/webp" | "application/pdf") {
+        STANDARD.decode(base64).map_err(broken)?;
+        return Ok(Part::Media(Media { media_type, name: name.to_owned(), base64: base64.to_owned() }));
+    }
+    if media_type.starts_with("text/") || media_type == "application/json" {
+        let bytes = STANDARD.decode(base64).map_err(broken)?;
+        return Ok(file(name, &media_type, &String::from_utf8_lossy(&bytes)));
+    }
+    Err(Refusal::invalid(format!("files of the type `{media_type}` are not taken")))
+}
+
+/// A file of text.
+pub(crate) fn file(name: &str, media_type: &str, text: &str) -> Part {
+    let name = name.replace('"', "'");
+    Part::Text(format!("<file name=\"{name}\" type=\"{media_type}\">\n{text}\n</file>"))
+}
+
+/// What must not be set because it would change what the answer means.
+pub(crate) fn refuse(set: bool, what: &str) -> Result<(), Refusal> {
+    if set { Err(Refusal::invalid(format!("{what} is not supported by this proxy"))) } else { Ok(()) }
+}
+
+/// Whether a field that may hold anything holds something.
+pub(crate) fn given(field: Option<&Value>) -> bool {
+    match field {
+        None | Some(Value::Null | Value::Bool(false)) => false,
+        Some(Value::Array(list)) => !list.is_empty(),
+        Some(Value::Object(fields)) => !fields.is_empty(),
+        Some(Value::Bool(true) | Value::Number(_) | Value::String(_)) => true,
+    }
+}
+
+/// A body as JSON.
+pub(crate) fn parse<T: serde::de::DeserializeOwned>(body: &[u8]) -> Result<T, Refusal> {
+    serde_json::from_slice(body).map_err(|error| Refusal::invalid(format!("the request cannot be read: {error}")))
+}
+
+/// A list of texts or a single one, as most protocols allow for stop sequences.
+#[derive(serde::Deserialize)]
+#[serde(untagged)]
+pub(crate) enum OneOrMany {
+    One(String),
+    Many(Vec<String>),
+}
+
+impl OneOrMany {
+    pub(crate) fn into_list(self) -> Vec<String> {
+        match self {
+            Self::One(text) => vec![text],
+            Self::Many(list) => list,
+        }
+    }
+}

@@ -1,0 +1,174 @@
+//! An answer as it grows, in the pieces that every protocol knows.
+
+use construct_domain::money::Usage;
+use construct_proto::mesh::v1::{FailureClass, model_completed::StopReason};
+
+use crate::{answer, failure::Failure, vendor::Chunk};
+
+/// What one answer may hold at most, in bytes.
+const MAX_BYTES: usize = 16 * 1024 * 1024;
+/// Calls one answer may hold at most.
+const MAX_CALLS: usize = 128;
+
+/// A piece of an answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Piece {
+    Text(String),
+    /// `data` is what its vendor wants back.
+    Thinking {
+        text: String,
+        data: String,
+    },
+    Call {
+        slot: u32,
+        id: String,
+        name: String,
+        arguments: String,
+    },
+}
+
+/// What a chunk did to the answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Grown {
+    /// A piece began, with this chunk in it.
+    Begun(usize),
+    /// A piece went on.
+    On(usize),
+    /// What was used, or why the model stopped.
+    Aside,
+}
+
+/// An answer so far.
+#[derive(Debug, Default)]
+pub(crate) struct Gathered {
+    /// Tells the calls of this answer from those of others.
+    id: String,
+    pub(crate) pieces: Vec<Piece>,
+    input_chars: usize,
+    bytes: usize,
+    reported: Option<Usage>,
+    stop: Option<StopReason>,
+}
+
+impl Gathered {
+    pub(crate) fn new(id: &str, input_chars: usize) -> Self {
+        Self { id: id.to_owned(), input_chars, ..Self::default() }
+    }
+
+    pub(crate) fn push(&mut self, chunk: &Chunk) -> Result<Grown, Failure> {
+        let last = self.pieces.len().wrapping_sub(1);
+        let new = self.pieces.len();
+        match chunk {
+            Chunk::Text(text) => {
+                self.grow(text.len())?;
+                if let Some(Piece::Text(whole)) = self.pieces.last_mut() {
+                    whole.push_str(text);
+                    return Ok(Grown::On(last));
+                }
+                self.pieces.push(Piece::Text(text.clone()));
+            }
+            Chunk::Thinking(text) => {
+                self.grow(text.len())?;
+                if let Some(Piece::Thinking { text: whole, data }) = self.pieces.last_mut()
+                    && data.is_empty()
+                {
+                    whole.push_str(text);
+                    return Ok(Grown::On(last));
+                }
+                self.pieces.push(Piece::Thinking { text: text.clone(), data: String::new() });
+            }
+            Chunk::ThinkingData(of_thought) => {
+                self.grow(0)?;
+                if let Some(Piece::Thinking { data, .. }) = self.pieces.last_mut()
+                    && data.is_empty()
+                {
+                    data.clone_from(of_thought);
+                    return Ok(Grown::On(last));
+                }
+                self.pieces.push(Piece::Thinking { text: String::new(), data: of_thought.clone() });
+            }
+            Chunk::Call { slot, id, name } => {
+                let calls = self.calls();
+                if calls >= MAX_CALLS {
+                    let words = format!("the model made more than {MAX_CALLS} calls in one answer");
+                    return Err(Failure::new(FailureClass::InvalidRequest, words));
+                }
+                // Some vendors name no calls, and every client needs a name to answer to.
+                let id = if id.is_empty() { format!("call_{}_{calls}", self.id) } else { id.clone() };
+                self.pieces.push(Piece::Call { slot: *slot, id, name: name.clone(), arguments: String::new() });
+            }
+            Chunk::Arguments { slot: of, json } => {
+                self.grow(json.len())?;
+                let found = self.pieces.iter_mut().enumerate().find_map(|(at, piece)| match piece {
+                    Piece::Call { slot, arguments, .. } if slot == of => Some((at, arguments)),
+                    _ => None,
+                });
+                let (at, arguments) =
+                    found.ok_or_else(|| Failure::transient("the stream holds arguments of a call that never began"))?;
+                arguments.push_str(json);
+                return Ok(Grown::On(at));
+            }
+            Chunk::Usage(usage) => {
+                self.reported = Some(*usage);
+                return Ok(Grown::Aside);
+            }
+            Chunk::Stop(reason) => {
+                self.stop = Some(*reason);
+                return Ok(Grown::Aside);
+            }
+        }
+        Ok(Grown::Begun(new))
+    }
+
+    /// Calls so far.
+    pub(crate) fn calls(&self) -> usize {
+        self.pieces.iter().filter(|piece| matches!(piece, Piece::Call { .. })).count()
+    }
+
+    /// All text.
+    pub(crate) fn text(&self) -> String {
+        let texts =
+            self.pieces.iter().filter_map(|piece| if let Piece::Text(text) = piece { Some(&**text) } else { None });
+        texts.collect()
+    }
+
+    /// All thinking that is shown.
+    pub(crate) fn thought(&self) -> String {
+        let texts = self.pieces.iter().filter_map(|piece| match piece {
+            Piece::Thinking { text, .. } => Some(&**text),
+            _ => None,
+        });
+        texts.collect()
+    }
+
+    /// What was used so far. What the vendor has not said is estimated: an answer that is cut off is not free.
+    pub(crate) fn usage(&self, complete: bool) -> Usage {
+        let estimated = answer::tokens(self.bytes);
+        match self.reported {
+            Some(reported) if complete && reported.output_tokens > 0 => reported,
+            Some(reported) => Usage { output_tokens: reported.output_tokens.max(estimated), ..reported },
+            None if self.bytes == 0 && !complete => Usage::default(),
+            None => {
+                Usage { input_tokens: answer::tokens(self.input_chars), output_tokens: estimated, ..Usage::default() }
+            }
+        }
+    }
+
+    /// Why the model stopped. Some servers say that it ended after calls; what counts is whether there are any.
+    pub(crate) fn stop(&self) -> StopReason {
+        match (self.stop.unwrap_or(StopReason::EndTurn), self.calls() > 0) {
+            (StopReason::EndTurn | StopReason::Unspecified, true) => StopReason::ToolUse,
+            (StopReason::ToolUse | StopReason::Unspecified, false) => StopReason::EndTurn,
+            (reason, _) => reason,
+        }
+    }
+
+    fn grow(&mut self, bytes: usize) -> Result<(), Failure> {
+        self.bytes += bytes;
+        if self.bytes > MAX_BYTES {
+            let words = format!("the model's answer is larger than {MAX_BYTES} bytes");
+            return Err(Failure::new(FailureClass::InvalidRequest, words));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,445 @@
+//! OpenAI's Responses without state, as clients speak it: <https://platform.openai.com/docs/api-reference/responses>.
+
+use construct_domain::money::Usage;
+use construct_proto::{mesh::v1::model_completed::StopReason, v1::ModelParameters};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::{
+    asked::{self, Asked, given, refuse},
+    chat,
+    face::{Face, Head, Writer, event, is_whole, read_tokens},
+    gather::{Gathered, Grown, Piece},
+    refusal::Refusal,
+    thinking,
+};
+use crate::{
+    transcript::{Part, Role},
+    vendor::{Chunk, Format, ToolChoice},
+};
+
+/// The protocol.
+pub(crate) struct Responses;
+
+#[derive(Deserialize)]
+struct Body {
+    #[serde(default)]
+    model: String,
+    input: Input,
+    instructions: Option<String>,
+    #[serde(default)]
+    stream: Option<bool>,
+    max_output_tokens: Option<u32>,
+    temperature: Option<f64>,
+    top_p: Option<f64>,
+    tools: Option<Vec<ToolBody>>,
+    tool_choice: Option<Value>,
+    parallel_tool_calls: Option<bool>,
+    text: Option<Value>,
+    reasoning: Option<Value>,
+    previous_response_id: Option<Value>,
+    conversation: Option<Value>,
+    background: Option<Value>,
+    prompt: Option<Value>,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "a text or a list of items")]
+enum Input {
+    Text(String),
+    Items(Vec<Value>),
+}
+
+#[derive(Deserialize)]
+struct ToolBody {
+    #[serde(rename = "type")]
+    kind: String,
+    #[serde(default)]
+    name: String,
+    description: Option<String>,
+    parameters: Option<Value>,
+}
+
+impl Face for Responses {
+    const PURPOSE: &'static str = "responses";
+    type Writer = Stream;
+
+    fn read(body: &[u8]) -> Result<Asked, Refusal> {
+        let body: Body = asked::parse(body)?;
+        let stateful = "(nothing is kept here: send the conversation with every request)";
+        refuse(given(body.previous_response_id.as_ref()), &format!("`previous_response_id` {stateful}"))?;
+        refuse(given(body.conversation.as_ref()), &format!("`conversation` {stateful}"))?;
+        refuse(given(body.background.as_ref()), "`background`")?;
+        refuse(given(body.prompt.as_ref()), "`prompt`")?;
+        let reasoning = body.reasoning.unwrap_or_default();
+        let mut asked = Asked {
+            model: body.model,
+            stream: body.stream == Some(true),
+            include_usage: true,
+            system: body.instructions.unwrap_or_default(),
+            choice: choice(body.tool_choice.as_ref())?,
+            one_call: body.parallel_tool_calls == Some(false),
+            format: format(body.text.as_ref())?,
+            parameters: ModelParameters {
+                temperature: body.temperature,
+                max_tokens: body.max_output_tokens,
+                top_p: body.top_p,
+                thinking: chat::effort(reasoning["effort"].as_str())?.into(),
+                ..ModelParameters::default()
+            },
+            ..Asked::default()
+        };
+        for tool in body.tools.into_iter().flatten() {
+            if tool.kind != "function" {
+                let kind = tool.kind;
+                return Err(Refusal::invalid(format!("tools of the type `{kind}` are not supported by this proxy")));
+            }
+            asked.tools.push(asked::tool(tool.name, tool.description, tool.parameters)?);
+        }
+        match body.input {
+            Input::Text(text) => asked.say(Role::User, Part::Text(text)),
+            Input::Items(items) => {
+                for item in &items {
+                    read_item(item, &mut asked)?;
+                }
+            }
+        }
+        asked.checked()
+    }
+
+    fn whole(head: &Head, gathered: &Gathered) -> Value {
+        response(head, Some(gathered))
+    }
+
+    fn refused(refusal: &Refusal) -> Value {
+        chat::error(refusal)
+    }
+}
+
+fn read_item(item: &Value, asked: &mut Asked) -> Result<(), Refusal> {
+    let text = |key: &str| item[key].as_str().unwrap_or_default();
+    match item["type"].as_str() {
+        None | Some("message") => match text("role") {
+            "system" | "developer" => {
+                let texts: Vec<String> = content(&item["content"])?
+                    .into_iter()
+                    .filter_map(|part| if let Part::Text(text) = part { Some(text) } else { None })
+                    .collect();
+                asked.instruct(&texts.join("\n\n"));
+            }
+            role @ ("user" | "assistant") => {
+                let role = if role == "user" { Role::User } else { Role::Assistant };
+                for part in content(&item["content"])? {
+                    asked.say(role, part);
+                }
+            }
+            role => {
+                return Err(Refusal::invalid(format!("messages of the role `{role}` are not supported by this proxy")));
+            }
+        },
+        Some("function_call") => {
+            let arguments = asked::arguments(text("arguments"))?;
+            let (id, name) = (text("call_id").to_owned(), text("name").to_owned());
+            asked.say(Role::Assistant, Part::Call { id, name, arguments });
+        }
+        Some("function_call_output") => {
+            let mut output = String::new();
+            let mut shown = Vec::new();
+            for part in content(&item["output"])? {
+                match part {
+                    Part::Text(text) => output.push_str(&text),
+                    part => shown.push(part),
+                }
+            }
+            let id = text("call_id").to_owned();
+            asked.say(Role::User, Part::Result { id, name: String::new(), output, failed: false });
+            for part in shown {
+                asked.say(Role::User, part);
+            }
+        }
+        Some("reasoning") => {
+            let summary = item["summary"].as_array().into_iter().flatten();
+            let texts: Vec<&str> = summary.filter_map(|part| part["text"].as_str()).collect();
+            let (text, data) = (texts.join("\n\n"), text("encrypted_content").to_owned());
+            asked.say(Role::Assistant, Part::Thinking { text, data });
+        }
+        Some(kind) => {
+            return Err(Refusal::invalid(format!("input of the type `{kind}` is not supported by this proxy")));
+        }
+    }
+    Ok(())
+}
+
+fn content(content: &Value) -> Result<Vec<Part>, Refusal> {
+    let list = match content {
+        Value::String(text) if text.trim().is_empty() => return Ok(Vec::new()),
+        Value::String(text) => return Ok(vec![Part::Text(text.clone())]),
+        Value::Array(list) => list,
+        Value::Null => return Ok(Vec::new()),
+        _ => return Err(Refusal::invalid("the content of an item is neither a text nor a list")),
+    };
+    let mut parts = Vec::with_capacity(list.len());
+    for part in list {
+        let text = |key: &str| part[key].as_str().unwrap_or_default();
+        parts.push(match part["type"].as_str().unwrap_or_default() {
+            "input_text" | "output_text" | "text" if text("text").trim().is_empty() => continue,
+            "input_text" | "output_text" | "text" => Part::Text(text("text").to_owned()),
+            "refusal" => Part::Text(text("refusal").to_owned()),
+            "input_image" => asked::data_url(text("image_url"), "")?,
+            "input_file" => asked::data_url(text("file_data"), text("filename"))?,
+            kind => {
+                return Err(Refusal::invalid(format!("content of the type `{kind}` is not supported by this proxy")));
+            }
+        });
+    }
+    Ok(parts)
+}
+
+fn choice(choice: Option<&Value>) -> Result<ToolChoice, Refusal> {
+    Ok(match choice {
+        None | Some(Value::Null) => ToolChoice::Auto,
+        Some(Value::String(word)) if word == "auto" => ToolChoice::Auto,
+        Some(Value::String(word)) if word == "none" => ToolChoice::Never,
+        Some(Value::String(word)) if word == "required" => ToolChoice::Any,
+        Some(choice) if choice["type"] == "function" && choice["name"].is_string() => {
+            ToolChoice::Named(choice["name"].as_str().unwrap_or_default().to_owned())
+        }
+        Some(_) => return Err(Refusal::invalid("this `tool_choice` is not supported by this proxy")),
+    })
+}
+
+fn format(text: Option<&Value>) -> Result<Format, Refusal> {
+    let Some(format) = text.and_then(|text| text.get("format")).filter(|format| !format.is_null()) else {
+        return Ok(Format::Text);
+    };
+    match format["type"].as_str() {
+        Some("text") => Ok(Format::Text),
+        Some("json_object") => Ok(Format::Json),
+        Some("json_schema") => chat::schema(format),
+        _ => Err(Refusal::invalid("this format of the text is not supported by this proxy")),
+    }
+}
+
+/// The response as far as it has come; without an answer, as it begins.
+fn response(head: &Head, gathered: Option<&Gathered>) -> Value {
+    let output: Vec<Value> = gathered
+        .into_iter()
+        .flat_map(|gathered| &gathered.pieces)
+        .enumerate()
+        .map(|(at, piece)| item(head, at, piece, "completed"))
+        .collect();
+    let stop = gathered.map(Gathered::stop);
+    let incomplete = match stop {
+        Some(StopReason::MaxTokens) => Some("max_output_tokens"),
+        Some(StopReason::Refused) => Some("content_filter"),
+        _ => None,
+    };
+    let status = match (gathered, incomplete) {
+        (None, _) => "in_progress",
+        (_, None) => "completed",
+        (_, Some(_)) => "incomplete",
+    };
+    json!({
+        "id": format!("resp_{}", head.id),
+        "object": "response",
+        "created_at": head.created,
+        "status": status,
+        "error": null,
+        "incomplete_details": incomplete.map(|reason| json!({"reason": reason})),
+        "instructions": null,
+        "metadata": {},
+        "model": head.model,
+        "output": output,
+        "parallel_tool_calls": true,
+        "previous_response_id": null,
+        "store": false,
+        "temperature": null,
+        "tool_choice": "auto",
+        "tools": [],
+        "top_p": null,
+        "usage": gathered.map(|gathered| usage(&gathered.usage(true))),
+    })
+}
+
+fn usage(usage: &Usage) -> Value {
+    let read = read_tokens(usage);
+    json!({
+        "input_tokens": read,
+        "input_tokens_details": {"cached_tokens": usage.cache_read_tokens},
+        "output_tokens": usage.output_tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": read.saturating_add(usage.output_tokens),
+    })
+}
+
+fn item_id(head: &Head, at: usize, piece: &Piece) -> String {
+    let prefix = match piece {
+        Piece::Text(_) => "msg",
+        Piece::Thinking { .. } => "rs",
+        Piece::Call { .. } => "fc",
+    };
+    format!("{prefix}_{}_{at}", head.id)
+}
+
+fn item(head: &Head, at: usize, piece: &Piece, status: &str) -> Value {
+    let id = item_id(head, at, piece);
+    match piece {
+        Piece::Text(text) => json!({"type": "message", "id": id, "status": status, "role": "assistant",
+            "content": [{"type": "output_text", "text": text, "annotations": [], "logprobs": []}]}),
+        Piece::Thinking { text, data } => {
+            let summary = if text.is_empty() { json!([]) } else { json!([{"type": "summary_text", "text": text}]) };
+            json!({"type": "reasoning", "id": id, "summary": summary,
+                "encrypted_content": thinking::sealed(&head.provider_id, data)})
+        }
+        Piece::Call { id: call, name, arguments, .. } => {
+            let arguments = if arguments.trim().is_empty() { "{}" } else { arguments };
+            json!({"type": "function_call", "id": id, "call_id": call, "name": name, "arguments": arguments,
+                "status": status})
+        }
+    }
+}
+
+/// A streamed answer.
+pub(crate) struct Stream {
+    head: Head,
+    begun: bool,
+    sequence: u64,
+    /// Whether the item of each piece is open.
+    open: Vec<bool>,
+}
+
+impl Stream {
+    fn event(&mut self, name: &str, mut data: Value, out: &mut String) {
+        data["type"] = json!(name);
+        data["sequence_number"] = json!(self.sequence);
+        self.sequence += 1;
+        event(out, Some(name), &data);
+    }
+
+    fn begin(&mut self, out: &mut String) {
+        if self.begun {
+            return;
+        }
+        self.begun = true;
+        let response = response(&self.head, None);
+        self.event("response.created", json!({"response": response}), out);
+        self.event("response.in_progress", json!({"response": response}), out);
+    }
+
+    fn start(&mut self, at: usize, gathered: &Gathered, out: &mut String) {
+        let piece = &gathered.pieces[at];
+        let id = item_id(&self.head, at, piece);
+        let mut empty = item(&self.head, at, piece, "in_progress");
+        match piece {
+            Piece::Text(_) => empty["content"] = json!([]),
+            Piece::Thinking { .. } => empty["summary"] = json!([]),
+            Piece::Call { .. } => empty["arguments"] = json!(""),
+        }
+        self.open.push(true);
+        self.event("response.output_item.added", json!({"output_index": at, "item": empty}), out);
+        match piece {
+            Piece::Text(_) => {
+                let part = json!({"type": "output_text", "text": "", "annotations": [], "logprobs": []});
+                let data = json!({"item_id": id, "output_index": at, "content_index": 0, "part": part});
+                self.event("response.content_part.added", data, out);
+            }
+            Piece::Thinking { text, .. } if !text.is_empty() => {
+                let part = json!({"type": "summary_text", "text": ""});
+                let data = json!({"item_id": id, "output_index": at, "summary_index": 0, "part": part});
+                self.event("response.reasoning_summary_part.added", data, out);
+            }
+            Piece::Thinking { .. } | Piece::Call { .. } => {}
+        }
+    }
+
+    /// Ends the items that are whole; at the `end` of the answer all.
+    fn close(&mut self, gathered: &Gathered, end: bool, out: &mut String) {
+        for at in 0..self.open.len() {
+            let piece = &gathered.pieces[at];
+            let waits = matches!(piece, Piece::Call { arguments, .. } if !end && !is_whole(arguments));
+            if !self.open[at] || waits {
+                continue;
+            }
+            self.open[at] = false;
+            let id = item_id(&self.head, at, piece);
+            match piece {
+                Piece::Text(text) => {
+                    let place = json!({"item_id": id, "output_index": at, "content_index": 0});
+                    let mut done = place.clone();
+                    done["text"] = json!(text);
+                    done["logprobs"] = json!([]);
+                    self.event("response.output_text.done", done, out);
+                    let mut done = place;
+                    done["part"] = json!({"type": "output_text", "text": text, "annotations": [], "logprobs": []});
+                    self.event("response.content_part.done", done, out);
+                }
+                Piece::Thinking { text, .. } if !text.is_empty() => {
+                    let place = json!({"item_id": id, "output_index": at, "summary_index": 0});
+                    let mut done = place.clone();
+                    done["text"] = json!(text);
+                    self.event("response.reasoning_summary_text.done", done, out);
+                    let mut done = place;
+                    done["part"] = json!({"type": "summary_text", "text": text});
+                    self.event("response.reasoning_summary_part.done", done, out);
+                }
+                Piece::Thinking { .. } => {}
+                Piece::Call { name, arguments, .. } => {
+                    let data = json!({"item_id": id, "output_index": at, "name": name, "arguments": arguments});
+                    self.event("response.function_call_arguments.done", data, out);
+                }
+            }
+            let item = item(&self.head, at, piece, "completed");
+            self.event("response.output_item.done", json!({"output_index": at, "item": item}), out);
+        }
+    }
+}
+
+impl Writer for Stream {
+    fn new(head: Head) -> Self {
+        Self { head, begun: false, sequence: 0, open: Vec::new() }
+    }
+
+    fn push(&mut self, chunk: &Chunk, grown: Grown, gathered: &Gathered, out: &mut String) {
+        self.begin(out);
+        if let Grown::Begun(at) = grown {
+            self.close(gathered, false, out);
+            self.start(at, gathered, out);
+        }
+        let (Grown::Begun(at) | Grown::On(at)) = grown else { return };
+        let id = item_id(&self.head, at, &gathered.pieces[at]);
+        match chunk {
+            Chunk::Text(text) => {
+                let data =
+                    json!({"item_id": id, "output_index": at, "content_index": 0, "delta": text, "logprobs": []});
+                self.event("response.output_text.delta", data, out);
+            }
+            Chunk::Thinking(text) => {
+                let data = json!({"item_id": id, "output_index": at, "summary_index": 0, "delta": text});
+                self.event("response.reasoning_summary_text.delta", data, out);
+            }
+            Chunk::Arguments { json, .. } => {
+                let data = json!({"item_id": id, "output_index": at, "delta": json});
+                self.event("response.function_call_arguments.delta", data, out);
+            }
+            _ => {}
+        }
+    }
+
+    fn end(&mut self, gathered: &Gathered, out: &mut String) {
+        self.begin(out);
+        self.close(gathered, true, out);
+        let whole = response(&self.head, Some(gathered));
+        let name = if whole["status"] == "incomplete" { "response.incomplete" } else { "response.completed" };
+        self.event(name, json!({"response": whole}), out);
+    }
+
+    fn failed(&mut self, refusal: &Refusal, out: &mut String) {
+        self.begin(out);
+        let mut failed = response(&self.head, None);
+        let error = &chat::error(refusal)["error"];
+        let code = if error["code"].is_null() { &error["type"] } else { &error["code"] };
+        failed["status"] = json!("failed");
+        failed["error"] = json!({"code": code, "message": error["message"]});
+        self.event("response.failed", json!({"response": failed}), out);
+    }
+}

@@ -1,0 +1,201 @@
+//! One request of a client, from its bytes to the last of the answer.
+
+use std::{convert::Infallible, sync::Arc, time::Duration};
+
+use axum::{
+    body::{Body, Bytes, to_bytes},
+    extract::{Request as HttpRequest, State},
+    http::{HeaderValue, StatusCode, header},
+    response::Response,
+};
+use futures::{FutureExt as _, stream};
+use jiff::Timestamp;
+use tokio::{
+    sync::OwnedSemaphorePermit,
+    time::{Instant, timeout},
+};
+use uuid::Uuid;
+
+use super::{
+    Shared, access,
+    asked::estimate,
+    face::{Face, Head, Writer, json},
+    gather::Gathered,
+    refusal::{Kind, Refusal},
+    spending::Hold,
+    upstream::Call,
+};
+use crate::{failure::Failure, vendor::Chunk};
+
+/// Bytes of a request at most: the vendors' own bounds are about this.
+const MAX_BODY: usize = 32 * 1024 * 1024;
+/// Bytes of events that are written at once at most, when more than one has come.
+const BATCH: usize = 16 * 1024;
+/// Silence after which a stream shows that it lives.
+const PING: Duration = Duration::from_secs(15);
+
+/// A call whose answer is under way. Dropping it, because the client has gone, closes the vendor's connection and settles
+/// what was used.
+struct Exchange {
+    call: Call,
+    gathered: Gathered,
+    hold: Hold,
+    complete: bool,
+    _permit: OwnedSemaphorePermit,
+}
+
+impl Exchange {
+    async fn next(&mut self) -> Option<Result<(Chunk, super::gather::Grown), Failure>> {
+        let chunk = match self.call.next().await {
+            Some(Ok(chunk)) => chunk,
+            Some(Err(failure)) => return Some(Err(failure)),
+            None => {
+                self.complete = true;
+                return None;
+            }
+        };
+        Some(self.gathered.push(&chunk).map(|grown| (chunk, grown)))
+    }
+}
+
+impl Drop for Exchange {
+    fn drop(&mut self) {
+        self.hold.settle(self.gathered.usage(self.complete) + self.call.lost());
+    }
+}
+
+/// Answers a request of the protocol.
+pub(crate) async fn answer<F: Face>(State(shared): State<Arc<Shared>>, request: HttpRequest) -> Response {
+    match Box::pin(begin::<F>(&shared, request)).await {
+        Ok(response) => response,
+        Err(refusal) => refused::<F>(&refusal),
+    }
+}
+
+/// What the client is told when there is no answer.
+pub(crate) fn refused<F: Face>(refusal: &Refusal) -> Response {
+    tracing::debug!(kind = ?refusal.kind, "the proxy refuses a request: {}", refusal.message);
+    let status = StatusCode::from_u16(F::status(refusal)).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
+    let mut response = whole(status, json(&F::refused(refusal)));
+    response.headers_mut().extend(refusal.headers(Timestamp::now()));
+    response
+}
+
+fn whole(status: StatusCode, body: String) -> Response {
+    let mut response = Response::new(Body::from(body));
+    *response.status_mut() = status;
+    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+}
+
+async fn begin<F: Face>(shared: &Arc<Shared>, request: HttpRequest) -> Result<Response, Refusal> {
+    let (parts, body) = request.into_parts();
+    let now = Timestamp::now();
+    let token = access::token(&parts.headers, &shared.keys, now)?;
+    let permit = Arc::clone(&shared.calls).try_acquire_owned().map_err(|_| Refusal {
+        retry_at: now.checked_add(Duration::from_secs(1)).ok(),
+        ..Refusal::new(Kind::Overloaded, "the proxy works on as many calls as it can at the moment")
+    })?;
+    let body = to_bytes(body, MAX_BODY).await.map_err(|_| {
+        Refusal::new(Kind::TooLarge, format!("the request is larger than {MAX_BODY} bytes, or broke off"))
+    })?;
+    let mut asked = F::read(&body)?;
+    drop(body);
+    let name = access::model(&token, &asked.model)?;
+    let route = shared.models.find(&token.organization, name).await?;
+    name.clone_into(&mut asked.model);
+    let head = Head {
+        id: Uuid::now_v7().simple().to_string(),
+        model: asked.model.clone(),
+        created: now.as_second(),
+        include_usage: asked.include_usage,
+        provider_id: route.provider.id.clone(),
+    };
+    let streamed = asked.stream;
+    let request = Arc::new(asked.request(&head.id, &token.task, &route)?);
+    let amount = estimate(&request, &route.prices);
+    let hold = shared.spending.hold(&token, &route.target.id, F::PURPOSE, amount, route.prices, shared.timeout).await?;
+    let gathered = Gathered::new(&head.id, request.input_chars());
+    let call = Call::new(route, request, shared.policy, Instant::now() + shared.timeout);
+    let mut exchange = Exchange { call, gathered, hold, complete: false, _permit: permit };
+    if streamed { stream_of::<F>(exchange, head).await } else { whole_of::<F>(&mut exchange, &head).await }
+}
+
+async fn whole_of<F: Face>(exchange: &mut Exchange, head: &Head) -> Result<Response, Refusal> {
+    while let Some(grown) = exchange.next().await {
+        grown?;
+    }
+    Ok(whole(StatusCode::OK, json(&F::whole(head, &exchange.gathered))))
+}
+
+/// Begins to stream once there is something to stream: until then a failure has a status of its own.
+async fn stream_of<F: Face>(mut exchange: Exchange, head: Head) -> Result<Response, Refusal> {
+    let mut writer = F::Writer::new(head);
+    let mut out = String::new();
+    match exchange.next().await {
+        Some(Ok((chunk, grown))) => writer.push(&chunk, grown, &exchange.gathered, &mut out),
+        Some(Err(failure)) => return Err(failure.into()),
+        None => writer.end(&exchange.gathered, &mut out),
+    }
+    let live = !exchange.complete;
+    let state = (live.then_some(exchange), writer, out);
+    let events = stream::unfold(state, |(exchange, mut writer, mut out)| async move {
+        let Some(mut exchange) = exchange else {
+            return (!out.is_empty()).then(|| (Ok::<_, Infallible>(Bytes::from(out)), (None, writer, String::new())));
+        };
+        let live = fill(&mut exchange, &mut writer, &mut out).await;
+        Some((Ok(Bytes::from(out)), (live.then_some(exchange), writer, String::new())))
+    });
+    let mut response = Response::new(Body::from_stream(events));
+    let headers = response.headers_mut();
+    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    Ok(response)
+}
+
+/// Waits for events unless some are there, and adds those that are ready. False when the answer is over.
+async fn fill<W: Writer>(exchange: &mut Exchange, writer: &mut W, out: &mut String) -> bool {
+    loop {
+        let next = if out.is_empty() {
+            match timeout(PING, exchange.next()).await {
+                Ok(next) => next,
+                Err(_elapsed) => {
+                    writer.ping(out);
+                    return true;
+                }
+            }
+        } else {
+            match exchange.next().now_or_never() {
+                Some(next) if out.len() < BATCH => next,
+                Some(next) => return write(next, exchange, writer, out),
+                None => return true,
+            }
+        };
+        if !write(next, exchange, writer, out) {
+            return false;
+        }
+    }
+}
+
+fn write<W: Writer>(
+    next: Option<Result<(Chunk, super::gather::Grown), Failure>>,
+    exchange: &Exchange,
+    writer: &mut W,
+    out: &mut String,
+) -> bool {
+    match next {
+        Some(Ok((chunk, grown))) => {
+            writer.push(&chunk, grown, &exchange.gathered, out);
+            true
+        }
+        Some(Err(failure)) => {
+            tracing::warn!(class = failure.class.as_str_name(), "an answer of the proxy broke off: {failure}");
+            writer.failed(&failure.into(), out);
+            false
+        }
+        None => {
+            writer.end(&exchange.gathered, out);
+            false
+        }
+    }
+}

@@ -1,0 +1,55 @@
+//! What a vendor wants back of a model's thinking, in the hands of a client: opaque to it, and bound to the provider it
+//! came from, because another account could not read it and would refuse the conversation.
+
+use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
+
+use crate::transcript::{Part, Turn};
+
+/// `data` of a thought of the provider, as a client is given it.
+pub(crate) fn sealed(provider_id: &str, data: &str) -> String {
+    URL_SAFE_NO_PAD.encode(format!("{provider_id}\n{data}"))
+}
+
+/// What a client gave back, when it came from the provider.
+fn open(sealed: &str, provider_id: &str) -> Option<String> {
+    let text = String::from_utf8(URL_SAFE_NO_PAD.decode(sealed).ok()?).ok()?;
+    let (from, data) = text.split_once('\n')?;
+    (from == provider_id).then(|| data.to_owned())
+}
+
+/// The turns with the provider's own thoughts opened; those of others are left out.
+pub(crate) fn opened(mut turns: Vec<Turn>, provider_id: &str) -> Vec<Turn> {
+    for turn in &mut turns {
+        turn.parts.retain_mut(|part| {
+            let Part::Thinking { data, .. } = part else { return true };
+            match open(data, provider_id) {
+                Some(opened) => {
+                    *data = opened;
+                    true
+                }
+                None => false,
+            }
+        });
+    }
+    turns
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::transcript::Role;
+
+    #[test]
+    fn a_thought_goes_back_to_the_provider_it_came_from_only() {
+        let thought = |data: String| Part::Thinking { text: "Hm.".into(), data };
+        let turn = |part| vec![Turn { role: Role::Assistant, parts: vec![part, Part::Text("x".into())] }];
+        let given = sealed("provider_1", "{\"signature\":\"s\"}");
+        let back = opened(turn(thought(given.clone())), "provider_1");
+        assert_eq!(back[0].parts[0], thought("{\"signature\":\"s\"}".into()));
+        for (given, to) in
+            [(given, "provider_2"), ("of another kind".into(), "provider_1"), (String::new(), "provider_1")]
+        {
+            assert_eq!(opened(turn(thought(given)), to)[0].parts, [Part::Text("x".into())]);
+        }
+    }
+}
