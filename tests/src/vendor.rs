@@ -237,6 +237,11 @@ impl VendorServer {
         self
     }
 
+    /// Takes back what is queued next, when nobody was answered with it.
+    pub fn take(&self) -> Option<Reply> {
+        lock(&self.shared.replies).pop_front()
+    }
+
     /// What it was asked so far, oldest first.
     pub fn requests(&self) -> Vec<Captured> {
         lock(&self.shared.requests).clone()

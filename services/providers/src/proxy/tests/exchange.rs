@@ -1,0 +1,384 @@
+//! What goes through the proxy, in both directions.
+
+use std::time::Duration;
+
+use construct_proto::mesh::v1::FailureClass;
+use construct_tests::vendor::{Reply, anthropic, openai};
+use futures::StreamExt as _;
+use serde_json::{Value, json};
+
+use super::{Limits, Proxy, client::Client, name};
+use crate::tests::{
+    until,
+    wires::{CODE, KEY, PROOF, SAID, THOUGHT, Wire},
+};
+
+async fn ask(proxy: &Proxy, client: Client, body: &Value) -> (u16, String) {
+    let response = proxy.post(client.path()).json(body).send().await.expect("the proxy answers");
+    (response.status().as_u16(), response.text().await.expect("a body"))
+}
+
+#[tokio::test]
+async fn every_client_is_answered_from_every_vendor() {
+    let proxy = Proxy::start().await;
+    for wire in Wire::ALL {
+        let (stream, used) = wire.rich_answer();
+        for client in Client::ALL {
+            let mut answers = Vec::new();
+            for streamed in [false, true] {
+                proxy.vendor.reply(wire.reply(&stream).dripping(700, Duration::ZERO));
+                let (status, body) = ask(&proxy, client, &client.question(&name(wire), streamed)).await;
+                assert_eq!(status, 200, "{wire:?} {client:?}: {body}");
+                let read = if streamed {
+                    client.streamed(&body)
+                } else {
+                    client.whole(&serde_json::from_str(&body).expect("JSON"))
+                };
+                assert_eq!((read.text.as_str(), read.thought.as_str()), (SAID, THOUGHT), "{wire:?} {client:?}");
+                let [(id, tool, arguments)] = &read.calls[..] else { panic!("{wire:?} {client:?}: {read:?}") };
+                assert!(!id.is_empty());
+                assert_eq!((tool.as_str(), arguments), ("code_interpreter", &json!({"code": CODE})));
+                let stop = match client {
+                    Client::Chat => "tool_calls",
+                    Client::Responses => "completed",
+                    Client::Messages => "tool_use",
+                };
+                assert_eq!(read.stop, stop);
+                let read_tokens = used.input_tokens + used.cache_read_tokens + used.cache_write_tokens;
+                assert_eq!(
+                    read.usage,
+                    (read_tokens, used.cache_read_tokens, used.output_tokens),
+                    "{wire:?} {client:?}"
+                );
+                answers.push(read);
+            }
+            // Sent back with what the call gave, its vendor is told the same as if it had spoken with us directly.
+            proxy.vendor.reply(wire.reply(&wire.answer("It is 7.")));
+            let question = client.went_on(client.question(&name(wire), false), &answers[1]);
+            let (status, body) = ask(&proxy, client, &question).await;
+            assert_eq!(status, 200, "{wire:?} {client:?}: {body}");
+            assert_eq!(client.whole(&serde_json::from_str(&body).expect("JSON")).text, "It is 7.");
+            let sent = proxy.vendor.requests().last().expect("a request").body.to_string();
+            assert!(sent.contains("it gave 7") && sent.contains("code_interpreter"), "{wire:?} {client:?}: {sent}");
+            // Chat Completions has no place for a thought's proof.
+            if client != Client::Chat
+                && let Some(thought) = wire.thought_sent_back()
+            {
+                assert!(sent.contains(thought), "{wire:?} {client:?}: {sent}");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_thought_is_not_sent_to_another_provider() {
+    let proxy = Proxy::start().await;
+    let (stream, _) = Wire::Anthropic.rich_answer();
+    proxy.vendor.reply(Wire::Anthropic.reply(&stream));
+    let client = Client::Messages;
+    let (_, body) = ask(&proxy, client, &client.question("anthropic", false)).await;
+    let read = client.whole(&serde_json::from_str(&body).expect("JSON"));
+    assert!(!body.contains(PROOF), "it is opaque");
+    proxy.vendor.reply(openai::Answer::text("x").reply());
+    let question = client.went_on(client.question("openrouter", false), &read);
+    assert_eq!(ask(&proxy, client, &question).await.0, 200);
+    let sent = proxy.vendor.requests().last().expect("a request").body.to_string();
+    assert!(!sent.contains(PROOF) && !sent.contains(THOUGHT), "{sent}");
+}
+
+#[tokio::test]
+async fn images_tools_and_parameters_reach_the_vendor() {
+    let proxy = Proxy::start().await;
+    let image = "iVBORw0KGgo=";
+    let url = format!("data:image/png;base64,{image}");
+    let tool = json!({"type": "object", "properties": {"city": {"type": "string"}}});
+    let bodies = [
+        (
+            Client::Chat,
+            json!({"model": "anthropic", "temperature": 0.5, "max_tokens": 77, "stop": "END",
+            "tool_choice": {"type": "function", "function": {"name": "weather"}}, "parallel_tool_calls": false,
+            "tools": [{"type": "function", "function": {"name": "weather", "parameters": tool}}],
+            "messages": [{"role": "user", "content": [{"type": "text", "text": "look"},
+                {"type": "image_url", "image_url": {"url": url}}]}]}),
+        ),
+        (
+            Client::Responses,
+            json!({"model": "anthropic", "temperature": 0.5, "max_output_tokens": 77,
+            "tool_choice": {"type": "function", "name": "weather"}, "parallel_tool_calls": false,
+            "tools": [{"type": "function", "name": "weather", "parameters": tool}],
+            "input": [{"role": "user", "content": [{"type": "input_text", "text": "look"},
+                {"type": "input_image", "image_url": url}]}]}),
+        ),
+        (
+            Client::Messages,
+            json!({"model": "anthropic", "temperature": 0.5, "max_tokens": 77, "stop_sequences": ["END"],
+            "tool_choice": {"type": "tool", "name": "weather", "disable_parallel_tool_use": true},
+            "tools": [{"name": "weather", "input_schema": tool}],
+            "messages": [{"role": "user", "content": [{"type": "text", "text": "look"},
+                {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": image}}]}]}),
+        ),
+    ];
+    for (client, body) in bodies {
+        proxy.vendor.reply(anthropic::Answer::text("x").reply());
+        let (status, answer) = ask(&proxy, client, &body).await;
+        assert_eq!(status, 200, "{client:?}: {answer}");
+        let sent = proxy.vendor.requests().last().expect("a request").clone();
+        assert_eq!(sent.header("x-api-key"), KEY);
+        let sent = sent.body;
+        assert_eq!((&sent["temperature"], &sent["max_tokens"]), (&json!(0.5), &json!(77)), "{client:?}");
+        assert_eq!(sent["tools"][0]["name"], "weather");
+        assert_eq!(sent["tools"][0]["input_schema"], tool);
+        let choice = json!({"type": "tool", "name": "weather", "disable_parallel_tool_use": true});
+        assert_eq!(sent["tool_choice"], choice, "{client:?}");
+        assert_eq!(sent["messages"][0]["content"][1]["source"]["data"], image);
+        if client != Client::Responses {
+            assert_eq!(sent["stop_sequences"], json!(["END"]));
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_answers_format_is_asked_for_in_the_vendors_own_way() {
+    let proxy = Proxy::start().await;
+    let schema = json!({"type": "object", "properties": {"n": {"type": "integer"}}});
+    let body = |model: &str| {
+        json!({"model": model, "messages": [{"role": "user", "content": "go"}], "response_format":
+            {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}})
+    };
+    for (wire, path) in [
+        (Wire::OpenAi, "/response_format/json_schema/schema"),
+        (Wire::Responses, "/text/format/schema"),
+        (Wire::Gemini, "/generationConfig/responseJsonSchema"),
+        (Wire::Ollama, "/format"),
+    ] {
+        proxy.vendor.reply(wire.reply(&wire.answer("{\"n\": 1}")));
+        assert_eq!(ask(&proxy, Client::Chat, &body(&name(wire))).await.0, 200);
+        let sent = proxy.vendor.requests().last().expect("a request").body.clone();
+        assert_eq!(sent.pointer(path), Some(&schema), "{wire:?}: {sent}");
+    }
+    for wire in [Wire::Anthropic, Wire::Bedrock] {
+        proxy.vendor.reply(wire.reply(&wire.answer("{\"n\": 1}")));
+        assert_eq!(ask(&proxy, Client::Chat, &body(&name(wire))).await.0, 200);
+        let sent = proxy.vendor.requests().last().expect("a request").body["system"].to_string();
+        assert!(sent.contains("JSON Schema"), "{wire:?}: {sent}");
+    }
+}
+
+#[tokio::test]
+async fn a_failure_has_the_form_and_status_of_the_clients_protocol() {
+    let proxy = Proxy::start().await;
+    let wire = Wire::OpenAi;
+    for (status, class, seen, kinds) in [
+        (400, FailureClass::InvalidRequest, 400, ["invalid_request_error", "invalid_request_error"]),
+        (400, FailureClass::ContextTooLong, 400, ["invalid_request_error", "invalid_request_error"]),
+        (401, FailureClass::Authentication, 502, ["server_error", "api_error"]),
+        (429, FailureClass::RateLimited, 429, ["rate_limit_error", "rate_limit_error"]),
+        (500, FailureClass::Transient, 502, ["server_error", "api_error"]),
+        (529, FailureClass::Overloaded, 503, ["server_error", "overloaded_error"]),
+    ] {
+        for client in Client::ALL {
+            for streamed in [false, true] {
+                for _ in 0..3 {
+                    proxy.vendor.reply(wire.error(status, class).header("retry-after", "600"));
+                }
+                let response = proxy
+                    .post(client.path())
+                    .json(&client.question("openai", streamed))
+                    .send()
+                    .await
+                    .expect("an answer");
+                let own = if client == Client::Messages && seen == 503 { 529 } else { seen };
+                assert_eq!(response.status().as_u16(), own, "{client:?} {class:?}");
+                let header = |name: &str| response.headers().get(name).map(|value| value.to_str().unwrap().to_owned());
+                let again = matches!(class, FailureClass::RateLimited | FailureClass::Overloaded);
+                assert_eq!(header("x-should-retry").as_deref(), Some(if again { "true" } else { "false" }));
+                if again {
+                    let wait: u64 = header("retry-after").expect("a time").parse().expect("seconds");
+                    assert!((590..=600).contains(&wait), "{wait}");
+                }
+                let body: Value = response.json().await.expect("JSON");
+                let (kind, message) = client.error(&body);
+                assert_eq!(kind, kinds[usize::from(client == Client::Messages)], "{body}");
+                assert!(!message.is_empty());
+                // What is left of the three.
+                while proxy.vendor.take().is_some() {}
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn what_breaks_before_it_begins_is_tried_again_and_what_breaks_later_is_said() {
+    let proxy = Proxy::start().await;
+    let wire = Wire::Anthropic;
+    let stream = wire.answer("The answer is 42, and that is certain.");
+    for client in Client::ALL {
+        proxy.vendor.reply(wire.error(500, FailureClass::Transient)).reply(wire.reply(&stream));
+        let (status, body) = ask(&proxy, client, &client.question("anthropic", true)).await;
+        assert_eq!(status, 200);
+        assert_eq!(client.streamed(&body).text, "The answer is 42, and that is certain.");
+
+        proxy.vendor.reply(wire.reply(&stream).broken_after(stream.len() * 2 / 3));
+        let (status, body) = ask(&proxy, client, &client.question("anthropic", true)).await;
+        assert_eq!(status, 200, "the answer had begun");
+        let events = super::client::events(&body);
+        let last = events.last().expect("an event");
+        match client {
+            Client::Chat => assert_eq!(last["error"]["type"], "server_error"),
+            Client::Responses => assert_eq!(last["response"]["status"], "failed", "{last}"),
+            Client::Messages => assert_eq!(last["error"]["type"], "api_error"),
+        }
+    }
+    // The first of them were tried twice.
+    assert_eq!(proxy.vendor.requests().len(), 9);
+}
+
+#[tokio::test]
+async fn a_client_that_goes_takes_the_vendors_connection_with_it_and_pays_for_what_it_got() {
+    let proxy = Proxy::start().await;
+    let wire = Wire::Anthropic;
+    let stream = wire.answer("The answer is 42, and that is certain.");
+    for (at, client) in Client::ALL.into_iter().enumerate() {
+        for streamed in [true, false] {
+            proxy.vendor.reply(wire.reply(&stream).silent_after(stream.len() * 2 / 3));
+            let sending = proxy.post(client.path()).json(&client.question("anthropic", streamed)).send();
+            if streamed {
+                let response = sending.await.expect("it begins");
+                let mut bytes = response.bytes_stream();
+                bytes.next().await.expect("something").expect("bytes");
+                assert_eq!(proxy.vendor.open_answers(), 1);
+            } else {
+                let sending = tokio::spawn(sending);
+                until("the vendor to be called", async || match proxy.vendor.open_answers() {
+                    0 => Err(()),
+                    _ => Ok(()),
+                })
+                .await;
+                sending.abort();
+            }
+            until("the connection to close", async || match proxy.vendor.open_answers() {
+                0 => Ok(()),
+                open => Err(open),
+            })
+            .await;
+        }
+        let reports = proxy.reports(at + 1).await;
+        let usage = reports[at].usage.expect("a usage");
+        assert!(usage.output_tokens > 0 && usage.cost_pico_usd > 0, "{usage:?}");
+    }
+}
+
+#[tokio::test]
+async fn what_cannot_be_had_is_refused_in_words() {
+    let proxy = Proxy::start().await;
+    let user = json!([{"role": "user", "content": "go"}]);
+    let assistant = json!([{"role": "user", "content": "go"}, {"role": "assistant", "content": "I"}]);
+    let remote =
+        json!([{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "http://10.0.0.1/x"}}]}]);
+    for (client, body, words) in [
+        (Client::Chat, json!({"messages": user, "n": 2}), "`n`"),
+        (Client::Chat, json!({"messages": user, "logprobs": true}), "`logprobs`"),
+        (Client::Chat, json!({"messages": []}), "empty"),
+        (Client::Chat, json!({"messages": remote}), "data: URLs"),
+        (Client::Chat, json!({"messages": user, "tools": [{"type": "custom", "custom": {}}]}), "custom"),
+        (Client::Chat, json!({"messages": user, "tool_choice": "required"}), "no tools"),
+        (Client::Chat, json!({"messages": 7}), "cannot be read"),
+        (Client::Responses, json!({"input": "go", "previous_response_id": "resp_1"}), "previous_response_id"),
+        (Client::Responses, json!({"input": "go", "tools": [{"type": "web_search"}]}), "web_search"),
+        (Client::Responses, json!({"input": [{"type": "item_reference", "id": "x"}]}), "item_reference"),
+        (Client::Messages, json!({"messages": assistant, "max_tokens": 1}), "end with a message of the user"),
+        (Client::Messages, json!({"messages": user, "max_tokens": 1, "mcp_servers": [{}]}), "mcp_servers"),
+    ] {
+        let (status, answer) = ask(&proxy, client, &body).await;
+        let (_, message) = client.error(&serde_json::from_str(&answer).expect("JSON"));
+        assert_eq!(status, 400, "{client:?}: {answer}");
+        assert!(message.contains(words), "{client:?}: {message}");
+    }
+    assert!(proxy.vendor.requests().is_empty());
+    assert!(proxy.mesh(|mesh| mesh.reserved.is_empty()));
+}
+
+#[tokio::test]
+async fn unknown_fields_are_no_reason_to_refuse() {
+    let proxy = Proxy::start().await;
+    proxy.vendor.reply(openai::Answer::text("x").reply());
+    let body = json!({"model": "openai", "messages": [{"role": "user", "content": "go", "name": "ada"}], "user": "u",
+        "seed": 7, "store": true, "metadata": {"a": "b"}, "service_tier": "auto", "something_new": {"x": 1}});
+    assert_eq!(ask(&proxy, Client::Chat, &body).await.0, 200);
+}
+
+#[tokio::test]
+async fn nobody_is_let_in_without_a_token_nor_beyond_it() {
+    let proxy = Proxy::start().await;
+    let url = |path: &str| format!("http://{}{path}", proxy.address);
+    for client in Client::ALL {
+        let question = client.question("openai", false);
+        let post = || proxy.http.post(url(client.path())).json(&question);
+        let expired = proxy.token_of(|token| token.expires_at = jiff::Timestamp::UNIX_EPOCH);
+        let narrow = proxy.token_of(|token| token.models = vec!["gemini".into(), "gone".into()]);
+        let missing = client.question("gone", false);
+        for (request, status) in [
+            (post(), 401),
+            (post().bearer_auth("sk-something"), 401),
+            (post().bearer_auth(&expired), 401),
+            (post().header("x-api-key", &narrow), 404),
+            (proxy.http.post(url(client.path())).json(&missing).bearer_auth(&narrow), 404),
+        ] {
+            let response = request.send().await.expect("an answer");
+            assert_eq!(response.status().as_u16(), status);
+            let (kind, message) = client.error(&response.json().await.expect("JSON"));
+            assert!(!kind.is_empty() && !message.is_empty());
+        }
+    }
+    let narrow = proxy.token_of(|token| token.models = vec!["gemini".into(), "openai".into()]);
+    let models: Value = proxy
+        .http
+        .get(url("/v1/models"))
+        .bearer_auth(&narrow)
+        .send()
+        .await
+        .expect("an answer")
+        .json()
+        .await
+        .expect("JSON");
+    let ids: Vec<&Value> = models["data"].as_array().expect("a list").iter().map(|model| &model["id"]).collect();
+    assert_eq!(ids, ["gemini", "openai"]);
+    for (path, status) in [("/v1/models", 401), ("/v1/elsewhere", 404)] {
+        assert_eq!(proxy.http.get(url(path)).send().await.expect("an answer").status().as_u16(), status);
+    }
+    assert!(proxy.vendor.requests().is_empty());
+}
+
+#[tokio::test]
+async fn a_model_is_looked_up_once_and_not_for_each_call() {
+    let proxy = Proxy::start().await;
+    for _ in 0..3 {
+        proxy.vendor.reply(openai::Answer::text("x").reply());
+        let (status, body) = ask(&proxy, Client::Chat, &Client::Chat.question("openai", false)).await;
+        assert_eq!(status, 200, "{body}");
+    }
+    assert_eq!(proxy.mesh(|mesh| mesh.asked.len()), 1);
+}
+
+#[tokio::test]
+async fn what_is_too_much_is_refused_at_once() {
+    let proxy = Proxy::with(Limits { concurrency: 1, timeout: Duration::from_millis(500), ..Limits::default() }).await;
+    let wire = Wire::OpenAi;
+    let stream = wire.answer("It takes a while.");
+    proxy.vendor.reply(wire.reply(&stream).silent_after(stream.len() / 3));
+    let question = Client::Chat.question("openai", true);
+    let first = proxy.post(Client::Chat.path()).json(&question).send().await.expect("it begins");
+    let (status, body) = ask(&proxy, Client::Messages, &Client::Messages.question("openai", false)).await;
+    assert_eq!(status, 529, "{body}");
+    // The first one is over when its time is.
+    let events = super::client::events(&first.text().await.expect("a stream"));
+    assert_eq!(events.last().expect("an event")["error"]["code"], "timeout");
+    proxy.vendor.reply(Reply::bytes("text/event-stream", wire.answer("x")));
+    assert_eq!(ask(&proxy, Client::Chat, &question).await.0, 200);
+
+    let large = "x".repeat(33 * 1024 * 1024);
+    let body = json!({"model": "openai", "messages": [{"role": "user", "content": large}]});
+    let response = proxy.post(Client::Chat.path()).json(&body).send().await;
+    // The rest of a body nobody reads may also break the connection.
+    assert!(response.is_err() || response.is_ok_and(|response| response.status().as_u16() == 413));
+}
