@@ -5,6 +5,7 @@ mod commands;
 mod figures;
 mod floor;
 mod mesh;
+mod providers;
 mod sandbox;
 mod services;
 
@@ -43,6 +44,8 @@ enum Bench {
     Sandbox,
     /// What confining a command costs.
     Commands,
+    /// What calling a model through the proxy and over the mesh costs.
+    Providers,
 }
 
 #[tokio::main]
@@ -58,6 +61,7 @@ async fn main() -> ExitCode {
         Bench::Mesh => mesh::measure(&plan).await,
         Bench::Sandbox => sandbox::measure(plan.rounds).await,
         Bench::Commands => commands::measure(plan.rounds).await,
+        Bench::Providers => Box::pin(providers::measure(&plan)).await,
     };
     match measured {
         Ok(figures) if arguments.json => {

@@ -69,7 +69,7 @@ pub(crate) async fn measure(plan: &Plan) -> anyhow::Result<Figures> {
     Ok(Figures { bench: "mesh", what, rows })
 }
 
-fn median(rates: &mut [f64]) -> f64 {
+pub(crate) fn median(rates: &mut [f64]) -> f64 {
     rates.sort_by(f64::total_cmp);
     rates.get(rates.len() / 2).copied().unwrap_or_default()
 }

@@ -7,64 +7,75 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context as _, ensure};
+use anyhow::{Context as _, bail};
 
 /// A running mesh.
 #[derive(Debug)]
 pub(crate) struct Services {
-    children: Vec<Child>,
+    running: Vec<Service>,
     pub(crate) gateway: String,
 }
 
 impl Services {
     /// Starts them with the settings of the environment, and waits until they are ready.
     pub(crate) async fn start(home: &Path, workspace: &Path) -> anyhow::Result<Self> {
-        let folder = std::env::current_exe()?.parent().map(Path::to_owned).context("this binary lies nowhere")?;
         let gateway = format!("127.0.0.1:{}", free_port()?);
-        let mut services = Self { children: Vec::new(), gateway: format!("http://{gateway}") };
-        // Another part of the process may have chosen one already.
-        let _ = rustls::crypto::ring::default_provider().install_default();
-        let client = reqwest::Client::builder().no_proxy().build()?;
+        let mut services = Self { running: Vec::new(), gateway: format!("http://{gateway}") };
         for service in ["gateway", "reconciler", "interpreter", "providers"] {
-            let health = format!("127.0.0.1:{}", free_port()?);
-            let log = std::fs::File::create(home.join(format!("{service}.log")))?;
-            let child = Command::new(folder.join(format!("construct-{service}")))
-                .env("CONSTRUCT_DATA_DIR", home.join("data"))
-                .env("CONSTRUCT_GATEWAY_LISTEN", &gateway)
-                .env("CONSTRUCT_HEALTH_LISTEN", &health)
-                .env("CONSTRUCT_INTERPRETER_WORKSPACE_ROOTS", workspace)
-                .env("CONSTRUCT_LOG", "warn")
-                .stdin(Stdio::null())
-                .stdout(log.try_clone()?)
-                .stderr(log)
-                .spawn()
-                .with_context(|| format!("{service} does not start"))?;
-            services.children.push(child);
-            let url = format!("http://{health}/readyz");
-            let mut ready = false;
-            for _ in 0..1200 {
-                if client.get(&url).send().await.is_ok_and(|response| response.status().is_success()) {
-                    ready = true;
-                    break;
-                }
-                tokio::time::sleep(Duration::from_millis(100)).await;
-            }
-            let log = || std::fs::read_to_string(home.join(format!("{service}.log"))).unwrap_or_default();
-            ensure!(ready, "{service} is not ready:\n{}", log());
+            let workspace = workspace.to_string_lossy();
+            let settings =
+                [("CONSTRUCT_GATEWAY_LISTEN", gateway.as_str()), ("CONSTRUCT_INTERPRETER_WORKSPACE_ROOTS", &workspace)];
+            services.running.push(Service::start(service, home, &settings).await?);
         }
         Ok(services)
     }
 }
 
-impl Drop for Services {
-    fn drop(&mut self) {
-        for child in &mut self.children {
-            let _ = child.kill();
-            let _ = child.wait();
+/// One service; killed when dropped.
+#[derive(Debug)]
+pub(crate) struct Service {
+    child: Child,
+}
+
+impl Service {
+    /// Starts it with the settings of the environment and these, and waits until it is ready.
+    pub(crate) async fn start(service: &str, home: &Path, settings: &[(&str, &str)]) -> anyhow::Result<Self> {
+        let folder = std::env::current_exe()?.parent().map(Path::to_owned).context("this binary lies nowhere")?;
+        // Another part of the process may have chosen one already.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+        let client = reqwest::Client::builder().no_proxy().build()?;
+        let health = format!("127.0.0.1:{}", free_port()?);
+        let log = std::fs::File::create(home.join(format!("{service}.log")))?;
+        let child = Command::new(folder.join(format!("construct-{service}")))
+            .env("CONSTRUCT_DATA_DIR", home.join("data"))
+            .env("CONSTRUCT_HEALTH_LISTEN", &health)
+            .env("CONSTRUCT_LOG", "warn")
+            .envs(settings.iter().copied())
+            .stdin(Stdio::null())
+            .stdout(log.try_clone()?)
+            .stderr(log)
+            .spawn()
+            .with_context(|| format!("{service} does not start"))?;
+        let started = Self { child };
+        let url = format!("http://{health}/readyz");
+        for _ in 0..1200 {
+            if client.get(&url).send().await.is_ok_and(|response| response.status().is_success()) {
+                return Ok(started);
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
         }
+        let log = std::fs::read_to_string(home.join(format!("{service}.log"))).unwrap_or_default();
+        bail!("{service} is not ready:\n{log}")
     }
 }
 
-fn free_port() -> std::io::Result<u16> {
+impl Drop for Service {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+pub(crate) fn free_port() -> std::io::Result<u16> {
     Ok(TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?.local_addr()?.port())
 }

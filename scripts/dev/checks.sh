@@ -8,7 +8,7 @@ checks_test() {
   checks_database_start
   # A mesh that the caller's shell points to is not what the tests are to talk to.
   for name in "${settings[@]}"; do unset "${name%%=*}"; done
-  unset CONSTRUCT_MASTER_KEY CONSTRUCT_SECRETS_KEY
+  unset CONSTRUCT_MASTER_KEY CONSTRUCT_SECRETS_KEY CONSTRUCT_TOKEN_KEY
   # Tests make databases of their own with the first, and start NATS servers of their own with the second.
   CONSTRUCT_TEST_DATABASE_URL=$(postgres_url postgres)
   CONSTRUCT_TEST_NATS_SERVER=$(command -v nats-server)
@@ -67,6 +67,8 @@ checks_compose_environment() (
   export CONSTRUCT_POSTGRES_PASSWORD=check CONSTRUCT_NATS_PASSWORD=check CONSTRUCT_MASTER_KEY CONSTRUCT_SECRETS_KEY
   CONSTRUCT_MASTER_KEY=$(head -c 32 /dev/zero | base64)
   CONSTRUCT_SECRETS_KEY=$(head -c 32 /dev/zero | tr '\0' '\1' | base64)
+  CONSTRUCT_TOKEN_KEY=$(head -c 32 /dev/zero | tr '\0' '\2' | base64)
+  export CONSTRUCT_TOKEN_KEY
   unset CONSTRUCT_LOG CONSTRUCT_LOG_FORMAT CONSTRUCT_RECONCILER_CONCURRENCY
   awk -v service="$1" '
     function variable(line) {
@@ -147,6 +149,10 @@ checks_bench() {
   timed "starting NATS and PostgreSQL in $home" infra_up durable
   postgres_drop_all
   home_export
+  if [[ $1 == providers ]]; then
+    timed "setting up the peers in $main_home/peers" as_caller benches/peers/setup "$main_home/peers"
+    export CONSTRUCT_BENCH_PEERS=$main_home/peers
+  fi
   as_caller "$target_dir/release/construct-bench" "$@"
 }
 

@@ -1,9 +1,9 @@
 # shellcheck shell=bash disable=SC2154 # What the parts share is set in `dev` and in the parts it loads first.
-# A home is a folder that holds one mesh: `env` (ports, addresses, paths), `master.key`, `secrets.key`, `postgres.password`,
+# A home is a folder that holds one mesh: `env` (ports, addresses, paths), `master.key`, `secrets.key`, `token.key`, `postgres.password`,
 # `nats.password`, `data/`, `nats/`, `postgres/`, `logs/`, `run/` (pid files). `./dev up` uses .construct itself; the demo, the tests and the benchmarks have one each
 # inside it, so that they never disturb a mesh somebody is using.
 
-port_names=(nats nats_monitor postgres gateway gateway_health reconciler_health interpreter_health providers_health)
+port_names=(nats nats_monitor postgres gateway providers gateway_health reconciler_health interpreter_health providers_health)
 
 # home_open FOLDER: makes it the current home, created on first use.
 home_open() {
@@ -19,6 +19,7 @@ home_open() {
   home_settings_lock
   home_key master
   home_key secrets
+  home_key token
   home_password postgres
   home_password nats
   home_env_read
@@ -97,8 +98,10 @@ home_env_write() {
     "CONSTRUCT_DATA_DIR=$home/data"
     "CONSTRUCT_MASTER_KEY_FILE=$home/master.key"
     "CONSTRUCT_SECRETS_KEY_FILE=$home/secrets.key"
+    "CONSTRUCT_TOKEN_KEY_FILE=$home/token.key"
     "CONSTRUCT_GATEWAY_LISTEN=127.0.0.1:${ports[gateway]}"
     "CONSTRUCT_GATEWAY_URL=http://127.0.0.1:${ports[gateway]}"
+    "CONSTRUCT_PROXY_URL=http://127.0.0.1:${ports[providers]}"
   )
   {
     printf '# Written by ./dev, which remembers the ports here. To use the mesh of this folder in a shell: . %q\n' "$home/env"
@@ -114,7 +117,7 @@ home_forget() { rm -rf -- "$home/nats" "$home/data" && mkdir -- "$home/data"; }
 
 # Puts the settings of the home into the environment of this script, over whatever the caller's shell had.
 home_export() {
-  unset CONSTRUCT_MASTER_KEY CONSTRUCT_SECRETS_KEY
+  unset CONSTRUCT_MASTER_KEY CONSTRUCT_SECRETS_KEY CONSTRUCT_TOKEN_KEY
   export "${settings[@]}"
 }
 

@@ -16,8 +16,8 @@ mesh_build() { as_caller cargo build "${cargo_flags[@]}" --workspace --bins; }
 
 # What a service is given: the settings of the home and a few variables of the caller, nothing else. Vendor keys stay out of the
 # services' environment (they reach the mesh through its API), the database is for the two services that may
-# write it, the master key for the two that seal and open vendor keys, and the key of scripts' secrets for the two that seal
-# and open those.
+# write it, the master key for the two that seal and open vendor keys, the key of scripts' secrets for the two that seal
+# and open those, and the key of tokens for those that sign and verify them: not the one that runs scripts.
 mesh_service_environment() {
   local service=$1 setting name
   variables=("CONSTRUCT_HEALTH_LISTEN=127.0.0.1:${ports[${service}_health]}")
@@ -26,10 +26,13 @@ mesh_service_environment() {
       interpreter:CONSTRUCT_DATABASE_URL | providers:CONSTRUCT_DATABASE_URL) ;;
       interpreter:CONSTRUCT_MASTER_KEY_FILE | reconciler:CONSTRUCT_MASTER_KEY_FILE) ;;
       reconciler:CONSTRUCT_SECRETS_KEY_FILE | providers:CONSTRUCT_SECRETS_KEY_FILE) ;;
+      interpreter:CONSTRUCT_TOKEN_KEY_FILE) ;;
       *) variables+=("$setting") ;;
     esac
   done
+  if [[ $service == providers ]]; then variables+=("CONSTRUCT_PROVIDERS_PROXY_LISTEN=127.0.0.1:${ports[providers]}"); fi
   if [[ $service == interpreter ]]; then
+    variables+=("CONSTRUCT_INTERPRETER_LLM_URL=http://127.0.0.1:${ports[providers]}")
     # Compiled once for all homes.
     variables+=("CONSTRUCT_INTERPRETER_CACHE_DIR=$main_home/cache")
     variables+=("CONSTRUCT_INTERPRETER_WORKSPACE_ROOTS=$(mesh_workspace_roots)")
@@ -38,7 +41,8 @@ mesh_service_environment() {
   for name in $(compgen -e); do
     case $name in
       CONSTRUCT_INTERPRETER_CACHE_DIR | CONSTRUCT_INTERPRETER_WORKSPACE_ROOTS | CONSTRUCT_INTERPRETER_HIDDEN_PATHS) ;;
-      CONSTRUCT_HOME | CONSTRUCT_MASTER_KEY | CONSTRUCT_SECRETS_KEY | CONSTRUCT_DEMO_* | CONSTRUCT_TEST_* | CONSTRUCT_HEALTH_LISTEN) ;;
+      CONSTRUCT_INTERPRETER_LLM_URL | CONSTRUCT_PROVIDERS_PROXY_LISTEN) ;;
+      CONSTRUCT_HOME | CONSTRUCT_MASTER_KEY | CONSTRUCT_SECRETS_KEY | CONSTRUCT_TOKEN_KEY | CONSTRUCT_DEMO_* | CONSTRUCT_TEST_* | CONSTRUCT_HEALTH_LISTEN) ;;
       PATH | HOME | USER | LANG | LC_* | TZ | TMPDIR | RUST_* | OTEL_* | CONSTRUCT_* | *_PROXY | *_proxy | SSL_CERT_*)
         # The home's settings win over the same names in the caller's shell.
         if [[ " ${settings[*]%%=*} " != *" $name "* ]]; then variables+=("$name=${!name}"); fi
@@ -55,7 +59,7 @@ workspace_root=''
 mesh_hidden_paths() {
   local folder name list=''
   for folder in "$main_home" "$main_home"/*/; do
-    for name in master.key secrets.key postgres.password nats.password nats.conf env compose.env postgres nats logs; do
+    for name in master.key secrets.key token.key postgres.password nats.password nats.conf env compose.env postgres nats logs; do
       if [[ -e ${folder%/}/$name ]]; then list+=${list:+,}${folder%/}/$name; fi
     done
   done
@@ -103,7 +107,7 @@ mesh_start() {
     if ! process_running "$service"; then
       process_stop_orphans "$service"
       home_ports_claim "${service}_health"
-      if [[ $service == gateway ]]; then home_ports_claim gateway; fi
+      if [[ $service == gateway || $service == providers ]]; then home_ports_claim "$service"; fi
     fi
   done
   for service in "${services[@]}"; do
@@ -160,6 +164,7 @@ mesh_command_up() {
 
 The mesh is up.
   gateway    http://127.0.0.1:${ports[gateway]}  (gRPC)
+  models     http://127.0.0.1:${ports[providers]}  (OpenAI's and Anthropic's protocols, with a token of: construct token create)
   NATS       nats://127.0.0.1:${ports[nats]}  (user construct, password in $home/nats.password)
   PostgreSQL 127.0.0.1:${ports[postgres]}
   logs       $home/logs/
@@ -206,7 +211,7 @@ mesh_command_restart() {
       process_stop TERM 10 "$service"
       local -a variables=()
       home_ports_claim "${service}_health"
-      if [[ $service == gateway ]]; then home_ports_claim gateway; fi
+      if [[ $service == gateway || $service == providers ]]; then home_ports_claim "$service"; fi
       mesh_service_environment "$service"
       process_start "$service" "$(mesh_fingerprint "$service")" "${variables[@]}" -- "$bin_dir/construct-$service"
       timed "waiting for $service" mesh_wait "$service"

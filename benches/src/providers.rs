@@ -1,0 +1,261 @@
+//! What calling a model through us costs: over the proxy and over the mesh, beside calling it directly and beside proxies by
+//! others.
+
+mod http;
+mod peers;
+
+use std::{
+    net::SocketAddr,
+    path::PathBuf,
+    time::{Duration, Instant},
+};
+
+use anyhow::{Context as _, ensure};
+use construct_bus::{Bus, ConnectOptions, ConsumeOptions, Consumer, TaskMessage, subject};
+use construct_domain::{OrganizationId, StepId, TaskId, partition};
+use construct_proto::{mesh::v1 as mesh, v1};
+use construct_runtime::{Common, ModelToken};
+use jiff::Timestamp;
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+
+use self::{
+    http::{Target, saturated, serial},
+    peers::Peer,
+};
+use crate::{
+    figures::{Figures, Row, percentile},
+    mesh::{Plan, median},
+    services::{Service, free_port},
+};
+
+/// Connections at the same time, where many are measured.
+const CONNECTIONS: usize = 32;
+/// How long calls are made one after the other, in each round.
+const SERIAL: Duration = Duration::from_secs(2);
+
+/// What one way of calling costs.
+#[derive(Debug, Default)]
+struct Costs {
+    whole: Vec<Duration>,
+    first: Vec<Duration>,
+    rates: Vec<f64>,
+}
+
+impl Costs {
+    async fn add(&mut self, target: &Target, duration: Duration) -> anyhow::Result<()> {
+        self.whole.extend(serial(target, false, SERIAL).await?);
+        self.first.extend(serial(target, true, SERIAL).await?);
+        self.rates.push(saturated(target, CONNECTIONS, duration).await?);
+        Ok(())
+    }
+
+    fn whole(&mut self, share: f64) -> Duration {
+        percentile(&mut self.whole, share)
+    }
+
+    fn first(&mut self) -> Duration {
+        percentile(&mut self.first, 0.5)
+    }
+
+    fn rate(&mut self) -> f64 {
+        median(&mut self.rates)
+    }
+}
+
+/// Measures in rounds, alternating, because the machine's speed drifts.
+pub(crate) async fn measure(plan: &Plan) -> anyhow::Result<Figures> {
+    let setting =
+        |name: &str| std::env::var(name).with_context(|| format!("{name} is not set; use ./dev bench providers"));
+    let work = tempfile::tempdir()?;
+    let upstream = http::upstream().await?;
+    let nats = setting("CONSTRUCT_NATS_URL")?;
+    let bus = Bus::connect(&nats, ConnectOptions::new("bench").blobs(work.path().join("data/blobs"))).await?;
+    bus.ensure_topology().await?;
+    let stop = CancellationToken::new();
+    let _stopping = stop.clone().drop_guard();
+    answer(&bus, upstream, &stop);
+
+    let listen = format!("127.0.0.1:{}", free_port()?);
+    let _service = Service::start("providers", work.path(), &[("CONSTRUCT_PROVIDERS_PROXY_LISTEN", &listen)]).await?;
+    let common =
+        Common { token_key_file: Some(PathBuf::from(setting("CONSTRUCT_TOKEN_KEY_FILE")?)), ..Common::default() };
+    let keys = common.token_keys()?.context("there is no key for tokens")?;
+    let token = ModelToken {
+        id: Uuid::now_v7().to_string(),
+        organization: OrganizationId::LOCAL.to_string(),
+        task: String::new(),
+        models: vec!["m".to_owned()],
+        budget_pico_usd: 0,
+        expires_at: Timestamp::now() + Duration::from_secs(3600),
+    };
+    let bearer = format!("Bearer {}", token.sign(&keys).expose());
+    let chat =
+        |address, headers| Target { address, path: "/v1/chat/completions".to_owned(), headers, model: "m".to_owned() };
+    let ours = chat(listen.parse::<SocketAddr>()?, vec![("authorization".to_owned(), bearer)]);
+    let direct = chat(upstream, Vec::new());
+    let folder = std::env::var("CONSTRUCT_BENCH_PEERS").map(PathBuf::from).unwrap_or_default();
+    let peers = peers::start(&folder, work.path(), upstream).await;
+
+    let mut mesh = MeshPath::prepare(&bus, upstream);
+    // The first calls fill caches and connection pools on all sides.
+    for target in [&ours, &direct].into_iter().chain(peers.iter().map(|peer| &peer.target)) {
+        saturated(target, CONNECTIONS, Duration::from_secs(2)).await?;
+    }
+    mesh.serial(Duration::from_millis(500)).await?;
+
+    let (mut our_costs, mut direct_costs) = (Costs::default(), Costs::default());
+    let mut peer_costs: Vec<Costs> = peers.iter().map(|_| Costs::default()).collect();
+    let mut over_mesh = Vec::new();
+    for round in 0..plan.rounds {
+        eprintln!("round {} of {}", round + 1, plan.rounds);
+        direct_costs.add(&direct, plan.duration / 2).await?;
+        our_costs.add(&ours, plan.duration / 2).await?;
+        for (peer, costs) in peers.iter().zip(&mut peer_costs) {
+            costs.add(&peer.target, plan.duration / 2).await.with_context(|| peer.name)?;
+        }
+        over_mesh.extend(mesh.serial(SERIAL).await?);
+    }
+    let rows = rows(&mut our_costs, &mut direct_costs, &peers, &mut peer_costs, &mut over_mesh);
+    let what = format!(
+        "a call of an instant Chat Completions server: one connection for {} s, then {CONNECTIONS} for {} s, in each of {} rounds. Floor: \
+         calling it directly. Our model has prices, so that money is set aside and reported. Over the mesh: from publishing the \
+         command to the result.",
+        SERIAL.as_secs(),
+        (plan.duration / 2).as_secs(),
+        plan.rounds
+    );
+    Ok(Figures { bench: "providers", what, rows })
+}
+
+fn rows(
+    ours: &mut Costs,
+    direct: &mut Costs,
+    peers: &[Peer],
+    peer_costs: &mut [Costs],
+    over_mesh: &mut [Duration],
+) -> Vec<Row> {
+    let mut rows = Vec::new();
+    for (name, share) in [("p50", 0.5), ("p99", 0.99)] {
+        let floor = direct.whole(share);
+        rows.push(Row::millis(format!("a whole answer, {name}"), ours.whole(share)).floor(floor));
+        rows.push(Row::millis(format!("added by the proxy, {name}"), ours.whole(share).saturating_sub(floor)));
+    }
+    let floor = direct.first();
+    rows.push(Row::millis("a stream's first text, p50", ours.first()).floor(floor));
+    rows.push(Row::millis("added to it by the proxy, p50", ours.first().saturating_sub(floor)));
+    rows.push(Row::new(format!("calls over {CONNECTIONS} connections"), "1/s", ours.rate()).floor_value(direct.rate()));
+    for (peer, costs) in peers.iter().zip(peer_costs) {
+        let name = peer.name;
+        let mut beside = |figure: &str, share: f64, ours: &mut Costs| {
+            Row::millis(format!("{figure} (peer: {name})"), ours.whole(share)).peer(Some(costs.whole(share)))
+        };
+        rows.push(beside("a whole answer, p50", 0.5, ours));
+        rows.push(beside("a whole answer, p99", 0.99, ours));
+        rows.push(
+            Row::millis(format!("a stream's first text, p50 (peer: {name})"), ours.first()).peer(Some(costs.first())),
+        );
+        let rate = Row::new(format!("calls over {CONNECTIONS} connections (peer: {name})"), "1/s", ours.rate());
+        rows.push(Row { peer: Some(costs.rate()), ..rate });
+    }
+    for (name, share) in [("p50", 0.5), ("p99", 0.99)] {
+        rows.push(
+            Row::millis(format!("over the mesh, {name}"), percentile(over_mesh, share)).floor(direct.whole(share)),
+        );
+    }
+    rows
+}
+
+fn provider(upstream: SocketAddr) -> (mesh::Provider, mesh::ModelTarget) {
+    let provider = mesh::Provider {
+        id: "provider_bench".to_owned(),
+        r#type: v1::ModelProviderType::Openai.into(),
+        base_url: format!("http://{upstream}/v1"),
+        ..mesh::Provider::default()
+    };
+    let prices = v1::Prices { input: 1_000_000, output: 4_000_000, ..v1::Prices::default() };
+    let model = mesh::ModelTarget {
+        id: "model_bench".to_owned(),
+        vendor_model: "m".to_owned(),
+        context_window: 128_000,
+        max_output_tokens: 4_096,
+        prices: Some(prices),
+        ..mesh::ModelTarget::default()
+    };
+    (provider, model)
+}
+
+/// Answers as a reconciler does, and takes what is reported.
+fn answer(bus: &Bus, upstream: SocketAddr, stop: &CancellationToken) {
+    let (models, budgets) = (bus.clone(), bus.clone());
+    let (one, other) = (stop.clone(), stop.clone());
+    tokio::spawn(async move {
+        let found = |_| async move {
+            let (provider, model) = provider(upstream);
+            Some(mesh::ModelFound { provider: Some(provider), model: Some(model) })
+        };
+        models.answer(&subject::Models, one, found).await
+    });
+    tokio::spawn(async move {
+        budgets.answer(&subject::Budgets, other, |_| async { Some(mesh::BudgetReserved::default()) }).await
+    });
+}
+
+/// The way a turn takes: a command through JetStream, its result back.
+struct MeshPath {
+    bus: Bus,
+    upstream: SocketAddr,
+    task: TaskId,
+    results: Consumer<TaskMessage>,
+    number: u64,
+}
+
+impl MeshPath {
+    fn prepare(bus: &Bus, upstream: SocketAddr) -> Self {
+        let task = TaskId::from_uuid(Uuid::now_v7());
+        let options = ConsumeOptions::new(16, CancellationToken::new());
+        let results = bus.consume_tasks(partition::of(task), options);
+        Self { bus: bus.clone(), upstream, task, results, number: 0 }
+    }
+
+    async fn serial(&mut self, duration: Duration) -> anyhow::Result<Vec<Duration>> {
+        let (mut times, began) = (Vec::new(), Instant::now());
+        while began.elapsed() < duration {
+            let began = Instant::now();
+            self.call().await?;
+            times.push(began.elapsed());
+        }
+        Ok(times)
+    }
+
+    async fn call(&mut self) -> anyhow::Result<()> {
+        self.number += 1;
+        let (provider, model) = provider(self.upstream);
+        let text = v1::Block { block: Some(v1::block::Block::Text(v1::Text { text: "Say hello.".to_owned() })) };
+        let message = mesh::ChatMessage { source: v1::MessageSource::User.into(), blocks: vec![text] };
+        let step = StepId::from_uuid(Uuid::now_v7()).to_string();
+        let command = mesh::ModelInvoke {
+            step: Some(mesh::StepRef {
+                organization_id: OrganizationId::LOCAL.to_string(),
+                task_id: self.task.to_string(),
+                step_id: step.clone(),
+                number: self.number,
+                ..mesh::StepRef::default()
+            }),
+            purpose: mesh::model_invoke::Purpose::Turn.into(),
+            provider: Some(provider),
+            model: Some(model),
+            system: "Be brief.".to_owned(),
+            messages: vec![message],
+            ..mesh::ModelInvoke::default()
+        };
+        let address = subject::ModelInvoke::new(subject::Pool::model_default(), self.task);
+        self.bus.publish_once(&address, &command).await?;
+        let delivery = self.results.next().await.context("the results ended")?;
+        delivery.receipt.ack().await;
+        let TaskMessage::Result(result) = delivery.message else { anyhow::bail!("not a result") };
+        let completed = matches!(result.outcome, Some(mesh::step_result::Outcome::ModelCompleted(_)));
+        ensure!(completed && result.step.is_some_and(|of| of.step_id == step), "the call went wrong");
+        Ok(())
+    }
+}
