@@ -192,7 +192,7 @@ fn answer(bus: &Bus, upstream: SocketAddr, stop: &CancellationToken) {
     tokio::spawn(async move {
         let found = |_| async move {
             let (provider, model) = provider(upstream);
-            Some(mesh::ModelFound { provider: Some(provider), model: Some(model) })
+            Some(mesh::ModelFound { provider: Some(provider), model: Some(model), ..mesh::ModelFound::default() })
         };
         models.answer(&subject::Models, one, found).await
     });

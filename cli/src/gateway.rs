@@ -7,8 +7,7 @@ use construct_proto::v1::{
     budget_service_client::BudgetServiceClient, event_service_client::EventServiceClient,
     message_service_client::MessageServiceClient, model_provider_service_client::ModelProviderServiceClient,
     model_service_client::ModelServiceClient, model_token_service_client::ModelTokenServiceClient,
-    secret_service_client::SecretServiceClient,
-    task_service_client::TaskServiceClient,
+    secret_service_client::SecretServiceClient, task_service_client::TaskServiceClient,
 };
 use tonic::{
     Status,

@@ -66,6 +66,7 @@ pub mod mesh {
                     secrets,
                     model_token: _,
                     script_models,
+                    again,
                 } = self;
                 f.debug_struct("CodeExecute")
                     .field("step", step)
@@ -77,6 +78,7 @@ pub mod mesh {
                     .field("compute", compute)
                     .field("secrets", secrets)
                     .field("script_models", script_models)
+                    .field("again", again)
                     .finish_non_exhaustive()
             }
         }

@@ -13,6 +13,7 @@ mod events;
 mod hostile;
 mod money;
 mod outage;
+mod proxy;
 mod secrets;
 mod turn;
 mod vendors;

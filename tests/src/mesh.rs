@@ -29,6 +29,9 @@ const FIRST_PORT: u16 = 12_000;
 /// How long a service may take to stop: the grace it gives its work, and a little for itself.
 const STOP: Duration = Duration::from_secs(8);
 
+/// What tokens for models are signed with.
+const TOKEN_KEY: &str = "test:AGRjYmE5ODc2NTQzMjEwZmVkY2JhOTg3NjU0MzIxMA8=";
+
 /// One of the services.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Service {
@@ -185,6 +188,7 @@ impl Mesh {
             .env("CONSTRUCT_INTERPRETER_WORKSPACE_ROOTS", self.workspace.path())
             .env("CONSTRUCT_MASTER_KEY", "test:MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY=")
             .env("CONSTRUCT_SECRETS_KEY", "test:ZmVkY2JhOTg3NjU0MzIxMGZlZGNiYTk4NzY1NDMyMTA=")
+            .env("CONSTRUCT_TOKEN_KEY", TOKEN_KEY)
             .env("CONSTRUCT_GATEWAY_LISTEN", self.gateway.to_string())
             .env("CONSTRUCT_HEALTH_LISTEN", health.to_string())
             .env("CONSTRUCT_LOG", std::env::var("CONSTRUCT_TEST_LOG").unwrap_or_else(|_| "info".to_owned()))

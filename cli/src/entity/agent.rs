@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
 use construct_proto::v1::{
-    Agent, AgentSecrets, AgentSpec, CreateAgentRequest, DeleteAgentRequest, GetAgentRequest, ListAgentsRequest,
-    ModelParameters, ThinkingEffort, UpdateAgentRequest, list_agents_request::Filter,
+    Agent, AgentScriptModels, AgentSecrets, AgentSpec, CreateAgentRequest, DeleteAgentRequest, GetAgentRequest,
+    ListAgentsRequest, ModelParameters, ThinkingEffort, UpdateAgentRequest, list_agents_request::Filter,
 };
 use jiff::Timestamp;
 
@@ -72,6 +72,9 @@ pub(crate) struct Create {
     /// Dollars it may spend, as 5/day, 20/month or 100/total; a month when no period is given.
     #[arg(long, value_name = "DOLLARS", value_parser = money::parse_limit)]
     budget: Option<Limit>,
+    /// A model its scripts may call beside its own, by name or id; can be given several times.
+    #[arg(long = "script-model", value_name = "MODEL")]
+    script_models: Vec<String>,
     #[command(flatten)]
     write: WriteArgs,
     #[command(flatten)]
@@ -122,6 +125,12 @@ pub(crate) struct Update {
     /// Its scripts may use no secrets any more.
     #[arg(long, conflicts_with = "secrets")]
     no_secrets: bool,
+    /// A model its scripts may call beside its own, in the place of those they may call now; can be given several times.
+    #[arg(long = "script-model", value_name = "MODEL")]
+    script_models: Vec<String>,
+    /// Its scripts may call no model but its own any more.
+    #[arg(long, conflicts_with = "script_models")]
+    no_script_models: bool,
     #[command(flatten)]
     change: ChangeArgs,
     #[command(flatten)]
@@ -257,6 +266,7 @@ impl Create {
             policy: self.policy.read()?.unwrap_or_default().rules,
             compute: self.compute,
             secrets: self.secrets,
+            script_models: self.script_models,
         };
         let request = CreateAgentRequest { spec: Some(spec), idempotency_key: self.write.key() };
         let agent = call(gateway.agents().create_agent(request)).await?;
@@ -305,6 +315,8 @@ impl Update {
             policy: self.policy.read()?,
             compute: self.compute,
             secrets: (self.no_secrets || !self.secrets.is_empty()).then_some(AgentSecrets { secrets: self.secrets }),
+            script_models: (self.no_script_models || !self.script_models.is_empty())
+                .then_some(AgentScriptModels { script_models: self.script_models }),
             revision,
             idempotency_key: self.change.write.key(),
         };
@@ -349,6 +361,7 @@ impl Entity for Agent {
             ("tasks", tasks.to_string()),
             ("policy", policy::words(&spec.policy)),
             ("secrets", spec.secrets.join(", ")),
+            ("script models", spec.script_models.join(", ")),
         ];
         details.extend(metadata_details(self.metadata.as_ref(), now));
         details.push(("instructions", spec.instructions));

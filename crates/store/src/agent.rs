@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use uuid::Uuid;
 
-use construct_domain::{AgentId, ModelId, OrganizationId, SecretId, policy::Rule};
+use construct_domain::{AgentId, ModelId, OrganizationId, SecretId, TaskId, policy::Rule};
 
 use crate::{
     Cursor, Error, Key, Page, Rendered, Store, Write, Written,
@@ -81,6 +81,8 @@ pub struct Agent {
     pub compute: String,
     /// Names of the secrets its scripts may use, in order.
     pub secrets: Vec<String>,
+    /// Names of the models its scripts may call beside its own, as they were listed.
+    pub script_models: Vec<String>,
     /// Tasks whose agent this is.
     pub task_count: i64,
     /// Rises with every change.
@@ -121,6 +123,8 @@ pub struct NewAgent {
     pub compute: String,
     /// The secrets its scripts may use.
     pub secrets: Vec<SecretId>,
+    /// The models its scripts may call beside its own.
+    pub script_models: Vec<ModelId>,
 }
 
 /// What changes of an agent: what is `Some`.
@@ -144,6 +148,8 @@ pub struct AgentChanges {
     pub compute: Option<String>,
     /// All of them.
     pub secrets: Option<Vec<SecretId>>,
+    /// All of them.
+    pub script_models: Option<Vec<ModelId>>,
 }
 
 /// Which agents a list shows.
@@ -168,6 +174,7 @@ struct Row {
     policy: Value,
     compute: String,
     secrets: Vec<String>,
+    script_models: Vec<String>,
     task_count: i64,
     revision: i64,
     created_at: Timestamp,
@@ -191,6 +198,7 @@ impl TryFrom<Row> for Agent {
             policy: serde_json::from_value(row.policy).map_err(Error::internal)?,
             compute: row.compute,
             secrets: row.secrets,
+            script_models: row.script_models,
             task_count: row.task_count,
             revision: row.revision,
             created_at: row.created_at,
@@ -217,6 +225,8 @@ macro_rules! select {
                     a.parameters, a.policy, a.compute,
                     ARRAY(SELECT s.name FROM agent_secrets x JOIN secrets s ON s.organization_id = x.organization_id AND s.id = x.secret_id
                           WHERE x.organization_id = a.organization_id AND x.agent_id = a.id ORDER BY s.name) AS "secrets!",
+                    ARRAY(SELECT y.name FROM agent_script_models x JOIN models y ON y.organization_id = x.organization_id AND y.id = x.model_id
+                          WHERE x.organization_id = a.organization_id AND x.agent_id = a.id ORDER BY x.position) AS "script_models!",
                     (SELECT count(*) FROM tasks t
                      WHERE t.organization_id = a.organization_id AND t.agent_id = a.id AND t.deleted_at IS NULL) AS "task_count!",
                     a.revision, a.created_at, a.updated_at
@@ -364,6 +374,9 @@ impl Store {
         if !new.secrets.is_empty() {
             agent_secrets_set(&mut writer, new.id.uuid(), &new.secrets).await?;
         }
+        if !new.script_models.is_empty() {
+            agent_script_models_set(&mut writer, new.id.uuid(), &new.script_models).await?;
+        }
         let entity = agent_reload(&mut writer, new.id).await?;
         writer.finish(entity, render).await
     }
@@ -418,11 +431,38 @@ impl Store {
         {
             agent_secrets_set(&mut writer, id.uuid(), secrets).await?;
         }
+        if let Some(models) = &changes.script_models
+            && done.rows_affected() > 0
+        {
+            agent_script_models_set(&mut writer, id.uuid(), models).await?;
+        }
         let entity = agent_reload(&mut writer, id).await?;
         if done.rows_affected() == 0 {
             return Err(Error::Conflict);
         }
         writer.finish(entity, render).await
+    }
+
+    /// Names of the models that a task's scripts may call: its agent's own, and then those the agent lists.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`], [`Error::Internal`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn task_script_models(&self, task: TaskId) -> Result<Vec<String>, Error> {
+        let row = sqlx::query!(
+            r#"SELECT m.name,
+                    ARRAY(SELECT y.name FROM agent_script_models x JOIN models y ON y.organization_id = x.organization_id AND y.id = x.model_id
+                          WHERE x.organization_id = a.organization_id AND x.agent_id = a.id AND x.model_id <> m.id
+                          ORDER BY x.position) AS "others!"
+             FROM tasks t
+             JOIN agents a ON a.organization_id = t.organization_id AND a.id = t.agent_id
+             JOIN models m ON m.organization_id = a.organization_id AND m.id = a.model_id
+             WHERE t.id = $1"#,
+            task.uuid(),
+        )
+        .fetch_optional(&self.pool)
+        .await?;
+        Ok(row.map(|row| std::iter::once(row.name).chain(row.others).collect()).unwrap_or_default())
     }
 
     /// Deletes an agent. The entity in the result is what it was.
@@ -448,6 +488,27 @@ impl Store {
         }
         writer.finish(entity, render).await
     }
+}
+
+/// Lets an agent's scripts call these models beside its own, and no others.
+async fn agent_script_models_set(writer: &mut Writer<'_>, agent: Uuid, models: &[ModelId]) -> Result<(), Error> {
+    let organization = writer.organization();
+    sqlx::query!("DELETE FROM agent_script_models WHERE organization_id = $1 AND agent_id = $2", organization, agent)
+        .execute(&mut *writer.transaction)
+        .await?;
+    let models: Vec<Uuid> = models.iter().map(|model| model.uuid()).collect();
+    sqlx::query!(
+        "INSERT INTO agent_script_models (organization_id, agent_id, model_id, position)
+         SELECT $1::uuid, $2::uuid, model, min(place)::integer
+         FROM unnest($3::uuid[]) WITH ORDINALITY AS listed (model, place) GROUP BY model",
+        organization,
+        agent,
+        &models,
+    )
+    .execute(&mut *writer.transaction)
+    .await
+    .map_err(Error::of_write)?;
+    Ok(())
 }
 
 async fn agent_reload(writer: &mut Writer<'_>, id: AgentId) -> Result<Agent, Error> {

@@ -179,6 +179,7 @@ fn new_agent(model: ModelId, name: &str) -> NewAgent {
         policy: Vec::new(),
         compute: "cpu-2".to_owned(),
         secrets: Vec::new(),
+        script_models: Vec::new(),
     }
 }
 

@@ -60,6 +60,7 @@ pub fn agent(agent: &Agent) -> v1::Agent {
             policy: agent.policy.iter().map(rule).collect(),
             compute: agent.compute.clone(),
             secrets: agent.secrets.clone(),
+            script_models: agent.script_models.clone(),
         }),
         status: Some(v1::AgentStatus { model_id: agent.model.to_string(), task_count: agent.task_count }),
     }

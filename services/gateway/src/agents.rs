@@ -37,6 +37,16 @@ async fn secrets(entry: &Entry, lookup: &mut Lookup, named: &[String]) -> Result
     Ok(secrets)
 }
 
+/// The models that a request names for scripts.
+async fn script_models(entry: &Entry, lookup: &mut Lookup, named: &[String]) -> Result<Vec<ModelId>, Status> {
+    let mut models = Vec::with_capacity(named.len());
+    for name in named {
+        let found = entry.store().model_resolve(entry.organization(), name).await;
+        models.push(lookup.take(name, found, ModelId::from_uuid)?);
+    }
+    Ok(models)
+}
+
 #[tonic::async_trait]
 impl AgentService for Api {
     async fn create_agent(&self, request: Request<CreateAgentRequest>) -> Result<Response<v1::Agent>, Status> {
@@ -57,6 +67,7 @@ impl AgentService for Api {
             policy: spec.policy.into_iter().filter_map(convert::to_rule).collect(),
             compute: compute_or_default(spec.compute),
             secrets: secrets(&entry, &mut lookup, &spec.secrets).await?,
+            script_models: script_models(&entry, &mut lookup, &spec.script_models).await?,
         };
         let written = lookup.settle(entry.store().agent_create(&write, new, render("agent.created")).await)?;
         entry.answer(written, nobody, convert::agent).await
@@ -106,6 +117,10 @@ impl AgentService for Api {
             None => None,
             Some(replacement) => Some(secrets(&entry, &mut lookup, &replacement.secrets).await?),
         };
+        let script_models = match &request.script_models {
+            None => None,
+            Some(replacement) => Some(script_models(&entry, &mut lookup, &replacement.script_models).await?),
+        };
         let changes = AgentChanges {
             model,
             name: request.name,
@@ -116,6 +131,7 @@ impl AgentService for Api {
             policy: request.policy.map(|policy| policy.rules.into_iter().filter_map(convert::to_rule).collect()),
             compute: request.compute.map(compute_or_default),
             secrets,
+            script_models,
         };
         let expected = (request.revision != 0).then_some(request.revision);
         let updated = entry.store().agent_update(&write, agent, expected, changes, render("agent.updated")).await;

@@ -9,8 +9,7 @@ use construct_proto::{
         budget_service_server::BudgetServiceServer, event_service_server::EventServiceServer,
         message_service_server::MessageServiceServer, model_provider_service_server::ModelProviderServiceServer,
         model_service_server::ModelServiceServer, model_token_service_server::ModelTokenServiceServer,
-        secret_service_server::SecretServiceServer,
-        task_service_server::TaskServiceServer,
+        secret_service_server::SecretServiceServer, task_service_server::TaskServiceServer,
     },
 };
 use construct_runtime::Context;
@@ -41,7 +40,7 @@ const STREAMS_PER_CONNECTION: u32 = 1024;
 /// holds its subscriptions no longer than both together.
 const KEEPALIVE: Duration = Duration::from_secs(20);
 
-const SERVICES: [&str; 9] = [
+const SERVICES: [&str; 10] = [
     AgentServiceServer::<Api>::NAME,
     ApprovalServiceServer::<Api>::NAME,
     BudgetServiceServer::<Api>::NAME,

@@ -27,7 +27,7 @@ use crate::{
     running::Running,
     sandbox::{Engine, Status, ToolTable},
     tiers::Tiers,
-    tools::{Secrets, Toolbox},
+    tools::{Models, Secrets, Toolbox},
     workspaces::Workspaces,
 };
 
@@ -53,6 +53,8 @@ pub(crate) struct Executor {
     pub(crate) tiers: Tiers,
     /// Open the secrets that commands carry.
     pub(crate) secrets_keys: Option<MasterKeys>,
+    /// Where models are reached, and the client for it; none: nowhere.
+    pub(crate) llm: Option<(String, reqwest::Client)>,
     pub(crate) running: Running,
     /// Cancelled when the service is to stop.
     pub(crate) draining: CancellationToken,
@@ -191,7 +193,7 @@ impl Executor {
         match self.workspaces.open(&command.workspace, &step.task_id, &tier.commands).await {
             Ok(toolbox) => {
                 let secrets = Secrets::open(&command.secrets, self.secrets_keys.as_ref(), &journal.opened.seed);
-                let toolbox = toolbox.with_secrets(secrets);
+                let toolbox = toolbox.with_secrets(secrets).with_models(self.models(command));
                 let run = Run { command, step, delivery, toolbox: &toolbox, journal: &journal, running: &running };
                 self.run_scripts(run, cancel).await
             }
@@ -199,6 +201,16 @@ impl Executor {
                 let results = left(command, &journal, &error.to_string());
                 End::Outcome(step_result::Outcome::CodeCompleted(CodeCompleted { results }))
             }
+        }
+    }
+
+    /// What a command lets its scripts ask.
+    fn models(&self, command: &CodeExecute) -> Models {
+        match &self.llm {
+            Some((url, client)) if !command.model_token.is_empty() => {
+                Models::new(client.clone(), url, &command.model_token, &command.script_models)
+            }
+            _ => Models::default(),
         }
     }
 

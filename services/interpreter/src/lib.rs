@@ -44,7 +44,7 @@ use crate::{
     running::Running,
     sandbox::{Engine, EngineConfig, Parameter, Tool, ToolTable},
     tiers::Tiers,
-    tools::{Egress, HostPattern, Policy, Provider},
+    tools::{Egress, HostPattern, Models, Policy, Provider},
     workspaces::Workspaces,
 };
 
@@ -84,6 +84,9 @@ pub struct Config {
     pub interpreter_memory_bytes: Option<usize>,
     /// Limits of single pools; what is not set is as said above, or as the tier says.
     pub interpreter_limits: BTreeMap<String, Overrides>,
+    /// Where scripts' questions to models go: the proxy of the providers (docs/proxy.md), as `http://127.0.0.1:60090`. Empty:
+    /// scripts reach no models.
+    pub interpreter_llm_url: String,
 }
 
 impl Default for Config {
@@ -102,6 +105,7 @@ impl Default for Config {
             interpreter_wall_limit: None,
             interpreter_memory_bytes: None,
             interpreter_limits: BTreeMap::new(),
+            interpreter_llm_url: String::new(),
         }
     }
 }
@@ -159,6 +163,10 @@ impl ServiceConfig for Config {
                 format!("must be between 1 and {most}: 8000 over all pools, of which there are {pools}"),
             ));
         }
+        let url = &self.interpreter_llm_url;
+        if !url.is_empty() && !["http://", "https://"].iter().any(|scheme| url.starts_with(scheme)) {
+            return Err(config::Invalid::new("interpreter_llm_url", "must begin with http:// or https://"));
+        }
         self.tiers()?;
         self.hosts().map(drop)
     }
@@ -209,6 +217,8 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
         .await?;
     lifecycle.spawn_job("topology", bus.clone().keep_topology(lifecycle.draining()));
 
+    let url = config.interpreter_llm_url.clone();
+    let llm = if url.is_empty() { None } else { Some((url, Models::client()?)) };
     let executor = Arc::new(Executor {
         bus: bus.clone(),
         engine: Arc::new(engine),
@@ -216,6 +226,7 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
         workspaces,
         tiers,
         secrets_keys: common.secrets_keys()?,
+        llm,
         running: Running::default(),
         draining: lifecycle.draining(),
         patience: common.shutdown_grace.saturating_sub(Duration::from_secs(1)),

@@ -20,6 +20,7 @@ mod grep;
 mod html;
 mod kind;
 mod list;
+mod llm;
 mod markdown;
 mod note;
 mod output;
@@ -49,6 +50,7 @@ pub use definition::{Definition, Effect, Limits, Permission, Provider};
 pub use egress::{Egress, EgressError, HostPattern, HostPatternError};
 pub use error::ToolError;
 pub use kind::{Kind, Parameter};
+pub use llm::Models;
 pub use markdown::documentation;
 pub use output::{Field, Output};
 pub use secrets::Secrets;
@@ -71,6 +73,9 @@ const CONCURRENT_COMMANDS: usize = 8;
 
 /// How many requests of one toolbox are under way at the same time; more wait.
 const CONCURRENT_REQUESTS: usize = 16;
+
+/// How many questions to models of one toolbox are under way at the same time; more wait.
+const CONCURRENT_QUESTIONS: usize = 16;
 
 /// What the tools of one task may do. The default grants nothing beyond the workspace.
 #[derive(Clone, Debug, Default)]
@@ -97,9 +102,11 @@ pub struct Toolbox {
     sandbox: CommandSandbox,
     variables: Variables,
     secrets: Secrets,
+    models: Models,
     files: Arc<Semaphore>,
     commands: Semaphore,
     requests: Semaphore,
+    questions: Semaphore,
 }
 
 impl Toolbox {
@@ -113,9 +120,11 @@ impl Toolbox {
             sandbox,
             variables: Variables::default(),
             secrets: Secrets::default(),
+            models: Models::default(),
             files: Arc::new(Semaphore::new(CONCURRENT_FILE_CALLS)),
             commands: Semaphore::new(CONCURRENT_COMMANDS),
             requests: Semaphore::new(CONCURRENT_REQUESTS),
+            questions: Semaphore::new(CONCURRENT_QUESTIONS),
         }
     }
 
@@ -123,6 +132,12 @@ impl Toolbox {
     #[must_use]
     pub fn with_secrets(self, secrets: Secrets) -> Self {
         Self { secrets, ..self }
+    }
+
+    /// The same with the models its scripts may ask.
+    #[must_use]
+    pub fn with_models(self, models: Models) -> Self {
+        Self { models, ..self }
     }
 
     /// The workspace the tools work in.
@@ -187,6 +202,20 @@ impl Toolbox {
                 let arguments = parse(tool, arguments)?;
                 tokio::select! {
                     result = fetch::run(&self.egress, &self.policy.hosts, &self.secrets, arguments, &cancel) => encode(tool, &result?),
+                    () = cancel.cancelled() => Err(ToolError::cancelled(tool.name)),
+                }
+            }
+            "llm.ask" | "llm.json" => {
+                let _permit = admit(tool, &self.questions, &cancel).await?;
+                let arguments = parse(tool, arguments)?;
+                let answered = async {
+                    match tool.name {
+                        "llm.ask" => self.models.ask(arguments).await.map(Value::String),
+                        _ => self.models.json(arguments).await,
+                    }
+                };
+                tokio::select! {
+                    answer = answered => answer,
                     () = cancel.cancelled() => Err(ToolError::cancelled(tool.name)),
                 }
             }

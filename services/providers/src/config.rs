@@ -1,6 +1,6 @@
 //! The service's own configuration keys.
 
-use std::{net::SocketAddr, time::Duration};
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use construct_runtime::{
     ServiceConfig,
@@ -41,6 +41,9 @@ pub struct Config {
     pub providers_proxy_listen: Option<SocketAddr>,
     /// Calls of the proxy under way in this process at most; further ones are refused, and their client tries again.
     pub providers_proxy_concurrency: usize,
+    /// A folder into which each call of a vendor is recorded, with its answer and without keys (docs/scripted.md). Not set:
+    /// nothing is recorded.
+    pub providers_record_dir: Option<PathBuf>,
     /// How long one call of the proxy may take, tries and pauses included.
     #[serde(with = "config::duration")]
     pub providers_proxy_timeout: Duration,
@@ -58,6 +61,7 @@ impl Default for Config {
             providers_retry_first: Duration::from_secs(1),
             providers_retry_last: Duration::from_secs(10),
             providers_proxy_listen: None,
+            providers_record_dir: None,
             providers_proxy_concurrency: 1024,
             providers_proxy_timeout: Duration::from_secs(15 * 60),
         }

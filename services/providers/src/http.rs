@@ -22,6 +22,7 @@ use tokio::time::timeout;
 
 pub(crate) use self::headroom::{Headroom, LimitHeaders, Observe};
 use crate::{
+    cassette::{self, Recorder},
     failure::Failure,
     framing::{Event, Framing},
     vendor::Chunk,
@@ -56,6 +57,7 @@ pub(crate) struct Http {
     timeouts: Timeouts,
     /// Hears what vendors say about their limits.
     observer: Option<Arc<dyn Observe>>,
+    recorder: Option<Arc<Recorder>>,
 }
 
 impl Http {
@@ -71,12 +73,22 @@ impl Http {
             .user_agent(concat!("construct/", env!("CARGO_PKG_VERSION")))
             .build()
             .map_err(|error| Arc::from(chain(&error)));
-        Self { client, timeouts, observer: None }
+        Self { client, timeouts, observer: None, recorder: None }
     }
 
     /// The same connections, of which `observer` hears what vendors say about their limits.
     pub(crate) fn observed(&self, observer: Option<Arc<dyn Observe>>) -> Self {
         Self { observer, ..self.clone() }
+    }
+
+    /// The same client, whose calls are recorded.
+    pub(crate) fn recording(self, recorder: Option<Arc<Recorder>>) -> Self {
+        Self { recorder, ..self }
+    }
+
+    /// What records its calls.
+    pub(crate) fn recorder(&self) -> Option<&Arc<Recorder>> {
+        self.recorder.as_ref()
     }
 
     /// A POST to `url`.
@@ -232,6 +244,7 @@ impl<D: Dialect> Exchange<D> {
             observer.headroom(headroom::read(D::LIMITS, response.headers(), Timestamp::now()));
         }
         let status = response.status().as_u16();
+        cassette::head(status, response.headers());
         let is_json =
             response.headers().get(CONTENT_TYPE).is_some_and(|value| value.as_bytes().starts_with(b"application/json"));
         if response.status().is_success() && !is_json {

@@ -12,6 +12,7 @@ mod bedrock;
 mod breaker;
 mod call;
 mod cancels;
+mod cassette;
 mod check;
 mod config;
 mod deepseek;
@@ -79,7 +80,16 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
     let (breakers, changed) = Breakers::new();
     let shared = breaker::share::start(&bus, context.instance_id(), &breakers, changed, lifecycle).await;
     shared.context("cannot hear of breakers")?;
-    let vendors = Vendors { http: Http::new(config.timeouts()), memory: Arc::default() };
+    let recorder = match &config.providers_record_dir {
+        Some(folder) => {
+            let recorder = cassette::Recorder::new(folder);
+            let recorder = recorder.with_context(|| format!("nothing can be recorded in {}", folder.display()))?;
+            tracing::warn!(folder = %folder.display(), "every call of a model is recorded, with what people and models say");
+            Some(Arc::new(recorder))
+        }
+        None => None,
+    };
+    let vendors = Vendors { http: Http::new(config.timeouts()).recording(recorder), memory: Arc::default() };
     let router = Router::new(Arc::new(vendors), common.master_keys()?, config.retries(), breakers);
     Checks { bus: bus.clone(), router: router.clone() }.start(lifecycle);
     if let (Some(listener), Some(keys)) = (listener, common.token_keys()?) {

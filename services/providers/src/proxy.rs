@@ -45,17 +45,15 @@ use self::{
     serve::{answer, refused},
     spending::Spending,
 };
-use crate::{retry::Policy, vendor::Vendors};
+use crate::router::Router as Calls;
 
 /// What the proxy needs.
 pub(crate) struct Parts {
     pub(crate) bus: Bus,
-    pub(crate) vendors: Vendors,
-    /// Open the vendors' keys.
-    pub(crate) masters: MasterKeys,
+    /// Makes the calls.
+    pub(crate) router: Calls,
     /// Verify tokens.
     pub(crate) keys: MasterKeys,
-    pub(crate) policy: Policy,
     /// How long one call may take.
     pub(crate) timeout: Duration,
     /// Calls under way at most; further ones are refused.
@@ -67,7 +65,7 @@ struct Shared {
     keys: MasterKeys,
     models: Models,
     spending: Spending,
-    policy: Policy,
+    router: Calls,
     timeout: Duration,
     calls: Arc<Semaphore>,
 }
@@ -77,9 +75,9 @@ pub(crate) fn spawn(parts: Parts, listener: TcpListener, lifecycle: &Lifecycle) 
     let spending = Spending::new(parts.bus.clone());
     let shared = Arc::new(Shared {
         keys: parts.keys,
-        models: Models::new(parts.bus, parts.vendors, parts.masters),
+        models: Models::new(parts.bus),
         spending: spending.clone(),
-        policy: parts.policy,
+        router: parts.router,
         timeout: parts.timeout,
         calls: Arc::new(Semaphore::new(parts.concurrency)),
     });

@@ -27,6 +27,7 @@ use self::{
     script::{Count, Script, Turn},
 };
 use crate::{
+    cassette::Cassette,
     failure::Failure,
     transcript::{self, Part, Role},
     vendor::{Chunk, Request, Vendor},
@@ -40,20 +41,36 @@ const TITLE_CHARS: usize = 60;
 /// A script, ready to be played.
 pub(crate) struct Scripted {
     script: Script,
+    /// Recordings, in place of a script.
+    cassettes: Vec<Cassette>,
     provider_id: String,
     memory: Arc<Memory>,
 }
 
 impl Scripted {
     pub(crate) fn parse(text: &str, provider_id: String, memory: Arc<Memory>) -> Result<Self, Failure> {
-        let script = Script::parse(text)
-            .map_err(|error| Failure::configuration(format!("the provider's script cannot be read: {error}")))?;
-        Ok(Self { script, provider_id, memory })
+        let unreadable =
+            |error: serde_json::Error| Failure::configuration(format!("the provider's script cannot be read: {error}"));
+        let cassettes = Cassette::parse(text).map_err(unreadable)?;
+        let script = if cassettes.is_some() { "" } else { text };
+        let script = Script::parse(script).map_err(unreadable)?;
+        Ok(Self { script, cassettes: cassettes.unwrap_or_default(), provider_id, memory })
+    }
+
+    /// The recording to play: of several, that of the answer whose turn it is, or the last.
+    fn cassette(&self, request: &Request, said: &Said) -> Option<&Cassette> {
+        let title = request.purpose == Purpose::Title;
+        let mut fitting = self.cassettes.iter().filter(|cassette| (cassette.purpose == "title") == title);
+        let last = fitting.clone().next_back();
+        fitting.nth(said.answers).or(last)
     }
 
     fn play(&self, request: &Request) -> Play {
         let said =
             if request.turns.is_empty() { Said::read(&request.messages) } else { Said::of_turns(&request.turns) };
+        if let Some(cassette) = self.cassette(request, &said) {
+            return Play::again(cassette);
+        }
         let conversation = self.script.conversation(&said.last_user_text);
         if request.purpose == Purpose::Title {
             let title = conversation.title.clone().unwrap_or_else(|| title(&said.first_user_text));

@@ -13,7 +13,7 @@ use secrecy::SecretString;
 use crate::{
     anthropic::Anthropic,
     bedrock::Bedrock,
-    deepseek,
+    cassette, deepseek,
     failure::Failure,
     gemini::Gemini,
     http::{Endpoint, Http, Observe},
@@ -209,7 +209,15 @@ impl Request {
             Ok(limit) => limit,
         };
         let vendor = provider.r#type().as_str_name().trim_start_matches("MODEL_PROVIDER_TYPE_").to_lowercase();
+        let mut turns = self.turns;
+        // What one account has sealed, another may not be able to open.
+        if !self.origin.provider_id.is_empty() && self.origin.provider_id != provider.id {
+            for turn in &mut turns {
+                turn.parts.retain(|part| !matches!(part, Part::Thinking { .. }));
+            }
+        }
         Self {
+            turns,
             origin: Origin { vendor, provider_id: provider.id.clone() },
             context_window: u32::try_from(model.context_window).unwrap_or(0),
             tool_calling: model.tool_calling.unwrap_or(true),
@@ -324,9 +332,10 @@ impl Open for Vendors {
         key: Option<SecretString>,
         observer: Option<Arc<dyn Observe>>,
     ) -> Result<Box<dyn Vendor>, Failure> {
+        let secret = key.clone();
         let endpoint = |default: &str| Endpoint::parse(&provider.base_url, default, key);
         let http = self.http.observed(observer);
-        Ok(match provider.r#type() {
+        let vendor: Box<dyn Vendor> = match provider.r#type() {
             ModelProviderType::Anthropic => Box::new(Anthropic::new(http, endpoint(Anthropic::DEFAULT_BASE_URL)?)?),
             ModelProviderType::Openai => {
                 let endpoint = endpoint(OpenAi::DEFAULT_BASE_URL)?;
@@ -344,8 +353,10 @@ impl Open for Vendors {
             ModelProviderType::Openrouter => {
                 Box::new(OpenAi::new(http, endpoint(openrouter::DEFAULT_BASE_URL)?, &openrouter::FLAVOR))
             }
+            // Nothing is learnt from recording what is a recording.
             ModelProviderType::Scripted => {
-                Box::new(Scripted::parse(&provider.script, provider.id.clone(), Arc::clone(&self.memory))?)
+                let memory = Arc::clone(&self.memory);
+                return Ok(Box::new(Scripted::parse(&provider.script, provider.id.clone(), memory)?));
             }
             ModelProviderType::Unspecified => {
                 return Err(Failure::configuration(format!(
@@ -353,6 +364,7 @@ impl Open for Vendors {
                     provider.id, provider.r#type
                 )));
             }
-        })
+        };
+        Ok(cassette::around(vendor, self.http.recorder(), secret))
     }
 }

@@ -13,7 +13,7 @@ use construct_domain::{
     task::{Failure, FailureClass, Outcome, Step, StepResult, Task},
 };
 use construct_proto::{mesh::v1 as mesh, v1::event::Payload};
-use construct_runtime::Lifecycle;
+use construct_runtime::{Lifecycle, MasterKeys};
 use construct_store::{
     AppendedMessage, AskedApproval, Committed, EndedMessage, Error, LoadedTask, MessageFilter, MessagePage, NewEvent,
     Purpose, QUEUE_LIMIT, StepUsage, Store, StoredApproval, StoredEvent, Stream, TaskCommit,
@@ -43,6 +43,8 @@ pub(crate) struct Activator {
     pub(crate) announcer: Announcer,
     /// Owns what goes on after an activation.
     pub(crate) lifecycle: Lifecycle,
+    /// What tokens for models are signed with; none: scripts get none.
+    pub(crate) token_keys: Option<Arc<MasterKeys>>,
 }
 
 /// What is to be done about the task after an activation.
@@ -345,9 +347,14 @@ impl Activator {
                 let asked = step.round > 0;
                 let approvals =
                     async { if asked { self.store.approvals_of_step(step.id).await } else { Ok(Vec::new()) } };
-                let (transcript, approvals, secrets) =
-                    tokio::try_join!(self.store.transcript(task), approvals, self.store.task_secrets(task))?;
-                match command::execute(loaded, now, step, &transcript, &approvals, &secrets) {
+                // Nothing is looked up for what cannot be used.
+                let names = async {
+                    if self.token_keys.is_some() { self.store.task_script_models(task).await } else { Ok(Vec::new()) }
+                };
+                let (transcript, approvals, secrets, names) =
+                    tokio::try_join!(self.store.transcript(task), approvals, self.store.task_secrets(task), names)?;
+                let models = command::Models { keys: self.token_keys.clone(), names };
+                match command::execute(loaded, now, step, &transcript, &approvals, &secrets, models) {
                     Ok(execute) => {
                         let execute = mesh::CodeExecute { again: may_have_been_sent(step), ..execute };
                         let code = subject::CodeExecute::new(command::pool(loaded), task);

@@ -1,13 +1,13 @@
 //! Commands to workers: everything they need stands in them, so that they never read PostgreSQL.
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use construct_bus::{Pool, request};
 use construct_domain::{
     StepId,
     approval::ApprovalState,
     backoff,
-    decide::MODEL_DEADLINE,
+    decide::{CODE_DEADLINE, MODEL_DEADLINE},
     message::{CodeCall, Source, code_calls},
     task::{FailureClass, Stage, Step, StepState, Task},
 };
@@ -15,6 +15,7 @@ use construct_proto::{
     mesh::v1::{self as mesh, model_invoke::Purpose},
     v1,
 };
+use construct_runtime::{MasterKeys, ModelToken};
 use construct_store::{
     Invocation, InvocationFallback, InvocationModel, InvocationProvider, LoadedTask, SealedSecret, Secret,
     StoredApproval, StoredMessage,
@@ -67,6 +68,9 @@ pub(crate) enum Turn<'a> {
     /// For a title.
     Title(StepId),
 }
+
+/// For how long a token outlives its step: clocks differ.
+const TOKEN_GRACE: Duration = Duration::from_secs(60);
 
 /// Longest text, in characters, of each message that a title is made from.
 const TITLE_EXCERPT: usize = 2000;
@@ -192,6 +196,7 @@ pub(crate) fn execute(
     transcript: &[StoredMessage],
     approvals: &[StoredApproval],
     secrets: &[Secret],
+    models: Models,
 ) -> Result<mesh::CodeExecute, Error> {
     let Some(Stage::Code { calls: wanted }) = task.turn.as_ref().map(|turn| &turn.stage) else {
         return Err(Error::NoCalls);
@@ -213,7 +218,36 @@ pub(crate) fn execute(
         compute: pool(loaded).to_string(),
         secrets: secrets.iter().map(granted).collect(),
         again: false,
+        model_token: models.token(loaded, step),
+        script_models: models.names,
     })
+}
+
+/// How scripts reach models.
+#[derive(Debug, Default)]
+pub(crate) struct Models {
+    /// Signs their tokens; none: they cannot.
+    pub(crate) keys: Option<Arc<MasterKeys>>,
+    /// What they may call; the first is meant when a script names none.
+    pub(crate) names: Vec<String>,
+}
+
+impl Models {
+    /// A token that holds as long as the step can run. One of scripts that wait for people is replaced when they go on.
+    fn token(&self, loaded: &LoadedTask, step: &Step) -> String {
+        let (Some(keys), false) = (&self.keys, self.names.is_empty()) else { return String::new() };
+        let ends = step_deadline(step).unwrap_or_else(|| Timestamp::now() + CODE_DEADLINE);
+        let token = ModelToken {
+            // What the scripts of one message spend is counted together, however often they are begun.
+            id: step.id.to_string(),
+            organization: loaded.task.organization.to_string(),
+            task: loaded.task.id.to_string(),
+            models: self.names.clone(),
+            budget_pico_usd: 0,
+            expires_at: ends + TOKEN_GRACE,
+        };
+        token.sign(keys).expose().to_owned()
+    }
 }
 
 /// A secret for whoever has its key.

@@ -61,6 +61,7 @@ impl Default for Config {
 impl ServiceConfig for Config {
     fn validate(&self, common: &Common) -> Result<(), config::Invalid> {
         common.database_url()?;
+        common.token_keys()?;
         let at_least_one = [
             ("reconciler_concurrency", self.reconciler_concurrency),
             ("reconciler_partition_backlog", self.reconciler_partition_backlog),
@@ -109,6 +110,7 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
         catalogue: Catalogue::new(bus.clone()),
         announcer,
         lifecycle: lifecycle.clone(),
+        token_keys: common.token_keys()?.map(Arc::new),
     });
     spending::spawn(&store, &bus, lifecycle);
     lifecycle.spawn("census", census::answer(store.clone(), bus.clone(), lifecycle.draining()));

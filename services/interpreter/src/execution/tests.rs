@@ -144,6 +144,7 @@ fn executor(bus: Bus, folder: &Path, policy: Policy, egress: Egress, sandbox: Co
         workspaces: workspaces.expect("granted"),
         tiers: tiers(Duration::from_secs(20)),
         secrets_keys: None,
+        llm: None,
         running: Running::default(),
         draining: CancellationToken::new(),
         patience: Duration::from_secs(1),

@@ -80,6 +80,8 @@ pub enum Permission {
     Commands,
     /// Makes requests.
     Network,
+    /// Asks models.
+    Models,
     /// Reads or sets the variables of the task's commands.
     Environment,
 }
@@ -120,13 +122,14 @@ impl Effect {
 
 impl Permission {
     /// Every class.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Pure,
         Self::FilesRead,
         Self::FilesWrite,
         Self::FilesDelete,
         Self::Commands,
         Self::Network,
+        Self::Models,
         Self::Environment,
     ];
 
@@ -140,6 +143,7 @@ impl Permission {
             Self::FilesDelete => "files.delete",
             Self::Commands => "commands",
             Self::Network => "network",
+            Self::Models => "models",
             Self::Environment => "environment",
         }
     }

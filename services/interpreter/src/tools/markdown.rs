@@ -54,6 +54,7 @@ fn subject(permission: Permission) -> &'static str {
         }
         Permission::Commands => "the command line",
         Permission::Network => "method, host and path",
+        Permission::Models => "the name of the model, empty for the agent's own",
         Permission::Environment => "the name of the variable",
     }
 }

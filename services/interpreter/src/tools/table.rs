@@ -2,11 +2,11 @@
 
 use super::definition::Definition;
 use super::{
-    delete, edit, environment, execute, fetch, find, grep, list, print, program, read, search, secrets, write,
+    delete, edit, environment, execute, fetch, find, grep, list, llm, print, program, read, search, secrets, write,
 };
 
 /// The tools, in the order in which models are told of them: where not all fit, the last are told of in one line.
-static DEFINITIONS: [Definition; 20] = [
+static DEFINITIONS: [Definition; 22] = [
     read::DEFINITION,
     write::DEFINITION,
     edit::DEFINITION,
@@ -17,6 +17,8 @@ static DEFINITIONS: [Definition; 20] = [
     print::DEFINITION,
     fetch::DEFINITION,
     secrets::GET,
+    llm::ASK,
+    llm::JSON,
     delete::DEFINITION,
     search::SEARCH,
     search::DESCRIBE,

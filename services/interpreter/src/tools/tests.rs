@@ -6,6 +6,7 @@ mod fetch;
 mod files;
 mod fuzz;
 mod html;
+mod llm;
 mod removal;
 mod robustness;
 mod secrets;

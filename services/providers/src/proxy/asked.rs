@@ -1,14 +1,14 @@
 //! What a client asks for, in our words, whatever protocol it speaks.
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
-use construct_domain::money::Prices;
 use construct_proto::{mesh::v1::model_invoke::Purpose, v1::ModelParameters};
 use serde_json::Value;
 
 use super::{models::Route, refusal::Refusal, thinking};
 use crate::{
+    router::Target,
     transcript::{Media, Part, Role, Turn},
-    vendor::{Format, Request, Tool, ToolChoice},
+    vendor::{Format, Origin, Request, Tool, ToolChoice},
 };
 
 /// Tools of one request at most.
@@ -78,42 +78,39 @@ impl Asked {
 
     /// The call of a model that this asks for.
     pub(crate) fn request(self, id: &str, task: &str, route: &Route) -> Result<Request, Refusal> {
-        let tool_calling = route.target.tool_calling.unwrap_or(true);
+        let Target { provider, model } = &route.target;
+        let tool_calling = model.tool_calling.unwrap_or(true);
         if !tool_calling && !self.tools.is_empty() {
             return Err(Refusal::invalid(format!("the model `{}` cannot call tools", self.model)));
         }
-        let limit = match u32::try_from(route.target.max_output_tokens) {
-            Ok(0) | Err(_) => 8_192,
-            Ok(limit) => limit,
-        };
-        let asked = self.parameters.max_tokens.filter(|&asked| asked > 0);
-        Ok(Request {
+        let turns = thinking::opened(self.turns, &provider.id);
+        let request = Request {
             step_id: id.to_owned(),
             task_id: task.to_owned(),
             purpose: Purpose::Turn,
-            origin: route.origin.clone(),
-            model: route.target.vendor_model.clone(),
-            context_window: u32::try_from(route.target.context_window).unwrap_or(0),
+            origin: Origin::default(),
+            model: String::new(),
+            context_window: 0,
             tool_calling,
-            max_tokens: asked.map_or(limit, |asked| asked.min(limit)),
+            max_tokens: 0,
             system: self.system,
             messages: Vec::new(),
-            turns: thinking::opened(self.turns, &route.origin.provider_id),
+            turns,
             tools: self.tools,
             choice: self.choice,
             one_call: self.one_call,
             format: self.format,
             parameters: self.parameters,
-        })
+        };
+        Ok(request.addressed(provider, model))
     }
 }
 
 /// The most that a request can cost, in 10⁻¹² dollars, as far as that can be said before.
-pub(crate) fn estimate(request: &Request, prices: &Prices) -> i64 {
+pub(crate) fn estimate(request: &Request, route: &Route) -> i64 {
     let schemas: usize = request.tools.iter().map(|tool| tool.schema.to_string().len()).sum();
     let read = i64::try_from((request.input_chars() + schemas).div_ceil(BYTES_PER_TOKEN)).unwrap_or(i64::MAX);
-    let read = read.saturating_mul(prices.input.max(prices.cache_write).max(prices.cache_read));
-    read.saturating_add(i64::from(request.max_tokens).saturating_mul(prices.output))
+    route.upper_cost(read, request.max_tokens.into())
 }
 
 /// A tool as every protocol describes one.

@@ -8,16 +8,14 @@ use std::{
 };
 
 use construct_bus::{Bus, request, subject};
-use construct_domain::money::Prices;
+use construct_domain::money;
 use construct_proto::mesh::v1 as mesh;
-use construct_runtime::MasterKeys;
-use secrecy::SecretString;
 use tokio::time::Instant;
 
 use super::refusal::{Kind, Refusal};
 use crate::{
-    key,
-    vendor::{Origin, Vendor, Vendors},
+    router::{Target, in_order},
+    vendor,
 };
 
 /// How long an answer is believed: so long a change of a model, a price or a key takes to arrive here.
@@ -31,20 +29,34 @@ const MAX_KEPT: usize = 4_096;
 
 /// How a model is reached.
 pub(crate) struct Route {
-    pub(crate) provider: mesh::Provider,
-    pub(crate) target: mesh::ModelTarget,
-    pub(crate) prices: Prices,
-    pub(crate) origin: Origin,
-    pub(crate) vendor: Box<dyn Vendor>,
-    /// So that it is taken out of what is said of a failure.
-    pub(crate) key: Option<SecretString>,
+    pub(crate) target: Target,
+    /// Who answers when it cannot.
+    pub(crate) fallbacks: Vec<mesh::Route>,
+    /// After which silence the next one is asked as well.
+    pub(crate) hedge_after: Option<Duration>,
+}
+
+impl Route {
+    /// Who may answer one call, in the order they are tried.
+    pub(crate) fn in_order(&self) -> Vec<Target> {
+        in_order(self.target.clone(), &self.fallbacks, fastrand::f64)
+    }
+
+    /// What a call that reads so many tokens costs at most, in 10⁻¹² dollars, when nobody answers with more than `max_tokens`.
+    pub(crate) fn upper_cost(&self, input_tokens: i64, max_tokens: i64) -> i64 {
+        let others = self.fallbacks.iter().filter_map(|route| route.model.as_ref());
+        let targets = std::iter::once(&self.target.model).chain(others).map(|model| money::Target {
+            prices: model.prices.map(vendor::prices).unwrap_or_default(),
+            context_window: model.context_window,
+            max_output_tokens: max_tokens,
+        });
+        money::upper_cost(&targets.collect::<Vec<_>>(), self.hedge_after.is_some(), input_tokens)
+    }
 }
 
 /// Finds models.
 pub(crate) struct Models {
     bus: Bus,
-    vendors: Vendors,
-    keys: MasterKeys,
     kept: RwLock<HashMap<(String, String), Kept>>,
 }
 
@@ -55,8 +67,8 @@ struct Kept {
 }
 
 impl Models {
-    pub(crate) fn new(bus: Bus, vendors: Vendors, keys: MasterKeys) -> Self {
-        Self { bus, vendors, keys, kept: RwLock::default() }
+    pub(crate) fn new(bus: Bus) -> Self {
+        Self { bus, kept: RwLock::default() }
     }
 
     /// How the organisation's model of this name is reached.
@@ -71,7 +83,7 @@ impl Models {
         let question = mesh::ModelLookup { organization_id: name.0.clone(), model: name.1.clone() };
         match self.bus.ask(&subject::Models, &question, PATIENCE).await {
             Ok(found) => {
-                let route = Arc::new(self.open(found, model)?);
+                let route = Arc::new(route(found, model)?);
                 let mut all = self.kept.write().unwrap_or_else(PoisonError::into_inner);
                 if all.len() >= MAX_KEPT {
                     all.retain(|_, kept| kept.at.elapsed() < FRESH);
@@ -90,29 +102,14 @@ impl Models {
             },
         }
     }
+}
 
-    fn open(&self, found: mesh::ModelFound, model: &str) -> Result<Route, Refusal> {
-        let (Some(provider), Some(target)) = (found.provider, found.model) else {
-            return Err(Refusal::new(Kind::NoModel, format!("there is no model `{model}`")));
-        };
-        let key = key::open(&self.keys, &provider.id, provider.api_key.as_ref())?;
-        let vendor = self.vendors.open(&provider, key.clone())?;
-        let prices = target.prices.unwrap_or_default();
-        let kind = provider.r#type().as_str_name().trim_start_matches("MODEL_PROVIDER_TYPE_").to_lowercase();
-        Ok(Route {
-            prices: Prices {
-                input: prices.input,
-                output: prices.output,
-                cache_read: prices.cache_read,
-                cache_write: prices.cache_write,
-            },
-            origin: Origin { vendor: kind, provider_id: provider.id.clone() },
-            provider,
-            target,
-            vendor,
-            key,
-        })
-    }
+fn route(found: mesh::ModelFound, model: &str) -> Result<Route, Refusal> {
+    let mesh::ModelFound { provider: Some(provider), model: Some(target), fallbacks, hedge_after } = found else {
+        return Err(Refusal::new(Kind::NoModel, format!("there is no model `{model}`")));
+    };
+    let hedge_after = hedge_after.and_then(|after| Duration::try_from(after).ok()).filter(|after| !after.is_zero());
+    Ok(Route { target: Target { provider, model: target }, fallbacks, hedge_after })
 }
 
 /// The mesh does not answer.

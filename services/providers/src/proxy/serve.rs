@@ -10,10 +10,7 @@ use axum::{
 };
 use futures::{FutureExt as _, stream};
 use jiff::Timestamp;
-use tokio::{
-    sync::OwnedSemaphorePermit,
-    time::{Instant, timeout},
-};
+use tokio::time::{Instant, timeout};
 use uuid::Uuid;
 
 use super::{
@@ -22,7 +19,6 @@ use super::{
     face::{Face, Head, Writer, json},
     gather::Gathered,
     refusal::{Kind, Refusal},
-    spending::Hold,
     upstream::Call,
 };
 use crate::{failure::Failure, vendor::Chunk};
@@ -34,14 +30,11 @@ const BATCH: usize = 16 * 1024;
 /// Silence after which a stream shows that it lives.
 const PING: Duration = Duration::from_secs(15);
 
-/// A call whose answer is under way. Dropping it, because the client has gone, closes the vendor's connection and settles
-/// what was used.
+/// A call whose answer is under way. Dropping it, because the client has gone, ends the call.
 struct Exchange {
     call: Call,
     gathered: Gathered,
-    hold: Hold,
     complete: bool,
-    _permit: OwnedSemaphorePermit,
 }
 
 impl Exchange {
@@ -55,12 +48,6 @@ impl Exchange {
             }
         };
         Some(self.gathered.push(&chunk).map(|grown| (chunk, grown)))
-    }
-}
-
-impl Drop for Exchange {
-    fn drop(&mut self) {
-        self.hold.settle(self.gathered.usage(self.complete) + self.call.lost());
     }
 }
 
@@ -109,15 +96,15 @@ async fn begin<F: Face>(shared: &Arc<Shared>, request: HttpRequest) -> Result<Re
         model: asked.model.clone(),
         created: now.as_second(),
         include_usage: asked.include_usage,
-        provider_id: route.provider.id.clone(),
+        provider_id: route.target.provider.id.clone(),
     };
     let streamed = asked.stream;
     let request = Arc::new(asked.request(&head.id, &token.task, &route)?);
-    let amount = estimate(&request, &route.prices);
-    let hold = shared.spending.hold(&token, &route.target.id, F::PURPOSE, amount, route.prices, shared.timeout).await?;
+    let amount = estimate(&request, &route);
+    let hold = shared.spending.hold(&token, &route.target.model.id, F::PURPOSE, amount, shared.timeout).await?;
     let gathered = Gathered::new(&head.id, request.input_chars());
-    let call = Call::new(route, request, shared.policy, Instant::now() + shared.timeout);
-    let mut exchange = Exchange { call, gathered, hold, complete: false, _permit: permit };
+    let call = Call::start(&shared.router, &route, request, Instant::now() + shared.timeout, hold, permit);
+    let mut exchange = Exchange { call, gathered, complete: false };
     if streamed { stream_of::<F>(exchange, head).await } else { whole_of::<F>(&mut exchange, &head).await }
 }
 

@@ -12,10 +12,7 @@ use std::{
 };
 
 use construct_bus::{Bus, subject};
-use construct_domain::{
-    OrganizationId,
-    money::{Prices, Usage},
-};
+use construct_domain::{OrganizationId, money::Usage};
 use construct_proto::mesh::v1 as mesh;
 use construct_runtime::ModelToken;
 use jiff::Timestamp;
@@ -97,7 +94,6 @@ pub(crate) struct Hold {
     account: Account,
     lease: u64,
     amount: i64,
-    prices: Prices,
     used: Usage,
 }
 
@@ -113,7 +109,6 @@ impl Spending {
         model: &str,
         purpose: &'static str,
         amount: i64,
-        prices: Prices,
         expires: Duration,
     ) -> Result<Hold, Refusal> {
         let account = Account {
@@ -123,14 +118,8 @@ impl Spending {
             model: model.to_owned(),
             purpose,
         };
-        let held = |lease| Hold {
-            spending: self.clone(),
-            account: account.clone(),
-            lease,
-            amount,
-            prices,
-            used: Usage::default(),
-        };
+        let held =
+            |lease| Hold { spending: self.clone(), account: account.clone(), lease, amount, used: Usage::default() };
         let (asking, free) = {
             let mut state = self.lock();
             if let Some(lease) = state.take(&account, amount) {
@@ -328,9 +317,9 @@ impl State {
 }
 
 impl Hold {
-    /// What the call has used. Said again, it replaces what was said before.
+    /// What the call has used, with its cost. Said again, it replaces what was said before.
     pub(crate) fn settle(&mut self, used: Usage) {
-        self.used = used.priced(&self.prices);
+        self.used = used;
     }
 }
 

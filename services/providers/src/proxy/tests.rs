@@ -22,8 +22,10 @@ use tokio::net::TcpListener;
 
 use super::{Parts, spawn};
 use crate::{
+    breaker::Breakers,
     call::tests::EAGER,
     key::tests::{keys, seal},
+    router::Router,
     tests::{
         SOON, until, vendors,
         wires::{KEY, Wire},
@@ -59,7 +61,13 @@ struct Limits {
 
 impl Default for Limits {
     fn default() -> Self {
-        let prices = v1::Prices { input: 3_000_000, output: 15_000_000, cache_read: 300_000, cache_write: 3_750_000 };
+        let prices = v1::Prices {
+            input: 3_000_000,
+            output: 15_000_000,
+            cache_read: 300_000,
+            cache_write: 3_750_000,
+            ..v1::Prices::default()
+        };
         Self { concurrency: 64, timeout: SOON, prices }
     }
 }
@@ -80,10 +88,8 @@ impl Proxy {
         let address = listener.local_addr().expect("it is bound");
         let parts = Parts {
             bus,
-            vendors: vendors(SOON),
-            masters: keys(),
+            router: Router::new(Arc::new(vendors(SOON)), keys(), EAGER, Breakers::new().0),
             keys: keys(),
-            policy: EAGER,
             timeout: limits.timeout,
             concurrency: limits.concurrency,
         };
@@ -197,7 +203,7 @@ fn found(url: &str, prices: v1::Prices, model: &str) -> mesh::ModelFound {
             base_url: format!("{url}{region}"),
             api_key: Some(seal(&id, KEY)),
             id,
-            script: String::new(),
+            ..mesh::Provider::default()
         }),
         model: Some(mesh::ModelTarget {
             id: format!("model_{model}"),
@@ -208,5 +214,6 @@ fn found(url: &str, prices: v1::Prices, model: &str) -> mesh::ModelFound {
             prices: Some(prices),
             tool_calling: None,
         }),
+        ..mesh::ModelFound::default()
     }
 }

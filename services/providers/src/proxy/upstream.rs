@@ -1,107 +1,148 @@
-//! Calls the model. The one place of the proxy that does.
+//! Calls the model, through the same routing as every turn. The one place of the proxy that does.
 //!
-//! What fails before anything of the answer was passed on is tried again, as within a turn; after that the client is told,
+//! What fails before anything of the answer was passed on is tried again, elsewhere too; after that the client is told,
 //! because nothing can be taken back from it.
 
-use std::{collections::VecDeque, sync::Arc};
+use std::sync::Arc;
 
-use construct_domain::money::Usage;
-use construct_proto::mesh::v1::FailureClass;
-use futures::stream::{BoxStream, StreamExt as _};
-use jiff::Timestamp;
-use secrecy::ExposeSecret as _;
-use tokio::time::{Instant, sleep, timeout_at};
+use async_trait::async_trait;
+use tokio::{
+    sync::{OwnedSemaphorePermit, mpsc},
+    time::Instant,
+};
+use tokio_util::sync::CancellationToken;
+use tracing::Instrument as _;
 
-use super::models::Route;
+use super::{models::Route, spending::Hold};
 use crate::{
+    cancels::Cancel,
     failure::Failure,
-    retry::Policy,
+    router::{Ended, Interrupts, RoutedCall, Router, Sink},
     vendor::{Chunk, Request},
 };
 
-/// One call of a model. Dropping it closes the vendor's connection.
+/// Pieces that wait for a slow client; then the vendor waits, too.
+const WAITING: usize = 64;
+
+/// One call of a model. Dropping it closes the vendor's connection; what was used until then is settled.
 pub(crate) struct Call {
-    route: Arc<Route>,
-    request: Arc<Request>,
-    policy: Policy,
-    deadline: Instant,
-    chunks: Option<BoxStream<'static, Result<Chunk, Failure>>>,
-    /// What may still be taken back: nothing of the answer has come.
-    held: VecDeque<Chunk>,
-    shown: bool,
-    failed: u32,
-    /// What tries that failed have used.
-    lost: Usage,
+    said: mpsc::Receiver<Said>,
+    cancel: Cancel,
+}
+
+enum Said {
+    Chunk(Chunk),
+    Failed(Failure),
+    Over,
 }
 
 impl Call {
-    pub(crate) fn new(route: Arc<Route>, request: Arc<Request>, policy: Policy, deadline: Instant) -> Self {
-        Self {
-            route,
-            request,
-            policy,
-            deadline,
-            chunks: None,
-            held: VecDeque::new(),
-            shown: false,
-            failed: 0,
-            lost: Usage::default(),
-        }
-    }
-
-    /// What tries that failed before this one have used, as far as their vendor said it.
-    pub(crate) fn lost(&self) -> Usage {
-        self.lost
+    /// Begins to call. `hold` pays for it; `permit` is given back at its end.
+    pub(crate) fn start(
+        router: &Router,
+        route: &Route,
+        request: Arc<Request>,
+        deadline: Instant,
+        mut hold: Hold,
+        permit: OwnedSemaphorePermit,
+    ) -> Self {
+        let (sender, said) = mpsc::channel(WAITING);
+        let cancel = Cancel::default();
+        let (router, targets, hedge_after, cancelled) =
+            (router.clone(), route.in_order(), route.hedge_after, cancel.clone());
+        let calling = async move {
+            let provider_id = request.origin.provider_id.clone();
+            let mut pieces = Pieces { sender, held: Vec::new(), shown: false, provider_id, foreign: false };
+            let interrupts = Interrupts { cancel: &cancelled, deadline, hand_back: CancellationToken::new() };
+            let call = RoutedCall { request, targets, hedge_after, tries: 0, interrupts };
+            let routed = router.call(call, &mut pieces).await;
+            // Before the client learns of the end: who asks then what was spent is told all of it.
+            hold.settle(routed.usage);
+            drop((hold, permit));
+            pieces.end(routed.ended).await;
+        };
+        tokio::spawn(calling.in_current_span());
+        Self { said, cancel }
     }
 
     /// The next piece of the answer; none at its end.
     pub(crate) async fn next(&mut self) -> Option<Result<Chunk, Failure>> {
-        loop {
-            if self.shown
-                && let Some(chunk) = self.held.pop_front()
-            {
-                return Some(Ok(chunk));
-            }
-            let (vendor, request) = (&self.route.vendor, &self.request);
-            let chunks = self.chunks.get_or_insert_with(|| vendor.invoke(Arc::clone(request)));
-            let failure = match timeout_at(self.deadline, chunks.next()).await {
-                Ok(None) if self.shown => return None,
-                // An answer without a word is one, too.
-                Ok(None) => {
-                    self.shown = true;
-                    if self.held.is_empty() {
-                        return None;
-                    }
-                    continue;
-                }
-                Ok(Some(Ok(chunk))) => {
-                    self.shown |= !matches!(chunk, Chunk::Usage(_));
-                    self.held.push_back(chunk);
-                    continue;
-                }
-                Ok(Some(Err(failure))) => failure,
-                Err(_elapsed) => {
-                    Failure::new(FailureClass::DeadlineExceeded, "the model did not finish its answer in time")
-                }
-            };
-            let mut failure = failure.scrubbed(self.route.key.as_ref().map(|key| key.expose_secret()));
-            self.failed += 1;
-            failure.tries = self.failed;
-            let left = self.deadline.saturating_duration_since(Instant::now());
-            let pause = self.policy.pause(self.failed, &failure, left, Timestamp::now(), fastrand::f64());
-            let Some(pause) = pause.filter(|_| !self.shown) else { return Some(Err(failure)) };
-            self.chunks = None;
-            for chunk in self.held.drain(..) {
-                if let Chunk::Usage(usage) = chunk {
-                    self.lost = usage;
-                }
-            }
-            tracing::info!(
-                class = failure.class.as_str_name(),
-                failed = self.failed,
-                "a model call of the proxy is tried again: {failure}"
-            );
-            sleep(pause).await;
+        match self.said.recv().await {
+            Some(Said::Chunk(chunk)) => Some(Ok(chunk)),
+            Some(Said::Failed(failure)) => Some(Err(failure)),
+            Some(Said::Over) => None,
+            None => Some(Err(Failure::internal("the call ended without a word"))),
         }
+    }
+}
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        self.cancel.cancel("the client is gone");
+    }
+}
+
+/// Passes an answer on, from its first words.
+struct Pieces {
+    sender: mpsc::Sender<Said>,
+    /// What may still be taken back: nothing of the answer has come.
+    held: Vec<Chunk>,
+    shown: bool,
+    /// Whose thoughts the client can give back.
+    provider_id: String,
+    /// Whether another one answers.
+    foreign: bool,
+}
+
+impl Pieces {
+    async fn show(&mut self) -> Result<(), Failure> {
+        for chunk in self.held.drain(..) {
+            // Nobody takes it when the client is gone, and then the call is cancelled.
+            let sent = self.sender.send(Said::Chunk(chunk)).await;
+            sent.map_err(|_| Failure::internal("nobody takes the answer any more"))?;
+        }
+        Ok(())
+    }
+
+    async fn end(mut self, ended: Ended) {
+        let last = match ended {
+            // An answer without a word is one, too.
+            Ended::Completed => self.show().await.map(|()| Said::Over),
+            Ended::Failed(failure) => Ok(Said::Failed(failure)),
+            Ended::Cancelled { .. } | Ended::HandedBack => return,
+        };
+        if let Ok(last) = last {
+            // As above.
+            let _ = self.sender.send(last).await;
+        }
+    }
+}
+
+#[async_trait]
+impl Sink for Pieces {
+    fn begin(&mut self, request: &Request) {
+        self.held.clear();
+        self.foreign = request.origin.provider_id != self.provider_id;
+    }
+
+    async fn push(&mut self, chunk: Chunk) -> Result<(), Failure> {
+        // Only whom the client named can open it when it comes back.
+        if self.foreign && matches!(chunk, Chunk::ThinkingData(_)) {
+            return Ok(());
+        }
+        self.shown |= !matches!(chunk, Chunk::Usage(_));
+        self.held.push(chunk);
+        if self.shown { self.show().await } else { Ok(()) }
+    }
+
+    fn due(&self) -> Option<Instant> {
+        None
+    }
+
+    async fn flush(&mut self) {}
+
+    async fn void(&mut self, _failure: &Failure) -> bool {
+        self.held.clear();
+        !self.shown
     }
 }

@@ -15,6 +15,7 @@ use super::{
 };
 use crate::{
     answer,
+    cassette::Cassette,
     failure::Failure,
     vendor::{Chunk, Request},
 };
@@ -62,6 +63,22 @@ impl Play {
             writer.act(Act::Chunk(Chunk::Stop(stop)));
         }
         Self { acts: writer.acts }
+    }
+
+    /// What was recorded, at the pace at which it came.
+    pub(super) fn again(cassette: &Cassette) -> Self {
+        let mut at = 0;
+        let mut pause = |ms: u64| Duration::from_millis(ms.saturating_sub(std::mem::replace(&mut at, ms)));
+        let pieces = cassette.pieces.iter().map(|piece| (pause(piece.ms), Act::Chunk(piece.what.clone().chunk())));
+        let mut acts: VecDeque<_> = pieces.collect();
+        if let Some(failed) = &cassette.end.failure {
+            let (failure, retry_after) = failed.failure();
+            acts.push_back((pause(cassette.end.ms), Act::Fail(failure, retry_after)));
+        } else if cassette.end.given_up {
+            let words = "the recording ends here: nobody waited for the rest of the answer";
+            acts.push_back((Duration::ZERO, Act::Fail(Failure::transient(words), None)));
+        }
+        Self { acts }
     }
 
     pub(super) fn stream(self) -> BoxStream<'static, Result<Chunk, Failure>> {

@@ -16,6 +16,9 @@ use crate::{
     validate::Violations,
 };
 
+/// Models that an agent's scripts may call beside its own, at most.
+const SCRIPT_MODELS: usize = 20;
+
 pub(super) const ORDERS: [Column; 3] = [Column::CreatedAt, Column::UpdatedAt, Column::Name];
 pub(super) const DESCRIPTION_CHARS: usize = 1024;
 pub(super) const INSTRUCTIONS_BYTES: usize = 64 * 1024;
@@ -66,8 +69,19 @@ pub(crate) fn create_agent(request: &CreateAgentRequest, pools: &[String]) -> Re
     policy(&mut violations, "spec.policy", &spec.policy);
     compute(&mut violations, "spec.compute", &spec.compute, pools);
     agent_secrets(&mut violations, "spec.secrets", &spec.secrets);
+    script_models(&mut violations, "spec.script_models", &spec.script_models);
     violations.idempotency_key(&request.idempotency_key);
     violations.finish()
+}
+
+/// The models an agent's scripts may call.
+fn script_models(violations: &mut Violations, field: &str, models: &[String]) {
+    violations.require(models.len() <= SCRIPT_MODELS, field, || {
+        format!("must have at most {SCRIPT_MODELS} entries, has {}", models.len())
+    });
+    for (index, model) in models.iter().take(SCRIPT_MODELS).enumerate() {
+        violations.reference(&format!("{field}[{index}]"), model, "a model");
+    }
 }
 
 pub(crate) fn update_agent(request: &UpdateAgentRequest, pools: &[String]) -> Result<(), Status> {
@@ -89,6 +103,9 @@ pub(crate) fn update_agent(request: &UpdateAgentRequest, pools: &[String]) -> Re
     compute(&mut violations, "compute", request.compute(), pools);
     if let Some(replacement) = &request.secrets {
         agent_secrets(&mut violations, "secrets.secrets", &replacement.secrets);
+    }
+    if let Some(replacement) = &request.script_models {
+        script_models(&mut violations, "script_models.script_models", &replacement.script_models);
     }
     violations.revision(request.revision);
     violations.idempotency_key(&request.idempotency_key);

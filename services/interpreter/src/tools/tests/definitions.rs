@@ -197,7 +197,7 @@ fn every_permission_of_a_tool_goes_with_what_it_changes() {
         let expected = match tool.permission {
             Permission::Pure | Permission::FilesRead => Effect::Read,
             Permission::FilesWrite | Permission::FilesDelete => Effect::Write,
-            Permission::Commands | Permission::Network => Effect::External,
+            Permission::Commands | Permission::Network | Permission::Models => Effect::External,
             Permission::Environment => continue,
         };
         assert_eq!(tool.effect, expected, "{}", tool.name);

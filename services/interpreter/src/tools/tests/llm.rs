@@ -1,0 +1,116 @@
+//! `llm.ask` and `llm.json`, against a proxy that answers what a test wants.
+
+use std::sync::Mutex;
+
+use super::fetch::server;
+use super::*;
+
+fn http(status: u16, body: &Value) -> Vec<u8> {
+    let body = body.to_string();
+    let length = body.len();
+    format!("HTTP/1.1 {status} X\r\ncontent-type: application/json\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n{body}")
+        .into()
+}
+
+fn said(text: &str) -> Vec<u8> {
+    let choice = json!({"index": 0, "message": {"role": "assistant", "content": text}, "finish_reason": "stop"});
+    http(200, &json!({"object": "chat.completion", "choices": [choice]}))
+}
+
+/// A toolbox whose scripts may ask `own` and `mini`, and what the proxy is asked.
+async fn asking(answers: Vec<Vec<u8>>) -> (Bench, tokio::sync::mpsc::UnboundedReceiver<String>) {
+    let answers = Mutex::new(answers.into_iter());
+    let (address, requests) =
+        server(move |_| answers.lock().expect("no panic").next().unwrap_or_else(|| http(500, &json!({})))).await;
+    let mut bench = Bench::new();
+    let client = Models::client().expect("a client");
+    let models = Models::new(client, &format!("http://{address}/"), "token-1", &["own".to_owned(), "mini".to_owned()]);
+    bench.tools = bench.tools.with_models(models);
+    (bench, requests)
+}
+
+fn body(request: &str) -> Value {
+    let (_, body) = request.split_once("\r\n\r\n").expect("a body");
+    serde_json::from_str(body).expect("JSON")
+}
+
+#[tokio::test]
+async fn a_question_is_asked_with_the_token_and_costs_one_call() {
+    let (bench, mut requests) = asking(vec![said("Hello."), said("Bonjour.")]).await;
+    assert_eq!(bench.call("llm.ask", json!(["Say hello"])).await, "Hello.");
+    let options = json!({"model": "mini", "system": "Be French.", "max_tokens": 7});
+    assert_eq!(bench.call("llm.ask", json!(["Say hello", options])).await, "Bonjour.");
+    let first = requests.recv().await.expect("a request");
+    assert!(first.starts_with("POST /v1/chat/completions "), "{first}");
+    assert!(first.contains("authorization: Bearer token-1"), "{first}");
+    let asked = json!({"model": "own", "messages": [{"role": "user", "content": "Say hello"}]});
+    assert_eq!(body(&first), asked);
+    let asked = json!({"model": "mini", "max_completion_tokens": 7, "messages":
+        [{"role": "system", "content": "Be French."}, {"role": "user", "content": "Say hello"}]});
+    assert_eq!(body(&requests.recv().await.expect("a request")), asked);
+    assert!(!format!("{:?}", bench.tools).contains("token-1"));
+}
+
+#[tokio::test]
+async fn an_answer_that_does_not_fit_is_sent_back_once_with_what_is_wrong() {
+    let schema = json!({"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]});
+    let args = json!(["Which number?", {"schema": schema}]);
+    let (bench, mut requests) = asking(vec![said("```json\n{\"n\": \"7\"}\n```"), said("{\"n\": 7}")]).await;
+    assert_eq!(bench.call("llm.json", args.clone()).await, json!({"n": 7}));
+    let first = body(&requests.recv().await.expect("a request"));
+    assert_eq!(first["response_format"]["json_schema"]["schema"], schema);
+    let second = body(&requests.recv().await.expect("a request"));
+    let complaint = second["messages"][2]["content"].as_str().expect("a text");
+    assert!(complaint.contains("/n: ") && complaint.contains("integer"), "{complaint}");
+
+    let (bench, _requests) = asking(vec![said("seven"), said("{}")]).await;
+    let error = bench.fails("llm.json", args).await;
+    assert_eq!(error.name, "InvalidAnswer");
+    assert_eq!(error.details.expect("details")["answer"], "{}");
+}
+
+#[tokio::test]
+async fn a_schema_that_cannot_be_used_costs_nothing() {
+    let (bench, mut requests) = asking(vec![said("1")]).await;
+    for schema in [json!({"type": "nothing"}), json!({"allOf": [{"$ref": "#"}]}), json!(7)] {
+        let error = bench.fails("llm.json", json!(["x", {"schema": schema}])).await;
+        assert_eq!(error.name, "InvalidArguments", "{error}");
+    }
+    assert_eq!(bench.fails("llm.json", json!(["x", {}])).await.name, "InvalidArguments");
+    assert!(requests.try_recv().is_err());
+}
+
+#[tokio::test]
+async fn failures_have_names_a_script_can_work_with() {
+    let refused = |status| http(status, &json!({"error": {"message": "because"}}));
+    for (answer, name) in [
+        (refused(402), "BudgetExhausted"),
+        (refused(404), "ModelNotAllowed"),
+        (refused(429), "ModelUnavailable"),
+        (refused(503), "ModelUnavailable"),
+        (refused(504), "Timeout"),
+        (refused(400), "ModelFailed"),
+        (
+            http(200, &json!({"choices": [{"message": {"content": ""}, "finish_reason": "content_filter"}]})),
+            "ModelFailed",
+        ),
+    ] {
+        let (bench, _requests) = asking(vec![answer]).await;
+        assert_eq!(bench.fails("llm.ask", json!(["x"])).await.name, name);
+    }
+    let (bench, mut requests) = asking(Vec::new()).await;
+    let error = bench.fails("llm.ask", json!(["x", {"model": "opus"}])).await;
+    assert_eq!(error.name, "ModelNotAllowed");
+    assert!(error.message.contains("own, mini"), "{error}");
+    assert!(requests.try_recv().is_err(), "nobody was asked");
+    assert_eq!(Bench::new().fails("llm.ask", json!(["x"])).await.name, "ModelNotAllowed");
+}
+
+#[tokio::test]
+async fn a_question_is_a_side_effect_that_is_not_repeated() {
+    for name in ["llm.ask", "llm.json"] {
+        let tool = definition(name).expect("a tool");
+        assert_eq!((tool.effect, tool.permission, tool.is_repeatable()), (Effect::External, Permission::Models, false));
+        assert_eq!(tool.subject(&json!({"options": {"model": "mini"}})), PolicySubject::Name("mini".into()));
+    }
+}

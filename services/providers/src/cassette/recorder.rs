@@ -1,0 +1,229 @@
+//! Writes cassettes.
+
+use std::{
+    collections::BTreeMap,
+    fs::OpenOptions,
+    io::{self, Write as _},
+    os::unix::fs::OpenOptionsExt as _,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use construct_proto::{mesh::v1::model_invoke::Purpose, v1::VendorModel};
+use futures::{
+    future::BoxFuture,
+    stream::{self, BoxStream, StreamExt as _},
+};
+use jiff::Timestamp;
+use reqwest::header::HeaderMap;
+use secrecy::{ExposeSecret as _, SecretString};
+use serde_json::{Value, json};
+use tokio::time::Instant;
+use uuid::Uuid;
+
+use super::{Cassette, End, Failed, Piece, VERSION, What};
+use crate::{
+    failure::Failure,
+    transcript::{Part, Role},
+    vendor::{Chunk, Request, Vendor},
+};
+
+/// Parts of the names of headers that are kept.
+const KEPT: [&str; 6] = ["ratelimit", "retry-after", "request-id", "content-type", "processing-ms", "cf-ray"];
+/// Pieces of one cassette at most: what an endless answer says further is left out.
+const MAX_PIECES: usize = 100_000;
+
+/// Where cassettes are written.
+#[derive(Debug)]
+pub(crate) struct Recorder {
+    folder: PathBuf,
+}
+
+impl Recorder {
+    /// Writes into `folder`, which is made if need be.
+    ///
+    /// # Errors
+    /// When it cannot be made.
+    pub(crate) fn new(folder: &Path) -> io::Result<Self> {
+        std::fs::create_dir_all(folder)?;
+        Ok(Self { folder: folder.to_owned() })
+    }
+
+    /// In one step, so that nobody reads half of it, and for its owner only: conversations are nobody else's business.
+    fn write(&self, name: &str, text: &str) -> io::Result<()> {
+        let (part, whole) = (self.folder.join(format!(".{name}")), self.folder.join(name));
+        OpenOptions::new().write(true).create_new(true).mode(0o600).open(&part)?.write_all(text.as_bytes())?;
+        std::fs::rename(part, whole)
+    }
+}
+
+/// What the vendor's answer began with.
+type Head = Arc<Mutex<(u16, BTreeMap<String, String>)>>;
+
+tokio::task_local! {
+    /// Of the call that is being recorded.
+    static HEAD: Head;
+}
+
+/// The vendor answered; kept when the call is being recorded.
+pub(crate) fn head(status: u16, headers: &HeaderMap) {
+    let _ = HEAD.try_with(|head| {
+        let kept = headers
+            .iter()
+            .filter(|(name, _)| KEPT.iter().any(|kept| name.as_str().contains(kept)))
+            .filter_map(|(name, value)| Some((name.as_str().to_owned(), value.to_str().ok()?.to_owned())));
+        *head.lock().unwrap_or_else(PoisonError::into_inner) = (status, kept.collect());
+    });
+}
+
+/// `vendor`, whose calls are recorded when there is a recorder.
+pub(crate) fn around(
+    vendor: Box<dyn Vendor>,
+    recorder: Option<&Arc<Recorder>>,
+    key: Option<SecretString>,
+) -> Box<dyn Vendor> {
+    match recorder {
+        Some(recorder) => Box::new(Recorded { vendor, recorder: Arc::clone(recorder), key }),
+        None => vendor,
+    }
+}
+
+struct Recorded {
+    vendor: Box<dyn Vendor>,
+    recorder: Arc<Recorder>,
+    key: Option<SecretString>,
+}
+
+impl Vendor for Recorded {
+    fn models(&self) -> BoxFuture<'static, Result<Vec<VendorModel>, Failure>> {
+        self.vendor.models()
+    }
+
+    fn check(&self) -> BoxFuture<'static, Result<(), Failure>> {
+        self.vendor.check()
+    }
+
+    fn invoke(&self, request: Arc<Request>) -> BoxStream<'static, Result<Chunk, Failure>> {
+        let take = Take {
+            recorder: Arc::clone(&self.recorder),
+            key: self.key.clone(),
+            request: Arc::clone(&request),
+            began: Instant::now(),
+            head: Head::default(),
+            pieces: Vec::new(),
+            end: None,
+        };
+        let state = (self.vendor.invoke(request), take);
+        stream::unfold(state, |(mut chunks, mut take)| async move {
+            let next = HEAD.scope(Arc::clone(&take.head), chunks.next()).await;
+            take.add(next.as_ref());
+            next.map(|chunk| (chunk, (chunks, take)))
+        })
+        .boxed()
+    }
+}
+
+/// A call that is being recorded; written when it is dropped, however it ended.
+struct Take {
+    recorder: Arc<Recorder>,
+    key: Option<SecretString>,
+    request: Arc<Request>,
+    began: Instant,
+    head: Head,
+    pieces: Vec<Piece>,
+    end: Option<End>,
+}
+
+impl Take {
+    fn add(&mut self, next: Option<&Result<Chunk, Failure>>) {
+        let ms = self.ms();
+        match next {
+            Some(Ok(chunk)) if self.pieces.len() < MAX_PIECES => self.pieces.push(Piece { ms, what: What::of(chunk) }),
+            Some(Ok(_)) => {}
+            Some(Err(failure)) => {
+                let failure = Some(Failed::of(failure, Timestamp::now()));
+                self.end = Some(End { ms, given_up: false, failure });
+            }
+            None => _ = self.end.get_or_insert(End { ms, ..End::default() }),
+        }
+    }
+
+    fn ms(&self) -> u64 {
+        u64::try_from(self.began.elapsed().as_millis()).unwrap_or(u64::MAX)
+    }
+}
+
+impl Drop for Take {
+    fn drop(&mut self) {
+        let end = self.end.take().unwrap_or_else(|| End { ms: self.ms(), given_up: true, failure: None });
+        let (status, headers) = std::mem::take(&mut *self.head.lock().unwrap_or_else(PoisonError::into_inner));
+        let now = Timestamp::now();
+        let cassette = Cassette {
+            cassette: VERSION,
+            recorded_at: now.to_string(),
+            vendor: self.request.origin.vendor.clone(),
+            model: self.request.model.clone(),
+            purpose: if self.request.purpose == Purpose::Title { "title" } else { "turn" }.to_owned(),
+            request: told(&self.request),
+            status,
+            headers,
+            pieces: std::mem::take(&mut self.pieces),
+            end,
+        };
+        let text = serde_json::to_string_pretty(&cassette).expect("texts and numbers can be written as JSON");
+        // A vendor, or a person in the conversation, may have repeated the key.
+        let key = self.key.as_ref().map(|key| key.expose_secret());
+        let text = Failure::internal(text).scrubbed(key).message;
+        let name =
+            format!("{}-{}-{}.json", now.strftime("%Y%m%dT%H%M%S%3fZ"), cassette.vendor, Uuid::now_v7().simple());
+        let recorder = Arc::clone(&self.recorder);
+        let write = move || {
+            if let Err(error) = recorder.write(&name, &text) {
+                tracing::error!(%error, name, "a cassette cannot be written");
+            }
+        };
+        match tokio::runtime::Handle::try_current() {
+            Ok(runtime) => drop(runtime.spawn_blocking(write)),
+            Err(_) => write(),
+        }
+    }
+}
+
+/// The request in our words.
+fn told(request: &Request) -> Value {
+    let part = |part: &Part| match part {
+        Part::Text(text) => json!({"text": text}),
+        // Enough to know that there was one.
+        Part::Media(media) => {
+            json!({"media": {"type": media.media_type, "name": media.name, "base64_bytes": media.base64.len()}})
+        }
+        Part::Thinking { text, .. } => json!({"thinking": text}),
+        Part::Call { id, name, arguments } => json!({"call": {"id": id, "name": name, "arguments": arguments}}),
+        Part::Result { id, output, failed, .. } => json!({"result": {"id": id, "output": output, "failed": failed}}),
+    };
+    let turns: Vec<Value> = request
+        .turns()
+        .iter()
+        .map(|turn| {
+            let role = if turn.role == Role::User { "user" } else { "assistant" };
+            json!({"role": role, "parts": turn.parts.iter().map(part).collect::<Vec<_>>()})
+        })
+        .collect();
+    let tools: Vec<Value> = request
+        .tools
+        .iter()
+        .map(|tool| json!({"name": tool.name, "description": tool.description, "schema": tool.schema}))
+        .collect();
+    let parameters = &request.parameters;
+    json!({
+        "system": request.system,
+        "turns": turns,
+        "tools": tools,
+        "max_tokens": request.max_tokens,
+        "temperature": parameters.temperature,
+        "top_p": parameters.top_p,
+        "top_k": parameters.top_k,
+        "stop_sequences": parameters.stop_sequences,
+        "thinking": parameters.thinking().as_str_name(),
+    })
+}
