@@ -11,6 +11,8 @@ use construct_store::{Model, ModelProvider, SealedSecret};
 use construct_wire::convert;
 use tonic::Status;
 
+use crate::status;
+
 /// How long a process has to say how a breaker stands. It looks into its memory; whoever shows a model does not wait for more.
 const GLANCE: Duration = Duration::from_millis(300);
 /// How long a vendor has, with several keys to try.
@@ -75,8 +77,8 @@ fn sealed(SealedSecret { key_id, nonce, ciphertext }: &SealedSecret) -> mesh::Se
 
 fn unanswered(error: request::Error) -> Status {
     match error {
-        request::Error::NoResponders => Status::unavailable("the providers service is not there"),
-        request::Error::Timeout => Status::unavailable("the providers service, or the vendor, did not answer in time"),
-        error => crate::status::internal("the providers service could not be asked", &error),
+        request::Error::NoResponders => status::unavailable("the providers service is not there"),
+        request::Error::Timeout => status::unavailable("the providers service, or the vendor, did not answer in time"),
+        error => status::internal("the providers service could not be asked", &error),
     }
 }

@@ -129,7 +129,7 @@ impl Breakers {
                 State::HalfOpen => News::HalfOpen,
                 State::Open { until } => News::Open(until.saturating_duration_since(now)),
             };
-            // Metrics and traces read these fields; people the sentence.
+            // Dashboards read these fields, people the sentence.
             tracing::warn!(
                 construct.provider = key.provider_id,
                 gen_ai.request.model = key.vendor_model,

@@ -43,8 +43,8 @@ impl Checks {
                 };
                 if let Err(error) = checks.bus.answer(&CheckProvider, draining.clone(), answer).await {
                     tracing::warn!(%error, "questions about keys cannot be heard yet");
+                    sleep(PAUSE).await;
                 }
-                sleep(PAUSE).await;
             }
         });
         let draining = lifecycle.draining();
@@ -56,8 +56,8 @@ impl Checks {
                 };
                 if let Err(error) = self.bus.answer(&ListVendorModels, draining.clone(), answer).await {
                     tracing::warn!(%error, "questions about vendors' models cannot be heard yet");
+                    sleep(PAUSE).await;
                 }
-                sleep(PAUSE).await;
             }
         });
     }

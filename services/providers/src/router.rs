@@ -43,7 +43,7 @@ pub(crate) struct RoutedCall<'a> {
     /// What is asked, addressed to the first target.
     pub(crate) request: Arc<Request>,
     /// Who may answer, in the order they are tried; see [`in_order`].
-    pub(crate) targets: Vec<Target>,
+    pub(crate) targets: Vec<Arc<Target>>,
     /// After which silence the next target is asked as well.
     pub(crate) hedge_after: Option<Duration>,
     /// Calls of one target at most; 0 leaves it to the service.
@@ -204,10 +204,10 @@ impl Target {
 
 /// The order in which targets are tried: the first one, then its fallbacks by their order. Of those with the same order, which
 /// have weights, is drawn who comes first, second, and so on. `random` gives numbers from 0 to 1.
-pub(crate) fn in_order(first: Target, fallbacks: &[Route], mut random: impl FnMut() -> f64) -> Vec<Target> {
+pub(crate) fn in_order(first: Target, fallbacks: &[Route], mut random: impl FnMut() -> f64) -> Vec<Arc<Target>> {
     let mut routes: Vec<&Route> = fallbacks.iter().collect();
     routes.sort_by_key(|route| route.order);
-    let mut targets = vec![first];
+    let mut targets = vec![Arc::new(first)];
     let mut rest = routes.as_slice();
     while let Some(head) = rest.first() {
         let (group, behind) = rest.split_at(rest.partition_point(|route| route.order == head.order));
@@ -222,7 +222,7 @@ pub(crate) fn in_order(first: Target, fallbacks: &[Route], mut random: impl FnMu
             });
             let route = group.remove(at.unwrap_or(0));
             if let (Some(provider), Some(model)) = (&route.provider, &route.model) {
-                targets.push(Target { provider: provider.clone(), model: model.clone() });
+                targets.push(Arc::new(Target { provider: provider.clone(), model: model.clone() }));
             }
         }
     }

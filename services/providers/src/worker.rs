@@ -256,7 +256,7 @@ impl Worker {
 
 struct Prepared {
     request: Arc<Request>,
-    targets: Vec<Target>,
+    targets: Vec<Arc<Target>>,
     hedge_after: Option<Duration>,
     deadline: Instant,
     /// Calls of a vendor that are left for this answer; 0 when the command doesn't say.

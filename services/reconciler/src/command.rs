@@ -167,25 +167,27 @@ pub(crate) fn target(model: &InvocationModel) -> mesh::ModelTarget {
     }
 }
 
-/// Who answers in a model's place. Neighbours that have a weight share an order: among them is drawn.
+/// Who answers in a model's place.
 pub(crate) fn routes(fallbacks: &[InvocationFallback]) -> Vec<mesh::Route> {
-    let mut order = 0;
-    let mut before = 0;
-    fallbacks
-        .iter()
-        .map(|fallback| {
-            if fallback.weight == 0 || before == 0 {
-                order += 1;
-            }
-            before = fallback.weight;
-            mesh::Route {
-                provider: Some(provider(&fallback.provider)),
-                model: Some(target(&fallback.model)),
-                order,
-                weight: fallback.weight,
-            }
-        })
-        .collect()
+    let orders = orders(fallbacks.iter().map(|fallback| fallback.weight));
+    let route = |(fallback, order): (&InvocationFallback, u32)| mesh::Route {
+        provider: Some(provider(&fallback.provider)),
+        model: Some(target(&fallback.model)),
+        order,
+        weight: fallback.weight,
+    };
+    fallbacks.iter().zip(orders).map(route).collect()
+}
+
+/// The order of each entry of a list. Neighbours that have a weight share one: among them is drawn.
+fn orders(weights: impl Iterator<Item = u32>) -> impl Iterator<Item = u32> {
+    weights.scan((0, 0), |(order, before), weight| {
+        if weight == 0 || *before == 0 {
+            *order += 1;
+        }
+        *before = weight;
+        Some(*order)
+    })
 }
 
 /// The command that runs the scripts the newest assistant message asks for.
@@ -327,5 +329,16 @@ fn title_excerpt(transcript: &[StoredMessage]) -> mesh::ChatMessage {
     mesh::ChatMessage {
         source: v1::MessageSource::User.into(),
         blocks: vec![v1::Block { block: Some(v1::block::Block::Text(v1::Text { text })) }],
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn neighbours_with_a_weight_are_one_group() {
+        assert_eq!(orders([0, 7, 3, 0, 5, 0, 0].into_iter()).collect::<Vec<u32>>(), [1, 2, 2, 3, 4, 5, 6]);
+        assert_eq!(orders([1, 2].into_iter()).collect::<Vec<u32>>(), [1, 1]);
     }
 }

@@ -119,8 +119,8 @@ impl Sharing {
             });
             if let Err(error) = answered.await {
                 tracing::warn!(%error, "questions about breakers cannot be heard yet");
+                sleep(PAUSE).await;
             }
-            sleep(PAUSE).await;
         }
     }
 

@@ -121,7 +121,7 @@ impl<'a> Run<'a> {
     }
 
     async fn target(&mut self, at: usize) -> Left {
-        let target = self.call.targets[at].clone();
+        let target = Arc::clone(&self.call.targets[at]);
         let request = addressed(&self.call, at);
         let policy = self.router.policy.within(self.call.tries);
         let is_last = at + 1 >= self.call.targets.len();

@@ -306,6 +306,20 @@ async fn a_hedge_goes_on_alone_when_the_model_fails() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_hedge_that_fails_changes_nothing_for_the_model() {
+    let play = Play::of([
+        ("a", vec![Does::AnswerAfter(9 * SECOND, "a")]),
+        ("b", vec![Does::Fail(refusal(FailureClass::Authentication))]),
+    ]);
+    let router = router(Arc::new(play.clone()), PATIENT);
+    let mut command = to_a(&[("b", 100)]);
+    command.hedge_after = Some(prost_types::Duration { seconds: 2, nanos: 0 });
+    let (outcome, _, model, _) = make(&router, &command).await;
+    assert!(matches!(outcome, Outcome::Completed(_)), "{outcome:?}");
+    assert_eq!((model.as_str(), play.called()), ("model_a", vec!["a".to_owned(), "b".to_owned()]));
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_refused_key_is_followed_by_the_next_one_at_once() {
     for class in [FailureClass::Authentication, FailureClass::RateLimited] {
         let play = Play::of([("a", vec![Does::Fail(refusal(class)), Does::Answer("x")])]);
@@ -418,7 +432,10 @@ fn weights_decide_within_an_order_only() {
     let first = Target { provider, model };
     let routes = [route("d", 2, 0), route("b", 1, 30), route("c", 1, 70)];
     let names = |random: f64| -> Vec<String> {
-        in_order(first.clone(), &routes, || random).into_iter().map(|target| target.model.vendor_model).collect()
+        in_order(first.clone(), &routes, || random)
+            .into_iter()
+            .map(|target| target.model.vendor_model.clone())
+            .collect()
     };
     assert_eq!(names(0.29), ["a", "b", "c", "d"]);
     assert_eq!(names(0.31), ["a", "c", "b", "d"]);

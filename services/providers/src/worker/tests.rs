@@ -5,7 +5,7 @@ use std::future::Future;
 use construct_bus::{Dispatch, testing::NatsServer};
 use construct_domain::{OrganizationId, StepId};
 use construct_proto::{
-    mesh::v1::CancelStep,
+    mesh::v1::{CancelStep, ModelTarget, Provider, Route},
     v1::{block::Block, event::Payload},
 };
 use construct_runtime::Common;
@@ -154,6 +154,29 @@ async fn a_command_becomes_live_text_and_one_result_with_its_cost() {
         })
         .collect();
     assert_eq!(blocks, [0, 1]);
+}
+
+#[tokio::test]
+async fn a_fallback_that_answers_is_named_and_each_model_costs_its_own_price() {
+    let mut mesh = Mesh::start(4).await;
+    let refused =
+        r#"[{"text": "x", "usage": {"input": 100, "output": 0}, "fault": {"class": "authentication", "times": 0}}]"#;
+    let mut command = mesh.command(refused);
+    let answers = r#"[{"text": "Hello.", "usage": {"input": 1000, "output": 10}}]"#;
+    let provider = Provider {
+        id: "provider_2".into(),
+        r#type: v1::ModelProviderType::Scripted.into(),
+        script: answers.into(),
+        ..Provider::default()
+    };
+    let prices = v1::Prices { input: 1_000_000, ..v1::Prices::default() };
+    let model = ModelTarget { id: "model_2".into(), prices: Some(prices), ..ModelTarget::default() };
+    command.fallbacks = vec![Route { provider: Some(provider), model: Some(model), order: 1, weight: 0 }];
+    mesh.dispatch(&command).await;
+    let result = mesh.result().await;
+    assert_eq!((text(&result).as_str(), result.model_id.as_str()), ("Hello.", "model_2"));
+    let usage = result.usage.expect("there is usage");
+    assert_eq!((usage.input_tokens, usage.cost_pico_usd), (1100, 100 * 3_000_000 + 1000 * 1_000_000));
 }
 
 #[tokio::test]
