@@ -382,3 +382,25 @@ async fn what_is_too_much_is_refused_at_once() {
     // The rest of a body nobody reads may also break the connection.
     assert!(response.is_err() || response.is_ok_and(|response| response.status().as_u16() == 413));
 }
+
+/// With the SDKs where they are installed: `CONSTRUCT_TEST_SDK_PYTHON` names a Python that has `openai` and `anthropic`.
+#[tokio::test]
+async fn the_vendors_own_sdks_work() {
+    let Some(python) = std::env::var_os("CONSTRUCT_TEST_SDK_PYTHON") else {
+        eprintln!("CONSTRUCT_TEST_SDK_PYTHON is not set: the SDKs are not tried");
+        return;
+    };
+    let proxy = Proxy::start().await;
+    let (stream, _) = Wire::Anthropic.rich_answer();
+    // So many calls does the script make.
+    for _ in 0..9 {
+        proxy.vendor.reply(Wire::Anthropic.reply(&stream));
+    }
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../../tests/sdk/check.py");
+    let url = format!("http://{}", proxy.address);
+    let running = tokio::process::Command::new(python).args([script, &url, &proxy.token(), "anthropic"]).output();
+    let output = running.await.expect("Python starts");
+    let said = String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{said}");
+    assert!(proxy.vendor.take().is_none(), "every answer was asked for");
+}
