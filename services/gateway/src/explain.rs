@@ -114,7 +114,7 @@ fn wait(task: &StoredTask, model: Option<&str>, asked: &[StoredApproval]) -> Wai
         }
         (None, _) if let Some(error) = state.last_error.as_ref().filter(|error| error.code == BUDGET_EXHAUSTED) => {
             Wait {
-                words: format!("a message from a user; before, money: {}", error.message),
+                words: format!("a message from a user, and room in a budget: {}", error.message),
                 since: task.phase_since,
                 deadline: None,
                 next: None,
