@@ -159,6 +159,7 @@ fn agents_and_models_name_what_they_refer_to() {
         policy: vec![every_rule()],
         compute: "cpu-8".into(),
         secrets: vec!["TOKEN".into()],
+        script_models: Vec::new(),
         task_count: 3,
         revision: 1,
         created_at: NOW,

@@ -38,7 +38,7 @@ pub(crate) struct Route {
 
 impl Route {
     /// Who may answer one call, in the order they are tried.
-    pub(crate) fn in_order(&self) -> Vec<Target> {
+    pub(crate) fn in_order(&self) -> Vec<Arc<Target>> {
         in_order(self.target.clone(), &self.fallbacks, fastrand::f64)
     }
 
