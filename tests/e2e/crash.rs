@@ -253,10 +253,14 @@ async fn a_job_survives_being_cut_off_from_nats() {
     let job = Job::begin(&mesh, &ONE_BY_ONE).await;
     job.works().await;
     proxy.cut();
-    // Without its journal a script must not go on.
-    until("the interpreter to give the script up", PATIENCE, async || {
+    // Without its journal a script must not go on, and waits.
+    until("the interpreter to notice", PATIENCE, async || {
         let log = mesh.log(Service::Interpreter);
-        if log.contains("handed back") { Ok(()) } else { Err(log.lines().last().map(str::to_owned)) }
+        if log.contains("a journal cannot be written yet") {
+            Ok(())
+        } else {
+            Err(log.lines().last().map(str::to_owned))
+        }
     })
     .await;
     proxy.restore();

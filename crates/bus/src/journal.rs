@@ -158,7 +158,12 @@ impl Journal {
             match stream.get_last_raw_message_by_subject(subject).await {
                 Ok(last) => {
                     let own = last.headers.get(NATS_MESSAGE_ID).is_some_and(|found| found.as_str() == id);
-                    return if own { Ok(last.sequence) } else { Err(Error::Conflict) };
+                    return match own {
+                        true => Ok(last.sequence),
+                        // Whoever has written after us has a greater number: ours are gone.
+                        false if last.sequence < expected_last => Err(Error::Lost),
+                        false => Err(Error::Conflict),
+                    };
                 }
                 Err(error) if error.kind() == LastRawMessageErrorKind::NoMessageFound => {
                     return Err(if expected_last > 0 { Error::Lost } else { Error::Conflict });

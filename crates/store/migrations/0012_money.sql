@@ -188,8 +188,9 @@ BEGIN
         given_back := freed;
         freed := 0;
     END IF;
+    -- All that `budgets_reserve` locks, in the same order, although nothing is kept of single calls: a commit may do both.
     PERFORM 1 FROM budgets b
-    WHERE b.organization_id = organization AND b.period <> 'call'
+    WHERE b.organization_id = organization
       AND (b.id = ANY (held.budgets) OR b.agent_id = agent OR b.task_id = root OR b.token_id = held.token_id
            OR (b.agent_id IS NULL AND b.task_id IS NULL AND b.token_id IS NULL))
     ORDER BY b.id

@@ -25,7 +25,7 @@ use crate::{
     policy::Policies,
     report,
     running::Running,
-    sandbox::{Engine, Status, ToolTable},
+    sandbox::{Engine, Limit, Status, ToolTable},
     tiers::Tiers,
     tools::{Models, Secrets, Toolbox},
     workspaces::Workspaces,
@@ -216,11 +216,6 @@ impl Executor {
 
     async fn run_scripts(&self, run: Run<'_>, cancel: CancellationToken) -> End {
         let Run { command, step, delivery, toolbox, journal, running } = run;
-        for completed in journal.succeeded() {
-            if let Ok(result) = serde_json::from_str(&completed.result) {
-                toolbox.replay(&completed.name, &result);
-            }
-        }
         let policies = Policies::of(command);
         let shared = Shared {
             toolbox,
@@ -245,9 +240,16 @@ impl Executor {
         });
         let mut results = Vec::with_capacity(command.calls.len());
         let mut asked = Vec::new();
+        let mut out_of_time = false;
         for (number, call) in (0..).zip(&command.calls) {
             if let Some((result, clock)) = journal.ended_script(number, call) {
                 shared.clock.fetch_max(clock, Relaxed);
+                // What it had set for commands holds for the scripts after it.
+                for completed in journal.succeeded(number) {
+                    if let Ok(result) = serde_json::from_str(&completed.result) {
+                        toolbox.replay(&completed.name, &result);
+                    }
+                }
                 results.push(result);
                 continue;
             }
@@ -264,6 +266,7 @@ impl Executor {
                 // Where something else broke before, that is told.
                 let _ = shared.broken.set(early);
             }
+            out_of_time |= matches!(outcome.status, Status::LimitExceeded { limit: Limit::Wall, .. });
             if journal.failure().is_some() {
                 let _ = shared.broken.set(Broken::Journal);
             }
@@ -277,7 +280,7 @@ impl Executor {
                 }
                 Some(Broken::Journal) => {
                     hand_back.abort();
-                    return cannot_write(journal);
+                    return cannot_write(command, journal);
                 }
                 Some(diverged @ Broken::Diverged { .. }) => {
                     tracing::error!(%diverged, script = number, "a script does something else when it is run again");
@@ -293,7 +296,7 @@ impl Executor {
                 {
                     if journal.release().await.is_err() {
                         hand_back.abort();
-                        return cannot_write(journal);
+                        return cannot_write(command, journal);
                     }
                     results.push(report::result(&call.id, &outcome, &host.calls(), WAITED));
                     let rest = &command.calls[results.len()..];
@@ -318,7 +321,7 @@ impl Executor {
                         && journal.script_ended(number, &call.code, &result, shared.clock.load(Relaxed)).await.is_err()
                     {
                         hand_back.abort();
-                        return cannot_write(journal);
+                        return cannot_write(command, journal);
                     }
                 }
             }
@@ -326,11 +329,18 @@ impl Executor {
         // Whoever has been told to stop need not wait for NATS. Everybody else learns before anything is said whether it is still
         // theirs to say.
         let progress = shared.progress.into_inner().finish();
-        let written = async { if running.reason().is_some() { Ok(()) } else { journal.flush().await } };
+        let written = async {
+            match running.reason() {
+                Some(_) => Ok(()),
+                // Where the time is over by the clock of this process alone, another one may have gone on: an entry shows it.
+                None if out_of_time => journal.release().await,
+                None => journal.flush().await,
+            }
+        };
         let (written, _) = tokio::join!(written, progress);
         hand_back.abort();
         if written.is_err() && !matches!(journal.failure(), Some(journal::Error::Lost)) && running.reason().is_none() {
-            return cannot_write(journal);
+            return cannot_write(command, journal);
         }
         if !asked.is_empty() {
             tracing::info!(calls = asked.len(), "the scripts are put away until a person has decided");
@@ -343,9 +353,18 @@ impl Executor {
     }
 }
 
-fn cannot_write(journal: &Journal) -> End {
+/// What becomes of an execution whose journal cannot be written.
+fn cannot_write(command: &CodeExecute, journal: &Journal) -> End {
     match journal.failure() {
         Some(journal::Error::Conflict) => End::Fenced,
+        Some(journal::Error::Lost) => {
+            tracing::error!("a journal is gone while its scripts run");
+            let told = |(number, call): (u32, &CodeInterpreterCall)| {
+                report::unreadable(&call.id, GONE, &past_calls(journal, number))
+            };
+            let results = (0..).zip(&command.calls).map(told).collect();
+            End::Outcome(step_result::Outcome::CodeCompleted(CodeCompleted { results }))
+        }
         Some(error) => End::HandBack(format!("the journal cannot be written: {}", causes(error))),
         None => End::HandBack("the journal cannot be written".to_owned()),
     }

@@ -5,7 +5,7 @@ mod shown;
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
     sync::{
-        Mutex, MutexGuard, OnceLock, PoisonError,
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed},
     },
     time::{Duration, Instant},
@@ -28,7 +28,7 @@ use crate::{
     modules,
     policy::{Judged, Policies},
     sandbox::{Host, HostCall, IMPORT, ToolError, ToolTable},
-    tools::{self, CallContext, Toolbox},
+    tools::{self, CallContext, Environment, Toolbox},
 };
 
 /// How timers appear in the journal.
@@ -169,7 +169,8 @@ impl<'a> ScriptHost<'a> {
         std::future::pending().await
     }
 
-    async fn answer(&self, call: HostCall) -> Result<Value, ToolError> {
+    /// `environment` is what commands find that are called at this place of the script.
+    async fn answer(&self, call: HostCall, environment: Arc<Environment>) -> Result<Value, ToolError> {
         let (id, number) = ((self.script, call.number), call.number);
         let hash = fingerprint(&call.name, &call.args);
         let repeatable = tools::definition(&call.name).is_none_or(tools::Definition::is_repeatable);
@@ -181,7 +182,11 @@ impl<'a> ScriptHost<'a> {
         match past {
             Some(Past::Completed { completed, .. }) => {
                 self.ended(number, call_end(completed));
-                return decode(completed);
+                let result = decode(completed);
+                if let Ok(result) = &result {
+                    self.shared.toolbox.replay(&call.name, result);
+                }
+                return result;
             }
             Some(Past::Started(_)) if !repeatable => {
                 let unknown = outcome_unknown(&call.name);
@@ -189,7 +194,7 @@ impl<'a> ScriptHost<'a> {
             }
             Some(Past::Started(_)) | None => {}
         }
-        if let Err(refused) = self.permit(&call).await {
+        if let Err(refused) = self.permit(&call, &environment).await {
             self.tell_called(&call).await;
             return self.complete(&call, hash, Err(refused), Duration::ZERO).await;
         }
@@ -201,7 +206,8 @@ impl<'a> ScriptHost<'a> {
         }
         self.tell_called(&call).await;
         let began = Instant::now();
-        let context = CallContext { cancel: self.shared.cancel.child_token() };
+        let cancel = self.shared.cancel.child_token();
+        let context = CallContext { cancel, environment: Some(environment) };
         if call.name == IMPORT {
             let module = modules::read(self.shared.toolbox, &call.args).await;
             return self.complete(&call, hash, module, began.elapsed()).await;
@@ -221,9 +227,9 @@ impl<'a> ScriptHost<'a> {
     }
 
     /// Whether the policies let a call be made that was not made before. Does not return while a person must decide first.
-    async fn permit(&self, call: &HostCall) -> Result<(), ToolError> {
+    async fn permit(&self, call: &HostCall, environment: &Environment) -> Result<(), ToolError> {
         let decision = self.shared.decisions.get(&(self.script, call.number));
-        let judging = self.shared.policies.judge(call, self.shared.toolbox, decision.is_some());
+        let judging = self.shared.policies.judge(call, self.shared.toolbox, environment, decision.is_some());
         let Some(Judged { verdict, arguments, hash: arguments_hash }) = judging.await else { return Ok(()) };
         let decision = decision.filter(|decision| decision.arguments_hash == arguments_hash);
         // Whatever the rules say by now, a person has said no.
@@ -339,7 +345,9 @@ impl Host for ScriptHost<'_> {
 
     fn call<'a>(&'a self, call: HostCall) -> BoxFuture<'a, Result<Value, ToolError>> {
         self.state().made.insert(call.number);
-        Box::pin(self.answer(call))
+        // Now, and not when the call is carried out: what the script sets meanwhile is not what it was judged with.
+        let environment = self.shared.toolbox.environment();
+        Box::pin(self.answer(call, environment))
     }
 
     fn sleep<'a>(&'a self, number: u32, duration: Duration) -> BoxFuture<'a, ()> {

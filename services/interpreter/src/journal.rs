@@ -219,9 +219,9 @@ impl Journal {
         self.past.get(&call)
     }
 
-    /// Calls of all scripts that succeeded before, in the order in which they ended.
-    pub(crate) fn succeeded(&self) -> Vec<&JournalCompleted> {
-        let succeeded = self.past.values().filter_map(|past| match past {
+    /// Calls of a script that succeeded before, in the order in which they ended.
+    pub(crate) fn succeeded(&self, script: u32) -> Vec<&JournalCompleted> {
+        let succeeded = self.past.iter().filter(|((of, _), _)| *of == script).filter_map(|(_, past)| match past {
             Past::Completed { completed, order } if completed.succeeded => Some((*order, completed)),
             Past::Completed { .. } | Past::Started(_) => None,
         });

@@ -11,7 +11,7 @@ use sha2::{Digest as _, Sha256};
 use crate::{
     modules::{self, READING},
     sandbox::{HostCall, IMPORT},
-    tools::{PolicySubject, Toolbox, definition},
+    tools::{Environment, Permission, PolicySubject, Toolbox, definition},
 };
 
 /// The policies a command carries.
@@ -42,12 +42,18 @@ impl Policies {
     /// What they say about a call: the stricter of both. None when no rule is about it, or when it fails anyway, because
     /// there is no such tool or its arguments don't fit; nobody is asked about that. A call that was `asked` about before is
     /// looked at even when there are no rules any more.
-    pub(crate) async fn judge(&self, call: &HostCall, toolbox: &Toolbox, asked: bool) -> Option<Judged> {
+    pub(crate) async fn judge(
+        &self,
+        call: &HostCall,
+        toolbox: &Toolbox,
+        environment: &Environment,
+        asked: bool,
+    ) -> Option<Judged> {
         if self.agent.is_empty() && self.task.is_empty() && !asked {
             return None;
         }
         let (arguments, subject) =
-            if call.name == IMPORT { import(call, toolbox).await } else { of(call, toolbox).await }?;
+            if call.name == IMPORT { import(call, toolbox).await } else { of(call, toolbox, environment).await }?;
         let judge =
             |names: &[&str]| policy::stricter(self.agent.judge(names, &subject), self.task.judge(names, &subject));
         let verdict = judge(&names(&call.name));
@@ -66,11 +72,15 @@ fn names(tool: &str) -> Vec<&str> {
 }
 
 /// The arguments of a tool's call, and what it is about.
-async fn of(call: &HostCall, toolbox: &Toolbox) -> Option<(Value, Subject)> {
+async fn of(call: &HostCall, toolbox: &Toolbox, environment: &Environment) -> Option<(Value, Subject)> {
     let mut arguments = toolbox.canonical(&call.name, &call.args).ok()?;
-    let subjects = toolbox.subjects(&call.name, &arguments).await.ok()?;
-    if let Some(environment) = toolbox.environment(&call.name) {
-        arguments["environment"] = environment;
+    let subjects = toolbox.subjects(&call.name, &arguments, environment).await.ok()?;
+    let runs = definition(&call.name).is_some_and(|tool| tool.permission == Permission::Commands);
+    if runs && !environment.is_empty() {
+        // First, so that it is seen however long the rest is.
+        let rest = arguments.as_object_mut().map(std::mem::take).unwrap_or_default();
+        arguments = json!({"environment": environment});
+        arguments.as_object_mut()?.extend(rest);
     }
     Some((arguments, subject(subjects)))
 }
@@ -82,7 +92,7 @@ async fn import(call: &HostCall, toolbox: &Toolbox) -> Option<(Value, Subject)> 
     for candidate in modules::candidates(toolbox, path) {
         // What is no path of the workspace is not opened either.
         let Ok(arguments) = toolbox.canonical(READING, &json!({"path": candidate})) else { continue };
-        let subjects = toolbox.subjects(READING, &arguments).await.unwrap_or_default();
+        let subjects = toolbox.subjects(READING, &arguments, &Environment::new()).await.unwrap_or_default();
         names.extend(subjects.into_iter().map(|subject| subject.to_string()));
     }
     Some((json!({"path": path}), Subject::Path(names)))
@@ -151,7 +161,7 @@ pub(crate) mod tests {
         let toolbox = toolbox(folder.path());
         let policies = command(vec![rule(PolicyAction::Ask, "*")], Vec::new());
         let judged = async |name: &str, args| {
-            policies.judge(&call(name, args), &toolbox, false).await.expect("a call that fits")
+            policies.judge(&call(name, args), &toolbox, &toolbox.environment(), false).await.expect("a call that fits")
         };
         let one = judged("create_file", json!({"content": "x", "path": "./a"})).await;
         let same = judged("create_file", json!({"path": "a", "content": "x"})).await;
@@ -162,7 +172,10 @@ pub(crate) mod tests {
         let nested = judged("execute_command", nested).await.arguments;
         assert_eq!(nested.to_string(), r#"{"command":"ls","options":{"cwd":"x","env":{"A":"2","B":"1"}}}"#);
         for (name, args) in [("no_such_tool", json!({})), ("create_file", json!({"path": 1}))] {
-            assert!(policies.judge(&call(name, args), &toolbox, false).await.is_none(), "nobody is asked about {name}");
+            assert!(
+                policies.judge(&call(name, args), &toolbox, &toolbox.environment(), false).await.is_none(),
+                "nobody is asked about {name}"
+            );
         }
     }
 
@@ -205,11 +218,14 @@ pub(crate) mod tests {
             (call("delete_file", json!({"path": ".", "recursive": true})), Action::Ask),
         ];
         for (call, expected) in table {
-            let judged = policies.judge(&call, &toolbox, false).await.expect("a call that fits");
+            let judged =
+                policies.judge(&call, &toolbox, &toolbox.environment(), false).await.expect("a call that fits");
             assert_eq!(judged.verdict.action, expected, "{call:?}");
         }
         let reading = PolicyRule { paths: vec!["secrets/**".into()], ..rule(PolicyAction::Deny, "read_file") };
-        let judged = command(Vec::new(), vec![reading]).judge(&import("secrets/key"), &toolbox, false).await;
+        let judged = command(Vec::new(), vec![reading])
+            .judge(&import("secrets/key"), &toolbox, &toolbox.environment(), false)
+            .await;
         assert_eq!(judged.expect("judged").verdict.action, Action::Deny, "a module is read");
     }
 
@@ -227,7 +243,8 @@ pub(crate) mod tests {
             (call("fetch", json!({"url": "https://Example.com:8080/x"})), Action::Ask),
             (call("fetch", json!({"url": "http://example.com@b.com/"})), Action::Allow),
         ] {
-            let judged = policies.judge(&call, &toolbox, false).await.expect("a call that fits");
+            let judged =
+                policies.judge(&call, &toolbox, &toolbox.environment(), false).await.expect("a call that fits");
             assert_eq!(judged.verdict.action, expected, "{call:?}");
         }
     }
@@ -239,7 +256,10 @@ pub(crate) mod tests {
         let allowed = PolicyRule { commands: vec!["git fetch*".into()], ..rule(PolicyAction::Allow, "*") };
         let policies = command(vec![allowed, rule(PolicyAction::Ask, "*")], Vec::new());
         let judged = async |name: &str, args| {
-            let judged = policies.judge(&call(name, args), &toolbox, false).await.expect("a call that fits");
+            let judged = policies
+                .judge(&call(name, args), &toolbox, &toolbox.environment(), false)
+                .await
+                .expect("a call that fits");
             (judged.verdict.action, judged.arguments, judged.hash)
         };
         let git = json!({"args": ["fetch"]});
@@ -269,7 +289,8 @@ pub(crate) mod tests {
             (Unspecified, Allow, Action::Deny),
         ] {
             let policies = command(vec![rule(agent, "create_file")], vec![rule(task, "*")]);
-            let judged = policies.judge(&call, &toolbox, false).await.expect("a call that fits");
+            let judged =
+                policies.judge(&call, &toolbox, &toolbox.environment(), false).await.expect("a call that fits");
             assert_eq!(judged.verdict.action, expected, "{agent:?} {task:?}");
         }
     }

@@ -48,6 +48,7 @@ use crate::workspace::Workspace;
 
 pub use definition::{Definition, Effect, Limits, Permission, Provider};
 pub use egress::{Egress, EgressError, HostPattern, HostPatternError};
+pub use environment::Environment;
 pub use error::ToolError;
 pub use kind::{Kind, Parameter};
 pub use llm::Models;
@@ -91,6 +92,9 @@ pub struct Policy {
 pub struct CallContext {
     /// Ends the call. Whatever it runs is killed, and a write that has begun is completed, so that its outcome is known.
     pub cancel: CancellationToken,
+    /// What scripts had set for commands when the call was made; unset: what they have set when it is carried out. A call that is
+    /// judged before it is carried out must find then what it was judged with.
+    pub environment: Option<Arc<Environment>>,
 }
 
 /// The tools of one task, bound to its workspace and policy. Calls may run concurrently.
@@ -160,7 +164,8 @@ impl Toolbox {
         // The call's own token, so that whatever ends it also ends the thread that works for it.
         let cancel = cx.cancel.child_token();
         let _guard = cancel.clone().drop_guard();
-        let result = self.carry_out(tool, arguments, cancel).await;
+        let environment = cx.environment.clone().unwrap_or_else(|| self.environment());
+        let result = self.carry_out(tool, arguments, cancel, &environment).await;
         match tool.permission {
             // Secrets go out with these, and so may come back.
             Permission::Commands | Permission::Network => self.secrets.scrub(result),
@@ -173,6 +178,7 @@ impl Toolbox {
         tool: &'static Definition,
         arguments: Value,
         cancel: CancellationToken,
+        environment: &Environment,
     ) -> Result<Value, ToolError> {
         match tool.name {
             "read_file" => self.on_files(tool, arguments, cancel, read::run).await,
@@ -184,12 +190,12 @@ impl Toolbox {
             "delete_file" => self.on_files(tool, arguments, cancel, delete::run).await,
             "execute_command" => {
                 let _permit = admit(tool, &self.commands, &cancel).await?;
-                encode(tool, &execute::run(self.commands_with(&cancel), parse(tool, arguments)?).await?)
+                encode(tool, &execute::run(self.commands_with(&cancel, environment), parse(tool, arguments)?).await?)
             }
             "node" | "python" | "git" | "npm" => {
                 let _permit = admit(tool, &self.commands, &cancel).await?;
                 let arguments = parse(tool, arguments)?;
-                encode(tool, &program::run(tool.name, self.commands_with(&cancel), arguments).await?)
+                encode(tool, &program::run(tool.name, self.commands_with(&cancel, environment), arguments).await?)
             }
             "getenv" => encode(tool, &self.variables.get(&self.policy.commands, &parse(tool, arguments)?)),
             "setenv" => encode(tool, &self.variables.change(parse(tool, arguments)?)?),
@@ -241,7 +247,12 @@ impl Toolbox {
     ///
     /// # Errors
     /// When there is no such tool.
-    pub async fn subjects(&self, name: &str, canonical: &Value) -> Result<Vec<PolicySubject>, ToolError> {
+    pub async fn subjects(
+        &self,
+        name: &str,
+        canonical: &Value,
+        environment: &Environment,
+    ) -> Result<Vec<PolicySubject>, ToolError> {
         let tool = provided(name)?;
         let subject = tool.subject(canonical);
         let (path, is_tree) = match &subject {
@@ -249,7 +260,7 @@ impl Toolbox {
             PolicySubject::Tree(path) => (path.clone(), true),
             // A variable can make a program do something else as well as an argument can: `GIT_SSH_COMMAND`, `BASH_ENV`.
             PolicySubject::Command(line) => {
-                let assignments = self.variables.assignments(&canonical["options"]["env"]);
+                let assignments = environment::assignments(environment, &canonical["options"]["env"]);
                 let prefixed = (!assignments.is_empty()).then(|| format!("{assignments} {line}"));
                 return Ok([Some(subject), prefixed.map(PolicySubject::Command)].into_iter().flatten().collect());
             }
@@ -274,10 +285,9 @@ impl Toolbox {
         Ok(subjects)
     }
 
-    /// What scripts have set for all commands, for a tool that runs one: it belongs to what is asked about the call.
-    pub fn environment(&self, name: &str) -> Option<Value> {
-        let runs = definition(name).is_some_and(|tool| tool.permission == Permission::Commands);
-        if runs { self.variables.all() } else { None }
+    /// What scripts have set for all commands by now.
+    pub fn environment(&self) -> Arc<Environment> {
+        Arc::new(self.variables.now())
     }
 
     /// Takes notice of a call that an earlier process completed with this result and that is not made again. Scripts that
@@ -289,8 +299,8 @@ impl Toolbox {
         }
     }
 
-    fn commands_with<'a>(&'a self, cancel: &'a CancellationToken) -> execute::Host<'a> {
-        let Self { sandbox, workspace, policy, variables, secrets, .. } = self;
+    fn commands_with<'a>(&'a self, cancel: &'a CancellationToken, variables: &'a Environment) -> execute::Host<'a> {
+        let Self { sandbox, workspace, policy, secrets, .. } = self;
         execute::Host { sandbox, workspace, policy: &policy.commands, variables, secrets, cancel }
     }
 

@@ -16,11 +16,18 @@ pub(crate) struct Meter {
     /// What the model wrote.
     bytes: usize,
     reported: Option<Usage>,
+    /// Whether the vendor has read the request, although nothing of its answer came.
+    taken: bool,
 }
 
 impl Meter {
     pub(crate) fn new(request: Arc<Request>) -> Self {
-        Self { request, bytes: 0, reported: None }
+        Self { request, bytes: 0, reported: None, taken: false }
+    }
+
+    /// The vendor has read the request.
+    pub(crate) fn taken(&mut self) {
+        self.taken = true;
     }
 
     pub(crate) fn see(&mut self, chunk: &Chunk) {
@@ -47,7 +54,7 @@ impl Meter {
         match self.reported {
             Some(reported) if complete && reported.output_tokens > 0 => reported,
             Some(reported) => Usage { output_tokens: reported.output_tokens.max(estimated_output), ..reported },
-            None if self.bytes == 0 && !complete => Usage::default(),
+            None if self.bytes == 0 && !complete && !self.taken => Usage::default(),
             None => Usage {
                 input_tokens: tokens(self.request.input_chars()),
                 output_tokens: estimated_output,

@@ -5,13 +5,19 @@
 
 mod run;
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::Relaxed},
+    },
+    time::Duration,
+};
 
 use async_trait::async_trait;
 use construct_domain::money::{Prices, Usage};
 use construct_proto::mesh::v1::{FailureClass, ModelTarget, Provider, Route};
 use construct_runtime::MasterKeys;
-use futures::stream::BoxStream;
+use futures::stream::{BoxStream, StreamExt as _};
 use secrecy::{ExposeSecret as _, SecretString};
 use tokio::time::{Instant, sleep_until};
 use tokio_util::sync::CancellationToken;
@@ -21,7 +27,9 @@ use crate::{
     breaker::{self, Breakers, Permit},
     cancels::Cancel,
     failure::Failure,
-    fenced, key,
+    fenced,
+    http::{Headroom, Observe},
+    key,
     keys::{KeyId, Keys, Lease, Want},
     meter::Meter,
     retry::Policy,
@@ -150,16 +158,20 @@ impl Router {
             })
             .await?;
         let key = key::open(&self.master_keys, &target.provider.id, lease.sealed.as_ref())?;
-        let vendor = self.vendors.open(&target.provider, key.clone(), Some(lease.observer()))?;
+        let taken = Arc::new(AtomicBool::new(false));
+        let observer = Arc::new(Taken { observer: lease.observer(), taken: Arc::clone(&taken) });
+        let vendor = self.vendors.open(&target.provider, key.clone(), Some(observer))?;
         let vendor = fenced::around(vendor, request);
         // What was set aside for a call that is not made goes back.
         let permit = self.breakers.admit(&breaker).inspect_err(|_| lease.used(0))?;
         Ok(Trying {
             at: want.at,
-            chunks: vendor.invoke(Arc::clone(request)),
+            // Asked once more when it has ended, where it ends before it has begun.
+            chunks: vendor.invoke(Arc::clone(request)).fuse().boxed(),
             meter: Meter::new(Arc::clone(request)),
             request: Arc::clone(request),
             early: Vec::new(),
+            taken,
             permit,
             lease,
             key,
@@ -184,9 +196,25 @@ struct Trying {
     meter: Meter,
     /// What came before anything of the answer.
     early: Vec<Chunk>,
+    /// Whether the vendor has begun to answer, if only by a status.
+    taken: Arc<AtomicBool>,
     permit: Permit,
     lease: Lease,
     key: Option<SecretString>,
+}
+
+/// Notes that a vendor has taken a request, on the way of what it says about its limits.
+#[derive(Debug)]
+struct Taken {
+    observer: Arc<dyn Observe>,
+    taken: Arc<AtomicBool>,
+}
+
+impl Observe for Taken {
+    fn headroom(&self, headroom: Headroom) {
+        self.taken.store(true, Relaxed);
+        self.observer.headroom(headroom);
+    }
 }
 
 impl Trying {

@@ -165,6 +165,15 @@ pub(crate) struct Tool {
     pub(crate) argument: String,
 }
 
+/// How many tokens a model may answer, when so many are `asked` for.
+pub(crate) fn longest_answer(model: &mesh::ModelTarget, asked: Option<u32>) -> u32 {
+    let limit = match u32::try_from(model.max_output_tokens) {
+        Ok(0) | Err(_) => 8_192,
+        Ok(limit) => limit,
+    };
+    asked.filter(|&asked| asked > 0).map_or(limit, |asked| asked.min(limit))
+}
+
 /// What a model costs.
 pub(crate) fn prices(prices: v1::Prices) -> Prices {
     let v1::Prices { input, output, cache_read, cache_write, thinking, request, long_context } = prices;
@@ -204,10 +213,6 @@ impl Request {
     /// The same request to another model.
     #[must_use]
     pub(crate) fn addressed(self, provider: &mesh::Provider, model: &mesh::ModelTarget) -> Self {
-        let limit = match u32::try_from(model.max_output_tokens) {
-            Ok(0) | Err(_) => 8_192,
-            Ok(limit) => limit,
-        };
         let vendor = provider.r#type().as_str_name().trim_start_matches("MODEL_PROVIDER_TYPE_").to_lowercase();
         let mut turns = self.turns;
         // What one account has sealed, another may not be able to open.
@@ -222,7 +227,7 @@ impl Request {
             context_window: u32::try_from(model.context_window).unwrap_or(0),
             tool_calling: model.tool_calling.unwrap_or(true),
             model: model.vendor_model.clone(),
-            max_tokens: self.parameters.max_tokens.filter(|&asked| asked > 0).map_or(limit, |asked| asked.min(limit)),
+            max_tokens: longest_answer(model, self.parameters.max_tokens),
             ..self
         }
     }

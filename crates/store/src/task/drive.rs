@@ -216,7 +216,8 @@ impl Store {
         }))
     }
 
-    /// Which of these tasks there are no longer: neither in use nor deleted and still to be cleaned up after.
+    /// Which of these tasks were deleted and are cleaned up after. One that is merely not known is not among them: whoever asks is
+    /// about to remove things, and may be asking the wrong database.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -225,7 +226,8 @@ impl Store {
         let ids: Vec<Uuid> = tasks.iter().map(|task| task.uuid()).collect();
         let gone = sqlx::query_scalar!(
             r#"SELECT asked.id AS "id!" FROM unnest($1::uuid[]) AS asked (id)
-               WHERE NOT EXISTS (SELECT 1 FROM tasks t WHERE t.id = asked.id)"#,
+               WHERE NOT EXISTS (SELECT 1 FROM tasks t WHERE t.id = asked.id)
+                 AND EXISTS (SELECT 1 FROM events e WHERE e.stream_id = asked.id AND e.type = 'task.deleted')"#,
             &ids,
         )
         .fetch_all(&self.pool)

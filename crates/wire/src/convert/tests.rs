@@ -159,7 +159,7 @@ fn agents_and_models_name_what_they_refer_to() {
         policy: vec![every_rule()],
         compute: "cpu-8".into(),
         secrets: vec!["TOKEN".into()],
-        script_models: Vec::new(),
+        script_models: vec!["mini".into()],
         task_count: 3,
         revision: 1,
         created_at: NOW,
@@ -169,6 +169,7 @@ fn agents_and_models_name_what_they_refer_to() {
     let spec = agent.spec.expect("set");
     assert_eq!((spec.model.as_str(), spec.max_turns), ("m", 0));
     assert_eq!(spec.secrets, ["TOKEN"]);
+    assert_eq!(spec.script_models, ["mini"]);
     assert_eq!(to_parameters(spec.parameters.expect("set")), parameters);
     assert_eq!(agent.status.expect("set").task_count, 3);
     let rates = Rates { input: 5, output: 6, cache_read: 7, cache_write: 8, thinking: 9 };

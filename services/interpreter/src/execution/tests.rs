@@ -1,6 +1,7 @@
 //! Scripts that wait for people: put away, gone on with, and told what was decided.
 
 mod divergence;
+mod environment;
 mod large;
 mod outages;
 mod stopping;

@@ -110,10 +110,13 @@ pub(super) struct Set {
     value: Option<String>,
 }
 
+/// The variables that scripts had set at one moment.
+pub type Environment = BTreeMap<String, String>;
+
 /// The variables that scripts have set.
 #[derive(Debug, Default)]
 pub(super) struct Variables {
-    set: Mutex<BTreeMap<String, String>>,
+    set: Mutex<Environment>,
 }
 
 impl Variables {
@@ -147,44 +150,39 @@ impl Variables {
         }
     }
 
-    /// The variables of a command as a person would write them before it: those that are set, and over them `own`.
-    pub(super) fn assignments(&self, own: &Value) -> String {
-        let mut all = self.set().clone();
-        let own = own.as_object().into_iter().flatten();
-        all.extend(own.filter_map(|(name, value)| Some((name.clone(), value.as_str()?.to_owned()))));
-        all.iter().map(|(name, value)| format!("{name}={}", quoted(value))).collect::<Vec<_>>().join(" ")
-    }
-
-    /// Those that are set; none when there are none.
-    pub(super) fn all(&self) -> Option<Value> {
-        let set = self.set();
-        (!set.is_empty()).then(|| serde_json::json!(*set))
-    }
-
-    /// The variables for one command: those that are set, and over them those of the call.
-    pub(super) fn with(
-        &self,
-        tool: &str,
-        own: BTreeMap<String, String>,
-    ) -> Result<BTreeMap<String, String>, ToolError> {
-        for (name, value) in &own {
-            check(tool, &format!("options.env.{name}"), name, value)?;
-        }
-        let bytes = size(own.iter());
-        if bytes > MAX_BYTES {
-            return Err(ToolError::invalid(format!(
-                "{tool}: options.env has {bytes} bytes, at most {MAX_BYTES} are allowed; pass data in a file or stdin."
-            )));
-        }
-        let mut all = self.set().clone();
-        all.extend(own);
-        Ok(all)
+    /// Those that are set now.
+    pub(super) fn now(&self) -> Environment {
+        self.set().clone()
     }
 
     fn set(&self) -> MutexGuard<'_, BTreeMap<String, String>> {
         // No change is ever half done.
         self.set.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// The variables of a command as a person would write them before it: those that are `set`, and over them `own`.
+pub(super) fn assignments(set: &Environment, own: &Value) -> String {
+    let mut all = set.clone();
+    let own = own.as_object().into_iter().flatten();
+    all.extend(own.filter_map(|(name, value)| Some((name.clone(), value.as_str()?.to_owned()))));
+    all.iter().map(|(name, value)| format!("{name}={}", quoted(value))).collect::<Vec<_>>().join(" ")
+}
+
+/// The variables for one command: those that are `set`, and over them those of the call.
+pub(super) fn with(set: &Environment, tool: &str, own: Environment) -> Result<Environment, ToolError> {
+    for (name, value) in &own {
+        check(tool, &format!("options.env.{name}"), name, value)?;
+    }
+    let bytes = size(own.iter());
+    if bytes > MAX_BYTES {
+        return Err(ToolError::invalid(format!(
+            "{tool}: options.env has {bytes} bytes, at most {MAX_BYTES} are allowed; pass data in a file or stdin."
+        )));
+    }
+    let mut all = set.clone();
+    all.extend(own);
+    Ok(all)
 }
 
 impl Set {

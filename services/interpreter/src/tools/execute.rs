@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
 
 use super::definition::{Definition, Effect, Permission, Provider, limits};
-use super::environment::Variables;
+use super::environment::{self, Environment};
 use super::error::{OUTSIDE, ToolError, path_error};
 use super::kind::{Kind, Parameter, optional, required};
 use super::output::{Output, field};
@@ -123,7 +123,8 @@ pub(super) struct Host<'a> {
     pub(super) sandbox: &'a CommandSandbox,
     pub(super) workspace: &'a Workspace,
     pub(super) policy: &'a CommandPolicy,
-    pub(super) variables: &'a Variables,
+    /// What scripts had set when they made the call.
+    pub(super) variables: &'a Environment,
     pub(super) secrets: &'a Secrets,
     pub(super) cancel: &'a CancellationToken,
 }
@@ -151,7 +152,7 @@ impl Host<'_> {
         }
         secrets::refuse(tool, "the command", &script)?;
         secrets::refuse(tool, "the standard input", options.stdin.as_deref().unwrap_or_default())?;
-        let environment = secrets.in_environment(tool, program, variables.with(tool, options.env)?)?;
+        let environment = secrets.in_environment(tool, program, environment::with(variables, tool, options.env)?)?;
         let directory = match &options.cwd {
             Some(path) => workspace.locate(path).map_err(|e| path_error(workspace, &e))?,
             None => RelativePath::root(),

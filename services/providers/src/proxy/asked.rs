@@ -15,6 +15,10 @@ use crate::{
 const MAX_TOOLS: usize = 256;
 /// Bytes of text that are at least one token, for the upper estimate of what a request costs.
 const BYTES_PER_TOKEN: usize = 2;
+/// What vendors count at most for a picture.
+const TOKENS_PER_PICTURE: usize = 6_000;
+/// What vendors put around a piece of the conversation, generously.
+const TOKENS_PER_PART: usize = 50;
 
 /// A request of a client.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -108,9 +112,28 @@ impl Asked {
 
 /// The most that a request can cost, in 10⁻¹² dollars, as far as that can be said before.
 pub(crate) fn estimate(request: &Request, route: &Route) -> i64 {
-    let schemas: usize = request.tools.iter().map(|tool| tool.schema.to_string().len()).sum();
-    let read = i64::try_from((request.input_chars() + schemas).div_ceil(BYTES_PER_TOKEN)).unwrap_or(i64::MAX);
-    route.upper_cost(read, request.max_tokens.into())
+    let tools =
+        request.tools.iter().map(|tool| tool.name.len() + tool.description.len() + tool.schema.to_string().len());
+    let format = request.format.words().map_or(0, |words| words.len());
+    let parts = request.turns.iter().flat_map(|turn| &turn.parts);
+    let bytes = request.system.len() + tools.sum::<usize>() + format + parts.clone().map(bytes).sum::<usize>();
+    let pictures = parts.filter(|part| matches!(part, Part::Media(media) if media.is_image())).count();
+    let count = request.tools.len() + request.turns.iter().map(|turn| turn.parts.len() + 1).sum::<usize>() + 1;
+    let tokens = bytes.div_ceil(BYTES_PER_TOKEN) + pictures * TOKENS_PER_PICTURE + count * TOKENS_PER_PART;
+    route.upper_cost(i64::try_from(tokens).unwrap_or(i64::MAX), request.parameters.max_tokens)
+}
+
+/// Bytes of a part, without those of pictures.
+fn bytes(part: &Part) -> usize {
+    match part {
+        Part::Text(text) => text.len(),
+        Part::Thinking { text, data } => text.len() + data.len(),
+        Part::Call { id, name, arguments } => id.len() + name.len() + arguments.to_string().len(),
+        Part::Result { id, name, output, .. } => id.len() + name.len() + output.len(),
+        Part::Media(media) if media.is_image() => 0,
+        // Base64 has four characters for three bytes.
+        Part::Media(media) => media.name.len() + media.base64.len() / 4 * 3,
+    }
 }
 
 /// A tool as every protocol describes one.

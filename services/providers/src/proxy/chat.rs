@@ -342,6 +342,7 @@ fn usage(usage: &Usage) -> Value {
         "completion_tokens": usage.output_tokens,
         "total_tokens": read.saturating_add(usage.output_tokens),
         "prompt_tokens_details": {"cached_tokens": usage.cache_read_tokens},
+        "completion_tokens_details": {"reasoning_tokens": usage.thinking_tokens},
     })
 }
 

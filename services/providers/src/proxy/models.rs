@@ -37,18 +37,20 @@ pub(crate) struct Route {
 }
 
 impl Route {
-    /// Who may answer one call, in the order they are tried.
-    pub(crate) fn in_order(&self) -> Vec<Arc<Target>> {
-        in_order(self.target.clone(), &self.fallbacks, fastrand::f64)
+    /// Who may answer one call, in the order they are tried. Whoever cannot call tools answers no call that offers some.
+    pub(crate) fn in_order(&self, offers_tools: bool) -> Vec<Arc<Target>> {
+        let mut targets = in_order(self.target.clone(), &self.fallbacks, fastrand::f64);
+        targets.retain(|target| !offers_tools || target.model.tool_calling.unwrap_or(true));
+        targets
     }
 
-    /// What a call that reads so many tokens costs at most, in 10⁻¹² dollars, when nobody answers with more than `max_tokens`.
-    pub(crate) fn upper_cost(&self, input_tokens: i64, max_tokens: i64) -> i64 {
+    /// What a call that reads so many tokens costs at most, in 10⁻¹² dollars, when it asks for no more than `max_tokens`.
+    pub(crate) fn upper_cost(&self, input_tokens: i64, max_tokens: Option<u32>) -> i64 {
         let others = self.fallbacks.iter().filter_map(|route| route.model.as_ref());
         let targets = std::iter::once(&self.target.model).chain(others).map(|model| money::Target {
             prices: model.prices.map(vendor::prices).unwrap_or_default(),
             context_window: model.context_window,
-            max_output_tokens: max_tokens,
+            max_output_tokens: vendor::longest_answer(model, max_tokens).into(),
         });
         money::upper_cost(&targets.collect::<Vec<_>>(), self.hedge_after.is_some(), input_tokens)
     }

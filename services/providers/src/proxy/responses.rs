@@ -267,7 +267,7 @@ fn usage(usage: &Usage) -> Value {
         "input_tokens": read,
         "input_tokens_details": {"cached_tokens": usage.cache_read_tokens},
         "output_tokens": usage.output_tokens,
-        "output_tokens_details": {"reasoning_tokens": 0},
+        "output_tokens_details": {"reasoning_tokens": usage.thinking_tokens},
         "total_tokens": read.saturating_add(usage.output_tokens),
     })
 }

@@ -10,7 +10,7 @@ use axum::{
 };
 use futures::{FutureExt as _, stream};
 use jiff::Timestamp;
-use tokio::time::{Instant, timeout};
+use tokio::time::{Instant, timeout, timeout_at};
 use uuid::Uuid;
 
 use super::{
@@ -25,6 +25,8 @@ use crate::{failure::Failure, vendor::Chunk};
 
 /// Bytes of a request at most: the vendors' own bounds are about this.
 const MAX_BODY: usize = 32 * 1024 * 1024;
+/// How long a request may take to arrive.
+const BODY: Duration = Duration::from_secs(60);
 /// Bytes of events that are written at once at most, when more than one has come.
 const BATCH: usize = 16 * 1024;
 /// Silence after which a stream shows that it lives.
@@ -83,9 +85,11 @@ async fn begin<F: Face>(shared: &Arc<Shared>, request: HttpRequest) -> Result<Re
         retry_at: now.checked_add(Duration::from_secs(1)).ok(),
         ..Refusal::new(Kind::Overloaded, "the proxy works on as many calls as it can at the moment")
     })?;
-    let body = to_bytes(body, MAX_BODY).await.map_err(|_| {
+    let slow = |_| Refusal::invalid(format!("the request did not arrive within {} s", BODY.as_secs()));
+    let body = timeout(BODY, to_bytes(body, MAX_BODY)).await.map_err(slow)?.map_err(|_| {
         Refusal::new(Kind::TooLarge, format!("the request is larger than {MAX_BODY} bytes, or broke off"))
     })?;
+    let deadline = Instant::now() + shared.timeout;
     let mut asked = F::read(&body)?;
     drop(body);
     let name = access::model(&token, &asked.model)?;
@@ -101,9 +105,13 @@ async fn begin<F: Face>(shared: &Arc<Shared>, request: HttpRequest) -> Result<Re
     let streamed = asked.stream;
     let request = Arc::new(asked.request(&head.id, &token.task, &route)?);
     let amount = estimate(&request, &route);
-    let hold = shared.spending.hold(&token, &route.target.model.id, F::PURPOSE, amount, shared.timeout).await?;
+    let holding = shared.spending.hold(&token, &route.target.model.id, F::PURPOSE, amount, shared.timeout);
+    let hold = timeout_at(deadline, holding).await.map_err(|_| Refusal {
+        retry_at: now.checked_add(Duration::from_secs(1)).ok(),
+        ..Refusal::new(Kind::Overloaded, "no money could be set aside in time")
+    })??;
     let gathered = Gathered::new(&head.id, request.input_chars());
-    let call = Call::start(&shared.router, &route, request, Instant::now() + shared.timeout, hold, permit);
+    let call = Call::start(&shared.router, &route, request, deadline, hold, permit);
     let mut exchange = Exchange { call, gathered, complete: false };
     if streamed { stream_of::<F>(exchange, head).await } else { whole_of::<F>(&mut exchange, &head).await }
 }

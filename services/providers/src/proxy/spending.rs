@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use construct_bus::{Bus, subject};
+use construct_bus::{Bus, request, subject};
 use construct_domain::{OrganizationId, money::Usage};
 use construct_proto::mesh::v1 as mesh;
 use construct_runtime::ModelToken;
@@ -38,6 +38,8 @@ const TICK: Duration = Duration::from_millis(250);
 const FIRST_CALLS: i64 = 4;
 /// How many at most.
 const MAX_CALLS: i64 = 256;
+/// When money is given back of which nobody said whether it was set aside.
+const GIVE_BACK: Duration = Duration::from_secs(30);
 /// How long publishing a report is tried for before it waits for the next tick.
 const PUBLISH: Duration = Duration::from_secs(2);
 
@@ -88,6 +90,14 @@ struct Lease {
     used: Usage,
 }
 
+/// A call that money is wanted for.
+struct Wanted {
+    token: ModelToken,
+    account: Account,
+    amount: i64,
+    expires: Duration,
+}
+
 /// Money for one call. Dropped without [`Hold::settle`], nothing was used.
 pub(crate) struct Hold {
     spending: Spending,
@@ -129,39 +139,56 @@ impl Spending {
             let free = amount == 0;
             (Arc::clone(&state.accounts.entry(account.clone()).or_default().asking), free)
         };
+        // In a task of its own: a client that goes away in the middle must not leave money set aside that nobody knows of.
+        let wanted = Wanted { token: token.clone(), account, amount, expires };
+        let opening = tokio::spawn(self.clone().open_lease(asking, wanted, free));
+        let failed = |_| Err(Refusal::new(Kind::Overloaded, "no money could be set aside"));
+        opening.await.unwrap_or_else(failed)
+    }
+
+    /// Opens a lease with a call in it, unless another one has meanwhile.
+    async fn open_lease(
+        self,
+        asking: Arc<tokio::sync::Mutex<()>>,
+        wanted: Wanted,
+        free: bool,
+    ) -> Result<Hold, Refusal> {
         let _turn = asking.lock().await;
-        // Another one may have asked meanwhile.
+        let Wanted { account, amount, .. } = &wanted;
+        let held = |lease| Hold {
+            spending: self.clone(),
+            account: account.clone(),
+            lease,
+            amount: *amount,
+            used: Usage::default(),
+        };
         let calls = {
             let mut state = self.lock();
-            if let Some(lease) = state.take(&account, amount) {
+            if let Some(lease) = state.take(account, *amount) {
                 return Ok(held(lease));
             }
-            state.retire(&account)
+            state.retire(account)
         };
         if free {
-            return Ok(held(self.lock().open(&account, String::new(), i64::MAX, 0)));
+            return Ok(held(self.lock().open(account, String::new(), i64::MAX, 0)));
         }
         let whole = amount.saturating_mul(calls);
-        let reservation = match self.reserve(token, whole, expires).await? {
+        let reservation = match self.reserve(&wanted, whole).await? {
             Ok(reservation) => (reservation, whole),
             // Near its end a budget may still be enough for this one.
             Err(refused) if calls == 1 => return Err(Refusal::new(Kind::Budget, refused)),
-            Err(_) => match self.reserve(token, amount, expires).await? {
-                Ok(reservation) => (reservation, amount),
+            Err(_) => match self.reserve(&wanted, *amount).await? {
+                Ok(reservation) => (reservation, *amount),
                 Err(refused) => return Err(Refusal::new(Kind::Budget, refused)),
             },
         };
-        Ok(held(self.lock().open(&account, reservation.0, reservation.1, amount)))
+        Ok(held(self.lock().open(account, reservation.0, reservation.1, *amount)))
     }
 
     /// Asks for a reservation; the inner error is why it is refused.
-    async fn reserve(
-        &self,
-        token: &ModelToken,
-        amount: i64,
-        expires: Duration,
-    ) -> Result<Result<String, String>, Refusal> {
-        let expires = Timestamp::now().checked_add(expires + LEASE + PUBLISH).unwrap_or(Timestamp::MAX);
+    async fn reserve(&self, wanted: &Wanted, amount: i64) -> Result<Result<String, String>, Refusal> {
+        let Wanted { token, account, expires, .. } = wanted;
+        let expires = Timestamp::now().checked_add(*expires + LEASE + PUBLISH).unwrap_or(Timestamp::MAX);
         let question = mesh::BudgetReserve {
             reservation_id: Uuid::now_v7().to_string(),
             organization_id: token.organization.clone(),
@@ -174,8 +201,26 @@ impl Spending {
             token_id: token.id.clone(),
             token_budget_pico_usd: token.budget_pico_usd,
         };
-        let answer = self.bus.ask(&subject::Budgets, &question, PATIENCE).await.map_err(|error| away(&error))?;
-        Ok(if answer.refused.is_empty() { Ok(question.reservation_id) } else { Err(answer.refused) })
+        match self.bus.ask(&subject::Budgets, &question, PATIENCE).await {
+            Ok(answer) if answer.refused.is_empty() => Ok(Ok(question.reservation_id)),
+            Ok(answer) => Ok(Err(answer.refused)),
+            Err(error) => {
+                if !matches!(error, request::Error::NoResponders) {
+                    self.give_back(account.clone(), question.reservation_id);
+                }
+                Err(away(&error))
+            }
+        }
+    }
+
+    /// Gives back what may have been set aside although nobody said so. Later, so that this is not heard before the question.
+    fn give_back(&self, account: Account, reservation: String) {
+        let spending = self.clone();
+        tokio::spawn(async move {
+            tokio::time::sleep(GIVE_BACK).await;
+            let unused = report(account, reservation, Usage::default(), String::new());
+            spending.lock().unsent.push(unused);
+        });
     }
 
     /// Reports until told to stop, and then the rest.
@@ -295,7 +340,8 @@ impl State {
         let over: Vec<u64> = self
             .closing
             .iter()
-            .filter(|(_, (_, lease))| all || lease.under_way == 0)
+            // One that a call is still under way in is not reported without it: its money counts as spent when its time is over.
+            .filter(|(_, (_, lease))| lease.under_way == 0)
             .map(|(number, _)| *number)
             .collect();
         for (account, lease) in over.iter().filter_map(|number| self.closing.remove(number)) {
@@ -303,16 +349,20 @@ impl State {
                 continue;
             }
             let calls = if lease.calls > 1 { format!(" ({} calls)", lease.calls) } else { String::new() };
-            self.unsent.push(mesh::SpendingReport {
-                call_id: Uuid::now_v7().to_string(),
-                reservation_id: lease.reservation,
-                organization_id: account.organization,
-                task_id: account.task,
-                model_id: account.model,
-                usage: Some(usage_to_proto(lease.used)),
-                purpose: format!("{}{calls}", account.purpose),
-            });
+            self.unsent.push(report(account, lease.reservation, lease.used, calls));
         }
+    }
+}
+
+fn report(account: Account, reservation_id: String, used: Usage, calls: String) -> mesh::SpendingReport {
+    mesh::SpendingReport {
+        call_id: Uuid::now_v7().to_string(),
+        reservation_id,
+        organization_id: account.organization,
+        task_id: account.task,
+        model_id: account.model,
+        usage: Some(usage_to_proto(used)),
+        purpose: format!("{}{calls}", account.purpose),
     }
 }
 

@@ -6,9 +6,10 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use construct_proto::mesh::v1::FailureClass;
 use tokio::{
     sync::{OwnedSemaphorePermit, mpsc},
-    time::Instant,
+    time::{Instant, timeout_at},
 };
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument as _;
@@ -49,10 +50,10 @@ impl Call {
         let (sender, said) = mpsc::channel(WAITING);
         let cancel = Cancel::default();
         let (router, targets, hedge_after, cancelled) =
-            (router.clone(), route.in_order(), route.hedge_after, cancel.clone());
+            (router.clone(), route.in_order(!request.tools.is_empty()), route.hedge_after, cancel.clone());
         let calling = async move {
             let provider_id = request.origin.provider_id.clone();
-            let mut pieces = Pieces { sender, held: Vec::new(), shown: false, provider_id, foreign: false };
+            let mut pieces = Pieces { sender, held: Vec::new(), shown: false, provider_id, foreign: false, deadline };
             let interrupts = Interrupts { cancel: &cancelled, deadline, hand_back: CancellationToken::new() };
             let call = RoutedCall { request, targets, hedge_after, tries: 0, interrupts };
             let routed = router.call(call, &mut pieces).await;
@@ -92,14 +93,18 @@ struct Pieces {
     provider_id: String,
     /// Whether another one answers.
     foreign: bool,
+    /// A client that takes nothing must not hold the call for longer.
+    deadline: Instant,
 }
 
 impl Pieces {
     async fn show(&mut self) -> Result<(), Failure> {
         for chunk in self.held.drain(..) {
             // Nobody takes it when the client is gone, and then the call is cancelled.
-            let sent = self.sender.send(Said::Chunk(chunk)).await;
-            sent.map_err(|_| Failure::internal("nobody takes the answer any more"))?;
+            let sent = timeout_at(self.deadline, self.sender.send(Said::Chunk(chunk))).await;
+            if !matches!(sent, Ok(Ok(()))) {
+                return Err(Failure::new(FailureClass::DeadlineExceeded, "nobody takes the answer any more"));
+            }
         }
         Ok(())
     }
@@ -113,7 +118,7 @@ impl Pieces {
         };
         if let Ok(last) = last {
             // As above.
-            let _ = self.sender.send(last).await;
+            let _ = timeout_at(self.deadline, self.sender.send(last)).await;
         }
     }
 }

@@ -1,6 +1,10 @@
 //! A call on its way through its targets.
 
-use std::{mem, sync::Arc, time::Duration};
+use std::{
+    mem,
+    sync::{Arc, atomic::Ordering::Relaxed},
+    time::Duration,
+};
 
 use construct_domain::money::Usage;
 use construct_proto::mesh::v1::FailureClass;
@@ -297,6 +301,10 @@ impl<'a> Run<'a> {
 
     /// Ends a try that nobody waits for any more. That it was slow says nothing about the vendor's health.
     fn leave(&mut self, mut trying: Trying) {
+        if trying.taken.load(Relaxed) {
+            // It has read the request, and many vendors say only at the end what that was.
+            trying.meter.taken();
+        }
         self.spend(&mut trying, false);
     }
 

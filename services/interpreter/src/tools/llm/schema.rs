@@ -9,6 +9,10 @@ const MAX_BYTES: usize = 64 << 10;
 const MAX_PARTS: usize = 5_000;
 /// Words by which a schema refers elsewhere in ways that cannot be weighed beforehand.
 const REFUSED: [&str; 4] = ["$dynamicRef", "$recursiveRef", "$id", "$anchor"];
+/// How many of its parts may be held against how many places of a value for all faults to be looked for; above that only the first is.
+const ALL_FAULTS: usize = 200_000;
+/// The same for it to be looked at at all.
+const MAX_WORK: usize = 20_000_000;
 /// Longest fault that is told.
 const MAX_FAULT: usize = 300;
 
@@ -33,12 +37,33 @@ pub(super) fn faults(schema: &Value, value: &Value, most: usize) -> Vec<String> 
         Ok(validator) => validator,
         Err(what) => return vec![what],
     };
+    let mut parts = 0;
+    if let Err(what) = weigh(schema, schema, &mut Vec::new(), &mut parts) {
+        return vec![what];
+    }
+    let work = parts.saturating_mul(places(value));
+    if work > MAX_WORK {
+        return vec!["the value has too many parts to be held against this schema".to_owned()];
+    }
     let fault = |error: jsonschema::ValidationError<'_>| {
         let place = error.instance_path().to_string();
         let place = if place.is_empty() { "the value".to_owned() } else { place };
         format!("{place}: {error}").chars().take(MAX_FAULT).collect()
     };
-    validator.iter_errors(value).take(most).map(fault).collect()
+    // It gathers all of them, however few are taken.
+    if work <= ALL_FAULTS {
+        return validator.iter_errors(value).take(most).map(fault).collect();
+    }
+    validator.validate(value).err().map(fault).into_iter().collect()
+}
+
+/// How many values there are in a value, itself included.
+fn places(value: &Value) -> usize {
+    match value {
+        Value::Array(items) => 1 + items.iter().map(places).sum::<usize>(),
+        Value::Object(fields) => 1 + fields.values().map(places).sum::<usize>(),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => 1,
+    }
 }
 
 fn compile(schema: &Value) -> Result<Validator, String> {
@@ -72,9 +97,8 @@ fn weigh<'a>(root: &'a Value, part: &'a Value, open: &mut Vec<&'a str>, parts: &
                 weigh(root, target, open, parts)?;
                 open.pop();
             }
-            // Definitions count where they are used.
-            let used = fields.iter().filter(|(name, _)| !matches!(name.as_str(), "$defs" | "definitions"));
-            used.map(|(_, field)| field).try_for_each(|field| weigh(root, field, open, parts))
+            // Definitions too: a property may have their name.
+            fields.values().try_for_each(|field| weigh(root, field, open, parts))
         }
         Value::Array(list) => list.iter().try_for_each(|item| weigh(root, item, open, parts)),
         Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => Ok(()),
@@ -107,8 +131,12 @@ mod tests {
             doubling["$defs"][format!("d{n}")] = json!({"allOf": [next, next]});
         }
         doubling["$defs"]["d40"] = json!(true);
+        let mut hidden = doubling.clone();
+        hidden.as_object_mut().expect("an object").remove("$ref");
+        hidden["properties"] = json!({"definitions": {"$ref": "#/$defs/d0"}});
         for schema in [
             doubling,
+            hidden,
             json!({"allOf": [{"$ref": "#"}]}),
             json!({"properties": {"a": {"$ref": "#"}}}),
             json!({"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}),
@@ -121,6 +149,15 @@ mod tests {
         ] {
             assert!(check(&schema).is_err(), "{schema}");
         }
+    }
+
+    #[test]
+    fn many_parts_against_many_places_are_not_gathered() {
+        let wide = json!({"items": {"allOf": vec![json!({"type": "string"}); 1_500]}});
+        assert_eq!(check(&wide), Ok(()));
+        assert_eq!(faults(&wide, &json!(vec![1; 1_000]), 9).len(), 1);
+        let found = faults(&wide, &json!(vec![1; 100_000]), 9);
+        assert!(found[0].contains("too many parts"), "{found:?}");
     }
 
     #[test]

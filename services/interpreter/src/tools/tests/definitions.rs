@@ -286,7 +286,7 @@ async fn a_policy_is_asked_about_where_links_lead_too() {
     symlink("/etc/nothing", bench.path("away")).expect("linked");
     let asked = async |name: &str, path: &str| -> Vec<String> {
         let canonical = bench.tools.canonical(name, &json!([path, "x"])).expect("arguments that fit");
-        let subjects = bench.tools.subjects(name, &canonical).await.expect("a tool");
+        let subjects = bench.tools.subjects(name, &canonical, &bench.tools.environment()).await.expect("a tool");
         subjects.iter().map(ToString::to_string).collect()
     };
     assert_eq!(asked("create_file", "secret/key").await, ["secret/key"]);

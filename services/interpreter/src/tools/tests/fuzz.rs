@@ -60,7 +60,11 @@ impl Calls {
             if bench.tools.canonical(tool, canonical).as_ref() != Ok(canonical) {
                 return Err(format!("{tool}: the canonical form {canonical} has another one"));
             }
-            bench.tools.subjects(tool, canonical).await.map_err(|error| format!("{tool}: no subject: {error}"))?;
+            bench
+                .tools
+                .subjects(tool, canonical, &bench.tools.environment())
+                .await
+                .map_err(|error| format!("{tool}: no subject: {error}"))?;
         }
         let cx = CallContext::default();
         let ended = tokio::time::timeout(LONGEST, bench.tools.call(tool, arguments.clone(), &cx)).await;
