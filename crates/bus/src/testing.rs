@@ -86,6 +86,14 @@ impl NatsServer {
     /// When it does not run.
     pub fn pause(&self) {
         self.signal("STOP");
+        // The signal is on its way: on a busy machine the server may still answer.
+        let id = self.child.as_ref().expect("the server runs").id();
+        let stopped = || fs::read_to_string(format!("/proc/{id}/stat")).is_ok_and(|stat| stat.contains(") T "));
+        let deadline = Instant::now() + START;
+        while !stopped() {
+            assert!(Instant::now() < deadline, "the server does not stop");
+            std::thread::sleep(LOOK);
+        }
     }
 
     /// Lets it go on.
