@@ -136,7 +136,7 @@ fn tensorzero(folder: &Path, work: &Path, upstream: SocketAddr) -> anyhow::Resul
         ),
     )?;
     let mut command = command(&folder.join("tensorzero/bin/python"), work, "tensorzero")?;
-    let mut child = command.arg(folder.join("tensorzero.py")).arg(&config).stdout(Stdio::piped()).spawn()?;
+    let mut child = command.arg(folder.join("serve_tensorzero.py")).arg(&config).stdout(Stdio::piped()).spawn()?;
     let stdout = child.stdout.take().context("it has an output")?;
     // The first line says where it serves.
     let mut line = String::new();

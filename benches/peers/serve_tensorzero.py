@@ -1,4 +1,4 @@
-"""TensorZero's gateway, embedded in a Python process: serves HTTP and prints where. Usage: tensorzero.py CONFIG."""
+"""TensorZero's gateway, embedded in a Python process: serves HTTP and prints where. Usage: serve_tensorzero.py CONFIG."""
 
 import os
 import signal
