@@ -86,6 +86,30 @@ pub struct InvocationProvider {
     pub limits: KeyLimits,
 }
 
+/// Selects what [`model_and_provider`] reads, of the model `m` and the provider `p`, with `more` columns before.
+macro_rules! select_reached {
+    ([$more:literal], [$from:literal], $($parameter:expr),*) => {
+        sqlx::query!(
+            r#"SELECT "#
+                + $more
+                + r#"m.id AS model_id, m.name AS model_name, m.vendor_model, m.context_window, m.max_output_tokens,
+                    m.input_price, m.output_price, m.cache_read_price, m.cache_write_price,
+                    m.thinking_price, m.request_price, m.long_context_prices, m.tool_calling,
+                    p.id AS provider_id, p.name AS provider_name, p.kind, p.base_url, p.script, p.key_id, p.key_nonce, p.key_ciphertext,
+                    p.max_concurrency, p.requests_per_minute, p.tokens_per_minute,
+                    ARRAY(SELECT k.key_id FROM model_provider_keys k WHERE k.provider_id = p.id ORDER BY k.position)
+                        AS "further_ids!",
+                    ARRAY(SELECT k.key_nonce FROM model_provider_keys k WHERE k.provider_id = p.id ORDER BY k.position)
+                        AS "further_nonces!",
+                    ARRAY(SELECT k.key_ciphertext FROM model_provider_keys k WHERE k.provider_id = p.id ORDER BY k.position)
+                        AS "further_ciphertexts!"
+                "#
+                + $from,
+            $($parameter),*
+        )
+    };
+}
+
 /// A model and its provider from the columns of a row, whatever else is in it.
 macro_rules! model_and_provider {
     ($row:ident) => {
@@ -146,26 +170,15 @@ impl Store {
     /// [`Error::Unavailable`], [`Error::Internal`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn invocation(&self, task: TaskId) -> Result<Option<Invocation>, Error> {
-        let row = sqlx::query!(
-            r#"SELECT a.id AS agent_id, a.name AS agent_name, a.instructions, a.parameters,
-                    m.id AS model_id, m.name AS model_name, m.vendor_model, m.context_window, m.max_output_tokens,
-                    m.input_price, m.output_price, m.cache_read_price, m.cache_write_price,
-                    m.thinking_price, m.request_price, m.long_context_prices, m.tool_calling, m.hedge_after_ms,
-                    EXISTS (SELECT FROM model_fallbacks f WHERE f.model_id = m.id) AS "has_fallbacks!",
-                    p.id AS provider_id, p.name AS provider_name, p.kind, p.base_url, p.script, p.key_id, p.key_nonce, p.key_ciphertext,
-                    p.max_concurrency, p.requests_per_minute, p.tokens_per_minute,
-                    ARRAY(SELECT k.key_id FROM model_provider_keys k WHERE k.provider_id = p.id ORDER BY k.position)
-                        AS "further_ids!",
-                    ARRAY(SELECT k.key_nonce FROM model_provider_keys k WHERE k.provider_id = p.id ORDER BY k.position)
-                        AS "further_nonces!",
-                    ARRAY(SELECT k.key_ciphertext FROM model_provider_keys k WHERE k.provider_id = p.id ORDER BY k.position)
-                        AS "further_ciphertexts!"
-             FROM tasks t
+        let row = select_reached!(
+            [r#"a.id AS agent_id, a.name AS agent_name, a.instructions, a.parameters, m.hedge_after_ms,
+                EXISTS (SELECT FROM model_fallbacks f WHERE f.model_id = m.id) AS "has_fallbacks!", "#],
+            ["FROM tasks t
              JOIN agents a ON a.organization_id = t.organization_id AND a.id = t.agent_id
              JOIN models m ON m.organization_id = a.organization_id AND m.id = a.model_id
              JOIN model_providers p ON p.organization_id = m.organization_id AND p.id = m.provider_id
-             WHERE t.id = $1"#,
-            task.uuid(),
+             WHERE t.id = $1"],
+            task.uuid()
         )
         .fetch_optional(&self.pool)
         .await?;
@@ -192,25 +205,14 @@ impl Store {
     /// [`Error::Unavailable`], [`Error::Internal`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn invocation_fallbacks(&self, model: ModelId) -> Result<Vec<InvocationFallback>, Error> {
-        let rows = sqlx::query!(
-            r#"SELECT f.weight,
-                    m.id AS model_id, m.name AS model_name, m.vendor_model, m.context_window, m.max_output_tokens,
-                    m.input_price, m.output_price, m.cache_read_price, m.cache_write_price,
-                    m.thinking_price, m.request_price, m.long_context_prices, m.tool_calling,
-                    p.id AS provider_id, p.name AS provider_name, p.kind, p.base_url, p.script, p.key_id, p.key_nonce, p.key_ciphertext,
-                    p.max_concurrency, p.requests_per_minute, p.tokens_per_minute,
-                    ARRAY(SELECT k.key_id FROM model_provider_keys k WHERE k.provider_id = p.id ORDER BY k.position)
-                        AS "further_ids!",
-                    ARRAY(SELECT k.key_nonce FROM model_provider_keys k WHERE k.provider_id = p.id ORDER BY k.position)
-                        AS "further_nonces!",
-                    ARRAY(SELECT k.key_ciphertext FROM model_provider_keys k WHERE k.provider_id = p.id ORDER BY k.position)
-                        AS "further_ciphertexts!"
-             FROM model_fallbacks f
+        let rows = select_reached!(
+            [r#"f.weight, "#],
+            ["FROM model_fallbacks f
              JOIN models m ON m.organization_id = f.organization_id AND m.id = f.fallback_id
              JOIN model_providers p ON p.organization_id = m.organization_id AND p.id = m.provider_id
              WHERE f.model_id = $1
-             ORDER BY f.position"#,
-            model.uuid(),
+             ORDER BY f.position"],
+            model.uuid()
         )
         .fetch_all(&self.pool)
         .await?;
@@ -230,26 +232,16 @@ impl Store {
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn callable(&self, organization: OrganizationId, name_or_id: &str) -> Result<Option<Callable>, Error> {
         let id = name_or_id.parse::<ModelId>().ok().map(ModelId::uuid);
-        let row = sqlx::query!(
-            r#"SELECT m.id AS model_id, m.name AS model_name, m.vendor_model, m.context_window, m.max_output_tokens,
-                    m.input_price, m.output_price, m.cache_read_price, m.cache_write_price,
-                    m.thinking_price, m.request_price, m.long_context_prices, m.tool_calling, m.hedge_after_ms,
-                    EXISTS (SELECT FROM model_fallbacks f WHERE f.model_id = m.id) AS "has_fallbacks!",
-                    p.id AS provider_id, p.name AS provider_name, p.kind, p.base_url, p.script, p.key_id, p.key_nonce, p.key_ciphertext,
-                    p.max_concurrency, p.requests_per_minute, p.tokens_per_minute,
-                    ARRAY(SELECT k.key_id FROM model_provider_keys k WHERE k.provider_id = p.id ORDER BY k.position)
-                        AS "further_ids!",
-                    ARRAY(SELECT k.key_nonce FROM model_provider_keys k WHERE k.provider_id = p.id ORDER BY k.position)
-                        AS "further_nonces!",
-                    ARRAY(SELECT k.key_ciphertext FROM model_provider_keys k WHERE k.provider_id = p.id ORDER BY k.position)
-                        AS "further_ciphertexts!"
-             FROM models m
+        let row = select_reached!(
+            [r#"m.hedge_after_ms,
+                EXISTS (SELECT FROM model_fallbacks f WHERE f.model_id = m.id) AS "has_fallbacks!", "#],
+            ["FROM models m
              JOIN model_providers p ON p.organization_id = m.organization_id AND p.id = m.provider_id
              WHERE m.organization_id = $1 AND (m.id = $2 OR m.name = $3)
-             ORDER BY (m.id = $2) IS TRUE DESC LIMIT 1"#,
+             ORDER BY (m.id = $2) IS TRUE DESC LIMIT 1"],
             organization.uuid(),
             id as _,
-            name_or_id,
+            name_or_id
         )
         .fetch_optional(&self.pool)
         .await?;

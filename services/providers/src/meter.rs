@@ -50,17 +50,25 @@ impl Meter {
     /// What was used so far; of its cost only what the vendor says. Where the vendor has not said it, it is estimated: an answer that is cut off,
     /// or comes from a server that counts nothing, is not free.
     pub(crate) fn usage(&self, complete: bool) -> Usage {
-        let estimated_output = tokens(self.bytes);
-        match self.reported {
-            Some(reported) if complete && reported.output_tokens > 0 => reported,
-            Some(reported) => Usage { output_tokens: reported.output_tokens.max(estimated_output), ..reported },
-            None if self.bytes == 0 && !complete && !self.taken => Usage::default(),
-            None => Usage {
-                input_tokens: tokens(self.request.input_chars()),
-                output_tokens: estimated_output,
-                ..Usage::default()
-            },
-        }
+        used(self.reported, self.bytes, complete, self.taken, || self.request.input_chars())
+    }
+}
+
+/// What an answer of so many `bytes` used: what its vendor has `reported`, and an estimate where it has not. `taken`: the vendor has
+/// read the request, although nothing of the answer may have come. `input_chars` are those of the request.
+pub(crate) fn used(
+    reported: Option<Usage>,
+    bytes: usize,
+    complete: bool,
+    taken: bool,
+    input_chars: impl FnOnce() -> usize,
+) -> Usage {
+    let estimated_output = tokens(bytes);
+    match reported {
+        Some(reported) if complete && reported.output_tokens > 0 => reported,
+        Some(reported) => Usage { output_tokens: reported.output_tokens.max(estimated_output), ..reported },
+        None if bytes == 0 && !complete && !taken => Usage::default(),
+        None => Usage { input_tokens: tokens(input_chars()), output_tokens: estimated_output, ..Usage::default() },
     }
 }
 

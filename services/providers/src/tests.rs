@@ -92,7 +92,8 @@ pub(crate) async fn until<T, E: Debug>(what: &str, mut look: impl AsyncFnMut() -
 /// Short deadlines, so that tests of silence are quick, and long enough for a busy machine to answer within.
 pub(crate) fn vendors(patience: Duration) -> Vendors {
     crate::install_crypto();
-    let timeouts = Timeouts { connect: SOON, first_byte: patience, idle: patience };
+    // Within an answer: before its first byte a busy machine takes its time.
+    let timeouts = Timeouts { connect: SOON, first_byte: SOON, idle: patience };
     let make = || Http::new(timeouts);
     let http = CLIENTS.with_borrow_mut(|clients| clients.entry(patience).or_insert_with(make).clone());
     Vendors { http, memory: Arc::default() }

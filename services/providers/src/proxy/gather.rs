@@ -3,7 +3,7 @@
 use construct_domain::money::Usage;
 use construct_proto::mesh::v1::{FailureClass, model_completed::StopReason};
 
-use crate::{answer, failure::Failure, vendor::Chunk};
+use crate::{failure::Failure, meter, vendor::Chunk};
 
 /// What one answer may hold at most, in bytes.
 const MAX_BYTES: usize = 16 * 1024 * 1024;
@@ -143,15 +143,7 @@ impl Gathered {
 
     /// What was used so far. What the vendor has not said is estimated: an answer that is cut off is not free.
     pub(crate) fn usage(&self, complete: bool) -> Usage {
-        let estimated = answer::tokens(self.bytes);
-        match self.reported {
-            Some(reported) if complete && reported.output_tokens > 0 => reported,
-            Some(reported) => Usage { output_tokens: reported.output_tokens.max(estimated), ..reported },
-            None if self.bytes == 0 && !complete => Usage::default(),
-            None => {
-                Usage { input_tokens: answer::tokens(self.input_chars), output_tokens: estimated, ..Usage::default() }
-            }
-        }
+        meter::used(self.reported, self.bytes, complete, false, || self.input_chars)
     }
 
     /// Why the model stopped. Some servers say that it ended after calls; what counts is whether there are any.
