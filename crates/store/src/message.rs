@@ -254,17 +254,27 @@ impl Store {
         rows.into_iter().map(TryInto::try_into).collect()
     }
 
-    /// The transcript of a task: every message with a position, in order.
+    /// The transcript of a task as far as a position, in order, and behind it the message that is admitted at this moment.
     ///
     /// # Errors
     /// [`Error::Unavailable`], [`Error::Internal`] when a message cannot be read.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn transcript(&self, task: TaskId) -> Result<Vec<StoredMessage>, Error> {
-        select!(["WHERE m.task_id = $1 AND m.position IS NOT NULL ORDER BY m.position"], task.uuid())
-            .fetch_all(&self.pool)
-            .await?
-            .into_iter()
-            .map(TryInto::try_into)
-            .collect()
+    pub async fn transcript(
+        &self,
+        task: TaskId,
+        until: i64,
+        admitted: Option<MessageId>,
+    ) -> Result<Vec<StoredMessage>, Error> {
+        select!(
+            ["WHERE m.task_id = $1 AND (m.position <= $2 OR m.id = $3) ORDER BY m.position NULLS LAST"],
+            task.uuid(),
+            until,
+            admitted.map(MessageId::uuid) as _,
+        )
+        .fetch_all(&self.pool)
+        .await?
+        .into_iter()
+        .map(TryInto::try_into)
+        .collect()
     }
 }

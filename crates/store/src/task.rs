@@ -2,6 +2,7 @@
 
 mod commit;
 mod drive;
+mod statement;
 mod write;
 
 use std::collections::BTreeMap;
@@ -174,6 +175,7 @@ struct Row {
     approvals: Option<Value>,
     root_id: Uuid,
     spending: Option<Value>,
+    agent_revision: i64,
 }
 
 /// A question as the statement gives it.
@@ -284,7 +286,7 @@ macro_rules! select {
                     t.next_wake, t.last_outcome, t.error_code, t.error_message, t.error_time, t.input_tokens, t.output_tokens,
                     t.cache_read_tokens, t.cache_write_tokens, t.thinking_tokens, t.cost_pico_usd, t.tool_uses, t.suspend, t.cancel_reason,
                     t.cancel_intent, t.deleted_at IS NOT NULL AS "deleted!", t.event_sequence, t.version, t.revision, t.intents,
-                    t.intents_seen, t.trace_id, t.root_id, t.created_at, t.updated_at, "# $(+ $queue)+ + r#"
+                    t.intents_seen, t.trace_id, t.root_id, a.revision AS agent_revision, t.created_at, t.updated_at, "# $(+ $queue)+ + r#"
              FROM tasks t
              JOIN agents a ON a.organization_id = t.organization_id AND a.id = t.agent_id "# $(+ $tail)+,
             $($argument),*

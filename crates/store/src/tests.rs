@@ -5,6 +5,7 @@ mod budgets;
 mod catalogue;
 mod commit;
 mod events;
+mod memory;
 mod messages;
 mod pages;
 mod tasks;

@@ -35,6 +35,21 @@ pub struct Idempotency {
     pub request_hash: [u8; 32],
 }
 
+impl Write {
+    /// The event of this write, as it is stored.
+    pub(crate) fn stored(&self, stream: Uuid, sequence: u64, event: NewEvent) -> StoredEvent {
+        StoredEvent {
+            organization: self.organization,
+            stream,
+            sequence,
+            kind: event.kind,
+            payload: event.payload,
+            step: event.step,
+            created_at: time::micros(self.now),
+        }
+    }
+}
+
 /// What the caller makes of a changed entity: how others are told, and what is answered.
 #[derive(Debug, Clone)]
 pub struct Rendered {
@@ -171,7 +186,7 @@ impl Writer<'_> {
         .fetch_optional(&mut *self.transaction)
         .await?
         .ok_or(Error::NotFound { what: "organization" })?;
-        let event = self.stored(self.organization(), unsigned(sequence), event);
+        let event = self.write.stored(self.organization(), unsigned(sequence), event);
         self.commit(&response).await?;
         Ok(Written::Applied { entity, event: Some(event) })
     }
@@ -185,7 +200,7 @@ impl Writer<'_> {
         render: impl FnOnce(&T) -> Rendered,
     ) -> Result<Written<T>, Error> {
         let Rendered { event, response } = render(&entity);
-        let event = self.stored(task.uuid(), sequence, event);
+        let event = self.write.stored(task.uuid(), sequence, event);
         sqlx::query!(
             "INSERT INTO events (organization_id, stream_id, sequence, type, payload, step, created_at)
              VALUES ($1, $2, $3, $4, $5, $6, $7)",
@@ -214,19 +229,8 @@ impl Writer<'_> {
         Ok(Written::Applied { entity, event: None })
     }
 
-    fn stored(&self, stream: Uuid, sequence: u64, event: NewEvent) -> StoredEvent {
-        StoredEvent {
-            organization: self.write.organization,
-            stream,
-            sequence,
-            kind: event.kind,
-            payload: event.payload,
-            step: event.step,
-            created_at: time::micros(self.write.now),
-        }
-    }
-
-    async fn commit(mut self, response: &[u8]) -> Result<(), Error> {
+    /// Commits, and keeps the answer for repeated requests.
+    pub(crate) async fn commit(mut self, response: &[u8]) -> Result<(), Error> {
         if let Some(Idempotency { key, .. }) = &self.write.idempotency {
             sqlx::query!(
                 "UPDATE idempotency_keys SET response = $3 WHERE organization_id = $1 AND key = $2",

@@ -123,20 +123,28 @@ impl Worker {
         receipt.continue_trace(&span);
         let keep_alive = receipt.keep_alive();
         // Boxed, because the future of a call is large and lives in a task of its own anyway.
-        let result = Box::pin(self.answer(&command, delivery)).instrument(span.clone()).await;
-        let settled = match result {
-            Some(result) => self.publish(task, result).instrument(span).await,
-            None => false,
-        };
+        let (result, told) = Box::pin(self.answer(&command, delivery)).instrument(span.clone()).await;
+        // NATS passes on what one connection publishes in its order, so that nobody sees the end of a step before what led to it,
+        // although nothing here waits until the stream has it.
+        let (settled, ()) = tokio::join!(
+            async {
+                match result {
+                    Some(result) => self.publish(task, result).instrument(span).await,
+                    None => false,
+                }
+            },
+            finish(told)
+        );
         drop(keep_alive);
         settle(receipt, settled).await;
     }
 
-    /// What becomes of the command; none when it shall be handed back.
-    async fn answer(&self, command: &ModelInvoke, delivery: u32) -> Option<StepResult> {
+    /// What becomes of the command, none when it shall be handed back; and the live text, as far as it is on its way.
+    async fn answer(&self, command: &ModelInvoke, delivery: u32) -> (Option<StepResult>, Live) {
         let step = command.step.clone().unwrap_or_default();
+        let mut live = Live(self.bus.progress());
         let (outcome, usage, model_id) = match self.prepare(command, &step, delivery) {
-            Ok(prepared) => self.invoke(prepared, &step, delivery).await,
+            Ok(prepared) => self.invoke(prepared, &step, delivery, &mut live).await,
             Err(failure) => {
                 let model = command.model.as_ref().map(|model| model.id.clone());
                 (Outcome::Failed(failure), Usage::default(), model.unwrap_or_default())
@@ -148,7 +156,7 @@ impl Worker {
         let outcome = match outcome {
             Outcome::HandedBack => {
                 tracing::info!("the service stops: the model call is handed back");
-                return None;
+                return (None, live);
             }
             Outcome::Completed(completed) => step_result::Outcome::ModelCompleted(ModelCompleted {
                 blocks: completed.blocks,
@@ -164,13 +172,8 @@ impl Worker {
             }
             Outcome::Cancelled { reason } => step_result::Outcome::Cancelled(Cancelled { reason, results: Vec::new() }),
         };
-        Some(StepResult {
-            step: Some(step),
-            delivery,
-            outcome: Some(outcome),
-            usage: Some(usage_to_proto(usage)),
-            model_id,
-        })
+        let (outcome, usage) = (Some(outcome), Some(usage_to_proto(usage)));
+        (Some(StepResult { step: Some(step), delivery, outcome, usage, model_id }), live)
     }
 
     fn prepare(&self, command: &ModelInvoke, step: &StepRef, delivery: u32) -> Result<Prepared, Failure> {
@@ -193,9 +196,14 @@ impl Worker {
         Ok(Prepared { request, targets, hedge_after, deadline, tries: command.tries })
     }
 
-    async fn invoke(&self, prepared: Prepared, step: &StepRef, delivery: u32) -> (Outcome, Usage, String) {
+    async fn invoke(
+        &self,
+        prepared: Prepared,
+        step: &StepRef,
+        delivery: u32,
+        live: &mut Live,
+    ) -> (Outcome, Usage, String) {
         let guard = self.cancels.begin(&step.task_id, &step.step_id);
-        let mut progress = Live(self.bus.progress());
         let marks = Marks {
             organization_id: step.organization_id.clone(),
             task_id: step.task_id.clone(),
@@ -204,7 +212,7 @@ impl Worker {
             delivery,
             live: prepared.request.purpose != Purpose::Title,
         };
-        let mut deltas = Deltas::new(marks, &mut progress);
+        let mut deltas = Deltas::new(marks, live);
         if delivery > 1 {
             deltas.restart("the worker that was answering was lost".to_owned()).await;
         }
@@ -219,13 +227,7 @@ impl Worker {
                 hand_back: self.hand_back.clone(),
             },
         };
-        let answered = call::answer(&self.router, call, &mut deltas).await;
-        // Before the result, so that nobody sees the end of a step before what led to it.
-        let written = progress.0.finish().await;
-        if written.lost > 0 {
-            tracing::warn!(lost = written.lost, "some live text could not be published; the result is whole");
-        }
-        answered
+        call::answer(&self.router, call, &mut deltas).await
     }
 
     /// Publishes the result, for as long as it takes: it is paid for. False when the service stops before.
@@ -272,6 +274,13 @@ impl Progress for Live {
         if let Err(error) = self.0.send(&event).await {
             tracing::error!(error = &error as &dyn std::error::Error, "an event of ours is not valid");
         }
+    }
+}
+
+async fn finish(live: Live) {
+    let written = live.0.finish().await;
+    if written.lost > 0 {
+        tracing::warn!(lost = written.lost, "some live text could not be published; the result is whole");
     }
 }
 

@@ -21,7 +21,13 @@ use construct_store::{
 use jiff::Timestamp;
 use uuid::Uuid;
 
-use crate::{announce::Announcer, catalogue::Catalogue, command, convert, record, spending};
+use crate::{
+    announce::Announcer,
+    catalogue::Catalogue,
+    command, convert,
+    material::{self, Material},
+    record, spending,
+};
 
 /// A command younger than this was not sent before.
 const FIRST_LOOK: jiff::SignedDuration = jiff::SignedDuration::from_secs(1);
@@ -58,6 +64,15 @@ pub(crate) enum Next {
     Gone,
 }
 
+/// A decision that is committed.
+struct Decided {
+    decision: Decision,
+    /// None when there was nothing to write.
+    committed: Option<Committed>,
+    /// For the effects.
+    material: Material,
+}
+
 /// A worker's result, understood.
 struct Report {
     result: StepResult,
@@ -81,12 +96,17 @@ impl Report {
 impl Activator {
     /// Looks at the task, with what a worker reported if it is about that. On `Err` nothing that was reported is lost:
     /// the message it came in is not acknowledged and comes again.
+    ///
+    /// `known` is the task as the activation before left it, and is replaced by how this one leaves it. A result is decided about from that: what
+    /// has changed meanwhile is noticed by the commit. Whoever only says that something is new makes the task be loaded.
     #[tracing::instrument(name = "reconciler.task.activate", skip_all, fields(task = %task))]
     pub(crate) async fn activate(
         self: &Arc<Self>,
         task: TaskId,
         result: Option<mesh::StepResult>,
+        known: &mut Option<Box<LoadedTask>>,
     ) -> Result<Next, Error> {
+        let mut remembered = known.take().filter(|_| result.is_some());
         let mut report = match result.map(Report::read).transpose() {
             Ok(report) => report,
             Err(error) => {
@@ -96,15 +116,21 @@ impl Activator {
         };
         let mut conflicts = 0;
         for _ in 0..MAX_DECISIONS {
-            let Some(loaded) = self.store.task_load(task).await? else {
-                self.book_late(task, report.as_ref()).await?;
-                return Ok(Next::Gone);
+            let loaded = match remembered.take() {
+                Some(loaded) => *loaded,
+                None => match self.store.task_load(task).await? {
+                    Some(loaded) => loaded,
+                    None => {
+                        self.book_late(task, report.as_ref()).await?;
+                        return Ok(Next::Gone);
+                    }
+                },
             };
             if loaded.deleted {
                 self.book_late(task, report.as_ref()).await?;
                 return self.purge(&loaded).await;
             }
-            let (decision, committed) = match self.decide(&loaded, report.as_ref()).await {
+            let Decided { decision, committed, material } = match self.decide(&loaded, report.as_ref()).await {
                 Err(Error::Conflict) if conflicts < MAX_CONFLICTS => {
                     conflicts += 1;
                     continue;
@@ -114,17 +140,23 @@ impl Activator {
             report = None;
             for effect in &decision.effects {
                 // What cannot be carried out is a result of the step like any other.
-                let failed = self.perform(&loaded, &decision.task, effect).await?;
+                let failed = self.perform(&loaded, &decision.task, effect, &material).await?;
                 report = failed.map(|result| Report::of(result, &decision.task)).or(report);
             }
             let next_wake = committed.as_ref().map_or(decision.task.next_wake, |committed| committed.next_wake);
-            let again = committed.is_some_and(|committed| committed.has_new_intents);
-            match next_wake {
-                _ if report.is_some() || again => {}
-                Some(wake) if wake > Timestamp::now() => return Ok(Next::Wake(wake)),
-                Some(_) => {}
-                None => return Ok(Next::Idle),
+            let again = committed.as_ref().is_some_and(|committed| committed.has_new_intents);
+            let left = committed.and_then(|committed| committed.left);
+            let next = match next_wake {
+                _ if report.is_some() || again => None,
+                Some(wake) if wake > Timestamp::now() => Some(Next::Wake(wake)),
+                Some(_) => None,
+                None => Some(Next::Idle),
+            };
+            if let Some(next) = next {
+                *known = left;
+                return Ok(next);
             }
+            remembered = left;
         }
         Ok(Next::Wake(Timestamp::now()))
     }
@@ -136,12 +168,8 @@ impl Activator {
         self.store.step_usage_record(organization, task, None, &paid, Timestamp::now()).await.map(drop)
     }
 
-    /// Decides and commits. The second part is `None` when there was nothing to write.
-    async fn decide(
-        &self,
-        loaded: &LoadedTask,
-        report: Option<&Report>,
-    ) -> Result<(Decision, Option<Committed>), Error> {
+    /// Decides and commits.
+    async fn decide(&self, loaded: &LoadedTask, report: Option<&Report>) -> Result<Decided, Error> {
         match self.decide_with(loaded, report, None).await {
             // What the decision would cost is not there: it is made anew with that known, which then costs nothing.
             Err(Error::Exhausted(exhausted)) => {
@@ -158,7 +186,7 @@ impl Activator {
         loaded: &LoadedTask,
         report: Option<&Report>,
         exhausted: Option<&str>,
-    ) -> Result<(Decision, Option<Committed>), Error> {
+    ) -> Result<Decided, Error> {
         // PostgreSQL keeps microseconds; what is told must be what is kept.
         let now = Timestamp::from_microsecond(Timestamp::now().as_microsecond()).unwrap_or(Timestamp::UNIX_EPOCH);
         let event = report.map_or(Event::Wake, |report| Event::Result(report.result.clone()));
@@ -172,6 +200,10 @@ impl Activator {
         let settled = report.filter(|_| loaded.spending.is_some()).map(|report| report.result.step);
 
         if !decision.changes(&loaded.task) {
+            // No commit will notice that something is not as it is remembered.
+            if loaded.remembered() {
+                return Err(Error::Conflict);
+            }
             if let Some(paid) = &paid {
                 let (organization, agent) = (loaded.task.organization, loaded.task.agent);
                 self.store.step_usage_record(organization, loaded.task.id, Some(agent), paid, now).await?;
@@ -181,7 +213,8 @@ impl Activator {
             if loaded.has_new_intents() {
                 self.store.task_intents_seen(loaded.task.id, loaded.intents).await?;
             }
-            return Ok((decision, None));
+            let material = material::gather(self, loaded, &decision).await?;
+            return Ok(Decided { decision, committed: None, material });
         }
 
         let current = report.filter(|report| loaded.task.step.as_ref().is_some_and(|step| step.awaits(&report.result)));
@@ -225,20 +258,27 @@ impl Activator {
         if let Some(title) = commit.title.clone() {
             commit.events.push(self.titled(loaded, title, commit.events.len(), now).await?);
         }
-        let events = commit.events.clone();
+        let (committed, material) = tokio::join!(self.commit(commit), material::gather(self, loaded, &decision));
+        Ok(Decided { committed: Some(committed?), material: material?, decision })
+    }
+
+    /// Commits, and has what was committed told.
+    async fn commit(&self, commit: TaskCommit<'_>) -> Result<Committed, Error> {
+        let (events, created_at) = (commit.events.clone(), commit.now);
+        let organization = commit.task.organization;
+        let stream = Stream::task(organization, commit.task.id).id();
         let committed = self.store.task_commit(commit).await?;
-        let (organization, stream) = (loaded.task.organization, Stream::task(loaded.task.organization, loaded.task.id));
         let stored = |(sequence, NewEvent { kind, payload, step })| StoredEvent {
             organization,
-            stream: stream.id(),
+            stream,
             sequence,
             kind,
             payload,
             step,
-            created_at: now,
+            created_at,
         };
         self.announcer.announce((committed.first_event_sequence..).zip(events).map(stored).collect());
-        Ok((decision, Some(committed)))
+        Ok(committed)
     }
 
     /// The events of questions that are asked, and of those that are over.
@@ -325,7 +365,13 @@ impl Activator {
     }
 
     /// Performs an effect. `Some` when it cannot be carried out as configured, which ends the step.
-    async fn perform(&self, loaded: &LoadedTask, now: &Task, effect: &Effect) -> Result<Option<StepResult>, Error> {
+    async fn perform(
+        &self,
+        loaded: &LoadedTask,
+        now: &Task,
+        effect: &Effect,
+        material: &Material,
+    ) -> Result<Option<StepResult>, Error> {
         let task = loaded.task.id;
         let failed = |step: StepId, error: command::Error| {
             let (class, message, retry_at) = (error.class(), error.to_string(), error.retry_at());
@@ -335,26 +381,16 @@ impl Activator {
         let model = subject::ModelInvoke::new(subject::Pool::model_default(), task);
         Ok(match effect {
             Effect::InvokeModel(step) | Effect::ExecuteCode(step) if self.result_waits(step, task).await => None,
-            Effect::InvokeModel(step) => match self.model_command(loaded, command::Turn::Answer(step)).await? {
+            Effect::InvokeModel(step) => match self.answer_command(loaded, step, material).await {
                 Ok(invoke) => self.dispatch(step.id, &model, &invoke).await,
                 Err(error) => failed(step.id, error),
             },
-            Effect::MakeTitle(step) => match self.model_command(loaded, command::Turn::Title(*step)).await? {
+            Effect::MakeTitle(step) => match command::title(loaded, *step, material) {
                 Ok(invoke) => self.dispatch(*step, &model, &invoke).await,
                 Err(error) => failed(*step, error),
             },
             Effect::ExecuteCode(step) => {
-                let asked = step.round > 0;
-                let approvals =
-                    async { if asked { self.store.approvals_of_step(step.id).await } else { Ok(Vec::new()) } };
-                // Nothing is looked up for what cannot be used.
-                let names = async {
-                    if self.token_keys.is_some() { self.store.task_script_models(task).await } else { Ok(Vec::new()) }
-                };
-                let (transcript, approvals, secrets, names) =
-                    tokio::try_join!(self.store.transcript(task), approvals, self.store.task_secrets(task), names)?;
-                let models = command::Models { keys: self.token_keys.clone(), names };
-                match command::execute(loaded, now, step, &transcript, &approvals, &secrets, models) {
+                match command::execute(loaded, now, step, material, self.token_keys.as_deref()) {
                     Ok(execute) => {
                         let execute = mesh::CodeExecute { again: may_have_been_sent(step), ..execute };
                         let code = subject::CodeExecute::new(command::pool(loaded), task);
@@ -390,31 +426,17 @@ impl Activator {
         })
     }
 
-    async fn model_command(
+    async fn answer_command(
         &self,
         loaded: &LoadedTask,
-        turn: command::Turn<'_>,
-    ) -> Result<Result<mesh::ModelInvoke, command::Error>, Error> {
-        let task = loaded.task.id;
-        let agent = async { tokio::try_join!(self.store.invocation(task), self.store.transcript(task)) };
-        let step = match turn {
-            command::Turn::Answer(step) => step,
-            command::Turn::Title(step) => {
-                return Ok(match agent.await? {
-                    (Some(invocation), transcript) => Ok(command::title(loaded, step, &invocation, &transcript)),
-                    (None, _) => Err(command::Error::AgentGone),
-                });
-            }
-        };
+        step: &Step,
+        material: &Material,
+    ) -> Result<mesh::ModelInvoke, command::Error> {
         let pool = command::pool(loaded);
-        let catalogue = async { Ok(self.catalogue.get(&pool, &loaded.workspace).await) };
-        let ((invocation, transcript), secrets, catalogue) =
-            tokio::try_join!(agent, self.store.task_secrets(task), catalogue)?;
-        let Some(invocation) = invocation else { return Ok(Err(command::Error::AgentGone)) };
-        Ok(match catalogue {
-            Ok(catalogue) => Ok(command::answer(loaded, step, &invocation, &transcript, &catalogue, &secrets)),
+        match self.catalogue.get(&pool, &loaded.workspace).await {
+            Ok(catalogue) => command::answer(loaded, step, material, &catalogue),
             Err(source) => Err(command::Error::NoCatalogue { pool, source }),
-        })
+        }
     }
 
     /// Queues a command. One that is lost here is found missing when the task looks at its step again; one that can never be

@@ -6,6 +6,7 @@ use construct_bus::Receipt;
 use construct_domain::TaskId;
 use construct_proto::mesh::v1::StepResult;
 use construct_runtime::telemetry::Chain;
+use construct_store::LoadedTask;
 use jiff::Timestamp;
 use ractor::{Actor, ActorProcessingErr, ActorRef};
 use tokio::{sync::Semaphore, task::AbortHandle};
@@ -63,6 +64,8 @@ pub(crate) struct State {
     timer: Option<AbortHandle>,
     /// Activations in a row that failed.
     failures: u32,
+    /// The task as the last activation left it. Held as long as the actor is, which is not long without anything to do.
+    known: Option<Box<LoadedTask>>,
 }
 
 pub(crate) struct TaskActor;
@@ -73,7 +76,7 @@ impl Actor for TaskActor {
     type Arguments = Args;
 
     async fn pre_start(&self, _: ActorRef<Msg>, args: Args) -> Result<State, ActorProcessingErr> {
-        Ok(State { args, taken: 0, timer: None, failures: 0 })
+        Ok(State { args, taken: 0, timer: None, failures: 0, known: None })
     }
 
     async fn handle(&self, myself: ActorRef<Msg>, message: Msg, state: &mut State) -> Result<(), ActorProcessingErr> {
@@ -96,7 +99,7 @@ impl Actor for TaskActor {
         if let Some(timer) = state.timer.take() {
             timer.abort();
         }
-        let after = look(&state.args, result.map(|result| *result), receipt).await?;
+        let after = look(&state.args, &mut state.known, result.map(|result| *result), receipt).await?;
         let (delay, next): (Duration, fn() -> Msg) = match after {
             After::Idle => (LINGER, || Msg::Linger),
             After::Timer(delay) if delay > LONGEST_TIMER => (LINGER, || Msg::Linger),
@@ -135,6 +138,7 @@ fn pause(before: u32, passing: bool) -> Duration {
 /// and without one the timer does.
 async fn look(
     args: &Args,
+    known: &mut Option<Box<LoadedTask>>,
     result: Option<StepResult>,
     receipt: Option<Box<Receipt>>,
 ) -> Result<After, ActorProcessingErr> {
@@ -151,7 +155,7 @@ async fn look(
             args.slots.acquire().await?
         }
     };
-    let activation = tracing::Instrument::instrument(args.activator.activate(args.task, result), span);
+    let activation = tracing::Instrument::instrument(args.activator.activate(args.task, result, known), span);
     match (activation.await, receipt) {
         (Ok(next), receipt) => {
             if let Some(receipt) = receipt {

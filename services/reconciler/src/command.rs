@@ -1,6 +1,6 @@
 //! Commands to workers: everything they need stands in them, so that they never read PostgreSQL.
 
-use std::{sync::Arc, time::Duration};
+use std::time::Duration;
 
 use construct_bus::{Pool, request};
 use construct_domain::{
@@ -18,12 +18,15 @@ use construct_proto::{
 use construct_runtime::{MasterKeys, ModelToken};
 use construct_store::{
     Invocation, InvocationFallback, InvocationModel, InvocationProvider, LoadedTask, SealedSecret, Secret,
-    StoredApproval, StoredMessage,
+    StoredApproval,
 };
 use construct_wire::convert;
 use jiff::Timestamp;
 
-use crate::prompt;
+use crate::{
+    material::{Material, Said},
+    prompt,
+};
 
 /// Why a command cannot be built.
 #[derive(Debug, thiserror::Error)]
@@ -60,15 +63,6 @@ impl Error {
     }
 }
 
-/// What a model is asked for.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum Turn<'a> {
-    /// To go on with the conversation.
-    Answer(&'a Step),
-    /// For a title.
-    Title(StepId),
-}
-
 /// For how long a token outlives its step: clocks differ.
 const TOKEN_GRACE: Duration = Duration::from_secs(60);
 
@@ -79,37 +73,32 @@ const TITLE_EXCERPT: usize = 2000;
 pub(crate) fn answer(
     loaded: &LoadedTask,
     step: &Step,
-    invocation: &Invocation,
-    transcript: &[StoredMessage],
+    material: &Material,
     catalogue: &mesh::ToolCatalogue,
-    secrets: &[Secret],
-) -> mesh::ModelInvoke {
+) -> Result<mesh::ModelInvoke, Error> {
+    let invocation = material.invocation.as_ref().ok_or(Error::AgentGone)?;
     let system = prompt::assemble(&prompt::Parts {
         instructions: &invocation.agent.instructions,
         workspace: &loaded.workspace,
         facts: &catalogue.facts,
         declarations: &catalogue.declarations,
-        secrets,
+        secrets: &material.secrets,
     });
     let request = mesh::ModelInvoke {
         step: Some(step_ref(loaded, step)),
         purpose: Purpose::Turn.into(),
         system,
-        messages: transcript.iter().map(chat_message).collect(),
+        messages: material.transcript().into_iter().map(chat_message).collect(),
         tools: vec![prompt::code_tool()],
         tries: (backoff::MAX_ATTEMPTS + 1).saturating_sub(step.attempt).max(1),
         ..mesh::ModelInvoke::default()
     };
-    addressed(request, invocation)
+    Ok(addressed(request, invocation))
 }
 
 /// The command that has the model make a title.
-pub(crate) fn title(
-    loaded: &LoadedTask,
-    step: StepId,
-    invocation: &Invocation,
-    transcript: &[StoredMessage],
-) -> mesh::ModelInvoke {
+pub(crate) fn title(loaded: &LoadedTask, step: StepId, material: &Material) -> Result<mesh::ModelInvoke, Error> {
+    let invocation = material.invocation.as_ref().ok_or(Error::AgentGone)?;
     let step = mesh::StepRef {
         organization_id: loaded.task.organization.to_string(),
         task_id: loaded.task.id.to_string(),
@@ -122,10 +111,10 @@ pub(crate) fn title(
         step: Some(step),
         purpose: Purpose::Title.into(),
         system: prompt::TITLE.to_owned(),
-        messages: vec![title_excerpt(transcript)],
+        messages: vec![title_excerpt(&material.transcript())],
         ..mesh::ModelInvoke::default()
     };
-    addressed(request, invocation)
+    Ok(addressed(request, invocation))
 }
 
 /// The request with whom it goes to.
@@ -195,18 +184,17 @@ pub(crate) fn execute(
     loaded: &LoadedTask,
     task: &Task,
     step: &Step,
-    transcript: &[StoredMessage],
-    approvals: &[StoredApproval],
-    secrets: &[Secret],
-    models: Models,
+    material: &Material,
+    token_keys: Option<&MasterKeys>,
 ) -> Result<mesh::CodeExecute, Error> {
     let Some(Stage::Code { calls: wanted }) = task.turn.as_ref().map(|turn| &turn.stage) else {
         return Err(Error::NoCalls);
     };
+    let transcript = material.transcript();
     let Some(message) = transcript.iter().rev().find(|message| message.source == Source::Assistant) else {
         return Err(Error::NoCalls);
     };
-    let calls: Vec<&CodeCall> = code_calls(&message.content.blocks).filter(|call| wanted.contains(&call.id)).collect();
+    let calls: Vec<&CodeCall> = code_calls(message.blocks).filter(|call| wanted.contains(&call.id)).collect();
     if calls.is_empty() {
         return Err(Error::NoCalls);
     }
@@ -216,40 +204,34 @@ pub(crate) fn execute(
         workspace: loaded.workspace.clone(),
         agent_policy: loaded.agent_policy.iter().map(convert::rule).collect(),
         task_policy: loaded.policy.iter().map(convert::rule).collect(),
-        decisions: approvals.iter().filter_map(decision).collect(),
+        decisions: material.approvals.iter().filter_map(decision).collect(),
         compute: pool(loaded).to_string(),
-        secrets: secrets.iter().map(granted).collect(),
+        secrets: material.secrets.iter().map(granted).collect(),
         again: false,
-        model_token: models.token(loaded, step),
-        script_models: models.names,
+        model_token: token_keys
+            .map(|keys| model_token(keys, loaded, step, &material.script_models))
+            .unwrap_or_default(),
+        script_models: material.script_models.clone(),
     })
 }
 
-/// How scripts reach models.
-#[derive(Debug, Default)]
-pub(crate) struct Models {
-    /// Signs their tokens; none: they cannot.
-    pub(crate) keys: Option<Arc<MasterKeys>>,
-    /// What they may call; the first is meant when a script names none.
-    pub(crate) names: Vec<String>,
-}
-
-impl Models {
-    /// A token that holds as long as the step can run. One of scripts that wait for people is replaced when they go on.
-    fn token(&self, loaded: &LoadedTask, step: &Step) -> String {
-        let (Some(keys), false) = (&self.keys, self.names.is_empty()) else { return String::new() };
-        let ends = step_deadline(step).unwrap_or_else(|| Timestamp::now() + CODE_DEADLINE);
-        let token = ModelToken {
-            // What the scripts of one message spend is counted together, however often they are begun.
-            id: step.id.to_string(),
-            organization: loaded.task.organization.to_string(),
-            task: loaded.task.id.to_string(),
-            models: self.names.clone(),
-            budget_pico_usd: 0,
-            expires_at: ends + TOKEN_GRACE,
-        };
-        token.sign(keys).expose().to_owned()
+/// What scripts reach models with; empty when there is none they may call. It holds as long as the step can run. One of scripts that
+/// wait for people is replaced when they go on.
+fn model_token(keys: &MasterKeys, loaded: &LoadedTask, step: &Step, models: &[String]) -> String {
+    if models.is_empty() {
+        return String::new();
     }
+    let ends = step_deadline(step).unwrap_or_else(|| Timestamp::now() + CODE_DEADLINE);
+    let token = ModelToken {
+        // What the scripts of one message spend is counted together, however often they are begun.
+        id: step.id.to_string(),
+        organization: loaded.task.organization.to_string(),
+        task: loaded.task.id.to_string(),
+        models: models.to_vec(),
+        budget_pico_usd: 0,
+        expires_at: ends + TOKEN_GRACE,
+    };
+    token.sign(keys).expose().to_owned()
 }
 
 /// A secret for whoever has its key.
@@ -307,17 +289,14 @@ fn step_deadline(step: &Step) -> Option<Timestamp> {
     }
 }
 
-fn chat_message(message: &StoredMessage) -> mesh::ChatMessage {
-    mesh::ChatMessage {
-        source: convert::source(message.source).into(),
-        blocks: message.content.blocks.iter().map(convert::block).collect(),
-    }
+fn chat_message(Said { source, blocks }: Said<'_>) -> mesh::ChatMessage {
+    mesh::ChatMessage { source: convert::source(source).into(), blocks: blocks.iter().map(convert::block).collect() }
 }
 
 /// The first exchange in short, as one user message.
-fn title_excerpt(transcript: &[StoredMessage]) -> mesh::ChatMessage {
+fn title_excerpt(transcript: &[Said<'_>]) -> mesh::ChatMessage {
     let texts = transcript.iter().take(4).flat_map(|message| {
-        message.content.blocks.iter().filter_map(|block| match block {
+        message.blocks.iter().filter_map(|block| match block {
             construct_domain::message::Block::Text(text) => {
                 let excerpt: String = text.chars().take(TITLE_EXCERPT).collect();
                 Some(format!("{}: {excerpt}", message.source.as_str()))

@@ -11,6 +11,7 @@ mod census;
 mod cleanup;
 mod command;
 mod convert;
+mod material;
 mod prompt;
 mod record;
 mod spending;

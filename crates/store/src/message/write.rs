@@ -5,6 +5,7 @@
 
 use jiff::Timestamp;
 use serde_json::Value;
+use sqlx::PgExecutor;
 
 use construct_domain::{
     MessageId, TaskId,
@@ -13,15 +14,16 @@ use construct_domain::{
 };
 
 use crate::{
-    Error, NewUserMessage, QUEUE_LIMIT, Rendered, Store, StoredMessage, Write, Written,
-    event::unsigned,
+    Error, NewEvent, NewUserMessage, QUEUE_LIMIT, Rendered, Store, StoredMessage, Write, Written,
+    event::{signed, unsigned},
     message::{WHAT, select},
     text, time,
     write::{Writer, begin},
 };
 
 impl Store {
-    /// Accepts a user's message: it will be answered after those that were accepted before it.
+    /// Accepts a user's message: it will be answered after those that were accepted before it. What is given to `render` has no
+    /// arrival yet: that is counted by the statement that stores the event too.
     ///
     /// # Errors
     /// [`Error::NotFound`] when there is no such task, [`Error::QueueFull`]; those of every write.
@@ -32,46 +34,16 @@ impl Store {
         new: NewUserMessage,
         render: impl FnOnce(&StoredMessage) -> Rendered + Send,
     ) -> Result<Written<StoredMessage>, Error> {
-        let mut writer = begin!(self, write);
-        let task = sqlx::query!(
-            "UPDATE tasks SET
-                 intents = intents + 1,
-                 intent_at = CASE WHEN intents > intents_seen THEN intent_at ELSE $3 END,
-                 event_sequence = event_sequence + 1,
-                 revision = revision + 1,
-                 updated_at = $3
-             WHERE organization_id = $1 AND id = $2 AND deleted_at IS NULL
-             RETURNING intents, event_sequence",
-            writer.organization(),
-            new.task.uuid(),
-            writer.now(),
-        )
-        .fetch_optional(&mut *writer.transaction)
-        .await?
-        .ok_or(Error::NotFound { what: crate::task::WHAT })?;
         let content = text::json(&new.content)?;
-        // The row is locked, so nobody else adds to this queue between the count and the insert.
-        let done = sqlx::query!(
-            "INSERT INTO messages (id, organization_id, task_id, arrival, source, content, estimated_tokens, created_at, updated_at)
-             SELECT $1, $2, $3, $4, 'user', $5, $8, $6, $6
-             WHERE (SELECT count(*) FROM messages q WHERE q.task_id = $3 AND q.position IS NULL AND q.processed_at IS NULL) < $7",
-            new.id.uuid(),
-            writer.organization(),
-            new.task.uuid(),
-            task.intents,
-            content,
-            writer.now() as _,
-            i64::from(QUEUE_LIMIT),
-            tokens_of_content(&new.content),
-        )
-        .execute(&mut *writer.transaction)
-        .await
-        .map_err(Error::of_write)?;
-        if done.rows_affected() == 0 {
-            return Err(Error::QueueFull { limit: QUEUE_LIMIT });
+        let entity = accepted(write, new, content.clone())?;
+        let Rendered { event, response } = render(&entity);
+        if write.idempotency.is_none() {
+            return insert(&self.pool, write, entity, content, event).await;
         }
-        let entity = accepted(write, new, task.intents, content)?;
-        writer.finish_on_task(entity.task, unsigned(task.event_sequence), entity, render).await
+        let mut writer = begin!(self, write);
+        let written = insert(&mut *writer.transaction, write, entity, content, event).await?;
+        writer.commit(&response).await?;
+        Ok(written)
     }
 
     /// Changes what a message says that still waits for its turn.
@@ -132,14 +104,14 @@ impl Store {
     }
 }
 
-/// The entity that an insert made.
-fn accepted(write: &Write, new: NewUserMessage, arrival: i64, content: Value) -> Result<StoredMessage, Error> {
+/// The entity that an insert makes, but for its arrival.
+fn accepted(write: &Write, new: NewUserMessage, content: Value) -> Result<StoredMessage, Error> {
     let now: Timestamp = time::micros(write.now);
     Ok(StoredMessage {
         id: new.id,
         organization: write.organization,
         task: new.task,
-        arrival,
+        arrival: 0,
         position: None,
         source: Source::User,
         content: serde_json::from_value(content).map_err(Error::internal)?,
@@ -152,6 +124,60 @@ fn accepted(write: &Write, new: NewUserMessage, arrival: i64, content: Value) ->
         created_at: now,
         updated_at: now,
     })
+}
+
+/// Stores a message with its event in one statement: one round trip, all or nothing. Messages that are accepted at the same moment
+/// do not count each other: the queue may become longer than its limit by as many as there are connections.
+async fn insert(
+    executor: impl PgExecutor<'_>,
+    write: &Write,
+    entity: StoredMessage,
+    content: Value,
+    event: NewEvent,
+) -> Result<Written<StoredMessage>, Error> {
+    let done = sqlx::query!(
+        r#"WITH task AS (
+               UPDATE tasks t SET
+                   intents = t.intents + 1,
+                   intent_at = CASE WHEN t.intents > t.intents_seen THEN t.intent_at ELSE $3 END,
+                   event_sequence = t.event_sequence + 1,
+                   revision = t.revision + 1,
+                   updated_at = $3
+               WHERE t.organization_id = $1 AND t.id = $2 AND t.deleted_at IS NULL
+                 AND (SELECT count(*) FROM messages q
+                      WHERE q.task_id = t.id AND q.position IS NULL AND q.processed_at IS NULL) < $7
+               RETURNING t.id, t.organization_id, t.intents, t.event_sequence
+           ), message AS (
+               INSERT INTO messages
+                   (id, organization_id, task_id, arrival, source, content, estimated_tokens, created_at, updated_at)
+               SELECT $4, task.organization_id, task.id, task.intents, 'user', $5, $6, $3, $3 FROM task
+           ), recorded AS (
+               INSERT INTO events (organization_id, stream_id, sequence, type, payload, step, created_at)
+               SELECT task.organization_id, task.id, task.event_sequence, $8, $9, $10, $3 FROM task
+           )
+           SELECT task.intents AS "arrival?", task.event_sequence AS "sequence?"
+           FROM tasks there LEFT JOIN task ON true
+           WHERE there.organization_id = $1 AND there.id = $2 AND there.deleted_at IS NULL"#,
+        write.organization.uuid(),
+        entity.task.uuid(),
+        time::sql(write.now) as _,
+        entity.id.uuid(),
+        content,
+        tokens_of_content(&entity.content),
+        i64::from(QUEUE_LIMIT),
+        event.kind,
+        event.payload,
+        event.step.map(signed),
+    )
+    .fetch_optional(executor)
+    .await
+    .map_err(Error::of_write)?
+    .ok_or(Error::NotFound { what: crate::task::WHAT })?;
+    let (Some(arrival), Some(sequence)) = (done.arrival, done.sequence) else {
+        return Err(Error::QueueFull { limit: QUEUE_LIMIT });
+    };
+    let event = write.stored(entity.task.uuid(), unsigned(sequence), event);
+    Ok(Written::Applied { entity: StoredMessage { arrival, ..entity }, event: Some(event) })
 }
 
 /// Locks the message's task for a change of its queue, and counts the event. When a message is taken away the version

@@ -19,6 +19,7 @@ use crate::{
     Error, LoadedTask, NewEvent, StepReservation, StepUsage, Store,
     error::violated,
     event::{signed, unsigned},
+    task::statement::{Row, statement},
     text,
     time::{micros, option, sql, sql_option},
     usage::LedgerRow,
@@ -105,7 +106,7 @@ pub struct EndedMessage {
 }
 
 /// A commit that is done.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct Committed {
     /// What guards the next commit.
     pub version: i64,
@@ -118,6 +119,11 @@ pub struct Committed {
     pub next_wake: Option<Timestamp>,
     /// Whether somebody asked for something since the task was loaded: look again at once.
     pub has_new_intents: bool,
+    /// The task as it is now, so that the next decision need not load it. None where a commit does not tell everything: when people
+    /// asked for something meanwhile, when people are to be asked something, or when a budget applies.
+    ///
+    /// What changes after this is noticed: the commit of a decision that was made from it fails with [`Error::Conflict`].
+    pub left: Option<Box<LoadedTask>>,
 }
 
 impl<'a> TaskCommit<'a> {
@@ -141,6 +147,35 @@ impl<'a> TaskCommit<'a> {
             events: Vec::new(),
             now,
         }
+    }
+
+    /// The task as the commit left it, where that is known.
+    fn left(&self, row: &Row) -> Option<Box<LoadedTask>> {
+        let asks = self.asks() || !self.task.approvals.is_empty();
+        let before = self.before;
+        if row.has_new_intents || asks || before.cancel_intent.is_some() || before.spending.is_some() {
+            return None;
+        }
+        let made = self.title.as_ref().filter(|_| !before.task.titled);
+        let titled = self.task.titled || made.is_some();
+        Some(Box::new(LoadedTask {
+            task: Task { titled, next_wake: option(row.next_wake), ..self.task.clone() },
+            queued: row.queued.map(MessageId::from_uuid),
+            version: row.version,
+            intents_seen: before.intents_seen.max(before.intents),
+            title: made.unwrap_or(&before.title).clone(),
+            phase_since: if self.task.phase == before.task.phase { before.phase_since } else { micros(self.now) },
+            event_sequence: unsigned(row.event_sequence),
+            trace_id: self.trace_id.clone().or_else(|| before.trace_id.clone()),
+            revision: row.revision,
+            remembered: true,
+            ..before.clone()
+        }))
+    }
+
+    /// Whether queued messages or questions to people change.
+    fn asks(&self) -> bool {
+        self.drop_queued || !self.asked.is_empty() || !self.closed.is_empty()
     }
 }
 
@@ -240,7 +275,8 @@ impl Store {
     ///
     /// # Errors
     /// [`Error::Exhausted`] when a budget has not got what is to be reserved: nothing was written, decide otherwise.
-    /// [`Error::Conflict`] when the task has another version, or is gone: nothing was written, load and decide again.
+    /// [`Error::Conflict`] when the task has another version, is gone, or is not what was remembered of it
+    /// ([`Committed::left`]): nothing was written, load and decide again.
     /// [`Error::Unavailable`]: nothing is known; loading again shows what became of it.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn task_commit(&self, mut commit: TaskCommit<'_>) -> Result<Committed, Error> {
@@ -299,188 +335,76 @@ impl Store {
             commit.appended.iter().map(|message| tokens_of_content(&message.content)).fold(0, i64::saturating_add);
         let reservation = commit.reservation.as_ref();
         let error = task.last_error.as_ref();
-        // How the parts hang together: `guard` is the only one that waits for the row, and every other one joins it, so
-        // that nothing is written when it finds no row of this version. No part reads what another one writes, except
-        // through RETURNING: all see the same snapshot. What a concurrent write changed since that snapshot is safe,
-        // because every other writer of these messages and approvals holds the task's row, and raises the version when it takes a
-        // message away or decides.
-        let row = sqlx::query!(
-            r#"WITH guard AS (
-                   UPDATE tasks t SET
-                       phase = $4,
-                       phase_since = CASE WHEN t.phase = $4 THEN t.phase_since ELSE $3 END,
-                       turn = $5,
-                       step = $6,
-                       title_step = $7,
-                       steps = $8,
-                       last_position = $9,
-                       next_wake = CASE
-                           WHEN $10::bigint IS NOT NULL AND EXISTS (
-                               SELECT 1 FROM messages q
-                               WHERE q.task_id = t.id AND q.position IS NULL AND q.processed_at IS NULL AND q.arrival > $10
-                           ) THEN $3
-                           ELSE $11
-                       END,
-                       last_outcome = $12,
-                       error_code = $13,
-                       error_message = $14,
-                       error_time = $15,
-                       cancel_reason = CASE WHEN t.cancel_intent = $16 THEN NULL ELSE t.cancel_reason END,
-                       cancel_intent = CASE WHEN t.cancel_intent = $16 THEN NULL ELSE t.cancel_intent END,
-                       input_tokens = least(t.input_tokens::numeric + $17::bigint, 9223372036854775807)::bigint,
-                       output_tokens = least(t.output_tokens::numeric + $18::bigint, 9223372036854775807)::bigint,
-                       cache_read_tokens = least(t.cache_read_tokens::numeric + $19::bigint, 9223372036854775807)::bigint,
-                       cache_write_tokens = least(t.cache_write_tokens::numeric + $20::bigint, 9223372036854775807)::bigint,
-                       cost_pico_usd = least(t.cost_pico_usd::numeric + $21::bigint, 9223372036854775807)::bigint,
-                       thinking_tokens = least(t.thinking_tokens::numeric + $39::bigint, 9223372036854775807)::bigint,
-                       transcript_tokens = least(
-                           t.transcript_tokens::numeric + $40::bigint
-                               + coalesce((SELECT q.estimated_tokens FROM messages q WHERE q.id = $28), 0),
-                           9223372036854775807)::bigint,
-                       tool_uses = CASE WHEN $22::jsonb = '{}' THEN t.tool_uses ELSE (
-                           SELECT jsonb_object_agg(tool, calls) FROM (
-                               SELECT key AS tool, sum(value::bigint) AS calls FROM (
-                                   SELECT * FROM jsonb_each_text(t.tool_uses) UNION ALL SELECT * FROM jsonb_each_text($22)
-                               ) AS both_sides GROUP BY key
-                           ) AS sums
-                       ) END,
-                       title = CASE WHEN t.titled THEN t.title ELSE coalesce($23, t.title) END,
-                       titled = t.titled OR $24 OR $23::text IS NOT NULL,
-                       trace_id = coalesce($25, t.trace_id),
-                       intents_seen = greatest(t.intents_seen, $26),
-                       event_sequence = t.event_sequence + $27,
-                       version = t.version + 1,
-                       revision = t.revision + 1,
-                       updated_at = $3
-                   WHERE t.id = $1 AND t.version = $2
-                   RETURNING t.organization_id, t.id, t.root_id, t.version, t.revision, t.event_sequence, t.next_wake,
-                       t.intents > t.intents_seen AS has_new_intents
-               ), admitted AS (
-                   UPDATE messages m SET position = $29, revision = m.revision + 1, updated_at = $3
-                   FROM guard
-                   WHERE m.id = $28 AND m.task_id = guard.id AND m.position IS NULL AND m.processed_at IS NULL
-               ), dropped AS (
-                   UPDATE messages m SET processed_at = $3, error = 'cancelled', revision = m.revision + 1, updated_at = $3
-                   FROM guard
-                   WHERE m.task_id = guard.id AND m.position IS NULL AND m.processed_at IS NULL AND m.arrival < $10
-               ), ended AS (
-                   UPDATE messages m SET processed_at = $3, error = $31, revision = m.revision + 1, updated_at = $3
-                   FROM guard
-                   WHERE m.id = $30 AND m.task_id = guard.id
-               ), appended AS (
-                   INSERT INTO messages
-                       (id, organization_id, task_id, arrival, position, source, content, agent_id, step_id,
-                        input_tokens, output_tokens, cache_read_tokens, cache_write_tokens, thinking_tokens, cost_pico_usd,
-                        estimated_tokens, processed_at, created_at, updated_at)
-                   SELECT n.id, guard.organization_id, guard.id, 0, n.position, n.source, n.content, n.agent_id, n.step_id,
-                          n.input_tokens, n.output_tokens, n.cache_read_tokens, n.cache_write_tokens, n.thinking_tokens, n.cost_pico_usd,
-                          n.estimated_tokens, $3, $3, $3
-                   FROM guard, jsonb_to_recordset($32) AS n (
-                       id uuid, position bigint, source text, content jsonb, agent_id uuid, step_id uuid,
-                       input_tokens bigint, output_tokens bigint, cache_read_tokens bigint, cache_write_tokens bigint,
-                       thinking_tokens bigint, cost_pico_usd bigint, estimated_tokens bigint)
-               ), ledger AS (
-                   INSERT INTO step_usage
-                       (step_id, organization_id, task_id, root_id, agent_id, model_id, purpose,
-                        input_tokens, output_tokens, cache_read_tokens, cache_write_tokens, thinking_tokens, cost_pico_usd, created_at)
-                   SELECT u.step_id, guard.organization_id, guard.id, guard.root_id, $41, u.model_id, u.purpose,
-                          u.input_tokens, u.output_tokens, u.cache_read_tokens, u.cache_write_tokens, u.thinking_tokens,
-                          u.cost_pico_usd, $3
-                   FROM guard, jsonb_to_recordset($33) AS u (
-                       step_id uuid, model_id uuid, purpose text,
-                       input_tokens bigint, output_tokens bigint, cache_read_tokens bigint, cache_write_tokens bigint,
-                       thinking_tokens bigint, cost_pico_usd bigint)
-               ), settled AS MATERIALIZED (
-                   SELECT budgets_settle($42, guard.organization_id, $41, guard.root_id, $21, true, $3)
-                   FROM guard WHERE $42::uuid IS NOT NULL
-               ), reserved AS MATERIALIZED (
-                   SELECT budgets_reserve($43, guard.organization_id, $41, guard.root_id, NULL, $44, $45, false, $3)
-                   FROM guard, (SELECT count(*) FROM settled) AS what_is_settled_can_be_reserved
-                   WHERE $43::uuid IS NOT NULL
-               ), asked AS (
-                   INSERT INTO approvals AS p
-                       (id, organization_id, task_id, step_id, script, number, tool, arguments, arguments_size, arguments_hash,
-                        reason, expires_at, created_at, updated_at)
-                   SELECT n.id, guard.organization_id, guard.id, n.step_id, n.script, n.number, n.tool, n.arguments,
-                          n.arguments_size, n.arguments_hash, n.reason, n.expires_at, $3, $3
-                   FROM guard, jsonb_to_recordset($37) AS n (
-                       id uuid, step_id uuid, script bigint, number bigint, tool text, arguments text, arguments_size bigint,
-                       arguments_hash text, reason text, expires_at timestamptz)
-                   ON CONFLICT ON CONSTRAINT approvals_call_key DO UPDATE SET
-                       tool = excluded.tool, arguments = excluded.arguments, arguments_size = excluded.arguments_size,
-                       arguments_hash = excluded.arguments_hash, reason = excluded.reason, state = 'pending', decided_by = '',
-                       words = '', decided_at = NULL, revision = p.revision + 1, updated_at = $3
-                   WHERE p.arguments_hash <> excluded.arguments_hash
-               ), closed AS (
-                   UPDATE approvals p SET
-                       state = c.state, words = c.words, decided_at = $3, revision = p.revision + 1, updated_at = $3
-                   FROM guard, jsonb_to_recordset($38) AS c (id uuid, state text, words text)
-                   WHERE p.id = c.id AND p.task_id = guard.id AND p.state = 'pending'
-               ), recorded AS (
-                   INSERT INTO events (organization_id, stream_id, sequence, type, payload, step, created_at)
-                   SELECT guard.organization_id, guard.id, guard.event_sequence - $27 + e.number, e.kind, e.payload, e.step, $3
-                   FROM guard, unnest($34::text[], $35::bytea[], $36::bigint[]) WITH ORDINALITY AS e (kind, payload, step, number)
-               )
-               SELECT version AS "version!", revision AS "revision!", event_sequence AS "event_sequence!",
-                      next_wake AS "next_wake?", has_new_intents AS "has_new_intents!"
-               FROM guard
-               -- What nothing refers to is not done.
-               WHERE (SELECT count(*) FROM settled) + (SELECT count(*) FROM reserved) >= 0"#,
-            task.id.uuid(),
-            before.version,
-            sql(*now),
-            task.phase.as_str(),
-            parameters.turn as _,
-            parameters.step as _,
-            task.title_step.map(StepId::uuid) as _,
-            signed(task.steps),
-            task.last_position,
-            // A cancel that nobody asked for drops nothing.
-            before.cancel_intent.filter(|_| commit.drop_queued) as _,
-            sql_option(task.next_wake) as _,
-            task.last_outcome.map(TurnOutcome::as_str) as _,
-            error.map(|error| error.code.as_str()) as _,
-            error.map(|error| text::clean(&error.message).into_owned()) as _,
-            sql_option(error.map(|error| error.time)) as _,
-            before.cancel_intent.filter(|_| task.cancel.is_none()) as _,
-            used.input_tokens,
-            used.output_tokens,
-            used.cache_read_tokens,
-            used.cache_write_tokens,
-            used.cost_pico_usd,
-            parameters.tool_uses,
-            text::clean_option(commit.title.as_deref()) as _,
-            task.titled && !before.task.titled,
-            commit.trace_id.as_deref() as _,
-            before.intents,
-            count,
-            commit.admitted.map(|(id, _)| id.uuid()) as _,
-            commit.admitted.map(|(_, position)| position) as _,
-            commit.ended.as_ref().map(|ended| ended.message.uuid()) as _,
-            text::clean_option(commit.ended.as_ref().and_then(|ended| ended.error.as_deref())) as _,
-            parameters.appended,
-            ledger,
-            &kinds,
-            payloads.as_slice() as _,
-            steps.as_slice() as _,
-            parameters.asked,
-            parameters.closed,
-            used.thinking_tokens,
-            appended,
-            task.agent.uuid(),
-            commit.settled.map(StepId::uuid) as _,
-            reservation.map(|reservation| reservation.step.uuid()) as _,
-            reservation.map(|reservation| reservation.amount_pico_usd) as _,
-            sql_option(reservation.map(|reservation| reservation.expires_at)) as _,
-        )
-        .fetch_optional(&self.pool)
-        .await?;
+        macro_rules! run {
+            ($size:ident) => {
+                statement!(
+                    $size,
+                    task.id.uuid(),
+                    before.version,
+                    sql(*now),
+                    task.phase.as_str(),
+                    parameters.turn as _,
+                    parameters.step as _,
+                    task.title_step.map(StepId::uuid) as _,
+                    signed(task.steps),
+                    task.last_position,
+                    // A cancel that nobody asked for drops nothing.
+                    before.cancel_intent.filter(|_| commit.drop_queued) as _,
+                    sql_option(task.next_wake) as _,
+                    task.last_outcome.map(TurnOutcome::as_str) as _,
+                    error.map(|error| error.code.as_str()) as _,
+                    error.map(|error| text::clean(&error.message).into_owned()) as _,
+                    sql_option(error.map(|error| error.time)) as _,
+                    before.cancel_intent.filter(|_| task.cancel.is_none()) as _,
+                    used.input_tokens,
+                    used.output_tokens,
+                    used.cache_read_tokens,
+                    used.cache_write_tokens,
+                    used.cost_pico_usd,
+                    parameters.tool_uses,
+                    text::clean_option(commit.title.as_deref()) as _,
+                    task.titled && !before.task.titled,
+                    commit.trace_id.as_deref() as _,
+                    before.intents,
+                    count,
+                    commit.admitted.map(|(id, _)| id.uuid()) as _,
+                    commit.admitted.map(|(_, position)| position) as _,
+                    commit.ended.as_ref().map(|ended| ended.message.uuid()) as _,
+                    text::clean_option(commit.ended.as_ref().and_then(|ended| ended.error.as_deref())) as _,
+                    parameters.appended,
+                    ledger,
+                    &kinds,
+                    payloads.as_slice() as _,
+                    steps.as_slice() as _,
+                    parameters.asked,
+                    parameters.closed,
+                    used.thinking_tokens,
+                    appended,
+                    task.agent.uuid(),
+                    commit.settled.map(StepId::uuid) as _,
+                    reservation.map(|reservation| reservation.step.uuid()) as _,
+                    reservation.map(|reservation| reservation.amount_pico_usd) as _,
+                    sql_option(reservation.map(|reservation| reservation.expires_at)) as _,
+                    before.remembered.then_some(before.revision) as _,
+                    before.agent_revision,
+                )
+                .fetch_optional(&self.pool)
+                .await?
+            };
+        }
+        let pays = !commit.usage.is_empty() || commit.settled.is_some() || reservation.is_some();
+        let row = match (commit.asks(), pays) {
+            (true, _) => run!(all),
+            (false, true) => run!(money),
+            (false, false) => run!(plain),
+        };
         Ok(row.map(|row| Committed {
             version: row.version,
             revision: row.revision,
             first_event_sequence: unsigned(row.event_sequence - count + 1),
             next_wake: option(row.next_wake),
             has_new_intents: row.has_new_intents,
+            left: commit.left(&row),
         }))
     }
 }

@@ -61,6 +61,12 @@ pub struct LoadedTask {
     pub spending: Option<Spending>,
     /// The intent that asked for the cancel: messages that arrived before it go with it.
     pub(crate) cancel_intent: Option<i64>,
+    /// Of the row, which rises with every change of it.
+    pub(crate) revision: i64,
+    /// Of the agent's row.
+    pub(crate) agent_revision: i64,
+    /// Whether this is what the last commit left, and not what was loaded: the next commit checks that it still is.
+    pub(crate) remembered: bool,
 }
 
 /// What an estimate of a model call is made from, before anything else about the call is read.
@@ -131,6 +137,11 @@ impl LoadedTask {
     /// ([`Store::task_commit`] or [`Store::task_intents_seen`]), else the sweep finds the task again and again.
     pub fn has_new_intents(&self) -> bool {
         self.intents > self.intents_seen
+    }
+
+    /// Whether this is what the last commit left ([`Committed::left`](crate::Committed::left)), and not what was loaded.
+    pub fn remembered(&self) -> bool {
+        self.remembered
     }
 
     /// Whether the cancel that was asked for drops this queued message: it was accepted before.
@@ -213,6 +224,9 @@ impl Store {
             root: TaskId::from_uuid(row.root_id),
             spending: spending.map(SpendingRow::read),
             cancel_intent: row.cancel_intent,
+            revision: row.revision,
+            agent_revision: row.agent_revision,
+            remembered: false,
         }))
     }
 

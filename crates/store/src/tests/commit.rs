@@ -11,12 +11,12 @@ use crate::{
     AppendedMessage, Committed, EndedMessage, LoadedTask, Purpose, StepUsage, Stream, TaskChanges, TaskCommit,
 };
 
-async fn load(f: &Fixture, task: TaskId) -> LoadedTask {
+pub(super) async fn load(f: &Fixture, task: TaskId) -> LoadedTask {
     f.store.task_load(task).await.expect("read").expect("there")
 }
 
 /// The state after the queued message was admitted.
-fn admitting(loaded: &LoadedTask) -> (Task, Option<(MessageId, i64)>) {
+pub(super) fn admitting(loaded: &LoadedTask) -> (Task, Option<(MessageId, i64)>) {
     let mut task = loaded.task.clone();
     let message = loaded.queued.expect("a message waits");
     task.last_position += 1;
@@ -38,7 +38,7 @@ fn admitting(loaded: &LoadedTask) -> (Task, Option<(MessageId, i64)>) {
     (task, Some((message, position)))
 }
 
-async fn admit(f: &Fixture, task: TaskId) -> Committed {
+pub(super) async fn admit(f: &Fixture, task: TaskId) -> Committed {
     let loaded = load(f, task).await;
     let (state, admitted) = admitting(&loaded);
     f.store.task_commit(TaskCommit { admitted, ..TaskCommit::new(&loaded, &state, now()) }).await.expect("committed")
@@ -98,7 +98,7 @@ async fn what_is_committed_is_what_is_loaded() {
         .await
         .expect("committed");
     assert_eq!(committed.first_event_sequence, 4);
-    let transcript = f.store.transcript(task).await.expect("read");
+    let transcript = f.store.transcript(task, i64::MAX, None).await.expect("read");
     assert_eq!(
         transcript.iter().map(|m| (m.position, m.source)).collect::<Vec<_>>(),
         [(Some(1), Source::User), (Some(2), Source::Assistant)]
@@ -137,7 +137,7 @@ async fn of_two_racing_commits_exactly_one_wins() {
         let results = join_all(commits).await;
         assert_eq!(results.iter().filter(|r| r.is_ok()).count(), 1, "{results:?}");
         assert_eq!(results.iter().filter(|r| matches!(r, Err(Error::Conflict))).count(), 3, "{results:?}");
-        let transcript = f.store.transcript(task).await.expect("read");
+        let transcript = f.store.transcript(task, i64::MAX, None).await.expect("read");
         assert_eq!(transcript.len(), round + 1);
     }
     assert_eq!(f.store.event_head(Stream::task(ORG, task)).await.expect("read"), 41);
@@ -210,7 +210,7 @@ async fn commits_and_messages_at_the_same_time_lose_nothing() {
         }
     };
     futures::join!(sending, committing);
-    let transcript = f.store.transcript(task).await.expect("read");
+    let transcript = f.store.transcript(task, i64::MAX, None).await.expect("read");
     assert_eq!(
         transcript.iter().filter_map(|m| m.position).collect::<Vec<_>>(),
         (1..=total as i64).collect::<Vec<_>>()
@@ -251,7 +251,7 @@ async fn a_change_of_a_queued_message_is_kept_by_a_commit_that_admits_it() {
         Err(Error::NotQueued) => text("hello"),
         Err(error) => panic!("{error:?}"),
     };
-    let transcript = f.store.transcript(task).await.expect("read");
+    let transcript = f.store.transcript(task, i64::MAX, None).await.expect("read");
     assert_eq!((transcript.len(), &transcript[0].content), (1, &expected));
 }
 
@@ -358,7 +358,7 @@ async fn text_with_nul_is_stored_with_a_replacement() {
         ..TaskCommit::new(&loaded, &state, now())
     };
     f.store.task_commit(commit).await.expect("committed");
-    let transcript = f.store.transcript(task).await.expect("read");
+    let transcript = f.store.transcript(task, i64::MAX, None).await.expect("read");
     assert_eq!(transcript.iter().map(|m| &m.content).collect::<Vec<_>>(), [&text("a\u{FFFD}b"), &text("c\u{FFFD}d")]);
 }
 

@@ -299,9 +299,9 @@ async fn a_command_delivered_too_often_is_given_up() {
         hand_back: context.lifecycle().draining(),
     };
     let command = mesh.command(r#"[{"text": "x"}]"#);
-    let fifth = worker.answer(&command, MAX_DELIVERIES).await.expect("not handed back");
+    let fifth = worker.answer(&command, MAX_DELIVERIES).await.0.expect("not handed back");
     assert_eq!(text(&fifth), "x");
-    let sixth = worker.answer(&command, MAX_DELIVERIES + 1).await.expect("not handed back");
+    let sixth = worker.answer(&command, MAX_DELIVERIES + 1).await.0.expect("not handed back");
     assert_eq!(class(&sixth), FailureClass::Internal);
 }
 

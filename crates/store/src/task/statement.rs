@@ -1,0 +1,189 @@
+//! The statement of [`Store::task_commit`](crate::Store::task_commit), in three sizes: PostgreSQL sets up every part of a
+//! statement each time it is executed, and most commits move no money and ask nobody anything.
+//!
+//! How the parts hang together: `guard` is the only one that waits for the row, and every other one joins it, so that nothing is
+//! written when it finds no row of this version. No part reads what another one writes, except through RETURNING: all see the
+//! same snapshot. What a concurrent write changed since that snapshot is safe, because every other writer of these messages and
+//! approvals holds the task's row, and raises the version when it takes a message away or decides.
+
+use uuid::Uuid;
+
+/// What the statement answers.
+pub(super) struct Row {
+    pub(super) version: i64,
+    pub(super) revision: i64,
+    pub(super) event_sequence: i64,
+    pub(super) next_wake: Option<jiff_sqlx::Timestamp>,
+    pub(super) has_new_intents: bool,
+    pub(super) queued: Option<Uuid>,
+}
+
+/// `statement!(plain | money | all, arguments…)`. Every size has the same arguments, by number; one that has no use for some
+/// names them in its last line.
+macro_rules! statement {
+    (plain, $($argument:expr),* $(,)?) => {
+        statement!(@whole [
+            "WHERE num_nulls($33::jsonb, $37::jsonb, $38::jsonb, $41::uuid, $42::uuid, $43::uuid, $44::bigint, $45::timestamptz) >= 0"
+        ] [] $($argument),*)
+    };
+    (money, $($argument:expr),* $(,)?) => {
+        statement!(@money "WHERE num_nulls($37::jsonb, $38::jsonb) >= 0" [] $($argument),*)
+    };
+    (all, $($argument:expr),* $(,)?) => {
+        statement!(@money "WHERE true" [
+            r#"
+            ), dropped AS (
+                UPDATE messages m SET processed_at = $3, error = 'cancelled', revision = m.revision + 1, updated_at = $3
+                FROM guard
+                WHERE m.task_id = guard.id AND m.position IS NULL AND m.processed_at IS NULL AND m.arrival < $10
+            ), asked AS (
+                INSERT INTO approvals AS p
+                    (id, organization_id, task_id, step_id, script, number, tool, arguments, arguments_size, arguments_hash,
+                     reason, expires_at, created_at, updated_at)
+                SELECT n.id, guard.organization_id, guard.id, n.step_id, n.script, n.number, n.tool, n.arguments,
+                       n.arguments_size, n.arguments_hash, n.reason, n.expires_at, $3, $3
+                FROM guard, jsonb_to_recordset($37) AS n (
+                    id uuid, step_id uuid, script bigint, number bigint, tool text, arguments text, arguments_size bigint,
+                    arguments_hash text, reason text, expires_at timestamptz)
+                ON CONFLICT ON CONSTRAINT approvals_call_key DO UPDATE SET
+                    tool = excluded.tool, arguments = excluded.arguments, arguments_size = excluded.arguments_size,
+                    arguments_hash = excluded.arguments_hash, reason = excluded.reason, state = 'pending', decided_by = '',
+                    words = '', decided_at = NULL, revision = p.revision + 1, updated_at = $3
+                WHERE p.arguments_hash <> excluded.arguments_hash
+            ), closed AS (
+                UPDATE approvals p SET
+                    state = c.state, words = c.words, decided_at = $3, revision = p.revision + 1, updated_at = $3
+                FROM guard, jsonb_to_recordset($38) AS c (id uuid, state text, words text)
+                WHERE p.id = c.id AND p.task_id = guard.id AND p.state = 'pending'"#
+        ] $($argument),*)
+    };
+    // What nothing refers to is not done.
+    (@money $where:literal [$($part:literal)*] $($argument:expr),*) => {
+        statement!(@whole [
+            $where " AND (SELECT count(*) FROM settled) + (SELECT count(*) FROM reserved) >= 0"
+        ] [
+            $($part)*
+            r#"
+            ), ledger AS (
+                INSERT INTO step_usage
+                    (step_id, organization_id, task_id, root_id, agent_id, model_id, purpose,
+                     input_tokens, output_tokens, cache_read_tokens, cache_write_tokens, thinking_tokens, cost_pico_usd, created_at)
+                SELECT u.step_id, guard.organization_id, guard.id, guard.root_id, $41, u.model_id, u.purpose,
+                       u.input_tokens, u.output_tokens, u.cache_read_tokens, u.cache_write_tokens, u.thinking_tokens,
+                       u.cost_pico_usd, $3
+                FROM guard, jsonb_to_recordset($33) AS u (
+                    step_id uuid, model_id uuid, purpose text,
+                    input_tokens bigint, output_tokens bigint, cache_read_tokens bigint, cache_write_tokens bigint,
+                    thinking_tokens bigint, cost_pico_usd bigint)
+            ), settled AS MATERIALIZED (
+                SELECT budgets_settle($42, guard.organization_id, $41, guard.root_id, $21, true, $3)
+                FROM guard WHERE $42::uuid IS NOT NULL
+            ), reserved AS MATERIALIZED (
+                SELECT budgets_reserve($43, guard.organization_id, $41, guard.root_id, NULL, $44, $45, false, $3)
+                FROM guard, (SELECT count(*) FROM settled) AS what_is_settled_can_be_reserved
+                WHERE $43::uuid IS NOT NULL"#
+        ] $($argument),*)
+    };
+    (@whole [$($where:literal)+] [$($part:literal)*] $($argument:expr),*) => {
+        sqlx::query_as!(
+            crate::task::statement::Row,
+            r#"WITH guard AS (
+                UPDATE tasks t SET
+                    phase = $4,
+                    phase_since = CASE WHEN t.phase = $4 THEN t.phase_since ELSE $3 END,
+                    turn = $5,
+                    step = $6,
+                    title_step = $7,
+                    steps = $8,
+                    last_position = $9,
+                    next_wake = CASE
+                        WHEN $10::bigint IS NOT NULL AND EXISTS (
+                            SELECT 1 FROM messages q
+                            WHERE q.task_id = t.id AND q.position IS NULL AND q.processed_at IS NULL AND q.arrival > $10
+                        ) THEN $3
+                        ELSE $11
+                    END,
+                    last_outcome = $12,
+                    error_code = $13,
+                    error_message = $14,
+                    error_time = $15,
+                    cancel_reason = CASE WHEN t.cancel_intent = $16 THEN NULL ELSE t.cancel_reason END,
+                    cancel_intent = CASE WHEN t.cancel_intent = $16 THEN NULL ELSE t.cancel_intent END,
+                    input_tokens = least(t.input_tokens::numeric + $17::bigint, 9223372036854775807)::bigint,
+                    output_tokens = least(t.output_tokens::numeric + $18::bigint, 9223372036854775807)::bigint,
+                    cache_read_tokens = least(t.cache_read_tokens::numeric + $19::bigint, 9223372036854775807)::bigint,
+                    cache_write_tokens = least(t.cache_write_tokens::numeric + $20::bigint, 9223372036854775807)::bigint,
+                    cost_pico_usd = least(t.cost_pico_usd::numeric + $21::bigint, 9223372036854775807)::bigint,
+                    thinking_tokens = least(t.thinking_tokens::numeric + $39::bigint, 9223372036854775807)::bigint,
+                    transcript_tokens = least(
+                        t.transcript_tokens::numeric + $40::bigint
+                            + coalesce((SELECT q.estimated_tokens FROM messages q WHERE q.id = $28), 0),
+                        9223372036854775807)::bigint,
+                    tool_uses = CASE WHEN $22::jsonb = '{}' THEN t.tool_uses ELSE (
+                        SELECT jsonb_object_agg(tool, calls) FROM (
+                            SELECT key AS tool, sum(value::bigint) AS calls FROM (
+                                SELECT * FROM jsonb_each_text(t.tool_uses) UNION ALL SELECT * FROM jsonb_each_text($22)
+                            ) AS both_sides GROUP BY key
+                        ) AS sums
+                    ) END,
+                    title = CASE WHEN t.titled THEN t.title ELSE coalesce($23, t.title) END,
+                    titled = t.titled OR $24 OR $23::text IS NOT NULL,
+                    trace_id = coalesce($25, t.trace_id),
+                    intents_seen = greatest(t.intents_seen, $26),
+                    event_sequence = t.event_sequence + $27,
+                    version = t.version + 1,
+                    revision = t.revision + 1,
+                    updated_at = $3
+                WHERE t.id = $1 AND t.version = $2
+                  -- What was remembered instead of loaded must be as it would be loaded now.
+                  AND ($46::bigint IS NULL OR (
+                      t.revision = $46
+                      AND EXISTS (
+                          SELECT FROM agents a
+                          WHERE a.organization_id = t.organization_id AND a.id = t.agent_id AND a.revision = $47)
+                      AND NOT EXISTS (
+                          SELECT FROM budgets b WHERE b.organization_id = t.organization_id
+                            AND (b.agent_id = t.agent_id OR b.task_id = t.root_id
+                                 OR (b.agent_id IS NULL AND b.task_id IS NULL AND b.token_id IS NULL)))))
+                RETURNING t.organization_id, t.id, t.root_id, t.version, t.revision, t.event_sequence, t.next_wake,
+                    t.intents > t.intents_seen AS has_new_intents
+            ), admitted AS (
+                UPDATE messages m SET position = $29, revision = m.revision + 1, updated_at = $3
+                FROM guard
+                WHERE m.id = $28 AND m.task_id = guard.id AND m.position IS NULL AND m.processed_at IS NULL
+            ), ended AS (
+                UPDATE messages m SET processed_at = $3, error = $31, revision = m.revision + 1, updated_at = $3
+                FROM guard
+                WHERE m.id = $30 AND m.task_id = guard.id
+            ), appended AS (
+                INSERT INTO messages
+                    (id, organization_id, task_id, arrival, position, source, content, agent_id, step_id,
+                     input_tokens, output_tokens, cache_read_tokens, cache_write_tokens, thinking_tokens, cost_pico_usd,
+                     estimated_tokens, processed_at, created_at, updated_at)
+                SELECT n.id, guard.organization_id, guard.id, 0, n.position, n.source, n.content, n.agent_id, n.step_id,
+                       n.input_tokens, n.output_tokens, n.cache_read_tokens, n.cache_write_tokens, n.thinking_tokens, n.cost_pico_usd,
+                       n.estimated_tokens, $3, $3, $3
+                FROM guard, jsonb_to_recordset($32) AS n (
+                    id uuid, position bigint, source text, content jsonb, agent_id uuid, step_id uuid,
+                    input_tokens bigint, output_tokens bigint, cache_read_tokens bigint, cache_write_tokens bigint,
+                    thinking_tokens bigint, cost_pico_usd bigint, estimated_tokens bigint)"#
+            $(+ $part)*
+            + r#"
+            ), recorded AS (
+                INSERT INTO events (organization_id, stream_id, sequence, type, payload, step, created_at)
+                SELECT guard.organization_id, guard.id, guard.event_sequence - $27 + e.number, e.kind, e.payload, e.step, $3
+                FROM guard, unnest($34::text[], $35::bytea[], $36::bigint[]) WITH ORDINALITY AS e (kind, payload, step, number)
+            )
+            SELECT version AS "version!", revision AS "revision!", event_sequence AS "event_sequence!",
+                   next_wake AS "next_wake?: jiff_sqlx::Timestamp", has_new_intents AS "has_new_intents!",
+                   (SELECT q.id FROM messages q
+                    WHERE q.task_id = guard.id AND q.position IS NULL AND q.processed_at IS NULL AND q.id IS DISTINCT FROM $28
+                    ORDER BY q.arrival LIMIT 1) AS "queued?"
+            FROM guard
+            "#
+            $(+ $where)+,
+            $($argument),*
+        )
+    };
+}
+pub(super) use statement;

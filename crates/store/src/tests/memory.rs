@@ -1,0 +1,158 @@
+//! What a commit left of a task: the next decision is made from it without loading the task, and only where nothing has changed.
+
+use construct_domain::{
+    BudgetId,
+    budget::{Period, Scope},
+    message::Source,
+    task::Phase,
+};
+
+use super::{
+    commit::{admit, admitting, load},
+    *,
+};
+use crate::{
+    AgentChanges, AppendedMessage, Committed, EndedMessage, LoadedTask, NewBudget, Purpose, StepUsage, TaskChanges,
+    TaskCommit,
+};
+
+/// What a commit left, beside what would be loaded.
+async fn left_and_loaded(f: &Fixture, task: TaskId, committed: Committed) -> (Option<LoadedTask>, LoadedTask) {
+    let left = committed.left.map(|left| LoadedTask { remembered: false, ..*left });
+    (left, load(f, task).await)
+}
+
+#[tokio::test]
+async fn what_a_commit_left_is_what_would_be_loaded() {
+    let f = Fixture::new().await;
+    let task = f.task().await;
+    let first = f.message(task, "hello").await;
+    let second = f.message(task, "and then").await;
+
+    let loaded = load(&f, task).await;
+    let (state, admitted) = admitting(&loaded);
+    let commit = TaskCommit {
+        admitted,
+        trace_id: Some("t1".into()),
+        events: vec![event("task.phase_changed")],
+        ..TaskCommit::new(&loaded, &state, now())
+    };
+    let committed = f.store.task_commit(commit).await.expect("committed");
+    let (left, loaded) = left_and_loaded(&f, task, committed.clone()).await;
+    assert_eq!(left.as_ref(), Some(&loaded));
+    assert_eq!(loaded.queued, Some(second.id));
+
+    // Decided from memory, twice in a row.
+    let remembered = committed.left.expect("it is known");
+    let mut state = remembered.task.clone();
+    let step = state.step.take().expect("a step runs").id;
+    state.turn = None;
+    state.phase = Phase::AwaitInput;
+    state.next_wake = Some(now());
+    state.last_position += 1;
+    let answer = AppendedMessage {
+        id: message_id(),
+        position: state.last_position,
+        source: Source::Assistant,
+        content: text("hi"),
+        agent: Some(f.agent),
+        usage: usage(5),
+        step: Some(step),
+    };
+    let commit = TaskCommit {
+        appended: vec![answer],
+        ended: Some(EndedMessage { message: first.id, error: None }),
+        usage: vec![StepUsage { step, model: f.model, purpose: Purpose::Turn, usage: usage(5) }],
+        tool_uses: [("grep".to_owned(), 2)].into(),
+        title: Some("A title".into()),
+        events: vec![event("message.created"), event("turn.completed")],
+        ..TaskCommit::new(&remembered, &state, now())
+    };
+    let committed = f.store.task_commit(commit).await.expect("committed");
+    let (left, loaded) = left_and_loaded(&f, task, committed.clone()).await;
+    assert_eq!(left.as_ref(), Some(&loaded));
+    assert!(loaded.task.titled);
+
+    let remembered = committed.left.expect("it is known");
+    let (state, admitted) = admitting(&remembered);
+    assert_eq!(admitted.map(|(message, _)| message), Some(second.id));
+    let committed = f
+        .store
+        .task_commit(TaskCommit { admitted, ..TaskCommit::new(&remembered, &state, now()) })
+        .await
+        .expect("committed");
+    let (left, loaded) = left_and_loaded(&f, task, committed).await;
+    assert_eq!(left, Some(loaded));
+}
+
+/// The task after a message was admitted, as that commit left it.
+async fn remembered(f: &Fixture) -> LoadedTask {
+    let task = f.task().await;
+    f.message(task, "hello").await;
+    *admit(f, task).await.left.expect("it is known")
+}
+
+async fn commit_again(f: &Fixture, remembered: &LoadedTask) -> Result<Committed, Error> {
+    f.store.task_commit(TaskCommit::new(remembered, &remembered.task, now())).await
+}
+
+/// Whatever changes between two decisions, the second one is not made from what was known before.
+#[tokio::test]
+async fn what_is_remembered_does_not_outlive_a_change() {
+    let f = Fixture::new().await;
+    let unchanged = remembered(&f).await;
+    commit_again(&f, &unchanged).await.expect("nothing has changed");
+
+    let mut before = Vec::new();
+    for _ in 0..7 {
+        before.push(remembered(&f).await);
+    }
+    let id = |number: usize| before[number].task.id;
+    f.message(id(0), "more").await;
+    f.store.task_suspend(&write(), id(1), rendered("task.updated")).await.expect("suspended");
+    f.store.task_cancel(&write(), id(2), "no more", rendered("task.updated")).await.expect("cancelled");
+    let changes = TaskChanges { policy: Some(Vec::new()), ..TaskChanges::default() };
+    f.store.task_update(&write(), id(3), None, changes, rendered("task.updated")).await.expect("changed");
+    f.store.task_delete(&write(), id(4), rendered("task.deleted")).await.expect("deleted");
+    let new = NewBudget {
+        id: BudgetId::from_uuid(Uuid::now_v7()),
+        scope: Scope::Task(id(5)),
+        period: Period::Total,
+        limit: 1,
+    };
+    f.store.budget_create(&write(), new, rendered("budget.created")).await.expect("created");
+    for (number, before) in before[..6].iter().enumerate() {
+        let done = commit_again(&f, before).await;
+        assert!(matches!(done, Err(Error::Conflict)), "change {number}: {done:?}");
+    }
+    let changes = AgentChanges { policy: Some(Vec::new()), ..AgentChanges::default() };
+    f.store.agent_update(&write(), f.agent, None, changes, rendered("agent.updated")).await.expect("changed");
+    let done = commit_again(&f, &before[6]).await;
+    assert!(matches!(done, Err(Error::Conflict)), "{done:?}");
+    let loaded = load(&f, id(6)).await;
+    commit_again(&f, &loaded).await.expect("what is loaded is as it is");
+}
+
+#[tokio::test]
+async fn a_task_with_a_budget_or_with_news_is_not_remembered() {
+    let f = Fixture::new().await;
+    let task = f.task().await;
+    f.message(task, "hello").await;
+    let loaded = load(&f, task).await;
+    f.message(task, "more").await;
+    let (state, admitted) = admitting(&loaded);
+    let commit = TaskCommit { admitted, ..TaskCommit::new(&loaded, &state, now()) };
+    let committed = f.store.task_commit(commit).await.expect("committed");
+    assert_eq!((committed.has_new_intents, committed.left), (true, None));
+
+    let new = NewBudget {
+        id: BudgetId::from_uuid(Uuid::now_v7()),
+        scope: Scope::Organization,
+        period: Period::Total,
+        limit: 1,
+    };
+    f.store.budget_create(&write(), new, rendered("budget.created")).await.expect("created");
+    let loaded = load(&f, task).await;
+    let committed = commit_again(&f, &loaded).await.expect("committed");
+    assert_eq!(committed.left, None);
+}

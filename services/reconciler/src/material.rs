@@ -1,0 +1,105 @@
+//! What the commands of a decision are made of besides the task itself. It is read while the decision is being committed, so nothing here may
+//! depend on the commit: what that writes is taken from the decision.
+
+use construct_domain::{
+    MessageId,
+    decide::{Decision, Effect},
+    message::{Block, Source},
+};
+use construct_store::{Error, Invocation, LoadedTask, Secret, StoredApproval, StoredMessage};
+
+use crate::activation::Activator;
+
+/// What was read. Empty where no effect asks for it.
+#[derive(Debug, Default)]
+pub(crate) struct Material {
+    /// The task's agent, its model and account.
+    pub(crate) invocation: Option<Invocation>,
+    /// What the agent may use by name.
+    pub(crate) secrets: Vec<Secret>,
+    /// What was asked about the step's scripts.
+    pub(crate) approvals: Vec<StoredApproval>,
+    /// The models its scripts may call.
+    pub(crate) script_models: Vec<String>,
+    /// The transcript before the decision.
+    transcript: Vec<StoredMessage>,
+    /// What the decision adds to it.
+    appended: Vec<(Source, Vec<Block>)>,
+}
+
+/// A message of a transcript, as far as models and scripts are concerned.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Said<'a> {
+    /// Who said it.
+    pub(crate) source: Source,
+    /// What.
+    pub(crate) blocks: &'a [Block],
+}
+
+/// What the effects of a decision want to be read.
+#[derive(Debug, Default, Clone, Copy)]
+struct Wanted {
+    agent: bool,
+    secrets: bool,
+    script: bool,
+    transcript: bool,
+    approvals: bool,
+}
+
+impl Material {
+    /// The transcript, with what the decision added.
+    pub(crate) fn transcript(&self) -> Vec<Said<'_>> {
+        let stored = self.transcript.iter().map(|message| (message.source, &message.content.blocks));
+        let appended = self.appended.iter().map(|(source, blocks)| (*source, blocks));
+        stored.chain(appended).map(|(source, blocks)| Said { source, blocks }).collect()
+    }
+}
+
+impl Wanted {
+    fn by(decision: &Decision) -> Self {
+        let mut wanted = Self::default();
+        for effect in &decision.effects {
+            match effect {
+                Effect::InvokeModel(_) => (wanted.agent, wanted.transcript, wanted.secrets) = (true, true, true),
+                Effect::MakeTitle(_) => (wanted.agent, wanted.transcript) = (true, true),
+                Effect::ExecuteCode(step) => {
+                    (wanted.script, wanted.secrets) = (true, true);
+                    wanted.approvals |= step.round > 0;
+                    // What is to be run has usually just been said.
+                    wanted.transcript |= !decision.appended.iter().any(|message| message.source == Source::Assistant);
+                }
+                Effect::CancelModel(..) | Effect::CancelCode(..) | Effect::EndCode(_) => {}
+            }
+        }
+        wanted
+    }
+}
+
+/// Reads what the effects of a decision need.
+pub(crate) async fn gather(activator: &Activator, loaded: &LoadedTask, decision: &Decision) -> Result<Material, Error> {
+    let wanted = Wanted::by(decision);
+    let (store, task) = (&activator.store, loaded.task.id);
+    let invocation = async { if wanted.agent { store.invocation(task).await } else { Ok(None) } };
+    let secrets = async { if wanted.secrets { store.task_secrets(task).await } else { Ok(Vec::new()) } };
+    let approvals = async {
+        match decision.task.step.as_ref().filter(|_| wanted.approvals) {
+            Some(step) => store.approvals_of_step(step.id).await,
+            None => Ok(Vec::new()),
+        }
+    };
+    // Nothing is looked up for what cannot be used.
+    let names = wanted.script && activator.token_keys.is_some();
+    let script_models = async { if names { store.task_script_models(task).await } else { Ok(Vec::new()) } };
+    let admitted = decision.admitted.map(|(message, _): (MessageId, i64)| message);
+    let transcript = async {
+        if wanted.transcript {
+            store.transcript(task, loaded.task.last_position, admitted).await
+        } else {
+            Ok(Vec::new())
+        }
+    };
+    let (invocation, secrets, approvals, script_models, transcript) =
+        tokio::try_join!(invocation, secrets, approvals, script_models, transcript)?;
+    let appended = decision.appended.iter().map(|message| (message.source, message.blocks.clone())).collect();
+    Ok(Material { invocation, secrets, approvals, script_models, transcript, appended })
+}
