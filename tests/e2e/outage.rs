@@ -1,8 +1,8 @@
 //! What the mesh stands on is down at start, or goes away.
 
-use construct_proto::v1::TurnOutcome;
+use construct_proto::v1::{TaskPhase, TurnOutcome};
 use construct_tests::{
-    client::PATIENCE,
+    client::{PATIENCE, file_when},
     mesh::{Mesh, Service},
     proxy::{Proxy, authority},
     wait::until,
@@ -98,4 +98,43 @@ async fn without_postgresql_the_api_says_so_and_nothing_is_lost() {
     let transcript = conversation.transcript().await;
     transcript.check(&["before", "patient"]);
     assert_eq!(transcript.answers(), ["", "before: 2", "", "patient: 2"]);
+}
+
+/// A worker that cannot be asked may be in the middle of a script. That the script is over is not said before it can have no
+/// effects any more.
+#[tokio::test]
+async fn a_script_is_not_given_up_while_nothing_keeps_it_from_going_on() {
+    let mut mesh = Mesh::start().await.unwrap();
+    let code =
+        "create_file('first.txt', 'x'); await new Promise(go => setTimeout(go, 2000)); create_file('second.txt', 'x')";
+    let script = json!({"conversations": [{"match": "", "turns": [{"code": code}, {"text": "done"}]}]});
+    mesh.scripted_agent("worker", &script).await.unwrap();
+    let folder = mesh.folder("work").unwrap();
+    let conversation = mesh.client().unwrap().begin("worker", Some(&folder)).await.unwrap();
+    conversation.send("go").await.unwrap();
+    file_when(&folder.join("first.txt"), |text| text == "x").await;
+    mesh.pause(Service::Interpreter).unwrap();
+    conversation.cancel("enough").await;
+    until("the script to be told to stop", PATIENCE, async || {
+        let phase = conversation.explain().await.map_err(|error| error.to_string())?;
+        if phase.waiting_for.contains("stop") { Ok(()) } else { Err(format!("{phase:?}")) }
+    })
+    .await;
+    mesh.nats.kill();
+    // The reconciler looks when the worker's time to answer is over, and again and again after that.
+    until("the reconciler to have tried", PATIENCE, async || {
+        let log = mesh.log(Service::Reconciler);
+        let tried = log.matches("the task could not be looked at").count();
+        if tried > 0 { Ok(()) } else { Err(log) }
+    })
+    .await;
+    assert_eq!(conversation.task().await.unwrap().status.unwrap().phase(), TaskPhase::ExecuteTools);
+    mesh.nats.restart().await;
+    let status = conversation.settled().await.status.unwrap();
+    assert_eq!(status.last_outcome(), TurnOutcome::Cancelled);
+    mesh.resume(Service::Interpreter).unwrap();
+    // Another task's script shows that the interpreter works again.
+    let other = mesh.client().unwrap().begin("worker", Some(&mesh.folder("other").unwrap())).await.unwrap();
+    other.ask("go").await;
+    assert!(!folder.join("second.txt").exists(), "it had an effect after it was said to be over");
 }

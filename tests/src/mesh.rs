@@ -286,6 +286,23 @@ impl Mesh {
         self.ready(service).await
     }
 
+    /// Stops a service where it stands, as a machine that hangs would, until [`Mesh::resume`].
+    pub fn pause(&self, service: Service) -> anyhow::Result<()> {
+        self.signal(service, "-STOP")
+    }
+
+    /// Lets a paused service go on.
+    pub fn resume(&self, service: Service) -> anyhow::Result<()> {
+        self.signal(service, "-CONT")
+    }
+
+    fn signal(&self, service: Service, signal: &str) -> anyhow::Result<()> {
+        let pid = self.pid(service).context("the service does not run")?;
+        let status = Command::new("kill").args([signal, &pid.to_string()]).status()?;
+        anyhow::ensure!(status.success(), "kill {signal} failed");
+        Ok(())
+    }
+
     /// The process id of a service that runs.
     pub fn pid(&self, service: Service) -> Option<u32> {
         self.processes.get(&service).map(Child::id)

@@ -326,21 +326,21 @@ impl Executor {
                 }
             }
         }
-        // Whoever has been told to stop need not wait for NATS. Everybody else learns before anything is said whether it is still
-        // theirs to say.
+        // Before anything is said it is learned whether it is still this process's to say. Where the scripts had to stop, or where their time is
+        // over by the clock of this process alone, another one may have gone on: an entry shows it.
         let progress = shared.progress.into_inner().finish();
-        let written = async {
-            match running.reason() {
-                Some(_) => Ok(()),
-                // Where the time is over by the clock of this process alone, another one may have gone on: an entry shows it.
-                None if out_of_time => journal.release().await,
-                None => journal.flush().await,
-            }
-        };
+        let stopped = running.reason().is_some();
+        let written = async { if stopped || out_of_time { journal.release().await } else { journal.flush().await } };
         let (written, _) = tokio::join!(written, progress);
         hand_back.abort();
-        if written.is_err() && !matches!(journal.failure(), Some(journal::Error::Lost)) && running.reason().is_none() {
-            return cannot_write(command, journal);
+        if written.is_err() {
+            match journal.failure() {
+                Some(journal::Error::Lost) => {}
+                Some(journal::Error::Conflict) => return End::Fenced,
+                // What was told to stop is not begun again because that could not be written.
+                _ if stopped => {}
+                _ => return cannot_write(command, journal),
+            }
         }
         if !asked.is_empty() {
             tracing::info!(calls = asked.len(), "the scripts are put away until a person has decided");

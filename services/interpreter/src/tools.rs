@@ -290,9 +290,9 @@ impl Toolbox {
         Arc::new(self.variables.now())
     }
 
-    /// Takes notice of a call that an earlier process completed with this result and that is not made again. Scripts that
-    /// are continued begin with a new toolbox; what they had set in the old one is set again from the journal, call by call
-    /// in the order in which they ended. Calls that change nothing in the toolbox are none of its business.
+    /// Takes notice of a call of a script that had ended in an earlier process, and that is not made again: what it had set for
+    /// commands holds for the scripts after it. A script that is continued sets its variables again where it comes to each call.
+    /// Calls that change nothing in the toolbox are none of its business.
     pub fn replay(&self, name: &str, result: &Value) {
         if definition(name).is_some_and(|tool| tool.name == environment::SETENV.name) {
             self.variables.restore(result);

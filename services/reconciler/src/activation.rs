@@ -258,8 +258,22 @@ impl Activator {
         if let Some(title) = commit.title.clone() {
             commit.events.push(self.titled(loaded, title, commit.events.len(), now).await?);
         }
+        if current.is_none() {
+            self.give_up(&decision).await?;
+        }
         let (committed, material) = tokio::join!(self.commit(commit), material::gather(self, loaded, &decision));
         Ok(Decided { committed: Some(committed?), material: material?, decision })
+    }
+
+    /// Before it is said that scripts are over whose worker has not said so, they are kept from going on: it may be at them still, and
+    /// would otherwise have effects that nobody knows of. As long as that cannot be done nothing is committed.
+    async fn give_up(&self, decision: &Decision) -> Result<(), Error> {
+        for effect in &decision.effects {
+            if let Effect::EndCode(step) = effect {
+                self.bus.journal().close(*step).await.map_err(|error| Error::Unavailable(error.into()))?;
+            }
+        }
+        Ok(())
     }
 
     /// Commits, and has what was committed told.
@@ -505,6 +519,7 @@ impl Activator {
             if let Err(error) = self.bus.withdraw(&address, step.id).await {
                 tracing::warn!(%error, "a model call of a deleted task could not be taken back");
             }
+            self.bus.journal().close(step.id).await.map_err(|error| Error::Unavailable(error.into()))?;
             self.end_code(loaded, step.id);
         }
         self.store.task_purge(loaded.task.id).await?;

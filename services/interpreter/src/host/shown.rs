@@ -6,8 +6,11 @@ use serde_json::Value;
 const LONGEST: usize = 16 * 1024;
 const SHORTEST: usize = 64;
 
-/// Arguments as JSON of at most `limit` bytes. Where they are longer, their long texts are cut: everything that is not long is seen
-/// in full, whatever stands before it.
+/// Of a list or an object this many entries are shown for each so many bytes that a text may have.
+const BYTES_PER_ENTRY: usize = 16;
+
+/// Arguments as JSON of at most `limit` bytes. Where they are longer, their long texts and lists are cut: everything that is not long is
+/// seen in full, whatever stands before it.
 pub(super) fn arguments(arguments: &Value, limit: usize) -> String {
     let whole = arguments.to_string();
     if whole.len() <= limit {
@@ -15,28 +18,41 @@ pub(super) fn arguments(arguments: &Value, limit: usize) -> String {
     }
     let mut longest = LONGEST;
     while longest >= SHORTEST {
-        let mut shown = arguments.clone();
-        shorten(&mut shown, longest);
-        let shown = shown.to_string();
+        let shown = shorten(arguments, longest).to_string();
         if shown.len() <= limit {
             return shown;
         }
         longest /= 2;
     }
-    // So many short texts that they are too long together.
+    // Nested so widely that even its ends are too long together.
     whole[..whole.floor_char_boundary(limit)].to_owned()
 }
 
-fn shorten(value: &mut Value, longest: usize) {
+fn shorten(value: &Value, longest: usize) -> Value {
+    let most = longest / BYTES_PER_ENTRY;
     match value {
-        Value::String(text) if text.len() > longest => {
-            let left_out = text.len() - text.floor_char_boundary(longest);
-            text.truncate(text.floor_char_boundary(longest));
-            text.push_str(&format!("[… {left_out} more bytes …]"));
+        Value::String(text) => Value::String(cut(text, longest)),
+        Value::Array(items) => {
+            let shown = items.iter().take(most).map(|item| shorten(item, longest));
+            let left_out = items.len().saturating_sub(most);
+            shown.chain((left_out > 0).then(|| Value::String(format!("[… {left_out} more …]")))).collect()
         }
-        Value::Array(items) => items.iter_mut().for_each(|item| shorten(item, longest)),
-        Value::Object(fields) => fields.values_mut().for_each(|field| shorten(field, longest)),
-        _ => {}
+        Value::Object(fields) => {
+            let shown = fields.iter().take(most).map(|(name, field)| (cut(name, longest), shorten(field, longest)));
+            let left_out = fields.len().saturating_sub(most);
+            shown
+                .chain((left_out > 0).then(|| ("…".to_owned(), Value::String(format!("[… {left_out} more …]")))))
+                .collect()
+        }
+        other => other.clone(),
+    }
+}
+
+fn cut(text: &str, longest: usize) -> String {
+    let shown = &text[..text.floor_char_boundary(longest)];
+    match text.len() - shown.len() {
+        0 => shown.to_owned(),
+        left_out => format!("{shown}[… {left_out} more bytes …]"),
     }
 }
 
@@ -59,9 +75,30 @@ mod tests {
     }
 
     #[test]
-    fn very_many_texts_are_cut_at_the_limit() {
-        let many: Vec<String> = (0..10_000).map(|number| format!("{number} é")).collect();
-        let shown = arguments(&json!(many), 1000);
+    fn long_lists_and_names_are_cut_too() {
+        let many: Vec<String> = (0..100_000).map(|number| format!("{number} é")).collect();
+        let fields: serde_json::Map<String, Value> =
+            (0..100_000).map(|number| (format!("f{number:06}"), json!(1))).collect();
+        let name = "n".repeat(100_000);
+        let shown = arguments(&json!({"a": many, "b": fields, "c": {name: 1}, "path": "secrets/key"}), 64 * 1024);
+        assert!(shown.len() <= 64 * 1024, "{}", shown.len());
+        let shown: Value = serde_json::from_str(&shown).expect("it is whole");
+        assert_eq!(shown["path"], "secrets/key");
+        let list = shown["a"].as_array().expect("a list");
+        let end = format!("[… {} more …]", 100_000 - (list.len() - 1));
+        assert_eq!((&list[0], list.last()), (&json!("0 é"), Some(&json!(end))));
+        assert!(shown["b"]["…"].as_str().is_some_and(|text| text.contains("more")), "{}", shown["b"]);
+        let (name, _) = shown["c"].as_object().and_then(|fields| fields.iter().next()).expect("a field");
+        assert!(name.ends_with("more bytes …]"), "{}", &name[name.len() - 40..]);
+    }
+
+    #[test]
+    fn what_is_nested_too_widely_is_cut_at_the_limit() {
+        let mut wide = json!("é");
+        for _ in 0..6 {
+            wide = json!(vec![wide; 4]);
+        }
+        let shown = arguments(&wide, 1000);
         assert!((990..=1000).contains(&shown.len()), "{}", shown.len());
     }
 }

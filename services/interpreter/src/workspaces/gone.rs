@@ -2,11 +2,16 @@
 //!
 //! Nothing is remembered and nothing needs to be heard: what is there is held against the tasks there are, again and again.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    os::fd::{AsFd, AsRawFd},
+    sync::Arc,
+    time::Duration,
+};
 
 use construct_bus::{Bus, request, subject};
 use construct_domain::TaskId;
 use construct_proto::mesh::v1::TaskCensus;
+use rustix::fs::{CWD, Dir, FileType, Mode, OFlags, chmod, openat};
 use tokio_util::sync::CancellationToken;
 
 use super::{Places, Workspaces};
@@ -14,6 +19,8 @@ use crate::blocking::blocking;
 
 /// How often it is looked.
 const INTERVAL: Duration = Duration::from_secs(600);
+/// How deep a workspace is followed to change rights in it: each level keeps a file open.
+const DEEPEST: u32 = 128;
 /// How long an answer may take.
 const ANSWER: Duration = Duration::from_secs(10);
 
@@ -79,14 +86,38 @@ impl Places {
     }
 
     fn remove(&self, task: TaskId) -> std::io::Result<()> {
+        let directory = self.own.join(task.to_string());
         // Follows no symbolic link, also none that appears meanwhile.
-        std::fs::remove_dir_all(self.own.join(task.to_string()))
+        match std::fs::remove_dir_all(&directory) {
+            Err(error) if error.kind() == std::io::ErrorKind::PermissionDenied => {
+                open_up(CWD, &directory, DEEPEST)?;
+                std::fs::remove_dir_all(&directory)
+            }
+            done => done,
+        }
     }
+}
+
+/// Makes a directory and all in it such that their owner can empty them. Commands may have taken that right away.
+fn open_up(parent: impl AsFd, path: impl rustix::path::Arg, depth: u32) -> std::io::Result<()> {
+    let directory = openat(parent, path, OFlags::PATH | OFlags::DIRECTORY | OFlags::NOFOLLOW, Mode::empty())?;
+    // By its descriptor, so that no symbolic link is followed that takes its place.
+    chmod(format!("/proc/self/fd/{}", directory.as_raw_fd()), Mode::RWXU)?;
+    let directory = openat(&directory, ".", OFlags::RDONLY | OFlags::DIRECTORY, Mode::empty())?;
+    for entry in Dir::read_from(&directory)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        if entry.file_type() == FileType::Directory && name != c"." && name != c".." {
+            let depth = depth.checked_sub(1).ok_or_else(|| std::io::Error::other("it is nested too deeply"))?;
+            open_up(&directory, name, depth)?;
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::symlink;
+    use std::os::unix::fs::{PermissionsExt as _, symlink};
 
     use construct_bus::testing::NatsServer;
     use construct_proto::mesh::v1::TasksGone;
@@ -141,5 +172,24 @@ mod tests {
         assert_eq!(workspaces.remove_gone_once(&bus).await.expect("asked"), 0);
         stop.cancel();
         answering.await.expect("it ends").expect("it answered");
+    }
+
+    #[test]
+    fn directories_that_were_closed_are_opened_up_and_nothing_outside_is() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (own, outside) = (folder.path().join("own"), folder.path().join("outside"));
+        let (deep, closed) = (own.join("a/b"), std::fs::Permissions::from_mode(0o000));
+        for directory in [&deep, &outside] {
+            std::fs::create_dir_all(directory).expect("made");
+        }
+        symlink(&outside, own.join("link")).expect("linked");
+        for directory in [&deep, &own.join("a"), &outside] {
+            std::fs::set_permissions(directory, closed.clone()).expect("set");
+        }
+        open_up(CWD, &own, DEEPEST).expect("opened");
+        let mode = |directory| std::fs::metadata(directory).expect("read").permissions().mode() & 0o777;
+        assert_eq!((mode(&own.join("a")), mode(&deep), mode(&outside)), (0o700, 0o700, 0o000));
+        assert!(open_up(CWD, &own, 1).is_err(), "it is deeper than that");
+        std::fs::remove_dir_all(&own).expect("removed");
     }
 }
