@@ -1,6 +1,6 @@
 //! The `main` of every service: arguments, configuration, telemetry, lifecycle, run, exit code.
 
-use std::{path::PathBuf, process::ExitCode, time::Duration};
+use std::{env, ffi::OsString, path::PathBuf, process::ExitCode, time::Duration};
 
 use anyhow::Context as _;
 use clap::{CommandFactory as _, FromArgMatches as _, Parser};
@@ -49,8 +49,18 @@ pub fn main<C: ServiceConfig>(
     service: &'static str,
     run: impl AsyncFnOnce(C, &Context) -> anyhow::Result<()>,
 ) -> ExitCode {
+    main_of(service, env::args_os(), run)
+}
+
+/// The same for a program that has looked at its arguments itself, and passes on those that are left; the first is the
+/// program's name.
+pub fn main_of<C: ServiceConfig>(
+    service: &'static str,
+    arguments: impl IntoIterator<Item = OsString>,
+    run: impl AsyncFnOnce(C, &Context) -> anyhow::Result<()>,
+) -> ExitCode {
     let name = format!("construct-{service}");
-    let arguments = match parse_arguments(&name) {
+    let arguments = match parse_arguments(&name, arguments) {
         Ok(arguments) => arguments,
         Err(error) => {
             // Help and version arrive here as well. When even printing fails there is nobody to tell.
@@ -171,8 +181,8 @@ impl<C: ServiceConfig> Loaded<C> {
     }
 }
 
-fn parse_arguments(name: &str) -> Result<Arguments, clap::Error> {
-    let matches = Arguments::command().display_name(name).bin_name(name).try_get_matches()?;
+fn parse_arguments(name: &str, given: impl IntoIterator<Item = OsString>) -> Result<Arguments, clap::Error> {
+    let matches = Arguments::command().display_name(name).bin_name(name).try_get_matches_from(given)?;
     Arguments::from_arg_matches(&matches)
 }
 

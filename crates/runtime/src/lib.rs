@@ -16,7 +16,7 @@ pub mod telemetry;
 
 pub use config::{Common, ServiceConfig};
 pub use context::Context;
-pub use entry::main;
+pub use entry::{main, main_of};
 pub use health::{Latch, Readiness};
 pub use lifecycle::{Lifecycle, Stopped};
 pub use master_key::{MasterKey, MasterKeys, OpenError};

@@ -1,7 +1,14 @@
-//! The gateway's process.
+//! The gateway's process; `construct-gateway migrate` only brings the database's schema up to date.
 
 use std::process::ExitCode;
 
+use construct_gateway::migrate;
+
 fn main() -> ExitCode {
+    let mut arguments: Vec<_> = std::env::args_os().collect();
+    if arguments.get(1).is_some_and(|mode| mode == migrate::MODE) {
+        arguments.remove(1);
+        return construct_runtime::main_of("gateway", arguments, migrate::run);
+    }
     construct_runtime::main("gateway", construct_gateway::run)
 }

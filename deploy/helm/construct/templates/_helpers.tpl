@@ -1,0 +1,138 @@
+{{- define "construct.fullname" -}}
+{{- if .Values.fullnameOverride -}}
+{{- .Values.fullnameOverride | trunc 40 | trimSuffix "-" -}}
+{{- else -}}
+{{- $name := default .Chart.Name .Values.nameOverride -}}
+{{- if contains $name .Release.Name -}}
+{{- .Release.Name | replace "." "-" | trunc 40 | trimSuffix "-" -}}
+{{- else -}}
+{{- printf "%s-%s" .Release.Name $name | replace "." "-" | trunc 40 | trimSuffix "-" -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* What selects all pods of the release. */ -}}
+{{- define "construct.selector" -}}
+app.kubernetes.io/name: {{ default .Chart.Name .Values.nameOverride }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
+{{- define "construct.labels" -}}
+{{ include "construct.selector" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
+app.kubernetes.io/managed-by: {{ .Release.Service }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
+{{- end -}}
+
+{{- define "construct.image" -}}
+{{- $tag := default .Chart.AppVersion .Values.image.tag -}}
+{{- if .Values.image.digest -}}
+{{ .Values.image.repository }}:{{ $tag }}@{{ .Values.image.digest }}
+{{- else -}}
+{{ .Values.image.repository }}:{{ $tag }}
+{{- end -}}
+{{- end -}}
+
+{{- /* The Secrets of the servers' addresses and of the keys: the operator's, or those the chart makes. */ -}}
+{{- define "construct.natsSecret" -}}
+{{- if .Values.nats.evaluation.enabled -}}{{ include "construct.fullname" . }}-nats{{- else -}}{{ .Values.nats.urlSecret.name }}{{- end -}}
+{{- end -}}
+
+{{- define "construct.postgresqlSecret" -}}
+{{- if .Values.postgresql.evaluation.enabled -}}{{ include "construct.fullname" . }}-postgresql{{- else -}}{{ .Values.postgresql.urlSecret.name }}{{- end -}}
+{{- end -}}
+
+{{- define "construct.keysSecret" -}}
+{{- default (printf "%s-keys" (include "construct.fullname" .)) .Values.keys.existingSecret -}}
+{{- end -}}
+
+{{- define "construct.natsMonitoring" -}}
+{{- if .Values.nats.monitoring -}}
+{{ .Values.nats.monitoring }}
+{{- else if .Values.nats.evaluation.enabled -}}
+{{ include "construct.fullname" . }}-nats.{{ .Release.Namespace }}.svc:8222
+{{- end -}}
+{{- end -}}
+
+{{- define "construct.blobsClaim" -}}
+{{- default (printf "%s-blobs" (include "construct.fullname" .)) .Values.blobs.existingClaim -}}
+{{- end -}}
+
+{{- /* Whether any service is part of the release. */ -}}
+{{- define "construct.any" -}}
+{{- $any := false -}}
+{{- range $service, $facts := .Files.Get "files/components.yaml" | fromYaml -}}
+{{- if (index $.Values $service).enabled }}{{ $any = true }}{{ end -}}
+{{- end -}}
+{{- if $any }}true{{ end -}}
+{{- end -}}
+
+{{- /* A setting as its environment variable has it. Helm reads whole numbers as floating ones, and would print large ones as 1e+06. */ -}}
+{{- define "construct.text" -}}
+{{- if kindIs "slice" . -}}
+{{- $parts := list -}}
+{{- range . }}{{ $parts = append $parts (include "construct.text" .) }}{{ end -}}
+{{- join "," $parts -}}
+{{- else if kindIs "map" . -}}
+{{- $parts := list -}}
+{{- range $name, $value := . -}}
+{{- if kindIs "string" $value }}{{ $parts = append $parts (printf "%s=%q" $name $value) }}{{ else }}{{ $parts = append $parts (printf "%s=%s" $name (include "construct.text" $value)) }}{{ end -}}
+{{- end -}}
+{ {{- join "," $parts -}} }
+{{- else if kindIs "float64" . -}}
+{{- if eq (floor .) . }}{{ printf "%.0f" . }}{{ else }}{{ . }}{{ end -}}
+{{- else -}}
+{{- . -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* What the restricted Pod Security Standard asks of a pod, and of a container. */ -}}
+{{- define "construct.podSecurity" -}}
+runAsNonRoot: true
+runAsUser: {{ . }}
+runAsGroup: {{ . }}
+fsGroup: {{ . }}
+fsGroupChangePolicy: OnRootMismatch
+seccompProfile: {type: RuntimeDefault}
+{{- end -}}
+
+{{- define "construct.containerSecurity" -}}
+allowPrivilegeEscalation: false
+readOnlyRootFilesystem: true
+capabilities: {drop: [ALL]}
+{{- end -}}
+
+{{- /*
+The data of the Secrets the chart makes: what lies in the cluster, or else new, once per rendering. Kept beside the values, where every template
+finds the same.
+*/ -}}
+{{- define "construct.generate" -}}
+{{- if not (hasKey .Values "generated") -}}
+{{- $fullname := include "construct.fullname" . -}}
+{{- $generated := dict -}}
+{{- $old := (lookup "v1" "Secret" .Release.Namespace (printf "%s-keys" $fullname)).data | default dict -}}
+{{- $keys := dict -}}
+{{- range list "master.key" "secrets.key" "token.key" }}{{ $_ := set $keys . (index $old . | default (randBytes 32 | b64enc)) }}{{ end -}}
+{{- $_ := set $generated "keys" $keys -}}
+{{- $old = (lookup "v1" "Secret" .Release.Namespace (printf "%s-nats" $fullname)).data | default dict -}}
+{{- /* It begins with a letter: NATS reads a variable's value as configuration, where digits would be a number. */ -}}
+{{- $password := ternary ($old.password | default "" | b64dec) (printf "p%s" (randAlphaNum 40)) (hasKey $old "password") -}}
+{{- $url := printf "nats://construct:%s@%s-nats:4222" $password $fullname -}}
+{{- $_ := set $generated "nats" (dict "password" ($password | b64enc) "url" ($url | b64enc)) -}}
+{{- $old = (lookup "v1" "Secret" .Release.Namespace (printf "%s-postgresql" $fullname)).data | default dict -}}
+{{- $password = ternary ($old.password | default "" | b64dec) (randAlphaNum 40) (hasKey $old "password") -}}
+{{- $url = printf "postgres://construct:%s@%s-postgresql:5432/construct" $password $fullname -}}
+{{- $_ := set $generated "postgresql" (dict "password" ($password | b64enc) "url" ($url | b64enc)) -}}
+{{- $_ := set .Values "generated" $generated -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* Changes with any Secret the pods are given. The keys in it make it say nothing of a password that is easy to guess. */ -}}
+{{- define "construct.secretsChecksum" -}}
+{{- include "construct.generate" . -}}
+{{- $data := dict -}}
+{{- if .Values.keys.existingSecret }}{{ $_ := set $data "keys" ((lookup "v1" "Secret" .Release.Namespace .Values.keys.existingSecret).data | default dict) }}{{ else }}{{ $_ := set $data "keys" .Values.generated.keys }}{{ end -}}
+{{- if .Values.nats.evaluation.enabled }}{{ $_ := set $data "nats" .Values.generated.nats }}{{ else }}{{ $_ := set $data "nats" ((lookup "v1" "Secret" .Release.Namespace .Values.nats.urlSecret.name).data | default dict) }}{{ end -}}
+{{- if .Values.postgresql.evaluation.enabled }}{{ $_ := set $data "postgresql" .Values.generated.postgresql }}{{ else if .Values.postgresql.urlSecret.name }}{{ $_ := set $data "postgresql" ((lookup "v1" "Secret" .Release.Namespace .Values.postgresql.urlSecret.name).data | default dict) }}{{ end -}}
+{{- toJson $data | sha256sum -}}
+{{- end -}}

@@ -1,0 +1,299 @@
+{{- /*
+A service's deployment with everything that belongs to it.
+root: the chart's context; service: its name; name: the deployment's, `interpreter-<pool>` for pools; facts: files/components.yaml of it;
+values: its values; settings: what the chart knows of its configuration; pool: an interpreter's, else nothing.
+*/ -}}
+{{- define "construct.workload" -}}
+{{- $root := .root -}}
+{{- $values := .values -}}
+{{- $facts := .facts -}}
+{{- $fullname := include "construct.fullname" $root -}}
+{{- $name := printf "%s-%s" $fullname .name -}}
+{{- $settings := dict "CONSTRUCT_SHUTDOWN_GRACE" (printf "%ss" (include "construct.text" $root.Values.shutdownGraceSeconds)) -}}
+{{- range $key, $value := merge (dict) $values.config $root.Values.config .settings -}}
+{{- $_ := set $settings (printf "CONSTRUCT_%s" (upper $key)) (include "construct.text" $value) -}}
+{{- end -}}
+{{- $confined := and .pool (eq (default "refused" $values.commands) "confined") -}}
+{{- $queue := and $values.autoscaling.queue $values.autoscaling.queue.enabled -}}
+apiVersion: v1
+kind: ServiceAccount
+metadata:
+  name: {{ $name }}
+  labels: {{- include "construct.labels" $root | nindent 4 }}
+    app.kubernetes.io/component: {{ .service }}
+automountServiceAccountToken: false
+---
+apiVersion: v1
+kind: ConfigMap
+metadata:
+  name: {{ $name }}
+  labels: {{- include "construct.labels" $root | nindent 4 }}
+    app.kubernetes.io/component: {{ .service }}
+data: {{- toYaml $settings | nindent 2 }}
+---
+apiVersion: apps/v1
+kind: Deployment
+metadata:
+  name: {{ $name }}
+  labels: {{- include "construct.labels" $root | nindent 4 }}
+    app.kubernetes.io/component: {{ .service }}
+spec:
+  {{- if not $values.autoscaling.enabled }}
+  replicas: {{ $values.replicas }}
+  {{- end }}
+  revisionHistoryLimit: 5
+  selector:
+    matchLabels: {{- include "construct.podLabels" . | nindent 6 }}
+  strategy:
+    type: RollingUpdate
+    rollingUpdate: {maxSurge: 1, maxUnavailable: 0}
+  template:
+    metadata:
+      labels: {{- include "construct.podLabels" . | nindent 8 }}
+        construct/role: service
+        {{- with $values.podLabels }}{{ toYaml . | nindent 8 }}{{ end }}
+      annotations:
+        # A pod is replaced when what it was started with has changed.
+        checksum/config: {{ toYaml $settings | sha256sum }}
+        checksum/secrets: {{ include "construct.secretsChecksum" $root }}
+        {{- with $values.podAnnotations }}{{ toYaml . | nindent 8 }}{{ end }}
+    spec:
+      serviceAccountName: {{ $name }}
+      automountServiceAccountToken: false
+      # Kubernetes would set CONSTRUCT_… variables of its own for services of such names.
+      enableServiceLinks: false
+      {{- if $confined }}
+      # Commands make namespaces of their own; the users in them are not those of the node.
+      hostUsers: false
+      {{- end }}
+      {{- with $values.runtimeClassName }}
+      runtimeClassName: {{ . }}
+      {{- end }}
+      {{- with $values.priorityClassName }}
+      priorityClassName: {{ . }}
+      {{- end }}
+      {{- with $root.Values.image.pullSecrets }}
+      imagePullSecrets: {{- range . }}
+        - name: {{ . }}
+      {{- end }}
+      {{- end }}
+      securityContext: {{- include "construct.podSecurity" 10001 | nindent 8 }}
+      terminationGracePeriodSeconds: {{ add $root.Values.shutdownGraceSeconds 10 }}
+      {{- with $values.nodeSelector }}
+      nodeSelector: {{- toYaml . | nindent 8 }}
+      {{- end }}
+      {{- with $values.tolerations }}
+      tolerations: {{- toYaml . | nindent 8 }}
+      {{- end }}
+      {{- with $values.affinity }}
+      affinity: {{- toYaml . | nindent 8 }}
+      {{- end }}
+      topologySpreadConstraints:
+        {{- range list "kubernetes.io/hostname" "topology.kubernetes.io/zone" }}
+        - maxSkew: 1
+          topologyKey: {{ . }}
+          whenUnsatisfiable: {{ $values.topologySpread }}
+          labelSelector:
+            matchLabels: {{- include "construct.podLabels" $ | nindent 14 }}
+          matchLabelKeys: [pod-template-hash]
+        {{- end }}
+      containers:
+        - name: {{ .service }}
+          image: {{ include "construct.image" $root | quote }}
+          imagePullPolicy: {{ $root.Values.image.pullPolicy }}
+          command: [{{ $facts.program }}]
+          envFrom:
+            - configMapRef: {name: {{ $name }}}
+          env:
+            - {name: CONSTRUCT_DATA_DIR, value: /var/lib/construct}
+            - {name: CONSTRUCT_HEALTH_LISTEN, value: {{ printf "%s:8080" $root.Values.bindAddress | quote }}}
+            {{- range $variable, $port := $facts.listen }}
+            {{- if or (ne $port "proxy") $values.proxy.enabled }}
+            - {name: {{ $variable }}, value: {{ printf "%s:%v" $root.Values.bindAddress (index $facts.ports $port) | quote }}}
+            {{- end }}
+            {{- end }}
+            - name: CONSTRUCT_NATS_URL
+              valueFrom: {secretKeyRef: {name: {{ include "construct.natsSecret" $root }}, key: {{ ternary "url" $root.Values.nats.urlSecret.key $root.Values.nats.evaluation.enabled }}}}
+            {{- if $facts.database }}
+            - name: CONSTRUCT_DATABASE_URL
+              valueFrom: {secretKeyRef: {name: {{ include "construct.postgresqlSecret" $root }}, key: {{ ternary "url" $root.Values.postgresql.urlSecret.key $root.Values.postgresql.evaluation.enabled }}}}
+            {{- end }}
+            {{- range $facts.keys }}
+            - {name: CONSTRUCT_{{ upper . }}_KEY_FILE, value: /run/construct/keys/{{ . }}.key}
+            {{- end }}
+            {{- with $root.Values.telemetry.otlpEndpoint }}
+            - {name: OTEL_EXPORTER_OTLP_ENDPOINT, value: {{ . | quote }}}
+            {{- end }}
+          ports:
+            - {name: health, containerPort: 8080}
+            {{- range $port, $number := $facts.ports }}
+            {{- if or (ne $port "proxy") $values.proxy.enabled }}
+            - {name: {{ $port }}, containerPort: {{ $number }}}
+            {{- end }}
+            {{- end }}
+          # Whether the process is able to answer at all.
+          livenessProbe:
+            httpGet: {path: /healthz, port: health}
+            periodSeconds: 10
+            timeoutSeconds: 5
+            failureThreshold: 6
+          # Whether what it depends on is there, and it is not about to end.
+          readinessProbe:
+            httpGet: {path: /readyz, port: health}
+            periodSeconds: 5
+            timeoutSeconds: 3
+            failureThreshold: 2
+          startupProbe:
+            httpGet: {path: /healthz, port: health}
+            periodSeconds: 2
+            timeoutSeconds: 3
+            failureThreshold: 60
+          {{- if $facts.sleep }}
+          lifecycle:
+            # Until nobody sends it requests any more.
+            preStop: {sleep: {seconds: 5}}
+          {{- end }}
+          resources: {{- toYaml $values.resources | nindent 12 }}
+          securityContext: {{- include "construct.containerSecurity" . | nindent 12 }}
+            {{- if $confined }}
+            # bubblewrap mounts a /proc of its own, which the kernel allows only to who sees all of one.
+            procMount: Unmasked
+            seccompProfile: {{- toYaml $values.confinement.seccompProfile | nindent 14 }}
+            appArmorProfile: {{- toYaml $values.confinement.appArmorProfile | nindent 14 }}
+            {{- end }}
+          volumeMounts:
+            - {name: data, mountPath: /var/lib/construct}
+            - {name: blobs, mountPath: /var/lib/construct/blobs}
+            - {name: tmp, mountPath: /tmp}
+            - {name: keys, mountPath: /run/construct/keys, readOnly: true}
+            {{- if .pool }}
+            - {name: workspaces, mountPath: /var/lib/construct/workspaces}
+            {{- range $values.folders }}
+            - {name: folder-{{ .name }}, mountPath: {{ .mountPath }}}
+            {{- end }}
+            {{- end }}
+      volumes:
+        # What is made again: compiled code.
+        - name: data
+          emptyDir: {sizeLimit: 1Gi}
+        - name: blobs
+          persistentVolumeClaim: {claimName: {{ include "construct.blobsClaim" $root }}}
+        - name: tmp
+          emptyDir: {sizeLimit: 1Gi}
+        - name: keys
+          secret:
+            secretName: {{ include "construct.keysSecret" $root }}
+            # Readable by the group, which is the container's: 0440.
+            defaultMode: 288
+            items: {{- range $facts.keys }}
+              - {key: {{ . }}.key, path: {{ . }}.key}
+            {{- end }}
+        {{- if .pool }}
+        - name: workspaces
+          {{- if eq $values.workspaces.type "emptyDir" }}
+          emptyDir: {sizeLimit: {{ $values.workspaces.size }}}
+          {{- else }}
+          persistentVolumeClaim: {claimName: {{ default (printf "%s-workspaces" $name) $values.workspaces.existingClaim }}}
+          {{- end }}
+        {{- range $values.folders }}
+        - name: folder-{{ .name }}
+          persistentVolumeClaim: {claimName: {{ .existingClaim }}}
+        {{- end }}
+        {{- end }}
+{{- if $values.podDisruptionBudget.enabled }}
+---
+apiVersion: policy/v1
+kind: PodDisruptionBudget
+metadata:
+  name: {{ $name }}
+  labels: {{- include "construct.labels" $root | nindent 4 }}
+    app.kubernetes.io/component: {{ .service }}
+spec:
+  maxUnavailable: {{ $values.podDisruptionBudget.maxUnavailable }}
+  # A pod that is not ready serves nobody, and must not keep a node from being drained.
+  unhealthyPodEvictionPolicy: AlwaysAllow
+  selector:
+    matchLabels: {{- include "construct.podLabels" . | nindent 6 }}
+{{- end }}
+{{- if and $values.autoscaling.enabled (not $queue) }}
+---
+apiVersion: autoscaling/v2
+kind: HorizontalPodAutoscaler
+metadata:
+  name: {{ $name }}
+  labels: {{- include "construct.labels" $root | nindent 4 }}
+    app.kubernetes.io/component: {{ .service }}
+spec:
+  scaleTargetRef: {apiVersion: apps/v1, kind: Deployment, name: {{ $name }}}
+  minReplicas: {{ $values.autoscaling.minReplicas }}
+  maxReplicas: {{ $values.autoscaling.maxReplicas }}
+  metrics:
+    - type: Resource
+      resource:
+        name: cpu
+        target: {type: Utilization, averageUtilization: {{ $values.autoscaling.cpuPercent }}}
+{{- end }}
+{{- if and $values.autoscaling.enabled $queue }}
+---
+apiVersion: keda.sh/v1alpha1
+kind: ScaledObject
+metadata:
+  name: {{ $name }}
+  labels: {{- include "construct.labels" $root | nindent 4 }}
+    app.kubernetes.io/component: {{ .service }}
+spec:
+  scaleTargetRef: {name: {{ $name }}}
+  minReplicaCount: {{ $values.autoscaling.minReplicas }}
+  maxReplicaCount: {{ $values.autoscaling.maxReplicas }}
+  triggers:
+    - type: cpu
+      metricType: Utilization
+      metadata: {value: {{ $values.autoscaling.cpuPercent | toString | quote }}}
+    {{- $stream := "CONSTRUCT_MODEL" }}
+    {{- $consumers := list "model-default" }}
+    {{- if .pool }}
+    {{- $stream = "CONSTRUCT_CODE" }}
+    {{- $consumers = list }}
+    {{- range .settings.interpreter_pools }}{{ $consumers = append $consumers (printf "code-%s" .) }}{{ end }}
+    {{- end }}
+    {{- range $consumers }}
+    - type: nats-jetstream
+      metadata:
+        natsServerMonitoringEndpoint: {{ include "construct.natsMonitoring" $root | quote }}
+        account: $G
+        stream: {{ $stream }}
+        consumer: {{ . }}
+        lagThreshold: {{ $values.autoscaling.queue.lagThreshold | toString | quote }}
+    {{- end }}
+{{- end }}
+{{- if and .pool (eq $values.workspaces.type "claim") (not $values.workspaces.existingClaim) }}
+---
+apiVersion: v1
+kind: PersistentVolumeClaim
+metadata:
+  name: {{ $name }}-workspaces
+  labels: {{- include "construct.labels" $root | nindent 4 }}
+    app.kubernetes.io/component: {{ .service }}
+  annotations:
+    helm.sh/resource-policy: keep
+spec: {{- include "construct.claim" $values.workspaces | nindent 2 }}
+{{- end }}
+{{- end -}}
+
+{{- define "construct.podLabels" -}}
+{{ include "construct.selector" .root }}
+app.kubernetes.io/component: {{ .service }}
+{{- if .pool }}
+construct/pool: {{ .pool }}
+{{- end }}
+{{- end -}}
+
+{{- define "construct.claim" -}}
+accessModes: {{- toYaml .accessModes | nindent 2 }}
+{{- with .storageClassName }}
+storageClassName: {{ . }}
+{{- end }}
+resources:
+  requests:
+    storage: {{ .size }}
+{{- end -}}

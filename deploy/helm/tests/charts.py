@@ -1,0 +1,217 @@
+#!/usr/bin/env python3
+"""Checks the Helm chart and docker-compose.yml. `./dev charts` runs it.
+
+Each file in values/ is installed and upgraded on an API server of our own (cluster.py) by Helm itself. What Helm sends is compared with
+golden/ (`--update` writes it anew), held against Kubernetes' schemas, and against what the design demands (semantics.py). Each file in
+refused/ must be refused, with the words in its first line.
+"""
+
+import argparse
+import asyncio
+import difflib
+import json
+import re
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import helm_sdkpy
+import kubernetes_validate
+import yaml
+
+import semantics
+from cluster import Cluster
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[2]
+CHART = HERE.parent / "construct"
+# The oldest that the chart accepts, and the newest there is a description of.
+KUBERNETES = ["1.30", kubernetes_validate.latest_version()]
+# Others describe these kinds; no registry has their schemas.
+UNDESCRIBED = {"ScaledObject", "ServiceMonitor"}
+NAMESPACE = "construct"
+RELEASE = "demo"
+
+failures = []
+
+
+def fail(what, message):
+    failures.append(f"{what}: {message}")
+
+
+def release(values, before=None):
+    """What Helm makes of these values: a first revision, and one that upgrades it. `before` may put things into the cluster."""
+    with Cluster() as cluster:
+        if before:
+            before(cluster)
+        configuration = helm_sdkpy.Configuration(namespace=NAMESPACE, kubeconfig=cluster.kubeconfig)
+        for action in (helm_sdkpy.Install, helm_sdkpy.Upgrade):
+            asyncio.run(action(configuration).run(RELEASE, str(CHART), values=values, wait=False, timeout=60))
+        return [cluster.release(RELEASE, revision) for revision in (1, 2)]
+
+
+def text(found):
+    """A release as one text: manifest, hooks, notes."""
+    hooks = sorted(found.get("hooks") or [], key=lambda hook: hook["name"])
+    return found.get("manifest", "") + "".join(f"---\n# Hook: {hook['path']}\n{hook['manifest']}\n" for hook in hooks)
+
+
+def documents(found):
+    return [document for document in yaml.safe_load_all(text(found)) if document]
+
+
+def golden(found):
+    """The text without what is different every time."""
+    out = re.sub(r"(checksum/secrets: )[0-9a-f]{64}", r"\1…", text(found))
+    out = re.sub(r"((?:master|secrets|token)\.key|password|url): [A-Za-z0-9+/=]{40,}$", r"\1: …", out, flags=re.MULTILINE)
+    # Empty lines are what templates leave behind.
+    out = "\n".join(line.rstrip() for line in out.splitlines() if line.strip())
+    return f"{out}\n---\n# Notes\n{found['info']['notes'].strip()}\n"
+
+
+def check_set(path, update):
+    name = path.stem
+    values = yaml.safe_load(path.read_text()) or {}
+    first, second = release(values)
+    if text(first) != text(second):
+        diff = difflib.unified_diff(text(first).splitlines(), text(second).splitlines(), "installed", "upgraded", lineterm="", n=1)
+        fail(name, "an upgrade that changes nothing changes what is installed:\n" + "\n".join(list(diff)[:40]))
+    expected = HERE / "golden" / f"{name}.yaml"
+    if update:
+        expected.write_text(golden(first))
+    elif not expected.exists() or expected.read_text() != golden(first):
+        old = expected.read_text().splitlines() if expected.exists() else []
+        diff = list(difflib.unified_diff(old, golden(first).splitlines(), f"golden/{name}.yaml", "now", lineterm=""))
+        fail(name, "differs from its golden file; if that is meant: ./dev charts --update\n" + "\n".join(diff[:60]))
+    everything = documents(first)
+    for document in everything:
+        if document["kind"] in UNDESCRIBED:
+            continue
+        for version in KUBERNETES:
+            try:
+                kubernetes_validate.validate(document, version, strict=True)
+            except Exception as error:
+                fail(name, f"{document['kind']} {document['metadata']['name']} in Kubernetes {version}: {str(error)[:600]}")
+    for problem in semantics.problems(everything, values, NAMESPACE):
+        fail(name, problem)
+    return len(everything)
+
+
+def check_refused(path):
+    words = path.read_text().splitlines()[0].removeprefix("# refused: ")
+    values = yaml.safe_load(path.read_text()) or {}
+    try:
+        release(values)
+    except helm_sdkpy.HelmError as error:
+        if words not in str(error):
+            fail(path.stem, f"is refused, but not with `{words}`: {error}")
+    else:
+        fail(path.stem, f"is accepted; `{words}` was expected")
+
+
+def check_lint():
+    """Helm's own opinion. The defaults leave decisions open, so it is asked without them being made: `fail` only warns there."""
+    with Cluster() as cluster:
+        configuration = helm_sdkpy.Configuration(namespace=NAMESPACE, kubeconfig=cluster.kubeconfig)
+        found = asyncio.run(helm_sdkpy.Lint(configuration).run(str(CHART)))
+    # 1 is information, such as that there is no icon.
+    for message in found["Messages"] or []:
+        if message["Severity"] > 1:
+            fail("lint", json.dumps(message))
+
+
+def check_secrets_are_followed():
+    """The keys of an installation survive upgrades, and pods are replaced when a Secret of the operator's changes."""
+    values = yaml.safe_load((HERE / "values" / "external-secrets.yaml").read_text())
+    sums = []
+    for key in ("b25l", "dHdv"):
+        def put(cluster, key=key):
+            cluster.put(f"/api/v1/namespaces/{NAMESPACE}/secrets/vault-keys", {
+                "apiVersion": "v1", "kind": "Secret", "type": "Opaque", "metadata": {"name": "vault-keys"},
+                "data": {"master.key": key, "secrets.key": key, "token.key": key}})
+        found, _ = release(values, put)
+        sums.append(set(re.findall(r"checksum/secrets: (\S+)", text(found))))
+    if len(sums[0]) != 1 or sums[0] == sums[1]:
+        fail("secrets", f"a changed key leaves the pods as they are: {sums}")
+    values = yaml.safe_load((HERE / "values" / "evaluation.yaml").read_text())
+    known = "cGtub3duLXBhc3N3b3Jk"
+
+    def put(cluster):
+        cluster.put(f"/api/v1/namespaces/{NAMESPACE}/secrets/{RELEASE}-construct-nats", {
+            "apiVersion": "v1", "kind": "Secret", "type": "Opaque", "data": {"password": known, "url": "old"},
+            "metadata": {"name": f"{RELEASE}-construct-nats", "labels": {"app.kubernetes.io/managed-by": "Helm"},
+                         "annotations": {"meta.helm.sh/release-name": RELEASE, "meta.helm.sh/release-namespace": NAMESPACE}}})
+    found, _ = release(values, put)
+    secret = next(d for d in documents(found) if d["kind"] == "Secret" and d["metadata"]["name"].endswith("-nats"))
+    if secret["data"]["password"] != known:
+        fail("secrets", "NATS's password, which was in the cluster, is made anew")
+
+
+def check_settings():
+    """Every setting of every service can be given in values, or belongs to the chart; and no other can."""
+    schema = json.loads((CHART / "values.schema.json").read_text())["$defs"]
+    sources = {
+        "gateway": "services/gateway/src/config.rs",
+        "reconciler": "services/reconciler/src/lib.rs",
+        "interpreter": "services/interpreter/src/lib.rs",
+        "providers": "services/providers/src/config.rs",
+    }
+    common = fields("crates/runtime/src/config/common.rs", "Common")
+    for service, path in sources.items():
+        own = fields(path, "Config")
+        given = set(schema[f"{service}Config"]["properties"])
+        for key in sorted(given - own - common):
+            fail("settings", f"the chart's {service}.config has {key}, which the service does not know")
+        for key in sorted((own | common) - given - semantics.OWNED):
+            fail("settings", f"{service} has the setting {key}; add it to {service}Config in values.schema.json, or to OWNED in semantics.py")
+    limits = fields("services/interpreter/src/tiers.rs", "Overrides")
+    if limits != set(schema["limits"]["properties"]):
+        fail("settings", f"limits of pools differ: {sorted(limits ^ set(schema['limits']['properties']))}")
+    components = yaml.safe_load((CHART / "files" / "components.yaml").read_text())
+    if set(components) != set(sources):
+        fail("settings", f"components.yaml has {sorted(components)}, and settings are known of {sorted(sources)}")
+
+
+def fields(path, struct):
+    """The fields of a struct of settings, which are its keys."""
+    source = (ROOT / path).read_text()
+    found = re.search(rf"pub struct {struct} \{{\n(.*?)\n\}}", source, re.DOTALL)
+    if not found:
+        raise SystemExit(f"{path} has no struct {struct}")
+    return set(re.findall(r"^    pub (\w+):", found[1], re.MULTILINE))
+
+
+def check_compose():
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.compose-spec", "docker-compose.yml"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        fail("docker-compose.yml", done.stdout + done.stderr)
+    for problem in semantics.compose_problems(ROOT):
+        fail("docker-compose.yml", problem)
+
+
+def main():
+    arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    arguments.add_argument("--update", action="store_true", help="write the golden files anew")
+    update = arguments.parse_args().update
+    sets = sorted((HERE / "values").glob("*.yaml"))
+    refused = sorted((HERE / "refused").glob("*.yaml"))
+    # Helm's client holds itself back most of the time, so they go side by side.
+    with ThreadPoolExecutor(8) as pool:
+        others = [pool.submit(check) for check in (check_secrets_are_followed, check_lint, check_settings, check_compose)]
+        counts = list(pool.map(lambda path: check_set(path, update), sets))
+        list(pool.map(check_refused, refused))
+        for other in others:
+            other.result()
+    stale = {path.stem for path in (HERE / "golden").glob("*.yaml")} - {path.stem for path in sets}
+    for name in sorted(stale):
+        fail(name, "there is a golden file and no set of values")
+    for failure in failures:
+        print(failure, file=sys.stderr)
+    print(f"charts: {len(sets)} sets of values make {sum(counts)} objects, {len(refused)} are refused; {len(failures)} failures")
+    sys.exit(bool(failures))
+
+
+if __name__ == "__main__":
+    main()

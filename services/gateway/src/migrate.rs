@@ -1,0 +1,56 @@
+//! `construct-gateway migrate`: brings the database's schema up to date and ends.
+//!
+//! Services do that at their start as well. A deployment that replaces them one by one runs this first, so that a migration
+//! which fails stops the deployment before it has replaced anything. It is given the address of the database and no key.
+
+use anyhow::Context as _;
+use construct_runtime::{
+    Context, ServiceConfig,
+    config::{Common, Invalid},
+};
+use construct_store::{PoolOptions, Store};
+use serde::{Deserialize, Serialize};
+
+/// The argument that asks for this.
+pub const MODE: &str = "migrate";
+
+/// Keys beside the shared ones: none.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub struct Config {}
+
+impl ServiceConfig for Config {
+    fn validate(&self, common: &Common) -> Result<(), Invalid> {
+        common.database_url().map(drop)
+    }
+}
+
+/// Waits for the database for as long as it takes, then applies what is missing. Unlike at a service's start, a migration
+/// has all the time it needs, and one that fails is not tried again.
+///
+/// # Errors
+/// When a migration fails, or the process is told to stop first.
+pub async fn run(_: Config, context: &Context) -> anyhow::Result<()> {
+    let latch = context.readiness().register("postgresql");
+    let url = context.common().database_url()?.clone();
+    let connect = || {
+        let options = PoolOptions { application_name: "construct-migrate".to_owned(), ..PoolOptions::default() };
+        Store::connect(url.expose(), options)
+    };
+    let store = context.connect_with_retry("postgresql", &latch, connect).await?;
+    store.migrate().await.context("the schema cannot be brought up to date")?;
+    store.close().await;
+    context.lifecycle().stop("the schema is up to date");
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_migration_needs_the_database_and_no_key() {
+        assert!(Config::default().validate(&Common::default()).is_err());
+        let common = Common { database_url: Some("postgres://localhost/construct".into()), ..Common::default() };
+        assert_eq!(Config::default().validate(&common), Ok(()));
+    }
+}
