@@ -9,7 +9,9 @@ refused/ must be refused, with the words in its first line.
 import argparse
 import asyncio
 import difflib
+import functools
 import json
+import os
 import re
 import subprocess
 import sys
@@ -17,8 +19,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import helm_sdkpy
-import kubernetes_validate
+import jsonschema
+import referencing
 import yaml
+from kubernetes_validate import latest_version, utils as kubernetes
 
 import semantics
 from cluster import Cluster
@@ -27,7 +31,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
 CHART = HERE.parent / "construct"
 # The oldest that the chart accepts, and the newest there is a description of.
-KUBERNETES = ["1.30", kubernetes_validate.latest_version()]
+KUBERNETES = ["1.30", latest_version()]
 # Others describe these kinds; no registry has their schemas.
 UNDESCRIBED = {"ScaledObject", "ServiceMonitor"}
 NAMESPACE = "construct"
@@ -70,6 +74,22 @@ def golden(found):
     return f"{out}\n---\n# Notes\n{found['info']['notes'].strip()}\n"
 
 
+@functools.lru_cache(maxsize=None)
+def described(kind, api_version, version):
+    """What Kubernetes accepts as this kind. kubernetes-validate itself would read a description of everything for each object."""
+    full = [known for known in kubernetes.all_versions() if kubernetes.major_minor(known) == kubernetes.major_minor(version)][-1]
+    folder = f"kubernetes-json-schema/v{full}-local-strict"
+    group = re.sub(r"^([^./]*)(?:\.[^/]*)?/", r"\1-", api_version)
+    schema = kubernetes.schema_contents(f"{folder}/{kind.lower()}-{group}.json", version)
+    return jsonschema.Draft202012Validator(schema, registry=definitions(folder, version))
+
+
+@functools.lru_cache(maxsize=None)
+def definitions(folder, version):
+    found = referencing.Resource.from_contents(kubernetes.schema_contents(f"{folder}/_definitions.json", version))
+    return (found @ referencing.Registry()).crawl()
+
+
 def check_set(path, update):
     name = path.stem
     values = yaml.safe_load(path.read_text()) or {}
@@ -89,10 +109,9 @@ def check_set(path, update):
         if document["kind"] in UNDESCRIBED:
             continue
         for version in KUBERNETES:
-            try:
-                kubernetes_validate.validate(document, version, strict=True)
-            except Exception as error:
-                fail(name, f"{document['kind']} {document['metadata']['name']} in Kubernetes {version}: {str(error)[:600]}")
+            for error in described(document["kind"], document["apiVersion"], version).iter_errors(document):
+                where = "/".join(map(str, error.path))
+                fail(name, f"{document['kind']} {document['metadata']['name']} in Kubernetes {version}: {where}: {error.message[:300]}")
     for problem in semantics.problems(everything, values, NAMESPACE):
         fail(name, problem)
     return len(everything)
@@ -114,7 +133,15 @@ def check_lint():
     """Helm's own opinion. The defaults leave decisions open, so it is asked without them being made: `fail` only warns there."""
     with Cluster() as cluster:
         configuration = helm_sdkpy.Configuration(namespace=NAMESPACE, kubeconfig=cluster.kubeconfig)
-        found = asyncio.run(helm_sdkpy.Lint(configuration).run(str(CHART)))
+        # Helm says so itself, past Python.
+        stderr, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, 2)
+        try:
+            found = asyncio.run(helm_sdkpy.Lint(configuration).run(str(CHART)))
+        finally:
+            os.dup2(stderr, 2)
+            os.close(stderr)
+            os.close(nowhere)
     # 1 is information, such as that there is no icon.
     for message in found["Messages"] or []:
         if message["Severity"] > 1:
@@ -197,9 +224,10 @@ def main():
     update = arguments.parse_args().update
     sets = sorted((HERE / "values").glob("*.yaml"))
     refused = sorted((HERE / "refused").glob("*.yaml"))
+    check_lint()
     # Helm's client holds itself back most of the time, so they go side by side.
     with ThreadPoolExecutor(8) as pool:
-        others = [pool.submit(check) for check in (check_secrets_are_followed, check_lint, check_settings, check_compose)]
+        others = [pool.submit(check) for check in (check_secrets_are_followed, check_settings, check_compose)]
         counts = list(pool.map(lambda path: check_set(path, update), sets))
         list(pool.map(check_refused, refused))
         for other in others:

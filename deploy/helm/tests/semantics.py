@@ -58,6 +58,8 @@ class Rendered:
         confined = spec.get("hostUsers") is False
         if confined and component != "interpreter":
             yield f"{name}: only interpreters have user namespaces"
+        if (component == "interpreter") != (spec.get("shareProcessNamespace") is True):
+            yield f"{name}: nobody reaps what commands leave behind, or processes are shared without need"
         if spec.get("automountServiceAccountToken") is not False or spec.get("serviceAccountName", "default") == "default":
             yield f"{name}: has an account's token, or the default account"
         if spec.get("enableServiceLinks") is not False:

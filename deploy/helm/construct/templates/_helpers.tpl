@@ -110,16 +110,19 @@ finds the same.
 {{- if not (hasKey .Values "generated") -}}
 {{- $fullname := include "construct.fullname" . -}}
 {{- $generated := dict -}}
-{{- $old := (lookup "v1" "Secret" .Release.Namespace (printf "%s-keys" $fullname)).data | default dict -}}
+{{- $old := dict -}}
+{{- if not .Values.keys.existingSecret }}{{ $old = (lookup "v1" "Secret" .Release.Namespace (printf "%s-keys" $fullname)).data | default dict }}{{ end -}}
 {{- $keys := dict -}}
 {{- range list "master.key" "secrets.key" "token.key" }}{{ $_ := set $keys . (index $old . | default (randBytes 32 | b64enc)) }}{{ end -}}
 {{- $_ := set $generated "keys" $keys -}}
-{{- $old = (lookup "v1" "Secret" .Release.Namespace (printf "%s-nats" $fullname)).data | default dict -}}
+{{- $old = dict -}}
+{{- if .Values.nats.evaluation.enabled }}{{ $old = (lookup "v1" "Secret" .Release.Namespace (printf "%s-nats" $fullname)).data | default dict }}{{ end -}}
 {{- /* It begins with a letter: NATS reads a variable's value as configuration, where digits would be a number. */ -}}
 {{- $password := ternary ($old.password | default "" | b64dec) (printf "p%s" (randAlphaNum 40)) (hasKey $old "password") -}}
 {{- $url := printf "nats://construct:%s@%s-nats:4222" $password $fullname -}}
 {{- $_ := set $generated "nats" (dict "password" ($password | b64enc) "url" ($url | b64enc)) -}}
-{{- $old = (lookup "v1" "Secret" .Release.Namespace (printf "%s-postgresql" $fullname)).data | default dict -}}
+{{- $old = dict -}}
+{{- if .Values.postgresql.evaluation.enabled }}{{ $old = (lookup "v1" "Secret" .Release.Namespace (printf "%s-postgresql" $fullname)).data | default dict }}{{ end -}}
 {{- $password = ternary ($old.password | default "" | b64dec) (randAlphaNum 40) (hasKey $old "password") -}}
 {{- $url = printf "postgres://construct:%s@%s-postgresql:5432/construct" $password $fullname -}}
 {{- $_ := set $generated "postgresql" (dict "password" ($password | b64enc) "url" ($url | b64enc)) -}}
@@ -130,9 +133,18 @@ finds the same.
 {{- /* Changes with any Secret the pods are given. The keys in it make it say nothing of a password that is easy to guess. */ -}}
 {{- define "construct.secretsChecksum" -}}
 {{- include "construct.generate" . -}}
+{{- if not .Values.generated.checksum -}}
 {{- $data := dict -}}
-{{- if .Values.keys.existingSecret }}{{ $_ := set $data "keys" ((lookup "v1" "Secret" .Release.Namespace .Values.keys.existingSecret).data | default dict) }}{{ else }}{{ $_ := set $data "keys" .Values.generated.keys }}{{ end -}}
-{{- if .Values.nats.evaluation.enabled }}{{ $_ := set $data "nats" .Values.generated.nats }}{{ else }}{{ $_ := set $data "nats" ((lookup "v1" "Secret" .Release.Namespace .Values.nats.urlSecret.name).data | default dict) }}{{ end -}}
-{{- if .Values.postgresql.evaluation.enabled }}{{ $_ := set $data "postgresql" .Values.generated.postgresql }}{{ else if .Values.postgresql.urlSecret.name }}{{ $_ := set $data "postgresql" ((lookup "v1" "Secret" .Release.Namespace .Values.postgresql.urlSecret.name).data | default dict) }}{{ end -}}
-{{- toJson $data | sha256sum -}}
+{{- if .Values.keys.existingSecret }}{{ $_ := set $data "keys" (include "construct.dataOf" (dict "root" . "name" .Values.keys.existingSecret)) }}{{ else }}{{ $_ := set $data "keys" .Values.generated.keys }}{{ end -}}
+{{- range list "nats" "postgresql" -}}
+{{- $server := index $.Values . -}}
+{{- if $server.evaluation.enabled }}{{ $_ := set $data . (index $.Values.generated .) }}{{ else if $server.urlSecret.name }}{{ $_ := set $data . (include "construct.dataOf" (dict "root" $ "name" $server.urlSecret.name)) }}{{ end -}}
+{{- end -}}
+{{- $_ := set .Values.generated "checksum" (toJson $data | sha256sum) -}}
+{{- end -}}
+{{- .Values.generated.checksum -}}
+{{- end -}}
+
+{{- define "construct.dataOf" -}}
+{{- (lookup "v1" "Secret" .root.Release.Namespace .name).data | toJson -}}
 {{- end -}}

@@ -62,6 +62,10 @@ spec:
       automountServiceAccountToken: false
       # Kubernetes would set CONSTRUCT_… variables of its own for services of such names.
       enableServiceLinks: false
+      {{- if .pool }}
+      # The first process of the pod is then one that reaps what commands leave behind.
+      shareProcessNamespace: true
+      {{- end }}
       {{- if $confined }}
       # Commands make namespaces of their own; the users in them are not those of the node.
       hostUsers: false
