@@ -1,7 +1,9 @@
 """What the design demands of a rendered chart, beyond what Kubernetes accepts."""
 
 import ipaddress
+import json
 import re
+from pathlib import Path
 
 import yaml
 
@@ -262,7 +264,8 @@ def compose_problems(root):
         for port in service.get("ports", []):
             if not str(port).startswith("127.0.0.1:"):
                 yield f"{name}: serves other machines: {port}"
-        if not (service.get("read_only") and service.get("cap_drop") == ["ALL"]) and name not in ("nats", "postgresql", "postgres"):
+        # PostgreSQL's image begins as root, and becomes another user itself.
+        if not (service.get("read_only") and service.get("cap_drop") == ["ALL"]) and name != "postgres":
             yield f"{name}: can write to its own files, or has capabilities"
         for volume in service.get("volumes", []):
             source = volume.split(":")[0] if isinstance(volume, str) else volume["source"]
@@ -271,13 +274,23 @@ def compose_problems(root):
         for other in service.get("depends_on", {}):
             if other not in compose["services"]:
                 yield f"{name}: depends on {other}, which is not there"
-    for file in (root / "deploy" / "observability").rglob("*.yaml"):
-        yaml.safe_load(file.read_text())
+    asked = yaml.safe_load((root / "deploy/observability/prometheus.yaml").read_text())["scrape_configs"][0]["dns_sd_configs"][0]
+    if set(asked["names"]) != set(SERVICES):
+        yield f"Prometheus asks {asked['names']}, and the services are {SERVICES}"
+    collector = yaml.safe_load((root / "deploy/observability/collector.yaml").read_text())
+    for name, pipeline in collector["service"]["pipelines"].items():
+        for part in ("receivers", "processors", "exporters"):
+            for missing in set(pipeline.get(part, [])) - set(collector[part]):
+                yield f"the collector's pipeline {name} uses {missing}, which is not there"
+    sources = yaml.safe_load((root / "deploy/observability/grafana/provisioning/datasources/construct.yaml").read_text())
+    known = {source["uid"] for source in sources["datasources"]}
+    for file in (root / "deploy/observability/grafana/dashboards").glob("*.json"):
+        for panel in json.loads(file.read_text())["panels"]:
+            if panel["datasource"]["uid"] not in known:
+                yield f"{file.name}: {panel['title']} asks a source that is not there"
 
 
 def schema_settings(component):
-    import json
-    from pathlib import Path
     schema = json.loads((Path(__file__).parents[1] / "construct" / "values.schema.json").read_text())
     return set(schema["$defs"][f"{component}Config"]["properties"])
 

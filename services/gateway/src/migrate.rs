@@ -39,7 +39,7 @@ pub async fn run(_: Config, context: &Context) -> anyhow::Result<()> {
     let store = context.connect_with_retry("postgresql", &latch, connect).await?;
     store.migrate().await.context("the schema cannot be brought up to date")?;
     store.close().await;
-    context.lifecycle().stop("the schema is up to date");
+    tracing::info!("the schema is up to date");
     Ok(())
 }
 
