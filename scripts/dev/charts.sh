@@ -27,3 +27,50 @@ charts_install() {
   # What is needed is listed completely, and one of them asks for a newer Python than it needs.
   "$1/bin/pip" install --quiet --disable-pip-version-check --no-deps --ignore-requires-python --only-binary :all: --require-hashes -r "$2"
 }
+
+# Whether each service accepts the settings that the chart gives it: its program is asked, with those of every golden file.
+charts_settings() {
+  local file service line count=0 keys=$home/run/chart-keys variable
+  local -a variables
+  mkdir -p -- "$keys"
+  for variable in master secrets token; do head -c 32 /dev/urandom | base64 >"$keys/$variable.key"; done
+  for file in deploy/helm/tests/golden/*.yaml; do
+    while IFS= read -r -d '' line; do
+      service=${line%%$'\n'*}
+      mapfile -t variables < <(tail -n +2 <<<"$line")
+      variables+=(CONSTRUCT_NATS_URL=nats://nats CONSTRUCT_HEALTH_LISTEN=0.0.0.0:8080 "CONSTRUCT_TOKEN_KEY_FILE=$keys/token.key")
+      case $service in
+        gateway)
+          variables+=(CONSTRUCT_DATABASE_URL=postgres://database/construct CONSTRUCT_GATEWAY_LISTEN=0.0.0.0:60080
+            "CONSTRUCT_MASTER_KEY_FILE=$keys/master.key" "CONSTRUCT_SECRETS_KEY_FILE=$keys/secrets.key")
+          ;;
+        reconciler) variables+=(CONSTRUCT_DATABASE_URL=postgres://database/construct) ;;
+        interpreter) variables+=("CONSTRUCT_SECRETS_KEY_FILE=$keys/secrets.key") ;;
+        providers) variables+=("CONSTRUCT_MASTER_KEY_FILE=$keys/master.key" CONSTRUCT_PROVIDERS_PROXY_LISTEN=0.0.0.0:60090) ;;
+        *) ;;
+      esac
+      env -i "${variables[@]}" "$bin_dir/construct-$service" --check-config >/dev/null ||
+        die "$file: $service does not accept the settings of the chart"
+      count=$((count + 1))
+    done < <(charts_settings_of "$file")
+  done
+  ((count > 0)) || die "the golden files of the chart hold no settings"
+}
+
+# charts_settings_of FILE: for each service's settings its name and NAME=VALUE, one per line; a zero byte after each service.
+charts_settings_of() {
+  awk '
+    function end() { if (found) printf "%s%s%c", service, text, 0; found = 0; text = "" }
+    /^---/ || /^# Source/ { end(); map = 0 }
+    /^kind: ConfigMap/ { map = 1 }
+    map && /^    app.kubernetes.io\/component: / { service = $2 }
+    map && /^  CONSTRUCT_[A-Z_]+: / {
+      name = $1; sub(/:$/, "", name)
+      value = $0; sub(/^ *[A-Z_]+: /, "", value)
+      if (value ~ /^".*"$/ || value ~ /^\047.*\047$/) value = substr(value, 2, length(value) - 2)
+      text = text "\n" name "=" value
+      found = 1
+    }
+    END { end() }
+  ' "$1"
+}

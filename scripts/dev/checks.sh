@@ -16,6 +16,7 @@ checks_test() {
   # The end-to-end tests start the services' programs, which building the tests alone would not make.
   timed "building" mesh_build
   timed "checking docker-compose.yml" checks_compose
+  timed "checking the chart's settings" charts_settings
   say "running the tests"
   if cargo nextest --version >/dev/null 2>&1; then
     as_caller cargo nextest run "${cargo_flags[@]}" --workspace "$@"

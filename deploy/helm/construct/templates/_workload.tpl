@@ -46,7 +46,7 @@ spec:
     matchLabels: {{- include "construct.podLabels" . | nindent 6 }}
   strategy:
     type: RollingUpdate
-    rollingUpdate: {maxSurge: 1, maxUnavailable: 0}
+    rollingUpdate: {{- toYaml $values.rollout | nindent 6 }}
   template:
     metadata:
       labels: {{- include "construct.podLabels" . | nindent 8 }}
