@@ -38,6 +38,8 @@ pub(super) enum Type {
     /// Ollama's own API; needs no key.
     Ollama,
     Openrouter,
+    /// Embedding models from files beside the providers service; no vendor, no key.
+    Local,
     /// Answers read from a script; no vendor, no key.
     Scripted,
 }
@@ -54,6 +56,7 @@ impl From<Type> for ModelProviderType {
             Type::Deepseek => Self::Deepseek,
             Type::Ollama => Self::Ollama,
             Type::Openrouter => Self::Openrouter,
+            Type::Local => Self::Local,
             Type::Scripted => Self::Scripted,
         }
     }
@@ -313,6 +316,7 @@ pub(super) fn type_name(kind: ModelProviderType) -> &'static str {
         ModelProviderType::Deepseek => "deepseek",
         ModelProviderType::Ollama => "ollama",
         ModelProviderType::Openrouter => "openrouter",
+        ModelProviderType::Local => "local",
         ModelProviderType::Scripted => "scripted",
         ModelProviderType::Unspecified => "unknown",
     }

@@ -39,6 +39,8 @@ messages! {
     mesh::TaskCensus => "construct.mesh.v1.TaskCensus";
     mesh::TaskWake => "construct.mesh.v1.TaskWake";
     mesh::TasksGone => "construct.mesh.v1.TasksGone";
+    mesh::TokenCount => "construct.mesh.v1.TokenCount";
+    mesh::TokenQuestion => "construct.mesh.v1.TokenQuestion";
     mesh::ToolCatalogue => "construct.mesh.v1.ToolCatalogue";
     mesh::ToolCatalogueRequest => "construct.mesh.v1.ToolCatalogueRequest";
     mesh::VendorModels => "construct.mesh.v1.VendorModels";

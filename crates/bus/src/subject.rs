@@ -15,7 +15,7 @@
 //! construct.v1.ctl.<service>.all.cancel                     Cancel
 //! construct.v1.ctl.providers.<instance>.breaker             BreakerNews
 //! construct.v1.ctl.providers.all.breakers                   BreakerCensus
-//! construct.v1.ctl.providers.any.<question>                 BreakerState, CheckProvider, ListVendorModels
+//! construct.v1.ctl.providers.any.<question>                 BreakerState, CheckProvider, ListVendorModels, CountTokens
 //! construct.v1.ctl.interpreter.pool.<pool>.tools            Tools
 //! construct.v1.ctl.reconciler.census                        Census
 //! construct.v1.ctl.reconciler.models                        Models
@@ -40,7 +40,7 @@ pub use command::{CodeExecute, ModelInvoke, Pool, TaskResult, TaskWake};
 pub use control::{Cancel, Dead, Journal, Service, Tools};
 pub(crate) use event::EventAddress;
 pub use event::{Delta, Entity, EntityEvent, EventType, TaskEvent};
-pub use providers::{BreakerCensus, BreakerNews, BreakerState, CheckProvider, ListVendorModels};
+pub use providers::{BreakerCensus, BreakerNews, BreakerState, CheckProvider, CountTokens, ListVendorModels};
 pub use spending::{Budgets, Models, Spending};
 
 use crate::{Message, topology::Stream};

@@ -37,11 +37,13 @@ pub enum ModelProviderKind {
     Ollama,
     /// OpenRouter.
     Openrouter,
+    /// No vendor: embedding models from files.
+    Local,
 }
 
 impl ModelProviderKind {
     /// All of them.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Anthropic,
         Self::Openai,
         Self::Scripted,
@@ -52,6 +54,7 @@ impl ModelProviderKind {
         Self::Deepseek,
         Self::Ollama,
         Self::Openrouter,
+        Self::Local,
     ];
 
     /// As stored.
@@ -67,6 +70,7 @@ impl ModelProviderKind {
             Self::Deepseek => "deepseek",
             Self::Ollama => "ollama",
             Self::Openrouter => "openrouter",
+            Self::Local => "local",
         }
     }
 

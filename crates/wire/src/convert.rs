@@ -359,6 +359,7 @@ pub fn provider_type(kind: ModelProviderKind) -> v1::ModelProviderType {
         ModelProviderKind::Deepseek => v1::ModelProviderType::Deepseek,
         ModelProviderKind::Ollama => v1::ModelProviderType::Ollama,
         ModelProviderKind::Openrouter => v1::ModelProviderType::Openrouter,
+        ModelProviderKind::Local => v1::ModelProviderType::Local,
     }
 }
 
@@ -376,6 +377,7 @@ pub fn to_provider_kind(kind: v1::ModelProviderType) -> Option<ModelProviderKind
         v1::ModelProviderType::Deepseek => Some(ModelProviderKind::Deepseek),
         v1::ModelProviderType::Ollama => Some(ModelProviderKind::Ollama),
         v1::ModelProviderType::Openrouter => Some(ModelProviderKind::Openrouter),
+        v1::ModelProviderType::Local => Some(ModelProviderKind::Local),
     }
 }
 

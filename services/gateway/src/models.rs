@@ -44,7 +44,12 @@ fn prices(
     match (given, known.and_then(|known| known.prices)) {
         (Some(given), _) => (convert::to_prices(given), PricesSource::Given),
         (None, Some(known)) => (convert::to_prices(known), PricesSource::Catalogue),
-        (None, None) if matches!(kind, Some(ModelProviderKind::Ollama | ModelProviderKind::Scripted)) => {
+        (None, None)
+            if matches!(
+                kind,
+                Some(ModelProviderKind::Local | ModelProviderKind::Ollama | ModelProviderKind::Scripted)
+            ) =>
+        {
             (Prices::default(), PricesSource::Free)
         }
         (None, None) => (Prices::default(), PricesSource::Unknown),

@@ -136,6 +136,7 @@ impl Answer {
                 self.stop = Some(reason);
                 Ok(None)
             }
+            Chunk::Vector(_) => Err(vector_in_answer()),
         }
     }
 
@@ -180,6 +181,11 @@ impl Answer {
     fn last_block(&self) -> u32 {
         block_number(self.pieces.len().saturating_sub(1))
     }
+}
+
+/// A vendor was asked for an answer and gave a vector.
+pub(crate) fn vector_in_answer() -> Failure {
+    Failure::internal("an answer holds a vector")
 }
 
 fn too_large() -> Failure {

@@ -42,6 +42,9 @@ const WITH_BUDGET: [&str; 9] = [
 /// The smallest budget the vendor accepts.
 const MIN_BUDGET: u32 = 1_024;
 
+/// What of a request the vendor takes when it only counts.
+const COUNTED: [&str; 7] = ["model", "system", "tools", "tool_choice", "messages", "thinking", "output_config"];
+
 /// An account with Anthropic, or with something that speaks its protocol.
 pub(crate) struct Anthropic {
     http: Http,
@@ -71,6 +74,26 @@ impl Vendor for Anthropic {
             }
         });
         self.http.stream(post, Wire::default())
+    }
+
+    fn count(&self, request: &Request) -> BoxFuture<'static, Result<Option<i64>, Failure>> {
+        let mut body = json!(Body::new(request));
+        if let Some(body) = body.as_object_mut() {
+            body.retain(|name, _| COUNTED.contains(&name.as_str()));
+        }
+        let post = self.http.post(self.endpoint.join("/v1", "/v1/messages/count_tokens")).map(|post| {
+            let post = post.header("anthropic-version", VERSION).json(&body);
+            match &self.key {
+                Some(key) => post.header("x-api-key", key.clone()),
+                None => post,
+            }
+        });
+        let http = self.http.clone();
+        async move {
+            let answer = http.json(post, |status, body| Wire::default().refused(status, body)).await?;
+            Ok(answer["input_tokens"].as_i64())
+        }
+        .boxed()
     }
 
     fn models(&self) -> BoxFuture<'static, Result<Vec<VendorModel>, Failure>> {

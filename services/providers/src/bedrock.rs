@@ -58,14 +58,16 @@ impl Bedrock {
             let words = "this model's vendor cannot be told that no tool may be called: leave the tools out";
             return Err(Failure::new(FailureClass::InvalidRequest, words));
         }
-        let url = self.url(&request.model);
+        let accepted = HeaderValue::from_static("application/vnd.amazon.eventstream");
+        Ok(self.signed(self.url(&request.model, "converse-stream"), &body(request))?.header(ACCEPT, accepted))
+    }
+
+    fn signed(&self, url: Url, body: &Value) -> Result<RequestBuilder, Failure> {
         // The signature covers these very bytes.
-        let body = serde_json::to_vec(&body(request))
+        let body = serde_json::to_vec(body)
             .map_err(|error| Failure::internal(format!("the request cannot be written: {error}")))?;
         let headers = self.credentials.headers("POST", &url, &self.region, &body, Timestamp::now())?;
-        let post = self.http.post(url)?.header(CONTENT_TYPE, JSON);
-        let accepted = HeaderValue::from_static("application/vnd.amazon.eventstream");
-        Ok(post.header(ACCEPT, accepted).headers(headers).body(body))
+        Ok(self.http.post(url)?.header(CONTENT_TYPE, JSON).headers(headers).body(body))
     }
 
     /// Models are listed by another host than the one that runs them.
@@ -80,14 +82,28 @@ impl Bedrock {
     }
 
     /// A model may be named by a path (an ARN), of which every separator is escaped.
-    fn url(&self, model: &str) -> Url {
-        self.endpoint.join("", &format!("/model/{}/converse-stream", signature::escaped(model)))
+    fn url(&self, model: &str, what: &str) -> Url {
+        self.endpoint.join("", &format!("/model/{}/{what}", signature::escaped(model)))
     }
 }
 
 impl Vendor for Bedrock {
     fn invoke(&self, request: Arc<Request>) -> BoxStream<'static, Result<Chunk, Failure>> {
         self.http.stream(self.post(&request), Wire::default())
+    }
+
+    fn count(&self, request: &Request) -> BoxFuture<'static, Result<Option<i64>, Failure>> {
+        let mut converse = body(request);
+        if let Some(converse) = converse.as_object_mut() {
+            converse.remove("inferenceConfig");
+        }
+        let body = json!({"input": {"converse": converse}});
+        let (http, post) = (self.http.clone(), self.signed(self.url(&request.model, "count-tokens"), &body));
+        async move {
+            let answer = http.json(post, |status, body| Wire::default().refused(status, body)).await?;
+            Ok(answer["inputTokens"].as_i64())
+        }
+        .boxed()
     }
 
     fn models(&self) -> BoxFuture<'static, Result<Vec<VendorModel>, Failure>> {

@@ -68,6 +68,7 @@ pub(crate) enum What {
     Arguments { slot: u32, json: String },
     Usage(Usage),
     Stop(String),
+    Vector(Vec<f32>),
 }
 
 /// How the answer ended.
@@ -126,6 +127,7 @@ impl What {
             Chunk::Arguments { slot, json } => Self::Arguments { slot, json },
             Chunk::Usage(usage) => Self::Usage(usage),
             Chunk::Stop(reason) => Self::Stop(reason.as_str_name().to_owned()),
+            Chunk::Vector(vector) => Self::Vector(vector),
         }
     }
 
@@ -138,6 +140,7 @@ impl What {
             Self::Arguments { slot, json } => Chunk::Arguments { slot, json },
             Self::Usage(usage) => Chunk::Usage(usage),
             Self::Stop(name) => Chunk::Stop(StopReason::from_str_name(&name).unwrap_or_default()),
+            Self::Vector(vector) => Chunk::Vector(vector),
         }
     }
 }

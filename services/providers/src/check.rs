@@ -1,21 +1,29 @@
-//! What people ask about a provider before they use it: whether its keys are taken, and which models there are.
+//! What people ask about a provider before they use it: whether its keys are taken, which models there are, and how many tokens
+//! something has.
 
 use std::time::Duration;
 
 use construct_bus::{
     Bus,
-    subject::{CheckProvider, ListVendorModels},
+    subject::{CheckProvider, CountTokens, ListVendorModels, Question},
 };
 use construct_proto::{
-    mesh::v1::{Provider, ProviderCheck, ProviderChecked, VendorModels, VendorModelsQuestion},
+    mesh::v1::{
+        ModelInvoke, Provider, ProviderCheck, ProviderChecked, TokenCount, TokenQuestion, VendorModels,
+        VendorModelsQuestion,
+    },
     v1::{KeyCheck, VendorModel},
 };
 use construct_runtime::Lifecycle;
 use futures::future::join_all;
-use secrecy::{ExposeSecret as _, SecretString};
-use tokio::time::{sleep, timeout};
+use tokio::time::sleep;
 
-use crate::{failure::Failure, router::Router, vendor::Vendor};
+use crate::{
+    count::Counted,
+    failure::Failure,
+    router::{Router, Target},
+    vendor::Request,
+};
 
 /// How long a vendor has; the gateway waits a little longer.
 const PATIENCE: Duration = Duration::from_secs(25);
@@ -34,28 +42,41 @@ pub(crate) struct Checks {
 impl Checks {
     /// Answers until the service drains.
     pub(crate) fn start(self, lifecycle: &Lifecycle) {
+        let checks = |checks: Self, question: ProviderCheck| async move {
+            checks.check(question.provider.unwrap_or_default()).await
+        };
+        let models = |checks: Self, question: VendorModelsQuestion| async move {
+            checks.models(question.provider.unwrap_or_default()).await
+        };
+        let tokens = |checks: Self, question: TokenQuestion| async move {
+            checks.tokens(question.call.unwrap_or_default()).await
+        };
+        self.answer(lifecycle, "provider-checks", CheckProvider, checks);
+        self.answer(lifecycle, "vendor-models", ListVendorModels, models);
+        self.answer(lifecycle, "token-counts", CountTokens, tokens);
+    }
+
+    fn answer<Q, F>(
+        &self,
+        lifecycle: &Lifecycle,
+        name: &'static str,
+        address: Q,
+        answer: impl Fn(Self, Q::Message) -> F + Send + Sync + 'static,
+    ) where
+        Q: Question + Send + Sync + 'static,
+        Q::Message: Send,
+        Q::Answer: Send,
+        F: Future<Output = Q::Answer> + Send,
+    {
         let (checks, draining) = (self.clone(), lifecycle.draining());
-        lifecycle.spawn_job("provider-checks", async move {
+        lifecycle.spawn_job(name, async move {
             while !draining.is_cancelled() {
-                let answer = |question: ProviderCheck| {
-                    let checks = &checks;
-                    async move { Some(checks.check(question.provider.unwrap_or_default()).await) }
+                let answer = |question| {
+                    let answered = answer(checks.clone(), question);
+                    async { Some(answered.await) }
                 };
-                if let Err(error) = checks.bus.answer(&CheckProvider, draining.clone(), answer).await {
-                    tracing::warn!(%error, "questions about keys cannot be heard yet");
-                    sleep(PAUSE).await;
-                }
-            }
-        });
-        let draining = lifecycle.draining();
-        lifecycle.spawn_job("vendor-models", async move {
-            while !draining.is_cancelled() {
-                let answer = |question: VendorModelsQuestion| {
-                    let checks = &self;
-                    async move { Some(checks.models(question.provider.unwrap_or_default()).await) }
-                };
-                if let Err(error) = self.bus.answer(&ListVendorModels, draining.clone(), answer).await {
-                    tracing::warn!(%error, "questions about vendors' models cannot be heard yet");
+                if let Err(error) = checks.bus.answer(&address, draining.clone(), answer).await {
+                    tracing::warn!(%error, name, "questions cannot be heard yet");
                     sleep(PAUSE).await;
                 }
             }
@@ -68,7 +89,7 @@ impl Checks {
             let provider = &provider;
             async move {
                 let checked = match key {
-                    Ok(key) => self.ask(provider, key, |vendor| vendor.check()).await,
+                    Ok(key) => self.router.ask(provider, key, PATIENCE, |vendor| vendor.check()).await,
                     Err(failure) => Err(failure),
                 };
                 let error = checked.as_ref().err().map(ToString::to_string).unwrap_or_default();
@@ -83,7 +104,7 @@ impl Checks {
         let mut failed = None;
         for (_, key) in self.router.open_keys(&provider) {
             let listed = match key {
-                Ok(key) => self.ask(&provider, key, |vendor| vendor.models()).await,
+                Ok(key) => self.router.ask(&provider, key, PATIENCE, |vendor| vendor.models()).await,
                 Err(failure) => Err(failure),
             };
             match listed {
@@ -97,21 +118,21 @@ impl Checks {
         VendorModels { models: Vec::new(), failure: failed.map(Failure::into_proto) }
     }
 
-    async fn ask<T, F>(
-        &self,
-        provider: &Provider,
-        key: Option<SecretString>,
-        question: impl FnOnce(&dyn Vendor) -> F + Send,
-    ) -> Result<T, Failure>
-    where
-        F: Future<Output = Result<T, Failure>> + Send,
-    {
-        // No observer: a listing has limits of its own, which are not those of calls.
-        let vendor = self.router.vendors().open(provider, key.clone(), None)?;
-        let asked = question(vendor.as_ref());
-        let answered = timeout(PATIENCE, asked).await;
-        let silent = |_| Failure::transient(format!("the vendor did not answer within {} s", PATIENCE.as_secs()));
-        answered.map_err(silent)?.map_err(|failure| failure.scrubbed(key.as_ref().map(|key| key.expose_secret())))
+    /// How many tokens a call would read.
+    async fn tokens(&self, call: ModelInvoke) -> TokenCount {
+        let target = Target {
+            provider: call.provider.clone().unwrap_or_default(),
+            model: call.model.clone().unwrap_or_default(),
+        };
+        // Whose it is does not matter here.
+        let call = ModelInvoke { step: Some(call.step.unwrap_or_default()), ..call };
+        match Request::from_command(&call) {
+            Ok(request) => {
+                let Counted { tokens: input_tokens, exact } = self.router.count(&target, &request).await;
+                TokenCount { input_tokens, exact, failure: None }
+            }
+            Err(failure) => TokenCount { failure: Some(failure.into_proto()), ..TokenCount::default() },
+        }
     }
 }
 

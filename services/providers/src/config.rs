@@ -44,6 +44,8 @@ pub struct Config {
     /// A folder into which each call of a vendor is recorded, with its answer and without keys (docs/scripted.md). Not set:
     /// nothing is recorded.
     pub providers_record_dir: Option<PathBuf>,
+    /// A folder with embedding models, for providers of the type `local` (docs/providers.md). Not set: they have none.
+    pub providers_models_dir: Option<PathBuf>,
     /// How long one call of the proxy may take, tries and pauses included.
     #[serde(with = "config::duration")]
     pub providers_proxy_timeout: Duration,
@@ -62,6 +64,7 @@ impl Default for Config {
             providers_retry_last: Duration::from_secs(10),
             providers_proxy_listen: None,
             providers_record_dir: None,
+            providers_models_dir: None,
             providers_proxy_concurrency: 1024,
             providers_proxy_timeout: Duration::from_secs(15 * 60),
         }

@@ -70,6 +70,11 @@ impl Failure {
         matches!(self.class, FailureClass::Transient | FailureClass::RateLimited | FailureClass::Overloaded)
     }
 
+    /// Whether another key may fare better.
+    pub(crate) fn is_about_key(&self) -> bool {
+        matches!(self.class, FailureClass::Authentication | FailureClass::RateLimited | FailureClass::Configuration)
+    }
+
     /// Whether the vendor does not know the model that was asked for.
     pub(crate) fn is_model_missing(&self) -> bool {
         let message = self.message.to_lowercase();

@@ -49,14 +49,14 @@ impl Vendor for Fenced {
         self.vendor.check()
     }
 
+    fn count(&self, request: &Request) -> BoxFuture<'static, Result<Option<i64>, Failure>> {
+        self.vendor.count(&plain(request))
+    }
+
     fn invoke(&self, request: Arc<Request>) -> BoxStream<'static, Result<Chunk, Failure>> {
         let (name, argument) = request.code_call();
         let reader = Reader::new(name, argument);
-        let plain = Request {
-            system: format!("{}\n\n{}", request.system, instructions(name)),
-            tools: Vec::new(),
-            ..Request::clone(&request)
-        };
+        let plain = plain(&request);
         // Asked once more at its end, when what the reader held back has gone out.
         let state = (self.vendor.invoke(Arc::new(plain)).fuse(), Some(reader), VecDeque::new());
         stream::try_unfold(state, |(mut chunks, mut reader, mut ready)| async move {
@@ -81,6 +81,16 @@ impl Vendor for Fenced {
             }
         })
         .boxed()
+    }
+}
+
+/// The request as the model is sent it.
+fn plain(request: &Request) -> Request {
+    let (name, _) = request.code_call();
+    Request {
+        system: format!("{}\n\n{}", request.system, instructions(name)),
+        tools: Vec::new(),
+        ..Request::clone(request)
     }
 }
 

@@ -9,20 +9,30 @@ use construct_proto::{
     mesh::v1::{FailureClass, model_completed::StopReason},
     v1::VendorModel,
 };
-use futures::{FutureExt as _, future::BoxFuture, stream::BoxStream};
+use futures::{
+    FutureExt as _,
+    future::BoxFuture,
+    stream::{self, BoxStream, StreamExt as _},
+};
 use jiff::Timestamp;
-use reqwest::header::{ACCEPT, HeaderValue};
+use reqwest::{
+    RequestBuilder,
+    header::{ACCEPT, HeaderValue},
+};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use crate::{
-    check,
+    check, embed,
     failure::{Failure, class_of_status},
     framing::{Event, ServerSentEvents},
     http::{Dialect, Endpoint, Http, class_by_words, key_header, plain_body},
     transcript::{Part, Role, Turn},
-    vendor::{Chunk, Effort, Format, Request, Tool, ToolChoice, Vendor},
+    vendor::{Chunk, Effort, Embed, Format, Request, Tool, ToolChoice, Vendor},
 };
+
+/// How many texts the vendor turns into vectors at once.
+const MAX_TEXTS: usize = 100;
 
 /// How many stop sequences the vendor takes; more are refused.
 const MAX_STOP_SEQUENCES: usize = 5;
@@ -45,6 +55,37 @@ impl Gemini {
         let key = key_header(endpoint.key.as_ref())?;
         Ok(Self { http, endpoint, key })
     }
+
+    /// A request to do something else with a model than have it answer.
+    fn post(&self, model: &str, what: &str, body: &Value) -> Result<RequestBuilder, Failure> {
+        let post = self.http.post(self.endpoint.join("/v1beta", &format!("/v1beta/models/{model}:{what}")))?;
+        let post = post.json(body);
+        Ok(match &self.key {
+            Some(key) => post.header("x-goog-api-key", key.clone()),
+            None => post,
+        })
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Embedded {
+    #[serde(default)]
+    embeddings: Vec<Embedding>,
+    usage_metadata: Option<EmbeddedUsage>,
+}
+
+#[derive(Deserialize)]
+struct Embedding {
+    #[serde(default)]
+    values: Vec<f32>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct EmbeddedUsage {
+    #[serde(default)]
+    prompt_token_count: i64,
 }
 
 impl Vendor for Gemini {
@@ -60,6 +101,50 @@ impl Vendor for Gemini {
             }
         });
         self.http.stream(post, Wire::default())
+    }
+
+    fn count(&self, request: &Request) -> BoxFuture<'static, Result<Option<i64>, Failure>> {
+        let model = request.model.trim_start_matches("models/");
+        let mut body = body(request);
+        body["model"] = json!(format!("models/{model}"));
+        let post = self.post(model, "countTokens", &json!({"generateContentRequest": body}));
+        let http = self.http.clone();
+        async move {
+            let answer = http.json(post, |status, body| Wire::default().refused(status, body)).await?;
+            Ok(answer["totalTokens"].as_i64())
+        }
+        .boxed()
+    }
+
+    fn embed(&self, request: Arc<Request>) -> BoxStream<'static, Result<Chunk, Failure>> {
+        let Some(Embed { texts, dimensions }) = &request.embed else { return stream::empty().boxed() };
+        let model = request.model.trim_start_matches("models/");
+        let item = |text: &String| {
+            let mut item = json!({"model": format!("models/{model}"), "content": {"parts": [{"text": text}]}});
+            if let Some(dimensions) = dimensions {
+                item["outputDimensionality"] = json!(dimensions);
+            }
+            item
+        };
+        let batches: Vec<_> = texts
+            .chunks(MAX_TEXTS)
+            .map(|texts| {
+                let items: Vec<Value> = texts.iter().map(item).collect();
+                (texts.len(), self.post(model, "batchEmbedContents", &json!({"requests": items})))
+            })
+            .collect();
+        let http = self.http.clone();
+        embed::all(async move {
+            let (mut vectors, mut tokens) = (Vec::new(), 0);
+            for (wanted, post) in batches {
+                let refused = |status, body: &[u8]| Wire::default().refused(status, body);
+                let answer: Embedded = http.large(post, Wire::LIMITS, refused).await?;
+                embed::as_many(wanted, answer.embeddings.len())?;
+                tokens += answer.usage_metadata.map_or(0, |usage| usage.prompt_token_count.max(0));
+                vectors.extend(answer.embeddings.into_iter().map(|embedding| embedding.values));
+            }
+            Ok((vectors, (tokens > 0).then_some(tokens)))
+        })
     }
 
     fn models(&self) -> BoxFuture<'static, Result<Vec<VendorModel>, Failure>> {

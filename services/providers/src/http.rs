@@ -18,6 +18,7 @@ use reqwest::{
     redirect,
 };
 use secrecy::{ExposeSecret as _, SecretString};
+use serde::de::DeserializeOwned;
 use tokio::time::timeout;
 
 pub(crate) use self::headroom::{Headroom, LimitHeaders, Observe};
@@ -34,6 +35,10 @@ const MAX_ERROR_BODY: usize = 64 * 1024;
 const MAX_BODY: usize = 16 * 1024 * 1024;
 /// How long a body that is no stream may take.
 const BODY_TIMEOUT: Duration = Duration::from_secs(10);
+/// How much of an answer that is one value is read, where that may be large: two thousand vectors of three thousand numbers.
+const MAX_LARGE_BODY: usize = 128 * 1024 * 1024;
+/// How long such an answer may take after its head.
+const LARGE_BODY_TIMEOUT: Duration = Duration::from_secs(60);
 /// A vendor that asks for a longer pause than this is not believed.
 const MAX_RETRY_AFTER: Duration = Duration::from_secs(24 * 3600);
 
@@ -116,18 +121,43 @@ impl Http {
         request: Result<RequestBuilder, Failure>,
         refused: impl Fn(u16, &[u8]) -> Failure + Send,
     ) -> Result<serde_json::Value, Failure> {
+        let response = self.answered(request, &[], refused).await?;
+        parsed(&body(response, MAX_BODY, BODY_TIMEOUT).await)
+    }
+
+    /// The same for an answer that may be large, and is one of the calls that the vendor's `limits` count.
+    pub(crate) async fn large<T: DeserializeOwned>(
+        &self,
+        request: Result<RequestBuilder, Failure>,
+        limits: LimitHeaders,
+        refused: impl Fn(u16, &[u8]) -> Failure + Send,
+    ) -> Result<T, Failure> {
+        let response = self.answered(request, limits, refused).await?;
+        parsed(&body(response, MAX_LARGE_BODY, LARGE_BODY_TIMEOUT).await)
+    }
+
+    async fn answered(
+        &self,
+        request: Result<RequestBuilder, Failure>,
+        limits: LimitHeaders,
+        refused: impl Fn(u16, &[u8]) -> Failure + Send,
+    ) -> Result<Response, Failure> {
         let patience = self.timeouts.first_byte;
         let silent = |_| Failure::transient(format!("the vendor did not answer for {} s", patience.as_secs_f64()));
         let response = timeout(patience, request?.send()).await.map_err(silent)?.map_err(transport)?;
-        let status = response.status().as_u16();
-        if !response.status().is_success() {
-            let retry_at = retry_at(response.headers(), Timestamp::now());
-            let body = body(response, MAX_ERROR_BODY).await;
-            return Err(refused(status, &body).with_status(status).with_retry_at(retry_at));
+        if let Some(observer) = &self.observer {
+            observer.headroom(headroom::read(limits, response.headers(), Timestamp::now()));
         }
-        let body = body(response, MAX_BODY).await;
-        serde_json::from_slice(&body)
-            .map_err(|error| Failure::transient(format!("the vendor's answer cannot be read: {error}")))
+        let status = response.status().as_u16();
+        if response.status().is_success() {
+            return Ok(response);
+        }
+        let retry_at = retry_at(response.headers(), Timestamp::now());
+        let body = body(response, MAX_ERROR_BODY, BODY_TIMEOUT).await;
+        let failure = refused(status, &body).with_status(status);
+        // Some vendors say in the body when another try is welcome.
+        let retry_at = retry_at.or(failure.retry_at);
+        Err(failure.with_retry_at(retry_at))
     }
 
     /// Sends `request` and reads the answer with `dialect`.
@@ -251,7 +281,7 @@ impl<D: Dialect> Exchange<D> {
             return Ok(response);
         }
         let retry_at = retry_at(response.headers(), Timestamp::now());
-        let body = body(response, MAX_ERROR_BODY).await;
+        let body = body(response, MAX_ERROR_BODY, BODY_TIMEOUT).await;
         let failure = self.dialect.refused(status, &body).with_status(status);
         // Some vendors say in the body when another try is welcome.
         let retry_at = retry_at.or(failure.retry_at);
@@ -303,10 +333,15 @@ impl<D: Dialect> Exchange<D> {
     }
 }
 
-async fn body(mut response: Response, limit: usize) -> Vec<u8> {
+fn parsed<T: DeserializeOwned>(body: &[u8]) -> Result<T, Failure> {
+    serde_json::from_slice(body)
+        .map_err(|error| Failure::transient(format!("the vendor's answer cannot be read: {error}")))
+}
+
+async fn body(mut response: Response, limit: usize, within: Duration) -> Vec<u8> {
     let mut body = Vec::new();
     // What came until the time ran out or the connection broke is better than nothing.
-    let _ = timeout(BODY_TIMEOUT, async {
+    let _ = timeout(within, async {
         while let Ok(Some(bytes)) = response.chunk().await {
             body.extend_from_slice(&bytes);
             if body.len() >= limit {
@@ -352,7 +387,8 @@ fn transport(error: reqwest::Error) -> Failure {
     }
 }
 
-fn chain(error: &dyn std::error::Error) -> String {
+/// An error with all its causes in one line.
+pub(crate) fn chain(error: &dyn std::error::Error) -> String {
     let mut text = error.to_string();
     let mut source = error.source();
     while let Some(cause) = source {

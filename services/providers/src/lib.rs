@@ -15,8 +15,10 @@ mod cancels;
 mod cassette;
 mod check;
 mod config;
+mod count;
 mod deepseek;
 mod delta;
+mod embed;
 mod failure;
 mod fenced;
 mod framing;
@@ -24,6 +26,7 @@ mod gemini;
 mod http;
 mod key;
 mod keys;
+mod local;
 mod meter;
 mod ollama;
 mod openai;
@@ -50,7 +53,8 @@ use tokio_util::sync::CancellationToken;
 
 pub use self::config::Config;
 use self::{
-    breaker::Breakers, cancels::Cancels, check::Checks, http::Http, router::Router, vendor::Vendors, worker::Worker,
+    breaker::Breakers, cancels::Cancels, check::Checks, http::Http, local::Shelf, router::Router, vendor::Vendors,
+    worker::Worker,
 };
 
 /// Connects to the mesh and begins to take commands.
@@ -89,7 +93,11 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
         }
         None => None,
     };
-    let vendors = Vendors { http: Http::new(config.timeouts()).recording(recorder), memory: Arc::default() };
+    let vendors = Vendors {
+        http: Http::new(config.timeouts()).recording(recorder),
+        memory: Arc::default(),
+        local: Shelf::new(config.providers_models_dir.clone()),
+    };
     let router = Router::new(Arc::new(vendors), common.master_keys()?, config.retries(), breakers);
     Checks { bus: bus.clone(), router: router.clone() }.start(lifecycle);
     if let (Some(listener), Some(keys)) = (listener, common.token_keys()?) {

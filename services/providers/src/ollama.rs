@@ -21,12 +21,12 @@ use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
 use crate::{
-    answer, check,
+    answer, check, embed,
     failure::{Failure, class_of_status},
     framing::{Event, Lines},
     http::{Dialect, Endpoint, Http, class_by_words, plain_body},
     transcript::{Part, Role, Turn},
-    vendor::{Chunk, Effort, Format, Request, Tool, ToolChoice, Vendor},
+    vendor::{Chunk, Effort, Embed, Format, Request, Tool, ToolChoice, Vendor},
 };
 
 /// The smallest context that is asked for, in tokens.
@@ -63,6 +63,30 @@ impl Vendor for Ollama {
         self.http.stream(post, Wire::default())
     }
 
+    fn embed(&self, request: Arc<Request>) -> BoxStream<'static, Result<Chunk, Failure>> {
+        let Some(Embed { texts, dimensions }) = &request.embed else { return stream::empty().boxed() };
+        let wanted = texts.len();
+        // A text that is too long is an error, as with every vendor, and not a vector of its beginning.
+        let mut body = json!({"model": request.model, "input": texts, "truncate": false});
+        if let Some(dimensions) = dimensions {
+            body["dimensions"] = json!(dimensions);
+        }
+        let post = self.http.post(self.endpoint.join("/v1", "/api/embed")).map(|post| {
+            let post = post.json(&body);
+            match &self.endpoint.key {
+                Some(key) => post.bearer_auth(key.expose_secret()),
+                None => post,
+            }
+        });
+        let http = self.http.clone();
+        embed::all(async move {
+            let refused = |status, body: &[u8]| Wire::default().refused(status, body);
+            let answer: Embedded = http.large(post, Wire::LIMITS, refused).await?;
+            embed::as_many(wanted, answer.embeddings.len())?;
+            Ok((answer.embeddings, answer.prompt_eval_count.filter(|&tokens| tokens > 0)))
+        })
+    }
+
     fn models(&self) -> BoxFuture<'static, Result<Vec<VendorModel>, Failure>> {
         let get = self.http.get(self.endpoint.join("/v1", "/api/tags")).map(|get| match &self.endpoint.key {
             Some(key) => get.bearer_auth(key.expose_secret()),
@@ -79,6 +103,12 @@ impl Vendor for Ollama {
         }
         .boxed()
     }
+}
+
+#[derive(Deserialize)]
+struct Embedded {
+    embeddings: Vec<Vec<f32>>,
+    prompt_eval_count: Option<i64>,
 }
 
 fn body(request: &Request) -> Value {

@@ -11,7 +11,11 @@ use construct_proto::{
     mesh::v1::{FailureClass, model_completed::StopReason},
     v1::VendorModel,
 };
-use futures::{FutureExt as _, future::BoxFuture, stream::BoxStream};
+use futures::{
+    FutureExt as _,
+    future::BoxFuture,
+    stream::{self, BoxStream, StreamExt as _},
+};
 use reqwest::header::{ACCEPT, HeaderValue};
 use secrecy::ExposeSecret as _;
 use serde::{Deserialize, Serialize};
@@ -19,12 +23,12 @@ use serde_json::{Value, json};
 
 use self::details::Details;
 use crate::{
-    check,
+    check, embed,
     failure::{Failure, class_of_status},
     framing::{self, ServerSentEvents},
     http::{Dialect, Endpoint, Http, LimitHeaders, class_by_words, plain_body},
     transcript::{Media, Part, Role, Turn},
-    vendor::{Chunk, Effort, Format, Request, Tool, ToolChoice, Vendor},
+    vendor::{Chunk, Effort, Embed, Format, Request, Tool, ToolChoice, Vendor},
 };
 
 /// An account with OpenAI, or with something that speaks its protocol.
@@ -56,6 +60,10 @@ impl Vendor for OpenAi {
         self.http.stream(post, Wire { tells_cost: self.flavor.tells_cost, ..Wire::default() })
     }
 
+    fn embed(&self, request: Arc<Request>) -> BoxStream<'static, Result<Chunk, Failure>> {
+        embed(&self.http, &self.endpoint, &request)
+    }
+
     fn models(&self) -> BoxFuture<'static, Result<Vec<VendorModel>, Failure>> {
         models(&self.http, &self.endpoint)
     }
@@ -64,6 +72,51 @@ impl Vendor for OpenAi {
         let asked = get(&self.http, &self.endpoint, self.flavor.check);
         async { asked.await.map(drop) }.boxed()
     }
+}
+
+/// Texts as vectors: <https://platform.openai.com/docs/api-reference/embeddings/create>.
+pub(crate) fn embed(http: &Http, endpoint: &Endpoint, request: &Request) -> BoxStream<'static, Result<Chunk, Failure>> {
+    let Some(Embed { texts, dimensions }) = &request.embed else { return stream::empty().boxed() };
+    let wanted = texts.len();
+    // Numbers and not base64: that is what every server has.
+    let mut body = json!({"model": request.model, "input": texts, "encoding_format": "float"});
+    if let Some(dimensions) = dimensions {
+        body["dimensions"] = json!(dimensions);
+    }
+    let post = http.post(endpoint.join("", "/embeddings")).map(|post| {
+        let post = post.json(&body);
+        match &endpoint.key {
+            Some(key) => post.bearer_auth(key.expose_secret()),
+            None => post,
+        }
+    });
+    let http = http.clone();
+    embed::all(async move {
+        let mut answer: Embedded = http.large(post, LIMITS, refused).await?;
+        embed::as_many(wanted, answer.data.len())?;
+        answer.data.sort_by_key(|embedding| embedding.index);
+        let tokens = answer.usage.map(|usage| usage.prompt_tokens.max(0)).filter(|&tokens| tokens > 0);
+        Ok((answer.data.into_iter().map(|embedding| embedding.embedding).collect(), tokens))
+    })
+}
+
+#[derive(Deserialize)]
+struct Embedded {
+    data: Vec<Embedding>,
+    usage: Option<EmbeddedUsage>,
+}
+
+#[derive(Deserialize)]
+struct Embedding {
+    #[serde(default)]
+    index: usize,
+    embedding: Vec<f32>,
+}
+
+#[derive(Deserialize)]
+struct EmbeddedUsage {
+    #[serde(default)]
+    prompt_tokens: i64,
 }
 
 /// What is offered. The vendor itself tells names only; servers that are compatible with it tell more, each in its own way.

@@ -6,6 +6,8 @@
 mod access;
 mod asked;
 mod chat;
+mod count;
+mod embeddings;
 mod face;
 mod gather;
 mod messages;
@@ -105,6 +107,8 @@ fn router(shared: Arc<Shared>) -> Router {
         .route("/v1/chat/completions", post(answer::<Chat>))
         .route("/v1/responses", post(answer::<Responses>))
         .route("/v1/messages", post(answer::<Messages>))
+        .route("/v1/messages/count_tokens", post(count::answer))
+        .route("/v1/embeddings", post(embeddings::answer))
         .route("/v1/models", get(list))
         .route("/v1/models/{model}", get(one))
         .fallback(async || refused::<Chat>(&Refusal::new(Kind::NoRoute, "there is nothing at this address")))

@@ -6,7 +6,7 @@ use std::{collections::VecDeque, sync::Arc};
 
 use construct_domain::money::Usage;
 use construct_proto::{mesh::v1::model_completed::StopReason, v1::VendorModel};
-use futures::{future::BoxFuture, stream::BoxStream};
+use futures::{FutureExt as _, future::BoxFuture, stream::BoxStream};
 use reqwest::header::{ACCEPT, HeaderValue};
 use secrecy::ExposeSecret as _;
 use serde::Deserialize;
@@ -20,6 +20,10 @@ use crate::{
     transcript::{Media, Part, Role, Turn},
     vendor::{Chunk, Format, Request, Tool, ToolChoice, Vendor},
 };
+
+/// What of a request the vendor takes when it only counts.
+const COUNTED: [&str; 8] =
+    ["model", "input", "instructions", "tools", "tool_choice", "parallel_tool_calls", "reasoning", "text"];
 
 /// An account with OpenAI, or with something that speaks this protocol.
 pub(crate) struct Responses {
@@ -43,6 +47,30 @@ impl Vendor for Responses {
             }
         });
         self.http.stream(post, Wire::default())
+    }
+
+    fn count(&self, request: &Request) -> BoxFuture<'static, Result<Option<i64>, Failure>> {
+        let mut body = body(request);
+        if let Some(body) = body.as_object_mut() {
+            body.retain(|name, _| COUNTED.contains(&name.as_str()));
+        }
+        let post = self.http.post(self.endpoint.join("", "/responses/input_tokens")).map(|post| {
+            let post = post.json(&body);
+            match &self.endpoint.key {
+                Some(key) => post.bearer_auth(key.expose_secret()),
+                None => post,
+            }
+        });
+        let http = self.http.clone();
+        async move {
+            let answer = http.json(post, openai::refused).await?;
+            Ok(answer["input_tokens"].as_i64())
+        }
+        .boxed()
+    }
+
+    fn embed(&self, request: Arc<Request>) -> BoxStream<'static, Result<Chunk, Failure>> {
+        openai::embed(&self.http, &self.endpoint, &request)
     }
 
     fn models(&self) -> BoxFuture<'static, Result<Vec<VendorModel>, Failure>> {

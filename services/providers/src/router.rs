@@ -19,7 +19,7 @@ use construct_proto::mesh::v1::{FailureClass, ModelTarget, Provider, Route};
 use construct_runtime::MasterKeys;
 use futures::stream::{BoxStream, StreamExt as _};
 use secrecy::{ExposeSecret as _, SecretString};
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -33,7 +33,7 @@ use crate::{
     keys::{KeyId, Keys, Lease, Want},
     meter::Meter,
     retry::Policy,
-    vendor::{self, Chunk, Open, Request},
+    vendor::{self, Chunk, Open, Request, Vendor},
 };
 
 /// Calls models. Clones share everything.
@@ -54,7 +54,7 @@ pub(crate) struct RoutedCall<'a> {
     pub(crate) targets: Vec<Arc<Target>>,
     /// After which silence the next target is asked as well.
     pub(crate) hedge_after: Option<Duration>,
-    /// Calls of one target at most; 0 leaves it to the service.
+    /// Calls of vendors at most, over all targets, hedges included; 0: as many as one answer may take.
     pub(crate) tries: u32,
     pub(crate) interrupts: Interrupts<'a>,
 }
@@ -130,15 +130,33 @@ impl Router {
         if numbered.is_empty() { vec![(0, Ok(None))] } else { numbered }
     }
 
-    pub(crate) fn vendors(&self) -> &dyn Open {
-        self.vendors.as_ref()
+    /// Asks a vendor something that is no call of a model, with one of the provider's keys. No observer hears of it: such
+    /// questions have limits of their own, which are not those of calls.
+    pub(crate) async fn ask<T, F>(
+        &self,
+        provider: &Provider,
+        key: Option<SecretString>,
+        patience: Duration,
+        question: impl FnOnce(Box<dyn Vendor>) -> F + Send,
+    ) -> Result<T, Failure>
+    where
+        F: Future<Output = Result<T, Failure>> + Send,
+    {
+        let asked = question(self.vendors.open(provider, key.clone(), None)?);
+        let answered = timeout(patience, asked).await;
+        let silent = |_| Failure::transient(format!("the vendor did not answer within {} s", patience.as_secs()));
+        answered.map_err(silent)?.map_err(|failure| failure.scrubbed(key.as_ref().map(|key| key.expose_secret())))
+    }
+
+    /// Why a call of a model would be refused at the moment, for its vendor's health.
+    pub(crate) fn refusal(&self, target: &Target) -> Option<Failure> {
+        self.breakers.refusal(&target.breaker())
     }
 
     /// Begins one try at a target.
     async fn begin(&self, want: Begin<'_>) -> Result<Trying, Failure> {
         let Begin { target, request, .. } = want;
-        let breaker =
-            breaker::Key { provider_id: target.provider.id.clone(), vendor_model: target.model.vendor_model.clone() };
+        let breaker = target.breaker();
         // Nobody waits for a key only to be refused.
         if let Some(refusal) = self.breakers.refusal(&breaker) {
             return Err(refusal);
@@ -162,12 +180,16 @@ impl Router {
         let observer = Arc::new(Taken { observer: lease.observer(), taken: Arc::clone(&taken) });
         let vendor = self.vendors.open(&target.provider, key.clone(), Some(observer))?;
         let vendor = fenced::around(vendor, request);
+        let ask = |vendor: Box<dyn Vendor>| match request.embed {
+            Some(_) => vendor.embed(Arc::clone(request)),
+            None => vendor.invoke(Arc::clone(request)),
+        };
         // What was set aside for a call that is not made goes back.
         let permit = self.breakers.admit(&breaker).inspect_err(|_| lease.used(0))?;
         Ok(Trying {
             at: want.at,
             // Asked once more when it has ended, where it ends before it has begun.
-            chunks: vendor.invoke(Arc::clone(request)).fuse().boxed(),
+            chunks: ask(vendor).fuse().boxed(),
             meter: Meter::new(Arc::clone(request)),
             request: Arc::clone(request),
             early: Vec::new(),
@@ -225,6 +247,10 @@ impl Trying {
 }
 
 impl Target {
+    fn breaker(&self) -> breaker::Key {
+        breaker::Key { provider_id: self.provider.id.clone(), vendor_model: self.model.vendor_model.clone() }
+    }
+
     fn prices(&self) -> Prices {
         self.model.prices.map(vendor::prices).unwrap_or_default()
     }

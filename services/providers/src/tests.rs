@@ -1,6 +1,8 @@
 //! One behaviour for all vendors reached over HTTP, tested against a server that speaks their wire formats.
 
 mod content;
+mod counts;
+mod vectors;
 pub(crate) mod wires;
 
 use std::{
@@ -32,6 +34,7 @@ use crate::{
     failure::Failure,
     framing::Framing,
     http::{Dialect, Http, Timeouts},
+    local::Shelf,
     vendor::{Chunk, Open as _, Vendor, Vendors},
 };
 
@@ -96,7 +99,7 @@ pub(crate) fn vendors(patience: Duration) -> Vendors {
     let timeouts = Timeouts { connect: SOON, first_byte: SOON, idle: patience };
     let make = || Http::new(timeouts);
     let http = CLIENTS.with_borrow_mut(|clients| clients.entry(patience).or_insert_with(make).clone());
-    Vendors { http, memory: Arc::default() }
+    Vendors { http, memory: Arc::default(), local: Shelf::new(None) }
 }
 
 pub(crate) fn open(kind: ModelProviderType, url: &str, patience: Duration) -> Arc<dyn Vendor> {

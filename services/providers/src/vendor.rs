@@ -4,10 +4,16 @@ use std::{borrow::Cow, sync::Arc};
 
 use construct_domain::money::{LongContext, Prices, Rates, Usage};
 use construct_proto::{
-    mesh::v1::{self as mesh, ChatMessage, ModelInvoke, model_completed::StopReason, model_invoke::Purpose},
+    mesh::v1::{
+        self as mesh, ChatMessage, FailureClass, ModelInvoke, model_completed::StopReason, model_invoke::Purpose,
+    },
     v1::{self, ModelParameters, ModelProviderType, ThinkingEffort, VendorModel},
 };
-use futures::{FutureExt as _, future::BoxFuture, stream::BoxStream};
+use futures::{
+    FutureExt as _,
+    future::{self, BoxFuture},
+    stream::{self, BoxStream, StreamExt as _},
+};
 use secrecy::SecretString;
 
 use crate::{
@@ -17,6 +23,7 @@ use crate::{
     failure::Failure,
     gemini::Gemini,
     http::{Endpoint, Http, Observe},
+    local::{Local, Shelf},
     ollama::Ollama,
     openai::{self, OpenAi},
     openrouter,
@@ -37,6 +44,18 @@ pub(crate) trait Vendor: Send + Sync {
 
     /// Which models the vendor offers.
     fn models(&self) -> BoxFuture<'static, Result<Vec<VendorModel>, Failure>>;
+
+    /// How many tokens the model would read; none where the vendor has no such question, and the caller estimates.
+    fn count(&self, _request: &Request) -> BoxFuture<'static, Result<Option<i64>, Failure>> {
+        future::ready(Ok(None)).boxed()
+    }
+
+    /// Turns the texts of `request.embed` into vectors, once, without any retry: as many [`Chunk::Vector`]s in the texts' order,
+    /// and what was used.
+    fn embed(&self, _request: Arc<Request>) -> BoxStream<'static, Result<Chunk, Failure>> {
+        let words = "this kind of provider turns no texts into vectors";
+        stream::once(future::ready(Err(Failure::new(FailureClass::InvalidRequest, words)))).boxed()
+    }
 
     /// Asks whether the vendor takes the key. Listing models is the cheapest question nearly all of them have.
     fn check(&self) -> BoxFuture<'static, Result<(), Failure>> {
@@ -74,6 +93,16 @@ pub(crate) enum Chunk {
     Usage(Usage),
     /// Why the model stopped.
     Stop(StopReason),
+    /// The next text as a vector.
+    Vector(Vec<f32>),
+}
+
+/// Texts that are wanted as vectors.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Embed {
+    pub(crate) texts: Vec<String>,
+    /// How long the vectors are to be, where the model leaves a choice.
+    pub(crate) dimensions: Option<u32>,
 }
 
 /// A model call in our own words. Vendors read from it what they can express.
@@ -102,6 +131,8 @@ pub(crate) struct Request {
     pub(crate) one_call: bool,
     pub(crate) format: Format,
     pub(crate) parameters: ModelParameters,
+    /// Vectors of these texts are wanted, and no answer.
+    pub(crate) embed: Option<Embed>,
 }
 
 /// Whether the model has to call a tool.
@@ -206,6 +237,7 @@ impl Request {
             format: Format::Text,
             tools: command.tools.iter().map(Tool::from_proto).collect::<Result<_, _>>()?,
             parameters: command.parameters.clone().unwrap_or_default(),
+            embed: None,
         };
         Ok(request.addressed(provider, model))
     }
@@ -268,6 +300,9 @@ impl Request {
 
     /// What an estimate of the tokens read is made from, in characters.
     pub(crate) fn input_chars(&self) -> usize {
+        if let Some(embed) = &self.embed {
+            return embed.texts.iter().map(String::len).sum();
+        }
         let tools: usize = self.tools.iter().map(|tool| tool.description.len() + 200).sum();
         let parts: usize = self.turns().iter().flat_map(|turn| &turn.parts).map(Part::chars).sum();
         parts + self.system.len() + tools
@@ -328,6 +363,7 @@ impl Tool {
 pub(crate) struct Vendors {
     pub(crate) http: Http,
     pub(crate) memory: Arc<Memory>,
+    pub(crate) local: Shelf,
 }
 
 impl Open for Vendors {
@@ -363,6 +399,8 @@ impl Open for Vendors {
                 let memory = Arc::clone(&self.memory);
                 return Ok(Box::new(Scripted::parse(&provider.script, provider.id.clone(), memory)?));
             }
+            // Nothing is learnt from recording what is always the same.
+            ModelProviderType::Local => return Ok(Box::new(Local(self.local.clone()))),
             ModelProviderType::Unspecified => {
                 return Err(Failure::configuration(format!(
                     "the type of provider {} is unknown to this version ({})",

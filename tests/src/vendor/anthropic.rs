@@ -184,3 +184,8 @@ pub(super) fn pieces(text: &str) -> Vec<String> {
     let chars: Vec<char> = text.chars().collect();
     chars.chunks(7).map(|piece| piece.iter().collect()).collect()
 }
+
+/// What `/v1/messages/count_tokens` answers (<https://docs.claude.com/en/api/messages-count-tokens>).
+pub fn count(tokens: u32) -> Reply {
+    Reply::json(200, &json!({"input_tokens": tokens}))
+}

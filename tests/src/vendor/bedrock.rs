@@ -162,3 +162,8 @@ pub fn recorded(lines: &str) -> Vec<u8> {
 
 /// A text and a call in the form of the user guide's examples.
 pub const RECORDED_CALL: &str = include_str!("recorded/bedrock-converse-stream.txt");
+
+/// What `CountTokens` answers (<https://docs.aws.amazon.com/bedrock/latest/APIReference/API_runtime_CountTokens.html>).
+pub fn count(tokens: u32) -> Reply {
+    Reply::json(200, &json!({"inputTokens": tokens}))
+}

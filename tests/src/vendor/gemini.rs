@@ -117,3 +117,15 @@ fn error_body(status: u16, name: &str, message: &str, details: &[Value]) -> Valu
 
 /// Two parallel calls of which the first carries the signature, as the guide to thought signatures shows it.
 pub const RECORDED_CALLS: &str = include_str!("recorded/gemini-function-calls.sse");
+
+/// What `countTokens` answers (<https://ai.google.dev/api/tokens>).
+pub fn count(tokens: u32) -> Reply {
+    let details = json!([{"modality": "TEXT", "tokenCount": tokens}]);
+    Reply::json(200, &json!({"totalTokens": tokens, "promptTokensDetails": details}))
+}
+
+/// What `batchEmbedContents` answers (<https://ai.google.dev/api/embeddings>).
+pub fn vectors(vectors: &[Vec<f32>]) -> Reply {
+    let embeddings: Vec<Value> = vectors.iter().map(|values| json!({"values": values})).collect();
+    Reply::json(200, &json!({"embeddings": embeddings}))
+}

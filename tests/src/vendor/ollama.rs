@@ -94,3 +94,12 @@ pub fn error_body(message: &str) -> Value {
 
 /// A thought and a call, as the reference and the guides to thinking and to tool calling show them.
 pub const RECORDED_CALL: &str = include_str!("recorded/ollama-chat.ndjson");
+
+/// What `/api/embed` answers (<https://docs.ollama.com/api/embed>).
+pub fn vectors(vectors: &[Vec<f32>], tokens: u32) -> Reply {
+    Reply::json(
+        200,
+        &json!({"model": "test-model", "embeddings": vectors, "total_duration": 14_143_917,
+        "load_duration": 1_019_500, "prompt_eval_count": tokens}),
+    )
+}

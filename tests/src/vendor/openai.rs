@@ -136,3 +136,14 @@ pub const RECORDED_DEEPSEEK: &str = include_str!("recorded/deepseek-reasoning.ss
 
 /// A call after reasoning as OpenRouter streams it.
 pub const RECORDED_OPENROUTER_REASONING: &str = include_str!("recorded/openrouter-reasoning.sse");
+
+/// What `/embeddings` answers (<https://platform.openai.com/docs/api-reference/embeddings/create>), the last vector first: their
+/// order is said by their index.
+pub fn vectors(vectors: &[Vec<f32>], tokens: u32) -> Reply {
+    let items = vectors.iter().enumerate().rev();
+    let data: Vec<Value> = items
+        .map(|(index, embedding)| json!({"object": "embedding", "index": index, "embedding": embedding}))
+        .collect();
+    let usage = json!({"prompt_tokens": tokens, "total_tokens": tokens});
+    Reply::json(200, &json!({"object": "list", "data": data, "model": "test-model", "usage": usage}))
+}

@@ -144,3 +144,8 @@ pub const RECORDED_TEXT: &str = include_str!("recorded/openai-responses-text.sse
 
 /// The guide's example of a streamed function call.
 pub const RECORDED_CALL: &str = include_str!("recorded/openai-responses-call.sse");
+
+/// What `/responses/input_tokens` answers (<https://platform.openai.com/docs/api-reference/responses/input-tokens>).
+pub fn count(tokens: u32) -> Reply {
+    Reply::json(200, &json!({"object": "response.input_tokens", "input_tokens": tokens}))
+}

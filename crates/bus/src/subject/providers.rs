@@ -60,6 +60,10 @@ pub struct CheckProvider;
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ListVendorModels;
 
+/// Asks any one process how many tokens a call would read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CountTokens;
+
 macro_rules! fixed {
     ($($address:ident, $message:ty, $who:literal, $what:literal;)*) => {$(
         impl Address for $address {
@@ -89,6 +93,7 @@ fixed! {
     BreakerState, mesh::BreakerQuestion, "any", "state";
     CheckProvider, mesh::ProviderCheck, "any", "check";
     ListVendorModels, mesh::VendorModelsQuestion, "any", "models";
+    CountTokens, mesh::TokenQuestion, "any", "tokens";
 }
 
 impl Question for BreakerState {
@@ -105,6 +110,12 @@ impl Question for CheckProvider {
 
 impl Question for ListVendorModels {
     type Answer = mesh::VendorModels;
+
+    const GROUP: &'static str = "providers";
+}
+
+impl Question for CountTokens {
+    type Answer = mesh::TokenCount;
 
     const GROUP: &'static str = "providers";
 }

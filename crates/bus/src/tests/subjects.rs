@@ -8,8 +8,8 @@ use super::{ORGANIZATION, event, execute, invoke, step, task, wake};
 use crate::{
     Address, Entity, EventType, Pool, Service,
     subject::{
-        self, BreakerCensus, BreakerNews, BreakerState, Cancel, CheckProvider, CodeExecute, Dead, Delta, EntityEvent,
-        EventAddress, Journal, ListVendorModels, ModelInvoke, TaskEvent, TaskResult, TaskWake, Tools,
+        self, BreakerCensus, BreakerNews, BreakerState, Cancel, CheckProvider, CodeExecute, CountTokens, Dead, Delta,
+        EntityEvent, EventAddress, Journal, ListVendorModels, ModelInvoke, TaskEvent, TaskResult, TaskWake, Tools,
     },
     topology::Stream,
 };
@@ -54,6 +54,7 @@ fn every_subject_is_what_people_tap_and_reads_back() {
     reads_back(&BreakerState, "construct.v1.ctl.providers.any.state");
     reads_back(&CheckProvider, "construct.v1.ctl.providers.any.check");
     reads_back(&ListVendorModels, "construct.v1.ctl.providers.any.models");
+    reads_back(&CountTokens, "construct.v1.ctl.providers.any.tokens");
     reads_back(&Dead { stream: Stream::Model }, "construct.v1.dead.CONSTRUCT_MODEL");
     reads_back(&subject::Census, "construct.v1.ctl.reconciler.census");
     reads_back(&subject::Models, "construct.v1.ctl.reconciler.models");

@@ -103,6 +103,15 @@ impl Vendor for Recorded {
         self.vendor.check()
     }
 
+    fn count(&self, request: &Request) -> BoxFuture<'static, Result<Option<i64>, Failure>> {
+        self.vendor.count(request)
+    }
+
+    // Nobody reads a vector, and none is ever replayed.
+    fn embed(&self, request: Arc<Request>) -> BoxStream<'static, Result<Chunk, Failure>> {
+        self.vendor.embed(request)
+    }
+
     fn invoke(&self, request: Arc<Request>) -> BoxStream<'static, Result<Chunk, Failure>> {
         let take = Take {
             recorder: Arc::clone(&self.recorder),

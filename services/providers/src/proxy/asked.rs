@@ -105,6 +105,7 @@ impl Asked {
             one_call: self.one_call,
             format: self.format,
             parameters: self.parameters,
+            embed: None,
         };
         Ok(request.addressed(provider, model))
     }
@@ -116,7 +117,8 @@ pub(crate) fn estimate(request: &Request, route: &Route) -> i64 {
         request.tools.iter().map(|tool| tool.name.len() + tool.description.len() + tool.schema.to_string().len());
     let format = request.format.words().map_or(0, |words| words.len());
     let parts = request.turns.iter().flat_map(|turn| &turn.parts);
-    let bytes = request.system.len() + tools.sum::<usize>() + format + parts.clone().map(bytes).sum::<usize>();
+    let texts = request.embed.iter().flat_map(|embed| &embed.texts).map(String::len).sum::<usize>();
+    let bytes = request.system.len() + tools.sum::<usize>() + format + texts + parts.clone().map(bytes).sum::<usize>();
     let pictures = parts.filter(|part| matches!(part, Part::Media(media) if media.is_image())).count();
     let count = request.tools.len() + request.turns.iter().map(|turn| turn.parts.len() + 1).sum::<usize>() + 1;
     let tokens = bytes.div_ceil(BYTES_PER_TOKEN) + pictures * TOKENS_PER_PICTURE + count * TOKENS_PER_PART;

@@ -3,7 +3,7 @@
 use construct_domain::money::Usage;
 use construct_proto::mesh::v1::{FailureClass, model_completed::StopReason};
 
-use crate::{failure::Failure, meter, vendor::Chunk};
+use crate::{answer, failure::Failure, meter, vendor::Chunk};
 
 /// What one answer may hold at most, in bytes.
 const MAX_BYTES: usize = 16 * 1024 * 1024;
@@ -116,6 +116,7 @@ impl Gathered {
                 self.stop = Some(*reason);
                 return Ok(Grown::Aside);
             }
+            Chunk::Vector(_) => return Err(answer::vector_in_answer()),
         }
         Ok(Grown::Begun(new))
     }

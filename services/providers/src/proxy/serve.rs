@@ -8,9 +8,13 @@ use axum::{
     http::{HeaderValue, StatusCode, header},
     response::Response,
 };
+use construct_runtime::ModelToken;
 use futures::{FutureExt as _, stream};
 use jiff::Timestamp;
-use tokio::time::{Instant, timeout, timeout_at};
+use tokio::{
+    sync::OwnedSemaphorePermit,
+    time::{Instant, timeout, timeout_at},
+};
 use uuid::Uuid;
 
 use super::{
@@ -18,7 +22,9 @@ use super::{
     asked::estimate,
     face::{Face, Head, Writer, json},
     gather::Gathered,
+    models::Route,
     refusal::{Kind, Refusal},
+    spending::Hold,
     upstream::Call,
 };
 use crate::{failure::Failure, vendor::Chunk};
@@ -70,26 +76,58 @@ pub(crate) fn refused<F: Face>(refusal: &Refusal) -> Response {
     response
 }
 
-fn whole(status: StatusCode, body: String) -> Response {
+pub(crate) fn whole(status: StatusCode, body: String) -> Response {
     let mut response = Response::new(Body::from(body));
     *response.status_mut() = status;
     response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
     response
 }
 
+/// A request that is here as a whole, of somebody who may ask.
+pub(crate) struct Arrived {
+    pub(crate) token: ModelToken,
+    /// One of the requests that the proxy works on at once.
+    pub(crate) permit: OwnedSemaphorePermit,
+    pub(crate) body: Bytes,
+    pub(crate) at: Timestamp,
+    pub(crate) deadline: Instant,
+}
+
+impl Arrived {
+    pub(crate) async fn take(shared: &Shared, request: HttpRequest) -> Result<Self, Refusal> {
+        let (parts, body) = request.into_parts();
+        let at = Timestamp::now();
+        let token = access::token(&parts.headers, &shared.keys, at)?;
+        let permit = Arc::clone(&shared.calls).try_acquire_owned().map_err(|_| Refusal {
+            retry_at: at.checked_add(Duration::from_secs(1)).ok(),
+            ..Refusal::new(Kind::Overloaded, "the proxy works on as many calls as it can at the moment")
+        })?;
+        let slow = |_| Refusal::invalid(format!("the request did not arrive within {} s", BODY.as_secs()));
+        let body = timeout(BODY, to_bytes(body, MAX_BODY)).await.map_err(slow)?.map_err(|_| {
+            Refusal::new(Kind::TooLarge, format!("the request is larger than {MAX_BODY} bytes, or broke off"))
+        })?;
+        Ok(Self { token, permit, body, at, deadline: Instant::now() + shared.timeout })
+    }
+}
+
+/// Sets aside what a call may cost.
+pub(crate) async fn hold(
+    shared: &Shared,
+    token: &ModelToken,
+    route: &Route,
+    purpose: &'static str,
+    amount: i64,
+    deadline: Instant,
+) -> Result<Hold, Refusal> {
+    let holding = shared.spending.hold(token, &route.target.model.id, purpose, amount, shared.timeout);
+    timeout_at(deadline, holding).await.map_err(|_| Refusal {
+        retry_at: Timestamp::now().checked_add(Duration::from_secs(1)).ok(),
+        ..Refusal::new(Kind::Overloaded, "no money could be set aside in time")
+    })?
+}
+
 async fn begin<F: Face>(shared: &Arc<Shared>, request: HttpRequest) -> Result<Response, Refusal> {
-    let (parts, body) = request.into_parts();
-    let now = Timestamp::now();
-    let token = access::token(&parts.headers, &shared.keys, now)?;
-    let permit = Arc::clone(&shared.calls).try_acquire_owned().map_err(|_| Refusal {
-        retry_at: now.checked_add(Duration::from_secs(1)).ok(),
-        ..Refusal::new(Kind::Overloaded, "the proxy works on as many calls as it can at the moment")
-    })?;
-    let slow = |_| Refusal::invalid(format!("the request did not arrive within {} s", BODY.as_secs()));
-    let body = timeout(BODY, to_bytes(body, MAX_BODY)).await.map_err(slow)?.map_err(|_| {
-        Refusal::new(Kind::TooLarge, format!("the request is larger than {MAX_BODY} bytes, or broke off"))
-    })?;
-    let deadline = Instant::now() + shared.timeout;
+    let Arrived { token, permit, body, at, deadline } = Arrived::take(shared, request).await?;
     let mut asked = F::read(&body)?;
     drop(body);
     let name = access::model(&token, &asked.model)?;
@@ -98,18 +136,14 @@ async fn begin<F: Face>(shared: &Arc<Shared>, request: HttpRequest) -> Result<Re
     let head = Head {
         id: Uuid::now_v7().simple().to_string(),
         model: asked.model.clone(),
-        created: now.as_second(),
+        created: at.as_second(),
         include_usage: asked.include_usage,
         provider_id: route.target.provider.id.clone(),
     };
     let streamed = asked.stream;
     let request = Arc::new(asked.request(&head.id, &token.task, &route)?);
     let amount = estimate(&request, &route);
-    let holding = shared.spending.hold(&token, &route.target.model.id, F::PURPOSE, amount, shared.timeout);
-    let hold = timeout_at(deadline, holding).await.map_err(|_| Refusal {
-        retry_at: now.checked_add(Duration::from_secs(1)).ok(),
-        ..Refusal::new(Kind::Overloaded, "no money could be set aside in time")
-    })??;
+    let hold = hold(shared, &token, &route, F::PURPOSE, amount, deadline).await?;
     let gathered = Gathered::new(&head.id, request.input_chars());
     let call = Call::start(&shared.router, &route, request, deadline, hold, permit);
     let mut exchange = Exchange { call, gathered, complete: false };

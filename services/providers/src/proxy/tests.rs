@@ -3,6 +3,7 @@
 mod client;
 mod exchange;
 mod money;
+mod others;
 
 use std::{
     net::SocketAddr,

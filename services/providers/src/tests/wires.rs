@@ -84,6 +84,30 @@ impl Wire {
         }
     }
 
+    /// What the vendor answers when it is asked how many tokens something has, and under which path; none where it has no such
+    /// question.
+    pub(crate) fn count(self, tokens: u32) -> Option<(Reply, &'static str)> {
+        match self {
+            Self::Anthropic => Some((anthropic::count(tokens), "/v1/messages/count_tokens")),
+            Self::Responses => Some((responses::count(tokens), "/responses/input_tokens")),
+            Self::Gemini => Some((gemini::count(tokens), "/v1beta/models/test-model:countTokens")),
+            Self::Bedrock => Some((bedrock::count(tokens), "/model/test-model/count-tokens")),
+            Self::OpenAi | Self::Xai | Self::DeepSeek | Self::Ollama | Self::OpenRouter => None,
+        }
+    }
+
+    /// Vectors on the wire, and under which path they are asked for; none where the vendor has none.
+    pub(crate) fn vectors(self, vectors: &[Vec<f32>], tokens: u32) -> Option<(Reply, &'static str)> {
+        match self {
+            Self::OpenAi | Self::Responses | Self::Xai | Self::DeepSeek | Self::OpenRouter => {
+                Some((openai::vectors(vectors, tokens), "/embeddings"))
+            }
+            Self::Gemini => Some((gemini::vectors(vectors), "/v1beta/models/test-model:batchEmbedContents")),
+            Self::Ollama => Some((ollama::vectors(vectors, tokens), "/api/embed")),
+            Self::Anthropic | Self::Bedrock => None,
+        }
+    }
+
     /// A thought, a text, a call and every kind of usage the vendor counts, on the wire; and that usage.
     pub(crate) fn rich_answer(self) -> (Vec<u8>, Usage) {
         let usage = |cache_read_tokens, cache_write_tokens| Usage {

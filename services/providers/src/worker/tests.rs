@@ -23,7 +23,8 @@ use crate::{
 const CALL_TIMEOUT: Duration = Duration::from_secs(900);
 
 fn scripted() -> Router {
-    let vendors = Vendors { http: Http::new(crate::Config::default().timeouts()), memory: Arc::default() };
+    let http = Http::new(crate::Config::default().timeouts());
+    let vendors = Vendors { http, memory: Arc::default(), local: crate::local::Shelf::new(None) };
     router(Arc::new(vendors), EAGER)
 }
 

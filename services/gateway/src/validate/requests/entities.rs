@@ -333,11 +333,15 @@ pub(crate) fn model_provider_fits(
     violations.finish()
 }
 
+const NO_VENDOR: &str = "must be empty: a `SCRIPTED` or `LOCAL` provider calls no vendor";
+
+fn calls_nobody(kind: ModelProviderKind) -> bool {
+    matches!(kind, ModelProviderKind::Scripted | ModelProviderKind::Local)
+}
+
 /// Whether each of the further keys is one that the vendor could take.
 fn further_fit(violations: &mut Violations, path: &str, kind: ModelProviderKind, keys: &[String]) {
-    violations.require(kind != ModelProviderKind::Scripted || keys.is_empty(), path, || {
-        "must be empty: a `SCRIPTED` provider calls no vendor".into()
-    });
+    violations.require(!calls_nobody(kind) || keys.is_empty(), path, || NO_VENDOR.into());
     if kind == ModelProviderKind::Bedrock {
         for (index, key) in keys.iter().enumerate().take(FURTHER_KEYS) {
             bedrock_key(violations, &format!("{path}[{index}]"), key);
@@ -371,13 +375,12 @@ fn origin(base_url: &str) -> Option<(String, String, u16)> {
 }
 
 fn fits(violations: &mut Violations, path: &str, kind: ModelProviderKind, [base_url, api_key, script]: [&str; 3]) {
-    if kind == ModelProviderKind::Scripted {
+    if calls_nobody(kind) {
         for (field, value) in [("base_url", base_url), ("api_key", api_key)] {
-            violations.require(value.is_empty(), &format!("{path}{field}"), || {
-                "must be empty: a `SCRIPTED` provider calls no vendor".into()
-            });
+            violations.require(value.is_empty(), &format!("{path}{field}"), || NO_VENDOR.into());
         }
-    } else {
+    }
+    if kind != ModelProviderKind::Scripted {
         violations.require(script.is_empty(), &format!("{path}script"), || {
             "must be empty: only a `SCRIPTED` provider has a script".into()
         });
@@ -406,7 +409,7 @@ fn bedrock_key(violations: &mut Violations, field: &str, api_key: &str) {
 fn complete(violations: &mut Violations, kind: ModelProviderKind, spec: &ModelProviderSpec) {
     use ModelProviderKind as Kind;
     let (needs_url, needs_key) = match kind {
-        Kind::Scripted | Kind::Ollama => (false, false),
+        Kind::Scripted | Kind::Local | Kind::Ollama => (false, false),
         Kind::Bedrock => (true, true),
         // What is compatible with a vendor may ask for no key, the vendor itself does.
         Kind::Anthropic

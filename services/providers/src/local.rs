@@ -1,0 +1,185 @@
+//! Texts as vectors from model files on disk: no vendor, no key, no network ([ADR 19](../../../docs/adr/0019-embeddings.md)).
+//!
+//! A model is a folder with `model.safetensors`, `tokenizer.json` and, if need be, `config.json`, in the form of Model2Vec: each
+//! token has a vector, and that of a text is their mean. What a provider calls a model is the folder's place below the one
+//! that the operator names, so that nobody reads other files by making a provider.
+
+mod model;
+mod tokenizer;
+
+use std::{
+    collections::HashMap,
+    fs, io,
+    num::NonZero,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    thread,
+    time::SystemTime,
+};
+
+use construct_proto::{mesh::v1::FailureClass, v1::VendorModel};
+use futures::{
+    FutureExt as _,
+    future::{self, BoxFuture},
+    stream::{self, BoxStream, StreamExt as _},
+};
+use tokio::{sync::Semaphore, task::spawn_blocking};
+
+use self::model::Model;
+use crate::{
+    embed::{self, Embedded},
+    failure::Failure,
+    vendor::{Chunk, Embed, Request, Vendor},
+};
+
+/// Models kept in memory at most; a further one takes the place of all others.
+const MAX_LOADED: usize = 8;
+/// The file whose change means another model.
+const WEIGHTS: &str = "model.safetensors";
+
+/// The models of this machine. Clones are the same.
+#[derive(Debug, Clone)]
+pub(crate) struct Shelf {
+    folder: Option<Arc<Path>>,
+    loaded: Arc<Mutex<HashMap<String, Loaded>>>,
+    /// One for each processor: the work waits for nothing, and more of it at once would only take turns.
+    processors: Arc<Semaphore>,
+}
+
+#[derive(Debug, Clone)]
+struct Loaded {
+    changed: SystemTime,
+    model: Arc<Model>,
+}
+
+impl Shelf {
+    /// What stands in `folder`; nothing without one.
+    pub(crate) fn new(folder: Option<PathBuf>) -> Self {
+        let processors = thread::available_parallelism().map_or(1, NonZero::get);
+        Self { folder: folder.map(Arc::from), loaded: Arc::default(), processors: Arc::new(Semaphore::new(processors)) }
+    }
+
+    fn folder(&self) -> Result<&Path, Failure> {
+        self.folder.as_deref().ok_or_else(|| {
+            Failure::configuration(
+                "this installation has no folder with models: the providers service needs CONSTRUCT_PROVIDERS_MODELS_DIR",
+            )
+        })
+    }
+
+    /// The model of this name, from memory when its file has not changed. Blocks.
+    fn model(&self, name: &str) -> Result<Arc<Model>, Failure> {
+        let folder = self.folder()?.join(place(name)?);
+        let changed =
+            fs::metadata(folder.join(WEIGHTS)).and_then(|file| file.modified()).map_err(|error| {
+                match error.kind() {
+                    io::ErrorKind::NotFound => missing(name),
+                    _ => Failure::configuration(format!("the model `{name}` cannot be read: {error}")),
+                }
+            })?;
+        if let Some(loaded) = self.lock().get(name).filter(|loaded| loaded.changed == changed) {
+            return Ok(Arc::clone(&loaded.model));
+        }
+        // Without the lock: who wants another model does not wait for this one. Two that load the same one waste some time.
+        let model = Model::load(&folder).map_err(|error| {
+            Failure::configuration(format!("the model `{name}` cannot be used: {}", crate::http::chain(&error)))
+        })?;
+        let model = Arc::new(model);
+        let mut loaded = self.lock();
+        if loaded.len() >= MAX_LOADED && !loaded.contains_key(name) {
+            loaded.clear();
+        }
+        loaded.insert(name.to_owned(), Loaded { changed, model: Arc::clone(&model) });
+        Ok(model)
+    }
+
+    /// Every folder with a model, at most two levels deep. Blocks.
+    fn names(&self) -> Result<Vec<String>, Failure> {
+        let root = self.folder()?;
+        let mut names = Vec::new();
+        let unreadable = |error| Failure::configuration(format!("the folder with models cannot be read: {error}"));
+        for name in folders(root).map_err(unreadable)? {
+            if root.join(&name).join(WEIGHTS).is_file() {
+                names.push(name);
+                continue;
+            }
+            let inner = folders(&root.join(&name)).unwrap_or_default().into_iter();
+            let inner = inner.map(|inner| format!("{name}/{inner}"));
+            names.extend(inner.filter(|name| root.join(name).join(WEIGHTS).is_file()));
+        }
+        names.sort();
+        Ok(names)
+    }
+
+    fn embed(&self, request: &Request) -> Result<Embedded, Failure> {
+        let Some(Embed { texts, dimensions }) = &request.embed else { return Ok((Vec::new(), None)) };
+        let model = self.model(&request.model)?;
+        let mut tokens = 0;
+        let vectors = texts.iter().map(|text| {
+            let (vector, read) = model.embed(text, *dimensions);
+            tokens += read;
+            vector
+        });
+        Ok((vectors.collect(), Some(i64::try_from(tokens).unwrap_or(i64::MAX))))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, Loaded>> {
+        // Nothing panics between two changes that belong together.
+        self.loaded.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// This machine as a vendor.
+pub(crate) struct Local(pub(crate) Shelf);
+
+impl Vendor for Local {
+    fn invoke(&self, _request: Arc<Request>) -> BoxStream<'static, Result<Chunk, Failure>> {
+        let words = "a local model turns texts into vectors and gives no answers";
+        stream::once(future::ready(Err(Failure::new(FailureClass::InvalidRequest, words)))).boxed()
+    }
+
+    fn embed(&self, request: Arc<Request>) -> BoxStream<'static, Result<Chunk, Failure>> {
+        let shelf = self.0.clone();
+        embed::all(async move {
+            let closed = |_| Failure::internal("nobody closes this semaphore");
+            let _turn = Arc::clone(&shelf.processors).acquire_owned().await.map_err(closed)?;
+            let embedded = spawn_blocking(move || shelf.embed(&request)).await;
+            embedded.map_err(|error| Failure::internal(format!("the local model: {error}")))?
+        })
+    }
+
+    fn models(&self) -> BoxFuture<'static, Result<Vec<VendorModel>, Failure>> {
+        let shelf = self.0.clone();
+        async move {
+            let names = spawn_blocking(move || shelf.names()).await;
+            let names = names.map_err(|error| Failure::internal(format!("the folder with models: {error}")))??;
+            Ok(names.into_iter().map(|name| VendorModel { name, ..VendorModel::default() }).collect())
+        }
+        .boxed()
+    }
+}
+
+/// A model's name as a path that stays below the folder with models.
+fn place(name: &str) -> Result<&Path, Failure> {
+    let plain = |part: &str| {
+        !part.starts_with('.')
+            && !part.is_empty()
+            && part.bytes().all(|b| b.is_ascii_alphanumeric() || b"._-".contains(&b))
+    };
+    let parts = name.split('/');
+    if parts.clone().count() <= 2 && parts.into_iter().all(plain) { Ok(Path::new(name)) } else { Err(missing(name)) }
+}
+
+fn missing(name: &str) -> Failure {
+    Failure::new(FailureClass::InvalidRequest, format!("the model `{name}` does not exist in the folder with models"))
+}
+
+fn folders(path: &Path) -> io::Result<Vec<String>> {
+    let entries = fs::read_dir(path)?.filter_map(Result::ok);
+    let folders =
+        entries.filter(|entry| entry.path().is_dir()).filter_map(|entry| entry.file_name().into_string().ok());
+    Ok(folders.filter(|name| place(name).is_ok()).collect())
+}
+
+#[cfg(test)]
+mod tests;

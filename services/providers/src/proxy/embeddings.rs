@@ -1,0 +1,216 @@
+//! OpenAI's Embeddings, as clients speak it: <https://platform.openai.com/docs/api-reference/embeddings/create>.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use axum::{
+    extract::{Request as HttpRequest, State},
+    http::StatusCode,
+    response::Response,
+};
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use construct_proto::v1::ModelParameters;
+use serde::{Deserialize, Serialize};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use tracing::Instrument as _;
+
+use super::{
+    Shared, access,
+    asked::{self, Asked, OneOrMany, estimate, parse},
+    chat::Chat,
+    face::json,
+    refusal::{Kind, Refusal},
+    serve::{Arrived, hold, refused, whole},
+};
+use crate::{
+    answer::tokens,
+    cancels::Cancel,
+    failure::Failure,
+    router::{Ended, Interrupts, RoutedCall, Sink},
+    vendor::{Chunk, Embed, Request},
+};
+
+/// What such calls are called in the ledger.
+const PURPOSE: &str = "embeddings";
+/// Texts of one request at most, as with the vendor whose protocol it is.
+const MAX_TEXTS: usize = 2_048;
+
+#[derive(Deserialize)]
+struct Body {
+    #[serde(default)]
+    model: String,
+    input: Input,
+    #[serde(default)]
+    encoding_format: Encoding,
+    dimensions: Option<u32>,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "a text or a list of texts")]
+enum Input {
+    Texts(OneOrMany),
+    /// Tokens instead of texts, which only their own model understands.
+    Tokens(serde::de::IgnoredAny),
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Encoding {
+    #[default]
+    Float,
+    /// Single-precision numbers, the lowest byte first.
+    Base64,
+}
+
+#[derive(Serialize)]
+struct List<'a> {
+    object: &'static str,
+    data: Vec<Item<'a>>,
+    model: &'a str,
+    usage: Usage,
+}
+
+#[derive(Serialize)]
+struct Item<'a> {
+    object: &'static str,
+    index: usize,
+    embedding: Vector<'a>,
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Vector<'a> {
+    Numbers(&'a [f32]),
+    Base64(String),
+}
+
+#[derive(Serialize)]
+struct Usage {
+    prompt_tokens: i64,
+    total_tokens: i64,
+}
+
+/// Answers a request.
+pub(crate) async fn answer(State(shared): State<Arc<Shared>>, request: HttpRequest) -> Response {
+    match Box::pin(embed(&shared, request)).await {
+        Ok(response) => response,
+        Err(refusal) => refused::<Chat>(&refusal),
+    }
+}
+
+async fn embed(shared: &Shared, request: HttpRequest) -> Result<Response, Refusal> {
+    let Arrived { token, permit, body, deadline, .. } = Arrived::take(shared, request).await?;
+    let Body { model, input, encoding_format, dimensions } = parse(&body)?;
+    drop(body);
+    let embed = Embed { texts: texts(input)?, dimensions: dimensions.filter(|&dimensions| dimensions > 0) };
+    let name = access::model(&token, &model)?;
+    let route = shared.models.find(&token.organization, name).await?;
+    let asked = Asked { model: name.to_owned(), parameters: ModelParameters::default(), ..Asked::default() };
+    let request = Request { embed: Some(embed), ..asked.request("", &token.task, &route)? };
+    let mut hold = hold(shared, &token, &route, PURPOSE, estimate(&request, &route), deadline).await?;
+
+    let request = Arc::new(request);
+    let (router, targets, hedge_after) = (shared.router.clone(), route.in_order(false), route.hedge_after);
+    let (cancel, asked) = (Cancel::default(), Arc::clone(&request));
+    // Dropped with this future, when the client has gone.
+    let _gone = Gone(cancel.clone());
+    // In a task of its own, so that what was used until then is settled.
+    let calling = async move {
+        let mut gathered = Gathered::default();
+        let interrupts = Interrupts { cancel: &cancel, deadline, hand_back: CancellationToken::new() };
+        let call = RoutedCall { request: asked, targets, hedge_after, tries: 0, interrupts };
+        let routed = router.call(call, &mut gathered).await;
+        hold.settle(routed.usage);
+        drop((hold, permit));
+        (routed.ended, gathered)
+    };
+    let called = tokio::spawn(calling.in_current_span()).await;
+    let (ended, gathered) = called.map_err(|_| Refusal::new(Kind::Internal, "the call ended without a word"))?;
+    match ended {
+        Ended::Completed => {}
+        Ended::Failed(failure) => return Err(failure.into()),
+        Ended::Cancelled { .. } | Ended::HandedBack => {
+            return Err(Refusal::new(Kind::Internal, "the call was cancelled"));
+        }
+    }
+    let read = gathered.read.unwrap_or_else(|| tokens(request.input_chars()));
+    let data = gathered.vectors.iter().enumerate().map(|(index, vector)| Item {
+        object: "embedding",
+        index,
+        embedding: match encoding_format {
+            Encoding::Float => Vector::Numbers(vector),
+            Encoding::Base64 => Vector::Base64(base64(vector)),
+        },
+    });
+    let usage = Usage { prompt_tokens: read, total_tokens: read };
+    Ok(whole(StatusCode::OK, json(&List { object: "list", data: data.collect(), model: name, usage })))
+}
+
+fn texts(input: Input) -> Result<Vec<String>, Refusal> {
+    let texts = match input {
+        Input::Texts(texts) => texts.into_list(),
+        Input::Tokens(_) => {
+            return Err(Refusal::invalid(
+                "`input` must be a text or a list of texts: tokens are not supported by this proxy",
+            ));
+        }
+    };
+    asked::refuse(texts.is_empty(), "an empty list of texts")?;
+    asked::refuse(texts.iter().any(String::is_empty), "an empty text")?;
+    if texts.len() > MAX_TEXTS {
+        return Err(Refusal::invalid(format!(
+            "at most {MAX_TEXTS} texts can be sent at once, here are {}",
+            texts.len()
+        )));
+    }
+    Ok(texts)
+}
+
+fn base64(vector: &[f32]) -> String {
+    let bytes: Vec<u8> = vector.iter().flat_map(|number| number.to_le_bytes()).collect();
+    STANDARD.encode(bytes)
+}
+
+struct Gone(Cancel);
+
+impl Drop for Gone {
+    fn drop(&mut self) {
+        self.0.cancel("the client is gone");
+    }
+}
+
+/// The vectors of one try.
+#[derive(Default)]
+struct Gathered {
+    vectors: Vec<Vec<f32>>,
+    /// Tokens, as the vendor has counted them.
+    read: Option<i64>,
+}
+
+#[async_trait]
+impl Sink for Gathered {
+    fn begin(&mut self, _request: &Request) {
+        *self = Self::default();
+    }
+
+    async fn push(&mut self, chunk: Chunk) -> Result<(), Failure> {
+        match chunk {
+            Chunk::Vector(vector) => self.vectors.push(vector),
+            Chunk::Usage(usage) => self.read = Some(usage.input_tokens),
+            _ => return Err(Failure::internal("vectors were asked for, and an answer came")),
+        }
+        Ok(())
+    }
+
+    fn due(&self) -> Option<Instant> {
+        None
+    }
+
+    async fn flush(&mut self) {}
+
+    async fn void(&mut self, _failure: &Failure) -> bool {
+        *self = Self::default();
+        true
+    }
+}

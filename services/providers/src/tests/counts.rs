@@ -1,0 +1,101 @@
+//! How many tokens something has, from every vendor.
+
+use std::sync::Arc;
+
+use construct_bus::{subject::CountTokens, testing::NatsServer};
+use construct_proto::mesh::v1::{FailureClass, ModelInvoke, TokenQuestion};
+use construct_runtime::{Common, Context};
+use construct_tests::vendor::{Reply, VendorServer};
+
+use super::{
+    SOON, provider, until, vendors,
+    wires::{KEY, Wire},
+};
+use crate::{
+    call::tests::{EAGER, command, router},
+    check::Checks,
+    count::Counted,
+    router::{Router, Target},
+    vendor::Request,
+};
+
+fn call(wire: Wire, server: &VendorServer, keys: &[&str]) -> ModelInvoke {
+    ModelInvoke { provider: Some(provider(wire, &server.url(), keys)), ..command("How long is this?") }
+}
+
+async fn count(router: &Router, call: &ModelInvoke) -> Counted {
+    let target = Target { provider: call.provider.clone().expect("one"), model: call.model.clone().expect("one") };
+    router.count(&target, &Request::from_command(call).expect("a whole command")).await
+}
+
+#[tokio::test]
+async fn a_vendor_that_counts_is_asked_and_another_one_is_estimated_for() {
+    for wire in Wire::ALL {
+        let server = VendorServer::start().await;
+        let router = router(Arc::new(vendors(SOON)), EAGER);
+        let Some((reply, path)) = wire.count(1234) else {
+            let counted = count(&router, &call(wire, &server, &[KEY])).await;
+            assert!(!counted.exact && counted.tokens > 0, "{wire:?}: {counted:?}");
+            assert!(server.requests().is_empty(), "{wire:?}");
+            continue;
+        };
+        server.reply(reply);
+        let counted = count(&router, &call(wire, &server, &[KEY])).await;
+        assert_eq!(counted, Counted { tokens: 1234, exact: true }, "{wire:?}");
+        let requests = server.requests();
+        let [request] = &requests[..] else { panic!("{wire:?}: {requests:?}") };
+        assert_eq!(request.path, path, "{wire:?}");
+        let body = request.body.to_string();
+        assert!(body.contains("How long is this?") && body.contains("code_interpreter"), "{wire:?}: {body}");
+        // A vendor that counts refuses what only an answer needs.
+        for field in ["max_tokens", "max_output_tokens", "stream", "inferenceConfig", "store", "include"] {
+            assert!(!body.contains(&format!("\"{field}\"")), "{wire:?}: {body}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_vendor_that_cannot_count_now_is_estimated_for() {
+    for (status, class) in [
+        (404, FailureClass::InvalidRequest),
+        (429, FailureClass::RateLimited),
+        (401, FailureClass::Authentication),
+        (500, FailureClass::Transient),
+    ] {
+        let server = VendorServer::start().await;
+        server.reply(Wire::Anthropic.error(status, class));
+        let router = router(Arc::new(vendors(SOON)), EAGER);
+        let counted = count(&router, &call(Wire::Anthropic, &server, &[KEY])).await;
+        assert!(!counted.exact && counted.tokens > 0, "{status}: {counted:?}");
+        assert_eq!(server.requests().len(), 1, "nothing is tried again for a count");
+    }
+}
+
+#[tokio::test]
+async fn a_count_is_made_with_the_next_key_when_one_is_refused() {
+    let server = VendorServer::answering(|request| match request.header("x-api-key") {
+        "sk-good-key" => Wire::Anthropic.count(7).expect("it counts").0,
+        _ => Wire::Anthropic.error(401, FailureClass::Authentication),
+    })
+    .await;
+    let router = router(Arc::new(vendors(SOON)), EAGER);
+    let counted = count(&router, &call(Wire::Anthropic, &server, &["sk-bad-key", "sk-good-key"])).await;
+    assert_eq!(counted, Counted { tokens: 7, exact: true });
+}
+
+#[tokio::test]
+async fn a_question_on_the_mesh_is_answered() {
+    let nats = NatsServer::start().await;
+    let bus = nats.bus().await;
+    let context = Context::new("providers", Common::default());
+    Checks { bus: bus.clone(), router: router(Arc::new(vendors(SOON)), EAGER) }.start(context.lifecycle());
+    let server = VendorServer::answering(|_| Reply::json(200, &serde_json::json!({"input_tokens": 42}))).await;
+    // Nobody has to make up a step for a question.
+    let call = ModelInvoke { step: None, ..call(Wire::Anthropic, &server, &[KEY]) };
+    let ask = async |call| bus.ask(&CountTokens, &TokenQuestion { call: Some(call) }, SOON).await;
+    let counted = until("an answer", async || ask(call.clone()).await).await;
+    assert_eq!((counted.input_tokens, counted.exact, counted.failure), (42, true, None));
+    let nobody = ask(ModelInvoke { model: None, ..call }).await.expect("it is served");
+    assert_eq!(nobody.failure.map(|failure| failure.class()), Some(FailureClass::Internal));
+    context.lifecycle().stop("the test is over");
+}

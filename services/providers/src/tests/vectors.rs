@@ -1,0 +1,166 @@
+//! Texts as vectors, from every vendor that has them, through the same routing as answers.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use construct_domain::money::Usage;
+use construct_proto::{
+    mesh::v1::{FailureClass, ModelInvoke},
+    v1::Prices,
+};
+use construct_tests::vendor::{Reply, VendorServer, openai};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+
+use super::{
+    SOON, provider, vendors,
+    wires::{KEY, Wire},
+};
+use crate::{
+    call::tests::{EAGER, command, router},
+    cancels::Cancel,
+    failure::Failure,
+    router::{Ended, Interrupts, Routed, RoutedCall, Router, Sink, Target},
+    vendor::{Chunk, Embed, Request},
+};
+
+/// Keeps the vectors of the last try.
+#[derive(Default)]
+struct Kept(Vec<Vec<f32>>);
+
+#[async_trait]
+impl Sink for Kept {
+    fn begin(&mut self, _request: &Request) {
+        self.0.clear();
+    }
+
+    async fn push(&mut self, chunk: Chunk) -> Result<(), Failure> {
+        if let Chunk::Vector(vector) = chunk {
+            self.0.push(vector);
+        }
+        Ok(())
+    }
+
+    fn due(&self) -> Option<Instant> {
+        None
+    }
+
+    async fn flush(&mut self) {}
+
+    async fn void(&mut self, _failure: &Failure) -> bool {
+        self.0.clear();
+        true
+    }
+}
+
+fn target(wire: Wire, server: &VendorServer) -> Arc<Target> {
+    let ModelInvoke { model, .. } = command("");
+    let mut model = model.expect("a model");
+    model.prices = Some(Prices { input: 20_000, ..Prices::default() });
+    Arc::new(Target { provider: provider(wire, &server.url(), &[KEY]), model })
+}
+
+/// Asks for the vectors of so many texts.
+async fn embed(router: &Router, targets: Vec<Arc<Target>>, texts: usize) -> (Routed, Vec<Vec<f32>>) {
+    let embed = Embed { texts: (0..texts).map(|at| format!("text {at}")).collect(), dimensions: Some(2) };
+    let plain = ModelInvoke {
+        provider: Some(targets[0].provider.clone()),
+        model: Some(targets[0].model.clone()),
+        system: String::new(),
+        messages: Vec::new(),
+        tools: Vec::new(),
+        ..command("")
+    };
+    let request = Request { embed: Some(embed), ..Request::from_command(&plain).expect("a whole command") };
+    let cancel = Cancel::default();
+    let interrupts =
+        Interrupts { cancel: &cancel, deadline: Instant::now() + SOON, hand_back: CancellationToken::new() };
+    let call = RoutedCall { request: Arc::new(request), targets, hedge_after: None, tries: 0, interrupts };
+    let mut kept = Kept::default();
+    let routed = router.call(call, &mut kept).await;
+    (routed, kept.0)
+}
+
+fn vectors(count: u16) -> Vec<Vec<f32>> {
+    (0..count).map(|at| vec![f32::from(at), 0.25]).collect()
+}
+
+#[tokio::test]
+async fn texts_become_vectors_in_their_order_and_are_paid_for() {
+    for wire in Wire::ALL {
+        let server = VendorServer::start().await;
+        let router = router(Arc::new(vendors(SOON)), EAGER);
+        let Some((reply, path)) = wire.vectors(&vectors(3), 300) else {
+            let (routed, _) = embed(&router, vec![target(wire, &server)], 3).await;
+            let Ended::Failed(failure) = routed.ended else { panic!("{wire:?}: {routed:?}") };
+            assert_eq!(failure.class, FailureClass::InvalidRequest, "{wire:?}");
+            assert!(server.requests().is_empty());
+            continue;
+        };
+        server.reply(reply);
+        let (routed, given) = embed(&router, vec![target(wire, &server)], 3).await;
+        assert_eq!((&routed.ended, given), (&Ended::Completed, vectors(3)), "{wire:?}");
+        // This vendor does not count, and three texts of six characters are estimated.
+        let read = if wire == Wire::Gemini { 5 } else { 300 };
+        let used = Usage { input_tokens: read, cost_pico_usd: read * 20_000, ..Usage::default() };
+        assert_eq!(routed.usage, used, "{wire:?}");
+        let requests = server.requests();
+        let [request] = &requests[..] else { panic!("{wire:?}: {requests:?}") };
+        let body = request.body.to_string();
+        assert_eq!(request.path, path);
+        assert!(body.contains("text 0") && body.contains("text 2"), "{body}");
+        assert!(body.contains("dimensions\":2") || body.contains("outputDimensionality\":2"), "{body}");
+    }
+}
+
+#[tokio::test]
+async fn more_texts_than_a_vendor_takes_at_once_go_there_in_parts() {
+    let server = VendorServer::answering(|request| {
+        let texts = request.body["requests"].as_array().map_or(0, Vec::len);
+        let Ok(texts) = u16::try_from(texts) else { return Reply::text(500, "") };
+        Wire::Gemini.vectors(&vectors(texts), 0).expect("it has vectors").0
+    })
+    .await;
+    let router = router(Arc::new(vendors(SOON)), EAGER);
+    let (routed, given) = embed(&router, vec![target(Wire::Gemini, &server)], 250).await;
+    assert_eq!((routed.ended, given.len()), (Ended::Completed, 250));
+    let parts: Vec<_> =
+        server.requests().iter().map(|request| request.body["requests"].as_array().map_or(0, Vec::len)).collect();
+    assert_eq!(parts, [100, 100, 50]);
+}
+
+#[tokio::test]
+async fn a_vendor_that_gives_too_few_vectors_is_not_believed_and_a_fallback_is_asked() {
+    let (broken, well) = (VendorServer::start().await, VendorServer::start().await);
+    for _ in 0..3 {
+        broken.reply(openai::vectors(&vectors(1), 10));
+    }
+    well.reply(openai::vectors(&vectors(2), 10));
+    let router = router(Arc::new(vendors(SOON)), EAGER);
+    let targets = vec![target(Wire::OpenAi, &broken), target(Wire::OpenAi, &well)];
+    let (routed, given) = embed(&router, targets, 2).await;
+    assert_eq!((routed.ended, given), (Ended::Completed, vectors(2)));
+    assert_eq!((broken.requests().len(), well.requests().len()), (3, 1));
+}
+
+#[tokio::test]
+async fn errors_have_the_same_classes_as_those_of_answers() {
+    for wire in Wire::ALL.into_iter().filter(|wire| wire.vectors(&[], 0).is_some()) {
+        for (status, class, calls) in [
+            (401, FailureClass::Authentication, 1),
+            (404, FailureClass::InvalidRequest, 1),
+            (429, FailureClass::RateLimited, 3),
+            (500, FailureClass::Transient, 3),
+        ] {
+            let server = VendorServer::start().await;
+            for _ in 0..calls {
+                server.reply(wire.error(status, class));
+            }
+            let router = router(Arc::new(vendors(SOON)), EAGER);
+            let (routed, _) = embed(&router, vec![target(wire, &server)], 1).await;
+            let Ended::Failed(failure) = routed.ended else { panic!("{wire:?}: {routed:?}") };
+            assert_eq!((failure.class, failure.http_status, failure.tries), (class, status, calls), "{wire:?}");
+            assert!(routed.usage.is_zero());
+        }
+    }
+}
