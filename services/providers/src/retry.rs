@@ -1,7 +1,7 @@
 //! When a failed try is followed by another within the same call.
 //!
-//! Calls are counted over all commands for one answer: the command says how many are left, and a failure how many were
-//! made, so that these retries and the reconciler's never multiply (D8 in ARCHITECTURE.md). A call that a circuit breaker
+//! Calls are counted over all targets and all commands for one answer: the command says how many are left, and a failure how
+//! many were made, so that these retries and the reconciler's never multiply (D8 in ARCHITECTURE.md). A call that a circuit breaker
 //! refuses was not made, and does not count.
 
 use std::time::Duration;
@@ -13,7 +13,7 @@ use crate::failure::Failure;
 /// How often, and after which pauses.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Policy {
-    /// Tries of one command, the first included.
+    /// Tries of one target within a command, the first included.
     pub(crate) tries: u32,
     /// Upper bound of the first pause; doubles with each try.
     pub(crate) first: Duration,

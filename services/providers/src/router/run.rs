@@ -19,6 +19,9 @@ use crate::{
     vendor::{Chunk, Request},
 };
 
+/// Calls for one answer at most, over all targets, where the caller does not say how many are left.
+const ANSWER_CALLS: u32 = 5;
+
 pub(super) struct Run<'a> {
     router: &'a Router,
     call: RoutedCall<'a>,
@@ -26,8 +29,10 @@ pub(super) struct Run<'a> {
     spent: Usage,
     /// The target that answers, or was called last.
     at: usize,
-    /// The largest number of failed calls of one target.
-    tries: u32,
+    /// Calls that may still be made, over all targets.
+    left: u32,
+    /// Calls that were made.
+    made: u32,
 }
 
 /// How a try ended.
@@ -51,7 +56,8 @@ enum Left {
 
 impl<'a> Run<'a> {
     pub(super) fn new(router: &'a Router, call: RoutedCall<'a>, sink: &'a mut dyn Sink) -> Self {
-        Self { router, call, sink, spent: Usage::default(), at: 0, tries: 0 }
+        let left = if call.tries > 0 { call.tries } else { ANSWER_CALLS.max(router.policy.tries) };
+        Self { router, call, sink, spent: Usage::default(), at: 0, left, made: 0 }
     }
 
     pub(super) async fn finish(mut self) -> Routed {
@@ -70,7 +76,7 @@ impl<'a> Run<'a> {
                 Left::For(ended) => return ended,
                 Left::Failed(failure) => failure,
             };
-            let next = self.next_after(at, &failure);
+            let next = self.next_after(at, &failure).filter(|_| self.left > 0);
             if let Some(next) = next {
                 tracing::warn!(
                     class = failure.class.as_str_name(),
@@ -117,7 +123,7 @@ impl<'a> Run<'a> {
         }
         let at = failures.iter().position(Failure::is_retryable).unwrap_or(0);
         let mut failure = failures.swap_remove(at);
-        failure.tries = self.tries;
+        failure.tries = self.made;
         if others > 0 {
             failure.message = format!("{failure} (no model of {} could answer)", others + 1);
         }
@@ -127,7 +133,9 @@ impl<'a> Run<'a> {
     async fn target(&mut self, at: usize) -> Left {
         let target = Arc::clone(&self.call.targets[at]);
         let request = addressed(&self.call, at);
-        let policy = self.router.policy.within(self.call.tries);
+        // Whoever comes behind is to be asked once at least.
+        let behind = u32::try_from(self.call.targets.len() - at - 1).unwrap_or(u32::MAX);
+        let policy = self.router.policy.within(self.left.saturating_sub(behind).max(1));
         let is_last = at + 1 >= self.call.targets.len();
         let mut failed = 0;
         let mut tried: Vec<KeyId> = Vec::new();
@@ -138,24 +146,25 @@ impl<'a> Run<'a> {
             let begin = Begin { at, target: &target, request: &request, without: &tried, patience };
             let begun = tokio::select! {
                 biased;
-                ended = self.call.interrupts.next() => return Left::For(counted(ended, failed)),
+                ended = self.call.interrupts.next() => return Left::For(counted(ended, self.made)),
                 begun = router.begin(begin) => begun,
             };
             let trying = match begun {
                 Ok(trying) => trying,
                 Err(mut failure) => {
-                    failure.tries = failed;
+                    failure.tries = self.made;
                     return Left::Failed(failure);
                 }
             };
+            self.count();
             let (mut failure, key, blames_key) = match self.attempt(trying).await {
                 End::Completed => return Left::For(Ended::Completed),
-                End::Interrupted(ended) => return Left::For(counted(ended, failed + 1)),
+                End::Interrupted(ended) => return Left::For(counted(ended, self.made)),
                 End::Failed { failure, key, blames_key } => (failure, key, blames_key),
             };
             // Also when nothing follows here: what was shown of this answer never becomes a message.
             if !self.sink.void(&failure).await {
-                failure.tries = failed + 1;
+                failure.tries = self.made;
                 return Left::For(Ended::Failed(failure));
             }
             if blames_key {
@@ -166,16 +175,18 @@ impl<'a> Run<'a> {
                         http.status = failure.http_status,
                         "an API key cannot be used now, and the call is made with the next one"
                     );
+                    // It is the same call.
+                    self.made = self.made.saturating_sub(1);
+                    self.left += 1;
                     continue;
                 }
                 // All of them; after a pause they are as good as each other again.
                 tried.clear();
             }
             failed += 1;
-            self.tries = self.tries.max(failed);
-            failure.tries = failed;
+            failure.tries = self.made;
             let pause = policy.pause(failed, &failure, self.time_left(), Timestamp::now(), fastrand::f64());
-            let Some(pause) = pause else { return Left::Failed(failure) };
+            let Some(pause) = pause.filter(|_| self.left > 0) else { return Left::Failed(failure) };
             tracing::info!(
                 class = failure.class.as_str_name(),
                 http.status = failure.http_status,
@@ -185,7 +196,7 @@ impl<'a> Run<'a> {
             );
             tokio::select! {
                 biased;
-                ended = self.call.interrupts.next() => return Left::For(counted(ended, failed)),
+                ended = self.call.interrupts.next() => return Left::For(counted(ended, self.made)),
                 () = sleep(pause) => {}
             }
         }
@@ -195,7 +206,7 @@ impl<'a> Run<'a> {
     async fn attempt(&mut self, trying: Trying) -> End {
         let mut tryings = vec![trying];
         let next = tryings[0].at + 1;
-        let can_hedge = next < self.call.targets.len();
+        let can_hedge = next < self.call.targets.len() && self.left > 0;
         let mut hedge_at = self.call.hedge_after.filter(|_| can_hedge).map(|after| Instant::now() + after);
         let asked_for = tryings[0].at;
         let mut failed = None;
@@ -213,7 +224,10 @@ impl<'a> Run<'a> {
                 (chunk, at, _) = chunks => (chunk, at),
                 () = sleep_until(hedge_at.unwrap_or_else(Instant::now)), if hedge_at.is_some() => {
                     hedge_at = None;
-                    tryings.extend(hedge(self.router, &self.call, next).await);
+                    if let Some(hedge) = hedge(self.router, &self.call, next).await {
+                        self.count();
+                        tryings.push(hedge);
+                    }
                     continue;
                 }
             };
@@ -314,6 +328,12 @@ impl<'a> Run<'a> {
         // What is read from the vendor's cache does not count towards most vendors' limits.
         trying.lease.used(usage.input_tokens.saturating_add(written));
         self.spent += usage;
+    }
+
+    /// A call of a vendor is made.
+    fn count(&mut self) {
+        self.made += 1;
+        self.left = self.left.saturating_sub(1);
     }
 
     fn time_left(&self) -> Duration {

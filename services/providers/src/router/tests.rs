@@ -204,8 +204,60 @@ async fn when_nobody_answers_the_failure_that_may_pass_is_told() {
     ]);
     let router = router(Arc::new(play), PATIENT);
     let failure = failed(make(&router, &to_a(&[("b", 100)])).await.0);
-    assert_eq!((failure.class, failure.tries), (FailureClass::Overloaded, 3));
+    assert_eq!((failure.class, failure.tries), (FailureClass::Overloaded, 4), "those of all models count");
     assert!(failure.message.contains("no model of 2"), "{failure}");
+}
+
+/// A call of `a` that so many others may answer.
+fn to_a_and(others: usize) -> (ModelInvoke, Play) {
+    const NAMES: [&str; 8] = ["b", "c", "d", "e", "f", "g", "h", "i"];
+    let names = &NAMES[..others];
+    let parts = std::iter::once(&"a").chain(names).map(|name| (*name, vec![Does::Fail(down())]));
+    let play = Play { parts: parts.collect(), calls: Arc::default() };
+    (to_a(&names.iter().map(|name| (*name, 100)).collect::<Vec<_>>()), play)
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_answer_takes_five_calls_at_most_however_many_models_and_commands_there_are() {
+    for (others, called) in [(0, "aaa"), (1, "aaab"), (2, "aaabc"), (3, "aabcd"), (4, "abcde"), (8, "abcde")] {
+        let (mut command, play) = to_a_and(others);
+        let router = router(Arc::new(play.clone()), PATIENT);
+        command.tries = 5;
+        let failure = failed(make(&router, &command).await.0);
+        // With two models, the last call is left for the second one, which has three tries.
+        let called = if others == 1 { "aaabb" } else { called };
+        assert_eq!(play.called().concat(), called, "{others} others");
+        assert_eq!(failure.tries as usize, called.len(), "{others} others");
+        // The reconciler comes again with what is left.
+        let left = 5 - failure.tries;
+        if left > 0 {
+            command.tries = left;
+            make(&router, &command).await;
+        }
+        assert_eq!(play.called().len(), 5, "{others} others");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn calls_of_nobody_who_counts_are_bounded_too() {
+    let (command, play) = to_a_and(8);
+    let router = router(Arc::new(play.clone()), PATIENT);
+    assert_eq!(command.tries, 0);
+    make(&router, &command).await;
+    assert_eq!(play.called().len(), 5);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_hedge_is_one_of_the_calls() {
+    let (mut command, _) = to_a_and(1);
+    command.hedge_after = Some(prost_types::Duration { seconds: 1, nanos: 0 });
+    let slow = || vec![Does::AnswerAfter(3 * SECOND, "slow"), Does::Fail(down())];
+    for (tries, called) in [(1, "a"), (2, "ab")] {
+        let play = Play::of([("a", slow()), ("b", slow())]);
+        command.tries = tries;
+        make(&router(Arc::new(play.clone()), PATIENT), &command).await;
+        assert_eq!(play.called().concat(), called, "{tries}");
+    }
 }
 
 #[tokio::test(start_paused = true)]
