@@ -18,6 +18,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         "construct/v1/policy.proto",
         "construct/v1/secret.proto",
         "construct/v1/task.proto",
+        "construct/mesh/v1/membership.proto",
         "construct/mesh/v1/mesh.proto",
         "construct/mesh/v1/routing.proto",
         "construct/mesh/v1/spending.proto",

@@ -14,6 +14,7 @@ mod hostile;
 mod money;
 mod outage;
 mod proxy;
+mod scale;
 mod secrets;
 mod turn;
 mod vendors;

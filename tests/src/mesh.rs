@@ -73,8 +73,8 @@ pub struct Mesh {
     gateway: SocketAddr,
     health: BTreeMap<Service, SocketAddr>,
     processes: BTreeMap<Service, Child>,
-    /// Second processes of services.
-    replicas: Vec<Child>,
+    /// Further processes of services; none where one was ended.
+    replicas: Vec<Option<(Service, Child)>>,
     environment: Vec<(String, String)>,
 }
 
@@ -157,21 +157,47 @@ impl Mesh {
         Ok(())
     }
 
-    /// Starts a second process of a service that does not listen, and waits until it is ready. It runs as long as the mesh.
+    /// Starts another process of a service that does not listen, and waits until it is ready. It runs as long as the mesh, unless it is
+    /// ended by the number that this gives.
     ///
     /// # Errors
     /// When it does not start.
-    pub async fn replicate(&mut self, service: Service) -> anyhow::Result<()> {
+    pub async fn replicate(&mut self, service: Service) -> anyhow::Result<usize> {
         let health = free_address()?;
         let child = self.launch(service, health)?;
-        self.replicas.push(child);
+        self.replicas.push(Some((service, child)));
         let client = http::client().build()?;
         wait::until("a second process to be ready", READY, async || {
             let response = client.get(format!("http://{health}/readyz")).send().await?;
             response.error_for_status().map(drop)
         })
         .await;
+        Ok(self.replicas.len() - 1)
+    }
+
+    /// Ends a further process as a crash would.
+    ///
+    /// # Errors
+    /// When it does not run.
+    pub fn kill_replica(&mut self, replica: usize) -> anyhow::Result<()> {
+        let (_, mut child) = self.replicas[replica].take().context("the process does not run")?;
+        child.kill()?;
+        child.wait()?;
         Ok(())
+    }
+
+    /// Asks a further process to stop, and waits until it has. Gives its exit code.
+    ///
+    /// # Errors
+    /// When it does not run, or does not end.
+    pub async fn stop_replica(&mut self, replica: usize) -> anyhow::Result<i32> {
+        let (service, child) = self.replicas[replica].take().context("the process does not run")?;
+        end(service, child).await
+    }
+
+    /// The process id of a further process.
+    pub fn replica_pid(&self, replica: usize) -> Option<u32> {
+        self.replicas[replica].as_ref().map(|(_, child)| child.id())
     }
 
     fn launch(&self, service: Service, health: SocketAddr) -> anyhow::Result<Child> {
@@ -263,20 +289,8 @@ impl Mesh {
     /// # Errors
     /// When it does not run, or does not end.
     pub async fn stop(&mut self, service: Service) -> anyhow::Result<i32> {
-        let mut child = self.processes.remove(&service).context("the service does not run")?;
-        Command::new("kill").args(["-TERM", &child.id().to_string()]).status()?;
-        let deadline = tokio::time::Instant::now() + STOP;
-        loop {
-            if let Some(status) = child.try_wait()? {
-                return status.code().context("the service ended by a signal");
-            }
-            if tokio::time::Instant::now() >= deadline {
-                child.kill()?;
-                child.wait()?;
-                anyhow::bail!("{} did not stop within {STOP:?}", service.name());
-            }
-            tokio::time::sleep(wait::INTERVAL).await;
-        }
+        let child = self.processes.remove(&service).context("the service does not run")?;
+        end(service, child).await
     }
 
     /// `kill -9`, then a new process.
@@ -306,6 +320,17 @@ impl Mesh {
     /// The process id of a service that runs.
     pub fn pid(&self, service: Service) -> Option<u32> {
         self.processes.get(&service).map(Child::id)
+    }
+
+    /// Memory that a service holds, in bytes.
+    ///
+    /// # Errors
+    /// When it does not run.
+    pub fn resident(&self, service: Service) -> anyhow::Result<u64> {
+        let pid = self.pid(service).context("the service does not run")?;
+        let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
+        let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no size is told")?;
+        Ok(resident.trim().trim_end_matches("kB").trim().parse::<u64>()? * 1024)
     }
 
     /// What a service logged so far.
@@ -375,7 +400,8 @@ impl Mesh {
 
 impl Drop for Mesh {
     fn drop(&mut self) {
-        for child in self.processes.values_mut().chain(&mut self.replicas) {
+        let replicas = self.replicas.iter_mut().flatten().map(|(_, child)| child);
+        for child in self.processes.values_mut().chain(replicas) {
             let _ = child.kill();
             let _ = child.wait();
         }
@@ -384,6 +410,23 @@ impl Drop for Mesh {
                 eprintln!("---- {} ----\n{}", service.name(), self.log(service));
             }
         }
+    }
+}
+
+/// Asks a process to stop and waits until it has.
+async fn end(service: Service, mut child: Child) -> anyhow::Result<i32> {
+    Command::new("kill").args(["-TERM", &child.id().to_string()]).status()?;
+    let deadline = tokio::time::Instant::now() + STOP;
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return status.code().context("the service ended by a signal");
+        }
+        if tokio::time::Instant::now() >= deadline {
+            child.kill()?;
+            child.wait()?;
+            anyhow::bail!("{} did not stop within {STOP:?}", service.name());
+        }
+        tokio::time::sleep(wait::INTERVAL).await;
     }
 }
 

@@ -61,6 +61,11 @@ impl Recorder {
         self.lock().events.clone()
     }
 
+    /// Looks at what was seen so far, without taking a copy.
+    pub fn look<T>(&self, look: impl FnOnce(&[Event]) -> T) -> T {
+        look(&self.lock().events)
+    }
+
     /// How often it connected.
     pub fn connections(&self) -> usize {
         self.lock().connections

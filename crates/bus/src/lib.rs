@@ -20,6 +20,7 @@ pub mod envelope;
 pub mod event;
 pub mod history;
 pub mod journal;
+mod membership;
 mod message;
 mod news;
 mod progress;

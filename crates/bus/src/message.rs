@@ -32,6 +32,7 @@ messages! {
     mesh::ModelFound => "construct.mesh.v1.ModelFound";
     mesh::ModelInvoke => "construct.mesh.v1.ModelInvoke";
     mesh::ModelLookup => "construct.mesh.v1.ModelLookup";
+    mesh::ReconcilerBeat => "construct.mesh.v1.ReconcilerBeat";
     mesh::SpendingReport => "construct.mesh.v1.SpendingReport";
     mesh::ProviderCheck => "construct.mesh.v1.ProviderCheck";
     mesh::ProviderChecked => "construct.mesh.v1.ProviderChecked";

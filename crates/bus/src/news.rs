@@ -43,7 +43,7 @@ impl Bus {
         self.hear(BreakerCensus.subject()).await
     }
 
-    async fn tell<A: Address>(&self, address: &A, message: &A::Message) -> Result<(), PublishError> {
+    pub(crate) async fn tell<A: Address>(&self, address: &A, message: &A::Message) -> Result<(), PublishError> {
         address.check(message).map_err(PublishError::Invalid)?;
         let sealed = self.seal(message).await?;
         self.inner
@@ -53,7 +53,7 @@ impl Bus {
             .map_err(|error| PublishError::Rejected { retryable: false, source: error.into() })
     }
 
-    async fn hear<M: Message>(&self, filter: String) -> Result<BoxStream<'static, M>, subscribe::Error> {
+    pub(crate) async fn hear<M: Message>(&self, filter: String) -> Result<BoxStream<'static, M>, subscribe::Error> {
         let messages = self.subscribe(filter).await?;
         self.flush().await?;
         let bus = self.clone();

@@ -136,19 +136,6 @@ impl Bus {
         }
     }
 
-    /// Publishes unless a message on the same subject waits, or is being worked on: in a work queue it says the same. May be repeated
-    /// at any time.
-    ///
-    /// # Errors
-    /// As [`Bus::publish`].
-    pub async fn publish_unless_waiting<A: Stored>(&self, address: &A, message: &A::Message) -> Result<(), Error> {
-        let sealed = self.seal_for(address, message).await?;
-        match self.deliver(&address.subject(), sealed, Expect::last(0), DEADLINE).await {
-            Ok(_) | Err(Refusal::WrongLast) => Ok(()),
-            Err(Refusal::Failed(error)) => Err(error),
-        }
-    }
-
     /// Publishes an event to the subject that follows from what it says.
     ///
     /// # Errors

@@ -17,6 +17,7 @@
 //! construct.v1.ctl.providers.all.breakers                   BreakerCensus
 //! construct.v1.ctl.providers.any.<question>                 BreakerState, CheckProvider, ListVendorModels, CountTokens
 //! construct.v1.ctl.interpreter.pool.<pool>.tools            Tools
+//! construct.v1.ctl.reconciler.<instance>.beat               ReconcilerBeat
 //! construct.v1.ctl.reconciler.census                        Census
 //! construct.v1.ctl.reconciler.models                        Models
 //! construct.v1.ctl.reconciler.budgets                       Budgets
@@ -28,6 +29,7 @@ mod census;
 mod command;
 mod control;
 mod event;
+mod membership;
 mod providers;
 mod spending;
 mod tokens;
@@ -40,6 +42,7 @@ pub use command::{CodeExecute, ModelInvoke, Pool, TaskResult, TaskWake};
 pub use control::{Cancel, Dead, Journal, Service, Tools};
 pub(crate) use event::EventAddress;
 pub use event::{Delta, Entity, EntityEvent, EventType, TaskEvent};
+pub use membership::ReconcilerBeat;
 pub use providers::{BreakerCensus, BreakerNews, BreakerState, CheckProvider, CountTokens, ListVendorModels};
 pub use spending::{Budgets, Models, Spending};
 

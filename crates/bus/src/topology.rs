@@ -11,12 +11,13 @@ pub(crate) use ensure::{ensure, ensure_consumer};
 
 use crate::subject::{Pool, partition_token};
 
-/// How long a command may stay unacknowledged before another worker gets it. Short, because a worker that lives says so
-/// three times within it ([`KEEP_ALIVE`]), and a worker that died should not keep a task waiting.
-pub const ACK_WAIT: Duration = Duration::from_secs(5);
+/// How long a message may stay unacknowledged before another process gets it. Short, because a process that lives says so
+/// three times within it ([`KEEP_ALIVE`]), and one that died should not keep a task waiting: with the moment it takes to go on, that
+/// is three seconds.
+pub const ACK_WAIT: Duration = Duration::from_millis(2500);
 
 /// How often a working worker says that it lives.
-pub const KEEP_ALIVE: Duration = Duration::from_millis(1500);
+pub const KEEP_ALIVE: Duration = Duration::from_millis(750);
 
 /// How long a stream remembers `Nats-Msg-Id`s. Longer than any retry of one publish call.
 pub const DUPLICATE_WINDOW: Duration = Duration::from_secs(120);

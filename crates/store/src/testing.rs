@@ -7,7 +7,12 @@ use std::{
     sync::atomic::{AtomicU64, Ordering},
 };
 
+use construct_domain::{
+    OrganizationId,
+    message::{Block, Content},
+};
 use sqlx::{ConnectOptions, Connection, Executor, PgConnection, postgres::PgConnectOptions};
+use uuid::Uuid;
 
 use crate::{
     PoolOptions, Store,
@@ -86,6 +91,101 @@ impl Database {
             }
         }
         contents
+    }
+
+    /// A second organization, with the same providers, models and agents under the same names. There is no other way to one until the
+    /// API has log-in.
+    ///
+    /// # Panics
+    /// When the server does not answer.
+    pub async fn tenant(&self, name: &str) -> OrganizationId {
+        let organization = Uuid::now_v7();
+        let copy = "
+            WITH organization AS (
+                INSERT INTO organizations (id, name, created_at) VALUES ($1, $2, now())
+            ), ids AS MATERIALIZED (
+                SELECT id AS old, gen_random_uuid() AS new FROM (
+                    SELECT id FROM model_providers WHERE organization_id = $3
+                    UNION ALL SELECT id FROM models WHERE organization_id = $3
+                    UNION ALL SELECT id FROM agents WHERE organization_id = $3) AS every
+            ), providers AS (
+                INSERT INTO model_providers
+                SELECT (jsonb_populate_record(p, jsonb_build_object('id', ids.new, 'organization_id', $1::uuid))).*
+                FROM model_providers p JOIN ids ON ids.old = p.id
+            ), copied_models AS (
+                INSERT INTO models
+                SELECT (jsonb_populate_record(m, jsonb_build_object(
+                    'id', ids.new, 'organization_id', $1::uuid, 'provider_id', provider.new))).*
+                FROM models m JOIN ids ON ids.old = m.id JOIN ids AS provider ON provider.old = m.provider_id
+            )
+            INSERT INTO agents
+            SELECT (jsonb_populate_record(a, jsonb_build_object(
+                'id', ids.new, 'organization_id', $1::uuid, 'model_id', model.new))).*
+            FROM agents a JOIN ids ON ids.old = a.id JOIN ids AS model ON model.old = a.model_id";
+        sqlx::query(copy)
+            .bind(organization)
+            .bind(name)
+            .bind(OrganizationId::LOCAL.uuid())
+            .execute(&self.store.pool)
+            .await
+            .expect("the organization is copied");
+        OrganizationId::from_uuid(organization)
+    }
+
+    /// Makes many tasks of an agent at once: idle ones, or ones with a message that waits and of which nobody was told.
+    ///
+    /// # Panics
+    /// When the server does not answer.
+    pub async fn fill(&self, organization: OrganizationId, agent: &str, count: u32, message: Option<&str>) {
+        let fill = "
+            WITH made AS (
+                INSERT INTO tasks (id, organization_id, agent_id, workspace, title, titled, max_turns_override, phase_since,
+                    intents, intent_at, created_at, updated_at, root_id)
+                SELECT id, $1, a.id, '', 'filled', true, 0, now(), CASE WHEN $4 IS NULL THEN 0 ELSE 1 END,
+                    CASE WHEN $4 IS NULL THEN NULL ELSE now() END, now(), now(), id
+                FROM (SELECT gen_random_uuid() AS id FROM generate_series(1, $3)) AS ids,
+                    (SELECT id FROM agents WHERE organization_id = $1 AND name = $2) AS a (id)
+                RETURNING id
+            )
+            INSERT INTO messages (id, organization_id, task_id, arrival, source, content, estimated_tokens, created_at, updated_at)
+            SELECT gen_random_uuid(), $1, id, 1, 'user', $4::jsonb, 100, now(), now() FROM made WHERE $4 IS NOT NULL";
+        let content = message.map(|text| {
+            serde_json::to_value(Content { blocks: vec![Block::Text(text.to_owned())] }).expect("a text can be written")
+        });
+        sqlx::query(fill)
+            .bind(organization.uuid())
+            .bind(agent)
+            .bind(i32::try_from(count).expect("not that many"))
+            .bind(content)
+            .execute(&self.store.pool)
+            .await
+            .expect("the tasks are made");
+    }
+
+    /// How long each task of an organization that has answered its message took for that, in seconds from when the message came; and how
+    /// many have not.
+    ///
+    /// # Panics
+    /// When the server does not answer.
+    pub async fn answered(&self, organization: OrganizationId) -> (Vec<f64>, i64) {
+        let answered = "SELECT extract(epoch FROM phase_since - intent_at)::float8 FROM tasks
+             WHERE organization_id = $1 AND phase = 'await_input' AND last_outcome = 'completed' ORDER BY 1";
+        let left = "SELECT count(*) FROM tasks
+             WHERE organization_id = $1 AND intents > 0 AND NOT (phase = 'await_input' AND last_outcome IS NOT NULL)";
+        let seconds = sqlx::query_scalar(answered).bind(organization.uuid()).fetch_all(&self.store.pool).await;
+        let left = sqlx::query_scalar(left).bind(organization.uuid()).fetch_one(&self.store.pool).await;
+        (seconds.expect("the tasks can be read"), left.expect("the tasks can be counted"))
+    }
+
+    /// How often the server has read the whole table of tasks since the database was made.
+    ///
+    /// # Panics
+    /// When the server does not answer.
+    pub async fn task_scans(&self) -> i64 {
+        sqlx::query_scalar("SELECT seq_scan FROM pg_stat_user_tables WHERE relname = 'tasks'")
+            .fetch_one(&self.store.pool)
+            .await
+            .expect("the statistics can be read")
     }
 
     /// A store with a pool of its own, as another process would have.

@@ -3,16 +3,20 @@
 use std::{sync::Arc, time::Duration};
 
 use construct_bus::Receipt;
-use construct_domain::TaskId;
+use construct_domain::{OrganizationId, TaskId};
 use construct_proto::mesh::v1::StepResult;
 use construct_runtime::telemetry::Chain;
 use construct_store::LoadedTask;
 use jiff::Timestamp;
+use opentelemetry::Context;
 use ractor::{Actor, ActorProcessingErr, ActorRef};
-use tokio::{sync::Semaphore, task::AbortHandle};
+use tokio::{sync::watch, task::AbortHandle};
+use tracing_opentelemetry::OpenTelemetrySpanExt as _;
 
 use crate::{
     activation::{Activator, Next},
+    share::Share,
+    slots::Slots,
     supervisor,
 };
 
@@ -28,21 +32,26 @@ const LAST_RETRY_PASSING: Duration = Duration::from_secs(5);
 /// sweep, which finds the task due each time, would undo the pause.
 const LASTING: u32 = 4;
 /// An actor does not wait in memory longer than this: the sweep wakes the task.
-const LONGEST_TIMER: Duration = Duration::from_secs(60);
+pub(crate) const LONGEST_TIMER: Duration = Duration::from_secs(60);
 
 /// Why to look.
 #[derive(Debug)]
 pub(crate) enum Msg {
-    /// Something came from the mesh.
+    /// Somebody woke the task.
     Look {
-        /// What a worker reported, if that is what came.
-        result: Option<Box<StepResult>>,
+        /// Whose doing it is.
+        trace: Context,
+    },
+    /// A worker has reported.
+    Report {
+        /// What it says.
+        result: Box<StepResult>,
         /// Acknowledged when the outcome is durable.
         receipt: Box<Receipt>,
     },
     /// The task wanted to be looked at now.
     Timer,
-    /// Nothing came for a while.
+    /// Nothing came for a while, or the task is another replica's now.
     Linger,
 }
 
@@ -50,9 +59,12 @@ pub(crate) enum Msg {
 #[derive(Debug)]
 pub(crate) struct Args {
     pub(crate) task: TaskId,
+    pub(crate) organization: OrganizationId,
     pub(crate) activator: Arc<Activator>,
     /// Bounds the activations of the process; an actor waits its turn here.
-    pub(crate) slots: Arc<Semaphore>,
+    pub(crate) slots: Slots,
+    /// The partitions of the process. The actor of a task in another one does what it was handed, and no more.
+    pub(crate) share: watch::Receiver<Share>,
     pub(crate) supervisor: ActorRef<supervisor::Msg>,
 }
 
@@ -80,27 +92,30 @@ impl Actor for TaskActor {
     }
 
     async fn handle(&self, myself: ActorRef<Msg>, message: Msg, state: &mut State) -> Result<(), ActorProcessingErr> {
-        let (result, receipt) = match message {
-            Msg::Look { result, receipt } => {
-                state.taken += 1;
-                if state.failures >= LASTING && result.is_none() {
-                    receipt.ack().await;
-                    return Ok(());
-                }
-                (result, Some(receipt))
+        let (task, organization) = (state.args.task, state.args.organization);
+        let woken = matches!(message, Msg::Look { .. });
+        state.taken += u64::from(matches!(message, Msg::Look { .. } | Msg::Report { .. }));
+        let after = match message {
+            Msg::Look { .. } if state.failures >= LASTING => None,
+            Msg::Look { trace } => Some(state.look(None, &trace).await),
+            Msg::Report { result, receipt } => {
+                let trace = receipt.parent().clone();
+                Some(state.look(Some((*result, *receipt)), &trace).await)
             }
-            Msg::Timer => (None, None),
-            Msg::Linger => {
-                let idle = supervisor::Msg::Idle { task: state.args.task, taken: state.taken, actor: myself.get_id() };
+            Msg::Timer if state.is_ours() => Some(state.look(None, &Context::new()).await),
+            Msg::Timer | Msg::Linger => {
+                let idle = supervisor::Msg::Idle { task, taken: state.taken, actor: myself.get_id() };
                 state.args.supervisor.cast(idle)?;
-                return Ok(());
+                None
             }
         };
-        if let Some(timer) = state.timer.take() {
-            timer.abort();
+        if woken {
+            state.args.supervisor.cast(supervisor::Msg::Looked { task, organization })?;
         }
-        let after = look(&state.args, &mut state.known, result.map(|result| *result), receipt).await?;
+        let Some(after) = after else { return Ok(()) };
         let (delay, next): (Duration, fn() -> Msg) = match after {
+            // Whoever has its partition now looks after it.
+            _ if !state.is_ours() => (Duration::ZERO, || Msg::Linger),
             After::Idle => (LINGER, || Msg::Linger),
             After::Timer(delay) if delay > LONGEST_TIMER => (LINGER, || Msg::Linger),
             After::Timer(delay) => (delay, || Msg::Timer),
@@ -134,54 +149,56 @@ fn pause(before: u32, passing: bool) -> Duration {
     RETRY.saturating_mul(2_u32.saturating_pow(before.min(16))).min(longest)
 }
 
-/// One activation, and the acknowledgement of what caused it. An error is not the actor's end: the message comes again,
-/// and without one the timer does.
-async fn look(
-    args: &Args,
-    known: &mut Option<Box<LoadedTask>>,
-    result: Option<StepResult>,
-    receipt: Option<Box<Receipt>>,
-) -> Result<After, ActorProcessingErr> {
-    let span = tracing::info_span!("reconciler.task.look", task = %args.task);
-    if let Some(receipt) = &receipt {
-        receipt.continue_trace(&span);
+impl State {
+    /// Whether the task's partition is the process's own.
+    fn is_ours(&self) -> bool {
+        self.args.share.borrow().has_task(self.args.task)
     }
-    let reported = result.is_some();
-    let _slot = match args.slots.try_acquire() {
-        Ok(slot) => slot,
-        Err(_) => {
-            // While it waits its turn, what it holds must not be delivered again.
-            let _waiting = receipt.as_ref().map(|receipt| receipt.keep_alive());
-            args.slots.acquire().await?
+
+    /// One activation, and the acknowledgement of what was reported. An error is not the actor's end: the message comes again,
+    /// and without one the timer does.
+    async fn look(&mut self, report: Option<(StepResult, Receipt)>, trace: &Context) -> After {
+        if let Some(timer) = self.timer.take() {
+            timer.abort();
         }
-    };
-    let activation = tracing::Instrument::instrument(args.activator.activate(args.task, result, known), span);
-    match (activation.await, receipt) {
-        (Ok(next), receipt) => {
-            if let Some(receipt) = receipt {
-                receipt.ack().await;
+        let args = &self.args;
+        let span = tracing::info_span!("reconciler.task.look", task = %args.task);
+        // Fails when the span is disabled; then there is nothing to continue.
+        let _ = span.set_parent(trace.clone());
+        let (result, receipt) = report.unzip();
+        let _slot = match args.slots.try_acquire() {
+            Some(slot) => slot,
+            None => {
+                // While it waits its turn, what it holds must not be delivered again.
+                let _waiting = receipt.as_ref().map(Receipt::keep_alive);
+                args.slots.acquire(args.organization).await
             }
-            Ok(match next {
-                Next::Idle | Next::Gone => After::Idle,
-                Next::Wake(time) => {
-                    let delay = time.duration_since(Timestamp::now());
-                    After::Timer(Duration::try_from(delay).unwrap_or_default())
+        };
+        let activation = tracing::Instrument::instrument(args.activator.activate(args.task, result, &mut self.known), span);
+        match activation.await {
+            Ok(next) => {
+                if let Some(receipt) = receipt {
+                    receipt.ack().await;
                 }
-            })
-        }
-        (Err(error), receipt) => {
-            if error.is_retryable() {
-                tracing::warn!(task = %args.task, error = %Chain(&error), "the task could not be looked at; it is tried again");
-            } else {
-                tracing::error!(task = %args.task, error = %Chain(&error), "the task could not be looked at; it is tried again");
+                match next {
+                    Next::Idle | Next::Gone => After::Idle,
+                    Next::Wake(time) => {
+                        let delay = time.duration_since(Timestamp::now());
+                        After::Timer(Duration::try_from(delay).unwrap_or_default())
+                    }
+                }
             }
-            match receipt {
-                Some(receipt) if reported => receipt.nak(RETRY).await,
-                // A wake says nothing that the timer and the sweep don't.
-                Some(receipt) => receipt.ack().await,
-                None => {}
+            Err(error) => {
+                if error.is_retryable() {
+                    tracing::warn!(task = %args.task, error = %Chain(&error), "the task could not be looked at; it is tried again");
+                } else {
+                    tracing::error!(task = %args.task, error = %Chain(&error), "the task could not be looked at; it is tried again");
+                }
+                if let Some(receipt) = receipt {
+                    receipt.nak(RETRY).await;
+                }
+                After::Failed { passing: error.is_retryable() }
             }
-            Ok(After::Failed { passing: error.is_retryable() })
         }
     }
 }

@@ -11,9 +11,15 @@ mod census;
 mod cleanup;
 mod command;
 mod convert;
+mod gate;
+mod intake;
 mod material;
+mod members;
+mod placement;
 mod prompt;
 mod record;
+mod share;
+mod slots;
 mod spending;
 mod supervisor;
 mod sweep;
@@ -21,16 +27,15 @@ mod sweep;
 use std::{sync::Arc, time::Duration};
 
 use anyhow::Context as _;
-use construct_bus::{Bus, ConnectOptions, ConsumeOptions, Delivery, TaskMessage, blob};
-use construct_domain::partition;
+use construct_bus::{Bus, ConnectOptions, blob};
 use construct_runtime::{Common, Context, ServiceConfig, config};
 use construct_store::{PoolOptions, Store};
-use ractor::{Actor as _, ActorRef};
+use ractor::Actor as _;
 use serde::{Deserialize, Serialize};
-use tokio::sync::Semaphore;
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::{activation::Activator, catalogue::Catalogue, supervisor::Supervisor};
+use crate::{activation::Activator, catalogue::Catalogue, share::Share, slots::Slots, supervisor::Supervisor};
 
 /// What can be set.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -115,44 +120,35 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
     });
     spending::spawn(&store, &bus, lifecycle);
     lifecycle.spawn("census", census::answer(store.clone(), bus.clone(), lifecycle.draining()));
-    let slots = Arc::new(Semaphore::new(config.reconciler_concurrency));
-    let (supervisor, supervising) = Supervisor::spawn(None, Supervisor, supervisor::Args { activator, slots })
-        .await
-        .context("the supervisor of the tasks' actors does not start")?;
+    let (sharing, share) = watch::channel(Share::NONE);
+    let concurrency = config.reconciler_concurrency;
+    let args =
+        supervisor::Args { activator, slots: Slots::new(concurrency), at_once: concurrency, share: share.clone() };
+    let (supervisor, supervising) =
+        Supervisor::spawn(None, Supervisor, args).await.context("the supervisor of the tasks' actors does not start")?;
 
     let over = CancellationToken::new();
     lifecycle.spawn("announcements", announcements.run(bus.clone(), over.clone()));
-    let mut intakes = tokio::task::JoinSet::new();
-    for partition in 0..partition::COUNT {
-        let options = ConsumeOptions::new(config.reconciler_partition_backlog, lifecycle.draining());
-        intakes.spawn(intake(bus.clone(), partition, options, supervisor.clone()));
-    }
+    let intake = intake::run(
+        bus.clone(),
+        supervisor.clone(),
+        share.clone(),
+        config.reconciler_partition_backlog,
+        lifecycle.draining(),
+    );
+    let sweep =
+        sweep::run(store, supervisor.clone(), share, config.reconciler_sweep_interval, lifecycle.draining());
     lifecycle.spawn("tasks", async move {
         let _over = over.drop_guard();
         // Intake ends when the service drains; then what was taken in is finished, actor by actor.
-        while let Some(ended) = intakes.join_next().await {
-            ended?;
-        }
+        intake.await?;
         supervisor.cast(supervisor::Msg::Drain)?;
         supervising.await?;
         Ok::<_, anyhow::Error>(())
     });
+    lifecycle.spawn("sweep", sweep);
     lifecycle.spawn("cleanup", cleanup::run(bus.clone(), blob::Store::open(common.blob_dir())?, lifecycle.draining()));
-    lifecycle.spawn("sweep", sweep::run(store, bus, config.reconciler_sweep_interval, lifecycle.draining()));
+    let instance = context.instance_id().to_owned();
+    lifecycle.spawn("placement", placement::run(bus, instance, sharing, lifecycle.draining()));
     Ok(())
-}
-
-/// Hands what comes for one partition to the supervisor.
-async fn intake(bus: Bus, partition: u16, options: ConsumeOptions, supervisor: ActorRef<supervisor::Msg>) {
-    let mut consumer = bus.consume_tasks(partition, options);
-    while let Some(Delivery { message, task, receipt, .. }) = consumer.next().await {
-        let result = match message {
-            TaskMessage::Wake(_) => None,
-            TaskMessage::Result(result) => Some(Box::new(result)),
-        };
-        let receipt = Box::new(receipt);
-        if supervisor.cast(supervisor::Msg::Deliver { task, result, receipt }).is_err() {
-            return;
-        }
-    }
 }

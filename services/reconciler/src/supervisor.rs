@@ -1,4 +1,4 @@
-//! Holds the actors: starts one when something comes for a task that has none, and ends it when the task is idle.
+//! Holds the actors: starts one when something comes for a task that has none, and ends it when the task is idle, or another replica's.
 //!
 //! Starting, handing on and ending all happen here, one after the other, so that nothing is ever handed to an actor
 //! that is about to end.
@@ -6,23 +6,33 @@
 use std::{collections::HashMap, sync::Arc};
 
 use construct_bus::Receipt;
-use construct_domain::TaskId;
+use construct_domain::{OrganizationId, TaskId};
 use construct_proto::mesh::v1::StepResult;
+use opentelemetry::Context;
 use ractor::{Actor, ActorId, ActorProcessingErr, ActorRef, SupervisionEvent};
-use tokio::sync::Semaphore;
+use tokio::sync::watch;
 
 use crate::{
     activation::Activator,
     actor::{self, TaskActor},
+    gate::{Entry, Gate},
+    share::Share,
+    slots::Slots,
 };
 
 /// What the supervisor is told.
 #[derive(Debug)]
 pub(crate) enum Msg {
-    /// Something came from the mesh for a task. Bounded by the consumers: each hands over only so many unsettled receipts.
-    Deliver { task: TaskId, result: Option<Box<StepResult>>, receipt: Box<Receipt> },
+    /// A worker has reported. Bounded by the consumers: each hands over only so many unsettled receipts.
+    Deliver { task: TaskId, organization: OrganizationId, result: Box<StepResult>, receipt: Box<Receipt> },
+    /// A task is to be looked at; nothing is lost with this message, because the sweep would find the task. Bounded by the gate.
+    Wake { task: TaskId, organization: OrganizationId, trace: Context, swept: bool },
+    /// A look that a wake had caused is over.
+    Looked { task: TaskId, organization: OrganizationId },
     /// An actor has nothing to do and has taken so many messages.
     Idle { task: TaskId, taken: u64, actor: ActorId },
+    /// The share of the partitions is another one.
+    Shared,
     /// Nothing comes any more: finish what was handed over, then end.
     Drain,
 }
@@ -30,12 +40,16 @@ pub(crate) enum Msg {
 #[derive(Debug)]
 pub(crate) struct Args {
     pub(crate) activator: Arc<Activator>,
-    pub(crate) slots: Arc<Semaphore>,
+    pub(crate) slots: Slots,
+    /// Looks that wakes of one organization may cause at a time: there is no use in more than there are slots.
+    pub(crate) at_once: usize,
+    pub(crate) share: watch::Receiver<Share>,
 }
 
 #[derive(Debug)]
 struct Child {
     actor: ActorRef<actor::Msg>,
+    organization: OrganizationId,
     /// Messages handed to it.
     given: u64,
 }
@@ -43,6 +57,7 @@ struct Child {
 #[derive(Debug)]
 pub(crate) struct State {
     args: Args,
+    gate: Gate,
     children: HashMap<TaskId, Child>,
     tasks: HashMap<ActorId, TaskId>,
 }
@@ -55,29 +70,23 @@ impl Actor for Supervisor {
     type Arguments = Args;
 
     async fn pre_start(&self, _: ActorRef<Msg>, args: Args) -> Result<State, ActorProcessingErr> {
-        Ok(State { args, children: HashMap::new(), tasks: HashMap::new() })
+        let gate = Gate::new(args.at_once);
+        Ok(State { args, gate, children: HashMap::new(), tasks: HashMap::new() })
     }
 
     async fn handle(&self, myself: ActorRef<Msg>, message: Msg, state: &mut State) -> Result<(), ActorProcessingErr> {
         match message {
-            Msg::Deliver { task, result, receipt } => {
-                if !state.children.contains_key(&task) {
-                    let args = actor::Args {
-                        task,
-                        activator: Arc::clone(&state.args.activator),
-                        slots: Arc::clone(&state.args.slots),
-                        supervisor: myself.clone(),
-                    };
-                    let (actor, _) = myself.spawn_linked(None, TaskActor, args).await?;
-                    state.tasks.insert(actor.get_id(), task);
-                    state.children.insert(task, Child { actor, given: 0 });
-                }
-                if let Some(child) = state.children.get_mut(&task) {
-                    child.given += 1;
-                    // When the actor has just died, the receipt is dropped and the message comes again.
-                    let _ = child.actor.cast(actor::Msg::Look { result, receipt });
+            Msg::Deliver { task, organization, result, receipt } => {
+                state.give(&myself, organization, task, actor::Msg::Report { result, receipt }).await?;
+            }
+            Msg::Wake { task, organization, trace, swept } => {
+                match state.gate.wake(organization, task, trace, swept) {
+                    Entry::Look(trace) => state.give(&myself, organization, task, actor::Msg::Look { trace }).await?,
+                    Entry::Waits => {}
+                    Entry::Dropped => tracing::debug!(%task, "too many tasks wait; the sweep finds this one later"),
                 }
             }
+            Msg::Looked { task, organization } => state.looked(&myself, organization, task).await?,
             Msg::Idle { task, taken, actor } => {
                 let idle = |child: &Child| child.actor.get_id() == actor && child.given == taken;
                 if state.children.get(&task).is_some_and(idle) {
@@ -87,7 +96,16 @@ impl Actor for Supervisor {
                     }
                 }
             }
+            Msg::Shared => {
+                let share = *state.args.share.borrow();
+                state.gate.keep(share);
+                for (_, child) in state.children.iter().filter(|(task, _)| !share.has_task(**task)) {
+                    // Behind what it was handed, which it finishes.
+                    let _ = child.actor.cast(actor::Msg::Linger);
+                }
+            }
             Msg::Drain => {
+                state.gate.keep(Share::NONE);
                 myself.drain_children_and_wait(None).await;
                 myself.stop(None);
             }
@@ -98,7 +116,7 @@ impl Actor for Supervisor {
     /// A child's end is not ours (which is ractor's default): what it held unsettled comes again, to a new actor.
     async fn handle_supervisor_evt(
         &self,
-        _: ActorRef<Msg>,
+        myself: ActorRef<Msg>,
         event: SupervisionEvent,
         state: &mut State,
     ) -> Result<(), ActorProcessingErr> {
@@ -108,11 +126,58 @@ impl Actor for Supervisor {
             _ => return Ok(()),
         };
         if let Some(task) = state.tasks.remove(&id) {
-            state.children.remove(&task);
+            let child = state.children.remove(&task);
             if let Some(error) = error {
                 tracing::error!(%task, %error, "a task's actor failed; its messages come again");
             }
+            if let Some(child) = child {
+                state.looked(&myself, child.organization, task).await?;
+            }
         }
         Ok(())
+    }
+}
+
+impl State {
+    /// Hands something to a task's actor, which is started unless it is there.
+    async fn give(
+        &mut self,
+        myself: &ActorRef<Msg>,
+        organization: OrganizationId,
+        task: TaskId,
+        message: actor::Msg,
+    ) -> Result<(), ActorProcessingErr> {
+        if !self.children.contains_key(&task) {
+            let args = actor::Args {
+                task,
+                organization,
+                activator: Arc::clone(&self.args.activator),
+                slots: self.args.slots.clone(),
+                share: self.args.share.clone(),
+                supervisor: myself.clone(),
+            };
+            let (actor, _) = myself.spawn_linked(None, TaskActor, args).await?;
+            self.tasks.insert(actor.get_id(), task);
+            self.children.insert(task, Child { actor, organization, given: 0 });
+        }
+        if let Some(child) = self.children.get_mut(&task) {
+            child.given += 1;
+            // When the actor has just died, a receipt is dropped and its message comes again.
+            let _ = child.actor.cast(message);
+        }
+        Ok(())
+    }
+
+    /// Lets in whoever of the organization waits longest.
+    async fn looked(
+        &mut self,
+        myself: &ActorRef<Msg>,
+        organization: OrganizationId,
+        task: TaskId,
+    ) -> Result<(), ActorProcessingErr> {
+        match self.gate.done(organization, task) {
+            Some((next, trace)) => self.give(myself, organization, next, actor::Msg::Look { trace }).await,
+            None => Ok(()),
+        }
     }
 }

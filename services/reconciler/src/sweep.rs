@@ -1,64 +1,114 @@
-//! Finds tasks that nobody woke: what makes every lost message a delay and nothing more.
+//! Finds tasks that nobody woke: what makes every lost message a delay and nothing more. Each replica looks after its own partitions.
+//!
+//! A partition that comes from another replica is looked through at once, further ahead than usual: the wakes that the other one had in
+//! its memory are gone with it.
 
-use std::{collections::HashSet, time::Duration};
+use std::time::Duration;
 
-use construct_bus::{Bus, subject};
-use construct_proto::mesh::v1::TaskWake;
+use construct_runtime::telemetry::Chain;
 use construct_store::{DueTask, Store};
 use jiff::Timestamp;
+use opentelemetry::Context;
+use ractor::ActorRef;
+use tokio::{
+    sync::watch,
+    time::{Instant, sleep_until},
+};
 use tokio_util::sync::CancellationToken;
 
-/// Tasks woken by one look at most; the rest is found by the next, which follows soon.
+use crate::{actor::LONGEST_TIMER, share::Share, supervisor};
+
+/// Tasks read at a time.
 const BATCH: u32 = 500;
+/// Times that are read in one look at most, lest it never end; the next one goes on from there.
+const BATCHES: usize = 20;
 /// A task that is due wakes itself where its actor lives; only one that did not is woken from here.
 const GRACE: Duration = Duration::from_millis(500);
+/// How soon a partition that was taken over is looked through again when that failed.
+const AGAIN: Duration = Duration::from_millis(200);
 
 /// Looks until told to stop.
 pub(crate) async fn run(
     store: Store,
-    bus: Bus,
+    supervisor: ActorRef<supervisor::Msg>,
+    mut share: watch::Receiver<Share>,
     interval: Duration,
     stop: CancellationToken,
 ) -> Result<(), std::convert::Infallible> {
-    let mut failing = false;
+    let mut sweep = Sweep { store, supervisor, failing: false };
+    let (mut own, mut taken_over) = (Share::NONE, Share::NONE);
     // Where the last look ended, so that tasks which stay due, because looking at them fails, don't hide those behind them.
-    let mut after: Option<DueTask> = None;
+    let mut after = None;
+    let mut next = Instant::now();
     loop {
-        match store.sweep_due(Timestamp::now() - GRACE, after.as_ref(), BATCH).await {
-            Ok(due) => {
-                if std::mem::take(&mut failing) {
-                    tracing::info!("the sweep works again");
-                }
-                wake(&bus, &due).await;
-                after = due.last().copied().filter(|_| due.len() == BATCH as usize);
-            }
-            Err(error) => {
-                if !std::mem::replace(&mut failing, true) {
-                    tracing::warn!(%error, "the sweep cannot read which tasks are due; it goes on trying");
-                }
-            }
-        }
-        let pause = if after.is_some() && !failing { interval / 10 } else { interval };
         tokio::select! {
             () = stop.cancelled() => return Ok(()),
-            () = tokio::time::sleep(pause) => {}
+            () = sleep_until(next) => {}
+            changed = share.changed() => if changed.is_err() { return Ok(()) },
+        }
+        let now = *share.borrow_and_update();
+        taken_over = taken_over.with(now.without(own)).both(now);
+        own = now;
+        if !taken_over.is_empty() {
+            // To the end: nobody else knows of these tasks.
+            let ahead = Timestamp::now() + LONGEST_TIMER;
+            let mut from = None;
+            let looked = loop {
+                match sweep.look(ahead, from, taken_over).await {
+                    Some(Some(last)) if !stop.is_cancelled() => from = Some(last),
+                    Some(_) => break true,
+                    None => break false,
+                }
+            };
+            if !looked {
+                next = Instant::now() + AGAIN;
+                continue;
+            }
+            taken_over = Share::NONE;
+        }
+        if next <= Instant::now() {
+            if !own.is_empty() {
+                after = sweep.look(Timestamp::now() - GRACE, after, own).await.flatten();
+            }
+            next = Instant::now() + if after.is_some() { interval / 10 } else { interval };
         }
     }
 }
 
-/// A wake that waits already says the same: under load a second one would only make the queue longer.
-async fn wake(bus: &Bus, due: &[DueTask]) {
-    let mut woken = HashSet::with_capacity(due.len());
-    for DueTask { organization, task, .. } in due {
-        // A task may be due for several reasons.
-        if !woken.insert(*task) {
-            continue;
+struct Sweep {
+    store: Store,
+    supervisor: ActorRef<supervisor::Msg>,
+    failing: bool,
+}
+
+impl Sweep {
+    /// Hands over what is due in `share`, behind `after`. None when it cannot be read; else where to go on, if there is more.
+    async fn look(&mut self, now: Timestamp, mut after: Option<DueTask>, share: Share) -> Option<Option<DueTask>> {
+        for _ in 0..BATCHES {
+            let due = match self.store.sweep_due(now, after.as_ref(), BATCH).await {
+                Ok(due) => due,
+                Err(error) => {
+                    if !std::mem::replace(&mut self.failing, true) {
+                        tracing::warn!(error = %Chain(&error), "the sweep cannot read which tasks are due; it goes on trying");
+                    }
+                    return None;
+                }
+            };
+            if std::mem::take(&mut self.failing) {
+                tracing::info!("the sweep works again");
+            }
+            for &DueTask { organization, task, .. } in due.iter().filter(|due| share.has_task(due.task)) {
+                // A task that is due for several reasons, or is looked at already, is looked at once.
+                let wake = supervisor::Msg::Wake { task, organization, trace: Context::new(), swept: true };
+                if self.supervisor.cast(wake).is_err() {
+                    return Some(None);
+                }
+            }
+            after = due.last().copied().filter(|_| due.len() == BATCH as usize);
+            if after.is_none() {
+                break;
+            }
         }
-        let wake =
-            TaskWake { organization_id: organization.to_string(), task_id: task.to_string(), reason: "due".to_owned() };
-        if let Err(error) = bus.publish_unless_waiting(&subject::TaskWake::new(*task), &wake).await {
-            tracing::debug!(%task, %error, "a due task could not be woken; a later sweep tries again");
-            return;
-        }
+        Some(after)
     }
 }

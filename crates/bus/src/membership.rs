@@ -1,0 +1,34 @@
+//! How reconcilers hear of each other, over plain NATS: not kept, at most once.
+
+use std::time::Duration;
+
+use construct_proto::mesh::v1 as mesh;
+use futures::stream::BoxStream;
+
+use crate::{Bus, control::subscribe, publish::Error as PublishError, subject::ReconcilerBeat};
+
+/// How long the last word of a process may take.
+const LAST_WORD: Duration = Duration::from_secs(1);
+
+impl Bus {
+    /// Tells all reconcilers, oneself included, that this one lives.
+    ///
+    /// # Errors
+    /// When the beat names another process than the address, or the client is closed.
+    pub async fn tell_beat(&self, address: &ReconcilerBeat, beat: &mesh::ReconcilerBeat) -> Result<(), PublishError> {
+        self.tell(address, beat).await?;
+        if beat.leaves {
+            // The process may be gone before the client gets to it by itself.
+            let _ = tokio::time::timeout(LAST_WORD, self.inner.client.flush()).await;
+        }
+        Ok(())
+    }
+
+    /// Hears which reconcilers live, oneself included. Survives reconnects.
+    ///
+    /// # Errors
+    /// When the server cannot be reached.
+    pub async fn hear_beats(&self) -> Result<BoxStream<'static, mesh::ReconcilerBeat>, subscribe::Error> {
+        self.hear(ReconcilerBeat::filter()).await
+    }
+}

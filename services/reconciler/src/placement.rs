@@ -1,0 +1,171 @@
+//! Shares the partitions with the other reconcilers: says that it lives, hears who else does, and tells the rest of the process
+//! which partitions are its own.
+//!
+//! Placement is an optimisation (D3 in ARCHITECTURE.md). Two processes that both take a partition for their own take turns at its
+//! messages, and the version guard makes all but one of two commits lose; a partition that nobody takes for its own waits until a dead
+//! process is known to be dead. While nothing is heard, not even oneself, everything stays as it is.
+
+use std::time::Duration;
+
+use construct_bus::{Bus, subject};
+use construct_proto::mesh::v1::ReconcilerBeat;
+use construct_runtime::telemetry::Chain;
+use futures::{StreamExt as _, stream::BoxStream};
+use tokio::{
+    sync::watch,
+    time::{Instant, MissedTickBehavior, interval, sleep, sleep_until},
+};
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+
+use crate::{
+    members::{Heard, Members},
+    share::Share,
+};
+
+/// How often a process says that it lives.
+const INTERVAL: Duration = Duration::from_millis(500);
+/// Own beats that come back within less than this of each other were held up somewhere, and don't count as time that passed.
+const HELD_UP: Duration = Duration::from_millis(300);
+/// How long the others have to say that they live, once a new process is heard.
+const ANSWERS: Duration = Duration::from_millis(200);
+/// A process that does not even hear itself for so long after its start takes everything.
+const DEAF: Duration = Duration::from_secs(5);
+/// Before the subscription is tried again.
+const PAUSE: Duration = Duration::from_millis(500);
+
+/// Takes part until told to stop, and says then that it leaves.
+pub(crate) async fn run(
+    bus: Bus,
+    instance: String,
+    share: watch::Sender<Share>,
+    stop: CancellationToken,
+) -> Result<(), std::convert::Infallible> {
+    // What cannot stand in a subject must not keep the process from taking part.
+    let token = |c: char| if c.is_ascii_alphanumeric() || c == '-' || c == '_' { c } else { '-' };
+    let instance: String = instance.chars().map(token).collect();
+    let process = Uuid::now_v7().simple().to_string();
+    let members = Members::new(instance.clone(), process.clone());
+    let mut placement = Placement { bus, instance, process, members, share, counted: None, decides: None, settled: false };
+    let Some(beats) = placement.subscribe(&stop).await else { return Ok(()) };
+    placement.take_part(beats, &stop).await;
+    placement.say(|beat| beat.leaves = true).await;
+    Ok(())
+}
+
+struct Placement {
+    bus: Bus,
+    instance: String,
+    process: String,
+    members: Members,
+    share: watch::Sender<Share>,
+    /// When an own beat that came back was last counted.
+    counted: Option<Instant>,
+    /// From when on the share follows from who is heard; not known before it hears itself.
+    decides: Option<Instant>,
+    /// Whether there was a first share.
+    settled: bool,
+}
+
+impl Placement {
+    async fn subscribe(&self, stop: &CancellationToken) -> Option<BoxStream<'static, ReconcilerBeat>> {
+        let mut failed = false;
+        loop {
+            match self.bus.hear_beats().await {
+                Ok(beats) => return Some(beats),
+                Err(error) if !std::mem::replace(&mut failed, true) => {
+                    tracing::warn!(error = %Chain(&error), "other reconcilers cannot be heard yet; trying again");
+                }
+                Err(_) => {}
+            }
+            tokio::select! {
+                () = stop.cancelled() => return None,
+                () = sleep(PAUSE) => {}
+            }
+        }
+    }
+
+    async fn take_part(&mut self, mut beats: BoxStream<'static, ReconcilerBeat>, stop: &CancellationToken) {
+        let began = Instant::now();
+        let mut ticks = interval(INTERVAL);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        loop {
+            let decides = self.decides.unwrap_or(began + DEAF);
+            tokio::select! {
+                () = stop.cancelled() => return,
+                _ = ticks.tick() => {
+                    let asks = self.decides.is_none();
+                    self.say(|beat| beat.asks = asks).await;
+                }
+                () = sleep_until(decides), if !self.settled => {
+                    if self.decides.is_none() {
+                        tracing::warn!("no reconciler is heard, not even this one; it takes all partitions until one is");
+                    }
+                    self.settle();
+                }
+                beat = beats.next() => match beat {
+                    Some(beat) => self.hear(&beat).await,
+                    None => match self.subscribe(stop).await {
+                        Some(again) => beats = again,
+                        None => return,
+                    },
+                }
+            }
+        }
+    }
+
+    async fn hear(&mut self, beat: &ReconcilerBeat) {
+        let now = Instant::now();
+        match self.members.hear(beat) {
+            Heard::Own => {
+                self.decides.get_or_insert(now + ANSWERS);
+                if self.counted.is_none_or(|counted| now.duration_since(counted) >= HELD_UP) {
+                    self.counted = Some(now);
+                    self.members.beat();
+                }
+            }
+            Heard::Peer if beat.asks => self.say(|_| {}).await,
+            Heard::Peer => {}
+        }
+        if self.decides.is_some_and(|decides| decides <= now) {
+            self.settle();
+        }
+    }
+
+    /// Makes the share what follows from who lives.
+    fn settle(&mut self) {
+        self.settled = true;
+        let (old, new) = (*self.share.borrow(), self.members.share());
+        if old == new {
+            return;
+        }
+        let live = self.members.live();
+        tracing::info!(
+            replicas = live.len(),
+            live = live.join(" "),
+            partitions = %new,
+            gained = %new.without(old),
+            lost = %old.without(new),
+            "the partitions are shared anew"
+        );
+        self.share.send_replace(new);
+    }
+
+    /// Says that this process lives. While there is no connection nothing is said: it would all be heard at once later.
+    async fn say(&self, what: impl FnOnce(&mut ReconcilerBeat)) {
+        if !self.bus.is_connected() {
+            return;
+        }
+        let mut beat = ReconcilerBeat {
+            instance: self.instance.clone(),
+            process: self.process.clone(),
+            partitions: self.share.borrow().partitions().map(u32::from).collect(),
+            ..ReconcilerBeat::default()
+        };
+        what(&mut beat);
+        let address = subject::ReconcilerBeat { instance: self.instance.clone() };
+        if let Err(error) = self.bus.tell_beat(&address, &beat).await {
+            tracing::warn!(error = %Chain(&error), "the other reconcilers cannot be told that this one lives");
+        }
+    }
+}

@@ -1,0 +1,82 @@
+//! Which partitions a replica takes from.
+
+use std::fmt;
+
+use construct_domain::{TaskId, partition};
+
+// One bit for each.
+const _: () = assert!(partition::COUNT <= 64);
+
+/// A set of partitions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Share(u64);
+
+impl Share {
+    pub(crate) const NONE: Self = Self(0);
+
+    #[cfg(test)]
+    pub(crate) fn all() -> Self {
+        (0..partition::COUNT).collect()
+    }
+
+    pub(crate) const fn has(self, partition: u16) -> bool {
+        self.0 >> partition & 1 == 1
+    }
+
+    pub(crate) fn has_task(self, task: TaskId) -> bool {
+        self.has(partition::of(task))
+    }
+
+    pub(crate) const fn is_empty(self) -> bool {
+        self.0 == 0
+    }
+
+    pub(crate) const fn without(self, other: Self) -> Self {
+        Self(self.0 & !other.0)
+    }
+
+    pub(crate) const fn with(self, other: Self) -> Self {
+        Self(self.0 | other.0)
+    }
+
+    pub(crate) const fn both(self, other: Self) -> Self {
+        Self(self.0 & other.0)
+    }
+
+    pub(crate) fn partitions(self) -> impl Iterator<Item = u16> {
+        (0..partition::COUNT).filter(move |&partition| self.has(partition))
+    }
+}
+
+impl FromIterator<u16> for Share {
+    fn from_iter<I: IntoIterator<Item = u16>>(partitions: I) -> Self {
+        Self(partitions.into_iter().fold(0, |bits, partition| bits | 1 << partition))
+    }
+}
+
+/// As in subjects, two digits each.
+impl fmt::Display for Share {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (n, partition) in self.partitions().enumerate() {
+            let gap = if n > 0 { " " } else { "" };
+            write!(f, "{gap}{partition:02}")?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_gained_and_lost_is_the_difference() {
+        let (old, new): (Share, Share) = ([0, 3, 7].into_iter().collect(), [3, 15].into_iter().collect());
+        assert_eq!(new.without(old).to_string(), "15");
+        assert_eq!(old.without(new).to_string(), "00 07");
+        assert_eq!(old.with(new).to_string(), "00 03 07 15");
+        assert_eq!(old.both(new).to_string(), "03");
+        assert_eq!(Share::all().without(Share::all()), Share::NONE);
+        assert!(Share::NONE.is_empty() && !new.is_empty());
+    }
+}

@@ -1,0 +1,153 @@
+//! Bounds the looks at tasks of the process, fairly between organizations: each that has somebody waiting gets a slot in turn,
+//! however many wait.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use construct_domain::OrganizationId;
+use tokio::sync::oneshot;
+
+/// The slots of the process. Clones are the same slots.
+#[derive(Debug, Clone)]
+pub(crate) struct Slots(Arc<Mutex<State>>);
+
+#[derive(Debug)]
+struct State {
+    free: usize,
+    /// Organizations with somebody waiting, the next one first.
+    turns: VecDeque<OrganizationId>,
+    waiting: HashMap<OrganizationId, VecDeque<oneshot::Sender<Slot>>>,
+}
+
+/// One of them; when it is dropped the next one gets it.
+#[derive(Debug)]
+pub(crate) struct Slot(Option<Slots>);
+
+impl Slots {
+    pub(crate) fn new(count: usize) -> Self {
+        Self(Arc::new(Mutex::new(State { free: count, turns: VecDeque::new(), waiting: HashMap::new() })))
+    }
+
+    /// A slot, if one is free: then nobody waits.
+    pub(crate) fn try_acquire(&self) -> Option<Slot> {
+        let mut state = self.state();
+        state.free = state.free.checked_sub(1)?;
+        Some(Slot(Some(self.clone())))
+    }
+
+    /// Waits for the organization's turn. Safe to cancel.
+    pub(crate) async fn acquire(&self, organization: OrganizationId) -> Slot {
+        let waits = {
+            let mut state = self.state();
+            if let Some(free) = state.free.checked_sub(1) {
+                state.free = free;
+                return Slot(Some(self.clone()));
+            }
+            let (gives, waits) = oneshot::channel();
+            let State { turns, waiting, .. } = &mut *state;
+            let queue = waiting.entry(organization).or_default();
+            if queue.is_empty() {
+                turns.push_back(organization);
+            }
+            queue.push_back(gives);
+            waits
+        };
+        // The other end is dropped only with all slots, and a slot that is out keeps them.
+        match waits.await {
+            Ok(slot) => slot,
+            Err(_) => std::future::pending().await,
+        }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Gives a slot that came back to whoever's turn it is.
+    fn give(&self) {
+        let mut state = self.state();
+        while let Some(organization) = state.turns.pop_front() {
+            let Some(queue) = state.waiting.get_mut(&organization) else { continue };
+            let next = queue.pop_front();
+            if queue.is_empty() {
+                state.waiting.remove(&organization);
+            } else {
+                state.turns.push_back(organization);
+            }
+            let Some(next) = next else { continue };
+            match next.send(Slot(Some(self.clone()))) {
+                Ok(()) => return,
+                // Nobody waits there any more. The slot must not come back by its own drop, which would lock again.
+                Err(mut slot) => slot.0 = None,
+            }
+        }
+        state.free += 1;
+    }
+}
+
+impl Drop for Slot {
+    fn drop(&mut self) {
+        if let Some(slots) = self.0.take() {
+            slots.give();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::FutureExt as _;
+    use uuid::Uuid;
+
+    use super::*;
+
+    fn organization(n: u128) -> OrganizationId {
+        OrganizationId::from_uuid(Uuid::from_u128(n))
+    }
+
+    #[tokio::test]
+    async fn a_flood_of_one_organization_delays_another_by_one_turn() {
+        let slots = Slots::new(1);
+        let mut held = Some(slots.acquire(organization(1)).await);
+        let order = Arc::new(Mutex::new(Vec::new()));
+        let wait = |n: u128| {
+            let (slots, order) = (slots.clone(), Arc::clone(&order));
+            let mut waits = Box::pin(async move {
+                let slot = slots.acquire(organization(n)).await;
+                order.lock().expect("not poisoned").push(n);
+                drop(slot);
+            });
+            // Its place in the queue is taken when it is first polled.
+            assert!(waits.as_mut().now_or_never().is_none());
+            waits
+        };
+        let flood: Vec<_> = (0..100).map(|_| wait(1)).collect();
+        let others = vec![wait(2), wait(3), wait(2)];
+        drop(held.take());
+        futures::future::join_all(flood.into_iter().chain(others)).await;
+        let order = order.lock().expect("not poisoned");
+        assert_eq!(order.len(), 103);
+        assert_eq!(order[..6], [1, 2, 3, 1, 2, 1]);
+    }
+
+    #[tokio::test]
+    async fn who_gives_up_waiting_takes_no_slot_with_it() {
+        let slots = Slots::new(1);
+        let held = slots.try_acquire().expect("free");
+        assert!(slots.try_acquire().is_none());
+        let mut gives_up = Box::pin(slots.acquire(organization(1)));
+        assert!(gives_up.as_mut().now_or_never().is_none());
+        let mut stays = Box::pin(slots.acquire(organization(2)));
+        assert!(stays.as_mut().now_or_never().is_none());
+        drop(gives_up);
+        drop(held);
+        let slot = stays.now_or_never().expect("the slot is given to who stays");
+        // One that was given to somebody who then gives up comes back too.
+        let mut gives_up = Box::pin(slots.acquire(organization(1)));
+        assert!(gives_up.as_mut().now_or_never().is_none());
+        drop(slot);
+        drop(gives_up);
+        assert!(slots.try_acquire().is_some());
+    }
+}

@@ -1,0 +1,361 @@
+//! Several reconcilers share the work, come, go and die, and nobody notices for long.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
+
+use construct_bus::subject;
+use construct_domain::{OrganizationId, partition};
+use construct_proto::{mesh::v1::ReconcilerBeat, v1::{Event, TurnOutcome}};
+use construct_tests::{
+    client::{Conversation, PATIENCE},
+    mesh::{Mesh, Service},
+    recorder::check_order,
+    wait::until,
+};
+use futures::StreamExt as _;
+use serde_json::{Value, json};
+use tokio::task::AbortHandle;
+
+use crate::read;
+
+/// What reconcilers say of themselves, as last heard.
+struct Beats {
+    last: Arc<Mutex<BTreeMap<String, ReconcilerBeat>>>,
+    abort: AbortHandle,
+}
+
+impl Drop for Beats {
+    fn drop(&mut self) {
+        self.abort.abort();
+    }
+}
+
+impl Beats {
+    async fn hear(mesh: &Mesh) -> Self {
+        let last: Arc<Mutex<BTreeMap<String, ReconcilerBeat>>> = Arc::default();
+        let (bus, heard) = (mesh.bus().await, Arc::clone(&last));
+        let mut beats = bus.hear_beats().await.unwrap();
+        let abort = tokio::spawn(async move {
+            let _bus = bus;
+            while let Some(beat) = beats.next().await {
+                let mut heard = heard.lock().unwrap();
+                if beat.leaves {
+                    heard.remove(&beat.instance);
+                } else {
+                    heard.insert(beat.instance.clone(), beat);
+                }
+            }
+        })
+        .abort_handle();
+        Self { last, abort }
+    }
+
+    fn all(&self) -> Vec<ReconcilerBeat> {
+        self.last.lock().unwrap().values().cloned().collect()
+    }
+
+    /// Waits until `among` have all partitions, none of them twice, each at least one. Gives how long that took.
+    async fn shared(&self, among: impl Fn(&ReconcilerBeat) -> bool, count: usize) -> Duration {
+        let began = Instant::now();
+        until("the partitions to be shared", PATIENCE, async || {
+            let beats: Vec<_> = self.all().into_iter().filter(|beat| among(beat)).collect();
+            let all: Vec<u32> = beats.iter().flat_map(|beat| beat.partitions.clone()).collect();
+            let unique: BTreeSet<u32> = all.iter().copied().collect();
+            let whole = unique.len() == usize::from(partition::COUNT) && all.len() == unique.len();
+            let even = beats.len() == count && beats.iter().all(|beat| !beat.partitions.is_empty());
+            if whole && even { Ok(()) } else { Err(beats) }
+        })
+        .await;
+        began.elapsed()
+    }
+}
+
+/// A turn of a second or two with ten side effects.
+fn script() -> Value {
+    json!({"count": "since_user", "turns": [
+        {"text": "I shall do that now.", "tokens_per_second": 40, "code": [
+            "for (let n = 1; n <= 10; n++) {\n  try {\n    execute_command(`echo ${n} >> effects.log; sleep 0.05`);\n  } catch (error) {\n    \
+             if (error.name !== 'OutcomeUnknown') throw error;\n    execute_command(`echo ${n} >> unknown.log`);\n  }\n}\n'done'"
+        ]},
+        {"text": "Done: {{last_result}}", "tokens_per_second": 40},
+    ]})
+}
+
+/// Tasks that work, each in a folder of its own.
+async fn begin_jobs(mesh: &Mesh, count: usize) -> Vec<(Conversation, std::path::PathBuf)> {
+    let mut jobs = Vec::new();
+    for n in 0..count {
+        let folder = mesh.folder(&format!("job-{n}")).unwrap();
+        let conversation = mesh.client().unwrap().begin("worker", Some(&folder)).await.unwrap();
+        conversation.say("Do it.").await;
+        jobs.push((conversation, folder));
+    }
+    jobs
+}
+
+/// Every job is done, nothing twice, and nothing is missing without a word.
+async fn check_jobs(jobs: &[(Conversation, std::path::PathBuf)]) {
+    for (conversation, folder) in jobs {
+        let status = conversation.settled().await.status.unwrap();
+        let transcript = conversation.transcript().await;
+        transcript.check(&["Do it."]);
+        assert_eq!(status.last_outcome(), TurnOutcome::Completed, "{}", transcript.show());
+        let effects = read(&folder.join("effects.log"));
+        let unique: BTreeSet<&str> = effects.lines().collect();
+        assert_eq!(unique.len(), effects.lines().count(), "an effect happened twice: {effects}");
+        let unknown = std::fs::read_to_string(folder.join("unknown.log")).unwrap_or_default();
+        let missing: Vec<String> = (1..=10).map(|n| n.to_string()).filter(|n| !unique.contains(n.as_str())).collect();
+        assert!(missing.iter().all(|n| unknown.lines().any(|line| line == n)), "{missing:?} are missing without a word");
+    }
+}
+
+#[tokio::test]
+async fn reconcilers_share_the_partitions_and_take_over_from_one_that_leaves_or_dies() {
+    let mut mesh = Mesh::start().await.unwrap();
+    let beats = Beats::hear(&mesh).await;
+    beats.shared(|_| true, 1).await;
+    let first = beats.all()[0].instance.clone();
+    let second = mesh.replicate(Service::Reconciler).await.unwrap();
+    beats.shared(|_| true, 2).await;
+    let third = mesh.replicate(Service::Reconciler).await.unwrap();
+    beats.shared(|_| true, 3).await;
+    let before = beats.all();
+    assert!(before.iter().all(|beat| beat.partitions.len() <= 6), "{before:?}");
+
+    // One that leaves says so.
+    assert_eq!(mesh.stop_replica(third).await.unwrap(), 0, "{}", mesh.log(Service::Reconciler));
+    let took = beats.shared(|_| true, 2).await;
+    assert!(took < Duration::from_secs(2), "{took:?}");
+    // One that dies is missed.
+    mesh.kill_replica(second).unwrap();
+    let took = beats.shared(|beat| beat.instance == first, 1).await;
+    assert!(took < Duration::from_secs(4), "{took:?}");
+    let log = mesh.log(Service::Reconciler);
+    assert!(log.contains("the partitions are shared anew"), "{log}");
+}
+
+#[tokio::test]
+async fn reconcilers_without_nats_keep_what_they_had() {
+    let mut mesh = Mesh::start().await.unwrap();
+    mesh.replicate(Service::Reconciler).await.unwrap();
+    let beats = Beats::hear(&mesh).await;
+    beats.shared(|_| true, 2).await;
+    let changes = |mesh: &Mesh| mesh.log(Service::Reconciler).matches("the partitions are shared anew").count();
+    let before = changes(&mesh);
+    // It hangs for longer than a process may be silent, and is then gone for as long.
+    // It is the time that passes which is tried here.
+    mesh.nats.pause();
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    mesh.nats.resume();
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    mesh.nats.kill();
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    mesh.nats.restart().await;
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert_eq!(changes(&mesh), before, "{}", mesh.log(Service::Reconciler));
+    mesh.scripted_agent("worker", &script()).await.unwrap();
+    check_jobs(&begin_jobs(&mesh, 4).await).await;
+}
+
+#[tokio::test]
+async fn two_reconcilers_that_both_take_all_tasks_for_their_own_do_nothing_twice() {
+    let mut mesh = Mesh::start().await.unwrap();
+    let beats = Beats::hear(&mesh).await;
+    mesh.replicate(Service::Reconciler).await.unwrap();
+    beats.shared(|_| true, 2).await;
+    // Each is told again and again that the other one leaves.
+    let bus = mesh.bus().await;
+    let processes = beats.all();
+    let lies = tokio::spawn(async move {
+        loop {
+            for beat in &processes {
+                let address = subject::ReconcilerBeat { instance: beat.instance.clone() };
+                let lie = ReconcilerBeat { leaves: true, ..beat.clone() };
+                bus.tell_beat(&address, &lie).await.unwrap();
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    });
+    until("both to have everything", PATIENCE, async || {
+        let log = mesh.log(Service::Reconciler);
+        let whole = log.matches("replicas=1").count() + log.matches("\"replicas\":1,").count();
+        if whole >= 3 { Ok(()) } else { Err(log) }
+    })
+    .await;
+    mesh.scripted_agent("worker", &script()).await.unwrap();
+    let jobs = begin_jobs(&mesh, 8).await;
+    let recorders: Vec<_> = jobs.iter().map(|(conversation, _)| conversation.record()).collect();
+    check_jobs(&jobs).await;
+    for ((conversation, folder), recorder) in jobs.iter().zip(&recorders) {
+        assert!(!folder.join("unknown.log").exists(), "nothing was interrupted");
+        let last = conversation.task().await.unwrap().status.unwrap().event_sequence;
+        check_order(&recorder.until_sequence(last).await);
+    }
+    lies.abort();
+}
+
+/// Whether a message came after the last turn was over.
+fn is_busy(events: &[Event]) -> bool {
+    let last = |kind| events.iter().rposition(|event| event.r#type == kind);
+    last("message.created") > last("turn.completed")
+}
+
+/// The longest time between two events of a task that is not idle, as its follower sees it.
+struct Stalls {
+    longest: Arc<Mutex<Duration>>,
+    abort: AbortHandle,
+}
+
+impl Drop for Stalls {
+    fn drop(&mut self) {
+        self.abort.abort();
+    }
+}
+
+impl Stalls {
+    fn watch(conversation: &Conversation) -> Self {
+        let longest = Arc::new(Mutex::new(Duration::ZERO));
+        let (recorder, noted) = (conversation.record(), Arc::clone(&longest));
+        let abort = tokio::spawn(async move {
+            let (mut seen, mut last) = (0, Instant::now());
+            loop {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+                let (events, busy) = recorder.look(|events| (events.len(), is_busy(events)));
+                if events != seen || !busy {
+                    (seen, last) = (events, Instant::now());
+                }
+                let mut longest = noted.lock().unwrap();
+                *longest = longest.max(last.elapsed());
+            }
+        })
+        .abort_handle();
+        Self { longest, abort }
+    }
+
+    fn longest(&self) -> Duration {
+        *self.longest.lock().unwrap()
+    }
+}
+
+#[tokio::test]
+async fn a_rolling_restart_loses_nothing_and_stalls_no_task_for_long() {
+    let mut mesh = Mesh::start().await.unwrap();
+    for service in [Service::Reconciler, Service::Interpreter, Service::Providers] {
+        mesh.replicate(service).await.unwrap();
+    }
+    mesh.scripted_agent("worker", &script()).await.unwrap();
+    let beats = Beats::hear(&mesh).await;
+    beats.shared(|_| true, 2).await;
+    let jobs = begin_jobs(&mesh, 6).await;
+    let stalls: Vec<Stalls> = jobs.iter().map(|(conversation, _)| Stalls::watch(conversation)).collect();
+    let over = tokio::sync::watch::Sender::new(false);
+    // Each is given work again and again until everything was restarted.
+    let speaking = futures::future::join_all(jobs.iter().map(async |(conversation, folder)| {
+        let mut said = vec!["Do it.".to_owned()];
+        conversation.settled().await;
+        while !*over.borrow() {
+            check_effects(folder, said.len());
+            let text = format!("And again, {}.", said.len());
+            conversation.ask(&text).await;
+            said.push(text);
+        }
+        said
+    }));
+    let restarting = async {
+        for service in [Service::Reconciler, Service::Providers, Service::Interpreter, Service::Reconciler] {
+            assert_eq!(mesh.stop(service).await.unwrap(), 0, "{service:?}:\n{}", mesh.log(service));
+            mesh.spawn(service).unwrap();
+            mesh.ready(service).await.unwrap();
+        }
+        over.send_replace(true);
+    };
+    let (said, ()) = tokio::join!(speaking, restarting);
+    for ((conversation, folder), said) in jobs.iter().zip(&said) {
+        let said: Vec<&str> = said.iter().map(String::as_str).collect();
+        conversation.transcript().await.check(&said);
+        check_effects(folder, said.len());
+        assert!(!folder.join("unknown.log").exists(), "nothing was interrupted");
+    }
+    let longest = stalls.iter().map(Stalls::longest).max().unwrap();
+    println!("{} turns; the longest silence of a task was {longest:?}", said.iter().map(Vec::len).sum::<usize>());
+    assert!(longest < Duration::from_secs(5), "a task stood still for {longest:?}");
+}
+
+/// Each of so many turns had each effect once.
+fn check_effects(folder: &std::path::Path, turns: usize) {
+    let effects = read(&folder.join("effects.log"));
+    for n in 1..=10 {
+        let times = effects.lines().filter(|line| *line == n.to_string()).count();
+        assert_eq!(times, turns, "effect {n} happened {times} times in {turns} turns: {effects}");
+    }
+}
+
+/// How many tasks flood: `CONSTRUCT_SCALE_ACTIVE` for `./dev bench`-like runs by hand.
+fn sized(variable: &str, otherwise: u32) -> u32 {
+    std::env::var(variable).ok().and_then(|count| count.parse().ok()).unwrap_or(otherwise)
+}
+
+#[tokio::test]
+async fn an_organization_that_floods_the_queue_does_not_keep_another_waiting() {
+    let flood = sized("CONSTRUCT_SCALE_ACTIVE", 300);
+    // One look at a time, so that it is the reconciler that is too small.
+    let mesh = Mesh::start_with(&[("CONSTRUCT_RECONCILER_CONCURRENCY", "2")]).await.unwrap();
+    let script = json!({"count": "since_user", "turns": [{"code": "1 + 1"}, {"text": "{{last_result}}"}]});
+    mesh.scripted_agent("worker", &script).await.unwrap();
+    let other = mesh.database.tenant("other").await;
+    mesh.database.fill(OrganizationId::LOCAL, "worker", flood, Some("hello")).await;
+    until("the flood to be noticed", PATIENCE, async || {
+        let (done, left) = mesh.database.answered(OrganizationId::LOCAL).await;
+        if done.len() >= 5 { Ok(()) } else { Err((done.len(), left)) }
+    })
+    .await;
+    mesh.database.fill(other, "worker", 3, Some("hello")).await;
+    let (seconds, left) = until("the other organization to be answered", PATIENCE, async || {
+        match mesh.database.answered(other).await {
+            (seconds, 0) => Ok((seconds, mesh.database.answered(OrganizationId::LOCAL).await.1)),
+            (_, left) => Err(left),
+        }
+    })
+    .await;
+    println!("answered after {seconds:?} s, while {left} of {flood} tasks of the other organization waited");
+    assert!(i64::from(flood) / 2 < left, "the flood was over before: {left} of {flood} are left");
+}
+
+#[tokio::test]
+async fn idle_tasks_cost_no_memory_and_many_active_ones_are_all_answered() {
+    let idle = sized("CONSTRUCT_SCALE_IDLE", 5_000);
+    let active = sized("CONSTRUCT_SCALE_ACTIVE", 200);
+    let mesh = Mesh::start().await.unwrap();
+    let script = json!({"count": "since_user", "turns": [{"code": "1 + 1"}, {"text": "{{last_result}}"}]});
+    mesh.scripted_agent("worker", &script).await.unwrap();
+    mesh.client().unwrap().begin("worker", None).await.unwrap().ask("warm up").await;
+    let memory = |mesh: &Mesh| Service::ALL.map(|service| mesh.resident(service).unwrap());
+    let local = OrganizationId::LOCAL;
+    let before = memory(&mesh);
+    mesh.database.fill(local, "worker", idle, None).await;
+    let scans = mesh.database.task_scans().await;
+    // Time for some sweeps.
+    tokio::time::sleep(Duration::from_secs(6)).await;
+    assert_eq!(mesh.database.task_scans().await, scans, "idle tasks are read by somebody");
+    let after = memory(&mesh);
+    for ((service, before), after) in Service::ALL.into_iter().zip(before).zip(after) {
+        println!("{service:?}: {} KiB before, {} KiB with {idle} idle tasks", before / 1024, after / 1024);
+        assert!(after < before + (8 << 20), "{service:?}: {before} bytes before, {after} after");
+    }
+    let began = Instant::now();
+    mesh.database.fill(local, "worker", active, Some("hello")).await;
+    let patience = Duration::from_secs(60 + u64::from(active) / 4);
+    let seconds = until("all to be answered", patience, async || match mesh.database.answered(local).await {
+        (seconds, 0) => Ok(seconds),
+        (seconds, left) => Err((seconds.len(), left)),
+    })
+    .await;
+    let took = began.elapsed();
+    println!("{active} tasks at once: {took:?}; the slowest {:.1} s", seconds.last().copied().unwrap_or_default());
+    for (service, after) in Service::ALL.into_iter().zip(memory(&mesh)) {
+        println!("{service:?}: {} KiB after {active} active tasks", after / 1024);
+    }
+}
