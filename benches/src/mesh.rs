@@ -152,7 +152,7 @@ impl Mesh {
         };
         let mut events = EventServiceClient::new(self.channel.clone()).subscribe(subscribe).await?.into_inner();
         let text = v1::Block { block: Some(v1::block::Block::Text(v1::Text { text: "go".to_owned() })) };
-        let spec = v1::MessageSpec { task, blocks: vec![text] };
+        let spec = v1::MessageSpec { task, blocks: vec![text], ..Default::default() };
         let request = v1::CreateMessageRequest { spec: Some(spec), ..Default::default() };
         let began = Instant::now();
         MessageServiceClient::new(self.channel.clone()).create_message(request).await?;

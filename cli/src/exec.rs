@@ -240,6 +240,7 @@ impl Job {
         let (exit, outcome) = match outcome {
             TurnOutcome::Completed => (Exit::Completed, "completed"),
             TurnOutcome::Cancelled => (self.stopping.unwrap_or(Exit::Cancelled), "cancelled"),
+            TurnOutcome::Interrupted => (self.stopping.unwrap_or(Exit::Cancelled), "interrupted"),
             TurnOutcome::MaxTurns => (Exit::MaxTurns, "max_turns"),
             TurnOutcome::Failed | TurnOutcome::Unspecified => (Exit::Failed, "failed"),
         };
@@ -355,7 +356,7 @@ pub(crate) fn workspace(dir: &std::path::Path) -> Result<String, Failure> {
 pub(crate) async fn send(gateway: &Gateway, task: &str, text: String, patience: Duration) -> Result<String, Failure> {
     let blocks = vec![Block { block: Some(block::Block::Text(Text { text })) }];
     let request = CreateMessageRequest {
-        spec: Some(MessageSpec { task: task.to_owned(), blocks }),
+        spec: Some(MessageSpec { task: task.to_owned(), blocks, ..MessageSpec::default() }),
         idempotency_key: idempotency_key(),
     };
     let message = patiently(patience, || {
@@ -373,7 +374,7 @@ fn is_busy(task: &Task) -> bool {
 /// The messages that are answered before ours.
 async fn ahead(gateway: &Gateway, task: &str, ours: &str, patience: Duration) -> Result<Vec<String>, Failure> {
     let messages: Vec<Message> = page::all("", |page| async move {
-        let filter = list_messages_request::Filter { source: MessageSource::User.into(), after_position: 0 };
+        let filter = list_messages_request::Filter { source: MessageSource::User.into(), ..Default::default() };
         let request = ListMessagesRequest { task: task.to_owned(), page: Some(page), filter: Some(filter) };
         let list = || {
             let (mut messages, request) = (gateway.messages(), request.clone());

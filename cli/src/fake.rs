@@ -229,6 +229,14 @@ impl TaskService for Shared {
         no()
     }
 
+    async fn rewind_task(&self, _: Request<v1::RewindTaskRequest>) -> Result<Response<Task>, Status> {
+        no()
+    }
+
+    async fn fork_task(&self, _: Request<v1::ForkTaskRequest>) -> Result<Response<Task>, Status> {
+        no()
+    }
+
     async fn explain_task(&self, _: Request<v1::ExplainTaskRequest>) -> Result<Response<v1::TaskExplanation>, Status> {
         no()
     }
@@ -248,6 +256,10 @@ impl MessageService for Shared {
         drop(state);
         let metadata = Metadata { id: MESSAGE.to_owned(), ..Metadata::default() };
         Ok(Response::new(Message { metadata: Some(metadata), spec: request.spec, status: None }))
+    }
+
+    async fn edit_message(&self, _: Request<v1::EditMessageRequest>) -> Result<Response<Message>, Status> {
+        no()
     }
 
     async fn get_message(&self, _: Request<v1::GetMessageRequest>) -> Result<Response<Message>, Status> {

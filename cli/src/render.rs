@@ -94,6 +94,11 @@ impl Renderer {
                 sink.line(&[(Style::Dim, &format!("· {} {}", event.r#type, deleted.id))])
             }
             Some(Payload::Approval(approval)) => self.approval(approval, sink),
+            Some(Payload::Rewound(rewound)) => {
+                let (from, last) = (rewound.from_position, rewound.last_position);
+                self.answer.abandon(sink)?;
+                sink.line(&[(Style::Dim, &format!("· taken back: messages {from} to {last} are put aside"))])
+            }
             // Of a newer version.
             None => sink.line(&[(Style::Dim, &format!("· {}", event.r#type))]),
         }
@@ -180,6 +185,7 @@ impl Renderer {
         let (style, word) = match turn.outcome() {
             TurnOutcome::Completed => (Style::Good, "✓ completed"),
             TurnOutcome::Cancelled => (Style::Bad, "■ cancelled"),
+            TurnOutcome::Interrupted => (Style::Dim, "■ interrupted by a newer message"),
             TurnOutcome::MaxTurns => (Style::Bad, "✗ stopped at the limit of model calls"),
             TurnOutcome::Failed | TurnOutcome::Unspecified => (Style::Bad, "✗ failed"),
         };

@@ -25,7 +25,7 @@ async fn begin(mesh: &Mesh, provider: v1::ModelProviderSpec) -> Conversation {
 
 async fn show(conversation: &Conversation, blocks: Vec<Block>) -> v1::Task {
     let blocks = blocks.into_iter().map(|block| v1::Block { block: Some(block) }).collect();
-    let spec = v1::MessageSpec { task: conversation.id().into(), blocks };
+    let spec = v1::MessageSpec { task: conversation.id().into(), blocks, ..v1::MessageSpec::default() };
     let request = v1::CreateMessageRequest { spec: Some(spec), ..v1::CreateMessageRequest::default() };
     conversation.client().messages().create_message(request).await.unwrap();
     conversation.settled().await

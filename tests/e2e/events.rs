@@ -249,7 +249,7 @@ async fn changes_of_messages_that_wait_are_told_once_and_in_order() {
     for (dropped, expected) in dropped.iter().zip([&said[0], &said[2]]) {
         assert_eq!(&id(dropped.metadata.as_ref()), expected);
         let status = transcript::status(dropped);
-        assert_eq!((status.position, status.error.as_str()), (0, "cancelled"));
+        assert!(status.position == 0 && status.error.starts_with("cancelled"), "{status:?}");
         assert!(status.processed_at.is_some());
         // What is told is what is kept.
         let kept = listed.messages.iter().find(|message| &id(message.metadata.as_ref()) == expected);

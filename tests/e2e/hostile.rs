@@ -136,7 +136,11 @@ async fn unknown_and_foreign_ids(client: &Client, agent: &str, task: &str) {
     }
     let send = |task: &str| {
         let block = v1::block::Block::Text(v1::Text { text: "x".into() });
-        let spec = v1::MessageSpec { task: task.into(), blocks: vec![v1::Block { block: Some(block) }] };
+        let spec = v1::MessageSpec {
+            task: task.into(),
+            blocks: vec![v1::Block { block: Some(block) }],
+            ..v1::MessageSpec::default()
+        };
         v1::CreateMessageRequest { spec: Some(spec), idempotency_key: String::new() }
     };
     assert_eq!(client.messages().create_message(send(unknown)).await.unwrap_err().code(), Code::NotFound);
@@ -216,7 +220,11 @@ async fn fields_beyond_their_limits(client: &Client, task: &str) {
 
     let send = |text: String| {
         let block = v1::block::Block::Text(v1::Text { text });
-        let spec = v1::MessageSpec { task: task.into(), blocks: vec![v1::Block { block: Some(block) }] };
+        let spec = v1::MessageSpec {
+            task: task.into(),
+            blocks: vec![v1::Block { block: Some(block) }],
+            ..v1::MessageSpec::default()
+        };
         v1::CreateMessageRequest { spec: Some(spec), idempotency_key: String::new() }
     };
     for text in ["x".repeat((1 << 20) + 1), "   ".into()] {
@@ -227,7 +235,11 @@ async fn fields_beyond_their_limits(client: &Client, task: &str) {
     assert_eq!(status.code(), Code::OutOfRange, "{status:?}");
     // A user cannot make the model believe that something was run.
     let result = v1::block::Block::CodeInterpreterResult(v1::CodeInterpreterResult::default());
-    let spec = v1::MessageSpec { task: task.into(), blocks: vec![v1::Block { block: Some(result) }] };
+    let spec = v1::MessageSpec {
+        task: task.into(),
+        blocks: vec![v1::Block { block: Some(result) }],
+        ..v1::MessageSpec::default()
+    };
     let request = v1::CreateMessageRequest { spec: Some(spec), idempotency_key: String::new() };
     assert_violations(
         &client.messages().create_message(request).await.unwrap_err(),

@@ -8,7 +8,10 @@ use std::{
 
 use construct_bus::subject;
 use construct_domain::{OrganizationId, partition};
-use construct_proto::{mesh::v1::ReconcilerBeat, v1::{Event, TurnOutcome}};
+use construct_proto::{
+    mesh::v1::ReconcilerBeat,
+    v1::{Event, TurnOutcome},
+};
 use construct_tests::{
     client::{Conversation, PATIENCE},
     mesh::{Mesh, Service},
@@ -108,7 +111,10 @@ async fn check_jobs(jobs: &[(Conversation, std::path::PathBuf)]) {
         assert_eq!(unique.len(), effects.lines().count(), "an effect happened twice: {effects}");
         let unknown = std::fs::read_to_string(folder.join("unknown.log")).unwrap_or_default();
         let missing: Vec<String> = (1..=10).map(|n| n.to_string()).filter(|n| !unique.contains(n.as_str())).collect();
-        assert!(missing.iter().all(|n| unknown.lines().any(|line| line == n)), "{missing:?} are missing without a word");
+        assert!(
+            missing.iter().all(|n| unknown.lines().any(|line| line == n)),
+            "{missing:?} are missing without a word"
+        );
     }
 }
 
@@ -313,13 +319,12 @@ async fn an_organization_that_floods_the_queue_does_not_keep_another_waiting() {
     })
     .await;
     mesh.database.fill(other, "worker", 3, Some("hello")).await;
-    let (seconds, left) = until("the other organization to be answered", PATIENCE, async || {
-        match mesh.database.answered(other).await {
+    let (seconds, left) =
+        until("the other organization to be answered", PATIENCE, async || match mesh.database.answered(other).await {
             (seconds, 0) => Ok((seconds, mesh.database.answered(OrganizationId::LOCAL).await.1)),
             (_, left) => Err(left),
-        }
-    })
-    .await;
+        })
+        .await;
     println!("answered after {seconds:?} s, while {left} of {flood} tasks of the other organization waited");
     assert!(i64::from(flood) / 2 < left, "the flood was over before: {left} of {flood} are left");
 }

@@ -130,7 +130,11 @@ impl Conversation {
 
     async fn send_as(&self, text: &str, key: &str) -> Result<v1::Message, Status> {
         let block = v1::block::Block::Text(v1::Text { text: text.to_owned() });
-        let spec = v1::MessageSpec { task: self.task.to_string(), blocks: vec![v1::Block { block: Some(block) }] };
+        let spec = v1::MessageSpec {
+            task: self.task.to_string(),
+            blocks: vec![v1::Block { block: Some(block) }],
+            ..v1::MessageSpec::default()
+        };
         let request = v1::CreateMessageRequest { spec: Some(spec), idempotency_key: key.to_owned() };
         Ok(self.client.messages().create_message(request).await?.into_inner())
     }
@@ -221,16 +225,28 @@ impl Conversation {
 
     /// All messages, in transcript order, those that wait last.
     pub async fn transcript(&self) -> Transcript {
-        let messages = until("the transcript to be readable", PATIENCE, async || self.read_transcript().await).await;
+        self.transcript_with(false).await
+    }
+
+    /// The same with the messages that were put aside.
+    pub async fn whole_transcript(&self) -> Transcript {
+        self.transcript_with(true).await
+    }
+
+    async fn transcript_with(&self, aside: bool) -> Transcript {
+        let messages =
+            until("the transcript to be readable", PATIENCE, async || self.read_transcript(aside).await).await;
         Transcript::new(messages)
     }
 
-    async fn read_transcript(&self) -> Result<Vec<v1::Message>, Status> {
+    async fn read_transcript(&self, aside: bool) -> Result<Vec<v1::Message>, Status> {
         let mut messages = Vec::new();
         let mut page_token = String::new();
         loop {
             let page = v1::PageRequest { page_size: PAGE, page_token, ..v1::PageRequest::default() };
-            let request = v1::ListMessagesRequest { task: self.task.to_string(), page: Some(page), filter: None };
+            let filter = v1::list_messages_request::Filter { include_superseded: aside, ..Default::default() };
+            let request =
+                v1::ListMessagesRequest { task: self.task.to_string(), page: Some(page), filter: Some(filter) };
             let response = self.client.messages().list_messages(request).await?.into_inner();
             messages.extend(response.messages);
             page_token = response.page.unwrap_or_default().next_page_token;

@@ -115,7 +115,7 @@ fn ended(news: &News, message: &str) -> Option<Exit> {
     match &event.payload {
         Some(Payload::TurnCompleted(turn)) if turn.message_id == message => Some(match turn.outcome() {
             TurnOutcome::Completed => Exit::Completed,
-            TurnOutcome::Cancelled => Exit::Cancelled,
+            TurnOutcome::Cancelled | TurnOutcome::Interrupted => Exit::Cancelled,
             TurnOutcome::MaxTurns => Exit::MaxTurns,
             TurnOutcome::Failed | TurnOutcome::Unspecified => Exit::Failed,
         }),

@@ -4,8 +4,9 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand, ValueEnum};
 use construct_proto::v1::{
-    Attachment, Block, CreateMessageRequest, DeleteMessageRequest, GetMessageRequest, ListMessagesRequest, Message,
-    MessageSource, MessageSpec, Text, UpdateMessageRequest, block, list_messages_request::Filter,
+    Attachment, Block, CreateMessageRequest, DeleteMessageRequest, EditMessageRequest, GetMessageRequest,
+    ListMessagesRequest, Message, MessagePriority, MessageSource, MessageSpec, Text, UpdateMessageRequest, block,
+    list_messages_request::Filter,
 };
 use jiff::Timestamp;
 
@@ -15,7 +16,7 @@ use crate::{
     gateway::{Gateway, call},
     output::{Entity, OutputArgs},
     page::ListArgs,
-    render,
+    render, time,
     words::{clip, one_line},
 };
 
@@ -51,6 +52,8 @@ pub(crate) enum MessageCommand {
     List(List),
     /// Change one that still waits for its turn.
     Update(Update),
+    /// Send one anew in the place of one that was answered; what followed on that is put aside.
+    Edit(Edit),
     /// Take one back that still waits for its turn.
     Delete {
         /// The message's id.
@@ -71,6 +74,9 @@ pub(crate) struct Create {
     /// An image or file to show to the model: PNG, JPEG, GIF, WebP, PDF or text. Can be given several times.
     #[arg(long, value_name = "FILE")]
     attach: Vec<PathBuf>,
+    /// Don't wait for the turn that runs: stop it, and have this message answered at once.
+    #[arg(long)]
+    interrupt: bool,
     #[command(flatten)]
     write: WriteArgs,
     #[command(flatten)]
@@ -87,6 +93,9 @@ pub(crate) struct List {
     /// Only those after this place in the transcript.
     #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
     after_position: i64,
+    /// Also those that were put aside by a rewind or an edit.
+    #[arg(long)]
+    superseded: bool,
     #[command(flatten)]
     list: ListArgs,
     #[command(flatten)]
@@ -105,6 +114,18 @@ pub(crate) struct Update {
     output: OutputArgs,
 }
 
+#[derive(Debug, Args)]
+pub(crate) struct Edit {
+    /// The id of the user's message.
+    message: String,
+    /// The new text; `-`, or nothing, reads it from standard input.
+    text: Option<String>,
+    #[command(flatten)]
+    write: WriteArgs,
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
 impl MessageCommand {
     /// # Errors
     /// What the gateway fails with.
@@ -115,7 +136,9 @@ impl MessageCommand {
                 for path in &args.attach {
                     blocks.push(Block { block: Some(block::Block::Attachment(attachment(path)?)) });
                 }
-                let spec = MessageSpec { task: args.task, blocks };
+                let priority =
+                    if args.interrupt { MessagePriority::Interrupt } else { MessagePriority::AfterTurn }.into();
+                let spec = MessageSpec { task: args.task, blocks, priority };
                 let request = CreateMessageRequest { spec: Some(spec), idempotency_key: args.write.key() };
                 args.output.one(&call(gateway.messages().create_message(request)).await?)
             }
@@ -132,6 +155,11 @@ impl MessageCommand {
                 };
                 args.output.one(&call(gateway.messages().update_message(request)).await?)
             }
+            Self::Edit(args) => {
+                let (blocks, idempotency_key) = (blocks(args.text)?, args.write.key());
+                let request = EditMessageRequest { message: args.message, blocks, idempotency_key };
+                args.output.one(&call(gateway.messages().edit_message(request)).await?)
+            }
             Self::Delete { message, write, output } => {
                 let request = DeleteMessageRequest { message: message.clone(), idempotency_key: write.key() };
                 call(gateway.messages().delete_message(request)).await?;
@@ -146,6 +174,7 @@ impl List {
         let filter = Filter {
             source: self.source.map_or(MessageSource::Unspecified, MessageSource::from).into(),
             after_position: self.after_position,
+            include_superseded: self.superseded,
         };
         let task = self.task;
         let listed = self
@@ -234,6 +263,7 @@ impl Entity for Message {
     fn row(&self, now: Timestamp) -> Vec<String> {
         let status = self.status.clone().unwrap_or_default();
         let state = match (&status.processed_at, status.position) {
+            _ if status.superseded_at.is_some() => "put aside",
             _ if !status.error.is_empty() => "failed",
             (Some(_), _) => "processed",
             (None, 0) => "queued",
@@ -260,6 +290,11 @@ impl Entity for Message {
             ("position", position),
             ("agent", status.agent_id),
             ("error", status.error),
+            (
+                "put aside",
+                time::read(status.superseded_at.as_ref()).map(|at| time::relative(at, now)).unwrap_or_default(),
+            ),
+            ("replaces", status.replaces),
             ("usage", status.usage.map(|usage| render::usage(&usage)).unwrap_or_default()),
         ];
         details.extend(metadata_details(self.metadata.as_ref(), now));

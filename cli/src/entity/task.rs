@@ -4,8 +4,9 @@ use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
 use construct_proto::v1::{
-    CancelTaskRequest, CreateTaskRequest, DeleteTaskRequest, GetTaskRequest, ListTasksRequest, ResumeTaskRequest,
-    SuspendTaskRequest, Task, TaskPhase, TaskSpec, TurnOutcome, UpdateTaskRequest, list_tasks_request::Filter,
+    CancelTaskRequest, CreateTaskRequest, DeleteTaskRequest, ForkTaskRequest, GetTaskRequest, ListTasksRequest,
+    ResumeTaskRequest, RewindTaskRequest, SuspendTaskRequest, Task, TaskPhase, TaskSpec, TurnOutcome,
+    UpdateTaskRequest, list_tasks_request::Filter,
 };
 use jiff::Timestamp;
 
@@ -85,6 +86,38 @@ pub(crate) enum TaskCommand {
         #[command(flatten)]
         output: OutputArgs,
     },
+    /// Stop what runs, and put a message and everything after it aside; the task then awaits input.
+    Rewind {
+        #[command(flatten)]
+        write: Write,
+        /// The message's id.
+        message: String,
+        /// Keep the message itself, and put aside only what follows it.
+        #[arg(long)]
+        keep: bool,
+        #[command(flatten)]
+        output: OutputArgs,
+    },
+    /// Begin another task with a copy of the conversation up to a message.
+    Fork(Fork),
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Fork {
+    /// The id of the task to copy.
+    task: String,
+    /// The id of the last message to copy.
+    message: String,
+    /// That of the task when not given.
+    #[arg(long, default_value = "", hide_default_value = true)]
+    title: String,
+    /// The directory the new task works in. Without it the task gets an empty one of its own.
+    #[arg(long, value_name = "DIR")]
+    workspace: Option<PathBuf>,
+    #[command(flatten)]
+    write: WriteArgs,
+    #[command(flatten)]
+    output: OutputArgs,
 }
 
 #[derive(Debug, Args)]
@@ -203,6 +236,21 @@ impl TaskCommand {
                 let request = CancelTaskRequest { idempotency_key: write.write.key(), task: write.task, reason };
                 output.one(&call(gateway.tasks().cancel_task(request)).await?)
             }
+            Self::Rewind { write, message, keep, output } => {
+                let idempotency_key = write.write.key();
+                let request = RewindTaskRequest { task: write.task, message, keep, idempotency_key };
+                output.one(&call(gateway.tasks().rewind_task(request)).await?)
+            }
+            Self::Fork(args) => {
+                let request = ForkTaskRequest {
+                    task: args.task,
+                    message: args.message,
+                    title: args.title,
+                    workspace: args.workspace.as_deref().map(exec::workspace).transpose()?.unwrap_or_default(),
+                    idempotency_key: args.write.key(),
+                };
+                args.output.one(&call(gateway.tasks().fork_task(request)).await?)
+            }
         }
     }
 }
@@ -267,6 +315,7 @@ fn outcome_name(outcome: TurnOutcome) -> &'static str {
         TurnOutcome::Completed => "completed",
         TurnOutcome::Failed => "failed",
         TurnOutcome::Cancelled => "cancelled",
+        TurnOutcome::Interrupted => "interrupted",
         TurnOutcome::MaxTurns => "limit of model calls reached",
         TurnOutcome::Unspecified => "",
     }
@@ -320,6 +369,10 @@ impl Entity for Task {
             ("usage", render::usage(&status.usage.unwrap_or_default())),
             ("tools", tools),
             ("policy", policy::words(&spec.policy)),
+            (
+                "forked from",
+                status.forked_from.map(|from| format!("{}, up to {}", from.task, from.message)).unwrap_or_default(),
+            ),
         ];
         details.extend(metadata_details(self.metadata.as_ref(), now));
         details

@@ -18,7 +18,7 @@ fn created(step: u64, id: &str, source: MessageSource, text: &str) -> Event {
     let usage = Usage { input_tokens: 10, output_tokens: 5, cost_pico_usd: 2_000_000, ..Usage::default() };
     let message = Message {
         metadata: Some(Metadata { id: id.to_owned(), ..Metadata::default() }),
-        spec: Some(MessageSpec { task: TASK.to_owned(), blocks }),
+        spec: Some(MessageSpec { task: TASK.to_owned(), blocks, ..MessageSpec::default() }),
         status: Some(MessageStatus { source: source.into(), usage: Some(usage), ..MessageStatus::default() }),
     };
     event("message.created", step, Payload::Message(message))

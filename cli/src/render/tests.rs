@@ -34,6 +34,7 @@ fn message(step: u64, source: MessageSource, blocks: Vec<Block>) -> Event {
         spec: Some(MessageSpec {
             task: String::new(),
             blocks: blocks.into_iter().map(|block| v1::Block { block: Some(block) }).collect(),
+            ..MessageSpec::default()
         }),
         status: Some(MessageStatus { source: source.into(), usage: Some(usage), ..MessageStatus::default() }),
         ..Message::default()

@@ -10,18 +10,20 @@ use jiff::Timestamp;
 
 use crate::{
     MessageId, StepId,
-    approval::{Approval, ApprovalState, Asked, AskedCall, Closed},
+    approval::{Asked, Closed},
     backoff,
     message::{Block, CodeResult, Source, code_calls},
     task::{
-        BUDGET_EXHAUSTED, Failure, FailureClass, NewMessage, Outcome, Phase, Stage, Step, StepResult, StepState, Stop,
-        Task, TaskError, Turn, TurnOutcome,
+        BUDGET_EXHAUSTED, CANCELLED, Failure, INTERRUPTED, NewMessage, Outcome, Queued, Stage, Step, StepResult,
+        StepState, Stop, Task, TaskError, TurnOutcome,
     },
 };
 
 mod approvals;
+mod control;
 #[cfg(test)]
 mod tests;
+mod turn;
 
 /// How long a model call may take, from the moment it is wanted.
 pub const MODEL_DEADLINE: Duration = Duration::from_secs(10 * 60);
@@ -29,6 +31,8 @@ pub const MODEL_DEADLINE: Duration = Duration::from_secs(10 * 60);
 pub const CODE_DEADLINE: Duration = Duration::from_secs(30 * 60);
 /// How long a worker that was told to stop has for its last words.
 pub const CANCEL_GRACE: Duration = Duration::from_secs(10);
+/// The same of a model call, whose text so far is all that can be lost. Short, because somebody waits for another answer.
+pub const MODEL_GRACE: Duration = Duration::from_secs(2);
 /// How often it is told again.
 pub const CANCEL_REPEAT: Duration = Duration::from_secs(1);
 /// How long a vendor may ask us to stay away; one that asks for more is asked again after this.
@@ -41,6 +45,10 @@ pub const LAST_CHECK: Duration = Duration::from_secs(30);
 /// What a model is told whose answer was cut off.
 const CUT: &str = "Your answer was cut off at your limit of output tokens. A script that was not whole was not run. Go on in smaller \
                    pieces.";
+
+/// What stands behind an answer that a message of the user has interrupted, for the model and for people.
+const BROKEN_OFF: &str =
+    "The answer above was broken off here: the user has sent a message that did not wait for its end.";
 
 /// Why a task is looked at.
 #[derive(Debug, Clone, PartialEq)]
@@ -75,8 +83,10 @@ pub struct Decision {
     pub appended: Vec<NewMessage>,
     /// The turn that ended.
     pub ended: Option<EndedTurn>,
-    /// Whether every queued message is dropped, as cancelled.
-    pub drop_queued: bool,
+    /// Every message that was queued when a cancel or rewind was asked for is dropped, with these words as its error.
+    pub drop_queued: Option<String>,
+    /// The transcript is put aside from this place on, what this decision appends included.
+    pub rewound: Option<i64>,
     /// An error clients are told about.
     pub error: Option<TaskError>,
     /// What people are asked from now on. A question about the same call with other arguments is replaced.
@@ -122,23 +132,25 @@ impl Decision {
             || self.admitted.is_some()
             || !self.appended.is_empty()
             || self.ended.is_some()
-            || self.drop_queued
+            || self.drop_queued.is_some()
+            || self.rewound.is_some()
             || !self.asked.is_empty()
             || !self.closed.is_empty()
     }
 }
 
-/// Decides what happens next. `queued` is the oldest accepted user message that is not in the transcript yet.
+/// Decides what happens next. `queued` is the next of the accepted user messages that are not in the transcript yet: those
+/// that interrupt come before the others, otherwise in the order in which they were accepted.
 ///
 /// One decision admits at most one message and ends at most one turn, so that each commit is small and tells of one
 /// turn; when more can be done at once, `next_wake` is `now`.
-pub fn decide(task: &Task, queued: Option<MessageId>, event: Event, now: Timestamp, fresh: Fresh) -> Decision {
+pub fn decide(task: &Task, queued: Option<Queued>, event: Event, now: Timestamp, fresh: Fresh) -> Decision {
     begin(task, queued, event, now, fresh, None)
 }
 
 fn begin(
     task: &Task,
-    queued: Option<MessageId>,
+    queued: Option<Queued>,
     event: Event,
     now: Timestamp,
     fresh: Fresh,
@@ -151,7 +163,8 @@ fn begin(
             admitted: None,
             appended: Vec::new(),
             ended: None,
-            drop_queued: false,
+            drop_queued: None,
+            rewound: None,
             error: None,
             asked: Vec::new(),
             closed: Vec::new(),
@@ -174,7 +187,7 @@ fn begin(
 /// `exhausted` as its error. A message that is admitted by the same decision ends with the next one.
 pub fn decide_without_money(
     task: &Task,
-    queued: Option<MessageId>,
+    queued: Option<Queued>,
     event: Event,
     now: Timestamp,
     fresh: Fresh,
@@ -187,7 +200,7 @@ struct Draft<'a> {
     /// Why no model can be called.
     exhausted: Option<&'a str>,
     d: Decision,
-    queued: Option<MessageId>,
+    queued: Option<Queued>,
     now: Timestamp,
     fresh: Fresh,
     woken: bool,
@@ -213,6 +226,7 @@ impl Draft<'_> {
             (Stage::Model, Outcome::Failed(failure)) => self.model_failed(&step, failure),
             // Told to stop, and neither suspended nor cancelled any more: the turn simply asks again.
             (Stage::Model, Outcome::Cancelled(_)) => self.unanswered(),
+            (Stage::Model, Outcome::Stopped(said)) => self.broken_off(&step, said),
             (Stage::Code { calls }, Outcome::Code(results) | Outcome::Cancelled(results)) => {
                 self.d.effects.push(Effect::EndCode(step.id));
                 self.append_results(
@@ -229,7 +243,8 @@ impl Draft<'_> {
                 self.append_results(&calls, Vec::new(), &words);
             }
             (Stage::Code { calls }, Outcome::Parked { asked, results }) => self.parked(step, &calls, asked, results),
-            (Stage::Model, Outcome::Code(_) | Outcome::Parked { .. }) | (Stage::Code { .. }, Outcome::Model(..)) => {
+            (Stage::Model, Outcome::Code(_) | Outcome::Parked { .. })
+            | (Stage::Code { .. }, Outcome::Model(..) | Outcome::Stopped(_)) => {
                 // A result of the wrong kind under the right id is a defect of a worker; ask again rather than stall.
                 self.fail("INTERNAL", "a worker answered with the wrong kind of result".to_owned());
                 self.d.task.step = Some(step);
@@ -280,7 +295,7 @@ impl Draft<'_> {
     }
 
     fn model_failed(&mut self, step: &Step, failure: Failure) {
-        let cancelling = self.d.task.cancel.is_some() || self.d.task.suspend;
+        let cancelling = self.d.task.cancel.is_some() || self.d.task.rewind.is_some() || self.d.task.suspend;
         // What keeps a service of ours away is said once a turn: an outage of hours would fill the task's events otherwise.
         let said = |error: &TaskError| error.code == failure.class.code() && error.message == failure.message;
         if failure.tries > 0 || !self.d.task.last_error.as_ref().is_some_and(said) {
@@ -295,260 +310,6 @@ impl Draft<'_> {
         } else if !cancelling {
             self.end_turn(TurnOutcome::Failed);
         }
-    }
-
-    /// Looks at the state alone and moves it on.
-    fn settle(&mut self) {
-        // A decision that has appended or ended something is committed before the next is made, except that a new
-        // step is started at once: that is the hot path of every turn.
-        let reason = self.d.task.cancel.clone();
-        if let Some(reason) = reason {
-            self.settle_cancel(&reason);
-        } else if self.d.task.suspend {
-            self.settle_suspend();
-        } else {
-            self.settle_running();
-        }
-    }
-
-    fn settle_cancel(&mut self, reason: &str) {
-        if self.stop_step(reason) {
-            return;
-        }
-        match self.d.task.turn.as_ref().map(|turn| turn.stage.clone()) {
-            Some(Stage::Code { calls }) => {
-                self.append_results(&calls, Vec::new(), &format!("not run: the user cancelled ({reason})"));
-                self.end_turn(TurnOutcome::Cancelled);
-            }
-            Some(Stage::Model) => self.end_turn(TurnOutcome::Cancelled),
-            None => {}
-        }
-        self.d.drop_queued = true;
-        self.queued = None;
-        self.d.task.cancel = None;
-        if self.d.task.suspend { self.settle_suspend() } else { self.settle_running() }
-    }
-
-    fn settle_suspend(&mut self) {
-        self.d.task.phase = Phase::Suspended;
-        if let Some(step @ Step { state: StepState::Parked { .. }, .. }) = &self.d.task.step
-            && self.now < step.approvals_expire()
-        {
-            // Nothing runs that would have to be stopped, and what people decide meanwhile is not lost.
-            self.d.task.next_wake = Some(step.approvals_expire());
-            return;
-        }
-        if self.stop_step("the user suspended the task") {
-            return;
-        }
-        self.d.task.next_wake = None;
-    }
-
-    /// Stops the step in flight. True while its last words are awaited.
-    fn stop_step(&mut self, reason: &str) -> bool {
-        let Some(step) = self.d.task.step.clone() else { return false };
-        let is_code = matches!(self.d.task.turn.as_ref().map(|turn| &turn.stage), Some(Stage::Code { .. }));
-        match step.state {
-            StepState::Backoff { .. } => {
-                self.d.task.step = None;
-                self.unanswered();
-                false
-            }
-            StepState::InFlight { .. } if !is_code => {
-                self.d.effects.push(Effect::CancelModel(step.id, reason.to_owned()));
-                self.d.task.step = None;
-                self.unanswered();
-                false
-            }
-            StepState::InFlight { .. } => {
-                let deadline = self.now + CANCEL_GRACE;
-                self.d.effects.push(Effect::CancelCode(step.id, reason.to_owned()));
-                self.d.task.step = Some(Step { state: StepState::Cancelling { deadline }, ..step });
-                self.d.task.next_wake = Some(self.now + CANCEL_REPEAT);
-                true
-            }
-            StepState::Cancelling { deadline } => self.await_last_words(&step, deadline),
-            StepState::Parked { results, .. } => {
-                if let Some(Stage::Code { calls }) = self.d.task.turn.as_ref().map(|turn| turn.stage.clone()) {
-                    self.end_parked(step.id, &calls, results);
-                }
-                false
-            }
-        }
-    }
-
-    /// True while the worker still has time; else the outcome is unknown, and said so.
-    fn await_last_words(&mut self, step: &Step, deadline: Timestamp) -> bool {
-        if self.now < deadline {
-            if self.woken && self.d.task.next_wake.is_none_or(|wake| self.now >= wake) {
-                // Whoever has begun the script meanwhile has not heard it.
-                self.d.effects.push(Effect::CancelCode(step.id, "it was told to stop before".to_owned()));
-                self.d.task.next_wake = Some((self.now + CANCEL_REPEAT).min(deadline));
-            }
-            return true;
-        }
-        self.d.task.step = None;
-        self.d.effects.push(Effect::EndCode(step.id));
-        if let Some(Stage::Code { calls }) = self.d.task.turn.as_ref().map(|turn| turn.stage.clone()) {
-            self.append_results(
-                &calls,
-                Vec::new(),
-                "the script was stopped and did not report; it is unknown what it did",
-            );
-        }
-        false
-    }
-
-    fn settle_running(&mut self) {
-        if self.d.ended.is_some() && self.queued.is_some() {
-            // The next message begins its own decision, so that each commit tells of one turn.
-            self.d.task.phase = Phase::AwaitInput;
-            self.d.task.next_wake = Some(self.now);
-            return;
-        }
-        if self.d.task.turn.is_none() {
-            let Some(message) = self.queued.take() else {
-                self.d.task.phase = Phase::AwaitInput;
-                self.d.task.next_wake = None;
-                return;
-            };
-            self.d.task.last_position += 1;
-            self.d.admitted = Some((message, self.d.task.last_position));
-            self.d.task.turn = Some(Turn { message, calls: 0, stage: Stage::Model, cut: false });
-            self.d.task.last_error = None;
-        }
-        let Some(turn) = self.d.task.turn.clone() else { return };
-        match turn.stage {
-            Stage::Model => self.settle_model(&turn),
-            Stage::Code { .. } => self.settle_code(),
-        }
-    }
-
-    fn settle_model(&mut self, turn: &Turn) {
-        self.d.task.phase = Phase::InvokeModel;
-        let Some(step) = self.d.task.step.clone() else {
-            if turn.calls >= self.d.task.max_turns {
-                let limit = self.d.task.max_turns;
-                self.fail("MAX_TURNS", format!("the limit of {limit} model calls for one message is reached"));
-                self.end_turn(TurnOutcome::MaxTurns);
-                self.settle_running();
-                return;
-            }
-            if self.refuse_for_money() {
-                return;
-            }
-            if let Some(turn) = &mut self.d.task.turn {
-                turn.calls += 1;
-            }
-            self.start_step(1, MODEL_DEADLINE, Effect::InvokeModel);
-            return;
-        };
-        match step.state {
-            StepState::Backoff { until } if self.now >= until => {
-                if self.refuse_for_money() {
-                    return;
-                }
-                self.start_step(step.attempt, MODEL_DEADLINE, Effect::InvokeModel);
-            }
-            StepState::Backoff { until } => self.d.task.next_wake = Some(until),
-            StepState::InFlight { deadline } if self.now >= deadline => {
-                self.d.effects.push(Effect::CancelModel(step.id, "its deadline has passed".to_owned()));
-                self.d.task.step = None;
-                let message = format!("the model did not answer within {} s", MODEL_DEADLINE.as_secs());
-                self.model_failed(
-                    &step,
-                    Failure { class: FailureClass::DeadlineExceeded, message, retry_at: None, tries: 1 },
-                );
-                self.settle_running();
-            }
-            StepState::InFlight { deadline } => self.check_step(&step, deadline, Effect::InvokeModel),
-            StepState::Cancelling { .. } | StepState::Parked { .. } => {
-                // Model steps are never waited for; ask again.
-                self.d.task.step = None;
-                self.settle_model(turn);
-            }
-        }
-    }
-
-    /// Ends the turn when there is no money for its next model call. True when that is so.
-    fn refuse_for_money(&mut self) -> bool {
-        let Some(exhausted) = self.exhausted else { return false };
-        if self.d.admitted.is_some() || self.d.ended.is_some() {
-            // One commit tells of one turn, and of a message one thing: the next decision asks for the money again.
-            self.d.task.next_wake = Some(self.now);
-            return true;
-        }
-        self.fail(BUDGET_EXHAUSTED, exhausted.to_owned());
-        self.end_turn(TurnOutcome::Failed);
-        self.settle_running();
-        true
-    }
-
-    fn settle_code(&mut self) {
-        self.d.task.phase = Phase::ExecuteTools;
-        let Some(step) = self.d.task.step.clone() else {
-            self.start_step(1, CODE_DEADLINE, Effect::ExecuteCode);
-            return;
-        };
-        match step.state {
-            StepState::InFlight { deadline } if self.now >= deadline => {
-                let deadline = self.now + CANCEL_GRACE;
-                self.d.effects.push(Effect::CancelCode(step.id, "its deadline has passed".to_owned()));
-                self.d.task.step = Some(Step { state: StepState::Cancelling { deadline }, ..step });
-                self.d.task.next_wake = Some(self.now + CANCEL_REPEAT);
-            }
-            StepState::InFlight { deadline } => self.check_step(&step, deadline, Effect::ExecuteCode),
-            StepState::Cancelling { deadline } => {
-                if !self.await_last_words(&step, deadline) {
-                    self.settle_running();
-                }
-            }
-            StepState::Parked { ref waits, .. } => {
-                let is_decided = |call: &AskedCall| {
-                    let is_it = |approval: &&Approval| approval.call == *call;
-                    let found = self.d.task.approvals.iter().find(is_it);
-                    found.is_some_and(|approval| approval.state != ApprovalState::Pending)
-                };
-                if waits.iter().any(is_decided) || self.now >= step.approvals_expire() {
-                    self.resume_step(step);
-                } else {
-                    self.d.task.phase = Phase::AwaitApproval;
-                    self.d.task.next_wake = Some(step.approvals_expire());
-                }
-            }
-            StepState::Backoff { .. } => {
-                // Scripts are never tried again by us: their side effects may have happened.
-                self.d.task.step = None;
-                self.settle_code();
-            }
-        }
-    }
-
-    fn start_step(&mut self, attempt: u32, limit: Duration, effect: fn(Step) -> Effect) {
-        self.d.task.steps += 1;
-        let step = Step {
-            id: self.fresh.step,
-            number: self.d.task.steps,
-            attempt,
-            since: self.now,
-            round: 0,
-            resumed: None,
-            state: StepState::InFlight { deadline: self.now + limit },
-        };
-        self.d.task.step = Some(step.clone());
-        self.d.task.next_wake = Some(self.now + FIRST_CHECK);
-        self.d.effects.push(effect(step));
-    }
-
-    /// A step in flight needs nothing, unless its command was lost: then the same command is sent again, which the bus
-    /// refuses while the first one is still queued or being worked on.
-    fn check_step(&mut self, step: &Step, deadline: Timestamp, effect: fn(Step) -> Effect) {
-        if self.d.task.next_wake.is_some_and(|wake| self.now < wake) {
-            return;
-        }
-        let age = Duration::try_from(self.now.duration_since(step.wanted())).unwrap_or_default();
-        self.d.task.next_wake = Some((self.now + age.clamp(FIRST_CHECK, LAST_CHECK)).min(deadline));
-        self.d.effects.push(effect(step.clone()));
     }
 
     fn append(&mut self, source: Source, blocks: Vec<Block>) {

@@ -40,9 +40,8 @@ pub fn owners<'a>(members: &[&'a str]) -> Vec<&'a str> {
 fn weight(member: &str, partition: u16) -> u64 {
     // FNV-1a, and the finalizer of MurmurHash3, because FNV alone hardly mixes its last bytes.
     let bytes = member.bytes().chain(partition.to_be_bytes());
-    let hash = bytes.fold(0xCBF2_9CE4_8422_2325_u64, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01B3)
-    });
+    let hash =
+        bytes.fold(0xCBF2_9CE4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01B3));
     let mixed = (hash ^ (hash >> 33)).wrapping_mul(0xFF51_AFD7_ED55_8CCD);
     let mixed = (mixed ^ (mixed >> 33)).wrapping_mul(0xC4CE_B9FE_1A85_EC53);
     mixed ^ (mixed >> 33)

@@ -15,6 +15,21 @@ pub const DEFAULT_MAX_TURNS: u32 = 50;
 /// The code of the error of a turn that ended because a budget has not got what its next model call may cost.
 pub const BUDGET_EXHAUSTED: &str = "BUDGET_EXHAUSTED";
 
+/// The code of what is kept of a turn that a person ended.
+pub const CANCELLED: &str = "CANCELLED";
+
+/// The code of what is kept of a turn that a newer message ended.
+pub const INTERRUPTED: &str = "INTERRUPTED";
+
+/// The message that is next.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Queued {
+    /// Which.
+    pub message: MessageId,
+    /// Whether it ends the turn that runs, instead of waiting for its end.
+    pub interrupts: bool,
+}
+
 /// Where a task stands (seed 000, "Task Reconciler").
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -53,8 +68,8 @@ impl Phase {
     }
 }
 
-/// A task's state. The reconciler alone changes it, except for the intents ([`Task::suspend`], [`Task::cancel`], the
-/// agent), which the gateway writes and the reconciler reads.
+/// A task's state. The reconciler alone changes it, except for the intents ([`Task::suspend`], [`Task::cancel`],
+/// [`Task::rewind`], the agent), which the gateway writes and the reconciler reads.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Task {
     /// Which task.
@@ -67,6 +82,8 @@ pub struct Task {
     pub suspend: bool,
     /// Whether a person wants the running turn ended, and why. Cleared when done.
     pub cancel: Option<String>,
+    /// From which place on a person wants the transcript put aside. What runs is stopped first. Cleared when done.
+    pub rewind: Option<i64>,
     /// Model calls one user message may cause.
     pub max_turns: u32,
     /// Whether the task has a title already.
@@ -206,6 +223,8 @@ pub enum TurnOutcome {
     Cancelled,
     /// The limit of model calls was reached.
     MaxTurns,
+    /// A newer message of the user did not wait for its end.
+    Interrupted,
 }
 
 impl TurnOutcome {
@@ -216,12 +235,13 @@ impl TurnOutcome {
             Self::Failed => "failed",
             Self::Cancelled => "cancelled",
             Self::MaxTurns => "max_turns",
+            Self::Interrupted => "interrupted",
         }
     }
 
     /// Reads what [`TurnOutcome::as_str`] wrote.
     pub fn parse(text: &str) -> Option<Self> {
-        [Self::Completed, Self::Failed, Self::Cancelled, Self::MaxTurns]
+        [Self::Completed, Self::Failed, Self::Cancelled, Self::MaxTurns, Self::Interrupted]
             .into_iter()
             .find(|outcome| outcome.as_str() == text)
     }
@@ -332,6 +352,8 @@ pub enum Outcome {
     Failed(Failure),
     /// The worker stopped because it was told to; of scripts, what is known of the calls that ran.
     Cancelled(Vec<CodeResult>),
+    /// The model call stopped because it was told to, and this is what it had said. Scripts in it were not whole.
+    Stopped(Vec<Block>),
     /// The scripts wait for people, and the worker has let go of them.
     Parked {
         /// What people are asked.

@@ -1,5 +1,6 @@
 //! The messages of tasks: the queue, and the transcript it feeds.
 
+mod edit;
 mod write;
 
 use jiff::Timestamp;
@@ -15,7 +16,9 @@ use construct_domain::{
 
 use crate::{Error, Store, time::option};
 
-const WHAT: &str = "message";
+pub(crate) use write::message_by_id;
+
+pub(crate) const WHAT: &str = "message";
 
 /// Messages of one task that may wait for their turn: who sends one more is refused with [`Error::QueueFull`]. A task
 /// answers one message at a time, so a longer queue would only be a longer wait; and each message costs memory of
@@ -45,6 +48,12 @@ pub struct StoredMessage {
     pub processed_at: Option<Timestamp>,
     /// Why its turn failed.
     pub error: Option<String>,
+    /// Whether it ends the turn that runs instead of waiting for its end.
+    pub interrupts: bool,
+    /// When it was put aside: it keeps its place, and the model does not see it any more.
+    pub superseded_at: Option<Timestamp>,
+    /// The message in whose place it was sent.
+    pub replaces: Option<MessageId>,
     /// Of the model call that wrote it.
     pub usage: Usage,
     /// The step it is the result of.
@@ -73,6 +82,8 @@ pub struct NewUserMessage {
     pub task: TaskId,
     /// What it says.
     pub content: Content,
+    /// Whether it ends the turn that runs instead of waiting for its end.
+    pub interrupts: bool,
 }
 
 /// Which messages a list shows.
@@ -82,6 +93,8 @@ pub struct MessageFilter {
     pub source: Option<Source>,
     /// With a greater position only, and all without one; 0: all.
     pub after_position: i64,
+    /// Also those that were put aside.
+    pub superseded: bool,
 }
 
 /// A part of a list of messages. Its order is the transcript's, then those without a position in the order of their
@@ -116,6 +129,9 @@ struct Row {
     agent_id: Option<Uuid>,
     processed_at: Option<jiff_sqlx::Timestamp>,
     error: Option<String>,
+    interrupts: bool,
+    superseded_at: Option<jiff_sqlx::Timestamp>,
+    replaces: Option<Uuid>,
     input_tokens: i64,
     output_tokens: i64,
     cache_read_tokens: i64,
@@ -144,6 +160,9 @@ impl TryFrom<Row> for StoredMessage {
             agent: row.agent_id.map(AgentId::from_uuid),
             processed_at: option(row.processed_at),
             error: row.error,
+            interrupts: row.interrupts,
+            superseded_at: option(row.superseded_at),
+            replaces: row.replaces.map(MessageId::from_uuid),
             usage: Usage {
                 input_tokens: row.input_tokens,
                 output_tokens: row.output_tokens,
@@ -165,7 +184,7 @@ macro_rules! select {
         sqlx::query_as!(
             crate::message::Row,
             "SELECT m.id, m.organization_id, m.task_id, m.arrival, m.position, m.source, m.content, m.agent_id, m.processed_at,
-                    m.error, m.input_tokens, m.output_tokens, m.cache_read_tokens, m.cache_write_tokens, m.thinking_tokens, m.cost_pico_usd,
+                    m.error, m.interrupts, m.superseded_at, m.replaces, m.input_tokens, m.output_tokens, m.cache_read_tokens, m.cache_write_tokens, m.thinking_tokens, m.cost_pico_usd,
                     m.step_id, m.revision, m.created_at, m.updated_at
              FROM messages m " $(+ $tail)+,
             $($argument),*
@@ -181,6 +200,7 @@ macro_rules! list {
             ["WHERE m.organization_id = $1 AND m.task_id = $2
                AND ($3::text IS NULL OR m.source = $3)
                AND (m.position IS NULL OR m.position > $4)
+               AND ($8 OR m.superseded_at IS NULL)
                AND (coalesce(m.position, 9223372036854775807), m.arrival) " $comparison " ($5, $6)
              ORDER BY coalesce(m.position, 9223372036854775807)" $direction ", m.arrival" $direction " LIMIT $7"],
             $organization.uuid(),
@@ -190,6 +210,7 @@ macro_rules! list {
             position,
             arrival,
             i64::from($page.limit),
+            $filter.superseded,
         )
         .fetch_all(&$store.pool)
         .await?
@@ -254,7 +275,8 @@ impl Store {
         rows.into_iter().map(TryInto::try_into).collect()
     }
 
-    /// The transcript of a task as far as a position, in order, and behind it the message that is admitted at this moment.
+    /// The transcript of a task as the model sees it, as far as a position: every message that was not put aside, in order, and behind
+    /// them the message that is admitted at this moment.
     ///
     /// # Errors
     /// [`Error::Unavailable`], [`Error::Internal`] when a message cannot be read.
@@ -266,7 +288,8 @@ impl Store {
         admitted: Option<MessageId>,
     ) -> Result<Vec<StoredMessage>, Error> {
         select!(
-            ["WHERE m.task_id = $1 AND (m.position <= $2 OR m.id = $3) ORDER BY m.position NULLS LAST"],
+            ["WHERE m.task_id = $1 AND (m.position <= $2 OR m.id = $3) AND m.superseded_at IS NULL
+              ORDER BY m.position NULLS LAST"],
             task.uuid(),
             until,
             admitted.map(MessageId::uuid) as _,

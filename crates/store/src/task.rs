@@ -2,6 +2,8 @@
 
 mod commit;
 mod drive;
+mod fork;
+pub(crate) mod rewind;
 mod statement;
 mod write;
 
@@ -13,7 +15,7 @@ use serde_json::Value;
 use uuid::Uuid;
 
 use construct_domain::{
-    AgentId, ApprovalId, OrganizationId, StepId, TaskId,
+    AgentId, ApprovalId, MessageId, OrganizationId, StepId, TaskId,
     approval::{Approval, ApprovalState, AskedCall},
     money::Usage,
     policy::Rule,
@@ -29,6 +31,8 @@ use crate::{
 
 pub use commit::{AppendedMessage, AskedApproval, Committed, EndedMessage, TaskCommit};
 pub use drive::{DueTask, LoadedTask, Spending};
+pub use fork::NewFork;
+pub use rewind::Rewind;
 
 pub(crate) const WHAT: &str = "task";
 
@@ -62,6 +66,8 @@ pub struct StoredTask {
     pub event_sequence: u64,
     /// The trace of the step that runs or ran last.
     pub trace_id: Option<String>,
+    /// The task whose transcript it began with a copy of, and the last message that was copied, in that task.
+    pub forked_from: Option<(TaskId, MessageId)>,
     /// Rises with every change.
     pub revision: i64,
     /// When it was created.
@@ -125,7 +131,8 @@ pub struct TaskFilter {
     pub created_before: Option<Timestamp>,
 }
 
-/// A row as both sides read it. `queued_count` is read by one side only, `queued`, `approvals` and `spending` by the other.
+/// A row as both sides read it. `queued_count` is read by one side only; `queued`, `queued_interrupts`, `approvals` and
+/// `spending` by the other.
 struct Row {
     id: Uuid,
     organization_id: Uuid,
@@ -161,6 +168,10 @@ struct Row {
     suspend: bool,
     cancel_reason: Option<String>,
     cancel_intent: Option<i64>,
+    rewind_from: Option<i64>,
+    rewind_intent: Option<i64>,
+    forked_from: Option<Uuid>,
+    forked_from_message: Option<Uuid>,
     deleted: bool,
     event_sequence: i64,
     version: i64,
@@ -172,6 +183,7 @@ struct Row {
     updated_at: Timestamp,
     queued_count: i64,
     queued: Option<Uuid>,
+    queued_interrupts: bool,
     approvals: Option<Value>,
     root_id: Uuid,
     spending: Option<Value>,
@@ -215,6 +227,7 @@ impl Row {
             agent: AgentId::from_uuid(self.agent_id),
             suspend: self.suspend,
             cancel: self.cancel_reason.take(),
+            rewind: self.rewind_from,
             max_turns,
             titled: self.titled,
             phase: Phase::parse(&self.phase).ok_or_else(|| unreadable("phase", &self.phase))?,
@@ -269,6 +282,10 @@ impl TryFrom<Row> for StoredTask {
             queued_count: row.queued_count,
             event_sequence: unsigned(row.event_sequence),
             trace_id: row.trace_id,
+            forked_from: row
+                .forked_from
+                .zip(row.forked_from_message)
+                .map(|(task, message)| (TaskId::from_uuid(task), MessageId::from_uuid(message))),
             revision: row.revision,
             created_at: row.created_at,
             updated_at: row.updated_at,
@@ -276,7 +293,7 @@ impl TryFrom<Row> for StoredTask {
     }
 }
 
-/// Reads tasks as [`Row`]s. The first list says what the columns `queued_count`, `queued`, `approvals` and `spending` are.
+/// Reads tasks as [`Row`]s. The first list says what those columns are that only one side reads.
 macro_rules! select {
     ([$($queue:literal)+], [$($tail:literal)+], $($argument:expr),* $(,)?) => {
         sqlx::query_as!(
@@ -285,7 +302,7 @@ macro_rules! select {
                     t.titled, t.max_turns_override, t.policy, a.policy AS agent_policy, t.compute, t.phase, t.phase_since, t.turn, t.step, t.title_step, t.steps, t.last_position,
                     t.next_wake, t.last_outcome, t.error_code, t.error_message, t.error_time, t.input_tokens, t.output_tokens,
                     t.cache_read_tokens, t.cache_write_tokens, t.thinking_tokens, t.cost_pico_usd, t.tool_uses, t.suspend, t.cancel_reason,
-                    t.cancel_intent, t.deleted_at IS NOT NULL AS "deleted!", t.event_sequence, t.version, t.revision, t.intents,
+                    t.cancel_intent, t.rewind_from, t.rewind_intent, t.forked_from, t.forked_from_message, t.deleted_at IS NOT NULL AS "deleted!", t.event_sequence, t.version, t.revision, t.intents,
                     t.intents_seen, t.trace_id, t.root_id, a.revision AS agent_revision, t.created_at, t.updated_at, "# $(+ $queue)+ + r#"
              FROM tasks t
              JOIN agents a ON a.organization_id = t.organization_id AND a.id = t.agent_id "# $(+ $tail)+,
@@ -300,7 +317,7 @@ macro_rules! select_counted {
     ([$($tail:literal)+], $($argument:expr),* $(,)?) => {
         crate::task::select!(
             [r#"(SELECT count(*) FROM messages q WHERE q.task_id = t.id AND q.position IS NULL AND q.processed_at IS NULL)
-                    AS "queued_count!", NULL::uuid AS queued, NULL::jsonb AS approvals, NULL::jsonb AS spending"#],
+                    AS "queued_count!", NULL::uuid AS queued, false AS "queued_interrupts!", NULL::jsonb AS approvals, NULL::jsonb AS spending"#],
             [$($tail)+],
             $($argument),*
         )

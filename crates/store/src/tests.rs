@@ -4,6 +4,7 @@ mod approvals;
 mod budgets;
 mod catalogue;
 mod commit;
+mod control;
 mod events;
 mod memory;
 mod messages;
@@ -126,7 +127,11 @@ impl Fixture {
     }
 
     async fn message(&self, task: TaskId, words: &str) -> StoredMessage {
-        let new = NewUserMessage { id: message_id(), task, content: text(words) };
+        self.message_as(task, words, false).await
+    }
+
+    async fn message_as(&self, task: TaskId, words: &str, interrupts: bool) -> StoredMessage {
+        let new = NewUserMessage { id: message_id(), task, content: text(words), interrupts };
         applied(self.store.message_create(&write(), new, rendered("message.created")).await.expect("accepted"))
     }
 }

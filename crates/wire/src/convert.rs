@@ -408,6 +408,9 @@ pub fn task(task: &StoredTask) -> v1::Task {
             last_error: state.last_error.as_ref().map(error),
             turns_used: state.turn.as_ref().map_or(0, |turn| turn.calls),
             event_sequence: task.event_sequence,
+            forked_from: task
+                .forked_from
+                .map(|(task, message)| v1::ForkedFrom { task: task.to_string(), message: message.to_string() }),
         }),
     }
 }
@@ -442,6 +445,7 @@ pub fn outcome(outcome: TurnOutcome) -> v1::TurnOutcome {
         TurnOutcome::Failed => v1::TurnOutcome::Failed,
         TurnOutcome::Cancelled => v1::TurnOutcome::Cancelled,
         TurnOutcome::MaxTurns => v1::TurnOutcome::MaxTurns,
+        TurnOutcome::Interrupted => v1::TurnOutcome::Interrupted,
     }
 }
 
@@ -482,6 +486,12 @@ pub fn message(message: &StoredMessage) -> v1::Message {
         spec: Some(v1::MessageSpec {
             task: message.task.to_string(),
             blocks: message.content.blocks.iter().map(block).collect(),
+            priority: match message.source {
+                Source::User if message.interrupts => v1::MessagePriority::Interrupt,
+                Source::User => v1::MessagePriority::AfterTurn,
+                Source::Assistant | Source::System => v1::MessagePriority::Unspecified,
+            }
+            .into(),
         }),
         status: Some(v1::MessageStatus {
             source: source(message.source).into(),
@@ -490,6 +500,8 @@ pub fn message(message: &StoredMessage) -> v1::Message {
             usage: (message.source == Source::Assistant).then(|| usage(&message.usage)),
             agent_id: message.agent.map(|agent| agent.to_string()).unwrap_or_default(),
             error: message.error.clone().unwrap_or_default(),
+            superseded_at: message.superseded_at.map(time),
+            replaces: message.replaces.map(|message| message.to_string()).unwrap_or_default(),
         }),
     }
 }

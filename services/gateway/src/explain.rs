@@ -3,7 +3,7 @@
 
 use std::time::Duration;
 
-use construct_domain::task::{BUDGET_EXHAUSTED, Phase, Stage, Step, StepState, Turn};
+use construct_domain::task::{BUDGET_EXHAUSTED, CANCELLED, Phase, Stage, Step, StepState, Turn};
 use construct_proto::v1::TaskExplanation;
 use construct_store::{StoredApproval, StoredTask};
 use jiff::Timestamp;
@@ -85,6 +85,10 @@ fn wait(task: &StoredTask, model: Option<&str>, asked: &[StoredApproval]) -> Wai
         let why = if reason.is_empty() { String::new() } else { format!(" ({reason})") };
         return unseen(task, format!("the reconciler, to end the running turn: a person cancelled it{why}"));
     }
+    if state.rewind.is_some() {
+        let words = "the reconciler, to take the conversation back to an earlier message, as a person has asked";
+        return unseen(task, words.to_owned());
+    }
     match (state.suspend, state.phase) {
         (true, Phase::Suspended) => return suspended(task),
         (true, _) => return unseen(task, "the reconciler, to stop what runs: a person suspended the task".to_owned()),
@@ -122,6 +126,13 @@ fn wait(task: &StoredTask, model: Option<&str>, asked: &[StoredApproval]) -> Wai
                     .to_owned(),
             }
         }
+        (None, _) if let Some(error) = state.last_error.as_ref().filter(|error| error.code == CANCELLED) => Wait {
+            words: format!("a message from a user; the last turn was {}", error.message),
+            since: task.phase_since,
+            deadline: None,
+            next: None,
+            released_by: "a user, by sending a message".to_owned(),
+        },
         (None, _) => Wait {
             words: "a message from a user".to_owned(),
             since: task.phase_since,
@@ -201,7 +212,11 @@ fn step_wait(task: &StoredTask, step: &Step, turn: &Turn, model: Option<&str>) -
             );
             (words, None, "the reconciler service, when the pause is over; a person, by cancelling or suspending")
         }
-        (StepState::Cancelling { deadline }, _) => {
+        (StepState::Cancelling { deadline }, Stage::Model) => {
+            let words = "what the model had said before a newer message interrupted it".to_owned();
+            (words, Some(*deadline), "the providers service; at the deadline the newer message is taken without it")
+        }
+        (StepState::Cancelling { deadline }, Stage::Code { .. }) => {
             let words = "the last words of a script that was told to stop, which say what it has done".to_owned();
             (words, Some(*deadline), "the interpreter service; at the deadline its outcome is recorded as unknown")
         }

@@ -2,8 +2,9 @@
 
 use construct_domain::{MessageId, TaskId};
 use construct_proto::v1::{
-    self, CreateMessageRequest, DeleteMessageRequest, DeleteMessageResponse, GetMessageRequest, ListMessagesRequest,
-    ListMessagesResponse, UpdateMessageRequest, event::Payload, message_service_server::MessageService,
+    self, CreateMessageRequest, DeleteMessageRequest, DeleteMessageResponse, EditMessageRequest, GetMessageRequest,
+    ListMessagesRequest, ListMessagesResponse, MessagePriority, UpdateMessageRequest, event::Payload,
+    message_service_server::MessageService,
 };
 use construct_store::{MessageFilter, NewUserMessage, Rendered, StoredMessage};
 use tonic::{Request, Response, Status};
@@ -30,7 +31,8 @@ impl MessageService for Api {
         let write = entry.write("CreateMessage", &mut request);
         let spec = request.spec.unwrap_or_default();
         let id = MessageId::from_uuid(Uuid::now_v7());
-        let new = NewUserMessage { id, task, content: convert::to_content(spec.blocks) };
+        let interrupts = spec.priority() == MessagePriority::Interrupt;
+        let new = NewUserMessage { id, task, content: convert::to_content(spec.blocks), interrupts };
         let created = entry.store().message_create(&write, new, render("message.created")).await;
         let created = created.map_err(|error| status::about(&spec.task, error))?;
         entry.answer(created, wake("message"), convert::message).await
@@ -50,7 +52,9 @@ impl MessageService for Api {
     ) -> Result<Response<ListMessagesResponse>, Status> {
         let (entry, request) = self.enter(request)?;
         let (task, page, source) = requests::list_messages(entry.organization(), &request)?;
-        let filter = MessageFilter { source, after_position: request.filter.unwrap_or_default().after_position };
+        let asked = request.filter.unwrap_or_default();
+        let (after_position, superseded) = (asked.after_position, asked.include_superseded);
+        let filter = MessageFilter { source, after_position, superseded };
         let found = entry.store().message_list(entry.organization(), task, &filter, &page.query()).await;
         let messages = found.map_err(|error| status::about(&request.task, error))?;
         let (messages, info) = page.cut(&messages, convert::message, StoredMessage::cursor);
@@ -79,5 +83,15 @@ impl MessageService for Api {
         let deleted = entry.store().message_delete(&write, message, render).await;
         let deleted = deleted.map_err(|error| status::about(&request.message, error))?;
         entry.answer(deleted, wake("message taken back"), |_| DeleteMessageResponse {}).await
+    }
+
+    async fn edit_message(&self, request: Request<EditMessageRequest>) -> Result<Response<v1::Message>, Status> {
+        let (entry, mut request) = self.enter(request)?;
+        let message = requests::edit_message(&request)?;
+        let write = entry.write("EditMessage", &mut request);
+        let (new, content) = (MessageId::from_uuid(Uuid::now_v7()), convert::to_content(request.blocks));
+        let edited = entry.store().message_edit(&write, message, new, content, render("message.created")).await;
+        let edited = edited.map_err(|error| status::about(&request.message, error))?;
+        entry.answer(edited, wake("message sent anew"), convert::message).await
     }
 }

@@ -39,6 +39,16 @@ pub(crate) fn of_store(error: Error) -> Status {
             let details = ErrorDetails::with_precondition_failure_violation("NOT_QUEUED", "message", words);
             Status::with_error_details(Code::FailedPrecondition, message, details)
         }
+        Error::NotInTranscript => {
+            let words = "only a message that the model still sees can be taken back to, sent anew or copied up to";
+            let details = ErrorDetails::with_precondition_failure_violation("NOT_IN_TRANSCRIPT", "message", words);
+            Status::with_error_details(Code::FailedPrecondition, message, details)
+        }
+        Error::Uncuttable => {
+            let words = "name the message that calls the script, or one after its results";
+            let details = ErrorDetails::with_precondition_failure_violation("UNCUTTABLE", "message", words);
+            Status::with_error_details(Code::FailedPrecondition, message, details)
+        }
         Error::Decided { .. } => {
             let details = ErrorDetails::with_precondition_failure_violation("DECIDED", "approval", &message);
             Status::with_error_details(Code::FailedPrecondition, message, details)

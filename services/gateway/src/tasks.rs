@@ -1,13 +1,18 @@
 //! `TaskService`. It writes intents; what becomes of a task is the reconciler's decision.
 
-use construct_domain::{AgentId, TaskId, approval::ApprovalState, task::Phase};
+use construct_domain::{
+    AgentId, MessageId, TaskId,
+    approval::ApprovalState,
+    message::{Block, Content},
+    task::Phase,
+};
 use construct_proto::v1::{
     self, CancelTaskRequest, CreateTaskRequest, DeleteTaskRequest, DeleteTaskResponse, ExplainTaskRequest,
-    GetTaskRequest, ListTasksRequest, ListTasksResponse, ResumeTaskRequest, SuspendTaskRequest, TaskExplanation,
-    UpdateTaskRequest, event::Payload, task_service_server::TaskService,
+    ForkTaskRequest, GetTaskRequest, ListTasksRequest, ListTasksResponse, ResumeTaskRequest, RewindTaskRequest,
+    SuspendTaskRequest, TaskExplanation, UpdateTaskRequest, event::Payload, task_service_server::TaskService,
 };
 use construct_store::{
-    ApprovalFilter, Error, Key, NewTask, Order, Page, Rendered, StoredTask, TaskChanges, TaskFilter,
+    ApprovalFilter, Error, Key, NewFork, NewTask, Order, Page, Rendered, Rewind, StoredTask, TaskChanges, TaskFilter,
 };
 use tonic::{Request, Response, Status};
 use uuid::Uuid;
@@ -17,6 +22,10 @@ use crate::{
     convert, events, explain, status,
     validate::requests,
 };
+
+/// What the model of a copied task is told that works in another directory than the task it was copied from.
+const ELSEWHERE: &str = "The conversation up to here is a copy of another one's. It goes on in another working directory: files \
+                         that were made before are not there, unless somebody has put them there.";
 
 fn render(kind: &'static str) -> impl FnOnce(&StoredTask) -> Rendered + Send {
     move |task| {
@@ -143,6 +152,35 @@ impl TaskService for Api {
         let cancelled = entry.store().task_cancel(&write, task, &request.reason, render("task.updated")).await;
         let cancelled = cancelled.map_err(|error| status::about(&request.task, error))?;
         entry.answer(cancelled, wake("cancelled"), convert::task).await
+    }
+
+    async fn rewind_task(&self, request: Request<RewindTaskRequest>) -> Result<Response<v1::Task>, Status> {
+        let (entry, mut request) = self.enter(request)?;
+        let (task, message) = requests::rewind_task(&request)?;
+        let write = entry.write("RewindTask", &mut request);
+        let rewind = Rewind { task, message, keep: request.keep };
+        let rewound = entry.store().task_rewind(&write, rewind, render("task.updated")).await;
+        let rewound = rewound.map_err(|error| status::about(&request.message, error))?;
+        entry.answer(rewound, wake("taken back"), convert::task).await
+    }
+
+    async fn fork_task(&self, request: Request<ForkTaskRequest>) -> Result<Response<v1::Task>, Status> {
+        let (entry, mut request) = self.enter(request)?;
+        let (source, message) = requests::fork_task(&request)?;
+        let write = entry.write("ForkTask", &mut request);
+        let elsewhere = Content { blocks: vec![Block::Text(ELSEWHERE.to_owned())] };
+        let new = NewFork {
+            id: TaskId::from_uuid(Uuid::now_v7()),
+            source,
+            message,
+            title: request.title,
+            workspace: request.workspace,
+            elsewhere: (MessageId::from_uuid(Uuid::now_v7()), elsewhere),
+        };
+        let forked = entry.store().task_fork(&write, new, render("task.created")).await;
+        let forked = forked.map_err(|error| status::about(&request.message, error))?;
+        // Like any new task it awaits a message.
+        entry.answer(forked, nobody, convert::task).await
     }
 
     async fn explain_task(&self, request: Request<ExplainTaskRequest>) -> Result<Response<TaskExplanation>, Status> {

@@ -75,6 +75,15 @@ impl Answer {
         }
     }
 
+    /// The text of an answer that ends before it is whole. A call in it may lack its end, and thinking what proves it.
+    pub(crate) fn said(self) -> Vec<v1::Block> {
+        let texts = self.pieces.into_iter().filter_map(|piece| match piece {
+            Piece::Text(text) => Some(v1::Block { block: Some(block::Block::Text(Text { text })) }),
+            Piece::Thinking { .. } | Piece::Call { .. } => None,
+        });
+        texts.collect()
+    }
+
     /// Takes the next chunk.
     pub(crate) fn push(&mut self, chunk: Chunk) -> Result<Option<Visible>, Failure> {
         match chunk {

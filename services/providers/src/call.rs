@@ -2,6 +2,7 @@
 
 use async_trait::async_trait;
 use construct_domain::money::Usage;
+use construct_proto::v1;
 use tokio::time::Instant;
 
 use crate::{
@@ -17,7 +18,11 @@ use crate::{
 pub(crate) enum Outcome {
     Completed(Completed),
     Failed(Failure),
-    Cancelled { reason: String },
+    Cancelled {
+        reason: String,
+        /// The text that had come.
+        said: Vec<v1::Block>,
+    },
     HandedBack,
 }
 
@@ -30,7 +35,9 @@ pub(crate) async fn answer(router: &Router, call: RoutedCall<'_>, deltas: &mut D
         (Ended::Completed, Some(answer)) => Outcome::Completed(answer.complete()),
         (Ended::Completed, None) => Outcome::Failed(Failure::internal("an answer ended that had not begun")),
         (Ended::Failed(failure), _) => Outcome::Failed(failure),
-        (Ended::Cancelled { reason }, _) => Outcome::Cancelled { reason },
+        (Ended::Cancelled { reason }, answer) => {
+            Outcome::Cancelled { reason, said: answer.map(Answer::said).unwrap_or_default() }
+        }
         (Ended::HandedBack, _) => Outcome::HandedBack,
     };
     (outcome, routed.usage, routed.model_id)

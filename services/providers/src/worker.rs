@@ -170,7 +170,9 @@ impl Worker {
                 );
                 step_result::Outcome::Failed(failure.into_proto())
             }
-            Outcome::Cancelled { reason } => step_result::Outcome::Cancelled(Cancelled { reason, results: Vec::new() }),
+            Outcome::Cancelled { reason, said } => {
+                step_result::Outcome::Cancelled(Cancelled { reason, said, results: Vec::new() })
+            }
         };
         let (outcome, usage) = (Some(outcome), Some(usage_to_proto(usage)));
         (Some(StepResult { step: Some(step), delivery, outcome, usage, model_id }), live)

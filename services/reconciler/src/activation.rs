@@ -241,7 +241,8 @@ impl Activator {
             .collect();
         commit.ended =
             decision.ended.as_ref().map(|ended| EndedMessage { message: ended.message, error: ended_error(&decision) });
-        commit.drop_queued = decision.drop_queued;
+        commit.drop_queued.clone_from(&decision.drop_queued);
+        commit.rewound = decision.rewound;
         commit.usage = paid.into_iter().collect();
         commit.settled = settled;
         commit.reservation = spending::reservation(loaded, &decision, &self.catalogue, now);
@@ -252,8 +253,8 @@ impl Activator {
         commit.closed.clone_from(&decision.closed);
         commit.events = self.approval_events(loaded, &commit.asked, &decision, now).await?;
         commit.events.extend(record::events(loaded, &decision, &usage, step, now));
-        if decision.drop_queued {
-            commit.events.extend(self.dropped(loaded, now).await?);
+        if let Some(words) = &decision.drop_queued {
+            commit.events.extend(self.dropped(loaded, words, now).await?);
         }
         if let Some(title) = commit.title.clone() {
             commit.events.push(self.titled(loaded, title, commit.events.len(), now).await?);
@@ -343,16 +344,17 @@ impl Activator {
         Ok(events)
     }
 
-    /// The events of queued messages that a cancel drops.
-    async fn dropped(&self, loaded: &LoadedTask, now: Timestamp) -> Result<Vec<NewEvent>, Error> {
-        let filter = MessageFilter { source: Some(Source::User), after_position: loaded.task.last_position };
+    /// The events of queued messages that a cancel or rewind drops.
+    async fn dropped(&self, loaded: &LoadedTask, words: &str, now: Timestamp) -> Result<Vec<NewEvent>, Error> {
+        let after_position = loaded.task.last_position;
+        let filter = MessageFilter { source: Some(Source::User), after_position, superseded: false };
         let page = MessagePage { limit: QUEUE_LIMIT, descending: false, after: None };
         let queued = self.store.message_list(loaded.task.organization, loaded.task.id, &filter, &page).await?;
         let dropped = queued.into_iter().filter(|message| loaded.is_dropped_by_cancel(message));
         Ok(dropped
             .map(|mut message| {
                 message.processed_at = Some(now);
-                message.error = Some("cancelled".to_owned());
+                message.error = Some(words.to_owned());
                 message.revision += 1;
                 message.updated_at = now;
                 let message = construct_wire::convert::message(&message);
@@ -563,8 +565,7 @@ fn ended_error(decision: &Decision) -> Option<String> {
     use construct_domain::task::TurnOutcome;
     match decision.ended.as_ref()?.outcome {
         TurnOutcome::Completed => None,
-        TurnOutcome::Cancelled => Some("cancelled".to_owned()),
-        TurnOutcome::Failed | TurnOutcome::MaxTurns => {
+        TurnOutcome::Failed | TurnOutcome::MaxTurns | TurnOutcome::Cancelled | TurnOutcome::Interrupted => {
             decision.task.last_error.as_ref().map(|error| error.message.clone())
         }
     }

@@ -174,7 +174,8 @@ impl State {
                 args.slots.acquire(args.organization).await
             }
         };
-        let activation = tracing::Instrument::instrument(args.activator.activate(args.task, result, &mut self.known), span);
+        let activation =
+            tracing::Instrument::instrument(args.activator.activate(args.task, result, &mut self.known), span);
         match activation.await {
             Ok(next) => {
                 if let Some(receipt) = receipt {

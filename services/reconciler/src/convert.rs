@@ -35,6 +35,9 @@ pub(crate) fn step_result(result: mesh::StepResult) -> Result<(StepResult, Usage
         }
         mesh::step_result::Outcome::CodeCompleted(completed) => Outcome::Code(code_results(completed.results)),
         mesh::step_result::Outcome::Failed(failed) => Outcome::Failed(failure(failed)),
+        mesh::step_result::Outcome::Cancelled(cancelled) if !cancelled.said.is_empty() => {
+            Outcome::Stopped(cancelled.said.into_iter().filter_map(to_block).collect())
+        }
         mesh::step_result::Outcome::Cancelled(cancelled) => Outcome::Cancelled(code_results(cancelled.results)),
         mesh::step_result::Outcome::Parked(parked) => {
             if parked.calls.is_empty() {

@@ -124,8 +124,9 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
     let concurrency = config.reconciler_concurrency;
     let args =
         supervisor::Args { activator, slots: Slots::new(concurrency), at_once: concurrency, share: share.clone() };
-    let (supervisor, supervising) =
-        Supervisor::spawn(None, Supervisor, args).await.context("the supervisor of the tasks' actors does not start")?;
+    let (supervisor, supervising) = Supervisor::spawn(None, Supervisor, args)
+        .await
+        .context("the supervisor of the tasks' actors does not start")?;
 
     let over = CancellationToken::new();
     lifecycle.spawn("announcements", announcements.run(bus.clone(), over.clone()));
@@ -136,8 +137,7 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
         config.reconciler_partition_backlog,
         lifecycle.draining(),
     );
-    let sweep =
-        sweep::run(store, supervisor.clone(), share, config.reconciler_sweep_interval, lifecycle.draining());
+    let sweep = sweep::run(store, supervisor.clone(), share, config.reconciler_sweep_interval, lifecycle.draining());
     lifecycle.spawn("tasks", async move {
         let _over = over.drop_guard();
         // Intake ends when the service drains; then what was taken in is finished, actor by actor.

@@ -93,13 +93,17 @@ pub(crate) async fn gather(activator: &Activator, loaded: &LoadedTask, decision:
     let admitted = decision.admitted.map(|(message, _): (MessageId, i64)| message);
     let transcript = async {
         if wanted.transcript {
-            store.transcript(task, loaded.task.last_position, admitted).await
+            // What is put aside by the decision is not said any more.
+            let until = decision.rewound.map_or(loaded.task.last_position, |from| from - 1);
+            store.transcript(task, until, admitted).await
         } else {
             Ok(Vec::new())
         }
     };
     let (invocation, secrets, approvals, script_models, transcript) =
         tokio::try_join!(invocation, secrets, approvals, script_models, transcript)?;
-    let appended = decision.appended.iter().map(|message| (message.source, message.blocks.clone())).collect();
+    let stays = |position: i64| decision.rewound.is_none_or(|from| position < from);
+    let appended = decision.appended.iter().filter(|message| stays(message.position));
+    let appended = appended.map(|message| (message.source, message.blocks.clone())).collect();
     Ok(Material { invocation, secrets, approvals, script_models, transcript, appended })
 }

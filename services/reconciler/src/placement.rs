@@ -46,7 +46,8 @@ pub(crate) async fn run(
     let instance: String = instance.chars().map(token).collect();
     let process = Uuid::now_v7().simple().to_string();
     let members = Members::new(instance.clone(), process.clone());
-    let mut placement = Placement { bus, instance, process, members, share, counted: None, decides: None, settled: false };
+    let mut placement =
+        Placement { bus, instance, process, members, share, counted: None, decides: None, settled: false };
     let Some(beats) = placement.subscribe(&stop).await else { return Ok(()) };
     placement.take_part(beats, &stop).await;
     placement.say(|beat| beat.leaves = true).await;

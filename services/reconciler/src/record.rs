@@ -21,14 +21,15 @@ pub(crate) fn events(
 ) -> Vec<NewEvent> {
     let mut events = Vec::new();
     for message in &decision.appended {
-        let message = message_to_proto(before, message, usage, now);
+        let aside = decision.rewound.is_some_and(|from| message.position >= from);
+        let message = message_to_proto(before, message, aside, usage, now);
         events.push(record::new("message.created", Payload::Message(message), step));
     }
     if let Some(error) = &decision.error {
         events.push(record::new("error", Payload::Error(convert::error(error)), step));
     }
     if let Some(ended) = &decision.ended {
-        let failed = matches!(ended.outcome, TurnOutcome::Failed | TurnOutcome::MaxTurns);
+        let failed = ended.outcome != TurnOutcome::Completed;
         let completed = v1::TurnCompleted {
             message_id: ended.message.to_string(),
             outcome: convert::outcome(ended.outcome).into(),
@@ -36,6 +37,10 @@ pub(crate) fn events(
             error: decision.task.last_error.as_ref().filter(|_| failed).map(convert::error),
         };
         events.push(record::new("turn.completed", Payload::TurnCompleted(completed), step));
+    }
+    if let Some(from_position) = decision.rewound {
+        let rewound = v1::Rewound { from_position, last_position: decision.task.last_position };
+        events.push(record::new("task.rewound", Payload::Rewound(rewound), None));
     }
     if decision.task.phase != before.task.phase {
         let changed = v1::PhaseChanged {
@@ -76,6 +81,7 @@ fn phase_reason(decision: &Decision) -> &'static str {
 fn message_to_proto(
     before: &LoadedTask,
     message: &NewMessage,
+    aside: bool,
     usage: &construct_domain::money::Usage,
     now: Timestamp,
 ) -> v1::Message {
@@ -85,6 +91,7 @@ fn message_to_proto(
         spec: Some(v1::MessageSpec {
             task: before.task.id.to_string(),
             blocks: message.blocks.iter().map(convert::block).collect(),
+            ..v1::MessageSpec::default()
         }),
         status: Some(v1::MessageStatus {
             source: convert::source(message.source).into(),
@@ -93,6 +100,8 @@ fn message_to_proto(
             usage: assistant.then(|| convert::usage(usage)),
             agent_id: if assistant { before.task.agent.to_string() } else { String::new() },
             error: String::new(),
+            superseded_at: aside.then(|| convert::time(now)),
+            replaces: String::new(),
         }),
     }
 }

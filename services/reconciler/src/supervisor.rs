@@ -79,13 +79,11 @@ impl Actor for Supervisor {
             Msg::Deliver { task, organization, result, receipt } => {
                 state.give(&myself, organization, task, actor::Msg::Report { result, receipt }).await?;
             }
-            Msg::Wake { task, organization, trace, swept } => {
-                match state.gate.wake(organization, task, trace, swept) {
-                    Entry::Look(trace) => state.give(&myself, organization, task, actor::Msg::Look { trace }).await?,
-                    Entry::Waits => {}
-                    Entry::Dropped => tracing::debug!(%task, "too many tasks wait; the sweep finds this one later"),
-                }
-            }
+            Msg::Wake { task, organization, trace, swept } => match state.gate.wake(organization, task, trace, swept) {
+                Entry::Look(trace) => state.give(&myself, organization, task, actor::Msg::Look { trace }).await?,
+                Entry::Waits => {}
+                Entry::Dropped => tracing::debug!(%task, "too many tasks wait; the sweep finds this one later"),
+            },
             Msg::Looked { task, organization } => state.looked(&myself, organization, task).await?,
             Msg::Idle { task, taken, actor } => {
                 let idle = |child: &Child| child.actor.get_id() == actor && child.given == taken;

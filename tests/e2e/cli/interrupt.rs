@@ -83,7 +83,7 @@ async fn a_job_that_is_interrupted_is_cancelled_however_far_it_is() {
         let transcript = conversation.transcript().await;
         let [message] = transcript.messages.as_slice() else { panic!("{}", transcript.show()) };
         let status: v1::MessageStatus = transcript::status(message);
-        assert_eq!((status.position, status.error.as_str()), (0, "cancelled"));
+        assert!(status.position == 0 && status.error.starts_with("cancelled"), "{status:?}");
         assert!(status.processed_at.is_some());
         let events = conversation.record().until_sequence(task.event_sequence).await;
         assert!(!types(&events).contains(&"turn.completed"), "{:?}", types(&events));

@@ -1,19 +1,31 @@
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 
-use proptest::prelude::*;
 use uuid::Uuid;
 
 use super::*;
-use crate::{AgentId, ApprovalId, OrganizationId, TaskId, message::CodeCall};
+use crate::{
+    AgentId, ApprovalId, OrganizationId, TaskId,
+    approval::{Approval, ApprovalState, AskedCall},
+    message::CodeCall,
+    task::{FailureClass, Phase, Turn},
+};
 
 mod approvals;
+mod control;
+mod histories;
 mod money;
 
 /// A task with everything around it that the shell would hold: the queue, the transcript, the workers.
 struct World {
     task: Task,
-    queue: VecDeque<MessageId>,
+    /// Each with the count of what was asked for when it was accepted.
+    queue: Vec<(Queued, u32)>,
+    asked_for: u32,
+    /// The count when a cancel or rewind was asked for: what was queued before goes with it.
+    drop_before: u32,
     transcript: Vec<(Source, Vec<Block>)>,
+    /// For each of these, whether it was put aside.
+    aside: Vec<bool>,
     ended: Vec<EndedTurn>,
     dropped: usize,
     /// Every step that was commanded, with how often.
@@ -37,6 +49,7 @@ impl World {
                 agent: AgentId::from_uuid(id(2)),
                 suspend: false,
                 cancel: None,
+                rewind: None,
                 max_turns: 3,
                 titled: true,
                 phase: Phase::AwaitInput,
@@ -50,8 +63,11 @@ impl World {
                 last_error: None,
                 approvals: Vec::new(),
             },
-            queue: VecDeque::new(),
+            queue: Vec::new(),
+            asked_for: 0,
+            drop_before: 0,
             transcript: Vec::new(),
+            aside: Vec::new(),
             ended: Vec::new(),
             dropped: 0,
             commanded: BTreeMap::new(),
@@ -78,9 +94,45 @@ impl World {
     }
 
     fn send(&mut self) -> MessageId {
-        let id = MessageId::from_uuid(self.uuid());
-        self.queue.push_back(id);
-        id
+        self.send_as(false)
+    }
+
+    fn send_as(&mut self, interrupts: bool) -> MessageId {
+        let message = MessageId::from_uuid(self.uuid());
+        self.asked_for += 1;
+        self.queue.push((Queued { message, interrupts }, self.asked_for));
+        message
+    }
+
+    fn cancel(&mut self) {
+        self.asked_for += 1;
+        self.drop_before = self.asked_for;
+        self.task.cancel = Some("enough".to_owned());
+    }
+
+    /// Asks for the transcript to be put aside from this place on, if it can be cut there, as the store does.
+    fn rewind(&mut self, from: i64) -> bool {
+        let at = usize::try_from(from - 1).expect("places begin with 1");
+        let is_result = |block: &Block| matches!(block, Block::CodeInterpreterResult(_));
+        let fits = self.transcript.get(at).is_some_and(|(_, blocks)| !blocks.iter().any(is_result));
+        if !fits || self.aside[at] || self.task.rewind.is_some_and(|pending| pending <= from) {
+            return false;
+        }
+        self.asked_for += 1;
+        self.drop_before = self.asked_for;
+        self.task.rewind = Some(from);
+        true
+    }
+
+    /// What a model is shown.
+    fn shown(&self) -> Vec<&(Source, Vec<Block>)> {
+        self.transcript.iter().zip(&self.aside).filter(|(_, aside)| !**aside).map(|(message, _)| message).collect()
+    }
+
+    /// The message that is next, as the store finds it.
+    fn next(&self) -> Option<Queued> {
+        let first = self.queue.iter().map(|(queued, _)| *queued);
+        first.clone().find(|queued| queued.interrupts).or_else(|| first.into_iter().next())
     }
 
     fn decide(&mut self, event: Event) -> Decision {
@@ -88,7 +140,7 @@ impl World {
         let asking = self.task.step.as_ref().map(|step| step.id);
         let of_step = self.approvals.iter().filter(|(step, _)| Some(*step) == asking);
         self.task.approvals = of_step.map(|(_, approval)| approval.clone()).collect();
-        let queued = self.queue.front().copied();
+        let queued = self.next();
         let mut decision = decide(&self.task, queued, event.clone(), self.now, fresh);
         // As the store refuses a commit that begins a call there is no money for.
         let begins = |effect: &Effect| match effect {
@@ -103,17 +155,29 @@ impl World {
             assert!(ended.is_none() || ended != decision.admitted.map(|(message, _)| message), "{decision:?}");
         }
         if let Some((message, position)) = decision.admitted {
-            assert_eq!(self.queue.pop_front(), Some(message), "messages are admitted in the order they were accepted");
+            assert_eq!(queued.map(|queued| queued.message), Some(message), "messages are admitted in their order");
+            self.queue.retain(|(queued, _)| queued.message != message);
             self.transcript.push((Source::User, vec![Block::Text(message.to_string())]));
+            self.aside.push(false);
             assert_eq!(position, self.transcript.len() as i64);
         }
         for message in &decision.appended {
             self.transcript.push((message.source, message.blocks.clone()));
+            self.aside.push(false);
             assert_eq!(message.position, self.transcript.len() as i64, "the transcript has no gap");
         }
-        if decision.drop_queued {
-            self.dropped += self.queue.len();
-            self.queue.clear();
+        if decision.drop_queued.is_some() {
+            let before = self.queue.len();
+            self.queue.retain(|(_, arrival)| *arrival > self.drop_before);
+            self.dropped += before - self.queue.len();
+            if !self.queue.is_empty() {
+                // As the store does for messages that outlive a cancel.
+                decision.task.next_wake = Some(self.now);
+            }
+        }
+        if let Some(from) = decision.rewound {
+            let from = usize::try_from(from - 1).expect("places begin with 1");
+            self.aside[from..].fill(true);
         }
         self.ended.extend(decision.ended.clone());
         for effect in &decision.effects {
@@ -193,7 +257,7 @@ impl World {
         };
         assert!(!self.approvals.iter().any(open), "nobody is asked about a script that is over");
         // Calls and results pair up: an assistant message with calls is followed by exactly their results.
-        for pair in self.transcript.windows(2) {
+        for pair in self.shown().windows(2) {
             let calls: Vec<&str> = code_calls(&pair[0].1).map(|call| call.id.as_str()).collect();
             let results: Vec<&str> = pair[1]
                 .1
@@ -208,7 +272,7 @@ impl World {
     }
 
     fn open_calls(&self) -> bool {
-        self.transcript.last().is_some_and(|(_, blocks)| code_calls(blocks).next().is_some())
+        self.shown().last().is_some_and(|(_, blocks)| code_calls(blocks).next().is_some())
     }
 
     /// Ends the current step as a worker would.
@@ -444,7 +508,7 @@ fn cancelling_scripts_whose_worker_is_gone_says_that_the_outcome_is_unknown() {
     world.send();
     world.decide(Event::Wake);
     world.result(calls(&["a"]));
-    world.task.cancel = Some("enough".to_owned());
+    world.cancel();
     world.decide(Event::Wake);
     assert_eq!(world.task.phase, Phase::ExecuteTools);
     world.elapse(11);
@@ -460,7 +524,7 @@ fn cancelling_drops_what_is_queued() {
     world.send();
     world.decide(Event::Wake);
     world.send();
-    world.task.cancel = Some("enough".to_owned());
+    world.cancel();
     world.decide(Event::Wake);
     assert_eq!((world.dropped, world.task.phase), (1, Phase::AwaitInput));
     assert_eq!(world.task.cancel, None);
@@ -551,117 +615,4 @@ fn a_title_is_asked_for_once_the_first_turn_is_done() {
     let [Effect::MakeTitle(step)] = decision.effects.as_slice() else { panic!("{decision:?}") };
     world.decide(Event::Result(StepResult { step: *step, round: 0, outcome: text("A greeting") }));
     assert!(world.task.titled);
-}
-
-/// Anything that can happen to a task from outside.
-#[derive(Debug, Clone)]
-enum Happening {
-    Send,
-    Wake,
-    Elapse(i64),
-    Suspend,
-    Resume,
-    Cancel,
-    Broke(bool),
-    Answer,
-    Calls(usize),
-    Results(usize),
-    Fail(FailureClass),
-    Stopped,
-    Park(u32),
-    Say(ApprovalState),
-    Repeat,
-}
-
-fn happening() -> impl Strategy<Value = Happening> {
-    use FailureClass::*;
-    prop_oneof![
-        3 => Just(Happening::Send),
-        3 => Just(Happening::Wake),
-        2 => (0..2000_i64).prop_map(Happening::Elapse),
-        1 => Just(Happening::Suspend),
-        2 => Just(Happening::Resume),
-        1 => Just(Happening::Cancel),
-        2 => any::<bool>().prop_map(Happening::Broke),
-        3 => Just(Happening::Answer),
-        4 => (1..3_usize).prop_map(Happening::Calls),
-        4 => (0..3_usize).prop_map(Happening::Results),
-        2 => prop::sample::select(vec![Transient, RateLimited, Authentication, Internal]).prop_map(Happening::Fail),
-        1 => Just(Happening::Stopped),
-        3 => (1..4_u32).prop_map(Happening::Park),
-        2 => prop::sample::select(vec![ApprovalState::Approved, ApprovalState::Rejected]).prop_map(Happening::Say),
-        1 => Just(Happening::Elapse(8 * 24 * 3600)),
-        2 => Just(Happening::Repeat),
-    ]
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig::with_cases(2000))]
-
-    /// `World::check` holds after every decision of any history, and when everything calms down every message was
-    /// answered, failed or dropped exactly once.
-    #[test]
-    fn any_history_ends_with_every_message_accounted_for(happenings in prop::collection::vec(happening(), 0..60)) {
-        const IDS: [&str; 3] = ["a", "b", "c"];
-        let mut world = World::new();
-        let mut sent = 0;
-        let mut last_result = None;
-        for happening in happenings {
-            let stage = world.task.turn.as_ref().map(|turn| turn.stage.clone());
-            let outcome = match happening {
-                Happening::Send => { world.send(); sent += 1; None }
-                Happening::Wake => None,
-                Happening::Elapse(seconds) => { world.elapse(seconds); None }
-                Happening::Suspend => { world.task.suspend = true; None }
-                Happening::Resume => { world.task.suspend = false; None }
-                Happening::Broke(broke) => { world.broke = broke; None }
-                Happening::Cancel => { world.task.cancel = Some("enough".to_owned()); None }
-                Happening::Answer => Some(text("answer")),
-                Happening::Calls(count) => Some(calls(&IDS[..count])),
-                Happening::Results(count) => Some(results(&IDS[..count])),
-                Happening::Fail(class) => Some(failed(class)),
-                Happening::Stopped => Some(Outcome::Cancelled(Vec::new())),
-                Happening::Park(count) => Some(park(&(1..=count).collect::<Vec<_>>())),
-                Happening::Say(state) => { world.say(state); None }
-                Happening::Repeat => {
-                    if let Some(result) = last_result.clone() { world.decide(Event::Result(result)); }
-                    None
-                }
-            };
-            // Workers answer only steps they were given, and in kind.
-            let fits = matches!(
-                (&outcome, &stage),
-                (Some(Outcome::Model(..)), Some(Stage::Model))
-                    | (Some(Outcome::Code(_) | Outcome::Parked { .. }), Some(Stage::Code { .. }))
-                    | (Some(Outcome::Failed(_) | Outcome::Cancelled(_)), Some(_))
-            );
-            match (outcome, world.task.step.clone()) {
-                (Some(outcome), Some(step)) if fits && !matches!(step.state, StepState::Backoff { .. }) => {
-                    let result = StepResult { step: step.id, round: step.round, outcome };
-                    last_result = Some(result.clone());
-                    world.decide(Event::Result(result));
-                }
-                _ => { world.decide(Event::Wake); }
-            }
-        }
-        world.task.suspend = false;
-        world.decide(Event::Wake);
-        for _ in 0..400 {
-            if world.task.turn.is_none() && world.queue.is_empty() && world.task.cancel.is_none() { break; }
-            world.elapse(60);
-            if world.task.phase == Phase::AwaitApproval { world.say(ApprovalState::Approved); }
-            match (world.task.turn.as_ref().map(|turn| turn.stage.clone()), world.task.step.clone()) {
-                (Some(Stage::Model), Some(step)) if matches!(step.state, StepState::InFlight { .. }) => { world.result(text("answer")); }
-                (Some(Stage::Code { calls }), Some(step)) if !matches!(step.state, StepState::Parked { .. }) => {
-                    let ids: Vec<&str> = calls.iter().map(String::as_str).collect();
-                    world.result(results(&ids));
-                }
-                _ => { world.decide(Event::Wake); }
-            }
-        }
-        prop_assert!(world.queue.is_empty());
-        prop_assert_eq!(world.ended.len() + world.dropped, sent);
-        prop_assert_eq!(world.task.phase, Phase::AwaitInput);
-        prop_assert!(!world.states().contains(&ApprovalState::Pending));
-    }
 }

@@ -22,8 +22,8 @@ use crate::{
 };
 
 impl Store {
-    /// Accepts a user's message: it will be answered after those that were accepted before it. What is given to `render` has no
-    /// arrival yet: that is counted by the statement that stores the event too.
+    /// Accepts a user's message: it will be answered after those that were accepted before it, and those that interrupt
+    /// before the others. What is given to `render` has no arrival yet: that is counted by the statement that stores the event too.
     ///
     /// # Errors
     /// [`Error::NotFound`] when there is no such task, [`Error::QueueFull`]; those of every write.
@@ -35,7 +35,7 @@ impl Store {
         render: impl FnOnce(&StoredMessage) -> Rendered + Send,
     ) -> Result<Written<StoredMessage>, Error> {
         let content = text::json(&new.content)?;
-        let entity = accepted(write, new, content.clone())?;
+        let entity = accepted(write, new, 0, content.clone())?;
         let Rendered { event, response } = render(&entity);
         if write.idempotency.is_none() {
             return insert(&self.pool, write, entity, content, event).await;
@@ -104,20 +104,28 @@ impl Store {
     }
 }
 
-/// The entity that an insert makes, but for its arrival.
-fn accepted(write: &Write, new: NewUserMessage, content: Value) -> Result<StoredMessage, Error> {
+/// The entity that an insert makes.
+pub(super) fn accepted(
+    write: &Write,
+    new: NewUserMessage,
+    arrival: i64,
+    content: Value,
+) -> Result<StoredMessage, Error> {
     let now: Timestamp = time::micros(write.now);
     Ok(StoredMessage {
         id: new.id,
         organization: write.organization,
         task: new.task,
-        arrival: 0,
+        arrival,
         position: None,
         source: Source::User,
         content: serde_json::from_value(content).map_err(Error::internal)?,
         agent: None,
         processed_at: None,
         error: None,
+        interrupts: new.interrupts,
+        superseded_at: None,
+        replaces: None,
         usage: Usage::default(),
         step: None,
         revision: 1,
@@ -149,8 +157,8 @@ async fn insert(
                RETURNING t.id, t.organization_id, t.intents, t.event_sequence
            ), message AS (
                INSERT INTO messages
-                   (id, organization_id, task_id, arrival, source, content, estimated_tokens, created_at, updated_at)
-               SELECT $4, task.organization_id, task.id, task.intents, 'user', $5, $6, $3, $3 FROM task
+                   (id, organization_id, task_id, arrival, source, content, estimated_tokens, interrupts, created_at, updated_at)
+               SELECT $4, task.organization_id, task.id, task.intents, 'user', $5, $6, $11, $3, $3 FROM task
            ), recorded AS (
                INSERT INTO events (organization_id, stream_id, sequence, type, payload, step, created_at)
                SELECT task.organization_id, task.id, task.event_sequence, $8, $9, $10, $3 FROM task
@@ -167,7 +175,8 @@ async fn insert(
         i64::from(QUEUE_LIMIT),
         event.kind,
         event.payload,
-        event.step.map(signed),
+        event.step.map(signed) as _,
+        entity.interrupts,
     )
     .fetch_optional(executor)
     .await
@@ -208,11 +217,15 @@ async fn message_lock(writer: &mut Writer<'_>, id: MessageId, taken_away: bool) 
 /// The message, when it still waits. Read after its task was locked: before, it could change between reading and
 /// writing.
 async fn message_queued(writer: &mut Writer<'_>, id: MessageId) -> Result<StoredMessage, Error> {
-    let message: StoredMessage =
-        select!(["WHERE m.organization_id = $1 AND m.id = $2"], writer.organization(), id.uuid())
-            .fetch_optional(&mut *writer.transaction)
-            .await?
-            .ok_or(Error::NotFound { what: WHAT })?
-            .try_into()?;
+    let message = message_by_id(writer, id).await?;
     if message.position.is_some() || message.processed_at.is_some() { Err(Error::NotQueued) } else { Ok(message) }
+}
+
+/// The message, within a write.
+pub(crate) async fn message_by_id(writer: &mut Writer<'_>, id: MessageId) -> Result<StoredMessage, Error> {
+    select!(["WHERE m.organization_id = $1 AND m.id = $2"], writer.organization(), id.uuid())
+        .fetch_optional(&mut *writer.transaction)
+        .await?
+        .ok_or(Error::NotFound { what: WHAT })?
+        .try_into()
 }

@@ -12,7 +12,7 @@ use construct_domain::{
     approval::{Asked, Closed},
     message::{Content, Source},
     money::{Usage, tokens_of_content},
-    task::{Task, TurnOutcome},
+    task::{Queued, Task, TurnOutcome},
 };
 
 use crate::{
@@ -31,7 +31,7 @@ pub struct TaskCommit<'a> {
     /// What was decided from.
     pub before: &'a LoadedTask,
     /// The new state. The agent, the limit of turns and whether it is suspended or titled are not written: they are
-    /// people's. A cancel is cleared when there was one and there is none now, and no newer one came meanwhile.
+    /// people's. A cancel or rewind is cleared when there was one and there is none now, and no newer one came meanwhile.
     pub task: &'a Task,
     /// The queued message that enters the transcript, and its place.
     pub admitted: Option<(MessageId, i64)>,
@@ -39,9 +39,11 @@ pub struct TaskCommit<'a> {
     pub appended: Vec<AppendedMessage>,
     /// The user message whose turn ended; never the admitted one.
     pub ended: Option<EndedMessage>,
-    /// Drop the messages that were queued when the cancel was asked for. Those that came later stay, and the task is
-    /// looked at again at once for their sake.
-    pub drop_queued: bool,
+    /// Drop the messages that were queued when the cancel or rewind was asked for, with these words as their error. Those that
+    /// came later stay, and the task is looked at again at once for their sake.
+    pub drop_queued: Option<String>,
+    /// Put the transcript aside from this place on, with what is appended here.
+    pub rewound: Option<i64>,
     /// What steps used. A step that was booked before is passed over.
     pub usage: Vec<StepUsage>,
     /// The step whose reservation is over: what [`TaskCommit::usage`] costs is spent, the rest is free again.
@@ -135,7 +137,8 @@ impl<'a> TaskCommit<'a> {
             admitted: None,
             appended: Vec::new(),
             ended: None,
-            drop_queued: false,
+            drop_queued: None,
+            rewound: None,
             usage: Vec::new(),
             settled: None,
             reservation: None,
@@ -153,14 +156,16 @@ impl<'a> TaskCommit<'a> {
     fn left(&self, row: &Row) -> Option<Box<LoadedTask>> {
         let asks = self.asks() || !self.task.approvals.is_empty();
         let before = self.before;
-        if row.has_new_intents || asks || before.cancel_intent.is_some() || before.spending.is_some() {
+        if row.has_new_intents || asks || before.drop_intent().is_some() || before.spending.is_some() {
             return None;
         }
         let made = self.title.as_ref().filter(|_| !before.task.titled);
         let titled = self.task.titled || made.is_some();
         Some(Box::new(LoadedTask {
             task: Task { titled, next_wake: option(row.next_wake), ..self.task.clone() },
-            queued: row.queued.map(MessageId::from_uuid),
+            queued: row
+                .queued
+                .map(|message| Queued { message: MessageId::from_uuid(message), interrupts: row.queued_interrupts }),
             version: row.version,
             intents_seen: before.intents_seen.max(before.intents),
             title: made.unwrap_or(&before.title).clone(),
@@ -173,9 +178,9 @@ impl<'a> TaskCommit<'a> {
         }))
     }
 
-    /// Whether queued messages or questions to people change.
+    /// Whether the transcript is rewound, or queued messages or questions to people change.
     fn asks(&self) -> bool {
-        self.drop_queued || !self.asked.is_empty() || !self.closed.is_empty()
+        self.drop_queued.is_some() || self.rewound.is_some() || !self.asked.is_empty() || !self.closed.is_empty()
     }
 }
 
@@ -349,7 +354,7 @@ impl Store {
                     signed(task.steps),
                     task.last_position,
                     // A cancel that nobody asked for drops nothing.
-                    before.cancel_intent.filter(|_| commit.drop_queued) as _,
+                    before.drop_intent().filter(|_| commit.drop_queued.is_some()) as _,
                     sql_option(task.next_wake) as _,
                     task.last_outcome.map(TurnOutcome::as_str) as _,
                     error.map(|error| error.code.as_str()) as _,
@@ -387,6 +392,9 @@ impl Store {
                     sql_option(reservation.map(|reservation| reservation.expires_at)) as _,
                     before.remembered.then_some(before.revision) as _,
                     before.agent_revision,
+                    commit.rewound as _,
+                    before.rewind_intent.filter(|_| task.rewind.is_none()) as _,
+                    text::clean_option(commit.drop_queued.as_deref()) as _,
                 )
                 .fetch_optional(&self.pool)
                 .await?

@@ -11,7 +11,7 @@ use construct_domain::{
     MessageId, OrganizationId, TaskId,
     money::{Prices, Target},
     policy::Rule,
-    task::Task,
+    task::{Queued, Task},
 };
 
 use crate::{
@@ -29,8 +29,8 @@ const WAKE_GRACE: Duration = Duration::from_secs(1);
 pub struct LoadedTask {
     /// Its state, intents included.
     pub task: Task,
-    /// The oldest message that waits for its turn.
-    pub queued: Option<MessageId>,
+    /// The message that is next.
+    pub queued: Option<Queued>,
     /// Guards the commit.
     pub version: i64,
     /// How many intents there were.
@@ -61,6 +61,8 @@ pub struct LoadedTask {
     pub spending: Option<Spending>,
     /// The intent that asked for the cancel: messages that arrived before it go with it.
     pub(crate) cancel_intent: Option<i64>,
+    /// The same of a rewind.
+    pub(crate) rewind_intent: Option<i64>,
     /// Of the row, which rises with every change of it.
     pub(crate) revision: i64,
     /// Of the agent's row.
@@ -144,11 +146,16 @@ impl LoadedTask {
         self.remembered
     }
 
-    /// Whether the cancel that was asked for drops this queued message: it was accepted before.
+    /// Whether the cancel or rewind that was asked for drops this queued message: it was accepted before.
     pub fn is_dropped_by_cancel(&self, message: &StoredMessage) -> bool {
         message.position.is_none()
             && message.processed_at.is_none()
-            && self.cancel_intent.is_some_and(|intent| message.arrival < intent)
+            && self.drop_intent().is_some_and(|intent| message.arrival < intent)
+    }
+
+    /// Queued messages that arrived before this intent go with the turn that is ended.
+    pub(crate) fn drop_intent(&self) -> Option<i64> {
+        self.cancel_intent.max(self.rewind_intent)
     }
 }
 
@@ -164,7 +171,9 @@ impl Store {
         let row = select!(
             [r#"0::bigint AS "queued_count!",
                     (SELECT q.id FROM messages q WHERE q.task_id = t.id AND q.position IS NULL AND q.processed_at IS NULL
-                     ORDER BY q.arrival LIMIT 1) AS queued,
+                     ORDER BY q.interrupts DESC, q.arrival LIMIT 1) AS queued,
+                    EXISTS (SELECT FROM messages q WHERE q.task_id = t.id AND q.position IS NULL AND q.processed_at IS NULL
+                            AND q.interrupts) AS "queued_interrupts!",
                     CASE WHEN t.step ? 'round' OR t.step #>> '{state,state}' = 'parked' THEN (
                         SELECT jsonb_agg(jsonb_build_object(
                             'id', p.id, 'script', p.script, 'number', p.number, 'hash', p.arguments_hash, 'state', p.state
@@ -195,7 +204,7 @@ impl Store {
                             'queued', (
                                 SELECT q.estimated_tokens FROM messages q
                                 WHERE q.task_id = t.id AND q.position IS NULL AND q.processed_at IS NULL
-                                ORDER BY q.arrival LIMIT 1),
+                                ORDER BY q.interrupts DESC, q.arrival LIMIT 1),
                             'instructions', octet_length(a.instructions), 'max_tokens', a.parameters -> 'max_tokens')
                     ) END AS spending"#],
             ["WHERE t.id = $1"],
@@ -208,7 +217,9 @@ impl Store {
             row.spending.take().map(serde_json::from_value).transpose().map_err(Error::internal)?;
         Ok(Some(LoadedTask {
             task: row.state()?,
-            queued: row.queued.map(MessageId::from_uuid),
+            queued: row
+                .queued
+                .map(|message| Queued { message: MessageId::from_uuid(message), interrupts: row.queued_interrupts }),
             version: row.version,
             intents: row.intents,
             intents_seen: row.intents_seen,
@@ -224,6 +235,7 @@ impl Store {
             root: TaskId::from_uuid(row.root_id),
             spending: spending.map(SpendingRow::read),
             cancel_intent: row.cancel_intent,
+            rewind_intent: row.rewind_intent,
             revision: row.revision,
             agent_revision: row.agent_revision,
             remembered: false,

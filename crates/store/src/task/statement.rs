@@ -16,6 +16,7 @@ pub(super) struct Row {
     pub(super) next_wake: Option<jiff_sqlx::Timestamp>,
     pub(super) has_new_intents: bool,
     pub(super) queued: Option<Uuid>,
+    pub(super) queued_interrupts: bool,
 }
 
 /// `statement!(plain | money | all, arguments…)`. Every size has the same arguments, by number; one that has no use for some
@@ -23,19 +24,24 @@ pub(super) struct Row {
 macro_rules! statement {
     (plain, $($argument:expr),* $(,)?) => {
         statement!(@whole [
-            "WHERE num_nulls($33::jsonb, $37::jsonb, $38::jsonb, $41::uuid, $42::uuid, $43::uuid, $44::bigint, $45::timestamptz) >= 0"
+            "WHERE num_nulls($33::jsonb, $37::jsonb, $38::jsonb, $50::text, $41::uuid, $42::uuid, $43::uuid, $44::bigint, $45::timestamptz) >= 0"
         ] [] $($argument),*)
     };
     (money, $($argument:expr),* $(,)?) => {
-        statement!(@money "WHERE num_nulls($37::jsonb, $38::jsonb) >= 0" [] $($argument),*)
+        statement!(@money "WHERE num_nulls($37::jsonb, $38::jsonb, $50::text) >= 0" [] $($argument),*)
     };
     (all, $($argument:expr),* $(,)?) => {
         statement!(@money "WHERE true" [
             r#"
             ), dropped AS (
-                UPDATE messages m SET processed_at = $3, error = 'cancelled', revision = m.revision + 1, updated_at = $3
+                UPDATE messages m SET processed_at = $3, error = $50, revision = m.revision + 1, updated_at = $3
                 FROM guard
                 WHERE m.task_id = guard.id AND m.position IS NULL AND m.processed_at IS NULL AND m.arrival < $10
+            ), superseded AS (
+                -- A statement can change a row only once: the message whose turn ended is put aside above.
+                UPDATE messages m SET superseded_at = $3, revision = m.revision + 1, updated_at = $3
+                FROM guard
+                WHERE m.task_id = guard.id AND m.position >= $48 AND m.superseded_at IS NULL AND m.id IS DISTINCT FROM $30
             ), asked AS (
                 INSERT INTO approvals AS p
                     (id, organization_id, task_id, step_id, script, number, tool, arguments, arguments_size, arguments_hash,
@@ -109,16 +115,22 @@ macro_rules! statement {
                     error_time = $15,
                     cancel_reason = CASE WHEN t.cancel_intent = $16 THEN NULL ELSE t.cancel_reason END,
                     cancel_intent = CASE WHEN t.cancel_intent = $16 THEN NULL ELSE t.cancel_intent END,
+                    rewind_from = CASE WHEN t.rewind_intent = $49 THEN NULL ELSE t.rewind_from END,
+                    rewind_intent = CASE WHEN t.rewind_intent = $49 THEN NULL ELSE t.rewind_intent END,
                     input_tokens = least(t.input_tokens::numeric + $17::bigint, 9223372036854775807)::bigint,
                     output_tokens = least(t.output_tokens::numeric + $18::bigint, 9223372036854775807)::bigint,
                     cache_read_tokens = least(t.cache_read_tokens::numeric + $19::bigint, 9223372036854775807)::bigint,
                     cache_write_tokens = least(t.cache_write_tokens::numeric + $20::bigint, 9223372036854775807)::bigint,
                     cost_pico_usd = least(t.cost_pico_usd::numeric + $21::bigint, 9223372036854775807)::bigint,
                     thinking_tokens = least(t.thinking_tokens::numeric + $39::bigint, 9223372036854775807)::bigint,
-                    transcript_tokens = least(
+                    transcript_tokens = CASE WHEN $48::bigint IS NULL THEN least(
                         t.transcript_tokens::numeric + $40::bigint
                             + coalesce((SELECT q.estimated_tokens FROM messages q WHERE q.id = $28), 0),
-                        9223372036854775807)::bigint,
+                        9223372036854775807)::bigint
+                    ELSE coalesce((
+                        SELECT sum(k.estimated_tokens) FROM messages k
+                        WHERE k.task_id = t.id AND k.position < $48 AND k.superseded_at IS NULL
+                    ), 0)::bigint END,
                     tool_uses = CASE WHEN $22::jsonb = '{}' THEN t.tool_uses ELSE (
                         SELECT jsonb_object_agg(tool, calls) FROM (
                             SELECT key AS tool, sum(value::bigint) AS calls FROM (
@@ -152,17 +164,19 @@ macro_rules! statement {
                 FROM guard
                 WHERE m.id = $28 AND m.task_id = guard.id AND m.position IS NULL AND m.processed_at IS NULL
             ), ended AS (
-                UPDATE messages m SET processed_at = $3, error = $31, revision = m.revision + 1, updated_at = $3
+                UPDATE messages m SET
+                    processed_at = $3, error = $31, revision = m.revision + 1, updated_at = $3,
+                    superseded_at = CASE WHEN m.position >= $48 THEN coalesce(m.superseded_at, $3) ELSE m.superseded_at END
                 FROM guard
                 WHERE m.id = $30 AND m.task_id = guard.id
             ), appended AS (
                 INSERT INTO messages
                     (id, organization_id, task_id, arrival, position, source, content, agent_id, step_id,
                      input_tokens, output_tokens, cache_read_tokens, cache_write_tokens, thinking_tokens, cost_pico_usd,
-                     estimated_tokens, processed_at, created_at, updated_at)
+                     estimated_tokens, processed_at, superseded_at, created_at, updated_at)
                 SELECT n.id, guard.organization_id, guard.id, 0, n.position, n.source, n.content, n.agent_id, n.step_id,
                        n.input_tokens, n.output_tokens, n.cache_read_tokens, n.cache_write_tokens, n.thinking_tokens, n.cost_pico_usd,
-                       n.estimated_tokens, $3, $3, $3
+                       n.estimated_tokens, $3, CASE WHEN n.position >= $48 THEN $3 END, $3, $3
                 FROM guard, jsonb_to_recordset($32) AS n (
                     id uuid, position bigint, source text, content jsonb, agent_id uuid, step_id uuid,
                     input_tokens bigint, output_tokens bigint, cache_read_tokens bigint, cache_write_tokens bigint,
@@ -178,7 +192,10 @@ macro_rules! statement {
                    next_wake AS "next_wake?: jiff_sqlx::Timestamp", has_new_intents AS "has_new_intents!",
                    (SELECT q.id FROM messages q
                     WHERE q.task_id = guard.id AND q.position IS NULL AND q.processed_at IS NULL AND q.id IS DISTINCT FROM $28
-                    ORDER BY q.arrival LIMIT 1) AS "queued?"
+                    ORDER BY q.interrupts DESC, q.arrival LIMIT 1) AS "queued?",
+                   EXISTS (SELECT FROM messages q
+                    WHERE q.task_id = guard.id AND q.position IS NULL AND q.processed_at IS NULL AND q.interrupts
+                      AND q.id IS DISTINCT FROM $28) AS "queued_interrupts!"
             FROM guard
             "#
             $(+ $where)+,

@@ -231,7 +231,7 @@ impl Store {
     }
 }
 
-async fn task_reload(writer: &mut Writer<'_>, id: TaskId) -> Result<StoredTask, Error> {
+pub(super) async fn task_reload(writer: &mut Writer<'_>, id: TaskId) -> Result<StoredTask, Error> {
     select_counted!(
         ["WHERE t.organization_id = $1 AND t.id = $2 AND t.deleted_at IS NULL"],
         writer.organization(),

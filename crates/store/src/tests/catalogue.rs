@@ -106,7 +106,7 @@ async fn another_organisations_rows_are_not_found() {
     assert_not_found(f.store.task_delete(&theirs, task, rendered("x")).await);
     assert_not_found(f.store.message_delete(&theirs, message, rendered("x")).await);
     assert_not_found(f.store.message_update(&theirs, message, None, text("x"), rendered("x")).await);
-    let new = NewUserMessage { id: message_id(), task, content: text("x") };
+    let new = NewUserMessage { id: message_id(), task, content: text("x"), interrupts: false };
     assert_not_found(f.store.message_create(&theirs, new, rendered("x")).await);
     let unknown = Write { organization: OrganizationId::from_uuid(Uuid::now_v7()), ..write() };
     assert_not_found(f.store.model_provider_create(&unknown, new_provider("q"), rendered("x")).await);

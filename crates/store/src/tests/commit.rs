@@ -18,7 +18,7 @@ pub(super) async fn load(f: &Fixture, task: TaskId) -> LoadedTask {
 /// The state after the queued message was admitted.
 pub(super) fn admitting(loaded: &LoadedTask) -> (Task, Option<(MessageId, i64)>) {
     let mut task = loaded.task.clone();
-    let message = loaded.queued.expect("a message waits");
+    let message = loaded.queued.expect("a message waits").message;
     task.last_position += 1;
     task.steps += 1;
     task.phase = Phase::InvokeModel;
@@ -50,7 +50,7 @@ async fn what_is_committed_is_what_is_loaded() {
     let task = f.task().await;
     let message = f.message(task, "hello").await;
     let loaded = load(&f, task).await;
-    assert_eq!(loaded.queued, Some(message.id));
+    assert_eq!(loaded.queued.map(|queued| queued.message), Some(message.id));
     assert!(loaded.has_new_intents());
     let (state, admitted) = admitting(&loaded);
     let committed = f
@@ -172,7 +172,7 @@ async fn an_intent_is_not_lost_to_a_concurrent_commit() {
     assert!(after.task.suspend);
     assert_eq!(after.task.cancel.as_deref(), Some("enough"));
     assert_eq!((after.task.agent, after.task.max_turns, after.title.as_str()), (agent, 3, "mine"));
-    assert_eq!((after.queued, after.task.phase), (Some(late.id), Phase::InvokeModel));
+    assert_eq!((after.queued.map(|queued| queued.message), after.task.phase), (Some(late.id), Phase::InvokeModel));
 }
 
 #[tokio::test]
@@ -183,7 +183,7 @@ async fn commits_and_messages_at_the_same_time_lose_nothing() {
     let sending = join_all((0..total).map(|n| {
         let store = f.store.clone();
         async move {
-            let new = NewUserMessage { id: message_id(), task, content: text(&n.to_string()) };
+            let new = NewUserMessage { id: message_id(), task, content: text(&n.to_string()), interrupts: false };
             applied(store.message_create(&write(), new, rendered("message.created")).await.expect("accepted"));
         }
     }));
@@ -269,16 +269,19 @@ async fn a_cancel_drops_what_was_queued_before_it_and_not_what_came_after() {
     let time = now();
     let committed = f
         .store
-        .task_commit(TaskCommit { drop_queued: true, ..TaskCommit::new(&loaded, &state, time) })
+        .task_commit(TaskCommit {
+            drop_queued: Some("cancelled: enough".to_owned()),
+            ..TaskCommit::new(&loaded, &state, time)
+        })
         .await
         .expect("committed");
     assert_eq!(committed.next_wake, Some(time), "the message that came later asks for another look");
     let loaded = load(&f, task).await;
-    assert_eq!((loaded.task.cancel.as_deref(), loaded.queued), (None, Some(after.id)));
+    assert_eq!((loaded.task.cancel.as_deref(), loaded.queued.map(|queued| queued.message)), (None, Some(after.id)));
     let dropped = f.store.message_get(ORG, before.id).await.expect("got");
     assert_eq!(
         (dropped.position, dropped.error.as_deref(), dropped.processed_at),
-        (None, Some("cancelled"), Some(time))
+        (None, Some("cancelled: enough"), Some(time))
     );
 }
 
@@ -291,7 +294,10 @@ async fn a_second_cancel_is_not_cleared_by_the_commit_that_answers_the_first() {
     applied(f.store.task_cancel(&write(), task, "second", rendered("task.updated")).await.expect("cancelled"));
     let state = Task { cancel: None, ..loaded.task.clone() };
     f.store
-        .task_commit(TaskCommit { drop_queued: true, ..TaskCommit::new(&loaded, &state, now()) })
+        .task_commit(TaskCommit {
+            drop_queued: Some("cancelled: enough".to_owned()),
+            ..TaskCommit::new(&loaded, &state, now())
+        })
         .await
         .expect("committed");
     assert_eq!(load(&f, task).await.task.cancel.as_deref(), Some("second"));
@@ -387,7 +393,7 @@ async fn the_transcripts_places_are_unique() {
     admit(&f, task).await;
     let loaded = load(&f, task).await;
     let (state, _) = admitting(&loaded);
-    let admitted = loaded.queued.map(|message| (message, 1));
+    let admitted = loaded.queued.map(|queued| (queued.message, 1));
     let result = f.store.task_commit(TaskCommit { admitted, ..TaskCommit::new(&loaded, &state, now()) }).await;
     assert!(matches!(result, Err(Error::Internal(_))), "{result:?}");
     assert_eq!(load(&f, task).await.version, loaded.version, "nothing of it was written");

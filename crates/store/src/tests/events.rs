@@ -13,7 +13,7 @@ async fn sequences_have_no_gap_under_fifty_concurrent_writers() {
         let store = f.store.clone();
         let model = f.model;
         async move {
-            let new = NewUserMessage { id: message_id(), task, content: text("x") };
+            let new = NewUserMessage { id: message_id(), task, content: text("x"), interrupts: false };
             let on_task = applied_with_event(
                 store.message_create(&write(), new, rendered("message.created")).await.expect("accepted"),
             )

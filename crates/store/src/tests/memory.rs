@@ -40,7 +40,7 @@ async fn what_a_commit_left_is_what_would_be_loaded() {
     let committed = f.store.task_commit(commit).await.expect("committed");
     let (left, loaded) = left_and_loaded(&f, task, committed.clone()).await;
     assert_eq!(left.as_ref(), Some(&loaded));
-    assert_eq!(loaded.queued, Some(second.id));
+    assert_eq!(loaded.queued.map(|queued| queued.message), Some(second.id));
 
     // Decided from memory, twice in a row.
     let remembered = committed.left.expect("it is known");

@@ -13,7 +13,7 @@ async fn concurrent_messages_have_one_order() {
     let mut messages = join_all((0..50).map(|n: u32| {
         let store = f.store.clone();
         async move {
-            let new = NewUserMessage { id: message_id(), task, content: text(&n.to_string()) };
+            let new = NewUserMessage { id: message_id(), task, content: text(&n.to_string()), interrupts: false };
             applied_with_event(
                 store.message_create(&write(), new, rendered("message.created")).await.expect("accepted"),
             )
@@ -49,11 +49,11 @@ async fn the_queue_is_bounded() {
     .await
     .expect("filled");
     f.message(task, "the last one").await;
-    let new = NewUserMessage { id: message_id(), task, content: text("too much") };
+    let new = NewUserMessage { id: message_id(), task, content: text("too much"), interrupts: false };
     let refused = f.store.message_create(&write_with_key("k", 1), new.clone(), rendered("message.created")).await;
     assert!(matches!(refused, Err(Error::QueueFull { limit: QUEUE_LIMIT })), "{refused:?}");
     let loaded = f.store.task_load(task).await.expect("read").expect("there");
-    let message = loaded.queued.expect("one waits");
+    let message = loaded.queued.expect("one waits").message;
     let mut state = loaded.task.clone();
     state.last_position += 1;
     let commit = TaskCommit { admitted: Some((message, 1)), ..TaskCommit::new(&loaded, &state, now()) };
@@ -102,7 +102,7 @@ async fn messages_are_listed_with_the_queue_last_and_page_by_page() {
         let loaded = f.store.task_load(task).await.expect("read").expect("there");
         let mut state = loaded.task.clone();
         state.last_position = position;
-        let admitted = loaded.queued.map(|message| (message, position));
+        let admitted = loaded.queued.map(|queued| (queued.message, position));
         f.store
             .task_commit(TaskCommit { admitted, ..TaskCommit::new(&loaded, &state, now()) })
             .await
@@ -124,9 +124,9 @@ async fn messages_are_listed_with_the_queue_last_and_page_by_page() {
         assert_eq!(seen, expected);
     }
     let page = MessagePage { limit: 10, descending: false, after: None };
-    let filter = MessageFilter { source: Some(Source::User), after_position: 2 };
+    let filter = MessageFilter { source: Some(Source::User), after_position: 2, superseded: false };
     assert_eq!(f.store.message_list(ORG, task, &filter, &page).await.expect("listed").len(), 4);
-    let filter = MessageFilter { source: Some(Source::Assistant), after_position: 0 };
+    let filter = MessageFilter { source: Some(Source::Assistant), after_position: 0, superseded: false };
     assert!(f.store.message_list(ORG, task, &filter, &page).await.expect("listed").is_empty());
     assert_not_found(f.store.message_list(ORG, TaskId::from_uuid(Uuid::now_v7()), &filter, &page).await);
 }

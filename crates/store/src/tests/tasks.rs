@@ -86,7 +86,7 @@ async fn a_deleted_task_is_gone_for_people_and_swept_until_it_is_purged() {
     assert_not_found(f.store.message_get(ORG, message.id).await);
     assert_not_found(f.store.task_delete(&write(), id, rendered("task.deleted")).await);
     assert_not_found(f.store.task_resume(&write(), id, rendered("task.updated")).await);
-    let new = NewUserMessage { id: message_id(), task: id, content: text("x") };
+    let new = NewUserMessage { id: message_id(), task: id, content: text("x"), interrupts: false };
     assert_not_found(f.store.message_create(&write(), new, rendered("message.created")).await);
     assert_not_found(f.store.message_delete(&write(), message.id, rendered("message.deleted")).await);
     let loaded = f.store.task_load(id).await.expect("read").expect("still there for the reconciler");

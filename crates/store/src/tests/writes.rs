@@ -29,7 +29,7 @@ async fn of_concurrent_requests_with_one_key_one_is_carried_out() {
     let results = join_all((0..15).map(|_| {
         let store = f.store.clone();
         async move {
-            let new = NewUserMessage { id: message_id(), task, content: text("x") };
+            let new = NewUserMessage { id: message_id(), task, content: text("x"), interrupts: false };
             store.message_create(&write_with_key("key", 1), new, rendered("message.created")).await.expect("answered")
         }
     }))

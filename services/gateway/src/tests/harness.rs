@@ -160,7 +160,11 @@ pub(super) fn task_spec() -> v1::TaskSpec {
 
 pub(super) fn message(task: &str, text: &str) -> v1::CreateMessageRequest {
     let block = v1::block::Block::Text(v1::Text { text: text.into() });
-    let spec = v1::MessageSpec { task: task.into(), blocks: vec![v1::Block { block: Some(block) }] };
+    let spec = v1::MessageSpec {
+        task: task.into(),
+        blocks: vec![v1::Block { block: Some(block) }],
+        ..v1::MessageSpec::default()
+    };
     v1::CreateMessageRequest { spec: Some(spec), ..v1::CreateMessageRequest::default() }
 }
 

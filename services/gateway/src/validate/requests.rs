@@ -16,8 +16,8 @@ pub(crate) use money::{budget, create_budget, get_costs, list_budgets, list_cata
 pub(crate) use policies::{decide_approval, get_approval, list_approvals};
 pub(crate) use secrets::{create_secret, delete_secret, get_secret, list_secrets, secret_fits, update_secret};
 pub(crate) use tasks::{
-    cancel_task, change_message, create_message, create_task, list_messages, list_tasks, subscribe, task_intent,
-    update_message, update_task,
+    cancel_task, change_message, create_message, create_task, edit_message, fork_task, list_messages, list_tasks,
+    rewind_task, subscribe, task_intent, update_message, update_task,
 };
 
 #[cfg(test)]

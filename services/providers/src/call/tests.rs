@@ -232,7 +232,9 @@ async fn a_cancel_ends_a_call_at_once_with_what_it_used() {
     });
     let (outcome, usage, kept) =
         play(r#"[{"text": "abcdefgh", "fault": {"stall_ms": 100000, "after_chars": 4}}]"#, &cancel).await;
-    assert_eq!(outcome, Outcome::Cancelled { reason: "suspended".into() });
+    let text = v1::block::Block::Text(v1::Text { text: "abcd".into() });
+    let said = vec![v1::Block { block: Some(text) }];
+    assert_eq!(outcome, Outcome::Cancelled { reason: "suspended".into(), said });
     assert_eq!(begun.elapsed(), Duration::from_secs(7));
     assert!(usage.input_tokens > 0 && usage.output_tokens == 1, "{usage:?}");
     assert_eq!(kept.text(), "abcd");
@@ -249,5 +251,5 @@ async fn a_cancel_ends_the_pause_between_tries() {
     let (outcome, ..) =
         play(r#"[{"text": "x", "fault": {"class": "rate_limited", "retry_after_ms": 15000, "times": 0}}]"#, &cancel)
             .await;
-    assert_eq!(outcome, Outcome::Cancelled { reason: "suspended".into() });
+    assert_eq!(outcome, Outcome::Cancelled { reason: "suspended".into(), said: Vec::new() });
 }

@@ -419,7 +419,7 @@ async fn a_cancel_ends_the_wait_for_a_key_at_once() {
     });
     let begun = Instant::now();
     let (outcome, ..) = make_until(&router, &command, &cancel).await;
-    assert_eq!(outcome, Outcome::Cancelled { reason: "suspended".into() });
+    assert_eq!(outcome, Outcome::Cancelled { reason: "suspended".into(), said: Vec::new() });
     assert_eq!((begun.elapsed(), play.called().len()), (7 * SECOND, 1));
     assert!(matches!(first.await.expect("no panic"), Outcome::Completed(_)));
 }

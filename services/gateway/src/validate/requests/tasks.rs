@@ -2,9 +2,9 @@
 
 use construct_domain::{MessageId, OrganizationId, TaskId, message::Source, task::Phase};
 use construct_proto::v1::{
-    Attachment, Block, CancelTaskRequest, CreateMessageRequest, CreateTaskRequest, ListMessagesRequest,
-    ListTasksRequest, MessageSource, MessageSpec, SubscribeRequest, TaskPhase, TaskSpec, UpdateMessageRequest,
-    UpdateTaskRequest, block,
+    Attachment, Block, CancelTaskRequest, CreateMessageRequest, CreateTaskRequest, EditMessageRequest, ForkTaskRequest,
+    ListMessagesRequest, ListTasksRequest, MessagePriority, MessageSource, MessageSpec, RewindTaskRequest,
+    SubscribeRequest, TaskPhase, TaskSpec, UpdateMessageRequest, UpdateTaskRequest, block,
 };
 use construct_store::{Cursor, MessageCursor};
 use jiff::Timestamp;
@@ -93,6 +93,24 @@ pub(crate) fn cancel_task(request: &CancelTaskRequest) -> Result<TaskId, Status>
     checked(violations, task)
 }
 
+pub(crate) fn rewind_task(request: &RewindTaskRequest) -> Result<(TaskId, MessageId), Status> {
+    let mut violations = Violations::new();
+    let task = violations.id("task", &request.task);
+    let message = violations.id("message", &request.message);
+    violations.idempotency_key(&request.idempotency_key);
+    checked(violations, task.zip(message))
+}
+
+pub(crate) fn fork_task(request: &ForkTaskRequest) -> Result<(TaskId, MessageId), Status> {
+    let mut violations = Violations::new();
+    let task = violations.id("task", &request.task);
+    let message = violations.id("message", &request.message);
+    title(&mut violations, "title", &request.title);
+    workspace(&mut violations, "workspace", &request.workspace);
+    violations.idempotency_key(&request.idempotency_key);
+    checked(violations, task.zip(message))
+}
+
 /// What a list of tasks is filtered by, but for the agent, which has to be looked up.
 pub(crate) struct TaskFilter {
     pub(crate) phase: Option<Phase>,
@@ -149,6 +167,8 @@ pub(crate) fn create_message(request: &CreateMessageRequest) -> Result<TaskId, S
     let spec = request.spec.as_ref().unwrap_or(&default);
     let task = violations.id("spec.task", &spec.task);
     blocks(&mut violations, "spec.blocks", &spec.blocks);
+    let priority = MessagePriority::try_from(spec.priority);
+    violations.require(priority.is_ok(), "spec.priority", || "is not a known priority".into());
     violations.idempotency_key(&request.idempotency_key);
     checked(violations, task)
 }
@@ -158,6 +178,14 @@ pub(crate) fn update_message(request: &UpdateMessageRequest) -> Result<MessageId
     let message = violations.id("message", &request.message);
     blocks(&mut violations, "blocks", &request.blocks);
     violations.revision(request.revision);
+    violations.idempotency_key(&request.idempotency_key);
+    checked(violations, message)
+}
+
+pub(crate) fn edit_message(request: &EditMessageRequest) -> Result<MessageId, Status> {
+    let mut violations = Violations::new();
+    let message = violations.id("message", &request.message);
+    blocks(&mut violations, "blocks", &request.blocks);
     violations.idempotency_key(&request.idempotency_key);
     checked(violations, message)
 }

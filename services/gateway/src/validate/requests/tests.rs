@@ -301,7 +301,7 @@ fn titles_are_one_short_line() {
 #[test]
 fn messages_of_users_are_text() {
     let create = |blocks| {
-        let spec = v1::MessageSpec { task: TASK.into(), blocks };
+        let spec = v1::MessageSpec { task: TASK.into(), blocks, ..v1::MessageSpec::default() };
         create_message(&v1::CreateMessageRequest { spec: Some(spec), ..v1::CreateMessageRequest::default() })
     };
     assert_eq!(create(vec![text("hello")]).ok(), TASK.parse().ok());
@@ -328,6 +328,7 @@ fn attachments_are_of_kinds_that_models_take_and_bounded() {
         let spec = v1::MessageSpec {
             task: TASK.into(),
             blocks: vec![v1::Block { block: Some(block::Block::Attachment(attachment)) }],
+            ..v1::MessageSpec::default()
         };
         create_message(&v1::CreateMessageRequest { spec: Some(spec), ..v1::CreateMessageRequest::default() })
     };

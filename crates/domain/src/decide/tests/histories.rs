@@ -1,0 +1,137 @@
+//! Random histories: whatever happens in whatever order, what `World::check` says holds.
+
+use proptest::prelude::*;
+
+use super::*;
+
+/// Anything that can happen to a task from outside.
+#[derive(Debug, Clone)]
+enum Happening {
+    Send,
+    Interrupt,
+    Rewind(usize),
+    Edit(usize),
+    Said(bool),
+    Wake,
+    Elapse(i64),
+    Suspend,
+    Resume,
+    Cancel,
+    Broke(bool),
+    Answer,
+    Calls(usize),
+    Results(usize),
+    Fail(FailureClass),
+    Stopped,
+    Park(u32),
+    Say(ApprovalState),
+    Repeat,
+}
+
+fn happening() -> impl Strategy<Value = Happening> {
+    use FailureClass::*;
+    prop_oneof![
+        3 => Just(Happening::Send),
+        2 => Just(Happening::Interrupt),
+        1 => (0..20_usize).prop_map(Happening::Rewind),
+        1 => (0..20_usize).prop_map(Happening::Edit),
+        2 => any::<bool>().prop_map(Happening::Said),
+        3 => Just(Happening::Wake),
+        2 => (0..2000_i64).prop_map(Happening::Elapse),
+        1 => Just(Happening::Suspend),
+        2 => Just(Happening::Resume),
+        1 => Just(Happening::Cancel),
+        2 => any::<bool>().prop_map(Happening::Broke),
+        3 => Just(Happening::Answer),
+        4 => (1..3_usize).prop_map(Happening::Calls),
+        4 => (0..3_usize).prop_map(Happening::Results),
+        2 => prop::sample::select(vec![Transient, RateLimited, Authentication, Internal]).prop_map(Happening::Fail),
+        1 => Just(Happening::Stopped),
+        3 => (1..4_u32).prop_map(Happening::Park),
+        2 => prop::sample::select(vec![ApprovalState::Approved, ApprovalState::Rejected]).prop_map(Happening::Say),
+        1 => Just(Happening::Elapse(8 * 24 * 3600)),
+        2 => Just(Happening::Repeat),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(2000))]
+
+    /// `World::check` holds after every decision of any history, and when everything calms down every message was
+    /// answered, failed or dropped exactly once.
+    #[test]
+    fn any_history_ends_with_every_message_accounted_for(happenings in prop::collection::vec(happening(), 0..60)) {
+        const IDS: [&str; 3] = ["a", "b", "c"];
+        let mut world = World::new();
+        let mut sent = 0;
+        let mut last_result = None;
+        for happening in happenings {
+            let stage = world.task.turn.as_ref().map(|turn| turn.stage.clone());
+            let outcome = match happening {
+                Happening::Send => { world.send(); sent += 1; None }
+                Happening::Wake => None,
+                Happening::Elapse(seconds) => { world.elapse(seconds); None }
+                Happening::Suspend => { world.task.suspend = true; None }
+                Happening::Resume => { world.task.suspend = false; None }
+                Happening::Broke(broke) => { world.broke = broke; None }
+                Happening::Cancel => { world.cancel(); None }
+                Happening::Interrupt => { world.send_as(true); sent += 1; None }
+                Happening::Rewind(place) | Happening::Edit(place) => {
+                    let place = place.checked_rem(world.transcript.len()).unwrap_or(0);
+                    let rewound = world.rewind(place as i64 + 1);
+                    if rewound && matches!(happening, Happening::Edit(_)) { world.send(); sent += 1; }
+                    None
+                }
+                Happening::Said(anything) => {
+                    let said = if anything { vec![Block::Text("so far".to_owned())] } else { Vec::new() };
+                    Some(Outcome::Stopped(said))
+                }
+                Happening::Answer => Some(text("answer")),
+                Happening::Calls(count) => Some(calls(&IDS[..count])),
+                Happening::Results(count) => Some(results(&IDS[..count])),
+                Happening::Fail(class) => Some(failed(class)),
+                Happening::Stopped => Some(Outcome::Cancelled(Vec::new())),
+                Happening::Park(count) => Some(park(&(1..=count).collect::<Vec<_>>())),
+                Happening::Say(state) => { world.say(state); None }
+                Happening::Repeat => {
+                    if let Some(result) = last_result.clone() { world.decide(Event::Result(result)); }
+                    None
+                }
+            };
+            // Workers answer only steps they were given, and in kind.
+            let fits = matches!(
+                (&outcome, &stage),
+                (Some(Outcome::Model(..) | Outcome::Stopped(_)), Some(Stage::Model))
+                    | (Some(Outcome::Code(_) | Outcome::Parked { .. }), Some(Stage::Code { .. }))
+                    | (Some(Outcome::Failed(_) | Outcome::Cancelled(_)), Some(_))
+            );
+            match (outcome, world.task.step.clone()) {
+                (Some(outcome), Some(step)) if fits && !matches!(step.state, StepState::Backoff { .. }) => {
+                    let result = StepResult { step: step.id, round: step.round, outcome };
+                    last_result = Some(result.clone());
+                    world.decide(Event::Result(result));
+                }
+                _ => { world.decide(Event::Wake); }
+            }
+        }
+        world.task.suspend = false;
+        world.decide(Event::Wake);
+        for _ in 0..400 {
+            if world.task.turn.is_none() && world.queue.is_empty() && world.task.cancel.is_none() && world.task.rewind.is_none() { break; }
+            world.elapse(60);
+            if world.task.phase == Phase::AwaitApproval { world.say(ApprovalState::Approved); }
+            match (world.task.turn.as_ref().map(|turn| turn.stage.clone()), world.task.step.clone()) {
+                (Some(Stage::Model), Some(step)) if matches!(step.state, StepState::InFlight { .. }) => { world.result(text("answer")); }
+                (Some(Stage::Code { calls }), Some(step)) if !matches!(step.state, StepState::Parked { .. }) => {
+                    let ids: Vec<&str> = calls.iter().map(String::as_str).collect();
+                    world.result(results(&ids));
+                }
+                _ => { world.decide(Event::Wake); }
+            }
+        }
+        prop_assert!(world.queue.is_empty());
+        prop_assert_eq!(world.ended.len() + world.dropped, sent);
+        prop_assert_eq!(world.task.phase, Phase::AwaitInput);
+        prop_assert!(!world.states().contains(&ApprovalState::Pending));
+    }
+}

@@ -1,0 +1,78 @@
+//! Sending a message in the place of an earlier one.
+
+use construct_domain::{
+    MessageId,
+    message::{Content, Source},
+    money::tokens_of_content,
+};
+
+use crate::{
+    Error, NewUserMessage, Rendered, Store, StoredMessage, Write, Written,
+    event::unsigned,
+    message::write::accepted,
+    task::rewind::{cut, message_in_transcript},
+    text,
+    write::begin,
+};
+
+impl Store {
+    /// Asks for the transcript to be put aside from a user's message on, and accepts another one, with the id `new`, that is
+    /// answered then. Both are one intent after the other: what waited before goes with the rewind, the new message does not.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], [`Error::NotInTranscript`], also of a message that is not a user's; those of every write.
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn message_edit(
+        &self,
+        write: &Write,
+        id: MessageId,
+        new: MessageId,
+        content: Content,
+        render: impl FnOnce(&StoredMessage) -> Rendered + Send,
+    ) -> Result<Written<StoredMessage>, Error> {
+        let mut writer = begin!(self, write);
+        let (task, before) = message_in_transcript(&mut writer, id).await?;
+        if before.source != Source::User {
+            return Err(Error::NotInTranscript);
+        }
+        let from = cut(&before, false)?;
+        let row = sqlx::query!(
+            "UPDATE tasks SET
+                 rewind_from = least(rewind_from, $3),
+                 rewind_intent = intents + 1,
+                 intents = intents + 2,
+                 intent_at = CASE WHEN intents > intents_seen THEN intent_at ELSE $4 END,
+                 event_sequence = event_sequence + 1,
+                 revision = revision + 1,
+                 updated_at = $4
+             WHERE organization_id = $1 AND id = $2
+             RETURNING intents, event_sequence",
+            writer.organization(),
+            task.uuid(),
+            from,
+            writer.now(),
+        )
+        .fetch_one(&mut *writer.transaction)
+        .await?;
+        let json = text::json(&content)?;
+        sqlx::query!(
+            "INSERT INTO messages
+                 (id, organization_id, task_id, arrival, source, content, estimated_tokens, replaces, created_at, updated_at)
+             VALUES ($1, $2, $3, $4, 'user', $5, $6, $7, $8, $8)",
+            new.uuid(),
+            writer.organization(),
+            task.uuid(),
+            row.intents,
+            json,
+            tokens_of_content(&content),
+            id.uuid(),
+            writer.now() as _,
+        )
+        .execute(&mut *writer.transaction)
+        .await
+        .map_err(Error::of_write)?;
+        let new = NewUserMessage { id: new, task, content, interrupts: false };
+        let entity = StoredMessage { replaces: Some(id), ..accepted(write, new, row.intents, json)? };
+        writer.finish_on_task(task, unsigned(row.event_sequence), entity, render).await
+    }
+}

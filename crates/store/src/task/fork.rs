@@ -1,0 +1,164 @@
+//! A new task that begins with a copy of another one's transcript.
+
+use construct_domain::{MessageId, TaskId, message::Content, money::tokens_of_content};
+use uuid::Uuid;
+
+use crate::{
+    Error, Rendered, Store, StoredTask, Write, Written,
+    task::{
+        rewind::{cut, message_in_transcript},
+        write::task_reload,
+    },
+    text,
+    write::{Writer, begin},
+};
+
+/// A copy to make.
+#[derive(Debug, Clone, PartialEq)]
+pub struct NewFork {
+    /// The new task's id.
+    pub id: TaskId,
+    /// The task that is copied.
+    pub source: TaskId,
+    /// The last message that is copied.
+    pub message: MessageId,
+    /// Empty: that of the task that is copied.
+    pub title: String,
+    /// The directory its tools may touch; empty: one of its own.
+    pub workspace: String,
+    /// What the model is told after the copied messages when the new task works in another directory, as the message with this id.
+    pub elsewhere: (MessageId, Content),
+}
+
+impl Store {
+    /// Creates a task whose transcript is that of another one up to a message: without what was put aside, with new ids, and
+    /// without what its model calls have cost, which stays with the task that made them. It has the same agent, limits, policy and
+    /// pool, and budgets of its own with the same limits.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], [`Error::NotInTranscript`], [`Error::Uncuttable`]; those of every write.
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn task_fork(
+        &self,
+        write: &Write,
+        new: NewFork,
+        render: impl FnOnce(&StoredTask) -> Rendered + Send,
+    ) -> Result<Written<StoredTask>, Error> {
+        let mut writer = begin!(self, write);
+        // The lock on the task keeps its transcript as it is until the copy is made.
+        let (source, message) = message_in_transcript(&mut writer, new.message).await?;
+        if source != new.source {
+            return Err(Error::NotFound { what: crate::message::WHAT });
+        }
+        let end = cut(&message, true)?;
+        task_copy(&mut writer, &new).await?;
+        let copied = messages_copy(&mut writer, &new, end).await?;
+        let (notice, content) = &new.elsewhere;
+        sqlx::query!(
+            "INSERT INTO messages
+                 (id, organization_id, task_id, arrival, position, source, content, estimated_tokens, processed_at, created_at, updated_at)
+             SELECT $1, t.organization_id, t.id, 0, $4, 'system', $5, $6, $7, $7, $7
+             FROM tasks t JOIN tasks o ON o.id = $3 AND (t.workspace = '' OR t.workspace <> o.workspace)
+             WHERE t.id = $2",
+            notice.uuid(),
+            new.id.uuid(),
+            new.source.uuid(),
+            copied + 1,
+            text::json(content)?,
+            tokens_of_content(content),
+            writer.now() as _,
+        )
+        .execute(&mut *writer.transaction)
+        .await
+        .map_err(Error::of_write)?;
+        sqlx::query!(
+            "UPDATE tasks SET (last_position, transcript_tokens) = (
+                 SELECT max(m.position), sum(m.estimated_tokens)::bigint FROM messages m WHERE m.task_id = $1
+             ) WHERE id = $1",
+            new.id.uuid(),
+        )
+        .execute(&mut *writer.transaction)
+        .await?;
+        budgets_copy(&mut writer, &new).await?;
+        let entity = task_reload(&mut writer, new.id).await?;
+        writer.finish_on_task(new.id, entity.event_sequence, entity, render).await
+    }
+}
+
+async fn task_copy(writer: &mut Writer<'_>, new: &NewFork) -> Result<(), Error> {
+    sqlx::query!(
+        "INSERT INTO tasks
+             (id, organization_id, agent_id, workspace, title, titled, max_turns_override, policy, compute, phase_since,
+              event_sequence, created_at, updated_at, root_id, forked_from, forked_from_message)
+         SELECT $2, o.organization_id, o.agent_id, $4, CASE WHEN $5 = '' THEN o.title ELSE $5 END, o.titled OR $5 <> '',
+                o.max_turns_override, o.policy, o.compute, $7, 1, $7, $7, $2, o.id, $6
+         FROM tasks o WHERE o.organization_id = $1 AND o.id = $3",
+        writer.organization(),
+        new.id.uuid(),
+        new.source.uuid(),
+        &*text::clean(&new.workspace),
+        &*text::clean(&new.title),
+        new.message.uuid(),
+        writer.now() as _,
+    )
+    .execute(&mut *writer.transaction)
+    .await
+    .map_err(Error::of_write)?;
+    Ok(())
+}
+
+/// Copies what lies before `end`, and returns how many messages that are.
+async fn messages_copy(writer: &mut Writer<'_>, new: &NewFork, end: i64) -> Result<i64, Error> {
+    let count = sqlx::query_scalar!(
+        r#"SELECT count(*) AS "count!" FROM messages WHERE task_id = $1 AND position < $2 AND superseded_at IS NULL"#,
+        new.source.uuid(),
+        end,
+    )
+    .fetch_one(&mut *writer.transaction)
+    .await?;
+    let ids: Vec<Uuid> = (0..count).map(|_| Uuid::now_v7()).collect();
+    sqlx::query!(
+        "INSERT INTO messages
+             (id, organization_id, task_id, arrival, position, source, content, agent_id, processed_at, error, estimated_tokens,
+              created_at, updated_at)
+         SELECT n.id, o.organization_id, $2, 0, o.place, o.source, o.content, o.agent_id, coalesce(o.processed_at, $4), o.error,
+                o.estimated_tokens, o.created_at, $4
+         FROM (
+             SELECT m.*, row_number() OVER (ORDER BY m.position) AS place FROM messages m
+             WHERE m.task_id = $1 AND m.position < $3 AND m.superseded_at IS NULL
+         ) AS o
+         JOIN unnest($5::uuid[]) WITH ORDINALITY AS n (id, place) ON n.place = o.place",
+        new.source.uuid(),
+        new.id.uuid(),
+        end,
+        writer.now() as _,
+        &ids,
+    )
+    .execute(&mut *writer.transaction)
+    .await
+    .map_err(Error::of_write)?;
+    Ok(count)
+}
+
+/// A copy may spend as much as its original might: the limits that hold above both still hold above both.
+async fn budgets_copy(writer: &mut Writer<'_>, new: &NewFork) -> Result<(), Error> {
+    let periods = sqlx::query_scalar!("SELECT period FROM budgets WHERE task_id = $1", new.source.uuid())
+        .fetch_all(&mut *writer.transaction)
+        .await?;
+    let ids: Vec<Uuid> = periods.iter().map(|_| Uuid::now_v7()).collect();
+    sqlx::query!(
+        "INSERT INTO budgets (id, organization_id, task_id, period, limit_pico_usd, window_start, counted_at, created_at, updated_at)
+         SELECT n.id, b.organization_id, $2, b.period, b.limit_pico_usd, budgets_window(b.period, $3), $3, $3, $3
+         FROM budgets b JOIN unnest($4::uuid[], $5::text[]) AS n (id, period) ON n.period = b.period
+         WHERE b.task_id = $1",
+        new.source.uuid(),
+        new.id.uuid(),
+        writer.now() as _,
+        &ids,
+        &periods,
+    )
+    .execute(&mut *writer.transaction)
+    .await
+    .map_err(Error::of_write)?;
+    Ok(())
+}

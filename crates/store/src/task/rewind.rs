@@ -1,0 +1,104 @@
+//! Taking a task back to an earlier message: the intent. The reconciler carries it out.
+
+use construct_domain::{
+    MessageId, TaskId,
+    message::{Block, code_calls},
+};
+
+use crate::{
+    Error, Rendered, Store, StoredMessage, StoredTask, Write, Written,
+    message::message_by_id,
+    task::write::task_reload,
+    write::{Writer, begin},
+};
+
+/// Where to take a task back to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rewind {
+    /// Which task.
+    pub task: TaskId,
+    /// The message.
+    pub message: MessageId,
+    /// Whether it stays, and only what follows it is put aside.
+    pub keep: bool,
+}
+
+impl Store {
+    /// Asks for the transcript to be put aside from a message on, for the running turn to be ended, and for the messages that
+    /// wait now to be dropped.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], [`Error::NotInTranscript`], [`Error::Uncuttable`]; those of every write.
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn task_rewind(
+        &self,
+        write: &Write,
+        rewind: Rewind,
+        render: impl FnOnce(&StoredTask) -> Rendered + Send,
+    ) -> Result<Written<StoredTask>, Error> {
+        let mut writer = begin!(self, write);
+        let (task, message) = message_in_transcript(&mut writer, rewind.message).await?;
+        if task != rewind.task {
+            return Err(Error::NotFound { what: crate::message::WHAT });
+        }
+        let from = cut(&message, rewind.keep)?;
+        sqlx::query!(
+            "UPDATE tasks SET
+                 rewind_from = least(rewind_from, $3),
+                 rewind_intent = intents + 1,
+                 intents = intents + 1,
+                 intent_at = CASE WHEN intents > intents_seen THEN intent_at ELSE $4 END,
+                 event_sequence = event_sequence + 1,
+                 revision = revision + 1,
+                 updated_at = $4
+             WHERE organization_id = $1 AND id = $2",
+            writer.organization(),
+            task.uuid(),
+            from,
+            writer.now(),
+        )
+        .execute(&mut *writer.transaction)
+        .await?;
+        let entity = task_reload(&mut writer, task).await?;
+        writer.finish_on_task(task, entity.event_sequence, entity, render).await
+    }
+}
+
+/// The first place that is cut off: the message's, or the one after it.
+pub(crate) fn cut(message: &StoredMessage, keep: bool) -> Result<i64, Error> {
+    let blocks = &message.content.blocks;
+    let is_result = |block: &Block| matches!(block, Block::CodeInterpreterResult(_));
+    let torn = if keep { code_calls(blocks).next().is_some() } else { blocks.iter().any(is_result) };
+    match message.position {
+        _ if torn => Err(Error::Uncuttable),
+        Some(position) => Ok(position + i64::from(keep)),
+        None => Err(Error::NotInTranscript),
+    }
+}
+
+/// Locks the task of a message, and reads the message, if the model sees it and goes on seeing it. Read after the lock: before, it
+/// could be put aside between reading and writing.
+pub(crate) async fn message_in_transcript(
+    writer: &mut Writer<'_>,
+    id: MessageId,
+) -> Result<(TaskId, StoredMessage), Error> {
+    let task = sqlx::query!(
+        "SELECT t.id, t.rewind_from FROM tasks t JOIN messages m ON m.task_id = t.id
+         WHERE m.organization_id = $1 AND m.id = $2 AND t.organization_id = $1 AND t.deleted_at IS NULL
+         FOR NO KEY UPDATE OF t",
+        writer.organization(),
+        id.uuid(),
+    )
+    .fetch_optional(&mut *writer.transaction)
+    .await?
+    .ok_or(Error::NotFound { what: crate::message::WHAT })?;
+    let message = message_by_id(writer, id).await?;
+    // What is about to be put aside is not there any more for whoever asks now.
+    let goes = |position: i64| task.rewind_from.is_some_and(|from| from <= position);
+    match message.position {
+        Some(position) if message.superseded_at.is_none() && !goes(position) => {
+            Ok((TaskId::from_uuid(task.id), message))
+        }
+        _ => Err(Error::NotInTranscript),
+    }
+}

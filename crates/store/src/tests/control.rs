@@ -1,0 +1,219 @@
+//! Interruptions, rewinds, edits and forks, as far as they are rows.
+
+use construct_domain::{
+    budget::{Period, Scope},
+    message::{CodeCall, CodeResult, Source},
+    task::{Queued, Task},
+};
+
+use super::*;
+use crate::{
+    AppendedMessage, BudgetFilter, Key, LoadedTask, MessageFilter, MessagePage, NewBudget, NewFork, Order, Page,
+    Rewind, TaskCommit,
+};
+
+async fn load(f: &Fixture, task: TaskId) -> LoadedTask {
+    f.store.task_load(task).await.expect("read").expect("there")
+}
+
+fn call() -> Content {
+    Content { blocks: vec![Block::CodeInterpreterCall(CodeCall { id: "c".to_owned(), code: "1".to_owned() })] }
+}
+
+fn result() -> Content {
+    Content { blocks: vec![Block::CodeInterpreterResult(CodeResult { id: "c".to_owned(), ..CodeResult::default() })] }
+}
+
+/// Commits the next message of the queue, and these after it.
+async fn turn(f: &Fixture, task: TaskId, answers: Vec<(Source, Content)>) {
+    let loaded = load(f, task).await;
+    let mut state = loaded.task.clone();
+    state.last_position += 1;
+    let admitted = loaded.queued.map(|queued| (queued.message, state.last_position));
+    let mut appended = Vec::new();
+    for (source, content) in answers {
+        state.last_position += 1;
+        let position = state.last_position;
+        let usage = if source == Source::Assistant { usage(5) } else { Usage::default() };
+        appended.push(AppendedMessage { id: message_id(), position, source, content, agent: None, usage, step: None });
+    }
+    let commit = TaskCommit { admitted, appended, ..TaskCommit::new(&loaded, &state, now()) };
+    f.store.task_commit(commit).await.expect("committed");
+}
+
+/// Five messages: hello, a call, its result, an answer, and another message.
+async fn conversation(f: &Fixture) -> (TaskId, Vec<StoredMessage>) {
+    let task = f.task().await;
+    f.message(task, "hello").await;
+    let answers = vec![(Source::Assistant, call()), (Source::System, result()), (Source::Assistant, text("done"))];
+    turn(f, task, answers).await;
+    f.message(task, "and now?").await;
+    turn(f, task, Vec::new()).await;
+    let transcript = f.store.transcript(task, i64::MAX, None).await.expect("read");
+    assert_eq!(transcript.len(), 5);
+    (task, transcript)
+}
+
+fn rewind(task: TaskId, message: &StoredMessage) -> Rewind {
+    Rewind { task, message: message.id, keep: false }
+}
+
+async fn carry_out(f: &Fixture, task: TaskId) -> i64 {
+    let loaded = load(f, task).await;
+    let from = loaded.task.rewind.expect("a rewind is asked for");
+    let state = Task { rewind: None, ..loaded.task.clone() };
+    let words = Some("cancelled: back".to_owned());
+    let commit = TaskCommit { drop_queued: words, rewound: Some(from), ..TaskCommit::new(&loaded, &state, now()) };
+    f.store.task_commit(commit).await.expect("committed");
+    from
+}
+
+async fn transcript_tokens(f: &Fixture, task: TaskId) -> i64 {
+    sqlx::query_scalar("SELECT transcript_tokens FROM tasks WHERE id = $1")
+        .bind(task.uuid())
+        .fetch_one(&f.store.pool)
+        .await
+        .expect("read")
+}
+
+#[tokio::test]
+async fn messages_that_interrupt_come_first_and_otherwise_the_order_is_that_of_their_arrival() {
+    let f = Fixture::new().await;
+    let task = f.task().await;
+    let calm = f.message(task, "calm").await;
+    let next = async || load(&f, task).await.queued.expect("one waits");
+    assert_eq!(next().await, Queued { message: calm.id, interrupts: false });
+    let urgent = f.message_as(task, "urgent", true).await;
+    f.message_as(task, "as urgent", true).await;
+    assert_eq!(next().await, Queued { message: urgent.id, interrupts: true });
+}
+
+#[tokio::test]
+async fn what_is_put_aside_keeps_its_place_and_is_shown_only_to_who_asks() {
+    let f = Fixture::new().await;
+    let (task, all) = conversation(&f).await;
+    f.message(task, "waits").await;
+    applied(f.store.task_rewind(&write(), rewind(task, &all[1]), rendered("task.updated")).await.expect("asked for"));
+    let later = f.message(task, "later").await;
+    assert_eq!(carry_out(&f, task).await, 2);
+    let shown = f.store.transcript(task, i64::MAX, None).await.expect("read");
+    assert_eq!(shown.iter().map(|message| message.id).collect::<Vec<_>>(), [all[0].id]);
+    assert_eq!(transcript_tokens(&f, task).await, construct_domain::money::tokens_of_content(&text("hello")));
+    let page = MessagePage { limit: 100, descending: false, after: None };
+    let list = async |superseded| {
+        let filter = MessageFilter { superseded, ..MessageFilter::default() };
+        f.store.message_list(ORG, task, &filter, &page).await.expect("listed")
+    };
+    assert_eq!(list(false).await.len(), 3, "one in the transcript, one dropped, one that waits");
+    let whole = list(true).await;
+    assert_eq!(whole.iter().filter_map(|message| message.position).collect::<Vec<_>>(), [1, 2, 3, 4, 5]);
+    assert_eq!(whole.iter().filter(|message| message.superseded_at.is_some()).count(), 4);
+    let loaded = load(&f, task).await;
+    assert_eq!((loaded.task.rewind, loaded.queued.map(|queued| queued.message)), (None, Some(later.id)));
+    assert_eq!(f.store.task_get(ORG, task).await.expect("got").usage, Usage::default(), "nothing was booked here");
+}
+
+#[tokio::test]
+async fn a_transcript_is_not_cut_between_a_script_and_its_results_nor_where_it_was_cut_already() {
+    let f = Fixture::new().await;
+    let (task, all) = conversation(&f).await;
+    let asked = async |at: usize, keep| {
+        let rewind = Rewind { keep, ..rewind(task, &all[at]) };
+        f.store.task_rewind(&write(), rewind, rendered("task.updated")).await
+    };
+    assert!(matches!(asked(2, false).await, Err(Error::Uncuttable)));
+    assert!(matches!(asked(1, true).await, Err(Error::Uncuttable)));
+    let queued = f.message(task, "waits").await;
+    let waits = Rewind { task, message: queued.id, keep: false };
+    let refused = f.store.task_rewind(&write(), waits, rendered("task.updated")).await;
+    assert!(matches!(refused, Err(Error::NotInTranscript)), "{refused:?}");
+    let elsewhere = Rewind { task: f.task().await, ..rewind(task, &all[0]) };
+    assert_not_found(f.store.task_rewind(&write(), elsewhere, rendered("task.updated")).await);
+    applied(asked(2, true).await.expect("asked for"));
+    let again = asked(3, false).await;
+    assert!(matches!(again, Err(Error::NotInTranscript)), "it is as good as gone: {again:?}");
+    applied(asked(1, false).await.expect("further back is possible"));
+    assert_eq!(carry_out(&f, task).await, 2);
+    let gone = asked(4, false).await;
+    assert!(matches!(gone, Err(Error::NotInTranscript)), "{gone:?}");
+}
+
+#[tokio::test]
+async fn an_edited_message_outlives_the_rewind_it_comes_with_and_is_accepted_once() {
+    let f = Fixture::new().await;
+    let (task, all) = conversation(&f).await;
+    let before = f.message(task, "waits").await;
+    let edit = async |id, key| {
+        f.store.message_edit(&write_with_key(key, 1), id, message_id(), text("hi"), rendered("message.created")).await
+    };
+    let edited = applied(edit(all[0].id, "k").await.expect("edited"));
+    assert_eq!(edited.replaces, Some(all[0].id));
+    assert!(matches!(edit(all[0].id, "k").await, Ok(Written::Repeated { .. })));
+    assert!(matches!(edit(all[0].id, "other").await, Err(Error::NotInTranscript)));
+    let not_a_users = edit(all[3].id, "third").await;
+    assert!(matches!(not_a_users, Err(Error::NotInTranscript)), "{not_a_users:?}");
+    carry_out(&f, task).await;
+    let loaded = load(&f, task).await;
+    assert_eq!(loaded.queued.map(|queued| queued.message), Some(edited.id));
+    let dropped = f.store.message_get(ORG, before.id).await.expect("got");
+    assert_eq!(dropped.error.as_deref(), Some("cancelled: back"));
+    turn(&f, task, Vec::new()).await;
+    let shown = f.store.transcript(task, i64::MAX, None).await.expect("read");
+    assert_eq!(shown.iter().map(|message| (message.id, message.position)).collect::<Vec<_>>(), [(edited.id, Some(6))]);
+}
+
+#[tokio::test]
+async fn a_fork_has_a_copy_of_its_own_and_owes_nothing_for_it() {
+    let f = Fixture::new().await;
+    let (task, all) = conversation(&f).await;
+    let budget = NewBudget {
+        id: construct_domain::BudgetId::from_uuid(Uuid::now_v7()),
+        scope: Scope::Task(task),
+        period: Period::Total,
+        limit: 7,
+    };
+    applied(f.store.budget_create(&write(), budget, rendered("budget.created")).await.expect("created"));
+    let fork = |message: &StoredMessage, workspace: &str| NewFork {
+        id: TaskId::from_uuid(Uuid::now_v7()),
+        source: task,
+        message: message.id,
+        title: String::new(),
+        workspace: workspace.to_owned(),
+        elsewhere: (message_id(), text("elsewhere")),
+    };
+    let torn = f.store.task_fork(&write(), fork(&all[1], ""), rendered("task.created")).await;
+    assert!(matches!(torn, Err(Error::Uncuttable)), "{torn:?}");
+
+    let (stored, event) = applied_with_event(
+        f.store.task_fork(&write(), fork(&all[3], ""), rendered("task.created")).await.expect("forked"),
+    );
+    assert_eq!(event.map(|event| event.sequence), Some(1));
+    assert_eq!(stored.forked_from, Some((task, all[3].id)));
+    assert_eq!((stored.workspace.as_str(), stored.usage, stored.state.last_position), ("", Usage::default(), 5));
+    let copy = f.store.transcript(stored.state.id, i64::MAX, None).await.expect("read");
+    let contents: Vec<&Content> = copy.iter().map(|message| &message.content).collect();
+    let (said, elsewhere) = (all.iter().take(4).map(|message| &message.content), text("elsewhere"));
+    assert_eq!(contents, said.chain([&elsewhere]).collect::<Vec<_>>());
+    assert_eq!(copy.iter().filter_map(|message| message.position).collect::<Vec<_>>(), [1, 2, 3, 4, 5]);
+    assert!(copy.iter().all(|message| message.usage == Usage::default() && message.processed_at.is_some()));
+    assert!(copy.iter().all(|message| all.iter().all(|original| original.id != message.id)));
+    let loaded = load(&f, stored.state.id).await;
+    assert_eq!((loaded.root, loaded.queued), (stored.state.id, None));
+
+    let page = Page { limit: 10, order: Order { key: Key::CreatedAt, descending: false }, after: None };
+    let filter = BudgetFilter { task: Some(stored.state.id), ..BudgetFilter::default() };
+    let budgets = f.store.budget_list(ORG, &filter, &page, now()).await.expect("listed");
+    assert_eq!(budgets.iter().map(|budget| budget.limit).collect::<Vec<_>>(), [7]);
+
+    // In the same directory there is nothing to say; and that takes its name.
+    let same =
+        applied(f.store.task_fork(&write(), fork(&all[0], "/w"), rendered("task.created")).await.expect("forked"));
+    assert_eq!((same.workspace.as_str(), same.state.last_position), ("/w", 1));
+    // A copy of a copy has nothing of what was put aside.
+    let back = Rewind { task: stored.state.id, message: copy[1].id, keep: false };
+    applied(f.store.task_rewind(&write(), back, rendered("task.updated")).await.expect("asked for"));
+    carry_out(&f, stored.state.id).await;
+    let again = NewFork { source: stored.state.id, message: copy[0].id, ..fork(&all[0], "") };
+    let again = applied(f.store.task_fork(&write(), again, rendered("task.created")).await.expect("forked"));
+    assert_eq!(again.state.last_position, 2, "what was said, and that the directory is another one");
+}

@@ -1,0 +1,230 @@
+//! What people ask for while a task works: cancelling and suspending wherever it is, messages that do not wait, and taking a
+//! conversation back, changing it and copying it.
+
+mod latency;
+
+use construct_proto::v1::{self, MessagePriority, MessageSource, TaskPhase, TurnOutcome, event::Payload};
+use construct_tests::{
+    client::{Conversation, PATIENCE, file_when, id},
+    mesh::{Mesh, Service},
+    recorder::check_order,
+    transcript::{self, Transcript, status, text},
+    wait::until,
+};
+use serde_json::json;
+use tonic::Code;
+
+use crate::{is_running, process_is_gone};
+
+/// Sends a message that does not wait for the turn that runs.
+async fn interrupt(conversation: &Conversation, words: &str) -> v1::Message {
+    let block = v1::block::Block::Text(v1::Text { text: words.to_owned() });
+    let spec = v1::MessageSpec {
+        task: conversation.id().to_owned(),
+        blocks: vec![v1::Block { block: Some(block) }],
+        priority: MessagePriority::Interrupt.into(),
+    };
+    let request = v1::CreateMessageRequest { spec: Some(spec), ..v1::CreateMessageRequest::default() };
+    conversation.client().messages().create_message(request).await.unwrap().into_inner()
+}
+
+async fn edit(conversation: &Conversation, message: &v1::Message, words: &str, key: &str) -> v1::Message {
+    let block = v1::block::Block::Text(v1::Text { text: words.to_owned() });
+    let request = v1::EditMessageRequest {
+        message: id(message.metadata.as_ref()),
+        blocks: vec![v1::Block { block: Some(block) }],
+        idempotency_key: key.to_owned(),
+    };
+    conversation.client().messages().edit_message(request).await.unwrap().into_inner()
+}
+
+async fn rewind(conversation: &Conversation, message: &v1::Message, keep: bool) -> Result<v1::Task, tonic::Status> {
+    let request = v1::RewindTaskRequest {
+        task: conversation.id().to_owned(),
+        message: id(message.metadata.as_ref()),
+        keep,
+        ..v1::RewindTaskRequest::default()
+    };
+    Ok(conversation.client().tasks().rewind_task(request).await?.into_inner())
+}
+
+async fn fork(conversation: &Conversation, message: &v1::Message) -> Result<Conversation, tonic::Status> {
+    let request = v1::ForkTaskRequest {
+        task: conversation.id().to_owned(),
+        message: id(message.metadata.as_ref()),
+        ..v1::ForkTaskRequest::default()
+    };
+    let task = conversation.client().tasks().fork_task(request).await?.into_inner();
+    Ok(conversation.client().conversation(&id(task.metadata.as_ref())))
+}
+
+/// The user's message with these words.
+fn said<'a>(transcript: &'a Transcript, words: &str) -> &'a v1::Message {
+    let found = transcript.messages.iter().find(|message| text(message) == words);
+    found.unwrap_or_else(|| panic!("{words:?} was not said:\n{}", transcript.show()))
+}
+
+fn errors(transcript: &Transcript) -> Vec<String> {
+    transcript.of(MessageSource::User).into_iter().map(|message| status(message).error).collect()
+}
+
+#[tokio::test]
+async fn a_message_that_interrupts_is_answered_at_once_and_what_was_said_is_kept() {
+    let mesh = Mesh::start().await.unwrap();
+    let stall = json!({"stall_ms": 600_000, "times": 1, "after_chars": 15});
+    let script = json!({"conversations": [
+        {"match": "story", "turns": [{"text": "Once upon a time there was a fox.", "fault": stall}]},
+        {"match": "command", "turns": [
+            {"code": ["const mark = read_file('mark.txt').trim(); execute_command(`touch begun; sleep ${mark}`);", "2"]},
+            {"text": "unused"},
+        ]},
+        {"match": "quick", "turns": [{"text": "quick: {{last_user_text}}"}]},
+    ]});
+    mesh.scripted_agent("worker", &script).await.unwrap();
+    let client = mesh.client().unwrap();
+
+    let speaking = async {
+        let conversation = client.begin("worker", Some(&mesh.folder("speaking").unwrap())).await.unwrap();
+        let recorder = conversation.record();
+        conversation.say("A story, please.").await;
+        conversation.say("quick, later").await;
+        recorder.until_count("message.delta", 1).await;
+        interrupt(&conversation, "quick, now").await;
+        let status = conversation.settled().await.status.unwrap();
+        let transcript = conversation.transcript().await;
+        transcript.check(&["A story, please.", "quick, now", "quick, later"]);
+        assert_eq!(transcript.answers(), ["Once upon a tim", "quick: quick, now", "quick: quick, later"]);
+        let marks: Vec<String> = transcript.of(MessageSource::System).into_iter().map(text).collect();
+        assert!(matches!(marks.as_slice(), [mark] if mark.contains("broken off here")), "{marks:?}");
+        assert_eq!(errors(&transcript), ["interrupted by a newer message of the user", "", ""]);
+        let events = recorder.until_sequence(status.event_sequence).await;
+        check_order(&events);
+        let outcomes: Vec<TurnOutcome> = events
+            .iter()
+            .filter_map(|event| match &event.payload {
+                Some(Payload::TurnCompleted(turn)) => Some(turn.outcome()),
+                _ => None,
+            })
+            .collect();
+        assert_eq!(outcomes, [TurnOutcome::Interrupted, TurnOutcome::Completed, TurnOutcome::Completed]);
+    };
+
+    let working = async {
+        let folder = mesh.folder("working").unwrap();
+        let mark = format!("401.{}", std::process::id());
+        std::fs::write(folder.join("mark.txt"), &mark).unwrap();
+        let conversation = client.begin("worker", Some(&folder)).await.unwrap();
+        conversation.say("A command, please.").await;
+        file_when(&folder.join("begun"), |_| true).await;
+        let process = format!("sleep {mark}");
+        assert!(is_running(&process));
+        interrupt(&conversation, "quick, now").await;
+        conversation.settled().await;
+        process_is_gone(&process).await;
+        let transcript = conversation.transcript().await;
+        transcript.check(&["A command, please.", "quick, now"]);
+        let results = transcript.results();
+        assert_eq!(results.len(), 2, "each script has one result:\n{}", transcript.show());
+        assert!(results[0].error.contains("interrupted by a newer message"), "{results:?}");
+        assert_eq!(transcript.answers().last().map(String::as_str), Some("quick: quick, now"));
+    };
+
+    tokio::join!(speaking, working);
+}
+
+#[tokio::test]
+async fn a_conversation_is_taken_back_changed_and_copied() {
+    let mut mesh = Mesh::start().await.unwrap();
+    let script = json!({"conversations": [
+        {"match": "slow", "turns": [
+            {"code": "execute_command('touch begun; sleep 402')"},
+            {"text": "unused"},
+        ]},
+        {"match": "script", "turns": [{"code": "1 + 1"}, {"text": "It is {{last_result}}, {{user_messages}} asked."}]},
+        {"match": "", "turns": [{"text": "{{user_messages}}: {{last_user_text}}"}]},
+    ]});
+    mesh.scripted_agent("worker", &script).await.unwrap();
+    let client = mesh.client().unwrap();
+    let folder = mesh.folder("own").unwrap();
+    let conversation = client.begin("worker", Some(&folder)).await.unwrap();
+    let recorder = conversation.record();
+    conversation.ask("one").await;
+    conversation.ask("a script").await;
+    conversation.ask("three").await;
+    let before = conversation.transcript().await;
+    before.check(&["one", "a script", "three"]);
+    assert_eq!(before.answers(), ["1: one", "", "It is 2, 2 asked.", "3: three"]);
+
+    // A copy up to the script's end: its own task, its own transcript, and nothing owed.
+    let answer = before.of(MessageSource::Assistant)[2];
+    let copy = fork(&conversation, answer).await.unwrap();
+    let copied = copy.task().await.unwrap();
+    let (spec, state) = (copied.spec.unwrap(), copied.status.unwrap());
+    assert_eq!((spec.workspace.as_str(), state.usage), ("", Some(v1::Usage::default())));
+    assert_eq!(state.forked_from.as_ref().map(|from| from.task.as_str()), Some(conversation.id()));
+    copy.ask("other").await;
+    let transcript = copy.transcript().await;
+    transcript.check(&["one", "a script", "other"]);
+    assert_eq!(transcript.answers(), ["1: one", "", "It is 2, 2 asked.", "3: other"]);
+    let notice = transcript.of(MessageSource::System).into_iter().map(text).find(|text| text.contains("is a copy"));
+    assert!(notice.is_some(), "{}", transcript.show());
+    assert_eq!(conversation.transcript().await.messages, before.messages, "the original is as it was");
+
+    // Between a script and its result nothing is cut.
+    let calling = before.of(MessageSource::Assistant)[1];
+    assert_eq!(fork(&conversation, calling).await.unwrap_err().code(), Code::FailedPrecondition);
+    assert_eq!(rewind(&conversation, calling, true).await.unwrap_err().code(), Code::FailedPrecondition);
+
+    // While a script runs, and while the reconciler is dead, a message is sent anew; the same request twice is once.
+    conversation.say("slow").await;
+    file_when(&folder.join("begun"), |_| true).await;
+    mesh.kill(Service::Reconciler).unwrap();
+    let edited = edit(&conversation, said(&before, "a script"), "two", "key").await;
+    assert_eq!(edit(&conversation, said(&before, "a script"), "two", "key").await, edited);
+    assert_eq!(status(&edited).replaces, id(said(&before, "a script").metadata.as_ref()));
+    let why = conversation.explain().await.unwrap();
+    assert!(why.waiting_for.contains("take the conversation back"), "{why:?}");
+    mesh.spawn(Service::Reconciler).unwrap();
+    let answered = async || {
+        let transcript = conversation.transcript().await;
+        if transcript.answers().last().is_some_and(|answer| answer == "2: two") {
+            Ok(())
+        } else {
+            Err(transcript.show())
+        }
+    };
+    until("the edited message to be answered", PATIENCE, answered).await;
+    process_is_gone("sleep 402").await;
+    conversation.settled().await;
+    let shown: Vec<String> = conversation.transcript().await.placed().into_iter().map(text).collect();
+    assert_eq!(shown, ["one", "1: one", "two", "2: two"]);
+
+    // What was put aside is kept in its place: no gap, each script with its result.
+    let whole = conversation.whole_transcript().await;
+    whole.check(&["one", "a script", "three", "slow", "two"]);
+    let aside = whole.messages.iter().filter(|message| status(message).superseded_at.is_some()).count();
+    assert_eq!(aside, whole.messages.len() - 4, "{}", whole.show());
+    assert!(errors(&whole)[3].contains("taken back"), "{}", whole.show());
+
+    // Back to the beginning, and on.
+    let first = said(&whole, "one").clone();
+    rewind(&conversation, &first, true).await.unwrap();
+    let rewound = |_: &v1::Task, status: &v1::TaskStatus| status.phase() == TaskPhase::AwaitInput;
+    conversation.task_when("to await input", rewound).await;
+    recorder.until_count("task.rewound", 2).await;
+    let gone = rewind(&conversation, said(&whole, "three"), false).await.unwrap_err();
+    assert_eq!(gone.code(), Code::FailedPrecondition, "{gone:?}");
+    let task = conversation.ask("again").await;
+    assert_eq!(conversation.transcript().await.answers(), ["2: again"]);
+    let events = recorder.until_sequence(task.status.clone().unwrap().event_sequence).await;
+    check_order(&events);
+    // What was spent for what is not shown any more stays spent.
+    let spent: i64 = conversation
+        .whole_transcript()
+        .await
+        .messages
+        .iter()
+        .map(|message| transcript::status(message).usage.unwrap_or_default().cost_pico_usd)
+        .sum();
+    assert_eq!(task.status.unwrap().usage.unwrap_or_default().cost_pico_usd, spent);
+}

@@ -1,0 +1,226 @@
+//! How soon a cancel or suspend takes effect, wherever it finds the task: what ran is dead, the vendor's connection closed.
+//!
+//! `CONSTRUCT_TRIALS=30` measures in earnest, and prints the figures. They are a debug build's, and up to 20 ms too long,
+//! because the end is looked for so often.
+
+use std::time::{Duration, Instant};
+
+use construct_proto::v1::{self, PolicyAction, TaskPhase, TurnOutcome};
+use construct_tests::{
+    client::{Client, Conversation, PATIENCE, file_when},
+    mesh::{Mesh, Service},
+    transcript::status,
+    vendor::{VendorServer, openai},
+    wait::{INTERVAL, until},
+};
+use serde_json::json;
+
+use crate::{is_running, process_is_gone};
+
+/// Generous, for a machine that does other things; short of the grace that a worker has which does not answer.
+const BOUND: Duration = Duration::from_secs(5);
+
+/// Where a task is found.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    BeforeTheFirstWord,
+    Speaking,
+    Computing,
+    InACall,
+    AwaitingApproval,
+    BetweenTries,
+}
+
+impl Place {
+    const ALL: [Self; 6] = [
+        Self::BeforeTheFirstWord,
+        Self::Speaking,
+        Self::Computing,
+        Self::InACall,
+        Self::AwaitingApproval,
+        Self::BetweenTries,
+    ];
+}
+
+struct Bench<'a> {
+    mesh: &'a Mesh,
+    client: Client,
+    vendor: VendorServer,
+}
+
+/// A task at its place, and what shows that it has stopped there.
+struct Found {
+    conversation: Conversation,
+    process: Option<String>,
+}
+
+impl<'a> Bench<'a> {
+    async fn prepare(mesh: &'a Mesh) -> Self {
+        let vendor = VendorServer::start().await;
+        let provider = v1::ModelProviderSpec {
+            name: "vendor".to_owned(),
+            r#type: v1::ModelProviderType::Openai.into(),
+            base_url: format!("{}/v1", vendor.url()),
+            api_key: "sk-test".to_owned(),
+            ..v1::ModelProviderSpec::default()
+        };
+        mesh.agent("vendor", provider).await.unwrap();
+        let limited = json!({"class": "rate_limited", "retry_after_ms": 120_000, "times": 0});
+        let script = json!({"conversations": [
+            {"match": "compute", "turns": [{"code": "execute_command('touch begun'); for (;;) {}"}]},
+            {"match": "call", "turns": [
+                {"code": "const mark = read_file('mark').trim(); execute_command(`touch begun; sleep ${mark}`)"},
+            ]},
+            {"match": "approval", "turns": [{"code": "create_file('asked.txt', '')"}]},
+            {"match": "tries", "turns": [{"text": "late", "fault": limited}]},
+        ]});
+        mesh.scripted_agent("scripted", &script).await.unwrap();
+        Self { mesh, client: mesh.client().unwrap(), vendor }
+    }
+
+    async fn find(&self, place: Place, name: &str) -> Found {
+        let folder = self.mesh.folder(name).unwrap();
+        let agent = match place {
+            Place::BeforeTheFirstWord | Place::Speaking => "vendor",
+            _ => "scripted",
+        };
+        let ask = v1::PolicyRule {
+            action: PolicyAction::Ask.into(),
+            tools: vec!["create_file".to_owned()],
+            ..v1::PolicyRule::default()
+        };
+        let spec = v1::TaskSpec {
+            agent: agent.to_owned(),
+            workspace: folder.display().to_string(),
+            title: "Control".to_owned(),
+            policy: vec![ask],
+            ..v1::TaskSpec::default()
+        };
+        let conversation = self.client.begin_as(spec).await.unwrap();
+        let mut process = None;
+        match place {
+            Place::BeforeTheFirstWord | Place::Speaking => {
+                let wire = openai::Answer::text("A long answer that never comes to its end.");
+                let whole = wire.wire().len();
+                let length = if place == Place::Speaking { whole * 2 / 3 } else { 0 };
+                self.vendor.reply(wire.reply().silent_after(length));
+                let recorder = conversation.record();
+                conversation.say("speak").await;
+                if place == Place::Speaking {
+                    recorder.until_count("message.delta", 1).await;
+                }
+                until("the vendor to be called", PATIENCE, async || match self.vendor.open_answers() {
+                    1 => Ok(()),
+                    other => Err(other),
+                })
+                .await;
+            }
+            Place::Computing => {
+                conversation.say("compute").await;
+                file_when(&folder.join("begun"), |_| true).await;
+            }
+            Place::InACall => {
+                let mark = format!("403.{}{}", std::process::id(), name.len());
+                std::fs::write(folder.join("mark"), &mark).unwrap();
+                conversation.say("call").await;
+                file_when(&folder.join("begun"), |_| true).await;
+                process = Some(format!("sleep {mark}"));
+            }
+            Place::AwaitingApproval => {
+                conversation.say("approval").await;
+                conversation.in_phase(TaskPhase::AwaitApproval).await;
+            }
+            Place::BetweenTries => {
+                conversation.say("tries").await;
+                until("the task to pause", PATIENCE, async || {
+                    let why = conversation.explain().await.map_err(|status| status.to_string())?;
+                    if why.waiting_for.contains("the next attempt at") { Ok(()) } else { Err(why.waiting_for) }
+                })
+                .await;
+            }
+        }
+        if let Some(process) = &process {
+            assert!(is_running(process), "{place:?}");
+        }
+        Found { conversation, process }
+    }
+
+    /// From asking until everything has stopped.
+    async fn stop(&self, found: &Found, suspend: bool) -> Duration {
+        let began = Instant::now();
+        let wanted = if suspend {
+            found.conversation.suspend().await;
+            TaskPhase::Suspended
+        } else {
+            found.conversation.cancel("it was a test").await;
+            TaskPhase::AwaitInput
+        };
+        found
+            .conversation
+            .task_when("to have stopped", |_, status| {
+                // A script that was told to stop has not yet, as long as its result is not there.
+                status.phase() == wanted && (suspend || status.turns_used == 0)
+            })
+            .await;
+        until("the vendor's connection to close", PATIENCE, async || match self.vendor.open_answers() {
+            0 => Ok(()),
+            other => Err(other),
+        })
+        .await;
+        if let Some(process) = &found.process {
+            process_is_gone(process).await;
+        }
+        began.elapsed()
+    }
+}
+
+#[tokio::test]
+async fn a_cancel_or_suspend_takes_effect_at_once_wherever_the_task_is() {
+    let trials: usize = std::env::var("CONSTRUCT_TRIALS").ok().and_then(|trials| trials.parse().ok()).unwrap_or(1);
+    let mut mesh = Mesh::start().await.unwrap();
+    {
+        let bench = Bench::prepare(&mesh).await;
+        for place in Place::ALL {
+            for suspend in [false, true] {
+                let mut times = Vec::new();
+                for trial in 0..trials {
+                    let found = bench.find(place, &format!("{place:?}-{suspend}-{trial}")).await;
+                    times.push(bench.stop(&found, suspend).await);
+                    if !suspend {
+                        check_cancelled(&found.conversation).await;
+                    }
+                }
+                times.sort_unstable();
+                let at = |share: f64| times[((times.len() as f64 * share).ceil() as usize).clamp(1, times.len()) - 1];
+                let verb = if suspend { "suspend" } else { "cancel" };
+                println!("{verb:8} {place:?}: p50 {:?}, p99 {:?}, {trials} trials", at(0.5), at(0.99));
+                assert!(at(1.0) < BOUND, "{verb} {place:?}: {times:?}, looked at every {INTERVAL:?}");
+            }
+        }
+    }
+
+    // Queued: nobody takes the command.
+    mesh.stop(Service::Providers).await.unwrap();
+    let conversation = mesh.client().unwrap().begin("scripted", None).await.unwrap();
+    conversation.say("speak").await;
+    conversation.in_phase(TaskPhase::InvokeModel).await;
+    let began = Instant::now();
+    conversation.cancel("it was a test").await;
+    conversation.settled().await;
+    println!("cancel   Queued: {:?}", began.elapsed());
+    assert!(began.elapsed() < BOUND);
+    check_cancelled(&conversation).await;
+}
+
+/// Where people look, the reason stands.
+async fn check_cancelled(conversation: &Conversation) {
+    let task = conversation.settled().await;
+    let task_status = task.status.unwrap();
+    assert_eq!(task_status.last_outcome(), TurnOutcome::Cancelled);
+    let error = task_status.last_error.unwrap();
+    assert_eq!((error.code.as_str(), error.message.as_str()), ("CANCELLED", "cancelled: it was a test"));
+    let why = conversation.explain().await.unwrap();
+    assert!(why.waiting_for.contains("the last turn was cancelled: it was a test"), "{why:?}");
+    let transcript = conversation.transcript().await;
+    assert_eq!(status(&transcript.messages[0]).error, "cancelled: it was a test", "{}", transcript.show());
+}
