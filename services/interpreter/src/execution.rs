@@ -182,7 +182,7 @@ impl Executor {
         };
         if let Some(reason) = refused {
             let results = left(command, &journal, &reason);
-            return End::Outcome(step_result::Outcome::Cancelled(Cancelled { reason, results }));
+            return End::Outcome(step_result::Outcome::Cancelled(Cancelled { reason, results, ..Cancelled::default() }));
         }
         if let Some(error) = &journal.unreadable {
             tracing::error!(error = causes(error), "a journal cannot be read; its scripts are not continued");
@@ -347,7 +347,7 @@ impl Executor {
             return End::Outcome(step_result::Outcome::Parked(Parked { calls: asked, results }));
         }
         End::Outcome(match running.reason() {
-            Some(reason) => step_result::Outcome::Cancelled(Cancelled { reason, results }),
+            Some(reason) => step_result::Outcome::Cancelled(Cancelled { reason, results, ..Cancelled::default() }),
             None => step_result::Outcome::CodeCompleted(CodeCompleted { results }),
         })
     }
