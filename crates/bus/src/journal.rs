@@ -234,15 +234,11 @@ impl Journal {
         closed::mark(&mut sealed.headers);
         let expect = Expect::unique(self.bus.unique_id());
         match self.bus.deliver(&address.subject(), sealed, expect, DEADLINE).await {
-            Ok(_) => {}
+            Ok(_) => Ok(()),
             // Nothing is expected of the entry before it.
-            Err(Refusal::WrongLast) => return Err(Error::Conflict),
-            Err(Refusal::Failed(error)) => return Err(Error::Publish(error)),
+            Err(Refusal::WrongLast) => Err(Error::Conflict),
+            Err(Refusal::Failed(error)) => Err(Error::Publish(error)),
         }
-        let stream = self.stream().await.map_err(|error| Error::Purge(error.into()))?;
-        let purge = stream.purge().filter(address.subject()).keep(1);
-        purge.await.map_err(|error| Error::Purge(error.into()))?;
-        Ok(())
     }
 
     /// Since when journals are kept: what was written before that is lost.

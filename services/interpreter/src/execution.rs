@@ -182,7 +182,11 @@ impl Executor {
         };
         if let Some(reason) = refused {
             let results = left(command, &journal, &reason);
-            return End::Outcome(step_result::Outcome::Cancelled(Cancelled { reason, results, ..Cancelled::default() }));
+            return End::Outcome(step_result::Outcome::Cancelled(Cancelled {
+                reason,
+                results,
+                ..Cancelled::default()
+            }));
         }
         if let Some(error) = &journal.unreadable {
             tracing::error!(error = causes(error), "a journal cannot be read; its scripts are not continued");

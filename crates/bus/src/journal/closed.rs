@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use async_nats::{
     HeaderMap,
+    header::NATS_ROLLUP,
     jetstream::consumer::{AckPolicy, Consumer, DeliverPolicy, pull},
 };
 use futures::StreamExt as _;
@@ -19,6 +20,9 @@ pub const CLOSED_KEPT: Duration = Duration::from_secs(24 * 3600);
 /// Marks the last entry of a closed journal, so that it is found without being opened.
 const CLOSED: &str = "Construct-Closed";
 
+/// What of a stream the entry replaces: what is on its own subject.
+const ROLLUP_SUBJECT: &str = "sub";
+
 /// Entries looked at at a time.
 const BATCH: usize = 256;
 
@@ -28,8 +32,10 @@ const BATCH_TIME: Duration = Duration::from_secs(2);
 /// After how much inactivity the server forgets the reader, should we die before saying so.
 const FORGOTTEN: Duration = Duration::from_secs(30);
 
+/// Makes an entry the last of its journal, which the server keeps in place of all that were before it.
 pub(super) fn mark(headers: &mut HeaderMap) {
     headers.insert(CLOSED, "1");
+    headers.insert(NATS_ROLLUP, ROLLUP_SUBJECT);
 }
 
 impl Journal {

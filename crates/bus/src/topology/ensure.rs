@@ -8,7 +8,7 @@ use async_nats::jetstream::{
     stream::{Config, ConsumerErrorKind, DiscardPolicy, RetentionPolicy, StorageType},
 };
 
-use super::{ACK_WAIT, ConsumerRow, DUPLICATE_WINDOW, Retention, StreamRow, WhenFull, consumers, streams};
+use super::{ACK_WAIT, ConsumerRow, DUPLICATE_WINDOW, Retention, Stream, StreamRow, WhenFull, consumers, streams};
 
 /// How often a lost race is answered by looking again.
 const ATTEMPTS: usize = 5;
@@ -127,6 +127,8 @@ fn stream_config(row: &StreamRow, base: Config) -> Config {
         max_message_size: -1,
         max_consumers: -1,
         duplicate_window: DUPLICATE_WINDOW,
+        // What ends a journal replaces it.
+        allow_rollup: row.stream == Stream::Journal,
         num_replicas: base.num_replicas.max(1),
         ..base
     }
