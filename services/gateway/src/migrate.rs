@@ -45,7 +45,22 @@ pub async fn run(_: Config, context: &Context) -> anyhow::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use construct_store::testing::Database;
+
     use super::*;
+
+    #[tokio::test]
+    async fn it_ends_when_there_is_nothing_left_to_apply() {
+        let database = Database::new().await;
+        let common = Common { database_url: Some(database.url().into()), ..Common::default() };
+        let context = Context::new("gateway", common);
+        let process = context.lifecycle().run_until_stopped(run(Config::default(), &context));
+        let outcome = tokio::time::timeout(Duration::from_secs(60), process).await.expect("it ends by itself");
+        assert!(outcome.failure.is_none(), "{outcome:?}");
+        assert!(outcome.cut_off.is_empty(), "{outcome:?}");
+    }
 
     #[test]
     fn a_migration_needs_the_database_and_no_key() {
