@@ -1,11 +1,14 @@
-//! Scripts that ask models.
+//! Scripts and programs that ask models.
 
-use std::net::TcpListener;
+use std::{fs, net::TcpListener, path::Path};
 
 use anyhow::Context as _;
 use construct_proto::v1;
-use construct_tests::mesh::Mesh;
-use serde_json::json;
+use construct_tests::{
+    http,
+    mesh::{Mesh, Service},
+};
+use serde_json::{Value, json};
 
 /// A script asks the model it may ask, with what its task was given; the answer comes from there, and what it used is reported.
 #[tokio::test]
@@ -36,5 +39,86 @@ async fn a_script_asks_a_model_through_the_proxy() -> anyhow::Result<()> {
     conversation.ask("go").await;
     let text = conversation.transcript().await.answers().join("\n");
     assert!(text.contains("It is sunny.") && text.contains("ModelNotAllowed"), "{text}");
+    Ok(())
+}
+
+/// A static embedding model of three words, as Model2Vec writes one: the length of a header, the header, the numbers.
+fn write_model(folder: &Path) -> anyhow::Result<()> {
+    let numbers: Vec<u8> = [0.0_f32, 0.0, 3.0, 0.0, 0.0, 4.0].iter().flat_map(|number| number.to_le_bytes()).collect();
+    let tensor = json!({"dtype": "F32", "shape": [3, 2], "data_offsets": [0, numbers.len()]});
+    let header = json!({"embeddings": tensor}).to_string();
+    let length = u64::try_from(header.len())?.to_le_bytes();
+    let tokenizer = json!({
+        "normalizer": {"type": "BertNormalizer", "clean_text": true, "handle_chinese_chars": true, "strip_accents": null,
+            "lowercase": true},
+        "pre_tokenizer": {"type": "BertPreTokenizer"},
+        "model": {"type": "WordPiece", "unk_token": "[UNK]", "vocab": {"[UNK]": 0, "cat": 1, "dog": 2}},
+    });
+    fs::create_dir_all(folder)?;
+    fs::write(folder.join("model.safetensors"), [&length, header.as_bytes(), &numbers].concat())?;
+    Ok(fs::write(folder.join("tokenizer.json"), tokenizer.to_string())?)
+}
+
+/// A program with nothing but a token has texts turned into vectors by a model from files, and tokens counted; both is seen in
+/// the metrics.
+#[tokio::test]
+async fn a_program_gets_vectors_without_any_vendor_and_metrics_count_it() -> anyhow::Result<()> {
+    let models = tempfile::tempdir()?;
+    write_model(&models.path().join("tiny"))?;
+    let listen = TcpListener::bind("127.0.0.1:0")?.local_addr()?.to_string();
+    let folder = models.path().to_str().context("a path in UTF-8")?;
+    let settings = [("CONSTRUCT_PROVIDERS_PROXY_LISTEN", listen.as_str()), ("CONSTRUCT_PROVIDERS_MODELS_DIR", folder)];
+    let mesh = Mesh::start_with(&settings).await?;
+    let client = mesh.client()?;
+    let provider = |base_url: &str| v1::CreateModelProviderRequest {
+        spec: Some(v1::ModelProviderSpec {
+            name: "disk".to_owned(),
+            r#type: v1::ModelProviderType::Local.into(),
+            base_url: base_url.to_owned(),
+            ..v1::ModelProviderSpec::default()
+        }),
+        ..Default::default()
+    };
+    let refused = client.providers().create_model_provider(provider("http://127.0.0.1:1")).await.unwrap_err();
+    assert!(refused.message().contains("base_url"), "{refused}");
+    client.providers().create_model_provider(provider("")).await?;
+    let list = v1::ListVendorModelsRequest { model_provider: "disk".to_owned() };
+    let listed = client.providers().list_vendor_models(list).await?.into_inner();
+    assert_eq!(listed.models.iter().map(|model| model.name.as_str()).collect::<Vec<_>>(), ["tiny"]);
+    let spec = v1::ModelSpec {
+        name: "words".to_owned(),
+        provider: "disk".to_owned(),
+        vendor_model: "tiny".to_owned(),
+        ..v1::ModelSpec::default()
+    };
+    client.models().create_model(v1::CreateModelRequest { spec: Some(spec), ..Default::default() }).await?;
+    let token = v1::CreateModelTokenRequest { models: vec!["words".to_owned()], ..Default::default() };
+    let token = client.tokens().create_model_token(token).await?.into_inner().token;
+
+    let http = http::client().build()?;
+    let post = async |path: &str, body: Value| -> anyhow::Result<Value> {
+        let sent = http.post(format!("http://{listen}{path}")).bearer_auth(&token).json(&body).send().await?;
+        Ok(sent.json().await?)
+    };
+    let body = json!({"model": "words", "input": ["Cat!", "cat and dog"]});
+    let answer = post("/v1/embeddings", body).await?;
+    let vectors: Vec<&Value> = answer["data"].as_array().into_iter().flatten().map(|item| &item["embedding"]).collect();
+    assert_eq!(json!(vectors), json!([[1.0, 0.0], [0.6, 0.8]]), "{answer}");
+    assert_eq!(answer["usage"]["prompt_tokens"], 3, "{answer}");
+    let question = json!({"model": "words", "messages": [{"role": "user", "content": "12345678"}]});
+    let counted = post("/v1/messages/count_tokens", question).await?;
+    assert_eq!(counted, json!({"input_tokens": 2, "exact": false}));
+
+    let page = mesh.metrics(Service::Providers).await?;
+    let labels = "gen_ai_operation_name=\"embeddings\",gen_ai_provider_name=\"local\",gen_ai_request_model=\"tiny\"";
+    let line = |name: &str| page.lines().find(|line| line.starts_with(name) && line.contains(labels));
+    let calls = line("gen_ai_client_operation_duration_seconds_count").with_context(|| page.clone())?;
+    assert!(calls.ends_with(" 1"), "{calls}");
+    let tokens = line("gen_ai_client_token_usage_sum").with_context(|| page.clone())?;
+    assert!(tokens.ends_with(" 3"), "{tokens}");
+    for service in Service::ALL {
+        let page = mesh.metrics(service).await?;
+        assert!(page.contains("target_info"), "{}: {page}", service.name());
+    }
     Ok(())
 }

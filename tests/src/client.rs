@@ -9,7 +9,7 @@ use construct_proto::v1::{
     self, agent_service_client::AgentServiceClient, budget_service_client::BudgetServiceClient,
     event_service_client::EventServiceClient, message_service_client::MessageServiceClient,
     model_provider_service_client::ModelProviderServiceClient, model_service_client::ModelServiceClient,
-    task_service_client::TaskServiceClient,
+    model_token_service_client::ModelTokenServiceClient, task_service_client::TaskServiceClient,
 };
 use tonic::{Code, Status, transport::Channel};
 use uuid::Uuid;
@@ -62,6 +62,11 @@ impl Client {
     /// `ModelProviderService`.
     pub fn providers(&self) -> ModelProviderServiceClient<Channel> {
         ModelProviderServiceClient::new(self.channel.clone())
+    }
+
+    /// `ModelTokenService`.
+    pub fn tokens(&self) -> ModelTokenServiceClient<Channel> {
+        ModelTokenServiceClient::new(self.channel.clone())
     }
 
     /// `EventService`.

@@ -249,6 +249,15 @@ impl Mesh {
         Ok((response.status().as_u16(), response.text().await?))
     }
 
+    /// The metrics of a service, in Prometheus' text format.
+    ///
+    /// # Errors
+    /// When it does not answer.
+    pub async fn metrics(&self, service: Service) -> anyhow::Result<String> {
+        let url = format!("http://{}/metrics", self.health[&service]);
+        Ok(http::client().build()?.get(&url).send().await?.error_for_status()?.text().await?)
+    }
+
     /// Waits until a service says that it is ready.
     pub async fn ready(&mut self, service: Service) -> anyhow::Result<()> {
         let url = format!("http://{}/readyz", self.health[&service]);

@@ -1,17 +1,23 @@
-//! Whether the process lives and whether it is ready, for orchestrators and people.
+//! Whether the process lives and whether it is ready, for orchestrators and people, and its metrics.
 //!
 //! `/healthz` answers as long as the process is able to answer at all: it says nothing about NATS or PostgreSQL, because
 //! restarting a service does not bring those back. `/readyz` answers 200 only while every [`Latch`] is set and the
-//! process is not draining, and otherwise 503 with what is missing and why.
+//! process is not draining, and otherwise 503 with what is missing and why. `/metrics` is for Prometheus ([`metrics`]).
 
 use std::sync::Arc;
 
-use axum::{Json, Router, extract::State, http::StatusCode, response::IntoResponse, routing::get};
+use axum::{
+    Json, Router,
+    extract::State,
+    http::{StatusCode, header::CONTENT_TYPE},
+    response::IntoResponse,
+    routing::get,
+};
 use serde::Serialize;
 use tokio::{net::TcpListener, sync::watch};
 use tokio_util::sync::CancellationToken;
 
-use crate::Context;
+use crate::{Context, metrics};
 
 /// What must be in place before the process is ready. Clones are the same.
 #[derive(Clone)]
@@ -126,9 +132,13 @@ impl Changes {
     }
 }
 
-/// Serves both endpoints for as long as it is polled, through draining too.
+/// Serves all endpoints for as long as it is polled, through draining too.
 pub(crate) async fn serve(listener: TcpListener, context: Context) {
-    let router = Router::new().route("/healthz", get(healthz)).route("/readyz", get(readyz)).with_state(context);
+    let router = Router::new()
+        .route("/healthz", get(healthz))
+        .route("/readyz", get(readyz))
+        .route("/metrics", get(page))
+        .with_state(context);
     if let Err(error) = axum::serve(listener, router).await {
         tracing::error!(%error, "health endpoints are gone");
     }
@@ -147,6 +157,13 @@ async fn readyz(State(context): State<Context>) -> impl IntoResponse {
     let report = context.readiness().report();
     let status = if report.ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     (status, Json(report))
+}
+
+async fn page() -> Result<impl IntoResponse, (StatusCode, String)> {
+    let none = (StatusCode::NOT_FOUND, "this process counts nothing".to_owned());
+    let text = metrics::process().ok_or(none)?.text();
+    let text = text.map_err(|error| (StatusCode::INTERNAL_SERVER_ERROR, error.to_string()))?;
+    Ok(([(CONTENT_TYPE, metrics::CONTENT_TYPE)], text))
 }
 
 #[cfg(test)]

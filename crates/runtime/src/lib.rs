@@ -10,6 +10,7 @@ mod entry;
 pub mod health;
 pub mod lifecycle;
 pub mod master_key;
+pub mod metrics;
 pub mod model_token;
 pub mod retry;
 pub mod telemetry;

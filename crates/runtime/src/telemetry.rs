@@ -1,9 +1,9 @@
-//! Logs and traces of a process.
+//! Logs, traces and metrics of a process.
 //!
 //! One filter (`CONSTRUCT_LOG`) decides for log lines and spans alike: per-layer filters lose spans together with sqlx
 //! (tokio-rs/tracing#2519). Log lines go to standard error. Spans are exported over OTLP when
 //! `OTEL_EXPORTER_OTLP_ENDPOINT` (or `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT`) is set; without it they are not recorded, but
-//! have trace ids all the same, so that log lines of one task can be joined across services.
+//! have trace ids all the same, so that log lines of one task can be joined across services. Metrics: [`crate::metrics`].
 
 mod format;
 mod panic;
@@ -11,8 +11,9 @@ mod panic;
 use std::{
     env, fmt,
     io::{self, IsTerminal as _},
-    sync::{Arc, OnceLock},
-    time::Duration,
+    sync::{Arc, OnceLock, mpsc},
+    thread,
+    time::{Duration, Instant},
 };
 
 use opentelemetry::{KeyValue, global, trace::TracerProvider as _};
@@ -25,7 +26,10 @@ use opentelemetry_sdk::{
 use tracing::{Dispatch, dispatcher};
 use tracing_subscriber::{EnvFilter, Layer as _, fmt::MakeWriter, layer::SubscriberExt as _};
 
-use crate::config::LogFormat;
+use crate::{
+    config::LogFormat,
+    metrics::{self, Metrics},
+};
 
 /// How long the last spans may take to leave. The grace period of the process is over by then.
 const FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
@@ -54,6 +58,9 @@ pub enum Error {
     /// The exporter of spans cannot be built, for example because of its address.
     #[error("spans cannot be exported to the address in OTEL_EXPORTER_OTLP_ENDPOINT")]
     Exporter(#[from] ExporterBuildError),
+    /// Metrics cannot be counted.
+    #[error("metrics cannot be set up")]
+    Metrics(#[from] metrics::Error),
     /// Telemetry was set up before in this process.
     #[error("telemetry is already set up")]
     Twice(#[from] dispatcher::SetGlobalDefaultError),
@@ -63,13 +70,24 @@ pub enum Error {
 #[must_use = "spans that are not flushed at the end are lost"]
 pub struct Telemetry {
     provider: SdkTracerProvider,
+    metrics: Metrics,
 }
 
 impl Telemetry {
     /// Sends what has not been sent, for at most 2 s. Blocks; the runtime it was set up in must still be there.
     pub fn shutdown(self) {
+        let (sender, sent) = mpsc::channel();
+        let metrics = self.metrics;
+        // In a thread of its own, because a collector that is silent holds it for longer than there is time.
+        thread::spawn(move || sender.send(metrics.shutdown()));
+        let began = Instant::now();
         if let Err(error) = self.provider.shutdown_with_timeout(FLUSH_TIMEOUT) {
             tracing::warn!(%error, "the last spans may be lost");
+        }
+        match sent.recv_timeout(FLUSH_TIMEOUT.saturating_sub(began.elapsed())) {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => tracing::warn!(%error, "the last metrics may be lost"),
+            Err(error) => tracing::warn!(%error, "the last metrics may be lost"),
         }
     }
 }
@@ -82,13 +100,15 @@ impl Telemetry {
 pub fn init(options: &Options<'_>) -> Result<Telemetry, Error> {
     let filter = parse_filter(options.log).map_err(Error::Filter)?;
     let provider = provider(options)?;
+    let metrics = Metrics::from_environment(resource(options))?;
     let is_coloured = io::stderr().is_terminal() && env::var_os("NO_COLOR").is_none_or(|value| value.is_empty());
     let dispatch = dispatch(options, filter, &provider, io::stderr, is_coloured);
     dispatcher::set_global_default(dispatch)?;
     global::set_text_map_propagator(TraceContextPropagator::new());
     global::set_tracer_provider(provider.clone());
+    metrics.clone().install();
     panic::install();
-    Ok(Telemetry { provider })
+    Ok(Telemetry { provider, metrics })
 }
 
 /// An error with all its causes in one line, for the log.
@@ -116,13 +136,16 @@ fn parse_filter(filter: &str) -> Result<EnvFilter, String> {
         .map_err(|error| format!("is not a filter such as `info` or `warn,construct_bus=debug`: {error}"))
 }
 
-fn provider(options: &Options<'_>) -> Result<SdkTracerProvider, Error> {
-    let resource = Resource::builder()
+fn resource(options: &Options<'_>) -> Resource {
+    Resource::builder()
         .with_service_name(format!("construct-{}", options.service))
         .with_attribute(KeyValue::new("service.version", options.version.to_owned()))
         .with_attribute(KeyValue::new("service.instance.id", options.instance_id.to_owned()))
-        .build();
-    let builder = SdkTracerProvider::builder().with_resource(resource);
+        .build()
+}
+
+fn provider(options: &Options<'_>) -> Result<SdkTracerProvider, Error> {
+    let builder = SdkTracerProvider::builder().with_resource(resource(options));
     let is_set = |name| env::var_os(name).is_some_and(|value| !value.is_empty());
     if is_set("OTEL_EXPORTER_OTLP_ENDPOINT") || is_set("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") {
         // The exporter reads the address, headers and timeouts from the variables the specification names.

@@ -44,6 +44,7 @@ impl ServiceConfig for Config {
 }
 
 async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
+    opentelemetry::global::meter("sample").u64_counter("sample.starts").build().add(1, &[]);
     tracing::info_span!("sample.start").in_scope(|| tracing::debug!("a span to export"));
     let draining = context.lifecycle().draining();
     match config.sample_mode.as_str() {
@@ -68,7 +69,8 @@ fn main() -> ExitCode {
     if env::var_os("SAMPLE_SERVICE").is_some() {
         return construct_runtime::main("sample", run);
     }
-    let tests: [(&str, fn()); 12] = [
+    let tests: [(&str, fn()); 13] = [
+        ("metrics_are_served_beside_health", metrics_are_served_beside_health),
         ("sigterm_drains_and_exits_with_0", sigterm_drains_and_exits_with_0),
         ("second_signal_gives_up_at_once_and_exits_with_3", second_signal_gives_up_at_once_and_exits_with_3),
         ("grace_period_gives_up_and_exits_with_3", grace_period_gives_up_and_exits_with_3),
@@ -194,6 +196,19 @@ fn sigterm_drains_and_exits_with_0() {
     assert!(get(&address, "/readyz").starts_with("HTTP/1.1 200"));
     service.signal(rustix::process::Signal::TERM);
     assert_eq!(service.wait_for("stopping")["fields"]["reason"], "SIGTERM");
+    assert_eq!(service.exit_code(), Some(0));
+}
+
+fn metrics_are_served_beside_health() {
+    let mut service = Service::start("obedient", &[("CONSTRUCT_INSTANCE_ID", "sample-7")]);
+    let line = service.wait_for("health endpoints");
+    let address = line["fields"]["address"].as_str().expect("the line has the address").to_owned();
+    service.wait_for("started");
+    let page = get(&address, "/metrics");
+    assert!(page.starts_with("HTTP/1.1 200") && page.contains("content-type: text/plain; version=0.0.4"), "{page}");
+    assert!(page.contains("\nsample_starts_total 1\n"), "{page}");
+    assert!(page.contains("service_instance_id=\"sample-7\",service_name=\"construct-sample\""), "{page}");
+    service.signal(rustix::process::Signal::TERM);
     assert_eq!(service.exit_code(), Some(0));
 }
 

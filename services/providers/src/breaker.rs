@@ -112,6 +112,11 @@ impl Breakers {
         self.lock().iter().filter_map(open).collect()
     }
 
+    /// How all of them stand.
+    pub(crate) fn states(&self) -> Vec<(Key, State)> {
+        self.lock().iter().map(|(key, breaker)| (key.clone(), breaker.state())).collect()
+    }
+
     fn change<T>(&self, key: &Key, change: impl FnOnce(&mut Breaker) -> T) -> T {
         let now = Instant::now();
         let mut breakers = self.lock();

@@ -28,6 +28,7 @@ mod key;
 mod keys;
 mod local;
 mod meter;
+mod metrics;
 mod ollama;
 mod openai;
 mod openrouter;

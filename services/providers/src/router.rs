@@ -6,6 +6,7 @@
 mod run;
 
 use std::{
+    pin::pin,
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering::Relaxed},
@@ -17,7 +18,11 @@ use async_trait::async_trait;
 use construct_domain::money::{Prices, Usage};
 use construct_proto::mesh::v1::{FailureClass, ModelTarget, Provider, Route};
 use construct_runtime::MasterKeys;
-use futures::stream::{BoxStream, StreamExt as _};
+use futures::{
+    FutureExt as _,
+    stream::{BoxStream, StreamExt as _},
+};
+use opentelemetry::metrics::Meter;
 use secrecy::{ExposeSecret as _, SecretString};
 use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
@@ -31,7 +36,8 @@ use crate::{
     http::{Headroom, Observe},
     key,
     keys::{KeyId, Keys, Lease, Want},
-    meter::Meter,
+    meter,
+    metrics::{Labels, Metrics},
     retry::Policy,
     vendor::{self, Chunk, Open, Request, Vendor},
 };
@@ -44,6 +50,7 @@ pub(crate) struct Router {
     policy: Policy,
     breakers: Breakers,
     keys: Keys,
+    metrics: Metrics,
 }
 
 /// A call to make.
@@ -114,7 +121,20 @@ pub(crate) trait Sink: Send {
 
 impl Router {
     pub(crate) fn new(vendors: Arc<dyn Open>, master_keys: MasterKeys, policy: Policy, breakers: Breakers) -> Self {
-        Self { vendors, master_keys, policy, breakers, keys: Keys::default() }
+        let meter = opentelemetry::global::meter("construct-providers");
+        Self::counting(vendors, master_keys, policy, breakers, &meter)
+    }
+
+    /// One that counts its calls elsewhere than in the metrics of the process.
+    pub(crate) fn counting(
+        vendors: Arc<dyn Open>,
+        master_keys: MasterKeys,
+        policy: Policy,
+        breakers: Breakers,
+        meter: &Meter,
+    ) -> Self {
+        let metrics = Metrics::new(meter, &breakers);
+        Self { vendors, master_keys, policy, breakers, keys: Keys::default(), metrics }
     }
 
     /// Makes a call.
@@ -164,17 +184,25 @@ impl Router {
         let limited = target.provider.tokens_per_minute > 0;
         let tokens =
             if limited { answer::tokens(request.input_chars()).saturating_add(request.max_tokens.into()) } else { 0 };
-        let mut lease = self
-            .keys
-            .lease(&Want {
-                provider: &target.provider,
-                vendor_model: &target.model.vendor_model,
-                tokens,
-                without: want.without,
-                patience: want.patience,
-                vendor_patience: want.patience.min(self.policy.longest_pause()),
-            })
-            .await?;
+        let labels = Labels::new(target, request);
+        let wanted = Want {
+            provider: &target.provider,
+            vendor_model: &target.model.vendor_model,
+            tokens,
+            without: want.without,
+            patience: want.patience,
+            vendor_patience: want.patience.min(self.policy.longest_pause()),
+        };
+        let mut leasing = pin!(self.keys.lease(&wanted));
+        let mut lease = match leasing.as_mut().now_or_never() {
+            Some(lease) => lease?,
+            None => {
+                let (waiting, began) = (self.metrics.waits(&labels), Instant::now());
+                let lease = leasing.await;
+                waiting.over(began.elapsed());
+                lease?
+            }
+        };
         let key = key::open(&self.master_keys, &target.provider.id, lease.sealed.as_ref())?;
         let taken = Arc::new(AtomicBool::new(false));
         let observer = Arc::new(Taken { observer: lease.observer(), taken: Arc::clone(&taken) });
@@ -190,13 +218,15 @@ impl Router {
             at: want.at,
             // Asked once more when it has ended, where it ends before it has begun.
             chunks: ask(vendor).fuse().boxed(),
-            meter: Meter::new(Arc::clone(request)),
+            meter: meter::Meter::new(Arc::clone(request)),
             request: Arc::clone(request),
             early: Vec::new(),
             taken,
             permit,
             lease,
             key,
+            labels,
+            began: Instant::now(),
         })
     }
 }
@@ -215,7 +245,7 @@ struct Trying {
     at: usize,
     request: Arc<Request>,
     chunks: BoxStream<'static, Result<Chunk, Failure>>,
-    meter: Meter,
+    meter: meter::Meter,
     /// What came before anything of the answer.
     early: Vec<Chunk>,
     /// Whether the vendor has begun to answer, if only by a status.
@@ -223,6 +253,8 @@ struct Trying {
     permit: Permit,
     lease: Lease,
     key: Option<SecretString>,
+    labels: Labels,
+    began: Instant,
 }
 
 /// Notes that a vendor has taken a request, on the way of what it says about its limits.

@@ -185,6 +185,13 @@ pub(crate) struct Origin {
     pub(crate) provider_id: String,
 }
 
+impl Origin {
+    pub(crate) fn of(provider: &mesh::Provider) -> Self {
+        let vendor = provider.r#type().as_str_name().trim_start_matches("MODEL_PROVIDER_TYPE_").to_lowercase();
+        Self { vendor, provider_id: provider.id.clone() }
+    }
+}
+
 /// A tool the model may call. The first one is the code tool.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Tool {
@@ -245,7 +252,6 @@ impl Request {
     /// The same request to another model.
     #[must_use]
     pub(crate) fn addressed(self, provider: &mesh::Provider, model: &mesh::ModelTarget) -> Self {
-        let vendor = provider.r#type().as_str_name().trim_start_matches("MODEL_PROVIDER_TYPE_").to_lowercase();
         let mut turns = self.turns;
         // What one account has sealed, another may not be able to open.
         if !self.origin.provider_id.is_empty() && self.origin.provider_id != provider.id {
@@ -255,7 +261,7 @@ impl Request {
         }
         Self {
             turns,
-            origin: Origin { vendor, provider_id: provider.id.clone() },
+            origin: Origin::of(provider),
             context_window: u32::try_from(model.context_window).unwrap_or(0),
             tool_calling: model.tool_calling.unwrap_or(true),
             model: model.vendor_model.clone(),

@@ -21,7 +21,7 @@ pub struct Common {
     pub database_url: Option<SecretUrl>,
     /// Folder for [blobs](Common::blob_dir) and [caches](Common::cache_dir).
     pub data_dir: PathBuf,
-    /// Where `/healthz` and `/readyz` are served. Not set: nowhere.
+    /// Where `/healthz`, `/readyz` and `/metrics` are served. Not set: nowhere.
     pub health_listen: Option<SocketAddr>,
     /// Filter of log lines and spans, in the syntax of `tracing`: `info`, `warn,construct_bus=debug`.
     pub log: String,

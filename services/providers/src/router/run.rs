@@ -16,6 +16,7 @@ use super::{Begin, Ended, Routed, RoutedCall, Router, Sink, Trying};
 use crate::{
     failure::Failure,
     keys::{self, KeyId},
+    metrics::{self, Labels},
     vendor::{Chunk, Request},
 };
 
@@ -84,6 +85,8 @@ impl<'a> Run<'a> {
                     fallback = self.call.targets[next].model.vendor_model,
                     "a model cannot answer, and its fallback is asked: {failure}"
                 );
+                let labels = Labels::new(&self.call.targets[at], &self.call.request);
+                self.router.metrics.fell_back(&labels, failure.class);
             }
             failures.push(failure);
             at = next.unwrap_or(usize::MAX);
@@ -194,6 +197,7 @@ impl<'a> Run<'a> {
                 failed,
                 "a model call failed and is tried again: {failure}"
             );
+            self.router.metrics.retried(&Labels::new(&target, &request), failure.class);
             tokio::select! {
                 biased;
                 ended = self.call.interrupts.next() => return Left::For(counted(ended, self.made)),
@@ -266,6 +270,7 @@ impl<'a> Run<'a> {
     /// Passes on an answer that has begun.
     async fn stream(&mut self, mut trying: Trying) -> End {
         trying.permit.begun();
+        self.router.metrics.begun(&trying.labels, trying.began.elapsed());
         self.sink.begin(&trying.request);
         for chunk in mem::take(&mut trying.early) {
             if let Err(failure) = self.sink.push(chunk).await {
@@ -285,7 +290,7 @@ impl<'a> Run<'a> {
                 chunk = trying.chunks.next() => {
                     let failed = match chunk {
                         None => {
-                            self.spend(&mut trying, true);
+                            self.spend(&mut trying, metrics::End::Answered);
                             trying.permit.answered();
                             return End::Completed;
                         }
@@ -304,7 +309,7 @@ impl<'a> Run<'a> {
     }
 
     fn fail(&mut self, mut trying: Trying, failure: Failure) -> End {
-        self.spend(&mut trying, false);
+        self.spend(&mut trying, metrics::End::Failed(failure.class));
         let failure = trying.scrubbed(failure);
         let has_others = keys::count(&self.call.targets[trying.at].provider) > 1;
         let blames_key = trying.lease.failed(&failure, has_others);
@@ -319,14 +324,16 @@ impl<'a> Run<'a> {
             // It has read the request, and many vendors say only at the end what that was.
             trying.meter.taken();
         }
-        self.spend(&mut trying, false);
+        self.spend(&mut trying, metrics::End::GivenUp);
     }
 
-    fn spend(&mut self, trying: &mut Trying, complete: bool) {
+    fn spend(&mut self, trying: &mut Trying, end: metrics::End) {
+        let complete = end == metrics::End::Answered;
         let usage = trying.meter.cost(complete, &self.call.targets[trying.at].prices());
         let written = usage.output_tokens.saturating_add(usage.cache_write_tokens);
         // What is read from the vendor's cache does not count towards most vendors' limits.
         trying.lease.used(usage.input_tokens.saturating_add(written));
+        self.router.metrics.ended(&trying.labels, end, trying.began.elapsed(), &usage);
         self.spent += usage;
     }
 

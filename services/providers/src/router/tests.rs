@@ -22,7 +22,7 @@ use crate::{
         tests::{Kept, marks},
     },
     http::Observe,
-    key::tests::seal,
+    key::tests::{keys, seal},
     vendor::Vendor,
 };
 
@@ -516,4 +516,73 @@ proptest! {
         names.dedup();
         prop_assert_eq!(names.len(), routes.len());
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn calls_are_counted_by_model_and_outcome() {
+    let metrics = construct_runtime::metrics::Metrics::new("construct-providers").expect("a page");
+    let play = Play::of([
+        ("a", vec![Does::Fail(down()), Does::AnswerAfter(2 * SECOND, "a"), Does::Fail(down())]),
+        ("b", vec![Does::Answer("b")]),
+    ]);
+    let router =
+        Router::counting(Arc::new(play), keys(), PATIENT, Breakers::new().0, &metrics.meter("construct-providers"));
+    for _ in 0..4 {
+        make(&router, &to_a(&[("b", 100)])).await;
+    }
+    let page = metrics.text().expect("text");
+    let value = |name: &str, labels: &[(&str, &str)]| -> f64 {
+        let fits = |line: &&str| {
+            line.strip_prefix(name).is_some_and(|rest| rest.starts_with('{'))
+                && labels.iter().all(|(label, value)| line.contains(&format!("{label}=\"{value}\"")))
+                && (line.contains("error_type=") == labels.iter().any(|(label, _)| *label == "error_type"))
+        };
+        let lines: Vec<&str> = page.lines().filter(fits).collect();
+        let [line] = lines[..] else { panic!("{name} {labels:?}: {lines:?} in\n{page}") };
+        line.rsplit(' ').next().and_then(|value| value.parse().ok()).expect("a number")
+    };
+    let (a, b) = (("gen_ai_request_model", "a"), ("gen_ai_request_model", "b"));
+    let common =
+        [("gen_ai_operation_name", "chat"), ("gen_ai_provider_name", "openai"), ("construct_provider_id", "a")];
+    // It fails once, answers, and then fails until its breaker opens.
+    let duration = "gen_ai_client_operation_duration_seconds";
+    assert_eq!(value(&format!("{duration}_count"), &[a, common[0], common[1], common[2]]), 1.0);
+    assert_eq!(value(&format!("{duration}_sum"), &[a]), 2.0);
+    assert_eq!(value(&format!("{duration}_count"), &[a, ("error_type", "transient")]), 6.0);
+    assert_eq!(value(&format!("{duration}_count"), &[b]), 3.0);
+    assert_eq!(value("gen_ai_client_operation_time_to_first_chunk_seconds_sum", &[a]), 2.0);
+    assert_eq!(value("gen_ai_client_token_usage_sum", &[b, ("gen_ai_token_type", "input")]), 3_000_000.0);
+    // A million tokens at three millionths of a dollar.
+    assert!((value("construct_providers_cost_total", &[b]) - 3.0 * 3e-6).abs() < 1e-12);
+    assert_eq!(value("construct_providers_retries_total", &[a, ("error_type", "transient")]), 5.0);
+    assert_eq!(value("construct_providers_fallbacks_total", &[a, ("error_type", "transient")]), 1.0);
+    assert_eq!(value("construct_providers_fallbacks_total", &[a, ("error_type", "overloaded")]), 2.0);
+    assert_eq!(value("construct_providers_breaker_state", &[a]), 2.0);
+    assert_eq!(value("construct_providers_breaker_state", &[b]), 0.0);
+    assert!(!page.contains("task_") && !page.contains("step_"), "nothing is told apart by task");
+}
+
+#[tokio::test(start_paused = true)]
+async fn who_waits_for_a_key_is_counted() {
+    let metrics = construct_runtime::metrics::Metrics::new("construct-providers").expect("a page");
+    let play = Play::of([("a", vec![Does::AnswerAfter(4 * SECOND, "a")])]);
+    let router =
+        Router::counting(Arc::new(play), keys(), PATIENT, Breakers::new().0, &metrics.meter("construct-providers"));
+    let mut command = to_a(&[]);
+    command.provider.as_mut().expect("set").max_concurrency = 1;
+    let both = [(router.clone(), command.clone()), (router, command)];
+    let both = both.map(|(router, command)| tokio::spawn(async move { make(&router, &command).await.0 }));
+    sleep(SECOND).await;
+    let line = |name: &str| {
+        let page = metrics.text().expect("text");
+        let found = page.lines().find(|line| line.starts_with(&format!("{name}{{"))).map(str::to_owned);
+        found.unwrap_or_else(|| panic!("no {name} in\n{page}"))
+    };
+    assert!(line("construct_providers_key_waiting").ends_with(" 1"));
+    for call in both {
+        assert!(matches!(call.await.expect("no panic"), Outcome::Completed(_)));
+    }
+    assert!(line("construct_providers_key_waiting").ends_with(" 0"));
+    assert!(line("construct_providers_key_wait_seconds_sum").ends_with(" 4"));
+    assert!(line("construct_providers_key_wait_seconds_count").ends_with(" 1"), "the first one had not to wait");
 }
