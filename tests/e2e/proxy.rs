@@ -118,7 +118,7 @@ async fn a_program_gets_vectors_without_any_vendor_and_metrics_count_it() -> any
     assert!(tokens.ends_with(" 3"), "{tokens}");
     for service in Service::ALL {
         let page = mesh.metrics(service).await?;
-        assert!(page.contains("target_info"), "{}: {page}", service.name());
+        assert!(page.contains("target_info"), "{service:?}: {page}");
     }
     Ok(())
 }

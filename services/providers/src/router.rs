@@ -182,8 +182,8 @@ impl Router {
             return Err(refusal);
         }
         let limited = target.provider.tokens_per_minute > 0;
-        let tokens =
-            if limited { answer::tokens(request.input_chars()).saturating_add(request.max_tokens.into()) } else { 0 };
+        let written = if request.embed.is_some() { 0 } else { request.max_tokens.into() };
+        let tokens = if limited { answer::tokens(request.input_chars()).saturating_add(written) } else { 0 };
         let labels = Labels::new(target, request);
         let wanted = Want {
             provider: &target.provider,

@@ -8,7 +8,7 @@ use super::{models::Route, refusal::Refusal, thinking};
 use crate::{
     router::Target,
     transcript::{Media, Part, Role, Turn},
-    vendor::{Format, Origin, Request, Tool, ToolChoice},
+    vendor::{Embed, Format, Origin, Request, Tool, ToolChoice},
 };
 
 /// Tools of one request at most.
@@ -117,12 +117,17 @@ pub(crate) fn estimate(request: &Request, route: &Route) -> i64 {
         request.tools.iter().map(|tool| tool.name.len() + tool.description.len() + tool.schema.to_string().len());
     let format = request.format.words().map_or(0, |words| words.len());
     let parts = request.turns.iter().flat_map(|turn| &turn.parts);
-    let texts = request.embed.iter().flat_map(|embed| &embed.texts).map(String::len).sum::<usize>();
-    let bytes = request.system.len() + tools.sum::<usize>() + format + texts + parts.clone().map(bytes).sum::<usize>();
+    let bytes = request.system.len() + tools.sum::<usize>() + format + parts.clone().map(bytes).sum::<usize>();
     let pictures = parts.filter(|part| matches!(part, Part::Media(media) if media.is_image())).count();
     let count = request.tools.len() + request.turns.iter().map(|turn| turn.parts.len() + 1).sum::<usize>() + 1;
     let tokens = bytes.div_ceil(BYTES_PER_TOKEN) + pictures * TOKENS_PER_PICTURE + count * TOKENS_PER_PART;
     route.upper_cost(i64::try_from(tokens).unwrap_or(i64::MAX), request.parameters.max_tokens)
+}
+
+/// The same for vectors of texts.
+pub(crate) fn estimate_vectors(embed: &Embed, route: &Route) -> i64 {
+    let tokens: usize = embed.texts.iter().map(|text| text.len().div_ceil(BYTES_PER_TOKEN) + TOKENS_PER_PART).sum();
+    route.upper_cost_of_vectors(i64::try_from(tokens).unwrap_or(i64::MAX), embed.texts.len())
 }
 
 /// Bytes of a part, without those of pictures.

@@ -17,7 +17,7 @@ use tracing::Instrument as _;
 
 use super::{
     Shared, access,
-    asked::{self, Asked, OneOrMany, estimate, parse},
+    asked::{self, Asked, OneOrMany, estimate_vectors, parse},
     chat::Chat,
     face::json,
     refusal::{Kind, Refusal},
@@ -107,8 +107,9 @@ async fn embed(shared: &Shared, request: HttpRequest) -> Result<Response, Refusa
     let name = access::model(&token, &model)?;
     let route = shared.models.find(&token.organization, name).await?;
     let asked = Asked { model: name.to_owned(), parameters: ModelParameters::default(), ..Asked::default() };
+    let amount = estimate_vectors(&embed, &route);
     let request = Request { embed: Some(embed), ..asked.request("", &token.task, &route)? };
-    let mut hold = hold(shared, &token, &route, PURPOSE, estimate(&request, &route), deadline).await?;
+    let mut hold = hold(shared, &token, &route, PURPOSE, amount, deadline).await?;
 
     let request = Arc::new(request);
     let (router, targets, hedge_after) = (shared.router.clone(), route.in_order(false), route.hedge_after);

@@ -46,11 +46,23 @@ impl Route {
 
     /// What a call that reads so many tokens costs at most, in 10⁻¹² dollars, when it asks for no more than `max_tokens`.
     pub(crate) fn upper_cost(&self, input_tokens: i64, max_tokens: Option<u32>) -> i64 {
+        self.upper(input_tokens, |model| (model.context_window, vendor::longest_answer(model, max_tokens).into()))
+    }
+
+    /// What vectors of so many texts cost at most, which have so many tokens together. Each text may be as long as the model can
+    /// see, and nothing is written.
+    pub(crate) fn upper_cost_of_vectors(&self, input_tokens: i64, texts: usize) -> i64 {
+        let texts = i64::try_from(texts).unwrap_or(i64::MAX);
+        self.upper(input_tokens, |model| (model.context_window.saturating_mul(texts), 0))
+    }
+
+    /// `bounds`: what a model reads and writes at most.
+    fn upper(&self, input_tokens: i64, bounds: impl Fn(&mesh::ModelTarget) -> (i64, i64)) -> i64 {
         let others = self.fallbacks.iter().filter_map(|route| route.model.as_ref());
-        let targets = std::iter::once(&self.target.model).chain(others).map(|model| money::Target {
-            prices: model.prices.map(vendor::prices).unwrap_or_default(),
-            context_window: model.context_window,
-            max_output_tokens: vendor::longest_answer(model, max_tokens).into(),
+        let targets = std::iter::once(&self.target.model).chain(others).map(|model| {
+            let (context_window, max_output_tokens) = bounds(model);
+            let prices = model.prices.map(vendor::prices).unwrap_or_default();
+            money::Target { prices, context_window, max_output_tokens }
         });
         money::upper_cost(&targets.collect::<Vec<_>>(), self.hedge_after.is_some(), input_tokens)
     }

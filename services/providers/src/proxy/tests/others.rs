@@ -87,6 +87,18 @@ async fn vectors_are_reserved_for_counted_and_booked() {
 }
 
 #[tokio::test]
+async fn each_text_may_be_as_long_as_the_model_can_see() {
+    let proxy = Proxy::start().await;
+    proxy.vendor.reply(openai::vectors(&[vec![1.0], vec![1.0], vec![1.0]], 1_000));
+    let text = "x".repeat(300_000);
+    let body = json!({"model": "openai", "input": [text, text, text]});
+    assert_eq!(post(&proxy, "/v1/embeddings", &body).await.0, 200);
+    // For four calls at first, at the highest price of what is read, and nothing is written.
+    let reserved = proxy.mesh(|mesh| mesh.reserved.clone());
+    assert_eq!(reserved[0].amount_pico_usd, 4 * 3 * 128_000 * 3_750_000);
+}
+
+#[tokio::test]
 async fn what_cannot_become_vectors_is_refused_in_words() {
     let proxy = Proxy::start().await;
     for (input, words) in [
