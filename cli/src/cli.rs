@@ -4,7 +4,7 @@ use clap::{CommandFactory as _, Parser, Subcommand};
 
 use crate::{
     console::Colour,
-    conversation, costs, entity, events, exec,
+    conversation, costs, dead, entity, events, exec,
     failure::{EXIT_CODES, Exit, Failure},
     gateway::Gateway,
     mesh, output, tap, why,
@@ -67,6 +67,9 @@ enum Command {
     /// Tokens by which programs reach models through the proxy.
     #[command(subcommand)]
     Token(entity::token::TokenCommand),
+    /// Messages of the mesh that could not be understood and were given up.
+    #[command(subcommand)]
+    Dead(dead::DeadCommand),
     /// Say what a task waits for, since when, and who can end the wait.
     Why(why::WhyArgs),
     /// Print what happens, as it happens.
@@ -108,6 +111,7 @@ impl Cli {
             Command::Costs(args) => Box::pin(args.run(&gateway)).await.map(done),
             Command::Secret(command) => Box::pin(command.run(&gateway)).await.map(done),
             Command::Token(command) => Box::pin(command.run(&gateway)).await.map(done),
+            Command::Dead(command) => Box::pin(command.run(&gateway)).await.map(done),
             Command::Why(args) => Box::pin(args.run(&gateway)).await.map(done),
             Command::Events(args) => Box::pin(args.run(gateway, self.color)).await.map(done),
             Command::Tap(args) => Box::pin(args.run(self.color)).await.map(done),
@@ -152,6 +156,9 @@ mod tests {
             "construct budget create 5/month --agent demo",
             "construct exec --agent demo --budget 2.50 words",
             "construct costs --by agent --since 7d -o json",
+            "construct dead list --after 7 -o json",
+            "construct dead redrive 8",
+            "construct task retry task_1",
             "construct model catalogue anthropic",
             "construct token create --model m --model n --budget 2 --expires 30m",
         ] {

@@ -7,7 +7,8 @@ use construct_proto::v1::{
     budget_service_client::BudgetServiceClient, event_service_client::EventServiceClient,
     message_service_client::MessageServiceClient, model_provider_service_client::ModelProviderServiceClient,
     model_service_client::ModelServiceClient, model_token_service_client::ModelTokenServiceClient,
-    secret_service_client::SecretServiceClient, task_service_client::TaskServiceClient,
+    recovery_service_client::RecoveryServiceClient, secret_service_client::SecretServiceClient,
+    task_service_client::TaskServiceClient,
 };
 use tonic::{
     Status,
@@ -61,6 +62,10 @@ impl Gateway {
 
     pub(crate) fn budgets(&self) -> BudgetServiceClient<Channel> {
         BudgetServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_ANSWER)
+    }
+
+    pub(crate) fn recovery(&self) -> RecoveryServiceClient<Channel> {
+        RecoveryServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_ANSWER)
     }
 
     pub(crate) fn tasks(&self) -> TaskServiceClient<Channel> {

@@ -6,6 +6,7 @@ mod cli;
 
 mod conversation;
 mod costs;
+mod dead;
 mod entity;
 mod events;
 mod exec;

@@ -124,13 +124,41 @@ checks_database_stop() {
 
 # What is killed at random moments must do nothing twice: the tests do some trials, this does many.
 checks_chaos() {
-  [[ $# == 1 && $1 == scripts ]] || die "usage: ./dev chaos scripts"
+  case ${1:-} in
+    mesh | scripts) ;;
+    *) die "usage: ./dev chaos mesh|scripts" ;;
+  esac
+  (($# == 1)) || die "usage: ./dev chaos mesh|scripts"
+  if [[ $1 == mesh ]]; then
+    checks_chaos_mesh
+    return
+  fi
   ensure_rust
   ensure_packages servers sandbox compiler
   CONSTRUCT_TEST_NATS_SERVER=$(command -v nats-server)
   export CONSTRUCT_TEST_NATS_SERVER CONSTRUCT_TRIALS=${CONSTRUCT_TRIALS:-1000}
   say "$CONSTRUCT_TRIALS trials each of scripts with fifty calls, one after the other and five at a time"
   as_caller cargo test "${cargo_flags[@]}" -p construct-interpreter --lib execution::tests::trials:: -- --nocapture
+}
+
+# The PostgreSQL is of these trials alone, because its processes are killed too; what it has acknowledged it keeps.
+checks_chaos_mesh() {
+  local name
+  ensure_rust
+  ensure_packages servers sandbox compiler
+  home_open "$main_home/chaos"
+  home_session exclusive "./dev chaos mesh"
+  exit_run infra_down
+  infra_down
+  timed "starting PostgreSQL in $home" postgres_start durable
+  for name in "${settings[@]}"; do unset "${name%%=*}"; done
+  unset CONSTRUCT_MASTER_KEY CONSTRUCT_SECRETS_KEY CONSTRUCT_TOKEN_KEY
+  CONSTRUCT_TEST_DATABASE_URL=$(postgres_url postgres)
+  CONSTRUCT_TEST_NATS_SERVER=$(command -v nats-server)
+  export CONSTRUCT_TEST_DATABASE_URL CONSTRUCT_TEST_NATS_SERVER CONSTRUCT_CHAOS_DATABASE=own
+  export CONSTRUCT_TRIALS=${CONSTRUCT_TRIALS:-20}
+  timed "building" mesh_build
+  as_caller cargo test "${cargo_flags[@]}" --workspace --test chaos -- --nocapture
 }
 
 checks_bench() {

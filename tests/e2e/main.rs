@@ -15,6 +15,7 @@ mod hostile;
 mod money;
 mod outage;
 mod proxy;
+mod recovery;
 mod scale;
 mod secrets;
 mod turn;

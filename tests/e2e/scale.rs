@@ -15,7 +15,7 @@ use construct_proto::{
 use construct_tests::{
     client::{Conversation, PATIENCE},
     mesh::{Mesh, Service},
-    recorder::check_order,
+    recorder::{check_order, describe},
     wait::until,
 };
 use futures::StreamExt as _;
@@ -211,7 +211,8 @@ fn is_busy(events: &[Event]) -> bool {
 
 /// The longest time between two events of a task that is not idle, as its follower sees it.
 struct Stalls {
-    longest: Arc<Mutex<Duration>>,
+    /// And what ended it.
+    longest: Arc<Mutex<(Duration, String)>>,
     abort: AbortHandle,
 }
 
@@ -223,26 +224,36 @@ impl Drop for Stalls {
 
 impl Stalls {
     fn watch(conversation: &Conversation) -> Self {
-        let longest = Arc::new(Mutex::new(Duration::ZERO));
+        let longest = Arc::<Mutex<(Duration, String)>>::default();
         let (recorder, noted) = (conversation.record(), Arc::clone(&longest));
         let abort = tokio::spawn(async move {
             let (mut seen, mut last) = (0, Instant::now());
             loop {
                 tokio::time::sleep(Duration::from_millis(10)).await;
-                let (events, busy) = recorder.look(|events| (events.len(), is_busy(events)));
+                let (events, busy, newest) = recorder.look(|events| {
+                    let newest = events.last().map(describe).unwrap_or_default();
+                    (events.len(), is_busy(events), newest)
+                });
+                let silent = last.elapsed();
+                let mut longest = noted.lock().unwrap();
+                if silent > longest.0 {
+                    *longest = (silent, newest);
+                }
                 if events != seen || !busy {
                     (seen, last) = (events, Instant::now());
                 }
-                let mut longest = noted.lock().unwrap();
-                *longest = longest.max(last.elapsed());
             }
         })
         .abort_handle();
         Self { longest, abort }
     }
 
+    fn forget(&self) {
+        *self.longest.lock().unwrap() = (Duration::ZERO, String::new());
+    }
+
     fn longest(&self) -> Duration {
-        *self.longest.lock().unwrap()
+        self.longest.lock().unwrap().0
     }
 }
 
@@ -288,6 +299,86 @@ async fn a_rolling_restart_loses_nothing_and_stalls_no_task_for_long() {
     let longest = stalls.iter().map(Stalls::longest).max().unwrap();
     println!("{} turns; the longest silence of a task was {longest:?}", said.iter().map(Vec::len).sum::<usize>());
     assert!(longest < Duration::from_secs(5), "a task stood still for {longest:?}");
+}
+
+/// How long a task may stand still when the process that worked for it is killed.
+const EXPECTED: Duration = Duration::from_secs(3);
+
+/// Kills a replica of `service` again and again under load, and tells how long tasks stood still each time.
+async fn recovers(service: Service) {
+    let kills = sized("CONSTRUCT_SCALE_KILLS", 2);
+    let mut mesh = Mesh::start().await.unwrap();
+    mesh.scripted_agent("worker", &script()).await.unwrap();
+    let mut replica = mesh.replicate(service).await.unwrap();
+    let beats = Beats::hear(&mesh).await;
+    let jobs = begin_jobs(&mesh, 8).await;
+    let stalls: Vec<Stalls> = jobs.iter().map(|(conversation, _)| Stalls::watch(conversation)).collect();
+    let over = tokio::sync::watch::Sender::new(false);
+    let speaking = futures::future::join_all(jobs.iter().map(async |(conversation, _)| {
+        let mut said = vec!["Do it.".to_owned()];
+        conversation.settled().await;
+        while !*over.borrow() {
+            let text = format!("And again, {}.", said.len());
+            conversation.ask(&text).await;
+            said.push(text);
+        }
+        said
+    }));
+    let killing = async {
+        let (mut longest, mut undisturbed) = (Vec::new(), Vec::new());
+        for _ in 0..kills {
+            if service == Service::Reconciler {
+                beats.shared(|_| true, 2).await;
+            }
+            // It is the time that passes which is measured: first some of it undisturbed, then until nobody can be waiting any more.
+            stalls.iter().for_each(Stalls::forget);
+            tokio::time::sleep(Duration::from_secs(3)).await;
+            undisturbed.extend(stalls.iter().map(Stalls::longest));
+            stalls.iter().for_each(Stalls::forget);
+            mesh.kill_replica(replica).unwrap();
+            beats.last.lock().unwrap().clear();
+            tokio::time::sleep(Duration::from_secs(6)).await;
+            longest.extend(stalls.iter().map(Stalls::longest));
+            for (stall, (conversation, _)) in stalls.iter().zip(&jobs).filter(|(stall, _)| stall.longest() > EXPECTED) {
+                println!("{}: {:?}", conversation.id(), stall.longest.lock().unwrap());
+            }
+            replica = mesh.replicate(service).await.unwrap();
+        }
+        over.send_replace(true);
+        (longest, undisturbed)
+    };
+    let (said, (mut longest, undisturbed)) = tokio::join!(speaking, killing);
+    for ((conversation, _), said) in jobs.iter().zip(&said) {
+        let said: Vec<&str> = said.iter().map(String::as_str).collect();
+        conversation.transcript().await.check(&said);
+    }
+    longest.sort_unstable();
+    let at = |share: f64| longest[((longest.len() - 1) as f64 * share) as usize];
+    println!(
+        "{service:?}: {kills} kills under {} tasks; they stood still for {:.2?} (p50), {:.2?} (p99), {:.2?} (longest); undisturbed {:.2?} at most",
+        jobs.len(),
+        at(0.5),
+        at(0.99),
+        at(1.0),
+        undisturbed.iter().max()
+    );
+    // Generous: the machine that runs the tests may stand still itself.
+    assert!(at(1.0) < Duration::from_secs(8), "{longest:?}");
+}
+
+#[tokio::test]
+async fn a_killed_reconciler_is_recovered_from_in_seconds() {
+    recovers(Service::Reconciler).await;
+}
+
+#[tokio::test]
+async fn killed_providers_are_recovered_from_in_seconds() {
+    recovers(Service::Providers).await;
+}
+
+#[tokio::test]
+async fn a_killed_interpreter_is_recovered_from_in_seconds() {
+    recovers(Service::Interpreter).await;
 }
 
 /// Each of so many turns had each effect once.

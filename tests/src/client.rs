@@ -9,7 +9,8 @@ use construct_proto::v1::{
     self, agent_service_client::AgentServiceClient, budget_service_client::BudgetServiceClient,
     event_service_client::EventServiceClient, message_service_client::MessageServiceClient,
     model_provider_service_client::ModelProviderServiceClient, model_service_client::ModelServiceClient,
-    model_token_service_client::ModelTokenServiceClient, task_service_client::TaskServiceClient,
+    model_token_service_client::ModelTokenServiceClient, recovery_service_client::RecoveryServiceClient,
+    task_service_client::TaskServiceClient,
 };
 use tonic::{Code, Status, transport::Channel};
 use uuid::Uuid;
@@ -42,6 +43,11 @@ impl Client {
     /// `BudgetService`.
     pub fn budgets(&self) -> BudgetServiceClient<Channel> {
         BudgetServiceClient::new(self.channel.clone())
+    }
+
+    /// `RecoveryService`.
+    pub fn recovery(&self) -> RecoveryServiceClient<Channel> {
+        RecoveryServiceClient::new(self.channel.clone())
     }
 
     /// `TaskService`.

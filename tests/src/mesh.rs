@@ -175,6 +175,16 @@ impl Mesh {
         Ok(self.replicas.len() - 1)
     }
 
+    /// Starts another process of a service that does not listen, and gives its number; it need not be ready.
+    ///
+    /// # Errors
+    /// When it does not start.
+    pub fn spawn_replica(&mut self, service: Service) -> anyhow::Result<usize> {
+        let child = self.launch(service, free_address()?)?;
+        self.replicas.push(Some((service, child)));
+        Ok(self.replicas.len() - 1)
+    }
+
     /// Ends a further process as a crash would.
     ///
     /// # Errors

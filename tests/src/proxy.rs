@@ -1,11 +1,13 @@
-//! A TCP proxy that can cut a service off from what it talks to, and let it through again.
+//! A TCP proxy that can cut a service off from what it talks to, hold everything up, slow it down, and let it through again.
 
 use std::{
     io,
     net::{Ipv4Addr, SocketAddr},
+    time::Duration,
 };
 
 use tokio::{
+    io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _},
     net::{TcpListener, TcpStream},
     sync::watch,
     task::AbortHandle,
@@ -15,8 +17,20 @@ use tokio::{
 #[derive(Debug)]
 pub struct Proxy {
     address: SocketAddr,
-    open: watch::Sender<bool>,
+    way: watch::Sender<Way>,
     abort: AbortHandle,
+}
+
+/// What becomes of what is sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Way {
+    Open,
+    /// Connections end at once.
+    Cut,
+    /// Connections stand, and nothing passes.
+    Held,
+    /// Each piece is so late.
+    Slow(Duration),
 }
 
 impl Drop for Proxy {
@@ -33,17 +47,17 @@ impl Proxy {
     pub async fn start(upstream: &str) -> io::Result<Self> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
         let address = listener.local_addr()?;
-        let (open, state) = watch::channel(true);
+        let (way, state) = watch::channel(Way::Open);
         let upstream = upstream.to_owned();
         let abort = tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
                 // While cut off, a connection is closed as soon as it stands.
-                if *state.borrow() {
+                if *state.borrow() != Way::Cut {
                     tokio::spawn(pass(client, upstream.clone(), state.clone()));
                 }
             }
         });
-        Ok(Self { address, open, abort: abort.abort_handle() })
+        Ok(Self { address, way, abort: abort.abort_handle() })
     }
 
     /// Where it listens.
@@ -53,12 +67,22 @@ impl Proxy {
 
     /// Closes every connection, and each new one, until [`Proxy::restore`].
     pub fn cut(&self) {
-        self.open.send_replace(false);
+        self.way.send_replace(Way::Cut);
+    }
+
+    /// Leaves connections standing, but lets nothing through until [`Proxy::restore`]; then everything comes, in order.
+    pub fn hold(&self) {
+        self.way.send_replace(Way::Held);
+    }
+
+    /// Lets everything through late, each piece by `delay`, until [`Proxy::restore`].
+    pub fn slow(&self, delay: Duration) {
+        self.way.send_replace(Way::Slow(delay));
     }
 
     /// Lets everything through again.
     pub fn restore(&self) {
-        self.open.send_replace(true);
+        self.way.send_replace(Way::Open);
     }
 
     /// `url` with the proxy in the place of its server.
@@ -80,10 +104,35 @@ pub fn authority(url: &str) -> String {
     authority.as_str().rsplit('@').next().unwrap_or_default().to_owned()
 }
 
-async fn pass(mut client: TcpStream, upstream: String, mut open: watch::Receiver<bool>) {
-    let Ok(mut server) = TcpStream::connect(&upstream).await else { return };
+async fn pass(client: TcpStream, upstream: String, mut way: watch::Receiver<Way>) {
+    let Ok(server) = TcpStream::connect(&upstream).await else { return };
+    let (from_client, to_client) = client.into_split();
+    let (from_server, to_server) = server.into_split();
     tokio::select! {
-        _ = tokio::io::copy_bidirectional(&mut client, &mut server) => {}
-        _ = open.wait_for(|open| !open) => {}
+        _ = copy(from_client, to_server, way.clone()) => {}
+        _ = copy(from_server, to_client, way.clone()) => {}
+        _ = way.wait_for(|way| *way == Way::Cut) => {}
+    }
+}
+
+/// Passes on what comes, in order.
+async fn copy(
+    mut from: impl AsyncRead + Unpin,
+    mut to: impl AsyncWrite + Unpin,
+    mut way: watch::Receiver<Way>,
+) -> io::Result<()> {
+    let mut piece = vec![0; 64 * 1024];
+    loop {
+        let length = from.read(&mut piece).await?;
+        if length == 0 {
+            return to.shutdown().await;
+        }
+        let now = *way.borrow_and_update();
+        match now {
+            Way::Slow(delay) => tokio::time::sleep(delay).await,
+            // The proxy is gone with its test.
+            _ => drop(way.wait_for(|way| *way != Way::Held).await),
+        }
+        to.write_all(&piece[..length]).await?;
     }
 }

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand, ValueEnum};
 use construct_proto::v1::{
     CancelTaskRequest, CreateTaskRequest, DeleteTaskRequest, ForkTaskRequest, GetTaskRequest, ListTasksRequest,
-    ResumeTaskRequest, RewindTaskRequest, SuspendTaskRequest, Task, TaskPhase, TaskSpec, TurnOutcome,
+    ResumeTaskRequest, RetryTaskRequest, RewindTaskRequest, SuspendTaskRequest, Task, TaskPhase, TaskSpec, TurnOutcome,
     UpdateTaskRequest, list_tasks_request::Filter,
 };
 use jiff::Timestamp;
@@ -71,6 +71,13 @@ pub(crate) enum TaskCommand {
     },
     /// Go on with a suspended task.
     Resume {
+        #[command(flatten)]
+        write: Write,
+        #[command(flatten)]
+        output: OutputArgs,
+    },
+    /// Look again at a task that was put aside because looking at it failed each time.
+    Retry {
         #[command(flatten)]
         write: Write,
         #[command(flatten)]
@@ -231,6 +238,10 @@ impl TaskCommand {
             Self::Resume { write, output } => {
                 let request = ResumeTaskRequest { idempotency_key: write.write.key(), task: write.task };
                 output.one(&call(gateway.tasks().resume_task(request)).await?)
+            }
+            Self::Retry { write, output } => {
+                let request = RetryTaskRequest { idempotency_key: write.write.key(), task: write.task };
+                output.one(&call(gateway.recovery().retry_task(request)).await?)
             }
             Self::Cancel { write, reason, output } => {
                 let request = CancelTaskRequest { idempotency_key: write.write.key(), task: write.task, reason };

@@ -15,6 +15,7 @@ pub mod blob;
 mod connect;
 pub mod consume;
 pub mod control;
+pub mod dead;
 mod dispatch;
 pub mod envelope;
 pub mod event;

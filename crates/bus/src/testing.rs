@@ -7,9 +7,15 @@ use std::{
     time::{Duration, Instant},
 };
 
+use async_nats::HeaderMap;
 use tempfile::TempDir;
 
-use crate::{Bus, ConnectOptions, topology::Stream};
+use crate::{
+    Bus, ConnectOptions, Message, RawMessage,
+    envelope::{BLOB, Sealed},
+    publish::{self, Expect, Refusal},
+    topology::Stream,
+};
 
 /// How long a server may take to start.
 const START: Duration = Duration::from_secs(20);
@@ -233,6 +239,38 @@ fn remove_ports_files(dir: &Path) {
         if path.extension().is_some_and(|extension| extension == "ports") {
             // A leftover that cannot be removed names another process and is not mistaken for ours.
             let _ = fs::remove_file(path);
+        }
+    }
+}
+
+impl Bus {
+    /// Publishes a message into whatever stream listens to `subject`, without asking whether it belongs there.
+    ///
+    /// # Errors
+    /// As [`Bus::publish`].
+    pub async fn publish_raw<M: Message>(&self, subject: &str, message: &M) -> Result<(), publish::Error> {
+        let sealed = self.seal(message).await?;
+        match self.deliver(subject, sealed, Expect::unique(self.unique_id()), publish::DEADLINE).await {
+            Ok(_) => Ok(()),
+            Err(Refusal::Failed(error)) => Err(error),
+            Err(Refusal::WrongLast) => Err(publish::unexpected_refusal()),
+        }
+    }
+
+    /// Publishes what was tapped once more, as it was.
+    ///
+    /// # Errors
+    /// As [`Bus::publish`].
+    pub async fn publish_again(&self, tapped: &RawMessage) -> Result<(), publish::Error> {
+        let mut headers = HeaderMap::new();
+        for (name, value) in tapped.headers.iter().filter(|(name, _)| !name.starts_with("Nats-") && name != BLOB) {
+            headers.insert(name.as_str(), value.as_str());
+        }
+        let sealed = Sealed { headers, payload: tapped.payload.clone() };
+        match self.deliver(&tapped.subject, sealed, Expect::unique(self.unique_id()), publish::DEADLINE).await {
+            Ok(_) => Ok(()),
+            Err(Refusal::Failed(error)) => Err(error),
+            Err(Refusal::WrongLast) => Err(publish::unexpected_refusal()),
         }
     }
 }

@@ -56,8 +56,8 @@ pub use seal::{Error as SealError, Keyring, SealedSecret};
 pub use secret::{Bindings, NewSecret, Secret, SecretChanges};
 pub use store::{PoolOptions, Store};
 pub use task::{
-    AppendedMessage, AskedApproval, Committed, DueTask, EndedMessage, LoadedTask, NewFork, NewTask, Rewind, Spending,
-    StoredTask, TaskChanges, TaskCommit, TaskFilter,
+    AppendedMessage, AskedApproval, Committed, DueTask, EndedMessage, LoadedTask, NewFork, NewTask, Parked, Rewind,
+    Spending, StoredTask, TaskChanges, TaskCommit, TaskFilter,
 };
 pub use usage::{Purpose, StepUsage};
 pub use write::{Idempotency, Rendered, Write, Written};

@@ -3,6 +3,7 @@
 mod commit;
 mod drive;
 mod fork;
+mod park;
 pub(crate) mod rewind;
 mod statement;
 mod write;
@@ -32,6 +33,7 @@ use crate::{
 pub use commit::{AppendedMessage, AskedApproval, Committed, EndedMessage, TaskCommit};
 pub use drive::{DueTask, LoadedTask, Spending};
 pub use fork::NewFork;
+pub use park::Parked;
 pub use rewind::Rewind;
 
 pub(crate) const WHAT: &str = "task";

@@ -8,7 +8,7 @@ use std::{
 };
 
 use construct_domain::{
-    OrganizationId,
+    OrganizationId, TaskId,
     message::{Block, Content},
 };
 use sqlx::{ConnectOptions, Connection, Executor, PgConnection, postgres::PgConnectOptions};
@@ -141,10 +141,10 @@ impl Database {
             WITH made AS (
                 INSERT INTO tasks (id, organization_id, agent_id, workspace, title, titled, max_turns_override, phase_since,
                     intents, intent_at, created_at, updated_at, root_id)
-                SELECT id, $1, a.id, '', 'filled', true, 0, now(), CASE WHEN $4 IS NULL THEN 0 ELSE 1 END,
-                    CASE WHEN $4 IS NULL THEN NULL ELSE now() END, now(), now(), id
+                SELECT ids.id, $1, a.agent, '', 'filled', true, 0, now(), CASE WHEN $4 IS NULL THEN 0 ELSE 1 END,
+                    CASE WHEN $4 IS NULL THEN NULL ELSE now() END, now(), now(), ids.id
                 FROM (SELECT gen_random_uuid() AS id FROM generate_series(1, $3)) AS ids,
-                    (SELECT id FROM agents WHERE organization_id = $1 AND name = $2) AS a (id)
+                    (SELECT id FROM agents WHERE organization_id = $1 AND name = $2) AS a (agent)
                 RETURNING id
             )
             INSERT INTO messages (id, organization_id, task_id, arrival, source, content, estimated_tokens, created_at, updated_at)
@@ -175,6 +175,39 @@ impl Database {
         let seconds = sqlx::query_scalar(answered).bind(organization.uuid()).fetch_all(&self.store.pool).await;
         let left = sqlx::query_scalar(left).bind(organization.uuid()).fetch_one(&self.store.pool).await;
         (seconds.expect("the tasks can be read"), left.expect("the tasks can be counted"))
+    }
+
+    /// Makes a task's row such that it cannot be read, or as it was for one that is idle.
+    ///
+    /// # Panics
+    /// When the server does not answer.
+    pub async fn spoil(&self, task: TaskId, spoilt: bool) {
+        sqlx::query("UPDATE tasks SET turn = CASE WHEN $2 THEN '\"spoilt\"'::jsonb END WHERE id = $1")
+            .bind(task.uuid())
+            .bind(spoilt)
+            .execute(&self.store.pool)
+            .await
+            .expect("the task can be changed");
+    }
+
+    /// Ends all connections to the database in the middle of whatever they do. Where the server is the test's own
+    /// (`CONSTRUCT_CHAOS_DATABASE` is set), one of its processes is killed, `kill -9`, upon which the server drops everything and recovers.
+    ///
+    /// # Panics
+    /// When the server does not answer before.
+    pub async fn crash(&self) {
+        let mut connection = self.admin.clone().connect().await.expect("the test database server answers");
+        if std::env::var_os("CONSTRUCT_CHAOS_DATABASE").is_some() {
+            let victim: i32 = sqlx::query_scalar("SELECT pg_backend_pid()")
+                .fetch_one(&mut connection)
+                .await
+                .expect("it has a process");
+            let killed = std::process::Command::new("kill").args(["-9", &victim.to_string()]).status();
+            assert!(killed.is_ok_and(|status| status.success()), "the server's process can be killed");
+        } else {
+            let end = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity WHERE datname = $1";
+            sqlx::query(end).bind(&self.name).execute(&mut connection).await.expect("connections can be ended");
+        }
     }
 
     /// How often the server has read the whole table of tasks since the database was made.

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use construct_domain::task::{BUDGET_EXHAUSTED, CANCELLED, Phase, Stage, Step, StepState, Turn};
 use construct_proto::v1::TaskExplanation;
-use construct_store::{StoredApproval, StoredTask};
+use construct_store::{Parked, StoredApproval, StoredTask};
 use jiff::Timestamp;
 
 use crate::convert;
@@ -59,6 +59,19 @@ pub(crate) fn explain(
         attempt: step.map_or(0, |step| step.attempt),
         trace_id: task.trace_id.clone().unwrap_or_default(),
         approvals: asked.iter().map(|approval| approval.id.to_string()).collect(),
+    }
+}
+
+/// Explains a task that was put aside.
+pub(crate) fn put_aside(task: &StoredTask, parked: Parked) -> TaskExplanation {
+    let Parked { since, reason } = parked;
+    TaskExplanation {
+        waiting_for: format!("a person: looking at it failed each time, and it was put aside ({reason})"),
+        since: Some(convert::time(since)),
+        deadline: None,
+        next_wake: None,
+        released_by: "a person, by asking for another try (`construct task retry`), or for anything else".to_owned(),
+        ..explain(task, None, &[], None)
     }
 }
 

@@ -28,6 +28,7 @@ mod page;
 mod pools;
 mod providers;
 mod publish;
+mod recovery;
 mod secrets;
 mod server;
 mod status;

@@ -38,6 +38,11 @@ impl Publisher {
         Self { bus, failing: AtomicBool::new(false) }
     }
 
+    /// The mesh itself.
+    pub(crate) const fn bus(&self) -> &Bus {
+        &self.bus
+    }
+
     /// Tells of a committed change, within a bounded time.
     pub(crate) async fn announce(&self, event: Option<&StoredEvent>, wake: Option<Wake>) {
         if event.is_none() && wake.is_none() {

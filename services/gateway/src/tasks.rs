@@ -188,6 +188,10 @@ impl TaskService for Api {
         let id = requests::task_intent(&request.task, "")?;
         let found = entry.store().task_get(entry.organization(), id).await;
         let task = found.map_err(|error| status::about(&request.task, error))?;
+        let parked = entry.store().task_parked(entry.organization(), id).await.map_err(status::of_store)?;
+        if let Some(parked) = parked {
+            return Ok(Response::new(explain::put_aside(&task, parked)));
+        }
         // The model is named when it can be; the explanation doesn't depend on it.
         let model = match entry.store().agent_get(entry.organization(), task.state.agent).await {
             Ok(agent) => Some(agent.model_name),

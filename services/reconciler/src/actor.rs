@@ -28,9 +28,10 @@ const RETRY: Duration = Duration::from_secs(1);
 const LAST_RETRY: Duration = Duration::from_secs(60);
 /// The longest one after a failure that passes by itself, such as a database that is away: people's messages must not wait once it is back.
 const LAST_RETRY_PASSING: Duration = Duration::from_secs(5);
-/// So many failures in a row are taken for lasting: until the pause is over, wakes are not looked into. Otherwise the
-/// sweep, which finds the task due each time, would undo the pause.
-const LASTING: u32 = 4;
+/// So many failures in a row are taken for lasting. A task whose failures don't pass by themselves is put aside then, until somebody asks for
+/// something; with the others, wakes are not looked into until the pause is over. Otherwise the sweep, which finds the task due each
+/// time, would undo the pause.
+pub(crate) const LASTING: u32 = 4;
 /// An actor does not wait in memory longer than this: the sweep wakes the task.
 pub(crate) const LONGEST_TIMER: Duration = Duration::from_secs(60);
 
@@ -195,10 +196,16 @@ impl State {
                 } else {
                     tracing::error!(task = %args.task, error = %Chain(&error), "the task could not be looked at; it is tried again");
                 }
+                let passing = error.is_retryable();
                 if let Some(receipt) = receipt {
-                    receipt.nak(RETRY).await;
+                    receipt.nak(pause(self.failures, passing)).await;
                 }
-                After::Failed { passing: error.is_retryable() }
+                let lasting = !passing && self.failures + 1 >= LASTING;
+                let reason = Chain(&error).to_string();
+                if lasting && args.activator.park(args.task, &reason).await {
+                    return After::Idle;
+                }
+                After::Failed { passing }
             }
         }
     }

@@ -14,7 +14,7 @@ use tokio::sync::watch;
 
 use crate::{
     activation::Activator,
-    actor::{self, TaskActor},
+    actor::{self, LASTING, TaskActor},
     gate::{Entry, Gate},
     share::Share,
     slots::Slots,
@@ -60,6 +60,8 @@ pub(crate) struct State {
     gate: Gate,
     children: HashMap<TaskId, Child>,
     tasks: HashMap<ActorId, TaskId>,
+    /// How often the actors of a task failed, with no look between that went well.
+    crashes: HashMap<TaskId, u32>,
 }
 
 pub(crate) struct Supervisor;
@@ -71,7 +73,7 @@ impl Actor for Supervisor {
 
     async fn pre_start(&self, _: ActorRef<Msg>, args: Args) -> Result<State, ActorProcessingErr> {
         let gate = Gate::new(args.at_once);
-        Ok(State { args, gate, children: HashMap::new(), tasks: HashMap::new() })
+        Ok(State { args, gate, children: HashMap::new(), tasks: HashMap::new(), crashes: HashMap::new() })
     }
 
     async fn handle(&self, myself: ActorRef<Msg>, message: Msg, state: &mut State) -> Result<(), ActorProcessingErr> {
@@ -84,7 +86,10 @@ impl Actor for Supervisor {
                 Entry::Waits => {}
                 Entry::Dropped => tracing::debug!(%task, "too many tasks wait; the sweep finds this one later"),
             },
-            Msg::Looked { task, organization } => state.looked(&myself, organization, task).await?,
+            Msg::Looked { task, organization } => {
+                state.crashes.remove(&task);
+                state.looked(&myself, organization, task).await?;
+            }
             Msg::Idle { task, taken, actor } => {
                 let idle = |child: &Child| child.actor.get_id() == actor && child.given == taken;
                 if state.children.get(&task).is_some_and(idle) {
@@ -127,6 +132,16 @@ impl Actor for Supervisor {
             let child = state.children.remove(&task);
             if let Some(error) = error {
                 tracing::error!(%task, %error, "a task's actor failed; its messages come again");
+                let crashes = state.crashes.entry(task).or_default();
+                *crashes += 1;
+                if *crashes >= LASTING {
+                    state.crashes.remove(&task);
+                    let (activator, reason) = (Arc::clone(&state.args.activator), format!("its actor failed: {error}"));
+                    let lifecycle = activator.lifecycle.clone();
+                    lifecycle.spawn_job("park", async move {
+                        activator.park(task, &reason).await;
+                    });
+                }
             }
             if let Some(child) = child {
                 state.looked(&myself, child.organization, task).await?;

@@ -8,7 +8,7 @@ use jiff::Timestamp;
 
 use super::Handle;
 use crate::{
-    Bus,
+    Bus, dead,
     envelope::{OpenError, TYPE},
     subject,
     topology::Stream,
@@ -46,6 +46,7 @@ pub(super) async fn give_up(
         payload: message.payload.to_vec(),
         time: Some(timestamp(Timestamp::now())),
         deliveries,
+        headers: message.headers.as_ref().map(dead::kept).unwrap_or_default(),
     };
     match bus.publish(&subject::Dead { stream }, &letter).await {
         Ok(_) => {

@@ -274,7 +274,7 @@ impl Store {
     }
 
     /// Tasks with something to do that nobody may have been told of: their time has come, an intent was not looked at
-    /// for a second, or they are deleted and idle. The longest waiting first, at most `limit`, those behind `after`.
+    /// for a second, or they are deleted and idle. Not those that are put aside ([`Store::task_park`]). The longest waiting first, at most `limit`, those behind `after`.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -285,14 +285,17 @@ impl Store {
         let rows = sqlx::query!(
             r#"SELECT organization_id AS "organization_id!", id AS "id!", due AS "due!: jiff_sqlx::Timestamp" FROM (
                    (SELECT organization_id, id, next_wake AS due FROM tasks
-                    WHERE next_wake <= $1 AND (next_wake, id) > ($4, $5) ORDER BY next_wake, id LIMIT $3)
+                    WHERE next_wake <= $1 AND (next_wake, id) > ($4, $5) AND parked_intents IS DISTINCT FROM intents
+                    ORDER BY next_wake, id LIMIT $3)
                    UNION ALL
                    (SELECT organization_id, id, intent_at FROM tasks
                     WHERE intents > intents_seen AND intent_at <= $2 AND (intent_at, id) > ($4, $5)
+                      AND parked_intents IS DISTINCT FROM intents
                     ORDER BY intent_at, id LIMIT $3)
                    UNION ALL
                    (SELECT organization_id, id, deleted_at FROM tasks
                     WHERE deleted_at <= $2 AND next_wake IS NULL AND (deleted_at, id) > ($4, $5)
+                      AND parked_intents IS DISTINCT FROM intents
                     ORDER BY deleted_at, id LIMIT $3)
                ) AS waiting
                ORDER BY due, id

@@ -1,0 +1,117 @@
+//! `construct dead`: messages of the mesh that were given up.
+
+use clap::Subcommand;
+use construct_proto::v1::{
+    DeadLetter, DropDeadLetterRequest, GetDeadLetterRequest, ListDeadLettersRequest, RedriveDeadLetterRequest,
+};
+use jiff::Timestamp;
+
+use crate::{
+    failure::Failure,
+    gateway::{Gateway, call},
+    output::{Entity, OutputArgs, print},
+    page::Listed,
+    time,
+    words::{clip, one_line},
+};
+
+/// Letters got at a time.
+const PAGE: u32 = 100;
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum DeadCommand {
+    /// List them, the oldest first.
+    List {
+        /// How many at most.
+        #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(1..))]
+        limit: u32,
+        /// Only those behind this one.
+        #[arg(long, value_name = "ID", default_value_t = 0, hide_default_value = true)]
+        after: u64,
+        #[command(flatten)]
+        output: OutputArgs,
+    },
+    /// Show one.
+    Show {
+        /// Its id.
+        letter: u64,
+        #[command(flatten)]
+        output: OutputArgs,
+    },
+    /// Publish its message again where it was found, when what was in its way is repaired.
+    Redrive {
+        /// Its id.
+        letter: u64,
+    },
+    /// Remove it.
+    Drop {
+        /// Its id.
+        letter: u64,
+    },
+}
+
+impl DeadCommand {
+    /// # Errors
+    /// What the gateway fails with.
+    pub(crate) async fn run(self, gateway: &Gateway) -> Result<(), Failure> {
+        match self {
+            Self::List { limit, after, output } => output.list(&list(gateway, limit, after).await?),
+            Self::Show { letter, output } => {
+                output.one(&call(gateway.recovery().get_dead_letter(GetDeadLetterRequest { letter })).await?)
+            }
+            Self::Redrive { letter } => {
+                call(gateway.recovery().redrive_dead_letter(RedriveDeadLetterRequest { letter })).await?;
+                print(&format!("dead letter {letter} was published again\n"))
+            }
+            Self::Drop { letter } => {
+                call(gateway.recovery().drop_dead_letter(DropDeadLetterRequest { letter })).await?;
+                print(&format!("dead letter {letter} was removed\n"))
+            }
+        }
+    }
+}
+
+async fn list(gateway: &Gateway, limit: u32, mut after: u64) -> Result<Listed<DeadLetter>, Failure> {
+    let mut items: Vec<DeadLetter> = Vec::new();
+    loop {
+        let missing = limit.saturating_sub(u32::try_from(items.len()).unwrap_or(u32::MAX)).min(PAGE);
+        if missing == 0 {
+            return Ok(Listed { items, next_page_token: String::new() });
+        }
+        let request = ListDeadLettersRequest { after, limit: i32::try_from(missing).unwrap_or(i32::MAX) };
+        let letters = call(gateway.recovery().list_dead_letters(request)).await?.letters;
+        match letters.last() {
+            Some(last) => after = last.id,
+            None => return Ok(Listed { items, next_page_token: String::new() }),
+        }
+        items.extend(letters);
+    }
+}
+
+impl Entity for DeadLetter {
+    const NAME: &'static str = "construct.v1.DeadLetter";
+    const PLURAL: &'static str = "letters";
+    const COLUMNS: &'static [&'static str] = &["ID", "SUBJECT", "REASON", "AGE"];
+
+    fn row(&self, now: Timestamp) -> Vec<String> {
+        let age = time::read(self.time.as_ref()).map(|time| time::distance(time, now)).unwrap_or_default();
+        vec![self.id.to_string(), self.subject.clone(), clip(&one_line(&self.reason), 80), age]
+    }
+
+    fn details(&self, now: Timestamp) -> Vec<(&'static str, String)> {
+        let at = time::read(self.time.as_ref());
+        let at = at.map(|at| format!("{} ({})", time::local(at), time::relative(at, now))).unwrap_or_default();
+        let redriven = if self.redrivable { "" } else { "no: it does not say which headers its message had" };
+        vec![
+            ("id", self.id.to_string()),
+            ("stream", self.stream.clone()),
+            ("subject", self.subject.clone()),
+            ("type", self.message_type.clone()),
+            ("given up", at),
+            ("deliveries", self.deliveries.to_string()),
+            ("bytes", self.payload_size.to_string()),
+            ("can be published again", redriven.to_owned()),
+            ("reason", self.reason.clone()),
+        ]
+    }
+}

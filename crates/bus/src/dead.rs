@@ -1,0 +1,177 @@
+//! Dead letters: reading them, publishing them again where they were found, and removing them.
+
+use std::collections::HashMap;
+
+use async_nats::{
+    HeaderMap,
+    jetstream::{
+        self,
+        stream::{LastRawMessageErrorKind, Stream as Server},
+    },
+};
+use construct_proto::mesh::v1::DeadLetter;
+use futures::StreamExt as _;
+
+use crate::{
+    Bus,
+    envelope::{BLOB, OpenError, STEP, STEP_NUMBER, STEP_ROUND, TYPE},
+    publish::{self, DEADLINE, Expect, Refusal},
+    subject::{Address as _, Dead},
+    topology::Stream,
+};
+
+/// Letters looked at in one listing at most, those that are gone included: the rest is listed from there.
+const LOOKED_AT: u64 = 1_000;
+
+/// Letters fetched at the same time.
+const AT_ONCE: usize = 16;
+
+/// Why nothing could be done about a letter.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// There is none of this number (any more).
+    #[error("there is no such dead letter")]
+    NotFound,
+    /// It does not say enough to be published again.
+    #[error("the dead letter does not say which headers its message had, so it cannot be published again")]
+    Headers,
+    /// The letter itself cannot be read.
+    #[error("the dead letter cannot be read")]
+    Read(#[source] OpenError),
+    /// The server could not be asked.
+    #[error("the dead letters could not be reached")]
+    Server(#[source] Box<dyn std::error::Error + Send + Sync>),
+    /// Its message was not accepted.
+    #[error("the message could not be published again")]
+    Publish(#[source] publish::Error),
+}
+
+/// A letter and its number.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Numbered {
+    /// Its sequence in the stream.
+    pub number: u64,
+    /// What it says.
+    pub letter: DeadLetter,
+}
+
+impl Bus {
+    /// The oldest letters behind number `after`, at most `limit`. Those that cannot be read are left out.
+    ///
+    /// # Errors
+    /// [`Error::Server`].
+    pub async fn dead_letters(&self, after: u64, limit: usize) -> Result<Vec<Numbered>, Error> {
+        let mut stream = self.dead_stream().await?;
+        let state = stream.info().await.map_err(server)?.state.clone();
+        let first = state.first_sequence.max(after.saturating_add(1));
+        let last = state.last_sequence.min(first.saturating_add(LOOKED_AT));
+        let stream = &stream;
+        let mut letters = futures::stream::iter(first..=last)
+            .map(|number| async move { self.letter(stream, number).await })
+            .buffered(AT_ONCE);
+        let mut found = Vec::new();
+        while let Some(letter) = letters.next().await {
+            match letter {
+                Ok(letter) => found.push(letter),
+                Err(Error::NotFound) => {}
+                Err(Error::Read(error)) => {
+                    let error: &dyn std::error::Error = &error;
+                    tracing::warn!(error, "a dead letter cannot be read and is left out");
+                }
+                Err(error) => return Err(error),
+            }
+            if found.len() == limit {
+                break;
+            }
+        }
+        Ok(found)
+    }
+
+    /// The letter with this number.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], [`Error::Read`], [`Error::Server`].
+    pub async fn dead_letter(&self, number: u64) -> Result<Numbered, Error> {
+        let stream = self.dead_stream().await?;
+        self.letter(&stream, number).await
+    }
+
+    /// Publishes a letter's message where it was found, then removes the letter. When the process dies between the two, the letter can be
+    /// published once more, which every receiver must bear anyway.
+    ///
+    /// # Errors
+    /// All of [`Error`].
+    pub async fn redrive(&self, number: u64) -> Result<(), Error> {
+        let stream = self.dead_stream().await?;
+        let DeadLetter { subject, headers, payload, .. } = self.letter(&stream, number).await?.letter;
+        if headers.is_empty() {
+            return Err(Error::Headers);
+        }
+        let mut sent = HeaderMap::new();
+        for (name, value) in headers {
+            sent.insert(name, value);
+        }
+        let sealed = crate::envelope::Sealed { headers: sent, payload: payload.into() };
+        match self.deliver(&subject, sealed, Expect::unique(self.unique_id()), DEADLINE).await {
+            Ok(_) => {}
+            Err(Refusal::Failed(error)) => return Err(Error::Publish(error)),
+            Err(Refusal::WrongLast) => return Err(Error::Publish(publish::unexpected_refusal())),
+        }
+        self.remove_letter(&stream, number).await
+    }
+
+    /// Removes a letter.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], [`Error::Server`].
+    pub async fn drop_dead(&self, number: u64) -> Result<(), Error> {
+        let stream = self.dead_stream().await?;
+        self.remove_letter(&stream, number).await
+    }
+
+    async fn remove_letter(&self, stream: &Server, number: u64) -> Result<(), Error> {
+        match stream.delete_message(number).await {
+            Ok(true) => Ok(()),
+            Ok(false) => Err(Error::NotFound),
+            Err(error) => match error.kind() {
+                jetstream::stream::DeleteMessageErrorKind::JetStream(error)
+                    if error.error_code() == jetstream::ErrorCode::SEQUENCE_NOT_FOUND || error.code() == 404 =>
+                {
+                    Err(Error::NotFound)
+                }
+                _ => Err(server(error)),
+            },
+        }
+    }
+
+    async fn letter(&self, stream: &Server, number: u64) -> Result<Numbered, Error> {
+        let message = match stream.get_raw_message(number).await {
+            Ok(message) => message,
+            Err(error) if error.kind() == LastRawMessageErrorKind::NoMessageFound => return Err(Error::NotFound),
+            Err(error) => return Err(server(error)),
+        };
+        let letter: DeadLetter = self.open(Some(&message.headers), message.payload).await.map_err(Error::Read)?;
+        let address = Dead::parse(message.subject.as_str()).map_err(|error| Error::Read(OpenError::Invalid(error)))?;
+        address.check(&letter).map_err(|error| Error::Read(OpenError::Invalid(error)))?;
+        Ok(Numbered { number, letter })
+    }
+
+    async fn dead_stream(&self) -> Result<Server, Error> {
+        self.inner.jetstream.get_stream(Stream::Dead.name()).await.map_err(server)
+    }
+}
+
+fn server(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
+    Error::Server(error.into())
+}
+
+/// The headers of a message that a letter keeps: what the message is, and the trace it belongs to. What the server looks at when it
+/// accepts a message is of the first time alone.
+pub(crate) fn kept(headers: &HeaderMap) -> HashMap<String, String> {
+    let known = [TYPE, BLOB, STEP, STEP_NUMBER, STEP_ROUND, "traceparent", "tracestate"];
+    let kept = known.iter().filter_map(|name| {
+        let value = headers.get(*name)?;
+        Some(((*name).to_owned(), value.as_str().to_owned()))
+    });
+    kept.collect()
+}

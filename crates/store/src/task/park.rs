@@ -1,0 +1,90 @@
+//! Tasks that are put aside, because looking at them fails each time.
+
+use construct_domain::{OrganizationId, TaskId};
+use jiff::Timestamp;
+
+use crate::{
+    Error, Rendered, Store, StoredTask, Write, Written, task::write::task_reload, text, time::sql, write::begin,
+};
+
+/// Characters of a reason that are kept.
+const REASON_CHARS: usize = 2_000;
+
+/// Why a task was put aside.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Parked {
+    /// Since when.
+    pub since: Timestamp,
+    /// What failed, with its causes.
+    pub reason: String,
+}
+
+impl Store {
+    /// Puts a task aside: the sweep leaves it out until somebody asks for something.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn task_park(&self, id: TaskId, reason: &str, now: Timestamp) -> Result<(), Error> {
+        let reason: String = text::clean(reason).chars().take(REASON_CHARS).collect();
+        sqlx::query!(
+            "UPDATE tasks SET parked_intents = intents, parked_at = $2, parked_reason = $3 WHERE id = $1",
+            id.uuid(),
+            sql(now),
+            reason,
+        )
+        .execute(&self.pool)
+        .await?;
+        Ok(())
+    }
+
+    /// Why a task is put aside, if it is.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn task_parked(&self, organization: OrganizationId, id: TaskId) -> Result<Option<Parked>, Error> {
+        let parked = sqlx::query!(
+            r#"SELECT parked_at AS "since!: jiff_sqlx::Timestamp", parked_reason AS "reason!" FROM tasks
+               WHERE organization_id = $1 AND id = $2 AND parked_intents = intents"#,
+            organization.uuid(),
+            id.uuid(),
+        )
+        .fetch_optional(&self.pool)
+        .await?;
+        Ok(parked.map(|row| Parked { since: row.since.into(), reason: row.reason }))
+    }
+
+    /// Asks for a task that was put aside to be looked at again. Nothing happens to any other one.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`]; those of every write.
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn task_retry(
+        &self,
+        write: &Write,
+        id: TaskId,
+        render: impl FnOnce(&StoredTask) -> Rendered + Send,
+    ) -> Result<Written<StoredTask>, Error> {
+        let mut writer = begin!(self, write);
+        let done = sqlx::query!(
+            "UPDATE tasks SET
+                 intents = intents + 1,
+                 intent_at = CASE WHEN intents > intents_seen THEN intent_at ELSE $3 END,
+                 event_sequence = event_sequence + 1,
+                 revision = revision + 1,
+                 updated_at = $3
+             WHERE organization_id = $1 AND id = $2 AND deleted_at IS NULL AND parked_intents = intents",
+            writer.organization(),
+            id.uuid(),
+            writer.now(),
+        )
+        .execute(&mut *writer.transaction)
+        .await?;
+        let entity = task_reload(&mut writer, id).await?;
+        if done.rows_affected() == 0 {
+            return writer.finish_unchanged(entity, render).await;
+        }
+        writer.finish_on_task(id, entity.event_sequence, entity, render).await
+    }
+}

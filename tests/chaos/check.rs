@@ -1,0 +1,120 @@
+//! What must be so after a trial.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use construct_bus::topology::Stream;
+use construct_proto::v1::TaskPhase;
+use construct_tests::{
+    client::PATIENCE,
+    mesh::Mesh,
+    recorder::check_order,
+    transcript::{Transcript, status},
+    wait::until,
+};
+
+use crate::load::{EFFECTS, Job};
+
+/// What came of a trial.
+#[derive(Debug, Default)]
+pub(crate) struct Told {
+    messages: usize,
+    effects: usize,
+    unknown: usize,
+    failed: usize,
+}
+
+impl std::fmt::Display for Told {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { messages, effects, unknown, failed } = self;
+        write!(
+            f,
+            "{messages} messages, {effects} side effects, {unknown} of unknown outcome, {failed} messages failed with a reason"
+        )
+    }
+}
+
+/// Panics with what is not as promised.
+pub(crate) async fn check(mesh: &Mesh, jobs: &[Job]) -> Told {
+    let mut told = Told::default();
+    for job in jobs {
+        conversation(job, &mut told).await;
+    }
+    nothing_is_left(mesh).await;
+    told
+}
+
+async fn conversation(job: &Job, told: &mut Told) {
+    let task = job.conversation.settled().await.status.unwrap();
+    let transcript = job.conversation.transcript().await;
+    let said: Vec<&str> = job.said.iter().map(String::as_str).collect();
+    // Every message once and in order, each answered, and every script with its result.
+    transcript.check(&said);
+    told.messages += said.len();
+    for message in &transcript.messages {
+        let error = status(message).error;
+        told.failed += usize::from(!error.is_empty());
+    }
+    effects(job, &transcript, told);
+    // Those who follow have seen the same, without a gap and nothing twice.
+    check_order(&job.recorder.until_sequence(task.event_sequence).await);
+    let why = job.conversation.explain().await.unwrap();
+    assert_eq!(why.phase(), TaskPhase::AwaitInput, "{why:?}");
+    assert!(why.waiting_for.contains("a message from a user"), "{why:?}");
+}
+
+/// No effect twice, and none missing without a word.
+fn effects(job: &Job, transcript: &Transcript, told: &mut Told) {
+    let mut times: BTreeMap<String, usize> = BTreeMap::new();
+    let log = std::fs::read_to_string(job.folder.join("effects.log")).unwrap_or_default();
+    for line in log.lines() {
+        *times.entry(line.to_owned()).or_default() += 1;
+    }
+    if let Ok(made) = std::fs::read_dir(job.folder.join("made")) {
+        for file in made {
+            *times.entry(file.unwrap().file_name().into_string().unwrap()).or_default() += 1;
+        }
+    }
+    let twice: Vec<_> = times.iter().filter(|(_, times)| **times > 1).collect();
+    assert!(twice.is_empty(), "effects happened twice: {twice:?}\n{}", transcript.show());
+    told.effects += times.len();
+    let results = transcript.results();
+    for message in &job.said {
+        let expected = (1..=EFFECTS).map(|n| format!("{message}.{n}"));
+        let missing: BTreeSet<String> = expected.filter(|effect| !times.contains_key(effect)).collect();
+        let unknown = results.iter().find_map(|result| {
+            let (_, list) = result.output.split_once(&format!("unknown of {message}: "))?;
+            let list: Vec<usize> = serde_json::from_str(list.split_once('.')?.0).ok()?;
+            Some(list.into_iter().map(|n| format!("{message}.{n}")).collect::<BTreeSet<_>>())
+        });
+        match unknown {
+            Some(unknown) => {
+                told.unknown += unknown.len();
+                let silent: Vec<_> = missing.difference(&unknown).collect();
+                assert!(silent.is_empty(), "effects are missing without a word: {silent:?}\n{}", transcript.show());
+            }
+            // The script did not get to its end: then its result, or the message, says why.
+            None => {
+                let said = results.iter().any(|result| !result.error.is_empty())
+                    || transcript.messages.iter().any(|message| !status(message).error.is_empty());
+                assert!(said, "the script of {message} has no result, and nobody says why\n{}", transcript.show());
+            }
+        }
+    }
+}
+
+/// No message waits for anybody, and none could not be understood.
+async fn nothing_is_left(mesh: &Mesh) {
+    until("the queues to be empty", PATIENCE, async || {
+        let mut left = BTreeMap::new();
+        for stream in [Stream::Task, Stream::Model, Stream::Code] {
+            let messages = mesh.nats.messages(stream).await;
+            if messages > 0 {
+                left.insert(stream.name(), messages);
+            }
+        }
+        if left.is_empty() { Ok(()) } else { Err(left) }
+    })
+    .await;
+    let letters = mesh.bus().await.dead_letters(0, 100).await.unwrap();
+    assert_eq!(letters, [], "messages could not be understood");
+}

@@ -1,0 +1,71 @@
+//! What is worked on meanwhile: conversations whose every message has side effects.
+
+use std::path::PathBuf;
+
+use construct_tests::{client::Conversation, mesh::Mesh, recorder::Recorder};
+use serde_json::{Value, json};
+
+/// Conversations at the same time.
+const CONVERSATIONS: usize = 5;
+/// Messages of each.
+const MESSAGES: usize = 4;
+/// Side effects of each message.
+pub(crate) const EFFECTS: usize = 6;
+
+/// One conversation.
+pub(crate) struct Job {
+    pub(crate) conversation: Conversation,
+    pub(crate) recorder: Recorder,
+    pub(crate) folder: PathBuf,
+    pub(crate) said: Vec<String>,
+}
+
+/// Each effect is a line or a file of its own, named after the message. What is not known is taken down, as the model is asked to.
+fn script() -> Value {
+    let code = [
+        "const message = {{json last_user_text}}, unknown = [];",
+        "const effect = async n => {",
+        "  try {",
+        "    if (n % 3 === 0) await tools.create_file(`made/${message}.${n}`, 'made');",
+        "    else await tools.execute_command(`echo ${message}.${n} >> effects.log; sleep 0.0${n}`);",
+        "  } catch (error) {",
+        "    if (error.name !== 'OutcomeUnknown') throw error;",
+        "    unknown.push(n);",
+        "  }",
+        "};",
+        "for (let n = 1; n <= 3; n++) await effect(n);",
+        "await Promise.all([4, 5, 6].map(effect));",
+        "`unknown of ${message}: ${JSON.stringify(unknown)}.`",
+    ];
+    json!({"count": "since_user", "turns": [
+        {"text": "I shall do that now.", "tokens_per_second": 40, "code": [code]},
+        {"text": "Done. {{last_result}}", "tokens_per_second": 80},
+    ]})
+}
+
+/// Begins all conversations.
+pub(crate) async fn begin(mesh: &Mesh) -> Vec<Job> {
+    mesh.scripted_agent("worker", &script()).await.unwrap();
+    let mut jobs = Vec::new();
+    for n in 0..CONVERSATIONS {
+        let folder = mesh.folder(&format!("job-{n}")).unwrap();
+        let conversation = mesh.client().unwrap().begin("worker", Some(&folder)).await.unwrap();
+        let recorder = conversation.record();
+        let said = (0..MESSAGES).map(|m| format!("m{m}")).collect();
+        jobs.push(Job { conversation, recorder, folder, said });
+    }
+    jobs
+}
+
+/// Sends everything: some messages while the one before them is worked on, some after.
+pub(crate) async fn speak(jobs: &[Job]) {
+    let speaking = jobs.iter().map(async |job| {
+        for (n, text) in job.said.iter().enumerate() {
+            job.conversation.say(text).await;
+            if n % 2 == 1 {
+                job.conversation.settled().await;
+            }
+        }
+    });
+    futures::future::join_all(speaking).await;
+}

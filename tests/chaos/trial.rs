@@ -1,0 +1,222 @@
+//! One trial.
+
+use std::time::Duration;
+
+use construct_bus::{Bus, RawMessage, subject};
+use construct_proto::mesh::v1::ReconcilerBeat;
+use construct_tests::{
+    mesh::{Mesh, Service},
+    proxy::{Proxy, authority},
+};
+use futures::StreamExt as _;
+use tokio::{
+    task::AbortHandle,
+    time::{Instant, sleep, sleep_until},
+};
+
+use crate::{
+    check::{self, Told},
+    load::{self, Job},
+    plan::{Disturbance, Plan, Random, Server, ZONES},
+};
+
+/// Of so many wakes and results one comes twice, the second time late.
+const DUPLICATED: u64 = 4;
+/// Services with two processes.
+const REPLICATED: [Service; 3] = [Service::Reconciler, Service::Interpreter, Service::Providers];
+
+/// A network: the ways to the servers.
+struct Zone {
+    nats: Proxy,
+    database: Proxy,
+}
+
+struct Trial {
+    mesh: Mesh,
+    zones: Vec<Zone>,
+    random: Random,
+    replicas: Vec<(Service, usize)>,
+    lies: Vec<AbortHandle>,
+}
+
+/// Does what is planned while there is work to do, and checks what came of it.
+pub(crate) async fn run(plan: &Plan) -> Told {
+    let mut trial = Trial::start(plan.seed).await;
+    let jobs = load::begin(&trial.mesh).await;
+    let twice = duplicate(trial.mesh.bus().await, plan.seed);
+    let disturbing = async {
+        for (pause, disturbance) in &plan.disturbances {
+            sleep(*pause).await;
+            trial.disturb(disturbance).await;
+            explained(&jobs).await;
+        }
+        trial.repair().await;
+    };
+    tokio::join!(load::speak(&jobs), disturbing);
+    twice.abort();
+    check::check(&trial.mesh, &jobs).await
+}
+
+/// Whoever can be asked says why it does not go on, and when it will be looked at again.
+async fn explained(jobs: &[Job]) {
+    for job in jobs {
+        let asked = tokio::time::timeout(Duration::from_millis(300), job.conversation.explain()).await;
+        let Ok(Ok(why)) = asked else { continue };
+        assert!(!why.waiting_for.is_empty() && !why.released_by.is_empty(), "{why:?}");
+        let waits_for_people = why.waiting_for.contains("a message from a user");
+        assert!(waits_for_people || why.next_wake.is_some(), "nobody will look at it again: {why:?}");
+    }
+}
+
+impl Trial {
+    async fn start(seed: u64) -> Self {
+        let mesh = Mesh::prepare(&[]).await.unwrap();
+        let mut zones = Vec::new();
+        for _ in 0..ZONES {
+            let nats = Proxy::start(&authority(mesh.nats.url())).await.unwrap();
+            let database = Proxy::start(&authority(mesh.database.url())).await.unwrap();
+            zones.push(Zone { nats, database });
+        }
+        let mut trial = Self { mesh, zones, random: Random::new(!seed), replicas: Vec::new(), lies: Vec::new() };
+        trial.enter_zone(0);
+        trial.mesh.start_services().await.unwrap();
+        trial.enter_zone(1);
+        for service in REPLICATED {
+            let replica = trial.mesh.replicate(service).await.unwrap();
+            trial.replicas.push((service, replica));
+        }
+        trial
+    }
+
+    /// Whatever is started next is in this network.
+    fn enter_zone(&mut self, zone: usize) {
+        let Zone { nats, database } = &self.zones[zone];
+        let (nats, database) = (nats.instead_of(self.mesh.nats.url()), database.instead_of(self.mesh.database.url()));
+        self.mesh.set("CONSTRUCT_NATS_URL", nats);
+        self.mesh.set("CONSTRUCT_DATABASE_URL", database);
+    }
+
+    fn enter_any_zone(&mut self) {
+        let zone = self.random.below(ZONES as u64) as usize;
+        self.enter_zone(zone);
+    }
+
+    async fn disturb(&mut self, disturbance: &Disturbance) {
+        match *disturbance {
+            Disturbance::Kill(service, away) => {
+                self.mesh.kill(service).unwrap();
+                sleep(away).await;
+                self.enter_any_zone();
+                self.mesh.spawn(service).unwrap();
+            }
+            Disturbance::KillReplica(service, away) => {
+                let at = self.replicas.iter().position(|(of, _)| *of == service);
+                if let Some(at) = at {
+                    let (_, replica) = self.replicas.remove(at);
+                    self.mesh.kill_replica(replica).unwrap();
+                }
+                sleep(away).await;
+                self.enter_any_zone();
+                let replica = self.mesh.spawn_replica(service).unwrap();
+                self.replicas.push((service, replica));
+            }
+            Disturbance::Restart(service) => {
+                // It may be cut off and so unable to end in good order; that it ends is all that counts.
+                let _ = self.mesh.stop(service).await;
+                self.enter_any_zone();
+                self.mesh.spawn(service).unwrap();
+            }
+            Disturbance::KillNats(away) => {
+                self.mesh.nats.kill();
+                sleep(away).await;
+                self.mesh.nats.restart().await;
+            }
+            Disturbance::FreezeNats(length) => {
+                self.mesh.nats.pause();
+                sleep(length).await;
+                self.mesh.nats.resume();
+            }
+            Disturbance::CrashPostgreSql => self.mesh.database.crash().await,
+            Disturbance::Cut(zone, server, length) => {
+                let proxy = self.proxy(zone, server);
+                proxy.cut();
+                sleep(length).await;
+                self.proxy(zone, server).restore();
+            }
+            Disturbance::Hold(zone, server, length) => {
+                self.proxy(zone, server).hold();
+                sleep(length).await;
+                self.proxy(zone, server).restore();
+            }
+            Disturbance::Slow(zone, server, delay, length) => {
+                self.proxy(zone, server).slow(delay);
+                sleep(length).await;
+                self.proxy(zone, server).restore();
+            }
+            Disturbance::Lie(length) => {
+                let bus = self.mesh.bus().await;
+                self.lies.push(tokio::spawn(lie(bus, length)).abort_handle());
+            }
+        }
+    }
+
+    fn proxy(&self, zone: usize, server: Server) -> &Proxy {
+        match server {
+            Server::Nats => &self.zones[zone].nats,
+            Server::PostgreSql => &self.zones[zone].database,
+        }
+    }
+
+    /// From here on nothing goes wrong any more.
+    async fn repair(&mut self) {
+        for lie in self.lies.drain(..) {
+            lie.abort();
+        }
+        self.mesh.start_services().await.unwrap();
+    }
+}
+
+/// Tells each reconciler, as soon as another one says that it lives, that it leaves.
+async fn lie(bus: Bus, length: Duration) {
+    let end = Instant::now() + length;
+    let Ok(mut beats) = bus.hear_beats().await else { return };
+    loop {
+        tokio::select! {
+            () = sleep_until(end) => return,
+            beat = beats.next() => {
+                let Some(beat) = beat else { return };
+                let address = subject::ReconcilerBeat { instance: beat.instance.clone() };
+                if !beat.leaves {
+                    let _ = bus.tell_beat(&address, &ReconcilerBeat { leaves: true, ..beat }).await;
+                }
+            }
+        }
+    }
+}
+
+/// Has some wakes and results come twice, and out of order.
+fn duplicate(bus: Bus, seed: u64) -> AbortHandle {
+    let mut random = Random::new(seed.rotate_left(32));
+    let duplicating = async move {
+        let Ok(mut messages) = bus.tap("construct.v1.cmd.task.>").await else { return };
+        let mut done: Vec<RawMessage> = Vec::new();
+        while let Some(message) = messages.next().await {
+            // What was sent from here comes by here.
+            if let Some(at) = done.iter().position(|sent| sent.payload == message.payload) {
+                done.swap_remove(at);
+                continue;
+            }
+            if random.below(DUPLICATED) > 0 {
+                continue;
+            }
+            let late = Duration::from_millis(random.below(2_000));
+            done.push(message.clone());
+            let bus = bus.clone();
+            tokio::spawn(async move {
+                sleep(late).await;
+                let _ = bus.publish_again(&message).await;
+            });
+        }
+    };
+    tokio::spawn(duplicating).abort_handle()
+}
