@@ -17,6 +17,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         "construct/v1/model_token.proto",
         "construct/v1/policy.proto",
         "construct/v1/recovery.proto",
+        "construct/v1/schedule.proto",
         "construct/v1/secret.proto",
         "construct/v1/task.proto",
         "construct/mesh/v1/membership.proto",

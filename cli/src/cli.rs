@@ -61,6 +61,9 @@ enum Command {
     Budget(entity::budget::BudgetCommand),
     /// What was spent, and on what.
     Costs(costs::CostsArgs),
+    /// Schedules: messages that are sent by the clock.
+    #[command(subcommand)]
+    Schedule(entity::schedule::ScheduleCommand),
     /// Secrets that scripts use without seeing them.
     #[command(subcommand)]
     Secret(entity::secret::SecretCommand),
@@ -109,6 +112,7 @@ impl Cli {
             Command::ModelProvider(command) => Box::pin(command.run(&gateway)).await.map(done),
             Command::Budget(command) => Box::pin(command.run(&gateway)).await.map(done),
             Command::Costs(args) => Box::pin(args.run(&gateway)).await.map(done),
+            Command::Schedule(command) => Box::pin(command.run(&gateway)).await.map(done),
             Command::Secret(command) => Box::pin(command.run(&gateway)).await.map(done),
             Command::Token(command) => Box::pin(command.run(&gateway)).await.map(done),
             Command::Dead(command) => Box::pin(command.run(&gateway)).await.map(done),
@@ -160,6 +164,10 @@ mod tests {
             "construct dead redrive 8",
             "construct task retry task_1",
             "construct model catalogue anthropic",
+            "construct schedule create morning --agent demo --cron 0_9_*_*_1 --time-zone Europe/Berlin words",
+            "construct message create task_1 --interrupt words",
+            "construct task rewind task_1 msg_1 --keep",
+            "construct task fork task_1 msg_1",
             "construct token create --model m --model n --budget 2 --expires 30m",
         ] {
             assert!(Cli::try_parse_from(line.split(' ')).is_ok(), "{line}");
@@ -178,6 +186,9 @@ mod tests {
             "construct budget create 5 --agent a --task task_1",
             "construct exec --task task_1 --budget 1 words",
             "construct token create --budget 2",
+            "construct schedule create s --agent a --task t --cron x words",
+            "construct schedule create s --agent a words",
+            "construct schedule create s --task t --title x --cron x words",
         ] {
             let error = Cli::try_parse_from(line.split(' ')).expect_err(line);
             assert_eq!(error.exit_code(), 2, "{line}");

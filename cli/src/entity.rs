@@ -6,6 +6,7 @@ pub(crate) mod budget;
 pub(crate) mod message;
 pub(crate) mod model;
 pub(crate) mod model_provider;
+pub(crate) mod schedule;
 pub(crate) mod secret;
 pub(crate) mod task;
 pub(crate) mod token;

@@ -7,8 +7,8 @@ use construct_proto::v1::{
     budget_service_client::BudgetServiceClient, event_service_client::EventServiceClient,
     message_service_client::MessageServiceClient, model_provider_service_client::ModelProviderServiceClient,
     model_service_client::ModelServiceClient, model_token_service_client::ModelTokenServiceClient,
-    recovery_service_client::RecoveryServiceClient, secret_service_client::SecretServiceClient,
-    task_service_client::TaskServiceClient,
+    recovery_service_client::RecoveryServiceClient, schedule_service_client::ScheduleServiceClient,
+    secret_service_client::SecretServiceClient, task_service_client::TaskServiceClient,
 };
 use tonic::{
     Status,
@@ -86,6 +86,10 @@ impl Gateway {
 
     pub(crate) fn model_tokens(&self) -> ModelTokenServiceClient<Channel> {
         ModelTokenServiceClient::new(self.channel.clone())
+    }
+
+    pub(crate) fn schedules(&self) -> ScheduleServiceClient<Channel> {
+        ScheduleServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_ANSWER)
     }
 
     pub(crate) fn secrets(&self) -> SecretServiceClient<Channel> {

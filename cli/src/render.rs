@@ -87,6 +87,9 @@ impl Renderer {
             Some(Payload::Secret(secret)) => {
                 self.entity(event, secret.spec.as_ref().map_or("", |spec| spec.name.as_str()), sink)
             }
+            Some(Payload::Schedule(schedule)) => {
+                self.entity(event, schedule.spec.as_ref().map_or("", |spec| spec.name.as_str()), sink)
+            }
             Some(Payload::Budget(budget)) => {
                 self.entity(event, budget.metadata.as_ref().map_or("", |metadata| metadata.id.as_str()), sink)
             }

@@ -99,9 +99,13 @@ async fn lists_are_filtered_ordered_and_paged() {
         assert_eq!(list(any, "", size).await, up);
         assert_eq!(list(any, "position desc", size).await, down);
     }
-    let users = v1::list_messages_request::Filter { source: MessageSource::User.into(), after_position: 0 };
+    let users = v1::list_messages_request::Filter { source: MessageSource::User.into(), ..Default::default() };
     assert_eq!(list(users, "", 2).await, [1, 5, 9]);
-    let rest = v1::list_messages_request::Filter { source: MessageSource::Assistant.into(), after_position: 6 };
+    let rest = v1::list_messages_request::Filter {
+        source: MessageSource::Assistant.into(),
+        after_position: 6,
+        ..Default::default()
+    };
     assert_eq!(list(rest, "position desc", 1).await, [12, 10, 8]);
 }
 

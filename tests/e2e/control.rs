@@ -8,7 +8,7 @@ use construct_tests::{
     client::{Conversation, PATIENCE, file_when, id},
     mesh::{Mesh, Service},
     recorder::check_order,
-    transcript::{self, Transcript, status, text},
+    transcript::{Transcript, status, text},
     wait::until,
 };
 use serde_json::json;
@@ -224,7 +224,7 @@ async fn a_conversation_is_taken_back_changed_and_copied() {
         .await
         .messages
         .iter()
-        .map(|message| transcript::status(message).usage.unwrap_or_default().cost_pico_usd)
+        .map(|message| status(message).usage.unwrap_or_default().cost_pico_usd)
         .sum();
     assert_eq!(task.status.unwrap().usage.unwrap_or_default().cost_pico_usd, spent);
 }

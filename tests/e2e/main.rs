@@ -17,6 +17,7 @@ mod outage;
 mod proxy;
 mod recovery;
 mod scale;
+mod schedules;
 mod secrets;
 mod turn;
 mod vendors;

@@ -85,6 +85,8 @@ ids! {
     ModelProviderId, "provider", "model provider";
     /// A tenant.
     OrganizationId, "org", "organization";
+    /// A message that is sent by the clock.
+    ScheduleId, "schedule", "schedule";
     /// A secret that scripts may use without seeing it.
     SecretId, "secret", "secret";
     /// One model call or one execution of scripts.

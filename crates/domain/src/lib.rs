@@ -11,10 +11,12 @@ pub mod message;
 pub mod money;
 pub mod partition;
 pub mod policy;
+pub mod schedule;
 pub mod secret;
 pub mod task;
 
 pub use decide::decide;
 pub use id::{
-    AgentId, ApprovalId, BudgetId, MessageId, ModelId, ModelProviderId, OrganizationId, SecretId, StepId, TaskId,
+    AgentId, ApprovalId, BudgetId, MessageId, ModelId, ModelProviderId, OrganizationId, ScheduleId, SecretId, StepId,
+    TaskId,
 };

@@ -140,6 +140,10 @@ fn constraint(name: &str, deleting: bool) -> Option<Error> {
         "model_providers_pkey" => taken("model provider", "id"),
         "models_name_key" => taken("model", "name"),
         "models_pkey" => taken("model", "id"),
+        "schedules_name_key" => taken("schedule", "name"),
+        "schedules_pkey" => taken("schedule", "id"),
+        "schedules_task_fkey" => reference("task", "schedule"),
+        "schedules_agent_fkey" => reference("agent", "schedule"),
         "secrets_name_key" => taken("secret", "name"),
         "secrets_pkey" => taken("secret", "id"),
         "tasks_pkey" => taken("task", "id"),
@@ -159,6 +163,7 @@ fn constraint(name: &str, deleting: bool) -> Option<Error> {
         | "model_providers_organization_fkey"
         | "models_organization_fkey"
         | "reservations_organization_fkey"
+        | "schedules_organization_fkey"
         | "secrets_organization_fkey"
         | "step_usage_organization_fkey"
         | "tasks_organization_fkey" => Some(Error::NotFound { what: "organization" }),

@@ -24,6 +24,7 @@ mod model_provider;
 mod page;
 mod reservation;
 mod routing;
+mod schedule;
 mod seal;
 mod secret;
 mod store;
@@ -52,6 +53,9 @@ pub use model_provider::{
 pub use page::{Cursor, CursorValue, Key, Order, Page};
 pub use reservation::{CallReport, CallReservation, StepReservation, Tidied};
 pub use routing::{Fallback, KeyLimits};
+pub use schedule::{
+    Fired, NewSchedule, RUNS_KEPT, RunOutcome, Schedule, ScheduleChanges, ScheduleFilter, ScheduleRun, Target, Told,
+};
 pub use seal::{Error as SealError, Keyring, SealedSecret};
 pub use secret::{Bindings, NewSecret, Secret, SecretChanges};
 pub use store::{PoolOptions, Store};

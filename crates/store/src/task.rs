@@ -6,7 +6,7 @@ mod fork;
 mod park;
 pub(crate) mod rewind;
 mod statement;
-mod write;
+pub(crate) mod write;
 
 use std::collections::BTreeMap;
 

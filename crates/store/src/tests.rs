@@ -9,6 +9,7 @@ mod events;
 mod memory;
 mod messages;
 mod pages;
+mod schedules;
 mod tasks;
 mod writes;
 

@@ -8,12 +8,13 @@ use construct_domain::{
     message::{self, Block, Source},
     money::{LongContext, Prices, Rates, Usage},
     policy::{Action, Rule},
+    schedule::{Missed, Timing},
     task::{Phase, TaskError, TurnOutcome},
 };
 use construct_proto::v1;
 use construct_store::{
     Agent, Bindings, Budget, CostRow, Fallback, Model, ModelParameters, ModelProvider, ModelProviderKind, PricesSource,
-    Secret, StoredApproval, StoredMessage, StoredTask, ThinkingEffort,
+    RunOutcome, Schedule, ScheduleRun, Secret, StoredApproval, StoredMessage, StoredTask, Target, ThinkingEffort,
 };
 use jiff::Timestamp;
 
@@ -325,6 +326,75 @@ pub fn model_provider(provider: &ModelProvider) -> v1::ModelProvider {
             api_key_set: provider.key.is_some(),
             encryption_key_id: provider.key.as_ref().map(|key| key.key_id.clone()).unwrap_or_default(),
         }),
+    }
+}
+
+/// A schedule as clients see it.
+pub fn schedule(schedule: &Schedule) -> v1::Schedule {
+    let times = (schedule.created_at, schedule.updated_at);
+    let (at, cron, time_zone) = match &schedule.timing {
+        Timing::At(at) => (Some(time(*at)), String::new(), String::new()),
+        Timing::Cron { pattern, time_zone } => (None, pattern.clone(), time_zone.clone()),
+    };
+    let (task, agent) = match schedule.target {
+        Target::Task(task) => (task.to_string(), None),
+        Target::Agent(agent) => (String::new(), Some(agent)),
+    };
+    v1::Schedule {
+        metadata: metadata(schedule.id, schedule.organization, times, schedule.revision),
+        spec: Some(v1::ScheduleSpec {
+            name: schedule.name.clone(),
+            task,
+            agent: schedule.agent_name.clone(),
+            blocks: schedule.content.blocks.iter().map(block).collect(),
+            priority: if schedule.interrupts { v1::MessagePriority::Interrupt } else { v1::MessagePriority::AfterTurn }
+                .into(),
+            title: schedule.title.clone(),
+            workspace: schedule.workspace.clone(),
+            at,
+            cron,
+            time_zone,
+            missed_runs: match schedule.missed {
+                Missed::Skip => v1::MissedRuns::Skip,
+                Missed::Once => v1::MissedRuns::Once,
+                Missed::All => v1::MissedRuns::All,
+            }
+            .into(),
+        }),
+        status: Some(v1::ScheduleStatus {
+            paused: schedule.paused,
+            next_run: schedule.next_run.map(time),
+            last_run: schedule.last_run.map(time),
+            last_error: schedule.last_error.clone().unwrap_or_default(),
+            agent_id: agent.map(|agent| agent.to_string()).unwrap_or_default(),
+        }),
+    }
+}
+
+/// None for `UNSPECIFIED`.
+pub fn to_missed(missed: v1::MissedRuns) -> Option<Missed> {
+    match missed {
+        v1::MissedRuns::Unspecified => None,
+        v1::MissedRuns::Skip => Some(Missed::Skip),
+        v1::MissedRuns::Once => Some(Missed::Once),
+        v1::MissedRuns::All => Some(Missed::All),
+    }
+}
+
+/// A run of a schedule as clients see it.
+pub fn schedule_run(run: &ScheduleRun) -> v1::ScheduleRun {
+    v1::ScheduleRun {
+        due: Some(time(run.due)),
+        outcome: match run.outcome {
+            RunOutcome::Sent => v1::ScheduleRunOutcome::Sent,
+            RunOutcome::PassedOver => v1::ScheduleRunOutcome::PassedOver,
+            RunOutcome::Failed => v1::ScheduleRunOutcome::Failed,
+        }
+        .into(),
+        time: Some(time(run.created_at)),
+        task: run.task.map(|task| task.to_string()).unwrap_or_default(),
+        message: run.message.map(|message| message.to_string()).unwrap_or_default(),
+        error: run.error.clone().unwrap_or_default(),
     }
 }
 

@@ -256,6 +256,7 @@ keyed! {
     CreateMessageRequest,
     CreateModelProviderRequest,
     CreateModelRequest,
+    CreateScheduleRequest,
     CreateSecretRequest,
     CreateTaskRequest,
     DecideApprovalRequest,
@@ -264,10 +265,13 @@ keyed! {
     DeleteMessageRequest,
     DeleteModelProviderRequest,
     DeleteModelRequest,
+    DeleteScheduleRequest,
     DeleteSecretRequest,
     DeleteTaskRequest,
     EditMessageRequest,
     ForkTaskRequest,
+    PauseScheduleRequest,
+    ResumeScheduleRequest,
     ResumeTaskRequest,
     RetryTaskRequest,
     RewindTaskRequest,
@@ -277,6 +281,7 @@ keyed! {
     UpdateMessageRequest,
     UpdateModelProviderRequest,
     UpdateModelRequest,
+    UpdateScheduleRequest,
     UpdateSecretRequest,
     UpdateTaskRequest,
 }
@@ -300,6 +305,6 @@ mod tests {
                 writes += usize::from(keyed);
             }
         }
-        assert_eq!(writes, 29, "each of them stands in the table of this module");
+        assert_eq!(writes, 34, "each of them stands in the table of this module");
     }
 }

@@ -29,6 +29,7 @@ mod pools;
 mod providers;
 mod publish;
 mod recovery;
+mod schedules;
 mod secrets;
 mod server;
 mod status;

@@ -9,8 +9,8 @@ use construct_proto::{
         budget_service_server::BudgetServiceServer, event_service_server::EventServiceServer,
         message_service_server::MessageServiceServer, model_provider_service_server::ModelProviderServiceServer,
         model_service_server::ModelServiceServer, model_token_service_server::ModelTokenServiceServer,
-        recovery_service_server::RecoveryServiceServer, secret_service_server::SecretServiceServer,
-        task_service_server::TaskServiceServer,
+        recovery_service_server::RecoveryServiceServer, schedule_service_server::ScheduleServiceServer,
+        secret_service_server::SecretServiceServer, task_service_server::TaskServiceServer,
     },
 };
 use construct_runtime::Context;
@@ -41,7 +41,7 @@ const STREAMS_PER_CONNECTION: u32 = 1024;
 /// holds its subscriptions no longer than both together.
 const KEEPALIVE: Duration = Duration::from_secs(20);
 
-const SERVICES: [&str; 11] = [
+const SERVICES: [&str; 12] = [
     AgentServiceServer::<Api>::NAME,
     ApprovalServiceServer::<Api>::NAME,
     BudgetServiceServer::<Api>::NAME,
@@ -51,6 +51,7 @@ const SERVICES: [&str; 11] = [
     ModelServiceServer::<Api>::NAME,
     ModelTokenServiceServer::<Api>::NAME,
     RecoveryServiceServer::<Api>::NAME,
+    ScheduleServiceServer::<Api>::NAME,
     SecretServiceServer::<Api>::NAME,
     TaskServiceServer::<Api>::NAME,
 ];
@@ -91,6 +92,7 @@ pub(crate) async fn spawn(api: Api, listener: TcpListener, context: &Context) ->
         .add_service(limited!(ModelServiceServer, api))
         .add_service(limited!(ModelTokenServiceServer, api))
         .add_service(limited!(RecoveryServiceServer, api))
+        .add_service(limited!(ScheduleServiceServer, api))
         .add_service(limited!(SecretServiceServer, api))
         .add_service(limited!(TaskServiceServer, api))
         // Deltas are small and wanted at once: compressing them one by one would cost time and save nothing.

@@ -19,6 +19,7 @@ mod park;
 mod placement;
 mod prompt;
 mod record;
+mod schedules;
 mod share;
 mod slots;
 mod spending;
@@ -117,11 +118,13 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
         store: store.clone(),
         bus: bus.clone(),
         catalogue: Catalogue::new(bus.clone()),
-        announcer,
+        announcer: announcer.clone(),
         lifecycle: lifecycle.clone(),
         token_keys: common.token_keys()?.map(Arc::new),
     });
     spending::spawn(&store, &bus, lifecycle);
+    let clock = schedules::Clock { store: store.clone(), bus: bus.clone(), announcer: announcer.clone() };
+    lifecycle.spawn("schedules", clock.run(config.reconciler_sweep_interval, lifecycle.draining()));
     lifecycle.spawn("census", census::answer(store.clone(), bus.clone(), lifecycle.draining()));
     let (sharing, share) = watch::channel(Share::NONE);
     let concurrency = config.reconciler_concurrency;

@@ -2,6 +2,8 @@
 //! for counters; each raises `intents`, so that the reconciler looks even when the wake is lost.
 
 use construct_domain::{AgentId, TaskId};
+use sqlx::PgConnection;
+use uuid::Uuid;
 
 use crate::{
     Error, NewTask, Rendered, Store, StoredTask, TaskChanges, Write, Written,
@@ -232,13 +234,18 @@ impl Store {
 }
 
 pub(super) async fn task_reload(writer: &mut Writer<'_>, id: TaskId) -> Result<StoredTask, Error> {
-    select_counted!(
-        ["WHERE t.organization_id = $1 AND t.id = $2 AND t.deleted_at IS NULL"],
-        writer.organization(),
-        id.uuid(),
-    )
-    .fetch_optional(&mut *writer.transaction)
-    .await?
-    .ok_or(Error::NotFound { what: WHAT })?
-    .try_into()
+    let organization = writer.organization();
+    task_read(&mut writer.transaction, organization, id).await
+}
+
+pub(crate) async fn task_read(
+    connection: &mut PgConnection,
+    organization: Uuid,
+    id: TaskId,
+) -> Result<StoredTask, Error> {
+    select_counted!(["WHERE t.organization_id = $1 AND t.id = $2 AND t.deleted_at IS NULL"], organization, id.uuid(),)
+        .fetch_optional(connection)
+        .await?
+        .ok_or(Error::NotFound { what: WHAT })?
+        .try_into()
 }

@@ -5,6 +5,7 @@ mod model_tokens;
 mod money;
 mod policies;
 mod recovery;
+mod schedules;
 mod secrets;
 mod tasks;
 
@@ -16,6 +17,7 @@ pub(crate) use model_tokens::create_model_token;
 pub(crate) use money::{budget, create_budget, get_costs, list_budgets, list_catalogue_models, update_budget};
 pub(crate) use policies::{decide_approval, get_approval, list_approvals};
 pub(crate) use recovery::list_dead_letters;
+pub(crate) use schedules::{create_schedule, list_schedules, schedule, timing, update_schedule};
 pub(crate) use secrets::{create_secret, delete_secret, get_secret, list_secrets, secret_fits, update_secret};
 pub(crate) use tasks::{
     cancel_task, change_message, create_message, create_task, edit_message, fork_task, list_messages, list_tasks,

@@ -138,7 +138,7 @@ pub(crate) fn list_tasks(
     violations.finish().map(|()| (page, TaskFilter { phase, created_after, created_before }))
 }
 
-fn workspace(violations: &mut Violations, field: &str, path: &str) {
+pub(super) fn workspace(violations: &mut Violations, field: &str, path: &str) {
     if path.is_empty() {
         return;
     }
@@ -147,12 +147,16 @@ fn workspace(violations: &mut Violations, field: &str, path: &str) {
     violations.require(!path.split('/').any(|part| part == ".."), field, || "must not contain `..`".into());
 }
 
-fn title(violations: &mut Violations, field: &str, title: &str) {
+pub(super) fn title(violations: &mut Violations, field: &str, title: &str) {
     violations.chars(field, title, TITLE_CHARS);
     violations.one_line(field, title);
 }
 
-fn timestamp(violations: &mut Violations, field: &str, time: Option<&prost_types::Timestamp>) -> Option<Timestamp> {
+pub(super) fn timestamp(
+    violations: &mut Violations,
+    field: &str,
+    time: Option<&prost_types::Timestamp>,
+) -> Option<Timestamp> {
     let time = time?;
     let read =
         (0..1_000_000_000).contains(&time.nanos).then(|| Timestamp::new(time.seconds, time.nanos).ok()).flatten();
@@ -200,7 +204,7 @@ pub(crate) fn change_message(message: &str, idempotency_key: &str) -> Result<Mes
 
 /// Users write text and show images and files. Calls and results come from the model and the interpreter only: a user
 /// who could write them could make the model believe that something was done.
-fn blocks(violations: &mut Violations, field: &str, blocks: &[Block]) {
+pub(super) fn blocks(violations: &mut Violations, field: &str, blocks: &[Block]) {
     violations
         .require(blocks.len() <= BLOCKS, field, || format!("must have at most {BLOCKS} blocks, has {}", blocks.len()));
     let (mut bytes, mut attached, mut said) = (0_usize, 0_usize, false);

@@ -34,7 +34,7 @@ async fn stops(world: &mut World, place: &str, entries: usize) -> CodeInterprete
     println!("stopped in {place}: ended after {ended:?}, nothing of it was left after {gone:?}");
     assert!(gone < PROMPT, "{place}: {gone:?}");
     match end {
-        End::Outcome(step_result::Outcome::Cancelled(Cancelled { reason, mut results })) => {
+        End::Outcome(step_result::Outcome::Cancelled(Cancelled { reason, mut results, .. })) => {
             assert_eq!(reason, "enough");
             results.remove(0)
         }

@@ -1,0 +1,348 @@
+//! Messages that are sent by the clock: as people keep them here, as they are made due in [`fire`].
+
+mod fire;
+mod write;
+
+use jiff::Timestamp;
+use serde_json::Value;
+use uuid::Uuid;
+
+use construct_domain::{
+    AgentId, MessageId, OrganizationId, ScheduleId, TaskId,
+    message::Content,
+    schedule::{Missed, Timing},
+};
+
+use crate::{Cursor, Error, Key, Page, Store, time::option};
+
+pub use fire::{Fired, Told};
+
+const WHAT: &str = "schedule";
+
+/// Runs of a schedule that are remembered; older ones are forgotten.
+pub const RUNS_KEPT: u32 = 100;
+
+/// A schedule.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Schedule {
+    /// Its id.
+    pub id: ScheduleId,
+    /// Whose.
+    pub organization: OrganizationId,
+    /// Unique in the organisation.
+    pub name: String,
+    /// Whom the message is for.
+    pub target: Target,
+    /// The name of the agent, when it is for one.
+    pub agent_name: String,
+    /// What is sent.
+    pub content: Content,
+    /// Whether the message ends the turn that runs instead of waiting for its end.
+    pub interrupts: bool,
+    /// Of tasks that are begun.
+    pub title: String,
+    /// Of tasks that are begun.
+    pub workspace: String,
+    /// When it is due.
+    pub timing: Timing,
+    /// What becomes of runs that were missed.
+    pub missed: Missed,
+    /// Whether a person has paused it.
+    pub paused: bool,
+    /// The next run; none: it is over.
+    pub next_run: Option<Timestamp>,
+    /// When the last run was due that was made.
+    pub last_run: Option<Timestamp>,
+    /// Why the last run failed.
+    pub last_error: Option<String>,
+    /// Rises with every change.
+    pub revision: i64,
+    /// When it was created.
+    pub created_at: Timestamp,
+    /// When it last changed, or a run was made.
+    pub updated_at: Timestamp,
+}
+
+/// Whom a schedule is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Target {
+    /// A task, which gets each message.
+    Task(TaskId),
+    /// An agent, for which each run begins a task.
+    Agent(AgentId),
+}
+
+/// A schedule to create.
+#[derive(Debug, Clone, PartialEq)]
+pub struct NewSchedule {
+    /// Its id.
+    pub id: ScheduleId,
+    /// Unique in the organisation.
+    pub name: String,
+    /// Whom it is for.
+    pub target: Target,
+    /// What is sent.
+    pub content: Content,
+    /// Whether the message ends the turn that runs instead of waiting for its end.
+    pub interrupts: bool,
+    /// Of tasks that are begun.
+    pub title: String,
+    /// Of tasks that are begun.
+    pub workspace: String,
+    /// When it is due.
+    pub timing: Timing,
+    /// What becomes of runs that were missed.
+    pub missed: Missed,
+    /// The first run.
+    pub next_run: Option<Timestamp>,
+}
+
+/// What changes of a schedule: what is `Some`.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct ScheduleChanges {
+    /// Unique in the organisation.
+    pub name: Option<String>,
+    /// What is sent.
+    pub content: Option<Content>,
+    /// When it is due, and the next run by that.
+    pub timing: Option<(Timing, Option<Timestamp>)>,
+    /// What becomes of runs that were missed.
+    pub missed: Option<Missed>,
+}
+
+/// Which schedules a list shows.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ScheduleFilter {
+    /// Whose names begin so.
+    pub name_prefix: String,
+    /// For this task only.
+    pub task: Option<TaskId>,
+}
+
+/// What became of a run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ScheduleRun {
+    /// The time it was meant for.
+    pub due: Timestamp,
+    /// What became of it.
+    pub outcome: RunOutcome,
+    /// Whose message it is.
+    pub task: Option<TaskId>,
+    /// The message.
+    pub message: Option<MessageId>,
+    /// Why it failed.
+    pub error: Option<String>,
+    /// When.
+    pub created_at: Timestamp,
+}
+
+/// What became of a run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RunOutcome {
+    /// Its message was accepted.
+    Sent,
+    /// It was missed, and not made up for.
+    PassedOver,
+    /// Its message could not be accepted.
+    Failed,
+}
+
+impl RunOutcome {
+    const fn as_str(self) -> &'static str {
+        match self {
+            Self::Sent => "sent",
+            Self::PassedOver => "passed_over",
+            Self::Failed => "failed",
+        }
+    }
+
+    fn parse(text: &str) -> Result<Self, Error> {
+        [Self::Sent, Self::PassedOver, Self::Failed]
+            .into_iter()
+            .find(|outcome| outcome.as_str() == text)
+            .ok_or_else(|| Error::internal(format!("unknown outcome `{text}`")))
+    }
+}
+
+impl Schedule {
+    /// Its place in a list.
+    pub fn cursor(&self, key: Key) -> Cursor {
+        Cursor::new(key, self.id.uuid(), &self.name, self.created_at, self.updated_at)
+    }
+}
+
+struct Row {
+    id: Uuid,
+    organization_id: Uuid,
+    name: String,
+    task_id: Option<Uuid>,
+    agent_id: Option<Uuid>,
+    agent_name: String,
+    content: Value,
+    interrupts: bool,
+    title: String,
+    workspace: String,
+    run_at: Option<jiff_sqlx::Timestamp>,
+    cron: Option<String>,
+    time_zone: String,
+    missed: String,
+    paused: bool,
+    next_run: Option<jiff_sqlx::Timestamp>,
+    last_run: Option<jiff_sqlx::Timestamp>,
+    last_error: Option<String>,
+    revision: i64,
+    created_at: Timestamp,
+    updated_at: Timestamp,
+}
+
+impl TryFrom<Row> for Schedule {
+    type Error = Error;
+
+    fn try_from(row: Row) -> Result<Self, Error> {
+        let target = match (row.task_id, row.agent_id) {
+            (Some(task), _) => Target::Task(TaskId::from_uuid(task)),
+            (None, Some(agent)) => Target::Agent(AgentId::from_uuid(agent)),
+            (None, None) => return Err(Error::internal("a schedule is for nobody")),
+        };
+        let timing = match (option(row.run_at), row.cron) {
+            (Some(at), _) => Timing::At(at),
+            (None, Some(pattern)) => Timing::Cron { pattern, time_zone: row.time_zone },
+            (None, None) => return Err(Error::internal("a schedule is for never")),
+        };
+        Ok(Self {
+            id: ScheduleId::from_uuid(row.id),
+            organization: OrganizationId::from_uuid(row.organization_id),
+            name: row.name,
+            target,
+            agent_name: row.agent_name,
+            content: serde_json::from_value(row.content).map_err(Error::internal)?,
+            interrupts: row.interrupts,
+            title: row.title,
+            workspace: row.workspace,
+            timing,
+            missed: Missed::parse(&row.missed)
+                .ok_or_else(|| Error::internal(format!("unknown policy `{}`", row.missed)))?,
+            paused: row.paused,
+            next_run: option(row.next_run),
+            last_run: option(row.last_run),
+            last_error: row.last_error,
+            revision: row.revision,
+            created_at: row.created_at,
+            updated_at: row.updated_at,
+        })
+    }
+}
+
+macro_rules! select {
+    ([$($tail:literal)+], $($argument:expr),* $(,)?) => {
+        sqlx::query_as!(
+            crate::schedule::Row,
+            r#"SELECT s.id, s.organization_id, s.name, s.task_id, s.agent_id, coalesce(a.name, '') AS "agent_name!", s.content, s.interrupts,
+                    s.title, s.workspace, s.run_at, s.cron, s.time_zone, s.missed, s.paused, s.next_run, s.last_run, s.last_error,
+                    s.revision, s.created_at, s.updated_at
+             FROM schedules s
+             LEFT JOIN agents a ON a.organization_id = s.organization_id AND a.id = s.agent_id "# $(+ $tail)+,
+            $($argument),*
+        )
+    };
+}
+use select;
+
+macro_rules! list {
+    ($store:expr, $organization:expr, $filter:expr, $page:expr, $after:expr, $key:literal, $comparison:literal, $direction:literal) => {{
+        let (value, id) = $after?;
+        select!(
+            ["WHERE s.organization_id = $1 AND starts_with(s.name, $2) AND ($3::uuid IS NULL OR s.task_id = $3)
+               AND (" $key ", s.id) " $comparison " ($4, $5)
+             ORDER BY " $key $direction ", s.id" $direction " LIMIT $6"],
+            $organization.uuid(),
+            $filter.name_prefix,
+            $filter.task.map(TaskId::uuid),
+            value,
+            id,
+            $page.limit(),
+        )
+        .fetch_all(&$store.pool)
+        .await?
+    }};
+}
+
+impl Store {
+    /// A schedule by id or name; the two cannot be confused, because no name looks like an id.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn schedule_find(&self, organization: OrganizationId, name_or_id: &str) -> Result<Schedule, Error> {
+        let id = name_or_id.parse::<ScheduleId>().ok().map(ScheduleId::uuid);
+        select!(
+            ["WHERE s.organization_id = $1 AND (s.id = $2 OR s.name = $3)"],
+            organization.uuid(),
+            id as _,
+            name_or_id,
+        )
+        .fetch_optional(&self.pool)
+        .await?
+        .ok_or(Error::NotFound { what: WHAT })?
+        .try_into()
+    }
+
+    /// A page of schedules.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn schedule_list(
+        &self,
+        organization: OrganizationId,
+        filter: &ScheduleFilter,
+        page: &Page,
+    ) -> Result<Vec<Schedule>, Error> {
+        let rows = match (page.order.key, page.order.descending) {
+            (Key::CreatedAt, false) => {
+                list!(self, organization, filter, page, page.after_time(), "s.created_at", ">", "")
+            }
+            (Key::CreatedAt, true) => {
+                list!(self, organization, filter, page, page.after_time(), "s.created_at", "<", " DESC")
+            }
+            (Key::UpdatedAt, false) => {
+                list!(self, organization, filter, page, page.after_time(), "s.updated_at", ">", "")
+            }
+            (Key::UpdatedAt, true) => {
+                list!(self, organization, filter, page, page.after_time(), "s.updated_at", "<", " DESC")
+            }
+            (Key::Name, false) => list!(self, organization, filter, page, page.after_name(), "s.name", ">", ""),
+            (Key::Name, true) => list!(self, organization, filter, page, page.after_name(), "s.name", "<", " DESC"),
+        };
+        rows.into_iter().map(TryInto::try_into).collect()
+    }
+
+    /// The newest runs of a schedule, newest first, at most [`RUNS_KEPT`].
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn schedule_runs(&self, schedule: ScheduleId) -> Result<Vec<ScheduleRun>, Error> {
+        let rows = sqlx::query!(
+            r#"SELECT due AS "due!: jiff_sqlx::Timestamp", outcome, task_id, message_id, error,
+                      created_at AS "created_at!: jiff_sqlx::Timestamp"
+               FROM schedule_runs WHERE schedule_id = $1 ORDER BY due DESC LIMIT $2"#,
+            schedule.uuid(),
+            i64::from(RUNS_KEPT),
+        )
+        .fetch_all(&self.pool)
+        .await?;
+        rows.into_iter()
+            .map(|row| {
+                Ok(ScheduleRun {
+                    due: row.due.into(),
+                    outcome: RunOutcome::parse(&row.outcome)?,
+                    task: row.task_id.map(TaskId::from_uuid),
+                    message: row.message_id.map(MessageId::from_uuid),
+                    error: row.error,
+                    created_at: row.created_at.into(),
+                })
+            })
+            .collect()
+    }
+}

@@ -1,0 +1,292 @@
+//! Making the runs of a schedule that is due: with their messages, the tasks they begin and the memory of them, in one transaction.
+
+use construct_domain::{
+    MessageId, OrganizationId, TaskId,
+    message::Source,
+    money::{Usage, tokens_of_content},
+    schedule::{Invalid, Plan},
+};
+use jiff::Timestamp;
+use sqlx::{Acquire as _, PgConnection, Postgres, Transaction};
+use uuid::Uuid;
+
+use crate::{
+    Error, NewEvent, QUEUE_LIMIT, Schedule, Store, StoredEvent, StoredMessage, StoredTask, Target,
+    event::{signed, unsigned},
+    schedule::{RUNS_KEPT, RunOutcome, select},
+    task::write::task_read,
+    text,
+    time::{micros, sql, sql_option},
+};
+
+/// What was done about one schedule.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Fired {
+    /// The schedule, as it was.
+    pub schedule: Schedule,
+    /// What was stored, to be published.
+    pub events: Vec<StoredEvent>,
+    /// Tasks that have a message to look at.
+    pub tasks: Vec<TaskId>,
+    /// Why runs failed.
+    pub failures: Vec<String>,
+}
+
+/// How others are told of what a run makes.
+#[derive(Debug, Clone, Copy)]
+pub struct Told {
+    /// Of a task that was begun.
+    pub task: fn(&StoredTask) -> NewEvent,
+    /// Of a message that was accepted.
+    pub message: fn(&StoredMessage) -> NewEvent,
+}
+
+impl Store {
+    /// Makes the runs of one schedule that is due. None when none is due that nobody else is at.
+    ///
+    /// The row is locked until everything is committed, others pass it by, and each run has its own row by which it is known: so it is
+    /// made once, whoever dies whenever. A run whose message cannot be accepted is remembered as failed, and not tried again.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`], and the schedule stays due; [`Error::Internal`] when it cannot be read.
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn schedule_fire(&self, now: Timestamp, told: Told) -> Result<Option<Fired>, Error> {
+        let now = micros(now);
+        let mut transaction = self.pool.begin().await?;
+        let row = select!(
+            ["WHERE s.next_run <= $1 AND NOT s.paused ORDER BY s.next_run, s.id LIMIT 1 FOR UPDATE OF s SKIP LOCKED"],
+            sql(now) as _,
+        );
+        let Some(row) = row.fetch_optional(&mut *transaction).await? else { return Ok(None) };
+        let schedule: Schedule = row.try_into()?;
+        let mut fired = Fired { events: Vec::new(), tasks: Vec::new(), failures: Vec::new(), schedule };
+        let due = fired.schedule.next_run.unwrap_or(now);
+        let plan = match fired.schedule.timing.plan(fired.schedule.missed, due, now) {
+            Ok(plan) => plan,
+            // It could be read when it was stored, so that a time zone is gone: a person must look at it.
+            Err(error @ (Invalid::Pattern(_) | Invalid::TimeZone(_))) => {
+                fired.failures.push(error.to_string());
+                Plan { passed_over: Some(due), ..Plan::default() }
+            }
+        };
+        if let Some(first) = plan.passed_over {
+            remember(&mut transaction, &fired.schedule, first, RunOutcome::PassedOver, None, now).await?;
+        }
+        for run in &plan.make {
+            make(&mut transaction, &mut fired, *run, now, told).await?;
+        }
+        sqlx::query!(
+            "UPDATE schedules SET
+                 next_run = $2, last_run = coalesce($3, last_run), last_error = $4, revision = revision + 1, updated_at = $5
+             WHERE id = $1",
+            fired.schedule.id.uuid(),
+            sql_option(plan.next) as _,
+            sql_option(plan.make.last().copied()) as _,
+            text::clean_option(fired.failures.last().map(String::as_str)) as _,
+            sql(now) as _,
+        )
+        .execute(&mut *transaction)
+        .await?;
+        sqlx::query!(
+            "DELETE FROM schedule_runs r WHERE r.schedule_id = $1 AND r.due < (
+                 SELECT n.due FROM schedule_runs n WHERE n.schedule_id = $1 ORDER BY n.due DESC OFFSET $2 LIMIT 1
+             )",
+            fired.schedule.id.uuid(),
+            i64::from(RUNS_KEPT) - 1,
+        )
+        .execute(&mut *transaction)
+        .await?;
+        transaction.commit().await?;
+        Ok(Some(fired))
+    }
+}
+
+/// One run, or the memory that it failed.
+async fn make(
+    transaction: &mut Transaction<'static, Postgres>,
+    fired: &mut Fired,
+    due: Timestamp,
+    now: Timestamp,
+    told: Told,
+) -> Result<(), Error> {
+    let schedule = &fired.schedule;
+    // Taken first: who finds it taken has nothing to do.
+    if !remember(transaction, schedule, due, RunOutcome::Sent, None, now).await? {
+        return Ok(());
+    }
+    let mut part = transaction.begin().await?;
+    match send(&mut part, schedule, now, told).await {
+        Ok(sent) => {
+            sqlx::query!(
+                "UPDATE schedule_runs SET task_id = $3, message_id = $4 WHERE schedule_id = $1 AND due = $2",
+                schedule.id.uuid(),
+                sql(due) as _,
+                sent.task.uuid(),
+                sent.message.uuid(),
+            )
+            .execute(&mut *part)
+            .await?;
+            part.commit().await?;
+            fired.events.extend(sent.events);
+            fired.tasks.push(sent.task);
+        }
+        Err(error) if error.is_retryable() => return Err(error),
+        Err(error) => {
+            part.rollback().await?;
+            let words = error.to_string();
+            sqlx::query!(
+                "UPDATE schedule_runs SET outcome = 'failed', error = $3 WHERE schedule_id = $1 AND due = $2",
+                schedule.id.uuid(),
+                sql(due) as _,
+                words,
+            )
+            .execute(&mut **transaction)
+            .await?;
+            fired.failures.push(words);
+        }
+    }
+    Ok(())
+}
+
+/// Takes a run down. False when it was before.
+async fn remember(
+    connection: &mut PgConnection,
+    schedule: &Schedule,
+    due: Timestamp,
+    outcome: RunOutcome,
+    error: Option<&str>,
+    now: Timestamp,
+) -> Result<bool, Error> {
+    let done = sqlx::query!(
+        "INSERT INTO schedule_runs (schedule_id, due, outcome, error, created_at) VALUES ($1, $2, $3, $4, $5)
+         ON CONFLICT ON CONSTRAINT schedule_runs_pkey DO NOTHING",
+        schedule.id.uuid(),
+        sql(due) as _,
+        outcome.as_str(),
+        error,
+        sql(now) as _,
+    )
+    .execute(connection)
+    .await?;
+    Ok(done.rows_affected() == 1)
+}
+
+struct Sent {
+    task: TaskId,
+    message: MessageId,
+    events: Vec<StoredEvent>,
+}
+
+/// Accepts the message as a person's, for the task there is or for a new one.
+async fn send(connection: &mut PgConnection, schedule: &Schedule, now: Timestamp, told: Told) -> Result<Sent, Error> {
+    let organization = schedule.organization;
+    let mut events = Vec::new();
+    let task = match schedule.target {
+        Target::Task(task) => task,
+        Target::Agent(agent) => {
+            let id = TaskId::from_uuid(Uuid::now_v7());
+            sqlx::query!(
+                "INSERT INTO tasks
+                     (id, organization_id, agent_id, workspace, title, titled, max_turns_override, policy, compute, phase_since,
+                      event_sequence, created_at, updated_at, root_id)
+                 SELECT $1, $2, a.id, $4, $5, $5 <> '', 0, '[]', a.compute, $6, 1, $6, $6, $1
+                 FROM agents a WHERE a.organization_id = $2 AND a.id = $3",
+                id.uuid(),
+                organization.uuid(),
+                agent.uuid(),
+                schedule.workspace,
+                schedule.title,
+                sql(now) as _,
+            )
+            .execute(&mut *connection)
+            .await
+            .map_err(Error::of_write)?;
+            let stored = task_read(connection, organization.uuid(), id).await?;
+            events.push(record(connection, organization, id, stored.event_sequence, (told.task)(&stored), now).await?);
+            id
+        }
+    };
+    let row = sqlx::query!(
+        "UPDATE tasks SET
+             intents = intents + 1,
+             intent_at = CASE WHEN intents > intents_seen THEN intent_at ELSE $3 END,
+             event_sequence = event_sequence + 1,
+             revision = revision + 1,
+             updated_at = $3
+         WHERE organization_id = $1 AND id = $2 AND deleted_at IS NULL
+         RETURNING intents, event_sequence,
+             (SELECT count(*) FROM messages q WHERE q.task_id = $2 AND q.position IS NULL AND q.processed_at IS NULL) AS \"queued!\"",
+        organization.uuid(),
+        task.uuid(),
+        sql(now) as _,
+    )
+    .fetch_optional(&mut *connection)
+    .await?
+    .ok_or(Error::NotFound { what: crate::task::WHAT })?;
+    if row.queued >= i64::from(QUEUE_LIMIT) {
+        return Err(Error::QueueFull { limit: QUEUE_LIMIT });
+    }
+    let message = StoredMessage {
+        id: MessageId::from_uuid(Uuid::now_v7()),
+        organization,
+        task,
+        arrival: row.intents,
+        position: None,
+        source: Source::User,
+        content: schedule.content.clone(),
+        agent: None,
+        processed_at: None,
+        error: None,
+        interrupts: schedule.interrupts,
+        superseded_at: None,
+        replaces: None,
+        usage: Usage::default(),
+        step: None,
+        revision: 1,
+        created_at: now,
+        updated_at: now,
+    };
+    sqlx::query!(
+        "INSERT INTO messages
+             (id, organization_id, task_id, arrival, source, content, estimated_tokens, interrupts, created_at, updated_at)
+         VALUES ($1, $2, $3, $4, 'user', $5, $6, $7, $8, $8)",
+        message.id.uuid(),
+        organization.uuid(),
+        task.uuid(),
+        message.arrival,
+        text::json(&message.content)?,
+        tokens_of_content(&message.content),
+        message.interrupts,
+        sql(now) as _,
+    )
+    .execute(&mut *connection)
+    .await
+    .map_err(Error::of_write)?;
+    let sequence = unsigned(row.event_sequence);
+    events.push(record(connection, organization, task, sequence, (told.message)(&message), now).await?);
+    Ok(Sent { task, message: message.id, events })
+}
+
+/// Stores an event of a task's stream.
+async fn record(
+    connection: &mut PgConnection,
+    organization: OrganizationId,
+    task: TaskId,
+    sequence: u64,
+    event: NewEvent,
+    now: Timestamp,
+) -> Result<StoredEvent, Error> {
+    let NewEvent { kind, payload, step } = event;
+    sqlx::query!(
+        "INSERT INTO events (organization_id, stream_id, sequence, type, payload, created_at) VALUES ($1, $2, $3, $4, $5, $6)",
+        organization.uuid(),
+        task.uuid(),
+        signed(sequence),
+        kind,
+        payload,
+        sql(now) as _,
+    )
+    .execute(connection)
+    .await?;
+    Ok(StoredEvent { organization, stream: task.uuid(), sequence, kind, payload, step, created_at: now })
+}

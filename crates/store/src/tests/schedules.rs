@@ -1,0 +1,143 @@
+//! Messages that are sent by the clock, as far as they are rows.
+
+use construct_domain::{
+    ScheduleId,
+    schedule::{Missed, Timing},
+};
+use futures::future::join_all;
+use jiff::SignedDuration;
+
+use super::*;
+use crate::{NewSchedule, RUNS_KEPT, RunOutcome, Schedule, ScheduleChanges, Stream, Target, Told};
+
+const TOLD: Told = Told { task: |_| event("task.created"), message: |_| event("message.created") };
+
+fn event(kind: &str) -> NewEvent {
+    super::event(kind)
+}
+
+fn minutes(count: i64) -> SignedDuration {
+    SignedDuration::from_mins(count)
+}
+
+async fn schedule(
+    f: &Fixture,
+    name: &str,
+    target: Target,
+    timing: Timing,
+    missed: Missed,
+    next: Timestamp,
+) -> Schedule {
+    let new = NewSchedule {
+        id: ScheduleId::from_uuid(Uuid::now_v7()),
+        name: name.to_owned(),
+        target,
+        content: text("good morning"),
+        interrupts: false,
+        title: "Morning".to_owned(),
+        workspace: String::new(),
+        timing,
+        missed,
+        next_run: Some(next),
+    };
+    applied(f.store.schedule_create(&write(), new, rendered("schedule.created")).await.expect("created"))
+}
+
+fn every_minute() -> Timing {
+    Timing::Cron { pattern: "* * * * *".to_owned(), time_zone: "UTC".to_owned() }
+}
+
+async fn again(f: &Fixture, schedule: &Schedule) -> Schedule {
+    f.store.schedule_find(ORG, &schedule.id.to_string()).await.expect("found")
+}
+
+#[tokio::test]
+async fn a_run_is_made_once_by_however_many_replicas() {
+    let f = Fixture::new().await;
+    let task = f.task().await;
+    let now = now();
+    let once = schedule(&f, "once", Target::Task(task), Timing::At(now), Missed::Once, now).await;
+    let fired = join_all((0..8).map(|_| f.store.schedule_fire(now, TOLD))).await;
+    let fired: Vec<_> = fired.into_iter().filter_map(|fired| fired.expect("looked")).collect();
+    assert_eq!(fired.len(), 1);
+    assert_eq!((fired[0].tasks.as_slice(), fired[0].events.len()), ([task].as_slice(), 1));
+    let stored = f.store.task_get(ORG, task).await.expect("got");
+    assert_eq!(stored.queued_count, 1);
+    let events = f.store.events_after(Stream::task(ORG, task), 0, 10).await.expect("read");
+    assert_eq!(events.iter().map(|event| event.sequence).collect::<Vec<_>>(), [1, 2]);
+    let over = again(&f, &once).await;
+    assert_eq!((over.next_run, over.last_run), (None, Some(now)));
+    let runs = f.store.schedule_runs(once.id).await.expect("read");
+    assert_eq!(
+        runs.iter().map(|run| (run.due, run.outcome, run.task)).collect::<Vec<_>>(),
+        [(now, RunOutcome::Sent, Some(task))]
+    );
+    // Even when somebody sets the clock back: the same run is known.
+    let timing = Some((Timing::At(now), Some(now)));
+    let changes = ScheduleChanges { timing, ..ScheduleChanges::default() };
+    applied(f.store.schedule_update(&write(), once.id, None, changes, rendered("x")).await.expect("changed"));
+    f.store.schedule_fire(now, TOLD).await.expect("looked");
+    assert_eq!(f.store.task_get(ORG, task).await.expect("got").queued_count, 1);
+}
+
+#[tokio::test]
+async fn runs_for_an_agent_begin_tasks_and_missed_ones_are_made_up_for_as_wanted() {
+    let f = Fixture::new().await;
+    let start: Timestamp = "2026-01-01T00:00:00Z".parse().expect("a time");
+    let target = Target::Agent(f.agent);
+    let all = schedule(&f, "all", target, every_minute(), Missed::All, start).await;
+    let skip = schedule(&f, "skip", target, every_minute(), Missed::Skip, start).await;
+    let paused = schedule(&f, "paused", target, every_minute(), Missed::All, start).await;
+    applied(f.store.schedule_pause(&write(), paused.id, true, None, rendered("x")).await.expect("paused"));
+    let late = start + minutes(2) + SignedDuration::from_secs(90);
+    let mut fired = Vec::new();
+    while let Some(one) = f.store.schedule_fire(late, TOLD).await.expect("looked") {
+        fired.push(one);
+    }
+    assert_eq!(
+        fired.iter().map(|fired| (fired.schedule.id, fired.tasks.len())).collect::<Vec<_>>(),
+        [(all.id, 4), (skip.id, 1)]
+    );
+    let runs = f.store.schedule_runs(skip.id).await.expect("read");
+    let outcomes: Vec<_> = runs.iter().map(|run| (run.due, run.outcome)).collect();
+    assert_eq!(outcomes, [(start + minutes(3), RunOutcome::Sent), (start, RunOutcome::PassedOver)]);
+    let begun = f.store.task_get(ORG, fired[1].tasks[0]).await.expect("got");
+    assert_eq!((begun.title.as_str(), begun.queued_count, begun.event_sequence), ("Morning", 1, 2));
+    assert_eq!(again(&f, &skip).await.next_run, Some(start + minutes(4)));
+    let resumed = f.store.schedule_pause(&write(), paused.id, false, Some(late), rendered("x")).await;
+    assert_eq!(applied(resumed.expect("resumed")).next_run, Some(late));
+    // Deleting the agent would leave the schedules with nobody to write to.
+    let refused = f.store.agent_delete(&write(), f.agent, rendered("x")).await;
+    assert!(matches!(refused, Err(Error::InUse { .. })), "{refused:?}");
+}
+
+#[tokio::test]
+async fn a_run_that_cannot_be_accepted_is_remembered_and_the_next_one_comes() {
+    let f = Fixture::new().await;
+    let task = f.task().await;
+    let start: Timestamp = "2026-01-01T00:00:00Z".parse().expect("a time");
+    let daily = schedule(&f, "s", Target::Task(task), every_minute(), Missed::All, start).await;
+    applied(f.store.task_delete(&write(), task, rendered("task.deleted")).await.expect("deleted"));
+    let fired = f.store.schedule_fire(start, TOLD).await.expect("looked").expect("one is due");
+    assert_eq!((fired.tasks.len(), fired.failures.as_slice()), (0, ["task not found".to_owned()].as_slice()));
+    let after = again(&f, &daily).await;
+    assert_eq!((after.next_run, after.last_error.as_deref()), (Some(start + minutes(1)), Some("task not found")));
+    let runs = f.store.schedule_runs(daily.id).await.expect("read");
+    assert_eq!(runs[0].outcome, RunOutcome::Failed);
+    f.store.task_purge(task).await.expect("purged");
+    assert_not_found(f.store.schedule_find(ORG, "s").await);
+}
+
+#[tokio::test]
+async fn the_memory_of_runs_is_bounded() {
+    let f = Fixture::new().await;
+    let start: Timestamp = "2026-01-01T00:00:00Z".parse().expect("a time");
+    let one = schedule(&f, "s", Target::Agent(f.agent), every_minute(), Missed::All, start).await;
+    f.store.schedule_fire(start + minutes(90), TOLD).await.expect("looked");
+    f.store.schedule_fire(start + minutes(150), TOLD).await.expect("looked");
+    let count: i64 =
+        sqlx::query_scalar("SELECT count(*) FROM schedule_runs").fetch_one(&f.store.pool).await.expect("counted");
+    assert_eq!(count, i64::from(RUNS_KEPT));
+    let runs = f.store.schedule_runs(one.id).await.expect("read");
+    assert_eq!((runs[0].due, runs.len()), (start + minutes(150), RUNS_KEPT as usize));
+}

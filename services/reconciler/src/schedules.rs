@@ -1,0 +1,88 @@
+//! The clock: has the runs of schedules made that are due.
+//!
+//! Every replica looks; the row that one of them is at is passed by the others, and a run that was made is known by its row. What
+//! is told of it afterwards may be lost: then the sweep finds the message.
+
+use std::time::Duration;
+
+use construct_bus::{Bus, subject};
+use construct_proto::{mesh::v1::TaskWake, v1::event::Payload};
+use construct_store::{Fired, NewEvent, Store, StoredMessage, StoredTask, Told};
+use construct_wire::{convert, record};
+use jiff::Timestamp;
+use tokio_util::sync::CancellationToken;
+
+use crate::announce::Announcer;
+
+/// Schedules seen to in one look at most; the rest is seen to in the next, which follows soon.
+const BATCH: usize = 100;
+
+/// What the clock works with.
+#[derive(Debug)]
+pub(crate) struct Clock {
+    pub(crate) store: Store,
+    pub(crate) bus: Bus,
+    pub(crate) announcer: Announcer,
+}
+
+fn task_begun(task: &StoredTask) -> NewEvent {
+    record::new("task.created", Payload::Task(convert::task(task)), None)
+}
+
+fn message_accepted(message: &StoredMessage) -> NewEvent {
+    record::new("message.created", Payload::Message(convert::message(message)), None)
+}
+
+impl Clock {
+    /// Looks until told to stop.
+    pub(crate) async fn run(self, interval: Duration, stop: CancellationToken) -> Result<(), std::convert::Infallible> {
+        let mut failing = false;
+        loop {
+            let mut made = 0;
+            let ended = loop {
+                if made == BATCH || stop.is_cancelled() {
+                    break Ok(());
+                }
+                let told = Told { task: task_begun, message: message_accepted };
+                match self.store.schedule_fire(Timestamp::now(), told).await {
+                    Ok(Some(fired)) => self.tell(fired).await,
+                    Ok(None) => break Ok(()),
+                    Err(error) => break Err(error),
+                }
+                made += 1;
+            };
+            match ended {
+                Ok(()) if std::mem::take(&mut failing) => tracing::info!("schedules are seen to again"),
+                Ok(()) => {}
+                Err(error) if !std::mem::replace(&mut failing, true) => {
+                    let error = &error as &dyn std::error::Error;
+                    tracing::warn!(error, "schedules cannot be seen to; it is tried again");
+                }
+                Err(_) => {}
+            }
+            let pause = if made == BATCH { interval / 10 } else { interval };
+            tokio::select! {
+                () = stop.cancelled() => return Ok(()),
+                () = tokio::time::sleep(pause) => {}
+            }
+        }
+    }
+
+    async fn tell(&self, fired: Fired) {
+        let schedule = fired.schedule;
+        for words in &fired.failures {
+            tracing::warn!(schedule = %schedule.id, name = schedule.name, reason = words, "a run of a schedule failed");
+        }
+        self.announcer.announce(fired.events);
+        for task in fired.tasks {
+            let wake = TaskWake {
+                organization_id: schedule.organization.to_string(),
+                task_id: task.to_string(),
+                reason: "scheduled".to_owned(),
+            };
+            if let Err(error) = self.bus.publish_unless_waiting(&subject::TaskWake::new(task), &wake).await {
+                tracing::debug!(%task, %error, "a scheduled message could not be told of; the sweep finds it");
+            }
+        }
+    }
+}
