@@ -80,7 +80,7 @@ impl Clock {
                 task_id: task.to_string(),
                 reason: "scheduled".to_owned(),
             };
-            if let Err(error) = self.bus.publish_unless_waiting(&subject::TaskWake::new(task), &wake).await {
+            if let Err(error) = self.bus.publish(&subject::TaskWake::new(task), &wake).await {
                 tracing::debug!(%task, %error, "a scheduled message could not be told of; the sweep finds it");
             }
         }
