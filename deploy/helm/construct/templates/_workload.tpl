@@ -172,9 +172,9 @@ spec:
             - {name: keys, mountPath: /run/construct/keys, readOnly: true}
             {{- if .pool }}
             - {name: workspaces, mountPath: /var/lib/construct/workspaces}
-            {{- range $values.folders }}
-            - {name: folder-{{ .name }}, mountPath: {{ .mountPath }}}
             {{- end }}
+            {{- range $values.folders }}
+            - {name: folder-{{ .name }}, mountPath: {{ .mountPath }}, readOnly: {{ .readOnly | default false }}}
             {{- end }}
       volumes:
         # What is made again: compiled code.
@@ -199,10 +199,10 @@ spec:
           {{- else }}
           persistentVolumeClaim: {claimName: {{ default (printf "%s-workspaces" $name) $values.workspaces.existingClaim }}}
           {{- end }}
+        {{- end }}
         {{- range $values.folders }}
         - name: folder-{{ .name }}
           persistentVolumeClaim: {claimName: {{ .existingClaim }}}
-        {{- end }}
         {{- end }}
 {{- if $values.podDisruptionBudget.enabled }}
 ---
