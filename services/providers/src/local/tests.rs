@@ -123,7 +123,8 @@ async fn a_model_that_has_changed_is_loaded_again() {
     let turned = ("embeddings", Dtype::I8, vec![5, 2], vec![0, 0, 0, 0, 0, 7, 0, 0, 0, 0]);
     write(&place, &[turned], None);
     // Clocks of file systems may stand still for some milliseconds.
-    let later = SystemTime::now() + Duration::from_secs(10);
+    let written = fs::metadata(place.join(WEIGHTS)).and_then(|file| file.modified()).expect("a time");
+    let later = written + Duration::from_secs(10);
     fs::File::options().append(true).open(place.join(WEIGHTS)).and_then(|file| file.set_modified(later)).expect("set");
     assert_eq!(embed(&shelf, "one", &["cat"], None).await.expect("vectors").0, [[0.0, 1.0]]);
 }
