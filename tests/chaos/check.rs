@@ -46,7 +46,8 @@ pub(crate) async fn check(mesh: &Mesh, jobs: &[Job]) -> Told {
 async fn conversation(job: &Job, told: &mut Told) {
     let task = job.conversation.settled().await.status.unwrap();
     let transcript = job.conversation.transcript().await;
-    let said: Vec<&str> = job.said.iter().map(String::as_str).collect();
+    let said = job.said.lock().unwrap().clone();
+    let said: Vec<&str> = said.iter().map(String::as_str).collect();
     // Every message once and in order, each answered, and every script with its result.
     transcript.check(&said);
     told.messages += said.len();
@@ -54,7 +55,7 @@ async fn conversation(job: &Job, told: &mut Told) {
         let error = status(message).error;
         told.failed += usize::from(!error.is_empty());
     }
-    effects(job, &transcript, told);
+    effects(job, &said, &transcript, told);
     // Those who follow have seen the same, without a gap and nothing twice.
     check_order(&job.recorder.until_sequence(task.event_sequence).await);
     let why = job.conversation.explain().await.unwrap();
@@ -63,7 +64,7 @@ async fn conversation(job: &Job, told: &mut Told) {
 }
 
 /// No effect twice, and none missing without a word.
-fn effects(job: &Job, transcript: &Transcript, told: &mut Told) {
+fn effects(job: &Job, said: &[&str], transcript: &Transcript, told: &mut Told) {
     let mut times: BTreeMap<String, usize> = BTreeMap::new();
     let log = std::fs::read_to_string(job.folder.join("effects.log")).unwrap_or_default();
     for line in log.lines() {
@@ -78,7 +79,7 @@ fn effects(job: &Job, transcript: &Transcript, told: &mut Told) {
     assert!(twice.is_empty(), "effects happened twice: {twice:?}\n{}", transcript.show());
     told.effects += times.len();
     let results = transcript.results();
-    for message in &job.said {
+    for message in said {
         let expected = (1..=EFFECTS).map(|n| format!("{message}.{n}"));
         let missing: BTreeSet<String> = expected.filter(|effect| !times.contains_key(effect)).collect();
         let unknown = results.iter().find_map(|result| {
@@ -94,9 +95,9 @@ fn effects(job: &Job, transcript: &Transcript, told: &mut Told) {
             }
             // The script did not get to its end: then its result, or the message, says why.
             None => {
-                let said = results.iter().any(|result| !result.error.is_empty())
+                let told = results.iter().any(|result| !result.error.is_empty())
                     || transcript.messages.iter().any(|message| !status(message).error.is_empty());
-                assert!(said, "the script of {message} has no result, and nobody says why\n{}", transcript.show());
+                assert!(told, "the script of {message} has no result, and nobody says why\n{}", transcript.show());
             }
         }
     }

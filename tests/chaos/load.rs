@@ -1,14 +1,18 @@
 //! What is worked on meanwhile: conversations whose every message has side effects.
 
-use std::path::PathBuf;
+use std::{
+    path::PathBuf,
+    sync::{
+        Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+};
 
 use construct_tests::{client::Conversation, mesh::Mesh, recorder::Recorder};
 use serde_json::{Value, json};
 
 /// Conversations at the same time.
 const CONVERSATIONS: usize = 5;
-/// Messages of each.
-const MESSAGES: usize = 4;
 /// Side effects of each message.
 pub(crate) const EFFECTS: usize = 6;
 
@@ -17,7 +21,7 @@ pub(crate) struct Job {
     pub(crate) conversation: Conversation,
     pub(crate) recorder: Recorder,
     pub(crate) folder: PathBuf,
-    pub(crate) said: Vec<String>,
+    pub(crate) said: Mutex<Vec<String>>,
 }
 
 /// Each effect is a line or a file of its own, named after the message. What is not known is taken down, as the model is asked to.
@@ -51,19 +55,23 @@ pub(crate) async fn begin(mesh: &Mesh) -> Vec<Job> {
         let folder = mesh.folder(&format!("job-{n}")).unwrap();
         let conversation = mesh.client().unwrap().begin("worker", Some(&folder)).await.unwrap();
         let recorder = conversation.record();
-        let said = (0..MESSAGES).map(|m| format!("m{m}")).collect();
-        jobs.push(Job { conversation, recorder, folder, said });
+        jobs.push(Job { conversation, recorder, folder, said: Mutex::default() });
     }
     jobs
 }
 
-/// Sends everything: some messages while the one before them is worked on, some after.
-pub(crate) async fn speak(jobs: &[Job]) {
+/// Sends messages until it is `over`: some while the one before them is worked on, some after.
+pub(crate) async fn speak(jobs: &[Job], over: &AtomicBool) {
     let speaking = jobs.iter().map(async |job| {
-        for (n, text) in job.said.iter().enumerate() {
-            job.conversation.say(text).await;
+        for n in 0.. {
+            let text = format!("m{n}");
+            job.conversation.say(&text).await;
+            job.said.lock().unwrap().push(text);
             if n % 2 == 1 {
                 job.conversation.settled().await;
+                if over.load(Ordering::Relaxed) {
+                    return;
+                }
             }
         }
     });

@@ -1,6 +1,9 @@
 //! One trial.
 
-use std::time::Duration;
+use std::{
+    sync::atomic::{AtomicBool, Ordering},
+    time::Duration,
+};
 
 use construct_bus::{Bus, RawMessage, subject};
 use construct_proto::mesh::v1::ReconcilerBeat;
@@ -44,6 +47,7 @@ pub(crate) async fn run(plan: &Plan) -> Told {
     let mut trial = Trial::start(plan.seed).await;
     let jobs = load::begin(&trial.mesh).await;
     let twice = duplicate(trial.mesh.bus().await, plan.seed);
+    let over = AtomicBool::new(false);
     let disturbing = async {
         for (pause, disturbance) in &plan.disturbances {
             sleep(*pause).await;
@@ -51,8 +55,9 @@ pub(crate) async fn run(plan: &Plan) -> Told {
             explained(&jobs).await;
         }
         trial.repair().await;
+        over.store(true, Ordering::Relaxed);
     };
-    tokio::join!(load::speak(&jobs), disturbing);
+    tokio::join!(load::speak(&jobs, &over), disturbing);
     twice.abort();
     check::check(&trial.mesh, &jobs).await
 }

@@ -420,6 +420,39 @@ async fn an_organization_that_floods_the_queue_does_not_keep_another_waiting() {
     assert!(i64::from(flood) / 2 < left, "the flood was over before: {left} of {flood} are left");
 }
 
+/// Processor time that a process has used so far.
+fn processor(pid: u32) -> Duration {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+    let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
+    let ticks = |field: usize| fields[field].parse::<u64>().unwrap();
+    // User and system time, in hundredths of a second.
+    Duration::from_millis((ticks(11) + ticks(12)) * 10)
+}
+
+#[tokio::test]
+async fn reconcilers_with_nothing_to_do_cost_little() {
+    let seconds = u64::from(sized("CONSTRUCT_SCALE_SECONDS", 5));
+    let mut mesh = Mesh::start().await.unwrap();
+    let mut pids = vec![mesh.pid(Service::Reconciler).unwrap()];
+    for replicas in [1, 3] {
+        while pids.len() < replicas {
+            let replica = mesh.replicate(Service::Reconciler).await.unwrap();
+            pids.push(mesh.replica_pid(replica).unwrap());
+        }
+        // It is what time costs that is measured.
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        let nats = mesh.nats.pid().unwrap();
+        let used = || (pids.iter().map(|pid| processor(*pid)).sum::<Duration>(), processor(nats));
+        let before = used();
+        tokio::time::sleep(Duration::from_secs(seconds)).await;
+        let after = used();
+        let percent = |from: Duration, to: Duration| (to - from).as_secs_f64() / seconds as f64 * 100.0;
+        let (reconcilers, nats) = (percent(before.0, after.0), percent(before.1, after.1));
+        println!("{replicas} idle reconcilers: {reconcilers:.2} % of a core together, NATS {nats:.2} %");
+        assert!(reconcilers < 10.0 * replicas as f64, "{reconcilers} %");
+    }
+}
+
 #[tokio::test]
 async fn idle_tasks_cost_no_memory_and_many_active_ones_are_all_answered() {
     let idle = sized("CONSTRUCT_SCALE_IDLE", 5_000);

@@ -116,6 +116,11 @@ impl NatsServer {
         assert!(sent.is_ok_and(|status| status.success()), "an own child can be sent a signal");
     }
 
+    /// Its process id, when it runs.
+    pub fn pid(&self) -> Option<u32> {
+        self.child.as_ref().map(Child::id)
+    }
+
     /// Starts it again on the same port with the same store, killing it first if it runs.
     ///
     /// # Panics

@@ -24,6 +24,9 @@ const URL: &str = "CONSTRUCT_TEST_DATABASE_URL";
 /// Keeps processes from making the template at the same time. Any number that nobody else uses.
 const TEMPLATE_LOCK: i64 = 0x636F_6E73_7472_7563;
 
+/// Tasks that one statement makes.
+const FILLED_AT_ONCE: u32 = 5_000;
+
 /// A database that is there for one test. Dropped with this value, whatever is connected to it.
 #[derive(Debug)]
 pub struct Database {
@@ -152,14 +155,20 @@ impl Database {
         let content = message.map(|text| {
             serde_json::to_value(Content { blocks: vec![Block::Text(text.to_owned())] }).expect("a text can be written")
         });
-        sqlx::query(fill)
-            .bind(organization.uuid())
-            .bind(agent)
-            .bind(i32::try_from(count).expect("not that many"))
-            .bind(content)
-            .execute(&self.store.pool)
-            .await
-            .expect("the tasks are made");
+        let mut left = count;
+        while left > 0 {
+            // One statement must not take longer than any may.
+            let some = left.min(FILLED_AT_ONCE);
+            left -= some;
+            sqlx::query(fill)
+                .bind(organization.uuid())
+                .bind(agent)
+                .bind(i32::try_from(some).expect("not that many"))
+                .bind(&content)
+                .execute(&self.store.pool)
+                .await
+                .expect("the tasks are made");
+        }
     }
 
     /// How long each task of an organization that has answered its message took for that, in seconds from when the message came; and how

@@ -127,6 +127,7 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
     lifecycle.spawn("schedules", clock.run(config.reconciler_sweep_interval, lifecycle.draining()));
     lifecycle.spawn("census", census::answer(store.clone(), bus.clone(), lifecycle.draining()));
     let (sharing, share) = watch::channel(Share::NONE);
+    let (readable, able) = watch::channel(true);
     let concurrency = config.reconciler_concurrency;
     let args =
         supervisor::Args { activator, slots: Slots::new(concurrency), at_once: concurrency, share: share.clone() };
@@ -143,7 +144,8 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
         config.reconciler_partition_backlog,
         lifecycle.draining(),
     );
-    let sweep = sweep::run(store, supervisor.clone(), share, config.reconciler_sweep_interval, lifecycle.draining());
+    let sweep =
+        sweep::run(store, supervisor.clone(), share, readable, config.reconciler_sweep_interval, lifecycle.draining());
     lifecycle.spawn("tasks", async move {
         let _over = over.drop_guard();
         // Intake ends when the service drains; then what was taken in is finished, actor by actor.
@@ -155,6 +157,6 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
     lifecycle.spawn("sweep", sweep);
     lifecycle.spawn("cleanup", cleanup::run(bus.clone(), blob::Store::open(common.blob_dir())?, lifecycle.draining()));
     let instance = context.instance_id().to_owned();
-    lifecycle.spawn("placement", placement::run(bus, instance, sharing, lifecycle.draining()));
+    lifecycle.spawn("placement", placement::run(bus, instance, sharing, able, lifecycle.draining()));
     Ok(())
 }

@@ -39,6 +39,7 @@ pub(crate) async fn run(
     bus: Bus,
     instance: String,
     share: watch::Sender<Share>,
+    able: watch::Receiver<bool>,
     stop: CancellationToken,
 ) -> Result<(), std::convert::Infallible> {
     // What cannot stand in a subject must not keep the process from taking part.
@@ -47,7 +48,7 @@ pub(crate) async fn run(
     let process = Uuid::now_v7().simple().to_string();
     let members = Members::new(instance.clone(), process.clone());
     let mut placement =
-        Placement { bus, instance, process, members, share, counted: None, decides: None, settled: false };
+        Placement { bus, instance, process, members, share, able, counted: None, decides: None, settled: false };
     let Some(beats) = placement.subscribe(&stop).await else { return Ok(()) };
     placement.take_part(beats, &stop).await;
     placement.say(|beat| beat.leaves = true).await;
@@ -60,6 +61,8 @@ struct Placement {
     process: String,
     members: Members,
     share: watch::Sender<Share>,
+    /// Whether the process can do anything for a task. While it cannot, it does not take part.
+    able: watch::Receiver<bool>,
     /// When an own beat that came back was last counted.
     counted: Option<Instant>,
     /// From when on the share follows from who is heard; not known before it hears itself.
@@ -88,6 +91,7 @@ impl Placement {
 
     async fn take_part(&mut self, mut beats: BoxStream<'static, ReconcilerBeat>, stop: &CancellationToken) {
         let began = Instant::now();
+        let mut able = self.able.clone();
         let mut ticks = interval(INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         loop {
@@ -103,6 +107,18 @@ impl Placement {
                         tracing::warn!("no reconciler is heard, not even this one; it takes all partitions until one is");
                     }
                     self.settle();
+                }
+                Ok(()) = able.changed() => {
+                    if *able.borrow_and_update() {
+                        tracing::info!("the database can be read again; this reconciler takes part again");
+                        self.say(|_| {}).await;
+                    } else {
+                        tracing::warn!("the database cannot be read; this reconciler leaves its partitions to others");
+                        self.say_anyway(|beat| beat.leaves = true).await;
+                    }
+                    if self.settled {
+                        self.settle();
+                    }
                 }
                 beat = beats.next() => match beat {
                     Some(beat) => self.hear(&beat).await,
@@ -136,7 +152,8 @@ impl Placement {
     /// Makes the share what follows from who lives.
     fn settle(&mut self) {
         self.settled = true;
-        let (old, new) = (*self.share.borrow(), self.members.share());
+        let new = if *self.able.borrow() { self.members.share() } else { Share::NONE };
+        let old = *self.share.borrow();
         if old == new {
             return;
         }
@@ -152,8 +169,15 @@ impl Placement {
         self.share.send_replace(new);
     }
 
-    /// Says that this process lives. While there is no connection nothing is said: it would all be heard at once later.
+    /// Says that this process lives, if it can do anything.
     async fn say(&self, what: impl FnOnce(&mut ReconcilerBeat)) {
+        if *self.able.borrow() {
+            self.say_anyway(what).await;
+        }
+    }
+
+    /// While there is no connection nothing is said: it would all be heard at once later.
+    async fn say_anyway(&self, what: impl FnOnce(&mut ReconcilerBeat)) {
         if !self.bus.is_connected() {
             return;
         }

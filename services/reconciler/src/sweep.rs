@@ -27,15 +27,16 @@ const GRACE: Duration = Duration::from_millis(500);
 /// How soon a partition that was taken over is looked through again when that failed.
 const AGAIN: Duration = Duration::from_millis(200);
 
-/// Looks until told to stop.
+/// Looks until told to stop. `able` says whether the database can be read: whoever cannot must not keep partitions from others that can.
 pub(crate) async fn run(
     store: Store,
     supervisor: ActorRef<supervisor::Msg>,
     mut share: watch::Receiver<Share>,
+    able: watch::Sender<bool>,
     interval: Duration,
     stop: CancellationToken,
 ) -> Result<(), std::convert::Infallible> {
-    let mut sweep = Sweep { store, supervisor, failing: false };
+    let mut sweep = Sweep { store, supervisor, able };
     let (mut own, mut taken_over) = (Share::NONE, Share::NONE);
     // Where the last look ended, so that tasks which stay due, because looking at them fails, don't hide those behind them.
     let mut after = None;
@@ -67,7 +68,8 @@ pub(crate) async fn run(
             taken_over = Share::NONE;
         }
         if next <= Instant::now() {
-            if !own.is_empty() {
+            // Without partitions of its own only whether it would be able to look after some.
+            if !own.is_empty() || !*sweep.able.borrow() {
                 after = sweep.look(Timestamp::now() - GRACE, after, own).await.flatten();
             }
             next = Instant::now() + if after.is_some() { interval / 10 } else { interval };
@@ -78,7 +80,7 @@ pub(crate) async fn run(
 struct Sweep {
     store: Store,
     supervisor: ActorRef<supervisor::Msg>,
-    failing: bool,
+    able: watch::Sender<bool>,
 }
 
 impl Sweep {
@@ -88,13 +90,13 @@ impl Sweep {
             let due = match self.store.sweep_due(now, after.as_ref(), BATCH).await {
                 Ok(due) => due,
                 Err(error) => {
-                    if !std::mem::replace(&mut self.failing, true) {
+                    if self.able.send_replace(false) {
                         tracing::warn!(error = %Chain(&error), "the sweep cannot read which tasks are due; it goes on trying");
                     }
                     return None;
                 }
             };
-            if std::mem::take(&mut self.failing) {
+            if !self.able.send_replace(true) {
                 tracing::info!("the sweep works again");
             }
             for &DueTask { organization, task, .. } in due.iter().filter(|due| share.has_task(due.task)) {

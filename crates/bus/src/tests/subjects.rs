@@ -56,6 +56,8 @@ fn every_subject_is_what_people_tap_and_reads_back() {
     reads_back(&ListVendorModels, "construct.v1.ctl.providers.any.models");
     reads_back(&CountTokens, "construct.v1.ctl.providers.any.tokens");
     reads_back(&Dead { stream: Stream::Model }, "construct.v1.dead.CONSTRUCT_MODEL");
+    let beat = subject::ReconcilerBeat { instance: "reconciler-1".into() };
+    reads_back(&beat, "construct.v1.ctl.reconciler.reconciler-1.beat");
     reads_back(&subject::Census, "construct.v1.ctl.reconciler.census");
     reads_back(&subject::Models, "construct.v1.ctl.reconciler.models");
     reads_back(&subject::Budgets, "construct.v1.ctl.reconciler.budgets");
@@ -121,6 +123,7 @@ fn a_payload_with_other_ids_than_its_subject_is_refused() {
     refuses(&CodeExecute::new(Pool::code_default(), task(7)), &elsewhere);
     refuses(&TaskResult::new(task(7)), &Default::default());
     refuses(&BreakerNews { instance: "one".into() }, &Default::default());
+    refuses(&subject::ReconcilerBeat { instance: "one".into() }, &Default::default());
     refuses(&Journal { step: step(1) }, &Default::default());
     refuses(&Delta { organization: ORGANIZATION, task: task(7) }, &event(task(7), "message.created", 0, 0));
     let address = TaskEvent { organization: ORGANIZATION, task: task(7), event: kind_of("message.created") };
