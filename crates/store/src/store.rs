@@ -26,8 +26,6 @@ pub struct PoolOptions {
     pub application_name: String,
     /// Connections at most. Who needs one more waits for [`PoolOptions::acquire_timeout`].
     pub max_connections: u32,
-    /// Connections that are kept open without anything to do, so that a sudden load need not wait for them to be made.
-    pub min_connections: u32,
     /// How long to wait for a connection before [`Error::Unavailable`].
     pub acquire_timeout: Duration,
     /// How long one statement may take, locks included, before the server gives it up with [`Error::Unavailable`].
@@ -42,7 +40,6 @@ impl Default for PoolOptions {
         Self {
             application_name: "construct".to_owned(),
             max_connections: 20,
-            min_connections: 0,
             acquire_timeout: Duration::from_secs(5),
             statement_timeout: Duration::from_secs(5),
             plans_once: false,
@@ -72,7 +69,6 @@ impl Store {
         ]);
         let pool = PgPoolOptions::new()
             .max_connections(options.max_connections)
-            .min_connections(options.min_connections)
             .acquire_timeout(options.acquire_timeout)
             // sqlx asks the server before every use whether it is still there: a round trip that a busy pool can save.
             .test_before_acquire(false)

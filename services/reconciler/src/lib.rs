@@ -92,8 +92,6 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
             let options = PoolOptions {
                 application_name: context.instance_id().to_owned(),
                 max_connections: config.reconciler_database_connections,
-                // Whoever takes over from a replica that died has its tasks to look at all at once.
-                min_connections: config.reconciler_database_connections / 2,
                 plans_once: true,
                 ..PoolOptions::default()
             };
