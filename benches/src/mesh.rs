@@ -134,7 +134,7 @@ impl Mesh {
         Ok(done.load(Relaxed) as f64 / began.elapsed().as_secs_f64())
     }
 
-    /// From sending the message to seeing that its turn is complete.
+    /// From sending the message to seeing that its turn is complete, by a client that follows the task.
     async fn task(&self) -> anyhow::Result<Duration> {
         let spec = v1::TaskSpec {
             agent: format!("bench-{}", std::process::id()),
@@ -148,9 +148,11 @@ impl Mesh {
         let subscribe = v1::SubscribeRequest {
             task: task.clone(),
             cursor: "0".to_owned(),
-            types: vec!["turn.completed".to_owned()],
+            types: vec!["task.created".to_owned(), "turn.completed".to_owned()],
         };
         let mut events = EventServiceClient::new(self.channel.clone()).subscribe(subscribe).await?.into_inner();
+        // Who follows a conversation does so before it says something.
+        events.message().await?.context("the task's creation is not told")?;
         let text = v1::Block { block: Some(v1::block::Block::Text(v1::Text { text: "go".to_owned() })) };
         let spec = v1::MessageSpec { task, blocks: vec![text], ..Default::default() };
         let request = v1::CreateMessageRequest { spec: Some(spec), ..Default::default() };

@@ -232,8 +232,8 @@ async fn a_cancel_ends_a_call_at_once_with_what_it_used() {
     });
     let (outcome, usage, kept) =
         play(r#"[{"text": "abcdefgh", "fault": {"stall_ms": 100000, "after_chars": 4}}]"#, &cancel).await;
-    let text = v1::block::Block::Text(v1::Text { text: "abcd".into() });
-    let said = vec![v1::Block { block: Some(text) }];
+    let text = block::Block::Text(Text { text: "abcd".into() });
+    let said = vec![Block { block: Some(text) }];
     assert_eq!(outcome, Outcome::Cancelled { reason: "suspended".into(), said });
     assert_eq!(begun.elapsed(), Duration::from_secs(7));
     assert!(usage.input_tokens > 0 && usage.output_tokens == 1, "{usage:?}");
