@@ -31,7 +31,7 @@ pub(crate) struct Failure {
     pub(crate) retry_at: Option<Timestamp>,
     /// What the vendor answered with, 0 when nothing.
     pub(crate) http_status: u16,
-    /// Calls of the vendor that failed, this one included; 0 when it was never called.
+    /// Calls that were made for the answer, over all models and with hedges, this one included; 0 when no vendor was called.
     pub(crate) tries: u32,
 }
 
