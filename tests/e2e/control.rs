@@ -146,7 +146,10 @@ async fn a_conversation_is_taken_back_changed_and_copied() {
     mesh.scripted_agent("worker", &script).await.unwrap();
     let client = mesh.client().unwrap();
     let folder = mesh.folder("own").unwrap();
-    let conversation = client.begin("worker", Some(&folder)).await.unwrap();
+    // With a title, no model call is made for one.
+    let (agent, workspace) = ("worker".to_owned(), folder.display().to_string());
+    let spec = v1::TaskSpec { agent, workspace, title: "A job".to_owned(), ..v1::TaskSpec::default() };
+    let conversation = client.begin_as(spec).await.unwrap();
     let recorder = conversation.record();
     conversation.ask("one").await;
     conversation.ask("a script").await;

@@ -88,23 +88,25 @@ impl ScheduleService for Api {
         let mut lookup = Lookup::new(&write);
         let mut expected = (request.revision != 0).then_some(request.revision);
         let (mut timing, reference) = (None, request.schedule.clone());
-        let found = match entry.store().schedule_find(entry.organization(), &reference).await {
+        let id = match entry.store().schedule_find(entry.organization(), &reference).await {
             Ok(schedule) => {
+                let id = lookup.take(&reference, Ok(schedule.id), ScheduleId::from_uuid)?;
                 if request.at.is_some() || request.cron.is_some() || request.time_zone.is_some() {
                     // What is not said is taken from the schedule as it was read.
                     expected.get_or_insert(schedule.revision);
                     match requests::timing(&request, &schedule.timing, Timestamp::now()) {
-                        Ok((read, next)) => timing = Some((read, Some(next))),
-                        Err(reason) => {
-                            lookup.refuse(reason, ScheduleId::from_uuid)?;
+                        Ok((read, next)) => {
+                            timing = Some((read, Some(next)));
+                            id
                         }
+                        Err(reason) => lookup.refuse(reason, ScheduleId::from_uuid)?,
                     }
+                } else {
+                    id
                 }
-                Ok(schedule.id)
             }
-            Err(error) => Err(error),
+            Err(error) => lookup.take(&reference, Err(error), ScheduleId::from_uuid)?,
         };
-        let id = lookup.take(&reference, found, ScheduleId::from_uuid)?;
         let missed = convert::to_missed(request.missed_runs());
         let content = (!request.blocks.is_empty()).then(|| convert::to_content(request.blocks));
         let changes = ScheduleChanges { name: request.name, content, timing, missed };
