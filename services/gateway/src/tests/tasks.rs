@@ -143,7 +143,12 @@ async fn too_many_waiting_messages_are_refused() {
     let id: TaskId = task.parse().expect("an id");
     let write = Write { organization: OrganizationId::LOCAL, now: Timestamp::now(), idempotency: None };
     for _ in 0..construct_store::QUEUE_LIMIT {
-        let new = NewUserMessage { id: MessageId::from_uuid(Uuid::now_v7()), task: id, content: Content::default() };
+        let new = NewUserMessage {
+            id: MessageId::from_uuid(Uuid::now_v7()),
+            task: id,
+            content: Content::default(),
+            interrupts: false,
+        };
         let event = NewEvent { kind: "message.created".into(), payload: Vec::new(), step: None };
         let render = |_: &_| Rendered { event, response: Vec::new() };
         gateway.store().message_create(&write, new, render).await.expect("there is room");
