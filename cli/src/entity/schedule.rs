@@ -99,7 +99,7 @@ pub(crate) struct Create {
     #[arg(long, value_name = "PATTERN", group = "when")]
     cron: Option<String>,
     /// The time zone that the pattern means, e.g. Europe/Berlin; UTC when not given.
-    #[arg(long, value_name = "ZONE", requires = "cron", default_value = "", hide_default_value = true)]
+    #[arg(long, value_name = "ZONE", conflicts_with = "at", default_value = "", hide_default_value = true)]
     time_zone: String,
     /// What becomes of runs that were missed.
     #[arg(long, value_enum, default_value_t = Missed::Once)]
@@ -108,10 +108,10 @@ pub(crate) struct Create {
     #[arg(long)]
     interrupt: bool,
     /// Of the tasks that are begun; made from the conversation when not given.
-    #[arg(long, requires = "agent", default_value = "", hide_default_value = true)]
+    #[arg(long, conflicts_with = "task", default_value = "", hide_default_value = true)]
     title: String,
     /// The directory in which all tasks that are begun work. Without it each gets an empty one of its own.
-    #[arg(long, value_name = "DIR", requires = "agent")]
+    #[arg(long, value_name = "DIR", conflicts_with = "task")]
     workspace: Option<PathBuf>,
     #[command(flatten)]
     write: WriteArgs,
