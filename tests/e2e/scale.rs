@@ -281,7 +281,12 @@ async fn a_rolling_restart_loses_nothing_and_stalls_no_task_for_long() {
         }
         said
     }));
+    let undisturbed = std::cell::Cell::new(Duration::ZERO);
     let restarting = async {
+        // How long tasks stand still anyhow, on a machine that has other things to do.
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        undisturbed.set(stalls.iter().map(Stalls::longest).max().unwrap());
+        stalls.iter().for_each(Stalls::forget);
         for service in [Service::Reconciler, Service::Providers, Service::Interpreter, Service::Reconciler] {
             assert_eq!(mesh.stop(service).await.unwrap(), 0, "{service:?}:\n{}", mesh.log(service));
             mesh.spawn(service).unwrap();
@@ -297,8 +302,9 @@ async fn a_rolling_restart_loses_nothing_and_stalls_no_task_for_long() {
         assert!(!folder.join("unknown.log").exists(), "nothing was interrupted");
     }
     let longest = stalls.iter().map(Stalls::longest).max().unwrap();
-    println!("{} turns; the longest silence of a task was {longest:?}", said.iter().map(Vec::len).sum::<usize>());
-    assert!(longest < Duration::from_secs(5), "a task stood still for {longest:?}");
+    let (turns, undisturbed) = (said.iter().map(Vec::len).sum::<usize>(), undisturbed.get());
+    println!("{turns} turns; the longest silence of a task was {longest:?}, undisturbed {undisturbed:?}");
+    assert!(longest < Duration::from_secs(5) + undisturbed, "a task stood still for {longest:?}");
 }
 
 /// How long a task may stand still when the process that worked for it is killed.
@@ -363,7 +369,8 @@ async fn recovers(service: Service) {
         undisturbed.iter().max()
     );
     // Generous: the machine that runs the tests may stand still itself.
-    assert!(at(1.0) < Duration::from_secs(8), "{longest:?}");
+    let undisturbed = undisturbed.iter().max().copied().unwrap_or_default();
+    assert!(at(1.0) < Duration::from_secs(8) + undisturbed, "{longest:?}");
 }
 
 #[tokio::test]
@@ -390,7 +397,7 @@ fn check_effects(folder: &std::path::Path, turns: usize) {
     }
 }
 
-/// How many tasks flood: `CONSTRUCT_SCALE_ACTIVE` for `./dev bench`-like runs by hand.
+/// How much of something there is: what the variable says, for runs by hand.
 fn sized(variable: &str, otherwise: u32) -> u32 {
     std::env::var(variable).ok().and_then(|count| count.parse().ok()).unwrap_or(otherwise)
 }
