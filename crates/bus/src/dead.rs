@@ -6,11 +6,11 @@ use async_nats::{
     HeaderMap,
     jetstream::{
         self,
+        message::StreamMessage,
         stream::{LastRawMessageErrorKind, Stream as Server},
     },
 };
 use construct_proto::mesh::v1::DeadLetter;
-use futures::StreamExt as _;
 
 use crate::{
     Bus,
@@ -20,11 +20,8 @@ use crate::{
     topology::Stream,
 };
 
-/// Letters looked at in one listing at most, those that are gone included: the rest is listed from there.
-const LOOKED_AT: u64 = 1_000;
-
-/// Letters fetched at the same time.
-const AT_ONCE: usize = 16;
+/// Where letters of all streams are.
+const ALL: &str = "construct.v1.dead.>";
 
 /// Why nothing could be done about a letter.
 #[derive(Debug, thiserror::Error)]
@@ -61,27 +58,22 @@ impl Bus {
     /// # Errors
     /// [`Error::Server`].
     pub async fn dead_letters(&self, after: u64, limit: usize) -> Result<Vec<Numbered>, Error> {
-        let mut stream = self.dead_stream().await?;
-        let state = stream.info().await.map_err(server)?.state.clone();
-        let first = state.first_sequence.max(after.saturating_add(1));
-        let last = state.last_sequence.min(first.saturating_add(LOOKED_AT));
-        let stream = &stream;
-        let mut letters = futures::stream::iter(first..=last)
-            .map(|number| async move { self.letter(stream, number).await })
-            .buffered(AT_ONCE);
-        let mut found = Vec::new();
-        while let Some(letter) = letters.next().await {
-            match letter {
+        let stream = self.dead_stream().await?;
+        let (mut found, mut next) = (Vec::new(), after.saturating_add(1));
+        while found.len() < limit {
+            // The next that is there, however many are gone between.
+            let message = match stream.get_first_raw_message_by_subject(ALL, next).await {
+                Ok(message) => message,
+                Err(error) if error.kind() == LastRawMessageErrorKind::NoMessageFound => break,
+                Err(error) => return Err(server(error)),
+            };
+            next = message.sequence.saturating_add(1);
+            match self.read_letter(message).await {
                 Ok(letter) => found.push(letter),
-                Err(Error::NotFound) => {}
-                Err(Error::Read(error)) => {
+                Err(error) => {
                     let error: &dyn std::error::Error = &error;
                     tracing::warn!(error, "a dead letter cannot be read and is left out");
                 }
-                Err(error) => return Err(error),
-            }
-            if found.len() == limit {
-                break;
             }
         }
         Ok(found)
@@ -150,6 +142,11 @@ impl Bus {
             Err(error) if error.kind() == LastRawMessageErrorKind::NoMessageFound => return Err(Error::NotFound),
             Err(error) => return Err(server(error)),
         };
+        self.read_letter(message).await
+    }
+
+    async fn read_letter(&self, message: StreamMessage) -> Result<Numbered, Error> {
+        let number = message.sequence;
         let letter: DeadLetter = self.open(Some(&message.headers), message.payload).await.map_err(Error::Read)?;
         let address = Dead::parse(message.subject.as_str()).map_err(|error| Error::Read(OpenError::Invalid(error)))?;
         address.check(&letter).map_err(|error| Error::Read(OpenError::Invalid(error)))?;

@@ -136,7 +136,7 @@ impl ScheduleService for Api {
         let mut lookup = Lookup::new(&write);
         let found = entry.store().schedule_find(entry.organization(), &request.schedule).await;
         let id = lookup.take(&request.schedule, found.map(|schedule| schedule.id), ScheduleId::from_uuid)?;
-        let paused = entry.store().schedule_pause(&write, id, true, None, render("schedule.updated")).await;
+        let paused = entry.store().schedule_pause(&write, id, true, None, None, render("schedule.updated")).await;
         entry.answer(lookup.settle(paused)?, nobody, convert::schedule).await
     }
 
@@ -146,12 +146,11 @@ impl ScheduleService for Api {
         let write = entry.write("ResumeSchedule", &mut request);
         let mut lookup = Lookup::new(&write);
         let found = entry.store().schedule_find(entry.organization(), &request.schedule).await;
-        let next = match &found {
-            Ok(schedule) => schedule.timing.after(Timestamp::now()).ok().flatten(),
-            Err(_) => None,
-        };
+        let next = found.as_ref().ok().and_then(|schedule| schedule.timing.after(Timestamp::now()).ok().flatten());
+        // Its time may be changed at this moment.
+        let read = found.as_ref().ok().map(|schedule| schedule.revision);
         let id = lookup.take(&request.schedule, found.map(|schedule| schedule.id), ScheduleId::from_uuid)?;
-        let resumed = entry.store().schedule_pause(&write, id, false, next, render("schedule.updated")).await;
+        let resumed = entry.store().schedule_pause(&write, id, false, next, read, render("schedule.updated")).await;
         entry.answer(lookup.settle(resumed)?, nobody, convert::schedule).await
     }
 

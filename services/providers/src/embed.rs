@@ -25,5 +25,5 @@ pub(crate) fn as_many(wanted: usize, given: usize) -> Result<(), Failure> {
     if wanted == given {
         return Ok(());
     }
-    Err(Failure::transient(format!("the vendor gave {given} vectors for {wanted} texts")))
+    Err(Failure::transient(format!("the vendor gave {given} vectors for {wanted} texts")).after_success())
 }

@@ -33,11 +33,13 @@ pub(crate) struct Failure {
     pub(crate) http_status: u16,
     /// Calls that were made for the answer, over all models and with hedges, this one included; 0 when no vendor was called.
     pub(crate) tries: u32,
+    /// Whether the vendor had taken the request before something went wrong: then it is paid for.
+    pub(crate) taken: bool,
 }
 
 impl Failure {
     pub(crate) fn new(class: FailureClass, message: impl Into<String>) -> Self {
-        Self { class, message: message.into(), retry_at: None, http_status: 0, tries: 0 }
+        Self { class, message: message.into(), retry_at: None, http_status: 0, tries: 0, taken: false }
     }
 
     /// The connection or the stream broke, or the vendor had a fault of its own.
@@ -57,6 +59,12 @@ impl Failure {
 
     pub(crate) fn with_status(mut self, status: u16) -> Self {
         self.http_status = status;
+        self
+    }
+
+    /// The same, of a call that the vendor has answered or begun to answer.
+    pub(crate) fn after_success(mut self) -> Self {
+        self.taken = true;
         self
     }
 

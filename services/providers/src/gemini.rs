@@ -138,7 +138,10 @@ impl Vendor for Gemini {
             let (mut vectors, mut tokens) = (Vec::new(), 0);
             for (wanted, post) in batches {
                 let refused = |status, body: &[u8]| Wire::default().refused(status, body);
-                let answer: Embedded = http.large(post, Wire::LIMITS, refused).await?;
+                let answer: Result<Embedded, Failure> = http.large(post, Wire::LIMITS, refused).await;
+                // What was answered before is paid for.
+                let answer =
+                    answer.map_err(|failure| if vectors.is_empty() { failure } else { failure.after_success() })?;
                 embed::as_many(wanted, answer.embeddings.len())?;
                 tokens += answer.usage_metadata.map_or(0, |usage| usage.prompt_token_count.max(0));
                 vectors.extend(answer.embeddings.into_iter().map(|embedding| embedding.values));

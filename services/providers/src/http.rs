@@ -133,7 +133,13 @@ impl Http {
         refused: impl Fn(u16, &[u8]) -> Failure + Send,
     ) -> Result<T, Failure> {
         let response = self.answered(request, limits, refused).await?;
-        parsed(&body(response, MAX_LARGE_BODY, LARGE_BODY_TIMEOUT).await)
+        let body = body(response, MAX_LARGE_BODY, LARGE_BODY_TIMEOUT).await;
+        if body.len() >= MAX_LARGE_BODY {
+            let words =
+                format!("the vendor's answer is larger than {} MiB: ask for less at a time", MAX_LARGE_BODY >> 20);
+            return Err(Failure::new(FailureClass::InvalidRequest, words).after_success());
+        }
+        parsed(&body).map_err(Failure::after_success)
     }
 
     async fn answered(

@@ -36,6 +36,8 @@ use crate::{
 const MAX_LOADED: usize = 8;
 /// The file whose change means another model.
 const WEIGHTS: &str = "model.safetensors";
+/// What belongs to it.
+const BESIDE: [&str; 2] = ["config.json", "tokenizer.json"];
 
 /// The models of this machine. Clones are the same.
 #[derive(Debug, Clone)]
@@ -48,7 +50,7 @@ pub(crate) struct Shelf {
 
 #[derive(Debug, Clone)]
 struct Loaded {
-    changed: SystemTime,
+    changed: (SystemTime, [Option<SystemTime>; 2]),
     model: Arc<Model>,
 }
 
@@ -70,13 +72,13 @@ impl Shelf {
     /// The model of this name, from memory when its file has not changed. Blocks.
     fn model(&self, name: &str) -> Result<Arc<Model>, Failure> {
         let folder = self.folder()?.join(place(name)?);
-        let changed =
-            fs::metadata(folder.join(WEIGHTS)).and_then(|file| file.modified()).map_err(|error| {
-                match error.kind() {
-                    io::ErrorKind::NotFound => missing(name),
-                    _ => Failure::configuration(format!("the model `{name}` cannot be read: {error}")),
-                }
-            })?;
+        let changed = |file| fs::metadata(folder.join(file)).and_then(|file| file.modified());
+        let weights = changed(WEIGHTS).map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => missing(name),
+            _ => Failure::configuration(format!("the model `{name}` cannot be read: {error}")),
+        })?;
+        // What is missing of the others, loading says.
+        let changed = (weights, BESIDE.map(|file| changed(file).ok()));
         if let Some(loaded) = self.lock().get(name).filter(|loaded| loaded.changed == changed) {
             return Ok(Arc::clone(&loaded.model));
         }
@@ -142,8 +144,13 @@ impl Vendor for Local {
         let shelf = self.0.clone();
         embed::all(async move {
             let closed = |_| Failure::internal("nobody closes this semaphore");
-            let _turn = Arc::clone(&shelf.processors).acquire_owned().await.map_err(closed)?;
-            let embedded = spawn_blocking(move || shelf.embed(&request)).await;
+            let turn = Arc::clone(&shelf.processors).acquire_owned().await.map_err(closed)?;
+            let embedded = spawn_blocking(move || {
+                // As long as the work goes on, also when nobody waits for it any more.
+                let _turn = turn;
+                shelf.embed(&request)
+            });
+            let embedded = embedded.await;
             embedded.map_err(|error| Failure::internal(format!("the local model: {error}")))?
         })
     }

@@ -124,8 +124,8 @@ impl Worker {
         let keep_alive = receipt.keep_alive();
         // Boxed, because the future of a call is large and lives in a task of its own anyway.
         let (result, told) = Box::pin(self.answer(&command, delivery)).instrument(span.clone()).await;
-        // NATS passes on what one connection publishes in its order, so that nobody sees the end of a step before what led to it,
-        // although nothing here waits until the stream has it.
+        // A NATS server passes on what one connection publishes in its order, and between the result and what it leads to lies a commit: nobody
+        // sees the end of a step before what led to it, although nothing here waits until the stream has it.
         let (settled, ()) = tokio::join!(
             async {
                 match result {

@@ -69,8 +69,8 @@ struct Decided {
     decision: Decision,
     /// None when there was nothing to write.
     committed: Option<Committed>,
-    /// For the effects.
-    material: Material,
+    /// For the effects, where it could be read.
+    material: Result<Material, Error>,
 }
 
 /// A worker's result, understood.
@@ -138,11 +138,19 @@ impl Activator {
                 done => done?,
             };
             report = None;
+            let nothing = Material::default();
             for effect in &decision.effects {
+                let material = match &material {
+                    Ok(material) => material,
+                    // A command is found missing when the task looks at its step again; what ends one would not be.
+                    Err(_) if effect_is_a_command(effect) => continue,
+                    Err(_) => &nothing,
+                };
                 // What cannot be carried out is a result of the step like any other.
-                let failed = self.perform(&loaded, &decision.task, effect, &material).await?;
+                let failed = self.perform(&loaded, &decision.task, effect, material).await;
                 report = failed.map(|result| Report::of(result, &decision.task)).or(report);
             }
+            material?;
             let next_wake = committed.as_ref().map_or(decision.task.next_wake, |committed| committed.next_wake);
             let again = committed.as_ref().is_some_and(|committed| committed.has_new_intents);
             let left = committed.and_then(|committed| committed.left);
@@ -213,7 +221,7 @@ impl Activator {
             if loaded.has_new_intents() {
                 self.store.task_intents_seen(loaded.task.id, loaded.intents).await?;
             }
-            let material = material::gather(self, loaded, &decision).await?;
+            let material = material::gather(self, loaded, &decision).await;
             return Ok(Decided { decision, committed: None, material });
         }
 
@@ -263,7 +271,7 @@ impl Activator {
             self.give_up(&decision).await?;
         }
         let (committed, material) = tokio::join!(self.commit(commit), material::gather(self, loaded, &decision));
-        Ok(Decided { committed: Some(committed?), material: material?, decision })
+        Ok(Decided { committed: Some(committed?), material, decision })
     }
 
     /// Before it is said that scripts are over whose worker has not said so, they are kept from going on: it may be at them still, and
@@ -387,7 +395,7 @@ impl Activator {
         now: &Task,
         effect: &Effect,
         material: &Material,
-    ) -> Result<Option<StepResult>, Error> {
+    ) -> Option<StepResult> {
         let task = loaded.task.id;
         let failed = |step: StepId, error: command::Error| {
             let (class, message, retry_at) = (error.class(), error.to_string(), error.retry_at());
@@ -395,7 +403,7 @@ impl Activator {
             Some(StepResult { step, round: round_of(now, step), outcome: Outcome::Failed(failure) })
         };
         let model = subject::ModelInvoke::new(subject::Pool::model_default(), task);
-        Ok(match effect {
+        match effect {
             Effect::InvokeModel(step) | Effect::ExecuteCode(step) if self.result_waits(step, task).await => None,
             Effect::InvokeModel(step) => match self.answer_command(loaded, step, material).await {
                 Ok(invoke) => self.dispatch(step.id, &model, &invoke).await,
@@ -439,7 +447,7 @@ impl Activator {
                 self.end_code(loaded, *step);
                 None
             }
-        })
+        }
     }
 
     async fn answer_command(
@@ -534,6 +542,14 @@ impl Report {
     fn of(result: StepResult, task: &Task) -> Self {
         let number = task.step.as_ref().map_or(0, |step| step.number);
         Self { result, usage: Usage::default(), model: None, number, organization: None }
+    }
+}
+
+/// Whether an effect is a command to a worker, which is made of what is read.
+fn effect_is_a_command(effect: &Effect) -> bool {
+    match effect {
+        Effect::InvokeModel(_) | Effect::ExecuteCode(_) | Effect::MakeTitle(_) => true,
+        Effect::CancelModel(..) | Effect::CancelCode(..) | Effect::EndCode(_) => false,
     }
 }
 

@@ -77,6 +77,8 @@ pub(crate) struct State {
     timer: Option<AbortHandle>,
     /// Activations in a row that failed.
     failures: u32,
+    /// What was asked for before the look that failed last: what came later it may not have seen.
+    intents: Option<i64>,
     /// The task as the last activation left it. Held as long as the actor is, which is not long without anything to do.
     known: Option<Box<LoadedTask>>,
 }
@@ -89,7 +91,7 @@ impl Actor for TaskActor {
     type Arguments = Args;
 
     async fn pre_start(&self, _: ActorRef<Msg>, args: Args) -> Result<State, ActorProcessingErr> {
-        Ok(State { args, taken: 0, timer: None, failures: 0, known: None })
+        Ok(State { args, taken: 0, timer: None, failures: 0, intents: None, known: None })
     }
 
     async fn handle(&self, myself: ActorRef<Msg>, message: Msg, state: &mut State) -> Result<(), ActorProcessingErr> {
@@ -191,19 +193,25 @@ impl State {
                 }
             }
             Err(error) => {
-                if error.is_retryable() {
+                // A race that was lost time and again passes too.
+                let passing = error.is_retryable() || matches!(error, construct_store::Error::Conflict);
+                if passing {
                     tracing::warn!(task = %args.task, error = %Chain(&error), "the task could not be looked at; it is tried again");
                 } else {
                     tracing::error!(task = %args.task, error = %Chain(&error), "the task could not be looked at; it is tried again");
                 }
-                let passing = error.is_retryable();
                 if let Some(receipt) = receipt {
                     receipt.nak(pause(self.failures, passing)).await;
                 }
-                let lasting = !passing && self.failures + 1 >= LASTING;
-                let reason = Chain(&error).to_string();
-                if lasting && args.activator.park(args.task, &reason).await {
-                    return After::Idle;
+                if !passing {
+                    let reason = Chain(&error).to_string();
+                    let before = std::mem::replace(&mut self.intents, args.activator.intents(args.task).await);
+                    if self.failures + 1 >= LASTING
+                        && let Some(intents) = before
+                        && args.activator.park(args.task, intents, &reason).await
+                    {
+                        return After::Idle;
+                    }
                 }
                 After::Failed { passing }
             }

@@ -82,10 +82,15 @@ pub(crate) async fn gather(activator: &Activator, loaded: &LoadedTask, decision:
     let invocation = async { if wanted.agent { store.invocation(task).await } else { Ok(None) } };
     let secrets = async { if wanted.secrets { store.task_secrets(task).await } else { Ok(Vec::new()) } };
     let approvals = async {
-        match decision.task.step.as_ref().filter(|_| wanted.approvals) {
-            Some(step) => store.approvals_of_step(step.id).await,
-            None => Ok(Vec::new()),
+        let Some(step) = decision.task.step.as_ref().filter(|_| wanted.approvals) else { return Ok(Vec::new()) };
+        let mut approvals = store.approvals_of_step(step.id).await?;
+        for closed in &decision.closed {
+            if let Some(approval) = approvals.iter_mut().find(|approval| approval.id == closed.id) {
+                approval.state = closed.state;
+                approval.words.clone_from(&closed.words);
+            }
         }
+        Ok(approvals)
     };
     // Nothing is looked up for what cannot be used.
     let names = wanted.script && activator.token_keys.is_some();

@@ -7,17 +7,24 @@ use jiff::Timestamp;
 use crate::activation::Activator;
 
 impl Activator {
-    /// Puts a task aside. False when not even that works: then it is tried on.
-    pub(crate) async fn park(&self, task: TaskId, reason: &str) -> bool {
-        match self.store.task_park(task, reason, Timestamp::now()).await {
-            Ok(()) => {
+    /// Puts a task aside that could not be looked at with these `intents`. False when somebody has asked for something since, or when not even
+    /// that works: then it is tried on.
+    pub(crate) async fn park(&self, task: TaskId, intents: i64, reason: &str) -> bool {
+        match self.store.task_park(task, intents, reason, Timestamp::now()).await {
+            Ok(true) => {
                 tracing::error!(%task, reason, "the task is put aside, because looking at it fails each time");
                 true
             }
+            Ok(false) => false,
             Err(error) => {
                 tracing::warn!(%task, error = %Chain(&error), "the task could not be put aside");
                 false
             }
         }
+    }
+
+    /// What was asked for of a task by now; none when that cannot be read.
+    pub(crate) async fn intents(&self, task: TaskId) -> Option<i64> {
+        self.store.task_intents(task).await.ok().flatten()
     }
 }

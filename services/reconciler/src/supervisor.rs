@@ -139,7 +139,9 @@ impl Actor for Supervisor {
                     let (activator, reason) = (Arc::clone(&state.args.activator), format!("its actor failed: {error}"));
                     let lifecycle = activator.lifecycle.clone();
                     lifecycle.spawn_job("park", async move {
-                        activator.park(task, &reason).await;
+                        if let Some(intents) = activator.intents(task).await {
+                            activator.park(task, intents, &reason).await;
+                        }
                     });
                 }
             }

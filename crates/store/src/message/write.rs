@@ -60,7 +60,7 @@ impl Store {
         render: impl FnOnce(&StoredMessage) -> Rendered + Send,
     ) -> Result<Written<StoredMessage>, Error> {
         let mut writer = begin!(self, write);
-        let (task, sequence) = message_lock(&mut writer, id, false).await?;
+        let (task, sequence) = message_lock(&mut writer, id).await?;
         let before = message_queued(&mut writer, id).await?;
         if expected_revision.is_some_and(|revision| revision != before.revision) {
             return Err(Error::Conflict);
@@ -97,7 +97,7 @@ impl Store {
         render: impl FnOnce(&StoredMessage) -> Rendered + Send,
     ) -> Result<Written<StoredMessage>, Error> {
         let mut writer = begin!(self, write);
-        let (task, sequence) = message_lock(&mut writer, id, true).await?;
+        let (task, sequence) = message_lock(&mut writer, id).await?;
         let entity = message_queued(&mut writer, id).await?;
         sqlx::query!("DELETE FROM messages WHERE id = $1", id.uuid()).execute(&mut *writer.transaction).await?;
         writer.finish_on_task(task, sequence, entity, render).await
@@ -189,14 +189,14 @@ async fn insert(
     Ok(Written::Applied { entity: StoredMessage { arrival, ..entity }, event: Some(event) })
 }
 
-/// Locks the message's task for a change of its queue, and counts the event. When a message is taken away the version
-/// rises too: a commit that is on its way may have counted on the message.
-async fn message_lock(writer: &mut Writer<'_>, id: MessageId, taken_away: bool) -> Result<(TaskId, u64), Error> {
+/// Locks the message's task for a change of its queue, and counts the event. The version rises too: a commit that is on its way may
+/// have counted on the message, and what it says may be read beside that.
+async fn message_lock(writer: &mut Writer<'_>, id: MessageId) -> Result<(TaskId, u64), Error> {
     let task = sqlx::query!(
         "UPDATE tasks t SET
              intents = t.intents + 1,
              intent_at = CASE WHEN t.intents > t.intents_seen THEN t.intent_at ELSE $3 END,
-             version = t.version + CASE WHEN $4 THEN 1 ELSE 0 END,
+             version = t.version + 1,
              event_sequence = t.event_sequence + 1,
              revision = t.revision + 1,
              updated_at = $3
@@ -206,7 +206,6 @@ async fn message_lock(writer: &mut Writer<'_>, id: MessageId, taken_away: bool) 
         writer.organization(),
         id.uuid(),
         writer.now(),
-        taken_away,
     )
     .fetch_optional(&mut *writer.transaction)
     .await?

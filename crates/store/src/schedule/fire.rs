@@ -48,7 +48,7 @@ impl Store {
     /// made once, whoever dies whenever. A run whose message cannot be accepted is remembered as failed, and not tried again.
     ///
     /// # Errors
-    /// [`Error::Unavailable`], and the schedule stays due; [`Error::Internal`] when it cannot be read.
+    /// [`Error::Unavailable`], and the schedule stays due. One that cannot be read is stopped, with that as its last error.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn schedule_fire(&self, now: Timestamp, told: Told) -> Result<Option<Fired>, Error> {
         let now = micros(now);
@@ -58,7 +58,25 @@ impl Store {
             sql(now) as _,
         );
         let Some(row) = row.fetch_optional(&mut *transaction).await? else { return Ok(None) };
-        let schedule: Schedule = row.try_into()?;
+        let id = row.id;
+        let schedule: Schedule = match row.try_into() {
+            Ok(schedule) => schedule,
+            // It would stay the oldest that is due, and keep all others from their runs.
+            Err(error) => {
+                let error: Error = error;
+                tracing::error!(schedule = %id, error = &error as &dyn std::error::Error, "a schedule cannot be read; it is stopped");
+                sqlx::query!(
+                    "UPDATE schedules SET next_run = NULL, last_error = $2, revision = revision + 1, updated_at = $3 WHERE id = $1",
+                    id,
+                    error.to_string(),
+                    sql(now) as _,
+                )
+                .execute(&mut *transaction)
+                .await?;
+                transaction.commit().await?;
+                return Ok(None);
+            }
+        };
         let mut fired = Fired { events: Vec::new(), tasks: Vec::new(), failures: Vec::new(), schedule };
         let due = fired.schedule.next_run.unwrap_or(now);
         let plan = match fired.schedule.timing.plan(fired.schedule.missed, due, now) {

@@ -123,10 +123,11 @@ impl Store {
         writer.finish(entity, render).await
     }
 
-    /// Pauses a schedule, or lets it go on with the run `next`. Nothing happens when it is so already.
+    /// Pauses a schedule, or lets it go on with the run `next`, which was found from the schedule as it was at revision `read`. Nothing
+    /// happens when it is so already.
     ///
     /// # Errors
-    /// [`Error::NotFound`]; those of every write.
+    /// [`Error::NotFound`]; [`Error::Conflict`] when it has changed since it was read; those of every write.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn schedule_pause(
         &self,
@@ -134,22 +135,27 @@ impl Store {
         id: ScheduleId,
         paused: bool,
         next: Option<Timestamp>,
+        read: Option<i64>,
         render: impl FnOnce(&Schedule) -> Rendered + Send,
     ) -> Result<Written<Schedule>, Error> {
         let mut writer = begin!(self, write);
         let done = sqlx::query!(
             "UPDATE schedules SET
                  paused = $3, next_run = CASE WHEN $3 THEN next_run ELSE $4 END, revision = revision + 1, updated_at = $5
-             WHERE organization_id = $1 AND id = $2 AND paused <> $3",
+             WHERE organization_id = $1 AND id = $2 AND paused <> $3 AND ($6::bigint IS NULL OR revision = $6)",
             writer.organization(),
             id.uuid(),
             paused,
             sql_option(next) as _,
             writer.now(),
+            read as _,
         )
         .execute(&mut *writer.transaction)
         .await?;
         let entity = schedule_reload(&mut writer, id).await?;
+        if done.rows_affected() == 0 && entity.paused != paused {
+            return Err(Error::Conflict);
+        }
         if done.rows_affected() == 0 {
             return writer.finish_unchanged(entity, render).await;
         }

@@ -20,22 +20,33 @@ pub struct Parked {
 }
 
 impl Store {
-    /// Puts a task aside: the sweep leaves it out until somebody asks for something.
+    /// How often something was asked for of a task, also of one that cannot be read otherwise. None when there is no such task.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn task_park(&self, id: TaskId, reason: &str, now: Timestamp) -> Result<(), Error> {
+    pub async fn task_intents(&self, id: TaskId) -> Result<Option<i64>, Error> {
+        Ok(sqlx::query_scalar!("SELECT intents FROM tasks WHERE id = $1", id.uuid()).fetch_optional(&self.pool).await?)
+    }
+
+    /// Puts a task aside: the sweep leaves it out until somebody asks for something beyond the first `intents`, which looks have failed at.
+    /// False when somebody has already.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn task_park(&self, id: TaskId, intents: i64, reason: &str, now: Timestamp) -> Result<bool, Error> {
         let reason: String = text::clean(reason).chars().take(REASON_CHARS).collect();
-        sqlx::query!(
-            "UPDATE tasks SET parked_intents = intents, parked_at = $2, parked_reason = $3 WHERE id = $1",
+        let done = sqlx::query!(
+            "UPDATE tasks SET parked_intents = intents, parked_at = $2, parked_reason = $3 WHERE id = $1 AND intents = $4",
             id.uuid(),
             sql(now),
             reason,
+            intents,
         )
         .execute(&self.pool)
         .await?;
-        Ok(())
+        Ok(done.rows_affected() > 0)
     }
 
     /// Why a task is put aside, if it is.

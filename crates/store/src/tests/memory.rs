@@ -156,3 +156,38 @@ async fn a_task_with_a_budget_or_with_news_is_not_remembered() {
     let committed = commit_again(&f, &loaded).await.expect("committed");
     assert_eq!(committed.left, None);
 }
+
+/// What a message says is read beside the commit that admits it.
+#[tokio::test]
+async fn a_decision_does_not_outlive_the_words_it_was_made_for() {
+    let f = Fixture::new().await;
+    let task = f.task().await;
+    let message = f.message(task, "hello").await;
+    let loaded = load(&f, task).await;
+    let write = write();
+    let changed = f.store.message_update(&write, message.id, None, text("good-bye"), rendered("message.updated"));
+    changed.await.expect("it still waits");
+    let (state, admitted) = admitting(&loaded);
+    let commit = TaskCommit { admitted, ..TaskCommit::new(&loaded, &state, now()) };
+    let done = f.store.task_commit(commit).await;
+    assert!(matches!(done, Err(Error::Conflict)), "{done:?}");
+}
+
+#[tokio::test]
+async fn a_task_is_put_aside_until_something_is_asked_for_or_a_look_goes_well() {
+    let f = Fixture::new().await;
+    let task = f.task().await;
+    f.message(task, "hello").await;
+    let before = f.store.task_intents(task).await.expect("read").expect("there");
+    f.message(task, "more").await;
+    assert!(!f.store.task_park(task, before, "broken", now()).await.expect("written"), "nobody has looked at that yet");
+    let intents = f.store.task_intents(task).await.expect("read").expect("there");
+    assert!(f.store.task_park(task, intents, "broken", now()).await.expect("written"));
+    let later = now() + std::time::Duration::from_secs(3600);
+    let due = async || f.store.sweep_due(later, None, 10).await.expect("read").iter().any(|due| due.task == task);
+    assert!(!due().await);
+    assert!(f.store.task_parked(ORG, task).await.expect("read").is_some());
+    admit(&f, task).await;
+    assert_eq!(f.store.task_parked(ORG, task).await.expect("read"), None);
+    assert!(due().await, "the next look is due");
+}

@@ -88,7 +88,7 @@ async fn runs_for_an_agent_begin_tasks_and_missed_ones_are_made_up_for_as_wanted
     let all = schedule(&f, "all", target, every_minute(), Missed::All, start).await;
     let skip = schedule(&f, "skip", target, every_minute(), Missed::Skip, start).await;
     let paused = schedule(&f, "paused", target, every_minute(), Missed::All, start).await;
-    applied(f.store.schedule_pause(&write(), paused.id, true, None, rendered("x")).await.expect("paused"));
+    applied(f.store.schedule_pause(&write(), paused.id, true, None, None, rendered("x")).await.expect("paused"));
     let late = start + minutes(2) + SignedDuration::from_secs(90);
     let mut fired = Vec::new();
     while let Some(one) = f.store.schedule_fire(late, TOLD).await.expect("looked") {
@@ -104,7 +104,9 @@ async fn runs_for_an_agent_begin_tasks_and_missed_ones_are_made_up_for_as_wanted
     let begun = f.store.task_get(ORG, fired[1].tasks[0]).await.expect("got");
     assert_eq!((begun.title.as_str(), begun.queued_count, begun.event_sequence), ("Morning", 1, 2));
     assert_eq!(again(&f, &skip).await.next_run, Some(start + minutes(4)));
-    let resumed = f.store.schedule_pause(&write(), paused.id, false, Some(late), rendered("x")).await;
+    let stale = f.store.schedule_pause(&write(), paused.id, false, Some(late), Some(0), rendered("x")).await;
+    assert!(matches!(stale, Err(Error::Conflict)), "{stale:?}");
+    let resumed = f.store.schedule_pause(&write(), paused.id, false, Some(late), None, rendered("x")).await;
     assert_eq!(applied(resumed.expect("resumed")).next_run, Some(late));
     // Deleting the agent would leave the schedules with nobody to write to.
     let refused = f.store.agent_delete(&write(), f.agent, rendered("x")).await;

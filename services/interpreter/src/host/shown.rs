@@ -38,14 +38,26 @@ fn shorten(value: &Value, longest: usize) -> Value {
             shown.chain((left_out > 0).then(|| Value::String(format!("[… {left_out} more …]")))).collect()
         }
         Value::Object(fields) => {
-            let shown = fields.iter().take(most).map(|(name, field)| (cut(name, longest), shorten(field, longest)));
+            let mut shown = serde_json::Map::new();
+            for (name, field) in fields.iter().take(most) {
+                insert(&mut shown, cut(name, longest), shorten(field, longest));
+            }
             let left_out = fields.len().saturating_sub(most);
-            shown
-                .chain((left_out > 0).then(|| ("…".to_owned(), Value::String(format!("[… {left_out} more …]")))))
-                .collect()
+            if left_out > 0 {
+                insert(&mut shown, "…".to_owned(), Value::String(format!("[… {left_out} more …]")));
+            }
+            Value::Object(shown)
         }
         other => other.clone(),
     }
+}
+
+/// Adds a field whose name may have been cut to that of another one: each is seen.
+fn insert(fields: &mut serde_json::Map<String, Value>, mut name: String, field: Value) {
+    while fields.contains_key(&name) {
+        name.push('\'');
+    }
+    fields.insert(name, field);
 }
 
 fn cut(text: &str, longest: usize) -> String {
@@ -79,8 +91,9 @@ mod tests {
         let many: Vec<String> = (0..100_000).map(|number| format!("{number} é")).collect();
         let fields: serde_json::Map<String, Value> =
             (0..100_000).map(|number| (format!("f{number:06}"), json!(1))).collect();
-        let name = "n".repeat(100_000);
-        let shown = arguments(&json!({"a": many, "b": fields, "c": {name: 1}, "path": "secrets/key"}), 64 * 1024);
+        let (name, twin) = ("n".repeat(100_000), format!("{}m", "n".repeat(99_999)));
+        let long = json!({"a": many, "b": fields, "c": {name: 1, twin: 2}, "path": "secrets/key"});
+        let shown = arguments(&long, 64 * 1024);
         assert!(shown.len() <= 64 * 1024, "{}", shown.len());
         let shown: Value = serde_json::from_str(&shown).expect("it is whole");
         assert_eq!(shown["path"], "secrets/key");
@@ -88,8 +101,9 @@ mod tests {
         let end = format!("[… {} more …]", 100_000 - (list.len() - 1));
         assert_eq!((&list[0], list.last()), (&json!("0 é"), Some(&json!(end))));
         assert!(shown["b"]["…"].as_str().is_some_and(|text| text.contains("more")), "{}", shown["b"]);
-        let (name, _) = shown["c"].as_object().and_then(|fields| fields.iter().next()).expect("a field");
-        assert!(name.ends_with("more bytes …]"), "{}", &name[name.len() - 40..]);
+        let cut = shown["c"].as_object().expect("fields");
+        assert_eq!(cut.len(), 2, "each is seen, although the names begin alike");
+        assert!(cut.keys().any(|name| name.ends_with("more bytes …]")), "{cut:?}");
     }
 
     #[test]

@@ -309,6 +309,9 @@ impl<'a> Run<'a> {
     }
 
     fn fail(&mut self, mut trying: Trying, failure: Failure) -> End {
+        if failure.taken {
+            trying.meter.taken();
+        }
         self.spend(&mut trying, metrics::End::Failed(failure.class));
         let failure = trying.scrubbed(failure);
         let has_others = keys::count(&self.call.targets[trying.at].provider) > 1;
