@@ -40,6 +40,9 @@ const WAITED: &str = "cancelled while waiting for an approval";
 /// Why scripts are not continued that may have run.
 const GONE: &str = "NATS has lost the record of its calls";
 
+/// How long scripts that were told to stop wait for their last entry.
+const LAST_WORD: Duration = Duration::from_millis(100);
+
 /// Pause before the mesh is tried again.
 const PAUSE: Duration = Duration::from_millis(500);
 
@@ -334,7 +337,16 @@ impl Executor {
         // over by the clock of this process alone, another one may have gone on: an entry shows it.
         let progress = shared.progress.into_inner().finish();
         let stopped = running.reason().is_some();
-        let written = async { if stopped || out_of_time { journal.release().await } else { journal.flush().await } };
+        let written = async {
+            if stopped {
+                // Whoever stopped it does not wait for a NATS that is slow.
+                tokio::time::timeout(LAST_WORD, journal.release()).await.unwrap_or(Ok(()))
+            } else if out_of_time {
+                journal.release().await
+            } else {
+                journal.flush().await
+            }
+        };
         let (written, _) = tokio::join!(written, progress);
         hand_back.abort();
         if written.is_err() {
