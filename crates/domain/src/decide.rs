@@ -21,9 +21,12 @@ use crate::{
 
 mod approvals;
 mod control;
+mod repeats;
 #[cfg(test)]
 mod tests;
 mod turn;
+
+pub use repeats::REPEATS;
 
 /// How long a model call may take, from the moment it is wanted.
 pub const MODEL_DEADLINE: Duration = Duration::from_secs(10 * 60);
@@ -221,6 +224,7 @@ impl Draft<'_> {
         }
         let Some(step) = self.d.task.step.take_if(|step| step.awaits(&result)) else { return };
         let Some(turn) = &self.d.task.turn else { return };
+        let stopped = matches!(result.outcome, Outcome::Cancelled(_));
         match (turn.stage.clone(), result.outcome) {
             (Stage::Model, Outcome::Model(blocks, stop)) => self.answered(blocks, stop),
             (Stage::Model, Outcome::Failed(failure)) => self.model_failed(&step, failure),
@@ -229,11 +233,16 @@ impl Draft<'_> {
             (Stage::Model, Outcome::Stopped(said)) => self.broken_off(&step, said),
             (Stage::Code { calls }, Outcome::Code(results) | Outcome::Cancelled(results)) => {
                 self.d.effects.push(Effect::EndCode(step.id));
+                // What was stopped says nothing about where the model would have gone.
+                let given = (!stopped).then(|| results.clone());
                 self.append_results(
                     &calls,
                     results,
                     "the script was stopped before it could report; it is unknown what it did",
                 );
+                if let Some(given) = given {
+                    self.note_results(&given);
+                }
             }
             (Stage::Code { calls }, Outcome::Failed(failure)) => {
                 self.d.effects.push(Effect::EndCode(step.id));
@@ -258,6 +267,7 @@ impl Draft<'_> {
             blocks.retain(|block| !matches!(block, Block::CodeInterpreterCall(_)));
         }
         let calls: Vec<String> = code_calls(&blocks).map(|call| call.id.clone()).collect();
+        self.note_scripts(&blocks);
         // An answer without a word or a call would be an empty message, which vendors refuse to take back.
         if !blocks.is_empty() {
             self.append(Source::Assistant, blocks);

@@ -21,6 +21,12 @@ pub const CANCELLED: &str = "CANCELLED";
 /// The code of what is kept of a turn that a newer message ended.
 pub const INTERRUPTED: &str = "INTERRUPTED";
 
+/// The code of the error of a turn that ended because the model ran the same script with the same result again and again.
+pub const STUCK: &str = "STUCK";
+
+/// The code of the error of a turn that ended because what must be said does not fit the model.
+pub const CONTEXT_TOO_LONG: &str = FailureClass::ContextTooLong.code();
+
 /// The message that is next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Queued {
@@ -123,6 +129,36 @@ pub struct Turn {
     /// Whether the model's last answer was cut off, and the model told so.
     #[serde(default)]
     pub cut: bool,
+    /// Whether it runs in circles.
+    #[serde(default, skip_serializing_if = "Repeats::is_none")]
+    pub repeats: Repeats,
+}
+
+impl Turn {
+    /// One that has not called a model yet.
+    pub fn new(message: MessageId, stage: Stage) -> Self {
+        Self { message, calls: 0, stage, cut: false, repeats: Repeats::default() }
+    }
+}
+
+/// How often the same scripts gave the same in a row.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Repeats {
+    /// What the scripts are that were asked for last, as a hash.
+    pub scripts: u64,
+    /// What the scripts were that ran last, with their results, as a hash.
+    pub last: u64,
+    /// How often that was so in a row.
+    pub count: u32,
+    /// Whether the model was told in this turn.
+    pub told: bool,
+}
+
+impl Repeats {
+    /// Whether no script was asked for yet.
+    fn is_none(&self) -> bool {
+        *self == Self::default()
+    }
 }
 
 /// What a turn does next.

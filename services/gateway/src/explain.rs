@@ -3,7 +3,9 @@
 
 use std::time::Duration;
 
-use construct_domain::task::{BUDGET_EXHAUSTED, CANCELLED, Phase, Stage, Step, StepState, Turn};
+use construct_domain::task::{
+    BUDGET_EXHAUSTED, CANCELLED, CONTEXT_TOO_LONG, Phase, STUCK, Stage, Step, StepState, Turn,
+};
 use construct_proto::v1::TaskExplanation;
 use construct_store::{Parked, StoredApproval, StoredTask};
 use jiff::Timestamp;
@@ -146,6 +148,18 @@ fn wait(task: &StoredTask, model: Option<&str>, asked: &[StoredApproval]) -> Wai
             next: None,
             released_by: "a user, by sending a message".to_owned(),
         },
+        (None, _)
+            if let Some(error) =
+                state.last_error.as_ref().filter(|error| [STUCK, CONTEXT_TOO_LONG].contains(&error.code.as_str())) =>
+        {
+            Wait {
+                words: format!("a message from a user; the last turn was ended: {} ({})", error.message, error.code),
+                since: task.phase_since,
+                deadline: None,
+                next: None,
+                released_by: "a user, by sending a message that says how to go on".to_owned(),
+            }
+        }
         (None, _) => Wait {
             words: "a message from a user".to_owned(),
             since: task.phase_since,

@@ -14,6 +14,7 @@ mod approvals;
 mod control;
 mod histories;
 mod money;
+mod repeats;
 
 /// A task with everything around it that the shell would hold: the queue, the transcript, the workers.
 struct World {
@@ -269,6 +270,30 @@ impl World {
                 .collect();
             assert_eq!(calls, results);
         }
+    }
+
+    /// How often, at most, the same scripts gave the same in a row within one turn.
+    fn longest_loop(&self) -> u32 {
+        let (mut longest, mut count, mut last) = (0, 0, None);
+        for pair in self.transcript.windows(2) {
+            if pair[1].0 == Source::User {
+                (count, last) = (0, None);
+            }
+            let [(Source::Assistant, asked), (Source::System, given)] = pair else { continue };
+            let codes: Vec<String> = code_calls(asked).map(|call| call.code.clone()).collect();
+            let outputs: Vec<String> = given
+                .iter()
+                .filter_map(|block| match block {
+                    Block::CodeInterpreterResult(result) => Some(format!("{}/{}", result.output, result.error)),
+                    _ => None,
+                })
+                .collect();
+            let now = (!codes.is_empty()).then_some((codes, outputs));
+            count = if now.is_some() && now == last { count + 1 } else { 1 };
+            last = now;
+            longest = longest.max(count);
+        }
+        longest
     }
 
     fn open_calls(&self) -> bool {

@@ -31,7 +31,7 @@ impl Draft<'_> {
             };
             self.d.task.last_position += 1;
             self.d.admitted = Some((message, self.d.task.last_position));
-            self.d.task.turn = Some(Turn { message, calls: 0, stage: Stage::Model, cut: false });
+            self.d.task.turn = Some(Turn::new(message, Stage::Model));
             self.d.task.last_error = None;
         }
         let Some(turn) = self.d.task.turn.clone() else { return };

@@ -46,7 +46,7 @@ impl Parked {
         let loaded = parked.load().await;
         let mut state = loaded.task.clone();
         state.last_position = 1;
-        state.turn = Some(Turn { message, calls: 1, stage: Stage::Code { calls: vec!["a".to_owned()] }, cut: false });
+        state.turn = Some(Turn { calls: 1, ..Turn::new(message, Stage::Code { calls: vec!["a".to_owned()] }) });
         let (waits, results) = (calls.iter().map(|asked| asked.call.clone()).collect(), Vec::new());
         let parked_state = StepState::Parked { waits, results };
         let step = Step { id: step, number: 1, attempt: 1, since: now(), round: 0, resumed: None, state: parked_state };

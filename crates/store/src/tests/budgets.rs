@@ -72,7 +72,7 @@ async fn beginning(f: &Fixture, task: TaskId) -> (LoadedTask, Task, StepReservat
     let mut state = loaded.task.clone();
     state.steps += 1;
     state.phase = Phase::InvokeModel;
-    state.turn = Some(Turn { message: message_id(), calls: 1, stage: Stage::Model, cut: false });
+    state.turn = Some(Turn { calls: 1, ..Turn::new(message_id(), Stage::Model) });
     let deadline = now() + SignedDuration::from_mins(10);
     let step = step_id();
     state.step = Some(Step {

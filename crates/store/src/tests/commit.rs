@@ -22,7 +22,7 @@ pub(super) fn admitting(loaded: &LoadedTask) -> (Task, Option<(MessageId, i64)>)
     task.last_position += 1;
     task.steps += 1;
     task.phase = Phase::InvokeModel;
-    task.turn = Some(Turn { message, calls: 1, stage: Stage::Model, cut: false });
+    task.turn = Some(Turn { calls: 1, ..Turn::new(message, Stage::Model) });
     let deadline = now() + std::time::Duration::from_secs(60);
     task.step = Some(Step {
         id: step_id(),

@@ -80,7 +80,7 @@ fn states_of_approvals_go_there_and_back() {
 }
 
 fn turn(stage: Stage) -> Turn {
-    Turn { message: MessageId::from_uuid(Uuid::from_u128(3)), calls: 4, stage, cut: false }
+    Turn { calls: 4, ..Turn::new(MessageId::from_uuid(Uuid::from_u128(3)), stage) }
 }
 
 #[test]

@@ -54,7 +54,7 @@ fn stored_task() -> StoredTask {
 }
 
 fn turn(stage: Stage) -> Turn {
-    Turn { message: MessageId::from_uuid(Uuid::from_u128(3)), calls: 4, cut: false, stage }
+    Turn { calls: 4, ..Turn::new(MessageId::from_uuid(Uuid::from_u128(3)), stage) }
 }
 
 fn step(state: StepState) -> Step {

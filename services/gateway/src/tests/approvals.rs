@@ -41,7 +41,7 @@ async fn ask(gateway: &Gateway, task: &str, hash: &str) -> String {
     let message = message.metadata.expect("set").id.parse().expect("an id");
     state.last_position = 1;
     state.phase = Phase::AwaitApproval;
-    state.turn = Some(Turn { message, calls: 1, stage: Stage::Code { calls: vec!["a".into()] }, cut: false });
+    state.turn = Some(Turn { calls: 1, ..Turn::new(message, Stage::Code { calls: vec!["a".into()] }) });
     let step = Step {
         id: StepId::from_uuid(Uuid::now_v7()),
         number: 1,

@@ -60,9 +60,13 @@ proptest! {
     /// `World::check` holds after every decision of any history, and when everything calms down every message was
     /// answered, failed or dropped exactly once.
     #[test]
-    fn any_history_ends_with_every_message_accounted_for(happenings in prop::collection::vec(happening(), 0..60)) {
+    fn any_history_ends_with_every_message_accounted_for(
+        happenings in prop::collection::vec(happening(), 0..60),
+        max_turns in prop::sample::select(vec![3_u32, 40]),
+    ) {
         const IDS: [&str; 3] = ["a", "b", "c"];
         let mut world = World::new();
+        world.task.max_turns = max_turns;
         let mut sent = 0;
         let mut last_result = None;
         for happening in happenings {
@@ -129,6 +133,7 @@ proptest! {
                 _ => { world.decide(Event::Wake); }
             }
         }
+        prop_assert!(world.longest_loop() <= 2 * REPEATS, "nothing runs in circles for longer");
         prop_assert!(world.queue.is_empty());
         prop_assert_eq!(world.ended.len() + world.dropped, sent);
         prop_assert_eq!(world.task.phase, Phase::AwaitInput);
