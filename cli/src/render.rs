@@ -102,6 +102,15 @@ impl Renderer {
                 self.answer.abandon(sink)?;
                 sink.line(&[(Style::Dim, &format!("· taken back: messages {from} to {last} are put aside"))])
             }
+            Some(Payload::ContextCompacted(compacted)) => {
+                let what = if compacted.summary { "summed up" } else { "left out" };
+                let (through, before, after) =
+                    (compacted.through_position, compacted.tokens_before, compacted.tokens_after);
+                let line = format!(
+                    "· the conversation no longer fits the model: up to message {through} it is {what} ({before} → {after} tokens)"
+                );
+                sink.line(&[(Style::Dim, &line)])
+            }
             // Of a newer version.
             None => sink.line(&[(Style::Dim, &format!("· {}", event.r#type))]),
         }

@@ -183,6 +183,7 @@ async fn fields_beyond_their_limits(client: &Client, task: &str) {
         policy: vec![v1::PolicyRule { action: 2, tools: vec!["{a".into()], ..v1::PolicyRule::default() }],
         secrets: Vec::new(),
         script_models: Vec::new(),
+        compact_at_percent: 0,
         compute: "gpu".into(),
     };
     let request = v1::CreateAgentRequest { spec: Some(spec), idempotency_key: "with space".into() };

@@ -7,6 +7,7 @@ mod architecture;
 mod cli;
 mod compute;
 mod content;
+mod context;
 mod control;
 mod crash;
 mod durable;

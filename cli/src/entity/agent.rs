@@ -59,6 +59,9 @@ pub(crate) struct Create {
     /// Model calls one message may cause; 50 when not given.
     #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
     max_turns: u32,
+    /// Share of the model's room, in percent, from which on a conversation's older part is summed up; 80 when not given.
+    #[arg(long, value_name = "PERCENT", default_value_t = 0, hide_default_value = true)]
+    compact_at: u32,
     /// Where scripts of its tasks run: cpu-2 (when not given), cpu-4, cpu-8, or another pool of the installation.
     #[arg(long, value_name = "POOL", default_value = "", hide_default_value = true)]
     compute: String,
@@ -112,6 +115,9 @@ pub(crate) struct Update {
     /// Model calls one message may cause.
     #[arg(long, value_name = "N")]
     max_turns: Option<u32>,
+    /// Share of the model's room, in percent, from which on a conversation's older part is summed up.
+    #[arg(long, value_name = "PERCENT")]
+    compact_at: Option<u32>,
     /// Where scripts of tasks that are made from now on run.
     #[arg(long, value_name = "POOL")]
     compute: Option<String>,
@@ -262,6 +268,7 @@ impl Create {
             instructions: self.instructions.read()?.unwrap_or_default(),
             model: self.model,
             max_turns: self.max_turns,
+            compact_at_percent: self.compact_at,
             parameters,
             policy: self.policy.read()?.unwrap_or_default().rules,
             compute: self.compute,
@@ -311,6 +318,7 @@ impl Update {
             instructions: self.instructions.read()?,
             model: self.model,
             max_turns: self.max_turns,
+            compact_at_percent: self.compact_at,
             parameters,
             policy: self.policy.read()?,
             compute: self.compute,
@@ -351,6 +359,7 @@ impl Entity for Agent {
             ("model", spec.model),
             ("description", spec.description),
             ("max turns", unless_zero(spec.max_turns)),
+            ("compact at", format!("{} %", spec.compact_at_percent)),
             ("compute", spec.compute),
             ("temperature", text(parameters.temperature)),
             ("max tokens", unless_zero(parameters.max_tokens.unwrap_or(0))),

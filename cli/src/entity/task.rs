@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use clap::{Args, Subcommand, ValueEnum};
 use construct_proto::v1::{
     CancelTaskRequest, CreateTaskRequest, DeleteTaskRequest, ForkTaskRequest, GetTaskRequest, ListTasksRequest,
-    ResumeTaskRequest, RetryTaskRequest, RewindTaskRequest, SuspendTaskRequest, Task, TaskPhase, TaskSpec, TurnOutcome,
-    UpdateTaskRequest, list_tasks_request::Filter,
+    ResumeTaskRequest, RetryTaskRequest, RewindTaskRequest, SuspendTaskRequest, Task, TaskPhase, TaskSpec, TaskStatus,
+    TurnOutcome, UpdateTaskRequest, list_tasks_request::Filter,
 };
 use jiff::Timestamp;
 
@@ -332,6 +332,19 @@ fn outcome_name(outcome: TurnOutcome) -> &'static str {
     }
 }
 
+/// How far the conversation fills its model.
+fn context(status: &TaskStatus) -> String {
+    let (tokens, room) = (status.context_tokens, status.context_room);
+    if tokens == 0 || room == 0 {
+        return String::new();
+    }
+    let compacted = match status.compacted_through {
+        0 => String::new(),
+        through => format!(", summed up to message {through}"),
+    };
+    format!("{tokens} of {room} tokens ({} %){compacted}", tokens.saturating_mul(100) / room)
+}
+
 impl Entity for Task {
     const NAME: &'static str = "construct.v1.Task";
     const PLURAL: &'static str = "tasks";
@@ -378,6 +391,7 @@ impl Entity for Task {
             ("messages", status.message_count.to_string()),
             ("queued", unless_zero(status.queued_count)),
             ("usage", render::usage(&status.usage.unwrap_or_default())),
+            ("context", context(&status)),
             ("tools", tools),
             ("policy", policy::words(&spec.policy)),
             (

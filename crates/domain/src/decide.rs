@@ -12,20 +12,23 @@ use crate::{
     MessageId, StepId,
     approval::{Asked, Closed},
     backoff,
+    context::{Context, Cut},
     message::{Block, CodeResult, Source, code_calls},
     task::{
-        BUDGET_EXHAUSTED, CANCELLED, Failure, INTERRUPTED, NewMessage, Outcome, Queued, Stage, Step, StepResult,
-        StepState, Stop, Task, TaskError, TurnOutcome,
+        BUDGET_EXHAUSTED, CANCELLED, Failure, FailureClass, INTERRUPTED, NewMessage, Outcome, Queued, Room, Stage,
+        Step, StepResult, StepState, Stop, Task, TaskError, TurnOutcome,
     },
 };
 
 mod approvals;
+mod compact;
 mod control;
 mod repeats;
 #[cfg(test)]
 mod tests;
 mod turn;
 
+pub use compact::Compacted;
 pub use repeats::REPEATS;
 
 /// How long a model call may take, from the moment it is wanted.
@@ -90,6 +93,10 @@ pub struct Decision {
     pub drop_queued: Option<String>,
     /// The transcript is put aside from this place on, what this decision appends included.
     pub rewound: Option<i64>,
+    /// What is shown of the transcript's older part from now on.
+    pub compacted: Option<Compacted>,
+    /// The decision cannot be made without [`Context::outline`]: read it and decide again. Nothing of this one holds.
+    pub wants_outline: bool,
     /// An error clients are told about.
     pub error: Option<TaskError>,
     /// What people are asked from now on. A question about the same call with other arguments is replaced.
@@ -116,6 +123,8 @@ pub struct EndedTurn {
 pub enum Effect {
     /// Have the model called for this step, unless a command for the task is already waiting.
     InvokeModel(Step),
+    /// Have the older part of the conversation summed up; the turn's stage says which.
+    Compact(Step),
     /// Have the scripts run.
     ExecuteCode(Step),
     /// Tell the worker to stop.
@@ -131,12 +140,16 @@ pub enum Effect {
 impl Decision {
     /// Whether anything needs to be committed.
     pub fn changes(&self, before: &Task) -> bool {
-        self.task != *before
+        // What is read only is not kept.
+        let Context { scale, tokens, through, .. } = before.context;
+        let context = Context { scale, tokens, through, ..self.task.context.clone() };
+        self.task != Task { context, ..before.clone() }
             || self.admitted.is_some()
             || !self.appended.is_empty()
             || self.ended.is_some()
             || self.drop_queued.is_some()
             || self.rewound.is_some()
+            || self.compacted.is_some()
             || !self.asked.is_empty()
             || !self.closed.is_empty()
     }
@@ -168,6 +181,8 @@ fn begin(
             ended: None,
             drop_queued: None,
             rewound: None,
+            compacted: None,
+            wants_outline: false,
             error: None,
             asked: Vec::new(),
             closed: Vec::new(),
@@ -183,6 +198,7 @@ fn begin(
     }
     draft.settle();
     draft.close_approvals(task.step.as_ref());
+    draft.note_context();
     draft.d
 }
 
@@ -227,7 +243,19 @@ impl Draft<'_> {
         let stopped = matches!(result.outcome, Outcome::Cancelled(_));
         match (turn.stage.clone(), result.outcome) {
             (Stage::Model, Outcome::Model(blocks, stop)) => self.answered(blocks, stop),
+            (Stage::Model, Outcome::Failed(failure))
+                if failure.class == FailureClass::ContextTooLong && self.was_too_long() => {}
             (Stage::Model, Outcome::Failed(failure)) => self.model_failed(&step, failure),
+            (Stage::Compact { through, kept, replaced }, Outcome::Model(blocks, stop)) => {
+                self.summarised(Cut { through, kept, replaced, messages: 0 }, &blocks, stop);
+            }
+            (Stage::Compact { .. }, Outcome::Failed(failure))
+                if matches!(failure.class, FailureClass::ContextTooLong | FailureClass::ContentRefused) =>
+            {
+                self.never_a_summary();
+            }
+            (Stage::Compact { .. }, Outcome::Failed(failure)) => self.model_failed(&step, failure),
+            (Stage::Compact { .. }, Outcome::Cancelled(_) | Outcome::Stopped(_)) => self.set_stage(Stage::Model),
             // Told to stop, and neither suspended nor cancelled any more: the turn simply asks again.
             (Stage::Model, Outcome::Cancelled(_)) => self.unanswered(),
             (Stage::Model, Outcome::Stopped(said)) => self.broken_off(&step, said),
@@ -252,7 +280,7 @@ impl Draft<'_> {
                 self.append_results(&calls, Vec::new(), &words);
             }
             (Stage::Code { calls }, Outcome::Parked { asked, results }) => self.parked(step, &calls, asked, results),
-            (Stage::Model, Outcome::Code(_) | Outcome::Parked { .. })
+            (Stage::Model | Stage::Compact { .. }, Outcome::Code(_) | Outcome::Parked { .. })
             | (Stage::Code { .. }, Outcome::Model(..) | Outcome::Stopped(_)) => {
                 // A result of the wrong kind under the right id is a defect of a worker; ask again rather than stall.
                 self.fail("INTERNAL", "a worker answered with the wrong kind of result".to_owned());
@@ -267,6 +295,10 @@ impl Draft<'_> {
             blocks.retain(|block| !matches!(block, Block::CodeInterpreterCall(_)));
         }
         let calls: Vec<String> = code_calls(&blocks).map(|call| call.id.clone()).collect();
+        self.d.task.context.learn();
+        if let Some(turn) = &mut self.d.task.turn {
+            turn.room = Room::default();
+        }
         self.note_scripts(&blocks);
         // An answer without a word or a call would be an empty message, which vendors refuse to take back.
         if !blocks.is_empty() {
@@ -299,7 +331,9 @@ impl Draft<'_> {
 
     /// A model call that was never answered does not count towards the turn's limit.
     fn unanswered(&mut self) {
-        if let Some(turn) = &mut self.d.task.turn {
+        if let Some(turn) = &mut self.d.task.turn
+            && turn.stage == Stage::Model
+        {
             turn.calls = turn.calls.saturating_sub(1);
         }
     }
@@ -344,6 +378,16 @@ impl Draft<'_> {
             .collect();
         self.append(Source::System, blocks);
         self.set_stage(Stage::Model);
+    }
+
+    /// Notes what the next call will need, when that has changed.
+    fn note_context(&mut self) {
+        let context = &mut self.d.task.context;
+        (context.outline, context.counted) = (None, None);
+        let added = self.added();
+        if added > 0 || self.d.compacted.is_some() {
+            self.d.task.context.tokens = self.d.task.context.need(added);
+        }
     }
 
     fn set_cut(&mut self, cut: bool) {

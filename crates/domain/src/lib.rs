@@ -5,6 +5,7 @@ pub mod approval;
 pub mod backoff;
 pub mod budget;
 pub mod compute;
+pub mod context;
 pub mod decide;
 pub mod id;
 pub mod message;

@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     AgentId, MessageId, OrganizationId, StepId, TaskId,
     approval::{APPROVAL_LIMIT, Approval, Asked, AskedCall},
+    context::Context,
     message::{Block, CodeResult, Source},
 };
 
@@ -115,6 +116,9 @@ pub struct Task {
     /// What people were asked about the step's scripts, and what they said. Read only: an intent like [`Task::suspend`],
     /// kept in rows of its own. Only there once the step has waited for an approval.
     pub approvals: Vec<Approval>,
+    /// How far the conversation fills its model. [`Context::scale`], [`Context::tokens`] and [`Context::through`] are written; the rest is
+    /// read.
+    pub context: Context,
 }
 
 /// The work one user message causes.
@@ -132,12 +136,33 @@ pub struct Turn {
     /// Whether it runs in circles.
     #[serde(default, skip_serializing_if = "Repeats::is_none")]
     pub repeats: Repeats,
+    /// What was done since the model's last answer to make the next call fit.
+    #[serde(default, skip_serializing_if = "Room::is_none")]
+    pub room: Room,
+}
+
+/// What was done between two answers of a model to make a call fit.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Room {
+    /// How often the transcript was cut.
+    pub cuts: u32,
+    /// How many summaries were asked for in vain.
+    pub summaries: u32,
+    /// Whether the vendor has refused the call as too long since it was last cut.
+    pub too_long: bool,
+}
+
+impl Room {
+    /// Whether nothing was.
+    fn is_none(&self) -> bool {
+        *self == Self::default()
+    }
 }
 
 impl Turn {
     /// One that has not called a model yet.
     pub fn new(message: MessageId, stage: Stage) -> Self {
-        Self { message, calls: 0, stage, cut: false, repeats: Repeats::default() }
+        Self { message, calls: 0, stage, cut: false, repeats: Repeats::default(), room: Room::default() }
     }
 }
 
@@ -171,6 +196,15 @@ pub enum Stage {
     Code {
         /// The vendor's ids of the calls, each to be answered by one result.
         calls: Vec<String>,
+    },
+    /// Have the older part of the conversation summed up, so that the rest fits; then ask the model.
+    Compact {
+        /// The last place that is summed up.
+        through: i64,
+        /// The places up to there that are not.
+        kept: Vec<i64>,
+        /// What is summed up, as an estimate in tokens.
+        replaced: i64,
     },
 }
 

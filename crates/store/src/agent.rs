@@ -83,6 +83,8 @@ pub struct Agent {
     pub secrets: Vec<String>,
     /// Names of the models its scripts may call beside its own, as they were listed.
     pub script_models: Vec<String>,
+    /// From which share of its model's room on conversations are compacted, in percent, 1 to 100.
+    pub compact_at: u32,
     /// Tasks whose agent this is.
     pub task_count: i64,
     /// Rises with every change.
@@ -125,6 +127,8 @@ pub struct NewAgent {
     pub secrets: Vec<SecretId>,
     /// The models its scripts may call beside its own.
     pub script_models: Vec<ModelId>,
+    /// From which share of its model's room on conversations are compacted, in percent, 1 to 100.
+    pub compact_at: u32,
 }
 
 /// What changes of an agent: what is `Some`.
@@ -150,6 +154,8 @@ pub struct AgentChanges {
     pub secrets: Option<Vec<SecretId>>,
     /// All of them.
     pub script_models: Option<Vec<ModelId>>,
+    /// From which share of its model's room on conversations are compacted, in percent, 1 to 100.
+    pub compact_at: Option<u32>,
 }
 
 /// Which agents a list shows.
@@ -175,6 +181,7 @@ struct Row {
     compute: String,
     secrets: Vec<String>,
     script_models: Vec<String>,
+    compact_at_percent: i32,
     task_count: i64,
     revision: i64,
     created_at: Timestamp,
@@ -199,6 +206,7 @@ impl TryFrom<Row> for Agent {
             compute: row.compute,
             secrets: row.secrets,
             script_models: row.script_models,
+            compact_at: u32::try_from(row.compact_at_percent).unwrap_or_default(),
             task_count: row.task_count,
             revision: row.revision,
             created_at: row.created_at,
@@ -222,7 +230,7 @@ macro_rules! select {
         sqlx::query_as!(
             Row,
             r#"SELECT a.id, a.organization_id, a.model_id, m.name AS model_name, a.name, a.description, a.instructions, a.max_turns,
-                    a.parameters, a.policy, a.compute,
+                    a.parameters, a.policy, a.compute, a.compact_at_percent,
                     ARRAY(SELECT s.name FROM agent_secrets x JOIN secrets s ON s.organization_id = x.organization_id AND s.id = x.secret_id
                           WHERE x.organization_id = a.organization_id AND x.agent_id = a.id ORDER BY s.name) AS "secrets!",
                     ARRAY(SELECT y.name FROM agent_script_models x JOIN models y ON y.organization_id = x.organization_id AND y.id = x.model_id
@@ -354,8 +362,8 @@ impl Store {
         sqlx::query!(
             "INSERT INTO agents
                  (id, organization_id, model_id, name, description, instructions, max_turns, parameters, policy, compute,
-                  created_at, updated_at)
-             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $10, $11, $9, $9)",
+                  created_at, updated_at, compact_at_percent)
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $10, $11, $9, $9, $12)",
             new.id.uuid(),
             writer.organization(),
             new.model.uuid(),
@@ -367,6 +375,7 @@ impl Store {
             writer.now(),
             text::json(&new.policy)?,
             new.compute,
+            turns_to_sql(new.compact_at),
         )
         .execute(&mut *writer.transaction)
         .await
@@ -407,6 +416,7 @@ impl Store {
                  parameters = coalesce($10, parameters),
                  policy = coalesce($11, policy),
                  compute = coalesce($12, compute),
+                 compact_at_percent = coalesce($13, compact_at_percent),
                  revision = revision + 1,
                  updated_at = $4
              WHERE organization_id = $1 AND id = $2 AND ($3::bigint IS NULL OR revision = $3)",
@@ -422,6 +432,7 @@ impl Store {
             parameters,
             policy,
             changes.compute,
+            changes.compact_at.map(turns_to_sql),
         )
         .execute(&mut *writer.transaction)
         .await

@@ -14,6 +14,7 @@
 mod agent;
 mod approval;
 mod budget;
+mod compaction;
 mod cost;
 mod error;
 mod event;
@@ -41,6 +42,7 @@ mod write;
 pub use agent::{Agent, AgentChanges, AgentFilter, ModelParameters, NewAgent, ThinkingEffort};
 pub use approval::{ApprovalDecision, ApprovalFilter, StoredApproval};
 pub use budget::{Budget, BudgetFilter, NewBudget};
+pub use compaction::Compaction;
 pub use cost::{CostFilter, CostGroup, CostRow};
 pub use error::Error;
 pub use event::{NewEvent, StoredEvent, Stream};

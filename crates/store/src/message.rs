@@ -275,24 +275,42 @@ impl Store {
         rows.into_iter().map(TryInto::try_into).collect()
     }
 
-    /// The transcript of a task as the model sees it, as far as a position: every message that was not put aside, in order, and behind
+    /// The transcript of a task, as far as a position: every message that was not put aside, in order, and behind
     /// them the message that is admitted at this moment.
     ///
     /// # Errors
     /// [`Error::Unavailable`], [`Error::Internal`] when a message cannot be read.
-    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn transcript(
         &self,
         task: TaskId,
         until: i64,
         admitted: Option<MessageId>,
     ) -> Result<Vec<StoredMessage>, Error> {
+        self.transcript_after(task, 0, &[], until, admitted).await
+    }
+
+    /// The same without what lies up to the place `after`, but for the places that are `kept`.
+    ///
+    /// # Errors
+    /// Those of [`Store::transcript`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn transcript_after(
+        &self,
+        task: TaskId,
+        after: i64,
+        kept: &[i64],
+        until: i64,
+        admitted: Option<MessageId>,
+    ) -> Result<Vec<StoredMessage>, Error> {
         select!(
-            ["WHERE m.task_id = $1 AND (m.position <= $2 OR m.id = $3) AND m.superseded_at IS NULL
+            ["WHERE m.task_id = $1 AND (m.position <= $2 AND (m.position > $4 OR m.position = ANY($5)) OR m.id = $3)
+                AND m.superseded_at IS NULL
               ORDER BY m.position NULLS LAST"],
             task.uuid(),
             until,
             admitted.map(MessageId::uuid) as _,
+            after,
+            kept,
         )
         .fetch_all(&self.pool)
         .await?

@@ -18,7 +18,8 @@ use uuid::Uuid;
 use construct_domain::{
     AgentId, ApprovalId, MessageId, OrganizationId, StepId, TaskId,
     approval::{Approval, ApprovalState, AskedCall},
-    money::Usage,
+    context::Context,
+    money::{Usage, tokens_of_bytes},
     policy::Rule,
     task::{DEFAULT_MAX_TURNS, Phase, Task, TaskError, TurnOutcome},
 };
@@ -133,8 +134,8 @@ pub struct TaskFilter {
     pub created_before: Option<Timestamp>,
 }
 
-/// A row as both sides read it. `queued_count` is read by one side only; `queued`, `queued_interrupts`, `approvals` and
-/// `spending` by the other.
+/// A row as both sides read it. `queued_count` is read by one side only; `queued`, `queued_interrupts`, `queued_tokens`, `approvals`
+/// and `spending` by the other.
 struct Row {
     id: Uuid,
     organization_id: Uuid,
@@ -190,6 +191,16 @@ struct Row {
     root_id: Uuid,
     spending: Option<Value>,
     agent_revision: i64,
+    context_scale: i32,
+    context_tokens: i64,
+    compacted_through: i64,
+    transcript_tokens: i64,
+    compact_at_percent: i32,
+    context_window: i64,
+    max_output_tokens: i64,
+    max_tokens: Option<i64>,
+    instructions_bytes: i32,
+    queued_tokens: i64,
 }
 
 /// A question as the statement gives it.
@@ -223,6 +234,20 @@ impl Row {
         };
         let approvals: Option<Vec<ApprovalRow>> =
             self.approvals.take().map(serde_json::from_value).transpose().map_err(Error::internal)?;
+        // An agent may ask for shorter answers.
+        let shorter = self.max_tokens.filter(|&asked| asked > 0).unwrap_or(i64::MAX);
+        let context = Context {
+            room: Context::room_of(self.context_window, self.max_output_tokens.min(shorter)),
+            compact_at: u32::try_from(self.compact_at_percent).unwrap_or_default(),
+            base: tokens_of_bytes(usize::try_from(self.instructions_bytes).unwrap_or_default()),
+            transcript: self.transcript_tokens,
+            queued: self.queued_tokens,
+            scale: u32::try_from(self.context_scale).unwrap_or_default(),
+            counted: None,
+            tokens: self.context_tokens,
+            through: self.compacted_through,
+            outline: None,
+        };
         Ok(Task {
             id: TaskId::from_uuid(self.id),
             organization: OrganizationId::from_uuid(self.organization_id),
@@ -246,6 +271,7 @@ impl Row {
                 .transpose()?,
             last_error,
             approvals: approvals.unwrap_or_default().into_iter().map(Approval::from).collect(),
+            context,
         })
     }
 }
@@ -305,9 +331,13 @@ macro_rules! select {
                     t.next_wake, t.last_outcome, t.error_code, t.error_message, t.error_time, t.input_tokens, t.output_tokens,
                     t.cache_read_tokens, t.cache_write_tokens, t.thinking_tokens, t.cost_pico_usd, t.tool_uses, t.suspend, t.cancel_reason,
                     t.cancel_intent, t.rewind_from, t.rewind_intent, t.forked_from, t.forked_from_message, t.deleted_at IS NOT NULL AS "deleted!", t.event_sequence, t.version, t.revision, t.intents,
-                    t.intents_seen, t.trace_id, t.root_id, a.revision AS agent_revision, t.created_at, t.updated_at, "# $(+ $queue)+ + r#"
+                    t.intents_seen, t.trace_id, t.root_id, a.revision AS agent_revision, t.created_at, t.updated_at,
+                    t.context_scale, t.context_tokens, t.compacted_through, t.transcript_tokens, a.compact_at_percent,
+                    w.context_window, w.max_output_tokens, (a.parameters ->> 'max_tokens')::bigint AS max_tokens,
+                    octet_length(a.instructions) AS "instructions_bytes!", "# $(+ $queue)+ + r#"
              FROM tasks t
-             JOIN agents a ON a.organization_id = t.organization_id AND a.id = t.agent_id "# $(+ $tail)+,
+             JOIN agents a ON a.organization_id = t.organization_id AND a.id = t.agent_id
+             JOIN models w ON w.organization_id = a.organization_id AND w.id = a.model_id "# $(+ $tail)+,
             $($argument),*
         )
     };
@@ -319,7 +349,7 @@ macro_rules! select_counted {
     ([$($tail:literal)+], $($argument:expr),* $(,)?) => {
         crate::task::select!(
             [r#"(SELECT count(*) FROM messages q WHERE q.task_id = t.id AND q.position IS NULL AND q.processed_at IS NULL)
-                    AS "queued_count!", NULL::uuid AS queued, false AS "queued_interrupts!", NULL::jsonb AS approvals, NULL::jsonb AS spending"#],
+                    AS "queued_count!", NULL::uuid AS queued, false AS "queued_interrupts!", 0::bigint AS "queued_tokens!", NULL::jsonb AS approvals, NULL::jsonb AS spending"#],
             [$($tail)+],
             $($argument),*
         )

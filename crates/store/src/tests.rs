@@ -187,6 +187,7 @@ fn new_agent(model: ModelId, name: &str) -> NewAgent {
         compute: "cpu-2".to_owned(),
         secrets: Vec::new(),
         script_models: Vec::new(),
+        compact_at: construct_domain::context::COMPACT_AT,
     }
 }
 

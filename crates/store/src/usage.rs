@@ -15,6 +15,8 @@ pub enum Purpose {
     Turn,
     /// A title for the task.
     Title,
+    /// A summary of the older part of the conversation.
+    Compaction,
 }
 
 impl Purpose {
@@ -23,6 +25,7 @@ impl Purpose {
         match self {
             Self::Turn => "turn",
             Self::Title => "title",
+            Self::Compaction => "compaction",
         }
     }
 }

@@ -62,6 +62,7 @@ pub fn agent(agent: &Agent) -> v1::Agent {
             compute: agent.compute.clone(),
             secrets: agent.secrets.clone(),
             script_models: agent.script_models.clone(),
+            compact_at_percent: agent.compact_at,
         }),
         status: Some(v1::AgentStatus { model_id: agent.model.to_string(), task_count: agent.task_count }),
     }
@@ -481,6 +482,9 @@ pub fn task(task: &StoredTask) -> v1::Task {
             forked_from: task
                 .forked_from
                 .map(|(task, message)| v1::ForkedFrom { task: task.to_string(), message: message.to_string() }),
+            context_tokens: state.context.tokens,
+            context_room: state.context.room,
+            compacted_through: state.context.through,
         }),
     }
 }

@@ -68,6 +68,7 @@ impl AgentService for Api {
             compute: compute_or_default(spec.compute),
             secrets: secrets(&entry, &mut lookup, &spec.secrets).await?,
             script_models: script_models(&entry, &mut lookup, &spec.script_models).await?,
+            compact_at: compact_at_or_default(spec.compact_at_percent),
         };
         let written = lookup.settle(entry.store().agent_create(&write, new, render("agent.created")).await)?;
         entry.answer(written, nobody, convert::agent).await
@@ -132,6 +133,7 @@ impl AgentService for Api {
             compute: request.compute.map(compute_or_default),
             secrets,
             script_models,
+            compact_at: request.compact_at_percent.map(compact_at_or_default),
         };
         let expected = (request.revision != 0).then_some(request.revision);
         let updated = entry.store().agent_update(&write, agent, expected, changes, render("agent.updated")).await;
@@ -152,4 +154,9 @@ impl AgentService for Api {
         let deleted = entry.store().agent_delete(&write, agent, render).await;
         entry.answer(lookup.settle(deleted)?, nobody, |_| DeleteAgentResponse {}).await
     }
+}
+
+/// 0 asks for what holds when nothing is said.
+fn compact_at_or_default(percent: u32) -> u32 {
+    if percent == 0 { construct_domain::context::COMPACT_AT } else { percent }
 }

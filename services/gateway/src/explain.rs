@@ -118,6 +118,7 @@ fn wait(task: &StoredTask, model: Option<&str>, asked: &[StoredApproval]) -> Wai
         (Some(turn), None) => {
             let what = match turn.stage {
                 Stage::Model => "call the model",
+                Stage::Compact { .. } => "have the conversation summed up",
                 Stage::Code { .. } => "have the script run",
             };
             unseen(task, format!("the reconciler, to {what}"))
@@ -225,6 +226,12 @@ fn step_wait(task: &StoredTask, step: &Step, turn: &Turn, model: Option<&str>) -
             let words = format!("the answer of the model{model} for the agent `{}`{attempt}", task.agent_name);
             (words, Some(*deadline), "the providers service, with the answer; a person, by cancelling or suspending")
         }
+        (StepState::InFlight { deadline }, Stage::Compact { through, .. }) => {
+            let words = format!(
+                "a summary of the conversation up to message {through}, because it no longer fits the model{attempt}"
+            );
+            (words, Some(*deadline), "the providers service, with the summary; a person, by cancelling or suspending")
+        }
         (StepState::InFlight { deadline }, Stage::Code { calls }) => {
             let what = if calls.len() == 1 { "the script".to_owned() } else { format!("the {} scripts", calls.len()) };
             let words = format!("{what} of the model to end");
@@ -239,7 +246,7 @@ fn step_wait(task: &StoredTask, step: &Step, turn: &Turn, model: Option<&str>) -
             );
             (words, None, "the reconciler service, when the pause is over; a person, by cancelling or suspending")
         }
-        (StepState::Cancelling { deadline }, Stage::Model) => {
+        (StepState::Cancelling { deadline }, Stage::Model | Stage::Compact { .. }) => {
             let words = "what the model had said before a newer message interrupted it".to_owned();
             (words, Some(*deadline), "the providers service; at the deadline the newer message is taken without it")
         }

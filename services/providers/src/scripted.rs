@@ -59,8 +59,12 @@ impl Scripted {
 
     /// The recording to play: of several, that of the answer whose turn it is, or the last.
     fn cassette(&self, request: &Request, said: &Said) -> Option<&Cassette> {
-        let title = request.purpose == Purpose::Title;
-        let mut fitting = self.cassettes.iter().filter(|cassette| (cassette.purpose == "title") == title);
+        let purpose = match request.purpose {
+            Purpose::Title => "title",
+            Purpose::Compaction => "compaction",
+            Purpose::Turn | Purpose::Unspecified => "turn",
+        };
+        let mut fitting = self.cassettes.iter().filter(|cassette| cassette.purpose == purpose);
         let last = fitting.clone().next_back();
         fitting.nth(said.answers).or(last)
     }
@@ -76,6 +80,11 @@ impl Scripted {
             let title = conversation.title.clone().unwrap_or_else(|| title(&said.first_user_text));
             return Play::new(Turn::of_text(title), request, &said, None);
         }
+        if request.purpose == Purpose::Compaction {
+            let default = || Turn::of_text(format!("A summary of {} characters.", said.last_user_text.len()));
+            let turn = conversation.summary.clone().unwrap_or_else(default);
+            return self.played(turn, request, &said, &format!("{}/summary", conversation.name));
+        }
         let at = match conversation.count {
             Count::Total => said.answers,
             Count::SinceUser => said.answers_since_user,
@@ -83,15 +92,19 @@ impl Scripted {
         let Some(turn) = conversation.turns.get(at) else {
             return Play::new(Turn::of_text(echo(&said.last_user_text)), request, &said, None);
         };
-        let mut turn = turn.clone();
+        // The user's message is part of the name, because a conversation counted since the user's last message plays the
+        // same turn for each of them.
+        self.played(turn.clone(), request, &said, &format!("{}/{}/{at}", conversation.name, said.users))
+    }
+
+    /// A turn with its fault, unless that has struck often enough. `name` tells the turns of a task apart.
+    fn played(&self, mut turn: Turn, request: &Request, said: &Said, name: &str) -> Play {
         turn.inherit(&self.script.defaults);
         let fault = turn.fault.take().filter(|fault| {
-            // The user's message is part of the key, because a conversation counted since the user's last message
-            // plays the same turn for each of them.
-            let key = format!("{}/{}/{}/{}/{at}", self.provider_id, request.task_id, conversation.name, said.users);
+            let key = format!("{}/{}/{name}", self.provider_id, request.task_id);
             fault.times == 0 || self.memory.count(key) <= fault.times
         });
-        Play::new(turn, request, &said, fault)
+        Play::new(turn, request, said, fault)
     }
 }
 

@@ -212,7 +212,7 @@ impl Worker {
             step_id: step.step_id.clone(),
             step: step.number,
             delivery,
-            live: prepared.request.purpose != Purpose::Title,
+            live: !matches!(prepared.request.purpose, Purpose::Title | Purpose::Compaction),
         };
         let mut deltas = Deltas::new(marks, live);
         if delivery > 1 {

@@ -10,7 +10,7 @@ use construct_domain::{
     decide::{self, Decision, Effect, Event, Fresh},
     message::{Block, Content, Source},
     money::Usage,
-    task::{Failure, FailureClass, Outcome, Step, StepResult, Task},
+    task::{Failure, FailureClass, Outcome, Stage, Step, StepResult, Task},
 };
 use construct_proto::{mesh::v1 as mesh, v1::event::Payload};
 use construct_runtime::{Lifecycle, MasterKeys};
@@ -24,7 +24,7 @@ use uuid::Uuid;
 use crate::{
     announce::Announcer,
     catalogue::Catalogue,
-    command, convert,
+    command, compaction, convert,
     material::{self, Material},
     record, spending,
 };
@@ -198,12 +198,20 @@ impl Activator {
         // PostgreSQL keeps microseconds; what is told must be what is kept.
         let now = Timestamp::from_microsecond(Timestamp::now().as_microsecond()).unwrap_or(Timestamp::UNIX_EPOCH);
         let event = report.map_or(Event::Wake, |report| Event::Result(report.result.clone()));
-        let decision = match exhausted {
-            None => decide::decide(&loaded.task, loaded.queued, event, now, fresh()),
-            Some(words) => decide::decide_without_money(&loaded.task, loaded.queued, event, now, fresh(), words),
+        let decide = |task: &Task| match exhausted {
+            None => decide::decide(task, loaded.queued, event.clone(), now, fresh()),
+            Some(words) => decide::decide_without_money(task, loaded.queued, event.clone(), now, fresh(), words),
         };
+        let mut task = loaded.task.clone();
+        compaction::complete(&mut task.context, self.catalogue.known_bytes(&command::pool(loaded), &loaded.workspace));
+        task.context.counted = report.map(|report| compaction::input_tokens(&report.usage));
+        let mut decision = decide(&task);
+        if decision.wants_outline {
+            task.context.outline = Some(self.store.outline(task.id).await?);
+            decision = decide(&task);
+        }
         let usage = report.map(|report| report.usage).unwrap_or_default();
-        let paid = report.and_then(|report| step_usage(loaded.task.title_step, report));
+        let paid = report.and_then(|report| step_usage(Some(&loaded.task), report));
         // Only where a budget applies anything can have been set aside.
         let settled = report.filter(|_| loaded.spending.is_some()).map(|report| report.result.step);
 
@@ -251,6 +259,7 @@ impl Activator {
             decision.ended.as_ref().map(|ended| EndedMessage { message: ended.message, error: ended_error(&decision) });
         commit.drop_queued.clone_from(&decision.drop_queued);
         commit.rewound = decision.rewound;
+        commit.compacted.clone_from(&decision.compacted);
         commit.usage = paid.into_iter().collect();
         commit.settled = settled;
         commit.reservation = spending::reservation(loaded, &decision, &self.catalogue, now);
@@ -404,8 +413,16 @@ impl Activator {
         };
         let model = subject::ModelInvoke::new(subject::Pool::model_default(), task);
         match effect {
-            Effect::InvokeModel(step) | Effect::ExecuteCode(step) if self.result_waits(step, task).await => None,
+            Effect::InvokeModel(step) | Effect::Compact(step) | Effect::ExecuteCode(step)
+                if self.result_waits(step, task).await =>
+            {
+                None
+            }
             Effect::InvokeModel(step) => match self.answer_command(loaded, step, material).await {
+                Ok(invoke) => self.dispatch(step.id, &model, &invoke).await,
+                Err(error) => failed(step.id, error),
+            },
+            Effect::Compact(step) => match command::compaction(loaded, now, step, material) {
                 Ok(invoke) => self.dispatch(step.id, &model, &invoke).await,
                 Err(error) => failed(step.id, error),
             },
@@ -548,7 +565,7 @@ impl Report {
 /// Whether an effect is a command to a worker, which is made of what is read.
 fn effect_is_a_command(effect: &Effect) -> bool {
     match effect {
-        Effect::InvokeModel(_) | Effect::ExecuteCode(_) | Effect::MakeTitle(_) => true,
+        Effect::InvokeModel(_) | Effect::Compact(_) | Effect::ExecuteCode(_) | Effect::MakeTitle(_) => true,
         Effect::CancelModel(..) | Effect::CancelCode(..) | Effect::EndCode(_) => false,
     }
 }
@@ -571,8 +588,16 @@ fn asked(loaded: &LoadedTask, decision: &Decision) -> Vec<AskedApproval> {
 }
 
 /// What the ledger is told. A call that cost nothing leaves no row.
-fn step_usage(title: Option<StepId>, report: &Report) -> Option<StepUsage> {
-    let purpose = if title == Some(report.result.step) { Purpose::Title } else { Purpose::Turn };
+fn step_usage(task: Option<&Task>, report: &Report) -> Option<StepUsage> {
+    let sums_up = |task: &Task| {
+        task.turn.as_ref().is_some_and(|turn| matches!(turn.stage, Stage::Compact { .. }))
+            && task.step.as_ref().is_some_and(|step| step.id == report.result.step)
+    };
+    let purpose = match task {
+        Some(task) if task.title_step == Some(report.result.step) => Purpose::Title,
+        Some(task) if sums_up(task) => Purpose::Compaction,
+        Some(_) | None => Purpose::Turn,
+    };
     let model = report.model.filter(|_| !report.usage.is_zero())?;
     Some(StepUsage { step: report.result.step, model, purpose, usage: report.usage })
 }

@@ -24,6 +24,7 @@ use construct_wire::convert;
 use jiff::Timestamp;
 
 use crate::{
+    compaction,
     material::{Material, Said},
     prompt,
 };
@@ -45,6 +46,9 @@ pub(crate) enum Error {
     /// The transcript lacks what the turn is about.
     #[error("the transcript holds no script to run")]
     NoCalls,
+    /// The turn does not say what is to be summed up.
+    #[error("the turn does not want a summary")]
+    NothingToSumUp,
 }
 
 impl Error {
@@ -58,7 +62,7 @@ impl Error {
         match self {
             Self::AgentGone => FailureClass::Configuration,
             Self::NoCatalogue { .. } => FailureClass::Transient,
-            Self::NoCalls => FailureClass::Internal,
+            Self::NoCalls | Self::NothingToSumUp => FailureClass::Internal,
         }
     }
 }
@@ -112,6 +116,29 @@ pub(crate) fn title(loaded: &LoadedTask, step: StepId, material: &Material) -> R
         purpose: Purpose::Title.into(),
         system: prompt::TITLE.to_owned(),
         messages: vec![title_excerpt(&material.transcript())],
+        ..mesh::ModelInvoke::default()
+    };
+    Ok(addressed(request, invocation))
+}
+
+/// The command that has the model sum up the older part of the conversation.
+pub(crate) fn compaction(
+    loaded: &LoadedTask,
+    task: &Task,
+    step: &Step,
+    material: &Material,
+) -> Result<mesh::ModelInvoke, Error> {
+    let Some(Stage::Compact { through, kept, .. }) = task.turn.as_ref().map(|turn| &turn.stage) else {
+        return Err(Error::NothingToSumUp);
+    };
+    let invocation = material.invocation.as_ref().ok_or(Error::AgentGone)?;
+    let text = compaction::render(&material.older(*through, kept), compaction::bytes(&task.context));
+    let request = mesh::ModelInvoke {
+        step: Some(step_ref(loaded, step)),
+        purpose: Purpose::Compaction.into(),
+        system: prompt::COMPACTION.to_owned(),
+        messages: vec![user_text(text)],
+        tries: (backoff::MAX_ATTEMPTS + 1).saturating_sub(step.attempt).max(1),
         ..mesh::ModelInvoke::default()
     };
     Ok(addressed(request, invocation))
@@ -304,7 +331,10 @@ fn title_excerpt(transcript: &[Said<'_>]) -> mesh::ChatMessage {
             _ => None,
         })
     });
-    let text = texts.collect::<Vec<_>>().join("\n\n");
+    user_text(texts.collect::<Vec<_>>().join("\n\n"))
+}
+
+fn user_text(text: String) -> mesh::ChatMessage {
     mesh::ChatMessage {
         source: v1::MessageSource::User.into(),
         blocks: vec![v1::Block { block: Some(v1::block::Block::Text(v1::Text { text })) }],

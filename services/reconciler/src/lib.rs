@@ -10,6 +10,7 @@ mod catalogue;
 mod census;
 mod cleanup;
 mod command;
+mod compaction;
 mod convert;
 mod gate;
 mod intake;

@@ -3,10 +3,10 @@
 
 use construct_domain::{
     MessageId,
-    decide::{Decision, Effect},
+    decide::{Compacted, Decision, Effect},
     message::{Block, Source},
 };
-use construct_store::{Error, Invocation, LoadedTask, Secret, StoredApproval, StoredMessage};
+use construct_store::{Compaction, Error, Invocation, LoadedTask, Secret, StoredApproval, StoredMessage};
 
 use crate::activation::Activator;
 
@@ -21,7 +21,9 @@ pub(crate) struct Material {
     pub(crate) approvals: Vec<StoredApproval>,
     /// The models its scripts may call.
     pub(crate) script_models: Vec<String>,
-    /// The transcript before the decision.
+    /// What is shown in the place of the transcript's older part.
+    summary: Option<Vec<Block>>,
+    /// The transcript before the decision, as far as it is shown.
     transcript: Vec<StoredMessage>,
     /// What the decision adds to it.
     appended: Vec<(Source, Vec<Block>)>,
@@ -49,9 +51,20 @@ struct Wanted {
 impl Material {
     /// The transcript, with what the decision added.
     pub(crate) fn transcript(&self) -> Vec<Said<'_>> {
+        let summary = self.summary.iter().map(|blocks| (Source::System, blocks));
         let stored = self.transcript.iter().map(|message| (message.source, &message.content.blocks));
         let appended = self.appended.iter().map(|(source, blocks)| (*source, blocks));
-        stored.chain(appended).map(|(source, blocks)| Said { source, blocks }).collect()
+        summary.chain(stored).chain(appended).map(|(source, blocks)| Said { source, blocks }).collect()
+    }
+
+    /// What is to be summed up: what is shown up to a place, without what stays.
+    pub(crate) fn older(&self, through: i64, kept: &[i64]) -> Vec<Said<'_>> {
+        let summary = self.summary.iter().map(|blocks| (Source::System, blocks));
+        let goes =
+            |message: &&StoredMessage| message.position.is_some_and(|place| place <= through && !kept.contains(&place));
+        let stored = self.transcript.iter().filter(goes);
+        let stored = stored.map(|message| (message.source, &message.content.blocks));
+        summary.chain(stored).map(|(source, blocks)| Said { source, blocks }).collect()
     }
 }
 
@@ -61,6 +74,7 @@ impl Wanted {
         for effect in &decision.effects {
             match effect {
                 Effect::InvokeModel(_) => (wanted.agent, wanted.transcript, wanted.secrets) = (true, true, true),
+                Effect::Compact(_) => (wanted.agent, wanted.transcript) = (true, true),
                 Effect::MakeTitle(_) => (wanted.agent, wanted.transcript) = (true, true),
                 Effect::ExecuteCode(step) => {
                     (wanted.script, wanted.secrets) = (true, true);
@@ -100,15 +114,35 @@ pub(crate) async fn gather(activator: &Activator, loaded: &LoadedTask, decision:
         if wanted.transcript {
             // What is put aside by the decision is not said any more.
             let until = decision.rewound.map_or(loaded.task.last_position, |from| from - 1);
-            store.transcript(task, until, admitted).await
+            let compaction = compaction(activator, loaded, decision, until).await?;
+            let (after, kept) = compaction.as_ref().map_or((0, &[][..]), |one| (one.through, &one.kept));
+            let messages = store.transcript_after(task, after, kept, until, admitted).await?;
+            Ok((compaction.map(|compaction| vec![Block::Text(compaction.text)]), messages))
         } else {
-            Ok(Vec::new())
+            Ok((None, Vec::new()))
         }
     };
-    let (invocation, secrets, approvals, script_models, transcript) =
+    let (invocation, secrets, approvals, script_models, (summary, transcript)) =
         tokio::try_join!(invocation, secrets, approvals, script_models, transcript)?;
     let stays = |position: i64| decision.rewound.is_none_or(|from| position < from);
     let appended = decision.appended.iter().filter(|message| stays(message.position));
     let appended = appended.map(|message| (message.source, message.blocks.clone())).collect();
-    Ok(Material { invocation, secrets, approvals, script_models, transcript, appended })
+    Ok(Material { invocation, secrets, approvals, script_models, summary, transcript, appended })
+}
+
+/// What is shown in the place of the transcript's older part once the decision is committed.
+async fn compaction(
+    activator: &Activator,
+    loaded: &LoadedTask,
+    decision: &Decision,
+    until: i64,
+) -> Result<Option<Compaction>, Error> {
+    let through = loaded.task.context.through;
+    match &decision.compacted {
+        Some(Compacted { through, kept, text, tokens, .. }) => {
+            Ok(Some(Compaction { through: *through, kept: kept.clone(), text: text.clone(), tokens: *tokens }))
+        }
+        None if through == 0 || through > until => Ok(None),
+        None => activator.store.compaction(loaded.task.id, through).await,
+    }
 }

@@ -42,6 +42,17 @@ pub(crate) fn events(
         let rewound = v1::Rewound { from_position, last_position: decision.task.last_position };
         events.push(record::new("task.rewound", Payload::Rewound(rewound), None));
     }
+    if let Some(compacted) = &decision.compacted {
+        let compacted = v1::ContextCompacted {
+            through_position: compacted.through,
+            kept_positions: compacted.kept.clone(),
+            tokens_before: compacted.before,
+            tokens_after: compacted.after,
+            summary: compacted.summary,
+            text: compacted.text.clone(),
+        };
+        events.push(record::new("context.compacted", Payload::ContextCompacted(compacted), step));
+    }
     if decision.task.phase != before.task.phase {
         let changed = v1::PhaseChanged {
             previous: convert::phase(before.task.phase).into(),

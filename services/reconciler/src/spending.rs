@@ -58,6 +58,10 @@ pub(crate) fn reservation(
             let transcript = spending.transcript_tokens.saturating_add(admitted);
             Some((step.id, appended.fold(transcript.saturating_add(prompt), i64::saturating_add)))
         }
+        // What is summed up is a part of the transcript, and what is asked for is short.
+        Effect::Compact(step) if before != Some(step.id) => {
+            Some((step.id, spending.transcript_tokens.saturating_add(PROMPT_TOKENS)))
+        }
         Effect::MakeTitle(step) => Some((*step, TITLE_TOKENS)),
         _ => None,
     })?;

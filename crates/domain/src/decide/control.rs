@@ -46,7 +46,7 @@ impl Draft<'_> {
                 self.append_results(&calls, Vec::new(), &format!("not run: the user cancelled ({reason})"));
                 self.end_turn_for(TurnOutcome::Cancelled, CANCELLED, &words);
             }
-            Some(Stage::Model) => self.end_turn_for(TurnOutcome::Cancelled, CANCELLED, &words),
+            Some(Stage::Model | Stage::Compact { .. }) => self.end_turn_for(TurnOutcome::Cancelled, CANCELLED, &words),
             None => {}
         }
         self.d.drop_queued = Some(words);

@@ -6,11 +6,14 @@ use super::*;
 use crate::{
     AgentId, ApprovalId, OrganizationId, TaskId,
     approval::{Approval, ApprovalState, AskedCall},
-    message::CodeCall,
+    context::{Entry, Outline},
+    message::{CodeCall, Content},
+    money::tokens_of_content,
     task::{FailureClass, Phase, Turn},
 };
 
 mod approvals;
+mod compact;
 mod control;
 mod histories;
 mod money;
@@ -27,6 +30,8 @@ struct World {
     transcript: Vec<(Source, Vec<Block>)>,
     /// For each of these, whether it was put aside.
     aside: Vec<bool>,
+    /// And its id.
+    ids_said: Vec<MessageId>,
     ended: Vec<EndedTurn>,
     dropped: usize,
     /// Every step that was commanded, with how often.
@@ -36,6 +41,8 @@ struct World {
     approvals: Vec<(StepId, Approval)>,
     /// Whether there is no money for model calls.
     broke: bool,
+    /// Those that hold, the newest last.
+    compacted: Vec<Compacted>,
     now: Timestamp,
     ids: u128,
 }
@@ -63,18 +70,21 @@ impl World {
                 last_outcome: None,
                 last_error: None,
                 approvals: Vec::new(),
+                context: Context::default(),
             },
             queue: Vec::new(),
             asked_for: 0,
             drop_before: 0,
             transcript: Vec::new(),
             aside: Vec::new(),
+            ids_said: Vec::new(),
             ended: Vec::new(),
             dropped: 0,
             commanded: BTreeMap::new(),
             code_steps: Vec::new(),
             approvals: Vec::new(),
             broke: false,
+            compacted: Vec::new(),
             now: Timestamp::UNIX_EPOCH,
             ids: 100,
         }
@@ -127,7 +137,40 @@ impl World {
 
     /// What a model is shown.
     fn shown(&self) -> Vec<&(Source, Vec<Block>)> {
-        self.transcript.iter().zip(&self.aside).filter(|(_, aside)| !**aside).map(|(message, _)| message).collect()
+        self.places().map(|at| &self.transcript[at]).collect()
+    }
+
+    /// Where in the transcript that is.
+    fn places(&self) -> impl Iterator<Item = usize> {
+        let is_shown = |at: &usize| {
+            let place = *at as i64 + 1;
+            let stays = |compacted: &Compacted| place > compacted.through || compacted.kept.contains(&place);
+            !self.aside[*at] && self.compacted.last().is_none_or(stays)
+        };
+        (0..self.transcript.len()).filter(is_shown)
+    }
+
+    /// The outline as the store gives it.
+    fn outline(&self) -> Outline {
+        let entry = |at: usize| {
+            let (source, blocks) = &self.transcript[at];
+            let is_result = |block: &Block| matches!(block, Block::CodeInterpreterResult(_));
+            Entry {
+                message: self.ids_said[at],
+                position: at as i64 + 1,
+                source: *source,
+                results: blocks.iter().any(is_result),
+                tokens: tokens_of_content(&Content { blocks: blocks.clone() }),
+            }
+        };
+        let summary = self.compacted.last().map_or(0, |compacted| compacted.tokens);
+        Outline { summary, shown: self.places().map(entry).collect() }
+    }
+
+    /// What it is estimated at.
+    fn size(&self) -> i64 {
+        let outline = self.outline();
+        outline.shown.iter().map(|entry| entry.tokens).sum::<i64>() + outline.summary
     }
 
     /// The message that is next, as the store finds it.
@@ -142,10 +185,17 @@ impl World {
         let of_step = self.approvals.iter().filter(|(step, _)| Some(*step) == asking);
         self.task.approvals = of_step.map(|(_, approval)| approval.clone()).collect();
         let queued = self.next();
+        self.task.context.transcript = self.size();
+        self.task.context.queued = 80;
         let mut decision = decide(&self.task, queued, event.clone(), self.now, fresh);
+        if decision.wants_outline {
+            self.task.context.outline = Some(self.outline());
+            decision = decide(&self.task, queued, event.clone(), self.now, fresh);
+            assert!(!decision.wants_outline, "it is there");
+        }
         // As the store refuses a commit that begins a call there is no money for.
         let begins = |effect: &Effect| match effect {
-            Effect::InvokeModel(step) => asking != Some(step.id),
+            Effect::InvokeModel(step) | Effect::Compact(step) => asking != Some(step.id),
             Effect::MakeTitle(_) => true,
             _ => false,
         };
@@ -160,11 +210,13 @@ impl World {
             self.queue.retain(|(queued, _)| queued.message != message);
             self.transcript.push((Source::User, vec![Block::Text(message.to_string())]));
             self.aside.push(false);
+            self.ids_said.push(message);
             assert_eq!(position, self.transcript.len() as i64);
         }
         for message in &decision.appended {
             self.transcript.push((message.source, message.blocks.clone()));
             self.aside.push(false);
+            self.ids_said.push(message.id);
             assert_eq!(message.position, self.transcript.len() as i64, "the transcript has no gap");
         }
         if decision.drop_queued.is_some() {
@@ -179,10 +231,18 @@ impl World {
         if let Some(from) = decision.rewound {
             let from = usize::try_from(from - 1).expect("places begin with 1");
             self.aside[from..].fill(true);
+            self.compacted.retain(|compacted| compacted.through <= from as i64);
+            decision.task.context.through = self.compacted.last().map_or(0, |compacted| compacted.through);
+        }
+        if let Some(compacted) = &decision.compacted {
+            let before = self.size();
+            self.compacted.push(compacted.clone());
+            assert!(self.size() < before && compacted.tokens < compacted.replaced, "it became smaller");
+            assert_eq!(before - self.size(), compacted.replaced - compacted.tokens);
         }
         self.ended.extend(decision.ended.clone());
         for effect in &decision.effects {
-            if let Effect::InvokeModel(step) | Effect::ExecuteCode(step) = effect {
+            if let Effect::InvokeModel(step) | Effect::Compact(step) | Effect::ExecuteCode(step) = effect {
                 *self.commanded.entry(step.id).or_default() += 1;
                 if matches!(effect, Effect::ExecuteCode(_)) && !self.code_steps.contains(&step.id) {
                     self.code_steps.push(step.id);
@@ -245,7 +305,7 @@ impl World {
         match (&task.turn, task.phase) {
             (Some(Turn { stage: Stage::Code { .. }, .. }), Phase::ExecuteTools | Phase::Suspended)
             | (Some(Turn { stage: Stage::Code { .. }, .. }), Phase::AwaitApproval)
-            | (Some(Turn { stage: Stage::Model, .. }), Phase::InvokeModel | Phase::Suspended)
+            | (Some(Turn { stage: Stage::Model | Stage::Compact { .. }, .. }), Phase::InvokeModel | Phase::Suspended)
             | (None, Phase::AwaitInput | Phase::Suspended) => {}
             other => panic!("phase and stage disagree: {other:?}"),
         }

@@ -38,6 +38,7 @@ impl Draft<'_> {
         match turn.stage {
             Stage::Model => self.settle_model(&turn),
             Stage::Code { .. } => self.settle_code(),
+            Stage::Compact { .. } => self.settle_compact(),
         }
     }
 
@@ -51,7 +52,7 @@ impl Draft<'_> {
                 self.settle_running();
                 return;
             }
-            if self.refuse_for_money() {
+            if self.make_room(turn) || self.refuse_for_money() {
                 return;
             }
             if let Some(turn) = &mut self.d.task.turn {
@@ -60,12 +61,17 @@ impl Draft<'_> {
             self.start_step(1, MODEL_DEADLINE, Effect::InvokeModel);
             return;
         };
+        self.settle_call(step, Effect::InvokeModel);
+    }
+
+    /// A model call that is on its way, or to be tried again.
+    pub(super) fn settle_call(&mut self, step: Step, effect: fn(Step) -> Effect) {
         match step.state {
             StepState::Backoff { until } if self.now >= until => {
                 if self.refuse_for_money() {
                     return;
                 }
-                self.start_step(step.attempt, MODEL_DEADLINE, Effect::InvokeModel);
+                self.start_step(step.attempt, MODEL_DEADLINE, effect);
             }
             StepState::Backoff { until } => self.d.task.next_wake = Some(until),
             StepState::InFlight { deadline } if self.now >= deadline => {
@@ -78,7 +84,7 @@ impl Draft<'_> {
                 );
                 self.settle_running();
             }
-            StepState::InFlight { deadline } => self.check_step(&step, deadline, Effect::InvokeModel),
+            StepState::InFlight { deadline } => self.check_step(&step, deadline, effect),
             StepState::Cancelling { .. } | StepState::Parked { .. } => {
                 // What it was stopped for is not wanted any more; ask again.
                 self.d.task.step = None;
@@ -89,7 +95,7 @@ impl Draft<'_> {
     }
 
     /// Ends the turn when there is no money for its next model call. True when that is so.
-    fn refuse_for_money(&mut self) -> bool {
+    pub(super) fn refuse_for_money(&mut self) -> bool {
         let Some(exhausted) = self.exhausted else { return false };
         if self.d.admitted.is_some() || self.d.ended.is_some() {
             // One commit tells of one turn, and of a message one thing: the next decision asks for the money again.
@@ -142,7 +148,7 @@ impl Draft<'_> {
         }
     }
 
-    fn start_step(&mut self, attempt: u32, limit: Duration, effect: fn(Step) -> Effect) {
+    pub(super) fn start_step(&mut self, attempt: u32, limit: Duration, effect: fn(Step) -> Effect) {
         self.d.task.steps += 1;
         let step = Step {
             id: self.fresh.step,

@@ -10,6 +10,8 @@ use uuid::Uuid;
 use construct_domain::{
     AgentId, ApprovalId, MessageId, StepId,
     approval::{Asked, Closed},
+    context::Context,
+    decide::Compacted,
     message::{Content, Source},
     money::{Usage, tokens_of_content},
     task::{Queued, Task, TurnOutcome},
@@ -44,6 +46,8 @@ pub struct TaskCommit<'a> {
     pub drop_queued: Option<String>,
     /// Put the transcript aside from this place on, with what is appended here.
     pub rewound: Option<i64>,
+    /// Show this in the place of the transcript's older part.
+    pub compacted: Option<Compacted>,
     /// What steps used. A step that was booked before is passed over.
     pub usage: Vec<StepUsage>,
     /// The step whose reservation is over: what [`TaskCommit::usage`] costs is spent, the rest is free again.
@@ -139,6 +143,7 @@ impl<'a> TaskCommit<'a> {
             ended: None,
             drop_queued: None,
             rewound: None,
+            compacted: None,
             usage: Vec::new(),
             settled: None,
             reservation: None,
@@ -161,8 +166,10 @@ impl<'a> TaskCommit<'a> {
         }
         let made = self.title.as_ref().filter(|_| !before.task.titled);
         let titled = self.task.titled || made.is_some();
+        let (base, transcript, queued) = (before.task.context.base, row.transcript_tokens, row.queued_tokens);
+        let context = Context { base, transcript, queued, ..self.task.context.clone() };
         Some(Box::new(LoadedTask {
-            task: Task { titled, next_wake: option(row.next_wake), ..self.task.clone() },
+            task: Task { titled, next_wake: option(row.next_wake), context, ..self.task.clone() },
             queued: row
                 .queued
                 .map(|message| Queued { message: MessageId::from_uuid(message), interrupts: row.queued_interrupts }),
@@ -178,9 +185,13 @@ impl<'a> TaskCommit<'a> {
         }))
     }
 
-    /// Whether the transcript is rewound, or queued messages or questions to people change.
+    /// Whether the transcript is rewound or compacted, or queued messages or questions to people change.
     fn asks(&self) -> bool {
-        self.drop_queued.is_some() || self.rewound.is_some() || !self.asked.is_empty() || !self.closed.is_empty()
+        self.drop_queued.is_some()
+            || self.rewound.is_some()
+            || self.compacted.is_some()
+            || !self.asked.is_empty()
+            || !self.closed.is_empty()
     }
 }
 
@@ -260,6 +271,30 @@ impl<'a> From<&'a Closed> for ClosedRow<'a> {
     }
 }
 
+/// A compaction as the statement reads it from JSON.
+#[derive(Serialize)]
+struct CompactedRow<'a> {
+    through: i64,
+    kept: &'a [i64],
+    content: &'a str,
+    estimated_tokens: i64,
+    replaced_tokens: i64,
+    summary: bool,
+}
+
+impl<'a> From<&'a Compacted> for CompactedRow<'a> {
+    fn from(compacted: &'a Compacted) -> Self {
+        Self {
+            through: compacted.through,
+            kept: &compacted.kept,
+            content: &compacted.text,
+            estimated_tokens: compacted.tokens,
+            replaced_tokens: compacted.replaced,
+            summary: compacted.summary,
+        }
+    }
+}
+
 /// What the statement is given besides what stands in the commit as it is.
 struct Parameters {
     turn: Option<Value>,
@@ -268,6 +303,7 @@ struct Parameters {
     tool_uses: Value,
     asked: Value,
     closed: Value,
+    compacted: Value,
 }
 
 impl Store {
@@ -292,6 +328,7 @@ impl Store {
             tool_uses: text::json(&commit.tool_uses)?,
             asked: text::json(&commit.asked.iter().map(AskedRow::from).collect::<Vec<_>>())?,
             closed: text::json(&commit.closed.iter().map(ClosedRow::from).collect::<Vec<_>>())?,
+            compacted: text::json(&commit.compacted.iter().map(CompactedRow::from).collect::<Vec<_>>())?,
         };
         loop {
             match self.task_commit_once(&commit, &parameters).await {
@@ -338,6 +375,7 @@ impl Store {
         let count = signed(commit.events.len() as u64);
         let appended =
             commit.appended.iter().map(|message| tokens_of_content(&message.content)).fold(0, i64::saturating_add);
+        let less = commit.compacted.as_ref().map_or(0, |compacted| compacted.replaced - compacted.tokens);
         let reservation = commit.reservation.as_ref();
         let error = task.last_error.as_ref();
         macro_rules! run {
@@ -384,7 +422,7 @@ impl Store {
                     parameters.asked,
                     parameters.closed,
                     used.thinking_tokens,
-                    appended,
+                    appended - less,
                     task.agent.uuid(),
                     commit.settled.map(StepId::uuid) as _,
                     reservation.map(|reservation| reservation.step.uuid()) as _,
@@ -395,6 +433,10 @@ impl Store {
                     commit.rewound as _,
                     before.rewind_intent.filter(|_| task.rewind.is_none()) as _,
                     text::clean_option(commit.drop_queued.as_deref()) as _,
+                    i32::try_from(task.context.scale).unwrap_or(i32::MAX),
+                    task.context.tokens,
+                    task.context.through,
+                    parameters.compacted,
                 )
                 .fetch_optional(&self.pool)
                 .await?

@@ -174,6 +174,9 @@ impl Store {
                      ORDER BY q.interrupts DESC, q.arrival LIMIT 1) AS queued,
                     EXISTS (SELECT FROM messages q WHERE q.task_id = t.id AND q.position IS NULL AND q.processed_at IS NULL
                             AND q.interrupts) AS "queued_interrupts!",
+                    coalesce((SELECT q.estimated_tokens FROM messages q
+                     WHERE q.task_id = t.id AND q.position IS NULL AND q.processed_at IS NULL
+                     ORDER BY q.interrupts DESC, q.arrival LIMIT 1), 0) AS "queued_tokens!",
                     CASE WHEN t.step ? 'round' OR t.step #>> '{state,state}' = 'parked' THEN (
                         SELECT jsonb_agg(jsonb_build_object(
                             'id', p.id, 'script', p.script, 'number', p.number, 'hash', p.arguments_hash, 'state', p.state

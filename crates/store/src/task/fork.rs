@@ -71,10 +71,13 @@ impl Store {
         .execute(&mut *writer.transaction)
         .await
         .map_err(Error::of_write)?;
+        compactions_copy(&mut writer, &new, end).await?;
         sqlx::query!(
-            "UPDATE tasks SET (last_position, transcript_tokens) = (
-                 SELECT max(m.position), sum(m.estimated_tokens)::bigint FROM messages m WHERE m.task_id = $1
-             ) WHERE id = $1",
+            "UPDATE tasks SET
+                 last_position = (SELECT max(m.position) FROM messages m WHERE m.task_id = $1),
+                 compacted_through = coalesce((SELECT max(c.through) FROM compactions c WHERE c.task_id = $1), 0),
+                 transcript_tokens = transcript_size($1, 9223372036854775807)
+             WHERE id = $1",
             new.id.uuid(),
         )
         .execute(&mut *writer.transaction)
@@ -89,9 +92,9 @@ async fn task_copy(writer: &mut Writer<'_>, new: &NewFork) -> Result<(), Error> 
     sqlx::query!(
         "INSERT INTO tasks
              (id, organization_id, agent_id, workspace, title, titled, max_turns_override, policy, compute, phase_since,
-              event_sequence, created_at, updated_at, root_id, forked_from, forked_from_message)
+              event_sequence, created_at, updated_at, root_id, forked_from, forked_from_message, context_scale)
          SELECT $2, o.organization_id, o.agent_id, $4, CASE WHEN $5 = '' THEN o.title ELSE $5 END, o.titled OR $5 <> '',
-                o.max_turns_override, o.policy, o.compute, $7, 1, $7, $7, $2, o.id, $6
+                o.max_turns_override, o.policy, o.compute, $7, 1, $7, $7, $2, o.id, $6, o.context_scale
          FROM tasks o WHERE o.organization_id = $1 AND o.id = $3",
         writer.organization(),
         new.id.uuid(),
@@ -138,6 +141,29 @@ async fn messages_copy(writer: &mut Writer<'_>, new: &NewFork, end: i64) -> Resu
     .await
     .map_err(Error::of_write)?;
     Ok(count)
+}
+
+/// Copies what is shown in the place of messages before `end`. Places are those of the copy, which has no message that was put aside.
+async fn compactions_copy(writer: &mut Writer<'_>, new: &NewFork, end: i64) -> Result<(), Error> {
+    sqlx::query!(
+        "WITH places AS (
+             SELECT m.position, row_number() OVER (ORDER BY m.position) AS place FROM messages m
+             WHERE m.task_id = $1 AND m.position < $3 AND m.superseded_at IS NULL
+         )
+         INSERT INTO compactions
+             (task_id, organization_id, through, kept, content, estimated_tokens, replaced_tokens, summary, created_at)
+         SELECT $2, c.organization_id, (SELECT max(p.place) FROM places p WHERE p.position <= c.through),
+                ARRAY(SELECT p.place FROM places p WHERE p.position = ANY (c.kept) ORDER BY p.place),
+                c.content, c.estimated_tokens, c.replaced_tokens, c.summary, c.created_at
+         FROM compactions c WHERE c.task_id = $1 AND c.through < $3",
+        new.source.uuid(),
+        new.id.uuid(),
+        end,
+    )
+    .execute(&mut *writer.transaction)
+    .await
+    .map_err(Error::of_write)?;
+    Ok(())
 }
 
 /// A copy may spend as much as its original might: the limits that hold above both still hold above both.

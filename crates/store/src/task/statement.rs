@@ -17,6 +17,8 @@ pub(super) struct Row {
     pub(super) has_new_intents: bool,
     pub(super) queued: Option<Uuid>,
     pub(super) queued_interrupts: bool,
+    pub(super) queued_tokens: i64,
+    pub(super) transcript_tokens: i64,
 }
 
 /// `statement!(plain | money | all, arguments…)`. Every size has the same arguments, by number; one that has no use for some
@@ -24,11 +26,11 @@ pub(super) struct Row {
 macro_rules! statement {
     (plain, $($argument:expr),* $(,)?) => {
         statement!(@whole [
-            "WHERE num_nulls($33::jsonb, $37::jsonb, $38::jsonb, $50::text, $41::uuid, $42::uuid, $43::uuid, $44::bigint, $45::timestamptz) >= 0"
+            "WHERE num_nulls($33::jsonb, $37::jsonb, $38::jsonb, $50::text, $41::uuid, $42::uuid, $43::uuid, $44::bigint, $45::timestamptz, $54::jsonb) >= 0"
         ] [] $($argument),*)
     };
     (money, $($argument:expr),* $(,)?) => {
-        statement!(@money "WHERE num_nulls($37::jsonb, $38::jsonb, $50::text) >= 0" [] $($argument),*)
+        statement!(@money "WHERE num_nulls($37::jsonb, $38::jsonb, $50::text, $54::jsonb) >= 0" [] $($argument),*)
     };
     (all, $($argument:expr),* $(,)?) => {
         statement!(@money "WHERE true" [
@@ -42,6 +44,14 @@ macro_rules! statement {
                 UPDATE messages m SET superseded_at = $3, revision = m.revision + 1, updated_at = $3
                 FROM guard
                 WHERE m.task_id = guard.id AND m.position >= $48 AND m.superseded_at IS NULL AND m.id IS DISTINCT FROM $30
+            ), forgotten AS (
+                DELETE FROM compactions c USING guard WHERE c.task_id = guard.id AND c.through >= $48
+            ), compacted AS (
+                INSERT INTO compactions
+                    (task_id, organization_id, through, kept, content, estimated_tokens, replaced_tokens, summary, created_at)
+                SELECT guard.id, guard.organization_id, n.through, n.kept, n.content, n.estimated_tokens, n.replaced_tokens, n.summary, $3
+                FROM guard, jsonb_to_recordset($54) AS n (
+                    through bigint, kept bigint[], content text, estimated_tokens bigint, replaced_tokens bigint, summary boolean)
             ), asked AS (
                 INSERT INTO approvals AS p
                     (id, organization_id, task_id, step_id, script, number, tool, arguments, arguments_size, arguments_hash,
@@ -127,10 +137,11 @@ macro_rules! statement {
                         t.transcript_tokens::numeric + $40::bigint
                             + coalesce((SELECT q.estimated_tokens FROM messages q WHERE q.id = $28), 0),
                         9223372036854775807)::bigint
-                    ELSE coalesce((
-                        SELECT sum(k.estimated_tokens) FROM messages k
-                        WHERE k.task_id = t.id AND k.position < $48 AND k.superseded_at IS NULL
-                    ), 0)::bigint END,
+                    ELSE transcript_size(t.id, $48) END,
+                    context_scale = $51,
+                    context_tokens = $52,
+                    compacted_through = CASE WHEN $48::bigint IS NULL THEN $53 ELSE coalesce(
+                        (SELECT max(c.through) FROM compactions c WHERE c.task_id = t.id AND c.through < $48), 0) END,
                     tool_uses = CASE WHEN $22::jsonb = '{}' THEN t.tool_uses ELSE (
                         SELECT jsonb_object_agg(tool, calls) FROM (
                             SELECT key AS tool, sum(value::bigint) AS calls FROM (
@@ -161,7 +172,7 @@ macro_rules! statement {
                             AND (b.agent_id = t.agent_id OR b.task_id = t.root_id
                                  OR (b.agent_id IS NULL AND b.task_id IS NULL AND b.token_id IS NULL)))))
                 RETURNING t.organization_id, t.id, t.root_id, t.version, t.revision, t.event_sequence, t.next_wake,
-                    t.intents > t.intents_seen AS has_new_intents
+                    t.transcript_tokens, t.intents > t.intents_seen AS has_new_intents
             ), admitted AS (
                 UPDATE messages m SET position = $29, revision = m.revision + 1, updated_at = $3
                 FROM guard
@@ -198,7 +209,11 @@ macro_rules! statement {
                     ORDER BY q.interrupts DESC, q.arrival LIMIT 1) AS "queued?",
                    EXISTS (SELECT FROM messages q
                     WHERE q.task_id = guard.id AND q.position IS NULL AND q.processed_at IS NULL AND q.interrupts
-                      AND q.id IS DISTINCT FROM $28) AS "queued_interrupts!"
+                      AND q.id IS DISTINCT FROM $28) AS "queued_interrupts!",
+                   coalesce((SELECT q.estimated_tokens FROM messages q
+                    WHERE q.task_id = guard.id AND q.position IS NULL AND q.processed_at IS NULL AND q.id IS DISTINCT FROM $28
+                    ORDER BY q.interrupts DESC, q.arrival LIMIT 1), 0) AS "queued_tokens!",
+                   transcript_tokens AS "transcript_tokens!"
             FROM guard
             "#
             $(+ $where)+,

@@ -2,6 +2,7 @@
 
 use construct_domain::{
     budget::{Period, Scope},
+    decide::Compacted,
     message::{CodeCall, CodeResult, Source},
     task::{Queued, Task},
 };
@@ -216,4 +217,65 @@ async fn a_fork_has_a_copy_of_its_own_and_owes_nothing_for_it() {
     let again = NewFork { source: stored.state.id, message: copy[0].id, ..fork(&all[0], "") };
     let again = applied(f.store.task_fork(&write(), again, rendered("task.created")).await.expect("forked"));
     assert_eq!(again.state.last_position, 2, "what was said, and that the directory is another one");
+}
+
+#[tokio::test]
+async fn what_is_compacted_stays_listed_and_is_shown_as_a_text_until_a_rewind_to_before_its_end() {
+    let f = Fixture::new().await;
+    let (task, all) = conversation(&f).await;
+    let outline = f.store.outline(task).await.expect("read");
+    let results: Vec<bool> = outline.shown.iter().map(|entry| entry.results).collect();
+    assert_eq!((outline.summary, results), (0, vec![false, false, true, false, false]));
+    let size = |places: &[usize]| places.iter().map(|&at| outline.shown[at].tokens).sum::<i64>();
+    assert_eq!(transcript_tokens(&f, task).await, size(&[0, 1, 2, 3, 4]));
+
+    let loaded = load(&f, task).await;
+    let mut state = loaded.task.clone();
+    (state.context.through, state.context.scale, state.context.tokens) = (3, 700, 99);
+    let compacted = Compacted {
+        through: 3,
+        kept: vec![1],
+        text: "They counted.".to_owned(),
+        tokens: 20,
+        replaced: size(&[1, 2]),
+        summary: true,
+        before: 0,
+        after: 0,
+    };
+    let commit = TaskCommit { compacted: Some(compacted), ..TaskCommit::new(&loaded, &state, now()) };
+    f.store.task_commit(commit).await.expect("committed");
+    assert_eq!(transcript_tokens(&f, task).await, 20 + size(&[0, 3, 4]));
+    let context = load(&f, task).await.task.context;
+    assert_eq!((context.through, context.scale, context.tokens), (3, 700, 99));
+    let compaction = f.store.compaction(task, 3).await.expect("read").expect("there");
+    assert_eq!((compaction.text.as_str(), compaction.tokens), ("They counted.", 20));
+    let shown = f.store.transcript_after(task, 3, &compaction.kept, i64::MAX, None).await.expect("read");
+    assert_eq!(shown.iter().filter_map(|message| message.position).collect::<Vec<_>>(), [1, 4, 5]);
+    let outline = f.store.outline(task).await.expect("read");
+    assert_eq!(outline.summary, 20);
+    assert_eq!(outline.shown.iter().map(|entry| entry.position).collect::<Vec<_>>(), [1, 4, 5]);
+    assert_eq!(f.store.transcript(task, i64::MAX, None).await.expect("read").len(), 5, "all of it is there");
+
+    // A rewind to behind it leaves it, a fork has it, with the places of the copy.
+    applied(f.store.task_rewind(&write(), rewind(task, &all[4]), rendered("task.updated")).await.expect("asked for"));
+    carry_out(&f, task).await;
+    assert_eq!(transcript_tokens(&f, task).await, 20 + size(&[0, 3]));
+    let fork = NewFork {
+        id: TaskId::from_uuid(Uuid::now_v7()),
+        source: task,
+        message: all[3].id,
+        title: String::new(),
+        workspace: "/w".to_owned(),
+        elsewhere: (message_id(), text("elsewhere")),
+    };
+    let copy = applied(f.store.task_fork(&write(), fork, rendered("task.created")).await.expect("forked"));
+    assert_eq!((copy.state.context.through, copy.state.context.scale), (3, 700));
+    assert_eq!(f.store.compaction(copy.state.id, 3).await.expect("read"), Some(compaction));
+
+    // One to before its end takes it away.
+    applied(f.store.task_rewind(&write(), rewind(task, &all[1]), rendered("task.updated")).await.expect("asked for"));
+    carry_out(&f, task).await;
+    assert_eq!(load(&f, task).await.task.context.through, 0);
+    assert_eq!(f.store.compaction(task, 3).await.expect("read"), None);
+    assert_eq!(transcript_tokens(&f, task).await, size(&[0]));
 }

@@ -33,6 +33,7 @@ fn stored_task() -> StoredTask {
             last_outcome: None,
             last_error: None,
             approvals: Vec::new(),
+            context: construct_domain::context::Context::default(),
         },
         agent_name: "ada".into(),
         workspace: "/w".into(),
@@ -94,6 +95,8 @@ fn states() -> Vec<(StoredTask, &'static str)> {
     let mut failed = running(Stage::Model, StepState::Backoff { until: LATER });
     let error = TaskError { code: "OVERLOADED".into(), message: "the vendor is busy".into(), time: LATER };
     failed.state.last_error = Some(error);
+    let mut stuck = stored_task();
+    stuck.state.last_error = Some(TaskError { code: STUCK.into(), message: "it ran in circles".into(), time: LATER });
     let mut stopped = running(code(1), stopping.clone());
     stopped.state.cancel = Some("wrong way".into());
     let mut suspending = running(Stage::Model, flying.clone());
@@ -105,6 +108,11 @@ fn states() -> Vec<(StoredTask, &'static str)> {
         (with(&|task| task.queued_count = 1), "take the message that waits"),
         (with(&|task| task.queued_count = 3), "take the next of 3 messages"),
         (running(Stage::Model, flying.clone()), "the answer of the model `m` for the agent `ada`, attempt 2"),
+        (
+            running(Stage::Compact { through: 7, kept: vec![1], replaced: 9 }, flying.clone()),
+            "a summary of the conversation up to message 7",
+        ),
+        (stuck, "the last turn was ended: it ran in circles (STUCK)"),
         (running(code(1), flying.clone()), "the script of the model"),
         (running(code(2), flying), "the 2 scripts of the model"),
         (failed, "failed: the vendor is busy (OVERLOADED)"),

@@ -172,7 +172,12 @@ impl Drop for Take {
             recorded_at: now.to_string(),
             vendor: self.request.origin.vendor.clone(),
             model: self.request.model.clone(),
-            purpose: if self.request.purpose == Purpose::Title { "title" } else { "turn" }.to_owned(),
+            purpose: match self.request.purpose {
+                Purpose::Title => "title",
+                Purpose::Compaction => "compaction",
+                Purpose::Turn | Purpose::Unspecified => "turn",
+            }
+            .to_owned(),
             request: told(&self.request),
             status,
             headers,

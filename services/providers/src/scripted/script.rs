@@ -21,6 +21,8 @@ pub(super) struct Conversation {
     matches: String,
     pub(super) count: Count,
     pub(super) title: Option<String>,
+    /// What is answered when the conversation is to be summed up.
+    pub(super) summary: Option<Turn>,
     pub(super) turns: Vec<Turn>,
 }
 
@@ -119,6 +121,7 @@ struct ScriptFile {
     #[serde(default, rename = "description")]
     _description: String,
     title: Option<String>,
+    summary: Option<Turn>,
     #[serde(default = "total")]
     count: Count,
     #[serde(default)]
@@ -136,6 +139,7 @@ struct ConversationFile {
     #[serde(rename = "match")]
     matches: String,
     title: Option<String>,
+    summary: Option<Turn>,
     #[serde(default = "since_user")]
     count: Count,
     #[serde(default)]
@@ -174,6 +178,7 @@ impl Script {
             matches: conversation.matches,
             count: conversation.count,
             title: conversation.title,
+            summary: conversation.summary,
             turns: conversation.turns,
         });
         Ok(Self {
@@ -183,6 +188,7 @@ impl Script {
                 matches: String::new(),
                 count: file.count,
                 title: file.title,
+                summary: file.summary,
                 turns: file.turns,
             },
             defaults: Defaults {

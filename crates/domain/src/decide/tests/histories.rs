@@ -45,7 +45,7 @@ fn happening() -> impl Strategy<Value = Happening> {
         3 => Just(Happening::Answer),
         4 => (1..3_usize).prop_map(Happening::Calls),
         4 => (0..3_usize).prop_map(Happening::Results),
-        2 => prop::sample::select(vec![Transient, RateLimited, Authentication, Internal]).prop_map(Happening::Fail),
+        2 => prop::sample::select(vec![Transient, RateLimited, Authentication, Internal, ContextTooLong]).prop_map(Happening::Fail),
         1 => Just(Happening::Stopped),
         3 => (1..4_u32).prop_map(Happening::Park),
         2 => prop::sample::select(vec![ApprovalState::Approved, ApprovalState::Rejected]).prop_map(Happening::Say),
@@ -63,10 +63,12 @@ proptest! {
     fn any_history_ends_with_every_message_accounted_for(
         happenings in prop::collection::vec(happening(), 0..60),
         max_turns in prop::sample::select(vec![3_u32, 40]),
+        room in prop::sample::select(vec![0_i64, 300, 1_000, 3_000]),
     ) {
         const IDS: [&str; 3] = ["a", "b", "c"];
         let mut world = World::new();
         world.task.max_turns = max_turns;
+        world.task.context.room = room;
         let mut sent = 0;
         let mut last_result = None;
         for happening in happenings {
@@ -105,7 +107,7 @@ proptest! {
             // Workers answer only steps they were given, and in kind.
             let fits = matches!(
                 (&outcome, &stage),
-                (Some(Outcome::Model(..) | Outcome::Stopped(_)), Some(Stage::Model))
+                (Some(Outcome::Model(..) | Outcome::Stopped(_)), Some(Stage::Model | Stage::Compact { .. }))
                     | (Some(Outcome::Code(_) | Outcome::Parked { .. }), Some(Stage::Code { .. }))
                     | (Some(Outcome::Failed(_) | Outcome::Cancelled(_)), Some(_))
             );
@@ -125,7 +127,7 @@ proptest! {
             world.elapse(60);
             if world.task.phase == Phase::AwaitApproval { world.say(ApprovalState::Approved); }
             match (world.task.turn.as_ref().map(|turn| turn.stage.clone()), world.task.step.clone()) {
-                (Some(Stage::Model), Some(step)) if matches!(step.state, StepState::InFlight { .. }) => { world.result(text("answer")); }
+                (Some(Stage::Model | Stage::Compact { .. }), Some(step)) if matches!(step.state, StepState::InFlight { .. }) => { world.result(text("answer")); }
                 (Some(Stage::Code { calls }), Some(step)) if !matches!(step.state, StepState::Parked { .. }) => {
                     let ids: Vec<&str> = calls.iter().map(String::as_str).collect();
                     world.result(results(&ids));

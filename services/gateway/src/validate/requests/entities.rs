@@ -65,6 +65,7 @@ pub(crate) fn create_agent(request: &CreateAgentRequest, pools: &[String]) -> Re
     violations.bytes("spec.instructions", &spec.instructions, INSTRUCTIONS_BYTES);
     violations.reference("spec.model", &spec.model, "a model");
     violations.range("spec.max_turns", spec.max_turns, 0..=MAX_TURNS);
+    violations.range("spec.compact_at_percent", spec.compact_at_percent, 0..=100);
     parameters(&mut violations, "spec.parameters", spec.parameters.as_ref());
     policy(&mut violations, "spec.policy", &spec.policy);
     compute(&mut violations, "spec.compute", &spec.compute, pools);
@@ -96,6 +97,7 @@ pub(crate) fn update_agent(request: &UpdateAgentRequest, pools: &[String]) -> Re
         violations.reference("model", model, "a model");
     }
     violations.range("max_turns", request.max_turns(), 0..=MAX_TURNS);
+    violations.range("compact_at_percent", request.compact_at_percent(), 0..=100);
     parameters(&mut violations, "parameters", request.parameters.as_ref());
     if let Some(replacement) = &request.policy {
         policy(&mut violations, "policy.rules", &replacement.rules);

@@ -93,6 +93,7 @@ fn agents_beyond_a_limit_are_refused_field_by_field() {
         (v1::AgentSpec { model: String::new(), ..agent() }, "spec.model"),
         (v1::AgentSpec { model: "no such/name".into(), ..agent() }, "spec.model"),
         (v1::AgentSpec { max_turns: 1001, ..agent() }, "spec.max_turns"),
+        (v1::AgentSpec { compact_at_percent: 101, ..agent() }, "spec.compact_at_percent"),
         (parameters(v1::ModelParameters { temperature: Some(2.1), ..default() }), "spec.parameters.temperature"),
         (parameters(v1::ModelParameters { temperature: Some(f64::NAN), ..default() }), "spec.parameters.temperature"),
         (parameters(v1::ModelParameters { top_p: Some(-0.1), ..default() }), "spec.parameters.top_p"),

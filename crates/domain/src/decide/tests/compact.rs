@@ -1,0 +1,178 @@
+//! Conversations that do not fit.
+
+use super::*;
+use crate::task::CONTEXT_TOO_LONG;
+
+fn say(world: &mut World, characters: usize) -> Decision {
+    world.result(text(&"x".repeat(characters)))
+}
+
+/// A task with so many answered messages of about a thousand estimated tokens each, in a room where those are as good as counted.
+fn long(exchanges: usize, room: i64) -> World {
+    let mut world = World::new();
+    world.task.context.scale = 1_000;
+    for _ in 0..exchanges {
+        world.send();
+        world.decide(Event::Wake);
+        say(&mut world, 2_000);
+    }
+    world.task.context.room = room;
+    world
+}
+
+fn stage(world: &World) -> Option<Stage> {
+    world.task.turn.as_ref().map(|turn| turn.stage.clone())
+}
+
+/// Lets the task look until it waits for something.
+fn settle(world: &mut World) -> Decision {
+    loop {
+        let decision = world.decide(Event::Wake);
+        if world.task.next_wake != Some(world.now) {
+            return decision;
+        }
+    }
+}
+
+fn through(world: &World) -> i64 {
+    world.compacted.last().map_or(0, |compacted| compacted.through)
+}
+
+#[test]
+fn a_full_conversation_is_summed_up_before_the_model_is_asked_and_that_is_no_turn_of_its_own() {
+    let mut world = long(10, 10_000);
+    world.send();
+    let decision = settle(&mut world);
+    let [Effect::Compact(step)] = decision.effects.as_slice() else { panic!("{decision:?}") };
+    assert_eq!((world.task.phase, step.attempt), (Phase::InvokeModel, 1));
+    let decision = world.result(text("They talked about x."));
+    let compacted = decision.compacted.as_ref().expect("it is taken");
+    assert!(compacted.summary && compacted.after < compacted.before, "{compacted:?}");
+    assert!(compacted.text.ends_with("They talked about x."));
+    assert_eq!(compacted.kept, [1], "the first message stays");
+    assert!(matches!(decision.effects.as_slice(), [Effect::InvokeModel(_)]), "and the model is asked at once");
+    assert_eq!(world.task.context.tokens, compacted.after);
+    say(&mut world, 10);
+    let ended = world.ended.last().expect("it ended");
+    assert_eq!((ended.calls, ended.outcome), (1, TurnOutcome::Completed));
+}
+
+#[test]
+fn a_summary_that_is_no_shorter_is_asked_for_once_more_and_then_the_oldest_are_left_out() {
+    let mut world = long(10, 10_000);
+    world.send();
+    settle(&mut world);
+    let decision = say(&mut world, 100_000);
+    assert!(decision.compacted.is_none());
+    assert!(matches!(decision.effects.as_slice(), [Effect::Compact(_)]), "{decision:?}");
+    let decision = world.result(Outcome::Model(Vec::new(), Stop::Done));
+    let compacted = decision.compacted.as_ref().expect("something is left out");
+    assert!(!compacted.summary && compacted.text.contains("left out"), "{compacted:?}");
+    assert!(matches!(decision.effects.as_slice(), [Effect::InvokeModel(_)]), "{decision:?}");
+    assert_eq!(
+        world.transcript[usize::try_from(compacted.through).expect("a place")].0,
+        Source::User,
+        "whole exchanges"
+    );
+}
+
+#[test]
+fn a_call_that_is_refused_as_too_long_is_made_again_after_a_cut_and_at_last_ends_with_that_reason() {
+    let mut world = long(10, 100_000);
+    world.send();
+    let decision = settle(&mut world);
+    assert!(matches!(decision.effects.as_slice(), [Effect::InvokeModel(_)]), "it seems to fit: {decision:?}");
+    let decision = world.result(failed(FailureClass::ContextTooLong));
+    assert!(matches!(decision.effects.as_slice(), [Effect::Compact(_)]), "{decision:?}");
+    assert_eq!(decision.error, None, "nobody needs to know");
+    world.result(text("short"));
+    let decision = world.result(failed(FailureClass::ContextTooLong));
+    let compacted = decision.compacted.as_ref().expect("cut without another call");
+    assert!(!compacted.summary && matches!(decision.effects.as_slice(), [Effect::InvokeModel(_)]), "{decision:?}");
+    let decision = world.result(failed(FailureClass::ContextTooLong));
+    assert_eq!(decision.error.map(|error| error.code).as_deref(), Some(CONTEXT_TOO_LONG));
+    assert_eq!(world.ended.last().map(|turn| turn.outcome), Some(TurnOutcome::Failed));
+}
+
+#[test]
+fn several_compactions_follow_each_other_and_the_last_one_stands_for_all_before() {
+    let mut world = long(10, 10_000);
+    let mut cuts = Vec::new();
+    for _ in 0..30 {
+        world.send();
+        settle(&mut world);
+        if matches!(stage(&world), Some(Stage::Compact { .. })) {
+            world.result(text("a summary"));
+            cuts.push(through(&world));
+        }
+        say(&mut world, 2_000);
+    }
+    assert!(cuts.len() > 2 && cuts.is_sorted(), "{cuts:?}");
+    assert!(world.ended.iter().all(|turn| turn.outcome == TurnOutcome::Completed));
+    assert!(world.size() < 10_000, "{}", world.size());
+}
+
+#[test]
+fn a_failing_summary_is_tried_again_like_any_call_and_a_cancel_ends_it() {
+    let mut world = long(10, 10_000);
+    world.send();
+    settle(&mut world);
+    world.result(failed(FailureClass::Overloaded));
+    assert!(matches!(world.task.step.as_ref().map(|step| &step.state), Some(StepState::Backoff { .. })));
+    world.elapse(20);
+    let decision = world.decide(Event::Wake);
+    assert!(matches!(decision.effects.as_slice(), [Effect::Compact(step)] if step.attempt == 2), "{decision:?}");
+    world.elapse(3);
+    let again = world.decide(Event::Wake);
+    assert_eq!(decision.effects, again.effects, "a lost command is sent again");
+    world.cancel();
+    let decision = world.decide(Event::Wake);
+    assert!(matches!(decision.effects.as_slice(), [Effect::CancelModel(..)]), "{decision:?}");
+    assert_eq!(world.ended.last().map(|turn| turn.outcome), Some(TurnOutcome::Cancelled));
+    assert!(world.compacted.is_empty());
+}
+
+#[test]
+fn a_suspended_summary_is_looked_at_anew() {
+    let mut world = long(10, 10_000);
+    world.send();
+    settle(&mut world);
+    world.task.suspend = true;
+    world.decide(Event::Wake);
+    assert_eq!((world.task.phase, world.task.next_wake), (Phase::Suspended, None));
+    world.task.suspend = false;
+    let decision = settle(&mut world);
+    assert!(matches!(decision.effects.as_slice(), [Effect::Compact(_)]), "{decision:?}");
+}
+
+#[test]
+fn a_rewind_to_before_a_cut_shows_the_originals_again() {
+    let mut world = long(10, 10_000);
+    world.send();
+    settle(&mut world);
+    world.result(text("a summary"));
+    say(&mut world, 10);
+    let end = through(&world);
+    assert!(world.rewind(end + 2));
+    world.decide(Event::Wake);
+    assert_eq!(through(&world), end, "what was summed up is still before");
+    assert!(world.rewind(3));
+    world.decide(Event::Wake);
+    assert_eq!((through(&world), world.task.context.through, world.shown().len()), (0, 0, 2));
+}
+
+#[test]
+fn a_model_with_a_smaller_window_goes_on_with_the_same_conversation() {
+    let mut world = long(10, 1_000_000);
+    world.send();
+    settle(&mut world);
+    say(&mut world, 2_000);
+    world.task.context.room = 4_000;
+    world.send();
+    settle(&mut world);
+    assert!(matches!(stage(&world), Some(Stage::Compact { .. })));
+    world.result(text("a summary"));
+    assert!(!world.task.context.is_full(world.size()), "{}", world.size());
+    say(&mut world, 10);
+    assert_eq!(world.ended.last().map(|turn| turn.outcome), Some(TurnOutcome::Completed));
+}

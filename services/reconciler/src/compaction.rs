@@ -1,0 +1,126 @@
+//! What a model is given to sum up, and what is known of the length of a call besides its transcript.
+
+use construct_domain::{
+    context::Context,
+    message::Block,
+    money::{Usage, tokens_of_bytes},
+};
+
+use crate::material::Said;
+
+/// Bytes of the interpreters' words when they are not known yet.
+const CATALOGUE_BYTES: usize = 30_000;
+/// Bytes of a prompt besides those and the agent's instructions: our rules, the code tool, the environment.
+const RULES_BYTES: usize = 4_000;
+/// Of the model's room, the share that what is to be summed up may take, in percent; the rest is for the prompt, and for what the
+/// estimate is wrong by.
+const SHARE: i64 = 60;
+/// Bytes at least, however small the room is.
+const LEAST: usize = 2_000;
+/// What is kept of a single text at least, in bytes; shorter would say nothing.
+const EXCERPT: usize = 200;
+
+/// Adds what is sent besides transcript and instructions.
+pub(crate) fn complete(context: &mut Context, catalogue: Option<usize>) {
+    let bytes = RULES_BYTES + catalogue.unwrap_or(CATALOGUE_BYTES);
+    context.base = context.base.saturating_add(tokens_of_bytes(bytes));
+}
+
+/// Tokens that the vendor has counted of a call's input.
+pub(crate) fn input_tokens(usage: &Usage) -> i64 {
+    usage.input_tokens.saturating_add(usage.cache_read_tokens).saturating_add(usage.cache_write_tokens)
+}
+
+/// How many bytes a model can be given to sum up.
+pub(crate) fn bytes(context: &Context) -> usize {
+    let tokens = context.room.saturating_mul(SHARE) / 100;
+    // The estimate takes two bytes for a token.
+    let bytes = tokens.saturating_mul(2_000) / i64::from(context.scale.max(1));
+    usize::try_from(bytes).unwrap_or(LEAST).max(LEAST)
+}
+
+/// A conversation as one text of at most so many bytes. Where it is longer, the middle of its longest texts is left out; where that is
+/// not enough, the middle of it all.
+pub(crate) fn render(said: &[Said<'_>], limit: usize) -> String {
+    let pieces: Vec<(String, &str)> = said.iter().flat_map(|message| pieces(*message)).collect();
+    let whole = |excerpt: usize| -> String {
+        let mut text = String::new();
+        for (name, piece) in &pieces {
+            text.push_str(name);
+            text.push_str(": ");
+            text.push_str(&shortened(piece, excerpt));
+            text.push_str("\n\n");
+        }
+        text
+    };
+    let mut excerpt = pieces.iter().map(|(_, piece)| piece.len()).max().unwrap_or(0).max(EXCERPT);
+    let mut text = whole(excerpt);
+    while text.len() > limit && excerpt > EXCERPT {
+        excerpt = (excerpt / 2).max(EXCERPT);
+        text = whole(excerpt);
+    }
+    shortened(&text, limit)
+}
+
+/// What a message says, each with who says it.
+fn pieces<'a>(message: Said<'a>) -> impl Iterator<Item = (String, &'a str)> {
+    let speaker = message.source.as_str();
+    message.blocks.iter().flat_map(move |block| {
+        let one = |name: &str, text: &'a str| vec![(name.to_owned(), text)];
+        match block {
+            Block::Text(text) => one(speaker, text),
+            Block::CodeInterpreterCall(call) => one("script", &call.code),
+            Block::CodeInterpreterResult(result) if result.error.is_empty() => one("result", &result.output),
+            Block::CodeInterpreterResult(result) => {
+                vec![("result".to_owned(), &*result.output), ("error".to_owned(), &*result.error)]
+            }
+            Block::Attachment(attachment) => one("attachment", &attachment.name),
+            // It is its vendor's, and not said to anybody.
+            Block::Thinking(_) => Vec::new(),
+        }
+    })
+}
+
+/// A text of at most about `limit` bytes: its beginning and its end.
+fn shortened(text: &str, limit: usize) -> String {
+    if text.len() <= limit {
+        return text.to_owned();
+    }
+    let (head, tail) = (text.floor_char_boundary(limit / 2), text.ceil_char_boundary(text.len() - limit / 2));
+    format!("{} […{} bytes left out…] {}", &text[..head], tail - head, &text[tail..])
+}
+
+#[cfg(test)]
+mod tests {
+    use construct_domain::message::{CodeCall, CodeResult, Source};
+
+    use super::*;
+
+    #[test]
+    fn what_is_to_be_summed_up_is_told_with_who_said_it_and_fits() {
+        let asked = [Block::Text("Count the lines.".to_owned())];
+        let called = [Block::CodeInterpreterCall(CodeCall { id: "1".into(), code: "count()".into() })];
+        let output = format!("begin{}end", "ü".repeat(50_000));
+        let gave = CodeResult { id: "1".into(), output, error: "broke".into(), ..CodeResult::default() };
+        let gave = [Block::CodeInterpreterResult(gave)];
+        let said = [
+            Said { source: Source::User, blocks: &asked },
+            Said { source: Source::Assistant, blocks: &called },
+            Said { source: Source::System, blocks: &gave },
+        ];
+        let text = render(&said, 10_000);
+        assert!(text.len() < 10_100, "{}", text.len());
+        assert!(text.starts_with("user: Count the lines.\n\nscript: count()\n\nresult: begin"), "{text}");
+        assert!(text.contains("bytes left out") && text.ends_with("end\n\nerror: broke\n\n"), "{text}");
+        assert_eq!(render(&said[..2], 10_000), "user: Count the lines.\n\nscript: count()\n\n");
+        let many = vec![said[0]; 10_000];
+        assert!(render(&many, 10_000).len() < 10_100);
+    }
+
+    #[test]
+    fn the_smaller_the_room_the_less_is_given() {
+        let context = |room| Context { room, scale: 500, ..Context::default() };
+        assert_eq!(bytes(&context(100_000)), 240_000);
+        assert_eq!(bytes(&context(100)), LEAST);
+    }
+}

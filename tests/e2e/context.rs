@@ -1,0 +1,188 @@
+//! Conversations that are longer than their model can see, and models that run in circles.
+
+use construct_proto::v1::{self, MessageSource, TurnOutcome, event::Payload};
+use construct_tests::{
+    client::{Client, Conversation, id},
+    mesh::{Mesh, Service},
+    recorder::check_order,
+};
+use serde_json::json;
+
+/// Has the model see so many tokens, of which it may answer with a thousand.
+async fn window(client: &Client, model: &str, tokens: i64) {
+    let request = v1::UpdateModelRequest {
+        model: model.to_owned(),
+        context_window: Some(tokens),
+        max_output_tokens: Some(1_000),
+        ..Default::default()
+    };
+    client.models().update_model(request).await.unwrap();
+}
+
+/// Words of about so many tokens, as vendors count.
+fn words(tokens: usize) -> String {
+    format!("Remember this: {}", "abc ".repeat(tokens))
+}
+
+fn compactions(events: &[v1::Event]) -> Vec<v1::ContextCompacted> {
+    let compacted = events.iter().filter_map(|event| match &event.payload {
+        Some(Payload::ContextCompacted(compacted)) => Some(compacted.clone()),
+        _ => None,
+    });
+    compacted.collect()
+}
+
+/// Fills a conversation until it is summed up.
+async fn fill(conversation: &Conversation) -> v1::TaskStatus {
+    for _ in 0..12 {
+        let status = conversation.ask(&words(2_000)).await.status.unwrap();
+        assert_eq!(status.last_outcome(), TurnOutcome::Completed, "{status:?}");
+        assert!(status.context_tokens > 0 && status.context_tokens < status.context_room, "{status:?}");
+        if status.compacted_through > 0 {
+            return status;
+        }
+    }
+    panic!("it was never summed up: {:?}", conversation.task().await);
+}
+
+#[tokio::test]
+async fn a_long_conversation_is_summed_up_again_and_again_and_stays_listed() {
+    let mesh = Mesh::start().await.unwrap();
+    let script = json!({
+        "summary": {"text": "# Goal\nTo remember.", "usage": {"input": 5_000, "output": 10}},
+        "conversations": [{"match": "Remember", "turns": [{"text": "I do."}]}],
+    });
+    mesh.scripted_agent("worker", &script).await.unwrap();
+    let client = mesh.client().unwrap();
+    window(&client, "worker", 24_000).await;
+    let conversation = client.begin("worker", None).await.unwrap();
+    let recorder = conversation.record();
+    let first = fill(&conversation).await;
+    let mut last = first.clone();
+    while last.compacted_through == first.compacted_through {
+        last = conversation.ask(&words(2_000)).await.status.unwrap();
+    }
+    let events = recorder.until_sequence(last.event_sequence).await;
+    check_order(&events);
+    let told = compactions(&events);
+    assert_eq!(told.len(), 2, "{told:?}");
+    for compacted in &told {
+        assert!(compacted.summary && compacted.text.ends_with("# Goal\nTo remember."), "{compacted:?}");
+        assert!(compacted.tokens_after < compacted.tokens_before, "{compacted:?}");
+    }
+    assert_eq!(told[1].through_position, last.compacted_through);
+    let transcript = conversation.transcript().await;
+    assert_eq!(transcript.of(MessageSource::User).len(), transcript.answers().len(), "everything is listed");
+    let answer = i64::from(transcript.answers().len() as u32);
+    assert!(answer * 2 == last.message_count, "a summary is no message");
+
+    // A copy goes on with the summary, and who goes back to before it is shown the originals.
+    let end = transcript.messages.last().unwrap();
+    let request = v1::ForkTaskRequest {
+        task: conversation.id().to_owned(),
+        message: id(end.metadata.as_ref()),
+        ..Default::default()
+    };
+    let copy = client.tasks().fork_task(request).await.unwrap().into_inner();
+    assert_eq!(copy.status.as_ref().unwrap().compacted_through, last.compacted_through);
+    let copy = client.conversation(&id(copy.metadata.as_ref()));
+    assert_eq!(copy.ask(&words(10)).await.status.unwrap().last_outcome(), TurnOutcome::Completed);
+    let request = v1::RewindTaskRequest {
+        task: conversation.id().to_owned(),
+        message: id(transcript.messages[2].metadata.as_ref()),
+        ..Default::default()
+    };
+    client.tasks().rewind_task(request).await.unwrap();
+    let back = conversation.task_when("the task to be taken back", |_, status| status.compacted_through == 0).await;
+    assert_eq!(back.status.unwrap().phase(), v1::TaskPhase::AwaitInput);
+    assert_eq!(conversation.ask(&words(10)).await.status.unwrap().last_outcome(), TurnOutcome::Completed);
+}
+
+#[tokio::test]
+async fn a_summary_survives_the_death_of_whoever_makes_it_and_is_explained_meanwhile() {
+    let mut mesh = Mesh::start().await.unwrap();
+    let script = json!({
+        "summary": {"text": "They talked.", "fault": {"stall_ms": 4_000, "times": 0}},
+        "conversations": [{"match": "Remember", "turns": [{"text": "I do."}]}],
+    });
+    mesh.scripted_agent("worker", &script).await.unwrap();
+    let client = mesh.client().unwrap();
+    window(&client, "worker", 40_000).await;
+    let conversation = client.begin("worker", None).await.unwrap();
+    let recorder = conversation.record();
+    for _ in 0..3 {
+        conversation.ask(&words(3_000)).await;
+    }
+    // The same conversation goes on with a model that sees less.
+    window(&client, "worker", 16_000).await;
+    conversation.say(&words(100)).await;
+    let waits =
+        construct_tests::wait::until("the summary to be asked for", construct_tests::client::PATIENCE, async || {
+            let why = conversation.explain().await.map_err(|status| status.to_string())?;
+            if why.waiting_for.contains("a summary of the conversation") { Ok(why) } else { Err(format!("{why:?}")) }
+        })
+        .await;
+    assert!(waits.deadline.is_some());
+    mesh.crash(Service::Reconciler).await.unwrap();
+    mesh.crash(Service::Providers).await.unwrap();
+    let status = conversation.settled().await.status.unwrap();
+    assert_eq!(status.last_outcome(), TurnOutcome::Completed, "{status:?}");
+    assert!(status.compacted_through > 0 && status.context_tokens < status.context_room, "{status:?}");
+    let told = compactions(&recorder.until_sequence(status.event_sequence).await);
+    assert!(matches!(told.as_slice(), [one] if one.summary), "{told:?}");
+}
+
+#[tokio::test]
+async fn what_a_vendor_refuses_as_too_long_is_cut_and_asked_again() {
+    let mesh = Mesh::start().await.unwrap();
+    let script = json!({
+        "summary": {"text": ""},
+        "conversations": [
+            {"match": "too much", "turns": [
+                {"text": "That fits.", "fault": {"class": "context_too_long", "message": "too many tokens"}},
+            ]},
+            {"match": "Remember", "turns": [{"text": "I do."}]},
+        ],
+    });
+    mesh.scripted_agent("worker", &script).await.unwrap();
+    let client = mesh.client().unwrap();
+    let conversation = client.begin("worker", None).await.unwrap();
+    let recorder = conversation.record();
+    for _ in 0..4 {
+        conversation.ask(&words(500)).await;
+    }
+    let status = conversation.ask("Is it too much?").await.status.unwrap();
+    assert_eq!(status.last_outcome(), TurnOutcome::Completed, "{status:?}");
+    assert_eq!(conversation.transcript().await.answers().last().map(String::as_str), Some("That fits."));
+    // No summary could be had, as the model had nothing to say: the oldest exchanges are left out.
+    let told = compactions(&recorder.until_sequence(status.event_sequence).await);
+    assert!(matches!(told.as_slice(), [one] if !one.summary && one.text.contains("left out")), "{told:?}");
+}
+
+#[tokio::test]
+async fn a_model_that_runs_in_circles_is_told_once_and_stopped_with_its_own_reason() {
+    let mesh = Mesh::start().await.unwrap();
+    let turns: Vec<_> = (0..20).map(|_| json!({"code": [["'the same'"]]})).collect();
+    mesh.scripted_agent("worker", &json!({"turns": turns})).await.unwrap();
+    let client = mesh.client().unwrap();
+    let conversation = client.begin("worker", None).await.unwrap();
+    let recorder = conversation.record();
+    let status = conversation.ask("Find it.").await.status.unwrap();
+    assert_eq!(status.last_outcome(), TurnOutcome::Failed);
+    assert_eq!(status.last_error.unwrap().code, "STUCK");
+    let events = recorder.until_sequence(status.event_sequence).await;
+    let ended = events.iter().find_map(|event| match &event.payload {
+        Some(Payload::TurnCompleted(turn)) => Some(turn.clone()),
+        _ => None,
+    });
+    let ended = ended.expect("the turn's end is told");
+    assert_eq!((ended.turns, ended.error.unwrap().code), (6, "STUCK".to_owned()));
+    let transcript = conversation.transcript().await;
+    let told = transcript.messages.iter().filter(|message| {
+        construct_tests::transcript::status(message).source() == MessageSource::System
+            && construct_tests::transcript::text(message).contains("your turn ends")
+    });
+    assert_eq!(told.count(), 1, "{}", transcript.show());
+    let why = conversation.explain().await.unwrap();
+    assert!(why.waiting_for.contains("STUCK"), "{why:?}");
+}
