@@ -85,7 +85,8 @@ fn states() -> Vec<(StoredTask, &'static str)> {
     };
     let running = |stage: Stage, state: StepState| {
         with(&move |task| {
-            task.state.phase = if stage == Stage::Model { Phase::InvokeModel } else { Phase::ExecuteTools };
+            task.state.phase =
+                if matches!(stage, Stage::Code { .. }) { Phase::ExecuteTools } else { Phase::InvokeModel };
             task.state.turn = Some(turn(stage.clone()));
             task.state.step = Some(step(state.clone()));
             task.state.next_wake = Some(LATER);
@@ -212,7 +213,7 @@ fn a_task_whose_pool_nobody_serves_says_so_where_it_matters() {
         let explanation = explain(&task, None, &[], Some(NOW));
         let waits = match (&task.state.turn, &task.state.step) {
             (Some(turn), Some(step)) => match step.state {
-                StepState::InFlight { .. } => turn.stage != Stage::Model,
+                StepState::InFlight { .. } => matches!(turn.stage, Stage::Code { .. }),
                 StepState::Backoff { .. } | StepState::Cancelling { .. } => true,
                 StepState::Parked { .. } => false,
             },
