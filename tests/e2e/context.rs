@@ -135,11 +135,14 @@ async fn a_summary_survives_the_death_of_whoever_makes_it_and_is_explained_meanw
 #[tokio::test]
 async fn what_a_vendor_refuses_as_too_long_is_cut_and_asked_again() {
     let mesh = Mesh::start().await.unwrap();
+    let fits = json!({"text": "That fits."});
     let script = json!({
         "summary": {"text": ""},
         "conversations": [
-            {"match": "too much", "turns": [
-                {"text": "That fits.", "fault": {"class": "context_too_long", "message": "too many tokens"}},
+            // The fifth answer that is shown, which it is as long as nothing is left out.
+            {"match": "too much", "count": "total", "turns": [
+                fits, fits, fits, fits,
+                {"text": "unused", "fault": {"class": "context_too_long", "message": "too many tokens", "times": 0}},
             ]},
             {"match": "Remember", "turns": [{"text": "I do."}]},
         ],

@@ -82,7 +82,7 @@ impl Scripted {
         }
         if request.purpose == Purpose::Compaction {
             let default = || Turn::of_text(format!("A summary of {} characters.", said.last_user_text.len()));
-            let turn = conversation.summary.clone().unwrap_or_else(default);
+            let turn = self.script.summary(conversation).cloned().unwrap_or_else(default);
             return self.played(turn, request, &said, &format!("{}/summary", conversation.name));
         }
         let at = match conversation.count {

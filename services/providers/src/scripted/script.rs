@@ -199,6 +199,11 @@ impl Script {
         })
     }
 
+    /// What is answered when a conversation is to be summed up: what it says itself, or the script for all of them.
+    pub(super) fn summary<'a>(&'a self, conversation: &'a Conversation) -> Option<&'a Turn> {
+        conversation.summary.as_ref().or(self.otherwise.summary.as_ref())
+    }
+
     /// The first conversation whose text occurs in the user's last message.
     pub(super) fn conversation(&self, last_user_text: &str) -> &Conversation {
         let found = self.conversations.iter().find(|conversation| last_user_text.contains(&conversation.matches));

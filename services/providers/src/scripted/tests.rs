@@ -91,6 +91,20 @@ async fn a_title_comes_from_the_script_or_from_the_first_words() {
 }
 
 #[tokio::test]
+async fn a_summary_comes_from_the_script_and_may_fail_like_any_turn() {
+    let summary = |messages| Arc::new(Request { purpose: Purpose::Compaction, ..(*request(messages)).clone() });
+    let said = summary(vec![user("user: It rains.\n\nassistant: It does.")]);
+    assert_eq!(play(&scripted("[]"), &said).await.as_deref(), Ok("A summary of 37 characters."));
+    let rain = scripted(
+        r#"{"summary": {"text": "They talked."}, "conversations": [
+            {"match": "rains", "summary": {"text": "Rain.", "fault": {"class": "content_refused", "times": 1}}}]}"#,
+    );
+    assert!(play(&rain, &said).await.is_err());
+    assert_eq!(play(&rain, &said).await.as_deref(), Ok("Rain."));
+    assert_eq!(play(&rain, &summary(vec![user("user: Sun.")])).await.as_deref(), Ok("They talked."));
+}
+
+#[tokio::test]
 async fn texts_may_use_what_was_said() {
     let result = CodeInterpreterResult { output: "42\n".into(), ..CodeInterpreterResult::default() };
     let call = CodeInterpreterCall { id: "a".into(), code: "1".into() };
