@@ -113,8 +113,15 @@ async fn a_summary_survives_the_death_of_whoever_makes_it_and_is_explained_meanw
     for _ in 0..3 {
         conversation.ask(&words(3_000)).await;
     }
-    // The same conversation goes on with a model that sees less.
-    window(&client, "worker", 16_000).await;
+    // The same conversation goes on with an agent whose model sees less.
+    mesh.scripted_agent("small", &script).await.unwrap();
+    window(&client, "small", 16_000).await;
+    let request = v1::UpdateTaskRequest {
+        task: conversation.id().to_owned(),
+        agent: Some("small".to_owned()),
+        ..Default::default()
+    };
+    client.tasks().update_task(request).await.unwrap();
     conversation.say(&words(100)).await;
     let waits =
         construct_tests::wait::until("the summary to be asked for", construct_tests::client::PATIENCE, async || {
