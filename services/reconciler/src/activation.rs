@@ -227,7 +227,7 @@ impl Activator {
                 self.store.step_release(loaded.task.organization, step, now).await?;
             }
             if loaded.has_new_intents() {
-                self.store.task_intents_seen(loaded.task.id, loaded.intents).await?;
+                self.store.task_intents_seen(loaded).await?;
             }
             let material = material::gather(self, loaded, &decision).await;
             return Ok(Decided { decision, committed: None, material });

@@ -174,7 +174,7 @@ impl<'a> TaskCommit<'a> {
                 .queued
                 .map(|message| Queued { message: MessageId::from_uuid(message), interrupts: row.queued_interrupts }),
             version: row.version,
-            intents_seen: before.intents_seen.max(before.intents),
+            intents_seen: before.intents,
             title: made.unwrap_or(&before.title).clone(),
             phase_since: if self.task.phase == before.task.phase { before.phase_since } else { micros(self.now) },
             event_sequence: unsigned(row.event_sequence),

@@ -264,15 +264,21 @@ impl Store {
         Ok(gone.into_iter().map(TaskId::from_uuid).collect())
     }
 
-    /// Notes that intents were looked at and ask for no change.
+    /// Notes that the intents of a loaded task were looked at and ask for no change. When the task has changed since, they stay to be looked
+    /// at.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn task_intents_seen(&self, id: TaskId, intents: i64) -> Result<(), Error> {
-        sqlx::query!("UPDATE tasks SET intents_seen = $2 WHERE id = $1 AND intents_seen < $2", id.uuid(), intents)
-            .execute(&self.pool)
-            .await?;
+    pub async fn task_intents_seen(&self, loaded: &LoadedTask) -> Result<(), Error> {
+        sqlx::query!(
+            "UPDATE tasks SET intents_seen = $2 WHERE id = $1 AND version = $3 AND intents_seen < $2",
+            loaded.task.id.uuid(),
+            loaded.intents,
+            loaded.version
+        )
+        .execute(&self.pool)
+        .await?;
         Ok(())
     }
 

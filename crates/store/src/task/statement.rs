@@ -152,7 +152,8 @@ macro_rules! statement {
                     title = CASE WHEN t.titled THEN t.title ELSE coalesce($23, t.title) END,
                     titled = t.titled OR $24 OR $23::text IS NOT NULL,
                     trace_id = coalesce($25, t.trace_id),
-                    intents_seen = greatest(t.intents_seen, $26),
+                    -- What somebody else has seen since this was loaded, and found that it asks for nothing, may ask for something of the new state.
+                    intents_seen = $26,
                     parked_intents = NULL,
                     parked_at = NULL,
                     parked_reason = NULL,

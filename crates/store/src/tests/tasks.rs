@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use construct_domain::task::DEFAULT_MAX_TURNS;
+use construct_domain::task::{DEFAULT_MAX_TURNS, Task};
 
 use super::*;
 use crate::{AgentChanges, Purpose, StepUsage, Stream, TaskChanges, TaskCommit};
@@ -66,9 +66,26 @@ async fn the_sweep_finds_what_nobody_was_told_of() {
     assert_eq!((first.len(), second.len(), third.len()), (1, 1, 0), "each look goes on behind the one before it");
     assert_ne!(first, second);
     let loaded = f.store.task_load(asked).await.expect("read").expect("there");
-    f.store.task_intents_seen(asked, loaded.intents).await.expect("noted");
+    f.store.task_intents_seen(&loaded).await.expect("noted");
     assert!(due(&f, soon).await.is_empty());
     assert!(!due(&f, wake).await.contains(&idle));
+}
+
+#[tokio::test]
+async fn what_asked_for_nothing_of_a_state_is_looked_at_anew_with_the_next() {
+    let f = Fixture::new().await;
+    let id = f.task().await;
+    let before = f.store.task_load(id).await.expect("read").expect("there");
+    f.message(id, "hello").await;
+    // One reconciler sees the message, for which it is too early; another one commits what it decided before the message came.
+    let after = f.store.task_load(id).await.expect("read").expect("there");
+    f.store.task_intents_seen(&after).await.expect("noted");
+    let state = Task { steps: before.task.steps + 1, ..before.task.clone() };
+    let committed = f.store.task_commit(TaskCommit::new(&before, &state, now())).await.expect("committed");
+    assert!(committed.has_new_intents, "the message may be next now");
+    // And the other way round: what was seen of a state that is no more says nothing.
+    f.store.task_intents_seen(&after).await.expect("asked");
+    assert_eq!(due(&f, now() + Duration::from_secs(2)).await, [id]);
 }
 
 #[tokio::test]
@@ -91,7 +108,7 @@ async fn a_deleted_task_is_gone_for_people_and_swept_until_it_is_purged() {
     assert_not_found(f.store.message_delete(&write(), message.id, rendered("message.deleted")).await);
     let loaded = f.store.task_load(id).await.expect("read").expect("still there for the reconciler");
     assert!(loaded.deleted);
-    f.store.task_intents_seen(id, loaded.intents).await.expect("noted");
+    f.store.task_intents_seen(&loaded).await.expect("noted");
     assert_eq!(due(&f, now() + Duration::from_secs(2)).await, [id]);
     assert!(f.store.task_purge(id).await.expect("purged"));
     assert!(!f.store.task_purge(id).await.expect("asked"));
