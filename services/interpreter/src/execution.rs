@@ -21,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     host::{Broken, ScriptHost, Shared, past_calls},
-    journal::{Journal, Taken, Taker},
+    journal::{Journal, NotWritten, Taken, Taker},
     policy::Policies,
     report,
     running::Running,
@@ -176,7 +176,14 @@ impl Executor {
             Err(error) => return End::HandBack(format!("the journal cannot be opened: {error}")),
         };
         let late = step.deadline.and_then(time).is_some_and(|deadline| deadline <= Timestamp::now());
-        let refused = if let Some(reason) = running.reason() {
+        let refused = if let Some(reason) = &journal.stopped {
+            Some(reason.clone())
+        } else if let Some(reason) = running.reason() {
+            if last_word(&journal, &reason).await.is_err()
+                && matches!(journal.failure(), Some(journal::Error::Conflict))
+            {
+                return End::Fenced;
+            }
             Some(reason)
         } else if late {
             Some("its deadline has passed".to_owned())
@@ -336,11 +343,10 @@ impl Executor {
         // Before anything is said it is learned whether it is still this process's to say. Where the scripts had to stop, or where their time is
         // over by the clock of this process alone, another one may have gone on: an entry shows it.
         let progress = shared.progress.into_inner().finish();
-        let stopped = running.reason().is_some();
+        let stopped = running.reason();
         let written = async {
-            if stopped {
-                // Whoever stopped it does not wait for a NATS that is slow.
-                tokio::time::timeout(LAST_WORD, journal.release()).await.unwrap_or(Ok(()))
+            if let Some(reason) = &stopped {
+                last_word(journal, reason).await
             } else if out_of_time {
                 journal.release().await
             } else {
@@ -354,7 +360,7 @@ impl Executor {
                 Some(journal::Error::Lost) => {}
                 Some(journal::Error::Conflict) => return End::Fenced,
                 // What was told to stop is not begun again because that could not be written.
-                _ if stopped => {}
+                _ if stopped.is_some() => {}
                 _ => return cannot_write(command, journal),
             }
         }
@@ -362,11 +368,16 @@ impl Executor {
             tracing::info!(calls = asked.len(), "the scripts are put away until a person has decided");
             return End::Outcome(step_result::Outcome::Parked(Parked { calls: asked, results }));
         }
-        End::Outcome(match running.reason() {
+        End::Outcome(match stopped {
             Some(reason) => step_result::Outcome::Cancelled(Cancelled { reason, results, ..Cancelled::default() }),
             None => step_result::Outcome::CodeCompleted(CodeCompleted { results }),
         })
     }
+}
+
+/// Has it written that the scripts were stopped. Whoever stopped them does not wait for a NATS that is slow.
+async fn last_word(journal: &Journal, reason: &str) -> Result<(), NotWritten> {
+    tokio::time::timeout(LAST_WORD, journal.stop(reason)).await.unwrap_or(Ok(()))
 }
 
 /// What becomes of an execution whose journal cannot be written.

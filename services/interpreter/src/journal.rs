@@ -60,6 +60,8 @@ pub(crate) struct Journal {
     pub(crate) opened: JournalOpened,
     /// Processes that had taken the execution over and neither ended it nor handed it back.
     pub(crate) deaths: Deaths,
+    /// Why an earlier process was told to stop, if one was: then nobody goes on.
+    pub(crate) stopped: Option<String>,
     /// Why an entry cannot be read, for good. Its call is not known, so that the scripts cannot be gone on with.
     pub(crate) unreadable: Option<history::Error>,
 }
@@ -117,6 +119,7 @@ impl Journal {
                         scripts: HashMap::new(),
                         opened: fresh,
                         deaths: Deaths::default(),
+                        stopped: None,
                         unreadable: None,
                     })));
                 }
@@ -129,12 +132,16 @@ impl Journal {
         let mut known = HashSet::new();
         let mut first = None;
         let mut deaths = Deaths::default();
+        let mut stopped = None;
         let mut order = 0;
         for entry in entries {
             let call = (entry.script, entry.call);
             match entry.entry {
                 Some(Entry::Closed(_)) => return Ok(Taken::Closed),
-                Some(Entry::Released(_)) => deaths.released(),
+                Some(Entry::Released(released)) => {
+                    deaths.released();
+                    stopped = stopped.or(Some(released.stopped).filter(|reason| !reason.is_empty()));
+                }
                 Some(Entry::Opened(opened)) if opened.round > fresh.round => return Ok(Taken::Superseded),
                 Some(Entry::Opened(opened)) => {
                     deaths.opened();
@@ -170,7 +177,7 @@ impl Journal {
         let opened = JournalOpened { delivery: fresh.delivery, round: fresh.round, ..first };
         let last = bus.journal().append(step, &opening(step, &opened), last).await?;
         let writer = Writer::start(bus.clone(), step, last, ends, stop);
-        Ok(Taken::Over(Box::new(Self { step, writer, past, scripts, opened, deaths, unreadable })))
+        Ok(Taken::Over(Box::new(Self { step, writer, past, scripts, opened, deaths, stopped, unreadable })))
     }
 
     /// Why an entry could not be written, if one could not; none is after it.
@@ -185,7 +192,14 @@ impl Journal {
 
     /// Writes that this process hands the execution back in good order.
     pub(crate) async fn release(&self) -> Result<(), NotWritten> {
-        self.writer.write(self.entry((0, 0), Entry::Released(JournalReleased {}))).await
+        self.writer.write(self.entry((0, 0), Entry::Released(JournalReleased::default()))).await
+    }
+
+    /// Writes that this process has stopped the execution because it was told to. Before that nobody may say how far it came: whoever
+    /// gets its command later would run it.
+    pub(crate) async fn stop(&self, reason: &str) -> Result<(), NotWritten> {
+        let stopped = if reason.is_empty() { "it was told to stop" } else { reason }.to_owned();
+        self.writer.write(self.entry((0, 0), Entry::Released(JournalReleased { stopped }))).await
     }
 
     /// Has it written that a script has ended, as the model is to be told, when the guest's clock showed `clock_micros`.

@@ -145,6 +145,24 @@ async fn a_script_is_stopped_while_its_journal_hangs() {
     assert!(results[0].error.contains("may or may not have had their effect: #1 execute_command"), "{results:?}");
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_stopped_is_not_run_by_whoever_gets_its_command_later() {
+    let script = "create_file('begun', ''); await new Promise(done => setTimeout(done, 2000)); create_file('late', '')";
+    let mut world = World::new(&[script]).await;
+    stops(&mut world, "a timer", 3).await;
+    // A process that was told nothing: the one that was has died before it could acknowledge the command.
+    let sandbox = CommandSandbox::unavailable("a test needs none");
+    let egress = Egress::new(&[]).expect("made");
+    world.executor = executor(world.nats.bus().await, world.folder.path(), Policy::default(), egress, sandbox);
+    world.deliveries = 1;
+    let step_result::Outcome::Cancelled(Cancelled { reason, results, .. }) = world.run().await else {
+        panic!("it stays stopped");
+    };
+    assert_eq!(reason, "enough");
+    assert!(results[0].error.contains("#1 create_file"), "{results:?}");
+    assert!(!world.path("late").exists());
+}
+
 /// How many files lie beside this one.
 fn count(file: &Path) -> usize {
     let folder = file.parent().expect("it lies in a folder");
