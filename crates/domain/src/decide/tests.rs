@@ -15,6 +15,7 @@ use crate::{
 mod approvals;
 mod compact;
 mod control;
+mod exhaustive;
 mod histories;
 mod money;
 mod repeats;
