@@ -55,7 +55,7 @@ promtool_find() {
 }
 
 promtool_unpack() (
-  cd -- "$1"
+  cd -- "$1" || return 1
   # As the caller: whoever is root has apt give up its own user, who may not write here.
   if ! apt-get -qq -o APT::Sandbox::User=root download prometheus; then
     # Fresh machines have no package lists, and old ones stale lists.
