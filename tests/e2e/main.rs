@@ -12,6 +12,7 @@ mod crash;
 mod durable;
 mod events;
 mod hostile;
+mod metrics;
 mod money;
 mod outage;
 mod proxy;
