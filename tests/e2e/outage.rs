@@ -49,6 +49,7 @@ async fn a_message_accepted_without_nats_is_answered_when_it_is_back() {
     let conversation = mesh.client().unwrap().begin("worker", None).await.unwrap();
     conversation.ask("before").await;
     mesh.nats.kill();
+    mesh.counted(Service::Gateway, "construct_bus_connected 0").await;
     // Accepting needs PostgreSQL alone.
     conversation.send("meanwhile").await.unwrap();
     let task = conversation.task().await.unwrap().status.unwrap();
@@ -90,6 +91,7 @@ async fn without_postgresql_the_api_says_so_and_nothing_is_lost() {
             }
         })
         .await;
+        mesh.counted(Service::Gateway, "construct_condition{construct_condition_name=\"postgresql\"} 0").await;
         proxy.restore();
     };
     tokio::join!(patient, back);

@@ -9,7 +9,11 @@ use construct_proto::{
         RetryTaskRequest, TurnOutcome,
     },
 };
-use construct_tests::{client::PATIENCE, mesh::Mesh, wait::until};
+use construct_tests::{
+    client::PATIENCE,
+    mesh::{Mesh, Service},
+    wait::until,
+};
 use serde_json::json;
 use tonic::Code;
 
@@ -36,6 +40,7 @@ async fn a_task_that_cannot_be_looked_at_is_put_aside_with_the_reason_and_retrie
     })
     .await;
     assert!(!parked.reason.is_empty());
+    mesh.counted(Service::Reconciler, "construct_reconciler_parked_total 1").await;
     // Whatever made it impossible is repaired. Nothing happens by itself.
     mesh.database.spoil(task, false).await;
     let why = conversation.explain().await.unwrap();
@@ -90,6 +95,8 @@ async fn what_could_not_be_understood_is_listed_and_published_again_or_removed()
     assert_eq!(again[0], found[1]);
     let gone = client.recovery().redrive_dead_letter(redrive).await.unwrap_err();
     assert_eq!(gone.code(), Code::NotFound);
+    let line = "construct_bus_dead_letters_total{messaging_destination_name=\"CONSTRUCT_TASK\"} 3";
+    mesh.counted(Service::Reconciler, line).await;
     for letter in again {
         client.recovery().drop_dead_letter(DropDeadLetterRequest { letter: letter.id }).await.unwrap();
     }

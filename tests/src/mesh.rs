@@ -18,7 +18,10 @@ use tempfile::TempDir;
 use tonic::transport::Channel;
 use uuid::Uuid;
 
-use crate::{client::Client, http, wait};
+use crate::{
+    client::{Client, PATIENCE},
+    http, wait,
+};
 
 /// How long a service may take to become ready. The interpreter's first start on a machine compiles its guest.
 const READY: Duration = Duration::from_secs(180);
@@ -266,6 +269,15 @@ impl Mesh {
     pub async fn metrics(&self, service: Service) -> anyhow::Result<String> {
         let url = format!("http://{}/metrics", self.health[&service]);
         Ok(http::client().build()?.get(&url).send().await?.error_for_status()?.text().await?)
+    }
+
+    /// Waits until the metrics of a service hold this line.
+    pub async fn counted(&self, service: Service, line: &str) {
+        wait::until(line, PATIENCE, async || {
+            let page = self.metrics(service).await.unwrap_or_else(|error| format!("{error:#}"));
+            if page.lines().any(|found| found == line) { Ok(()) } else { Err(page) }
+        })
+        .await;
     }
 
     /// Waits until a service says that it is ready.

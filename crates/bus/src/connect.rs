@@ -15,7 +15,7 @@ use percent_encoding::percent_decode_str;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::{blob, topology};
+use crate::{blob, metrics, topology};
 
 /// The longest wait between two attempts to reconnect.
 const RECONNECT_MAX: Duration = Duration::from_secs(1);
@@ -157,6 +157,7 @@ impl Bus {
             .timeout(API_TIMEOUT)
             .max_ack_inflight(MAX_ACK_IN_FLIGHT)
             .build(client.clone());
+        metrics::connection(connection.clone());
         let unique = client.new_inbox().chars().filter(char::is_ascii_alphanumeric).collect();
         let counter = AtomicU64::new(0);
         Ok(Self { inner: Arc::new(Inner { client, jetstream, blobs, connection, unique, counter }) })

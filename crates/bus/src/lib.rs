@@ -23,6 +23,7 @@ pub mod history;
 pub mod journal;
 mod membership;
 mod message;
+mod metrics;
 mod news;
 mod progress;
 pub mod publish;

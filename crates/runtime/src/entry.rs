@@ -133,6 +133,7 @@ async fn supervise<C: ServiceConfig>(
     let lifecycle = context.lifecycle();
     let start = async {
         lifecycle::watch_signals(lifecycle).context("cannot receive stop signals")?;
+        context.readiness().measure(&opentelemetry::global::meter("construct-runtime"));
         let started = context.readiness().register("start");
         if let Some(address) = context.common().health_listen {
             let listener = TcpListener::bind(address)

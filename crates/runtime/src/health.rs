@@ -13,6 +13,7 @@ use axum::{
     response::IntoResponse,
     routing::get,
 };
+use opentelemetry::{KeyValue, metrics::Meter};
 use serde::Serialize;
 use tokio::{net::TcpListener, sync::watch};
 use tokio_util::sync::CancellationToken;
@@ -74,6 +75,21 @@ impl Readiness {
         let waiting: Vec<_> = self.latches.borrow().iter().filter(|latch| latch.reason.is_some()).cloned().collect();
         let draining = self.draining.is_cancelled();
         Report { ready: waiting.is_empty() && !draining, draining, waiting }
+    }
+
+    /// Shows among the metrics how each condition stands.
+    pub(crate) fn measure(&self, meter: &Meter) {
+        let latches = Arc::clone(&self.latches);
+        meter
+            .u64_observable_gauge("construct.condition")
+            .with_description("Whether a condition of being ready holds: 1, or 0")
+            .with_callback(move |gauge| {
+                for latch in latches.borrow().iter() {
+                    let name = KeyValue::new("construct.condition.name", latch.name.clone());
+                    gauge.observe(u64::from(latch.reason.is_none()), &[name]);
+                }
+            })
+            .build();
     }
 
     /// Follows how things stand.

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Checks the Helm chart and docker-compose.yml. `./dev charts` runs it.
+"""Checks the Helm chart, docker-compose.yml, and what alerts and dashboards say. `./dev charts` runs it.
 
 Each file in values/ is installed and upgraded on an API server of our own (cluster.py) by Helm itself. What Helm sends is compared with
 golden/ (`--update` writes it anew), held against Kubernetes' schemas, and against what the design demands (semantics.py). Each file in
@@ -8,6 +8,7 @@ refused/ must be refused, with the words in its first line.
 
 import argparse
 import asyncio
+import contextlib
 import difflib
 import functools
 import json
@@ -24,6 +25,7 @@ import referencing
 import yaml
 from kubernetes_validate import latest_version, utils as kubernetes
 
+import observability
 import semantics
 from cluster import Cluster
 
@@ -33,7 +35,7 @@ CHART = HERE.parent / "construct"
 # The oldest that the chart accepts, and the newest there is a description of.
 KUBERNETES = ["1.30", latest_version()]
 # Others describe these kinds; no registry has their schemas.
-UNDESCRIBED = {"ScaledObject", "ServiceMonitor"}
+UNDESCRIBED = {"PrometheusRule", "ScaledObject", "ServiceMonitor"}
 NAMESPACE = "construct"
 RELEASE = "demo"
 
@@ -69,6 +71,9 @@ def golden(found):
     """The text without what is different every time."""
     out = re.sub(r"(checksum/secrets: )[0-9a-f]{64}", r"\1…", text(found))
     out = re.sub(r"((?:master|secrets|token)\.key|password|url): [A-Za-z0-9+/=]{40,}$", r"\1: …", out, flags=re.MULTILINE)
+    # Copies of files that lie elsewhere; `check_copies` compares them.
+    out = re.sub(r"^(  construct-\S+\.json: \|)\n(?:    .*\n)+", r"\1 …\n", out, flags=re.MULTILINE)
+    out = re.sub(r"(?<=\nkind: PrometheusRule\n)((?:.*\n)*?spec:)\n(?: .*\n)+", r"\1 …\n", out)
     # Empty lines are what templates leave behind.
     out = "\n".join(line.rstrip() for line in out.splitlines() if line.strip())
     return f"{out}\n---\n# Notes\n{found['info']['notes'].strip()}\n"
@@ -114,7 +119,26 @@ def check_set(path, update):
                 fail(name, f"{document['kind']} {document['metadata']['name']} in Kubernetes {version}: {where}: {error.message[:300]}")
     for problem in semantics.problems(everything, values, NAMESPACE):
         fail(name, problem)
+    check_copies(name, everything, values.get("monitoring", {}))
     return len(everything)
+
+
+def check_copies(name, everything, monitoring):
+    """Alerts and dashboards come as they are in deploy/observability, whole, and only where they are wanted."""
+    rules = [d["spec"] for d in everything if d["kind"] == "PrometheusRule"]
+    wanted = yaml.safe_load((ROOT / "deploy/observability/alerts.yaml").read_text())
+    if rules != [wanted] * monitoring.get("prometheusRule", {}).get("enabled", False):
+        fail(name, "the alerts are not those of deploy/observability/alerts.yaml")
+    shown = {key: text for d in everything if d["kind"] == "ConfigMap" and d["metadata"]["labels"].get("grafana_dashboard")
+             for key, text in d["data"].items()}
+    wanted = {f"construct-{path.name}": path.read_text() for path in observability.dashboards(ROOT)}
+    if shown != (wanted if monitoring.get("dashboards", {}).get("enabled") else {}):
+        fail(name, "the dashboards are not those of deploy/observability/grafana/dashboards")
+
+
+def check_observability():
+    for problem in observability.problems(ROOT):
+        fail("observability", problem)
 
 
 def check_refused(path):
@@ -218,6 +242,21 @@ def check_compose():
         fail("docker-compose.yml", problem)
 
 
+@contextlib.contextmanager
+def without_remarks():
+    """Helm says past Python, with every look, that the chart has links. Everything else it says is to be seen."""
+    remarks = subprocess.Popen(["grep", "--line-buffered", "--invert-match", "found symbolic link in path"], stdin=subprocess.PIPE, stdout=2)
+    stderr = os.dup(2)
+    os.dup2(remarks.stdin.fileno(), 2)
+    try:
+        yield
+    finally:
+        os.dup2(stderr, 2)
+        os.close(stderr)
+        remarks.stdin.close()
+        remarks.wait()
+
+
 def main():
     arguments = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     arguments.add_argument("--update", action="store_true", help="write the golden files anew")
@@ -226,8 +265,8 @@ def main():
     refused = sorted((HERE / "refused").glob("*.yaml"))
     check_lint()
     # Helm's client holds itself back most of the time, so they go side by side.
-    with ThreadPoolExecutor(8) as pool:
-        others = [pool.submit(check) for check in (check_secrets_are_followed, check_settings, check_compose)]
+    with without_remarks(), ThreadPoolExecutor(8) as pool:
+        others = [pool.submit(check) for check in (check_secrets_are_followed, check_settings, check_compose, check_observability)]
         counts = list(pool.map(lambda path: check_set(path, update), sets))
         list(pool.map(check_refused, refused))
         for other in others:

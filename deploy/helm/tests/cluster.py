@@ -25,6 +25,7 @@ KINDS = [
     ("autoscaling/v2", "HorizontalPodAutoscaler", "horizontalpodautoscalers"),
     ("batch/v1", "Job", "jobs"),
     ("keda.sh/v1alpha1", "ScaledObject", "scaledobjects"),
+    ("monitoring.coreos.com/v1", "PrometheusRule", "prometheusrules"),
     ("monitoring.coreos.com/v1", "ServiceMonitor", "servicemonitors"),
     ("networking.k8s.io/v1", "Ingress", "ingresses"),
     ("networking.k8s.io/v1", "NetworkPolicy", "networkpolicies"),

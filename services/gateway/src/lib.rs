@@ -20,6 +20,7 @@ mod config;
 mod events;
 mod explain;
 mod messages;
+mod metrics;
 pub mod migrate;
 mod model_providers;
 mod model_tokens;

@@ -5,7 +5,7 @@ use std::{
         Arc, OnceLock,
         atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed},
     },
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use construct_bus::{Bus, Delivery, journal, subject};
@@ -22,6 +22,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     host::{Broken, ScriptHost, Shared, past_calls},
     journal::{Journal, NotWritten, Taken, Taker},
+    metrics,
     policy::Policies,
     report,
     running::Running,
@@ -273,7 +274,9 @@ impl Executor {
             }
             let host = ScriptHost::new(&shared, number);
             let limits = &self.tiers.of(&command.compute).script;
+            let began = Instant::now();
             let outcome = self.engine.run(&call.code, &host, limits, shared.cancel.clone()).await;
+            metrics::ran(&outcome, began.elapsed());
             if matches!(outcome.status, Status::Completed { .. } | Status::Threw { .. })
                 && let Some(early) = host.ended_early(outcome.host_calls)
             {

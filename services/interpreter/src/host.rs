@@ -25,7 +25,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     journal::{CallId, Journal, Past},
-    modules,
+    metrics, modules,
     policy::{Judged, Policies},
     sandbox::{Host, HostCall, IMPORT, ToolError, ToolTable},
     tools::{self, CallContext, Environment, Toolbox},
@@ -279,6 +279,7 @@ impl<'a> ScriptHost<'a> {
         result: Result<Value, ToolError>,
         took: Duration,
     ) -> Result<Value, ToolError> {
+        metrics::called(&call.name, took, result.as_ref().err().map(|error| &*error.name));
         let succeeded = result.is_ok();
         let json = match &result {
             Ok(value) => value.to_string(),

@@ -11,6 +11,7 @@ mod execution;
 mod facts;
 mod host;
 mod journal;
+mod metrics;
 mod modules;
 mod policy;
 mod report;

@@ -9,6 +9,8 @@ use std::{
 use construct_domain::StepId;
 use tokio_util::sync::CancellationToken;
 
+use crate::metrics;
+
 /// How long it is remembered that a step was told to stop, in case its command arrives later.
 const REMEMBERED: Duration = Duration::from_secs(15 * 60);
 /// How many are remembered at most; older ones are forgotten first.
@@ -49,6 +51,7 @@ impl Running {
             handle.stop(reason);
         }
         inner.running.insert(step, std::sync::Arc::clone(&handle));
+        metrics::running(1);
         Entry { running: self, step, handle }
     }
 
@@ -96,6 +99,7 @@ impl Entry<'_> {
 
 impl Drop for Entry<'_> {
     fn drop(&mut self) {
+        metrics::running(-1);
         let mut inner = self.running.lock();
         // A later delivery of the same command may have taken the place.
         if inner.running.get(&self.step).is_some_and(|handle| std::sync::Arc::ptr_eq(handle, &self.handle)) {

@@ -26,7 +26,7 @@ use crate::{
     catalogue::Catalogue,
     command, compaction, convert,
     material::{self, Material},
-    record, spending,
+    metrics, record, spending,
 };
 
 /// A command younger than this was not sent before.
@@ -280,7 +280,9 @@ impl Activator {
             self.give_up(&decision).await?;
         }
         let (committed, material) = tokio::join!(self.commit(commit), material::gather(self, loaded, &decision));
-        Ok(Decided { committed: Some(committed?), material, decision })
+        let committed = Some(committed?);
+        metrics::decided(&loaded.task, current.map(|report| &report.result.outcome), &decision, now);
+        Ok(Decided { committed, material, decision })
     }
 
     /// Before it is said that scripts are over whose worker has not said so, they are kept from going on: it may be at them still, and

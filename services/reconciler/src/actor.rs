@@ -1,6 +1,9 @@
 //! The actor of one task: looks at it one time after another, and wakes itself when the task says so.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use construct_bus::Receipt;
 use construct_domain::{OrganizationId, TaskId};
@@ -15,6 +18,7 @@ use tracing_opentelemetry::OpenTelemetrySpanExt as _;
 
 use crate::{
     activation::{Activator, Next},
+    metrics,
     share::Share,
     slots::Slots,
     supervisor,
@@ -179,7 +183,10 @@ impl State {
         };
         let activation =
             tracing::Instrument::instrument(args.activator.activate(args.task, result, &mut self.known), span);
-        match activation.await {
+        let began = Instant::now();
+        let looked = activation.await;
+        metrics::looked(began.elapsed(), looked.as_ref().err());
+        match looked {
             Ok(next) => {
                 if let Some(receipt) = receipt {
                     receipt.ack().await;

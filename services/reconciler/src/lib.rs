@@ -16,6 +16,7 @@ mod gate;
 mod intake;
 mod material;
 mod members;
+mod metrics;
 mod park;
 mod placement;
 mod prompt;
@@ -111,6 +112,7 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
         .await?;
 
     let lifecycle = context.lifecycle();
+    metrics::started();
     lifecycle.spawn_job("topology", bus.clone().keep_topology(lifecycle.draining()));
     let (announcer, announcements) = announce::queue();
     let activator = Arc::new(Activator {

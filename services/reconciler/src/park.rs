@@ -4,7 +4,7 @@ use construct_domain::TaskId;
 use construct_runtime::telemetry::Chain;
 use jiff::Timestamp;
 
-use crate::activation::Activator;
+use crate::{activation::Activator, metrics};
 
 impl Activator {
     /// Puts a task aside that could not be looked at with these `intents`. False when somebody has asked for something since, or when not even
@@ -12,6 +12,7 @@ impl Activator {
     pub(crate) async fn park(&self, task: TaskId, intents: i64, reason: &str) -> bool {
         match self.store.task_park(task, intents, reason, Timestamp::now()).await {
             Ok(true) => {
+                metrics::parked();
                 tracing::error!(%task, reason, "the task is put aside, because looking at it fails each time");
                 true
             }

@@ -16,7 +16,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use crate::{actor::LONGEST_TIMER, share::Share, supervisor};
+use crate::{actor::LONGEST_TIMER, metrics, share::Share, supervisor};
 
 /// Tasks read at a time.
 const BATCH: u32 = 500;
@@ -71,6 +71,8 @@ pub(crate) async fn run(
             // Without partitions of its own only whether it would be able to look after some.
             if !own.is_empty() || !*sweep.able.borrow() {
                 after = sweep.look(Timestamp::now() - GRACE, after, own).await.flatten();
+            } else {
+                metrics::swept(0, None);
             }
             next = Instant::now() + if after.is_some() { interval / 10 } else { interval };
         }
@@ -86,10 +88,12 @@ struct Sweep {
 impl Sweep {
     /// Hands over what is due in `share`, behind `after`. None when it cannot be read; else where to go on, if there is more.
     async fn look(&mut self, now: Timestamp, mut after: Option<DueTask>, share: Share) -> Option<Option<DueTask>> {
+        let (mut found, mut first) = (0, None);
         for _ in 0..BATCHES {
             let due = match self.store.sweep_due(now, after.as_ref(), BATCH).await {
                 Ok(due) => due,
                 Err(error) => {
+                    metrics::sweep_failed();
                     if self.able.send_replace(false) {
                         tracing::warn!(error = %Chain(&error), "the sweep cannot read which tasks are due; it goes on trying");
                     }
@@ -99,7 +103,9 @@ impl Sweep {
             if !self.able.send_replace(true) {
                 tracing::info!("the sweep works again");
             }
-            for &DueTask { organization, task, .. } in due.iter().filter(|due| share.has_task(due.task)) {
+            for &DueTask { organization, task, since } in due.iter().filter(|due| share.has_task(due.task)) {
+                found += 1;
+                first.get_or_insert(since);
                 // A task that is due for several reasons, or is looked at already, is looked at once.
                 let wake = supervisor::Msg::Wake { task, organization, trace: Context::new(), swept: true };
                 if self.supervisor.cast(wake).is_err() {
@@ -111,6 +117,7 @@ impl Sweep {
                 break;
             }
         }
+        metrics::swept(found, first);
         Some(after)
     }
 }

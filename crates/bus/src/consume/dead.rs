@@ -10,7 +10,7 @@ use super::Handle;
 use crate::{
     Bus, dead,
     envelope::{OpenError, TYPE},
-    subject,
+    metrics, subject,
     topology::Stream,
 };
 
@@ -51,6 +51,7 @@ pub(super) async fn give_up(
     match bus.publish(&subject::Dead { stream }, &letter).await {
         Ok(_) => {
             tracing::warn!(subject, deliveries, reason, "a message cannot be read; it is a dead letter now");
+            metrics::dead(stream);
             handle.acker.send(AckKind::Term).await;
         }
         Err(error) => {

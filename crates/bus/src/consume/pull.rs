@@ -24,7 +24,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{Acker, Delivery, Handle, Inbound, Output, SharedSlots, dead, slots::NoSlot};
 use crate::{
-    Bus, Connection, envelope,
+    Bus, Connection, envelope, metrics,
     publish::changed_from,
     topology::{self, ConsumerRow, ensure_consumer},
 };
@@ -68,6 +68,13 @@ enum End {
     Failed(String),
 }
 
+impl<T> Drop for Puller<T> {
+    fn drop(&mut self) {
+        // Whoever takes the consumer over tells what waits from now on.
+        metrics::pending(&self.row, 0);
+    }
+}
+
 impl<T: Inbound> Puller<T> {
     pub(super) const fn new(
         bus: Bus,
@@ -80,6 +87,7 @@ impl<T: Inbound> Puller<T> {
     }
 
     pub(super) async fn run(mut self) {
+        metrics::consuming(&self.row);
         let mut failures = 0_u32;
         loop {
             let began = Instant::now();
@@ -206,6 +214,7 @@ impl<T: Inbound> Puller<T> {
     /// ensuring the consumer told anyway.
     async fn check_stall(&mut self, consumer: &Consumer<Config>) -> Option<End> {
         let info = consumer.cached_info();
+        metrics::pending(&self.row, info.num_pending);
         let deliverable = info.num_pending > 0 && (info.num_ack_pending as i64) < self.row.max_ack_pending;
         if !deliverable || self.slots.free() == 0 {
             self.stalls = 0;
@@ -241,6 +250,7 @@ impl<T: Inbound> Puller<T> {
             Ok(info) => {
                 let delivered = u32::try_from(info.delivered).unwrap_or(u32::MAX);
                 let published = i64::try_from(info.published.unix_timestamp_nanos()).unwrap_or_default();
+                metrics::pending(&self.row, info.pending);
                 (delivered, info.stream_sequence, published)
             }
             Err(error) => return tracing::debug!(%error, "a message without delivery information was ignored"),
@@ -252,6 +262,7 @@ impl<T: Inbound> Puller<T> {
             // Whoever is at it settles it; until then nobody else shall have it.
             Err(NoSlot::Held) => return acker.send(async_nats::jetstream::AckKind::Progress).await,
         };
+        metrics::delivered(&self.row, delivery, published);
         let handle = Handle { acker, slot };
         let message = message.message;
         let headers = message.headers.as_ref();

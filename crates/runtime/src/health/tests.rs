@@ -98,3 +98,23 @@ async fn waiting_for_readiness_ends_when_the_last_latch_is_set() {
     }
     timeout(Duration::from_secs(10), waiting).await.unwrap().unwrap();
 }
+
+#[test]
+fn metrics_show_which_conditions_hold() {
+    let readiness = Readiness::new(CancellationToken::new());
+    let nats = readiness.register("nats");
+    readiness.register("start").set_ready();
+    let metrics = metrics::Metrics::new("construct-sample").unwrap();
+    readiness.measure(&metrics.meter("sample"));
+    let shown = |name: &str, value: u64| {
+        let line = format!("construct_condition{{construct_condition_name=\"{name}\"}} {value}\n");
+        let page = metrics.text().unwrap();
+        assert!(page.contains(&line), "{page}");
+    };
+    shown("nats", 0);
+    shown("start", 1);
+    nats.set_ready();
+    shown("nats", 1);
+    nats.set_not_ready("gone");
+    shown("nats", 0);
+}

@@ -26,7 +26,7 @@ use super::{
     Watched,
     merge::{Live, Mark},
 };
-use crate::status::chain;
+use crate::{metrics, status::chain};
 
 /// Items a feed remembers for its slowest subscriber.
 const BUFFER: usize = 256;
@@ -213,6 +213,7 @@ impl Listener {
 
     fn pass_on_event(&self, event: Event) {
         if event.sequence > 0 {
+            metrics::heard(&event);
             self.head.fetch_max(event.sequence, Ordering::Relaxed);
         }
         let live = match Mark::of(&event) {

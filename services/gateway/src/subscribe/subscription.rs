@@ -18,7 +18,7 @@ use super::{
     hub::Joined,
     merge::{Ahead, Live, Merge, Want},
 };
-use crate::{api::Backend, events, status};
+use crate::{api::Backend, events, metrics::Watching, status};
 
 /// Records read at once. Each can hold a message of a megabyte, so this bounds a catching-up client's memory.
 const PAGE: u32 = 32;
@@ -54,6 +54,7 @@ struct Gone;
 impl Subscription {
     pub(super) async fn run(mut self) {
         let out = self.out.clone();
+        let _watching = Watching::begin();
         tokio::select! {
             // Also while nothing happens that could be sent.
             () = out.closed() => {}

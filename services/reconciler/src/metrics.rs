@@ -1,0 +1,140 @@
+//! What is counted of tasks: looks, steps, turns, and what the sweep finds. `deploy/observability/metrics.txt` lists what every service
+//! counts. Nothing is told apart by task or organisation.
+
+use std::{sync::LazyLock, time::Duration};
+
+use construct_domain::{
+    decide::Decision,
+    task::{BUDGET_EXHAUSTED, Outcome, Stage, Task, TurnOutcome},
+};
+use construct_store::Error;
+use jiff::Timestamp;
+use opentelemetry::{
+    KeyValue,
+    metrics::{Counter, Gauge, Histogram},
+};
+
+const ERROR: &str = "error.type";
+const KIND: &str = "construct.step.kind";
+const OUTCOME: &str = "construct.outcome";
+
+/// Looks, in seconds.
+const LOOKS: [f64; 12] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0];
+/// Steps, in seconds: from a script that adds two numbers to a model that thinks until its deadline.
+const STEPS: [f64; 14] = [0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0];
+
+/// Made when first used, which is after the process has set its telemetry up.
+static INSTRUMENTS: LazyLock<Instruments> = LazyLock::new(Instruments::new);
+
+struct Instruments {
+    looks: Histogram<f64>,
+    steps: Histogram<f64>,
+    turns: Counter<u64>,
+    parked: Counter<u64>,
+    due: Gauge<u64>,
+    delay: Gauge<f64>,
+    failures: Counter<u64>,
+}
+
+impl Instruments {
+    fn new() -> Self {
+        let meter = opentelemetry::global::meter("construct-reconciler");
+        let seconds = |name: &'static str, description: &'static str, boundaries: &[f64]| {
+            let histogram = meter.f64_histogram(name).with_unit("s").with_description(description);
+            histogram.with_boundaries(boundaries.to_vec()).build()
+        };
+        let count = |name: &'static str, unit: &'static str, description: &'static str| {
+            meter.u64_counter(name).with_unit(unit).with_description(description).build()
+        };
+        Self {
+            looks: seconds("construct.reconciler.look", "Looks at a task: load, decide, commit, perform", &LOOKS),
+            steps: seconds(
+                "construct.reconciler.step",
+                "From when a step was wanted until its result was committed",
+                &STEPS,
+            ),
+            turns: count("construct.reconciler.turns", "{turn}", "Turns that ended"),
+            parked: count("construct.reconciler.parked", "{task}", "Tasks put aside, because looking at them fails"),
+            due: meter
+                .u64_gauge("construct.reconciler.sweep.due")
+                .with_unit("{task}")
+                .with_description("Tasks that were due and that nobody had woken, at the last sweep")
+                .build(),
+            delay: meter
+                .f64_gauge("construct.reconciler.sweep.delay")
+                .with_unit("s")
+                .with_description("For how long the first of them had been due")
+                .build(),
+            failures: count("construct.reconciler.sweep.failures", "{sweep}", "Sweeps that could not read PostgreSQL"),
+        }
+    }
+}
+
+/// The process has started: what it counts stands at zero from now on, so that the first one shows as a rise.
+pub(crate) fn started() {
+    INSTRUMENTS.parked.add(0, &[]);
+    INSTRUMENTS.failures.add(0, &[]);
+    INSTRUMENTS.turns.add(0, &[KeyValue::new(OUTCOME, TurnOutcome::Completed.as_str())]);
+    let failed = KeyValue::new(OUTCOME, TurnOutcome::Failed.as_str());
+    INSTRUMENTS.turns.add(0, &[failed, KeyValue::new(ERROR, BUDGET_EXHAUSTED)]);
+    swept(0, None);
+}
+
+/// A look is over.
+pub(crate) fn looked(took: Duration, error: Option<&Error>) {
+    let error = error.map(|error| match error {
+        Error::Conflict => "conflict",
+        error if error.is_retryable() => "unavailable",
+        _ => "lasting",
+    });
+    match error {
+        None => INSTRUMENTS.looks.record(took.as_secs_f64(), &[]),
+        Some(error) => INSTRUMENTS.looks.record(took.as_secs_f64(), &[KeyValue::new(ERROR, error)]),
+    }
+}
+
+/// A decision is committed about a task that stood `before`, of whose step this is the outcome.
+pub(crate) fn decided(before: &Task, outcome: Option<&Outcome>, decision: &Decision, now: Timestamp) {
+    if let (Some(outcome), Some(step), Some(turn)) = (outcome, &before.step, &before.turn) {
+        let kind = match turn.stage {
+            Stage::Model => "model",
+            Stage::Code { .. } => "code",
+        };
+        let mut labels = vec![KeyValue::new(KIND, kind)];
+        match outcome {
+            Outcome::Model(..) | Outcome::Code(_) => labels.push(KeyValue::new(OUTCOME, "completed")),
+            Outcome::Cancelled(_) | Outcome::Stopped(_) => labels.push(KeyValue::new(OUTCOME, "cancelled")),
+            Outcome::Parked { .. } => labels.push(KeyValue::new(OUTCOME, "waits")),
+            Outcome::Failed(failure) => {
+                labels.push(KeyValue::new(OUTCOME, "failed"));
+                labels.push(KeyValue::new(ERROR, failure.class.code()));
+            }
+        }
+        let took = Duration::try_from(now.duration_since(step.wanted())).unwrap_or_default();
+        INSTRUMENTS.steps.record(took.as_secs_f64(), &labels);
+    }
+    if let Some(ended) = &decision.ended {
+        let mut labels = vec![KeyValue::new(OUTCOME, ended.outcome.as_str())];
+        if let (true, Some(error)) = (ended.outcome == TurnOutcome::Failed, &decision.task.last_error) {
+            labels.push(KeyValue::new(ERROR, error.code.clone()));
+        }
+        INSTRUMENTS.turns.add(1, &labels);
+    }
+}
+
+/// A task is put aside.
+pub(crate) fn parked() {
+    INSTRUMENTS.parked.add(1, &[]);
+}
+
+/// The sweep has found so many tasks due, the first of them since then.
+pub(crate) fn swept(due: usize, since: Option<Timestamp>) {
+    let delay = since.and_then(|since| Duration::try_from(Timestamp::now().duration_since(since)).ok());
+    INSTRUMENTS.due.record(due as u64, &[]);
+    INSTRUMENTS.delay.record(delay.unwrap_or_default().as_secs_f64(), &[]);
+}
+
+/// The sweep could not find anything out.
+pub(crate) fn sweep_failed() {
+    INSTRUMENTS.failures.add(1, &[]);
+}
