@@ -19,6 +19,7 @@ mod recovery;
 mod scale;
 mod schedules;
 mod secrets;
+mod slack;
 mod turn;
 mod vendors;
 

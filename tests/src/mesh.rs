@@ -43,10 +43,12 @@ pub enum Service {
     Interpreter,
     /// Calls models.
     Providers,
+    /// Talks to Slack; started where a test asks for it.
+    Slack,
 }
 
 impl Service {
-    /// All of them.
+    /// Those that every mesh has.
     pub const ALL: [Self; 4] = [Self::Gateway, Self::Reconciler, Self::Interpreter, Self::Providers];
 
     const fn name(self) -> &'static str {
@@ -55,6 +57,7 @@ impl Service {
             Self::Reconciler => "reconciler",
             Self::Interpreter => "interpreter",
             Self::Providers => "providers",
+            Self::Slack => "slack",
         }
     }
 }
@@ -71,6 +74,7 @@ pub struct Mesh {
     /// Its NATS server.
     pub nats: NatsServer,
     gateway: SocketAddr,
+    slack: SocketAddr,
     health: BTreeMap<Service, SocketAddr>,
     processes: BTreeMap<Service, Child>,
     /// Further processes of services; none where one was ended.
@@ -95,7 +99,7 @@ impl Mesh {
     pub async fn prepare(environment: &[(&str, &str)]) -> anyhow::Result<Self> {
         let (database, nats) = tokio::join!(Database::new(), NatsServer::start());
         let mut health = BTreeMap::new();
-        for service in Service::ALL {
+        for service in Service::ALL.into_iter().chain([Service::Slack]) {
             health.insert(service, free_address()?);
         }
         let mesh = Self {
@@ -104,6 +108,7 @@ impl Mesh {
             database,
             nats,
             gateway: free_address()?,
+            slack: free_address()?,
             health,
             processes: BTreeMap::new(),
             replicas: Vec::new(),
@@ -148,6 +153,16 @@ impl Mesh {
     /// Where the gateway listens.
     pub fn gateway_url(&self) -> String {
         format!("http://{}", self.gateway)
+    }
+
+    /// Where Slack's requests are served, by a service that listens there.
+    pub const fn slack_address(&self) -> SocketAddr {
+        self.slack
+    }
+
+    /// The same as an address for browsers.
+    pub fn slack_url(&self) -> String {
+        format!("http://{}", self.slack)
     }
 
     /// Starts a service that does not run.
@@ -425,7 +440,7 @@ impl Drop for Mesh {
             let _ = child.wait();
         }
         if std::thread::panicking() {
-            for service in Service::ALL {
+            for service in Service::ALL.into_iter().chain([Service::Slack]) {
                 eprintln!("---- {} ----\n{}", service.name(), self.log(service));
             }
         }

@@ -58,6 +58,7 @@ fn every_stored_message_has_exactly_the_stream_its_type_names() {
         stored(&subject::Journal { step: step(1) }),
         stored(&subject::Dead { stream: Stream::Task }),
         stored(&subject::Spending { organization: ORGANIZATION }),
+        stored(&subject::SlackDelivery::new(subject::SlackKind::Event, "T0123").expect("it is a team")),
     ];
     let mut used = BTreeSet::new();
     for (stream, subject) in all {
