@@ -68,22 +68,23 @@ pub(crate) async fn submitted(shared: &Shared, team: &str, payload: &Value) -> R
     let channel = view["private_metadata"].as_str().unwrap_or_default();
     let user = payload["user"]["id"].as_str().unwrap_or_default();
     let key = view["id"].as_str().unwrap_or_default();
-    if let Some(said) = run(shared, &team, (channel, user), key, agent, words).await? {
+    if let Some(said) = run(shared, &team, (channel, user), key, agent, &escape(words)).await? {
         web::chat::post_ephemeral(&shared.web, &team.token, channel, user, None, &said).await?;
     }
     Ok(())
 }
 
-/// Asks an agent in a channel: the question becomes a message there, and its thread the task. What to say to whoever asked instead.
+/// Asks an agent in a channel: the question, in Slack's markup, becomes a message there, and its thread the task. What to say to whoever
+/// asked instead.
 async fn run(
     shared: &Shared,
     team: &Team,
     (channel, user): (&str, &str),
     key: &str,
     agent: &str,
-    words: &str,
+    markup: &str,
 ) -> Result<Option<String>, Trouble> {
-    if agent.is_empty() || words.trim().is_empty() {
+    if agent.is_empty() || markup.trim().is_empty() {
         return Ok(Some("Say which agent, and what: `/construct run AGENT WORDS`".to_owned()));
     }
     let asks = (&shared.store, &shared.people);
@@ -105,18 +106,17 @@ async fn run(
     let posts = Posts { web: &shared.web, store: &shared.store, token: &team.token, right: Right::default() };
     let place = Place { team: team.token.team.clone(), channel: channel.to_owned(), thread: String::new() };
     let asked = format!("<@{}> asks *{}*:", words::user_id(user), escape(agent));
-    // What a person has typed may be in Slack's own markup; here it stands for itself.
-    let mut blocks = vec![mrkdwn::section(&asked)];
-    blocks.push(
-        json!({"type": "section", "text": {"type": "plain_text", "text": mrkdwn::clip(words, 2_900), "emoji": true}}),
-    );
-    let content = Content { text: escape(&mrkdwn::clip(words, 300)), blocks };
+    // What a person has typed stands for itself here: it calls nobody.
+    let words = markup.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&");
+    let shown = mrkdwn::section(&escape(&mrkdwn::clip(&words, 2_000)));
+    let blocks = vec![mrkdwn::section(&asked), shown];
+    let content = Content { text: escape(&mrkdwn::clip(&words, 300)), blocks };
     let ts = match posts.once(&place, &format!("run.{key}"), "", &content).await {
         Ok(ts) => ts,
         Err(crate::posts::Error::Slack(error)) if error.code().is_some() => return Ok(Some(words::slack(&error))),
         Err(error) => return Err(error.into()),
     };
-    let event = json!({"type": "app_mention", "channel": channel, "user": user, "ts": ts, "text": escape(words),
+    let event = json!({"type": "app_mention", "channel": channel, "user": user, "ts": ts, "text": markup,
                        "construct_agent": agent});
     let new = NewMention {
         key: MentionKey { team: place.team, channel: place.channel, ts: ts.clone(), attempt: 0 },

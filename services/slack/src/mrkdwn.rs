@@ -349,7 +349,7 @@ impl Writer {
                 self.text.push_str(&format!("{number}. "));
                 *number += 1;
             }
-            _ => self.text.push_str(if depth % 2 == 0 { "• " } else { "◦ " }),
+            _ => self.text.push_str(if depth.is_multiple_of(2) { "• " } else { "◦ " }),
         }
     }
 
