@@ -550,3 +550,23 @@ async fn without_a_public_address_slack_is_heard_over_a_connection_of_our_own() 
     }
     no_complaints(&slack);
 }
+
+#[tokio::test]
+async fn progress_is_shown_in_place_and_left_out_when_slack_is_busy() {
+    let script = json!([
+        {"text": "Let me look.", "code": "execute_command(\"echo '<!here>'; sleep 6\"); 1"},
+        {"text": "It is done.", "tokens_per_second": 4},
+    ]);
+    let (mesh, slack) = begin(&script).await;
+    slack.fail("chat.update", Fault::Limited(2));
+    let (ts, event) = slack.ask(CHANNEL, ANN, None, "go", json!([]));
+    slack.send_event(&mesh, &event).await.unwrap();
+    let post = answered(&slack, CHANNEL, &ts, "execute_command").await;
+    assert!(shown(&post).contains("1 call so far") && shown(&post).contains("echo &lt;!here&gt;"), "{post}");
+    answered(&slack, CHANNEL, &ts, "It is done.").await;
+    let edits = slack.calls("chat.update");
+    assert!(edits.len() >= 3, "{edits:?}");
+    // The one that Slack refused, and then nothing for as long as it asked.
+    assert!(edits[1].at - edits[0].at >= std::time::Duration::from_millis(1_900), "{edits:?}");
+    no_complaints(&slack);
+}

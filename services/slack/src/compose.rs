@@ -151,7 +151,8 @@ async fn attached(shared: &Shared, team: &Team, files: &[&File]) -> Result<Vec<v
             continue;
         }
         seen.push(&file.id);
-        let name = mrkdwn::clip(&file.name.as_deref().unwrap_or("file").replace(['\n', '\r'], " "), 200);
+        let name = file.name.as_deref().unwrap_or("file").replace(char::is_control, " ");
+        let name = mrkdwn::clip(&name, 200);
         let kind = media_type(file.mimetype.as_deref().unwrap_or_default());
         let length = file.size.unwrap_or(0);
         let mut leave = |why: &str| {

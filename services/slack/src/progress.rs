@@ -6,7 +6,7 @@ use std::{collections::VecDeque, time::Duration};
 use construct_proto::v1::{self, TaskPhase, event::Payload};
 use construct_store::slack::Mention;
 use futures::StreamExt as _;
-use tokio::time::{Instant, MissedTickBehavior};
+use tokio::time::{Instant, MissedTickBehavior, sleep_until};
 use tonic::Streaming;
 
 use crate::{
@@ -96,12 +96,18 @@ pub(crate) async fn follow(
                     let done = chat::try_update(posts.web, posts.token, &place.channel, placeholder, &content).await;
                     if let Err(error) = done {
                         tracing::debug!(%error, "progress is not shown");
+                        // It is worth showing when Slack can be spoken to again.
+                        shown.changed = true;
                     }
                 }
                 false
             }
         };
         if wanted && let Some(followed) = rests(shared, mention, (task, message)).await? {
+            // What comes next is an edit, too.
+            if shown.edits > 0 {
+                sleep_until(last_edit + EDIT).await;
+            }
             return Ok(followed);
         }
     }

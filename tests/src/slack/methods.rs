@@ -176,7 +176,6 @@ impl Slack {
             message["thread_ts"] = thread.clone();
         }
         self.channels.entry(channel.clone()).or_default().push(message.clone());
-        self.edits.insert(ts.clone(), Instant::now());
         json!({"ok": true, "channel": channel, "ts": ts, "message": message})
     }
 
@@ -193,12 +192,14 @@ impl Slack {
         if message["user"] != BOT {
             return refuse("cant_update_message");
         }
+        let progress = [&message["text"], &arguments["text"]]
+            .into_iter()
+            .any(|text| text.as_str().is_some_and(|text| text.starts_with("Working")));
         message["text"] = arguments["text"].clone();
         message["blocks"] = arguments["blocks"].clone();
         message["edited"] = json!({"user": BOT, "ts": ts});
-        let working = arguments["text"].as_str().is_some_and(|text| text.starts_with("Working"));
         let before = self.edits.insert(ts.clone(), Instant::now());
-        if working && before.is_some_and(|before| before.elapsed() < EDIT) {
+        if progress && before.is_some_and(|before| before.elapsed() < EDIT) {
             self.complain(format!("chat.update: {ts} was edited {:?} before", before.map(|before| before.elapsed())));
         }
         json!({"ok": true, "channel": channel, "ts": ts, "text": arguments["text"]})

@@ -84,6 +84,7 @@ fn every_command_has_exactly_one_consumer() {
             stored(&subject::CodeExecute::new(middle.clone(), task)),
             stored(&subject::CodeExecute::new(large.clone(), task)),
             stored(&subject::Spending { organization: ORGANIZATION }),
+            stored(&subject::SlackDelivery::new(subject::SlackKind::Command, "T0123").expect("it is a team")),
         ]
     });
     let rows = consumers();
@@ -94,7 +95,7 @@ fn every_command_has_exactly_one_consumer() {
         used.insert(found[0].durable.clone());
     }
     assert_eq!(used.len(), rows.len(), "a consumer that gets nothing");
-    assert_eq!(rows.len(), usize::from(partition::COUNT) + 5);
+    assert_eq!(rows.len(), usize::from(partition::COUNT) + 6);
 }
 
 #[test]
