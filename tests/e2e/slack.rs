@@ -562,7 +562,7 @@ async fn progress_is_shown_in_place_and_left_out_when_slack_is_busy() {
     let (ts, event) = slack.ask(CHANNEL, ANN, None, "go", json!([]));
     slack.send_event(&mesh, &event).await.unwrap();
     let post = answered(&slack, CHANNEL, &ts, "execute_command").await;
-    assert!(shown(&post).contains("1 call so far") && shown(&post).contains("echo &lt;!here&gt;"), "{post}");
+    assert!(shown(&post).contains("1 call so far") && shown(&post).contains("'&lt;!here&gt;'"), "{post}");
     answered(&slack, CHANNEL, &ts, "It is done.").await;
     let edits = slack.calls("chat.update");
     assert!(edits.len() >= 3, "{edits:?}");
