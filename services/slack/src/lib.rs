@@ -23,6 +23,7 @@ mod home;
 mod install;
 mod intake;
 mod mention;
+mod metrics;
 mod mrkdwn;
 mod people;
 mod posts;
@@ -46,7 +47,8 @@ use tokio::{net::TcpListener, sync::Notify};
 
 pub use self::config::Config;
 use self::{
-    gateway::Gateway, intake::Intake, people::People, signature::Verifier, teams::Teams, web::Web, worker::Worker,
+    gateway::Gateway, intake::Intake, metrics::Metrics, people::People, signature::Verifier, teams::Teams, web::Web,
+    worker::Worker,
 };
 
 /// What all parts share.
@@ -57,6 +59,7 @@ pub(crate) struct Shared {
     pub(crate) teams: Teams,
     pub(crate) people: People,
     pub(crate) gateway: Gateway,
+    pub(crate) metrics: Metrics,
     /// There is a mention to look at.
     pub(crate) due: Notify,
 }
@@ -92,7 +95,8 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
     let (store, bus) = tokio::try_join!(store, bus)?;
     lifecycle.spawn_job("topology", bus.clone().keep_topology(lifecycle.draining()));
 
-    let web = Web::new(&config.slack_api_url).context("there can be no client of Slack's Web API")?;
+    let metrics = Metrics::new(&opentelemetry::global::meter("construct-slack"));
+    let web = Web::new(&config.slack_api_url, metrics.clone()).context("there can be no client of Slack's Web API")?;
     let keyring = keyring(&common.master_keys()?)?;
     let app = install::basic_authentication(&config).map(SecretString::from);
     let shared = Arc::new(Shared {
@@ -100,6 +104,7 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
         people: People::new(web.clone()),
         gateway: Gateway::new(&config.slack_gateway_url, config::secret(config.slack_gateway_key.as_ref()))?,
         due: Notify::new(),
+        metrics,
         store,
         web,
         config,

@@ -257,6 +257,8 @@ async fn look(shared: &Shared, mut mention: Mention, right: Right) {
     }
     if let Err(error) = shared.store.slack_mention_save(&mention, true, now).await {
         tracing::warn!(error = %Chain(&error), ts = mention.key.ts, "what became of a mention could not be written down");
+    } else if mention.next_look.is_none() {
+        shared.metrics.mention(mention.state.as_str());
     }
 }
 

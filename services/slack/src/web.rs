@@ -27,6 +27,8 @@ use serde::{Deserialize, de::DeserializeOwned};
 use serde_json::Value;
 use tokio::time::{Instant, sleep, sleep_until};
 
+use crate::metrics::Metrics;
+
 /// How long one call may take.
 const CALL_TIMEOUT: Duration = Duration::from_secs(20);
 /// The longest pause that Slack may ask for and that is waited here; for a longer one the work is put away.
@@ -71,6 +73,16 @@ pub(crate) enum Error {
 }
 
 impl Error {
+    /// Which kind it is, for what is counted.
+    const fn kind(&self) -> &'static str {
+        match self {
+            Self::Refused { .. } => "refused",
+            Self::Limited { .. } => "rate_limited",
+            Self::Unknown { .. } => "no_answer",
+            Self::NoToken => "no_token",
+        }
+    }
+
     /// Slack's word for why it refuses.
     pub(crate) fn code(&self) -> Option<&str> {
         match self {
@@ -106,6 +118,7 @@ pub(crate) struct Web {
     base: Arc<Url>,
     /// Until when a method must not be called with a workspace's token. Slack limits each method in each workspace.
     pauses: Arc<Mutex<HashMap<(&'static str, String), Instant>>>,
+    metrics: Metrics,
 }
 
 /// A workspace's token, for calls.
@@ -138,7 +151,7 @@ impl Web {
     ///
     /// # Errors
     /// When the address is none, or the machine has no certificate authorities.
-    pub(crate) fn new(base: &str) -> anyhow::Result<Self> {
+    pub(crate) fn new(base: &str, metrics: Metrics) -> anyhow::Result<Self> {
         let client = reqwest::Client::builder()
             .connect_timeout(Duration::from_secs(5))
             .timeout(CALL_TIMEOUT)
@@ -146,7 +159,7 @@ impl Web {
             .no_proxy()
             .user_agent(concat!("construct/", env!("CARGO_PKG_VERSION")))
             .build()?;
-        Ok(Self { client, base: Arc::new(Url::parse(base)?), pauses: Arc::default() })
+        Ok(Self { client, base: Arc::new(Url::parse(base)?), pauses: Arc::default(), metrics })
     }
 
     /// The HTTP client, for what is fetched from addresses that Slack names.
@@ -235,6 +248,18 @@ impl Web {
     }
 
     async fn attempt<T: DeserializeOwned>(
+        &self,
+        method: &'static str,
+        authorization: &str,
+        body: &Body<'_>,
+    ) -> Result<T, Error> {
+        let began = Instant::now();
+        let done = self.exchange(method, authorization, body).await;
+        self.metrics.call(method, done.as_ref().err().map_or("", Error::kind), began.elapsed());
+        done
+    }
+
+    async fn exchange<T: DeserializeOwned>(
         &self,
         method: &'static str,
         authorization: &str,
