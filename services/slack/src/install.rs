@@ -26,8 +26,8 @@ use tokio_util::sync::CancellationToken;
 use crate::{Config, Shared, config::secret, face::Face, teams::AGAIN, web::oauth};
 
 /// What the app may do in a workspace; the manifest names the same.
-pub(crate) const SCOPES: &str = "app_mentions:read,channels:history,channels:read,chat:write,commands,files:read,files:write,\
-                                 groups:history,groups:read,im:history,im:read,im:write,links:read,links:write,mpim:history,users:read";
+pub(crate) const SCOPES: &str = "app_mentions:read,channels:history,chat:write,commands,files:read,files:write,\
+                                 groups:history,im:history,links:read,links:write,mpim:history,users:read";
 /// How long somebody has to agree.
 const LIFETIME: SignedDuration = SignedDuration::from_mins(10);
 const COOKIE_NAME: &str = "construct_slack_state";
@@ -207,4 +207,17 @@ fn silent(mut response: Response) -> Response {
         response.headers_mut().insert(name, HeaderValue::from_static(value));
     }
     response
+}
+
+#[cfg(test)]
+mod tests {
+    use super::SCOPES;
+
+    #[test]
+    fn the_manifest_asks_for_the_same_permissions() {
+        let manifest = include_str!("../../../deploy/slack/manifest.yaml");
+        let (_, scopes) = manifest.split_once("    bot:\n").expect("the manifest names scopes");
+        let scopes: Vec<&str> = scopes.lines().map_while(|line| line.strip_prefix("      - ")).collect();
+        assert_eq!(scopes.join(","), SCOPES);
+    }
 }
