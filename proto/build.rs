@@ -23,6 +23,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         "construct/mesh/v1/membership.proto",
         "construct/mesh/v1/mesh.proto",
         "construct/mesh/v1/routing.proto",
+        "construct/mesh/v1/slack.proto",
         "construct/mesh/v1/spending.proto",
     ];
     let descriptors = protox::compile(files, ["."])?;

@@ -21,6 +21,7 @@ mod recovery;
 mod scale;
 mod schedules;
 mod secrets;
+mod slack;
 mod turn;
 mod vendors;
 

@@ -5,6 +5,7 @@ pub mod http;
 pub mod mesh;
 pub mod proxy;
 pub mod recorder;
+pub mod slack;
 pub mod terminal;
 pub mod transcript;
 pub mod vendor;

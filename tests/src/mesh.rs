@@ -46,10 +46,12 @@ pub enum Service {
     Interpreter,
     /// Calls models.
     Providers,
+    /// Talks to Slack; started where a test asks for it.
+    Slack,
 }
 
 impl Service {
-    /// All of them.
+    /// Those that every mesh has.
     pub const ALL: [Self; 4] = [Self::Gateway, Self::Reconciler, Self::Interpreter, Self::Providers];
 
     const fn name(self) -> &'static str {
@@ -58,6 +60,7 @@ impl Service {
             Self::Reconciler => "reconciler",
             Self::Interpreter => "interpreter",
             Self::Providers => "providers",
+            Self::Slack => "slack",
         }
     }
 }
@@ -74,6 +77,7 @@ pub struct Mesh {
     /// Its NATS server.
     pub nats: NatsServer,
     gateway: SocketAddr,
+    slack: SocketAddr,
     health: BTreeMap<Service, SocketAddr>,
     processes: BTreeMap<Service, Child>,
     /// Further processes of services; none where one was ended.
@@ -98,7 +102,7 @@ impl Mesh {
     pub async fn prepare(environment: &[(&str, &str)]) -> anyhow::Result<Self> {
         let (database, nats) = tokio::join!(Database::new(), NatsServer::start());
         let mut health = BTreeMap::new();
-        for service in Service::ALL {
+        for service in Service::ALL.into_iter().chain([Service::Slack]) {
             health.insert(service, free_address()?);
         }
         let mesh = Self {
@@ -107,6 +111,7 @@ impl Mesh {
             database,
             nats,
             gateway: free_address()?,
+            slack: free_address()?,
             health,
             processes: BTreeMap::new(),
             replicas: Vec::new(),
@@ -151,6 +156,16 @@ impl Mesh {
     /// Where the gateway listens.
     pub fn gateway_url(&self) -> String {
         format!("http://{}", self.gateway)
+    }
+
+    /// Where Slack's requests are served, by a service that listens there.
+    pub const fn slack_address(&self) -> SocketAddr {
+        self.slack
+    }
+
+    /// The same as an address for browsers.
+    pub fn slack_url(&self) -> String {
+        format!("http://{}", self.slack)
     }
 
     /// Starts a service that does not run.
@@ -437,7 +452,7 @@ impl Drop for Mesh {
             let _ = child.wait();
         }
         if std::thread::panicking() {
-            for service in Service::ALL {
+            for service in Service::ALL.into_iter().chain([Service::Slack]) {
                 eprintln!("---- {} ----\n{}", service.name(), self.log(service));
             }
         }

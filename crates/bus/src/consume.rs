@@ -115,6 +115,11 @@ impl Bus {
         self.consume(topology::spending_consumer(), options)
     }
 
+    /// Takes what happened in Slack.
+    pub fn consume_slack(&self, options: ConsumeOptions) -> Consumer<mesh::SlackDelivery> {
+        self.consume(topology::slack_consumer(), options)
+    }
+
     fn consume<T: Inbound>(&self, row: ConsumerRow, options: ConsumeOptions) -> Consumer<T> {
         let ConsumeOptions { max_in_flight, stop } = options;
         // As many places as slots, so that handing over never waits.

@@ -33,6 +33,7 @@ messages! {
     mesh::ModelInvoke => "construct.mesh.v1.ModelInvoke";
     mesh::ModelLookup => "construct.mesh.v1.ModelLookup";
     mesh::ReconcilerBeat => "construct.mesh.v1.ReconcilerBeat";
+    mesh::SlackDelivery => "construct.mesh.v1.SlackDelivery";
     mesh::SpendingReport => "construct.mesh.v1.SpendingReport";
     mesh::ProviderCheck => "construct.mesh.v1.ProviderCheck";
     mesh::ProviderChecked => "construct.mesh.v1.ProviderChecked";

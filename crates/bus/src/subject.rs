@@ -22,6 +22,7 @@
 //! construct.v1.ctl.reconciler.models                        Models
 //! construct.v1.ctl.reconciler.budgets                       Budgets
 //! construct.v1.cmd.spending.<org>                           Spending
+//! construct.v1.cmd.slack.<kind>.<team>                     SlackDelivery
 //! construct.v1.dead.<stream>                                Dead
 //! ```
 
@@ -31,6 +32,7 @@ mod control;
 mod event;
 mod membership;
 mod providers;
+mod slack;
 mod spending;
 mod tokens;
 
@@ -44,6 +46,7 @@ pub(crate) use event::EventAddress;
 pub use event::{Delta, Entity, EntityEvent, EventType, TaskEvent};
 pub use membership::ReconcilerBeat;
 pub use providers::{BreakerCensus, BreakerNews, BreakerState, CheckProvider, CountTokens, ListVendorModels};
+pub use slack::{SlackDelivery, SlackKind};
 pub use spending::{Budgets, Models, Spending};
 
 use crate::{Message, topology::Stream};

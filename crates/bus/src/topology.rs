@@ -40,6 +40,8 @@ pub enum Stream {
     Journal,
     /// Model calls to make.
     Model,
+    /// What happened in Slack.
+    Slack,
     /// What calls outside a turn have used.
     Spending,
     /// Wakes and results of tasks.
@@ -48,8 +50,17 @@ pub enum Stream {
 
 impl Stream {
     /// Every stream, alphabetically.
-    pub const ALL: [Self; 8] =
-        [Self::Code, Self::Dead, Self::Deltas, Self::Events, Self::Journal, Self::Model, Self::Spending, Self::Task];
+    pub const ALL: [Self; 9] = [
+        Self::Code,
+        Self::Dead,
+        Self::Deltas,
+        Self::Events,
+        Self::Journal,
+        Self::Model,
+        Self::Slack,
+        Self::Spending,
+        Self::Task,
+    ];
 
     /// Its name at the server.
     pub const fn name(self) -> &'static str {
@@ -60,6 +71,7 @@ impl Stream {
             Self::Events => "CONSTRUCT_EVENTS",
             Self::Journal => "CONSTRUCT_JOURNAL",
             Self::Model => "CONSTRUCT_MODEL",
+            Self::Slack => "CONSTRUCT_SLACK",
             Self::Spending => "CONSTRUCT_SPENDING",
             Self::Task => "CONSTRUCT_TASK",
         }
@@ -146,6 +158,15 @@ const STREAMS: &[StreamRow] = &[
         why: "what is not booked is money nobody knows of; a refused publisher keeps its report and tries again",
     },
     StreamRow {
+        stream: Stream::Slack,
+        subject: "construct.v1.cmd.slack.>",
+        retention: Retention::WorkQueue,
+        max_age: Duration::ZERO,
+        max_bytes: 64 * MIB,
+        when_full: WhenFull::Refuse,
+        why: "a refused delivery is not confirmed to Slack, which sends it again",
+    },
+    StreamRow {
         stream: Stream::Events,
         subject: "construct.v1.evt.>",
         retention: Retention::Limits,
@@ -204,7 +225,7 @@ pub fn consumers() -> Vec<ConsumerRow> {
     let tasks = (0..partition::COUNT).map(task_consumer);
     let codes = Pool::code_standard();
     tasks
-        .chain([model_consumer(&Pool::model_default()), spending_consumer()])
+        .chain([model_consumer(&Pool::model_default()), slack_consumer(), spending_consumer()])
         .chain(codes.iter().map(code_consumer))
         .collect()
 }
@@ -240,6 +261,17 @@ pub fn spending_consumer() -> ConsumerRow {
         filter: "construct.v1.cmd.spending.*".to_owned(),
         max_ack_pending: 1024,
         why: "shared by all reconcilers; each books what it takes",
+    }
+}
+
+/// The row of what happened in Slack.
+pub fn slack_consumer() -> ConsumerRow {
+    ConsumerRow {
+        durable: "slack".to_owned(),
+        stream: Stream::Slack,
+        filter: "construct.v1.cmd.slack.*.*".to_owned(),
+        max_ack_pending: 1024,
+        why: "shared by all processes of the Slack service; each writes down what it takes before it acknowledges",
     }
 }
 

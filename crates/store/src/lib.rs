@@ -1,7 +1,7 @@
 //! PostgreSQL: schema, queries, encryption at rest. The only user of sqlx.
 //!
 //! Two services write: the gateway, what people want (entities, messages, intents), and the reconciler, what becomes of
-//! tasks. [`Store`] holds every query, named object first (`task_load`, `message_create`). What keeps the two writers
+//! tasks. A third, Slack's, writes tables of its own ([`slack`]). [`Store`] holds every query, named object first (`task_load`, `message_create`). What keeps the two writers
 //! from undoing each other's work is told in `migrations/0004_tasks.sql` and at [`Store::task_commit`].
 //!
 //! Invariants, each tested:
@@ -28,6 +28,7 @@ mod routing;
 mod schedule;
 mod seal;
 mod secret;
+pub mod slack;
 mod store;
 mod task;
 #[cfg(any(test, feature = "testing"))]

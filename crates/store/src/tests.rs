@@ -10,6 +10,7 @@ mod memory;
 mod messages;
 mod pages;
 mod schedules;
+mod slack;
 mod tasks;
 mod writes;
 

@@ -89,3 +89,16 @@ impl Inbound for mesh::SpendingReport {
         Ok((report.task_id.parse().unwrap_or(TaskId::from_uuid(Uuid::nil())), report))
     }
 }
+
+/// What happens in Slack is about no task yet.
+impl Inbound for mesh::SlackDelivery {
+    async fn open(
+        bus: &Bus,
+        subject: &str,
+        headers: Option<&HeaderMap>,
+        payload: Bytes,
+    ) -> Result<(TaskId, Self), OpenError> {
+        let address = subject::SlackDelivery::parse(subject).map_err(OpenError::Invalid)?;
+        Ok((TaskId::from_uuid(Uuid::nil()), open_at(bus, &address, headers, payload).await?))
+    }
+}

@@ -63,6 +63,8 @@ fn every_subject_is_what_people_tap_and_reads_back() {
     reads_back(&subject::Budgets, "construct.v1.ctl.reconciler.budgets");
     let spending = subject::Spending { organization: ORGANIZATION };
     reads_back(&spending, &format!("construct.v1.cmd.spending.{ORGANIZATION}"));
+    let slack = subject::SlackDelivery::new(subject::SlackKind::Action, "T0123").expect("it is a team");
+    reads_back(&slack, "construct.v1.cmd.slack.action.T0123");
     for (kind, entity) in [
         ("agent", Entity::Agent(AgentId::from_uuid(Uuid::from_u128(7)))),
         ("model", Entity::Model(ModelId::from_uuid(Uuid::from_u128(7)))),

@@ -58,6 +58,7 @@ fn every_stored_message_has_exactly_the_stream_its_type_names() {
         stored(&subject::Journal { step: step(1) }),
         stored(&subject::Dead { stream: Stream::Task }),
         stored(&subject::Spending { organization: ORGANIZATION }),
+        stored(&subject::SlackDelivery::new(subject::SlackKind::Event, "T0123").expect("it is a team")),
     ];
     let mut used = BTreeSet::new();
     for (stream, subject) in all {
@@ -83,6 +84,7 @@ fn every_command_has_exactly_one_consumer() {
             stored(&subject::CodeExecute::new(middle.clone(), task)),
             stored(&subject::CodeExecute::new(large.clone(), task)),
             stored(&subject::Spending { organization: ORGANIZATION }),
+            stored(&subject::SlackDelivery::new(subject::SlackKind::Command, "T0123").expect("it is a team")),
         ]
     });
     let rows = consumers();
@@ -93,7 +95,7 @@ fn every_command_has_exactly_one_consumer() {
         used.insert(found[0].durable.clone());
     }
     assert_eq!(used.len(), rows.len(), "a consumer that gets nothing");
-    assert_eq!(rows.len(), usize::from(partition::COUNT) + 5);
+    assert_eq!(rows.len(), usize::from(partition::COUNT) + 6);
 }
 
 #[test]

@@ -1,0 +1,108 @@
+//! Who may do what.
+
+use jiff::Timestamp;
+
+use crate::{Error, Store, text, time};
+
+/// What is allowed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum May {
+    /// Ask an agent something.
+    Use,
+    /// Decide about calls that it wants to make.
+    Approve,
+}
+
+impl May {
+    /// As it is stored.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Use => "use",
+            Self::Approve => "approve",
+        }
+    }
+}
+
+/// A permission. Each of `channel`, `user` and `agent` that is empty means any.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Grant {
+    /// The workspace.
+    pub team: String,
+    /// The channel.
+    pub channel: String,
+    /// The person.
+    pub user: String,
+    /// The agent, as it was named.
+    pub agent: String,
+    /// What is allowed.
+    pub may: May,
+}
+
+impl Grant {
+    /// Whether it is about this.
+    pub fn covers(&self, channel: &str, user: &str, agent: &str) -> bool {
+        let fits = |allowed: &str, asked: &str| allowed.is_empty() || allowed == asked;
+        fits(&self.channel, channel) && fits(&self.user, user) && fits(&self.agent, agent)
+    }
+}
+
+impl Store {
+    /// The permissions of one kind in a workspace, at most 10,000.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn slack_grants(&self, team: &str, may: May) -> Result<Vec<Grant>, Error> {
+        let rows = sqlx::query!(
+            "SELECT channel, user_id, agent FROM slack_grants WHERE team = $1 AND may = $2
+             ORDER BY agent, channel, user_id LIMIT 10000",
+            team,
+            may.as_str(),
+        )
+        .fetch_all(&self.pool)
+        .await?;
+        let grant = |channel, user, agent| Grant { team: team.to_owned(), channel, user, agent, may };
+        Ok(rows.into_iter().map(|row| grant(row.channel, row.user_id, row.agent)).collect())
+    }
+
+    /// Allows something.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn slack_grant(&self, grant: &Grant, by: &str, now: Timestamp) -> Result<(), Error> {
+        sqlx::query!(
+            "INSERT INTO slack_grants (team, channel, user_id, agent, may, created_by, created_at)
+             VALUES ($1, $2, $3, $4, $5, $6, $7) ON CONFLICT DO NOTHING",
+            grant.team,
+            grant.channel,
+            grant.user,
+            text::clean(&grant.agent).into_owned(),
+            grant.may.as_str(),
+            by,
+            time::sql(now),
+        )
+        .execute(&self.pool)
+        .await?;
+        Ok(())
+    }
+
+    /// Takes a permission back. Whether there was one.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn slack_grant_remove(&self, grant: &Grant) -> Result<bool, Error> {
+        let done = sqlx::query!(
+            "DELETE FROM slack_grants WHERE team = $1 AND channel = $2 AND user_id = $3 AND agent = $4 AND may = $5",
+            grant.team,
+            grant.channel,
+            grant.user,
+            grant.agent,
+            grant.may.as_str(),
+        )
+        .execute(&self.pool)
+        .await?;
+        Ok(done.rows_affected() > 0)
+    }
+}

@@ -1,0 +1,267 @@
+//! The workspaces the app is installed in, and installations that have begun.
+
+use construct_domain::OrganizationId;
+use jiff::Timestamp;
+use uuid::Uuid;
+
+use crate::{Error, SealedSecret, Store, text, time};
+
+/// A workspace the app is, or was, installed in.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Installation {
+    /// The workspace.
+    pub team: String,
+    /// Whose.
+    pub organization: OrganizationId,
+    /// What the workspace is called.
+    pub team_name: String,
+    /// The app's user there.
+    pub bot_user: String,
+    /// Who installed it.
+    pub installed_by: String,
+    /// The agent that answers where nothing else is said.
+    pub agent: String,
+    /// The bot's token and what it is renewed with, sealed for [`Installation::record`]. None after the app was removed.
+    pub tokens: Option<SealedSecret>,
+    /// When the token has to be renewed.
+    pub expires_at: Option<Timestamp>,
+    /// Rises with every token.
+    pub revision: i64,
+}
+
+impl Installation {
+    /// What the tokens of a workspace are sealed for.
+    pub fn record(team: &str) -> String {
+        format!("slack_{team}")
+    }
+}
+
+/// A workspace in which the app has just been installed, perhaps again.
+#[derive(Debug, Clone, PartialEq)]
+pub struct NewInstallation {
+    /// The workspace.
+    pub team: String,
+    /// Whose.
+    pub organization: OrganizationId,
+    /// What the workspace is called.
+    pub team_name: String,
+    /// The app.
+    pub app: String,
+    /// The app's user there.
+    pub bot_user: String,
+    /// Who installed it.
+    pub installed_by: String,
+    /// The agent that answers where nothing else is said.
+    pub agent: String,
+    /// What the token may.
+    pub scopes: String,
+    /// The bot's token and what it is renewed with, sealed for [`Installation::record`].
+    pub tokens: SealedSecret,
+    /// When the token has to be renewed.
+    pub expires_at: Option<Timestamp>,
+}
+
+/// An installation that has begun.
+#[derive(Debug, Clone, PartialEq)]
+pub struct NewState {
+    /// SHA-256 of the state.
+    pub state: [u8; 32],
+    /// Whose the workspace will be.
+    pub organization: OrganizationId,
+    /// The agent that will answer there.
+    pub agent: String,
+    /// Until when it can be used.
+    pub expires_at: Timestamp,
+}
+
+struct Row {
+    team: String,
+    organization_id: Uuid,
+    team_name: String,
+    bot_user: String,
+    installed_by: String,
+    agent: String,
+    key_id: Option<String>,
+    key_nonce: Option<Vec<u8>>,
+    key_ciphertext: Option<Vec<u8>>,
+    expires_at: Option<jiff_sqlx::Timestamp>,
+    revision: i64,
+}
+
+impl From<Row> for Installation {
+    fn from(row: Row) -> Self {
+        let tokens = match (row.key_id, row.key_nonce, row.key_ciphertext) {
+            (Some(key_id), Some(nonce), Some(ciphertext)) => Some(SealedSecret { key_id, nonce, ciphertext }),
+            _ => None,
+        };
+        Self {
+            team: row.team,
+            organization: OrganizationId::from_uuid(row.organization_id),
+            team_name: row.team_name,
+            bot_user: row.bot_user,
+            installed_by: row.installed_by,
+            agent: row.agent,
+            tokens,
+            expires_at: time::option(row.expires_at),
+            revision: row.revision,
+        }
+    }
+}
+
+impl Store {
+    /// The installation in a workspace.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn slack_installation(&self, team: &str) -> Result<Installation, Error> {
+        sqlx::query_as!(
+            Row,
+            "SELECT team, organization_id, team_name, bot_user, installed_by, agent, key_id, key_nonce, key_ciphertext,
+                    expires_at, revision
+             FROM slack_installations WHERE team = $1",
+            team,
+        )
+        .fetch_optional(&self.pool)
+        .await?
+        .map(Installation::from)
+        .ok_or(Error::NotFound { what: "Slack installation" })
+    }
+
+    /// The workspaces whose tokens are sealed with another key than this one.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn slack_sealed_otherwise(&self, key_id: &str) -> Result<Vec<Installation>, Error> {
+        let rows = sqlx::query_as!(
+            Row,
+            "SELECT team, organization_id, team_name, bot_user, installed_by, agent, key_id, key_nonce, key_ciphertext,
+                    expires_at, revision
+             FROM slack_installations WHERE key_id <> $1",
+            key_id,
+        )
+        .fetch_all(&self.pool)
+        .await?;
+        Ok(rows.into_iter().map(Installation::from).collect())
+    }
+
+    /// Notes an installation. One that was there is replaced, with its organisation.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn slack_install(&self, new: &NewInstallation, now: Timestamp) -> Result<(), Error> {
+        sqlx::query!(
+            "INSERT INTO slack_installations (team, organization_id, team_name, app, bot_user, installed_by, agent, scopes,
+                 key_id, key_nonce, key_ciphertext, expires_at, created_at, updated_at)
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $13)
+             ON CONFLICT (team) DO UPDATE SET organization_id = $2, team_name = $3, app = $4, bot_user = $5, installed_by = $6,
+                 agent = $7, scopes = $8, key_id = $9, key_nonce = $10, key_ciphertext = $11, expires_at = $12,
+                 revision = slack_installations.revision + 1, updated_at = $13",
+            new.team,
+            new.organization.uuid(),
+            text::clean(&new.team_name).into_owned(),
+            new.app,
+            new.bot_user,
+            new.installed_by,
+            text::clean(&new.agent).into_owned(),
+            new.scopes,
+            new.tokens.key_id,
+            new.tokens.nonce,
+            new.tokens.ciphertext,
+            time::sql_option(new.expires_at) as _,
+            time::sql(now) as _,
+        )
+        .execute(&self.pool)
+        .await
+        .map_err(Error::of_write)?;
+        Ok(())
+    }
+
+    /// Replaces the tokens, if nobody else has done so since `revision`. Whether that was so.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn slack_tokens_replace(
+        &self,
+        team: &str,
+        revision: i64,
+        tokens: &SealedSecret,
+        expires_at: Option<Timestamp>,
+        now: Timestamp,
+    ) -> Result<bool, Error> {
+        let done = sqlx::query!(
+            "UPDATE slack_installations SET key_id = $3, key_nonce = $4, key_ciphertext = $5, expires_at = $6,
+                 revision = revision + 1, updated_at = $7
+             WHERE team = $1 AND revision = $2",
+            team,
+            revision,
+            tokens.key_id,
+            tokens.nonce,
+            tokens.ciphertext,
+            time::sql_option(expires_at) as _,
+            time::sql(now) as _,
+        )
+        .execute(&self.pool)
+        .await?;
+        Ok(done.rows_affected() == 1)
+    }
+
+    /// Forgets the tokens of a workspace that has removed the app.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn slack_uninstall(&self, team: &str, now: Timestamp) -> Result<(), Error> {
+        sqlx::query!(
+            "UPDATE slack_installations SET key_id = NULL, key_nonce = NULL, key_ciphertext = NULL, expires_at = NULL,
+                 revision = revision + 1, updated_at = $2
+             WHERE team = $1",
+            team,
+            time::sql(now) as _,
+        )
+        .execute(&self.pool)
+        .await?;
+        Ok(())
+    }
+
+    /// Begins an installation, and forgets those that were not ended in time.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn slack_state_put(&self, new: &NewState, now: Timestamp) -> Result<(), Error> {
+        sqlx::query!("DELETE FROM slack_states WHERE expires_at < $1", time::sql(now) as _).execute(&self.pool).await?;
+        sqlx::query!(
+            "INSERT INTO slack_states (state, organization_id, agent, expires_at) VALUES ($1, $2, $3, $4)",
+            new.state.as_slice(),
+            new.organization.uuid(),
+            text::clean(&new.agent).into_owned(),
+            time::sql(new.expires_at) as _,
+        )
+        .execute(&self.pool)
+        .await
+        .map_err(Error::of_write)?;
+        Ok(())
+    }
+
+    /// Takes a state, once: whose the workspace is to be, and the agent that is to answer there.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] when there is none, it was taken before, or its time is over.
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn slack_state_take(&self, state: &[u8; 32], now: Timestamp) -> Result<(OrganizationId, String), Error> {
+        let row = sqlx::query!(
+            "DELETE FROM slack_states WHERE state = $1 RETURNING organization_id, agent, expires_at > $2 AS \"valid!\"",
+            state.as_slice(),
+            time::sql(now) as _,
+        )
+        .fetch_optional(&self.pool)
+        .await?;
+        row.filter(|row| row.valid)
+            .map(|row| (OrganizationId::from_uuid(row.organization_id), row.agent))
+            .ok_or(Error::NotFound { what: "installation" })
+    }
+}

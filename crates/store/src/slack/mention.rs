@@ -1,0 +1,450 @@
+//! What somebody wants to have answered, and the threads it stands in.
+
+use std::time::Duration;
+
+use construct_domain::OrganizationId;
+use jiff::Timestamp;
+use serde_json::Value;
+use uuid::Uuid;
+
+use super::Place;
+use crate::{Error, Store, text, time};
+
+/// Which mention.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct MentionKey {
+    /// The workspace.
+    pub team: String,
+    /// The channel.
+    pub channel: String,
+    /// The message, as Slack names messages within a channel.
+    pub ts: String,
+    /// 0, and one more each time somebody asks for another try.
+    pub attempt: i32,
+}
+
+/// How far a mention has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MentionState {
+    /// It is written down.
+    Received,
+    /// The gateway has it.
+    Asked,
+    /// The answer is in Slack.
+    Answered,
+    /// Whoever asked may not.
+    Refused,
+    /// It could not be answered, and that was said where it was possible.
+    Failed,
+}
+
+impl MentionState {
+    const ALL: [Self; 5] = [Self::Received, Self::Asked, Self::Answered, Self::Refused, Self::Failed];
+
+    /// As it is stored.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Received => "received",
+            Self::Asked => "asked",
+            Self::Answered => "answered",
+            Self::Refused => "refused",
+            Self::Failed => "failed",
+        }
+    }
+}
+
+/// A mention to write down.
+#[derive(Debug, Clone, PartialEq)]
+pub struct NewMention {
+    /// Which.
+    pub key: MentionKey,
+    /// Whose.
+    pub organization: OrganizationId,
+    /// The message that its thread began with; its own when it begins one.
+    pub thread: String,
+    /// Who asks.
+    pub user: String,
+    /// What Slack sent.
+    pub event: Value,
+}
+
+/// A mention, and who is at it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Mention {
+    /// Which.
+    pub key: MentionKey,
+    /// Whose.
+    pub organization: OrganizationId,
+    /// The message that its thread began with.
+    pub thread: String,
+    /// Who asks.
+    pub user: String,
+    /// What Slack sent.
+    pub event: Value,
+    /// How far it has come.
+    pub state: MentionState,
+    /// What the gateway is asked; written down before it is asked.
+    pub request: Option<Vec<u8>>,
+    /// The thread's task.
+    pub task: Option<String>,
+    /// The message of the task.
+    pub message: Option<String>,
+    /// The file that a long answer became.
+    pub file: Option<String>,
+    /// How often in a row it could not be gone on with.
+    pub failures: i32,
+    /// Why it failed.
+    pub error: Option<String>,
+    /// When it has to be looked at; none when it is over.
+    pub next_look: Option<Timestamp>,
+    /// Who is at it.
+    pub lease: i64,
+}
+
+impl Mention {
+    /// Where it stands.
+    pub fn place(&self) -> Place {
+        Place { team: self.key.team.clone(), channel: self.key.channel.clone(), thread: self.thread.clone() }
+    }
+}
+
+/// A thread and its task.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Thread {
+    /// The agent it was begun with.
+    pub agent: String,
+    /// How many tasks it had before, which are gone.
+    pub generation: i32,
+    /// Its task.
+    pub task: Option<String>,
+}
+
+struct Row {
+    team: String,
+    channel: String,
+    ts: String,
+    attempt: i32,
+    organization_id: Uuid,
+    thread: String,
+    user_id: String,
+    event: Value,
+    state: String,
+    request: Option<Vec<u8>>,
+    task: Option<String>,
+    message: Option<String>,
+    file: Option<String>,
+    failures: i32,
+    error: Option<String>,
+    next_look: Option<jiff_sqlx::Timestamp>,
+    lease: i64,
+}
+
+impl TryFrom<Row> for Mention {
+    type Error = Error;
+
+    fn try_from(row: Row) -> Result<Self, Error> {
+        let state = MentionState::ALL.into_iter().find(|state| state.as_str() == row.state);
+        Ok(Self {
+            key: MentionKey { team: row.team, channel: row.channel, ts: row.ts, attempt: row.attempt },
+            organization: OrganizationId::from_uuid(row.organization_id),
+            thread: row.thread,
+            user: row.user_id,
+            event: row.event,
+            state: state.ok_or_else(|| Error::internal(format!("a mention is in the state {:?}", row.state)))?,
+            request: row.request,
+            task: row.task,
+            message: row.message,
+            file: row.file,
+            failures: row.failures,
+            error: row.error,
+            next_look: time::option(row.next_look),
+            lease: row.lease,
+        })
+    }
+}
+
+macro_rules! select {
+    ($tail:literal, $($argument:expr),* $(,)?) => {
+        sqlx::query_as!(
+            Row,
+            "SELECT team, channel, ts, attempt, organization_id, thread, user_id, event, state, request, task, message, file,
+                    failures, error, next_look, lease
+             FROM slack_mentions " + $tail,
+            $($argument),*
+        )
+    };
+}
+
+impl Store {
+    /// Writes a mention down, to be looked at now. Whether it was new.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn slack_mention_put(&self, new: &NewMention, now: Timestamp) -> Result<bool, Error> {
+        let done = sqlx::query!(
+            "INSERT INTO slack_mentions (team, channel, ts, attempt, organization_id, thread, user_id, event, state, next_look,
+                 leased_until, created_at, updated_at)
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, 'received', $9, $9, $9, $9) ON CONFLICT DO NOTHING",
+            new.key.team,
+            new.key.channel,
+            new.key.ts,
+            new.key.attempt,
+            new.organization.uuid(),
+            new.thread,
+            new.user,
+            text::json(&new.event)?,
+            time::sql(now) as _,
+        )
+        .execute(&self.pool)
+        .await
+        .map_err(Error::of_write)?;
+        Ok(done.rows_affected() == 1)
+    }
+
+    /// Takes mentions that have to be looked at and that nobody is at, for as long as the lease lasts.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn slack_mentions_take(
+        &self,
+        limit: i64,
+        lease: Duration,
+        now: Timestamp,
+    ) -> Result<Vec<Mention>, Error> {
+        let rows = sqlx::query_as!(
+            Row,
+            "UPDATE slack_mentions m SET lease = m.lease + 1, leased_until = $2
+             FROM (SELECT team, channel, ts, attempt FROM slack_mentions
+                   WHERE next_look <= $1 AND leased_until <= $1 ORDER BY next_look LIMIT $3 FOR UPDATE SKIP LOCKED) due
+             WHERE m.team = due.team AND m.channel = due.channel AND m.ts = due.ts AND m.attempt = due.attempt
+             RETURNING m.team, m.channel, m.ts, m.attempt, m.organization_id, m.thread, m.user_id, m.event, m.state, m.request,
+                 m.task, m.message, m.file, m.failures, m.error, m.next_look, m.lease",
+            time::sql(now) as _,
+            time::sql(now + lease) as _,
+            limit,
+        )
+        .fetch_all(&self.pool)
+        .await?;
+        rows.into_iter().map(Mention::try_from).collect()
+    }
+
+    /// Holds a mention for longer. False when somebody else is at it by now.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn slack_mention_hold(&self, key: &MentionKey, lease: i64, until: Timestamp) -> Result<bool, Error> {
+        let done = sqlx::query!(
+            "UPDATE slack_mentions SET leased_until = $6
+             WHERE team = $1 AND channel = $2 AND ts = $3 AND attempt = $4 AND lease = $5",
+            key.team,
+            key.channel,
+            key.ts,
+            key.attempt,
+            lease,
+            time::sql(until) as _,
+        )
+        .execute(&self.pool)
+        .await?;
+        Ok(done.rows_affected() == 1)
+    }
+
+    /// Writes down how far a mention has come, and with `let_go` gives it to whoever looks at it next.
+    ///
+    /// # Errors
+    /// [`Error::Conflict`] when somebody else is at it by now. Nothing was written.
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn slack_mention_save(&self, mention: &Mention, let_go: bool, now: Timestamp) -> Result<(), Error> {
+        let key = &mention.key;
+        let done = sqlx::query!(
+            "UPDATE slack_mentions SET state = $6, request = $7, task = $8, message = $9, file = $10, failures = $11, error = $12,
+                 next_look = $13, leased_until = CASE WHEN $14 THEN $15 ELSE leased_until END, updated_at = $15
+             WHERE team = $1 AND channel = $2 AND ts = $3 AND attempt = $4 AND lease = $5",
+            key.team,
+            key.channel,
+            key.ts,
+            key.attempt,
+            mention.lease,
+            mention.state.as_str(),
+            mention.request,
+            mention.task,
+            mention.message,
+            mention.file,
+            mention.failures,
+            text::clean_option(mention.error.as_deref()),
+            time::sql_option(mention.next_look) as _,
+            let_go,
+            time::sql(now) as _,
+        )
+        .execute(&self.pool)
+        .await?;
+        if done.rows_affected() == 1 { Ok(()) } else { Err(Error::Conflict) }
+    }
+
+    /// A mention as it is now.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn slack_mention(&self, key: &MentionKey) -> Result<Mention, Error> {
+        select!(
+            "WHERE team = $1 AND channel = $2 AND ts = $3 AND attempt = $4",
+            key.team,
+            key.channel,
+            key.ts,
+            key.attempt,
+        )
+        .fetch_optional(&self.pool)
+        .await?
+        .ok_or(Error::NotFound { what: "mention" })?
+        .try_into()
+    }
+
+    /// The last message of a thread before this one that the gateway was given.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn slack_mention_before(&self, place: &Place, ts: &str) -> Result<Option<String>, Error> {
+        let before = sqlx::query_scalar!(
+            "SELECT max(ts) FROM slack_mentions
+             WHERE team = $1 AND channel = $2 AND thread = $3 AND ts < $4 AND message IS NOT NULL",
+            place.team,
+            place.channel,
+            place.thread,
+            ts,
+        )
+        .fetch_one(&self.pool)
+        .await?;
+        Ok(before)
+    }
+
+    /// What somebody has asked lately, the newest first.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn slack_mentions_of(&self, team: &str, user: &str, limit: i64) -> Result<Vec<Mention>, Error> {
+        let rows = select!("WHERE team = $1 AND user_id = $2 ORDER BY created_at DESC LIMIT $3", team, user, limit)
+            .fetch_all(&self.pool)
+            .await?;
+        rows.into_iter().map(Mention::try_from).collect()
+    }
+
+    /// Has the unfinished mentions of a task looked at now, because something was decided about it.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn slack_mentions_wake(&self, task: &str, now: Timestamp) -> Result<(), Error> {
+        sqlx::query!(
+            "UPDATE slack_mentions SET next_look = $2 WHERE task = $1 AND next_look > $2",
+            task,
+            time::sql(now) as _,
+        )
+        .execute(&self.pool)
+        .await?;
+        Ok(())
+    }
+
+    /// Who waits for answers of a task.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn slack_askers(&self, task: &str) -> Result<Vec<String>, Error> {
+        let users = sqlx::query_scalar!(
+            "SELECT DISTINCT user_id FROM slack_mentions WHERE task = $1 AND next_look IS NOT NULL",
+            task,
+        )
+        .fetch_all(&self.pool)
+        .await?;
+        Ok(users)
+    }
+
+    /// The thread at a place, begun with this agent when there is none, or none that has come to have a task.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn slack_thread_open(
+        &self,
+        place: &Place,
+        organization: OrganizationId,
+        agent: &str,
+    ) -> Result<Thread, Error> {
+        sqlx::query!(
+            "INSERT INTO slack_threads AS t (team, channel, thread, organization_id, agent) VALUES ($1, $2, $3, $4, $5)
+             ON CONFLICT (team, channel, thread) DO UPDATE SET agent = $5, generation = t.generation + 1
+             WHERE t.task IS NULL AND t.agent <> $5",
+            place.team,
+            place.channel,
+            place.thread,
+            organization.uuid(),
+            text::clean(agent).into_owned(),
+        )
+        .execute(&self.pool)
+        .await
+        .map_err(Error::of_write)?;
+        self.slack_thread(place).await
+    }
+
+    /// The thread at a place.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn slack_thread(&self, place: &Place) -> Result<Thread, Error> {
+        sqlx::query_as!(
+            Thread,
+            "SELECT agent, generation, task FROM slack_threads WHERE team = $1 AND channel = $2 AND thread = $3",
+            place.team,
+            place.channel,
+            place.thread,
+        )
+        .fetch_optional(&self.pool)
+        .await?
+        .ok_or(Error::NotFound { what: "thread" })
+    }
+
+    /// Notes a thread's task.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn slack_thread_task(&self, place: &Place, generation: i32, task: &str) -> Result<(), Error> {
+        sqlx::query!(
+            "UPDATE slack_threads SET task = $5 WHERE team = $1 AND channel = $2 AND thread = $3 AND generation = $4",
+            place.team,
+            place.channel,
+            place.thread,
+            generation,
+            task,
+        )
+        .execute(&self.pool)
+        .await?;
+        Ok(())
+    }
+
+    /// Forgets a thread's task, which is gone; the next one begins with this agent.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn slack_thread_forget(&self, place: &Place, task: &str, agent: &str) -> Result<(), Error> {
+        sqlx::query!(
+            "UPDATE slack_threads SET task = NULL, generation = generation + 1, agent = $5
+             WHERE team = $1 AND channel = $2 AND thread = $3 AND task = $4",
+            place.team,
+            place.channel,
+            place.thread,
+            task,
+            text::clean(agent).into_owned(),
+        )
+        .execute(&self.pool)
+        .await?;
+        Ok(())
+    }
+}

@@ -1,0 +1,111 @@
+//! What is posted: the row comes before the post.
+
+use jiff::Timestamp;
+
+use crate::{Error, Store, time};
+
+/// A thread in Slack.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Place {
+    /// The workspace.
+    pub team: String,
+    /// The channel.
+    pub channel: String,
+    /// The message that the thread began with.
+    pub thread: String,
+}
+
+/// What is known of a post.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Posted {
+    /// Nobody has tried.
+    Never,
+    /// Somebody has tried, and what came of it is not known.
+    Perhaps,
+    /// It is in Slack, as this message.
+    At(String),
+}
+
+impl Store {
+    /// Notes that something is about to be posted; what was known of it before.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn slack_post_begin(&self, place: &Place, key: &str, now: Timestamp) -> Result<Posted, Error> {
+        let done = sqlx::query!(
+            "INSERT INTO slack_posts (team, channel, thread, key, created_at) VALUES ($1, $2, $3, $4, $5)
+             ON CONFLICT DO NOTHING",
+            place.team,
+            place.channel,
+            place.thread,
+            key,
+            time::sql(now),
+        )
+        .execute(&self.pool)
+        .await?;
+        if done.rows_affected() == 1 {
+            return Ok(Posted::Never);
+        }
+        self.slack_post(place, key).await
+    }
+
+    /// What is known of a post.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn slack_post(&self, place: &Place, key: &str) -> Result<Posted, Error> {
+        let ts = sqlx::query_scalar!(
+            "SELECT ts FROM slack_posts WHERE team = $1 AND channel = $2 AND thread = $3 AND key = $4",
+            place.team,
+            place.channel,
+            place.thread,
+            key,
+        )
+        .fetch_optional(&self.pool)
+        .await?;
+        Ok(match ts {
+            None => Posted::Never,
+            Some(None) => Posted::Perhaps,
+            Some(Some(ts)) => Posted::At(ts),
+        })
+    }
+
+    /// Notes that it is in Slack.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn slack_post_done(&self, place: &Place, key: &str, ts: &str) -> Result<(), Error> {
+        sqlx::query!(
+            "UPDATE slack_posts SET ts = $5 WHERE team = $1 AND channel = $2 AND thread = $3 AND key = $4",
+            place.team,
+            place.channel,
+            place.thread,
+            key,
+            ts,
+        )
+        .execute(&self.pool)
+        .await?;
+        Ok(())
+    }
+
+    /// Forgets a post that Slack has refused or somebody has deleted there, so that it may be made again.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn slack_post_forget(&self, place: &Place, key: &str) -> Result<(), Error> {
+        sqlx::query!(
+            "DELETE FROM slack_posts WHERE team = $1 AND channel = $2 AND thread = $3 AND key = $4",
+            place.team,
+            place.channel,
+            place.thread,
+            key,
+        )
+        .execute(&self.pool)
+        .await?;
+        Ok(())
+    }
+}

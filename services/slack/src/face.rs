@@ -1,0 +1,133 @@
+//! What Slack's requests are answered with. Each is checked over its raw body, queued, and answered; nothing else is done here, so that
+//! Slack has its answer within three seconds, or a 503 after two and sends the request again.
+
+use std::sync::Arc;
+
+use axum::{
+    Router,
+    body::Bytes,
+    extract::{DefaultBodyLimit, State},
+    http::{HeaderMap, HeaderName, StatusCode},
+    response::{IntoResponse as _, Response},
+    routing::{get, post},
+};
+use construct_runtime::{Lifecycle, telemetry::Chain};
+use jiff::Timestamp;
+use serde_json::{Map, Value, json};
+use tokio::net::TcpListener;
+
+use crate::{
+    Shared, commands, install,
+    intake::{Error, Intake},
+    signature::Verifier,
+};
+
+/// Larger requests are refused; Slack's have some kilobytes.
+const MAX_BODY: usize = 2 * 1024 * 1024;
+/// Tells Slack not to send a request again.
+const NO_RETRY: HeaderName = HeaderName::from_static("x-slack-no-retry");
+const RETRY_NUM: &str = "x-slack-retry-num";
+const RETRY_REASON: &str = "x-slack-retry-reason";
+
+pub(crate) struct Face {
+    pub(crate) shared: Arc<Shared>,
+    intake: Intake,
+    verifier: Verifier,
+}
+
+/// Serves Slack until the service drains.
+pub(crate) fn spawn(
+    shared: Arc<Shared>,
+    intake: Intake,
+    verifier: Verifier,
+    listener: TcpListener,
+    lifecycle: &Lifecycle,
+) {
+    let face = Arc::new(Face { shared, intake, verifier });
+    let router = Router::new()
+        .route("/slack/events", post(events))
+        .route("/slack/interactivity", post(interactivity))
+        .route("/slack/commands", post(command))
+        .route("/slack/connect", get(install::connect))
+        .route("/slack/callback", get(install::callback))
+        .layer(DefaultBodyLimit::max(MAX_BODY))
+        .with_state(face);
+    let draining = lifecycle.draining();
+    lifecycle.spawn("requests", async move {
+        axum::serve(listener, router).with_graceful_shutdown(draining.cancelled_owned()).await
+    });
+}
+
+async fn events(State(face): State<Arc<Face>>, headers: HeaderMap, body: Bytes) -> Response {
+    if let Err(response) = face.check(&headers, &body) {
+        return response;
+    }
+    let Ok(envelope) = serde_json::from_slice::<Value>(&body) else { return refuse("the body is no JSON") };
+    match envelope["type"].as_str() {
+        Some("url_verification") => envelope["challenge"].as_str().unwrap_or_default().to_owned().into_response(),
+        Some("event_callback") => answer(face.intake.event(&envelope).await, ""),
+        // E.g. `app_rate_limited`: Slack leaves events out for a minute.
+        other => {
+            tracing::warn!(kind = other, "Slack says something that is no event");
+            StatusCode::OK.into_response()
+        }
+    }
+}
+
+async fn interactivity(State(face): State<Arc<Face>>, headers: HeaderMap, body: Bytes) -> Response {
+    if let Err(response) = face.check(&headers, &body) {
+        return response;
+    }
+    let payload = form_urlencoded::parse(&body).find(|(name, _)| name == "payload");
+    match payload.map(|(_, payload)| serde_json::from_str::<Value>(&payload)) {
+        Some(Ok(payload)) => answer(face.intake.action(&payload).await, ""),
+        _ => refuse("there is no payload"),
+    }
+}
+
+async fn command(State(face): State<Arc<Face>>, headers: HeaderMap, body: Bytes) -> Response {
+    if let Err(response) = face.check(&headers, &body) {
+        return response;
+    }
+    let fields: Map<String, Value> =
+        form_urlencoded::parse(&body).map(|(name, value)| (name.into_owned(), value.into_owned().into())).collect();
+    let command = Value::Object(fields);
+    if command["ssl_check"] == "1" {
+        return StatusCode::OK.into_response();
+    }
+    if commands::is_help(&command) {
+        return axum::Json(json!({"response_type": "ephemeral", "text": commands::HELP})).into_response();
+    }
+    answer(face.intake.command(&command).await, "")
+}
+
+impl Face {
+    fn check(&self, headers: &HeaderMap, body: &[u8]) -> Result<(), Response> {
+        let header = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
+        if let Some(number) = header(RETRY_NUM) {
+            tracing::debug!(number, reason = header(RETRY_REASON), "Slack sends a request again");
+        }
+        let (timestamp, signature) = (header("x-slack-request-timestamp"), header("x-slack-signature"));
+        self.verifier.check(timestamp, signature, body, Timestamp::now()).map_err(|error| {
+            tracing::warn!(%error, "a request that is not Slack's was refused");
+            (StatusCode::UNAUTHORIZED, [(NO_RETRY, "1")]).into_response()
+        })
+    }
+}
+
+/// Slack sends again what is answered with 503, up to three times over an hour.
+fn answer(taken: Result<(), Error>, text: &'static str) -> Response {
+    match taken {
+        Ok(()) => text.into_response(),
+        Err(error @ Error::Queue(_)) => {
+            tracing::error!(error = %Chain(&error), "a delivery of Slack was not taken");
+            StatusCode::SERVICE_UNAVAILABLE.into_response()
+        }
+        Err(error) => refuse(&error.to_string()),
+    }
+}
+
+fn refuse(reason: &str) -> Response {
+    tracing::warn!(reason, "a request of Slack cannot be read");
+    (StatusCode::BAD_REQUEST, [(NO_RETRY, "1")]).into_response()
+}

@@ -1,0 +1,93 @@
+//! The app's home: what somebody has asked lately, what became of it, and what it cost.
+
+use construct_proto::v1;
+use construct_store::slack::Mention;
+use serde_json::{Value, json};
+
+use crate::{
+    Shared,
+    gateway::call,
+    mention::Trouble,
+    mrkdwn::{self, escape},
+    web::views,
+    words,
+};
+
+/// Questions that are looked through.
+const QUESTIONS: i64 = 50;
+/// Tasks that are shown.
+const TASKS: usize = 10;
+
+/// Draws somebody's home.
+pub(crate) async fn show(shared: &Shared, team: &str, user: Option<&str>) -> Result<(), Trouble> {
+    let Some(user) = user else { return Ok(()) };
+    let team = shared.teams.team(team).await?;
+    let mut blocks = vec![words::header("Your recent tasks")];
+    let mut shown: Vec<String> = Vec::new();
+    for mention in shared.store.slack_mentions_of(&team.token.team, user, QUESTIONS).await? {
+        let Some(task) = &mention.task else { continue };
+        if shown.contains(task) || shown.len() == TASKS {
+            continue;
+        }
+        shown.push(task.clone());
+        let request = shared.gateway.request(mention.organization, v1::GetTaskRequest { task: task.clone() });
+        match call(shared.gateway.tasks().get_task(request)).await {
+            Ok(found) => blocks.push(mrkdwn::section(&line(shared, &mention, &found))),
+            Err(status) if status.code() == tonic::Code::NotFound => {}
+            Err(status) => return Err(status.into()),
+        }
+    }
+    if blocks.len() == 1 {
+        blocks.push(mrkdwn::section("Nothing yet. Mention me in a channel, or write to me here."));
+    }
+    blocks.push(json!({"type": "divider"}));
+    blocks.push(mrkdwn::context(crate::commands::HELP));
+    let view: Value = json!({"type": "home", "blocks": blocks});
+    Ok(views::publish(&shared.web, &team.token, user, view).await?)
+}
+
+fn line(shared: &Shared, mention: &Mention, task: &v1::Task) -> String {
+    let title = title(task);
+    let id = mention.task.as_deref().unwrap_or_default();
+    let title = match crate::unfurl::address(&shared.config, id) {
+        Some(url) => format!("<{}|{}>", escape(&url), escape(&title).replace('|', "¦")),
+        None => format!("*{}*", escape(&title)),
+    };
+    format!("{title} in <#{}>\n{}", words::user_id(&mention.key.channel), summary(task))
+}
+
+/// What a task is called.
+pub(crate) fn title(task: &v1::Task) -> String {
+    let title = task.spec.as_ref().map(|spec| spec.title.trim()).unwrap_or_default();
+    if title.is_empty() { "A task without a title".to_owned() } else { mrkdwn::clip(&title.replace('\n', " "), 150) }
+}
+
+/// What a task does, and what it has cost.
+pub(crate) fn summary(task: &v1::Task) -> String {
+    let status = task.status.clone().unwrap_or_default();
+    let doing = match status.phase() {
+        v1::TaskPhase::InvokeModel | v1::TaskPhase::ExecuteTools => "at work",
+        v1::TaskPhase::Suspended => "suspended",
+        v1::TaskPhase::AwaitApproval => "waits for a decision",
+        v1::TaskPhase::AwaitInput | v1::TaskPhase::Unspecified => "done",
+    };
+    let cost = status.usage.map_or(0, |usage| usage.cost_pico_usd);
+    format!("{doing} · {} messages · {}", status.message_count, dollars(cost))
+}
+
+/// Of 10^-12 dollars, to a hundredth of a cent.
+fn dollars(pico: i64) -> String {
+    let parts = pico / 100_000_000;
+    format!("${}.{:04}", parts / 10_000, parts % 10_000)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::dollars;
+
+    #[test]
+    fn costs_are_shown_to_a_hundredth_of_a_cent() {
+        assert_eq!(dollars(0), "$0.0000");
+        assert_eq!(dollars(1_234_567_890_123), "$1.2345");
+    }
+}

@@ -1,0 +1,146 @@
+//! What Slack sends, on its way into the work queue: whichever face it came by, it is confirmed to Slack only after the queue has it.
+
+use construct_bus::{
+    Bus, publish,
+    subject::{Invalid, SlackDelivery, SlackKind},
+};
+use construct_proto::mesh::v1 as mesh;
+use serde_json::Value;
+
+/// How long the queue may take to accept something, so that Slack has its answer within three seconds.
+const DEADLINE: std::time::Duration = std::time::Duration::from_millis(2000);
+
+/// Why something was not taken.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Error {
+    /// It is not what Slack sends.
+    #[error("the delivery lacks `{0}`")]
+    Malformed(&'static str),
+    /// Its workspace's id is none.
+    #[error("the workspace's id is malformed")]
+    Team(#[source] Invalid),
+    /// The queue has not taken it; Slack may send it again.
+    #[error("the work queue has not taken it")]
+    Queue(#[source] publish::Error),
+}
+
+/// Puts deliveries into the queue. Cheap to clone.
+#[derive(Debug, Clone)]
+pub(crate) struct Intake {
+    bus: Bus,
+}
+
+impl Intake {
+    pub(crate) const fn new(bus: Bus) -> Self {
+        Self { bus }
+    }
+
+    /// Takes the envelope of an event (`event_callback`). What is nothing to us is taken and forgotten.
+    pub(crate) async fn event(&self, envelope: &Value) -> Result<(), Error> {
+        let event = &envelope["event"];
+        let Some(key) = key_of(envelope) else {
+            tracing::trace!(kind = event["type"].as_str(), "an event is of no interest");
+            return Ok(());
+        };
+        let team = text(envelope, "team_id")?;
+        self.publish(SlackKind::Event, team, key, envelope).await
+    }
+
+    /// Takes what somebody did with a button or a form.
+    pub(crate) async fn action(&self, payload: &Value) -> Result<(), Error> {
+        let team = payload["team"]["id"].as_str().or_else(|| payload["user"]["team_id"].as_str());
+        let team = team.ok_or(Error::Malformed("team.id"))?;
+        let key = match payload["type"].as_str() {
+            Some("block_actions") => {
+                let action = &payload["actions"][0];
+                let person = payload["user"]["id"].as_str().unwrap_or_default();
+                format!("{}.{}.{person}", word(&action["action_ts"]), word(&action["action_id"]))
+            }
+            Some("view_submission") => format!("{}.{}", word(&payload["view"]["id"]), word(&payload["view"]["hash"])),
+            // Closed forms, shortcuts and the like.
+            _ => return Ok(()),
+        };
+        self.publish(SlackKind::Action, team, key, payload).await
+    }
+
+    /// Takes a slash command.
+    pub(crate) async fn command(&self, command: &Value) -> Result<(), Error> {
+        let team = text(command, "team_id")?;
+        let key = text(command, "trigger_id")?.to_owned();
+        self.publish(SlackKind::Command, team, key, command).await
+    }
+
+    async fn publish(&self, kind: SlackKind, team: &str, key: String, payload: &Value) -> Result<(), Error> {
+        let address = SlackDelivery::new(kind, team).map_err(Error::Team)?;
+        let delivery =
+            mesh::SlackDelivery { team: team.to_owned(), kind: kind.to_string(), key, payload: payload.to_string() };
+        self.bus.publish_within(&address, &delivery, DEADLINE).await.map(drop).map_err(Error::Queue)
+    }
+}
+
+/// What two deliveries of the same event have in common; none for what is of no interest. For messages that is (channel, ts), because
+/// Slack sends a mention in a direct message as two events, and any event again under another id.
+fn key_of(envelope: &Value) -> Option<String> {
+    let event = &envelope["event"];
+    match event["type"].as_str()? {
+        "app_mention" | "message" => {
+            is_question(event).then(|| format!("{}.{}", word(&event["channel"]), word(&event["ts"])))
+        }
+        "app_home_opened" => (event["tab"].as_str() == Some("home")).then(|| word(&envelope["event_id"]).to_owned()),
+        "link_shared" | "app_uninstalled" | "tokens_revoked" => Some(word(&envelope["event_id"]).to_owned()),
+        _ => None,
+    }
+}
+
+/// Whether a message may be somebody's question: one that a person has written, to us alone or with our name in it. Changes and
+/// deletions of messages are no questions; nor is what a bot says, least of all ourselves.
+pub(crate) fn is_question(event: &Value) -> bool {
+    let subtype = matches!(event["subtype"].as_str(), None | Some("file_share" | "thread_broadcast"));
+    let addressed = event["type"] == "app_mention" || event["channel_type"] == "im";
+    let by_person = event["user"].is_string() && event["bot_id"].is_null() && event["bot_profile"].is_null();
+    subtype && addressed && by_person && event["channel"].is_string() && event["ts"].is_string()
+}
+
+fn text<'a>(value: &'a Value, name: &'static str) -> Result<&'a str, Error> {
+    value[name].as_str().filter(|text| !text.is_empty()).ok_or(Error::Malformed(name))
+}
+
+fn word(value: &Value) -> &str {
+    value.as_str().unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_mention_has_the_same_key_under_another_event_id_and_as_a_direct_message() {
+        let event = |id: &str, kind: &str| {
+            let event =
+                json!({"type": kind, "channel": "D1", "channel_type": "im", "user": "U1", "ts": "1.2", "text": "hi"});
+            json!({"event_id": id, "event": event})
+        };
+        assert_eq!(key_of(&event("Ev1", "app_mention")).as_deref(), Some("D1.1.2"));
+        assert_eq!(key_of(&event("Ev2", "message")).as_deref(), Some("D1.1.2"));
+    }
+
+    #[test]
+    fn what_bots_say_and_what_is_changed_or_deleted_is_no_question() {
+        let base = json!({"type": "message", "channel": "D1", "channel_type": "im", "user": "U1", "ts": "1.2"});
+        assert!(is_question(&base));
+        for (name, value) in [
+            ("bot_id", json!("B1")),
+            ("subtype", json!("message_changed")),
+            ("subtype", json!("message_deleted")),
+            ("subtype", json!("bot_message")),
+            ("channel_type", json!("channel")),
+            ("user", json!(null)),
+        ] {
+            let mut other = base.clone();
+            other[name] = value;
+            assert!(!is_question(&other), "{other}");
+        }
+    }
+}

@@ -1,0 +1,52 @@
+//! What is counted. Nothing is told apart by workspace, person or task.
+
+use std::{sync::Arc, time::Duration};
+
+use opentelemetry::{
+    KeyValue,
+    metrics::{Counter, Histogram, Meter},
+};
+
+/// In seconds.
+const SECONDS: [f64; 10] = [0.05, 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8, 25.6];
+
+/// Counts. Clones count together.
+#[derive(Debug, Clone)]
+pub(crate) struct Metrics(Arc<Instruments>);
+
+#[derive(Debug)]
+struct Instruments {
+    mentions: Counter<u64>,
+    calls: Histogram<f64>,
+}
+
+impl Metrics {
+    pub(crate) fn new(meter: &Meter) -> Self {
+        Self(Arc::new(Instruments {
+            mentions: meter
+                .u64_counter("construct.slack.mentions")
+                .with_description("Mentions that are over, by how they ended")
+                .build(),
+            calls: meter
+                .f64_histogram("construct.slack.call.duration")
+                .with_unit("s")
+                .with_boundaries(SECONDS.to_vec())
+                .with_description("Calls of Slack's Web API, by method and by what went wrong")
+                .build(),
+        }))
+    }
+
+    /// A mention is over.
+    pub(crate) fn mention(&self, state: &'static str) {
+        self.0.mentions.add(1, &[KeyValue::new("construct.slack.outcome", state)]);
+    }
+
+    /// A method was called; `error` is empty when it did what it was to do.
+    pub(crate) fn call(&self, method: &'static str, error: &'static str, took: Duration) {
+        let mut labels = vec![KeyValue::new("rpc.method", method)];
+        if !error.is_empty() {
+            labels.push(KeyValue::new("error.type", error));
+        }
+        self.0.calls.record(took.as_secs_f64(), &labels);
+    }
+}

@@ -1,0 +1,433 @@
+//! From Markdown, as models write it, to what Slack shows: sections of its own markup, headers and rules.
+//!
+//! Slack's markup gives `<…>` a meaning: `<!channel>` calls everybody. So that a model can call nobody, `&`, `<` and `>` of its text are
+//! escaped, the only `<…>` are links with a checked address, and sections are `verbatim`, so that Slack looks for no names in them.
+
+use pulldown_cmark::{Alignment, Event, HeadingLevel, Options, Parser, Tag, TagEnd};
+use serde_json::{Value, json};
+
+/// Characters of one section; Slack's limit is 3,000.
+const SECTION: usize = 2_900;
+/// Characters of a header; Slack's limit.
+const HEADER: usize = 150;
+/// Blocks of a message; Slack's limit is 50, and something of ours may come on top.
+const BLOCKS: usize = 45;
+/// Characters of a message's blocks. Slack says `msg_blocks_too_long` somewhat above.
+const MESSAGE: usize = 12_000;
+/// Levels of lists that are indented.
+const DEPTH: usize = 6;
+/// Characters of a table's cell, which is cut after them.
+const CELL: usize = 60;
+
+/// A part of an answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum Part {
+    Header(String),
+    /// Escaped, in Slack's markup.
+    Text(String),
+    /// Escaped, to be fenced.
+    Code(String),
+    Rule,
+}
+
+/// Escapes what has a meaning in Slack's markup.
+pub(crate) fn escape(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
+}
+
+/// Text that stands for itself, at most so many characters of it.
+pub(crate) fn clip(text: &str, limit: usize) -> String {
+    if text.chars().count() <= limit {
+        return text.to_owned();
+    }
+    let kept: String = text.chars().take(limit.saturating_sub(1)).collect();
+    format!("{kept}…")
+}
+
+/// A section of Slack's markup, which has been escaped.
+pub(crate) fn section(mrkdwn: &str) -> Value {
+    json!({"type": "section", "text": {"type": "mrkdwn", "text": mrkdwn, "verbatim": true}})
+}
+
+/// A line in small letters, which has been escaped.
+pub(crate) fn context(mrkdwn: &str) -> Value {
+    json!({"type": "context", "elements": [{"type": "mrkdwn", "text": mrkdwn, "verbatim": true}]})
+}
+
+/// A fenced section for each piece of text that fits into one. What would end the fence is broken up by a character without width.
+pub(crate) fn fenced(text: &str) -> Vec<Value> {
+    pieces(&fence_safe(&escape(text)), SECTION - 8)
+        .into_iter()
+        .map(|piece| section(&format!("```\n{piece}\n```")))
+        .collect()
+}
+
+/// The messages that Markdown becomes, each as its blocks.
+pub(crate) fn messages(markdown: &str) -> Vec<Vec<Value>> {
+    let mut messages = Vec::new();
+    let (mut blocks, mut size) = (Vec::new(), 0);
+    for block in parts(markdown).iter().flat_map(blocks_of) {
+        let length = block["text"]["text"].as_str().map_or(0, |text| text.chars().count());
+        if !blocks.is_empty() && (blocks.len() >= BLOCKS || size + length > MESSAGE) {
+            messages.push(std::mem::take(&mut blocks));
+            size = 0;
+        }
+        size += length;
+        blocks.push(block);
+    }
+    if !blocks.is_empty() {
+        messages.push(blocks);
+    }
+    messages
+}
+
+fn blocks_of(part: &Part) -> Vec<Value> {
+    match part {
+        Part::Header(text) => {
+            vec![json!({"type": "header", "text": {"type": "plain_text", "text": clip(text, HEADER), "emoji": false}})]
+        }
+        Part::Rule => vec![json!({"type": "divider"})],
+        Part::Text(text) => pieces(text, SECTION).iter().map(|piece| section(piece)).collect(),
+        Part::Code(code) => {
+            pieces(code, SECTION - 8).iter().map(|piece| section(&format!("```\n{piece}\n```"))).collect()
+        }
+    }
+}
+
+/// Cuts escaped text into pieces of at most `limit` characters: between lines where that is possible, else between words, and never
+/// inside of an entity or a link.
+fn pieces(text: &str, limit: usize) -> Vec<String> {
+    let mut pieces = Vec::new();
+    let mut rest = text;
+    while rest.chars().count() > limit {
+        let end = rest.char_indices().nth(limit).map_or(rest.len(), |(at, _)| at);
+        let head = &rest[..end];
+        let mut cut =
+            [head.rfind('\n'), head.rfind(' ')].into_iter().flatten().find(|at| *at > limit / 2).unwrap_or(end);
+        for (open, close) in [('<', '>'), ('&', ';')] {
+            if let Some(at) = rest[..cut].rfind(open)
+                && !rest[at..cut].contains(close)
+                // A link or entity that is as long as a piece is no link or entity.
+                && at > 0
+                && rest[at..].find(close).is_some()
+            {
+                cut = at;
+            }
+        }
+        pieces.push(rest[..cut].trim_end().to_owned());
+        rest = rest[cut..].trim_start_matches(['\n', ' ']);
+    }
+    if !rest.trim().is_empty() {
+        pieces.push(rest.to_owned());
+    }
+    pieces.retain(|piece| !piece.is_empty());
+    pieces
+}
+
+fn fence_safe(escaped: &str) -> String {
+    escaped.replace("```", "`\u{200B}`\u{200B}`")
+}
+
+/// Builds parts from the parser's events.
+#[derive(Default)]
+struct Writer {
+    parts: Vec<Part>,
+    text: String,
+    /// Of each list that is open: the next number, or none.
+    lists: Vec<Option<u64>>,
+    quotes: usize,
+    header: Option<String>,
+    code: Option<String>,
+    /// Where the text of the link that is open begins, and its address.
+    links: Vec<(usize, String)>,
+    table: Option<Table>,
+    image: Option<(String, String)>,
+}
+
+#[derive(Default)]
+struct Table {
+    alignments: Vec<Alignment>,
+    rows: Vec<Vec<String>>,
+    cell: String,
+}
+
+fn parts(markdown: &str) -> Vec<Part> {
+    let options = Options::ENABLE_TABLES | Options::ENABLE_STRIKETHROUGH | Options::ENABLE_TASKLISTS;
+    let mut writer = Writer::default();
+    for event in Parser::new_ext(markdown, options) {
+        writer.take(event);
+    }
+    writer.flush();
+    writer.parts
+}
+
+impl Writer {
+    fn take(&mut self, event: Event<'_>) {
+        match event {
+            Event::Start(tag) => self.begin(tag),
+            Event::End(tag) => self.end(tag),
+            Event::Text(text) => self.write(&text),
+            // HTML means nothing in Slack; it is shown as it was written.
+            Event::Html(text) | Event::InlineHtml(text) => self.write(&text),
+            Event::Code(code) | Event::InlineMath(code) | Event::DisplayMath(code) => self.inline_code(&code),
+            Event::FootnoteReference(name) => self.write(&format!("[{name}]")),
+            Event::SoftBreak | Event::HardBreak => self.line_break(),
+            Event::Rule => {
+                self.flush();
+                self.parts.push(Part::Rule);
+            }
+            Event::TaskListMarker(done) => self.text.push_str(if done { "☑ " } else { "☐ " }),
+        }
+    }
+
+    fn begin(&mut self, tag: Tag<'_>) {
+        match tag {
+            Tag::Heading { level, .. } => {
+                self.flush();
+                if level <= HeadingLevel::H2 && self.quotes == 0 && self.lists.is_empty() {
+                    self.header = Some(String::new());
+                } else {
+                    self.text.push('*');
+                }
+            }
+            Tag::Paragraph => self.gap(),
+            Tag::BlockQuote(_) => {
+                self.flush();
+                self.quotes += 1;
+            }
+            Tag::CodeBlock(_) => {
+                self.flush();
+                self.code = Some(String::new());
+            }
+            Tag::List(first) => {
+                if self.lists.is_empty() {
+                    self.gap();
+                }
+                self.lists.push(first);
+            }
+            Tag::Item => self.item(),
+            Tag::Emphasis => self.mark('_'),
+            Tag::Strong => self.mark('*'),
+            Tag::Strikethrough => self.mark('~'),
+            Tag::Link { dest_url, .. } => self.links.push((self.text.len(), dest_url.to_string())),
+            Tag::Image { dest_url, .. } => self.image = Some((dest_url.to_string(), String::new())),
+            Tag::Table(alignments) => {
+                self.flush();
+                self.table = Some(Table { alignments, ..Table::default() });
+            }
+            Tag::TableHead | Tag::TableRow => {
+                if let Some(table) = &mut self.table {
+                    table.rows.push(Vec::new());
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn end(&mut self, tag: TagEnd) {
+        match tag {
+            TagEnd::Heading(_) => match self.header.take() {
+                Some(header) if header.trim().is_empty() => {}
+                Some(header) => self.parts.push(Part::Header(header)),
+                None => {
+                    self.text.push('*');
+                    self.text.push('\n');
+                }
+            },
+            TagEnd::BlockQuote(_) => {
+                self.flush();
+                self.quotes = self.quotes.saturating_sub(1);
+            }
+            TagEnd::CodeBlock => {
+                if let Some(code) = self.code.take() {
+                    self.parts.push(Part::Code(fence_safe(&escape(code.trim_end_matches('\n')))));
+                }
+            }
+            TagEnd::List(_) => {
+                self.lists.pop();
+                if self.lists.is_empty() {
+                    self.text.push('\n');
+                }
+            }
+            TagEnd::Emphasis => self.mark('_'),
+            TagEnd::Strong => self.mark('*'),
+            TagEnd::Strikethrough => self.mark('~'),
+            TagEnd::Link => self.link(),
+            TagEnd::Image => {
+                if let Some((url, description)) = self.image.take() {
+                    let text = if description.trim().is_empty() { "image".to_owned() } else { description };
+                    self.links.push((self.text.len(), url));
+                    self.write(&text);
+                    self.link();
+                }
+            }
+            TagEnd::TableCell => {
+                if let Some(table) = &mut self.table {
+                    let cell = clip(table.cell.trim(), CELL);
+                    table.cell.clear();
+                    if let Some(row) = table.rows.last_mut() {
+                        row.push(cell);
+                    }
+                }
+            }
+            TagEnd::Table => {
+                if let Some(table) = self.table.take() {
+                    self.parts.push(Part::Code(fence_safe(&escape(&table.text()))));
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Raw text of the model.
+    fn write(&mut self, text: &str) {
+        if let Some(code) = &mut self.code {
+            code.push_str(text);
+        } else if let Some(header) = &mut self.header {
+            header.push_str(text);
+        } else if let Some(table) = &mut self.table {
+            table.cell.push_str(text);
+        } else if let Some((_, description)) = &mut self.image {
+            description.push_str(text);
+        } else {
+            self.text.push_str(&escape(text));
+        }
+    }
+
+    fn inline_code(&mut self, code: &str) {
+        if self.header.is_some() || self.table.is_some() || self.image.is_some() {
+            return self.write(code);
+        }
+        self.text.push('`');
+        self.text.push_str(&escape(&code.replace('`', "ˋ")));
+        self.text.push('`');
+    }
+
+    /// Slack knows a mark only beside something that is no letter.
+    fn mark(&mut self, mark: char) {
+        if self.header.is_some() || self.table.is_some() || self.image.is_some() || self.code.is_some() {
+            return;
+        }
+        if self.text.chars().last().is_some_and(char::is_alphanumeric) && !self.closes(mark) {
+            self.text.push('\u{200B}');
+        }
+        self.text.push(mark);
+    }
+
+    /// Whether a mark of this kind is open in this line.
+    fn closes(&self, mark: char) -> bool {
+        let line = self.text.rsplit('\n').next().unwrap_or_default();
+        line.chars().filter(|character| *character == mark).count() % 2 == 1
+    }
+
+    fn line_break(&mut self) {
+        if self.header.is_some() || self.table.is_some() || self.image.is_some() {
+            return self.write(" ");
+        }
+        self.text.push('\n');
+        self.text.push_str(&"    ".repeat(self.lists.len().min(DEPTH)));
+    }
+
+    /// A new paragraph begins.
+    fn gap(&mut self) {
+        if self.text.is_empty() || !self.lists.is_empty() {
+            return;
+        }
+        let end = self.text.trim_end_matches('\n').len();
+        self.text.truncate(end);
+        self.text.push_str("\n\n");
+    }
+
+    fn item(&mut self) {
+        if !self.text.is_empty() && !self.text.ends_with('\n') {
+            self.text.push('\n');
+        }
+        let depth = self.lists.len().saturating_sub(1).min(DEPTH);
+        self.text.push_str(&"    ".repeat(depth));
+        match self.lists.last_mut() {
+            Some(Some(number)) => {
+                self.text.push_str(&format!("{number}. "));
+                *number += 1;
+            }
+            _ => self.text.push_str(if depth.is_multiple_of(2) { "• " } else { "◦ " }),
+        }
+    }
+
+    /// Ends the link that is open. One whose address is not for people stays text, with its address behind it.
+    fn link(&mut self) {
+        let Some((begin, url)) = self.links.pop() else { return };
+        if self.header.is_some() || self.table.is_some() || self.code.is_some() {
+            return;
+        }
+        let shown = self.text.split_off(begin.min(self.text.len()));
+        let safe = ["https://", "http://", "mailto:"]
+            .iter()
+            .any(|scheme| url.get(..scheme.len()).is_some_and(|begin| begin.eq_ignore_ascii_case(scheme)))
+            && !url.chars().any(|character| character.is_whitespace() || character.is_control());
+        if !safe {
+            self.text.push_str(&shown);
+            if !url.is_empty() {
+                self.text.push_str(&format!(" ({})", escape(&url)));
+            }
+            return;
+        }
+        let address = escape(&url).replace('|', "%7C");
+        // Within a link a bar would end the address, and a new line the link.
+        let shown = shown.replace('|', "¦").replace('\n', " ");
+        if shown.trim().is_empty() {
+            self.text.push_str(&format!("<{address}>"));
+        } else {
+            self.text.push_str(&format!("<{address}|{shown}>"));
+        }
+    }
+
+    fn flush(&mut self) {
+        let text = std::mem::take(&mut self.text);
+        let text = text.trim_matches('\n').trim_end();
+        self.links.clear();
+        if text.is_empty() {
+            return;
+        }
+        let text = if self.quotes > 0 {
+            text.lines().map(|line| format!("> {line}")).collect::<Vec<_>>().join("\n")
+        } else {
+            text.to_owned()
+        };
+        self.parts.push(Part::Text(text));
+    }
+}
+
+impl Table {
+    /// In columns of equal width.
+    fn text(&self) -> String {
+        let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
+        let width = |column: usize| {
+            self.rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max().unwrap_or(0)
+        };
+        let widths: Vec<usize> = (0..columns).map(width).collect();
+        let mut lines = Vec::new();
+        for (number, row) in self.rows.iter().enumerate() {
+            let cells: Vec<String> = widths
+                .iter()
+                .enumerate()
+                .map(|(column, width)| {
+                    let cell = row.get(column).map(String::as_str).unwrap_or_default();
+                    let width = *width;
+                    match self.alignments.get(column) {
+                        Some(Alignment::Right) => format!("{cell:>width$}"),
+                        Some(Alignment::Center) => format!("{cell:^width$}"),
+                        _ => format!("{cell:<width$}"),
+                    }
+                })
+                .collect();
+            lines.push(cells.join(" | ").trim_end().to_owned());
+            if number == 0 {
+                lines.push(widths.iter().map(|width| "-".repeat(*width)).collect::<Vec<_>>().join("-+-"));
+            }
+        }
+        lines.join("\n")
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,100 @@
+use proptest::prelude::*;
+
+use super::*;
+
+fn shown(markdown: &str) -> Vec<String> {
+    let blocks = messages(markdown).into_iter().flatten();
+    blocks.map(|block| block["text"]["text"].as_str().unwrap_or("---").to_owned()).collect()
+}
+
+#[test]
+fn marks_links_and_code_become_slacks() {
+    let markdown = "Some **bold**, *slanted*, ~~gone~~ and `x < y` with [a link](https://example.com/?a=1&b=2).";
+    let expected = "Some *bold*, _slanted_, ~gone~ and `x &lt; y` with <https://example.com/?a=1&amp;b=2|a link>.";
+    assert_eq!(shown(markdown), [expected]);
+}
+
+#[test]
+fn headings_rules_quotes_and_fences_stand_by_themselves() {
+    let markdown = "# Title\n\nText.\n\n---\n\n> said\n> twice\n\n```rust\nfn f() -> &str {}\n```\n\n### Small\nEnd.";
+    let expected = ["Title", "Text.", "---", "> said\n> twice", "```\nfn f() -&gt; &amp;str {}\n```", "*Small*\nEnd."];
+    let shown: Vec<String> = shown(markdown).iter().map(|text| text.replace("\n\n", "\n")).collect();
+    assert_eq!(shown, expected);
+}
+
+#[test]
+fn lists_keep_their_levels_and_numbers() {
+    let markdown = "Do:\n\n- one\n  - inner\n- two\n\n3. three\n4. four\n\n- [x] done\n- [ ] open";
+    let text = shown(markdown).join("\n");
+    assert!(text.contains("• one\n    ◦ inner\n• two"), "{text}");
+    assert!(text.contains("3. three\n4. four"), "{text}");
+    assert!(text.contains("• ☑ done\n• ☐ open"), "{text}");
+}
+
+#[test]
+fn tables_stand_in_columns() {
+    let markdown = "| name | cost |\n|---|--:|\n| a | 10 |\n| long name | 5 |";
+    assert_eq!(shown(markdown), ["```\nname      | cost\n----------+-----\na         |   10\nlong name |    5\n```"]);
+}
+
+#[test]
+fn a_model_can_call_nobody() {
+    let markdown = "<!channel> <@U123> <!here|x> &lt;!everyone&gt; [go](<!channel>) [x](javascript:alert(1)) `<!here>`\n\n\
+                    ```\n<!channel>\n```\n\n# <!channel>\n\n| <!channel> |\n|---|\n| <@U1> |\n\n![<!here>](https://e.example/>|<!here>)";
+    for block in messages(markdown).into_iter().flatten() {
+        let text = block["text"]["text"].as_str().unwrap_or_default();
+        if block["text"]["type"] == "plain_text" {
+            continue;
+        }
+        assert_eq!(block["text"]["verbatim"], true, "{block}");
+        assert!(!text.contains("<!") && !text.contains("<@") && !text.contains("<#"), "{text}");
+    }
+}
+
+#[test]
+fn what_is_long_becomes_several_messages_without_losing_a_word() {
+    let words: Vec<String> = (0..20_000).map(|number| format!("w{number}")).collect();
+    let messages = messages(&words.join(" "));
+    assert!(messages.len() > 5);
+    let text: Vec<String> =
+        messages.iter().flatten().map(|block| block["text"]["text"].as_str().unwrap_or_default().to_owned()).collect();
+    assert_eq!(text.join(" "), words.join(" "));
+}
+
+#[test]
+fn a_fence_in_code_does_not_end_it() {
+    let shown = fenced("a ``` b");
+    assert_eq!(shown[0]["text"]["text"].as_str().unwrap_or_default().matches("```").count(), 2);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 512, ..ProptestConfig::default() })]
+
+    #[test]
+    fn whatever_a_model_writes_fits_slacks_limits_and_calls_nobody(
+        markdown in "([a-z<>&!@#|`*_~\\[\\]()\\-\n 0-9]|<!channel>|\\[x\\]\\(https://e\\.x/\\)|```|\n\n|\\| a \\| b \\|\n|\\|--\\|--\\|\n|https://e\\.x/ ){0,400}",
+        times in 1_usize..40,
+    ) {
+        let messages = messages(&markdown.repeat(times));
+        for message in &messages {
+            prop_assert!(!message.is_empty() && message.len() <= 50);
+            let mut size = 0;
+            for block in message {
+                let text = block["text"]["text"].as_str().unwrap_or_default();
+                let chars = text.chars().count();
+                size += chars;
+                if block["type"] == "section" {
+                    prop_assert!((1..=3000).contains(&chars), "{} characters", chars);
+                    for (at, _) in text.match_indices('<') {
+                        let rest = &text[at + 1..];
+                        prop_assert!(["https://", "http://", "mailto:"].iter().any(|scheme| rest.starts_with(scheme)), "{}", text);
+                    }
+                }
+                if block["type"] == "header" {
+                    prop_assert!((1..=150).contains(&chars));
+                }
+            }
+            prop_assert!(size <= MESSAGE + SECTION);
+        }
+    }
+}

@@ -1,0 +1,59 @@
+//! Who people are, remembered for a while.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use tokio::time::Instant;
+
+use crate::web::{self, Token, Web, users, users::User};
+
+/// How long what is known of somebody is believed. Who has just become a guest is one at the latest after this.
+const BELIEVED: Duration = Duration::from_secs(5 * 60);
+/// People remembered at most; then all are forgotten.
+const REMEMBERED: usize = 20_000;
+
+type Key = (String, String);
+
+/// Asks Slack, and remembers. Cheap to clone.
+#[derive(Debug, Clone)]
+pub(crate) struct People {
+    web: Web,
+    known: Arc<Mutex<HashMap<Key, (Instant, User)>>>,
+}
+
+impl People {
+    pub(crate) fn new(web: Web) -> Self {
+        Self { web, known: Arc::default() }
+    }
+
+    /// One person, as a workspace sees them.
+    pub(crate) async fn one(&self, token: &Token, user: &str) -> Result<User, web::Error> {
+        let key = (token.team.clone(), user.to_owned());
+        if let Some((at, user)) = self.known.lock().unwrap_or_else(PoisonError::into_inner).get(&key)
+            && at.elapsed() < BELIEVED
+        {
+            return Ok(user.clone());
+        }
+        let found = users::info(&self.web, token, user).await?;
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        if known.len() >= REMEMBERED {
+            known.clear();
+        }
+        known.insert(key, (Instant::now(), found.clone()));
+        Ok(found)
+    }
+
+    /// What people call somebody; their id when that cannot be found out, because a name is not worth waiting for.
+    pub(crate) async fn name(&self, token: &Token, user: &str) -> String {
+        match self.one(token, user).await {
+            Ok(found) => found.shown().to_owned(),
+            Err(error) => {
+                tracing::debug!(%error, user, "a name could not be found out");
+                user.to_owned()
+            }
+        }
+    }
+}

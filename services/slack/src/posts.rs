@@ -1,0 +1,114 @@
+//! Posting once, whoever dies whenever.
+//!
+//! The row of a post comes before it, and the message carries the row's key as metadata. After a death between the two nobody knows
+//! whether Slack has the message; so the thread is searched for the key before anything is posted again.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use construct_store::{
+    Store,
+    slack::{Place, Posted},
+};
+use jiff::Timestamp;
+use tokio::time::Instant;
+
+use crate::web::{self, Token, Web, chat, chat::Content, conversations};
+
+/// Why something was not posted.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Error {
+    /// Slack hasn't taken it.
+    #[error(transparent)]
+    Slack(#[from] web::Error),
+    /// It cannot be written down.
+    #[error("what is posted cannot be written down")]
+    Store(#[from] construct_store::Error),
+    /// Somebody else works on this by now.
+    #[error("somebody else works on this by now")]
+    Lost,
+}
+
+/// The right to post: gone as soon as somebody else may have it. Cheap to clone; without a limit for what is done on no lease.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Right(Option<Arc<Mutex<Instant>>>);
+
+impl Right {
+    /// The right of who holds a lease until then.
+    pub(crate) fn until(end: Instant) -> Self {
+        Self(Some(Arc::new(Mutex::new(end))))
+    }
+
+    /// The lease lasts until then.
+    pub(crate) fn extend(&self, end: Instant) {
+        if let Some(held) = &self.0 {
+            *held.lock().unwrap_or_else(PoisonError::into_inner) = end;
+        }
+    }
+
+    /// # Errors
+    /// [`Error::Lost`].
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        let end = self.0.as_ref().map(|held| *held.lock().unwrap_or_else(PoisonError::into_inner));
+        if end.is_some_and(|end| end <= Instant::now()) { Err(Error::Lost) } else { Ok(()) }
+    }
+}
+
+/// Posts into threads of one workspace.
+#[derive(Debug)]
+pub(crate) struct Posts<'a> {
+    pub(crate) web: &'a Web,
+    pub(crate) store: &'a Store,
+    pub(crate) token: &'a Token,
+    pub(crate) right: Right,
+}
+
+impl Posts<'_> {
+    /// Posts what has this key, unless it is there; gives the message. It cannot have been posted before the message `oldest`.
+    pub(crate) async fn once(
+        &self,
+        place: &Place,
+        key: &str,
+        oldest: &str,
+        content: &Content,
+    ) -> Result<String, Error> {
+        match self.store.slack_post_begin(place, key, Timestamp::now()).await? {
+            Posted::At(ts) => return Ok(ts),
+            Posted::Never => {}
+            Posted::Perhaps => {
+                let found = if place.thread.is_empty() {
+                    conversations::find_in_channel(self.web, self.token, &place.channel, key).await?
+                } else {
+                    let there = (place.channel.as_str(), place.thread.as_str());
+                    conversations::find(self.web, self.token, there, oldest, key).await?
+                };
+                if let Some(ts) = found {
+                    self.store.slack_post_done(place, key, &ts).await?;
+                    return Ok(ts);
+                }
+            }
+        }
+        self.right.check()?;
+        let ts = chat::post(self.web, self.token, &place.channel, &place.thread, key, content).await?;
+        self.store.slack_post_done(place, key, &ts).await?;
+        Ok(ts)
+    }
+
+    /// Puts something in the place of a post; posts it anew where somebody has deleted that.
+    pub(crate) async fn replace(
+        &self,
+        place: &Place,
+        (key, ts): (&str, &str),
+        oldest: &str,
+        content: &Content,
+    ) -> Result<String, Error> {
+        self.right.check()?;
+        match chat::update(self.web, self.token, &place.channel, ts, content).await {
+            Ok(()) => Ok(ts.to_owned()),
+            Err(error) if matches!(error.code(), Some("message_not_found" | "cant_update_message")) => {
+                self.store.slack_post_forget(place, key).await?;
+                self.once(place, key, oldest, content).await
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+}

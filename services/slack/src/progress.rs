@@ -1,0 +1,193 @@
+//! What people see while an agent works: one line of what it does, edited in place, at most once a second, and left out when Slack wants
+//! to be left alone.
+
+use std::{collections::VecDeque, time::Duration};
+
+use construct_proto::v1::{self, TaskPhase, event::Payload};
+use construct_store::slack::Mention;
+use futures::StreamExt as _;
+use tokio::time::{Instant, MissedTickBehavior, sleep_until};
+use tonic::Streaming;
+
+use crate::{
+    Shared,
+    gateway::call,
+    mention::Trouble,
+    mrkdwn::{self, escape},
+    posts::Posts,
+    web::{chat, chat::Content},
+    words,
+};
+
+/// The shortest time between two edits.
+const EDIT: Duration = Duration::from_secs(1);
+/// After so many edits they become rarer, because all threads of a workspace share Slack's limit.
+const QUICK_EDITS: u32 = 20;
+/// The time between the later ones.
+const SLOW_EDIT: Duration = Duration::from_secs(4);
+/// How often the message is looked at when its events say nothing.
+const LOOK: Duration = Duration::from_secs(3);
+/// Calls that are shown.
+const CALLS: usize = 4;
+/// Characters of a call's arguments.
+const ARGUMENTS: usize = 120;
+
+/// How a question came to rest.
+pub(crate) enum Followed {
+    /// Its turn is over.
+    Ended(Box<v1::Message>),
+    /// Somebody has to decide about a call first, or to let the task go on.
+    Waits {
+        /// Whether it is a decision.
+        decision: bool,
+    },
+}
+
+/// What is shown.
+#[derive(Debug, Default)]
+struct Shown {
+    calls: VecDeque<String>,
+    count: u32,
+    writing: bool,
+    changed: bool,
+    edits: u32,
+}
+
+/// Follows a question until its turn ends or waits for a person.
+pub(crate) async fn follow(
+    shared: &Shared,
+    posts: &Posts<'_>,
+    mention: &Mention,
+    (task, message): (&str, &str),
+    placeholder: &str,
+) -> Result<Followed, Trouble> {
+    let place = mention.place();
+    let mut events = subscribe(shared, mention, task).await.ok();
+    let mut shown = Shown::default();
+    let (mut looks, mut edits) = (tokio::time::interval(LOOK), tokio::time::interval(EDIT));
+    looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    edits.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut last_edit = Instant::now();
+    loop {
+        let wanted = tokio::select! {
+            biased;
+            event = next(&mut events) => match event {
+                Some(Ok(event)) => shown.take(&event, message),
+                // Looking is enough until the next look finds a new subscription.
+                Some(Err(_)) | None => {
+                    events = None;
+                    false
+                }
+            },
+            _ = looks.tick() => {
+                if events.is_none() {
+                    events = subscribe(shared, mention, task).await.ok();
+                }
+                true
+            }
+            _ = edits.tick() => {
+                let pause = if shown.edits < QUICK_EDITS { EDIT } else { SLOW_EDIT };
+                if shown.changed && last_edit.elapsed() >= pause {
+                    shown.changed = false;
+                    shown.edits += 1;
+                    last_edit = Instant::now();
+                    posts.right.check()?;
+                    let content = shown.content();
+                    let done = chat::try_update(posts.web, posts.token, &place.channel, placeholder, &content).await;
+                    if let Err(error) = done {
+                        tracing::debug!(%error, "progress is not shown");
+                        // It is worth showing when Slack can be spoken to again.
+                        shown.changed = true;
+                    }
+                }
+                false
+            }
+        };
+        if wanted && let Some(followed) = rests(shared, mention, (task, message)).await? {
+            // What comes next is an edit, too.
+            if shown.edits > 0 {
+                sleep_until(last_edit + EDIT).await;
+            }
+            return Ok(followed);
+        }
+    }
+}
+
+/// Whether the question has come to rest.
+async fn rests(shared: &Shared, mention: &Mention, (task, message): (&str, &str)) -> Result<Option<Followed>, Trouble> {
+    let request = shared.gateway.request(mention.organization, v1::GetMessageRequest { message: message.to_owned() });
+    let found = match call(shared.gateway.messages().get_message(request)).await {
+        Ok(found) => found,
+        Err(status) if status.code() == tonic::Code::NotFound => {
+            return Err(Trouble::Failed("the task, or the question in it, was deleted.".to_owned()));
+        }
+        Err(status) => return Err(status.into()),
+    };
+    if found.status.as_ref().is_some_and(|status| status.processed_at.is_some()) {
+        return Ok(Some(Followed::Ended(Box::new(found))));
+    }
+    let request = shared.gateway.request(mention.organization, v1::GetTaskRequest { task: task.to_owned() });
+    let found = call(shared.gateway.tasks().get_task(request)).await?;
+    Ok(match found.status.unwrap_or_default().phase() {
+        TaskPhase::AwaitApproval => Some(Followed::Waits { decision: true }),
+        TaskPhase::Suspended => Some(Followed::Waits { decision: false }),
+        _ => None,
+    })
+}
+
+async fn subscribe(shared: &Shared, mention: &Mention, task: &str) -> Result<Streaming<v1::Event>, tonic::Status> {
+    let request = v1::SubscribeRequest { task: task.to_owned(), ..v1::SubscribeRequest::default() };
+    call(shared.gateway.events().subscribe(shared.gateway.request(mention.organization, request))).await
+}
+
+async fn next(events: &mut Option<Streaming<v1::Event>>) -> Option<Result<v1::Event, tonic::Status>> {
+    match events {
+        Some(events) => events.next().await,
+        None => std::future::pending().await,
+    }
+}
+
+impl Shown {
+    /// Takes an event in. Whether the question may have come to rest with it.
+    fn take(&mut self, event: &v1::Event, message: &str) -> bool {
+        match &event.payload {
+            Some(Payload::ToolCalled(called)) => {
+                let arguments = mrkdwn::clip(&called.arguments.replace(['`', '\n'], " "), ARGUMENTS);
+                self.calls.push_back(format!("`{}` {}", escape(&called.name.replace('`', "")), escape(&arguments)));
+                if self.calls.len() > CALLS {
+                    self.calls.pop_front();
+                }
+                self.count += 1;
+                (self.writing, self.changed) = (false, true);
+                false
+            }
+            Some(Payload::MessageDelta(_)) => {
+                self.changed |= !self.writing;
+                self.writing = true;
+                false
+            }
+            Some(Payload::TurnCompleted(turn)) => turn.message_id == message,
+            Some(Payload::PhaseChanged(changed)) => {
+                matches!(changed.phase(), TaskPhase::AwaitApproval | TaskPhase::Suspended | TaskPhase::AwaitInput)
+            }
+            Some(Payload::Approval(_)) => true,
+            _ => false,
+        }
+    }
+
+    fn content(&self) -> Content {
+        let doing = if self.writing { "writing" } else { "using tools" };
+        let steps = match self.count {
+            0 => String::new(),
+            1 => ", 1 call so far".to_owned(),
+            count => format!(", {count} calls so far"),
+        };
+        let mut blocks =
+            vec![mrkdwn::section(&format!(":hourglass_flowing_sand: {} _{doing}{steps}_", words::WORKING))];
+        if !self.calls.is_empty() {
+            let calls: Vec<&str> = self.calls.iter().map(String::as_str).collect();
+            blocks.push(mrkdwn::context(&calls.join("\n")));
+        }
+        Content { text: words::WORKING.to_owned(), blocks }
+    }
+}

@@ -1,0 +1,214 @@
+//! The workspaces the app is installed in, and the tokens it has there: opened for a call, renewed before they end.
+
+use std::{sync::Arc, time::Duration};
+
+use construct_runtime::{config::Secret, telemetry::Chain};
+use construct_store::{
+    Keyring, SealError, SealedSecret, Store,
+    slack::{Installation, NewInstallation},
+};
+use jiff::{SignedDuration, Timestamp};
+use secrecy::{ExposeSecret as _, SecretString};
+use serde_json::{Value, json};
+use tokio::sync::Mutex;
+
+use crate::web::{self, Token, Web, oauth};
+
+/// A token is renewed when it has only so long to go: long enough for whatever is begun with it.
+const RENEW: SignedDuration = SignedDuration::from_mins(30);
+/// How often tokens are looked at while one that has ended keeps its workspace from working.
+pub(crate) const AGAIN: Duration = Duration::from_secs(60);
+
+/// Why there is no token.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Error {
+    /// The app isn't installed there, or not any more.
+    #[error("the app is not installed in this workspace")]
+    NotInstalled,
+    /// It cannot be found out.
+    #[error("the installation cannot be read")]
+    Store(#[source] construct_store::Error),
+    /// It is there and cannot be opened.
+    #[error("the token cannot be opened")]
+    Sealed(#[source] SealError),
+    /// What was sealed is no token.
+    #[error("what is stored in the token's place is none")]
+    Unreadable,
+    /// It has ended and cannot be renewed.
+    #[error("the token cannot be renewed")]
+    Renewal(#[source] web::Error),
+}
+
+/// A workspace that can be worked in.
+#[derive(Debug, Clone)]
+pub(crate) struct Team {
+    pub(crate) installation: Installation,
+    pub(crate) token: Token,
+}
+
+/// All of them. Cheap to clone.
+#[derive(Debug, Clone)]
+pub(crate) struct Teams {
+    store: Store,
+    web: Web,
+    keyring: Arc<Keyring>,
+    /// HTTP's basic authentication of the app; none when it cannot be installed over OAuth.
+    app: Option<SecretString>,
+    /// Of several calls that need a new token, one gets it.
+    renewing: Arc<Mutex<()>>,
+}
+
+/// What is sealed.
+struct Tokens {
+    token: SecretString,
+    refresh: Option<SecretString>,
+}
+
+impl Teams {
+    pub(crate) fn new(store: Store, web: Web, keyring: Keyring, app: Option<SecretString>) -> Self {
+        Self { store, web, keyring: Arc::new(keyring), app, renewing: Arc::default() }
+    }
+
+    /// A workspace, with a token that can be used.
+    pub(crate) async fn team(&self, team: &str) -> Result<Team, Error> {
+        let installation = self.installation(team).await?;
+        let tokens = self.open(&installation)?;
+        match (installation.expires_at, &tokens.refresh, &self.app) {
+            (Some(expires_at), Some(_), Some(_)) if expires_at < Timestamp::now() + RENEW => {
+                let _one = self.renewing.lock().await;
+                // Somebody else may have been faster.
+                let installation = self.installation(team).await?;
+                self.renew(installation).await
+            }
+            _ => Ok(Team { token: Token { team: team.to_owned(), secret: tokens.token }, installation }),
+        }
+    }
+
+    async fn installation(&self, team: &str) -> Result<Installation, Error> {
+        self.store.slack_installation(team).await.map_err(|error| match error {
+            construct_store::Error::NotFound { .. } => Error::NotInstalled,
+            error => Error::Store(error),
+        })
+    }
+
+    async fn renew(&self, installation: Installation) -> Result<Team, Error> {
+        let now = Timestamp::now();
+        let Tokens { token, refresh } = self.open(&installation)?;
+        let team = installation.team.clone();
+        let ended = installation.expires_at.is_some_and(|at| at <= now);
+        let (Some(app), Some(refresh)) = (&self.app, refresh) else { return Err(Error::NotInstalled) };
+        if installation.expires_at.is_none_or(|at| at >= now + RENEW) {
+            return Ok(Team { token: Token { team, secret: token }, installation });
+        }
+        let access = match oauth::refresh(&self.web, app.expose_secret(), refresh.expose_secret()).await {
+            Ok(access) => access,
+            Err(error) => {
+                // Another process has used it, and stored what it got.
+                let again = self.installation(&team).await?;
+                if again.revision != installation.revision {
+                    let secret = self.open(&again)?.token;
+                    return Ok(Team { token: Token { team, secret }, installation: again });
+                }
+                if ended {
+                    return Err(Error::Renewal(error));
+                }
+                tracing::warn!(team, error = %Chain(&error), "a token could not be renewed; it is still valid");
+                return Ok(Team { token: Token { team, secret: token }, installation });
+            }
+        };
+        let sealed = self.seal(&team, &access)?;
+        let expires_at = expiry(&access, now);
+        let stored = self.store.slack_tokens_replace(&team, installation.revision, &sealed, expires_at, now).await;
+        if !stored.map_err(Error::Store)? {
+            tracing::warn!(team, "a renewed token was not stored, because the app has been installed anew meanwhile");
+        }
+        Ok(Team { token: Token { team, secret: SecretString::from(access.access_token.expose()) }, installation })
+    }
+
+    /// Notes an installation that somebody has agreed to.
+    pub(crate) async fn install(
+        &self,
+        access: &oauth::Access,
+        organization: construct_domain::OrganizationId,
+        agent: String,
+    ) -> Result<String, Error> {
+        let now = Timestamp::now();
+        let team = access.team.as_ref().ok_or(Error::NotInstalled)?;
+        let new = NewInstallation {
+            team: team.id.clone(),
+            organization,
+            team_name: team.name.clone(),
+            app: access.app_id.clone(),
+            bot_user: access.bot_user_id.clone(),
+            installed_by: access.authed_user.id.clone(),
+            agent,
+            scopes: access.scope.clone(),
+            tokens: self.seal(&team.id, access)?,
+            expires_at: expiry(access, now),
+        };
+        self.store.slack_install(&new, now).await.map_err(Error::Store)?;
+        tracing::info!(team = new.team, organization = %organization, "the app was installed");
+        Ok(team.name.clone())
+    }
+
+    /// Seals anew what is not sealed with the active master key, so that an old one can be taken away.
+    pub(crate) async fn reseal(&self) {
+        let others = match self.store.slack_sealed_otherwise(self.keyring.active()).await {
+            Ok(others) => others,
+            Err(error) => {
+                tracing::warn!(error = %Chain(&error), "tokens of workspaces could not be looked through");
+                return;
+            }
+        };
+        for installation in others {
+            let (team, record) = (&installation.team, Installation::record(&installation.team));
+            let Some(sealed) = &installation.tokens else { continue };
+            let resealed = self.keyring.open(&record, sealed);
+            let resealed = resealed.and_then(|plain| self.keyring.seal(&record, plain.expose_secret()));
+            let done = match resealed {
+                Ok(resealed) => {
+                    let (revision, expires_at) = (installation.revision, installation.expires_at);
+                    let now = Timestamp::now();
+                    self.store
+                        .slack_tokens_replace(team, revision, &resealed, expires_at, now)
+                        .await
+                        .map_err(Error::Store)
+                }
+                Err(error) => Err(Error::Sealed(error)),
+            };
+            match done {
+                Ok(_) => {
+                    tracing::info!(team, "the tokens of a workspace were encrypted again, with the active master key")
+                }
+                Err(error) => {
+                    tracing::error!(team, error = %Chain(&error), "the tokens of a workspace cannot be encrypted again");
+                }
+            }
+        }
+    }
+
+    /// Forgets the tokens of a workspace that has removed the app.
+    pub(crate) async fn uninstall(&self, team: &str) -> Result<(), construct_store::Error> {
+        self.store.slack_uninstall(team, Timestamp::now()).await?;
+        tracing::info!(team, "the app was removed from a workspace");
+        Ok(())
+    }
+
+    fn seal(&self, team: &str, access: &oauth::Access) -> Result<SealedSecret, Error> {
+        let refresh = access.refresh_token.as_ref().map(Secret::expose);
+        let plain = SecretString::from(json!({"token": access.access_token.expose(), "refresh": refresh}).to_string());
+        self.keyring.seal(&Installation::record(team), plain.expose_secret().as_bytes()).map_err(Error::Sealed)
+    }
+
+    fn open(&self, installation: &Installation) -> Result<Tokens, Error> {
+        let sealed = installation.tokens.as_ref().ok_or(Error::NotInstalled)?;
+        let plain = self.keyring.open(&Installation::record(&installation.team), sealed).map_err(Error::Sealed)?;
+        let tokens: Value = serde_json::from_slice(plain.expose_secret()).map_err(|_| Error::Unreadable)?;
+        let text = |name: &str| tokens[name].as_str().map(SecretString::from);
+        Ok(Tokens { token: text("token").ok_or(Error::Unreadable)?, refresh: text("refresh") })
+    }
+}
+
+fn expiry(access: &oauth::Access, now: Timestamp) -> Option<Timestamp> {
+    access.expires_in.map(|seconds| now + SignedDuration::from_secs(seconds))
+}

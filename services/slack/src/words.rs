@@ -1,0 +1,116 @@
+//! What is said to people.
+
+use construct_store::slack::MentionKey;
+use serde_json::{Value, json};
+
+use crate::{
+    access::Refusal,
+    mrkdwn::{self, escape},
+    web::chat::Content,
+};
+
+/// Said at once.
+pub(crate) const WORKING: &str = "Working on it…";
+/// The button that asks for another try.
+pub(crate) const RETRY: &str = "construct_retry";
+/// The buttons that decide about a call.
+pub(crate) const APPROVE: &str = "construct_approve";
+/// See [`APPROVE`].
+pub(crate) const REJECT: &str = "construct_reject";
+
+/// Characters of a text for notifications.
+const NOTIFICATION: usize = 300;
+/// Characters of a reason.
+const REASON: usize = 1_500;
+
+/// A message that is one text.
+pub(crate) fn plain(text: &str) -> Content {
+    Content { text: text.to_owned(), blocks: vec![mrkdwn::section(&escape(text))] }
+}
+
+/// What stands where the answer will be.
+pub(crate) fn working() -> Content {
+    Content { text: WORKING.to_owned(), blocks: vec![mrkdwn::section(&format!(":hourglass_flowing_sand: {WORKING}"))] }
+}
+
+/// The beginning of a text, for notifications; escaped.
+pub(crate) fn notification(markdown: &str) -> String {
+    escape(&mrkdwn::clip(markdown.trim(), NOTIFICATION))
+}
+
+/// A failure, with a button for another try. `reason` is for people already.
+pub(crate) fn failed(reason: &str, key: &MentionKey) -> Content {
+    let reason = mrkdwn::clip(reason.trim(), REASON);
+    let text = format!("I could not finish this: {reason}");
+    let button = json!({
+        "type": "actions",
+        "elements": [{
+            "type": "button",
+            "action_id": RETRY,
+            "text": {"type": "plain_text", "text": "Try again"},
+            "value": json!([key.ts, key.attempt]).to_string(),
+        }],
+    });
+    let section = mrkdwn::section(&format!(":warning: {}", escape(&text)));
+    Content { text: escape(&text), blocks: vec![section, button] }
+}
+
+/// In the place of a failure that somebody wants tried again.
+pub(crate) fn again(user: &str) -> Content {
+    let text = format!("I could not finish this. <@{}> asked me to try again.", user_id(user));
+    Content { blocks: vec![mrkdwn::section(&text)], text: "I could not finish this, and try again.".to_owned() }
+}
+
+/// Why somebody is not answered.
+pub(crate) const fn refusal(refusal: Refusal) -> &'static str {
+    match refusal {
+        Refusal::Bot => "I talk with people only.",
+        Refusal::Stranger => {
+            "I am sorry, I can help members of this workspace only. Guests and people of other organizations may ask a member to \
+             ask me."
+        }
+        Refusal::NotHere => {
+            "I am sorry, you may not use this agent here. An admin of the workspace can change that with `/construct allow`."
+        }
+    }
+}
+
+/// Why the gateway refuses, for people. What it says to programs stands in the log.
+pub(crate) fn gateway(status: &tonic::Status) -> String {
+    match status.code() {
+        tonic::Code::NotFound => {
+            "the agent that answers here does not exist any more. Whoever runs Construct has to name another \
+                                  one."
+                .to_owned()
+        }
+        tonic::Code::PermissionDenied | tonic::Code::Unauthenticated => {
+            "Construct does not accept me. Whoever runs it has to look at my key.".to_owned()
+        }
+        tonic::Code::InvalidArgument | tonic::Code::OutOfRange => {
+            format!("Construct does not take the message ({}).", mrkdwn::clip(status.message(), NOTIFICATION))
+        }
+        _ => format!("Construct refuses ({}).", mrkdwn::clip(status.message(), NOTIFICATION)),
+    }
+}
+
+/// Why an answer is not in the thread.
+pub(crate) fn slack(error: &crate::web::Error) -> String {
+    match error.code() {
+        Some("not_in_channel" | "channel_not_found") => {
+            "I am not in this channel. Invite me with `/invite`.".to_owned()
+        }
+        Some("missing_scope") => "the app lacks a permission. Somebody has to install it again.".to_owned(),
+        Some("is_archived") => "the channel is archived.".to_owned(),
+        _ => "Slack does not let me.".to_owned(),
+    }
+}
+
+/// The id of a user, of which nothing but letters and digits is kept: it stands where names are called.
+pub(crate) fn user_id(user: &str) -> String {
+    user.chars().filter(char::is_ascii_alphanumeric).collect()
+}
+
+/// A section with fields of text.
+pub(crate) fn header(text: &str) -> Value {
+    json!({"type": "header", "text": {"type": "plain_text", "text": mrkdwn::clip(text, 150)}})
+}

@@ -1,0 +1,572 @@
+//! An agent in a channel: the whole mesh with the Slack service, against a Slack that is a real HTTP server.
+
+use construct_proto::v1;
+use construct_tests::{
+    client::PATIENCE,
+    http,
+    mesh::{Mesh, Service},
+    slack::{ANN, BOB, CHANNEL, CONNECT_KEY, DIRECT, Fault, GUEST, PRIVATE, STRANGER, SlackServer, shown},
+    wait::until,
+};
+use serde_json::{Value, json};
+
+/// A mesh with the Slack service, which is installed in a workspace, and an agent that plays this script.
+async fn begin(script: &Value) -> (Mesh, SlackServer) {
+    let slack = SlackServer::start().await;
+    let mut mesh = Mesh::prepare(&[]).await.unwrap();
+    slack.configure(&mut mesh);
+    mesh.start_services().await.unwrap();
+    mesh.scripted_agent("helper", script).await.unwrap();
+    mesh.spawn(Service::Slack).unwrap();
+    mesh.ready(Service::Slack).await.unwrap();
+    slack.install(&mesh).await.unwrap();
+    (mesh, slack)
+}
+
+/// The only post of a thread, once it shows this.
+async fn answered(slack: &SlackServer, channel: &str, thread: &str, words: &str) -> Value {
+    until(&format!("an answer with {words:?}"), PATIENCE, async || {
+        let posts = slack.posts(channel, thread);
+        match posts.as_slice() {
+            [post] if shown(post).contains(words) => Ok(post.clone()),
+            _ => Err(format!("{posts:#?}")),
+        }
+    })
+    .await
+}
+
+/// How many questions the mesh has been asked, over all tasks.
+async fn questions(mesh: &Mesh) -> Vec<String> {
+    let client = mesh.client().unwrap();
+    let page = v1::PageRequest { page_size: 100, ..v1::PageRequest::default() };
+    let request = v1::ListTasksRequest { page: Some(page), ..v1::ListTasksRequest::default() };
+    let mut questions = Vec::new();
+    for task in client.tasks().list_tasks(request).await.unwrap().into_inner().tasks {
+        let id = task.metadata.unwrap_or_default().id;
+        let filter = v1::list_messages_request::Filter { source: v1::MessageSource::User.into(), ..Default::default() };
+        let request = v1::ListMessagesRequest { task: id, page: None, filter: Some(filter) };
+        let messages = client.messages().list_messages(request).await.unwrap().into_inner().messages;
+        questions.extend(messages.iter().map(|message| format!("{:?}", message.spec)));
+    }
+    questions
+}
+
+fn no_complaints(slack: &SlackServer) {
+    assert_eq!(slack.complaints(), Vec::<String>::new());
+}
+
+#[tokio::test]
+async fn a_mention_is_answered_in_its_thread_and_the_next_one_goes_on_with_the_task() {
+    let script = json!({"count": "total", "turns": [
+        {"text": "# Found\n\nIt is **here**: <!channel> [link](https://example.com/?a=1&b=2)", "delay_ms": 300},
+        {"text": "You said: {{last_user_text}}"},
+    ]});
+    let (mesh, slack) = begin(&script).await;
+    slack.say(CHANNEL, BOB, None, "Unrelated.", json!([]));
+    let root = slack.say(CHANNEL, BOB, None, "The build is red since <@U0ANN> pushed.", json!([]));
+    slack.say(CHANNEL, ANN, Some(&root), "Which build?", json!([]));
+    let file = slack.file("log.txt", "text/plain", b"error: it is broken\n");
+    let (ts, event) = slack.ask(CHANNEL, ANN, Some(&root), "please look", json!([file]));
+    assert_eq!(slack.send_event(&mesh, &event).await.unwrap(), 200);
+    let post = answered(&slack, CHANNEL, &root, "It is *here*").await;
+    assert_eq!(post["metadata"]["event_payload"]["key"], format!("{ts}.0.answer"));
+    let text = shown(&post);
+    assert!(text.contains("&lt;!channel&gt;") && text.contains("<https://example.com/?a=1&amp;b=2|link>"), "{text}");
+    assert!(slack.calls("chat.postMessage")[0].arguments.to_string().contains("Working on it…"));
+
+    // What the agent was told.
+    let tasks = mesh.client().unwrap().tasks().list_tasks(v1::ListTasksRequest::default()).await.unwrap();
+    let tasks = tasks.into_inner().tasks;
+    assert_eq!(tasks.len(), 1);
+    let conversation = mesh.client().unwrap().conversation(&tasks[0].metadata.as_ref().unwrap().id);
+    let told = format!("{:?}", conversation.transcript().await);
+    for words in [
+        "Bob: The build is red since @Ann pushed.",
+        "Ann: Which build?",
+        "Ann asks you in Slack",
+        "please look",
+        "log.txt",
+    ] {
+        assert!(told.contains(words), "{words}: {told}");
+    }
+    assert!(!told.contains("Unrelated") && !told.contains("U0BOT"), "{told}");
+
+    // The same mention as Slack sends it again, under another id; and a further one.
+    assert_eq!(slack.send_event(&mesh, &slack.envelope(event["event"].clone())).await.unwrap(), 200);
+    slack.say(CHANNEL, BOB, Some(&root), "It is green again.", json!([]));
+    let (_, event) = slack.ask(CHANNEL, BOB, Some(&root), "thanks, and now?", json!([]));
+    assert_eq!(slack.send_event(&mesh, &event).await.unwrap(), 200);
+    until("the second answer", PATIENCE, async || {
+        let posts = slack.posts(CHANNEL, &root);
+        if posts.len() == 2 && shown(&posts[1]).contains("You said") { Ok(()) } else { Err(posts) }
+    })
+    .await;
+    let posts = slack.posts(CHANNEL, &root);
+    assert!(shown(&posts[1]).contains("thanks, and now?"), "{posts:#?}");
+    let told = format!("{:?}", conversation.transcript().await);
+    assert!(told.contains("It is green again."), "{told}");
+    assert_eq!(told.matches("Which build?").count(), 1, "{told}");
+    no_complaints(&slack);
+}
+
+#[tokio::test]
+async fn strangers_and_guests_are_refused_politely_and_bots_not_at_all() {
+    let (mesh, slack) = begin(&json!([{"text": "Hello."}])).await;
+    for user in [GUEST, STRANGER] {
+        let (ts, event) = slack.ask(CHANNEL, user, None, "hi", json!([]));
+        slack.send_event(&mesh, &event).await.unwrap();
+        answered(&slack, CHANNEL, &ts, "I am sorry").await;
+    }
+    let (from_bot, mut event) = slack.ask(CHANNEL, BOB, None, "hi", json!([]));
+    event["event"]["bot_id"] = "B0OTHER".into();
+    slack.send_event(&mesh, &event).await.unwrap();
+    let (ts, event) = slack.ask(DIRECT, ANN, None, "hi", json!([]));
+    slack.send_event(&mesh, &event).await.unwrap();
+    answered(&slack, DIRECT, &ts, "Hello.").await;
+    assert_eq!(slack.posts(CHANNEL, &from_bot), Vec::<Value>::new());
+    no_complaints(&slack);
+}
+
+#[tokio::test]
+async fn a_slack_that_is_busy_or_broken_gets_the_answer_once() {
+    let (mesh, slack) = begin(&json!([{"text": "The answer."}])).await;
+    slack.fail("chat.postMessage", Fault::Limited(1));
+    slack.fail("chat.postMessage", Fault::DoneAnd(500));
+    slack.fail("chat.update", Fault::Status(503));
+    slack.fail("users.info", Fault::Status(500));
+    let (ts, event) = slack.ask(CHANNEL, ANN, None, "hi", json!([]));
+    slack.send_event(&mesh, &event).await.unwrap();
+    answered(&slack, CHANNEL, &ts, "The answer.").await;
+    let posts = slack.calls("chat.postMessage");
+    assert_eq!(posts.len(), 2, "{posts:?}");
+    assert!(posts[1].at - posts[0].at >= std::time::Duration::from_secs(1), "{posts:?}");
+    no_complaints(&slack);
+}
+
+#[tokio::test]
+async fn a_mention_is_answered_once_wherever_the_service_is_killed() {
+    let (mut mesh, slack) = begin(&json!([{"text": "The answer to {{last_user_text}}.", "delay_ms": 200}])).await;
+    let boundaries = [
+        ("users.info", Fault::Hang),
+        ("chat.postMessage", Fault::Hang),
+        ("chat.postMessage", Fault::DoneAndHang),
+        ("chat.update", Fault::Hang),
+        ("chat.update", Fault::DoneAndHang),
+    ];
+    for (number, (method, fault)) in boundaries.into_iter().enumerate() {
+        slack.fail(method, fault.clone());
+        let before = slack.calls(method).len();
+        let words = format!("question {number}");
+        let (ts, event) = slack.ask(CHANNEL, ANN, None, &words, json!([]));
+        assert_eq!(slack.send_event(&mesh, &event).await.unwrap(), 200);
+        until(&format!("the service to be at {method}"), PATIENCE, async || {
+            let calls = slack.calls(method).len();
+            // Names are remembered, so that the first one only is asked for.
+            if calls > before { Ok(()) } else { Err(calls) }
+        })
+        .await;
+        mesh.crash(Service::Slack).await.unwrap();
+        answered(&slack, CHANNEL, &ts, &words).await;
+        let asked = questions(&mesh).await;
+        assert_eq!(asked.iter().filter(|asked| asked.contains(&words)).count(), 1, "{method} {fault:?}: {asked:#?}");
+        assert_eq!(slack.posts(CHANNEL, &ts).len(), 1, "{method} {fault:?}");
+    }
+    no_complaints(&slack);
+}
+
+#[tokio::test]
+async fn many_mentions_are_answered_once_each_while_everything_is_killed() {
+    let (mut mesh, slack) = begin(&json!([{"text": "The answer to {{last_user_text}}.", "delay_ms": 300}])).await;
+    let mut asked = Vec::new();
+    for round in 0..6_u64 {
+        let calls = slack.calls("chat.postMessage").len();
+        for number in 0..3 {
+            let words = format!("question {round}-{number}");
+            let (ts, event) = slack.ask(CHANNEL, ANN, None, &words, json!([]));
+            // Slack sends again what is not confirmed, under another id, and sometimes what is.
+            until("a delivery to be confirmed", PATIENCE, async || {
+                match slack.send_event(&mesh, &slack.envelope(event["event"].clone())).await {
+                    Ok(200) => Ok(()),
+                    other => Err(format!("{other:?}")),
+                }
+            })
+            .await;
+            let again = slack.send_event(&mesh, &slack.envelope(event["event"].clone())).await.unwrap();
+            assert_eq!(again, 200);
+            asked.push((ts, words));
+        }
+        // Anywhere between the delivery and the answer.
+        until("something to be posted", PATIENCE, async || {
+            let posted = slack.calls("chat.postMessage").len();
+            if posted > calls || round % 3 == 2 { Ok(()) } else { Err(posted) }
+        })
+        .await;
+        mesh.crash(if round % 2 == 0 { Service::Slack } else { Service::Gateway }).await.unwrap();
+    }
+    for (ts, words) in &asked {
+        answered(&slack, CHANNEL, ts, words).await;
+    }
+    let questions = questions(&mesh).await;
+    for (_, words) in &asked {
+        assert_eq!(questions.iter().filter(|asked| asked.contains(words)).count(), 1, "{words}: {questions:#?}");
+    }
+    no_complaints(&slack);
+}
+
+#[tokio::test]
+async fn a_call_is_approved_by_who_asked_for_exactly_what_was_shown() {
+    let script = json!([
+        {"text": "I shall do it.", "code": "create_file('secrets/key', 'the <key>').status"},
+        {"text": "Done: {{last_result}}"},
+    ]);
+    let (mesh, slack) = begin(&script).await;
+    let rule = v1::PolicyRule {
+        action: v1::PolicyAction::Ask.into(),
+        tools: vec!["create_file".to_owned()],
+        reason: "it is secret".to_owned(),
+        ..v1::PolicyRule::default()
+    };
+    let update = v1::UpdateAgentRequest {
+        agent: "helper".to_owned(),
+        policy: Some(v1::Policy { rules: vec![rule] }),
+        ..v1::UpdateAgentRequest::default()
+    };
+    mesh.client().unwrap().agents().update_agent(update).await.unwrap();
+    let (ts, event) = slack.ask(CHANNEL, ANN, None, "write the key", json!([]));
+    slack.send_event(&mesh, &event).await.unwrap();
+    let question = until("a question with buttons", PATIENCE, async || {
+        let posts = slack.posts(CHANNEL, &ts);
+        match posts.get(1) {
+            Some(post) if shown(post).contains("May I call `create_file`?") => Ok(post.clone()),
+            _ => Err(posts),
+        }
+    })
+    .await;
+    let text = shown(&question);
+    assert!(
+        text.contains("secrets/key") && text.contains("the &lt;key&gt;") && text.contains("it is secret"),
+        "{text}"
+    );
+    let at = question["ts"].as_str().unwrap();
+    // A guest may not, and is told so.
+    assert_eq!(slack.press(&mesh, GUEST, CHANNEL, at, "construct_approve").await.unwrap(), 200);
+    until("a guest to be told", PATIENCE, async || {
+        let whispers = slack.whispers();
+        if whispers.iter().any(|whisper| whisper["user"] == GUEST) { Ok(()) } else { Err(whispers) }
+    })
+    .await;
+    assert_eq!(slack.press(&mesh, ANN, CHANNEL, at, "construct_approve").await.unwrap(), 200);
+    until("the answer", PATIENCE, async || {
+        let posts = slack.posts(CHANNEL, &ts);
+        if posts.first().is_some_and(|post| shown(post).contains("Done:")) { Ok(()) } else { Err(posts) }
+    })
+    .await;
+    let closed = shown(&slack.message(CHANNEL, at).unwrap());
+    assert!(closed.contains("Approved by <@U0ANN>") && closed.contains("secrets/key"), "{closed}");
+    assert_eq!(slack.posts(CHANNEL, &ts).len(), 2);
+    no_complaints(&slack);
+}
+
+#[tokio::test]
+async fn what_went_wrong_is_said_in_words_and_tried_again_once_at_the_press_of_a_button() {
+    let fault = json!({"class": "invalid_request", "times": 0, "message": "the model is on holiday"});
+    let script = json!({"count": "since_user", "conversations": [{"match": "once more", "turns": [{"text": "All is well."}]}],
+                        "turns": [{"text": "", "fault": fault}]});
+    let (mesh, slack) = begin(&script).await;
+    let (ts, event) = slack.ask(CHANNEL, ANN, None, "hi", json!([]));
+    slack.send_event(&mesh, &event).await.unwrap();
+    let failed = answered(&slack, CHANNEL, &ts, "I could not finish this").await;
+    let at = failed["ts"].as_str().unwrap();
+    for _ in 0..2 {
+        assert_eq!(slack.press(&mesh, ANN, CHANNEL, at, "construct_retry").await.unwrap_or(200), 200);
+    }
+    until("the second try", PATIENCE, async || {
+        let posts = slack.posts(CHANNEL, &ts);
+        match posts.as_slice() {
+            [first, second]
+                if shown(second).contains("All is well.") && shown(first).contains("asked me to try again") =>
+            {
+                Ok(())
+            }
+            _ => Err(posts),
+        }
+    })
+    .await;
+    no_complaints(&slack);
+}
+
+#[tokio::test]
+async fn a_long_answer_becomes_a_file_once() {
+    let lines: Vec<String> = (0..3_000).map(|number| format!("- line number {number} of the answer")).collect();
+    let (mut mesh, slack) = begin(&json!([{"text": lines}])).await;
+    slack.fail("files.completeUploadExternal", Fault::DoneAndHang);
+    let (ts, event) = slack.ask(CHANNEL, ANN, None, "hi", json!([]));
+    slack.send_event(&mesh, &event).await.unwrap();
+    until("the file to be shown", PATIENCE, async || {
+        let files = slack.shown_files(CHANNEL, &ts);
+        if files.len() == 1 { Ok(()) } else { Err(files.len()) }
+    })
+    .await;
+    mesh.crash(Service::Slack).await.unwrap();
+    let (_, event) = slack.ask(DIRECT, ANN, None, "and another", json!([]));
+    slack.send_event(&mesh, &event).await.unwrap();
+    until("the service to go on", PATIENCE, async || {
+        let asked = slack.calls("files.info").len();
+        if asked > 0 { Ok(()) } else { Err(asked) }
+    })
+    .await;
+    answered(&slack, CHANNEL, &ts, "The whole answer is in the file below").await;
+    assert_eq!(slack.shown_files(CHANNEL, &ts), [lines.join("\n")]);
+    no_complaints(&slack);
+}
+
+#[tokio::test]
+async fn only_slack_is_listened_to_and_only_who_knows_the_key_connects() {
+    let (mut mesh, slack) = begin(&json!([{"text": "Hello."}])).await;
+    let client = http::client().redirect(reqwest::redirect::Policy::none()).build().unwrap();
+    let url = |path: &str| format!("{}/slack/{path}", mesh.slack_url());
+    let unsigned = client.post(url("events")).body("{}").send().await.unwrap();
+    assert_eq!((unsigned.status().as_u16(), &unsigned.headers()["x-slack-no-retry"]), (401, &"1".parse().unwrap()));
+    let challenge = json!({"type": "url_verification", "token": "x", "challenge": "3eZbrw1aB10"});
+    let body = challenge.to_string();
+    let now = jiff::Timestamp::now().as_second().to_string();
+    let signature =
+        construct_tests::slack::sign(construct_tests::slack::SIGNING_SECRET.as_bytes(), &now, body.as_bytes());
+    let request =
+        client.post(url("events")).header("x-slack-request-timestamp", &now).header("x-slack-signature", signature);
+    assert_eq!(request.body(body).send().await.unwrap().text().await.unwrap(), "3eZbrw1aB10");
+
+    let status = async |path: &str| client.get(url(path)).send().await.unwrap().status().as_u16();
+    assert_eq!(status("connect?key=wrong-and-long-enough").await, 403);
+    assert_eq!(status("callback?code=x&state=y").await, 403);
+    // A state is used once, and by the browser it was given to.
+    let begun = client.get(url(&format!("connect?key={CONNECT_KEY}"))).send().await.unwrap();
+    let location = begun.headers()["location"].to_str().unwrap().to_owned();
+    let state = location.split("state=").nth(1).unwrap().to_owned();
+    let cookie = begun.headers()["set-cookie"].to_str().unwrap().split(';').next().unwrap().to_owned();
+    let back = async |cookie: &str| {
+        let url = url(&format!("callback?code={}&state={state}", slack.agree()));
+        client.get(url).header("cookie", cookie).send().await.unwrap().status().as_u16()
+    };
+    assert_eq!(back("").await, 403);
+    assert_eq!(back(&cookie).await, 200);
+    assert_eq!(back(&cookie).await, 403);
+
+    // What the work queue cannot take, Slack is to send again.
+    mesh.nats.kill();
+    let (ts, event) = slack.ask(CHANNEL, ANN, None, "hi", json!([]));
+    let began = std::time::Instant::now();
+    assert_eq!(slack.send_event(&mesh, &event).await.unwrap(), 503);
+    assert!(began.elapsed() < std::time::Duration::from_secs(3), "{:?}", began.elapsed());
+    mesh.nats.restart().await;
+    until("the delivery to be taken", PATIENCE, async || match slack.send_event(&mesh, &event).await {
+        Ok(200) => Ok(()),
+        other => Err(format!("{other:?}")),
+    })
+    .await;
+    answered(&slack, CHANNEL, &ts, "Hello.").await;
+}
+
+#[tokio::test]
+async fn tokens_are_renewed_and_forgotten_when_the_app_is_removed() {
+    let slack = SlackServer::start().await;
+    slack.rotate_tokens();
+    let mut mesh = Mesh::prepare(&[]).await.unwrap();
+    slack.configure(&mut mesh);
+    mesh.start_services().await.unwrap();
+    mesh.scripted_agent("helper", &json!([{"text": "Hello."}])).await.unwrap();
+    mesh.spawn(Service::Slack).unwrap();
+    mesh.ready(Service::Slack).await.unwrap();
+    slack.install(&mesh).await.unwrap();
+    let (ts, event) = slack.ask(CHANNEL, ANN, None, "hi", json!([]));
+    slack.send_event(&mesh, &event).await.unwrap();
+    answered(&slack, CHANNEL, &ts, "Hello.").await;
+    assert!(slack.calls("oauth.v2.access").len() >= 2, "{:?}", slack.calls("oauth.v2.access"));
+
+    slack.revoke();
+    let removed = slack.envelope(json!({"type": "app_uninstalled"}));
+    assert_eq!(slack.send_event(&mesh, &removed).await.unwrap(), 200);
+    until("the tokens to be forgotten", PATIENCE, async || {
+        let log = mesh.log(Service::Slack);
+        if log.contains("the app was removed from a workspace") { Ok(()) } else { Err(log) }
+    })
+    .await;
+    let posts = slack.calls("chat.postMessage").len();
+    let (_, event) = slack.ask(CHANNEL, ANN, None, "hi again", json!([]));
+    assert_eq!(slack.send_event(&mesh, &event).await.unwrap(), 200);
+    until("the mention to be given up", PATIENCE, async || {
+        let log = mesh.log(Service::Slack);
+        if log.contains("a mention is given up") { Ok(()) } else { Err(log) }
+    })
+    .await;
+    assert_eq!(slack.calls("chat.postMessage").len(), posts);
+    // No token stands in a log.
+    let log = mesh.log(Service::Slack);
+    assert!(!log.contains("xoxb-") && !log.contains("xoxe-"), "{log}");
+}
+
+#[tokio::test]
+async fn commands_the_home_and_links_show_what_there_is() {
+    let (mesh, slack) = begin(&json!([{"text": "Hello."}])).await;
+    assert!(slack.command(&mesh, ANN, CHANNEL, "help").await.unwrap().contains("/construct list"));
+    slack.command(&mesh, ANN, CHANNEL, "list").await.unwrap();
+    until("the list", PATIENCE, async || {
+        let said = slack.responses();
+        if said.iter().any(|said| said["text"].as_str().is_some_and(|text| text.contains("*helper*"))) {
+            Ok(())
+        } else {
+            Err(said)
+        }
+    })
+    .await;
+    slack.command(&mesh, ANN, CHANNEL, "run helper greet <!channel> us").await.unwrap();
+    let post = until("the question in the channel", PATIENCE, async || {
+        let posts = slack.channel_posts(CHANNEL);
+        posts.first().cloned().ok_or(posts)
+    })
+    .await;
+    let ts = post["ts"].as_str().unwrap();
+    answered(&slack, CHANNEL, ts, "Hello.").await;
+
+    slack.command(&mesh, ANN, CHANNEL, "run").await.unwrap();
+    let form = until("the form", PATIENCE, async || slack.forms().first().cloned().ok_or("none")).await;
+    assert_eq!(form["callback_id"], "construct_run");
+    let values = json!({"agent": {"agent": {"selected_option": {"value": "helper"}}}, "words": {"words": {"value": "By form."}}});
+    let sent = json!({"type": "view_submission", "team": {"id": "T0TEAM1"}, "user": {"id": ANN},
+        "view": {"id": "V1", "hash": "1.2", "callback_id": "construct_run", "private_metadata": CHANNEL, "state": {"values": values}}});
+    for _ in 0..2 {
+        assert_eq!(slack.send_action(&mesh, &sent).await.unwrap(), 200);
+    }
+    until("the second question", PATIENCE, async || {
+        let posts = slack.channel_posts(CHANNEL);
+        if posts.len() == 2 && shown(&posts[1]).contains("By form.") { Ok(()) } else { Err(posts) }
+    })
+    .await;
+    slack.command(&mesh, ANN, PRIVATE, "run helper hello").await.unwrap();
+    until("the way in", PATIENCE, async || {
+        let said = slack.responses();
+        if said.iter().any(|said| said["text"].as_str().is_some_and(|text| text.contains("/invite"))) {
+            Ok(())
+        } else {
+            Err(said)
+        }
+    })
+    .await;
+
+    let opened = slack.envelope(json!({"type": "app_home_opened", "user": ANN, "channel": DIRECT, "tab": "home"}));
+    slack.send_event(&mesh, &opened).await.unwrap();
+    let home = until("the home", PATIENCE, async || slack.home(ANN).ok_or("none")).await;
+    assert!(shown(&home).contains("messages · $0."), "{home}");
+    let tasks =
+        mesh.client().unwrap().tasks().list_tasks(v1::ListTasksRequest::default()).await.unwrap().into_inner().tasks;
+    let id = tasks[0].metadata.as_ref().unwrap().id.clone();
+    let url = format!("https://construct.example/tasks/{id}");
+    let shared = json!({"type": "link_shared", "user": BOB, "channel": CHANNEL, "message_ts": ts,
+                        "links": [{"domain": "construct.example", "url": url}]});
+    slack.send_event(&mesh, &slack.envelope(shared)).await.unwrap();
+    let unfurled =
+        until("the link to be unfurled", PATIENCE, async || slack.unfurls().first().cloned().ok_or("none")).await;
+    assert!(unfurled["unfurls"][&url].to_string().contains("messages"), "{unfurled}");
+
+    // Permissions: only admins give them, and they alone count then.
+    slack.command(&mesh, ANN, CHANNEL, "allow use helper").await.unwrap();
+    slack.command(&mesh, BOB, CHANNEL, "allow use helper <@U0BOB|bob>").await.unwrap();
+    until("what both are told", PATIENCE, async || {
+        let said = format!("{:?}", slack.responses());
+        if said.contains("Only admins") && said.contains("Allowed: <@U0BOB> may ask *helper*") {
+            Ok(())
+        } else {
+            Err(said)
+        }
+    })
+    .await;
+    let (ts, event) = slack.ask(CHANNEL, ANN, None, "hi", json!([]));
+    slack.send_event(&mesh, &event).await.unwrap();
+    answered(&slack, CHANNEL, &ts, "you may not use this agent here").await;
+    no_complaints(&slack);
+}
+
+#[tokio::test]
+async fn threads_of_thousands_and_messages_that_vanish_are_borne() {
+    let (mesh, slack) = begin(&json!([{"text": "You said {{last_user_text}}", "delay_ms": 1500}])).await;
+    let root = slack.say(CHANNEL, BOB, None, "The beginning.", json!([]));
+    for number in 0..2_500 {
+        slack.say(CHANNEL, ANN, Some(&root), &format!("remark {number}."), json!([]));
+    }
+    let (_, event) = slack.ask(CHANNEL, ANN, Some(&root), "sum up", json!([]));
+    slack.send_event(&mesh, &event).await.unwrap();
+    let placeholder = answered(&slack, CHANNEL, &root, "Working on it").await;
+    // Somebody deletes it while the agent works: the answer is posted anew.
+    slack.delete(CHANNEL, placeholder["ts"].as_str().unwrap());
+    answered(&slack, CHANNEL, &root, "You said").await;
+    let asked = questions(&mesh).await.join("\n");
+    assert!(
+        asked.contains("remark 2499.") && asked.contains("remark 2450.") && !asked.contains("remark 2449."),
+        "{asked}"
+    );
+
+    // The question itself is gone before it is answered: there is nowhere to answer, and nothing else suffers.
+    let (gone, event) = slack.ask(CHANNEL, ANN, None, "never mind", json!([]));
+    slack.delete(CHANNEL, &gone);
+    slack.send_event(&mesh, &event).await.unwrap();
+    let (ts, event) = slack.ask(CHANNEL, ANN, None, "hi", json!([]));
+    slack.send_event(&mesh, &event).await.unwrap();
+    answered(&slack, CHANNEL, &ts, "You said").await;
+    assert_eq!(slack.posts(CHANNEL, &gone), Vec::<Value>::new());
+    no_complaints(&slack);
+}
+
+#[tokio::test]
+async fn without_a_public_address_slack_is_heard_over_a_connection_of_our_own() {
+    let slack = SlackServer::start().await;
+    let mut mesh = Mesh::prepare(&[]).await.unwrap();
+    mesh.set("CONSTRUCT_SLACK_APP_TOKEN", construct_tests::slack::APP_TOKEN);
+    mesh.set("CONSTRUCT_SLACK_BOT_TOKEN", slack.give_token());
+    mesh.set("CONSTRUCT_SLACK_API_URL", format!("{}/api/", slack.url()));
+    mesh.set("CONSTRUCT_SLACK_GATEWAY_URL", mesh.gateway_url());
+    mesh.set("CONSTRUCT_SLACK_AGENT", "helper");
+    mesh.start_services().await.unwrap();
+    mesh.scripted_agent("helper", &json!([{"text": "Hello."}])).await.unwrap();
+    mesh.spawn(Service::Slack).unwrap();
+    mesh.ready(Service::Slack).await.unwrap();
+    until("the workspace to be known", PATIENCE, async || {
+        let log = mesh.log(Service::Slack);
+        if log.contains("the app was installed") { Ok(()) } else { Err(log) }
+    })
+    .await;
+    for _ in 0..2 {
+        let (ts, event) = slack.ask(CHANNEL, ANN, None, "hi", json!([]));
+        let id = slack.send_over_socket("events_api", &event);
+        answered(&slack, CHANNEL, &ts, "Hello.").await;
+        assert!(slack.is_confirmed(&id));
+        // Slack renews connections from time to time.
+        let before = slack.connections();
+        slack.send_over_socket("disconnect", &json!({}));
+        until("a new connection", PATIENCE, async || {
+            let connections = slack.connections();
+            if connections > before { Ok(()) } else { Err(connections) }
+        })
+        .await;
+    }
+    no_complaints(&slack);
+}
+
+#[tokio::test]
+async fn progress_is_shown_in_place_and_left_out_when_slack_is_busy() {
+    let script = json!([
+        {"text": "Let me look.", "code": "execute_command(\"echo '<!here>'; sleep 6\"); 1"},
+        {"text": "It is done.", "tokens_per_second": 4},
+    ]);
+    let (mesh, slack) = begin(&script).await;
+    slack.fail("chat.update", Fault::Limited(2));
+    let (ts, event) = slack.ask(CHANNEL, ANN, None, "go", json!([]));
+    slack.send_event(&mesh, &event).await.unwrap();
+    let post = answered(&slack, CHANNEL, &ts, "execute_command").await;
+    assert!(shown(&post).contains("1 call so far") && shown(&post).contains("'&lt;!here&gt;'"), "{post}");
+    answered(&slack, CHANNEL, &ts, "It is done.").await;
+    let edits = slack.calls("chat.update");
+    assert!(edits.len() >= 3, "{edits:?}");
+    // The one that Slack refused, and then nothing for as long as it asked.
+    assert!(edits[1].at - edits[0].at >= std::time::Duration::from_millis(1_900), "{edits:?}");
+    no_complaints(&slack);
+}
