@@ -17,6 +17,7 @@ mod budget;
 mod cost;
 mod error;
 mod event;
+pub mod identity;
 mod invocation;
 mod message;
 mod model;
