@@ -18,6 +18,6 @@ pub mod task;
 
 pub use decide::decide;
 pub use id::{
-    AgentId, ApiKeyId, ApprovalId, BudgetId, InvitationId, MessageId, ModelId, ModelProviderId, OrganizationId, ScheduleId,
-    SecretId, StepId, TaskId, UserId,
+    AgentId, ApiKeyId, ApprovalId, BudgetId, InvitationId, MessageId, ModelId, ModelProviderId, OrganizationId,
+    ScheduleId, SecretId, StepId, TaskId, UserId,
 };

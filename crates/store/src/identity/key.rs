@@ -207,6 +207,25 @@ impl Store {
         }))
     }
 
+    /// Whether a key that was valid still is.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn api_key_holds(&self, key: ApiKeyId, now: Timestamp) -> Result<bool, Error> {
+        Ok(sqlx::query_scalar!(
+            r#"SELECT EXISTS (SELECT 1 FROM api_keys k
+                   JOIN organizations o ON o.id = k.organization_id
+                   JOIN members m ON m.organization_id = k.organization_id AND m.user_id = k.user_id
+                   WHERE k.id = $1 AND k.revoked_at IS NULL AND (k.expires_at IS NULL OR k.expires_at > $2)
+                     AND o.deleted_at IS NULL) AS "holds!""#,
+            key.uuid(),
+            time::sql(now) as _,
+        )
+        .fetch_one(&self.pool)
+        .await?)
+    }
+
     /// A page of an organisation's keys, by time; those of one user, or all.
     ///
     /// # Errors

@@ -140,7 +140,8 @@ impl Store {
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn organization_list(&self, user: UserId, page: &Page) -> Result<Vec<Organization>, Error> {
-        let rows = by_time!(self, select, "m.user_id = $1", "o.created_at", "o.id", page, [user.uuid()], ("2", "3", "4"));
+        let rows =
+            by_time!(self, select, "m.user_id = $1", "o.created_at", "o.id", page, [user.uuid()], ("2", "3", "4"));
         rows.into_iter().map(Organization::try_from).collect()
     }
 

@@ -154,13 +154,11 @@ impl Store {
     /// [`Error::NotFound`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn user_get(&self, user: UserId) -> Result<User, Error> {
-        let row = sqlx::query!(
-            "SELECT issuer, subject, email, email_verified, name FROM users WHERE id = $1",
-            user.uuid(),
-        )
-        .fetch_optional(&self.pool)
-        .await?
-        .ok_or(Error::NotFound { what: "user" })?;
+        let row =
+            sqlx::query!("SELECT issuer, subject, email, email_verified, name FROM users WHERE id = $1", user.uuid(),)
+                .fetch_optional(&self.pool)
+                .await?
+                .ok_or(Error::NotFound { what: "user" })?;
         Ok(User {
             id: user,
             issuer: row.issuer,
