@@ -12,6 +12,7 @@ mod crash;
 mod durable;
 mod events;
 mod hostile;
+mod identity;
 mod money;
 mod outage;
 mod proxy;

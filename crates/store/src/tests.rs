@@ -6,6 +6,7 @@ mod catalogue;
 mod commit;
 mod control;
 mod events;
+mod identity;
 mod memory;
 mod messages;
 mod pages;

@@ -180,6 +180,20 @@ impl Entry {
         self.caller.organization
     }
 
+    /// Whether the caller's tasks may work in this directory. Every path below the interpreter's roots can be named, whoever works
+    /// there; so only the operator's organisation may name one, and the tasks of others each have a directory of their own.
+    ///
+    /// # Errors
+    /// `PERMISSION_DENIED`.
+    pub(crate) fn workspace(&self, path: &str) -> Result<(), Status> {
+        if path.is_empty() || self.organization() == OrganizationId::LOCAL {
+            return Ok(());
+        }
+        Err(Status::permission_denied(
+            "only the operator's organization may name a workspace; leave it empty, and the task has one of its own",
+        ))
+    }
+
     /// In whose name the caller acts.
     pub(crate) fn user(&self) -> UserId {
         self.caller.user

@@ -19,6 +19,8 @@ pub struct Config {
     pub gateway_listen: SocketAddr,
     /// Who has to log in.
     pub gateway_login: Login,
+    /// Failed log-ins of one address in a minute, beyond which what it presents is refused unseen.
+    pub gateway_login_failures: u32,
     /// A Unix socket where gRPC is served as well, for processes that run as the same user; these are the operator.
     pub gateway_socket: Option<PathBuf>,
     /// The issuer of people's log-ins, as its tokens name it; with `gateway_oidc_audience`.
@@ -51,6 +53,7 @@ impl Default for Config {
         Self {
             gateway_listen: (Ipv4Addr::LOCALHOST, 60080).into(),
             gateway_login: Login::Local,
+            gateway_login_failures: 20,
             gateway_socket: None,
             gateway_oidc_issuer: None,
             gateway_oidc_audience: None,
@@ -92,6 +95,9 @@ impl construct_runtime::ServiceConfig for Config {
         if !self.gateway_pools.iter().any(|name| name == compute::DEFAULT) {
             let default = compute::DEFAULT;
             return Err(Invalid::new("gateway_pools", format!("must have `{default}`, where scripts go by default")));
+        }
+        if !(1..=1_000_000).contains(&self.gateway_login_failures) {
+            return Err(Invalid::new("gateway_login_failures", "must be between 1 and 1,000,000"));
         }
         for (key, value) in [
             ("gateway_max_requests", self.gateway_max_requests),

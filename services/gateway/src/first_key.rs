@@ -8,16 +8,32 @@ use construct_domain::{
     ApiKeyId, UserId,
     access::{Role, Scope},
 };
-use construct_runtime::Context;
+use construct_runtime::{
+    Context, ServiceConfig,
+    config::{Common, Invalid},
+};
 use construct_store::{PoolOptions, Store, identity::NewApiKey};
 use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use crate::identity::credential;
-pub use crate::migrate::Config;
 
 /// The argument that asks for this.
 pub const MODE: &str = "first-key";
+
+/// Keys beside the shared ones: none.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub struct Config {}
+
+impl ServiceConfig for Config {
+    // It is started where a gateway runs, whose address for health is taken.
+    const SERVES: bool = false;
+
+    fn validate(&self, common: &Common) -> Result<(), Invalid> {
+        common.database_url().map(drop)
+    }
+}
 
 /// Makes and prints the key.
 ///

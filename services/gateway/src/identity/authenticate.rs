@@ -49,7 +49,7 @@ impl Gate {
             _ => None,
         };
         let uid = config.gateway_socket.as_ref().and_then(|_| own_uid());
-        Ok(Self { login: config.gateway_login, uid, oidc, failures: Failures::default() })
+        Ok(Self { login: config.gateway_login, uid, oidc, failures: Failures::new(config.gateway_login_failures) })
     }
 
     /// Whether who comes from there without credentials is taken for the operator.

@@ -11,8 +11,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// Failures of an address in a window.
-const LIMIT: u32 = 20;
 /// How long a window is.
 const WINDOW: Duration = Duration::from_secs(60);
 /// Addresses, and accepted credentials, that are remembered. A full table forgets the windows that are over, then everything: who
@@ -20,8 +18,10 @@ const WINDOW: Duration = Duration::from_secs(60);
 const REMEMBERED: usize = 4096;
 
 /// Failed log-ins by address.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct Failures {
+    /// Failures of an address in a window.
+    limit: u32,
     table: Mutex<Table>,
 }
 
@@ -38,11 +38,16 @@ struct Window {
 }
 
 impl Failures {
+    /// With at most this many failures of an address in a minute.
+    pub(crate) fn new(limit: u32) -> Self {
+        Self { limit, table: Mutex::default() }
+    }
+
     /// Whether what this address presents is to be refused unseen. `credential` is the hash of it.
     pub(crate) fn refuses(&self, peer: Option<IpAddr>, credential: &[u8; 32], now: Instant) -> bool {
         let Some(peer) = peer.map(network) else { return false };
         let table = self.table.lock().unwrap_or_else(PoisonError::into_inner);
-        let over = |window: &Window| window.count >= LIMIT && now.duration_since(window.since) < WINDOW;
+        let over = |window: &Window| window.count >= self.limit && now.duration_since(window.since) < WINDOW;
         table.windows.get(&peer).is_some_and(over) && !table.accepted.contains(credential)
     }
 
@@ -86,13 +91,15 @@ fn network(address: IpAddr) -> IpAddr {
 mod tests {
     use super::*;
 
+    const LIMIT: u32 = 20;
+
     fn address(n: u32) -> Option<IpAddr> {
         Some(IpAddr::from(n.to_be_bytes()))
     }
 
     #[test]
     fn who_fails_too_often_is_refused_until_the_minute_is_over_but_what_was_accepted_is_not() {
-        let (failures, now) = (Failures::default(), Instant::now());
+        let (failures, now) = (Failures::new(LIMIT), Instant::now());
         let (bad, good) = ([1; 32], [2; 32]);
         failures.accepted(&good);
         for _ in 0..LIMIT {
@@ -110,7 +117,7 @@ mod tests {
 
     #[test]
     fn neighbours_in_one_network_are_counted_together() {
-        let (failures, now) = (Failures::default(), Instant::now());
+        let (failures, now) = (Failures::new(LIMIT), Instant::now());
         let one = "2001:db8::1".parse().expect("an address");
         let other = "2001:db8::ffff:2".parse().expect("an address");
         for _ in 0..LIMIT {
@@ -121,7 +128,7 @@ mod tests {
 
     #[test]
     fn the_table_is_bounded() {
-        let (failures, now) = (Failures::default(), Instant::now());
+        let (failures, now) = (Failures::new(LIMIT), Instant::now());
         for n in 0..20_000_u32 {
             failures.failed(address(n), &[0; 32], now);
             let mut hash = [0; 32];

@@ -152,15 +152,12 @@ impl Oidc {
     async fn key(&self, id: Option<&str>, algorithm: Algorithm, now: Instant) -> Result<DecodingKey, Error> {
         let keys = self.known();
         let fresh = keys.fetched.is_some_and(|fetched| now.saturating_duration_since(fetched) < FRESH);
-        let found = keys.find(id, algorithm);
-        if let Some(key) = &found
-            && fresh
-        {
-            return Ok(key.clone());
+        if fresh && let Some(key) = keys.find(id, algorithm) {
+            return Ok(key);
         }
         let failure = self.refresh(now).await;
         let keys = self.known();
-        match (keys.find(id, algorithm).or(found), failure) {
+        match (keys.find(id, algorithm), failure) {
             (Some(key), _) => Ok(key),
             (None, Some(failure)) if keys.fetched.is_none() => Err(Error::Unavailable(failure)),
             (None, _) => Err(Error::Invalid("it is signed with a key that its issuer does not have")),
@@ -257,4 +254,110 @@ pub(crate) fn is_trustworthy(url: &str) -> bool {
         }),
         _ => false,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::tests::issuer::{AUDIENCE, Issuer, Key};
+
+    async fn verify(oidc: &Oidc, token: &str, after: Duration) -> Result<String, String> {
+        let verified = oidc.verify(token, Instant::now() + after, Timestamp::now()).await;
+        verified.map(|(profile, _)| profile.subject).map_err(|error| error.to_string())
+    }
+
+    #[tokio::test]
+    async fn tokens_of_the_issuer_for_us_are_accepted_and_no_others() {
+        let (rsa, ec, other) = (Key::rsa("r", 0), Key::ec("e"), Key::rsa("r", 1));
+        let issuer = Issuer::start(&[&rsa, &ec]).await;
+        let oidc = Oidc::new(issuer.url(), AUDIENCE).expect("a client can be made");
+        let claims = issuer.claims("ada", "Ada@Example.com");
+        for token in [rsa.sign(&claims), ec.sign(&claims), rsa.sign_without_id(&claims)] {
+            assert_eq!(verify(&oidc, &token, Duration::ZERO).await, Ok("ada".to_owned()));
+        }
+        let (profile, _) =
+            oidc.verify(&rsa.sign(&claims), Instant::now(), Timestamp::now()).await.expect("it is accepted");
+        assert_eq!((profile.email.as_str(), profile.email_verified), ("ada@example.com", true));
+        let now = Timestamp::now().as_second();
+        let with = |field: &str, value: Value| {
+            let mut changed = claims.clone();
+            changed[field] = value;
+            rsa.sign(&changed)
+        };
+        let without = |field: &str| {
+            let mut changed = claims.clone();
+            changed.as_object_mut().expect("an object").remove(field);
+            rsa.sign(&changed)
+        };
+        let hs256 = jsonwebtoken::encode(
+            &jsonwebtoken::Header { kid: Some("r".to_owned()), ..jsonwebtoken::Header::new(Algorithm::HS256) },
+            &claims,
+            &jsonwebtoken::EncodingKey::from_secret(b"public"),
+        )
+        .expect("it can be signed");
+        let good = rsa.sign(&claims);
+        let (head, signature) = good.rsplit_once('.').expect("three parts");
+        for (what, token) in [
+            ("another key under the same id", other.sign(&claims)),
+            ("another audience", with("aud", json!("somebody else"))),
+            ("another issuer", with("iss", json!("https://elsewhere.example"))),
+            ("its time is over", with("exp", json!(now - 61))),
+            ("its time has not come", with("nbf", json!(now + 120))),
+            ("nobody", with("sub", json!(""))),
+            ("no end", without("exp")),
+            ("no audience", without("aud")),
+            ("no issuer", without("iss")),
+            ("a secret instead of a key", hs256),
+            ("no signature", format!("{head}.")),
+            ("half a signature", format!("{head}.{}", &signature[..20])),
+            ("no algorithm", format!("eyJhbGciOiJub25lIn0.{}.", good.split('.').nth(1).expect("three parts"))),
+            ("no token", "x.y.z".to_owned()),
+        ] {
+            assert!(verify(&oidc, &token, Duration::ZERO).await.is_err(), "{what}");
+        }
+        // Clocks may be a little apart.
+        assert!(verify(&oidc, &with("exp", json!(now - 30)), Duration::ZERO).await.is_ok());
+    }
+
+    #[tokio::test]
+    async fn a_new_key_is_found_and_strangers_do_not_make_the_issuer_be_asked_more_than_once_a_minute() {
+        let (old, new, unknown) = (Key::ec("old"), Key::ec("new"), Key::ec("unknown"));
+        let issuer = Issuer::start(&[&old]).await;
+        let oidc = Oidc::new(issuer.url(), AUDIENCE).expect("a client can be made");
+        let claims = issuer.claims("ada", "");
+        let begin = Duration::ZERO;
+        assert!(verify(&oidc, &old.sign(&claims), begin).await.is_ok());
+        issuer.publish(&[&new]);
+        for _ in 0..20 {
+            assert!(verify(&oidc, &unknown.sign(&claims), begin).await.is_err());
+        }
+        assert_eq!(issuer.asked(), 1);
+        // A minute later the new key is asked for, and the old one is not the issuer's any more.
+        let later = PAUSE + Duration::from_secs(1);
+        assert!(verify(&oidc, &new.sign(&claims), later).await.is_ok());
+        assert!(verify(&oidc, &old.sign(&claims), later).await.is_err());
+        assert_eq!(issuer.asked(), 2);
+    }
+
+    #[tokio::test]
+    async fn while_the_issuer_is_away_known_keys_hold_on_and_a_key_taken_back_goes_within_the_hour() {
+        let (key, next) = (Key::rsa("one", 0), Key::rsa("two", 1));
+        let issuer = Issuer::start(&[&key]).await;
+        issuer.be_away(true);
+        let oidc = Oidc::new(issuer.url(), AUDIENCE).expect("a client can be made");
+        let claims = issuer.claims("ada", "");
+        let early = oidc.verify(&key.sign(&claims), Instant::now(), Timestamp::now()).await;
+        assert!(matches!(early, Err(Error::Unavailable(_))), "nothing is known of it yet: {early:?}");
+        issuer.be_away(false);
+        let minutes = |minutes: u64| Duration::from_secs(minutes * 60 + 1);
+        assert!(verify(&oidc, &key.sign(&claims), minutes(1)).await.is_ok());
+        issuer.be_away(true);
+        assert!(verify(&oidc, &key.sign(&claims), minutes(90)).await.is_ok());
+        issuer.publish(&[&next]);
+        issuer.be_away(false);
+        assert!(verify(&oidc, &key.sign(&claims), minutes(95)).await.is_err());
+        assert!(verify(&oidc, &next.sign(&claims), minutes(95)).await.is_ok());
+    }
 }

@@ -194,6 +194,33 @@ mod tests {
         assert_eq!(BY_PATH.len(), RULES.len(), "no method stands there twice");
     }
 
+    /// What people read is what holds.
+    #[test]
+    fn the_documentation_has_this_table() {
+        let mut groups: Vec<(String, String, Vec<&str>)> = Vec::new();
+        for (service, method, access) in RULES.iter().filter(|(service, ..)| !service.contains('.')) {
+            let needs = match access {
+                Public => "nobody has to be anybody | ".to_owned(),
+                Access::Caller => "anybody | ".to_owned(),
+                Access::Role(role, scope) => format!("{} | `{}`", role.as_str(), scope.as_str()),
+                Operator => "owner of the operator's organization | `admin`".to_owned(),
+            };
+            match groups.iter_mut().find(|(known, like, _)| known == service && *like == needs) {
+                Some((.., methods)) => methods.push(method),
+                None => groups.push(((*service).to_owned(), needs, vec![method])),
+            }
+        }
+        let rows = groups
+            .iter()
+            .map(|(service, needs, methods)| format!("| {service} | {} | {needs} |\n", methods.join(", ")));
+        let table: String = rows.collect();
+        let documentation = include_str!("../../../../docs/identity.md");
+        assert!(documentation.ends_with(&table), "docs/identity.md has to end with:\n{table}");
+        for scope in Scope::ALL {
+            assert!(documentation.contains(&format!("`{}`", scope.as_str())), "{}", scope.as_str());
+        }
+    }
+
     /// A rule that lets viewers write would be a slip of the pen.
     #[test]
     fn nothing_is_written_by_viewers_and_nothing_read_needs_a_scope_for_writing() {
