@@ -95,7 +95,7 @@ enum Command {
     Why(why::WhyArgs),
     /// Print what happens, as it happens.
     Events(events::EventsArgs),
-    /// Print the messages on the mesh, decoded.
+    /// Print the messages on the mesh, decoded: for operators, because it listens on NATS, past all log-in.
     Tap(tap::TapArgs),
     /// Start the mesh on this machine (in a checkout: ./dev up).
     Up,

@@ -103,7 +103,7 @@ async fn two_organizations_work_side_by_side_and_cannot_see_each_other() {
         &["message", "list", task],
         &["message", "create", task, "Do it for me."],
         &["task", "delete", task],
-        &["events", "--task", task],
+        &["events", task],
     ] {
         let errors = refused(&mesh, Some(blue), arguments).await;
         assert!(errors.contains("not found"), "{arguments:?}: {errors}");

@@ -40,7 +40,7 @@ pub enum Error {
     /// The idempotency key was used for another request.
     #[error("the idempotency key was used for a different request")]
     IdempotencyMismatch,
-    /// An organisation would be left without an owner.
+    /// An organisation would be left without an owner, or the operator's without the operator.
     #[error("an organization always keeps an owner")]
     LastOwner,
     /// What is to be given or taken is above the caller's own role.
