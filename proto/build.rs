@@ -7,6 +7,7 @@ use prost::Message as _;
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let files = [
         "construct/v1/agent.proto",
+        "construct/v1/api_key.proto",
         "construct/v1/approval.proto",
         "construct/v1/budget.proto",
         "construct/v1/common.proto",
@@ -15,6 +16,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         "construct/v1/model.proto",
         "construct/v1/model_provider.proto",
         "construct/v1/model_token.proto",
+        "construct/v1/organization.proto",
         "construct/v1/policy.proto",
         "construct/v1/recovery.proto",
         "construct/v1/schedule.proto",
@@ -37,6 +39,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             ".construct.v1.SecretSpec",
             ".construct.v1.UpdateSecretRequest",
             ".construct.v1.ModelToken",
+            ".construct.v1.CreateApiKeyResponse",
+            ".construct.v1.SetupCode",
+            ".construct.v1.ExchangeSetupCodeRequest",
             ".construct.mesh.v1.CodeExecute",
         ])
         .compile_fds(descriptors)?;

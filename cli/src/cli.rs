@@ -4,25 +4,26 @@ use clap::{CommandFactory as _, Parser, Subcommand};
 
 use crate::{
     console::Colour,
+    context::{self, Wanted},
     conversation, costs, dead, entity, events, exec,
     failure::{EXIT_CODES, Exit, Failure},
     gateway::Gateway,
-    mesh, output, tap, why,
+    mesh, output, tap, whoami, why,
 };
 
 /// Construct turns a language model into a dependable worker.
 #[derive(Debug, Parser)]
 #[command(name = "construct", version, propagate_version = true, after_help = EXIT_CODES)]
 pub(crate) struct Cli {
-    /// Where the gateway is.
-    #[arg(
-        long,
-        global = true,
-        env = "CONSTRUCT_GATEWAY_URL",
-        default_value = "http://127.0.0.1:60080",
-        value_name = "URL"
-    )]
-    gateway: String,
+    /// Where the gateway is; when not given, where the context says, or else at http://127.0.0.1:60080.
+    #[arg(long, global = true, env = "CONSTRUCT_GATEWAY_URL", value_name = "URL")]
+    gateway: Option<String>,
+    /// Which of the remembered gateways to use (construct context).
+    #[arg(long, global = true, env = "CONSTRUCT_CONTEXT", value_name = "NAME")]
+    context: Option<String>,
+    /// The organization to work in, by id, for who has several.
+    #[arg(long, global = true, env = "CONSTRUCT_ORGANIZATION", value_name = "ID")]
+    organization: Option<String>,
     /// Whether to colour what people read.
     #[arg(long, global = true, value_enum, default_value_t = Colour::Auto, value_name = "WHEN")]
     color: Colour,
@@ -70,6 +71,23 @@ enum Command {
     /// Tokens by which programs reach models through the proxy.
     #[command(subcommand)]
     Token(entity::token::TokenCommand),
+    /// Organizations: who owns what.
+    #[command(subcommand)]
+    Organization(entity::organization::OrganizationCommand),
+    /// Members of an organization.
+    #[command(subcommand)]
+    Member(entity::member::MemberCommand),
+    /// Invitations into an organization.
+    #[command(subcommand)]
+    Invitation(entity::invitation::InvitationCommand),
+    /// API keys: how programs log in.
+    #[command(subcommand)]
+    Key(entity::key::KeyCommand),
+    /// Say who the gateway takes you for.
+    Whoami(whoami::WhoAmIArgs),
+    /// Gateways and keys, by name.
+    #[command(subcommand)]
+    Context(context::ContextCommand),
     /// Messages of the mesh that could not be understood and were given up.
     #[command(subcommand)]
     Dead(dead::DeadCommand),
@@ -77,7 +95,7 @@ enum Command {
     Why(why::WhyArgs),
     /// Print what happens, as it happens.
     Events(events::EventsArgs),
-    /// Print the messages on the mesh, decoded.
+    /// Print the messages on the mesh, decoded: for operators, because it listens on NATS, past all log-in.
     Tap(tap::TapArgs),
     /// Start the mesh on this machine (in a checkout: ./dev up).
     Up,
@@ -98,8 +116,12 @@ impl Cli {
     /// # Errors
     /// When it can't be done.
     pub(crate) async fn run(self) -> Result<Exit, Failure> {
-        let gateway = Gateway::new(&self.gateway)?;
         let done = |()| Exit::Completed;
+        if let Command::Context(command) = self.command {
+            return command.run(self.organization).map(done);
+        }
+        let wanted = Wanted { gateway: self.gateway, context: self.context, organization: self.organization };
+        let gateway = Gateway::new(&wanted.target()?)?;
         match self.command {
             Command::New(args) => Box::pin(conversation::new(args, gateway, self.color)).await,
             Command::Resume(args) => Box::pin(conversation::resume(args, gateway, self.color)).await,
@@ -115,6 +137,13 @@ impl Cli {
             Command::Schedule(command) => Box::pin(command.run(&gateway)).await.map(done),
             Command::Secret(command) => Box::pin(command.run(&gateway)).await.map(done),
             Command::Token(command) => Box::pin(command.run(&gateway)).await.map(done),
+            Command::Organization(command) => Box::pin(command.run(&gateway)).await.map(done),
+            Command::Member(command) => Box::pin(command.run(&gateway)).await.map(done),
+            Command::Invitation(command) => Box::pin(command.run(&gateway)).await.map(done),
+            Command::Key(command) => Box::pin(command.run(&gateway)).await.map(done),
+            Command::Whoami(args) => Box::pin(args.run(&gateway)).await.map(done),
+            // Above, because it asks no gateway.
+            Command::Context(_) => Ok(Exit::Completed),
             Command::Dead(command) => Box::pin(command.run(&gateway)).await.map(done),
             Command::Why(args) => Box::pin(args.run(&gateway)).await.map(done),
             Command::Events(args) => Box::pin(args.run(gateway, self.color)).await.map(done),
@@ -168,6 +197,14 @@ mod tests {
             "construct message create task_1 --interrupt words",
             "construct task rewind task_1 msg_1 --keep",
             "construct task fork task_1 msg_1",
+            "construct organization create team --name Team",
+            "construct --organization org_1 member update user_1 --role admin",
+            "construct invitation create a@example.com --role viewer --expires 1d",
+            "construct key create ci --scope tasks:write --scope agents:read --role member --expires 30d",
+            "construct key code laptop --scope admin",
+            "construct whoami -o json",
+            "construct context add home --address unix:/run/construct/socket --organization org_1",
+            "construct context add work --address http://127.0.0.1:1 --key-stdin",
             "construct token create --model m --model n --budget 2 --expires 30m",
         ] {
             assert!(Cli::try_parse_from(line.split(' ')).is_ok(), "{line}");
@@ -204,6 +241,9 @@ mod tests {
             "construct budget create 5 --agent a --task task_1",
             "construct exec --task task_1 --budget 1 words",
             "construct token create --budget 2",
+            "construct key create ci",
+            "construct key create ci --scope admin --role root",
+            "construct context add a --address http://a:1 --key-stdin --key-file f",
             "construct schedule create s --agent a --task t --cron x words",
             "construct schedule create s --agent a words",
             "construct schedule create s --task t --title x --cron x words",

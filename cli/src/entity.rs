@@ -3,9 +3,13 @@
 pub(crate) mod agent;
 pub(crate) mod approval;
 pub(crate) mod budget;
+pub(crate) mod invitation;
+pub(crate) mod key;
+pub(crate) mod member;
 pub(crate) mod message;
 pub(crate) mod model;
 pub(crate) mod model_provider;
+pub(crate) mod organization;
 pub(crate) mod schedule;
 pub(crate) mod secret;
 pub(crate) mod task;

@@ -129,6 +129,8 @@ impl From<Status> for Failure {
                 ..Self::usage("the gateway refuses this as invalid")
             },
             Code::Aborted => Self::failed(message).hint("somebody else changed it in between; look again and repeat"),
+            Code::Unauthenticated => Self::failed(format!("the gateway lets nobody in like this: {message}"))
+                .hint("put an API key into CONSTRUCT_KEY, or remember one: construct context add"),
             Code::Unimplemented => Self::failed(format!("the gateway does not know this call: {message}"))
                 .hint("is it of another version?"),
             Code::Ok | Code::Unknown | Code::Internal if message.is_empty() => {
@@ -201,7 +203,12 @@ mod tests {
     #[tokio::test]
     async fn a_gateway_that_does_not_run_is_said_to_be_unreachable() {
         let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        let gateway = crate::gateway::Gateway::new(&format!("http://127.0.0.1:{port}")).unwrap();
+        let gateway = crate::gateway::Gateway::new(&crate::context::Target {
+            address: format!("http://127.0.0.1:{port}"),
+            key: None,
+            organization: None,
+        })
+        .unwrap();
         let request = construct_proto::v1::ListAgentsRequest::default();
         let failure = Failure::from(gateway.agents().list_agents(request).await.unwrap_err());
         assert_eq!(failure.exit(), Exit::Unreachable);

@@ -72,7 +72,12 @@ impl Fake {
     }
 
     pub(crate) fn gateway(&self) -> Gateway {
-        Gateway::new(&format!("http://{}", self.address)).unwrap()
+        Gateway::new(&crate::context::Target {
+            address: format!("http://{}", self.address),
+            key: None,
+            organization: None,
+        })
+        .unwrap()
     }
 
     pub(crate) fn state(&self) -> MutexGuard<'_, State> {

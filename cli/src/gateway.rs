@@ -5,18 +5,24 @@ use std::time::{Duration, Instant};
 use construct_proto::v1::{
     agent_service_client::AgentServiceClient, approval_service_client::ApprovalServiceClient,
     budget_service_client::BudgetServiceClient, event_service_client::EventServiceClient,
-    message_service_client::MessageServiceClient, model_provider_service_client::ModelProviderServiceClient,
-    model_service_client::ModelServiceClient, model_token_service_client::ModelTokenServiceClient,
+    key_service_client::KeyServiceClient, message_service_client::MessageServiceClient,
+    model_provider_service_client::ModelProviderServiceClient, model_service_client::ModelServiceClient,
+    model_token_service_client::ModelTokenServiceClient, organization_service_client::OrganizationServiceClient,
     recovery_service_client::RecoveryServiceClient, schedule_service_client::ScheduleServiceClient,
     secret_service_client::SecretServiceClient, task_service_client::TaskServiceClient,
 };
 use tonic::{
-    Status,
+    Request, Status,
+    metadata::{Ascii, MetadataValue},
+    service::{Interceptor, interceptor::InterceptedService},
     transport::{Channel, Endpoint},
 };
 use uuid::Uuid;
 
-use crate::failure::{Failure, may_pass};
+use crate::{
+    context::Target,
+    failure::{Failure, may_pass},
+};
 
 /// The largest answer that is read, in bytes: a transcript's message may hold a large output.
 const MAX_ANSWER: usize = 64 * 1024 * 1024;
@@ -30,18 +36,46 @@ const PAUSE: Duration = Duration::from_millis(200);
 /// Where the mesh's public API is. Cheap to clone; connects when first used, and again whenever needed.
 #[derive(Debug, Clone)]
 pub(crate) struct Gateway {
-    channel: Channel,
+    line: Line,
+}
+
+/// A connection that says who calls.
+pub(crate) type Line = InterceptedService<Channel, Credentials>;
+
+/// Who calls, put into every request. The key is marked as sensitive, so that nothing prints it.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Credentials {
+    authorization: Option<MetadataValue<Ascii>>,
+    organization: Option<MetadataValue<Ascii>>,
+}
+
+impl Interceptor for Credentials {
+    fn call(&mut self, mut request: Request<()>) -> Result<Request<()>, Status> {
+        if let Some(authorization) = &self.authorization {
+            request.metadata_mut().insert("authorization", authorization.clone());
+        }
+        if let Some(organization) = &self.organization {
+            request.metadata_mut().insert("x-organization-id", organization.clone());
+        }
+        Ok(request)
+    }
 }
 
 impl Gateway {
     /// # Errors
-    /// When `url` is no address.
-    pub(crate) fn new(url: &str) -> Result<Self, Failure> {
-        let invalid = || Failure::usage(format!("--gateway {url} is not an address like http://127.0.0.1:60080"));
-        let endpoint = Endpoint::from_shared(url.to_owned()).map_err(|_| invalid())?;
-        if !matches!(endpoint.uri().scheme_str(), Some("http" | "https")) {
-            return Err(invalid());
+    /// When the address is none, or the key or the organisation cannot be sent.
+    pub(crate) fn new(target: &Target) -> Result<Self, Failure> {
+        let endpoint = Self::check(&target.address)?;
+        let text = |what: &str, text: String| {
+            text.parse::<MetadataValue<Ascii>>()
+                .map_err(|_| Failure::usage(format!("the {what} has characters that cannot be")))
+        };
+        let mut authorization = target.key.as_ref().map(|key| text("API key", format!("Bearer {key}"))).transpose()?;
+        if let Some(authorization) = &mut authorization {
+            authorization.set_sensitive(true);
         }
+        let organization = target.organization.clone().map(|id| text("organization", id)).transpose()?;
+        let credentials = Credentials { authorization, organization };
         let endpoint = endpoint
             .connect_timeout(Duration::from_secs(3))
             .tcp_nodelay(true)
@@ -49,55 +83,78 @@ impl Gateway {
             .http2_keep_alive_interval(Duration::from_secs(10))
             .keep_alive_timeout(Duration::from_secs(5))
             .keep_alive_while_idle(true);
-        Ok(Self { channel: endpoint.connect_lazy() })
+        Ok(Self { line: InterceptedService::new(endpoint.connect_lazy(), credentials) })
     }
 
-    pub(crate) fn agents(&self) -> AgentServiceClient<Channel> {
-        AgentServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_ANSWER)
+    /// Reads an address.
+    ///
+    /// # Errors
+    /// When it is none.
+    pub(crate) fn check(url: &str) -> Result<Endpoint, Failure> {
+        let invalid = || {
+            Failure::usage(format!("{url} is not an address like http://127.0.0.1:60080 or unix:/run/construct/socket"))
+        };
+        let endpoint = Endpoint::from_shared(url.to_owned()).map_err(|_| invalid())?;
+        if !url.starts_with("unix:") && !matches!(endpoint.uri().scheme_str(), Some("http" | "https")) {
+            return Err(invalid());
+        }
+        Ok(endpoint)
     }
 
-    pub(crate) fn approvals(&self) -> ApprovalServiceClient<Channel> {
-        ApprovalServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_ANSWER)
+    pub(crate) fn organizations(&self) -> OrganizationServiceClient<Line> {
+        OrganizationServiceClient::new(self.line.clone()).max_decoding_message_size(MAX_ANSWER)
     }
 
-    pub(crate) fn budgets(&self) -> BudgetServiceClient<Channel> {
-        BudgetServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_ANSWER)
+    pub(crate) fn keys(&self) -> KeyServiceClient<Line> {
+        KeyServiceClient::new(self.line.clone()).max_decoding_message_size(MAX_ANSWER)
     }
 
-    pub(crate) fn recovery(&self) -> RecoveryServiceClient<Channel> {
-        RecoveryServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_ANSWER)
+    pub(crate) fn agents(&self) -> AgentServiceClient<Line> {
+        AgentServiceClient::new(self.line.clone()).max_decoding_message_size(MAX_ANSWER)
     }
 
-    pub(crate) fn tasks(&self) -> TaskServiceClient<Channel> {
-        TaskServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_ANSWER)
+    pub(crate) fn approvals(&self) -> ApprovalServiceClient<Line> {
+        ApprovalServiceClient::new(self.line.clone()).max_decoding_message_size(MAX_ANSWER)
     }
 
-    pub(crate) fn messages(&self) -> MessageServiceClient<Channel> {
-        MessageServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_ANSWER)
+    pub(crate) fn budgets(&self) -> BudgetServiceClient<Line> {
+        BudgetServiceClient::new(self.line.clone()).max_decoding_message_size(MAX_ANSWER)
     }
 
-    pub(crate) fn models(&self) -> ModelServiceClient<Channel> {
-        ModelServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_ANSWER)
+    pub(crate) fn recovery(&self) -> RecoveryServiceClient<Line> {
+        RecoveryServiceClient::new(self.line.clone()).max_decoding_message_size(MAX_ANSWER)
     }
 
-    pub(crate) fn model_providers(&self) -> ModelProviderServiceClient<Channel> {
-        ModelProviderServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_ANSWER)
+    pub(crate) fn tasks(&self) -> TaskServiceClient<Line> {
+        TaskServiceClient::new(self.line.clone()).max_decoding_message_size(MAX_ANSWER)
     }
 
-    pub(crate) fn model_tokens(&self) -> ModelTokenServiceClient<Channel> {
-        ModelTokenServiceClient::new(self.channel.clone())
+    pub(crate) fn messages(&self) -> MessageServiceClient<Line> {
+        MessageServiceClient::new(self.line.clone()).max_decoding_message_size(MAX_ANSWER)
     }
 
-    pub(crate) fn schedules(&self) -> ScheduleServiceClient<Channel> {
-        ScheduleServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_ANSWER)
+    pub(crate) fn models(&self) -> ModelServiceClient<Line> {
+        ModelServiceClient::new(self.line.clone()).max_decoding_message_size(MAX_ANSWER)
     }
 
-    pub(crate) fn secrets(&self) -> SecretServiceClient<Channel> {
-        SecretServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_ANSWER)
+    pub(crate) fn model_providers(&self) -> ModelProviderServiceClient<Line> {
+        ModelProviderServiceClient::new(self.line.clone()).max_decoding_message_size(MAX_ANSWER)
     }
 
-    pub(crate) fn events(&self) -> EventServiceClient<Channel> {
-        EventServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_ANSWER)
+    pub(crate) fn model_tokens(&self) -> ModelTokenServiceClient<Line> {
+        ModelTokenServiceClient::new(self.line.clone())
+    }
+
+    pub(crate) fn schedules(&self) -> ScheduleServiceClient<Line> {
+        ScheduleServiceClient::new(self.line.clone()).max_decoding_message_size(MAX_ANSWER)
+    }
+
+    pub(crate) fn secrets(&self) -> SecretServiceClient<Line> {
+        SecretServiceClient::new(self.line.clone()).max_decoding_message_size(MAX_ANSWER)
+    }
+
+    pub(crate) fn events(&self) -> EventServiceClient<Line> {
+        EventServiceClient::new(self.line.clone()).max_decoding_message_size(MAX_ANSWER)
     }
 }
 

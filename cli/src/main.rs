@@ -12,10 +12,12 @@ mod events;
 mod exec;
 mod mesh;
 mod tap;
+mod whoami;
 mod why;
 
 mod agents;
 mod console;
+mod context;
 mod failure;
 mod follow;
 mod gateway;

@@ -44,6 +44,27 @@ pub mod v1 {
             f.debug_struct("ModelToken").field("id", &self.id).field("models", &self.models).finish_non_exhaustive()
         }
     }
+
+    /// Without the key.
+    impl std::fmt::Debug for CreateApiKeyResponse {
+        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.debug_struct("CreateApiKeyResponse").field("api_key", &self.api_key).finish_non_exhaustive()
+        }
+    }
+
+    /// Without the code.
+    impl std::fmt::Debug for SetupCode {
+        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.debug_struct("SetupCode").field("expires_at", &self.expires_at).finish_non_exhaustive()
+        }
+    }
+
+    /// Without the code.
+    impl std::fmt::Debug for ExchangeSetupCodeRequest {
+        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.debug_struct("ExchangeSetupCodeRequest").finish_non_exhaustive()
+        }
+    }
 }
 
 /// The mesh.

@@ -13,6 +13,7 @@ mod crash;
 mod durable;
 mod events;
 mod hostile;
+mod identity;
 mod metrics;
 mod money;
 mod outage;

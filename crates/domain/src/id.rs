@@ -73,10 +73,14 @@ macro_rules! ids {
 ids! {
     /// An agent's configuration.
     AgentId, "agent", "agent";
+    /// A key by which a program calls.
+    ApiKeyId, "key", "API key";
     /// A call that a person is asked about.
     ApprovalId, "approval", "approval";
     /// How much may be spent.
     BudgetId, "budget", "budget";
+    /// An invitation into an organisation.
+    InvitationId, "invitation", "invitation";
     /// A message of a task.
     MessageId, "msg", "message";
     /// A model.
@@ -93,10 +97,17 @@ ids! {
     StepId, "step", "step";
     /// A task.
     TaskId, "task", "task";
+    /// A person.
+    UserId, "user", "user";
+}
+
+impl UserId {
+    /// Whoever the gateway takes for the operator of this machine: owner of [`OrganizationId::LOCAL`].
+    pub const LOCAL: Self = Self::from_uuid(Uuid::from_u128(0x0000_0000_0000_7000_8000_0000_0000_0002));
 }
 
 impl OrganizationId {
-    /// The organisation of an installation without log-in (local mode).
+    /// The operator's organisation, which is there from the beginning.
     pub const LOCAL: Self = Self::from_uuid(Uuid::from_u128(0x0000_0000_0000_7000_8000_0000_0000_0001));
 }
 

@@ -1,6 +1,7 @@
 //! Construct's rules, without I/O, clock or randomness: identifiers, messages, the life of a task, and [`decide()`],
 //! the pure function that says what happens next.
 
+pub mod access;
 pub mod approval;
 pub mod backoff;
 pub mod budget;
@@ -18,6 +19,6 @@ pub mod task;
 
 pub use decide::decide;
 pub use id::{
-    AgentId, ApprovalId, BudgetId, MessageId, ModelId, ModelProviderId, OrganizationId, ScheduleId, SecretId, StepId,
-    TaskId,
+    AgentId, ApiKeyId, ApprovalId, BudgetId, InvitationId, MessageId, ModelId, ModelProviderId, OrganizationId,
+    ScheduleId, SecretId, StepId, TaskId, UserId,
 };

@@ -28,6 +28,9 @@ pub(crate) const PREFIX: &str = "CONSTRUCT_";
 /// The struct carries `#[serde(default)]`: its `Default` supplies what no source sets. Every field is serialized (no
 /// `skip`), because the serialized default is the list of known keys.
 pub trait ServiceConfig: Default + Serialize + DeserializeOwned {
+    /// Whether it is a service with health endpoints, and not a command that runs beside one, in its environment.
+    const SERVES: bool = true;
+
     /// Checks what types cannot say, before anything is started. `--check-config` runs it too.
     ///
     /// # Errors

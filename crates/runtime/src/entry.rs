@@ -135,7 +135,7 @@ async fn supervise<C: ServiceConfig>(
         lifecycle::watch_signals(lifecycle).context("cannot receive stop signals")?;
         context.readiness().measure(&opentelemetry::global::meter("construct-runtime"));
         let started = context.readiness().register("start");
-        if let Some(address) = context.common().health_listen {
+        if let Some(address) = context.common().health_listen.filter(|_| C::SERVES) {
             let listener = TcpListener::bind(address)
                 .await
                 .with_context(|| format!("cannot listen on {address} (CONSTRUCT_HEALTH_LISTEN)"))?;

@@ -40,6 +40,18 @@ pub enum Error {
     /// The idempotency key was used for another request.
     #[error("the idempotency key was used for a different request")]
     IdempotencyMismatch,
+    /// An organisation would be left without an owner, or the operator's without the operator.
+    #[error("an organization always keeps an owner")]
+    LastOwner,
+    /// What is to be given or taken is above the caller's own role.
+    #[error("nobody may give or take a role above their own")]
+    Above,
+    /// The organisation is one that stays: a personal one, or the operator's.
+    #[error("a personal organization and the operator's cannot be deleted")]
+    Kept,
+    /// Tasks of the organisation are at work.
+    #[error("the organization has tasks that are not at rest")]
+    Busy,
     /// Too many messages of the task wait for their turn.
     #[error("the task has {limit} messages waiting already")]
     QueueFull {
@@ -133,6 +145,9 @@ fn constraint(name: &str, deleting: bool) -> Option<Error> {
     let taken = |what, field| Some(Error::AlreadyExists { what, field });
     let reference = |what, by| Some(if deleting { Error::InUse { what, by } } else { Error::NotFound { what } });
     match name {
+        "organizations_slug_key" => taken("organization", "slug"),
+        "organizations_pkey" => taken("organization", "id"),
+        "invitations_email_key" => taken("invitation", "e-mail address that is still pending"),
         "agents_name_key" => taken("agent", "name"),
         "agents_pkey" => taken("agent", "id"),
         "messages_pkey" => taken("message", "id"),
@@ -157,14 +172,18 @@ fn constraint(name: &str, deleting: bool) -> Option<Error> {
         "models_provider_fkey" => reference("model provider", "model"),
         "tasks_agent_fkey" => reference("agent", "task"),
         "agents_organization_fkey"
+        | "api_keys_organization_fkey"
         | "budgets_organization_fkey"
         | "events_organization_fkey"
         | "idempotency_keys_organization_fkey"
+        | "invitations_organization_fkey"
+        | "members_organization_fkey"
         | "model_providers_organization_fkey"
         | "models_organization_fkey"
         | "reservations_organization_fkey"
         | "schedules_organization_fkey"
         | "secrets_organization_fkey"
+        | "setup_codes_organization_fkey"
         | "step_usage_organization_fkey"
         | "tasks_organization_fkey" => Some(Error::NotFound { what: "organization" }),
         _ => None,

@@ -18,6 +18,7 @@ mod compaction;
 mod cost;
 mod error;
 mod event;
+pub mod identity;
 mod invocation;
 mod message;
 mod model;

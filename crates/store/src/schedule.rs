@@ -322,13 +322,19 @@ impl Store {
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn schedule_runs(&self, schedule: ScheduleId) -> Result<Vec<ScheduleRun>, Error> {
+    pub async fn schedule_runs(
+        &self,
+        organization: OrganizationId,
+        schedule: ScheduleId,
+    ) -> Result<Vec<ScheduleRun>, Error> {
         let rows = sqlx::query!(
-            r#"SELECT due AS "due!: jiff_sqlx::Timestamp", outcome, task_id, message_id, error,
-                      created_at AS "created_at!: jiff_sqlx::Timestamp"
-               FROM schedule_runs WHERE schedule_id = $1 ORDER BY due DESC LIMIT $2"#,
+            r#"SELECT r.due AS "due!: jiff_sqlx::Timestamp", r.outcome, r.task_id, r.message_id, r.error,
+                      r.created_at AS "created_at!: jiff_sqlx::Timestamp"
+               FROM schedule_runs r JOIN schedules s ON s.id = r.schedule_id
+               WHERE s.organization_id = $3 AND r.schedule_id = $1 ORDER BY r.due DESC LIMIT $2"#,
             schedule.uuid(),
             i64::from(RUNS_KEPT),
+            organization.uuid(),
         )
         .fetch_all(&self.pool)
         .await?;

@@ -96,8 +96,7 @@ impl Database {
         contents
     }
 
-    /// A second organization, with the same providers, models and agents under the same names. There is no other way to one until the
-    /// API has log-in.
+    /// A second organization without members, with the same providers, models and agents under the same names.
     ///
     /// # Panics
     /// When the server does not answer.
@@ -105,7 +104,7 @@ impl Database {
         let organization = Uuid::now_v7();
         let copy = "
             WITH organization AS (
-                INSERT INTO organizations (id, name, created_at) VALUES ($1, $2, now())
+                INSERT INTO organizations (id, name, slug, created_at, updated_at) VALUES ($1, $2, $1::text, now(), now())
             ), ids AS MATERIALIZED (
                 SELECT id AS old, gen_random_uuid() AS new FROM (
                     SELECT id FROM model_providers WHERE organization_id = $3

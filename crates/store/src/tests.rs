@@ -6,6 +6,7 @@ mod catalogue;
 mod commit;
 mod control;
 mod events;
+mod identity;
 mod memory;
 mod messages;
 mod pages;
@@ -207,7 +208,7 @@ fn new_task(agent: AgentId) -> NewTask {
 /// A second tenant.
 async fn other_organization(store: &Store) -> OrganizationId {
     let id = Uuid::now_v7();
-    sqlx::query("INSERT INTO organizations (id, name, created_at) VALUES ($1, 'other', '2026-01-01Z')")
+    sqlx::query("INSERT INTO organizations (id, name, slug, created_at, updated_at) VALUES ($1, 'other', 'other', '2026-01-01Z', '2026-01-01Z')")
         .bind(id)
         .execute(&store.pool)
         .await

@@ -2,4 +2,5 @@
 //! events; both go through here, so that an entity looks the same wherever a client meets it (docs/adr/0009-wire.md).
 
 pub mod convert;
+pub mod identity;
 pub mod record;

@@ -3,7 +3,7 @@
 
 use std::sync::{Arc, OnceLock};
 
-use construct_domain::{OrganizationId, TaskId};
+use construct_domain::{OrganizationId, TaskId, UserId};
 use construct_proto::v1;
 use construct_runtime::{Lifecycle, MasterKeys};
 use construct_store::{Error, Idempotency, Keyring, Store, Write, Written};
@@ -17,6 +17,7 @@ use uuid::Uuid;
 use crate::{
     Config, Keyrings,
     caller::{self, Caller},
+    identity::{authenticate::Gate, peer::Peer},
     pools::Pools,
     providers::Providers,
     publish::{Publisher, Wake},
@@ -34,6 +35,8 @@ struct Shared {
     /// Set once PostgreSQL and NATS have been reached.
     backend: OnceLock<Arc<Backend>>,
     keyrings: Keyrings,
+    /// What callers are judged by.
+    gate: Gate,
     /// The pools of interpreters that exist.
     pools: Vec<String>,
     lifecycle: Lifecycle,
@@ -51,11 +54,11 @@ pub(crate) struct Backend {
 }
 
 impl Api {
-    pub(crate) fn new(config: &Config, keyrings: Keyrings, lifecycle: Lifecycle) -> Self {
+    pub(crate) fn new(config: &Config, keyrings: Keyrings, gate: Gate, lifecycle: Lifecycle) -> Self {
         let requests = Arc::new(Semaphore::new(config.gateway_max_requests));
         let subscriptions = Arc::new(Semaphore::new(config.gateway_max_subscriptions));
         let (backend, pools) = (OnceLock::new(), config.gateway_pools.clone());
-        Self { shared: Arc::new(Shared { backend, keyrings, pools, lifecycle, requests, subscriptions }) }
+        Self { shared: Arc::new(Shared { backend, keyrings, gate, pools, lifecycle, requests, subscriptions }) }
     }
 
     /// From now on requests can be served.
@@ -103,14 +106,38 @@ impl Api {
         &self.shared.lifecycle
     }
 
+    /// What callers are judged by.
+    pub(crate) fn gate(&self) -> &Gate {
+        &self.shared.gate
+    }
+
+    /// The database, for who judges callers.
+    ///
+    /// # Errors
+    /// `UNAVAILABLE` until it has been reached.
+    pub(crate) fn store(&self) -> Result<&Store, Status> {
+        self.backend().map(|backend| &backend.store)
+    }
+
+    fn backend(&self) -> Result<&Arc<Backend>, Status> {
+        let away = || status::unavailable("the gateway is starting and cannot reach PostgreSQL or NATS yet");
+        self.shared.backend.get().ok_or_else(away)
+    }
+
     /// Lets a request in.
     pub(crate) fn enter<T>(&self, request: Request<T>) -> Result<(Entry, T), Status> {
-        let caller = caller::identify(request.metadata())?;
-        let away = || status::unavailable("the gateway is starting and cannot reach PostgreSQL or NATS yet");
-        let backend = Arc::clone(self.shared.backend.get().ok_or_else(away)?);
+        let caller = caller::identify(request.extensions())?;
+        let (visit, request) = self.visit(request)?;
+        Ok((Entry { caller, visit }, request))
+    }
+
+    /// Lets a request in that needs no log-in.
+    pub(crate) fn visit<T>(&self, request: Request<T>) -> Result<(Visit, T), Status> {
+        let backend = Arc::clone(self.backend()?);
         let busy = |_| status::exhausted("the gateway works on too many requests at the moment");
         let permit = Arc::clone(&self.shared.requests).try_acquire_owned().map_err(busy)?;
-        Ok((Entry { caller, backend, _permit: permit }, request.into_inner()))
+        let peer = request.extensions().get::<Peer>().copied().unwrap_or(Peer::Unknown);
+        Ok((Visit { backend, peer, _permit: permit }, request.into_inner()))
     }
 
     /// A place for one subscription, held as long as it lives.
@@ -120,11 +147,32 @@ impl Api {
     }
 }
 
-/// A request that was let in.
+/// A request that was let in, of whomever.
+pub(crate) struct Visit {
+    pub(crate) backend: Arc<Backend>,
+    /// Where it came from.
+    pub(crate) peer: Peer,
+    _permit: OwnedSemaphorePermit,
+}
+
+/// A request of a caller.
 pub(crate) struct Entry {
     caller: Caller,
-    pub(crate) backend: Arc<Backend>,
-    _permit: OwnedSemaphorePermit,
+    visit: Visit,
+}
+
+impl std::ops::Deref for Entry {
+    type Target = Visit;
+
+    fn deref(&self) -> &Visit {
+        &self.visit
+    }
+}
+
+impl Visit {
+    pub(crate) fn store(&self) -> &Store {
+        &self.backend.store
+    }
 }
 
 impl Entry {
@@ -132,13 +180,32 @@ impl Entry {
         self.caller.organization
     }
 
-    /// Who asks, for what is written down about a decision.
-    pub(crate) fn name(&self) -> &str {
-        self.caller.name
+    /// Whether the caller's tasks may work in this directory. Every path below the interpreter's roots can be named, whoever works
+    /// there; so only the operator's organisation may name one, and the tasks of others each have a directory of their own.
+    ///
+    /// # Errors
+    /// `PERMISSION_DENIED`.
+    pub(crate) fn workspace(&self, path: &str) -> Result<(), Status> {
+        if path.is_empty() || self.organization() == OrganizationId::LOCAL {
+            return Ok(());
+        }
+        Err(Status::permission_denied(
+            "only the operator's organization may name a workspace; leave it empty, and the task has one of its own",
+        ))
     }
 
-    pub(crate) fn store(&self) -> &Store {
-        &self.backend.store
+    /// In whose name the caller acts.
+    pub(crate) fn user(&self) -> UserId {
+        self.caller.user
+    }
+
+    pub(crate) const fn caller(&self) -> &Caller {
+        &self.caller
+    }
+
+    /// Who asks, for what is written down about a decision.
+    pub(crate) fn name(&self) -> String {
+        self.caller.name()
     }
 
     /// Identifies a write. The request loses its idempotency key, which is not part of what is compared.
@@ -253,9 +320,11 @@ keyed! {
     CancelTaskRequest,
     CreateAgentRequest,
     CreateBudgetRequest,
+    CreateInvitationRequest,
     CreateMessageRequest,
     CreateModelProviderRequest,
     CreateModelRequest,
+    CreateOrganizationRequest,
     CreateScheduleRequest,
     CreateSecretRequest,
     CreateTaskRequest,
@@ -265,22 +334,28 @@ keyed! {
     DeleteMessageRequest,
     DeleteModelProviderRequest,
     DeleteModelRequest,
+    DeleteOrganizationRequest,
     DeleteScheduleRequest,
     DeleteSecretRequest,
     DeleteTaskRequest,
     EditMessageRequest,
     ForkTaskRequest,
     PauseScheduleRequest,
+    RemoveMemberRequest,
     ResumeScheduleRequest,
     ResumeTaskRequest,
     RetryTaskRequest,
+    RevokeApiKeyRequest,
+    RevokeInvitationRequest,
     RewindTaskRequest,
     SuspendTaskRequest,
     UpdateAgentRequest,
     UpdateBudgetRequest,
+    UpdateMemberRequest,
     UpdateMessageRequest,
     UpdateModelProviderRequest,
     UpdateModelRequest,
+    UpdateOrganizationRequest,
     UpdateScheduleRequest,
     UpdateSecretRequest,
     UpdateTaskRequest,
@@ -296,15 +371,16 @@ mod tests {
         let mut writes = 0;
         for service in DESCRIPTORS.services().filter(|service| service.parent_file().package_name() == "construct.v1") {
             for method in service.methods() {
-                // A token is stored nowhere, and a dead letter is gone after the first time.
-                let reads = ["Get", "List", "Explain", "Check", "Subscribe", "CreateModelToken", "Redrive", "Drop"]
-                    .iter()
-                    .any(|read| method.name().starts_with(read));
+                // What opens a door is stored nowhere, so it cannot be answered again; and a dead letter is gone after the first time.
+                let once =
+                    ["CreateModelToken", "CreateApiKey", "CreateSetupCode", "ExchangeSetupCode", "Redrive", "Drop"];
+                let reads = ["Get", "List", "Explain", "Check", "Subscribe", "WhoAmI"];
+                let reads = reads.iter().chain(&once).any(|read| method.name().starts_with(read));
                 let keyed = method.input().get_field_by_name("idempotency_key").is_some();
                 assert_eq!(keyed, !reads, "{}", method.full_name());
                 writes += usize::from(keyed);
             }
         }
-        assert_eq!(writes, 34, "each of them stands in the table of this module");
+        assert_eq!(writes, 42, "each of them stands in the table of this module");
     }
 }

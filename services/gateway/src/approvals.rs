@@ -43,7 +43,7 @@ impl ApprovalService for Api {
         let write = entry.write("DecideApproval", &mut request);
         let decision = ApprovalDecision {
             approved: request.decision() == Decision::Approve,
-            decided_by: entry.name().to_owned(),
+            decided_by: entry.name(),
             words: request.words,
             arguments_hash: (!request.arguments_hash.is_empty()).then_some(request.arguments_hash),
         };

@@ -1,20 +1,48 @@
-//! Who calls. The one place where a request gets its organisation: log-in is added here, and nowhere else.
+//! Who calls, as the methods know it. `identity` finds it out.
 
-use construct_domain::OrganizationId;
-use tonic::{Status, metadata::MetadataMap};
+use std::sync::Arc;
+
+use construct_domain::{
+    ApiKeyId, OrganizationId, UserId,
+    access::{Role, Scope},
+};
+use jiff::Timestamp;
+use tonic::{Extensions, Status};
 
 /// Who calls, and on behalf of which organisation. Every access to data names the organisation of a caller.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Caller {
     /// Whose data the caller works with.
     pub(crate) organization: OrganizationId,
-    /// What the caller is called where it is written down who did something.
-    pub(crate) name: &'static str,
+    /// In whose name they act.
+    pub(crate) user: UserId,
+    /// The key they presented.
+    pub(crate) key: Option<ApiKeyId>,
+    /// What they are in the organisation.
+    pub(crate) role: Role,
+    /// What their key is good for.
+    pub(crate) scopes: Arc<[Scope]>,
+    /// When what they presented ends by itself.
+    pub(crate) until: Option<Timestamp>,
 }
 
-/// Identifies the caller of a request. In local mode everybody who reaches the gateway belongs to the local
-/// organisation, which is why it refuses to listen where others could reach it.
-#[expect(clippy::unnecessary_wraps, reason = "log-in refuses callers here")]
-pub(crate) fn identify(_metadata: &MetadataMap) -> Result<Caller, Status> {
-    Ok(Caller { organization: OrganizationId::LOCAL, name: "local" })
+impl Caller {
+    /// What the caller is called where it is written down who did something.
+    pub(crate) fn name(&self) -> String {
+        match (self.key, self.user) {
+            (Some(key), _) => key.to_string(),
+            (None, UserId::LOCAL) => "local".to_owned(),
+            (None, user) => user.to_string(),
+        }
+    }
+
+    /// Whether the caller may give somebody else this role and these scopes.
+    pub(crate) fn may_give(&self, role: Role, scopes: &[Scope]) -> bool {
+        role <= self.role && scopes.iter().all(|scope| scope.is_within(&self.scopes))
+    }
+}
+
+/// The caller of a request, as the layer of `identity` left it. A request that did not come through the layer has none.
+pub(crate) fn identify(extensions: &Extensions) -> Result<Caller, Status> {
+    extensions.get::<Caller>().cloned().ok_or_else(|| Status::unauthenticated("nobody has looked at who calls"))
 }

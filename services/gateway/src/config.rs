@@ -1,10 +1,15 @@
 //! What can be configured about the gateway.
 
-use std::net::{Ipv4Addr, SocketAddr};
+use std::{
+    net::{Ipv4Addr, SocketAddr},
+    path::PathBuf,
+};
 
 use construct_domain::compute;
 use construct_runtime::config::{Common, Invalid};
 use serde::{Deserialize, Serialize};
+
+use crate::identity::oidc;
 
 /// The gateway's own keys.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -12,9 +17,16 @@ use serde::{Deserialize, Serialize};
 pub struct Config {
     /// Where gRPC is served.
     pub gateway_listen: SocketAddr,
-    /// Accept that everybody who reaches the address may do everything: there is no log-in yet, so without this only
-    /// loopback addresses are served.
-    pub gateway_insecure: bool,
+    /// Who has to log in.
+    pub gateway_login: Login,
+    /// Failed log-ins of one address in a minute, beyond which what it presents is refused unseen.
+    pub gateway_login_failures: u32,
+    /// A Unix socket where gRPC is served as well, for processes that run as the same user; these are the operator.
+    pub gateway_socket: Option<PathBuf>,
+    /// The issuer of people's log-ins, as its tokens name it; with `gateway_oidc_audience`.
+    pub gateway_oidc_issuer: Option<String>,
+    /// What tokens of the issuer say whom they are for.
+    pub gateway_oidc_audience: Option<String>,
     /// Requests worked on at the same time, over all connections. Further ones are refused with `RESOURCE_EXHAUSTED`,
     /// because what waits behind so many would time out anyway.
     pub gateway_max_requests: usize,
@@ -26,11 +38,25 @@ pub struct Config {
     pub gateway_pools: Vec<String>,
 }
 
+/// Who has to log in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Login {
+    /// Who comes without credentials is the operator: only loopback addresses are served.
+    Local,
+    /// Everybody; but for processes of the same user over `gateway_socket`.
+    Required,
+}
+
 impl Default for Config {
     fn default() -> Self {
         Self {
             gateway_listen: (Ipv4Addr::LOCALHOST, 60080).into(),
-            gateway_insecure: false,
+            gateway_login: Login::Local,
+            gateway_login_failures: 20,
+            gateway_socket: None,
+            gateway_oidc_issuer: None,
+            gateway_oidc_audience: None,
             gateway_max_requests: 1024,
             gateway_max_subscriptions: 2000,
             gateway_pools: compute::STANDARD.map(str::to_owned).into(),
@@ -44,12 +70,21 @@ impl construct_runtime::ServiceConfig for Config {
         common.master_keys()?;
         common.secrets_keys()?;
         common.token_keys()?;
-        if !self.gateway_listen.ip().is_loopback() && !self.gateway_insecure {
+        if !self.gateway_listen.ip().is_loopback() && self.gateway_login == Login::Local {
             return Err(Invalid::new(
                 "gateway_listen",
-                "is reachable from other machines, and the gateway has no log-in yet: everybody could do everything. Use a \
-                 loopback address, or set CONSTRUCT_GATEWAY_INSECURE=true where something else guards the address",
+                "is reachable from other machines, where nobody would have to log in. Use a loopback address, or set \
+                 CONSTRUCT_GATEWAY_LOGIN=required",
             ));
+        }
+        if self.gateway_oidc_issuer.as_deref().is_some_and(|issuer| !oidc::is_trustworthy(issuer)) {
+            return Err(Invalid::new("gateway_oidc_issuer", "must be an `https` address, or `http` on this machine"));
+        }
+        if self.gateway_oidc_issuer.is_some()
+            != self.gateway_oidc_audience.as_deref().is_some_and(|text| !text.is_empty())
+        {
+            let words = "is needed with gateway_oidc_issuer, and only then: whom its tokens are for";
+            return Err(Invalid::new("gateway_oidc_audience", words));
         }
         if let Some(name) = self.gateway_pools.iter().find(|name| !compute::is_name(name)) {
             return Err(Invalid::new(
@@ -60,6 +95,9 @@ impl construct_runtime::ServiceConfig for Config {
         if !self.gateway_pools.iter().any(|name| name == compute::DEFAULT) {
             let default = compute::DEFAULT;
             return Err(Invalid::new("gateway_pools", format!("must have `{default}`, where scripts go by default")));
+        }
+        if !(1..=1_000_000).contains(&self.gateway_login_failures) {
+            return Err(Invalid::new("gateway_login_failures", "must be between 1 and 1,000,000"));
         }
         for (key, value) in [
             ("gateway_max_requests", self.gateway_max_requests),
@@ -99,18 +137,37 @@ mod tests {
     }
 
     #[test]
-    fn an_address_others_can_reach_needs_consent() {
-        for (address, insecure, fine) in [
-            ("127.0.0.1:60080", false, true),
-            ("[::1]:0", false, true),
-            ("0.0.0.0:60080", false, false),
-            ("[::]:60080", false, false),
-            ("10.0.0.1:60080", false, false),
-            ("0.0.0.0:60080", true, true),
+    fn an_address_others_can_reach_needs_log_in() {
+        for (address, gateway_login, fine) in [
+            ("127.0.0.1:60080", Login::Local, true),
+            ("[::1]:0", Login::Local, true),
+            ("0.0.0.0:60080", Login::Local, false),
+            ("[::]:60080", Login::Local, false),
+            ("10.0.0.1:60080", Login::Local, false),
+            ("0.0.0.0:60080", Login::Required, true),
         ] {
             let gateway_listen = address.parse().expect("an address");
-            let config = Config { gateway_listen, gateway_insecure: insecure, ..Config::default() };
+            let config = Config { gateway_listen, gateway_login, ..Config::default() };
             assert_eq!(config.validate(&common()).is_ok(), fine, "{address}");
+        }
+    }
+
+    #[test]
+    fn an_issuer_is_reached_over_tls_and_has_an_audience() {
+        for (issuer, audience, fine) in [
+            (Some("https://login.example.com/realm"), Some("construct"), true),
+            (Some("http://127.0.0.1:9000"), Some("construct"), true),
+            (Some("http://login.example.com"), Some("construct"), false),
+            (Some("local"), Some("construct"), false),
+            (Some("https://login.example.com"), None, false),
+            (None, Some("construct"), false),
+        ] {
+            let config = Config {
+                gateway_oidc_issuer: issuer.map(str::to_owned),
+                gateway_oidc_audience: audience.map(str::to_owned),
+                ..Config::default()
+            };
+            assert_eq!(config.validate(&common()).is_ok(), fine, "{issuer:?} {audience:?}");
         }
     }
 }

@@ -2,13 +2,12 @@
 //!
 //! - It decides nothing about a task: it writes down what people want (a message, a cancel) in PostgreSQL, and wakes the
 //!   reconciler. What NATS doesn't deliver, the reconciler's sweep and the subscriptions' look at the heads find.
-//! - Every request has a caller (`caller.rs`), and every access to data names the caller's organisation.
+//! - Every request has a caller, who may do what the rules say (`identity`), and every access to data names the caller's organisation.
 //! - Everything a request says is held against its documented limit first (`validate.rs`).
 //! - PostgreSQL away: `UNAVAILABLE`, and the health service says so. NATS away after the start: writes are accepted all
 //!   the same and subscriptions go on with what PostgreSQL tells, a few seconds late; so readiness doesn't depend on it.
 //!
-//! Deliberately absent: log-in (so it refuses to listen where others could reach it, unless told otherwise), any
-//! decision about a task, and any call to another service.
+//! Deliberately absent: any decision about a task, and any call to another service.
 
 mod agents;
 mod api;
@@ -19,12 +18,16 @@ mod catalogue;
 mod config;
 mod events;
 mod explain;
+pub mod first_key;
+mod identity;
+mod keys;
 mod messages;
 mod metrics;
 pub mod migrate;
 mod model_providers;
 mod model_tokens;
 mod models;
+mod organizations;
 mod page;
 mod pools;
 mod providers;
@@ -33,6 +36,7 @@ mod recovery;
 mod schedules;
 mod secrets;
 mod server;
+mod socket;
 mod status;
 mod subscribe;
 mod tasks;
@@ -48,10 +52,11 @@ use construct_store::{Keyring, PoolOptions, Store};
 use construct_wire::convert;
 use tokio::net::TcpListener;
 
-pub use config::Config;
+pub use config::{Config, Login};
 
 use crate::{
     api::{Api, Backend},
+    identity::authenticate::Gate,
     pools::Pools,
     providers::Providers,
     publish::Publisher,
@@ -78,10 +83,11 @@ async fn start(listener: TcpListener, config: &Config, context: &Context) -> any
         secrets: context.common().secrets_keys()?.as_ref().map(keyring).transpose()?.map(Arc::new),
         tokens: context.common().token_keys()?.map(Arc::new),
     };
-    let api = Api::new(config, keyrings.clone(), lifecycle.clone());
+    let api = Api::new(config, keyrings.clone(), Gate::new(config)?, lifecycle.clone());
+    let socket = config.gateway_socket.as_deref().map(socket::bind).transpose()?;
     let (database, nats) = (context.readiness().register("postgresql"), context.readiness().register("nats"));
     let serving = context.readiness().register("requests");
-    server::spawn(api.clone(), listener, context).await?;
+    server::spawn(api.clone(), listener, socket, context).await?;
 
     let url = context.common().database_url()?.clone();
     let store = context.connect_with_retry("postgresql", &database, || async {

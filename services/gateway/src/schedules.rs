@@ -31,6 +31,7 @@ impl ScheduleService for Api {
         let (entry, mut request) = self.enter(request)?;
         let now = Timestamp::now();
         let checked = requests::create_schedule(&request, now)?;
+        entry.workspace(request.spec.as_ref().map_or("", |spec| &spec.workspace))?;
         let write = entry.write("CreateSchedule", &mut request);
         let spec = request.spec.unwrap_or_default();
         let mut lookup = Lookup::new(&write);
@@ -162,7 +163,7 @@ impl ScheduleService for Api {
         requests::schedule(&request.schedule, "")?;
         let found = entry.store().schedule_find(entry.organization(), &request.schedule).await;
         let schedule = found.map_err(|error| status::about(&request.schedule, error))?;
-        let runs = entry.store().schedule_runs(schedule.id).await.map_err(status::of_store)?;
+        let runs = entry.store().schedule_runs(entry.organization(), schedule.id).await.map_err(status::of_store)?;
         Ok(Response::new(ListScheduleRunsResponse { runs: runs.iter().map(convert::schedule_run).collect() }))
     }
 }

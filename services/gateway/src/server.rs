@@ -7,27 +7,37 @@ use construct_proto::{
     v1::{
         agent_service_server::AgentServiceServer, approval_service_server::ApprovalServiceServer,
         budget_service_server::BudgetServiceServer, event_service_server::EventServiceServer,
-        message_service_server::MessageServiceServer, model_provider_service_server::ModelProviderServiceServer,
-        model_service_server::ModelServiceServer, model_token_service_server::ModelTokenServiceServer,
+        key_service_server::KeyServiceServer, message_service_server::MessageServiceServer,
+        model_provider_service_server::ModelProviderServiceServer, model_service_server::ModelServiceServer,
+        model_token_service_server::ModelTokenServiceServer, organization_service_server::OrganizationServiceServer,
         recovery_service_server::RecoveryServiceServer, schedule_service_server::ScheduleServiceServer,
         secret_service_server::SecretServiceServer, task_service_server::TaskServiceServer,
     },
 };
 use construct_runtime::Context;
 use opentelemetry::{global, propagation::Extractor};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, UnixListener};
+use tokio_stream::wrappers::UnixListenerStream;
 use tonic::{
     Code, Status,
+    body::Body,
     codec::CompressionEncoding,
     codegen::http::{self, HeaderValue},
     server::NamedService,
-    transport::{Server, server::TcpIncoming},
+    service::Routes,
+    transport::{
+        Server,
+        server::{Router, TcpIncoming},
+    },
 };
 use tonic_health::{ServingStatus, server::HealthReporter};
-use tower::util::MapResponseLayer;
+use tower::{
+    layer::util::{Identity, Stack},
+    util::MapResponseLayer,
+};
 use tracing_opentelemetry::OpenTelemetrySpanExt as _;
 
-use crate::api::Api;
+use crate::{api::Api, identity::guard::GuardLayer};
 
 /// Bytes of a request at most, after decompression. The largest valid one is a message of 1 MiB.
 const MAX_REQUEST: usize = 4 * 1024 * 1024;
@@ -41,15 +51,17 @@ const STREAMS_PER_CONNECTION: u32 = 1024;
 /// holds its subscriptions no longer than both together.
 const KEEPALIVE: Duration = Duration::from_secs(20);
 
-const SERVICES: [&str; 12] = [
+const SERVICES: [&str; 14] = [
     AgentServiceServer::<Api>::NAME,
     ApprovalServiceServer::<Api>::NAME,
     BudgetServiceServer::<Api>::NAME,
     EventServiceServer::<Api>::NAME,
+    KeyServiceServer::<Api>::NAME,
     MessageServiceServer::<Api>::NAME,
     ModelProviderServiceServer::<Api>::NAME,
     ModelServiceServer::<Api>::NAME,
     ModelTokenServiceServer::<Api>::NAME,
+    OrganizationServiceServer::<Api>::NAME,
     RecoveryServiceServer::<Api>::NAME,
     ScheduleServiceServer::<Api>::NAME,
     SecretServiceServer::<Api>::NAME,
@@ -65,43 +77,49 @@ macro_rules! limited {
     };
 }
 
-/// Serves `api` until the process drains.
-pub(crate) async fn spawn(api: Api, listener: TcpListener, context: &Context) -> anyhow::Result<()> {
+/// Serves `api` until the process drains, on a port and, where there is one, on a socket.
+pub(crate) async fn spawn(
+    api: Api,
+    listener: TcpListener,
+    socket: Option<UnixListener>,
+    context: &Context,
+) -> anyhow::Result<()> {
     let (reporter, health) = tonic_health::server::health_reporter();
     report(&reporter, false).await;
     let reflection = tonic_reflection::server::Builder::configure()
         .register_encoded_file_descriptor_set(FILE_DESCRIPTOR_SET)
         .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
         .build_v1()?;
-    let router = Server::builder()
-        .timeout(TIMEOUT)
-        .concurrency_limit_per_connection(CALLS_PER_CONNECTION)
-        .max_concurrent_streams(STREAMS_PER_CONNECTION)
-        .http2_keepalive_interval(Some(KEEPALIVE))
-        .http2_keepalive_timeout(Some(KEEPALIVE))
-        .http2_adaptive_window(Some(true))
-        .trace_fn(span)
-        .layer(MapResponseLayer::new(blame_the_client))
-        .add_service(health)
+    let routes = Routes::new(health)
         .add_service(reflection)
         .add_service(limited!(AgentServiceServer, api))
         .add_service(limited!(ApprovalServiceServer, api))
         .add_service(limited!(BudgetServiceServer, api))
+        .add_service(limited!(KeyServiceServer, api))
         .add_service(limited!(MessageServiceServer, api))
         .add_service(limited!(ModelProviderServiceServer, api))
         .add_service(limited!(ModelServiceServer, api))
         .add_service(limited!(ModelTokenServiceServer, api))
+        .add_service(limited!(OrganizationServiceServer, api))
         .add_service(limited!(RecoveryServiceServer, api))
         .add_service(limited!(ScheduleServiceServer, api))
         .add_service(limited!(SecretServiceServer, api))
         .add_service(limited!(TaskServiceServer, api))
         // Deltas are small and wanted at once: compressing them one by one would cost time and save nothing.
-        .add_service(EventServiceServer::new(api).max_decoding_message_size(MAX_REQUEST));
+        .add_service(EventServiceServer::new(api.clone()).max_decoding_message_size(MAX_REQUEST));
+    // Around the routes themselves, so that whatever leads to them passes it.
+    let routes = Routes::from(routes.into_axum_router().layer(GuardLayer::new(api)));
+    let lifecycle = context.lifecycle();
     let address = listener.local_addr()?;
     let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
-    let lifecycle = context.lifecycle();
-    let draining = lifecycle.draining();
-    lifecycle.spawn("grpc", router.serve_with_incoming_shutdown(incoming, draining.cancelled_owned()));
+    let serving = router(routes.clone());
+    lifecycle.spawn("grpc", serving.serve_with_incoming_shutdown(incoming, lifecycle.draining().cancelled_owned()));
+    if let Some(socket) = socket {
+        let serving = router(routes);
+        let incoming = UnixListenerStream::new(socket);
+        let draining = lifecycle.draining().cancelled_owned();
+        lifecycle.spawn("grpc on the socket", serving.serve_with_incoming_shutdown(incoming, draining));
+    }
     let (mut changes, draining) = (context.readiness().subscribe(), lifecycle.draining());
     lifecycle.spawn_job("grpc health", async move {
         loop {
@@ -115,6 +133,23 @@ pub(crate) async fn spawn(api: Api, listener: TcpListener, context: &Context) ->
     tracing::info!(%address, "serving gRPC");
     Ok(())
 }
+
+/// The limits of a connection, and what lies around every call.
+fn router(routes: Routes) -> Router<Stack<MapResponseLayer<Blame>, Identity>> {
+    Server::builder()
+        .timeout(TIMEOUT)
+        .concurrency_limit_per_connection(CALLS_PER_CONNECTION)
+        .max_concurrent_streams(STREAMS_PER_CONNECTION)
+        .http2_keepalive_interval(Some(KEEPALIVE))
+        .http2_keepalive_timeout(Some(KEEPALIVE))
+        .http2_adaptive_window(Some(true))
+        .trace_fn(span)
+        .layer(MapResponseLayer::new(blame_the_client as Blame))
+        .add_routes(routes)
+}
+
+/// [`blame_the_client`], for the body that responses have here.
+type Blame = fn(http::Response<Body>) -> http::Response<Body>;
 
 /// How what tonic says of a request that is not well-formed begins. It calls that `INTERNAL`, as if it were our defect,
 /// and offers no other place to tell the two apart. A compressed message without `grpc-encoding` is not among them: that

@@ -58,6 +58,16 @@ pub(crate) fn of_store(error: Error) -> Status {
             let details = ErrorDetails::with_precondition_failure_violation("BUDGET_EXHAUSTED", "budget", &message);
             Status::with_error_details(Code::FailedPrecondition, message, details)
         }
+        Error::LastOwner | Error::Kept => {
+            let details = ErrorDetails::with_precondition_failure_violation("OWNED", "organization", &message);
+            Status::with_error_details(Code::FailedPrecondition, message, details)
+        }
+        Error::Busy => {
+            let words = "wait until its tasks are at rest, or cancel or delete them";
+            let details = ErrorDetails::with_precondition_failure_violation("BUSY", "organization", words);
+            Status::with_error_details(Code::FailedPrecondition, message, details)
+        }
+        Error::Above => Status::permission_denied(message),
         Error::Conflict => Status::aborted("the entity has another revision: read it again, then repeat the change"),
         Error::IdempotencyMismatch => {
             let words = "was used for a different request already; choose a new key for a new request";

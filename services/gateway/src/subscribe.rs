@@ -6,10 +6,12 @@ pub(crate) mod hub;
 mod merge;
 mod subscription;
 
+use std::time::Duration;
+
 use construct_bus::Watch;
 use construct_domain::{OrganizationId, TaskId};
 use construct_proto::v1::{Event, SubscribeRequest, event_service_server::EventService};
-use construct_store::{Error, Stream};
+use construct_store::{Error, Store, Stream};
 use futures::stream::{self, BoxStream, StreamExt as _};
 use tokio::sync::mpsc;
 use tonic::{Request, Response, Status};
@@ -21,6 +23,8 @@ use self::{
 };
 use crate::{
     api::{Api, Backend},
+    caller::Caller,
+    identity::authenticate,
     status,
     validate::requests,
 };
@@ -28,6 +32,9 @@ use crate::{
 /// Events on their way to one client. Behind them the client's own flow control holds the subscription back; the feed
 /// it reads from doesn't wait for it.
 const BUFFER: usize = 8;
+
+/// How often a subscription asks whether its caller still may see what it shows.
+const LOOK_AGAIN: Duration = Duration::from_secs(15);
 
 /// A stream of events that can be watched.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -66,18 +73,33 @@ impl EventService for Api {
         // Listening begins before the first read, so that nothing falls between.
         let joined = entry.backend.hub.join(watched).await;
         let (merge, deleted) = begin(&entry.backend, watched, wanted.cursor).await?;
+        let caller = entry.caller().clone();
         let (sender, receiver) = mpsc::channel(BUFFER);
         let draining = self.lifecycle().draining();
         let backend = std::sync::Arc::clone(&entry.backend);
+        let store = backend.store.clone();
         let subscription = Subscription { backend, watched, merge, joined, types: wanted.types, deleted, out: sender };
         self.lifecycle().spawn_job("subscription", async move {
             let _permit = permit;
             tokio::select! {
                 () = draining.cancelled() => {}
+                // Who connects again is judged again.
+                () = until_it_ends(&store, &caller) => {}
                 () = subscription.run() => {}
             }
         });
         Ok(Response::new(events(receiver).boxed()))
+    }
+}
+
+/// Waits until the caller is not who they were any more: the key was revoked, the member removed, the token's time is over.
+async fn until_it_ends(store: &Store, caller: &Caller) {
+    loop {
+        tokio::time::sleep(LOOK_AGAIN).await;
+        // A database that is away says nothing about the caller.
+        if let Ok(false) = authenticate::holds(store, caller).await {
+            return;
+        }
     }
 }
 

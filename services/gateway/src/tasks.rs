@@ -43,6 +43,7 @@ impl TaskService for Api {
     async fn create_task(&self, request: Request<CreateTaskRequest>) -> Result<Response<v1::Task>, Status> {
         let (entry, mut request) = self.enter(request)?;
         requests::create_task(&request, self.pools())?;
+        entry.workspace(request.spec.as_ref().map_or("", |spec| &spec.workspace))?;
         let write = entry.write("CreateTask", &mut request);
         let spec = request.spec.unwrap_or_default();
         let mut lookup = Lookup::new(&write);
@@ -167,6 +168,7 @@ impl TaskService for Api {
     async fn fork_task(&self, request: Request<ForkTaskRequest>) -> Result<Response<v1::Task>, Status> {
         let (entry, mut request) = self.enter(request)?;
         let (source, message) = requests::fork_task(&request)?;
+        entry.workspace(&request.workspace)?;
         let write = entry.write("ForkTask", &mut request);
         let elsewhere = Content { blocks: vec![Block::Text(ELSEWHERE.to_owned())] };
         let new = NewFork {

@@ -67,7 +67,7 @@ async fn a_run_is_made_once_by_however_many_replicas() {
     assert_eq!(events.iter().map(|event| event.sequence).collect::<Vec<_>>(), [1, 2]);
     let over = again(&f, &once).await;
     assert_eq!((over.next_run, over.last_run), (None, Some(now)));
-    let runs = f.store.schedule_runs(once.id).await.expect("read");
+    let runs = f.store.schedule_runs(once.organization, once.id).await.expect("read");
     assert_eq!(
         runs.iter().map(|run| (run.due, run.outcome, run.task)).collect::<Vec<_>>(),
         [(now, RunOutcome::Sent, Some(task))]
@@ -98,7 +98,7 @@ async fn runs_for_an_agent_begin_tasks_and_missed_ones_are_made_up_for_as_wanted
         fired.iter().map(|fired| (fired.schedule.id, fired.tasks.len())).collect::<Vec<_>>(),
         [(all.id, 4), (skip.id, 1)]
     );
-    let runs = f.store.schedule_runs(skip.id).await.expect("read");
+    let runs = f.store.schedule_runs(skip.organization, skip.id).await.expect("read");
     let outcomes: Vec<_> = runs.iter().map(|run| (run.due, run.outcome)).collect();
     assert_eq!(outcomes, [(start + minutes(3), RunOutcome::Sent), (start, RunOutcome::PassedOver)]);
     let begun = f.store.task_get(ORG, fired[1].tasks[0]).await.expect("got");
@@ -124,7 +124,7 @@ async fn a_run_that_cannot_be_accepted_is_remembered_and_the_next_one_comes() {
     assert_eq!((fired.tasks.len(), fired.failures.as_slice()), (0, ["task not found".to_owned()].as_slice()));
     let after = again(&f, &daily).await;
     assert_eq!((after.next_run, after.last_error.as_deref()), (Some(start + minutes(1)), Some("task not found")));
-    let runs = f.store.schedule_runs(daily.id).await.expect("read");
+    let runs = f.store.schedule_runs(daily.organization, daily.id).await.expect("read");
     assert_eq!(runs[0].outcome, RunOutcome::Failed);
     f.store.task_purge(task).await.expect("purged");
     assert_not_found(f.store.schedule_find(ORG, "s").await);
@@ -140,6 +140,6 @@ async fn the_memory_of_runs_is_bounded() {
     let count: i64 =
         sqlx::query_scalar("SELECT count(*) FROM schedule_runs").fetch_one(&f.store.pool).await.expect("counted");
     assert_eq!(count, i64::from(RUNS_KEPT));
-    let runs = f.store.schedule_runs(one.id).await.expect("read");
+    let runs = f.store.schedule_runs(one.organization, one.id).await.expect("read");
     assert_eq!((runs[0].due, runs.len()), (start + minutes(150), RUNS_KEPT as usize));
 }

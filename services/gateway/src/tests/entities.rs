@@ -334,7 +334,7 @@ async fn another_organisations_entities_do_not_exist() {
     let gateway = Gateway::start().await.with_agent().await;
     let other = OrganizationId::from_uuid(Uuid::now_v7());
     let sql = format!(
-        "INSERT INTO organizations (id, name, event_sequence, created_at) VALUES ('{}', 'other', 0, now())",
+        "INSERT INTO organizations (id, name, slug, created_at, updated_at) VALUES ('{}', 'other', 'other', now(), now())",
         other.uuid()
     );
     // What sqlx knows about an address beyond this, psql does not.

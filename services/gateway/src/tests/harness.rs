@@ -6,13 +6,14 @@ use construct_bus::testing::NatsServer;
 use construct_proto::v1::{
     self, agent_service_client::AgentServiceClient, event_service_client::EventServiceClient,
     message_service_client::MessageServiceClient, model_provider_service_client::ModelProviderServiceClient,
-    model_service_client::ModelServiceClient, task_service_client::TaskServiceClient,
+    model_service_client::ModelServiceClient, organization_service_client::OrganizationServiceClient,
+    task_service_client::TaskServiceClient,
 };
 use construct_runtime::{Common, Context};
 use construct_store::{Store, testing::Database};
 use tokio::{net::TcpListener, runtime::Handle};
 use tonic::{
-    Code, Status, Streaming,
+    Code, Request, Status, Streaming,
     transport::{Channel, Endpoint},
 };
 
@@ -38,6 +39,25 @@ impl Gateway {
         gateway
     }
 
+    /// One that is configured like this, and ready.
+    pub(super) async fn start_with(config: Config) -> Self {
+        let (database, nats) = tokio::join!(Database::new(), NatsServer::start());
+        let (database_url, nats_url) = (database.url().to_owned(), nats.url().to_owned());
+        let gateway = Self::launch_with(database, nats, &database_url, &nats_url, config).await;
+        let who = || async {
+            let mut request = Request::new(v1::WhoAmIRequest {});
+            request.metadata_mut().insert("authorization", "Bearer ct_x".parse().expect("a header"));
+            OrganizationServiceClient::new(gateway.channel())
+                .who_am_i(request)
+                .await
+                .map(drop)
+                .map_err(|status| status.code())
+        };
+        // Until the database is there nobody can be judged.
+        _ = until("the gateway is ready", who, |answer| *answer == Err(Code::Unauthenticated)).await;
+        gateway
+    }
+
     /// Waits until requests are served.
     pub(super) async fn ready(&self) {
         let ask = || async { self.agents().list_agents(v1::ListAgentsRequest::default()).await };
@@ -46,6 +66,16 @@ impl Gateway {
 
     /// A gateway that finds PostgreSQL and NATS, or not, at the given addresses.
     pub(super) async fn launch(database: Database, nats: NatsServer, database_url: &str, nats_url: &str) -> Self {
+        Self::launch_with(database, nats, database_url, nats_url, Config::default()).await
+    }
+
+    async fn launch_with(
+        database: Database,
+        nats: NatsServer,
+        database_url: &str,
+        nats_url: &str,
+        config: Config,
+    ) -> Self {
         let common = Common {
             nats_url: nats_url.into(),
             database_url: Some(database_url.into()),
@@ -63,7 +93,7 @@ impl Gateway {
         // As in the process, the start is not a task but what the main thread does: it need not be `Send`.
         std::thread::spawn(move || {
             // Ends with an error only when the test ends first.
-            _ = runtime.block_on(crate::start(listener, &Config::default(), &starting));
+            _ = runtime.block_on(crate::start(listener, &config, &starting));
         });
         let endpoint = Endpoint::from_shared(format!("http://{address}")).expect("an address");
         Self { context, nats, database, channel: endpoint.connect_lazy() }

@@ -1,6 +1,7 @@
 //! What each request is checked for. The limits are those of the comments in `proto/construct/v1`.
 
 mod entities;
+mod identity;
 mod model_tokens;
 mod money;
 mod policies;
@@ -12,6 +13,11 @@ mod tasks;
 pub(crate) use entities::{
     create_agent, create_model, create_model_provider, delete, get, list_agents, list_model_providers, list_models,
     model_provider_fits, update_agent, update_model, update_model_provider,
+};
+pub(crate) use identity::{
+    create_api_key, create_invitation, create_organization, create_setup_code, delete_organization,
+    exchange_setup_code, get_organization, list_api_keys, list_invitations, list_members, list_organizations,
+    remove_member, revoke_api_key, revoke_invitation, update_member, update_organization,
 };
 pub(crate) use model_tokens::create_model_token;
 pub(crate) use money::{budget, create_budget, get_costs, list_budgets, list_catalogue_models, update_budget};

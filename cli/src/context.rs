@@ -1,0 +1,277 @@
+//! Contexts: where a gateway is and how to log in there, by name. They are kept in a file that only its owner may read, and no command
+//! prints a key.
+
+use std::{
+    collections::BTreeMap,
+    fs::{self, OpenOptions},
+    io::{ErrorKind, Write as _},
+    os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt as _},
+    path::{Path, PathBuf},
+};
+
+use clap::{Args, Subcommand};
+use serde::{Deserialize, Serialize};
+
+use crate::{entity, failure::Failure, hidden, output};
+
+/// Where the gateway is when nobody says.
+pub(crate) const DEFAULT_ADDRESS: &str = "http://127.0.0.1:60080";
+/// Holds a key, for programs.
+const KEY: &str = "CONSTRUCT_KEY";
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum ContextCommand {
+    /// Remember a gateway, or replace what is remembered. The first one is used from then on. With --organization, that one is worked in.
+    Add(Add),
+    /// Use this one from now on.
+    Use {
+        /// Its name.
+        name: String,
+    },
+    /// List them. The one that is used has a star.
+    List,
+    /// Forget one.
+    Remove {
+        /// Its name.
+        name: String,
+    },
+}
+
+/// A key never stands on the command line, where every process of the machine could read it.
+#[derive(Debug, Args)]
+pub(crate) struct Add {
+    /// What to call it.
+    name: String,
+    /// Where the gateway is: http://HOST:PORT, or unix:/PATH for the socket on this machine.
+    #[arg(long, value_name = "URL")]
+    address: String,
+    /// Read the API key from this file.
+    #[arg(long, value_name = "FILE", conflicts_with = "key_stdin")]
+    key_file: Option<PathBuf>,
+    /// Ask for the API key, or read it from standard input.
+    #[arg(long)]
+    key_stdin: bool,
+}
+
+/// All of the file.
+#[derive(Default, Serialize, Deserialize)]
+#[serde(default)]
+struct Contexts {
+    current: Option<String>,
+    contexts: BTreeMap<String, Context>,
+}
+
+#[derive(Clone, Serialize, Deserialize)]
+struct Context {
+    address: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    key: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    organization: Option<String>,
+}
+
+/// What the command line and the environment say of whom to talk to.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Wanted {
+    /// An address.
+    pub(crate) gateway: Option<String>,
+    /// A context by name.
+    pub(crate) context: Option<String>,
+    /// An organisation by id.
+    pub(crate) organization: Option<String>,
+}
+
+/// Whom to talk to, and as whom.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct Target {
+    /// The gateway's address.
+    pub(crate) address: String,
+    /// The API key.
+    pub(crate) key: Option<String>,
+    /// The organisation.
+    pub(crate) organization: Option<String>,
+}
+
+impl Wanted {
+    /// What is wanted, filled up from the context that is named or used. A context's key goes to the context's address and nowhere
+    /// else: who names another address has to bring a key for it.
+    ///
+    /// # Errors
+    /// When there is no such context, or the file cannot be read.
+    pub(crate) fn target(self) -> Result<Target, Failure> {
+        let key = std::env::var(KEY).ok().map(|key| key.trim().to_owned()).filter(|key| !key.is_empty());
+        self.target_of(&path(), key)
+    }
+
+    fn target_of(self, path: &Result<PathBuf, Failure>, key: Option<String>) -> Result<Target, Failure> {
+        let context = match (&self.context, &self.gateway, path) {
+            (Some(name), _, Ok(path)) => Some(Contexts::read(path)?.get(name)?),
+            (Some(name), _, Err(_)) => return Err(unknown(name)),
+            (None, None, Ok(path)) => Contexts::read(path)?.used(),
+            (None, ..) => None,
+        };
+        let (remembered, address) = match (context, self.gateway) {
+            (Some(context), Some(gateway)) if gateway != context.address => (None, gateway),
+            (Some(context), _) => (Some(context.clone()), context.address),
+            (None, gateway) => (None, gateway.unwrap_or_else(|| DEFAULT_ADDRESS.to_owned())),
+        };
+        Ok(Target {
+            address,
+            key: key.or_else(|| remembered.as_ref().and_then(|context| context.key.clone())),
+            organization: self.organization.or_else(|| remembered.and_then(|context| context.organization)),
+        })
+    }
+}
+
+impl ContextCommand {
+    /// # Errors
+    /// When the file cannot be read or written.
+    pub(crate) fn run(self, organization: Option<String>) -> Result<(), Failure> {
+        let path = path()?;
+        let mut all = Contexts::read(&path)?;
+        match self {
+            Self::Add(Add { name, address, key_file, key_stdin }) => {
+                crate::gateway::Gateway::check(&address)?;
+                let key = match key_file {
+                    Some(file) => Some(entity::read_text(&file)?),
+                    None if key_stdin => Some(hidden::read("API key: ")?),
+                    None => None,
+                };
+                let key = key.map(|key| key.trim().to_owned()).filter(|key| !key.is_empty());
+                all.current.get_or_insert_with(|| name.clone());
+                all.contexts.insert(name, Context { address, key, organization });
+                all.write(&path)
+            }
+            Self::Use { name } => {
+                all.get(&name)?;
+                all.current = Some(name);
+                all.write(&path)
+            }
+            Self::List => output::print(&all.show()),
+            Self::Remove { name } => {
+                all.contexts.remove(&name).ok_or_else(|| unknown(&name))?;
+                all.current = all.current.filter(|current| *current != name);
+                all.write(&path)
+            }
+        }
+    }
+}
+
+fn unknown(name: &str) -> Failure {
+    Failure::usage(format!("there is no context {name}")).hint("construct context list")
+}
+
+/// Where contexts are kept.
+fn path() -> Result<PathBuf, Failure> {
+    let set = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let base = set("XDG_CONFIG_HOME").or_else(|| set("HOME").map(|home| home.join(".config")));
+    let base = base.ok_or_else(|| Failure::usage("contexts are kept below HOME, which is not set"))?;
+    Ok(base.join("construct").join("contexts.json"))
+}
+
+impl Contexts {
+    fn read(path: &Path) -> Result<Self, Failure> {
+        let shown = path.display();
+        let text = match fs::read(path) {
+            Ok(text) => text,
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Self::default()),
+            Err(error) => return Err(Failure::usage(format!("{shown} cannot be read: {error}"))),
+        };
+        let mode = fs::metadata(path).map_or(0, |found| found.permissions().mode());
+        if mode & 0o077 != 0 {
+            return Err(Failure::usage(format!("{shown} holds keys, and others may read it"))
+                .hint(format!("chmod 600 {shown}")));
+        }
+        // What cannot be read is not quoted: it may be a key.
+        serde_json::from_slice(&text).map_err(|_| Failure::usage(format!("{shown} is not what this program wrote")))
+    }
+
+    fn write(&self, path: &Path) -> Result<(), Failure> {
+        let folder = path.parent().unwrap_or(Path::new("."));
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+        let unfinished = path.with_extension(format!("{}.tmp", std::process::id()));
+        // Whole or not at all, and never readable for others.
+        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&unfinished)?;
+        let text = serde_json::to_string_pretty(self).unwrap_or_default() + "\n";
+        let done =
+            file.write_all(text.as_bytes()).and_then(|()| file.sync_all()).and_then(|()| fs::rename(&unfinished, path));
+        if done.is_err() {
+            _ = fs::remove_file(&unfinished);
+        }
+        Ok(done?)
+    }
+
+    fn get(&self, name: &str) -> Result<Context, Failure> {
+        self.contexts.get(name).cloned().ok_or_else(|| unknown(name))
+    }
+
+    fn used(&self) -> Option<Context> {
+        self.contexts.get(self.current.as_ref()?).cloned()
+    }
+
+    fn show(&self) -> String {
+        let line = |(name, context): (&String, &Context)| {
+            let star = if self.current.as_ref() == Some(name) { '*' } else { ' ' };
+            let key = if context.key.is_some() { "with a key" } else { "without a key" };
+            let organization = context.organization.as_deref().unwrap_or_default();
+            format!("{star} {name:<16} {:<32} {key:<14} {organization}", context.address).trim_end().to_owned() + "\n"
+        };
+        self.contexts.iter().map(line).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn folder() -> PathBuf {
+        let path = std::env::temp_dir().join(format!("construct-contexts-{}", uuid::Uuid::now_v7()));
+        fs::create_dir(&path).unwrap();
+        path
+    }
+
+    #[test]
+    fn contexts_are_kept_for_their_owner_alone_and_keys_are_not_shown() {
+        let folder = folder();
+        let path = folder.join("construct").join("contexts.json");
+        let mut all = Contexts::read(&path).unwrap();
+        let context = Context { address: "http://a:1".into(), key: Some("ct_x".into()), organization: None };
+        all.contexts.insert("a".into(), context);
+        all.current = Some("a".into());
+        all.write(&path).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+        let read = Contexts::read(&path).unwrap();
+        assert!(read.show().starts_with("* a") && !read.show().contains("ct_x"), "{}", read.show());
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
+        assert!(Contexts::read(&path).is_err());
+        fs::remove_dir_all(folder).unwrap();
+    }
+
+    #[test]
+    fn a_key_goes_to_the_address_it_was_given_for() {
+        let folder = folder();
+        let path = folder.join("contexts.json");
+        let context = |key: &str| Context {
+            address: format!("http://{key}:1"),
+            key: Some(format!("ct_{key}")),
+            organization: Some(format!("org_{key}")),
+        };
+        let contexts = BTreeMap::from([("a".to_owned(), context("a")), ("b".to_owned(), context("b"))]);
+        Contexts { current: Some("a".into()), contexts }.write(&path).unwrap();
+        let path = Ok(path);
+        let target = |gateway: Option<&str>, name: Option<&str>, key: Option<&str>| {
+            let wanted =
+                Wanted { gateway: gateway.map(str::to_owned), context: name.map(str::to_owned), organization: None };
+            let Target { address, key, organization } = wanted.target_of(&path, key.map(str::to_owned)).unwrap();
+            (address, key.unwrap_or_default(), organization.unwrap_or_default())
+        };
+        let expected = |address: &str, key: &str, organization: &str| (address.into(), key.into(), organization.into());
+        assert_eq!(target(None, None, None), expected("http://a:1", "ct_a", "org_a"));
+        assert_eq!(target(None, Some("b"), None), expected("http://b:1", "ct_b", "org_b"));
+        assert_eq!(target(None, None, Some("ct_own")), expected("http://a:1", "ct_own", "org_a"));
+        assert_eq!(target(Some("http://x:1"), None, None), expected("http://x:1", "", ""));
+        assert_eq!(target(Some("http://x:1"), Some("b"), None), expected("http://x:1", "", ""));
+        assert!(Wanted { context: Some("c".into()), ..Wanted::default() }.target_of(&path, None).is_err());
+        fs::remove_dir_all(folder).unwrap();
+    }
+}

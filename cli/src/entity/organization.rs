@@ -1,0 +1,180 @@
+//! Organisations: who owns what.
+
+use clap::{Args, Subcommand};
+use construct_proto::v1::{
+    CreateOrganizationRequest, DeleteOrganizationRequest, GetOrganizationRequest, ListOrganizationsRequest,
+    Organization, OrganizationKind, OrganizationSpec, Role, UpdateOrganizationRequest,
+};
+use jiff::Timestamp;
+
+use super::{ChangeArgs, WriteArgs, age, id, metadata_details};
+use crate::{
+    failure::Failure,
+    gateway::{Gateway, call},
+    output::{Entity, Format, OutputArgs},
+    page::ListArgs,
+};
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum OrganizationCommand {
+    /// Make one, and own it. Enter it with --organization ID.
+    Create(Create),
+    /// Show one.
+    Get {
+        /// Slug or id; the one that is worked in when not given.
+        #[arg(default_value = "", hide_default_value = true)]
+        reference: String,
+        #[command(flatten)]
+        output: OutputArgs,
+    },
+    /// List yours.
+    List {
+        #[command(flatten)]
+        list: ListArgs,
+        #[command(flatten)]
+        output: OutputArgs,
+    },
+    /// Change the one that is worked in: only what is given.
+    Update(Update),
+    /// Close the one that is worked in, for good.
+    Delete {
+        /// Its slug or id.
+        reference: String,
+        #[command(flatten)]
+        write: WriteArgs,
+        #[command(flatten)]
+        output: OutputArgs,
+    },
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Create {
+    /// Unique in the installation: lower-case letters, digits, `.`, `_` and `-`.
+    slug: String,
+    /// What people call it; the slug when not given.
+    #[arg(long)]
+    name: Option<String>,
+    /// Where its picture is.
+    #[arg(long, value_name = "URL", default_value = "", hide_default_value = true)]
+    avatar_url: String,
+    #[command(flatten)]
+    write: WriteArgs,
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct Update {
+    /// Its slug or id.
+    reference: String,
+    #[arg(long)]
+    name: Option<String>,
+    #[arg(long)]
+    slug: Option<String>,
+    #[arg(long, value_name = "URL")]
+    avatar_url: Option<String>,
+    #[command(flatten)]
+    change: ChangeArgs,
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+impl OrganizationCommand {
+    /// # Errors
+    /// What the gateway fails with.
+    pub(crate) async fn run(self, gateway: &Gateway) -> Result<(), Failure> {
+        match self {
+            Self::Create(args) => args.run(gateway).await,
+            Self::Get { reference, output } => {
+                let request = GetOrganizationRequest { organization: reference };
+                output.one(&call(gateway.organizations().get_organization(request)).await?)
+            }
+            Self::List { list, output } => {
+                let listed = list
+                    .collect(|page| async move {
+                        let request = ListOrganizationsRequest { page: Some(page) };
+                        let response = call(gateway.organizations().list_organizations(request)).await?;
+                        Ok((response.organizations, response.page))
+                    })
+                    .await?;
+                output.list(&listed)
+            }
+            Self::Update(args) => {
+                let request = UpdateOrganizationRequest {
+                    organization: args.reference,
+                    name: args.name,
+                    slug: args.slug,
+                    avatar_url: args.avatar_url,
+                    revision: args.change.revision,
+                    idempotency_key: args.change.write.key(),
+                };
+                args.output.one(&call(gateway.organizations().update_organization(request)).await?)
+            }
+            Self::Delete { reference, write, output } => {
+                let request =
+                    DeleteOrganizationRequest { organization: reference.clone(), idempotency_key: write.key() };
+                call(gateway.organizations().delete_organization(request)).await?;
+                output.deleted("organization", &reference)
+            }
+        }
+    }
+}
+
+impl Create {
+    async fn run(self, gateway: &Gateway) -> Result<(), Failure> {
+        let name = self.name.unwrap_or_else(|| self.slug.clone());
+        let spec = OrganizationSpec { name, slug: self.slug, avatar_url: self.avatar_url };
+        let request = CreateOrganizationRequest { spec: Some(spec), idempotency_key: self.write.key() };
+        let made = call(gateway.organizations().create_organization(request)).await?;
+        if self.output.format() != Format::Table {
+            return self.output.words("construct.v1.CreateOrganizationResponse", &made, "");
+        }
+        if let Some(code) = &made.setup_code {
+            eprintln!("your key does not open it; this code is exchanged for one that does: {}", code.code);
+            eprintln!("  construct key exchange");
+        }
+        self.output.one(&made.organization.unwrap_or_default())
+    }
+}
+
+/// How a role is written.
+pub(super) fn role(role: Role) -> String {
+    role.as_str_name().trim_start_matches("ROLE_").to_lowercase()
+}
+
+/// Reads a role.
+///
+/// # Errors
+/// What is wrong with the text, for a person.
+pub(super) fn parse_role(text: &str) -> Result<Role, String> {
+    let known = Role::from_str_name(&format!("ROLE_{}", text.to_uppercase())).filter(|role| *role != Role::Unspecified);
+    known.ok_or_else(|| "write viewer, member, admin or owner".to_owned())
+}
+
+impl Entity for Organization {
+    const NAME: &'static str = "construct.v1.Organization";
+    const PLURAL: &'static str = "organizations";
+    const COLUMNS: &'static [&'static str] = &["SLUG", "NAME", "KIND", "ROLE", "AGE", "ID"];
+
+    fn row(&self, now: Timestamp) -> Vec<String> {
+        let (spec, status) = (self.spec.clone().unwrap_or_default(), self.status.unwrap_or_default());
+        let kind = if status.kind() == OrganizationKind::Personal { "personal" } else { "team" };
+        let metadata = self.metadata.as_ref();
+        vec![spec.slug, spec.name, kind.to_owned(), role(status.role()), age(metadata, now), id(metadata)]
+    }
+
+    fn details(&self, now: Timestamp) -> Vec<(&'static str, String)> {
+        let (spec, status) = (self.spec.clone().unwrap_or_default(), self.status.unwrap_or_default());
+        let kind = if status.kind() == OrganizationKind::Personal { "personal" } else { "team" };
+        let mut details = vec![
+            ("slug", spec.slug),
+            ("name", spec.name),
+            ("id", id(self.metadata.as_ref())),
+            ("kind", kind.to_owned()),
+            ("you are", role(status.role())),
+            ("avatar", spec.avatar_url),
+        ];
+        details.extend(metadata_details(self.metadata.as_ref(), now));
+        details
+    }
+}

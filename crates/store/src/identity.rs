@@ -1,0 +1,62 @@
+//! Who may do what: people, organisations, members, invitations, keys. What each may is decided by the gateway's rules; what the data
+//! must never say (an organisation without an owner, a key that may more than who made it) is refused here.
+//!
+//! Nothing here tells of itself in events: who belongs to an organisation is not for everybody who may watch it.
+
+mod invitation;
+mod key;
+mod member;
+mod organization;
+mod user;
+
+use construct_domain::access::{Role, Scope};
+
+pub use invitation::{Invitation, InvitationState, NewInvitation};
+pub use key::{ApiKey, KeyHolder, NewApiKey, NewSetupCode, Secret};
+pub use member::Member;
+pub use organization::{NewOrganization, Organization, OrganizationChanges, OrganizationKind};
+pub use user::{Profile, User};
+
+use crate::Error;
+
+/// A role of a row.
+fn role(word: &str) -> Result<Role, Error> {
+    Role::parse(word).ok_or_else(|| Error::internal(format!("unknown role `{word}`")))
+}
+
+/// The scopes of a row. One that is not known any more is worth nothing.
+fn scopes(words: &[String]) -> Vec<Scope> {
+    words.iter().filter_map(|word| Scope::parse(word)).collect()
+}
+
+/// Scopes for a row.
+fn scope_words(scopes: &[Scope]) -> Vec<String> {
+    scopes.iter().map(|scope| scope.as_str().to_owned()).collect()
+}
+
+/// One list, by time of creation in either direction. `$select` is the module's macro of the columns; `$table` what the row is
+/// called there.
+macro_rules! by_time {
+    ($store:expr, $select:ident, $condition:literal, $created:literal, $id:literal, $page:expr, [$($argument:expr),*], $numbers:tt) => {{
+        let (time, id) = $page.after_time()?;
+        if $page.order.descending {
+            crate::identity::by_time!(@rows $store, $select, $condition, $created, $id, "<", " DESC", $page, [$($argument),*], time, id, $numbers)
+        } else {
+            crate::identity::by_time!(@rows $store, $select, $condition, $created, $id, ">", "", $page, [$($argument),*], time, id, $numbers)
+        }
+    }};
+    (@rows $store:expr, $select:ident, $condition:literal, $created:literal, $id:literal, $comparison:literal, $direction:literal, $page:expr,
+     [$($argument:expr),*], $time:expr, $row:expr, ($first:literal, $second:literal, $third:literal)) => {
+        $select!(
+            [$condition " AND (" $created ", " $id ") " $comparison " ($" $first ", $" $second ")
+              ORDER BY " $created $direction ", " $id $direction " LIMIT $" $third],
+            $($argument,)*
+            $time,
+            $row,
+            $page.limit(),
+        )
+        .fetch_all(&$store.pool)
+        .await?
+    };
+}
+use by_time;

@@ -1,0 +1,448 @@
+//! API keys, and the codes that are exchanged for one. What opens a door is stored as its SHA-256 only.
+
+use construct_domain::{
+    ApiKeyId, OrganizationId, UserId,
+    access::{Role, Scope},
+};
+use jiff::{SignedDuration, Timestamp};
+use uuid::Uuid;
+
+use super::{by_time, role, scope_words, scopes};
+use crate::{
+    Cursor, Error, Key, Page, Rendered, Store, Write, Written, text,
+    time::{self, option, sql_option},
+    write::{Writer, begin},
+};
+
+const WHAT: &str = "API key";
+
+/// How old the note of a key's last use may get. A note with every request would be a write with every read.
+const USE_NOTED: SignedDuration = SignedDuration::from_secs(60);
+
+/// A key, without what opens the door.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ApiKey {
+    /// Its id.
+    pub id: ApiKeyId,
+    /// What it opens.
+    pub organization: OrganizationId,
+    /// For people.
+    pub name: String,
+    /// How it begins.
+    pub prefix: String,
+    /// What it is at most.
+    pub role: Role,
+    /// What it is good for.
+    pub scopes: Vec<Scope>,
+    /// In whose name it acts.
+    pub user: UserId,
+    /// Until when; none: until it is revoked.
+    pub expires_at: Option<Timestamp>,
+    /// Since when it is worth nothing.
+    pub revoked_at: Option<Timestamp>,
+    /// When it was last used, to the minute.
+    pub last_used_at: Option<Timestamp>,
+    /// When it was made.
+    pub created_at: Timestamp,
+}
+
+/// What is stored of a key or code.
+#[derive(Clone, PartialEq, Eq)]
+pub struct Secret {
+    /// How it begins.
+    pub prefix: String,
+    /// SHA-256 of the whole.
+    pub hash: [u8; 32],
+}
+
+impl std::fmt::Debug for Secret {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Secret").field("prefix", &self.prefix).finish_non_exhaustive()
+    }
+}
+
+/// A key to make.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NewApiKey {
+    /// Its id.
+    pub id: ApiKeyId,
+    /// For people.
+    pub name: String,
+    /// What opens the door.
+    pub secret: Secret,
+    /// What it is at most.
+    pub role: Role,
+    /// What it is good for.
+    pub scopes: Vec<Scope>,
+    /// In whose name it acts.
+    pub user: UserId,
+    /// Until when; none: until it is revoked.
+    pub expires_at: Option<Timestamp>,
+}
+
+/// A code to make: what its key will be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NewSetupCode {
+    /// What is exchanged.
+    pub secret: Secret,
+    /// Of the key.
+    pub name: String,
+    /// Of the key.
+    pub role: Role,
+    /// Of the key.
+    pub scopes: Vec<Scope>,
+    /// In whose name the key will act.
+    pub user: UserId,
+    /// Of the key.
+    pub key_expires_at: Option<Timestamp>,
+    /// Until when it can be exchanged.
+    pub expires_at: Timestamp,
+}
+
+/// Who holds a key that is valid.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct KeyHolder {
+    /// The key.
+    pub key: ApiKeyId,
+    /// What it opens.
+    pub organization: OrganizationId,
+    /// In whose name it acts.
+    pub user: UserId,
+    /// What it is: no more than the user is at this moment.
+    pub role: Role,
+    /// What it is good for.
+    pub scopes: Vec<Scope>,
+}
+
+impl ApiKey {
+    /// Its place in a list.
+    pub fn cursor(&self, key: Key) -> Cursor {
+        Cursor::new(key, self.id.uuid(), &self.name, self.created_at, self.created_at)
+    }
+}
+
+struct Row {
+    id: Uuid,
+    organization_id: Uuid,
+    name: String,
+    prefix: String,
+    role: String,
+    scopes: Vec<String>,
+    user_id: Uuid,
+    expires_at: Option<jiff_sqlx::Timestamp>,
+    revoked_at: Option<jiff_sqlx::Timestamp>,
+    last_used_at: Option<jiff_sqlx::Timestamp>,
+    created_at: Timestamp,
+}
+
+impl TryFrom<Row> for ApiKey {
+    type Error = Error;
+
+    fn try_from(row: Row) -> Result<Self, Error> {
+        Ok(Self {
+            id: ApiKeyId::from_uuid(row.id),
+            organization: OrganizationId::from_uuid(row.organization_id),
+            name: row.name,
+            prefix: row.prefix,
+            role: role(&row.role)?,
+            scopes: scopes(&row.scopes),
+            user: UserId::from_uuid(row.user_id),
+            expires_at: option(row.expires_at),
+            revoked_at: option(row.revoked_at),
+            last_used_at: option(row.last_used_at),
+            created_at: row.created_at,
+        })
+    }
+}
+
+macro_rules! select {
+    ([$($tail:literal)+], $($argument:expr),* $(,)?) => {
+        sqlx::query_as!(
+            Row,
+            r#"SELECT k.id, k.organization_id, k.name, k.prefix, k.role, k.scopes, k.user_id, k.expires_at, k.revoked_at, k.last_used_at,
+                    k.created_at
+             FROM api_keys k WHERE "# $(+ $tail)+,
+            $($argument),*
+        )
+    };
+}
+
+impl Store {
+    /// Who holds the key with this hash, when it is valid. Known, unknown, expired and revoked keys cost the same look into one index.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn api_key_holder(&self, hash: &[u8; 32], now: Timestamp) -> Result<Option<KeyHolder>, Error> {
+        let row = sqlx::query!(
+            r#"SELECT k.id, k.organization_id, k.user_id, k.role, k.scopes, k.last_used_at, m.role AS member_role
+               FROM api_keys k
+               JOIN organizations o ON o.id = k.organization_id
+               JOIN members m ON m.organization_id = k.organization_id AND m.user_id = k.user_id
+               WHERE k.hash = $1 AND k.revoked_at IS NULL AND (k.expires_at IS NULL OR k.expires_at > $2) AND o.deleted_at IS NULL"#,
+            hash.as_slice(),
+            time::sql(now) as _,
+        )
+        .fetch_optional(&self.pool)
+        .await?;
+        let Some(row) = row else { return Ok(None) };
+        let noted: Option<Timestamp> = option(row.last_used_at);
+        if noted.is_none_or(|noted| now.duration_since(noted) >= USE_NOTED) {
+            // Of several processes that see it at once, one writes.
+            sqlx::query!(
+                "UPDATE api_keys SET last_used_at = $2 WHERE id = $1 AND (last_used_at IS NULL OR last_used_at <= $3)",
+                row.id,
+                time::sql(now) as _,
+                time::sql(now - USE_NOTED) as _,
+            )
+            .execute(&self.pool)
+            .await?;
+        }
+        Ok(Some(KeyHolder {
+            key: ApiKeyId::from_uuid(row.id),
+            organization: OrganizationId::from_uuid(row.organization_id),
+            user: UserId::from_uuid(row.user_id),
+            role: role(&row.role)?.min(role(&row.member_role)?),
+            scopes: scopes(&row.scopes),
+        }))
+    }
+
+    /// Whether a key that was valid still is.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn api_key_holds(&self, key: ApiKeyId, now: Timestamp) -> Result<bool, Error> {
+        Ok(sqlx::query_scalar!(
+            r#"SELECT EXISTS (SELECT 1 FROM api_keys k
+                   JOIN organizations o ON o.id = k.organization_id
+                   JOIN members m ON m.organization_id = k.organization_id AND m.user_id = k.user_id
+                   WHERE k.id = $1 AND k.revoked_at IS NULL AND (k.expires_at IS NULL OR k.expires_at > $2)
+                     AND o.deleted_at IS NULL) AS "holds!""#,
+            key.uuid(),
+            time::sql(now) as _,
+        )
+        .fetch_one(&self.pool)
+        .await?)
+    }
+
+    /// A page of an organisation's keys, by time; those of one user, or all.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn api_key_list(
+        &self,
+        organization: OrganizationId,
+        user: Option<UserId>,
+        page: &Page,
+    ) -> Result<Vec<ApiKey>, Error> {
+        let rows = by_time!(
+            self,
+            select,
+            "k.organization_id = $1 AND ($2::uuid IS NULL OR k.user_id = $2)",
+            "k.created_at",
+            "k.id",
+            page,
+            [organization.uuid(), user.map(UserId::uuid) as _],
+            ("3", "4", "5")
+        );
+        rows.into_iter().map(ApiKey::try_from).collect()
+    }
+
+    /// Makes a key.
+    ///
+    /// # Errors
+    /// Those of every write.
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn api_key_create(&self, write: &Write, new: NewApiKey) -> Result<ApiKey, Error> {
+        let organization = write.organization;
+        api_key_insert(&mut *self.pool.acquire().await?, organization, &new, write.now).await?;
+        Ok(ApiKey {
+            id: new.id,
+            organization,
+            name: text::clean(&new.name).into_owned(),
+            prefix: new.secret.prefix,
+            role: new.role,
+            scopes: new.scopes,
+            user: new.user,
+            expires_at: new.expires_at,
+            revoked_at: None,
+            last_used_at: None,
+            created_at: time::micros(write.now),
+        })
+    }
+
+    /// Makes an owner's key of the operator's organisation, when it has none that is valid. Gives whether it was made.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn api_key_first(&self, new: &NewApiKey, now: Timestamp) -> Result<bool, Error> {
+        let local = OrganizationId::LOCAL;
+        let mut transaction = self.pool.begin().await?;
+        // Two that ask at once ask one after the other.
+        sqlx::query_scalar!("SELECT id FROM organizations WHERE id = $1 FOR UPDATE", local.uuid())
+            .fetch_one(&mut *transaction)
+            .await?;
+        let there = sqlx::query_scalar!(
+            r#"SELECT EXISTS (SELECT 1 FROM api_keys k
+                   JOIN members m ON m.organization_id = k.organization_id AND m.user_id = k.user_id AND m.role = 'owner'
+                   WHERE k.organization_id = $1 AND k.role = 'owner' AND k.revoked_at IS NULL AND 'admin' = ANY (k.scopes)
+                     AND (k.expires_at IS NULL OR k.expires_at > $2)) AS "there!""#,
+            local.uuid(),
+            time::sql(now) as _,
+        )
+        .fetch_one(&mut *transaction)
+        .await?;
+        if there {
+            return Ok(false);
+        }
+        api_key_insert(&mut transaction, local, new, now).await?;
+        transaction.commit().await?;
+        Ok(true)
+    }
+
+    /// Makes a key worthless, of one user or of anybody in the organisation. Nothing happens to one that is so already.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`]; [`Error::Above`] when the key may more than `by`; those of every write.
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn api_key_revoke(
+        &self,
+        write: &Write,
+        id: ApiKeyId,
+        user: Option<UserId>,
+        by: Role,
+        render: impl FnOnce(&ApiKey) -> Rendered + Send,
+    ) -> Result<Written<ApiKey>, Error> {
+        let mut writer = begin!(self, write);
+        sqlx::query!(
+            "UPDATE api_keys SET revoked_at = $4
+             WHERE organization_id = $1 AND id = $2 AND ($3::uuid IS NULL OR user_id = $3) AND revoked_at IS NULL",
+            writer.organization(),
+            id.uuid(),
+            user.map(UserId::uuid),
+            writer.now(),
+        )
+        .execute(&mut *writer.transaction)
+        .await?;
+        let entity: ApiKey = select!(
+            ["k.organization_id = $1 AND k.id = $2 AND ($3::uuid IS NULL OR k.user_id = $3)"],
+            writer.organization(),
+            id.uuid(),
+            user.map(UserId::uuid) as _,
+        )
+        .fetch_optional(&mut *writer.transaction)
+        .await?
+        .ok_or(Error::NotFound { what: WHAT })?
+        .try_into()?;
+        if entity.role > by {
+            return Err(Error::Above);
+        }
+        writer.finish_unchanged(entity, render).await
+    }
+
+    /// Makes a code for a key.
+    ///
+    /// # Errors
+    /// Those of every write.
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn setup_code_create(&self, write: &Write, new: &NewSetupCode) -> Result<(), Error> {
+        // Without an idempotency key a write is never a repeated one.
+        let plain = Write { idempotency: None, ..write.clone() };
+        if let crate::write::Begun::Fresh(mut writer) = self.write_begin(&plain).await? {
+            setup_code_insert(&mut writer, write.organization, new).await?;
+            writer.commit(&[]).await?;
+        }
+        Ok(())
+    }
+
+    /// Exchanges a code for a key, once: of several who try at the same time one succeeds. Nothing when there is no such code, it has
+    /// expired or was exchanged.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn setup_code_exchange(
+        &self,
+        code: &[u8; 32],
+        id: ApiKeyId,
+        secret: &Secret,
+        now: Timestamp,
+    ) -> Result<Option<ApiKey>, Error> {
+        let row = sqlx::query_as!(
+            Row,
+            r#"WITH code AS (
+                   DELETE FROM setup_codes c USING organizations o
+                   WHERE c.hash = $1 AND c.expires_at > $2 AND o.id = c.organization_id AND o.deleted_at IS NULL
+                   RETURNING c.organization_id, c.name, c.role, c.scopes, c.user_id, c.key_expires_at
+               )
+               INSERT INTO api_keys (id, organization_id, name, prefix, hash, role, scopes, user_id, expires_at, created_at)
+               SELECT $3, organization_id, name, $4, $5, role, scopes, user_id, key_expires_at, $2 FROM code
+               RETURNING id, organization_id, name, prefix, role, scopes, user_id, expires_at, revoked_at, last_used_at, created_at"#,
+            code.as_slice(),
+            time::sql(now) as _,
+            id.uuid(),
+            secret.prefix,
+            secret.hash.as_slice(),
+        )
+        .fetch_optional(&self.pool)
+        .await?;
+        row.map(ApiKey::try_from).transpose()
+    }
+}
+
+async fn api_key_insert(
+    connection: &mut sqlx::PgConnection,
+    organization: OrganizationId,
+    new: &NewApiKey,
+    now: Timestamp,
+) -> Result<(), Error> {
+    sqlx::query!(
+        "INSERT INTO api_keys (id, organization_id, name, prefix, hash, role, scopes, user_id, expires_at, created_at)
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)",
+        new.id.uuid(),
+        organization.uuid(),
+        &*text::clean(&new.name),
+        new.secret.prefix,
+        new.secret.hash.as_slice(),
+        new.role.as_str(),
+        &scope_words(&new.scopes),
+        new.user.uuid(),
+        sql_option(new.expires_at) as _,
+        time::sql(now) as _,
+    )
+    .execute(connection)
+    .await
+    .map_err(Error::of_write)?;
+    Ok(())
+}
+
+/// Stores a code, and forgets those that have expired.
+pub(super) async fn setup_code_insert(
+    writer: &mut Writer<'_>,
+    organization: OrganizationId,
+    new: &NewSetupCode,
+) -> Result<(), Error> {
+    sqlx::query!("DELETE FROM setup_codes WHERE expires_at <= $1", writer.now())
+        .execute(&mut *writer.transaction)
+        .await?;
+    sqlx::query!(
+        "INSERT INTO setup_codes (hash, organization_id, name, role, scopes, user_id, key_expires_at, expires_at, created_at)
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)",
+        new.secret.hash.as_slice(),
+        organization.uuid(),
+        &*text::clean(&new.name),
+        new.role.as_str(),
+        &scope_words(&new.scopes),
+        new.user.uuid(),
+        sql_option(new.key_expires_at) as _,
+        time::sql(new.expires_at) as _,
+        writer.now(),
+    )
+    .execute(&mut *writer.transaction)
+    .await
+    .map_err(Error::of_write)?;
+    Ok(())
+}

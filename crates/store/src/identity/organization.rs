@@ -1,0 +1,293 @@
+//! Organisations: tenants.
+
+use construct_domain::{OrganizationId, UserId, access::Role};
+use jiff::Timestamp;
+use uuid::Uuid;
+
+use super::{NewSetupCode, by_time, key::setup_code_insert, role};
+use crate::{
+    Cursor, Error, Key, Page, Rendered, Store, Write, Written, text,
+    write::{Writer, begin},
+};
+
+const WHAT: &str = "organization";
+
+/// A tenant, as one of its members sees it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Organization {
+    /// Its id.
+    pub id: OrganizationId,
+    /// Whose it is.
+    pub kind: OrganizationKind,
+    /// For people.
+    pub name: String,
+    /// Unique in the installation.
+    pub slug: String,
+    /// Empty, or where its picture is.
+    pub avatar_url: String,
+    /// What the member who asks is in it.
+    pub role: Role,
+    /// Rises with every change.
+    pub revision: i64,
+    /// When it was created.
+    pub created_at: Timestamp,
+    /// When it last changed.
+    pub updated_at: Timestamp,
+}
+
+/// Whose an organisation is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OrganizationKind {
+    /// One person's, made when they first came.
+    Personal,
+    /// Several people's.
+    Team,
+}
+
+/// An organisation to create.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NewOrganization {
+    /// Its id.
+    pub id: OrganizationId,
+    /// For people.
+    pub name: String,
+    /// Unique in the installation.
+    pub slug: String,
+    /// Empty, or where its picture is.
+    pub avatar_url: String,
+    /// Its first owner.
+    pub owner: UserId,
+}
+
+/// What changes of an organisation: what is `Some`.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct OrganizationChanges {
+    /// For people.
+    pub name: Option<String>,
+    /// Unique in the installation.
+    pub slug: Option<String>,
+    /// Empty, or where its picture is.
+    pub avatar_url: Option<String>,
+}
+
+impl Organization {
+    /// Its place in a list.
+    pub fn cursor(&self, key: Key) -> Cursor {
+        Cursor::new(key, self.id.uuid(), &self.slug, self.created_at, self.updated_at)
+    }
+}
+
+struct Row {
+    id: Uuid,
+    kind: String,
+    name: String,
+    slug: String,
+    avatar_url: String,
+    role: String,
+    revision: i64,
+    created_at: Timestamp,
+    updated_at: Timestamp,
+}
+
+impl TryFrom<Row> for Organization {
+    type Error = Error;
+
+    fn try_from(row: Row) -> Result<Self, Error> {
+        Ok(Self {
+            id: OrganizationId::from_uuid(row.id),
+            kind: if row.kind == "personal" { OrganizationKind::Personal } else { OrganizationKind::Team },
+            name: row.name,
+            slug: row.slug,
+            avatar_url: row.avatar_url,
+            role: role(&row.role)?,
+            revision: row.revision,
+            created_at: row.created_at,
+            updated_at: row.updated_at,
+        })
+    }
+}
+
+macro_rules! select {
+    ([$($tail:literal)+], $($argument:expr),* $(,)?) => {
+        sqlx::query_as!(
+            Row,
+            r#"SELECT o.id, o.kind, o.name, o.slug, o.avatar_url, m.role, o.revision, o.created_at, o.updated_at
+             FROM organizations o JOIN members m ON m.organization_id = o.id
+             WHERE o.deleted_at IS NULL AND "# $(+ $tail)+,
+            $($argument),*
+        )
+    };
+}
+
+impl Store {
+    /// An organisation of a user, by id or slug.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], also when the user does not belong to it.
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn organization_find(&self, user: UserId, slug_or_id: &str) -> Result<Organization, Error> {
+        let id = slug_or_id.parse::<OrganizationId>().ok().map(OrganizationId::uuid);
+        select!(["m.user_id = $1 AND (o.id = $2 OR o.slug = $3)"], user.uuid(), id as _, slug_or_id)
+            .fetch_optional(&self.pool)
+            .await?
+            .ok_or(Error::NotFound { what: WHAT })?
+            .try_into()
+    }
+
+    /// A page of a user's organisations, by time.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn organization_list(&self, user: UserId, page: &Page) -> Result<Vec<Organization>, Error> {
+        let rows =
+            by_time!(self, select, "m.user_id = $1", "o.created_at", "o.id", page, [user.uuid()], ("2", "3", "4"));
+        rows.into_iter().map(Organization::try_from).collect()
+    }
+
+    /// Creates a team organisation with its first owner. The write belongs to the organisation that the caller works in, which
+    /// keeps its idempotency key. A `code` lets a program in that cannot enter otherwise.
+    ///
+    /// # Errors
+    /// [`Error::AlreadyExists`] when the slug is taken; those of every write.
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn organization_create(
+        &self,
+        write: &Write,
+        new: NewOrganization,
+        code: Option<&NewSetupCode>,
+        render: impl FnOnce(&Organization) -> Rendered + Send,
+    ) -> Result<Written<Organization>, Error> {
+        let mut writer = begin!(self, write);
+        sqlx::query!(
+            "INSERT INTO organizations (id, name, slug, avatar_url, created_at, updated_at) VALUES ($1, $2, $3, $4, $5, $5)",
+            new.id.uuid(),
+            &*text::clean(&new.name),
+            new.slug,
+            new.avatar_url,
+            writer.now(),
+        )
+        .execute(&mut *writer.transaction)
+        .await
+        .map_err(Error::of_write)?;
+        sqlx::query!(
+            "INSERT INTO members (organization_id, user_id, role, created_at, updated_at) VALUES ($1, $2, 'owner', $3, $3)",
+            new.id.uuid(),
+            new.owner.uuid(),
+            writer.now(),
+        )
+        .execute(&mut *writer.transaction)
+        .await
+        .map_err(Error::of_write)?;
+        if let Some(code) = code {
+            setup_code_insert(&mut writer, new.id, code).await?;
+        }
+        let entity = organization_reload(&mut writer, new.id, new.owner).await?;
+        writer.finish_unchanged(entity, render).await
+    }
+
+    /// Changes the organisation of the write, for a member of it.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], [`Error::AlreadyExists`], [`Error::Conflict`] when it has another revision than expected.
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn organization_update(
+        &self,
+        write: &Write,
+        user: UserId,
+        expected_revision: Option<i64>,
+        changes: OrganizationChanges,
+        render: impl FnOnce(&Organization) -> Rendered + Send,
+    ) -> Result<Written<Organization>, Error> {
+        let mut writer = begin!(self, write);
+        let done = sqlx::query!(
+            "UPDATE organizations SET
+                 name = coalesce($4, name), slug = coalesce($5, slug), avatar_url = coalesce($6, avatar_url),
+                 revision = revision + 1, updated_at = $3
+             WHERE id = $1 AND deleted_at IS NULL AND ($2::bigint IS NULL OR revision = $2)",
+            writer.organization(),
+            expected_revision,
+            writer.now(),
+            text::clean_option(changes.name.as_deref()),
+            changes.slug,
+            changes.avatar_url,
+        )
+        .execute(&mut *writer.transaction)
+        .await
+        .map_err(Error::of_write)?;
+        let entity = organization_reload(&mut writer, write.organization, user).await?;
+        if done.rows_affected() == 0 {
+            return Err(Error::Conflict);
+        }
+        writer.finish_unchanged(entity, render).await
+    }
+
+    /// Closes the organisation of the write: from then on it opens to nobody, its schedules, keys and invitations are gone, and its slug
+    /// is free. What it spent and said stays.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], [`Error::Kept`] for a personal one and the operator's, [`Error::Busy`] while a task of it is not at rest.
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn organization_delete(
+        &self,
+        write: &Write,
+        user: UserId,
+        render: impl FnOnce(&Organization) -> Rendered + Send,
+    ) -> Result<Written<Organization>, Error> {
+        let mut writer = begin!(self, write);
+        sqlx::query_scalar!("SELECT id FROM organizations WHERE id = $1 FOR UPDATE", writer.organization())
+            .fetch_optional(&mut *writer.transaction)
+            .await?;
+        let entity = organization_reload(&mut writer, write.organization, user).await?;
+        if entity.kind == OrganizationKind::Personal || entity.id == OrganizationId::LOCAL {
+            return Err(Error::Kept);
+        }
+        let busy = sqlx::query_scalar!(
+            r#"SELECT EXISTS (SELECT 1 FROM tasks WHERE organization_id = $1 AND deleted_at IS NULL
+                   AND (phase NOT IN ('await_input', 'suspended') OR intents > intents_seen)) AS "busy!""#,
+            writer.organization(),
+        )
+        .fetch_one(&mut *writer.transaction)
+        .await?;
+        if busy {
+            return Err(Error::Busy);
+        }
+        sqlx::query!("DELETE FROM schedules WHERE organization_id = $1", writer.organization())
+            .execute(&mut *writer.transaction)
+            .await?;
+        sqlx::query!("DELETE FROM setup_codes WHERE organization_id = $1", writer.organization())
+            .execute(&mut *writer.transaction)
+            .await?;
+        sqlx::query!(
+            "UPDATE api_keys SET revoked_at = $2 WHERE organization_id = $1 AND revoked_at IS NULL",
+            writer.organization(),
+            writer.now(),
+        )
+        .execute(&mut *writer.transaction)
+        .await?;
+        sqlx::query!(
+            "UPDATE invitations SET state = 'revoked', revision = revision + 1, updated_at = $2
+             WHERE organization_id = $1 AND state = 'pending'",
+            writer.organization(),
+            writer.now(),
+        )
+        .execute(&mut *writer.transaction)
+        .await?;
+        sqlx::query!(
+            "UPDATE organizations SET deleted_at = $2, updated_at = $2, revision = revision + 1, slug = id::text WHERE id = $1",
+            writer.organization(),
+            writer.now(),
+        )
+        .execute(&mut *writer.transaction)
+        .await?;
+        writer.finish_unchanged(entity, render).await
+    }
+}
+
+async fn organization_reload(writer: &mut Writer<'_>, id: OrganizationId, user: UserId) -> Result<Organization, Error> {
+    select!(["o.id = $1 AND m.user_id = $2"], id.uuid(), user.uuid())
+        .fetch_optional(&mut *writer.transaction)
+        .await?
+        .ok_or(Error::NotFound { what: WHAT })?
+        .try_into()
+}

@@ -1,0 +1,178 @@
+//! People, as the issuer of their log-in knows them.
+
+use construct_domain::{OrganizationId, UserId, access::Role};
+use jiff::Timestamp;
+use uuid::Uuid;
+
+use super::role;
+use crate::{Error, Store, text, time};
+
+/// A person.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct User {
+    /// Their id.
+    pub id: UserId,
+    /// Who vouches for them.
+    pub issuer: String,
+    /// What the issuer calls them.
+    pub subject: String,
+    /// In lower case; may be empty.
+    pub email: String,
+    /// Whether the issuer has seen that the address is theirs.
+    pub email_verified: bool,
+    /// May be empty.
+    pub name: String,
+}
+
+/// What an issuer says of a person.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Profile {
+    /// The issuer.
+    pub issuer: String,
+    /// What the issuer calls them.
+    pub subject: String,
+    /// In lower case; may be empty.
+    pub email: String,
+    /// Whether the issuer has seen that the address is theirs.
+    pub email_verified: bool,
+    /// May be empty.
+    pub name: String,
+}
+
+impl Store {
+    /// Takes in a person who has proved who they are: remembers them, makes their personal organisation at the first time, and accepts
+    /// the invitations for their address if it is verified. Writes nothing when there is nothing new.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn user_sign_in(&self, profile: &Profile, now: Timestamp) -> Result<(UserId, OrganizationId), Error> {
+        let known = sqlx::query!(
+            r#"SELECT u.id, o.id AS personal, u.email, u.email_verified, u.name,
+                    (u.email_verified AND EXISTS (SELECT 1 FROM invitations i
+                        WHERE i.email = u.email AND i.state = 'pending' AND i.expires_at > $3)) AS "invited!"
+               FROM users u JOIN organizations o ON o.user_id = u.id
+               WHERE u.issuer = $1 AND u.subject = $2"#,
+            profile.issuer,
+            profile.subject,
+            time::sql(now) as _,
+        )
+        .fetch_optional(&self.pool)
+        .await?;
+        let name = text::clean(&profile.name);
+        if let Some(known) = known
+            && !known.invited
+            && (known.email.as_str(), known.email_verified, known.name.as_str())
+                == (profile.email.as_str(), profile.email_verified, &*name)
+        {
+            return Ok((UserId::from_uuid(known.id), OrganizationId::from_uuid(known.personal)));
+        }
+        let mut transaction = self.pool.begin().await?;
+        let user = sqlx::query_scalar!(
+            "INSERT INTO users (id, issuer, subject, email, email_verified, name, created_at, updated_at)
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $7)
+             ON CONFLICT ON CONSTRAINT users_subject_key
+                 DO UPDATE SET email = $4, email_verified = $5, name = $6, updated_at = $7
+             RETURNING id",
+            new_id(now),
+            profile.issuer,
+            profile.subject,
+            profile.email,
+            profile.email_verified,
+            &*name,
+            time::sql(now),
+        )
+        .fetch_one(&mut *transaction)
+        .await?;
+        let personal = new_id(now);
+        // Its slug is nobody's choice, and so cannot be taken.
+        sqlx::query!(
+            "INSERT INTO organizations (id, name, slug, kind, user_id, created_at, updated_at)
+             VALUES ($1, $2, $3, 'personal', $4, $5, $5)
+             ON CONFLICT (user_id) WHERE user_id IS NOT NULL DO NOTHING",
+            personal,
+            if name.is_empty() { "personal" } else { &*name },
+            format!("personal-{}", personal.simple()),
+            user,
+            time::sql(now),
+        )
+        .execute(&mut *transaction)
+        .await?;
+        let personal = sqlx::query_scalar!("SELECT id FROM organizations WHERE user_id = $1", user)
+            .fetch_one(&mut *transaction)
+            .await?;
+        sqlx::query!(
+            "INSERT INTO members (organization_id, user_id, role, created_at, updated_at) VALUES ($1, $2, 'owner', $3, $3)
+             ON CONFLICT ON CONSTRAINT members_pkey DO NOTHING",
+            personal,
+            user,
+            time::sql(now),
+        )
+        .execute(&mut *transaction)
+        .await?;
+        if profile.email_verified && !profile.email.is_empty() {
+            sqlx::query!(
+                "WITH accepted AS (
+                     UPDATE invitations SET state = 'accepted', accepted_by = $1, revision = revision + 1, updated_at = $3
+                     WHERE email = $2 AND state = 'pending' AND expires_at > $3
+                     RETURNING organization_id, role
+                 )
+                 INSERT INTO members (organization_id, user_id, role, created_at, updated_at)
+                 SELECT organization_id, $1, role, $3, $3 FROM accepted
+                 ON CONFLICT ON CONSTRAINT members_pkey DO NOTHING",
+                user,
+                profile.email,
+                time::sql(now),
+            )
+            .execute(&mut *transaction)
+            .await?;
+        }
+        transaction.commit().await?;
+        Ok((UserId::from_uuid(user), OrganizationId::from_uuid(personal)))
+    }
+
+    /// What a person is in an organisation; nothing when they don't belong to it or it was deleted.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn user_role(&self, user: UserId, organization: OrganizationId) -> Result<Option<Role>, Error> {
+        let word = sqlx::query_scalar!(
+            "SELECT m.role FROM members m JOIN organizations o ON o.id = m.organization_id
+             WHERE m.user_id = $1 AND m.organization_id = $2 AND o.deleted_at IS NULL",
+            user.uuid(),
+            organization.uuid(),
+        )
+        .fetch_optional(&self.pool)
+        .await?;
+        word.map(|word| role(&word)).transpose()
+    }
+
+    /// A person.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn user_get(&self, user: UserId) -> Result<User, Error> {
+        let row =
+            sqlx::query!("SELECT issuer, subject, email, email_verified, name FROM users WHERE id = $1", user.uuid(),)
+                .fetch_optional(&self.pool)
+                .await?
+                .ok_or(Error::NotFound { what: "user" })?;
+        Ok(User {
+            id: user,
+            issuer: row.issuer,
+            subject: row.subject,
+            email: row.email,
+            email_verified: row.email_verified,
+            name: row.name,
+        })
+    }
+}
+
+/// The id of a row that nobody outside has named.
+fn new_id(now: Timestamp) -> Uuid {
+    let seconds = u64::try_from(now.as_second()).unwrap_or(0);
+    let nanos = u32::try_from(now.subsec_nanosecond()).unwrap_or(0);
+    Uuid::new_v7(uuid::Timestamp::from_unix(uuid::NoContext, seconds, nanos))
+}

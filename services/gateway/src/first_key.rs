@@ -1,0 +1,92 @@
+//! `construct-gateway first-key`: prints an owner's key of the operator's organisation, when there is none.
+//!
+//! Where everybody has to log in, somebody has to be first. Who can start this with the database's address could write the key there
+//! anyway. It works once: as long as such a key is valid, there is nothing to print.
+
+use anyhow::Context as _;
+use construct_domain::{
+    ApiKeyId, UserId,
+    access::{Role, Scope},
+};
+use construct_runtime::{
+    Context, ServiceConfig,
+    config::{Common, Invalid},
+};
+use construct_store::{PoolOptions, Store, identity::NewApiKey};
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use crate::identity::credential;
+
+/// The argument that asks for this.
+pub const MODE: &str = "first-key";
+
+/// Keys beside the shared ones: none.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub struct Config {}
+
+impl ServiceConfig for Config {
+    // It is started where a gateway runs, whose address for health is taken.
+    const SERVES: bool = false;
+
+    fn validate(&self, common: &Common) -> Result<(), Invalid> {
+        common.database_url().map(drop)
+    }
+}
+
+/// Makes and prints the key.
+///
+/// # Errors
+/// When there is one already, or the database cannot be written.
+pub async fn run(_: Config, context: &Context) -> anyhow::Result<()> {
+    let latch = context.readiness().register("postgresql");
+    let url = context.common().database_url()?.clone();
+    let connect = || {
+        let options = PoolOptions { application_name: "construct-first-key".to_owned(), ..PoolOptions::default() };
+        Store::connect(url.expose(), options)
+    };
+    let store = context.connect_with_retry("postgresql", &latch, connect).await?;
+    let made = make(&store).await;
+    store.close().await;
+    let key =
+        made?.context("there is an owner's key already; revoke it with `construct key revoke` to make another")?;
+    use std::io::Write as _;
+    writeln!(std::io::stdout(), "{key}").context("the key cannot be printed")
+}
+
+async fn make(store: &Store) -> anyhow::Result<Option<String>> {
+    store.migrate().await.context("the schema cannot be brought up to date")?;
+    let (key, secret) = credential::mint(credential::KEY).map_err(|status| anyhow::anyhow!("{}", status.message()))?;
+    let new = NewApiKey {
+        id: ApiKeyId::from_uuid(Uuid::now_v7()),
+        name: "first key".to_owned(),
+        secret,
+        role: Role::Owner,
+        scopes: vec![Scope::Admin],
+        user: UserId::LOCAL,
+        expires_at: None,
+    };
+    let made = store.api_key_first(&new, Timestamp::now()).await.context("the key cannot be stored")?;
+    Ok(made.then_some(key))
+}
+
+#[cfg(test)]
+mod tests {
+    use construct_store::testing::Database;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn there_is_one_first_key_however_many_ask() {
+        let database = Database::new().await;
+        let store = database.store();
+        let (one, other) = tokio::join!(make(&store), make(&store));
+        let made: Vec<String> = [one, other].into_iter().filter_map(|made| made.expect("it is asked")).collect();
+        assert_eq!(made.len(), 1, "exactly one is made");
+        let hash = credential::digest(&made[0]);
+        let holder = store.api_key_holder(&hash, Timestamp::now()).await.expect("it is read").expect("it is valid");
+        assert_eq!((holder.role, holder.scopes.as_slice()), (Role::Owner, [Scope::Admin].as_slice()));
+        assert!(!database.contents().await.contains(&made[0]), "the key itself is stored nowhere");
+    }
+}

@@ -1,0 +1,186 @@
+//! Who a request is from.
+
+use std::{path::PathBuf, sync::Arc, time::Instant};
+
+use construct_domain::{
+    OrganizationId, UserId,
+    access::{Role, Scope},
+};
+use construct_store::Store;
+use jiff::Timestamp;
+use tonic::Status;
+
+use super::{
+    credential,
+    failures::Failures,
+    oidc::{self, Oidc},
+    peer::Peer,
+};
+use crate::{Config, Login, api::Api, caller::Caller, status};
+
+/// Characters of what is presented: a token of an issuer can be long, but not without end.
+const LONGEST: usize = 16 * 1024;
+
+/// What a request says of who sent it.
+pub(crate) struct Presented {
+    /// From `authorization`.
+    pub(crate) bearer: Option<String>,
+    /// From `x-organization-id`.
+    pub(crate) organization: Option<String>,
+    /// Where it came from.
+    pub(crate) peer: Peer,
+    /// Whether a page of somebody else may have sent it.
+    pub(crate) strange: bool,
+}
+
+/// What is needed to judge it.
+pub(crate) struct Gate {
+    login: Login,
+    /// The user that this process runs as, who may do everything over the socket.
+    uid: Option<u32>,
+    oidc: Option<Oidc>,
+    pub(crate) failures: Failures,
+}
+
+impl Gate {
+    pub(crate) fn new(config: &Config) -> anyhow::Result<Self> {
+        let oidc = match (&config.gateway_oidc_issuer, &config.gateway_oidc_audience) {
+            (Some(issuer), Some(audience)) => Some(Oidc::new(issuer, audience)?),
+            _ => None,
+        };
+        let uid = config.gateway_socket.as_ref().and_then(|_| own_uid());
+        Ok(Self { login: config.gateway_login, uid, oidc, failures: Failures::new(config.gateway_login_failures) })
+    }
+
+    /// Whether who comes from there without credentials is taken for the operator.
+    fn trusts(&self, peer: Peer, strange: bool) -> bool {
+        match peer {
+            Peer::Process { uid } => Some(uid) == self.uid,
+            Peer::Address(_) => self.login == Login::Local && peer.is_loopback() && !strange,
+            Peer::Unknown => false,
+        }
+    }
+}
+
+/// Whose files this process makes, which is how the kernel names it to others.
+fn own_uid() -> Option<u32> {
+    use std::os::unix::fs::MetadataExt as _;
+    std::fs::metadata(PathBuf::from("/proc/self")).ok().map(|process| process.uid())
+}
+
+/// Finds the caller.
+///
+/// # Errors
+/// `UNAUTHENTICATED` when nobody can be found, `PERMISSION_DENIED` when they don't belong to the organisation they chose,
+/// `RESOURCE_EXHAUSTED` after too many failures.
+pub(crate) async fn authenticate(api: &Api, presented: Presented) -> Result<Caller, Status> {
+    let gate = api.gate();
+    let wanted = presented.organization.as_deref().map(str::parse::<OrganizationId>).transpose();
+    let everything: Arc<[Scope]> = Arc::new([Scope::Admin]);
+    let Some(bearer) = presented.bearer else {
+        if !gate.trusts(presented.peer, presented.strange) {
+            return Err(Status::unauthenticated("this needs an API key or a token: `authorization: Bearer …`"));
+        }
+        let wanted = wanted.map_err(|_| unknown_organization())?.unwrap_or(OrganizationId::LOCAL);
+        let role = match wanted {
+            // What anybody on this machine is at once, without asking the database.
+            OrganizationId::LOCAL => Role::Owner,
+            other => member(api.store()?, UserId::LOCAL, other).await?,
+        };
+        return Ok(Caller {
+            organization: wanted,
+            user: UserId::LOCAL,
+            key: None,
+            role,
+            scopes: everything,
+            until: None,
+        });
+    };
+    let (address, hash) = (presented.peer.address(), credential::digest(&bearer));
+    if gate.failures.refuses(address, &hash, Instant::now()) {
+        return Err(status::exhausted("too many log-ins from this address have failed; try again in a minute"));
+    }
+    let found = if bearer.len() > LONGEST {
+        Ok(None)
+    } else if bearer.starts_with(credential::KEY) {
+        by_key(api.store()?, &hash).await
+    } else {
+        by_token(api, &bearer, wanted.as_ref().ok().copied().flatten(), &everything).await
+    };
+    match found? {
+        Some(caller) => {
+            gate.failures.accepted(&hash);
+            let wanted = wanted.map_err(|_| unknown_organization())?;
+            if wanted.is_some_and(|wanted| wanted != caller.organization) {
+                return Err(unknown_organization());
+            }
+            Ok(caller)
+        }
+        None => {
+            gate.failures.failed(address, &hash, Instant::now());
+            // One answer for all: who presents something in vain learns nothing of why.
+            Err(Status::unauthenticated("the API key or token is not valid"))
+        }
+    }
+}
+
+async fn by_key(store: &Store, hash: &[u8; 32]) -> Result<Option<Caller>, Status> {
+    let holder = store.api_key_holder(hash, Timestamp::now()).await.map_err(status::of_store)?;
+    Ok(holder.map(|holder| Caller {
+        organization: holder.organization,
+        user: holder.user,
+        key: Some(holder.key),
+        role: holder.role,
+        scopes: holder.scopes.into(),
+        until: None,
+    }))
+}
+
+async fn by_token(
+    api: &Api,
+    token: &str,
+    wanted: Option<OrganizationId>,
+    scopes: &Arc<[Scope]>,
+) -> Result<Option<Caller>, Status> {
+    let Some(oidc) = &api.gate().oidc else { return Ok(None) };
+    let now = Timestamp::now();
+    let (profile, until) = match oidc.verify(token, Instant::now(), now).await {
+        Ok(verified) => verified,
+        Err(error @ oidc::Error::Invalid(_)) => {
+            tracing::debug!(%error, "a token was refused");
+            return Ok(None);
+        }
+        Err(error @ oidc::Error::Unavailable(_)) => {
+            tracing::warn!(error = status::chain(&error), "the issuer of log-ins cannot be asked");
+            return Err(status::unavailable("the issuer of log-ins cannot be reached at the moment"));
+        }
+    };
+    let store = api.store()?;
+    let (user, personal) = store.user_sign_in(&profile, now).await.map_err(status::of_store)?;
+    let organization = wanted.unwrap_or(personal);
+    let role = member(store, user, organization).await?;
+    Ok(Some(Caller { organization, user, key: None, role, scopes: Arc::clone(scopes), until: Some(until) }))
+}
+
+async fn member(store: &Store, user: UserId, organization: OrganizationId) -> Result<Role, Status> {
+    let role = store.user_role(user, organization).await.map_err(status::of_store)?;
+    role.ok_or_else(unknown_organization)
+}
+
+/// Whether a caller still is who they were, for what lasts longer than a call.
+pub(crate) async fn holds(store: &Store, caller: &Caller) -> Result<bool, construct_store::Error> {
+    let now = Timestamp::now();
+    if caller.until.is_some_and(|until| until <= now) {
+        return Ok(false);
+    }
+    match caller.key {
+        Some(key) => store.api_key_holds(key, now).await,
+        None if (caller.user, caller.organization) == (UserId::LOCAL, OrganizationId::LOCAL) => Ok(true),
+        None => Ok(store.user_role(caller.user, caller.organization).await?.is_some()),
+    }
+}
+
+/// The same words for one that does not exist and for one of others.
+fn unknown_organization() -> Status {
+    Status::permission_denied("x-organization-id names no organization that these credentials open")
+}

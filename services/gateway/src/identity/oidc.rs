@@ -1,0 +1,363 @@
+//! Log-in of people: tokens of one OpenID Connect issuer, whose keys are found by discovery.
+//!
+//! Keys are cached. An unknown key id, and keys older than an hour, make them be fetched again, at most once a minute whoever asks
+//! how often; while the issuer is away, the keys that are known hold on.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, PoisonError, RwLock},
+    time::{Duration, Instant},
+};
+
+use anyhow::Context as _;
+use construct_store::identity::Profile;
+use futures::StreamExt as _;
+use jiff::Timestamp;
+use jsonwebtoken::{
+    Algorithm, DecodingKey, Validation, decode, decode_header,
+    jwk::{AlgorithmParameters, EllipticCurve, Jwk, PublicKeyUse},
+};
+use serde::{Deserialize, de::DeserializeOwned};
+use tokio::sync::Mutex;
+
+/// How often the issuer is asked for its keys at most.
+const PAUSE: Duration = Duration::from_secs(60);
+/// When keys are asked for anew although all are known, so that one that was taken back is forgotten.
+const FRESH: Duration = Duration::from_secs(3600);
+/// How long the issuer may take to answer.
+const TIMEOUT: Duration = Duration::from_secs(5);
+/// Bytes of an answer of the issuer.
+const ANSWER: usize = 1024 * 1024;
+/// Keys of an issuer.
+const KEYS: usize = 100;
+/// How far clocks may be apart, in seconds.
+const LEEWAY: i64 = 60;
+
+/// Why a token tells nothing.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Error {
+    /// It is not one of the issuer for us, or its time is over.
+    #[error("the token is not valid: {0}")]
+    Invalid(&'static str),
+    /// The issuer's keys are not known yet and cannot be had.
+    #[error("the issuer's keys cannot be had")]
+    Unavailable(#[source] Arc<anyhow::Error>),
+}
+
+/// An issuer.
+pub(crate) struct Oidc {
+    issuer: String,
+    audience: String,
+    client: reqwest::Client,
+    keys: RwLock<Arc<Keys>>,
+    /// Held while keys are fetched; when that was last tried, and how it failed.
+    fetching: Mutex<Option<(Instant, Option<Arc<anyhow::Error>>)>>,
+}
+
+#[derive(Default)]
+struct Keys {
+    by_id: HashMap<String, (Algorithm, DecodingKey)>,
+    without_id: Vec<(Algorithm, DecodingKey)>,
+    fetched: Option<Instant>,
+}
+
+#[derive(Deserialize)]
+struct Discovery {
+    issuer: String,
+    jwks_uri: String,
+}
+
+/// Keys of kinds that are unknown here don't spoil the others.
+#[derive(Deserialize)]
+struct KeySet {
+    keys: Vec<serde_json::Value>,
+}
+
+#[derive(Deserialize)]
+struct Claims {
+    sub: String,
+    exp: f64,
+    nbf: Option<f64>,
+    email: Option<String>,
+    #[serde(default)]
+    email_verified: serde_json::Value,
+    name: Option<String>,
+    preferred_username: Option<String>,
+}
+
+impl Oidc {
+    pub(crate) fn new(issuer: &str, audience: &str) -> anyhow::Result<Self> {
+        // Fails when somebody has chosen one already, which is as good.
+        _ = rustls::crypto::ring::default_provider().install_default();
+        let client = reqwest::Client::builder()
+            .timeout(TIMEOUT)
+            .redirect(reqwest::redirect::Policy::none())
+            .user_agent(concat!("construct/", env!("CARGO_PKG_VERSION")))
+            .build()
+            .context("no client for the issuer of log-ins can be made")?;
+        let (keys, fetching) = (RwLock::default(), Mutex::new(None));
+        Ok(Self { issuer: issuer.to_owned(), audience: audience.to_owned(), client, keys, fetching })
+    }
+
+    /// Whom a token is of, and until when. `now` and `time` are the same moment.
+    ///
+    /// # Errors
+    /// [`Error`].
+    pub(crate) async fn verify(
+        &self,
+        token: &str,
+        now: Instant,
+        time: Timestamp,
+    ) -> Result<(Profile, Timestamp), Error> {
+        let header = decode_header(token).map_err(|_| Error::Invalid("it is no token"))?;
+        if !matches!(header.alg, Algorithm::RS256 | Algorithm::ES256) {
+            return Err(Error::Invalid("it is signed in another way than RS256 or ES256"));
+        }
+        let key = self.key(header.kid.as_deref(), header.alg, now).await?;
+        let mut validation = Validation::new(header.alg);
+        validation.set_issuer(&[&self.issuer]);
+        validation.set_audience(&[&self.audience]);
+        validation.set_required_spec_claims(&["exp", "iss", "aud", "sub"]);
+        // Below, by the time that was given.
+        validation.validate_exp = false;
+        validation.validate_nbf = false;
+        let claims = decode::<Claims>(token, &key, &validation)
+            .map_err(|_| Error::Invalid("its signature, issuer or audience is another"))?
+            .claims;
+        let seconds = time.as_second();
+        #[expect(clippy::cast_possible_truncation, reason = "a number that no time has becomes the first or last one")]
+        let whole = |number: f64| number as i64;
+        let until = whole(claims.exp).saturating_add(LEEWAY);
+        if until <= seconds {
+            return Err(Error::Invalid("its time is over"));
+        }
+        if claims.nbf.is_some_and(|from| whole(from).saturating_sub(LEEWAY) > seconds) {
+            return Err(Error::Invalid("its time has not come"));
+        }
+        if claims.sub.is_empty() || claims.sub.len() > 255 {
+            return Err(Error::Invalid("it names nobody"));
+        }
+        let email = claims.email.unwrap_or_default().trim().to_lowercase();
+        let profile = Profile {
+            issuer: self.issuer.clone(),
+            subject: claims.sub,
+            // Some issuers say it as a text.
+            email_verified: claims.email_verified == true || claims.email_verified == "true",
+            email: if email.len() <= 254 { email } else { String::new() },
+            name: claims.name.or(claims.preferred_username).unwrap_or_default().chars().take(200).collect(),
+        };
+        Ok((profile, Timestamp::from_second(until).unwrap_or(Timestamp::MAX)))
+    }
+
+    async fn key(&self, id: Option<&str>, algorithm: Algorithm, now: Instant) -> Result<DecodingKey, Error> {
+        let keys = self.known();
+        let fresh = keys.fetched.is_some_and(|fetched| now.saturating_duration_since(fetched) < FRESH);
+        if fresh && let Some(key) = keys.find(id, algorithm) {
+            return Ok(key);
+        }
+        let failure = self.refresh(now).await;
+        let keys = self.known();
+        match (keys.find(id, algorithm), failure) {
+            (Some(key), _) => Ok(key),
+            (None, Some(failure)) if keys.fetched.is_none() => Err(Error::Unavailable(failure)),
+            (None, _) => Err(Error::Invalid("it is signed with a key that its issuer does not have")),
+        }
+    }
+
+    fn known(&self) -> Arc<Keys> {
+        Arc::clone(&self.keys.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Fetches the keys, unless that was tried a moment ago. Gives why it last failed.
+    async fn refresh(&self, now: Instant) -> Option<Arc<anyhow::Error>> {
+        let mut last = self.fetching.lock().await;
+        if let Some((tried, failure)) = &*last
+            && now.saturating_duration_since(*tried) < PAUSE
+        {
+            return failure.clone();
+        }
+        let failure = match self.fetch().await {
+            Ok(mut keys) => {
+                keys.fetched = Some(now);
+                *self.keys.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(keys);
+                None
+            }
+            Err(error) => Some(Arc::new(error)),
+        };
+        *last = Some((now, failure.clone()));
+        failure
+    }
+
+    async fn fetch(&self) -> anyhow::Result<Keys> {
+        let url = format!("{}/.well-known/openid-configuration", self.issuer.trim_end_matches('/'));
+        let discovery: Discovery = self.get(&url).await?;
+        anyhow::ensure!(discovery.issuer == self.issuer, "what is found there is another issuer");
+        anyhow::ensure!(is_trustworthy(&discovery.jwks_uri), "its keys are at an address without TLS");
+        let set: KeySet = self.get(&discovery.jwks_uri).await?;
+        let mut keys = Keys::default();
+        for key in set.keys.into_iter().take(KEYS) {
+            let Ok(key) = serde_json::from_value::<Jwk>(key) else { continue };
+            let algorithm = match &key.algorithm {
+                AlgorithmParameters::RSA(_) => Algorithm::RS256,
+                AlgorithmParameters::EllipticCurve(curve) if curve.curve == EllipticCurve::P256 => Algorithm::ES256,
+                _ => continue,
+            };
+            if key.common.public_key_use.as_ref().is_some_and(|use_| *use_ != PublicKeyUse::Signature) {
+                continue;
+            }
+            let Ok(decoding) = DecodingKey::from_jwk(&key) else { continue };
+            match key.common.key_id {
+                Some(id) => _ = keys.by_id.insert(id, (algorithm, decoding)),
+                None => keys.without_id.push((algorithm, decoding)),
+            }
+        }
+        Ok(keys)
+    }
+
+    async fn get<T: DeserializeOwned>(&self, url: &str) -> anyhow::Result<T> {
+        let response = self.client.get(url).send().await?.error_for_status()?;
+        let (mut body, mut bytes) = (response.bytes_stream(), Vec::new());
+        while let Some(chunk) = body.next().await {
+            bytes.extend_from_slice(&chunk?);
+            anyhow::ensure!(bytes.len() <= ANSWER, "the answer is too long");
+        }
+        serde_json::from_slice(&bytes).with_context(|| format!("what {url} answers cannot be read"))
+    }
+}
+
+impl Keys {
+    fn find(&self, id: Option<&str>, algorithm: Algorithm) -> Option<DecodingKey> {
+        let mut fitting: Vec<&DecodingKey> = match id {
+            Some(id) => {
+                self.by_id.get(id).filter(|(known, _)| *known == algorithm).map(|(_, key)| key).into_iter().collect()
+            }
+            None => self
+                .by_id
+                .values()
+                .chain(&self.without_id)
+                .filter(|(known, _)| *known == algorithm)
+                .map(|(_, key)| key)
+                .collect(),
+        };
+        // A token that names no key is verified only where there is no choice.
+        if fitting.len() > 1 { None } else { fitting.pop().cloned() }
+    }
+}
+
+/// Whether what is read there is what was written: over TLS, or on this machine.
+pub(crate) fn is_trustworthy(url: &str) -> bool {
+    reqwest::Url::parse(url).is_ok_and(|url| match url.scheme() {
+        "https" => url.host().is_some(),
+        "http" => url.host_str().is_some_and(|host| {
+            let bare = host.trim_start_matches('[').trim_end_matches(']');
+            bare == "localhost" || bare.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
+        }),
+        _ => false,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::tests::issuer::{AUDIENCE, Issuer, Key};
+
+    async fn verify(oidc: &Oidc, token: &str, after: Duration) -> Result<String, String> {
+        let verified = oidc.verify(token, Instant::now() + after, Timestamp::now()).await;
+        verified.map(|(profile, _)| profile.subject).map_err(|error| error.to_string())
+    }
+
+    #[tokio::test]
+    async fn tokens_of_the_issuer_for_us_are_accepted_and_no_others() {
+        let (rsa, ec, other) = (Key::rsa("r", 0), Key::ec("e"), Key::rsa("r", 1));
+        let issuer = Issuer::start(&[&rsa, &ec]).await;
+        let oidc = Oidc::new(issuer.url(), AUDIENCE).expect("a client can be made");
+        let claims = issuer.claims("ada", "Ada@Example.com");
+        for token in [rsa.sign(&claims), ec.sign(&claims), rsa.sign_without_id(&claims)] {
+            assert_eq!(verify(&oidc, &token, Duration::ZERO).await, Ok("ada".to_owned()));
+        }
+        let (profile, _) =
+            oidc.verify(&rsa.sign(&claims), Instant::now(), Timestamp::now()).await.expect("it is accepted");
+        assert_eq!((profile.email.as_str(), profile.email_verified), ("ada@example.com", true));
+        let now = Timestamp::now().as_second();
+        let with = |field: &str, value: Value| {
+            let mut changed = claims.clone();
+            changed[field] = value;
+            rsa.sign(&changed)
+        };
+        let without = |field: &str| {
+            let mut changed = claims.clone();
+            changed.as_object_mut().expect("an object").remove(field);
+            rsa.sign(&changed)
+        };
+        let hs256 = jsonwebtoken::encode(
+            &jsonwebtoken::Header { kid: Some("r".to_owned()), ..jsonwebtoken::Header::new(Algorithm::HS256) },
+            &claims,
+            &jsonwebtoken::EncodingKey::from_secret(b"public"),
+        )
+        .expect("it can be signed");
+        let good = rsa.sign(&claims);
+        let (head, signature) = good.rsplit_once('.').expect("three parts");
+        for (what, token) in [
+            ("another key under the same id", other.sign(&claims)),
+            ("another audience", with("aud", json!("somebody else"))),
+            ("another issuer", with("iss", json!("https://elsewhere.example"))),
+            ("its time is over", with("exp", json!(now - 61))),
+            ("its time has not come", with("nbf", json!(now + 120))),
+            ("nobody", with("sub", json!(""))),
+            ("no end", without("exp")),
+            ("no audience", without("aud")),
+            ("no issuer", without("iss")),
+            ("a secret instead of a key", hs256),
+            ("no signature", format!("{head}.")),
+            ("half a signature", format!("{head}.{}", &signature[..20])),
+            ("no algorithm", format!("eyJhbGciOiJub25lIn0.{}.", good.split('.').nth(1).expect("three parts"))),
+            ("no token", "x.y.z".to_owned()),
+        ] {
+            assert!(verify(&oidc, &token, Duration::ZERO).await.is_err(), "{what}");
+        }
+        // Clocks may be a little apart.
+        assert!(verify(&oidc, &with("exp", json!(now - 30)), Duration::ZERO).await.is_ok());
+    }
+
+    #[tokio::test]
+    async fn a_new_key_is_found_and_strangers_do_not_make_the_issuer_be_asked_more_than_once_a_minute() {
+        let (old, new, unknown) = (Key::ec("old"), Key::ec("new"), Key::ec("unknown"));
+        let issuer = Issuer::start(&[&old]).await;
+        let oidc = Oidc::new(issuer.url(), AUDIENCE).expect("a client can be made");
+        let claims = issuer.claims("ada", "");
+        let begin = Duration::ZERO;
+        assert!(verify(&oidc, &old.sign(&claims), begin).await.is_ok());
+        issuer.publish(&[&new]);
+        for _ in 0..20 {
+            assert!(verify(&oidc, &unknown.sign(&claims), begin).await.is_err());
+        }
+        assert_eq!(issuer.asked(), 1);
+        // A minute later the new key is asked for, and the old one is not the issuer's any more.
+        let later = PAUSE + Duration::from_secs(1);
+        assert!(verify(&oidc, &new.sign(&claims), later).await.is_ok());
+        assert!(verify(&oidc, &old.sign(&claims), later).await.is_err());
+        assert_eq!(issuer.asked(), 2);
+    }
+
+    #[tokio::test]
+    async fn while_the_issuer_is_away_known_keys_hold_on_and_a_key_taken_back_goes_within_the_hour() {
+        let (key, next) = (Key::rsa("one", 0), Key::rsa("two", 1));
+        let issuer = Issuer::start(&[&key]).await;
+        issuer.be_away(true);
+        let oidc = Oidc::new(issuer.url(), AUDIENCE).expect("a client can be made");
+        let claims = issuer.claims("ada", "");
+        let early = oidc.verify(&key.sign(&claims), Instant::now(), Timestamp::now()).await;
+        assert!(matches!(early, Err(Error::Unavailable(_))), "nothing is known of it yet: {early:?}");
+        issuer.be_away(false);
+        let minutes = |minutes: u64| Duration::from_secs(minutes * 60 + 1);
+        assert!(verify(&oidc, &key.sign(&claims), minutes(1)).await.is_ok());
+        issuer.be_away(true);
+        assert!(verify(&oidc, &key.sign(&claims), minutes(90)).await.is_ok());
+        issuer.publish(&[&next]);
+        issuer.be_away(false);
+        assert!(verify(&oidc, &key.sign(&claims), minutes(95)).await.is_err());
+        assert!(verify(&oidc, &next.sign(&claims), minutes(95)).await.is_ok());
+    }
+}

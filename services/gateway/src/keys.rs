@@ -1,0 +1,144 @@
+//! `KeyService`. What opens a door is in one answer and nowhere else.
+
+use std::time::{Duration, Instant};
+
+use construct_domain::{
+    ApiKeyId, UserId,
+    access::{Role, Scope},
+};
+use construct_proto::v1::{
+    self, ApiKeySpec, CreateApiKeyRequest, CreateApiKeyResponse, CreateSetupCodeRequest, ExchangeSetupCodeRequest,
+    ListApiKeysRequest, ListApiKeysResponse, RevokeApiKeyRequest, SetupCode, key_service_server::KeyService,
+};
+use construct_store::{
+    Write,
+    identity::{NewApiKey, NewSetupCode},
+};
+use construct_wire::identity as show;
+use jiff::Timestamp;
+use tonic::{Request, Response, Status};
+use uuid::Uuid;
+
+use crate::{
+    api::{Api, Entry, nobody},
+    convert,
+    identity::credential,
+    organizations::silent,
+    status,
+    validate::requests,
+};
+
+/// How long a set-up code can be exchanged when nobody says.
+pub(crate) const CODE_LIFE: Duration = Duration::from_secs(15 * 60);
+
+/// Whose keys a caller sees and revokes: their own, or everybody's.
+fn reach(entry: &Entry) -> Option<UserId> {
+    (entry.caller().role < Role::Admin).then(|| entry.user())
+}
+
+/// What a key of this description may do, when the caller may give it.
+fn granted(entry: &Entry, spec: &ApiKeySpec) -> Result<(Role, Vec<Scope>), Status> {
+    let role = show::to_role(spec.role()).unwrap_or(entry.caller().role);
+    let scopes: Vec<Scope> = spec.scopes.iter().filter_map(|scope| Scope::parse(scope)).collect();
+    if entry.caller().may_give(role, &scopes) {
+        return Ok((role, scopes));
+    }
+    Err(Status::permission_denied("nobody may make a key that may more than they may themselves"))
+}
+
+#[tonic::async_trait]
+impl KeyService for Api {
+    async fn create_api_key(
+        &self,
+        request: Request<CreateApiKeyRequest>,
+    ) -> Result<Response<CreateApiKeyResponse>, Status> {
+        let (entry, request) = self.enter(request)?;
+        let life = requests::create_api_key(&request)?;
+        let spec = request.spec.unwrap_or_default();
+        let (role, scopes) = granted(&entry, &spec)?;
+        let (key, secret) = credential::mint(credential::KEY)?;
+        let write = Write { organization: entry.organization(), now: Timestamp::now(), idempotency: None };
+        let new = NewApiKey {
+            id: ApiKeyId::from_uuid(Uuid::now_v7()),
+            name: spec.name,
+            secret,
+            role,
+            scopes,
+            user: entry.user(),
+            expires_at: life.map(|life| write.now + life),
+        };
+        let made = entry.store().api_key_create(&write, new).await.map_err(status::of_store)?;
+        tracing::info!(key = %made.id, by = entry.name(), "an API key was made");
+        Ok(Response::new(CreateApiKeyResponse { api_key: Some(show::api_key(&made)), key }))
+    }
+
+    async fn list_api_keys(
+        &self,
+        request: Request<ListApiKeysRequest>,
+    ) -> Result<Response<ListApiKeysResponse>, Status> {
+        let (entry, request) = self.enter(request)?;
+        let page = requests::list_api_keys(entry.organization(), &request)?;
+        let found = entry.store().api_key_list(entry.organization(), reach(&entry), &page.query()).await;
+        let found = found.map_err(status::of_store)?;
+        let (api_keys, info) = page.cut(&found, show::api_key, |key| key.cursor(page.key()));
+        Ok(Response::new(ListApiKeysResponse { api_keys, page: Some(info) }))
+    }
+
+    async fn revoke_api_key(&self, request: Request<RevokeApiKeyRequest>) -> Result<Response<v1::ApiKey>, Status> {
+        let (entry, mut request) = self.enter(request)?;
+        let id = requests::revoke_api_key(&request)?;
+        let write = entry.write("RevokeApiKey", &mut request);
+        let render = |key: &_| silent(&show::api_key(key));
+        let written = entry.store().api_key_revoke(&write, id, reach(&entry), entry.caller().role, render).await;
+        let written = written.map_err(|error| status::about(&request.api_key, error))?;
+        tracing::info!(key = %id, by = entry.name(), "an API key was revoked");
+        entry.answer(written, nobody, show::api_key).await
+    }
+
+    async fn create_setup_code(&self, request: Request<CreateSetupCodeRequest>) -> Result<Response<SetupCode>, Status> {
+        let (entry, request) = self.enter(request)?;
+        let (life, key_life) = requests::create_setup_code(&request)?;
+        let spec = request.spec.unwrap_or_default();
+        let (role, scopes) = granted(&entry, &spec)?;
+        let (code, secret) = credential::mint(credential::CODE)?;
+        let write = Write { organization: entry.organization(), now: Timestamp::now(), idempotency: None };
+        let new = NewSetupCode {
+            secret,
+            name: spec.name,
+            role,
+            scopes,
+            user: entry.user(),
+            key_expires_at: key_life.map(|life| write.now + life),
+            expires_at: write.now + life.unwrap_or(CODE_LIFE),
+        };
+        entry.store().setup_code_create(&write, &new).await.map_err(status::of_store)?;
+        Ok(Response::new(SetupCode { code, expires_at: Some(convert::time(new.expires_at)) }))
+    }
+
+    async fn exchange_setup_code(
+        &self,
+        request: Request<ExchangeSetupCodeRequest>,
+    ) -> Result<Response<CreateApiKeyResponse>, Status> {
+        let (visit, request) = self.visit(request)?;
+        requests::exchange_setup_code(&request)?;
+        let (hash, address) = (credential::digest(&request.code), visit.peer.address());
+        let failures = &self.gate().failures;
+        if failures.refuses(address, &hash, Instant::now()) {
+            return Err(status::exhausted("too many log-ins from this address have failed; try again in a minute"));
+        }
+        let (key, secret) = credential::mint(credential::KEY)?;
+        let id = ApiKeyId::from_uuid(Uuid::now_v7());
+        let made = visit.store().setup_code_exchange(&hash, id, &secret, Timestamp::now()).await;
+        match made.map_err(status::of_store) {
+            Ok(Some(made)) => {
+                tracing::info!(key = %made.id, "a set-up code was exchanged for an API key");
+                Ok(Response::new(CreateApiKeyResponse { api_key: Some(show::api_key(&made)), key }))
+            }
+            Ok(None) => {
+                failures.failed(address, &hash, Instant::now());
+                Err(Status::unauthenticated("the set-up code is not valid"))
+            }
+            Err(status) => Err(status),
+        }
+    }
+}

@@ -1,0 +1,254 @@
+//! `OrganizationService`.
+
+use construct_domain::{OrganizationId, access::Role};
+use construct_proto::v1::{
+    self, CreateInvitationRequest, CreateOrganizationRequest, CreateOrganizationResponse, DeleteOrganizationRequest,
+    DeleteOrganizationResponse, GetOrganizationRequest, ListInvitationsRequest, ListInvitationsResponse,
+    ListMembersRequest, ListMembersResponse, ListOrganizationsRequest, ListOrganizationsResponse, RemoveMemberRequest,
+    RemoveMemberResponse, RevokeInvitationRequest, UpdateMemberRequest, UpdateOrganizationRequest, WhoAmIRequest,
+    WhoAmIResponse, organization_service_server::OrganizationService,
+};
+use construct_store::{
+    Error, NewEvent, Rendered,
+    identity::{NewInvitation, NewOrganization, NewSetupCode, Organization, OrganizationChanges},
+};
+use construct_wire::identity as show;
+use prost::Message;
+use tonic::{Request, Response, Status};
+use uuid::Uuid;
+
+use crate::{
+    api::{Api, Entry, nobody},
+    convert,
+    identity::credential,
+    keys::CODE_LIFE,
+    status,
+    validate::requests,
+};
+
+/// Only the answer: organisations tell of themselves in no event, and the store drops this one.
+pub(crate) fn silent(response: &impl Message) -> Rendered {
+    let event = NewEvent { kind: String::new(), payload: Vec::new(), step: None };
+    Rendered { event, response: response.encode_to_vec() }
+}
+
+/// The organisation a request names, which has to be the one that the call works in: what is changed or closed is said twice.
+async fn named(entry: &Entry, reference: &str) -> Result<(), Status> {
+    let found = entry.store().organization_find(entry.user(), reference).await;
+    let found = found.map_err(|error| status::about(reference, error))?;
+    if found.id == entry.organization() {
+        return Ok(());
+    }
+    Err(status::about(reference, Error::NotFound { what: "organization" }))
+}
+
+#[tonic::async_trait]
+impl OrganizationService for Api {
+    async fn create_organization(
+        &self,
+        request: Request<CreateOrganizationRequest>,
+    ) -> Result<Response<CreateOrganizationResponse>, Status> {
+        let (entry, mut request) = self.enter(request)?;
+        requests::create_organization(&request)?;
+        let write = entry.write("CreateOrganization", &mut request);
+        let spec = request.spec.unwrap_or_default();
+        let code = match entry.caller().key {
+            Some(_) => {
+                let (text, secret) = credential::mint(credential::CODE)?;
+                let code = NewSetupCode {
+                    secret,
+                    name: "first key".to_owned(),
+                    role: Role::Owner,
+                    scopes: vec![construct_domain::access::Scope::Admin],
+                    user: entry.user(),
+                    key_expires_at: None,
+                    expires_at: write.now + CODE_LIFE,
+                };
+                Some((text, code))
+            }
+            None => None,
+        };
+        let new = NewOrganization {
+            id: OrganizationId::from_uuid(Uuid::now_v7()),
+            name: spec.name,
+            slug: spec.slug,
+            avatar_url: spec.avatar_url,
+            owner: entry.user(),
+        };
+        let answer = |organization: &Organization, setup_code: Option<v1::SetupCode>| CreateOrganizationResponse {
+            organization: Some(show::organization(organization)),
+            setup_code,
+        };
+        // The code is not kept for a repeated request: it is stored nowhere.
+        let render = |organization: &Organization| silent(&answer(organization, None));
+        let stored = code.as_ref().map(|(_, code)| code);
+        let written = entry.store().organization_create(&write, new, stored, render).await;
+        let given =
+            code.map(|(code, stored)| v1::SetupCode { code, expires_at: Some(convert::time(stored.expires_at)) });
+        entry.answer(written.map_err(status::of_store)?, nobody, |made| answer(made, given)).await
+    }
+
+    async fn get_organization(
+        &self,
+        request: Request<GetOrganizationRequest>,
+    ) -> Result<Response<v1::Organization>, Status> {
+        let (entry, request) = self.enter(request)?;
+        requests::get_organization(&request)?;
+        let own = entry.organization().to_string();
+        let reference = if request.organization.is_empty() { &own } else { &request.organization };
+        let found = entry.store().organization_find(entry.user(), reference).await;
+        let found = found.map_err(|error| status::about(reference, error))?;
+        if entry.caller().key.is_some() && found.id != entry.organization() {
+            return Err(status::about(reference, Error::NotFound { what: "organization" }));
+        }
+        Ok(Response::new(show::organization(&seen(found, &entry))))
+    }
+
+    async fn list_organizations(
+        &self,
+        request: Request<ListOrganizationsRequest>,
+    ) -> Result<Response<ListOrganizationsResponse>, Status> {
+        let (entry, request) = self.enter(request)?;
+        let page = requests::list_organizations(entry.organization(), &request)?;
+        if entry.caller().key.is_some() {
+            let own = entry.store().organization_find(entry.user(), &entry.organization().to_string()).await;
+            let own = show::organization(&seen(own.map_err(status::of_store)?, &entry));
+            let organizations = if page.after.is_some() { Vec::new() } else { vec![own] };
+            return Ok(Response::new(ListOrganizationsResponse { organizations, page: Some(v1::PageInfo::default()) }));
+        }
+        let found = entry.store().organization_list(entry.user(), &page.query()).await.map_err(status::of_store)?;
+        let (organizations, info) = page.cut(&found, show::organization, |found| found.cursor(page.key()));
+        Ok(Response::new(ListOrganizationsResponse { organizations, page: Some(info) }))
+    }
+
+    async fn update_organization(
+        &self,
+        request: Request<UpdateOrganizationRequest>,
+    ) -> Result<Response<v1::Organization>, Status> {
+        let (entry, mut request) = self.enter(request)?;
+        requests::update_organization(&request)?;
+        named(&entry, &request.organization).await?;
+        let write = entry.write("UpdateOrganization", &mut request);
+        let changes = OrganizationChanges { name: request.name, slug: request.slug, avatar_url: request.avatar_url };
+        let expected = (request.revision != 0).then_some(request.revision);
+        let render = |organization: &Organization| silent(&show::organization(organization));
+        let written = entry.store().organization_update(&write, entry.user(), expected, changes, render).await;
+        entry.answer(written.map_err(status::of_store)?, nobody, show::organization).await
+    }
+
+    async fn delete_organization(
+        &self,
+        request: Request<DeleteOrganizationRequest>,
+    ) -> Result<Response<DeleteOrganizationResponse>, Status> {
+        let (entry, mut request) = self.enter(request)?;
+        requests::delete_organization(&request)?;
+        named(&entry, &request.organization).await?;
+        let write = entry.write("DeleteOrganization", &mut request);
+        let render = |_: &Organization| silent(&DeleteOrganizationResponse {});
+        let written = entry.store().organization_delete(&write, entry.user(), render).await;
+        tracing::info!(organization = %entry.organization(), by = entry.name(), "an organization is being closed");
+        entry.answer(written.map_err(status::of_store)?, nobody, |_| DeleteOrganizationResponse {}).await
+    }
+
+    async fn list_members(
+        &self,
+        request: Request<ListMembersRequest>,
+    ) -> Result<Response<ListMembersResponse>, Status> {
+        let (entry, request) = self.enter(request)?;
+        let page = requests::list_members(entry.organization(), &request)?;
+        let found = entry.store().member_list(entry.organization(), &page.query()).await.map_err(status::of_store)?;
+        let (members, info) = page.cut(&found, show::member, |member| member.cursor(page.key()));
+        Ok(Response::new(ListMembersResponse { members, page: Some(info) }))
+    }
+
+    async fn update_member(&self, request: Request<UpdateMemberRequest>) -> Result<Response<v1::Member>, Status> {
+        let (entry, mut request) = self.enter(request)?;
+        let (user, role) = requests::update_member(&request)?;
+        let write = entry.write("UpdateMember", &mut request);
+        let expected = (request.revision != 0).then_some(request.revision);
+        let render = |member: &_| silent(&show::member(member));
+        let written = entry.store().member_update(&write, (user, role), entry.caller().role, expected, render).await;
+        entry.answer(written.map_err(|error| status::about(&request.user, error))?, nobody, show::member).await
+    }
+
+    async fn remove_member(
+        &self,
+        request: Request<RemoveMemberRequest>,
+    ) -> Result<Response<RemoveMemberResponse>, Status> {
+        let (entry, mut request) = self.enter(request)?;
+        let user = requests::remove_member(&request)?;
+        let write = entry.write("RemoveMember", &mut request);
+        let render = |_: &_| silent(&RemoveMemberResponse {});
+        let written = entry.store().member_remove(&write, user, entry.caller().role, render).await;
+        let written = written.map_err(|error| status::about(&request.user, error))?;
+        entry.answer(written, nobody, |_| RemoveMemberResponse {}).await
+    }
+
+    async fn create_invitation(
+        &self,
+        request: Request<CreateInvitationRequest>,
+    ) -> Result<Response<v1::Invitation>, Status> {
+        let (entry, mut request) = self.enter(request)?;
+        let checked = requests::create_invitation(&request)?;
+        if !entry.caller().may_give(checked.role, &[]) {
+            return Err(status::of_store(Error::Above));
+        }
+        let write = entry.write("CreateInvitation", &mut request);
+        let new = NewInvitation {
+            id: construct_domain::InvitationId::from_uuid(Uuid::now_v7()),
+            email: checked.email,
+            role: checked.role,
+            invited_by: entry.name(),
+            expires_at: write.now + checked.life,
+        };
+        let render = |invitation: &_| silent(&show::invitation(invitation));
+        let written = entry.store().invitation_create(&write, new, render).await;
+        entry.answer(written.map_err(status::of_store)?, nobody, show::invitation).await
+    }
+
+    async fn list_invitations(
+        &self,
+        request: Request<ListInvitationsRequest>,
+    ) -> Result<Response<ListInvitationsResponse>, Status> {
+        let (entry, request) = self.enter(request)?;
+        let page = requests::list_invitations(entry.organization(), &request)?;
+        let found = entry.store().invitation_list(entry.organization(), &page.query()).await;
+        let found = found.map_err(status::of_store)?;
+        let (invitations, info) = page.cut(&found, show::invitation, |found| found.cursor(page.key()));
+        Ok(Response::new(ListInvitationsResponse { invitations, page: Some(info) }))
+    }
+
+    async fn revoke_invitation(
+        &self,
+        request: Request<RevokeInvitationRequest>,
+    ) -> Result<Response<v1::Invitation>, Status> {
+        let (entry, mut request) = self.enter(request)?;
+        let id = requests::revoke_invitation(&request)?;
+        let write = entry.write("RevokeInvitation", &mut request);
+        let render = |invitation: &_| silent(&show::invitation(invitation));
+        let written = entry.store().invitation_revoke(&write, id, render).await;
+        let written = written.map_err(|error| status::about(&request.invitation, error))?;
+        entry.answer(written, nobody, show::invitation).await
+    }
+
+    async fn who_am_i(&self, request: Request<WhoAmIRequest>) -> Result<Response<WhoAmIResponse>, Status> {
+        let (entry, WhoAmIRequest {}) = self.enter(request)?;
+        let user = entry.store().user_get(entry.user()).await.map_err(status::of_store)?;
+        let caller = entry.caller();
+        Ok(Response::new(WhoAmIResponse {
+            user_id: user.id.to_string(),
+            name: user.name,
+            email: user.email,
+            api_key_id: caller.key.map(|key| key.to_string()).unwrap_or_default(),
+            organization_id: caller.organization.to_string(),
+            role: show::role(caller.role).into(),
+            scopes: show::scopes(&caller.scopes),
+        }))
+    }
+}
+
+/// An organisation as this caller sees it: a key may be less than the user it acts for.
+fn seen(organization: Organization, entry: &Entry) -> Organization {
+    let role = if entry.caller().key.is_some() { entry.caller().role } else { organization.role };
+    Organization { role, ..organization }
+}

@@ -1,0 +1,141 @@
+//! A small OpenID Connect issuer: a real HTTP server with discovery and keys, that signs real tokens.
+
+use std::{
+    net::SocketAddr,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, AtomicUsize, Ordering},
+    },
+};
+
+use axum::{Json, Router, extract::State, http::StatusCode, routing::get};
+use base64::{Engine as _, prelude::BASE64_STANDARD, prelude::BASE64_URL_SAFE_NO_PAD};
+use jsonwebtoken::{Algorithm, EncodingKey, Header, encode};
+use ring::{
+    rand::SystemRandom,
+    signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair, KeyPair as _, RsaKeyPair},
+};
+use serde_json::{Value, json};
+
+/// RSA keys that are good for nothing but these tests: making one takes longer than everything else here.
+const RSA: [&str; 2] = [include_str!("issuer/first.der.b64"), include_str!("issuer/second.der.b64")];
+
+pub(crate) const AUDIENCE: &str = "construct";
+
+/// A key that the issuer signs with.
+#[derive(Clone)]
+pub(crate) struct Key {
+    id: String,
+    algorithm: Algorithm,
+    signing: EncodingKey,
+    public: Value,
+}
+
+impl Key {
+    /// One of two.
+    pub(crate) fn rsa(id: &str, number: usize) -> Self {
+        let der = BASE64_STANDARD.decode(RSA[number].replace('\n', "")).expect("base64");
+        let pair = RsaKeyPair::from_der(&der).expect("an RSA key");
+        // `SEQUENCE { INTEGER n, INTEGER 65537 }`: of 2048 bits, n stands behind nine bytes.
+        let n = BASE64_URL_SAFE_NO_PAD.encode(&pair.public().as_ref()[9..265]);
+        let public = json!({"kty": "RSA", "kid": id, "use": "sig", "alg": "RS256", "n": n, "e": "AQAB"});
+        Self { id: id.to_owned(), algorithm: Algorithm::RS256, signing: EncodingKey::from_rsa_der(&der), public }
+    }
+
+    /// A new one.
+    pub(crate) fn ec(id: &str) -> Self {
+        let random = SystemRandom::new();
+        let document =
+            EcdsaKeyPair::generate_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, &random).expect("there is randomness");
+        let pair = EcdsaKeyPair::from_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, document.as_ref(), &random)
+            .expect("it was just made");
+        let point = pair.public_key().as_ref();
+        let public = json!({"kty": "EC", "crv": "P-256", "kid": id,
+            "x": BASE64_URL_SAFE_NO_PAD.encode(&point[1..33]), "y": BASE64_URL_SAFE_NO_PAD.encode(&point[33..65])});
+        let signing = EncodingKey::from_ec_der(document.as_ref());
+        Self { id: id.to_owned(), algorithm: Algorithm::ES256, signing, public }
+    }
+
+    pub(crate) fn sign(&self, claims: &Value) -> String {
+        let header = Header { kid: Some(self.id.clone()), ..Header::new(self.algorithm) };
+        encode(&header, claims, &self.signing).expect("it can be signed")
+    }
+
+    /// The same without saying with which key.
+    pub(crate) fn sign_without_id(&self, claims: &Value) -> String {
+        encode(&Header::new(self.algorithm), claims, &self.signing).expect("it can be signed")
+    }
+}
+
+/// The issuer. It ends with the test's runtime.
+pub(crate) struct Issuer {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    url: String,
+    /// What it publishes.
+    keys: Mutex<Vec<Value>>,
+    away: AtomicBool,
+    asked: AtomicUsize,
+}
+
+impl Issuer {
+    pub(crate) async fn start(keys: &[&Key]) -> Self {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
+        let address: SocketAddr = listener.local_addr().expect("it is bound");
+        let shared = Arc::new(Shared {
+            url: format!("http://{address}"),
+            keys: Mutex::default(),
+            away: AtomicBool::new(false),
+            asked: AtomicUsize::new(0),
+        });
+        let issuer = Self { shared: Arc::clone(&shared) };
+        issuer.publish(keys);
+        let routes = Router::new()
+            .route("/.well-known/openid-configuration", get(discovery))
+            .route("/keys", get(published))
+            .with_state(shared);
+        tokio::spawn(async move { axum::serve(listener, routes).await });
+        issuer
+    }
+
+    pub(crate) fn url(&self) -> &str {
+        &self.shared.url
+    }
+
+    /// From now on these are its keys, beside one of a kind that nobody here knows.
+    pub(crate) fn publish(&self, keys: &[&Key]) {
+        let unknown = json!({"kty": "AKP", "kid": "q", "alg": "ML-DSA-44", "pub": "AA"});
+        let published = keys.iter().map(|key| key.public.clone()).chain([unknown]).collect();
+        *self.shared.keys.lock().expect("nobody panicked") = published;
+    }
+
+    pub(crate) fn be_away(&self, away: bool) {
+        self.shared.away.store(away, Ordering::SeqCst);
+    }
+
+    /// How often its keys were asked for, in vain or not.
+    pub(crate) fn asked(&self) -> usize {
+        self.shared.asked.load(Ordering::SeqCst)
+    }
+
+    /// What it says of a person, for an hour from now.
+    pub(crate) fn claims(&self, subject: &str, email: &str) -> Value {
+        let now = jiff::Timestamp::now().as_second();
+        json!({"iss": self.url(), "aud": AUDIENCE, "sub": subject, "email": email, "email_verified": true,
+            "name": "Ada", "iat": now, "nbf": now, "exp": now + 3600})
+    }
+}
+
+async fn discovery(State(shared): State<Arc<Shared>>) -> Result<Json<Value>, StatusCode> {
+    shared.asked.fetch_add(1, Ordering::SeqCst);
+    if shared.away.load(Ordering::SeqCst) {
+        return Err(StatusCode::SERVICE_UNAVAILABLE);
+    }
+    Ok(Json(json!({"issuer": shared.url, "jwks_uri": format!("{}/keys", shared.url)})))
+}
+
+async fn published(State(shared): State<Arc<Shared>>) -> Json<Value> {
+    Json(json!({"keys": *shared.keys.lock().expect("nobody panicked")}))
+}

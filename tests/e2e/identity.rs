@@ -1,0 +1,148 @@
+//! Two organisations on one mesh where everybody has to log in: each works, and neither sees the other. All through the command line.
+
+use std::process::{Output, Stdio};
+
+use construct_tests::{
+    client::PATIENCE,
+    mesh::{Mesh, binary},
+};
+use serde_json::{Value, json};
+use tokio::{io::AsyncWriteExt as _, process::Command, time::timeout};
+
+const REQUIRED: (&str, &str) = ("CONSTRUCT_GATEWAY_LOGIN", "required");
+
+/// Runs the command line with a key, or none.
+async fn run(mesh: &Mesh, key: Option<&str>, arguments: &[&str], input: &str) -> Output {
+    let mut command = Command::new(binary("construct").unwrap());
+    command.env_clear().env("CONSTRUCT_GATEWAY_URL", mesh.gateway_url()).envs(key.map(|key| ("CONSTRUCT_KEY", key)));
+    finish(command.args(arguments), input).await
+}
+
+async fn finish(command: &mut Command, input: &str) -> Output {
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+    let mut child = command.spawn().unwrap();
+    let mut stdin = child.stdin.take().unwrap();
+    // A command that ends without reading closes its end.
+    let _ = stdin.write_all(input.as_bytes()).await;
+    drop(stdin);
+    timeout(PATIENCE, child.wait_with_output()).await.expect("the command ends").unwrap()
+}
+
+/// What a command that succeeds prints.
+async fn said(mesh: &Mesh, key: Option<&str>, arguments: &[&str], input: &str) -> String {
+    let done = run(mesh, key, arguments, input).await;
+    assert!(done.status.success(), "{arguments:?}: {done:?}");
+    String::from_utf8(done.stdout).unwrap()
+}
+
+async fn answered(mesh: &Mesh, key: &str, arguments: &[&str], input: &str) -> Value {
+    serde_json::from_str(&said(mesh, Some(key), &[arguments, &["-o", "json"]].concat(), input).await).unwrap()
+}
+
+/// What somebody may not do, and what they are told.
+async fn refused(mesh: &Mesh, key: Option<&str>, arguments: &[&str]) -> String {
+    let done = run(mesh, key, arguments, "").await;
+    assert!(!done.status.success(), "{arguments:?}: {done:?}");
+    String::from_utf8(done.stderr).unwrap()
+}
+
+async fn first_key(mesh: &Mesh) -> Output {
+    let mut command = Command::new(binary("construct-gateway").unwrap());
+    command.env_clear().env("CONSTRUCT_DATABASE_URL", mesh.database.url()).env("CONSTRUCT_NATS_URL", mesh.nats.url());
+    finish(command.arg("first-key"), "").await
+}
+
+/// A provider, a model, an agent, a secret and a budget of one organisation; what its agent answers has the organisation's colour.
+async fn furnish(mesh: &Mesh, key: &str, colour: &str) {
+    let script = json!({"count": "since_user", "turns": [
+        {"code": format!("execute_command('echo {colour} >> mark; cat mark')")},
+        {"text": format!("{colour} sees {{{{last_result}}}}")},
+    ]});
+    let provider = ["modelprovider", "create", "p", "--type", "scripted", "--script-file", "-"];
+    said(mesh, Some(key), &provider, &script.to_string()).await;
+    said(mesh, Some(key), &["model", "create", "m", "--provider", "p", "--model-id", "m"], "").await;
+    said(mesh, Some(key), &["agent", "create", "worker", "--model", "m"], "").await;
+    let secret = ["secret", "create", "TOKEN", "--host", "api.example.com", "--description", colour];
+    said(mesh, Some(key), &secret, &format!("{colour}-secret-value")).await;
+    said(mesh, Some(key), &["budget", "create", "5/month", "--agent", "worker"], "").await;
+}
+
+#[tokio::test]
+async fn two_organizations_work_side_by_side_and_cannot_see_each_other() {
+    let mesh = Mesh::start_with(&[REQUIRED]).await.unwrap();
+    assert!(refused(&mesh, None, &["task", "list"]).await.contains("CONSTRUCT_KEY"));
+    let made = first_key(&mesh).await;
+    assert!(made.status.success(), "{made:?}");
+    let operator = String::from_utf8(made.stdout).unwrap().trim().to_owned();
+    assert!(operator.starts_with("ct_"));
+    assert!(!first_key(&mesh).await.status.success(), "there is one first key");
+
+    let mut keys = Vec::new();
+    for colour in ["red", "blue"] {
+        let made = answered(&mesh, &operator, &["organization", "create", colour], "").await;
+        let code = made["setupCode"]["code"].as_str().unwrap();
+        let key = said(&mesh, None, &["key", "exchange"], code).await.trim().to_owned();
+        let me = answered(&mesh, &key, &["whoami"], "").await;
+        assert_eq!(me["organizationId"], made["organization"]["metadata"]["id"]);
+        furnish(&mesh, &key, colour).await;
+        keys.push(key);
+    }
+    let (red, blue) = (keys[0].as_str(), keys[1].as_str());
+    let work = ["exec", "--agent", "worker", "Do it."];
+    let (of_red, of_blue) = tokio::join!(said(&mesh, Some(red), &work, ""), said(&mesh, Some(blue), &work, ""));
+    assert!(of_red.contains("red sees") && !of_red.contains("blue"), "{of_red}");
+    assert!(of_blue.contains("blue sees") && !of_blue.contains("red"), "{of_blue}");
+
+    let tasks = answered(&mesh, red, &["task", "list"], "").await;
+    assert_eq!(tasks["tasks"].as_array().unwrap().len(), 1, "{tasks}");
+    let task = tasks["tasks"][0]["metadata"]["id"].as_str().unwrap();
+    let directory = ["exec", "--agent", "worker", "--workspace", "/tmp", "Do it."];
+    assert!(refused(&mesh, Some(red), &directory).await.contains("workspace"));
+    for arguments in [
+        &["task", "get", task][..],
+        &["message", "list", task],
+        &["message", "create", task, "Do it for me."],
+        &["task", "delete", task],
+        &["events", task],
+    ] {
+        let errors = refused(&mesh, Some(blue), arguments).await;
+        assert!(errors.contains("not found"), "{arguments:?}: {errors}");
+    }
+    // What is called alike is each organisation's own.
+    for (key, own, other) in [(red, "red", "blue"), (blue, "blue", "red")] {
+        for list in ["task", "agent", "secret", "budget", "modelprovider", "key", "organization"] {
+            let listed = said(&mesh, Some(key), &[list, "list", "-o", "json"], "").await;
+            assert!(!listed.contains(&format!("\"{other}")), "{list} of {own}: {listed}");
+        }
+        assert!(refused(&mesh, Some(key), &["dead", "list"]).await.contains("operator"));
+    }
+    // The operator has a door of their own, and none to the others.
+    let operators = answered(&mesh, &operator, &["task", "list"], "").await;
+    assert!(operators["tasks"].as_array().is_none_or(Vec::is_empty), "{operators}");
+    let organization = answered(&mesh, red, &["whoami"], "").await["organizationId"].as_str().unwrap().to_owned();
+    refused(&mesh, Some(&operator), &["--organization", &organization, "task", "list"]).await;
+    let log = mesh.log(construct_tests::mesh::Service::Gateway);
+    for secret in [&operator, red, blue, "secret-value"] {
+        assert!(!log.contains(secret), "a secret is in the log");
+    }
+}
+
+#[tokio::test]
+async fn a_context_remembers_where_and_as_whom() {
+    let mesh = Mesh::start_with(&[REQUIRED]).await.unwrap();
+    let operator = String::from_utf8(first_key(&mesh).await.stdout).unwrap();
+    let home = mesh.home().join("person");
+    let run = async |arguments: &[&str], input: &str| {
+        let mut command = Command::new(binary("construct").unwrap());
+        finish(command.env_clear().env("HOME", &home).args(arguments), input).await
+    };
+    let address = mesh.gateway_url();
+    let added = run(&["context", "add", "work", "--address", &address, "--key-stdin"], &operator).await;
+    assert!(added.status.success(), "{added:?}");
+    let me = run(&["whoami"], "").await;
+    assert!(String::from_utf8_lossy(&me.stdout).contains("owner"), "{me:?}");
+    let listed = String::from_utf8(run(&["context", "list"], "").await.stdout).unwrap();
+    assert!(listed.starts_with("* work") && listed.contains(&address) && !listed.contains("ct_"), "{listed}");
+    assert!(run(&["context", "remove", "work"], "").await.status.success());
+    assert!(!run(&["--context", "work", "whoami"], "").await.status.success());
+}
