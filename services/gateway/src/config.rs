@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Config {
-    /// Where gRPC is served.
+    /// Where gRPC and the other faces are served.
     pub gateway_listen: SocketAddr,
     /// Accept that everybody who reaches the address may do everything: there is no log-in yet, so without this only
     /// loopback addresses are served.
@@ -24,6 +24,12 @@ pub struct Config {
     /// The pools of interpreters that exist; an agent or a task that names another one is refused. Each needs an
     /// interpreter that serves it (`interpreter_pools`).
     pub gateway_pools: Vec<String>,
+    /// Origins, e.g. `https://app.example`, whose pages may call the gateway from a browser. Requests from pages of any other
+    /// are refused on every face.
+    pub gateway_origins: Vec<String>,
+    /// Host names, e.g. `construct.test`, under which a gateway on a loopback address may be called besides loopback's own. On
+    /// other addresses whoever guards them decides that.
+    pub gateway_hosts: Vec<String>,
 }
 
 impl Default for Config {
@@ -34,6 +40,8 @@ impl Default for Config {
             gateway_max_requests: 1024,
             gateway_max_subscriptions: 2000,
             gateway_pools: compute::STANDARD.map(str::to_owned).into(),
+            gateway_origins: Vec::new(),
+            gateway_hosts: Vec::new(),
         }
     }
 }
@@ -61,6 +69,10 @@ impl construct_runtime::ServiceConfig for Config {
             let default = compute::DEFAULT;
             return Err(Invalid::new("gateway_pools", format!("must have `{default}`, where scripts go by default")));
         }
+        if let Some(origin) = self.gateway_origins.iter().find(|origin| !is_origin(origin)) {
+            let words = format!("names origins like `https://app.example`, and `{origin}` is none");
+            return Err(Invalid::new("gateway_origins", words));
+        }
         for (key, value) in [
             ("gateway_max_requests", self.gateway_max_requests),
             ("gateway_max_subscriptions", self.gateway_max_subscriptions),
@@ -71,6 +83,13 @@ impl construct_runtime::ServiceConfig for Config {
         }
         Ok(())
     }
+}
+
+/// Whether browsers would write an origin like this: a scheme, a host, a port that isn't the scheme's own; no path.
+fn is_origin(text: &str) -> bool {
+    let host = text.strip_prefix("https://").or_else(|| text.strip_prefix("http://")).unwrap_or_default();
+    !host.is_empty()
+        && host.bytes().all(|byte| byte.is_ascii_graphic() && !byte.is_ascii_uppercase() && !b"/?#@*".contains(&byte))
 }
 
 #[cfg(test)]
@@ -95,6 +114,22 @@ mod tests {
             let gateway_pools = pools.iter().map(|name| (*name).to_owned()).collect();
             let config = Config { gateway_pools, ..Config::default() };
             assert_eq!(config.validate(&common()).is_ok(), fine, "{pools:?}");
+        }
+    }
+
+    #[test]
+    fn an_origin_is_written_as_browsers_write_it() {
+        for (origin, fine) in [
+            ("https://app.example", true),
+            ("http://localhost:5173", true),
+            ("https://app.example/", false),
+            ("https://*.example", false),
+            ("app.example", false),
+            ("null", false),
+            ("*", false),
+        ] {
+            let config = Config { gateway_origins: vec![origin.to_owned()], ..Config::default() };
+            assert_eq!(config.validate(&common()).is_ok(), fine, "{origin}");
         }
     }
 

@@ -19,6 +19,7 @@ mod catalogue;
 mod config;
 mod events;
 mod explain;
+mod faces;
 mod messages;
 pub mod migrate;
 mod model_providers;
@@ -80,7 +81,7 @@ async fn start(listener: TcpListener, config: &Config, context: &Context) -> any
     let api = Api::new(config, keyrings.clone(), lifecycle.clone());
     let (database, nats) = (context.readiness().register("postgresql"), context.readiness().register("nats"));
     let serving = context.readiness().register("requests");
-    server::spawn(api.clone(), listener, context).await?;
+    server::spawn(api.clone(), listener, config, context).await?;
 
     let url = context.common().database_url()?.clone();
     let store = context.connect_with_retry("postgresql", &database, || async {

@@ -1,4 +1,4 @@
-//! The gRPC server: services, limits, health, reflection.
+//! The server: gRPC's services with limits, health and reflection, and the other faces before them.
 
 use std::time::Duration;
 
@@ -27,10 +27,10 @@ use tonic_health::{ServingStatus, server::HealthReporter};
 use tower::util::MapResponseLayer;
 use tracing_opentelemetry::OpenTelemetrySpanExt as _;
 
-use crate::api::Api;
+use crate::{Config, api::Api, faces::Faces};
 
 /// Bytes of a request at most, after decompression. The largest valid one is a message of 1 MiB.
-const MAX_REQUEST: usize = 4 * 1024 * 1024;
+pub(crate) const MAX_REQUEST: usize = 4 * 1024 * 1024;
 /// How long a method may take to answer; a subscription, to begin.
 const TIMEOUT: Duration = Duration::from_secs(30);
 /// Calls of one connection worked on at the same time; further ones wait.
@@ -66,7 +66,9 @@ macro_rules! limited {
 }
 
 /// Serves `api` until the process drains.
-pub(crate) async fn spawn(api: Api, listener: TcpListener, context: &Context) -> anyhow::Result<()> {
+pub(crate) async fn spawn(api: Api, listener: TcpListener, config: &Config, context: &Context) -> anyhow::Result<()> {
+    let address = listener.local_addr()?;
+    let faces = Faces::new(address.ip().is_loopback(), &config.gateway_origins, &config.gateway_hosts)?;
     let (reporter, health) = tonic_health::server::health_reporter();
     report(&reporter, false).await;
     let reflection = tonic_reflection::server::Builder::configure()
@@ -80,7 +82,9 @@ pub(crate) async fn spawn(api: Api, listener: TcpListener, context: &Context) ->
         .http2_keepalive_interval(Some(KEEPALIVE))
         .http2_keepalive_timeout(Some(KEEPALIVE))
         .http2_adaptive_window(Some(true))
+        .accept_http1(true)
         .trace_fn(span)
+        .layer(faces)
         .layer(MapResponseLayer::new(blame_the_client))
         .add_service(health)
         .add_service(reflection)
@@ -97,7 +101,6 @@ pub(crate) async fn spawn(api: Api, listener: TcpListener, context: &Context) ->
         .add_service(limited!(TaskServiceServer, api))
         // Deltas are small and wanted at once: compressing them one by one would cost time and save nothing.
         .add_service(EventServiceServer::new(api).max_decoding_message_size(MAX_REQUEST));
-    let address = listener.local_addr()?;
     let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
     let lifecycle = context.lifecycle();
     let draining = lifecycle.draining();
@@ -112,7 +115,7 @@ pub(crate) async fn spawn(api: Api, listener: TcpListener, context: &Context) ->
             }
         }
     });
-    tracing::info!(%address, "serving gRPC");
+    tracing::info!(%address, "serving gRPC and the other faces");
     Ok(())
 }
 
@@ -149,9 +152,19 @@ async fn report(reporter: &HealthReporter, ready: bool) {
 /// The span of a request. It continues the caller's trace, if there is one; everything the request causes on the mesh
 /// belongs to it.
 fn span(request: &http::Request<()>) -> tracing::Span {
-    let mut path = request.uri().path().trim_start_matches('/').splitn(2, '/');
-    let (service, method) = (path.next().unwrap_or_default(), path.next().unwrap_or_default());
-    let span = tracing::info_span!("gateway.request", rpc.system = "grpc", rpc.service = service, rpc.method = method);
+    let is_grpc = request
+        .headers()
+        .get(http::header::CONTENT_TYPE)
+        .is_some_and(|it| it.as_bytes().starts_with(b"application/grpc"));
+    let span = if is_grpc {
+        let mut path = request.uri().path().trim_start_matches('/').splitn(2, '/');
+        let (service, method) = (path.next().unwrap_or_default(), path.next().unwrap_or_default());
+        tracing::info_span!("gateway.request", rpc.system = "grpc", rpc.service = service, rpc.method = method)
+    } else {
+        // The face says which method it is, once it knows.
+        let empty = tracing::field::Empty;
+        tracing::info_span!("gateway.request", rpc.system = "http", rpc.service = empty, rpc.method = empty)
+    };
     let parent = global::get_text_map_propagator(|propagator| propagator.extract(&Headers(request.headers())));
     // Fails only when no trace is recorded at all.
     _ = span.set_parent(parent);

@@ -25,15 +25,21 @@ pub(super) struct Gateway {
     pub(super) context: Context,
     pub(super) nats: NatsServer,
     pub(super) database: Database,
+    pub(super) address: SocketAddr,
     channel: Channel,
 }
 
 impl Gateway {
     /// A gateway that is ready.
     pub(super) async fn start() -> Self {
+        Self::configured(Config::default()).await
+    }
+
+    /// A gateway with a configuration of its own that is ready.
+    pub(super) async fn configured(config: Config) -> Self {
         let (database, nats) = tokio::join!(Database::new(), NatsServer::start());
         let (database_url, nats_url) = (database.url().to_owned(), nats.url().to_owned());
-        let gateway = Self::launch(database, nats, &database_url, &nats_url).await;
+        let gateway = Self::launch_with(database, nats, &database_url, &nats_url, config).await;
         gateway.ready().await;
         gateway
     }
@@ -46,6 +52,16 @@ impl Gateway {
 
     /// A gateway that finds PostgreSQL and NATS, or not, at the given addresses.
     pub(super) async fn launch(database: Database, nats: NatsServer, database_url: &str, nats_url: &str) -> Self {
+        Self::launch_with(database, nats, database_url, nats_url, Config::default()).await
+    }
+
+    async fn launch_with(
+        database: Database,
+        nats: NatsServer,
+        database_url: &str,
+        nats_url: &str,
+        config: Config,
+    ) -> Self {
         let common = Common {
             nats_url: nats_url.into(),
             database_url: Some(database_url.into()),
@@ -63,10 +79,10 @@ impl Gateway {
         // As in the process, the start is not a task but what the main thread does: it need not be `Send`.
         std::thread::spawn(move || {
             // Ends with an error only when the test ends first.
-            _ = runtime.block_on(crate::start(listener, &Config::default(), &starting));
+            _ = runtime.block_on(crate::start(listener, &config, &starting));
         });
         let endpoint = Endpoint::from_shared(format!("http://{address}")).expect("an address");
-        Self { context, nats, database, channel: endpoint.connect_lazy() }
+        Self { context, nats, database, address, channel: endpoint.connect_lazy() }
     }
 
     pub(super) fn store(&self) -> Store {
