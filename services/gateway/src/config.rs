@@ -30,6 +30,11 @@ pub struct Config {
     /// Host names, e.g. `construct.test`, under which a gateway on a loopback address may be called besides loopback's own. On
     /// other addresses whoever guards them decides that.
     pub gateway_hosts: Vec<String>,
+    /// Where the operator protocol is served, e.g. `127.0.0.1:60100`. Unset: nowhere, because its port is the same for every
+    /// gateway of a machine, and most are not asked for it.
+    pub gateway_operator_listen: Option<SocketAddr>,
+    /// Name or id of the agent that answers requests of the operator protocol that name none.
+    pub gateway_operator_agent: Option<String>,
 }
 
 impl Default for Config {
@@ -42,6 +47,8 @@ impl Default for Config {
             gateway_pools: compute::STANDARD.map(str::to_owned).into(),
             gateway_origins: Vec::new(),
             gateway_hosts: Vec::new(),
+            gateway_operator_listen: None,
+            gateway_operator_agent: None,
         }
     }
 }
@@ -52,9 +59,11 @@ impl construct_runtime::ServiceConfig for Config {
         common.master_keys()?;
         common.secrets_keys()?;
         common.token_keys()?;
-        if !self.gateway_listen.ip().is_loopback() && !self.gateway_insecure {
+        let reachable = |address: &SocketAddr| !address.ip().is_loopback() && !self.gateway_insecure;
+        let operator = self.gateway_operator_listen.filter(reachable).map(|_| "gateway_operator_listen");
+        if let Some(key) = Some("gateway_listen").filter(|_| reachable(&self.gateway_listen)).or(operator) {
             return Err(Invalid::new(
-                "gateway_listen",
+                key,
                 "is reachable from other machines, and the gateway has no log-in yet: everybody could do everything. Use a \
                  loopback address, or set CONSTRUCT_GATEWAY_INSECURE=true where something else guards the address",
             ));
@@ -145,6 +154,9 @@ mod tests {
         ] {
             let gateway_listen = address.parse().expect("an address");
             let config = Config { gateway_listen, gateway_insecure: insecure, ..Config::default() };
+            assert_eq!(config.validate(&common()).is_ok(), fine, "{address}");
+            let gateway_operator_listen = Some(gateway_listen);
+            let config = Config { gateway_operator_listen, gateway_insecure: insecure, ..Config::default() };
             assert_eq!(config.validate(&common()).is_ok(), fine, "{address}");
         }
     }

@@ -13,16 +13,18 @@ mod envelope;
 mod errors;
 mod guard;
 mod methods;
+pub(crate) mod operator;
 mod rest;
 
 use std::{
-    sync::Arc,
+    sync::{Arc, Mutex, OnceLock, PoisonError},
     task::{Context, Poll},
     time::Duration,
 };
 
 use futures::future::{BoxFuture, Either, FutureExt as _};
 use tonic::{
+    Status,
     body::Body,
     codegen::http::{HeaderMap, Request, Response, header},
 };
@@ -48,6 +50,8 @@ struct Shared {
     guard: Guard,
     methods: Methods,
     rest: Rest,
+    /// The services, for faces with a port of their own. Set when the server begins to serve.
+    services: OnceLock<Mutex<Inner>>,
 }
 
 impl Faces {
@@ -57,14 +61,21 @@ impl Faces {
         let guard = Guard::new(loopback, origins, hosts);
         let methods = Methods::new()?;
         let rest = Rest::new(&methods)?;
-        Ok(Self { shared: Arc::new(Shared { guard, methods, rest }) })
+        Ok(Self { shared: Arc::new(Shared { guard, methods, rest, services: OnceLock::new() }) })
     }
 }
 
-impl<S> Layer<S> for Faces {
+impl<S> Layer<S> for Faces
+where
+    S: Service<Request<Body>, Response = Response<Body>> + Clone + Send + 'static,
+    S::Future: Send + 'static,
+    S::Error: Into<BoxError> + Send + 'static,
+{
     type Service = Faced<S>;
 
     fn layer(&self, inner: S) -> Faced<S> {
+        // There is one server; a second one's services would be ignored.
+        _ = self.shared.services.set(Mutex::new(BoxCloneService::new(inner.clone().map_err(Into::into))));
         Faced { inner, shared: Arc::clone(&self.shared) }
     }
 }
@@ -109,6 +120,15 @@ where
 }
 
 impl Shared {
+    /// The services.
+    ///
+    /// # Errors
+    /// `UNAVAILABLE` before the server serves.
+    fn services(&self) -> Result<Inner, Status> {
+        let services = self.services.get().ok_or_else(|| Status::unavailable("the gateway is starting"))?;
+        Ok(services.lock().unwrap_or_else(PoisonError::into_inner).clone())
+    }
+
     async fn serve(&self, kind: Kind, inner: Inner, request: Request<Body>) -> Response<Body> {
         let allowed = self.guard.allowed_origin(request.headers());
         if let Some(origin) = &allowed
@@ -119,7 +139,7 @@ impl Shared {
         let mut response = match kind {
             Kind::Grpc | Kind::GrpcWeb => match GrpcWebLayer::new().layer(inner).oneshot(request).await {
                 Ok(response) => response,
-                Err(error) => tonic::Status::from_error(error).into_http(),
+                Err(error) => Status::from_error(error).into_http(),
             },
             Kind::Connect => connect::serve(inner, &self.methods, request).await,
             Kind::Rest => self.rest.serve(inner, request).await,

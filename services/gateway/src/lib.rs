@@ -1,5 +1,6 @@
 //! The gateway: every outward face. It validates, writes intents, and reads.
 //!
+//! - gRPC is the direct path; every other face is a transcoder before it (`faces.rs`).
 //! - It decides nothing about a task: it writes down what people want (a message, a cancel) in PostgreSQL, and wakes the
 //!   reconciler. What NATS doesn't deliver, the reconciler's sweep and the subscriptions' look at the heads find.
 //! - Every request has a caller (`caller.rs`), and every access to data names the caller's organisation.
@@ -52,6 +53,7 @@ pub use config::Config;
 
 use crate::{
     api::{Api, Backend},
+    faces::operator,
     pools::Pools,
     providers::Providers,
     publish::Publisher,
@@ -68,10 +70,19 @@ mod tests;
 pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
     let address = config.gateway_listen;
     let listener = TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}"))?;
-    start(listener, &config, context).await
+    let operator = match config.gateway_operator_listen {
+        Some(address) => Some(TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}"))?),
+        None => None,
+    };
+    start(listener, operator, &config, context).await
 }
 
-async fn start(listener: TcpListener, config: &Config, context: &Context) -> anyhow::Result<()> {
+async fn start(
+    listener: TcpListener,
+    operator: Option<TcpListener>,
+    config: &Config,
+    context: &Context,
+) -> anyhow::Result<()> {
     let lifecycle = context.lifecycle();
     let keyrings = Keyrings {
         providers: Arc::new(keyring(&context.common().master_keys()?)?),
@@ -81,7 +92,10 @@ async fn start(listener: TcpListener, config: &Config, context: &Context) -> any
     let api = Api::new(config, keyrings.clone(), lifecycle.clone());
     let (database, nats) = (context.readiness().register("postgresql"), context.readiness().register("nats"));
     let serving = context.readiness().register("requests");
-    server::spawn(api.clone(), listener, config, context).await?;
+    let faces = server::spawn(api.clone(), listener, config, context).await?;
+    if let Some(listener) = operator {
+        operator::spawn(listener, &faces, config, lifecycle)?;
+    }
 
     let url = context.common().database_url()?.clone();
     let store = context.connect_with_retry("postgresql", &database, || async {

@@ -65,8 +65,13 @@ macro_rules! limited {
     };
 }
 
-/// Serves `api` until the process drains.
-pub(crate) async fn spawn(api: Api, listener: TcpListener, config: &Config, context: &Context) -> anyhow::Result<()> {
+/// Serves `api` until the process drains. Gives the faces, for those with ports of their own.
+pub(crate) async fn spawn(
+    api: Api,
+    listener: TcpListener,
+    config: &Config,
+    context: &Context,
+) -> anyhow::Result<Faces> {
     let address = listener.local_addr()?;
     let faces = Faces::new(address.ip().is_loopback(), &config.gateway_origins, &config.gateway_hosts)?;
     let (reporter, health) = tonic_health::server::health_reporter();
@@ -84,7 +89,7 @@ pub(crate) async fn spawn(api: Api, listener: TcpListener, config: &Config, cont
         .http2_adaptive_window(Some(true))
         .accept_http1(true)
         .trace_fn(span)
-        .layer(faces)
+        .layer(faces.clone())
         .layer(MapResponseLayer::new(blame_the_client))
         .add_service(health)
         .add_service(reflection)
@@ -116,7 +121,7 @@ pub(crate) async fn spawn(api: Api, listener: TcpListener, config: &Config, cont
         }
     });
     tracing::info!(%address, "serving gRPC and the other faces");
-    Ok(())
+    Ok(faces)
 }
 
 /// How what tonic says of a request that is not well-formed begins. It calls that `INTERNAL`, as if it were our defect,

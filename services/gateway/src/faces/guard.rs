@@ -43,7 +43,7 @@ impl Guard {
     ///
     /// # Errors
     /// `PERMISSION_DENIED`.
-    pub(super) fn check(&self, request: &Request<Body>) -> Result<(), Status> {
+    pub(super) fn check<B>(&self, request: &Request<B>) -> Result<(), Status> {
         let headers = request.headers();
         match headers.get(header::ORIGIN) {
             Some(origin) if !self.knows(origin) => {
@@ -75,7 +75,7 @@ impl Guard {
     }
 
     /// Whether the request's host is one we are called. HTTP/2 has it in its target. A request without any is not a browser's.
-    fn is_ours(&self, request: &Request<Body>) -> bool {
+    fn is_ours<B>(&self, request: &Request<B>) -> bool {
         let named = |host: &str| is_loopback(host) || self.hosts.iter().any(|known| known.eq_ignore_ascii_case(host));
         let target = request.uri().authority().map(Authority::host);
         let fine = |host: &HeaderValue| {

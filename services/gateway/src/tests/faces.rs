@@ -3,6 +3,7 @@
 mod connect;
 mod examples;
 mod guard;
+mod operator;
 mod rest;
 mod web;
 

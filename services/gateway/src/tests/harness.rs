@@ -26,6 +26,7 @@ pub(super) struct Gateway {
     pub(super) nats: NatsServer,
     pub(super) database: Database,
     pub(super) address: SocketAddr,
+    pub(super) operator: SocketAddr,
     channel: Channel,
 }
 
@@ -75,14 +76,17 @@ impl Gateway {
         let context = Context::new("gateway", common);
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
         let address: SocketAddr = listener.local_addr().expect("it is bound");
+        let operator = TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
+        let operator_address = operator.local_addr().expect("it is bound");
+        let operator = Some(operator);
         let (starting, runtime) = (context.clone(), Handle::current());
         // As in the process, the start is not a task but what the main thread does: it need not be `Send`.
         std::thread::spawn(move || {
             // Ends with an error only when the test ends first.
-            _ = runtime.block_on(crate::start(listener, &config, &starting));
+            _ = runtime.block_on(crate::start(listener, operator, &config, &starting));
         });
         let endpoint = Endpoint::from_shared(format!("http://{address}")).expect("an address");
-        Self { context, nats, database, address, channel: endpoint.connect_lazy() }
+        Self { context, nats, database, address, operator: operator_address, channel: endpoint.connect_lazy() }
     }
 
     pub(super) fn store(&self) -> Store {

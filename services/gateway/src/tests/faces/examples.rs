@@ -32,12 +32,13 @@ async fn every_example_of_the_document_works() {
     let gateway = Gateway::start().await.with_agent().await;
     let document = std::fs::read_to_string(DOCUMENT).expect("the document is there");
     let examples = examples(&document);
-    for face in ["Connect", "REST", "Server-sent events", "gRPC", "gRPC-Web"] {
+    for face in ["Connect", "REST", "Server-sent events", "gRPC", "gRPC-Web", "Operator protocol"] {
         assert!(examples.iter().any(|(heading, _)| heading == face), "{face} has no example");
     }
     for (heading, example) in examples {
         let mut command = tokio::process::Command::new("bash");
         command.args(["-euc", &example]).env("CONSTRUCT_GATEWAY_URL", gateway.url("")).env("no_proxy", "*");
+        command.env("CONSTRUCT_OPERATOR", gateway.operator.to_string());
         let command = command.stdin(Stdio::null()).kill_on_drop(true).output();
         let output = within(&heading, command).await.expect("bash starts");
         let said = String::from_utf8_lossy(&output.stdout);
