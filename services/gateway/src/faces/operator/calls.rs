@@ -28,7 +28,7 @@ impl Calls {
     }
 
     /// Says where the connection comes from.
-    pub(super) fn from_peer(mut self, peer: TcpConnectInfo) -> Self {
+    pub(super) fn with_peer(mut self, peer: TcpConnectInfo) -> Self {
         self.caller.extensions.insert(peer);
         self
     }

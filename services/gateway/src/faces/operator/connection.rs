@@ -62,7 +62,7 @@ impl Out {
 
 impl Connection {
     pub(super) fn new(stream: TcpStream, calls: Calls, options: Arc<Options>, draining: CancellationToken) -> Self {
-        let calls = calls.from_peer(stream.connect_info());
+        let calls = calls.with_peer(stream.connect_info());
         Self { stream, calls, options, draining }
     }
 
@@ -181,7 +181,8 @@ impl Server {
                             handle.abort();
                         }
                     }
-                    while self.running.join_next().await.is_some() {}
+                    let rest = async { while self.running.join_next().await.is_some() {} };
+                    _ = tokio::time::timeout(IDLE, rest).await;
                     return;
                 }
                 Err(error) => {

@@ -40,7 +40,7 @@ pub(super) fn of<'a>(routes: impl Iterator<Item = (&'static Route, &'a MethodDes
             ids.insert(id.clone());
         }
         operation["operationId"] = id.into();
-        let path = paths.entry(route.path).or_insert_with(|| json!({}));
+        let path = paths.entry(shown(route.path)).or_insert_with(|| json!({}));
         path[route.verb.as_str().to_lowercase()] = operation;
     }
     let mut all = schemas.finish();
@@ -108,14 +108,14 @@ fn operation(route: &Route, method: &MethodDescriptor, comments: &Comments, sche
         let content = json!({"application/json": {"schema": schema, "example": example}});
         operation["requestBody"] = json!({"required": required, "content": content});
     }
-    let output = schemas.message(&method.output());
     let status = success(route, method);
     let mut answer = json!({"description": status.canonical_reason().unwrap_or_default()});
     if streams {
         let words = "Server-sent events: each one's data is such a message, its id the cursor to go on after it.";
-        answer = json!({"description": words, "content": {"text/event-stream": {"schema": output}}});
+        let schema = schemas.message(&method.output());
+        answer = json!({"description": words, "content": {"text/event-stream": {"schema": schema}}});
     } else if status.as_u16() != 204 {
-        answer["content"] = json!({"application/json": {"schema": output}});
+        answer["content"] = json!({"application/json": {"schema": schemas.message(&method.output())}});
     }
     let problem = json!({"$ref": "#/components/schemas/Problem"});
     let problem =
@@ -128,8 +128,18 @@ fn operation(route: &Route, method: &MethodDescriptor, comments: &Comments, sche
     operation
 }
 
+/// A path as readers know it: two verbs of one resource call its places the same, wherever the field stands in the request.
+fn shown(path: &str) -> String {
+    let part = |part: &str| match part.strip_prefix('{') {
+        Some(field) => format!("{{{}", field.rsplit('.').next().unwrap_or_default()),
+        None => part.to_owned(),
+    };
+    path.split('/').map(part).collect::<Vec<_>>().join("/")
+}
+
 fn path_parameter(input: &MessageDescriptor, path: &str, schemas: &mut Schemas<'_>) -> Value {
-    let mut parameter = json!({"name": path, "in": "path", "required": true, "schema": {"type": "string"}});
+    let name = path.rsplit('.').next().unwrap_or_default();
+    let mut parameter = json!({"name": name, "in": "path", "required": true, "schema": {"type": "string"}});
     if let Some(field) = field_at(input, path) {
         parameter["schema"] = schemas.field(&field);
         describe(&mut parameter, &schemas.words(&field));

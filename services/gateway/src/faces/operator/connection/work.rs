@@ -13,7 +13,7 @@ use crate::faces::operator::{
     calls::{Calls, Watch},
     events::{Ended, Follow, Teller, completed},
     request::{Project, Say, Wanted, text},
-    session::{Session, listed},
+    session::{Session, Turn, listed},
 };
 
 pub(super) struct Work {
@@ -247,6 +247,7 @@ impl Work {
     /// Tells what happens in a session until the client, or the session, is gone.
     async fn stream(&self, session: String, cursor: Option<String>, turns: usize) -> Result<(), Stop> {
         let failed = |failure: Failure| Stop::Failed(failure, Some(session.clone()));
+        let cursor = cursor.filter(|cursor| !cursor.is_empty());
         // Listening begins before the first look, so that nothing falls between.
         let watch = self.calls.subscribe(&session, cursor.as_deref().unwrap_or_default()).await;
         let mut watch = watch.map_err(|status| failed(status.into()))?;
@@ -257,7 +258,7 @@ impl Work {
             Ok(loaded) => {
                 loaded.agent().clone_into(&mut agent);
                 if cursor.is_none() {
-                    start.extend(loaded.turns.iter().skip(turns).map(super::super::session::Turn::shown));
+                    start.extend(loaded.turns.iter().skip(turns).map(Turn::shown));
                 }
             }
             Err(failure) if failure.code == "SESSION_NOT_FOUND" => {}
