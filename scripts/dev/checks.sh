@@ -4,7 +4,7 @@
 checks_test() {
   local name
   ensure_rust
-  ensure_packages servers sandbox compiler
+  ensure_packages servers client sandbox compiler
   checks_database_start
   # A mesh that the caller's shell points to is not what the tests are to talk to.
   for name in "${settings[@]}"; do unset "${name%%=*}"; done

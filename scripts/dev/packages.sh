@@ -2,7 +2,7 @@
 # What the project needs from the machine. Present: nothing is done, no package list is fetched. Missing: it is
 # installed from Debian's packages, without starting or enabling any system service.
 
-# ensure_packages GROUP...: installs what is missing of `servers`, `sandbox`, `compiler`, `guest`, `python`.
+# ensure_packages GROUP...: installs what is missing of `servers`, `client`, `sandbox`, `compiler`, `guest`, `python`.
 ensure_packages() {
   local group
   local -a missing=()
@@ -12,6 +12,7 @@ ensure_packages() {
         have nats-server || missing+=(nats-server)
         postgres_bin_find >/dev/null || missing+=(postgresql)
         ;;
+      client) have curl || missing+=(curl) ;;
       sandbox) have bwrap || missing+=(bubblewrap) ;;
       compiler) have cc || missing+=(gcc libc6-dev) ;;
       python) python3 -c 'import ensurepip, venv' 2>/dev/null || missing+=(python3 python3-venv) ;;

@@ -15,7 +15,7 @@ use crate::identity::oidc;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Config {
-    /// Where gRPC is served.
+    /// Where gRPC and the other faces are served.
     pub gateway_listen: SocketAddr,
     /// Who has to log in.
     pub gateway_login: Login,
@@ -36,6 +36,17 @@ pub struct Config {
     /// The pools of interpreters that exist; an agent or a task that names another one is refused. Each needs an
     /// interpreter that serves it (`interpreter_pools`).
     pub gateway_pools: Vec<String>,
+    /// Origins, e.g. `https://app.example`, whose pages may call the gateway from a browser. Requests from pages of any other
+    /// are refused on every face.
+    pub gateway_origins: Vec<String>,
+    /// Host names, e.g. `construct.test`, under which a gateway on a loopback address may be called besides loopback's own. On
+    /// other addresses whoever guards them decides that.
+    pub gateway_hosts: Vec<String>,
+    /// Where the operator protocol is served, e.g. `127.0.0.1:60100`. Unset: nowhere, because its port is the same for every
+    /// gateway of a machine, and most are not asked for it.
+    pub gateway_operator_listen: Option<SocketAddr>,
+    /// Name or id of the agent that answers requests of the operator protocol that name none.
+    pub gateway_operator_agent: Option<String>,
 }
 
 /// Who has to log in.
@@ -60,6 +71,10 @@ impl Default for Config {
             gateway_max_requests: 1024,
             gateway_max_subscriptions: 2000,
             gateway_pools: compute::STANDARD.map(str::to_owned).into(),
+            gateway_origins: Vec::new(),
+            gateway_hosts: Vec::new(),
+            gateway_operator_listen: None,
+            gateway_operator_agent: None,
         }
     }
 }
@@ -70,9 +85,11 @@ impl construct_runtime::ServiceConfig for Config {
         common.master_keys()?;
         common.secrets_keys()?;
         common.token_keys()?;
-        if !self.gateway_listen.ip().is_loopback() && self.gateway_login == Login::Local {
+        let reachable = |address: &SocketAddr| !address.ip().is_loopback() && self.gateway_login == Login::Local;
+        let operator = self.gateway_operator_listen.filter(reachable).map(|_| "gateway_operator_listen");
+        if let Some(key) = Some("gateway_listen").filter(|_| reachable(&self.gateway_listen)).or(operator) {
             return Err(Invalid::new(
-                "gateway_listen",
+                key,
                 "is reachable from other machines, where nobody would have to log in. Use a loopback address, or set \
                  CONSTRUCT_GATEWAY_LOGIN=required",
             ));
@@ -99,6 +116,10 @@ impl construct_runtime::ServiceConfig for Config {
         if !(1..=1_000_000).contains(&self.gateway_login_failures) {
             return Err(Invalid::new("gateway_login_failures", "must be between 1 and 1,000,000"));
         }
+        if let Some(origin) = self.gateway_origins.iter().find(|origin| !is_origin(origin)) {
+            let words = format!("names origins like `https://app.example`, and `{origin}` is none");
+            return Err(Invalid::new("gateway_origins", words));
+        }
         for (key, value) in [
             ("gateway_max_requests", self.gateway_max_requests),
             ("gateway_max_subscriptions", self.gateway_max_subscriptions),
@@ -109,6 +130,13 @@ impl construct_runtime::ServiceConfig for Config {
         }
         Ok(())
     }
+}
+
+/// Whether browsers would write an origin like this: a scheme, a host, a port that isn't the scheme's own; no path.
+fn is_origin(text: &str) -> bool {
+    let host = text.strip_prefix("https://").or_else(|| text.strip_prefix("http://")).unwrap_or_default();
+    !host.is_empty()
+        && host.bytes().all(|byte| byte.is_ascii_graphic() && !byte.is_ascii_uppercase() && !b"/?#@*".contains(&byte))
 }
 
 #[cfg(test)]
@@ -137,6 +165,22 @@ mod tests {
     }
 
     #[test]
+    fn an_origin_is_written_as_browsers_write_it() {
+        for (origin, fine) in [
+            ("https://app.example", true),
+            ("http://localhost:5173", true),
+            ("https://app.example/", false),
+            ("https://*.example", false),
+            ("app.example", false),
+            ("null", false),
+            ("*", false),
+        ] {
+            let config = Config { gateway_origins: vec![origin.to_owned()], ..Config::default() };
+            assert_eq!(config.validate(&common()).is_ok(), fine, "{origin}");
+        }
+    }
+
+    #[test]
     fn an_address_others_can_reach_needs_log_in() {
         for (address, gateway_login, fine) in [
             ("127.0.0.1:60080", Login::Local, true),
@@ -148,6 +192,9 @@ mod tests {
         ] {
             let gateway_listen = address.parse().expect("an address");
             let config = Config { gateway_listen, gateway_login, ..Config::default() };
+            assert_eq!(config.validate(&common()).is_ok(), fine, "{address}");
+            let gateway_operator_listen = Some(gateway_listen);
+            let config = Config { gateway_operator_listen, gateway_login, ..Config::default() };
             assert_eq!(config.validate(&common()).is_ok(), fine, "{address}");
         }
     }

@@ -1,5 +1,6 @@
 //! The gateway: every outward face. It validates, writes intents, and reads.
 //!
+//! - gRPC is the direct path; every other face is a transcoder before it (`faces.rs`).
 //! - It decides nothing about a task: it writes down what people want (a message, a cancel) in PostgreSQL, and wakes the
 //!   reconciler. What NATS doesn't deliver, the reconciler's sweep and the subscriptions' look at the heads find.
 //! - Every request has a caller, who may do what the rules say (`identity`), and every access to data names the caller's organisation.
@@ -18,6 +19,7 @@ mod catalogue;
 mod config;
 mod events;
 mod explain;
+mod faces;
 pub mod first_key;
 mod identity;
 mod keys;
@@ -56,6 +58,7 @@ pub use config::{Config, Login};
 
 use crate::{
     api::{Api, Backend},
+    faces::operator,
     identity::authenticate::Gate,
     pools::Pools,
     providers::Providers,
@@ -73,10 +76,19 @@ mod tests;
 pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
     let address = config.gateway_listen;
     let listener = TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}"))?;
-    start(listener, &config, context).await
+    let operator = match config.gateway_operator_listen {
+        Some(address) => Some(TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}"))?),
+        None => None,
+    };
+    start(listener, operator, &config, context).await
 }
 
-async fn start(listener: TcpListener, config: &Config, context: &Context) -> anyhow::Result<()> {
+async fn start(
+    listener: TcpListener,
+    operator: Option<TcpListener>,
+    config: &Config,
+    context: &Context,
+) -> anyhow::Result<()> {
     let lifecycle = context.lifecycle();
     let keyrings = Keyrings {
         providers: Arc::new(keyring(&context.common().master_keys()?)?),
@@ -87,7 +99,10 @@ async fn start(listener: TcpListener, config: &Config, context: &Context) -> any
     let socket = config.gateway_socket.as_deref().map(socket::bind).transpose()?;
     let (database, nats) = (context.readiness().register("postgresql"), context.readiness().register("nats"));
     let serving = context.readiness().register("requests");
-    server::spawn(api.clone(), listener, socket, context).await?;
+    let faces = server::spawn(api.clone(), listener, socket, config, context).await?;
+    if let Some(listener) = operator {
+        operator::spawn(listener, &faces, config, lifecycle)?;
+    }
 
     let url = context.common().database_url()?.clone();
     let store = context.connect_with_retry("postgresql", &database, || async {

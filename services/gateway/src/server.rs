@@ -1,4 +1,4 @@
-//! The gRPC server: services, limits, health, reflection.
+//! The server: gRPC's services with limits, health and reflection, and the other faces before them.
 
 use std::time::Duration;
 
@@ -37,10 +37,10 @@ use tower::{
 };
 use tracing_opentelemetry::OpenTelemetrySpanExt as _;
 
-use crate::{api::Api, identity::guard::GuardLayer};
+use crate::{Config, api::Api, faces::Faces, identity::guard::GuardLayer};
 
 /// Bytes of a request at most, after decompression. The largest valid one is a message of 1 MiB.
-const MAX_REQUEST: usize = 4 * 1024 * 1024;
+pub(crate) const MAX_REQUEST: usize = 4 * 1024 * 1024;
 /// How long a method may take to answer; a subscription, to begin.
 const TIMEOUT: Duration = Duration::from_secs(30);
 /// Calls of one connection worked on at the same time; further ones wait.
@@ -77,13 +77,17 @@ macro_rules! limited {
     };
 }
 
-/// Serves `api` until the process drains, on a port and, where there is one, on a socket.
+/// Serves `api` until the process drains, on a port and, where there is one, on a socket. Gives the faces, for those with ports of
+/// their own.
 pub(crate) async fn spawn(
     api: Api,
     listener: TcpListener,
     socket: Option<UnixListener>,
+    config: &Config,
     context: &Context,
-) -> anyhow::Result<()> {
+) -> anyhow::Result<Faces> {
+    let address = listener.local_addr()?;
+    let faces = Faces::new(address.ip().is_loopback(), &config.gateway_origins, &config.gateway_hosts)?;
     let (reporter, health) = tonic_health::server::health_reporter();
     report(&reporter, false).await;
     let reflection = tonic_reflection::server::Builder::configure()
@@ -110,12 +114,11 @@ pub(crate) async fn spawn(
     // Around the routes themselves, so that whatever leads to them passes it.
     let routes = Routes::from(routes.into_axum_router().layer(GuardLayer::new(api)));
     let lifecycle = context.lifecycle();
-    let address = listener.local_addr()?;
     let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
-    let serving = router(routes.clone());
+    let serving = router(routes.clone(), &faces);
     lifecycle.spawn("grpc", serving.serve_with_incoming_shutdown(incoming, lifecycle.draining().cancelled_owned()));
     if let Some(socket) = socket {
-        let serving = router(routes);
+        let serving = router(routes, &faces);
         let incoming = UnixListenerStream::new(socket);
         let draining = lifecycle.draining().cancelled_owned();
         lifecycle.spawn("grpc on the socket", serving.serve_with_incoming_shutdown(incoming, draining));
@@ -130,12 +133,12 @@ pub(crate) async fn spawn(
             }
         }
     });
-    tracing::info!(%address, "serving gRPC");
-    Ok(())
+    tracing::info!(%address, "serving gRPC and the other faces");
+    Ok(faces)
 }
 
 /// The limits of a connection, and what lies around every call.
-fn router(routes: Routes) -> Router<Stack<MapResponseLayer<Blame>, Identity>> {
+fn router(routes: Routes, faces: &Faces) -> Router<Stack<MapResponseLayer<Blame>, Stack<Faces, Identity>>> {
     Server::builder()
         .timeout(TIMEOUT)
         .concurrency_limit_per_connection(CALLS_PER_CONNECTION)
@@ -143,7 +146,9 @@ fn router(routes: Routes) -> Router<Stack<MapResponseLayer<Blame>, Identity>> {
         .http2_keepalive_interval(Some(KEEPALIVE))
         .http2_keepalive_timeout(Some(KEEPALIVE))
         .http2_adaptive_window(Some(true))
+        .accept_http1(true)
         .trace_fn(span)
+        .layer(faces.clone())
         .layer(MapResponseLayer::new(blame_the_client as Blame))
         .add_routes(routes)
 }
@@ -184,9 +189,19 @@ async fn report(reporter: &HealthReporter, ready: bool) {
 /// The span of a request. It continues the caller's trace, if there is one; everything the request causes on the mesh
 /// belongs to it.
 fn span(request: &http::Request<()>) -> tracing::Span {
-    let mut path = request.uri().path().trim_start_matches('/').splitn(2, '/');
-    let (service, method) = (path.next().unwrap_or_default(), path.next().unwrap_or_default());
-    let span = tracing::info_span!("gateway.request", rpc.system = "grpc", rpc.service = service, rpc.method = method);
+    let is_grpc = request
+        .headers()
+        .get(http::header::CONTENT_TYPE)
+        .is_some_and(|it| it.as_bytes().starts_with(b"application/grpc"));
+    let span = if is_grpc {
+        let mut path = request.uri().path().trim_start_matches('/').splitn(2, '/');
+        let (service, method) = (path.next().unwrap_or_default(), path.next().unwrap_or_default());
+        tracing::info_span!("gateway.request", rpc.system = "grpc", rpc.service = service, rpc.method = method)
+    } else {
+        // The face says which method it is, once it knows.
+        let empty = tracing::field::Empty;
+        tracing::info_span!("gateway.request", rpc.system = "http", rpc.service = empty, rpc.method = empty)
+    };
     let parent = global::get_text_map_propagator(|propagator| propagator.extract(&Headers(request.headers())));
     // Fails only when no trace is recorded at all.
     _ = span.set_parent(parent);

@@ -3,6 +3,7 @@
 mod approvals;
 mod budgets;
 mod entities;
+mod faces;
 mod faults;
 mod harness;
 mod identity;

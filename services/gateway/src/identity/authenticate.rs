@@ -29,8 +29,6 @@ pub(crate) struct Presented {
     pub(crate) organization: Option<String>,
     /// Where it came from.
     pub(crate) peer: Peer,
-    /// Whether a page of somebody else may have sent it.
-    pub(crate) strange: bool,
 }
 
 /// What is needed to judge it.
@@ -52,11 +50,12 @@ impl Gate {
         Ok(Self { login: config.gateway_login, uid, oidc, failures: Failures::new(config.gateway_login_failures) })
     }
 
-    /// Whether who comes from there without credentials is taken for the operator.
-    fn trusts(&self, peer: Peer, strange: bool) -> bool {
+    /// Whether who comes from there without credentials is taken for the operator. Pages of others in a browser of this machine don't get
+    /// here: the faces refuse them.
+    fn trusts(&self, peer: Peer) -> bool {
         match peer {
             Peer::Process { uid } => Some(uid) == self.uid,
-            Peer::Address(_) => self.login == Login::Local && peer.is_loopback() && !strange,
+            Peer::Address(_) => self.login == Login::Local && peer.is_loopback(),
             Peer::Unknown => false,
         }
     }
@@ -78,7 +77,7 @@ pub(crate) async fn authenticate(api: &Api, presented: Presented) -> Result<Call
     let wanted = presented.organization.as_deref().map(str::parse::<OrganizationId>).transpose();
     let everything: Arc<[Scope]> = Arc::new([Scope::Admin]);
     let Some(bearer) = presented.bearer else {
-        if !gate.trusts(presented.peer, presented.strange) {
+        if !gate.trusts(presented.peer) {
             return Err(Status::unauthenticated("this needs an API key or a token: `authorization: Bearer …`"));
         }
         let wanted = wanted.map_err(|_| unknown_organization())?.unwrap_or(OrganizationId::LOCAL);

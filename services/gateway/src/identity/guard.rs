@@ -14,7 +14,7 @@ use tower::{Layer, Service};
 
 use super::{
     authenticate::{Presented, authenticate},
-    peer::{self, Peer},
+    peer::Peer,
     rules::{self, Access},
 };
 use crate::{api::Api, caller::Caller};
@@ -109,8 +109,7 @@ fn presented<B>(request: &Request<B>, peer: Peer) -> Result<Presented, Status> {
         }
     };
     let organization = one(headers, ORGANIZATION)?.map(str::to_owned);
-    let strange = peer::from_a_strange_page(request.uri(), headers);
-    Ok(Presented { bearer, organization, peer, strange })
+    Ok(Presented { bearer, organization, peer })
 }
 
 /// A header that is given once or not at all: of two, one would be judged and the other believed.

@@ -26,15 +26,22 @@ pub(super) struct Gateway {
     pub(super) context: Context,
     pub(super) nats: NatsServer,
     pub(super) database: Database,
+    pub(super) address: SocketAddr,
+    pub(super) operator: SocketAddr,
     channel: Channel,
 }
 
 impl Gateway {
     /// A gateway that is ready.
     pub(super) async fn start() -> Self {
+        Self::configured(Config::default()).await
+    }
+
+    /// A gateway with a configuration of its own that is ready.
+    pub(super) async fn configured(config: Config) -> Self {
         let (database, nats) = tokio::join!(Database::new(), NatsServer::start());
         let (database_url, nats_url) = (database.url().to_owned(), nats.url().to_owned());
-        let gateway = Self::launch(database, nats, &database_url, &nats_url).await;
+        let gateway = Self::launch_with(database, nats, &database_url, &nats_url, config).await;
         gateway.ready().await;
         gateway
     }
@@ -89,14 +96,17 @@ impl Gateway {
         let context = Context::new("gateway", common);
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
         let address: SocketAddr = listener.local_addr().expect("it is bound");
+        let operator = TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
+        let operator_address = operator.local_addr().expect("it is bound");
+        let operator = Some(operator);
         let (starting, runtime) = (context.clone(), Handle::current());
         // As in the process, the start is not a task but what the main thread does: it need not be `Send`.
         std::thread::spawn(move || {
             // Ends with an error only when the test ends first.
-            _ = runtime.block_on(crate::start(listener, &config, &starting));
+            _ = runtime.block_on(crate::start(listener, operator, &config, &starting));
         });
         let endpoint = Endpoint::from_shared(format!("http://{address}")).expect("an address");
-        Self { context, nats, database, channel: endpoint.connect_lazy() }
+        Self { context, nats, database, address, operator: operator_address, channel: endpoint.connect_lazy() }
     }
 
     pub(super) fn store(&self) -> Store {

@@ -72,7 +72,7 @@ async fn in_local_mode_who_says_nothing_is_the_operator_and_who_says_something_i
     // A page of somebody else, in a browser of this machine.
     let mut page = Request::new(v1::WhoAmIRequest {});
     page.metadata_mut().insert("origin", "https://evil.example".parse().expect("a header"));
-    refused(organizations(gateway.channel()).who_am_i(page).await, Code::Unauthenticated);
+    refused(organizations(gateway.channel()).who_am_i(page).await, Code::PermissionDenied);
 
     // The operator's other organisations are chosen; those of others are not to be had.
     let made =

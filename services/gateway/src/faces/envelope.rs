@@ -1,0 +1,130 @@
+//! Messages on a stream: a byte of flags, the length as four bytes (big endian), the message. gRPC and Connect share this
+//! form; they differ in what the flags mean.
+
+use bytes::{Buf as _, BufMut as _, Bytes, BytesMut};
+use tonic::Status;
+
+/// The message is compressed.
+pub(super) const COMPRESSED: u8 = 1;
+/// Connect: the message is the last one, and tells how the stream ended.
+pub(super) const END: u8 = 2;
+const HEADER: usize = 5;
+
+/// One message with its flags.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Envelope {
+    pub(super) flags: u8,
+    pub(super) message: Bytes,
+}
+
+impl Envelope {
+    /// # Panics
+    /// When the message has 4 GiB or more, which no message on its way through here has.
+    pub(super) fn encode(flags: u8, message: &[u8]) -> Bytes {
+        let length = u32::try_from(message.len()).expect("a message has at most a few megabytes");
+        let mut bytes = BytesMut::with_capacity(HEADER + message.len());
+        bytes.put_u8(flags);
+        bytes.put_u32(length);
+        bytes.put_slice(message);
+        bytes.freeze()
+    }
+}
+
+/// Finds the messages in the bytes of a stream, however they were cut on their way.
+#[derive(Debug)]
+pub(super) struct Envelopes {
+    buffer: BytesMut,
+    /// Bytes of a message at most.
+    limit: usize,
+}
+
+impl Envelopes {
+    pub(super) fn new(limit: usize) -> Self {
+        Self { buffer: BytesMut::new(), limit }
+    }
+
+    pub(super) fn push(&mut self, bytes: &[u8]) {
+        self.buffer.extend_from_slice(bytes);
+    }
+
+    /// The next message, if all of it is here.
+    ///
+    /// # Errors
+    /// `OUT_OF_RANGE` when it is too large; known from its length already, so that nobody waits for its end.
+    pub(super) fn next(&mut self) -> Result<Option<Envelope>, Status> {
+        let Some(header) = self.buffer.first_chunk::<HEADER>() else { return Ok(None) };
+        let [flags, length @ ..] = *header;
+        let length = u32::from_be_bytes(length) as usize;
+        if length > self.limit {
+            return Err(too_large(self.limit));
+        }
+        if self.buffer.len() < HEADER + length {
+            return Ok(None);
+        }
+        self.buffer.advance(HEADER);
+        Ok(Some(Envelope { flags, message: self.buffer.split_to(length).freeze() }))
+    }
+
+    /// Whether a message has begun and not ended.
+    pub(super) fn is_within(&self) -> bool {
+        !self.buffer.is_empty()
+    }
+}
+
+/// A message has more bytes than are taken.
+pub(super) fn too_large(limit: usize) -> Status {
+    Status::out_of_range(format!("a message has at most {limit} bytes"))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn all(envelopes: &mut Envelopes) -> Vec<Envelope> {
+        std::iter::from_fn(|| envelopes.next().expect("none is too large")).collect()
+    }
+
+    #[test]
+    fn every_cut_of_the_bytes_gives_the_same_messages() {
+        let sent = [(0, &b"one"[..]), (COMPRESSED, b""), (END, b"{}")];
+        let bytes: Vec<u8> = sent.iter().flat_map(|(flags, message)| Envelope::encode(*flags, message)).collect();
+        for cut in 0..=bytes.len() {
+            let mut envelopes = Envelopes::new(16);
+            envelopes.push(&bytes[..cut]);
+            let mut found = all(&mut envelopes);
+            envelopes.push(&bytes[cut..]);
+            found.extend(all(&mut envelopes));
+            let found: Vec<_> = found.iter().map(|envelope| (envelope.flags, &envelope.message[..])).collect();
+            assert_eq!(found, sent, "cut at {cut}");
+            assert!(!envelopes.is_within());
+        }
+    }
+
+    #[test]
+    fn a_message_that_is_too_large_is_refused_before_it_is_here() {
+        let mut envelopes = Envelopes::new(16);
+        envelopes.push(&[0, 0, 0, 0, 17]);
+        assert_eq!(envelopes.next().expect_err("17 is more than 16").code(), tonic::Code::OutOfRange);
+    }
+
+    proptest! {
+        /// No input makes it panic, take more than it may, or find messages that are not there.
+        #[test]
+        fn arbitrary_bytes_are_survived(chunks in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..40), 0..20)) {
+            let mut envelopes = Envelopes::new(64);
+            let mut pushed = 0;
+            let mut found = 0;
+            for chunk in chunks {
+                pushed += chunk.len();
+                envelopes.push(&chunk);
+                while let Ok(Some(envelope)) = envelopes.next() {
+                    prop_assert!(envelope.message.len() <= 64);
+                    found += HEADER + envelope.message.len();
+                }
+            }
+            prop_assert_eq!(found + envelopes.buffer.len(), pushed);
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! The operator protocol: lines of JSON over TCP or WebSocket, on a port of its own.
+//!
+//! A session is a task: what is said here is seen on every other face. Requests of one connection are worked on side by side, so a
+//! cancel never waits behind a stream. What a line may say is in `request`, what is answered in `answer` and `events`.
+//!
+//! Like the other faces it is a transcoder before the gRPC services, and knows nothing of who may do what.
+
+mod answer;
+mod calls;
+mod connection;
+mod events;
+mod line;
+mod request;
+mod session;
+mod wire;
+
+use std::{sync::Arc, time::Duration};
+
+use construct_runtime::Lifecycle;
+use tokio::{net::TcpListener, sync::Semaphore};
+
+use self::{calls::Calls, connection::Connection};
+use super::{Faces, guard::Guard};
+use crate::Config;
+
+/// Connections at the same time. Further ones are closed at once, with the reason.
+const CONNECTIONS: usize = 1024;
+/// Bytes of a line at most: as for a request of gRPC.
+const MAX_LINE: usize = crate::server::MAX_REQUEST;
+/// Requests of one connection that are worked on at the same time, streams among them. Further ones are refused.
+const RUNNING: usize = 64;
+/// Lines of one connection that are read at once, and how many more each second. Further ones are refused.
+const BURST: u32 = 100;
+const PER_SECOND: u32 = 50;
+/// How long a connection with nothing to do may say nothing.
+const IDLE: Duration = Duration::from_secs(600);
+/// How long a client may leave what it is sent unread, when it is time to close the connection.
+const LINGER: Duration = Duration::from_secs(5);
+
+/// What the operator protocol needs to know.
+struct Options {
+    /// Who answers when a request names no agent.
+    agent: Option<String>,
+    /// Which pages may open a WebSocket.
+    guard: Guard,
+}
+
+/// Serves the protocol until the process drains.
+///
+/// # Errors
+/// When the listener has no address.
+pub(crate) fn spawn(
+    listener: TcpListener,
+    faces: &Faces,
+    config: &Config,
+    lifecycle: &Lifecycle,
+) -> std::io::Result<()> {
+    let address = listener.local_addr()?;
+    let guard = Guard::new(address.ip().is_loopback(), &config.gateway_origins, &config.gateway_hosts);
+    let options = Arc::new(Options { agent: config.gateway_operator_agent.clone(), guard });
+    let calls = Calls::new(faces);
+    tracing::info!(%address, "serving the operator protocol");
+    let (draining, running) = (lifecycle.draining(), lifecycle.clone());
+    lifecycle.spawn_job("operator protocol", async move {
+        let places = Arc::new(Semaphore::new(CONNECTIONS));
+        loop {
+            let accepted = tokio::select! {
+                () = draining.cancelled() => return,
+                accepted = listener.accept() => accepted,
+            };
+            let stream = match accepted {
+                Ok((stream, _)) => stream,
+                Err(error) => {
+                    // Out of file descriptors, for one: the next attempt would fail at once as well.
+                    tracing::warn!(%error, "a connection could not be accepted");
+                    tokio::time::sleep(Duration::from_millis(100)).await;
+                    continue;
+                }
+            };
+            let place = Arc::clone(&places).try_acquire_owned().ok();
+            let connection = Connection::new(stream, calls.clone(), Arc::clone(&options), draining.clone());
+            running.spawn_job("operator connection", async move {
+                match place {
+                    Some(_place) => connection.run().await,
+                    None => connection.refuse().await,
+                }
+            });
+        }
+    });
+    Ok(())
+}

@@ -1,0 +1,102 @@
+//! The gRPC services, for one connection.
+
+use std::sync::Arc;
+
+use prost::Message;
+use tonic::{
+    Status,
+    codegen::http::{HeaderMap, HeaderName, HeaderValue, Request, header, request::Parts},
+    transport::server::TcpConnectInfo,
+};
+
+use crate::faces::{
+    Faces, Shared,
+    call::{self, Answers, Call, Deadline},
+};
+use construct_proto::v1;
+
+/// Calls on behalf of whoever is at the other end of a connection.
+#[derive(Clone)]
+pub(super) struct Calls {
+    shared: Arc<Shared>,
+    caller: Parts,
+}
+
+impl Calls {
+    pub(super) fn new(faces: &Faces) -> Self {
+        Self { shared: Arc::clone(&faces.shared), caller: Request::new(()).into_parts().0 }
+    }
+
+    /// Says where the connection comes from.
+    pub(super) fn with_peer(mut self, peer: TcpConnectInfo) -> Self {
+        self.caller.extensions.insert(peer);
+        self
+    }
+
+    /// Takes over what the request for a WebSocket said of its caller.
+    pub(super) fn identify_as(&mut self, headers: &HeaderMap) {
+        for name in [header::AUTHORIZATION, HeaderName::from_static("x-organization-id")] {
+            if let Some(value) = headers.get(&name) {
+                self.caller.headers.insert(name, value.clone());
+            }
+        }
+    }
+
+    /// From now on calls are made with a key, and for an organisation.
+    ///
+    /// # Errors
+    /// `UNAUTHENTICATED` when the key has characters that no key has.
+    pub(super) fn identify(&mut self, key: &str, organization: Option<&str>) -> Result<(), Status> {
+        let value = |text: &str| {
+            let value = HeaderValue::from_str(text);
+            value.map_err(|_| Status::unauthenticated("this is not a key, or not an organisation"))
+        };
+        let mut key = value(&format!("Bearer {key}"))?;
+        key.set_sensitive(true);
+        self.caller.headers.insert(header::AUTHORIZATION, key);
+        if let Some(organization) = organization {
+            self.caller.headers.insert("x-organization-id", value(organization)?);
+        }
+        Ok(())
+    }
+
+    /// Calls `Service/Method` of `construct.v1`.
+    pub(super) async fn unary<A: Message + Default>(
+        &self,
+        method: &'static str,
+        request: &impl Message,
+    ) -> Result<A, Status> {
+        let call = self.call(method)?;
+        let message = request.encode_to_vec();
+        let reply = Deadline::new(None).begin(call.unary(self.shared.services()?, &message)).await?;
+        A::decode(reply.message).map_err(|error| crate::status::internal("an answer cannot be read", &error))
+    }
+
+    /// What happens in a task. Without a cursor: from now on, also what the caller does next.
+    pub(super) async fn subscribe(&self, task: &str, cursor: &str) -> Result<Watch, Status> {
+        let request = v1::SubscribeRequest { task: task.to_owned(), cursor: cursor.to_owned(), types: Vec::new() };
+        let body = call::one(&request.encode_to_vec());
+        let open = self.call("EventService/Subscribe")?.open(self.shared.services()?, body);
+        Ok(Watch { answers: Deadline::new(None).begin(open).await? })
+    }
+
+    fn call(&self, method: &'static str) -> Result<Call<'_>, Status> {
+        let found = self.shared.methods.get(&format!("/construct.v1.{method}"));
+        let method = found.ok_or_else(|| Status::unimplemented("there is no such method"))?;
+        Ok(Call { method, head: &self.caller })
+    }
+}
+
+/// The events of a task.
+pub(super) struct Watch {
+    answers: Answers,
+}
+
+impl Watch {
+    /// The next event; none when there will be no more.
+    pub(super) async fn next(&mut self) -> Result<Option<v1::Event>, Status> {
+        let Some(message) = self.answers.next().await? else { return Ok(None) };
+        let event = v1::Event::decode(message);
+        event.map(Some).map_err(|error| crate::status::internal("an event cannot be read", &error))
+    }
+}

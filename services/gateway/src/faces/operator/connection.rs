@@ -1,0 +1,292 @@
+//! One connection: reads lines, and works on what they ask for side by side.
+
+mod work;
+
+use std::{collections::HashMap, sync::Arc};
+
+use serde_json::{Value, json};
+use tokio::{
+    io::AsyncWriteExt as _,
+    net::TcpStream,
+    sync::mpsc,
+    task::{AbortHandle, JoinSet},
+    time::Instant,
+};
+use tokio_util::sync::CancellationToken;
+use tonic::transport::server::Connected as _;
+use tracing::Instrument as _;
+
+use self::work::Work;
+use super::{
+    BURST, IDLE, LINGER, MAX_LINE, Options, PER_SECOND, RUNNING,
+    answer::{Failure, Form, named},
+    calls::Calls,
+    line::Line,
+    request::{Request, Wanted},
+    wire::{self, Reader, Writer},
+};
+
+/// Lines of streams on their way; behind them the streams wait, each by itself.
+const EVENTS: usize = 16;
+/// Answers on their way. Those of streams don't stand before them.
+const ANSWERS: usize = 64;
+
+pub(super) struct Connection {
+    stream: TcpStream,
+    calls: Calls,
+    options: Arc<Options>,
+    draining: CancellationToken,
+}
+
+/// Where lines for the client go.
+#[derive(Clone)]
+pub(super) struct Out {
+    answers: mpsc::Sender<Value>,
+    events: mpsc::Sender<Value>,
+}
+
+/// The client is gone.
+pub(super) struct Gone;
+
+impl Out {
+    /// A line that doesn't wait behind those of streams.
+    pub(super) async fn answer(&self, line: Value) -> Result<(), Gone> {
+        self.answers.send(line).await.map_err(|_| Gone)
+    }
+
+    /// A line of a stream.
+    pub(super) async fn event(&self, line: Value) -> Result<(), Gone> {
+        self.events.send(line).await.map_err(|_| Gone)
+    }
+}
+
+impl Connection {
+    pub(super) fn new(stream: TcpStream, calls: Calls, options: Arc<Options>, draining: CancellationToken) -> Self {
+        let calls = calls.with_peer(stream.connect_info());
+        Self { stream, calls, options, draining }
+    }
+
+    /// Tells the client that there are too many already.
+    pub(super) async fn refuse(mut self) {
+        let failure = Failure::too_many("the gateway has too many connections");
+        let line = format!("{}\n", failure.line(Form::Results, None, None));
+        _ = tokio::time::timeout(LINGER, self.stream.write_all(line.as_bytes())).await;
+    }
+
+    pub(super) async fn run(mut self) {
+        let mut first = [0];
+        let peeked = tokio::select! {
+            () = self.draining.cancelled() => return,
+            peeked = tokio::time::timeout(IDLE, self.stream.peek(&mut first)) => peeked,
+        };
+        // Lines are small and wanted at once. If it cannot be set they come a little later.
+        _ = self.stream.set_nodelay(true);
+        let (reader, writer) = match (peeked, first[0]) {
+            (Ok(Ok(1)), b'{' | b' ' | b'\t' | b'\r' | b'\n') => wire::plain(self.stream),
+            (Ok(Ok(1)), b'G') => {
+                let shaking = wire::web(self.stream, &self.options.guard);
+                match tokio::time::timeout(LINGER, shaking).await {
+                    Ok(Ok((reader, writer, headers))) => {
+                        self.calls.identify_as(&headers);
+                        (reader, writer)
+                    }
+                    Ok(Err(error)) => return tracing::debug!(%error, "no WebSocket"),
+                    Err(_) => return,
+                }
+            }
+            // A page can make a browser post to any port, with lines of JSON as the body. Who posts is not answered.
+            _ => {
+                let failure = Failure::invalid("lines of JSON are spoken here, or WebSocket");
+                let line = format!("{}\n", failure.line(Form::Results, None, None));
+                _ = tokio::time::timeout(LINGER, self.stream.write_all(line.as_bytes())).await;
+                return;
+            }
+        };
+        let ((answers, answered), (events, told)) = (mpsc::channel(ANSWERS), mpsc::channel(EVENTS));
+        let mut writing = tokio::spawn(write(writer, answered, told));
+        let mut server = Server {
+            calls: self.calls,
+            options: self.options,
+            out: Out { answers, events },
+            running: JoinSet::new(),
+            by_id: HashMap::new(),
+            bucket: Bucket { left: f64::from(BURST), at: Instant::now() },
+        };
+        let gone = tokio::select! {
+            () = self.draining.cancelled() => false,
+            _ = &mut writing => true,
+            () = server.serve(reader) => false,
+        };
+        server.running.shutdown().await;
+        drop(server);
+        if !gone && tokio::time::timeout(LINGER, &mut writing).await.is_err() {
+            writing.abort();
+        }
+    }
+}
+
+/// Writes lines until nobody has any, or the client doesn't take them.
+async fn write(mut writer: Writer, mut answers: mpsc::Receiver<Value>, mut events: mpsc::Receiver<Value>) {
+    loop {
+        let line = tokio::select! {
+            biased;
+            Some(line) = answers.recv() => line,
+            Some(line) = events.recv() => line,
+            else => return writer.close().await,
+        };
+        if !matches!(tokio::time::timeout(IDLE, writer.write(line.to_string())).await, Ok(Ok(()))) {
+            return;
+        }
+    }
+}
+
+/// What is known about a connection while it lives.
+struct Server {
+    calls: Calls,
+    options: Arc<Options>,
+    out: Out,
+    /// Requests that are worked on; each says which key it has in `by_id`.
+    running: JoinSet<String>,
+    by_id: HashMap<String, (AbortHandle, bool)>,
+    bucket: Bucket,
+}
+
+impl Server {
+    async fn serve(&mut self, mut lines: Reader) {
+        let (mut heard, mut number) = (Instant::now(), 0_u64);
+        loop {
+            let line = tokio::select! {
+                Some(done) = self.running.join_next() => {
+                    if let Ok(key) = done {
+                        self.by_id.remove(&key);
+                    }
+                    heard = Instant::now();
+                    continue;
+                }
+                () = tokio::time::sleep_until(heard + IDLE), if self.running.is_empty() => return,
+                line = lines.next() => line,
+            };
+            match line {
+                Ok(Some(line)) => {
+                    heard = Instant::now();
+                    number += 1;
+                    if self.line(line, number).await.is_err() {
+                        return;
+                    }
+                }
+                // The client asks for nothing more, but may wait for what it has asked for. A stream has no end to wait for.
+                Ok(None) => {
+                    for (handle, endless) in self.by_id.values() {
+                        if *endless {
+                            handle.abort();
+                        }
+                    }
+                    let rest = async { while self.running.join_next().await.is_some() {} };
+                    _ = tokio::time::timeout(IDLE, rest).await;
+                    return;
+                }
+                Err(error) => {
+                    tracing::debug!(%error, "a connection broke");
+                    return;
+                }
+            }
+        }
+    }
+
+    async fn line(&mut self, line: Line, number: u64) -> Result<(), Gone> {
+        let text = match line {
+            Line::Text(text) => text,
+            Line::TooLong => {
+                let failure = Failure::too_large(format!("a line has at most {MAX_LINE} bytes"));
+                return self.fail(&failure, Form::Results, None).await;
+            }
+            Line::NoText => return self.fail(&Failure::invalid("a line must be UTF-8"), Form::Results, None).await,
+        };
+        if !self.bucket.take() {
+            return self.fail(&Failure::too_many("too many requests in a short time"), Form::Results, None).await;
+        }
+        let request = match serde_json::from_str::<Request>(&text) {
+            Ok(request) => request,
+            Err(error) => {
+                let value: Value = serde_json::from_str(&text).unwrap_or_default();
+                let form = if value["content"].is_string() { Form::Events } else { Form::Results };
+                let failure = Failure::invalid(format!("the request cannot be read: {error}"));
+                return self.fail(&failure, form, value["id"].as_str()).await;
+            }
+        };
+        let id = request.id.clone();
+        match request.wanted {
+            Wanted::Auth { key, organization } => match self.calls.identify(&key.0, organization.as_deref()) {
+                Ok(()) => self.answer(json!({"type": "authenticated"}), id.as_deref()).await,
+                Err(status) => self.fail(&status.into(), Form::Results, id.as_deref()).await,
+            },
+            Wanted::Cancel { request: Some(target), .. } => match self.by_id.remove(&format!("id {target}")) {
+                Some((handle, _)) => {
+                    handle.abort();
+                    self.answer(json!({"type": "cancelled", "requestID": target}), id.as_deref()).await
+                }
+                None => {
+                    let failure = Failure::invalid(format!("no request `{target}` is worked on"));
+                    self.fail(&failure, Form::Results, id.as_deref()).await
+                }
+            },
+            wanted => self.start(id, wanted, number).await,
+        }
+    }
+
+    /// Begins to work on a request.
+    async fn start(&mut self, id: Option<String>, wanted: Wanted, number: u64) -> Result<(), Gone> {
+        let key = id.as_ref().map_or_else(|| format!("line {number}"), |id| format!("id {id}"));
+        let failure = if self.running.len() >= RUNNING {
+            Some(Failure::too_many(format!("at most {RUNNING} requests are worked on at the same time")))
+        } else if self.by_id.contains_key(&key) {
+            Some(Failure::invalid("a request with this id is worked on already"))
+        } else {
+            None
+        };
+        if let Some(failure) = failure {
+            return self.fail(&failure, Form::Results, id.as_deref()).await;
+        }
+        let endless = matches!(wanted, Wanted::Stream { .. });
+        let empty = tracing::field::Empty;
+        let span =
+            tracing::info_span!("gateway.request", rpc.system = "operator", rpc.service = empty, rpc.method = empty);
+        let work = Work { calls: self.calls.clone(), options: Arc::clone(&self.options), out: self.out.clone(), id };
+        let done = key.clone();
+        let working = async move {
+            work.run(wanted).await;
+            done
+        };
+        let handle = self.running.spawn(working.instrument(span));
+        self.by_id.insert(key, (handle, endless));
+        Ok(())
+    }
+
+    async fn fail(&self, failure: &Failure, form: Form, id: Option<&str>) -> Result<(), Gone> {
+        self.out.answer(failure.line(form, id, None)).await
+    }
+
+    async fn answer(&self, mut line: Value, id: Option<&str>) -> Result<(), Gone> {
+        named(&mut line, id);
+        self.out.answer(line).await
+    }
+}
+
+/// How many lines may still be read at once.
+struct Bucket {
+    left: f64,
+    at: Instant,
+}
+
+impl Bucket {
+    fn take(&mut self) -> bool {
+        let now = Instant::now();
+        let gained = (now - self.at).as_secs_f64() * f64::from(PER_SECOND);
+        (self.left, self.at) = ((self.left + gained).min(f64::from(BURST)), now);
+        let fine = self.left >= 1.0;
+        if fine {
+            self.left -= 1.0;
+        }
+        fine
+    }
+}

@@ -1,0 +1,319 @@
+//! What is done for one request.
+
+use std::sync::Arc;
+
+use construct_proto::v1;
+use serde_json::{Value, json};
+use tonic::Status;
+
+use super::{Gone, Out};
+use crate::faces::operator::{
+    Options,
+    answer::{Failure, Form, Outcome, named, stop_reason},
+    calls::{Calls, Watch},
+    events::{Ended, Follow, Teller, completed},
+    request::{Project, Say, Wanted, text},
+    session::{Session, Turn, listed},
+};
+
+pub(super) struct Work {
+    pub(super) calls: Calls,
+    pub(super) options: Arc<Options>,
+    pub(super) out: Out,
+    pub(super) id: Option<String>,
+}
+
+/// Why a request is over before its end.
+enum Stop {
+    Gone,
+    /// With the session it is about, if that is known.
+    Failed(Failure, Option<String>),
+}
+
+impl From<Gone> for Stop {
+    fn from(_: Gone) -> Self {
+        Self::Gone
+    }
+}
+
+impl From<Failure> for Stop {
+    fn from(failure: Failure) -> Self {
+        Self::Failed(failure, None)
+    }
+}
+
+impl From<Status> for Stop {
+    fn from(status: Status) -> Self {
+        Self::Failed(status.into(), None)
+    }
+}
+
+/// A message to send.
+struct Message {
+    session: Option<String>,
+    agent: Option<String>,
+    tools: Option<Vec<String>>,
+    workspace: String,
+    blocks: Vec<v1::Block>,
+}
+
+/// A message that was accepted.
+struct Sent {
+    session: String,
+    agent: String,
+    follow: Follow,
+    watch: Watch,
+}
+
+impl Work {
+    pub(super) async fn run(self, wanted: Wanted) {
+        let form = match &wanted {
+            Wanted::Query(say) | Wanted::Dispatch(say) if say.content.is_some() => Form::Events,
+            _ => Form::Results,
+        };
+        if let Err(Stop::Failed(failure, session)) = self.do_it(wanted, form).await {
+            // A client that is gone needs no answer.
+            _ = self.out.answer(failure.line(form, self.id.as_deref(), session.as_deref())).await;
+        }
+    }
+
+    async fn do_it(&self, wanted: Wanted, form: Form) -> Result<(), Stop> {
+        match wanted {
+            Wanted::SendContextRequest { context, agent } => {
+                let project = context.project.unwrap_or(Project { name: String::new(), path: String::new() });
+                let mut blocks = Vec::new();
+                if !project.name.is_empty() {
+                    blocks.push(text(format!("Project: {}", project.name)));
+                }
+                blocks.push(text(context.message));
+                let workspace = project.path;
+                let message = Message { session: None, agent, tools: context.tools, workspace, blocks };
+                let sent = self.send(message).await?;
+                self.wait(sent).await
+            }
+            Wanted::Query(say) | Wanted::Dispatch(say) if form == Form::Events => {
+                let metadata = say.metadata.clone();
+                let sent = self.send(message(say)?).await?;
+                self.tell(sent, metadata).await
+            }
+            Wanted::Query(say) => {
+                let sent = self.send(message(say)?).await?;
+                self.wait(sent).await
+            }
+            Wanted::Dispatch(say) => {
+                let sent = self.send(message(say)?).await?;
+                let (session, agent) = (&sent.session, &sent.agent);
+                let (content, turns, usage) = (Vec::new(), Vec::new(), (0, 0));
+                let outcome = Outcome { session, agent, content, turns, usage, stop: "dispatched" };
+                Ok(self.out.answer(outcome.line(self.id.as_deref())).await?)
+            }
+            Wanted::Stream { session, cursor, turns } => self.stream(session, cursor, turns).await,
+            Wanted::Cancel { session, .. } => {
+                let session = session.ok_or_else(|| Failure::invalid("give `sessionID`, or `requestID`"))?;
+                let request = v1::CancelTaskRequest {
+                    task: session.clone(),
+                    reason: "The operator's client cancelled it.".to_owned(),
+                    ..v1::CancelTaskRequest::default()
+                };
+                let _: v1::Task = self.calls.unary("TaskService/CancelTask", &request).await?;
+                self.answer(json!({"type": "cancelled", "sessionID": session})).await
+            }
+            Wanted::ListSessions { agent, page_size, page_token } => {
+                let page = v1::PageRequest { page_size, page_token, ..v1::PageRequest::default() };
+                let filter = v1::list_tasks_request::Filter { agent, ..v1::list_tasks_request::Filter::default() };
+                let request = v1::ListTasksRequest { page: Some(page), filter: Some(filter) };
+                let found: v1::ListTasksResponse = self.calls.unary("TaskService/ListTasks", &request).await?;
+                let sessions: Vec<_> = found.tasks.iter().map(listed).collect();
+                let next = found.page.unwrap_or_default().next_page_token;
+                self.answer(json!({"type": "sessions", "sessions": sessions, "nextPageToken": next})).await
+            }
+            Wanted::ExportSession { session } => {
+                let session = Session::load(&self.calls, &session).await?;
+                self.answer(json!({"type": "session", "session": session.exported()})).await
+            }
+            Wanted::DeleteSession { session } => {
+                let request = v1::DeleteTaskRequest { task: session.clone(), ..v1::DeleteTaskRequest::default() };
+                let _: v1::DeleteTaskResponse = self.calls.unary("TaskService/DeleteTask", &request).await?;
+                self.answer(json!({"type": "session-deleted", "sessionID": session})).await
+            }
+            // The connection itself does that.
+            Wanted::Auth { .. } => Ok(()),
+        }
+    }
+
+    async fn answer(&self, mut line: Value) -> Result<(), Stop> {
+        named(&mut line, self.id.as_deref());
+        Ok(self.out.answer(line).await?)
+    }
+
+    /// Sends a message, to a new session if it is for none.
+    async fn send(&self, message: Message) -> Result<Sent, Stop> {
+        let task: v1::Task = match message.session {
+            Some(session) => {
+                if message.tools.is_some() {
+                    return Err(Failure::invalid("tools are chosen when a session begins").into());
+                }
+                let request = v1::GetTaskRequest { task: session };
+                let task: v1::Task = self.calls.unary("TaskService/GetTask", &request).await?;
+                let (name, id) = (
+                    task.spec.as_ref().map_or("", |spec| &spec.agent),
+                    task.status.as_ref().map_or("", |status| &status.agent_id),
+                );
+                if message.agent.as_ref().is_some_and(|agent| agent != name && agent != id) {
+                    return Err(Failure::invalid(format!("the session's agent is `{name}`")).into());
+                }
+                task
+            }
+            None => {
+                let agent = message.agent.or_else(|| self.options.agent.clone());
+                let none =
+                    || Failure::no_agent("name an agent with `agentID`: none is configured for requests without");
+                let spec = v1::TaskSpec {
+                    agent: agent.ok_or_else(none)?,
+                    workspace: message.workspace,
+                    policy: message.tools.map(only).unwrap_or_default(),
+                    ..v1::TaskSpec::default()
+                };
+                let request = v1::CreateTaskRequest { spec: Some(spec), idempotency_key: String::new() };
+                self.calls.unary("TaskService/CreateTask", &request).await?
+            }
+        };
+        let session = task.metadata.clone().unwrap_or_default().id;
+        let agent = task.spec.clone().unwrap_or_default().agent;
+        let failed = |failure: Failure| Stop::Failed(failure, Some(session.clone()));
+        // Listening begins before the message is sent, so that nothing of its turn is missed.
+        let watch = self.calls.subscribe(&session, "").await.map_err(|status| failed(status.into()))?;
+        let spec = v1::MessageSpec { task: session.clone(), blocks: message.blocks, ..v1::MessageSpec::default() };
+        let request = v1::CreateMessageRequest { spec: Some(spec), idempotency_key: String::new() };
+        let sent: Result<v1::Message, Status> = self.calls.unary("MessageService/CreateMessage", &request).await;
+        let sent = sent.map_err(|status| failed(status.into()))?;
+        let follow = Follow::new(sent.metadata.unwrap_or_default().id, &task);
+        Ok(Sent { session, agent, follow, watch })
+    }
+
+    /// Waits for the turn's end, and answers with all of it.
+    async fn wait(&self, mut sent: Sent) -> Result<(), Stop> {
+        let failed = |failure: Failure| Stop::Failed(failure, Some(sent.session.clone()));
+        let turn = loop {
+            let event = sent.watch.next().await.map_err(|status| failed(status.into()))?;
+            let Some(event) = event else { return Err(failed(gone())) };
+            match sent.follow.see(&event) {
+                None => {}
+                Some(Ended::Turn(turn)) => break turn,
+                Some(Ended::Dropped) => return Err(failed(dropped())),
+                Some(Ended::Deleted) => return Err(failed(gone())),
+            }
+        };
+        let session = Session::load(&self.calls, &sent.session).await.map_err(failed)?;
+        let mut outcome = session.outcome(&sent.session, &sent.follow.message, stop_reason(turn.outcome()));
+        outcome.content.extend(turn.error.as_ref().map(|error| Failure::of_turn(error).block()));
+        Ok(self.out.answer(outcome.line(self.id.as_deref())).await?)
+    }
+
+    /// Tells the turn as it happens.
+    async fn tell(&self, mut sent: Sent, metadata: Option<Value>) -> Result<(), Stop> {
+        let failed = |failure: Failure| Stop::Failed(failure, Some(sent.session.clone()));
+        let mut teller = Teller::new(Form::Events, self.id.clone(), sent.session.clone(), sent.agent);
+        let message = sent.follow.message.clone();
+        let mut line = json!({"type": "turn-started", "turnID": message, "sessionID": sent.session});
+        if let Some(metadata) = metadata {
+            line["metadata"] = metadata;
+        }
+        named(&mut line, self.id.as_deref());
+        self.out.event(line).await?;
+        loop {
+            let event = sent.watch.next().await.map_err(|status| failed(status.into()))?;
+            let Some(event) = event else { return Err(failed(gone())) };
+            match sent.follow.see(&event) {
+                None if sent.follow.is_ours() => {
+                    for line in teller.tell(&event) {
+                        self.out.event(line).await?;
+                    }
+                }
+                None => {}
+                Some(Ended::Turn(turn)) => {
+                    let session = Session::load(&self.calls, &sent.session).await.map_err(failed)?;
+                    let usage = session.turns.iter().find(|it| it.id == message).map(|it| it.usage);
+                    let mut line = completed(&message, usage.unwrap_or_default(), turn.outcome());
+                    teller.sign(&mut line, &event);
+                    return Ok(self.out.event(line).await?);
+                }
+                Some(Ended::Dropped) => return Err(failed(dropped())),
+                Some(Ended::Deleted) => return Err(failed(gone())),
+            }
+        }
+    }
+
+    /// Tells what happens in a session until the client, or the session, is gone.
+    async fn stream(&self, session: String, cursor: Option<String>, turns: usize) -> Result<(), Stop> {
+        let failed = |failure: Failure| Stop::Failed(failure, Some(session.clone()));
+        let cursor = cursor.filter(|cursor| !cursor.is_empty());
+        // Listening begins before the first look, so that nothing falls between.
+        let watch = self.calls.subscribe(&session, cursor.as_deref().unwrap_or_default()).await;
+        let mut watch = watch.map_err(|status| failed(status.into()))?;
+        let mut agent = String::new();
+        let mut start = Vec::new();
+        // With a cursor everything else is told by events. Of a session that is deleted already only its end is left.
+        match Session::load(&self.calls, &session).await {
+            Ok(loaded) => {
+                loaded.agent().clone_into(&mut agent);
+                if cursor.is_none() {
+                    start.extend(loaded.turns.iter().skip(turns).map(Turn::shown));
+                }
+            }
+            Err(failure) if failure.code == "SESSION_NOT_FOUND" => {}
+            Err(failure) => return Err(failed(failure)),
+        }
+        let mut teller = Teller::new(Form::Results, self.id.clone(), session.clone(), agent.clone());
+        let (content, usage) = (Vec::new(), (0, 0));
+        let outcome = Outcome { session: &session, agent: &agent, content, turns: start, usage, stop: "stream_start" };
+        self.out.event(outcome.line(self.id.as_deref())).await?;
+        while let Some(event) = watch.next().await.map_err(|status| failed(status.into()))? {
+            for line in teller.tell(&event) {
+                self.out.event(line).await?;
+            }
+            if let Some(v1::event::Payload::TurnCompleted(turn)) = &event.payload {
+                let loaded = match Session::load(&self.calls, &session).await {
+                    Ok(loaded) => loaded,
+                    // Deleted meanwhile: the stream tells that next.
+                    Err(failure) if failure.code == "SESSION_NOT_FOUND" => continue,
+                    Err(failure) => return Err(failed(failure)),
+                };
+                let mut outcome = loaded.outcome(&session, &turn.message_id, stop_reason(turn.outcome()));
+                outcome.content.extend(turn.error.as_ref().map(|error| Failure::of_turn(error).block()));
+                let mut line = outcome.line(None);
+                teller.sign(&mut line, &event);
+                self.out.event(line).await?;
+            }
+        }
+        let (content, turns) = (Vec::new(), Vec::new());
+        let outcome = Outcome { session: &session, agent: &agent, content, turns, usage, stop: "stream_end" };
+        Ok(self.out.event(outcome.line(self.id.as_deref())).await?)
+    }
+}
+
+fn message(say: Say) -> Result<Message, Failure> {
+    let blocks = say.blocks().map_err(Failure::invalid)?;
+    Ok(Message { session: say.session, agent: say.agent, tools: say.tools, workspace: String::new(), blocks })
+}
+
+/// The rules that let scripts call some tools and no others.
+fn only(tools: Vec<String>) -> Vec<v1::PolicyRule> {
+    let deny = v1::PolicyRule {
+        action: v1::PolicyAction::Deny.into(),
+        reason: "The client offers other tools only.".to_owned(),
+        ..v1::PolicyRule::default()
+    };
+    if tools.is_empty() {
+        return vec![deny];
+    }
+    vec![v1::PolicyRule { action: v1::PolicyAction::Allow.into(), tools, ..v1::PolicyRule::default() }, deny]
+}
+
+fn gone() -> Failure {
+    Failure::missing("the session was deleted")
+}
+
+fn dropped() -> Failure {
+    Failure::dropped("the message was dropped before its turn came")
+}

@@ -1,0 +1,225 @@
+//! What happens in a session, in the words of each form.
+
+use construct_proto::v1::{self, block::Block, event::Payload, message_delta::Delta};
+use serde_json::{Value, json};
+
+use super::{
+    answer::{Failure, Form, Outcome, named, stop_reason},
+    session::said,
+};
+
+/// How a turn ended.
+#[derive(Debug)]
+pub(super) enum Ended {
+    Turn(v1::TurnCompleted),
+    /// The message was dropped, or taken back: it gets no turn.
+    Dropped,
+    /// The session is gone.
+    Deleted,
+}
+
+/// Follows one message until its turn is over.
+pub(super) struct Follow {
+    pub(super) message: String,
+    /// Turns that come before.
+    ahead: i64,
+}
+
+impl Follow {
+    /// `task` as it was before the message was sent.
+    pub(super) fn new(message: String, task: &v1::Task) -> Self {
+        let status = task.status.clone().unwrap_or_default();
+        let busy = match status.phase() {
+            v1::TaskPhase::AwaitInput | v1::TaskPhase::Unspecified => false,
+            v1::TaskPhase::Suspended => status.turns_used > 0,
+            _ => true,
+        };
+        Self { message, ahead: status.queued_count + i64::from(busy) }
+    }
+
+    /// Whether what happens now happens in the message's turn.
+    pub(super) fn is_ours(&self) -> bool {
+        self.ahead <= 0
+    }
+
+    /// Whether an event ends the message's turn.
+    pub(super) fn see(&mut self, event: &v1::Event) -> Option<Ended> {
+        let gone = match &event.payload {
+            Some(Payload::TurnCompleted(turn)) if turn.message_id == self.message => {
+                return Some(Ended::Turn(turn.clone()));
+            }
+            Some(Payload::TurnCompleted(turn)) => &turn.message_id,
+            Some(Payload::Deleted(_)) if event.r#type == "task.deleted" => return Some(Ended::Deleted),
+            Some(Payload::Deleted(deleted)) => &deleted.id,
+            Some(Payload::Message(message)) if event.r#type == "message.updated" => {
+                let dropped = |status: &v1::MessageStatus| status.position == 0 && status.processed_at.is_some();
+                match &message.metadata {
+                    Some(metadata) if message.status.as_ref().is_some_and(dropped) => &metadata.id,
+                    _ => return None,
+                }
+            }
+            _ => return None,
+        };
+        if *gone == self.message {
+            return Some(Ended::Dropped);
+        }
+        self.ahead -= 1;
+        None
+    }
+}
+
+/// Says what happens in a session, event by event.
+pub(super) struct Teller {
+    pub(super) form: Form,
+    pub(super) id: Option<String>,
+    pub(super) session: String,
+    pub(super) agent: String,
+    /// Step and block whose text is being told, so that a piece is known as the first of its block.
+    telling: Option<(u64, u32)>,
+    /// Whether the answer that the model is giving was told in pieces.
+    told: bool,
+}
+
+impl Teller {
+    pub(super) fn new(form: Form, id: Option<String>, session: String, agent: String) -> Self {
+        Self { form, id, session, agent, telling: None, told: false }
+    }
+
+    /// The lines an event is worth.
+    pub(super) fn tell(&mut self, event: &v1::Event) -> Vec<Value> {
+        let mut lines = match &event.payload {
+            Some(Payload::MessageDelta(delta)) => self.delta(event.step, delta),
+            Some(Payload::MessageRestarted(restarted)) => {
+                (self.telling, self.told) = (None, false);
+                vec![match self.form {
+                    Form::Events => json!({"type": "turn-restarted", "reason": restarted.reason}),
+                    Form::Results => self.result(Vec::new(), Vec::new(), "restarted"),
+                }]
+            }
+            Some(Payload::Message(message)) if event.r#type == "message.created" => self.message(message),
+            Some(Payload::ToolCalled(call)) => {
+                let (tool, input) = (format!("{}/{}", call.step_id, call.number), json_or_text(&call.arguments));
+                vec![match self.form {
+                    Form::Events => tool_call(&tool, &call.name, input),
+                    Form::Results => {
+                        let block = json!({"type": "tool", "id": tool, "name": call.name, "input": input});
+                        self.result(vec![block], Vec::new(), "")
+                    }
+                }]
+            }
+            Some(Payload::ToolResult(result)) => {
+                let tool = format!("{}/{}", result.step_id, result.number);
+                let error = if result.succeeded { "" } else { &result.result };
+                let output = if result.succeeded { result.result.as_str() } else { "" };
+                vec![match self.form {
+                    Form::Events => tool_result(&tool, &result.name, output, error),
+                    Form::Results => self.execution(&tool, &result.name, output, error, event.time),
+                }]
+            }
+            Some(Payload::Error(error)) => {
+                let failure = Failure::of_turn(error);
+                vec![match self.form {
+                    Form::Events => failure.line(Form::Events, None, None),
+                    Form::Results => self.result(vec![failure.block()], Vec::new(), ""),
+                }]
+            }
+            _ => Vec::new(),
+        };
+        for line in &mut lines {
+            self.sign(line, event);
+        }
+        lines
+    }
+
+    /// Says which session and request a line belongs to, and where it stands.
+    pub(super) fn sign(&self, line: &mut Value, event: &v1::Event) {
+        named(line, self.id.as_deref());
+        line["sessionID"] = self.session.clone().into();
+        line["cursor"] = event.cursor.clone().into();
+    }
+
+    fn result(&self, content: Vec<Value>, turns: Vec<Value>, stop: &str) -> Value {
+        Outcome { session: &self.session, agent: &self.agent, content, turns, usage: (0, 0), stop }.line(None)
+    }
+
+    fn execution(&self, id: &str, name: &str, output: &str, error: &str, at: Option<prost_types::Timestamp>) -> Value {
+        let at = at.and_then(|at| jiff::Timestamp::new(at.seconds, at.nanos).ok()).map(|at| at.to_string());
+        let mut call = json!({"id": id, "name": name, "input": {}, "result": output, "executedAt": at});
+        if !error.is_empty() {
+            call["error"] = error.into();
+        }
+        let turn = json!({
+            "request": {"role": "user", "content": []},
+            "response": {"role": "assistant", "content": []},
+            "toolCalls": [call],
+        });
+        self.result(Vec::new(), vec![turn], "")
+    }
+
+    fn delta(&mut self, step: u64, delta: &v1::MessageDelta) -> Vec<Value> {
+        // Code is told when it is complete, and thoughts are the model's own.
+        let Some(Delta::Text(text)) = &delta.delta else { return Vec::new() };
+        let place = Some((step, delta.block));
+        let first = std::mem::replace(&mut self.telling, place) != place;
+        self.told = true;
+        vec![match self.form {
+            Form::Events => {
+                json!({"type": if first { "response-block" } else { "response-chunk" }, "content": text})
+            }
+            Form::Results => self.result(vec![json!({"type": "text", "text": text})], Vec::new(), ""),
+        }]
+    }
+
+    fn message(&mut self, message: &v1::Message) -> Vec<Value> {
+        let source = message.status.as_ref().map(v1::MessageStatus::source).unwrap_or_default();
+        let blocks = message.spec.as_ref().map(|spec| spec.blocks.as_slice()).unwrap_or_default();
+        if source == v1::MessageSource::User {
+            return Vec::new();
+        }
+        let told = source == v1::MessageSource::Assistant && std::mem::take(&mut self.told);
+        let mut lines = Vec::new();
+        for block in blocks {
+            lines.extend(match (&block.block, self.form) {
+                (Some(Block::Text(text)), Form::Events) if source == v1::MessageSource::Assistant => {
+                    (!told).then(|| json!({"type": "response-block", "content": text.text}))
+                }
+                (Some(Block::CodeInterpreterCall(call)), Form::Events) => {
+                    Some(tool_call(&call.id, "code_interpreter", json!({"code": call.code})))
+                }
+                (Some(Block::CodeInterpreterResult(result)), Form::Events) => {
+                    Some(tool_result(&result.id, "code_interpreter", &result.output, &result.error))
+                }
+                (Some(Block::CodeInterpreterResult(result)), Form::Results) => {
+                    Some(self.execution(&result.id, "code_interpreter", &result.output, &result.error, None))
+                }
+                (Some(Block::Text(_)), Form::Results) if told || source != v1::MessageSource::Assistant => None,
+                (_, Form::Results) => said(block).map(|block| self.result(vec![block], Vec::new(), "")),
+                _ => None,
+            });
+        }
+        lines
+    }
+}
+
+fn tool_call(id: &str, name: &str, input: Value) -> Value {
+    json!({"type": "tool-call", "toolID": id, "name": name, "input": input})
+}
+
+fn tool_result(id: &str, name: &str, output: &str, error: &str) -> Value {
+    let mut line = json!({"type": "tool-result", "toolID": id, "name": name, "output": output});
+    if !error.is_empty() {
+        line["error"] = json!({"code": "TOOL_ERROR", "message": error});
+    }
+    line
+}
+
+/// The last line of a turn in events.
+pub(super) fn completed(turn: &str, usage: (i64, i64), outcome: v1::TurnOutcome) -> Value {
+    let usage = json!({"input": usage.0, "output": usage.1});
+    json!({"type": "turn-completed", "turnID": turn, "usage": usage, "stopReason": stop_reason(outcome)})
+}
+
+/// Arguments are JSON, but may have been clipped.
+fn json_or_text(text: &str) -> Value {
+    serde_json::from_str(text).unwrap_or_else(|_| text.into())
+}

@@ -1,0 +1,197 @@
+//! A session: a task, its transcript as turns.
+
+use base64::{Engine as _, engine::general_purpose::STANDARD};
+use construct_proto::v1::{self, block::Block};
+use serde_json::{Value, json};
+
+use super::{
+    answer::{Failure, Outcome},
+    calls::Calls,
+};
+
+/// Messages of a session that are shown at most. Nobody reads more in one line.
+const MESSAGES: usize = 10_000;
+
+/// A session as it stands.
+pub(super) struct Session {
+    pub(super) task: v1::Task,
+    pub(super) turns: Vec<Turn>,
+}
+
+/// A user's message, and what came of it.
+#[derive(Debug, Default)]
+pub(super) struct Turn {
+    /// Id of the user's message.
+    pub(super) id: String,
+    asked: Vec<Value>,
+    pub(super) said: Vec<Value>,
+    tools: Vec<Value>,
+    pub(super) usage: (i64, i64),
+    time: Option<String>,
+}
+
+impl Session {
+    pub(super) async fn load(calls: &Calls, session: &str) -> Result<Self, Failure> {
+        let request = v1::GetTaskRequest { task: session.to_owned() };
+        let task: v1::Task = calls.unary("TaskService/GetTask", &request).await?;
+        let mut messages = Vec::new();
+        let mut page = v1::PageRequest { page_size: 100, ..v1::PageRequest::default() };
+        loop {
+            let request = v1::ListMessagesRequest {
+                task: session.to_owned(),
+                page: Some(page.clone()),
+                ..v1::ListMessagesRequest::default()
+            };
+            let found: v1::ListMessagesResponse = calls.unary("MessageService/ListMessages", &request).await?;
+            messages.extend(found.messages);
+            if messages.len() > MESSAGES {
+                return Err(Failure::too_large(format!("the session has more than {MESSAGES} messages")));
+            }
+            page.page_token = found.page.unwrap_or_default().next_page_token;
+            if page.page_token.is_empty() {
+                return Ok(Self { task, turns: turns(&messages) });
+            }
+        }
+    }
+
+    pub(super) fn agent(&self) -> &str {
+        self.task.spec.as_ref().map_or("", |spec| &spec.agent)
+    }
+
+    /// A result about the turn of a message: what the agent said in it, and every turn up to now.
+    pub(super) fn outcome<'a>(&'a self, session: &'a str, message: &str, stop: &'a str) -> Outcome<'a> {
+        let turn = self.turns.iter().find(|turn| turn.id == message);
+        Outcome {
+            session,
+            agent: self.agent(),
+            content: turn.map(|turn| turn.said.clone()).unwrap_or_default(),
+            turns: self.turns.iter().map(Turn::shown).collect(),
+            usage: turn.map(|turn| turn.usage).unwrap_or_default(),
+            stop,
+        }
+    }
+
+    /// The session as it is listed, and with its turns when it is exported.
+    pub(super) fn exported(&self) -> Value {
+        let mut session = listed(&self.task);
+        session["turns"] = self.turns.iter().map(Turn::shown).collect();
+        session
+    }
+}
+
+/// What a list says about a session.
+pub(super) fn listed(task: &v1::Task) -> Value {
+    let metadata = task.metadata.clone().unwrap_or_default();
+    let (spec, status) = (task.spec.clone().unwrap_or_default(), task.status.clone().unwrap_or_default());
+    json!({
+        "sessionID": metadata.id,
+        "agentID": spec.agent,
+        "title": spec.title,
+        "state": status.phase().as_str_name().trim_start_matches("TASK_PHASE_").to_lowercase(),
+        "createdAt": time(metadata.created_at),
+        "updatedAt": time(metadata.updated_at),
+        "messages": status.message_count,
+    })
+}
+
+/// A time as RFC 3339 has it.
+fn time(time: Option<prost_types::Timestamp>) -> Option<String> {
+    let time = time?;
+    jiff::Timestamp::new(time.seconds, time.nanos).ok().map(|time| time.to_string())
+}
+
+fn turns(messages: &[v1::Message]) -> Vec<Turn> {
+    let mut turns: Vec<Turn> = Vec::new();
+    for message in messages {
+        let (spec, status) = (message.spec.clone().unwrap_or_default(), message.status.clone().unwrap_or_default());
+        let metadata = message.metadata.clone().unwrap_or_default();
+        if status.source() == v1::MessageSource::User {
+            let asked = spec.blocks.iter().filter_map(asked).collect();
+            let time = time(metadata.created_at);
+            turns.push(Turn { id: metadata.id, asked, time, ..Turn::default() });
+            continue;
+        }
+        // What is said before anybody asked belongs to no turn; a copied conversation may begin like that.
+        let Some(turn) = turns.last_mut() else { continue };
+        if let Some(usage) = &status.usage {
+            turn.usage.0 += usage.input_tokens + usage.cache_read_tokens + usage.cache_write_tokens;
+            turn.usage.1 += usage.output_tokens;
+        }
+        for block in &spec.blocks {
+            if let Some(Block::CodeInterpreterResult(result)) = &block.block {
+                turn.tools.extend(executed(result, time(metadata.created_at)));
+            } else if status.source() == v1::MessageSource::Assistant {
+                turn.said.extend(said(block));
+            }
+        }
+    }
+    turns
+}
+
+fn asked(block: &v1::Block) -> Option<Value> {
+    match block.block.as_ref()? {
+        Block::Text(text) => Some(json!({"type": "text", "text": text.text})),
+        Block::Attachment(it) => {
+            let url = format!("data:{};base64,{}", it.media_type, STANDARD.encode(&it.data));
+            Some(match it.media_type.starts_with("image/") {
+                true => json!({"type": "image", "url": url, "mimeType": it.media_type}),
+                false => json!({"type": "file", "path": it.name, "size": it.data.len()}),
+            })
+        }
+        _ => None,
+    }
+}
+
+/// What the agent said, as a block of a response.
+pub(super) fn said(block: &v1::Block) -> Option<Value> {
+    match block.block.as_ref()? {
+        Block::Text(text) => Some(json!({"type": "text", "text": text.text})),
+        Block::CodeInterpreterCall(call) => {
+            Some(json!({"type": "code", "language": "javascript", "source": call.code}))
+        }
+        _ => None,
+    }
+}
+
+/// A script, and the tools it called. What a tool was given and gave is told as it happens only.
+fn executed(result: &v1::CodeInterpreterResult, time: Option<String>) -> Vec<Value> {
+    let mut script = json!({
+        "id": result.id,
+        "name": "code_interpreter",
+        "input": {},
+        "result": result.output,
+        "executedAt": time,
+    });
+    if !result.error.is_empty() {
+        script["error"] = result.error.clone().into();
+    }
+    let tool = |tool: &v1::ToolUse| {
+        let mut call = json!({
+            "id": format!("{}/{}", result.id, tool.number),
+            "name": tool.name,
+            "input": {},
+            "result": "",
+            "executedAt": time,
+        });
+        if !tool.succeeded {
+            call["error"] = "TOOL_EXECUTION_FAILED".into();
+        }
+        call
+    };
+    let mut all: Vec<Value> = result.tool_uses.iter().map(tool).collect();
+    all.push(script);
+    all
+}
+
+impl Turn {
+    pub(super) fn shown(&self) -> Value {
+        json!({
+            "id": self.id,
+            "request": {"role": "user", "content": self.asked},
+            "response": {"role": "assistant", "content": self.said},
+            "toolCalls": self.tools,
+            "usage": {"inputTokens": self.usage.0, "outputTokens": self.usage.1},
+            "time": self.time,
+        })
+    }
+}

@@ -1,0 +1,111 @@
+//! How lines travel: over TCP as they are, or as the messages of a WebSocket. The first byte of a connection tells which.
+
+use std::io;
+
+use futures::{
+    SinkExt as _, StreamExt as _,
+    stream::{SplitSink, SplitStream},
+};
+use tokio::{
+    io::AsyncWriteExt as _,
+    net::{
+        TcpStream,
+        tcp::{OwnedReadHalf, OwnedWriteHalf},
+    },
+};
+use tokio_tungstenite::{
+    WebSocketStream, accept_hdr_async_with_config,
+    tungstenite::{
+        Message,
+        error::{CapacityError, Error},
+        handshake::server::{ErrorResponse, Request, Response},
+        protocol::WebSocketConfig,
+    },
+};
+use tonic::codegen::http::{HeaderMap, StatusCode};
+
+use super::{
+    MAX_LINE,
+    line::{Line, Lines},
+};
+use crate::faces::guard::Guard;
+
+pub(super) enum Reader {
+    Tcp(Lines<OwnedReadHalf>),
+    Web(SplitStream<WebSocketStream<TcpStream>>),
+}
+
+pub(super) enum Writer {
+    Tcp(OwnedWriteHalf),
+    Web(SplitSink<WebSocketStream<TcpStream>, Message>),
+}
+
+/// Lines as they are.
+pub(super) fn plain(stream: TcpStream) -> (Reader, Writer) {
+    let (reader, writer) = stream.into_split();
+    (Reader::Tcp(Lines::new(reader, MAX_LINE)), Writer::Tcp(writer))
+}
+
+/// The server's side of a WebSocket, if the guard lets it in, and the headers it was asked for with.
+///
+/// # Errors
+/// When it is not let in, or is no WebSocket; the client has been told.
+pub(super) async fn web(stream: TcpStream, guard: &Guard) -> Result<(Reader, Writer, HeaderMap), Error> {
+    let mut headers = HeaderMap::new();
+    let check = |request: &Request, response: Response| -> Result<Response, ErrorResponse> {
+        headers.clone_from(request.headers());
+        guard.check(request).map(|()| response).map_err(|status| {
+            let mut refusal = ErrorResponse::new(Some(status.message().to_owned()));
+            *refusal.status_mut() = StatusCode::FORBIDDEN;
+            refusal
+        })
+    };
+    let config = WebSocketConfig::default().max_message_size(Some(MAX_LINE)).max_frame_size(Some(MAX_LINE));
+    let socket = accept_hdr_async_with_config(stream, check, Some(config)).await?;
+    let (writer, reader) = socket.split();
+    Ok((Reader::Web(reader), Writer::Web(writer), headers))
+}
+
+impl Reader {
+    /// The next line; none at the end. May be dropped and called again.
+    pub(super) async fn next(&mut self) -> io::Result<Option<Line>> {
+        let reader = match self {
+            Self::Tcp(lines) => return lines.next().await,
+            Self::Web(reader) => reader,
+        };
+        loop {
+            return match reader.next().await {
+                Some(Ok(Message::Text(text))) => Ok(Some(Line::Text(text.as_str().to_owned()))),
+                Some(Ok(Message::Binary(_))) => Ok(Some(Line::NoText)),
+                // They are answered within.
+                Some(Ok(Message::Ping(_) | Message::Pong(_) | Message::Frame(_))) => continue,
+                Some(Ok(Message::Close(_)) | Err(Error::ConnectionClosed)) | None => Ok(None),
+                // The rest of it would have to be read; the next attempt finds the connection broken.
+                Some(Err(Error::Capacity(CapacityError::MessageTooLong { .. }))) => Ok(Some(Line::TooLong)),
+                Some(Err(error)) => Err(io::Error::other(error)),
+            };
+        }
+    }
+}
+
+impl Writer {
+    /// Sends a line.
+    ///
+    /// # Errors
+    /// When the connection is broken.
+    pub(super) async fn write(&mut self, line: String) -> io::Result<()> {
+        match self {
+            Self::Tcp(writer) => writer.write_all(format!("{line}\n").as_bytes()).await,
+            Self::Web(writer) => writer.send(Message::text(line)).await.map_err(io::Error::other),
+        }
+    }
+
+    /// Says that nothing follows.
+    pub(super) async fn close(&mut self) {
+        // The connection ends in any case.
+        _ = match self {
+            Self::Tcp(writer) => writer.shutdown().await,
+            Self::Web(writer) => writer.close().await.map_err(io::Error::other),
+        };
+    }
+}

@@ -1,0 +1,183 @@
+//! REST: the gRPC methods as resources, from one table ([`routes`]).
+//!
+//! Bodies are proto3's JSON. Problems are those of RFC 9457, with gRPC's code and what is wrong with which field. A method with a
+//! stream is served as server-sent events.
+
+mod document;
+mod request;
+pub(super) mod routes;
+mod sse;
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use tonic::{
+    Code, Status,
+    body::Body,
+    codegen::http::{HeaderValue, Method as Verb, Request, Response, StatusCode, header},
+};
+
+use self::routes::{ROUTES, Route};
+use super::{
+    Inner,
+    call::{self, Call, Deadline},
+    codec::{Codec, Encoding},
+    errors,
+    methods::{Method, Methods},
+};
+
+/// The resources.
+pub(super) struct Rest {
+    /// By path, with positions in the place of names, which may differ between verbs.
+    paths: matchit::Router<Vec<Row>>,
+    document: Bytes,
+}
+
+struct Row {
+    route: &'static Route,
+    method: Method,
+}
+
+impl Rest {
+    pub(super) fn new(methods: &Methods) -> anyhow::Result<Self> {
+        let mut rows: BTreeMap<String, Vec<Row>> = BTreeMap::new();
+        for route in &ROUTES {
+            let method = methods.get(&format!("/construct.v1.{}", route.method));
+            let method = method.ok_or_else(|| anyhow::anyhow!("{} is no method", route.method))?.clone();
+            rows.entry(positions(route.path)).or_default().push(Row { route, method });
+        }
+        let mut paths = matchit::Router::new();
+        let all = rows.values().flatten().map(|row| (row.route, &row.method.descriptor));
+        let document = serde_json::to_vec(&document::of(all))?.into();
+        for (path, rows) in rows {
+            paths.insert(path, rows)?;
+        }
+        Ok(Self { paths, document })
+    }
+
+    /// Answers a request that is for no other face.
+    pub(super) async fn serve(&self, inner: Inner, request: Request<Body>) -> Response<Body> {
+        let path = request.uri().path().to_owned();
+        if path == "/openapi.json" {
+            return match *request.method() {
+                Verb::GET => errors::response(StatusCode::OK, "application/json", self.document.clone()),
+                _ => not_allowed(&[Verb::GET]),
+            };
+        }
+        let Ok(found) = self.paths.at(&path) else {
+            let words = "there is no such resource; /openapi.json lists what there is";
+            return errors::problem_as(StatusCode::NOT_FOUND, &Status::not_found(words));
+        };
+        let Some(row) = found.value.iter().find(|row| row.route.verb == *request.method()) else {
+            let verbs: Vec<_> = found.value.iter().map(|row| row.route.verb.clone()).collect();
+            return not_allowed(&verbs);
+        };
+        let values = found.params.iter().map(|(_, value)| value.to_owned()).collect();
+        row.serve(inner, request, values).await
+    }
+}
+
+/// `/v1/tasks/{task}` as `/v1/tasks/{0}`.
+fn positions(path: &str) -> String {
+    let mut number = 0;
+    let part = |part: &str| {
+        if !part.starts_with('{') {
+            return part.to_owned();
+        }
+        number += 1;
+        format!("{{{}}}", number - 1)
+    };
+    path.split('/').map(part).collect::<Vec<_>>().join("/")
+}
+
+impl Route {
+    /// The fields that stand in the path.
+    fn fields(&self) -> impl Iterator<Item = &'static str> {
+        self.path.split('/').filter_map(|part| part.strip_prefix('{')?.strip_suffix('}'))
+    }
+}
+
+impl Row {
+    /// `values` stand in the path.
+    async fn serve(&self, inner: Inner, request: Request<Body>, values: Vec<String>) -> Response<Body> {
+        let method = &self.method;
+        let accepted = Encoding::accepted(request.headers(), &header::ACCEPT_ENCODING);
+        let (head, body) = request.into_parts();
+        let deadline = Deadline::new(None);
+        let message = deadline
+            .begin(async {
+                let fields = self.route.fields().zip(values);
+                Ok(request::message(self.route, &method.descriptor.input(), &head, fields, body).await)
+            })
+            .await;
+        let message = match message.unwrap_or_else(|late| Err(late.into())) {
+            Ok(message) => message,
+            Err(request::Refused::Media) => {
+                let words = Status::new(Code::InvalidArgument, "the body must be application/json");
+                let mut response = errors::problem_as(StatusCode::UNSUPPORTED_MEDIA_TYPE, &words);
+                response.headers_mut().insert(header::ACCEPT, HeaderValue::from_static("application/json"));
+                return response;
+            }
+            Err(request::Refused::Status(status)) => return errors::problem(&status),
+        };
+        let call = Call { method, head: &head };
+        if method.streams() {
+            return match deadline.begin(call.open(inner, call::one(&message))).await {
+                Ok(answers) => sse::response(answers, method.descriptor.output()),
+                Err(status) => errors::problem(&status),
+            };
+        }
+        let reply = deadline.begin(call.unary(inner, &message)).await;
+        let reply = reply.and_then(|mut reply| {
+            reply.message = Codec::Json.response(&method.descriptor.output(), reply.message)?;
+            Ok(reply)
+        });
+        match reply {
+            Ok(reply) => self.response(reply, accepted),
+            Err(status) => errors::problem(&status),
+        }
+    }
+
+    fn response(&self, reply: call::Reply, accepted: Encoding) -> Response<Body> {
+        let status = success(self.route, &self.method.descriptor);
+        let mut response = if status == StatusCode::NO_CONTENT {
+            let mut response = Response::new(Body::empty());
+            *response.status_mut() = status;
+            response
+        } else {
+            let packed = accepted.pack(&reply.message);
+            let compressed = packed.is_some();
+            let mut response = errors::response(status, "application/json", packed.unwrap_or(reply.message));
+            if compressed {
+                response.headers_mut().insert(header::CONTENT_ENCODING, HeaderValue::from_static("gzip"));
+            }
+            response
+        };
+        let headers = response.headers_mut();
+        errors::append(headers, reply.metadata);
+        headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+        headers.append(header::VARY, HeaderValue::from_static("accept-encoding"));
+        response
+    }
+}
+
+/// What HTTP says when it went well.
+fn success(route: &Route, method: &prost_reflect::MethodDescriptor) -> StatusCode {
+    if method.output().fields().len() == 0 {
+        StatusCode::NO_CONTENT
+    } else if method.name().starts_with("Create") && route.verb == Verb::POST {
+        StatusCode::CREATED
+    } else {
+        StatusCode::OK
+    }
+}
+
+fn not_allowed(verbs: &[Verb]) -> Response<Body> {
+    let words = Status::unimplemented("this resource does not know this verb");
+    let mut response = errors::problem_as(StatusCode::METHOD_NOT_ALLOWED, &words);
+    let verbs = verbs.iter().map(Verb::as_str).collect::<Vec<_>>().join(", ");
+    if let Ok(verbs) = HeaderValue::try_from(verbs) {
+        response.headers_mut().insert(header::ALLOW, verbs);
+    }
+    response
+}

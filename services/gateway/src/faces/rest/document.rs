@@ -1,0 +1,225 @@
+//! The OpenAPI 3.1 document, from the table of routes and the contract with its comments.
+
+mod comments;
+mod schemas;
+
+use std::collections::HashSet;
+
+use prost_reflect::{FieldDescriptor, Kind, MessageDescriptor, MethodDescriptor};
+use serde_json::{Map, Value, json};
+
+use self::{comments::Comments, schemas::Schemas};
+use super::{
+    request,
+    routes::{Content, Route},
+    success,
+};
+
+const ABOUT: &str = "Construct turns a language model into a dependable worker. The same methods are served as gRPC, gRPC-Web \
+                     and Connect on this port; docs/api.md shows each.\n\nBodies are proto3's JSON: fields are in lower camel case, \
+                     64-bit integers are strings, bytes are base64, times are RFC 3339. What has its default value is left out. Fields \
+                     that are not known are refused.";
+
+/// The document for some routes with their methods.
+pub(super) fn of<'a>(routes: impl Iterator<Item = (&'static Route, &'a MethodDescriptor)>) -> Value {
+    let comments = Comments::read();
+    let mut schemas = Schemas::new(&comments);
+    let (mut paths, mut tags, mut ids) = (Map::new(), Vec::new(), HashSet::new());
+    for (route, method) in routes {
+        let service = method.parent_service();
+        let tag = service.name().trim_end_matches("Service").to_owned();
+        if !tags.iter().any(|known: &Value| known["name"] == tag) {
+            tags.push(json!({"name": tag, "description": comments.of(service.parent_file().name(), service.path())}));
+        }
+        let mut operation = operation(route, method, &comments, &mut schemas);
+        operation["tags"] = json!([tag]);
+        let mut id = lower_camel(method.name());
+        if !ids.insert(id.clone()) {
+            // The same method on another path.
+            id.extend(route.fields().map(|field| format!("Of{}", upper_camel(field))));
+            ids.insert(id.clone());
+        }
+        operation["operationId"] = id.into();
+        let path = paths.entry(shown(route.path)).or_insert_with(|| json!({}));
+        path[route.verb.as_str().to_lowercase()] = operation;
+    }
+    let mut all = schemas.finish();
+    all.insert("Problem".to_owned(), problem());
+    json!({
+        "openapi": "3.1.0",
+        "info": {
+            "title": "Construct",
+            "version": env!("CARGO_PKG_VERSION"),
+            "description": ABOUT,
+            "license": {"name": "Apache License 2.0", "identifier": "Apache-2.0"},
+        },
+        "servers": [{"url": "/"}],
+        "security": [{}, {"key": []}],
+        "tags": tags,
+        "paths": paths,
+        "components": {
+            "schemas": all,
+            "securitySchemes": {
+                "key": {"type": "http", "scheme": "bearer", "description": "A key. In local mode none is asked for."},
+            },
+        },
+    })
+}
+
+fn operation(route: &Route, method: &MethodDescriptor, comments: &Comments, schemas: &mut Schemas<'_>) -> Value {
+    let input = method.input();
+    let words = comments.of(method.parent_file().name(), method.path());
+    let summary = humanised(method.name());
+    let mut operation = json!({"summary": summary});
+    if !words.is_empty() {
+        operation["description"] = words.into();
+    }
+    let mut parameters: Vec<Value> = route.fields().map(|path| path_parameter(&input, path, schemas)).collect();
+    for (_, field) in request::parameters(&input, route) {
+        let mut parameter = json!({"name": field.json_name(), "in": "query", "schema": schemas.field(&field)});
+        describe(&mut parameter, &schemas.words(&field));
+        parameters.push(parameter);
+    }
+    if input.get_field_by_name("idempotency_key").is_some() {
+        let words =
+            "At most 128 characters. A request that is sent again with its key is done once, and answered as at first.";
+        let schema = json!({"type": "string"});
+        parameters.push(json!({"name": "Idempotency-Key", "in": "header", "schema": schema, "description": words}));
+    }
+    let streams = method.is_server_streaming();
+    if streams {
+        let words = "The id of the last event seen; it wins over `cursor`.";
+        let schema = json!({"type": "string"});
+        parameters.push(json!({"name": "Last-Event-ID", "in": "header", "schema": schema, "description": words}));
+    }
+    if !parameters.is_empty() {
+        operation["parameters"] = parameters.into();
+    }
+    let (schema, example, required) = match route.body {
+        Content::None => (Value::Null, "", false),
+        Content::All(example) => (rest_of(&input, route, schemas), example, example != "{}"),
+        Content::Field(name, example) => {
+            (input.get_field_by_name(name).map_or(Value::Null, |field| schemas.field(&field)), example, true)
+        }
+    };
+    if !schema.is_null() {
+        // The examples are part of this program; a test reads each.
+        let example: Value = serde_json::from_str(example).unwrap_or_default();
+        let content = json!({"application/json": {"schema": schema, "example": example}});
+        operation["requestBody"] = json!({"required": required, "content": content});
+    }
+    let status = success(route, method);
+    let mut answer = json!({"description": status.canonical_reason().unwrap_or_default()});
+    if streams {
+        let words = "Server-sent events: each one's data is such a message, its id the cursor to go on after it.";
+        let schema = schemas.message(&method.output());
+        answer = json!({"description": words, "content": {"text/event-stream": {"schema": schema}}});
+    } else if status.as_u16() != 204 {
+        answer["content"] = json!({"application/json": {"schema": schemas.message(&method.output())}});
+    }
+    let problem = json!({"$ref": "#/components/schemas/Problem"});
+    let problem =
+        |words: &str| json!({"description": words, "content": {"application/problem+json": {"schema": problem}}});
+    operation["responses"] = json!({
+        status.as_str(): answer,
+        "4XX": problem("The request cannot be done as it is."),
+        "default": problem("The request could not be done at the moment."),
+    });
+    operation
+}
+
+/// A path as readers know it: two verbs of one resource call its places the same, wherever the field stands in the request.
+fn shown(path: &str) -> String {
+    let part = |part: &str| match part.strip_prefix('{') {
+        Some(field) => format!("{{{}", field.rsplit('.').next().unwrap_or_default()),
+        None => part.to_owned(),
+    };
+    path.split('/').map(part).collect::<Vec<_>>().join("/")
+}
+
+fn path_parameter(input: &MessageDescriptor, path: &str, schemas: &mut Schemas<'_>) -> Value {
+    let name = path.rsplit('.').next().unwrap_or_default();
+    let mut parameter = json!({"name": name, "in": "path", "required": true, "schema": {"type": "string"}});
+    if let Some(field) = field_at(input, path) {
+        parameter["schema"] = schemas.field(&field);
+        describe(&mut parameter, &schemas.words(&field));
+    }
+    parameter
+}
+
+/// A field by its path, e.g. `spec.task`.
+fn field_at(kind: &MessageDescriptor, path: &str) -> Option<FieldDescriptor> {
+    match path.split_once('.') {
+        None => kind.get_field_by_name(path),
+        Some((name, rest)) => match kind.get_field_by_name(name)?.kind() {
+            Kind::Message(inner) => field_at(&inner, rest),
+            _ => None,
+        },
+    }
+}
+
+/// The fields of a request that stand neither in its path nor in a header.
+fn rest_of(input: &MessageDescriptor, route: &Route, schemas: &mut Schemas<'_>) -> Value {
+    let elsewhere =
+        |field: &FieldDescriptor| field.name() == "idempotency_key" || route.fields().any(|path| path == field.name());
+    let mut properties = Map::new();
+    for field in input.fields().filter(|field| !elsewhere(field)) {
+        properties.insert(field.json_name().to_owned(), schemas.described(&field));
+    }
+    json!({"type": "object", "properties": properties})
+}
+
+fn describe(value: &mut Value, words: &str) {
+    if !words.is_empty() {
+        value["description"] = words.into();
+    }
+}
+
+fn problem() -> Value {
+    let text = json!({"type": "string"});
+    let list = |fields: &[&str]| {
+        let properties: Map<_, _> = fields.iter().map(|field| ((*field).to_owned(), text.clone())).collect();
+        json!({"type": "array", "items": {"type": "object", "properties": properties}})
+    };
+    json!({
+        "description": "A problem, as RFC 9457 has it.",
+        "type": "object",
+        "required": ["title", "status", "code"],
+        "properties": {
+            "title": text,
+            "status": {"type": "integer"},
+            "detail": text,
+            "code": {"type": "string", "description": "gRPC's code, e.g. `NOT_FOUND`."},
+            "violations": list(&["field", "description"]),
+            "preconditions": list(&["type", "subject", "description"]),
+            "resource": {"type": "object", "properties": {"type": text, "name": text}},
+        },
+    })
+}
+
+/// `CreateModelProvider` as `Create model provider`.
+fn humanised(name: &str) -> String {
+    let mut words = String::new();
+    for (index, letter) in name.chars().enumerate() {
+        if index > 0 && letter.is_ascii_uppercase() {
+            words.push(' ');
+            words.push(letter.to_ascii_lowercase());
+        } else {
+            words.push(letter);
+        }
+    }
+    words
+}
+
+fn lower_camel(name: &str) -> String {
+    let (first, rest) = name.split_at(1);
+    first.to_lowercase() + rest
+}
+
+fn upper_camel(name: &str) -> String {
+    let (first, rest) = name.split_at(1);
+    first.to_uppercase() + rest
+}
+
+#[cfg(test)]
+mod tests;

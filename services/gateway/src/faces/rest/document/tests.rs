@@ -1,0 +1,102 @@
+use prost_reflect::MethodDescriptor;
+
+use super::*;
+use crate::faces::{
+    codec,
+    methods::Methods,
+    rest::{positions, routes::ROUTES},
+};
+
+fn routes() -> Vec<(&'static Route, MethodDescriptor)> {
+    let methods = Methods::new().expect("the descriptors fit together");
+    let method =
+        |route: &Route| methods.get(&format!("/construct.v1.{}", route.method)).expect("a method").descriptor.clone();
+    ROUTES.iter().map(|route| (route, method(route))).collect()
+}
+
+fn document() -> Value {
+    of(routes().iter().map(|(route, method)| (*route, method)))
+}
+
+#[test]
+fn every_route_is_in_the_document() {
+    let document = document();
+    let mut ids = HashSet::new();
+    for route in &ROUTES {
+        let operation = &document["paths"][shown(route.path)][route.verb.as_str().to_lowercase()];
+        let id =
+            operation["operationId"].as_str().unwrap_or_else(|| panic!("{} {} is missing", route.verb, route.path));
+        assert!(ids.insert(id.to_owned()), "{id} twice");
+        let named = |place: &str| {
+            let parameters = operation["parameters"].as_array().cloned().unwrap_or_default();
+            parameters
+                .iter()
+                .filter(|it| it["in"] == place)
+                .map(|it| it["name"].as_str().expect("a name").to_owned())
+                .collect::<Vec<_>>()
+        };
+        let fields: Vec<_> = route.fields().map(|field| field.rsplit('.').next().expect("a name").to_owned()).collect();
+        assert_eq!(named("path"), fields, "{id}");
+        if route.method.contains("/List") && route.path == "/v1/tasks" {
+            let expected =
+                ["pageSize", "pageToken", "orderBy", "agent", "phase", "workspace", "createdAfter", "createdBefore"];
+            assert_eq!(named("query"), expected);
+        }
+    }
+    assert_eq!(ids.len(), ROUTES.len());
+}
+
+#[test]
+fn every_reference_leads_somewhere_and_every_schema_is_referred_to() {
+    fn walk(value: &Value, document: &Value) {
+        match value {
+            Value::Object(fields) => {
+                if let Some(to) = fields.get("$ref").and_then(Value::as_str) {
+                    assert!(document.pointer(&to[1..]).is_some_and(Value::is_object), "{to}");
+                }
+                fields.values().for_each(|value| walk(value, document));
+            }
+            Value::Array(values) => values.iter().for_each(|value| walk(value, document)),
+            _ => {}
+        }
+    }
+    let document = document();
+    walk(&document, &document);
+    let text = document.to_string();
+    for name in document["components"]["schemas"].as_object().expect("schemas").keys() {
+        assert!(text.contains(&format!("\"#/components/schemas/{name}\"")), "{name} is not used");
+    }
+}
+
+#[test]
+fn every_example_is_what_its_schema_says_and_what_its_method_takes() {
+    let document = document();
+    for (route, method) in routes() {
+        let (example, field) = match route.body {
+            Content::None => continue,
+            Content::All(example) => (example, None),
+            Content::Field(name, example) => (example, Some(name)),
+        };
+        let example: Value = serde_json::from_str(example).unwrap_or_else(|error| panic!("{}: {error}", route.path));
+        let pointer = format!(
+            "/paths/{}/{}/requestBody/content/application~1json",
+            shown(route.path).replace('/', "~1"),
+            route.verb.as_str().to_lowercase()
+        );
+        let content = document.pointer(&pointer).unwrap_or_else(|| panic!("{pointer} is missing"));
+        assert_eq!(content["example"], example);
+        let schema = json!({"allOf": [content["schema"]], "components": document["components"]});
+        let validator = jsonschema::validator_for(&schema).expect("it is a schema");
+        let errors: Vec<_> = validator.iter_errors(&example).map(|error| error.to_string()).collect();
+        assert!(errors.is_empty(), "{} {}: {errors:?}", route.verb, route.path);
+        let request = field.map_or(example.clone(), |field| json!({ field: example }));
+        codec::message(&method.input(), &request)
+            .unwrap_or_else(|status| panic!("{} {}: {status:?}", route.verb, route.path));
+    }
+}
+
+#[test]
+fn paths_are_told_apart_by_their_places() {
+    assert_eq!(positions("/v1/tasks/{spec.task}/messages"), "/v1/tasks/{0}/messages");
+    assert_eq!(positions("/v1/{a}/{b}"), "/v1/{0}/{1}");
+}

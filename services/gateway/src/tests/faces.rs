@@ -1,0 +1,56 @@
+//! The faces besides gRPC, as plain HTTP clients see them.
+
+mod connect;
+mod examples;
+mod guard;
+mod operator;
+mod rest;
+mod web;
+
+use std::io::Write as _;
+
+use serde_json::{Value, json};
+use tokio::{
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    net::TcpStream,
+};
+
+use super::harness::*;
+
+/// An HTTP/1.1 client, as `curl` is one.
+fn http() -> reqwest::Client {
+    // Another test of this process may have been faster.
+    _ = rustls::crypto::ring::default_provider().install_default();
+    reqwest::Client::builder().http1_only().no_gzip().no_proxy().build().expect("a client")
+}
+
+/// An HTTP/2 client that knows that the server speaks it.
+fn http2() -> reqwest::Client {
+    _ = rustls::crypto::ring::default_provider().install_default();
+    reqwest::Client::builder().http2_prior_knowledge().no_gzip().no_proxy().build().expect("a client")
+}
+
+impl Gateway {
+    fn url(&self, path: &str) -> String {
+        format!("http://{}{path}", self.address)
+    }
+
+    /// Sends bytes as they are, and gives what comes back until the server closes the connection.
+    async fn raw(&self, request: &[u8]) -> String {
+        let mut stream = TcpStream::connect(self.address).await.expect("it listens");
+        stream.write_all(request).await.expect("it reads");
+        let mut answer = Vec::new();
+        within("the server closes the connection", stream.read_to_end(&mut answer)).await.expect("it answers");
+        String::from_utf8_lossy(&answer).into_owned()
+    }
+}
+
+fn gzip(bytes: &[u8]) -> Vec<u8> {
+    let mut packed = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::default());
+    packed.write_all(bytes).expect("to memory");
+    packed.finish().expect("to memory")
+}
+
+fn task_json() -> Value {
+    json!({"spec": {"agent": "ada", "workspace": "/work", "title": "over the wire"}})
+}

@@ -1,0 +1,56 @@
+//! The document's examples work as they stand there.
+
+use std::process::Stdio;
+
+use super::*;
+
+const DOCUMENT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/api.md");
+
+/// The examples with the headings they stand under.
+fn examples(document: &str) -> Vec<(String, String)> {
+    let (mut heading, mut example, mut found) = (String::new(), None::<String>, Vec::new());
+    for line in document.lines() {
+        match (&mut example, line) {
+            (None, "```sh") => example = Some(String::new()),
+            (Some(text), "```") => {
+                found.push((heading.clone(), std::mem::take(text)));
+                example = None;
+            }
+            (Some(text), line) => *text += &format!("{line}\n"),
+            (None, line) => {
+                if let Some(words) = line.strip_prefix("## ") {
+                    words.clone_into(&mut heading);
+                }
+            }
+        }
+    }
+    found
+}
+
+#[tokio::test]
+async fn every_example_of_the_document_works() {
+    let gateway = Gateway::start().await.with_agent().await;
+    let document = std::fs::read_to_string(DOCUMENT).expect("the document is there");
+    let examples = examples(&document);
+    for face in ["Connect", "REST", "Server-sent events", "gRPC", "gRPC-Web", "Operator protocol"] {
+        assert!(examples.iter().any(|(heading, _)| heading == face), "{face} has no example");
+    }
+    for (heading, example) in examples {
+        let mut command = tokio::process::Command::new("bash");
+        command.args(["-euc", &example]).env("CONSTRUCT_GATEWAY_URL", gateway.url("")).env("no_proxy", "*");
+        command.env("CONSTRUCT_OPERATOR", gateway.operator.to_string());
+        let command = command.stdin(Stdio::null()).kill_on_drop(true).output();
+        let output = within(&heading, command).await.expect("bash starts");
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(
+            output.status.success(),
+            "{heading}: {}: {said}{}",
+            output.status,
+            String::from_utf8_lossy(&output.stderr)
+        );
+        assert!(!said.is_empty(), "{heading} says nothing");
+        if heading == "Server-sent events" {
+            assert!(said.contains(r#""type":"task.created""#), "{said}");
+        }
+    }
+}

@@ -1,0 +1,78 @@
+//! Browsers, and who uses them against the person before them.
+
+use reqwest::{Method, StatusCode};
+
+use super::*;
+use crate::Config;
+
+const APP: &str = "https://app.example";
+/// One request of each face.
+const EVERY_FACE: [(&str, &str, &str); 5] = [
+    ("gRPC", "/construct.v1.TaskService/ListTasks", "application/grpc"),
+    ("gRPC-Web", "/construct.v1.TaskService/ListTasks", "application/grpc-web+proto"),
+    ("Connect", "/construct.v1.TaskService/ListTasks", "application/json"),
+    ("Connect's streams", "/construct.v1.EventService/Subscribe", "application/connect+json"),
+    ("REST", "/v1/tasks", "application/json"),
+];
+
+/// Whether a gateway refuses because of who asks.
+async fn is_refused(response: reqwest::Response) -> bool {
+    let grpc = response.headers().get("grpc-status").is_some_and(|status| status == "7");
+    grpc || response.status() == StatusCode::FORBIDDEN
+}
+
+#[tokio::test]
+async fn no_page_can_drive_a_gateway_that_does_not_know_its_origin() {
+    let gateway = Gateway::start().await;
+    for (face, path, kind) in EVERY_FACE {
+        let ask = |name: &'static str, value: &'static str| {
+            http2().post(gateway.url(path)).header("content-type", kind).header(name, value).body("{}").send()
+        };
+        for (name, value) in [("origin", "https://evil.example"), ("origin", "null"), ("sec-fetch-site", "cross-site")]
+        {
+            assert!(is_refused(ask(name, value).await.expect("it answers")).await, "{face}: {name}: {value}");
+        }
+        // DNS rebinding: the page's own name points here.
+        let rebound = http().post(gateway.url(path)).header("content-type", kind).header("host", "evil.example");
+        assert!(is_refused(rebound.body("{}").send().await.expect("it answers")).await, "{face}");
+        let own = http().post(gateway.url(path)).header("content-type", kind).header("host", "localhost:60080");
+        assert!(!is_refused(own.body("{}").send().await.expect("it answers")).await, "{face}");
+    }
+    // Neither is a browser told that it may ask.
+    let preflight = http()
+        .request(Method::OPTIONS, gateway.url("/v1/tasks"))
+        .header("origin", "https://evil.example")
+        .header("access-control-request-method", "POST")
+        .send()
+        .await
+        .expect("it answers");
+    assert_eq!(preflight.status(), StatusCode::FORBIDDEN);
+    assert!(!preflight.headers().contains_key("access-control-allow-origin"));
+}
+
+#[tokio::test]
+async fn pages_of_a_configured_origin_may_call() {
+    let config = Config { gateway_origins: vec![APP.into()], ..Config::default() };
+    let gateway = Gateway::configured(config).await;
+    for (face, path, kind) in EVERY_FACE {
+        let preflight = http()
+            .request(Method::OPTIONS, gateway.url(path))
+            .header("origin", APP)
+            .header("access-control-request-method", "POST")
+            .header("access-control-request-headers", "content-type")
+            .send()
+            .await
+            .expect("it answers");
+        assert_eq!(preflight.status(), StatusCode::NO_CONTENT, "{face}");
+        assert_eq!(preflight.headers()["access-control-allow-origin"], APP, "{face}");
+        let allowed = preflight.headers()["access-control-allow-headers"].to_str().expect("text").to_owned();
+        assert!(allowed.contains("x-organization-id") && allowed.contains("authorization"), "{allowed}");
+        if kind == "application/grpc" || kind == "application/connect+json" {
+            continue;
+        }
+        let request = http().post(gateway.url(path)).header("content-type", kind).header("origin", APP).body("{}");
+        let response = request.send().await.expect("it answers");
+        assert_eq!(response.headers()["access-control-allow-origin"], APP, "{face}");
+        assert!(!is_refused(response).await, "{face}");
+    }
+}

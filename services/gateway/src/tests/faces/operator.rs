@@ -1,0 +1,447 @@
+//! The operator protocol, line by line. The test plays the reconciler and the workers.
+
+use construct_bus::Bus;
+use construct_domain::{
+    MessageId, OrganizationId, TaskId,
+    message::{Block, Content, Source},
+    task::{Phase, Stage, Turn},
+};
+use construct_proto::v1::{self, event::Payload, message_delta::Delta};
+use construct_store::{AppendedMessage, EndedMessage, NewEvent, Store, TaskCommit};
+use futures::{SinkExt as _, StreamExt as _};
+use jiff::Timestamp;
+use prost::Message as _;
+use serde_json::{Value, json};
+use tokio::{
+    io::{AsyncBufReadExt as _, BufReader, Lines},
+    net::tcp::{OwnedReadHalf, OwnedWriteHalf},
+};
+use tokio_tungstenite::tungstenite::{Message as Frame, client::IntoClientRequest as _};
+use uuid::Uuid;
+
+use super::*;
+
+/// A client over TCP.
+struct Client {
+    lines: Lines<BufReader<OwnedReadHalf>>,
+    writer: OwnedWriteHalf,
+}
+
+impl Client {
+    async fn of(gateway: &Gateway) -> Self {
+        let (reader, writer) = TcpStream::connect(gateway.operator).await.expect("it listens").into_split();
+        Self { lines: BufReader::new(reader).lines(), writer }
+    }
+
+    async fn say(&mut self, line: &Value) {
+        self.writer.write_all(format!("{line}\n").as_bytes()).await.expect("it reads");
+    }
+
+    async fn next(&mut self) -> Value {
+        let line = within("the next line", self.lines.next_line()).await.expect("it lives").expect("it goes on");
+        serde_json::from_str(&line).expect("JSON")
+    }
+
+    async fn ask(&mut self, line: &Value) -> Value {
+        self.say(line).await;
+        self.next().await
+    }
+
+    /// The next line of the stream that is about something.
+    async fn until(&mut self, good: impl Fn(&Value) -> bool) -> Value {
+        loop {
+            let line = self.next().await;
+            if good(&line) {
+                return line;
+            }
+        }
+    }
+}
+
+/// Answers messages as the mesh does, with words instead of a model.
+struct Mesh {
+    store: Store,
+    bus: Bus,
+    task: TaskId,
+}
+
+impl Mesh {
+    async fn of(gateway: &Gateway, session: &Value) -> Self {
+        let task = session.as_str().expect("an id").parse().expect("a task's id");
+        Self { store: gateway.store(), bus: gateway.nats.bus().await, task }
+    }
+
+    fn event(&self, kind: &str, payload: Payload) -> v1::Event {
+        v1::Event {
+            r#type: kind.into(),
+            organization_id: OrganizationId::LOCAL.to_string(),
+            task_id: self.task.to_string(),
+            payload: Some(payload),
+            ..v1::Event::default()
+        }
+    }
+
+    /// Takes the message that waits into the transcript.
+    async fn admit(&self) -> MessageId {
+        let load = || async { self.store.task_load(self.task).await.expect("it loads").expect("it is there") };
+        let before = until("a message waits", load, |task| task.queued.is_some()).await;
+        let message = before.queued.expect("it waits").message;
+        let mut task = before.task.clone();
+        (task.last_position, task.steps, task.phase) = (task.last_position + 1, task.steps + 1, Phase::InvokeModel);
+        task.turn = Some(Turn { message, calls: 1, stage: Stage::Model, cut: false });
+        let admitted = Some((message, task.last_position));
+        let commit = TaskCommit { admitted, ..TaskCommit::new(&before, &task, Timestamp::now()) };
+        self.store.task_commit(commit).await.expect("it commits");
+        message
+    }
+
+    /// A worker says something.
+    async fn progress(&self, numbered: Vec<(&str, Payload)>) {
+        let step = self.store.task_load(self.task).await.expect("it loads").expect("it is there").task.steps;
+        let mut progress = self.bus.progress();
+        for (number, (kind, payload)) in (0..).zip(numbered) {
+            let index = (1 << 32) + number;
+            let event = v1::Event { id: format!("{step}.{index}"), step, index, ..self.event(kind, payload) };
+            progress.send(&event).await.expect("it is right");
+        }
+        assert_eq!(progress.finish().await.lost, 0);
+    }
+
+    /// Ends the turn with an answer.
+    async fn answer(&self, message: MessageId, words: &str) {
+        let before = self.store.task_load(self.task).await.expect("it loads").expect("it is there");
+        let mut task = before.task.clone();
+        let step = task.steps;
+        (task.turn, task.phase, task.next_wake) = (None, Phase::AwaitInput, None);
+        task.last_position += 1;
+        let id = MessageId::from_uuid(Uuid::now_v7());
+        let said = v1::Message {
+            metadata: Some(v1::Metadata { id: id.to_string(), ..v1::Metadata::default() }),
+            spec: Some(v1::MessageSpec {
+                blocks: vec![v1::Block { block: Some(v1::block::Block::Text(v1::Text { text: words.into() })) }],
+                ..v1::MessageSpec::default()
+            }),
+            status: Some(v1::MessageStatus {
+                source: v1::MessageSource::Assistant.into(),
+                position: task.last_position,
+                ..v1::MessageStatus::default()
+            }),
+        };
+        let completed = v1::TurnCompleted {
+            message_id: message.to_string(),
+            outcome: v1::TurnOutcome::Completed.into(),
+            turns: 1,
+            error: None,
+        };
+        let events =
+            [("message.created", Payload::Message(said)), ("turn.completed", Payload::TurnCompleted(completed))];
+        let event = |(kind, payload)| {
+            let event = v1::Event { payload: Some(payload), ..v1::Event::default() };
+            NewEvent { kind: str::to_owned(kind), payload: event.encode_to_vec(), step: Some(step) }
+        };
+        let commit = TaskCommit {
+            appended: vec![AppendedMessage {
+                id,
+                position: task.last_position,
+                source: Source::Assistant,
+                content: Content { blocks: vec![Block::Text(words.to_owned())] },
+                agent: Some(task.agent),
+                usage: Default::default(),
+                step: None,
+            }],
+            ended: Some(EndedMessage { message, error: None }),
+            events: events.map(event).into(),
+            ..TaskCommit::new(&before, &task, Timestamp::now())
+        };
+        self.store.task_commit(commit).await.expect("it commits");
+    }
+
+    /// Answers the next message, with the text in pieces and a tool called in between.
+    async fn turn(&self, words: &str) {
+        let message = self.admit().await;
+        let delta = |index, text: &str| {
+            let delta = Some(Delta::Text(text.to_owned()));
+            ("message.delta", Payload::MessageDelta(v1::MessageDelta { index, block: 0, delta }))
+        };
+        let (first, rest) = words.split_at(2);
+        let called = v1::ToolCalled {
+            step_id: "s".into(),
+            number: 1,
+            name: "readFile".into(),
+            arguments: "{\"path\":\"a\"}".into(),
+        };
+        let result = v1::ToolResult {
+            step_id: "s".into(),
+            number: 1,
+            name: "readFile".into(),
+            succeeded: true,
+            result: "\"text\"".into(),
+            duration_micros: 1,
+        };
+        let told = vec![
+            delta(0, first),
+            ("tool.called", Payload::ToolCalled(called)),
+            ("tool.result", Payload::ToolResult(result)),
+            delta(1, rest),
+        ];
+        self.progress(told).await;
+        self.answer(message, words).await;
+    }
+}
+
+fn said(text: &str) -> Value {
+    json!([{"role": "user", "content": [{"type": "text", "text": text}]}])
+}
+
+#[tokio::test]
+async fn a_question_is_answered_when_its_turn_is_over_and_the_session_goes_on() {
+    let gateway = Gateway::start().await.with_agent().await;
+    let mut client = Client::of(&gateway).await;
+    let made = client.ask(&json!({"id": "1", "type": "dispatch", "agentID": "ada", "messages": said("one")})).await;
+    assert_eq!(
+        (&made["id"], &made["agentID"], &made["stopReason"]),
+        (&json!("1"), &json!("ada"), &json!("dispatched"))
+    );
+    let session = made["sessionID"].clone();
+    let mesh = Mesh::of(&gateway, &session).await;
+    mesh.turn("the first").await;
+
+    client.say(&json!({"id": "2", "type": "query", "sessionID": session, "messages": said("two")})).await;
+    mesh.turn("the second").await;
+    let answer = client.next().await;
+    assert_eq!((&answer["id"], &answer["stopReason"]), (&json!("2"), &json!("end_turn")));
+    assert_eq!(answer["content"], json!([{"type": "text", "text": "the second"}]));
+    assert_eq!(answer["turns"][0]["request"]["content"][0]["text"], "one");
+    assert_eq!(answer["turns"][1]["response"]["content"][0]["text"], "the second");
+
+    // The same conversation is seen on other faces, and listed, exported and deleted here.
+    let task = gateway.url(&format!("/v1/tasks/{}/messages", session.as_str().expect("an id")));
+    let messages: Value = http().get(task).send().await.expect("it answers").json().await.expect("JSON");
+    assert_eq!(messages["messages"].as_array().expect("messages").len(), 4);
+    let listed = client.ask(&json!({"type": "list_sessions", "agentID": "ada"})).await;
+    assert_eq!(listed["sessions"][0]["sessionID"], session);
+    let exported = client.ask(&json!({"type": "export_session", "sessionID": session})).await;
+    assert_eq!(exported["session"]["turns"], answer["turns"]);
+    let deleted = client.ask(&json!({"type": "delete_session", "sessionID": session})).await;
+    assert_eq!(deleted, json!({"type": "session-deleted", "sessionID": session}));
+    let missing = client.ask(&json!({"type": "export_session", "sessionID": session})).await;
+    assert_eq!(missing["content"][0]["code"], "SESSION_NOT_FOUND");
+}
+
+#[tokio::test]
+async fn a_request_with_content_is_answered_by_events() {
+    let gateway = Gateway::start().await.with_agent().await;
+    let mut client = Client::of(&gateway).await;
+    let request = json!({
+        "id": "r", "type": "dispatch", "agentID": "ada", "content": "Deploy", "files": ["src/main.ts"], "metadata": {"a": 1},
+    });
+    let started = client.ask(&request).await;
+    assert_eq!(
+        (&started["type"], &started["id"], &started["metadata"]),
+        (&json!("turn-started"), &json!("r"), &json!({"a": 1}))
+    );
+    let mesh = Mesh::of(&gateway, &started["sessionID"]).await;
+    mesh.turn("hello there").await;
+    let mut lines = Vec::new();
+    while lines.last().is_none_or(|line: &Value| line["type"] != "turn-completed") {
+        lines.push(client.next().await);
+    }
+    let types: Vec<_> = lines.iter().map(|line| line["type"].as_str().expect("a type")).collect();
+    assert_eq!(types, ["response-block", "tool-call", "tool-result", "response-chunk", "turn-completed"], "{lines:?}");
+    assert_eq!((&lines[0]["content"], &lines[3]["content"]), (&json!("he"), &json!("llo there")));
+    assert_eq!((&lines[1]["name"], &lines[1]["input"]), (&json!("readFile"), &json!({"path": "a"})));
+    assert_eq!((&lines[4]["turnID"], &lines[4]["stopReason"]), (&started["turnID"], &json!("end_turn")));
+    assert!(lines.iter().all(|line| line["id"] == "r" && line["sessionID"] == started["sessionID"]), "{lines:?}");
+}
+
+#[tokio::test]
+async fn a_stream_goes_on_where_the_client_was_when_it_broke() {
+    let gateway = Gateway::start().await.with_agent().await;
+    let mut client = Client::of(&gateway).await;
+    let made = client.ask(&json!({"type": "dispatch", "agentID": "ada", "messages": said("one")})).await;
+    let session = &made["sessionID"];
+    let mesh = Mesh::of(&gateway, session).await;
+    mesh.turn("the first").await;
+
+    // Whoever has nothing gets the turns there are; whoever has some gets the others.
+    let mut stream = Client::of(&gateway).await;
+    let start = stream.ask(&json!({"id": "s", "type": "stream", "sessionID": session})).await;
+    assert_eq!((&start["stopReason"], start["turns"].as_array().map(Vec::len)), (&json!("stream_start"), Some(1)));
+    let start = client.ask(&json!({"type": "stream", "sessionID": session, "lastTurn": 1})).await;
+    assert_eq!(start["turns"], json!([]));
+
+    client.say(&json!({"type": "dispatch", "sessionID": session, "messages": said("two")})).await;
+    mesh.turn("the second").await;
+    let piece = stream.until(|line| line["content"][0]["type"] == "text").await;
+    assert_eq!((&piece["content"][0]["text"], &piece["id"]), (&json!("th"), &json!("s")));
+    drop(stream);
+    // The cursor of the last line says exactly where to go on.
+    let mut again = Client::of(&gateway).await;
+    again.say(&json!({"type": "stream", "sessionID": session, "cursor": piece["cursor"]})).await;
+    assert_eq!(again.next().await["stopReason"], "stream_start");
+    let call = again.next().await;
+    assert_eq!((&call["content"][0]["type"], &call["content"][0]["name"]), (&json!("tool"), &json!("readFile")));
+    let result = again.next().await;
+    assert_eq!(result["turns"][0]["toolCalls"][0]["result"], "\"text\"");
+    assert_eq!(again.next().await["content"][0]["text"], "e second");
+    let end = again.next().await;
+    assert_eq!((&end["stopReason"], &end["content"][0]["text"]), (&json!("end_turn"), &json!("the second")));
+    assert_eq!(end["turns"].as_array().map(Vec::len), Some(2));
+    // The session's end is the stream's.
+    client.say(&json!({"type": "delete_session", "sessionID": session})).await;
+    assert_eq!(again.until(|line| !line["stopReason"].is_null()).await["stopReason"], "stream_end");
+}
+
+#[tokio::test]
+async fn a_cancel_never_waits_behind_a_stream() {
+    let gateway = Gateway::start().await.with_agent().await;
+    let mut client = Client::of(&gateway).await;
+    let made = client.ask(&json!({"type": "dispatch", "agentID": "ada", "messages": said("one")})).await;
+    let session = &made["sessionID"];
+    let task = session.as_str().expect("an id");
+    // Streams that have more to say than anybody reads.
+    for number in 0..4 {
+        client.say(&json!({"id": format!("s{number}"), "type": "stream", "sessionID": session, "cursor": "0"})).await;
+    }
+    let mesh = Mesh::of(&gateway, session).await;
+    mesh.admit().await;
+    let text = "x".repeat(200_000);
+    let delta = |index| {
+        let delta = Some(Delta::Text(text.clone()));
+        ("message.delta", Payload::MessageDelta(v1::MessageDelta { index, block: 0, delta }))
+    };
+    mesh.progress((0..60).map(delta).collect()).await;
+    client.say(&json!({"id": "c", "type": "cancel", "sessionID": session})).await;
+    // It is done, although nobody has read a line yet.
+    let asked = || async {
+        gateway
+            .store()
+            .task_load(task.parse().expect("an id"))
+            .await
+            .expect("it loads")
+            .expect("there")
+            .has_new_intents()
+    };
+    until("the cancel is written down", asked, |asked| *asked).await;
+    let cancelled = client.until(|line| line["id"] == "c").await;
+    assert_eq!(cancelled, json!({"type": "cancelled", "sessionID": task, "id": "c"}));
+    // A stream alone can be ended as well, and its id used again.
+    let ended = json!({"id": "e", "type": "cancel", "requestID": "s0"});
+    client.say(&ended).await;
+    assert_eq!(client.until(|line| line["id"] == "e").await["type"], "cancelled");
+    client.say(&json!({"id": "s0", "type": "list_sessions"})).await;
+    assert_eq!(
+        client.until(|line| line["id"] == "s0" && line["type"] == "sessions").await["sessions"][0]["sessionID"],
+        task
+    );
+}
+
+#[tokio::test]
+async fn what_is_wrong_has_a_code() {
+    let gateway = Gateway::start().await.with_agent().await;
+    let mut client = Client::of(&gateway).await;
+    let missing = "task_01890a5d-ac96-774b-bcce-b302099a8057";
+    for (line, code) in [
+        (json!({"type": "tea"}), "INVALID_REQUEST"),
+        (json!({"type": "stream"}), "INVALID_REQUEST"),
+        (json!({"type": "dispatch", "agentID": "ada"}), "INVALID_REQUEST"),
+        (json!({"type": "dispatch", "messages": said("x")}), "AGENT_NOT_FOUND"),
+        (json!({"type": "dispatch", "agentID": "eve", "messages": said("x")}), "AGENT_NOT_FOUND"),
+        (
+            json!({"type": "send_context_request", "context": {"userMessage": "x"}, "agentID": "E v e"}),
+            "AGENT_NOT_FOUND",
+        ),
+        (json!({"type": "query", "sessionID": missing, "messages": said("x")}), "SESSION_NOT_FOUND"),
+        (json!({"type": "stream", "sessionID": "sess_abc123"}), "SESSION_NOT_FOUND"),
+        (json!({"type": "cancel"}), "INVALID_REQUEST"),
+        (json!({"type": "cancel", "requestID": "none"}), "INVALID_REQUEST"),
+    ] {
+        let mut line = line;
+        line["id"] = "e".into();
+        let answer = client.ask(&line).await;
+        assert_eq!(
+            (&answer["content"][0]["type"], &answer["stopReason"]),
+            (&json!("error"), &json!("error")),
+            "{answer}"
+        );
+        assert_eq!(answer["content"][0]["code"], code, "{line}: {answer}");
+    }
+    let events = client.ask(&json!({"id": "e", "type": "dispatch", "agentID": "eve", "content": "x"})).await;
+    assert_eq!((&events["type"], &events["code"]), (&json!("error"), &json!("AGENT_NOT_FOUND")));
+    client.writer.write_all(b"no json\n").await.expect("it reads");
+    assert_eq!(client.next().await["content"][0]["code"], "INVALID_REQUEST");
+    client.writer.write_all(&vec![b' '; 5 << 20]).await.expect("it reads");
+    client.writer.write_all(b"\n").await.expect("it reads");
+    assert_eq!(client.next().await["content"][0]["code"], "CONTEXT_TOO_LARGE");
+    // All of that has not broken the connection; too many lines don't either.
+    for _ in 0..300 {
+        client.writer.write_all(b"{}\n").await.expect("it reads");
+    }
+    let limited = client.until(|line| line["content"][0]["code"] != "INVALID_REQUEST").await;
+    assert_eq!(limited["content"][0]["code"], "RATE_LIMIT_EXCEEDED");
+}
+
+#[tokio::test]
+async fn tools_that_a_client_names_are_all_a_session_may_call() {
+    let gateway = Gateway::start().await.with_agent().await;
+    let mut client = Client::of(&gateway).await;
+    let context = json!({"project": {"name": "p", "path": "/work/p"}, "tools": ["readFile"], "userMessage": "look"});
+    client.say(&json!({"id": "1", "type": "send_context_request", "agentID": "ada", "context": context})).await;
+    let tasks = || async {
+        gateway.tasks().list_tasks(v1::ListTasksRequest::default()).await.expect("a list").into_inner().tasks
+    };
+    let made = until("the session is there", tasks, |tasks| !tasks.is_empty()).await;
+    let spec = made[0].spec.clone().expect("a specification");
+    assert_eq!(spec.workspace, "/work/p");
+    let rules: Vec<_> = spec.policy.iter().map(|rule| (rule.action(), rule.tools.clone())).collect();
+    assert_eq!(rules, [(v1::PolicyAction::Allow, vec!["readFile".to_owned()]), (v1::PolicyAction::Deny, vec![])]);
+    let id = json!(id(made[0].metadata.clone()));
+    Mesh::of(&gateway, &id).await.turn("it is good").await;
+    assert_eq!(client.next().await["content"][0]["text"], "it is good");
+    let later = client.ask(&json!({"type": "query", "sessionID": id, "tools": ["bash"], "messages": said("x")})).await;
+    assert_eq!(later["content"][0]["code"], "INVALID_REQUEST");
+}
+
+#[tokio::test]
+async fn websockets_carry_the_same_lines_and_pages_cannot_open_them() {
+    let gateway = Gateway::start().await.with_agent().await;
+    let open = |origin: &'static str| {
+        let address = gateway.operator;
+        async move {
+            let mut request = format!("ws://{address}/").into_client_request().expect("a request");
+            if !origin.is_empty() {
+                request.headers_mut().insert("origin", origin.parse().expect("a value"));
+            }
+            let stream = TcpStream::connect(address).await.expect("it listens");
+            tokio_tungstenite::client_async(request, stream).await
+        }
+    };
+    assert!(open("https://evil.example").await.is_err());
+    let (mut socket, _) = open("").await.expect("it is let in");
+    let ask = json!({"id": "1", "type": "list_sessions"});
+    socket.send(Frame::text(ask.to_string())).await.expect("it reads");
+    let Some(Ok(Frame::Text(text))) = within("an answer", socket.next()).await else { panic!("no text") };
+    assert_eq!(
+        serde_json::from_str::<Value>(&text).expect("JSON"),
+        json!({"type": "sessions", "sessions": [], "nextPageToken": "", "id": "1"})
+    );
+
+    // What a page can post to any port without asking is not taken for lines.
+    let mut stream = TcpStream::connect(gateway.operator).await.expect("it listens");
+    let body = json!({"type": "dispatch", "agentID": "ada", "messages": said("x")});
+    let post = format!("POST / HTTP/1.1\r\nhost: localhost\r\ncontent-type: text/plain\r\n\r\n{body}\n");
+    stream.write_all(post.as_bytes()).await.expect("it reads");
+    let mut answer = String::new();
+    // A reset instead of an end is as good.
+    _ = within("the connection ends", stream.read_to_string(&mut answer)).await;
+    assert!(
+        gateway
+            .tasks()
+            .list_tasks(v1::ListTasksRequest::default())
+            .await
+            .expect("a list")
+            .into_inner()
+            .tasks
+            .is_empty()
+    );
+}

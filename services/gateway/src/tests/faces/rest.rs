@@ -1,0 +1,256 @@
+//! REST and server-sent events.
+
+use reqwest::StatusCode;
+use serde_json::{Value, json};
+use tokio::io::AsyncBufReadExt as _;
+
+use super::*;
+
+async fn json_of(request: reqwest::RequestBuilder, expected: StatusCode) -> Value {
+    let response = request.send().await.expect("it answers");
+    let (status, kind) = (response.status(), response.headers()["content-type"].to_str().expect("text").to_owned());
+    let text = response.text().await.expect("a body");
+    assert_eq!(status, expected, "{text}");
+    let good = status.is_success();
+    assert_eq!(kind, if good { "application/json" } else { "application/problem+json" });
+    serde_json::from_str(&text).expect("JSON")
+}
+
+#[tokio::test]
+async fn a_task_and_its_messages_are_resources() {
+    let gateway = Gateway::start().await.with_agent().await;
+    for (key, client) in [("one", http()), ("two", http2())] {
+        let tasks = gateway.url("/v1/tasks");
+        let spec = json!({"agent": "ada", "workspace": "/work"});
+        let create = || client.post(&tasks).header("idempotency-key", key).json(&spec);
+        let made = json_of(create(), StatusCode::CREATED).await;
+        let task = gateway.url(&format!("/v1/tasks/{}", made["metadata"]["id"].as_str().expect("an id")));
+        // The same key: the same task.
+        assert_eq!(json_of(create(), StatusCode::CREATED).await["metadata"]["id"], made["metadata"]["id"]);
+
+        let changed = json_of(client.patch(&task).json(&json!({"title": "May"})), StatusCode::OK).await;
+        assert_eq!(changed["spec"]["title"], "May");
+        assert_eq!(json_of(client.get(&task), StatusCode::OK).await["spec"]["title"], "May");
+
+        let messages = format!("{task}/messages");
+        let said = json!({"blocks": [{"text": {"text": "hello"}}]});
+        let message = json_of(client.post(&messages).json(&said), StatusCode::CREATED).await;
+        let id = message["metadata"]["id"].as_str().expect("an id");
+        let found = json_of(client.get(&messages), StatusCode::OK).await;
+        assert_eq!(found["messages"][0]["metadata"]["id"], id);
+        let gone = client.delete(gateway.url(&format!("/v1/messages/{id}"))).send().await.expect("it answers");
+        assert_eq!(gone.status(), StatusCode::NO_CONTENT);
+
+        let why = json_of(client.get(format!("{task}/explanation")), StatusCode::OK).await;
+        assert_eq!(why["phase"], "TASK_PHASE_AWAIT_INPUT");
+        let suspended = json_of(client.post(format!("{task}/suspend")), StatusCode::OK).await;
+        assert_eq!(suspended["status"]["desiredPhase"], "TASK_PHASE_SUSPENDED");
+        let gone = client.delete(&task).send().await.expect("it answers");
+        assert_eq!((gone.status(), gone.bytes().await.expect("a body").len()), (StatusCode::NO_CONTENT, 0));
+        let problem = json_of(client.get(&task), StatusCode::NOT_FOUND).await;
+        assert_eq!((&problem["code"], &problem["resource"]["type"]), (&json!("NOT_FOUND"), &json!("task")));
+    }
+}
+
+#[tokio::test]
+async fn pages_and_filters_are_parameters_of_the_query() {
+    let gateway = Gateway::start().await.with_agent().await;
+    let mut made = Vec::new();
+    for _ in 0..5 {
+        made.push(gateway.task().await);
+    }
+    let (mut found, mut token) = (Vec::new(), String::new());
+    loop {
+        let mut query = vec![("pageSize", "2"), ("order_by", "created_at asc"), ("agent", "ada")];
+        query.push(("pageToken", &token));
+        let query: String = form_urlencoded::Serializer::new(String::new()).extend_pairs(query).finish();
+        let page = json_of(http().get(gateway.url(&format!("/v1/tasks?{query}"))), StatusCode::OK).await;
+        let tasks = page["tasks"].as_array().expect("tasks");
+        found.extend(tasks.iter().map(|task| task["metadata"]["id"].as_str().expect("an id").to_owned()));
+        match page["page"]["nextPageToken"].as_str() {
+            Some(next) => token = next.to_owned(),
+            None => break,
+        }
+    }
+    assert_eq!(found, made);
+    for (query, field) in [
+        ("pagesize=2", "pagesize"),
+        ("pageSize=two", "page.page_size"),
+        ("phase=BUSY", "filter.phase"),
+        ("pageSize=1&page_size=2", "page_size"),
+        ("pageSize=1000", "page.page_size"),
+        ("createdAfter=yesterday", "filter.created_after"),
+        ("idempotencyKey=x", "idempotencyKey"),
+    ] {
+        let problem = json_of(http().get(gateway.url(&format!("/v1/tasks?{query}"))), StatusCode::BAD_REQUEST).await;
+        assert_eq!(problem["violations"][0]["field"], field, "{query}: {problem}");
+    }
+}
+
+#[tokio::test]
+async fn what_is_wrong_with_a_request_is_a_problem_with_its_fields() {
+    let gateway = Gateway::start().await.with_agent().await;
+    let task = gateway.task().await;
+    let messages = gateway.url(&format!("/v1/tasks/{task}/messages"));
+    for (body, field) in [
+        (json!({"blocks": [{"text": {"text": "hello"}}], "blocs": []}), "spec.blocs"),
+        (json!({"blocks": [{"text": {"txt": "hello"}}]}), "spec.blocks[0].text.txt"),
+        (json!({"blocks": []}), "spec.blocks"),
+        (json!({"task": "another", "blocks": []}), "task"),
+        (json!([]), "spec"),
+    ] {
+        let problem = json_of(http().post(&messages).json(&body), StatusCode::BAD_REQUEST).await;
+        assert_eq!((&problem["code"], &problem["status"]), (&json!("INVALID_ARGUMENT"), &json!(400)));
+        assert_eq!(problem["violations"][0]["field"], field, "{problem}");
+    }
+    let text = http().post(&messages).header("content-type", "text/plain").body("hello");
+    assert_eq!(json_of(text, StatusCode::UNSUPPORTED_MEDIA_TYPE).await["status"], 415);
+    json_of(http().post(&messages), StatusCode::BAD_REQUEST).await;
+    let large = http().post(&messages).header("content-type", "application/json").body(vec![b' '; 4 * 1024 * 1024 + 1]);
+    assert_eq!(json_of(large, StatusCode::BAD_REQUEST).await["code"], "OUT_OF_RANGE");
+    json_of(http().get(gateway.url("/v1/tusks")), StatusCode::NOT_FOUND).await;
+    let put = http().put(gateway.url("/v1/tasks")).send().await.expect("it answers");
+    assert_eq!(
+        (put.status(), &put.headers()["allow"]),
+        (StatusCode::METHOD_NOT_ALLOWED, &"POST, GET".parse().expect("a value"))
+    );
+    // A name may have any characters in a path.
+    json_of(http().get(gateway.url("/v1/agents/a%2Fb%20c")), StatusCode::BAD_REQUEST).await;
+}
+
+#[tokio::test]
+async fn the_document_is_served() {
+    let gateway = Gateway::start().await;
+    let document = json_of(http().get(gateway.url("/openapi.json")), StatusCode::OK).await;
+    assert_eq!(document["openapi"], "3.1.0");
+    assert!(document["paths"]["/v1/tasks"]["post"].is_object());
+}
+
+/// A stream of server-sent events, read line by line.
+struct Events {
+    lines: tokio::io::Lines<tokio::io::BufReader<TcpStream>>,
+}
+
+impl Events {
+    async fn open(gateway: &Gateway, path: &str, last: &str) -> Self {
+        let mut stream = TcpStream::connect(gateway.address).await.expect("it listens");
+        let last = if last.is_empty() { String::new() } else { format!("last-event-id: {last}\r\n") };
+        // HTTP/1.0, so that the body comes without chunks.
+        let request = format!("GET {path} HTTP/1.0\r\nhost: localhost\r\naccept: text/event-stream\r\n{last}\r\n");
+        stream.write_all(request.as_bytes()).await.expect("it reads");
+        let mut events = Self { lines: tokio::io::BufReader::new(stream).lines() };
+        while !events.line().await.expect("a head").is_empty() {}
+        assert_eq!(events.line().await.expect("a welcome"), "retry: 1000");
+        events
+    }
+
+    async fn line(&mut self) -> Option<String> {
+        within("the next line", self.lines.next_line()).await.expect("the stream lives")
+    }
+
+    /// The next event: its name, its id and its data.
+    async fn next(&mut self) -> (String, String, Value) {
+        let (mut name, mut id, mut data) = (String::new(), String::new(), Value::Null);
+        loop {
+            let line = self.line().await.expect("there is an event");
+            match line.split_once(": ") {
+                Some(("event", value)) => name = value.to_owned(),
+                Some(("id", value)) => id = value.to_owned(),
+                Some(("data", value)) => data = serde_json::from_str(value).expect("JSON"),
+                _ if line.is_empty() && !data.is_null() => return (name, id, data),
+                _ => {}
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn whoever_comes_back_misses_nothing_and_gets_nothing_twice() {
+    let gateway = Gateway::start().await.with_agent().await;
+    let task = gateway.task().await;
+    for number in 0..4 {
+        gateway.say(&task, &format!("message {number}")).await;
+    }
+    let path = format!("/v1/tasks/{task}/events?cursor=0");
+    let mut events = Events::open(&gateway, &path, "").await;
+    let mut all = Vec::new();
+    for _ in 0..5 {
+        all.push(events.next().await);
+    }
+    assert_eq!((&*all[0].0, &all[0].2["type"]), ("", &json!("task.created")));
+    drop(events);
+    for (index, (_, id, data)) in all.iter().enumerate() {
+        assert_eq!(&data["cursor"], id);
+        let mut again = Events::open(&gateway, &path, id).await;
+        for expected in &all[index + 1..] {
+            assert_eq!(&again.next().await, expected, "after {id}");
+        }
+        if index == 0 {
+            // And then it goes on live.
+            gateway.say(&task, "live").await;
+            let (_, id, data) = again.next().await;
+            assert_eq!(data["type"], "message.created");
+            all.push((String::new(), id, data));
+            break;
+        }
+    }
+    gateway
+        .tasks()
+        .delete_task(construct_proto::v1::DeleteTaskRequest { task, ..Default::default() })
+        .await
+        .expect("it is deleted");
+    let mut last = Events::open(&gateway, &path, &all[5].1).await;
+    assert_eq!(last.next().await.2["type"], "task.deleted");
+    assert_eq!(last.next().await.0, "end");
+    assert_eq!(last.line().await, None, "the server closes the connection");
+}
+
+#[tokio::test]
+async fn the_organisations_events_are_a_resource_too() {
+    let gateway = Gateway::start().await;
+    let mut events = Events::open(&gateway, "/v1/events?types=agent.*&types=model.created", "").await;
+    let gateway = gateway.with_agent().await;
+    assert_eq!(events.next().await.2["type"], "model.created");
+    assert_eq!(events.next().await.2["type"], "agent.created");
+    for (query, field) in [("task=x", "task"), ("cursor=x", "cursor"), ("types=A", "types[0]")] {
+        let problem = json_of(http().get(gateway.url(&format!("/v1/events?{query}"))), StatusCode::BAD_REQUEST).await;
+        assert_eq!(problem["violations"][0]["field"], field, "{problem}");
+    }
+}
+
+#[tokio::test]
+async fn a_stalled_reader_changes_nothing_for_the_others() {
+    let gateway = Gateway::start().await.with_agent().await;
+    let task = gateway.task().await;
+    let path = format!("/v1/tasks/{task}/events?cursor=0");
+    // They ask and never read. What they would get is more than the buffers between them and the gateway hold.
+    let mut stalled = Vec::new();
+    for _ in 0..8 {
+        let mut stream = TcpStream::connect(gateway.address).await.expect("it listens");
+        stream.write_all(format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n").as_bytes()).await.expect("it reads");
+        stalled.push(stream);
+    }
+    let mut events = Events::open(&gateway, &path, "").await;
+    assert_eq!(events.next().await.2["type"], "task.created");
+    let long = "x".repeat(1000 * 1000);
+    for number in 0..12 {
+        let begun = std::time::Instant::now();
+        gateway.say(&task, &format!("{number}{long}")).await;
+        let (_, _, data) = events.next().await;
+        let text = data["message"]["spec"]["blocks"][0]["text"]["text"].as_str().expect("text");
+        assert!(text.starts_with(&format!("{number}x")));
+        assert!(begun.elapsed().as_secs() < 5, "message {number} took {:?}", begun.elapsed());
+    }
+    // The stalled ones are not cut off either: when they read, everything is there.
+    let mut stream = stalled.swap_remove(0);
+    let mut seen = 0;
+    let mut buffer = vec![0; 1 << 20];
+    within("all of it", async {
+        while seen < 12 * long.len() {
+            let read = stream.read(&mut buffer).await.expect("the stream lives");
+            assert!(read > 0, "closed after {seen} bytes");
+            seen += read;
+        }
+    })
+    .await;
+}
