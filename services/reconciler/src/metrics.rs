@@ -99,6 +99,7 @@ pub(crate) fn decided(before: &Task, outcome: Option<&Outcome>, decision: &Decis
         let kind = match turn.stage {
             Stage::Model => "model",
             Stage::Code { .. } => "code",
+            Stage::Compact { .. } => "compaction",
         };
         let mut labels = vec![KeyValue::new(KIND, kind)];
         match outcome {

@@ -88,7 +88,7 @@ impl Mesh {
         let message = before.queued.expect("it waits").message;
         let mut task = before.task.clone();
         (task.last_position, task.steps, task.phase) = (task.last_position + 1, task.steps + 1, Phase::InvokeModel);
-        task.turn = Some(Turn { message, calls: 1, stage: Stage::Model, cut: false });
+        task.turn = Some(Turn { calls: 1, ..Turn::new(message, Stage::Model) });
         let admitted = Some((message, task.last_position));
         let commit = TaskCommit { admitted, ..TaskCommit::new(&before, &task, Timestamp::now()) };
         self.store.task_commit(commit).await.expect("it commits");
