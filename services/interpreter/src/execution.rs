@@ -5,7 +5,7 @@ use std::{
         Arc, OnceLock,
         atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed},
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use construct_bus::{Bus, Delivery, journal, subject};
@@ -274,7 +274,7 @@ impl Executor {
             }
             let host = ScriptHost::new(&shared, number);
             let limits = &self.tiers.of(&command.compute).script;
-            let began = Instant::now();
+            let began = std::time::Instant::now();
             let outcome = self.engine.run(&call.code, &host, limits, shared.cancel.clone()).await;
             metrics::ran(&outcome, began.elapsed());
             if matches!(outcome.status, Status::Completed { .. } | Status::Threw { .. })
