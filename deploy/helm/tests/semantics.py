@@ -11,7 +11,8 @@ import yaml
 OWNED = {
     "nats_url", "database_url", "data_dir", "health_listen", "shutdown_grace", "instance_id",
     "master_key", "master_key_file", "secrets_key", "secrets_key_file", "token_key", "token_key_file",
-    "gateway_listen", "gateway_socket", "providers_proxy_listen", "interpreter_pools", "interpreter_workspace_roots", "interpreter_cache_dir",
+    # Nor is there a port for the operator protocol: it is for people's own machines.
+    "gateway_listen", "gateway_socket", "gateway_operator_listen", "providers_proxy_listen", "interpreter_pools", "interpreter_workspace_roots", "interpreter_cache_dir",
 }
 SERVICES = ["gateway", "reconciler", "interpreter", "providers"]
 WORKLOADS = {"Deployment", "StatefulSet", "Job"}
