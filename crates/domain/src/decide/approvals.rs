@@ -23,6 +23,8 @@ impl Draft<'_> {
 
     pub(super) fn end_parked(&mut self, step: StepId, calls: &[String], results: Vec<CodeResult>) {
         self.d.task.step = None;
+        // What it has only just asked is not asked any more.
+        self.d.asked.clear();
         self.d.effects.push(Effect::EndCode(step));
         self.append_results(calls, results, "cancelled while waiting for an approval; the script was not begun");
     }

@@ -129,3 +129,17 @@ fn a_script_that_comes_to_wait_while_it_is_told_to_stop_is_stopped() {
     assert_eq!((world.task.phase, world.task.step.is_none()), (Phase::Suspended, true));
     assert!(!world.open_calls());
 }
+
+#[test]
+fn a_script_that_comes_to_wait_when_its_turn_was_cancelled_asks_nobody() {
+    let mut world = World::new();
+    world.send();
+    world.decide(Event::Wake);
+    world.result(calls(&["a"]));
+    // The result is looked at before anybody has looked at the cancel.
+    world.cancel();
+    let decision = world.result(park(&[2]));
+    assert!(decision.asked.is_empty(), "{decision:?}");
+    assert_eq!(world.ended.last().map(|turn| turn.outcome), Some(TurnOutcome::Cancelled));
+    assert!(world.states().is_empty() && !world.open_calls());
+}

@@ -82,6 +82,12 @@ proptest! {
                 Happening::Broke(broke) => { world.broke = broke; None }
                 Happening::Cancel => { world.cancel(); None }
                 Happening::Interrupt => { world.send_as(true); sent += 1; None }
+                Happening::Rewind(place) if place % 2 == 0 => {
+                    // What comes next finds it, whatever that is.
+                    let place = place.checked_rem(world.transcript.len()).unwrap_or(0);
+                    world.rewind(place as i64 + 1);
+                    continue;
+                }
                 Happening::Rewind(place) | Happening::Edit(place) => {
                     let place = place.checked_rem(world.transcript.len()).unwrap_or(0);
                     let rewound = world.rewind(place as i64 + 1);
