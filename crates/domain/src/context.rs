@@ -151,7 +151,8 @@ impl Context {
         let shown = &outline.shown;
         let room = self.room.saturating_mul(1_000) / i64::from(self.scale.max(1)) - self.base;
         let percent = match keep {
-            Keep::Summary => TAIL,
+            // Less where conversations are compacted early: what stays must not be full again at once.
+            Keep::Summary => TAIL.min(i64::from(self.compact_at) / 2),
             Keep::Newest => TAIL_OF_DROPPED,
             Keep::Least => TAIL_OF_LAST_RESORT,
         };

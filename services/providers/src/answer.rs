@@ -43,6 +43,8 @@ pub(crate) enum Kind {
 pub(crate) struct Completed {
     pub(crate) blocks: Vec<v1::Block>,
     pub(crate) stop_reason: StopReason,
+    /// Tokens of input, cached ones too, as the vendor has counted those of the call that was answered; 0: it has counted none.
+    pub(crate) input_tokens: i64,
 }
 
 /// One answer of one attempt.
@@ -179,7 +181,7 @@ impl Answer {
             (StopReason::ToolUse | StopReason::Unspecified, false) => StopReason::EndTurn,
             (reason, _) => reason,
         };
-        Completed { blocks, stop_reason }
+        Completed { blocks, stop_reason, input_tokens: 0 }
     }
 
     fn grow(&mut self, bytes: usize) -> Result<(), Failure> {

@@ -32,7 +32,9 @@ pub(crate) async fn answer(router: &Router, call: RoutedCall<'_>, deltas: &mut D
     let mut answering = Answering { deltas, answer: None };
     let routed = router.call(call, &mut answering).await;
     let outcome = match (routed.ended, answering.answer) {
-        (Ended::Completed, Some(answer)) => Outcome::Completed(answer.complete()),
+        (Ended::Completed, Some(answer)) => {
+            Outcome::Completed(Completed { input_tokens: routed.input_tokens, ..answer.complete() })
+        }
         (Ended::Completed, None) => Outcome::Failed(Failure::internal("an answer ended that had not begun")),
         (Ended::Failed(failure), _) => Outcome::Failed(failure),
         (Ended::Cancelled { reason }, answer) => {

@@ -99,6 +99,8 @@ pub(crate) struct Routed {
     pub(crate) ended: Ended,
     /// Everything that was used, failed tries and lost hedges included, each at its own model's prices.
     pub(crate) usage: Usage,
+    /// Tokens of input, cached ones too, of the try that answered.
+    pub(crate) input_tokens: i64,
     /// The id of the model that answered, or that was called last.
     pub(crate) model_id: String,
 }

@@ -161,6 +161,7 @@ impl Worker {
             Outcome::Completed(completed) => step_result::Outcome::ModelCompleted(ModelCompleted {
                 blocks: completed.blocks,
                 stop_reason: completed.stop_reason.into(),
+                input_tokens: completed.input_tokens,
             }),
             Outcome::Failed(failure) => {
                 tracing::warn!(

@@ -79,6 +79,8 @@ struct Report {
     usage: Usage,
     model: Option<ModelId>,
     number: u64,
+    /// Tokens of input that the vendor has counted of the call that was answered.
+    counted: Option<i64>,
     /// Whose step it was; none of one that failed before a worker had it.
     organization: Option<OrganizationId>,
 }
@@ -88,8 +90,12 @@ impl Report {
         let model = result.model_id.parse().ok();
         let number = result.step.as_ref().map_or(0, |step| step.number);
         let organization = result.step.as_ref().and_then(|step| step.organization_id.parse().ok());
+        let counted = match &result.outcome {
+            Some(mesh::step_result::Outcome::ModelCompleted(completed)) => Some(completed.input_tokens),
+            _ => None,
+        };
         let (result, usage) = convert::step_result(result)?;
-        Ok(Self { result, usage, model, number, organization })
+        Ok(Self { result, usage, model, number, counted, organization })
     }
 }
 
@@ -204,7 +210,7 @@ impl Activator {
         };
         let mut task = loaded.task.clone();
         compaction::complete(&mut task.context, self.catalogue.known_bytes(&command::pool(loaded), &loaded.workspace));
-        task.context.counted = report.map(|report| compaction::input_tokens(&report.usage));
+        task.context.counted = report.and_then(|report| report.counted);
         let mut decision = decide(&task);
         if decision.wants_outline {
             task.context.outline = Some(self.store.outline(task.id).await?);
@@ -560,7 +566,7 @@ impl Report {
     /// Of a step that failed before a worker had it.
     fn of(result: StepResult, task: &Task) -> Self {
         let number = task.step.as_ref().map_or(0, |step| step.number);
-        Self { result, usage: Usage::default(), model: None, number, organization: None }
+        Self { result, usage: Usage::default(), model: None, number, counted: None, organization: None }
     }
 }
 

@@ -1,10 +1,6 @@
 //! What a model is given to sum up, and what is known of the length of a call besides its transcript.
 
-use construct_domain::{
-    context::Context,
-    message::Block,
-    money::{Usage, tokens_of_bytes},
-};
+use construct_domain::{context::Context, message::Block, money::tokens_of_bytes};
 
 use crate::material::Said;
 
@@ -24,11 +20,6 @@ const EXCERPT: usize = 200;
 pub(crate) fn complete(context: &mut Context, catalogue: Option<usize>) {
     let bytes = RULES_BYTES + catalogue.unwrap_or(CATALOGUE_BYTES);
     context.base = context.base.saturating_add(tokens_of_bytes(bytes));
-}
-
-/// Tokens that the vendor has counted of a call's input.
-pub(crate) fn input_tokens(usage: &Usage) -> i64 {
-    usage.input_tokens.saturating_add(usage.cache_read_tokens).saturating_add(usage.cache_write_tokens)
 }
 
 /// How many bytes a model can be given to sum up.

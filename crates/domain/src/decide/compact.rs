@@ -46,6 +46,10 @@ impl Draft<'_> {
         if context.room <= 0 || !(turn.room.too_long || context.is_full(need)) {
             return false;
         }
+        if turn.room.cuts > 0 && !turn.room.too_long && need <= context.room {
+            // A cut was made, and what is left fits: it is not cut further only because it is still much.
+            return false;
+        }
         let d = &self.d;
         if d.admitted.is_some() || !d.appended.is_empty() || d.ended.is_some() || d.compacted.is_some() {
             // What is cut must be in the transcript. The next decision finds it there.

@@ -53,6 +53,10 @@ impl Draft<'_> {
         self.queued = None;
         self.d.task.cancel = None;
         self.d.rewound = self.d.task.rewind.take();
+        if self.d.rewound.is_some() {
+            // A summary that has just come tells of what is put aside.
+            self.d.compacted = None;
+        }
         if self.d.task.suspend { self.settle_suspend() } else { self.settle_running() }
     }
 

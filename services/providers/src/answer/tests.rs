@@ -60,7 +60,7 @@ fn text_and_code_become_visible_as_they_grow() {
 #[test]
 fn half_a_script_never_runs() {
     let completed = call("code_interpreter", r#"{"code":"delete_ever"#, StopReason::MaxTokens);
-    assert_eq!(completed, Completed { blocks: vec![], stop_reason: StopReason::MaxTokens });
+    assert_eq!(completed, Completed { blocks: vec![], stop_reason: StopReason::MaxTokens, input_tokens: 0 });
 }
 
 #[test]

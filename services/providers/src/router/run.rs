@@ -28,6 +28,8 @@ pub(super) struct Run<'a> {
     call: RoutedCall<'a>,
     sink: &'a mut dyn Sink,
     spent: Usage,
+    /// Tokens of input of the try that answered.
+    input_tokens: i64,
     /// The target that answers, or was called last.
     at: usize,
     /// Calls that may still be made, over all targets.
@@ -58,14 +60,14 @@ enum Left {
 impl<'a> Run<'a> {
     pub(super) fn new(router: &'a Router, call: RoutedCall<'a>, sink: &'a mut dyn Sink) -> Self {
         let left = if call.tries > 0 { call.tries } else { ANSWER_CALLS.max(router.policy.tries) };
-        Self { router, call, sink, spent: Usage::default(), at: 0, left, made: 0 }
+        Self { router, call, sink, spent: Usage::default(), input_tokens: 0, at: 0, left, made: 0 }
     }
 
     pub(super) async fn finish(mut self) -> Routed {
         let ended = self.through_targets().await;
         self.sink.flush().await;
         let model_id = self.call.targets.get(self.at).map(|target| target.model.id.clone()).unwrap_or_default();
-        Routed { ended, usage: self.spent, model_id }
+        Routed { ended, usage: self.spent, input_tokens: self.input_tokens, model_id }
     }
 
     async fn through_targets(&mut self) -> Ended {
@@ -337,6 +339,10 @@ impl<'a> Run<'a> {
         // What is read from the vendor's cache does not count towards most vendors' limits.
         trying.lease.used(usage.input_tokens.saturating_add(written));
         self.router.metrics.ended(&trying.labels, end, trying.began.elapsed(), &usage);
+        if complete {
+            let cached = usage.cache_read_tokens.saturating_add(usage.cache_write_tokens);
+            self.input_tokens = usage.input_tokens.saturating_add(cached);
+        }
         self.spent += usage;
     }
 

@@ -162,6 +162,40 @@ fn a_rewind_to_before_a_cut_shows_the_originals_again() {
 }
 
 #[test]
+fn a_summary_that_comes_when_a_rewind_was_asked_for_is_not_taken() {
+    let mut world = long(10, 10_000);
+    world.send();
+    settle(&mut world);
+    assert!(matches!(stage(&world), Some(Stage::Compact { .. })));
+    assert!(world.rewind(3));
+    let decision = world.result(text("a summary"));
+    assert_eq!((decision.compacted, decision.rewound), (None, Some(3)));
+    assert_eq!((world.compacted.len(), world.shown().len()), (0, 2));
+}
+
+#[test]
+fn an_agent_that_compacts_early_keeps_its_summary_and_is_not_full_again_at_once() {
+    for compact_at in [1, 10, 20, 40, 60] {
+        let mut world = long(10, 20_000);
+        world.task.context.compact_at = compact_at;
+        let mut summaries = 0;
+        for _ in 0..20 {
+            world.send();
+            settle(&mut world);
+            if matches!(stage(&world), Some(Stage::Compact { .. })) {
+                world.result(text("a summary"));
+                summaries += 1;
+                let last = world.compacted.last().expect("it is taken");
+                assert!(last.summary, "nothing is left out that was just summed up ({compact_at} %)");
+            }
+            say(&mut world, 100);
+        }
+        assert!(world.compacted.iter().all(|compacted| compacted.summary), "{compact_at} %");
+        assert!(compact_at < 10 || summaries < 10, "{summaries} summaries of 20 answers at {compact_at} %");
+    }
+}
+
+#[test]
 fn a_model_with_a_smaller_window_goes_on_with_the_same_conversation() {
     let mut world = long(10, 1_000_000);
     world.send();
