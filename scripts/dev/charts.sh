@@ -91,6 +91,16 @@ charts_settings() {
         reconciler) variables+=(CONSTRUCT_DATABASE_URL=postgres://database/construct) ;;
         interpreter) variables+=("CONSTRUCT_SECRETS_KEY_FILE=$keys/secrets.key") ;;
         providers) variables+=("CONSTRUCT_MASTER_KEY_FILE=$keys/master.key" CONSTRUCT_PROVIDERS_PROXY_LISTEN=0.0.0.0:60090) ;;
+        slack)
+          # What the pod is given out of a Secret: the address it is reached at in one set, Socket Mode's token in the other.
+          variables+=(CONSTRUCT_DATABASE_URL=postgres://database/construct "CONSTRUCT_MASTER_KEY_FILE=$keys/master.key"
+            CONSTRUCT_SLACK_GATEWAY_KEY=key)
+          if grep -q '^ *- {name: CONSTRUCT_SLACK_LISTEN, ' "$file"; then
+            variables+=(CONSTRUCT_SLACK_LISTEN=0.0.0.0:60110 CONSTRUCT_SLACK_SIGNING_SECRET=secret)
+          else
+            variables+=(CONSTRUCT_SLACK_APP_TOKEN=xapp-token)
+          fi
+          ;;
         *) ;;
       esac
       env -i "${variables[@]}" "$bin_dir/construct-$service" --check-config >/dev/null ||

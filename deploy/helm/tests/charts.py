@@ -185,6 +185,19 @@ def check_secrets_are_followed():
         sums.append(set(re.findall(r"checksum/secrets: (\S+)", text(found))))
     if len(sums[0]) != 1 or sums[0] == sums[1]:
         fail("secrets", f"a changed key leaves the pods as they are: {sums}")
+    values["slack"] = {"enabled": True, "existingSecret": "vault-slack"}
+    sums = []
+    for token in ("b25l", "dHdv"):
+        def put(cluster, token=token):
+            cluster.put(f"/api/v1/namespaces/{NAMESPACE}/secrets/vault-slack", {
+                "apiVersion": "v1", "kind": "Secret", "type": "Opaque", "metadata": {"name": "vault-slack"},
+                "data": {"CONSTRUCT_SLACK_SIGNING_SECRET": token}})
+        found, _ = release(values, put)
+        pods = [d["spec"]["template"]["metadata"] for d in documents(found) if d["kind"] == "Deployment"]
+        sums.append({(pod["labels"][semantics.COMPONENT], pod["annotations"]["checksum/secrets"]) for pod in pods})
+    replaced = {component for component, _ in sums[0] - sums[1]}
+    if replaced != {"slack"}:
+        fail("secrets", f"a changed secret of Slack's replaces {sorted(replaced)}")
     values = yaml.safe_load((HERE / "values" / "evaluation.yaml").read_text())
     known = "cGtub3duLXBhc3N3b3Jk"
 
@@ -207,6 +220,7 @@ def check_settings():
         "reconciler": "services/reconciler/src/lib.rs",
         "interpreter": "services/interpreter/src/lib.rs",
         "providers": "services/providers/src/config.rs",
+        "slack": "services/slack/src/config.rs",
     }
     common = fields("crates/runtime/src/config/common.rs", "Common")
     for service, path in sources.items():
@@ -214,12 +228,18 @@ def check_settings():
         given = set(schema[f"{service}Config"]["properties"])
         for key in sorted(given - own - common):
             fail("settings", f"the chart's {service}.config has {key}, which the service does not know")
-        for key in sorted((own | common) - given - semantics.OWNED):
-            fail("settings", f"{service} has the setting {key}; add it to {service}Config in values.schema.json, or to OWNED in semantics.py")
+        for key in sorted((own | common) - given - semantics.OWNED - semantics.SECRETS):
+            fail("settings", f"{service} has the setting {key}; add it to {service}Config in values.schema.json, or to OWNED or SECRETS in semantics.py")
+        for key in sorted(given & (semantics.OWNED | semantics.SECRETS)):
+            fail("settings", f"{service}.config has {key}, which values must not give")
     limits = fields("services/interpreter/src/tiers.rs", "Overrides")
     if limits != set(schema["limits"]["properties"]):
         fail("settings", f"limits of pools differ: {sorted(limits ^ set(schema['limits']['properties']))}")
     components = yaml.safe_load((CHART / "files" / "components.yaml").read_text())
+    secrets = {key for facts in components.values() for key in facts.get("secrets", [])}
+    written = set(re.findall(r"^    pub (slack_\w+): Option<Secret>", (ROOT / sources["slack"]).read_text(), re.MULTILINE))
+    if not secrets == written == semantics.SECRETS:
+        fail("settings", f"secrets differ: components.yaml has {sorted(secrets)}, the service {sorted(written)}, semantics.py {sorted(semantics.SECRETS)}")
     if set(components) != set(sources):
         fail("settings", f"components.yaml has {sorted(components)}, and settings are known of {sorted(sources)}")
 

@@ -13,8 +13,11 @@ OWNED = {
     "master_key", "master_key_file", "secrets_key", "secrets_key_file", "token_key", "token_key_file",
     # Nor is there a port for the operator protocol: it is for people's own machines.
     "gateway_listen", "gateway_socket", "gateway_operator_listen", "providers_proxy_listen", "interpreter_pools", "interpreter_workspace_roots", "interpreter_cache_dir",
+    "slack_listen",
 }
-SERVICES = ["gateway", "reconciler", "interpreter", "providers"]
+# Settings that come out of a Secret of the operator's, and never stand in values. All of them are Slack's.
+SECRETS = {"slack_app_token", "slack_bot_token", "slack_client_secret", "slack_connect_key", "slack_gateway_key", "slack_signing_secret"}
+SERVICES = ["gateway", "reconciler", "interpreter", "providers", "slack"]
 WORKLOADS = {"Deployment", "StatefulSet", "Job"}
 COMPONENT = "app.kubernetes.io/component"
 
@@ -112,18 +115,21 @@ class Rendered:
             "reconciler": {"TOKEN"},
             "interpreter": {"SECRETS"},
             "providers": {"MASTER", "TOKEN"},
+            "slack": {"MASTER"},
         }[component]
         found = {variable.split("_")[1] for variable in variables if variable.endswith("_KEY_FILE")}
         mounted = next(v["secret"]["items"] for v in spec["volumes"] if v["name"] == "keys")
         if found != keys or {item["path"].split(".")[0].upper() for item in mounted} != keys:
             yield f"{name}: has the keys {found}, and should have {keys}"
-        if ("CONSTRUCT_DATABASE_URL" in variables) != (component in ("gateway", "reconciler")):
+        if ("CONSTRUCT_DATABASE_URL" in variables) != (component in ("gateway", "reconciler", "slack")):
             yield f"{name}: has the database's address, or lacks it"
         for variable, given in variables.items():
             if re.search("PASSWORD|_URL$", variable) and "value" in given:
                 yield f"{name}: {variable} is written into the pod"
+        if component == "slack":
+            yield from self.slack(name, container, variables)
         settings = {**self.settings(container), **{variable: "" for variable in variables}}
-        known = OWNED | schema_settings(component)
+        known = OWNED | schema_settings(component) | (SECRETS if component == "slack" else set())
         for variable in settings:
             key = variable.removeprefix("CONSTRUCT_").lower()
             # The last is for the client in the gateway's container.
@@ -135,6 +141,23 @@ class Rendered:
         grace = int(self.settings(container)["CONSTRUCT_SHUTDOWN_GRACE"].removesuffix("s"))
         if spec["terminationGracePeriodSeconds"] < grace + 10:
             yield f"{name}: is killed before its grace is over"
+
+    def slack(self, name, container, variables):
+        """Its secrets come from the operator's Secret alone, and what it cannot begin without has to be there."""
+        http = self.values["slack"].get("http", {}).get("enabled", True)
+        gateway = self.values.get("gateway", {}).get("enabled", True)
+        needed = {"slack_signing_secret" if http else "slack_app_token"} | ({"slack_gateway_key"} if gateway else set())
+        for key in sorted(SECRETS):
+            variable = f"CONSTRUCT_{key.upper()}"
+            wanted = {"name": self.values["slack"]["existingSecret"], "key": variable, "optional": key not in needed}
+            if variables.get(variable, {}).get("valueFrom") != {"secretKeyRef": wanted}:
+                yield f"{name}: {variable} is not {wanted}"
+        if http != ("CONSTRUCT_SLACK_LISTEN" in variables) or http != ("http" in [port["name"] for port in container["ports"]]):
+            yield f"{name}: listens for Slack's requests where nobody wants it, or nowhere"
+        if gateway:
+            services = {s["metadata"]["name"]: s["spec"]["ports"][0]["port"] for s in self.of("Service") if s["metadata"]["labels"].get(COMPONENT) == "gateway"}
+            if self.settings(container).get("CONSTRUCT_SLACK_GATEWAY_URL") not in [f"http://{service}:{port}" for service, port in services.items()]:
+                yield f"{name}: does not ask this release's gateway"
 
     def settings(self, container):
         wanted = {source["configMapRef"]["name"] for source in container.get("envFrom", [])}
@@ -197,7 +220,7 @@ class Rendered:
                 yield f"{component}: no policy covers its pods in both directions"
         for component in set(SERVICES + ["migrate", "nats", "postgresql"]) & set(pods):
             vendor = self.leaves(pods[component], "203.0.113.9", 443)
-            if vendor != (component in ("providers", "interpreter")):
+            if vendor != (component in ("providers", "interpreter", "slack")):
                 yield f"{component}: reaches the internet: {vendor}"
             for inside in ("10.3.2.1", "169.254.169.254", "192.168.1.1", "172.20.0.1", "127.0.0.1", "fd00::1", "fe80::1", "100.64.0.1"):
                 if self.leaves(pods[component], inside, 443) and inside not in str(self.values):
@@ -206,12 +229,13 @@ class Rendered:
                 yield f"{component}: reaches something"
         reaches = {
             ("gateway", "postgresql"), ("reconciler", "postgresql"), ("migrate", "postgresql"), ("interpreter", "providers"),
+            ("slack", "postgresql"), ("slack", "gateway"),
             *((service, "nats") for service in SERVICES),
         }
         for source in pods:
             for target in set(pods) - {source, "migrate"}:
                 for port in ports_of(pods[target]):
-                    if port in ("health", "monitoring", "grpc"):
+                    if port in ("health", "monitoring"):
                         continue
                     allowed = self.connects(pods[source], pods[target], port)
                     if allowed != ((source, target) in reaches):

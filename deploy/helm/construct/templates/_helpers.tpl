@@ -67,6 +67,15 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- if $any }}true{{ end -}}
 {{- end -}}
 
+{{- /* Whether any of them uses PostgreSQL. */ -}}
+{{- define "construct.database" -}}
+{{- $any := false -}}
+{{- range $service, $facts := .Files.Get "files/components.yaml" | fromYaml -}}
+{{- if and (index $.Values $service).enabled $facts.database }}{{ $any = true }}{{ end -}}
+{{- end -}}
+{{- if $any }}true{{ end -}}
+{{- end -}}
+
 {{- /* A setting as its environment variable has it. Helm reads whole numbers as floating ones, and would print large ones as 1e+06. */ -}}
 {{- define "construct.text" -}}
 {{- if kindIs "slice" . -}}

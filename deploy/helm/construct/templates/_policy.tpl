@@ -1,4 +1,4 @@
-{{- /* Rules of egress by what is reached. `to` is one of dns, nats, postgresql, internet, proxy, telemetry. */ -}}
+{{- /* Rules of egress by what is reached. `to` is one of dns, nats, postgresql, internet, proxy, gateway, telemetry. */ -}}
 {{- define "construct.egress" -}}
 {{- $root := .root -}}
 {{- $policy := $root.Values.networkPolicy -}}
@@ -21,6 +21,13 @@
   to:
     - podSelector:
         matchLabels: {{- include "construct.podLabels" (dict "root" $root "service" "providers") | nindent 10 }}
+{{- end }}
+{{- else if eq .to "gateway" }}
+{{- if $root.Values.gateway.enabled }}
+- ports: [{port: grpc, protocol: TCP}]
+  to:
+    - podSelector:
+        matchLabels: {{- include "construct.podLabels" (dict "root" $root "service" "gateway") | nindent 10 }}
 {{- end }}
 {{- else if and (has .to (list "nats" "postgresql")) (index $root.Values .to).evaluation.enabled }}
 - ports: [{port: {{ .to }}, protocol: TCP}]

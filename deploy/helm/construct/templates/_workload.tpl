@@ -1,7 +1,8 @@
 {{- /*
 A service's deployment with everything that belongs to it.
 root: the chart's context; service: its name; name: the deployment's, `interpreter-<pool>` for pools; facts: files/components.yaml of it;
-values: its values; settings: what the chart knows of its configuration; pool: an interpreter's, else nothing.
+values: its values; settings: what the chart knows of its configuration; pool: an interpreter's, else nothing; needed: which of its
+secrets it cannot begin without.
 */ -}}
 {{- define "construct.workload" -}}
 {{- $root := .root -}}
@@ -55,7 +56,9 @@ spec:
       annotations:
         # A pod is replaced when what it was started with has changed.
         checksum/config: {{ toYaml $settings | sha256sum }}
-        checksum/secrets: {{ include "construct.secretsChecksum" $root }}
+        {{- $secrets := include "construct.secretsChecksum" $root }}
+        {{- if $facts.secrets }}{{ $secrets = printf "%s %s" $secrets (include "construct.dataOf" (dict "root" $root "name" $values.existingSecret)) | sha256sum }}{{ end }}
+        checksum/secrets: {{ $secrets }}
         {{- with $values.podAnnotations }}{{ toYaml . | nindent 8 }}{{ end }}
     spec:
       serviceAccountName: {{ $name }}
@@ -112,7 +115,7 @@ spec:
             - {name: CONSTRUCT_DATA_DIR, value: /var/lib/construct}
             - {name: CONSTRUCT_HEALTH_LISTEN, value: {{ printf "%s:8080" $root.Values.bindAddress | quote }}}
             {{- range $variable, $port := $facts.listen }}
-            {{- if or (ne $port "proxy") $values.proxy.enabled }}
+            {{- if dig $port "enabled" true $values }}
             - {name: {{ $variable }}, value: {{ printf "%s:%v" $root.Values.bindAddress (index $facts.ports $port) | quote }}}
             {{- end }}
             {{- end }}
@@ -125,13 +128,18 @@ spec:
             {{- range $facts.keys }}
             - {name: CONSTRUCT_{{ upper . }}_KEY_FILE, value: /run/construct/keys/{{ . }}.key}
             {{- end }}
+            {{- range $facts.secrets }}
+            {{- $variable := printf "CONSTRUCT_%s" (upper .) }}
+            - name: {{ $variable }}
+              valueFrom: {secretKeyRef: {name: {{ $values.existingSecret }}, key: {{ $variable }}, optional: {{ not (has . $.needed) }}}}
+            {{- end }}
             {{- with $root.Values.telemetry.otlpEndpoint }}
             - {name: OTEL_EXPORTER_OTLP_ENDPOINT, value: {{ . | quote }}}
             {{- end }}
           ports:
             - {name: health, containerPort: 8080}
             {{- range $port, $number := $facts.ports }}
-            {{- if or (ne $port "proxy") $values.proxy.enabled }}
+            {{- if dig $port "enabled" true $values }}
             - {name: {{ $port }}, containerPort: {{ $number }}}
             {{- end }}
             {{- end }}
