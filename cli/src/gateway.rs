@@ -1,6 +1,9 @@
 //! The connection to the gateway.
 
-use std::time::{Duration, Instant};
+use std::{
+    net::IpAddr,
+    time::{Duration, Instant},
+};
 
 use construct_proto::v1::{
     agent_service_client::AgentServiceClient, approval_service_client::ApprovalServiceClient,
@@ -13,6 +16,7 @@ use construct_proto::v1::{
 };
 use tonic::{
     Request, Status,
+    codegen::http::uri::Authority,
     metadata::{Ascii, MetadataValue},
     service::{Interceptor, interceptor::InterceptedService},
     transport::{Channel, Endpoint},
@@ -75,6 +79,12 @@ impl Gateway {
             authorization.set_sensitive(true);
         }
         let organization = target.organization.clone().map(|id| text("organization", id)).transpose()?;
+        if authorization.is_some() && !stays_here(&target.address) {
+            eprintln!(
+                "warning: the API key goes to {} in plain text; everybody on the way can read it",
+                target.address
+            );
+        }
         let credentials = Credentials { authorization, organization };
         let endpoint = endpoint
             .connect_timeout(Duration::from_secs(3))
@@ -95,7 +105,13 @@ impl Gateway {
             Failure::usage(format!("{url} is not an address like http://127.0.0.1:60080 or unix:/run/construct/socket"))
         };
         let endpoint = Endpoint::from_shared(url.to_owned()).map_err(|_| invalid())?;
-        if !url.starts_with("unix:") && !matches!(endpoint.uri().scheme_str(), Some("http" | "https")) {
+        // It would be spoken to in plain text.
+        if endpoint.uri().scheme_str() == Some("https") {
+            return Err(Failure::usage(format!(
+                "{url}: TLS to the gateway is not built in; go through a tunnel or a proxy on this machine and give its http:// address"
+            )));
+        }
+        if !url.starts_with("unix:") && !matches!(endpoint.uri().scheme_str(), Some("http")) {
             return Err(invalid());
         }
         Ok(endpoint)
@@ -158,6 +174,16 @@ impl Gateway {
     }
 }
 
+/// Whether what is sent to an address that was checked stays on this machine.
+fn stays_here(url: &str) -> bool {
+    let Some(authority) = url.strip_prefix("http://") else { return url.starts_with("unix:") };
+    let authority = authority.split('/').next().unwrap_or_default().parse::<Authority>();
+    authority.is_ok_and(|authority| {
+        let host = authority.host().trim_start_matches('[').trim_end_matches(']');
+        host.eq_ignore_ascii_case("localhost") || host.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
+    })
+}
+
 /// One call, bounded in time.
 ///
 /// # Errors
@@ -194,4 +220,36 @@ async fn bounded<T>(call: impl Future<Output = Result<tonic::Response<T>, Status
 /// A key that makes a write one write, however often it is sent.
 pub(crate) fn idempotency_key() -> String {
     Uuid::now_v7().to_string()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_with_tls_is_refused_because_it_would_be_spoken_to_without() {
+        let refused = Gateway::check("https://construct.example.com").expect_err("it is refused");
+        assert!(refused.to_string().contains("TLS"), "{refused}");
+        for fine in ["http://127.0.0.1:60080", "http://construct.example.com", "unix:/run/construct/socket"] {
+            assert!(Gateway::check(fine).is_ok(), "{fine}");
+        }
+        for wrong in ["ftp://127.0.0.1", "127.0.0.1:60080", "HTTPS://construct.example.com"] {
+            assert!(Gateway::check(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn what_leaves_the_machine_is_known() {
+        for (address, here) in [
+            ("http://127.0.0.1:60080", true),
+            ("http://[::1]:60080/", true),
+            ("http://localhost", true),
+            ("unix:/run/construct/socket", true),
+            ("http://10.0.0.1:60080", false),
+            ("http://localhost.example.com", false),
+            ("http://127.0.0.1@example.com", false),
+        ] {
+            assert_eq!(stays_here(address), here, "{address}");
+        }
+    }
 }

@@ -119,12 +119,15 @@ CREATE TABLE setup_codes (
     role text NOT NULL,
     scopes text[] NOT NULL,
     user_id uuid NOT NULL,
+    -- The key that it was made with: what this is, ends with it.
+    made_by uuid,
     -- Of the key.
     key_expires_at timestamptz,
     expires_at timestamptz NOT NULL,
     created_at timestamptz NOT NULL,
     CONSTRAINT setup_codes_pkey PRIMARY KEY (hash),
     CONSTRAINT setup_codes_organization_fkey FOREIGN KEY (organization_id) REFERENCES organizations (id),
+    CONSTRAINT setup_codes_key_fkey FOREIGN KEY (made_by) REFERENCES api_keys (id),
     CONSTRAINT setup_codes_user_fkey FOREIGN KEY (user_id) REFERENCES users (id),
     CONSTRAINT setup_codes_role_check CHECK (role IN ('owner', 'admin', 'member', 'viewer')),
     CONSTRAINT setup_codes_hash_check CHECK (octet_length(hash) = 32)

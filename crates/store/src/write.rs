@@ -13,6 +13,8 @@ use crate::{
     time,
 };
 
+const ORGANIZATION: &str = "organization";
+
 /// Who writes, when, and under which idempotency key.
 #[derive(Debug, Clone)]
 pub struct Write {
@@ -100,16 +102,23 @@ pub(crate) struct Writer<'w> {
 }
 
 impl Store {
-    /// Opens the transaction and takes the idempotency key. Of two requests with the same key the second waits here
+    /// Opens the transaction, in an organisation that is not closed, nor will be before the end of it, and takes the idempotency key. Of two requests with the same key the second waits here
     /// until the first has ended, and then repeats its answer, or is carried out when the first failed.
     pub(crate) async fn write_begin<'w>(&self, write: &'w Write) -> Result<Begun<'w>, Error> {
         let mut transaction = self.pool.begin().await?;
         let Some(Idempotency { key, method, request_hash }) = &write.idempotency else {
+            sqlx::query_scalar!(
+                "SELECT id FROM organizations WHERE id = $1 AND deleted_at IS NULL FOR KEY SHARE",
+                write.organization.uuid(),
+            )
+            .fetch_optional(&mut *transaction)
+            .await?
+            .ok_or(Error::NotFound { what: ORGANIZATION })?;
             return Ok(Begun::Fresh(Writer { transaction, write }));
         };
         let taken = sqlx::query!(
             "INSERT INTO idempotency_keys (organization_id, key, method, request_hash, response, created_at)
-             VALUES ($1, $2, $3, $4, '', $5)
+             SELECT o.id, $2, $3, $4, '', $5 FROM organizations o WHERE o.id = $1 AND o.deleted_at IS NULL FOR KEY SHARE
              ON CONFLICT ON CONSTRAINT idempotency_keys_pkey DO NOTHING",
             write.organization.uuid(),
             key,
@@ -129,9 +138,21 @@ impl Store {
             key,
         )
         .fetch_optional(&mut *transaction)
-        .await?
-        // Expired between the two statements; the client may simply ask again.
-        .ok_or_else(|| Error::Unavailable("the idempotency key has just expired".into()))?;
+        .await?;
+        let Some(first) = first else {
+            let closed = sqlx::query_scalar!(
+                r#"SELECT NOT EXISTS (SELECT 1 FROM organizations WHERE id = $1 AND deleted_at IS NULL) AS "closed!""#,
+                write.organization.uuid(),
+            )
+            .fetch_one(&mut *transaction)
+            .await?;
+            return Err(if closed {
+                Error::NotFound { what: ORGANIZATION }
+            } else {
+                // Expired between the two statements; the client may simply ask again.
+                Error::Unavailable("the idempotency key has just expired".into())
+            });
+        };
         transaction.rollback().await?;
         if first.method == *method && first.request_hash == request_hash {
             Ok(Begun::Repeated(first.response))
@@ -185,7 +206,7 @@ impl Writer<'_> {
         )
         .fetch_optional(&mut *self.transaction)
         .await?
-        .ok_or(Error::NotFound { what: "organization" })?;
+        .ok_or(Error::NotFound { what: ORGANIZATION })?;
         let event = self.write.stored(self.organization(), unsigned(sequence), event);
         self.commit(&response).await?;
         Ok(Written::Applied { entity, event: Some(event) })

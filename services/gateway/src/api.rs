@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 use construct_domain::{OrganizationId, TaskId, UserId};
 use construct_proto::v1;
 use construct_runtime::{Lifecycle, MasterKeys};
-use construct_store::{Error, Idempotency, Keyring, Store, Write, Written};
+use construct_store::{Error, Idempotency, Keyring, ModelProviderKind, Store, Write, Written};
 use jiff::Timestamp;
 use prost::Message;
 use sha2::{Digest as _, Sha256};
@@ -17,12 +17,15 @@ use uuid::Uuid;
 use crate::{
     Config, Keyrings,
     caller::{self, Caller},
-    identity::{authenticate::Gate, peer::Peer},
+    identity::authenticate::Gate,
     pools::Pools,
     providers::Providers,
     publish::{Publisher, Wake},
     status,
-    subscribe::hub::Hub,
+    subscribe::{
+        hub::Hub,
+        places::{Place, Places},
+    },
 };
 
 /// The implementation of every service. Cheap to clone.
@@ -41,7 +44,7 @@ struct Shared {
     pools: Vec<String>,
     lifecycle: Lifecycle,
     requests: Arc<Semaphore>,
-    subscriptions: Arc<Semaphore>,
+    places: Places,
 }
 
 /// What the gateway works with.
@@ -56,9 +59,9 @@ pub(crate) struct Backend {
 impl Api {
     pub(crate) fn new(config: &Config, keyrings: Keyrings, gate: Gate, lifecycle: Lifecycle) -> Self {
         let requests = Arc::new(Semaphore::new(config.gateway_max_requests));
-        let subscriptions = Arc::new(Semaphore::new(config.gateway_max_subscriptions));
+        let places = Places::new(config.gateway_max_subscriptions);
         let (backend, pools) = (OnceLock::new(), config.gateway_pools.clone());
-        Self { shared: Arc::new(Shared { backend, keyrings, gate, pools, lifecycle, requests, subscriptions }) }
+        Self { shared: Arc::new(Shared { backend, keyrings, gate, pools, lifecycle, requests, places }) }
     }
 
     /// From now on requests can be served.
@@ -136,22 +139,18 @@ impl Api {
         let backend = Arc::clone(self.backend()?);
         let busy = |_| status::exhausted("the gateway works on too many requests at the moment");
         let permit = Arc::clone(&self.shared.requests).try_acquire_owned().map_err(busy)?;
-        let peer = request.extensions().get::<Peer>().copied().unwrap_or(Peer::Unknown);
-        Ok((Visit { backend, peer, _permit: permit }, request.into_inner()))
+        Ok((Visit { backend, _permit: permit }, request.into_inner()))
     }
 
-    /// A place for one subscription, held as long as it lives.
-    pub(crate) fn subscription(&self) -> Result<OwnedSemaphorePermit, Status> {
-        let busy = |_| status::exhausted("the gateway has too many subscriptions at the moment");
-        Arc::clone(&self.shared.subscriptions).try_acquire_owned().map_err(busy)
+    /// A place for one subscription of an organisation, held as long as it lives.
+    pub(crate) fn subscription(&self, organization: OrganizationId) -> Result<Place, Status> {
+        self.shared.places.take(organization)
     }
 }
 
 /// A request that was let in, of whomever.
 pub(crate) struct Visit {
     pub(crate) backend: Arc<Backend>,
-    /// Where it came from.
-    pub(crate) peer: Peer,
     _permit: OwnedSemaphorePermit,
 }
 
@@ -191,6 +190,29 @@ impl Entry {
         }
         Err(Status::permission_denied(
             "only the operator's organization may name a workspace; leave it empty, and the task has one of its own",
+        ))
+    }
+
+    /// Whether the caller may have a model provider of this kind, reached there (empty: at its vendor). The providers service stands where
+    /// others have no business: beside the operator's machines, whose addresses it reaches and whose models it loads. So only the
+    /// operator's organization says where it goes; others use the vendors.
+    ///
+    /// # Errors
+    /// `PERMISSION_DENIED`.
+    pub(crate) fn provider(&self, kind: ModelProviderKind, base_url: &str) -> Result<(), Status> {
+        if self.organization() == OrganizationId::LOCAL {
+            return Ok(());
+        }
+        if matches!(kind, ModelProviderKind::Ollama | ModelProviderKind::Local) {
+            let words = "only the operator's organization may have a model provider of the type `OLLAMA` or `LOCAL`";
+            return Err(Status::permission_denied(words));
+        }
+        if base_url.is_empty() || (kind == ModelProviderKind::Bedrock && is_of_aws(base_url)) {
+            return Ok(());
+        }
+        Err(Status::permission_denied(
+            "only the operator's organization may say where a model provider is; leave `base_url` empty (for Bedrock: \
+             `https://bedrock-runtime.REGION.amazonaws.com`)",
         ))
     }
 
@@ -237,6 +259,14 @@ impl Entry {
                 .map_err(|error| status::internal("a stored answer cannot be read", &error)),
         }
     }
+}
+
+/// Whether this is Bedrock's own address in some region, and nothing else.
+fn is_of_aws(base_url: &str) -> bool {
+    let host = base_url.strip_prefix("https://").map(|rest| rest.strip_suffix('/').unwrap_or(rest));
+    let region = host.and_then(|host| host.strip_prefix("bedrock-runtime.")?.strip_suffix(".amazonaws.com"));
+    let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
+    region.is_some_and(|region| !region.is_empty() && region.bytes().all(plain))
 }
 
 /// No wake: nothing waits for it.
@@ -364,6 +394,22 @@ keyed! {
 #[cfg(test)]
 mod tests {
     use construct_proto::DESCRIPTORS;
+
+    #[test]
+    fn of_aws_is_only_what_is_bedrock_itself() {
+        for (url, fine) in [
+            ("https://bedrock-runtime.eu-west-1.amazonaws.com", true),
+            ("https://bedrock-runtime.eu-west-1.amazonaws.com/", true),
+            ("http://bedrock-runtime.eu-west-1.amazonaws.com", false),
+            ("https://bedrock-runtime.eu-west-1.amazonaws.com.evil.example", false),
+            ("https://bedrock-runtime.x@127.0.0.1/.amazonaws.com", false),
+            ("https://bedrock-runtime.a/b.amazonaws.com", false),
+            ("https://bedrock-runtime.evil.example#.amazonaws.com", false),
+            ("http://127.0.0.1?region=eu-west-1", false),
+        ] {
+            assert_eq!(super::is_of_aws(url), fine, "{url}");
+        }
+    }
 
     /// The table above is compared with the contract: a write without idempotency would repeat itself on a retry.
     #[test]

@@ -19,7 +19,7 @@ pub struct Config {
     pub gateway_listen: SocketAddr,
     /// Who has to log in.
     pub gateway_login: Login,
-    /// Failed log-ins of one address in a minute, beyond which what it presents is refused unseen.
+    /// Failed log-ins of one address with tokens of the issuer in a minute, beyond which its tokens are refused unseen.
     pub gateway_login_failures: u32,
     /// A Unix socket where gRPC is served as well, for processes that run as the same user; these are the operator.
     pub gateway_socket: Option<PathBuf>,
@@ -31,7 +31,7 @@ pub struct Config {
     /// because what waits behind so many would time out anyway.
     pub gateway_max_requests: usize,
     /// Subscriptions open at the same time, over all connections; each holds a buffer. Further ones are refused with
-    /// `RESOURCE_EXHAUSTED`.
+    /// `RESOURCE_EXHAUSTED`. Half of them are for one organisation at most; all, for the operator's.
     pub gateway_max_subscriptions: usize,
     /// The pools of interpreters that exist; an agent or a task that names another one is refused. Each needs an
     /// interpreter that serves it (`interpreter_pools`).

@@ -23,6 +23,7 @@ use std::{
 };
 
 use futures::future::{BoxFuture, Either, FutureExt as _};
+use tokio::sync::{Semaphore, SemaphorePermit};
 use tonic::{
     Status,
     body::Body,
@@ -32,6 +33,7 @@ use tonic_web::GrpcWebLayer;
 use tower::{BoxError, Layer, Service, ServiceExt as _, util::BoxCloneService};
 
 use self::{guard::Guard, methods::Methods, rest::Rest};
+use crate::{api::Api, identity, status};
 
 /// The gRPC services, as a face calls them.
 type Inner = BoxCloneService<Request<Body>, Response<Body>, BoxError>;
@@ -40,16 +42,26 @@ type Inner = BoxCloneService<Request<Body>, Response<Body>, BoxError>;
 /// words.
 const TIMEOUT: Duration = Duration::from_secs(29);
 
+/// Requests of the other faces that are transcoded at the same time, over all connections: each may hold its body, and its answer, in
+/// several forms. Further ones are refused with `RESOURCE_EXHAUSTED`. Streams don't count once they have begun.
+const TRANSCODED: usize = 256;
+
 /// Puts the faces before the gRPC services.
 #[derive(Clone)]
 pub(crate) struct Faces {
     shared: Arc<Shared>,
+    /// Whether browsers can get here.
+    guarded: bool,
 }
 
 struct Shared {
     guard: Guard,
     methods: Methods,
     rest: Rest,
+    /// Who judges callers before their bodies are read.
+    api: Api,
+    /// Places for requests that are transcoded.
+    places: Semaphore,
     /// The services, for faces with a port of their own. Set when the server begins to serve.
     services: OnceLock<Mutex<Inner>>,
 }
@@ -57,11 +69,19 @@ struct Shared {
 impl Faces {
     /// The faces of a gateway that listens on a loopback address, or on another one. `origins` are those whose pages may call,
     /// `hosts` the names besides loopback's under which a gateway on a loopback address may be called.
-    pub(crate) fn new(loopback: bool, origins: &[String], hosts: &[String]) -> anyhow::Result<Self> {
+    pub(crate) fn new(api: Api, loopback: bool, origins: &[String], hosts: &[String]) -> anyhow::Result<Self> {
         let guard = Guard::new(loopback, origins, hosts);
         let methods = Methods::new()?;
         let rest = Rest::new(&methods)?;
-        Ok(Self { shared: Arc::new(Shared { guard, methods, rest, services: OnceLock::new() }) })
+        let places = Semaphore::new(TRANSCODED);
+        let shared = Arc::new(Shared { guard, methods, rest, api, places, services: OnceLock::new() });
+        Ok(Self { shared, guarded: true })
+    }
+
+    /// The same faces on a Unix socket. No browser gets there, and what stands for a host there is nobody's name: so neither origin nor
+    /// host is looked at.
+    pub(crate) fn on_socket(&self) -> Self {
+        Self { shared: Arc::clone(&self.shared), guarded: false }
     }
 }
 
@@ -76,7 +96,7 @@ where
     fn layer(&self, inner: S) -> Faced<S> {
         // There is one server; a second one's services would be ignored.
         _ = self.shared.services.set(Mutex::new(BoxCloneService::new(inner.clone().map_err(Into::into))));
-        Faced { inner, shared: Arc::clone(&self.shared) }
+        Faced { inner, shared: Arc::clone(&self.shared), guarded: self.guarded }
     }
 }
 
@@ -85,6 +105,7 @@ where
 pub(crate) struct Faced<S> {
     inner: S,
     shared: Arc<Shared>,
+    guarded: bool,
 }
 
 impl<S> Service<Request<Body>> for Faced<S>
@@ -103,7 +124,9 @@ where
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
         let kind = Kind::of(&request);
-        if let Err(refusal) = self.shared.guard.check(&request) {
+        if self.guarded
+            && let Err(refusal) = self.shared.guard.check(&request)
+        {
             let response = errors::refused(kind, &refusal);
             return Either::Right(futures::future::ready(Ok(response)).boxed());
         }
@@ -136,18 +159,49 @@ impl Shared {
         {
             return guard::preflight(origin, &request);
         }
+        let let_in = self.let_in(kind, &request);
         let mut response = match kind {
             Kind::Grpc | Kind::GrpcWeb => match GrpcWebLayer::new().layer(inner).oneshot(request).await {
                 Ok(response) => response,
                 Err(error) => Status::from_error(error).into_http(),
             },
-            Kind::Connect => connect::serve(inner, &self.methods, request).await,
-            Kind::Rest => self.rest.serve(inner, request).await,
+            Kind::Connect | Kind::Rest => match let_in.await {
+                Ok(_place) if kind == Kind::Connect => connect::serve(inner, &self.methods, request).await,
+                Ok(_place) => self.rest.serve(inner, request).await,
+                Err(refusal) if kind == Kind::Connect => connect::refusal(&self.methods, &request, &refusal),
+                Err(refusal) => errors::problem(&refusal),
+            },
         };
         if let Some(origin) = allowed {
             guard::allow(origin, response.headers_mut());
         }
         response
+    }
+}
+
+impl Shared {
+    /// Lets a request be transcoded. Its body is read only for who may call the method: what a request's head says suffices for that.
+    ///
+    /// # Errors
+    /// Why the caller may not, or that there are too many requests.
+    fn let_in<'a>(
+        &'a self,
+        kind: Kind,
+        request: &Request<Body>,
+    ) -> impl Future<Output = Result<SemaphorePermit<'a>, Status>> + Send + use<'a> {
+        let method = match kind {
+            Kind::Rest => self.rest.method(request),
+            _ => self.methods.get(request.uri().path()),
+        };
+        // What is no method has a body that nobody reads.
+        let admitted = method.map(|method| identity::guard::admitted(&self.api, method.path.path(), request));
+        async move {
+            if let Some(admitted) = admitted {
+                admitted.await?;
+            }
+            let busy = |_| status::exhausted("the gateway works on too many requests at the moment");
+            self.places.try_acquire().map_err(busy)
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! `KeyService`. What opens a door is in one answer and nowhere else.
 
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use construct_domain::{
     ApiKeyId, UserId,
@@ -46,6 +46,14 @@ fn granted(entry: &Entry, spec: &ApiKeySpec) -> Result<(Role, Vec<Scope>), Statu
     Err(Status::permission_denied("nobody may make a key that may more than they may themselves"))
 }
 
+/// Until when what a caller makes may be good: no longer than what they came with themselves.
+fn capped(entry: &Entry, wanted: Option<Timestamp>) -> Option<Timestamp> {
+    match (wanted, entry.caller().until) {
+        (Some(wanted), Some(until)) => Some(wanted.min(until)),
+        (wanted, until) => wanted.or(until),
+    }
+}
+
 #[tonic::async_trait]
 impl KeyService for Api {
     async fn create_api_key(
@@ -65,7 +73,7 @@ impl KeyService for Api {
             role,
             scopes,
             user: entry.user(),
-            expires_at: life.map(|life| write.now + life),
+            expires_at: capped(&entry, life.map(|life| write.now + life)),
         };
         let made = entry.store().api_key_create(&write, new).await.map_err(status::of_store)?;
         tracing::info!(key = %made.id, by = entry.name(), "an API key was made");
@@ -108,7 +116,8 @@ impl KeyService for Api {
             role,
             scopes,
             user: entry.user(),
-            key_expires_at: key_life.map(|life| write.now + life),
+            made_by: entry.caller().key,
+            key_expires_at: capped(&entry, key_life.map(|life| write.now + life)),
             expires_at: write.now + life.unwrap_or(CODE_LIFE),
         };
         entry.store().setup_code_create(&write, &new).await.map_err(status::of_store)?;
@@ -121,11 +130,7 @@ impl KeyService for Api {
     ) -> Result<Response<CreateApiKeyResponse>, Status> {
         let (visit, request) = self.visit(request)?;
         requests::exchange_setup_code(&request)?;
-        let (hash, address) = (credential::digest(&request.code), visit.peer.address());
-        let failures = &self.gate().failures;
-        if failures.refuses(address, &hash, Instant::now()) {
-            return Err(status::exhausted("too many log-ins from this address have failed; try again in a minute"));
-        }
+        let hash = credential::digest(&request.code);
         let (key, secret) = credential::mint(credential::KEY)?;
         let id = ApiKeyId::from_uuid(Uuid::now_v7());
         let made = visit.store().setup_code_exchange(&hash, id, &secret, Timestamp::now()).await;
@@ -134,10 +139,7 @@ impl KeyService for Api {
                 tracing::info!(key = %made.id, "a set-up code was exchanged for an API key");
                 Ok(Response::new(CreateApiKeyResponse { api_key: Some(show::api_key(&made)), key }))
             }
-            Ok(None) => {
-                failures.failed(address, &hash, Instant::now());
-                Err(Status::unauthenticated("the set-up code is not valid"))
-            }
+            Ok(None) => Err(Status::unauthenticated("the set-up code is not valid")),
             Err(status) => Err(status),
         }
     }

@@ -65,6 +65,7 @@ impl ModelProviderService for Api {
         let kind = requests::create_model_provider(&request)?;
         let write = entry.write("CreateModelProvider", &mut request);
         let spec = request.spec.unwrap_or_default();
+        entry.provider(kind, &spec.base_url)?;
         let id = ModelProviderId::from_uuid(Uuid::now_v7());
         let new = NewModelProvider {
             id,
@@ -122,6 +123,9 @@ impl ModelProviderService for Api {
             Ok(provider) => {
                 let id = lookup.take(&request.model_provider, Ok(provider.id), ModelProviderId::from_uuid)?;
                 let mut checked = requests::model_provider_fits(&request, &provider);
+                if request.base_url.is_some() {
+                    checked = checked.and_then(|()| entry.provider(provider.kind, request.base_url()));
+                }
                 let keeps_keys = request.api_key.is_none() || request.additional_api_keys.is_none();
                 if request.base_url.is_some() && keeps_keys {
                     // Whether the key may stay was decided for the provider as it was read, and for no other.

@@ -61,7 +61,8 @@ impl OrganizationService for Api {
                     role: Role::Owner,
                     scopes: vec![construct_domain::access::Scope::Admin],
                     user: entry.user(),
-                    key_expires_at: None,
+                    made_by: entry.caller().key,
+                    key_expires_at: entry.caller().until,
                     expires_at: write.now + CODE_LIFE,
                 };
                 Some((text, code))

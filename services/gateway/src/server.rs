@@ -51,6 +51,10 @@ const STREAMS_PER_CONNECTION: u32 = 1024;
 /// holds its subscriptions no longer than both together.
 const KEEPALIVE: Duration = Duration::from_secs(20);
 
+/// After how long a silent connection is asked by TCP whether it is alive. HTTP/1, which has no such question, depends on it; so does the
+/// operator protocol.
+pub(crate) const SILENCE: Duration = Duration::from_secs(60);
+
 const SERVICES: [&str; 14] = [
     AgentServiceServer::<Api>::NAME,
     ApprovalServiceServer::<Api>::NAME,
@@ -87,7 +91,7 @@ pub(crate) async fn spawn(
     context: &Context,
 ) -> anyhow::Result<Faces> {
     let address = listener.local_addr()?;
-    let faces = Faces::new(address.ip().is_loopback(), &config.gateway_origins, &config.gateway_hosts)?;
+    let faces = Faces::new(api.clone(), address.ip().is_loopback(), &config.gateway_origins, &config.gateway_hosts)?;
     let (reporter, health) = tonic_health::server::health_reporter();
     report(&reporter, false).await;
     let reflection = tonic_reflection::server::Builder::configure()
@@ -114,11 +118,11 @@ pub(crate) async fn spawn(
     // Around the routes themselves, so that whatever leads to them passes it.
     let routes = Routes::from(routes.into_axum_router().layer(GuardLayer::new(api)));
     let lifecycle = context.lifecycle();
-    let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
+    let incoming = TcpIncoming::from(listener).with_nodelay(Some(true)).with_keepalive(Some(SILENCE));
     let serving = router(routes.clone(), &faces);
     lifecycle.spawn("grpc", serving.serve_with_incoming_shutdown(incoming, lifecycle.draining().cancelled_owned()));
     if let Some(socket) = socket {
-        let serving = router(routes, &faces);
+        let serving = router(routes, &faces.on_socket());
         let incoming = UnixListenerStream::new(socket);
         let draining = lifecycle.draining().cancelled_owned();
         lifecycle.spawn("grpc on the socket", serving.serve_with_incoming_shutdown(incoming, draining));

@@ -4,9 +4,10 @@ pub(crate) mod cursor;
 pub(crate) mod glob;
 pub(crate) mod hub;
 mod merge;
+pub(crate) mod places;
 mod subscription;
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use construct_bus::Watch;
 use construct_domain::{OrganizationId, TaskId};
@@ -68,7 +69,7 @@ impl EventService for Api {
     async fn subscribe(&self, request: Request<SubscribeRequest>) -> Result<Response<Self::SubscribeStream>, Status> {
         let (entry, request) = self.enter(request)?;
         let wanted = requests::subscribe(request)?;
-        let permit = self.subscription()?;
+        let permit = self.subscription(entry.organization())?;
         let watched = Watched { organization: entry.organization(), task: wanted.task };
         // Listening begins before the first read, so that nothing falls between.
         let joined = entry.backend.hub.join(watched).await;
@@ -76,9 +77,10 @@ impl EventService for Api {
         let caller = entry.caller().clone();
         let (sender, receiver) = mpsc::channel(BUFFER);
         let draining = self.lifecycle().draining();
-        let backend = std::sync::Arc::clone(&entry.backend);
+        let backend = Arc::clone(&entry.backend);
         let store = backend.store.clone();
-        let subscription = Subscription { backend, watched, merge, joined, types: wanted.types, deleted, out: sender };
+        let (types, scopes) = (wanted.types, Arc::clone(&caller.scopes));
+        let subscription = Subscription { backend, watched, merge, joined, types, scopes, deleted, out: sender };
         self.lifecycle().spawn_job("subscription", async move {
             let _permit = permit;
             tokio::select! {

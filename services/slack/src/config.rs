@@ -97,6 +97,11 @@ impl ServiceConfig for Config {
                 return Err(Invalid::new(key, "is not an address that begins with https:// or http://"));
             }
         }
+        if Url::parse(&self.slack_gateway_url).is_ok_and(|url| url.scheme() == "https") {
+            let words = "begins with https://, and TLS to the gateway is not built in; go through a proxy beside this service and give its \
+                         http:// address";
+            return Err(Invalid::new("slack_gateway_url", words));
+        }
         if !self.slack_api_url.ends_with('/') {
             return Err(Invalid::new("slack_api_url", "must end with a slash, because methods are appended to it"));
         }

@@ -93,6 +93,8 @@ pub struct NewSetupCode {
     pub scopes: Vec<Scope>,
     /// In whose name the key will act.
     pub user: UserId,
+    /// The key it is made with, and revoked with.
+    pub made_by: Option<ApiKeyId>,
     /// Of the key.
     pub key_expires_at: Option<Timestamp>,
     /// Until when it can be exchanged.
@@ -112,6 +114,8 @@ pub struct KeyHolder {
     pub role: Role,
     /// What it is good for.
     pub scopes: Vec<Scope>,
+    /// Until when; none: until it is revoked.
+    pub expires_at: Option<Timestamp>,
 }
 
 impl ApiKey {
@@ -175,7 +179,7 @@ impl Store {
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn api_key_holder(&self, hash: &[u8; 32], now: Timestamp) -> Result<Option<KeyHolder>, Error> {
         let row = sqlx::query!(
-            r#"SELECT k.id, k.organization_id, k.user_id, k.role, k.scopes, k.last_used_at, m.role AS member_role
+            r#"SELECT k.id, k.organization_id, k.user_id, k.role, k.scopes, k.expires_at, k.last_used_at, m.role AS member_role
                FROM api_keys k
                JOIN organizations o ON o.id = k.organization_id
                JOIN members m ON m.organization_id = k.organization_id AND m.user_id = k.user_id
@@ -204,6 +208,7 @@ impl Store {
             user: UserId::from_uuid(row.user_id),
             role: role(&row.role)?.min(role(&row.member_role)?),
             scopes: scopes(&row.scopes),
+            expires_at: option(row.expires_at),
         }))
     }
 
@@ -303,7 +308,8 @@ impl Store {
         Ok(true)
     }
 
-    /// Makes a key worthless, of one user or of anybody in the organisation. Nothing happens to one that is so already.
+    /// Makes a key worthless, of one user or of anybody in the organisation, and the codes that were made with it. Nothing happens to one
+    /// that is so already.
     ///
     /// # Errors
     /// [`Error::NotFound`]; [`Error::Above`] when the key may more than `by`; those of every write.
@@ -340,6 +346,7 @@ impl Store {
         if entity.role > by {
             return Err(Error::Above);
         }
+        sqlx::query!("DELETE FROM setup_codes WHERE made_by = $1", id.uuid()).execute(&mut *writer.transaction).await?;
         writer.finish_unchanged(entity, render).await
     }
 
@@ -359,7 +366,7 @@ impl Store {
     }
 
     /// Exchanges a code for a key, once: of several who try at the same time one succeeds. Nothing when there is no such code, it has
-    /// expired or was exchanged.
+    /// expired or was exchanged, or whom it acts for is no member any more.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -374,8 +381,9 @@ impl Store {
         let row = sqlx::query_as!(
             Row,
             r#"WITH code AS (
-                   DELETE FROM setup_codes c USING organizations o
+                   DELETE FROM setup_codes c USING organizations o, members m
                    WHERE c.hash = $1 AND c.expires_at > $2 AND o.id = c.organization_id AND o.deleted_at IS NULL
+                     AND m.organization_id = c.organization_id AND m.user_id = c.user_id
                    RETURNING c.organization_id, c.name, c.role, c.scopes, c.user_id, c.key_expires_at
                )
                INSERT INTO api_keys (id, organization_id, name, prefix, hash, role, scopes, user_id, expires_at, created_at)
@@ -429,8 +437,8 @@ pub(super) async fn setup_code_insert(
         .execute(&mut *writer.transaction)
         .await?;
     sqlx::query!(
-        "INSERT INTO setup_codes (hash, organization_id, name, role, scopes, user_id, key_expires_at, expires_at, created_at)
-         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)",
+        "INSERT INTO setup_codes (hash, organization_id, name, role, scopes, user_id, key_expires_at, expires_at, created_at, made_by)
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)",
         new.secret.hash.as_slice(),
         organization.uuid(),
         &*text::clean(&new.name),
@@ -440,6 +448,7 @@ pub(super) async fn setup_code_insert(
         sql_option(new.key_expires_at) as _,
         time::sql(new.expires_at) as _,
         writer.now(),
+        new.made_by.map(ApiKeyId::uuid),
     )
     .execute(&mut *writer.transaction)
     .await

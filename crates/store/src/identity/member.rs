@@ -130,7 +130,7 @@ impl Store {
         writer.finish_unchanged(entity, render).await
     }
 
-    /// Removes a member. The keys that act in their name are worth nothing from then on. The entity in the result is what it was.
+    /// Removes a member. The keys and codes that act in their name are worth nothing from then on. The entity in the result is what it was.
     ///
     /// # Errors
     /// [`Error::NotFound`], [`Error::Above`], [`Error::LastOwner`].
@@ -146,6 +146,13 @@ impl Store {
         let entity = member_guarded(&mut writer, user, None, by).await?;
         sqlx::query!(
             "DELETE FROM members WHERE organization_id = $1 AND user_id = $2",
+            writer.organization(),
+            user.uuid(),
+        )
+        .execute(&mut *writer.transaction)
+        .await?;
+        sqlx::query!(
+            "DELETE FROM setup_codes WHERE organization_id = $1 AND user_id = $2",
             writer.organization(),
             user.uuid(),
         )

@@ -54,7 +54,9 @@ impl Store {
         let now = micros(now);
         let mut transaction = self.pool.begin().await?;
         let row = select!(
-            ["WHERE s.next_run <= $1 AND NOT s.paused ORDER BY s.next_run, s.id LIMIT 1 FOR UPDATE OF s SKIP LOCKED"],
+            ["WHERE s.next_run <= $1 AND NOT s.paused
+               AND EXISTS (SELECT 1 FROM organizations o WHERE o.id = s.organization_id AND o.deleted_at IS NULL)
+               ORDER BY s.next_run, s.id LIMIT 1 FOR UPDATE OF s SKIP LOCKED"],
             sql(now) as _,
         );
         let Some(row) = row.fetch_optional(&mut *transaction).await? else { return Ok(None) };

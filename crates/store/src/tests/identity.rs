@@ -53,7 +53,7 @@ async fn person(store: &Store, subject: &str) -> UserId {
 async fn team(store: &Store, owner: UserId) -> OrganizationId {
     let id = OrganizationId::from_uuid(Uuid::now_v7());
     let new = NewOrganization { id, name: "Team".into(), slug: "team".into(), avatar_url: String::new(), owner };
-    store.organization_create(&write(id), new, None, silent).await.expect("it is made");
+    store.organization_create(&write(OrganizationId::LOCAL), new, None, silent).await.expect("it is made");
     id
 }
 
@@ -188,6 +188,7 @@ async fn a_setup_code_makes_one_key_in_time() {
     let database = Database::new().await;
     let store = database.store();
     let code = |number, expires_at| NewSetupCode {
+        made_by: None,
         secret: secret(number),
         name: "laptop".into(),
         role: Role::Viewer,
@@ -207,4 +208,52 @@ async fn a_setup_code_makes_one_key_in_time() {
     assert_eq!([a, b, c].iter().flatten().count(), 1);
     assert_eq!(exchange(1, 14, now()).await, None);
     assert_eq!(exchange(9, 15, now()).await, None);
+    // A code ends with the key it was made with, and with whom it acts for.
+    let ada = person(&store, "ada").await;
+    let organization = team(&store, person(&store, "eve").await).await;
+    joined(&store, organization, "ada", Role::Admin).await;
+    let new = NewApiKey {
+        id: ApiKeyId::from_uuid(Uuid::now_v7()),
+        name: "k".into(),
+        secret: secret(20),
+        role: Role::Admin,
+        scopes: vec![Scope::Admin],
+        user: ada,
+        expires_at: None,
+    };
+    let inside = write(organization);
+    let key = store.api_key_create(&inside, new).await.expect("it is made");
+    let hers = |number, made_by| NewSetupCode { user: ada, made_by, ..code(number, later(60)) };
+    store.setup_code_create(&inside, &hers(2, Some(key.id))).await.expect("it is made");
+    store.setup_code_create(&inside, &hers(3, None)).await.expect("it is made");
+    store.api_key_revoke(&inside, key.id, None, Role::Owner, silent).await.expect("it is revoked");
+    assert_eq!(exchange(2, 21, now()).await, None);
+    store.member_remove(&inside, ada, Role::Owner, silent).await.expect("she is removed");
+    joined(&store, organization, "ada", Role::Admin).await;
+    assert_eq!(exchange(3, 22, now()).await, None, "who comes back does not find the old codes");
+}
+
+#[tokio::test]
+async fn nothing_is_written_in_an_organization_that_is_closed() {
+    let database = Database::new().await;
+    let store = database.store();
+    let ada = person(&store, "ada").await;
+    let organization = team(&store, ada).await;
+    store.organization_delete(&write(organization), ada, silent).await.expect("it is closed");
+    let code = NewSetupCode {
+        made_by: None,
+        secret: secret(1),
+        name: "late".into(),
+        role: Role::Viewer,
+        scopes: vec![Scope::TasksRead],
+        user: ada,
+        key_expires_at: None,
+        expires_at: later(60),
+    };
+    let late = store.setup_code_create(&write(organization), &code).await;
+    assert!(matches!(late, Err(Error::NotFound { .. })), "{late:?}");
+    let idempotency = crate::Idempotency { key: "late".into(), method: "UpdateMember", request_hash: [0; 32] };
+    let keyed = Write { idempotency: Some(idempotency), ..write(organization) };
+    let late = store.member_update(&keyed, (ada, Role::Owner), Role::Owner, None, silent).await;
+    assert!(matches!(late, Err(Error::NotFound { .. })), "{late:?}");
 }

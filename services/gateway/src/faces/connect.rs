@@ -62,6 +62,16 @@ pub(super) async fn serve(inner: Inner, methods: &Methods, request: Request<Body
     }
 }
 
+/// What is said to whoever may not call, before their request is read: with streams it stands in the stream's end.
+pub(super) fn refusal(methods: &Methods, request: &Request<Body>, status: &Status) -> Response<Body> {
+    let codec = match content_type(request.headers()) {
+        "application/connect+json" => Codec::Json,
+        "application/connect+proto" => Codec::Proto,
+        _ => return errors::connect_response(status, methods.pool()),
+    };
+    stream::refusal(codec, status, methods)
+}
+
 /// A request that is no call at all.
 fn refused(http: StatusCode, words: &str, methods: &Methods) -> Response<Body> {
     let mut response = errors::connect_response(&Status::new(Code::Unknown, words), methods.pool());

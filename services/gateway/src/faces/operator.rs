@@ -32,6 +32,8 @@ const RUNNING: usize = 64;
 /// Lines of one connection that are read at once, and how many more each second. Further ones are refused.
 const BURST: u32 = 100;
 const PER_SECOND: u32 = 50;
+/// How long a client may take to send the first line of a connection.
+const FIRST: Duration = Duration::from_secs(10);
 /// How long a connection with nothing to do may say nothing.
 const IDLE: Duration = Duration::from_secs(600);
 /// How long a client may leave what it is sent unread, when it is time to close the connection.

@@ -55,6 +55,12 @@ impl Rest {
         Ok(Self { paths, document })
     }
 
+    /// The method that a request calls, if it calls one.
+    pub(super) fn method(&self, request: &Request<Body>) -> Option<&Method> {
+        let rows = self.paths.at(request.uri().path()).ok()?.value;
+        rows.iter().find(|row| row.route.verb == *request.method()).map(|row| &row.method)
+    }
+
     /// Answers a request that is for no other face.
     pub(super) async fn serve(&self, inner: Inner, request: Request<Body>) -> Response<Body> {
         let path = request.uri().path().to_owned();

@@ -1,4 +1,5 @@
-//! A limit on failed log-ins. Guessing a key is hopeless whatever the rate; what this bounds is the work that who tries can make.
+//! A limit on failed log-ins with tokens of an issuer. Guessing is hopeless whatever the rate; what this bounds is the work that who tries
+//! can make outside of this process. Keys and codes are one look into an index each, and never limited.
 //!
 //! Counted are failures per peer address in a minute (of IPv6, per /64, which is what one customer has). Beyond the limit what the
 //! address presents is refused unseen, until the minute is over. What was accepted lately is looked at all the same, so that one who

@@ -97,6 +97,21 @@ async fn admit(api: &Api, access: Access, presented: Result<Presented, Status>) 
     Ok(Some(caller))
 }
 
+/// Who sends a request, when they may call the method of this path. For those that look before they read a body; the layer looks again,
+/// because what it lets through is what counts.
+///
+/// # Errors
+/// Those of the layer.
+pub(crate) fn admitted<'a, B>(
+    api: &'a Api,
+    path: &str,
+    request: &Request<B>,
+) -> impl Future<Output = Result<(), Status>> + Send + use<'a, B> {
+    let access = rules::of(path).ok_or_else(|| Status::unimplemented("there is no such method"));
+    let presented = presented(request, Peer::of(request.extensions()));
+    async move { admit(api, access?, presented).await.map(drop) }
+}
+
 /// What a request says of who sent it.
 fn presented<B>(request: &Request<B>, peer: Peer) -> Result<Presented, Status> {
     let headers = request.headers();

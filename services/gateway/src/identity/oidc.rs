@@ -45,14 +45,18 @@ pub(crate) enum Error {
 }
 
 /// An issuer.
+#[derive(Clone)]
 pub(crate) struct Oidc {
     issuer: String,
     audience: String,
     client: reqwest::Client,
-    keys: RwLock<Arc<Keys>>,
+    keys: Arc<RwLock<Arc<Keys>>>,
     /// Held while keys are fetched; when that was last tried, and how it failed.
-    fetching: Mutex<Option<(Instant, Option<Arc<anyhow::Error>>)>>,
+    fetching: Arc<Mutex<Option<(Instant, Failure)>>>,
 }
+
+/// Why keys could not be fetched, if they could not.
+type Failure = Option<Arc<anyhow::Error>>;
 
 #[derive(Default)]
 struct Keys {
@@ -95,7 +99,7 @@ impl Oidc {
             .user_agent(concat!("construct/", env!("CARGO_PKG_VERSION")))
             .build()
             .context("no client for the issuer of log-ins can be made")?;
-        let (keys, fetching) = (RwLock::default(), Mutex::new(None));
+        let (keys, fetching) = (Arc::default(), Arc::default());
         Ok(Self { issuer: issuer.to_owned(), audience: audience.to_owned(), client, keys, fetching })
     }
 
@@ -168,24 +172,30 @@ impl Oidc {
         Arc::clone(&self.keys.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Fetches the keys, unless that was tried a moment ago. Gives why it last failed.
-    async fn refresh(&self, now: Instant) -> Option<Arc<anyhow::Error>> {
-        let mut last = self.fetching.lock().await;
+    /// Fetches the keys, unless that was tried a moment ago. Gives why it last failed. Who asks may go away meanwhile: the attempt is
+    /// noted before it is made, and goes on to its end.
+    async fn refresh(&self, now: Instant) -> Failure {
+        let mut last = Arc::clone(&self.fetching).lock_owned().await;
         if let Some((tried, failure)) = &*last
             && now.saturating_duration_since(*tried) < PAUSE
         {
             return failure.clone();
         }
-        let failure = match self.fetch().await {
-            Ok(mut keys) => {
-                keys.fetched = Some(now);
-                *self.keys.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(keys);
-                None
-            }
-            Err(error) => Some(Arc::new(error)),
-        };
-        *last = Some((now, failure.clone()));
-        failure
+        *last = Some((now, Some(Arc::new(anyhow::anyhow!("the issuer has been asked and has not answered")))));
+        let this = self.clone();
+        let fetching = tokio::spawn(async move {
+            let failure = match this.fetch().await {
+                Ok(mut keys) => {
+                    keys.fetched = Some(now);
+                    *this.keys.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(keys);
+                    None
+                }
+                Err(error) => Some(Arc::new(error)),
+            };
+            *last = Some((now, failure.clone()));
+            failure
+        });
+        fetching.await.unwrap_or_else(|error| Some(Arc::new(error.into())))
     }
 
     async fn fetch(&self) -> anyhow::Result<Keys> {

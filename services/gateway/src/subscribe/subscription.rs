@@ -6,6 +6,7 @@ use std::{
 };
 
 use construct_bus::Position;
+use construct_domain::access::Scope;
 use construct_proto::v1::Event;
 use construct_store::Error;
 use tokio::sync::{broadcast::error::RecvError, mpsc};
@@ -43,6 +44,8 @@ pub(super) struct Subscription {
     pub(super) merge: Merge,
     pub(super) joined: Joined,
     pub(super) types: Globs,
+    /// What the caller may read.
+    pub(super) scopes: Arc<[Scope]>,
     /// The task is deleted already: what there is, is all.
     pub(super) deleted: bool,
     pub(super) out: mpsc::Sender<Item>,
@@ -72,7 +75,9 @@ impl Subscription {
             match self.turn().await {
                 Ok(Some(event)) => {
                     let last = self.watched.task.is_some() && event.r#type == "task.deleted";
-                    if self.types.want(&event.r#type) {
+                    // What happens in a task is the task's.
+                    let theirs = self.watched.task.is_some() || needed(&event.r#type).is_within(&self.scopes);
+                    if theirs && self.types.want(&event.r#type) {
                         self.out.send(Item::Event(event)).await.map_err(|_| Gone)?;
                     }
                     if last {
@@ -142,6 +147,19 @@ impl Subscription {
                 Vec::new()
             }
         }
+    }
+}
+
+/// What one needs to be told of an event of the organisation: the same as to read what it is about.
+fn needed(kind: &str) -> Scope {
+    match kind.split('.').next().unwrap_or_default() {
+        "agent" => Scope::AgentsRead,
+        "model" | "provider" => Scope::ModelsRead,
+        "budget" => Scope::BudgetsRead,
+        "secret" => Scope::SecretsRead,
+        "task" | "schedule" | "message" | "approval" => Scope::TasksRead,
+        // Of a kind that is not known here nobody else is told.
+        _ => Scope::Admin,
     }
 }
 

@@ -9,7 +9,7 @@ use construct_domain::{
 use construct_proto::v1::{
     self, agent_service_client::AgentServiceClient, event_service_client::EventServiceClient,
     key_service_client::KeyServiceClient, organization_service_client::OrganizationServiceClient,
-    task_service_client::TaskServiceClient,
+    schedule_service_client::ScheduleServiceClient, task_service_client::TaskServiceClient,
 };
 use tonic::{
     Code, Request, Status,
@@ -190,10 +190,17 @@ async fn who_fails_again_and_again_is_refused_and_the_others_are_not() {
     let config = Config { gateway_login: Login::Required, gateway_login_failures: 5, ..Config::default() };
     let gateway = Gateway::start_with(config).await;
     let (_, good) = key(&gateway, (OrganizationId::LOCAL, UserId::LOCAL), Role::Owner, &[Scope::Admin], None).await;
-    who(gateway.channel(), Some(&good), None).await.expect("it opens");
-    let guess = || async { who(gateway.channel(), Some("ct_guess"), None).await.expect_err("it is wrong").code() };
+    let guess = || async { who(gateway.channel(), Some("eyJ.x.y"), None).await.expect_err("it is wrong").code() };
     _ = until("guessing is stopped", guess, |code| *code == Code::ResourceExhausted).await;
-    who(gateway.channel(), Some(&good), None).await.expect("what was accepted lately is looked at all the same");
+    // Keys and codes are looked at whatever happened, also those that come for the first time.
+    who(gateway.channel(), Some(&good), None).await.expect("it opens");
+    let (_, fresh) = key(&gateway, (OrganizationId::LOCAL, UserId::LOCAL), Role::Owner, &[Scope::Admin], None).await;
+    who(gateway.channel(), Some(&fresh), None).await.expect("it opens");
+    for _ in 0..10 {
+        refused(who(gateway.channel(), Some("ct_guess"), None).await, Code::Unauthenticated);
+        let request = v1::ExchangeSetupCodeRequest { code: format!("cs_{}", "A".repeat(43)) };
+        refused(keys(&gateway).exchange_setup_code(request).await, Code::Unauthenticated);
+    }
 }
 
 #[tokio::test]
@@ -324,4 +331,85 @@ async fn a_subscription_ends_with_what_opened_it() {
     refused(EventServiceClient::new(gateway.channel()).subscribe(request).await, Code::Unauthenticated);
     let request = authorized(v1::ListAgentsRequest::default(), Some(&credential));
     refused(AgentServiceClient::new(gateway.channel()).list_agents(request).await, Code::Unauthenticated);
+}
+
+#[tokio::test]
+async fn a_key_makes_none_that_outlives_it() {
+    let gateway = Gateway::start().await;
+    let end = jiff::Timestamp::now() + std::time::Duration::from_secs(3600);
+    let owner = (OrganizationId::LOCAL, UserId::LOCAL);
+    let (_, credential) = key(&gateway, owner, Role::Owner, &[Scope::Admin], Some(end)).await;
+    for seconds in [None, Some(7200), Some(60)] {
+        let expires_in = seconds.map(|seconds| prost_types::Duration { seconds, nanos: 0 });
+        let request = v1::CreateApiKeyRequest { spec: spec(v1::Role::Viewer, &["tasks:read"]), expires_in };
+        let made = keys(&gateway).create_api_key(authorized(request, Some(&credential))).await.expect("it is made");
+        let until = made.into_inner().api_key.expect("set").expires_at.expect("it ends").seconds;
+        assert!(until <= end.as_second(), "{seconds:?}: {until}");
+        assert_eq!(seconds == Some(60), until < end.as_second(), "{seconds:?}: {until}");
+    }
+}
+
+#[tokio::test]
+async fn only_the_operators_organization_says_where_a_model_provider_is() {
+    let gateway = Gateway::start().await;
+    let made = organizations(gateway.channel()).create_organization(organization_spec("team")).await;
+    let team = id(made.expect("it is made").into_inner().organization.expect("set").metadata);
+    let request = |name: &str, kind: v1::ModelProviderType, base_url: &str| {
+        let spec = v1::ModelProviderSpec {
+            name: name.into(),
+            r#type: kind.into(),
+            base_url: base_url.into(),
+            api_key: if kind == v1::ModelProviderType::Local { String::new() } else { "k".into() },
+            ..v1::ModelProviderSpec::default()
+        };
+        v1::CreateModelProviderRequest { spec: Some(spec), ..v1::CreateModelProviderRequest::default() }
+    };
+    use v1::ModelProviderType as Kind;
+    let inward = "http://127.0.0.1:5432";
+    for (kind, base_url) in [
+        (Kind::Openai, inward),
+        (Kind::Ollama, ""),
+        (Kind::Ollama, inward),
+        (Kind::Local, ""),
+        (Kind::Bedrock, "http://127.0.0.1:5432/?region=eu-west-1"),
+    ] {
+        let theirs = inside(Request::new(request("theirs", kind, base_url)), &team);
+        refused(gateway.providers().create_model_provider(theirs).await, Code::PermissionDenied);
+        let name = format!("{kind:?}{}", base_url.len()).to_lowercase();
+        gateway.providers().create_model_provider(request(&name, kind, base_url)).await.expect("the operator may");
+    }
+    let theirs = inside(Request::new(request("theirs", Kind::Openai, "")), &team);
+    gateway.providers().create_model_provider(theirs).await.expect("vendors are everybody's");
+    let change = v1::UpdateModelProviderRequest {
+        model_provider: "theirs".into(),
+        base_url: Some(inward.into()),
+        api_key: Some("k2".into()),
+        ..v1::UpdateModelProviderRequest::default()
+    };
+    let changed = gateway.providers().update_model_provider(inside(Request::new(change), &team)).await;
+    refused(changed, Code::PermissionDenied);
+}
+
+#[tokio::test]
+async fn a_subscription_tells_of_nothing_that_the_caller_may_not_read() {
+    let gateway = Gateway::start().await;
+    let owner = (OrganizationId::LOCAL, UserId::LOCAL);
+    let (_, credential) = key(&gateway, owner, Role::Viewer, &[Scope::TasksRead], None).await;
+    let request = authorized(v1::SubscribeRequest::default(), Some(&credential));
+    let narrow = EventServiceClient::new(gateway.channel()).subscribe(request).await.expect("it is opened");
+    let (mut narrow, mut wide) = (narrow.into_inner(), gateway.subscribe("", "").await);
+    let gateway = gateway.with_agent().await;
+    let block = v1::block::Block::Text(v1::Text { text: "hello".into() });
+    let spec = v1::ScheduleSpec {
+        name: "daily".into(),
+        agent: "ada".into(),
+        blocks: vec![v1::Block { block: Some(block) }],
+        cron: "0 9 * * *".into(),
+        ..v1::ScheduleSpec::default()
+    };
+    let request = v1::CreateScheduleRequest { spec: Some(spec), ..v1::CreateScheduleRequest::default() };
+    ScheduleServiceClient::new(gateway.channel()).create_schedule(request).await.expect("it is made");
+    let seen: Vec<String> = take(&mut wide, 4).await.into_iter().map(|event| event.r#type).collect();
+    assert_eq!(seen, ["provider.created", "model.created", "agent.created", "schedule.created"]);
+    assert_eq!(take(&mut narrow, 1).await[0].r#type, "schedule.created");
 }

@@ -72,6 +72,15 @@ pub(super) async fn serve(
     response
 }
 
+/// The answer to a call that is refused before its body is read.
+pub(super) fn refusal(codec: Codec, status: &Status, methods: &Methods) -> Response<Body> {
+    let content_type = match codec {
+        Codec::Json => "application/connect+json",
+        Codec::Proto => "application/connect+proto",
+    };
+    errors::response(StatusCode::OK, content_type, end(Err(status), methods.pool()))
+}
+
 async fn open(
     inner: Inner,
     method: &Method,

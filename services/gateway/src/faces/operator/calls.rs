@@ -53,10 +53,13 @@ impl Calls {
         };
         let mut key = value(&format!("Bearer {key}"))?;
         key.set_sensitive(true);
+        let organization = organization.map(value).transpose()?;
         self.caller.headers.insert(header::AUTHORIZATION, key);
-        if let Some(organization) = organization {
-            self.caller.headers.insert("x-organization-id", value(organization)?);
-        }
+        match organization {
+            Some(organization) => self.caller.headers.insert("x-organization-id", organization),
+            // One of an earlier log-in is not this one's.
+            None => self.caller.headers.remove("x-organization-id"),
+        };
         Ok(())
     }
 

@@ -2,9 +2,11 @@
 
 mod work;
 
-use std::{collections::HashMap, sync::Arc};
+use std::{collections::HashMap, sync::Arc, time::Duration};
 
+use construct_proto::v1;
 use serde_json::{Value, json};
+use socket2::{SockRef, TcpKeepalive};
 use tokio::{
     io::AsyncWriteExt as _,
     net::TcpStream,
@@ -13,18 +15,19 @@ use tokio::{
     time::Instant,
 };
 use tokio_util::sync::CancellationToken;
-use tonic::transport::server::Connected as _;
+use tonic::{Status, transport::server::Connected as _};
 use tracing::Instrument as _;
 
 use self::work::Work;
 use super::{
-    BURST, IDLE, LINGER, MAX_LINE, Options, PER_SECOND, RUNNING,
+    BURST, FIRST, IDLE, LINGER, MAX_LINE, Options, PER_SECOND, RUNNING,
     answer::{Failure, Form, named},
     calls::Calls,
     line::Line,
     request::{Request, Wanted},
     wire::{self, Reader, Writer},
 };
+use crate::server::SILENCE;
 
 /// Lines of streams on their way; behind them the streams wait, each by itself.
 const EVENTS: usize = 16;
@@ -77,10 +80,13 @@ impl Connection {
         let mut first = [0];
         let peeked = tokio::select! {
             () = self.draining.cancelled() => return,
-            peeked = tokio::time::timeout(IDLE, self.stream.peek(&mut first)) => peeked,
+            peeked = tokio::time::timeout(FIRST, self.stream.peek(&mut first)) => peeked,
         };
         // Lines are small and wanted at once. If it cannot be set they come a little later.
         _ = self.stream.set_nodelay(true);
+        // If it cannot be set, a client that vanished holds its place until it is written to.
+        _ = SockRef::from(&self.stream).set_tcp_keepalive(&TcpKeepalive::new().with_time(SILENCE));
+        let mut patience = FIRST;
         let (reader, writer) = match (peeked, first[0]) {
             (Ok(Ok(1)), b'{' | b' ' | b'\t' | b'\r' | b'\n') => wire::plain(self.stream),
             (Ok(Ok(1)), b'G') => {
@@ -88,6 +94,7 @@ impl Connection {
                 match tokio::time::timeout(LINGER, shaking).await {
                     Ok(Ok((reader, writer, headers))) => {
                         self.calls.identify_as(&headers);
+                        patience = IDLE;
                         (reader, writer)
                     }
                     Ok(Err(error)) => return tracing::debug!(%error, "no WebSocket"),
@@ -115,7 +122,7 @@ impl Connection {
         let gone = tokio::select! {
             () = self.draining.cancelled() => false,
             _ = &mut writing => true,
-            () = server.serve(reader) => false,
+            () = server.serve(reader, patience) => false,
         };
         server.running.shutdown().await;
         drop(server);
@@ -152,7 +159,8 @@ struct Server {
 }
 
 impl Server {
-    async fn serve(&mut self, mut lines: Reader) {
+    /// Works until there is nothing more to read. `patience` is how long the first line may take; a WebSocket has had one.
+    async fn serve(&mut self, mut lines: Reader, patience: Duration) {
         let (mut heard, mut number) = (Instant::now(), 0_u64);
         loop {
             let line = tokio::select! {
@@ -163,7 +171,7 @@ impl Server {
                     heard = Instant::now();
                     continue;
                 }
-                () = tokio::time::sleep_until(heard + IDLE), if self.running.is_empty() => return,
+                () = tokio::time::sleep_until(heard + if number == 0 { patience } else { IDLE }), if self.running.is_empty() => return,
                 line = lines.next() => line,
             };
             match line {
@@ -216,7 +224,7 @@ impl Server {
         };
         let id = request.id.clone();
         match request.wanted {
-            Wanted::Auth { key, organization } => match self.calls.identify(&key.0, organization.as_deref()) {
+            Wanted::Auth { key, organization } => match self.identify(&key.0, organization.as_deref()).await {
                 Ok(()) => self.answer(json!({"type": "authenticated"}), id.as_deref()).await,
                 Err(status) => self.fail(&status.into(), Form::Results, id.as_deref()).await,
             },
@@ -232,6 +240,14 @@ impl Server {
             },
             wanted => self.start(id, wanted, number).await,
         }
+    }
+
+    /// Takes a key, and asks whether it opens anything. Later requests are made with it also when it does not: who presents something is
+    /// judged by it alone.
+    async fn identify(&mut self, key: &str, organization: Option<&str>) -> Result<(), Status> {
+        self.calls.identify(key, organization)?;
+        let _: v1::WhoAmIResponse = self.calls.unary("OrganizationService/WhoAmI", &v1::WhoAmIRequest {}).await?;
+        Ok(())
     }
 
     /// Begins to work on a request.

@@ -76,3 +76,21 @@ async fn pages_of_a_configured_origin_may_call() {
         assert!(!is_refused(response).await, "{face}");
     }
 }
+
+#[tokio::test]
+async fn who_may_not_call_is_told_so_before_their_body_is_read() {
+    let gateway = Gateway::start_with(Config { gateway_login: crate::Login::Required, ..Config::default() }).await;
+    for (face, path, kind) in EVERY_FACE.into_iter().skip(2) {
+        // A body is announced, and never comes.
+        let request =
+            format!("POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: {kind}\r\ncontent-length: 1000\r\n\r\n");
+        let mut stream = TcpStream::connect(gateway.address).await.expect("it listens");
+        stream.write_all(request.as_bytes()).await.expect("it reads");
+        let (mut answer, mut part) = (String::new(), [0; 4096]);
+        while !answer.to_lowercase().contains("unauthenticated") {
+            let read = within("it answers", stream.read(&mut part)).await.expect("it answers");
+            assert!(read > 0, "{face}: {answer}");
+            answer.push_str(&String::from_utf8_lossy(&part[..read]));
+        }
+    }
+}

@@ -445,3 +445,25 @@ async fn websockets_carry_the_same_lines_and_pages_cannot_open_them() {
             .is_empty()
     );
 }
+
+#[tokio::test]
+async fn who_logs_in_is_told_whether_the_key_opens_anything() {
+    let gateway = Gateway::start().await;
+    let mut client = Client::of(&gateway).await;
+    let wrong = client.ask(&json!({"type": "auth", "id": "1", "key": "ct_wrong"})).await;
+    assert!(wrong.to_string().contains("UNAUTHORIZED"), "{wrong}");
+    // Who presented something in vain is nobody, not the operator.
+    let listed = client.ask(&json!({"type": "list_sessions", "id": "2"})).await;
+    assert!(listed.to_string().contains("UNAUTHORIZED"), "{listed}");
+    let owner = (OrganizationId::LOCAL, construct_domain::UserId::LOCAL);
+    let scopes = [construct_domain::access::Scope::Admin];
+    let (_, key) = crate::tests::walk::key(&gateway, owner, construct_domain::access::Role::Owner, &scopes, None).await;
+    let elsewhere = json!({"type": "auth", "id": "3", "key": key, "organizationID": "org_elsewhere"});
+    let elsewhere = client.ask(&elsewhere).await;
+    assert!(elsewhere.to_string().contains("UNAUTHORIZED"), "{elsewhere}");
+    // The organization of an earlier attempt is not kept.
+    let right = client.ask(&json!({"type": "auth", "id": "4", "key": key})).await;
+    assert_eq!(right["type"], "authenticated", "{right}");
+    let listed = client.ask(&json!({"type": "list_sessions", "id": "5"})).await;
+    assert_eq!(listed["type"], "sessions", "{listed}");
+}
