@@ -45,6 +45,8 @@ pub const BOT: &str = "U0BOT";
 pub const ANN: &str = "U0ANN";
 /// Another member, an admin.
 pub const BOB: &str = "U0BOB";
+/// A third member.
+pub const CARL: &str = "U0CARL";
 /// A guest.
 pub const GUEST: &str = "U0GUEST";
 /// Somebody of another workspace.
@@ -144,6 +146,7 @@ impl SlackServer {
         for (id, name, more) in [
             (ANN, "Ann", json!({})),
             (BOB, "Bob", json!({"is_admin": true})),
+            (CARL, "Carl", json!({})),
             (GUEST, "Guest", json!({"is_restricted": true})),
             (STRANGER, "Stranger", json!({"team_id": "T0ELSE", "is_stranger": true})),
             (BOT, "Construct", json!({"is_bot": true})),
@@ -314,7 +317,7 @@ impl SlackServer {
         slack.issued += 1;
         json!({
             "token": "Jhj5dZrVaK7ZwHHjRyZWjbDl", "team_id": TEAM, "api_app_id": "A0APP", "event": event,
-            "type": "event_callback", "event_id": format!("Ev{:08}", slack.issued), "event_time": 1_760_000_000,
+            "type": "event_callback", "event_id": format!("Ev{:08}", slack.issued), "event_time": jiff::Timestamp::now().as_second(),
             "authorizations": [{"enterprise_id": null, "team_id": TEAM, "user_id": BOT, "is_bot": true}],
             "is_ext_shared_channel": false,
         })

@@ -22,6 +22,8 @@ CREATE TABLE slack_installations (
     expires_at timestamptz,
     -- Rises with every token.
     revision bigint NOT NULL DEFAULT 1,
+    -- When somebody has agreed to it last: what Slack says about the time before is about another installation.
+    installed_at timestamptz NOT NULL,
     created_at timestamptz NOT NULL,
     updated_at timestamptz NOT NULL,
     CONSTRAINT slack_installations_pkey PRIMARY KEY (team),
@@ -64,7 +66,7 @@ CREATE TABLE slack_mentions (
     organization_id uuid NOT NULL,
     thread text NOT NULL,
     user_id text NOT NULL,
-    -- What Slack sent.
+    -- What Slack sent; JSON's null when it is forgotten.
     event jsonb NOT NULL,
     state text NOT NULL,
     -- What the gateway is asked, written down before it is asked, so that asking again is the same request.
@@ -91,6 +93,8 @@ CREATE INDEX slack_mentions_due_idx ON slack_mentions (next_look) WHERE next_loo
 CREATE INDEX slack_mentions_thread_idx ON slack_mentions (team, channel, thread, ts);
 CREATE INDEX slack_mentions_user_idx ON slack_mentions (team, user_id, created_at);
 CREATE INDEX slack_mentions_task_idx ON slack_mentions (task) WHERE next_look IS NOT NULL;
+-- What will be forgotten.
+CREATE INDEX slack_mentions_old_idx ON slack_mentions (updated_at) WHERE next_look IS NULL AND event <> 'null'::jsonb;
 
 -- What is posted. The row comes before the post; one without `ts` may or may not be in Slack, and is looked for there first.
 CREATE TABLE slack_posts (
@@ -102,6 +106,8 @@ CREATE TABLE slack_posts (
     created_at timestamptz NOT NULL,
     CONSTRAINT slack_posts_pkey PRIMARY KEY (team, channel, thread, key)
 );
+
+CREATE INDEX slack_posts_old_idx ON slack_posts (created_at);
 
 -- Who may do what. Without any row that allows something in a workspace, its defaults hold.
 CREATE TABLE slack_grants (

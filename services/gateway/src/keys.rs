@@ -46,9 +46,11 @@ fn granted(entry: &Entry, spec: &ApiKeySpec) -> Result<(Role, Vec<Scope>), Statu
     Err(Status::permission_denied("nobody may make a key that may more than they may themselves"))
 }
 
-/// Until when what a caller makes may be good: no longer than what they came with themselves.
+/// Until when what a caller makes may be good: no longer than the key they came with. A person who has logged in makes keys that last: their
+/// token is short because it is renewed, and the keys go with their membership.
 fn capped(entry: &Entry, wanted: Option<Timestamp>) -> Option<Timestamp> {
-    match (wanted, entry.caller().until) {
+    let caller = entry.caller();
+    match (wanted, caller.until.filter(|_| caller.key.is_some())) {
         (Some(wanted), Some(until)) => Some(wanted.min(until)),
         (wanted, until) => wanted.or(until),
     }

@@ -56,13 +56,13 @@ pub(crate) async fn may_use(
     Ok(if allowed { Ok(person) } else { Err(Refusal::NotHere) })
 }
 
-/// Whether somebody may decide about a call of an agent's script; `asked_by` are those whose questions the thread's task works on.
+/// Whether somebody may decide about a call of an agent's script; `asked_by` is whose question had it made.
 pub(crate) async fn may_approve(
     (store, people): (&Store, &People),
     team: &Team,
     place: &Place,
     (user, agent): (&str, &str),
-    asked_by: &[String],
+    asked_by: Option<&str>,
 ) -> Result<Result<User, Refusal>, Error> {
     let person = people.one(&team.token, user).await.map_err(Error::Person)?;
     if let Some(refusal) = outside(&person, team) {
@@ -72,7 +72,7 @@ pub(crate) async fn may_approve(
     let allowed = person.is_admin
         || person.is_owner
         || if grants.is_empty() {
-            asked_by.iter().any(|asked| asked == user)
+            asked_by == Some(user)
         } else {
             grants.iter().any(|grant| grant.covers(&place.channel, user, agent))
         };

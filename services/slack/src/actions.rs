@@ -8,7 +8,7 @@ use serde_json::Value;
 use crate::{
     Shared, access, approvals, commands,
     gateway::call,
-    mention::Trouble,
+    mention::{self, Trouble},
     posts::{Posts, Right},
     teams::Team,
     web::chat,
@@ -68,6 +68,16 @@ async fn again(shared: &Shared, pressed: Pressed) -> Result<(), Trouble> {
         Err(construct_store::Error::NotFound { .. }) => return Ok(()),
         Err(error) => return Err(error.into()),
     };
+    if before.event.is_null() {
+        return Err(Trouble::Failed("that was too long ago. Ask me again.".to_owned()));
+    }
+    let asked = Place { thread: before.thread.clone(), ..place.clone() };
+    let agent = mention::agent(shared, &team, &asked, &before.event).await?;
+    let asks = (&shared.store, &shared.people);
+    if let Err(refusal) = access::may_use(asks, &team, &place.channel, &user, &agent).await? {
+        let (said, thread) = (words::refusal(refusal), Some(before.thread.as_str()));
+        return Ok(chat::post_ephemeral(&shared.web, &team.token, &place.channel, &user, thread, said).await?);
+    }
     let new = NewMention {
         key: MentionKey { attempt: attempt.saturating_add(1), ..key },
         organization: before.organization,
@@ -79,7 +89,8 @@ async fn again(shared: &Shared, pressed: Pressed) -> Result<(), Trouble> {
         shared.due.notify_one();
     }
     // Only so that nobody presses it again in vain.
-    let done = chat::update(&shared.web, &team.token, &place.channel, &message, &words::again(&user)).await;
+    let there = (place.channel.as_str(), message.as_str());
+    let done = chat::update(&shared.web, &team.token, there, &words::again(&user), &|| true).await;
     if let Err(error) = done {
         tracing::debug!(%error, "a button could not be taken away");
     }
@@ -92,15 +103,30 @@ async fn decide(shared: &Shared, pressed: Pressed, decision: Decision) -> Result
     let (id, hash) = (value[0].as_str().unwrap_or_default(), value[1].as_str().unwrap_or_default());
     let organization = team.installation.organization;
     let request = shared.gateway.request(organization, v1::GetApprovalRequest { approval: id.to_owned() });
-    let approval = call(shared.gateway.approvals().get_approval(request)).await?;
+    let approval = match call(shared.gateway.approvals().get_approval(request)).await {
+        Ok(approval) => approval,
+        Err(status) if status.code() == tonic::Code::NotFound => {
+            return Err(Trouble::Failed("there is nothing to decide any more: the task was deleted.".to_owned()));
+        }
+        Err(status) => return Err(status.into()),
+    };
     let task = approval.spec.as_ref().map(|spec| spec.task.clone()).unwrap_or_default();
-    let thread = shared.store.slack_thread(&place).await?;
+    let elsewhere = || Trouble::Mute("a decision was asked for in a thread of another task".to_owned());
+    let thread = shared.store.slack_thread(&place).await.map_err(|error| match error {
+        construct_store::Error::NotFound { .. } => elsewhere(),
+        error => error.into(),
+    })?;
     if thread.task.as_deref() != Some(task.as_str()) {
-        return Err(Trouble::Mute("a decision was asked for in a thread of another task".to_owned()));
+        return Err(elsewhere());
     }
-    let asked_by = shared.store.slack_askers(&task).await?;
+    let created = approval.metadata.as_ref().and_then(|metadata| metadata.created_at);
+    let created = created.and_then(|at| Timestamp::new(at.seconds, at.nanos).ok());
+    let asked_by = match created {
+        Some(created) => shared.store.slack_asker(&task, created).await?,
+        None => None,
+    };
     let asks = (&shared.store, &shared.people);
-    let person = match access::may_approve(asks, &team, &place, (&user, &thread.agent), &asked_by).await? {
+    let person = match access::may_approve(asks, &team, &place, (&user, &thread.agent), asked_by.as_deref()).await? {
         Ok(person) => person,
         Err(_) => {
             let text = "You may not decide about this. Whoever asked me may, and the workspace's admins.";

@@ -11,7 +11,7 @@ use crate::{
     mention::{Trouble, answer_key},
     mrkdwn,
     posts::{self, Posts},
-    web::{self, chat::Content, files},
+    web::{chat::Content, files},
     words,
 };
 
@@ -40,7 +40,7 @@ pub(crate) async fn give(
             content.blocks.splice(0..0, first);
         }
         return match posts.replace(&place, at, &mention.key.ts, &content).await {
-            Err(posts::Error::Slack(error)) if is_shape(&error) => {
+            Err(posts::Error::Slack(error)) if error.is_shape() => {
                 let content = words::failed(&status.error, &mention.key);
                 posts.replace(&place, at, &mention.key.ts, &content).await?;
                 Ok(())
@@ -61,16 +61,24 @@ pub(crate) async fn give(
     let notification = words::notification(&text);
     for (number, blocks) in messages.into_iter().enumerate() {
         let content = Content { text: notification.clone(), blocks };
+        let part = format!("{key}.{number}");
         let done = if number == 0 {
             posts.replace(&place, at, &mention.key.ts, &content).await
+        } else if mention.file.is_some() {
+            // Somebody has come to a part that Slack does not take, and died.
+            return rest(shared, posts, mention, &part, &text).await;
         } else {
-            let key = format!("{key}.{number}");
-            posts.once(&place, &key, &mention.key.ts, &content).await
+            posts.once(&place, &part, &mention.key.ts, &content).await
         };
         match done {
             Ok(_) => {}
+            Err(posts::Error::Slack(error)) if number > 0 && error.is_shape() => {
+                tracing::warn!(%error, "an answer is shown as a file, because Slack does not take a part of it");
+                shared.store.slack_post_forget(&place, &part).await?;
+                return rest(shared, posts, mention, &part, &text).await;
+            }
             // Slack finds fault with how it looks. The words are what counts.
-            Err(posts::Error::Slack(error)) if number == 0 && is_shape(&error) => {
+            Err(posts::Error::Slack(error)) if error.is_shape() => {
                 tracing::warn!(%error, "an answer is shown as a file, because Slack does not take its blocks");
                 posts.replace(&place, at, &mention.key.ts, &words::plain("The answer is in the file below.")).await?;
                 return upload(shared, posts, mention, &text).await;
@@ -81,10 +89,12 @@ pub(crate) async fn give(
     if long { upload(shared, posts, mention, &text).await } else { Ok(()) }
 }
 
-/// Whether Slack has refused a message for what it looks like.
-fn is_shape(error: &web::Error) -> bool {
-    let shapes = ["invalid_blocks", "msg_blocks_too_long", "msg_too_long", "invalid_blocks_format", "too_many_blocks"];
-    error.code().is_some_and(|code| shapes.contains(&code))
+/// Shows the whole answer as a file, where Slack does not take a part of it.
+async fn rest(shared: &Shared, posts: &Posts<'_>, mention: &mut Mention, key: &str, text: &str) -> Result<(), Trouble> {
+    upload(shared, posts, mention, text).await?;
+    let content = words::plain("The whole answer is in the file.");
+    posts.once(&mention.place(), key, &mention.key.ts, &content).await?;
+    Ok(())
 }
 
 /// What the agent has said last in a turn, in Markdown.
@@ -139,9 +149,8 @@ async fn upload(shared: &Shared, posts: &Posts<'_>, mention: &mut Mention, text:
     files::send(posts.web, &upload, text.as_bytes().to_vec()).await?;
     mention.file = Some(upload.file_id.clone());
     shared.store.slack_mention_save(mention, false, Timestamp::now()).await?;
-    posts.right.check()?;
-    let there = (place.channel.as_str(), place.thread.as_str());
-    match files::complete(posts.web, posts.token, &upload.file_id, "Answer", there).await {
+    let (there, leave) = ((place.channel.as_str(), place.thread.as_str()), || posts.right.is_held());
+    match files::complete(posts.web, posts.token, &upload.file_id, "Answer", there, &leave).await {
         Ok(()) => Ok(()),
         Err(error) if error.code() == Some("missing_scope") => {
             let content = Content {
@@ -152,6 +161,6 @@ async fn upload(shared: &Shared, posts: &Posts<'_>, mention: &mut Mention, text:
             posts.once(&place, &format!("{}.file", answer_key(mention)), &mention.key.ts, &content).await?;
             Ok(())
         }
-        Err(error) => Err(error.into()),
+        Err(error) => Err(posts::Error::from(error).into()),
     }
 }

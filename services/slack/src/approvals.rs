@@ -1,5 +1,5 @@
 //! Calls of scripts that a person has to decide about, as messages with buttons. What is shown is all of what is decided about: a call
-//! that is too long to be shown cannot be approved here.
+//! that is too long to be shown cannot be approved here. Of the mentions that wait in a thread one shows them, the one its task works on.
 
 use construct_proto::v1::{self, ApprovalState};
 use construct_store::slack::{Mention, Place, Posted};
@@ -12,12 +12,10 @@ use crate::{
     mention::Trouble,
     mrkdwn::{self, escape},
     posts::{self, Posts},
-    web::{chat, chat::Content},
+    web::chat::Content,
     words,
 };
 
-/// Bytes of arguments that are shown; with more the call can be approved elsewhere only.
-const SHOWN: usize = 24_000;
 /// Approvals of a task that are looked at.
 const PAGE: i32 = 100;
 
@@ -30,13 +28,19 @@ pub(crate) async fn show(shared: &Shared, posts: &Posts<'_>, mention: &Mention, 
     let request = shared.gateway.request(mention.organization, request);
     let found = call(shared.gateway.approvals().list_approvals(request)).await?;
     let place = mention.place();
+    // Two would post the same buttons at once.
+    let shows = shared.store.slack_mention_worked_on(task).await?.is_some_and(|key| key == mention.key);
     let mut open = 0;
     for approval in found.approvals.iter().rev() {
         let id = id(approval);
         let key = key(&id);
         if approval.status.as_ref().is_some_and(|status| status.state() == ApprovalState::Pending) {
             open += 1;
-            posts.once(&place, &key, &mention.key.ts, &question(approval)).await?;
+            if shows {
+                // Another mention may have posted it, at any time since the thread began.
+                let content = (&question(approval), &question_elsewhere(approval));
+                posts.once_or(&place, &key, &place.thread, content).await?;
+            }
         } else if matches!(shared.store.slack_post(&place, &key).await?, Posted::At(_)) {
             close(shared, posts, &place, approval, None).await?;
         }
@@ -59,11 +63,14 @@ pub(crate) async fn close(
     if matches!(shared.store.slack_post(place, &closed).await?, Posted::At(_)) {
         return Ok(());
     }
-    posts.right.check()?;
-    match chat::update(posts.web, posts.token, &place.channel, &ts, &ended(approval, by)).await {
+    let mut done = posts.update(place, &ts, &ended(approval, by)).await;
+    if matches!(&done, Err(posts::Error::Slack(error)) if error.is_shape()) {
+        done = posts.update(place, &ts, &ended_shortly(approval, by)).await;
+    }
+    match done {
         Ok(()) => {}
-        Err(error) if error.code() == Some("message_not_found") => {}
-        Err(error) => return Err(error.into()),
+        Err(posts::Error::Slack(error)) if error.code() == Some("message_not_found") => {}
+        Err(error) => return Err(error),
     }
     shared.store.slack_post_begin(place, &closed, Timestamp::now()).await?;
     Ok(shared.store.slack_post_done(place, &closed, &ts).await?)
@@ -90,38 +97,55 @@ fn described(spec: &v1::ApprovalSpec) -> Vec<Value> {
     blocks
 }
 
-fn is_whole(spec: &v1::ApprovalSpec) -> bool {
-    spec.arguments_size <= spec.arguments.len() as u64 && spec.arguments.len() <= SHOWN
+fn buttons(approval: &v1::Approval, all: &[(&str, &str, &str)]) -> Value {
+    let hash = approval.spec.as_ref().map(|spec| spec.arguments_hash.as_str()).unwrap_or_default();
+    let value = json!([id(approval), hash]).to_string();
+    let button = |(action, text, style): &(&str, &str, &str)| {
+        json!({"type": "button", "action_id": action, "text": {"type": "plain_text", "text": text}, "style": style,
+               "value": value})
+    };
+    json!({"type": "actions", "elements": all.iter().map(button).collect::<Vec<_>>()})
 }
 
 fn question(approval: &v1::Approval) -> Content {
     let spec = approval.spec.clone().unwrap_or_default();
-    let id = id(approval);
-    let value = json!([id, spec.arguments_hash]).to_string();
-    let button = |action: &str, text: &str, style: &str| {
-        json!({"type": "button", "action_id": action, "text": {"type": "plain_text", "text": text}, "style": style,
-               "value": value})
-    };
-    let (mut blocks, elements) = if is_whole(&spec) {
-        (
-            described(&spec),
-            vec![button(words::APPROVE, "Approve", "primary"), button(words::REJECT, "Reject", "danger")],
-        )
-    } else {
-        let size = spec.arguments_size;
-        let text = format!(
-            "I want to call `{}` with {size} bytes of arguments, which are too many to be shown here. Look at them with \
-             `construct approval show {id}` and approve them there.",
-            escape(&spec.tool.replace('`', ""))
-        );
-        (vec![mrkdwn::section(&text)], vec![button(words::REJECT, "Reject", "danger")])
-    };
-    blocks.push(json!({"type": "actions", "elements": elements}));
-    Content { text: format!("May I call {}?", escape(&spec.tool)), blocks }
+    let mut blocks = described(&spec);
+    blocks.push(buttons(approval, &[(words::APPROVE, "Approve", "primary"), (words::REJECT, "Reject", "danger")]));
+    if spec.arguments_size > spec.arguments.len() as u64 || !mrkdwn::fits(&blocks) {
+        return question_elsewhere(approval);
+    }
+    Content { text: format!("May I call {}?", named(&spec)), blocks }
+}
+
+/// What is not shown cannot be approved.
+fn question_elsewhere(approval: &v1::Approval) -> Content {
+    let spec = approval.spec.clone().unwrap_or_default();
+    let (size, id, tool) = (spec.arguments_size, id(approval), named(&spec));
+    let text = format!(
+        "I want to call `{tool}` with {size} bytes of arguments, which are too many to be shown here. Look at them with \
+         `construct approval show {id}` and approve them there."
+    );
+    let blocks = vec![mrkdwn::section(&text), buttons(approval, &[(words::REJECT, "Reject", "danger")])];
+    Content { text: format!("May I call {tool}?"), blocks }
+}
+
+/// The tool's name, where the call is not shown as such.
+fn named(spec: &v1::ApprovalSpec) -> String {
+    escape(&mrkdwn::clip(&spec.tool.replace('`', ""), 200))
 }
 
 fn ended(approval: &v1::Approval, by: Option<&str>) -> Content {
     let spec = approval.spec.clone().unwrap_or_default();
+    let short = ended_shortly(approval, by);
+    let mut blocks = described(&spec);
+    blocks.extend(short.blocks.iter().cloned());
+    if spec.arguments_size > spec.arguments.len() as u64 || !mrkdwn::fits(&blocks) {
+        return short;
+    }
+    Content { blocks, ..short }
+}
+
+fn ended_shortly(approval: &v1::Approval, by: Option<&str>) -> Content {
     let status = approval.status.clone().unwrap_or_default();
     let by = match by {
         Some(user) => format!(" by <@{}>", words::user_id(user)),
@@ -135,7 +159,42 @@ fn ended(approval: &v1::Approval, by: Option<&str>) -> Content {
         ApprovalState::Cancelled => "Not needed any more".to_owned(),
         ApprovalState::Unspecified | ApprovalState::Pending => "Not decided yet".to_owned(),
     };
-    let mut blocks = if is_whole(&spec) { described(&spec) } else { Vec::new() };
-    blocks.push(mrkdwn::section(&how));
-    Content { text: how, blocks }
+    Content { blocks: vec![mrkdwn::section(&how)], text: how }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn approval(arguments: &Value) -> v1::Approval {
+        let arguments = arguments.to_string();
+        let spec = v1::ApprovalSpec {
+            tool: "create_file".to_owned(),
+            arguments_size: arguments.len() as u64,
+            arguments,
+            ..v1::ApprovalSpec::default()
+        };
+        v1::Approval { spec: Some(spec), ..v1::Approval::default() }
+    }
+
+    #[test]
+    fn a_call_can_be_approved_where_all_of_it_is_shown_within_slacks_limits_and_nowhere_else() {
+        // Each is short enough in bytes, and the later ones grow when they are shown.
+        for (arguments, whole) in [
+            (json!({"text": "x".repeat(9_000)}), true),
+            (json!({"text": "x".repeat(10_000)}), false),
+            (json!({"text": "<".repeat(3_000)}), false),
+            (json!({"rows": vec![0; 2_000]}), false),
+        ] {
+            let approval = approval(&arguments);
+            let content = question(&approval);
+            assert!(mrkdwn::fits(&content.blocks), "{:?}", content.blocks);
+            let shown = Value::from(content.blocks).to_string();
+            assert_eq!(shown.contains(words::APPROVE), whole, "{shown}");
+            assert!(shown.contains(words::REJECT));
+            let ended = ended(&approval, None);
+            assert!(mrkdwn::fits(&ended.blocks), "{:?}", ended.blocks);
+            assert_eq!(ended.blocks.len() > 1, whole);
+        }
+    }
 }

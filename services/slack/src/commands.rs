@@ -12,6 +12,7 @@ use crate::{
     mrkdwn::{self, escape},
     posts::{Posts, Right},
     teams::Team,
+    tell,
     web::{self, chat::Content, views},
     words,
 };
@@ -50,7 +51,13 @@ pub(crate) async fn take(shared: &Shared, team: &str, key: &str, command: &Value
         _ => Some(HELP.to_owned()),
     };
     match said {
-        Some(said) => respond(shared, text("response_url"), &said).await,
+        Some(said) => {
+            if !tell::respond(shared, text("response_url"), &said).await? {
+                let (channel, user) = (text("channel_id"), text("user_id"));
+                web::chat::post_ephemeral(&shared.web, &team.token, channel, user, None, &said).await?;
+            }
+            Ok(())
+        }
         None => Ok(()),
     }
 }
@@ -160,7 +167,7 @@ async fn form(shared: &Shared, team: &Team, channel: &str) -> Result<Value, Trou
     let options: Vec<Value> =
         agents.iter().filter(|agent| agent.name.len() <= 150).map(|agent| option(&agent.name)).collect();
     if options.is_empty() {
-        return Err(Trouble::Mute("there are no agents to choose from".to_owned()));
+        return Err(Trouble::Failed("there are no agents to choose from.".to_owned()));
     }
     let mut select = json!({"type": "static_select", "action_id": "agent", "options": options});
     if agents.iter().any(|agent| agent.name == team.installation.agent) {
@@ -241,16 +248,6 @@ fn shown(grant: &Grant) -> String {
     match grant.may {
         May::Use => format!("{who} may ask {agent}{place}"),
         May::Approve => format!("{who} may decide about calls of {agent}{place}"),
-    }
-}
-
-async fn respond(shared: &Shared, url: &str, text: &str) -> Result<(), Trouble> {
-    let Some(url) = reqwest::Url::parse(url).ok().filter(|url| shared.web.is_slacks(url)) else { return Ok(()) };
-    let body = json!({"response_type": "ephemeral", "text": text}).to_string();
-    let request = shared.web.client().post(url).header("content-type", "application/json").body(body);
-    match request.send().await {
-        Ok(_) => Ok(()),
-        Err(error) => Err(Trouble::Later { what: error.without_url().to_string(), after: None }),
     }
 }
 

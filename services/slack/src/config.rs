@@ -77,7 +77,7 @@ impl ServiceConfig for Config {
     fn validate(&self, common: &Common) -> Result<(), Invalid> {
         common.database_url()?;
         common.master_keys()?;
-        if self.slack_listen.is_none() && self.slack_app_token.is_none() {
+        if self.slack_listen.is_none() && secret(self.slack_app_token.as_ref()).is_none() {
             return Err(Invalid::new(
                 "slack_listen",
                 "is not set, and neither is slack_app_token: Slack could not reach this service",

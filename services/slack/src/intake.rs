@@ -42,14 +42,13 @@ impl Intake {
             tracing::trace!(kind = event["type"].as_str(), "an event is of no interest");
             return Ok(());
         };
-        let team = text(envelope, "team_id")?;
+        let team = team_of_event(envelope).ok_or(Error::Malformed("team_id"))?;
         self.publish(SlackKind::Event, team, key, envelope).await
     }
 
     /// Takes what somebody did with a button or a form.
     pub(crate) async fn action(&self, payload: &Value) -> Result<(), Error> {
-        let team = payload["team"]["id"].as_str().or_else(|| payload["user"]["team_id"].as_str());
-        let team = team.ok_or(Error::Malformed("team.id"))?;
+        let team = team_of_action(payload).ok_or(Error::Malformed("team.id"))?;
         let key = match payload["type"].as_str() {
             Some("block_actions") => {
                 let action = &payload["actions"][0];
@@ -76,6 +75,18 @@ impl Intake {
             mesh::SlackDelivery { team: team.to_owned(), kind: kind.to_string(), key, payload: payload.to_string() };
         self.bus.publish_within(&address, &delivery, DEADLINE).await.map(drop).map_err(Error::Queue)
     }
+}
+
+/// The workspace that an event is for: of a channel that several share, the one in which the app sees it, and not the one where it happened.
+fn team_of_event(envelope: &Value) -> Option<&str> {
+    let seen = envelope["authorizations"][0]["team_id"].as_str();
+    seen.or_else(|| envelope["team_id"].as_str()).filter(|team| !team.is_empty())
+}
+
+/// The workspace that a button or a form is of: the one the app is installed in, whoever it was used by.
+fn team_of_action(payload: &Value) -> Option<&str> {
+    let places = [&payload["view"]["app_installed_team_id"], &payload["team"]["id"], &payload["user"]["team_id"]];
+    places.into_iter().find_map(Value::as_str)
 }
 
 /// What two deliveries of the same event have in common; none for what is of no interest. For messages that is (channel, ts), because
@@ -124,6 +135,20 @@ mod tests {
         };
         assert_eq!(key_of(&event("Ev1", "app_mention")).as_deref(), Some("D1.1.2"));
         assert_eq!(key_of(&event("Ev2", "message")).as_deref(), Some("D1.1.2"));
+    }
+
+    #[test]
+    fn in_a_shared_channel_the_workspace_is_the_one_the_app_is_installed_in() {
+        let shared = json!({"team_id": "T0THEIRS", "authorizations": [{"enterprise_id": null, "team_id": "T0OURS"}]});
+        assert_eq!(team_of_event(&shared), Some("T0OURS"));
+        for alone in [json!({"team_id": "T0OURS"}), json!({"team_id": "T0OURS", "authorizations": [{"team_id": null}]})]
+        {
+            assert_eq!(team_of_event(&alone), Some("T0OURS"));
+        }
+        let form = json!({"team": {"id": "T0THEIRS"}, "view": {"app_installed_team_id": "T0OURS"}});
+        assert_eq!(team_of_action(&form), Some("T0OURS"));
+        assert_eq!(team_of_action(&json!({"team": {"id": "T0OURS"}, "user": {"team_id": "T0THEIRS"}})), Some("T0OURS"));
+        assert_eq!(team_of_action(&json!({"team": null, "user": {"team_id": "T0OURS"}})), Some("T0OURS"));
     }
 
     #[test]

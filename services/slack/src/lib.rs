@@ -18,6 +18,7 @@ mod commands;
 mod compose;
 mod config;
 mod face;
+mod forget;
 mod gateway;
 mod home;
 mod install;
@@ -31,12 +32,13 @@ mod progress;
 mod signature;
 mod socket;
 mod teams;
+mod tell;
 mod unfurl;
 mod web;
 mod words;
 mod worker;
 
-use std::sync::Arc;
+use std::sync::{Arc, atomic::AtomicBool};
 
 use anyhow::Context as _;
 use construct_bus::{Bus, ConnectOptions};
@@ -62,6 +64,8 @@ pub(crate) struct Shared {
     pub(crate) metrics: Metrics,
     /// There is a mention to look at.
     pub(crate) due: Notify,
+    /// There are mentions to look at for which this process has no room.
+    pub(crate) crowded: AtomicBool,
 }
 
 /// Starts the service. When this returns it takes what Slack sends.
@@ -104,6 +108,7 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
         people: People::new(web.clone()),
         gateway: Gateway::new(&config.slack_gateway_url, config::secret(config.slack_gateway_key.as_ref()))?,
         due: Notify::new(),
+        crowded: AtomicBool::new(false),
         metrics,
         store,
         web,
@@ -119,6 +124,7 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
     if config::secret(shared.config.slack_app_token.as_ref()).is_some() {
         lifecycle.spawn_job("socket mode", socket::run(Arc::clone(&shared), intake, lifecycle.draining()));
     }
+    lifecycle.spawn_job("forgetting", forget::run(Arc::clone(&shared), lifecycle.draining()));
     lifecycle.spawn("deliveries", Worker::new(Arc::clone(&shared), bus).run(lifecycle.clone()));
     lifecycle.spawn("mentions", mention::run(shared, lifecycle.clone()));
     Ok(())

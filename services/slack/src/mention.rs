@@ -3,11 +3,14 @@
 //! Each step can be begun again by another process: what is asked of the gateway has ids that follow from the mention, and what is posted
 //! is known by its key ([`crate::posts`]). A process holds a mention by its lease; when it loses that it stops, and posts nothing more.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
 
 use construct_proto::v1;
 use construct_runtime::{Lifecycle, telemetry::Chain};
-use construct_store::slack::{Mention, MentionState};
+use construct_store::slack::{Mention, MentionState, Place};
 use jiff::Timestamp;
 use prost::Message as _;
 use tokio::{
@@ -34,6 +37,10 @@ const PAUSE_MAX: Duration = Duration::from_secs(60);
 const FAILURES: i32 = 1_500;
 /// How soon a mention whose task waits for a person is looked at again, when nothing is said about it.
 const PARKED: Duration = Duration::from_secs(15);
+/// How soon a mention is looked at again that has made room for others.
+const ASIDE: Duration = Duration::from_secs(5);
+/// How soon others take what a process that drains hands back: what it was doing in Slack has come to its end by then, and is found.
+const HANDED_BACK: Duration = Duration::from_secs(5);
 
 /// Why a mention cannot be gone on with now, or at all.
 #[derive(Debug, thiserror::Error)]
@@ -69,6 +76,7 @@ impl From<construct_store::Error> for Trouble {
 impl From<web::Error> for Trouble {
     fn from(error: web::Error) -> Self {
         match &error {
+            web::Error::Stopped { .. } => Self::Lost,
             web::Error::Limited { after, .. } => Self::Later { what: error.to_string(), after: Some(*after) },
             error if error.is_transient() => Self::Later { what: error.to_string(), after: None },
             error if error.is_revoked() => Self::Mute(error.to_string()),
@@ -136,7 +144,7 @@ impl From<tonic::Status> for Trouble {
 enum Looked {
     /// It is over.
     Over(MentionState),
-    /// Its task waits for a person; when to look again.
+    /// Its task waits for a person, or others wait for their turn; when to look again.
     Parked(Duration),
 }
 
@@ -155,8 +163,12 @@ pub(crate) async fn run(shared: Arc<Shared>, lifecycle: Lifecycle) -> anyhow::Re
         }
         let free = i64::try_from(slots.available_permits()).unwrap_or(i64::MAX).min(100);
         if free == 0 {
+            // While the database does not answer, nobody has to make room.
+            let crowded = shared.store.slack_mentions_due(Timestamp::now()).await.unwrap_or(false);
+            shared.crowded.store(crowded, Ordering::Relaxed);
             continue;
         }
+        shared.crowded.store(false, Ordering::Relaxed);
         // The lease begins no later than the statement that takes it.
         let began = Instant::now();
         let taken = match shared.store.slack_mentions_take(free, shared.config.slack_lease, Timestamp::now()).await {
@@ -178,8 +190,11 @@ pub(crate) async fn run(shared: Arc<Shared>, lifecycle: Lifecycle) -> anyhow::Re
                     () = hold(&shared, mention, end) => false,
                 };
                 // Others need not wait for the lease to end. What was under way is looked for before it is done again.
-                if stopped && let Err(error) = shared.store.slack_mention_hold(&key, lease, Timestamp::now()).await {
-                    tracing::debug!(error = %Chain(&error), "a mention could not be handed back");
+                if stopped {
+                    let until = Timestamp::now() + HANDED_BACK;
+                    if let Err(error) = shared.store.slack_mention_hold(&key, lease, until).await {
+                        tracing::debug!(error = %Chain(&error), "a mention could not be handed back");
+                    }
                 }
                 drop(slot);
                 shared.due.notify_one();
@@ -284,11 +299,26 @@ async fn say_failed(shared: &Shared, mention: &Mention, right: &Right, what: &st
     Ok(())
 }
 
+/// The agent that answers in a thread: the one of its task, or of what has begun it, or the workspace's.
+pub(crate) async fn agent(
+    shared: &Shared,
+    team: &Team,
+    place: &Place,
+    event: &serde_json::Value,
+) -> Result<String, construct_store::Error> {
+    match shared.store.slack_thread(place).await {
+        Ok(thread) if thread.task.is_some() => return Ok(thread.agent),
+        Ok(_) | Err(construct_store::Error::NotFound { .. }) => {}
+        Err(error) => return Err(error),
+    }
+    Ok(event["construct_agent"].as_str().unwrap_or(&team.installation.agent).to_owned())
+}
+
 async fn go_on(shared: &Shared, mention: &mut Mention, right: &Right) -> Result<Looked, Trouble> {
     let team = shared.teams.team(&mention.key.team).await?;
     let posts = Posts { web: &shared.web, store: &shared.store, token: &team.token, right: right.clone() };
     let place = mention.place();
-    let agent = mention.event["construct_agent"].as_str().unwrap_or(&team.installation.agent).to_owned();
+    let agent = agent(shared, &team, &place, &mention.event).await?;
     if mention.state == MentionState::Received && mention.request.is_none() {
         let asks = (&shared.store, &shared.people);
         if let Err(refusal) = access::may_use(asks, &team, &place.channel, &mention.user, &agent).await? {
@@ -310,6 +340,7 @@ async fn go_on(shared: &Shared, mention: &mut Mention, right: &Right) -> Result<
     let followed = progress::follow(shared, &posts, mention, (&task, &message), &placeholder).await?;
     let open = approvals::show(shared, &posts, mention, &task).await?;
     match followed {
+        progress::Followed::Aside => Ok(Looked::Parked(ASIDE)),
         // What is decided is gone on with within a moment.
         progress::Followed::Waits { decision: true } if open == 0 => Ok(Looked::Parked(SWEEP / 2)),
         progress::Followed::Waits { .. } => Ok(Looked::Parked(PARKED)),
@@ -328,6 +359,10 @@ async fn ask(shared: &Shared, team: &Team, mention: &mut Mention, agent: &str) -
     for _ in 0..3 {
         if mention.request.is_none() {
             let thread = shared.store.slack_thread_open(&place, organization, agent).await?;
+            if thread.agent != agent {
+                // Another question has begun the thread's task meanwhile: whether this person may use its agent is looked at anew.
+                return Err(Trouble::Later { what: "the thread has got another agent".to_owned(), after: None });
+            }
             let task = match thread.task {
                 Some(task) => task,
                 None => {

@@ -12,8 +12,10 @@ const SECTION: usize = 2_900;
 const HEADER: usize = 150;
 /// Blocks of a message; Slack's limit is 50, and something of ours may come on top.
 const BLOCKS: usize = 45;
-/// Characters of a message's blocks. Slack says `msg_blocks_too_long` somewhat above.
-const MESSAGE: usize = 12_000;
+/// Characters of a message's blocks. Slack says `msg_blocks_too_long` above about 13,000, and something of ours may come on top.
+const MESSAGE: usize = 10_000;
+/// Blocks that Slack takes in a message.
+const MOST_BLOCKS: usize = 50;
 /// Levels of lists that are indented.
 const DEPTH: usize = 6;
 /// Characters of a table's cell, which is cut after them.
@@ -60,6 +62,19 @@ pub(crate) fn fenced(text: &str) -> Vec<Value> {
         .into_iter()
         .map(|piece| section(&format!("```\n{piece}\n```")))
         .collect()
+}
+
+/// Whether blocks fit into one message.
+pub(crate) fn fits(blocks: &[Value]) -> bool {
+    let text_of = |value: &Value| match value.as_str() {
+        Some(text) => text.chars().count(),
+        None => value["text"].as_str().map_or(0, |text| text.chars().count()),
+    };
+    let characters = blocks.iter().map(|block| {
+        let elements = block["elements"].as_array().into_iter().flatten();
+        text_of(&block["text"]) + elements.map(|element| text_of(&element["text"])).sum::<usize>()
+    });
+    blocks.len() <= MOST_BLOCKS && characters.sum::<usize>() <= MESSAGE
 }
 
 /// The messages that Markdown becomes, each as its blocks.

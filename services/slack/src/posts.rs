@@ -19,13 +19,22 @@ use crate::web::{self, Token, Web, chat, chat::Content, conversations};
 pub(crate) enum Error {
     /// Slack hasn't taken it.
     #[error(transparent)]
-    Slack(#[from] web::Error),
+    Slack(web::Error),
     /// It cannot be written down.
     #[error("what is posted cannot be written down")]
     Store(#[from] construct_store::Error),
     /// Somebody else works on this by now.
     #[error("somebody else works on this by now")]
     Lost,
+}
+
+impl From<web::Error> for Error {
+    fn from(error: web::Error) -> Self {
+        match error {
+            web::Error::Stopped { .. } => Self::Lost,
+            error => Self::Slack(error),
+        }
+    }
 }
 
 /// The right to post: gone as soon as somebody else may have it. Cheap to clone; without a limit for what is done on no lease.
@@ -45,11 +54,16 @@ impl Right {
         }
     }
 
+    /// Whether it is there.
+    pub(crate) fn is_held(&self) -> bool {
+        let end = self.0.as_ref().map(|held| *held.lock().unwrap_or_else(PoisonError::into_inner));
+        end.is_none_or(|end| end > Instant::now())
+    }
+
     /// # Errors
     /// [`Error::Lost`].
     pub(crate) fn check(&self) -> Result<(), Error> {
-        let end = self.0.as_ref().map(|held| *held.lock().unwrap_or_else(PoisonError::into_inner));
-        if end.is_some_and(|end| end <= Instant::now()) { Err(Error::Lost) } else { Ok(()) }
+        if self.is_held() { Ok(()) } else { Err(Error::Lost) }
     }
 }
 
@@ -87,10 +101,33 @@ impl Posts<'_> {
                 }
             }
         }
-        self.right.check()?;
-        let ts = chat::post(self.web, self.token, &place.channel, &place.thread, key, content).await?;
+        let (there, leave) = ((place.channel.as_str(), place.thread.as_str()), || self.right.is_held());
+        let ts = chat::post(self.web, self.token, there, key, content, &leave).await?;
         self.store.slack_post_done(place, key, &ts).await?;
         Ok(ts)
+    }
+
+    /// The same, and where Slack finds fault with how it looks, something plainer.
+    pub(crate) async fn once_or(
+        &self,
+        place: &Place,
+        key: &str,
+        oldest: &str,
+        (content, plainer): (&Content, &Content),
+    ) -> Result<String, Error> {
+        match self.once(place, key, oldest, content).await {
+            Err(Error::Slack(error)) if error.is_shape() => {
+                self.store.slack_post_forget(place, key).await?;
+                self.once(place, key, oldest, plainer).await
+            }
+            done => done,
+        }
+    }
+
+    /// Puts something in the place of a message.
+    pub(crate) async fn update(&self, place: &Place, ts: &str, content: &Content) -> Result<(), Error> {
+        let leave = || self.right.is_held();
+        Ok(chat::update(self.web, self.token, (&place.channel, ts), content, &leave).await?)
     }
 
     /// Puts something in the place of a post; posts it anew where somebody has deleted that.
@@ -101,14 +138,13 @@ impl Posts<'_> {
         oldest: &str,
         content: &Content,
     ) -> Result<String, Error> {
-        self.right.check()?;
-        match chat::update(self.web, self.token, &place.channel, ts, content).await {
+        match self.update(place, ts, content).await {
             Ok(()) => Ok(ts.to_owned()),
-            Err(error) if matches!(error.code(), Some("message_not_found" | "cant_update_message")) => {
+            Err(Error::Slack(error)) if matches!(error.code(), Some("message_not_found" | "cant_update_message")) => {
                 self.store.slack_post_forget(place, key).await?;
                 self.once(place, key, oldest, content).await
             }
-            Err(error) => Err(error.into()),
+            Err(error) => Err(error),
         }
     }
 }

@@ -1,7 +1,7 @@
 //! What people see while an agent works: one line of what it does, edited in place, at most once a second, and left out when Slack wants
 //! to be left alone.
 
-use std::{collections::VecDeque, time::Duration};
+use std::{collections::VecDeque, sync::atomic::Ordering, time::Duration};
 
 use construct_proto::v1::{self, TaskPhase, event::Payload};
 use construct_store::slack::Mention;
@@ -27,6 +27,8 @@ const QUICK_EDITS: u32 = 20;
 const SLOW_EDIT: Duration = Duration::from_secs(4);
 /// How often the message is looked at when its events say nothing.
 const LOOK: Duration = Duration::from_secs(3);
+/// How long a question is followed at least, however many others wait.
+const TURN: Duration = Duration::from_secs(30);
 /// Calls that are shown.
 const CALLS: usize = 4;
 /// Characters of a call's arguments.
@@ -41,6 +43,8 @@ pub(crate) enum Followed {
         /// Whether it is a decision.
         decision: bool,
     },
+    /// It takes long, and others wait for their turn.
+    Aside,
 }
 
 /// What is shown.
@@ -53,7 +57,7 @@ struct Shown {
     edits: u32,
 }
 
-/// Follows a question until its turn ends or waits for a person.
+/// Follows a question until its turn ends or waits for a person, or others have to be looked at.
 pub(crate) async fn follow(
     shared: &Shared,
     posts: &Posts<'_>,
@@ -67,7 +71,8 @@ pub(crate) async fn follow(
     let (mut looks, mut edits) = (tokio::time::interval(LOOK), tokio::time::interval(EDIT));
     looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     edits.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut last_edit = Instant::now();
+    let began = Instant::now();
+    let mut last_edit = began;
     loop {
         let wanted = tokio::select! {
             biased;
@@ -109,6 +114,9 @@ pub(crate) async fn follow(
                 sleep_until(last_edit + EDIT).await;
             }
             return Ok(followed);
+        }
+        if shared.crowded.load(Ordering::Relaxed) && began.elapsed() > TURN {
+            return Ok(Followed::Aside);
         }
     }
 }

@@ -187,10 +187,13 @@ impl Teams {
         }
     }
 
-    /// Forgets the tokens of a workspace that has removed the app.
-    pub(crate) async fn uninstall(&self, team: &str) -> Result<(), construct_store::Error> {
-        self.store.slack_uninstall(team, Timestamp::now()).await?;
-        tracing::info!(team, "the app was removed from a workspace");
+    /// Forgets the tokens of a workspace that has removed the app at that time, unless it has installed it again since.
+    pub(crate) async fn uninstall(&self, team: &str, at: Timestamp) -> Result<(), construct_store::Error> {
+        if self.store.slack_uninstall(team, at, Timestamp::now()).await? {
+            tracing::info!(team, "the app was removed from a workspace");
+        } else {
+            tracing::info!(team, "the app was removed from a workspace before it was installed as it is now");
+        }
         Ok(())
     }
 

@@ -67,6 +67,12 @@ pub(crate) enum Error {
         /// What happened instead.
         what: String,
     },
+    /// Its caller may not go on. Nothing was done.
+    #[error("`{method}` is not called any more")]
+    Stopped {
+        /// The method.
+        method: &'static str,
+    },
     /// There is no token for the workspace, or it cannot be used.
     #[error("the app has no token for this workspace")]
     NoToken,
@@ -79,6 +85,7 @@ impl Error {
             Self::Refused { .. } => "refused",
             Self::Limited { .. } => "rate_limited",
             Self::Unknown { .. } => "no_answer",
+            Self::Stopped { .. } => "stopped",
             Self::NoToken => "no_token",
         }
     }
@@ -97,11 +104,18 @@ impl Error {
         self.code().is_some_and(|code| gone.contains(&code)) || *self == Self::NoToken
     }
 
+    /// Whether Slack has refused a message for what it looks like.
+    pub(crate) fn is_shape(&self) -> bool {
+        let shapes =
+            ["invalid_blocks", "msg_blocks_too_long", "msg_too_long", "invalid_blocks_format", "too_many_blocks"];
+        self.code().is_some_and(|code| shapes.contains(&code))
+    }
+
     /// Whether the same call may succeed later, with nobody changing anything.
     pub(crate) fn is_transient(&self) -> bool {
         match self {
             Self::Limited { .. } | Self::Unknown { .. } => true,
-            Self::NoToken => false,
+            Self::NoToken | Self::Stopped { .. } => false,
             Self::Refused { code, .. } => {
                 let passing =
                     ["internal_error", "fatal_error", "service_unavailable", "request_timeout", "token_expired"];
@@ -110,6 +124,9 @@ impl Error {
         }
     }
 }
+
+/// Says whether a call may still be made: asked before each attempt, because pauses between them outlast leases.
+pub(crate) type Leave<'a> = &'a (dyn Fn() -> bool + Send + Sync);
 
 /// The client. Cheap to clone.
 #[derive(Debug, Clone)]
@@ -181,9 +198,23 @@ impl Web {
         method: &'static str,
         body: Body<'_>,
     ) -> Result<T, Error> {
+        self.call_while(token, method, body, &|| true).await
+    }
+
+    /// The same while there is leave to.
+    pub(crate) async fn call_while<T: DeserializeOwned>(
+        &self,
+        token: &Token,
+        method: &'static str,
+        body: Body<'_>,
+        leave: Leave<'_>,
+    ) -> Result<T, Error> {
         self.wait(method, &token.team).await?;
         let mut tries = 1;
         loop {
+            if !leave() {
+                return Err(Error::Stopped { method });
+            }
             match self.attempt(method, &format!("Bearer {}", token.secret.expose_secret()), &body).await {
                 Err(Error::Limited { method, after }) => {
                     self.pause(method, &token.team, after);

@@ -100,6 +100,7 @@ pub(crate) fn slack(error: &crate::web::Error) -> String {
             "I am not in this channel. Invite me with `/invite`.".to_owned()
         }
         Some("missing_scope") => "the app lacks a permission. Somebody has to install it again.".to_owned(),
+        Some("expired_trigger_id" | "trigger_expired") => "it took too long. Try it once more.".to_owned(),
         Some("is_archived") => "the channel is archived.".to_owned(),
         _ => "Slack does not let me.".to_owned(),
     }

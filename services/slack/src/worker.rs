@@ -9,14 +9,16 @@ use construct_store::slack::{MentionKey, NewMention};
 use jiff::Timestamp;
 use serde_json::Value;
 
-use crate::{Shared, actions, commands, home, intake, mention::Trouble, unfurl};
+use crate::{Shared, actions, commands, home, intake, mention::Trouble, tell, unfurl};
 
 /// Deliveries worked on at the same time.
 const IN_FLIGHT: usize = 32;
-/// How soon a delivery that could not be dealt with is tried again.
+/// How soon a delivery that could not be dealt with is tried again; for what is no question it doubles with each try.
 const AGAIN: Duration = Duration::from_secs(2);
-/// How often something that is no question is tried: what it is about is over after a minute.
-const TRIES: u32 = 20;
+/// The longest such pause.
+const AGAIN_MAX: Duration = Duration::from_secs(60);
+/// How often something that is no question is tried: with these pauses for an hour, which outlasts a restart of everything.
+const TRIES: u32 = 64;
 
 /// Takes deliveries.
 pub(crate) struct Worker {
@@ -43,20 +45,34 @@ impl Worker {
 async fn take(shared: &Shared, delivery: Delivery<mesh::SlackDelivery>) {
     let Delivery { message, delivery: tries, receipt, .. } = delivery;
     let alive = receipt.keep_alive();
+    let is_event = message.kind == SlackKind::Event.as_str();
     let done = deal_with(shared, &message).await;
-    drop(alive);
     match done {
-        Ok(()) => receipt.ack().await,
+        Ok(()) => {
+            drop(alive);
+            receipt.ack().await;
+        }
         // A question is never dropped.
-        Err(trouble @ Trouble::Later { .. }) if tries < TRIES || message.kind == SlackKind::Event.as_str() => {
-            tracing::debug!(%trouble, kind = message.kind, "a delivery is tried again");
-            receipt.nak(AGAIN).await;
+        Err(Trouble::Later { what, after }) if is_event || tries < TRIES => {
+            tracing::debug!(what, kind = message.kind, "a delivery is tried again");
+            let pause = if is_event { AGAIN } else { pause(tries) };
+            drop(alive);
+            receipt.nak(pause.max(after.unwrap_or_default())).await;
         }
         Err(trouble) => {
             tracing::warn!(error = %Chain(&trouble), kind = message.kind, team = message.team, "a delivery came to nothing");
+            if !is_event && let Ok(payload) = serde_json::from_str(&message.payload) {
+                tell::failed(shared, &message.team, &payload, &trouble).await;
+            }
+            drop(alive);
             receipt.ack().await;
         }
     }
+}
+
+/// The pause after so many tries.
+fn pause(tries: u32) -> Duration {
+    AGAIN.saturating_mul(1 << tries.clamp(1, 6) >> 1).min(AGAIN_MAX)
 }
 
 async fn deal_with(shared: &Shared, delivery: &mesh::SlackDelivery) -> Result<(), Trouble> {
@@ -68,11 +84,11 @@ async fn deal_with(shared: &Shared, delivery: &mesh::SlackDelivery) -> Result<()
             let event = &payload["event"];
             match event["type"].as_str() {
                 Some("app_mention" | "message") => question(shared, team, event).await,
-                Some("app_uninstalled") => Ok(shared.teams.uninstall(team).await?),
+                Some("app_uninstalled") => Ok(shared.teams.uninstall(team, happened(&payload)).await?),
                 Some("tokens_revoked") => {
                     // Tokens of persons are none of ours.
                     let ours = event["tokens"]["bot"].as_array().is_some_and(|bots| !bots.is_empty());
-                    if ours { Ok(shared.teams.uninstall(team).await?) } else { Ok(()) }
+                    if ours { Ok(shared.teams.uninstall(team, happened(&payload)).await?) } else { Ok(()) }
                 }
                 Some("app_home_opened") => bounded(home::show(shared, team, event["user"].as_str()).await),
                 Some("link_shared") => bounded(unfurl::show(shared, team, event).await),
@@ -83,6 +99,12 @@ async fn deal_with(shared: &Shared, delivery: &mesh::SlackDelivery) -> Result<()
         Ok(SlackKind::Command) => commands::take(shared, team, &delivery.key, &payload).await,
         Err(error) => Err(Trouble::Mute(error.to_string())),
     }
+}
+
+/// When an event happened, at the latest: Slack says the second.
+fn happened(envelope: &Value) -> Timestamp {
+    let second = envelope["event_time"].as_i64();
+    second.and_then(|second| Timestamp::new(second, 999_999_999).ok()).unwrap_or_else(Timestamp::now)
 }
 
 /// What is only shown is not tried again for ever.
@@ -124,4 +146,23 @@ async fn question(shared: &Shared, team: &str, event: &Value) -> Result<(), Trou
         tracing::debug!(channel = new.key.channel, ts = new.key.ts, "a mention is known already");
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_question_is_tried_for_an_hour_and_soon_at_first() {
+        let pauses: Vec<u64> = (1..TRIES).map(|tries| pause(tries).as_secs()).collect();
+        assert_eq!(pauses[..6], [2, 4, 8, 16, 32, 60]);
+        assert!((3_500..3_700).contains(&pauses.iter().sum::<u64>()), "{pauses:?}");
+    }
+
+    #[test]
+    fn an_event_happened_within_the_second_that_slack_says() {
+        let at = |second| Timestamp::from_second(second).expect("it is a time");
+        let happened = happened(&serde_json::json!({"event_time": 1_760_000_000}));
+        assert!(happened >= at(1_760_000_000) && happened < at(1_760_000_001), "{happened}");
+    }
 }

@@ -10,6 +10,9 @@ use super::{ANN, APP_TOKEN, BOT, CLIENT_ID, CLIENT_SECRET, File, Slack, TEAM};
 /// a second, less the time that a request takes on its way.
 const EDIT: Duration = Duration::from_millis(700);
 
+/// Characters of all blocks of a message. Slack takes a few more.
+const CHARACTERS: usize = 12_000;
+
 /// What the app is given.
 const SCOPES: &str = "app_mentions:read,channels:history,chat:write,commands,files:read,files:write,links:read,links:write,\
                       users:read,im:history";
@@ -142,6 +145,16 @@ impl Slack {
         }
         if blocks.len() > 50 {
             return Err(refuse("invalid_blocks"));
+        }
+        let length = |value: &Value| value.as_str().map_or(0, |text| text.chars().count());
+        let elements = |block: &Value| block["elements"].as_array().cloned().unwrap_or_default();
+        let shown = blocks.iter().map(|block| {
+            let elements = elements(block);
+            let elements = elements.iter().map(|element| length(&element["text"]) + length(&element["text"]["text"]));
+            length(&block["text"]["text"]) + elements.sum::<usize>()
+        });
+        if shown.sum::<usize>() > CHARACTERS {
+            return Err(refuse("msg_blocks_too_long"));
         }
         for block in &blocks {
             let text = block["text"]["text"].as_str().unwrap_or_default();

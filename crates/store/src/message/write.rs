@@ -134,7 +134,8 @@ pub(super) fn accepted(
     })
 }
 
-/// Stores a message with its event in one statement: one round trip, all or nothing. In an organisation that is closed there are no tasks. Messages that are accepted at the same moment
+/// Stores a message with its event in one statement: one round trip, all or nothing. One that is accepted in the moment in which its organisation is closed is
+/// answered all the same: a lock against that would be taken by every message. Messages that are accepted at the same moment
 /// do not count each other: the queue may become longer than its limit by as many as there are connections.
 async fn insert(
     executor: impl PgExecutor<'_>,
@@ -144,17 +145,14 @@ async fn insert(
     event: NewEvent,
 ) -> Result<Written<StoredMessage>, Error> {
     let done = sqlx::query!(
-        r#"WITH open AS (
-               SELECT id FROM organizations WHERE id = $1 AND deleted_at IS NULL FOR KEY SHARE
-           ), task AS (
+        r#"WITH task AS (
                UPDATE tasks t SET
                    intents = t.intents + 1,
                    intent_at = CASE WHEN t.intents > t.intents_seen THEN t.intent_at ELSE $3 END,
                    event_sequence = t.event_sequence + 1,
                    revision = t.revision + 1,
                    updated_at = $3
-               FROM open
-               WHERE t.organization_id = open.id AND t.id = $2 AND t.deleted_at IS NULL
+               WHERE t.organization_id = $1 AND t.id = $2 AND t.deleted_at IS NULL
                  AND (SELECT count(*) FROM messages q
                       WHERE q.task_id = t.id AND q.position IS NULL AND q.processed_at IS NULL) < $7
                RETURNING t.id, t.organization_id, t.intents, t.event_sequence
@@ -167,7 +165,7 @@ async fn insert(
                SELECT task.organization_id, task.id, task.event_sequence, $8, $9, $10, $3 FROM task
            )
            SELECT task.intents AS "arrival?", task.event_sequence AS "sequence?"
-           FROM tasks there JOIN open ON open.id = there.organization_id LEFT JOIN task ON true
+           FROM tasks there LEFT JOIN task ON true
            WHERE there.organization_id = $1 AND there.id = $2 AND there.deleted_at IS NULL"#,
         write.organization.uuid(),
         entity.task.uuid(),

@@ -154,11 +154,11 @@ impl Store {
     pub async fn slack_install(&self, new: &NewInstallation, now: Timestamp) -> Result<(), Error> {
         sqlx::query!(
             "INSERT INTO slack_installations (team, organization_id, team_name, app, bot_user, installed_by, agent, scopes,
-                 key_id, key_nonce, key_ciphertext, expires_at, created_at, updated_at)
-             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $13)
+                 key_id, key_nonce, key_ciphertext, expires_at, installed_at, created_at, updated_at)
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $13, $13)
              ON CONFLICT (team) DO UPDATE SET organization_id = $2, team_name = $3, app = $4, bot_user = $5, installed_by = $6,
                  agent = $7, scopes = $8, key_id = $9, key_nonce = $10, key_ciphertext = $11, expires_at = $12,
-                 revision = slack_installations.revision + 1, updated_at = $13",
+                 revision = slack_installations.revision + 1, installed_at = $13, updated_at = $13",
             new.team,
             new.organization.uuid(),
             text::clean(&new.team_name).into_owned(),
@@ -209,22 +209,39 @@ impl Store {
         Ok(done.rows_affected() == 1)
     }
 
-    /// Forgets the tokens of a workspace that has removed the app.
+    /// Forgets the tokens of a workspace that has removed the app at that time, and what people have asked there; what is unfinished is
+    /// over. False, and nothing is changed, when the app has been installed (again) since then.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn slack_uninstall(&self, team: &str, now: Timestamp) -> Result<(), Error> {
-        sqlx::query!(
+    pub async fn slack_uninstall(&self, team: &str, at: Timestamp, now: Timestamp) -> Result<bool, Error> {
+        let mut transaction = self.pool.begin().await?;
+        let done = sqlx::query!(
             "UPDATE slack_installations SET key_id = NULL, key_nonce = NULL, key_ciphertext = NULL, expires_at = NULL,
-                 revision = revision + 1, updated_at = $2
+                 revision = revision + 1, updated_at = $3
+             WHERE team = $1 AND installed_at <= $2",
+            team,
+            time::sql(at) as _,
+            time::sql(now) as _,
+        )
+        .execute(&mut *transaction)
+        .await?;
+        if done.rows_affected() == 0 {
+            return Ok(false);
+        }
+        // Whoever is at one of them notices by the lease.
+        sqlx::query!(
+            "UPDATE slack_mentions SET event = 'null'::jsonb, request = NULL, error = NULL, lease = lease + 1, next_look = NULL,
+                 state = CASE WHEN next_look IS NULL THEN state ELSE 'failed' END, updated_at = $2
              WHERE team = $1",
             team,
             time::sql(now) as _,
         )
-        .execute(&self.pool)
+        .execute(&mut *transaction)
         .await?;
-        Ok(())
+        transaction.commit().await?;
+        Ok(true)
     }
 
     /// Begins an installation, and forgets those that were not ended in time.

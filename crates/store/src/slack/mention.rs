@@ -79,7 +79,7 @@ pub struct Mention {
     pub thread: String,
     /// Who asks.
     pub user: String,
-    /// What Slack sent.
+    /// What Slack sent; null when that is forgotten.
     pub event: Value,
     /// How far it has come.
     pub state: MentionState,
@@ -349,19 +349,85 @@ impl Store {
         Ok(())
     }
 
-    /// Who waits for answers of a task.
+    /// The mention that a task works on: of those that wait for its answers, the one that the gateway has taken first.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn slack_askers(&self, task: &str) -> Result<Vec<String>, Error> {
-        let users = sqlx::query_scalar!(
-            "SELECT DISTINCT user_id FROM slack_mentions WHERE task = $1 AND next_look IS NOT NULL",
+    pub async fn slack_mention_worked_on(&self, task: &str) -> Result<Option<MentionKey>, Error> {
+        // Ids of messages rise with time.
+        let key = sqlx::query_as!(
+            MentionKey,
+            "SELECT team, channel, ts, attempt FROM slack_mentions
+             WHERE task = $1 AND next_look IS NOT NULL AND message IS NOT NULL ORDER BY message COLLATE \"C\" LIMIT 1",
             task,
         )
-        .fetch_all(&self.pool)
+        .fetch_optional(&self.pool)
         .await?;
-        Ok(users)
+        Ok(key)
+    }
+
+    /// Whose question a task works on, if it was taken before something happened: who asks later has not asked for that.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn slack_asker(&self, task: &str, before: Timestamp) -> Result<Option<String>, Error> {
+        let row = sqlx::query!(
+            "SELECT user_id, created_at < $2 AS \"before!\" FROM slack_mentions
+             WHERE task = $1 AND next_look IS NOT NULL AND message IS NOT NULL ORDER BY message COLLATE \"C\" LIMIT 1",
+            task,
+            time::sql(before) as _,
+        )
+        .fetch_optional(&self.pool)
+        .await?;
+        Ok(row.filter(|row| row.before).map(|row| row.user_id))
+    }
+
+    /// Whether there is a mention that has to be looked at and that nobody is at.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn slack_mentions_due(&self, now: Timestamp) -> Result<bool, Error> {
+        let due = sqlx::query_scalar!(
+            "SELECT EXISTS (SELECT FROM slack_mentions WHERE next_look <= $1 AND leased_until <= $1) AS \"due!\"",
+            time::sql(now) as _,
+        )
+        .fetch_one(&self.pool)
+        .await?;
+        Ok(due)
+    }
+
+    /// Forgets what people have asked and what went wrong in mentions that were over before this time, and the posts that are older and
+    /// whose threads have nothing unfinished; of each at most `limit`. How many were forgotten. That a mention was taken stays.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn slack_forget(&self, before: Timestamp, limit: i64) -> Result<u64, Error> {
+        let mentions = sqlx::query!(
+            "UPDATE slack_mentions SET event = 'null'::jsonb, error = NULL WHERE ctid IN
+                 (SELECT ctid FROM slack_mentions
+                  WHERE next_look IS NULL AND event <> 'null'::jsonb AND updated_at < $1 LIMIT $2 FOR UPDATE SKIP LOCKED)",
+            time::sql(before) as _,
+            limit,
+        )
+        .execute(&self.pool)
+        .await?;
+        let posts = sqlx::query!(
+            "DELETE FROM slack_posts WHERE ctid IN
+                 (SELECT p.ctid FROM slack_posts p
+                  WHERE p.created_at < $1 AND NOT EXISTS
+                      (SELECT FROM slack_mentions m WHERE m.team = p.team AND m.channel = p.channel AND m.thread = p.thread
+                           AND (m.next_look IS NOT NULL OR m.updated_at >= $1))
+                  LIMIT $2 FOR UPDATE OF p SKIP LOCKED)",
+            time::sql(before) as _,
+            limit,
+        )
+        .execute(&self.pool)
+        .await?;
+        Ok(mentions.rows_affected() + posts.rows_affected())
     }
 
     /// The thread at a place, begun with this agent when there is none, or none that has come to have a task.

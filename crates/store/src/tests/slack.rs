@@ -50,10 +50,10 @@ async fn a_mention_is_written_down_once_and_held_by_one_at_a_time() {
     // One that waits is looked at when something is decided about its task, and one that is over never again.
     (second.task, second.next_look) = (Some("task_1".to_owned()), Some(later + LEASE));
     store.slack_mention_save(&second, true, later).await.expect("it is saved");
-    assert_eq!(store.slack_askers("task_1").await.expect("it answers"), ["U1"]);
     assert_eq!(store.slack_mentions_take(10, LEASE, later).await.expect("it answers"), []);
     store.slack_mentions_wake("task_1", later).await.expect("it is woken");
     let mut third = store.slack_mentions_take(10, LEASE, later).await.expect("it is taken").remove(0);
+    assert!(store.slack_mentions_due(later + LEASE).await.expect("it answers"));
     (third.state, third.next_look, third.message) = (MentionState::Answered, None, Some("msg_1".to_owned()));
     store.slack_mention_save(&third, true, later).await.expect("it is saved");
     store.slack_mentions_wake("task_1", later).await.expect("nothing is woken");
@@ -126,6 +126,71 @@ async fn a_state_is_used_once_and_in_time_and_an_app_that_is_removed_has_no_toke
     assert!(!store.slack_tokens_replace("T1", revision, &sealed("x"), None, now).await.expect("it is too late"));
     let found = store.slack_installation("T1").await.expect("it is there");
     assert_eq!((found.tokens, found.expires_at), (Some(sealed("new")), until));
-    store.slack_uninstall("T1", now).await.expect("it is removed");
+    let (asked, earlier) = (mention("1.1"), now - LEASE);
+    store.slack_mention_put(&asked, now).await.expect("it is written");
+    let taken = store.slack_mentions_take(10, LEASE, now).await.expect("it is taken").remove(0);
+    // Slack tells of the removal before this installation late.
+    assert!(!store.slack_uninstall("T1", earlier, now).await.expect("it answers"));
+    assert_eq!(store.slack_installation("T1").await.expect("it is there").tokens, Some(sealed("new")));
+    assert!(store.slack_uninstall("T1", now, now).await.expect("it is removed"));
     assert_eq!(store.slack_installation("T1").await.expect("it is there").tokens, None);
+    // What was asked there is forgotten, and whoever is at it has to let go.
+    assert!(matches!(store.slack_mention_save(&taken, true, now).await, Err(Error::Conflict)));
+    let found = store.slack_mention(&asked.key).await.expect("it is there");
+    assert_eq!((found.state, found.next_look, found.event), (MentionState::Failed, None, json!(null)));
+}
+
+#[tokio::test]
+async fn a_task_works_for_the_first_of_those_who_wait_and_only_if_they_asked_before() {
+    let database = Database::new().await;
+    let store = database.store();
+    let now = now();
+    let mut taken = Vec::new();
+    // The one that was written down first is not the one that the gateway has taken first.
+    for (ts, user, message) in [("1.1", "U1", "msg_2"), ("1.2", "U2", "msg_1")] {
+        let new = NewMention { user: user.to_owned(), ..mention(ts) };
+        store.slack_mention_put(&new, now).await.expect("it is written");
+        let mut asked = store.slack_mentions_take(10, LEASE, now).await.expect("it is taken").remove(0);
+        (asked.task, asked.message) = (Some("task_1".to_owned()), Some(message.to_owned()));
+        store.slack_mention_save(&asked, false, now).await.expect("it is saved");
+        taken.push(asked);
+    }
+    let worked_on = async || store.slack_mention_worked_on("task_1").await.expect("it answers").map(|key| key.ts);
+    let asker = async |before| store.slack_asker("task_1", before).await.expect("it answers");
+    assert_eq!((worked_on().await.as_deref(), asker(now + LEASE).await.as_deref()), (Some("1.2"), Some("U2")));
+    assert_eq!(asker(now).await, None);
+    taken[1].next_look = None;
+    store.slack_mention_save(&taken[1], true, now).await.expect("it is saved");
+    assert_eq!((worked_on().await.as_deref(), asker(now + LEASE).await.as_deref()), (Some("1.1"), Some("U1")));
+    assert_eq!(store.slack_mention_worked_on("task_2").await.expect("it answers"), None);
+}
+
+#[tokio::test]
+async fn what_is_long_over_is_forgotten_but_for_that_it_was() {
+    let database = Database::new().await;
+    let store = database.store();
+    let now = now();
+    let (over, open) = (mention("1.1"), NewMention { thread: "2.0".to_owned(), ..mention("2.1") });
+    for new in [&over, &open] {
+        store.slack_mention_put(new, now).await.expect("it is written");
+        store.slack_post_begin(&Place { thread: new.thread.clone(), ..place() }, "k", now).await.expect("it is begun");
+    }
+    let taken = store.slack_mentions_take(10, LEASE, now).await.expect("they are taken");
+    let mut taken = taken.into_iter().find(|taken| taken.key == over.key).expect("it is among them");
+    (taken.state, taken.next_look, taken.error) = (MentionState::Failed, None, Some("it went wrong".to_owned()));
+    store.slack_mention_save(&taken, true, now).await.expect("it is saved");
+    assert_eq!(store.slack_forget(now, 100).await.expect("it answers"), 0);
+    assert_eq!(store.slack_forget(now + LEASE, 100).await.expect("it answers"), 2);
+    assert_eq!(store.slack_forget(now + LEASE, 100).await.expect("it answers"), 0);
+    let found = store.slack_mention(&over.key).await.expect("it is there");
+    assert_eq!((found.state, found.event, found.error), (MentionState::Failed, json!(null), None));
+    assert!(!store.slack_mention_put(&over, now).await.expect("it is known"));
+    assert_eq!(store.slack_mention(&open.key).await.expect("it is there").event, open.event);
+    assert_eq!(store.slack_post(&place(), "k").await.expect("it is unknown"), Posted::Never);
+    let kept = Place { thread: "2.0".to_owned(), ..place() };
+    assert_eq!(store.slack_post(&kept, "k").await.expect("it is known"), Posted::Perhaps);
+}
+
+fn place() -> Place {
+    Place { team: "T1".to_owned(), channel: "C1".to_owned(), thread: "1.0".to_owned() }
 }

@@ -3,7 +3,7 @@
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::{Body, Error, Token, Web};
+use super::{Body, Error, Leave, Token, Web};
 
 /// Under which name our messages carry what they are (`metadata.event_type`).
 pub(crate) const EVENT_TYPE: &str = "construct_post";
@@ -29,10 +29,10 @@ struct Done {}
 pub(crate) async fn post(
     web: &Web,
     token: &Token,
-    channel: &str,
-    thread: &str,
+    (channel, thread): (&str, &str),
     key: &str,
     content: &Content,
+    leave: Leave<'_>,
 ) -> Result<String, Error> {
     let mut body = json!({
         "channel": channel,
@@ -45,7 +45,7 @@ pub(crate) async fn post(
     if !thread.is_empty() {
         body["thread_ts"] = thread.into();
     }
-    let posted: Posted = web.call(token, "chat.postMessage", Body::Json(body)).await?;
+    let posted: Posted = web.call_while(token, "chat.postMessage", Body::Json(body), leave).await?;
     Ok(posted.ts)
 }
 
@@ -66,8 +66,14 @@ pub(crate) async fn post_ephemeral(
 }
 
 /// Puts something in the place of a message of ours.
-pub(crate) async fn update(web: &Web, token: &Token, channel: &str, ts: &str, content: &Content) -> Result<(), Error> {
-    web.call::<Done>(token, "chat.update", changed(channel, ts, content)).await.map(drop)
+pub(crate) async fn update(
+    web: &Web,
+    token: &Token,
+    (channel, ts): (&str, &str),
+    content: &Content,
+    leave: Leave<'_>,
+) -> Result<(), Error> {
+    web.call_while::<Done>(token, "chat.update", changed(channel, ts, content), leave).await.map(drop)
 }
 
 /// The same when it doesn't matter whether it is done.

@@ -5,7 +5,7 @@ use secrecy::ExposeSecret as _;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::{Body, Error, Token, Web};
+use super::{Body, Error, Leave, Token, Web};
 
 const DOWNLOAD: &str = "file download";
 const UPLOAD: &str = "file upload";
@@ -69,9 +69,10 @@ pub(crate) async fn complete(
     file: &str,
     title: &str,
     (channel, thread): (&str, &str),
+    leave: Leave<'_>,
 ) -> Result<(), Error> {
     let body = json!({"files": [{"id": file, "title": title}], "channel_id": channel, "thread_ts": thread});
-    web.call::<Done>(token, "files.completeUploadExternal", Body::Json(body)).await.map(drop)
+    web.call_while::<Done>(token, "files.completeUploadExternal", Body::Json(body), leave).await.map(drop)
 }
 
 #[derive(Debug, Deserialize)]

@@ -1,0 +1,36 @@
+//! What people have asked is not kept for ever: a while after a mention is over, what Slack sent of it, why it failed and which posts were
+//! made for it are forgotten. That it was taken stays, because that is what keeps it from being answered twice.
+
+use std::{sync::Arc, time::Duration};
+
+use construct_runtime::telemetry::Chain;
+use jiff::{SignedDuration, Timestamp};
+use tokio::time::MissedTickBehavior;
+use tokio_util::sync::CancellationToken;
+
+use crate::Shared;
+
+/// How long it is kept after it is over.
+const KEPT: SignedDuration = SignedDuration::from_hours(30 * 24);
+/// How often it is looked for.
+const EVERY: Duration = Duration::from_secs(10 * 60);
+/// How much is forgotten at once, so that nobody waits for it.
+const AT_ONCE: i64 = 2_000;
+
+/// Forgets until the service drains.
+pub(crate) async fn run(shared: Arc<Shared>, draining: CancellationToken) {
+    let mut ticks = tokio::time::interval(EVERY);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            biased;
+            () = draining.cancelled() => return,
+            _ = ticks.tick() => {}
+        }
+        match shared.store.slack_forget(Timestamp::now() - KEPT, AT_ONCE).await {
+            Ok(0) => {}
+            Ok(forgotten) => tracing::debug!(forgotten, "what is long over was forgotten"),
+            Err(error) => tracing::warn!(error = %Chain(&error), "what is long over could not be forgotten"),
+        }
+    }
+}
