@@ -385,14 +385,14 @@ async fn what_is_wrong_has_a_code() {
 async fn tools_that_a_client_names_are_all_a_session_may_call() {
     let gateway = Gateway::start().await.with_agent().await;
     let mut client = Client::of(&gateway).await;
-    let context = json!({"project": {"name": "p", "path": "/work/p"}, "tools": ["readFile"], "userMessage": "look"});
+    let context = json!({"project": {"name": "p", "path": "/srv/p"}, "tools": ["readFile"], "userMessage": "look"});
     client.say(&json!({"id": "1", "type": "send_context_request", "agentID": "ada", "context": context})).await;
     let tasks = || async {
         gateway.tasks().list_tasks(v1::ListTasksRequest::default()).await.expect("a list").into_inner().tasks
     };
     let made = until("the session is there", tasks, |tasks| !tasks.is_empty()).await;
     let spec = made[0].spec.clone().expect("a specification");
-    assert_eq!(spec.workspace, "/work/p");
+    assert_eq!(spec.workspace, "/srv/p");
     let rules: Vec<_> = spec.policy.iter().map(|rule| (rule.action(), rule.tools.clone())).collect();
     assert_eq!(rules, [(v1::PolicyAction::Allow, vec!["readFile".to_owned()]), (v1::PolicyAction::Deny, vec![])]);
     let id = json!(id(made[0].metadata.clone()));
