@@ -305,7 +305,7 @@ async fn what_went_wrong_is_said_in_words_and_tried_again_once_at_the_press_of_a
         if whispers.iter().any(|whisper| whisper["user"] == GUEST) { Ok(()) } else { Err(whispers) }
     })
     .await;
-    assert_eq!(slack.posts(CHANNEL, &ts), [failed.clone()]);
+    assert_eq!(slack.posts(CHANNEL, &ts), std::slice::from_ref(&failed));
     for _ in 0..2 {
         assert_eq!(slack.press(&mesh, ANN, CHANNEL, at, "construct_retry").await.unwrap_or(200), 200);
     }

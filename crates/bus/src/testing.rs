@@ -8,6 +8,7 @@ use std::{
 };
 
 use async_nats::HeaderMap;
+use futures::TryStreamExt as _;
 use tempfile::TempDir;
 
 use crate::{
@@ -138,6 +139,18 @@ impl NatsServer {
         let bus = self.bus().await;
         let mut stream = bus.inner.jetstream.get_stream(stream.name()).await.expect("the stream is there");
         stream.info().await.expect("the server describes it").state.messages
+    }
+
+    /// How many messages of a queue somebody is still to get: not given to anybody yet, or given and not acknowledged. A server that was
+    /// killed may hold more ([`NatsServer::messages`]): what was acknowledged just before, and whose removal was not on disk yet.
+    ///
+    /// # Panics
+    /// When the server does not say.
+    pub async fn waiting(&self, stream: Stream) -> u64 {
+        let bus = self.bus().await;
+        let stream = bus.inner.jetstream.get_stream(stream.name()).await.expect("the stream is there");
+        let consumers: Vec<_> = stream.consumers().try_collect().await.expect("the server describes its consumers");
+        consumers.iter().map(|consumer| consumer.num_pending + consumer.num_ack_pending as u64).sum()
     }
 
     /// Takes away a stream with everything in it, and makes it anew.
