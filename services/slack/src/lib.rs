@@ -1,11 +1,11 @@
 //! The Slack service: an agent in the channel.
 //!
-//! - What Slack sends is checked, put into a work queue, and only then confirmed to Slack ([`intake`]); so nothing heavier than that
+//! - What Slack sends is checked, put into a work queue, and only then confirmed to Slack (`intake.rs`); so nothing heavier than that
 //!   stands between a mention and Slack's three seconds.
 //! - A mention is a row before it leaves the queue, by (team, channel, ts), which is also what keeps it from being answered twice
-//!   ([`worker`]).
-//! - From there on the row is what it is gone on from ([`mention`]): whoever holds its lease asks the gateway under ids derived from the
-//!   mention, and posts what can be found again in the thread ([`posts`]).
+//!   (`worker.rs`).
+//! - From there on the row is what it is gone on from (`mention.rs`): whoever holds its lease asks the gateway under ids derived from the
+//!   mention, and posts what can be found again in the thread (`posts.rs`).
 //! - It is a client of the gateway like any other, and writes no table but its own.
 //!
 //! Deliberately absent: decisions about tasks, any table of the mesh, and a retry of anything that the mesh retries.
