@@ -12,6 +12,8 @@ use tonic::{
     },
 };
 
+use crate::identity::peer::is_loopback_host;
+
 /// What a page's script may send, besides what it always may.
 const SENT: HeaderValue = HeaderValue::from_static(
     "authorization, connect-content-encoding, connect-protocol-version, connect-timeout-ms, content-encoding, content-type, \
@@ -76,7 +78,8 @@ impl Guard {
 
     /// Whether the request's host is one we are called. HTTP/2 has it in its target. A request without any is not a browser's.
     fn is_ours<B>(&self, request: &Request<B>) -> bool {
-        let named = |host: &str| is_loopback(host) || self.hosts.iter().any(|known| known.eq_ignore_ascii_case(host));
+        let named =
+            |host: &str| is_loopback_host(host) || self.hosts.iter().any(|known| known.eq_ignore_ascii_case(host));
         let target = request.uri().authority().map(Authority::host);
         let fine = |host: &HeaderValue| {
             let authority = Authority::try_from(host.as_bytes());
@@ -84,12 +87,6 @@ impl Guard {
         };
         target.is_none_or(named) && request.headers().get_all(header::HOST).iter().all(fine)
     }
-}
-
-/// Whether a host is this machine to every browser.
-fn is_loopback(host: &str) -> bool {
-    let address = host.trim_start_matches('[').trim_end_matches(']').parse::<std::net::IpAddr>();
-    host.eq_ignore_ascii_case("localhost") || address.is_ok_and(|address| address.is_loopback())
 }
 
 /// Whether a browser asks what it may send.

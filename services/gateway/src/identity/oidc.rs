@@ -20,6 +20,8 @@ use jsonwebtoken::{
 use serde::{Deserialize, de::DeserializeOwned};
 use tokio::sync::Mutex;
 
+use super::peer::is_loopback_host;
+
 /// How often the issuer is asked for its keys at most.
 const PAUSE: Duration = Duration::from_secs(60);
 /// When keys are asked for anew although all are known, so that one that was taken back is forgotten.
@@ -258,10 +260,7 @@ impl Keys {
 pub(crate) fn is_trustworthy(url: &str) -> bool {
     reqwest::Url::parse(url).is_ok_and(|url| match url.scheme() {
         "https" => url.host().is_some(),
-        "http" => url.host_str().is_some_and(|host| {
-            let bare = host.trim_start_matches('[').trim_end_matches(']');
-            bare == "localhost" || bare.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
-        }),
+        "http" => url.host_str().is_some_and(is_loopback_host),
         _ => false,
     })
 }

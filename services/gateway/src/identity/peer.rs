@@ -45,6 +45,12 @@ impl Peer {
     }
 }
 
+/// Whether a host as addresses name it is this machine by loopback.
+pub(crate) fn is_loopback_host(host: &str) -> bool {
+    let bare = host.trim_start_matches('[').trim_end_matches(']');
+    host.eq_ignore_ascii_case("localhost") || bare.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
