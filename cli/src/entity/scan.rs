@@ -1,0 +1,289 @@
+//! Scans of repositories.
+
+mod connection;
+mod review;
+mod shown;
+mod watch;
+
+use std::path::{Path, PathBuf};
+
+use clap::{Args, Subcommand};
+use construct_proto::v1::{
+    CancelScanRequest, CompareScansRequest, CompareScansResponse, CreateScanRequest, CreateToolsRequest,
+    GetScanRequest, ListScansRequest, Scan, ScanLimits, ScanSpec, ScanUpload, list_scans_request::Filter,
+    scan_spec::Source,
+};
+
+use super::WriteArgs;
+use crate::{
+    exec,
+    failure::{Exit, Failure},
+    gateway::{Gateway, call},
+    money::{self, Limit},
+    output::OutputArgs,
+    page::ListArgs,
+    time,
+    words::count,
+};
+
+/// Larger archives do not fit into a request.
+const MAX_UPLOAD: usize = 3 * 1024 * 1024;
+
+#[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
+pub(crate) struct ScanArgs {
+    #[command(subcommand)]
+    command: Option<ScanCommand>,
+    #[command(flatten)]
+    start: Start,
+}
+
+/// A new scan.
+#[derive(Debug, Args)]
+struct Start {
+    /// `owner/name` or the address of a repository on GitHub or GitLab, an archive (tar.gz, zip), or a folder.
+    #[arg(required = true)]
+    repository: Option<String>,
+    /// Branch, tag or commit; the default branch when not given.
+    #[arg(long = "ref", value_name = "REF", default_value = "", hide_default_value = true)]
+    reference: String,
+    /// The repository is on GitLab.
+    #[arg(long)]
+    gitlab: bool,
+    /// The connection that opens the repository; none is needed for a public one.
+    #[arg(long, default_value = "", hide_default_value = true)]
+    connection: String,
+    /// The model that explores; not needed when there is only one.
+    #[arg(long, default_value = "", hide_default_value = true)]
+    model: String,
+    /// What the exploration may cost, in dollars; 2 when not given.
+    #[arg(long, value_name = "DOLLARS", value_parser = money::parse_limit)]
+    budget: Option<Limit>,
+    /// Model calls until the model answers; each of the two times that it may mend its answer it has as many again.
+    #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
+    max_turns: u32,
+    /// How long the scan may take, e.g. 30m.
+    #[arg(long, value_name = "DURATION", value_parser = time::parse_duration)]
+    timeout: Option<std::time::Duration>,
+    /// Print the scan and don't follow it.
+    #[arg(long)]
+    no_wait: bool,
+    #[command(flatten)]
+    write: WriteArgs,
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+#[derive(Debug, Subcommand)]
+enum ScanCommand {
+    /// Show a scan.
+    Get {
+        scan: String,
+        #[command(flatten)]
+        output: OutputArgs,
+    },
+    /// List the scans so far.
+    List(List),
+    /// Follow a scan until it is over.
+    Watch {
+        scan: String,
+        #[command(flatten)]
+        output: OutputArgs,
+    },
+    /// End a scan.
+    Cancel {
+        scan: String,
+        /// Why.
+        #[arg(long, default_value = "", hide_default_value = true)]
+        reason: String,
+        #[command(flatten)]
+        write: WriteArgs,
+        #[command(flatten)]
+        output: OutputArgs,
+    },
+    /// Show what a scan proposes, and accept, reject or edit it.
+    Review(review::Review),
+    /// Hand the accepted candidates over, to be made into tools.
+    CreateTools {
+        scan: String,
+        /// Only these, by name or id; all that are accepted when none is given.
+        #[arg(long = "candidate", value_name = "CANDIDATE")]
+        candidates: Vec<String>,
+        #[command(flatten)]
+        write: WriteArgs,
+        #[command(flatten)]
+        output: OutputArgs,
+    },
+    /// Say what has changed between two scans of a repository.
+    Compare {
+        before: String,
+        after: String,
+        #[command(flatten)]
+        output: OutputArgs,
+    },
+    /// Connections: how hosts of repositories are reached.
+    #[command(subcommand)]
+    Connection(connection::ConnectionCommand),
+}
+
+#[derive(Debug, Args)]
+struct List {
+    /// Only those of this repository, e.g. `github:owner/name`.
+    #[arg(long, default_value = "", hide_default_value = true)]
+    repository: String,
+    #[command(flatten)]
+    list: ListArgs,
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+impl ScanArgs {
+    /// # Errors
+    /// What the gateway fails with, or that the scan failed.
+    pub(crate) async fn run(self, gateway: &Gateway) -> Result<Exit, Failure> {
+        let done = |()| Exit::Completed;
+        match self.command {
+            None => self.start.run(gateway).await,
+            Some(ScanCommand::Get { scan, output }) => {
+                output.one(&call(gateway.scans().get_scan(GetScanRequest { scan })).await?).map(done)
+            }
+            Some(ScanCommand::List(args)) => args.run(gateway).await.map(done),
+            Some(ScanCommand::Watch { scan, output }) => watch::follow(gateway, &scan, output).await,
+            Some(ScanCommand::Cancel { scan, reason, write, output }) => {
+                let request = CancelScanRequest { scan, reason, idempotency_key: write.key() };
+                output.one(&call(gateway.scans().cancel_scan(request)).await?).map(done)
+            }
+            Some(ScanCommand::Review(args)) => args.run(gateway).await.map(done),
+            Some(ScanCommand::CreateTools { scan, candidates, write, output }) => {
+                let candidates = review::ids(gateway, &scan, &candidates).await?;
+                let request = CreateToolsRequest { scan, candidates, idempotency_key: write.key() };
+                let made = call(gateway.scans().create_tools(request)).await?;
+                let lines = if made.candidates.is_empty() {
+                    "nothing is left to hand over: accept candidates first (construct scan review)\n".to_owned()
+                } else {
+                    let number = i64::try_from(made.candidates.len()).unwrap_or(i64::MAX);
+                    format!("{} handed over as {}\n", count(number, "candidate"), made.hand_over_id)
+                };
+                output.words("construct.v1.CreateToolsResponse", &made, &lines).map(done)
+            }
+            Some(ScanCommand::Compare { before, after, output }) => {
+                let request = CompareScansRequest { before, after };
+                let changes = call(gateway.scans().compare_scans(request)).await?;
+                output.words("construct.v1.CompareScansResponse", &changes, &compared(&changes)).map(done)
+            }
+            Some(ScanCommand::Connection(command)) => command.run(gateway).await.map(done),
+        }
+    }
+}
+
+impl Start {
+    async fn run(self, gateway: &Gateway) -> Result<Exit, Failure> {
+        let budget = self.budget;
+        if budget.is_some_and(|budget| budget.period.is_some()) {
+            return Err(Failure::usage("a scan's budget is an amount, without a period"));
+        }
+        let spec = ScanSpec {
+            source: Some(source(self.repository.as_deref().unwrap_or_default(), self.gitlab)?),
+            connection: self.connection,
+            reference: self.reference,
+            model: self.model,
+            budget_pico_usd: budget.map_or(0, |budget| budget.pico_usd),
+            limits: Some(ScanLimits {
+                max_turns: self.max_turns,
+                timeout: self.timeout.and_then(|timeout| timeout.try_into().ok()),
+                ..ScanLimits::default()
+            }),
+        };
+        let request = CreateScanRequest { spec: Some(spec), idempotency_key: self.write.key() };
+        let scan: Scan = call(gateway.scans().create_scan(request)).await?;
+        if self.no_wait {
+            return self.output.one(&scan).map(|()| Exit::Completed);
+        }
+        let id = super::id(scan.metadata.as_ref());
+        eprintln!("{id}");
+        watch::follow(gateway, &id, self.output).await
+    }
+}
+
+/// What a person means by a word: something of this machine when it is there, else a repository elsewhere.
+fn source(named: &str, gitlab: bool) -> Result<Source, Failure> {
+    let path = Path::new(named);
+    let is_path = named.starts_with(['.', '/', '~']) || !named.contains('/');
+    if gitlab || named.contains("://") || !(is_path || path.exists()) {
+        let on_gitlab = gitlab || named.starts_with("https://gitlab.com/");
+        return Ok(if on_gitlab { Source::Gitlab(named.to_owned()) } else { Source::Github(named.to_owned()) });
+    }
+    let unreadable = |error| Failure::usage(format!("{named} cannot be read: {error}"));
+    if std::fs::metadata(path).map_err(unreadable)?.is_dir() {
+        return Ok(Source::Folder(exec::workspace(&PathBuf::from(named))?));
+    }
+    let archive = std::fs::read(path).map_err(unreadable)?;
+    if archive.len() > MAX_UPLOAD {
+        return Err(Failure::usage(format!(
+            "{named} has more than 3 MiB: have a repository or a folder scanned instead"
+        )));
+    }
+    let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    Ok(Source::Upload(ScanUpload { archive, name }))
+}
+
+impl List {
+    async fn run(self, gateway: &Gateway) -> Result<(), Failure> {
+        let filter = Filter { repository: self.repository };
+        let listed = self
+            .list
+            .collect(|page| {
+                let request = ListScansRequest { page: Some(page), filter: Some(filter.clone()) };
+                async move {
+                    let response = call(gateway.scans().list_scans(request)).await?;
+                    Ok((response.scans, response.page))
+                }
+            })
+            .await?;
+        self.output.list(&listed)
+    }
+}
+
+/// Changes as people read them.
+fn compared(changes: &CompareScansResponse) -> String {
+    let mut text = format!(
+        "{:.12} → {:.12}: {} added, {} removed, {} changed\n",
+        changes.commit_before,
+        changes.commit_after,
+        count(changes.files_added_count, "file"),
+        changes.files_removed_count,
+        changes.files_changed_count
+    );
+    for (sign, paths) in [("+", &changes.files_added), ("-", &changes.files_removed), ("~", &changes.files_changed)] {
+        for path in paths {
+            text.push_str(&format!("  {sign} {}\n", crate::words::one_line(path)));
+        }
+    }
+    for (words, names) in [
+        ("new", &changes.candidates_new),
+        ("gone", &changes.candidates_gone),
+        ("changed", &changes.candidates_changed),
+        ("to be checked, because a file they speak of has changed", &changes.candidates_to_check),
+    ] {
+        if !names.is_empty() {
+            text.push_str(&format!("candidates {words}: {}\n", names.join(", ")));
+        }
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_repository_an_archive_and_a_folder_are_told_apart() {
+        let of = |named: &str, gitlab| source(named, gitlab).map_err(drop);
+        assert_eq!(of("octocat/hello-nowhere", false), Ok(Source::Github("octocat/hello-nowhere".into())));
+        assert_eq!(of("https://gitlab.com/a/b", false), Ok(Source::Gitlab("https://gitlab.com/a/b".into())));
+        assert_eq!(of("a/b", true), Ok(Source::Gitlab("a/b".into())));
+        assert!(matches!(of(".", false), Ok(Source::Folder(path)) if path.starts_with('/')));
+        assert!(matches!(of("Cargo.toml", false), Ok(Source::Upload(ScanUpload { name, .. })) if name == "Cargo.toml"));
+        assert!(of("./no-such-thing", false).is_err());
+    }
+}

@@ -1,0 +1,148 @@
+//! Scans of repositories: that one is to be gone on with, what happens in it, what becomes of its candidates, and what connections reach.
+
+use construct_domain::{OrganizationId, ScanId};
+use construct_proto::{mesh::v1 as mesh, v1};
+
+use super::{Address, Invalid, Question, Stored, agree, tokens::ROOT, tokens::Tokens};
+use crate::topology::Stream;
+
+/// A scan is to be gone on with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ScanRun {
+    /// Whose.
+    pub organization: OrganizationId,
+    /// Which.
+    pub scan: ScanId,
+}
+
+impl Address for ScanRun {
+    type Message = mesh::ScanRun;
+
+    fn subject(&self) -> String {
+        format!("{ROOT}.cmd.scan.run.{}.{}", self.organization, self.scan)
+    }
+
+    fn parse(subject: &str) -> Result<Self, Invalid> {
+        let mut tokens = Tokens::after(subject, "cmd.scan")?;
+        tokens.word("run")?;
+        let (organization, scan) = (tokens.value()?, tokens.value()?);
+        tokens.end()?;
+        Ok(Self { organization, scan })
+    }
+
+    fn check(&self, run: &mesh::ScanRun) -> Result<(), Invalid> {
+        agree("the scan belongs to another organization", self.organization, &run.organization_id)?;
+        agree("it is another scan", self.scan, &run.scan_id)
+    }
+}
+
+impl Stored for ScanRun {
+    const STREAM: Stream = Stream::Scan;
+}
+
+/// Accepted candidates are to be made into Tools.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ToolCreate {
+    /// Whose.
+    pub organization: OrganizationId,
+}
+
+impl Address for ToolCreate {
+    type Message = mesh::ToolCreate;
+
+    fn subject(&self) -> String {
+        format!("{ROOT}.cmd.tool.create.{}", self.organization)
+    }
+
+    fn parse(subject: &str) -> Result<Self, Invalid> {
+        let mut tokens = Tokens::after(subject, "cmd.tool")?;
+        tokens.word("create")?;
+        let organization = tokens.value()?;
+        tokens.end()?;
+        Ok(Self { organization })
+    }
+
+    fn check(&self, create: &mesh::ToolCreate) -> Result<(), Invalid> {
+        agree("the tools are for another organization", self.organization, &create.organization_id)
+    }
+}
+
+impl Stored for ToolCreate {
+    const STREAM: Stream = Stream::Tool;
+
+    fn duplicate_key(create: &mesh::ToolCreate) -> Option<String> {
+        Some(format!("tool.create.{}", create.hand_over_id))
+    }
+}
+
+/// What happens in a scan.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ScanNews {
+    /// Whose.
+    pub organization: OrganizationId,
+    /// Which.
+    pub scan: ScanId,
+}
+
+impl Address for ScanNews {
+    type Message = v1::ScanEvent;
+
+    fn subject(&self) -> String {
+        format!("{ROOT}.evt.{}.scan.{}", self.organization, self.scan)
+    }
+
+    fn parse(subject: &str) -> Result<Self, Invalid> {
+        let mut tokens = Tokens::after(subject, "evt")?;
+        let organization = tokens.value()?;
+        tokens.word("scan")?;
+        let scan = tokens.value()?;
+        tokens.end()?;
+        Ok(Self { organization, scan })
+    }
+
+    fn check(&self, event: &v1::ScanEvent) -> Result<(), Invalid> {
+        agree("the event belongs to another organization", self.organization, &event.organization_id)?;
+        agree("the event is about another scan", self.scan, &event.scan_id)
+    }
+}
+
+impl Stored for ScanNews {
+    const STREAM: Stream = Stream::Events;
+
+    fn duplicate_key(event: &v1::ScanEvent) -> Option<String> {
+        Some(format!("{}.{}", event.scan_id, event.sequence))
+    }
+}
+
+/// Asks any one scanner what a connection reaches; the answer is a `Repositories`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ListRepositories;
+
+impl Address for ListRepositories {
+    type Message = mesh::RepositoriesQuestion;
+
+    fn subject(&self) -> String {
+        format!("{ROOT}.ctl.scanner.any.repositories")
+    }
+
+    fn parse(subject: &str) -> Result<Self, Invalid> {
+        let mut tokens = Tokens::after(subject, "ctl.scanner")?;
+        tokens.word("any")?;
+        tokens.word("repositories")?;
+        tokens.end()?;
+        Ok(Self)
+    }
+
+    fn check(&self, question: &mesh::RepositoriesQuestion) -> Result<(), Invalid> {
+        let organization: Result<OrganizationId, _> = question.organization_id.parse();
+        organization
+            .map(drop)
+            .map_err(|_| Invalid::new("the payload's organisation id is malformed", question.organization_id.clone()))
+    }
+}
+
+impl Question for ListRepositories {
+    type Answer = mesh::Repositories;
+
+    const GROUP: &'static str = "scanner";
+}

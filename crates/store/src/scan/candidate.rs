@@ -1,0 +1,368 @@
+//! What scans propose, what people say of it, and what is handed over to become Tools.
+
+use construct_domain::{CandidateId, HandOverId, OrganizationId, ScanId};
+use jiff::Timestamp;
+use serde_json::Value;
+use uuid::Uuid;
+
+use super::{CandidateState, Scan, WHAT as SCAN, intent::scan_reload, scans};
+use crate::{Error, Rendered, Store, Write, Written, text, time, write::begin};
+
+const WHAT: &str = "candidate";
+
+/// Candidates that are shown and handed over at once.
+const AT_ONCE: i64 = 200;
+
+/// A candidate to write down, checked.
+#[derive(Debug, Clone, PartialEq)]
+pub struct NewCandidate {
+    /// Its id.
+    pub id: CandidateId,
+    /// Unique in the scan.
+    pub name: String,
+    /// How good a Tool it would make, 0 to 100.
+    pub score: i32,
+    /// All of it.
+    pub content: Value,
+}
+
+/// A candidate.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Candidate {
+    /// Its id.
+    pub id: CandidateId,
+    /// Whose.
+    pub organization: OrganizationId,
+    /// Which scan proposes it.
+    pub scan: ScanId,
+    /// What has become of it.
+    pub state: CandidateState,
+    /// All of it.
+    pub content: Value,
+    /// Whether a person changed it.
+    pub edited: bool,
+    /// Who decided last; empty when nobody has.
+    pub reviewed_by: String,
+    /// When.
+    pub reviewed_at: Option<Timestamp>,
+    /// What it was handed over with.
+    pub hand_over: Option<HandOverId>,
+    /// Rises with every change.
+    pub revision: i64,
+    /// When it was proposed.
+    pub created_at: Timestamp,
+    /// When it last changed.
+    pub updated_at: Timestamp,
+}
+
+/// What is said of a candidate.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Review {
+    /// What becomes of it; none: it stays as it is.
+    pub state: Option<CandidateState>,
+    /// What it says now, when that was changed: its name, its score, and all of it.
+    pub content: Option<(String, i32, Value)>,
+    /// Who says so.
+    pub by: String,
+}
+
+/// What was handed over by one request.
+#[derive(Debug, Clone, PartialEq)]
+pub struct HandedOver {
+    /// None when there was nothing left.
+    pub id: Option<HandOverId>,
+    /// The scan.
+    pub scan: Scan,
+    /// What was handed over.
+    pub candidates: Vec<Candidate>,
+}
+
+/// Candidates that were handed over together.
+#[derive(Debug, Clone, PartialEq)]
+pub struct HandOver {
+    /// Its id.
+    pub id: HandOverId,
+    /// The scan they are of.
+    pub scan: Scan,
+    /// They.
+    pub candidates: Vec<Candidate>,
+}
+
+struct Row {
+    id: Uuid,
+    organization_id: Uuid,
+    scan_id: Uuid,
+    state: String,
+    content: Value,
+    edited: bool,
+    reviewed_by: String,
+    reviewed_at: Option<jiff_sqlx::Timestamp>,
+    hand_over_id: Option<Uuid>,
+    revision: i64,
+    created_at: Timestamp,
+    updated_at: Timestamp,
+}
+
+impl TryFrom<Row> for Candidate {
+    type Error = Error;
+
+    fn try_from(row: Row) -> Result<Self, Error> {
+        Ok(Self {
+            id: CandidateId::from_uuid(row.id),
+            organization: OrganizationId::from_uuid(row.organization_id),
+            scan: ScanId::from_uuid(row.scan_id),
+            state: CandidateState::stored(&row.state)?,
+            content: row.content,
+            edited: row.edited,
+            reviewed_by: row.reviewed_by,
+            reviewed_at: time::option(row.reviewed_at),
+            hand_over: row.hand_over_id.map(HandOverId::from_uuid),
+            revision: row.revision,
+            created_at: row.created_at,
+            updated_at: row.updated_at,
+        })
+    }
+}
+
+macro_rules! candidates {
+    ([$($head:literal)*], [$($tail:literal)+], $($argument:expr),* $(,)?) => {
+        sqlx::query_as!(
+            Row,
+            "" $(+ $head)* + " c.id, c.organization_id, c.scan_id, c.state, c.content, c.edited, c.reviewed_by, c.reviewed_at,
+                 c.hand_over_id, c.revision, c.created_at, c.updated_at " $(+ $tail)+,
+            $($argument),*
+        )
+    };
+}
+
+impl Store {
+    /// The candidates of a scan, best first.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] when there is no such scan.
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn candidate_list(
+        &self,
+        organization: OrganizationId,
+        scan: ScanId,
+        state: Option<CandidateState>,
+    ) -> Result<Vec<Candidate>, Error> {
+        self.scan_get(organization, scan).await?;
+        let rows = candidates!(
+            ["SELECT"],
+            ["FROM scan_candidates c WHERE c.organization_id = $1 AND c.scan_id = $2 AND ($3::text IS NULL OR c.state = $3)
+              ORDER BY c.score DESC, c.name LIMIT $4"],
+            organization.uuid(),
+            scan.uuid(),
+            state.map(CandidateState::as_str),
+            AT_ONCE,
+        );
+        rows.fetch_all(&self.pool).await?.into_iter().map(TryInto::try_into).collect()
+    }
+
+    /// A candidate.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn candidate_get(&self, organization: OrganizationId, id: CandidateId) -> Result<Candidate, Error> {
+        candidates!(
+            ["SELECT"],
+            ["FROM scan_candidates c WHERE c.organization_id = $1 AND c.id = $2"],
+            organization.uuid(),
+            id.uuid()
+        )
+        .fetch_optional(&self.pool)
+        .await?
+        .ok_or(Error::NotFound { what: WHAT })?
+        .try_into()
+    }
+
+    /// Decides about a candidate, or changes what it says.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], [`Error::Conflict`] when it has another revision than expected, [`Error::HandedOver`],
+    /// [`Error::AlreadyExists`] when another one of the scan has the name.
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn candidate_review(
+        &self,
+        write: &Write,
+        id: CandidateId,
+        expected_revision: Option<i64>,
+        review: Review,
+        render: impl FnOnce(&Candidate) -> Rendered + Send,
+    ) -> Result<Written<Candidate>, Error> {
+        let mut writer = begin!(self, write);
+        let (organization, now) = (writer.organization(), writer.now());
+        let found: Candidate = candidates!(
+            ["SELECT"],
+            ["FROM scan_candidates c WHERE c.organization_id = $1 AND c.id = $2 FOR UPDATE"],
+            organization,
+            id.uuid()
+        )
+        .fetch_optional(&mut *writer.transaction)
+        .await?
+        .ok_or(Error::NotFound { what: WHAT })?
+        .try_into()?;
+        if expected_revision.is_some_and(|expected| expected != found.revision) {
+            return Err(Error::Conflict);
+        }
+        if found.state == CandidateState::HandedOver {
+            return Err(Error::HandedOver);
+        }
+        let (name, score, content) = match review.content {
+            Some((name, score, content)) => (Some(name), Some(score), Some(text::json(&content)?)),
+            None => (None, None, None),
+        };
+        let row = candidates!(
+            ["UPDATE scan_candidates c SET state = coalesce($3, c.state), name = coalesce($4, c.name), score = coalesce($5, c.score),
+                  content = coalesce($6, c.content), edited = c.edited OR $6 IS NOT NULL, reviewed_by = $7, reviewed_at = $8,
+                  revision = c.revision + 1, updated_at = $8
+              WHERE c.organization_id = $1 AND c.id = $2 RETURNING"],
+            [""],
+            organization,
+            id.uuid(),
+            review.state.map(CandidateState::as_str),
+            name,
+            score,
+            content,
+            review.by,
+            now as _,
+        );
+        let entity = row.fetch_one(&mut *writer.transaction).await.map_err(Error::of_write)?.try_into()?;
+        let response = render(&entity).response;
+        writer.commit(&response).await?;
+        Ok(Written::Applied { entity, event: None })
+    }
+
+    /// Hands accepted candidates of a scan over, all or those named, but for what was handed over before. Whoever is told of it is
+    /// told until [`Store::hand_over_told`].
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] when there is no such scan, or one of those named is none of its; [`Error::NotAccepted`] when one of those
+    /// named is not accepted.
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn candidates_hand_over(
+        &self,
+        write: &Write,
+        scan: ScanId,
+        named: &[CandidateId],
+        by: &str,
+        render: impl FnOnce(&HandedOver) -> Rendered + Send,
+    ) -> Result<Written<HandedOver>, Error> {
+        let mut writer = begin!(self, write);
+        let (organization, now) = (writer.organization(), writer.now());
+        let scan = scan_reload(&mut writer, scan).await?;
+        let named: Vec<Uuid> = named.iter().map(|id| id.uuid()).collect();
+        // Those that go now; of two requests at a time the second finds nothing left.
+        let rows = candidates!(
+            ["SELECT"],
+            ["FROM scan_candidates c
+              WHERE c.organization_id = $1 AND c.scan_id = $2 AND (cardinality($3::uuid[]) = 0 OR c.id = ANY($3))
+              ORDER BY c.score DESC, c.name LIMIT $4 FOR UPDATE"],
+            organization,
+            scan.id.uuid(),
+            &named,
+            AT_ONCE,
+        );
+        let found: Vec<Candidate> = rows
+            .fetch_all(&mut *writer.transaction)
+            .await?
+            .into_iter()
+            .map(TryInto::try_into)
+            .collect::<Result<_, Error>>()?;
+        if named.iter().any(|id| found.iter().all(|candidate| candidate.id.uuid() != *id)) {
+            return Err(Error::NotFound { what: WHAT });
+        }
+        let undecided = |state| matches!(state, CandidateState::Proposed | CandidateState::Rejected);
+        if !named.is_empty() && found.iter().any(|candidate| undecided(candidate.state)) {
+            return Err(Error::NotAccepted);
+        }
+        let going: Vec<Uuid> = found
+            .iter()
+            .filter(|candidate| candidate.state == CandidateState::Accepted)
+            .map(|candidate| candidate.id.uuid())
+            .collect();
+        let mut entity = HandedOver { id: None, scan, candidates: Vec::new() };
+        if !going.is_empty() {
+            let id = HandOverId::from_uuid(Uuid::now_v7());
+            sqlx::query!(
+                "INSERT INTO scan_hand_overs (id, organization_id, scan_id, created_by, created_at) VALUES ($1, $2, $3, $4, $5)",
+                id.uuid(),
+                organization,
+                entity.scan.id.uuid(),
+                by,
+                now as _,
+            )
+            .execute(&mut *writer.transaction)
+            .await?;
+            let rows = candidates!(
+                ["UPDATE scan_candidates c SET state = 'handed_over', hand_over_id = $3, revision = c.revision + 1, updated_at = $4
+                  WHERE c.organization_id = $1 AND c.id = ANY($2) RETURNING"],
+                [""],
+                organization,
+                &going,
+                id.uuid(),
+                now as _,
+            );
+            let rows = rows.fetch_all(&mut *writer.transaction).await?;
+            entity.id = Some(id);
+            entity.candidates = rows.into_iter().map(TryInto::try_into).collect::<Result<_, Error>>()?;
+        }
+        let response = render(&entity).response;
+        writer.commit(&response).await?;
+        Ok(Written::Applied { entity, event: None })
+    }
+
+    /// Hand-overs from before a time of which the mesh was not told.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn hand_overs_untold(&self, before: Timestamp, limit: i64) -> Result<Vec<HandOver>, Error> {
+        let rows = sqlx::query!(
+            "SELECT id, organization_id, scan_id FROM scan_hand_overs WHERE told_at IS NULL AND created_at < $1
+             ORDER BY created_at LIMIT $2",
+            time::sql(before) as _,
+            limit,
+        );
+        let mut hand_overs = Vec::new();
+        for row in rows.fetch_all(&self.pool).await? {
+            let scan = scans!(
+                ["SELECT"],
+                ["FROM scans s WHERE s.organization_id = $1 AND s.id = $2"],
+                row.organization_id,
+                row.scan_id
+            );
+            let scan = scan.fetch_optional(&self.pool).await?.ok_or(Error::NotFound { what: SCAN })?.try_into()?;
+            let candidates = candidates!(
+                ["SELECT"],
+                [
+                    "FROM scan_candidates c WHERE c.organization_id = $1 AND c.hand_over_id = $2 ORDER BY c.score DESC, c.name"
+                ],
+                row.organization_id,
+                row.id,
+            );
+            let candidates = candidates.fetch_all(&self.pool).await?.into_iter().map(TryInto::try_into);
+            let candidates = candidates.collect::<Result<_, Error>>()?;
+            hand_overs.push(HandOver { id: HandOverId::from_uuid(row.id), scan, candidates });
+        }
+        Ok(hand_overs)
+    }
+
+    /// Notes that the mesh was told of a hand-over.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn hand_over_told(&self, id: HandOverId, now: Timestamp) -> Result<(), Error> {
+        sqlx::query!(
+            "UPDATE scan_hand_overs SET told_at = $2 WHERE id = $1 AND told_at IS NULL",
+            id.uuid(),
+            time::sql(now) as _
+        )
+        .execute(&self.pool)
+        .await?;
+        Ok(())
+    }
+}

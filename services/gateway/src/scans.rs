@@ -1,0 +1,577 @@
+//! `ScanService`: what people want of scans. What becomes of a scan is the scanner's work.
+//!
+//! The task that explores is made here, for its scan, with its budget and with a policy that lets it read and nothing else; so no
+//! caller has to be allowed to name a directory, and the scanner needs a token for this one task only.
+
+mod compare;
+mod explore;
+mod watch;
+
+use std::time::Duration;
+
+use construct_bus::{blob, request, subject};
+use construct_domain::{CandidateId, OrganizationId, ScanConnectionId, ScanId};
+use construct_proto::{
+    mesh::v1::{RepositoriesQuestion, ToolCreate},
+    v1::{
+        self, CancelScanRequest, CompareScansRequest, CompareScansResponse, CreateScanConnectionRequest,
+        CreateScanRequest, CreateToolsRequest, CreateToolsResponse, DeleteScanConnectionRequest,
+        DeleteScanConnectionResponse, GetScanRequest, ListCandidatesRequest, ListCandidatesResponse,
+        ListRepositoriesRequest, ListRepositoriesResponse, ListScanConnectionsRequest, ListScanConnectionsResponse,
+        ListScansRequest, ListScansResponse, ReviewCandidateRequest, ScanEvent, WatchScanRequest,
+        scan_connection_spec::Credential, scan_service_server::ScanService, scan_spec::Source,
+    },
+};
+use construct_runtime::ScanToken;
+use construct_store::{
+    Error, Keyring, Write, Written,
+    scan::{Candidate, HandedOver, NewScan, NewScanConnection, Review, Scan, ScanFilter, ScanKind, ScanLimits},
+};
+use construct_wire::scan as show;
+use futures::stream::BoxStream;
+use jiff::{SignedDuration, Timestamp};
+use tonic::{Code, Request, Response, Status};
+use uuid::Uuid;
+
+use crate::{
+    api::{Api, Entry, Lookup, nobody},
+    organizations::silent,
+    quotas::Wanted,
+    status,
+    validate::requests,
+};
+
+/// How long a scanner has to say what a connection reaches: it asks another host.
+const PATIENCE: Duration = Duration::from_secs(25);
+/// What an exploration may cost when nobody says: two dollars.
+const BUDGET: i64 = 2_000_000_000_000;
+/// Model calls for each answer of an exploration when nobody says.
+const TURNS: u32 = 40;
+/// How long a scan may take when nobody says, in seconds.
+const TIMEOUT: i64 = 3600;
+/// How long the token of a scan holds after its deadline, so that the scanner can still end its task.
+const GRACE: SignedDuration = SignedDuration::from_mins(10);
+
+fn digest(keyring: &Keyring, value: &mut String) -> Result<String, Status> {
+    let digest = keyring
+        .digest(value.as_bytes())
+        .map_err(|error| status::internal("a credential could not be encrypted", &error))?;
+    let digest = digest.iter().map(|byte| format!("{byte:02x}")).collect();
+    Ok(std::mem::replace(value, digest))
+}
+
+/// Takes what opens the connection out of a request that is about to be identified by its hash, which is stored; see `secrets.rs`.
+fn take(keyring: &Keyring, credential: &mut Credential) -> Result<String, Status> {
+    match credential {
+        Credential::Token(token) => digest(keyring, token),
+        Credential::App(app) => {
+            let private_key = digest(keyring, &mut app.private_key)?;
+            let whole = v1::GitHubApp { private_key, ..app.clone() };
+            // What the scanner reads back.
+            Ok(serde_json::json!({
+                "app_id": whole.app_id,
+                "installation_id": whole.installation_id,
+                "private_key": whole.private_key,
+            })
+            .to_string())
+        }
+    }
+}
+
+/// What is scanned: how it is reached, what it is called there, and what it is called here.
+struct Target {
+    kind: ScanKind,
+    location: String,
+    repository: String,
+}
+
+/// Where a host of repositories is.
+fn authority(base_url: &str) -> Option<String> {
+    requests::path_of(base_url).and_then(|(host, _)| host)
+}
+
+fn target(source: &Source, connection: Option<&construct_store::scan::ScanConnection>) -> Result<Target, Status> {
+    let hosted = |kind: ScanKind, location: &str, public: &str| {
+        let (host, path) = requests::path_of(location).unwrap_or_default();
+        let own = connection.and_then(|connection| authority(&connection.base_url));
+        // The address people see of a host need not be that of its API.
+        let same = |host: &str, known: &str| known == host || known.strip_prefix("api.") == Some(host);
+        match (&host, &own) {
+            (Some(host), Some(own)) if !same(host, own) => {
+                return Err(Status::invalid_argument(format!("spec.connection: leads to {own}, and not to {host}")));
+            }
+            (Some(host), None) if host != public => {
+                let words = format!("spec.connection: is required for {host}: one whose `base_url` leads there");
+                return Err(Status::invalid_argument(words));
+            }
+            _ => {}
+        }
+        let place = own.map(|own| format!("{own}/")).unwrap_or_default();
+        let repository = format!("{}:{place}{}", kind.as_str(), path.to_lowercase());
+        Ok(Target { kind, location: path, repository })
+    };
+    match source {
+        Source::Github(location) => hosted(ScanKind::Github, location, "github.com"),
+        Source::Gitlab(location) => hosted(ScanKind::Gitlab, location, "gitlab.com"),
+        Source::Upload(upload) => Ok(Target {
+            kind: ScanKind::Upload,
+            location: upload.name.clone(),
+            repository: format!("upload:{}", upload.name),
+        }),
+        Source::Folder(path) => {
+            Ok(Target { kind: ScanKind::Folder, location: path.clone(), repository: format!("folder:{path}") })
+        }
+    }
+}
+
+impl Entry {
+    /// Whether the caller may have a directory of the scanner's machine looked through.
+    fn folder(&self, is_local: bool) -> Result<(), Status> {
+        if self.organization() == OrganizationId::LOCAL && is_local {
+            return Ok(());
+        }
+        Err(Status::permission_denied(
+            "only the operator's organization may have a folder scanned, and only where nobody has to log in; send an archive",
+        ))
+    }
+
+    /// Whether the caller may say where a host of repositories is: the scanner reaches what others don't.
+    fn host(&self, base_url: &str) -> Result<(), Status> {
+        if base_url.is_empty() || self.organization() == OrganizationId::LOCAL {
+            return Ok(());
+        }
+        Err(Status::permission_denied("only the operator's organization may say where a host of repositories is"))
+    }
+}
+
+impl Api {
+    /// Keeps an archive until its scan is over. It is sealed, so that no other scan has the same one, and it can go with its scan.
+    async fn store_archive(&self, entry: &Entry, archive: &[u8]) -> Result<blob::Reference, Status> {
+        let sealed = self.keyring().seal(&entry.organization().to_string(), archive);
+        let sealed = sealed.map_err(|error| status::internal("an archive could not be encrypted", &error))?;
+        let put = entry.backend.blobs.put(sealed.to_bytes().into()).await;
+        put.map_err(|error| status::internal("an archive could not be stored", &error))
+    }
+}
+
+#[tonic::async_trait]
+impl ScanService for Api {
+    type WatchScanStream = BoxStream<'static, Result<ScanEvent, Status>>;
+
+    async fn create_scan_connection(
+        &self,
+        request: Request<CreateScanConnectionRequest>,
+    ) -> Result<Response<v1::ScanConnection>, Status> {
+        let (entry, mut request) = self.enter(request)?;
+        requests::create_scan_connection(&request)?;
+        entry.host(request.spec.as_ref().map_or("", |spec| &spec.base_url))?;
+        let keyring = self.keyring();
+        let credential = request.spec.as_mut().and_then(|spec| spec.credential.as_mut());
+        let Some(credential) = credential else { return Err(Status::invalid_argument("spec.token: is required")) };
+        let (kind, value) = (show::credential(credential), take(keyring, credential)?);
+        let write = entry.write("CreateScanConnection", &mut request);
+        let spec = request.spec.unwrap_or_default();
+        let id = ScanConnectionId::from_uuid(Uuid::now_v7());
+        let sealed = keyring.seal(&id.to_string(), value.as_bytes());
+        let new = NewScanConnection {
+            id,
+            host: show::to_host(spec.host()).ok_or_else(|| Status::invalid_argument("spec.host: is required"))?,
+            name: spec.name,
+            base_url: spec.base_url.trim_end_matches('/').to_owned(),
+            credential: kind,
+            sealed: sealed.map_err(|error| status::internal("a credential could not be encrypted", &error))?,
+        };
+        let render = |made: &_| silent(&show::connection(made));
+        let written = entry.store().scan_connection_create(&write, new, render).await.map_err(status::of_store)?;
+        entry.answer(written, nobody, show::connection).await
+    }
+
+    async fn list_scan_connections(
+        &self,
+        request: Request<ListScanConnectionsRequest>,
+    ) -> Result<Response<ListScanConnectionsResponse>, Status> {
+        let (entry, request) = self.enter(request)?;
+        let page = requests::list_scan_connections(entry.organization(), &request)?;
+        let found = entry.store().scan_connection_list(entry.organization(), &page.query()).await;
+        let found = found.map_err(status::of_store)?;
+        let (connections, info) = page.cut(&found, show::connection, |connection| connection.cursor(page.key()));
+        Ok(Response::new(ListScanConnectionsResponse { connections, page: Some(info) }))
+    }
+
+    async fn delete_scan_connection(
+        &self,
+        request: Request<DeleteScanConnectionRequest>,
+    ) -> Result<Response<DeleteScanConnectionResponse>, Status> {
+        let (entry, mut request) = self.enter(request)?;
+        requests::delete("connection", &request.connection, "a connection", &request.idempotency_key)?;
+        let write = entry.write("DeleteScanConnection", &mut request);
+        let mut lookup = Lookup::new(&write);
+        let found = entry.store().scan_connection_find(entry.organization(), &request.connection).await;
+        let found = found.map(|connection| connection.id);
+        let id = lookup.take(&request.connection, found, ScanConnectionId::from_uuid)?;
+        let render = |_: &_| silent(&DeleteScanConnectionResponse {});
+        let deleted = entry.store().scan_connection_delete(&write, id, render).await;
+        entry.answer(lookup.settle(deleted)?, nobody, |_| DeleteScanConnectionResponse {}).await
+    }
+
+    async fn list_repositories(
+        &self,
+        request: Request<ListRepositoriesRequest>,
+    ) -> Result<Response<ListRepositoriesResponse>, Status> {
+        let (entry, request) = self.enter(request)?;
+        requests::list_repositories(&request)?;
+        let found = entry.store().scan_connection_find(entry.organization(), &request.connection).await;
+        let connection = found.map_err(|error| status::about(&request.connection, error))?;
+        self.scans_dir()?;
+        let question = RepositoriesQuestion {
+            organization_id: entry.organization().to_string(),
+            connection_id: connection.id.to_string(),
+            owner: request.owner,
+            page: request.page.max(1),
+        };
+        let asked = entry.backend.publisher.bus().ask(&subject::ListRepositories, &question, PATIENCE).await;
+        let answer = asked.map_err(|error| match error {
+            request::Error::NoResponders => status::unavailable("the scanner is not there"),
+            request::Error::Timeout => status::unavailable("the scanner, or the host, did not answer in time"),
+            error => status::internal("the scanner could not be asked", &error),
+        })?;
+        if !answer.failure.is_empty() {
+            return Err(Status::failed_precondition(answer.failure));
+        }
+        let mut repositories = answer.repositories;
+        let place = authority(&connection.base_url).map(|own| format!("{own}/")).unwrap_or_default();
+        let known = |name: &str| format!("{}:{place}{}", connection.host.as_str(), name.to_lowercase());
+        let names: Vec<String> = repositories.iter().map(|repository| known(&repository.name)).collect();
+        let last = entry.store().scan_last_of(entry.organization(), &names).await.map_err(status::of_store)?;
+        for repository in &mut repositories {
+            let name = known(&repository.name);
+            let scan = last.iter().find(|(repository, _)| *repository == name);
+            repository.last_scan = scan.map(|(_, scan)| scan.to_string()).unwrap_or_default();
+        }
+        Ok(Response::new(ListRepositoriesResponse { repositories, next_page: answer.next_page }))
+    }
+
+    async fn create_scan(&self, request: Request<CreateScanRequest>) -> Result<Response<v1::Scan>, Status> {
+        let (entry, mut request) = self.enter(request)?;
+        requests::create_scan(&request)?;
+        let keys = self.token_keys()?;
+        let write = entry.write("CreateScan", &mut request);
+        // A request that is repeated gets its answer, whatever has become meanwhile of what it names, or of what was made for it.
+        if let Some(response) = entry.store().write_repeated(&write).await.map_err(status::of_store)? {
+            return entry.answer(Written::Repeated { response }, nobody, show::scan).await;
+        }
+        let spec = request.spec.unwrap_or_default();
+        let source = spec.source.ok_or_else(|| Status::invalid_argument("spec.github: is required"))?;
+        if matches!(source, Source::Folder(_)) {
+            entry.folder(self.is_local())?;
+        }
+        let connection = match spec.connection.as_str() {
+            "" => None,
+            name => {
+                let found = entry.store().scan_connection_find(entry.organization(), name).await;
+                Some(found.map_err(|error| status::about(name, error))?)
+            }
+        };
+        let Target { kind, location, repository } = target(&source, connection.as_ref())?;
+        if connection.as_ref().is_some_and(|connection| connection.host.as_str() != kind.as_str()) {
+            return Err(Status::invalid_argument("spec.connection: leads to another kind of host"));
+        }
+        let model = explore::model(&entry, &spec.model).await?;
+        let dir = self.scans_dir()?;
+        let limits = spec.limits.unwrap_or_default();
+        let limits = ScanLimits {
+            max_bytes: limits.max_bytes,
+            max_files: limits.max_files,
+            max_turns: i32::try_from(if limits.max_turns == 0 { TURNS } else { limits.max_turns }).unwrap_or(i32::MAX),
+            timeout_seconds: limits.timeout.map_or(TIMEOUT, |timeout| timeout.seconds),
+        };
+        let budget_pico_usd = if spec.budget_pico_usd == 0 { BUDGET } else { spec.budget_pico_usd };
+        // Before anything is made for it, which a refusal would leave behind.
+        entry.store().scan_may_be_made(entry.organization()).await.map_err(status::of_store)?;
+        let sent = if let Source::Upload(upload) = &source { upload.archive.len() } else { 0 };
+        self.allow(&entry, Some(&write), Wanted::scan(sent)).await?;
+        let archive = match source {
+            Source::Upload(upload) => Some(self.store_archive(&entry, &upload.archive).await?),
+            _ => None,
+        };
+        let exploration = explore::Wanted { model: &model, repository: &repository, budget_pico_usd, limits: &limits };
+        let make = async {
+            let prepared = explore::prepare(&entry, &write, dir, &exploration).await?;
+            let (id, task) = (prepared.scan, prepared.task.to_string());
+            let deadline = write.now + SignedDuration::from_secs(limits.timeout_seconds);
+            let token = ScanToken {
+                scan: id.to_string(),
+                organization: entry.organization().to_string(),
+                task: task.clone(),
+                user: entry.user().to_string(),
+                expires_at: deadline + GRACE,
+            };
+            let token = self.keyring().seal(&id.to_string(), token.sign(keys).expose().as_bytes());
+            let new = NewScan {
+                id,
+                kind,
+                location,
+                repository: repository.clone(),
+                connection: connection.map(|connection| (connection.id, connection.name)),
+                archive: archive.as_ref().map(ToString::to_string),
+                reference: spec.reference,
+                model: model.name.clone(),
+                budget_pico_usd,
+                limits,
+                created_by: entry.name(),
+                task,
+                token: token.map_err(|error| status::internal("a token could not be encrypted", &error))?,
+                deadline,
+            };
+            let render = |scan: &_| silent(&show::scan(scan));
+            match entry.store().scan_create(&write, new, render).await {
+                Ok(written) => {
+                    // Another request with the same key has made the scan meanwhile, with a task that is gone since, so that this one has
+                    // made a second one.
+                    if let Written::Repeated { response } = &written
+                        && !explore::is_of(response, &prepared)
+                    {
+                        explore::undo(&entry, &write, &prepared).await;
+                    }
+                    Ok(written)
+                }
+                Err(error) => {
+                    // Of one that may have been written all the same the task stays.
+                    if !matches!(error, Error::Unavailable(_) | Error::Internal(_)) {
+                        explore::undo(&entry, &write, &prepared).await;
+                    }
+                    Err(status::of_store(error))
+                }
+            }
+        };
+        let written = make.await;
+        let is_needed = match &written {
+            Ok(written) => matches!(written, Written::Applied { .. }),
+            Err(refused) => matches!(refused.code(), Code::Unavailable | Code::Internal),
+        };
+        if let Some(archive) = archive.filter(|_| !is_needed) {
+            // What stays is swept with the other blobs.
+            if let Err(error) = entry.backend.blobs.remove(&archive).await {
+                tracing::debug!(error = status::chain(&error), "an archive that nobody needs could not be removed");
+            }
+        }
+        let written = written?;
+        ring(&entry, &written).await;
+        entry.answer(written, nobody, show::scan).await
+    }
+
+    async fn get_scan(&self, request: Request<GetScanRequest>) -> Result<Response<v1::Scan>, Status> {
+        let (entry, request) = self.enter(request)?;
+        let id = requests::scan(&request.scan, "")?;
+        let found = entry.store().scan_get(entry.organization(), id).await;
+        found.map(|scan| Response::new(show::scan(&scan))).map_err(|error| status::about(&request.scan, error))
+    }
+
+    async fn list_scans(&self, request: Request<ListScansRequest>) -> Result<Response<ListScansResponse>, Status> {
+        let (entry, request) = self.enter(request)?;
+        let page = requests::list_scans(entry.organization(), &request)?;
+        let filter = ScanFilter { repository: request.filter.unwrap_or_default().repository };
+        let found = entry.store().scan_list(entry.organization(), &filter, &page.query()).await;
+        let found = found.map_err(status::of_store)?;
+        let (scans, info) = page.cut(&found, show::scan, |scan| scan.cursor(page.key()));
+        Ok(Response::new(ListScansResponse { scans, page: Some(info) }))
+    }
+
+    async fn cancel_scan(&self, request: Request<CancelScanRequest>) -> Result<Response<v1::Scan>, Status> {
+        let (entry, mut request) = self.enter(request)?;
+        let id = requests::cancel_scan(&request)?;
+        let write = entry.write("CancelScan", &mut request);
+        let render = |scan: &_| silent(&show::scan(scan));
+        let written = entry.store().scan_cancel(&write, id, &request.reason, render).await;
+        let written = written.map_err(|error| status::about(&request.scan, error))?;
+        ring(&entry, &written).await;
+        entry.answer(written, nobody, show::scan).await
+    }
+
+    async fn watch_scan(&self, request: Request<WatchScanRequest>) -> Result<Response<Self::WatchScanStream>, Status> {
+        watch::begin(self, request).await
+    }
+
+    async fn list_candidates(
+        &self,
+        request: Request<ListCandidatesRequest>,
+    ) -> Result<Response<ListCandidatesResponse>, Status> {
+        let (entry, request) = self.enter(request)?;
+        let id = requests::list_candidates(&request)?;
+        let state = show::to_candidate_state(request.state());
+        let found = entry.store().candidate_list(entry.organization(), id, state).await;
+        let found = found.map_err(|error| status::about(&request.scan, error))?;
+        Ok(Response::new(ListCandidatesResponse { candidates: found.iter().map(show::candidate).collect() }))
+    }
+
+    async fn review_candidate(
+        &self,
+        request: Request<ReviewCandidateRequest>,
+    ) -> Result<Response<v1::Candidate>, Status> {
+        let (entry, mut request) = self.enter(request)?;
+        let id = requests::review_candidate(&request)?;
+        let write = entry.write("ReviewCandidate", &mut request);
+        let mut lookup = Lookup::new(&write);
+        let found = entry.store().candidate_get(entry.organization(), id).await;
+        let (id, found) = match found {
+            Ok(found) => (lookup.take(&request.candidate, Ok(id), CandidateId::from_uuid)?, Some(found)),
+            Err(error) => (lookup.take(&request.candidate, Err(error), CandidateId::from_uuid)?, None),
+        };
+        let mut expected = (request.revision != 0).then_some(request.revision);
+        let content = match (request.content, &found) {
+            (Some(new), Some(found)) => {
+                // The parts that stay are those that were read here.
+                expected.get_or_insert(found.revision);
+                Some(edited(found, &new, &request.fields)?)
+            }
+            _ => None,
+        };
+        let state = v1::CandidateState::try_from(request.state).ok().and_then(show::to_candidate_state);
+        let review = Review { state, content, by: entry.name() };
+        let render = |candidate: &_| silent(&show::candidate(candidate));
+        let reviewed = entry.store().candidate_review(&write, id, expected, review, render).await;
+        entry.answer(lookup.settle(reviewed)?, nobody, show::candidate).await
+    }
+
+    async fn create_tools(
+        &self,
+        request: Request<CreateToolsRequest>,
+    ) -> Result<Response<CreateToolsResponse>, Status> {
+        let (entry, mut request) = self.enter(request)?;
+        let (id, named) = requests::create_tools(&request)?;
+        let write = entry.write("CreateTools", &mut request);
+        let render = |handed: &HandedOver| silent(&tools(handed));
+        let name = entry.name();
+        let written = entry.store().candidates_hand_over(&write, id, &named, &name, render).await;
+        let written = written.map_err(|error| status::about(&request.scan, error))?;
+        if let Written::Applied { entity, .. } = &written {
+            tell(&entry, entity).await;
+        }
+        entry.answer(written, nobody, tools).await
+    }
+
+    async fn compare_scans(
+        &self,
+        request: Request<CompareScansRequest>,
+    ) -> Result<Response<CompareScansResponse>, Status> {
+        let (entry, request) = self.enter(request)?;
+        let (before, after) = requests::compare_scans(&request)?;
+        compare::compare(&entry, (&request.before, before), (&request.after, after)).await.map(Response::new)
+    }
+}
+
+/// Tells the scanners. When nobody hears it, they find the scan by its row.
+async fn ring(entry: &Entry, written: &Written<Scan>) {
+    if let Written::Applied { entity, .. } = written
+        && entity.next_wake.is_some()
+    {
+        entry.backend.publisher.scan(entry.organization(), entity.id).await;
+    }
+}
+
+fn tools(handed: &HandedOver) -> CreateToolsResponse {
+    CreateToolsResponse {
+        hand_over_id: handed.id.map(|id| id.to_string()).unwrap_or_default(),
+        candidates: handed.candidates.iter().map(show::candidate).collect(),
+    }
+}
+
+/// Tells the mesh of a hand-over. What it does not hear now it hears from the scanner, under the same id.
+async fn tell(entry: &Entry, handed: &HandedOver) {
+    let Some(id) = handed.id else { return };
+    let message = ToolCreate {
+        organization_id: entry.organization().to_string(),
+        hand_over_id: id.to_string(),
+        scan_id: handed.scan.id.to_string(),
+        repository: handed.scan.repository.clone(),
+        commit: handed.scan.commit.clone(),
+        candidates: handed.candidates.iter().map(show::candidate).collect(),
+    };
+    let address = subject::ToolCreate { organization: entry.organization() };
+    let told = entry.backend.publisher.bus().publish_within(&address, &message, Duration::from_secs(1)).await;
+    let noted = match told {
+        Ok(_) => entry.store().hand_over_told(id, Timestamp::now()).await.map_err(|error| status::chain(&error)),
+        Err(error) => Err(status::chain(&error)),
+    };
+    if let Err(error) = noted {
+        tracing::warn!(error, hand_over = %id, "the mesh will be told of a hand-over later");
+    }
+}
+
+/// A candidate with some parts replaced: its name, its score, and all of it.
+fn edited(
+    found: &Candidate,
+    new: &v1::CandidateContent,
+    fields: &[String],
+) -> Result<(String, i32, serde_json::Value), Status> {
+    let new = show::to_content(new).ok_or_else(|| Status::invalid_argument("content: cannot be read"))?;
+    let mut content = found.content.clone();
+    for field in fields {
+        content[field.as_str()] = new[field.as_str()].clone();
+    }
+    let whole = show::content(&content).ok_or_else(|| Status::invalid_argument("content: cannot be read"))?;
+    let score = i32::try_from(whole.score).unwrap_or(100);
+    // As every reader will see it.
+    let content = show::to_content(&whole).ok_or_else(|| Status::invalid_argument("content: cannot be read"))?;
+    Ok((whole.name, score, content))
+}
+
+/// A write that is a part of another one: it is done once for each time that is done.
+fn part(write: &Write, what: &str) -> Write {
+    let idempotency = write.idempotency.as_ref().map(|whole| {
+        // A key of the client's may be as long as a key can be.
+        let digest = <sha2::Sha256 as sha2::Digest>::digest(whole.key.as_bytes());
+        let digest: String = digest.iter().take(16).map(|byte| format!("{byte:02x}")).collect();
+        construct_store::Idempotency { key: format!("scan/{what}/{digest}"), ..whole.clone() }
+    });
+    // What is written down is the whole, with what it is about: the scan.
+    Write { idempotency, audit: None, ..write.clone() }
+}
+
+/// What a part of a write has made, whether now or by an earlier request.
+fn made<T, M: prost::Message + Default>(written: Written<T>, show: impl FnOnce(&T) -> M) -> Result<M, Status> {
+    match written {
+        Written::Applied { entity, .. } => Ok(show(&entity)),
+        Written::Repeated { response } => {
+            M::decode(response.as_slice()).map_err(|error| status::internal("a stored answer cannot be read", &error))
+        }
+    }
+}
+
+/// The same words for one that does not exist and for one of others.
+fn no_scan(reference: &str) -> Status {
+    status::about(reference, Error::NotFound { what: "scan" })
+}
+
+/// The scan that a request names.
+async fn find(entry: &Entry, reference: &str, id: ScanId) -> Result<Scan, Status> {
+    entry.store().scan_get(entry.organization(), id).await.map_err(|error| match error {
+        Error::NotFound { .. } => no_scan(reference),
+        error => status::of_store(error),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_part_of_a_write_has_a_key_of_its_own_that_is_short() {
+        let key = "k".repeat(128);
+        let idempotency = construct_store::Idempotency { key, method: "CreateScan", request_hash: [7; 32] };
+        let write = Write { idempotency: Some(idempotency), ..Write::new(OrganizationId::LOCAL, Timestamp::now()) };
+        let keys = ["task", "budget"].map(|what| part(&write, what).idempotency.expect("it has one").key);
+        assert!(keys[0] != keys[1] && keys.iter().all(|key| key.len() < 64), "{keys:?}");
+        assert!(part(&Write { idempotency: None, ..write }, "task").idempotency.is_none());
+    }
+
+    #[test]
+    fn a_repository_is_the_same_however_it_is_named() {
+        let of = |location: &str| {
+            target(&Source::Github(location.to_owned()), None).map(|target| target.repository).map_err(|_| ())
+        };
+        assert_eq!(of("Octocat/Hello"), Ok("github:octocat/hello".to_owned()));
+        assert_eq!(of("https://github.com/octocat/hello.git"), of("octocat/hello"));
+        assert_eq!(of("https://github.example.com/octocat/hello"), Err(()));
+    }
+}

@@ -1,0 +1,277 @@
+//! What explores for a scan: an agent for each model, and a task with a budget for each scan.
+
+use std::path::Path;
+
+use construct_domain::{
+    AgentId, BudgetId, ScanId, TaskId,
+    budget::{Period, Scope},
+    compute, context,
+    policy::{Action, Rule},
+};
+use construct_proto::v1::{self, event::Payload};
+use construct_store::{
+    Agent, Budget, Error, Key, Model, ModelFilter, NewAgent, NewBudget, NewTask, Order, Page, StoredTask, Write,
+    Written, scan::ScanLimits,
+};
+use tonic::Status;
+use uuid::Uuid;
+
+use super::{made, part};
+use crate::{api::Entry, convert, events, status};
+
+/// What its agents are told about their job. What a scan is about is said in the message.
+const INSTRUCTIONS: &str = include_str!("explorer.md");
+/// How the agents' names begin.
+const AGENT: &str = "repository-scanner";
+/// What scripts of an exploration may call. Everything else is refused: nothing is written, run, sent or fetched.
+const READS: [&str; 7] = ["read_file", "grep", "find_file", "list_files", "print", "tools.search", "tools.describe"];
+
+/// What is to be explored.
+pub(super) struct Wanted<'a> {
+    pub(super) model: &'a Model,
+    pub(super) repository: &'a str,
+    pub(super) budget_pico_usd: i64,
+    pub(super) limits: &'a ScanLimits,
+}
+
+/// The policy of an exploration. The task has it, so that it holds whatever becomes of the agent.
+pub(super) fn policy() -> Vec<Rule> {
+    let rule = |action, tools: &[&str], reason: &str| Rule {
+        action,
+        tools: tools.iter().map(|tool| (*tool).to_owned()).collect(),
+        paths: Vec::new(),
+        commands: Vec::new(),
+        hosts: Vec::new(),
+        methods: Vec::new(),
+        agents: Vec::new(),
+        reason: reason.to_owned(),
+    };
+    vec![rule(Action::Allow, &READS, ""), rule(Action::Deny, &[], "an exploration reads, and does nothing else")]
+}
+
+/// The model that a request names, or the only one there is.
+pub(super) async fn model(entry: &Entry, reference: &str) -> Result<Model, Status> {
+    if !reference.is_empty() {
+        let found = entry.store().model_find(entry.organization(), reference).await;
+        return found.map_err(|error| status::about(reference, error));
+    }
+    let page = Page { limit: 2, order: Order { key: Key::CreatedAt, descending: false }, after: None };
+    let found = entry.store().model_list(entry.organization(), &ModelFilter::default(), &page).await;
+    let mut found = found.map_err(status::of_store)?;
+    match (found.pop(), found.is_empty()) {
+        (Some(only), true) => Ok(only),
+        (None, _) => Err(Status::failed_precondition("spec.model: there is no model yet")),
+        (Some(_), false) => Err(Status::invalid_argument("spec.model: is required, because there are several")),
+    }
+}
+
+/// What explores for a scan.
+pub(super) struct Prepared {
+    /// The scan's id, which stands in the task's workspace.
+    pub(super) scan: ScanId,
+    pub(super) task: TaskId,
+    budget: BudgetId,
+}
+
+/// Makes what explores. When a request is repeated that came no further than here, it gets what it had, unless that was taken back.
+pub(super) async fn prepare(entry: &Entry, write: &Write, dir: &Path, wanted: &Wanted<'_>) -> Result<Prepared, Status> {
+    let agent = agent(entry, write, wanted.model).await?;
+    let task = || {
+        let scan = ScanId::from_uuid(Uuid::now_v7());
+        let new = NewTask {
+            id: TaskId::from_uuid(Uuid::now_v7()),
+            agent,
+            workspace: dir.join(scan.to_string()).display().to_string(),
+            title: title(wanted.repository),
+            max_turns_override: u32::try_from(wanted.limits.max_turns).unwrap_or_default(),
+            policy: policy(),
+            compute: None,
+        };
+        (scan, new)
+    };
+    let render = |task: &StoredTask| {
+        let task = convert::task(task);
+        events::rendered("task.created", Payload::Task(task.clone()), &task)
+    };
+    let (mut task_write, mut budget_write) = (part(write, "task"), part(write, "budget"));
+    let (mut scan, new) = task();
+    let mut id = new.id;
+    match entry.store().task_create(&task_write, new, render).await.map_err(status::of_store)? {
+        Written::Repeated { response } => {
+            let unreadable = || Status::internal("the task of a scan cannot be read");
+            (scan, id) = earlier(&response).ok_or_else(unreadable)?;
+            match entry.store().task_get(entry.organization(), id).await {
+                Ok(_) => {}
+                Err(Error::NotFound { .. }) => {
+                    // The first try was refused.
+                    for write in [&mut task_write, &mut budget_write] {
+                        write.idempotency = None;
+                    }
+                    let (another, new) = task();
+                    (scan, id) = (another, new.id);
+                    let written = entry.store().task_create(&task_write, new, render).await;
+                    announce(entry, &written.map_err(status::of_store)?).await;
+                }
+                Err(error) => return Err(status::of_store(error)),
+            }
+        }
+        written => announce(entry, &written).await,
+    }
+    let new = NewBudget {
+        id: BudgetId::from_uuid(Uuid::now_v7()),
+        scope: Scope::Task(id),
+        period: Period::Total,
+        limit: wanted.budget_pico_usd,
+    };
+    let render = |budget: &Budget| {
+        let budget = convert::budget(budget);
+        events::rendered("budget.created", Payload::Budget(budget.clone()), &budget)
+    };
+    let written = entry.store().budget_create(&budget_write, new, render).await.map_err(status::of_store)?;
+    announce(entry, &written).await;
+    let budget: v1::Budget = made(written, convert::budget)?;
+    let unreadable = || Status::internal("the budget of a scan cannot be read");
+    let budget = budget.metadata.as_ref().and_then(|metadata| metadata.id.parse().ok()).ok_or_else(unreadable)?;
+    Ok(Prepared { scan, task: id, budget })
+}
+
+/// The scan and the task of an earlier request, by the answer that is kept of it.
+fn earlier(response: &[u8]) -> Option<(ScanId, TaskId)> {
+    let task = <v1::Task as prost::Message>::decode(response).ok()?;
+    let scan = task.spec.unwrap_or_default().workspace.rsplit('/').next()?.parse().ok()?;
+    Some((scan, task.metadata?.id.parse().ok()?))
+}
+
+/// Whether a scan, by the answer that is kept of it, has what was prepared. One that cannot be read may have it.
+pub(super) fn is_of(response: &[u8], prepared: &Prepared) -> bool {
+    let scan = <v1::Scan as prost::Message>::decode(response).ok();
+    scan.and_then(|scan| scan.status).is_none_or(|status| status.task_id == prepared.task.to_string())
+}
+
+/// Takes back what explores for a scan that was refused after all. What that misses is a task that nobody asks anything.
+pub(super) async fn undo(entry: &Entry, write: &Write, prepared: &Prepared) {
+    let write = Write { idempotency: None, audit: None, ..write.clone() };
+    let render = |budget: &Budget| events::deleted("budget.deleted", budget.id);
+    match entry.store().budget_delete(&write, prepared.budget, render).await {
+        Ok(written) => announce(entry, &written).await,
+        Err(error) => tracing::warn!(error = status::chain(&error), "the budget of a scan that was refused stays"),
+    }
+    let render = |task: &StoredTask| events::deleted("task.deleted", task.state.id);
+    match entry.store().task_delete(&write, prepared.task, render).await {
+        Ok(written) => announce(entry, &written).await,
+        Err(error) => tracing::warn!(error = status::chain(&error), "the task of a scan that was refused stays"),
+    }
+}
+
+fn title(repository: &str) -> String {
+    format!("Scan of {repository}").chars().filter(|c| !c.is_control()).take(200).collect()
+}
+
+async fn announce<T>(entry: &Entry, written: &Written<T>) {
+    if let Written::Applied { event, .. } = written {
+        entry.backend.publisher.announce(event.as_ref(), None).await;
+    }
+}
+
+/// The agent that explores with a model; made when it is first needed. People may give it other instructions.
+async fn agent(entry: &Entry, write: &Write, model: &Model) -> Result<AgentId, Status> {
+    let name = agent_name(&model.name);
+    let render = |agent: &Agent| {
+        let agent = convert::agent(agent);
+        events::rendered("agent.created", Payload::Agent(agent.clone()), &agent)
+    };
+    // The second time somebody else has made it meanwhile.
+    for _ in 0..2 {
+        match entry.store().agent_find(entry.organization(), &name).await {
+            Ok(found) if found.model == model.id => return Ok(found.id),
+            Ok(_) => {
+                let words = format!("the agent `{name}`, which would explore with `{}`, has another model", model.name);
+                return Err(Status::failed_precondition(words));
+            }
+            Err(Error::NotFound { .. }) => {}
+            Err(error) => return Err(status::of_store(error)),
+        }
+        let new = NewAgent {
+            id: AgentId::from_uuid(Uuid::now_v7()),
+            model: model.id,
+            name: name.clone(),
+            description: "Explores repositories for the scanner.".to_owned(),
+            instructions: INSTRUCTIONS.to_owned(),
+            max_turns: 0,
+            parameters: construct_store::ModelParameters::default(),
+            policy: policy(),
+            compute: compute::DEFAULT.to_owned(),
+            secrets: Vec::new(),
+            script_models: Vec::new(),
+            compact_at: context::COMPACT_AT,
+        };
+        let write = Write { idempotency: None, audit: None, ..write.clone() };
+        match entry.store().agent_create(&write, new, render).await {
+            Ok(written) => {
+                announce(entry, &written).await;
+                return match written {
+                    Written::Applied { entity, .. } => Ok(entity.id),
+                    Written::Repeated { .. } => Err(Status::internal("an agent was made twice")),
+                };
+            }
+            Err(Error::AlreadyExists { .. }) => {}
+            Err(error) => return Err(status::of_store(error)),
+        }
+    }
+    Err(status::unavailable("the agent that explores is being changed by somebody else"))
+}
+
+/// At most 63 characters, like every name.
+fn agent_name(model: &str) -> String {
+    let room = 63 - AGENT.len() - 1;
+    if model.len() <= room {
+        return format!("{AGENT}.{model}");
+    }
+    let digest = <sha2::Sha256 as sha2::Digest>::digest(model.as_bytes());
+    let digest: String = digest.iter().take(8).map(|byte| format!("{byte:02x}")).collect();
+    format!("{AGENT}.{digest}")
+}
+
+#[cfg(test)]
+mod tests {
+    use construct_domain::policy::{Policy, Subject};
+
+    use super::*;
+    use crate::validate::is_name;
+
+    #[test]
+    fn an_exploration_reads_and_does_nothing_else() {
+        let policy = Policy::new(policy());
+        let judge = |tools: &[&str]| policy.judge(tools, &Subject::None).action;
+        for tools in [&["read", "read_file"][..], &["grep"], &["glob", "find", "find_file"], &["listdir", "list_files"]]
+        {
+            assert_eq!(judge(tools), Action::Allow, "{tools:?}");
+        }
+        for tool in [
+            "create_file",
+            "edit_file",
+            "delete_file",
+            "execute_command",
+            "fetch",
+            "llm.ask",
+            "llm.json",
+            "secrets.get",
+            "setenv",
+            "import",
+            "anything.new",
+        ] {
+            assert_eq!(judge(&[tool]), Action::Deny, "{tool}");
+        }
+        let path = Subject::Path(vec!["repository/src/main.rs".to_owned()]);
+        assert_eq!(policy.judge(&["read_file"], &path).action, Action::Allow);
+        assert_eq!(policy.judge(&["create_file"], &path).action, Action::Deny);
+    }
+
+    #[test]
+    fn an_agent_has_a_name_whatever_its_model_is_called() {
+        for model in ["m", &"m".repeat(44), &"m".repeat(45), &"m".repeat(63)] {
+            assert!(is_name(&agent_name(model)), "{}", agent_name(model));
+        }
+        assert_ne!(agent_name(&"m".repeat(60)), agent_name(&"m".repeat(61)));
+    }
+}

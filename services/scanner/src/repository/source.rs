@@ -1,0 +1,84 @@
+//! Where a repository comes from.
+
+use std::fmt;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures::stream::BoxStream;
+use serde::{Deserialize, Serialize};
+
+use super::SourceError;
+
+/// A place that has a repository.
+#[async_trait]
+pub trait Source: Send + Sync + fmt::Debug {
+    /// The exact commit that a branch, tag or (short) commit id means now; without one, the head of the default branch.
+    ///
+    /// # Errors
+    /// See [`SourceError`].
+    async fn resolve(&self, reference: Option<&str>) -> Result<Commit, SourceError>;
+
+    /// The content of a commit. The stream is not bounded: who reads it is ([`super::Snapshot::take`]).
+    ///
+    /// # Errors
+    /// See [`SourceError`].
+    async fn archive(&self, commit: &Commit) -> Result<Archive, SourceError>;
+}
+
+/// An exact commit.
+#[derive(Debug, Clone, PartialEq, Eq, Hash, Serialize, Deserialize)]
+pub struct Commit {
+    id: String,
+    reference: Option<String>,
+}
+
+impl Commit {
+    /// A commit by its full id: 40 or 64 hexadecimal digits (SHA-1 or SHA-256); the branch or tag it was found by, if any.
+    ///
+    /// # Errors
+    /// When it is anything else. An id is the name of a folder later on.
+    pub fn new(id: &str, reference: Option<String>) -> Result<Self, SourceError> {
+        let is_id = matches!(id.len(), 40 | 64) && id.bytes().all(|byte| byte.is_ascii_hexdigit());
+        if !is_id {
+            let what = id.chars().take(80).collect();
+            return Err(SourceError::Invalid { what, why: "a commit's id has 40 or 64 hexadecimal digits".to_owned() });
+        }
+        Ok(Self { id: id.to_ascii_lowercase(), reference })
+    }
+
+    /// The id, in lower case.
+    #[must_use]
+    pub fn id(&self) -> &str {
+        &self.id
+    }
+
+    /// The branch or tag that was asked for, or is the default.
+    #[must_use]
+    pub fn reference(&self) -> Option<&str> {
+        self.reference.as_deref()
+    }
+}
+
+/// How an archive is packed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ArchiveKind {
+    /// tar, compressed with gzip.
+    TarGz,
+    /// zip; stored and deflated entries.
+    Zip,
+}
+
+/// The packed content of a commit.
+pub struct Archive {
+    /// How it is packed.
+    pub kind: ArchiveKind,
+    /// The bytes, as they come.
+    pub bytes: BoxStream<'static, Result<Bytes, SourceError>>,
+}
+
+impl fmt::Debug for Archive {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Archive").field("kind", &self.kind).finish_non_exhaustive()
+    }
+}

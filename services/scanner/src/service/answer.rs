@@ -1,0 +1,97 @@
+//! What connections reach, for the gateway, which asks: no credential leaves this service.
+
+use std::{sync::Arc, time::Duration};
+
+use construct_bus::subject;
+use construct_domain::OrganizationId;
+use construct_proto::{mesh::v1 as mesh, v1};
+use construct_store::scan::ScanHost;
+use tokio_util::sync::CancellationToken;
+
+use super::Shared;
+use crate::{
+    repository::{Listing, Owner, Repository, SourceError},
+    scan::source,
+};
+
+/// The pause before a subscription is tried again.
+const AGAIN: Duration = Duration::from_secs(2);
+
+pub(super) async fn run(shared: Arc<Shared>, draining: CancellationToken) {
+    while !draining.is_cancelled() {
+        let answer = |question| {
+            let shared = Arc::clone(&shared);
+            async move { Some(repositories(&shared, question).await) }
+        };
+        if let Err(error) = shared.bus.answer(&subject::ListRepositories, draining.clone(), answer).await {
+            tracing::warn!(%error, "nobody can be told what connections reach");
+        }
+        tokio::select! {
+            () = draining.cancelled() => {}
+            () = tokio::time::sleep(AGAIN) => {}
+        }
+    }
+}
+
+async fn repositories(shared: &Shared, question: mesh::RepositoriesQuestion) -> mesh::Repositories {
+    match list(shared, &question).await {
+        Ok((repositories, next_page)) => mesh::Repositories { repositories, next_page, failure: String::new() },
+        Err(failure) => mesh::Repositories { failure, ..mesh::Repositories::default() },
+    }
+}
+
+async fn list(shared: &Shared, question: &mesh::RepositoriesQuestion) -> Result<(Vec<v1::Repository>, u32), String> {
+    let organization: OrganizationId = question.organization_id.parse().map_err(|_| "the question is malformed")?;
+    let connection = shared.store.scan_connection_find(organization, &question.connection_id).await;
+    let connection = connection.map_err(|error| error.to_string())?;
+    let (owner, page) = (question.owner.as_str(), question.page.max(1));
+    let listing = match connection.host {
+        ScanHost::Gitlab => {
+            let gitlab = source::gitlab(shared, Some(&connection)).map_err(|trouble| trouble.to_string())?;
+            of(owner, |owner| {
+                let gitlab = gitlab.clone();
+                async move { gitlab.projects(&owner, page).await }
+            })
+            .await
+        }
+        ScanHost::Github => {
+            let github = source::github(shared, Some(&connection)).map_err(|trouble| trouble.to_string())?;
+            of(owner, |owner| {
+                let github = github.clone();
+                async move { github.repositories(&owner, page).await }
+            })
+            .await
+        }
+    };
+    listing.map(|listing| told(listing, page)).map_err(|error| error.to_string())
+}
+
+/// A page of what the connection reaches, or of what somebody has: of a name nobody says whether it is an organisation's or a person's.
+async fn of<F>(name: &str, list: impl Fn(Owner) -> F) -> Result<Listing, SourceError>
+where
+    F: Future<Output = Result<Listing, SourceError>>,
+{
+    if name.is_empty() {
+        return list(Owner::Connection).await;
+    }
+    match list(Owner::Organization(name.to_owned())).await {
+        Err(SourceError::NotFound { .. }) => list(Owner::User(name.to_owned())).await,
+        listing => listing,
+    }
+}
+
+/// A page, and which one comes next.
+fn told(listing: Listing, page: u32) -> (Vec<v1::Repository>, u32) {
+    let next = if listing.more { page.saturating_add(1) } else { 0 };
+    (listing.repositories.into_iter().map(shown).collect(), next)
+}
+
+fn shown(repository: Repository) -> v1::Repository {
+    v1::Repository {
+        name: repository.full_name,
+        description: repository.description.unwrap_or_default().chars().take(500).collect(),
+        private: repository.private,
+        default_branch: repository.default_branch.unwrap_or_default(),
+        last_scan: String::new(),
+    }
+}

@@ -1,0 +1,145 @@
+//! What is looked after beside scans: files of scans that are over, and hand-overs of which the mesh was not told.
+
+use std::{
+    io::{self, ErrorKind},
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use construct_bus::subject;
+use construct_domain::ScanId;
+use construct_proto::mesh::v1::ToolCreate;
+use construct_runtime::telemetry::Chain;
+use construct_store::scan::{HandOver, Scan};
+use construct_wire::scan as show;
+use jiff::{SignedDuration, Timestamp};
+use tokio::time::MissedTickBehavior;
+use tokio_util::sync::CancellationToken;
+
+use super::Shared;
+use crate::repository::Tree;
+
+/// How folders are called whose files are not masked yet, before the scan's id.
+const UNMASKED: &str = ".unmasked-";
+/// How often.
+const TIDY: Duration = Duration::from_secs(15);
+/// What is done at a time.
+const AT_ONCE: i64 = 100;
+/// A hand-over that is younger is still being told of by the gateway.
+const YOUNG: SignedDuration = SignedDuration::from_secs(10);
+
+pub(super) async fn run(shared: Arc<Shared>, draining: CancellationToken) {
+    let mut ticks = tokio::time::interval(TIDY);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            biased;
+            () = draining.cancelled() => return,
+            _ = ticks.tick() => {}
+        }
+        shared.hosts.forget_idle(Timestamp::now());
+        if let Err(error) = hand_overs(&shared).await {
+            tracing::warn!(error = &*error, "the mesh could not be told of hand-overs");
+        }
+        if let Err(error) = files(&shared).await {
+            tracing::warn!(error = &*error, "files of scans could not be deleted");
+        }
+    }
+}
+
+type Failure = Box<dyn std::error::Error + Send + Sync>;
+
+async fn hand_overs(shared: &Shared) -> Result<(), Failure> {
+    let now = Timestamp::now();
+    for hand_over in shared.store.hand_overs_untold(now - YOUNG, AT_ONCE).await? {
+        let HandOver { id, scan, candidates } = hand_over;
+        let message = ToolCreate {
+            organization_id: scan.organization.to_string(),
+            hand_over_id: id.to_string(),
+            scan_id: scan.id.to_string(),
+            repository: scan.repository,
+            commit: scan.commit,
+            candidates: candidates.iter().map(show::candidate).collect(),
+        };
+        // One that cannot be told keeps no other one from being told.
+        match shared.bus.publish(&subject::ToolCreate { organization: scan.organization }, &message).await {
+            Ok(_) => shared.store.hand_over_told(id, Timestamp::now()).await?,
+            Err(error) => {
+                tracing::warn!(error = %Chain(&error), hand_over = %id, "the mesh could not be told of a hand-over");
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Deletes the files of scans that are over and have been kept long enough, and folders that belong to no scan: those of scans that were
+/// deleted, or that a process left which died. What cannot be deleted keeps nothing else from being deleted.
+async fn files(shared: &Shared) -> Result<(), Failure> {
+    let now = Timestamp::now();
+    let kept = SignedDuration::try_from(shared.config.scanner_keep_snapshots)?;
+    for (id, archive) in shared.store.scans_to_clean(now - kept, AT_ONCE).await? {
+        match clean(shared, id, archive.as_deref()).await {
+            Ok(()) => shared.store.scan_cleaned(id, Timestamp::now()).await?,
+            Err(error) => tracing::warn!(error = &*error, scan = %id, "the files of a scan could not be deleted"),
+        }
+    }
+    let mut entries = tokio::fs::read_dir(&shared.dir).await?;
+    let mut found = Vec::new();
+    while let Some(entry) = entries.next_entry().await? {
+        let name = entry.file_name();
+        let name = name.to_string_lossy();
+        found.extend(name.strip_prefix(UNMASKED).unwrap_or(&name).parse::<ScanId>());
+    }
+    let needed = shared.store.scans_with_files(&found).await?;
+    for id in found.into_iter().filter(|id| !needed.contains(id)) {
+        tracing::info!(scan = %id, "the files of a scan that is gone are deleted");
+        if let Err(error) = remove(&shared.dir, id).await {
+            tracing::warn!(%error, scan = %id, "the files of a scan that is gone could not be deleted");
+        }
+    }
+    Ok(())
+}
+
+/// Where the files of a scan lie until they are masked: no task has its workspace there.
+pub(crate) fn unmasked(dir: &Path, id: ScanId) -> PathBuf {
+    dir.join(format!("{UNMASKED}{id}"))
+}
+
+/// Deletes what a scan needed: its files, and the archive that was sent for it. That is sealed, so that no other scan has the same.
+async fn clean(shared: &Shared, id: ScanId, archive: Option<&str>) -> Result<(), Failure> {
+    if let Some(archive) = archive {
+        shared.blobs.remove(&archive.parse()?).await?;
+    }
+    Ok(remove(&shared.dir, id).await?)
+}
+
+/// Deletes a scan's files, if there are any.
+async fn remove(dir: &Path, id: ScanId) -> io::Result<()> {
+    for folder in [format!("{UNMASKED}{id}"), id.to_string()] {
+        let mut removed = tokio::fs::remove_dir_all(dir.join(&folder)).await;
+        if removed.as_ref().is_err_and(|error| error.kind() == ErrorKind::PermissionDenied) {
+            let (below, closed) = (dir.to_owned(), folder.clone());
+            let unlock = move || Tree::open(&below)?.unlock_directories(&closed);
+            tokio::task::spawn_blocking(unlock).await.map_err(io::Error::other)??;
+            removed = tokio::fs::remove_dir_all(dir.join(&folder)).await;
+        }
+        match removed {
+            Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// The same at the end of a scan, when nothing is to be kept.
+pub(crate) async fn ended(shared: &Shared, scan: &Scan) {
+    if !shared.config.scanner_keep_snapshots.is_zero() {
+        return;
+    }
+    if let Err(error) = clean(shared, scan.id, scan.archive.as_deref()).await {
+        tracing::warn!(error = &*error, scan = %scan.id, "the files of a scan are deleted later");
+    } else if let Err(error) = shared.store.scan_cleaned(scan.id, Timestamp::now()).await {
+        tracing::debug!(error = %Chain(&error), "that files are deleted could not be written down");
+    }
+}

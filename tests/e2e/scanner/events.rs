@@ -1,0 +1,83 @@
+//! What is told of a scan while it happens, to who stays, who goes away and comes back, and whose gateway dies.
+
+use tokio::sync::watch;
+
+use super::*;
+use crate::faces::follow_events;
+
+/// Events from a cursor on, until one of them is as wanted; or all.
+async fn watched(mesh: &Mesh, scan: &str, cursor: &str, wanted: impl Fn(&v1::ScanEvent) -> bool) -> Vec<v1::ScanEvent> {
+    let request = v1::WatchScanRequest { scan: scan.to_owned(), cursor: cursor.to_owned() };
+    // A gateway that begins anew is not there at once.
+    let mut stream = until("the gateway to be there", PATIENCE, async || {
+        let stream = mesh.client().unwrap().scans().watch_scan(request.clone()).await;
+        stream.map(tonic::Response::into_inner).map_err(|status| status.to_string())
+    })
+    .await;
+    let mut seen = Vec::new();
+    while let Some(event) = tokio::time::timeout(PATIENCE, stream.message()).await.unwrap().unwrap() {
+        let is_enough = wanted(&event);
+        seen.push(event);
+        if is_enough {
+            break;
+        }
+    }
+    seen
+}
+
+#[tokio::test]
+async fn who_watches_a_scan_misses_nothing_and_is_told_nothing_twice() {
+    let (mut mesh, github) = begin().await;
+    let commit = commit(&github, "octo/ledger", "");
+    let read = format!("read_file('{commit}/tree/README.md'); grep('def', '{commit}/tree').matches.length");
+    let script = json!({"turns": [
+        {"text": "Let me look.", "code": read},
+        {"delay_ms": 4000, "text": answer(&[good()])},
+    ]});
+    mesh.scripted_agent("m", &script).await.unwrap();
+    // No model answers before the gateway has been killed, so that the scan cannot be over by then.
+    mesh.pause(Service::Providers).unwrap();
+    let scan = create(&mesh, of("octo/ledger", "m")).await;
+    let url = format!("{}/v1/scans/{scan}/events", mesh.gateway_url());
+    let (seen, _) = watch::channel(Vec::new());
+    let follower = follow_events(url, seen.clone());
+
+    // Somebody who looks, goes away, and comes back twice: the second time to a gateway that was killed.
+    let mut all = watched(&mesh, &scan, "", |event| event.phase() == Snapshot).await;
+    assert!(get(&mesh, &scan).await.status.unwrap().next_wake.is_some(), "it was told while it happened");
+    let cursor = all.last().unwrap().cursor.clone();
+    all.extend(watched(&mesh, &scan, &cursor, |event| event.phase() == Exploring).await);
+    mesh.crash(Service::Gateway).await.unwrap();
+    mesh.resume(Service::Providers).unwrap();
+    let cursor = all.last().unwrap().cursor.clone();
+    all.extend(watched(&mesh, &scan, &cursor, |_| false).await);
+
+    let status = in_phase(&mesh, &scan, Review).await;
+    let expected: Vec<i64> = (1..=status.event_sequence).collect();
+    assert_eq!(all.iter().map(|event| event.sequence).collect::<Vec<_>>(), expected, "{all:#?}");
+    assert_eq!(all, events(&mesh, &scan).await, "afterwards it is told as it was");
+    assert!(all.iter().all(|event| event.scan_id == scan && event.time.is_some()), "{all:#?}");
+
+    // How far it has come stands in each: files when they are there, what was spent, what was found.
+    let first = |phase| all.iter().find(|event| event.phase() == phase).unwrap();
+    assert_eq!((first(Queued).files, first(Survey).files), (0, 3), "{all:#?}");
+    assert!(all.is_sorted_by_key(|event| (event.cost_pico_usd, event.candidates)), "{all:#?}");
+    let last = all.last().unwrap();
+    assert_eq!((last.phase(), last.files, last.candidates), (Review, 3, 1), "{last:?}");
+    assert!(last.cost_pico_usd > 0 && last.cost_pico_usd == status.cost_pico_usd, "{last:?}");
+    assert!(all.iter().any(|event| event.tool_calls >= 2), "{all:#?}");
+
+    // The same as server-sent events, of which each has the cursor as its id.
+    let told = until("the last event", PATIENCE, async || {
+        let seen = seen.borrow().clone();
+        if seen.len() >= all.len() { Ok(seen) } else { Err(seen) }
+    })
+    .await;
+    follower.abort();
+    let told: Vec<&str> = told.iter().map(|event| event["sequence"].as_str().unwrap()).collect();
+    assert_eq!(told, expected.iter().map(i64::to_string).collect::<Vec<_>>());
+    // A cursor that is none is refused.
+    let request = v1::WatchScanRequest { scan, cursor: "nonsense".into() };
+    let refused = mesh.client().unwrap().scans().watch_scan(request).await.map(drop).unwrap_err();
+    assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
+}

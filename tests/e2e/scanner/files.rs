@@ -1,0 +1,104 @@
+//! The files of scans: how long they are kept, and what becomes of those that nobody needs.
+
+use construct_domain::ScanId;
+
+use super::*;
+
+/// Whether a folder of this name is where the files of scans are.
+fn is_there(mesh: &Mesh, name: &str) -> bool {
+    mesh.scans().join(name).exists()
+}
+
+/// Waits until a folder is gone.
+async fn gone(mesh: &Mesh, name: &str) {
+    until(name, PATIENCE, async || if is_there(mesh, name) { Err("it is there") } else { Ok(()) }).await;
+}
+
+/// Lets a scan have ended longer ago than files are kept.
+async fn age(mesh: &Mesh, scan: &str) {
+    let id: ScanId = scan.parse().unwrap();
+    mesh.database
+        .execute(&format!("UPDATE scans SET ended_at = ended_at - interval '13 hours' WHERE id = '{}'", id.uuid()))
+        .await;
+}
+
+#[tokio::test]
+async fn files_are_kept_as_long_as_the_policy_says_and_those_of_nobody_are_deleted() {
+    let (mesh, github) = begin_with(&[("CONSTRUCT_SCANNER_KEEP_SNAPSHOTS", "12h")]).await;
+    let commit = commit(&github, "octo/ledger", "");
+    mesh.scripted_agent("m", &json!([{"text": answer(&[good()])}])).await.unwrap();
+    mesh.scripted_agent("slow", &json!([{"delay_ms": 900_000, "text": "late"}])).await.unwrap();
+    let packed = tarball("t", &"0".repeat(40), &[("tools/report.py", REPORT.as_bytes())]);
+    let upload = v1::ScanUpload { archive: packed, name: "ledger.tar.gz".into() };
+    let upload = v1::ScanSpec { source: Some(v1::scan_spec::Source::Upload(upload)), ..of("", "m") };
+    let (done, sent) = (create(&mesh, of("octo/ledger", "m")).await, create(&mesh, upload).await);
+    let open = create(&mesh, of("octo/ledger", "slow")).await;
+    for scan in [&done, &sent] {
+        in_phase(&mesh, scan, Review).await;
+    }
+    in_phase(&mesh, &open, Exploring).await;
+    // As processes leave it that die: of a scan that was deleted since, and of one that never came to be.
+    let nobody = ScanId::from_uuid(Uuid::now_v7()).to_string();
+    let unmasked = format!(".unmasked-{}", ScanId::from_uuid(Uuid::now_v7()));
+    for left in [&nobody, &unmasked] {
+        let folder = mesh.scans().join(left).join(".taking-x/tree");
+        std::fs::create_dir_all(&folder).unwrap();
+        std::fs::write(folder.join("a.py"), REPORT).unwrap();
+    }
+    // Whatever else somebody keeps there is not the scanner's.
+    std::fs::create_dir(mesh.scans().join("lost+found")).unwrap();
+    for left in [&nobody, &unmasked] {
+        gone(&mesh, left).await;
+    }
+
+    let tree = |scan: &str| mesh.scans().join(scan).join(&commit).join("tree/tools/report.py");
+    let blobs = mesh.home().join("data/blobs");
+    assert!(tree(&done).is_file() && tree(&open).is_file() && is_there(&mesh, &sent) && is_there(&mesh, "lost+found"));
+    assert_eq!(archives::files(&blobs).len(), 1);
+    // When their time is over they go, each with the archive that was sent for it; one that is explored needs its files.
+    for scan in [&done, &sent] {
+        age(&mesh, scan).await;
+        gone(&mesh, scan).await;
+    }
+    until("the archive to be deleted", PATIENCE, async || {
+        let left = archives::files(&blobs);
+        if left.is_empty() { Ok(()) } else { Err(left) }
+    })
+    .await;
+    assert!(tree(&open).is_file() && is_there(&mesh, "lost+found"));
+    let request = v1::CancelScanRequest { scan: open.clone(), reason: "enough".into(), ..Default::default() };
+    mesh.client().unwrap().scans().cancel_scan(request).await.unwrap();
+    in_phase(&mesh, &open, v1::ScanPhase::Cancelled).await;
+    assert!(tree(&open).is_file(), "it is over, and kept");
+    age(&mesh, &open).await;
+    gone(&mesh, &open).await;
+    assert!(is_there(&mesh, "lost+found"));
+}
+
+#[tokio::test]
+async fn what_a_scanner_did_not_come_to_delete_the_next_one_does() {
+    let (mut mesh, github) = begin().await;
+    // It is killed while it fetches, which leaves the half of it, and the scan is ended before there is another one.
+    let scan = standing::standing(&mesh, &github, Snapshot).await;
+    mesh.kill(Service::Scanner).unwrap();
+    let unmasked = format!(".unmasked-{scan}");
+    assert!(is_there(&mesh, &unmasked));
+    // Another scan's files nobody came to delete, although that was over.
+    let over = create(&mesh, of("octo/ledger", "m")).await;
+    let id: ScanId = over.parse().unwrap();
+    mesh.database
+        .execute(&format!(
+            "UPDATE scans SET phase = 'failed', reason = 'test', ended_at = now(), next_wake = NULL WHERE id = '{}'",
+            id.uuid()
+        ))
+        .await;
+    std::fs::create_dir_all(mesh.scans().join(&over).join("x/tree")).unwrap();
+    let request = v1::CancelScanRequest { scan: scan.clone(), reason: "enough".into(), ..Default::default() };
+    mesh.client().unwrap().scans().cancel_scan(request).await.unwrap();
+    mesh.spawn(Service::Scanner).unwrap();
+    in_phase(&mesh, &scan, v1::ScanPhase::Cancelled).await;
+    for name in [&unmasked, &over] {
+        gone(&mesh, name).await;
+    }
+    clean(&mesh).await;
+}

@@ -1,0 +1,111 @@
+//! What is handed over while the mesh cannot be told.
+
+use construct_bus::topology::Stream;
+use construct_proto::mesh::v1 as mesh_v1;
+use construct_tests::proxy::{Proxy, authority};
+use jiff::Timestamp;
+use prost::Message as _;
+
+use super::*;
+
+/// A scan that is to be reviewed, and its candidate.
+async fn reviewed(mesh: &Mesh, github: &GitHubServer) -> (String, String) {
+    commit(github, "octo/ledger", "");
+    mesh.scripted_agent("m", &json!([{"text": answer(&[good()])}])).await.unwrap();
+    let scan = create(mesh, of("octo/ledger", "m")).await;
+    in_phase(mesh, &scan, Review).await;
+    let candidate = id(candidates(mesh, &scan).await[0].metadata.as_ref());
+    (scan, candidate)
+}
+
+/// Accepts a candidate and hands it over; gives the id of the hand-over.
+async fn hand_over(mesh: &Mesh, scan: &str, candidate: &str) -> String {
+    let accept = v1::ReviewCandidateRequest {
+        candidate: candidate.to_owned(),
+        state: v1::CandidateState::Accepted.into(),
+        ..Default::default()
+    };
+    review(mesh, accept).await.unwrap();
+    let request =
+        || v1::CreateToolsRequest { scan: scan.to_owned(), idempotency_key: "once".into(), ..Default::default() };
+    let scans = mesh.client().unwrap().scans();
+    let handed = scans.clone().create_tools(request()).await.unwrap().into_inner();
+    assert_eq!(handed.candidates.len(), 1, "{handed:?}");
+    let again = scans.clone().create_tools(request()).await.unwrap().into_inner();
+    assert_eq!(again, handed, "a request that is repeated hands nothing over again");
+    handed.hand_over_id
+}
+
+/// Hand-overs of which nobody has noted that the mesh was told.
+async fn untold(mesh: &Mesh) -> Vec<String> {
+    let untold = mesh.database.store().hand_overs_untold(Timestamp::now(), 10).await.unwrap();
+    untold.iter().map(|hand_over| hand_over.id.to_string()).collect()
+}
+
+/// Waits until the scanner has told the mesh, and written that down.
+async fn told(mesh: &Mesh) {
+    until("the mesh to be told", PATIENCE, async || {
+        if untold(mesh).await.is_empty() { Ok(()) } else { Err(mesh.log(Service::Scanner)) }
+    })
+    .await;
+}
+
+/// What waits for whoever makes Tools: one message, of this hand-over.
+async fn waits_once(mesh: &Mesh, hand_over: &str, scan: &str) {
+    let stored = mesh.nats.stored(Stream::Tool).await;
+    assert_eq!(stored.len(), 1, "{stored:?}");
+    let id = ("Nats-Msg-Id".to_owned(), format!("tool.create.{hand_over}"));
+    assert!(stored[0].headers.contains(&id), "{stored:?}");
+    let message = mesh_v1::ToolCreate::decode(stored[0].payload.clone()).unwrap();
+    assert_eq!((message.hand_over_id.as_str(), message.scan_id.as_str()), (hand_over, scan));
+    assert_eq!(message.candidates[0].content.clone().unwrap().name, "monthly-total");
+    // It waits for its reader.
+    assert_eq!(mesh.nats.waiting(Stream::Tool).await, 1);
+}
+
+#[tokio::test]
+async fn what_is_handed_over_without_nats_is_told_once_when_it_is_back() {
+    let (mut mesh, github) = begin().await;
+    let (scan, candidate) = reviewed(&mesh, &github).await;
+    mesh.nats.kill();
+    mesh.counted(Service::Gateway, "construct_bus_connected 0").await;
+    let id = hand_over(&mesh, &scan, &candidate).await;
+    assert_eq!(untold(&mesh).await, std::slice::from_ref(&id));
+    // Whoever would tell it dies as well.
+    mesh.kill(Service::Scanner).unwrap();
+    mesh.nats.restart().await;
+    mesh.spawn(Service::Scanner).unwrap();
+    told(&mesh).await;
+    waits_once(&mesh, &id, &scan).await;
+}
+
+#[tokio::test]
+async fn what_the_gateway_tells_late_is_the_same_that_the_scanner_has_told() {
+    let github = GitHubServer::start().await;
+    let mut mesh = Mesh::prepare(&[]).await.unwrap();
+    mesh.set("CONSTRUCT_SCANNER_GITHUB_URL", github.url());
+    mesh.set("CONSTRUCT_SCANNER_TRUSTED_HOSTS", "127.0.0.1");
+    let direct = mesh.nats.url().to_owned();
+    let proxy = Proxy::start(&authority(&direct)).await.unwrap();
+    mesh.set("CONSTRUCT_NATS_URL", proxy.instead_of(&direct));
+    mesh.spawn(Service::Gateway).unwrap();
+    mesh.set("CONSTRUCT_NATS_URL", direct);
+    mesh.start_services().await.unwrap();
+    mesh.spawn(Service::Scanner).unwrap();
+    mesh.ready(Service::Scanner).await.unwrap();
+    connect(&mesh, &github, "work", Credential::Token(TOKEN.into())).await;
+    let (scan, candidate) = reviewed(&mesh, &github).await;
+    // What the gateway says is on its way, and nobody hears it.
+    proxy.hold();
+    let id = hand_over(&mesh, &scan, &candidate).await;
+    told(&mesh).await;
+    waits_once(&mesh, &id, &scan).await;
+    proxy.restore();
+    // On the same way behind it comes a question; when that is answered, both were heard.
+    until("the gateway to be heard again", PATIENCE, async || {
+        let request = v1::ListRepositoriesRequest { connection: "work".into(), ..Default::default() };
+        mesh.client().unwrap().scans().list_repositories(request).await
+    })
+    .await;
+    waits_once(&mesh, &id, &scan).await;
+}

@@ -1,0 +1,120 @@
+//! Requests that are refused late, or repeated.
+
+use super::*;
+
+#[tokio::test]
+async fn a_scan_that_is_refused_after_all_leaves_no_task_and_can_be_asked_for_again() {
+    let (mesh, github) = begin().await;
+    commit(&github, "octo/ledger", "");
+    mesh.scripted_agent("m", &json!([{"text": answer(&[good()])}])).await.unwrap();
+    connect(&mesh, &github, "work", Credential::Token(TOKEN.into())).await;
+    // Somebody deletes the connection between the task and the scan.
+    mesh.database
+        .execute(
+            "CREATE FUNCTION late() RETURNS trigger LANGUAGE plpgsql AS
+                 $$ BEGIN DELETE FROM scan_connections; RETURN NULL; END $$;
+             CREATE TRIGGER late AFTER INSERT ON budgets FOR EACH ROW EXECUTE FUNCTION late()",
+        )
+        .await;
+    let client = mesh.client().unwrap();
+    let spec = v1::ScanSpec { connection: "work".into(), ..of("octo/ledger", "m") };
+    let request = v1::CreateScanRequest { spec: Some(spec), idempotency_key: "once".into() };
+    let refused = client.scans().create_scan(request.clone()).await.unwrap_err();
+    assert_eq!(refused.code(), Code::NotFound, "{refused:?}");
+    let tasks = client.tasks().list_tasks(v1::ListTasksRequest::default()).await.unwrap().into_inner().tasks;
+    let budgets = client.budgets().list_budgets(v1::ListBudgetsRequest::default()).await.unwrap().into_inner().budgets;
+    assert!(tasks.is_empty() && budgets.is_empty(), "{tasks:?} {budgets:?}");
+    mesh.database.execute("DROP TRIGGER late ON budgets").await;
+    connect(&mesh, &github, "work", Credential::Token(TOKEN.into())).await;
+    let scan = client.scans().create_scan(request).await.unwrap().into_inner();
+    let status = in_phase(&mesh, &id(scan.metadata.as_ref()), Review).await;
+    assert_eq!(status.candidates, 1, "{status:?}");
+}
+
+/// Waits until there are so many tasks to explore with, and so many budgets, which go with their tasks.
+async fn made(mesh: &Mesh, tasks: usize, budgets: usize) {
+    let client = mesh.client().unwrap();
+    until("tasks and budgets", PATIENCE, async || {
+        let found = patiently(async || client.tasks().list_tasks(v1::ListTasksRequest::default()).await).await.tasks;
+        let limits =
+            patiently(async || client.budgets().list_budgets(v1::ListBudgetsRequest::default()).await).await.budgets;
+        if (found.len(), limits.len()) == (tasks, budgets) { Ok(()) } else { Err((found, limits)) }
+    })
+    .await;
+}
+
+async fn delete(mesh: &Mesh, task: &str) {
+    let request = v1::DeleteTaskRequest { task: task.to_owned(), ..Default::default() };
+    mesh.client().unwrap().tasks().delete_task(request).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_request_that_is_repeated_gets_its_answer_when_its_task_and_its_connection_are_gone() {
+    let (mesh, github) = begin().await;
+    commit(&github, "octo/ledger", "");
+    mesh.scripted_agent("m", &json!([{"text": answer(&[good()])}])).await.unwrap();
+    connect(&mesh, &github, "work", Credential::Token(TOKEN.into())).await;
+    let scans = mesh.client().unwrap().scans();
+    let spec = v1::ScanSpec { connection: "work".into(), ..of("octo/ledger", "m") };
+    let request = v1::CreateScanRequest { spec: Some(spec), idempotency_key: "once".into() };
+    let first = scans.clone().create_scan(request.clone()).await.unwrap().into_inner();
+    let status = in_phase(&mesh, &id(first.metadata.as_ref()), Review).await;
+    made(&mesh, 1, 1).await;
+    delete(&mesh, &status.task_id).await;
+    let gone = v1::DeleteScanConnectionRequest { connection: "work".into(), ..Default::default() };
+    scans.clone().delete_scan_connection(gone).await.unwrap();
+    let again = scans.clone().create_scan(request.clone()).await.unwrap().into_inner();
+    assert_eq!(again, first);
+    // Nothing was made for it that nobody needs.
+    made(&mesh, 0, 0).await;
+    assert_eq!(scans.clone().list_scans(v1::ListScansRequest::default()).await.unwrap().into_inner().scans.len(), 1);
+    // The key stands for that request, and for no other.
+    let other = v1::CreateScanRequest { spec: Some(of("octo/other", "m")), ..request };
+    let refused = scans.clone().create_scan(other).await.unwrap_err();
+    assert!(refused.code() == Code::InvalidArgument && refused.message().contains("idempotency_key"), "{refused}");
+    made(&mesh, 0, 0).await;
+}
+
+#[tokio::test]
+async fn two_requests_with_one_key_leave_one_scan_and_no_task_beside_it() {
+    let (mesh, github) = begin().await;
+    commit(&github, "octo/ledger", "");
+    mesh.scripted_agent("m", &json!([{"text": answer(&[good()])}])).await.unwrap();
+    // Whoever has taken the key stands still as long as there is a row in a table.
+    mesh.database
+        .execute(
+            "CREATE TABLE shut (is_shut boolean);
+             INSERT INTO shut VALUES (true);
+             CREATE FUNCTION wait() RETURNS trigger LANGUAGE plpgsql AS
+                 $$ BEGIN WHILE EXISTS (SELECT 1 FROM shut) LOOP PERFORM pg_sleep(0.05); END LOOP; RETURN NEW; END $$;
+             CREATE TRIGGER wait AFTER INSERT ON idempotency_keys FOR EACH ROW WHEN (NEW.key = 'once') EXECUTE FUNCTION wait()",
+        )
+        .await;
+    let waiting = async |event: &str| {
+        until(event, PATIENCE, async || match mesh.database.waiting(event).await {
+            0 => Err("nobody waits"),
+            _ => Ok(()),
+        })
+        .await;
+    };
+    let request = || v1::CreateScanRequest { spec: Some(of("octo/ledger", "m")), idempotency_key: "once".into() };
+    let scans = mesh.client().unwrap().scans();
+    let mut one = scans.clone();
+    let first = tokio::spawn(async move { one.create_scan(request()).await });
+    waiting("PgSleep").await;
+    // Its task is deleted before the second request is heard, which therefore makes another one.
+    let client = mesh.client().unwrap();
+    let tasks = client.tasks().list_tasks(v1::ListTasksRequest::default()).await.unwrap().into_inner().tasks;
+    delete(&mesh, &id(tasks[0].metadata.as_ref())).await;
+    let mut two = scans.clone();
+    let second = tokio::spawn(async move { two.create_scan(request()).await });
+    // It has made what it needs when it waits for the key.
+    waiting("transactionid").await;
+    made(&mesh, 1, 1).await;
+    mesh.database.execute("DELETE FROM shut").await;
+    let (first, second) = (first.await.unwrap().unwrap().into_inner(), second.await.unwrap().unwrap().into_inner());
+    assert_eq!(first, second);
+    made(&mesh, 0, 0).await;
+    let status = in_phase(&mesh, &id(first.metadata.as_ref()), v1::ScanPhase::Failed).await;
+    assert!(status.reason.contains("was deleted"), "{status:?}");
+}
