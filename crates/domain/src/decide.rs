@@ -279,7 +279,9 @@ impl Draft<'_> {
                 self.fail(failure.class.code(), failure.message);
                 self.append_results(&calls, Vec::new(), &words);
             }
-            (Stage::Code { calls }, Outcome::Parked { asked, results }) => self.parked(step, &calls, asked, results),
+            (Stage::Code { calls }, Outcome::Parked { asked, awaits, results }) => {
+                self.parked(step, &calls, asked, awaits, results);
+            }
             (Stage::Model | Stage::Compact { .. }, Outcome::Code(_) | Outcome::Parked { .. })
             | (Stage::Code { .. }, Outcome::Model(..) | Outcome::Stopped(_)) => {
                 // A result of the wrong kind under the right id is a defect of a worker; ask again rather than stall.

@@ -77,8 +77,14 @@ ids! {
     ApiKeyId, "key", "API key";
     /// A call that a person is asked about.
     ApprovalId, "approval", "approval";
+    /// An entry of the audit trail.
+    AuditEntryId, "audit", "audit entry";
     /// How much may be spent.
     BudgetId, "budget", "budget";
+    /// What a scan proposes to be made into a Tool.
+    CandidateId, "candidate", "candidate";
+    /// Candidates that were handed over together.
+    HandOverId, "handover", "hand-over";
     /// An invitation into an organisation.
     InvitationId, "invitation", "invitation";
     /// A message of a task.
@@ -89,6 +95,10 @@ ids! {
     ModelProviderId, "provider", "model provider";
     /// A tenant.
     OrganizationId, "org", "organization";
+    /// How a host of repositories is reached.
+    ScanConnectionId, "connection", "connection";
+    /// A look through a repository.
+    ScanId, "scan", "scan";
     /// A message that is sent by the clock.
     ScheduleId, "schedule", "schedule";
     /// A secret that scripts may use without seeing it.

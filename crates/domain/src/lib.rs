@@ -15,10 +15,11 @@ pub mod partition;
 pub mod policy;
 pub mod schedule;
 pub mod secret;
+pub mod subtask;
 pub mod task;
 
 pub use decide::decide;
 pub use id::{
-    AgentId, ApiKeyId, ApprovalId, BudgetId, InvitationId, MessageId, ModelId, ModelProviderId, OrganizationId,
-    ScheduleId, SecretId, StepId, TaskId, UserId,
+    AgentId, ApiKeyId, ApprovalId, AuditEntryId, BudgetId, CandidateId, HandOverId, InvitationId, MessageId, ModelId,
+    ModelProviderId, OrganizationId, ScanConnectionId, ScanId, ScheduleId, SecretId, StepId, TaskId, UserId,
 };

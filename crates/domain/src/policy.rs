@@ -60,6 +60,9 @@ pub struct Rule {
     /// Methods of a request; upper and lower case are the same.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub methods: Vec<String>,
+    /// Patterns on the name of the agent that is to work on something, as for commands.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub agents: Vec<String>,
     /// Why, for people and for the model.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub reason: String,
@@ -84,6 +87,8 @@ pub enum Subject {
         /// Without port.
         host: String,
     },
+    /// An agent that is to work on something, by its name.
+    Agent(String),
 }
 
 /// What a policy says about a call.
@@ -152,6 +157,7 @@ enum Form<'a> {
     Tree(&'a str),
     Command(&'a str),
     Request { method: &'a str, host: &'a str },
+    Agent(&'a str),
 }
 
 impl Subject {
@@ -164,6 +170,7 @@ impl Subject {
             Self::Tree(names) => names.iter().map(|name| Form::Tree(name)).collect(),
             Self::Command(lines) => lines.iter().map(|line| Form::Command(line)).collect(),
             Self::Request { method, host } => vec![Form::Request { method, host }],
+            Self::Agent(name) => vec![Form::Agent(name)],
         }
     }
 }
@@ -231,6 +238,7 @@ struct Compiled {
     directories: Vec<GlobMatcher>,
     commands: Vec<WildMatch>,
     hosts: Vec<WildMatch>,
+    agents: Vec<WildMatch>,
 }
 
 impl Compiled {
@@ -247,6 +255,7 @@ impl Compiled {
                 .collect::<Result<_, _>>()?,
             commands: rule.commands.iter().map(|pattern| WildMatch::new(pattern.trim())).collect(),
             hosts: rule.hosts.iter().map(|pattern| WildMatch::new(&host(pattern))).collect(),
+            agents: rule.agents.iter().map(|pattern| WildMatch::new(pattern)).collect(),
         })
     }
 
@@ -264,8 +273,11 @@ impl Compiled {
         };
         let is_method = |method: &str| rule.methods.iter().any(|known| known.eq_ignore_ascii_case(method));
         let is_host = |name: &str| self.hosts.iter().any(|pattern| pattern.matches(name));
+        let is_agent = self.agents.is_empty()
+            || matches!(form, Form::Agent(name) if self.agents.iter().any(|pattern| pattern.matches(name)));
         let others = is_tool
             && is_command
+            && is_agent
             && (self.hosts.is_empty() || name.as_deref().is_some_and(is_host))
             && (rule.methods.is_empty() || method.is_some_and(is_method));
         if !others { Match::None } else { self.matches_path(rule, form) }

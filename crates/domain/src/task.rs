@@ -8,6 +8,7 @@ use crate::{
     approval::{APPROVAL_LIMIT, Approval, Asked, AskedCall},
     context::Context,
     message::{Block, CodeResult, Source},
+    subtask::AwaitedCall,
 };
 
 /// Model calls one user message may cause when neither agent nor task says otherwise.
@@ -49,14 +50,22 @@ pub enum Phase {
     ExecuteTools,
     /// A script is put away until a person has decided about calls it wants to make.
     AwaitApproval,
+    /// A script is put away until subtasks have ended.
+    AwaitSubtasks,
     /// A person paused the task.
     Suspended,
 }
 
 impl Phase {
     /// Every phase.
-    pub const ALL: [Self; 5] =
-        [Self::AwaitInput, Self::InvokeModel, Self::ExecuteTools, Self::AwaitApproval, Self::Suspended];
+    pub const ALL: [Self; 6] = [
+        Self::AwaitInput,
+        Self::InvokeModel,
+        Self::ExecuteTools,
+        Self::AwaitApproval,
+        Self::AwaitSubtasks,
+        Self::Suspended,
+    ];
 
     /// As stored.
     pub const fn as_str(self) -> &'static str {
@@ -65,6 +74,7 @@ impl Phase {
             Self::InvokeModel => "invoke_model",
             Self::ExecuteTools => "execute_tools",
             Self::AwaitApproval => "await_approval",
+            Self::AwaitSubtasks => "await_subtasks",
             Self::Suspended => "suspended",
         }
     }
@@ -116,6 +126,9 @@ pub struct Task {
     /// What people were asked about the step's scripts, and what they said. Read only: an intent like [`Task::suspend`],
     /// kept in rows of its own. Only there once the step has waited for an approval.
     pub approvals: Vec<Approval>,
+    /// The subtasks that are at work, where a script that is put away waits for some. None: nobody has looked, which a decision that needs it
+    /// asks for by [`Task::next_wake`]. Read only.
+    pub subtasks: Option<Vec<TaskId>>,
     /// How far the conversation fills its model. [`Context::scale`], [`Context::tokens`] and [`Context::through`] are written; the rest is
     /// read.
     pub context: Context,
@@ -219,7 +232,7 @@ pub struct Step {
     pub attempt: u32,
     /// When it was first wanted.
     pub since: Timestamp,
-    /// How often its scripts were gone on with after they had waited for approvals. A command and its result carry it,
+    /// How often its scripts were gone on with after they had waited for approvals or subtasks. A command and its result carry it,
     /// so that those of an earlier round are told apart.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub round: u32,
@@ -272,10 +285,13 @@ pub enum StepState {
         /// Not longer than this.
         deadline: Timestamp,
     },
-    /// Its scripts are put away until a person has decided. No worker has them, and nothing of them is in memory.
+    /// Its scripts are put away until a person has decided, or subtasks have ended. No worker has them, and nothing of them is in memory.
     Parked {
-        /// The calls they wait for.
+        /// The calls they wait for that a person decides about.
         waits: Vec<AskedCall>,
+        /// The calls that wait for subtasks.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        awaits: Vec<AwaitedCall>,
         /// What the model is told if they are never gone on with.
         results: Vec<CodeResult>,
     },
@@ -424,10 +440,12 @@ pub enum Outcome {
     Cancelled(Vec<CodeResult>),
     /// The model call stopped because it was told to, and this is what it had said. Scripts in it were not whole.
     Stopped(Vec<Block>),
-    /// The scripts wait for people, and the worker has let go of them.
+    /// The scripts wait for people or subtasks, and the worker has let go of them.
     Parked {
         /// What people are asked.
         asked: Vec<Asked>,
+        /// The calls that wait for subtasks.
+        awaits: Vec<AwaitedCall>,
         /// What the model is told if they are never gone on with.
         results: Vec<CodeResult>,
     },

@@ -9,6 +9,7 @@ use crate::{
     context::{Entry, Outline},
     message::{CodeCall, Content},
     money::tokens_of_content,
+    subtask::AwaitedCall,
     task::{FailureClass, Phase, Turn},
 };
 
@@ -19,6 +20,7 @@ mod exhaustive;
 mod histories;
 mod money;
 mod repeats;
+mod subtasks;
 
 /// A task with everything around it that the shell would hold: the queue, the transcript, the workers.
 struct World {
@@ -40,6 +42,8 @@ struct World {
     code_steps: Vec<StepId>,
     /// Every question, with the step it is of.
     approvals: Vec<(StepId, Approval)>,
+    /// The subtasks that are at work.
+    at_work: Vec<TaskId>,
     /// Whether there is no money for model calls.
     broke: bool,
     /// Those that hold, the newest last.
@@ -71,6 +75,7 @@ impl World {
                 last_outcome: None,
                 last_error: None,
                 approvals: Vec::new(),
+                subtasks: None,
                 context: Context::default(),
             },
             queue: Vec::new(),
@@ -84,6 +89,7 @@ impl World {
             commanded: BTreeMap::new(),
             code_steps: Vec::new(),
             approvals: Vec::new(),
+            at_work: Vec::new(),
             broke: false,
             compacted: Vec::new(),
             now: Timestamp::UNIX_EPOCH,
@@ -185,6 +191,10 @@ impl World {
         let asking = self.task.step.as_ref().map(|step| step.id);
         let of_step = self.approvals.iter().filter(|(step, _)| Some(*step) == asking);
         self.task.approvals = of_step.map(|(_, approval)| approval.clone()).collect();
+        // As the store reads them. A result is decided about from what is remembered.
+        let awaits = |step: &Step| matches!(&step.state, StepState::Parked { awaits, .. } if !awaits.is_empty());
+        let looks = matches!(event, Event::Wake) && self.task.step.as_ref().is_some_and(awaits);
+        self.task.subtasks = looks.then(|| self.at_work.clone());
         let queued = self.next();
         self.task.context.transcript = self.size();
         self.task.context.queued = 80;
@@ -305,14 +315,14 @@ impl World {
         }
         match (&task.turn, task.phase) {
             (Some(Turn { stage: Stage::Code { .. }, .. }), Phase::ExecuteTools | Phase::Suspended)
-            | (Some(Turn { stage: Stage::Code { .. }, .. }), Phase::AwaitApproval)
+            | (Some(Turn { stage: Stage::Code { .. }, .. }), Phase::AwaitApproval | Phase::AwaitSubtasks)
             | (Some(Turn { stage: Stage::Model | Stage::Compact { .. }, .. }), Phase::InvokeModel | Phase::Suspended)
             | (None, Phase::AwaitInput | Phase::Suspended) => {}
             other => panic!("phase and stage disagree: {other:?}"),
         }
         let is_parked = task.step.as_ref().is_some_and(|step| matches!(step.state, StepState::Parked { .. }));
         if task.phase != Phase::Suspended {
-            assert_eq!(is_parked, task.phase == Phase::AwaitApproval);
+            assert_eq!(is_parked, matches!(task.phase, Phase::AwaitApproval | Phase::AwaitSubtasks));
         }
         let open = |(step, approval): &(StepId, Approval)| {
             approval.state == ApprovalState::Pending && task.step.as_ref().is_none_or(|now| now.id != *step)
@@ -391,6 +401,10 @@ fn results(ids: &[&str]) -> Outcome {
 }
 
 fn park(numbers: &[u32]) -> Outcome {
+    park_for(numbers, Vec::new())
+}
+
+fn park_for(numbers: &[u32], awaits: Vec<AwaitedCall>) -> Outcome {
     let asked = numbers.iter().map(|&number| Asked {
         call: AskedCall { script: 0, number, hash: format!("hash {number}") },
         tool: "create_file".to_owned(),
@@ -399,7 +413,7 @@ fn park(numbers: &[u32]) -> Outcome {
         reason: String::new(),
     });
     let waited = CodeResult { id: "a".to_owned(), error: "it waited".to_owned(), ..CodeResult::default() };
-    Outcome::Parked { asked: asked.collect(), results: vec![waited] }
+    Outcome::Parked { asked: asked.collect(), awaits, results: vec![waited] }
 }
 
 fn failed(class: FailureClass) -> Outcome {

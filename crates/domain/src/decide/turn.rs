@@ -6,10 +6,7 @@ use super::{
     BUDGET_EXHAUSTED, CANCEL_GRACE, CANCEL_REPEAT, CODE_DEADLINE, Draft, Effect, FIRST_CHECK, LAST_CHECK,
     MODEL_DEADLINE,
 };
-use crate::{
-    approval::{Approval, ApprovalState, AskedCall},
-    task::{Failure, FailureClass, Phase, Queued, Stage, Step, StepState, Turn, TurnOutcome},
-};
+use crate::task::{Failure, FailureClass, Phase, Queued, Stage, Step, StepState, Turn, TurnOutcome};
 use jiff::Timestamp;
 
 impl Draft<'_> {
@@ -127,18 +124,9 @@ impl Draft<'_> {
                     self.settle_running();
                 }
             }
-            StepState::Parked { ref waits, .. } => {
-                let is_decided = |call: &AskedCall| {
-                    let is_it = |approval: &&Approval| approval.call == *call;
-                    let found = self.d.task.approvals.iter().find(is_it);
-                    found.is_some_and(|approval| approval.state != ApprovalState::Pending)
-                };
-                if waits.iter().any(is_decided) || self.now >= step.approvals_expire() {
-                    self.resume_step(step);
-                } else {
-                    self.d.task.phase = Phase::AwaitApproval;
-                    self.d.task.next_wake = Some(step.approvals_expire());
-                }
+            StepState::Parked { ref waits, ref awaits, .. } => {
+                let (waits, awaits) = (waits.clone(), awaits.clone());
+                self.settle_parked(step, &waits, &awaits);
             }
             StepState::Backoff { .. } => {
                 // Scripts are never tried again by us: their side effects may have happened.

@@ -8,6 +8,7 @@ fn rule(action: Action) -> Rule {
         commands: Vec::new(),
         hosts: Vec::new(),
         methods: Vec::new(),
+        agents: Vec::new(),
         reason: String::new(),
     }
 }
@@ -37,13 +38,15 @@ fn judged(rules: &[Rule], tool: &str, subject: &Subject) -> Action {
 }
 
 #[test]
-fn rules_match_tools_paths_commands_hosts_and_methods() {
+fn rules_match_tools_paths_commands_hosts_methods_and_agents() {
     use Action::{Allow, Ask, Deny};
     let tools = |tools: &[&str], action| Rule { tools: strings(tools), ..rule(action) };
     let paths = |paths: &[&str], action| Rule { paths: strings(paths), ..rule(action) };
     let commands = |commands: &[&str], action| Rule { commands: strings(commands), ..rule(action) };
     let hosts = |hosts: &[&str], action| Rule { hosts: strings(hosts), ..rule(action) };
     let methods = |methods: &[&str], action| Rule { methods: strings(methods), ..rule(action) };
+    let agents = |agents: &[&str], action| Rule { agents: strings(agents), ..rule(action) };
+    let agent = |name: &str| Subject::Agent(name.to_owned());
     let table: Vec<(Vec<Rule>, &str, Subject, Action)> = vec![
         (vec![], "create_file", path("a"), Allow),
         (vec![rule(Ask)], "anything", Subject::None, Ask),
@@ -98,6 +101,16 @@ fn rules_match_tools_paths_commands_hosts_and_methods() {
         (vec![methods(&["post", "PUT"], Ask)], "fetch", request("POST", "a.com"), Ask),
         (vec![methods(&["post"], Ask)], "fetch", request("GET", "a.com"), Allow),
         (vec![methods(&["post"], Ask)], "execute_command", command("post"), Allow),
+        (vec![agents(&["lawyer", "dev-*"], Deny)], "tasks.spawn", agent("lawyer"), Deny),
+        (vec![agents(&["lawyer", "dev-*"], Deny)], "tasks.hand_off", agent("dev-ops"), Deny),
+        (vec![agents(&["lawyer"], Deny)], "tasks.spawn", agent("lawyer 2"), Allow),
+        (vec![agents(&["lawyer"], Deny)], "tasks.spawn", agent("Lawyer"), Allow),
+        (vec![agents(&["*"], Deny)], "tasks.spawn", agent(""), Deny),
+        (vec![agents(&["*"], Deny)], "tasks.send", Subject::None, Allow),
+        (vec![agents(&["ls"], Deny)], "execute_command", command("ls"), Allow),
+        (vec![agents(&["reader"], Allow), tools(&["tasks.*"], Ask)], "tasks.spawn", agent("lawyer"), Ask),
+        (vec![agents(&["reader"], Allow), tools(&["tasks.*"], Ask)], "tasks.spawn", agent("reader"), Allow),
+        (vec![hosts(&["*"], Deny)], "tasks.spawn", agent("reader"), Allow),
         // The first one decides.
         (vec![tools(&["read_file"], Allow), rule(Deny)], "read_file", path("a"), Allow),
         (vec![rule(Deny), tools(&["read_file"], Allow)], "read_file", path("a"), Deny),

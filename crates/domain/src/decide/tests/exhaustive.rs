@@ -31,6 +31,7 @@ const CALM: Scope = Scope {
     suspends: 0,
     scripts: 1,
     parks: 0,
+    awaits: 0,
     failures: 0,
     crashes: 0,
     lost: 0,
@@ -83,6 +84,14 @@ fn a_script_that_waits_for_a_person_goes_on_or_ends_whatever_happens() {
     holds(Scope { parks: 1, suspends: 1, ..CALM });
 }
 
+#[test]
+fn a_script_that_waits_for_a_subtask_goes_on_whenever_that_ends_and_whoever_is_told() {
+    holds(Scope { awaits: 1, crashes: 1, ..CALM });
+    holds(Scope { awaits: 1, lost: 1, ..CALM });
+    holds(Scope { awaits: 1, cancels: 1, ..CALM });
+    holds(Scope { awaits: 1, redelivered: 1, ..CALM });
+}
+
 /// Something is found without this guard.
 fn is_needed(guard: Guard, scope: Scope, words: &str) {
     let found = explore(Mesh::new(scope, Some(guard))).expect_err("the guard is of no use in this scope");
@@ -122,4 +131,14 @@ fn without_looking_at_it_anew_a_message_is_never_answered_that_came_with_a_resul
 #[test]
 fn without_looking_again_a_lost_command_is_never_made_up_for() {
     is_needed(Guard::LookAgain, Scope { lost: 1, ..CALM }, "nothing leads on from here");
+}
+
+#[test]
+fn without_looking_anew_an_end_that_was_seen_too_early_is_waited_for_to_the_deadline() {
+    is_needed(Guard::LookAnew, Scope { awaits: 1, ..CALM }, "waits for what has come");
+}
+
+#[test]
+fn without_noting_it_an_end_that_nobody_was_told_of_is_waited_for_to_the_deadline() {
+    is_needed(Guard::EndNoted, Scope { awaits: 1, lost: 1, ..CALM }, "waits for what has come");
 }

@@ -24,6 +24,8 @@ enum Happening {
     Fail(FailureClass),
     Stopped,
     Park(u32),
+    Await(u32, u128),
+    ChildEnds,
     Say(ApprovalState),
     Repeat,
 }
@@ -48,6 +50,8 @@ fn happening() -> impl Strategy<Value = Happening> {
         2 => prop::sample::select(vec![Transient, RateLimited, Authentication, Internal, ContextTooLong]).prop_map(Happening::Fail),
         1 => Just(Happening::Stopped),
         3 => (1..4_u32).prop_map(Happening::Park),
+        3 => (0..2_u32, 1..4_u128).prop_map(|(asked, tasks)| Happening::Await(asked, tasks)),
+        2 => Just(Happening::ChildEnds),
         2 => prop::sample::select(vec![ApprovalState::Approved, ApprovalState::Rejected]).prop_map(Happening::Say),
         1 => Just(Happening::Elapse(8 * 24 * 3600)),
         2 => Just(Happening::Repeat),
@@ -104,6 +108,13 @@ proptest! {
                 Happening::Fail(class) => Some(failed(class)),
                 Happening::Stopped => Some(Outcome::Cancelled(Vec::new())),
                 Happening::Park(count) => Some(park(&(1..=count).collect::<Vec<_>>())),
+                Happening::Await(asked, tasks) => {
+                    world.at_work = (1..=tasks).map(|n| TaskId::from_uuid(Uuid::from_u128(900 + n))).collect();
+                    let until = world.now + jiff::SignedDuration::from_secs(1000);
+                    let call = AwaitedCall { script: 0, number: 9, tasks: world.at_work.clone(), until };
+                    Some(park_for(&(1..=asked).collect::<Vec<_>>(), vec![call]))
+                }
+                Happening::ChildEnds => { world.at_work.pop(); None }
                 Happening::Say(state) => { world.say(state); None }
                 Happening::Repeat => {
                     if let Some(result) = last_result.clone() { world.decide(Event::Result(result)); }
@@ -131,6 +142,7 @@ proptest! {
         for _ in 0..400 {
             if world.task.turn.is_none() && world.queue.is_empty() && world.task.cancel.is_none() && world.task.rewind.is_none() { break; }
             world.elapse(60);
+            world.at_work.clear();
             if world.task.phase == Phase::AwaitApproval { world.say(ApprovalState::Approved); }
             match (world.task.turn.as_ref().map(|turn| turn.stage.clone()), world.task.step.clone()) {
                 (Some(Stage::Model | Stage::Compact { .. }), Some(step)) if matches!(step.state, StepState::InFlight { .. }) => { world.result(text("answer")); }

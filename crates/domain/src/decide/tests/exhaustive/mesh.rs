@@ -22,6 +22,8 @@ pub(super) struct Scope {
     pub(super) scripts: u8,
     /// Times that a script waits for a person.
     pub(super) parks: u8,
+    /// Times that a script waits for a subtask it has begun.
+    pub(super) awaits: u8,
     /// Model calls that fail.
     pub(super) failures: u8,
     /// Processes that die.
@@ -51,6 +53,10 @@ pub(super) enum Guard {
     LastWord,
     /// A step in flight is looked at again.
     LookAgain,
+    /// A task is looked at again when it stands in its row that its script waits for a subtask.
+    LookAnew,
+    /// That a subtask has ended is noted until its parent was looked at.
+    EndNoted,
 }
 
 /// What happened, and to which of several.
@@ -125,10 +131,11 @@ enum Replica {
 impl Replica {
     fn fingerprint(&self, newest: u32) -> String {
         let of = |loaded: &Loaded| {
-            let Loaded { task, version, queued, asked_for, drop_before, result } = loaded;
+            let Loaded { task, version, queued, asked_for, drop_before, child_noted, result } = loaded;
             // Whether it is the newest is all that matters of a version.
             let newest = *version == newest;
-            format!("{:?}{:?}", state(task), (newest, queued, asked_for, drop_before, result, &task.approvals))
+            let seen = (child_noted, &task.approvals, &task.subtasks);
+            format!("{:?}{:?}", state(task), (newest, queued, asked_for, drop_before, result, seen))
         };
         match self {
             Self::Idle => String::new(),
@@ -165,6 +172,7 @@ struct Loaded {
     queued: Option<Queued>,
     asked_for: u32,
     drop_before: u32,
+    child_noted: bool,
     result: Option<StepResult>,
 }
 
@@ -204,6 +212,14 @@ enum Said {
     Other,
 }
 
+/// A task that a script has begun.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Child {
+    NotBegun,
+    AtWork,
+    Ended,
+}
+
 #[derive(Debug, Clone)]
 pub(super) struct Mesh {
     left: Scope,
@@ -220,6 +236,9 @@ pub(super) struct Mesh {
     seen: u32,
     drop_before: u32,
     approval: Option<(StepId, Approval)>,
+    /// Whether the subtask is at work, and whether it is noted that it has ended.
+    child: Child,
+    child_noted: bool,
     transcript: Vec<Said>,
     accounted: Vec<MessageId>,
 
@@ -239,6 +258,10 @@ pub(super) struct Mesh {
 
 fn message(number: u8) -> MessageId {
     MessageId::from_uuid(Uuid::from_u128(1_000 + u128::from(number)))
+}
+
+fn child() -> TaskId {
+    TaskId::from_uuid(Uuid::from_u128(900))
 }
 
 fn number(script: &str) -> u8 {
@@ -265,6 +288,8 @@ impl Mesh {
             seen: 0,
             drop_before: 0,
             approval: None,
+            child: Child::NotBegun,
+            child_noted: false,
             transcript: Vec::new(),
             accounted: Vec::new(),
             wake: false,
@@ -291,12 +316,25 @@ impl Mesh {
             texts
         };
         let Self { left, sent, scripts, queue, asked_for, seen, drop_before, approval, .. } = self;
-        let Self { transcript, accounted, wake, commands, results, journals, truth, .. } = self;
-        let Scope { messages, interrupts, cancels, suspends, scripts: wanted, parks, .. } = left;
+        let Self { transcript, accounted, wake, commands, results, journals, truth, child, child_noted, .. } = self;
+        let Scope { messages, interrupts, cancels, suspends, scripts: wanted, parks, awaits, .. } = left;
         let Scope { failures, crashes, lost, redelivered, late, .. } = left;
-        let left = [messages, interrupts, cancels, suspends, wanted, parks, failures, crashes, lost, redelivered, late];
+        let left = [
+            messages,
+            interrupts,
+            cancels,
+            suspends,
+            wanted,
+            parks,
+            awaits,
+            failures,
+            crashes,
+            lost,
+            redelivered,
+            late,
+        ];
         let counts = (sent, scripts, asked_for, seen, drop_before, wake);
-        let kept = (state(&self.task), queue, approval, transcript, accounted);
+        let kept = (state(&self.task), queue, approval, (child, child_noted), transcript, accounted);
         let sent = (commands, results, journals, truth);
         let replicas = sorted([0, 1].map(|who| self.replicas[who].fingerprint(self.version)));
         let workers = sorted([0, 1].map(|who| format!("{:?}", self.workers[who])));
@@ -360,6 +398,21 @@ impl Mesh {
                 mesh.wake = true;
             });
         }
+        if self.child == Child::AtWork {
+            let ends = |mesh: &mut Self, told: bool| {
+                mesh.child = Child::Ended;
+                // In the commit that ends its turn; the wake comes after that, if it comes.
+                mesh.child_noted = mesh.without != Some(Guard::EndNoted);
+                mesh.wake |= told;
+            };
+            self.then(next, "a subtask ends", 0, |mesh| ends(mesh, true));
+            if self.left.lost > 0 {
+                self.then(next, "a subtask ends, and nobody is told", 0, |mesh| {
+                    mesh.left.lost -= 1;
+                    ends(mesh, false);
+                });
+            }
+        }
         if let Some((_, Approval { state: ApprovalState::Pending, .. })) = &self.approval {
             self.then(next, "a person approves", 0, |mesh| {
                 if let Some((_, approval)) = &mut mesh.approval {
@@ -378,7 +431,7 @@ impl Mesh {
         if !idle || self.wake {
             return;
         }
-        if self.seen < self.asked_for || self.task.next_wake.is_some_and(|wake| wake <= NOW) {
+        if self.seen < self.asked_for || self.child_noted || self.task.next_wake.is_some_and(|wake| wake <= NOW) {
             self.then(next, "the sweep finds the task", 0, |mesh| mesh.wake = true);
             return;
         }
@@ -388,6 +441,11 @@ impl Mesh {
             && !self.results.iter().any(|item| waits(item.taken));
         let Some(wake) = self.task.next_wake else { return };
         if at_rest {
+            let awaits = |step: &Step| matches!(&step.state, StepState::Parked { awaits, .. } if !awaits.is_empty());
+            if !self.task.suspend && self.child == Child::Ended && self.task.step.as_ref().is_some_and(awaits) {
+                next.push((Label("time goes by", 0), Err("a script waits for what has come".to_owned())));
+                return;
+            }
             self.then(next, "time goes by", 0, |mesh| mesh.elapse(wake));
         } else if self.left.late > 0 {
             let deadline = self.task.step.as_ref().and_then(|step| match step.state {
@@ -415,7 +473,7 @@ impl Mesh {
                 StepState::InFlight { deadline: time }
                 | StepState::Cancelling { deadline: time }
                 | StepState::Backoff { until: time } => earlier(time),
-                StepState::Parked { .. } => {}
+                StepState::Parked { awaits, .. } => awaits.iter_mut().for_each(|call| earlier(&mut call.until)),
             }
         }
         self.wake = true;

@@ -10,7 +10,10 @@ impl Mesh {
         let queued = self.queue.iter().map(|(queued, _)| *queued);
         let queued = queued.clone().find(|queued| queued.interrupts).or_else(|| queued.clone().next());
         let (version, asked_for, drop_before) = (self.version, self.asked_for, self.drop_before);
-        Loaded { task, version, queued, asked_for, drop_before, result }
+        let awaits = |step: &Step| matches!(&step.state, StepState::Parked { awaits, .. } if !awaits.is_empty());
+        let at_work = if self.child == Child::AtWork { vec![child()] } else { Vec::new() };
+        task.subtasks = task.step.as_ref().is_some_and(awaits).then_some(at_work);
+        Loaded { task, version, queued, asked_for, drop_before, child_noted: self.child_noted, result }
     }
 
     pub(super) fn replica(&self, who: usize, next: &mut Next) {
@@ -116,6 +119,8 @@ impl Mesh {
 
     /// What one statement of the store does.
     fn store(&mut self, loaded: &Loaded, decision: &Decision) -> Result<(), String> {
+        // What was noted when it was loaded was looked at. A subtask that ends again is noted again, but this one ends once.
+        self.child_noted &= !loaded.child_noted;
         if !decision.changes(&loaded.task) {
             self.seen = self.seen.max(loaded.asked_for);
             return Ok(());
@@ -127,6 +132,13 @@ impl Mesh {
         let (suspend, cancel) = (self.task.suspend, self.task.cancel.take());
         self.task = decision.task.clone();
         self.task.approvals.clear();
+        self.task.subtasks = None;
+        if self.without == Some(Guard::LookAnew)
+            && let Some(Step { state: StepState::Parked { awaits, .. }, .. }) = &self.task.step
+            && let Some(call) = awaits.first()
+        {
+            self.task.next_wake = Some(call.until);
+        }
         self.task.suspend = suspend;
         // A cancel is cleared when it was seen, and stays when it came meanwhile.
         self.task.cancel = if loaded.task.cancel.is_some() { decision.task.cancel.clone() } else { cancel };

@@ -135,6 +135,26 @@ impl Mesh {
         };
         match call {
             Call::NotBegun if *told => {}
+            Call::NotBegun if self.child == Child::AtWork && command.round == 0 => {
+                // It has asked while the subtask is at work. What comes of that comes later; when it is gone on with, the wait is over.
+                return self.then(next, "a script waits for its subtask", who, |mesh| {
+                    let until = NOW + Duration::from_secs(600);
+                    let awaits = vec![AwaitedCall { script: 0, number: 2, tasks: vec![child()], until }];
+                    let results = vec![result("", "it waits")];
+                    mesh.tell(who, command, Outcome::Parked { asked: Vec::new(), awaits, results });
+                });
+            }
+            Call::NotBegun if self.left.awaits > 0 => {
+                // Refused when the step is not the task's any more, or is to be stopped.
+                let runs = self.task.step.as_ref().is_some_and(|step| step.id == command.step);
+                let begins = runs && self.task.cancel.is_none() && !self.task.suspend;
+                return self.then(next, "a script begins a subtask", who, |mesh| {
+                    mesh.left.awaits -= 1;
+                    if begins {
+                        mesh.child = Child::AtWork;
+                    }
+                });
+            }
             Call::NotBegun => {
                 self.then(next, "a script begins its call", who, |mesh| {
                     if mesh.note(who, Call::Begun) {
@@ -146,7 +166,8 @@ impl Mesh {
                     self.then(next, "a script waits for a person", who, |mesh| {
                         mesh.left.parks -= 1;
                         let Outcome::Parked { asked, .. } = park(&[1]) else { return };
-                        mesh.tell(who, command, Outcome::Parked { asked, results: vec![result("", "it waits")] });
+                        let results = vec![result("", "it waits")];
+                        mesh.tell(who, command, Outcome::Parked { asked, awaits: Vec::new(), results });
                     });
                 }
                 return;

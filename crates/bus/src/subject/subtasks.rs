@@ -1,0 +1,39 @@
+//! What scripts ask about tasks.
+
+use construct_domain::{OrganizationId, StepId, TaskId};
+use construct_proto::mesh::v1 as mesh;
+
+use super::{Address, Invalid, Question, tokens::ROOT, tokens::Tokens};
+
+/// Asks any one reconciler for what a script wants of tasks; the answer is a `SubtaskAnswer`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Subtasks;
+
+impl Address for Subtasks {
+    type Message = mesh::SubtaskQuestion;
+
+    fn subject(&self) -> String {
+        format!("{ROOT}.ctl.reconciler.subtasks")
+    }
+
+    fn parse(subject: &str) -> Result<Self, Invalid> {
+        let mut tokens = Tokens::after(subject, "ctl.reconciler")?;
+        tokens.word("subtasks")?;
+        tokens.end()?;
+        Ok(Self)
+    }
+
+    fn check(&self, question: &mesh::SubtaskQuestion) -> Result<(), Invalid> {
+        let wrong = |id: &str| Invalid::new("an id of the question is malformed", id);
+        question.organization_id.parse::<OrganizationId>().map_err(|_| wrong(&question.organization_id))?;
+        question.task_id.parse::<TaskId>().map_err(|_| wrong(&question.task_id))?;
+        question.step_id.parse::<StepId>().map_err(|_| wrong(&question.step_id))?;
+        Ok(())
+    }
+}
+
+impl Question for Subtasks {
+    type Answer = mesh::SubtaskAnswer;
+
+    const GROUP: &'static str = "subtasks";
+}

@@ -1,0 +1,399 @@
+//! Subtasks: what scripts ask about tasks, and what becomes of a tree when one of its tasks is cancelled or deleted.
+//!
+//! Whoever writes several tasks of a tree locks them from the root downwards. What a script makes is made only while its step runs, which is
+//! looked at under the lock of its task's row; so nothing comes after a commit that has ended the step, or a cancel.
+
+pub(crate) mod state;
+mod tree;
+
+use construct_domain::{
+    AgentId, MessageId, OrganizationId, StepId, TaskId,
+    message::Content,
+    subtask::{CallIds, Limits, Refused},
+};
+use jiff::Timestamp;
+use sqlx::PgConnection;
+use uuid::Uuid;
+
+pub use state::{SubtaskState, SubtaskStatus};
+pub(super) use tree::children_delete;
+
+use crate::{
+    Error, NewEvent, NewUserMessage, Store, StoredEvent, StoredMessage, StoredTask, Write, Written,
+    event::{signed, unsigned},
+    message::write::message_insert,
+    task::write::task_read,
+    text,
+    time::sql,
+};
+
+/// Whose script asks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Asking {
+    /// Whose task.
+    pub organization: OrganizationId,
+    /// Which task.
+    pub task: TaskId,
+    /// The step that runs the script.
+    pub step: StepId,
+}
+
+/// A subtask to begin.
+#[derive(Debug, Clone, PartialEq)]
+pub struct NewSubtask {
+    /// What it and its first message are called.
+    pub ids: CallIds,
+    /// Who answers; none: the agent of the task that begins it.
+    pub agent: Option<AgentId>,
+    /// Its first message.
+    pub content: Content,
+    /// Empty: to be made from the conversation.
+    pub title: String,
+    /// What it and its own subtasks may spend in all, in 10⁻¹² US dollars.
+    pub budget: Option<i64>,
+}
+
+/// How others are told of what a script has asked for.
+#[derive(Debug, Clone, Copy)]
+pub struct SubtaskTold {
+    /// Of a task that was begun.
+    pub task: fn(&StoredTask) -> NewEvent,
+    /// The same, to those who follow the task that has begun it.
+    pub spawned: fn(&StoredTask) -> NewEvent,
+    /// Of a task that has another agent.
+    pub changed: fn(&StoredTask) -> NewEvent,
+    /// Of a message that was accepted.
+    pub message: fn(&StoredMessage) -> NewEvent,
+}
+
+/// What a script's question has changed.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SubtaskChange {
+    /// The task that was begun or written to.
+    pub task: TaskId,
+    /// What was stored, to be published. Nothing when the same call was carried out before.
+    pub events: Vec<StoredEvent>,
+}
+
+/// A task whose script asks, with its row locked.
+struct Parent {
+    agent: Uuid,
+    parent: Option<Uuid>,
+    ancestors: Vec<Uuid>,
+    root: Uuid,
+}
+
+impl Store {
+    /// Begins a subtask with its first message.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] when there is no such agent; [`Error::Unavailable`], and nothing is known: the same call can be made again.
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn subtask_spawn(
+        &self,
+        asking: Asking,
+        new: NewSubtask,
+        limits: Limits,
+        told: SubtaskTold,
+        now: Timestamp,
+    ) -> Result<Result<SubtaskChange, Refused>, Error> {
+        let write = Write::new(asking.organization, now);
+        let mut transaction = self.pool.begin().await?;
+        let parent = match parent(&mut transaction, asking).await? {
+            Ok(parent) => parent,
+            Err(refused) => return Ok(Err(refused)),
+        };
+        let (id, organization) = (new.ids.task, asking.organization.uuid());
+        // Its events outlive it: what was deleted meanwhile is not begun again.
+        let begun =
+            sqlx::query_scalar!(r#"SELECT EXISTS (SELECT FROM events WHERE stream_id = $1) AS "begun!""#, id.uuid())
+                .fetch_one(&mut *transaction)
+                .await?;
+        if begun {
+            return Ok(Ok(SubtaskChange { task: id, events: Vec::new() }));
+        }
+        if parent.ancestors.len() >= limits.depth as usize {
+            return Ok(Err(Refused::TooDeep { limit: limits.depth }));
+        }
+        // Tasks of one tree are counted one after the other.
+        sqlx::query!(
+            r#"SELECT pg_advisory_xact_lock(hashtextextended($1::text, 24))::text AS "done""#,
+            parent.root.to_string()
+        )
+        .fetch_one(&mut *transaction)
+        .await?;
+        let count = sqlx::query!(
+            r#"SELECT
+                   (SELECT count(*) FROM tasks c WHERE c.parent_id = $1) AS "children!",
+                   (SELECT count(*) FROM tasks c
+                    WHERE c.root_id = $2 AND c.parent_id IS NOT NULL AND c.deleted_at IS NULL AND (c.turn IS NOT NULL OR EXISTS (
+                        SELECT FROM messages q WHERE q.task_id = c.id AND q.position IS NULL AND q.processed_at IS NULL))) AS "at_work!""#,
+            asking.task.uuid(),
+            parent.root,
+        )
+        .fetch_one(&mut *transaction)
+        .await?;
+        if count.children >= i64::from(limits.children) {
+            return Ok(Err(Refused::TooMany { limit: limits.children }));
+        }
+        if count.at_work >= i64::from(limits.at_work) {
+            return Ok(Err(Refused::TooManyAtWork { limit: limits.at_work }));
+        }
+        let title = text::clean(&new.title);
+        let made = sqlx::query!(
+            "INSERT INTO tasks
+                 (id, organization_id, agent_id, workspace, title, titled, max_turns_override, policy, compute, phase_since,
+                  event_sequence, created_at, updated_at, root_id, parent_id, ancestors)
+             SELECT $1, p.organization_id, a.id, p.workspace, $4, $4 <> '', 0, p.policy, a.compute, $5, 1, $5, $5, p.root_id, p.id,
+                    p.ancestors || p.id
+             FROM tasks p JOIN agents a ON a.organization_id = p.organization_id AND a.id = $3
+             WHERE p.id = $2",
+            id.uuid(),
+            asking.task.uuid(),
+            new.agent.map_or(parent.agent, AgentId::uuid),
+            &*title,
+            sql(now) as _,
+        )
+        .execute(&mut *transaction)
+        .await
+        .map_err(Error::of_write)?;
+        if made.rows_affected() == 0 {
+            return Err(Error::NotFound { what: "agent" });
+        }
+        if let Some(limit) = new.budget {
+            sqlx::query!(
+                "INSERT INTO budgets
+                     (id, organization_id, task_id, period, limit_pico_usd, window_start, counted_at, created_at, updated_at)
+                 VALUES ($1, $2, $3, 'total', $4, budgets_window('total', $5), $5, $5, $5)",
+                new.ids.budget,
+                organization,
+                id.uuid(),
+                limit,
+                sql(now) as _,
+            )
+            .execute(&mut *transaction)
+            .await
+            .map_err(Error::of_write)?;
+        }
+        let child = task_read(&mut transaction, organization, id).await?;
+        let mut events = vec![record(&mut transaction, &write, id, child.event_sequence, (told.task)(&child)).await?];
+        events.push(event(&mut transaction, &write, asking.task, (told.spawned)(&child)).await?);
+        match say(&mut transaction, &write, id, new.ids.message, new.content, told).await? {
+            Ok(event) => events.extend(event),
+            Err(refused) => return Ok(Err(refused)),
+        }
+        transaction.commit().await?;
+        Ok(Ok(SubtaskChange { task: id, events }))
+    }
+
+    /// Sends a message to a subtask of the task that asks.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`], and nothing is known: the same call can be made again.
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn subtask_send(
+        &self,
+        asking: Asking,
+        child: TaskId,
+        message: MessageId,
+        content: Content,
+        told: SubtaskTold,
+        now: Timestamp,
+    ) -> Result<Result<SubtaskChange, Refused>, Error> {
+        let write = Write::new(asking.organization, now);
+        let mut transaction = self.pool.begin().await?;
+        if let Err(refused) = parent(&mut transaction, asking).await? {
+            return Ok(Err(refused));
+        }
+        let is_child = sqlx::query_scalar!(
+            r#"SELECT EXISTS (SELECT FROM tasks WHERE id = $1 AND parent_id = $2 AND deleted_at IS NULL) AS "is_child!""#,
+            child.uuid(),
+            asking.task.uuid(),
+        )
+        .fetch_one(&mut *transaction)
+        .await?;
+        if !is_child {
+            return Ok(Err(Refused::NotASubtask(child.to_string())));
+        }
+        let said = say(&mut transaction, &write, child, message, content, told).await?;
+        Ok(match said {
+            Ok(event) => {
+                transaction.commit().await?;
+                Ok(SubtaskChange { task: child, events: event.into_iter().collect() })
+            }
+            Err(refused) => Err(refused),
+        })
+    }
+
+    /// Sends a message to the task that has begun the one that asks. `content` makes it, of the title of the task that asks.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`], and nothing is known: the same call can be made again.
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn subtask_tell_parent(
+        &self,
+        asking: Asking,
+        message: MessageId,
+        content: impl FnOnce(&str) -> Content + Send,
+        told: SubtaskTold,
+        now: Timestamp,
+    ) -> Result<Result<SubtaskChange, Refused>, Error> {
+        let write = Write::new(asking.organization, now);
+        let mut transaction = self.pool.begin().await?;
+        // From the root downwards: the parent's row before one's own.
+        let above = sqlx::query!(
+            "SELECT p.id, c.title FROM tasks c JOIN tasks p ON p.id = c.parent_id AND p.deleted_at IS NULL
+             WHERE c.organization_id = $1 AND c.id = $2 FOR NO KEY UPDATE OF p",
+            asking.organization.uuid(),
+            asking.task.uuid(),
+        )
+        .fetch_optional(&mut *transaction)
+        .await?;
+        let own = match parent(&mut transaction, asking).await? {
+            Ok(own) => own,
+            Err(refused) => return Ok(Err(refused)),
+        };
+        let Some(above) = above.filter(|above| own.parent == Some(above.id)) else { return Ok(Err(Refused::NoParent)) };
+        let task = TaskId::from_uuid(above.id);
+        let said = say(&mut transaction, &write, task, message, content(&above.title), told).await?;
+        Ok(match said {
+            Ok(event) => {
+                transaction.commit().await?;
+                Ok(SubtaskChange { task, events: event.into_iter().collect() })
+            }
+            Err(refused) => Err(refused),
+        })
+    }
+
+    /// Has another agent go on with the task that asks, from its next model call on.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] when there is no such agent; [`Error::Unavailable`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn task_hand_off(
+        &self,
+        asking: Asking,
+        agent: AgentId,
+        told: SubtaskTold,
+        now: Timestamp,
+    ) -> Result<Result<SubtaskChange, Refused>, Error> {
+        let write = Write::new(asking.organization, now);
+        let mut transaction = self.pool.begin().await?;
+        let own = match parent(&mut transaction, asking).await? {
+            Ok(own) => own,
+            Err(refused) => return Ok(Err(refused)),
+        };
+        if own.agent == agent.uuid() {
+            return Ok(Ok(SubtaskChange { task: asking.task, events: Vec::new() }));
+        }
+        sqlx::query!(
+            "UPDATE tasks SET
+                 agent_id = $2,
+                 intents = intents + 1,
+                 intent_at = CASE WHEN intents > intents_seen THEN intent_at ELSE $3 END,
+                 event_sequence = event_sequence + 1,
+                 revision = revision + 1,
+                 updated_at = $3
+             WHERE id = $1",
+            asking.task.uuid(),
+            agent.uuid(),
+            sql(now) as _,
+        )
+        .execute(&mut *transaction)
+        .await
+        .map_err(Error::of_write)?;
+        let task = task_read(&mut transaction, asking.organization.uuid(), asking.task).await?;
+        let event = record(&mut transaction, &write, asking.task, task.event_sequence, (told.changed)(&task)).await?;
+        transaction.commit().await?;
+        Ok(Ok(SubtaskChange { task: asking.task, events: vec![event] }))
+    }
+}
+
+/// Locks the task of a script that asks. Refused when the script's step does not run, or is about to be stopped.
+async fn parent(connection: &mut PgConnection, asking: Asking) -> Result<Result<Parent, Refused>, Error> {
+    let row = sqlx::query!(
+        r#"SELECT t.agent_id, t.parent_id, t.ancestors, t.root_id,
+                  (t.turn IS NOT NULL AND t.step ->> 'id' = $3 AND t.step #>> '{state,state}' = 'in_flight' AND NOT t.suspend
+                   AND t.cancel_reason IS NULL AND t.rewind_from IS NULL AND t.deleted_at IS NULL) AS "runs!"
+           FROM tasks t WHERE t.organization_id = $1 AND t.id = $2
+           FOR NO KEY UPDATE"#,
+        asking.organization.uuid(),
+        asking.task.uuid(),
+        asking.step.to_string(),
+    )
+    .fetch_optional(connection)
+    .await?;
+    Ok(match row {
+        Some(row) if row.runs => {
+            Ok(Parent { agent: row.agent_id, parent: row.parent_id, ancestors: row.ancestors, root: row.root_id })
+        }
+        Some(_) | None => Err(Refused::Over),
+    })
+}
+
+/// Accepts a message for a task. No event when it was accepted before.
+async fn say(
+    connection: &mut PgConnection,
+    write: &Write,
+    task: TaskId,
+    id: MessageId,
+    content: Content,
+    told: SubtaskTold,
+) -> Result<Result<Option<StoredEvent>, Refused>, Error> {
+    let said = sqlx::query_scalar!(r#"SELECT EXISTS (SELECT FROM messages WHERE id = $1) AS "said!""#, id.uuid())
+        .fetch_one(&mut *connection)
+        .await?;
+    if said {
+        return Ok(Ok(None));
+    }
+    let new = NewUserMessage { id, task, content, interrupts: false };
+    match message_insert(connection, write, new, told.message).await {
+        Ok(Written::Applied { event, .. }) => Ok(Ok(event)),
+        Ok(Written::Repeated { .. }) => Ok(Ok(None)),
+        Err(Error::QueueFull { limit }) => Ok(Err(Refused::QueueFull { limit })),
+        Err(error) => Err(error),
+    }
+}
+
+/// Stores an event of a task's stream, and counts it in the task's row.
+async fn event(
+    connection: &mut PgConnection,
+    write: &Write,
+    task: TaskId,
+    event: NewEvent,
+) -> Result<StoredEvent, Error> {
+    let sequence = sqlx::query_scalar!(
+        "UPDATE tasks SET event_sequence = event_sequence + 1, revision = revision + 1, updated_at = $2 WHERE id = $1
+         RETURNING event_sequence",
+        task.uuid(),
+        sql(write.now) as _,
+    )
+    .fetch_one(&mut *connection)
+    .await?;
+    record(connection, write, task, unsigned(sequence), event).await
+}
+
+/// Stores an event of a task's stream, with a number that was taken from its row.
+async fn record(
+    connection: &mut PgConnection,
+    write: &Write,
+    task: TaskId,
+    sequence: u64,
+    event: NewEvent,
+) -> Result<StoredEvent, Error> {
+    let event = write.stored(task.uuid(), sequence, event);
+    sqlx::query!(
+        "INSERT INTO events (organization_id, stream_id, sequence, type, payload, step, created_at)
+         VALUES ($1, $2, $3, $4, $5, $6, $7)",
+        write.organization.uuid(),
+        event.stream,
+        signed(event.sequence),
+        event.kind,
+        event.payload,
+        event.step.map(signed) as _,
+        sql(write.now) as _,
+    )
+    .execute(connection)
+    .await?;
+    Ok(event)
+}

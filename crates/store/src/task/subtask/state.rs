@@ -1,0 +1,248 @@
+//! How subtasks are, for the scripts that wait for them.
+
+use std::collections::{HashMap, HashSet};
+
+use construct_domain::{OrganizationId, TaskId, message::Content, subtask::Refused, task::TurnOutcome};
+use serde_json::Value;
+use uuid::Uuid;
+
+use crate::{Error, Store};
+
+/// How a subtask is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SubtaskStatus {
+    /// It is at work, or has a message to answer.
+    Running,
+    /// The same, but a person has paused it.
+    Suspended,
+    /// It is at rest; how its last turn ended.
+    Ended(TurnOutcome),
+    /// It is gone.
+    Deleted,
+}
+
+/// What its parent is told of a subtask.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SubtaskState {
+    /// Which.
+    pub task: TaskId,
+    /// The name of its agent; empty when it is gone.
+    pub agent: String,
+    /// Its title.
+    pub title: String,
+    /// How it is.
+    pub status: SubtaskStatus,
+    /// What its agent said last.
+    pub answer: Content,
+    /// Its last error.
+    pub error: String,
+    /// What it and what is below it have cost, in 10⁻¹² US dollars.
+    pub cost_pico_usd: i64,
+}
+
+struct Row {
+    id: Uuid,
+    agent: String,
+    title: String,
+    suspend: bool,
+    last_outcome: Option<String>,
+    error_message: Option<String>,
+    deleted: bool,
+    at_work: bool,
+    answer: Option<Value>,
+    cost: i64,
+}
+
+impl TryFrom<Row> for SubtaskState {
+    type Error = Error;
+
+    fn try_from(row: Row) -> Result<Self, Error> {
+        let status = match (row.deleted, row.at_work, row.suspend) {
+            (true, ..) => SubtaskStatus::Deleted,
+            (_, true, true) => SubtaskStatus::Suspended,
+            (_, true, false) => SubtaskStatus::Running,
+            // Its first message was taken back before it was looked at.
+            (_, false, _) => {
+                SubtaskStatus::Ended(row.last_outcome.as_deref().map_or(Ok(TurnOutcome::Cancelled), |outcome| {
+                    TurnOutcome::parse(outcome).ok_or_else(|| Error::internal(format!("unknown outcome `{outcome}`")))
+                })?)
+            }
+        };
+        let answer = row.answer.map(serde_json::from_value).transpose().map_err(Error::internal)?;
+        Ok(Self {
+            task: TaskId::from_uuid(row.id),
+            agent: row.agent,
+            title: row.title,
+            status,
+            answer: answer.unwrap_or_default(),
+            error: row.error_message.unwrap_or_default(),
+            cost_pico_usd: row.cost,
+        })
+    }
+}
+
+/// Reads the subtasks of `$2` that the rest of the statement picks. What is below them is read once, level by level, and nothing else of
+/// their tree.
+macro_rules! states {
+    ([$($picked:literal)+], $($argument:expr),* $(,)?) => {
+        sqlx::query_as!(
+            Row,
+            r#"WITH RECURSIVE picked AS MATERIALIZED (
+                   SELECT c.id, c.cost_pico_usd FROM tasks c
+                   WHERE c.organization_id = $1 AND c.parent_id = $2 "# $(+ $picked)+ + r#"
+               ), below AS (
+                   SELECT p.id AS top, p.id, p.cost_pico_usd FROM picked p
+                   UNION ALL
+                   SELECT b.top, d.id, d.cost_pico_usd FROM below b JOIN tasks d ON d.parent_id = b.id AND d.parent_id IS NOT NULL
+               ), costs AS (
+                   SELECT b.top, least(sum(b.cost_pico_usd), 9223372036854775807)::bigint AS cost FROM below b GROUP BY b.top
+               )
+               SELECT c.id, a.name AS agent, c.title, c.suspend, c.last_outcome, c.error_message,
+                      c.deleted_at IS NOT NULL AS "deleted!",
+                      c.turn IS NOT NULL OR EXISTS (
+                          SELECT FROM messages q WHERE q.task_id = c.id AND q.position IS NULL AND q.processed_at IS NULL) AS "at_work!",
+                      (SELECT m.content FROM messages m
+                       WHERE m.task_id = c.id AND m.position IS NOT NULL AND m.source = 'assistant' AND m.superseded_at IS NULL
+                       ORDER BY m.position DESC LIMIT 1) AS answer,
+                      s.cost AS "cost!"
+               FROM costs s
+               JOIN tasks c ON c.id = s.top
+               JOIN agents a ON a.organization_id = c.organization_id AND a.id = c.agent_id
+               ORDER BY c.created_at, c.id"#,
+            $($argument),*
+        )
+    };
+}
+
+macro_rules! states_of {
+    ($organization:expr, $parent:expr, $ids:expr) => {
+        states!(["AND c.id = ANY ($3)"], $organization.uuid(), $parent.uuid(), $ids)
+    };
+}
+
+macro_rules! states_page {
+    ($organization:expr, $parent:expr, $after:expr, $limit:expr) => {
+        states!(
+            ["AND c.deleted_at IS NULL
+               AND ($3::uuid IS NULL OR (c.created_at, c.id) > (SELECT l.created_at, l.id FROM tasks l WHERE l.id = $3))
+             ORDER BY c.created_at, c.id LIMIT $4"],
+            $organization.uuid(),
+            $parent.uuid(),
+            $after as _,
+            $limit,
+        )
+    };
+}
+
+impl Store {
+    /// How these subtasks of a task are, in this order.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`]; [`Error::Internal`] when a row cannot be read.
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn subtasks(
+        &self,
+        organization: OrganizationId,
+        parent: TaskId,
+        which: &[TaskId],
+    ) -> Result<Result<Vec<SubtaskState>, Refused>, Error> {
+        let ids: Vec<Uuid> = which.iter().map(|task| task.uuid()).collect();
+        let rows = states_of!(organization, parent, &ids).fetch_all(&self.pool).await?;
+        let found: Vec<SubtaskState> = rows.into_iter().map(TryInto::try_into).collect::<Result<_, _>>()?;
+        let found: HashMap<TaskId, SubtaskState> = found.into_iter().map(|state| (state.task, state)).collect();
+        let missing: Vec<Uuid> =
+            which.iter().filter(|task| !found.contains_key(task)).map(|task| task.uuid()).collect();
+        let gone = if missing.is_empty() { HashSet::new() } else { self.gone(organization, &missing).await? };
+        let mut states = Vec::with_capacity(which.len());
+        for task in which {
+            match found.get(task) {
+                Some(state) => states.push(state.clone()),
+                None if gone.contains(task) => states.push(SubtaskState {
+                    task: *task,
+                    agent: String::new(),
+                    title: String::new(),
+                    status: SubtaskStatus::Deleted,
+                    answer: Content::default(),
+                    error: String::new(),
+                    cost_pico_usd: 0,
+                }),
+                None => return Ok(Err(Refused::NotASubtask(task.to_string()))),
+            }
+        }
+        Ok(Ok(states))
+    }
+
+    /// How the subtasks of a task are that come after this one, or after none: so many at most, oldest first.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`]; [`Error::Internal`] when a row cannot be read.
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn subtask_list(
+        &self,
+        organization: OrganizationId,
+        parent: TaskId,
+        after: Option<TaskId>,
+        limit: u32,
+    ) -> Result<Vec<SubtaskState>, Error> {
+        let after = after.map(TaskId::uuid);
+        let rows = states_page!(organization, parent, after, i64::from(limit)).fetch_all(&self.pool).await?;
+        rows.into_iter().map(TryInto::try_into).collect()
+    }
+
+    /// Whether all these are subtasks of a task, and one of them is at work: what a wait that goes on needs to know, and nothing of their trees
+    /// is read for it.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn subtasks_at_work(
+        &self,
+        organization: OrganizationId,
+        parent: TaskId,
+        which: &[TaskId],
+    ) -> Result<bool, Error> {
+        let mut ids: Vec<Uuid> = which.iter().map(|task| task.uuid()).collect();
+        ids.sort_unstable();
+        ids.dedup();
+        let at_work = sqlx::query_scalar!(
+            r#"SELECT count(*) = cardinality($3::uuid[]) AND coalesce(bool_or(c.deleted_at IS NULL AND (c.turn IS NOT NULL OR EXISTS (
+                      SELECT FROM messages q WHERE q.task_id = c.id AND q.position IS NULL AND q.processed_at IS NULL))), false) AS "at_work!"
+               FROM tasks c WHERE c.organization_id = $1 AND c.parent_id = $2 AND c.id = ANY ($3)"#,
+            organization.uuid(),
+            parent.uuid(),
+            &ids,
+        )
+        .fetch_one(&self.pool)
+        .await?;
+        Ok(at_work)
+    }
+
+    /// Which of these tasks there were, and whose rows are gone.
+    async fn gone(&self, organization: OrganizationId, tasks: &[Uuid]) -> Result<HashSet<TaskId>, Error> {
+        let gone = sqlx::query_scalar!(
+            r#"SELECT e.stream_id FROM events e
+               WHERE e.organization_id = $1 AND e.stream_id = ANY ($2) AND e.type = 'task.deleted'
+                 AND NOT EXISTS (SELECT FROM tasks t WHERE t.id = e.stream_id)"#,
+            organization.uuid(),
+            tasks,
+        )
+        .fetch_all(&self.pool)
+        .await?;
+        Ok(gone.into_iter().map(TaskId::from_uuid).collect())
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use sqlx::Execute as _;
+
+    use super::*;
+
+    /// The statements of [`Store::subtasks`] and [`Store::subtask_list`], for tests of their plans.
+    pub(crate) fn statements() -> [String; 2] {
+        let (organization, parent) = (OrganizationId::LOCAL, TaskId::from_uuid(Uuid::nil()));
+        let ids: Vec<Uuid> = Vec::new();
+        let of = states_of!(organization, parent, &ids).sql().as_str().to_owned();
+        [of, states_page!(organization, parent, None::<Uuid>, 1_i64).sql().as_str().to_owned()]
+    }
+}

@@ -1,0 +1,424 @@
+//! `tasks.…`: other tasks that scripts begin, write to and wait for.
+//!
+//! The interpreter knows nothing of tasks: it asks a reconciler, which does what is asked once however often the same call is made. So these calls
+//! may be repeated when a process has died. A call that waits is no request that stays open: see [`Waited`].
+
+use std::fmt;
+use std::ops::Range;
+use std::time::Duration;
+
+use construct_bus::{Bus, subject};
+use construct_domain::subtask::LONGEST_WAIT;
+use construct_proto::mesh::v1::{
+    StepRef, SubtaskAnswer, SubtaskQuestion, SubtaskState,
+    subtask_question::{Ask, Await, ListSubtasks, Send, Spawn},
+};
+use jiff::Timestamp;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tokio_util::sync::CancellationToken;
+
+use super::definition::{Definition, Effect, Permission, Provider, limits};
+use super::error::ToolError;
+use super::kind::{Kind, optional, required};
+use super::output::{Field, Output, field, optional_field};
+use super::subject::PolicySubject;
+
+/// How long one question may take before it is asked again.
+const PATIENCE: Duration = Duration::from_secs(3);
+/// How soon it is asked again.
+const PAUSE: Duration = Duration::from_millis(200);
+/// Longest message.
+const MAX_MESSAGE: usize = 256 << 10;
+/// 10⁻¹² US dollars in a dollar.
+const PICO: f64 = 1e12;
+
+const MESSAGE: Kind = Kind::Text { min_bytes: 1, max_bytes: MAX_MESSAGE };
+const ID: Kind = Kind::Text { min_bytes: 1, max_bytes: 64 };
+const AGENT: Kind = Kind::Text { min_bytes: 1, max_bytes: 128 };
+
+const STATE: &[Field] = &[
+    field("task", Output::Text, "Its id."),
+    field("agent", Output::Text, "The name of its agent."),
+    field("title", Output::Text, "Its title; may be empty."),
+    field(
+        "status",
+        Output::OneOf(&[
+            "running",
+            "suspended",
+            "completed",
+            "failed",
+            "cancelled",
+            "max_turns",
+            "interrupted",
+            "deleted",
+        ]),
+        "Whether it is at work, or how its last turn ended.",
+    ),
+    field("answer", Output::Text, "What its agent said last, if it has completed."),
+    optional_field("error", Output::Text, "Why it did not complete."),
+    field("cost", Output::Number, "What it has cost, with its own subtasks, in US dollars."),
+];
+
+const NOT_A_SUBTASK: (&str, &str) = ("NotASubtask", "when this task has spawned no such subtask.");
+const QUEUE_FULL: (&str, &str) = ("QueueFull", "when too many messages wait there.");
+
+pub(super) const SPAWN: Definition = Definition {
+    name: "tasks.spawn",
+    aliases: &[],
+    summary: "Begins a subtask: another agent, or your own, works on a message in a conversation of its own. Costs money.",
+    description: "Returns at once; tasks.await gives the answer. Subtasks run at the same time. They know only what the message says.",
+    parameters: &[
+        required("message", MESSAGE, "All that the subtask has to know."),
+        optional("agent", AGENT, "your own", "Name of the agent."),
+        optional(
+            "title",
+            Kind::Text { min_bytes: 0, max_bytes: 200 },
+            "made from the conversation",
+            "A few words for people.",
+        ),
+        optional(
+            "budget",
+            Kind::Number { min: 0.000_001, max: 1_000_000.0 },
+            "what your own task has left",
+            "US dollars that it may spend, with its own subtasks.",
+        ),
+    ],
+    output: Output::Object(&[field("task", Output::Text, "The id of the subtask.")]),
+    like: None,
+    example: "tasks.spawn({ message: \"Summarise …\", agent: \"reader\", budget: 0.5 })",
+    errors: &[
+        ("AgentNotFound", "when there is no such agent."),
+        ("TooManySubtasks", "when this task, or its tree, has too many."),
+        ("TooDeep", "when subtasks are nested too deeply."),
+    ],
+    effect: Effect::External,
+    permission: Permission::Tasks,
+    subject: agent_of,
+    provider: Provider::Host,
+    limits: limits(60, 1),
+};
+
+pub(super) const AWAIT: Definition = Definition {
+    name: "tasks.await",
+    aliases: &[],
+    summary: "Waits until subtasks have ended their turns, for days if need be, and returns what became of them.",
+    description: "Given one id it returns one result, given a list the results in its order. Look at status before you use the answer.",
+    parameters: &[
+        required("tasks", Kind::TextOrTexts, "Ids that tasks.spawn has returned."),
+        optional(
+            "timeout_seconds",
+            Kind::Integer { min: 0, max: LONGEST_WAIT.as_secs() },
+            "7 days",
+            "After that it returns what there is; status is then running.",
+        ),
+    ],
+    output: Output::OneOrMore(&Output::Object(STATE)),
+    like: None,
+    example: "tasks.await([first.task, second.task], { timeout_seconds: 3600 })",
+    errors: &[NOT_A_SUBTASK],
+    effect: Effect::Read,
+    permission: Permission::Tasks,
+    subject: ids_of,
+    provider: Provider::Host,
+    limits: limits(LONGEST_WAIT.as_secs(), 512),
+};
+
+pub(super) const SEND: Definition = Definition {
+    name: "tasks.send",
+    aliases: &[],
+    summary: "Sends a further message to a subtask; it answers after what it works on.",
+    description: "",
+    parameters: &[required("task", ID, "The id of the subtask."), required("message", MESSAGE, "What to say.")],
+    output: Output::Nothing,
+    like: None,
+    example: "tasks.send(first.task, \"Also look at the tests.\")",
+    errors: &[NOT_A_SUBTASK, QUEUE_FULL],
+    effect: Effect::External,
+    permission: Permission::Tasks,
+    subject: id_of,
+    provider: Provider::Host,
+    limits: limits(60, 1),
+};
+
+pub(super) const PARENT: Definition = Definition {
+    name: "tasks.parent",
+    aliases: &[],
+    summary: "In a subtask: sends a message to the task that has spawned it, which sees it when its turn is over.",
+    description: "Your answer is told by itself; this is for what cannot wait for it.",
+    parameters: &[required("message", MESSAGE, "What to say.")],
+    output: Output::Nothing,
+    like: None,
+    example: "tasks.parent(\"The input is incomplete; I go on without …\")",
+    errors: &[("NoParent", "when no other task has spawned this one."), QUEUE_FULL],
+    effect: Effect::External,
+    permission: Permission::Tasks,
+    subject: nobody,
+    provider: Provider::Host,
+    limits: limits(60, 1),
+};
+
+pub(super) const HAND_OFF: Definition = Definition {
+    name: "tasks.hand_off",
+    aliases: &[],
+    summary: "Has another agent go on with this conversation, from the end of your script on.",
+    description: "The other agent sees the whole conversation.",
+    parameters: &[
+        required("agent", AGENT, "Name of the agent."),
+        optional("message", MESSAGE, "none", "What it is told beside the conversation."),
+    ],
+    output: Output::Nothing,
+    like: None,
+    example: "tasks.hand_off(\"lawyer\", \"The user asks about the contract.\")",
+    errors: &[("AgentNotFound", "when there is no such agent.")],
+    effect: Effect::External,
+    permission: Permission::Tasks,
+    subject: agent_of,
+    provider: Provider::Host,
+    limits: limits(60, 1),
+};
+
+pub(super) const LIST: Definition = Definition {
+    name: "tasks.list",
+    aliases: &[],
+    summary: "Returns all subtasks of this task with how they are, oldest first.",
+    description: "",
+    parameters: &[],
+    output: Output::List(&Output::Object(STATE)),
+    like: None,
+    example: "tasks.list()",
+    errors: &[],
+    effect: Effect::Read,
+    permission: Permission::Tasks,
+    subject: nobody,
+    provider: Provider::Host,
+    limits: limits(60, 512),
+};
+
+fn agent_of(args: &Value) -> PolicySubject {
+    PolicySubject::Agent(args["agent"].as_str().unwrap_or_default().to_owned())
+}
+
+fn id_of(args: &Value) -> PolicySubject {
+    PolicySubject::Name(format!("task:{}", args["task"].as_str().unwrap_or_default()))
+}
+
+fn ids_of(args: &Value) -> PolicySubject {
+    let ids = args["tasks"].as_array().into_iter().flatten().filter_map(Value::as_str);
+    PolicySubject::Name(format!("task:{}", ids.collect::<Vec<_>>().join(",")))
+}
+
+fn nobody(_: &Value) -> PolicySubject {
+    PolicySubject::Name(String::new())
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SpawnArguments {
+    message: String,
+    #[serde(default)]
+    agent: String,
+    #[serde(default)]
+    title: String,
+    budget: Option<f64>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct AwaitArguments {
+    tasks: Vec<String>,
+    timeout_seconds: Option<u64>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SendArguments {
+    task: String,
+    message: String,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ParentArguments {
+    message: String,
+}
+
+/// What became of a call that waits.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Waited {
+    /// What it returns.
+    Over(Value),
+    /// Subtasks are at work. The script is put away and asks again when it is gone on with.
+    Pending {
+        /// Their ids.
+        tasks: Vec<String>,
+        /// The end of the wait.
+        until: Timestamp,
+    },
+}
+
+/// How the scripts of one step reach other tasks. The default reaches none.
+#[derive(Clone, Default)]
+pub struct Subtasks {
+    bus: Option<Bus>,
+    organization: String,
+    task: String,
+    step: String,
+}
+
+impl fmt::Debug for Subtasks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Subtasks").field("task", &self.task).field("step", &self.step).finish_non_exhaustive()
+    }
+}
+
+impl Subtasks {
+    /// Those of the step.
+    #[must_use]
+    pub fn new(bus: Bus, step: &StepRef) -> Self {
+        Self {
+            bus: Some(bus),
+            organization: step.organization_id.clone(),
+            task: step.task_id.clone(),
+            step: step.step_id.clone(),
+        }
+    }
+
+    /// Carries out every call but those that wait.
+    pub(super) async fn run(
+        &self,
+        tool: &'static Definition,
+        arguments: Value,
+        place: (u32, u32),
+        cancel: &CancellationToken,
+    ) -> Result<Value, ToolError> {
+        let ask = match tool.name {
+            "tasks.spawn" => {
+                let SpawnArguments { message, agent, title, budget } = super::parse(tool, arguments)?;
+                #[expect(clippy::cast_possible_truncation, reason = "the definition bounds it to a million dollars")]
+                let budget_pico_usd = budget.map_or(0, |dollars| (dollars * PICO) as i64);
+                Ask::Spawn(Spawn { agent, message, title, budget_pico_usd })
+            }
+            "tasks.send" => {
+                let SendArguments { task, message } = super::parse(tool, arguments)?;
+                Ask::Send(Send { task, message })
+            }
+            "tasks.parent" => Ask::ParentMessage(super::parse::<ParentArguments>(tool, arguments)?.message),
+            "tasks.hand_off" => Ask::HandOffAgent(arguments["agent"].as_str().unwrap_or_default().to_owned()),
+            _ => return self.list(tool, place, cancel).await,
+        };
+        let answer = self.ask(tool, ask, place, cancel).await?;
+        Ok(match tool.name {
+            "tasks.spawn" => json!({"task": answer.spawned}),
+            _ => Value::Null,
+        })
+    }
+
+    /// All subtasks, page by page.
+    async fn list(&self, tool: &Definition, place: (u32, u32), cancel: &CancellationToken) -> Result<Value, ToolError> {
+        let (mut states, mut after) = (Vec::new(), String::new());
+        loop {
+            let page = self.ask(tool, Ask::List(ListSubtasks { after }), place, cancel).await?;
+            after = page.tasks.last().map(|last| last.task.clone()).unwrap_or_default();
+            states.extend(page.tasks.into_iter().map(state));
+            if !page.more || after.is_empty() {
+                return Ok(states.into());
+            }
+        }
+    }
+
+    /// Asks whether a wait is over that began at the start of `time` and is over at its end at the latest.
+    pub(super) async fn wait(
+        &self,
+        arguments: AwaitArguments,
+        is_one: bool,
+        time: Range<Timestamp>,
+        place: (u32, u32),
+        cancel: &CancellationToken,
+    ) -> Result<Waited, ToolError> {
+        let AwaitArguments { tasks, timeout_seconds } = arguments;
+        let patience = timeout_seconds.map_or(LONGEST_WAIT, Duration::from_secs);
+        let until = time.start.saturating_add(patience).unwrap_or(Timestamp::MAX).min(time.end);
+        let at = prost_types::Timestamp { seconds: until.as_second(), nanos: until.subsec_nanosecond() };
+        let ask = Ask::Await(Await { tasks: tasks.clone(), until: Some(at) });
+        let answer = self.ask(&AWAIT, ask, place, cancel).await?;
+        if !answer.over {
+            return Ok(Waited::Pending { tasks, until });
+        }
+        let mut states = answer.tasks.into_iter().map(state);
+        Ok(Waited::Over(if is_one { states.next().unwrap_or_default() } else { states.collect() }))
+    }
+
+    /// Asks until there is an answer: the reconciler may be away for a while, and a question can be repeated.
+    async fn ask(
+        &self,
+        tool: &Definition,
+        ask: Ask,
+        (script, number): (u32, u32),
+        cancel: &CancellationToken,
+    ) -> Result<SubtaskAnswer, ToolError> {
+        let Some(bus) = &self.bus else {
+            let words = format!("{}: scripts reach no other tasks here.", tool.name);
+            return Err(ToolError::new("TasksUnavailable", words));
+        };
+        let question = SubtaskQuestion {
+            organization_id: self.organization.clone(),
+            task_id: self.task.clone(),
+            step_id: self.step.clone(),
+            script,
+            number,
+            ask: Some(ask),
+        };
+        let asking = async {
+            loop {
+                match bus.ask(&subject::Subtasks, &question, PATIENCE).await {
+                    Ok(answer) => return answer,
+                    Err(error) => {
+                        tracing::warn!(%error, tool = tool.name, "a question about tasks has no answer yet; it is asked again");
+                        tokio::time::sleep(PAUSE).await;
+                    }
+                }
+            }
+        };
+        let answer = tokio::select! {
+            answer = asking => answer,
+            () = cancel.cancelled() => return Err(ToolError::cancelled(tool.name)),
+        };
+        match answer.refused {
+            None => Ok(answer),
+            Some(refused) => {
+                // A definition names what there is; what a newer reconciler says beside that is told in its words.
+                let known =
+                    ["TaskOver", "AgentNotFound", "TooDeep", "TooManySubtasks", "NotASubtask", "NoParent", "QueueFull"];
+                let name = known.into_iter().find(|name| *name == refused.name).unwrap_or("InternalError");
+                Err(ToolError::new(name, format!("{}: {}", tool.name, refused.message)))
+            }
+        }
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "for a script that compares costs")]
+fn state(state: SubtaskState) -> Value {
+    let SubtaskState { task, agent, title, status, answer, error, cost_pico_usd } = state;
+    let mut value = json!({
+        "task": task,
+        "agent": agent,
+        "title": title,
+        "status": status,
+        "answer": answer,
+        "cost": cost_pico_usd.max(0) as f64 / PICO,
+    });
+    if !error.is_empty() {
+        value["error"] = error.into();
+    }
+    value
+}
+
+/// What the agent that goes on is told after a script has handed its conversation to it, by the arguments of the call.
+#[must_use]
+pub fn handed_off(arguments: &Value) -> String {
+    let text = |name: &str| arguments[name].as_str().unwrap_or_default();
+    let message = text("message");
+    let colon = if message.is_empty() { "" } else { ": " };
+    format!("the agent {} goes on with this conversation{colon}{message}", text("agent"))
+}

@@ -1,0 +1,340 @@
+//! Subtasks: answers what scripts ask about tasks, and tells the tasks above and below of what was committed.
+
+use std::{sync::Arc, time::Duration};
+
+use construct_bus::{Bus, subject, subscribe};
+use construct_domain::{
+    AgentId, MessageId, OrganizationId, TaskId,
+    message::{Block, Content},
+    subtask::{CallIds, LONGEST_WAIT, Limits, Refused},
+    task::TurnOutcome,
+};
+use construct_proto::{
+    mesh::v1::{self as mesh, TaskWake, subtask_question::Ask},
+    v1::{self, event::Payload},
+};
+use construct_runtime::telemetry::Chain;
+use construct_store::{
+    Asking, Error, LoadedTask, NewEvent, NewSubtask, Store, StoredMessage, StoredTask, SubtaskChange, SubtaskState,
+    SubtaskStatus, SubtaskTold,
+};
+use construct_wire::{convert, record};
+use futures::future::BoxFuture;
+use jiff::{SignedDuration, Timestamp};
+use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio_util::sync::CancellationToken;
+
+use crate::{activation::Activator, announce::Announcer};
+
+/// A wait that ends so soon is over: the clocks of two reconcilers may differ by as much, and what one has gone on with the other must not put
+/// away again.
+const SKEW: SignedDuration = SignedDuration::from_secs(1);
+/// Bytes of all answers that are told at once: what NATS takes, with room for the rest.
+const ANSWERS: usize = 512 * 1024;
+/// Of one of them at most.
+const ANSWER: usize = 64 * 1024;
+/// Subtasks of a page of a list, as in the API.
+const PAGE: u32 = 100;
+/// Looks at whole trees at the same time, so that they leave connections of the pool to what begins and ends tasks. Whoever asks waits for
+/// [`LOOK_PATIENCE`], and then asks again.
+const LOOKS: usize = 4;
+/// Shorter than what whoever asks waits for an answer.
+const LOOK_PATIENCE: Duration = Duration::from_secs(1);
+
+const TOLD: SubtaskTold = SubtaskTold { task: begun, spawned, changed, message: accepted };
+
+fn begun(task: &StoredTask) -> NewEvent {
+    record::new("task.created", Payload::Task(convert::task(task)), None)
+}
+
+fn changed(task: &StoredTask) -> NewEvent {
+    record::new("task.updated", Payload::Task(convert::task(task)), None)
+}
+
+fn spawned(task: &StoredTask) -> NewEvent {
+    let subtask =
+        v1::Subtask { task: task.state.id.to_string(), agent: task.agent_name.clone(), title: task.title.clone() };
+    record::new("subtask.spawned", Payload::Subtask(subtask), None)
+}
+
+fn accepted(message: &StoredMessage) -> NewEvent {
+    record::new("message.created", Payload::Message(convert::message(message)), None)
+}
+
+fn deleted(task: TaskId) -> NewEvent {
+    record::new("task.deleted", Payload::Deleted(v1::Deleted { id: task.to_string() }), None)
+}
+
+/// Answers scripts.
+#[derive(Debug, Clone)]
+struct Desk {
+    store: Store,
+    bus: Bus,
+    announcer: Announcer,
+    limits: Limits,
+    /// See [`LOOKS`].
+    looks: Arc<Semaphore>,
+}
+
+/// Answers until the service drains.
+pub(crate) async fn answer(
+    store: Store,
+    bus: Bus,
+    announcer: Announcer,
+    limits: Limits,
+    stop: CancellationToken,
+) -> Result<(), subscribe::Error> {
+    let desk = Arc::new(Desk { store, bus: bus.clone(), announcer, limits, looks: Arc::new(Semaphore::new(LOOKS)) });
+    let answer = move |question| {
+        let desk = Arc::clone(&desk);
+        Box::pin(async move { desk.answer(question).await }) as BoxFuture<'static, _>
+    };
+    bus.answer(&subject::Subtasks, stop, answer).await
+}
+
+impl Desk {
+    /// No answer when it cannot be found out: whoever asks does so again, and the same call makes the same.
+    async fn answer(&self, question: mesh::SubtaskQuestion) -> Option<mesh::SubtaskAnswer> {
+        match self.carry_out(question).await {
+            Ok(Ok(Some(answer))) => Some(answer),
+            Ok(Ok(None)) => {
+                tracing::warn!("a question about subtasks is not answered, because too many are looked at");
+                None
+            }
+            Ok(Err(refused)) => Some(refusal(refused.name(), refused.to_string())),
+            Err(error @ Error::NotFound { .. }) => Some(refusal("AgentNotFound", error.to_string())),
+            Err(error) if error.is_retryable() => {
+                tracing::warn!(error = %Chain(&error), "a question about subtasks is not answered");
+                None
+            }
+            Err(error) => {
+                tracing::error!(error = %Chain(&error), "a question about subtasks cannot be answered");
+                Some(refusal("InternalError", "it failed inside Construct, not because of its arguments.".to_owned()))
+            }
+        }
+    }
+
+    async fn carry_out(
+        &self,
+        question: mesh::SubtaskQuestion,
+    ) -> Result<Result<Option<mesh::SubtaskAnswer>, Refused>, Error> {
+        let ids = (question.organization_id.parse(), question.task_id.parse(), question.step_id.parse());
+        // Checked where it is received.
+        let (Ok(organization), Ok(task), Ok(step)) = ids else { return Ok(Err(Refused::Over)) };
+        let asking = Asking { organization, task, step };
+        let calls = CallIds::of(step, question.script, question.number);
+        let now = Timestamp::now();
+        let changed = match question.ask {
+            None => return Ok(Err(Refused::Over)),
+            Some(Ask::List(list)) => return self.list(asking, &list.after).await,
+            Some(Ask::Await(wait)) => return self.wait(asking, wait, now).await,
+            Some(Ask::Spawn(spawn)) => {
+                let agent = match spawn.agent.as_str() {
+                    "" => None,
+                    agent => match self.agent(organization, agent).await? {
+                        Ok(agent) => Some(agent),
+                        Err(refused) => return Ok(Err(refused)),
+                    },
+                };
+                let new = NewSubtask {
+                    ids: calls,
+                    agent,
+                    content: text(spawn.message),
+                    title: spawn.title,
+                    budget: (spawn.budget_pico_usd > 0).then_some(spawn.budget_pico_usd),
+                };
+                self.store.subtask_spawn(asking, new, self.limits, TOLD, now).await?
+            }
+            Some(Ask::Send(send)) => match send.task.parse() {
+                Ok(child) => {
+                    self.store.subtask_send(asking, child, calls.message, text(send.message), TOLD, now).await?
+                }
+                Err(_) => return Ok(Err(Refused::NotASubtask(send.task))),
+            },
+            Some(Ask::ParentMessage(message)) => self.tell_parent(asking, calls.message, message, now).await?,
+            Some(Ask::HandOffAgent(agent)) => {
+                let found = match self.agent(organization, &agent).await? {
+                    Ok(found) => found,
+                    Err(refused) => return Ok(Err(refused)),
+                };
+                let change = self.store.task_hand_off(asking, found, TOLD, now).await?;
+                return Ok(change.map(|change| {
+                    self.announcer.announce(change.events);
+                    Some(mesh::SubtaskAnswer { agent, ..mesh::SubtaskAnswer::default() })
+                }));
+            }
+        };
+        let SubtaskChange { task, events } = match changed {
+            Ok(changed) => changed,
+            Err(refused) => return Ok(Err(refused)),
+        };
+        self.announcer.announce(events);
+        wake(&self.bus, organization, task, "a script").await;
+        Ok(Ok(Some(mesh::SubtaskAnswer { spawned: task.to_string(), ..mesh::SubtaskAnswer::default() })))
+    }
+
+    /// The agent of this name. An id is not taken for one, because policies decide by the name that a call says.
+    async fn agent(&self, organization: OrganizationId, name: &str) -> Result<Result<AgentId, Refused>, Error> {
+        let unknown = || Refused::NoAgent(name.to_owned());
+        if name.parse::<AgentId>().is_ok() {
+            return Ok(Err(unknown()));
+        }
+        match self.store.agent_resolve(organization, name).await {
+            Ok(agent) => Ok(Ok(agent)),
+            Err(Error::NotFound { .. }) => Ok(Err(unknown())),
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn tell_parent(
+        &self,
+        asking: Asking,
+        id: MessageId,
+        message: String,
+        now: Timestamp,
+    ) -> Result<Result<SubtaskChange, Refused>, Error> {
+        let content = |title: &str| {
+            let title = if title.is_empty() { String::new() } else { format!(" ({title})") };
+            text(format!("[Message of the subtask {}{title}]\n\n{message}", asking.task))
+        };
+        self.store.subtask_tell_parent(asking, id, content, TOLD, now).await
+    }
+
+    /// How subtasks are, and whether the wait for them is over. While it is not, nobody wants to know more.
+    async fn wait(
+        &self,
+        asking: Asking,
+        wait: mesh::subtask_question::Await,
+        now: Timestamp,
+    ) -> Result<Result<Option<mesh::SubtaskAnswer>, Refused>, Error> {
+        let mut tasks = Vec::with_capacity(wait.tasks.len());
+        for task in wait.tasks {
+            match task.parse() {
+                Ok(task) => tasks.push(task),
+                Err(_) => return Ok(Err(Refused::NotASubtask(task))),
+            }
+        }
+        let until = wait.until.and_then(convert::to_time).unwrap_or(now + LONGEST_WAIT);
+        let in_time = now + SKEW < until;
+        if in_time && self.store.subtasks_at_work(asking.organization, asking.task, &tasks).await? {
+            return Ok(Ok(Some(mesh::SubtaskAnswer::default())));
+        }
+        let Some(_look) = self.look().await else { return Ok(Ok(None)) };
+        let states = match self.store.subtasks(asking.organization, asking.task, &tasks).await? {
+            Ok(states) => states,
+            Err(refused) => return Ok(Err(refused)),
+        };
+        // One may have a message to answer since.
+        let at_work = |state: &SubtaskState| matches!(state.status, SubtaskStatus::Running | SubtaskStatus::Suspended);
+        let over = !in_time || !states.iter().any(at_work);
+        Ok(Ok(Some(mesh::SubtaskAnswer { over, ..told(states) })))
+    }
+
+    /// A page of the subtasks of a task, which begins after this one.
+    async fn list(&self, asking: Asking, after: &str) -> Result<Result<Option<mesh::SubtaskAnswer>, Refused>, Error> {
+        let after = match after {
+            "" => None,
+            after => match after.parse() {
+                Ok(after) => Some(after),
+                Err(_) => return Ok(Err(Refused::NotASubtask(after.to_owned()))),
+            },
+        };
+        let Some(_look) = self.look().await else { return Ok(Ok(None)) };
+        let mut states = self.store.subtask_list(asking.organization, asking.task, after, PAGE + 1).await?;
+        let more = states.len() > PAGE as usize;
+        states.truncate(PAGE as usize);
+        Ok(Ok(Some(mesh::SubtaskAnswer { more, ..told(states) })))
+    }
+
+    /// Leave to look at a tree; none when too many are looked at for too long.
+    async fn look(&self) -> Option<SemaphorePermit<'_>> {
+        tokio::time::timeout(LOOK_PATIENCE, self.looks.acquire()).await.ok()?.ok()
+    }
+}
+
+fn told(states: Vec<SubtaskState>) -> mesh::SubtaskAnswer {
+    let longest = (ANSWERS / states.len().max(1)).min(ANSWER);
+    let tasks = states.into_iter().map(|task| state(task, longest)).collect();
+    mesh::SubtaskAnswer { tasks, ..mesh::SubtaskAnswer::default() }
+}
+
+fn refusal(name: &str, message: String) -> mesh::SubtaskAnswer {
+    let refused = mesh::subtask_answer::Refusal { name: name.to_owned(), message };
+    mesh::SubtaskAnswer { refused: Some(refused), ..mesh::SubtaskAnswer::default() }
+}
+
+fn text(text: String) -> Content {
+    Content { blocks: vec![Block::Text(text)] }
+}
+
+/// What a script is told of a subtask; its answer has at most `longest` bytes.
+fn state(state: SubtaskState, longest: usize) -> mesh::SubtaskState {
+    let SubtaskState { task, agent, title, status, answer, error, cost_pico_usd } = state;
+    let is_complete = status == SubtaskStatus::Ended(TurnOutcome::Completed);
+    let texts = answer.blocks.iter().filter_map(|block| match block {
+        Block::Text(text) => Some(text.as_str()),
+        _ => None,
+    });
+    let mut answer = if is_complete { texts.collect::<Vec<_>>().join("\n") } else { String::new() };
+    if answer.len() > longest {
+        let left_out = answer.len() - answer.floor_char_boundary(longest);
+        answer.truncate(answer.floor_char_boundary(longest));
+        answer.push_str(&format!("\n[… {left_out} bytes are left out …]"));
+    }
+    let failed = matches!(status, SubtaskStatus::Ended(_)) && !is_complete;
+    let status = match status {
+        SubtaskStatus::Running => "running",
+        SubtaskStatus::Suspended => "suspended",
+        SubtaskStatus::Ended(outcome) => outcome.as_str(),
+        SubtaskStatus::Deleted => "deleted",
+    };
+    mesh::SubtaskState {
+        task: task.to_string(),
+        agent,
+        title,
+        status: status.to_owned(),
+        answer,
+        error: if failed { error } else { String::new() },
+        cost_pico_usd,
+    }
+}
+
+/// Says that there is something new about a task; when that is lost, the sweep finds it.
+async fn wake(bus: &Bus, organization: OrganizationId, task: TaskId, reason: &str) {
+    let wake =
+        TaskWake { organization_id: organization.to_string(), task_id: task.to_string(), reason: reason.to_owned() };
+    if let Err(error) = bus.publish(&subject::TaskWake::new(task), &wake).await {
+        tracing::debug!(%task, %error, "a task could not be woken; the sweep finds it");
+    }
+}
+
+impl Activator {
+    /// Passes a cancel on to what is at work below the task. The cancel is in the task's row until a commit has ended what it was for, and that
+    /// comes after this.
+    pub(crate) async fn cancel_subtasks(&self, loaded: &LoadedTask, now: Timestamp) -> Result<(), Error> {
+        let Some(reason) = &loaded.task.cancel else { return Ok(()) };
+        let reason = if reason.is_empty() { String::new() } else { format!(": {reason}") };
+        let words = format!("the task above it was cancelled{reason}");
+        for task in self.store.subtasks_cancel(loaded, &words, now).await? {
+            wake(&self.bus, loaded.task.organization, task, "cancelled").await;
+        }
+        Ok(())
+    }
+
+    /// Wakes the task that may wait for this one.
+    pub(crate) async fn wake_parent(&self, loaded: &LoadedTask) {
+        if let Some(parent) = loaded.parent {
+            wake(&self.bus, loaded.task.organization, parent, "a subtask").await;
+        }
+    }
+
+    /// Removes a deleted task, and has those below it deleted.
+    pub(crate) async fn purge_tree(&self, loaded: &LoadedTask) -> Result<(), Error> {
+        let children = self.store.task_purge(loaded.task.id, deleted, Timestamp::now()).await?;
+        for child in children.unwrap_or_default() {
+            wake(&self.bus, loaded.task.organization, child, "deleted").await;
+        }
+        self.wake_parent(loaded).await;
+        Ok(())
+    }
+}
