@@ -1,0 +1,146 @@
+//! The audit trail: who did what.
+
+use clap::{Args, Subcommand};
+use construct_proto::v1::{AuditEntry, AuditFilter, ExportAuditEntriesRequest, ListAuditEntriesRequest};
+use jiff::Timestamp;
+
+use crate::{
+    failure::Failure,
+    gateway::{Gateway, call},
+    json,
+    output::{Entity, OutputArgs, print},
+    page::ListArgs,
+    time,
+    words::{clip, one_line},
+};
+
+#[derive(Debug, Subcommand)]
+pub(crate) enum AuditCommand {
+    /// List entries, the newest first.
+    List {
+        #[command(flatten)]
+        filter: FilterArgs,
+        #[command(flatten)]
+        list: ListArgs,
+        #[command(flatten)]
+        output: OutputArgs,
+    },
+    /// Print all entries, the oldest first, each as a line of JSON.
+    Export {
+        #[command(flatten)]
+        filter: FilterArgs,
+    },
+}
+
+/// Which entries are wanted.
+#[derive(Debug, Args)]
+pub(crate) struct FilterArgs {
+    /// Only those of this time or later: `2026-11-21T22:55:00Z`, or how long ago, `7d`.
+    #[arg(long, value_name = "TIME", value_parser = time::parse_past)]
+    since: Option<Timestamp>,
+    /// Only those of before this time.
+    #[arg(long, value_name = "TIME", value_parser = time::parse_past)]
+    until: Option<Timestamp>,
+    /// Only those of this user, by id.
+    #[arg(long, value_name = "ID", default_value = "", hide_default_value = true)]
+    user: String,
+    /// Only those of this API key, by id.
+    #[arg(long, value_name = "ID", default_value = "", hide_default_value = true)]
+    key: String,
+    /// Only calls of these methods: `TaskService/CreateTask`, `*/Delete*`.
+    #[arg(long, value_name = "PATTERN", default_value = "", hide_default_value = true)]
+    method: String,
+    /// Only those that name this, by the id or name that stands there.
+    #[arg(long, value_name = "ID", default_value = "", hide_default_value = true)]
+    object: String,
+    /// Only those that ended like this: `OK`, `PERMISSION_DENIED`.
+    #[arg(long, value_name = "CODE", default_value = "", hide_default_value = true)]
+    outcome: String,
+}
+
+impl FilterArgs {
+    fn filter(self) -> AuditFilter {
+        AuditFilter {
+            since: self.since.map(time::write),
+            until: self.until.map(time::write),
+            user: self.user,
+            api_key: self.key,
+            method: self.method,
+            object: self.object,
+            outcome: self.outcome.to_uppercase(),
+        }
+    }
+}
+
+impl AuditCommand {
+    /// # Errors
+    /// What the gateway fails with.
+    pub(crate) async fn run(self, gateway: &Gateway) -> Result<(), Failure> {
+        match self {
+            Self::List { filter, list, output } => {
+                let filter = filter.filter();
+                let listed = list
+                    .collect(|page| {
+                        let request = ListAuditEntriesRequest { page: Some(page), filter: Some(filter.clone()) };
+                        async move {
+                            let response = call(gateway.audit().list_audit_entries(request)).await?;
+                            Ok((response.audit_entries, response.page))
+                        }
+                    })
+                    .await?;
+                output.list(&listed)
+            }
+            Self::Export { filter } => {
+                let request = ExportAuditEntriesRequest { filter: Some(filter.filter()) };
+                let mut entries = call(gateway.audit().export_audit_entries(request)).await?;
+                while let Some(entry) = entries.message().await? {
+                    print(&format!("{}\n", json::message(AuditEntry::NAME, &entry)))?;
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+/// Who it was, as short as it can be said.
+fn who(entry: &AuditEntry) -> String {
+    let known = [&entry.api_key, &entry.user].into_iter().find(|id| !id.is_empty());
+    known.cloned().unwrap_or_else(|| "nobody".to_owned())
+}
+
+impl Entity for AuditEntry {
+    const NAME: &'static str = "construct.v1.AuditEntry";
+    const PLURAL: &'static str = "auditEntries";
+    const COLUMNS: &'static [&'static str] = &["TIME", "WHO", "METHOD", "OBJECTS", "OUTCOME", "CALLS", "FACE", "FROM"];
+
+    fn row(&self, _: Timestamp) -> Vec<String> {
+        vec![
+            time::read(self.time.as_ref()).map(time::local).unwrap_or_default(),
+            who(self),
+            self.method.clone(),
+            clip(&one_line(&self.objects.join(" ")), 60),
+            self.outcome.clone(),
+            self.count.to_string(),
+            self.face.clone(),
+            self.peer.clone(),
+        ]
+    }
+
+    fn details(&self, _: Timestamp) -> Vec<(&'static str, String)> {
+        vec![
+            ("time", time::read(self.time.as_ref()).map(time::local).unwrap_or_default()),
+            ("id", self.id.clone()),
+            ("user", self.user.clone()),
+            ("key", self.api_key.clone()),
+            ("method", self.method.clone()),
+            ("objects", self.objects.join(" ")),
+            ("outcome", self.outcome.clone()),
+            ("calls", self.count.to_string()),
+            ("face", self.face.clone()),
+            ("from", self.peer.clone()),
+            ("client", one_line(&self.user_agent)),
+            ("request", self.request_id.clone()),
+            ("trace", self.trace_id.clone()),
+        ]
+    }
+}

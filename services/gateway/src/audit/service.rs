@@ -1,0 +1,86 @@
+//! `AuditService`: the trail, read.
+
+use std::sync::Arc;
+
+use construct_proto::v1::{
+    self, ExportAuditEntriesRequest, ListAuditEntriesRequest, ListAuditEntriesResponse,
+    audit_service_server::AuditService,
+};
+use construct_store::{AuditEntry, Cursor, Key, Order, Page};
+use futures::stream::{self, BoxStream, StreamExt as _};
+use jiff::Timestamp;
+use tonic::{Code, Request, Response, Status};
+
+use crate::{api::Api, convert, metrics, status, validate::requests};
+
+/// Entries that are read at once for an export.
+const AT_ONCE: u32 = 500;
+
+fn shown(entry: &AuditEntry) -> v1::AuditEntry {
+    v1::AuditEntry {
+        id: entry.id.to_string(),
+        time: Some(convert::time(entry.created_at)),
+        method: entry.method.clone(),
+        outcome: metrics::name(Code::from(i32::from(entry.code))).to_owned(),
+        user: entry.user.map(|user| user.to_string()).unwrap_or_default(),
+        api_key: entry.api_key.map(|key| key.to_string()).unwrap_or_default(),
+        face: entry.face.clone(),
+        peer: entry.peer.clone(),
+        user_agent: entry.user_agent.clone(),
+        objects: entry.objects.clone(),
+        request_id: entry.request_id.clone(),
+        trace_id: entry.trace_id.clone(),
+        count: i64::try_from(entry.count).unwrap_or(i64::MAX),
+    }
+}
+
+#[tonic::async_trait]
+impl AuditService for Api {
+    type ExportAuditEntriesStream = BoxStream<'static, Result<v1::AuditEntry, Status>>;
+
+    async fn list_audit_entries(
+        &self,
+        request: Request<ListAuditEntriesRequest>,
+    ) -> Result<Response<ListAuditEntriesResponse>, Status> {
+        let (entry, request) = self.enter(request)?;
+        let (page, filter) = requests::list_audit_entries(entry.organization(), &request)?;
+        let found = entry.store().audit_list(entry.organization(), &filter, &page.query()).await;
+        let found = found.map_err(status::of_store)?;
+        let (audit_entries, info) = page.cut(&found, shown, |entry| entry.cursor(page.key()));
+        Ok(Response::new(ListAuditEntriesResponse { audit_entries, page: Some(info) }))
+    }
+
+    async fn export_audit_entries(
+        &self,
+        request: Request<ExportAuditEntriesRequest>,
+    ) -> Result<Response<Self::ExportAuditEntriesStream>, Status> {
+        let (entry, request) = self.enter(request)?;
+        let mut filter = requests::export_audit_entries(&request)?;
+        // It lasts as long as the client takes: like a subscription, and bounded with them.
+        let place = self.subscription(entry.organization())?;
+        let (backend, organization) = (Arc::clone(&entry.backend), entry.organization());
+        let now = Timestamp::now();
+        filter.until = Some(filter.until.map_or(now, |until| until.min(now)));
+        let pages = stream::try_unfold(Some(None::<Cursor>), move |after| {
+            let (backend, filter) = (Arc::clone(&backend), filter.clone());
+            async move {
+                let Some(after) = after else { return Ok(None) };
+                let order = Order { key: Key::CreatedAt, descending: false };
+                let page = Page { limit: AT_ONCE, order, after };
+                let found = backend.store.audit_list(organization, &filter, &page).await.map_err(status::of_store)?;
+                let last = found.last().filter(|_| found.len() == AT_ONCE as usize);
+                let next = last.map(|last| Some(last.cursor(Key::CreatedAt)));
+                Ok::<_, Status>(Some((found, next)))
+            }
+        });
+        let entries = pages.flat_map(move |page| {
+            // Held until the stream is dropped.
+            let _place = &place;
+            match page {
+                Ok(entries) => stream::iter(entries).map(|entry| Ok(shown(&entry))).boxed(),
+                Err(status) => stream::once(async { Err(status) }).boxed(),
+            }
+        });
+        Ok(Response::new(entries.boxed()))
+    }
+}
