@@ -1,0 +1,311 @@
+//! What was used, by day, agent, model and tool: sums over the ledger, and over the results of runs for calls of tools.
+//!
+//! The ledger keeps what models have used for good. Calls of tools stand in the results of the scripts that made them, and go with their task.
+
+use construct_domain::{AgentId, ModelId, OrganizationId, money::Usage};
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use crate::{Error, Store, time};
+
+/// What is summed up.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UsageFilter {
+    /// Of this agent only.
+    pub agent: Option<AgentId>,
+    /// Of this model only. Not of tools.
+    pub model: Option<ModelId>,
+    /// Of this tool only.
+    pub tool: Option<String>,
+    /// Of this time or later.
+    pub since: Timestamp,
+    /// Earlier than this.
+    pub until: Timestamp,
+    /// Whose days these are, as the IANA calls it.
+    pub time_zone: String,
+}
+
+/// What one sum is about: those that are not asked for are summed over.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Dimensions {
+    /// A day.
+    pub day: bool,
+    /// An agent.
+    pub agent: bool,
+    /// A model. Of models only.
+    pub model: bool,
+    /// A tool: then calls of tools are summed up instead of those of models.
+    pub tool: bool,
+}
+
+/// A place in a list of sums.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UsagePlace {
+    /// `2026-11-22`.
+    pub day: String,
+    /// Its id as a UUID.
+    pub agent: String,
+    /// Its id as a UUID, or the name of a tool.
+    pub what: String,
+}
+
+/// Part of a list of sums: by day, then by agent, then by model or tool.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UsagePage {
+    /// Rows at most.
+    pub limit: u32,
+    /// The newest day first.
+    pub descending: bool,
+    /// The last row of the page before.
+    pub after: Option<UsagePlace>,
+}
+
+/// One sum.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UsageRow {
+    /// Where it stands in the list.
+    pub place: UsagePlace,
+    /// Whose it is, when that is asked for; none: nobody's.
+    pub agent: Option<AgentId>,
+    /// What the agent is called, while it is there.
+    pub agent_name: String,
+    /// Which model, when that is asked for.
+    pub model: Option<ModelId>,
+    /// What the model is called, while it is there.
+    pub model_name: String,
+    /// What was used.
+    pub used: Used,
+}
+
+/// What was used.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Used {
+    /// Of models.
+    Models {
+        /// How many calls.
+        calls: i64,
+        /// What they used.
+        usage: Usage,
+    },
+    /// Of tools.
+    Tools {
+        /// How many calls.
+        calls: i64,
+        /// How many of them threw.
+        failed: i64,
+        /// How long they took in all, in microseconds.
+        micros: i64,
+    },
+}
+
+struct ModelRow {
+    day: String,
+    agent: String,
+    what: String,
+    agent_name: Option<String>,
+    model_name: Option<String>,
+    calls: i64,
+    input_tokens: i64,
+    output_tokens: i64,
+    cache_read_tokens: i64,
+    cache_write_tokens: i64,
+    thinking_tokens: i64,
+    cost_pico_usd: i64,
+}
+
+struct ToolRow {
+    day: String,
+    agent: String,
+    what: String,
+    agent_name: Option<String>,
+    calls: i64,
+    failed: i64,
+    micros: i64,
+}
+
+fn id(text: &str) -> Option<Uuid> {
+    Uuid::parse_str(text).ok()
+}
+
+macro_rules! of_models {
+    ($organization:expr, $filter:expr, $of:expr, $page:expr, $after:expr) => {
+        sqlx::query_as!(
+            ModelRow,
+            r#"WITH sums AS (
+                   SELECT CASE WHEN $7 THEN to_char(u.created_at AT TIME ZONE $6, 'YYYY-MM-DD') ELSE '' END COLLATE "C" AS day,
+                          CASE WHEN $8 THEN coalesce(u.agent_id::text, '') ELSE '' END COLLATE "C" AS agent,
+                          CASE WHEN $9 THEN u.model_id::text ELSE '' END COLLATE "C" AS what,
+                          count(*) AS calls,
+                          least(sum(u.input_tokens), 9223372036854775807)::bigint AS input_tokens,
+                          least(sum(u.output_tokens), 9223372036854775807)::bigint AS output_tokens,
+                          least(sum(u.cache_read_tokens), 9223372036854775807)::bigint AS cache_read_tokens,
+                          least(sum(u.cache_write_tokens), 9223372036854775807)::bigint AS cache_write_tokens,
+                          least(sum(u.thinking_tokens), 9223372036854775807)::bigint AS thinking_tokens,
+                          least(sum(u.cost_pico_usd), 9223372036854775807)::bigint AS cost_pico_usd
+                   FROM step_usage u
+                   WHERE u.organization_id = $1 AND u.created_at >= $2 AND u.created_at < $3
+                     AND ($4::uuid IS NULL OR u.agent_id = $4) AND ($5::uuid IS NULL OR u.model_id = $5)
+                   GROUP BY 1, 2, 3
+               )
+               SELECT s.day AS "day!", s.agent AS "agent!", s.what AS "what!", s.calls AS "calls!",
+                      s.input_tokens AS "input_tokens!", s.output_tokens AS "output_tokens!",
+                      s.cache_read_tokens AS "cache_read_tokens!", s.cache_write_tokens AS "cache_write_tokens!",
+                      s.thinking_tokens AS "thinking_tokens!", s.cost_pico_usd AS "cost_pico_usd!",
+                      (SELECT a.name FROM agents a WHERE a.organization_id = $1 AND a.id = nullif(s.agent, '')::uuid) AS agent_name,
+                      (SELECT m.name FROM models m WHERE m.organization_id = $1 AND m.id = nullif(s.what, '')::uuid) AS model_name
+               FROM sums s
+               WHERE $11::text IS NULL
+                  OR CASE WHEN $10 THEN s.day < $11 ELSE s.day > $11 END
+                  OR (s.day = $11 AND (s.agent, s.what) > ($12 COLLATE "C", $13 COLLATE "C"))
+               ORDER BY CASE WHEN $10 THEN s.day END DESC, s.day, s.agent, s.what
+               LIMIT $14"#,
+            $organization.uuid(),
+            time::sql($filter.since) as _,
+            time::sql($filter.until) as _,
+            $filter.agent.map(AgentId::uuid) as _,
+            $filter.model.map(ModelId::uuid) as _,
+            $filter.time_zone,
+            $of.day,
+            $of.agent,
+            $of.model,
+            $page.descending,
+            $after.map(|place| place.day.as_str()) as _,
+            $after.map(|place| place.agent.as_str()) as _,
+            $after.map(|place| place.what.as_str()) as _,
+            i64::from($page.limit),
+        )
+    };
+}
+
+macro_rules! of_tools {
+    ($organization:expr, $filter:expr, $of:expr, $page:expr, $after:expr) => {
+        sqlx::query_as!(
+            ToolRow,
+            r#"WITH calls AS (
+                   SELECT m.created_at, use ->> 'name' AS tool, (use ->> 'succeeded')::boolean AS succeeded,
+                          (use ->> 'duration_micros')::bigint AS micros,
+                          -- Who asked for the run: the script stands in the message before.
+                          CASE WHEN $7 OR $4::uuid IS NOT NULL THEN (
+                              SELECT asked.agent_id FROM messages asked
+                              WHERE asked.task_id = m.task_id AND asked.position < m.position AND asked.agent_id IS NOT NULL
+                              ORDER BY asked.position DESC LIMIT 1
+                          ) END AS agent_id
+                   FROM messages m,
+                        jsonb_path_query(m.content, '$.blocks[*] ? (@.kind == "code_interpreter_result").payload.tool_uses[*]') AS use
+                   WHERE m.organization_id = $1 AND m.created_at >= $2 AND m.created_at < $3
+                     AND m.step_id IS NOT NULL AND m.content #>> '{blocks,0,kind}' = 'code_interpreter_result'
+               ), sums AS (
+                   SELECT CASE WHEN $6 THEN to_char(c.created_at AT TIME ZONE $5, 'YYYY-MM-DD') ELSE '' END COLLATE "C" AS day,
+                          CASE WHEN $7 THEN coalesce(c.agent_id::text, '') ELSE '' END COLLATE "C" AS agent,
+                          c.tool COLLATE "C" AS what,
+                          count(*) AS calls,
+                          count(*) FILTER (WHERE NOT c.succeeded) AS failed,
+                          least(sum(c.micros), 9223372036854775807)::bigint AS micros
+                   FROM calls c
+                   WHERE ($4::uuid IS NULL OR c.agent_id = $4) AND ($13::text IS NULL OR c.tool = $13)
+                   GROUP BY 1, 2, 3
+               )
+               SELECT s.day AS "day!", s.agent AS "agent!", s.what AS "what!", s.calls AS "calls!", s.failed AS "failed!",
+                      s.micros AS "micros!",
+                      (SELECT a.name FROM agents a WHERE a.organization_id = $1 AND a.id = nullif(s.agent, '')::uuid) AS agent_name
+               FROM sums s
+               WHERE $9::text IS NULL
+                  OR CASE WHEN $8 THEN s.day < $9 ELSE s.day > $9 END
+                  OR (s.day = $9 AND (s.agent, s.what) > ($10 COLLATE "C", $11 COLLATE "C"))
+               ORDER BY CASE WHEN $8 THEN s.day END DESC, s.day, s.agent, s.what
+               LIMIT $12"#,
+            $organization.uuid(),
+            time::sql($filter.since) as _,
+            time::sql($filter.until) as _,
+            $filter.agent.map(AgentId::uuid) as _,
+            $filter.time_zone,
+            $of.day,
+            $of.agent,
+            $page.descending,
+            $after.map(|place| place.day.as_str()) as _,
+            $after.map(|place| place.agent.as_str()) as _,
+            $after.map(|place| place.what.as_str()) as _,
+            i64::from($page.limit),
+            $filter.tool.as_deref() as _,
+        )
+    };
+}
+
+impl Store {
+    /// What an organisation has used, one row for each value of the dimensions that are asked for.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn usage_list(
+        &self,
+        organization: OrganizationId,
+        filter: &UsageFilter,
+        of: Dimensions,
+        page: &UsagePage,
+    ) -> Result<Vec<UsageRow>, Error> {
+        let after = page.after.as_ref();
+        if of.tool {
+            let rows = of_tools!(organization, filter, of, page, after).fetch_all(&self.pool).await?;
+            return Ok(rows.into_iter().map(UsageRow::from).collect());
+        }
+        let rows = of_models!(organization, filter, of, page, after).fetch_all(&self.pool).await?;
+        Ok(rows.into_iter().map(UsageRow::from).collect())
+    }
+}
+
+impl From<ModelRow> for UsageRow {
+    fn from(row: ModelRow) -> Self {
+        Self {
+            agent: id(&row.agent).map(AgentId::from_uuid),
+            agent_name: row.agent_name.unwrap_or_default(),
+            model: id(&row.what).map(ModelId::from_uuid),
+            model_name: row.model_name.unwrap_or_default(),
+            place: UsagePlace { day: row.day, agent: row.agent, what: row.what },
+            used: Used::Models {
+                calls: row.calls,
+                usage: Usage {
+                    input_tokens: row.input_tokens,
+                    output_tokens: row.output_tokens,
+                    cache_read_tokens: row.cache_read_tokens,
+                    cache_write_tokens: row.cache_write_tokens,
+                    thinking_tokens: row.thinking_tokens,
+                    cost_pico_usd: row.cost_pico_usd,
+                },
+            },
+        }
+    }
+}
+
+impl From<ToolRow> for UsageRow {
+    fn from(row: ToolRow) -> Self {
+        Self {
+            agent: id(&row.agent).map(AgentId::from_uuid),
+            agent_name: row.agent_name.unwrap_or_default(),
+            model: None,
+            model_name: String::new(),
+            place: UsagePlace { day: row.day, agent: row.agent, what: row.what },
+            used: Used::Tools { calls: row.calls, failed: row.failed, micros: row.micros },
+        }
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use sqlx::Execute as _;
+
+    use super::*;
+
+    /// The statements of [`Store::usage_list`], for tests of their plans: of models, of tools.
+    pub(crate) fn statements() -> [String; 2] {
+        let (organization, of, after) = (OrganizationId::LOCAL, Dimensions::default(), None::<&UsagePlace>);
+        let page = UsagePage { limit: 1, descending: false, after: None };
+        let (since, until) = (Timestamp::UNIX_EPOCH, Timestamp::UNIX_EPOCH);
+        let filter = UsageFilter { agent: None, model: None, tool: None, since, until, time_zone: "UTC".into() };
+        [
+            of_models!(organization, filter, of, page, after).sql().as_str().to_owned(),
+            of_tools!(organization, filter, of, page, after).sql().as_str().to_owned(),
+        ]
+    }
+}

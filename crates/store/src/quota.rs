@@ -1,0 +1,354 @@
+//! How much an organisation may do, and what it has done. The former is a row that the operator writes; the latter is counted from the
+//! tables that hold what was done, and nowhere else (docs/adr/0033-quotas.md).
+
+use jiff::{Timestamp, Unit, ZonedRound, tz::TimeZone};
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use construct_domain::OrganizationId;
+
+use crate::{Error, Rendered, Store, Write, Written, time, write::begin};
+
+const WHAT: &str = "organization";
+
+/// How much may be done. None: as much as anybody likes.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Limits {
+    /// Calls of the API by an organisation.
+    pub requests_per_minute: Option<i64>,
+    /// Calls of the API with each of its keys.
+    pub key_requests_per_minute: Option<i64>,
+    /// Tasks begun, subtasks too.
+    pub tasks_per_day: Option<i64>,
+    /// Steps that ran scripts.
+    pub runs_per_day: Option<i64>,
+    /// Tokens that models read and wrote, cached or not.
+    pub tokens_per_day: Option<i64>,
+    /// What models cost, in 10⁻¹² US dollars.
+    pub spend_per_month_pico_usd: Option<i64>,
+    /// Bytes of uploads that are kept.
+    pub storage_bytes: Option<i64>,
+}
+
+impl Limits {
+    /// These, where they say something, and `others` where they don't.
+    #[must_use]
+    pub fn or(self, others: Self) -> Self {
+        Self {
+            requests_per_minute: self.requests_per_minute.or(others.requests_per_minute),
+            key_requests_per_minute: self.key_requests_per_minute.or(others.key_requests_per_minute),
+            tasks_per_day: self.tasks_per_day.or(others.tasks_per_day),
+            runs_per_day: self.runs_per_day.or(others.runs_per_day),
+            tokens_per_day: self.tokens_per_day.or(others.tokens_per_day),
+            spend_per_month_pico_usd: self.spend_per_month_pico_usd.or(others.spend_per_month_pico_usd),
+            storage_bytes: self.storage_bytes.or(others.storage_bytes),
+        }
+    }
+
+    /// All of them.
+    pub fn all(&self) -> [Option<i64>; 7] {
+        [
+            self.requests_per_minute,
+            self.key_requests_per_minute,
+            self.tasks_per_day,
+            self.runs_per_day,
+            self.tokens_per_day,
+            self.spend_per_month_pico_usd,
+            self.storage_bytes,
+        ]
+    }
+}
+
+/// What the operator has said of an organisation.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Quota {
+    /// Whose it is.
+    pub organization: OrganizationId,
+    /// Empty: the tier that holds for everybody.
+    pub tier: String,
+    /// In the place of the tier's.
+    pub overrides: Limits,
+    /// Rises with each change; 0: nothing was said.
+    pub revision: i64,
+    /// When it last changed.
+    pub updated_at: Option<Timestamp>,
+}
+
+/// When the periods began that something is counted in.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Periods {
+    /// The day.
+    pub day: Timestamp,
+    /// The next one.
+    pub next_day: Timestamp,
+    /// The month.
+    pub month: Timestamp,
+    /// The next one.
+    pub next_month: Timestamp,
+}
+
+impl Periods {
+    /// The day and the month of UTC that a time is in.
+    pub fn of(now: Timestamp) -> Self {
+        let zoned = now.to_zoned(TimeZone::UTC);
+        // Rounding and adding fail only at the ends of time.
+        let day = zoned.round(ZonedRound::new().smallest(Unit::Day).mode(jiff::RoundMode::Trunc));
+        let day = day.unwrap_or_else(|_| zoned.clone());
+        let month = day.first_of_month().unwrap_or_else(|_| day.clone());
+        let next = |from: &jiff::Zoned, span: jiff::Span| from.checked_add(span).map_or(now, |at| at.timestamp());
+        Self {
+            day: day.timestamp(),
+            next_day: next(&day, jiff::Span::new().days(1)),
+            month: month.timestamp(),
+            next_month: next(&month, jiff::Span::new().months(1)),
+        }
+    }
+}
+
+/// What was done.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Tasks begun today.
+    pub tasks: i64,
+    /// Steps that ran scripts today.
+    pub runs: i64,
+    /// Tokens of today.
+    pub tokens: i64,
+    /// Spent this month, in 10⁻¹² US dollars.
+    pub spend_pico_usd: i64,
+    /// Bytes of uploads that are kept.
+    pub storage_bytes: i64,
+}
+
+/// What is to be counted; what is not is 0.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Counted {
+    /// [`Counts::tasks`].
+    pub tasks: bool,
+    /// [`Counts::runs`].
+    pub runs: bool,
+    /// [`Counts::tokens`].
+    pub tokens: bool,
+    /// [`Counts::spend_pico_usd`].
+    pub spend: bool,
+    /// [`Counts::storage_bytes`].
+    pub storage: bool,
+}
+
+impl Counted {
+    /// Everything.
+    pub const ALL: Self = Self { tasks: true, runs: true, tokens: true, spend: true, storage: true };
+
+    /// What these limits are about.
+    pub fn of(limits: &Limits) -> Self {
+        Self {
+            tasks: limits.tasks_per_day.is_some(),
+            runs: limits.runs_per_day.is_some(),
+            tokens: limits.tokens_per_day.is_some(),
+            spend: limits.spend_per_month_pico_usd.is_some(),
+            storage: limits.storage_bytes.is_some(),
+        }
+    }
+}
+
+/// The smallest id that a task can have that was made at this time or later: version 7 begins with its time.
+fn least_id(time: Timestamp) -> Uuid {
+    let millis = u64::try_from(time.as_millisecond()).unwrap_or_default();
+    uuid::Builder::from_unix_timestamp_millis(millis, &[0; 10]).into_uuid()
+}
+
+/// Each time has two ends, so that a plan for any parameters reads a part of an index.
+macro_rules! counts {
+    ($organization:expr, $counted:expr, $periods:expr) => {
+        sqlx::query_as!(
+            Counts,
+            r#"SELECT
+                   CASE WHEN $2 THEN
+                       (SELECT count(*) FROM tasks t
+                        WHERE t.organization_id = $1 AND t.created_at >= $7 AND t.created_at < $10 AND t.deleted_at IS NULL)
+                       -- Those of a version other than 7 are subtasks, whose ids don't say when they were made.
+                       + (SELECT count(*) FROM events e
+                          WHERE e.organization_id = $1 AND e.type = 'task.deleted' AND e.stream_id >= $9 AND e.stream_id < $12
+                            AND substr(e.stream_id::text, 15, 1) = '7')
+                   ELSE 0 END AS "tasks!",
+                   CASE WHEN $3 THEN
+                       (SELECT count(*) FROM messages m
+                        WHERE m.organization_id = $1 AND m.created_at >= $7 AND m.created_at < $10 AND m.step_id IS NOT NULL
+                          AND m.content #>> '{blocks,0,kind}' = 'code_interpreter_result')
+                   ELSE 0 END AS "runs!",
+                   CASE WHEN $4 THEN
+                       (SELECT least(coalesce(sum(u.input_tokens::numeric + u.output_tokens + u.cache_read_tokens
+                                                  + u.cache_write_tokens), 0), 9223372036854775807)
+                        FROM step_usage u WHERE u.organization_id = $1 AND u.created_at >= $7 AND u.created_at < $10)::bigint
+                   ELSE 0 END AS "tokens!",
+                   CASE WHEN $5 THEN
+                       (SELECT least(coalesce(sum(u.cost_pico_usd), 0), 9223372036854775807)
+                        FROM step_usage u WHERE u.organization_id = $1 AND u.created_at >= $8 AND u.created_at < $11)::bigint
+                   ELSE 0 END AS "spend_pico_usd!",
+                   CASE WHEN $6 THEN
+                       (SELECT least(coalesce(sum(split_part(s.archive, ';size=', 2)::numeric), 0), 9223372036854775807)
+                        FROM scans s
+                        WHERE s.organization_id = $1 AND s.archive IS NOT NULL AND s.cleaned_at IS NULL)::bigint
+                   ELSE 0 END AS "storage_bytes!""#,
+            $organization.uuid(),
+            $counted.tasks,
+            $counted.runs,
+            $counted.tokens,
+            $counted.spend,
+            $counted.storage,
+            time::sql($periods.day) as _,
+            time::sql($periods.month) as _,
+            least_id($periods.day),
+            time::sql($periods.next_day) as _,
+            time::sql($periods.next_month) as _,
+            least_id($periods.next_day),
+        )
+    };
+}
+
+impl Store {
+    /// What the operator has said of an organisation: of most, nothing.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] when there is no such organisation; [`Error::Unavailable`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn quota_get(&self, organization: OrganizationId) -> Result<Quota, Error> {
+        let row = sqlx::query!(
+            r#"SELECT q.tier AS "tier?", q.requests_per_minute, q.key_requests_per_minute, q.tasks_per_day, q.runs_per_day,
+                      q.tokens_per_day, q.spend_per_month_pico_usd, q.storage_bytes, q.revision AS "revision?",
+                      q.updated_at AS "updated_at?: jiff_sqlx::Timestamp"
+               FROM organizations o LEFT JOIN quotas q ON q.organization_id = o.id
+               WHERE o.id = $1 AND o.deleted_at IS NULL"#,
+            organization.uuid(),
+        )
+        .fetch_optional(&self.pool)
+        .await?
+        .ok_or(Error::NotFound { what: WHAT })?;
+        Ok(Quota {
+            organization,
+            tier: row.tier.unwrap_or_default(),
+            overrides: Limits {
+                requests_per_minute: row.requests_per_minute,
+                key_requests_per_minute: row.key_requests_per_minute,
+                tasks_per_day: row.tasks_per_day,
+                runs_per_day: row.runs_per_day,
+                tokens_per_day: row.tokens_per_day,
+                spend_per_month_pico_usd: row.spend_per_month_pico_usd,
+                storage_bytes: row.storage_bytes,
+            },
+            revision: row.revision.unwrap_or_default(),
+            updated_at: time::option(row.updated_at),
+        })
+    }
+
+    /// Says how much an organisation may do. The write belongs to the operator's organisation, which keeps its idempotency key.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] when there is no such organisation; [`Error::Conflict`] when it has another revision than expected; those of
+    /// every write.
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn quota_set(
+        &self,
+        write: &Write,
+        organization: OrganizationId,
+        tier: &str,
+        overrides: Limits,
+        expected_revision: Option<i64>,
+        render: impl FnOnce(&Quota) -> Rendered + Send,
+    ) -> Result<Written<Quota>, Error> {
+        let mut writer = begin!(self, write);
+        let there = sqlx::query_scalar!(
+            "SELECT id FROM organizations WHERE id = $1 AND deleted_at IS NULL FOR KEY SHARE",
+            organization.uuid(),
+        );
+        there.fetch_optional(&mut *writer.transaction).await?.ok_or(Error::NotFound { what: WHAT })?;
+        // Of two that make the row at once one updates what the other has made.
+        let revision = sqlx::query_scalar!(
+            "INSERT INTO quotas AS q
+                 (organization_id, tier, requests_per_minute, key_requests_per_minute, tasks_per_day, runs_per_day, tokens_per_day,
+                  spend_per_month_pico_usd, storage_bytes, created_at, updated_at)
+             SELECT $1::uuid, $2::text, $3::bigint, $4::bigint, $5::bigint, $6::bigint, $7::bigint, $8::bigint, $9::bigint,
+                    $10::timestamptz, $10::timestamptz
+             WHERE $11::bigint IS NULL OR EXISTS (SELECT FROM quotas known WHERE known.organization_id = $1)
+             ON CONFLICT ON CONSTRAINT quotas_pkey DO UPDATE SET
+                 tier = $2, requests_per_minute = $3, key_requests_per_minute = $4, tasks_per_day = $5, runs_per_day = $6,
+                 tokens_per_day = $7, spend_per_month_pico_usd = $8, storage_bytes = $9, revision = q.revision + 1,
+                 updated_at = $10
+             WHERE $11::bigint IS NULL OR q.revision = $11
+             RETURNING revision",
+            organization.uuid(),
+            tier,
+            overrides.requests_per_minute,
+            overrides.key_requests_per_minute,
+            overrides.tasks_per_day,
+            overrides.runs_per_day,
+            overrides.tokens_per_day,
+            overrides.spend_per_month_pico_usd,
+            overrides.storage_bytes,
+            writer.now() as _,
+            expected_revision,
+        )
+        .fetch_optional(&mut *writer.transaction)
+        .await
+        .map_err(Error::of_write)?
+        .ok_or(Error::Conflict)?;
+        let updated_at = Some(time::micros(write.now));
+        let quota = Quota { organization, tier: tier.to_owned(), overrides, revision, updated_at };
+        writer.finish_unchanged(quota, render).await
+    }
+
+    /// What an organisation has done in the day and the month of `periods`.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn quota_counts(
+        &self,
+        organization: OrganizationId,
+        counted: Counted,
+        periods: &Periods,
+    ) -> Result<Counts, Error> {
+        Ok(counts!(organization, counted, periods).fetch_one(&self.pool).await?)
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use sqlx::Execute as _;
+
+    use super::*;
+
+    /// The statement of [`Store::quota_counts`], for tests of its plan.
+    pub(crate) fn statement() -> String {
+        let (organization, periods) = (OrganizationId::LOCAL, Periods::of(Timestamp::UNIX_EPOCH));
+        counts!(organization, Counted::ALL, periods).sql().as_str().to_owned()
+    }
+
+    #[test]
+    fn days_and_months_are_those_of_utc() {
+        let at = |text: &str| text.parse::<Timestamp>().expect("a time");
+        let periods = Periods::of(at("2026-12-31T23:59:59.999999Z"));
+        assert_eq!(
+            [periods.day, periods.next_day, periods.month, periods.next_month],
+            ["2026-12-31T00:00:00Z", "2027-01-01T00:00:00Z", "2026-12-01T00:00:00Z", "2027-01-01T00:00:00Z"].map(at)
+        );
+        assert_eq!(Periods::of(at("2027-01-01T00:00:00Z")).day, at("2027-01-01T00:00:00Z"));
+    }
+
+    #[test]
+    fn what_is_said_of_an_organization_stands_in_the_place_of_its_tiers() {
+        let tier = Limits { tasks_per_day: Some(5), runs_per_day: Some(7), ..Limits::default() };
+        let overrides = Limits { tasks_per_day: Some(0), storage_bytes: Some(1), ..Limits::default() };
+        let both = overrides.or(tier);
+        assert_eq!((both.tasks_per_day, both.runs_per_day, both.storage_bytes), (Some(0), Some(7), Some(1)));
+        assert_eq!(both.all().iter().flatten().count(), 3);
+    }
+
+    #[test]
+    fn an_id_is_compared_by_its_time() {
+        let at = |millis| Timestamp::from_millisecond(millis).expect("a time");
+        let id = uuid::Builder::from_unix_timestamp_millis(1_800_000_000_000, &[7; 10]).into_uuid();
+        assert!(id >= least_id(at(1_800_000_000_000)) && id < least_id(at(1_800_000_000_001)));
+    }
+}

@@ -1,0 +1,346 @@
+//! Quotas on every face, and what was used. The refusals are real, the counts are PostgreSQL's.
+
+use std::collections::BTreeMap;
+
+use construct_domain::{
+    OrganizationId, UserId,
+    access::{Role, Scope},
+};
+use construct_proto::v1::{
+    self, QuotaLimits, agent_service_client::AgentServiceClient, message_service_client::MessageServiceClient,
+    task_service_client::TaskServiceClient, usage_service_client::UsageServiceClient,
+};
+use construct_store::Limits;
+use reqwest::StatusCode;
+use serde_json::{Value, json};
+use tokio::{
+    io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader},
+    net::TcpStream,
+};
+use tonic::{Code, Response, Status, transport::Channel};
+use tonic_types::StatusExt as _;
+
+use super::{
+    harness::*,
+    walk::{authorized, key, other, required},
+};
+use crate::Config;
+
+const LOCAL: (OrganizationId, UserId) = (OrganizationId::LOCAL, UserId::LOCAL);
+
+/// A gateway whose tier for everybody has these limits.
+async fn gateway(limits: Limits) -> Gateway {
+    let gateway_tiers = BTreeMap::from([("free".to_owned(), limits)]);
+    Gateway::start_with(Config { gateway_tiers, gateway_tier: "free".into(), ..required() }).await
+}
+
+/// An organisation with an owner's key, and the agents of the operator's.
+async fn team(gateway: &Gateway, name: &str) -> (OrganizationId, String) {
+    let (organization, owner) = other(gateway, name).await;
+    let (_, key) = key(gateway, (organization, owner), Role::Owner, &[Scope::Admin], None).await;
+    (organization, key)
+}
+
+/// A provider, a model and the agent `ada` of whoever has this key.
+async fn furnish(gateway: &Gateway, key: &str) {
+    let channel = gateway.channel();
+    let mut providers = v1::model_provider_service_client::ModelProviderServiceClient::new(channel.clone());
+    providers.create_model_provider(authorized(provider("p"), Some(key))).await.expect("it is made");
+    let mut models = v1::model_service_client::ModelServiceClient::new(channel.clone());
+    models.create_model(authorized(model("m"), Some(key))).await.expect("it is made");
+    AgentServiceClient::new(channel).create_agent(authorized(agent("ada"), Some(key))).await.expect("it is made");
+}
+
+fn usage(gateway: &Gateway) -> UsageServiceClient<Channel> {
+    UsageServiceClient::new(gateway.channel())
+}
+
+async fn create_task(gateway: &Gateway, caller: &str, idempotency_key: &str) -> Result<Response<v1::Task>, Status> {
+    let spec = v1::TaskSpec { agent: "ada".into(), ..v1::TaskSpec::default() };
+    let request = v1::CreateTaskRequest { spec: Some(spec), idempotency_key: idempotency_key.into() };
+    TaskServiceClient::new(gateway.channel()).create_task(authorized(request, Some(caller))).await
+}
+
+async fn list_tasks(gateway: &Gateway, caller: &str) -> Result<Response<v1::ListTasksResponse>, Status> {
+    let request = authorized(v1::ListTasksRequest::default(), Some(caller));
+    TaskServiceClient::new(gateway.channel()).list_tasks(request).await
+}
+
+/// Which quota is used up, and how long it takes.
+#[track_caller]
+fn quota<T: std::fmt::Debug>(result: Result<T, Status>) -> (String, u64) {
+    let status = refused(result, Code::ResourceExhausted);
+    let details = status.get_error_details();
+    let violation = &details.quota_failure().expect("it says which").violations[0];
+    let delay = details.retry_info().and_then(|info| info.retry_delay).expect("it says when");
+    (violation.quota_id.clone(), delay.as_secs())
+}
+
+fn requests(requests: i64) -> Limits {
+    Limits { requests_per_minute: Some(requests), ..Limits::default() }
+}
+
+#[tokio::test]
+async fn who_floods_is_refused_and_nobody_else_notices() {
+    let gateway = gateway(Limits { key_requests_per_minute: Some(4), ..requests(6) }).await;
+    let ((flooding, flood), (_, calm)) = (team(&gateway, "flood").await, team(&gateway, "calm").await);
+    let mut outcomes = Vec::new();
+    for _ in 0..20 {
+        outcomes.push(list_tasks(&gateway, &flood).await.map(drop));
+    }
+    let admitted = outcomes.iter().filter(|outcome| outcome.is_ok()).count();
+    // A slow machine may take so long that there is room again, once in 15 seconds.
+    assert!((4..8).contains(&admitted), "{admitted}");
+    let last = outcomes.into_iter().rfind(Result::is_err).expect("most of them");
+    let (id, seconds) = quota(last);
+    assert!(id == "key_requests_per_minute" && seconds < 60, "{id} {seconds}");
+    let answer = list_tasks(&gateway, &calm).await.expect("nobody takes its share");
+    let told = answer.metadata().get("ratelimit").expect("it is told").to_str().expect("text").to_owned();
+    assert!(told.starts_with("\"requests_per_minute\";r=5;t="), "{told}");
+    assert!(told.contains(", \"key_requests_per_minute\";r=3;t="), "{told}");
+    assert_eq!(
+        answer.metadata().get("ratelimit-policy").expect("it is told"),
+        "\"requests_per_minute\";q=6;w=60, \"key_requests_per_minute\";q=4;w=60"
+    );
+    // Who could give the operator more must be able to ask.
+    let request = |limits: QuotaLimits| v1::UpdateQuotaRequest {
+        organization: OrganizationId::LOCAL.to_string(),
+        overrides: Some(limits),
+        ..v1::UpdateQuotaRequest::default()
+    };
+    let (_, operator) = key(&gateway, LOCAL, Role::Owner, &[Scope::Admin], None).await;
+    let none = QuotaLimits { requests_per_minute: Some(0), ..QuotaLimits::default() };
+    refused(usage(&gateway).update_quota(authorized(request(none), Some(&operator))).await, Code::InvalidArgument);
+    // The operator is not limited unless somebody says so.
+    let (_, operator) = key(&gateway, LOCAL, Role::Owner, &[Scope::Admin], None).await;
+    for _ in 0..20 {
+        let answer = list_tasks(&gateway, &operator).await.expect("not limited");
+        assert!(answer.metadata().get("ratelimit").is_none());
+    }
+    // What the operator says holds at once.
+    let overrides =
+        QuotaLimits { requests_per_minute: Some(1000), key_requests_per_minute: Some(1000), ..QuotaLimits::default() };
+    let request = v1::UpdateQuotaRequest {
+        organization: flooding.to_string(),
+        overrides: Some(overrides),
+        ..v1::UpdateQuotaRequest::default()
+    };
+    let said = usage(&gateway).update_quota(authorized(request, Some(&operator))).await.expect("it is said");
+    let said = said.into_inner();
+    assert_eq!((said.tier.as_str(), said.assigned_tier.as_str(), said.revision), ("free", "", 1));
+    for _ in 0..20 {
+        list_tasks(&gateway, &flood).await.expect("there is more of it now");
+    }
+}
+
+#[tokio::test]
+async fn a_refusal_and_what_is_left_are_told_on_every_face() {
+    _ = rustls::crypto::ring::default_provider().install_default();
+    let gateway = gateway(Limits { tasks_per_day: Some(0), ..requests(1000) }).await;
+    let (organization, key) = team(&gateway, "team").await;
+    furnish(&gateway, &key).await;
+    let client = reqwest::Client::builder().no_proxy().build().expect("a client");
+    let url = |path: &str| format!("http://{}{path}", gateway.address);
+    let told = |response: &reqwest::Response, what: &str| {
+        let fields = response.headers().get_all(what).iter();
+        fields.map(|value| value.to_str().expect("text").to_owned()).collect::<Vec<_>>().join(", ")
+    };
+    // REST: an answer, and a refusal.
+    let fine = client.get(url("/v1/tasks")).bearer_auth(&key).send().await.expect("it answers");
+    assert_eq!(fine.status(), StatusCode::OK);
+    let before = told(&fine, "ratelimit");
+    assert!(before.starts_with("\"requests_per_minute\";r="), "{before}");
+    assert_eq!(told(&fine, "ratelimit-policy"), "\"requests_per_minute\";q=1000;w=60");
+    let request = client.post(url("/v1/tasks")).bearer_auth(&key).json(&json!({"agent": "ada"}));
+    let refused = request.send().await.expect("it answers");
+    assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
+    let left = told(&refused, "ratelimit");
+    assert!(left.contains("\"tasks_per_day\";r=0;t=") && left.contains("\"requests_per_minute\";r="), "{left}");
+    assert!(told(&refused, "ratelimit-policy").contains("\"tasks_per_day\";q=0;qu=\"tasks\";w=86400"));
+    let after: u64 = told(&refused, "retry-after").parse().expect("seconds");
+    assert!((1..=86_400).contains(&after), "{after}");
+    let problem: Value = refused.json().await.expect("JSON");
+    assert_eq!((&problem["code"], &problem["status"]), (&json!("RESOURCE_EXHAUSTED"), &json!(429)));
+    assert_eq!(
+        (&problem["quotas"][0]["quota"], &problem["quotas"][0]["limit"], &problem["quotas"][0]["subject"]),
+        (&json!("tasks_per_day"), &json!("0"), &json!(format!("organization:{organization}")))
+    );
+    // A call is counted once, however many layers look at it.
+    let again = client.get(url("/v1/tasks")).bearer_auth(&key).send().await.expect("it answers");
+    let number = |text: &str| -> u64 {
+        let digits = text.split(";r=").nth(1).and_then(|rest| rest.split(';').next()).expect("a number");
+        digits.parse().expect("a number")
+    };
+    assert!(number(&told(&again, "ratelimit")) >= number(&before) - 2, "{before}");
+    // Connect.
+    let request = client.post(url("/construct.v1.TaskService/CreateTask")).bearer_auth(&key);
+    let refused = request.json(&json!({"spec": {"agent": "ada"}})).send().await.expect("it answers");
+    assert_eq!(refused.status(), StatusCode::TOO_MANY_REQUESTS);
+    assert!(told(&refused, "ratelimit").contains("\"tasks_per_day\";r=0"));
+    assert!(told(&refused, "retry-after").parse::<u64>().is_ok());
+    let error: Value = refused.json().await.expect("JSON");
+    let kinds: Vec<_> =
+        error["details"].as_array().expect("details").iter().map(|detail| detail["type"].clone()).collect();
+    assert_eq!(error["code"], "resource_exhausted");
+    assert!(kinds.contains(&json!("google.rpc.QuotaFailure")) && kinds.contains(&json!("google.rpc.RetryInfo")));
+    let fine = client.post(url("/construct.v1.TaskService/ListTasks")).bearer_auth(&key).json(&json!({}));
+    let fine = fine.send().await.expect("it answers");
+    assert!(told(&fine, "ratelimit").starts_with("\"requests_per_minute\";r="));
+    // A body that is no JSON never reaches the services, and was counted all the same.
+    let broken = client.post(url("/construct.v1.TaskService/ListTasks")).bearer_auth(&key);
+    let broken = broken.header("content-type", "application/json").body("{").send().await.expect("it answers");
+    assert_eq!(broken.status(), StatusCode::BAD_REQUEST);
+    assert!(told(&broken, "ratelimit").starts_with("\"requests_per_minute\";r="));
+    // gRPC-Web.
+    let request = client.post(url("/construct.v1.TaskService/ListTasks")).bearer_auth(&key);
+    let request = request.header("content-type", "application/grpc-web+proto").body(vec![0; 5]);
+    let fine = request.send().await.expect("it answers");
+    assert!(told(&fine, "ratelimit").starts_with("\"requests_per_minute\";r="));
+    // gRPC.
+    let status = create_task(&gateway, &key, "").await.expect_err("there are none to be had");
+    assert!(status.metadata().contains_key("ratelimit"));
+    let (id, seconds) = quota(Err::<(), _>(status));
+    assert!(id == "tasks_per_day" && seconds <= 86_400, "{id} {seconds}");
+    // The operator protocol.
+    let (reader, mut writer) = TcpStream::connect(gateway.operator).await.expect("it listens").into_split();
+    let mut lines = BufReader::new(reader).lines();
+    let text = json!([{"type": "text", "text": "hello"}]);
+    for line in [
+        json!({"id": "1", "type": "auth", "key": key}),
+        json!({"id": "2", "type": "dispatch", "agentID": "ada", "content": "hello"}),
+        json!({"id": "3", "type": "query", "agentID": "ada", "messages": [{"role": "user", "content": text}]}),
+    ] {
+        writer.write_all(format!("{line}\n").as_bytes()).await.expect("it reads");
+    }
+    let mut errors = BTreeMap::new();
+    while errors.len() < 2 {
+        let line = within("an answer", lines.next_line()).await.expect("it lives").expect("it goes on");
+        let line: Value = serde_json::from_str(&line).expect("JSON");
+        let error = if line["type"] == "error" { line.clone() } else { line["content"][0].clone() };
+        if error["type"] == "error" {
+            errors.insert(line["id"].as_str().expect("an id").to_owned(), error);
+        }
+    }
+    for (id, error) in errors {
+        assert_eq!(error["code"], "RATE_LIMIT_EXCEEDED", "{id}: {error}");
+        let details = &error["details"];
+        assert_eq!((&details["quota"], &details["limit"]), (&json!("tasks_per_day"), &json!(0)), "{id}: {error}");
+        assert!(details["retryAfter"].as_u64().is_some_and(|after| after > 0), "{id}: {error}");
+    }
+}
+
+#[tokio::test]
+async fn what_lasts_is_refused_when_it_is_used_up_and_what_was_done_is_answered_again() {
+    let limits = Limits { tasks_per_day: Some(2), tokens_per_day: Some(10), ..Limits::default() };
+    let gateway = gateway(limits).await;
+    let (organization, key) = team(&gateway, "team").await;
+    furnish(&gateway, &key).await;
+    let first = create_task(&gateway, &key, "k").await.expect("the first").into_inner();
+    create_task(&gateway, &key, "").await.expect("the second");
+    assert_eq!(quota(create_task(&gateway, &key, "").await).0, "tasks_per_day");
+    let again = create_task(&gateway, &key, "k").await.expect("it was made before").into_inner();
+    assert_eq!(id(again.metadata), id(first.metadata.clone()));
+    // Who deletes a task has begun it all the same.
+    let task = id(first.metadata);
+    let delete = v1::DeleteTaskRequest { task: task.clone(), ..v1::DeleteTaskRequest::default() };
+    TaskServiceClient::new(gateway.channel()).delete_task(authorized(delete, Some(&key))).await.expect("deleted");
+    assert_eq!(quota(create_task(&gateway, &key, "").await).0, "tasks_per_day");
+    // Nobody's limit is another's.
+    let (owner, calm) = team(&gateway, "calm").await;
+    furnish(&gateway, &calm).await;
+    // What was allowed and did not come about uses nothing up.
+    let spec = v1::TaskSpec { agent: "nobody".into(), ..v1::TaskSpec::default() };
+    for _ in 0..3 {
+        let wrong = v1::CreateTaskRequest { spec: Some(spec.clone()), ..v1::CreateTaskRequest::default() };
+        let wrong = TaskServiceClient::new(gateway.channel()).create_task(authorized(wrong, Some(&calm))).await;
+        refused(wrong, Code::NotFound);
+    }
+    let task = id(create_task(&gateway, &calm, "").await.expect("its first").into_inner().metadata);
+    let say = async |text: &str| {
+        let request = authorized(message(&task, text), Some(&calm));
+        MessageServiceClient::new(gateway.channel()).create_message(request).await
+    };
+    say("hello").await.expect("nothing is used yet");
+    let store = gateway.store();
+    let ledger = construct_store::StepUsage {
+        step: construct_domain::StepId::from_uuid(uuid::Uuid::now_v7()),
+        model: construct_domain::ModelId::from_uuid(uuid::Uuid::now_v7()),
+        purpose: construct_store::Purpose::Turn,
+        usage: construct_domain::money::Usage { input_tokens: 9, output_tokens: 1, ..Default::default() },
+    };
+    let now = jiff::Timestamp::now();
+    store.step_usage_record(owner, task.parse().expect("an id"), None, &ledger, now).await.expect("booked");
+    // What was counted is believed for a moment.
+    let refusal = until("the tokens are counted", || say("again"), Result::is_err).await;
+    assert_eq!(quota(refusal).0, "tokens_per_day");
+    let shown = v1::GetQuotaRequest::default();
+    let shown = usage(&gateway).get_quota(authorized(shown, Some(&calm))).await.expect("shown").into_inner();
+    let used = shown.used.expect("it is counted");
+    assert_eq!((shown.tier.as_str(), used.tasks, used.tokens), ("free", 1, 10));
+    assert_eq!(shown.limits.expect("they are told").tokens_per_day, Some(10));
+    let counted = usage(&gateway).get_quota(authorized(v1::GetQuotaRequest::default(), Some(&key))).await;
+    assert_eq!(counted.expect("shown").into_inner().used.expect("counted").tasks, 2);
+    // What models used, over REST.
+    _ = rustls::crypto::ring::default_provider().install_default();
+    let client = reqwest::Client::builder().no_proxy().build().expect("a client");
+    let url =
+        format!("http://{}/v1/usage?dimensions=USAGE_DIMENSION_DAY&dimensions=USAGE_DIMENSION_AGENT", gateway.address);
+    let answer = client.get(url).bearer_auth(&calm).send().await.expect("it answers");
+    let answer: Value = answer.json().await.expect("JSON");
+    assert_eq!((&answer["usage"][0]["agent"], &answer["usage"][0]["calls"]), (&json!("ada"), &json!("1")), "{answer}");
+    assert_eq!(answer["usage"][0]["usage"]["inputTokens"], "9");
+    // The operator sees another's quota, and nobody else does.
+    let (_, operator) = super::walk::key(&gateway, LOCAL, Role::Owner, &[Scope::Admin], None).await;
+    let asked = v1::GetQuotaRequest { organization: organization.to_string() };
+    let seen = usage(&gateway).get_quota(authorized(asked.clone(), Some(&operator))).await.expect("shown");
+    assert_eq!(seen.into_inner().used.expect("counted").tasks, 2);
+    refused(usage(&gateway).get_quota(authorized(asked, Some(&calm))).await, Code::NotFound);
+}
+
+#[tokio::test]
+async fn usage_is_listed_page_by_page_of_ones_own_only() {
+    let gateway = Gateway::start().await.with_agent().await;
+    let task: construct_domain::TaskId = gateway.task().await.parse().expect("an id");
+    for day in 1..=5 {
+        let entry = construct_store::StepUsage {
+            step: construct_domain::StepId::from_uuid(uuid::Uuid::now_v7()),
+            model: construct_domain::ModelId::from_uuid(uuid::Uuid::now_v7()),
+            purpose: construct_store::Purpose::Turn,
+            usage: construct_domain::money::Usage { input_tokens: day, ..Default::default() },
+        };
+        let at = format!("2026-05-0{day}T12:00:00Z").parse().expect("a time");
+        let booked = gateway.store().step_usage_record(OrganizationId::LOCAL, task, None, &entry, at).await;
+        booked.expect("booked");
+    }
+    let time = |seconds| Some(prost_types::Timestamp { seconds, nanos: 0 });
+    let filter = v1::list_usage_request::Filter {
+        since: time(1_777_593_600),
+        until: time(1_780_272_000),
+        ..v1::list_usage_request::Filter::default()
+    };
+    let mut request = v1::ListUsageRequest {
+        page: Some(v1::PageRequest { page_size: 2, order_by: "day asc".into(), ..v1::PageRequest::default() }),
+        filter: Some(filter),
+        dimensions: vec![v1::UsageDimension::Day.into()],
+    };
+    let mut days = Vec::new();
+    loop {
+        let answer = usage(&gateway).list_usage(request.clone()).await.expect("listed").into_inner();
+        days.extend(answer.usage.into_iter().map(|row| (row.day, row.usage.expect("of models").input_tokens)));
+        let next = answer.page.expect("it says").next_page_token;
+        if next.is_empty() {
+            break;
+        }
+        // A token is for its own list.
+        let other = v1::ListUsageRequest {
+            page: Some(v1::PageRequest { page_token: next.clone(), ..v1::PageRequest::default() }),
+            ..v1::ListUsageRequest::default()
+        };
+        refused(usage(&gateway).list_usage(other).await, Code::InvalidArgument);
+        request.page.as_mut().expect("it has one").page_token = next;
+    }
+    let expected: Vec<_> = (1..=5).map(|day| (format!("2026-05-0{day}"), day)).collect();
+    assert_eq!(days, expected);
+    let bad = v1::ListUsageRequest { dimensions: vec![7], ..v1::ListUsageRequest::default() };
+    refused(usage(&gateway).list_usage(bad).await, Code::InvalidArgument);
+}

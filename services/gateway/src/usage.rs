@@ -1,0 +1,143 @@
+//! `UsageService`: what an organisation uses, and how much it may.
+
+use construct_domain::OrganizationId;
+use construct_proto::v1::{
+    self, GetQuotaRequest, ListUsageRequest, ListUsageResponse, QuotaLimits, QuotaUse, UpdateQuotaRequest,
+    usage_service_server::UsageService,
+};
+use construct_store::{Counted, Counts, Error, Limits, Periods, Quota, UsageFilter, UsageRow, Used, Written};
+use jiff::Timestamp;
+use tonic::{Request, Response, Status};
+
+use crate::{
+    api::{Api, Entry, nobody},
+    budgets::{agent, model},
+    convert,
+    identity::rules::Access,
+    organizations::silent,
+    status,
+    validate::requests,
+};
+
+impl Api {
+    /// What holds for an organisation of which this was said.
+    fn quota(&self, quota: &Quota, used: Option<Counts>) -> v1::Quota {
+        let (tier, holding) = self.quotas().of(quota.organization, Some(quota));
+        v1::Quota {
+            organization: quota.organization.to_string(),
+            tier,
+            limits: Some(limits(&holding)),
+            overrides: Some(limits(&quota.overrides)),
+            used: used.map(|used| QuotaUse {
+                tasks: used.tasks,
+                runs: used.runs,
+                tokens: used.tokens,
+                spend_pico_usd: used.spend_pico_usd,
+                storage_bytes: used.storage_bytes,
+            }),
+            revision: quota.revision,
+            updated_at: quota.updated_at.map(convert::time),
+            assigned_tier: quota.tier.clone(),
+        }
+    }
+}
+
+fn limits(limits: &Limits) -> QuotaLimits {
+    QuotaLimits {
+        requests_per_minute: limits.requests_per_minute,
+        key_requests_per_minute: limits.key_requests_per_minute,
+        tasks_per_day: limits.tasks_per_day,
+        runs_per_day: limits.runs_per_day,
+        tokens_per_day: limits.tokens_per_day,
+        spend_per_month_pico_usd: limits.spend_per_month_pico_usd,
+        storage_bytes: limits.storage_bytes,
+    }
+}
+
+fn shown(row: &UsageRow) -> v1::UsageRow {
+    let mut shown = v1::UsageRow {
+        day: row.place.day.clone(),
+        agent_id: row.agent.map(|id| id.to_string()).unwrap_or_default(),
+        agent: row.agent_name.clone(),
+        model_id: row.model.map(|id| id.to_string()).unwrap_or_default(),
+        model: row.model_name.clone(),
+        ..v1::UsageRow::default()
+    };
+    match row.used {
+        Used::Models { calls, usage } => {
+            shown.calls = calls;
+            shown.usage = Some(convert::usage(&usage));
+        }
+        Used::Tools { calls, failed, micros } => {
+            shown.tool.clone_from(&row.place.what);
+            (shown.calls, shown.failed, shown.duration_ms) = (calls, failed, micros / 1000);
+        }
+    }
+    shown
+}
+
+/// Whose quota the caller asks for. Another organisation's is the operator's to see; to others it is as if it were not there.
+fn whose(entry: &Entry, named: Option<OrganizationId>) -> Result<OrganizationId, Status> {
+    let own = entry.organization();
+    let organization = named.unwrap_or(own);
+    if organization == own || Access::Operator.check(entry.caller()).is_ok() {
+        return Ok(organization);
+    }
+    Err(status::about(&organization.to_string(), Error::NotFound { what: "organization" }))
+}
+
+#[tonic::async_trait]
+impl UsageService for Api {
+    async fn get_quota(&self, request: Request<GetQuotaRequest>) -> Result<Response<v1::Quota>, Status> {
+        let (entry, request) = self.enter(request)?;
+        let organization = whose(&entry, requests::get_quota(&request)?)?;
+        let about = |error| status::about(&organization.to_string(), error);
+        let quota = entry.store().quota_get(organization).await.map_err(about)?;
+        let periods = Periods::of(Timestamp::now());
+        let used = entry.store().quota_counts(organization, Counted::ALL, &periods).await.map_err(status::of_store)?;
+        Ok(Response::new(self.quota(&quota, Some(used))))
+    }
+
+    async fn update_quota(&self, request: Request<UpdateQuotaRequest>) -> Result<Response<v1::Quota>, Status> {
+        let (entry, mut request) = self.enter(request)?;
+        let (organization, overrides) = requests::update_quota(&request, |tier| self.quotas().has(tier))?;
+        let quota = Quota { organization, tier: request.tier.clone(), overrides, revision: 0, updated_at: None };
+        let (_, holding) = self.quotas().of(organization, Some(&quota));
+        if organization == OrganizationId::LOCAL
+            && [holding.requests_per_minute, holding.key_requests_per_minute].contains(&Some(0))
+        {
+            let words =
+                "the operator's organization must be left some requests: without any, nobody could give it more";
+            return Err(Status::invalid_argument(words));
+        }
+        entry.touch(&organization.to_string());
+        let write = entry.write("UpdateQuota", &mut request);
+        let expected = (request.revision != 0).then_some(request.revision);
+        let render = |quota: &Quota| silent(&self.quota(quota, None));
+        let written = entry.store().quota_set(&write, organization, &request.tier, overrides, expected, render).await;
+        let written = written.map_err(|error| status::about(&request.organization, error))?;
+        if let Written::Applied { entity, .. } = &written {
+            self.quotas().changed(entity);
+            tracing::info!(%organization, by = entry.name(), "a quota was changed");
+        }
+        entry.answer(written, nobody, |quota| self.quota(quota, None)).await
+    }
+
+    async fn list_usage(&self, request: Request<ListUsageRequest>) -> Result<Response<ListUsageResponse>, Status> {
+        let (entry, request) = self.enter(request)?;
+        let asked = requests::list_usage(entry.organization(), &request, Timestamp::now())?;
+        let filter = request.filter.unwrap_or_default();
+        let filter = UsageFilter {
+            agent: agent(&entry, &filter.agent).await?,
+            model: model(&entry, &filter.model).await?,
+            tool: (!filter.tool.is_empty()).then_some(filter.tool),
+            since: asked.since,
+            until: asked.until,
+            time_zone: asked.time_zone,
+        };
+        let found = entry.store().usage_list(entry.organization(), &filter, asked.of, &asked.page.query()).await;
+        let found = found.map_err(status::of_store)?;
+        let (usage, info) = asked.page.cut(&found, shown, |row| row.place.clone());
+        Ok(Response::new(ListUsageResponse { usage, page: Some(info) }))
+    }
+}

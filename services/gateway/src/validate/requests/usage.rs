@@ -1,0 +1,205 @@
+//! Quotas, and what was used.
+
+use std::collections::HashSet;
+
+use construct_domain::OrganizationId;
+use construct_proto::v1::{
+    GetQuotaRequest, ListUsageRequest, QuotaLimits, UpdateQuotaRequest, UsageDimension, list_usage_request::Filter,
+};
+use construct_store::{Dimensions, Limits, UsagePlace};
+use jiff::{SignedDuration, Timestamp, tz::TimeZone};
+use tonic::Status;
+
+use crate::{
+    convert,
+    page::{Column, Page},
+    quotas::tiers,
+    validate::Violations,
+};
+
+/// How far back is looked when nobody says.
+const BACK: SignedDuration = SignedDuration::from_hours(30 * 24);
+/// How long a time is looked at.
+const LONGEST: SignedDuration = SignedDuration::from_hours(400 * 24);
+/// Characters of a tool's name.
+const TOOL: usize = 200;
+
+/// Returns the organisation it names; none: the caller's.
+pub(crate) fn get_quota(request: &GetQuotaRequest) -> Result<Option<OrganizationId>, Status> {
+    if request.organization.is_empty() {
+        return Ok(None);
+    }
+    let mut violations = Violations::new();
+    let organization = violations.id("organization", &request.organization);
+    violations.finish().map(|()| organization)
+}
+
+/// Returns the organisation it names, and what is to stand in the place of its tier's limits.
+pub(crate) fn update_quota(
+    request: &UpdateQuotaRequest,
+    has_tier: impl Fn(&str) -> bool,
+) -> Result<(OrganizationId, Limits), Status> {
+    let mut violations = Violations::new();
+    let organization = violations.id("organization", &request.organization);
+    violations.require(request.tier.is_empty() || has_tier(&request.tier), "tier", || {
+        "is neither `unlimited` nor a tier of the gateway's configuration (gateway_tiers)".into()
+    });
+    let overrides = request.overrides.as_ref().map(limits).unwrap_or_default();
+    if let Some((limit, words)) = tiers::wrong(&overrides) {
+        violations.add(format!("overrides.{limit}"), words);
+    }
+    violations.revision(request.revision);
+    violations.idempotency_key(&request.idempotency_key);
+    violations.finish().map(|()| (organization.unwrap_or(OrganizationId::LOCAL), overrides))
+}
+
+fn limits(limits: &QuotaLimits) -> Limits {
+    Limits {
+        requests_per_minute: limits.requests_per_minute,
+        key_requests_per_minute: limits.key_requests_per_minute,
+        tasks_per_day: limits.tasks_per_day,
+        runs_per_day: limits.runs_per_day,
+        tokens_per_day: limits.tokens_per_day,
+        spend_per_month_pico_usd: limits.spend_per_month_pico_usd,
+        storage_bytes: limits.storage_bytes,
+    }
+}
+
+/// What is understood of a request for what was used.
+pub(crate) struct Usage {
+    pub(crate) page: Page<UsagePlace>,
+    pub(crate) of: Dimensions,
+    pub(crate) since: Timestamp,
+    pub(crate) until: Timestamp,
+    pub(crate) time_zone: String,
+}
+
+pub(crate) fn list_usage(
+    organization: OrganizationId,
+    request: &ListUsageRequest,
+    now: Timestamp,
+) -> Result<Usage, Status> {
+    let mut violations = Violations::new();
+    let default = Filter::default();
+    let filter = request.filter.as_ref().unwrap_or(&default);
+    // A page belongs to its dimensions as well.
+    let wanted = ListUsageRequest { page: None, ..request.clone() };
+    let page = Page::read(request.page.as_ref(), "ListUsage", organization, &wanted, &[Column::Day], &mut violations);
+    let of = dimensions(&request.dimensions, &mut violations);
+    for (field, reference, what) in
+        [("filter.agent", &filter.agent, "an agent"), ("filter.model", &filter.model, "a model")]
+    {
+        if !reference.is_empty() {
+            violations.reference(field, reference, what);
+        }
+    }
+    violations.chars("filter.tool", &filter.tool, TOOL);
+    violations.require(!of.tool || filter.model.is_empty(), "filter.model", || {
+        "must be empty with the dimension `TOOL`: which model asked for a call is not recorded".into()
+    });
+    violations.require(of.tool || filter.tool.is_empty(), "filter.tool", || {
+        "needs the dimension `TOOL`: models are not used by a tool".into()
+    });
+    let mut time = |field: &str, time: Option<prost_types::Timestamp>| {
+        let read = time.and_then(convert::to_time);
+        violations.require(time.is_none() || read.is_some(), field, || "is not a time".into());
+        read
+    };
+    let (since, until) = (time("filter.since", filter.since), time("filter.until", filter.until));
+    let until = until.unwrap_or(now);
+    let since = since.unwrap_or_else(|| until.checked_sub(BACK).unwrap_or(Timestamp::MIN));
+    violations.require(until.duration_since(since) <= LONGEST, "filter.since", || {
+        "must be at most 400 days before `until`".into()
+    });
+    let zone = if filter.time_zone.is_empty() { "UTC" } else { &filter.time_zone };
+    let known = TimeZone::get(zone).ok().and_then(|zone| zone.iana_name().map(str::to_owned));
+    violations.require(known.is_some(), "filter.time_zone", || {
+        "is not a time zone as the IANA calls it, like `Europe/Berlin`".into()
+    });
+    let time_zone = known.unwrap_or_default();
+    violations.finish().map(|()| Usage { page, of, since, until, time_zone })
+}
+
+fn dimensions(wanted: &[i32], violations: &mut Violations) -> Dimensions {
+    let mut of = Dimensions::default();
+    let mut seen = HashSet::new();
+    for (index, dimension) in wanted.iter().enumerate().take(16) {
+        let field = format!("dimensions[{index}]");
+        violations.require(seen.insert(*dimension), &field, || "stands there twice".into());
+        match UsageDimension::try_from(*dimension) {
+            Ok(UsageDimension::Day) => of.day = true,
+            Ok(UsageDimension::Agent) => of.agent = true,
+            Ok(UsageDimension::Model) => of.model = true,
+            Ok(UsageDimension::Tool) => of.tool = true,
+            Ok(UsageDimension::Unspecified) | Err(_) => violations.add(field, "is not a known dimension"),
+        }
+    }
+    violations.require(!(of.model && of.tool), "dimensions", || {
+        "must not be both `MODEL` and `TOOL`: which model asked for a call is not recorded".into()
+    });
+    of
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::validate::tests::fields;
+
+    fn list(request: &ListUsageRequest) -> Result<Usage, Status> {
+        list_usage(OrganizationId::LOCAL, request, Timestamp::UNIX_EPOCH + LONGEST)
+    }
+
+    #[test]
+    fn everything_that_is_asked_of_usage_is_held_against_its_limits() {
+        let filter = Filter {
+            agent: "Not A Name".into(),
+            model: "m".into(),
+            tool: "x".repeat(TOOL + 1),
+            since: Some(prost_types::Timestamp { seconds: -1, nanos: 0 }),
+            until: None,
+            time_zone: "Mars/Olympus".into(),
+        };
+        let dimensions = vec![UsageDimension::Tool.into(), UsageDimension::Tool.into(), 9, 0];
+        let refused = list(&ListUsageRequest { page: None, filter: Some(filter), dimensions }).err();
+        assert_eq!(
+            fields(&refused.expect("all is wrong")),
+            [
+                "dimensions[1]",
+                "dimensions[2]",
+                "dimensions[3]",
+                "filter.agent",
+                "filter.tool",
+                "filter.model",
+                "filter.since",
+                "filter.time_zone"
+            ]
+        );
+        let both = vec![UsageDimension::Model.into(), UsageDimension::Tool.into()];
+        let refused = list(&ListUsageRequest { dimensions: both, ..ListUsageRequest::default() }).err();
+        assert_eq!(fields(&refused.expect("they don't go together")), ["dimensions"]);
+        let tool = Filter { tool: "fetch".into(), ..Filter::default() };
+        let refused = list(&ListUsageRequest { filter: Some(tool), ..ListUsageRequest::default() }).err();
+        assert_eq!(fields(&refused.expect("models have none")), ["filter.tool"]);
+    }
+
+    #[test]
+    fn what_is_left_out_is_30_days_of_utc() {
+        let read = list(&ListUsageRequest::default()).expect("it is fine");
+        assert_eq!((read.until - BACK, read.time_zone.as_str()), (read.since, "UTC"));
+        assert_eq!(read.of, Dimensions::default());
+    }
+
+    #[test]
+    fn a_quota_names_an_organization_a_tier_that_is_there_and_limits_that_can_be_counted() {
+        let overrides = QuotaLimits { tasks_per_day: Some(-1), ..QuotaLimits::default() };
+        let request = UpdateQuotaRequest {
+            organization: "team".into(),
+            tier: "paid".into(),
+            overrides: Some(overrides),
+            revision: -1,
+            ..UpdateQuotaRequest::default()
+        };
+        let refused = update_quota(&request, |_| false).expect_err("all is wrong");
+        assert_eq!(fields(&refused), ["organization", "tier", "overrides.tasks_per_day", "revision"]);
+    }
+}

@@ -1,0 +1,120 @@
+//! Two organisations on one mesh. One asks without end: it gets its share and no more, and the other works as if it were alone.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering},
+    },
+    time::Instant,
+};
+
+use construct_proto::v1::{self, task_service_client::TaskServiceClient};
+use construct_tests::{
+    client::PATIENCE,
+    mesh::{Mesh, Service},
+    wait::until,
+};
+use tonic::{Code, Request, transport::Channel};
+
+use crate::identity::{REQUIRED, answered, first_key, furnish, refused, said};
+
+/// Requests of an organisation in a minute.
+const SHARE: u64 = 300;
+
+/// What became of a flood.
+#[derive(Default)]
+struct Flood {
+    over: AtomicBool,
+    admitted: AtomicU64,
+    refused: AtomicU64,
+}
+
+impl Flood {
+    /// Asks as fast as it can, until it is over.
+    async fn go(&self, channel: Channel, key: &str) {
+        let mut tasks = TaskServiceClient::new(channel);
+        while !self.over.load(Ordering::Acquire) {
+            let mut request = Request::new(v1::ListTasksRequest::default());
+            request.metadata_mut().insert("authorization", format!("Bearer {key}").parse().expect("a header"));
+            match tasks.list_tasks(request).await {
+                Ok(_) => self.admitted.fetch_add(1, Ordering::AcqRel),
+                // A machine that does other things may not have come to it in time.
+                Err(status) if status.code() == Code::Unavailable => continue,
+                Err(status) => {
+                    assert_eq!(status.code(), Code::ResourceExhausted, "{status:?}");
+                    self.refused.fetch_add(1, Ordering::AcqRel)
+                }
+            };
+        }
+    }
+}
+
+#[tokio::test]
+async fn an_organization_that_floods_is_held_to_its_share_and_another_works_undisturbed() {
+    let tiers = format!("{{free={{requests_per_minute={SHARE},tasks_per_day=3}}}}");
+    let environment = [REQUIRED, ("CONSTRUCT_GATEWAY_TIERS", tiers.as_str()), ("CONSTRUCT_GATEWAY_TIER", "free")];
+    let mesh = Mesh::start_with(&environment).await.unwrap();
+    let operator = String::from_utf8(first_key(&mesh).await.stdout).unwrap().trim().to_owned();
+    let mut teams = Vec::new();
+    for name in ["loud", "calm"] {
+        let made = answered(&mesh, &operator, &["organization", "create", name], "").await;
+        let code = made["setupCode"]["code"].as_str().unwrap();
+        let key = said(&mesh, None, &["key", "exchange"], code).await.trim().to_owned();
+        furnish(&mesh, &key, name).await;
+        teams.push((made["organization"]["metadata"]["id"].as_str().unwrap().to_owned(), key));
+    }
+    let [(loud_id, loud), (calm_id, calm)] = teams.as_slice() else { panic!("there are two") };
+
+    let (flood, began) = (Arc::new(Flood::default()), Instant::now());
+    let floods: Vec<_> = (0..4)
+        .map(|_| {
+            let (flood, channel, key) = (Arc::clone(&flood), mesh.channel().unwrap(), loud.clone());
+            tokio::spawn(async move { flood.go(channel, &key).await })
+        })
+        .collect();
+    until("the flood to be refused", PATIENCE, async || {
+        let refused = flood.refused.load(Ordering::Acquire);
+        if refused >= 1000 { Ok(()) } else { Err(refused) }
+    })
+    .await;
+    for _ in 0..2 {
+        let answer = said(&mesh, Some(calm), &["exec", "--agent", "worker", "Do it."], "").await;
+        assert!(answer.contains("calm sees"), "{answer}");
+    }
+    flood.over.store(true, Ordering::Release);
+    for task in floods {
+        task.await.unwrap();
+    }
+    let (admitted, minutes) = (flood.admitted.load(Ordering::Acquire), began.elapsed().as_secs_f64() / 60.0);
+    let share = SHARE as f64 * (1.0 + minutes) + 1.0;
+    assert!(admitted > 0 && admitted as f64 <= share, "{admitted} of the flood came through, and {share} may");
+
+    // What lasts is counted per organization: the calm one has begun two tasks of three.
+    said(&mesh, Some(calm), &["exec", "--agent", "worker", "Once more."], "").await;
+    let words = refused(&mesh, Some(calm), &["exec", "--agent", "worker", "And again."]).await;
+    assert!(words.contains("3 tasks a day"), "{words}");
+    let quota = answered(&mesh, &operator, &["quota", "get", calm_id], "").await;
+    assert_eq!((&quota["tier"], &quota["used"]["tasks"]), (&"free".into(), &"3".into()), "{quota}");
+    assert!(refused(&mesh, Some(calm), &["quota", "get", loud_id]).await.contains("not found"));
+    assert!(refused(&mesh, Some(calm), &["quota", "set", calm_id, "--tier", "unlimited"]).await.contains("operator"));
+    let set = ["quota", "set", calm_id.as_str(), "--tasks-per-day", "4"];
+    let set = answered(&mesh, &operator, &set, "").await;
+    assert_eq!((&set["limits"]["tasksPerDay"], &set["revision"]), (&"4".into(), &"1".into()), "{set}");
+    said(&mesh, Some(calm), &["exec", "--agent", "worker", "And again."], "").await;
+    // What its scripts have called, and nobody else's.
+    let used = answered(&mesh, calm, &["usage", "--by", "day,agent,tool"], "").await;
+    let row = &used["usage"][0];
+    assert_eq!(
+        (&row["agent"], &row["tool"], &row["calls"]),
+        (&"worker".into(), &"execute_command".into(), &"4".into())
+    );
+    assert_eq!(used["usage"].as_array().unwrap().len(), 1, "{used}");
+    let nothing = answered(&mesh, loud, &["usage", "--by", "tool"], "").await;
+    assert!(nothing["usage"].as_array().is_none_or(Vec::is_empty), "{nothing}");
+    let metrics = mesh.metrics(Service::Gateway).await.unwrap();
+    let counted = metrics.lines().find(|line| {
+        line.starts_with("construct_gateway_quota_refused_total") && line.contains("\"requests_per_minute\"")
+    });
+    let counted: f64 = counted.and_then(|line| line.rsplit(' ').next()?.parse().ok()).unwrap();
+    assert!(counted >= 1000.0, "{counted}");
+}
