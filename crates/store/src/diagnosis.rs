@@ -1,0 +1,103 @@
+//! How the database and what is in it stand, for who looks after a deployment.
+
+use jiff::Timestamp;
+
+use crate::{Error, Store, store::MIGRATOR};
+
+/// The server and the schema.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DatabaseState {
+    /// Of the server.
+    pub version: String,
+    /// By the server's clock.
+    pub now: Timestamp,
+    /// Connections to the server, of everybody.
+    pub connections: i64,
+    /// How many it takes.
+    pub max_connections: i64,
+    /// It only follows another server, and takes no writes.
+    pub is_standby: bool,
+    /// The last migration that was applied.
+    pub applied: i64,
+    /// The last one that this version knows of.
+    pub known: i64,
+    /// Bytes on disk.
+    pub size: i64,
+}
+
+/// Tasks that need somebody.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ParkedTasks {
+    /// How many are put aside because looking at them failed again and again.
+    pub count: i64,
+    /// Since when the first of them.
+    pub since: Option<Timestamp>,
+}
+
+impl Store {
+    /// How the server and the schema stand.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn database_state(&self) -> Result<DatabaseState, Error> {
+        let row = sqlx::query!(
+            r#"SELECT current_setting('server_version') AS "version!", clock_timestamp() AS "now!: jiff_sqlx::Timestamp",
+                      (SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend') AS "connections!",
+                      current_setting('max_connections')::bigint AS "max_connections!", pg_is_in_recovery() AS "is_standby!",
+                      pg_database_size(current_database()) AS "size!""#
+        )
+        .fetch_one(&self.pool)
+        .await?;
+        // The migrator's own table, which no migration makes and which no query can thus be checked against.
+        let applied: i64 = sqlx::query_scalar("SELECT coalesce(max(version), 0) FROM _sqlx_migrations WHERE success")
+            .fetch_one(&self.pool)
+            .await?;
+        Ok(DatabaseState {
+            version: row.version,
+            now: row.now.into(),
+            connections: row.connections,
+            max_connections: row.max_connections,
+            is_standby: row.is_standby,
+            applied,
+            known: MIGRATOR.iter().map(|migration| migration.version).max().unwrap_or_default(),
+            size: row.size,
+        })
+    }
+
+    /// How many tasks are put aside ([`Store::task_park`]), in all organizations.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn tasks_parked(&self) -> Result<ParkedTasks, Error> {
+        let row = sqlx::query!(
+            r#"SELECT count(*) AS "count!", min(parked_at) AS "since: jiff_sqlx::Timestamp"
+               FROM tasks WHERE parked_at IS NOT NULL AND parked_intents = intents"#
+        )
+        .fetch_one(&self.pool)
+        .await?;
+        Ok(ParkedTasks { count: row.count, since: row.since.map(Into::into) })
+    }
+
+    /// How many credentials cannot be read with the keys of this installation: those of model providers and of scans' connections, which
+    /// are sealed with the key `active`, and secrets, which are with `secrets`. The gateway seals at its start all that it can read anew
+    /// with the active one.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn sealed_otherwise(&self, active: &str, secrets: Option<&str>) -> Result<i64, Error> {
+        let count = sqlx::query_scalar!(
+            r#"SELECT (SELECT count(*) FROM model_providers WHERE key_id <> $1)
+                    + (SELECT count(*) FROM model_provider_keys WHERE key_id <> $1)
+                    + (SELECT count(*) FROM scan_connections WHERE key_id <> $1)
+                    + (SELECT count(*) FROM secrets WHERE $2::text IS NULL OR key_id <> $2) AS "count!""#,
+            active,
+            secrets,
+        )
+        .fetch_one(&self.pool)
+        .await?;
+        Ok(count)
+    }
+}

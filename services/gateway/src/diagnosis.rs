@@ -1,0 +1,101 @@
+//! `DiagnosisService`: whether the deployment is well, as far as a gateway can see. It reads PostgreSQL, NATS and the folder of blobs, as
+//! every service of the mesh uses them, and tells from the queues which services are there.
+
+mod database;
+mod mesh;
+
+use std::time::Duration;
+
+use construct_bus::blob;
+use construct_proto::v1::{
+    DiagnoseRequest, Diagnosis, Finding, FindingSeverity as Severity, diagnosis_service_server::DiagnosisService,
+};
+use jiff::Timestamp;
+use tonic::{Request, Response, Status};
+
+use crate::{api::Api, convert, status::chain};
+
+/// How long one part of the deployment may take to be looked at.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// What was found, in the order in which it is told.
+#[derive(Debug, Default)]
+struct Findings(Vec<Finding>);
+
+impl Findings {
+    fn say(&mut self, check: &str, severity: Severity, summary: impl Into<String>, remedy: impl Into<String>) {
+        let (summary, remedy) = (summary.into(), remedy.into());
+        self.0.push(Finding { check: check.to_owned(), severity: severity.into(), summary, remedy });
+    }
+
+    fn ok(&mut self, check: &str, summary: impl Into<String>) {
+        self.say(check, Severity::Ok, summary, "");
+    }
+
+    fn warn(&mut self, check: &str, summary: impl Into<String>, remedy: impl Into<String>) {
+        self.say(check, Severity::Warning, summary, remedy);
+    }
+
+    fn problem(&mut self, check: &str, summary: impl Into<String>, remedy: impl Into<String>) {
+        self.say(check, Severity::Problem, summary, remedy);
+    }
+}
+
+/// Looks at a part; when that takes too long, that is what was found.
+async fn within(check: &str, looking: impl Future<Output = Findings>) -> Vec<Finding> {
+    match tokio::time::timeout(PATIENCE, looking).await {
+        Ok(findings) => findings.0,
+        Err(_elapsed) => {
+            let mut findings = Findings::default();
+            let seconds = PATIENCE.as_secs();
+            findings.problem(
+                check,
+                format!("does not answer within {seconds} s"),
+                "look at its load and at the network between",
+            );
+            findings.0
+        }
+    }
+}
+
+/// Whether the folder that all services share takes and gives.
+async fn blobs(blobs: &blob::Store) -> Findings {
+    let mut findings = Findings::default();
+    // Content that nobody else can have put.
+    let probe = uuid::Uuid::now_v7().into_bytes().to_vec();
+    let done = async {
+        let reference = blobs.put(probe.into()).await?;
+        blobs.get(&reference).await?;
+        blobs.remove(&reference).await
+    };
+    match done.await {
+        Ok(()) => findings.ok("blobs", "the folder for large payloads can be written and read"),
+        Err(error) => findings.problem(
+            "blobs",
+            chain(&error),
+            "every service needs the same folder (CONSTRUCT_DATA_DIR), with room, and may write to it",
+        ),
+    }
+    findings
+}
+
+#[tonic::async_trait]
+impl DiagnosisService for Api {
+    async fn diagnose(&self, request: Request<DiagnoseRequest>) -> Result<Response<Diagnosis>, Status> {
+        let (entry, DiagnoseRequest {}) = self.enter(request)?;
+        let bus = entry.backend.publisher.bus();
+        let keys = database::Keys {
+            active: self.keyring().active(),
+            secrets: self.secrets_keyring().ok().map(|keys| keys.active()),
+        };
+        let (database, streams, services, blobs) = tokio::join!(
+            within("postgresql", database::look(entry.store(), &keys)),
+            within("nats", mesh::look(bus)),
+            within("services", mesh::services(bus, self.pools(), self.scans_dir().is_ok())),
+            within("blobs", blobs(&entry.backend.blobs)),
+        );
+        let findings = [database, streams, services, blobs].concat();
+        let version = env!("CARGO_PKG_VERSION").to_owned();
+        Ok(Response::new(Diagnosis { time: Some(convert::time(Timestamp::now())), version, findings }))
+    }
+}

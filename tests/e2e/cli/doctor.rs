@@ -1,0 +1,100 @@
+//! What is wrong with a deployment is found, and said with what to do about it.
+
+use construct_bus::{subject, topology::Stream};
+use construct_domain::{TaskId, compute};
+use construct_proto::{
+    mesh::v1::TaskCensus,
+    v1::{self, DiagnoseRequest, Finding, FindingSeverity as Severity},
+};
+
+use super::*;
+
+/// Waits until something is found to stand like this.
+async fn found(mesh: &Mesh, check: &str, severity: Severity, words: &str) -> Finding {
+    let client = mesh.client().unwrap();
+    until(&format!("{check} to be found {severity:?}"), PATIENCE, async || {
+        let diagnosis = client.diagnosis().diagnose(DiagnoseRequest {}).await.unwrap().into_inner();
+        let fits = |finding: &&Finding| {
+            finding.check == check && finding.severity() == severity && finding.summary.contains(words)
+        };
+        let finding = diagnosis.findings.iter().find(fits).cloned();
+        finding.ok_or(diagnosis)
+    })
+    .await
+}
+
+#[tokio::test]
+async fn what_is_wrong_with_a_deployment_is_said_with_what_to_do_about_it() {
+    let mut mesh = Mesh::start().await.unwrap();
+    mesh.spawn(Service::Scanner).unwrap();
+    mesh.ready(Service::Scanner).await.unwrap();
+    let well = until("everything to be well", PATIENCE, async || {
+        let done = construct(&mesh, &["doctor"], "").await;
+        if done.code() == 0 && done.output.contains("everything is well") { Ok(done) } else { Err(done) }
+    })
+    .await;
+    for check in [
+        "postgresql.schema",
+        "nats.streams",
+        "reconciler",
+        "providers",
+        "interpreter.cpu-2",
+        "scanner",
+        "tasks.overdue",
+        "blobs",
+    ] {
+        assert!(well.output.contains(&format!("ok   {check} ")), "{check}: {}", well.output);
+    }
+
+    // Something else than a wake, where wakes are expected.
+    mesh.scripted_agent("worker", &json!({"turns": [{"code": "1"}, {"text": "done"}]})).await.unwrap();
+    let conversation = mesh.client().unwrap().begin("worker", None).await.unwrap();
+    let task: TaskId = conversation.id().parse().unwrap();
+    let wrong = subject::Address::subject(&subject::TaskWake::new(task));
+    mesh.bus().await.publish_raw(&wrong, &TaskCensus { task_ids: vec!["x".to_owned()] }).await.unwrap();
+    let dead = found(&mesh, "nats.dead", Severity::Warning, "given up: 1").await;
+    assert!(dead.remedy.contains("construct dead list"), "{dead:?}");
+
+    // A task that cannot be looked at.
+    mesh.database.spoil(task, true).await;
+    conversation.say("hello").await;
+    found(&mesh, "tasks.parked", Severity::Warning, "failed: 1").await;
+    mesh.database.spoil(task, false).await;
+
+    // A service that is not there, and what that keeps from going on.
+    mesh.kill(Service::Interpreter).unwrap();
+    let other = mesh.client().unwrap().begin("worker", None).await.unwrap();
+    other.say("hello").await;
+    let pool = format!("interpreter.{}", compute::DEFAULT);
+    let missing = found(&mesh, &pool, Severity::Problem, "no interpreter takes").await;
+    assert!(missing.summary.contains("wait") && !missing.remedy.is_empty(), "{missing:?}");
+    let done = construct(&mesh, &["doctor"], "").await;
+    assert!(done.code() == 1 && done.output.contains(&format!("BAD  {pool} ")), "{done:?}");
+    mesh.spawn(Service::Interpreter).unwrap();
+    mesh.ready(Service::Interpreter).await.unwrap();
+    other.settled().await;
+    found(&mesh, &pool, Severity::Ok, "").await;
+
+    // A stream that somebody took away.
+    mesh.nats.remove(Stream::Spending).await;
+    found(&mesh, "nats.streams", Severity::Problem, "no stream CONSTRUCT_SPENDING").await;
+
+    // A key that is no longer there.
+    let spec = v1::ModelProviderSpec {
+        name: "vendor".to_owned(),
+        r#type: v1::ModelProviderType::Openai.into(),
+        api_key: "sk-test".to_owned(),
+        ..Default::default()
+    };
+    let request = v1::CreateModelProviderRequest { spec: Some(spec), ..Default::default() };
+    mesh.client().unwrap().providers().create_model_provider(request).await.unwrap();
+    found(&mesh, "credentials", Severity::Ok, "").await;
+    mesh.kill(Service::Gateway).unwrap();
+    mesh.set("CONSTRUCT_MASTER_KEY", "another:QUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUFBQUE=");
+    mesh.spawn(Service::Gateway).unwrap();
+    mesh.ready(Service::Gateway).await.unwrap();
+    found(&mesh, "credentials", Severity::Problem, "not have: 1").await;
+    // Where nobody serves any more, that is what is said.
+    mesh.kill(Service::Gateway).unwrap();
+    assert_eq!(construct(&mesh, &["doctor"], "").await.code(), 3);
+}
