@@ -220,6 +220,7 @@ def check_settings():
         "reconciler": "services/reconciler/src/lib.rs",
         "interpreter": "services/interpreter/src/lib.rs",
         "providers": "services/providers/src/config.rs",
+        "scanner": "services/scanner/src/config.rs",
         "slack": "services/slack/src/config.rs",
     }
     common = fields("crates/runtime/src/config/common.rs", "Common")

@@ -13,11 +13,14 @@ OWNED = {
     "master_key", "master_key_file", "secrets_key", "secrets_key_file", "token_key", "token_key_file",
     # Nor is there a port for the operator protocol: it is for people's own machines.
     "gateway_listen", "gateway_socket", "gateway_operator_listen", "providers_proxy_listen", "interpreter_pools", "interpreter_workspace_roots", "interpreter_cache_dir",
-    "slack_listen",
+    "slack_listen", "scanner_dir",
+    # Files out of Secrets that are named elsewhere in the values.
+    "gateway_tls_certificate", "gateway_tls_key", "gateway_tls_client_ca",
+    "slack_gateway_ca", "slack_gateway_certificate", "slack_gateway_certificate_key",
 }
 # Settings that come out of a Secret of the operator's, and never stand in values. All of them are Slack's.
 SECRETS = {"slack_app_token", "slack_bot_token", "slack_client_secret", "slack_connect_key", "slack_gateway_key", "slack_signing_secret"}
-SERVICES = ["gateway", "reconciler", "interpreter", "providers", "slack"]
+SERVICES = ["gateway", "reconciler", "interpreter", "providers", "scanner", "slack"]
 WORKLOADS = {"Deployment", "StatefulSet", "Job"}
 COMPONENT = "app.kubernetes.io/component"
 
@@ -115,25 +118,30 @@ class Rendered:
             "reconciler": {"TOKEN"},
             "interpreter": {"SECRETS"},
             "providers": {"MASTER", "TOKEN"},
+            "scanner": {"MASTER"},
             "slack": {"MASTER"},
         }[component]
         found = {variable.split("_")[1] for variable in variables if variable.endswith("_KEY_FILE")}
         mounted = next(v["secret"]["items"] for v in spec["volumes"] if v["name"] == "keys")
         if found != keys or {item["path"].split(".")[0].upper() for item in mounted} != keys:
             yield f"{name}: has the keys {found}, and should have {keys}"
-        if ("CONSTRUCT_DATABASE_URL" in variables) != (component in ("gateway", "reconciler", "slack")):
+        if ("CONSTRUCT_DATABASE_URL" in variables) != (component in ("gateway", "reconciler", "scanner", "slack")):
             yield f"{name}: has the database's address, or lacks it"
         for variable, given in variables.items():
             if re.search("PASSWORD|_URL$", variable) and "value" in given:
                 yield f"{name}: {variable} is written into the pod"
         if component == "slack":
             yield from self.slack(name, container, variables)
+        if self.values.get("scanner", {}).get("enabled"):
+            yield from self.scans(name, component, container, spec)
+        elif any(mount["name"] == "scans" for mount in container["volumeMounts"]):
+            yield f"{name}: has files of scans, and there is no scanner"
         settings = {**self.settings(container), **{variable: "" for variable in variables}}
         known = OWNED | schema_settings(component) | (SECRETS if component == "slack" else set())
         for variable in settings:
             key = variable.removeprefix("CONSTRUCT_").lower()
-            # The last is for the client in the gateway's container.
-            if variable.startswith("CONSTRUCT_") and key not in known and variable != "CONSTRUCT_GATEWAY_URL":
+            # The last are for the client in the gateway's container.
+            if variable.startswith("CONSTRUCT_") and key not in known and variable not in ("CONSTRUCT_GATEWAY_URL", "CONSTRUCT_CA"):
                 yield f"{name}: {variable} is no setting of {component}"
         for variable, value in self.settings(container).items():
             if not isinstance(value, str) or re.search(r"\de\+|map\[|<no value>", value):
@@ -154,9 +162,37 @@ class Rendered:
                 yield f"{name}: {variable} is not {wanted}"
         if http != ("CONSTRUCT_SLACK_LISTEN" in variables) or http != ("http" in [port["name"] for port in container["ports"]]):
             yield f"{name}: listens for Slack's requests where nobody wants it, or nowhere"
-        if gateway:
-            services = {s["metadata"]["name"]: s["spec"]["ports"][0]["port"] for s in self.of("Service") if s["metadata"]["labels"].get(COMPONENT) == "gateway"}
-            if self.settings(container).get("CONSTRUCT_SLACK_GATEWAY_URL") not in [f"http://{service}:{port}" for service, port in services.items()]:
+        if gateway and self.settings(container).get("CONSTRUCT_SLACK_GATEWAY_URL") not in self.gateways():
+            yield f"{name}: does not ask this release's gateway"
+
+    def gateways(self):
+        """The addresses of this release's gateway."""
+        services = {s["metadata"]["name"]: s["spec"]["ports"][0]["port"] for s in self.of("Service") if s["metadata"]["labels"].get(COMPONENT) == "gateway"}
+        scheme = "https" if self.values.get("gateway", {}).get("tls", {}).get("secretName") else "http"
+        return [f"{scheme}://{service}:{port}" for service, port in services.items()]
+
+    def scans(self, name, component, container, spec):
+        """The scanner writes the files of scans, interpreters of cpu-2 read them in the same place, the gateway knows it; nobody else has them."""
+        settings = self.settings(container)
+        mount = next((mount for mount in container["volumeMounts"] if mount["name"] == "scans"), None)
+        explores = "cpu-2" in settings.get("CONSTRUCT_INTERPRETER_POOLS", "").split(",")
+        if (mount is not None) != (component == "scanner" or explores):
+            yield f"{name}: has files of scans, or lacks them"
+        if mount:
+            claim = next(v["persistentVolumeClaim"]["claimName"] for v in spec["volumes"] if v["name"] == "scans")
+            if claim != self.values["scanner"]["existingClaim"] or mount["readOnly"] != explores:
+                yield f"{name}: has files of scans in {claim}: {mount}"
+            known = settings["CONSTRUCT_INTERPRETER_WORKSPACE_ROOTS"].split(",") if explores else [settings["CONSTRUCT_SCANNER_DIR"]]
+            if mount["mountPath"] not in known:
+                yield f"{name}: looks for files of scans in {known}, and they are in {mount['mountPath']}"
+            if mount["mountPath"].startswith("/var/lib/construct"):
+                yield f"{name}: files of scans are among the mesh's own data, which no task sees"
+        written = {self.settings(c)["CONSTRUCT_SCANNER_DIR"] for w in self.workloads for c in w["spec"]["template"]["spec"]["containers"] if c["name"] == "scanner"}
+        if component == "gateway" and {settings.get("CONSTRUCT_GATEWAY_SCANS_DIR")} != written:
+            yield f"{name}: names {settings.get('CONSTRUCT_GATEWAY_SCANS_DIR')} to interpreters, and the scanner writes to {written}"
+        if component == "scanner" and self.values.get("gateway", {}).get("enabled", True):
+            asked = settings.get("CONSTRUCT_SCANNER_GATEWAY_URL")
+            if asked not in [*self.gateways(), self.values["scanner"].get("config", {}).get("scanner_gateway_url")]:
                 yield f"{name}: does not ask this release's gateway"
 
     def settings(self, container):
@@ -220,7 +256,7 @@ class Rendered:
                 yield f"{component}: no policy covers its pods in both directions"
         for component in set(SERVICES + ["migrate", "nats", "postgresql"]) & set(pods):
             vendor = self.leaves(pods[component], "203.0.113.9", 443)
-            if vendor != (component in ("providers", "interpreter", "slack")):
+            if vendor != (component in ("providers", "interpreter", "scanner", "slack")):
                 yield f"{component}: reaches the internet: {vendor}"
             for inside in ("10.3.2.1", "169.254.169.254", "192.168.1.1", "172.20.0.1", "127.0.0.1", "fd00::1", "fe80::1", "100.64.0.1"):
                 if self.leaves(pods[component], inside, 443) and inside not in str(self.values):
@@ -229,7 +265,7 @@ class Rendered:
                 yield f"{component}: reaches something"
         reaches = {
             ("gateway", "postgresql"), ("reconciler", "postgresql"), ("migrate", "postgresql"), ("interpreter", "providers"),
-            ("slack", "postgresql"), ("slack", "gateway"),
+            ("scanner", "postgresql"), ("scanner", "gateway"), ("slack", "postgresql"), ("slack", "gateway"),
             *((service, "nats") for service in SERVICES),
         }
         for source in pods:

@@ -2,7 +2,8 @@
 A service's deployment with everything that belongs to it.
 root: the chart's context; service: its name; name: the deployment's, `interpreter-<pool>` for pools; facts: files/components.yaml of it;
 values: its values; settings: what the chart knows of its configuration; pool: an interpreter's, else nothing; needed: which of its
-secrets it cannot begin without.
+secrets it cannot begin without; mounts: Secrets it finds as files (name, mountPath, secretName, items); scans: the claim with the files of
+scans, where it has them (mountPath, claimName, readOnly).
 */ -}}
 {{- define "construct.workload" -}}
 {{- $root := .root -}}
@@ -181,6 +182,12 @@ spec:
             {{- if .pool }}
             - {name: workspaces, mountPath: /var/lib/construct/workspaces}
             {{- end }}
+            {{- with .scans }}
+            - {name: scans, mountPath: {{ .mountPath }}, readOnly: {{ .readOnly }}}
+            {{- end }}
+            {{- range .mounts }}
+            - {name: {{ .name }}, mountPath: {{ .mountPath }}, readOnly: true}
+            {{- end }}
             {{- range $values.folders }}
             - {name: folder-{{ .name }}, mountPath: {{ .mountPath }}, readOnly: {{ .readOnly | default false }}}
             {{- end }}
@@ -207,6 +214,19 @@ spec:
           {{- else }}
           persistentVolumeClaim: {claimName: {{ default (printf "%s-workspaces" $name) $values.workspaces.existingClaim }}}
           {{- end }}
+        {{- end }}
+        {{- with .scans }}
+        - name: scans
+          persistentVolumeClaim: {claimName: {{ .claimName }}}
+        {{- end }}
+        {{- range .mounts }}
+        - name: {{ .name }}
+          secret:
+            secretName: {{ .secretName }}
+            defaultMode: 288
+            items: {{- range .items }}
+              - {key: {{ . }}, path: {{ . }}}
+            {{- end }}
         {{- end }}
         {{- range $values.folders }}
         - name: folder-{{ .name }}
@@ -261,11 +281,9 @@ spec:
     - type: cpu
       metricType: Utilization
       metadata: {value: {{ $values.autoscaling.cpuPercent | toString | quote }}}
-    {{- $stream := "CONSTRUCT_MODEL" }}
-    {{- $consumers := list "model-default" }}
+    {{- $read := default (dict "stream" "CONSTRUCT_CODE" "consumers" list) $facts.queue }}
+    {{- $consumers := $read.consumers }}
     {{- if .pool }}
-    {{- $stream = "CONSTRUCT_CODE" }}
-    {{- $consumers = list }}
     {{- range .settings.interpreter_pools }}{{ $consumers = append $consumers (printf "code-%s" .) }}{{ end }}
     {{- end }}
     {{- range $consumers }}
@@ -273,7 +291,7 @@ spec:
       metadata:
         natsServerMonitoringEndpoint: {{ include "construct.natsMonitoring" $root | quote }}
         account: $G
-        stream: {{ $stream }}
+        stream: {{ $read.stream }}
         consumer: {{ . }}
         lagThreshold: {{ $values.autoscaling.queue.lagThreshold | toString | quote }}
     {{- end }}
