@@ -4,6 +4,7 @@
 //! What it was sent and should not have been stands in [`SlackServer::complaints`]; a test that ends well has none.
 
 mod methods;
+mod serve;
 mod socket;
 
 use std::{
@@ -13,14 +14,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use axum::{
-    Router,
-    body::{Body, to_bytes},
-    extract::{Request, State},
-    http::{StatusCode, header},
-    response::{IntoResponse as _, Response},
-};
-use serde_json::{Map, Value, json};
+use axum::{Router, http::header};
+use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 use tokio::net::TcpListener;
 use tokio_util::sync::{CancellationToken, DropGuard};
@@ -39,6 +34,8 @@ pub const CONNECT_KEY: &str = "the-key-for-connecting";
 pub const APP_TOKEN: &str = "xapp-1-test";
 /// The workspace that is installed.
 pub const TEAM: &str = "T0TEAM1";
+/// Another workspace, in which the app can be installed, too.
+pub const OTHER_TEAM: &str = "T0TEAM2";
 /// The app's user.
 pub const BOT: &str = "U0BOT";
 /// A member.
@@ -51,15 +48,16 @@ pub const CARL: &str = "U0CARL";
 pub const GUEST: &str = "U0GUEST";
 /// Somebody of another workspace.
 pub const STRANGER: &str = "U0OTHER";
+/// A member of the other workspace.
+pub const DORA: &str = "U0DORA";
 /// A channel that the app is in.
 pub const CHANNEL: &str = "C0GENERAL";
+/// A channel of the other workspace that it is in.
+pub const OTHER_CHANNEL: &str = "C0OTHER";
 /// A channel that it is not in.
 pub const PRIVATE: &str = "C0PRIVATE";
 /// Ann's direct messages with the app.
 pub const DIRECT: &str = "D0ANN";
-
-/// Larger requests are refused; no test sends one.
-const MAX_REQUEST: usize = 64 * 1024 * 1024;
 
 /// A call of the Web API.
 #[derive(Debug, Clone)]
@@ -83,6 +81,8 @@ pub enum Fault {
     DoneAnd(u16),
     /// Refused with this code.
     Refuse(&'static str),
+    /// Done at once, and answered after so long.
+    DoneAfter(Duration),
     /// Never answered; nothing is done.
     Hang,
     /// Never answered, although it is done.
@@ -103,11 +103,16 @@ pub(crate) struct Slack {
     base: String,
     /// Valid bot tokens, and what they may.
     tokens: BTreeMap<String, BTreeSet<String>>,
-    refresh: BTreeSet<String>,
-    codes: BTreeSet<String>,
+    /// Of which workspace each is.
+    teams: BTreeMap<String, String>,
+    /// What tokens are renewed with, and what they are given for first; of which workspace each is.
+    refresh: BTreeMap<String, String>,
+    codes: BTreeMap<String, String>,
     issued: u32,
     /// Whether tokens end.
     rotates: bool,
+    /// Whether the app is installed in a whole Enterprise organisation.
+    org_wide: bool,
     users: BTreeMap<String, Value>,
     channels: BTreeMap<String, Vec<Value>>,
     files: BTreeMap<String, File>,
@@ -115,6 +120,8 @@ pub(crate) struct Slack {
     faults: VecDeque<(String, Fault)>,
     complaints: Vec<String>,
     edits: BTreeMap<String, Instant>,
+    /// Messages that are too old to be edited.
+    old: BTreeSet<String>,
     clock: u64,
     home: BTreeMap<String, Value>,
     forms: Vec<Value>,
@@ -126,8 +133,14 @@ pub(crate) struct Slack {
     socket: String,
     /// What is sent over it, to whichever connection is first.
     outgoing: VecDeque<Value>,
+    /// What was sent and is not confirmed.
+    unconfirmed: BTreeMap<String, Value>,
     confirmed: BTreeSet<String>,
+    /// What confirmations carried.
+    answers: BTreeMap<String, Value>,
     connections: usize,
+    /// Rises when all connections are to break.
+    broken: usize,
 }
 
 #[derive(Debug, Clone, Default)]
@@ -149,6 +162,7 @@ impl SlackServer {
             (CARL, "Carl", json!({})),
             (GUEST, "Guest", json!({"is_restricted": true})),
             (STRANGER, "Stranger", json!({"team_id": "T0ELSE", "is_stranger": true})),
+            (DORA, "Dora", json!({"team_id": OTHER_TEAM})),
             (BOT, "Construct", json!({"is_bot": true})),
         ] {
             let mut user = json!({
@@ -156,6 +170,7 @@ impl SlackServer {
                 "real_name": name, "tz": "Europe/Berlin", "tz_offset": 3600, "is_admin": false, "is_owner": false,
                 "is_primary_owner": false, "is_restricted": false, "is_ultra_restricted": false, "is_bot": false,
                 "is_app_user": false, "updated": 1_502_138_686, "has_2fa": false,
+                "tz_label": "Central European Time", "is_email_confirmed": true, "who_can_share_contact_card": "EVERYONE",
                 "profile": {"display_name": name, "real_name": name, "avatar_hash": "ge3b51ca72de", "status_text": ""},
             });
             for (key, value) in more.as_object().into_iter().flatten() {
@@ -163,13 +178,13 @@ impl SlackServer {
             }
             slack.users.insert(id.to_owned(), user);
         }
-        for channel in [CHANNEL, DIRECT] {
+        for channel in [CHANNEL, DIRECT, OTHER_CHANNEL] {
             slack.channels.insert(channel.to_owned(), Vec::new());
         }
         let shared = Arc::new(Mutex::new(slack));
         let socket = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.expect("a port is free");
         lock(&shared).socket = format!("ws://{}", socket.local_addr().expect("it has an address"));
-        let router = Router::new().fallback(answer).with_state(Arc::clone(&shared));
+        let router = Router::new().fallback(serve::answer).with_state(Arc::clone(&shared));
         let stop = CancellationToken::new();
         let (stopped, connected) = (stop.clone(), Arc::clone(&shared));
         tokio::spawn(async move {
@@ -213,26 +228,58 @@ impl SlackServer {
         self.slack().rotates = true;
     }
 
+    /// From now on people agree to an installation in their whole Enterprise organisation.
+    pub fn install_org_wide(&self) {
+        self.slack().org_wide = true;
+    }
+
     /// Gives a code that the app can have a token for, as when somebody has agreed to its installation.
     pub fn agree(&self) -> String {
+        self.agree_in(TEAM)
+    }
+
+    fn agree_in(&self, team: &str) -> String {
         let mut slack = self.slack();
         slack.issued += 1;
         let code = format!("code-{}", slack.issued);
-        slack.codes.insert(code.clone());
+        slack.codes.insert(code.clone(), team.to_owned());
         code
+    }
+
+    /// Connects a workspace to the organisation that a set-up code was made in, through the form. Gives the status and the words of the last page.
+    ///
+    /// # Errors
+    /// Whatever the browser fails with.
+    pub async fn join(&self, mesh: &Mesh, team: &str, code: &str, agent: &str) -> anyhow::Result<(u16, String)> {
+        let browser = http::client().redirect(reqwest::redirect::Policy::none()).build()?;
+        let request = browser.post(format!("{}/slack/connect", mesh.slack_url()));
+        let request = request.header(header::ORIGIN, mesh.slack_url());
+        let request = request.header(header::CONTENT_TYPE, "application/x-www-form-urlencoded");
+        let begun = request.body(form(&[("code", code), ("agent", agent)])).send().await?;
+        if begun.status() != 303 {
+            return Ok((begun.status().as_u16(), begun.text().await?));
+        }
+        let (state, cookie) = agreed(&begun)?;
+        let url = format!("{}/slack/callback?code={}&state={state}", mesh.slack_url(), self.agree_in(team));
+        let done = browser.get(url).header(header::COOKIE, cookie).send().await?;
+        Ok((done.status().as_u16(), done.text().await?))
     }
 
     /// Installs the app in a workspace of the mesh, as its admin would: through a browser.
     pub async fn install(&self, mesh: &Mesh) -> anyhow::Result<String> {
+        self.install_in(mesh, TEAM).await
+    }
+
+    /// The same in one of the two workspaces.
+    ///
+    /// # Errors
+    /// Whatever the service or the browser fails with.
+    pub async fn install_in(&self, mesh: &Mesh, team: &str) -> anyhow::Result<String> {
         let browser = http::client().redirect(reqwest::redirect::Policy::none()).build()?;
         let begun = browser.get(format!("{}/slack/connect?key={CONNECT_KEY}", mesh.slack_url())).send().await?;
         anyhow::ensure!(begun.status() == 303, "{}", begun.status());
-        let header = |name| begun.headers().get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
-        let asked = reqwest::Url::parse(header(header::LOCATION))?;
-        let state = asked.query_pairs().find(|(name, _)| name == "state").map(|(_, state)| state.into_owned());
-        let cookie = header(header::SET_COOKIE).split(';').next().unwrap_or_default().to_owned();
-        let url =
-            format!("{}/slack/callback?code={}&state={}", mesh.slack_url(), self.agree(), state.unwrap_or_default());
+        let (state, cookie) = agreed(&begun)?;
+        let url = format!("{}/slack/callback?code={}&state={state}", mesh.slack_url(), self.agree_in(team));
         let done = browser.get(url).header(header::COOKIE, cookie).send().await?;
         anyhow::ensure!(done.status() == 200, "{}: {}", done.status(), done.text().await?);
         Ok(done.text().await?)
@@ -243,7 +290,8 @@ impl SlackServer {
         self.slack().tokens.clear();
     }
 
-    /// Has the next call of a method go wrong; several are played in their order.
+    /// Has the next call of a method go wrong, or, as `files-pri` or `upload`, the next download or upload of a file; several are played in
+    /// their order.
     pub fn fail(&self, method: &str, fault: Fault) {
         self.slack().faults.push_back((method.to_owned(), fault));
     }
@@ -315,12 +363,26 @@ impl SlackServer {
     pub fn envelope(&self, event: Value) -> Value {
         let mut slack = self.slack();
         slack.issued += 1;
+        let team = team_of(event["channel"].as_str().unwrap_or_default());
         json!({
-            "token": "Jhj5dZrVaK7ZwHHjRyZWjbDl", "team_id": TEAM, "api_app_id": "A0APP", "event": event,
+            "token": "Jhj5dZrVaK7ZwHHjRyZWjbDl", "team_id": team, "api_app_id": "A0APP", "event": event,
             "type": "event_callback", "event_id": format!("Ev{:08}", slack.issued), "event_time": jiff::Timestamp::now().as_second(),
-            "authorizations": [{"enterprise_id": null, "team_id": TEAM, "user_id": BOT, "is_bot": true}],
+            "authorizations": [{"enterprise_id": null, "team_id": team, "user_id": BOT, "is_bot": true, "is_enterprise_install": false}],
             "is_ext_shared_channel": false,
         })
+    }
+
+    /// An event as Slack sends it of the other workspace.
+    pub fn envelope_of_other(&self, event: Value) -> Value {
+        let mut envelope = self.envelope(event);
+        envelope["team_id"] = OTHER_TEAM.into();
+        envelope["authorizations"][0]["team_id"] = OTHER_TEAM.into();
+        envelope
+    }
+
+    /// Lets a message become too old to be edited.
+    pub fn let_age(&self, ts: &str) {
+        self.slack().old.insert(ts.to_owned());
     }
 
     /// Sends an event to the service; the status it is answered with.
@@ -329,83 +391,82 @@ impl SlackServer {
         Ok(self.post(mesh, "events", "application/json", body).await?.status().as_u16())
     }
 
+    /// What the service answers to somebody who types in a menu that asks it for choices.
+    ///
+    /// # Errors
+    /// When it does not answer.
+    pub async fn suggestions(&self, mesh: &Mesh, payload: &Value) -> anyhow::Result<Value> {
+        let body = form(&[("payload", &payload.to_string())]);
+        let answer = self.post(mesh, "interactivity", "application/x-www-form-urlencoded", body).await?;
+        Ok(serde_json::from_str(&answer.text().await?)?)
+    }
+
     /// Sends what somebody did with a button or form.
     pub async fn send_action(&self, mesh: &Mesh, payload: &Value) -> anyhow::Result<u16> {
         let body = form(&[("payload", &payload.to_string())]);
         Ok(self.post(mesh, "interactivity", "application/x-www-form-urlencoded", body).await?.status().as_u16())
     }
 
-    /// Sends something over Socket Mode; gives the id it is confirmed by.
-    pub fn send_over_socket(&self, kind: &str, payload: &Value) -> String {
-        let mut slack = self.slack();
-        slack.issued += 1;
-        let id = format!("envelope-{}", slack.issued);
-        slack.outgoing.push_back(json!({
-            "envelope_id": id, "type": kind, "accepts_response_payload": false, "payload": payload,
-            "retry_attempt": 0, "retry_reason": "",
-        }));
-        id
-    }
-
-    /// Whether something was confirmed over Socket Mode.
-    pub fn is_confirmed(&self, envelope: &str) -> bool {
-        self.slack().confirmed.contains(envelope)
-    }
-
-    /// Connections of Socket Mode that were made so far.
-    pub fn connections(&self) -> usize {
-        self.slack().connections
-    }
-
     /// Lets the app use a token as if it had been installed from its settings.
     pub fn give_token(&self) -> String {
-        self.slack().give_token()
+        self.slack().give_token(TEAM)
     }
 
     /// Somebody presses the button with this action in a message.
     pub async fn press(&self, mesh: &Mesh, user: &str, channel: &str, ts: &str, action: &str) -> anyhow::Result<u16> {
         let message = self.message(channel, ts).unwrap_or_default();
-        let blocks = message["blocks"].as_array().cloned().unwrap_or_default();
-        let buttons = blocks.iter().flat_map(|block| block["elements"].as_array().cloned().unwrap_or_default());
-        let mut button = buttons.into_iter().find(|button| button["action_id"] == action);
-        let button = button.as_mut().ok_or_else(|| anyhow::anyhow!("there is no button {action}: {message}"))?;
-        let at = self.slack().next_ts();
-        button["action_ts"] = at.into();
-        let payload = json!({
-            "type": "block_actions", "user": {"id": user, "username": "x", "team_id": TEAM}, "api_app_id": "A0APP",
-            "container": {"type": "message", "message_ts": ts, "channel_id": channel, "is_ephemeral": false},
-            "trigger_id": "12321423423.333649436676.d8c1bb837935619ccad0f624c448ffb3", "team": {"id": TEAM},
+        let button = Self::button(&message, action);
+        let button = &button.ok_or_else(|| anyhow::anyhow!("there is no button {action}: {message}"))?;
+        self.send_action(mesh, &self.pressed((user, channel), &message, button)).await
+    }
+
+    /// What Slack sends when somebody presses a button of a message.
+    pub fn pressed(&self, (user, channel): (&str, &str), message: &Value, button: &Value) -> Value {
+        let (team, mut button) = (team_of(channel), button.clone());
+        if button["action_ts"].is_null() {
+            button["action_ts"] = self.slack().next_ts().into();
+        }
+        json!({
+            "type": "block_actions", "user": {"id": user, "username": "x", "team_id": team}, "api_app_id": "A0APP",
+            "container": {"type": "message", "message_ts": message["ts"], "channel_id": channel, "is_ephemeral": false},
+            "trigger_id": "12321423423.333649436676.d8c1bb837935619ccad0f624c448ffb3", "team": {"id": team},
             "channel": {"id": channel, "name": "general"}, "message": message, "actions": [button],
             "response_url": format!("{}/response", self.url()),
-        });
-        self.send_action(mesh, &payload).await
+        })
+    }
+
+    /// The button with this action in a message.
+    pub fn button(message: &Value, action: &str) -> Option<Value> {
+        let blocks = message["blocks"].as_array().cloned().unwrap_or_default();
+        let mut buttons = blocks.iter().flat_map(|block| block["elements"].as_array().cloned().unwrap_or_default());
+        buttons.find(|button| button["action_id"] == action)
     }
 
     /// Somebody gives the slash command.
     pub async fn command(&self, mesh: &Mesh, user: &str, channel: &str, text: &str) -> anyhow::Result<String> {
-        let trigger = {
-            let mut slack = self.slack();
-            slack.seen_triggers += 1;
-            format!("13345224609.738474920.{}", slack.seen_triggers)
-        };
-        let response = format!("{}/response", self.url());
-        let fields = [
-            ("token", "gIkuvaNzQIHg97ATvDxqgjtO"),
-            ("team_id", TEAM),
-            ("team_domain", "example"),
-            ("channel_id", channel),
-            ("channel_name", "general"),
-            ("user_id", user),
-            ("user_name", "x"),
-            ("command", "/construct"),
-            ("text", text),
-            ("response_url", response.as_str()),
-            ("trigger_id", trigger.as_str()),
-            ("api_app_id", "A0APP"),
-        ];
+        let command = self.given(user, channel, text);
+        let fields: Vec<(&str, &str)> = command
+            .as_object()
+            .into_iter()
+            .flatten()
+            .map(|(name, value)| (name.as_str(), value.as_str().unwrap_or_default()))
+            .collect();
         let answer = self.post(mesh, "commands", "application/x-www-form-urlencoded", form(&fields)).await?;
         anyhow::ensure!(answer.status() == 200, "{}", answer.status());
         Ok(answer.text().await?)
+    }
+
+    /// What Slack sends when somebody gives the slash command (<https://docs.slack.dev/interactivity/implementing-slash-commands>).
+    pub fn given(&self, user: &str, channel: &str, text: &str) -> Value {
+        let mut slack = self.slack();
+        slack.seen_triggers += 1;
+        json!({
+            "token": "gIkuvaNzQIHg97ATvDxqgjtO", "team_id": team_of(channel), "team_domain": "example",
+            "channel_id": channel, "channel_name": "general", "user_id": user, "user_name": "x",
+            "command": "/construct", "text": text, "response_url": format!("{}/response", slack.base),
+            "trigger_id": format!("13345224609.738474920.{}", slack.seen_triggers), "api_app_id": "A0APP",
+            "is_enterprise_install": "false",
+        })
     }
 
     async fn post(&self, mesh: &Mesh, path: &str, kind: &str, body: String) -> anyhow::Result<reqwest::Response> {
@@ -413,7 +474,7 @@ impl SlackServer {
         let signature = sign(SIGNING_SECRET.as_bytes(), &timestamp, body.as_bytes());
         let request = http::client().build()?.post(format!("{}/slack/{path}", mesh.slack_url()));
         let request = request.header("x-slack-request-timestamp", timestamp).header("x-slack-signature", signature);
-        Ok(request.header(header::CONTENT_TYPE, kind).body(body).timeout(Duration::from_secs(10)).send().await?)
+        Ok(request.header(header::CONTENT_TYPE, kind).body(body).timeout(Duration::from_secs(60)).send().await?)
     }
 
     /// A message, as it is now.
@@ -469,6 +530,23 @@ impl SlackServer {
     }
 }
 
+/// The state and the cookie with which a browser was sent to Slack.
+///
+/// # Errors
+/// When it was sent nowhere.
+pub fn agreed(begun: &reqwest::Response) -> anyhow::Result<(String, String)> {
+    let header = |name| begun.headers().get(name).and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let asked = reqwest::Url::parse(header(header::LOCATION))?;
+    let state = asked.query_pairs().find(|(name, _)| name == "state").map(|(_, state)| state.into_owned());
+    let cookie = header(header::SET_COOKIE).split(';').next().unwrap_or_default().to_owned();
+    Ok((state.unwrap_or_default(), cookie))
+}
+
+/// The workspace that a channel is in.
+fn team_of(channel: &str) -> &'static str {
+    if channel == OTHER_CHANNEL { OTHER_TEAM } else { TEAM }
+}
+
 /// All text that a message shows.
 pub fn shown(message: &Value) -> String {
     let blocks = message["blocks"].as_array().cloned().unwrap_or_default();
@@ -500,76 +578,4 @@ fn form(fields: &[(&str, &str)]) -> String {
 
 pub(crate) fn lock(shared: &Mutex<Slack>) -> MutexGuard<'_, Slack> {
     shared.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-async fn answer(State(shared): State<Arc<Mutex<Slack>>>, request: Request) -> Response {
-    let (parts, body) = request.into_parts();
-    let body = to_bytes(body, MAX_REQUEST).await.unwrap_or_default();
-    let authorization =
-        parts.headers.get(header::AUTHORIZATION).and_then(|value| value.to_str().ok()).unwrap_or_default();
-    let path = parts.uri.path().to_owned();
-    let Some(method) = path.strip_prefix("/api/") else { return other(&shared, &path, authorization, &body) };
-    let kind = parts.headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
-    let arguments = if kind.starts_with("application/json") {
-        serde_json::from_slice(&body).unwrap_or_default()
-    } else {
-        let url = reqwest::Url::parse(&format!("http://x/?{}", String::from_utf8_lossy(&body))).expect("an address");
-        let fields: Map<String, Value> =
-            url.query_pairs().map(|(name, value)| (name.into_owned(), value.into_owned().into())).collect();
-        Value::Object(fields)
-    };
-    let (fault, done) = {
-        let mut slack = lock(&shared);
-        slack.calls.push(Call { method: method.to_owned(), arguments: arguments.clone(), at: Instant::now() });
-        let found = slack.faults.iter().position(|(failing, _)| failing == method);
-        let fault = found.and_then(|found| slack.faults.remove(found)).map(|(_, fault)| fault);
-        let skipped = matches!(fault, Some(Fault::Limited(_) | Fault::Status(_) | Fault::Refuse(_) | Fault::Hang));
-        let done = if skipped { Value::Null } else { slack.call(method, authorization, &arguments) };
-        (fault, done)
-    };
-    match fault {
-        Some(Fault::Limited(seconds)) => {
-            let headers = [(header::RETRY_AFTER, seconds.to_string())];
-            (StatusCode::TOO_MANY_REQUESTS, headers, json!({"ok": false, "error": "ratelimited"}).to_string())
-                .into_response()
-        }
-        Some(Fault::Status(status) | Fault::DoneAnd(status)) => {
-            StatusCode::from_u16(status).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR).into_response()
-        }
-        Some(Fault::Refuse(code)) => axum::Json(json!({"ok": false, "error": code})).into_response(),
-        Some(Fault::Hang | Fault::DoneAndHang) => {
-            std::future::pending::<()>().await;
-            Response::new(Body::empty())
-        }
-        None => axum::Json(done).into_response(),
-    }
-}
-
-/// What is not the Web API: files, and where commands are answered.
-fn other(shared: &Mutex<Slack>, path: &str, authorization: &str, body: &[u8]) -> Response {
-    let mut slack = lock(shared);
-    let parts: Vec<&str> = path.trim_start_matches('/').split('/').collect();
-    match parts.as_slice() {
-        ["response"] => {
-            let said = serde_json::from_slice(body).unwrap_or_default();
-            slack.responses.push(said);
-            StatusCode::OK.into_response()
-        }
-        ["upload", file] => match slack.files.get_mut(*file) {
-            Some(file) => {
-                file.content = body.to_vec();
-                StatusCode::OK.into_response()
-            }
-            None => StatusCode::NOT_FOUND.into_response(),
-        },
-        ["files-pri", file, ..] => {
-            let known = slack.tokens.contains_key(authorization.trim_start_matches("Bearer "));
-            match slack.files.get(*file) {
-                Some(file) if known => file.content.clone().into_response(),
-                // As Slack does: a page for people.
-                _ => "<!DOCTYPE html><html>Sign in</html>".into_response(),
-            }
-        }
-        _ => StatusCode::NOT_FOUND.into_response(),
-    }
 }

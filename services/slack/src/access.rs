@@ -1,14 +1,11 @@
-//! Who may do what. Full members of the workspace only; among them, when nothing is said in a workspace, everybody may use its
+//! Who may do what. Full members of the workspace only (where it is so configured, those who have said who they are in Construct); among them, when nothing is said in a workspace, everybody may use its
 //! default agent, and calls are decided about by whoever asked and by the workspace's admins. As soon as there are permissions of a kind,
 //! they alone count for that kind, beside admins for decisions.
 
-use construct_store::{
-    Store,
-    slack::{May, Place},
-};
+use construct_store::slack::{May, Place};
 
 use crate::{
-    people::People,
+    Shared,
     teams::Team,
     web::{self, users::User},
 };
@@ -20,6 +17,8 @@ pub(crate) enum Refusal {
     Bot,
     /// They are a guest, or from another workspace.
     Stranger,
+    /// Nobody knows who they are in Construct, and here one has to be a member there.
+    Unknown,
     /// They have no permission here.
     NotHere,
 }
@@ -37,17 +36,17 @@ pub(crate) enum Error {
 
 /// Whether somebody may have an agent answer in a channel.
 pub(crate) async fn may_use(
-    (store, people): (&Store, &People),
+    shared: &Shared,
     team: &Team,
     channel: &str,
     user: &str,
     agent: &str,
 ) -> Result<Result<User, Refusal>, Error> {
-    let person = people.one(&team.token, user).await.map_err(Error::Person)?;
-    if let Some(refusal) = outside(&person, team) {
-        return Ok(Err(refusal));
-    }
-    let grants = store.slack_grants(&team.token.team, May::Use).await.map_err(Error::Store)?;
+    let person = match inside(shared, team, user).await? {
+        Ok(person) => person,
+        Err(refusal) => return Ok(Err(refusal)),
+    };
+    let grants = shared.store.slack_grants(&team.token.team, May::Use).await.map_err(Error::Store)?;
     let allowed = if grants.is_empty() {
         agent == team.installation.agent
     } else {
@@ -58,17 +57,17 @@ pub(crate) async fn may_use(
 
 /// Whether somebody may decide about a call of an agent's script; `asked_by` is whose question had it made.
 pub(crate) async fn may_approve(
-    (store, people): (&Store, &People),
+    shared: &Shared,
     team: &Team,
     place: &Place,
     (user, agent): (&str, &str),
     asked_by: Option<&str>,
 ) -> Result<Result<User, Refusal>, Error> {
-    let person = people.one(&team.token, user).await.map_err(Error::Person)?;
-    if let Some(refusal) = outside(&person, team) {
-        return Ok(Err(refusal));
-    }
-    let grants = store.slack_grants(&team.token.team, May::Approve).await.map_err(Error::Store)?;
+    let person = match inside(shared, team, user).await? {
+        Ok(person) => person,
+        Err(refusal) => return Ok(Err(refusal)),
+    };
+    let grants = shared.store.slack_grants(&team.token.team, May::Approve).await.map_err(Error::Store)?;
     let allowed = person.is_admin
         || person.is_owner
         || if grants.is_empty() {
@@ -79,12 +78,21 @@ pub(crate) async fn may_approve(
     Ok(if allowed { Ok(person) } else { Err(Refusal::NotHere) })
 }
 
-fn outside(person: &User, team: &Team) -> Option<Refusal> {
-    if person.is_bot {
-        Some(Refusal::Bot)
+/// Whether somebody is one of those for whom we are here at all.
+pub(crate) async fn inside(shared: &Shared, team: &Team, user: &str) -> Result<Result<User, Refusal>, Error> {
+    let person = shared.people.one(&team.token, user).await.map_err(Error::Person)?;
+    let refusal = if person.is_bot {
+        Refusal::Bot
     } else if !person.is_member(&team.token.team) {
-        Some(Refusal::Stranger)
+        Refusal::Stranger
+    } else if shared.config.slack_members_only {
+        let organization = team.installation.organization;
+        match shared.members.member(&team.token.team, organization, user).await.map_err(Error::Store)? {
+            Some(_) => return Ok(Ok(person)),
+            None => Refusal::Unknown,
+        }
     } else {
-        None
-    }
+        return Ok(Ok(person));
+    };
+    Ok(Err(refusal))
 }

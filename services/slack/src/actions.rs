@@ -6,14 +6,18 @@ use jiff::Timestamp;
 use serde_json::Value;
 
 use crate::{
-    Shared, access, approvals, commands,
-    gateway::call,
-    mention::{self, Trouble},
+    Shared, access, agents, approvals, commands,
+    gateway::{Caller, call},
+    members,
+    mention::Trouble,
     posts::{Posts, Right},
     teams::Team,
     web::chat,
     words,
 };
+
+/// Questions of a thread that are looked at for the one that was worked on: more do not wait there.
+const ASKERS: i64 = 50;
 
 /// Deals with a press of a button or a form that was sent.
 pub(crate) async fn take(shared: &Shared, team: &str, payload: &Value) -> Result<(), Trouble> {
@@ -68,13 +72,12 @@ async fn again(shared: &Shared, pressed: Pressed) -> Result<(), Trouble> {
         Err(construct_store::Error::NotFound { .. }) => return Ok(()),
         Err(error) => return Err(error.into()),
     };
-    if before.event.is_null() {
+    if before.event.is_null() || before.organization != team.installation.organization {
         return Err(Trouble::Failed("that was too long ago. Ask me again.".to_owned()));
     }
     let asked = Place { thread: before.thread.clone(), ..place.clone() };
-    let agent = mention::agent(shared, &team, &asked, &before.event).await?;
-    let asks = (&shared.store, &shared.people);
-    if let Err(refusal) = access::may_use(asks, &team, &place.channel, &user, &agent).await? {
+    let agent = agents::of_thread(shared, &team, &asked, &before.event).await?;
+    if let Err(refusal) = access::may_use(shared, &team, &place.channel, &user, &agent).await? {
         let (said, thread) = (words::refusal(refusal), Some(before.thread.as_str()));
         return Ok(chat::post_ephemeral(&shared.web, &team.token, &place.channel, &user, thread, said).await?);
     }
@@ -101,8 +104,8 @@ async fn again(shared: &Shared, pressed: Pressed) -> Result<(), Trouble> {
 async fn decide(shared: &Shared, pressed: Pressed, decision: Decision) -> Result<(), Trouble> {
     let Pressed { team, place, user, value, at, .. } = pressed;
     let (id, hash) = (value[0].as_str().unwrap_or_default(), value[1].as_str().unwrap_or_default());
-    let organization = team.installation.organization;
-    let request = shared.gateway.request(organization, v1::GetApprovalRequest { approval: id.to_owned() });
+    let (organization, caller) = (team.installation.organization, &team.caller);
+    let request = shared.gateway.request(caller, v1::GetApprovalRequest { approval: id.to_owned() });
     let approval = match call(shared.gateway.approvals().get_approval(request)).await {
         Ok(approval) => approval,
         Err(status) if status.code() == tonic::Code::NotFound => {
@@ -110,31 +113,36 @@ async fn decide(shared: &Shared, pressed: Pressed, decision: Decision) -> Result
         }
         Err(status) => return Err(status.into()),
     };
-    let task = approval.spec.as_ref().map(|spec| spec.task.clone()).unwrap_or_default();
+    let asking = approval.spec.as_ref().map(|spec| spec.task.as_str()).unwrap_or_default();
     let elsewhere = || Trouble::Mute("a decision was asked for in a thread of another task".to_owned());
     let thread = shared.store.slack_thread(&place).await.map_err(|error| match error {
         construct_store::Error::NotFound { .. } => elsewhere(),
         error => error.into(),
     })?;
-    if thread.task.as_deref() != Some(task.as_str()) {
-        return Err(elsewhere());
-    }
+    let task = thread.task.ok_or_else(elsewhere)?;
+    // The one whose call it is: of the thread's task, or of one that works for that.
+    let agents::Asking { agent, begun } = agents::within(shared, caller, asking, &task).await?.ok_or_else(elsewhere)?;
+    let of_subtask = (asking != task).then_some(agent.as_str());
     let created = approval.metadata.as_ref().and_then(|metadata| metadata.created_at);
     let created = created.and_then(|at| Timestamp::new(at.seconds, at.nanos).ok());
-    let asked_by = match created {
-        Some(created) => shared.store.slack_asker(&task, created).await?,
+    // A subtask may outlive the turn that has begun it: who asks in the thread by then has nothing to do with it, and who asked for it still has.
+    let asked_by = match begun.or(created) {
+        Some(at) => asker(shared, caller, &place, (&task, at)).await?,
         None => None,
     };
-    let asks = (&shared.store, &shared.people);
-    let person = match access::may_approve(asks, &team, &place, (&user, &thread.agent), asked_by.as_deref()).await? {
+    let person = match access::may_approve(shared, &team, &place, (&user, &agent), asked_by.as_deref()).await? {
         Ok(person) => person,
-        Err(_) => {
-            let text = "You may not decide about this. Whoever asked me may, and the workspace's admins.";
+        Err(refusal) => {
+            let text = match refusal {
+                access::Refusal::Unknown => words::NOT_LINKED,
+                _ => "You may not decide about this. Whoever asked me may, and the workspace's admins.",
+            };
             let thread = Some(place.thread.as_str());
             chat::post_ephemeral(&shared.web, &team.token, &place.channel, &user, thread, text).await?;
             return Ok(());
         }
     };
+    let by = shared.members.authorization(&place.team, organization, &user).await?;
     let request = v1::DecideApprovalRequest {
         approval: id.to_owned(),
         decision: decision.into(),
@@ -142,19 +150,45 @@ async fn decide(shared: &Shared, pressed: Pressed, decision: Decision) -> Result
         arguments_hash: hash.to_owned(),
         idempotency_key: format!("slack.decide.{id}.{}", words::user_id(&at)),
     };
-    let decided = call(shared.gateway.approvals().decide_approval(shared.gateway.request(organization, request))).await;
-    let (decided, by) = match decided {
+    let request = shared.gateway.request_by(caller, by.as_ref(), request);
+    let decided = call(shared.gateway.approvals().decide_approval(request)).await;
+    let (decided, who) = match decided {
         Ok(decided) => (decided, Some(user.as_str())),
         // Somebody was faster, or it is not needed any more: what became of it is shown.
         Err(status) if matches!(status.code(), tonic::Code::FailedPrecondition | tonic::Code::Aborted) => {
-            let request = shared.gateway.request(organization, v1::GetApprovalRequest { approval: id.to_owned() });
+            let request = shared.gateway.request(caller, v1::GetApprovalRequest { approval: id.to_owned() });
             (call(shared.gateway.approvals().get_approval(request)).await?, None)
         }
-        Err(status) => return Err(status.into()),
+        Err(status) => return Err(members::refused(status, by.as_ref())),
     };
     let posts = Posts { web: &shared.web, store: &shared.store, token: &team.token, right: Right::default() };
-    approvals::close(shared, &posts, &place, &decided, by).await?;
+    approvals::close(shared, &posts, &place, (&decided, of_subtask), who).await?;
     shared.store.slack_mentions_wake(&task, Timestamp::now()).await?;
     shared.due.notify_one();
     Ok(())
+}
+
+/// Who has asked what a task worked on at a time. The gateway knows when a question was over; a thread's questions are answered one after the other.
+async fn asker(
+    shared: &Shared,
+    caller: &Caller,
+    place: &Place,
+    (task, at): (&str, Timestamp),
+) -> Result<Option<String>, Trouble> {
+    let mut asker = None;
+    for (user, message) in shared.store.slack_askers(place, task, at, ASKERS).await? {
+        let request = shared.gateway.request(caller, v1::GetMessageRequest { message });
+        let found = match call(shared.gateway.messages().get_message(request)).await {
+            Ok(found) => found,
+            Err(status) if status.code() == tonic::Code::NotFound => continue,
+            Err(status) => return Err(status.into()),
+        };
+        let over = found.status.and_then(|status| status.processed_at);
+        let over = over.and_then(|over| Timestamp::new(over.seconds, over.nanos).ok());
+        if over.is_some_and(|over| over <= at) {
+            break;
+        }
+        asker = Some(user);
+    }
+    Ok(asker)
 }

@@ -7,7 +7,7 @@ use serde_json::json;
 
 use crate::{
     Shared,
-    gateway::call,
+    gateway::{Caller, call},
     mention::{Trouble, answer_key},
     mrkdwn,
     posts::{self, Posts},
@@ -25,18 +25,23 @@ const FILE_NAME: &str = "answer.md";
 /// Shows how a question's turn has ended.
 pub(crate) async fn give(
     shared: &Shared,
-    posts: &Posts<'_>,
+    (posts, caller): (&Posts<'_>, &Caller),
     mention: &mut Mention,
     message: &v1::Message,
     placeholder: &str,
 ) -> Result<(), Trouble> {
     let status = message.status.clone().unwrap_or_default();
-    let text = written(shared, mention, status.position).await?;
+    let text = written(shared, caller, mention, status.position).await?;
     let (place, key) = (mention.place(), answer_key(mention));
     let at = (key.as_str(), placeholder);
     if !status.error.is_empty() {
         let mut content = words::failed(&status.error, &mention.key);
-        if let Some(first) = mrkdwn::messages(&text).into_iter().next() {
+        let written = mrkdwn::messages(&text);
+        let more = written.len() > 1;
+        if let Some(mut first) = written.into_iter().next() {
+            if more {
+                first.push(mrkdwn::context("This is only the beginning of what was written until then."));
+            }
             content.blocks.splice(0..0, first);
         }
         return match posts.replace(&place, at, &mention.key.ts, &content).await {
@@ -98,7 +103,7 @@ async fn rest(shared: &Shared, posts: &Posts<'_>, mention: &mut Mention, key: &s
 }
 
 /// What the agent has said last in a turn, in Markdown.
-async fn written(shared: &Shared, mention: &Mention, position: i64) -> Result<String, Trouble> {
+async fn written(shared: &Shared, caller: &Caller, mention: &Mention, position: i64) -> Result<String, Trouble> {
     let (mut last, mut page_token) = (String::new(), String::new());
     loop {
         let request = v1::ListMessagesRequest {
@@ -106,7 +111,7 @@ async fn written(shared: &Shared, mention: &Mention, position: i64) -> Result<St
             page: Some(v1::PageRequest { page_size: PAGE, page_token, ..v1::PageRequest::default() }),
             filter: Some(v1::list_messages_request::Filter { after_position: position, ..Default::default() }),
         };
-        let request = shared.gateway.request(mention.organization, request);
+        let request = shared.gateway.request(caller, request);
         let answer = call(shared.gateway.messages().list_messages(request)).await?;
         for message in answer.messages {
             let source = message.status.as_ref().map(v1::MessageStatus::source).unwrap_or_default();

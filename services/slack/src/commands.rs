@@ -1,6 +1,9 @@
 //! `/construct`: lists agents, has one answer, and says who may do what.
 
-use construct_proto::v1;
+use std::time::Duration;
+
+use construct_proto::v1::{self, list_agents_request};
+use construct_runtime::telemetry::Chain;
 use construct_store::slack::{Grant, May, MentionKey, NewMention, Place};
 use jiff::Timestamp;
 use serde_json::{Value, json};
@@ -8,6 +11,7 @@ use serde_json::{Value, json};
 use crate::{
     Shared, access,
     gateway::call,
+    intake,
     mention::Trouble,
     mrkdwn::{self, escape},
     posts::{Posts, Right},
@@ -18,13 +22,24 @@ use crate::{
 };
 
 /// What the command can do.
-pub(crate) const HELP: &str = "`/construct list` — the agents there are\n`/construct run` — ask one, in a form\n`/construct run AGENT WORDS` — \
+pub(crate) const HELP: &str = "`/construct list [BEGINNING]` — the agents there are\n`/construct run` — ask one, in a form\n`/construct run AGENT WORDS` — \
                                ask one here\n`/construct allow use|approve AGENT|all [@PERSON] [here]` — for admins: who may ask an agent, \
-                               or decide about its calls\n`/construct forbid …` — takes that back\n`/construct who` — who may";
+                               or decide about its calls\n`/construct forbid …` — takes that back\n`/construct who` — who may\n`/construct link CODE`, `unlink`, `me` — says who you are in Construct, with a code of \
+                               `construct key code`";
 /// The form's name.
 const FORM: &str = "construct_run";
-/// Agents that are listed.
-const AGENTS: i32 = 100;
+/// The menu of agents in it, and its block.
+const AGENT: &str = "agent";
+/// Agents read at once; the API's most.
+const PAGE: i32 = 100;
+/// Agents that are listed at most.
+const LISTED: usize = 1_000;
+/// Bytes of the list; Slack takes 40,000 characters.
+const LIST_BYTES: usize = 35_000;
+/// Choices of a menu; Slack's most (<https://docs.slack.dev/reference/block-kit/block-elements/select-menu-element>).
+const OPTIONS: usize = 100;
+/// How long finding out what there is to choose from may take.
+const SUGGESTED: Duration = Duration::from_millis(2_500);
 
 /// Whether somebody only wants to know what the command can do.
 pub(crate) fn is_help(command: &Value) -> bool {
@@ -36,8 +51,13 @@ pub(crate) async fn take(shared: &Shared, team: &str, key: &str, command: &Value
     let text = |name: &str| command[name].as_str().unwrap_or_default();
     let team = shared.teams.team(team).await?;
     let (verb, rest) = split(text("text"));
+    if matches!(verb, "list" | "run" | "who")
+        && let Err(refusal) = access::inside(shared, &team, text("user_id")).await?
+    {
+        return whisper(shared, &team, command, words::refusal(refusal)).await;
+    }
     let said = match verb {
-        "list" => Some(list(shared, &team).await?),
+        "list" => Some(list(shared, &team, rest).await?),
         "run" if rest.is_empty() => {
             let form = form(shared, &team, text("channel_id")).await?;
             views::open(&shared.web, &team.token, text("trigger_id"), form).await?;
@@ -47,19 +67,29 @@ pub(crate) async fn take(shared: &Shared, team: &str, key: &str, command: &Value
             let (agent, words) = split(rest);
             run(shared, &team, (text("channel_id"), text("user_id")), key, agent, words).await?
         }
+        "link" if !rest.is_empty() => Some(link(shared, &team, text("user_id"), rest).await?),
+        "unlink" => Some(shared.members.unlink(&team, text("user_id")).await?),
+        "me" => {
+            let organization = team.installation.organization;
+            Some(shared.members.linked(&team.token.team, organization, text("user_id")).await?)
+        }
         "allow" | "forbid" | "who" => Some(permit(shared, &team, command, verb, rest).await?),
         _ => Some(HELP.to_owned()),
     };
     match said {
-        Some(said) => {
-            if !tell::respond(shared, text("response_url"), &said).await? {
-                let (channel, user) = (text("channel_id"), text("user_id"));
-                web::chat::post_ephemeral(&shared.web, &team.token, channel, user, None, &said).await?;
-            }
-            Ok(())
-        }
+        Some(said) => whisper(shared, &team, command, &said).await,
         None => Ok(()),
     }
+}
+
+/// Answers whoever has sent a command, and nobody else.
+async fn whisper(shared: &Shared, team: &Team, command: &Value, said: &str) -> Result<(), Trouble> {
+    let text = |name: &str| command[name].as_str().unwrap_or_default();
+    if !tell::respond(shared, text("response_url"), said).await? {
+        let (channel, user) = (text("channel_id"), text("user_id"));
+        web::chat::post_ephemeral(&shared.web, &team.token, channel, user, None, said).await?;
+    }
+    Ok(())
 }
 
 /// Deals with the form.
@@ -76,7 +106,16 @@ pub(crate) async fn submitted(shared: &Shared, team: &str, payload: &Value) -> R
     let user = payload["user"]["id"].as_str().unwrap_or_default();
     let key = view["id"].as_str().unwrap_or_default();
     if let Some(said) = run(shared, &team, (channel, user), key, agent, &escape(words)).await? {
-        web::chat::post_ephemeral(&shared.web, &team.token, channel, user, None, &said).await?;
+        let told = web::chat::post_ephemeral(&shared.web, &team.token, channel, user, None, &said).await;
+        match told {
+            // Where the app is not, it can say nothing; with the person it can always talk.
+            Err(web::Error::Refused { .. }) => {
+                let content = words::plain(&said);
+                web::chat::post(&shared.web, &team.token, (user, ""), &format!("form/{key}"), &content, &|| true)
+                    .await?;
+            }
+            told => told?,
+        }
     }
     Ok(())
 }
@@ -94,12 +133,10 @@ async fn run(
     if agent.is_empty() || markup.trim().is_empty() {
         return Ok(Some("Say which agent, and what: `/construct run AGENT WORDS`".to_owned()));
     }
-    let asks = (&shared.store, &shared.people);
-    if let Err(refusal) = access::may_use(asks, team, channel, user, agent).await? {
+    if let Err(refusal) = access::may_use(shared, team, channel, user, agent).await? {
         return Ok(Some(words::refusal(refusal).to_owned()));
     }
-    let organization = team.installation.organization;
-    let request = shared.gateway.request(organization, v1::GetAgentRequest { agent: agent.to_owned() });
+    let request = shared.gateway.request(&team.caller, v1::GetAgentRequest { agent: agent.to_owned() });
     match call(shared.gateway.agents().get_agent(request)).await {
         Ok(_) => {}
         Err(status) if matches!(status.code(), tonic::Code::NotFound | tonic::Code::InvalidArgument) => {
@@ -127,7 +164,7 @@ async fn run(
                        "construct_agent": agent});
     let new = NewMention {
         key: MentionKey { team: place.team, channel: place.channel, ts: ts.clone(), attempt: 0 },
-        organization,
+        organization: team.installation.organization,
         thread: ts,
         user: user.to_owned(),
         event,
@@ -138,16 +175,40 @@ async fn run(
     Ok(None)
 }
 
-async fn agents(shared: &Shared, team: &Team) -> Result<Vec<v1::AgentSpec>, Trouble> {
-    let page = v1::PageRequest { page_size: AGENTS, order_by: "name".to_owned(), ..v1::PageRequest::default() };
-    let request = v1::ListAgentsRequest { page: Some(page), ..v1::ListAgentsRequest::default() };
-    let request = shared.gateway.request(team.installation.organization, request);
-    let agents = call(shared.gateway.agents().list_agents(request)).await?.agents;
-    Ok(agents.into_iter().filter_map(|agent| agent.spec).collect())
+/// Has somebody say who they are. For members of the workspace: their keys would outlive what others have to do here.
+async fn link(shared: &Shared, team: &Team, user: &str, code: &str) -> Result<String, Trouble> {
+    let person = shared.people.one(&team.token, user).await?;
+    if person.is_bot || !person.is_member(&team.token.team) {
+        return Ok(words::refusal(access::Refusal::Stranger).to_owned());
+    }
+    shared.members.link(team, user, code.trim_matches('`')).await
 }
 
-async fn list(shared: &Shared, team: &Team) -> Result<String, Trouble> {
-    let agents = agents(shared, team).await?;
+/// The agents whose names begin like this, by name, so many at most; and whether there are more.
+async fn agents(shared: &Shared, team: &Team, begin: &str, most: usize) -> Result<(Vec<v1::AgentSpec>, bool), Trouble> {
+    let (mut agents, mut page_token) = (Vec::new(), String::new());
+    loop {
+        let page = v1::PageRequest { page_size: PAGE, page_token, order_by: "name".to_owned() };
+        let filter = list_agents_request::Filter { name_prefix: begin.to_owned(), ..Default::default() };
+        let request = v1::ListAgentsRequest { page: Some(page), filter: Some(filter) };
+        let request = shared.gateway.request(&team.caller, request);
+        let found = call(shared.gateway.agents().list_agents(request)).await?;
+        agents.extend(found.agents.into_iter().filter_map(|agent| agent.spec));
+        page_token = found.page.unwrap_or_default().next_page_token;
+        if page_token.is_empty() || agents.len() >= most {
+            let more = !page_token.is_empty() || agents.len() > most;
+            agents.truncate(most);
+            return Ok((agents, more));
+        }
+    }
+}
+
+async fn list(shared: &Shared, team: &Team, begin: &str) -> Result<String, Trouble> {
+    let (agents, more) = match agents(shared, team, begin, LISTED).await {
+        // What no name can begin with.
+        Err(Trouble::Failed(_)) if !begin.is_empty() => (Vec::new(), false),
+        found => found?,
+    };
     let lines = agents.iter().map(|agent| {
         let default = if agent.name == team.installation.agent { " (answers mentions)" } else { "" };
         format!(
@@ -156,21 +217,44 @@ async fn list(shared: &Shared, team: &Team) -> Result<String, Trouble> {
             escape(&mrkdwn::clip(&agent.description.replace('\n', " "), 150))
         )
     });
-    let lines: Vec<String> = lines.collect();
-    Ok(if lines.is_empty() { "There are no agents yet.".to_owned() } else { mrkdwn::clip(&lines.join("\n"), 35_000) })
+    let mut lines: Vec<String> = lines.collect();
+    if lines.is_empty() {
+        return Ok(
+            if begin.is_empty() { "There are no agents yet." } else { "No agent's name begins like this." }.to_owned()
+        );
+    }
+    let mut shown = 0;
+    let all = lines.len();
+    lines.retain(|line| {
+        shown += line.len() + 1;
+        shown < LIST_BYTES
+    });
+    if more || lines.len() < all {
+        lines.push("There are more: `/construct list BEGINNING` shows those whose names begin like this.".to_owned());
+    }
+    Ok(lines.join("\n"))
 }
 
+/// One of a menu's choices.
+fn option(name: &str) -> Value {
+    json!({"text": {"type": "plain_text", "text": mrkdwn::clip(name, 75)}, "value": name})
+}
+
+/// The form. Where there are more agents than a menu can have, Slack asks for those that fit what somebody types ([`suggest`]).
 async fn form(shared: &Shared, team: &Team, channel: &str) -> Result<Value, Trouble> {
-    let agents = agents(shared, team).await?;
-    let option = |name: &str| json!({"text": {"type": "plain_text", "text": mrkdwn::clip(name, 75)}, "value": name});
-    // Slack's limit of a value; agents have names of at most 64 characters.
-    let options: Vec<Value> =
-        agents.iter().filter(|agent| agent.name.len() <= 150).map(|agent| option(&agent.name)).collect();
+    let (agents, more) = agents(shared, team, "", OPTIONS).await?;
+    // Slack's limit of a value is 150; agents have names of at most 64 characters.
+    let options: Vec<Value> = agents.iter().map(|agent| option(&agent.name)).collect();
     if options.is_empty() {
         return Err(Trouble::Failed("there are no agents to choose from.".to_owned()));
     }
-    let mut select = json!({"type": "static_select", "action_id": "agent", "options": options});
-    if agents.iter().any(|agent| agent.name == team.installation.agent) {
+    let mut select = if more {
+        let placeholder = json!({"type": "plain_text", "text": "Type how its name begins"});
+        json!({"type": "external_select", "action_id": AGENT, "min_query_length": 0, "placeholder": placeholder})
+    } else {
+        json!({"type": "static_select", "action_id": AGENT, "options": options})
+    };
+    if more || agents.iter().any(|agent| agent.name == team.installation.agent) {
         select["initial_option"] = option(&team.installation.agent);
     }
     Ok(json!({
@@ -180,11 +264,43 @@ async fn form(shared: &Shared, team: &Team, channel: &str) -> Result<Value, Trou
         "title": {"type": "plain_text", "text": "Ask an agent"},
         "submit": {"type": "plain_text", "text": "Ask"},
         "blocks": [
-            {"type": "input", "block_id": "agent", "label": {"type": "plain_text", "text": "Agent"}, "element": select},
+            {"type": "input", "block_id": AGENT, "label": {"type": "plain_text", "text": "Agent"}, "element": select},
             {"type": "input", "block_id": "words", "label": {"type": "plain_text", "text": "What should it do?"},
              "element": {"type": "plain_text_input", "action_id": "words", "multiline": true, "max_length": 2900}},
         ],
     }))
+}
+
+/// Whether Slack asks what there is to choose from.
+pub(crate) fn is_suggestion(payload: &Value) -> bool {
+    payload["type"] == "block_suggestion"
+}
+
+/// What there is to choose from, for what somebody has typed. Slack shows nothing when it waits for longer than three seconds, and so nothing is what
+/// it is told when this comes to nothing.
+pub(crate) async fn suggest(shared: &Shared, payload: &Value) -> Value {
+    let found = async {
+        let team = intake::team_of_action(payload).ok_or_else(|| Trouble::Mute("there is no workspace".to_owned()))?;
+        let team = shared.teams.team(team).await?;
+        let user = payload["user"]["id"].as_str().unwrap_or_default();
+        if payload["action_id"] != AGENT || access::inside(shared, &team, user).await?.is_err() {
+            return Ok(Vec::new());
+        }
+        let begin = mrkdwn::clip(payload["value"].as_str().unwrap_or_default().trim(), 63);
+        agents(shared, &team, &begin, OPTIONS).await.map(|(agents, _)| agents)
+    };
+    let agents = match tokio::time::timeout(SUGGESTED, found).await {
+        Ok(Ok(agents)) => agents,
+        Ok(Err(trouble)) => {
+            tracing::debug!(error = %Chain(&trouble), "there is nothing to choose from");
+            Vec::new()
+        }
+        Err(_) => {
+            tracing::warn!("agents could not be listed in time");
+            Vec::new()
+        }
+    };
+    json!({"options": agents.iter().map(|agent| option(&agent.name)).collect::<Vec<_>>()})
 }
 
 /// Says and changes who may do what; changes are for the workspace's admins.

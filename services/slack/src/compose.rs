@@ -43,7 +43,8 @@ pub(crate) async fn blocks(
             &team.token,
             &place.channel,
             &place.thread,
-            &mention.key.ts,
+            // What was told before is not read again: apps that are not of one's own may read a thread once in a minute.
+            (before.as_deref().unwrap_or_default(), &mention.key.ts),
             // The mention itself is among them.
             MESSAGES + 1,
         );
@@ -60,6 +61,8 @@ pub(crate) async fn blocks(
     let told: Vec<Message> = told
         .into_iter()
         .filter(|message| message.ts != mention.key.ts && message.key().is_none())
+        // The file of a long answer has no key.
+        .filter(|message| message.user.as_ref() != Some(&team.installation.bot_user))
         .filter(|message| before.as_ref().is_none_or(|before| message.ts > *before))
         .filter(|message| message.ts < mention.key.ts)
         .collect();
@@ -90,10 +93,8 @@ pub(crate) async fn blocks(
     let question = if question.is_empty() { "(no words; look at the thread and the files)" } else { question };
     let again = if mention.key.attempt > 0 { " once more, because it went wrong before" } else { "" };
     blocks.push(text(format!("{name} asks you in Slack{again}:\n\n{question}")));
-    let files = told.iter().rev().chain([&asked]).flat_map(|message| &message.files);
-    // Those of the question itself come first.
-    let mut files: Vec<&File> = files.collect();
-    files.reverse();
+    // Those of the question itself come first, then what is nearest to it.
+    let files: Vec<&File> = [&asked].into_iter().chain(told.iter().rev()).flat_map(|message| &message.files).collect();
     blocks.extend(attached(shared, team, &files).await?);
     Ok(blocks)
 }
@@ -108,7 +109,7 @@ async fn line(shared: &Shared, team: &Team, message: &Message) -> String {
     let seconds = message.ts.split('.').next().and_then(|seconds| seconds.parse().ok());
     let at = seconds.and_then(|seconds| Timestamp::from_second(seconds).ok());
     let at = at.map(|at| at.strftime("%Y-%m-%d %H:%M UTC").to_string()).unwrap_or_default();
-    let words = mrkdwn::clip(&readable(shared, team, &message.text).await, MESSAGE_CHARS);
+    let words = mrkdwn::clip(&readable(shared, team, &message.words()).await, MESSAGE_CHARS);
     let files: Vec<&str> = message.files.iter().filter_map(|file| file.name.as_deref()).collect();
     let files = if files.is_empty() { String::new() } else { format!(" [files: {}]", files.join(", ")) };
     format!("[{at}] {name}: {words}{files}")
@@ -177,7 +178,8 @@ async fn attached(shared: &Shared, team: &Team, files: &[&File]) -> Result<Vec<v
                 leave("it is empty or too large");
                 continue;
             }
-            Err(error @ web::Error::Refused { .. }) => {
+            // Without the file the question can still be answered.
+            Err(error @ (web::Error::Refused { .. } | web::Error::Limited { .. } | web::Error::Unknown { .. })) => {
                 tracing::warn!(%error, file = file.id, "a file cannot be read");
                 leave("it could not be read");
                 continue;

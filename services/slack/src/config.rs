@@ -1,6 +1,6 @@
 //! What can be configured about the Slack service.
 
-use std::{net::SocketAddr, time::Duration};
+use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use construct_runtime::{
     ServiceConfig,
@@ -28,13 +28,22 @@ pub struct Config {
     pub slack_client_id: Option<String>,
     /// The app's secret for OAuth ("Client Secret").
     pub slack_client_secret: Option<Secret>,
-    /// What somebody has to know to begin an installation at `/slack/connect?key=…`; at least 16 characters. Not set: nobody can.
+    /// What somebody has to know to begin an installation for the organisation of `slack_gateway_key` at `/slack/connect?key=…`; at least 16 characters.
+    /// Not set: nobody can. Members of an organisation begin theirs at `/slack/connect` with a set-up code of their own.
     pub slack_connect_key: Option<Secret>,
     /// The agent that answers in a workspace that is connected.
     pub slack_agent: String,
-    /// Where the gateway's API is.
+    /// Whether only those are answered who have said who they are in Construct (`/construct link`), besides what the workspace's permissions say.
+    pub slack_members_only: bool,
+    /// Where the gateway's API is: `http://` or `https://`.
     pub slack_gateway_url: String,
-    /// What the gateway knows this service by.
+    /// A file with the certificates (PEM) that vouch for the gateway's. Not set: the system's do.
+    pub slack_gateway_ca: Option<PathBuf>,
+    /// A file with the certificate (PEM) to show to a gateway that asks for one, with `slack_gateway_certificate_key`.
+    pub slack_gateway_certificate: Option<PathBuf>,
+    /// A file with that certificate's private key (PEM).
+    pub slack_gateway_certificate_key: Option<PathBuf>,
+    /// What the gateway knows this service by, where a workspace was not connected with a key of its own.
     pub slack_gateway_key: Option<Secret>,
     /// Where people look at tasks, with `{task}` in the place of the id; links of this form are unfurled. Not set: nowhere.
     pub slack_task_url: Option<String>,
@@ -62,7 +71,11 @@ impl Default for Config {
             slack_client_secret: None,
             slack_connect_key: None,
             slack_agent: "default".to_owned(),
+            slack_members_only: false,
             slack_gateway_url: "http://127.0.0.1:60080".to_owned(),
+            slack_gateway_ca: None,
+            slack_gateway_certificate: None,
+            slack_gateway_certificate_key: None,
             slack_gateway_key: None,
             slack_task_url: None,
             slack_api_url: "https://slack.com/api/".to_owned(),
@@ -97,10 +110,12 @@ impl ServiceConfig for Config {
                 return Err(Invalid::new(key, "is not an address that begins with https:// or http://"));
             }
         }
-        if Url::parse(&self.slack_gateway_url).is_ok_and(|url| url.scheme() == "https") {
-            let words = "begins with https://, and TLS to the gateway is not built in; go through a proxy beside this service and give its \
-                         http:// address";
-            return Err(Invalid::new("slack_gateway_url", words));
+        if self.slack_gateway_ca.is_some() && !self.slack_gateway_url.starts_with("https://") {
+            return Err(Invalid::new("slack_gateway_ca", "is for a slack_gateway_url that begins with https://"));
+        }
+        if self.slack_gateway_certificate.is_some() != self.slack_gateway_certificate_key.is_some() {
+            let words = "is needed with slack_gateway_certificate, and only then: the certificate's private key";
+            return Err(Invalid::new("slack_gateway_certificate_key", words));
         }
         if !self.slack_api_url.ends_with('/') {
             return Err(Invalid::new("slack_api_url", "must end with a slash, because methods are appended to it"));

@@ -48,7 +48,7 @@ pub(crate) fn spawn(
         .route("/slack/events", post(events))
         .route("/slack/interactivity", post(interactivity))
         .route("/slack/commands", post(command))
-        .route("/slack/connect", get(install::connect))
+        .route("/slack/connect", get(install::connect).post(install::join))
         .route("/slack/callback", get(install::callback))
         .layer(DefaultBodyLimit::max(MAX_BODY))
         .with_state(face);
@@ -80,6 +80,9 @@ async fn interactivity(State(face): State<Arc<Face>>, headers: HeaderMap, body: 
     }
     let payload = form_urlencoded::parse(&body).find(|(name, _)| name == "payload");
     match payload.map(|(_, payload)| serde_json::from_str::<Value>(&payload)) {
+        Some(Ok(payload)) if commands::is_suggestion(&payload) => {
+            axum::Json(commands::suggest(&face.shared, &payload).await).into_response()
+        }
         Some(Ok(payload)) => answer(face.intake.action(&payload).await, ""),
         _ => refuse("there is no payload"),
     }
@@ -115,11 +118,11 @@ impl Face {
     }
 }
 
-/// Slack sends again what is answered with 503, up to three times over an hour.
+/// Slack sends again what is answered with 503: at once, after a minute and after five (<https://docs.slack.dev/apis/events-api/>).
 fn answer(taken: Result<(), Error>, text: &'static str) -> Response {
     match taken {
         Ok(()) => text.into_response(),
-        Err(error @ Error::Queue(_)) => {
+        Err(error @ (Error::Queue(_) | Error::Sealed(_))) => {
             tracing::error!(error = %Chain(&error), "a delivery of Slack was not taken");
             StatusCode::SERVICE_UNAVAILABLE.into_response()
         }

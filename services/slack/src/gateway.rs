@@ -1,53 +1,79 @@
 //! The mesh's public API, of which this service is a client like any other.
 
-use std::time::Duration;
+use std::{path::Path, time::Duration};
 
+use anyhow::Context as _;
 use construct_domain::OrganizationId;
 use construct_proto::v1::{
-    agent_service_client::AgentServiceClient, approval_service_client::ApprovalServiceClient,
-    event_service_client::EventServiceClient, message_service_client::MessageServiceClient,
+    self, agent_service_client::AgentServiceClient, approval_service_client::ApprovalServiceClient,
+    event_service_client::EventServiceClient, key_service_client::KeyServiceClient,
+    message_service_client::MessageServiceClient, organization_service_client::OrganizationServiceClient,
     task_service_client::TaskServiceClient,
 };
-use construct_runtime::config::Secret;
 use tonic::{
     Code, Request, Response, Status,
     metadata::{Ascii, MetadataValue},
-    transport::{Channel, Endpoint},
+    transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity},
 };
+
+use crate::config::{self, Config};
 
 /// The largest answer that is read, in bytes.
 const MAX_ANSWER: usize = 64 * 1024 * 1024;
+/// How long a question waits for the gateway to have room for it, with nobody told why.
+const LONGEST_WAIT: Duration = Duration::from_secs(300);
 /// How long one call may take; streams are not bounded by it.
 const CALL_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// What a request is authorized by; never shown.
+#[derive(Debug, Clone)]
+pub(crate) struct Authorization(MetadataValue<Ascii>);
+
+impl Authorization {
+    /// A key's; none when it has characters that no header can have.
+    pub(crate) fn bearer(key: &str) -> Option<Self> {
+        let mut value = format!("Bearer {key}").parse::<MetadataValue<Ascii>>().ok()?;
+        value.set_sensitive(true);
+        Some(Self(value))
+    }
+}
+
+/// In whose name the mesh is asked about a workspace: its organisation's, with the key that the workspace was connected with, or the service's own.
+#[derive(Debug, Clone)]
+pub(crate) struct Caller {
+    /// Whose the workspace is.
+    pub(crate) organization: OrganizationId,
+    /// None: the service's own key.
+    pub(crate) key: Option<Authorization>,
+}
 
 /// The connection. Cheap to clone; connects when first used, and again whenever needed.
 #[derive(Debug, Clone)]
 pub(crate) struct Gateway {
     channel: Channel,
-    /// `Bearer …`; never shown.
-    authorization: Option<MetadataValue<Ascii>>,
+    /// The service's own.
+    own: Option<Authorization>,
 }
 
 impl Gateway {
     /// # Errors
-    /// When the address is none, or the key has characters that no header can have.
-    pub(crate) fn new(url: &str, key: Option<&Secret>) -> anyhow::Result<Self> {
-        let endpoint = Endpoint::from_shared(url.to_owned())?
+    /// When the address is none, the certificates cannot be used, or the key has characters that no header can have.
+    pub(crate) fn new(config: &Config) -> anyhow::Result<Self> {
+        let mut endpoint = Endpoint::from_shared(config.slack_gateway_url.clone())?;
+        if endpoint.uri().scheme_str() == Some("https") {
+            endpoint =
+                endpoint.tls_config(certificates(config)?).context("the gateway's certificates cannot be used")?;
+        }
+        let key = config::secret(config.slack_gateway_key.as_ref());
+        let endpoint = endpoint
             .connect_timeout(Duration::from_secs(3))
             .tcp_nodelay(true)
             .http2_keep_alive_interval(Duration::from_secs(10))
             .keep_alive_timeout(Duration::from_secs(5))
             .keep_alive_while_idle(true);
-        let authorization = match key {
-            Some(key) => {
-                let value = format!("Bearer {}", key.expose()).parse::<MetadataValue<Ascii>>();
-                let mut value = value.map_err(|_| anyhow::anyhow!("slack_gateway_key cannot stand in a header"))?;
-                value.set_sensitive(true);
-                Some(value)
-            }
-            None => None,
-        };
-        Ok(Self { channel: endpoint.connect_lazy(), authorization })
+        let own =
+            key.map(|key| Authorization::bearer(key.expose()).context("slack_gateway_key cannot stand in a header"));
+        Ok(Self { channel: endpoint.connect_lazy(), own: own.transpose()? })
     }
 
     pub(crate) fn agents(&self) -> AgentServiceClient<Channel> {
@@ -62,25 +88,61 @@ impl Gateway {
         EventServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_ANSWER)
     }
 
+    pub(crate) fn keys(&self) -> KeyServiceClient<Channel> {
+        KeyServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_ANSWER)
+    }
+
     pub(crate) fn messages(&self) -> MessageServiceClient<Channel> {
         MessageServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_ANSWER)
+    }
+
+    pub(crate) fn organizations(&self) -> OrganizationServiceClient<Channel> {
+        OrganizationServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_ANSWER)
     }
 
     pub(crate) fn tasks(&self) -> TaskServiceClient<Channel> {
         TaskServiceClient::new(self.channel.clone()).max_decoding_message_size(MAX_ANSWER)
     }
 
-    /// A request on behalf of an organisation.
-    pub(crate) fn request<T>(&self, organization: OrganizationId, message: T) -> Request<T> {
-        let mut request = Request::new(message);
-        let metadata = request.metadata_mut();
-        if let Some(authorization) = &self.authorization {
-            metadata.insert("authorization", authorization.clone());
-        }
-        let organization = organization.to_string().parse().expect("an id is visible ASCII");
-        metadata.insert("x-organization-id", organization);
+    /// A request about a workspace.
+    pub(crate) fn request<T>(&self, caller: &Caller, message: T) -> Request<T> {
+        self.request_by(caller, None, message)
+    }
+
+    /// A request of somebody who has said who they are, or about their workspace.
+    pub(crate) fn request_by<T>(&self, caller: &Caller, by: Option<&Authorization>, message: T) -> Request<T> {
+        let mut request = self.bare(by.or(caller.key.as_ref()), message);
+        let organization = caller.organization.to_string().parse().expect("an id is visible ASCII");
+        request.metadata_mut().insert("x-organization-id", organization);
         request
     }
+
+    /// Who a key is, and in which organisation; none: the service's own.
+    pub(crate) async fn who(&self, key: Option<&Authorization>) -> Result<v1::WhoAmIResponse, Status> {
+        call(self.organizations().who_am_i(self.bare(key, v1::WhoAmIRequest {}))).await
+    }
+
+    /// A request in the organisation that the key opens.
+    fn bare<T>(&self, key: Option<&Authorization>, message: T) -> Request<T> {
+        let mut request = Request::new(message);
+        if let Some(Authorization(value)) = key.or(self.own.as_ref()) {
+            request.metadata_mut().insert("authorization", value.clone());
+        }
+        request
+    }
+}
+
+/// Whom to trust, and what to show. Read once: who renews them restarts the service.
+fn certificates(config: &Config) -> anyhow::Result<ClientTlsConfig> {
+    let read = |path: &Path| std::fs::read(path).with_context(|| format!("{} cannot be read", path.display()));
+    let mut tls = match &config.slack_gateway_ca {
+        Some(path) => ClientTlsConfig::new().ca_certificate(Certificate::from_pem(read(path)?)),
+        None => ClientTlsConfig::new().with_native_roots(),
+    };
+    if let (Some(certificate), Some(key)) = (&config.slack_gateway_certificate, &config.slack_gateway_certificate_key) {
+        tls = tls.identity(Identity::from_pem(read(certificate)?, read(key)?));
+    }
+    Ok(tls)
 }
 
 /// One call, bounded in time.
@@ -94,9 +156,16 @@ pub(crate) async fn call<T>(call: impl Future<Output = Result<Response<T>, Statu
     }
 }
 
-/// Whether the same call may succeed later, with nobody changing anything.
+/// Whether the same call may succeed soon, with nobody changing anything.
 pub(crate) fn is_transient(status: &Status) -> bool {
     use std::error::Error as _;
+
+    use tonic_types::StatusExt as _;
+    // A quota of a day or a month: whoever asked is better told now than tomorrow.
+    let quota = status.get_details_quota_failure().and(status.get_details_retry_info());
+    if quota.and_then(|info| info.retry_delay).is_some_and(|delay| delay > LONGEST_WAIT) {
+        return false;
+    }
     let passing = [Code::Unavailable, Code::Cancelled, Code::DeadlineExceeded, Code::ResourceExhausted, Code::Internal];
     status.source().is_some() || passing.contains(&status.code())
 }

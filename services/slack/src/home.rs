@@ -6,7 +6,9 @@ use serde_json::{Value, json};
 
 use crate::{
     Shared,
-    gateway::call,
+    access::{self, Refusal},
+    agents,
+    gateway::{Caller, call},
     mention::Trouble,
     mrkdwn::{self, escape},
     web::views,
@@ -23,22 +25,32 @@ pub(crate) async fn show(shared: &Shared, team: &str, user: Option<&str>) -> Res
     let Some(user) = user else { return Ok(()) };
     let team = shared.teams.team(team).await?;
     let mut blocks = vec![words::header("Your recent tasks")];
+    let unknown = matches!(access::inside(shared, &team, user).await?, Err(Refusal::Unknown));
     let mut shown: Vec<String> = Vec::new();
-    for mention in shared.store.slack_mentions_of(&team.token.team, user, QUESTIONS).await? {
-        let Some(task) = &mention.task else { continue };
+    let asked =
+        if unknown { Vec::new() } else { shared.store.slack_mentions_of(&team.token.team, user, QUESTIONS).await? };
+    for mention in asked {
+        // Of the workspace's organization before this one nothing is shown.
+        let Some(task) = mention.task.as_ref().filter(|_| mention.organization == team.caller.organization) else {
+            continue;
+        };
         if shown.contains(task) || shown.len() == TASKS {
             continue;
         }
         shown.push(task.clone());
-        let request = shared.gateway.request(mention.organization, v1::GetTaskRequest { task: task.clone() });
+        let request = shared.gateway.request(&team.caller, v1::GetTaskRequest { task: task.clone() });
         match call(shared.gateway.tasks().get_task(request)).await {
-            Ok(found) => blocks.push(mrkdwn::section(&line(shared, &mention, &found))),
+            Ok(found) => {
+                let cost = cost(shared, &team.caller, &found).await?;
+                blocks.push(mrkdwn::section(&line(shared, &mention, &found, cost)));
+            }
             Err(status) if status.code() == tonic::Code::NotFound => {}
             Err(status) => return Err(status.into()),
         }
     }
     if blocks.len() == 1 {
-        blocks.push(mrkdwn::section("Nothing yet. Mention me in a channel, or write to me here."));
+        let nothing = "Nothing yet. Mention me in a channel, or write to me here.";
+        blocks.push(mrkdwn::section(&escape(if unknown { words::NOT_LINKED } else { nothing })));
     }
     blocks.push(json!({"type": "divider"}));
     blocks.push(mrkdwn::context(crate::commands::HELP));
@@ -46,14 +58,14 @@ pub(crate) async fn show(shared: &Shared, team: &str, user: Option<&str>) -> Res
     Ok(views::publish(&shared.web, &team.token, user, view).await?)
 }
 
-fn line(shared: &Shared, mention: &Mention, task: &v1::Task) -> String {
+fn line(shared: &Shared, mention: &Mention, task: &v1::Task, cost: i64) -> String {
     let title = title(task);
     let id = mention.task.as_deref().unwrap_or_default();
     let title = match crate::unfurl::address(&shared.config, id) {
         Some(url) => format!("<{}|{}>", escape(&url), escape(&title).replace('|', "¦")),
         None => format!("*{}*", escape(&title)),
     };
-    format!("{title} in <#{}>\n{}", words::user_id(&mention.key.channel), summary(task))
+    format!("{title} in <#{}>\n{}", words::user_id(&mention.key.channel), summary(task, cost))
 }
 
 /// What a task is called.
@@ -62,16 +74,25 @@ pub(crate) fn title(task: &v1::Task) -> String {
     if title.is_empty() { "A task without a title".to_owned() } else { mrkdwn::clip(&title.replace('\n', " "), 150) }
 }
 
+/// What a task and everything that works for it have cost, in 10^-12 dollars.
+pub(crate) async fn cost(shared: &Shared, caller: &Caller, task: &v1::Task) -> Result<i64, Trouble> {
+    let (id, status) = (task.metadata.as_ref().map(|metadata| metadata.id.as_str()), task.status.as_ref());
+    let own = status.and_then(|status| status.usage).map_or(0, |usage| usage.cost_pico_usd);
+    match id.filter(|_| status.is_some_and(|status| !status.subtasks.is_empty())) {
+        Some(id) => Ok(own.saturating_add(agents::cost_below(shared, caller, id).await?)),
+        None => Ok(own),
+    }
+}
+
 /// What a task does, and what it has cost.
-pub(crate) fn summary(task: &v1::Task) -> String {
+pub(crate) fn summary(task: &v1::Task, cost: i64) -> String {
     let status = task.status.clone().unwrap_or_default();
     let doing = match status.phase() {
-        v1::TaskPhase::InvokeModel | v1::TaskPhase::ExecuteTools => "at work",
+        v1::TaskPhase::InvokeModel | v1::TaskPhase::ExecuteTools | v1::TaskPhase::AwaitSubtasks => "at work",
         v1::TaskPhase::Suspended => "suspended",
         v1::TaskPhase::AwaitApproval => "waits for a decision",
         v1::TaskPhase::AwaitInput | v1::TaskPhase::Unspecified => "done",
     };
-    let cost = status.usage.map_or(0, |usage| usage.cost_pico_usd);
     format!("{doing} · {} messages · {}", status.message_count, dollars(cost))
 }
 

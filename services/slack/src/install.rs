@@ -1,29 +1,41 @@
-//! Installing the app over OAuth 2: a link that only who knows the key gets, a state that is used once within ten minutes and by the
-//! browser that it was given to, and a token that is sealed before it is written down.
+//! Installing the app over OAuth 2: for who knows the service's key, or is a member of an organisation and has made a set-up code there; a state that is
+//! used once within ten minutes and by the browser that it was given to, and says whose the workspace will be; and tokens that are sealed before they
+//! are written down.
 
 use std::sync::Arc;
 
 use axum::{
+    body::Bytes,
     extract::{Query, State},
     http::{
         HeaderMap, HeaderName, HeaderValue, StatusCode,
-        header::{CACHE_CONTROL, COOKIE, LOCATION, REFERRER_POLICY, SET_COOKIE},
+        header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, COOKIE, LOCATION, ORIGIN, REFERRER_POLICY, SET_COOKIE},
     },
     response::{Html, IntoResponse as _, Response},
 };
-use construct_domain::OrganizationId;
+use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
+use construct_proto::v1;
 use construct_runtime::telemetry::Chain;
-use construct_store::slack::NewState;
+use construct_store::{Keyring, SealError, SealedSecret, slack::NewState};
 use jiff::{SignedDuration, Timestamp};
 use reqwest::Url;
 use ring::{
     digest,
     rand::{SecureRandom as _, SystemRandom},
 };
+use secrecy::{ExposeSecret as _, SecretString};
 use serde::Deserialize;
 use tokio_util::sync::CancellationToken;
 
-use crate::{Config, Shared, config::secret, face::Face, teams::AGAIN, web::oauth};
+use crate::{
+    Config, Shared,
+    config::secret,
+    face::Face,
+    gateway::{Authorization, Caller, call, is_transient},
+    members,
+    teams::{self, AGAIN, Connected},
+    web::oauth,
+};
 
 /// What the app may do in a workspace; the manifest names the same.
 pub(crate) const SCOPES: &str = "app_mentions:read,channels:history,chat:write,commands,files:read,files:write,\
@@ -31,11 +43,16 @@ pub(crate) const SCOPES: &str = "app_mentions:read,channels:history,chat:write,c
 /// How long somebody has to agree.
 const LIFETIME: SignedDuration = SignedDuration::from_mins(10);
 const COOKIE_NAME: &str = "construct_slack_state";
+const UNCONFIGURED: &str = "Connecting a workspace needs slack_client_id, slack_client_secret and slack_public_url.";
+/// An app that is installed in a whole Enterprise organisation has one token for all workspaces, and would have one organisation of ours answer for people
+/// whose workspaces have agreed to nothing.
+const ORG_WIDE: &str = "The app was installed in a whole Enterprise organization at once, which Construct does not do. Remove it in the organization's \
+                        settings, and install it in single workspaces.";
 
 #[derive(Debug, Deserialize)]
 pub(crate) struct Connect {
-    #[serde(default)]
-    key: String,
+    /// None: somebody without it wants the form.
+    key: Option<String>,
     /// The agent that is to answer; the configured one when absent.
     agent: Option<String>,
 }
@@ -58,11 +75,12 @@ pub(crate) fn basic_authentication(config: &Config) -> Option<String> {
     Some(format!("Basic {}", STANDARD.encode(format!("{id}:{}", password.expose()))))
 }
 
-/// `GET /slack/connect?key=…`: sends whoever knows the key to Slack, to agree there.
+/// `GET /slack/connect?key=…`: sends whoever knows the key to Slack, to agree there; without a key, a form for members of any organisation.
 pub(crate) async fn connect(State(face): State<Arc<Face>>, Query(query): Query<Connect>) -> Response {
     let config = &face.shared.config;
+    let Some(given) = query.key else { return form(config) };
     let Some(key) = secret(config.slack_connect_key.as_ref()) else {
-        return page(StatusCode::NOT_FOUND, "Nobody can connect a workspace here: no key is configured for it.");
+        return page(StatusCode::NOT_FOUND, "Nobody can connect a workspace by a key here: none is configured.");
     };
     // The comparison tells nothing of the key by the time it takes, nor of its length.
     let random = SystemRandom::new();
@@ -70,25 +88,100 @@ pub(crate) async fn connect(State(face): State<Arc<Face>>, Query(query): Query<C
         return page(StatusCode::INTERNAL_SERVER_ERROR, "The machine gives no randomness.");
     };
     let expected = ring::hmac::sign(&tag, key.expose().as_bytes());
-    if ring::hmac::verify(&tag, query.key.as_bytes(), expected.as_ref()).is_err() {
+    if ring::hmac::verify(&tag, given.as_bytes(), expected.as_ref()).is_err() {
         return page(StatusCode::FORBIDDEN, "This is not the key that connecting a workspace needs.");
     }
+    // Whose this service is: its own key says so, or that there is no log-in.
+    let organization = match face.shared.gateway.who(None).await.map(|who| who.organization_id.parse()) {
+        Ok(Ok(organization)) => organization,
+        Ok(Err(_)) => return page(StatusCode::BAD_GATEWAY, "Construct does not say whose this service is."),
+        Err(status) => return unanswered(&status),
+    };
+    let agent = query.agent.filter(|agent| !agent.is_empty()).unwrap_or_else(|| config.slack_agent.clone());
+    begin(&face, Connected { organization, key: None, agent }).await
+}
+
+/// `POST /slack/connect`: sends a member of an organisation, who has made a set-up code there, to Slack, to agree there. The code becomes a key of theirs,
+/// with which the mesh is asked about the workspace.
+pub(crate) async fn join(State(face): State<Arc<Face>>, headers: HeaderMap, body: Bytes) -> Response {
+    let config = &face.shared.config;
+    // A page of somebody else could have a workspace's admin connect it to an organisation of that page's choice.
+    let origin = headers.get(ORIGIN).map(|origin| origin.to_str().unwrap_or_default().to_owned());
+    if origin.is_some_and(|origin| Some(origin) != own_origin(config)) {
+        return page(StatusCode::FORBIDDEN, "This form was sent by another page.");
+    }
+    let gateway = &face.shared.gateway;
+    let field = |wanted: &str| {
+        let found = form_urlencoded::parse(&body).find(|(name, _)| name == wanted);
+        found.map(|(_, value)| value.trim().trim_matches('`').to_owned()).unwrap_or_default()
+    };
+    let code = field("code");
+    let request = tonic::Request::new(v1::ExchangeSetupCodeRequest { code });
+    let key = match call(gateway.keys().exchange_setup_code(request)).await {
+        Ok(made) => SecretString::from(made.key),
+        Err(status) if is_transient(&status) => return unanswered(&status),
+        Err(_) => return page(StatusCode::FORBIDDEN, "That code is not good, or not any more. Make another one."),
+    };
+    let Some(authorization) = Authorization::bearer(key.expose_secret()) else {
+        return page(StatusCode::BAD_GATEWAY, "Construct has made a key that cannot be used.");
+    };
+    let who = match gateway.who(Some(&authorization)).await {
+        Ok(who) => who,
+        Err(status) => return unanswered(&status),
+    };
+    let has = |scopes: &[&str]| who.scopes.iter().any(|scope| scope == "admin" || scopes.contains(&scope.as_str()));
+    let works = matches!(who.role(), v1::Role::Member | v1::Role::Admin | v1::Role::Owner);
+    if !works || !has(&[members::SCOPE]) || !has(&["agents:read", "agents:write"]) {
+        let words = "That code is for a key that may too little: it needs the role `member` and the scopes `tasks:write` and `agents:read`.";
+        return page(StatusCode::FORBIDDEN, words);
+    }
+    let Ok(organization) = who.organization_id.parse() else {
+        return page(StatusCode::BAD_GATEWAY, "Construct does not say whose that code is.");
+    };
+    let agent = Some(field("agent")).filter(|agent| !agent.is_empty()).unwrap_or_else(|| config.slack_agent.clone());
+    let caller = Caller { organization, key: Some(authorization) };
+    let request = gateway.request(&caller, v1::GetAgentRequest { agent: agent.clone() });
+    match call(gateway.agents().get_agent(request)).await {
+        Ok(_) => {}
+        Err(status) if is_transient(&status) => return unanswered(&status),
+        Err(_) => {
+            let words =
+                format!("Your organization has no agent `{agent}`. Make another code, and name one that there is.");
+            return page(StatusCode::NOT_FOUND, &words);
+        }
+    }
+    begin(&face, Connected { organization, key: Some(key), agent }).await
+}
+
+/// What a state begins with: whether the browser that ends the flow has to bring a member's key.
+const KEYED: char = 'k';
+const UNKEYED: char = 'n';
+
+/// Sends somebody to Slack with a state that says whose the workspace will be.
+async fn begin(face: &Face, connected: Connected) -> Response {
+    let config = &face.shared.config;
     let (Some(client), Some(_), Some(redirect)) =
         (&config.slack_client_id, basic_authentication(config), redirect(config))
     else {
-        let words = "Connecting a workspace needs slack_client_id, slack_client_secret and slack_public_url.";
-        return page(StatusCode::NOT_FOUND, words);
+        return page(StatusCode::NOT_FOUND, UNCONFIGURED);
     };
     let mut bytes = [0_u8; 32];
-    if random.fill(&mut bytes).is_err() {
+    if SystemRandom::new().fill(&mut bytes).is_err() {
         return page(StatusCode::INTERNAL_SERVER_ERROR, "The machine gives no randomness.");
     }
-    let state = hex(&bytes);
+    let state = format!("{}{}", if connected.key.is_some() { KEYED } else { UNKEYED }, hex(&bytes));
+    let carried = match carried(&face.shared.keyring, &state, connected.key.as_ref()) {
+        Ok(carried) => carried,
+        Err(error) => {
+            tracing::error!(error = %Chain(&error), "an installation could not be begun");
+            return page(StatusCode::INTERNAL_SERVER_ERROR, "The key cannot be encrypted.");
+        }
+    };
     let now = Timestamp::now();
     let new = NewState {
         state: digest_of(&state),
-        organization: OrganizationId::LOCAL,
-        agent: query.agent.filter(|agent| !agent.is_empty()).unwrap_or_else(|| config.slack_agent.clone()),
+        organization: connected.organization,
+        agent: connected.agent,
         expires_at: now + LIFETIME,
     };
     if let Err(error) = face.shared.store.slack_state_put(&new, now).await {
@@ -101,9 +194,31 @@ pub(crate) async fn connect(State(face): State<Arc<Face>>, Query(query): Query<C
         return page(StatusCode::INTERNAL_SERVER_ERROR, "slack_authorize_url is no address.");
     };
     let secure = if redirect.starts_with("https:") { "; Secure" } else { "" };
-    let cookie = format!("{COOKIE_NAME}={state}; Path=/slack; Max-Age=600; HttpOnly; SameSite=Lax{secure}");
+    let cookie = format!("{COOKIE_NAME}={carried}; Path=/slack; Max-Age=600; HttpOnly; SameSite=Lax{secure}");
     let headers = [(LOCATION, url.to_string()), (SET_COOKIE, cookie)];
     silent((StatusCode::SEE_OTHER, headers).into_response())
+}
+
+/// What the browser keeps meanwhile: the state, and the member's key, sealed for this state only.
+fn carried(keyring: &Keyring, state: &str, key: Option<&SecretString>) -> Result<String, SealError> {
+    let Some(key) = key else { return Ok(state.to_owned()) };
+    let sealed = keyring.seal(&record(state), key.expose_secret().as_bytes())?;
+    Ok(format!("{state}.{}", URL_SAFE_NO_PAD.encode(sealed.to_bytes())))
+}
+
+/// The key that a browser has kept, if it has one; an error when that is not what it was given.
+fn kept(keyring: &Keyring, state: &str, sealed: Option<&str>) -> Result<Option<SecretString>, ()> {
+    let Some(sealed) = sealed else { return Ok(None) };
+    let bytes = URL_SAFE_NO_PAD.decode(sealed).map_err(drop)?;
+    let sealed = SealedSecret::from_bytes(&bytes).ok_or(())?;
+    let opened = keyring.open(&record(state), &sealed).map_err(drop)?;
+    let key = std::str::from_utf8(opened.expose_secret()).map_err(drop)?;
+    Ok(Some(SecretString::from(key)))
+}
+
+/// What such a key is sealed for.
+fn record(state: &str) -> String {
+    format!("slack_state.{state}")
 }
 
 /// `GET /slack/callback`: where Slack sends them back to.
@@ -120,7 +235,16 @@ pub(crate) async fn callback(
         headers.get_all(COOKIE).iter().filter_map(|cookie| cookie.to_str().ok()).flat_map(|all| all.split(';'));
     let given = cookies.filter_map(|cookie| cookie.trim().split_once('=')).find(|(name, _)| *name == COOKIE_NAME);
     let expired = "This link is not valid any more. Begin again.";
-    if query.state.is_empty() || given.is_none_or(|(_, state)| digest_of(state) != digest_of(&query.state)) {
+    let (state, sealed) = given.map_or(("", None), |(_, carried)| match carried.split_once('.') {
+        Some((state, sealed)) => (state, Some(sealed)),
+        None => (carried, None),
+    });
+    if query.state.is_empty() || digest_of(state) != digest_of(&query.state) {
+        return page(StatusCode::FORBIDDEN, expired);
+    }
+    let Ok(key) = kept(&face.shared.keyring, state, sealed) else { return page(StatusCode::FORBIDDEN, expired) };
+    // Which no browser can change: what was begun with a member's key is not ended without.
+    if state.starts_with(KEYED) != key.is_some() {
         return page(StatusCode::FORBIDDEN, expired);
     }
     let taken = face.shared.store.slack_state_take(&digest_of(&query.state), Timestamp::now()).await;
@@ -142,16 +266,23 @@ pub(crate) async fn callback(
             return page(StatusCode::BAD_GATEWAY, "Slack does not confirm the installation. Begin again.");
         }
     };
-    if access.team.is_none() {
-        let words = "The app can be installed in workspaces, not in a whole Enterprise organization at once.";
-        return page(StatusCode::BAD_REQUEST, words);
+    if access.team.is_none() || access.is_enterprise_install {
+        tracing::warn!("an installation in a whole Enterprise organization was refused");
+        return page(StatusCode::BAD_REQUEST, ORG_WIDE);
     }
-    match face.shared.teams.install(&access, organization, agent).await {
+    let connected = Connected { organization, key, agent };
+    match face.shared.teams.install(&access, connected).await {
         Ok(name) => {
             let words = format!(
                 "Construct is installed in {name}. Invite it into a channel with /invite, and mention it there."
             );
             page(StatusCode::OK, &words)
+        }
+        Err(error @ teams::Error::Elsewhere) => {
+            tracing::warn!(%error, "an installation was refused");
+            let words = "This workspace is connected to another organization of Construct. Somebody has to remove the app in the \
+                         workspace's settings first.";
+            page(StatusCode::CONFLICT, words)
         }
         Err(error) => {
             tracing::error!(error = %Chain(&error), "an installation could not be written down");
@@ -166,7 +297,12 @@ pub(crate) async fn own(shared: Arc<Shared>, draining: CancellationToken) {
     loop {
         let tried = async {
             let access = oauth::test(&shared.web, token).await?;
-            shared.teams.install(&access, OrganizationId::LOCAL, shared.config.slack_agent.clone()).await?;
+            if access.is_enterprise_install {
+                anyhow::bail!("{ORG_WIDE}");
+            }
+            let organization = shared.gateway.who(None).await?.organization_id.parse()?;
+            let connected = Connected { organization, key: None, agent: shared.config.slack_agent.clone() };
+            shared.teams.install(&access, connected).await?;
             anyhow::Ok(())
         };
         match tried.await {
@@ -178,6 +314,12 @@ pub(crate) async fn own(shared: Arc<Shared>, draining: CancellationToken) {
             () = tokio::time::sleep(AGAIN) => {}
         }
     }
+}
+
+/// Where this service's pages are, as browsers say it.
+fn own_origin(config: &Config) -> Option<String> {
+    let url = Url::parse(config.slack_public_url.as_ref()?).ok()?;
+    Some(url.origin().ascii_serialization())
 }
 
 fn redirect(config: &Config) -> Option<String> {
@@ -195,14 +337,49 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
+/// What members of an organisation connect a workspace with.
+fn form(config: &Config) -> Response {
+    if config.slack_client_id.is_none() || basic_authentication(config).is_none() || redirect(config).is_none() {
+        return page(StatusCode::NOT_FOUND, UNCONFIGURED);
+    }
+    let agent = escaped(&config.slack_agent);
+    let html = format!(
+        "<!doctype html><title>Construct</title><h1>Connect a workspace</h1>\
+         <p>Make a code in the organization that the workspace is to belong to: <code>construct key code slack --role member \
+         --scope tasks:write --scope agents:read</code></p>\
+         <form method=post action=/slack/connect><p><label>Code <input name=code type=password autocomplete=off required></label>\
+         <p><label>Agent that answers <input name=agent placeholder=\"{agent}\"></label><p><button>Go to Slack</button></form>"
+    );
+    let mut response = silent((StatusCode::OK, Html(html)).into_response());
+    // Without its own address the browser would not say that the form is this page's.
+    response.headers_mut().insert(REFERRER_POLICY, HeaderValue::from_static("same-origin"));
+    response
+}
+
 fn page(status: StatusCode, words: &str) -> Response {
-    let words = words.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
+    let words = escaped(words);
     silent((status, Html(format!("<!doctype html><title>Construct</title><p>{words}</p>"))).into_response())
 }
 
-/// Neither the key nor the state leaves with the address of the page, and nothing of it is kept.
+fn unanswered(status: &tonic::Status) -> Response {
+    tracing::error!(error = %Chain(status), "an installation could not be begun");
+    if is_transient(status) {
+        return page(StatusCode::SERVICE_UNAVAILABLE, "Construct does not answer. Try again in a moment.");
+    }
+    page(StatusCode::FORBIDDEN, "Construct does not accept this service's key, or the one the code was for.")
+}
+
+fn escaped(words: &str) -> String {
+    words.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+}
+
+/// Neither the key nor the state leaves with the address of the page, nothing of it is kept, and no other page shows it as its own.
 fn silent(mut response: Response) -> Response {
-    let headers: [(HeaderName, &str); 2] = [(REFERRER_POLICY, "no-referrer"), (CACHE_CONTROL, "no-store")];
+    let headers: [(HeaderName, &str); 3] = [
+        (REFERRER_POLICY, "no-referrer"),
+        (CACHE_CONTROL, "no-store"),
+        (CONTENT_SECURITY_POLICY, "default-src 'none'; frame-ancestors 'none'"),
+    ];
     for (name, value) in headers {
         response.headers_mut().insert(name, HeaderValue::from_static(value));
     }

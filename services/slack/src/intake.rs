@@ -1,10 +1,14 @@
 //! What Slack sends, on its way into the work queue: whichever face it came by, it is confirmed to Slack only after the queue has it.
 
+use std::sync::Arc;
+
 use construct_bus::{
     Bus, publish,
     subject::{Invalid, SlackDelivery, SlackKind},
 };
 use construct_proto::mesh::v1 as mesh;
+use construct_store::{Keyring, SealError, SealedSecret};
+use secrecy::ExposeSecret as _;
 use serde_json::Value;
 
 /// How long the queue may take to accept something, so that Slack has its answer within three seconds.
@@ -19,6 +23,9 @@ pub(crate) enum Error {
     /// Its workspace's id is none.
     #[error("the workspace's id is malformed")]
     Team(#[source] Invalid),
+    /// It cannot be encrypted; Slack may send it again.
+    #[error("the delivery cannot be sealed")]
+    Sealed(#[source] SealError),
     /// The queue has not taken it; Slack may send it again.
     #[error("the work queue has not taken it")]
     Queue(#[source] publish::Error),
@@ -28,11 +35,12 @@ pub(crate) enum Error {
 #[derive(Debug, Clone)]
 pub(crate) struct Intake {
     bus: Bus,
+    keyring: Arc<Keyring>,
 }
 
 impl Intake {
-    pub(crate) const fn new(bus: Bus) -> Self {
-        Self { bus }
+    pub(crate) const fn new(bus: Bus, keyring: Arc<Keyring>) -> Self {
+        Self { bus, keyring }
     }
 
     /// Takes the envelope of an event (`event_callback`). What is nothing to us is taken and forgotten.
@@ -43,7 +51,7 @@ impl Intake {
             return Ok(());
         };
         let team = team_of_event(envelope).ok_or(Error::Malformed("team_id"))?;
-        self.publish(SlackKind::Event, team, key, envelope).await
+        self.publish(SlackKind::Event, team, key, envelope.to_string(), None).await
     }
 
     /// Takes what somebody did with a button or a form.
@@ -59,22 +67,58 @@ impl Intake {
             // Closed forms, shortcuts and the like.
             _ => return Ok(()),
         };
-        self.publish(SlackKind::Action, team, key, payload).await
+        self.publish(SlackKind::Action, team, key, payload.to_string(), None).await
     }
 
-    /// Takes a slash command.
+    /// Takes a slash command. It may hold a set-up code, mistyped or not, that is good for whoever has it: so that those who tap the mesh do
+    /// not, every command is sealed.
     pub(crate) async fn command(&self, command: &Value) -> Result<(), Error> {
         let team = text(command, "team_id")?;
         let key = text(command, "trigger_id")?.to_owned();
-        self.publish(SlackKind::Command, team, key, command).await
+        let sealed = self.keyring.seal(&record(team, &key), command.to_string().as_bytes()).map_err(Error::Sealed)?;
+        self.publish(SlackKind::Command, team, key, String::new(), Some(sealed)).await
     }
 
-    async fn publish(&self, kind: SlackKind, team: &str, key: String, payload: &Value) -> Result<(), Error> {
+    async fn publish(
+        &self,
+        kind: SlackKind,
+        team: &str,
+        key: String,
+        payload: String,
+        sealed: Option<SealedSecret>,
+    ) -> Result<(), Error> {
         let address = SlackDelivery::new(kind, team).map_err(Error::Team)?;
-        let delivery =
-            mesh::SlackDelivery { team: team.to_owned(), kind: kind.to_string(), key, payload: payload.to_string() };
+        let sealed =
+            sealed.map(|SealedSecret { key_id, nonce, ciphertext }| mesh::SealedSecret { key_id, nonce, ciphertext });
+        let delivery = mesh::SlackDelivery { team: team.to_owned(), kind: kind.to_string(), key, payload, sealed };
         self.bus.publish_within(&address, &delivery, DEADLINE).await.map(drop).map_err(Error::Queue)
     }
+}
+
+/// What a command is sealed for.
+fn record(team: &str, key: &str) -> String {
+    format!("slack_command.{team}.{key}")
+}
+
+/// Why what is in the queue cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Unreadable {
+    /// It is sealed with a key that is not there.
+    #[error("a delivery cannot be opened")]
+    Sealed(#[source] SealError),
+    /// It is not what Slack sends.
+    #[error("what Slack sent is no JSON")]
+    Json(#[source] serde_json::Error),
+}
+
+/// What Slack sent.
+pub(crate) fn payload(keyring: &Keyring, delivery: &mesh::SlackDelivery) -> Result<Value, Unreadable> {
+    let Some(mesh::SealedSecret { key_id, nonce, ciphertext }) = delivery.sealed.clone() else {
+        return serde_json::from_str(&delivery.payload).map_err(Unreadable::Json);
+    };
+    let sealed = SealedSecret { key_id, nonce, ciphertext };
+    let opened = keyring.open(&record(&delivery.team, &delivery.key), &sealed).map_err(Unreadable::Sealed)?;
+    serde_json::from_slice(opened.expose_secret()).map_err(Unreadable::Json)
 }
 
 /// The workspace that an event is for: of a channel that several share, the one in which the app sees it, and not the one where it happened.
@@ -84,7 +128,7 @@ fn team_of_event(envelope: &Value) -> Option<&str> {
 }
 
 /// The workspace that a button or a form is of: the one the app is installed in, whoever it was used by.
-fn team_of_action(payload: &Value) -> Option<&str> {
+pub(crate) fn team_of_action(payload: &Value) -> Option<&str> {
     let places = [&payload["view"]["app_installed_team_id"], &payload["team"]["id"], &payload["user"]["team_id"]];
     places.into_iter().find_map(Value::as_str)
 }

@@ -12,6 +12,7 @@
 
 mod access;
 mod actions;
+mod agents;
 mod answer;
 mod approvals;
 mod commands;
@@ -23,6 +24,7 @@ mod gateway;
 mod home;
 mod install;
 mod intake;
+mod members;
 mod mention;
 mod metrics;
 mod mrkdwn;
@@ -49,8 +51,8 @@ use tokio::{net::TcpListener, sync::Notify};
 
 pub use self::config::Config;
 use self::{
-    gateway::Gateway, intake::Intake, metrics::Metrics, people::People, signature::Verifier, teams::Teams, web::Web,
-    worker::Worker,
+    gateway::Gateway, intake::Intake, members::Members, metrics::Metrics, people::People, signature::Verifier,
+    teams::Teams, web::Web, worker::Worker,
 };
 
 /// What all parts share.
@@ -60,7 +62,10 @@ pub(crate) struct Shared {
     pub(crate) web: Web,
     pub(crate) teams: Teams,
     pub(crate) people: People,
+    pub(crate) members: Members,
     pub(crate) gateway: Gateway,
+    /// The master keys.
+    pub(crate) keyring: Arc<Keyring>,
     pub(crate) metrics: Metrics,
     /// There is a mention to look at.
     pub(crate) due: Notify,
@@ -101,12 +106,15 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
 
     let metrics = Metrics::new(&opentelemetry::global::meter("construct-slack"));
     let web = Web::new(&config.slack_api_url, metrics.clone()).context("there can be no client of Slack's Web API")?;
-    let keyring = keyring(&common.master_keys()?)?;
+    let keyring = Arc::new(keyring(&common.master_keys()?)?);
+    let gateway = Gateway::new(&config)?;
     let app = install::basic_authentication(&config).map(SecretString::from);
     let shared = Arc::new(Shared {
-        teams: Teams::new(store.clone(), web.clone(), keyring, app),
+        teams: Teams::new(store.clone(), web.clone(), Arc::clone(&keyring), app, lifecycle.clone()),
         people: People::new(web.clone()),
-        gateway: Gateway::new(&config.slack_gateway_url, config::secret(config.slack_gateway_key.as_ref()))?,
+        members: Members::new(store.clone(), gateway.clone(), Arc::clone(&keyring)),
+        keyring,
+        gateway,
         due: Notify::new(),
         crowded: AtomicBool::new(false),
         metrics,
@@ -115,7 +123,8 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
         config,
     });
     shared.teams.reseal().await;
-    let intake = Intake::new(bus.clone());
+    shared.members.reseal().await;
+    let intake = Intake::new(bus.clone(), Arc::clone(&shared.keyring));
     if let Some(listener) = listener {
         let secret = shared.config.slack_signing_secret.as_ref().context("slack_signing_secret is not set")?;
         face::spawn(Arc::clone(&shared), intake.clone(), Verifier::new(secret.expose()), listener, lifecycle);

@@ -10,7 +10,7 @@ use std::{
 
 use construct_proto::v1;
 use construct_runtime::{Lifecycle, telemetry::Chain};
-use construct_store::slack::{Mention, MentionState, Place};
+use construct_store::slack::{Mention, MentionState};
 use jiff::Timestamp;
 use prost::Message as _;
 use tokio::{
@@ -19,8 +19,9 @@ use tokio::{
 };
 
 use crate::{
-    Shared, access, answer, approvals, compose,
-    gateway::{call, is_transient},
+    Shared, access, agents, answer, approvals, compose,
+    gateway::{Caller, call, is_transient},
+    members,
     posts::{self, Posts, Right},
     progress,
     teams::{self, Team},
@@ -146,6 +147,8 @@ enum Looked {
     Over(MentionState),
     /// Its task waits for a person, or others wait for their turn; when to look again.
     Parked(Duration),
+    /// It is answered, and subtasks go on that may ask something; when to look again.
+    Watched(Duration),
 }
 
 /// Takes mentions and goes on with them, until the service drains.
@@ -229,10 +232,15 @@ async fn hold(shared: &Shared, mention: Mention, end: Instant) {
 
 /// One look at a mention, and writing down what became of it.
 async fn look(shared: &Shared, mut mention: Mention, right: Right) {
+    let before = mention.state;
     let looked = go_on(shared, &mut mention, &right).await;
     let now = Timestamp::now();
     match looked {
         Ok(Looked::Over(state)) => finish(&mut mention, state, None),
+        Ok(Looked::Watched(pause)) => {
+            finish(&mut mention, MentionState::Answered, None);
+            (mention.failures, mention.next_look) = (0, Some(now + pause));
+        }
         Ok(Looked::Parked(pause)) => {
             mention.failures = 0;
             mention.next_look = Some(now + pause);
@@ -246,6 +254,11 @@ async fn look(shared: &Shared, mut mention: Mention, right: Right) {
                 tracing::warn!(channel = mention.key.channel, ts = mention.key.ts, what, "a mention has to wait");
             }
             mention.error = Some(what);
+        }
+        // The answer stays as it is.
+        Err(trouble) if before == MentionState::Answered => {
+            tracing::warn!(error = %Chain(&trouble), ts = mention.key.ts, "what subtasks ask is not looked at any more");
+            finish(&mut mention, MentionState::Answered, Some(trouble.to_string()));
         }
         Err(Trouble::Mute(what)) => {
             tracing::warn!(channel = mention.key.channel, ts = mention.key.ts, what, "a mention is given up");
@@ -272,8 +285,8 @@ async fn look(shared: &Shared, mut mention: Mention, right: Right) {
     }
     if let Err(error) = shared.store.slack_mention_save(&mention, true, now).await {
         tracing::warn!(error = %Chain(&error), ts = mention.key.ts, "what became of a mention could not be written down");
-    } else if mention.next_look.is_none() {
-        shared.metrics.mention(mention.state.as_str());
+    } else if mention.state != before && mention.state != MentionState::Asked {
+        shared.metrics.mention(mention.state);
     }
 }
 
@@ -299,68 +312,97 @@ async fn say_failed(shared: &Shared, mention: &Mention, right: &Right, what: &st
     Ok(())
 }
 
-/// The agent that answers in a thread: the one of its task, or of what has begun it, or the workspace's.
-pub(crate) async fn agent(
-    shared: &Shared,
-    team: &Team,
-    place: &Place,
-    event: &serde_json::Value,
-) -> Result<String, construct_store::Error> {
-    match shared.store.slack_thread(place).await {
-        Ok(thread) if thread.task.is_some() => return Ok(thread.agent),
-        Ok(_) | Err(construct_store::Error::NotFound { .. }) => {}
-        Err(error) => return Err(error),
-    }
-    Ok(event["construct_agent"].as_str().unwrap_or(&team.installation.agent).to_owned())
-}
-
 async fn go_on(shared: &Shared, mention: &mut Mention, right: &Right) -> Result<Looked, Trouble> {
     let team = shared.teams.team(&mention.key.team).await?;
     let posts = Posts { web: &shared.web, store: &shared.store, token: &team.token, right: right.clone() };
+    if mention.organization != team.caller.organization {
+        return Err(Trouble::Mute("its workspace is another organization's by now".to_owned()));
+    }
+    if mention.state == MentionState::Answered {
+        return watch(shared, (&posts, &team.caller), mention).await;
+    }
     let place = mention.place();
-    let agent = agent(shared, &team, &place, &mention.event).await?;
-    if mention.state == MentionState::Received && mention.request.is_none() {
-        let asks = (&shared.store, &shared.people);
-        if let Err(refusal) = access::may_use(asks, &team, &place.channel, &mention.user, &agent).await? {
-            if refusal != access::Refusal::Bot {
-                let key = format!("{}.refused", mention.key.ts);
-                posts.once(&place, &key, &mention.key.ts, &words::plain(words::refusal(refusal))).await?;
-            }
-            return Ok(Looked::Over(MentionState::Refused));
+    let asked = match mention.state {
+        MentionState::Received => Some(agents::of_thread(shared, &team, &place, &mention.event).await?),
+        _ => None,
+    };
+    if mention.request.is_none()
+        && let Some(agent) = &asked
+        && let Err(refusal) = access::may_use(shared, &team, &place.channel, &mention.user, agent).await?
+    {
+        if refusal != access::Refusal::Bot {
+            let key = format!("{}.refused", mention.key.ts);
+            posts.once(&place, &key, &mention.key.ts, &words::plain(words::refusal(refusal))).await?;
         }
+        return Ok(Looked::Over(MentionState::Refused));
     }
     let key = answer_key(mention);
     let placeholder = posts.once(&place, &key, &mention.key.ts, &words::working()).await?;
-    if mention.state == MentionState::Received {
-        ask(shared, &team, mention, &agent).await?;
+    if let Some(agent) = &asked {
+        ask(shared, &team, mention, agent).await?;
     }
     let (Some(task), Some(message)) = (mention.task.clone(), mention.message.clone()) else {
         return Err(Trouble::Failed("its record in the database makes no sense.".to_owned()));
     };
-    let followed = progress::follow(shared, &posts, mention, (&task, &message), &placeholder).await?;
-    let open = approvals::show(shared, &posts, mention, &task).await?;
+    let followed = progress::follow(shared, (&posts, &team.caller), mention, (&task, &message), &placeholder).await?;
+    let open = approvals::show(shared, (&posts, &team.caller), mention, &task).await?;
+    let suspended = matches!(followed, progress::Followed::Waits { decision: false });
+    if suspended != progress::is_suspended(mention) {
+        if suspended {
+            posts.replace(&place, (&key, &placeholder), &mention.key.ts, &words::suspended()).await?;
+        }
+        mention.error = suspended.then(|| progress::SUSPENDED.to_owned());
+    }
     match followed {
         progress::Followed::Aside => Ok(Looked::Parked(ASIDE)),
         // What is decided is gone on with within a moment.
         progress::Followed::Waits { decision: true } if open == 0 => Ok(Looked::Parked(SWEEP / 2)),
         progress::Followed::Waits { .. } => Ok(Looked::Parked(PARKED)),
         progress::Followed::Ended(message) => {
-            answer::give(shared, &posts, mention, &message, &placeholder).await?;
-            Ok(Looked::Over(MentionState::Answered))
+            answer::give(shared, (&posts, &team.caller), mention, &message, &placeholder).await?;
+            // The answer is given, whatever becomes of this.
+            match agents::at_work_below(shared, &team.caller, &task).await {
+                Ok(false) => Ok(Looked::Over(MentionState::Answered)),
+                Ok(true) => Ok(Looked::Watched(SWEEP / 2)),
+                Err(error) => {
+                    tracing::debug!(error = %Chain(&error), "it cannot be found out whether subtasks are at work");
+                    Ok(Looked::Watched(PARKED))
+                }
+            }
         }
     }
 }
 
+/// Looks after a question that is answered, and whose task has subtasks that go on: what they ask is asked in the thread.
+async fn watch(shared: &Shared, (posts, caller): (&Posts<'_>, &Caller), mention: &Mention) -> Result<Looked, Trouble> {
+    let (Some(task), Some(message)) = (&mention.task, &mention.message) else {
+        return Ok(Looked::Over(MentionState::Answered));
+    };
+    // Who is at a later question of the task looks at all that it asks.
+    if shared.store.slack_mention_is_followed(task, message).await? {
+        return Ok(Looked::Over(MentionState::Answered));
+    }
+    let open = approvals::show(shared, (posts, caller), mention, task).await?;
+    Ok(if open > 0 || agents::at_work_below(shared, caller, task).await? {
+        Looked::Watched(PARKED)
+    } else {
+        Looked::Over(MentionState::Answered)
+    })
+}
+
 /// Has the gateway take the question, once.
 async fn ask(shared: &Shared, team: &Team, mention: &mut Mention, agent: &str) -> Result<(), Trouble> {
-    let (place, organization) = (mention.place(), mention.organization);
+    let (place, organization, caller) = (mention.place(), mention.organization, &team.caller);
+    let by = shared.members.authorization(&place.team, organization, &mention.user).await?;
+    let refused = |status| members::refused(status, by.as_ref());
     let ids = format!("slack.{}.{}", place.team, place.channel);
     // The second time, the thread's task was deleted and is forgotten; a third time it would have been deleted within milliseconds.
     for _ in 0..3 {
         if mention.request.is_none() {
             let thread = shared.store.slack_thread_open(&place, organization, agent).await?;
-            if thread.agent != agent {
-                // Another question has begun the thread's task meanwhile: whether this person may use its agent is looked at anew.
+            if agents::now(shared, caller, &thread).await? != agent {
+                // Another question has begun the thread's task meanwhile, or it was handed over: whether this person may use its agent is
+                // looked at anew.
                 return Err(Trouble::Later { what: "the thread has got another agent".to_owned(), after: None });
             }
             let task = match thread.task {
@@ -369,8 +411,8 @@ async fn ask(shared: &Shared, team: &Team, mention: &mut Mention, agent: &str) -
                     let spec = v1::TaskSpec { agent: thread.agent, ..v1::TaskSpec::default() };
                     let idempotency_key = format!("{ids}.{}.task.{}", place.thread, thread.generation);
                     let request = v1::CreateTaskRequest { spec: Some(spec), idempotency_key };
-                    let request = shared.gateway.request(organization, request);
-                    let created = call(shared.gateway.tasks().create_task(request)).await?;
+                    let request = shared.gateway.request_by(caller, by.as_ref(), request);
+                    let created = call(shared.gateway.tasks().create_task(request)).await.map_err(refused)?;
                     let task = created.metadata.unwrap_or_default().id;
                     shared.store.slack_thread_task(&place, thread.generation, &task).await?;
                     task
@@ -387,7 +429,7 @@ async fn ask(shared: &Shared, team: &Team, mention: &mut Mention, agent: &str) -
         }
         let request = v1::CreateMessageRequest::decode(mention.request.as_deref().unwrap_or_default())
             .map_err(|error| Trouble::Failed(format!("its record in the database makes no sense ({error}).")))?;
-        let request = shared.gateway.request(organization, request);
+        let request = shared.gateway.request_by(caller, by.as_ref(), request);
         match call(shared.gateway.messages().create_message(request)).await {
             Ok(message) => {
                 mention.message = Some(message.metadata.unwrap_or_default().id);
@@ -403,7 +445,7 @@ async fn ask(shared: &Shared, team: &Team, mention: &mut Mention, agent: &str) -
                 mention.request = None;
                 shared.store.slack_mention_save(mention, false, Timestamp::now()).await?;
             }
-            Err(status) => return Err(status.into()),
+            Err(status) => return Err(refused(status)),
         }
     }
     Err(Trouble::Failed("the thread's task is deleted again and again.".to_owned()))

@@ -1,7 +1,9 @@
-//! What is counted. Nothing is told apart by workspace, person or task.
+//! What is counted of mentions and of calls. `deploy/observability/metrics.txt` lists what every service counts. Nothing is told apart by
+//! workspace, person or task.
 
 use std::{sync::Arc, time::Duration};
 
+use construct_store::slack::MentionState;
 use opentelemetry::{
     KeyValue,
     metrics::{Counter, Histogram, Meter},
@@ -22,9 +24,10 @@ struct Instruments {
 
 impl Metrics {
     pub(crate) fn new(meter: &Meter) -> Self {
-        Self(Arc::new(Instruments {
+        let metrics = Self(Arc::new(Instruments {
             mentions: meter
                 .u64_counter("construct.slack.mentions")
+                .with_unit("{mention}")
                 .with_description("Mentions that are over, by how they ended")
                 .build(),
             calls: meter
@@ -33,12 +36,17 @@ impl Metrics {
                 .with_boundaries(SECONDS.to_vec())
                 .with_description("Calls of Slack's Web API, by method and by what went wrong")
                 .build(),
-        }))
+        }));
+        // From now on they stand at zero, so that the first one shows as a rise.
+        for state in [MentionState::Answered, MentionState::Refused, MentionState::Failed] {
+            metrics.0.mentions.add(0, &[outcome(state)]);
+        }
+        metrics
     }
 
     /// A mention is over.
-    pub(crate) fn mention(&self, state: &'static str) {
-        self.0.mentions.add(1, &[KeyValue::new("construct.slack.outcome", state)]);
+    pub(crate) fn mention(&self, state: MentionState) {
+        self.0.mentions.add(1, &[outcome(state)]);
     }
 
     /// A method was called; `error` is empty when it did what it was to do.
@@ -49,4 +57,8 @@ impl Metrics {
         }
         self.0.calls.record(took.as_secs_f64(), &labels);
     }
+}
+
+fn outcome(state: MentionState) -> KeyValue {
+    KeyValue::new("construct.outcome", state.as_str())
 }

@@ -18,7 +18,7 @@ const MESSAGE: usize = 10_000;
 const MOST_BLOCKS: usize = 50;
 /// Levels of lists that are indented.
 const DEPTH: usize = 6;
-/// Characters of a table's cell, which is cut after them.
+/// Characters of a table's cell. One with longer cells would not stand in columns on anybody's screen, and becomes a list.
 const CELL: usize = 60;
 
 /// A part of an answer.
@@ -58,10 +58,7 @@ pub(crate) fn context(mrkdwn: &str) -> Value {
 
 /// A fenced section for each piece of text that fits into one. What would end the fence is broken up by a character without width.
 pub(crate) fn fenced(text: &str) -> Vec<Value> {
-    pieces(&fence_safe(&escape(text)), SECTION - 8)
-        .into_iter()
-        .map(|piece| section(&format!("```\n{piece}\n```")))
-        .collect()
+    code_blocks(&fence_safe(&escape(text)))
 }
 
 /// Whether blocks fit into one message.
@@ -103,22 +100,30 @@ fn blocks_of(part: &Part) -> Vec<Value> {
         }
         Part::Rule => vec![json!({"type": "divider"})],
         Part::Text(text) => pieces(text, SECTION).iter().map(|piece| section(piece)).collect(),
-        Part::Code(code) => {
-            pieces(code, SECTION - 8).iter().map(|piece| section(&format!("```\n{piece}\n```"))).collect()
-        }
+        Part::Code(code) => code_blocks(code),
     }
+}
+
+fn code_blocks(code: &str) -> Vec<Value> {
+    let pieces = cut(code, SECTION - 8, true);
+    pieces.iter().map(|piece| section(&format!("```\n{piece}\n```"))).collect()
 }
 
 /// Cuts escaped text into pieces of at most `limit` characters: between lines where that is possible, else between words, and never
 /// inside of an entity or a link.
 fn pieces(text: &str, limit: usize) -> Vec<String> {
+    cut(text, limit, false)
+}
+
+/// The same, where white space is told apart or not: in code every space counts.
+fn cut(text: &str, limit: usize, exact: bool) -> Vec<String> {
     let mut pieces = Vec::new();
     let mut rest = text;
     while rest.chars().count() > limit {
         let end = rest.char_indices().nth(limit).map_or(rest.len(), |(at, _)| at);
         let head = &rest[..end];
-        let mut cut =
-            [head.rfind('\n'), head.rfind(' ')].into_iter().flatten().find(|at| *at > limit / 2).unwrap_or(end);
+        let between = [head.rfind('\n'), head.rfind(' ').filter(|_| !exact)];
+        let mut cut = between.into_iter().flatten().find(|at| *at > limit / 2).unwrap_or(end);
         for (open, close) in [('<', '>'), ('&', ';')] {
             if let Some(at) = rest[..cut].rfind(open)
                 && !rest[at..cut].contains(close)
@@ -129,8 +134,13 @@ fn pieces(text: &str, limit: usize) -> Vec<String> {
                 cut = at;
             }
         }
-        pieces.push(rest[..cut].trim_end().to_owned());
-        rest = rest[cut..].trim_start_matches(['\n', ' ']);
+        if exact {
+            pieces.push(rest[..cut].to_owned());
+            rest = rest[cut..].strip_prefix('\n').unwrap_or(&rest[cut..]);
+        } else {
+            pieces.push(rest[..cut].trim_end().to_owned());
+            rest = rest[cut..].trim_start_matches(['\n', ' ']);
+        }
     }
     if !rest.trim().is_empty() {
         pieces.push(rest.to_owned());
@@ -152,6 +162,10 @@ struct Writer {
     lists: Vec<Option<u64>>,
     quotes: usize,
     header: Option<String>,
+    /// A heading that stands in the text is open: it is bold as it is.
+    heading: bool,
+    /// Where the text of the list item begins that was begun last.
+    item: usize,
     code: Option<String>,
     /// Where the text of the link that is open begins, and its address.
     links: Vec<(usize, String)>,
@@ -203,6 +217,7 @@ impl Writer {
                     self.header = Some(String::new());
                 } else {
                     self.text.push('*');
+                    self.heading = true;
                 }
             }
             Tag::Paragraph => self.gap(),
@@ -243,8 +258,13 @@ impl Writer {
         match tag {
             TagEnd::Heading(_) => match self.header.take() {
                 Some(header) if header.trim().is_empty() => {}
+                // Slack would not take it as a header, and nothing of it is to be lost.
+                Some(header) if header.chars().count() > HEADER => {
+                    self.parts.push(Part::Text(format!("*{}*", escape(header.trim()))));
+                }
                 Some(header) => self.parts.push(Part::Header(header)),
                 None => {
+                    self.heading = false;
                     self.text.push('*');
                     self.text.push('\n');
                 }
@@ -278,8 +298,7 @@ impl Writer {
             }
             TagEnd::TableCell => {
                 if let Some(table) = &mut self.table {
-                    let cell = clip(table.cell.trim(), CELL);
-                    table.cell.clear();
+                    let cell = std::mem::take(&mut table.cell).trim().to_owned();
                     if let Some(row) = table.rows.last_mut() {
                         row.push(cell);
                     }
@@ -287,7 +306,7 @@ impl Writer {
             }
             TagEnd::Table => {
                 if let Some(table) = self.table.take() {
-                    self.parts.push(Part::Code(fence_safe(&escape(&table.text()))));
+                    self.parts.push(table.part());
                 }
             }
             _ => {}
@@ -323,6 +342,9 @@ impl Writer {
         if self.header.is_some() || self.table.is_some() || self.image.is_some() || self.code.is_some() {
             return;
         }
+        if self.heading && mark == '*' {
+            return;
+        }
         if self.text.chars().last().is_some_and(char::is_alphanumeric) && !self.closes(mark) {
             self.text.push('\u{200B}');
         }
@@ -345,7 +367,13 @@ impl Writer {
 
     /// A new paragraph begins.
     fn gap(&mut self) {
-        if self.text.is_empty() || !self.lists.is_empty() {
+        if self.text.is_empty() {
+            return;
+        }
+        if !self.lists.is_empty() {
+            if self.text.len() > self.item {
+                self.line_break();
+            }
             return;
         }
         let end = self.text.trim_end_matches('\n').len();
@@ -366,12 +394,20 @@ impl Writer {
             }
             _ => self.text.push_str(if depth.is_multiple_of(2) { "• " } else { "◦ " }),
         }
+        self.item = self.text.len();
     }
 
     /// Ends the link that is open. One whose address is not for people stays text, with its address behind it.
     fn link(&mut self) {
         let Some((begin, url)) = self.links.pop() else { return };
-        if self.header.is_some() || self.table.is_some() || self.code.is_some() {
+        if self.code.is_some() {
+            return;
+        }
+        if let Some(plain) = self.header.as_mut().or(self.table.as_mut().map(|table| &mut table.cell)) {
+            // There are no links in headers and fences; the address is not lost.
+            if !url.is_empty() && !plain.ends_with(&url) {
+                plain.push_str(&format!(" ({url})"));
+            }
             return;
         }
         let shown = self.text.split_off(begin.min(self.text.len()));
@@ -398,6 +434,7 @@ impl Writer {
 
     fn flush(&mut self) {
         let text = std::mem::take(&mut self.text);
+        self.item = 0;
         let text = text.trim_matches('\n').trim_end();
         self.links.clear();
         if text.is_empty() {
@@ -413,6 +450,31 @@ impl Writer {
 }
 
 impl Table {
+    fn part(&self) -> Part {
+        if self.rows.iter().flatten().any(|cell| cell.chars().count() > CELL) {
+            Part::Text(self.list())
+        } else {
+            Part::Code(fence_safe(&escape(&self.text())))
+        }
+    }
+
+    /// A paragraph for each row, with a line for each of its cells.
+    fn list(&self) -> String {
+        let Some((titles, rows)) = self.rows.split_first() else { return String::new() };
+        let line = |(column, cell): (usize, &String)| match titles.get(column).filter(|title| !title.is_empty()) {
+            Some(title) => format!("*{}*: {}", escape(title), escape(cell)),
+            None => escape(cell),
+        };
+        let paragraph = |row: &Vec<String>| {
+            let lines = row.iter().enumerate().filter(|(_, cell)| !cell.is_empty()).map(line);
+            lines.collect::<Vec<_>>().join("\n")
+        };
+        if rows.is_empty() {
+            return escape(&titles.join("\n"));
+        }
+        rows.iter().map(paragraph).collect::<Vec<_>>().join("\n\n")
+    }
+
     /// In columns of equal width.
     fn text(&self) -> String {
         let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);

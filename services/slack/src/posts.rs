@@ -67,6 +67,11 @@ impl Right {
     }
 }
 
+/// Whether a message can never be edited again: it is gone, or too old by the rules of its workspace.
+pub(crate) fn is_out_of_reach(error: &web::Error) -> bool {
+    matches!(error.code(), Some("message_not_found" | "cant_update_message" | "edit_window_closed"))
+}
+
 /// Posts into threads of one workspace.
 #[derive(Debug)]
 pub(crate) struct Posts<'a> {
@@ -130,7 +135,7 @@ impl Posts<'_> {
         Ok(chat::update(self.web, self.token, (&place.channel, ts), content, &leave).await?)
     }
 
-    /// Puts something in the place of a post; posts it anew where somebody has deleted that.
+    /// Puts something in the place of a post; posts it anew where somebody has deleted that, or it is too old to be edited.
     pub(crate) async fn replace(
         &self,
         place: &Place,
@@ -140,9 +145,17 @@ impl Posts<'_> {
     ) -> Result<String, Error> {
         match self.update(place, ts, content).await {
             Ok(()) => Ok(ts.to_owned()),
-            Err(Error::Slack(error)) if matches!(error.code(), Some("message_not_found" | "cant_update_message")) => {
+            Err(Error::Slack(error)) if error.code() == Some("message_not_found") => {
                 self.store.slack_post_forget(place, key).await?;
                 self.once(place, key, oldest, content).await
+            }
+            // The old message stays and has the key, so that the new one has another.
+            Err(Error::Slack(error)) if is_out_of_reach(&error) => {
+                let key = format!("{key}.anew");
+                match self.store.slack_post(place, &key).await? {
+                    Posted::At(ts) => self.update(place, &ts, content).await.map(|()| ts),
+                    Posted::Never | Posted::Perhaps => self.once(place, &key, oldest, content).await,
+                }
             }
             Err(error) => Err(error),
         }

@@ -10,8 +10,8 @@ use tokio::time::{Instant, MissedTickBehavior, sleep_until};
 use tonic::Streaming;
 
 use crate::{
-    Shared,
-    gateway::call,
+    Shared, approvals,
+    gateway::{Caller, call},
     mention::Trouble,
     mrkdwn::{self, escape},
     posts::Posts,
@@ -34,6 +34,9 @@ const CALLS: usize = 4;
 /// Characters of a call's arguments.
 const ARGUMENTS: usize = 120;
 
+/// What is written down about a mention whose task is suspended.
+pub(crate) const SUSPENDED: &str = "its task is suspended";
+
 /// How a question came to rest.
 pub(crate) enum Followed {
     /// Its turn is over.
@@ -45,6 +48,19 @@ pub(crate) enum Followed {
     },
     /// It takes long, and others wait for their turn.
     Aside,
+}
+
+/// What becomes of a question.
+enum Now {
+    /// It has come to rest.
+    Rests(Followed),
+    /// It is worked on.
+    Works,
+    /// The same, and subtasks have been begun, of which people may be asked something.
+    Shares {
+        /// Whether it is only waited for them.
+        waits: bool,
+    },
 }
 
 /// What is shown.
@@ -60,14 +76,15 @@ struct Shown {
 /// Follows a question until its turn ends or waits for a person, or others have to be looked at.
 pub(crate) async fn follow(
     shared: &Shared,
-    posts: &Posts<'_>,
+    (posts, caller): (&Posts<'_>, &Caller),
     mention: &Mention,
     (task, message): (&str, &str),
     placeholder: &str,
 ) -> Result<Followed, Trouble> {
     let place = mention.place();
-    let mut events = subscribe(shared, mention, task).await.ok();
-    let mut shown = Shown::default();
+    let mut events = subscribe(shared, caller, task).await.ok();
+    // That it is suspended stands there still.
+    let mut shown = Shown { changed: is_suspended(mention), ..Shown::default() };
     let (mut looks, mut edits) = (tokio::time::interval(LOOK), tokio::time::interval(EDIT));
     looks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     edits.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -86,7 +103,7 @@ pub(crate) async fn follow(
             },
             _ = looks.tick() => {
                 if events.is_none() {
-                    events = subscribe(shared, mention, task).await.ok();
+                    events = subscribe(shared, caller, task).await.ok();
                 }
                 true
             }
@@ -101,14 +118,24 @@ pub(crate) async fn follow(
                     let done = chat::try_update(posts.web, posts.token, &place.channel, placeholder, &content).await;
                     if let Err(error) = done {
                         tracing::debug!(%error, "progress is not shown");
-                        // It is worth showing when Slack can be spoken to again.
-                        shown.changed = true;
+                        // It is worth showing when Slack can be spoken to again; what it refuses, it would refuse again.
+                        shown.changed = error.code().is_none();
                     }
                 }
                 false
             }
         };
-        if wanted && let Some(followed) = rests(shared, mention, (task, message)).await? {
+        let now = if wanted { now(shared, caller, (task, message)).await? } else { Now::Works };
+        let rests = match now {
+            Now::Rests(followed) => Some(followed),
+            Now::Works => None,
+            // Subtasks are not among the task's events. What they ask is asked while it does something else, too.
+            Now::Shares { waits } => {
+                let open = approvals::show(shared, (posts, caller), mention, task).await?;
+                (waits && open > 0).then_some(Followed::Waits { decision: true })
+            }
+        };
+        if let Some(followed) = rests {
             // What comes next is an edit, too.
             if shown.edits > 0 {
                 sleep_until(last_edit + EDIT).await;
@@ -121,9 +148,9 @@ pub(crate) async fn follow(
     }
 }
 
-/// Whether the question has come to rest.
-async fn rests(shared: &Shared, mention: &Mention, (task, message): (&str, &str)) -> Result<Option<Followed>, Trouble> {
-    let request = shared.gateway.request(mention.organization, v1::GetMessageRequest { message: message.to_owned() });
+/// What becomes of the question.
+async fn now(shared: &Shared, caller: &Caller, (task, message): (&str, &str)) -> Result<Now, Trouble> {
+    let request = shared.gateway.request(caller, v1::GetMessageRequest { message: message.to_owned() });
     let found = match call(shared.gateway.messages().get_message(request)).await {
         Ok(found) => found,
         Err(status) if status.code() == tonic::Code::NotFound => {
@@ -132,20 +159,27 @@ async fn rests(shared: &Shared, mention: &Mention, (task, message): (&str, &str)
         Err(status) => return Err(status.into()),
     };
     if found.status.as_ref().is_some_and(|status| status.processed_at.is_some()) {
-        return Ok(Some(Followed::Ended(Box::new(found))));
+        return Ok(Now::Rests(Followed::Ended(Box::new(found))));
     }
-    let request = shared.gateway.request(mention.organization, v1::GetTaskRequest { task: task.to_owned() });
+    let request = shared.gateway.request(caller, v1::GetTaskRequest { task: task.to_owned() });
     let found = call(shared.gateway.tasks().get_task(request)).await?;
-    Ok(match found.status.unwrap_or_default().phase() {
-        TaskPhase::AwaitApproval => Some(Followed::Waits { decision: true }),
-        TaskPhase::Suspended => Some(Followed::Waits { decision: false }),
-        _ => None,
+    let status = found.status.unwrap_or_default();
+    Ok(match status.phase() {
+        TaskPhase::AwaitApproval => Now::Rests(Followed::Waits { decision: true }),
+        TaskPhase::Suspended => Now::Rests(Followed::Waits { decision: false }),
+        phase if !status.subtasks.is_empty() => Now::Shares { waits: phase == TaskPhase::AwaitSubtasks },
+        _ => Now::Works,
     })
 }
 
-async fn subscribe(shared: &Shared, mention: &Mention, task: &str) -> Result<Streaming<v1::Event>, tonic::Status> {
+/// Whether a mention was found to wait for its task to be resumed, when it was looked at last.
+pub(crate) fn is_suspended(mention: &Mention) -> bool {
+    mention.error.as_deref() == Some(SUSPENDED)
+}
+
+async fn subscribe(shared: &Shared, caller: &Caller, task: &str) -> Result<Streaming<v1::Event>, tonic::Status> {
     let request = v1::SubscribeRequest { task: task.to_owned(), ..v1::SubscribeRequest::default() };
-    call(shared.gateway.events().subscribe(shared.gateway.request(mention.organization, request))).await
+    call(shared.gateway.events().subscribe(shared.gateway.request(caller, request))).await
 }
 
 async fn next(events: &mut Option<Streaming<v1::Event>>) -> Option<Result<v1::Event, tonic::Status>> {
@@ -184,6 +218,9 @@ impl Shown {
     }
 
     fn content(&self) -> Content {
+        if self.count == 0 && !self.writing {
+            return words::working();
+        }
         let doing = if self.writing { "writing" } else { "using tools" };
         let steps = match self.count {
             0 => String::new(),

@@ -2,7 +2,8 @@
 
 use std::{sync::Arc, time::Duration};
 
-use construct_runtime::{config::Secret, telemetry::Chain};
+use construct_domain::OrganizationId;
+use construct_runtime::{Lifecycle, config::Secret, telemetry::Chain};
 use construct_store::{
     Keyring, SealError, SealedSecret, Store,
     slack::{Installation, NewInstallation},
@@ -10,14 +11,21 @@ use construct_store::{
 use jiff::{SignedDuration, Timestamp};
 use secrecy::{ExposeSecret as _, SecretString};
 use serde_json::{Value, json};
-use tokio::sync::Mutex;
+use tokio::sync::{Mutex, oneshot};
 
-use crate::web::{self, Token, Web, oauth};
+use crate::{
+    gateway::{Authorization, Caller},
+    web::{self, Token, Web, oauth},
+};
 
 /// A token is renewed when it has only so long to go: long enough for whatever is begun with it.
 const RENEW: SignedDuration = SignedDuration::from_mins(30);
 /// How often tokens are looked at while one that has ended keeps its workspace from working.
 pub(crate) const AGAIN: Duration = Duration::from_secs(60);
+
+/// How often it is tried to store what was renewed, and the pause between. A database that is started again is back by then.
+const STORE_ATTEMPTS: u32 = 20;
+const PAUSE: Duration = Duration::from_secs(1);
 
 /// Why there is no token.
 #[derive(Debug, thiserror::Error)]
@@ -34,6 +42,12 @@ pub(crate) enum Error {
     /// What was sealed is no token.
     #[error("what is stored in the token's place is none")]
     Unreadable,
+    /// The process ends while it is renewed.
+    #[error("the renewal of the token was interrupted")]
+    Interrupted,
+    /// The workspace is another organisation's.
+    #[error("the workspace is connected to another organization")]
+    Elsewhere,
     /// It has ended and cannot be renewed.
     #[error("the token cannot be renewed")]
     Renewal(#[source] web::Error),
@@ -44,6 +58,8 @@ pub(crate) enum Error {
 pub(crate) struct Team {
     pub(crate) installation: Installation,
     pub(crate) token: Token,
+    /// In whose name the mesh is asked about it.
+    pub(crate) caller: Caller,
 }
 
 /// All of them. Cheap to clone.
@@ -56,17 +72,36 @@ pub(crate) struct Teams {
     app: Option<SecretString>,
     /// Of several calls that need a new token, one gets it.
     renewing: Arc<Mutex<()>>,
+    lifecycle: Lifecycle,
 }
 
 /// What is sealed.
 struct Tokens {
     token: SecretString,
     refresh: Option<SecretString>,
+    /// The key of the organisation's member who has connected the workspace; none: the service's own.
+    gateway: Option<SecretString>,
+}
+
+/// Who has connected a workspace, and what to.
+pub(crate) struct Connected {
+    /// Whose the workspace is from then on.
+    pub(crate) organization: OrganizationId,
+    /// The key of their member; none: the service's own.
+    pub(crate) key: Option<SecretString>,
+    /// The agent that answers there.
+    pub(crate) agent: String,
 }
 
 impl Teams {
-    pub(crate) fn new(store: Store, web: Web, keyring: Keyring, app: Option<SecretString>) -> Self {
-        Self { store, web, keyring: Arc::new(keyring), app, renewing: Arc::default() }
+    pub(crate) fn new(
+        store: Store,
+        web: Web,
+        keyring: Arc<Keyring>,
+        app: Option<SecretString>,
+        lifecycle: Lifecycle,
+    ) -> Self {
+        Self { store, web, keyring, app, renewing: Arc::default(), lifecycle }
     }
 
     /// A workspace, with a token that can be used.
@@ -75,12 +110,21 @@ impl Teams {
         let tokens = self.open(&installation)?;
         match (installation.expires_at, &tokens.refresh, &self.app) {
             (Some(expires_at), Some(_), Some(_)) if expires_at < Timestamp::now() + RENEW => {
-                let _one = self.renewing.lock().await;
-                // Somebody else may have been faster.
-                let installation = self.installation(team).await?;
-                self.renew(installation).await
+                // Slack takes a refresh token once: who asks for a new one has to see it stored, even when nobody waits for it any more.
+                let (this, team) = (self.clone(), team.to_owned());
+                let (tell, told) = oneshot::channel();
+                self.lifecycle.spawn_job("renewal of a token", async move {
+                    let _one = this.renewing.lock().await;
+                    // Somebody else may have been faster.
+                    let renewed = match this.installation(&team).await {
+                        Ok(installation) => this.renew(installation).await,
+                        Err(error) => Err(error),
+                    };
+                    let _ = tell.send(renewed);
+                });
+                told.await.map_err(|_| Error::Interrupted)?
             }
-            _ => Ok(Team { token: Token { team: team.to_owned(), secret: tokens.token }, installation }),
+            _ => team_of(installation, tokens),
         }
     }
 
@@ -93,12 +137,12 @@ impl Teams {
 
     async fn renew(&self, installation: Installation) -> Result<Team, Error> {
         let now = Timestamp::now();
-        let Tokens { token, refresh } = self.open(&installation)?;
+        let tokens = self.open(&installation)?;
         let team = installation.team.clone();
         let ended = installation.expires_at.is_some_and(|at| at <= now);
-        let (Some(app), Some(refresh)) = (&self.app, refresh) else { return Err(Error::NotInstalled) };
+        let (Some(app), Some(refresh)) = (&self.app, &tokens.refresh) else { return Err(Error::NotInstalled) };
         if installation.expires_at.is_none_or(|at| at >= now + RENEW) {
-            return Ok(Team { token: Token { team, secret: token }, installation });
+            return team_of(installation, tokens);
         }
         let access = match oauth::refresh(&self.web, app.expose_secret(), refresh.expose_secret()).await {
             Ok(access) => access,
@@ -106,32 +150,71 @@ impl Teams {
                 // Another process has used it, and stored what it got.
                 let again = self.installation(&team).await?;
                 if again.revision != installation.revision {
-                    let secret = self.open(&again)?.token;
-                    return Ok(Team { token: Token { team, secret }, installation: again });
+                    let tokens = self.open(&again)?;
+                    return team_of(again, tokens);
                 }
                 if ended {
                     return Err(Error::Renewal(error));
                 }
                 tracing::warn!(team, error = %Chain(&error), "a token could not be renewed; it is still valid");
-                return Ok(Team { token: Token { team, secret: token }, installation });
+                return team_of(installation, tokens);
             }
         };
-        let sealed = self.seal(&team, &access)?;
-        let expires_at = expiry(&access, now);
-        let stored = self.store.slack_tokens_replace(&team, installation.revision, &sealed, expires_at, now).await;
-        if !stored.map_err(Error::Store)? {
-            tracing::warn!(team, "a renewed token was not stored, because the app has been installed anew meanwhile");
-        }
-        Ok(Team { token: Token { team, secret: SecretString::from(access.access_token.expose()) }, installation })
+        self.store_renewed(&installation, refresh.expose_secret(), &access, tokens.gateway.as_ref()).await?;
+        team_of(installation, Tokens { token: SecretString::from(access.access_token.expose()), ..tokens })
     }
 
-    /// Notes an installation that somebody has agreed to.
-    pub(crate) async fn install(
+    /// Puts new tokens in the place of those that were got with a refresh token, which is used up: the new ones are nowhere else.
+    async fn store_renewed(
         &self,
+        before: &Installation,
+        used: &str,
         access: &oauth::Access,
-        organization: construct_domain::OrganizationId,
-        agent: String,
-    ) -> Result<String, Error> {
+        gateway: Option<&SecretString>,
+    ) -> Result<(), Error> {
+        let (team, sealed) = (&before.team, self.seal(&before.team, access, gateway)?);
+        let (mut revision, mut attempts) = (before.revision, 0);
+        loop {
+            let now = Timestamp::now();
+            let stored = self.store.slack_tokens_replace(team, revision, &sealed, expiry(access, now), now).await;
+            attempts += 1;
+            match stored {
+                Ok(true) => return Ok(()),
+                Ok(false) => {
+                    let found = match self.installation(team).await {
+                        Err(Error::Store(error)) if attempts < STORE_ATTEMPTS => {
+                            tracing::warn!(team, error = %Chain(&error), "a renewed token could not be stored; it is tried again");
+                            tokio::time::sleep(PAUSE).await;
+                            continue;
+                        }
+                        found => found?,
+                    };
+                    let same = self.open(&found)?.refresh.is_some_and(|refresh| refresh.expose_secret() == used);
+                    if !same {
+                        tracing::warn!(
+                            team,
+                            "a renewed token was not stored: the app has been installed anew meanwhile"
+                        );
+                        return Ok(());
+                    }
+                    // It has only been encrypted with another master key.
+                    revision = found.revision;
+                }
+                Err(error) if attempts < STORE_ATTEMPTS => {
+                    tracing::warn!(team, error = %Chain(&error), "a renewed token could not be stored; it is tried again");
+                    tokio::time::sleep(PAUSE).await;
+                }
+                Err(error) => return Err(Error::Store(error)),
+            }
+        }
+    }
+
+    /// Notes an installation that somebody has agreed to. Gives the workspace's name.
+    ///
+    /// # Errors
+    /// [`Error::Elsewhere`] when the workspace is another organisation's; nothing is changed then.
+    pub(crate) async fn install(&self, access: &oauth::Access, connected: Connected) -> Result<String, Error> {
+        let Connected { organization, key, agent } = connected;
         let now = Timestamp::now();
         let team = access.team.as_ref().ok_or(Error::NotInstalled)?;
         let new = NewInstallation {
@@ -143,10 +226,13 @@ impl Teams {
             installed_by: access.authed_user.id.clone(),
             agent,
             scopes: access.scope.clone(),
-            tokens: self.seal(&team.id, access)?,
+            tokens: self.seal(&team.id, access, key.as_ref())?,
             expires_at: expiry(access, now),
         };
-        self.store.slack_install(&new, now).await.map_err(Error::Store)?;
+        if !self.store.slack_install(&new, now).await.map_err(Error::Store)? {
+            tracing::warn!(team = new.team, organization = %organization, "a workspace of another organization was not connected");
+            return Err(Error::Elsewhere);
+        }
         tracing::info!(team = new.team, organization = %organization, "the app was installed");
         Ok(team.name.clone())
     }
@@ -197,9 +283,11 @@ impl Teams {
         Ok(())
     }
 
-    fn seal(&self, team: &str, access: &oauth::Access) -> Result<SealedSecret, Error> {
+    fn seal(&self, team: &str, access: &oauth::Access, gateway: Option<&SecretString>) -> Result<SealedSecret, Error> {
         let refresh = access.refresh_token.as_ref().map(Secret::expose);
-        let plain = SecretString::from(json!({"token": access.access_token.expose(), "refresh": refresh}).to_string());
+        let gateway = gateway.map(SecretString::expose_secret);
+        let plain = json!({"token": access.access_token.expose(), "refresh": refresh, "gateway": gateway});
+        let plain = SecretString::from(plain.to_string());
         self.keyring.seal(&Installation::record(team), plain.expose_secret().as_bytes()).map_err(Error::Sealed)
     }
 
@@ -208,8 +296,22 @@ impl Teams {
         let plain = self.keyring.open(&Installation::record(&installation.team), sealed).map_err(Error::Sealed)?;
         let tokens: Value = serde_json::from_slice(plain.expose_secret()).map_err(|_| Error::Unreadable)?;
         let text = |name: &str| tokens[name].as_str().map(SecretString::from);
-        Ok(Tokens { token: text("token").ok_or(Error::Unreadable)?, refresh: text("refresh") })
+        Ok(Tokens {
+            token: text("token").ok_or(Error::Unreadable)?,
+            refresh: text("refresh"),
+            gateway: text("gateway"),
+        })
     }
+}
+
+fn team_of(installation: Installation, tokens: Tokens) -> Result<Team, Error> {
+    let key = match &tokens.gateway {
+        Some(key) => Some(Authorization::bearer(key.expose_secret()).ok_or(Error::Unreadable)?),
+        None => None,
+    };
+    let caller = Caller { organization: installation.organization, key };
+    let token = Token { team: installation.team.clone(), secret: tokens.token };
+    Ok(Team { installation, token, caller })
 }
 
 fn expiry(access: &oauth::Access, now: Timestamp) -> Option<Timestamp> {

@@ -4,7 +4,7 @@ use construct_proto::v1;
 use serde_json::{Map, Value, json};
 
 use crate::{
-    Config, Shared,
+    Config, Shared, access,
     gateway::call,
     home,
     mention::Trouble,
@@ -25,19 +25,24 @@ pub(crate) fn address(config: &Config, task: &str) -> Option<String> {
 pub(crate) async fn show(shared: &Shared, team: &str, event: &Value) -> Result<(), Trouble> {
     let Some(pattern) = &shared.config.slack_task_url else { return Ok(()) };
     let team = shared.teams.team(team).await?;
-    let person = shared.people.one(&team.token, event["user"].as_str().unwrap_or_default()).await?;
-    if !person.is_member(&team.token.team) {
+    let user = event["user"].as_str().unwrap_or_default();
+    if access::inside(shared, &team, user).await?.is_err() {
         return Ok(());
     }
+    // With their own key, where they have one: whoever may not see a task any more shows it to nobody.
+    let organization = team.installation.organization;
+    let by = shared.members.authorization(&team.token.team, organization, user).await?;
     let mut unfurls = Map::new();
     for link in event["links"].as_array().into_iter().flatten().take(LINKS) {
         let url = link["url"].as_str().unwrap_or_default();
         let Some(task) = task_of(pattern, url) else { continue };
         let request = v1::GetTaskRequest { task: task.to_owned() };
-        let request = shared.gateway.request(team.installation.organization, request);
+        let request = shared.gateway.request_by(&team.caller, by.as_ref(), request);
         // A task of somebody else is as absent as one that there never was.
         let Ok(found) = call(shared.gateway.tasks().get_task(request)).await else { continue };
-        let text = format!("*{}*\n{}", escape(&home::title(&found)), home::summary(&found));
+        // Who may see a task may see what works for it.
+        let cost = home::cost(shared, &team.caller, &found).await?;
+        let text = format!("*{}*\n{}", escape(&home::title(&found)), home::summary(&found, cost));
         unfurls.insert(url.to_owned(), json!({"blocks": [mrkdwn::section(&text)]}));
     }
     if unfurls.is_empty() {

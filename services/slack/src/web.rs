@@ -314,8 +314,7 @@ impl Web {
         let mut response = request.send().await.map_err(|error| unknown(error.without_url().to_string()))?;
         let status = response.status();
         if status == StatusCode::TOO_MANY_REQUESTS {
-            let after = response.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
-            return Err(Error::Limited { method, after: after.map_or(PAUSE, Duration::from_secs) });
+            return Err(limited(method, &response));
         }
         if !status.is_success() {
             return Err(unknown(format!("HTTP status {status}")));
@@ -337,4 +336,10 @@ impl Web {
         }
         serde_json::from_slice(&answer).map_err(|error| unknown(error.to_string()))
     }
+}
+
+/// How long Slack wants to be left alone.
+fn limited(method: &'static str, response: &reqwest::Response) -> Error {
+    let after = response.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
+    Error::Limited { method, after: after.map_or(PAUSE, Duration::from_secs) }
 }

@@ -18,6 +18,17 @@ pub(crate) const APPROVE: &str = "construct_approve";
 /// See [`APPROVE`].
 pub(crate) const REJECT: &str = "construct_reject";
 
+/// Who has not said who they are.
+pub(crate) const NOT_LINKED: &str = "I do not know who you are in Construct. Make a code there (`construct key code slack --scope \
+                                     tasks:write`), and tell it to me: `/construct link CODE`";
+/// A code of another organisation.
+pub(crate) const ELSEWHERE: &str = "That code is for another organization than this workspace's.";
+/// Somebody's key is refused.
+pub(crate) const KEY_ENDED: &str =
+    "Construct does not accept your key any more. Link yourself again with `/construct link`.";
+/// Somebody's role is too small.
+pub(crate) const ROLE: &str = "your role in Construct, or the key you have linked yourself with, does not allow it.";
+
 /// Characters of a text for notifications.
 const NOTIFICATION: usize = 300;
 /// Characters of a reason.
@@ -31,6 +42,12 @@ pub(crate) fn plain(text: &str) -> Content {
 /// What stands where the answer will be.
 pub(crate) fn working() -> Content {
     Content { text: WORKING.to_owned(), blocks: vec![mrkdwn::section(&format!(":hourglass_flowing_sand: {WORKING}"))] }
+}
+
+/// What stands there while nobody lets the task go on.
+pub(crate) fn suspended() -> Content {
+    let text = "Somebody has suspended this task. I go on when it is resumed.";
+    Content { text: text.to_owned(), blocks: vec![mrkdwn::section(&format!(":double_vertical_bar: {text}"))] }
 }
 
 /// The beginning of a text, for notifications; escaped.
@@ -69,6 +86,7 @@ pub(crate) const fn refusal(refusal: Refusal) -> &'static str {
             "I am sorry, I can help members of this workspace only. Guests and people of other organizations may ask a member to \
              ask me."
         }
+        Refusal::Unknown => NOT_LINKED,
         Refusal::NotHere => {
             "I am sorry, you may not use this agent here. An admin of the workspace can change that with `/construct allow`."
         }

@@ -9,7 +9,12 @@ use construct_store::slack::{MentionKey, NewMention};
 use jiff::Timestamp;
 use serde_json::Value;
 
-use crate::{Shared, actions, commands, home, intake, mention::Trouble, tell, unfurl};
+use crate::{
+    Shared, actions, commands, home,
+    intake::{self, Unreadable},
+    mention::Trouble,
+    tell, unfurl,
+};
 
 /// Deliveries worked on at the same time.
 const IN_FLIGHT: usize = 32;
@@ -46,7 +51,13 @@ async fn take(shared: &Shared, delivery: Delivery<mesh::SlackDelivery>) {
     let Delivery { message, delivery: tries, receipt, .. } = delivery;
     let alive = receipt.keep_alive();
     let is_event = message.kind == SlackKind::Event.as_str();
-    let done = deal_with(shared, &message).await;
+    let payload = intake::payload(&shared.keyring, &message);
+    let done = match &payload {
+        Ok(payload) => deal_with(shared, &message, payload).await,
+        // Somebody may put the master key back.
+        Err(error @ Unreadable::Sealed(_)) => Err(Trouble::Later { what: Chain(error).to_string(), after: None }),
+        Err(error @ Unreadable::Json(_)) => Err(Trouble::Mute(Chain(error).to_string())),
+    };
     match done {
         Ok(()) => {
             drop(alive);
@@ -61,7 +72,7 @@ async fn take(shared: &Shared, delivery: Delivery<mesh::SlackDelivery>) {
         }
         Err(trouble) => {
             tracing::warn!(error = %Chain(&trouble), kind = message.kind, team = message.team, "a delivery came to nothing");
-            if !is_event && let Ok(payload) = serde_json::from_str(&message.payload) {
+            if !is_event && let Ok(payload) = payload {
                 tell::failed(shared, &message.team, &payload, &trouble).await;
             }
             drop(alive);
@@ -75,28 +86,26 @@ fn pause(tries: u32) -> Duration {
     AGAIN.saturating_mul(1 << tries.clamp(1, 6) >> 1).min(AGAIN_MAX)
 }
 
-async fn deal_with(shared: &Shared, delivery: &mesh::SlackDelivery) -> Result<(), Trouble> {
-    let payload: Value = serde_json::from_str(&delivery.payload)
-        .map_err(|error| Trouble::Mute(format!("what Slack sent is no JSON: {error}")))?;
+async fn deal_with(shared: &Shared, delivery: &mesh::SlackDelivery, payload: &Value) -> Result<(), Trouble> {
     let team = delivery.team.as_str();
     match delivery.kind.parse() {
         Ok(SlackKind::Event) => {
             let event = &payload["event"];
             match event["type"].as_str() {
                 Some("app_mention" | "message") => question(shared, team, event).await,
-                Some("app_uninstalled") => Ok(shared.teams.uninstall(team, happened(&payload)).await?),
+                Some("app_uninstalled") => Ok(shared.teams.uninstall(team, happened(payload)).await?),
                 Some("tokens_revoked") => {
                     // Tokens of persons are none of ours.
                     let ours = event["tokens"]["bot"].as_array().is_some_and(|bots| !bots.is_empty());
-                    if ours { Ok(shared.teams.uninstall(team, happened(&payload)).await?) } else { Ok(()) }
+                    if ours { Ok(shared.teams.uninstall(team, happened(payload)).await?) } else { Ok(()) }
                 }
                 Some("app_home_opened") => bounded(home::show(shared, team, event["user"].as_str()).await),
                 Some("link_shared") => bounded(unfurl::show(shared, team, event).await),
                 _ => Ok(()),
             }
         }
-        Ok(SlackKind::Action) => actions::take(shared, team, &payload).await,
-        Ok(SlackKind::Command) => commands::take(shared, team, &delivery.key, &payload).await,
+        Ok(SlackKind::Action) => actions::take(shared, team, payload).await,
+        Ok(SlackKind::Command) => commands::take(shared, team, &delivery.key, payload).await,
         Err(error) => Err(Trouble::Mute(error.to_string())),
     }
 }

@@ -146,19 +146,26 @@ impl Store {
         Ok(rows.into_iter().map(Installation::from).collect())
     }
 
-    /// Notes an installation. One that was there is replaced, with its organisation.
+    /// Notes an installation. One that was there is replaced. False, and nothing is changed, when the workspace is another organisation's: whose it is
+    /// changes only after the app was removed. What was kept of it for that one (its threads' tasks, who people are, who may do what) is forgotten then.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn slack_install(&self, new: &NewInstallation, now: Timestamp) -> Result<(), Error> {
-        sqlx::query!(
+    pub async fn slack_install(&self, new: &NewInstallation, now: Timestamp) -> Result<bool, Error> {
+        let mut transaction = self.pool.begin().await?;
+        let before =
+            sqlx::query_scalar!("SELECT organization_id FROM slack_installations WHERE team = $1 FOR UPDATE", new.team)
+                .fetch_optional(&mut *transaction)
+                .await?;
+        let done = sqlx::query!(
             "INSERT INTO slack_installations (team, organization_id, team_name, app, bot_user, installed_by, agent, scopes,
                  key_id, key_nonce, key_ciphertext, expires_at, installed_at, created_at, updated_at)
              VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $13, $13)
              ON CONFLICT (team) DO UPDATE SET organization_id = $2, team_name = $3, app = $4, bot_user = $5, installed_by = $6,
                  agent = $7, scopes = $8, key_id = $9, key_nonce = $10, key_ciphertext = $11, expires_at = $12,
-                 revision = slack_installations.revision + 1, installed_at = $13, updated_at = $13",
+                 revision = slack_installations.revision + 1, installed_at = $13, updated_at = $13
+             WHERE slack_installations.organization_id = $2 OR slack_installations.key_id IS NULL",
             new.team,
             new.organization.uuid(),
             text::clean(&new.team_name).into_owned(),
@@ -173,10 +180,26 @@ impl Store {
             time::sql_option(new.expires_at) as _,
             time::sql(now) as _,
         )
-        .execute(&self.pool)
+        .execute(&mut *transaction)
         .await
         .map_err(Error::of_write)?;
-        Ok(())
+        if done.rows_affected() == 0 {
+            return Ok(false);
+        }
+        if before.is_some_and(|before| before != new.organization.uuid()) {
+            sqlx::query!(
+                "UPDATE slack_threads SET organization_id = $2, task = NULL, generation = generation + 1 WHERE team = $1",
+                new.team,
+                new.organization.uuid(),
+            )
+            .execute(&mut *transaction)
+            .await?;
+            sqlx::query!("DELETE FROM slack_members WHERE team = $1", new.team).execute(&mut *transaction).await?;
+            // Permissions name agents, and another organisation's may be called alike.
+            sqlx::query!("DELETE FROM slack_grants WHERE team = $1", new.team).execute(&mut *transaction).await?;
+        }
+        transaction.commit().await?;
+        Ok(true)
     }
 
     /// Replaces the tokens, if nobody else has done so since `revision`. Whether that was so.
@@ -209,7 +232,7 @@ impl Store {
         Ok(done.rows_affected() == 1)
     }
 
-    /// Forgets the tokens of a workspace that has removed the app at that time, and what people have asked there; what is unfinished is
+    /// Forgets the tokens of a workspace that has removed the app at that time, who people are there and what they have asked; what is unfinished is
     /// over. False, and nothing is changed, when the app has been installed (again) since then.
     ///
     /// # Errors
@@ -233,13 +256,14 @@ impl Store {
         // Whoever is at one of them notices by the lease.
         sqlx::query!(
             "UPDATE slack_mentions SET event = 'null'::jsonb, request = NULL, error = NULL, lease = lease + 1, next_look = NULL,
-                 state = CASE WHEN next_look IS NULL THEN state ELSE 'failed' END, updated_at = $2
+                 state = CASE WHEN next_look IS NULL OR state = 'answered' THEN state ELSE 'failed' END, updated_at = $2
              WHERE team = $1",
             team,
             time::sql(now) as _,
         )
         .execute(&mut *transaction)
         .await?;
+        sqlx::query!("DELETE FROM slack_members WHERE team = $1", team).execute(&mut *transaction).await?;
         transaction.commit().await?;
         Ok(true)
     }

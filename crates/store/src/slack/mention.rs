@@ -349,12 +349,13 @@ impl Store {
         Ok(())
     }
 
-    /// The mention that a task works on: of those that wait for its answers, the one that the gateway has taken first.
+    /// The mention that shows what a task asks people: of those that are not over, the one that the gateway has taken first. That may be one that is
+    /// answered, and is looked at for what subtasks ask.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn slack_mention_worked_on(&self, task: &str) -> Result<Option<MentionKey>, Error> {
+    pub async fn slack_mention_showing(&self, task: &str) -> Result<Option<MentionKey>, Error> {
         // Ids of messages rise with time.
         let key = sqlx::query_as!(
             MentionKey,
@@ -367,21 +368,70 @@ impl Store {
         Ok(key)
     }
 
-    /// Whose question a task works on, if it was taken before something happened: who asks later has not asked for that.
+    /// Has a mention looked at now that is answered and is looked at only for what subtasks ask.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn slack_asker(&self, task: &str, before: Timestamp) -> Result<Option<String>, Error> {
-        let row = sqlx::query!(
-            "SELECT user_id, created_at < $2 AS \"before!\" FROM slack_mentions
-             WHERE task = $1 AND next_look IS NOT NULL AND message IS NOT NULL ORDER BY message COLLATE \"C\" LIMIT 1",
+    pub async fn slack_mention_wake(&self, key: &MentionKey, now: Timestamp) -> Result<bool, Error> {
+        let done = sqlx::query!(
+            "UPDATE slack_mentions SET next_look = $5
+             WHERE team = $1 AND channel = $2 AND ts = $3 AND attempt = $4 AND next_look > $5 AND state = 'answered'",
+            key.team,
+            key.channel,
+            key.ts,
+            key.attempt,
+            time::sql(now) as _,
+        )
+        .execute(&self.pool)
+        .await?;
+        Ok(done.rows_affected() == 1)
+    }
+
+    /// Whether a question that was taken later than this one's message waits for its task's answer, or for what its task's subtasks ask.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn slack_mention_is_followed(&self, task: &str, message: &str) -> Result<bool, Error> {
+        let followed = sqlx::query_scalar!(
+            "SELECT EXISTS (SELECT FROM slack_mentions
+                 WHERE task = $1 AND next_look IS NOT NULL AND state IN ('asked', 'answered') AND message COLLATE \"C\" > $2) AS \"followed!\"",
+            task,
+            message,
+        )
+        .fetch_one(&self.pool)
+        .await?;
+        Ok(followed)
+    }
+
+    /// The questions of a thread's task that were written down before something happened, as (who asks, the message): so many at most, those that the
+    /// gateway has taken last first.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn slack_askers(
+        &self,
+        place: &Place,
+        task: &str,
+        before: Timestamp,
+        limit: i64,
+    ) -> Result<Vec<(String, String)>, Error> {
+        let rows = sqlx::query!(
+            "SELECT user_id, message AS \"message!\" FROM slack_mentions
+             WHERE team = $1 AND channel = $2 AND thread = $3 AND task = $4 AND message IS NOT NULL AND created_at < $5
+             ORDER BY message COLLATE \"C\" DESC LIMIT $6",
+            place.team,
+            place.channel,
+            place.thread,
             task,
             time::sql(before) as _,
+            limit,
         )
-        .fetch_optional(&self.pool)
+        .fetch_all(&self.pool)
         .await?;
-        Ok(row.filter(|row| row.before).map(|row| row.user_id))
+        Ok(rows.into_iter().map(|row| (row.user_id, row.message)).collect())
     }
 
     /// Whether there is a mention that has to be looked at and that nobody is at.

@@ -72,6 +72,31 @@ impl Store {
         })
     }
 
+    /// Which posts of a thread begin with these words and have none beside them whose key ends with `closed` in addition; at most 200, without the
+    /// words.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn slack_posts_open(&self, place: &Place, begin: &str, closed: &str) -> Result<Vec<String>, Error> {
+        let keys = sqlx::query_scalar!(
+            "SELECT p.key FROM slack_posts p
+             WHERE p.team = $1 AND p.channel = $2 AND p.thread = $3 AND starts_with(p.key, $4) AND NOT p.key LIKE '%' || $5
+               AND p.ts IS NOT NULL AND NOT EXISTS
+                   (SELECT FROM slack_posts c WHERE c.team = $1 AND c.channel = $2 AND c.thread = $3 AND c.key = p.key || $5
+                        AND c.ts IS NOT NULL)
+             ORDER BY p.key LIMIT 200",
+            place.team,
+            place.channel,
+            place.thread,
+            begin,
+            closed,
+        )
+        .fetch_all(&self.pool)
+        .await?;
+        Ok(keys.into_iter().filter_map(|key| key.strip_prefix(begin).map(str::to_owned)).collect())
+    }
+
     /// Notes that it is in Slack.
     ///
     /// # Errors

@@ -38,6 +38,55 @@ fn tables_stand_in_columns() {
 }
 
 #[test]
+fn a_paragraph_of_a_list_item_begins_a_line_of_its_own() {
+    let markdown = "1. **Title**\n\n   Text of it.\n\n   - inner\n\n     more\n\n   Last.\n2. next";
+    let expected = "1. *Title*\n    Text of it.\n    • inner";
+    let text = shown(markdown).join("\n");
+    assert!(text.starts_with(&expected.replace('•', "◦")), "{text}");
+    assert!(text.contains("◦ inner\n        more\n    Last.\n2. next"), "{text}");
+}
+
+#[test]
+fn paragraphs_behind_code_in_a_list_item_stay_apart() {
+    let markdown = format!("- {}\n- see\n\n  ```\n  code\n  ```\n\n  First.\n\n  Second.", "word ".repeat(50));
+    let text = shown(&markdown).join("\n");
+    assert!(text.contains("First.\n    Second."), "{text}");
+}
+
+#[test]
+fn a_heading_is_bold_once_and_one_that_is_too_long_is_no_header() {
+    assert_eq!(shown("### **Bold** and _slanted_"), ["*Bold and _slanted_*"]);
+    let long = "word ".repeat(40);
+    assert_eq!(shown(&format!("# {long}")), [format!("*{}*", long.trim())]);
+}
+
+#[test]
+fn nothing_of_a_table_is_lost() {
+    let long = "a cell that is much longer than anybody would want to see in a column of a table";
+    let markdown = format!("| name | what <b> |\n|---|---|\n| one | {long} |\n| two | x |");
+    assert_eq!(
+        shown(&markdown),
+        [format!("*name*: one\n*what &lt;b&gt;*: {long}\n\n*name*: two\n*what &lt;b&gt;*: x")]
+    );
+    let linked = shown("| name |\n|---|\n| [docs](https://e.example/a) |\n\n# See [it](https://e.example/b)");
+    assert!(linked[0].contains("docs (https://e.example/a)"), "{linked:?}");
+    assert_eq!(linked[1], "See it (https://e.example/b)");
+}
+
+#[test]
+fn code_that_is_cut_keeps_every_space() {
+    let code: Vec<String> = (0..400).map(|line| format!("{}line {line}  ", " ".repeat(line % 9))).collect();
+    let code = code.join("\n");
+    let blocks = fenced(&code);
+    assert!(blocks.len() > 1);
+    let inside = blocks.iter().map(|block| {
+        let text = block["text"]["text"].as_str().unwrap_or_default();
+        text.strip_prefix("```\n").and_then(|text| text.strip_suffix("\n```")).expect("a fence").to_owned()
+    });
+    assert_eq!(inside.collect::<Vec<_>>().join("\n"), code);
+}
+
+#[test]
 fn a_model_can_call_nobody() {
     let markdown = "<!channel> <@U123> <!here|x> &lt;!everyone&gt; [go](<!channel>) [x](javascript:alert(1)) `<!here>`\n\n\
                     ```\n<!channel>\n```\n\n# <!channel>\n\n| <!channel> |\n|---|\n| <@U1> |\n\n![<!here>](https://e.example/>|<!here>)";

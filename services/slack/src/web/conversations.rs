@@ -24,6 +24,11 @@ pub(crate) struct Message {
     pub(crate) text: String,
     #[serde(default)]
     pub(crate) files: Vec<File>,
+    /// What other apps say, when it is not in `text`.
+    #[serde(default)]
+    attachments: Vec<Attachment>,
+    #[serde(default)]
+    blocks: Vec<Value>,
     #[serde(default)]
     metadata: Option<Metadata>,
 }
@@ -34,6 +39,27 @@ struct Metadata {
     event_type: String,
     #[serde(default)]
     event_payload: Value,
+}
+
+/// What an app has attached to a message (<https://docs.slack.dev/legacy/legacy-messaging/legacy-secondary-message-attachments>). An alert has
+/// often nothing else.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+struct Attachment {
+    pretext: Option<String>,
+    title: Option<String>,
+    title_link: Option<String>,
+    text: Option<String>,
+    fields: Vec<Field>,
+    blocks: Vec<Value>,
+    fallback: Option<String>,
+}
+
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(default)]
+struct Field {
+    title: Option<String>,
+    value: Option<String>,
 }
 
 /// A file that hangs on a message.
@@ -50,7 +76,54 @@ pub(crate) struct File {
     pub(crate) url_private_download: Option<String>,
 }
 
+impl Attachment {
+    fn words(&self) -> String {
+        let mut lines: Vec<String> = [&self.pretext, &self.title, &self.title_link, &self.text]
+            .into_iter()
+            .flatten()
+            .cloned()
+            .chain(self.fields.iter().map(|field| {
+                let part = |text: &Option<String>| text.clone().unwrap_or_default();
+                format!("{}: {}", part(&field.title), part(&field.value))
+            }))
+            .collect();
+        self.blocks.iter().for_each(|block| words_in(block, &mut lines));
+        if lines.iter().all(|line| line.trim().is_empty()) {
+            lines = self.fallback.iter().cloned().collect();
+        }
+        lines.join("\n")
+    }
+}
+
+/// The words of a block (<https://docs.slack.dev/reference/block-kit/blocks>), wherever they stand in it.
+fn words_in(block: &Value, lines: &mut Vec<String>) {
+    match block {
+        Value::Object(parts) => {
+            if let Some(text) = parts.get("text").and_then(Value::as_str) {
+                lines.push(text.to_owned());
+            }
+            // A button's or an image's address is not what it says.
+            parts.values().filter(|part| part.is_object() || part.is_array()).for_each(|part| words_in(part, lines));
+        }
+        Value::Array(parts) => parts.iter().for_each(|part| words_in(part, lines)),
+        _ => {}
+    }
+}
+
 impl Message {
+    /// What it says, with what is attached to it.
+    pub(crate) fn words(&self) -> String {
+        let mut lines = Vec::new();
+        if self.text.trim().is_empty() {
+            self.blocks.iter().for_each(|block| words_in(block, &mut lines));
+        } else {
+            lines.push(self.text.clone());
+        }
+        lines.extend(self.attachments.iter().map(Attachment::words));
+        lines.retain(|line| !line.trim().is_empty());
+        lines.join("\n")
+    }
+
     /// By which key we have posted it, if we have.
     pub(crate) fn key(&self) -> Option<&str> {
         self.metadata.as_ref().filter(|metadata| metadata.event_type == EVENT_TYPE)?.event_payload["key"].as_str()
@@ -106,17 +179,18 @@ async fn read<T>(
     Ok(None)
 }
 
-/// The last `count` messages of a thread up to one of them.
+/// The last `count` messages of a thread from one of them (its beginning when empty) to another, and the first of the thread if there is
+/// room.
 pub(crate) async fn last(
     web: &Web,
     token: &Token,
     channel: &str,
     thread: &str,
-    latest: &str,
+    (oldest, latest): (&str, &str),
     count: usize,
 ) -> Result<Vec<Message>, Error> {
     let mut kept: Vec<Message> = Vec::new();
-    read(web, token, (channel, thread), ("", latest), |messages| {
+    read(web, token, (channel, thread), (oldest, latest), |messages| {
         for message in messages {
             if !kept.iter().any(|known| known.ts == message.ts) {
                 kept.push(message);
@@ -153,4 +227,32 @@ pub(crate) async fn find(
         messages.into_iter().find(|message| message.key() == Some(key)).map(|message| message.ts)
     })
     .await
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn what_apps_say_in_attachments_and_blocks_is_read() {
+        let said = |message: Value| {
+            let message: Message = serde_json::from_value(message).expect("a message");
+            message.words()
+        };
+        let alert = json!({"ts": "1.2", "text": "", "bot_id": "B1", "attachments": [{
+            "fallback": "[FIRING] disk", "title": "Disk is full", "title_link": "https://alerts.example/7", "text": "*db-1* has 1 % left",
+            "fields": [{"title": "Severity", "value": "page", "short": true}],
+        }]});
+        assert_eq!(said(alert), "Disk is full\nhttps://alerts.example/7\n*db-1* has 1 % left\nSeverity: page");
+        assert_eq!(said(json!({"ts": "1.2", "attachments": [{"fallback": "only this"}]})), "only this");
+        let blocks = json!([
+            {"type": "header", "text": {"type": "plain_text", "text": "Build 7"}},
+            {"type": "rich_text", "elements": [{"type": "rich_text_section", "elements": [{"type": "text", "text": "failed"}]}]},
+            {"type": "image", "image_url": "https://e.example/x.png", "alt_text": "x"},
+        ]);
+        assert_eq!(said(json!({"ts": "1.2", "blocks": blocks})), "Build 7\nfailed");
+        assert_eq!(said(json!({"ts": "1.2", "text": "as it stands", "blocks": blocks})), "as it stands");
+    }
 }

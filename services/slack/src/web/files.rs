@@ -1,17 +1,36 @@
 //! Reading and uploading files.
 
-use reqwest::{Url, header::AUTHORIZATION};
+use std::time::Duration;
+
+use reqwest::{StatusCode, Url, header::AUTHORIZATION};
 use secrecy::ExposeSecret as _;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::{Body, Error, Leave, Token, Web};
+use super::{Body, Error, Leave, PAUSE, Token, Web, limited};
 
 const DOWNLOAD: &str = "file download";
 const UPLOAD: &str = "file upload";
+/// How often a file is asked for.
+const ATTEMPTS: u32 = 3;
+/// The longest that is waited between.
+const LONGEST: Duration = Duration::from_secs(10);
 
-/// The content of a file, if it has at most `limit` bytes.
+/// The content of a file, if it has at most `limit` bytes. A Slack that is busy is asked again, as long as somebody who waits for an answer
+/// would want it.
 pub(crate) async fn download(web: &Web, token: &Token, url: &str, limit: usize) -> Result<Option<Vec<u8>>, Error> {
+    for _ in 1..ATTEMPTS {
+        let pause = match attempt(web, token, url, limit).await {
+            Err(Error::Limited { after, .. }) => after,
+            Err(Error::Unknown { .. }) => PAUSE,
+            done => return done,
+        };
+        tokio::time::sleep(pause.min(LONGEST)).await;
+    }
+    attempt(web, token, url, limit).await
+}
+
+async fn attempt(web: &Web, token: &Token, url: &str, limit: usize) -> Result<Option<Vec<u8>>, Error> {
     let unknown = |what: String| Error::Unknown { method: DOWNLOAD, what };
     let url = Url::parse(url).map_err(|error| unknown(error.to_string()))?;
     // The token is not sent to whatever address stands in a message.
@@ -20,8 +39,15 @@ pub(crate) async fn download(web: &Web, token: &Token, url: &str, limit: usize) 
     }
     let request = web.client().get(url).header(AUTHORIZATION, format!("Bearer {}", token.secret.expose_secret()));
     let mut response = request.send().await.map_err(|error| unknown(error.without_url().to_string()))?;
-    if !response.status().is_success() {
-        return Err(Error::Refused { method: DOWNLOAD, code: format!("status_{}", response.status().as_u16()) });
+    let status = response.status();
+    if status == StatusCode::TOO_MANY_REQUESTS {
+        return Err(limited(DOWNLOAD, &response));
+    }
+    if status.is_server_error() {
+        return Err(unknown(format!("HTTP status {status}")));
+    }
+    if !status.is_success() {
+        return Err(Error::Refused { method: DOWNLOAD, code: format!("status_{}", status.as_u16()) });
     }
     let mut content = Vec::new();
     while let Some(chunk) = response.chunk().await.map_err(|error| unknown(error.without_url().to_string()))? {

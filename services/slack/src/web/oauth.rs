@@ -21,7 +21,10 @@ pub(crate) struct Access {
     pub(crate) bot_user_id: String,
     #[serde(default)]
     pub(crate) app_id: String,
-    /// None for an app that is installed in a whole Enterprise organization.
+    /// Whether it is installed in a whole Enterprise organization.
+    #[serde(default)]
+    pub(crate) is_enterprise_install: bool,
+    /// None for such an app.
     #[serde(default)]
     pub(crate) team: Option<Team>,
     #[serde(default)]
@@ -51,6 +54,8 @@ struct Whose {
     user_id: String,
     /// Only bots' tokens have one.
     bot_id: Option<String>,
+    #[serde(default)]
+    is_enterprise_install: bool,
 }
 
 /// What a bot's token is good for, as if it had just been given; it isn't renewed.
@@ -67,6 +72,7 @@ pub(crate) async fn test(web: &Web, token: &Secret) -> Result<Access, Error> {
         scope: String::new(),
         bot_user_id: whose.user_id,
         app_id: String::new(),
+        is_enterprise_install: whose.is_enterprise_install,
         team: Some(Team { id: whose.team_id, name: whose.team }),
         authed_user: Authed::default(),
     })

@@ -30,6 +30,17 @@ pub(crate) struct User {
     is_ultra_restricted: bool,
     #[serde(default)]
     is_stranger: bool,
+    /// Of people of an Enterprise organization, who may be in several of its workspaces.
+    #[serde(default)]
+    enterprise_user: Option<EnterpriseUser>,
+}
+
+/// Who somebody is in an Enterprise organization (<https://docs.slack.dev/reference/objects/user-object>).
+#[derive(Debug, Clone, Default, Deserialize)]
+struct EnterpriseUser {
+    /// The workspaces that they are in.
+    #[serde(default)]
+    teams: Vec<String>,
 }
 
 #[derive(Debug, Clone, Default, Deserialize)]
@@ -48,7 +59,8 @@ impl User {
     /// Whether they are a full member of this workspace: no guest, and nobody from elsewhere who shares a channel.
     pub(crate) fn is_member(&self, team: &str) -> bool {
         let outside = self.is_restricted || self.is_ultra_restricted || self.is_stranger || self.deleted;
-        !outside && self.team_id.as_deref() == Some(team)
+        let of_several = self.enterprise_user.as_ref().is_some_and(|user| user.teams.iter().any(|one| one == team));
+        !outside && (self.team_id.as_deref() == Some(team) || of_several)
     }
 }
 
@@ -61,4 +73,29 @@ struct Info {
 pub(crate) async fn info(web: &Web, token: &Token, user: &str) -> Result<User, Error> {
     let info: Info = web.call(token, "users.info", Body::Form(&[("user", user)])).await?;
     Ok(info.user)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::User;
+
+    #[test]
+    fn people_of_an_enterprise_organization_are_members_of_all_their_workspaces_and_of_no_other() {
+        let user = |more: serde_json::Value| -> User {
+            let mut user = json!({"id": "W1", "team_id": "T1", "name": "ann", "is_admin": false});
+            for (name, value) in more.as_object().into_iter().flatten() {
+                user[name] = value.clone();
+            }
+            serde_json::from_value(user).expect("a user")
+        };
+        let teams = json!({"id": "W1", "enterprise_id": "E1", "enterprise_name": "All", "is_admin": false, "is_owner": false, "teams": ["T1", "T2"]});
+        let ann = user(json!({"enterprise_user": teams}));
+        assert!(ann.is_member("T1") && ann.is_member("T2") && !ann.is_member("T3"));
+        let guest = user(json!({"enterprise_user": teams, "is_restricted": true}));
+        assert!(!guest.is_member("T2"));
+        let alone = user(json!({}));
+        assert!(alone.is_member("T1") && !alone.is_member("T2"));
+    }
 }

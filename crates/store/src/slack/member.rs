@@ -1,0 +1,153 @@
+//! Who people of a workspace are in Construct.
+
+use construct_domain::OrganizationId;
+use jiff::Timestamp;
+use uuid::Uuid;
+
+use crate::{Error, SealedSecret, Store, text, time};
+
+/// Somebody in a workspace who has said who they are.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Member {
+    /// The workspace.
+    pub team: String,
+    /// As Slack knows them.
+    pub slack_user: String,
+    /// The organisation that the key opens.
+    pub organization: OrganizationId,
+    /// As Construct knows them (`user_…`).
+    pub user: String,
+    /// What they are called there.
+    pub name: String,
+    /// Their API key, sealed for [`Member::record`].
+    pub key: SealedSecret,
+}
+
+impl Member {
+    /// What somebody's key is sealed for.
+    pub fn record(team: &str, slack_user: &str) -> String {
+        format!("slack_{team}_{slack_user}")
+    }
+}
+
+struct Row {
+    team: String,
+    slack_user: String,
+    organization_id: Uuid,
+    user_id: String,
+    name: String,
+    key_id: String,
+    key_nonce: Vec<u8>,
+    key_ciphertext: Vec<u8>,
+}
+
+impl From<Row> for Member {
+    fn from(row: Row) -> Self {
+        Self {
+            team: row.team,
+            slack_user: row.slack_user,
+            organization: OrganizationId::from_uuid(row.organization_id),
+            user: row.user_id,
+            name: row.name,
+            key: SealedSecret { key_id: row.key_id, nonce: row.key_nonce, ciphertext: row.key_ciphertext },
+        }
+    }
+}
+
+impl Store {
+    /// Who somebody is; none when they have not said so.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn slack_member(&self, team: &str, slack_user: &str) -> Result<Option<Member>, Error> {
+        let row = sqlx::query_as!(
+            Row,
+            "SELECT team, slack_user, organization_id, user_id, name, key_id, key_nonce, key_ciphertext
+             FROM slack_members WHERE team = $1 AND slack_user = $2",
+            team,
+            slack_user,
+        )
+        .fetch_optional(&self.pool)
+        .await?;
+        Ok(row.map(Member::from))
+    }
+
+    /// Notes who somebody is, in the place of what they have said before.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn slack_member_put(&self, member: &Member, now: Timestamp) -> Result<(), Error> {
+        sqlx::query!(
+            "INSERT INTO slack_members (team, slack_user, organization_id, user_id, name, key_id, key_nonce, key_ciphertext, linked_at)
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)
+             ON CONFLICT (team, slack_user) DO UPDATE SET organization_id = $3, user_id = $4, name = $5, key_id = $6,
+                 key_nonce = $7, key_ciphertext = $8, linked_at = $9",
+            member.team,
+            member.slack_user,
+            member.organization.uuid(),
+            member.user,
+            text::clean(&member.name).into_owned(),
+            member.key.key_id,
+            member.key.nonce,
+            member.key.ciphertext,
+            time::sql(now) as _,
+        )
+        .execute(&self.pool)
+        .await
+        .map_err(Error::of_write)?;
+        Ok(())
+    }
+
+    /// Forgets who somebody is. Whether it was known.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn slack_member_remove(&self, team: &str, slack_user: &str) -> Result<bool, Error> {
+        let done = sqlx::query!("DELETE FROM slack_members WHERE team = $1 AND slack_user = $2", team, slack_user)
+            .execute(&self.pool)
+            .await?;
+        Ok(done.rows_affected() > 0)
+    }
+
+    /// People whose keys are sealed with another key than this one, at most so many.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn slack_members_sealed_otherwise(&self, key_id: &str, limit: i64) -> Result<Vec<Member>, Error> {
+        let rows = sqlx::query_as!(
+            Row,
+            "SELECT team, slack_user, organization_id, user_id, name, key_id, key_nonce, key_ciphertext
+             FROM slack_members WHERE key_id <> $1 ORDER BY team, slack_user LIMIT $2",
+            key_id,
+            limit,
+        )
+        .fetch_all(&self.pool)
+        .await?;
+        Ok(rows.into_iter().map(Member::from).collect())
+    }
+
+    /// Replaces the sealed form of somebody's key, unless it has become another one meanwhile. Whether that was so.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn slack_member_reseal(&self, member: &Member, sealed: &SealedSecret) -> Result<bool, Error> {
+        let done = sqlx::query!(
+            "UPDATE slack_members SET key_id = $4, key_nonce = $5, key_ciphertext = $6
+             WHERE team = $1 AND slack_user = $2 AND key_nonce = $3",
+            member.team,
+            member.slack_user,
+            member.key.nonce,
+            sealed.key_id,
+            sealed.nonce,
+            sealed.ciphertext,
+        )
+        .execute(&self.pool)
+        .await?;
+        Ok(done.rows_affected() == 1)
+    }
+}

@@ -1,0 +1,239 @@
+//! How the app gets into a workspace, how it is heard there, and how it goes.
+
+use super::*;
+
+#[tokio::test]
+async fn only_slack_is_listened_to_and_only_who_knows_the_key_connects() {
+    let (mut mesh, slack) = begin(&json!([{"text": "Hello."}])).await;
+    let client = http::client().redirect(reqwest::redirect::Policy::none()).build().unwrap();
+    let url = |path: &str| format!("{}/slack/{path}", mesh.slack_url());
+    let unsigned = client.post(url("events")).body("{}").send().await.unwrap();
+    assert_eq!((unsigned.status().as_u16(), &unsigned.headers()["x-slack-no-retry"]), (401, &"1".parse().unwrap()));
+    let challenge = json!({"type": "url_verification", "token": "x", "challenge": "3eZbrw1aB10"});
+    let body = challenge.to_string();
+    let now = jiff::Timestamp::now().as_second().to_string();
+    let signature =
+        construct_tests::slack::sign(construct_tests::slack::SIGNING_SECRET.as_bytes(), &now, body.as_bytes());
+    let request =
+        client.post(url("events")).header("x-slack-request-timestamp", &now).header("x-slack-signature", signature);
+    assert_eq!(request.body(body).send().await.unwrap().text().await.unwrap(), "3eZbrw1aB10");
+
+    let status = async |path: &str| client.get(url(path)).send().await.unwrap().status().as_u16();
+    assert_eq!(status("connect?key=wrong-and-long-enough").await, 403);
+    assert_eq!(status("callback?code=x&state=y").await, 403);
+    // A state is used once, and by the browser it was given to.
+    let begun = client.get(url(&format!("connect?key={CONNECT_KEY}"))).send().await.unwrap();
+    let location = begun.headers()["location"].to_str().unwrap().to_owned();
+    let state = location.split("state=").nth(1).unwrap().to_owned();
+    let cookie = begun.headers()["set-cookie"].to_str().unwrap().split(';').next().unwrap().to_owned();
+    let back = async |cookie: &str| {
+        let url = url(&format!("callback?code={}&state={state}", slack.agree()));
+        client.get(url).header("cookie", cookie).send().await.unwrap().status().as_u16()
+    };
+    assert_eq!(back("").await, 403);
+    assert_eq!(back(&cookie).await, 200);
+    assert_eq!(back(&cookie).await, 403);
+
+    // What the work queue cannot take, Slack is to send again.
+    mesh.nats.kill();
+    let (ts, event) = slack.ask(CHANNEL, ANN, None, "hi", json!([]));
+    is_told_to_send_again(&mesh, &slack, &event).await;
+    mesh.nats.restart().await;
+    is_taken(&mesh, &slack, &event).await;
+    answered(&slack, CHANNEL, &ts, "Hello.").await;
+}
+
+/// Slack has its answer in time: that it is to send the event again. A machine that is busy may need several tries to show that.
+async fn is_told_to_send_again(mesh: &Mesh, slack: &SlackServer, event: &Value) {
+    until("Slack to be told to send it again within three seconds", PATIENCE, async || {
+        let sent = tokio::time::timeout(std::time::Duration::from_secs(3), slack.send_event(mesh, event)).await;
+        match sent {
+            Ok(Ok(503)) => Ok(()),
+            other => Err(format!("{other:?}")),
+        }
+    })
+    .await;
+}
+
+async fn is_taken(mesh: &Mesh, slack: &SlackServer, event: &Value) {
+    until("the delivery to be taken", PATIENCE, async || match slack.send_event(mesh, event).await {
+        Ok(200) => Ok(()),
+        other => Err(format!("{other:?}")),
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn a_work_queue_that_hangs_keeps_slack_waiting_for_no_answer_and_a_mention_is_answered_once() {
+    let (mesh, slack) = begin(&json!([{"text": "You said: {{last_user_text}}"}])).await;
+    mesh.nats.pause();
+    let (ts, event) = slack.ask(CHANNEL, ANN, None, "while it hangs", json!([]));
+    for _ in 0..2 {
+        is_told_to_send_again(&mesh, &slack, &slack.envelope(event["event"].clone())).await;
+    }
+    // What was sent to it meanwhile is taken, and so is what Slack sends again.
+    mesh.nats.resume();
+    is_taken(&mesh, &slack, &slack.envelope(event["event"].clone())).await;
+    answered(&slack, CHANNEL, &ts, "while it hangs").await;
+    let after = asked(&mesh, &slack, (CHANNEL, ANN), "afterwards").await;
+    answered(&slack, CHANNEL, &after, "afterwards").await;
+    let questions = questions(&mesh).await;
+    assert_eq!(questions.len(), 2, "{questions:#?}");
+    assert_eq!(slack.posts(CHANNEL, &ts).len(), 1);
+    no_complaints(&slack);
+}
+
+#[tokio::test]
+async fn tokens_are_renewed_and_forgotten_when_the_app_is_removed() {
+    let (mut mesh, slack) = begin_with(&json!([{"text": "Hello."}]), |_, slack| slack.rotate_tokens()).await;
+    let (ts, event) = slack.ask(CHANNEL, ANN, None, "hi", json!([]));
+    slack.send_event(&mesh, &event).await.unwrap();
+    answered(&slack, CHANNEL, &ts, "Hello.").await;
+    assert!(slack.calls("oauth.v2.access").len() >= 2, "{:?}", slack.calls("oauth.v2.access"));
+
+    // Slack takes a refresh token once: what it answers is stored although the process was told to end meanwhile, and nobody waits for it.
+    slack.fail("oauth.v2.access", Fault::DoneAfter(std::time::Duration::from_secs(2)));
+    let renewed = slack.calls("oauth.v2.access").len();
+    let (ts, event) = slack.ask(CHANNEL, ANN, None, "hi", json!([]));
+    slack.send_event(&mesh, &event).await.unwrap();
+    until("a token to be renewed", PATIENCE, async || {
+        let calls = slack.calls("oauth.v2.access").len();
+        if calls > renewed { Ok(()) } else { Err(calls) }
+    })
+    .await;
+    assert_eq!(mesh.stop(Service::Slack).await.unwrap(), 0);
+    mesh.spawn(Service::Slack).unwrap();
+    mesh.ready(Service::Slack).await.unwrap();
+    answered(&slack, CHANNEL, &ts, "Hello.").await;
+    let log = mesh.log(Service::Slack);
+    assert!(!log.contains("could not be renewed") && !log.contains("cannot be renewed"), "{log}");
+
+    // Slack tells late of a removal before the installation: nothing changes.
+    let mut late = slack.envelope(json!({"type": "app_uninstalled"}));
+    late["event_time"] = 1_700_000_000.into();
+    assert_eq!(slack.send_event(&mesh, &late).await.unwrap(), 200);
+    until("the late word to be heard", PATIENCE, async || {
+        let log = mesh.log(Service::Slack);
+        if log.contains("before it was installed as it is now") { Ok(()) } else { Err(log) }
+    })
+    .await;
+    let (ts, event) = slack.ask(CHANNEL, ANN, None, "hi", json!([]));
+    slack.send_event(&mesh, &event).await.unwrap();
+    answered(&slack, CHANNEL, &ts, "Hello.").await;
+
+    slack.revoke();
+    let removed = slack.envelope(json!({"type": "app_uninstalled"}));
+    assert_eq!(slack.send_event(&mesh, &removed).await.unwrap(), 200);
+    until("the tokens to be forgotten", PATIENCE, async || {
+        let log = mesh.log(Service::Slack);
+        // The other sentence goes on after these words.
+        if log.matches("the app was removed from a workspace").count() == 2 { Ok(()) } else { Err(log) }
+    })
+    .await;
+    let posts = slack.calls("chat.postMessage").len();
+    let (_, event) = slack.ask(CHANNEL, ANN, None, "hi again", json!([]));
+    assert_eq!(slack.send_event(&mesh, &event).await.unwrap(), 200);
+    until("the mention to be given up", PATIENCE, async || {
+        let log = mesh.log(Service::Slack);
+        if log.contains("a mention is given up") { Ok(()) } else { Err(log) }
+    })
+    .await;
+    assert_eq!(slack.calls("chat.postMessage").len(), posts);
+    // No token stands in a log.
+    let log = mesh.log(Service::Slack);
+    assert!(!log.contains("xoxb-") && !log.contains("xoxe-"), "{log}");
+}
+
+#[tokio::test]
+async fn tokens_are_stored_sealed() {
+    let (mesh, slack) = begin_with(&json!([{"text": "Hello."}]), |_, slack| slack.rotate_tokens()).await;
+    // Both have been used: the token ends soon, and is renewed.
+    let (ts, event) = slack.ask(CHANNEL, ANN, None, "hi", json!([]));
+    slack.send_event(&mesh, &event).await.unwrap();
+    answered(&slack, CHANNEL, &ts, "Hello.").await;
+    let stored = mesh.database.contents().await;
+    let row = stored.lines().find(|line| line.starts_with("slack_installations: ")).unwrap();
+    assert!(row.contains(construct_tests::slack::TEAM) && row.contains("\\x"), "{row}");
+    for secret in ["xoxb-", "xoxe-"] {
+        let bytes: String = secret.bytes().map(|byte| format!("{byte:02x}")).collect();
+        assert!(!stored.contains(secret) && !stored.contains(&bytes), "{secret} can be read in the database");
+    }
+}
+
+#[tokio::test]
+async fn a_token_that_slack_does_not_accept_any_more_costs_nothing_but_the_question() {
+    let (mesh, slack) = begin(&json!([{"text": "Hello."}])).await;
+    // Nobody tells of it.
+    slack.revoke();
+    let (lost, event) = slack.ask(CHANNEL, ANN, None, "hi", json!([]));
+    assert_eq!(slack.send_event(&mesh, &event).await.unwrap(), 200);
+    until("the mention to be given up", PATIENCE, async || {
+        let log = mesh.log(Service::Slack);
+        if log.contains("a mention is given up") { Ok(()) } else { Err(log) }
+    })
+    .await;
+    assert_eq!(slack.posts(CHANNEL, &lost), Vec::<Value>::new());
+    slack.install(&mesh).await.unwrap();
+    let (ts, event) = slack.ask(CHANNEL, ANN, None, "hi again", json!([]));
+    assert_eq!(slack.send_event(&mesh, &event).await.unwrap(), 200);
+    answered(&slack, CHANNEL, &ts, "Hello.").await;
+    no_complaints(&slack);
+}
+
+#[tokio::test]
+async fn two_workspaces_are_answered_each_with_its_own_token_and_lose_nothing_when_the_other_goes() {
+    use construct_tests::slack::{DORA, OTHER_CHANNEL, OTHER_TEAM, TEAM};
+    let (mesh, slack) = begin(&json!([{"text": "You said: {{last_user_text}}"}])).await;
+    slack.install_in(&mesh, OTHER_TEAM).await.unwrap();
+    let (here, event) = slack.ask(CHANNEL, ANN, None, "here", json!([]));
+    let (there, other) = slack.ask(OTHER_CHANNEL, DORA, None, "there", json!([]));
+    for event in [&event, &other] {
+        assert_eq!(slack.send_event(&mesh, event).await.unwrap(), 200);
+    }
+    answered(&slack, CHANNEL, &here, "here").await;
+    answered(&slack, OTHER_CHANNEL, &there, "there").await;
+    // Who is a member of one workspace is a stranger in the other.
+    let (stranger, event) = slack.ask(CHANNEL, DORA, None, "and here?", json!([]));
+    assert_eq!(slack.send_event(&mesh, &event).await.unwrap(), 200);
+    answered(&slack, CHANNEL, &stranger, "members of this workspace only").await;
+    // What is allowed in one says nothing about the other.
+    slack.command(&mesh, BOB, CHANNEL, "allow use helper <@U0BOB>").await.unwrap();
+    until("the permission to be given", PATIENCE, async || {
+        let said = format!("{:?}", slack.responses());
+        if said.contains("may ask *helper*") { Ok(()) } else { Err(said) }
+    })
+    .await;
+    let (again, event) = slack.ask(OTHER_CHANNEL, DORA, None, "once more", json!([]));
+    assert_eq!(slack.send_event(&mesh, &event).await.unwrap(), 200);
+    answered(&slack, OTHER_CHANNEL, &again, "once more").await;
+
+    let removed = slack.envelope_of_other(json!({"type": "app_uninstalled"}));
+    assert_eq!(slack.send_event(&mesh, &removed).await.unwrap(), 200);
+    until("the tokens to be forgotten", PATIENCE, async || {
+        let log = mesh.log(Service::Slack);
+        if log.contains("the app was removed from a workspace") { Ok(()) } else { Err(log) }
+    })
+    .await;
+    let stored = mesh.database.contents().await;
+    let sealed = |team: &str| {
+        let rows = stored.lines().filter(|line| line.starts_with("slack_installations: ") && line.contains(team));
+        rows.filter(|row| row.contains("\\x")).count()
+    };
+    assert_eq!((sealed(TEAM), sealed(OTHER_TEAM)), (1, 0), "{stored}");
+    let (after, event) = slack.ask(CHANNEL, BOB, None, "still here", json!([]));
+    assert_eq!(slack.send_event(&mesh, &event).await.unwrap(), 200);
+    answered(&slack, CHANNEL, &after, "still here").await;
+    no_complaints(&slack);
+}
+
+#[tokio::test]
+async fn an_installation_in_a_whole_enterprise_organization_is_refused_in_words() {
+    let (mesh, slack) = begin(&json!([{"text": "Hello."}])).await;
+    slack.install_org_wide();
+    let refused = slack.install(&mesh).await.unwrap_err().to_string();
+    assert!(refused.contains("400") && refused.contains("install it in single workspaces"), "{refused}");
+    // What is installed in a workspace stays as it is.
+    let ts = asked(&mesh, &slack, (CHANNEL, ANN), "hi").await;
+    answered(&slack, CHANNEL, &ts, "Hello.").await;
+    no_complaints(&slack);
+}

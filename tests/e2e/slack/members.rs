@@ -1,0 +1,172 @@
+//! Who somebody in a workspace is in Construct.
+
+use std::sync::{
+    Arc, Mutex,
+    atomic::{AtomicUsize, Ordering},
+};
+
+use construct_proto::mesh::v1 as mesh_v1;
+use futures::StreamExt as _;
+use prost::Message as _;
+
+use super::*;
+
+/// A mesh whose people have to say who they are.
+async fn begin_with_members(script: &Value) -> (Mesh, SlackServer) {
+    begin_with(script, |mesh, _| mesh.set("CONSTRUCT_SLACK_MEMBERS_ONLY", "true")).await
+}
+
+/// A code for a key of this role and these scopes.
+async fn code(mesh: &Mesh, role: v1::Role, scopes: &[&str]) -> String {
+    let spec = v1::ApiKeySpec {
+        name: "slack".to_owned(),
+        role: role.into(),
+        scopes: scopes.iter().map(|&scope| scope.to_owned()).collect(),
+    };
+    let request = v1::CreateSetupCodeRequest { spec: Some(spec), ..v1::CreateSetupCodeRequest::default() };
+    mesh.client().unwrap().keys().create_setup_code(request).await.unwrap().into_inner().code
+}
+
+/// Waits until somebody is told this, in answer to a command, behind what was `heard` already.
+async fn told(slack: &SlackServer, heard: &mut usize, words: &str) {
+    *heard = until(&format!("somebody to be told {words:?}"), PATIENCE, async || {
+        let said = slack.responses();
+        let found = said.iter().skip(*heard).position(|said| said.to_string().contains(words));
+        found.map(|place| *heard + place + 1).ok_or(said)
+    })
+    .await;
+}
+
+async fn ask(mesh: &Mesh, slack: &SlackServer, user: &str, words: &str) -> String {
+    let (ts, event) = slack.ask(CHANNEL, user, None, words, json!([]));
+    assert_eq!(slack.send_event(mesh, &event).await.unwrap(), 200);
+    ts
+}
+
+#[tokio::test]
+async fn what_somebody_asks_and_decides_is_asked_and_decided_with_their_own_key() {
+    let script = json!([
+        {"text": "I shall do it.", "code": "create_file('key', 'x').status"},
+        {"text": "Done: {{last_result}}"},
+    ]);
+    let (mesh, slack) = begin_with_members(&script).await;
+    let rule = v1::PolicyRule {
+        action: v1::PolicyAction::Ask.into(),
+        tools: vec!["create_file".to_owned()],
+        ..v1::PolicyRule::default()
+    };
+    let update = v1::UpdateAgentRequest {
+        agent: "helper".to_owned(),
+        policy: Some(v1::Policy { rules: vec![rule] }),
+        ..v1::UpdateAgentRequest::default()
+    };
+    mesh.client().unwrap().agents().update_agent(update).await.unwrap();
+
+    // Somebody taps the mesh, and sees every command go by.
+    let mut tap = mesh.bus().await.tap("construct.>").await.unwrap();
+    let (commands, seen) = (Arc::new(AtomicUsize::new(0)), Arc::new(Mutex::new(Vec::new())));
+    let (counted, seeing) = (Arc::clone(&commands), Arc::clone(&seen));
+    tokio::spawn(async move {
+        while let Some(message) = tap.next().await {
+            seeing.lock().unwrap().extend(format!("{:?}", message.headers).into_bytes());
+            seeing.lock().unwrap().extend(&message.payload);
+            let is_command = mesh_v1::SlackDelivery::decode(message.payload).is_ok_and(|told| told.kind == "command");
+            counted.fetch_add(usize::from(is_command), Ordering::Relaxed);
+        }
+    });
+
+    let mut heard = 0;
+    // Nobody knows who Ann is, and the service's own key is not lent to her.
+    let thread = ask(&mesh, &slack, ANN, "before").await;
+    answered(&slack, CHANNEL, &thread, "I do not know who you are in Construct").await;
+    slack.command(&mesh, ANN, CHANNEL, "link nonsense").await.unwrap();
+    told(&slack, &mut heard, "That code is not good").await;
+    let reading = code(&mesh, v1::Role::Member, &["tasks:read"]).await;
+    slack.command(&mesh, ANN, CHANNEL, &format!("link {reading}")).await.unwrap();
+    told(&slack, &mut heard, "cannot ask anything").await;
+    // Nor may a guest become somebody.
+    let unused = code(&mesh, v1::Role::Member, &["tasks:write"]).await;
+    slack.command(&mesh, GUEST, CHANNEL, &format!("link {unused}")).await.unwrap();
+    told(&slack, &mut heard, "members of this workspace only").await;
+
+    // A viewer is one here, too.
+    let viewing = code(&mesh, v1::Role::Viewer, &["tasks:write"]).await;
+    slack.command(&mesh, ANN, CHANNEL, &format!("link {viewing}")).await.unwrap();
+    told(&slack, &mut heard, "In Construct you are").await;
+    let thread = ask(&mesh, &slack, ANN, "as a viewer").await;
+    answered(&slack, CHANNEL, &thread, "your role in Construct").await;
+    assert_eq!(questions(&mesh).await, Vec::<String>::new());
+
+    // The code that the guest could not use is still good, once.
+    slack.command(&mesh, ANN, CHANNEL, &format!("link `{unused}`")).await.unwrap();
+    told(&slack, &mut heard, "In Construct you are").await;
+    slack.command(&mesh, CARL, CHANNEL, &format!("link {unused}")).await.unwrap();
+    told(&slack, &mut heard, "That code is not good").await;
+    slack.command(&mesh, ANN, CHANNEL, "me").await.unwrap();
+    told(&slack, &mut heard, "In Construct you are").await;
+
+    let thread = ask(&mesh, &slack, ANN, "as a member").await;
+    let question = until("a question with buttons", PATIENCE, async || {
+        slack.posts(CHANNEL, &thread).get(1).cloned().ok_or("none")
+    })
+    .await;
+    let at = question["ts"].as_str().unwrap();
+    // An admin of the workspace, who is nobody in Construct.
+    slack.press(&mesh, BOB, CHANNEL, at, "construct_approve").await.unwrap();
+    until("Bob to be told", PATIENCE, async || {
+        let whispers = slack.whispers();
+        let told =
+            whispers.iter().any(|told| told["user"] == BOB && told.to_string().contains("I do not know who you are"));
+        if told { Ok(()) } else { Err(whispers) }
+    })
+    .await;
+    slack.press(&mesh, ANN, CHANNEL, at, "construct_approve").await.unwrap();
+    until("the answer", PATIENCE, async || {
+        let posts = slack.posts(CHANNEL, &thread);
+        if posts.first().is_some_and(|post| shown(post).contains("Done:")) { Ok(()) } else { Err(posts) }
+    })
+    .await;
+    let client = mesh.client().unwrap();
+    let approvals = client.approvals().list_approvals(v1::ListApprovalsRequest::default()).await.unwrap().into_inner();
+    let keys = client.keys().list_api_keys(v1::ListApiKeysRequest::default()).await.unwrap().into_inner().api_keys;
+    let hers = keys.iter().filter(|key| {
+        key.spec.as_ref().is_some_and(|spec| spec.role() == v1::Role::Member && spec.scopes == ["tasks:write"])
+    });
+    let hers: Vec<String> = hers.filter_map(|key| Some(key.metadata.as_ref()?.id.clone())).collect();
+    let decided: Vec<String> =
+        approvals.approvals.iter().filter_map(|approval| Some(approval.status.as_ref()?.decided_by.clone())).collect();
+    assert_eq!((hers.len(), &decided), (1, &hers));
+
+    // The key is taken from her in Construct: she is told so, and can have herself forgotten.
+    let revoke = v1::RevokeApiKeyRequest { api_key: hers[0].clone(), ..v1::RevokeApiKeyRequest::default() };
+    client.keys().revoke_api_key(revoke).await.unwrap();
+    let thread = ask(&mesh, &slack, ANN, "without a key").await;
+    answered(&slack, CHANNEL, &thread, "does not accept your key any more").await;
+    slack.command(&mesh, ANN, CHANNEL, "unlink").await.unwrap();
+    told(&slack, &mut heard, "I have forgotten who you are").await;
+    let thread = ask(&mesh, &slack, ANN, "after").await;
+    answered(&slack, CHANNEL, &thread, "I do not know who you are in Construct").await;
+
+    let sent = 8;
+    until("the tap to see every command", PATIENCE, async || match commands.load(Ordering::Relaxed) {
+        count if count == sent => Ok(()),
+        count => Err(count),
+    })
+    .await;
+    let seen = String::from_utf8_lossy(&seen.lock().unwrap()).into_owned();
+    assert!(seen.contains("as a member"), "what is asked is seen");
+    for secret in [&unused, &viewing, &reading] {
+        assert!(!seen.contains(secret.as_str()), "a set-up code can be read by whoever taps the mesh");
+    }
+
+    let asked = questions(&mesh).await;
+    assert!(asked.len() == 1 && asked[0].contains("as a member"), "{asked:?}");
+    let log = mesh.log(Service::Slack);
+    for secret in [&unused, &viewing, &reading] {
+        assert!(!log.contains(secret.as_str()), "{log}");
+    }
+    for key in &keys {
+        assert!(key.prefix.starts_with("ct_") && !log.contains(&key.prefix), "{}: {log}", key.prefix);
+    }
+    no_complaints(&slack);
+}

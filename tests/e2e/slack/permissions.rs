@@ -1,0 +1,100 @@
+//! Who may do what, as `/construct` sets it, and what guests are not shown.
+
+use super::*;
+
+/// Gives a command and waits for its answer.
+async fn said(mesh: &Mesh, slack: &SlackServer, (user, channel): (&str, &str), text: &str) -> String {
+    let before = slack.responses().len();
+    slack.command(mesh, user, channel, text).await.unwrap();
+    until(&format!("what is said to {text:?}"), PATIENCE, async || {
+        let said = slack.responses();
+        match said.get(before) {
+            Some(said) => Ok(said["text"].as_str().unwrap_or_default().to_owned()),
+            None => Err(said),
+        }
+    })
+    .await
+}
+
+/// Asks, and whether that is answered.
+async fn is_answered(mesh: &Mesh, slack: &SlackServer, user: &str, channel: &str) -> bool {
+    let (ts, event) = slack.ask(channel, user, None, "hi", json!([]));
+    assert_eq!(slack.send_event(mesh, &event).await.unwrap(), 200);
+    until("an answer or a refusal", PATIENCE, async || {
+        let posts = slack.posts(channel, &ts);
+        match posts.first().map(shown) {
+            Some(text) if text.contains("Hello.") => Ok(true),
+            Some(text) if text.contains("you may not use this agent here") => Ok(false),
+            _ => Err(posts),
+        }
+    })
+    .await
+}
+
+#[tokio::test]
+async fn permissions_hold_for_the_place_the_person_and_the_agent_they_name_until_they_are_taken_back() {
+    let (mesh, slack) = begin(&json!([{"text": "Hello."}])).await;
+    let admin = (BOB, CHANNEL);
+    assert!(said(&mesh, &slack, (CARL, CHANNEL), "who").await.contains("Nothing is set"));
+    assert!(is_answered(&mesh, &slack, CARL, CHANNEL).await);
+
+    // Here only, and every agent.
+    said(&mesh, &slack, admin, "allow use all here").await;
+    assert!(is_answered(&mesh, &slack, CARL, CHANNEL).await);
+    assert!(!is_answered(&mesh, &slack, ANN, DIRECT).await);
+    said(&mesh, &slack, admin, "allow use helper <@U0ANN|ann>").await;
+    said(&mesh, &slack, admin, "allow approve all <@U0CARL|carl> here").await;
+    assert!(is_answered(&mesh, &slack, ANN, DIRECT).await);
+    let who = said(&mesh, &slack, (CARL, CHANNEL), "who").await;
+    for line in [
+        "every member may ask every agent in <#C0GENERAL>",
+        "<@U0ANN> may ask *helper*",
+        "<@U0CARL> may decide about calls of every agent in <#C0GENERAL>",
+    ] {
+        assert!(who.lines().any(|said| said == line), "{line}: {who}");
+    }
+    // No guest is told.
+    assert!(!said(&mesh, &slack, (GUEST, CHANNEL), "who").await.contains("*helper*"));
+
+    // Taken back by admins only, and exactly what is named.
+    assert!(said(&mesh, &slack, (CARL, CHANNEL), "forbid use helper <@U0ANN>").await.contains("Only admins"));
+    said(&mesh, &slack, admin, "forbid use helper").await;
+    assert!(is_answered(&mesh, &slack, ANN, DIRECT).await);
+    said(&mesh, &slack, admin, "forbid use all here").await;
+    assert!(!is_answered(&mesh, &slack, CARL, CHANNEL).await);
+    assert!(is_answered(&mesh, &slack, ANN, CHANNEL).await);
+    said(&mesh, &slack, admin, "forbid use helper <@U0ANN|ann>").await;
+    let who = said(&mesh, &slack, (CARL, CHANNEL), "who").await;
+    assert_eq!(who, "<@U0CARL> may decide about calls of every agent in <#C0GENERAL>");
+    // Nothing is said about asking any more: then it is as it was in the beginning.
+    assert!(is_answered(&mesh, &slack, CARL, CHANNEL).await);
+    no_complaints(&slack);
+}
+
+#[tokio::test]
+async fn a_link_that_a_guest_posts_shows_nothing() {
+    let (mesh, slack) = begin(&json!([{"text": "Hello."}])).await;
+    let (ts, event) = slack.ask(CHANNEL, ANN, None, "hi", json!([]));
+    slack.send_event(&mesh, &event).await.unwrap();
+    answered(&slack, CHANNEL, &ts, "Hello.").await;
+    let tasks = mesh.client().unwrap().tasks().list_tasks(v1::ListTasksRequest::default()).await.unwrap();
+    let id = tasks.into_inner().tasks[0].metadata.clone().unwrap_or_default().id;
+    let url = format!("https://construct.example/tasks/{id}");
+    for user in [GUEST, STRANGER, BOB] {
+        let message = slack.say(CHANNEL, user, None, &url, json!([]));
+        let link = json!({"type": "link_shared", "user": user, "channel": CHANNEL, "message_ts": message,
+                          "links": [{"domain": "construct.example", "url": url}]});
+        assert_eq!(slack.send_event(&mesh, &slack.envelope(link)).await.unwrap(), 200);
+        until("it to be asked who that is", PATIENCE, async || {
+            let calls = slack.calls("users.info");
+            if calls.iter().any(|call| call.arguments["user"] == user) { Ok(()) } else { Err(calls) }
+        })
+        .await;
+        if user == BOB {
+            until("the link to be unfurled", PATIENCE, async || slack.unfurls().first().cloned().ok_or("none")).await;
+            let unfurls = slack.unfurls();
+            assert!(unfurls.len() == 1 && unfurls[0]["ts"] == message, "{unfurls:?}");
+        }
+    }
+    no_complaints(&slack);
+}

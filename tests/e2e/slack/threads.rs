@@ -1,0 +1,121 @@
+//! What stands in threads and what becomes of it: files, edits, questions out of order, and messages that are too old.
+
+use construct_proto::v1::block::Block;
+
+use super::*;
+
+#[tokio::test]
+async fn files_are_handed_over_byte_for_byte_and_those_that_are_not_are_named() {
+    let (mesh, slack) = begin(&json!([{"text": "I have seen it."}])).await;
+    let log = "error: it is broken — äöü\r\n\ttwice\n".as_bytes().to_vec();
+    let image: Vec<u8> =
+        b"\x89PNG\r\n\x1a\n".iter().copied().chain((0..70_000_u32).map(|n| u8::try_from(n % 251).unwrap())).collect();
+    let huge = vec![b'x'; 1024 * 1024 + 1];
+    let files = json!([
+        slack.file("gone.txt", "text/plain", b"nobody reads this"),
+        slack.file("log.txt", "text/plain", &log),
+        slack.file("dot.png", "image/png", &image),
+        slack.file("huge.txt", "text/plain", &huge),
+        slack.file("program.bin", "application/octet-stream", b"\0\x01"),
+    ]);
+    // As often as it is tried.
+    for _ in 0..3 {
+        slack.fail("files-pri", Fault::Status(503));
+    }
+    let (ts, event) = slack.ask(CHANNEL, ANN, None, "look", files);
+    assert_eq!(slack.send_event(&mesh, &event).await.unwrap(), 200);
+    answered(&slack, CHANNEL, &ts, "I have seen it.").await;
+    let tasks = mesh.client().unwrap().tasks().list_tasks(v1::ListTasksRequest::default()).await.unwrap();
+    let task = tasks.into_inner().tasks[0].metadata.clone().unwrap_or_default().id;
+    let transcript = mesh.client().unwrap().conversation(&task).transcript().await;
+    let asked = transcript.of(v1::MessageSource::User)[0].spec.clone().unwrap();
+    let (mut attached, mut told) = (Vec::new(), String::new());
+    for block in asked.blocks.into_iter().filter_map(|block| block.block) {
+        match block {
+            Block::Attachment(file) => attached.push((file.name, file.media_type, file.data)),
+            Block::Text(text) => told.push_str(&text.text),
+            other => panic!("{other:?}"),
+        }
+    }
+    let wanted =
+        [("log.txt".to_owned(), "text/plain".to_owned(), log), ("dot.png".to_owned(), "image/png".to_owned(), image)];
+    assert!(
+        attached == wanted,
+        "{:?}",
+        attached.iter().map(|file| (&file.0, &file.1, file.2.len())).collect::<Vec<_>>()
+    );
+    for words in [
+        "gone.txt (text/plain, 17 bytes): it could not be read",
+        "huge.txt (text/plain, 1048577 bytes): it is too large",
+        "program.bin (application/octet-stream, 2 bytes): a file of this kind",
+    ] {
+        assert!(told.contains(words), "{words}: {told}");
+    }
+    no_complaints(&slack);
+}
+
+#[tokio::test]
+async fn a_question_that_is_edited_is_not_asked_again_and_two_out_of_order_are_both_answered() {
+    let (mesh, slack) = begin(&json!([{"text": "You said: {{last_user_text}}"}])).await;
+    let (ts, event) = slack.ask(DIRECT, ANN, None, "the first words", json!([]));
+    slack.send_event(&mesh, &event).await.unwrap();
+    answered(&slack, DIRECT, &ts, "the first words").await;
+    // As Slack tells of it in a direct message, and once more as a message with a mark.
+    let mut edited = event["event"].clone();
+    edited["text"] = "the other words".into();
+    edited["edited"] = json!({"user": ANN, "ts": "1760000009.000000"});
+    let changed = json!({"type": "message", "subtype": "message_changed", "channel": DIRECT, "channel_type": "im",
+        "hidden": true, "ts": "1760000009.000000", "event_ts": "1760000009.000000", "message": edited,
+        "previous_message": event["event"]});
+    for event in [changed, edited] {
+        assert_eq!(slack.send_event(&mesh, &slack.envelope(event)).await.unwrap(), 200);
+    }
+
+    let (root, first) = slack.ask(CHANNEL, ANN, None, "question one", json!([]));
+    let (_, second) = slack.ask(CHANNEL, BOB, Some(&root), "question two", json!([]));
+    for event in [second, first] {
+        assert_eq!(slack.send_event(&mesh, &event).await.unwrap(), 200);
+    }
+    until("both answers", PATIENCE, async || {
+        let posts = slack.posts(CHANNEL, &root);
+        let texts: Vec<String> = posts.iter().map(shown).collect();
+        let both = ["asks you in Slack:\n\nquestion one", "asks you in Slack:\n\nquestion two"]
+            .iter()
+            .all(|words| texts.iter().any(|text| text.contains(words)));
+        if posts.len() == 2 && both { Ok(()) } else { Err(posts) }
+    })
+    .await;
+    let asked = questions(&mesh).await;
+    assert!(asked.len() == 3 && !asked.iter().any(|asked| asked.contains("the other words")), "{asked:#?}");
+    assert_eq!(slack.posts(DIRECT, &ts).len(), 1);
+    no_complaints(&slack);
+}
+
+#[tokio::test]
+async fn an_answer_for_which_the_first_message_is_too_old_is_posted_below_it_once() {
+    let (mut mesh, slack) = begin(&json!([{"text": "The answer."}])).await;
+    // No model answers before the first message is too old.
+    mesh.pause(Service::Providers).unwrap();
+    let (ts, event) = slack.ask(CHANNEL, ANN, None, "hi", json!([]));
+    slack.send_event(&mesh, &event).await.unwrap();
+    let placeholder = answered(&slack, CHANNEL, &ts, "Working on it").await;
+    slack.let_age(placeholder["ts"].as_str().unwrap());
+    // It dies after the new message is there, and before that is written down.
+    slack.fail("chat.postMessage", Fault::DoneAndHang);
+    mesh.resume(Service::Providers).unwrap();
+    let both = async |what: &str| {
+        until(what, PATIENCE, async || {
+            let posts = slack.posts(CHANNEL, &ts);
+            match posts.as_slice() {
+                [first, second] if *first == placeholder && shown(second).contains("The answer.") => Ok(()),
+                _ => Err(posts),
+            }
+        })
+        .await;
+    };
+    both("the answer below").await;
+    mesh.crash(Service::Slack).await.unwrap();
+    mesh.counted(Service::Slack, r#"construct_slack_mentions_total{construct_outcome="answered"} 1"#).await;
+    both("the answer to stay the only one").await;
+    no_complaints(&slack);
+}
