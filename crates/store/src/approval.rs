@@ -75,6 +75,8 @@ pub struct ApprovalFilter {
     pub task: Option<TaskId>,
     /// In this state only.
     pub state: Option<ApprovalState>,
+    /// Of this task and everything below it only.
+    pub tree: Option<TaskId>,
 }
 
 /// What a person says about a call.
@@ -175,6 +177,41 @@ macro_rules! list {
     }};
 }
 
+/// Of a task and everything below it. The tree is read level by level and then the approvals of exactly its tasks: as an organisation grows, no
+/// more is read for it.
+macro_rules! list_of_tree {
+    ($organization:expr, $tree:expr, $filter:expr, $page:expr, $key:literal, $comparison:literal, $direction:literal) => {{
+        let (value, id) = $page.after_time()?;
+        sqlx::query_as!(
+            Row,
+            "WITH RECURSIVE below AS (
+                 SELECT r.id FROM tasks r WHERE r.organization_id = $1 AND r.id = $2
+                 UNION ALL
+                 SELECT c.id FROM below b JOIN tasks c ON c.parent_id = b.id AND c.parent_id IS NOT NULL
+             ), found AS MATERIALIZED (
+                 SELECT f.* FROM approvals f
+                 WHERE f.task_id = ANY (ARRAY (SELECT id FROM below)) AND f.organization_id = $1
+                   AND ($3::uuid IS NULL OR f.task_id = $3)
+                   AND ($4::text IS NULL OR f.state = $4)
+             )
+             SELECT p.id, p.organization_id, p.task_id, p.step_id, p.script, p.number, p.tool, p.arguments, p.arguments_size,
+                    p.arguments_hash, p.reason, p.state, p.decided_by, p.words, p.decided_at, p.expires_at, p.revision,
+                    p.created_at, p.updated_at
+             FROM found p
+             JOIN tasks t ON t.organization_id = p.organization_id AND t.id = p.task_id
+             WHERE t.deleted_at IS NULL AND (" + $key + ", p.id) " + $comparison + " ($5, $6)
+             ORDER BY " + $key + $direction + ", p.id" + $direction + " LIMIT $7",
+            $organization.uuid(),
+            $tree.uuid(),
+            $filter.task.map(TaskId::uuid) as _,
+            $filter.state.map(ApprovalState::as_str) as _,
+            value,
+            id,
+            $page.limit(),
+        )
+    }};
+}
+
 impl Store {
     /// An approval by id.
     ///
@@ -205,6 +242,9 @@ impl Store {
         filter: &ApprovalFilter,
         page: &Page,
     ) -> Result<Vec<StoredApproval>, Error> {
+        if let Some(tree) = filter.tree {
+            return self.approval_list_of_tree(organization, tree, filter, page).await;
+        }
         let rows = match (page.order.key, page.order.descending) {
             (Key::CreatedAt | Key::Name, false) => list!(self, organization, filter, page, "p.created_at", ">", ""),
             (Key::CreatedAt | Key::Name, true) => list!(self, organization, filter, page, "p.created_at", "<", " DESC"),
@@ -212,6 +252,31 @@ impl Store {
             (Key::UpdatedAt, true) => list!(self, organization, filter, page, "p.updated_at", "<", " DESC"),
         };
         rows.into_iter().map(TryInto::try_into).collect()
+    }
+
+    async fn approval_list_of_tree(
+        &self,
+        organization: OrganizationId,
+        tree: TaskId,
+        filter: &ApprovalFilter,
+        page: &Page,
+    ) -> Result<Vec<StoredApproval>, Error> {
+        let pool = &self.pool;
+        let rows = match (page.order.key, page.order.descending) {
+            (Key::CreatedAt | Key::Name, false) => {
+                list_of_tree!(organization, tree, filter, page, "p.created_at", ">", "").fetch_all(pool).await
+            }
+            (Key::CreatedAt | Key::Name, true) => {
+                list_of_tree!(organization, tree, filter, page, "p.created_at", "<", " DESC").fetch_all(pool).await
+            }
+            (Key::UpdatedAt, false) => {
+                list_of_tree!(organization, tree, filter, page, "p.updated_at", ">", "").fetch_all(pool).await
+            }
+            (Key::UpdatedAt, true) => {
+                list_of_tree!(organization, tree, filter, page, "p.updated_at", "<", " DESC").fetch_all(pool).await
+            }
+        };
+        rows?.into_iter().map(TryInto::try_into).collect()
     }
 
     /// Every question that an execution has asked, in the order of its calls.
@@ -299,4 +364,20 @@ async fn approval_reload(writer: &mut Writer<'_>, id: ApprovalId) -> Result<Stor
         .await?
         .ok_or(Error::NotFound { what: WHAT })?
         .try_into()
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use sqlx::Execute as _;
+
+    use super::*;
+
+    /// The statement of [`Store::approval_list`] about a tree, for tests of its plan.
+    pub(crate) fn statement_of_tree() -> Result<String, Error> {
+        let (organization, tree) = (OrganizationId::LOCAL, TaskId::from_uuid(Uuid::nil()));
+        let (filter, page) =
+            (ApprovalFilter::default(), Page { limit: 1, order: crate::Order::default(), after: None });
+        let statement = list_of_tree!(organization, tree, filter, page, "p.created_at", "<", " DESC");
+        Ok(statement.sql().as_str().to_owned())
+    }
 }

@@ -77,6 +77,78 @@ pub struct CostRow {
     pub usage: Usage,
 }
 
+struct Row {
+    key: Option<String>,
+    name: Option<String>,
+    calls: i64,
+    input_tokens: i64,
+    output_tokens: i64,
+    cache_read_tokens: i64,
+    cache_write_tokens: i64,
+    thinking_tokens: i64,
+    cost_pico_usd: i64,
+}
+
+/// Sums the ledger up, of what the condition on the task (`$3`) is about.
+macro_rules! sums {
+    ($of:literal, $organization:expr, $filter:expr, $group:expr, $limit:expr) => {
+        sqlx::query_as!(
+            Row,
+            r#"WITH sums AS (
+               SELECT CASE $7
+                          WHEN 'agent' THEN u.agent_id::text
+                          WHEN 'model' THEN u.model_id::text
+                          WHEN 'task' THEN u.root_id::text
+                          WHEN 'day' THEN to_char(u.created_at AT TIME ZONE 'UTC', 'YYYY-MM-DD')
+                          WHEN 'purpose' THEN u.purpose
+                      END AS key,
+                      count(*) AS calls,
+                      least(sum(u.input_tokens), 9223372036854775807)::bigint AS input_tokens,
+                      least(sum(u.output_tokens), 9223372036854775807)::bigint AS output_tokens,
+                      least(sum(u.cache_read_tokens), 9223372036854775807)::bigint AS cache_read_tokens,
+                      least(sum(u.cache_write_tokens), 9223372036854775807)::bigint AS cache_write_tokens,
+                      least(sum(u.thinking_tokens), 9223372036854775807)::bigint AS thinking_tokens,
+                      least(sum(u.cost_pico_usd), 9223372036854775807)::bigint AS cost_pico_usd
+               FROM step_usage u
+               WHERE u.organization_id = $1
+                 AND ($2::uuid IS NULL OR u.agent_id = $2)
+                 "# + $of + r#"
+                 AND ($4::uuid IS NULL OR u.model_id = $4)
+                 AND ($5::timestamptz IS NULL OR u.created_at >= $5)
+                 AND ($6::timestamptz IS NULL OR u.created_at < $6)
+               GROUP BY 1
+           )
+           SELECT s.key, s.calls AS "calls!",
+                  s.input_tokens AS "input_tokens!", s.output_tokens AS "output_tokens!",
+                  s.cache_read_tokens AS "cache_read_tokens!", s.cache_write_tokens AS "cache_write_tokens!",
+                  s.thinking_tokens AS "thinking_tokens!", s.cost_pico_usd AS "cost_pico_usd!",
+                  CASE $7
+                      WHEN 'agent' THEN (SELECT a.name FROM agents a WHERE a.organization_id = $1 AND a.id = s.key::uuid)
+                      WHEN 'model' THEN (SELECT m.name FROM models m WHERE m.organization_id = $1 AND m.id = s.key::uuid)
+                      WHEN 'task' THEN (SELECT t.title FROM tasks t WHERE t.organization_id = $1 AND t.id = s.key::uuid)
+                  END AS name
+           FROM sums s
+           ORDER BY CASE WHEN $7 = 'day' THEN s.key END, s.cost_pico_usd DESC, s.key
+           LIMIT $8"#,
+            $organization.uuid(),
+            $filter.agent.map(AgentId::uuid) as _,
+            $filter.task.map(TaskId::uuid) as _,
+            $filter.model.map(ModelId::uuid) as _,
+            sql_option($filter.since) as _,
+            sql_option($filter.until) as _,
+            $group.as_str(),
+            i64::from($limit),
+        )
+    };
+}
+
+/// Those of one task. Statements of their own, because a plan that is made for any parameters can use no index for one that may be missing.
+macro_rules! sums_of_task {
+    ($($argument:expr),*) => {
+        sums!("AND (u.root_id = $3 OR u.tree @> ARRAY[$3]::uuid[])", $($argument),*)
+    };
+}
+
 impl Store {
     /// Sums the ledger up: the dearest first, days in their order; at most `limit` rows.
     ///
@@ -90,54 +162,10 @@ impl Store {
         group: CostGroup,
         limit: u32,
     ) -> Result<Vec<CostRow>, Error> {
-        let rows = sqlx::query!(
-            r#"WITH sums AS (
-                   SELECT CASE $7
-                              WHEN 'agent' THEN u.agent_id::text
-                              WHEN 'model' THEN u.model_id::text
-                              WHEN 'task' THEN u.root_id::text
-                              WHEN 'day' THEN to_char(u.created_at AT TIME ZONE 'UTC', 'YYYY-MM-DD')
-                              WHEN 'purpose' THEN u.purpose
-                          END AS key,
-                          count(*) AS calls,
-                          least(sum(u.input_tokens), 9223372036854775807)::bigint AS input_tokens,
-                          least(sum(u.output_tokens), 9223372036854775807)::bigint AS output_tokens,
-                          least(sum(u.cache_read_tokens), 9223372036854775807)::bigint AS cache_read_tokens,
-                          least(sum(u.cache_write_tokens), 9223372036854775807)::bigint AS cache_write_tokens,
-                          least(sum(u.thinking_tokens), 9223372036854775807)::bigint AS thinking_tokens,
-                          least(sum(u.cost_pico_usd), 9223372036854775807)::bigint AS cost_pico_usd
-                   FROM step_usage u
-                   WHERE u.organization_id = $1
-                     AND ($2::uuid IS NULL OR u.agent_id = $2)
-                     AND ($3::uuid IS NULL OR u.root_id = $3)
-                     AND ($4::uuid IS NULL OR u.model_id = $4)
-                     AND ($5::timestamptz IS NULL OR u.created_at >= $5)
-                     AND ($6::timestamptz IS NULL OR u.created_at < $6)
-                   GROUP BY 1
-               )
-               SELECT s.key, s.calls AS "calls!",
-                      s.input_tokens AS "input_tokens!", s.output_tokens AS "output_tokens!",
-                      s.cache_read_tokens AS "cache_read_tokens!", s.cache_write_tokens AS "cache_write_tokens!",
-                      s.thinking_tokens AS "thinking_tokens!", s.cost_pico_usd AS "cost_pico_usd!",
-                      CASE $7
-                          WHEN 'agent' THEN (SELECT a.name FROM agents a WHERE a.organization_id = $1 AND a.id = s.key::uuid)
-                          WHEN 'model' THEN (SELECT m.name FROM models m WHERE m.organization_id = $1 AND m.id = s.key::uuid)
-                          WHEN 'task' THEN (SELECT t.title FROM tasks t WHERE t.organization_id = $1 AND t.id = s.key::uuid)
-                      END AS name
-               FROM sums s
-               ORDER BY CASE WHEN $7 = 'day' THEN s.key END, s.cost_pico_usd DESC, s.key
-               LIMIT $8"#,
-            organization.uuid(),
-            filter.agent.map(AgentId::uuid) as _,
-            filter.task.map(TaskId::uuid) as _,
-            filter.model.map(ModelId::uuid) as _,
-            sql_option(filter.since) as _,
-            sql_option(filter.until) as _,
-            group.as_str(),
-            i64::from(limit),
-        )
-        .fetch_all(&self.pool)
-        .await?;
+        let rows = match filter.task {
+            Some(_) => sums_of_task!(organization, filter, group, limit).fetch_all(&self.pool).await?,
+            None => sums!("AND $3::uuid IS NULL", organization, filter, group, limit).fetch_all(&self.pool).await?,
+        };
         Ok(rows
             .into_iter()
             .map(|row| CostRow {
@@ -154,5 +182,18 @@ impl Store {
                 },
             })
             .collect())
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use sqlx::Execute as _;
+
+    use super::*;
+
+    /// The statement of [`Store::cost_list`] about one task, for tests of its plan.
+    pub(crate) fn statement_of_task() -> String {
+        let (organization, filter) = (OrganizationId::LOCAL, CostFilter::default());
+        sums_of_task!(organization, filter, CostGroup::All, 1_u32).sql().as_str().to_owned()
     }
 }

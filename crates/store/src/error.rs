@@ -58,6 +58,18 @@ pub enum Error {
         /// How many may wait.
         limit: u32,
     },
+    /// Too many scans of the organisation are under way or wait.
+    #[error("{limit} scans of the organization are under way or wait already")]
+    TooManyScans {
+        /// How many may.
+        limit: u32,
+    },
+    /// The candidate was handed over.
+    #[error("the candidate was handed over, and cannot be changed any more")]
+    HandedOver,
+    /// The candidate is not accepted.
+    #[error("a candidate is not accepted")]
+    NotAccepted,
     /// The message does not wait for its turn any more.
     #[error("the message is not waiting for its turn any more")]
     NotQueued,
@@ -155,6 +167,9 @@ fn constraint(name: &str, deleting: bool) -> Option<Error> {
         "model_providers_pkey" => taken("model provider", "id"),
         "models_name_key" => taken("model", "name"),
         "models_pkey" => taken("model", "id"),
+        "scan_connections_name_key" => taken("connection", "name"),
+        "scan_candidates_name_key" => taken("candidate", "name"),
+        "scans_connection_fkey" => reference("connection", "scan"),
         "schedules_name_key" => taken("schedule", "name"),
         "schedules_pkey" => taken("schedule", "id"),
         "schedules_task_fkey" => reference("task", "schedule"),
@@ -181,6 +196,8 @@ fn constraint(name: &str, deleting: bool) -> Option<Error> {
         | "model_providers_organization_fkey"
         | "models_organization_fkey"
         | "reservations_organization_fkey"
+        | "scan_connections_organization_fkey"
+        | "scans_organization_fkey"
         | "schedules_organization_fkey"
         | "secrets_organization_fkey"
         | "setup_codes_organization_fkey"

@@ -59,4 +59,4 @@ macro_rules! by_time {
         .await?
     };
 }
-use by_time;
+pub(crate) use by_time;

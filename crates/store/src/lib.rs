@@ -1,7 +1,7 @@
 //! PostgreSQL: schema, queries, encryption at rest. The only user of sqlx.
 //!
 //! Two services write: the gateway, what people want (entities, messages, intents), and the reconciler, what becomes of
-//! tasks. A third, Slack's, writes tables of its own ([`slack`]). [`Store`] holds every query, named object first (`task_load`, `message_create`). What keeps the two writers
+//! tasks. A third, Slack's, writes tables of its own ([`slack`]), and the scanner what becomes of a scan ([`scan`]). [`Store`] holds every query, named object first (`task_load`, `message_create`). What keeps the two writers
 //! from undoing each other's work is told in `migrations/0004_tasks.sql` and at [`Store::task_commit`].
 //!
 //! Invariants, each tested:
@@ -13,19 +13,24 @@
 
 mod agent;
 mod approval;
+mod audit;
 mod budget;
 mod compaction;
 mod cost;
+mod diagnosis;
 mod error;
 mod event;
 pub mod identity;
 mod invocation;
+mod ledger;
 mod message;
 mod model;
 mod model_provider;
 mod page;
+mod quota;
 mod reservation;
 mod routing;
+pub mod scan;
 mod schedule;
 mod seal;
 mod secret;
@@ -43,18 +48,22 @@ mod write;
 
 pub use agent::{Agent, AgentChanges, AgentFilter, ModelParameters, NewAgent, ThinkingEffort};
 pub use approval::{ApprovalDecision, ApprovalFilter, StoredApproval};
+pub use audit::{Audit, AuditEntry, AuditFilter};
 pub use budget::{Budget, BudgetFilter, NewBudget};
 pub use compaction::Compaction;
 pub use cost::{CostFilter, CostGroup, CostRow};
+pub use diagnosis::{DatabaseState, ParkedTasks};
 pub use error::Error;
 pub use event::{NewEvent, StoredEvent, Stream};
 pub use invocation::{Callable, Invocation, InvocationAgent, InvocationFallback, InvocationModel, InvocationProvider};
+pub use ledger::{Dimensions, UsageFilter, UsagePage, UsagePlace, UsageRow, Used};
 pub use message::{MessageCursor, MessageFilter, MessagePage, NewUserMessage, QUEUE_LIMIT, StoredMessage};
 pub use model::{Model, ModelChanges, ModelFilter, NewModel, PricesSource};
 pub use model_provider::{
     ModelProvider, ModelProviderChanges, ModelProviderFilter, ModelProviderKind, NewModelProvider, Resealed,
 };
 pub use page::{Cursor, CursorValue, Key, Order, Page};
+pub use quota::{Counted, Counts, Limits, Periods, Quota};
 pub use reservation::{CallReport, CallReservation, StepReservation, Tidied};
 pub use routing::{Fallback, KeyLimits};
 pub use schedule::{
@@ -62,10 +71,11 @@ pub use schedule::{
 };
 pub use seal::{Error as SealError, Keyring, SealedSecret};
 pub use secret::{Bindings, NewSecret, Secret, SecretChanges};
-pub use store::{PoolOptions, Store};
+pub use store::{PoolOptions, STATEMENT_TIMEOUT, Store};
 pub use task::{
-    AppendedMessage, AskedApproval, Committed, DueTask, EndedMessage, LoadedTask, NewFork, NewTask, Parked, Rewind,
-    Spending, StoredTask, TaskChanges, TaskCommit, TaskFilter,
+    AppendedMessage, AskedApproval, Asking, Committed, DueTask, EndedMessage, LoadedTask, NewFork, NewSubtask, NewTask,
+    Parked, Rewind, Spending, StoredTask, SubtaskChange, SubtaskState, SubtaskStatus, SubtaskTold, TaskChanges,
+    TaskCommit, TaskFilter,
 };
 pub use usage::{Purpose, StepUsage};
 pub use write::{Idempotency, Rendered, Write, Written};

@@ -1,7 +1,7 @@
 //! The messages of tasks: the queue, and the transcript it feeds.
 
 mod edit;
-mod write;
+pub(crate) mod write;
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};

@@ -13,7 +13,7 @@ use construct_domain::{
 
 use crate::{Error, Store, text, time, usage::Booking};
 
-/// The SQLSTATE by which `budgets_reserve` says that a budget has not got the money.
+/// The SQLSTATE by which `budgets_reserve_tree` says that a budget has not got the money.
 pub(crate) const EXHAUSTED: &str = "CB001";
 /// Reservations that one look ends at most.
 const EXPIRED_AT_ONCE: i64 = 500;
@@ -134,9 +134,10 @@ impl Store {
             .map_err(Error::of_write)?;
         }
         sqlx::query!(
-            r#"SELECT budgets_reserve(
+            r#"SELECT budgets_reserve_tree(
                    $1, $2, (SELECT agent_id FROM tasks WHERE organization_id = $2 AND id = $3),
-                   coalesce((SELECT root_id FROM tasks WHERE organization_id = $2 AND id = $3), $3), $4, $5, $6, true, $7
+                   coalesce((SELECT ancestors || id FROM tasks WHERE organization_id = $2 AND id = $3), array_remove(ARRAY[$3::uuid], NULL)), $4, $5, $6,
+                   true, $7
                )::text AS "done""#,
             wanted.id,
             organization,
@@ -180,7 +181,7 @@ impl Store {
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn step_release(&self, organization: OrganizationId, step: StepId, now: Timestamp) -> Result<(), Error> {
         sqlx::query!(
-            r#"SELECT budgets_settle($1, $2, NULL, NULL, 0, true, $3)::text AS "done""#,
+            r#"SELECT budgets_settle_tree($1, $2, NULL, NULL, 0, true, $3)::text AS "done""#,
             step.uuid(),
             organization.uuid(),
             time::sql(now) as _,

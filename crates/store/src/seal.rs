@@ -52,6 +52,28 @@ impl fmt::Debug for SealedSecret {
     }
 }
 
+impl SealedSecret {
+    /// As one piece, for what is kept outside of the database.
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(1 + self.key_id.len() + self.nonce.len() + self.ciphertext.len());
+        // Keys have short names: a longer one is cut, and does not open.
+        bytes.push(u8::try_from(self.key_id.len()).unwrap_or(u8::MAX));
+        bytes.extend(self.key_id.bytes().take(usize::from(u8::MAX)));
+        bytes.extend_from_slice(&self.nonce);
+        bytes.extend_from_slice(&self.ciphertext);
+        bytes
+    }
+
+    /// What [`SealedSecret::to_bytes`] has made; none when it is something else.
+    pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let (length, rest) = bytes.split_first()?;
+        let (key_id, rest) = rest.split_at_checked(usize::from(*length))?;
+        let (nonce, ciphertext) = rest.split_at_checked(NONCE_LEN)?;
+        let key_id = std::str::from_utf8(key_id).ok()?.to_owned();
+        Some(Self { key_id, nonce: nonce.to_vec(), ciphertext: ciphertext.to_vec() })
+    }
+}
+
 /// Master keys by id, one of them active. Zeroed when dropped.
 pub struct Keyring {
     active: String,
@@ -154,6 +176,16 @@ mod tests {
         let sealed = keyring("old").seal("provider_1", b"sk-1234").expect("it seals");
         assert_eq!(keyring("new").open("provider_1", &sealed).expect("it opens").expose_secret(), b"sk-1234");
         assert!(!sealed.ciphertext.windows(4).any(|bytes| bytes == b"1234"));
+    }
+
+    #[test]
+    fn what_is_sealed_can_be_kept_as_one_piece() {
+        let sealed = keyring("old").seal("org_1", b"an archive").expect("it seals");
+        let bytes = sealed.to_bytes();
+        assert_eq!(SealedSecret::from_bytes(&bytes), Some(sealed));
+        for part in [&b""[..], b"\x03ol", &bytes[..10]] {
+            assert_eq!(SealedSecret::from_bytes(part), None);
+        }
     }
 
     #[test]

@@ -5,10 +5,12 @@
 
 mod grant;
 mod installation;
+mod member;
 mod mention;
 mod post;
 
 pub use grant::{Grant, May};
 pub use installation::{Installation, NewInstallation, NewState};
+pub use member::Member;
 pub use mention::{Mention, MentionKey, MentionState, NewMention, Thread};
 pub use post::{Place, Posted};

@@ -19,6 +19,9 @@ const MIGRATION_TIMEOUT: Duration = Duration::from_secs(300);
 /// with [`Error::Unavailable`], as it does when the server goes away a moment later.
 const TRUSTED_IDLE: Duration = Duration::from_millis(500);
 
+/// How long one statement may take, unless [`PoolOptions`] say otherwise: whatever was sent to the server has ended after it, one way or the other.
+pub const STATEMENT_TIMEOUT: Duration = Duration::from_secs(5);
+
 /// How the pool behaves.
 #[derive(Debug, Clone)]
 pub struct PoolOptions {
@@ -41,7 +44,7 @@ impl Default for PoolOptions {
             application_name: "construct".to_owned(),
             max_connections: 20,
             acquire_timeout: Duration::from_secs(5),
-            statement_timeout: Duration::from_secs(5),
+            statement_timeout: STATEMENT_TIMEOUT,
             plans_once: false,
         }
     }

@@ -6,6 +6,7 @@ mod fork;
 mod park;
 pub(crate) mod rewind;
 mod statement;
+pub(crate) mod subtask;
 pub(crate) mod write;
 
 use std::collections::BTreeMap;
@@ -36,6 +37,7 @@ pub use drive::{DueTask, LoadedTask, Spending};
 pub use fork::NewFork;
 pub use park::Parked;
 pub use rewind::Rewind;
+pub use subtask::{Asking, NewSubtask, SubtaskChange, SubtaskState, SubtaskStatus, SubtaskTold};
 
 pub(crate) const WHAT: &str = "task";
 
@@ -71,6 +73,10 @@ pub struct StoredTask {
     pub trace_id: Option<String>,
     /// The task whose transcript it began with a copy of, and the last message that was copied, in that task.
     pub forked_from: Option<(TaskId, MessageId)>,
+    /// The tasks above it, the root first; the last of them has begun it.
+    pub ancestors: Vec<TaskId>,
+    /// The subtasks its own scripts have begun, oldest first.
+    pub subtasks: Vec<TaskId>,
     /// Rises with every change.
     pub revision: i64,
     /// When it was created.
@@ -132,10 +138,12 @@ pub struct TaskFilter {
     pub created_after: Option<Timestamp>,
     /// Created earlier than this.
     pub created_before: Option<Timestamp>,
+    /// Subtasks of this one only.
+    pub parent: Option<TaskId>,
 }
 
-/// A row as both sides read it. `queued_count` is read by one side only; `queued`, `queued_interrupts`, `queued_tokens`, `approvals`
-/// and `spending` by the other.
+/// A row as both sides read it. `queued_count` is read by one side only; `queued`, `queued_interrupts`, `queued_tokens`, `approvals`,
+/// `subtasks`, `ended` and `spending` by the other.
 struct Row {
     id: Uuid,
     organization_id: Uuid,
@@ -189,6 +197,11 @@ struct Row {
     queued_interrupts: bool,
     approvals: Option<Value>,
     root_id: Uuid,
+    parent_id: Option<Uuid>,
+    ancestors: Vec<Uuid>,
+    children: Option<Vec<Uuid>>,
+    subtasks: Option<Value>,
+    ended: Option<Value>,
     spending: Option<Value>,
     agent_revision: i64,
     context_scale: i32,
@@ -234,6 +247,8 @@ impl Row {
         };
         let approvals: Option<Vec<ApprovalRow>> =
             self.approvals.take().map(serde_json::from_value).transpose().map_err(Error::internal)?;
+        let subtasks: Option<Vec<Uuid>> =
+            self.subtasks.take().map(serde_json::from_value).transpose().map_err(Error::internal)?;
         // An agent may ask for shorter answers.
         let shorter = self.max_tokens.filter(|&asked| asked > 0).unwrap_or(i64::MAX);
         let context = Context {
@@ -271,6 +286,7 @@ impl Row {
                 .transpose()?,
             last_error,
             approvals: approvals.unwrap_or_default().into_iter().map(Approval::from).collect(),
+            subtasks: subtasks.map(|tasks| tasks.into_iter().map(TaskId::from_uuid).collect()),
             context,
         })
     }
@@ -314,6 +330,8 @@ impl TryFrom<Row> for StoredTask {
                 .forked_from
                 .zip(row.forked_from_message)
                 .map(|(task, message)| (TaskId::from_uuid(task), MessageId::from_uuid(message))),
+            ancestors: row.ancestors.into_iter().map(TaskId::from_uuid).collect(),
+            subtasks: row.children.unwrap_or_default().into_iter().map(TaskId::from_uuid).collect(),
             revision: row.revision,
             created_at: row.created_at,
             updated_at: row.updated_at,
@@ -331,7 +349,7 @@ macro_rules! select {
                     t.next_wake, t.last_outcome, t.error_code, t.error_message, t.error_time, t.input_tokens, t.output_tokens,
                     t.cache_read_tokens, t.cache_write_tokens, t.thinking_tokens, t.cost_pico_usd, t.tool_uses, t.suspend, t.cancel_reason,
                     t.cancel_intent, t.rewind_from, t.rewind_intent, t.forked_from, t.forked_from_message, t.deleted_at IS NOT NULL AS "deleted!", t.event_sequence, t.version, t.revision, t.intents,
-                    t.intents_seen, t.trace_id, t.root_id, a.revision AS agent_revision, t.created_at, t.updated_at,
+                    t.intents_seen, t.trace_id, t.root_id, t.parent_id, t.ancestors, a.revision AS agent_revision, t.created_at, t.updated_at,
                     t.context_scale, t.context_tokens, t.compacted_through, t.transcript_tokens, a.compact_at_percent,
                     w.context_window, w.max_output_tokens, (a.parameters ->> 'max_tokens')::bigint AS max_tokens,
                     octet_length(a.instructions) AS "instructions_bytes!", "# $(+ $queue)+ + r#"
@@ -349,7 +367,10 @@ macro_rules! select_counted {
     ([$($tail:literal)+], $($argument:expr),* $(,)?) => {
         crate::task::select!(
             [r#"(SELECT count(*) FROM messages q WHERE q.task_id = t.id AND q.position IS NULL AND q.processed_at IS NULL)
-                    AS "queued_count!", NULL::uuid AS queued, false AS "queued_interrupts!", 0::bigint AS "queued_tokens!", NULL::jsonb AS approvals, NULL::jsonb AS spending"#],
+                    AS "queued_count!", NULL::uuid AS queued, false AS "queued_interrupts!", 0::bigint AS "queued_tokens!", NULL::jsonb AS approvals, NULL::jsonb AS spending, NULL::jsonb AS subtasks,
+                    NULL::jsonb AS ended,
+                    ARRAY(SELECT c.id FROM tasks c WHERE c.parent_id = t.id AND c.deleted_at IS NULL ORDER BY c.created_at, c.id)
+                    AS children"#],
             [$($tail)+],
             $($argument),*
         )
@@ -367,6 +388,7 @@ macro_rules! list {
                AND ($4::text IS NULL OR t.workspace = $4)
                AND ($5::timestamptz IS NULL OR t.created_at > $5)
                AND ($6::timestamptz IS NULL OR t.created_at < $6)
+               AND ($10::uuid IS NULL OR t.parent_id = $10)
                AND (" $key ", t.id) " $comparison " ($7, $8)
              ORDER BY " $key $direction ", t.id" $direction " LIMIT $9"],
             $organization.uuid(),
@@ -378,6 +400,7 @@ macro_rules! list {
             value,
             id,
             $page.limit(),
+            $filter.parent.map(TaskId::uuid),
         )
         .fetch_all(&$store.pool)
         .await?

@@ -36,6 +36,21 @@ pub struct Database {
     store: Store,
 }
 
+/// A row that is locked.
+#[derive(Debug)]
+pub struct Locked(PgConnection);
+
+impl Locked {
+    /// Lets it go.
+    ///
+    /// # Panics
+    /// When the server does not answer.
+    pub async fn release(mut self) {
+        sqlx::query("ROLLBACK").execute(&mut self.0).await.expect("the transaction ends");
+        self.0.close().await.expect("the connection closes");
+    }
+}
+
 impl Database {
     /// A fresh, migrated database.
     ///
@@ -183,6 +198,55 @@ impl Database {
         let seconds = sqlx::query_scalar(answered).bind(organization.uuid()).fetch_all(&self.store.pool).await;
         let left = sqlx::query_scalar(left).bind(organization.uuid()).fetch_one(&self.store.pool).await;
         (seconds.expect("the tasks can be read"), left.expect("the tasks can be counted"))
+    }
+
+    /// Has the audit trail refuse every entry, or take them again.
+    ///
+    /// # Panics
+    /// When the server does not answer.
+    pub async fn refuse_audit(&self, refuse: bool) {
+        let statement = if refuse {
+            "ALTER TABLE audit_entries ADD CONSTRAINT audit_entries_refused CHECK (false) NOT VALID"
+        } else {
+            "ALTER TABLE audit_entries DROP CONSTRAINT audit_entries_refused"
+        };
+        sqlx::query(statement).execute(&self.store.pool).await.expect("the table can be altered");
+    }
+
+    /// Locks the row of a task: whoever wants to change it waits until what this gives is released.
+    ///
+    /// # Panics
+    /// When the server does not answer, or there is no such task.
+    pub async fn lock_task(&self, task: TaskId) -> Locked {
+        let mut connection =
+            self.admin.clone().database(&self.name).connect().await.expect("the test database server answers");
+        sqlx::query("BEGIN").execute(&mut connection).await.expect("a transaction begins");
+        sqlx::query("SELECT id FROM tasks WHERE id = $1 FOR UPDATE")
+            .bind(task.uuid())
+            .fetch_one(&mut connection)
+            .await
+            .expect("the task is there");
+        Locked(connection)
+    }
+
+    /// How many statements wait for this, which is one of PostgreSQL's wait events (`PgSleep`) or types of them (`Lock`).
+    ///
+    /// # Panics
+    /// When the server does not answer.
+    pub async fn waiting(&self, event: &str) -> i64 {
+        let waiting =
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = $1 AND $2 IN (wait_event, wait_event_type)";
+        let waiting = sqlx::query_scalar(waiting).bind(&self.name).bind(event);
+        waiting.fetch_one(&self.store.pool).await.expect("the server answers")
+    }
+
+    /// Does something else with the database.
+    ///
+    /// # Panics
+    /// When the server does not do it.
+    pub async fn execute(&self, statements: &str) {
+        let statements = sqlx::AssertSqlSafe(statements.to_owned());
+        sqlx::raw_sql(statements).execute(&self.store.pool).await.expect("the server does as it is asked");
     }
 
     /// Makes a task's row such that it cannot be read, or as it was for one that is idle.

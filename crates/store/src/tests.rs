@@ -1,6 +1,7 @@
 //! Every promise of this crate against a real server.
 
 mod approvals;
+mod audit;
 mod budgets;
 mod catalogue;
 mod commit;
@@ -10,9 +11,13 @@ mod identity;
 mod memory;
 mod messages;
 mod pages;
+mod plans;
+mod scans;
 mod schedules;
 mod slack;
+mod subtasks;
 mod tasks;
+mod usage;
 mod writes;
 
 use jiff::Timestamp;
@@ -37,7 +42,7 @@ fn now() -> Timestamp {
 }
 
 fn write() -> Write {
-    Write { organization: ORG, now: now(), idempotency: None }
+    Write::new(ORG, now())
 }
 
 fn write_with_key(key: &str, hash: u8) -> Write {
@@ -47,6 +52,11 @@ fn write_with_key(key: &str, hash: u8) -> Write {
 
 fn event(kind: &str) -> NewEvent {
     NewEvent { kind: kind.to_owned(), payload: kind.as_bytes().to_vec(), step: None }
+}
+
+/// The event of a task that goes with the one above it.
+fn gone(_: TaskId) -> NewEvent {
+    event("task.deleted")
 }
 
 /// Makes an event of this kind, and the entity's `Debug` the response.

@@ -117,14 +117,15 @@ impl Store {
         let booked = sqlx::query!(
             "INSERT INTO step_usage
                  (step_id, organization_id, task_id, model_id, purpose, input_tokens, output_tokens, cache_read_tokens,
-                  cache_write_tokens, cost_pico_usd, created_at, thinking_tokens, root_id, agent_id)
+                  cache_write_tokens, cost_pico_usd, created_at, thinking_tokens, root_id, agent_id, tree)
              SELECT $1::uuid, $2::uuid, $3::uuid, $4::uuid, $5::text, $6::bigint, $7::bigint, $8::bigint, $9::bigint, $10::bigint,
-                    $11::timestamptz, $12::bigint, coalesce(t.root_id, r.root_id, $3), coalesce($13::uuid, r.agent_id, t.agent_id)
+                    $11::timestamptz, $12::bigint, coalesce(t.root_id, r.root_id, $3), coalesce($13::uuid, r.agent_id, t.agent_id),
+                    coalesce(CASE WHEN t.id IS NOT NULL THEN t.ancestors || t.id END, r.tree, array_remove(ARRAY[coalesce(r.root_id, $3)], NULL))
              FROM (SELECT) AS once
              LEFT JOIN tasks t ON t.organization_id = $2 AND t.id = $3
              LEFT JOIN reservations r ON r.organization_id = $2 AND r.id = $14
              ON CONFLICT ON CONSTRAINT step_usage_pkey DO NOTHING
-             RETURNING root_id, agent_id",
+             RETURNING tree, agent_id",
             call,
             organization,
             task as _,
@@ -169,11 +170,11 @@ impl Store {
             .execute(&mut *transaction)
             .await?;
             sqlx::query!(
-                r#"SELECT budgets_settle($1, $2, $3, $4, $5, $6, $7)::text AS "done""#,
+                r#"SELECT budgets_settle_tree($1, $2, $3, $4, $5, $6, $7)::text AS "done""#,
                 *reservation as _,
                 organization,
                 booked.agent_id as _,
-                booked.root_id as _,
+                booked.tree.as_deref() as _,
                 usage.cost_pico_usd,
                 forget,
                 time::sql(now) as _,

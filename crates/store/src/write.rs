@@ -2,13 +2,14 @@
 //! and remembers the answer under the request's idempotency key.
 
 use jiff::Timestamp;
+use serde_json::Value;
 use sqlx::{Postgres, Transaction};
 use uuid::Uuid;
 
 use construct_domain::{OrganizationId, TaskId};
 
 use crate::{
-    Error, NewEvent, Store, StoredEvent,
+    Audit, Error, NewEvent, Store, StoredEvent, audit,
     event::{signed, unsigned},
     time,
 };
@@ -24,6 +25,8 @@ pub struct Write {
     pub now: Timestamp,
     /// None: each call is carried out.
     pub idempotency: Option<Idempotency>,
+    /// The entry of the audit trail that is stored with the change. A write that turns out to be a repeated one stores none.
+    pub audit: Option<Audit>,
 }
 
 /// A request's identity.
@@ -38,6 +41,11 @@ pub struct Idempotency {
 }
 
 impl Write {
+    /// A write with neither an idempotency key nor an entry of the audit trail.
+    pub fn new(organization: OrganizationId, now: Timestamp) -> Self {
+        Self { organization, now, idempotency: None, audit: None }
+    }
+
     /// The event of this write, as it is stored.
     pub(crate) fn stored(&self, stream: Uuid, sequence: u64, event: NewEvent) -> StoredEvent {
         StoredEvent {
@@ -78,6 +86,11 @@ pub enum Written<T> {
     },
 }
 
+/// No entries of the audit trail, for statements that can take some.
+pub(crate) fn none() -> Value {
+    Value::Array(Vec::new())
+}
+
 /// A write that has begun.
 pub(crate) enum Begun<'w> {
     Fresh(Writer<'w>),
@@ -99,6 +112,8 @@ pub(crate) use begin;
 pub(crate) struct Writer<'w> {
     pub(crate) transaction: Transaction<'static, Postgres>,
     write: &'w Write,
+    /// Whether the entry of the audit trail went with an earlier statement.
+    audited: bool,
 }
 
 impl Store {
@@ -114,7 +129,7 @@ impl Store {
             .fetch_optional(&mut *transaction)
             .await?
             .ok_or(Error::NotFound { what: ORGANIZATION })?;
-            return Ok(Begun::Fresh(Writer { transaction, write }));
+            return Ok(Begun::Fresh(Writer { transaction, write, audited: false }));
         };
         let taken = sqlx::query!(
             "INSERT INTO idempotency_keys (organization_id, key, method, request_hash, response, created_at)
@@ -130,7 +145,7 @@ impl Store {
         .await
         .map_err(Error::of_write)?;
         if taken.rows_affected() == 1 {
-            return Ok(Begun::Fresh(Writer { transaction, write }));
+            return Ok(Begun::Fresh(Writer { transaction, write, audited: false }));
         }
         let first = sqlx::query!(
             "SELECT method, request_hash, response FROM idempotency_keys WHERE organization_id = $1 AND key = $2",
@@ -158,6 +173,26 @@ impl Store {
             Ok(Begun::Repeated(first.response))
         } else {
             Err(Error::IdempotencyMismatch)
+        }
+    }
+
+    /// The answer of an earlier write under the same key, asked before anything is made for this one. None: there was none so far; one that is
+    /// under way at the same time is met when the write begins.
+    ///
+    /// # Errors
+    /// [`Error::IdempotencyMismatch`] when the key stands for another request.
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn write_repeated(&self, write: &Write) -> Result<Option<Vec<u8>>, Error> {
+        let Some(Idempotency { key, method, request_hash }) = &write.idempotency else { return Ok(None) };
+        let first = sqlx::query!(
+            "SELECT method, request_hash, response FROM idempotency_keys WHERE organization_id = $1 AND key = $2",
+            write.organization.uuid(),
+            key,
+        );
+        match first.fetch_optional(&self.pool).await? {
+            None => Ok(None),
+            Some(first) if first.method == *method && first.request_hash == request_hash => Ok(Some(first.response)),
+            Some(_) => Err(Error::IdempotencyMismatch),
         }
     }
 
@@ -191,9 +226,14 @@ impl Writer<'_> {
         render: impl FnOnce(&T) -> Rendered,
     ) -> Result<Written<T>, Error> {
         let Rendered { event, response } = render(&entity);
+        // With a statement that is made anyway: no round trip more.
+        let audit = self.audit(&response)?;
         let sequence = sqlx::query_scalar!(
             r#"WITH stream AS (
                    UPDATE organizations SET event_sequence = event_sequence + 1 WHERE id = $1 RETURNING id, event_sequence
+               ), audit AS (
+                   INSERT INTO audit_entries SELECT * FROM jsonb_populate_recordset(NULL::audit_entries, $6)
+                   ON CONFLICT ON CONSTRAINT audit_entries_pkey DO NOTHING
                )
                INSERT INTO events (organization_id, stream_id, sequence, type, payload, step, created_at)
                SELECT id, id, event_sequence, $2, $3, $4, $5 FROM stream
@@ -203,6 +243,7 @@ impl Writer<'_> {
             event.payload,
             event.step.map(signed),
             self.now() as _,
+            audit,
         )
         .fetch_optional(&mut *self.transaction)
         .await?
@@ -221,9 +262,14 @@ impl Writer<'_> {
         render: impl FnOnce(&T) -> Rendered,
     ) -> Result<Written<T>, Error> {
         let Rendered { event, response } = render(&entity);
+        let audit = self.audit(&response)?;
         let event = self.write.stored(task.uuid(), sequence, event);
         sqlx::query!(
-            "INSERT INTO events (organization_id, stream_id, sequence, type, payload, step, created_at)
+            "WITH audit AS (
+                 INSERT INTO audit_entries SELECT * FROM jsonb_populate_recordset(NULL::audit_entries, $8)
+                 ON CONFLICT ON CONSTRAINT audit_entries_pkey DO NOTHING
+             )
+             INSERT INTO events (organization_id, stream_id, sequence, type, payload, step, created_at)
              VALUES ($1, $2, $3, $4, $5, $6, $7)",
             self.organization(),
             event.stream,
@@ -232,6 +278,7 @@ impl Writer<'_> {
             event.payload,
             event.step.map(signed),
             self.now(),
+            audit,
         )
         .execute(&mut *self.transaction)
         .await?;
@@ -250,19 +297,39 @@ impl Writer<'_> {
         Ok(Written::Applied { entity, event: None })
     }
 
+    /// The write's entry for the audit trail, as the statement takes it that is to store it.
+    fn audit(&mut self, response: &[u8]) -> Result<Value, Error> {
+        self.audited = true;
+        match &self.write.audit {
+            Some(audit) => audit.rows(response),
+            None => Ok(none()),
+        }
+    }
+
     /// Commits, and keeps the answer for repeated requests.
     pub(crate) async fn commit(mut self, response: &[u8]) -> Result<(), Error> {
+        let audit = if self.audited { none() } else { self.audit(response)? };
         if let Some(Idempotency { key, .. }) = &self.write.idempotency {
             sqlx::query!(
-                "UPDATE idempotency_keys SET response = $3 WHERE organization_id = $1 AND key = $2",
+                "WITH audit AS (
+                     INSERT INTO audit_entries SELECT * FROM jsonb_populate_recordset(NULL::audit_entries, $4)
+                     ON CONFLICT ON CONSTRAINT audit_entries_pkey DO NOTHING
+                 )
+                 UPDATE idempotency_keys SET response = $3 WHERE organization_id = $1 AND key = $2",
                 self.organization(),
                 key,
                 response,
+                audit,
             )
             .execute(&mut *self.transaction)
             .await?;
+        } else if audit != none() {
+            audit::insert(&mut self.transaction, audit).await?;
         }
         self.transaction.commit().await?;
+        if let Some(audit) = &self.write.audit {
+            audit.is_written();
+        }
         Ok(())
     }
 }

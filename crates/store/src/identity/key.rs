@@ -9,7 +9,7 @@ use uuid::Uuid;
 
 use super::{by_time, role, scope_words, scopes};
 use crate::{
-    Cursor, Error, Key, Page, Rendered, Store, Write, Written, text,
+    Audit, AuditEntry, Cursor, Error, Key, Page, Rendered, Store, Write, Written, audit, text,
     time::{self, option, sql_option},
     write::{Writer, begin},
 };
@@ -262,7 +262,12 @@ impl Store {
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn api_key_create(&self, write: &Write, new: NewApiKey) -> Result<ApiKey, Error> {
         let organization = write.organization;
-        api_key_insert(&mut *self.pool.acquire().await?, organization, &new, write.now).await?;
+        // Without an idempotency key a write is never a repeated one.
+        let plain = Write { idempotency: None, ..write.clone() };
+        if let crate::write::Begun::Fresh(mut writer) = self.write_begin(&plain).await? {
+            api_key_insert(&mut writer.transaction, organization, &new, write.now).await?;
+            writer.commit(&[]).await?;
+        }
         Ok(ApiKey {
             id: new.id,
             organization,
@@ -278,12 +283,13 @@ impl Store {
         })
     }
 
-    /// Makes an owner's key of the operator's organisation, when it has none that is valid. Gives whether it was made.
+    /// Makes an owner's key of the operator's organisation, when it has none that is valid. Gives whether it was made; then `entry` is in
+    /// the audit trail.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn api_key_first(&self, new: &NewApiKey, now: Timestamp) -> Result<bool, Error> {
+    pub async fn api_key_first(&self, new: &NewApiKey, entry: AuditEntry, now: Timestamp) -> Result<bool, Error> {
         let local = OrganizationId::LOCAL;
         let mut transaction = self.pool.begin().await?;
         // Two that ask at once ask one after the other.
@@ -304,6 +310,7 @@ impl Store {
             return Ok(false);
         }
         api_key_insert(&mut transaction, local, new, now).await?;
+        audit::insert(&mut transaction, audit::rows(&[entry])?).await?;
         transaction.commit().await?;
         Ok(true)
     }
@@ -366,7 +373,8 @@ impl Store {
     }
 
     /// Exchanges a code for a key, once: of several who try at the same time one succeeds. Nothing when there is no such code, it has
-    /// expired or was exchanged, or whom it acts for is no member any more.
+    /// expired or was exchanged, or whom it acts for is no member any more. `audit` is stored in the trail of the key's organisation, as
+    /// done by whom the key acts for.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -376,8 +384,10 @@ impl Store {
         code: &[u8; 32],
         id: ApiKeyId,
         secret: &Secret,
+        audit: Option<&Audit>,
         now: Timestamp,
     ) -> Result<Option<ApiKey>, Error> {
+        let mut transaction = self.pool.begin().await?;
         let row = sqlx::query_as!(
             Row,
             r#"WITH code AS (
@@ -395,9 +405,20 @@ impl Store {
             secret.prefix,
             secret.hash.as_slice(),
         )
-        .fetch_optional(&self.pool)
+        .fetch_optional(&mut *transaction)
         .await?;
-        row.map(ApiKey::try_from).transpose()
+        let Some(key) = row.map(ApiKey::try_from).transpose()? else { return Ok(None) };
+        if let Some(audit) = audit {
+            let objects = vec![key.id.to_string()];
+            let entry =
+                AuditEntry { organization: key.organization, user: Some(key.user), objects, ..audit.entry.clone() };
+            audit::insert(&mut transaction, audit::rows(&[entry])?).await?;
+        }
+        transaction.commit().await?;
+        if let Some(audit) = audit {
+            audit.is_written();
+        }
+        Ok(Some(key))
     }
 }
 

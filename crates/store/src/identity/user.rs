@@ -1,11 +1,11 @@
 //! People, as the issuer of their log-in knows them.
 
-use construct_domain::{OrganizationId, UserId, access::Role};
+use construct_domain::{AuditEntryId, OrganizationId, UserId, access::Role};
 use jiff::Timestamp;
 use uuid::Uuid;
 
 use super::role;
-use crate::{Error, Store, text, time};
+use crate::{AuditEntry, Error, Store, audit, text, time};
 
 /// A person.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -41,12 +41,18 @@ pub struct Profile {
 
 impl Store {
     /// Takes in a person who has proved who they are: remembers them, makes their personal organisation at the first time, and accepts
-    /// the invitations for their address if it is verified. Writes nothing when there is nothing new.
+    /// the invitations for their address if it is verified. Writes nothing when there is nothing new. `entry` is stored in the trail of each
+    /// organisation that they came into.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn user_sign_in(&self, profile: &Profile, now: Timestamp) -> Result<(UserId, OrganizationId), Error> {
+    pub async fn user_sign_in(
+        &self,
+        profile: &Profile,
+        entry: Option<AuditEntry>,
+        now: Timestamp,
+    ) -> Result<(UserId, OrganizationId), Error> {
         let known = sqlx::query!(
             r#"SELECT u.id, o.id AS personal, u.email, u.email_verified, u.name,
                     (u.email_verified AND EXISTS (SELECT 1 FROM invitations i
@@ -84,6 +90,7 @@ impl Store {
         )
         .fetch_one(&mut *transaction)
         .await?;
+        let mut joined = Vec::new();
         let personal = new_id(now);
         // Its slug is nobody's choice, and so cannot be taken.
         sqlx::query!(
@@ -101,17 +108,19 @@ impl Store {
         let personal = sqlx::query_scalar!("SELECT id FROM organizations WHERE user_id = $1", user)
             .fetch_one(&mut *transaction)
             .await?;
-        sqlx::query!(
+        let own = sqlx::query_scalar!(
             "INSERT INTO members (organization_id, user_id, role, created_at, updated_at) VALUES ($1, $2, 'owner', $3, $3)
-             ON CONFLICT ON CONSTRAINT members_pkey DO NOTHING",
+             ON CONFLICT ON CONSTRAINT members_pkey DO NOTHING
+             RETURNING organization_id",
             personal,
             user,
-            time::sql(now),
+            time::sql(now) as _,
         )
-        .execute(&mut *transaction)
+        .fetch_optional(&mut *transaction)
         .await?;
+        joined.extend(own);
         if profile.email_verified && !profile.email.is_empty() {
-            sqlx::query!(
+            let accepted = sqlx::query_scalar!(
                 "WITH accepted AS (
                      UPDATE invitations SET state = 'accepted', accepted_by = $1, revision = revision + 1, updated_at = $3
                      WHERE email = $2 AND state = 'pending' AND expires_at > $3
@@ -119,13 +128,25 @@ impl Store {
                  )
                  INSERT INTO members (organization_id, user_id, role, created_at, updated_at)
                  SELECT organization_id, $1, role, $3, $3 FROM accepted
-                 ON CONFLICT ON CONSTRAINT members_pkey DO NOTHING",
+                 ON CONFLICT ON CONSTRAINT members_pkey DO NOTHING
+                 RETURNING organization_id",
                 user,
                 profile.email,
-                time::sql(now),
+                time::sql(now) as _,
             )
-            .execute(&mut *transaction)
+            .fetch_all(&mut *transaction)
             .await?;
+            joined.extend(accepted);
+        }
+        if let Some(entry) = entry {
+            let entries = joined.into_iter().map(|organization| AuditEntry {
+                id: AuditEntryId::from_uuid(new_id(now)),
+                organization: OrganizationId::from_uuid(organization),
+                user: Some(UserId::from_uuid(user)),
+                objects: vec![UserId::from_uuid(user).to_string()],
+                ..entry.clone()
+            });
+            audit::insert(&mut transaction, audit::rows(&entries.collect::<Vec<_>>())?).await?;
         }
         transaction.commit().await?;
         Ok((UserId::from_uuid(user), OrganizationId::from_uuid(personal)))

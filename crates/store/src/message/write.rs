@@ -5,7 +5,7 @@
 
 use jiff::Timestamp;
 use serde_json::Value;
-use sqlx::PgExecutor;
+use sqlx::{PgConnection, PgExecutor};
 
 use construct_domain::{
     MessageId, TaskId,
@@ -18,7 +18,7 @@ use crate::{
     event::{signed, unsigned},
     message::{WHAT, select},
     text, time,
-    write::{Writer, begin},
+    write::{Writer, begin, none},
 };
 
 impl Store {
@@ -38,10 +38,16 @@ impl Store {
         let entity = accepted(write, new, 0, content.clone())?;
         let Rendered { event, response } = render(&entity);
         if write.idempotency.is_none() {
-            return insert(&self.pool, write, entity, content, event).await;
+            let audit = write.audit.as_ref().map_or(Ok(none()), |audit| audit.rows(&response))?;
+            let written = insert(&self.pool, write, entity, content, event, audit).await?;
+            if let Some(audit) = &write.audit {
+                audit.is_written();
+            }
+            return Ok(written);
         }
         let mut writer = begin!(self, write);
-        let written = insert(&mut *writer.transaction, write, entity, content, event).await?;
+        // The entry of the audit trail goes with the answer.
+        let written = insert(&mut *writer.transaction, write, entity, content, event, none()).await?;
         writer.commit(&response).await?;
         Ok(written)
     }
@@ -104,6 +110,19 @@ impl Store {
     }
 }
 
+/// Accepts a message within a transaction.
+pub(crate) async fn message_insert(
+    connection: &mut PgConnection,
+    write: &Write,
+    new: NewUserMessage,
+    told: fn(&StoredMessage) -> NewEvent,
+) -> Result<Written<StoredMessage>, Error> {
+    let content = text::json(&new.content)?;
+    let entity = accepted(write, new, 0, content.clone())?;
+    let event = told(&entity);
+    insert(connection, write, entity, content, event, none()).await
+}
+
 /// The entity that an insert makes.
 pub(super) fn accepted(
     write: &Write,
@@ -143,6 +162,7 @@ async fn insert(
     entity: StoredMessage,
     content: Value,
     event: NewEvent,
+    audit: Value,
 ) -> Result<Written<StoredMessage>, Error> {
     let done = sqlx::query!(
         r#"WITH task AS (
@@ -163,6 +183,9 @@ async fn insert(
            ), recorded AS (
                INSERT INTO events (organization_id, stream_id, sequence, type, payload, step, created_at)
                SELECT task.organization_id, task.id, task.event_sequence, $8, $9, $10, $3 FROM task
+           ), audited AS (
+               INSERT INTO audit_entries SELECT entry.* FROM task, jsonb_populate_recordset(NULL::audit_entries, $12) AS entry
+               ON CONFLICT ON CONSTRAINT audit_entries_pkey DO NOTHING
            )
            SELECT task.intents AS "arrival?", task.event_sequence AS "sequence?"
            FROM tasks there LEFT JOIN task ON true
@@ -178,6 +201,7 @@ async fn insert(
         event.payload,
         event.step.map(signed) as _,
         entity.interrupts,
+        audit,
     )
     .fetch_optional(executor)
     .await
@@ -198,6 +222,8 @@ async fn message_lock(writer: &mut Writer<'_>, id: MessageId) -> Result<(TaskId,
              intents = t.intents + 1,
              intent_at = CASE WHEN t.intents > t.intents_seen THEN t.intent_at ELSE $3 END,
              version = t.version + 1,
+             -- Without the message it may be at rest.
+             parent_due_at = CASE WHEN t.parent_id IS NOT NULL THEN $3 ELSE t.parent_due_at END,
              event_sequence = t.event_sequence + 1,
              revision = t.revision + 1,
              updated_at = $3

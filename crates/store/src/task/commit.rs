@@ -14,7 +14,7 @@ use construct_domain::{
     decide::Compacted,
     message::{Content, Source},
     money::{Usage, tokens_of_content},
-    task::{Queued, Task, TurnOutcome},
+    task::{Queued, StepState, Task, TurnOutcome},
 };
 
 use crate::{
@@ -126,7 +126,7 @@ pub struct Committed {
     /// Whether somebody asked for something since the task was loaded: look again at once.
     pub has_new_intents: bool,
     /// The task as it is now, so that the next decision need not load it. None where a commit does not tell everything: when people
-    /// asked for something meanwhile, when people are to be asked something, or when a budget applies.
+    /// asked for something meanwhile, when people are to be asked something, when scripts are put away, or when a budget applies.
     ///
     /// What changes after this is noticed: the commit of a decision that was made from it fails with [`Error::Conflict`].
     pub left: Option<Box<LoadedTask>>,
@@ -159,7 +159,8 @@ impl<'a> TaskCommit<'a> {
 
     /// The task as the commit left it, where that is known.
     fn left(&self, row: &Row) -> Option<Box<LoadedTask>> {
-        let asks = self.asks() || !self.task.approvals.is_empty();
+        let looks = self.task.step.as_ref().is_some_and(|step| matches!(step.state, StepState::Parked { .. }));
+        let asks = self.asks() || looks || !self.task.approvals.is_empty();
         let before = self.before;
         if row.has_new_intents || asks || before.drop_intent().is_some() || before.spending.is_some() {
             return None;
@@ -180,6 +181,7 @@ impl<'a> TaskCommit<'a> {
             event_sequence: unsigned(row.event_sequence),
             trace_id: self.trace_id.clone().or_else(|| before.trace_id.clone()),
             revision: row.revision,
+            ended: None,
             remembered: true,
             ..before.clone()
         }))

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use serde::Deserialize;
+use serde_json::Value;
 use uuid::Uuid;
 
 use construct_domain::{
@@ -15,9 +16,9 @@ use construct_domain::{
 };
 
 use crate::{
-    Error, Store, StoredMessage,
+    Error, NewEvent, Store, StoredMessage,
     event::unsigned,
-    task::{policy_from_sql, select},
+    task::{policy_from_sql, select, subtask},
     time::sql,
 };
 
@@ -43,6 +44,8 @@ pub struct LoadedTask {
     pub workspace: String,
     /// Empty until it has one.
     pub title: String,
+    /// The name of its agent.
+    pub agent_name: String,
     /// What its scripts may call.
     pub policy: Vec<Rule>,
     /// What scripts of its agent may call.
@@ -57,6 +60,10 @@ pub struct LoadedTask {
     pub trace_id: Option<String>,
     /// The root of the tree of tasks it belongs to.
     pub root: TaskId,
+    /// The task whose script has begun it.
+    pub parent: Option<TaskId>,
+    /// Its subtasks that have come to rest since it was last looked at, with when: see [`Store::subtasks_seen`].
+    pub(crate) ended: Option<Value>,
     /// What its next model call may cost; none when no budget applies to it.
     pub spending: Option<Spending>,
     /// The intent that asked for the cancel: messages that arrived before it go with it.
@@ -177,6 +184,7 @@ impl Store {
                     coalesce((SELECT q.estimated_tokens FROM messages q
                      WHERE q.task_id = t.id AND q.position IS NULL AND q.processed_at IS NULL
                      ORDER BY q.interrupts DESC, q.arrival LIMIT 1), 0) AS "queued_tokens!",
+                    NULL::uuid[] AS children,
                     CASE WHEN t.step ? 'round' OR t.step #>> '{state,state}' = 'parked' THEN (
                         SELECT jsonb_agg(jsonb_build_object(
                             'id', p.id, 'script', p.script, 'number', p.number, 'hash', p.arguments_hash, 'state', p.state
@@ -184,9 +192,16 @@ impl Store {
                         FROM approvals p
                         WHERE p.step_id = substr(t.step ->> 'id', 6)::uuid AND p.task_id = t.id
                     ) END AS approvals,
+                    CASE WHEN t.step #> '{state,awaits}' IS NOT NULL THEN (
+                        SELECT coalesce(jsonb_agg(c.id), '[]') FROM tasks c
+                        WHERE c.parent_id = t.id AND c.deleted_at IS NULL AND (c.turn IS NOT NULL OR EXISTS (
+                            SELECT FROM messages q WHERE q.task_id = c.id AND q.position IS NULL AND q.processed_at IS NULL))
+                    ) END AS subtasks,
+                    (SELECT jsonb_agg(jsonb_build_object('id', c.id, 'at', c.parent_due_at))
+                     FROM tasks c WHERE c.parent_id = t.id AND c.parent_due_at IS NOT NULL) AS ended,
                     CASE WHEN EXISTS (
                         SELECT FROM budgets b WHERE b.organization_id = t.organization_id
-                          AND (b.agent_id = t.agent_id OR b.task_id = t.root_id
+                          AND (b.agent_id = t.agent_id OR b.task_id = t.id OR b.task_id = ANY (t.ancestors)
                                OR (b.agent_id IS NULL AND b.task_id IS NULL AND b.token_id IS NULL))
                     ) THEN (
                         SELECT jsonb_build_object(
@@ -229,6 +244,7 @@ impl Store {
             deleted: row.deleted,
             workspace: row.workspace,
             title: row.title,
+            agent_name: row.agent_name,
             policy: policy_from_sql(row.policy)?,
             agent_policy: policy_from_sql(row.agent_policy)?,
             compute: row.compute,
@@ -236,6 +252,8 @@ impl Store {
             event_sequence: unsigned(row.event_sequence),
             trace_id: row.trace_id,
             root: TaskId::from_uuid(row.root_id),
+            parent: row.parent_id.map(TaskId::from_uuid),
+            ended: row.ended,
             spending: spending.map(SpendingRow::read),
             cancel_intent: row.cancel_intent,
             rewind_intent: row.rewind_intent,
@@ -283,7 +301,7 @@ impl Store {
     }
 
     /// Tasks with something to do that nobody may have been told of: their time has come, an intent was not looked at
-    /// for a second, or they are deleted and idle. Not those that are put aside ([`Store::task_park`]). The longest waiting first, at most `limit`, those behind `after`.
+    /// for a second, a subtask has come to rest, or they are deleted and idle. Not those that are put aside ([`Store::task_park`]). The longest waiting first, at most `limit`, those behind `after`.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -306,6 +324,11 @@ impl Store {
                     WHERE deleted_at <= $2 AND next_wake IS NULL AND (deleted_at, id) > ($4, $5)
                       AND parked_intents IS DISTINCT FROM intents
                     ORDER BY deleted_at, id LIMIT $3)
+                   UNION ALL
+                   (SELECT p.organization_id, p.id, c.parent_due_at FROM tasks c
+                    JOIN tasks p ON p.id = c.parent_id AND p.parked_intents IS DISTINCT FROM p.intents
+                    WHERE c.parent_due_at <= $2 AND (c.parent_due_at, c.parent_id) > ($4, $5)
+                    ORDER BY c.parent_due_at, c.parent_id LIMIT $3)
                ) AS waiting
                ORDER BY due, id
                LIMIT $3"#,
@@ -328,20 +351,27 @@ impl Store {
     }
 
     /// Removes a deleted task with its messages and events. What it cost stays in the ledger, and the event that it is
-    /// gone in its stream. False when there is none, or it is not deleted.
+    /// gone in its stream. Its subtasks are deleted with it, as far as people can see, which `told` is the event of: they are what is
+    /// returned, to be looked at. None when there is no such task, or it is not deleted.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn task_purge(&self, id: TaskId) -> Result<bool, Error> {
+    pub async fn task_purge(
+        &self,
+        id: TaskId,
+        told: impl Fn(TaskId) -> NewEvent + Send,
+        now: Timestamp,
+    ) -> Result<Option<Vec<TaskId>>, Error> {
         let mut transaction = self.pool.begin().await?;
+        let children = subtask::children_delete(&mut transaction, id, told, now).await?;
         let last = sqlx::query_scalar!(
             "DELETE FROM tasks WHERE id = $1 AND deleted_at IS NOT NULL RETURNING event_sequence",
             id.uuid(),
         )
         .fetch_optional(&mut *transaction)
         .await?;
-        let Some(last) = last else { return Ok(false) };
+        let Some(last) = last else { return Ok(None) };
         sqlx::query!(
             "DELETE FROM events WHERE stream_id = $1 AND sequence < $2 AND type <> 'task.deleted'",
             id.uuid(),
@@ -350,6 +380,6 @@ impl Store {
         .execute(&mut *transaction)
         .await?;
         transaction.commit().await?;
-        Ok(true)
+        Ok(Some(children))
     }
 }

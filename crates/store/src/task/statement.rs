@@ -82,9 +82,9 @@ macro_rules! statement {
             r#"
             ), ledger AS (
                 INSERT INTO step_usage
-                    (step_id, organization_id, task_id, root_id, agent_id, model_id, purpose,
+                    (step_id, organization_id, task_id, root_id, tree, agent_id, model_id, purpose,
                      input_tokens, output_tokens, cache_read_tokens, cache_write_tokens, thinking_tokens, cost_pico_usd, created_at)
-                SELECT u.step_id, guard.organization_id, guard.id, guard.root_id, $41, u.model_id, u.purpose,
+                SELECT u.step_id, guard.organization_id, guard.id, guard.root_id, guard.tree, $41, u.model_id, u.purpose,
                        u.input_tokens, u.output_tokens, u.cache_read_tokens, u.cache_write_tokens, u.thinking_tokens,
                        u.cost_pico_usd, $3
                 FROM guard, jsonb_to_recordset($33) AS u (
@@ -92,10 +92,10 @@ macro_rules! statement {
                     input_tokens bigint, output_tokens bigint, cache_read_tokens bigint, cache_write_tokens bigint,
                     thinking_tokens bigint, cost_pico_usd bigint)
             ), settled AS MATERIALIZED (
-                SELECT budgets_settle($42, guard.organization_id, $41, guard.root_id, $21, true, $3)
+                SELECT budgets_settle_tree($42, guard.organization_id, $41, guard.tree, $21, true, $3)
                 FROM guard WHERE $42::uuid IS NOT NULL
             ), reserved AS MATERIALIZED (
-                SELECT budgets_reserve($43, guard.organization_id, $41, guard.root_id, NULL, $44, $45, false, $3)
+                SELECT budgets_reserve_tree($43, guard.organization_id, $41, guard.tree, NULL, $44, $45, false, $3)
                 FROM guard, (SELECT count(*) FROM settled) AS what_is_settled_can_be_reserved
                 WHERE $43::uuid IS NOT NULL"#
         ] $($argument),*)
@@ -154,6 +154,11 @@ macro_rules! statement {
                     trace_id = coalesce($25, t.trace_id),
                     -- What somebody else has seen since this was loaded, and found that it asks for nothing, may ask for something of the new state.
                     intents_seen = $26,
+                    -- A turn has ended, or messages are dropped: whoever waits for it is to look.
+                    parent_due_at = CASE
+                        WHEN t.parent_id IS NOT NULL AND ($30::uuid IS NOT NULL OR $10::bigint IS NOT NULL) THEN $3
+                        ELSE t.parent_due_at
+                    END,
                     parked_intents = NULL,
                     parked_at = NULL,
                     parked_reason = NULL,
@@ -170,9 +175,9 @@ macro_rules! statement {
                           WHERE a.organization_id = t.organization_id AND a.id = t.agent_id AND a.revision = $47)
                       AND NOT EXISTS (
                           SELECT FROM budgets b WHERE b.organization_id = t.organization_id
-                            AND (b.agent_id = t.agent_id OR b.task_id = t.root_id
+                            AND (b.agent_id = t.agent_id OR b.task_id = t.id OR b.task_id = ANY (t.ancestors)
                                  OR (b.agent_id IS NULL AND b.task_id IS NULL AND b.token_id IS NULL)))))
-                RETURNING t.organization_id, t.id, t.root_id, t.version, t.revision, t.event_sequence, t.next_wake,
+                RETURNING t.organization_id, t.id, t.root_id, t.ancestors || t.id AS tree, t.version, t.revision, t.event_sequence, t.next_wake,
                     t.transcript_tokens, t.intents > t.intents_seen AS has_new_intents
             ), admitted AS (
                 UPDATE messages m SET position = $29, revision = m.revision + 1, updated_at = $3

@@ -48,7 +48,7 @@ impl Parked {
         state.last_position = 1;
         state.turn = Some(Turn { calls: 1, ..Turn::new(message, Stage::Code { calls: vec!["a".to_owned()] }) });
         let (waits, results) = (calls.iter().map(|asked| asked.call.clone()).collect(), Vec::new());
-        let parked_state = StepState::Parked { waits, results };
+        let parked_state = StepState::Parked { waits, awaits: Vec::new(), results };
         let step = Step { id: step, number: 1, attempt: 1, since: now(), round: 0, resumed: None, state: parked_state };
         state.next_wake = Some(step.approvals_expire());
         state.step = Some(step);
@@ -178,7 +178,7 @@ async fn approvals_are_listed_by_task_and_state_and_end_with_their_task() {
     let list = async |organization, filter: ApprovalFilter| {
         store.approval_list(organization, &filter, &page()).await.expect("read").len()
     };
-    let of = |task, state| ApprovalFilter { task, state };
+    let of = |task, state| ApprovalFilter { task, state, tree: None };
     assert_eq!(list(ORG, of(None, None)).await, 2);
     assert_eq!(list(ORG, of(Some(parked.task), Some(ApprovalState::Pending))).await, 1);
     assert_eq!(list(ORG, of(Some(parked.f.task().await), None)).await, 0);
@@ -190,7 +190,7 @@ async fn approvals_are_listed_by_task_and_state_and_end_with_their_task() {
     assert_eq!(list(ORG, of(None, None)).await, 0);
     assert!(matches!(store.approval_get(ORG, id).await, Err(Error::NotFound { .. })));
     assert!(matches!(parked.decide(id, true, None).await, Err(Error::NotFound { .. })));
-    store.task_purge(parked.task).await.expect("purged");
+    store.task_purge(parked.task, gone, now()).await.expect("purged");
     assert!(parked.all().await.is_empty());
 }
 
@@ -219,6 +219,7 @@ async fn policies_are_kept_with_agents_and_tasks() {
         commands: Vec::new(),
         hosts: vec!["example.com".to_owned()],
         methods: Vec::new(),
+        agents: Vec::new(),
         reason: "so".to_owned(),
     };
     let (ask, deny) = (vec![rule(Action::Ask)], vec![rule(Action::Deny)]);

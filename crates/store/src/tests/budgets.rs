@@ -208,7 +208,7 @@ async fn what_a_call_of_a_deleted_task_cost_is_booked_to_whom_it_was_set_aside_f
     let commit = TaskCommit { reservation: Some(reservation), ..TaskCommit::new(&loaded, &state, now()) };
     f.store.task_commit(commit).await.expect("committed");
     applied(f.store.task_delete(&write(), task, rendered("task.deleted")).await.expect("deleted"));
-    assert!(f.store.task_purge(task).await.expect("purged"));
+    assert!(f.store.task_purge(task, gone, now()).await.expect("purged").is_some());
     let usage = Usage { output_tokens: 1, cost_pico_usd: DOLLAR, ..Usage::default() };
     let entry = StepUsage { step, model: f.model, purpose: Purpose::Turn, usage };
     assert!(f.store.step_usage_record(ORG, task, None, &entry, now()).await.expect("booked"));

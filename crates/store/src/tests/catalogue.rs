@@ -73,7 +73,7 @@ async fn what_is_in_use_cannot_be_deleted_and_what_is_not_can() {
     let agent = f.store.agent_delete(&write(), f.agent, rendered("agent.deleted")).await;
     assert!(matches!(agent, Err(Error::InUse { what: "agent", by: "task" })), "{agent:?}");
     applied(f.store.task_delete(&write(), task, rendered("task.deleted")).await.expect("deleted"));
-    assert!(f.store.task_purge(task).await.expect("purged"));
+    assert!(f.store.task_purge(task, gone, now()).await.expect("purged").is_some());
     applied(f.store.agent_delete(&write(), f.agent, rendered("agent.deleted")).await.expect("deleted"));
     applied(f.store.model_delete(&write(), f.model, rendered("model.deleted")).await.expect("deleted"));
     applied(f.store.model_provider_delete(&write(), f.provider, rendered("provider.deleted")).await.expect("deleted"));

@@ -22,7 +22,7 @@ fn later(seconds: i64) -> Timestamp {
 }
 
 fn write(organization: OrganizationId) -> Write {
-    Write { organization, now: now(), idempotency: None }
+    Write::new(organization, now())
 }
 
 fn silent<T>(_: &T) -> Rendered {
@@ -47,7 +47,7 @@ fn profile(subject: &str, verified: bool) -> Profile {
 }
 
 async fn person(store: &Store, subject: &str) -> UserId {
-    store.user_sign_in(&profile(subject, true), now()).await.expect("they are taken in").0
+    store.user_sign_in(&profile(subject, true), None, now()).await.expect("they are taken in").0
 }
 
 async fn team(store: &Store, owner: UserId) -> OrganizationId {
@@ -115,15 +115,15 @@ async fn an_invitation_counts_once_for_a_verified_address_until_it_expires() {
     let organization = team(&store, person(&store, "ada").await).await;
     invite(&store, organization, "bob", Role::Member).await.expect("he is invited");
     assert!(matches!(invite(&store, organization, "bob", Role::Admin).await, Err(Error::AlreadyExists { .. })));
-    let (bob, _) = store.user_sign_in(&profile("bob", false), now()).await.expect("taken in");
+    let (bob, _) = store.user_sign_in(&profile("bob", false), None, now()).await.expect("taken in");
     assert_eq!(store.user_role(bob, organization).await.expect("read"), None, "anybody can claim an address");
-    store.user_sign_in(&profile("bob", true), later(60)).await.expect("taken in");
+    store.user_sign_in(&profile("bob", true), None, later(60)).await.expect("taken in");
     assert_eq!(store.user_role(bob, organization).await.expect("read"), None, "it has expired");
-    store.user_sign_in(&profile("bob", true), later(59)).await.expect("taken in");
+    store.user_sign_in(&profile("bob", true), None, later(59)).await.expect("taken in");
     assert_eq!(store.user_role(bob, organization).await.expect("read"), Some(Role::Member));
     // One who is a member already keeps their role.
     invite(&store, organization, "bob", Role::Owner).await.expect("he is invited");
-    store.user_sign_in(&profile("bob", true), now()).await.expect("taken in");
+    store.user_sign_in(&profile("bob", true), None, now()).await.expect("taken in");
     assert_eq!(store.user_role(bob, organization).await.expect("read"), Some(Role::Member));
 }
 
@@ -132,7 +132,7 @@ async fn everybody_has_one_personal_organization_however_often_they_come_at_once
     let database = Database::new().await;
     let store = database.store();
     let profile = profile("ada", true);
-    let come = || store.user_sign_in(&profile, now());
+    let come = || store.user_sign_in(&profile, None, now());
     let (a, b, c, d) = tokio::join!(come(), come(), come(), come());
     let first = a.expect("taken in");
     for other in [b, c, d] {
@@ -201,7 +201,7 @@ async fn a_setup_code_makes_one_key_in_time() {
     store.setup_code_create(&local, &code(1, later(60))).await.expect("it is made");
     let exchange = async |code: u8, key: u8, at| {
         let id = ApiKeyId::from_uuid(Uuid::now_v7());
-        store.setup_code_exchange(&[code; 32], id, &secret(key), at).await.expect("it is tried")
+        store.setup_code_exchange(&[code; 32], id, &secret(key), None, at).await.expect("it is tried")
     };
     assert_eq!(exchange(1, 10, later(60)).await, None, "too late");
     let (a, b, c) = tokio::join!(exchange(1, 11, now()), exchange(1, 12, now()), exchange(1, 13, now()));

@@ -187,7 +187,10 @@ async fn a_task_is_put_aside_until_something_is_asked_for_or_a_look_goes_well() 
     let due = async || f.store.sweep_due(later, None, 10).await.expect("read").iter().any(|due| due.task == task);
     assert!(!due().await);
     assert!(f.store.task_parked(ORG, task).await.expect("read").is_some());
+    let parked = f.store.tasks_parked().await.expect("read");
+    assert!(parked.count == 1 && parked.since.is_some(), "{parked:?}");
     admit(&f, task).await;
     assert_eq!(f.store.task_parked(ORG, task).await.expect("read"), None);
+    assert_eq!(f.store.tasks_parked().await.expect("read").count, 0);
     assert!(due().await, "the next look is due");
 }

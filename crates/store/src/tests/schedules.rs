@@ -126,7 +126,7 @@ async fn a_run_that_cannot_be_accepted_is_remembered_and_the_next_one_comes() {
     assert_eq!((after.next_run, after.last_error.as_deref()), (Some(start + minutes(1)), Some("task not found")));
     let runs = f.store.schedule_runs(daily.organization, daily.id).await.expect("read");
     assert_eq!(runs[0].outcome, RunOutcome::Failed);
-    f.store.task_purge(task).await.expect("purged");
+    f.store.task_purge(task, gone, now()).await.expect("purged");
     assert_not_found(f.store.schedule_find(ORG, "s").await);
 }
 

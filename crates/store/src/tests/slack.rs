@@ -8,7 +8,7 @@ use serde_json::json;
 use super::*;
 use crate::{
     SealedSecret,
-    slack::{MentionKey, MentionState, NewInstallation, NewMention, NewState, Place, Posted},
+    slack::{Grant, May, Member, MentionKey, MentionState, NewInstallation, NewMention, NewState, Place, Posted},
 };
 
 const LEASE: Duration = Duration::from_secs(10);
@@ -20,6 +20,25 @@ fn mention(ts: &str) -> NewMention {
         thread: "1.0".to_owned(),
         user: "U1".to_owned(),
         event: json!({"text": "hi"}),
+    }
+}
+
+fn sealed(key: &str) -> SealedSecret {
+    SealedSecret { key_id: key.to_owned(), nonce: vec![9], ciphertext: vec![2] }
+}
+
+fn installation() -> NewInstallation {
+    NewInstallation {
+        team: "T1".to_owned(),
+        organization: ORG,
+        team_name: "Team".to_owned(),
+        app: "A1".to_owned(),
+        bot_user: "U9".to_owned(),
+        installed_by: "U1".to_owned(),
+        agent: "a".to_owned(),
+        scopes: String::new(),
+        tokens: sealed("old"),
+        expires_at: None,
     }
 }
 
@@ -91,6 +110,16 @@ async fn a_post_may_have_been_made_as_soon_as_it_was_begun() {
     assert_eq!(store.slack_post_begin(&place, "k", now()).await.expect("it is known"), Posted::At("1.5".to_owned()));
     store.slack_post_forget(&place, "k").await.expect("it is forgotten");
     assert_eq!(store.slack_post(&place, "k").await.expect("it is unknown"), Posted::Never);
+
+    for (key, ts) in
+        [("a.1", Some("1.6")), ("a.2", Some("1.7")), ("a.2.closed", Some("1.7")), ("a.3", None), ("b.4", Some("1.8"))]
+    {
+        store.slack_post_begin(&place, key, now()).await.expect("it is begun");
+        if let Some(ts) = ts {
+            store.slack_post_done(&place, key, ts).await.expect("it is noted");
+        }
+    }
+    assert_eq!(store.slack_posts_open(&place, "a.", ".closed").await.expect("they are read"), ["1"]);
 }
 
 #[tokio::test]
@@ -106,20 +135,7 @@ async fn a_state_is_used_once_and_in_time_and_an_app_that_is_removed_has_no_toke
     assert!(matches!(store.slack_state_take(&[1; 32], now).await, Err(Error::NotFound { .. })));
     assert!(matches!(store.slack_state_take(&[2; 32], now + LEASE).await, Err(Error::NotFound { .. })));
 
-    let sealed = |key: &str| SealedSecret { key_id: key.to_owned(), nonce: vec![1], ciphertext: vec![2] };
-    let new = NewInstallation {
-        team: "T1".to_owned(),
-        organization: ORG,
-        team_name: "Team".to_owned(),
-        app: "A1".to_owned(),
-        bot_user: "U9".to_owned(),
-        installed_by: "U1".to_owned(),
-        agent: "a".to_owned(),
-        scopes: String::new(),
-        tokens: sealed("old"),
-        expires_at: None,
-    };
-    store.slack_install(&new, now).await.expect("it is installed");
+    store.slack_install(&installation(), now).await.expect("it is installed");
     let found = store.slack_sealed_otherwise("new").await.expect("it answers").remove(0);
     let (revision, until) = (found.revision, Some(now + LEASE));
     assert!(store.slack_tokens_replace("T1", revision, &sealed("new"), until, now).await.expect("they are replaced"));
@@ -141,6 +157,47 @@ async fn a_state_is_used_once_and_in_time_and_an_app_that_is_removed_has_no_toke
 }
 
 #[tokio::test]
+async fn a_workspace_stays_its_organizations_until_the_app_is_removed() {
+    let database = Database::new().await;
+    let store = database.store();
+    let (now, other) = (now(), OrganizationId::from_uuid(Uuid::now_v7()));
+    sqlx::query(
+        "INSERT INTO organizations SELECT (jsonb_populate_record(o, jsonb_build_object('id', $1::uuid, 'slug', 'other'))).*
+         FROM organizations o WHERE o.id = $2",
+    )
+    .bind(other.uuid())
+    .bind(ORG.uuid())
+    .execute(&store.pool)
+    .await
+    .expect("another organisation");
+    let theirs = NewInstallation { organization: other, ..installation() };
+    assert!(store.slack_install(&installation(), now).await.expect("it answers"));
+    store.slack_thread_open(&place(), ORG, "a").await.expect("it is opened");
+    store.slack_thread_task(&place(), 0, "task_1").await.expect("it is noted");
+    let grant = Grant {
+        team: "T1".to_owned(),
+        channel: String::new(),
+        user: String::new(),
+        agent: "a".to_owned(),
+        may: May::Use,
+    };
+    store.slack_grant(&grant, "U1", now).await.expect("it is allowed");
+
+    assert!(!store.slack_install(&theirs, now).await.expect("it answers"));
+    assert_eq!(store.slack_installation("T1").await.expect("it is there").organization, ORG);
+    assert!(store.slack_install(&installation(), now).await.expect("it answers"));
+    assert_eq!(store.slack_thread(&place()).await.expect("it is there").task.as_deref(), Some("task_1"));
+    assert_eq!(store.slack_grants("T1", May::Use).await.expect("they are read"), [grant]);
+
+    assert!(store.slack_uninstall("T1", now, now).await.expect("it is removed"));
+    assert!(store.slack_install(&theirs, now).await.expect("it answers"));
+    assert_eq!(store.slack_installation("T1").await.expect("it is there").organization, other);
+    let thread = store.slack_thread(&place()).await.expect("it is there");
+    assert_eq!((thread.task, thread.generation), (None, 1));
+    assert_eq!(store.slack_grants("T1", May::Use).await.expect("they are read"), []);
+}
+
+#[tokio::test]
 async fn a_task_works_for_the_first_of_those_who_wait_and_only_if_they_asked_before() {
     let database = Database::new().await;
     let store = database.store();
@@ -155,14 +212,30 @@ async fn a_task_works_for_the_first_of_those_who_wait_and_only_if_they_asked_bef
         store.slack_mention_save(&asked, false, now).await.expect("it is saved");
         taken.push(asked);
     }
-    let worked_on = async || store.slack_mention_worked_on("task_1").await.expect("it answers").map(|key| key.ts);
-    let asker = async |before| store.slack_asker("task_1", before).await.expect("it answers");
-    assert_eq!((worked_on().await.as_deref(), asker(now + LEASE).await.as_deref()), (Some("1.2"), Some("U2")));
-    assert_eq!(asker(now).await, None);
+    let showing = async || store.slack_mention_showing("task_1").await.expect("it answers").map(|key| key.ts);
+    let askers = async |before| {
+        let askers = store.slack_askers(&place(), "task_1", before, 10).await.expect("they are read");
+        askers.into_iter().map(|(user, _)| user).collect::<Vec<_>>()
+    };
+    assert_eq!(
+        (showing().await.as_deref(), askers(now + LEASE).await),
+        (Some("1.2"), vec!["U1".to_owned(), "U2".to_owned()])
+    );
+    assert_eq!(askers(now).await, Vec::<String>::new());
+    // It is answered, and looked at for what subtasks ask until the next one is.
+    (taken[1].state, taken[1].next_look) = (MentionState::Answered, Some(now + LEASE));
+    store.slack_mention_save(&taken[1], true, now).await.expect("it is saved");
+    taken[0].state = MentionState::Asked;
+    store.slack_mention_save(&taken[0], false, now).await.expect("it is saved");
+    assert_eq!(showing().await.as_deref(), Some("1.2"));
+    assert!(store.slack_mention_is_followed("task_1", "msg_1").await.expect("it answers"));
+    assert!(!store.slack_mention_is_followed("task_1", "msg_2").await.expect("it answers"));
+    assert!(!store.slack_mention_wake(&taken[0].key, now).await.expect("it answers"), "it is worked on");
+    assert!(store.slack_mention_wake(&taken[1].key, now).await.expect("it answers"));
     taken[1].next_look = None;
     store.slack_mention_save(&taken[1], true, now).await.expect("it is saved");
-    assert_eq!((worked_on().await.as_deref(), asker(now + LEASE).await.as_deref()), (Some("1.1"), Some("U1")));
-    assert_eq!(store.slack_mention_worked_on("task_2").await.expect("it answers"), None);
+    assert_eq!(showing().await.as_deref(), Some("1.1"));
+    assert_eq!(store.slack_mention_showing("task_2").await.expect("it answers"), None);
 }
 
 #[tokio::test]
@@ -193,4 +266,36 @@ async fn what_is_long_over_is_forgotten_but_for_that_it_was() {
 
 fn place() -> Place {
     Place { team: "T1".to_owned(), channel: "C1".to_owned(), thread: "1.0".to_owned() }
+}
+
+#[tokio::test]
+async fn who_somebody_is_goes_with_the_workspace_and_is_sealed_anew_once() {
+    let database = Database::new().await;
+    let store = database.store();
+    let now = now();
+    let member = |team: &str, nonce: u8| Member {
+        team: team.to_owned(),
+        slack_user: "U1".to_owned(),
+        organization: ORG,
+        user: "user_1".to_owned(),
+        name: "Ann".to_owned(),
+        key: SealedSecret { nonce: vec![nonce], ..sealed("old") },
+    };
+    assert_eq!(store.slack_member("T1", "U1").await.expect("it answers"), None);
+    for new in [member("T1", 1), member("T1", 2), member("T2", 3)] {
+        store.slack_member_put(&new, now).await.expect("it is put");
+    }
+    assert_eq!(store.slack_member("T1", "U1").await.expect("it answers"), Some(member("T1", 2)));
+    let found = store.slack_members_sealed_otherwise("new", 10).await.expect("it answers");
+    assert_eq!(found, [member("T1", 2), member("T2", 3)]);
+    // Somebody has linked themselves anew since the first was read.
+    assert!(!store.slack_member_reseal(&member("T1", 1), &sealed("new")).await.expect("it answers"));
+    assert!(store.slack_member_reseal(&found[0], &sealed("new")).await.expect("it answers"));
+    assert_eq!(store.slack_members_sealed_otherwise("new", 10).await.expect("it answers"), [member("T2", 3)]);
+
+    store.slack_install(&installation(), now).await.expect("it is installed");
+    assert!(store.slack_uninstall("T1", now, now).await.expect("it is removed"));
+    assert_eq!(store.slack_member("T1", "U1").await.expect("it answers"), None);
+    assert!(store.slack_member_remove("T2", "U1").await.expect("it is removed"));
+    assert!(!store.slack_member_remove("T2", "U1").await.expect("it answers"));
 }

@@ -95,7 +95,8 @@ async fn a_deleted_task_is_gone_for_people_and_swept_until_it_is_purged() {
     let message = f.message(id, "hello").await;
     let entry = StepUsage { step: step_id(), model: f.model, purpose: Purpose::Turn, usage: usage(1) };
     f.store.step_usage_record(ORG, id, Some(f.agent), &entry, now()).await.expect("booked");
-    assert!(!f.store.task_purge(id).await.expect("asked"), "only what is deleted is purged");
+    let purged = f.store.task_purge(id, gone, now()).await.expect("asked");
+    assert_eq!(purged, None, "only what is deleted is purged");
     let (_, event) =
         applied_with_event(f.store.task_delete(&write(), id, rendered("task.deleted")).await.expect("deleted"));
     let event = event.expect("there is an event");
@@ -110,8 +111,8 @@ async fn a_deleted_task_is_gone_for_people_and_swept_until_it_is_purged() {
     assert!(loaded.deleted);
     f.store.task_intents_seen(&loaded).await.expect("noted");
     assert_eq!(due(&f, now() + Duration::from_secs(2)).await, [id]);
-    assert!(f.store.task_purge(id).await.expect("purged"));
-    assert!(!f.store.task_purge(id).await.expect("asked"));
+    assert!(f.store.task_purge(id, gone, now()).await.expect("purged").is_some());
+    assert_eq!(f.store.task_purge(id, gone, now()).await.expect("asked"), None);
     let other = f.task().await;
     assert_eq!(f.store.tasks_gone(&[id, other, TaskId::from_uuid(Uuid::now_v7())]).await.expect("asked"), [id]);
     assert_eq!(f.store.task_load(id).await.expect("read"), None);
