@@ -9,8 +9,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         "construct/v1/agent.proto",
         "construct/v1/api_key.proto",
         "construct/v1/approval.proto",
+        "construct/v1/audit.proto",
         "construct/v1/budget.proto",
         "construct/v1/common.proto",
+        "construct/v1/diagnosis.proto",
         "construct/v1/event.proto",
         "construct/v1/message.proto",
         "construct/v1/model.proto",
@@ -19,14 +21,18 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         "construct/v1/organization.proto",
         "construct/v1/policy.proto",
         "construct/v1/recovery.proto",
+        "construct/v1/scan.proto",
         "construct/v1/schedule.proto",
         "construct/v1/secret.proto",
         "construct/v1/task.proto",
+        "construct/v1/usage.proto",
         "construct/mesh/v1/membership.proto",
         "construct/mesh/v1/mesh.proto",
         "construct/mesh/v1/routing.proto",
+        "construct/mesh/v1/scan.proto",
         "construct/mesh/v1/slack.proto",
         "construct/mesh/v1/spending.proto",
+        "construct/mesh/v1/subtasks.proto",
     ];
     let descriptors = protox::compile(files, ["."])?;
     let out = PathBuf::from(env::var("OUT_DIR")?);
@@ -36,6 +42,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         .compile_well_known_types(false)
         // They hold values; what is printed of them stands in src/lib.rs.
         .skip_debug([
+            ".construct.v1.ScanConnectionSpec",
+            ".construct.v1.ScanConnectionSpec.credential",
+            ".construct.v1.GitHubApp",
+            ".construct.v1.ScanUpload",
             ".construct.v1.SecretSpec",
             ".construct.v1.UpdateSecretRequest",
             ".construct.v1.ModelToken",

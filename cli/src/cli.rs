@@ -4,11 +4,11 @@ use clap::{CommandFactory as _, Parser, Subcommand};
 
 use crate::{
     console::Colour,
-    context::{self, Wanted},
-    conversation, costs, dead, entity, events, exec,
+    context::{self, TlsArgs, Wanted},
+    conversation, costs, dead, doctor, entity, events, exec,
     failure::{EXIT_CODES, Exit, Failure},
     gateway::Gateway,
-    mesh, output, tap, whoami, why,
+    mesh, output, tap, usage, whoami, why,
 };
 
 /// Construct turns a language model into a dependable worker.
@@ -24,6 +24,8 @@ pub(crate) struct Cli {
     /// The organization to work in, by id, for who has several.
     #[arg(long, global = true, env = "CONSTRUCT_ORGANIZATION", value_name = "ID")]
     organization: Option<String>,
+    #[command(flatten)]
+    tls: TlsArgs,
     /// Whether to colour what people read.
     #[arg(long, global = true, value_enum, default_value_t = Colour::Auto, value_name = "WHEN")]
     color: Colour,
@@ -62,9 +64,16 @@ enum Command {
     Budget(entity::budget::BudgetCommand),
     /// What was spent, and on what.
     Costs(costs::CostsArgs),
+    /// What was used: by day, agent, model or tool.
+    Usage(usage::UsageArgs),
+    /// Quotas: how much an organization may do.
+    #[command(subcommand)]
+    Quota(entity::quota::QuotaCommand),
     /// Schedules: messages that are sent by the clock.
     #[command(subcommand)]
     Schedule(entity::schedule::ScheduleCommand),
+    /// Look through a repository for what would make good tools.
+    Scan(entity::scan::ScanArgs),
     /// Secrets that scripts use without seeing them.
     #[command(subcommand)]
     Secret(entity::secret::SecretCommand),
@@ -83,6 +92,9 @@ enum Command {
     /// API keys: how programs log in.
     #[command(subcommand)]
     Key(entity::key::KeyCommand),
+    /// The audit trail: who did what.
+    #[command(subcommand)]
+    Audit(entity::audit::AuditCommand),
     /// Say who the gateway takes you for.
     Whoami(whoami::WhoAmIArgs),
     /// Gateways and keys, by name.
@@ -91,6 +103,8 @@ enum Command {
     /// Messages of the mesh that could not be understood and were given up.
     #[command(subcommand)]
     Dead(dead::DeadCommand),
+    /// Say whether the deployment is well, and what to do where it is not.
+    Doctor(doctor::DoctorArgs),
     /// Say what a task waits for, since when, and who can end the wait.
     Why(why::WhyArgs),
     /// Print what happens, as it happens.
@@ -118,9 +132,10 @@ impl Cli {
     pub(crate) async fn run(self) -> Result<Exit, Failure> {
         let done = |()| Exit::Completed;
         if let Command::Context(command) = self.command {
-            return command.run(self.organization).map(done);
+            return command.run(self.organization, self.tls).map(done);
         }
-        let wanted = Wanted { gateway: self.gateway, context: self.context, organization: self.organization };
+        let Self { gateway, context, organization, tls, .. } = self;
+        let wanted = Wanted { gateway, context, organization, tls };
         let gateway = Gateway::new(&wanted.target()?)?;
         match self.command {
             Command::New(args) => Box::pin(conversation::new(args, gateway, self.color)).await,
@@ -134,17 +149,22 @@ impl Cli {
             Command::ModelProvider(command) => Box::pin(command.run(&gateway)).await.map(done),
             Command::Budget(command) => Box::pin(command.run(&gateway)).await.map(done),
             Command::Costs(args) => Box::pin(args.run(&gateway)).await.map(done),
+            Command::Usage(args) => Box::pin(args.run(&gateway)).await.map(done),
+            Command::Quota(command) => Box::pin(command.run(&gateway)).await.map(done),
             Command::Schedule(command) => Box::pin(command.run(&gateway)).await.map(done),
+            Command::Scan(args) => Box::pin(args.run(&gateway)).await,
             Command::Secret(command) => Box::pin(command.run(&gateway)).await.map(done),
             Command::Token(command) => Box::pin(command.run(&gateway)).await.map(done),
             Command::Organization(command) => Box::pin(command.run(&gateway)).await.map(done),
             Command::Member(command) => Box::pin(command.run(&gateway)).await.map(done),
             Command::Invitation(command) => Box::pin(command.run(&gateway)).await.map(done),
             Command::Key(command) => Box::pin(command.run(&gateway)).await.map(done),
+            Command::Audit(command) => Box::pin(command.run(&gateway)).await.map(done),
             Command::Whoami(args) => Box::pin(args.run(&gateway)).await.map(done),
             // Above, because it asks no gateway.
             Command::Context(_) => Ok(Exit::Completed),
             Command::Dead(command) => Box::pin(command.run(&gateway)).await.map(done),
+            Command::Doctor(args) => Box::pin(args.run(&gateway, self.color)).await,
             Command::Why(args) => Box::pin(args.run(&gateway)).await.map(done),
             Command::Events(args) => Box::pin(args.run(gateway, self.color)).await.map(done),
             Command::Tap(args) => Box::pin(args.run(self.color)).await.map(done),
@@ -189,6 +209,10 @@ mod tests {
             "construct budget create 5/month --agent demo",
             "construct exec --agent demo --budget 2.50 words",
             "construct costs --by agent --since 7d -o json",
+            "construct usage --by day,agent,model --since 7d --time-zone Europe/Berlin -o json",
+            "construct usage --by tool --tool fetch --agent demo --limit 3",
+            "construct quota get",
+            "construct quota set org_1 --tier free --tasks-per-day 100 --runs-per-day tier --spend-per-month 2.50",
             "construct dead list --after 7 -o json",
             "construct dead redrive 8",
             "construct task retry task_1",
@@ -203,9 +227,21 @@ mod tests {
             "construct key create ci --scope tasks:write --scope agents:read --role member --expires 30d",
             "construct key code laptop --scope admin",
             "construct whoami -o json",
+            "construct audit list --since 7d --method */Delete* --outcome permission_denied -o json",
+            "construct audit export --until 2026-11-21T22:55:00Z --user user_1 --key key_1 --object task_1",
+            "construct --ca ca.pem context add far --address https://construct.example.com --client-certificate c.pem --client-key k.pem",
             "construct context add home --address unix:/run/construct/socket --organization org_1",
             "construct context add work --address http://127.0.0.1:1 --key-stdin",
             "construct token create --model m --model n --budget 2 --expires 30m",
+            "construct scan octocat/reports --ref v1 --model sonnet --budget 1.50",
+            "construct scan . --no-wait -o json",
+            "construct scan list --repository github:a/b --limit 3",
+            "construct scan review scan_1 --accept all --reject other",
+            "construct scan review scan_1 --edit report --with edit.json",
+            "construct scan create-tools scan_1 --candidate report",
+            "construct scan compare scan_1 scan_2",
+            "construct scan connection create work --app 7 --installation 8 --key-file key.pem",
+            "construct scan connection repositories work --owner octocat",
         ] {
             assert!(Cli::try_parse_from(line.split(' ')).is_ok(), "{line}");
         }
@@ -239,14 +275,21 @@ mod tests {
             "construct model create m --provider p --input-price -1",
             "construct task list --limit 0",
             "construct budget create 5 --agent a --task task_1",
+            "construct whoami --client-certificate c.pem",
+            "construct audit list --since yesterday",
             "construct exec --task task_1 --budget 1 words",
             "construct token create --budget 2",
+            "construct usage --by week",
+            "construct quota set org_1 --tasks-per-day -1",
             "construct key create ci",
             "construct key create ci --scope admin --role root",
             "construct context add a --address http://a:1 --key-stdin --key-file f",
             "construct schedule create s --agent a --task t --cron x words",
             "construct schedule create s --agent a words",
             "construct schedule create s --task t --title x --cron x words",
+            "construct scan",
+            "construct scan review scan_1 --edit report",
+            "construct scan connection create work --app 7",
         ] {
             let error = Cli::try_parse_from(line.split(' ')).expect_err(line);
             assert_eq!(error.exit_code(), 2, "{line}");

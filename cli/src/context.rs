@@ -37,12 +37,57 @@ pub(crate) enum ContextCommand {
     },
 }
 
+/// How a gateway at an `https://` address is trusted, and what is shown to it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Args, Serialize, Deserialize)]
+pub(crate) struct TlsArgs {
+    /// The certificates (PEM) that vouch for the gateway's, instead of the system's.
+    #[arg(long, global = true, env = "CONSTRUCT_CA", value_name = "FILE")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) ca: Option<PathBuf>,
+    /// The certificate (PEM) to show to a gateway that asks for one.
+    #[arg(long, global = true, env = "CONSTRUCT_CLIENT_CERTIFICATE", value_name = "FILE", requires = "client_key")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) client_certificate: Option<PathBuf>,
+    /// Its private key (PEM).
+    #[arg(long, global = true, env = "CONSTRUCT_CLIENT_KEY", value_name = "FILE", requires = "client_certificate")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) client_key: Option<PathBuf>,
+}
+
+impl TlsArgs {
+    /// These, filled up with what is remembered. A certificate and its key go together.
+    fn or(self, remembered: Self) -> Self {
+        let (client_certificate, client_key) = match self.client_certificate {
+            Some(certificate) => (Some(certificate), self.client_key),
+            None => (remembered.client_certificate, remembered.client_key),
+        };
+        Self { ca: self.ca.or(remembered.ca), client_certificate, client_key }
+    }
+
+    /// The same files, wherever a later command is started.
+    ///
+    /// # Errors
+    /// When there is no such file.
+    fn absolute(self) -> Result<Self, Failure> {
+        let whole = |path: Option<PathBuf>| {
+            path.map(|path| {
+                let found = fs::canonicalize(&path);
+                found.map_err(|error| Failure::usage(format!("{} cannot be read: {error}", path.display())))
+            })
+            .transpose()
+        };
+        let Self { ca, client_certificate, client_key } = self;
+        Ok(Self { ca: whole(ca)?, client_certificate: whole(client_certificate)?, client_key: whole(client_key)? })
+    }
+}
+
 /// A key never stands on the command line, where every process of the machine could read it.
 #[derive(Debug, Args)]
 pub(crate) struct Add {
     /// What to call it.
     name: String,
-    /// Where the gateway is: http://HOST:PORT, or unix:/PATH for the socket on this machine.
+    /// Where the gateway is: https://HOST:PORT (with --ca and the like, where needed), http://HOST:PORT, or unix:/PATH for the socket on
+    /// this machine.
     #[arg(long, value_name = "URL")]
     address: String,
     /// Read the API key from this file.
@@ -68,6 +113,8 @@ struct Context {
     key: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     organization: Option<String>,
+    #[serde(flatten)]
+    tls: TlsArgs,
 }
 
 /// What the command line and the environment say of whom to talk to.
@@ -79,6 +126,8 @@ pub(crate) struct Wanted {
     pub(crate) context: Option<String>,
     /// An organisation by id.
     pub(crate) organization: Option<String>,
+    /// Certificates.
+    pub(crate) tls: TlsArgs,
 }
 
 /// Whom to talk to, and as whom.
@@ -90,6 +139,8 @@ pub(crate) struct Target {
     pub(crate) key: Option<String>,
     /// The organisation.
     pub(crate) organization: Option<String>,
+    /// Certificates.
+    pub(crate) tls: TlsArgs,
 }
 
 impl Wanted {
@@ -118,7 +169,10 @@ impl Wanted {
         Ok(Target {
             address,
             key: key.or_else(|| remembered.as_ref().and_then(|context| context.key.clone())),
-            organization: self.organization.or_else(|| remembered.and_then(|context| context.organization)),
+            organization: self
+                .organization
+                .or_else(|| remembered.as_ref().and_then(|context| context.organization.clone())),
+            tls: self.tls.or(remembered.map(|context| context.tls).unwrap_or_default()),
         })
     }
 }
@@ -126,7 +180,7 @@ impl Wanted {
 impl ContextCommand {
     /// # Errors
     /// When the file cannot be read or written.
-    pub(crate) fn run(self, organization: Option<String>) -> Result<(), Failure> {
+    pub(crate) fn run(self, organization: Option<String>, tls: TlsArgs) -> Result<(), Failure> {
         let path = path()?;
         let mut all = Contexts::read(&path)?;
         match self {
@@ -139,7 +193,7 @@ impl ContextCommand {
                 };
                 let key = key.map(|key| key.trim().to_owned()).filter(|key| !key.is_empty());
                 all.current.get_or_insert_with(|| name.clone());
-                all.contexts.insert(name, Context { address, key, organization });
+                all.contexts.insert(name, Context { address, key, organization, tls: tls.absolute()? });
                 all.write(&path)
             }
             Self::Use { name } => {
@@ -235,7 +289,12 @@ mod tests {
         let folder = folder();
         let path = folder.join("construct").join("contexts.json");
         let mut all = Contexts::read(&path).unwrap();
-        let context = Context { address: "http://a:1".into(), key: Some("ct_x".into()), organization: None };
+        let context = Context {
+            address: "http://a:1".into(),
+            key: Some("ct_x".into()),
+            organization: None,
+            tls: TlsArgs::default(),
+        };
         all.contexts.insert("a".into(), context);
         all.current = Some("a".into());
         all.write(&path).unwrap();
@@ -255,14 +314,17 @@ mod tests {
             address: format!("http://{key}:1"),
             key: Some(format!("ct_{key}")),
             organization: Some(format!("org_{key}")),
+            tls: TlsArgs { ca: Some(format!("/{key}.pem").into()), ..TlsArgs::default() },
         };
         let contexts = BTreeMap::from([("a".to_owned(), context("a")), ("b".to_owned(), context("b"))]);
         Contexts { current: Some("a".into()), contexts }.write(&path).unwrap();
         let path = Ok(path);
         let target = |gateway: Option<&str>, name: Option<&str>, key: Option<&str>| {
-            let wanted =
-                Wanted { gateway: gateway.map(str::to_owned), context: name.map(str::to_owned), organization: None };
-            let Target { address, key, organization } = wanted.target_of(&path, key.map(str::to_owned)).unwrap();
+            let (gateway, context) = (gateway.map(str::to_owned), name.map(str::to_owned));
+            let wanted = Wanted { gateway, context, ..Wanted::default() };
+            let Target { address, key, organization, tls } = wanted.target_of(&path, key.map(str::to_owned)).unwrap();
+            // Whom to trust is remembered with the address, too.
+            assert_eq!(tls.ca.is_some(), organization.is_some());
             (address, key.unwrap_or_default(), organization.unwrap_or_default())
         };
         let expected = |address: &str, key: &str, organization: &str| (address.into(), key.into(), organization.into());

@@ -2,6 +2,7 @@
 
 pub(crate) mod agent;
 pub(crate) mod approval;
+pub(crate) mod audit;
 pub(crate) mod budget;
 pub(crate) mod invitation;
 pub(crate) mod key;
@@ -10,6 +11,8 @@ pub(crate) mod message;
 pub(crate) mod model;
 pub(crate) mod model_provider;
 pub(crate) mod organization;
+pub(crate) mod quota;
+pub(crate) mod scan;
 pub(crate) mod schedule;
 pub(crate) mod secret;
 pub(crate) mod task;

@@ -207,6 +207,7 @@ mod tests {
             address: format!("http://127.0.0.1:{port}"),
             key: None,
             organization: None,
+            tls: crate::context::TlsArgs::default(),
         })
         .unwrap();
         let request = construct_proto::v1::ListAgentsRequest::default();

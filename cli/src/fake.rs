@@ -17,7 +17,7 @@ use construct_proto::v1::{
 use futures::{Stream, StreamExt as _};
 use tokio::runtime::Runtime;
 use tokio_stream::wrappers::TcpListenerStream;
-use tonic::{Request, Response, Status};
+use tonic::{Request, Response, Status, transport::ServerTlsConfig};
 
 use crate::gateway::Gateway;
 
@@ -67,8 +67,21 @@ impl Fake {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let shared = Shared { state: Arc::new(Mutex::new(state)) };
-        let runtime = Some(serve(&shared, listener));
+        let runtime = Some(serve(&shared, listener, None));
         Self { shared, address, runtime }
+    }
+
+    /// One that speaks TLS.
+    pub(crate) fn secure(tls: ServerTlsConfig) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let shared = Shared { state: Arc::default() };
+        let runtime = Some(serve(&shared, listener, Some(tls)));
+        Self { shared, address, runtime }
+    }
+
+    pub(crate) const fn address(&self) -> SocketAddr {
+        self.address
     }
 
     pub(crate) fn gateway(&self) -> Gateway {
@@ -76,6 +89,7 @@ impl Fake {
             address: format!("http://{}", self.address),
             key: None,
             organization: None,
+            tls: crate::context::TlsArgs::default(),
         })
         .unwrap()
     }
@@ -87,7 +101,7 @@ impl Fake {
     /// Ends with all connections, and starts again on the same port.
     pub(crate) fn restart(&mut self) {
         self.stop();
-        self.runtime = Some(serve(&self.shared, TcpListener::bind(self.address).unwrap()));
+        self.runtime = Some(serve(&self.shared, TcpListener::bind(self.address).unwrap(), None));
     }
 
     pub(crate) fn stop(&mut self) {
@@ -104,9 +118,13 @@ impl Drop for Fake {
     }
 }
 
-fn serve(shared: &Shared, listener: TcpListener) -> Runtime {
+fn serve(shared: &Shared, listener: TcpListener, tls: Option<ServerTlsConfig>) -> Runtime {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-    let router = tonic::transport::Server::builder()
+    let mut server = tonic::transport::Server::builder();
+    if let Some(tls) = tls {
+        server = server.tls_config(tls).unwrap();
+    }
+    let router = server
         .add_service(AgentServiceServer::new(shared.clone()))
         .add_service(TaskServiceServer::new(shared.clone()))
         .add_service(MessageServiceServer::new(shared.clone()))

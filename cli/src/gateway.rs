@@ -1,30 +1,34 @@
 //! The connection to the gateway.
 
 use std::{
+    fs,
     net::IpAddr,
+    path::Path,
     time::{Duration, Instant},
 };
 
 use construct_proto::v1::{
     agent_service_client::AgentServiceClient, approval_service_client::ApprovalServiceClient,
-    budget_service_client::BudgetServiceClient, event_service_client::EventServiceClient,
+    audit_service_client::AuditServiceClient, budget_service_client::BudgetServiceClient,
+    diagnosis_service_client::DiagnosisServiceClient, event_service_client::EventServiceClient,
     key_service_client::KeyServiceClient, message_service_client::MessageServiceClient,
     model_provider_service_client::ModelProviderServiceClient, model_service_client::ModelServiceClient,
     model_token_service_client::ModelTokenServiceClient, organization_service_client::OrganizationServiceClient,
-    recovery_service_client::RecoveryServiceClient, schedule_service_client::ScheduleServiceClient,
-    secret_service_client::SecretServiceClient, task_service_client::TaskServiceClient,
+    recovery_service_client::RecoveryServiceClient, scan_service_client::ScanServiceClient,
+    schedule_service_client::ScheduleServiceClient, secret_service_client::SecretServiceClient,
+    task_service_client::TaskServiceClient, usage_service_client::UsageServiceClient,
 };
 use tonic::{
     Request, Status,
     codegen::http::uri::Authority,
     metadata::{Ascii, MetadataValue},
     service::{Interceptor, interceptor::InterceptedService},
-    transport::{Channel, Endpoint},
+    transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity},
 };
 use uuid::Uuid;
 
 use crate::{
-    context::Target,
+    context::{Target, TlsArgs},
     failure::{Failure, may_pass},
 };
 
@@ -69,7 +73,12 @@ impl Gateway {
     /// # Errors
     /// When the address is none, or the key or the organisation cannot be sent.
     pub(crate) fn new(target: &Target) -> Result<Self, Failure> {
-        let endpoint = Self::check(&target.address)?;
+        let mut endpoint = Self::check(&target.address)?;
+        let secure = endpoint.uri().scheme_str() == Some("https");
+        if secure {
+            let wrong = |error| Failure::usage(format!("the certificates cannot be used: {}", causes(&error)));
+            endpoint = endpoint.tls_config(certificates(&target.tls)?).map_err(wrong)?;
+        }
         let text = |what: &str, text: String| {
             text.parse::<MetadataValue<Ascii>>()
                 .map_err(|_| Failure::usage(format!("the {what} has characters that cannot be")))
@@ -79,7 +88,7 @@ impl Gateway {
             authorization.set_sensitive(true);
         }
         let organization = target.organization.clone().map(|id| text("organization", id)).transpose()?;
-        if authorization.is_some() && !stays_here(&target.address) {
+        if authorization.is_some() && !secure && !stays_here(&target.address) {
             eprintln!(
                 "warning: the API key goes to {} in plain text; everybody on the way can read it",
                 target.address
@@ -102,19 +111,19 @@ impl Gateway {
     /// When it is none.
     pub(crate) fn check(url: &str) -> Result<Endpoint, Failure> {
         let invalid = || {
-            Failure::usage(format!("{url} is not an address like http://127.0.0.1:60080 or unix:/run/construct/socket"))
+            Failure::usage(format!(
+                "{url} is not an address like https://construct.example.com, http://127.0.0.1:60080 or unix:/run/construct/socket"
+            ))
         };
         let endpoint = Endpoint::from_shared(url.to_owned()).map_err(|_| invalid())?;
-        // It would be spoken to in plain text.
-        if endpoint.uri().scheme_str() == Some("https") {
-            return Err(Failure::usage(format!(
-                "{url}: TLS to the gateway is not built in; go through a tunnel or a proxy on this machine and give its http:// address"
-            )));
-        }
-        if !url.starts_with("unix:") && !matches!(endpoint.uri().scheme_str(), Some("http")) {
+        if !url.starts_with("unix:") && !matches!(endpoint.uri().scheme_str(), Some("http" | "https")) {
             return Err(invalid());
         }
         Ok(endpoint)
+    }
+
+    pub(crate) fn scans(&self) -> ScanServiceClient<Line> {
+        ScanServiceClient::new(self.line.clone()).max_decoding_message_size(MAX_ANSWER)
     }
 
     pub(crate) fn organizations(&self) -> OrganizationServiceClient<Line> {
@@ -133,8 +142,16 @@ impl Gateway {
         ApprovalServiceClient::new(self.line.clone()).max_decoding_message_size(MAX_ANSWER)
     }
 
+    pub(crate) fn audit(&self) -> AuditServiceClient<Line> {
+        AuditServiceClient::new(self.line.clone()).max_decoding_message_size(MAX_ANSWER)
+    }
+
     pub(crate) fn budgets(&self) -> BudgetServiceClient<Line> {
         BudgetServiceClient::new(self.line.clone()).max_decoding_message_size(MAX_ANSWER)
+    }
+
+    pub(crate) fn diagnosis(&self) -> DiagnosisServiceClient<Line> {
+        DiagnosisServiceClient::new(self.line.clone()).max_decoding_message_size(MAX_ANSWER)
     }
 
     pub(crate) fn recovery(&self) -> RecoveryServiceClient<Line> {
@@ -169,9 +186,35 @@ impl Gateway {
         SecretServiceClient::new(self.line.clone()).max_decoding_message_size(MAX_ANSWER)
     }
 
+    pub(crate) fn usage(&self) -> UsageServiceClient<Line> {
+        UsageServiceClient::new(self.line.clone()).max_decoding_message_size(MAX_ANSWER)
+    }
+
     pub(crate) fn events(&self) -> EventServiceClient<Line> {
         EventServiceClient::new(self.line.clone()).max_decoding_message_size(MAX_ANSWER)
     }
+}
+
+/// Whom to trust, and what to show.
+fn certificates(args: &TlsArgs) -> Result<ClientTlsConfig, Failure> {
+    let read = |path: &Path| {
+        let found = fs::read(path);
+        found.map_err(|error| Failure::usage(format!("{} cannot be read: {error}", path.display())))
+    };
+    let mut config = match &args.ca {
+        Some(path) => ClientTlsConfig::new().ca_certificate(Certificate::from_pem(read(path)?)),
+        None => ClientTlsConfig::new().with_native_roots(),
+    };
+    if let (Some(certificate), Some(key)) = (&args.client_certificate, &args.client_key) {
+        config = config.identity(Identity::from_pem(read(certificate)?, read(key)?));
+    }
+    Ok(config)
+}
+
+/// An error with what caused it.
+fn causes(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(error.source(), |cause| cause.source());
+    causes.fold(error.to_string(), |words, cause| format!("{words}: {cause}"))
 }
 
 /// Whether what is sent to an address that was checked stays on this machine.
@@ -224,16 +267,23 @@ pub(crate) fn idempotency_key() -> String {
 
 #[cfg(test)]
 mod tests {
+    use construct_proto::v1;
+    use tonic::transport::ServerTlsConfig;
+
     use super::*;
+    use crate::fake::Fake;
 
     #[test]
-    fn an_address_with_tls_is_refused_because_it_would_be_spoken_to_without() {
-        let refused = Gateway::check("https://construct.example.com").expect_err("it is refused");
-        assert!(refused.to_string().contains("TLS"), "{refused}");
-        for fine in ["http://127.0.0.1:60080", "http://construct.example.com", "unix:/run/construct/socket"] {
+    fn an_address_is_one_over_http_or_https_or_a_socket() {
+        for fine in [
+            "http://127.0.0.1:60080",
+            "http://construct.example.com",
+            "https://construct.example.com",
+            "unix:/run/construct/socket",
+        ] {
             assert!(Gateway::check(fine).is_ok(), "{fine}");
         }
-        for wrong in ["ftp://127.0.0.1", "127.0.0.1:60080", "HTTPS://construct.example.com"] {
+        for wrong in ["ftp://127.0.0.1", "127.0.0.1:60080"] {
             assert!(Gateway::check(wrong).is_err(), "{wrong}");
         }
     }
@@ -251,5 +301,52 @@ mod tests {
         ] {
             assert_eq!(stays_here(address), here, "{address}");
         }
+    }
+
+    #[tokio::test]
+    async fn a_gateway_over_tls_is_spoken_to_when_its_certificate_is_vouched_for_and_ours_is_shown() {
+        let ca = |name: &str| {
+            let mut params = rcgen::CertificateParams::default();
+            params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Unconstrained);
+            params.distinguished_name.push(rcgen::DnType::CommonName, name);
+            rcgen::CertifiedIssuer::self_signed(params, rcgen::KeyPair::generate().unwrap()).unwrap()
+        };
+        let (ca, other) = (ca("ca"), ca("other"));
+        let made = || {
+            let key = rcgen::KeyPair::generate().unwrap();
+            let params = rcgen::CertificateParams::new(vec!["localhost".to_owned()]).unwrap();
+            (params.signed_by(&key, &ca).unwrap().pem(), key.serialize_pem())
+        };
+        let (certificate, key) = made();
+        let server = ServerTlsConfig::new()
+            .identity(Identity::from_pem(certificate, key))
+            .client_ca_root(Certificate::from_pem(ca.pem()));
+        let fake = Fake::secure(server);
+        let folder = std::env::temp_dir().join(format!("construct-cli-tls-{}", Uuid::now_v7()));
+        fs::create_dir(&folder).unwrap();
+        let file = |name: &str, text: &str| {
+            fs::write(folder.join(name), text).unwrap();
+            Some(folder.join(name))
+        };
+        let (certificate, key) = made();
+        let good = TlsArgs {
+            ca: file("ca.pem", &ca.pem()),
+            client_certificate: file("me.pem", &certificate),
+            client_key: file("me.key", &key),
+        };
+        let ask = async |tls: &TlsArgs| {
+            let address = format!("https://localhost:{}", fake.address().port());
+            let gateway = Gateway::new(&Target { address, key: None, organization: None, tls: tls.clone() })?;
+            call(gateway.tasks().get_task(v1::GetTaskRequest { task: crate::fake::TASK.into() })).await
+        };
+        ask(&good).await.expect("it answers");
+        let distrusted = TlsArgs { ca: file("other.pem", &other.pem()), ..good.clone() };
+        ask(&distrusted).await.expect_err("nobody vouches for it");
+        let stranger = TlsArgs { client_certificate: None, client_key: None, ..good.clone() };
+        ask(&stranger).await.expect_err("it asks for a certificate");
+        let missing = TlsArgs { ca: Some(folder.join("none.pem")), ..good };
+        let refused = ask(&missing).await.expect_err("there is no such file");
+        assert!(refused.to_string().contains("none.pem cannot be read"), "{refused}");
+        fs::remove_dir_all(folder).unwrap();
     }
 }

@@ -7,11 +7,13 @@ mod cli;
 mod conversation;
 mod costs;
 mod dead;
+mod doctor;
 mod entity;
 mod events;
 mod exec;
 mod mesh;
 mod tap;
+mod usage;
 mod whoami;
 mod why;
 

@@ -11,7 +11,7 @@ use crate::{entity::read_text, failure::Failure};
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct PolicyArgs {
     /// What scripts may call: a YAML or JSON list of rules; `-` is standard input. Each has an `action` (allow, ask,
-    /// deny), and may have `tools`, `paths`, `commands`, `hosts`, `methods` and a `reason`. It replaces the whole policy.
+    /// deny), and may have `tools`, `paths`, `commands`, `hosts`, `methods`, `agents` and a `reason`. It replaces the whole policy.
     #[arg(long, value_name = "FILE")]
     policy: Option<PathBuf>,
 }
@@ -30,6 +30,8 @@ struct Rule {
     hosts: Vec<String>,
     #[serde(default)]
     methods: Vec<String>,
+    #[serde(default)]
+    agents: Vec<String>,
     #[serde(default)]
     reason: String,
 }
@@ -67,8 +69,8 @@ impl Rule {
             Action::Ask => PolicyAction::Ask,
             Action::Deny => PolicyAction::Deny,
         };
-        let Self { action: _, tools, paths, commands, hosts, methods, reason } = self;
-        PolicyRule { action: action.into(), tools, paths, commands, hosts, methods, reason }
+        let Self { action: _, tools, paths, commands, hosts, methods, agents, reason } = self;
+        PolicyRule { action: action.into(), tools, paths, commands, hosts, methods, reason, agents }
     }
 }
 
@@ -87,6 +89,7 @@ pub(crate) fn words(rules: &[PolicyRule]) -> String {
             ("commands", &rule.commands),
             ("hosts", &rule.hosts),
             ("methods", &rule.methods),
+            ("agents", &rule.agents),
         ];
         let given = lists.into_iter().filter(|(_, patterns)| !patterns.is_empty());
         let given: String = given.map(|(name, patterns)| format!(" {name} {}", patterns.join(", "))).collect();
@@ -102,12 +105,11 @@ mod tests {
 
     #[test]
     fn rules_are_read_from_yaml_and_json() {
-        let yaml =
-            "- action: ask\n  tools: [create_file]\n  paths: ['secrets/**']\n  reason: it is secret\n- action: deny\n";
-        let json = r#"[{"action":"ask","tools":["create_file"],"paths":["secrets/**"],"reason":"it is secret"},{"action":"deny"}]"#;
+        let yaml = "- action: ask\n  tools: [create_file]\n  paths: ['secrets/**']\n  reason: it is secret\n- action: deny\n  agents: [lawyer]\n";
+        let json = r#"[{"action":"ask","tools":["create_file"],"paths":["secrets/**"],"reason":"it is secret"},{"action":"deny","agents":["lawyer"]}]"#;
         let policy = parse(yaml, Path::new("p.yaml")).unwrap();
         assert_eq!(policy, parse(json, Path::new("p.json")).unwrap());
-        assert_eq!(words(&policy.rules), "ask tools create_file paths secrets/** (it is secret)\ndeny");
+        assert_eq!(words(&policy.rules), "ask tools create_file paths secrets/** (it is secret)\ndeny agents lawyer");
     }
 
     #[test]

@@ -97,6 +97,11 @@ impl Renderer {
                 sink.line(&[(Style::Dim, &format!("· {} {}", event.r#type, deleted.id))])
             }
             Some(Payload::Approval(approval)) => self.approval(approval, sink),
+            Some(Payload::Subtask(subtask)) => {
+                let title =
+                    if subtask.title.is_empty() { String::new() } else { format!(": {}", one_line(&subtask.title)) };
+                sink.line(&[(Style::Dim, &format!("· subtask {} of {}{title}", subtask.task, subtask.agent))])
+            }
             Some(Payload::Rewound(rewound)) => {
                 let (from, last) = (rewound.from_position, rewound.last_position);
                 self.answer.abandon(sink)?;
@@ -243,6 +248,7 @@ pub(crate) fn phase_name(phase: TaskPhase) -> &'static str {
         TaskPhase::InvokeModel => "invoke model",
         TaskPhase::ExecuteTools => "execute tools",
         TaskPhase::AwaitApproval => "await approval",
+        TaskPhase::AwaitSubtasks => "await subtasks",
         TaskPhase::Suspended => "suspended",
         TaskPhase::Unspecified => "unknown",
     }
@@ -265,7 +271,7 @@ pub(crate) fn text_of(blocks: &[construct_proto::v1::Block]) -> String {
 }
 
 fn phase(changed: &PhaseChanged, sink: &mut dyn Sink) -> io::Result<()> {
-    let waits = matches!(changed.phase(), TaskPhase::Suspended | TaskPhase::AwaitApproval);
+    let waits = matches!(changed.phase(), TaskPhase::Suspended | TaskPhase::AwaitApproval | TaskPhase::AwaitSubtasks);
     let sign = if waits { "‖" } else { "·" };
     let reason = if changed.reason.is_empty() { String::new() } else { format!(": {}", changed.reason) };
     sink.line(&[(Style::Dim, &format!("{sign} {}{reason}", phase_name(changed.phase())))])

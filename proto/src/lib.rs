@@ -10,6 +10,45 @@ use prost_reflect::DescriptorPool;
 pub mod v1 {
     tonic::include_proto!("construct.v1");
 
+    /// Without the credential.
+    impl std::fmt::Debug for ScanConnectionSpec {
+        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.debug_struct("ScanConnectionSpec")
+                .field("name", &self.name)
+                .field("host", &self.host)
+                .field("base_url", &self.base_url)
+                .finish_non_exhaustive()
+        }
+    }
+
+    /// Only which kind it is.
+    impl std::fmt::Debug for scan_connection_spec::Credential {
+        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.write_str(match self {
+                Self::Token(_) => "Token",
+                Self::App(_) => "App",
+            })
+        }
+    }
+
+    /// Without the private key.
+    impl std::fmt::Debug for GitHubApp {
+        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            let Self { app_id, installation_id, private_key: _ } = self;
+            f.debug_struct("GitHubApp")
+                .field("app_id", app_id)
+                .field("installation_id", installation_id)
+                .finish_non_exhaustive()
+        }
+    }
+
+    /// Without the archive, which may hold somebody's secrets.
+    impl std::fmt::Debug for ScanUpload {
+        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.debug_struct("ScanUpload").field("name", &self.name).field("bytes", &self.archive.len()).finish()
+        }
+    }
+
     /// Without the value.
     impl std::fmt::Debug for SecretSpec {
         fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -88,6 +127,7 @@ pub mod mesh {
                     model_token: _,
                     script_models,
                     again,
+                    agent_name,
                 } = self;
                 f.debug_struct("CodeExecute")
                     .field("step", step)
@@ -100,6 +140,7 @@ pub mod mesh {
                     .field("secrets", secrets)
                     .field("script_models", script_models)
                     .field("again", again)
+                    .field("agent_name", agent_name)
                     .finish_non_exhaustive()
             }
         }

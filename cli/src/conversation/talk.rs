@@ -39,7 +39,7 @@ pub(super) enum Mode {
 impl Mode {
     fn of(phase: TaskPhase) -> Self {
         match phase {
-            TaskPhase::InvokeModel | TaskPhase::ExecuteTools => Self::Running,
+            TaskPhase::InvokeModel | TaskPhase::ExecuteTools | TaskPhase::AwaitSubtasks => Self::Running,
             TaskPhase::AwaitApproval => Self::Asking,
             TaskPhase::Suspended => Self::Suspended,
             TaskPhase::AwaitInput | TaskPhase::Unspecified => Self::Idle,

@@ -60,6 +60,9 @@ pub(crate) struct List {
     /// Only those of this task.
     #[arg(long, default_value = "", hide_default_value = true)]
     task: String,
+    /// Only those of this task and of all subtasks below it.
+    #[arg(long, value_name = "TASK", default_value = "", hide_default_value = true)]
+    tree: String,
     /// Only those in this state.
     #[arg(long, value_enum)]
     state: Option<State>,
@@ -103,7 +106,7 @@ impl ApprovalCommand {
 impl List {
     async fn run(self, gateway: &Gateway) -> Result<(), Failure> {
         let state = self.state.map_or(ApprovalState::Unspecified, ApprovalState::from).into();
-        let filter = Filter { task: self.task, state };
+        let filter = Filter { task: self.task, state, tree: self.tree };
         let listed = self
             .list
             .collect(|page| {

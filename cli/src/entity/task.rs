@@ -30,6 +30,7 @@ enum Phase {
     InvokeModel,
     ExecuteTools,
     AwaitApproval,
+    AwaitSubtasks,
     Suspended,
 }
 
@@ -40,6 +41,7 @@ impl From<Phase> for TaskPhase {
             Phase::InvokeModel => Self::InvokeModel,
             Phase::ExecuteTools => Self::ExecuteTools,
             Phase::AwaitApproval => Self::AwaitApproval,
+            Phase::AwaitSubtasks => Self::AwaitSubtasks,
             Phase::Suspended => Self::Suspended,
         }
     }
@@ -189,6 +191,9 @@ pub(crate) struct List {
     /// Only those made before.
     #[arg(long, value_name = "TIME", value_parser = time::parse_past)]
     created_before: Option<Timestamp>,
+    /// Only the subtasks of this task.
+    #[arg(long, value_name = "TASK", default_value = "", hide_default_value = true)]
+    parent: String,
     #[command(flatten)]
     list: ListArgs,
     #[command(flatten)]
@@ -291,6 +296,7 @@ impl List {
             workspace: self.workspace.as_deref().map(exec::workspace).transpose()?.unwrap_or_default(),
             created_after: self.created_after.map(time::write),
             created_before: self.created_before.map(time::write),
+            parent: self.parent,
         };
         let listed = self
             .list
@@ -394,6 +400,8 @@ impl Entity for Task {
             ("context", context(&status)),
             ("tools", tools),
             ("policy", policy::words(&spec.policy)),
+            ("parent", status.parent.clone()),
+            ("subtasks", status.subtasks.join(", ")),
             (
                 "forked from",
                 status.forked_from.map(|from| format!("{}, up to {}", from.task, from.message)).unwrap_or_default(),

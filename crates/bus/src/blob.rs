@@ -167,6 +167,18 @@ impl Store {
         let (content, found) = blocking(read, Reference::of).await?;
         if found == *reference { Ok(content) } else { Err(Error::Corrupt(reference.clone())) }
     }
+
+    /// Removes a blob before its time. Idempotent. Only for content that nobody else can have put, such as what was sealed: whoever was told
+    /// the same name misses it afterwards.
+    ///
+    /// # Errors
+    /// When the storage fails.
+    pub async fn remove(&self, reference: &Reference) -> Result<(), Error> {
+        match self.files.delete(&reference.path()).await {
+            Ok(()) | Err(object_store::Error::NotFound { .. }) => Ok(()),
+            Err(error) => Err(Error::Storage(error)),
+        }
+    }
 }
 
 impl Store {
@@ -248,5 +260,9 @@ mod tests {
         assert_eq!(store.get(&references[1]).await.expect("kept"), put_again);
         assert_eq!(store.get(&references[2]).await.expect("kept"), young);
         assert_eq!(store.remove_older_than(KEPT).await.expect("cleaned"), Removed::default());
+        for _ in 0..2 {
+            store.remove(&references[2]).await.expect("removed, or gone already");
+            assert!(matches!(store.get(&references[2]).await, Err(Error::Missing(_))));
+        }
     }
 }

@@ -33,7 +33,7 @@ pub enum TaskMessage {
     /// Look at the task again.
     Wake(mesh::TaskWake),
     /// What became of a step of the task.
-    Result(mesh::StepResult),
+    Result(Box<mesh::StepResult>),
 }
 
 /// How a consumer takes its messages.
@@ -120,6 +120,11 @@ impl Bus {
         self.consume(topology::slack_consumer(), options)
     }
 
+    /// Takes scans to go on with.
+    pub fn consume_scans(&self, options: ConsumeOptions) -> Consumer<mesh::ScanRun> {
+        self.consume(topology::scan_consumer(), options)
+    }
+
     fn consume<T: Inbound>(&self, row: ConsumerRow, options: ConsumeOptions) -> Consumer<T> {
         let ConsumeOptions { max_in_flight, stop } = options;
         // As many places as slots, so that handing over never waits.
@@ -193,8 +198,15 @@ impl Receipt {
         &self.parent
     }
 
-    /// Makes `span` a child of the publisher's. Call it before the span is entered.
+    /// Makes `span` a child of the publisher's, and says which stream and consumer its message came from, in the words of OpenTelemetry's
+    /// conventions for messaging. Call it before the span is entered.
     pub fn continue_trace(&self, span: &Span) {
+        if let Some((stream, consumer)) = self.acker.origin() {
+            span.set_attribute("messaging.system", "nats");
+            span.set_attribute("messaging.operation.type", "process");
+            span.set_attribute("messaging.destination.name", stream.to_owned());
+            span.set_attribute("messaging.consumer.group.name", consumer.to_owned());
+        }
         // Fails when the span is disabled or already started its own trace; then there is nothing to continue.
         if let Err(error) = span.set_parent(self.parent.clone()) {
             tracing::trace!(%error, "the trace is not continued");
@@ -209,6 +221,15 @@ impl Drop for KeepAlive {
 }
 
 impl Acker {
+    /// The stream and the consumer that a message came from: the server's subject for acknowledgements names them.
+    fn origin(&self) -> Option<(&str, &str)> {
+        let mut parts = self.reply.strip_prefix("$JS.ACK.")?.split('.');
+        // A server of a cluster with domains puts two more before them.
+        let more = parts.clone().count().saturating_sub(7);
+        let mut parts = parts.by_ref().skip(if more >= 2 { 2 } else { 0 });
+        Some((parts.next()?, parts.next()?))
+    }
+
     pub(crate) async fn send(&self, kind: AckKind) {
         // Fails only when the client is closed, which ends with the process.
         if let Err(error) = self.client.publish(self.reply.clone(), kind.into()).await {

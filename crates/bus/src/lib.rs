@@ -20,6 +20,7 @@ mod dispatch;
 pub mod envelope;
 pub mod event;
 pub mod history;
+pub mod inspect;
 pub mod journal;
 mod membership;
 mod message;

@@ -33,22 +33,29 @@ messages! {
     mesh::ModelInvoke => "construct.mesh.v1.ModelInvoke";
     mesh::ModelLookup => "construct.mesh.v1.ModelLookup";
     mesh::ReconcilerBeat => "construct.mesh.v1.ReconcilerBeat";
+    mesh::Repositories => "construct.mesh.v1.Repositories";
+    mesh::RepositoriesQuestion => "construct.mesh.v1.RepositoriesQuestion";
+    mesh::ScanRun => "construct.mesh.v1.ScanRun";
     mesh::SlackDelivery => "construct.mesh.v1.SlackDelivery";
     mesh::SpendingReport => "construct.mesh.v1.SpendingReport";
     mesh::ProviderCheck => "construct.mesh.v1.ProviderCheck";
     mesh::ProviderChecked => "construct.mesh.v1.ProviderChecked";
     mesh::StepResult => "construct.mesh.v1.StepResult";
+    mesh::SubtaskAnswer => "construct.mesh.v1.SubtaskAnswer";
+    mesh::SubtaskQuestion => "construct.mesh.v1.SubtaskQuestion";
     mesh::TaskCensus => "construct.mesh.v1.TaskCensus";
     mesh::TaskWake => "construct.mesh.v1.TaskWake";
     mesh::TasksGone => "construct.mesh.v1.TasksGone";
     mesh::TokenCount => "construct.mesh.v1.TokenCount";
     mesh::TokenQuestion => "construct.mesh.v1.TokenQuestion";
     mesh::ToolCatalogue => "construct.mesh.v1.ToolCatalogue";
+    mesh::ToolCreate => "construct.mesh.v1.ToolCreate";
     mesh::ToolCatalogueRequest => "construct.mesh.v1.ToolCatalogueRequest";
     mesh::VendorModels => "construct.mesh.v1.VendorModels";
     mesh::VendorModelsQuestion => "construct.mesh.v1.VendorModelsQuestion";
     v1::Breaker => "construct.v1.Breaker";
     v1::Event => "construct.v1.Event";
+    v1::ScanEvent => "construct.v1.ScanEvent";
 }
 
 #[cfg(test)]

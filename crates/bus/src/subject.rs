@@ -21,8 +21,13 @@
 //! construct.v1.ctl.reconciler.census                        Census
 //! construct.v1.ctl.reconciler.models                        Models
 //! construct.v1.ctl.reconciler.budgets                       Budgets
+//! construct.v1.ctl.reconciler.subtasks                      Subtasks
 //! construct.v1.cmd.spending.<org>                           Spending
 //! construct.v1.cmd.slack.<kind>.<team>                     SlackDelivery
+//! construct.v1.cmd.scan.run.<org>.<scan>                    ScanRun
+//! construct.v1.cmd.tool.create.<org>                        ToolCreate
+//! construct.v1.evt.<org>.scan.<scan>                        ScanNews
+//! construct.v1.ctl.scanner.any.repositories                 ListRepositories
 //! construct.v1.dead.<stream>                                Dead
 //! ```
 
@@ -32,8 +37,10 @@ mod control;
 mod event;
 mod membership;
 mod providers;
+mod scan;
 mod slack;
 mod spending;
+mod subtasks;
 mod tokens;
 
 use std::fmt::Debug;
@@ -46,8 +53,10 @@ pub(crate) use event::EventAddress;
 pub use event::{Delta, Entity, EntityEvent, EventType, TaskEvent};
 pub use membership::ReconcilerBeat;
 pub use providers::{BreakerCensus, BreakerNews, BreakerState, CheckProvider, CountTokens, ListVendorModels};
+pub use scan::{ListRepositories, ScanNews, ScanRun, ToolCreate};
 pub use slack::{SlackDelivery, SlackKind};
 pub use spending::{Budgets, Models, Spending};
+pub use subtasks::Subtasks;
 
 use crate::{Message, topology::Stream};
 

@@ -59,7 +59,7 @@ impl Bus {
     }
 }
 
-fn sorted(headers: &HeaderMap) -> Vec<(String, String)> {
+pub(crate) fn sorted(headers: &HeaderMap) -> Vec<(String, String)> {
     let mut sorted: Vec<(String, String)> = headers
         .iter()
         .flat_map(|(name, values)| values.iter().map(|value| (name.to_string(), value.as_str().to_owned())))

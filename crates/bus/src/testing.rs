@@ -7,14 +7,15 @@ use std::{
     time::{Duration, Instant},
 };
 
-use async_nats::HeaderMap;
+use async_nats::{HeaderMap, jetstream::stream::LastRawMessageErrorKind};
 use futures::TryStreamExt as _;
 use tempfile::TempDir;
 
 use crate::{
     Bus, ConnectOptions, Message, RawMessage,
-    envelope::{BLOB, Sealed},
+    envelope::{BLOB, Sealed, TYPE},
     publish::{self, Expect, Refusal},
+    tap::sorted,
     topology::Stream,
 };
 
@@ -141,6 +142,32 @@ impl NatsServer {
         stream.info().await.expect("the server describes it").state.messages
     }
 
+    /// What a stream has, in its order. Of a message whose content lies with the blobs there is the reference only.
+    ///
+    /// # Panics
+    /// When the server does not say.
+    pub async fn stored(&self, stream: Stream) -> Vec<RawMessage> {
+        let bus = self.bus().await;
+        let stream = bus.inner.jetstream.get_stream(stream.name()).await.expect("the stream is there");
+        let (mut stored, mut next) = (Vec::new(), 1);
+        loop {
+            let message = match stream.get_first_raw_message_by_subject(">", next).await {
+                Ok(message) => message,
+                Err(error) if error.kind() == LastRawMessageErrorKind::NoMessageFound => return stored,
+                Err(error) => panic!("the server does not say what the stream has: {error}"),
+            };
+            next = message.sequence + 1;
+            let text = |name: &str| message.headers.get(name).map(|value| value.as_str().to_owned());
+            stored.push(RawMessage {
+                subject: message.subject.to_string(),
+                type_name: text(TYPE),
+                headers: sorted(&message.headers),
+                blob: text(BLOB),
+                payload: message.payload,
+            });
+        }
+    }
+
     /// How many messages of a queue somebody is still to get: not given to anybody yet, or given and not acknowledged. A server that was
     /// killed may hold more ([`NatsServer::messages`]): what was acknowledged just before, and whose removal was not on disk yet.
     ///
@@ -153,14 +180,22 @@ impl NatsServer {
         consumers.iter().map(|consumer| consumer.num_pending + consumer.num_ack_pending as u64).sum()
     }
 
+    /// Takes away a stream with everything in it.
+    ///
+    /// # Panics
+    /// When the server does not do it.
+    pub async fn remove(&self, stream: Stream) {
+        let bus = self.bus().await;
+        bus.inner.jetstream.delete_stream(stream.name()).await.expect("the stream can be deleted");
+    }
+
     /// Takes away a stream with everything in it, and makes it anew.
     ///
     /// # Panics
     /// When the server does not do it.
     pub async fn lose(&self, stream: Stream) {
-        let bus = self.bus().await;
-        bus.inner.jetstream.delete_stream(stream.name()).await.expect("the stream can be deleted");
-        bus.ensure_topology().await.expect("the server accepts the topology");
+        self.remove(stream).await;
+        self.bus().await.ensure_topology().await.expect("the server accepts the topology");
     }
 
     /// A connection with the topology ensured, and blobs in the server's folder.

@@ -40,26 +40,32 @@ pub enum Stream {
     Journal,
     /// Model calls to make.
     Model,
+    /// Scans of repositories to go on with.
+    Scan,
     /// What happened in Slack.
     Slack,
     /// What calls outside a turn have used.
     Spending,
     /// Wakes and results of tasks.
     Task,
+    /// Tools to make.
+    Tool,
 }
 
 impl Stream {
     /// Every stream, alphabetically.
-    pub const ALL: [Self; 9] = [
+    pub const ALL: [Self; 11] = [
         Self::Code,
         Self::Dead,
         Self::Deltas,
         Self::Events,
         Self::Journal,
         Self::Model,
+        Self::Scan,
         Self::Slack,
         Self::Spending,
         Self::Task,
+        Self::Tool,
     ];
 
     /// Its name at the server.
@@ -71,9 +77,11 @@ impl Stream {
             Self::Events => "CONSTRUCT_EVENTS",
             Self::Journal => "CONSTRUCT_JOURNAL",
             Self::Model => "CONSTRUCT_MODEL",
+            Self::Scan => "CONSTRUCT_SCAN",
             Self::Slack => "CONSTRUCT_SLACK",
             Self::Spending => "CONSTRUCT_SPENDING",
             Self::Task => "CONSTRUCT_TASK",
+            Self::Tool => "CONSTRUCT_TOOL",
         }
     }
 }
@@ -167,6 +175,24 @@ const STREAMS: &[StreamRow] = &[
         why: "a refused delivery is not confirmed to Slack, which sends it again",
     },
     StreamRow {
+        stream: Stream::Scan,
+        subject: "construct.v1.cmd.scan.>",
+        retention: Retention::WorkQueue,
+        max_age: Duration::ZERO,
+        max_bytes: 16 * MIB,
+        when_full: WhenFull::Refuse,
+        why: "it carries names only; a scan of which nobody was told is found in its row",
+    },
+    StreamRow {
+        stream: Stream::Tool,
+        subject: "construct.v1.cmd.tool.>",
+        retention: Retention::WorkQueue,
+        max_age: Duration::ZERO,
+        max_bytes: 64 * MIB,
+        when_full: WhenFull::Refuse,
+        why: "what is refused stands in the row of the hand-over, and is told again",
+    },
+    StreamRow {
         stream: Stream::Events,
         subject: "construct.v1.evt.>",
         retention: Retention::Limits,
@@ -225,7 +251,13 @@ pub fn consumers() -> Vec<ConsumerRow> {
     let tasks = (0..partition::COUNT).map(task_consumer);
     let codes = Pool::code_standard();
     tasks
-        .chain([model_consumer(&Pool::model_default()), slack_consumer(), spending_consumer()])
+        .chain([
+            model_consumer(&Pool::model_default()),
+            scan_consumer(),
+            slack_consumer(),
+            spending_consumer(),
+            tool_consumer(),
+        ])
         .chain(codes.iter().map(code_consumer))
         .collect()
 }
@@ -272,6 +304,28 @@ pub fn slack_consumer() -> ConsumerRow {
         filter: "construct.v1.cmd.slack.*.*".to_owned(),
         max_ack_pending: 1024,
         why: "shared by all processes of the Slack service; each writes down what it takes before it acknowledges",
+    }
+}
+
+/// The row of scans to go on with.
+pub fn scan_consumer() -> ConsumerRow {
+    ConsumerRow {
+        durable: "scan".to_owned(),
+        stream: Stream::Scan,
+        filter: "construct.v1.cmd.scan.run.*.*".to_owned(),
+        max_ack_pending: 1024,
+        why: "shared by all scanners; each bounds itself by how much it pulls",
+    }
+}
+
+/// The row of tools to make.
+pub fn tool_consumer() -> ConsumerRow {
+    ConsumerRow {
+        durable: "tool-create".to_owned(),
+        stream: Stream::Tool,
+        filter: "construct.v1.cmd.tool.create.*".to_owned(),
+        max_ack_pending: 256,
+        why: "there before anybody takes from it, so that what is handed over waits",
     }
 }
 

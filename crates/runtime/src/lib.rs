@@ -4,6 +4,7 @@
 //! everything and returns. From there on the phases of [`lifecycle`] hold: run until told to stop, stop the intake,
 //! finish or hand back, flush telemetry, exit.
 
+pub mod address;
 pub mod config;
 mod context;
 mod entry;
@@ -13,6 +14,8 @@ pub mod master_key;
 pub mod metrics;
 pub mod model_token;
 pub mod retry;
+pub mod scan_token;
+mod signed;
 pub mod telemetry;
 
 pub use config::{Common, ServiceConfig};
@@ -22,3 +25,4 @@ pub use health::{Latch, Readiness};
 pub use lifecycle::{Lifecycle, Stopped};
 pub use master_key::{MasterKey, MasterKeys, OpenError};
 pub use model_token::ModelToken;
+pub use scan_token::ScanToken;

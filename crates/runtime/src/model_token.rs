@@ -5,13 +5,11 @@
 //! one, only with the key that signed it.
 
 use jiff::Timestamp;
-use jsonwebtoken::{Algorithm, DecodingKey, EncodingKey, Header, Validation};
 use serde::{Deserialize, Serialize};
 
-use crate::{MasterKeys, config::Secret};
+pub use crate::signed::VerifyError;
+use crate::{MasterKeys, config::Secret, signed};
 
-/// Who issues tokens, in the token.
-const ISSUER: &str = "construct";
 /// What they are for, in the token: other tokens signed with the same key are none of these.
 const AUDIENCE: &str = "construct-models";
 /// Longer texts are no tokens of ours.
@@ -34,24 +32,9 @@ pub struct ModelToken {
     pub expires_at: Timestamp,
 }
 
-/// Why a text is not accepted as a token. Says nothing of the text.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum VerifyError {
-    /// It is no token of ours: malformed, or signed with a key that is not known here.
-    #[error("the token is not valid here")]
-    Invalid,
-    /// It was one.
-    #[error("the token has expired")]
-    Expired,
-}
-
 #[derive(Serialize, Deserialize)]
 struct Claims {
-    iss: String,
-    aud: String,
     jti: String,
-    /// Whole seconds since 1970.
-    exp: i64,
     org: String,
     #[serde(default, skip_serializing_if = "String::is_empty")]
     task: String,
@@ -69,19 +52,13 @@ impl ModelToken {
     /// The token as text, signed with the active key.
     pub fn sign(&self, keys: &MasterKeys) -> Secret {
         let claims = Claims {
-            iss: ISSUER.to_owned(),
-            aud: AUDIENCE.to_owned(),
             jti: self.id.clone(),
-            exp: self.expires_at.as_second(),
             org: self.organization.clone(),
             task: self.task.clone(),
             models: self.models.clone(),
             budget: self.budget_pico_usd,
         };
-        let key = keys.active();
-        let header = Header { kid: Some(key.id().to_owned()), ..Header::new(Algorithm::HS256) };
-        let signed = jsonwebtoken::encode(&header, &claims, &EncodingKey::from_secret(key.expose()));
-        Secret::from(signed.expect("texts and numbers can be written as JSON, and any bytes are an HMAC key"))
+        Secret::from(signed::sign(AUDIENCE, claims, self.expires_at, keys))
     }
 
     /// What the token `text` says, when it was signed with one of `keys` and holds at `now`.
@@ -92,19 +69,7 @@ impl ModelToken {
         if text.len() > MAX_BYTES {
             return Err(VerifyError::Invalid);
         }
-        let header = jsonwebtoken::decode_header(text).map_err(|_| VerifyError::Invalid)?;
-        let key = header.kid.and_then(|id| keys.get(&id)).ok_or(VerifyError::Invalid)?;
-        let mut wanted = Validation::new(Algorithm::HS256);
-        wanted.set_issuer(&[ISSUER]);
-        wanted.set_audience(&[AUDIENCE]);
-        // Against the clock that is passed in, below.
-        wanted.validate_exp = false;
-        let decoded = jsonwebtoken::decode::<Claims>(text, &DecodingKey::from_secret(key.expose()), &wanted);
-        let claims = decoded.map_err(|_| VerifyError::Invalid)?.claims;
-        let expires_at = Timestamp::from_second(claims.exp).map_err(|_| VerifyError::Invalid)?;
-        if expires_at <= now {
-            return Err(VerifyError::Expired);
-        }
+        let (claims, expires_at): (Claims, _) = signed::verify(AUDIENCE, text, keys, now)?;
         Ok(Self {
             id: claims.jti,
             organization: claims.org,
@@ -119,6 +84,7 @@ impl ModelToken {
 #[cfg(test)]
 mod tests {
     use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
+    use jsonwebtoken::{Algorithm, EncodingKey, Header};
 
     use super::*;
 
@@ -197,8 +163,7 @@ mod tests {
 
     #[test]
     fn a_token_for_something_else_is_none() {
-        let claims =
-            serde_json::json!({"iss": ISSUER, "aud": "elsewhere", "jti": "t", "exp": 1_000, "org": "o", "models": []});
+        let claims = serde_json::json!({"iss": "construct", "aud": "elsewhere", "jti": "t", "exp": 1_000, "org": "o", "models": []});
         let header = Header { kid: Some("k1".into()), ..Header::new(Algorithm::HS256) };
         let key = keys(KEY);
         let text = jsonwebtoken::encode(&header, &claims, &EncodingKey::from_secret(key.active().expose())).unwrap();

@@ -121,6 +121,7 @@ pub fn rule(rule: &Rule) -> v1::PolicyRule {
         hosts: rule.hosts.clone(),
         methods: rule.methods.clone(),
         reason: rule.reason.clone(),
+        agents: rule.agents.clone(),
     }
 }
 
@@ -132,8 +133,8 @@ pub fn to_rule(rule: v1::PolicyRule) -> Option<Rule> {
         v1::PolicyAction::Ask => Action::Ask,
         v1::PolicyAction::Deny => Action::Deny,
     };
-    let v1::PolicyRule { action: _, tools, paths, commands, hosts, methods, reason } = rule;
-    Some(Rule { action, tools, paths, commands, hosts, methods, reason })
+    let v1::PolicyRule { action: _, tools, paths, commands, hosts, methods, reason, agents } = rule;
+    Some(Rule { action, tools, paths, commands, hosts, methods, agents, reason })
 }
 
 /// An approval as clients see it.
@@ -485,6 +486,9 @@ pub fn task(task: &StoredTask) -> v1::Task {
             context_tokens: state.context.tokens,
             context_room: state.context.room,
             compacted_through: state.context.through,
+            parent: task.ancestors.last().map(ToString::to_string).unwrap_or_default(),
+            depth: u32::try_from(task.ancestors.len()).unwrap_or(u32::MAX),
+            subtasks: task.subtasks.iter().map(ToString::to_string).collect(),
         }),
     }
 }
@@ -496,6 +500,7 @@ pub fn phase(phase: Phase) -> v1::TaskPhase {
         Phase::InvokeModel => v1::TaskPhase::InvokeModel,
         Phase::ExecuteTools => v1::TaskPhase::ExecuteTools,
         Phase::AwaitApproval => v1::TaskPhase::AwaitApproval,
+        Phase::AwaitSubtasks => v1::TaskPhase::AwaitSubtasks,
         Phase::Suspended => v1::TaskPhase::Suspended,
     }
 }
@@ -509,6 +514,7 @@ pub fn to_phase(phase: v1::TaskPhase) -> Option<Phase> {
         v1::TaskPhase::ExecuteTools => Some(Phase::ExecuteTools),
         v1::TaskPhase::Suspended => Some(Phase::Suspended),
         v1::TaskPhase::AwaitApproval => Some(Phase::AwaitApproval),
+        v1::TaskPhase::AwaitSubtasks => Some(Phase::AwaitSubtasks),
     }
 }
 

@@ -4,3 +4,4 @@
 pub mod convert;
 pub mod identity;
 pub mod record;
+pub mod scan;

@@ -1,12 +1,16 @@
 //! What all methods of the API have in common: who calls, whether the gateway can work at all, how much of it at the same
 //! time, how a write is identified, and how it ends.
 
-use std::sync::{Arc, OnceLock};
+use std::{
+    path::{Path, PathBuf},
+    sync::{Arc, OnceLock},
+};
 
+use construct_bus::blob;
 use construct_domain::{OrganizationId, TaskId, UserId};
 use construct_proto::v1;
 use construct_runtime::{Lifecycle, MasterKeys};
-use construct_store::{Error, Idempotency, Keyring, ModelProviderKind, Store, Write, Written};
+use construct_store::{Audit, Error, Idempotency, Keyring, ModelProviderKind, Store, Write, Written};
 use jiff::Timestamp;
 use prost::Message;
 use sha2::{Digest as _, Sha256};
@@ -15,12 +19,14 @@ use tonic::{Request, Status};
 use uuid::Uuid;
 
 use crate::{
-    Config, Keyrings,
+    Config, Keyrings, Login,
+    audit::{slip::Slip, trail::Trail},
     caller::{self, Caller},
     identity::authenticate::Gate,
     pools::Pools,
     providers::Providers,
     publish::{Publisher, Wake},
+    quotas::{self, Quotas, Wanted},
     status,
     subscribe::{
         hub::Hub,
@@ -42,9 +48,15 @@ struct Shared {
     gate: Gate,
     /// The pools of interpreters that exist.
     pools: Vec<String>,
+    /// Where the interpreters see what the scanner has fetched; none where there is no scanner.
+    scans_dir: Option<PathBuf>,
+    /// Whether whoever is on this machine is the operator.
+    is_local: bool,
     lifecycle: Lifecycle,
     requests: Arc<Semaphore>,
     places: Places,
+    trail: Trail,
+    quotas: Quotas,
 }
 
 /// What the gateway works with.
@@ -54,6 +66,8 @@ pub(crate) struct Backend {
     pub(crate) hub: Hub,
     pub(crate) pools: Pools,
     pub(crate) providers: Providers,
+    /// What is too large for a row.
+    pub(crate) blobs: blob::Store,
 }
 
 impl Api {
@@ -61,7 +75,11 @@ impl Api {
         let requests = Arc::new(Semaphore::new(config.gateway_max_requests));
         let places = Places::new(config.gateway_max_subscriptions);
         let (backend, pools) = (OnceLock::new(), config.gateway_pools.clone());
-        Self { shared: Arc::new(Shared { backend, keyrings, gate, pools, lifecycle, requests, places }) }
+        let (scans_dir, is_local) = (config.gateway_scans_dir.clone(), config.gateway_login == Login::Local);
+        let (trail, quotas) = (Trail::new(), Quotas::new(config));
+        let shared =
+            Shared { backend, keyrings, gate, pools, scans_dir, is_local, lifecycle, requests, places, trail, quotas };
+        Self { shared: Arc::new(shared) }
     }
 
     /// From now on requests can be served.
@@ -105,8 +123,55 @@ impl Api {
         &self.shared.pools
     }
 
+    /// Where the interpreters see what the scanner has fetched.
+    ///
+    /// # Errors
+    /// `FAILED_PRECONDITION` where there is no scanner.
+    pub(crate) fn scans_dir(&self) -> Result<&Path, Status> {
+        self.shared.scans_dir.as_deref().ok_or_else(|| {
+            Status::failed_precondition(
+                "this installation has no scanner: set CONSTRUCT_GATEWAY_SCANS_DIR and start construct-scanner (docs/scanner.md)",
+            )
+        })
+    }
+
+    /// Whether whoever is on this machine is the operator, because nobody has to log in.
+    pub(crate) fn is_local(&self) -> bool {
+        self.shared.is_local
+    }
+
     pub(crate) fn lifecycle(&self) -> &Lifecycle {
         &self.shared.lifecycle
+    }
+
+    /// Where calls are noted.
+    pub(crate) fn trail(&self) -> &Trail {
+        &self.shared.trail
+    }
+
+    /// How much organisations may do.
+    pub(crate) fn quotas(&self) -> &Quotas {
+        &self.shared.quotas
+    }
+
+    /// Whether a caller's organisation may do something that lasts. What was done before is only answered again, whatever there is of
+    /// the quota.
+    ///
+    /// # Errors
+    /// `RESOURCE_EXHAUSTED` when a quota is used up; `UNAVAILABLE`.
+    pub(crate) async fn allow(&self, entry: &Entry, write: Option<&Write>, wanted: Wanted) -> Result<(), Status> {
+        // What works for a scan goes on with what was allowed when that was made.
+        if entry.caller().confined.is_some() {
+            return Ok(());
+        }
+        let Some(refusal) = self.quotas().allow(entry.store(), entry.organization(), wanted).await? else {
+            return Ok(());
+        };
+        let known = match write {
+            Some(write) => entry.store().write_repeated(write).await.map_err(status::of_store)?.is_some(),
+            None => false,
+        };
+        if known { Ok(()) } else { Err(quotas::refused(&refusal)) }
     }
 
     /// What callers are judged by.
@@ -128,18 +193,22 @@ impl Api {
     }
 
     /// Lets a request in.
-    pub(crate) fn enter<T>(&self, request: Request<T>) -> Result<(Entry, T), Status> {
+    pub(crate) fn enter<T: Message>(&self, request: Request<T>) -> Result<(Entry, T), Status> {
         let caller = caller::identify(request.extensions())?;
         let (visit, request) = self.visit(request)?;
         Ok((Entry { caller, visit }, request))
     }
 
     /// Lets a request in that needs no log-in.
-    pub(crate) fn visit<T>(&self, request: Request<T>) -> Result<(Visit, T), Status> {
+    pub(crate) fn visit<T: Message>(&self, request: Request<T>) -> Result<(Visit, T), Status> {
+        let slip = request.extensions().get::<Arc<Slip>>().cloned();
+        if let Some(slip) = &slip {
+            slip.read(request.get_ref());
+        }
         let backend = Arc::clone(self.backend()?);
         let busy = |_| status::exhausted("the gateway works on too many requests at the moment");
         let permit = Arc::clone(&self.shared.requests).try_acquire_owned().map_err(busy)?;
-        Ok((Visit { backend, _permit: permit }, request.into_inner()))
+        Ok((Visit { backend, slip, _permit: permit }, request.into_inner()))
     }
 
     /// A place for one subscription of an organisation, held as long as it lives.
@@ -151,6 +220,8 @@ impl Api {
 /// A request that was let in, of whomever.
 pub(crate) struct Visit {
     pub(crate) backend: Arc<Backend>,
+    /// Of a call that writes.
+    slip: Option<Arc<Slip>>,
     _permit: OwnedSemaphorePermit,
 }
 
@@ -171,6 +242,18 @@ impl std::ops::Deref for Entry {
 impl Visit {
     pub(crate) fn store(&self) -> &Store {
         &self.backend.store
+    }
+
+    /// The call's entry for the audit trail, for what the store changes.
+    pub(crate) fn audit(&self) -> Option<Audit> {
+        self.slip.as_ref().map(|slip| slip.audit())
+    }
+
+    /// Notes for the audit trail what the call is about, where neither the request nor an answer of the store says it.
+    pub(crate) fn touch(&self, id: &str) {
+        if let Some(slip) = &self.slip {
+            slip.touch(id);
+        }
     }
 }
 
@@ -216,6 +299,17 @@ impl Entry {
         ))
     }
 
+    /// Whether the caller may have to do with a task: who may not is told that there is none.
+    ///
+    /// # Errors
+    /// `NOT_FOUND`.
+    pub(crate) fn sees(&self, task: TaskId) -> Result<(), Status> {
+        if self.caller.may_see(task) {
+            return Ok(());
+        }
+        Err(status::about(&task.to_string(), Error::NotFound { what: "task" }))
+    }
+
     /// In whose name the caller acts.
     pub(crate) fn user(&self) -> UserId {
         self.caller.user
@@ -237,7 +331,12 @@ impl Entry {
             let request_hash = Sha256::digest(request.encode_to_vec()).into();
             Idempotency { key, method, request_hash }
         });
-        Write { organization: self.organization(), now: Timestamp::now(), idempotency }
+        Write { idempotency, ..self.plain_write() }
+    }
+
+    /// A write without an idempotency key.
+    pub(crate) fn plain_write(&self) -> Write {
+        Write { audit: self.audit(), ..Write::new(self.organization(), Timestamp::now()) }
     }
 
     /// Ends a write that went well: tells the mesh, and answers.
@@ -347,6 +446,7 @@ macro_rules! keyed {
 }
 
 keyed! {
+    CancelScanRequest,
     CancelTaskRequest,
     CreateAgentRequest,
     CreateBudgetRequest,
@@ -355,9 +455,12 @@ keyed! {
     CreateModelProviderRequest,
     CreateModelRequest,
     CreateOrganizationRequest,
+    CreateScanConnectionRequest,
+    CreateScanRequest,
     CreateScheduleRequest,
     CreateSecretRequest,
     CreateTaskRequest,
+    CreateToolsRequest,
     DecideApprovalRequest,
     DeleteAgentRequest,
     DeleteBudgetRequest,
@@ -365,6 +468,7 @@ keyed! {
     DeleteModelProviderRequest,
     DeleteModelRequest,
     DeleteOrganizationRequest,
+    DeleteScanConnectionRequest,
     DeleteScheduleRequest,
     DeleteSecretRequest,
     DeleteTaskRequest,
@@ -375,6 +479,7 @@ keyed! {
     ResumeScheduleRequest,
     ResumeTaskRequest,
     RetryTaskRequest,
+    ReviewCandidateRequest,
     RevokeApiKeyRequest,
     RevokeInvitationRequest,
     RewindTaskRequest,
@@ -386,6 +491,7 @@ keyed! {
     UpdateModelProviderRequest,
     UpdateModelRequest,
     UpdateOrganizationRequest,
+    UpdateQuotaRequest,
     UpdateScheduleRequest,
     UpdateSecretRequest,
     UpdateTaskRequest,
@@ -420,13 +526,24 @@ mod tests {
                 // What opens a door is stored nowhere, so it cannot be answered again; and a dead letter is gone after the first time.
                 let once =
                     ["CreateModelToken", "CreateApiKey", "CreateSetupCode", "ExchangeSetupCode", "Redrive", "Drop"];
-                let reads = ["Get", "List", "Explain", "Check", "Subscribe", "WhoAmI"];
+                let reads = [
+                    "Get",
+                    "List",
+                    "Explain",
+                    "Export",
+                    "Check",
+                    "Diagnose",
+                    "Subscribe",
+                    "WhoAmI",
+                    "Watch",
+                    "Compare",
+                ];
                 let reads = reads.iter().chain(&once).any(|read| method.name().starts_with(read));
                 let keyed = method.input().get_field_by_name("idempotency_key").is_some();
                 assert_eq!(keyed, !reads, "{}", method.full_name());
                 writes += usize::from(keyed);
             }
         }
-        assert_eq!(writes, 42, "each of them stands in the table of this module");
+        assert_eq!(writes, 49, "each of them stands in the table of this module");
     }
 }

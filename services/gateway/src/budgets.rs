@@ -145,7 +145,7 @@ fn group(group: v1::CostGroup) -> Option<CostGroup> {
 }
 
 /// An agent by name or id. What is gone has spent nevertheless, so an id need not lead anywhere.
-async fn agent(entry: &Entry, reference: &str) -> Result<Option<AgentId>, Status> {
+pub(crate) async fn agent(entry: &Entry, reference: &str) -> Result<Option<AgentId>, Status> {
     if reference.is_empty() {
         return Ok(None);
     }
@@ -157,7 +157,7 @@ async fn agent(entry: &Entry, reference: &str) -> Result<Option<AgentId>, Status
 }
 
 /// The same of a model.
-async fn model(entry: &Entry, reference: &str) -> Result<Option<ModelId>, Status> {
+pub(crate) async fn model(entry: &Entry, reference: &str) -> Result<Option<ModelId>, Status> {
     if reference.is_empty() {
         return Ok(None);
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use construct_domain::{
-    ApiKeyId, OrganizationId, UserId,
+    ApiKeyId, OrganizationId, TaskId, UserId,
     access::{Role, Scope},
 };
 use jiff::Timestamp;
@@ -24,6 +24,8 @@ pub(crate) struct Caller {
     pub(crate) scopes: Arc<[Scope]>,
     /// When what they presented ends by itself.
     pub(crate) until: Option<Timestamp>,
+    /// The one task they may speak to, when they came with the token of a scan; they may call few methods then.
+    pub(crate) confined: Option<TaskId>,
 }
 
 impl Caller {
@@ -34,6 +36,11 @@ impl Caller {
             (None, UserId::LOCAL) => "local".to_owned(),
             (None, user) => user.to_string(),
         }
+    }
+
+    /// Whether the caller may have to do with this task at all: it is answered as if there were none.
+    pub(crate) fn may_see(&self, task: TaskId) -> bool {
+        self.confined.is_none_or(|only| only == task)
     }
 
     /// Whether the caller may give somebody else this role and these scopes.

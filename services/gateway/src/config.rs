@@ -1,15 +1,17 @@
 //! What can be configured about the gateway.
 
 use std::{
+    collections::BTreeMap,
     net::{Ipv4Addr, SocketAddr},
     path::PathBuf,
 };
 
 use construct_domain::compute;
 use construct_runtime::config::{Common, Invalid};
+use construct_store::Limits;
 use serde::{Deserialize, Serialize};
 
-use crate::identity::oidc;
+use crate::{identity::oidc, quotas::tiers};
 
 /// The gateway's own keys.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -45,8 +47,27 @@ pub struct Config {
     /// Where the operator protocol is served, e.g. `127.0.0.1:60100`. Unset: nowhere, because its port is the same for every
     /// gateway of a machine, and most are not asked for it.
     pub gateway_operator_listen: Option<SocketAddr>,
+    /// The folder in which the interpreters see what the scanner has fetched (`scanner_dir`). Unset: there is no scanner, and scans are
+    /// refused.
+    pub gateway_scans_dir: Option<PathBuf>,
     /// Name or id of the agent that answers requests of the operator protocol that name none.
     pub gateway_operator_agent: Option<String>,
+    /// A file with the certificate (PEM, with those that vouch for it) that the ports of gRPC and of the operator protocol speak TLS with,
+    /// and `gateway_tls_key`. Unset: they speak without. Read again when it changes.
+    pub gateway_tls_certificate: Option<PathBuf>,
+    /// A file with the certificate's private key (PEM).
+    pub gateway_tls_key: Option<PathBuf>,
+    /// A file with certificates (PEM). Who shows no certificate that one of them vouches for does not come in; besides that it means
+    /// nothing. Unset: nobody is asked for one.
+    pub gateway_tls_client_ca: Option<PathBuf>,
+    /// Days that entries of the audit trail are kept, 31 at least.
+    pub gateway_audit_keep: u32,
+    /// How much organisations of a tier may do, by the tier's name: `[gateway_tiers.free]` with `requests_per_minute`,
+    /// `key_requests_per_minute`, `tasks_per_day`, `runs_per_day`, `tokens_per_day`, `spend_per_month_pico_usd` and `storage_bytes`. What is
+    /// left out is not limited. `unlimited` is always there.
+    pub gateway_tiers: BTreeMap<String, Limits>,
+    /// The tier of organisations of which nothing was said. The operator's is `unlimited` then.
+    pub gateway_tier: String,
 }
 
 /// Who has to log in.
@@ -75,6 +96,13 @@ impl Default for Config {
             gateway_hosts: Vec::new(),
             gateway_operator_listen: None,
             gateway_operator_agent: None,
+            gateway_tls_certificate: None,
+            gateway_tls_key: None,
+            gateway_tls_client_ca: None,
+            gateway_audit_keep: 400,
+            gateway_tiers: BTreeMap::new(),
+            gateway_tier: tiers::UNLIMITED.to_owned(),
+            gateway_scans_dir: None,
         }
     }
 }
@@ -103,6 +131,9 @@ impl construct_runtime::ServiceConfig for Config {
             let words = "is needed with gateway_oidc_issuer, and only then: whom its tokens are for";
             return Err(Invalid::new("gateway_oidc_audience", words));
         }
+        if self.gateway_scans_dir.as_deref().is_some_and(|path| !path.is_absolute()) {
+            return Err(Invalid::new("gateway_scans_dir", "must be an absolute path, as the interpreters know it"));
+        }
         if let Some(name) = self.gateway_pools.iter().find(|name| !compute::is_name(name)) {
             return Err(Invalid::new(
                 "gateway_pools",
@@ -116,6 +147,20 @@ impl construct_runtime::ServiceConfig for Config {
         if !(1..=1_000_000).contains(&self.gateway_login_failures) {
             return Err(Invalid::new("gateway_login_failures", "must be between 1 and 1,000,000"));
         }
+        if self.gateway_tls_certificate.is_some() != self.gateway_tls_key.is_some() {
+            return Err(Invalid::new("gateway_tls_key", "is needed with gateway_tls_certificate, and only then"));
+        }
+        if self.gateway_tls_client_ca.is_some() && self.gateway_tls_certificate.is_none() {
+            return Err(Invalid::new(
+                "gateway_tls_client_ca",
+                "asks for certificates, which takes gateway_tls_certificate",
+            ));
+        }
+        // The database refuses to remove what is younger than 30 days, by its own clock.
+        if !(31..=36_500).contains(&self.gateway_audit_keep) {
+            return Err(Invalid::new("gateway_audit_keep", "must be between 31 and 36,500 days"));
+        }
+        tiers::check(&self.gateway_tiers, &self.gateway_tier)?;
         if let Some(origin) = self.gateway_origins.iter().find(|origin| !is_origin(origin)) {
             let words = format!("names origins like `https://app.example`, and `{origin}` is none");
             return Err(Invalid::new("gateway_origins", words));
@@ -196,6 +241,48 @@ mod tests {
             let gateway_operator_listen = Some(gateway_listen);
             let config = Config { gateway_operator_listen, gateway_login, ..Config::default() };
             assert_eq!(config.validate(&common()).is_ok(), fine, "{address}");
+        }
+    }
+
+    #[test]
+    fn a_certificate_has_a_key_and_others_are_asked_for_theirs_only_then() {
+        for (certificate, key, client_ca, fine) in [
+            (false, false, false, true),
+            (true, true, false, true),
+            (true, true, true, true),
+            (true, false, false, false),
+            (false, true, false, false),
+            (false, false, true, false),
+        ] {
+            let file = |there: bool| there.then(|| PathBuf::from("file.pem"));
+            let config = Config {
+                gateway_tls_certificate: file(certificate),
+                gateway_tls_key: file(key),
+                gateway_tls_client_ca: file(client_ca),
+                ..Config::default()
+            };
+            assert_eq!(config.validate(&common()).is_ok(), fine, "{certificate} {key} {client_ca}");
+        }
+    }
+
+    #[test]
+    fn tiers_have_names_and_limits_that_can_be_counted() {
+        let tier = |name: &str, requests| {
+            let limits = Limits { requests_per_minute: Some(requests), ..Limits::default() };
+            BTreeMap::from([(name.to_owned(), limits)])
+        };
+        for (gateway_tiers, gateway_tier, fine) in [
+            (BTreeMap::new(), "unlimited", true),
+            (tier("free", 60), "free", true),
+            (tier("free", 0), "unlimited", true),
+            (tier("free", 60), "paid", false),
+            (tier("free", -1), "free", false),
+            (tier("free", 1_000_000_001), "free", false),
+            (tier("unlimited", 60), "unlimited", false),
+            (tier("Free", 60), "unlimited", false),
+        ] {
+            let config = Config { gateway_tiers, gateway_tier: gateway_tier.to_owned(), ..Config::default() };
+            assert_eq!(config.validate(&common()).is_ok(), fine, "{config:?}");
         }
     }
 

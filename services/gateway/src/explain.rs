@@ -21,6 +21,8 @@ mod tests;
 
 /// Approvals that an explanation names at most.
 pub(crate) const APPROVALS: u32 = 10;
+/// Subtasks that one names at most.
+const SUBTASKS: usize = 10;
 
 /// What is being waited for.
 struct Wait {
@@ -45,6 +47,9 @@ pub(crate) fn explain(
         wait.words.push_str(&format!("; no interpreter serves the pool `{pool}` since {since}"));
         wait.released_by =
             format!("the operator, by starting an interpreter that serves `{pool}`; else {}", wait.released_by);
+    }
+    if let Some(parent) = task.ancestors.last() {
+        wait.words.push_str(&format!(" (it is a subtask of {parent})"));
     }
     let state = &task.state;
     let step = state.step.as_ref();
@@ -188,21 +193,47 @@ fn suspended(task: &StoredTask) -> Wait {
 
 /// A script that is put away until people have decided.
 fn parked(task: &StoredTask, step: &Step, asked: &[StoredApproval]) -> Wait {
+    let subtasks = subtasks(step);
     if asked.is_empty() {
-        return unseen(
-            task,
-            "the reconciler, to go on with the script: a person has decided about its call".to_owned(),
-        );
+        let Some((words, until)) = subtasks else {
+            return unseen(
+                task,
+                "the reconciler, to go on with the script: a person has decided about its call".to_owned(),
+            );
+        };
+        return Wait {
+            words,
+            since: task.phase_since,
+            deadline: Some(until),
+            next: Some(task.state.next_wake.unwrap_or(until)),
+            released_by: "the subtasks, by ending their turns (`construct why` says what each waits for); a person, by cancelling; at the \
+                          deadline the script goes on without them"
+                .to_owned(),
+        };
     }
     let calls: Vec<String> = asked.iter().map(|approval| format!("{} ({})", approval.tool, approval.id)).collect();
+    let also = subtasks.map(|(words, _)| format!("; and {words}")).unwrap_or_default();
     Wait {
-        words: format!("a person to approve or reject what the script wants to do: {}", calls.join(", ")),
+        words: format!("a person to approve or reject what the script wants to do: {}{also}", calls.join(", ")),
         since: task.phase_since,
         deadline: Some(step.approvals_expire()),
         next: Some(task.state.next_wake.unwrap_or(step.approvals_expire())),
         released_by: "a person, by approving or rejecting, or by cancelling; at the deadline it counts as rejected"
             .to_owned(),
     }
+}
+
+/// The subtasks that a script waits for, in words, and until when.
+fn subtasks(step: &Step) -> Option<(String, Timestamp)> {
+    let StepState::Parked { awaits, .. } = &step.state else { return None };
+    let until = awaits.iter().map(|call| call.until).min()?;
+    let mut tasks: Vec<String> =
+        awaits.iter().flat_map(|call| &call.tasks).take(SUBTASKS).map(ToString::to_string).collect();
+    let all: usize = awaits.iter().map(|call| call.tasks.len()).sum();
+    if all > tasks.len() {
+        tasks.push(format!("{} more", all - tasks.len()));
+    }
+    Some((format!("subtasks of its script to end: {}", tasks.join(", ")), until.min(step.approvals_expire())))
 }
 
 /// Something is written down that the reconciler has not taken up.

@@ -32,8 +32,22 @@ use tonic::{
 use tonic_web::GrpcWebLayer;
 use tower::{BoxError, Layer, Service, ServiceExt as _, util::BoxCloneService};
 
-use self::{guard::Guard, methods::Methods, rest::Rest};
-use crate::{api::Api, identity, status};
+use self::{
+    guard::Guard,
+    methods::{Method, Methods},
+    rest::Rest,
+};
+use crate::{
+    api::Api,
+    audit::{
+        self,
+        origin::{Face, Origin},
+    },
+    identity,
+    metrics::{self, Transcoded},
+    quotas::Metered,
+    status,
+};
 
 /// The gRPC services, as a face calls them.
 type Inner = BoxCloneService<Request<Body>, Response<Body>, BoxError>;
@@ -122,11 +136,13 @@ where
         self.inner.poll_ready(context)
     }
 
-    fn call(&mut self, request: Request<Body>) -> Self::Future {
+    fn call(&mut self, mut request: Request<Body>) -> Self::Future {
         let kind = Kind::of(&request);
+        request.extensions_mut().insert(kind.face());
         if self.guarded
             && let Err(refusal) = self.shared.guard.check(&request)
         {
+            self.shared.note(&request, kind, &refusal);
             let response = errors::refused(kind, &refusal);
             return Either::Right(futures::future::ready(Ok(response)).boxed());
         }
@@ -152,25 +168,55 @@ impl Shared {
         Ok(services.lock().unwrap_or_else(PoisonError::into_inner).clone())
     }
 
-    async fn serve(&self, kind: Kind, inner: Inner, request: Request<Body>) -> Response<Body> {
+    async fn serve(&self, kind: Kind, inner: Inner, mut request: Request<Body>) -> Response<Body> {
         let allowed = self.guard.allowed_origin(request.headers());
         if let Some(origin) = &allowed
             && guard::is_preflight(&request)
         {
             return guard::preflight(origin, &request);
         }
-        let let_in = self.let_in(kind, &request);
+        let method = match kind {
+            Kind::Rest => self.rest.method(&request),
+            Kind::Connect => self.methods.get(request.uri().path()),
+            // The services get them whatever they are.
+            Kind::Grpc | Kind::GrpcWeb => None,
+        };
+        let name = method.and_then(|method| audit::methods::of(method.path.path())).map(|method| method.name.as_str());
+        let transcoded = Transcoded::default();
+        request.extensions_mut().insert(transcoded.clone());
+        let mut counted = metrics::Call::transcoded(name, kind.face(), transcoded);
+        let let_in = self.let_in(method, &request);
         let mut response = match kind {
             Kind::Grpc | Kind::GrpcWeb => match GrpcWebLayer::new().layer(inner).oneshot(request).await {
                 Ok(response) => response,
                 Err(error) => Status::from_error(error).into_http(),
             },
-            Kind::Connect | Kind::Rest => match let_in.await {
-                Ok(_place) if kind == Kind::Connect => connect::serve(inner, &self.methods, request).await,
-                Ok(_place) => self.rest.serve(inner, request).await,
-                Err(refusal) if kind == Kind::Connect => connect::refusal(&self.methods, &request, &refusal),
-                Err(refusal) => errors::problem(&refusal),
-            },
+            Kind::Connect | Kind::Rest => {
+                let response = match let_in.await {
+                    Ok((_place, metered)) => {
+                        let refusal = metered.clone();
+                        if let Some(metered) = metered {
+                            request.extensions_mut().insert(metered);
+                        }
+                        let mut response = if kind == Kind::Connect {
+                            connect::serve(inner, &self.methods, request).await
+                        } else {
+                            self.rest.serve(inner, request).await
+                        };
+                        // What went wrong before the services had it has nothing of theirs.
+                        if let Some(metered) = refusal
+                            && !response.headers().contains_key("ratelimit-policy")
+                        {
+                            metered.tell(response.headers_mut());
+                        }
+                        response
+                    }
+                    Err(refusal) if kind == Kind::Connect => connect::refusal(&self.methods, &request, &refusal),
+                    Err(refusal) => errors::problem(&refusal),
+                };
+                counted.ended(errors::code(&response));
+                response
+            }
         };
         if let Some(origin) = allowed {
             guard::allow(origin, response.headers_mut());
@@ -180,27 +226,36 @@ impl Shared {
 }
 
 impl Shared {
-    /// Lets a request be transcoded. Its body is read only for who may call the method: what a request's head says suffices for that.
+    /// Notes that a page, or a request for another host, was refused.
+    fn note(&self, request: &Request<Body>, kind: Kind, refusal: &Status) {
+        let path = match kind {
+            Kind::Rest => self.rest.method(request).map_or("", |method| method.path.path()),
+            _ => request.uri().path(),
+        };
+        let origin = Origin::of(request);
+        let name = audit::methods::of(path).map(|method| method.name.as_str()).unwrap_or_default();
+        self.api.trail().refused(&origin, None, origin.entry(name, None, refusal.code()));
+    }
+
+    /// Lets a request be transcoded, and says what it was counted against. Its body is read only for who may call the method: what a
+    /// request's head says suffices for that.
     ///
     /// # Errors
     /// Why the caller may not, or that there are too many requests.
     fn let_in<'a>(
         &'a self,
-        kind: Kind,
+        method: Option<&Method>,
         request: &Request<Body>,
-    ) -> impl Future<Output = Result<SemaphorePermit<'a>, Status>> + Send + use<'a> {
-        let method = match kind {
-            Kind::Rest => self.rest.method(request),
-            _ => self.methods.get(request.uri().path()),
-        };
+    ) -> impl Future<Output = Result<(SemaphorePermit<'a>, Option<Metered>), Status>> + Send + use<'a> {
         // What is no method has a body that nobody reads.
         let admitted = method.map(|method| identity::guard::admitted(&self.api, method.path.path(), request));
         async move {
-            if let Some(admitted) = admitted {
-                admitted.await?;
-            }
+            let metered = match admitted {
+                Some(admitted) => Some(admitted.await?),
+                None => None,
+            };
             let busy = |_| status::exhausted("the gateway works on too many requests at the moment");
-            self.places.try_acquire().map_err(busy)
+            Ok((self.places.try_acquire().map_err(busy)?, metered))
         }
     }
 }
@@ -217,6 +272,15 @@ enum Kind {
 }
 
 impl Kind {
+    const fn face(self) -> Face {
+        match self {
+            Self::Grpc => Face::Grpc,
+            Self::GrpcWeb => Face::GrpcWeb,
+            Self::Connect => Face::Connect,
+            Self::Rest => Face::Rest,
+        }
+    }
+
     fn of(request: &Request<Body>) -> Self {
         let content_type = content_type(request.headers());
         if let Some(rest) = content_type.strip_prefix("application/grpc") {

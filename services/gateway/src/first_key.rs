@@ -5,14 +5,14 @@
 
 use anyhow::Context as _;
 use construct_domain::{
-    ApiKeyId, UserId,
+    ApiKeyId, AuditEntryId, OrganizationId, UserId,
     access::{Role, Scope},
 };
 use construct_runtime::{
     Context, ServiceConfig,
     config::{Common, Invalid},
 };
-use construct_store::{PoolOptions, Store, identity::NewApiKey};
+use construct_store::{AuditEntry, PoolOptions, Store, identity::NewApiKey};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
@@ -67,7 +67,23 @@ async fn make(store: &Store) -> anyhow::Result<Option<String>> {
         user: UserId::LOCAL,
         expires_at: None,
     };
-    let made = store.api_key_first(&new, Timestamp::now()).await.context("the key cannot be stored")?;
+    let entry = AuditEntry {
+        id: AuditEntryId::from_uuid(Uuid::now_v7()),
+        organization: OrganizationId::LOCAL,
+        user: Some(UserId::LOCAL),
+        api_key: None,
+        method: "FirstKey".to_owned(),
+        face: "command".to_owned(),
+        peer: String::new(),
+        user_agent: String::new(),
+        objects: vec![new.id.to_string()],
+        code: 0,
+        count: 1,
+        request_id: String::new(),
+        trace_id: String::new(),
+        created_at: Timestamp::now(),
+    };
+    let made = store.api_key_first(&new, entry, Timestamp::now()).await.context("the key cannot be stored")?;
     Ok(made.then_some(key))
 }
 

@@ -10,10 +10,7 @@ use construct_proto::v1::{
     self, ApiKeySpec, CreateApiKeyRequest, CreateApiKeyResponse, CreateSetupCodeRequest, ExchangeSetupCodeRequest,
     ListApiKeysRequest, ListApiKeysResponse, RevokeApiKeyRequest, SetupCode, key_service_server::KeyService,
 };
-use construct_store::{
-    Write,
-    identity::{NewApiKey, NewSetupCode},
-};
+use construct_store::identity::{NewApiKey, NewSetupCode};
 use construct_wire::identity as show;
 use jiff::Timestamp;
 use tonic::{Request, Response, Status};
@@ -67,9 +64,11 @@ impl KeyService for Api {
         let spec = request.spec.unwrap_or_default();
         let (role, scopes) = granted(&entry, &spec)?;
         let (key, secret) = credential::mint(credential::KEY)?;
-        let write = Write { organization: entry.organization(), now: Timestamp::now(), idempotency: None };
+        let id = ApiKeyId::from_uuid(Uuid::now_v7());
+        entry.touch(&id.to_string());
+        let write = entry.plain_write();
         let new = NewApiKey {
-            id: ApiKeyId::from_uuid(Uuid::now_v7()),
+            id,
             name: spec.name,
             secret,
             role,
@@ -111,7 +110,7 @@ impl KeyService for Api {
         let spec = request.spec.unwrap_or_default();
         let (role, scopes) = granted(&entry, &spec)?;
         let (code, secret) = credential::mint(credential::CODE)?;
-        let write = Write { organization: entry.organization(), now: Timestamp::now(), idempotency: None };
+        let write = entry.plain_write();
         let new = NewSetupCode {
             secret,
             name: spec.name,
@@ -135,7 +134,8 @@ impl KeyService for Api {
         let hash = credential::digest(&request.code);
         let (key, secret) = credential::mint(credential::KEY)?;
         let id = ApiKeyId::from_uuid(Uuid::now_v7());
-        let made = visit.store().setup_code_exchange(&hash, id, &secret, Timestamp::now()).await;
+        let made =
+            visit.store().setup_code_exchange(&hash, id, &secret, visit.audit().as_ref(), Timestamp::now()).await;
         match made.map_err(status::of_store) {
             Ok(Some(made)) => {
                 tracing::info!(key = %made.id, "a set-up code was exchanged for an API key");

@@ -13,10 +13,12 @@
 mod agents;
 mod api;
 mod approvals;
+mod audit;
 mod budgets;
 mod caller;
 mod catalogue;
 mod config;
+mod diagnosis;
 mod events;
 mod explain;
 mod faces;
@@ -34,7 +36,9 @@ mod page;
 mod pools;
 mod providers;
 mod publish;
+mod quotas;
 mod recovery;
+mod scans;
 mod schedules;
 mod secrets;
 mod server;
@@ -42,28 +46,33 @@ mod socket;
 mod status;
 mod subscribe;
 mod tasks;
+mod tls;
+mod usage;
 mod validate;
 mod watch;
 
 use std::sync::Arc;
 
 use anyhow::Context as _;
-use construct_bus::{Bus, ConnectOptions};
+use construct_bus::{Bus, ConnectOptions, blob};
 use construct_runtime::{Context, MasterKeys};
 use construct_store::{Keyring, PoolOptions, Store};
 use construct_wire::convert;
+use jiff::SignedDuration;
 use tokio::net::TcpListener;
 
 pub use config::{Config, Login};
 
 use crate::{
     api::{Api, Backend},
+    audit::trail::Trail,
     faces::operator,
     identity::authenticate::Gate,
     pools::Pools,
     providers::Providers,
     publish::Publisher,
     subscribe::hub::Hub,
+    tls::{Tls, accept::Handshakes},
 };
 
 #[cfg(test)]
@@ -99,9 +108,13 @@ async fn start(
     let socket = config.gateway_socket.as_deref().map(socket::bind).transpose()?;
     let (database, nats) = (context.readiness().register("postgresql"), context.readiness().register("nats"));
     let serving = context.readiness().register("requests");
-    let faces = server::spawn(api.clone(), listener, socket, config, context).await?;
+    let tls = Tls::new(config).await?.map(|tls| (tls, Handshakes::default()));
+    if let Some((tls, _)) = &tls {
+        lifecycle.spawn_job("certificates", tls.clone().watch(lifecycle.draining()));
+    }
+    let faces = server::spawn(api.clone(), listener, tls.clone(), socket, config, context).await?;
     if let Some(listener) = operator {
-        operator::spawn(listener, &faces, config, lifecycle)?;
+        operator::spawn(listener, tls, &faces, config, lifecycle)?;
     }
 
     let url = context.common().database_url()?.clone();
@@ -122,14 +135,19 @@ async fn start(
 
     let hub = Hub::new(store.clone(), bus.clone(), lifecycle.clone());
     let (pools, providers) = (Pools::new(bus.clone()), Providers::new(bus.clone()));
-    let backend = Arc::new(Backend { store: store.clone(), publisher: Publisher::new(bus), hub, pools, providers });
+    let blobs = blob::Store::open(context.common().blob_dir())?;
+    let publisher = Publisher::new(bus);
+    let backend = Arc::new(Backend { store: store.clone(), publisher, hub, pools, providers, blobs });
     api.open(Arc::clone(&backend));
+    metrics::started();
+    lifecycle.spawn_job("audit trail", Trail::write(api.clone(), store.clone(), lifecycle.draining()));
     serving.set_ready();
     let (watching, names, draining) = (Arc::clone(&backend), config.gateway_pools.clone(), lifecycle.draining());
     lifecycle.spawn_job("pools", async move { watching.pools.watch(&names, &draining).await });
     lifecycle.spawn_job("event heads", async move { backend.hub.watch().await });
     lifecycle.spawn_job("database health", watch::database(store.clone(), database, lifecycle.draining()));
-    lifecycle.spawn_job("housekeeping", watch::housekeeping(store, keyrings, lifecycle.draining()));
+    let keep = SignedDuration::from_hours(24 * i64::from(config.gateway_audit_keep));
+    lifecycle.spawn_job("housekeeping", watch::housekeeping(store, keyrings, keep, lifecycle.draining()));
     Ok(())
 }
 

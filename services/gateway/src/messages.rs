@@ -6,11 +6,11 @@ use construct_proto::v1::{
     ListMessagesRequest, ListMessagesResponse, MessagePriority, UpdateMessageRequest, event::Payload,
     message_service_server::MessageService,
 };
-use construct_store::{MessageFilter, NewUserMessage, Rendered, StoredMessage};
+use construct_store::{Error, MessageFilter, NewUserMessage, Rendered, StoredMessage};
 use tonic::{Request, Response, Status};
 use uuid::Uuid;
 
-use crate::{api::Api, convert, events, status, validate::requests};
+use crate::{api::Api, convert, events, quotas::Wanted, status, validate::requests};
 
 fn render(kind: &'static str) -> impl FnOnce(&StoredMessage) -> Rendered + Send {
     move |message| {
@@ -28,7 +28,9 @@ impl MessageService for Api {
     async fn create_message(&self, request: Request<CreateMessageRequest>) -> Result<Response<v1::Message>, Status> {
         let (entry, mut request) = self.enter(request)?;
         let task = requests::create_message(&request)?;
+        entry.sees(task)?;
         let write = entry.write("CreateMessage", &mut request);
+        self.allow(&entry, Some(&write), Wanted::WORK).await?;
         let spec = request.spec.unwrap_or_default();
         let id = MessageId::from_uuid(Uuid::now_v7());
         let interrupts = spec.priority() == MessagePriority::Interrupt;
@@ -42,7 +44,12 @@ impl MessageService for Api {
         let (entry, request) = self.enter(request)?;
         let id = requests::change_message(&request.message, "")?;
         let found = entry.store().message_get(entry.organization(), id).await;
-        let message = found.map_err(|error| status::about(&request.message, error))?;
+        let hidden = |message: &StoredMessage| !entry.caller().may_see(message.task);
+        let message = match found {
+            Ok(message) if hidden(&message) => Err(Error::NotFound { what: "message" }),
+            found => found,
+        };
+        let message = message.map_err(|error| status::about(&request.message, error))?;
         Ok(Response::new(convert::message(&message)))
     }
 
@@ -52,6 +59,7 @@ impl MessageService for Api {
     ) -> Result<Response<ListMessagesResponse>, Status> {
         let (entry, request) = self.enter(request)?;
         let (task, page, source) = requests::list_messages(entry.organization(), &request)?;
+        entry.sees(task)?;
         let asked = request.filter.unwrap_or_default();
         let (after_position, superseded) = (asked.after_position, asked.include_superseded);
         let filter = MessageFilter { source, after_position, superseded };
@@ -89,6 +97,7 @@ impl MessageService for Api {
         let (entry, mut request) = self.enter(request)?;
         let message = requests::edit_message(&request)?;
         let write = entry.write("EditMessage", &mut request);
+        self.allow(&entry, Some(&write), Wanted::WORK).await?;
         let (new, content) = (MessageId::from_uuid(Uuid::now_v7()), convert::to_content(request.blocks));
         let edited = entry.store().message_edit(&write, message, new, content, render("message.created")).await;
         let edited = edited.map_err(|error| status::about(&request.message, error))?;

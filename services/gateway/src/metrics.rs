@@ -1,13 +1,28 @@
-//! What is counted of those who watch. `deploy/observability/metrics.txt` lists what every service counts.
+//! What is counted of calls, and of those who watch. `deploy/observability/metrics.txt` lists what every service counts.
 
-use std::sync::LazyLock;
+use std::{
+    sync::{
+        Arc, LazyLock,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Instant,
+};
 
 use construct_proto::v1::Event;
 use jiff::Timestamp;
-use opentelemetry::metrics::{Histogram, UpDownCounter};
+use opentelemetry::{
+    KeyValue,
+    metrics::{Counter, Histogram, UpDownCounter},
+};
+use tonic::Code;
+
+use crate::{audit::origin::Face, quotas::tiers::QUOTAS};
 
 /// In seconds: from an event that is passed on at once to one that a busy mesh held up.
 const DELAYS: [f64; 12] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0];
+
+/// In seconds: from a look into one index to the longest that a call may take.
+const DURATIONS: [f64; 11] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0, 5.0, 30.0];
 
 /// Made when first used, which is after the process has set its telemetry up.
 static INSTRUMENTS: LazyLock<Instruments> = LazyLock::new(Instruments::new);
@@ -15,6 +30,9 @@ static INSTRUMENTS: LazyLock<Instruments> = LazyLock::new(Instruments::new);
 struct Instruments {
     subscriptions: UpDownCounter<i64>,
     delays: Histogram<f64>,
+    calls: Histogram<f64>,
+    lost: Counter<u64>,
+    refused: Counter<u64>,
 }
 
 impl Instruments {
@@ -31,6 +49,22 @@ impl Instruments {
                 .with_unit("s")
                 .with_description("From when a record was written until the feeds of those who watch had it live")
                 .with_boundaries(DELAYS.to_vec())
+                .build(),
+            calls: meter
+                .f64_histogram("construct.gateway.request")
+                .with_unit("s")
+                .with_description("From when a call was let in until its answer, or the stream of its answers, began")
+                .with_boundaries(DURATIONS.to_vec())
+                .build(),
+            lost: meter
+                .u64_counter("construct.gateway.audit.lost")
+                .with_unit("{entry}")
+                .with_description("Entries of the audit trail that could not be written")
+                .build(),
+            refused: meter
+                .u64_counter("construct.gateway.quota.refused")
+                .with_unit("{request}")
+                .with_description("Calls that were refused because a quota of their organization or key is used up")
                 .build(),
         }
     }
@@ -59,5 +93,103 @@ pub(crate) fn heard(event: &Event) {
         // The clocks of two machines may differ a little.
         let nanos = (Timestamp::now().as_nanosecond() - written).max(0);
         INSTRUMENTS.delays.record(nanos as f64 / 1e9, &[]);
+    }
+}
+
+/// A call of one of the contract's methods, until it is answered.
+pub(crate) struct Call {
+    /// None: it is not counted.
+    method: Option<&'static str>,
+    face: Face,
+    began: Instant,
+    code: Code,
+    /// When it gets so far, it is counted there.
+    elsewhere: Option<Transcoded>,
+}
+
+/// Goes with a request that a face transcodes: whether the services have it. What does not get so far is counted by the face.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Transcoded(Arc<AtomicBool>);
+
+impl Transcoded {
+    /// The services have it.
+    pub(crate) fn reached(&self) {
+        self.0.store(true, Ordering::Release);
+    }
+}
+
+impl Call {
+    /// A call begins. Unless it says otherwise, it ends because nobody waits for it any more.
+    pub(crate) fn begin(method: Option<&'static str>, face: Face) -> Self {
+        Self { method, face, began: Instant::now(), code: Code::Cancelled, elsewhere: None }
+    }
+
+    /// The same of a call that a face transcodes: it is counted here unless the services get it.
+    pub(crate) fn transcoded(method: Option<&'static str>, face: Face, elsewhere: Transcoded) -> Self {
+        let mut call = Self::begin(method, face);
+        call.elsewhere = Some(elsewhere);
+        call
+    }
+
+    /// It ends like this.
+    pub(crate) const fn ended(&mut self, code: Code) {
+        self.code = code;
+    }
+}
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        // All three are few: the contract's methods, gRPC's codes, and the faces.
+        let Some(method) = self.method else { return };
+        if self.elsewhere.as_ref().is_some_and(|elsewhere| elsewhere.0.load(Ordering::Acquire)) {
+            return;
+        }
+        let labels = [
+            KeyValue::new("rpc.method", method),
+            KeyValue::new("rpc.response.status_code", name(self.code)),
+            KeyValue::new("construct.face", self.face.as_str()),
+        ];
+        INSTRUMENTS.calls.record(self.began.elapsed().as_secs_f64(), &labels);
+    }
+}
+
+/// Entries of the audit trail could not be written.
+pub(crate) fn audit_lost(count: usize) {
+    INSTRUMENTS.lost.add(count as u64, &[]);
+}
+
+/// A call was refused because a quota is used up: one of the few there are.
+pub(crate) fn quota_refused(quota: &'static str) {
+    INSTRUMENTS.refused.add(1, &[KeyValue::new("construct.quota", quota)]);
+}
+
+/// The process has started: what it counts stands at zero from now on, so that the first one shows as a rise.
+pub(crate) fn started() {
+    audit_lost(0);
+    for quota in QUOTAS {
+        INSTRUMENTS.refused.add(0, &[KeyValue::new("construct.quota", quota)]);
+    }
+}
+
+/// gRPC's name of a code.
+pub(crate) const fn name(code: Code) -> &'static str {
+    match code {
+        Code::Ok => "OK",
+        Code::Cancelled => "CANCELLED",
+        Code::Unknown => "UNKNOWN",
+        Code::InvalidArgument => "INVALID_ARGUMENT",
+        Code::DeadlineExceeded => "DEADLINE_EXCEEDED",
+        Code::NotFound => "NOT_FOUND",
+        Code::AlreadyExists => "ALREADY_EXISTS",
+        Code::PermissionDenied => "PERMISSION_DENIED",
+        Code::ResourceExhausted => "RESOURCE_EXHAUSTED",
+        Code::FailedPrecondition => "FAILED_PRECONDITION",
+        Code::Aborted => "ABORTED",
+        Code::OutOfRange => "OUT_OF_RANGE",
+        Code::Unimplemented => "UNIMPLEMENTED",
+        Code::Internal => "INTERNAL",
+        Code::Unavailable => "UNAVAILABLE",
+        Code::DataLoss => "DATA_LOSS",
+        Code::Unauthenticated => "UNAUTHENTICATED",
     }
 }

@@ -10,7 +10,7 @@ use jiff::Timestamp;
 use tonic::{Request, Response, Status};
 use uuid::Uuid;
 
-use crate::{api::Api, status, validate::requests};
+use crate::{api::Api, quotas::Wanted, status, validate::requests};
 
 /// How long a token holds when nobody says.
 const DEFAULT_LIFE: Duration = Duration::from_secs(3600);
@@ -24,6 +24,7 @@ impl ModelTokenService for Api {
         let (entry, request) = self.enter(request)?;
         requests::create_model_token(&request)?;
         let keys = self.token_keys()?;
+        self.allow(&entry, None, Wanted::WORK).await?;
         let mut models = Vec::with_capacity(request.models.len());
         for model in &request.models {
             let found = entry.store().model_find(entry.organization(), model).await;
@@ -47,6 +48,7 @@ impl ModelTokenService for Api {
             budget_pico_usd: request.budget_pico_usd,
             expires_at: Timestamp::now() + life,
         };
+        entry.touch(&token.id);
         Ok(Response::new(ModelToken {
             token: token.sign(keys).expose().to_owned(),
             id: token.id,

@@ -8,7 +8,7 @@
 use base64::{Engine as _, prelude::BASE64_URL_SAFE_NO_PAD};
 use construct_domain::OrganizationId;
 use construct_proto::v1::{PageInfo, PageRequest};
-use construct_store::{Cursor, CursorValue, MessageCursor};
+use construct_store::{Cursor, CursorValue, MessageCursor, UsagePlace};
 use prost::Message;
 use serde::{Serialize, de::DeserializeOwned};
 use sha2::{Digest as _, Sha256};
@@ -32,10 +32,11 @@ pub(crate) enum Column {
     UpdatedAt,
     Name,
     Position,
+    Day,
 }
 
 impl Column {
-    const ALL: [Self; 4] = [Self::CreatedAt, Self::UpdatedAt, Self::Name, Self::Position];
+    const ALL: [Self; 5] = [Self::CreatedAt, Self::UpdatedAt, Self::Name, Self::Position, Self::Day];
 
     const fn as_str(self) -> &'static str {
         match self {
@@ -43,12 +44,13 @@ impl Column {
             Self::UpdatedAt => "updated_at",
             Self::Name => "name",
             Self::Position => "position",
+            Self::Day => "day",
         }
     }
 
     const fn key(self) -> construct_store::Key {
         match self {
-            Self::CreatedAt | Self::Position => construct_store::Key::CreatedAt,
+            Self::CreatedAt | Self::Position | Self::Day => construct_store::Key::CreatedAt,
             Self::UpdatedAt => construct_store::Key::UpdatedAt,
             Self::Name => construct_store::Key::Name,
         }
@@ -80,6 +82,12 @@ impl Place for Cursor {
 impl Place for MessageCursor {
     fn fits(&self, column: Column) -> bool {
         column == Column::Position
+    }
+}
+
+impl Place for UsagePlace {
+    fn fits(&self, column: Column) -> bool {
+        column == Column::Day
     }
 }
 
@@ -211,6 +219,14 @@ impl Page<MessageCursor> {
     }
 }
 
+impl Page<UsagePlace> {
+    /// For the store: one row more than asked for, to know whether there is a next page.
+    pub(crate) fn query(&self) -> construct_store::UsagePage {
+        let Self { size, order, after, .. } = self;
+        construct_store::UsagePage { limit: size + 1, descending: order.descending, after: after.clone() }
+    }
+}
+
 impl Order {
     fn read(text: &str, columns: &[Column], violations: &mut Violations) -> Self {
         let default = Self { column: columns[0], descending: columns[0] != Column::Position };
@@ -239,10 +255,11 @@ impl Order {
 mod tests {
     use construct_proto::v1::list_agents_request::Filter;
     use jiff::Timestamp;
+    use proptest::prelude::*;
     use uuid::Uuid;
 
     use super::*;
-    use crate::validate::tests::fields;
+    use crate::{tests::fuzz::fuzz, validate::tests::fields};
 
     const COLUMNS: [Column; 3] = [Column::CreatedAt, Column::UpdatedAt, Column::Name];
 
@@ -308,6 +325,46 @@ mod tests {
             let request = PageRequest { page_token: page_token.into(), ..first.clone() };
             assert!(read(&request, "ListAgents", &Filter::default()).is_err(), "{page_token}");
         }
+    }
+
+    /// Tokens that somebody has tinkered with, put together from others, or made up: what is not refused is a token as it was given, for the
+    /// list it was given for.
+    #[test]
+    fn random_tokens_are_ours_or_refused() {
+        let orders = prop::sample::select(&["", "created_at asc", "name", "name desc", "updated_at"][..]);
+        let value =
+            prop_oneof![any::<i32>().prop_map(|micros| time(i64::from(micros))), ".{0,40}".prop_map(CursorValue::Name)];
+        let change =
+            prop_oneof![Just(Vec::new()), prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..4),];
+        let input = (orders.clone(), orders, value, change, prop::option::of("[A-Za-z0-9_=-]{0,80}"));
+        fuzz(&input, |(made_for, used_for, value, changes, made_up)| {
+            let made_for = PageRequest { order_by: made_for.into(), ..PageRequest::default() };
+            let good = token(&made_for, value.clone());
+            let mut bytes = good.clone().into_bytes();
+            for (index, byte) in changes {
+                let index = index.index(bytes.len());
+                bytes[index] = byte;
+            }
+            let page_token = made_up.unwrap_or_else(|| String::from_utf8_lossy(&bytes).into_owned());
+            let used =
+                PageRequest { order_by: used_for.into(), page_token: page_token.clone(), ..PageRequest::default() };
+            let fits = |column| Cursor { value: value.clone(), id: Uuid::from_u128(7) }.fits(column);
+            match read(&used, "ListAgents", &Filter::default()) {
+                Ok(page) if page_token.is_empty() => prop_assert!(page.after.is_none()),
+                Ok(page) => {
+                    prop_assert_eq!(&page_token, &good);
+                    prop_assert_eq!(page.after, Some(Cursor { value, id: Uuid::from_u128(7) }));
+                    prop_assert_eq!(made_for.order_by, used.order_by);
+                }
+                Err(fields) => {
+                    prop_assert_eq!(fields, ["page.page_token"]);
+                    let column = Order::read(&used.order_by, &COLUMNS, &mut Violations::new()).column;
+                    let is_good = page_token == good && made_for.order_by == used.order_by;
+                    prop_assert!(!(is_good && fits(column)), "a good token was refused");
+                }
+            }
+            Ok(())
+        });
     }
 
     #[test]

@@ -7,8 +7,8 @@ use std::{
 };
 
 use construct_bus::{Bus, publish, subject};
-use construct_domain::{OrganizationId, TaskId};
-use construct_proto::mesh::v1::TaskWake;
+use construct_domain::{OrganizationId, ScanId, TaskId};
+use construct_proto::mesh::v1::{ScanRun, TaskWake};
 use construct_store::StoredEvent;
 
 use crate::{events, status::chain};
@@ -54,6 +54,13 @@ impl Publisher {
         }
         let (event, wake) = tokio::join!(self.event(event), self.wake(wake));
         self.note(event.and(wake));
+    }
+
+    /// Tells the scanners of a scan, within a bounded time.
+    pub(crate) async fn scan(&self, organization: OrganizationId, scan: ScanId) {
+        let run = ScanRun { organization_id: organization.to_string(), scan_id: scan.to_string() };
+        let address = subject::ScanRun { organization, scan };
+        self.note(done(self.bus.publish_within(&address, &run, PATIENCE).await));
     }
 
     async fn event(&self, stored: Option<&StoredEvent>) -> Result<(), String> {

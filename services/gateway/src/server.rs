@@ -6,12 +6,14 @@ use construct_proto::{
     FILE_DESCRIPTOR_SET,
     v1::{
         agent_service_server::AgentServiceServer, approval_service_server::ApprovalServiceServer,
-        budget_service_server::BudgetServiceServer, event_service_server::EventServiceServer,
+        audit_service_server::AuditServiceServer, budget_service_server::BudgetServiceServer,
+        diagnosis_service_server::DiagnosisServiceServer, event_service_server::EventServiceServer,
         key_service_server::KeyServiceServer, message_service_server::MessageServiceServer,
         model_provider_service_server::ModelProviderServiceServer, model_service_server::ModelServiceServer,
         model_token_service_server::ModelTokenServiceServer, organization_service_server::OrganizationServiceServer,
-        recovery_service_server::RecoveryServiceServer, schedule_service_server::ScheduleServiceServer,
-        secret_service_server::SecretServiceServer, task_service_server::TaskServiceServer,
+        recovery_service_server::RecoveryServiceServer, scan_service_server::ScanServiceServer,
+        schedule_service_server::ScheduleServiceServer, secret_service_server::SecretServiceServer,
+        task_service_server::TaskServiceServer, usage_service_server::UsageServiceServer,
     },
 };
 use construct_runtime::Context;
@@ -19,10 +21,8 @@ use opentelemetry::{global, propagation::Extractor};
 use tokio::net::{TcpListener, UnixListener};
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::{
-    Code, Status,
-    body::Body,
     codec::CompressionEncoding,
-    codegen::http::{self, HeaderValue},
+    codegen::http,
     server::NamedService,
     service::Routes,
     transport::{
@@ -31,13 +31,19 @@ use tonic::{
     },
 };
 use tonic_health::{ServingStatus, server::HealthReporter};
-use tower::{
-    layer::util::{Identity, Stack},
-    util::MapResponseLayer,
-};
+use tower::layer::util::{Identity, Stack};
 use tracing_opentelemetry::OpenTelemetrySpanExt as _;
 
-use crate::{Config, api::Api, faces::Faces, identity::guard::GuardLayer};
+use crate::{
+    Config,
+    api::Api,
+    faces::Faces,
+    identity::guard::GuardLayer,
+    tls::{
+        Tls,
+        accept::{self, Handshakes},
+    },
+};
 
 /// Bytes of a request at most, after decompression. The largest valid one is a message of 1 MiB.
 pub(crate) const MAX_REQUEST: usize = 4 * 1024 * 1024;
@@ -55,10 +61,12 @@ const KEEPALIVE: Duration = Duration::from_secs(20);
 /// operator protocol.
 pub(crate) const SILENCE: Duration = Duration::from_secs(60);
 
-const SERVICES: [&str; 14] = [
+const SERVICES: [&str; 18] = [
     AgentServiceServer::<Api>::NAME,
     ApprovalServiceServer::<Api>::NAME,
+    AuditServiceServer::<Api>::NAME,
     BudgetServiceServer::<Api>::NAME,
+    DiagnosisServiceServer::<Api>::NAME,
     EventServiceServer::<Api>::NAME,
     KeyServiceServer::<Api>::NAME,
     MessageServiceServer::<Api>::NAME,
@@ -67,9 +75,11 @@ const SERVICES: [&str; 14] = [
     ModelTokenServiceServer::<Api>::NAME,
     OrganizationServiceServer::<Api>::NAME,
     RecoveryServiceServer::<Api>::NAME,
+    ScanServiceServer::<Api>::NAME,
     ScheduleServiceServer::<Api>::NAME,
     SecretServiceServer::<Api>::NAME,
     TaskServiceServer::<Api>::NAME,
+    UsageServiceServer::<Api>::NAME,
 ];
 
 macro_rules! limited {
@@ -86,6 +96,7 @@ macro_rules! limited {
 pub(crate) async fn spawn(
     api: Api,
     listener: TcpListener,
+    tls: Option<(Tls, Handshakes)>,
     socket: Option<UnixListener>,
     config: &Config,
     context: &Context,
@@ -102,7 +113,9 @@ pub(crate) async fn spawn(
         .add_service(reflection)
         .add_service(limited!(AgentServiceServer, api))
         .add_service(limited!(ApprovalServiceServer, api))
+        .add_service(limited!(AuditServiceServer, api))
         .add_service(limited!(BudgetServiceServer, api))
+        .add_service(limited!(DiagnosisServiceServer, api))
         .add_service(limited!(KeyServiceServer, api))
         .add_service(limited!(MessageServiceServer, api))
         .add_service(limited!(ModelProviderServiceServer, api))
@@ -110,15 +123,19 @@ pub(crate) async fn spawn(
         .add_service(limited!(ModelTokenServiceServer, api))
         .add_service(limited!(OrganizationServiceServer, api))
         .add_service(limited!(RecoveryServiceServer, api))
+        .add_service(limited!(ScanServiceServer, api))
         .add_service(limited!(ScheduleServiceServer, api))
         .add_service(limited!(SecretServiceServer, api))
         .add_service(limited!(TaskServiceServer, api))
+        .add_service(limited!(UsageServiceServer, api))
         // Deltas are small and wanted at once: compressing them one by one would cost time and save nothing.
         .add_service(EventServiceServer::new(api.clone()).max_decoding_message_size(MAX_REQUEST));
     // Around the routes themselves, so that whatever leads to them passes it.
     let routes = Routes::from(routes.into_axum_router().layer(GuardLayer::new(api)));
     let lifecycle = context.lifecycle();
     let incoming = TcpIncoming::from(listener).with_nodelay(Some(true)).with_keepalive(Some(SILENCE));
+    let secure = tls.is_some();
+    let incoming = accept::connections(incoming, tls, lifecycle);
     let serving = router(routes.clone(), &faces);
     lifecycle.spawn("grpc", serving.serve_with_incoming_shutdown(incoming, lifecycle.draining().cancelled_owned()));
     if let Some(socket) = socket {
@@ -137,12 +154,12 @@ pub(crate) async fn spawn(
             }
         }
     });
-    tracing::info!(%address, "serving gRPC and the other faces");
+    tracing::info!(%address, tls = secure, "serving gRPC and the other faces");
     Ok(faces)
 }
 
 /// The limits of a connection, and what lies around every call.
-fn router(routes: Routes, faces: &Faces) -> Router<Stack<MapResponseLayer<Blame>, Stack<Faces, Identity>>> {
+fn router(routes: Routes, faces: &Faces) -> Router<Stack<Faces, Identity>> {
     Server::builder()
         .timeout(TIMEOUT)
         .concurrency_limit_per_connection(CALLS_PER_CONNECTION)
@@ -153,33 +170,7 @@ fn router(routes: Routes, faces: &Faces) -> Router<Stack<MapResponseLayer<Blame>
         .accept_http1(true)
         .trace_fn(span)
         .layer(faces.clone())
-        .layer(MapResponseLayer::new(blame_the_client as Blame))
         .add_routes(routes)
-}
-
-/// [`blame_the_client`], for the body that responses have here.
-type Blame = fn(http::Response<Body>) -> http::Response<Body>;
-
-/// How what tonic says of a request that is not well-formed begins. It calls that `INTERNAL`, as if it were our defect,
-/// and offers no other place to tell the two apart. A compressed message without `grpc-encoding` is not among them: that
-/// this is `INTERNAL` is what gRPC's specification demands.
-const MALFORMED: [&str; 5] = [
-    "failed to decode Protobuf message",
-    "protocol error: received message with invalid compression flag",
-    "Error decompressing: ",
-    "Unexpected EOF decoding stream",
-    "Missing request message",
-];
-
-/// A request that cannot be read is the client's mistake.
-fn blame_the_client<B>(mut response: http::Response<B>) -> http::Response<B> {
-    let malformed = Status::from_header_map(response.headers()).is_some_and(|status| {
-        status.code() == Code::Internal && MALFORMED.iter().any(|words| status.message().starts_with(words))
-    });
-    if malformed {
-        response.headers_mut().insert(Status::GRPC_STATUS, HeaderValue::from(Code::InvalidArgument as i32));
-    }
-    response
 }
 
 /// Tells who asks for the health of the whole server (the empty name) or of one service. All need the same to work.

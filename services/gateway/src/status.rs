@@ -67,6 +67,15 @@ pub(crate) fn of_store(error: Error) -> Status {
             let details = ErrorDetails::with_precondition_failure_violation("BUSY", "organization", words);
             Status::with_error_details(Code::FailedPrecondition, message, details)
         }
+        Error::HandedOver => {
+            let details = ErrorDetails::with_precondition_failure_violation("HANDED_OVER", "candidate", &message);
+            Status::with_error_details(Code::FailedPrecondition, message, details)
+        }
+        Error::NotAccepted => {
+            let words = "accept it first, or leave it out";
+            let details = ErrorDetails::with_precondition_failure_violation("NOT_ACCEPTED", "candidate", words);
+            Status::with_error_details(Code::FailedPrecondition, message, details)
+        }
         Error::Above => Status::permission_denied(message),
         Error::Conflict => Status::aborted("the entity has another revision: read it again, then repeat the change"),
         Error::IdempotencyMismatch => {
@@ -74,7 +83,7 @@ pub(crate) fn of_store(error: Error) -> Status {
             let details = ErrorDetails::with_bad_request_violation("idempotency_key", words);
             Status::with_error_details(Code::InvalidArgument, format!("idempotency_key: {words}"), details)
         }
-        Error::QueueFull { .. } => exhausted(message),
+        Error::QueueFull { .. } | Error::TooManyScans { .. } => exhausted(message),
         Error::Unavailable(source) => {
             tracing::debug!(error = chain(&*source), "the database is not available");
             unavailable("the database is not available at the moment")

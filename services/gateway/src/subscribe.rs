@@ -95,7 +95,7 @@ impl EventService for Api {
 }
 
 /// Waits until the caller is not who they were any more: the key was revoked, the member removed, the token's time is over.
-async fn until_it_ends(store: &Store, caller: &Caller) {
+pub(crate) async fn until_it_ends(store: &Store, caller: &Caller) {
     loop {
         tokio::time::sleep(LOOK_AGAIN).await;
         // A database that is away says nothing about the caller.

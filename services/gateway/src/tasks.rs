@@ -19,7 +19,9 @@ use uuid::Uuid;
 
 use crate::{
     api::{Api, Lookup, nobody},
-    convert, events, explain, status,
+    convert, events, explain,
+    quotas::Wanted,
+    status,
     validate::requests,
 };
 
@@ -45,6 +47,7 @@ impl TaskService for Api {
         requests::create_task(&request, self.pools())?;
         entry.workspace(request.spec.as_ref().map_or("", |spec| &spec.workspace))?;
         let write = entry.write("CreateTask", &mut request);
+        self.allow(&entry, Some(&write), Wanted::TASK).await?;
         let spec = request.spec.unwrap_or_default();
         let mut lookup = Lookup::new(&write);
         let agent = entry.store().agent_resolve(entry.organization(), &spec.agent).await;
@@ -65,6 +68,7 @@ impl TaskService for Api {
     async fn get_task(&self, request: Request<GetTaskRequest>) -> Result<Response<v1::Task>, Status> {
         let (entry, request) = self.enter(request)?;
         let task = requests::task_intent(&request.task, "")?;
+        entry.sees(task)?;
         let found = entry.store().task_get(entry.organization(), task).await;
         found.map(|task| Response::new(convert::task(&task))).map_err(|error| status::about(&request.task, error))
     }
@@ -87,6 +91,7 @@ impl TaskService for Api {
             workspace: (!filter.workspace.is_empty()).then_some(filter.workspace),
             created_after: checked.created_after,
             created_before: checked.created_before,
+            parent: checked.parent,
         };
         let found = entry.store().task_list(organization, &filter, &page.query()).await;
         let tasks = found.map_err(status::of_store)?;
@@ -149,6 +154,7 @@ impl TaskService for Api {
     async fn cancel_task(&self, request: Request<CancelTaskRequest>) -> Result<Response<v1::Task>, Status> {
         let (entry, mut request) = self.enter(request)?;
         let task = requests::cancel_task(&request)?;
+        entry.sees(task)?;
         let write = entry.write("CancelTask", &mut request);
         let cancelled = entry.store().task_cancel(&write, task, &request.reason, render("task.updated")).await;
         let cancelled = cancelled.map_err(|error| status::about(&request.task, error))?;
@@ -170,6 +176,7 @@ impl TaskService for Api {
         let (source, message) = requests::fork_task(&request)?;
         entry.workspace(&request.workspace)?;
         let write = entry.write("ForkTask", &mut request);
+        self.allow(&entry, Some(&write), Wanted::TASK).await?;
         let elsewhere = Content { blocks: vec![Block::Text(ELSEWHERE.to_owned())] };
         let new = NewFork {
             id: TaskId::from_uuid(Uuid::now_v7()),
@@ -202,7 +209,7 @@ impl TaskService for Api {
         };
         let asked = match task.state.phase {
             Phase::AwaitApproval => {
-                let filter = ApprovalFilter { task: Some(id), state: Some(ApprovalState::Pending) };
+                let filter = ApprovalFilter { task: Some(id), state: Some(ApprovalState::Pending), tree: None };
                 let order = Order { key: Key::CreatedAt, descending: false };
                 let page = Page { limit: explain::APPROVALS, order, after: None };
                 entry.store().approval_list(entry.organization(), &filter, &page).await.map_err(status::of_store)?

@@ -15,6 +15,8 @@ const ASK: Duration = Duration::from_secs(5);
 const ASK_AGAIN: Duration = Duration::from_secs(1);
 /// How often old answers are forgotten.
 const TIDY: Duration = Duration::from_secs(600);
+/// Entries of the audit trail that are removed by one statement.
+const EXPIRED_AT_ONCE: u32 = 1000;
 /// How long the answer of an idempotent request is kept, as the API promises.
 const ANSWERS_KEPT: SignedDuration = SignedDuration::from_hours(24);
 
@@ -41,7 +43,12 @@ pub(crate) async fn database(store: Store, latch: Latch, draining: CancellationT
 }
 
 /// Re-encrypts API keys and secrets that are not under their active key, once; forgets old answers, from time to time.
-pub(crate) async fn housekeeping(store: Store, keyrings: Keyrings, draining: CancellationToken) {
+pub(crate) async fn housekeeping(
+    store: Store,
+    keyrings: Keyrings,
+    audit_keep: SignedDuration,
+    draining: CancellationToken,
+) {
     match store.model_provider_reseal_all(&keyrings.providers, Timestamp::now()).await {
         Ok(resealed) => {
             if resealed.resealed > 0 {
@@ -54,6 +61,17 @@ pub(crate) async fn housekeeping(store: Store, keyrings: Keyrings, draining: Can
         }
         Err(error) => warn("API keys could not be looked through", &error),
     }
+    match store.scan_connection_reseal_all(&keyrings.providers, Timestamp::now()).await {
+        Ok(resealed) if resealed.failed.is_empty() => {}
+        Ok(resealed) => {
+            let connections: Vec<String> = resealed.failed.iter().map(ToString::to_string).collect();
+            tracing::error!(
+                ?connections,
+                "connections cannot be decrypted: the master key they need is not configured"
+            );
+        }
+        Err(error) => warn("connections could not be looked through", &error),
+    }
     if let Some(keyring) = keyrings.secrets {
         reseal_secrets(&store, &keyring).await;
     }
@@ -62,6 +80,7 @@ pub(crate) async fn housekeeping(store: Store, keyrings: Keyrings, draining: Can
             Ok(count) => tracing::debug!(count, "old answers were forgotten"),
             Err(error) => warn("old answers could not be forgotten", &error),
         }
+        expire_audit(&store, Timestamp::now() - audit_keep, &draining).await;
     }
 }
 
@@ -77,6 +96,17 @@ async fn reseal_secrets(store: &Store, keyring: &Keyring) {
             }
         }
         Err(error) => warn("secrets could not be looked through", &error),
+    }
+}
+
+/// Removes what is old in the audit trail, in parts, so that nobody waits behind it.
+pub(crate) async fn expire_audit(store: &Store, before: Timestamp, draining: &CancellationToken) {
+    while !draining.is_cancelled() {
+        match store.audit_expire(before, EXPIRED_AT_ONCE).await {
+            Ok(count) if count < u64::from(EXPIRED_AT_ONCE) => return,
+            Ok(_) => {}
+            Err(error) => return warn("old entries of the audit trail could not be removed", &error),
+        }
     }
 }
 

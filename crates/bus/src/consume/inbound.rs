@@ -48,7 +48,7 @@ impl Inbound for TaskMessage {
         }
         let address = subject::TaskResult::parse(subject).map_err(OpenError::Invalid)?;
         let result = open_at(bus, &address, headers, payload).await?;
-        Ok((address.task(), Self::Result(result)))
+        Ok((address.task(), Self::Result(Box::new(result))))
     }
 }
 
@@ -99,6 +99,19 @@ impl Inbound for mesh::SlackDelivery {
         payload: Bytes,
     ) -> Result<(TaskId, Self), OpenError> {
         let address = subject::SlackDelivery::parse(subject).map_err(OpenError::Invalid)?;
+        Ok((TaskId::from_uuid(Uuid::nil()), open_at(bus, &address, headers, payload).await?))
+    }
+}
+
+/// The task of a scan stands in its row.
+impl Inbound for mesh::ScanRun {
+    async fn open(
+        bus: &Bus,
+        subject: &str,
+        headers: Option<&HeaderMap>,
+        payload: Bytes,
+    ) -> Result<(TaskId, Self), OpenError> {
+        let address = subject::ScanRun::parse(subject).map_err(OpenError::Invalid)?;
         Ok((TaskId::from_uuid(Uuid::nil()), open_at(bus, &address, headers, payload).await?))
     }
 }

@@ -38,7 +38,7 @@ async fn a_partition_gets_the_wakes_and_results_of_its_tasks_only() {
     let first = next(&mut consumer).await;
     assert_eq!((first.message, first.task, first.delivery), (TaskMessage::Wake(wake(task, "one")), task, 1));
     let second = next(&mut consumer).await;
-    assert_eq!(second.message, TaskMessage::Result(result(task, 1)));
+    assert_eq!(second.message, TaskMessage::Result(result(task, 1).into()));
     assert!(second.sequence > first.sequence);
 }
 

@@ -284,5 +284,5 @@ async fn headers_tell_a_passer_by_what_a_message_is() {
 
     let partition = construct_domain::partition::of(task(1));
     let mut consumer = bus.consume_tasks(partition, options(1));
-    assert_eq!(next(&mut consumer).await.message, TaskMessage::Result(result(task(1), 4)));
+    assert_eq!(next(&mut consumer).await.message, TaskMessage::Result(result(task(1), 4).into()));
 }

@@ -61,10 +61,20 @@ fn every_subject_is_what_people_tap_and_reads_back() {
     reads_back(&subject::Census, "construct.v1.ctl.reconciler.census");
     reads_back(&subject::Models, "construct.v1.ctl.reconciler.models");
     reads_back(&subject::Budgets, "construct.v1.ctl.reconciler.budgets");
+    reads_back(&subject::Subtasks, "construct.v1.ctl.reconciler.subtasks");
     let spending = subject::Spending { organization: ORGANIZATION };
     reads_back(&spending, &format!("construct.v1.cmd.spending.{ORGANIZATION}"));
     let slack = subject::SlackDelivery::new(subject::SlackKind::Action, "T0123").expect("it is a team");
     reads_back(&slack, "construct.v1.cmd.slack.action.T0123");
+    let scan = construct_domain::ScanId::from_uuid(Uuid::from_u128(7));
+    let id = "scan_00000000-0000-0000-0000-000000000007";
+    reads_back(
+        &subject::ScanRun { organization: ORGANIZATION, scan },
+        &format!("construct.v1.cmd.scan.run.{ORG}.{id}"),
+    );
+    reads_back(&subject::ScanNews { organization: ORGANIZATION, scan }, &format!("construct.v1.evt.{ORG}.scan.{id}"));
+    reads_back(&subject::ToolCreate { organization: ORGANIZATION }, &format!("construct.v1.cmd.tool.create.{ORG}"));
+    reads_back(&subject::ListRepositories, "construct.v1.ctl.scanner.any.repositories");
     for (kind, entity) in [
         ("agent", Entity::Agent(AgentId::from_uuid(Uuid::from_u128(7)))),
         ("model", Entity::Model(ModelId::from_uuid(Uuid::from_u128(7)))),

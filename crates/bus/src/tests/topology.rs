@@ -26,6 +26,10 @@ fn matches(filter: &str, subject: &str) -> bool {
     subject.next().is_none()
 }
 
+fn scan() -> construct_domain::ScanId {
+    construct_domain::ScanId::from_uuid(task(1).uuid())
+}
+
 fn stored<A: Stored>(address: &A) -> (Stream, String) {
     (A::STREAM, address.subject())
 }
@@ -59,6 +63,9 @@ fn every_stored_message_has_exactly_the_stream_its_type_names() {
         stored(&subject::Dead { stream: Stream::Task }),
         stored(&subject::Spending { organization: ORGANIZATION }),
         stored(&subject::SlackDelivery::new(subject::SlackKind::Event, "T0123").expect("it is a team")),
+        stored(&subject::ScanRun { organization: ORGANIZATION, scan: scan() }),
+        stored(&subject::ScanNews { organization: ORGANIZATION, scan: scan() }),
+        stored(&subject::ToolCreate { organization: ORGANIZATION }),
     ];
     let mut used = BTreeSet::new();
     for (stream, subject) in all {
@@ -85,6 +92,8 @@ fn every_command_has_exactly_one_consumer() {
             stored(&subject::CodeExecute::new(large.clone(), task)),
             stored(&subject::Spending { organization: ORGANIZATION }),
             stored(&subject::SlackDelivery::new(subject::SlackKind::Command, "T0123").expect("it is a team")),
+            stored(&subject::ScanRun { organization: ORGANIZATION, scan: scan() }),
+            stored(&subject::ToolCreate { organization: ORGANIZATION }),
         ]
     });
     let rows = consumers();
@@ -95,7 +104,7 @@ fn every_command_has_exactly_one_consumer() {
         used.insert(found[0].durable.clone());
     }
     assert_eq!(used.len(), rows.len(), "a consumer that gets nothing");
-    assert_eq!(rows.len(), usize::from(partition::COUNT) + 6);
+    assert_eq!(rows.len(), usize::from(partition::COUNT) + 8);
 }
 
 #[test]

@@ -33,6 +33,7 @@ fn stored_task() -> StoredTask {
             last_outcome: None,
             last_error: None,
             approvals: Vec::new(),
+            subtasks: None,
             context: construct_domain::context::Context::default(),
         },
         agent_name: "ada".into(),
@@ -48,6 +49,8 @@ fn stored_task() -> StoredTask {
         event_sequence: 9,
         trace_id: None,
         forked_from: None,
+        ancestors: Vec::new(),
+        subtasks: Vec::new(),
         revision: 3,
         created_at: NOW,
         updated_at: NOW,
@@ -63,6 +66,7 @@ fn every_rule() -> Rule {
         commands: list("c"),
         hosts: list("h"),
         methods: list("m"),
+        agents: list("a"),
         reason: "r".to_owned(),
     }
 }

@@ -4,6 +4,7 @@ use construct_domain::{
     AgentId, ApprovalId, MessageId, OrganizationId, StepId, TaskId,
     approval::{ApprovalState, AskedCall},
     money::Usage,
+    subtask::AwaitedCall,
     task::{Step, Task, TaskError, Turn},
 };
 use uuid::Uuid;
@@ -33,6 +34,7 @@ fn stored_task() -> StoredTask {
             last_outcome: None,
             last_error: None,
             approvals: Vec::new(),
+            subtasks: None,
             context: construct_domain::context::Context::default(),
         },
         agent_name: "ada".into(),
@@ -48,6 +50,8 @@ fn stored_task() -> StoredTask {
         event_sequence: 9,
         trace_id: None,
         forked_from: None,
+        ancestors: Vec::new(),
+        subtasks: Vec::new(),
         revision: 3,
         created_at: NOW,
         updated_at: NOW,
@@ -102,8 +106,12 @@ fn states() -> Vec<(StoredTask, &'static str)> {
     stopped.state.cancel = Some("wrong way".into());
     let mut suspending = running(Stage::Model, flying.clone());
     suspending.state.suspend = true;
-    let mut parked = running(code(1), StepState::Parked { waits: Vec::new(), results: Vec::new() });
+    let mut parked = running(code(1), StepState::Parked { waits: Vec::new(), awaits: Vec::new(), results: Vec::new() });
     parked.state.phase = Phase::AwaitApproval;
+    let subtask = TaskId::from_uuid(Uuid::from_u128(6));
+    let awaits = vec![AwaitedCall { script: 0, number: 1, tasks: vec![subtask], until: LATER }];
+    let mut awaiting = running(code(1), StepState::Parked { waits: Vec::new(), awaits, results: Vec::new() });
+    awaiting.state.phase = Phase::AwaitSubtasks;
     vec![
         (stored_task(), "a message from a user"),
         (with(&|task| task.queued_count = 1), "take the message that waits"),
@@ -142,6 +150,11 @@ fn states() -> Vec<(StoredTask, &'static str)> {
         (with(&|task| task.state.phase = Phase::Suspended), "a person resumed the task"),
         (with(&|task| task.state.turn = Some(turn(Stage::Model))), "to call the model"),
         (with(&|task| task.state.turn = Some(turn(code(1)))), "to have the script run"),
+        (awaiting, "subtasks of its script to end: task_00000000-0000-0000-0000-000000000006"),
+        (
+            with(&|task| task.ancestors = vec![TaskId::from_uuid(Uuid::from_u128(6))]),
+            "(it is a subtask of task_00000000-0000-0000-0000-000000000006)",
+        ),
     ]
 }
 
@@ -197,7 +210,8 @@ fn approvals_that_are_waited_for_are_named() {
     let mut task = stored_task();
     task.state.phase = Phase::AwaitApproval;
     task.state.turn = Some(turn(code(1)));
-    task.state.step = Some(step(StepState::Parked { waits: vec![asked.call.clone()], results: Vec::new() }));
+    task.state.step =
+        Some(step(StepState::Parked { waits: vec![asked.call.clone()], awaits: Vec::new(), results: Vec::new() }));
     let explanation = explain(&task, None, std::slice::from_ref(&asked), None);
     assert!(explanation.waiting_for.contains(&format!("create_file ({})", asked.id)), "{explanation:?}");
     assert_eq!(explanation.approvals, [asked.id.to_string()]);

@@ -14,6 +14,7 @@ use tonic::{
 use tonic_types::StatusExt as _;
 
 use super::{Kind, call};
+use crate::quotas::seconds;
 
 /// An answer of one piece.
 pub(super) fn response(status: StatusCode, content_type: &'static str, body: impl Into<Bytes>) -> Response<Body> {
@@ -134,17 +135,30 @@ pub(super) fn problem_json(http: StatusCode, status: &Status) -> Value {
         let violation = |violation: &tonic_types::PreconditionViolation| json!({"type": violation.r#type, "subject": violation.subject, "description": violation.description});
         problem["preconditions"] = failure.violations.iter().map(violation).collect();
     }
+    if let Some(failure) = details.quota_failure() {
+        let violation = |violation: &tonic_types::QuotaViolation| json!({"quota": violation.quota_id, "subject": violation.subject, "limit": violation.quota_value.to_string(), "description": violation.description});
+        problem["quotas"] = failure.violations.iter().map(violation).collect();
+    }
     if let Some(resource) = details.resource_info() {
         problem["resource"] = json!({"type": resource.resource_type, "name": resource.resource_name});
     }
     problem
 }
 
-/// What a status says besides its words: when to try again, and its metadata.
+/// How a call ended that never got to the services. What is no call at all is its client's mistake.
+pub(super) fn code(response: &Response<Body>) -> Code {
+    match response.extensions().get() {
+        None | Some(Code::Unknown) => Code::InvalidArgument,
+        Some(code) => *code,
+    }
+}
+
+/// What a status says besides its words: when to try again, and its metadata; and, for who counts the call, its code.
 fn told(status: &Status, mut response: Response<Body>) -> Response<Body> {
+    response.extensions_mut().insert(status.code());
     let headers = response.headers_mut();
     if let Some(delay) = status.get_error_details().retry_info().and_then(|info| info.retry_delay) {
-        headers.insert(header::RETRY_AFTER, HeaderValue::from(delay.as_secs().max(1)));
+        headers.insert(header::RETRY_AFTER, HeaderValue::from(seconds(delay).max(1)));
     }
     append(headers, call::theirs(status.metadata().clone().into_headers()));
     response

@@ -21,7 +21,8 @@ const SENT: HeaderValue = HeaderValue::from_static(
 );
 /// What a page's script may read, besides what it always may.
 const READ: HeaderValue = HeaderValue::from_static(
-    "connect-content-encoding, content-encoding, grpc-message, grpc-status, grpc-status-details-bin, retry-after",
+    "connect-content-encoding, content-encoding, grpc-message, grpc-status, grpc-status-details-bin, ratelimit, ratelimit-policy, \
+     retry-after",
 );
 const METHODS: HeaderValue = HeaderValue::from_static("GET, POST, PATCH, DELETE");
 /// Seconds a browser may remember the answer to its question.

@@ -67,7 +67,8 @@ mod tests {
         let mut seen = 0;
         for method in ours {
             let name = method.descriptor.name();
-            let reads = name == "WhoAmI" || ["Get", "List", "Explain"].iter().any(|verb| name.starts_with(verb));
+            let reads = name == "WhoAmI"
+                || ["Get", "List", "Explain", "Compare", "Diagnose"].iter().any(|verb| name.starts_with(verb));
             assert_eq!(method.reads, reads, "{}", method.descriptor.full_name());
             seen += 1;
         }

@@ -21,7 +21,14 @@ use tokio::{net::TcpListener, sync::Semaphore};
 
 use self::{calls::Calls, connection::Connection};
 use super::{Faces, guard::Guard};
-use crate::Config;
+use crate::{
+    Config,
+    tls::{
+        Tls,
+        accept::{self, Handshakes},
+        stream::Stream,
+    },
+};
 
 /// Connections at the same time. Further ones are closed at once, with the reason.
 const CONNECTIONS: usize = 1024;
@@ -53,6 +60,7 @@ struct Options {
 /// When the listener has no address.
 pub(crate) fn spawn(
     listener: TcpListener,
+    tls: Option<(Tls, Handshakes)>,
     faces: &Faces,
     config: &Config,
     lifecycle: &Lifecycle,
@@ -61,7 +69,7 @@ pub(crate) fn spawn(
     let guard = Guard::new(address.ip().is_loopback(), &config.gateway_origins, &config.gateway_hosts);
     let options = Arc::new(Options { agent: config.gateway_operator_agent.clone(), guard });
     let calls = Calls::new(faces);
-    tracing::info!(%address, "serving the operator protocol");
+    tracing::info!(%address, tls = tls.is_some(), "serving the operator protocol");
     let (draining, running) = (lifecycle.draining(), lifecycle.clone());
     lifecycle.spawn_job("operator protocol", async move {
         let places = Arc::new(Semaphore::new(CONNECTIONS));
@@ -80,11 +88,29 @@ pub(crate) fn spawn(
                 }
             };
             let place = Arc::clone(&places).try_acquire_owned().ok();
-            let connection = Connection::new(stream, calls.clone(), Arc::clone(&options), draining.clone());
+            let connection = Connection::new(&stream, calls.clone(), Arc::clone(&options), draining.clone());
+            let Some((tls, handshakes)) = &tls else {
+                running.spawn_job("operator connection", async move {
+                    match place {
+                        Some(_place) => connection.run(Stream::Plain(stream)).await,
+                        None => connection.refuse(Stream::Plain(stream)).await,
+                    }
+                });
+                continue;
+            };
+            // Who is not even secured is told nothing.
+            let shaking = stream.peer_addr().ok().and_then(|peer| handshakes.begin(peer));
+            let (Some(place), Some(shaking)) = (place, shaking) else { continue };
+            let (config, stopping) = (tls.lines(), draining.clone());
             running.spawn_job("operator connection", async move {
-                match place {
-                    Some(_place) => connection.run().await,
-                    None => connection.refuse().await,
+                let _place = place;
+                let secured = tokio::select! {
+                    () = stopping.cancelled() => return,
+                    secured = accept::secure(stream, config, shaking) => secured,
+                };
+                match secured {
+                    Ok(stream) => connection.run(stream).await,
+                    Err(error) => tracing::debug!(%error, "a connection could not be secured"),
                 }
             });
         }

@@ -1,9 +1,10 @@
 //! REST: the gRPC methods as resources, from one table ([`routes`]).
 //!
-//! Bodies are proto3's JSON. Problems are those of RFC 9457, with gRPC's code and what is wrong with which field. A method with a
-//! stream is served as server-sent events.
+//! Bodies are proto3's JSON. Problems are those of RFC 9457, with gRPC's code and what is wrong with which field. A stream of events is
+//! served as server-sent events, any other as lines of JSON.
 
 mod document;
+mod lines;
 mod request;
 pub(super) mod routes;
 mod sse;
@@ -129,7 +130,10 @@ impl Row {
         let call = Call { method, head: &head };
         if method.streams() {
             return match deadline.begin(call.open(inner, call::one(&message))).await {
-                Ok(answers) => sse::response(answers, method.descriptor.output()),
+                Ok(answers) if sse::is_for(&method.descriptor.output()) => {
+                    sse::response(answers, method.descriptor.output())
+                }
+                Ok(answers) => lines::response(answers, method.descriptor.output()),
                 Err(status) => errors::problem(&status),
             };
         }

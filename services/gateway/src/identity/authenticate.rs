@@ -6,9 +6,10 @@ use construct_domain::{
     OrganizationId, UserId,
     access::{Role, Scope},
 };
+use construct_runtime::scan_token::{self, ScanToken};
 use construct_store::Store;
 use jiff::Timestamp;
-use tonic::Status;
+use tonic::{Code, Status};
 
 use super::{
     credential,
@@ -16,10 +17,19 @@ use super::{
     oidc::{self, Oidc},
     peer::Peer,
 };
-use crate::{Config, Login, api::Api, caller::Caller, status};
+use crate::{
+    Config, Login,
+    api::Api,
+    audit::origin::{Known, Origin},
+    caller::Caller,
+    status,
+};
 
 /// Characters of what is presented: a token of an issuer can be long, but not without end.
 const LONGEST: usize = 16 * 1024;
+
+/// What the audit trail calls it that somebody came for the first time, or joined an organisation.
+const SIGN_IN: &str = "SignIn";
 
 /// What a request says of who sent it.
 pub(crate) struct Presented {
@@ -67,24 +77,39 @@ fn own_uid() -> Option<u32> {
     std::fs::metadata(PathBuf::from("/proc/self")).ok().map(|process| process.uid())
 }
 
-/// Finds the caller.
+/// Why nobody is let in, and who it is as far as that is known.
+pub(crate) struct Refused {
+    pub(crate) status: Status,
+    pub(crate) known: Option<Known>,
+}
+
+impl From<Status> for Refused {
+    fn from(status: Status) -> Self {
+        Self { status, known: None }
+    }
+}
+
+/// Finds the caller. `origin` is where they come from, for the audit trail.
 ///
 /// # Errors
 /// `UNAUTHENTICATED` when nobody can be found, `PERMISSION_DENIED` when they don't belong to the organisation they chose,
 /// `RESOURCE_EXHAUSTED` after too many failures.
-pub(crate) async fn authenticate(api: &Api, presented: Presented) -> Result<Caller, Status> {
+pub(crate) async fn authenticate(api: &Api, presented: Presented, origin: &Origin) -> Result<Caller, Refused> {
     let gate = api.gate();
     let wanted = presented.organization.as_deref().map(str::parse::<OrganizationId>).transpose();
     let everything: Arc<[Scope]> = Arc::new([Scope::Admin]);
     let Some(bearer) = presented.bearer else {
         if !gate.trusts(presented.peer) {
-            return Err(Status::unauthenticated("this needs an API key or a token: `authorization: Bearer …`"));
+            return Err(Status::unauthenticated("this needs an API key or a token: `authorization: Bearer …`").into());
         }
         let wanted = wanted.map_err(|_| unknown_organization())?.unwrap_or(OrganizationId::LOCAL);
         let role = match wanted {
             // What anybody on this machine is at once, without asking the database.
             OrganizationId::LOCAL => Role::Owner,
-            other => member(api.store()?, UserId::LOCAL, other).await?,
+            other => {
+                let known = Known { organization: OrganizationId::LOCAL, user: UserId::LOCAL, key: None };
+                member(api.store()?, known, other).await?
+            }
         };
         return Ok(Caller {
             organization: wanted,
@@ -93,41 +118,43 @@ pub(crate) async fn authenticate(api: &Api, presented: Presented) -> Result<Call
             role,
             scopes: everything,
             until: None,
+            confined: None,
         });
     };
     let (address, hash) = (presented.peer.address(), credential::digest(&bearer));
     // Keys and codes are looked at whoever failed before: that is one look into an index. A token may make the issuer be asked.
-    let limited = ![credential::KEY, credential::CODE].iter().any(|kind| bearer.starts_with(kind));
+    let limited = ![credential::KEY, credential::CODE, scan_token::PREFIX].iter().any(|kind| bearer.starts_with(kind));
     if limited && gate.failures.refuses(address, &hash, Instant::now()) {
-        return Err(status::exhausted("too many log-ins from this address have failed; try again in a minute"));
+        return Err(status::exhausted("too many log-ins from this address have failed; try again in a minute").into());
     }
     let found = if bearer.len() > LONGEST {
         Ok(None)
     } else if bearer.starts_with(credential::KEY) {
-        by_key(api.store()?, &hash).await
+        by_key(api.store()?, &hash).await.map_err(Refused::from)
+    } else if bearer.starts_with(scan_token::PREFIX) {
+        by_scan(api, &bearer).await.map_err(Refused::from)
     } else if !limited {
         // A code is exchanged, and opens nothing itself.
         Ok(None)
     } else {
-        by_token(api, &bearer, wanted.as_ref().ok().copied().flatten(), &everything).await
+        by_token(api, &bearer, wanted.as_ref().ok().copied().flatten(), &everything, origin).await
     };
     match found? {
         Some(caller) => {
             if limited {
                 gate.failures.accepted(&hash);
             }
-            let wanted = wanted.map_err(|_| unknown_organization())?;
-            if wanted.is_some_and(|wanted| wanted != caller.organization) {
-                return Err(unknown_organization());
+            match wanted {
+                Ok(wanted) if wanted.is_none_or(|wanted| wanted == caller.organization) => Ok(caller),
+                _ => Err(Refused { status: unknown_organization(), known: Some(Known::from(&caller)) }),
             }
-            Ok(caller)
         }
         None => {
             if limited {
                 gate.failures.failed(address, &hash, Instant::now());
             }
             // One answer for all: who presents something in vain learns nothing of why.
-            Err(Status::unauthenticated("the API key or token is not valid"))
+            Err(Status::unauthenticated("the API key or token is not valid").into())
         }
     }
 }
@@ -141,6 +168,27 @@ async fn by_key(store: &Store, hash: &[u8; 32]) -> Result<Option<Caller>, Status
         role: holder.role,
         scopes: holder.scopes.into(),
         until: holder.expires_at,
+        confined: None,
+    }))
+}
+
+/// Who comes with the token of a scan acts as a member who may do a few things with one task, until the scan is over.
+async fn by_scan(api: &Api, token: &str) -> Result<Option<Caller>, Status> {
+    let Ok(keys) = api.token_keys() else { return Ok(None) };
+    let Ok(token) = ScanToken::verify(token, keys, Timestamp::now()) else { return Ok(None) };
+    let ids = (token.organization.parse(), token.scan.parse(), token.task.parse(), token.user.parse());
+    let (Ok(organization), Ok(scan), Ok(task), Ok(user)) = ids else { return Ok(None) };
+    if !api.store()?.scan_is_open(organization, scan).await.map_err(status::of_store)? {
+        return Ok(None);
+    }
+    Ok(Some(Caller {
+        organization,
+        user,
+        key: None,
+        role: Role::Member,
+        scopes: Arc::new([Scope::TasksWrite]),
+        until: Some(token.expires_at),
+        confined: Some(task),
     }))
 }
 
@@ -149,7 +197,8 @@ async fn by_token(
     token: &str,
     wanted: Option<OrganizationId>,
     scopes: &Arc<[Scope]>,
-) -> Result<Option<Caller>, Status> {
+    origin: &Origin,
+) -> Result<Option<Caller>, Refused> {
     let Some(oidc) = &api.gate().oidc else { return Ok(None) };
     let now = Timestamp::now();
     let (profile, until) = match oidc.verify(token, Instant::now(), now).await {
@@ -160,19 +209,29 @@ async fn by_token(
         }
         Err(error @ oidc::Error::Unavailable(_)) => {
             tracing::warn!(error = status::chain(&error), "the issuer of log-ins cannot be asked");
-            return Err(status::unavailable("the issuer of log-ins cannot be reached at the moment"));
+            return Err(status::unavailable("the issuer of log-ins cannot be reached at the moment").into());
         }
     };
     let store = api.store()?;
-    let (user, personal) = store.user_sign_in(&profile, now).await.map_err(status::of_store)?;
+    let entry = origin.entry(SIGN_IN, None, Code::Ok);
+    let (user, personal) = store.user_sign_in(&profile, Some(entry), now).await.map_err(status::of_store)?;
     let organization = wanted.unwrap_or(personal);
-    let role = member(store, user, organization).await?;
-    Ok(Some(Caller { organization, user, key: None, role, scopes: Arc::clone(scopes), until: Some(until) }))
+    let role = member(store, Known { organization: personal, user, key: None }, organization).await?;
+    Ok(Some(Caller {
+        organization,
+        user,
+        key: None,
+        role,
+        scopes: Arc::clone(scopes),
+        until: Some(until),
+        confined: None,
+    }))
 }
 
-async fn member(store: &Store, user: UserId, organization: OrganizationId) -> Result<Role, Status> {
-    let role = store.user_role(user, organization).await.map_err(status::of_store)?;
-    role.ok_or_else(unknown_organization)
+/// What somebody who is known is in the organisation they chose.
+async fn member(store: &Store, known: Known, organization: OrganizationId) -> Result<Role, Refused> {
+    let role = store.user_role(known.user, organization).await.map_err(status::of_store)?;
+    role.ok_or_else(|| Refused { status: unknown_organization(), known: Some(known) })
 }
 
 /// Whether a caller still is who they were, for what lasts longer than a call.

@@ -3,21 +3,36 @@
 use std::{
     future::Future,
     pin::Pin,
+    sync::Arc,
     task::{Context, Poll},
 };
 
+use construct_store::AuditEntry;
+use tokio::time::Instant;
 use tonic::{
-    Status,
-    codegen::http::{HeaderMap, Request, Response, header},
+    Code, Status,
+    codegen::http::{HeaderMap, HeaderValue, Request, Response, header},
 };
 use tower::{Layer, Service};
 
 use super::{
-    authenticate::{Presented, authenticate},
+    authenticate::{Presented, Refused, authenticate},
     peer::Peer,
     rules::{self, Access},
 };
-use crate::{api::Api, caller::Caller};
+use crate::{
+    api::Api,
+    audit::{
+        methods::{self, Method},
+        origin::{Face, Known, Origin},
+        slip::Slip,
+        trail,
+    },
+    caller::Caller,
+    metrics::{self, Transcoded},
+    quotas::{Mark, Metered},
+    status,
+};
 
 /// Chooses the organisation where a caller has several.
 pub(crate) const ORGANIZATION: &str = "x-organization-id";
@@ -54,7 +69,7 @@ where
     S: Service<Request<B>, Response = Response<R>> + Clone + Send + 'static,
     S::Future: Send,
     B: Send + 'static,
-    R: Default,
+    R: Default + Send,
 {
     type Response = Response<R>;
     type Error = S::Error;
@@ -71,34 +86,220 @@ where
         let api = self.api.clone();
         // Whatever a face in front of this may have let through: who calls is said here and nowhere else.
         request.extensions_mut().remove::<Caller>();
-        let Some(access) = rules::of(request.uri().path()) else {
+        request.extensions_mut().remove::<Arc<Slip>>();
+        let path = request.uri().path().to_owned();
+        let Some(access) = rules::of(&path) else {
             return Box::pin(async { Ok(Status::unimplemented("there is no such method").into_http()) });
         };
-        let peer = Peer::of(request.extensions());
-        request.extensions_mut().insert(peer);
-        let presented = presented(&request, peer);
+        let method = methods::of(&path);
+        let origin = Origin::of(&request);
+        let presented = presented(&request, origin.peer);
+        let reached = request.extensions_mut().remove::<Transcoded>();
+        // A face has looked at who calls before it read the body, and the call was counted there.
+        let metered = request.extensions_mut().remove::<Metered>();
+        request.extensions_mut().insert(origin.peer);
         Box::pin(async move {
-            match admit(&api, access, presented).await {
-                Ok(Some(caller)) => _ = request.extensions_mut().insert(caller),
-                Ok(None) => {}
-                Err(status) => return Ok(status.into_http()),
+            let mut running = Running::new(&api, method, origin.face);
+            if let Some(reached) = &reached {
+                reached.reached();
             }
-            inner.call(request).await
+            let Admitted { caller, metered } =
+                match admit(&api, &path, access, presented, &origin, method, metered).await {
+                    Ok(admitted) => admitted,
+                    Err(status) => return Ok(running.ended(status.code(), status.into_http())),
+                };
+            let known = caller.as_ref().map(Known::from);
+            let slip = method.filter(|method| method.writes).map(|method| Arc::new(Slip::new(method, &origin, known)));
+            if let Some(caller) = caller {
+                request.extensions_mut().insert(caller);
+            }
+            if let Some(slip) = &slip {
+                request.extensions_mut().insert(Arc::clone(slip));
+                running.slip = Some((Arc::clone(slip), &origin, known));
+            }
+            let mut response = blame_the_client(inner.call(request).await?);
+            metered.tell(response.headers_mut());
+            let code = Status::from_header_map(response.headers()).map_or(Code::Ok, |status| status.code());
+            let noted = match (&slip, method) {
+                (Some(slip), _) if slip.is_written() => Ok(()),
+                // What strangers fail at, and what is refused because there is too much of it, is counted and does not reach the database by itself:
+                // a flood of it must cost nobody else anything.
+                (slip, Some(method))
+                    if trail::is_refusal(code)
+                        || slip.is_some()
+                            && (code == Code::ResourceExhausted || known.is_none() && code != Code::Ok) =>
+                {
+                    let entry = slip.as_ref().map(|slip| slip.entry(code));
+                    let entry = entry.unwrap_or_else(|| origin.entry(&method.name, known, code));
+                    api.trail().refused(&origin, known, entry);
+                    Ok(())
+                }
+                (Some(slip), _) => note(&api, slip.entry(code), code).await,
+                (None, _) => Ok(()),
+            };
+            running.slip = None;
+            Ok(match noted {
+                Ok(()) => running.ended(code, response),
+                Err(status) => {
+                    let mut response = status.clone().into_http();
+                    metered.tell(response.headers_mut());
+                    running.ended(status.code(), response)
+                }
+            })
         })
     }
 }
 
-async fn admit(api: &Api, access: Access, presented: Result<Presented, Status>) -> Result<Option<Caller>, Status> {
-    if access == Access::Public {
-        return Ok(None);
+/// How what tonic says of a request that is not well-formed begins. It calls that `INTERNAL`, as if it were our defect, and offers no other
+/// place to tell the two apart. A compressed message without `grpc-encoding` is not among them: that this is `INTERNAL` is what gRPC's
+/// specification demands.
+const MALFORMED: [&str; 5] = [
+    "failed to decode Protobuf message",
+    "protocol error: received message with invalid compression flag",
+    "Error decompressing: ",
+    "Unexpected EOF decoding stream",
+    "Missing request message",
+];
+
+/// A request that cannot be read is the client's mistake. Said here, so that it is counted and written down as that as well.
+fn blame_the_client<B>(mut response: Response<B>) -> Response<B> {
+    let malformed = Status::from_header_map(response.headers()).is_some_and(|status| {
+        status.code() == Code::Internal && MALFORMED.iter().any(|words| status.message().starts_with(words))
+    });
+    if malformed {
+        response.headers_mut().insert(Status::GRPC_STATUS, HeaderValue::from(Code::InvalidArgument as i32));
     }
-    let caller = authenticate(api, presented?).await?;
-    access.check(&caller)?;
-    Ok(Some(caller))
+    response
 }
 
-/// Who sends a request, when they may call the method of this path. For those that look before they read a body; the layer looks again,
-/// because what it lets through is what counts.
+/// Writes down a call that changed nothing in the database, or failed, before it is answered.
+///
+/// # Errors
+/// `UNAVAILABLE` when that is not possible and the call went well: what is not written down is not given out. A call that failed is answered
+/// with its failure, and its entry follows when the database is back.
+async fn note(api: &Api, entry: AuditEntry, code: Code) -> Result<(), Status> {
+    // The database is away, as likely as not: the next attempt would take as long again.
+    if code != Code::Unavailable {
+        match trail::now(api, &entry).await {
+            Ok(()) => return Ok(()),
+            Err(error) if code == Code::Ok => {
+                tracing::warn!(
+                    error = status::chain(&error),
+                    "a call is not answered because the audit trail cannot be written"
+                );
+                return Err(status::unavailable("it may have been done, and cannot be written down at the moment"));
+            }
+            Err(_) => {}
+        }
+    }
+    api.trail().later(entry);
+    Ok(())
+}
+
+/// A call until it is answered. One that nobody waits for any more (the client is gone, its time is over) is counted and written down as
+/// `CANCELLED`, unless what it changed is in the trail already.
+struct Running<'a> {
+    api: &'a Api,
+    /// With where the call comes from and whose it is.
+    slip: Option<(Arc<Slip>, &'a Origin, Option<Known>)>,
+    call: metrics::Call,
+}
+
+impl<'a> Running<'a> {
+    fn new(api: &'a Api, method: Option<&'static Method>, face: Face) -> Self {
+        Self { api, slip: None, call: metrics::Call::begin(method.map(|method| method.name.as_str()), face) }
+    }
+
+    fn ended<R>(&mut self, code: Code, response: Response<R>) -> Response<R> {
+        self.call.ended(code);
+        response
+    }
+}
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        if let Some((slip, origin, known)) = self.slip.take()
+            && !slip.is_written()
+        {
+            self.api.trail().abandoned(origin, known, slip.entry(Code::Cancelled));
+        }
+    }
+}
+
+/// Who was let in, and what their call was counted against.
+#[derive(Default)]
+struct Admitted {
+    /// None: of a method that anybody may call.
+    caller: Option<Caller>,
+    metered: Metered,
+}
+
+/// Lets a call in. `metered` is what it was counted against already.
+async fn admit(
+    api: &Api,
+    path: &str,
+    access: Access,
+    presented: Result<Presented, Status>,
+    origin: &Origin,
+    method: Option<&'static Method>,
+    metered: Option<Metered>,
+) -> Result<Admitted, Status> {
+    if access == Access::Public {
+        return Ok(Admitted::default());
+    }
+    let found = match presented {
+        Ok(presented) => judge(api, presented, origin, metered).await,
+        Err(status) => Err(status.into()),
+    };
+    let found = found.and_then(|(caller, metered)| match check(path, access, &caller) {
+        Ok(()) => Ok(Admitted { caller: Some(caller), metered }),
+        Err(status) => Err(Refused { status, known: Some(Known::from(&caller)) }),
+    });
+    found.map_err(|Refused { status, known }| {
+        // Too many log-ins that failed are refusals as well.
+        if trail::is_refusal(status.code()) || status.code() == Code::ResourceExhausted {
+            let name = method.map(|method| method.name.as_str()).unwrap_or_default();
+            api.trail().refused(origin, known, origin.entry(name, known, status.code()));
+        }
+        status
+    })
+}
+
+/// Finds out who calls, and counts the call. What was refused a moment ago because there was too much of it is refused unseen.
+async fn judge(
+    api: &Api,
+    presented: Presented,
+    origin: &Origin,
+    metered: Option<Metered>,
+) -> Result<(Caller, Metered), Refused> {
+    let mark = presented.bearer.as_ref().map(|bearer| Mark::of(bearer, presented.organization.as_deref()));
+    let now = Instant::now();
+    if metered.is_none()
+        && let Some(shed) = mark.as_ref().and_then(|mark| api.quotas().shed(mark, now))
+    {
+        return Err(Refused { status: shed.status(now), known: Some(shed.known) });
+    }
+    let caller = authenticate(api, presented, origin).await?;
+    let metered = match metered {
+        Some(metered) => metered,
+        None => {
+            let counted = api.quotas().request(api.store().ok(), &caller, mark).await;
+            counted.map_err(|status| Refused { status, known: Some(Known::from(&caller)) })?
+        }
+    };
+    Ok((caller, metered))
+}
+
+/// Whether a caller may call the method of this path.
+fn check(path: &str, access: Access, caller: &Caller) -> Result<(), Status> {
+    if caller.confined.is_some() && !rules::is_of_scans(path) {
+        return Err(Status::permission_denied("the token of a scan is only for the task of the scan"));
+    }
+    access.check(caller)
+}
+
+/// Whether who sends a request may call the method of this path, and what the call was counted against. For those that look before they read
+/// a body; the layer looks again, because what it lets through is what counts, but does not count it again.
 ///
 /// # Errors
 /// Those of the layer.
@@ -106,10 +307,15 @@ pub(crate) fn admitted<'a, B>(
     api: &'a Api,
     path: &str,
     request: &Request<B>,
-) -> impl Future<Output = Result<(), Status>> + Send + use<'a, B> {
+) -> impl Future<Output = Result<Metered, Status>> + Send + use<'a, B> {
     let access = rules::of(path).ok_or_else(|| Status::unimplemented("there is no such method"));
-    let presented = presented(request, Peer::of(request.extensions()));
-    async move { admit(api, access?, presented).await.map(drop) }
+    let (method, origin) = (methods::of(path), Origin::of(request));
+    let presented = presented(request, origin.peer);
+    let path = path.to_owned();
+    async move {
+        let admitted = admit(api, &path, access?, presented, &origin, method, None).await;
+        admitted.map(|admitted| admitted.metered)
+    }
 }
 
 /// What a request says of who sent it.

@@ -1,6 +1,6 @@
 //! Where a request comes from, as far as that says anything about who sent it.
 
-use std::net::IpAddr;
+use std::{fmt, net::IpAddr};
 
 use tonic::{
     codegen::http::Extensions,
@@ -42,6 +42,16 @@ impl Peer {
     /// Whether it is on this machine, at a loopback address.
     pub(crate) fn is_loopback(self) -> bool {
         self.address().is_some_and(|address| address.is_loopback())
+    }
+}
+
+impl fmt::Display for Peer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Address(address) => address.fmt(f),
+            Self::Process { uid } => write!(f, "unix:{uid}"),
+            Self::Unknown => Ok(()),
+        }
     }
 }
 

@@ -1,6 +1,9 @@
 //! What each method needs. A test compares this table with the contract; a method that is missing here is refused.
 
-use std::{collections::HashMap, sync::LazyLock};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::LazyLock,
+};
 
 use construct_domain::{
     OrganizationId,
@@ -52,12 +55,15 @@ pub(crate) const RULES: &[(&str, &str, Access)] = &[
     ("ApprovalService", "DecideApproval", member(Scope::TasksWrite)),
     ("ApprovalService", "GetApproval", viewer(Scope::TasksRead)),
     ("ApprovalService", "ListApprovals", viewer(Scope::TasksRead)),
+    ("AuditService", "ExportAuditEntries", admin(Scope::Admin)),
+    ("AuditService", "ListAuditEntries", admin(Scope::Admin)),
     ("BudgetService", "CreateBudget", admin(Scope::BudgetsWrite)),
     ("BudgetService", "DeleteBudget", admin(Scope::BudgetsWrite)),
     ("BudgetService", "GetBudget", viewer(Scope::BudgetsRead)),
     ("BudgetService", "GetCosts", viewer(Scope::BudgetsRead)),
     ("BudgetService", "ListBudgets", viewer(Scope::BudgetsRead)),
     ("BudgetService", "UpdateBudget", admin(Scope::BudgetsWrite)),
+    ("DiagnosisService", "Diagnose", Operator),
     ("EventService", "Subscribe", viewer(Scope::TasksRead)),
     ("KeyService", "CreateApiKey", member(Scope::Admin)),
     ("KeyService", "CreateSetupCode", member(Scope::Admin)),
@@ -101,6 +107,19 @@ pub(crate) const RULES: &[(&str, &str, Access)] = &[
     ("RecoveryService", "ListDeadLetters", Operator),
     ("RecoveryService", "RedriveDeadLetter", Operator),
     ("RecoveryService", "RetryTask", member(Scope::TasksWrite)),
+    ("ScanService", "CancelScan", member(Scope::TasksWrite)),
+    ("ScanService", "CompareScans", viewer(Scope::TasksRead)),
+    ("ScanService", "CreateScan", member(Scope::TasksWrite)),
+    ("ScanService", "CreateScanConnection", admin(Scope::SecretsWrite)),
+    ("ScanService", "CreateTools", member(Scope::TasksWrite)),
+    ("ScanService", "DeleteScanConnection", admin(Scope::SecretsWrite)),
+    ("ScanService", "GetScan", viewer(Scope::TasksRead)),
+    ("ScanService", "ListCandidates", viewer(Scope::TasksRead)),
+    ("ScanService", "ListRepositories", member(Scope::SecretsRead)),
+    ("ScanService", "ListScanConnections", viewer(Scope::SecretsRead)),
+    ("ScanService", "ListScans", viewer(Scope::TasksRead)),
+    ("ScanService", "ReviewCandidate", member(Scope::TasksWrite)),
+    ("ScanService", "WatchScan", viewer(Scope::TasksRead)),
     ("ScheduleService", "CreateSchedule", member(Scope::TasksWrite)),
     ("ScheduleService", "DeleteSchedule", member(Scope::TasksWrite)),
     ("ScheduleService", "GetSchedule", viewer(Scope::TasksRead)),
@@ -125,12 +144,32 @@ pub(crate) const RULES: &[(&str, &str, Access)] = &[
     ("TaskService", "RewindTask", member(Scope::TasksWrite)),
     ("TaskService", "SuspendTask", member(Scope::TasksWrite)),
     ("TaskService", "UpdateTask", member(Scope::TasksWrite)),
+    ("UsageService", "GetQuota", viewer(Scope::BudgetsRead)),
+    ("UsageService", "ListUsage", viewer(Scope::BudgetsRead)),
+    ("UsageService", "UpdateQuota", Operator),
     // Which methods there are, and whether they can be called, is no secret.
     ("grpc.health.v1.Health", "Check", Public),
     ("grpc.health.v1.Health", "List", Public),
     ("grpc.health.v1.Health", "Watch", Public),
     ("grpc.reflection.v1.ServerReflection", "ServerReflectionInfo", Public),
 ];
+
+/// What whoever comes with the token of a scan may call, for the scan's own task; each method looks whether it is that one.
+pub(crate) const OF_SCANS: &[(&str, &str)] = &[
+    ("MessageService", "CreateMessage"),
+    ("MessageService", "GetMessage"),
+    ("MessageService", "ListMessages"),
+    ("TaskService", "CancelTask"),
+    ("TaskService", "GetTask"),
+];
+
+static SCANS_BY_PATH: LazyLock<HashSet<String>> =
+    LazyLock::new(|| OF_SCANS.iter().map(|(service, method)| path(service, method)).collect());
+
+/// Whether the method of this path can be called with the token of a scan.
+pub(crate) fn is_of_scans(path: &str) -> bool {
+    SCANS_BY_PATH.contains(path)
+}
 
 static BY_PATH: LazyLock<HashMap<String, Access>> =
     LazyLock::new(|| RULES.iter().map(|(service, method, access)| (path(service, method), *access)).collect());
@@ -225,7 +264,8 @@ mod tests {
     #[test]
     fn nothing_is_written_by_viewers_and_nothing_read_needs_a_scope_for_writing() {
         for (service, method, access) in RULES {
-            let reads = ["Get", "List", "Explain", "Subscribe"].iter().any(|verb| method.starts_with(verb));
+            let reads =
+                ["Get", "List", "Explain", "Subscribe", "Watch", "Compare"].iter().any(|verb| method.starts_with(verb));
             let Access::Role(role, scope) = access else { continue };
             assert!(reads || *role > Role::Viewer, "{service}/{method}");
             assert!(!reads || !scope.as_str().ends_with(":write"), "{service}/{method}");
@@ -241,6 +281,7 @@ mod tests {
             role,
             scopes: scopes.into(),
             until: None,
+            confined: None,
         };
         let other = OrganizationId::from_uuid(uuid::Uuid::max());
         for (caller, may) in [

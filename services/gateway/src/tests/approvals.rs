@@ -49,7 +49,7 @@ async fn ask(gateway: &Gateway, task: &str, hash: &str) -> String {
         since: Timestamp::now(),
         round: 0,
         resumed: None,
-        state: StepState::Parked { waits: vec![call.clone()], results: Vec::new() },
+        state: StepState::Parked { waits: vec![call.clone()], awaits: Vec::new(), results: Vec::new() },
     };
     let asked = Asked {
         call,
@@ -109,6 +109,7 @@ async fn what_is_no_policy_is_refused_field_by_field() {
         (with(&|rule| rule.hosts = vec!["x".repeat(1025)]), "spec.policy[1].hosts[0]"),
         (with(&|rule| rule.hosts = vec!["x".into(); 101]), "spec.policy[1].hosts"),
         (with(&|rule| rule.methods = vec!["GET POST".into()]), "spec.policy[1].methods[0]"),
+        (with(&|rule| rule.agents = vec!["x".repeat(1025)]), "spec.policy[1].agents[0]"),
         (with(&|rule| rule.reason = "x".repeat(1025)), "spec.policy[1].reason"),
     ] {
         let spec = v1::TaskSpec { policy: vec![self::rule(), rule], ..task_spec() };
@@ -133,9 +134,22 @@ async fn an_approval_is_listed_decided_once_and_told() {
     let explanation = gateway.tasks().explain_task(explain).await.expect("it is explained").into_inner();
     assert_eq!((explanation.phase(), &explanation.approvals), (v1::TaskPhase::AwaitApproval, &vec![id.clone()]));
 
-    let pending = v1::list_approvals_request::Filter { task: task.clone(), state: v1::ApprovalState::Pending.into() };
+    let pending = v1::list_approvals_request::Filter {
+        task: task.clone(),
+        state: v1::ApprovalState::Pending.into(),
+        ..Default::default()
+    };
     let list = v1::ListApprovalsRequest { page: None, filter: Some(pending) };
     let listed = service.list_approvals(list.clone()).await.expect("it is listed").into_inner().approvals;
+    let tree = |tree: &str| {
+        let filter = v1::list_approvals_request::Filter { tree: tree.to_owned(), ..Default::default() };
+        v1::ListApprovalsRequest { page: None, filter: Some(filter) }
+    };
+    let below = service.list_approvals(tree(&task)).await.expect("it is listed").into_inner().approvals;
+    assert_eq!(below, listed);
+    let nowhere = TaskId::from_uuid(Uuid::now_v7()).to_string();
+    assert!(service.list_approvals(tree(&nowhere)).await.expect("it is listed").into_inner().approvals.is_empty());
+    assert_eq!(fields(&refused(service.list_approvals(tree("?")).await, Code::InvalidArgument)), ["filter.tree"]);
     let get = v1::GetApprovalRequest { approval: id.clone() };
     let found = service.get_approval(get).await.expect("it is there").into_inner();
     assert_eq!(listed, std::slice::from_ref(&found));

@@ -341,7 +341,7 @@ async fn another_organisations_entities_do_not_exist() {
     let address = gateway.database.url().split('?').next().expect("an address");
     let status = Command::new("psql").args(["--quiet", "--command", &sql, address]).status();
     assert!(status.expect("psql is installed with PostgreSQL").success());
-    let write = Write { organization: other, now: Timestamp::now(), idempotency: None };
+    let write = Write::new(other, Timestamp::now());
     let id = ModelProviderId::from_uuid(Uuid::now_v7());
     let new = NewModelProvider {
         id,

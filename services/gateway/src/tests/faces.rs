@@ -1,5 +1,6 @@
 //! The faces besides gRPC, as plain HTTP clients see them.
 
+mod audit;
 mod connect;
 mod examples;
 mod guard;

@@ -65,6 +65,13 @@ impl Gateway {
         gateway
     }
 
+    /// One that was begun; whether it is ready has to be asked in a way of its own.
+    pub(super) async fn unready(config: Config) -> Self {
+        let (database, nats) = tokio::join!(Database::new(), NatsServer::start());
+        let (database_url, nats_url) = (database.url().to_owned(), nats.url().to_owned());
+        Self::launch_with(database, nats, &database_url, &nats_url, config).await
+    }
+
     /// Waits until requests are served.
     pub(super) async fn ready(&self) {
         let ask = || async { self.agents().list_agents(v1::ListAgentsRequest::default()).await };

@@ -183,8 +183,10 @@ async fn the_stream_of_a_deleted_task_says_so_and_ends() {
     assert_eq!(last.r#type, "task.deleted");
     assert!(within("the end", watching.message()).await.expect("no error").is_none());
     // Also for who comes later, with or without a cursor, and when the task is gone for good.
-    let gone = gateway.store().task_purge(task.parse().expect("an id")).await.expect("it is purged");
-    assert!(gone);
+    let told = |_| NewEvent { kind: "task.deleted".to_owned(), payload: Vec::new(), step: None };
+    let id = task.parse().expect("an id");
+    let gone = gateway.store().task_purge(id, told, Timestamp::now()).await.expect("it is purged");
+    assert_eq!(gone, Some(Vec::new()));
     for (cursor, expected) in [("", 1), ("0", 1), (last.cursor.as_str(), 0)] {
         let mut late = gateway.subscribe(&task, cursor).await;
         for event in take(&mut late, expected).await {
@@ -243,7 +245,7 @@ async fn a_slow_subscriber_slows_nobody_and_misses_nothing() {
     let store = gateway.store();
     let id: TaskId = task.parse().expect("an id");
     let bus = gateway.nats.bus().await;
-    let write = Write { organization: OrganizationId::LOCAL, now: Timestamp::now(), idempotency: None };
+    let write = Write::new(OrganizationId::LOCAL, Timestamp::now());
     // Large enough that the connection's windows don't hold what the slow one doesn't read.
     let filler = "x".repeat(2000);
     for number in 0..COUNT {

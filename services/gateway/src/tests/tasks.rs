@@ -141,7 +141,7 @@ async fn too_many_waiting_messages_are_refused() {
     let gateway = Gateway::start().await.with_agent().await;
     let task = gateway.task().await;
     let id: TaskId = task.parse().expect("an id");
-    let write = Write { organization: OrganizationId::LOCAL, now: Timestamp::now(), idempotency: None };
+    let write = Write::new(OrganizationId::LOCAL, Timestamp::now());
     for _ in 0..construct_store::QUEUE_LIMIT {
         let new = NewUserMessage {
             id: MessageId::from_uuid(Uuid::now_v7()),

@@ -7,9 +7,9 @@ use construct_domain::{
     ApiKeyId, OrganizationId, UserId,
     access::{Role, Scope},
 };
-use construct_proto::DESCRIPTORS;
+use construct_proto::{DESCRIPTORS, v1};
 use construct_store::{
-    Written,
+    AuditEntry, AuditFilter, Key, Order, Page, Written,
     identity::{NewApiKey, NewInvitation, NewOrganization},
 };
 use jiff::Timestamp;
@@ -78,7 +78,12 @@ impl Decoder for Raw {
 
 pub(super) fn required() -> Config {
     // One address fails here more often than any that is to be believed.
-    Config { gateway_login: Login::Required, gateway_login_failures: 1_000_000, ..Config::default() }
+    Config {
+        gateway_login: Login::Required,
+        gateway_login_failures: 1_000_000,
+        gateway_scans_dir: Some("/scans".into()),
+        ..Config::default()
+    }
 }
 
 /// A key that is valid, unless `change` makes it otherwise.
@@ -97,7 +102,7 @@ pub(super) async fn key(
 }
 
 pub(super) fn write(organization: OrganizationId) -> construct_store::Write {
-    construct_store::Write { organization, now: Timestamp::now(), idempotency: None }
+    construct_store::Write::new(organization, Timestamp::now())
 }
 
 /// A second organisation and its owner.
@@ -109,7 +114,7 @@ pub(super) async fn other(gateway: &Gateway, slug: &str) -> (OrganizationId, Use
         email_verified: true,
         name: slug.into(),
     };
-    let (owner, _) = gateway.store().user_sign_in(&profile, Timestamp::now()).await.expect("they are taken in");
+    let (owner, _) = gateway.store().user_sign_in(&profile, None, Timestamp::now()).await.expect("they are taken in");
     let id = OrganizationId::from_uuid(Uuid::now_v7());
     let new = NewOrganization { id, name: slug.into(), slug: slug.into(), avatar_url: String::new(), owner };
     let render = crate::organizations::silent(&());
@@ -154,6 +159,63 @@ async fn call(gateway: &Gateway, method: &MethodDescriptor, body: &Value, key: O
     }
 }
 
+/// What the audit trail is to say of the calls of a test.
+#[derive(Default)]
+struct Tally {
+    /// Of calls that were refused.
+    refused: u64,
+    /// Of calls of nobody that is known which would have written, and came to nothing.
+    failed: u64,
+    /// Of other calls that write, whatever became of them, by method.
+    written: BTreeMap<String, u64>,
+}
+
+impl Tally {
+    fn note(&mut self, method: &MethodDescriptor, answer: &Result<Bytes, Status>) {
+        let path = rules::path(method.parent_service().full_name(), method.name());
+        let audited = crate::audit::methods::of(&path).expect("it is one of ours");
+        match code(answer) {
+            Code::Unauthenticated | Code::PermissionDenied => self.refused += 1,
+            code if audited.writes && code != Code::Ok && rules::of(&path) == Some(Access::Public) => self.failed += 1,
+            _ if audited.writes => *self.written.entry(audited.name.clone()).or_default() += 1,
+            _ => {}
+        }
+    }
+
+    /// Stops the gateway, so that everything is written, and compares.
+    async fn compare(&self, gateway: &Gateway, organizations: &[OrganizationId]) {
+        gateway.context.lifecycle().stop("the calls are over");
+        let (store, filter) = (gateway.store(), AuditFilter::default());
+        let everything =
+            Page { limit: 1_000_000, order: Order { key: Key::CreatedAt, descending: false }, after: None };
+        let entries = async || {
+            let mut all = Vec::new();
+            for organization in organizations {
+                all.extend(store.audit_list(*organization, &filter, &everything).await.expect("it is read"));
+            }
+            all
+        };
+        let refusal = |entry: &AuditEntry| entry.code == 16 || entry.code == 7;
+        let refused =
+            async || entries().await.iter().filter(|entry| refusal(entry)).map(|entry| entry.count).sum::<u64>();
+        let told = format!("each of {} refusals is counted", self.refused);
+        until(&told, refused, |refused| *refused == self.refused).await;
+        let mut written: BTreeMap<String, u64> = BTreeMap::new();
+        let mut failed = 0;
+        for entry in entries().await.into_iter().filter(|entry| !refusal(entry)) {
+            if entry.code != 0 && entry.user.is_none() {
+                failed += entry.count;
+                continue;
+            }
+            assert_eq!(entry.count, 1, "{entry:?}");
+            *written.entry(entry.method).or_default() += 1;
+        }
+        assert_eq!((written, failed), (self.written.clone(), self.failed));
+        let rows = entries().await.iter().filter(|entry| refusal(entry)).count();
+        assert!(rows < 2000, "{} refusals are {rows} rows", self.refused);
+    }
+}
+
 fn code(answer: &Result<Bytes, Status>) -> Code {
     answer.as_ref().map_or_else(Status::code, |_| Code::Ok)
 }
@@ -184,9 +246,15 @@ async fn every_method_refuses_strangers_and_who_may_not_and_lets_in_who_may() {
     ];
     let nothing = json!({});
     let (mut walked, mut scoped) = (0, 0);
+    // Whether it was ready was asked with a key that is none.
+    let mut tally = Tally { refused: 1, ..Tally::default() };
     for (method, access) in methods() {
         let name = method.full_name().to_owned();
-        let answer = |key| call(&gateway, &method, &nothing, key);
+        let mut answer = async |key| {
+            let answer = call(&gateway, &method, &nothing, key).await;
+            tally.note(&method, &answer);
+            answer
+        };
         if access != Access::Public {
             for (who, stranger) in &strangers {
                 let answer = answer(stranger.map(String::as_str)).await;
@@ -219,6 +287,7 @@ async fn every_method_refuses_strangers_and_who_may_not_and_lets_in_who_may() {
         for (method, access) in methods() {
             let Access::Role(_, needed) = access else { continue };
             let answer = call(&gateway, &method, &nothing, Some(&key)).await;
+            tally.note(&method, &answer);
             let refused = code(&answer) == Code::PermissionDenied;
             assert_eq!(
                 refused,
@@ -233,6 +302,8 @@ async fn every_method_refuses_strangers_and_who_may_not_and_lets_in_who_may() {
     assert!(walked > 500 && scoped > 800, "{walked} and {scoped} calls");
     let stranger = call(&gateway, &methods()[0].0, &nothing, Some("ct_short")).await;
     assert_eq!(code(&stranger), Code::Unauthenticated);
+    tally.note(&methods()[0].0, &stranger);
+    tally.compare(&gateway, &[OrganizationId::LOCAL, elsewhere.0]).await;
 }
 
 /// Requests that name what belongs to another organisation, by the field that names it. `None`: the method names nothing of others.
@@ -278,6 +349,16 @@ fn naming(ids: &BTreeMap<&str, String>) -> Vec<(&'static str, Value)> {
         ("OrganizationService.UpdateMember", json!({"user": id("user"), "role": "ROLE_VIEWER"})),
         ("OrganizationService.UpdateOrganization", json!({"organization": id("organization"), "name": "mine"})),
         ("RecoveryService.RetryTask", json!({"task": id("task")})),
+        ("ScanService.CancelScan", json!({"scan": id("scan")})),
+        ("ScanService.CompareScans", json!({"before": id("scan"), "after": id("scan")})),
+        ("ScanService.CreateScan", json!({"spec": {"github": "a/b", "model": id("model")}})),
+        ("ScanService.CreateTools", json!({"scan": id("scan")})),
+        ("ScanService.DeleteScanConnection", json!({"connection": id("connection")})),
+        ("ScanService.GetScan", json!({"scan": id("scan")})),
+        ("ScanService.ListCandidates", json!({"scan": id("scan")})),
+        ("ScanService.ListRepositories", json!({"connection": id("connection")})),
+        ("ScanService.ReviewCandidate", json!({"candidate": id("candidate"), "state": "CANDIDATE_STATE_ACCEPTED"})),
+        ("ScanService.WatchScan", json!({"scan": id("scan")})),
         (
             "ScheduleService.CreateSchedule",
             json!({"spec": {"name": "thief", "agent": id("agent"), "blocks": text, "cron": "0 9 * * *"}}),
@@ -301,6 +382,7 @@ fn naming(ids: &BTreeMap<&str, String>) -> Vec<(&'static str, Value)> {
         ("TaskService.RewindTask", json!({"task": id("task"), "message": id("message")})),
         ("TaskService.SuspendTask", json!({"task": id("task")})),
         ("TaskService.UpdateTask", json!({"task": id("task"), "title": "mine"})),
+        ("UsageService.GetQuota", json!({"organization": id("organization")})),
     ]
 }
 
@@ -308,8 +390,11 @@ fn naming(ids: &BTreeMap<&str, String>) -> Vec<(&'static str, Value)> {
 const NAMELESS: &[&str] = &[
     "AgentService.ListAgents",
     "ApprovalService.ListApprovals",
+    "AuditService.ExportAuditEntries",
+    "AuditService.ListAuditEntries",
     "BudgetService.GetCosts",
     "BudgetService.ListBudgets",
+    "DiagnosisService.Diagnose",
     "KeyService.CreateApiKey",
     "KeyService.CreateSetupCode",
     "KeyService.ExchangeSetupCode",
@@ -328,10 +413,16 @@ const NAMELESS: &[&str] = &[
     "RecoveryService.GetDeadLetter",
     "RecoveryService.ListDeadLetters",
     "RecoveryService.RedriveDeadLetter",
+    "ScanService.CreateScanConnection",
+    "ScanService.ListScanConnections",
+    "ScanService.ListScans",
     "ScheduleService.ListSchedules",
     "SecretService.CreateSecret",
     "SecretService.ListSecrets",
     "TaskService.ListTasks",
+    "UsageService.ListUsage",
+    // The operator says it of others.
+    "UsageService.UpdateQuota",
 ];
 
 #[tokio::test]
@@ -342,6 +433,8 @@ async fn what_belongs_to_another_organization_is_not_found_and_never_shown() {
     let ids = belongings(&gateway, &own, own_key_id).await;
     let elsewhere = other(&gateway, "elsewhere").await;
     let (_, foreign) = key(&gateway, elsewhere, Role::Owner, &[Scope::Admin], None).await;
+    // Somebody who has named nothing of others, which would be in their own organization's audit trail.
+    let silent = key(&gateway, other(&gateway, "silent").await, Role::Owner, &[Scope::Admin], None).await.1;
     let naming = naming(&ids);
     for (method, access) in methods() {
         let short = method.full_name().trim_start_matches("construct.v1.");
@@ -359,7 +452,8 @@ async fn what_belongs_to_another_organization_is_not_found_and_never_shown() {
                     if DynamicMessage::deserialize(method.input(), filter.clone()).is_err() {
                         continue;
                     }
-                    let answer = call(&gateway, &method, &filter, Some(&foreign)).await;
+                    let caller = if short.starts_with("AuditService.") { &silent } else { &foreign };
+                    let answer = call(&gateway, &method, &filter, Some(caller)).await;
                     shows_nothing(short, &answer, &ids);
                 }
             }
@@ -386,6 +480,7 @@ async fn what_belongs_to_another_organization_is_not_found_and_never_shown() {
         ("model", "ModelService.GetModel", "model"),
         ("provider", "ModelProviderService.GetModelProvider", "modelProvider"),
         ("secret", "SecretService.GetSecret", "secret"),
+        ("scan", "ScanService.GetScan", "scan"),
         ("schedule", "ScheduleService.GetSchedule", "schedule"),
         ("budget", "BudgetService.GetBudget", "budget"),
         ("message", "MessageService.GetMessage", "message"),
@@ -426,6 +521,12 @@ async fn belongings(gateway: &Gateway, own: &str, key: ApiKeyId) -> BTreeMap<&'s
     ids.insert("secret", make("CreateSecret", secret).await);
     let schedule = json!({"spec": {"name": "tenant-a-s", "agent": "tenant-a-a", "blocks": text, "cron": "0 9 * * *"}});
     ids.insert("schedule", make("CreateSchedule", schedule).await);
+    let connection = json!({"spec": {"name": "tenant-a-c", "host": "SCAN_HOST_GITHUB", "token": "tenant-a-token"}});
+    ids.insert("connection", make("CreateScanConnection", connection).await);
+    let scan = json!({"spec": {"github": "tenant-a/x", "connection": "tenant-a-c", "model": "tenant-a-m"}});
+    ids.insert("scan", make("CreateScan", scan).await);
+    // Candidates are made by the scanner.
+    ids.insert("candidate", format!("candidate_{}", Uuid::now_v7()));
     // Approvals are made by the reconciler, which is not here: one that nobody has is as good as one of others.
     ids.insert("approval", format!("approval_{}", Uuid::now_v7()));
     let new = NewInvitation {
@@ -470,6 +571,9 @@ fn no_field_that_names_something_is_forgotten() {
         "budget",
         "secret",
         "schedule",
+        "scan",
+        "connection",
+        "candidate",
         "approval",
         "invitation",
         "api_key",
@@ -480,11 +584,85 @@ fn no_field_that_names_something_is_forgotten() {
     .map(|what| (what, format!("{what}_x")))
     .collect();
     let named = naming(&ids);
-    for (method, _) in methods() {
+    for (method, access) in methods() {
         let short = method.full_name().trim_start_matches("construct.v1.").to_owned();
         let names =
             method.input().fields().any(|field| ids.contains_key(field.name()) || field.name() == "model_provider");
-        let filters = short == "BudgetService.GetCosts";
+        let filters = short == "BudgetService.GetCosts" || access == Access::Operator;
         assert!(!names || filters || named.iter().any(|(name, _)| *name == short), "{short}");
     }
+}
+
+/// The token of a scan opens a few methods, for the scan's own task, until the scan is over.
+#[tokio::test]
+async fn the_token_of_a_scan_is_for_its_task_and_for_nothing_else() {
+    use construct_runtime::{MasterKeys, ScanToken};
+
+    let gateway = Gateway::start_with(required()).await;
+    let local = (OrganizationId::LOCAL, UserId::LOCAL);
+    let (own_key_id, own) = key(&gateway, local, Role::Owner, &[Scope::Admin], None).await;
+    let ids = belongings(&gateway, &own, own_key_id).await;
+    let all = methods();
+    let method = |name: &str| &all.iter().find(|(known, _)| known.full_name().ends_with(name)).expect("a method").0;
+    let scan = call(&gateway, method("GetScan"), &json!({"scan": ids["scan"]}), Some(&own)).await.expect("it is there");
+    let scan = v1::Scan::decode(scan).expect("it can be read");
+    let task = scan.status.expect("it has one").task_id;
+    let sign = |scan: &str, task: &str, organization: &str, seconds: i64| {
+        let token = ScanToken {
+            scan: scan.to_owned(),
+            organization: organization.to_owned(),
+            task: task.to_owned(),
+            user: UserId::LOCAL.to_string(),
+            expires_at: Timestamp::now() + jiff::SignedDuration::from_secs(seconds),
+        };
+        token.sign(&MasterKeys::parse(TOKEN_KEY).expect("a key")).expose().to_owned()
+    };
+    let organization = ids["organization"].clone();
+    let token = sign(&ids["scan"], &task, &organization, 60);
+    let text = json!([{"text": {"text": "look"}}]);
+    let message = json!({"spec": {"task": task, "blocks": text}});
+    let said = call(&gateway, method("CreateMessage"), &message, Some(&token)).await.expect("it is for this task");
+    let said = v1::Message::decode(said).expect("it can be read").metadata.expect("it has some").id;
+    for (name, body, fine) in [
+        ("GetTask", json!({"task": task}), true),
+        ("GetTask", json!({"task": ids["task"]}), false),
+        ("CreateMessage", json!({"spec": {"task": ids["task"], "blocks": text}}), false),
+        ("GetMessage", json!({"message": said}), true),
+        ("GetMessage", json!({"message": ids["message"]}), false),
+        ("ListMessages", json!({"task": task}), true),
+        ("ListMessages", json!({"task": ids["task"]}), false),
+        ("CancelTask", json!({"task": ids["task"]}), false),
+        ("CancelTask", json!({"task": task}), true),
+    ] {
+        let answer = call(&gateway, method(name), &body, Some(&token)).await;
+        let wanted = if fine { Code::Ok } else { Code::NotFound };
+        assert_eq!(code(&answer), wanted, "{name} {body}: {answer:?}");
+    }
+    for (method, access) in &all {
+        let path = rules::path(method.parent_service().full_name(), method.name());
+        if *access == Access::Public || rules::is_of_scans(&path) {
+            continue;
+        }
+        let answer = call(&gateway, method, &json!({}), Some(&token)).await;
+        assert_eq!(code(&answer), Code::PermissionDenied, "{path}: {answer:?}");
+    }
+    // Expired, of another organisation, of no scan; and when the scan is over.
+    let elsewhere = other(&gateway, "elsewhere").await.0.to_string();
+    let nowhere = format!("scan_{}", Uuid::now_v7());
+    for token in [
+        sign(&ids["scan"], &task, &organization, -1),
+        sign(&ids["scan"], &task, &elsewhere, 60),
+        sign(&nowhere, &task, &organization, 60),
+        format!("{token}x"),
+        "cscan_".to_owned(),
+    ] {
+        let answer = call(&gateway, method("GetTask"), &json!({"task": task}), Some(&token)).await;
+        assert_eq!(code(&answer), Code::Unauthenticated, "{answer:?}");
+    }
+    let lease = std::time::Duration::from_secs(60);
+    let mut taken = gateway.store().scans_take(1, &[], lease, Timestamp::now()).await.expect("it is taken").remove(0);
+    taken.phase = construct_store::scan::ScanPhase::Review;
+    gateway.store().scan_save(&mut taken, &Default::default(), Timestamp::now()).await.expect("it is over");
+    let answer = call(&gateway, method("GetTask"), &json!({"task": task}), Some(&token)).await;
+    assert_eq!(code(&answer), Code::Unauthenticated, "{answer:?}");
 }

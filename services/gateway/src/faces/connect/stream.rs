@@ -7,7 +7,7 @@ use http_body_util::{BodyExt as _, StreamBody};
 use prost_reflect::MessageDescriptor;
 use serde_json::{Map, Value, json};
 use tonic::{
-    Status,
+    Code, Status,
     body::Body,
     codegen::http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, header, request::Parts},
 };
@@ -42,7 +42,8 @@ pub(super) async fn serve(
         Codec::Proto => "application/connect+proto",
     };
     let accepted = Encoding::accepted(&head.headers, &ACCEPT_ENCODING);
-    let (mut metadata, mut sending) = (HeaderMap::new(), None);
+    let (mut sending, mut failure) = (None, None);
+    let metadata: HeaderMap;
     match open(inner, method, &head, body, codec).await {
         Ok((mut answers, deadline)) => {
             metadata = std::mem::take(&mut answers.metadata);
@@ -57,12 +58,17 @@ pub(super) async fn serve(
             ))));
         }
         Err(status) => {
+            metadata = call::theirs(status.metadata().clone().into_headers());
             let end = end(Err(&status), methods.pool());
             sending.get_or_insert(Body::new(http_body_util::Full::new(end)));
+            failure = Some(status.code());
         }
     }
     let mut response = Response::new(sending.unwrap_or_default());
     *response.status_mut() = StatusCode::OK;
+    if let Some(code) = failure {
+        response.extensions_mut().insert::<Code>(code);
+    }
     let headers = response.headers_mut();
     errors::append(headers, metadata);
     headers.insert(header::CONTENT_TYPE, HeaderValue::from_static(content_type));
@@ -78,7 +84,10 @@ pub(super) fn refusal(codec: Codec, status: &Status, methods: &Methods) -> Respo
         Codec::Json => "application/connect+json",
         Codec::Proto => "application/connect+proto",
     };
-    errors::response(StatusCode::OK, content_type, end(Err(status), methods.pool()))
+    let mut response = errors::response(StatusCode::OK, content_type, end(Err(status), methods.pool()));
+    response.extensions_mut().insert(status.code());
+    errors::append(response.headers_mut(), call::theirs(status.metadata().clone().into_headers()));
+    response
 }
 
 async fn open(
@@ -189,4 +198,73 @@ fn end(result: Result<HeaderMap, &Status>, pool: &prost_reflect::DescriptorPool)
         end["metadata"] = metadata.into();
     }
     Envelope::encode(END, end.to_string().as_bytes())
+}
+
+#[cfg(test)]
+mod tests {
+    use construct_proto::DESCRIPTORS;
+    use proptest::prelude::*;
+    use prost_reflect::DynamicMessage;
+
+    use super::*;
+    use crate::tests::fuzz::fuzz;
+
+    /// Bytes at most of a message in this test.
+    const LIMIT: usize = 4 * 1024;
+
+    /// An envelope, or what only looks like one.
+    fn piece() -> impl Strategy<Value = Vec<u8>> {
+        let flags = prop_oneof![4 => Just(0), 2 => Just(COMPRESSED), 1 => Just(END), 1 => any::<u8>()];
+        let message = prop_oneof![
+            Just(br#"{"task":"t","cursor":"0","types":["*"]}"#.to_vec()),
+            Just(br#"{"tsak":1}"#.to_vec()),
+            prop::collection::vec(any::<u8>(), 0..64),
+            // What is unpacked may be far larger than it was.
+            (0_usize..200_000)
+                .prop_map(|size| Encoding::Gzip.pack(&vec![b' '; size].into()).unwrap_or_default().to_vec()),
+        ];
+        prop_oneof![
+            9 => (flags, message, -2_i64..3).prop_map(|(flags, message, lie)| {
+                let mut bytes = Envelope::encode(flags, &message).to_vec();
+                // A length that is not quite the message's.
+                let length = u32::try_from(message.len() as i64 + if lie.abs() == 2 { lie } else { 0 }).unwrap_or(0);
+                bytes[1..5].copy_from_slice(&length.to_be_bytes());
+                bytes
+            }),
+            1 => prop::collection::vec(any::<u8>(), 0..40),
+        ]
+    }
+
+    /// Whatever comes as the body of a call, however it is cut: it ends, and in messages of the method's kind before the first error.
+    #[test]
+    fn random_bodies_are_understood_or_refused() {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().expect("a runtime");
+        let kind = DESCRIPTORS.get_message_by_name("construct.v1.SubscribeRequest").expect("it is in the contract");
+        let codec = prop::sample::select(&[Codec::Json, Codec::Proto][..]);
+        let encoding = prop::sample::select(&[Encoding::Identity, Encoding::Gzip][..]);
+        let cuts = prop::collection::vec(any::<prop::sample::Index>(), 0..6);
+        let input = (prop::collection::vec(piece(), 0..6), cuts, codec, encoding);
+        fuzz(&input, |(pieces, cuts, codec, encoding)| {
+            let bytes = pieces.concat();
+            let mut cuts: Vec<_> = cuts.iter().map(|cut| cut.index(bytes.len() + 1)).chain([0, bytes.len()]).collect();
+            cuts.sort_unstable();
+            let frames: Vec<_> = cuts
+                .windows(2)
+                .map(|pair| Ok::<_, Status>(Frame::data(Bytes::copy_from_slice(&bytes[pair[0]..pair[1]]))))
+                .collect();
+            let body = Body::new(StreamBody::new(stream::iter(frames)));
+            let envelopes = Envelopes::new(LIMIT);
+            let mut receiving = Receiving { body, envelopes, encoding, codec, kind: kind.clone() };
+            let mut seen = 0;
+            while let Ok(Some(message)) = runtime.block_on(receiving.next()) {
+                seen += 1;
+                prop_assert!(seen <= pieces.len() * 8 + 40, "there are more messages than bytes for them");
+                if codec == Codec::Json {
+                    let read = DynamicMessage::decode(kind.clone(), message);
+                    prop_assert!(read.is_ok(), "{read:?}");
+                }
+            }
+            Ok(())
+        });
+    }
 }

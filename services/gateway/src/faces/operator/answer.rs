@@ -3,7 +3,12 @@
 use construct_proto::v1;
 use serde_json::{Value, json};
 use tonic::{Code, Status};
-use tonic_types::StatusExt as _;
+use tonic_types::{ErrorDetails, StatusExt as _};
+
+use crate::quotas::seconds;
+
+/// There was too much of something.
+const RATE_LIMIT: &str = "RATE_LIMIT_EXCEEDED";
 
 /// How a request wants to be answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,7 +33,7 @@ impl Failure {
     }
 
     pub(super) fn too_many(message: impl Into<String>) -> Self {
-        Self { code: "RATE_LIMIT_EXCEEDED", message: message.into(), details: Value::Null }
+        Self { code: RATE_LIMIT, message: message.into(), details: Value::Null }
     }
 
     pub(super) fn too_large(message: impl Into<String>) -> Self {
@@ -79,7 +84,11 @@ impl Failure {
     }
 
     pub(super) fn block(&self) -> Value {
-        json!({"type": "error", "message": self.message, "code": self.code})
+        let mut block = json!({"type": "error", "message": self.message, "code": self.code});
+        if self.code == RATE_LIMIT && !self.details.is_null() {
+            block["details"] = self.details.clone();
+        }
+        block
     }
 }
 
@@ -97,13 +106,22 @@ impl From<Status> for Failure {
             Code::InvalidArgument if wrong("task") => "SESSION_NOT_FOUND",
             Code::InvalidArgument | Code::Unimplemented => "INVALID_REQUEST",
             Code::OutOfRange => "CONTEXT_TOO_LARGE",
-            Code::ResourceExhausted => "RATE_LIMIT_EXCEEDED",
+            Code::ResourceExhausted => RATE_LIMIT,
             Code::FailedPrecondition | Code::Aborted | Code::AlreadyExists => "SESSION_ERROR",
             Code::Unauthenticated | Code::PermissionDenied => "UNAUTHORIZED",
             _ => "INTERNAL_ERROR",
         };
-        Self { code, message: status.message().to_owned(), details: Value::Null }
+        Self { code, message: status.message().to_owned(), details: quota(&details) }
     }
+}
+
+/// Which quota is used up, and in how many seconds there will be some of it.
+fn quota(details: &ErrorDetails) -> Value {
+    let Some(violation) = details.quota_failure().and_then(|failure| failure.violations.first()) else {
+        return Value::Null;
+    };
+    let after = details.retry_info().and_then(|info| info.retry_delay).unwrap_or_default();
+    json!({"quota": violation.quota_id, "limit": violation.quota_value, "retryAfter": seconds(after).max(1)})
 }
 
 /// A `DispatchResult`.

@@ -9,6 +9,7 @@ use tonic::{
     transport::server::TcpConnectInfo,
 };
 
+use crate::audit::origin::Face;
 use crate::faces::{
     Faces, Shared,
     call::{self, Answers, Call, Deadline},
@@ -24,7 +25,9 @@ pub(super) struct Calls {
 
 impl Calls {
     pub(super) fn new(faces: &Faces) -> Self {
-        Self { shared: Arc::clone(&faces.shared), caller: Request::new(()).into_parts().0 }
+        let mut caller = Request::new(()).into_parts().0;
+        caller.extensions.insert(Face::Operator);
+        Self { shared: Arc::clone(&faces.shared), caller }
     }
 
     /// Says where the connection comes from.
@@ -35,7 +38,7 @@ impl Calls {
 
     /// Takes over what the request for a WebSocket said of its caller.
     pub(super) fn identify_as(&mut self, headers: &HeaderMap) {
-        for name in [header::AUTHORIZATION, HeaderName::from_static("x-organization-id")] {
+        for name in [header::AUTHORIZATION, header::USER_AGENT, HeaderName::from_static("x-organization-id")] {
             if let Some(value) = headers.get(&name) {
                 self.caller.headers.insert(name, value.clone());
             }

@@ -8,7 +8,7 @@ use construct_proto::v1;
 use serde_json::{Value, json};
 use socket2::{SockRef, TcpKeepalive};
 use tokio::{
-    io::AsyncWriteExt as _,
+    io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpStream,
     sync::mpsc,
     task::{AbortHandle, JoinSet},
@@ -25,9 +25,9 @@ use super::{
     calls::Calls,
     line::Line,
     request::{Request, Wanted},
-    wire::{self, Reader, Writer},
+    wire::{self, Reader, Rewound, Writer},
 };
-use crate::server::SILENCE;
+use crate::{server::SILENCE, tls::stream::Stream};
 
 /// Lines of streams on their way; behind them the streams wait, each by itself.
 const EVENTS: usize = 16;
@@ -35,7 +35,6 @@ const EVENTS: usize = 16;
 const ANSWERS: usize = 64;
 
 pub(super) struct Connection {
-    stream: TcpStream,
     calls: Calls,
     options: Arc<Options>,
     draining: CancellationToken,
@@ -64,33 +63,33 @@ impl Out {
 }
 
 impl Connection {
-    pub(super) fn new(stream: TcpStream, calls: Calls, options: Arc<Options>, draining: CancellationToken) -> Self {
+    pub(super) fn new(stream: &TcpStream, calls: Calls, options: Arc<Options>, draining: CancellationToken) -> Self {
+        // Lines are small and wanted at once. If it cannot be set they come a little later.
+        _ = stream.set_nodelay(true);
+        // If it cannot be set, a client that vanished holds its place until it is written to.
+        _ = SockRef::from(stream).set_tcp_keepalive(&TcpKeepalive::new().with_time(SILENCE));
         let calls = calls.with_peer(stream.connect_info());
-        Self { stream, calls, options, draining }
+        Self { calls, options, draining }
     }
 
     /// Tells the client that there are too many already.
-    pub(super) async fn refuse(mut self) {
+    pub(super) async fn refuse(self, mut stream: Stream) {
         let failure = Failure::too_many("the gateway has too many connections");
         let line = format!("{}\n", failure.line(Form::Results, None, None));
-        _ = tokio::time::timeout(LINGER, self.stream.write_all(line.as_bytes())).await;
+        _ = tokio::time::timeout(LINGER, stream.write_all(line.as_bytes())).await;
     }
 
-    pub(super) async fn run(mut self) {
+    pub(super) async fn run(mut self, mut stream: Stream) {
         let mut first = [0];
-        let peeked = tokio::select! {
+        let read = tokio::select! {
             () = self.draining.cancelled() => return,
-            peeked = tokio::time::timeout(FIRST, self.stream.peek(&mut first)) => peeked,
+            read = tokio::time::timeout(FIRST, stream.read(&mut first)) => read,
         };
-        // Lines are small and wanted at once. If it cannot be set they come a little later.
-        _ = self.stream.set_nodelay(true);
-        // If it cannot be set, a client that vanished holds its place until it is written to.
-        _ = SockRef::from(&self.stream).set_tcp_keepalive(&TcpKeepalive::new().with_time(SILENCE));
         let mut patience = FIRST;
-        let (reader, writer) = match (peeked, first[0]) {
-            (Ok(Ok(1)), b'{' | b' ' | b'\t' | b'\r' | b'\n') => wire::plain(self.stream),
+        let (reader, writer) = match (read, first[0]) {
+            (Ok(Ok(1)), b'{' | b' ' | b'\t' | b'\r' | b'\n') => wire::plain(Rewound::new(first[0], stream)),
             (Ok(Ok(1)), b'G') => {
-                let shaking = wire::web(self.stream, &self.options.guard);
+                let shaking = wire::web(Rewound::new(first[0], stream), &self.options.guard);
                 match tokio::time::timeout(LINGER, shaking).await {
                     Ok(Ok((reader, writer, headers))) => {
                         self.calls.identify_as(&headers);
@@ -105,7 +104,7 @@ impl Connection {
             _ => {
                 let failure = Failure::invalid("lines of JSON are spoken here, or WebSocket");
                 let line = format!("{}\n", failure.line(Form::Results, None, None));
-                _ = tokio::time::timeout(LINGER, self.stream.write_all(line.as_bytes())).await;
+                _ = tokio::time::timeout(LINGER, stream.write_all(line.as_bytes())).await;
                 return;
             }
         };

@@ -21,12 +21,15 @@ pub(super) enum Ended {
 /// Follows one message until its turn is over.
 pub(super) struct Follow {
     pub(super) message: String,
-    /// Turns that come before.
+    /// Turns that come before, as of the task's record `since`.
     ahead: i64,
+    since: u64,
+    /// Whether the message's own record has been seen: what is told before it is of others' turns.
+    sent: bool,
 }
 
 impl Follow {
-    /// `task` as it was before the message was sent.
+    /// `task` as it was after listening began, and before the message was sent. What ended in between is told, and counted already.
     pub(super) fn new(message: String, task: &v1::Task) -> Self {
         let status = task.status.clone().unwrap_or_default();
         let busy = match status.phase() {
@@ -34,17 +37,23 @@ impl Follow {
             v1::TaskPhase::Suspended => status.turns_used > 0,
             _ => true,
         };
-        Self { message, ahead: status.queued_count + i64::from(busy) }
+        Self { message, ahead: status.queued_count + i64::from(busy), since: status.event_sequence, sent: false }
     }
 
     /// Whether what happens now happens in the message's turn.
     pub(super) fn is_ours(&self) -> bool {
-        self.ahead <= 0
+        self.sent && self.ahead <= 0
     }
 
     /// Whether an event ends the message's turn.
     pub(super) fn see(&mut self, event: &v1::Event) -> Option<Ended> {
+        let counted = (1..=self.since).contains(&event.sequence);
         let gone = match &event.payload {
+            Some(Payload::Message(message)) if event.r#type == "message.created" => {
+                let own = |metadata: &v1::Metadata| metadata.id == self.message;
+                self.sent |= message.metadata.as_ref().is_some_and(own);
+                return None;
+            }
             Some(Payload::TurnCompleted(turn)) if turn.message_id == self.message => {
                 return Some(Ended::Turn(turn.clone()));
             }
@@ -63,7 +72,9 @@ impl Follow {
         if *gone == self.message {
             return Some(Ended::Dropped);
         }
-        self.ahead -= 1;
+        if !counted {
+            self.ahead -= 1;
+        }
         None
     }
 }
@@ -222,4 +233,44 @@ pub(super) fn completed(turn: &str, usage: (i64, i64), outcome: v1::TurnOutcome)
 /// Arguments are JSON, but may have been clipped.
 fn json_or_text(text: &str) -> Value {
     serde_json::from_str(text).unwrap_or_else(|_| text.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn task(phase: v1::TaskPhase, event_sequence: u64) -> v1::Task {
+        let status = v1::TaskStatus { phase: phase.into(), event_sequence, ..v1::TaskStatus::default() };
+        v1::Task { status: Some(status), ..v1::Task::default() }
+    }
+
+    fn event(kind: &str, sequence: u64, payload: Payload) -> v1::Event {
+        v1::Event { r#type: kind.into(), sequence, payload: Some(payload), ..v1::Event::default() }
+    }
+
+    fn ended(message: &str, sequence: u64) -> v1::Event {
+        let turn = v1::TurnCompleted { message_id: message.into(), ..v1::TurnCompleted::default() };
+        event("turn.completed", sequence, Payload::TurnCompleted(turn))
+    }
+
+    fn sent(message: &str, sequence: u64) -> v1::Event {
+        let metadata = Some(v1::Metadata { id: message.into(), ..v1::Metadata::default() });
+        event("message.created", sequence, Payload::Message(v1::Message { metadata, ..v1::Message::default() }))
+    }
+
+    #[test]
+    fn a_turn_that_ended_before_the_task_was_read_is_not_counted_a_second_time() {
+        // Listening began at record 4; the turn before ended with record 5, and the task was read after that.
+        let mut follow = Follow::new("own".into(), &task(v1::TaskPhase::AwaitInput, 5));
+        assert!(follow.see(&ended("other", 5)).is_none() && !follow.is_ours());
+        assert!(follow.see(&sent("own", 6)).is_none() && follow.is_ours());
+        assert!(matches!(follow.see(&ended("own", 9)), Some(Ended::Turn(_))));
+    }
+
+    #[test]
+    fn what_others_are_told_is_not_ours() {
+        let mut follow = Follow::new("own".into(), &task(v1::TaskPhase::InvokeModel, 5));
+        assert!(follow.see(&sent("own", 6)).is_none() && !follow.is_ours());
+        assert!(follow.see(&ended("other", 7)).is_none() && follow.is_ours());
+    }
 }

@@ -183,3 +183,134 @@ fn image(url: &str, mime_type: &str) -> Result<v1::Block, &'static str> {
     let attachment = v1::Attachment { media_type, name: String::new(), data };
     Ok(v1::Block { block: Some(v1::block::Block::Attachment(attachment)) })
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use serde_json::json;
+
+    use super::*;
+    use crate::{
+        faces::operator::line::{Line, Splitter},
+        tests::fuzz::fuzz,
+    };
+
+    const SECRET: &str = "ct_that-nobody-is-to-see";
+
+    /// What stands in requests, and what nobody expects there.
+    fn value() -> impl Strategy<Value = Value> {
+        let leaf = prop_oneof![
+            Just(Value::Null),
+            any::<bool>().prop_map(Value::from),
+            any::<i64>().prop_map(Value::from),
+            any::<f64>().prop_map(Value::from),
+            ".{0,12}".prop_map(Value::from),
+            Just(json!("data:image/png;base64,iVBORw0KGgo=")),
+            Just(json!("user")),
+            Just(json!({"type": "text", "text": "hi"})),
+            Just(json!({"role": "user", "content": [{"type": "file", "path": "a"}]})),
+        ];
+        leaf.prop_recursive(6, 48, 6, |inner| {
+            prop_oneof![
+                prop::collection::vec(inner.clone(), 0..6).prop_map(Value::from),
+                prop::collection::vec((name(), inner), 0..6)
+                    .prop_map(|fields| Value::from(fields.into_iter().collect::<serde_json::Map<_, _>>())),
+            ]
+        })
+    }
+
+    fn name() -> impl Strategy<Value = String> {
+        const NAMES: [&str; 18] = [
+            "id",
+            "type",
+            "key",
+            "organizationID",
+            "context",
+            "agentID",
+            "sessionID",
+            "messages",
+            "content",
+            "role",
+            "files",
+            "metadata",
+            "tools",
+            "cursor",
+            "lastTurn",
+            "userMessage",
+            "url",
+            "mimeType",
+        ];
+        prop_oneof![9 => prop::sample::select(&NAMES[..]).prop_map(str::to_owned), 1 => ".{0,8}"]
+    }
+
+    fn kind() -> impl Strategy<Value = &'static str> {
+        prop::sample::select(
+            &[
+                "auth",
+                "send_context_request",
+                "query",
+                "dispatch",
+                "stream",
+                "cancel",
+                "list_sessions",
+                "export_session",
+                "delete_session",
+            ][..],
+        )
+    }
+
+    /// A line: a request that is nearly right, with a few bytes changed or not; or noise.
+    fn line() -> impl Strategy<Value = Vec<u8>> {
+        let request = (kind(), prop::collection::vec((name(), value()), 0..8)).prop_map(|(kind, fields)| {
+            let mut request: serde_json::Map<_, _> = fields.into_iter().collect();
+            request.insert("type".to_owned(), kind.into());
+            if kind == "auth" {
+                request.insert("key".to_owned(), SECRET.into());
+            }
+            Value::from(request).to_string().into_bytes()
+        });
+        let changed = (request, prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 0..3));
+        let changed = changed.prop_map(|(mut bytes, changes)| {
+            for (index, byte) in changes {
+                let index = index.index(bytes.len());
+                bytes[index] = byte;
+            }
+            bytes
+        });
+        // An opening bracket may be written more often than a parser's stack bears.
+        let deep = (prop::sample::select(&["[", "{\"a\":", "{\"type\":\"query\",\"metadata\":["][..]), 0_usize..5_000)
+            .prop_map(|(open, depth)| open.repeat(depth).into_bytes());
+        prop_oneof![8 => changed, 1 => prop::collection::vec(any::<u8>(), 0..200), 1 => deep]
+    }
+
+    /// Whatever comes over a connection, however it is cut: nothing panics, every line is told from the others, a key is shown nowhere, and
+    /// what is understood has something to say or says why not.
+    #[test]
+    fn random_lines_are_understood_or_refused() {
+        let input = (prop::collection::vec(line(), 1..6), prop::collection::vec(any::<prop::sample::Index>(), 0..6));
+        fuzz(&input, |(lines, cuts)| {
+            let bytes = lines.join(&b'\n');
+            let mut cuts: Vec<_> = cuts.iter().map(|cut| cut.index(bytes.len() + 1)).chain([0, bytes.len()]).collect();
+            cuts.sort_unstable();
+            let mut splitter = Splitter::new(64 * 1024);
+            let mut found = Vec::new();
+            for pair in cuts.windows(2) {
+                splitter.push(&bytes[pair[0]..pair[1]]);
+                found.extend(std::iter::from_fn(|| splitter.next()));
+            }
+            prop_assert!(found.len() < bytes.split(|byte| *byte == b'\n').count());
+            for line in found {
+                let Line::Text(text) = line else { continue };
+                let Ok(request) = serde_json::from_str::<Request>(&text) else { continue };
+                let shown = format!("{request:?}");
+                if let Wanted::Auth { key, .. } = &request.wanted {
+                    prop_assert!(key.0.len() < 8 || !shown.contains(&key.0), "{shown}");
+                }
+                if let Wanted::Query(say) | Wanted::Dispatch(say) = &request.wanted {
+                    prop_assert!(say.blocks().map_or(true, |blocks| !blocks.is_empty()));
+                }
+            }
+            Ok(())
+        });
+    }
+}

@@ -1,18 +1,16 @@
-//! How lines travel: over TCP as they are, or as the messages of a WebSocket. The first byte of a connection tells which.
+//! How lines travel: over TCP (or TLS) as they are, or as the messages of a WebSocket. The first byte of a connection tells which.
 
-use std::io;
+use std::{
+    io,
+    pin::Pin,
+    task::{Context, Poll},
+};
 
 use futures::{
     SinkExt as _, StreamExt as _,
     stream::{SplitSink, SplitStream},
 };
-use tokio::{
-    io::AsyncWriteExt as _,
-    net::{
-        TcpStream,
-        tcp::{OwnedReadHalf, OwnedWriteHalf},
-    },
-};
+use tokio::io::{AsyncRead, AsyncWrite, AsyncWriteExt as _, ReadBuf, ReadHalf, WriteHalf};
 use tokio_tungstenite::{
     WebSocketStream, accept_hdr_async_with_config,
     tungstenite::{
@@ -28,21 +26,60 @@ use super::{
     MAX_LINE,
     line::{Line, Lines},
 };
-use crate::faces::guard::Guard;
+use crate::{faces::guard::Guard, tls::stream::Stream};
+
+/// A connection of which one byte was read to see what is spoken. It is the first that is read.
+pub(super) struct Rewound {
+    first: Option<u8>,
+    stream: Stream,
+}
+
+impl Rewound {
+    pub(super) const fn new(first: u8, stream: Stream) -> Self {
+        Self { first: Some(first), stream }
+    }
+}
+
+impl AsyncRead for Rewound {
+    fn poll_read(self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        if buffer.remaining() > 0
+            && let Some(first) = this.first.take()
+        {
+            buffer.put_slice(&[first]);
+            return Poll::Ready(Ok(()));
+        }
+        Pin::new(&mut this.stream).poll_read(context, buffer)
+    }
+}
+
+impl AsyncWrite for Rewound {
+    fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.get_mut().stream).poll_write(context, bytes)
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().stream).poll_flush(context)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().stream).poll_shutdown(context)
+    }
+}
 
 pub(super) enum Reader {
-    Tcp(Lines<OwnedReadHalf>),
-    Web(SplitStream<WebSocketStream<TcpStream>>),
+    Tcp(Lines<ReadHalf<Rewound>>),
+    Web(SplitStream<WebSocketStream<Rewound>>),
 }
 
 pub(super) enum Writer {
-    Tcp(OwnedWriteHalf),
-    Web(SplitSink<WebSocketStream<TcpStream>, Message>),
+    Tcp(WriteHalf<Rewound>),
+    Web(SplitSink<WebSocketStream<Rewound>, Message>),
 }
 
 /// Lines as they are.
-pub(super) fn plain(stream: TcpStream) -> (Reader, Writer) {
-    let (reader, writer) = stream.into_split();
+pub(super) fn plain(stream: Rewound) -> (Reader, Writer) {
+    let (reader, writer) = tokio::io::split(stream);
     (Reader::Tcp(Lines::new(reader, MAX_LINE)), Writer::Tcp(writer))
 }
 
@@ -50,7 +87,7 @@ pub(super) fn plain(stream: TcpStream) -> (Reader, Writer) {
 ///
 /// # Errors
 /// When it is not let in, or is no WebSocket; the client has been told.
-pub(super) async fn web(stream: TcpStream, guard: &Guard) -> Result<(Reader, Writer, HeaderMap), Error> {
+pub(super) async fn web(stream: Rewound, guard: &Guard) -> Result<(Reader, Writer, HeaderMap), Error> {
     let mut headers = HeaderMap::new();
     let check = |request: &Request, response: Response| -> Result<Response, ErrorResponse> {
         headers.clone_from(request.headers());

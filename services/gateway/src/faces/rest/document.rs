@@ -12,7 +12,7 @@ use self::{comments::Comments, schemas::Schemas};
 use super::{
     request,
     routes::{Content, Route},
-    success,
+    sse, success,
 };
 
 const ABOUT: &str = "Construct turns a language model into a dependable worker. The same methods are served as gRPC, gRPC-Web \
@@ -87,7 +87,8 @@ fn operation(route: &Route, method: &MethodDescriptor, comments: &Comments, sche
         parameters.push(json!({"name": "Idempotency-Key", "in": "header", "schema": schema, "description": words}));
     }
     let streams = method.is_server_streaming();
-    if streams {
+    let events = streams && sse::is_for(&method.output());
+    if events {
         let words = "The id of the last event seen; it wins over `cursor`.";
         let schema = json!({"type": "string"});
         parameters.push(json!({"name": "Last-Event-ID", "in": "header", "schema": schema, "description": words}));
@@ -110,10 +111,14 @@ fn operation(route: &Route, method: &MethodDescriptor, comments: &Comments, sche
     }
     let status = success(route, method);
     let mut answer = json!({"description": status.canonical_reason().unwrap_or_default()});
-    if streams {
+    if events {
         let words = "Server-sent events: each one's data is such a message, its id the cursor to go on after it.";
         let schema = schemas.message(&method.output());
         answer = json!({"description": words, "content": {"text/event-stream": {"schema": schema}}});
+    } else if streams {
+        let words = "Lines, each with such a message. When the last is not whole, the answer was cut off.";
+        let schema = schemas.message(&method.output());
+        answer = json!({"description": words, "content": {"application/x-ndjson": {"schema": schema}}});
     } else if status.as_u16() != 204 {
         answer["content"] = json!({"application/json": {"schema": schemas.message(&method.output())}});
     }
@@ -192,6 +197,7 @@ fn problem() -> Value {
             "code": {"type": "string", "description": "gRPC's code, e.g. `NOT_FOUND`."},
             "violations": list(&["field", "description"]),
             "preconditions": list(&["type", "subject", "description"]),
+            "quotas": list(&["quota", "subject", "limit", "description"]),
             "resource": {"type": "object", "properties": {"type": text, "name": text}},
         },
     })

@@ -46,7 +46,7 @@ const fn post(path: &'static str, method: &'static str, example: &'static str) -
 }
 
 /// The table. A test compares it with the contract: every method stands here.
-pub(in crate::faces) static ROUTES: [Route; 82] = [
+pub(in crate::faces) static ROUTES: [Route; 102] = [
     create(
         "/v1/agents",
         "AgentService/CreateAgent",
@@ -70,6 +70,8 @@ pub(in crate::faces) static ROUTES: [Route; 82] = [
     ),
     get("/v1/api-keys", "KeyService/ListApiKeys"),
     post("/v1/api-keys/{api_key}/revoke", "KeyService/RevokeApiKey", "{}"),
+    get("/v1/audit-entries", "AuditService/ListAuditEntries"),
+    get("/v1/audit-entries/export", "AuditService/ExportAuditEntries"),
     create("/v1/budgets", "BudgetService/CreateBudget", r#"{"agent": "ada", "limitPicoUsd": "5000000000000"}"#),
     get("/v1/budgets", "BudgetService/ListBudgets"),
     get("/v1/budgets/{budget}", "BudgetService/GetBudget"),
@@ -80,6 +82,7 @@ pub(in crate::faces) static ROUTES: [Route; 82] = [
     get("/v1/dead-letters/{letter}", "RecoveryService/GetDeadLetter"),
     post("/v1/dead-letters/{letter}/redrive", "RecoveryService/RedriveDeadLetter", "{}"),
     delete("/v1/dead-letters/{letter}", "RecoveryService/DropDeadLetter"),
+    get("/v1/diagnosis", "DiagnosisService/Diagnose"),
     get("/v1/events", "EventService/Subscribe"),
     post(
         "/v1/invitations",
@@ -148,6 +151,27 @@ pub(in crate::faces) static ROUTES: [Route; 82] = [
     get("/v1/organizations/{organization}", "OrganizationService/GetOrganization"),
     patch("/v1/organizations/{organization}", "OrganizationService/UpdateOrganization", r#"{"name": "The ledger"}"#),
     delete("/v1/organizations/{organization}", "OrganizationService/DeleteOrganization"),
+    create("/v1/scans", "ScanService/CreateScan", r#"{"github": "octocat/reports", "budgetPicoUsd": "1000000000000"}"#),
+    get("/v1/scans", "ScanService/ListScans"),
+    get("/v1/scans/{scan}", "ScanService/GetScan"),
+    post("/v1/scans/{scan}/cancel", "ScanService/CancelScan", r#"{"reason": "It is no longer needed."}"#),
+    get("/v1/scans/{scan}/events", "ScanService/WatchScan"),
+    get("/v1/scans/{scan}/candidates", "ScanService/ListCandidates"),
+    post("/v1/scans/{scan}/tools", "ScanService/CreateTools", "{}"),
+    get("/v1/scans/{after}/changes", "ScanService/CompareScans"),
+    post(
+        "/v1/candidates/{candidate}/review",
+        "ScanService/ReviewCandidate",
+        r#"{"state": "CANDIDATE_STATE_ACCEPTED", "revision": "1"}"#,
+    ),
+    create(
+        "/v1/scan-connections",
+        "ScanService/CreateScanConnection",
+        r#"{"name": "github", "host": "SCAN_HOST_GITHUB", "token": "github_pat_…"}"#,
+    ),
+    get("/v1/scan-connections", "ScanService/ListScanConnections"),
+    delete("/v1/scan-connections/{connection}", "ScanService/DeleteScanConnection"),
+    get("/v1/scan-connections/{connection}/repositories", "ScanService/ListRepositories"),
     create(
         "/v1/schedules",
         "ScheduleService/CreateSchedule",
@@ -196,6 +220,14 @@ pub(in crate::faces) static ROUTES: [Route; 82] = [
         r#"{"message": "message_01890a5d-ac96-774b-bcce-b302099a8057"}"#,
     ),
     get("/v1/tasks/{task}/events", "EventService/Subscribe"),
+    get("/v1/quota", "UsageService/GetQuota"),
+    get("/v1/organizations/{organization}/quota", "UsageService/GetQuota"),
+    patch(
+        "/v1/organizations/{organization}/quota",
+        "UsageService/UpdateQuota",
+        r#"{"tier": "unlimited", "overrides": {"tasksPerDay": "1000"}}"#,
+    ),
+    get("/v1/usage", "UsageService/ListUsage"),
     get("/v1/whoami", "OrganizationService/WhoAmI"),
 ];
 

@@ -28,6 +28,11 @@ const HEARTBEAT: Duration = Duration::from_secs(15);
 const WELCOME: &str = "retry: 1000\n\n";
 const BEAT: &str = ": alive\n\n";
 
+/// Whether a stream of these is one of events, which can be resumed by their cursors.
+pub(super) fn is_for(kind: &MessageDescriptor) -> bool {
+    kind.get_field_by_name("cursor").is_some()
+}
+
 /// A stream of events. Its next event is asked for when the client has taken the one before, so whoever reads slowly holds
 /// back only their own subscription.
 pub(super) fn response(mut answers: Answers, kind: MessageDescriptor) -> Response<Body> {

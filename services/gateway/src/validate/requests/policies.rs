@@ -38,6 +38,7 @@ fn rule(violations: &mut Violations, field: &str, rule: &PolicyRule) {
         ("commands", &rule.commands),
         ("hosts", &rule.hosts),
         ("methods", &rule.methods),
+        ("agents", &rule.agents),
     ];
     let mut fits = true;
     for (name, patterns) in lists {
@@ -86,12 +87,13 @@ pub(crate) fn list_approvals(
     let mut violations = Violations::new();
     let filter = request.filter.clone().unwrap_or_default();
     let task = if filter.task.is_empty() { None } else { violations.id("filter.task", &filter.task) };
+    let tree = if filter.tree.is_empty() { None } else { violations.id("filter.tree", &filter.tree) };
     let state = v1::ApprovalState::try_from(filter.state);
     violations.require(state.is_ok(), "filter.state", || "is not a known state".into());
     let orders = [Column::CreatedAt, Column::UpdatedAt];
     let page = Page::read(request.page.as_ref(), "ListApprovals", organization, &filter, &orders, &mut violations);
     let state = state.ok().and_then(convert::to_approval_state);
-    violations.finish().map(|()| (page, ApprovalFilter { task, state }))
+    violations.finish().map(|()| (page, ApprovalFilter { task, state, tree }))
 }
 
 pub(crate) fn decide_approval(request: &DecideApprovalRequest) -> Result<ApprovalId, Status> {

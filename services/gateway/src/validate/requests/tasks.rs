@@ -116,6 +116,7 @@ pub(crate) struct TaskFilter {
     pub(crate) phase: Option<Phase>,
     pub(crate) created_after: Option<Timestamp>,
     pub(crate) created_before: Option<Timestamp>,
+    pub(crate) parent: Option<TaskId>,
 }
 
 pub(crate) fn list_tasks(
@@ -132,10 +133,11 @@ pub(crate) fn list_tasks(
     workspace(&mut violations, "filter.workspace", &filter.workspace);
     let created_after = timestamp(&mut violations, "filter.created_after", filter.created_after.as_ref());
     let created_before = timestamp(&mut violations, "filter.created_before", filter.created_before.as_ref());
+    let parent = if filter.parent.is_empty() { None } else { violations.id("filter.parent", &filter.parent) };
     let orders = [Column::CreatedAt, Column::UpdatedAt];
     let page = Page::read(request.page.as_ref(), "ListTasks", organization, &filter, &orders, &mut violations);
     let phase = phase.ok().and_then(convert::to_phase);
-    violations.finish().map(|()| (page, TaskFilter { phase, created_after, created_before }))
+    violations.finish().map(|()| (page, TaskFilter { phase, created_after, created_before, parent }))
 }
 
 pub(super) fn workspace(violations: &mut Violations, field: &str, path: &str) {

@@ -363,10 +363,17 @@ fn filters_know_their_values() {
         workspace: "relative".into(),
         created_after: Some(prost_types::Timestamp { seconds: i64::MAX, nanos: 0 }),
         created_before: Some(prost_types::Timestamp { seconds: 0, nanos: -1 }),
+        parent: "agent_1".into(),
     };
     let request = v1::ListTasksRequest { filter: Some(filter), ..v1::ListTasksRequest::default() };
-    let expected =
-        ["filter.agent", "filter.phase", "filter.workspace", "filter.created_after", "filter.created_before"];
+    let expected = [
+        "filter.agent",
+        "filter.phase",
+        "filter.workspace",
+        "filter.created_after",
+        "filter.created_before",
+        "filter.parent",
+    ];
     refused(list_tasks(ORG, &request), &expected);
     let page = v1::PageRequest { order_by: "name".into(), ..v1::PageRequest::default() };
     refused(list_tasks(ORG, &v1::ListTasksRequest { page: Some(page), filter: None }), &["page.order_by"]);

@@ -183,6 +183,10 @@ impl Work {
         let failed = |failure: Failure| Stop::Failed(failure, Some(session.clone()));
         // Listening begins before the message is sent, so that nothing of its turn is missed.
         let watch = self.calls.subscribe(&session, "").await.map_err(|status| failed(status.into()))?;
+        // Read again, now that it is listened: a turn that has ended since the first look would be waited for.
+        let request = v1::GetTaskRequest { task: session.clone() };
+        let task: Result<v1::Task, Status> = self.calls.unary("TaskService/GetTask", &request).await;
+        let task = task.map_err(|status| failed(status.into()))?;
         let spec = v1::MessageSpec { task: session.clone(), blocks: message.blocks, ..v1::MessageSpec::default() };
         let request = v1::CreateMessageRequest { spec: Some(spec), idempotency_key: String::new() };
         let sent: Result<v1::Message, Status> = self.calls.unary("MessageService/CreateMessage", &request).await;

@@ -38,8 +38,17 @@ fn every_route_is_in_the_document() {
         let fields: Vec<_> = route.fields().map(|field| field.rsplit('.').next().expect("a name").to_owned()).collect();
         assert_eq!(named("path"), fields, "{id}");
         if route.method.contains("/List") && route.path == "/v1/tasks" {
-            let expected =
-                ["pageSize", "pageToken", "orderBy", "agent", "phase", "workspace", "createdAfter", "createdBefore"];
+            let expected = [
+                "pageSize",
+                "pageToken",
+                "orderBy",
+                "agent",
+                "phase",
+                "workspace",
+                "createdAfter",
+                "createdBefore",
+                "parent",
+            ];
             assert_eq!(named("query"), expected);
         }
     }
