@@ -18,6 +18,7 @@ use construct_proto::v1::{CodeInterpreterCall, CodeInterpreterResult};
 use construct_runtime::MasterKeys;
 use jiff::Timestamp;
 use tokio_util::sync::CancellationToken;
+use tracing::Instrument as _;
 
 use crate::{
     host::{Broken, ScriptHost, Shared, past_calls},
@@ -28,15 +29,16 @@ use crate::{
     running::Running,
     sandbox::{Engine, Limit, Status, ToolTable},
     tiers::Tiers,
-    tools::{Models, Secrets, Toolbox},
+    tools::{Models, Secrets, Subtasks, Toolbox},
     workspaces::Workspaces,
 };
 
 /// Why the scripts after one that cannot be continued are not run.
 const STUCK: &str = "a script before it could not be continued";
 
-/// What is known of a script that waits for people, should it never be gone on with.
+/// What is known of a script that waits for people or subtasks, should it never be gone on with.
 const WAITED: &str = "cancelled while waiting for an approval";
+const AWAITED: &str = "cancelled while waiting for subtasks";
 
 /// Why scripts are not continued that may have run.
 const GONE: &str = "NATS has lost the record of its calls";
@@ -90,10 +92,20 @@ struct Run<'a> {
 
 impl Executor {
     /// Carries a command out, reports, and only then acknowledges.
-    #[tracing::instrument(name = "interpreter.step.execute", skip_all, fields(task = %delivery.task, delivery = delivery.delivery))]
     pub(crate) async fn execute(&self, delivery: Delivery<CodeExecute>) {
+        let span = tracing::info_span!(
+            "interpreter.step.execute",
+            otel.kind = "consumer",
+            construct.task = %delivery.task,
+            construct.step = delivery.message.step.as_ref().map(|step| step.step_id.as_str()),
+            construct.delivery = delivery.delivery,
+        );
+        delivery.receipt.continue_trace(&span);
+        self.carry_out(delivery).instrument(span).await;
+    }
+
+    async fn carry_out(&self, delivery: Delivery<CodeExecute>) {
         let Delivery { message: command, task, delivery, receipt, .. } = delivery;
-        receipt.continue_trace(&tracing::Span::current());
         let keep_alive = receipt.keep_alive();
         let end = self.run(&command, delivery).await;
         let outcome = match end {
@@ -209,6 +221,7 @@ impl Executor {
             Ok(toolbox) => {
                 let secrets = Secrets::open(&command.secrets, self.secrets_keys.as_ref(), &journal.opened.seed);
                 let toolbox = toolbox.with_secrets(secrets).with_models(self.models(command));
+                let toolbox = toolbox.with_subtasks(Subtasks::new(self.bus.clone(), step));
                 let run = Run { command, step, delivery, toolbox: &toolbox, journal: &journal, running: &running };
                 self.run_scripts(run, cancel).await
             }
@@ -241,6 +254,7 @@ impl Executor {
             policies: &policies,
             decisions: command.decisions.iter().map(|said| ((said.script, said.number), said)).collect(),
             parked: AtomicBool::new(false),
+            handed_off: AtomicBool::new(false),
             run: (step.round << 16) | delivery.min(u32::from(u16::MAX)),
             index: AtomicU64::new(0),
             clock: AtomicI64::new(journal.opened.clock_micros),
@@ -254,7 +268,7 @@ impl Executor {
             stop.cancel();
         });
         let mut results = Vec::with_capacity(command.calls.len());
-        let mut asked = Vec::new();
+        let (mut asked, mut awaits) = (Vec::new(), Vec::new());
         let mut out_of_time = false;
         for (number, call) in (0..).zip(&command.calls) {
             if let Some((result, clock)) = journal.ended_script(number, call) {
@@ -275,7 +289,8 @@ impl Executor {
             let host = ScriptHost::new(&shared, number);
             let limits = &self.tiers.of(&command.compute).script;
             let began = std::time::Instant::now();
-            let outcome = self.engine.run(&call.code, &host, limits, shared.cancel.clone()).await;
+            let mut outcome = self.engine.run(&call.code, &host, limits, shared.cancel.clone()).await;
+            outcome.notes.extend(host.notes());
             metrics::ran(&outcome, began.elapsed());
             if matches!(outcome.status, Status::Completed { .. } | Status::Threw { .. })
                 && let Some(early) = host.ended_early(outcome.host_calls)
@@ -315,10 +330,11 @@ impl Executor {
                         hand_back.abort();
                         return cannot_write(command, journal);
                     }
-                    results.push(report::result(&call.id, &outcome, &host.calls(), WAITED));
+                    (asked, awaits) = (host.asked(), host.awaited());
+                    let words = if asked.is_empty() { AWAITED } else { WAITED };
+                    results.push(report::result(&call.id, &outcome, &host.calls(), words));
                     let rest = &command.calls[results.len()..];
-                    results.extend(rest.iter().map(|call| report::not_run(&call.id, WAITED)));
-                    asked = host.asked();
+                    results.extend(rest.iter().map(|call| report::not_run(&call.id, words)));
                     break;
                 }
                 None if outcome.status == Status::Cancelled && running.reason().is_none() => {
@@ -367,9 +383,10 @@ impl Executor {
                 _ => return cannot_write(command, journal),
             }
         }
-        if !asked.is_empty() {
-            tracing::info!(calls = asked.len(), "the scripts are put away until a person has decided");
-            return End::Outcome(step_result::Outcome::Parked(Parked { calls: asked, results }));
+        if !asked.is_empty() || !awaits.is_empty() {
+            let (people, subtasks) = (asked.len(), awaits.len());
+            tracing::info!(people, subtasks, "the scripts are put away until what they wait for has come");
+            return End::Outcome(step_result::Outcome::Parked(Parked { calls: asked, results, awaits }));
         }
         End::Outcome(match stopped {
             Some(reason) => step_result::Outcome::Cancelled(Cancelled { reason, results, ..Cancelled::default() }),

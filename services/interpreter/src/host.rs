@@ -4,6 +4,7 @@ mod shown;
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
+    ops::Range,
     sync::{
         Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed},
@@ -12,9 +13,13 @@ use std::{
 };
 
 use construct_bus::Progress;
-use construct_domain::{approval::ASKED_AT_ONCE, policy::Action};
+use construct_domain::{
+    approval::{APPROVAL_LIMIT, ASKED_AT_ONCE},
+    decide::CODE_DEADLINE,
+    policy::Action,
+};
 use construct_proto::{
-    mesh::v1::{ApprovalDecision, AskedCall, JournalCompleted, JournalStarted, StepRef},
+    mesh::v1::{ApprovalDecision, AskedCall, AwaitedCall, JournalCompleted, JournalStarted, StepRef},
     v1::{self, event::Payload},
 };
 use futures::future::BoxFuture;
@@ -22,13 +27,14 @@ use jiff::Timestamp;
 use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 use tokio_util::sync::CancellationToken;
+use tracing::{Instrument as _, field::Empty};
 
 use crate::{
     journal::{CallId, Journal, Past},
     metrics, modules,
     policy::{Judged, Policies},
     sandbox::{Host, HostCall, IMPORT, ToolError, ToolTable},
-    tools::{self, CallContext, Environment, Toolbox},
+    tools::{self, CallContext, Environment, Toolbox, Waited},
 };
 
 /// How timers appear in the journal.
@@ -37,6 +43,8 @@ const TIMER: &str = "setTimeout";
 const OUTCOME_UNKNOWN: &str = "OutcomeUnknown";
 /// How much of arguments and results is shown to those who watch, in bytes.
 const SHOWN: usize = 4096;
+/// How soon it is asked again how subtasks are that a script waits for while it does something else.
+const LOOK_AGAIN: Duration = Duration::from_secs(1);
 /// How much of the arguments a person is shown who is to approve them, in bytes.
 const ASKED: usize = 64 * 1024;
 
@@ -70,8 +78,11 @@ pub(crate) struct Shared<'a> {
     pub(crate) policies: &'a Policies,
     /// What people have said about calls.
     pub(crate) decisions: HashMap<CallId, &'a ApprovalDecision>,
-    /// Set when a script can go on only when people have decided.
+    /// Set when a script can go on only when people have decided, or subtasks have ended.
     pub(crate) parked: AtomicBool,
+    /// Set when a script has handed the conversation over: nothing more is called then, because a step that is gone on with comes with the
+    /// policy, the secrets and the models of the other agent, which has not written this code.
+    pub(crate) handed_off: AtomicBool,
     /// Which run of the scripts this is: later rounds, and in one round later deliveries, have greater numbers.
     pub(crate) run: u32,
     /// Numbers what is told to those who watch.
@@ -90,6 +101,8 @@ pub(crate) struct ScriptHost<'a> {
     shared: &'a Shared<'a>,
     script: u32,
     state: Mutex<State>,
+    /// Held by the call that asks again how its subtasks are.
+    asking: tokio::sync::Mutex<()>,
 }
 
 #[derive(Debug, Default)]
@@ -100,6 +113,10 @@ struct State {
     uses: Vec<CallRecord>,
     /// Calls that wait for a person, by number.
     asks: BTreeMap<u32, AskedCall>,
+    /// Calls that wait for subtasks.
+    awaits: BTreeMap<u32, AwaitedCall>,
+    /// What the model is told beside what the script says.
+    notes: Vec<String>,
 }
 
 /// What is known about a call when the script is over.
@@ -109,8 +126,17 @@ pub(crate) struct CallRecord {
     pub(crate) name: String,
     /// `None` while it is under way, or when it was stopped.
     pub(crate) end: Option<CallEnd>,
-    /// Whether it waits for a person's approval, so that nothing of it has begun.
-    pub(crate) waits: bool,
+    /// What it waits for, so that nothing of it has begun.
+    pub(crate) waits: Option<WaitsFor>,
+}
+
+/// What a call can wait for while its script is put away.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum WaitsFor {
+    /// A person's approval.
+    Approval,
+    /// Subtasks.
+    Subtasks,
 }
 
 /// How a call ended.
@@ -124,7 +150,15 @@ pub(crate) struct CallEnd {
 
 impl<'a> ScriptHost<'a> {
     pub(crate) fn new(shared: &'a Shared<'a>, script: u32) -> Self {
-        Self { shared, script, state: Mutex::default() }
+        // Also by a call of which nobody knows whether it was carried out, and before the script comes to it again.
+        let handed_off = shared.journal.calls(script).into_iter().any(|(_, past)| match past {
+            Past::Started(started) => started.name == tools::HAND_OFF,
+            Past::Completed { completed, .. } => completed.succeeded && completed.name == tools::HAND_OFF,
+        });
+        if handed_off {
+            shared.handed_off.store(true, Relaxed);
+        }
+        Self { shared, script, state: Mutex::default(), asking: tokio::sync::Mutex::default() }
     }
 
     /// The script has ended by itself, having made `made` calls and timers. Whether it has left out what it did before, which the
@@ -158,6 +192,22 @@ impl<'a> ScriptHost<'a> {
         self.state().asks.values().take(ASKED_AT_ONCE).cloned().collect()
     }
 
+    /// What the script waits for of subtasks; of very many waits the first: about the others it asks again when it is gone on with.
+    pub(crate) fn awaited(&self) -> Vec<AwaitedCall> {
+        self.state().awaits.values().take(ASKED_AT_ONCE).cloned().collect()
+    }
+
+    /// What the model is told beside what the script says.
+    pub(crate) fn notes(&self) -> Vec<String> {
+        self.state().notes.clone()
+    }
+
+    /// When a wait is over at the latest: early enough for the script to be gone on with, and to end, before it is given up.
+    fn longest_wait(&self) -> Timestamp {
+        let opened = Timestamp::from_microsecond(self.shared.journal.opened.clock_micros).unwrap_or_default();
+        opened.saturating_add(APPROVAL_LIMIT.saturating_sub(CODE_DEADLINE)).unwrap_or(Timestamp::MAX)
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -169,8 +219,8 @@ impl<'a> ScriptHost<'a> {
         std::future::pending().await
     }
 
-    /// `environment` is what commands find that are called at this place of the script.
-    async fn answer(&self, call: HostCall, environment: Arc<Environment>) -> Result<Value, ToolError> {
+    /// `environment` is what commands find that are called at this place of the script, `made` what the guest's clock showed there.
+    async fn answer(&self, call: HostCall, environment: Arc<Environment>, made: Timestamp) -> Result<Value, ToolError> {
         let (id, number) = ((self.script, call.number), call.number);
         let hash = fingerprint(&call.name, &call.args);
         let repeatable = tools::definition(&call.name).is_none_or(tools::Definition::is_repeatable);
@@ -178,13 +228,14 @@ impl<'a> ScriptHost<'a> {
         if let Some(diverged) = past.and_then(|past| diverged(number, past, &call.name, &hash)) {
             return self.broken(diverged).await;
         }
-        self.state().uses.push(CallRecord { number, name: call.name.clone(), end: None, waits: false });
+        self.state().uses.push(CallRecord { number, name: call.name.clone(), end: None, waits: None });
         match past {
             Some(Past::Completed { completed, .. }) => {
                 self.ended(number, call_end(completed));
                 let result = decode(completed);
                 if let Ok(result) = &result {
                     self.shared.toolbox.replay(&call.name, result);
+                    self.note(&call);
                 }
                 return result;
             }
@@ -193,6 +244,10 @@ impl<'a> ScriptHost<'a> {
                 return self.complete(&call, hash, Err(unknown), Duration::ZERO).await;
             }
             Some(Past::Started(_)) | None => {}
+        }
+        if self.shared.handed_off.load(Relaxed) {
+            self.tell_called(&call).await;
+            return self.complete(&call, hash, Err(handed_off(&call.name)), Duration::ZERO).await;
         }
         if let Err(refused) = self.permit(&call, &environment).await {
             self.tell_called(&call).await;
@@ -204,15 +259,37 @@ impl<'a> ScriptHost<'a> {
                 return self.broken(Broken::Journal).await;
             }
         }
-        self.tell_called(&call).await;
+        // One that waits is told of when it has what it waits for, which may be many runs of the script later.
+        if call.name != tools::AWAIT {
+            self.tell_called(&call).await;
+        }
         let began = Instant::now();
         let cancel = self.shared.cancel.child_token();
-        let context = CallContext { cancel, environment: Some(environment) };
+        let context = CallContext { cancel, environment: Some(environment), place: id };
         if call.name == IMPORT {
             let module = modules::read(self.shared.toolbox, &call.args).await;
             return self.complete(&call, hash, module, began.elapsed()).await;
         }
-        let result = self.shared.toolbox.call(&call.name, call.args.clone(), &context).await;
+        let span = tracing::info_span!(
+            "interpreter.tool.call",
+            otel.name = format_args!("execute_tool {}", call.name),
+            gen_ai.operation.name = "execute_tool",
+            gen_ai.tool.name = call.name,
+            gen_ai.tool.r#type = "function",
+            gen_ai.tool.call.id = format_args!("{}/{}", self.shared.step.step_id, number),
+            error.r#type = Empty,
+        );
+        let result = if call.name == tools::AWAIT {
+            let waited = self.wait(&call, made..self.longest_wait(), &context).await;
+            self.tell_called(&call).await;
+            waited
+        } else {
+            self.shared.toolbox.call(&call.name, call.args.clone(), &context).instrument(span.clone()).await
+        };
+        if let Err(error) = &result {
+            span.record("error.type", error.name);
+        }
+        drop(span);
         if self.shared.cancel.is_cancelled() && result.as_ref().is_err_and(|error| error.name == "Cancelled") {
             // The call was cut short, so nobody knows how far it came; written down as failed it would be taken for done.
             return std::future::pending().await;
@@ -223,7 +300,66 @@ impl<'a> ScriptHost<'a> {
             code: None,
             details: error.details,
         });
+        if result.is_ok() {
+            self.note(&call);
+        }
         self.complete(&call, hash, result, began.elapsed()).await
+    }
+
+    /// Notes what a call that was carried out has the model told.
+    fn note(&self, call: &HostCall) {
+        if call.name == tools::HAND_OFF {
+            self.shared.handed_off.store(true, Relaxed);
+            self.state().notes.push(tools::handed_off(&call.args));
+        }
+    }
+
+    /// Waits for subtasks. While that is all the script waits for, it is put away, and makes the call again when it is gone on with; as long as
+    /// it does something else too, the subtasks are asked about again and again.
+    async fn wait(
+        &self,
+        call: &HostCall,
+        time: Range<Timestamp>,
+        context: &CallContext,
+    ) -> Result<Value, tools::ToolError> {
+        let number = call.number;
+        let mut turn = None;
+        loop {
+            let waited = self.shared.toolbox.wait(call.args.clone(), time.clone(), context).await;
+            if self.shared.cancel.is_cancelled() {
+                // Already put away, or stopped: what is known by now is asked again by whoever goes on.
+                return std::future::pending().await;
+            }
+            drop(turn.take());
+            let (task_ids, until) = match waited {
+                Ok(Waited::Pending { tasks, until }) => (tasks, until),
+                Ok(Waited::Over(value)) => {
+                    self.waits(number, None);
+                    return Ok(value);
+                }
+                Err(error) => {
+                    self.waits(number, None);
+                    return Err(error);
+                }
+            };
+            let until = Some(timestamp(until));
+            self.waits(number, Some(AwaitedCall { script: self.script, number, task_ids, until }));
+            tokio::time::sleep(LOOK_AGAIN).await;
+            // One after the other, so that a script with many waits asks no more often than the answers come.
+            turn = Some(self.asking.lock().await);
+        }
+    }
+
+    /// Notes what a call waits for; none: nothing any more, so that the script is not put away before it has seen what came of it.
+    fn waits(&self, number: u32, awaited: Option<AwaitedCall>) {
+        let mut state = self.state();
+        if let Some(record) = state.uses.iter_mut().find(|record| record.number == number) {
+            record.waits = awaited.is_some().then_some(WaitsFor::Subtasks);
+        }
+        match awaited {
+            Some(awaited) => state.awaits.insert(number, awaited),
+            None => state.awaits.remove(&number),
+        };
     }
 
     /// Whether the policies let a call be made that was not made before. Does not return while a person must decide first.
@@ -255,7 +391,7 @@ impl<'a> ScriptHost<'a> {
             let mut state = self.state();
             state.asks.insert(call.number, asked);
             if let Some(record) = state.uses.iter_mut().find(|record| record.number == call.number) {
-                record.waits = true;
+                record.waits = Some(WaitsFor::Approval);
             }
         }
         std::future::pending().await
@@ -317,13 +453,13 @@ impl<'a> ScriptHost<'a> {
         }
     }
 
-    /// Tells those who watch. Whoever runs the script again tells the same under the same id, which is told once.
+    /// Tells those who watch. When the script is run again, a call that is made again is told of again, as an event of its own.
     async fn tell(&self, kind: &str, number: u32, payload: Payload) {
         // Numbered under the lock: whoever watches is told in the order of the numbers.
         let mut progress = self.shared.progress.lock().await;
         let index = (u64::from(self.shared.run) << 32) | self.shared.index.fetch_add(1, Relaxed);
         let event = v1::Event {
-            id: format!("{}:{}:{number}:{kind}", self.shared.step.step_id, self.script),
+            id: format!("{}:{}:{}:{number}:{kind}", self.shared.step.step_id, self.shared.run, self.script),
             r#type: kind.to_owned(),
             time: Some(timestamp(Timestamp::now())),
             organization_id: self.shared.step.organization_id.clone(),
@@ -348,7 +484,7 @@ impl Host for ScriptHost<'_> {
         self.state().made.insert(call.number);
         // Now, and not when the call is carried out: what the script sets meanwhile is not what it was judged with.
         let environment = self.shared.toolbox.environment();
-        Box::pin(self.answer(call, environment))
+        Box::pin(self.answer(call, environment, self.now()))
     }
 
     fn sleep<'a>(&'a self, number: u32, duration: Duration) -> BoxFuture<'a, ()> {
@@ -394,14 +530,15 @@ impl Host for ScriptHost<'_> {
         self.shared.journal.next_end(self.script, outstanding)
     }
 
-    /// When nothing but people's decisions can let the script go on, it is put away: a run that is ended here goes on from
-    /// the journal.
+    /// When nothing but people's decisions and the end of subtasks can let the script go on, it is put away: a run that is ended here goes on
+    /// from the journal.
     fn stands_still(&self, mut under_way: &mut dyn Iterator<Item = u32>) {
-        let waits_for_people = {
+        let waits = {
             let state = self.state();
-            !state.asks.is_empty() && Iterator::all(&mut under_way, |number| state.asks.contains_key(&number))
+            let waits = |number| state.asks.contains_key(&number) || state.awaits.contains_key(&number);
+            !(state.asks.is_empty() && state.awaits.is_empty()) && Iterator::all(&mut under_way, waits)
         };
-        if waits_for_people {
+        if waits {
             self.shared.parked.store(true, Relaxed);
             self.shared.cancel.cancel();
         }
@@ -417,9 +554,9 @@ impl Host for ScriptHost<'_> {
 /// The calls of a script as an earlier process left them.
 pub(crate) fn past_calls(journal: &Journal, script: u32) -> Vec<CallRecord> {
     let calls = journal.calls(script).into_iter().map(|(number, past)| match past {
-        Past::Started(started) => CallRecord { number, name: started.name.clone(), end: None, waits: false },
+        Past::Started(started) => CallRecord { number, name: started.name.clone(), end: None, waits: None },
         Past::Completed { completed, .. } => {
-            CallRecord { number, name: completed.name.clone(), end: Some(call_end(completed)), waits: false }
+            CallRecord { number, name: completed.name.clone(), end: Some(call_end(completed)), waits: None }
         }
     });
     calls.filter(|call| call.name != TIMER).collect()
@@ -477,6 +614,12 @@ fn outcome_unknown(tool: &str) -> ToolError {
 }
 
 /// A journaled result as the script got it.
+/// What is called after the conversation was handed over.
+fn handed_off(name: &str) -> ToolError {
+    let words = "this conversation has been handed to another agent, so nothing more can be called: end the script";
+    ToolError::new("HandedOff", format!("{name}: {words}"))
+}
+
 fn decode(completed: &JournalCompleted) -> Result<Value, ToolError> {
     let unreadable = |error: serde_json::Error| {
         ToolError::new("InternalError", format!("the journaled result of {} cannot be read: {error}", completed.name))

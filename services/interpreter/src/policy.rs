@@ -19,6 +19,8 @@ use crate::{
 pub(crate) struct Policies {
     agent: Policy,
     task: Policy,
+    /// The name of the task's agent.
+    own: String,
 }
 
 /// A call as policies and people look at it.
@@ -36,7 +38,7 @@ impl Policies {
     /// Those of a command.
     pub(crate) fn of(command: &CodeExecute) -> Self {
         let list = |rules: &[PolicyRule]| Policy::new(rules.iter().cloned().map(rule).collect());
-        Self { agent: list(&command.agent_policy), task: list(&command.task_policy) }
+        Self { agent: list(&command.agent_policy), task: list(&command.task_policy), own: command.agent_name.clone() }
     }
 
     /// What they say about a call: the stricter of both. None when no rule is about it, or when it fails anyway, because
@@ -54,6 +56,10 @@ impl Policies {
         }
         let (arguments, subject) =
             if call.name == IMPORT { import(call, toolbox).await } else { of(call, toolbox, environment).await }?;
+        let subject = match subject {
+            Subject::Agent(name) if name.is_empty() => Subject::Agent(self.own.clone()),
+            subject => subject,
+        };
         let judge =
             |names: &[&str]| policy::stricter(self.agent.judge(names, &subject), self.task.judge(names, &subject));
         let verdict = judge(&names(&call.name));
@@ -106,6 +112,7 @@ fn subject(subjects: Vec<PolicySubject>) -> Subject {
             PolicySubject::Path(path) | PolicySubject::Tree(path) => paths.push(path),
             PolicySubject::Command(line) => lines.push(line),
             PolicySubject::Request { method, host, path: _ } => return Subject::Request { method, host },
+            PolicySubject::Agent(name) => return Subject::Agent(name),
             PolicySubject::Name(_) | PolicySubject::None => return Subject::None,
         }
     }
@@ -123,8 +130,8 @@ fn rule(rule: PolicyRule) -> Rule {
         // What a newer version means by it is not known here.
         PolicyAction::Deny | PolicyAction::Unspecified => Action::Deny,
     };
-    let PolicyRule { action: _, tools, paths, commands, hosts, methods, reason } = rule;
-    Rule { action, tools, paths, commands, hosts, methods, reason }
+    let PolicyRule { action: _, tools, paths, commands, hosts, methods, reason, agents } = rule;
+    Rule { action, tools, paths, commands, hosts, methods, agents, reason }
 }
 
 #[cfg(test)]
@@ -242,6 +249,32 @@ pub(crate) mod tests {
             (call("git", json!({"args": ["status"]})), Action::Allow),
             (call("fetch", json!({"url": "https://Example.com:8080/x"})), Action::Ask),
             (call("fetch", json!({"url": "http://example.com@b.com/"})), Action::Allow),
+        ] {
+            let judged =
+                policies.judge(&call, &toolbox, &toolbox.environment(), false).await.expect("a call that fits");
+            assert_eq!(judged.verdict.action, expected, "{call:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn whoever_is_to_work_on_something_is_judged_by_name() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let toolbox = toolbox(folder.path());
+        let lawyers = PolicyRule { agents: vec!["lawyer*".into()], ..rule(PolicyAction::Deny, "tasks.*") };
+        let boss = PolicyRule { agents: vec!["boss".into()], ..rule(PolicyAction::Ask, "*") };
+        let policies = Policies::of(&CodeExecute {
+            task_policy: vec![lawyers, boss],
+            agent_name: "boss".to_owned(),
+            ..CodeExecute::default()
+        });
+        for (call, expected) in [
+            (call("tasks.spawn", json!({"message": "x", "agent": "lawyer 2"})), Action::Deny),
+            (call("tasks.hand_off", json!({"agent": "lawyer"})), Action::Deny),
+            (call("tasks.spawn", json!({"message": "x", "agent": "reader"})), Action::Allow),
+            (call("tasks.spawn", json!({"message": "x", "agent": "boss"})), Action::Ask),
+            (call("tasks.spawn", json!({"message": "lawyer"})), Action::Ask),
+            (call("tasks.send", json!({"task": "lawyer", "message": "x"})), Action::Allow),
+            (call("tasks.list", json!({})), Action::Allow),
         ] {
             let judged =
                 policies.judge(&call, &toolbox, &toolbox.environment(), false).await.expect("a call that fits");

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use construct_proto::v1;
 
 use crate::{
-    host::CallRecord,
+    host::{CallRecord, WaitsFor},
     sandbox::{Limit, Outcome, Status, Value},
     tools,
 };
@@ -125,7 +125,7 @@ fn output(outcome: &Outcome) -> String {
 fn under_way(calls: &[CallRecord]) -> String {
     let has_effect = |call: &&CallRecord| {
         call.end.is_none()
-            && !call.waits
+            && call.waits.is_none()
             && tools::definition(&call.name).is_some_and(|tool| tool.effect != tools::Effect::Read)
     };
     let open: Vec<String> =
@@ -138,16 +138,17 @@ fn under_way(calls: &[CallRecord]) -> String {
 
 /// A sentence about calls that need an approval and were not waited for; empty when there were none.
 fn not_asked(calls: &[CallRecord]) -> String {
-    let waiting = waiting(calls);
+    let waiting = waiting(calls, WaitsFor::Approval);
     if waiting.is_empty() {
         return waiting;
     }
     format!("[not made, because they need a person's approval and the script ended without waiting for it: {waiting}]")
 }
 
-/// The calls that wait for an approval.
-fn waiting(calls: &[CallRecord]) -> String {
-    let waiting = calls.iter().filter(|call| call.waits).map(|call| format!("#{} {}", call.number, call.name));
+/// The calls that wait for this.
+fn waiting(calls: &[CallRecord], what: WaitsFor) -> String {
+    let waiting =
+        calls.iter().filter(|call| call.waits == Some(what)).map(|call| format!("#{} {}", call.number, call.name));
     waiting.collect::<Vec<_>>().join(", ")
 }
 
@@ -170,7 +171,7 @@ fn clip(text: String) -> String {
 /// Which calls were done and which may have been: what a model needs to go on after a stop.
 fn account(calls: &[CallRecord]) -> String {
     let (mut done, mut unknown) = (String::new(), String::new());
-    for call in calls.iter().filter(|call| !call.waits) {
+    for call in calls.iter().filter(|call| call.waits.is_none()) {
         let list = if call.end.is_some_and(|end| !end.is_unknown) { &mut done } else { &mut unknown };
         let mark = if call.end.is_some_and(|end| !end.succeeded && !end.is_unknown) { " (failed)" } else { "" };
         let _ = write!(list, "{}#{} {}{mark}", if list.is_empty() { "" } else { ", " }, call.number, call.name);
@@ -181,9 +182,13 @@ fn account(calls: &[CallRecord]) -> String {
         none(done),
         none(unknown)
     );
-    let waiting = waiting(calls);
-    if !waiting.is_empty() {
-        let _ = write!(text, " Calls that were not made, because nobody has approved them: {waiting}.");
+    let unapproved = waiting(calls, WaitsFor::Approval);
+    if !unapproved.is_empty() {
+        let _ = write!(text, " Calls that were not made, because nobody has approved them: {unapproved}.");
+    }
+    let awaiting = waiting(calls, WaitsFor::Subtasks);
+    if !awaiting.is_empty() {
+        let _ = write!(text, " Calls that still waited for subtasks: {awaiting}.");
     }
     text
 }
@@ -191,7 +196,7 @@ fn account(calls: &[CallRecord]) -> String {
 fn tool_uses(calls: &[CallRecord]) -> Vec<v1::ToolUse> {
     calls
         .iter()
-        .filter(|call| !call.waits)
+        .filter(|call| call.waits.is_none())
         .map(|call| v1::ToolUse {
             number: call.number,
             name: call.name.clone(),
@@ -271,9 +276,9 @@ mod tests {
     #[test]
     fn calls_that_nobody_waited_for_are_said_to_be_uncertain() {
         let calls = [
-            CallRecord { number: 1, name: "create_file".into(), end: None, waits: false },
-            CallRecord { number: 2, name: "read_file".into(), end: None, waits: false },
-            CallRecord { number: 3, name: "edit_file".into(), end: None, waits: true },
+            CallRecord { number: 1, name: "create_file".into(), end: None, waits: None },
+            CallRecord { number: 2, name: "read_file".into(), end: None, waits: None },
+            CallRecord { number: 3, name: "edit_file".into(), end: None, waits: Some(WaitsFor::Approval) },
         ];
         let told = result("call_1", &outcome(Status::Completed { value: Value::Undefined }, ""), &calls, "").output;
         assert!(told.contains("#1 create_file]") && !told.contains("read_file"), "{told}");
@@ -284,11 +289,11 @@ mod tests {
     fn a_stopped_script_accounts_for_each_call() {
         let end = |succeeded, is_unknown| Some(CallEnd { succeeded, is_unknown, duration_micros: 5 });
         let calls = [
-            CallRecord { number: 1, name: "read_file".into(), end: end(true, false), waits: false },
-            CallRecord { number: 2, name: "execute_command".into(), end: None, waits: false },
-            CallRecord { number: 3, name: "create_file".into(), end: None, waits: true },
-            CallRecord { number: 4, name: "edit_file".into(), end: end(false, false), waits: false },
-            CallRecord { number: 5, name: "fetch".into(), end: end(false, true), waits: false },
+            CallRecord { number: 1, name: "read_file".into(), end: end(true, false), waits: None },
+            CallRecord { number: 2, name: "execute_command".into(), end: None, waits: None },
+            CallRecord { number: 3, name: "create_file".into(), end: None, waits: Some(WaitsFor::Approval) },
+            CallRecord { number: 4, name: "edit_file".into(), end: end(false, false), waits: None },
+            CallRecord { number: 5, name: "fetch".into(), end: end(false, true), waits: None },
         ];
         let result = result("call_1", &outcome(Status::Cancelled, ""), &calls, "the user suspended the task");
         let error = result.error;

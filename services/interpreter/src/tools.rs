@@ -4,7 +4,6 @@
 //! TypeScript shown to the model, the JSON schema, and the names for the sandbox. What a tool does stands in a module
 //! of its own. Errors are written for a model to recover from: what was wrong, with what, and what to do instead.
 
-mod address;
 mod argument;
 mod definition;
 mod delete;
@@ -32,10 +31,13 @@ mod secrets;
 mod stop;
 mod subject;
 mod table;
+mod tasks;
 mod write;
 
+use std::ops::Range;
 use std::sync::Arc;
 
+use jiff::Timestamp;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -57,6 +59,7 @@ pub use output::{Field, Output};
 pub use secrets::Secrets;
 pub use subject::PolicySubject;
 pub use table::{declarations, definition, definitions};
+pub use tasks::{Subtasks, Waited, handed_off};
 
 use environment::Variables;
 use stop::Stop;
@@ -78,6 +81,12 @@ const CONCURRENT_REQUESTS: usize = 16;
 /// How many questions to models of one toolbox are under way at the same time; more wait.
 const CONCURRENT_QUESTIONS: usize = 16;
 
+/// The tool that waits for subtasks.
+pub const AWAIT: &str = tasks::AWAIT.name;
+
+/// The tool that has another agent go on.
+pub const HAND_OFF: &str = tasks::HAND_OFF.name;
+
 /// What the tools of one task may do. The default grants nothing beyond the workspace.
 #[derive(Clone, Debug, Default)]
 pub struct Policy {
@@ -95,6 +104,8 @@ pub struct CallContext {
     /// What scripts had set for commands when the call was made; unset: what they have set when it is carried out. A call that is
     /// judged before it is carried out must find then what it was judged with.
     pub environment: Option<Arc<Environment>>,
+    /// Where the call stands: in which script of its step, from 0, and its number there, from 1. What it makes of other tasks is known by that.
+    pub place: (u32, u32),
 }
 
 /// The tools of one task, bound to its workspace and policy. Calls may run concurrently.
@@ -107,6 +118,7 @@ pub struct Toolbox {
     variables: Variables,
     secrets: Secrets,
     models: Models,
+    subtasks: Subtasks,
     files: Arc<Semaphore>,
     commands: Semaphore,
     requests: Semaphore,
@@ -125,6 +137,7 @@ impl Toolbox {
             variables: Variables::default(),
             secrets: Secrets::default(),
             models: Models::default(),
+            subtasks: Subtasks::default(),
             files: Arc::new(Semaphore::new(CONCURRENT_FILE_CALLS)),
             commands: Semaphore::new(CONCURRENT_COMMANDS),
             requests: Semaphore::new(CONCURRENT_REQUESTS),
@@ -142,6 +155,12 @@ impl Toolbox {
     #[must_use]
     pub fn with_models(self, models: Models) -> Self {
         Self { models, ..self }
+    }
+
+    /// The same with the tasks its scripts may begin.
+    #[must_use]
+    pub fn with_subtasks(self, subtasks: Subtasks) -> Self {
+        Self { subtasks, ..self }
     }
 
     /// The workspace the tools work in.
@@ -165,12 +184,28 @@ impl Toolbox {
         let cancel = cx.cancel.child_token();
         let _guard = cancel.clone().drop_guard();
         let environment = cx.environment.clone().unwrap_or_else(|| self.environment());
+        if tool.permission == Permission::Tasks && tool.name != AWAIT {
+            let _permit = admit(tool, &self.requests, &cancel).await?;
+            return self.subtasks.run(tool, arguments, cx.place, &cancel).await;
+        }
         let result = self.carry_out(tool, arguments, cancel, &environment).await;
         match tool.permission {
             // Secrets go out with these, and so may come back.
             Permission::Commands | Permission::Network => self.secrets.scrub(result),
             _ => result,
         }
+    }
+
+    /// Asks whether a call of [`AWAIT`] that was made at the start of `time` has what it waits for; at its end the wait is over. Called in any other way it fails.
+    ///
+    /// # Errors
+    /// As [`Toolbox::call`].
+    pub async fn wait(&self, args: Value, time: Range<Timestamp>, cx: &CallContext) -> Result<Waited, ToolError> {
+        let tool = provided(AWAIT)?;
+        let is_one = args["tasks"].is_string();
+        let arguments = parse(tool, self.check(tool, args)?)?;
+        let _permit = admit(tool, &self.requests, &cx.cancel).await?;
+        self.subtasks.wait(arguments, is_one, time, cx.place, &cx.cancel).await
     }
 
     async fn carry_out(
@@ -224,6 +259,10 @@ impl Toolbox {
                     answer = answered => answer,
                     () = cancel.cancelled() => Err(ToolError::cancelled(tool.name)),
                 }
+            }
+            AWAIT => {
+                let words = format!("{AWAIT} can only be called by a script, which is put away meanwhile.");
+                Err(ToolError::new("TasksUnavailable", words))
             }
             other => Err(error::unknown_tool(other)),
         }

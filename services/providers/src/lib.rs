@@ -39,6 +39,7 @@ mod router;
 mod scripted;
 #[cfg(test)]
 mod tests;
+mod trace;
 mod transcript;
 mod vendor;
 mod worker;

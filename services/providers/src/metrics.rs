@@ -200,13 +200,19 @@ impl Drop for Waiting<'_> {
 
 impl Labels {
     pub(crate) fn new(target: &Target, request: &Request) -> Self {
-        let operation = if request.embed.is_some() { "embeddings" } else { "chat" };
+        let (operation, vendor) = Self::words(target, request);
         Self([
             KeyValue::new(OPERATION, operation),
-            KeyValue::new(PROVIDER, Origin::of(&target.provider).vendor),
+            KeyValue::new(PROVIDER, vendor),
             KeyValue::new(PROVIDER_ID, target.provider.id.clone()),
             KeyValue::new(MODEL, target.model.vendor_model.clone()),
         ])
+    }
+
+    /// What the conventions call the operation and the vendor.
+    pub(crate) fn words(target: &Target, request: &Request) -> (&'static str, String) {
+        let operation = if request.embed.is_some() { "embeddings" } else { "chat" };
+        (operation, Origin::of(&target.provider).vendor)
     }
 
     fn and(&self, name: &'static str, value: &'static str) -> Vec<KeyValue> {
@@ -215,7 +221,8 @@ impl Labels {
 }
 
 impl End {
-    fn word(self) -> Option<&'static str> {
+    /// What went wrong, as the value of an attribute; none when nothing did.
+    pub(crate) fn word(self) -> Option<&'static str> {
         match self {
             Self::Answered => None,
             Self::Failed(class) => Some(word(class)),

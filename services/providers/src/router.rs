@@ -26,6 +26,7 @@ use opentelemetry::metrics::Meter;
 use secrecy::{ExposeSecret as _, SecretString};
 use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
+use tracing::Span;
 
 use crate::{
     answer,
@@ -39,6 +40,7 @@ use crate::{
     meter,
     metrics::{Labels, Metrics},
     retry::Policy,
+    trace,
     vendor::{self, Chunk, Open, Request, Vendor},
 };
 
@@ -227,6 +229,7 @@ impl Router {
             permit,
             lease,
             key,
+            span: trace::begun(target, request),
             labels,
             began: Instant::now(),
         })
@@ -257,6 +260,8 @@ struct Trying {
     key: Option<SecretString>,
     labels: Labels,
     began: Instant,
+    /// What a trace shows of it.
+    span: Span,
 }
 
 /// Notes that a vendor has taken a request, on the way of what it says about its limits.

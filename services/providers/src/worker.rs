@@ -115,10 +115,6 @@ impl Worker {
             construct.task = %task,
             construct.step = command.step.as_ref().map(|step| step.step_id.as_str()),
             construct.delivery = delivery,
-            gen_ai.provider.name = command.provider.as_ref().map(|provider| provider.r#type().as_str_name()),
-            gen_ai.request.model = command.model.as_ref().map(|model| model.vendor_model.as_str()),
-            gen_ai.usage.input_tokens = tracing::field::Empty,
-            gen_ai.usage.output_tokens = tracing::field::Empty,
         );
         receipt.continue_trace(&span);
         let keep_alive = receipt.keep_alive();
@@ -150,9 +146,6 @@ impl Worker {
                 (Outcome::Failed(failure), Usage::default(), model.unwrap_or_default())
             }
         };
-        let span = tracing::Span::current();
-        span.record("gen_ai.usage.input_tokens", usage.input_tokens);
-        span.record("gen_ai.usage.output_tokens", usage.output_tokens);
         let outcome = match outcome {
             Outcome::HandedBack => {
                 tracing::info!("the service stops: the model call is handed back");

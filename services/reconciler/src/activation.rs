@@ -143,6 +143,7 @@ impl Activator {
                 }
                 done => done?,
             };
+            self.store.subtasks_seen(&loaded).await?;
             report = None;
             let nothing = Material::default();
             for effect in &decision.effects {
@@ -285,8 +286,12 @@ impl Activator {
         if current.is_none() {
             self.give_up(&decision).await?;
         }
+        self.cancel_subtasks(loaded, now).await?;
         let (committed, material) = tokio::join!(self.commit(commit), material::gather(self, loaded, &decision));
         let committed = Some(committed?);
+        if decision.ended.is_some() || decision.drop_queued.is_some() {
+            self.wake_parent(loaded).await;
+        }
         metrics::decided(&loaded.task, current.map(|report| &report.result.outcome), &decision, now);
         Ok(Decided { committed, material, decision })
     }
@@ -557,7 +562,7 @@ impl Activator {
             self.bus.journal().close(step.id).await.map_err(|error| Error::Unavailable(error.into()))?;
             self.end_code(loaded, step.id);
         }
-        self.store.task_purge(loaded.task.id).await?;
+        self.purge_tree(loaded).await?;
         Ok(Next::Gone)
     }
 }

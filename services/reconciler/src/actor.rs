@@ -170,8 +170,11 @@ impl State {
         }
         let args = &self.args;
         let span = tracing::info_span!("reconciler.task.look", task = %args.task);
-        // Fails when the span is disabled; then there is nothing to continue.
-        let _ = span.set_parent(trace.clone());
+        match &report {
+            Some((_, receipt)) => receipt.continue_trace(&span),
+            // Fails when the span is disabled; then there is nothing to continue.
+            None => _ = span.set_parent(trace.clone()),
+        }
         let (result, receipt) = report.unzip();
         let _slot = match args.slots.try_acquire() {
             Some(slot) => slot,
@@ -181,8 +184,10 @@ impl State {
                 args.slots.acquire(args.organization).await
             }
         };
-        let activation =
-            tracing::Instrument::instrument(args.activator.activate(args.task, result, &mut self.known), span);
+        let activation = tracing::Instrument::instrument(
+            Box::pin(args.activator.activate(args.task, result, &mut self.known)),
+            span,
+        );
         let began = Instant::now();
         let looked = activation.await;
         metrics::looked(began.elapsed(), looked.as_ref().err());

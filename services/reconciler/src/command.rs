@@ -239,6 +239,7 @@ pub(crate) fn execute(
             .map(|keys| model_token(keys, loaded, step, &material.script_models))
             .unwrap_or_default(),
         script_models: material.script_models.clone(),
+        agent_name: loaded.agent_name.clone(),
     })
 }
 

@@ -5,6 +5,7 @@ use construct_domain::{
     approval::{Asked, AskedCall},
     message::CodeResult,
     money::Usage,
+    subtask::AwaitedCall,
     task::{Failure, FailureClass, Outcome, StepResult, Stop},
 };
 use construct_proto::{
@@ -40,11 +41,13 @@ pub(crate) fn step_result(result: mesh::StepResult) -> Result<(StepResult, Usage
         }
         mesh::step_result::Outcome::Cancelled(cancelled) => Outcome::Cancelled(code_results(cancelled.results)),
         mesh::step_result::Outcome::Parked(parked) => {
-            if parked.calls.is_empty() {
+            if parked.calls.is_empty() && parked.awaits.is_empty() {
                 return Err(Invalid("it waits for nothing"));
             }
             let asked = parked.calls.into_iter().map(asked).collect();
-            Outcome::Parked { asked, results: code_results(parked.results) }
+            let awaits = parked.awaits.into_iter().map(awaited).collect::<Option<_>>();
+            let awaits = awaits.ok_or(Invalid("it waits for what is no task, or without end"))?;
+            Outcome::Parked { asked, awaits, results: code_results(parked.results) }
         }
     };
     Ok((StepResult { step, round: named.round, outcome }, result.usage.map(to_usage).unwrap_or_default()))
@@ -58,6 +61,12 @@ fn asked(call: mesh::AskedCall) -> Asked {
         arguments_size: call.arguments_size,
         reason: call.reason,
     }
+}
+
+fn awaited(call: mesh::AwaitedCall) -> Option<AwaitedCall> {
+    let tasks = call.task_ids.iter().map(|task| task.parse().ok()).collect::<Option<_>>()?;
+    let until = call.until.and_then(to_time)?;
+    Some(AwaitedCall { script: call.script, number: call.number, tasks, until })
 }
 
 fn code_results(results: Vec<v1::CodeInterpreterResult>) -> Vec<CodeResult> {

@@ -73,7 +73,7 @@ async fn take(bus: Bus, partition: u16, options: ConsumeOptions, supervisor: Act
                 supervisor.cast(supervisor::Msg::Wake { task, organization: woken(&wake), trace, swept: false })
             }
             TaskMessage::Result(result) => {
-                let (organization, result, receipt) = (reported(&result), Box::new(result), Box::new(receipt));
+                let (organization, receipt) = (reported(&result), Box::new(receipt));
                 supervisor.cast(supervisor::Msg::Deliver { task, organization, result, receipt })
             }
         };

@@ -25,6 +25,7 @@ mod schedules;
 mod share;
 mod slots;
 mod spending;
+mod subtasks;
 mod supervisor;
 mod sweep;
 
@@ -32,6 +33,7 @@ use std::{sync::Arc, time::Duration};
 
 use anyhow::Context as _;
 use construct_bus::{Bus, ConnectOptions, blob};
+use construct_domain::subtask::Limits;
 use construct_runtime::{Common, Context, ServiceConfig, config};
 use construct_store::{PoolOptions, Store};
 use ractor::Actor as _;
@@ -55,15 +57,25 @@ pub struct Config {
     pub reconciler_partition_backlog: usize,
     /// Connections to PostgreSQL.
     pub reconciler_database_connections: u32,
+    /// How far below the root of its tree a subtask can be; 0: there are none.
+    pub reconciler_subtask_depth: u32,
+    /// Subtasks that one task can begin in its life.
+    pub reconciler_subtasks_per_task: u32,
+    /// Subtasks of one tree that can be at work at the same time.
+    pub reconciler_subtasks_at_work: u32,
 }
 
 impl Default for Config {
     fn default() -> Self {
+        let Limits { depth, children, at_work } = Limits::default();
         Self {
             reconciler_concurrency: 50,
             reconciler_sweep_interval: Duration::from_secs(2),
             reconciler_partition_backlog: 64,
             reconciler_database_connections: 16,
+            reconciler_subtask_depth: depth,
+            reconciler_subtasks_per_task: children,
+            reconciler_subtasks_at_work: at_work,
         }
     }
 }
@@ -126,6 +138,13 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
     spending::spawn(&store, &bus, lifecycle);
     let clock = schedules::Clock { store: store.clone(), bus: bus.clone(), announcer: announcer.clone() };
     lifecycle.spawn("schedules", clock.run(config.reconciler_sweep_interval, lifecycle.draining()));
+    let limits = Limits {
+        depth: config.reconciler_subtask_depth,
+        children: config.reconciler_subtasks_per_task,
+        at_work: config.reconciler_subtasks_at_work,
+    };
+    let answering = subtasks::answer(store.clone(), bus.clone(), announcer.clone(), limits, lifecycle.draining());
+    lifecycle.spawn("subtask questions", answering);
     lifecycle.spawn("census", census::answer(store.clone(), bus.clone(), lifecycle.draining()));
     let (sharing, share) = watch::channel(Share::NONE);
     let (readable, able) = watch::channel(true);

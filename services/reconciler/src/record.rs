@@ -85,6 +85,7 @@ fn phase_reason(decision: &Decision) -> &'static str {
             _ => "the model wants to run a script",
         },
         Phase::AwaitApproval => "the script wants to make calls that a person must approve",
+        Phase::AwaitSubtasks => "the script waits for subtasks",
         Phase::Suspended => "a person suspended the task",
     }
 }

@@ -94,13 +94,13 @@ impl Sweep {
                 Ok(due) => due,
                 Err(error) => {
                     metrics::sweep_failed();
-                    if self.able.send_replace(false) {
+                    if self.is_able(false) {
                         tracing::warn!(error = %Chain(&error), "the sweep cannot read which tasks are due; it goes on trying");
                     }
                     return None;
                 }
             };
-            if !self.able.send_replace(true) {
+            if self.is_able(true) {
                 tracing::info!("the sweep works again");
             }
             for &DueTask { organization, task, since } in due.iter().filter(|due| share.has_task(due.task)) {
@@ -119,5 +119,10 @@ impl Sweep {
         }
         metrics::swept(found, first);
         Some(after)
+    }
+
+    /// Says whether the database can be read; true when that is news. Whoever listens hears of changes only.
+    fn is_able(&self, able: bool) -> bool {
+        self.able.send_if_modified(|was| std::mem::replace(was, able) != able)
     }
 }

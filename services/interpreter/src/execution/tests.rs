@@ -5,6 +5,7 @@ mod environment;
 mod large;
 mod outages;
 mod stopping;
+mod subtasks;
 mod trials;
 
 use std::{

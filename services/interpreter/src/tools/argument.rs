@@ -126,6 +126,10 @@ impl Check<'_> {
                 Some(number) if (*min..=*max).contains(&number) => Ok(number.into()),
                 _ => Err(unfit(&Value::Number(number))),
             },
+            (Kind::Number { min, max }, Value::Number(number)) => match number.as_f64() {
+                Some(float) if (*min..=*max).contains(&float) => Ok(Value::Number(number)),
+                _ => Err(unfit(&Value::Number(number))),
+            },
             (Kind::OneOf(words), Value::String(word)) => {
                 // Methods and the like are written in either case.
                 match words.iter().find(|known| known.eq_ignore_ascii_case(&word)) {

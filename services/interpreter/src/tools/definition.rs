@@ -84,6 +84,8 @@ pub enum Permission {
     Models,
     /// Reads or sets the variables of the task's commands.
     Environment,
+    /// Begins other tasks, writes to them and waits for them.
+    Tasks,
 }
 
 /// Who carries a tool out.
@@ -122,7 +124,7 @@ impl Effect {
 
 impl Permission {
     /// Every class.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 9] = [
         Self::Pure,
         Self::FilesRead,
         Self::FilesWrite,
@@ -131,6 +133,7 @@ impl Permission {
         Self::Network,
         Self::Models,
         Self::Environment,
+        Self::Tasks,
     ];
 
     /// The word for it in policies.
@@ -145,16 +148,18 @@ impl Permission {
             Self::Network => "network",
             Self::Models => "models",
             Self::Environment => "environment",
+            Self::Tasks => "tasks",
         }
     }
 }
 
 impl Definition {
     /// Whether a call may be made again when nobody knows whether it was made. True of reads, and of what changes only
-    /// the toolbox, which is lost together with the process that died.
+    /// the toolbox, which is lost together with the process that died; and of what is done about other tasks, where the same call makes the
+    /// same once.
     #[must_use]
     pub fn is_repeatable(&self) -> bool {
-        self.effect == Effect::Read || self.permission == Permission::Environment
+        self.effect == Effect::Read || matches!(self.permission, Permission::Environment | Permission::Tasks)
     }
 
     /// Whether it is called so.

@@ -14,7 +14,7 @@ use std::time::Duration;
 use futures::future::BoxFuture;
 use reqwest::dns::{Addrs, Name, Resolve, Resolving};
 
-use super::address::is_public;
+use construct_runtime::address::is_public;
 
 /// How long a connection may take to be made.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(15);

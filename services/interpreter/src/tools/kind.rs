@@ -38,6 +38,13 @@ pub enum Kind {
         /// Largest.
         max: u64,
     },
+    /// A number within these bounds, both included.
+    Number {
+        /// Smallest.
+        min: f64,
+        /// Largest.
+        max: f64,
+    },
     /// True or false.
     Boolean,
     /// One of these words.
@@ -116,7 +123,7 @@ impl Kind {
     pub fn typescript(&self) -> String {
         match self {
             Self::Path | Self::File | Self::Text { .. } => "string".to_owned(),
-            Self::Integer { .. } => "number".to_owned(),
+            Self::Integer { .. } | Self::Number { .. } => "number".to_owned(),
             Self::Boolean => "boolean".to_owned(),
             Self::OneOf(words) => words.iter().map(|word| format!("{word:?}")).collect::<Vec<_>>().join(" | "),
             Self::TextOrTexts | Self::CodeOrArguments { .. } => "string | string[]".to_owned(),
@@ -137,6 +144,7 @@ impl Kind {
             Self::Text { max_bytes, .. } => format!("a non-empty string of at most {max_bytes} bytes"),
             Self::Integer { min, max } if *max >= MAX_SAFE_INTEGER => format!("a whole number of at least {min}"),
             Self::Integer { min, max } => format!("a whole number from {min} to {max}"),
+            Self::Number { min, max } => format!("a number from {min} to {max}"),
             Self::Boolean => "true or false".to_owned(),
             Self::OneOf(_) => format!("one of {}", self.typescript().replace(" | ", ", ")),
             Self::TextOrTexts => {
@@ -171,6 +179,7 @@ impl Kind {
                 json!({"type": "string", "minLength": min_bytes.min(&1), "maxLength": max_bytes})
             }
             Self::Integer { min, max } => json!({"type": "integer", "minimum": min, "maximum": max}),
+            Self::Number { min, max } => json!({"type": "number", "minimum": min, "maximum": max}),
             Self::Boolean => json!({"type": "boolean"}),
             Self::OneOf(words) => json!({"type": "string", "enum": words}),
             Self::TextOrTexts => {

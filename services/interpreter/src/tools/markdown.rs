@@ -22,7 +22,7 @@ Errors have a `name`, a `message` that says how to go on, and often `details`. B
 `NotARegularFile` and `IoError`.
 
 An effect of *read* changes nothing and may be repeated. A call with another effect is journaled before it begins, and reported
-as `OutcomeUnknown` when nobody knows whether it was done. The permission is what policies call it.
+as `OutcomeUnknown` when nobody knows whether it was done; but what is done about tasks is done once, however often the call is made. The permission is what policies call it.
 ";
 
 /// The page about the tools for people, in Markdown.
@@ -56,6 +56,9 @@ fn subject(permission: Permission) -> &'static str {
         Permission::Network => "method, host and path",
         Permission::Models => "the name of the model, empty for the agent's own",
         Permission::Environment => "the name of the variable",
+        Permission::Tasks => {
+            "the name of the agent that `tasks.spawn` and `tasks.hand_off` name, of the others nothing further"
+        }
     }
 }
 

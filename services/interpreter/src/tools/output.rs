@@ -11,12 +11,16 @@ pub enum Output {
     Text,
     /// A whole number, not negative.
     Integer,
+    /// A number, not negative.
+    Number,
     /// True or false.
     Boolean,
     /// One of these words.
     OneOf(&'static [&'static str]),
     /// This, or null.
     Nullable(&'static Output),
+    /// One of these, or a list of them.
+    OneOrMore(&'static Output),
     /// A list of these.
     List(&'static Output),
     /// Texts by name.
@@ -55,10 +59,14 @@ impl Output {
         match self {
             Self::Nothing => "void".to_owned(),
             Self::Text => "string".to_owned(),
-            Self::Integer => "number".to_owned(),
+            Self::Integer | Self::Number => "number".to_owned(),
             Self::Boolean => "boolean".to_owned(),
             Self::OneOf(words) => words.iter().map(|word| format!("{word:?}")).collect::<Vec<_>>().join(" | "),
             Self::Nullable(output) => format!("{} | null", output.typescript()),
+            Self::OneOrMore(output) => {
+                let one = output.typescript();
+                format!("{one} | ({one})[]")
+            }
             Self::List(output) => match output {
                 Self::OneOf(_) | Self::Nullable(_) => format!("({})[]", output.typescript()),
                 _ => format!("{}[]", output.typescript()),
@@ -79,9 +87,14 @@ impl Output {
             Self::Nothing => json!({"type": "null"}),
             Self::Text => json!({"type": "string"}),
             Self::Integer => json!({"type": "integer", "minimum": 0}),
+            Self::Number => json!({"type": "number", "minimum": 0}),
             Self::Boolean => json!({"type": "boolean"}),
             Self::OneOf(words) => json!({"type": "string", "enum": words}),
             Self::Nullable(output) => json!({"anyOf": [output.schema(), {"type": "null"}]}),
+            Self::OneOrMore(output) => {
+                let one = output.schema();
+                json!({"anyOf": [one, {"type": "array", "items": one}]})
+            }
             Self::List(output) => json!({"type": "array", "items": output.schema()}),
             Self::TextMap => json!({"type": "object", "additionalProperties": {"type": "string"}}),
             Self::Object(fields) => {
@@ -102,7 +115,7 @@ impl Output {
     pub(super) fn fields(&self) -> (String, &'static [Field]) {
         match self {
             Self::Object(fields) => (".".to_owned(), fields),
-            Self::Nullable(output) => output.fields(),
+            Self::Nullable(output) | Self::OneOrMore(output) => output.fields(),
             Self::List(output) => {
                 let (below, fields) = output.fields();
                 (format!("[]{below}"), fields)

@@ -23,6 +23,8 @@ pub enum PolicySubject {
         /// Without the query, which may hold a secret.
         path: String,
     },
+    /// The name of the agent that is to work on something; empty for the task's own.
+    Agent(String),
     /// A name, of an environment variable for example.
     Name(String),
     /// There is nothing to decide on.
@@ -33,6 +35,7 @@ impl fmt::Display for PolicySubject {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Path(text) | Self::Tree(text) | Self::Command(text) | Self::Name(text) => f.write_str(text),
+            Self::Agent(name) => write!(f, "agent:{name}"),
             Self::Request { method, host, path } => write!(f, "{method} {host}{path}"),
             Self::None => Ok(()),
         }

@@ -2,11 +2,12 @@
 
 use super::definition::Definition;
 use super::{
-    delete, edit, environment, execute, fetch, find, grep, list, llm, print, program, read, search, secrets, write,
+    delete, edit, environment, execute, fetch, find, grep, list, llm, print, program, read, search, secrets, tasks,
+    write,
 };
 
 /// The tools, in the order in which models are told of them: where not all fit, the last are told of in one line.
-static DEFINITIONS: [Definition; 22] = [
+static DEFINITIONS: [Definition; 28] = [
     read::DEFINITION,
     write::DEFINITION,
     edit::DEFINITION,
@@ -19,6 +20,12 @@ static DEFINITIONS: [Definition; 22] = [
     secrets::GET,
     llm::ASK,
     llm::JSON,
+    tasks::SPAWN,
+    tasks::AWAIT,
+    tasks::SEND,
+    tasks::PARENT,
+    tasks::HAND_OFF,
+    tasks::LIST,
     delete::DEFINITION,
     search::SEARCH,
     search::DESCRIBE,

@@ -17,6 +17,7 @@ use crate::{
     failure::Failure,
     keys::{self, KeyId},
     metrics::{self, Labels},
+    trace,
     vendor::{Chunk, Request},
 };
 
@@ -339,6 +340,7 @@ impl<'a> Run<'a> {
         // What is read from the vendor's cache does not count towards most vendors' limits.
         trying.lease.used(usage.input_tokens.saturating_add(written));
         self.router.metrics.ended(&trying.labels, end, trying.began.elapsed(), &usage);
+        trace::ended(&trying.span, end, &usage);
         if complete {
             let cached = usage.cache_read_tokens.saturating_add(usage.cache_write_tokens);
             self.input_tokens = usage.input_tokens.saturating_add(cached);

@@ -85,7 +85,7 @@ impl Mesh {
         let delivery = soon("the result", self.results.next()).await.expect("the consumer runs");
         delivery.receipt.ack().await;
         match delivery.message {
-            construct_bus::TaskMessage::Result(result) => result,
+            construct_bus::TaskMessage::Result(result) => *result,
             other => panic!("not a result: {other:?}"),
         }
     }

@@ -132,6 +132,8 @@ fn report<'js>(
             uncaught(guest, ctx, &thrown, interrupted, memory_limit);
             ended_with = Some(thrown);
         }
+        // What would have settled it had no memory to do so.
+        Err(Stop::Stuck) if is_memory_short(memory_limit) => host::finish(Ending::OutOfMemory, b""),
         Err(Stop::Stuck) => host::finish(Ending::Threw, STUCK),
         Err(Stop::TooLarge) => host::finish(Ending::OutOfMemory, b""),
     }
@@ -176,12 +178,17 @@ fn uncaught<'js>(guest: &Guest, ctx: &Ctx<'js>, thrown: &Value<'js>, interrupted
 /// QuickJS throws null when there isn't even memory for the error.
 fn is_out_of_memory(thrown: &Value<'_>, memory_limit: usize) -> bool {
     if thrown.is_null() {
-        return core::arch::wasm32::memory_size(0) * 65536 + RESERVE * 2 >= memory_limit;
+        return is_memory_short(memory_limit);
     }
     let text = |error: &Object<'_>, name: &str| error.get::<_, String>(name).unwrap_or_default();
     thrown.as_object().is_some_and(|error| {
         text(error, "name") == "InternalError" && text(error, "message").starts_with("out of memory")
     })
+}
+
+/// Whether the memory has come to its limit at some time: it does not shrink again.
+fn is_memory_short(memory_limit: usize) -> bool {
+    core::arch::wasm32::memory_size(0) * 65536 + RESERVE * 2 >= memory_limit
 }
 
 fn finish<'js>(ctx: &Ctx<'js>, ending: Ending, text: rquickjs::String<'js>) {

@@ -14,6 +14,11 @@ pub(super) fn accept(output: &Output, value: &Value) -> Result<(), String> {
         | (Output::Text, Value::String(_))
         | (Output::Boolean, Value::Bool(_)) => true,
         (Output::Integer, value) => value.is_u64(),
+        (Output::Number, value) => value.as_f64().is_some_and(|number| number >= 0.0),
+        (Output::OneOrMore(output), Value::Array(items)) => {
+            return items.iter().try_for_each(|item| accept(output, item));
+        }
+        (Output::OneOrMore(output), value) => return accept(output, value),
         (Output::OneOf(words), Value::String(word)) => words.contains(&word.as_str()),
         (Output::Nullable(output), value) => return accept(output, value),
         (Output::List(output), Value::Array(items)) => return items.iter().try_for_each(|item| accept(output, item)),
@@ -198,7 +203,7 @@ fn every_permission_of_a_tool_goes_with_what_it_changes() {
             Permission::Pure | Permission::FilesRead => Effect::Read,
             Permission::FilesWrite | Permission::FilesDelete => Effect::Write,
             Permission::Commands | Permission::Network | Permission::Models => Effect::External,
-            Permission::Environment => continue,
+            Permission::Environment | Permission::Tasks => continue,
         };
         assert_eq!(tool.effect, expected, "{}", tool.name);
     }
@@ -272,6 +277,10 @@ fn a_policy_is_asked_about_paths_commands_and_requests() {
     };
     assert_eq!(request, expected);
     assert_eq!(request.to_string(), "PUT xn--exmple-cua.com/b");
+    for (args, name) in [(json!(["x", "lawyer"]), "lawyer"), (json!(["x"]), "")] {
+        assert_eq!(subject("tasks.spawn", args), PolicySubject::Agent(name.to_owned()));
+    }
+    assert_eq!(subject("tasks.hand_off", json!(["lawyer"])), PolicySubject::Agent("lawyer".to_owned()));
     assert_eq!(subject("print", json!([1])), PolicySubject::None);
 }
 

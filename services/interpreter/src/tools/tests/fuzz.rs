@@ -233,6 +233,7 @@ impl Calls {
                 1 => (*max).min(20_000).into(),
                 _ => random.u64(*min..=(*min + 20).min(*max)).into(),
             },
+            Kind::Number { min, max } => (min + random.f64() * (max - min)).into(),
             Kind::Boolean => random.bool().into(),
             Kind::OneOf(words) => words[random.usize(..words.len())].into(),
             Kind::TextOrTexts | Kind::CodeOrArguments { .. } if random.bool() => self.text(random).into(),
