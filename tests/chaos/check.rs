@@ -3,12 +3,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use construct_bus::topology::Stream;
-use construct_proto::v1::TaskPhase;
+use construct_proto::v1::{self, TaskPhase};
 use construct_tests::{
-    client::PATIENCE,
+    client::{PATIENCE, id},
     mesh::Mesh,
     recorder::check_order,
-    transcript::{Transcript, status},
+    transcript::{Transcript, status, text},
     wait::until,
 };
 
@@ -21,14 +21,16 @@ pub(crate) struct Told {
     effects: usize,
     unknown: usize,
     failed: usize,
+    subtasks: usize,
 }
 
 impl std::fmt::Display for Told {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { messages, effects, unknown, failed } = self;
+        let Self { messages, effects, unknown, failed, subtasks } = self;
         write!(
             f,
-            "{messages} messages, {effects} side effects, {unknown} of unknown outcome, {failed} messages failed with a reason"
+            "{messages} messages, {subtasks} subtasks, {effects} side effects, {unknown} of unknown outcome, {failed} messages failed \
+             with a reason"
         )
     }
 }
@@ -56,11 +58,35 @@ async fn conversation(job: &Job, told: &mut Told) {
         told.failed += usize::from(!error.is_empty());
     }
     effects(job, &said, &transcript, told);
+    if job.delegates {
+        subtasks(job, told).await;
+    }
     // Those who follow have seen the same, without a gap and nothing twice.
     check_order(&job.recorder.until_sequence(task.event_sequence).await);
     let why = job.conversation.explain().await.unwrap();
     assert_eq!(why.phase(), TaskPhase::AwaitInput, "{why:?}");
     assert!(why.waiting_for.contains("a message from a user"), "{why:?}");
+}
+
+/// Each was begun once, with one message that is answered, and none is still at work.
+async fn subtasks(job: &Job, told: &mut Told) {
+    let client = job.conversation.client();
+    let filter = v1::list_tasks_request::Filter { parent: job.conversation.id().to_owned(), ..Default::default() };
+    let page = v1::PageRequest { page_size: 100, ..v1::PageRequest::default() };
+    let request = v1::ListTasksRequest { page: Some(page), filter: Some(filter) };
+    let begun = client.tasks().list_tasks(request).await.unwrap().into_inner().tasks;
+    let mut titles = BTreeSet::new();
+    for task in &begun {
+        let title = task.spec.as_ref().map(|spec| spec.title.clone()).unwrap_or_default();
+        assert!(titles.insert(title.clone()), "a subtask was begun twice: {title}");
+        let subtask = client.conversation(&id(task.metadata.as_ref()));
+        subtask.settled().await;
+        let transcript = subtask.transcript().await;
+        assert_eq!(transcript.of(v1::MessageSource::User).len(), 1, "{}", transcript.show());
+        let first = transcript.of(v1::MessageSource::User).first().map(|message| text(message)).unwrap_or_default();
+        transcript.check(&[&first]);
+    }
+    told.subtasks += begun.len();
 }
 
 /// No effect twice, and none missing without a word.

@@ -92,7 +92,7 @@ fn service(mesh: &Mesh) -> v1::approval_service_client::ApprovalServiceClient<to
 
 async fn pending(mesh: &Mesh, conversation: &Conversation) -> Vec<v1::Approval> {
     let state = ApprovalState::Pending.into();
-    let filter = v1::list_approvals_request::Filter { task: conversation.id().to_owned(), state };
+    let filter = v1::list_approvals_request::Filter { task: conversation.id().to_owned(), state, ..Default::default() };
     let request = v1::ListApprovalsRequest { page: None, filter: Some(filter) };
     service(mesh).list_approvals(request).await.unwrap().into_inner().approvals
 }

@@ -86,6 +86,7 @@ fn the_rules_of_who_may_depend_on_whom_hold() {
         "construct-reconciler",
         "construct-interpreter",
         "construct-providers",
+        "construct-scanner",
         "construct-slack",
     ];
     let only = |library: &str, users: &[&str]| {

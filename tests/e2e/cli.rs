@@ -1,8 +1,10 @@
 //! The command line, as a person or a script uses it.
 
 mod conversation;
+mod doctor;
 mod entities;
 mod interrupt;
+mod scan;
 
 use std::process::{ExitStatus, Stdio};
 

@@ -9,7 +9,7 @@ use construct_tests::{
 use serde_json::{Value, json};
 use tokio::{io::AsyncWriteExt as _, process::Command, time::timeout};
 
-const REQUIRED: (&str, &str) = ("CONSTRUCT_GATEWAY_LOGIN", "required");
+pub(crate) const REQUIRED: (&str, &str) = ("CONSTRUCT_GATEWAY_LOGIN", "required");
 
 /// Runs the command line with a key, or none.
 async fn run(mesh: &Mesh, key: Option<&str>, arguments: &[&str], input: &str) -> Output {
@@ -29,31 +29,31 @@ async fn finish(command: &mut Command, input: &str) -> Output {
 }
 
 /// What a command that succeeds prints.
-async fn said(mesh: &Mesh, key: Option<&str>, arguments: &[&str], input: &str) -> String {
+pub(crate) async fn said(mesh: &Mesh, key: Option<&str>, arguments: &[&str], input: &str) -> String {
     let done = run(mesh, key, arguments, input).await;
     assert!(done.status.success(), "{arguments:?}: {done:?}");
     String::from_utf8(done.stdout).unwrap()
 }
 
-async fn answered(mesh: &Mesh, key: &str, arguments: &[&str], input: &str) -> Value {
+pub(crate) async fn answered(mesh: &Mesh, key: &str, arguments: &[&str], input: &str) -> Value {
     serde_json::from_str(&said(mesh, Some(key), &[arguments, &["-o", "json"]].concat(), input).await).unwrap()
 }
 
 /// What somebody may not do, and what they are told.
-async fn refused(mesh: &Mesh, key: Option<&str>, arguments: &[&str]) -> String {
+pub(crate) async fn refused(mesh: &Mesh, key: Option<&str>, arguments: &[&str]) -> String {
     let done = run(mesh, key, arguments, "").await;
     assert!(!done.status.success(), "{arguments:?}: {done:?}");
     String::from_utf8(done.stderr).unwrap()
 }
 
-async fn first_key(mesh: &Mesh) -> Output {
+pub(crate) async fn first_key(mesh: &Mesh) -> Output {
     let mut command = Command::new(binary("construct-gateway").unwrap());
     command.env_clear().env("CONSTRUCT_DATABASE_URL", mesh.database.url()).env("CONSTRUCT_NATS_URL", mesh.nats.url());
     finish(command.arg("first-key"), "").await
 }
 
 /// A provider, a model, an agent, a secret and a budget of one organisation; what its agent answers has the organisation's colour.
-async fn furnish(mesh: &Mesh, key: &str, colour: &str) {
+pub(crate) async fn furnish(mesh: &Mesh, key: &str, colour: &str) {
     let script = json!({"count": "since_user", "turns": [
         {"code": format!("execute_command('echo {colour} >> mark; cat mark')")},
         {"text": format!("{colour} sees {{{{last_result}}}}")},

@@ -9,6 +9,7 @@ use std::{
 use construct_proto::v1;
 use construct_tests::{
     client::{Client, Conversation, PATIENCE},
+    http,
     mesh::{Mesh, Service},
     vendor::{VendorServer, anthropic},
     wait::until,
@@ -65,13 +66,70 @@ async fn services_count_what_the_list_says_and_nothing_else() {
     }
     recorder.until_sequence(one.task().await.unwrap().status.unwrap().event_sequence).await;
 
-    let list = listed();
+    compare(&mesh, &Service::ALL).await;
+}
+
+/// Whether these services count what the list says and nothing else, once they have done everything there is to count.
+pub(crate) async fn compare(mesh: &Mesh, services: &[Service]) {
+    let names: Vec<String> = services.iter().map(|service| format!("{service:?}").to_lowercase()).collect();
+    let mut list = listed();
+    list.retain(|(service, _), _| names.contains(service));
     let mut counted = Counted::new();
-    for service in Service::ALL {
-        counted.extend(read(&format!("{service:?}").to_lowercase(), &mesh.metrics(service).await.unwrap()));
+    for (service, name) in services.iter().zip(&names) {
+        counted.extend(read(name, &mesh.metrics(*service).await.unwrap()));
     }
     let problems = differences(&list, &counted);
     assert!(problems.is_empty(), "{}\n\nwhat was counted:\n{}", problems.join("\n"), show(&counted));
+}
+
+/// Calls of a method that the gateway has counted, by face and outcome.
+async fn calls(mesh: &Mesh, method: &str) -> BTreeMap<(String, String), u64> {
+    let page = mesh.metrics(Service::Gateway).await.unwrap();
+    let label = |line: &str, name: &str| {
+        let value = line.split_once(&format!("{name}=\"")).and_then(|(_, rest)| rest.split_once('"'));
+        value.map(|(value, _)| value.to_owned()).unwrap_or_default()
+    };
+    let counts = page.lines().filter(|line| line.starts_with("construct_gateway_request_seconds_count{"));
+    let counts = counts.filter(|line| label(line, "rpc_method") == method).map(|line| {
+        let number = line.rsplit(' ').next().unwrap().parse().unwrap();
+        ((label(line, "construct_face"), label(line, "rpc_response_status_code")), number)
+    });
+    counts.collect()
+}
+
+#[tokio::test]
+async fn a_request_that_makes_no_sense_is_counted_once_and_as_its_clients_mistake() {
+    let mesh = Mesh::start().await.unwrap();
+    let client = http::client().build().unwrap();
+    let http2 = http::client().http2_prior_knowledge().build().unwrap();
+    let url = |path: &str| format!("{}{path}", mesh.gateway_url());
+    let get_task = url("/construct.v1.TaskService/GetTask");
+    // A varint without an end, twice as gRPC and once as gRPC-Web.
+    let frame = [0, 0, 0, 0, 2, 0x0A, 0xFF];
+    for (client, kind) in
+        [(&http2, "application/grpc"), (&http2, "application/grpc"), (&client, "application/grpc-web")]
+    {
+        let request = client.post(&get_task).header("content-type", kind).header("te", "trailers");
+        let answer = request.body(frame.to_vec()).send().await.unwrap();
+        assert_eq!(answer.status().as_u16(), 200, "{kind}");
+        // gRPC-Web says in the body how a call ended.
+        if kind == "application/grpc" {
+            assert_eq!(answer.headers()["grpc-status"], "3");
+        }
+    }
+    // No JSON, nothing of the method's, and nothing that is taken.
+    for (kind, body) in [("application/json", "{"), ("application/json", r#"{"tusk": 1}"#), ("text/plain", "hello")] {
+        let answer = client.post(&get_task).header("content-type", kind).body(body).send().await.unwrap();
+        assert!(answer.status().is_client_error(), "{}", answer.status());
+    }
+    let answer = client.post(url("/v1/tasks")).header("content-type", "application/json").body("[").send().await;
+    assert_eq!(answer.unwrap().status().as_u16(), 400);
+    // One that makes sense is counted once as well.
+    assert_eq!(client.get(url("/v1/tasks/task_nonsense")).send().await.unwrap().status().as_u16(), 400);
+    let count = |face: &str, number| ((face.to_owned(), "INVALID_ARGUMENT".to_owned()), number);
+    let expected = BTreeMap::from([count("connect", 3), count("grpc", 2), count("grpc-web", 1), count("rest", 1)]);
+    assert_eq!(calls(&mesh, "TaskService/GetTask").await, expected);
+    assert_eq!(calls(&mesh, "TaskService/CreateTask").await, BTreeMap::from([count("rest", 1)]));
 }
 
 async fn provider(mesh: &Mesh, name: &str, vendor: &VendorServer, max_concurrency: i64) {

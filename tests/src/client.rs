@@ -6,10 +6,12 @@
 use std::{path::Path, sync::Arc, time::Duration};
 
 use construct_proto::v1::{
-    self, agent_service_client::AgentServiceClient, budget_service_client::BudgetServiceClient,
-    event_service_client::EventServiceClient, message_service_client::MessageServiceClient,
-    model_provider_service_client::ModelProviderServiceClient, model_service_client::ModelServiceClient,
-    model_token_service_client::ModelTokenServiceClient, recovery_service_client::RecoveryServiceClient,
+    self, agent_service_client::AgentServiceClient, approval_service_client::ApprovalServiceClient,
+    budget_service_client::BudgetServiceClient, diagnosis_service_client::DiagnosisServiceClient,
+    event_service_client::EventServiceClient, key_service_client::KeyServiceClient,
+    message_service_client::MessageServiceClient, model_provider_service_client::ModelProviderServiceClient,
+    model_service_client::ModelServiceClient, model_token_service_client::ModelTokenServiceClient,
+    recovery_service_client::RecoveryServiceClient, scan_service_client::ScanServiceClient,
     task_service_client::TaskServiceClient,
 };
 use tonic::{Code, Status, transport::Channel};
@@ -40,14 +42,34 @@ impl Client {
         AgentServiceClient::new(self.channel.clone())
     }
 
+    /// `ApprovalService`.
+    pub fn approvals(&self) -> ApprovalServiceClient<Channel> {
+        ApprovalServiceClient::new(self.channel.clone())
+    }
+
     /// `BudgetService`.
     pub fn budgets(&self) -> BudgetServiceClient<Channel> {
         BudgetServiceClient::new(self.channel.clone())
     }
 
+    /// `DiagnosisService`.
+    pub fn diagnosis(&self) -> DiagnosisServiceClient<Channel> {
+        DiagnosisServiceClient::new(self.channel.clone())
+    }
+
+    /// `KeyService`.
+    pub fn keys(&self) -> KeyServiceClient<Channel> {
+        KeyServiceClient::new(self.channel.clone())
+    }
+
     /// `RecoveryService`.
     pub fn recovery(&self) -> RecoveryServiceClient<Channel> {
         RecoveryServiceClient::new(self.channel.clone())
+    }
+
+    /// `ScanService`.
+    pub fn scans(&self) -> ScanServiceClient<Channel> {
+        ScanServiceClient::new(self.channel.clone())
     }
 
     /// `TaskService`.

@@ -1,10 +1,14 @@
 //! Tests of the whole mesh, on real PostgreSQL and NATS.
 
 pub mod client;
+pub mod collector;
+pub mod github;
+pub mod gitlab;
 pub mod http;
 pub mod mesh;
 pub mod proxy;
 pub mod recorder;
+pub mod repositories;
 pub mod slack;
 pub mod terminal;
 pub mod transcript;

@@ -3,10 +3,11 @@
 
 use std::{
     collections::BTreeMap,
-    fs::File,
+    fs::{self, File, TryLockError},
     net::{Ipv4Addr, SocketAddr, TcpListener},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
+    sync::{Mutex, PoisonError},
     time::Duration,
 };
 
@@ -48,6 +49,8 @@ pub enum Service {
     Providers,
     /// Talks to Slack; started where a test asks for it.
     Slack,
+    /// Looks through repositories; started where a test asks for it.
+    Scanner,
 }
 
 impl Service {
@@ -61,6 +64,7 @@ impl Service {
             Self::Interpreter => "interpreter",
             Self::Providers => "providers",
             Self::Slack => "slack",
+            Self::Scanner => "scanner",
         }
     }
 }
@@ -102,7 +106,7 @@ impl Mesh {
     pub async fn prepare(environment: &[(&str, &str)]) -> anyhow::Result<Self> {
         let (database, nats) = tokio::join!(Database::new(), NatsServer::start());
         let mut health = BTreeMap::new();
-        for service in Service::ALL.into_iter().chain([Service::Slack]) {
+        for service in Service::ALL.into_iter().chain([Service::Slack, Service::Scanner]) {
             health.insert(service, free_address()?);
         }
         let mesh = Self {
@@ -130,6 +134,11 @@ impl Mesh {
         self.workspace.path()
     }
 
+    /// Where the files of scans lie.
+    pub fn scans(&self) -> PathBuf {
+        self.workspace.path().join("scans")
+    }
+
     /// Where the services write their logs and data.
     pub fn home(&self) -> &Path {
         self.home.path()
@@ -141,7 +150,7 @@ impl Mesh {
     /// When it cannot be made.
     pub fn folder(&self, name: &str) -> anyhow::Result<PathBuf> {
         let path = self.workspace.path().join(name);
-        std::fs::create_dir(&path).with_context(|| format!("{} cannot be made", path.display()))?;
+        fs::create_dir(&path).with_context(|| format!("{} cannot be made", path.display()))?;
         Ok(path)
     }
 
@@ -244,6 +253,9 @@ impl Mesh {
             .env("CONSTRUCT_SECRETS_KEY", "test:ZmVkY2JhOTg3NjU0MzIxMGZlZGNiYTk4NzY1NDMyMTA=")
             .env("CONSTRUCT_TOKEN_KEY", TOKEN_KEY)
             .env("CONSTRUCT_GATEWAY_LISTEN", self.gateway.to_string())
+            .env("CONSTRUCT_GATEWAY_SCANS_DIR", self.scans())
+            .env("CONSTRUCT_SCANNER_DIR", self.scans())
+            .env("CONSTRUCT_SCANNER_GATEWAY_URL", self.gateway_url())
             .env("CONSTRUCT_HEALTH_LISTEN", health.to_string())
             .env("CONSTRUCT_LOG", std::env::var("CONSTRUCT_TEST_LOG").unwrap_or_else(|_| "info".to_owned()))
             .envs(self.environment.iter().map(|(key, value)| (key, value)))
@@ -374,14 +386,14 @@ impl Mesh {
     /// When it does not run.
     pub fn resident(&self, service: Service) -> anyhow::Result<u64> {
         let pid = self.pid(service).context("the service does not run")?;
-        let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
+        let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
         let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no size is told")?;
         Ok(resident.trim().trim_end_matches("kB").trim().parse::<u64>()? * 1024)
     }
 
     /// What a service logged so far.
     pub fn log(&self, service: Service) -> String {
-        std::fs::read_to_string(self.log_path(service)).unwrap_or_default()
+        fs::read_to_string(self.log_path(service)).unwrap_or_default()
     }
 
     fn log_path(&self, service: Service) -> PathBuf {
@@ -452,7 +464,7 @@ impl Drop for Mesh {
             let _ = child.wait();
         }
         if std::thread::panicking() {
-            for service in Service::ALL.into_iter().chain([Service::Slack]) {
+            for service in Service::ALL.into_iter().chain([Service::Slack, Service::Scanner]) {
                 eprintln!("---- {} ----\n{}", service.name(), self.log(service));
             }
         }
@@ -492,16 +504,33 @@ fn guest_cache() -> anyhow::Result<PathBuf> {
     Ok(binary.with_file_name("guest-cache"))
 }
 
-/// A port of this machine that nobody listens on right now. It lies below those that the system gives to outgoing
-/// connections, so that none of these takes it while the service that listens on it is down.
-fn free_address() -> std::io::Result<SocketAddr> {
+/// A port of this machine that nobody listens on, and that no other test takes until this process ends. It lies below those that the system
+/// gives to outgoing connections, so that none of these takes it while the service that listens on it is down.
+///
+/// # Errors
+/// When ports cannot be reserved in the folder for temporary files.
+pub fn free_address() -> anyhow::Result<SocketAddr> {
+    /// Ports of this process: locked files.
+    static HELD: Mutex<Vec<File>> = Mutex::new(Vec::new());
+    let ports = std::env::temp_dir().join("construct-test-ports");
+    fs::create_dir_all(&ports)?;
     loop {
         // The low bits of a version 7 UUID are random.
         let random = (Uuid::now_v7().as_u128() & 0x3FFF) as u16;
-        match TcpListener::bind((Ipv4Addr::LOCALHOST, FIRST_PORT + random)) {
-            Ok(listener) => return listener.local_addr(),
+        let port = FIRST_PORT + random;
+        let file = File::create(ports.join(port.to_string()))?;
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => continue,
+            Err(TryLockError::Error(error)) => return Err(error.into()),
+        }
+        match TcpListener::bind((Ipv4Addr::LOCALHOST, port)) {
+            Ok(listener) => {
+                HELD.lock().unwrap_or_else(PoisonError::into_inner).push(file);
+                return Ok(listener.local_addr()?);
+            }
             Err(error) if error.kind() == std::io::ErrorKind::AddrInUse => {}
-            Err(error) => return Err(error),
+            Err(error) => return Err(error.into()),
         }
     }
 }

@@ -8,9 +8,9 @@ use super::{Done, construct};
 
 /// A command line, what it reads, its exit code, and what it prints: to standard output, or, when it fails, to standard
 /// error.
-type Case<'a> = (&'a str, &'a str, i32, &'a [&'a str]);
+pub(super) type Case<'a> = (&'a str, &'a str, i32, &'a [&'a str]);
 
-async fn check(mesh: &Mesh, cases: &[Case<'_>]) {
+pub(super) async fn check(mesh: &Mesh, cases: &[Case<'_>]) {
     let mut wrong = Vec::new();
     for (line, input, code, parts) in cases {
         if let Err(why) = attempt(mesh, line, input, *code, parts).await {
@@ -20,7 +20,7 @@ async fn check(mesh: &Mesh, cases: &[Case<'_>]) {
     assert!(wrong.is_empty(), "{}", wrong.join("\n\n"));
 }
 
-async fn run(mesh: &Mesh, line: &str, input: &str, code: i32, parts: &[&str]) -> Done {
+pub(super) async fn run(mesh: &Mesh, line: &str, input: &str, code: i32, parts: &[&str]) -> Done {
     attempt(mesh, line, input, code, parts).await.unwrap_or_else(|why| panic!("{line}: {why}"))
 }
 
@@ -46,7 +46,7 @@ fn words(line: &str) -> Vec<String> {
 }
 
 /// What `line` prints as JSON, after making sure that it prints the same as YAML and something for people.
-async fn get(mesh: &Mesh, line: &str) -> Value {
+pub(super) async fn get(mesh: &Mesh, line: &str) -> Value {
     let json = run(mesh, &format!("{line} -o json"), "", 0, &[]).await.json();
     let yaml = run(mesh, &format!("{line} -o yaml"), "", 0, &[]).await.output;
     assert_eq!(serde_yaml_ng::from_str::<Value>(&yaml).unwrap(), json, "{line}");

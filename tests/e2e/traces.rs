@@ -1,0 +1,149 @@
+//! One trace from a client's request to the vendor's answer and each call of a tool, through every service.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use construct_proto::v1;
+use construct_tests::{
+    client::PATIENCE,
+    collector::{Collector, Span},
+    mesh::{Mesh, Service},
+    vendor::{VendorServer, anthropic},
+    wait::until,
+};
+
+/// The client's own span, in which it sends its message.
+const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
+const PARENT: &str = "00f067aa0ba902b7";
+const KEY: &str = "sk-test-0123456789";
+const QUESTION: &str = "What-nobody-is-to-read-in-a-trace?";
+const CODE: &str = "create_file('Nobody-reads-this.txt', 'made'); execute_command('echo Nor-that'); try { read_file('none') } catch {} 1";
+
+/// Whether a span has another one among those it is in.
+fn is_within(span: &Span, outer: &Span, by_id: &BTreeMap<String, Span>) -> bool {
+    let mut at = span;
+    while let Some(parent) = by_id.get(&at.parent) {
+        if parent.id == outer.id {
+            return true;
+        }
+        at = parent;
+    }
+    false
+}
+
+#[tokio::test]
+async fn one_trace_joins_a_turn_across_all_services() {
+    let (collector, vendor) = (Collector::start().await, VendorServer::start().await);
+    let mut mesh = Mesh::prepare(&[]).await.unwrap();
+    mesh.set("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url());
+    mesh.set("OTEL_BSP_SCHEDULE_DELAY", "200");
+    mesh.start_services().await.unwrap();
+    let provider = v1::ModelProviderSpec {
+        name: "worker".into(),
+        r#type: v1::ModelProviderType::Anthropic.into(),
+        base_url: vendor.url(),
+        api_key: KEY.into(),
+        ..v1::ModelProviderSpec::default()
+    };
+    mesh.agent("worker", provider).await.unwrap();
+    // A reconciler that takes its partitions over looks at what is there, for nobody's sake. Here that is over.
+    mesh.scripted_agent("warm", &serde_json::json!({"turns": [{"text": "{{last_user_text}}"}]})).await.unwrap();
+    mesh.client().unwrap().begin("warm", None).await.unwrap().ask("hello").await;
+    // The first call fails, and is made once more.
+    vendor.reply(anthropic::error(529, "overloaded_error", "busy"));
+    vendor.reply(anthropic::Answer::text("I look.").and_code("toolu_1", CODE).using(7, 0, 0, 9).reply());
+    vendor.reply(anthropic::Answer::text("It is done.").using(5, 0, 0, 7).reply());
+    let spec = v1::TaskSpec { agent: "worker".into(), title: "A job".into(), ..v1::TaskSpec::default() };
+    let conversation = mesh.client().unwrap().begin_as(spec).await.unwrap();
+    let text = v1::Block { block: Some(v1::block::Block::Text(v1::Text { text: QUESTION.to_owned() })) };
+    let spec = v1::MessageSpec { task: conversation.id().to_owned(), blocks: vec![text], ..v1::MessageSpec::default() };
+    let request = v1::CreateMessageRequest { spec: Some(spec), ..v1::CreateMessageRequest::default() };
+    let mut request = tonic::Request::new(request);
+    request.metadata_mut().insert("traceparent", format!("00-{TRACE}-{PARENT}-01").parse().unwrap());
+    mesh.client().unwrap().messages().create_message(request).await.unwrap();
+    conversation.settled().await;
+
+    let wanted = |spans: &[Span], name: &str, count| spans.iter().filter(|span| span.name == name).count() >= count;
+    let spans = until("all of the trace", PATIENCE, async || {
+        let spans = collector.trace(TRACE);
+        let whole = wanted(&spans, "reconciler.task.look", 4)
+            && wanted(&spans, "providers.model.invoke", 2)
+            && wanted(&spans, "interpreter.step.execute", 1)
+            && wanted(&spans, "gateway.request", 1);
+        if whole {
+            Ok(spans)
+        } else {
+            Err(collector.spans().into_iter().map(|span| (span.trace, span.name)).collect::<Vec<_>>())
+        }
+    })
+    .await;
+    let services: BTreeSet<&str> = spans.iter().map(|span| span.service.as_str()).collect();
+    let all = ["construct-gateway", "construct-interpreter", "construct-providers", "construct-reconciler"];
+    assert_eq!(services, BTreeSet::from(all));
+    // Nothing hangs in the air: each is in another one, and at last in the client's.
+    let by_id: BTreeMap<String, Span> = spans.iter().map(|span| (span.id.clone(), span.clone())).collect();
+    for span in &spans {
+        assert!(span.parent == PARENT || by_id.contains_key(&span.parent), "{span:#?} has no parent among {spans:#?}");
+    }
+    let named = |name: &str| spans.iter().filter(|span| span.name == name).collect::<Vec<_>>();
+
+    // What was taken from the mesh says so in the words of the conventions.
+    for (name, stream) in
+        [("providers.model.invoke", "CONSTRUCT_MODEL"), ("interpreter.step.execute", "CONSTRUCT_CODE")]
+    {
+        for span in named(name) {
+            assert_eq!(
+                (span.kind, span.attribute("messaging.system"), span.attribute("messaging.operation.type")),
+                ("SPAN_KIND_CONSUMER", "nats", "process"),
+                "{span:#?}"
+            );
+            assert_eq!(span.attribute("messaging.destination.name"), stream, "{span:#?}");
+            assert_eq!(span.attribute("construct.task"), conversation.id());
+        }
+    }
+    // A span for each call of the vendor, the one that failed as well, within the step that made it.
+    let calls: Vec<&Span> = spans.iter().filter(|span| span.attribute("gen_ai.operation.name") == "chat").collect();
+    assert_eq!(calls.iter().map(|call| call.failed).filter(|failed| *failed).count(), 1, "{calls:#?}");
+    assert_eq!(calls.len(), 3, "{calls:#?}");
+    for call in &calls {
+        assert_eq!(
+            (call.name.as_str(), call.kind),
+            (&*format!("chat {}", call.attribute("gen_ai.request.model")), "SPAN_KIND_CLIENT")
+        );
+        assert_eq!(call.attribute("gen_ai.provider.name"), "anthropic");
+        assert!(named("providers.model.invoke").iter().any(|step| is_within(call, step, &by_id)), "{call:#?}");
+        let answered = !call.failed;
+        let tokens = |name: &str| call.attribute(name).parse::<u64>().unwrap();
+        assert_eq!(tokens("gen_ai.usage.output_tokens") > 0, answered, "{call:#?}");
+        assert_eq!(call.attribute("error.type"), if answered { "" } else { "overloaded" });
+    }
+    // And one for each call of a tool.
+    let step = named("interpreter.step.execute")[0];
+    let tools: Vec<(&str, &str)> = spans
+        .iter()
+        .filter(|span| span.attribute("gen_ai.operation.name") == "execute_tool" && is_within(span, step, &by_id))
+        .map(|span| (span.attribute("gen_ai.tool.name"), span.attribute("error.type")))
+        .collect();
+    let mut names: Vec<&str> = tools.iter().map(|(name, _)| *name).collect();
+    names.sort_unstable();
+    assert_eq!(names, ["create_file", "execute_command", "read_file"]);
+    assert_eq!(
+        tools.iter().filter(|(_, error)| !error.is_empty()).map(|(name, _)| *name).collect::<Vec<_>>(),
+        ["read_file"]
+    );
+
+    // What was said, done and known stays out of it, and vendors are strangers: they are told of no trace.
+    for span in collector.spans() {
+        let shown = format!("{span:?}");
+        for secret in [QUESTION, "Nobody-reads", "Nor-that", "It is done", KEY] {
+            assert!(!shown.contains(secret), "{secret} is in {shown}");
+        }
+    }
+    for request in vendor.requests() {
+        assert_eq!((request.header("traceparent"), request.header("tracestate")), ("", ""));
+    }
+    // People who ask why find the trace by its id.
+    let explained = v1::ExplainTaskRequest { task: conversation.id().to_owned() };
+    let explained = mesh.client().unwrap().tasks().explain_task(explained).await.unwrap().into_inner();
+    assert_eq!(explained.trace_id, TRACE);
+    mesh.stop(Service::Gateway).await.unwrap();
+}
