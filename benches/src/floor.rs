@@ -101,7 +101,7 @@ impl Floor {
 
 /// The client does not use what an address says of the user by itself. `./dev bench` makes passwords of hexadecimal digits, which
 /// need no decoding.
-async fn connect(nats: &str) -> anyhow::Result<async_nats::Client> {
+pub(crate) async fn connect(nats: &str) -> anyhow::Result<async_nats::Client> {
     let address: async_nats::ServerAddr = nats.parse()?;
     let options = match (address.username(), address.password()) {
         (Some(user), Some(password)) => {

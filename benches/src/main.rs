@@ -2,6 +2,7 @@
 //! Started by `./dev bench`, which provides PostgreSQL and NATS.
 
 mod commands;
+mod events;
 mod figures;
 mod floor;
 mod mesh;
@@ -44,6 +45,8 @@ enum Bench {
     Sandbox,
     /// What confining a command costs.
     Commands,
+    /// How soon a thousand subscribers of one gateway are told what happens, also while some of them do not listen.
+    Events,
     /// What calling a model through the proxy and over the mesh costs.
     Providers,
 }
@@ -61,6 +64,7 @@ async fn main() -> ExitCode {
         Bench::Mesh => mesh::measure(&plan).await,
         Bench::Sandbox => sandbox::measure(plan.rounds).await,
         Bench::Commands => commands::measure(plan.rounds).await,
+        Bench::Events => events::measure(plan.duration).await,
         Bench::Providers => Box::pin(providers::measure(&plan)).await,
     };
     match measured {

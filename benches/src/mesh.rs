@@ -7,16 +7,15 @@ use std::{
 
 use anyhow::{Context as _, ensure};
 use construct_proto::v1::{
-    self, agent_service_client::AgentServiceClient, event::Payload, event_service_client::EventServiceClient,
-    message_service_client::MessageServiceClient, model_provider_service_client::ModelProviderServiceClient,
-    model_service_client::ModelServiceClient, task_service_client::TaskServiceClient,
+    self, event::Payload, event_service_client::EventServiceClient, message_service_client::MessageServiceClient,
+    task_service_client::TaskServiceClient,
 };
 use tonic::transport::Channel;
 
 use crate::{
     figures::{Figures, Row, percentile},
     floor::Floor,
-    services::Services,
+    services::{Services, scripted_agent},
 };
 
 /// How much is measured.
@@ -89,20 +88,7 @@ impl Mesh {
                       print(a.length, b.length, c.matches.length);"},
             {"text": "done"},
         ]});
-        let provider = v1::ModelProviderSpec {
-            name: name.clone(),
-            r#type: v1::ModelProviderType::Scripted.into(),
-            script: script.to_string(),
-            ..Default::default()
-        };
-        let request = v1::CreateModelProviderRequest { spec: Some(provider), ..Default::default() };
-        ModelProviderServiceClient::new(channel.clone()).create_model_provider(request).await?;
-        let model = v1::ModelSpec { name: name.clone(), provider: name.clone(), ..Default::default() };
-        let request = v1::CreateModelRequest { spec: Some(model), ..Default::default() };
-        ModelServiceClient::new(channel.clone()).create_model(request).await?;
-        let agent = v1::AgentSpec { name: name.clone(), model: name, ..Default::default() };
-        let request = v1::CreateAgentRequest { spec: Some(agent), ..Default::default() };
-        AgentServiceClient::new(channel.clone()).create_agent(request).await?;
+        scripted_agent(&channel, &name, &script).await?;
         Ok(Self { channel, workspace })
     }
 

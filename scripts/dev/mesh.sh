@@ -1,7 +1,7 @@
 # shellcheck shell=bash disable=SC2154 # What the parts share is set in `dev` and in the parts it loads first.
-# The four services as processes of their own, above the two servers.
+# The services as processes of their own, above the two servers.
 
-services=(gateway reconciler interpreter providers)
+services=(gateway reconciler interpreter providers scanner)
 # Frozen lock file where nobody looks: a build on CI must use what is committed.
 cargo_flags=()
 if [[ ${CI:-} == true ]]; then cargo_flags+=(--locked); fi
@@ -15,8 +15,8 @@ bin_dir=$target_dir/debug
 mesh_build() { as_caller cargo build "${cargo_flags[@]}" --workspace --bins; }
 
 # What a service is given: the settings of the home and a few variables of the caller, nothing else. Vendor keys stay out of the
-# services' environment (they reach the mesh through its API), the database is for the two services that may
-# write it, the master key for the two that seal and open vendor keys, the key of scripts' secrets for the two that seal
+# services' environment (they reach the mesh through its API), the database is for the three services that may
+# write it, the master key for the three that seal and open credentials, the key of scripts' secrets for the two that seal
 # and open those, and the key of tokens for those that sign and verify them: not the one that runs scripts.
 mesh_service_environment() {
   local service=$1 setting name
@@ -26,22 +26,27 @@ mesh_service_environment() {
       interpreter:CONSTRUCT_DATABASE_URL | providers:CONSTRUCT_DATABASE_URL) ;;
       interpreter:CONSTRUCT_MASTER_KEY_FILE | reconciler:CONSTRUCT_MASTER_KEY_FILE) ;;
       reconciler:CONSTRUCT_SECRETS_KEY_FILE | providers:CONSTRUCT_SECRETS_KEY_FILE) ;;
-      interpreter:CONSTRUCT_TOKEN_KEY_FILE) ;;
+      interpreter:CONSTRUCT_TOKEN_KEY_FILE | scanner:CONSTRUCT_TOKEN_KEY_FILE | scanner:CONSTRUCT_SECRETS_KEY_FILE) ;;
       *) variables+=("$setting") ;;
     esac
   done
   if [[ $service == providers ]]; then variables+=("CONSTRUCT_PROVIDERS_PROXY_LISTEN=127.0.0.1:${ports[providers]}"); fi
+  if [[ $service == gateway ]]; then variables+=("CONSTRUCT_GATEWAY_SCANS_DIR=$home/scans"); fi
+  if [[ $service == scanner ]]; then
+    variables+=("CONSTRUCT_SCANNER_DIR=$home/scans" "CONSTRUCT_SCANNER_GATEWAY_URL=http://127.0.0.1:${ports[gateway]}")
+  fi
   if [[ $service == interpreter ]]; then
     variables+=("CONSTRUCT_INTERPRETER_LLM_URL=http://127.0.0.1:${ports[providers]}")
     # Compiled once for all homes.
     variables+=("CONSTRUCT_INTERPRETER_CACHE_DIR=$main_home/cache")
-    variables+=("CONSTRUCT_INTERPRETER_WORKSPACE_ROOTS=$(mesh_workspace_roots)")
+    variables+=("CONSTRUCT_INTERPRETER_WORKSPACE_ROOTS=$(mesh_workspace_roots),$home/scans")
     variables+=("CONSTRUCT_INTERPRETER_HIDDEN_PATHS=$(mesh_hidden_paths)")
   fi
   for name in $(compgen -e); do
     case $name in
       CONSTRUCT_INTERPRETER_CACHE_DIR | CONSTRUCT_INTERPRETER_WORKSPACE_ROOTS | CONSTRUCT_INTERPRETER_HIDDEN_PATHS) ;;
       CONSTRUCT_INTERPRETER_LLM_URL | CONSTRUCT_PROVIDERS_PROXY_LISTEN) ;;
+      CONSTRUCT_GATEWAY_SCANS_DIR | CONSTRUCT_SCANNER_DIR | CONSTRUCT_SCANNER_GATEWAY_URL) ;;
       CONSTRUCT_HOME | CONSTRUCT_MASTER_KEY | CONSTRUCT_SECRETS_KEY | CONSTRUCT_TOKEN_KEY | CONSTRUCT_DEMO_* | CONSTRUCT_TEST_* | CONSTRUCT_HEALTH_LISTEN) ;;
       PATH | HOME | USER | LANG | LC_* | TZ | TMPDIR | RUST_* | OTEL_* | CONSTRUCT_* | *_PROXY | *_proxy | SSL_CERT_*)
         # The home's settings win over the same names in the caller's shell.
@@ -102,6 +107,8 @@ mesh_start() {
   for service in "${services[@]}"; do
     [[ -x $bin_dir/construct-$service ]] || die "$bin_dir/construct-$service was not built"
   done
+  # Before the interpreter starts: what it grants must exist.
+  mkdir -p -- "$home/scans"
   # Ports first: replacing one changes the settings of all.
   for service in "${services[@]}"; do
     if ! process_running "$service"; then

@@ -2,7 +2,7 @@
 # What the project needs from the machine. Present: nothing is done, no package list is fetched. Missing: it is
 # installed from Debian's packages, without starting or enabling any system service.
 
-# ensure_packages GROUP...: installs what is missing of `servers`, `client`, `sandbox`, `compiler`, `guest`, `python`.
+# ensure_packages GROUP...: installs what is missing of `servers`, `client`, `sandbox`, `compiler`, `guest`, `python`, `npm`.
 ensure_packages() {
   local group
   local -a missing=()
@@ -16,6 +16,7 @@ ensure_packages() {
       sandbox) have bwrap || missing+=(bubblewrap) ;;
       compiler) have cc || missing+=(gcc libc6-dev) ;;
       python) python3 -c 'import ensurepip, venv' 2>/dev/null || missing+=(python3 python3-venv) ;;
+      npm) have npm || missing+=(npm) ;;
       guest) have clang-19 || missing+=(clang-19) ;;
       *) die "unknown package group '$group'" ;;
     esac

@@ -165,7 +165,7 @@ impl Client {
             }
             read(&mut self.connection, &mut self.buffer).await?;
         };
-        if self.streamed {
+        if self.streamed && self.buffer.starts_with(b"HTTP/1.1 200") {
             while find(&self.buffer, b"Hello").is_none() {
                 read(&mut self.connection, &mut self.buffer).await?;
             }

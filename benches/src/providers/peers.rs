@@ -9,7 +9,8 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context as _, ensure};
+use anyhow::Context as _;
+use uuid::Uuid;
 
 use super::http::Target;
 use crate::services::free_port;
@@ -22,6 +23,8 @@ const START: Duration = Duration::from_secs(120);
 pub(crate) struct Peer {
     pub(crate) name: &'static str,
     pub(crate) target: Target,
+    /// Whether it passes streams on. One that cannot is measured by what it can.
+    pub(crate) streams: bool,
     child: Child,
 }
 
@@ -46,9 +49,15 @@ pub(crate) async fn start(folder: &Path, work: &Path, upstream: SocketAddr) -> V
         }
         match start(folder, work, upstream) {
             Ok((child, target)) => {
-                let peer = Peer { name, target, child };
+                let mut peer = Peer { name, target, streams: true, child };
                 match answers(&peer.target).await {
-                    Ok(()) => peers.push(peer),
+                    Ok(()) => {
+                        if let Err(error) = call(&peer.target, true).await {
+                            eprintln!("{name} passes no stream on: {error:#}");
+                            peer.streams = false;
+                        }
+                        peers.push(peer);
+                    }
                     Err(error) => eprintln!("{name} does not answer and is left out: {error:#}"),
                 }
             }
@@ -63,14 +72,17 @@ type Start = fn(&Path, &Path, SocketAddr) -> anyhow::Result<(Child, Target)>;
 async fn answers(target: &Target) -> anyhow::Result<()> {
     let deadline = tokio::time::Instant::now() + START;
     loop {
-        let called = async { target.connect(false).await?.call().await };
-        match tokio::time::timeout(Duration::from_secs(10), called).await {
-            Ok(Ok(_)) => return Ok(()),
-            Ok(Err(error)) if tokio::time::Instant::now() > deadline => return Err(error),
-            Err(_) if tokio::time::Instant::now() > deadline => anyhow::bail!("no answer in time"),
-            _ => tokio::time::sleep(Duration::from_millis(250)).await,
+        match call(target, false).await {
+            Ok(()) => return Ok(()),
+            Err(error) if tokio::time::Instant::now() > deadline => return Err(error),
+            Err(_) => tokio::time::sleep(Duration::from_millis(250)).await,
         }
     }
+}
+
+async fn call(target: &Target, streamed: bool) -> anyhow::Result<()> {
+    let called = async { target.connect(streamed).await?.call().await };
+    tokio::time::timeout(Duration::from_secs(10), called).await.context("no answer in time")?.map(drop)
 }
 
 fn command(program: &Path, work: &Path, name: &str) -> anyhow::Result<Command> {
@@ -99,13 +111,17 @@ fn litellm(folder: &Path, work: &Path, upstream: SocketAddr) -> anyhow::Result<(
         ),
     )?;
     let port = free_port()?;
+    // It does not start without a key of its own, and refuses one that is easily guessed.
+    let key = format!("sk-{}{}", Uuid::now_v7().simple(), Uuid::now_v7().simple());
     let mut command = command(&folder.join("litellm/bin/litellm"), work, "litellm")?;
     let child = command
+        .env("LITELLM_MASTER_KEY", &key)
         .args(["--host", "127.0.0.1", "--num_workers", "2", "--port", &port.to_string()])
         .arg("--config")
         .arg(&config)
         .spawn()?;
-    Ok((child, target(local(port), "/v1/chat/completions", "m", &[])))
+    let headers = [("authorization", format!("Bearer {key}"))];
+    Ok((child, target(local(port), "/v1/chat/completions", "m", &headers)))
 }
 
 fn portkey(folder: &Path, work: &Path, upstream: SocketAddr) -> anyhow::Result<(Child, Target)> {
@@ -138,12 +154,13 @@ fn tensorzero(folder: &Path, work: &Path, upstream: SocketAddr) -> anyhow::Resul
     let mut command = command(&folder.join("tensorzero/bin/python"), work, "tensorzero")?;
     let mut child = command.arg(folder.join("serve_tensorzero.py")).arg(&config).stdout(Stdio::piped()).spawn()?;
     let stdout = child.stdout.take().context("it has an output")?;
-    // The first line says where it serves.
-    let mut line = String::new();
-    BufReader::new(stdout).read_line(&mut line)?;
-    let url = line.trim().strip_prefix("http://").map(str::to_owned);
-    ensure!(url.is_some(), "it ended: {}", fs::read_to_string(work.join("tensorzero.log")).unwrap_or_default());
-    let url = url.unwrap_or_default();
+    // Among the lines of its log one says where it serves.
+    let mut lines = BufReader::new(stdout).lines().map_while(Result::ok);
+    let url = lines.find_map(|line| line.strip_prefix("http://").map(str::to_owned));
+    let ended = || fs::read_to_string(work.join("tensorzero.log")).unwrap_or_default();
+    let url = url.with_context(|| format!("it ended: {}", ended()))?;
+    // A log that nobody reads would stop it.
+    std::thread::spawn(move || lines.for_each(drop));
     let (host, path) = url.split_once('/').context("it names no path")?;
     let address: SocketAddr = host.replace("0.0.0.0", "127.0.0.1").replace("localhost", "127.0.0.1").parse()?;
     let path = format!("/{}/chat/completions", path.trim_end_matches('/'));
