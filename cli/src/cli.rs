@@ -8,7 +8,7 @@ use crate::{
     conversation, costs, dead, doctor, entity, events, exec,
     failure::{EXIT_CODES, Exit, Failure},
     gateway::Gateway,
-    mesh, output, tap, usage, whoami, why,
+    mesh, output, tap, top, usage, whoami, why,
 };
 
 /// Construct turns a language model into a dependable worker.
@@ -105,6 +105,8 @@ enum Command {
     Dead(dead::DeadCommand),
     /// Say whether the deployment is well, and what to do where it is not.
     Doctor(doctor::DoctorArgs),
+    /// Show what the installation does right now: workers, queues, tasks and spending.
+    Top(top::TopArgs),
     /// Say what a task waits for, since when, and who can end the wait.
     Why(why::WhyArgs),
     /// Print what happens, as it happens.
@@ -165,6 +167,7 @@ impl Cli {
             Command::Context(_) => Ok(Exit::Completed),
             Command::Dead(command) => Box::pin(command.run(&gateway)).await.map(done),
             Command::Doctor(args) => Box::pin(args.run(&gateway, self.color)).await,
+            Command::Top(args) => Box::pin(args.run(&gateway, self.color)).await,
             Command::Why(args) => Box::pin(args.run(&gateway)).await.map(done),
             Command::Events(args) => Box::pin(args.run(gateway, self.color)).await.map(done),
             Command::Tap(args) => Box::pin(args.run(self.color)).await.map(done),

@@ -13,6 +13,7 @@ mod events;
 mod exec;
 mod mesh;
 mod tap;
+mod top;
 mod usage;
 mod whoami;
 mod why;

@@ -9,9 +9,10 @@ use std::{
 use construct_bus::subject;
 use construct_domain::{OrganizationId, partition};
 use construct_proto::{
-    mesh::v1::ReconcilerBeat,
+    mesh::v1::{ReconcilerBeat, TaskWake},
     v1::{Event, TurnOutcome},
 };
+use construct_store::{Order, Page, TaskFilter};
 use construct_tests::{
     client::{Conversation, PATIENCE},
     mesh::{Mesh, Service},
@@ -419,6 +420,13 @@ async fn an_organization_that_floods_the_queue_does_not_keep_another_waiting() {
     })
     .await;
     mesh.database.fill(other, "worker", 3, Some("hello")).await;
+    // As somebody's who sends a message, and not when the sweep finds them.
+    let page = Page { limit: 3, order: Order::default(), after: None };
+    for task in mesh.database.store().task_list(other, &TaskFilter::default(), &page).await.unwrap() {
+        let (organization_id, task_id) = (other.to_string(), task.state.id.to_string());
+        let wake = TaskWake { organization_id, task_id, ..TaskWake::default() };
+        mesh.bus().await.publish(&subject::TaskWake::new(task.state.id), &wake).await.unwrap();
+    }
     let (seconds, left) =
         until("the other organization to be answered", PATIENCE, async || match mesh.database.answered(other).await {
             (seconds, 0) => Ok((seconds, mesh.database.answered(OrganizationId::LOCAL).await.1)),

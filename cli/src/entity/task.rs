@@ -6,7 +6,7 @@ use clap::{Args, Subcommand, ValueEnum};
 use construct_proto::v1::{
     CancelTaskRequest, CreateTaskRequest, DeleteTaskRequest, ForkTaskRequest, GetTaskRequest, ListTasksRequest,
     ResumeTaskRequest, RetryTaskRequest, RewindTaskRequest, SuspendTaskRequest, Task, TaskPhase, TaskSpec, TaskStatus,
-    TurnOutcome, UpdateTaskRequest, list_tasks_request::Filter,
+    TasksBelow, TurnOutcome, UpdateTaskRequest, list_tasks_request::Filter,
 };
 use jiff::Timestamp;
 
@@ -21,7 +21,7 @@ use crate::{
     policy::{self, PolicyArgs},
     render::{self, phase_name},
     time,
-    words::clip,
+    words::{clip, count, thousands},
 };
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -351,6 +351,12 @@ fn context(status: &TaskStatus) -> String {
     format!("{tokens} of {room} tokens ({} %){compacted}", tokens.saturating_mul(100) / room)
 }
 
+/// What everything below a task comes to.
+fn below(below: &TasksBelow) -> String {
+    let tasks = count(below.count, "task");
+    format!("{tasks}, {} at work, {}", thousands(below.at_work), money::cost(below.cost_pico_usd))
+}
+
 impl Entity for Task {
     const NAME: &'static str = "construct.v1.Task";
     const PLURAL: &'static str = "tasks";
@@ -402,6 +408,7 @@ impl Entity for Task {
             ("policy", policy::words(&spec.policy)),
             ("parent", status.parent.clone()),
             ("subtasks", status.subtasks.join(", ")),
+            ("below", status.below.as_deref().map(below).unwrap_or_default()),
             (
                 "forked from",
                 status.forked_from.map(|from| format!("{}, up to {}", from.task, from.message)).unwrap_or_default(),

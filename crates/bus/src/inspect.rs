@@ -52,6 +52,8 @@ pub struct ConsumerState {
     pub redelivered: usize,
     /// Workers' requests for messages. None of them wait while all workers have as much as they can do, or there are none.
     pub waiting: usize,
+    /// Deliveries to workers since the consumer was made.
+    pub delivered: u64,
 }
 
 impl ConsumerState {
@@ -120,6 +122,7 @@ impl Bus {
                 taken: info.num_ack_pending,
                 redelivered: info.num_redelivered,
                 waiting: info.num_waiting,
+                delivered: info.delivered.consumer_sequence,
             })),
             Err(error) => match error.kind() {
                 ConsumerInfoErrorKind::NotFound | ConsumerInfoErrorKind::StreamNotFound => Ok(None),

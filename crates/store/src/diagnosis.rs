@@ -1,8 +1,9 @@
 //! How the database and what is in it stand, for who looks after a deployment.
 
+use construct_domain::{AgentId, OrganizationId, task::Phase};
 use jiff::Timestamp;
 
-use crate::{Error, Store, store::MIGRATOR};
+use crate::{Error, Store, store::MIGRATOR, time};
 
 /// The server and the schema.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -34,7 +35,93 @@ pub struct ParkedTasks {
     pub since: Option<Timestamp>,
 }
 
+/// What calls of models have used.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Spent {
+    /// How many calls.
+    pub calls: i64,
+    /// Tokens in and out, those read from and written to a cache included.
+    pub tokens: i64,
+    /// In 10⁻¹² US dollars.
+    pub cost_pico_usd: i64,
+}
+
+/// What an agent has used.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Spender {
+    /// Whose it is.
+    pub organization: OrganizationId,
+    /// What that is called.
+    pub organization_name: String,
+    /// None for calls of no agent.
+    pub agent: Option<AgentId>,
+    /// What it is called; empty when it is gone.
+    pub agent_name: String,
+    /// What it has used.
+    pub spent: Spent,
+}
+
 impl Store {
+    /// How many tasks are in which phase, of those in all organizations that are at work.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`]; [`Error::Internal`] when a row cannot be read.
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn tasks_at_work(&self) -> Result<Vec<(Phase, i64)>, Error> {
+        // Idle and suspended tasks have no next wake, and are not read for this.
+        let rows = sqlx::query!(
+            r#"SELECT phase, count(*) AS "count!" FROM tasks
+               WHERE next_wake IS NOT NULL AND deleted_at IS NULL GROUP BY phase ORDER BY phase"#
+        )
+        .fetch_all(&self.pool)
+        .await?;
+        let read = |phase: &str| Phase::parse(phase).ok_or_else(|| Error::internal(format!("unknown phase `{phase}`")));
+        rows.iter().map(|row| Ok((read(&row.phase)?, row.count))).collect()
+    }
+
+    /// What all organizations have used since a time, and the agents that have spent most: so many at most, the dearest first. It is read by the
+    /// ledger's index of each organization.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn spenders(&self, since: Timestamp, limit: usize) -> Result<(Spent, Vec<Spender>), Error> {
+        let rows = sqlx::query!(
+            r#"SELECT o.id AS organization, o.name AS organization_name, u.agent_id AS agent, coalesce(a.name, '') AS "agent_name!",
+                      u.calls AS "calls!", u.tokens AS "tokens!", u.cost AS "cost!"
+               FROM organizations o
+               CROSS JOIN LATERAL (
+                   SELECT l.agent_id, count(*) AS calls,
+                          least(sum(l.input_tokens + l.output_tokens + l.cache_read_tokens + l.cache_write_tokens), 9223372036854775807)::bigint AS tokens,
+                          least(sum(l.cost_pico_usd), 9223372036854775807)::bigint AS cost
+                   FROM step_usage l WHERE l.organization_id = o.id AND l.created_at >= $1 GROUP BY l.agent_id
+               ) u
+               LEFT JOIN agents a ON a.organization_id = o.id AND a.id = u.agent_id
+               ORDER BY u.cost DESC, u.calls DESC, o.id, u.agent_id"#,
+            time::sql(since) as _,
+        )
+        .fetch_all(&self.pool)
+        .await?;
+        let mut all = Spent::default();
+        let mut spenders = Vec::new();
+        for row in rows {
+            let spent = Spent { calls: row.calls, tokens: row.tokens, cost_pico_usd: row.cost };
+            all.calls += spent.calls;
+            all.tokens = all.tokens.saturating_add(spent.tokens);
+            all.cost_pico_usd = all.cost_pico_usd.saturating_add(spent.cost_pico_usd);
+            if spenders.len() < limit {
+                spenders.push(Spender {
+                    organization: OrganizationId::from_uuid(row.organization),
+                    organization_name: row.organization_name,
+                    agent: row.agent.map(AgentId::from_uuid),
+                    agent_name: row.agent_name,
+                    spent,
+                });
+            }
+        }
+        Ok((all, spenders))
+    }
+
     /// How the server and the schema stand.
     ///
     /// # Errors

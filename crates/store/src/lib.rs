@@ -52,7 +52,7 @@ pub use audit::{Audit, AuditEntry, AuditFilter};
 pub use budget::{Budget, BudgetFilter, NewBudget};
 pub use compaction::Compaction;
 pub use cost::{CostFilter, CostGroup, CostRow};
-pub use diagnosis::{DatabaseState, ParkedTasks};
+pub use diagnosis::{DatabaseState, ParkedTasks, Spender, Spent};
 pub use error::Error;
 pub use event::{NewEvent, StoredEvent, Stream};
 pub use invocation::{Callable, Invocation, InvocationAgent, InvocationFallback, InvocationModel, InvocationProvider};
@@ -73,9 +73,9 @@ pub use seal::{Error as SealError, Keyring, SealedSecret};
 pub use secret::{Bindings, NewSecret, Secret, SecretChanges};
 pub use store::{PoolOptions, STATEMENT_TIMEOUT, Store};
 pub use task::{
-    AppendedMessage, AskedApproval, Asking, Committed, DueTask, EndedMessage, LoadedTask, NewFork, NewSubtask, NewTask,
-    Parked, Rewind, Spending, StoredTask, SubtaskChange, SubtaskState, SubtaskStatus, SubtaskTold, TaskChanges,
-    TaskCommit, TaskFilter,
+    AppendedMessage, AskedApproval, Asking, Below, Committed, DueTask, EndedMessage, LoadedTask, NewFork, NewSubtask,
+    NewTask, Parked, Rewind, Spending, StoredTask, SubtaskChange, SubtaskState, SubtaskStatus, SubtaskTold,
+    TaskChanges, TaskCommit, TaskFilter,
 };
 pub use usage::{Purpose, StepUsage};
 pub use write::{Idempotency, Rendered, Write, Written};

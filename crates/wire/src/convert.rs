@@ -13,8 +13,9 @@ use construct_domain::{
 };
 use construct_proto::v1;
 use construct_store::{
-    Agent, Bindings, Budget, CostRow, Fallback, Model, ModelParameters, ModelProvider, ModelProviderKind, PricesSource,
-    RunOutcome, Schedule, ScheduleRun, Secret, StoredApproval, StoredMessage, StoredTask, Target, ThinkingEffort,
+    Agent, Below, Bindings, Budget, CostRow, Fallback, Model, ModelParameters, ModelProvider, ModelProviderKind,
+    PricesSource, RunOutcome, Schedule, ScheduleRun, Secret, StoredApproval, StoredMessage, StoredTask, Target,
+    ThinkingEffort,
 };
 use jiff::Timestamp;
 
@@ -489,8 +490,14 @@ pub fn task(task: &StoredTask) -> v1::Task {
             parent: task.ancestors.last().map(ToString::to_string).unwrap_or_default(),
             depth: u32::try_from(task.ancestors.len()).unwrap_or(u32::MAX),
             subtasks: task.subtasks.iter().map(ToString::to_string).collect(),
+            below: None,
         }),
     }
+}
+
+/// What everything below a task comes to.
+pub fn below(below: &Below) -> v1::TasksBelow {
+    v1::TasksBelow { count: below.count, at_work: below.at_work, cost_pico_usd: below.cost_pico_usd }
 }
 
 /// Where a task stands.

@@ -8,15 +8,26 @@ use std::time::Duration;
 
 use construct_bus::blob;
 use construct_proto::v1::{
-    DiagnoseRequest, Diagnosis, Finding, FindingSeverity as Severity, diagnosis_service_server::DiagnosisService,
+    DiagnoseRequest, Diagnosis, Finding, FindingSeverity as Severity, GetOverviewRequest, Overview, PhaseCount,
+    Spender, Spent, diagnosis_service_server::DiagnosisService,
 };
-use jiff::Timestamp;
+use futures::future;
+use jiff::{SignedDuration, Timestamp};
 use tonic::{Request, Response, Status};
 
-use crate::{api::Api, convert, status::chain};
+use crate::{
+    api::Api,
+    convert,
+    status::{self, chain},
+};
 
 /// How long one part of the deployment may take to be looked at.
 const PATIENCE: Duration = Duration::from_secs(5);
+
+/// How far back an overview counts what was spent.
+const LOOKED_BACK: SignedDuration = SignedDuration::from_hours(1);
+/// Agents that an overview names.
+const SPENDERS: usize = 10;
 
 /// What was found, in the order in which it is told.
 #[derive(Debug, Default)]
@@ -98,4 +109,58 @@ impl DiagnosisService for Api {
         let version = env!("CARGO_PKG_VERSION").to_owned();
         Ok(Response::new(Diagnosis { time: Some(convert::time(Timestamp::now())), version, findings }))
     }
+
+    async fn get_overview(&self, request: Request<GetOverviewRequest>) -> Result<Response<Overview>, Status> {
+        let (entry, GetOverviewRequest {}) = self.enter(request)?;
+        let (bus, store) = (entry.backend.publisher.bus(), entry.store());
+        let now = Timestamp::now();
+        let since = now - LOOKED_BACK;
+        let mesh = async {
+            let asked =
+                future::try_join(mesh::loads(bus, self.pools(), self.scans_dir().is_ok()), mesh::dead_letters(bus));
+            match tokio::time::timeout(PATIENCE, asked).await {
+                Ok(asked) => asked.map_err(|error| Status::unavailable(chain(&error))),
+                Err(_elapsed) => Err(Status::unavailable("NATS does not answer")),
+            }
+        };
+        let rows = async {
+            let overdue = store.sweep_due(now - database::OVERDUE, None, database::COUNTED);
+            let rows = future::try_join4(
+                store.tasks_at_work(),
+                overdue,
+                store.tasks_parked(),
+                store.spenders(since, SPENDERS),
+            );
+            rows.await.map_err(status::of_store)
+        };
+        let ((workers, dead_letters), (tasks, overdue, parked, (spent, spenders))) =
+            future::try_join(mesh, rows).await?;
+        Ok(Response::new(Overview {
+            time: Some(convert::time(now)),
+            workers,
+            tasks: tasks
+                .into_iter()
+                .map(|(phase, count)| PhaseCount { phase: convert::phase(phase).into(), count })
+                .collect(),
+            overdue: i64::try_from(overdue.len()).unwrap_or(i64::MAX),
+            parked: parked.count,
+            dead_letters,
+            since: Some(convert::time(since)),
+            spent: Some(to_spent(spent)),
+            spenders: spenders
+                .into_iter()
+                .map(|spender| Spender {
+                    organization: spender.organization.to_string(),
+                    organization_name: spender.organization_name,
+                    agent: spender.agent.map(|agent| agent.to_string()).unwrap_or_default(),
+                    agent_name: spender.agent_name,
+                    spent: Some(to_spent(spender.spent)),
+                })
+                .collect(),
+        }))
+    }
+}
+
+fn to_spent(spent: construct_store::Spent) -> Spent {
+    Spent { calls: spent.calls, tokens: spent.tokens, cost_pico_usd: spent.cost_pico_usd }
 }

@@ -70,7 +70,15 @@ impl TaskService for Api {
         let task = requests::task_intent(&request.task, "")?;
         entry.sees(task)?;
         let found = entry.store().task_get(entry.organization(), task).await;
-        found.map(|task| Response::new(convert::task(&task))).map_err(|error| status::about(&request.task, error))
+        let found = found.map_err(|error| status::about(&request.task, error))?;
+        let mut shown = convert::task(&found);
+        if !found.subtasks.is_empty()
+            && let Some(shown) = &mut shown.status
+        {
+            let below = entry.store().tasks_below(entry.organization(), task).await.map_err(status::of_store)?;
+            shown.below = Some(Box::new(convert::below(&below)));
+        }
+        Ok(Response::new(shown))
     }
 
     async fn list_tasks(&self, request: Request<ListTasksRequest>) -> Result<Response<ListTasksResponse>, Status> {

@@ -1,7 +1,7 @@
 //! Which agent is talked to: a task can be handed over to another one at any time, by its own script or by somebody else, so that the
 //! gateway is asked. What is written down about a thread says only who has begun with it.
 
-use construct_proto::v1::{self, TaskPhase, list_tasks_request};
+use construct_proto::v1;
 use construct_store::slack::{Place, Thread};
 use jiff::Timestamp;
 
@@ -11,11 +11,6 @@ use crate::{
     mention::Trouble,
     teams::Team,
 };
-
-/// Subtasks that are looked at in one call.
-const PAGE: i32 = 100;
-/// Subtasks of a tree that are looked at, of those that a tree can have: what is not looked at is neither waited for nor summed up.
-const TREE: usize = 2_000;
 
 /// The agent that answers in a thread: the one of its task, or of what has begun it, or the workspace's.
 pub(crate) async fn of_thread(
@@ -71,67 +66,12 @@ pub(crate) async fn within(
     Ok(None)
 }
 
-/// Whether something below a task is not at rest.
+/// Whether something below a task is not at rest. What somebody has suspended does nothing, perhaps for ever.
 pub(crate) async fn at_work_below(shared: &Shared, caller: &Caller, task: &str) -> Result<bool, Trouble> {
-    let mut at_work = false;
-    below(shared, caller, task, |status| {
-        // One that somebody has suspended does nothing, perhaps for ever.
-        let rests = matches!(status.phase(), TaskPhase::AwaitInput | TaskPhase::Suspended);
-        at_work = !rests || status.phase() == TaskPhase::AwaitInput && status.queued_count > 0;
-        !at_work
-    })
-    .await
-    .map(|is_all| at_work || !is_all)
-}
-
-/// What everything below a task has cost, in 10^-12 dollars.
-pub(crate) async fn cost_below(shared: &Shared, caller: &Caller, task: &str) -> Result<i64, Trouble> {
-    let mut cost = 0_i64;
-    below(shared, caller, task, |status| {
-        cost = cost.saturating_add(status.usage.as_ref().map_or(0, |usage| usage.cost_pico_usd));
-        true
-    })
-    .await?;
-    Ok(cost)
-}
-
-/// Looks at everything below a task while it is wanted. False when there is more than is looked at.
-async fn below(
-    shared: &Shared,
-    caller: &Caller,
-    task: &str,
-    mut look: impl FnMut(&v1::TaskStatus) -> bool + Send,
-) -> Result<bool, Trouble> {
-    let (mut parents, mut looked) = (vec![task.to_owned()], 0);
-    while let Some(parent) = parents.pop() {
-        let mut page_token = String::new();
-        loop {
-            let request = v1::ListTasksRequest {
-                page: Some(v1::PageRequest { page_size: PAGE, page_token, ..v1::PageRequest::default() }),
-                filter: Some(list_tasks_request::Filter { parent: parent.clone(), ..Default::default() }),
-            };
-            let request = shared.gateway.request(caller, request);
-            let found = call(shared.gateway.tasks().list_tasks(request)).await?;
-            for task in found.tasks {
-                let status = task.status.unwrap_or_default();
-                looked += 1;
-                if !look(&status) {
-                    return Ok(true);
-                }
-                if looked == TREE {
-                    return Ok(false);
-                }
-                if !status.subtasks.is_empty() {
-                    parents.push(task.metadata.unwrap_or_default().id);
-                }
-            }
-            page_token = found.page.unwrap_or_default().next_page_token;
-            if page_token.is_empty() {
-                break;
-            }
-        }
-    }
-    Ok(true)
+    let Some(found) = get(shared, caller, task).await? else { return Ok(false) };
+    let status = found.status.unwrap_or_default();
+    // A gateway that does not say so is of the version before, and soon replaced.
+    Ok(!status.subtasks.is_empty() && status.below.is_none_or(|below| below.at_work > 0))
 }
 
 fn agent(task: v1::Task) -> String {

@@ -3,6 +3,7 @@
 use std::{path::Path, time::Duration};
 
 use anyhow::Context as _;
+use backon::{ConstantBuilder, Retryable as _};
 use construct_domain::OrganizationId;
 use construct_proto::v1::{
     self, agent_service_client::AgentServiceClient, approval_service_client::ApprovalServiceClient,
@@ -24,6 +25,11 @@ const MAX_ANSWER: usize = 64 * 1024 * 1024;
 const LONGEST_WAIT: Duration = Duration::from_secs(300);
 /// How long one call may take; streams are not bounded by it.
 const CALL_TIMEOUT: Duration = Duration::from_secs(20);
+
+/// How long a question is asked again whose answer is needed now.
+const INSIST: Duration = Duration::from_secs(30);
+/// The time between two of its tries.
+const INSIST_PAUSE: Duration = Duration::from_millis(500);
 
 /// What a request is authorized by; never shown.
 #[derive(Debug, Clone)]
@@ -156,6 +162,22 @@ pub(crate) async fn call<T>(call: impl Future<Output = Result<Response<T>, Statu
     }
 }
 
+/// Asks again and again while the gateway is in trouble, for half a minute at most: for questions that change nothing, when what led to them cannot be
+/// done a second time.
+///
+/// # Errors
+/// What the gateway says, or that it says nothing.
+pub(crate) async fn insist<T, F>(ask: impl FnMut() -> F) -> Result<T, Status>
+where
+    F: Future<Output = Result<T, Status>>,
+{
+    let pauses = ConstantBuilder::default().with_delay(INSIST_PAUSE).without_max_times();
+    match tokio::time::timeout(INSIST, ask.retry(pauses).when(is_transient)).await {
+        Ok(answer) => answer,
+        Err(_) => Err(Status::unavailable(format!("the gateway has not answered within {} s", INSIST.as_secs()))),
+    }
+}
+
 /// Whether the same call may succeed soon, with nobody changing anything.
 pub(crate) fn is_transient(status: &Status) -> bool {
     use std::error::Error as _;
@@ -168,4 +190,31 @@ pub(crate) fn is_transient(status: &Status) -> bool {
     }
     let passing = [Code::Unavailable, Code::Cancelled, Code::DeadlineExceeded, Code::ResourceExhausted, Code::Internal];
     status.source().is_some() || passing.contains(&status.code())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// How often it was asked, and what came of it, of a gateway that answers like this.
+    async fn asked(answers: &[Result<u32, Status>]) -> (usize, Result<u32, Code>) {
+        let mut asked = 0;
+        let answer = insist(|| {
+            let answer = answers[asked.min(answers.len() - 1)].clone();
+            asked += 1;
+            async move { answer }
+        });
+        let answer = answer.await.map_err(|status| status.code());
+        (asked, answer)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_gateway_in_trouble_is_asked_again_and_one_that_refuses_is_not() {
+        let (away, refused) = (Err(Status::unavailable("restarts")), Err(Status::permission_denied("no")));
+        assert_eq!(asked(&[away.clone(), away.clone(), Ok(7)]).await, (3, Ok(7)));
+        assert_eq!(asked(&[away.clone(), refused.clone(), Ok(7)]).await, (2, Err(Code::PermissionDenied)));
+        let (tries, ended) = asked(&[away]).await;
+        assert_eq!(ended, Err(Code::Unavailable));
+        assert!((59..=61).contains(&tries), "{tries}");
+    }
 }

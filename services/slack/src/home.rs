@@ -7,8 +7,7 @@ use serde_json::{Value, json};
 use crate::{
     Shared,
     access::{self, Refusal},
-    agents,
-    gateway::{Caller, call},
+    gateway::call,
     mention::Trouble,
     mrkdwn::{self, escape},
     web::views,
@@ -41,8 +40,7 @@ pub(crate) async fn show(shared: &Shared, team: &str, user: Option<&str>) -> Res
         let request = shared.gateway.request(&team.caller, v1::GetTaskRequest { task: task.clone() });
         match call(shared.gateway.tasks().get_task(request)).await {
             Ok(found) => {
-                let cost = cost(shared, &team.caller, &found).await?;
-                blocks.push(mrkdwn::section(&line(shared, &mention, &found, cost)));
+                blocks.push(mrkdwn::section(&line(shared, &mention, &found)));
             }
             Err(status) if status.code() == tonic::Code::NotFound => {}
             Err(status) => return Err(status.into()),
@@ -58,14 +56,14 @@ pub(crate) async fn show(shared: &Shared, team: &str, user: Option<&str>) -> Res
     Ok(views::publish(&shared.web, &team.token, user, view).await?)
 }
 
-fn line(shared: &Shared, mention: &Mention, task: &v1::Task, cost: i64) -> String {
+fn line(shared: &Shared, mention: &Mention, task: &v1::Task) -> String {
     let title = title(task);
     let id = mention.task.as_deref().unwrap_or_default();
     let title = match crate::unfurl::address(&shared.config, id) {
         Some(url) => format!("<{}|{}>", escape(&url), escape(&title).replace('|', "¦")),
         None => format!("*{}*", escape(&title)),
     };
-    format!("{title} in <#{}>\n{}", words::user_id(&mention.key.channel), summary(task, cost))
+    format!("{title} in <#{}>\n{}", words::user_id(&mention.key.channel), summary(task))
 }
 
 /// What a task is called.
@@ -74,18 +72,8 @@ pub(crate) fn title(task: &v1::Task) -> String {
     if title.is_empty() { "A task without a title".to_owned() } else { mrkdwn::clip(&title.replace('\n', " "), 150) }
 }
 
-/// What a task and everything that works for it have cost, in 10^-12 dollars.
-pub(crate) async fn cost(shared: &Shared, caller: &Caller, task: &v1::Task) -> Result<i64, Trouble> {
-    let (id, status) = (task.metadata.as_ref().map(|metadata| metadata.id.as_str()), task.status.as_ref());
-    let own = status.and_then(|status| status.usage).map_or(0, |usage| usage.cost_pico_usd);
-    match id.filter(|_| status.is_some_and(|status| !status.subtasks.is_empty())) {
-        Some(id) => Ok(own.saturating_add(agents::cost_below(shared, caller, id).await?)),
-        None => Ok(own),
-    }
-}
-
-/// What a task does, and what it has cost.
-pub(crate) fn summary(task: &v1::Task, cost: i64) -> String {
+/// What a task does, and what it and everything that works for it have cost.
+pub(crate) fn summary(task: &v1::Task) -> String {
     let status = task.status.clone().unwrap_or_default();
     let doing = match status.phase() {
         v1::TaskPhase::InvokeModel | v1::TaskPhase::ExecuteTools | v1::TaskPhase::AwaitSubtasks => "at work",
@@ -93,6 +81,8 @@ pub(crate) fn summary(task: &v1::Task, cost: i64) -> String {
         v1::TaskPhase::AwaitApproval => "waits for a decision",
         v1::TaskPhase::AwaitInput | v1::TaskPhase::Unspecified => "done",
     };
+    let own = status.usage.map_or(0, |usage| usage.cost_pico_usd);
+    let cost = own.saturating_add(status.below.map_or(0, |below| below.cost_pico_usd));
     format!("{doing} · {} messages · {}", status.message_count, dollars(cost))
 }
 

@@ -31,7 +31,7 @@ use crate::{
     Config, Shared,
     config::secret,
     face::Face,
-    gateway::{Authorization, Caller, call, is_transient},
+    gateway::{Authorization, Caller, call, insist, is_transient},
     members,
     teams::{self, AGAIN, Connected},
     web::oauth,
@@ -110,6 +110,10 @@ pub(crate) async fn join(State(face): State<Arc<Face>>, headers: HeaderMap, body
     if origin.is_some_and(|origin| Some(origin) != own_origin(config)) {
         return page(StatusCode::FORBIDDEN, "This form was sent by another page.");
     }
+    // Before the code is used up.
+    if !is_configured(config) {
+        return page(StatusCode::NOT_FOUND, UNCONFIGURED);
+    }
     let gateway = &face.shared.gateway;
     let field = |wanted: &str| {
         let found = form_urlencoded::parse(&body).find(|(name, _)| name == wanted);
@@ -125,8 +129,9 @@ pub(crate) async fn join(State(face): State<Arc<Face>>, headers: HeaderMap, body
     let Some(authorization) = Authorization::bearer(key.expose_secret()) else {
         return page(StatusCode::BAD_GATEWAY, "Construct has made a key that cannot be used.");
     };
-    let who = match gateway.who(Some(&authorization)).await {
+    let who = match insist(|| gateway.who(Some(&authorization))).await {
         Ok(who) => who,
+        Err(status) if is_transient(&status) => return used_up(&status),
         Err(status) => return unanswered(&status),
     };
     let has = |scopes: &[&str]| who.scopes.iter().any(|scope| scope == "admin" || scopes.contains(&scope.as_str()));
@@ -140,10 +145,13 @@ pub(crate) async fn join(State(face): State<Arc<Face>>, headers: HeaderMap, body
     };
     let agent = Some(field("agent")).filter(|agent| !agent.is_empty()).unwrap_or_else(|| config.slack_agent.clone());
     let caller = Caller { organization, key: Some(authorization) };
-    let request = gateway.request(&caller, v1::GetAgentRequest { agent: agent.clone() });
-    match call(gateway.agents().get_agent(request)).await {
+    let get = async || {
+        let request = gateway.request(&caller, v1::GetAgentRequest { agent: agent.clone() });
+        call(gateway.agents().get_agent(request)).await
+    };
+    match insist(get).await {
         Ok(_) => {}
-        Err(status) if is_transient(&status) => return unanswered(&status),
+        Err(status) if is_transient(&status) => return used_up(&status),
         Err(_) => {
             let words =
                 format!("Your organization has no agent `{agent}`. Make another code, and name one that there is.");
@@ -322,6 +330,11 @@ fn own_origin(config: &Config) -> Option<String> {
     Some(url.origin().ascii_serialization())
 }
 
+/// Whether the app has what connecting a workspace needs.
+fn is_configured(config: &Config) -> bool {
+    basic_authentication(config).is_some() && redirect(config).is_some()
+}
+
 fn redirect(config: &Config) -> Option<String> {
     let public = config.slack_public_url.as_ref()?;
     Some(format!("{}/slack/callback", public.trim_end_matches('/')))
@@ -339,7 +352,7 @@ fn hex(bytes: &[u8]) -> String {
 
 /// What members of an organisation connect a workspace with.
 fn form(config: &Config) -> Response {
-    if config.slack_client_id.is_none() || basic_authentication(config).is_none() || redirect(config).is_none() {
+    if !is_configured(config) {
         return page(StatusCode::NOT_FOUND, UNCONFIGURED);
     }
     let agent = escaped(&config.slack_agent);
@@ -367,6 +380,13 @@ fn unanswered(status: &tonic::Status) -> Response {
         return page(StatusCode::SERVICE_UNAVAILABLE, "Construct does not answer. Try again in a moment.");
     }
     page(StatusCode::FORBIDDEN, "Construct does not accept this service's key, or the one the code was for.")
+}
+
+/// A code is good once, and the gateway fell silent after it.
+fn used_up(status: &tonic::Status) -> Response {
+    tracing::error!(error = %Chain(status), "an installation could not be begun, and its code is used up");
+    let words = "Construct does not answer any more, and your code is used up. Make another one in a moment.";
+    page(StatusCode::SERVICE_UNAVAILABLE, words)
 }
 
 fn escaped(words: &str) -> String {

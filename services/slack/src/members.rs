@@ -13,7 +13,7 @@ use secrecy::ExposeSecret as _;
 use tonic::{Code, Status};
 
 use crate::{
-    gateway::{Authorization, Gateway, call, is_transient},
+    gateway::{Authorization, Gateway, call, insist, is_transient},
     mention::Trouble,
     mrkdwn::escape,
     teams::Team,
@@ -98,7 +98,7 @@ impl Members {
             }
         };
         let authorization = Authorization::bearer(&made.key).ok_or(Error::Unreadable)?;
-        let who = match self.gateway.who(Some(&authorization)).await {
+        let who = match insist(|| self.gateway.who(Some(&authorization))).await {
             Ok(who) if who.organization_id == organization.to_string() => who,
             Ok(_) => return Ok(words::ELSEWHERE.to_owned()),
             Err(status) if is_transient(&status) => {

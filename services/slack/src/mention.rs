@@ -38,6 +38,8 @@ const PAUSE_MAX: Duration = Duration::from_secs(60);
 const FAILURES: i32 = 1_500;
 /// How soon a mention whose task waits for a person is looked at again, when nothing is said about it.
 const PARKED: Duration = Duration::from_secs(15);
+/// How soon an answered mention is looked at again whose task a later one is at.
+const FOLLOWED: Duration = Duration::from_secs(60);
 /// How soon a mention is looked at again that has made room for others.
 const ASIDE: Duration = Duration::from_secs(5);
 /// How soon others take what a process that drains hands back: what it was doing in Slack has come to its end by then, and is found.
@@ -378,11 +380,11 @@ async fn watch(shared: &Shared, (posts, caller): (&Posts<'_>, &Caller), mention:
     let (Some(task), Some(message)) = (&mention.task, &mention.message) else {
         return Ok(Looked::Over(MentionState::Answered));
     };
-    // Who is at a later question of the task looks at all that it asks.
-    if shared.store.slack_mention_is_followed(task, message).await? {
-        return Ok(Looked::Over(MentionState::Answered));
-    }
     let open = approvals::show(shared, (posts, caller), mention, task).await?;
+    // Who is at a later question of the task looks at all that it asks, and may fail: then this one goes on.
+    if shared.store.slack_mention_is_followed(task, message).await? {
+        return Ok(Looked::Watched(FOLLOWED));
+    }
     Ok(if open > 0 || agents::at_work_below(shared, caller, task).await? {
         Looked::Watched(PARKED)
     } else {

@@ -40,9 +40,7 @@ pub(crate) async fn show(shared: &Shared, team: &str, event: &Value) -> Result<(
         let request = shared.gateway.request_by(&team.caller, by.as_ref(), request);
         // A task of somebody else is as absent as one that there never was.
         let Ok(found) = call(shared.gateway.tasks().get_task(request)).await else { continue };
-        // Who may see a task may see what works for it.
-        let cost = home::cost(shared, &team.caller, &found).await?;
-        let text = format!("*{}*\n{}", escape(&home::title(&found)), home::summary(&found, cost));
+        let text = format!("*{}*\n{}", escape(&home::title(&found)), home::summary(&found));
         unfurls.insert(url.to_owned(), json!({"blocks": [mrkdwn::section(&text)]}));
     }
     if unfurls.is_empty() {

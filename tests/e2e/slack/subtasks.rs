@@ -1,5 +1,8 @@
 //! Threads whose task is more than one agent's: subtasks that ask, hand-overs, and what waits for people.
 
+use construct_tests::slack::TEAM;
+use jiff::{SignedDuration, Timestamp};
+
 use super::*;
 
 /// Has calls of these tools of an agent's scripts wait for a person.
@@ -185,10 +188,24 @@ async fn what_a_subtask_asks_after_its_parents_answer_is_asked_in_the_thread_and
     // The question is over, and nothing of it is in the process's memory.
     mesh.counted(Service::Slack, r#"construct_slack_mentions_total{construct_outcome="answered"} 1"#).await;
     mesh.crash(Service::Slack).await.unwrap();
-    let create = shows(&slack, &thread, 1, &["*reader* asks", "May I call `create_file`?", "secrets/key"]).await;
+    // A later question has an eye on what the subtask asks, and comes to nothing: the first one still has.
+    ask(&mesh, &slack, CARL, Some(&thread), "how far is it?").await;
+    shows(&slack, &thread, 1, &["how far is it?"]).await;
+    until("the first question to leave it to the second", PATIENCE, async || {
+        let asked = mesh.database.store().slack_mentions_of(TEAM, ANN, 10).await.unwrap();
+        let rarely = Timestamp::now() + SignedDuration::from_secs(20);
+        if asked[0].next_look.is_some_and(|next| next > rarely) { Ok(()) } else { Err(asked) }
+    })
+    .await;
+    let fails = format!(
+        "UPDATE slack_mentions SET state = 'failed', next_look = NULL, lease = lease + 1 WHERE user_id = '{CARL}';
+         UPDATE slack_mentions SET next_look = now() WHERE user_id = '{ANN}'"
+    );
+    mesh.database.execute(&fails).await;
+    let create = shows(&slack, &thread, 2, &["*reader* asks", "May I call `create_file`?", "secrets/key"]).await;
     // Another question of somebody else's in the thread takes nothing from Ann, and gives nothing to Carl.
     ask(&mesh, &slack, CARL, Some(&thread), "and me?").await;
-    shows(&slack, &thread, 2, &["and me?"]).await;
+    shows(&slack, &thread, 3, &["and me?"]).await;
     assert_eq!(slack.press(&mesh, CARL, CHANNEL, &create, "construct_approve").await.unwrap(), 200);
     until("Carl to be told", PATIENCE, async || {
         let whispers = slack.whispers();
@@ -196,7 +213,7 @@ async fn what_a_subtask_asks_after_its_parents_answer_is_asked_in_the_thread_and
     })
     .await;
     assert_eq!(slack.press(&mesh, ANN, CHANNEL, &create, "construct_approve").await.unwrap(), 200);
-    shows(&slack, &thread, 1, &["*reader* asks", "Approved by <@U0ANN>"]).await;
+    shows(&slack, &thread, 2, &["*reader* asks", "Approved by <@U0ANN>"]).await;
     until("the subtask to go on", PATIENCE, async || {
         let tasks = mesh
             .client()

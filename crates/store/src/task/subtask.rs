@@ -15,7 +15,7 @@ use jiff::Timestamp;
 use sqlx::PgConnection;
 use uuid::Uuid;
 
-pub use state::{SubtaskState, SubtaskStatus};
+pub use state::{Below, SubtaskState, SubtaskStatus};
 pub(super) use tree::children_delete;
 
 use crate::{

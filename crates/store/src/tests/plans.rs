@@ -87,6 +87,17 @@ async fn what_is_asked_about_one_task_is_read_by_an_index() {
         let plan = plan(&f, &statement, &arguments).await;
         assert!(!reads_all_of(&plan, "tasks") && plan.contains("tasks_parent_idx"), "{plan}");
     }
+    let listed = crate::task::tests::statement_of_subtasks().expect("a statement");
+    let arguments =
+        format!("'{}', NULL, NULL, NULL, NULL, NULL, '-infinity', '{}', 100, '{root}'", ORG.uuid(), Uuid::nil());
+    let below = (crate::task::subtask::state::tests::statement_below(), format!("'{}', '{root}'", ORG.uuid()));
+    for (statement, arguments) in [(listed, arguments), below] {
+        let plan = plan(&f, &statement, &arguments).await;
+        assert!(!reads_all_of(&plan, "tasks") && plan.contains("tasks_parent_idx"), "{plan}");
+        assert!(!plan.contains("tasks_created_idx") && !reads_all_of(&plan, "messages"), "{plan}");
+    }
+    let below = f.store.tasks_below(ORG, TaskId::from_uuid(root)).await.expect("read");
+    assert_eq!((below.count, below.at_work), (45, 0));
 }
 
 #[tokio::test]

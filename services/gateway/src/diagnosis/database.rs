@@ -9,9 +9,9 @@ use super::Findings;
 use crate::status::chain;
 
 /// How long a task may be due before it is a stall: the sweep looks every two seconds.
-const OVERDUE: SignedDuration = SignedDuration::from_secs(30);
+pub(super) const OVERDUE: SignedDuration = SignedDuration::from_secs(30);
 /// Tasks that are counted; beyond it there are `many`.
-const COUNTED: u32 = 1000;
+pub(super) const COUNTED: u32 = 1000;
 /// How far the clocks of this machine and of the server may be apart: times of both stand in one row.
 const SKEW: SignedDuration = SignedDuration::from_secs(1);
 

@@ -8,6 +8,7 @@ use construct_bus::{
     topology::{self, ConsumerRow, Stream, WhenFull},
 };
 use construct_domain::{compute, partition};
+use construct_proto::v1::WorkerLoad;
 use futures::future;
 
 use super::{
@@ -89,20 +90,20 @@ pub(super) async fn look(bus: &Bus) -> Findings {
 }
 
 /// A service that takes from queues.
-struct Workers<'a> {
+struct Workers {
     /// What its findings are called.
     check: String,
     queues: Vec<ConsumerRow>,
     /// Who it is, in words.
-    name: &'a str,
+    name: &'static str,
     /// Whether the mesh does nothing without it.
     is_needed: bool,
     /// What does not work without it.
     without: String,
 }
 
-/// Which services are there, and whether they can keep up, as their queues tell.
-pub(super) async fn services(bus: &Bus, pools: &[String], scans: bool) -> Findings {
+/// Those that there should be.
+fn all(pools: &[String], scans: bool) -> Vec<Workers> {
     let mut all = vec![
         Workers {
             check: "reconciler".to_owned(),
@@ -137,6 +138,12 @@ pub(super) async fn services(bus: &Bus, pools: &[String], scans: bool) -> Findin
             without: "scans wait".to_owned(),
         });
     }
+    all
+}
+
+/// Which services are there, and whether they can keep up, as their queues tell.
+pub(super) async fn services(bus: &Bus, pools: &[String], scans: bool) -> Findings {
+    let all = all(pools, scans);
     let judged = future::join_all(all.iter().map(async |workers| {
         let mut findings = Findings::default();
         if let Err(error) = judge(bus, workers, &mut findings).await {
@@ -147,7 +154,32 @@ pub(super) async fn services(bus: &Bus, pools: &[String], scans: bool) -> Findin
     Findings(judged.await.concat())
 }
 
-async fn judge(bus: &Bus, workers: &Workers<'_>, findings: &mut Findings) -> Result<(), Error> {
+/// How much the workers of each kind have to do.
+pub(super) async fn loads(bus: &Bus, pools: &[String], scans: bool) -> Result<Vec<WorkerLoad>, Error> {
+    let load = async |workers: Workers| {
+        let states = future::try_join_all(workers.queues.iter().map(|queue| settled(bus, queue))).await?;
+        let served = states.iter().all(|state| state.as_ref().is_some_and(ConsumerState::is_served));
+        let states = || states.iter().flatten();
+        Ok(WorkerLoad {
+            worker: workers.check,
+            served,
+            waiting: states().map(|state| state.pending).sum(),
+            taken: states().map(|state| state.taken as u64).sum(),
+            redelivered: states().map(|state| state.redelivered as u64).sum(),
+            delivered: states().map(|state| state.delivered).sum(),
+        })
+    };
+    future::try_join_all(all(pools, scans).into_iter().map(load)).await
+}
+
+/// How many messages were given up.
+pub(super) async fn dead_letters(bus: &Bus) -> Result<u64, Error> {
+    let states = bus.inspect_streams().await?;
+    let dead = states.into_iter().find(|(row, _)| row.stream == Stream::Dead).and_then(|(_, state)| state);
+    Ok(dead.map_or(0, |dead| dead.messages))
+}
+
+async fn judge(bus: &Bus, workers: &Workers, findings: &mut Findings) -> Result<(), Error> {
     let Workers { check, queues, name, is_needed, without } = workers;
     let (mut unserved, mut pending, mut busy) = (0_usize, 0, 0);
     for state in future::try_join_all(queues.iter().map(|queue| settled(bus, queue))).await? {

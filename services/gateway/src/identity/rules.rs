@@ -64,6 +64,7 @@ pub(crate) const RULES: &[(&str, &str, Access)] = &[
     ("BudgetService", "ListBudgets", viewer(Scope::BudgetsRead)),
     ("BudgetService", "UpdateBudget", admin(Scope::BudgetsWrite)),
     ("DiagnosisService", "Diagnose", Operator),
+    ("DiagnosisService", "GetOverview", Operator),
     ("EventService", "Subscribe", viewer(Scope::TasksRead)),
     ("KeyService", "CreateApiKey", member(Scope::Admin)),
     ("KeyService", "CreateSetupCode", member(Scope::Admin)),

@@ -395,6 +395,7 @@ const NAMELESS: &[&str] = &[
     "BudgetService.GetCosts",
     "BudgetService.ListBudgets",
     "DiagnosisService.Diagnose",
+    "DiagnosisService.GetOverview",
     "KeyService.CreateApiKey",
     "KeyService.CreateSetupCode",
     "KeyService.ExchangeSetupCode",

@@ -134,7 +134,48 @@ macro_rules! states_page {
     };
 }
 
+/// What everything below a task comes to.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Below {
+    /// How many tasks there are.
+    pub count: i64,
+    /// How many of them are in a turn or have a message that waits, and are not suspended.
+    pub at_work: i64,
+    /// What they have cost, in 10⁻¹² US dollars.
+    pub cost_pico_usd: i64,
+}
+
+/// Reads everything below `$2`, level by level, and nothing else of its tree.
+macro_rules! below {
+    ($organization:expr, $task:expr) => {
+        sqlx::query_as!(
+            Below,
+            r#"WITH RECURSIVE below AS (
+                   SELECT c.id FROM tasks c WHERE c.organization_id = $1 AND c.parent_id = $2
+                   UNION ALL
+                   SELECT d.id FROM below b JOIN tasks d ON d.parent_id = b.id AND d.parent_id IS NOT NULL
+               )
+               SELECT count(*) AS "count!",
+                      count(*) FILTER (WHERE t.phase <> 'suspended' AND (t.turn IS NOT NULL OR EXISTS (
+                          SELECT FROM messages q WHERE q.task_id = t.id AND q.position IS NULL AND q.processed_at IS NULL))) AS "at_work!",
+                      least(coalesce(sum(t.cost_pico_usd), 0), 9223372036854775807)::bigint AS "cost_pico_usd!"
+               FROM tasks t WHERE t.id = ANY (ARRAY (SELECT id FROM below)) AND t.deleted_at IS NULL"#,
+            $organization.uuid(),
+            $task.uuid(),
+        )
+    };
+}
+
 impl Store {
+    /// What everything below a task comes to; nothing where there is no such task.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn tasks_below(&self, organization: OrganizationId, task: TaskId) -> Result<Below, Error> {
+        Ok(below!(organization, task).fetch_one(&self.pool).await?)
+    }
+
     /// How these subtasks of a task are, in this order.
     ///
     /// # Errors
@@ -237,6 +278,12 @@ pub(crate) mod tests {
     use sqlx::Execute as _;
 
     use super::*;
+
+    /// The statement of [`Store::tasks_below`], for tests of its plan.
+    pub(crate) fn statement_below() -> String {
+        let (organization, task) = (OrganizationId::LOCAL, TaskId::from_uuid(Uuid::nil()));
+        below!(organization, task).sql().as_str().to_owned()
+    }
 
     /// The statements of [`Store::subtasks`] and [`Store::subtask_list`], for tests of their plans.
     pub(crate) fn statements() -> [String; 2] {

@@ -46,7 +46,7 @@ const fn post(path: &'static str, method: &'static str, example: &'static str) -
 }
 
 /// The table. A test compares it with the contract: every method stands here.
-pub(in crate::faces) static ROUTES: [Route; 102] = [
+pub(in crate::faces) static ROUTES: [Route; 103] = [
     create(
         "/v1/agents",
         "AgentService/CreateAgent",
@@ -83,6 +83,7 @@ pub(in crate::faces) static ROUTES: [Route; 102] = [
     post("/v1/dead-letters/{letter}/redrive", "RecoveryService/RedriveDeadLetter", "{}"),
     delete("/v1/dead-letters/{letter}", "RecoveryService/DropDeadLetter"),
     get("/v1/diagnosis", "DiagnosisService/Diagnose"),
+    get("/v1/overview", "DiagnosisService/GetOverview"),
     get("/v1/events", "EventService/Subscribe"),
     post(
         "/v1/invitations",
