@@ -70,11 +70,11 @@ async fn what_is_wrong_with_a_deployment_is_said_with_what_to_do_about_it() {
     assert!(missing.summary.contains("wait") && !missing.remedy.is_empty(), "{missing:?}");
     let done = construct(&mesh, &["doctor"], "").await;
     assert!(done.code() == 1 && done.output.contains(&format!("BAD  {pool} ")), "{done:?}");
-    other.in_phase(v1::TaskPhase::ExecuteTools).await;
+    other.in_phase(v1::TaskPhase::InvokeModel).await;
     let top = construct(&mesh, &["top", "--once"], "").await;
     let line = |worker: &str| top.output.lines().find(|line| line.starts_with(worker)).unwrap_or_default().to_owned();
     assert!(line(&pool).ends_with("nobody is there"), "{top:?}");
-    assert!(line("reconciler").ends_with('-') && top.output.contains(" run a script"), "{top:?}");
+    assert!(line("reconciler").ends_with('-') && top.output.contains(" ask a model"), "{top:?}");
     assert!(top.output.contains("1 put aside") || top.output.contains("1 dead letters"), "{top:?}");
     let mut person = terminal(&mesh, &["top", "-n", "500ms"]);
     person.shows("nobody is there").await;
