@@ -50,6 +50,7 @@ pub(crate) use command::partition_token;
 pub use command::{CodeExecute, ModelInvoke, Pool, TaskResult, TaskWake};
 pub use control::{Cancel, Dead, Journal, Service, Tools};
 pub(crate) use event::EventAddress;
+pub(crate) use tokens::everything;
 pub use event::{Delta, Entity, EntityEvent, EventType, TaskEvent};
 pub use membership::ReconcilerBeat;
 pub use providers::{BreakerCensus, BreakerNews, BreakerState, CheckProvider, CountTokens, ListVendorModels};
@@ -83,6 +84,9 @@ pub trait Address: Clone + Debug + Eq + Send + Sync + 'static {
 
     /// The subject to publish to.
     fn subject(&self) -> String;
+
+    /// What matches the subjects of all addresses of this kind, for who is to be allowed them.
+    fn pattern() -> String;
 
     /// Reads a subject back, checking every token.
     ///
