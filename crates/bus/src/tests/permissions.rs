@@ -70,20 +70,27 @@ impl Probe {
 
     /// What of these it may not publish to.
     async fn refused_to_publish(&mut self, subjects: &BTreeSet<String>) -> BTreeSet<String> {
-        for subject in subjects {
-            self.client.publish(subject.clone(), "x".into()).await.expect("the client is open");
+        let mut refused = BTreeSet::new();
+        for subjects in in_portions(subjects) {
+            for subject in subjects.into_iter().chain([MARK.to_owned()]) {
+                self.client.publish(subject, "x".into()).await.expect("the client is open");
+            }
+            refused.append(&mut self.until_marked("Publish").await);
         }
-        self.client.publish(MARK, "x".into()).await.expect("the client is open");
-        self.until_marked("Publish").await
+        refused
     }
 
     /// What of these it may not subscribe to.
     async fn refused_to_hear(&mut self, subjects: &BTreeSet<String>) -> BTreeSet<String> {
-        let mut kept = Vec::new();
-        for subject in subjects.iter().map(String::as_str).chain([MARK]) {
-            kept.push(self.client.subscribe(subject.to_owned()).await.expect("the client is open"));
+        let mut refused = BTreeSet::new();
+        for subjects in in_portions(subjects) {
+            let mut kept = Vec::new();
+            for subject in subjects.into_iter().chain([MARK.to_owned()]) {
+                kept.push(self.client.subscribe(subject).await.expect("the client is open"));
+            }
+            refused.append(&mut self.until_marked("Subscription").await);
         }
-        self.until_marked("Subscription").await
+        refused
     }
 
     async fn until_marked(&mut self, what: &str) -> BTreeSet<String> {
@@ -98,6 +105,12 @@ impl Probe {
             refused.insert(subject.to_owned());
         }
     }
+}
+
+/// The client drops what it is told at once beyond some number.
+fn in_portions(subjects: &BTreeSet<String>) -> Vec<Vec<String>> {
+    let subjects: Vec<_> = subjects.iter().cloned().collect();
+    subjects.chunks(32).map(<[String]>::to_vec).collect()
 }
 
 /// A subject that a pattern stands for.
