@@ -319,6 +319,16 @@ async fn every_service_can_do_its_work() {
     unrefused(&reconciler, reconciler.broadcast(&address, &cancel)).await.expect("a cancellation");
     unrefused(&interpreter, within("it", cancels.next())).await.expect("it is heard");
 
+}
+
+#[tokio::test]
+async fn who_may_ask_is_answered() {
+    let server = NatsServer::start().await;
+    let [gateway, interpreter, providers, reconciler, scanner] =
+        [User::Gateway, User::Interpreter, User::Providers, User::Reconciler, User::Scanner]
+            .map(|user| bus(&server, user));
+    let (gateway, interpreter, providers, reconciler, scanner) =
+        tokio::join!(gateway, interpreter, providers, reconciler, scanner);
     answered(&gateway, &providers, &subject::BreakerState, &mesh::BreakerQuestion::default()).await;
     answered(&gateway, &interpreter, &subject::Tools { pool: pool("own") }, &Default::default()).await;
     answered(&reconciler, &interpreter, &subject::Tools { pool: pool("other") }, &Default::default()).await;
