@@ -23,6 +23,9 @@ const RECONNECT_MAX: Duration = Duration::from_secs(1);
 /// How soon the topology is looked after again when that failed.
 const ENSURE_AGAIN: Duration = Duration::from_secs(2);
 
+/// How often who makes the streams looks whether they are still there: nobody else can make one that was taken away.
+const LOOK: Duration = Duration::from_secs(15);
+
 /// How long one request to JetStream's API may take.
 const API_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -202,7 +205,18 @@ impl Bus {
         metrics::connection(connection.clone());
         let unique = client.new_inbox().chars().filter(char::is_ascii_alphanumeric).collect();
         let counter = AtomicU64::new(0);
-        Ok(Self { inner: Arc::new(Inner { client, jetstream, blobs, user: options.user, connection, refused, unique, counter }) })
+        Ok(Self {
+            inner: Arc::new(Inner {
+                client,
+                jetstream,
+                blobs,
+                user: options.user,
+                connection,
+                refused,
+                unique,
+                counter,
+            }),
+        })
     }
 
     /// Makes the server's streams and consumers what [`topology`] says, or looks whether those are there that we use, where that
@@ -218,18 +232,30 @@ impl Bus {
         }
     }
 
-    /// Ensures the topology anew after every reconnect, until `stop`: a server that comes back may have lost its data, and without its
+    /// Ensures the topology anew after every reconnect, and now and then where it is ours to make, until `stop`: a server that comes back may have lost its data, and without its
     /// streams nothing could be said any more. Every service runs it after [`Bus::ensure_topology`].
     pub async fn keep_topology(self, stop: CancellationToken) {
         let mut connection = self.connection();
         connection.borrow_and_update();
+        let makes = self.inner.user.is_some_and(User::makes_streams);
         let mut due = false;
         loop {
-            let pause =
-                async { if due { tokio::time::sleep(ENSURE_AGAIN).await } else { std::future::pending().await } };
+            let pause = async {
+                match (due, makes) {
+                    (true, _) => tokio::time::sleep(ENSURE_AGAIN).await,
+                    (false, true) => tokio::time::sleep(LOOK).await,
+                    (false, false) => std::future::pending().await,
+                }
+            };
             tokio::select! {
                 () = stop.cancelled() => return,
-                () = pause => {}
+                () = pause => {
+                    // Nothing else is looked at as long as all is well: a consumer that was taken away is made by who takes from it.
+                    let all = topology::Stream::ALL.map(topology::Stream::name);
+                    if !due && topology::expect(&self.inner.jetstream, all).await.is_ok() {
+                        continue;
+                    }
+                }
                 changed = connection.changed() => if changed.is_err() { return },
             }
             if *connection.borrow_and_update() == Connection::Down {

@@ -30,7 +30,9 @@ pub enum Error {
     #[error("there is no such dead letter")]
     NotFound,
     /// Its message is a command, of which the reconciler sends another one as long as somebody waits for its result.
-    #[error("the message of the dead letter is a command, which is sent again by itself as long as somebody waits for its result")]
+    #[error(
+        "the message of the dead letter is a command, which is sent again by itself as long as somebody waits for its result"
+    )]
     Command,
     /// It names a subject of another stream than the one it was found in.
     #[error("the dead letter names a subject that is not one of its stream")]

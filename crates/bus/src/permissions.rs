@@ -44,15 +44,8 @@ pub enum User {
 
 impl User {
     /// Everybody, alphabetically.
-    pub const ALL: [Self; 7] = [
-        Self::Gateway,
-        Self::Interpreter,
-        Self::Providers,
-        Self::Reconciler,
-        Self::Scanner,
-        Self::Slack,
-        Self::Tap,
-    ];
+    pub const ALL: [Self; 7] =
+        [Self::Gateway, Self::Interpreter, Self::Providers, Self::Reconciler, Self::Scanner, Self::Slack, Self::Tap];
 
     /// The name to log in with.
     pub const fn name(self) -> &'static str {

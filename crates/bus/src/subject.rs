@@ -50,7 +50,6 @@ pub(crate) use command::partition_token;
 pub use command::{CodeExecute, ModelInvoke, Pool, TaskResult, TaskWake};
 pub use control::{Cancel, Dead, Journal, Service, Tools};
 pub(crate) use event::EventAddress;
-pub(crate) use tokens::everything;
 pub use event::{Delta, Entity, EntityEvent, EventType, TaskEvent};
 pub use membership::ReconcilerBeat;
 pub use providers::{BreakerCensus, BreakerNews, BreakerState, CheckProvider, CountTokens, ListVendorModels};
@@ -58,6 +57,7 @@ pub use scan::{ListRepositories, ScanNews, ScanRun, ToolCreate};
 pub use slack::{SlackDelivery, SlackKind};
 pub use spending::{Budgets, Models, Spending};
 pub use subtasks::Subtasks;
+pub(crate) use tokens::everything;
 
 use crate::{Message, topology::Stream};
 

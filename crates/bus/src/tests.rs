@@ -99,7 +99,7 @@ async fn next<T>(consumer: &mut Consumer<T>) -> Delivery<T> {
     within("the next delivery", consumer.next()).await.expect("the consumer was not stopped")
 }
 
-/// Whether a subject is one of those that a pattern stands for, or a pattern part of another.
+/// Whether a pattern stands for a subject by NATS's rules, or for all that another pattern stands for.
 fn matches(pattern: &str, subject: &str) -> bool {
     let mut wanted = pattern.split('.');
     for token in subject.split('.') {

@@ -125,8 +125,12 @@ async fn start(
         anyhow::Ok(store)
     });
     let bus = context.connect_with_retry("nats", &nats, || async {
-        let tls = construct_bus::Tls { ca: context.common().nats_ca_file.clone(), certificate: context.common().nats_certificate() };
-        let options = ConnectOptions::new(context.instance_id()).blobs(context.common().blob_dir()).user(User::Gateway).tls(tls);
+        let tls = construct_bus::Tls {
+            ca: context.common().nats_ca_file.clone(),
+            certificate: context.common().nats_certificate(),
+        };
+        let options =
+            ConnectOptions::new(context.instance_id()).blobs(context.common().blob_dir()).user(User::Gateway).tls(tls);
         let bus = Bus::connect(context.common().nats_url.expose(), options).await?;
         bus.ensure_topology().await?;
         anyhow::Ok(bus)

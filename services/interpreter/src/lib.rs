@@ -211,7 +211,8 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
     let bus = context
         .connect_with_retry("nats", &nats, async || {
             let tls = Tls { ca: common.nats_ca_file.clone(), certificate: common.nats_certificate() };
-            let options = ConnectOptions::new(context.instance_id()).blobs(common.blob_dir()).user(User::Interpreter).tls(tls);
+            let options =
+                ConnectOptions::new(context.instance_id()).blobs(common.blob_dir()).user(User::Interpreter).tls(tls);
             let bus = Bus::connect(common.nats_url.expose(), options).await?;
             bus.ensure_topology().await?;
             Ok::<_, anyhow::Error>(bus)

@@ -14,7 +14,9 @@ use crate::{
     Bus, ConnectOptions, Pool, Service, User,
     permissions::{Permissions, config},
     publish,
-    subject::{self, Address, Cancel, CodeExecute, Dead, Journal, ModelInvoke, Question, SlackKind, TaskResult, TaskWake},
+    subject::{
+        self, Address, Cancel, CodeExecute, Dead, Journal, ModelInvoke, Question, SlackKind, TaskResult, TaskWake,
+    },
     testing::NatsServer,
     topology::{self, Stream},
 };
@@ -49,21 +51,19 @@ struct Probe {
 impl Probe {
     async fn connect(server: &NatsServer, user: User) -> Self {
         let (sender, errors) = mpsc::unbounded_channel();
-        let client = async_nats::ConnectOptions::with_user_and_password(
-            user.name().to_owned(),
-            format!("p-{}", user.name()),
-        )
-        .custom_inbox_prefix(user.inbox())
-        .event_callback(move |event| {
-            if let Event::ServerError(ServerError::Other(error)) = event {
-                // The test may be over.
-                let _ = sender.send(error);
-            }
-            std::future::ready(())
-        })
-        .connect(server.url())
-        .await
-        .expect("the user may connect");
+        let client =
+            async_nats::ConnectOptions::with_user_and_password(user.name().to_owned(), format!("p-{}", user.name()))
+                .custom_inbox_prefix(user.inbox())
+                .event_callback(move |event| {
+                    if let Event::ServerError(ServerError::Other(error)) = event {
+                        // The test may be over.
+                        let _ = sender.send(error);
+                    }
+                    std::future::ready(())
+                })
+                .connect(server.url())
+                .await
+                .expect("the user may connect");
         let inbox = client.new_inbox();
         Self { client, errors, inbox }
     }
@@ -318,7 +318,6 @@ async fn every_service_can_do_its_work() {
     let address = Cancel { service: Service::Interpreter };
     unrefused(&reconciler, reconciler.broadcast(&address, &cancel)).await.expect("a cancellation");
     unrefused(&interpreter, within("it", cancels.next())).await.expect("it is heard");
-
 }
 
 #[tokio::test]
@@ -354,7 +353,8 @@ async fn answered<Q: Question>(asks: &Bus, answers: &Bus, address: &Q, question:
         }
         stop.cancel();
     };
-    let (served, ()) = unrefused(asks, unrefused(answers, within("an answer", async { tokio::join!(serve, ask) }))).await;
+    let (served, ()) =
+        unrefused(asks, unrefused(answers, within("an answer", async { tokio::join!(serve, ask) }))).await;
     served.expect("it listens");
 }
 
@@ -375,10 +375,8 @@ async fn what_is_not_allowed_is_told_and_a_letter_commands_nobody() {
 
     // Of a stream of its own it may write letters; whoever publishes them again does it where they were found.
     let gateway = bus(&server, User::Gateway).await;
-    let letters = [
-        (Stream::Model, ModelInvoke::new(Pool::model_default(), task(7)).subject()),
-        (Stream::Slack, code.subject()),
-    ];
+    let letters =
+        [(Stream::Model, ModelInvoke::new(Pool::model_default(), task(7)).subject()), (Stream::Slack, code.subject())];
     for (stream, subject) in letters {
         let letter = mesh::DeadLetter {
             stream: stream.name().to_owned(),

@@ -175,7 +175,10 @@ impl Common {
             return Err(Invalid::missing("nats_url"));
         }
         if self.nats_certificate_file.is_some() != self.nats_key_file.is_some() {
-            return Err(Invalid::new("nats_certificate_file", "and `nats_key_file` belong together: set both, or neither"));
+            return Err(Invalid::new(
+                "nats_certificate_file",
+                "and `nats_key_file` belong together: set both, or neither",
+            ));
         }
         if self.data_dir == Path::new("") {
             return Err(Invalid::missing("data_dir"));
