@@ -101,7 +101,7 @@ impl Entity for DeadLetter {
     fn details(&self, now: Timestamp) -> Vec<(&'static str, String)> {
         let at = time::read(self.time.as_ref());
         let at = at.map(|at| format!("{} ({})", time::local(at), time::relative(at, now))).unwrap_or_default();
-        let redriven = if self.redrivable { "" } else { "no: it does not say which headers its message had" };
+        let redriven = if self.redrivable { "" } else { "no: it is a command, or does not say enough" };
         vec![
             ("id", self.id.to_string()),
             ("stream", self.stream.clone()),

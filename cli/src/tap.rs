@@ -4,7 +4,7 @@ mod show;
 
 use std::path::PathBuf;
 
-use construct_bus::{Bus, ConnectOptions};
+use construct_bus::{Bus, ConnectOptions, Tls, User};
 use futures::StreamExt as _;
 
 use self::show::{Payload, Shown};
@@ -36,6 +36,9 @@ pub(crate) struct TapArgs {
         hide_env_values = true
     )]
     nats: String,
+    /// Certificates of those who vouch for NATS, for an address that begins with tls://.
+    #[arg(long, env = "CONSTRUCT_NATS_CA_FILE", value_name = "FILE")]
+    nats_ca: Option<PathBuf>,
     /// Where the mesh keeps its data, to show payloads that are too large for a message.
     #[arg(long, env = "CONSTRUCT_DATA_DIR", value_name = "DIR")]
     data_dir: Option<PathBuf>,
@@ -52,7 +55,8 @@ impl TapArgs {
     /// # Errors
     /// When NATS can't be reached, refuses the subject, or nobody reads any more.
     pub(crate) async fn run(self, colour: Colour) -> Result<(), Failure> {
-        let mut options = ConnectOptions::new("construct-tap");
+        let tls = Tls { ca: self.nats_ca, certificate: None };
+        let mut options = ConnectOptions::new("construct-tap").user(User::Tap).tls(tls);
         // Only a folder that is there: who looks creates nothing.
         if let Some(blobs) = self.data_dir.map(|dir| dir.join("blobs")).filter(|dir| dir.is_dir()) {
             options = options.blobs(blobs);
@@ -62,7 +66,12 @@ impl TapArgs {
         })?;
         let mut messages = bus.tap(&self.filter).await.map_err(|error| Failure::failed(chain(&error)))?;
         let mut console = Console::merged(colour);
-        while let Some(message) = messages.next().await {
+        loop {
+            let message = tokio::select! {
+                message = messages.next() => message,
+                refusal = bus.refused() => return Err(Failure::failed(refusal)),
+            };
+            let Some(message) = message else { break };
             let shown = Shown {
                 time: jiff::Timestamp::now(),
                 payload: Payload::read(message.type_name.as_deref(), message.blob.as_deref(), &message.payload),

@@ -66,7 +66,9 @@ checks_compose() {
 checks_compose_environment() (
   set -euo pipefail
   # What compose would require; and what it would take over from the caller's shell.
-  export CONSTRUCT_POSTGRES_PASSWORD=check CONSTRUCT_NATS_PASSWORD=check CONSTRUCT_MASTER_KEY CONSTRUCT_SECRETS_KEY
+  local user
+  for user in GATEWAY INTERPRETER PROVIDERS RECONCILER SCANNER SLACK TAP; do export "CONSTRUCT_NATS_${user}_PASSWORD=check"; done
+  export CONSTRUCT_POSTGRES_PASSWORD=check CONSTRUCT_MASTER_KEY CONSTRUCT_SECRETS_KEY
   CONSTRUCT_MASTER_KEY=$(head -c 32 /dev/zero | base64)
   CONSTRUCT_SECRETS_KEY=$(head -c 32 /dev/zero | tr '\0' '\1' | base64)
   CONSTRUCT_TOKEN_KEY=$(head -c 32 /dev/zero | tr '\0' '\2' | base64)
@@ -179,6 +181,9 @@ checks_bench() {
   timed "starting NATS and PostgreSQL in $home" infra_up durable
   postgres_drop_all
   home_export
+  # Some of them play several services, and the floor they are compared with has streams of its own.
+  CONSTRUCT_NATS_URL=$(nats_url admin)
+  export CONSTRUCT_NATS_URL
   if [[ $1 == providers ]]; then
     timed "setting up the peers in $main_home/peers" as_caller benches/peers/setup "$main_home/peers"
     export CONSTRUCT_BENCH_PEERS=$main_home/peers

@@ -1,6 +1,6 @@
 # shellcheck shell=bash disable=SC2154 # What the parts share is set in `dev` and in the parts it loads first.
 # A home is a folder that holds one mesh: `env` (ports, addresses, paths), `master.key`, `secrets.key`, `token.key`, `postgres.password`,
-# `nats.password`, `data/`, `nats/`, `postgres/`, `logs/`, `run/` (pid files). `./dev up` uses .construct itself; the demo, the tests and the benchmarks have one each
+# `nats.passwords`, `data/`, `nats/`, `postgres/`, `logs/`, `run/` (pid files). `./dev up` uses .construct itself; the demo, the tests and the benchmarks have one each
 # inside it, so that they never disturb a mesh somebody is using.
 
 port_names=(nats nats_monitor postgres gateway providers gateway_health reconciler_health interpreter_health providers_health scanner_health)
@@ -21,7 +21,7 @@ home_open() {
   home_key secrets
   home_key token
   home_password postgres
-  home_password nats
+  home_nats_passwords
   home_env_read
   home_env_write
   exec 7>&-
@@ -41,6 +41,21 @@ home_password() {
   if [[ -s $file ]]; then return 0; fi
   head -c 24 /dev/urandom | od -An -v -tx1 | tr -d ' \n' >"$file.new"
   mv -- "$file.new" "$file"
+}
+
+# One password for each who connects to NATS, and one for who may do everything there. They begin with a letter: the server reads the
+# values of variables as configuration.
+home_nats_passwords() {
+  local file=$home/nats.passwords name password
+  declare -gA nats_passwords=()
+  touch -- "$file"
+  while IFS='=' read -r name password; do nats_passwords[$name]=$password; done <"$file"
+  for name in gateway interpreter providers reconciler scanner slack tap admin; do
+    if [[ -z ${nats_passwords[$name]:-} ]]; then
+      nats_passwords[$name]=p$(head -c 24 /dev/urandom | od -An -v -tx1 | tr -d ' \n')
+      printf '%s=%s\n' "$name" "${nats_passwords[$name]}" >>"$file"
+    fi
+  done
 }
 
 # The files that describe a home are made, read and replaced by one script at a time, also by those that start nothing.
@@ -93,7 +108,8 @@ home_ports_claim() {
 home_env_write() {
   local name
   settings=(
-    "CONSTRUCT_NATS_URL=nats://construct:$(<"$home/nats.password")@127.0.0.1:${ports[nats]}"
+    # For people, who may watch; each service is given its own.
+    "CONSTRUCT_NATS_URL=$(nats_url tap)"
     "CONSTRUCT_DATABASE_URL=$(postgres_url construct)"
     "CONSTRUCT_DATA_DIR=$home/data"
     "CONSTRUCT_MASTER_KEY_FILE=$home/master.key"

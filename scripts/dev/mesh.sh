@@ -23,6 +23,7 @@ mesh_service_environment() {
   variables=("CONSTRUCT_HEALTH_LISTEN=127.0.0.1:${ports[${service}_health]}")
   for setting in "${settings[@]}"; do
     case $service:${setting%%=*} in
+      *:CONSTRUCT_NATS_URL) variables+=("CONSTRUCT_NATS_URL=$(nats_url "$service")") ;;
       interpreter:CONSTRUCT_DATABASE_URL | providers:CONSTRUCT_DATABASE_URL) ;;
       interpreter:CONSTRUCT_MASTER_KEY_FILE | reconciler:CONSTRUCT_MASTER_KEY_FILE) ;;
       reconciler:CONSTRUCT_SECRETS_KEY_FILE | providers:CONSTRUCT_SECRETS_KEY_FILE) ;;
@@ -64,7 +65,7 @@ workspace_root=''
 mesh_hidden_paths() {
   local folder name list=''
   for folder in "$main_home" "$main_home"/*/; do
-    for name in master.key secrets.key token.key postgres.password nats.password nats.conf env compose.env postgres nats logs; do
+    for name in master.key secrets.key token.key postgres.password nats.password nats.passwords nats.conf env compose.env postgres nats logs; do
       if [[ -e ${folder%/}/$name ]]; then list+=${list:+,}${folder%/}/$name; fi
     done
   done
@@ -172,7 +173,7 @@ mesh_command_up() {
 The mesh is up.
   gateway    http://127.0.0.1:${ports[gateway]}  (gRPC)
   models     http://127.0.0.1:${ports[providers]}  (OpenAI's and Anthropic's protocols, with a token of: construct token create)
-  NATS       nats://127.0.0.1:${ports[nats]}  (user construct, password in $home/nats.password)
+  NATS       nats://127.0.0.1:${ports[nats]}  (users and passwords in $home/nats.passwords; CONSTRUCT_NATS_URL below is for construct tap)
   PostgreSQL 127.0.0.1:${ports[postgres]}
   logs       $home/logs/
   workspaces $(mesh_workspace_roots)  (others: CONSTRUCT_INTERPRETER_WORKSPACE_ROOTS=/a,/b ./dev up)

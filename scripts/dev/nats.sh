@@ -1,24 +1,32 @@
 # shellcheck shell=bash disable=SC2154 # What the parts share is set in `dev` and in the parts it loads first.
-# A private NATS server with JetStream (own port on the loopback address, a random password), and the two servers together as `infra`.
+# A private NATS server with JetStream (own port on the loopback address, a user with a random password for each service), and the two
+# servers together as `infra`.
 
 nats_start() {
+  local fingerprint name
+  local -a variables=("PATH=$PATH")
+  fingerprint=$(cat -- "$root/deploy/nats/permissions.conf" "$home/nats.passwords" | cksum)
+  fingerprint=${fingerprint// /.}
   if process_running nats; then
-    nats_wait || die "NATS runs but does not answer; see $home/logs/nats.log, or try ./dev infra down"
-    return 0
+    if [[ $(process_fingerprint nats) == "$fingerprint" ]]; then
+      nats_wait || die "NATS runs but does not answer; see $home/logs/nats.log, or try ./dev infra down"
+      return 0
+    fi
+    note "restarting NATS: who may do what there has changed"
+    process_stop TERM 10 nats
   fi
   process_stop_orphans nats
   home_ports_claim nats nats_monitor
   mkdir -p -- "$home/nats"
   # Made anew, so that it gets our umask's mode whatever an older file had.
-  rm -f -- "$home/nats.conf"
+  rm -f -- "$home/nats.conf" "$home/permissions.conf"
+  # Benchmarks, and people who look into something, may do everything as `admin`.
+  sed 's/^users: \[$/&\n  {user: admin, password: $CONSTRUCT_NATS_ADMIN_PASSWORD}/' "$root/deploy/nats/permissions.conf" >"$home/permissions.conf"
   cat >"$home/nats.conf" <<CONF
 # Written by ./dev at every start.
 server_name: construct
 # Who may publish here commands the interpreter: on a machine with several users, loopback alone would let all of them.
-authorization {
-  user: construct
-  password: "$(<"$home/nats.password")"
-}
+authorization { include "permissions.conf" }
 listen: 127.0.0.1:${ports[nats]}
 http: 127.0.0.1:${ports[nats_monitor]}
 jetstream {
@@ -27,12 +35,19 @@ jetstream {
   max_file_store: 10GB
 }
 CONF
-  process_start nats - PATH="$PATH" -- "$(command -v nats-server)" -c "$home/nats.conf"
+  for name in "${!nats_passwords[@]}"; do variables+=("$(nats_variable "$name")=${nats_passwords[$name]}"); done
+  process_start nats "$fingerprint" "${variables[@]}" -- "$(command -v nats-server)" -c "$home/nats.conf"
   if ! nats_wait; then
     show_tail "$home/logs/nats.log"
     die "NATS did not start"
   fi
 }
+
+# nats_variable USER: prints the environment variable that holds the user's password, as deploy/nats/permissions.conf has it.
+nats_variable() { printf 'CONSTRUCT_NATS_%s_PASSWORD' "${1^^}"; }
+
+# nats_url USER
+nats_url() { printf 'nats://%s:%s@127.0.0.1:%s' "$1" "${nats_passwords[$1]}" "${ports[nats]}"; }
 
 # Its health check includes JetStream, whose recovery reads the whole store.
 nats_wait() {
@@ -63,7 +78,7 @@ infra_status() {
     if http_get "${ports[nats_monitor]}" /healthz >/dev/null; then state=ready; else state='not ready'; fi
   fi
   [[ $state == ready ]] || all=3
-  status_line nats "$state" "nats://127.0.0.1:${ports[nats]}, user construct, monitor http://127.0.0.1:${ports[nats_monitor]}"
+  status_line nats "$state" "nats://127.0.0.1:${ports[nats]}, users in $home/nats.passwords, monitor http://127.0.0.1:${ports[nats_monitor]}"
   state=stopped
   if process_running postgres; then
     if "$(postgres_bin_find)/pg_isready" -q -h 127.0.0.1 -p "${ports[postgres]}"; then state=ready; else state='not ready'; fi

@@ -8,6 +8,7 @@ mod scan;
 
 use std::process::{ExitStatus, Stdio};
 
+use construct_bus::User;
 use construct_tests::{
     client::PATIENCE,
     mesh::{Mesh, Service, binary},
@@ -193,7 +194,7 @@ async fn the_mesh_can_be_tapped() {
     let mesh = Mesh::start().await.unwrap();
     mesh.scripted_agent("worker", &json!({"turns": [{"code": "1 + 1"}, {"text": "two"}]})).await.unwrap();
     let mut tap = command(&mesh.gateway_url(), &["tap", "-o", "json"])
-        .env("CONSTRUCT_NATS_URL", mesh.nats.url())
+        .env("CONSTRUCT_NATS_URL", mesh.nats.url_of(User::Tap))
         .spawn()
         .unwrap();
     let mut lines = BufReader::new(tap.stdout.take().unwrap()).lines();
@@ -227,7 +228,7 @@ async fn the_mesh_can_be_tapped() {
 
     // For people, and of one kind.
     let mut tap = command(&mesh.gateway_url(), &["tap", "construct.v1.evt.>"])
-        .env("CONSTRUCT_NATS_URL", mesh.nats.url())
+        .env("CONSTRUCT_NATS_URL", mesh.nats.url_of(User::Tap))
         .spawn()
         .unwrap();
     let mut lines = BufReader::new(tap.stdout.take().unwrap()).lines();

@@ -140,3 +140,28 @@ async fn a_script_is_not_given_up_while_nothing_keeps_it_from_going_on() {
     other.ask("go").await;
     assert!(!folder.join("second.txt").exists(), "it had an effect after it was said to be over");
 }
+
+/// On an empty server. Each service is a user of its own, and may make nothing that is not its own.
+#[tokio::test]
+async fn services_wait_for_the_reconciler_to_make_the_streams() {
+    let mut mesh = Mesh::prepare(&[]).await.unwrap();
+    mesh.nats.kill();
+    std::fs::remove_dir_all(mesh.nats.dir().join("store")).unwrap();
+    mesh.nats.restart().await;
+    mesh.spawn(Service::Gateway).unwrap();
+    until("the gateway to say what it waits for", PATIENCE, async || {
+        let (code, words) = mesh.readiness(Service::Gateway).await.map_err(|error| format!("{error:#}"))?;
+        let log = mesh.log(Service::Gateway);
+        if code == 503 && log.contains("the reconciler makes it") {
+            Ok(())
+        } else {
+            Err(format!("{code} {words}\n{log}"))
+        }
+    })
+    .await;
+    mesh.start_services().await.unwrap();
+    mesh.scripted_agent("worker", &script()).await.unwrap();
+    let conversation = mesh.client().unwrap().begin("worker", None).await.unwrap();
+    conversation.ask("now").await;
+    assert_eq!(conversation.transcript().await.answers(), ["", "now: 2"]);
+}

@@ -12,7 +12,7 @@ use std::{
 };
 
 use anyhow::{Context as _, ensure};
-use construct_bus::{Bus, testing::NatsServer};
+use construct_bus::{Bus, User, testing::NatsServer};
 use construct_proto::v1;
 use construct_store::testing::Database;
 use tempfile::TempDir;
@@ -32,6 +32,12 @@ const FIRST_PORT: u16 = 12_000;
 
 /// How long a service may take to stop: the grace it gives its work, and a little for itself.
 const STOP: Duration = Duration::from_secs(8);
+
+/// Says where NATS is.
+const NATS_URL: &str = "CONSTRUCT_NATS_URL";
+
+/// What a service logs that did what it may not do at NATS.
+const REFUSED: &str = "NATS does not allow this to us";
 
 /// What tokens for models are signed with.
 const TOKEN_KEY: &str = "test:AGRjYmE5ODc2NTQzMjEwZmVkY2JhOTg3NjU0MzIxMA8=";
@@ -65,6 +71,18 @@ impl Service {
             Self::Providers => "providers",
             Self::Slack => "slack",
             Self::Scanner => "scanner",
+        }
+    }
+
+    /// As whom it connects to NATS.
+    pub const fn user(self) -> User {
+        match self {
+            Self::Gateway => User::Gateway,
+            Self::Reconciler => User::Reconciler,
+            Self::Interpreter => User::Interpreter,
+            Self::Providers => User::Providers,
+            Self::Slack => User::Slack,
+            Self::Scanner => User::Scanner,
         }
     }
 }
@@ -105,6 +123,8 @@ impl Mesh {
     /// Everything but the services.
     pub async fn prepare(environment: &[(&str, &str)]) -> anyhow::Result<Self> {
         let (database, nats) = tokio::join!(Database::new(), NatsServer::start());
+        // A reconciler makes the streams. Tests that begin with other services have them from the beginning.
+        drop(nats.bus().await);
         let mut health = BTreeMap::new();
         for service in Service::ALL.into_iter().chain([Service::Slack, Service::Scanner]) {
             health.insert(service, free_address()?);
@@ -240,11 +260,13 @@ impl Mesh {
     fn launch(&self, service: Service, health: SocketAddr) -> anyhow::Result<Child> {
         let binary = binary(&format!("construct-{}", service.name()))?;
         let log = File::options().append(true).create(true).open(self.log_path(service))?;
+        // Each service is at NATS who it is, so that every test shows that it may do what it needs, and also behind a proxy.
+        let nats = self.environment.iter().rfind(|(key, _)| key == NATS_URL).map_or(self.nats.url(), |(_, url)| url);
+        let nats = if nats.contains('@') { nats.to_owned() } else { NatsServer::address_of(nats, service.user()) };
         Command::new(binary)
             .env_clear()
             .env("PATH", std::env::var_os("PATH").unwrap_or_default())
             .env("RUST_BACKTRACE", "1")
-            .env("CONSTRUCT_NATS_URL", self.nats.url())
             .env("CONSTRUCT_DATABASE_URL", self.database.url())
             .env("CONSTRUCT_DATA_DIR", self.home.path().join("data"))
             .env("CONSTRUCT_INTERPRETER_CACHE_DIR", guest_cache()?)
@@ -259,6 +281,7 @@ impl Mesh {
             .env("CONSTRUCT_HEALTH_LISTEN", health.to_string())
             .env("CONSTRUCT_LOG", std::env::var("CONSTRUCT_TEST_LOG").unwrap_or_else(|_| "info".to_owned()))
             .envs(self.environment.iter().map(|(key, value)| (key, value)))
+            .env(NATS_URL, nats)
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
             .stderr(log)
@@ -467,6 +490,12 @@ impl Drop for Mesh {
             for service in Service::ALL.into_iter().chain([Service::Slack, Service::Scanner]) {
                 eprintln!("---- {} ----\n{}", service.name(), self.log(service));
             }
+            return;
+        }
+        for service in Service::ALL.into_iter().chain([Service::Slack, Service::Scanner]) {
+            let log = self.log(service);
+            let refused: Vec<_> = log.lines().filter(|line| line.contains(REFUSED)).collect();
+            assert!(refused.is_empty(), "{} did what it may not do: {refused:#?}", service.name());
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use std::{
     fmt, io,
-    path::PathBuf,
+    path::{Path, PathBuf},
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -15,13 +15,16 @@ use percent_encoding::percent_decode_str;
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::{blob, metrics, topology};
+use crate::{blob, metrics, permissions::User, topology};
 
 /// The longest wait between two attempts to reconnect.
 const RECONNECT_MAX: Duration = Duration::from_secs(1);
 
 /// How soon the topology is looked after again when that failed.
 const ENSURE_AGAIN: Duration = Duration::from_secs(2);
+
+/// How often who makes the streams looks whether they are still there: nobody else can make one that was taken away.
+const LOOK: Duration = Duration::from_secs(15);
 
 /// How long one request to JetStream's API may take.
 const API_TIMEOUT: Duration = Duration::from_secs(2);
@@ -38,6 +41,14 @@ pub enum Error {
     /// NATS does not answer, or refuses us.
     #[error("NATS could not be reached")]
     Nats(#[source] async_nats::ConnectError),
+    /// A file with certificates or a key cannot be used.
+    #[error("the certificates or the key for NATS in {file} cannot be used")]
+    Certificates {
+        /// Which.
+        file: PathBuf,
+        /// Why.
+        source: io::Error,
+    },
     /// The folder for large payloads cannot be used.
     #[error("the blob folder cannot be used")]
     Blobs(#[source] blob::Error),
@@ -51,7 +62,7 @@ impl Error {
                 use async_nats::ConnectErrorKind as Kind;
                 matches!(error.kind(), Kind::Dns | Kind::TimedOut | Kind::Io | Kind::MaxReconnects)
             }
-            Self::Address(_) | Self::Blobs(_) => false,
+            Self::Address(_) | Self::Certificates { .. } | Self::Blobs(_) => false,
         }
     }
 }
@@ -78,18 +89,44 @@ pub enum AddressError {
 pub struct ConnectOptions {
     name: String,
     blobs: Option<PathBuf>,
+    user: Option<User>,
+    tls: Tls,
+}
+
+/// What a connection over TLS goes by: an address that begins with `tls://`, or a server that asks for TLS.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Tls {
+    /// Certificates of those who vouch for the server, in PEM. Not set: those that the system trusts.
+    pub ca: Option<PathBuf>,
+    /// Our own certificate and its key, in PEM, for a server that asks for one.
+    pub certificate: Option<(PathBuf, PathBuf)>,
 }
 
 impl ConnectOptions {
     /// `name` is what the server's connection list shows, e.g. the service and its instance.
     pub fn new(name: impl Into<String>) -> Self {
-        Self { name: name.into(), blobs: None }
+        Self { name: name.into(), blobs: None, user: None, tls: Tls::default() }
     }
 
     /// The folder for large payloads, shared by all services. Without it large payloads can neither be sent nor read.
     #[must_use]
     pub fn blobs(mut self, dir: impl Into<PathBuf>) -> Self {
         self.blobs = Some(dir.into());
+        self
+    }
+
+    /// As which service to behave: what it may not do by the table of [`permissions`](crate::permissions) it doesn't try, whoever the
+    /// address says it is, and answers come to an inbox of its own. Without it everything is tried.
+    #[must_use]
+    pub const fn user(mut self, user: User) -> Self {
+        self.user = Some(user);
+        self
+    }
+
+    /// What a connection over TLS goes by.
+    #[must_use]
+    pub fn tls(mut self, tls: Tls) -> Self {
+        self.tls = tls;
         self
     }
 }
@@ -117,24 +154,32 @@ pub(crate) struct Inner {
     pub(crate) client: async_nats::Client,
     pub(crate) jetstream: jetstream::Context,
     pub(crate) blobs: Option<blob::Store>,
+    pub(crate) user: Option<User>,
     connection: watch::Receiver<Connection>,
+    refused: watch::Receiver<Option<String>>,
     /// Random per process, so that the ids made from it and a counter are unique in the mesh.
     unique: String,
     counter: AtomicU64,
 }
 
 impl Bus {
-    /// Connects to `nats://[user:password@]host[:port][,…]`, or with a token as `nats://token@host`. What the address says
-    /// of the user is percent-decoded, and holds for all of its servers.
+    /// Connects to `nats://[user:password@]host[:port][,…]`, or with a token as `nats://token@host`; over TLS where it is `tls://` or
+    /// the server asks for it. What the address says of the user is percent-decoded, and holds for all of its servers.
     ///
     /// # Errors
-    /// When the address is not valid, NATS cannot be reached now or refuses us, or the blob folder cannot be used. Later losses are repaired in the background.
+    /// When the address or a certificate is not valid, NATS cannot be reached now or refuses us, or the blob folder cannot be used. Later losses are repaired in the background.
     pub async fn connect(url: &str, options: ConnectOptions) -> Result<Self, Error> {
         let blobs = options.blobs.map(blob::Store::open).transpose().map_err(Error::Blobs)?;
         let (state, connection) = watch::channel(Connection::Down);
+        let (refusals, refused) = watch::channel(None);
         let generation = Arc::new(AtomicU64::new(0));
         let (servers, login) = parse_address(url).map_err(Error::Address)?;
-        let client = Login::options(login)
+        options.tls.check().await?;
+        let mut connect = options.tls.apply(Login::options(login));
+        if let Some(user) = options.user {
+            connect = connect.custom_inbox_prefix(user.inbox());
+        }
+        let client = connect
             .name(options.name)
             .max_reconnects(None)
             .connection_timeout(Duration::from_secs(3))
@@ -147,7 +192,7 @@ impl Bus {
                     * u32::from(attempt > 1)
             })
             .event_callback(move |event| {
-                observe(&event, &state, &generation);
+                observe(&event, &state, &generation, &refusals);
                 std::future::ready(())
             })
             .connect(servers)
@@ -160,29 +205,57 @@ impl Bus {
         metrics::connection(connection.clone());
         let unique = client.new_inbox().chars().filter(char::is_ascii_alphanumeric).collect();
         let counter = AtomicU64::new(0);
-        Ok(Self { inner: Arc::new(Inner { client, jetstream, blobs, connection, unique, counter }) })
+        Ok(Self {
+            inner: Arc::new(Inner {
+                client,
+                jetstream,
+                blobs,
+                user: options.user,
+                connection,
+                refused,
+                unique,
+                counter,
+            }),
+        })
     }
 
-    /// Makes the server's streams and consumers what [`topology`] says. Every service does so at its start.
+    /// Makes the server's streams and consumers what [`topology`] says, or looks whether those are there that we use, where that
+    /// is another's to do. Every service does so at its start.
     ///
     /// # Errors
-    /// When the server cannot be reached, or refuses (not enough storage, a change that is not possible in place).
+    /// When the server cannot be reached, or refuses (not enough storage, a change that is not possible in place); when a stream isn't
+    /// there yet.
     pub async fn ensure_topology(&self) -> Result<(), topology::Error> {
-        topology::ensure(&self.inner.jetstream).await
+        match self.inner.user {
+            Some(user) if !user.makes_streams() => topology::expect(&self.inner.jetstream, user.streams()).await,
+            _ => topology::ensure(&self.inner.jetstream).await,
+        }
     }
 
-    /// Makes the topology anew after every reconnect, until `stop`: a server that comes back may have lost its data, and without its
+    /// Ensures the topology anew after every reconnect, and now and then where it is ours to make, until `stop`: a server that comes back may have lost its data, and without its
     /// streams nothing could be said any more. Every service runs it after [`Bus::ensure_topology`].
     pub async fn keep_topology(self, stop: CancellationToken) {
         let mut connection = self.connection();
         connection.borrow_and_update();
+        let makes = self.inner.user.is_some_and(User::makes_streams);
         let mut due = false;
         loop {
-            let pause =
-                async { if due { tokio::time::sleep(ENSURE_AGAIN).await } else { std::future::pending().await } };
+            let pause = async {
+                match (due, makes) {
+                    (true, _) => tokio::time::sleep(ENSURE_AGAIN).await,
+                    (false, true) => tokio::time::sleep(LOOK).await,
+                    (false, false) => std::future::pending().await,
+                }
+            };
             tokio::select! {
                 () = stop.cancelled() => return,
-                () = pause => {}
+                () = pause => {
+                    // Nothing else is looked at as long as all is well: a consumer that was taken away is made by who takes from it.
+                    let all = topology::Stream::ALL.map(topology::Stream::name);
+                    if !due && topology::expect(&self.inner.jetstream, all).await.is_ok() {
+                        continue;
+                    }
+                }
                 changed = connection.changed() => if changed.is_err() { return },
             }
             if *connection.borrow_and_update() == Connection::Down {
@@ -206,6 +279,17 @@ impl Bus {
     /// The state of the connection, as it changes.
     pub fn connection(&self) -> watch::Receiver<Connection> {
         self.inner.connection.clone()
+    }
+
+    /// Waits until the server refuses something that we are not allowed, which nothing else tells, and says what. What was refused before is
+    /// said at once.
+    pub async fn refused(&self) -> String {
+        let mut refused = self.inner.refused.clone();
+        match refused.wait_for(Option::is_some).await.map(|refusal| refusal.clone()) {
+            Ok(Some(refusal)) => refusal,
+            // The client is gone, which ends only with the process.
+            Ok(None) | Err(_) => std::future::pending().await,
+        }
     }
 
     /// An id that nobody else in the mesh has.
@@ -277,7 +361,12 @@ fn parse_address(url: &str) -> Result<(Vec<ServerAddr>, Option<Login>), AddressE
     Ok((servers, login))
 }
 
-fn observe(event: &async_nats::Event, state: &watch::Sender<Connection>, generation: &AtomicU64) {
+fn observe(
+    event: &async_nats::Event,
+    state: &watch::Sender<Connection>,
+    generation: &AtomicU64,
+    refusals: &watch::Sender<Option<String>>,
+) {
     match event {
         async_nats::Event::Connected => {
             let generation = generation.fetch_add(1, Ordering::Relaxed) + 1;
@@ -289,10 +378,48 @@ fn observe(event: &async_nats::Event, state: &watch::Sender<Connection>, generat
                 tracing::warn!("connection to NATS lost; reconnecting");
             }
         }
+        async_nats::Event::ServerError(error) if is_refusal(error) => {
+            // What was wanted is in it; without this line it would show as silence alone.
+            tracing::error!(%error, "NATS does not allow this to us; see deploy/nats/permissions.conf");
+            refusals.send_replace(Some(error.to_string()));
+        }
         async_nats::Event::SlowConsumer(subscription) => {
             tracing::warn!(subscription, "a subscription is too slow; messages to it were dropped");
         }
         other => tracing::debug!(event = %other, "NATS client event"),
+    }
+}
+
+/// Whether the server refused something to a user that it has let in.
+fn is_refusal(error: &async_nats::ServerError) -> bool {
+    // It has no code of its own.
+    matches!(error, async_nats::ServerError::Other(text) if text.to_lowercase().contains("permissions violation"))
+}
+
+impl Tls {
+    /// Reads the files once: of a file that isn't there, the client would say only that the server cannot be reached.
+    async fn check(&self) -> Result<(), Error> {
+        let own = self.certificate.iter().flat_map(|(certificate, key)| [certificate, key]);
+        for file in self.ca.iter().chain(own) {
+            let read = tokio::fs::read(file).await;
+            let checked = read.and_then(|content| match content.windows(10).any(|part| part == b"-----BEGIN") {
+                true => Ok(()),
+                false => Err(io::Error::new(io::ErrorKind::InvalidData, "it is not PEM")),
+            });
+            checked.map_err(|source| Error::Certificates { file: Path::to_owned(file), source })?;
+        }
+        Ok(())
+    }
+
+    fn apply(self, options: async_nats::ConnectOptions) -> async_nats::ConnectOptions {
+        let options = match self.ca {
+            Some(ca) => options.add_root_certificates(ca),
+            None => options,
+        };
+        match self.certificate {
+            Some((certificate, key)) => options.add_client_certificate(certificate, key),
+            None => options,
+        }
     }
 }
 

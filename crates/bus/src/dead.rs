@@ -17,7 +17,7 @@ use crate::{
     envelope::{BLOB, OpenError, STEP, STEP_NUMBER, STEP_ROUND, TYPE},
     publish::{self, DEADLINE, Expect, Refusal},
     subject::{Address as _, Dead},
-    topology::Stream,
+    topology::{Stream, streams},
 };
 
 /// Where letters of all streams are.
@@ -29,6 +29,14 @@ pub enum Error {
     /// There is none of this number (any more).
     #[error("there is no such dead letter")]
     NotFound,
+    /// Its message is a command, of which the reconciler sends another one as long as somebody waits for its result.
+    #[error(
+        "the message of the dead letter is a command, which is sent again by itself as long as somebody waits for its result"
+    )]
+    Command,
+    /// It names a subject of another stream than the one it was found in.
+    #[error("the dead letter names a subject that is not one of its stream")]
+    Subject,
     /// It does not say enough to be published again.
     #[error("the dead letter does not say which headers its message had, so it cannot be published again")]
     Headers,
@@ -50,6 +58,25 @@ pub struct Numbered {
     pub number: u64,
     /// What it says.
     pub letter: DeadLetter,
+}
+
+impl Numbered {
+    /// Whether its message can be published again, and may be.
+    ///
+    /// # Errors
+    /// [`Error::Command`], [`Error::Subject`], [`Error::Headers`].
+    pub fn check(&self) -> Result<(), Error> {
+        let DeadLetter { stream, subject, headers, .. } = &self.letter;
+        let row = streams().iter().find(|row| row.stream.name() == stream).ok_or(Error::Subject)?;
+        if matches!(row.stream, Stream::Code | Stream::Model) {
+            return Err(Error::Command);
+        }
+        // Who may write letters of a stream has others publish into this stream only.
+        if !subject.starts_with(row.subject.trim_end_matches('>')) {
+            return Err(Error::Subject);
+        }
+        if headers.is_empty() { Err(Error::Headers) } else { Ok(()) }
+    }
 }
 
 impl Bus {
@@ -91,14 +118,15 @@ impl Bus {
     /// Publishes a letter's message where it was found, then removes the letter. When the process dies between the two, the letter can be
     /// published once more, which every receiver must bear anyway.
     ///
+    /// Commands are not published again: the reconciler does so itself, and nobody else may command the interpreter.
+    ///
     /// # Errors
     /// All of [`Error`].
     pub async fn redrive(&self, number: u64) -> Result<(), Error> {
         let stream = self.dead_stream().await?;
-        let DeadLetter { subject, headers, payload, .. } = self.letter(&stream, number).await?.letter;
-        if headers.is_empty() {
-            return Err(Error::Headers);
-        }
+        let found = self.letter(&stream, number).await?;
+        found.check()?;
+        let DeadLetter { subject, headers, payload, .. } = found.letter;
         let mut sent = HeaderMap::new();
         for (name, value) in headers {
             sent.insert(name, value);

@@ -8,7 +8,8 @@ use std::{
 use async_nats::jetstream::{
     Message,
     consumer::{AckPolicy, Consumer, DeliverPolicy, pull},
-    stream::LastRawMessageErrorKind,
+    message::StreamMessage,
+    stream::{LastRawMessageError, LastRawMessageErrorKind},
 };
 use construct_domain::{OrganizationId, TaskId};
 use construct_proto::v1::Event;
@@ -141,6 +142,51 @@ impl Bus {
         Ok(messages)
     }
 
+    /// The same, one message after another: for who may not make consumers of the stream, because it publishes into it as well.
+    pub(crate) async fn read_one_by_one(&self, stream: Stream, subject: &str) -> Result<Vec<StreamMessage>, Error> {
+        let mut end = Instant::now() + DEADLINE;
+        let mut messages: Vec<StreamMessage> = Vec::new();
+        loop {
+            let before = messages.len();
+            match Box::pin(self.read_on(stream, subject, &mut messages)).await {
+                Ok(()) => return Ok(messages),
+                // One that is long may take its time, as long as it goes on.
+                Err(_) if messages.len() > before => end = Instant::now() + DEADLINE,
+                Err(source) if Instant::now() >= end => return Err(Error::Read { stream: stream.name(), source }),
+                Err(error) => {
+                    tracing::debug!(stream = stream.name(), subject, %error, "reading again");
+                    tokio::time::sleep(PAUSE).await;
+                }
+            }
+        }
+    }
+
+    /// Reads what there is behind what was read, up to what is last when it begins.
+    async fn read_on(
+        &self,
+        stream: Stream,
+        subject: &str,
+        messages: &mut Vec<StreamMessage>,
+    ) -> Result<(), async_nats::Error> {
+        let found = |message: Result<StreamMessage, LastRawMessageError>| match message {
+            Ok(message) => Ok(Some(message)),
+            Err(error) if error.kind() == LastRawMessageErrorKind::NoMessageFound => Ok(None),
+            Err(error) => Err(async_nats::Error::from(error)),
+        };
+        let stream = self.inner.jetstream.get_stream_no_info(stream.name()).await?;
+        let Some(last) = found(stream.get_last_raw_message_by_subject(subject).await)? else { return Ok(()) };
+        loop {
+            let read = messages.last().map_or(0, |message| message.sequence);
+            if read >= last.sequence {
+                return Ok(());
+            }
+            let Some(next) = found(stream.get_first_raw_message_by_subject(subject, read + 1).await)? else {
+                return Ok(());
+            };
+            messages.push(next);
+        }
+    }
+
     /// The sequence of the first message on a subject.
     async fn first(&self, stream: Stream, subject: &str) -> Result<Option<u64>, async_nats::Error> {
         let stream = self.inner.jetstream.get_stream_no_info(stream.name()).await?;
@@ -163,6 +209,8 @@ impl Bus {
         first: u64,
     ) -> Result<Vec<(u64, Message)>, async_nats::Error> {
         let config = pull::Config {
+            // With a name the request names the filter, so that the server can be told what we may read.
+            name: Some(self.unique_id()),
             deliver_policy: DeliverPolicy::ByStartSequence { start_sequence: first },
             ack_policy: AckPolicy::None,
             filter_subject: subject.to_owned(),

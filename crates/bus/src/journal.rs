@@ -8,7 +8,10 @@ mod closed;
 
 use std::time::{Duration, Instant};
 
-use async_nats::{header::NATS_MESSAGE_ID, jetstream::stream::LastRawMessageErrorKind};
+use async_nats::{
+    header::NATS_MESSAGE_ID,
+    jetstream::{message::StreamMessage, stream::LastRawMessageErrorKind},
+};
 use construct_domain::StepId;
 use construct_proto::mesh::v1::{JournalClosed, JournalEntry, journal_entry};
 use jiff::Timestamp;
@@ -181,13 +184,14 @@ impl Journal {
     /// When the stream, or the blob of an entry, cannot be read now.
     pub async fn load(&self, step: StepId) -> Result<Loaded, Error> {
         let address = subject::Journal { step };
-        let messages = self.bus.read(Stream::Journal, &[address.subject()]).await.map_err(Error::Read)?;
-        let last = messages.last().map_or(0, |(sequence, _)| *sequence);
+        let messages = self.bus.read_one_by_one(Stream::Journal, &address.subject()).await.map_err(Error::Read)?;
+        let last = messages.last().map_or(0, |message| message.sequence);
         let mut entries = Vec::with_capacity(messages.len());
         let mut unreadable = None;
         let patience = Instant::now() + ON_ITS_WAY;
-        for (sequence, message) in messages {
-            match self.open(&address, &message.message, patience).await {
+        for message in messages {
+            let sequence = message.sequence;
+            match self.open(&address, &message, patience).await {
                 Ok(entry) => entries.push(entry),
                 Err(source) => {
                     let retryable =
@@ -207,11 +211,11 @@ impl Journal {
     async fn open(
         &self,
         address: &subject::Journal,
-        message: &async_nats::Message,
+        message: &StreamMessage,
         patience: Instant,
     ) -> Result<JournalEntry, OpenError> {
         loop {
-            match self.bus.open::<JournalEntry>(message.headers.as_ref(), message.payload.clone()).await {
+            match self.bus.open::<JournalEntry>(Some(&message.headers), message.payload.clone()).await {
                 Ok(entry) => return address.check(&entry).map(|()| entry).map_err(OpenError::Invalid),
                 Err(OpenError::Blob(blob::Error::Missing(_))) if Instant::now() < patience => {
                     tokio::time::sleep(LOOK).await;

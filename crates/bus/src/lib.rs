@@ -6,6 +6,7 @@
 //! - Streams and consumers are declared in one table (module [`topology`]) and nowhere else.
 //! - A payload above [`envelope::INLINE_LIMIT`] travels as a reference to a content-addressed blob; nobody outside notices.
 //! - What cannot be decoded becomes a dead letter with its reason; it is never redelivered for ever.
+//! - What each service may publish and hear is one table (module [`permissions`]), which the server enforces.
 //! - Nothing here is the truth: losing any message costs latency, because the reconciler's sweep finds the work again.
 //!
 //! Deliberately absent: key-value and object buckets (they fail against the oldest supported server), exactly-once
@@ -26,6 +27,7 @@ mod membership;
 mod message;
 mod metrics;
 mod news;
+pub mod permissions;
 mod progress;
 pub mod publish;
 pub mod subject;
@@ -34,13 +36,14 @@ mod tap;
 pub mod testing;
 pub mod topology;
 
-pub use connect::{Bus, ConnectOptions, Connection};
+pub use connect::{Bus, ConnectOptions, Connection, Tls};
 pub use consume::{ConsumeOptions, Consumer, Delivery, KeepAlive, Receipt, TaskMessage};
 pub use control::{request, subscribe};
 pub use dispatch::Dispatch;
 pub use event::{Position, Watch};
 pub use journal::Journal;
 pub use message::Message;
+pub use permissions::User;
 pub use progress::{Progress, Written};
 pub use publish::Ack;
 pub use subject::{Address, Entity, EventType, Pool, Service};

@@ -57,6 +57,7 @@ pub use scan::{ListRepositories, ScanNews, ScanRun, ToolCreate};
 pub use slack::{SlackDelivery, SlackKind};
 pub use spending::{Budgets, Models, Spending};
 pub use subtasks::Subtasks;
+pub(crate) use tokens::everything;
 
 use crate::{Message, topology::Stream};
 
@@ -83,6 +84,9 @@ pub trait Address: Clone + Debug + Eq + Send + Sync + 'static {
 
     /// The subject to publish to.
     fn subject(&self) -> String;
+
+    /// What matches the subjects of all addresses of this kind, for who is to be allowed them.
+    fn pattern() -> String;
 
     /// Reads a subject back, checking every token.
     ///

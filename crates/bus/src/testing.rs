@@ -12,8 +12,9 @@ use futures::TryStreamExt as _;
 use tempfile::TempDir;
 
 use crate::{
-    Bus, ConnectOptions, Message, RawMessage,
+    Bus, ConnectOptions, Message, RawMessage, User,
     envelope::{BLOB, Sealed, TYPE},
+    permissions,
     publish::{self, Expect, Refusal},
     tap::sorted,
     topology::Stream,
@@ -34,17 +35,34 @@ pub struct NatsServer {
     child: Option<Child>,
     url: String,
     port: u16,
-    /// User and password without which nobody is let in.
-    login: Option<(String, String)>,
+    /// What its configuration says besides.
+    configuration: String,
+}
+
+/// Who is let in without a password, and may do everything: the test itself.
+const TEST: &str = "test";
+
+fn password(user: &str) -> String {
+    format!("p-{user}")
 }
 
 impl NatsServer {
-    /// Starts a server and waits until it accepts connections.
+    /// Starts a server and waits until it accepts connections. Who connects without a password may do everything; services connect as
+    /// [`NatsServer::url_of`] says, and may do what the table of [`permissions`] allows them.
     ///
     /// # Panics
     /// When it cannot be started; the message says why.
     pub async fn start() -> Self {
-        Self::start_with(None).await
+        Self::start_configured("").await
+    }
+
+    /// Starts a server with further lines in its configuration.
+    ///
+    /// # Panics
+    /// When it cannot be started; the message says why.
+    pub async fn start_configured(lines: &str) -> Self {
+        let users = format!("no_auth_user: {TEST}\nauthorization {{ include \"permissions.conf\" }}\n{lines}\n");
+        Self::start_with(users).await
     }
 
     /// Starts a server that lets in who knows `user` and `password`; [`NatsServer::url`] doesn't name them.
@@ -52,12 +70,12 @@ impl NatsServer {
     /// # Panics
     /// When it cannot be started; the message says why.
     pub async fn start_guarded(user: &str, password: &str) -> Self {
-        Self::start_with(Some((user.to_owned(), password.to_owned()))).await
+        Self::start_with(format!("authorization {{ user: {user:?}, password: {password:?} }}\n")).await
     }
 
-    async fn start_with(login: Option<(String, String)>) -> Self {
+    async fn start_with(configuration: String) -> Self {
         let dir = tempfile::Builder::new().prefix("construct-nats-").tempdir().expect("a temporary folder can be made");
-        let mut server = Self { dir, child: None, url: String::new(), port: 0, login };
+        let mut server = Self { dir, child: None, url: String::new(), port: 0, configuration };
         server.launch().await;
         server
     }
@@ -65,6 +83,16 @@ impl NatsServer {
     /// Where to connect.
     pub fn url(&self) -> &str {
         &self.url
+    }
+
+    /// Where a service connects, as itself.
+    pub fn url_of(&self, user: User) -> String {
+        Self::address_of(&self.url, user)
+    }
+
+    /// An address of the server, or of a proxy before it, for a service.
+    pub fn address_of(url: &str, user: User) -> String {
+        url.replacen("://", &format!("://{}:{}@", user.name(), password(user.name())), 1)
     }
 
     /// The server's folder; its store and the blobs of [`NatsServer::bus`] are inside.
@@ -214,22 +242,23 @@ impl NatsServer {
         let config = dir.join("nats.conf");
         let port = if self.port == 0 { -1 } else { i32::from(self.port) };
         // The limits are explicit, because by default they follow the free disk space of whoever runs the tests.
-        let authorization = match &self.login {
-            Some((user, password)) => format!("authorization {{ user: {user:?}, password: {password:?} }}\n"),
-            None => String::new(),
-        };
         let text = format!(
-            "{authorization}listen: \"127.0.0.1:{port}\"\nports_file_dir: {ports:?}\n\
+            "{configuration}listen: \"127.0.0.1:{port}\"\nports_file_dir: {ports:?}\n\
              jetstream {{ store_dir: {store:?}, max_file_store: 100GB, max_memory_store: 1GB }}\n",
+            configuration = self.configuration,
             ports = dir.display().to_string(),
             store = dir.join("store").display().to_string(),
         );
         fs::write(&config, text).expect("the temporary folder can be written to");
+        let test = format!("users: [\n  {{user: {TEST}, password: {}}}\n", password(TEST));
+        let users = permissions::config().replacen("users: [\n", &test, 1);
+        fs::write(dir.join("permissions.conf"), users).expect("the temporary folder can be written to");
         remove_ports_files(&dir);
         let log = fs::File::create(dir.join("nats.log")).expect("the temporary folder can be written to");
         let child = Command::new(binary())
             .arg("--config")
             .arg(&config)
+            .envs(User::ALL.map(|user| (user.password_variable(), password(user.name()))))
             .stdin(Stdio::null())
             .stdout(log.try_clone().expect("a file handle can be duplicated"))
             .stderr(log)

@@ -3,8 +3,10 @@
 mod consume;
 mod events;
 mod journal;
+mod permissions;
 mod publish;
 mod subjects;
+mod tls;
 mod topology;
 mod trace;
 
@@ -95,4 +97,18 @@ async fn within<T>(what: &str, future: impl Future<Output = T>) -> T {
 
 async fn next<T>(consumer: &mut Consumer<T>) -> Delivery<T> {
     within("the next delivery", consumer.next()).await.expect("the consumer was not stopped")
+}
+
+/// Whether a pattern stands for a subject by NATS's rules, or for all that another pattern stands for.
+fn matches(pattern: &str, subject: &str) -> bool {
+    let mut wanted = pattern.split('.');
+    for token in subject.split('.') {
+        match wanted.next() {
+            Some(">") => return true,
+            Some("*") if token != ">" => {}
+            Some(word) if word == token => {}
+            _ => return false,
+        }
+    }
+    wanted.next().is_none()
 }

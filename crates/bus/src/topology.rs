@@ -7,7 +7,7 @@ use std::time::Duration;
 use construct_domain::partition;
 
 pub use ensure::Error;
-pub(crate) use ensure::{ensure, ensure_consumer};
+pub(crate) use ensure::{ensure, ensure_consumer, expect, find_consumer};
 
 use crate::subject::{Pool, partition_token};
 

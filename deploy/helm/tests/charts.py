@@ -203,12 +203,12 @@ def check_secrets_are_followed():
 
     def put(cluster):
         cluster.put(f"/api/v1/namespaces/{NAMESPACE}/secrets/{RELEASE}-construct-nats", {
-            "apiVersion": "v1", "kind": "Secret", "type": "Opaque", "data": {"password": known, "url": "old"},
+            "apiVersion": "v1", "kind": "Secret", "type": "Opaque", "data": {"password-gateway": known, "url-gateway": "old"},
             "metadata": {"name": f"{RELEASE}-construct-nats", "labels": {"app.kubernetes.io/managed-by": "Helm"},
                          "annotations": {"meta.helm.sh/release-name": RELEASE, "meta.helm.sh/release-namespace": NAMESPACE}}})
     found, _ = release(values, put)
     secret = next(d for d in documents(found) if d["kind"] == "Secret" and d["metadata"]["name"].endswith("-nats"))
-    if secret["data"]["password"] != known:
+    if secret["data"]["password-gateway"] != known:
         fail("secrets", "NATS's password, which was in the cluster, is made anew")
 
 

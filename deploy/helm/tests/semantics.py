@@ -9,7 +9,7 @@ import yaml
 
 # Settings the chart itself decides: addresses, folders, keys, what follows from other values.
 OWNED = {
-    "nats_url", "database_url", "data_dir", "health_listen", "shutdown_grace", "instance_id",
+    "nats_url", "nats_ca_file", "nats_certificate_file", "nats_key_file", "database_url", "data_dir", "health_listen", "shutdown_grace", "instance_id",
     "master_key", "master_key_file", "secrets_key", "secrets_key_file", "token_key", "token_key_file",
     # Nor is there a port for the operator protocol: it is for people's own machines.
     "gateway_listen", "gateway_socket", "gateway_operator_listen", "providers_proxy_listen", "interpreter_pools", "interpreter_workspace_roots", "interpreter_cache_dir",

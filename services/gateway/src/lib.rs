@@ -54,7 +54,7 @@ mod watch;
 use std::sync::Arc;
 
 use anyhow::Context as _;
-use construct_bus::{Bus, ConnectOptions, blob};
+use construct_bus::{Bus, ConnectOptions, User, blob};
 use construct_runtime::{Context, MasterKeys};
 use construct_store::{Keyring, PoolOptions, Store};
 use construct_wire::convert;
@@ -125,7 +125,12 @@ async fn start(
         anyhow::Ok(store)
     });
     let bus = context.connect_with_retry("nats", &nats, || async {
-        let options = ConnectOptions::new(context.instance_id()).blobs(context.common().blob_dir());
+        let tls = construct_bus::Tls {
+            ca: context.common().nats_ca_file.clone(),
+            certificate: context.common().nats_certificate(),
+        };
+        let options =
+            ConnectOptions::new(context.instance_id()).blobs(context.common().blob_dir()).user(User::Gateway).tls(tls);
         let bus = Bus::connect(context.common().nats_url.expose(), options).await?;
         bus.ensure_topology().await?;
         anyhow::Ok(bus)

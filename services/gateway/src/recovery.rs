@@ -14,7 +14,9 @@ use crate::{api::Api, convert, events, status, validate::requests};
 /// Letters of a list when the request doesn't say.
 const LETTERS: usize = 50;
 
-fn letter(dead::Numbered { number, letter }: dead::Numbered) -> DeadLetter {
+fn letter(found: dead::Numbered) -> DeadLetter {
+    let redrivable = found.check().is_ok();
+    let dead::Numbered { number, letter } = found;
     DeadLetter {
         id: number,
         stream: letter.stream,
@@ -24,7 +26,7 @@ fn letter(dead::Numbered { number, letter }: dead::Numbered) -> DeadLetter {
         time: letter.time,
         deliveries: letter.deliveries,
         payload_size: letter.payload.len() as u64,
-        redrivable: !letter.headers.is_empty(),
+        redrivable,
     }
 }
 
@@ -32,7 +34,9 @@ fn refused(number: u64, error: &dead::Error) -> Status {
     let cause = || std::error::Error::source(error).map(|cause| format!(": {cause}")).unwrap_or_default();
     match error {
         dead::Error::NotFound => Status::not_found(format!("dead letter `{number}` not found")),
-        dead::Error::Headers => Status::failed_precondition(error.to_string()),
+        dead::Error::Command | dead::Error::Subject | dead::Error::Headers => {
+            Status::failed_precondition(error.to_string())
+        }
         dead::Error::Read(_) => Status::data_loss(format!("{error}{}", cause())),
         dead::Error::Server(_) => status::unavailable(error.to_string()),
         dead::Error::Publish(source) if source.is_retryable() => status::unavailable(format!("{error}{}", cause())),

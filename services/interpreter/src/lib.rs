@@ -32,7 +32,7 @@ use std::{
 };
 
 use anyhow::Context as _;
-use construct_bus::{Bus, ConnectOptions, ConsumeOptions, Pool, subject};
+use construct_bus::{Bus, ConnectOptions, ConsumeOptions, Pool, Tls, User, subject};
 use construct_domain::compute;
 use construct_runtime::{Common, Context, Lifecycle, ServiceConfig, config};
 use futures::StreamExt as _;
@@ -210,7 +210,9 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
 
     let bus = context
         .connect_with_retry("nats", &nats, async || {
-            let options = ConnectOptions::new(context.instance_id()).blobs(common.blob_dir());
+            let tls = Tls { ca: common.nats_ca_file.clone(), certificate: common.nats_certificate() };
+            let options =
+                ConnectOptions::new(context.instance_id()).blobs(common.blob_dir()).user(User::Interpreter).tls(tls);
             let bus = Bus::connect(common.nats_url.expose(), options).await?;
             bus.ensure_topology().await?;
             Ok::<_, anyhow::Error>(bus)

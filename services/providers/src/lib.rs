@@ -48,7 +48,7 @@ mod xai;
 use std::sync::Arc;
 
 use anyhow::Context as _;
-use construct_bus::{Bus, ConnectOptions};
+use construct_bus::{Bus, ConnectOptions, Tls, User};
 use construct_runtime::Context;
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
@@ -75,8 +75,9 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
     let bus = context
         .connect_with_retry("nats", &latch, async || {
             let name = format!("providers {}", context.instance_id());
-            let bus =
-                Bus::connect(common.nats_url.expose(), ConnectOptions::new(name).blobs(common.blob_dir())).await?;
+            let tls = Tls { ca: common.nats_ca_file.clone(), certificate: common.nats_certificate() };
+            let options = ConnectOptions::new(name).blobs(common.blob_dir()).user(User::Providers).tls(tls);
+            let bus = Bus::connect(common.nats_url.expose(), options).await?;
             bus.ensure_topology().await?;
             anyhow::Ok(bus)
         })

@@ -32,7 +32,7 @@ mod sweep;
 use std::{sync::Arc, time::Duration};
 
 use anyhow::Context as _;
-use construct_bus::{Bus, ConnectOptions, blob};
+use construct_bus::{Bus, ConnectOptions, Tls, User, blob};
 use construct_domain::subtask::Limits;
 use construct_runtime::{Common, Context, ServiceConfig, config};
 use construct_store::{PoolOptions, Store};
@@ -116,7 +116,9 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
         .await?;
     let bus = context
         .connect_with_retry("nats", &nats, async || {
-            let options = ConnectOptions::new(context.instance_id()).blobs(common.blob_dir());
+            let tls = Tls { ca: common.nats_ca_file.clone(), certificate: common.nats_certificate() };
+            let options =
+                ConnectOptions::new(context.instance_id()).blobs(common.blob_dir()).user(User::Reconciler).tls(tls);
             let bus = Bus::connect(common.nats_url.expose(), options).await?;
             bus.ensure_topology().await?;
             Ok::<_, anyhow::Error>(bus)

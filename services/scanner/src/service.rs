@@ -12,7 +12,7 @@ use std::{
 };
 
 use anyhow::Context as _;
-use construct_bus::{Bus, ConnectOptions, ConsumeOptions, blob};
+use construct_bus::{Bus, ConnectOptions, ConsumeOptions, Tls, User, blob};
 use construct_domain::OrganizationId;
 use construct_runtime::{Context, Lifecycle, MasterKeys, telemetry::Chain};
 use construct_store::{Keyring, PoolOptions, Store};
@@ -82,7 +82,8 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
         anyhow::Ok(store)
     });
     let bus = context.connect_with_retry("nats", &nats, || async {
-        let options = ConnectOptions::new(context.instance_id()).blobs(common.blob_dir());
+        let tls = Tls { ca: common.nats_ca_file.clone(), certificate: common.nats_certificate() };
+        let options = ConnectOptions::new(context.instance_id()).blobs(common.blob_dir()).user(User::Scanner).tls(tls);
         let bus = Bus::connect(common.nats_url.expose(), options).await?;
         bus.ensure_topology().await?;
         anyhow::Ok(bus)

@@ -43,7 +43,7 @@ mod worker;
 use std::sync::{Arc, atomic::AtomicBool};
 
 use anyhow::Context as _;
-use construct_bus::{Bus, ConnectOptions};
+use construct_bus::{Bus, ConnectOptions, Tls, User};
 use construct_runtime::{Context, MasterKeys};
 use construct_store::{Keyring, PoolOptions, Store};
 use secrecy::SecretString;
@@ -96,7 +96,8 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
         anyhow::Ok(store)
     });
     let bus = context.connect_with_retry("nats", &nats, || async {
-        let options = ConnectOptions::new(context.instance_id()).blobs(common.blob_dir());
+        let tls = Tls { ca: common.nats_ca_file.clone(), certificate: common.nats_certificate() };
+        let options = ConnectOptions::new(context.instance_id()).blobs(common.blob_dir()).user(User::Slack).tls(tls);
         let bus = Bus::connect(common.nats_url.expose(), options).await?;
         bus.ensure_topology().await?;
         anyhow::Ok(bus)

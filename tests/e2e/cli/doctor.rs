@@ -91,8 +91,12 @@ async fn what_is_wrong_with_a_deployment_is_said_with_what_to_do_about_it() {
     found(&mesh, &pool, Severity::Ok, "").await;
 
     // A stream that somebody took away.
+    mesh.kill(Service::Reconciler).unwrap();
     mesh.nats.remove(Stream::Spending).await;
     found(&mesh, "nats.streams", Severity::Problem, "no stream CONSTRUCT_SPENDING").await;
+    mesh.spawn(Service::Reconciler).unwrap();
+    mesh.ready(Service::Reconciler).await.unwrap();
+    found(&mesh, "nats.streams", Severity::Ok, "").await;
 
     // A key that is no longer there.
     let spec = v1::ModelProviderSpec {

@@ -24,9 +24,9 @@ use tokio_util::sync::CancellationToken;
 
 use super::{Acker, Delivery, Handle, Inbound, Output, SharedSlots, dead, slots::NoSlot};
 use crate::{
-    Bus, Connection, envelope, metrics,
+    Bus, Connection, User, envelope, metrics,
     publish::changed_from,
-    topology::{self, ConsumerRow, ensure_consumer},
+    topology::{self, ConsumerRow, ensure_consumer, find_consumer},
 };
 
 /// How long a request waits at the server.
@@ -129,7 +129,12 @@ impl<T: Inbound> Puller<T> {
                 changed = connection.changed() => if changed.is_err() { return End::Stopped },
             }
         };
-        let consumer = match ensure_consumer(&self.bus.inner.jetstream, &self.row).await {
+        let jetstream = &self.bus.inner.jetstream;
+        let found = match self.may_make() {
+            true => ensure_consumer(jetstream, &self.row).await,
+            false => find_consumer(jetstream, &self.row).await,
+        };
+        let consumer = match found {
             Ok(consumer) => consumer,
             Err(topology::Error::Consumer { source, .. } | topology::Error::Stream { source, .. }) => {
                 return End::Failed(source.to_string());
@@ -228,7 +233,7 @@ impl<T: Inbound> Puller<T> {
         }
         let consumer = &self.row.durable;
         tracing::warn!(consumer, pending = info.num_pending, "the consumer has messages but does not deliver them");
-        if info.num_ack_pending > 0 {
+        if info.num_ack_pending > 0 || !self.may_make() {
             return None;
         }
         self.stalls = 0;
@@ -237,6 +242,10 @@ impl<T: Inbound> Puller<T> {
             Ok(_) => "the consumer stalled and was removed, to be made anew".to_owned(),
             Err(error) => error.to_string(),
         }))
+    }
+
+    fn may_make(&self) -> bool {
+        self.bus.inner.user.is_none_or(User::makes_consumers)
     }
 
     /// Turns a message into a delivery, or into a dead letter.

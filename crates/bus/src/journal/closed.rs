@@ -48,6 +48,7 @@ impl Journal {
         let before = Timestamp::now() - kept;
         let stream = self.stream().await.map_err(|error| Error::Purge(error.into()))?;
         let config = pull::Config {
+            name: Some(self.bus.unique_id()),
             deliver_policy: DeliverPolicy::All,
             ack_policy: AckPolicy::None,
             headers_only: true,

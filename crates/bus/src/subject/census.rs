@@ -18,6 +18,10 @@ impl Address for Census {
         format!("{ROOT}.ctl.reconciler.census")
     }
 
+    fn pattern() -> String {
+        Self.subject()
+    }
+
     fn parse(subject: &str) -> Result<Self, Invalid> {
         let mut tokens = Tokens::after(subject, "ctl.reconciler")?;
         tokens.word("census")?;

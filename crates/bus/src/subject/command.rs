@@ -46,6 +46,10 @@ macro_rules! partitioned {
                 )
             }
 
+            fn pattern() -> String {
+                format!(concat!("{}.cmd.task.", $verb, ".*.*"), ROOT)
+            }
+
             fn parse(subject: &str) -> Result<Self, Invalid> {
                 let mut tokens = Tokens::after(subject, concat!("cmd.task.", $verb))?;
                 let partition = tokens.next()?;
@@ -127,6 +131,10 @@ macro_rules! pooled {
 
             fn subject(&self) -> String {
                 format!(concat!("{}.cmd.", $verb, ".{}.{}"), ROOT, self.pool, self.task)
+            }
+
+            fn pattern() -> String {
+                format!(concat!("{}.cmd.", $verb, ".*.*"), ROOT)
             }
 
             fn parse(subject: &str) -> Result<Self, Invalid> {

@@ -20,6 +20,10 @@ impl Address for Journal {
         format!("{ROOT}.journal.{}", self.step)
     }
 
+    fn pattern() -> String {
+        format!("{ROOT}.journal.*")
+    }
+
     fn parse(subject: &str) -> Result<Self, Invalid> {
         let mut tokens = Tokens::after(subject, "journal")?;
         let step = tokens.value()?;
@@ -82,6 +86,10 @@ impl Address for Cancel {
         format!("{ROOT}.ctl.{}.all.cancel", self.service.name())
     }
 
+    fn pattern() -> String {
+        format!("{ROOT}.ctl.*.all.cancel")
+    }
+
     fn parse(subject: &str) -> Result<Self, Invalid> {
         let mut tokens = Tokens::after(subject, "ctl")?;
         let name = tokens.next()?;
@@ -112,6 +120,10 @@ impl Address for Tools {
 
     fn subject(&self) -> String {
         format!("{ROOT}.ctl.interpreter.pool.{}.tools", self.pool)
+    }
+
+    fn pattern() -> String {
+        format!("{ROOT}.ctl.interpreter.pool.*.tools")
     }
 
     fn parse(subject: &str) -> Result<Self, Invalid> {
@@ -145,6 +157,10 @@ impl Address for Dead {
 
     fn subject(&self) -> String {
         format!("{ROOT}.dead.{}", self.stream.name())
+    }
+
+    fn pattern() -> String {
+        format!("{ROOT}.dead.*")
     }
 
     fn parse(subject: &str) -> Result<Self, Invalid> {

@@ -99,6 +99,11 @@ impl TaskEvent {
         format!("{ROOT}.evt.{organization}.task.{task}.>")
     }
 
+    /// What scripts of any task call, and what comes back.
+    pub(crate) fn any_tool() -> String {
+        format!("{ROOT}.evt.*.task.*.tool.*")
+    }
+
     /// What a task's scripts call, and what comes back.
     pub(crate) fn tools(organization: OrganizationId, task: TaskId) -> [String; 2] {
         ["called", "result"].map(|what| format!("{ROOT}.evt.{organization}.task.{task}.tool.{what}"))
@@ -110,6 +115,10 @@ impl Address for TaskEvent {
 
     fn subject(&self) -> String {
         format!("{ROOT}.evt.{}.task.{}.{}", self.organization, self.task, self.event)
+    }
+
+    fn pattern() -> String {
+        format!("{ROOT}.evt.*.task.*.>")
     }
 
     fn parse(subject: &str) -> Result<Self, Invalid> {
@@ -140,6 +149,11 @@ impl EntityEvent {
         format!("{ROOT}.evt.{organization}.{kind}.>")
     }
 
+    /// Matches everything about any organisation's entities of a kind.
+    pub(crate) fn any(kind: &str) -> String {
+        format!("{ROOT}.evt.*.{kind}.>")
+    }
+
     /// The kinds of entity, as they stand in subjects.
     pub(crate) const KINDS: [&str; 4] = ["agent", "budget", "model", "provider"];
 }
@@ -155,6 +169,10 @@ impl Address for EntityEvent {
             Entity::Model(id) => format!("{ROOT}.evt.{organization}.model.{id}.{event}"),
             Entity::Provider(id) => format!("{ROOT}.evt.{organization}.provider.{id}.{event}"),
         }
+    }
+
+    fn pattern() -> String {
+        format!("{ROOT}.evt.*.*.*.>")
     }
 
     fn parse(subject: &str) -> Result<Self, Invalid> {
@@ -198,6 +216,10 @@ impl Address for Delta {
 
     fn subject(&self) -> String {
         format!("{ROOT}.delta.{}.task.{}", self.organization, self.task)
+    }
+
+    fn pattern() -> String {
+        format!("{ROOT}.delta.*.task.*")
     }
 
     fn parse(subject: &str) -> Result<Self, Invalid> {

@@ -27,6 +27,10 @@ impl Address for ReconcilerBeat {
         format!("{ROOT}.{PREFIX}.{}.beat", self.instance)
     }
 
+    fn pattern() -> String {
+        Self::filter()
+    }
+
     fn parse(subject: &str) -> Result<Self, Invalid> {
         let mut tokens = Tokens::after(subject, PREFIX)?;
         let instance = tokens.next()?.to_owned();

@@ -27,6 +27,10 @@ impl Address for BreakerNews {
         format!("{ROOT}.{PREFIX}.{}.breaker", self.instance)
     }
 
+    fn pattern() -> String {
+        Self::filter()
+    }
+
     fn parse(subject: &str) -> Result<Self, Invalid> {
         let mut tokens = Tokens::after(subject, PREFIX)?;
         let instance = tokens.next()?.to_owned();
@@ -71,6 +75,10 @@ macro_rules! fixed {
 
             fn subject(&self) -> String {
                 format!("{ROOT}.{PREFIX}.{}.{}", $who, $what)
+            }
+
+            fn pattern() -> String {
+                Self.subject()
             }
 
             fn parse(subject: &str) -> Result<Self, Invalid> {

@@ -22,6 +22,10 @@ impl Address for ScanRun {
         format!("{ROOT}.cmd.scan.run.{}.{}", self.organization, self.scan)
     }
 
+    fn pattern() -> String {
+        format!("{ROOT}.cmd.scan.run.*.*")
+    }
+
     fn parse(subject: &str) -> Result<Self, Invalid> {
         let mut tokens = Tokens::after(subject, "cmd.scan")?;
         tokens.word("run")?;
@@ -52,6 +56,10 @@ impl Address for ToolCreate {
 
     fn subject(&self) -> String {
         format!("{ROOT}.cmd.tool.create.{}", self.organization)
+    }
+
+    fn pattern() -> String {
+        format!("{ROOT}.cmd.tool.create.*")
     }
 
     fn parse(subject: &str) -> Result<Self, Invalid> {
@@ -91,6 +99,10 @@ impl Address for ScanNews {
         format!("{ROOT}.evt.{}.scan.{}", self.organization, self.scan)
     }
 
+    fn pattern() -> String {
+        format!("{ROOT}.evt.*.scan.*")
+    }
+
     fn parse(subject: &str) -> Result<Self, Invalid> {
         let mut tokens = Tokens::after(subject, "evt")?;
         let organization = tokens.value()?;
@@ -123,6 +135,10 @@ impl Address for ListRepositories {
 
     fn subject(&self) -> String {
         format!("{ROOT}.ctl.scanner.any.repositories")
+    }
+
+    fn pattern() -> String {
+        Self.subject()
     }
 
     fn parse(subject: &str) -> Result<Self, Invalid> {

@@ -77,6 +77,10 @@ impl Address for SlackDelivery {
         format!("{ROOT}.cmd.slack.{}.{}", self.kind, self.team)
     }
 
+    fn pattern() -> String {
+        format!("{ROOT}.cmd.slack.*.*")
+    }
+
     fn parse(subject: &str) -> Result<Self, Invalid> {
         let mut tokens = Tokens::after(subject, "cmd.slack")?;
         let kind = tokens.value()?;

@@ -17,6 +17,10 @@ impl Address for Models {
         format!("{ROOT}.ctl.reconciler.models")
     }
 
+    fn pattern() -> String {
+        Self.subject()
+    }
+
     fn parse(subject: &str) -> Result<Self, Invalid> {
         let mut tokens = Tokens::after(subject, "ctl.reconciler")?;
         tokens.word("models")?;
@@ -44,6 +48,10 @@ impl Address for Budgets {
 
     fn subject(&self) -> String {
         format!("{ROOT}.ctl.reconciler.budgets")
+    }
+
+    fn pattern() -> String {
+        Self.subject()
     }
 
     fn parse(subject: &str) -> Result<Self, Invalid> {
@@ -76,6 +84,10 @@ impl Address for Spending {
 
     fn subject(&self) -> String {
         format!("{ROOT}.cmd.spending.{}", self.organization)
+    }
+
+    fn pattern() -> String {
+        format!("{ROOT}.cmd.spending.*")
     }
 
     fn parse(subject: &str) -> Result<Self, Invalid> {

@@ -16,6 +16,10 @@ impl Address for Subtasks {
         format!("{ROOT}.ctl.reconciler.subtasks")
     }
 
+    fn pattern() -> String {
+        Self.subject()
+    }
+
     fn parse(subject: &str) -> Result<Self, Invalid> {
         let mut tokens = Tokens::after(subject, "ctl.reconciler")?;
         tokens.word("subtasks")?;

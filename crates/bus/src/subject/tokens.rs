@@ -6,6 +6,11 @@ use super::Invalid;
 
 pub(super) const ROOT: &str = "construct.v1";
 
+/// What matches every subject of the mesh.
+pub(crate) fn everything() -> String {
+    format!("{ROOT}.>")
+}
+
 /// The tokens of a subject, taken from left to right.
 pub(super) struct Tokens<'a> {
     subject: &'a str,

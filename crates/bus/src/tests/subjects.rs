@@ -4,7 +4,7 @@ use construct_domain::{AgentId, ModelId, ModelProviderId, partition};
 use construct_proto::v1::{Agent, Deleted, Event, Metadata, event::Payload};
 use uuid::Uuid;
 
-use super::{ORGANIZATION, event, execute, invoke, step, task, wake};
+use super::{ORGANIZATION, event, execute, invoke, matches, step, task, wake};
 use crate::{
     Address, Entity, EventType, Pool, Service,
     subject::{
@@ -17,6 +17,7 @@ use crate::{
 fn reads_back<A: Address>(address: &A, expected: &str) {
     assert_eq!(address.subject(), expected);
     assert_eq!(A::parse(expected).as_ref(), Ok(address));
+    assert!(matches(&A::pattern(), expected), "{}", A::pattern());
     for broken in [
         format!("{expected}.more"),
         format!("{expected}."),

@@ -1,30 +1,17 @@
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, time::Duration};
 
 use async_nats::jetstream::stream::Config;
 use construct_domain::partition;
 use futures::future::join_all;
+use tokio_util::sync::CancellationToken;
 
-use super::{ORGANIZATION, step, task};
+use super::{ORGANIZATION, matches, step, task, within};
 use crate::{
-    Bus, ConnectOptions, EventType, Pool, blob, subject,
+    Bus, ConnectOptions, EventType, Pool, User, blob, subject,
     subject::Stored,
     testing::NatsServer,
     topology::{Retention, Stream, consumers, streams},
 };
-
-/// Whether a filter matches a subject, by NATS's rules.
-fn matches(filter: &str, subject: &str) -> bool {
-    let mut subject = subject.split('.');
-    for token in filter.split('.') {
-        match (token, subject.next()) {
-            (">", Some(_)) => return true,
-            ("*", Some(_)) => {}
-            (word, Some(found)) if word == found => {}
-            _ => return false,
-        }
-    }
-    subject.next().is_none()
-}
 
 fn scan() -> construct_domain::ScanId {
     construct_domain::ScanId::from_uuid(task(1).uuid())
@@ -159,4 +146,27 @@ async fn a_topology_that_cannot_be_changed_in_place_is_an_error_that_names_the_s
     let error = bus.ensure_topology().await.expect_err("limits cannot become a work queue");
     assert!(error.to_string().contains("CONSTRUCT_TASK"), "{error}");
     assert!(!error.is_retryable());
+}
+
+#[tokio::test]
+async fn a_stream_that_somebody_took_away_is_made_again_by_a_reconciler() {
+    let server = NatsServer::start().await;
+    let options = ConnectOptions::new("reconciler").user(User::Reconciler);
+    let bus = Bus::connect(&server.url_of(User::Reconciler), options).await.expect("the user may connect");
+    bus.ensure_topology().await.expect("the server accepts the topology");
+    let stop = CancellationToken::new();
+    let keeping = tokio::spawn(bus.clone().keep_topology(stop.clone()));
+    server.remove(Stream::Spending).await;
+    // It looks only now and then.
+    tokio::time::pause();
+    tokio::time::advance(Duration::from_secs(60)).await;
+    tokio::time::resume();
+    within("the stream to be there", async {
+        while bus.inspect_streams().await.expect("the server answers").iter().any(|(_, state)| state.is_none()) {
+            tokio::task::yield_now().await;
+        }
+    })
+    .await;
+    stop.cancel();
+    keeping.await.expect("it ends");
 }

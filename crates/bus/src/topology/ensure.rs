@@ -13,6 +13,11 @@ use super::{ACK_WAIT, ConsumerRow, DUPLICATE_WINDOW, Retention, Stream, StreamRo
 /// How often a lost race is answered by looking again.
 const ATTEMPTS: usize = 5;
 
+/// A stream is not there, and it is not ours to make it.
+#[derive(Debug, thiserror::Error)]
+#[error("it is not there yet; the reconciler makes it")]
+struct NotThere;
+
 type Source = Box<dyn std::error::Error + Send + Sync>;
 
 /// Why the server could not be brought into the state of the table.
@@ -55,6 +60,27 @@ pub(crate) async fn ensure(jetstream: &jetstream::Context) -> Result<(), Error> 
     }
     for row in consumers() {
         ensure_consumer(jetstream, &row).await?;
+    }
+    Ok(())
+}
+
+/// Looks whether these streams are there.
+pub(crate) async fn expect(
+    jetstream: &jetstream::Context,
+    streams: impl IntoIterator<Item = &'static str>,
+) -> Result<(), Error> {
+    for stream in streams {
+        match jetstream.get_stream(stream).await {
+            Ok(_) => {}
+            Err(error) => match error.kind() {
+                GetStreamErrorKind::JetStream(error)
+                    if error.error_code() == jetstream::ErrorCode::STREAM_NOT_FOUND =>
+                {
+                    return Err(Error::Stream { stream, retryable: true, source: NotThere.into() });
+                }
+                _ => return Err(Error::Stream { stream, retryable: true, source: error.into() }),
+            },
+        }
     }
     Ok(())
 }
@@ -132,6 +158,15 @@ fn stream_config(row: &StreamRow, base: Config) -> Config {
         num_replicas: base.num_replicas.max(1),
         ..base
     }
+}
+
+/// Finds one consumer that somebody else makes.
+pub(crate) async fn find_consumer(
+    jetstream: &jetstream::Context,
+    row: &ConsumerRow,
+) -> Result<Consumer<pull::Config>, Error> {
+    let found = jetstream.get_consumer_from_stream(&row.durable, row.stream.name()).await;
+    found.map_err(|error| Error::Consumer { consumer: row.durable.clone(), retryable: true, source: error.into() })
 }
 
 /// Makes or updates one consumer.

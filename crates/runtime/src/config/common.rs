@@ -17,6 +17,13 @@ use crate::{master_key::MasterKeys, telemetry::Chain};
 pub struct Common {
     /// Address of the NATS server.
     pub nats_url: SecretUrl,
+    /// Certificates of those who vouch for the NATS server, in PEM, for an address that begins with `tls://`. Not set: those that the
+    /// system trusts.
+    pub nats_ca_file: Option<PathBuf>,
+    /// The certificate that the service shows to the NATS server, in PEM.
+    pub nats_certificate_file: Option<PathBuf>,
+    /// The key of that certificate, in PEM.
+    pub nats_key_file: Option<PathBuf>,
     /// Address of the PostgreSQL database. Only services that use it need it; see [`Common::database_url`].
     pub database_url: Option<SecretUrl>,
     /// Folder for [blobs](Common::blob_dir) and [caches](Common::cache_dir).
@@ -61,6 +68,9 @@ impl Default for Common {
     fn default() -> Self {
         Self {
             nats_url: "nats://127.0.0.1:4222".into(),
+            nats_ca_file: None,
+            nats_certificate_file: None,
+            nats_key_file: None,
             database_url: None,
             data_dir: ".construct/data".into(),
             health_listen: None,
@@ -144,6 +154,11 @@ impl Common {
         Ok(found)
     }
 
+    /// The files with the certificate for NATS and its key, when there is one.
+    pub fn nats_certificate(&self) -> Option<(PathBuf, PathBuf)> {
+        self.nats_certificate_file.clone().zip(self.nats_key_file.clone())
+    }
+
     /// Folder of content-addressed payloads that are too large for the bus. All services of a mesh share it.
     pub fn blob_dir(&self) -> PathBuf {
         self.data_dir.join("blobs")
@@ -158,6 +173,12 @@ impl Common {
     pub(crate) fn validate(&self) -> Result<(), Invalid> {
         if self.nats_url.expose().is_empty() {
             return Err(Invalid::missing("nats_url"));
+        }
+        if self.nats_certificate_file.is_some() != self.nats_key_file.is_some() {
+            return Err(Invalid::new(
+                "nats_certificate_file",
+                "and `nats_key_file` belong together: set both, or neither",
+            ));
         }
         if self.data_dir == Path::new("") {
             return Err(Invalid::missing("data_dir"));

@@ -38,6 +38,17 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- if .Values.nats.evaluation.enabled -}}{{ include "construct.fullname" . }}-nats{{- else -}}{{ .Values.nats.urlSecret.name }}{{- end -}}
 {{- end -}}
 
+{{- /* The key of a service's address in it. */ -}}
+{{- define "construct.natsKey" -}}
+{{- $nats := .root.Values.nats -}}
+{{- if $nats.evaluation.enabled -}}url-{{ .service }}{{- else -}}{{ default $nats.urlSecret.key (index $nats.urlSecret.keys .service) }}{{- end -}}
+{{- end -}}
+
+{{- /* Who has a user at the chart's NATS: the services, and people who watch. */ -}}
+{{- define "construct.natsUsers" -}}
+{{ .Files.Get "files/components.yaml" | fromYaml | keys | sortAlpha | join " " }} tap
+{{- end -}}
+
 {{- define "construct.postgresqlSecret" -}}
 {{- if .Values.postgresql.evaluation.enabled -}}{{ include "construct.fullname" . }}-postgresql{{- else -}}{{ .Values.postgresql.urlSecret.name }}{{- end -}}
 {{- end -}}
@@ -126,14 +137,19 @@ finds the same.
 {{- $_ := set $generated "keys" $keys -}}
 {{- $old = dict -}}
 {{- if .Values.nats.evaluation.enabled }}{{ $old = (lookup "v1" "Secret" .Release.Namespace (printf "%s-nats" $fullname)).data | default dict }}{{ end -}}
+{{- $nats := dict -}}
+{{- range $user := splitList " " (include "construct.natsUsers" .) -}}
+{{- $key := printf "password-%s" $user -}}
 {{- /* It begins with a letter: NATS reads a variable's value as configuration, where digits would be a number. */ -}}
-{{- $password := ternary ($old.password | default "" | b64dec) (printf "p%s" (randAlphaNum 40)) (hasKey $old "password") -}}
-{{- $url := printf "nats://construct:%s@%s-nats:4222" $password $fullname -}}
-{{- $_ := set $generated "nats" (dict "password" ($password | b64enc) "url" ($url | b64enc)) -}}
+{{- $password := ternary (index $old $key | default "" | b64dec) (printf "p%s" (randAlphaNum 40)) (hasKey $old $key) -}}
+{{- $_ := set $nats $key ($password | b64enc) -}}
+{{- $_ := set $nats (printf "url-%s" $user) (printf "nats://%s:%s@%s-nats:4222" $user $password $fullname | b64enc) -}}
+{{- end -}}
+{{- $_ := set $generated "nats" $nats -}}
 {{- $old = dict -}}
 {{- if .Values.postgresql.evaluation.enabled }}{{ $old = (lookup "v1" "Secret" .Release.Namespace (printf "%s-postgresql" $fullname)).data | default dict }}{{ end -}}
-{{- $password = ternary ($old.password | default "" | b64dec) (randAlphaNum 40) (hasKey $old "password") -}}
-{{- $url = printf "postgres://construct:%s@%s-postgresql:5432/construct" $password $fullname -}}
+{{- $password := ternary ($old.password | default "" | b64dec) (randAlphaNum 40) (hasKey $old "password") -}}
+{{- $url := printf "postgres://construct:%s@%s-postgresql:5432/construct" $password $fullname -}}
 {{- $_ := set $generated "postgresql" (dict "password" ($password | b64enc) "url" ($url | b64enc)) -}}
 {{- $_ := set .Values "generated" $generated -}}
 {{- end -}}
@@ -149,6 +165,7 @@ finds the same.
 {{- $server := index $.Values . -}}
 {{- if $server.evaluation.enabled }}{{ $_ := set $data . (index $.Values.generated .) }}{{ else if $server.urlSecret.name }}{{ $_ := set $data . (include "construct.dataOf" (dict "root" $ "name" $server.urlSecret.name)) }}{{ end -}}
 {{- end -}}
+{{- with .Values.nats.tls.secretName }}{{ $_ := set $data "nats-tls" (include "construct.dataOf" (dict "root" $ "name" .)) }}{{ end -}}
 {{- $_ := set .Values.generated "checksum" (toJson $data | sha256sum) -}}
 {{- end -}}
 {{- .Values.generated.checksum -}}

@@ -15,6 +15,19 @@ scans, where it has them (mountPath, claimName, readOnly).
 {{- range $key, $value := merge (dict) $values.config $root.Values.config .settings -}}
 {{- $_ := set $settings (printf "CONSTRUCT_%s" (upper $key)) (include "construct.text" $value) -}}
 {{- end -}}
+{{- $mounts := .mounts | default list -}}
+{{- with $root.Values.nats.tls -}}
+{{- if .secretName -}}
+{{- $folder := "/run/construct/nats" -}}
+{{- $_ := set $settings "CONSTRUCT_NATS_CA_FILE" (printf "%s/ca.crt" $folder) -}}
+{{- if .clientCertificate -}}
+{{- $_ := set $settings "CONSTRUCT_NATS_CERTIFICATE_FILE" (printf "%s/tls.crt" $folder) -}}
+{{- $_ := set $settings "CONSTRUCT_NATS_KEY_FILE" (printf "%s/tls.key" $folder) -}}
+{{- end -}}
+{{- $items := ternary (list "ca.crt" "tls.crt" "tls.key") (list "ca.crt") .clientCertificate -}}
+{{- $mounts = append $mounts (dict "name" "nats" "mountPath" $folder "secretName" .secretName "items" $items) -}}
+{{- end -}}
+{{- end -}}
 {{- $confined := and .pool (eq (default "refused" $values.commands) "confined") -}}
 {{- $queue := and $values.autoscaling.queue $values.autoscaling.queue.enabled -}}
 apiVersion: v1
@@ -121,7 +134,7 @@ spec:
             {{- end }}
             {{- end }}
             - name: CONSTRUCT_NATS_URL
-              valueFrom: {secretKeyRef: {name: {{ include "construct.natsSecret" $root }}, key: {{ ternary "url" $root.Values.nats.urlSecret.key $root.Values.nats.evaluation.enabled }}}}
+              valueFrom: {secretKeyRef: {name: {{ include "construct.natsSecret" $root }}, key: {{ include "construct.natsKey" . }}}}
             {{- if $facts.database }}
             - name: CONSTRUCT_DATABASE_URL
               valueFrom: {secretKeyRef: {name: {{ include "construct.postgresqlSecret" $root }}, key: {{ ternary "url" $root.Values.postgresql.urlSecret.key $root.Values.postgresql.evaluation.enabled }}}}
@@ -185,7 +198,7 @@ spec:
             {{- with .scans }}
             - {name: scans, mountPath: {{ .mountPath }}, readOnly: {{ .readOnly }}}
             {{- end }}
-            {{- range .mounts }}
+            {{- range $mounts }}
             - {name: {{ .name }}, mountPath: {{ .mountPath }}, readOnly: true}
             {{- end }}
             {{- range $values.folders }}
@@ -219,7 +232,7 @@ spec:
         - name: scans
           persistentVolumeClaim: {claimName: {{ .claimName }}}
         {{- end }}
-        {{- range .mounts }}
+        {{- range $mounts }}
         - name: {{ .name }}
           secret:
             secretName: {{ .secretName }}

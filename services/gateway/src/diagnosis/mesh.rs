@@ -47,7 +47,7 @@ pub(super) async fn look(bus: &Bus) -> Findings {
             findings.problem(
                 "nats.streams",
                 format!("there is no stream {name}"),
-                "services make the streams at their start and after each reconnect: look at their logs, and whether JetStream has room",
+                "a reconciler makes the streams, at its start, after each reconnect and within half a minute: look at its log, and whether JetStream has room",
             );
             continue;
         };

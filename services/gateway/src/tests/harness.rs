@@ -90,6 +90,8 @@ impl Gateway {
         nats_url: &str,
         config: Config,
     ) -> Self {
+        // The streams are the reconciler's to make, and there is none.
+        drop(nats.bus().await);
         let common = Common {
             nats_url: nats_url.into(),
             database_url: Some(database_url.into()),

@@ -1,0 +1,153 @@
+//! From what a user does to the subjects that this needs.
+
+use std::collections::BTreeSet;
+
+use super::{Permissions, User};
+use crate::{
+    subject::{Address, Dead, Question, Stored},
+    topology::Stream,
+};
+
+/// What is written down of one user.
+pub(super) struct Rules {
+    pub(super) permissions: Permissions,
+    /// Questions that it asks, by their subjects.
+    pub(super) asked: BTreeSet<String>,
+    /// Questions that it answers.
+    pub(super) answered: BTreeSet<String>,
+    /// Streams that it has to do with.
+    pub(super) streams: BTreeSet<&'static str>,
+}
+
+pub(super) fn pattern<A: Address>() -> String {
+    A::pattern()
+}
+
+impl Rules {
+    pub(super) fn new(user: User) -> Self {
+        // Publishing to oneself is how the end of what the server has seen is found.
+        let own = format!("{}.>", user.inbox());
+        let permissions = Permissions { publish: vec![own.clone()], never: Vec::new(), subscribe: vec![own] };
+        Self { permissions, asked: BTreeSet::new(), answered: BTreeSet::new(), streams: BTreeSet::new() }
+    }
+
+    /// Says something that is not kept.
+    pub(super) fn tells<A: Address>(mut self) -> Self {
+        self.publish(A::pattern());
+        self
+    }
+
+    /// Publishes into a stream.
+    pub(super) fn stores<A: Stored>(self) -> Self {
+        self.stores_at(A::STREAM, A::pattern())
+    }
+
+    /// Publishes into a stream what this matches.
+    pub(super) fn stores_at(mut self, stream: Stream, pattern: String) -> Self {
+        self.publish(pattern);
+        self.knows(stream)
+    }
+
+    /// Publishes nothing that this matches, whatever else is said.
+    pub(super) fn never(mut self, pattern: String) -> Self {
+        self.permissions.never.push(pattern);
+        self
+    }
+
+    pub(super) fn hears(mut self, pattern: String) -> Self {
+        self.permissions.subscribe.push(pattern);
+        self
+    }
+
+    pub(super) fn hears_all<A: Address>(self) -> Self {
+        self.hears(A::pattern())
+    }
+
+    pub(super) fn hears_at<A: Address>(self, address: &A) -> Self {
+        self.hears(address.subject())
+    }
+
+    pub(super) fn asks<Q: Question>(mut self) -> Self {
+        self.publish(Q::pattern());
+        self.asked.insert(Q::pattern());
+        self
+    }
+
+    /// Answers go to the inboxes of all who ask.
+    pub(super) fn answers<Q: Question>(mut self) -> Self {
+        self.answered.insert(Q::pattern());
+        self.hears(Q::pattern())
+    }
+
+    /// Takes from a stream's consumer, makes it where `filter` says of what, and puts aside what cannot be read.
+    pub(super) fn takes(mut self, stream: Stream, durable: &str, filter: Option<&str>) -> Self {
+        let name = stream.name();
+        self.api(format!("CONSUMER.INFO.{name}.{durable}"));
+        self.api(format!("CONSUMER.MSG.NEXT.{name}.{durable}"));
+        if let Some(filter) = filter {
+            self.api(format!("CONSUMER.CREATE.{name}.{durable}.{filter}"));
+            self.api(format!("CONSUMER.DELETE.{name}.{durable}"));
+        }
+        self.publish(format!("$JS.ACK.{name}.{durable}.>"));
+        // As a server of a cluster with domains writes it.
+        self.publish(format!("$JS.ACK.*.*.{name}.{durable}.>"));
+        self.publish(Dead { stream }.subject());
+        self.knows(stream).knows(Stream::Dead)
+    }
+
+    /// Reads messages of a stream one by one.
+    pub(super) fn reads(mut self, stream: Stream) -> Self {
+        self.api(format!("STREAM.MSG.GET.{}", stream.name()));
+        self.knows(stream)
+    }
+
+    /// Removes messages of a stream.
+    pub(super) fn removes(mut self, stream: Stream) -> Self {
+        self.api(format!("STREAM.MSG.DELETE.{}", stream.name()));
+        self.knows(stream)
+    }
+
+    /// Reads a stream through consumers of its own, of what the filters match.
+    pub(super) fn reads_through_consumers(mut self, stream: Stream, filters: &[String]) -> Self {
+        let name = stream.name();
+        for filter in filters {
+            self.api(format!("CONSUMER.CREATE.{name}.*.{filter}"));
+        }
+        self.api(format!("CONSUMER.MSG.NEXT.{name}.*"));
+        self.api(format!("CONSUMER.DELETE.{name}.*"));
+        self.reads(stream)
+    }
+
+    /// Sees how a stream and its consumers stand.
+    pub(super) fn inspects(mut self, stream: Stream) -> Self {
+        self.api(format!("CONSUMER.INFO.{}.*", stream.name()));
+        self.knows(stream)
+    }
+
+    /// Makes a stream and any consumer of it what the table of streams says.
+    pub(super) fn makes(mut self, stream: Stream) -> Self {
+        let name = stream.name();
+        self.api(format!("STREAM.CREATE.{name}"));
+        self.api(format!("STREAM.UPDATE.{name}"));
+        self.api(format!("CONSUMER.CREATE.{name}.>"));
+        self.api(format!("CONSUMER.DELETE.{name}.*"));
+        self.knows(stream)
+    }
+
+    fn knows(mut self, stream: Stream) -> Self {
+        if self.streams.insert(stream.name()) {
+            self.api(format!("STREAM.INFO.{}", stream.name()));
+        }
+        self
+    }
+
+    fn api(&mut self, request: String) {
+        self.publish(format!("$JS.API.{request}"));
+    }
+
+    fn publish(&mut self, pattern: String) {
+        if !self.permissions.publish.contains(&pattern) {
+            self.permissions.publish.push(pattern);
+        }
+    }
+}
