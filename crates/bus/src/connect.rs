@@ -2,6 +2,7 @@
 
 use std::{
     fmt, io,
+    num::NonZeroUsize,
     path::{Path, PathBuf},
     sync::{
         Arc,
@@ -91,6 +92,7 @@ pub struct ConnectOptions {
     blobs: Option<PathBuf>,
     user: Option<User>,
     tls: Tls,
+    replicas: Option<NonZeroUsize>,
 }
 
 /// What a connection over TLS goes by: an address that begins with `tls://`, or a server that asks for TLS.
@@ -105,7 +107,7 @@ pub struct Tls {
 impl ConnectOptions {
     /// `name` is what the server's connection list shows, e.g. the service and its instance.
     pub fn new(name: impl Into<String>) -> Self {
-        Self { name: name.into(), blobs: None, user: None, tls: Tls::default() }
+        Self { name: name.into(), blobs: None, user: None, tls: Tls::default(), replicas: None }
     }
 
     /// The folder for large payloads, shared by all services. Without it large payloads can neither be sent nor read.
@@ -120,6 +122,14 @@ impl ConnectOptions {
     #[must_use]
     pub const fn user(mut self, user: User) -> Self {
         self.user = Some(user);
+        self
+    }
+
+    /// How many servers of a cluster are to keep each stream, where it is this connection that makes them. Without it streams stay as they
+    /// are at the server, and new ones are kept by one.
+    #[must_use]
+    pub const fn replicas(mut self, replicas: Option<NonZeroUsize>) -> Self {
+        self.replicas = replicas;
         self
     }
 
@@ -155,6 +165,7 @@ pub(crate) struct Inner {
     pub(crate) jetstream: jetstream::Context,
     pub(crate) blobs: Option<blob::Store>,
     pub(crate) user: Option<User>,
+    replicas: Option<NonZeroUsize>,
     connection: watch::Receiver<Connection>,
     refused: watch::Receiver<Option<String>>,
     /// Random per process, so that the ids made from it and a counter are unique in the mesh.
@@ -211,6 +222,7 @@ impl Bus {
                 jetstream,
                 blobs,
                 user: options.user,
+                replicas: options.replicas,
                 connection,
                 refused,
                 unique,
@@ -228,7 +240,7 @@ impl Bus {
     pub async fn ensure_topology(&self) -> Result<(), topology::Error> {
         match self.inner.user {
             Some(user) if !user.makes_streams() => topology::expect(&self.inner.jetstream, user.streams()).await,
-            _ => topology::ensure(&self.inner.jetstream).await,
+            _ => topology::ensure(&self.inner.jetstream, self.inner.replicas).await,
         }
     }
 

@@ -29,7 +29,7 @@ mod subtasks;
 mod supervisor;
 mod sweep;
 
-use std::{sync::Arc, time::Duration};
+use std::{num::NonZeroUsize, sync::Arc, time::Duration};
 
 use anyhow::Context as _;
 use construct_bus::{Bus, ConnectOptions, Tls, User, blob};
@@ -57,6 +57,9 @@ pub struct Config {
     pub reconciler_partition_backlog: usize,
     /// Connections to PostgreSQL.
     pub reconciler_database_connections: u32,
+    /// Servers of a NATS cluster that keep each stream: 1, 3 or 5; more than there are is refused. 0: as they are at the server, which makes
+    /// them with 1.
+    pub reconciler_stream_replicas: usize,
     /// How far below the root of its tree a subtask can be; 0: there are none.
     pub reconciler_subtask_depth: u32,
     /// Subtasks that one task can begin in its life.
@@ -73,6 +76,7 @@ impl Default for Config {
             reconciler_sweep_interval: Duration::from_secs(2),
             reconciler_partition_backlog: 64,
             reconciler_database_connections: 16,
+            reconciler_stream_replicas: 0,
             reconciler_subtask_depth: depth,
             reconciler_subtasks_per_task: children,
             reconciler_subtasks_at_work: at_work,
@@ -84,6 +88,9 @@ impl ServiceConfig for Config {
     fn validate(&self, common: &Common) -> Result<(), config::Invalid> {
         common.database_url()?;
         common.token_keys()?;
+        if ![0, 1, 3, 5].contains(&self.reconciler_stream_replicas) {
+            return Err(config::Invalid::new("reconciler_stream_replicas", "must be 0, 1, 3 or 5"));
+        }
         let at_least_one = [
             ("reconciler_concurrency", self.reconciler_concurrency),
             ("reconciler_partition_backlog", self.reconciler_partition_backlog),
@@ -117,8 +124,11 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
     let bus = context
         .connect_with_retry("nats", &nats, async || {
             let tls = Tls { ca: common.nats_ca_file.clone(), certificate: common.nats_certificate() };
-            let options =
-                ConnectOptions::new(context.instance_id()).blobs(common.blob_dir()).user(User::Reconciler).tls(tls);
+            let options = ConnectOptions::new(context.instance_id())
+                .blobs(common.blob_dir())
+                .user(User::Reconciler)
+                .tls(tls)
+                .replicas(NonZeroUsize::new(config.reconciler_stream_replicas));
             let bus = Bus::connect(common.nats_url.expose(), options).await?;
             bus.ensure_topology().await?;
             Ok::<_, anyhow::Error>(bus)

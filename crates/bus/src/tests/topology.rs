@@ -1,7 +1,8 @@
-use std::{collections::BTreeSet, time::Duration};
+use std::{collections::BTreeSet, net::TcpListener, num::NonZeroUsize, time::Duration};
 
 use async_nats::jetstream::stream::Config;
 use construct_domain::partition;
+use construct_proto::mesh::v1 as mesh;
 use futures::future::join_all;
 use tokio_util::sync::CancellationToken;
 
@@ -169,4 +170,80 @@ async fn a_stream_that_somebody_took_away_is_made_again_by_a_reconciler() {
     .await;
     stop.cancel();
     keeping.await.expect("it ends");
+}
+
+/// Three servers that are one cluster.
+async fn cluster() -> Vec<NatsServer> {
+    // Held until all are chosen, so that no two are the same.
+    let free = [(); 3].map(|()| TcpListener::bind("127.0.0.1:0").expect("there is a free port"));
+    let ports = free.map(|listener| listener.local_addr().expect("it has one").port());
+    let routes = ports.map(|port| format!("nats://127.0.0.1:{port}")).join(", ");
+    let launched = ports.into_iter().enumerate().map(async |(number, port)| {
+        let cluster = format!("cluster {{ name: test, listen: \"127.0.0.1:{port}\", routes: [{routes}] }}");
+        NatsServer::start_configured(&format!("server_name: server-{number}\n{cluster}")).await
+    });
+    join_all(launched).await
+}
+
+#[tokio::test]
+async fn streams_are_kept_by_as_many_servers_as_wanted_and_survive_one() {
+    let mut servers = cluster().await;
+    let urls: Vec<&str> = servers.iter().map(NatsServer::url).collect();
+    let connect = async |replicas: usize| {
+        let options = ConnectOptions::new("test").blobs(servers[0].blobs()).replicas(NonZeroUsize::new(replicas));
+        let bus = Bus::connect(&urls.join(","), options).await.expect("the servers accept connections");
+        // They elect a leader first, and one for each stream.
+        within("the topology", async {
+            while let Err(error) = bus.ensure_topology().await {
+                assert!(error.is_retryable(), "{error:?}");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        })
+        .await;
+        bus
+    };
+    let kept = async |bus: &Bus| -> BTreeSet<usize> {
+        let states = within("the streams", async {
+            loop {
+                match bus.inspect_streams().await {
+                    Ok(states) => break states,
+                    Err(_) => tokio::time::sleep(Duration::from_millis(100)).await,
+                }
+            }
+        })
+        .await;
+        states.into_iter().map(|(_, state)| state.expect("it is there").replicas).collect()
+    };
+    assert_eq!(kept(&connect(0).await).await, BTreeSet::from([1]));
+    let bus = connect(3).await;
+    assert_eq!(kept(&bus).await, BTreeSet::from([3]));
+    // Who is not told leaves it so.
+    assert_eq!(kept(&connect(0).await).await, BTreeSet::from([3]));
+
+    let wake = mesh::TaskWake {
+        organization_id: ORGANIZATION.to_string(),
+        task_id: task(1).to_string(),
+        ..mesh::TaskWake::default()
+    };
+    let publish = async || {
+        within("a publication", async {
+            while bus.publish(&subject::TaskWake::new(task(1)), &wake).await.is_err() {
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+        })
+        .await;
+    };
+    publish().await;
+    servers[1].kill();
+    publish().await;
+}
+
+#[tokio::test]
+async fn more_servers_than_there_are_is_refused_with_the_servers_words() {
+    let server = NatsServer::start().await;
+    let options = ConnectOptions::new("test").replicas(NonZeroUsize::new(3));
+    let bus = Bus::connect(server.url(), options).await.expect("the server accepts connections");
+    let error = bus.ensure_topology().await.expect_err("one server cannot keep three");
+    let words = std::error::Error::source(&error).expect("the server's words").to_string();
+    assert!(!error.is_retryable() && words.contains("replicas"), "{words}");
 }

@@ -1,6 +1,8 @@
 //! Makes the server's streams and consumers what the table says. Idempotent, and safe when several services start at
 //! once: creating something that exists with the same configuration succeeds, and a lost race is answered by looking again.
 
+use std::num::NonZeroUsize;
+
 use async_nats::jetstream::{
     self,
     consumer::{AckPolicy, Consumer, DeliverPolicy, ReplayPolicy, pull},
@@ -54,9 +56,9 @@ impl Error {
     }
 }
 
-pub(crate) async fn ensure(jetstream: &jetstream::Context) -> Result<(), Error> {
+pub(crate) async fn ensure(jetstream: &jetstream::Context, replicas: Option<NonZeroUsize>) -> Result<(), Error> {
     for row in streams() {
-        ensure_stream(jetstream, row).await?;
+        ensure_stream(jetstream, row, replicas).await?;
     }
     for row in consumers() {
         ensure_consumer(jetstream, &row).await?;
@@ -85,7 +87,11 @@ pub(crate) async fn expect(
     Ok(())
 }
 
-async fn ensure_stream(jetstream: &jetstream::Context, row: &StreamRow) -> Result<(), Error> {
+async fn ensure_stream(
+    jetstream: &jetstream::Context,
+    row: &StreamRow,
+    replicas: Option<NonZeroUsize>,
+) -> Result<(), Error> {
     let stream = row.stream.name();
     let mut attempt = 0;
     loop {
@@ -93,7 +99,7 @@ async fn ensure_stream(jetstream: &jetstream::Context, row: &StreamRow) -> Resul
         let outcome = match jetstream.get_stream(stream).await {
             Ok(existing) => {
                 let existing = &existing.cached_info().config;
-                let wanted = stream_config(row, existing.clone());
+                let wanted = stream_config(row, replicas, existing.clone());
                 if wanted == *existing {
                     return Ok(());
                 }
@@ -104,7 +110,7 @@ async fn ensure_stream(jetstream: &jetstream::Context, row: &StreamRow) -> Resul
                 GetStreamErrorKind::JetStream(error)
                     if error.error_code() == jetstream::ErrorCode::STREAM_NOT_FOUND =>
                 {
-                    jetstream.create_stream(stream_config(row, Config::default())).await.map(drop)
+                    jetstream.create_stream(stream_config(row, replicas, Config::default())).await.map(drop)
                 }
                 GetStreamErrorKind::JetStream(error) => {
                     return Err(Error::Stream { stream, retryable: error.code() == 503, source: error.into() });
@@ -130,8 +136,8 @@ async fn ensure_stream(jetstream: &jetstream::Context, row: &StreamRow) -> Resul
     }
 }
 
-/// Lays our settings over `base`, so that what an operator set beyond them (replicas, placement) stays.
-fn stream_config(row: &StreamRow, base: Config) -> Config {
+/// Lays our settings over `base`, so that what an operator set beyond them (placement, replicas where we are not told) stays.
+fn stream_config(row: &StreamRow, replicas: Option<NonZeroUsize>, base: Config) -> Config {
     Config {
         name: row.stream.name().to_owned(),
         description: Some(row.why.to_owned()),
@@ -155,7 +161,7 @@ fn stream_config(row: &StreamRow, base: Config) -> Config {
         duplicate_window: DUPLICATE_WINDOW,
         // What ends a journal replaces it.
         allow_rollup: row.stream == Stream::Journal,
-        num_replicas: base.num_replicas.max(1),
+        num_replicas: replicas.map_or(base.num_replicas.max(1), NonZeroUsize::get),
         ..base
     }
 }
