@@ -23,7 +23,7 @@ use uuid::Uuid;
 use crate::{ConsumeOptions, Consumer, Delivery};
 
 /// Longer than anything here takes when it works.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(60);
 
 const ORGANIZATION: OrganizationId = OrganizationId::LOCAL;
 
