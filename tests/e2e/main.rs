@@ -4,6 +4,7 @@
 mod api;
 mod approvals;
 mod architecture;
+mod backup;
 mod cli;
 mod compute;
 mod content;
