@@ -38,6 +38,7 @@ mod providers;
 mod publish;
 mod quotas;
 mod recovery;
+pub mod rotation;
 mod scans;
 mod schedules;
 mod secrets;
