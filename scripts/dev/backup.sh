@@ -98,11 +98,11 @@ backup_check() {
 
 # Names of keys that were there and are not in the files of `key_files`.
 backup_keys_missing() {
-  local name key
+  local name key there
   while read -r name key; do
-    if [[ -z ${key_files[$name]:-} || ! -e ${key_files[$name]} ]] || ! backup_key_names "${key_files[$name]}" | grep -qxF -- "$key"; then
-      printf '%s (%s.key)\n' "$key" "$name"
-    fi
+    there=''
+    if [[ -n ${key_files[$name]:-} && -e ${key_files[$name]} ]]; then there=$(backup_key_names "${key_files[$name]}"); fi
+    if [[ $'\n'$there$'\n' != *$'\n'"$key"$'\n'* ]]; then printf '%s (%s.key)\n' "$key" "$name"; fi
   done < <(backup_value "$1" key)
 }
 
