@@ -12,6 +12,7 @@ mod context;
 mod control;
 mod crash;
 mod durable;
+mod erasure;
 mod events;
 mod faces;
 mod hostile;

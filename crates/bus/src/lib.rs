@@ -19,6 +19,7 @@ pub mod dead;
 mod dispatch;
 pub mod envelope;
 pub mod event;
+mod forget;
 pub mod history;
 pub mod inspect;
 pub mod journal;

@@ -137,6 +137,7 @@ async fn start(
     let hub = Hub::new(store.clone(), bus.clone(), lifecycle.clone());
     let (pools, providers) = (Pools::new(bus.clone()), Providers::new(bus.clone()));
     let blobs = blob::Store::open(context.common().blob_dir())?;
+    lifecycle.spawn_job("erasure", watch::erase(store.clone(), bus.clone(), lifecycle.draining()));
     let publisher = Publisher::new(bus);
     let backend = Arc::new(Backend { store: store.clone(), publisher, hub, pools, providers, blobs });
     api.open(Arc::clone(&backend));
