@@ -61,11 +61,11 @@ mesh_service_environment() {
 # Set by the demo.
 workspace_root=''
 
-# What no task may see although the checkout is granted: the keys, passwords and data of every home.
+# What no task may see although the checkout is granted: the keys, passwords, data and backups of every home.
 mesh_hidden_paths() {
   local folder name list=''
   for folder in "$main_home" "$main_home"/*/; do
-    for name in master.key secrets.key token.key postgres.password nats.password nats.passwords nats.conf env compose.env postgres nats logs; do
+    for name in master.key secrets.key token.key postgres.password nats.password nats.passwords nats.conf env compose.env postgres nats logs backups; do
       if [[ -e ${folder%/}/$name ]]; then list+=${list:+,}${folder%/}/$name; fi
     done
   done
@@ -108,8 +108,8 @@ mesh_start() {
   for service in "${services[@]}"; do
     [[ -x $bin_dir/construct-$service ]] || die "$bin_dir/construct-$service was not built"
   done
-  # Before the interpreter starts: what it grants must exist.
-  mkdir -p -- "$home/scans"
+  # Before the interpreter starts: what it grants must exist, and what it hides.
+  mkdir -p -- "$home"/{scans,backups}
   # Ports first: replacing one changes the settings of all.
   for service in "${services[@]}"; do
     if ! process_running "$service"; then

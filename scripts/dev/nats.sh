@@ -61,6 +61,7 @@ nats_wait() {
 
 # infra_up durable|disposable
 infra_up() {
+  if [[ -e $home/restoring ]]; then die "a restore of $home was interrupted; do it again"; fi
   nats_start
   postgres_start "$1"
 }

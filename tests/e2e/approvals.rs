@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 use crate::read;
 
 /// The file `log` counts how often each call was made.
-const SCRIPT: [&str; 7] = [
+pub(crate) const SCRIPT: [&str; 7] = [
     "print('before');",
     "execute_command('echo open >> log');",
     "let told;",
@@ -37,14 +37,14 @@ fn policy() -> Vec<v1::PolicyRule> {
 }
 
 /// A task whose agent must ask before it writes secrets, and which has come to that point.
-struct Asking {
-    conversation: Conversation,
+pub(crate) struct Asking {
+    pub(crate) conversation: Conversation,
     recorder: Recorder,
-    approval: String,
+    pub(crate) approval: String,
 }
 
 impl Asking {
-    async fn begin(mesh: &Mesh, code: &[&str]) -> Self {
+    pub(crate) async fn begin(mesh: &Mesh, code: &[&str]) -> Self {
         let script = json!({"turns": [
             {"text": "I shall do it.", "code": [code]},
             {"text": "Done: {{last_result}}"},
@@ -66,7 +66,7 @@ impl Asking {
     }
 
     /// The turn is over; what the script returned.
-    async fn ended(&self) -> String {
+    pub(crate) async fn ended(&self) -> String {
         let status = self.conversation.settled().await.status.unwrap();
         let transcript = self.conversation.transcript().await;
         transcript.check(&["Do it."]);
@@ -103,7 +103,7 @@ async fn state(mesh: &Mesh, approval: &str) -> ApprovalState {
 }
 
 /// Runs a command of the command line; its JSON.
-async fn construct(mesh: &Mesh, arguments: &[&str]) -> Value {
+pub(crate) async fn construct(mesh: &Mesh, arguments: &[&str]) -> Value {
     let done = tokio::process::Command::new(binary("construct").unwrap())
         .env_clear()
         .env("CONSTRUCT_GATEWAY_URL", mesh.gateway_url())
@@ -117,7 +117,7 @@ async fn construct(mesh: &Mesh, arguments: &[&str]) -> Value {
 }
 
 /// Waits until no command stands in the queue of scripts: nothing of the script is held by anybody.
-async fn nothing_is_in_flight(mesh: &Mesh) {
+pub(crate) async fn nothing_is_in_flight(mesh: &Mesh) {
     until("the queue of scripts to be empty", PATIENCE, async || match mesh.nats.messages(Stream::Code).await {
         0 => Ok(()),
         messages => Err(format!("{messages} commands")),

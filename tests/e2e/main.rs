@@ -4,6 +4,7 @@
 mod api;
 mod approvals;
 mod architecture;
+mod backup;
 mod cli;
 mod compute;
 mod content;
@@ -11,6 +12,7 @@ mod context;
 mod control;
 mod crash;
 mod durable;
+mod erasure;
 mod events;
 mod faces;
 mod hostile;

@@ -36,10 +36,13 @@ pub(crate) enum OrganizationCommand {
     },
     /// Change the one that is worked in: only what is given.
     Update(Update),
-    /// Close the one that is worked in, for good.
+    /// Delete the one that is worked in, with everything in it, for good. The operator deletes any.
     Delete {
         /// Its slug or id.
         reference: String,
+        /// There is no way back: without this nothing is done.
+        #[arg(long)]
+        yes: bool,
         #[command(flatten)]
         write: WriteArgs,
         #[command(flatten)]
@@ -110,7 +113,11 @@ impl OrganizationCommand {
                 };
                 args.output.one(&call(gateway.organizations().update_organization(request)).await?)
             }
-            Self::Delete { reference, write, output } => {
+            Self::Delete { reference, yes: false, .. } => Err(Failure::usage(format!(
+                "everything in {reference} would be gone: agents, tasks, messages, secrets, keys, what was spent"
+            ))
+            .hint("say --yes if that is what you want")),
+            Self::Delete { reference, yes: true, write, output } => {
                 let request =
                     DeleteOrganizationRequest { organization: reference.clone(), idempotency_key: write.key() };
                 call(gateway.organizations().delete_organization(request)).await?;

@@ -116,6 +116,21 @@ impl NatsServer {
         }
     }
 
+    /// Asks it to stop, as whoever looks after it does, and waits until it has: everything is written down then.
+    ///
+    /// # Panics
+    /// When it does not run.
+    pub fn stop(&mut self) {
+        self.signal("TERM");
+        let mut child = self.child.take().expect("the server runs");
+        child.wait().expect("an own child can be waited for");
+    }
+
+    /// The folder with its streams.
+    pub fn store(&self) -> PathBuf {
+        self.dir.path().join("store")
+    }
+
     /// Lets it hang: it keeps its connections and answers nothing, until [`NatsServer::resume`].
     ///
     /// # Panics
@@ -247,7 +262,7 @@ impl NatsServer {
              jetstream {{ store_dir: {store:?}, max_file_store: 100GB, max_memory_store: 1GB }}\n",
             configuration = self.configuration,
             ports = dir.display().to_string(),
-            store = dir.join("store").display().to_string(),
+            store = self.store().display().to_string(),
         );
         fs::write(&config, text).expect("the temporary folder can be written to");
         let test = format!("users: [\n  {{user: {TEST}, password: {}}}\n", password(TEST));

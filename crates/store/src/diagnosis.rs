@@ -61,6 +61,26 @@ pub struct Spender {
     pub spent: Spent,
 }
 
+/// What is encrypted with one keyring.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Sealing {
+    /// With master keys: what opens vendors, repositories and Slack, and the tokens of scans.
+    Credentials,
+    /// With keys of their own: secrets of scripts.
+    Secrets,
+}
+
+/// What one key encrypts.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SealedBy {
+    /// Its name.
+    pub key: String,
+    /// The table.
+    pub what: String,
+    /// How many rows.
+    pub count: i64,
+}
+
 impl Store {
     /// How many tasks are in which phase, of those in all organizations that are at work.
     ///
@@ -182,6 +202,53 @@ impl Store {
                     + (SELECT count(*) FROM secrets WHERE $2::text IS NULL OR key_id <> $2) AS "count!""#,
             active,
             secrets,
+        )
+        .fetch_one(&self.pool)
+        .await?;
+        Ok(count)
+    }
+
+    /// How many rows of which tables each key encrypts, in all organizations.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn sealed_by(&self, sealing: Sealing) -> Result<Vec<SealedBy>, Error> {
+        let rows = sqlx::query!(
+            r#"SELECT key AS "key!", what AS "what!", count(*) AS "count!" FROM (
+                   SELECT 'credentials' AS sealing, key_id AS key, 'model_providers' AS what FROM model_providers
+                   UNION ALL SELECT 'credentials', key_id, 'model_provider_keys' FROM model_provider_keys
+                   UNION ALL SELECT 'credentials', key_id, 'scan_connections' FROM scan_connections
+                   UNION ALL SELECT 'credentials', token_key_id, 'scans' FROM scans
+                   UNION ALL SELECT 'credentials', key_id, 'slack_installations' FROM slack_installations
+                   UNION ALL SELECT 'credentials', key_id, 'slack_members' FROM slack_members
+                   UNION ALL SELECT 'secrets', key_id, 'secrets' FROM secrets
+               ) AS sealed
+               WHERE sealing = $1 AND key IS NOT NULL
+               GROUP BY key, what ORDER BY key, what"#,
+            match sealing {
+                Sealing::Credentials => "credentials",
+                Sealing::Secrets => "secrets",
+            },
+        )
+        .fetch_all(&self.pool)
+        .await?;
+        Ok(rows.into_iter().map(|row| SealedBy { key: row.key, what: row.what, count: row.count }).collect())
+    }
+
+    /// How many scripts run that may have been given secrets as they were encrypted before: they began before the latest change of a secret, or
+    /// within the minute after it.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn scripts_with_older_secrets(&self) -> Result<i64, Error> {
+        let count = sqlx::query_scalar!(
+            r#"SELECT count(*) AS "count!" FROM tasks t
+               WHERE t.next_wake IS NOT NULL AND t.phase = 'execute_tools'
+                 AND t.phase_since <= (
+                     SELECT max(s.updated_at) + interval '1 minute' FROM secrets s JOIN agent_secrets a ON a.secret_id = s.id
+                     WHERE a.organization_id = t.organization_id AND a.agent_id = t.agent_id)"#
         )
         .fetch_one(&self.pool)
         .await?;

@@ -49,9 +49,6 @@ pub enum Error {
     /// The organisation is one that stays: a personal one, or the operator's.
     #[error("a personal organization and the operator's cannot be deleted")]
     Kept,
-    /// Tasks of the organisation are at work.
-    #[error("the organization has tasks that are not at rest")]
-    Busy,
     /// Too many messages of the task wait for their turn.
     #[error("the task has {limit} messages waiting already")]
     QueueFull {

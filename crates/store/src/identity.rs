@@ -3,6 +3,7 @@
 //!
 //! Nothing here tells of itself in events: who belongs to an organisation is not for everybody who may watch it.
 
+mod erase;
 mod invitation;
 mod key;
 mod member;
@@ -11,6 +12,9 @@ mod user;
 
 use construct_domain::access::{Role, Scope};
 
+pub use erase::Erasing;
+#[cfg(test)]
+pub(crate) use erase::TABLES as ERASED;
 pub use invitation::{Invitation, InvitationState, NewInvitation};
 pub use key::{ApiKey, KeyHolder, NewApiKey, NewSetupCode, Secret};
 pub use member::Member;

@@ -238,6 +238,7 @@ impl Store {
             ["FROM models m
              JOIN model_providers p ON p.organization_id = m.organization_id AND p.id = m.provider_id
              WHERE m.organization_id = $1 AND (m.id = $2 OR m.name = $3)
+               AND EXISTS (SELECT FROM organizations o WHERE o.id = m.organization_id AND o.deleted_at IS NULL)
              ORDER BY (m.id = $2) IS TRUE DESC LIMIT 1"],
             organization.uuid(),
             id as _,

@@ -52,7 +52,7 @@ pub use audit::{Audit, AuditEntry, AuditFilter};
 pub use budget::{Budget, BudgetFilter, NewBudget};
 pub use compaction::Compaction;
 pub use cost::{CostFilter, CostGroup, CostRow};
-pub use diagnosis::{DatabaseState, ParkedTasks, Spender, Spent};
+pub use diagnosis::{DatabaseState, ParkedTasks, SealedBy, Sealing, Spender, Spent};
 pub use error::Error;
 pub use event::{NewEvent, StoredEvent, Stream};
 pub use invocation::{Callable, Invocation, InvocationAgent, InvocationFallback, InvocationModel, InvocationProvider};

@@ -6,6 +6,7 @@ mod budgets;
 mod catalogue;
 mod commit;
 mod control;
+mod erase;
 mod events;
 mod identity;
 mod memory;

@@ -120,60 +120,7 @@ impl Store {
     /// Opens the transaction, in an organisation that is not closed, nor will be before the end of it, and takes the idempotency key. Of two requests with the same key the second waits here
     /// until the first has ended, and then repeats its answer, or is carried out when the first failed.
     pub(crate) async fn write_begin<'w>(&self, write: &'w Write) -> Result<Begun<'w>, Error> {
-        let mut transaction = self.pool.begin().await?;
-        let Some(Idempotency { key, method, request_hash }) = &write.idempotency else {
-            sqlx::query_scalar!(
-                "SELECT id FROM organizations WHERE id = $1 AND deleted_at IS NULL FOR KEY SHARE",
-                write.organization.uuid(),
-            )
-            .fetch_optional(&mut *transaction)
-            .await?
-            .ok_or(Error::NotFound { what: ORGANIZATION })?;
-            return Ok(Begun::Fresh(Writer { transaction, write, audited: false }));
-        };
-        let taken = sqlx::query!(
-            "INSERT INTO idempotency_keys (organization_id, key, method, request_hash, response, created_at)
-             SELECT o.id, $2, $3, $4, '', $5 FROM organizations o WHERE o.id = $1 AND o.deleted_at IS NULL FOR KEY SHARE
-             ON CONFLICT ON CONSTRAINT idempotency_keys_pkey DO NOTHING",
-            write.organization.uuid(),
-            key,
-            method,
-            request_hash.as_slice(),
-            time::sql(write.now),
-        )
-        .execute(&mut *transaction)
-        .await
-        .map_err(Error::of_write)?;
-        if taken.rows_affected() == 1 {
-            return Ok(Begun::Fresh(Writer { transaction, write, audited: false }));
-        }
-        let first = sqlx::query!(
-            "SELECT method, request_hash, response FROM idempotency_keys WHERE organization_id = $1 AND key = $2",
-            write.organization.uuid(),
-            key,
-        )
-        .fetch_optional(&mut *transaction)
-        .await?;
-        let Some(first) = first else {
-            let closed = sqlx::query_scalar!(
-                r#"SELECT NOT EXISTS (SELECT 1 FROM organizations WHERE id = $1 AND deleted_at IS NULL) AS "closed!""#,
-                write.organization.uuid(),
-            )
-            .fetch_one(&mut *transaction)
-            .await?;
-            return Err(if closed {
-                Error::NotFound { what: ORGANIZATION }
-            } else {
-                // Expired between the two statements; the client may simply ask again.
-                Error::Unavailable("the idempotency key has just expired".into())
-            });
-        };
-        transaction.rollback().await?;
-        if first.method == *method && first.request_hash == request_hash {
-            Ok(Begun::Repeated(first.response))
-        } else {
-            Err(Error::IdempotencyMismatch)
-        }
+        write_begin_in(self.pool.begin().await?, write).await
     }
 
     /// The answer of an earlier write under the same key, asked before anything is made for this one. None: there was none so far; one that is
@@ -206,6 +153,66 @@ impl Store {
             .execute(&self.pool)
             .await?;
         Ok(done.rows_affected())
+    }
+}
+
+/// The same in a transaction that has done something before.
+pub(crate) async fn write_begin_in<'w>(
+    mut transaction: Transaction<'static, Postgres>,
+    write: &'w Write,
+) -> Result<Begun<'w>, Error> {
+    let Some(Idempotency { key, method, request_hash }) = &write.idempotency else {
+        sqlx::query_scalar!(
+            "SELECT id FROM organizations WHERE id = $1 AND deleted_at IS NULL FOR KEY SHARE",
+            write.organization.uuid(),
+        )
+        .fetch_optional(&mut *transaction)
+        .await?
+        .ok_or(Error::NotFound { what: ORGANIZATION })?;
+        return Ok(Begun::Fresh(Writer { transaction, write, audited: false }));
+    };
+    let taken = sqlx::query!(
+        "INSERT INTO idempotency_keys (organization_id, key, method, request_hash, response, created_at)
+         SELECT o.id, $2, $3, $4, '', $5 FROM organizations o WHERE o.id = $1 AND o.deleted_at IS NULL FOR KEY SHARE
+         ON CONFLICT ON CONSTRAINT idempotency_keys_pkey DO NOTHING",
+        write.organization.uuid(),
+        key,
+        method,
+        request_hash.as_slice(),
+        time::sql(write.now),
+    )
+    .execute(&mut *transaction)
+    .await
+    .map_err(Error::of_write)?;
+    if taken.rows_affected() == 1 {
+        return Ok(Begun::Fresh(Writer { transaction, write, audited: false }));
+    }
+    let first = sqlx::query!(
+        "SELECT method, request_hash, response FROM idempotency_keys WHERE organization_id = $1 AND key = $2",
+        write.organization.uuid(),
+        key,
+    )
+    .fetch_optional(&mut *transaction)
+    .await?;
+    let Some(first) = first else {
+        let closed = sqlx::query_scalar!(
+            r#"SELECT NOT EXISTS (SELECT 1 FROM organizations WHERE id = $1 AND deleted_at IS NULL) AS "closed!""#,
+            write.organization.uuid(),
+        )
+        .fetch_one(&mut *transaction)
+        .await?;
+        return Err(if closed {
+            Error::NotFound { what: ORGANIZATION }
+        } else {
+            // Expired between the two statements; the client may simply ask again.
+            Error::Unavailable("the idempotency key has just expired".into())
+        });
+    };
+    transaction.rollback().await?;
+    if first.method == *method && first.request_hash == request_hash {
+        Ok(Begun::Repeated(first.response))
+    } else {
+        Err(Error::IdempotencyMismatch)
     }
 }
 

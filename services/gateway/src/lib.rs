@@ -38,6 +38,7 @@ mod providers;
 mod publish;
 mod quotas;
 mod recovery;
+pub mod rotation;
 mod scans;
 mod schedules;
 mod secrets;
@@ -141,6 +142,7 @@ async fn start(
     let hub = Hub::new(store.clone(), bus.clone(), lifecycle.clone());
     let (pools, providers) = (Pools::new(bus.clone()), Providers::new(bus.clone()));
     let blobs = blob::Store::open(context.common().blob_dir())?;
+    lifecycle.spawn_job("erasure", watch::erase(store.clone(), bus.clone(), lifecycle.draining()));
     let publisher = Publisher::new(bus);
     let backend = Arc::new(Backend { store: store.clone(), publisher, hub, pools, providers, blobs });
     api.open(Arc::clone(&backend));

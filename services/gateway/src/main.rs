@@ -1,9 +1,9 @@
-//! The gateway's process; `construct-gateway migrate` only brings the database's schema up to date, and `first-key` makes the
-//! operator's first key.
+//! The gateway's process; `construct-gateway migrate` only brings the database's schema up to date, `first-key` makes the
+//! operator's first key, and `keys` exchanges those that encrypt and sign.
 
 use std::process::ExitCode;
 
-use construct_gateway::{first_key, migrate};
+use construct_gateway::{first_key, migrate, rotation};
 
 fn main() -> ExitCode {
     let mut arguments: Vec<_> = std::env::args_os().collect();
@@ -14,6 +14,17 @@ fn main() -> ExitCode {
     if arguments.get(1).is_some_and(|mode| mode == first_key::MODE) {
         arguments.remove(1);
         return construct_runtime::main_of("gateway", arguments, first_key::run);
+    }
+    if arguments.get(1).is_some_and(|mode| mode == rotation::MODE) {
+        let command = match rotation::Command::parse(arguments.drain(1..).skip(1)) {
+            Ok(command) => command,
+            Err(usage) => {
+                eprintln!("{usage}");
+                return ExitCode::from(2);
+            }
+        };
+        let run = async |rotation::Config {}, context: &_| rotation::run(command, context).await;
+        return construct_runtime::main_of("gateway", arguments, run);
     }
     construct_runtime::main("gateway", construct_gateway::run)
 }

@@ -42,6 +42,15 @@ async fn named(entry: &Entry, reference: &str) -> Result<(), Status> {
     Err(status::about(reference, Error::NotFound { what: "organization" }))
 }
 
+/// The organisation that a request is to delete: the one that the call works in, or, from the operator's, any.
+async fn deleted(entry: &Entry, reference: &str) -> Result<OrganizationId, Status> {
+    if entry.organization() == OrganizationId::LOCAL {
+        let found = entry.store().organization_named(reference).await;
+        return found.map_err(|error| status::about(reference, error));
+    }
+    named(entry, reference).await.map(|()| entry.organization())
+}
+
 #[tonic::async_trait]
 impl OrganizationService for Api {
     async fn create_organization(
@@ -143,12 +152,13 @@ impl OrganizationService for Api {
     ) -> Result<Response<DeleteOrganizationResponse>, Status> {
         let (entry, mut request) = self.enter(request)?;
         requests::delete_organization(&request)?;
-        named(&entry, &request.organization).await?;
+        let target = deleted(&entry, &request.organization).await?;
         let write = entry.write("DeleteOrganization", &mut request);
         let render = |_: &Organization| silent(&DeleteOrganizationResponse {});
-        let written = entry.store().organization_delete(&write, entry.user(), render).await;
-        tracing::info!(organization = %entry.organization(), by = entry.name(), "an organization is being closed");
-        entry.answer(written.map_err(status::of_store)?, nobody, |_| DeleteOrganizationResponse {}).await
+        let written = entry.store().organization_delete(&write, target, render).await;
+        let written = written.map_err(|error| status::about(&target.to_string(), error))?;
+        tracing::info!(organization = %target, by = entry.name(), "an organization is deleted");
+        entry.answer(written, nobody, |_| DeleteOrganizationResponse {}).await
     }
 
     async fn list_members(

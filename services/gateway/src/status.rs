@@ -62,11 +62,6 @@ pub(crate) fn of_store(error: Error) -> Status {
             let details = ErrorDetails::with_precondition_failure_violation("OWNED", "organization", &message);
             Status::with_error_details(Code::FailedPrecondition, message, details)
         }
-        Error::Busy => {
-            let words = "wait until its tasks are at rest, or cancel or delete them";
-            let details = ErrorDetails::with_precondition_failure_violation("BUSY", "organization", words);
-            Status::with_error_details(Code::FailedPrecondition, message, details)
-        }
         Error::HandedOver => {
             let details = ErrorDetails::with_precondition_failure_violation("HANDED_OVER", "candidate", &message);
             Status::with_error_details(Code::FailedPrecondition, message, details)

@@ -11,6 +11,7 @@ mod identity;
 pub(crate) mod issuer;
 mod model_tokens;
 mod quotas;
+mod rotation;
 mod secrets;
 mod subscriptions;
 mod tasks;

@@ -2,10 +2,13 @@
 
 use std::time::Duration;
 
+use construct_bus::Bus;
+use construct_domain::{AuditEntryId, OrganizationId};
 use construct_runtime::Latch;
-use construct_store::{Error, Keyring, Store};
+use construct_store::{AuditEntry, Error, Keyring, Store, identity::Erasing};
 use jiff::{SignedDuration, Timestamp};
 use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
 
 use crate::{Keyrings, status::chain};
 
@@ -17,6 +20,10 @@ const ASK_AGAIN: Duration = Duration::from_secs(1);
 const TIDY: Duration = Duration::from_secs(600);
 /// Entries of the audit trail that are removed by one statement.
 const EXPIRED_AT_ONCE: u32 = 1000;
+/// How often is looked for organisations to erase.
+const ERASE: Duration = Duration::from_secs(5);
+/// Rows of an organisation that are removed by one transaction.
+const ERASED_AT_ONCE: u32 = 500;
 /// How long the answer of an idempotent request is kept, as the API promises.
 const ANSWERS_KEPT: SignedDuration = SignedDuration::from_hours(24);
 
@@ -96,6 +103,50 @@ async fn reseal_secrets(store: &Store, keyring: &Keyring) {
             }
         }
         Err(error) => warn("secrets could not be looked through", &error),
+    }
+}
+
+/// Erases organisations that were deleted, one part after another. Every replica does it; what one is at the others leave alone.
+pub(crate) async fn erase(store: Store, bus: Bus, draining: CancellationToken) {
+    let mut pause = Duration::ZERO;
+    while !paused(pause, &draining).await {
+        pause = match store.organization_erase(erased(), ERASED_AT_ONCE, Timestamp::now()).await {
+            Ok(Some(Erasing::Goes(_))) => Duration::ZERO,
+            Ok(Some(Erasing::Waits(_))) => ASK_AGAIN,
+            Ok(Some(Erasing::Done(organization))) => {
+                // What is not removed now goes by its age.
+                if let Err(error) = bus.forget_organization(organization).await {
+                    tracing::warn!(%organization, error = chain(&error), "the live events of an erased organization stay for a week");
+                }
+                tracing::info!(%organization, "an organization was erased");
+                Duration::ZERO
+            }
+            Ok(None) => ERASE,
+            Err(error) => {
+                warn("an organization could not be erased any further", &error);
+                ERASE
+            }
+        };
+    }
+}
+
+/// What the trail says when nothing is left.
+fn erased() -> AuditEntry {
+    AuditEntry {
+        id: AuditEntryId::from_uuid(Uuid::now_v7()),
+        organization: OrganizationId::LOCAL,
+        user: None,
+        api_key: None,
+        method: "EraseOrganization".to_owned(),
+        face: "housekeeping".to_owned(),
+        peer: String::new(),
+        user_agent: String::new(),
+        objects: Vec::new(),
+        code: 0,
+        count: 1,
+        request_id: String::new(),
+        trace_id: String::new(),
+        created_at: Timestamp::now(),
     }
 }
 

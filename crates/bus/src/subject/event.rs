@@ -93,6 +93,14 @@ impl FromStr for EventType {
     }
 }
 
+/// Everything that streams hold of an organisation for whoever watches it.
+pub(crate) fn of_organization(organization: OrganizationId) -> [(Stream, String); 2] {
+    [
+        (Stream::Events, format!("{ROOT}.evt.{organization}.>")),
+        (Stream::Deltas, format!("{ROOT}.delta.{organization}.>")),
+    ]
+}
+
 impl TaskEvent {
     /// Matches everything about a task but its live text.
     pub(crate) fn all(organization: OrganizationId, task: TaskId) -> String {

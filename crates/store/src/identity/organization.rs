@@ -7,7 +7,7 @@ use uuid::Uuid;
 use super::{NewSetupCode, by_time, key::setup_code_insert, role};
 use crate::{
     Cursor, Error, Key, Page, Rendered, Store, Write, Written, text,
-    write::{Writer, begin},
+    write::{Begun, Writer, begin, write_begin_in},
 };
 
 const WHAT: &str = "organization";
@@ -222,45 +222,65 @@ impl Store {
         writer.finish_unchanged(entity, render).await
     }
 
-    /// Closes the organisation of the write: from then on it opens to nobody, its schedules, keys and invitations are gone, and its slug
-    /// is free. What it spent and said stays.
+    /// The organisation of this slug or id, for the operator: also one that is closed and was not erased.
     ///
     /// # Errors
-    /// [`Error::NotFound`], [`Error::Kept`] for a personal one and the operator's, [`Error::Busy`] while a task of it is not at rest.
+    /// [`Error::NotFound`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn organization_named(&self, slug_or_id: &str) -> Result<OrganizationId, Error> {
+        let id = slug_or_id.parse::<OrganizationId>().ok().map(OrganizationId::uuid);
+        sqlx::query_scalar!(
+            "SELECT id FROM organizations WHERE (id = $1 OR slug = $2) AND erasing_since IS NULL",
+            id as _,
+            slug_or_id,
+        )
+        .fetch_optional(&self.pool)
+        .await?
+        .map(OrganizationId::from_uuid)
+        .ok_or(Error::NotFound { what: WHAT })
+    }
+
+    /// Deletes an organisation: from then on it opens to nobody and nothing begins in it, its schedules, keys and invitations are gone,
+    /// and its slug is free. What is left is removed by [`Store::organization_erase`]. The write is the organisation's own, or the operator's.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], [`Error::Kept`] for a personal one and the operator's.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn organization_delete(
         &self,
         write: &Write,
-        user: UserId,
+        target: OrganizationId,
         render: impl FnOnce(&Organization) -> Rendered + Send,
     ) -> Result<Written<Organization>, Error> {
-        let mut writer = begin!(self, write);
-        sqlx::query_scalar!("SELECT id FROM organizations WHERE id = $1 FOR UPDATE", writer.organization())
-            .fetch_optional(&mut *writer.transaction)
+        let mut transaction = self.pool.begin().await?;
+        // Before the write shares it with others: of two that delete it at once, each would wait for the other to let go of its share.
+        sqlx::query_scalar!("SELECT id FROM organizations WHERE id = $1 FOR UPDATE", target.uuid())
+            .fetch_optional(&mut *transaction)
             .await?;
-        let entity = organization_reload(&mut writer, write.organization, user).await?;
+        let mut writer = match write_begin_in(transaction, write).await? {
+            Begun::Fresh(writer) => writer,
+            Begun::Repeated(response) => return Ok(Written::Repeated { response }),
+        };
+        let row = sqlx::query_as!(
+            Row,
+            r#"SELECT o.id, o.kind, o.name, o.slug, o.avatar_url, 'owner' AS "role!", o.revision, o.created_at, o.updated_at
+               FROM organizations o WHERE o.id = $1 AND o.erasing_since IS NULL"#,
+            target.uuid(),
+        );
+        let entity: Organization =
+            row.fetch_optional(&mut *writer.transaction).await?.ok_or(Error::NotFound { what: WHAT })?.try_into()?;
         if entity.kind == OrganizationKind::Personal || entity.id == OrganizationId::LOCAL {
             return Err(Error::Kept);
         }
-        let busy = sqlx::query_scalar!(
-            r#"SELECT EXISTS (SELECT 1 FROM tasks WHERE organization_id = $1 AND deleted_at IS NULL
-                   AND (phase NOT IN ('await_input', 'suspended') OR intents > intents_seen)) AS "busy!""#,
-            writer.organization(),
-        )
-        .fetch_one(&mut *writer.transaction)
-        .await?;
-        if busy {
-            return Err(Error::Busy);
-        }
-        sqlx::query!("DELETE FROM schedules WHERE organization_id = $1", writer.organization())
+        sqlx::query!("DELETE FROM schedules WHERE organization_id = $1", target.uuid())
             .execute(&mut *writer.transaction)
             .await?;
-        sqlx::query!("DELETE FROM setup_codes WHERE organization_id = $1", writer.organization())
+        sqlx::query!("DELETE FROM setup_codes WHERE organization_id = $1", target.uuid())
             .execute(&mut *writer.transaction)
             .await?;
         sqlx::query!(
             "UPDATE api_keys SET revoked_at = $2 WHERE organization_id = $1 AND revoked_at IS NULL",
-            writer.organization(),
+            target.uuid(),
             writer.now(),
         )
         .execute(&mut *writer.transaction)
@@ -268,14 +288,16 @@ impl Store {
         sqlx::query!(
             "UPDATE invitations SET state = 'revoked', revision = revision + 1, updated_at = $2
              WHERE organization_id = $1 AND state = 'pending'",
-            writer.organization(),
+            target.uuid(),
             writer.now(),
         )
         .execute(&mut *writer.transaction)
         .await?;
         sqlx::query!(
-            "UPDATE organizations SET deleted_at = $2, updated_at = $2, revision = revision + 1, slug = id::text WHERE id = $1",
-            writer.organization(),
+            "UPDATE organizations SET deleted_at = coalesce(deleted_at, $2), updated_at = $2, revision = revision + 1, slug = id::text,
+                 erasing_since = $2, erasing_looked_at = $2
+             WHERE id = $1",
+            target.uuid(),
             writer.now(),
         )
         .execute(&mut *writer.transaction)

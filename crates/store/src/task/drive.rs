@@ -274,7 +274,8 @@ impl Store {
         let gone = sqlx::query_scalar!(
             r#"SELECT asked.id AS "id!" FROM unnest($1::uuid[]) AS asked (id)
                WHERE NOT EXISTS (SELECT 1 FROM tasks t WHERE t.id = asked.id)
-                 AND EXISTS (SELECT 1 FROM events e WHERE e.stream_id = asked.id AND e.type = 'task.deleted')"#,
+                 AND (EXISTS (SELECT 1 FROM events e WHERE e.stream_id = asked.id AND e.type = 'task.deleted')
+                      OR EXISTS (SELECT 1 FROM erased_tasks e WHERE e.id = asked.id))"#,
             &ids,
         )
         .fetch_all(&self.pool)

@@ -141,7 +141,7 @@ async fn everybody_has_one_personal_organization_however_often_they_come_at_once
     let page = Page { limit: 10, order: Default::default(), after: None };
     let owned = store.organization_list(first.0, &page).await.expect("read");
     assert_eq!(owned.iter().map(|owned| owned.id).collect::<Vec<_>>(), [first.1]);
-    let closed = store.organization_delete(&write(first.1), first.0, silent).await;
+    let closed = store.organization_delete(&write(first.1), first.1, silent).await;
     assert!(matches!(closed, Err(Error::Kept)));
 }
 
@@ -239,7 +239,7 @@ async fn nothing_is_written_in_an_organization_that_is_closed() {
     let store = database.store();
     let ada = person(&store, "ada").await;
     let organization = team(&store, ada).await;
-    store.organization_delete(&write(organization), ada, silent).await.expect("it is closed");
+    store.organization_delete(&write(organization), organization, silent).await.expect("it is closed");
     let code = NewSetupCode {
         made_by: None,
         secret: secret(1),

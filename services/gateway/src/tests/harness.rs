@@ -181,7 +181,7 @@ impl Drop for Gateway {
 }
 
 pub(super) const MASTER_KEY: &str = "test:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
-const SECRETS_KEY: &str = "s1:Hx4dHBsaGRgXFhUUExIREA8ODQwLCgkIBwYFBAMCAQA=";
+pub(super) const SECRETS_KEY: &str = "s1:Hx4dHBsaGRgXFhUUExIREA8ODQwLCgkIBwYFBAMCAQA=";
 pub(super) const TOKEN_KEY: &str = "t1:AR4dHBsaGRgXFhUUExIREA8ODQwLCgkIBwYFBAMCAQA=";
 
 pub(super) fn provider(name: &str) -> v1::CreateModelProviderRequest {

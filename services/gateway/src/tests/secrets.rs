@@ -11,7 +11,7 @@ use crate::validate::tests::fields;
 
 const VALUE: &str = "ghp_0123456789abcdef";
 
-fn secrets(gateway: &Gateway) -> SecretServiceClient<Channel> {
+pub(super) fn secrets(gateway: &Gateway) -> SecretServiceClient<Channel> {
     SecretServiceClient::new(gateway.channel())
 }
 
@@ -20,7 +20,7 @@ fn bindings(hosts: &[&str], commands: &[&str]) -> Option<v1::SecretBindings> {
     Some(v1::SecretBindings { hosts: owned(hosts), commands: owned(commands) })
 }
 
-fn secret(name: &str) -> v1::CreateSecretRequest {
+pub(super) fn secret(name: &str) -> v1::CreateSecretRequest {
     let spec = v1::SecretSpec {
         name: name.into(),
         description: "for issues".into(),

@@ -1,0 +1,327 @@
+//! Erasing an organisation that was deleted (docs/adr/0035-erasure.md): part by part, each in a transaction of its own that also counts what
+//! it has removed. Nothing else is remembered, so that whoever comes next goes on where the last one was killed.
+
+use std::collections::BTreeMap;
+
+use construct_domain::OrganizationId;
+use jiff::{SignedDuration, Timestamp};
+use serde_json::Value;
+use sqlx::PgConnection;
+use uuid::Uuid;
+
+use crate::{
+    AuditEntry, Error, Store, audit,
+    error::violated,
+    time::{self, sql},
+};
+
+/// What is emptied when there is no task any more, in an order that keeps the references between tables, and by what rows are found.
+pub(crate) const TABLES: [(&str, &str); 36] = [
+    ("scan_candidates", OWN),
+    ("scan_hand_overs", OWN),
+    ("scan_events", OWN),
+    ("scan_manifests", OWN),
+    ("scans", OWN),
+    ("scan_connections", OWN),
+    ("schedule_runs", "schedule_id IN (SELECT id FROM schedules WHERE organization_id = $1)"),
+    ("schedules", OWN),
+    ("approvals", OWN),
+    ("compactions", OWN),
+    ("messages", OWN),
+    ("tasks", OWN),
+    ("agent_secrets", OWN),
+    ("agent_script_models", OWN),
+    ("reservations", OWN),
+    ("budgets", OWN),
+    ("step_usage", OWN),
+    ("agents", OWN),
+    ("secrets", OWN),
+    ("model_fallbacks", OWN),
+    ("models", OWN),
+    ("model_provider_keys", OWN),
+    ("model_providers", OWN),
+    ("slack_grants", TEAMS),
+    ("slack_posts", TEAMS),
+    ("slack_mentions", OWN),
+    ("slack_threads", OWN),
+    ("slack_states", OWN),
+    ("slack_members", OWN),
+    ("slack_installations", OWN),
+    ("idempotency_keys", OWN),
+    ("invitations", OWN),
+    ("setup_codes", OWN),
+    ("api_keys", OWN),
+    ("members", OWN),
+    ("quotas", OWN),
+];
+
+const OWN: &str = "organization_id = $1";
+const TEAMS: &str = "team IN (SELECT team FROM slack_installations WHERE organization_id = $1)";
+
+/// How long the scanner has to end scans and to remove their files. Where there is none any more, nobody would.
+const SCANS_END: SignedDuration = SignedDuration::from_hours(1);
+/// How long the reconciler has to purge a task that cannot be looked at.
+const TASKS_END: SignedDuration = SignedDuration::from_mins(1);
+/// How long it is known which tasks were erased. Interpreters remove workspaces every ten minutes.
+const KNOWN: SignedDuration = SignedDuration::from_hours(90 * 24);
+
+/// How far it has come.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Erasing {
+    /// There may be more to remove at once.
+    Goes(OrganizationId),
+    /// Others have to do their part first: the reconciler ends tasks, the scanner scans.
+    Waits(OrganizationId),
+    /// Nothing is left of it.
+    Done(OrganizationId),
+}
+
+struct Row {
+    id: Uuid,
+    name: String,
+    erasing_since: Timestamp,
+    erased: Value,
+}
+
+/// What a part has removed.
+type Counts = BTreeMap<String, i64>;
+
+impl Store {
+    /// Removes the next part of an organisation that is to be erased, `at_once` rows at most: the one that was looked at longest ago. None
+    /// when there is none, or others are at all of them. `record` is what the trail of the operator's organisation says when nothing is left,
+    /// without its objects.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`]; what was removed before stays removed.
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn organization_erase(
+        &self,
+        record: AuditEntry,
+        at_once: u32,
+        now: Timestamp,
+    ) -> Result<Option<Erasing>, Error> {
+        let now = time::micros(now);
+        let mut transaction = self.pool.begin().await?;
+        // Not `FOR UPDATE`: what still refers to it need not wait.
+        let row = sqlx::query_as!(
+            Row,
+            r#"SELECT id, name, erasing_since AS "erasing_since!", erased FROM organizations
+               WHERE erasing_since IS NOT NULL
+               ORDER BY erasing_looked_at LIMIT 1
+               FOR NO KEY UPDATE SKIP LOCKED"#
+        )
+        .fetch_optional(&mut *transaction)
+        .await?;
+        let Some(row) = row else { return Ok(None) };
+        let organization = OrganizationId::from_uuid(row.id);
+        let mut counts: Counts = serde_json::from_value(row.erased.clone()).map_err(Error::internal)?;
+        let part = Part { organization: row.id, at_once: i64::from(at_once), now };
+        let connection = &mut *transaction;
+        part.cancel_scans(connection).await?;
+        let goes = part.delete_tasks(connection, &mut counts).await?;
+        let waits = !goes && (part.tasks_are_left(connection).await? || part.scans_are_left(connection, &row).await?);
+        let goes = goes || !waits && part.events(connection, &mut counts).await?;
+        let goes = goes || !waits && part.tables(connection, &mut counts).await?;
+        if goes || waits {
+            sqlx::query!(
+                "UPDATE organizations SET erasing_looked_at = $2, erased = $3 WHERE id = $1",
+                row.id,
+                sql(now) as _,
+                serde_json::to_value(&counts).map_err(Error::internal)?,
+            )
+            .execute(&mut *connection)
+            .await?;
+            transaction.commit().await?;
+            return Ok(Some(if waits { Erasing::Waits(organization) } else { Erasing::Goes(organization) }));
+        }
+        sqlx::query!("DELETE FROM erased_tasks WHERE erased_at < $1", sql(now - KNOWN) as _)
+            .execute(&mut *connection)
+            .await?;
+        let mut record = record;
+        record.organization = OrganizationId::LOCAL;
+        record.objects = vec![organization.to_string(), row.name];
+        record.objects.extend(counts.iter().map(|(what, count)| format!("{what}={count}")));
+        audit::insert(&mut *connection, audit::rows(&[record])?).await?;
+        let removed = sqlx::query!("DELETE FROM organizations WHERE id = $1", row.id).execute(&mut *connection).await;
+        match removed {
+            Ok(_) => {
+                transaction.commit().await?;
+                Ok(Some(Erasing::Done(organization)))
+            }
+            // Something was written meanwhile by a service that did not know yet; it is removed the next time.
+            Err(error) if violated(&error).is_some() => {
+                transaction.rollback().await?;
+                Ok(Some(Erasing::Goes(organization)))
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+/// One step.
+struct Part {
+    organization: Uuid,
+    at_once: i64,
+    now: Timestamp,
+}
+
+impl Part {
+    async fn cancel_scans(&self, connection: &mut PgConnection) -> Result<(), Error> {
+        sqlx::query!(
+            "UPDATE scans SET cancel_requested_at = $2, cancel_reason = 'the organization is deleted', next_wake = $2,
+                 revision = revision + 1, updated_at = $2
+             WHERE organization_id = $1 AND next_wake IS NOT NULL AND cancel_requested_at IS NULL",
+            self.organization,
+            sql(self.now) as _,
+        )
+        .execute(connection)
+        .await?;
+        Ok(())
+    }
+
+    /// Deletes tasks as a person would. What runs is stopped by the reconciler, which then purges them. Whether there were any.
+    async fn delete_tasks(&self, connection: &mut PgConnection, counts: &mut Counts) -> Result<bool, Error> {
+        // A task is older than what is below it: by time, locks are taken from the root downwards.
+        let tasks = sqlx::query_scalar!(
+            "UPDATE tasks SET
+                 deleted_at = $2,
+                 intents = intents + 1,
+                 intent_at = CASE WHEN intents > intents_seen THEN intent_at ELSE $2 END,
+                 revision = revision + 1,
+                 updated_at = $2
+             WHERE id IN (
+                 SELECT id FROM tasks WHERE organization_id = $1 AND deleted_at IS NULL ORDER BY created_at, id LIMIT $3 FOR UPDATE)
+             RETURNING id",
+            self.organization,
+            sql(self.now) as _,
+            self.at_once,
+        )
+        .fetch_all(&mut *connection)
+        .await?;
+        if tasks.is_empty() {
+            return Ok(false);
+        }
+        sqlx::query!(
+            "INSERT INTO erased_tasks (id, organization_id, erased_at) SELECT id, $2, $3 FROM unnest($1::uuid[]) AS id
+             ON CONFLICT ON CONSTRAINT erased_tasks_pkey DO NOTHING",
+            &tasks,
+            self.organization,
+            sql(self.now) as _,
+        )
+        .execute(&mut *connection)
+        .await?;
+        let messages =
+            sqlx::query_scalar!(r#"SELECT count(*) AS "count!" FROM messages WHERE task_id = ANY ($1)"#, &tasks)
+                .fetch_one(&mut *connection)
+                .await?;
+        add(counts, "tasks", i64::try_from(tasks.len()).unwrap_or(i64::MAX));
+        add(counts, "messages", messages);
+        Ok(true)
+    }
+
+    /// Whether the reconciler has not purged all of them yet. Those that it cannot look at are removed here.
+    async fn tasks_are_left(&self, connection: &mut PgConnection) -> Result<bool, Error> {
+        sqlx::query!(
+            "DELETE FROM tasks WHERE id IN (
+                 SELECT id FROM tasks
+                 WHERE organization_id = $1 AND deleted_at < $2 AND parked_intents = intents
+                 ORDER BY created_at, id LIMIT $3 FOR UPDATE)",
+            self.organization,
+            sql(self.now - TASKS_END) as _,
+            self.at_once,
+        )
+        .execute(&mut *connection)
+        .await?;
+        Ok(sqlx::query_scalar!(
+            r#"SELECT EXISTS (SELECT 1 FROM tasks WHERE organization_id = $1) AS "left!""#,
+            self.organization
+        )
+        .fetch_one(connection)
+        .await?)
+    }
+
+    async fn scans_are_left(&self, connection: &mut PgConnection, row: &Row) -> Result<bool, Error> {
+        if row.erasing_since + SCANS_END < self.now {
+            return Ok(false);
+        }
+        Ok(sqlx::query_scalar!(
+            r#"SELECT EXISTS (
+                   SELECT 1 FROM scans WHERE organization_id = $1 AND (next_wake IS NOT NULL OR cleaned_at IS NULL)) AS "left!""#,
+            self.organization
+        )
+        .fetch_one(connection)
+        .await?)
+    }
+
+    /// The streams of tasks, and the organisation's own. Whether there was anything.
+    async fn events(&self, connection: &mut PgConnection, counts: &mut Counts) -> Result<bool, Error> {
+        // Tasks that were deleted before.
+        sqlx::query!(
+            "INSERT INTO erased_tasks (id, organization_id, erased_at)
+             SELECT DISTINCT stream_id, $1::uuid, $2::timestamptz FROM (
+                 SELECT stream_id FROM events WHERE organization_id = $1 AND type = 'task.deleted' LIMIT $3) AS gone
+             ON CONFLICT ON CONSTRAINT erased_tasks_pkey DO UPDATE SET organization_id = excluded.organization_id",
+            self.organization,
+            sql(self.now) as _,
+            self.at_once,
+        )
+        .execute(&mut *connection)
+        .await?;
+        let of_tasks = sqlx::query!(
+            r#"WITH streams AS (
+                   SELECT id FROM erased_tasks WHERE organization_id = $1 LIMIT $2
+               ), gone AS (
+                   DELETE FROM events e USING streams WHERE e.stream_id = streams.id RETURNING 1
+               ), nobodys AS (
+                   UPDATE erased_tasks t SET organization_id = NULL FROM streams WHERE t.id = streams.id RETURNING 1
+               )
+               SELECT (SELECT count(*) FROM gone) AS "events!", (SELECT count(*) FROM nobodys) AS "tasks!""#,
+            self.organization,
+            self.at_once,
+        )
+        .fetch_one(&mut *connection)
+        .await?;
+        let own = sqlx::query!(
+            "DELETE FROM events WHERE stream_id = $1 AND sequence IN (
+                 SELECT sequence FROM events WHERE stream_id = $1 ORDER BY sequence LIMIT $2)",
+            self.organization,
+            self.at_once,
+        )
+        .execute(connection)
+        .await?;
+        let own = i64::try_from(own.rows_affected()).unwrap_or(i64::MAX);
+        add(counts, "events", own.saturating_add(of_tasks.events));
+        Ok(own > 0 || of_tasks.tasks > 0)
+    }
+
+    /// Rows of the first table that still has any. Whether there was one.
+    async fn tables(&self, connection: &mut PgConnection, counts: &mut Counts) -> Result<bool, Error> {
+        for (table, found_by) in TABLES {
+            // Names of this file: there is one statement for all tables, which no database can check beforehand.
+            let cost = if table == "step_usage" { "cost_pico_usd" } else { "0" };
+            let statement = format!(
+                "WITH gone AS (
+                     DELETE FROM {table} WHERE ctid = ANY (ARRAY(SELECT ctid FROM {table} WHERE {found_by} LIMIT $2)) RETURNING {cost} AS cost)
+                 SELECT count(*), coalesce(sum(cost), 0)::bigint FROM gone"
+            );
+            let (rows, cost): (i64, i64) = sqlx::query_as(sqlx::AssertSqlSafe(statement))
+                .bind(self.organization)
+                .bind(self.at_once)
+                .fetch_one(&mut *connection)
+                .await?;
+            if rows > 0 {
+                add(counts, table, rows);
+                add(counts, "cost_pico_usd", cost);
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+}
+
+fn add(counts: &mut Counts, what: &str, count: i64) {
+    if count > 0 {
+        let sum = counts.entry(what.to_owned()).or_default();
+        *sum = sum.saturating_add(count);
+    }
+}

@@ -1,0 +1,332 @@
+//! `construct-gateway keys`: exchanges the keys that encrypt and sign, one at a time and without an interruption (docs/operations.md).
+//!
+//! Keys are added, made the first, and taken out, each time in one step that can be undone, but for the last: a key is taken out only
+//! when the database says that nothing needs it any more.
+
+mod file;
+
+use std::{
+    ffi::OsString,
+    io::{Read as _, Write as _},
+    path::{Path, PathBuf},
+};
+
+use anyhow::{Context as _, bail, ensure};
+use construct_domain::{AuditEntryId, OrganizationId, UserId};
+use construct_runtime::{
+    Context, ServiceConfig,
+    config::{Common, Invalid},
+};
+use construct_store::{AuditEntry, PoolOptions, SealedBy, Sealing, Store};
+use jiff::{SignedDuration, Timestamp};
+use ring::rand::{SecureRandom as _, SystemRandom};
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+use self::file::{KeyFile, Locked};
+
+/// The argument that asks for this.
+pub const MODE: &str = "keys";
+
+const USAGE: &str = "usage: construct-gateway keys COMMAND FILE [--kind master|secrets|token]
+
+  list FILE                which keys there are, which is the first, and what still needs them
+  add FILE [--name NAME]   a new key, behind the others: then restart the services that have the file
+  promote FILE NAME        makes it the first, which encrypts or signs: then restart them
+  retire FILE NAME         takes it out when nothing needs it any more: then restart them
+           [--at-once]     of token.key: although tokens may be valid that it has signed
+
+FILE is `-` for standard input, with what comes of it on standard output. What kind of keys they are follows from the file's name
+(master.key, secrets.key, token.key) or from --kind. `list` and `retire` ask the database of the gateway's configuration.";
+
+/// The longest that a token for models is valid.
+const TOKEN_LIFE: SignedDuration = SignedDuration::from_hours(7 * 24);
+
+/// Keys beside the shared ones: none.
+#[derive(Debug, Default, Serialize, Deserialize)]
+pub struct Config {}
+
+impl ServiceConfig for Config {
+    // It is started where a gateway runs, whose address for health is taken.
+    const SERVES: bool = false;
+
+    fn validate(&self, _: &Common) -> Result<(), Invalid> {
+        Ok(())
+    }
+}
+
+/// What keys are for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Master,
+    Secrets,
+    Token,
+}
+
+impl Kind {
+    fn named(name: &str) -> Option<Self> {
+        match name {
+            "master" => Some(Self::Master),
+            "secrets" => Some(Self::Secrets),
+            "token" => Some(Self::Token),
+            _ => None,
+        }
+    }
+
+    const fn name(self) -> &'static str {
+        match self {
+            Self::Master => "master",
+            Self::Secrets => "secrets",
+            Self::Token => "token",
+        }
+    }
+
+    /// What the database knows of them: tokens it knows nothing of.
+    const fn sealing(self) -> Option<Sealing> {
+        match self {
+            Self::Master => Some(Sealing::Credentials),
+            Self::Secrets => Some(Sealing::Secrets),
+            Self::Token => None,
+        }
+    }
+
+    /// Who has them, and has to be restarted to see a change.
+    const fn holders(self) -> &'static str {
+        match self {
+            Self::Master => "gateway, providers, slack, scanner",
+            Self::Secrets => "gateway, interpreter",
+            Self::Token => "gateway, reconciler, providers",
+        }
+    }
+}
+
+#[derive(Debug, PartialEq, Eq)]
+enum Verb {
+    List,
+    Add { name: Option<String> },
+    Promote { name: String },
+    Retire { name: String, at_once: bool },
+}
+
+/// What is asked for.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Command {
+    verb: Verb,
+    /// None: standard input.
+    file: Option<PathBuf>,
+    kind: Option<Kind>,
+}
+
+impl Command {
+    /// Reads the arguments behind [`MODE`].
+    ///
+    /// # Errors
+    /// How it is used, when they make no sense.
+    pub fn parse(arguments: impl IntoIterator<Item = OsString>) -> Result<Self, &'static str> {
+        let (mut words, mut kind, mut name, mut at_once) = (Vec::new(), None, None, false);
+        let mut arguments = arguments.into_iter();
+        while let Some(argument) = arguments.next() {
+            let mut value = || arguments.next().and_then(|value| value.into_string().ok()).ok_or(USAGE);
+            match argument.to_str() {
+                Some("--kind") => kind = Some(Kind::named(&value()?).ok_or(USAGE)?),
+                Some("--name") => name = Some(value()?),
+                Some("--at-once") => at_once = true,
+                Some(option) if option.starts_with("--") => return Err(USAGE),
+                _ => words.push(argument),
+            }
+        }
+        let mut words = words.into_iter();
+        let verb = words.next().and_then(|verb| verb.into_string().ok()).ok_or(USAGE)?;
+        let file = PathBuf::from(words.next().ok_or(USAGE)?);
+        let key = words.next().map(OsString::into_string).transpose().map_err(|_| USAGE)?;
+        if words.next().is_some() || at_once && verb != "retire" || name.is_some() && verb != "add" {
+            return Err(USAGE);
+        }
+        let verb = match (verb.as_str(), key) {
+            ("list", None) => Verb::List,
+            ("add", None) => Verb::Add { name },
+            ("promote", Some(name)) => Verb::Promote { name },
+            ("retire", Some(name)) => Verb::Retire { name, at_once },
+            _ => return Err(USAGE),
+        };
+        let kind = kind.or_else(|| {
+            let name = file.file_name()?.to_str()?;
+            Kind::named(name.strip_suffix(".key")?)
+        });
+        Ok(Self { verb, file: (file != Path::new("-")).then_some(file), kind })
+    }
+}
+
+/// Does what was asked for.
+///
+/// # Errors
+/// When the file holds no keys or cannot be replaced, when the database does not answer, or a key is needed.
+pub async fn run(command: Command, context: &Context) -> anyhow::Result<()> {
+    let url = context.common().database_url.as_ref().map(|url| url.expose().to_owned());
+    let asks =
+        matches!(command.verb, Verb::List | Verb::Retire { .. }) && command.kind.and_then(Kind::sealing).is_some();
+    let store = match url {
+        Some(url) if asks => {
+            let options = PoolOptions { application_name: "construct-keys".to_owned(), ..PoolOptions::default() };
+            Some(Store::connect(&url, options).await.context("the database does not answer")?)
+        }
+        _ => None,
+    };
+    let said = perform(&command, store.as_ref(), Timestamp::now()).await;
+    if let Some(store) = store {
+        store.close().await;
+    }
+    let said = said?;
+    // What the file becomes is on standard output, where there is no file.
+    if let Some(text) = &said.text {
+        std::io::stdout().write_all(text.as_bytes()).context("the keys cannot be written")?;
+        std::io::stderr().write_all(said.words.as_bytes())?;
+    } else {
+        std::io::stdout().write_all(said.words.as_bytes())?;
+    }
+    Ok(())
+}
+
+/// What is told, and the text that there is no file for.
+#[derive(Debug)]
+pub(crate) struct Said {
+    pub(crate) words: String,
+    text: Option<String>,
+}
+
+pub(crate) async fn perform(command: &Command, store: Option<&Store>, now: Timestamp) -> anyhow::Result<Said> {
+    let locked = command.file.as_deref().map(Locked::open).transpose()?;
+    let (mut keys, changed) = match &locked {
+        Some(locked) => (locked.read()?, Some(locked.changed()?)),
+        None => {
+            let mut text = String::new();
+            std::io::stdin().read_to_string(&mut text).context("standard input cannot be read")?;
+            (KeyFile::parse(&text)?, None)
+        }
+    };
+    let holders = command.kind.map_or("the services that have it", Kind::holders);
+    let words = match &command.verb {
+        Verb::List => return Ok(Said { words: list(&keys, command.kind, store).await?, text: None }),
+        Verb::Add { name } => {
+            let mut key = [0; 32];
+            SystemRandom::new().fill(&mut key).map_err(|_| anyhow::anyhow!("the system gives no randomness"))?;
+            let id = keys.add(name.as_deref(), &key)?;
+            format!(
+                "`{id}` is added, and does nothing yet. Restart {holders}, all of them; then: keys promote … {id}\n"
+            )
+        }
+        Verb::Promote { name } => {
+            let before = keys.promote(name, now)?;
+            format!(
+                "`{name}` is the first. Restart {holders}; what `{before}` has encrypted is encrypted again then. When \
+                 nothing needs it any more: keys retire … {before}\n"
+            )
+        }
+        Verb::Retire { name, at_once } => {
+            // By hand, another one cannot have been made the first after the file was changed last.
+            let until = keys.first_until(name).or(changed);
+            keys.retire(name)?;
+            needed(command.kind, &keys, until.filter(|_| !at_once), store, now).await?;
+            if let Some(store) = store {
+                store
+                    .audit_append(&[entry(name, command.kind, now)])
+                    .await
+                    .context("the audit trail cannot be written")?;
+            }
+            format!("`{name}` is taken out. Restart {holders}\n")
+        }
+    };
+    match &locked {
+        Some(locked) => locked.replace(&keys).map(|()| Said { words, text: None }),
+        None => Ok(Said { words, text: Some(keys.text()) }),
+    }
+}
+
+/// Whether something needs a key that is not among these any more.
+async fn needed(
+    kind: Option<Kind>,
+    left: &KeyFile,
+    until: Option<Timestamp>,
+    store: Option<&Store>,
+    now: Timestamp,
+) -> anyhow::Result<()> {
+    let Some(kind) = kind else { bail!("which keys are these? --kind master, secrets or token says it") };
+    let Some(sealing) = kind.sealing() else {
+        let ends = until.map(|until| until + TOKEN_LIFE);
+        if let Some(ends) = ends.filter(|ends| *ends > now) {
+            bail!("tokens that it has signed may be valid until {ends:.0}; --at-once ends them now");
+        }
+        return Ok(());
+    };
+    let store = store
+        .context("the database's address is needed, to see what the key still encrypts (CONSTRUCT_DATABASE_URL)")?;
+    let ids = left.ids();
+    let sealed = store.sealed_by(sealing).await.context("the database does not answer")?;
+    let lost: Vec<String> = sealed.iter().filter(|sealed| !ids.contains(&sealed.key.as_str())).map(told).collect();
+    ensure!(
+        lost.is_empty(),
+        "this could not be read any more: {}. The gateway encrypts again at its start what it has the key for, and so does slack",
+        lost.join("; ")
+    );
+    let running = store.scripts_with_older_secrets().await.context("the database does not answer")?;
+    ensure!(
+        kind != Kind::Secrets || running == 0,
+        "{running} scripts are under way that began before the secrets were encrypted again; wait for their end"
+    );
+    Ok(())
+}
+
+fn told(sealed: &SealedBy) -> String {
+    format!("{} of {} (`{}`)", sealed.count, sealed.what, sealed.key)
+}
+
+async fn list(keys: &KeyFile, kind: Option<Kind>, store: Option<&Store>) -> anyhow::Result<String> {
+    let sealed = match (kind.and_then(Kind::sealing), store) {
+        (Some(sealing), Some(store)) => Some(store.sealed_by(sealing).await.context("the database does not answer")?),
+        _ => None,
+    };
+    let mut lines = String::new();
+    for (index, id) in keys.ids().iter().enumerate() {
+        let place = if index == 0 { "first" } else { "behind" };
+        let mut facts = Vec::new();
+        if let Some(sealed) = &sealed {
+            let mine: Vec<String> = sealed.iter().filter(|sealed| sealed.key == *id).map(seals).collect();
+            facts.push(if mine.is_empty() { "encrypts nothing".to_owned() } else { mine.join(", ") });
+        }
+        if let Some(until) = keys.first_until(id) {
+            facts.push(format!("was the first until {until:.0}"));
+            if kind == Some(Kind::Token) {
+                facts.push(format!("tokens it has signed end by {:.0}", until + TOKEN_LIFE));
+            }
+        }
+        lines.push_str(format!("{id:<32}  {place:<6}  {}", facts.join("; ")).trim_end());
+        lines.push('\n');
+    }
+    for other in sealed.iter().flatten().filter(|sealed| !keys.ids().contains(&sealed.key.as_str())) {
+        lines.push_str(&format!("{:<32}  {:<6}  {}\n", other.key, "absent", seals(other)));
+    }
+    Ok(lines)
+}
+
+fn seals(sealed: &SealedBy) -> String {
+    format!("{} of {}", sealed.count, sealed.what)
+}
+
+fn entry(name: &str, kind: Option<Kind>, now: Timestamp) -> AuditEntry {
+    AuditEntry {
+        id: AuditEntryId::from_uuid(Uuid::now_v7()),
+        organization: OrganizationId::LOCAL,
+        user: Some(UserId::LOCAL),
+        api_key: None,
+        method: "RetireKey".to_owned(),
+        face: "command".to_owned(),
+        peer: String::new(),
+        user_agent: String::new(),
+        objects: vec![name.to_owned(), kind.map_or("", Kind::name).to_owned()],
+        code: 0,
+        count: 1,
+        request_id: String::new(),
+        trace_id: String::new(),
+        created_at: now,
+    }
+}

@@ -1,0 +1,76 @@
+//! An organisation is deleted while it works and while services are killed: nobody gets in any more, and soon nothing is left of it.
+
+use construct_bus::topology::Stream;
+use construct_tests::{
+    client::PATIENCE,
+    mesh::{Mesh, Service},
+    wait::until,
+};
+use serde_json::json;
+
+use crate::identity::{REQUIRED, answered, first_key, furnish, refused, said};
+
+#[tokio::test]
+async fn an_organization_is_erased_while_it_works_and_services_are_killed() {
+    let mut mesh = Mesh::start_with(&[REQUIRED]).await.unwrap();
+    let operator = String::from_utf8(first_key(&mesh).await.stdout).unwrap().trim().to_owned();
+    let mut keys = Vec::new();
+    for colour in ["red", "blue"] {
+        let made = answered(&mesh, &operator, &["organization", "create", colour], "").await;
+        let code = made["setupCode"]["code"].as_str().unwrap();
+        keys.push(said(&mesh, None, &["key", "exchange"], code).await.trim().to_owned());
+        furnish(&mesh, &keys[keys.len() - 1], colour).await;
+    }
+    let (red, blue) = (keys[0].as_str(), keys[1].as_str());
+    let work = ["exec", "--agent", "worker", "Do it."];
+    tokio::join!(said(&mesh, Some(red), &work, ""), said(&mesh, Some(blue), &work, ""));
+    let organization = answered(&mesh, red, &["whoami"], "").await["organizationId"].as_str().unwrap().to_owned();
+    // A script that runs for longer than anybody waits.
+    let script =
+        json!({"turns": [{"code": "execute_command('echo > begun; sleep 600', {timeout_seconds: 590})"}]}).to_string();
+    said(&mesh, Some(red), &["modelprovider", "create", "slow", "--type", "scripted", "--script-file", "-"], &script)
+        .await;
+    said(&mesh, Some(red), &["model", "create", "slow", "--provider", "slow", "--model-id", "slow"], "").await;
+    said(&mesh, Some(red), &["agent", "create", "slow", "--model", "slow"], "").await;
+    let task = answered(&mesh, red, &["task", "create", "--agent", "slow"], "").await;
+    let task = task["metadata"]["id"].as_str().unwrap().to_owned();
+    said(&mesh, Some(red), &["message", "create", &task, "Do it slowly."], "").await;
+    let begun = mesh.home().join("data/workspaces").join(&task).join("begun");
+    construct_tests::client::file_when(&begun, |_| true).await;
+
+    let sure = refused(&mesh, Some(&operator), &["organization", "delete", "red"]).await;
+    assert!(sure.contains("--yes"), "{sure}");
+    mesh.kill(Service::Reconciler).unwrap();
+    said(&mesh, Some(&operator), &["organization", "delete", "red", "--yes"], "").await;
+    for arguments in [&["whoami"][..], &["task", "list"], &["message", "create", &task, "And this."]] {
+        refused(&mesh, Some(red), arguments).await;
+    }
+    mesh.crash(Service::Gateway).await.unwrap();
+    mesh.spawn(Service::Reconciler).unwrap();
+    mesh.crash(Service::Gateway).await.unwrap();
+    let trail = ["audit", "list", "--method", "EraseOrganization"];
+    let erased = until("the trail to say that it is erased", PATIENCE, async || {
+        let trail = answered(&mesh, &operator, &trail, "").await;
+        if trail.to_string().contains(&organization) { Ok(trail.to_string()) } else { Err(trail) }
+    })
+    .await;
+    for count in ["tasks=2", "messages=", "secrets=1", "agents=2", "step_usage="] {
+        assert!(erased.contains(count), "{count}: {erased}");
+    }
+    let id: construct_domain::OrganizationId = organization.parse().unwrap();
+    let id = id.uuid().to_string();
+    let contents = mesh.database.contents().await;
+    let left: Vec<&str> =
+        contents.lines().filter(|row| row.contains(&id) && !row.starts_with("audit_entries: ")).collect();
+    assert!(left.is_empty(), "{left:?}");
+    until("its events to be gone from NATS", PATIENCE, async || {
+        let events = mesh.nats.stored(Stream::Events).await;
+        let left = events.iter().filter(|event| event.subject.contains(&organization)).count();
+        if left == 0 { Ok(()) } else { Err(left) }
+    })
+    .await;
+    // The others have everything, and work.
+    let tasks = answered(&mesh, blue, &["task", "list"], "").await;
+    assert_eq!(tasks["tasks"].as_array().unwrap().len(), 1, "{tasks}");
+    assert!(said(&mesh, Some(blue), &work, "").await.contains("blue sees"));
+}
