@@ -149,6 +149,9 @@ fn gateway(rules: Rules) -> Rules {
         .stores::<TaskResult>()
         .stores::<Spending>()
         .stores::<SlackDelivery>()
+        // What is left of an organisation that is erased.
+        .purges(Stream::Events)
+        .purges(Stream::Deltas)
         // What subscribers missed. Of what it reads through consumers, it publishes nothing.
         .reads_through_consumers(Stream::Deltas, &[rules::pattern::<Delta>()])
         .reads_through_consumers(Stream::Events, &[TaskEvent::any_tool()])

@@ -107,6 +107,12 @@ impl Rules {
         self.knows(stream)
     }
 
+    /// Removes all messages of a stream at subjects it names.
+    pub(super) fn purges(mut self, stream: Stream) -> Self {
+        self.api(format!("STREAM.PURGE.{}", stream.name()));
+        self.knows(stream)
+    }
+
     /// Reads a stream through consumers of its own, of what the filters match.
     pub(super) fn reads_through_consumers(mut self, stream: Stream, filters: &[String]) -> Self {
         let name = stream.name();
