@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use construct_bus::subject;
+use construct_bus::{User, subject};
 use construct_proto::{mesh::v1 as mesh, v1};
 use construct_tests::{
     client::{self, PATIENCE},
@@ -175,7 +175,7 @@ async fn calls_outside_of_turns_are_asked_about_and_booked_once() {
     let mut expires = metadata.created_at.unwrap();
     expires.seconds += 3600;
     let client = mesh.client().unwrap();
-    let bus = mesh.bus().await;
+    let bus = mesh.nats.bus_of(User::Providers).await;
     let address = subject::Spending { organization: metadata.organization_id.parse().unwrap() };
     let organization = metadata.organization_id;
     let patience = Duration::from_secs(5);

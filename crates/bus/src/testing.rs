@@ -252,6 +252,15 @@ impl NatsServer {
         bus
     }
 
+    /// A connection as a service, with blobs in the server's folder. Nothing is ensured.
+    ///
+    /// # Panics
+    /// When the server does not let it in.
+    pub async fn bus_of(&self, user: User) -> Bus {
+        let options = ConnectOptions::new(user.name()).blobs(self.blobs()).user(user);
+        Bus::connect(&self.url_of(user), options).await.expect("the user may connect")
+    }
+
     async fn launch(&mut self) {
         let dir = self.dir.path().to_owned();
         let config = dir.join("nats.conf");

@@ -11,7 +11,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{ORGANIZATION, event, execute, invoke, matches, next, options, result, step, task, wake, within};
 use crate::{
-    Bus, ConnectOptions, Pool, Service, User,
+    Bus, Pool, Service, User,
     permissions::{Permissions, config},
     publish,
     subject::{
@@ -215,11 +215,6 @@ fn nobody_takes_what_he_could_have_published() {
     }
 }
 
-async fn bus(server: &NatsServer, user: User) -> Bus {
-    let options = ConnectOptions::new(user.name()).blobs(server.blobs()).user(user);
-    Bus::connect(&server.url_of(user), options).await.expect("the user may connect")
-}
-
 /// Fails when something is refused before this ends.
 async fn unrefused<T>(bus: &Bus, work: impl Future<Output = T>) -> T {
     tokio::select! {
@@ -232,14 +227,14 @@ async fn unrefused<T>(bus: &Bus, work: impl Future<Output = T>) -> T {
 async fn a_service_waits_for_the_streams_that_the_reconciler_makes() {
     let server = NatsServer::start().await;
     let waiting: Vec<Bus> = futures::future::join_all(
-        User::ALL.into_iter().filter(|user| !user.makes_streams()).map(|user| bus(&server, user)),
+        User::ALL.into_iter().filter(|user| !user.makes_streams()).map(|user| server.bus_of(user)),
     )
     .await;
     for bus in waiting.iter().filter(|bus| bus.inner.user != Some(User::Tap)) {
         let error = unrefused(bus, bus.ensure_topology()).await.expect_err("nobody has made the streams");
         assert!(error.is_retryable(), "{error:?}");
     }
-    let reconciler = bus(&server, User::Reconciler).await;
+    let reconciler = server.bus_of(User::Reconciler).await;
     unrefused(&reconciler, reconciler.ensure_topology()).await.expect("it makes them");
     for bus in &waiting {
         unrefused(bus, bus.ensure_topology()).await.expect("they are there");
@@ -249,11 +244,11 @@ async fn a_service_waits_for_the_streams_that_the_reconciler_makes() {
 #[tokio::test]
 async fn every_service_can_do_its_work() {
     let server = NatsServer::start().await;
-    let reconciler = bus(&server, User::Reconciler).await;
+    let reconciler = server.bus_of(User::Reconciler).await;
     reconciler.ensure_topology().await.expect("it makes the streams");
     let [gateway, interpreter, providers, scanner, slack, tap] =
         [User::Gateway, User::Interpreter, User::Providers, User::Scanner, User::Slack, User::Tap]
-            .map(|user| bus(&server, user));
+            .map(|user| server.bus_of(user));
     let (gateway, interpreter, providers) = tokio::join!(gateway, interpreter, providers);
     let (scanner, slack, tap) = tokio::join!(scanner, slack, tap);
     let mut tapped = unrefused(&tap, tap.tap("construct.v1.>")).await.expect("it listens");
@@ -326,7 +321,7 @@ async fn who_may_ask_is_answered() {
     let server = NatsServer::start().await;
     let [gateway, interpreter, providers, reconciler, scanner] =
         [User::Gateway, User::Interpreter, User::Providers, User::Reconciler, User::Scanner]
-            .map(|user| bus(&server, user));
+            .map(|user| server.bus_of(user));
     let (gateway, interpreter, providers, reconciler, scanner) =
         tokio::join!(gateway, interpreter, providers, reconciler, scanner);
     answered(&gateway, &providers, &subject::BreakerState, &mesh::BreakerQuestion::default()).await;
@@ -346,14 +341,14 @@ fn pool(name: &str) -> Pool {
 
 async fn answered<Q: Question>(asks: &Bus, answers: &Bus, address: &Q, question: &Q::Message) {
     let stop = CancellationToken::new();
-    let serve = answers.answer(address, stop.clone(), async |_| Some(Q::Answer::default()));
-    let ask = async {
+    let serve = Box::pin(answers.answer(address, stop.clone(), async |_| Some(Q::Answer::default())));
+    let ask = Box::pin(async {
         // The question may come before the subscription.
         while asks.ask(address, question, Duration::from_secs(5)).await.is_err() {
             tokio::task::yield_now().await;
         }
         stop.cancel();
-    };
+    });
     let (served, ()) =
         unrefused(asks, unrefused(answers, within("an answer", async { tokio::join!(serve, ask) }))).await;
     served.expect("it listens");
@@ -362,8 +357,8 @@ async fn answered<Q: Question>(asks: &Bus, answers: &Bus, address: &Q, question:
 #[tokio::test]
 async fn what_is_not_allowed_is_told_and_a_letter_commands_nobody() {
     let server = NatsServer::start().await;
-    bus(&server, User::Reconciler).await.ensure_topology().await.expect("it makes the streams");
-    let providers = bus(&server, User::Providers).await;
+    server.bus_of(User::Reconciler).await.ensure_topology().await.expect("it makes the streams");
+    let providers = server.bus_of(User::Providers).await;
     let code = CodeExecute::new(Pool::code_default(), task(7));
     let (subject, command) = (code.subject(), execute(task(7), 1));
     let refused = providers.publish_raw(&subject, &command);
@@ -375,7 +370,7 @@ async fn what_is_not_allowed_is_told_and_a_letter_commands_nobody() {
     assert_eq!(server.messages(Stream::Code).await, 0);
 
     // Of a stream of its own it may write letters; whoever publishes them again does it where they were found.
-    let gateway = bus(&server, User::Gateway).await;
+    let gateway = server.bus_of(User::Gateway).await;
     let letters =
         [(Stream::Model, ModelInvoke::new(Pool::model_default(), task(7)).subject()), (Stream::Slack, code.subject())];
     for (stream, subject) in letters {
@@ -386,7 +381,7 @@ async fn what_is_not_allowed_is_told_and_a_letter_commands_nobody() {
             ..Default::default()
         };
         let sender = if stream == Stream::Model { User::Providers } else { User::Slack };
-        let ack: Result<_, publish::Error> = bus(&server, sender).await.publish(&Dead { stream }, &letter).await;
+        let ack: Result<_, publish::Error> = server.bus_of(sender).await.publish(&Dead { stream }, &letter).await;
         let number = ack.expect("a letter").sequence;
         let error = unrefused(&gateway, gateway.redrive(number)).await.expect_err("it commands nobody");
         let command = matches!(error, crate::dead::Error::Command);
