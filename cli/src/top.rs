@@ -12,7 +12,7 @@ use crossterm::{
     cursor::{Hide, MoveTo, Show},
     event::{Event, EventStream, KeyCode, KeyEventKind, KeyModifiers},
     execute, queue,
-    terminal::{self, Clear, ClearType, EnterAlternateScreen, LeaveAlternateScreen},
+    terminal::{self, Clear, ClearType, DisableLineWrap, EnableLineWrap, EnterAlternateScreen, LeaveAlternateScreen},
 };
 use futures::StreamExt as _;
 
@@ -105,7 +105,8 @@ impl Screen {
     fn enter() -> io::Result<Self> {
         terminal::enable_raw_mode()?;
         let screen = Self;
-        execute!(io::stdout(), EnterAlternateScreen, Hide)?;
+        // What is too long for a line is cut by the terminal.
+        execute!(io::stdout(), EnterAlternateScreen, DisableLineWrap, Hide)?;
         Ok(screen)
     }
 }
@@ -113,7 +114,7 @@ impl Screen {
 impl Drop for Screen {
     fn drop(&mut self) {
         // There is nobody left to tell if that fails.
-        let _ = execute!(io::stdout(), Show, LeaveAlternateScreen);
+        let _ = execute!(io::stdout(), Show, EnableLineWrap, LeaveAlternateScreen);
         let _ = terminal::disable_raw_mode();
     }
 }

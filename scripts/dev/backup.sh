@@ -11,12 +11,20 @@ backup_query() { "$(postgres_bin_find)/psql" -X -q -A -t -v ON_ERROR_STOP=1 -d "
 
 # backup_take FOLDER [--with-keys]: makes the folder, whole or not at all.
 backup_take() {
-  local folder=$1 keys=${2:-} new=$1.new bin schema name
+  local folder=$1 keys=${2:-} bin schema
   bin=$(postgres_bin_find) || die "PostgreSQL's programs were not found"
   if [[ -e $folder ]]; then die "$folder exists already; a backup is never written over"; fi
   schema=$(backup_query "SELECT max(version) FROM _sqlx_migrations WHERE success" 2>/dev/null) || schema=''
   [[ -n $schema ]] || die "there is nothing to back up: no service has ever used the database"
-  (umask 077 && mkdir -p -- "$(dirname -- "$folder")" && rm -rf -- "$new" && mkdir -- "$new")
+  (umask 077 && mkdir -p -- "$(dirname -- "$folder")")
+  backup_fill "$folder"
+}
+
+# Beside the folder first, so that it is whole or not there.
+backup_fill() (
+  folder=$1
+  new=$(umask 077 && mktemp -d -- "$(dirname -- "$folder")/.backup.XXXXXX")
+  trap 'rm -rf -- "$new"' EXIT
   # In this order: a blob is written before the row that names it and never changed, so that blobs copied after the database hold all that it names.
   (umask 077 && "$bin/pg_dump" --format=custom --no-owner --no-privileges --file="$new/database.dump") || die "the database cannot be dumped"
   for name in data scans streams; do
@@ -30,12 +38,13 @@ backup_take() {
   (umask 077 && backup_manifest "$new" "$schema" >"$new/manifest")
   sync -- "$new"/* "$new"
   mv -T -- "$new" "$folder"
-}
+)
 
 # Caches are made again.
 backup_pack() {
   local status=0
-  (umask 077 && tar --exclude=./cache -C "$2" -czf "$1" .) || status=$?
+  # A task may have made what nobody can read.
+  (umask 077 && tar --exclude=./cache --ignore-failed-read -C "$2" -czf "$1" .) || status=$?
   # 1: a file changed while it was read. Of blobs none does; of workspaces, what was being written then.
   if ((status > 1)); then die "$2 cannot be copied"; fi
   if ((status == 1)); then warn "files in $2 changed while they were copied"; fi
@@ -117,6 +126,8 @@ backup_put() {
   # Without statistics PostgreSQL would plan for empty tables for a while.
   backup_query ANALYZE
   for name in "${!places[@]}"; do
+    # A task may have made folders that cannot be entered.
+    chmod -R u+rwX -- "${places[$name]}" 2>/dev/null || true
     rm -rf -- "${places[$name]}"
     mkdir -p -- "${places[$name]}"
     if [[ -e $folder/$name.tar.gz ]]; then tar -C "${places[$name]}" -xpzf "$folder/$name.tar.gz" || die "${places[$name]} cannot be restored"; fi
@@ -151,6 +162,7 @@ backup_command() {
   ensure_packages servers
   home_open "$main_home"
   home_lock
+  if [[ -e $home/restoring ]]; then die "a restore of $home was interrupted: repeat it first (./dev restore)"; fi
   backup_home
   if backup_seen_by_tasks "$folder"; then
     if [[ -n $keys ]]; then die "$folder lies where tasks may work: they could read the keys. Take another folder, or $home/backups, which is hidden from them"; fi
@@ -263,6 +275,7 @@ restore_command() {
   exit_run restore_stop
   for name in master secrets token; do
     if [[ -e $folder/$name.key ]]; then
+      restore_keep_key "$folder/$name.key" "$home/$name.key"
       (umask 077 && cat -- "$folder/$name.key" >"$home/$name.key.new")
       mv -- "$home/$name.key.new" "$home/$name.key"
     fi
@@ -272,6 +285,15 @@ restore_command() {
   timed "restoring" backup_put "$folder"
   rm -f -- "$home/restoring"
   say "everything of $(backup_value "$folder" made) is back; ./dev up starts it"
+}
+
+# Newer backups may need keys that an older one does not have.
+restore_keep_key() {
+  local kept
+  if [[ ! -e $2 ]] || cmp -s -- "$1" "$2"; then return 0; fi
+  kept=$home/backups/keys-$(date -u +%Y%m%dT%H%M%SZ)
+  (umask 077 && mkdir -p -- "$kept" && cp -- "$2" "$kept/")
+  note "the ${2##*/} that was there is kept in $kept"
 }
 
 restore_stop() { process_stop INT 20 postgres; }

@@ -262,9 +262,13 @@ impl Bus {
             tokio::select! {
                 () = stop.cancelled() => return,
                 () = pause => {
-                    // Nothing else is looked at as long as all is well: a consumer that was taken away is made by who takes from it.
+                    // A consumer that was taken away is made by who takes from it, but for Slack's, who may not.
                     let all = topology::Stream::ALL.map(topology::Stream::name);
-                    if !due && topology::expect(&self.inner.jetstream, all).await.is_ok() {
+                    let slack = topology::slack_consumer();
+                    if !due
+                        && topology::expect(&self.inner.jetstream, all).await.is_ok()
+                        && topology::ensure_consumer(&self.inner.jetstream, &slack).await.is_ok()
+                    {
                         continue;
                     }
                 }

@@ -70,8 +70,9 @@ def documents(found):
 def golden(found):
     """The text without what is different every time."""
     out = re.sub(r"(checksum/secrets: )[0-9a-f]{64}", r"\1…", text(found))
-    out = re.sub(r"((?:master|secrets|token)\.key|password|url): [A-Za-z0-9+/=]{40,}$", r"\1: …", out, flags=re.MULTILINE)
+    out = re.sub(r"((?:master|secrets|token)\.key|(?:password|url)(?:-[a-z]+)?): [A-Za-z0-9+/=]{40,}$", r"\1: …", out, flags=re.MULTILINE)
     # Copies of files that lie elsewhere; `check_copies` compares them.
+    out = re.sub(r"^(  permissions\.conf: \|)\n(?:    .*\n)+", r"\1 …\n", out, flags=re.MULTILINE)
     out = re.sub(r"^(  construct-\S+\.json: \|)\n(?:    .*\n)+", r"\1 …\n", out, flags=re.MULTILINE)
     out = re.sub(r"(?<=\nkind: PrometheusRule\n)((?:.*\n)*?spec:)\n(?: .*\n)+", r"\1 …\n", out)
     # Empty lines are what templates leave behind.
@@ -124,11 +125,15 @@ def check_set(path, update):
 
 
 def check_copies(name, everything, monitoring):
-    """Alerts and dashboards come as they are in deploy/observability, whole, and only where they are wanted."""
+    """Alerts, dashboards and the permissions at NATS come as they are where they lie, whole, and only where they are wanted."""
     rules = [d["spec"] for d in everything if d["kind"] == "PrometheusRule"]
     wanted = yaml.safe_load((ROOT / "deploy/observability/alerts.yaml").read_text())
     if rules != [wanted] * monitoring.get("prometheusRule", {}).get("enabled", False):
         fail(name, "the alerts are not those of deploy/observability/alerts.yaml")
+    wanted = (ROOT / "deploy/nats/permissions.conf").read_text()
+    for document in everything:
+        if document["kind"] == "ConfigMap" and document["data"].get("permissions.conf", wanted).strip() != wanted.strip():
+            fail(name, "what users may do at NATS is not deploy/nats/permissions.conf")
     shown = {key: text for d in everything if d["kind"] == "ConfigMap" and d["metadata"]["labels"].get("grafana_dashboard")
              for key, text in d["data"].items()}
     wanted = {f"construct-{path.name}": path.read_text() for path in observability.dashboards(ROOT)}

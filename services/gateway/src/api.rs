@@ -22,6 +22,7 @@ use crate::{
     Config, Keyrings, Login,
     audit::{slip::Slip, trail::Trail},
     caller::{self, Caller},
+    diagnosis::Lately,
     identity::authenticate::Gate,
     pools::Pools,
     providers::Providers,
@@ -57,6 +58,8 @@ struct Shared {
     places: Places,
     trail: Trail,
     quotas: Quotas,
+    /// What overviews have said last of what was spent.
+    lately: Lately,
 }
 
 /// What the gateway works with.
@@ -77,8 +80,20 @@ impl Api {
         let (backend, pools) = (OnceLock::new(), config.gateway_pools.clone());
         let (scans_dir, is_local) = (config.gateway_scans_dir.clone(), config.gateway_login == Login::Local);
         let (trail, quotas) = (Trail::new(), Quotas::new(config));
-        let shared =
-            Shared { backend, keyrings, gate, pools, scans_dir, is_local, lifecycle, requests, places, trail, quotas };
+        let shared = Shared {
+            backend,
+            keyrings,
+            gate,
+            pools,
+            scans_dir,
+            is_local,
+            lifecycle,
+            requests,
+            places,
+            trail,
+            quotas,
+            lately: Lately::default(),
+        };
         Self { shared: Arc::new(shared) }
     }
 
@@ -116,6 +131,11 @@ impl Api {
                  the reconciler and the providers",
             )
         })
+    }
+
+    /// What overviews have said last of what was spent.
+    pub(crate) fn lately(&self) -> &Lately {
+        &self.shared.lately
     }
 
     /// The pools of interpreters that exist, as the operator says.

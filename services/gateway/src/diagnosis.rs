@@ -11,8 +11,10 @@ use construct_proto::v1::{
     DiagnoseRequest, Diagnosis, Finding, FindingSeverity as Severity, GetOverviewRequest, Overview, PhaseCount,
     Spender, Spent, diagnosis_service_server::DiagnosisService,
 };
+use construct_store::Store;
 use futures::future;
 use jiff::{SignedDuration, Timestamp};
+use tokio::sync::Mutex;
 use tonic::{Request, Response, Status};
 
 use crate::{
@@ -26,6 +28,8 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 /// How far back an overview counts what was spent.
 const LOOKED_BACK: SignedDuration = SignedDuration::from_hours(1);
+/// How soon the ledger is read again for it.
+const SPENT_AGAIN: SignedDuration = SignedDuration::from_secs(10);
 /// Agents that an overview names.
 const SPENDERS: usize = 10;
 
@@ -90,6 +94,26 @@ async fn blobs(blobs: &blob::Store) -> Findings {
     findings
 }
 
+/// Since when, and what was spent since then and by whom.
+type SpentSince = (Timestamp, construct_store::Spent, Vec<construct_store::Spender>);
+
+/// What was spent lately, as it was read last: however many look, the ledger is read by one at a time and now and then.
+pub(crate) type Lately = Mutex<Option<SpentSince>>;
+
+impl Api {
+    async fn spent_lately(&self, store: &Store, now: Timestamp) -> Result<SpentSince, Status> {
+        let mut lately = self.lately().lock().await;
+        let since = now - LOOKED_BACK;
+        match &*lately {
+            Some(known) if since.duration_since(known.0) < SPENT_AGAIN => Ok(known.clone()),
+            _ => {
+                let (spent, spenders) = store.spenders(since, SPENDERS).await.map_err(status::of_store)?;
+                Ok(lately.insert((since, spent, spenders)).clone())
+            }
+        }
+    }
+}
+
 #[tonic::async_trait]
 impl DiagnosisService for Api {
     async fn diagnose(&self, request: Request<DiagnoseRequest>) -> Result<Response<Diagnosis>, Status> {
@@ -114,7 +138,6 @@ impl DiagnosisService for Api {
         let (entry, GetOverviewRequest {}) = self.enter(request)?;
         let (bus, store) = (entry.backend.publisher.bus(), entry.store());
         let now = Timestamp::now();
-        let since = now - LOOKED_BACK;
         let mesh = async {
             let asked =
                 future::try_join(mesh::loads(bus, self.pools(), self.scans_dir().is_ok()), mesh::dead_letters(bus));
@@ -124,16 +147,13 @@ impl DiagnosisService for Api {
             }
         };
         let rows = async {
+            let (since, spent, spenders) = self.spent_lately(store, now).await?;
             let overdue = store.sweep_due(now - database::OVERDUE, None, database::COUNTED);
-            let rows = future::try_join4(
-                store.tasks_at_work(),
-                overdue,
-                store.tasks_parked(),
-                store.spenders(since, SPENDERS),
-            );
-            rows.await.map_err(status::of_store)
+            let rows = future::try_join3(store.tasks_at_work(), overdue, store.tasks_parked());
+            let (tasks, overdue, parked) = rows.await.map_err(status::of_store)?;
+            Ok((tasks, overdue, parked, (since, spent, spenders)))
         };
-        let ((workers, dead_letters), (tasks, overdue, parked, (spent, spenders))) =
+        let ((workers, dead_letters), (tasks, overdue, parked, (since, spent, spenders))) =
             future::try_join(mesh, rows).await?;
         Ok(Response::new(Overview {
             time: Some(convert::time(now)),

@@ -226,7 +226,7 @@ pub(crate) async fn perform(command: &Command, store: Option<&Store>, now: Times
             // By hand, another one cannot have been made the first after the file was changed last.
             let until = keys.first_until(name).or(changed);
             keys.retire(name)?;
-            needed(command.kind, &keys, until.filter(|_| !at_once), store, now).await?;
+            needed(command.kind, &keys, (until, *at_once), store, now).await?;
             if let Some(store) = store {
                 store
                     .audit_append(&[entry(name, command.kind, now)])
@@ -246,16 +246,22 @@ pub(crate) async fn perform(command: &Command, store: Option<&Store>, now: Times
 async fn needed(
     kind: Option<Kind>,
     left: &KeyFile,
-    until: Option<Timestamp>,
+    (until, at_once): (Option<Timestamp>, bool),
     store: Option<&Store>,
     now: Timestamp,
 ) -> anyhow::Result<()> {
     let Some(kind) = kind else { bail!("which keys are these? --kind master, secrets or token says it") };
     let Some(sealing) = kind.sealing() else {
-        let ends = until.map(|until| until + TOKEN_LIFE);
-        if let Some(ends) = ends.filter(|ends| *ends > now) {
-            bail!("tokens that it has signed may be valid until {ends:.0}; --at-once ends them now");
+        if at_once {
+            return Ok(());
         }
+        let Some(until) = until else {
+            bail!(
+                "nothing says since when it is not the first, so tokens that it has signed may be valid; --at-once ends them now"
+            );
+        };
+        let ends = until + TOKEN_LIFE;
+        ensure!(ends <= now, "tokens that it has signed may be valid until {ends:.0}; --at-once ends them now");
         return Ok(());
     };
     let store = store

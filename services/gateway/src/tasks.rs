@@ -21,7 +21,7 @@ use crate::{
     api::{Api, Lookup, nobody},
     convert, events, explain,
     quotas::Wanted,
-    status,
+    status::{self, chain},
     validate::requests,
 };
 
@@ -75,8 +75,11 @@ impl TaskService for Api {
         if !found.subtasks.is_empty()
             && let Some(shown) = &mut shown.status
         {
-            let below = entry.store().tasks_below(entry.organization(), task).await.map_err(status::of_store)?;
-            shown.below = Some(Box::new(convert::below(&below)));
+            match entry.store().tasks_below(entry.organization(), task).await {
+                Ok(below) => shown.below = Some(Box::new(convert::below(&below))),
+                // Who asks for the task is told of the task.
+                Err(error) => tracing::warn!(%task, error = chain(&error), "what is below a task cannot be read"),
+            }
         }
         Ok(Response::new(shown))
     }

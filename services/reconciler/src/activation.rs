@@ -180,7 +180,11 @@ impl Activator {
     async fn book_late(&self, task: TaskId, report: Option<&Report>) -> Result<(), Error> {
         let Some(report) = report else { return Ok(()) };
         let (Some(organization), Some(paid)) = (report.organization, step_usage(None, report)) else { return Ok(()) };
-        self.store.step_usage_record(organization, task, None, &paid, Timestamp::now()).await.map(drop)
+        match self.store.step_usage_record(organization, task, None, &paid, Timestamp::now()).await {
+            // Nor is there anybody left who pays: the organisation was erased.
+            Ok(_) | Err(Error::NotFound { .. }) => Ok(()),
+            Err(error) => Err(error),
+        }
     }
 
     /// Decides and commits.

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use construct_domain::OrganizationId;
 use jiff::{SignedDuration, Timestamp};
 use serde_json::Value;
-use sqlx::PgConnection;
+use sqlx::{PgConnection, Postgres, Transaction};
 use uuid::Uuid;
 
 use crate::{
@@ -25,10 +25,10 @@ pub(crate) const TABLES: [(&str, &str); 36] = [
     ("scan_connections", OWN),
     ("schedule_runs", "schedule_id IN (SELECT id FROM schedules WHERE organization_id = $1)"),
     ("schedules", OWN),
-    ("approvals", OWN),
-    ("compactions", OWN),
-    ("messages", OWN),
-    ("tasks", OWN),
+    ("approvals", WITH_TASKS),
+    ("compactions", WITH_TASKS),
+    ("messages", WITH_TASKS),
+    ("tasks", WITH_TASKS),
     ("agent_secrets", OWN),
     ("agent_script_models", OWN),
     ("reservations", OWN),
@@ -55,6 +55,8 @@ pub(crate) const TABLES: [(&str, &str); 36] = [
     ("quotas", OWN),
 ];
 
+/// Gone with the last task, by which they are found; nothing is looked for in tables that are large for everybody.
+const WITH_TASKS: &str = "";
 const OWN: &str = "organization_id = $1";
 const TEAMS: &str = "team IN (SELECT team FROM slack_installations WHERE organization_id = $1)";
 
@@ -62,6 +64,8 @@ const TEAMS: &str = "team IN (SELECT team FROM slack_installations WHERE organiz
 const SCANS_END: SignedDuration = SignedDuration::from_hours(1);
 /// How long the reconciler has to purge a task that cannot be looked at.
 const TASKS_END: SignedDuration = SignedDuration::from_mins(1);
+/// Tasks that are removed here at once, with all that belongs to them.
+const TASKS_AT_ONCE: i64 = 10;
 /// How long it is known which tasks were erased. Interpreters remove workspaces every ten minutes.
 const KNOWN: SignedDuration = SignedDuration::from_hours(90 * 24);
 
@@ -113,6 +117,25 @@ impl Store {
         .fetch_optional(&mut *transaction)
         .await?;
         let Some(row) = row else { return Ok(None) };
+        let id = row.id;
+        let erased = self.erase_part(transaction, row, record, at_once, now).await;
+        if erased.is_err() {
+            // It stands behind the others, so that what keeps failing does not keep them.
+            sqlx::query!("UPDATE organizations SET erasing_looked_at = $2 WHERE id = $1", id, sql(now) as _)
+                .execute(&self.pool)
+                .await?;
+        }
+        erased
+    }
+
+    async fn erase_part(
+        &self,
+        mut transaction: Transaction<'_, Postgres>,
+        row: Row,
+        mut record: AuditEntry,
+        at_once: u32,
+        now: Timestamp,
+    ) -> Result<Option<Erasing>, Error> {
         let organization = OrganizationId::from_uuid(row.id);
         let mut counts: Counts = serde_json::from_value(row.erased.clone()).map_err(Error::internal)?;
         let part = Part { organization: row.id, at_once: i64::from(at_once), now };
@@ -137,7 +160,6 @@ impl Store {
         sqlx::query!("DELETE FROM erased_tasks WHERE erased_at < $1", sql(now - KNOWN) as _)
             .execute(&mut *connection)
             .await?;
-        let mut record = record;
         record.organization = OrganizationId::LOCAL;
         record.objects = vec![organization.to_string(), row.name];
         record.objects.extend(counts.iter().map(|(what, count)| format!("{what}={count}")));
@@ -228,7 +250,7 @@ impl Part {
                  ORDER BY created_at, id LIMIT $3 FOR UPDATE)",
             self.organization,
             sql(self.now - TASKS_END) as _,
-            self.at_once,
+            self.at_once.min(TASKS_AT_ONCE),
         )
         .execute(&mut *connection)
         .await?;
@@ -267,19 +289,27 @@ impl Part {
         )
         .execute(&mut *connection)
         .await?;
-        let of_tasks = sqlx::query!(
-            r#"WITH streams AS (
-                   SELECT id FROM erased_tasks WHERE organization_id = $1 LIMIT $2
-               ), gone AS (
-                   DELETE FROM events e USING streams WHERE e.stream_id = streams.id RETURNING 1
-               ), nobodys AS (
-                   UPDATE erased_tasks t SET organization_id = NULL FROM streams WHERE t.id = streams.id RETURNING 1
-               )
-               SELECT (SELECT count(*) FROM gone) AS "events!", (SELECT count(*) FROM nobodys) AS "tasks!""#,
+        let streams = sqlx::query_scalar!(
+            "SELECT id FROM erased_tasks WHERE organization_id = $1 ORDER BY id LIMIT $2",
             self.organization,
             self.at_once,
         )
-        .fetch_one(&mut *connection)
+        .fetch_all(&mut *connection)
+        .await?;
+        let of_tasks = sqlx::query!(
+            "DELETE FROM events WHERE ctid = ANY (ARRAY (SELECT ctid FROM events WHERE stream_id = ANY ($1) LIMIT $2))",
+            &streams,
+            self.at_once,
+        )
+        .execute(&mut *connection)
+        .await?;
+        let of_tasks = i64::try_from(of_tasks.rows_affected()).unwrap_or(i64::MAX);
+        let emptied = sqlx::query!(
+            "UPDATE erased_tasks t SET organization_id = NULL
+             WHERE t.id = ANY ($1) AND NOT EXISTS (SELECT FROM events e WHERE e.stream_id = t.id)",
+            &streams,
+        )
+        .execute(&mut *connection)
         .await?;
         let own = sqlx::query!(
             "DELETE FROM events WHERE stream_id = $1 AND sequence IN (
@@ -290,13 +320,14 @@ impl Part {
         .execute(connection)
         .await?;
         let own = i64::try_from(own.rows_affected()).unwrap_or(i64::MAX);
-        add(counts, "events", own.saturating_add(of_tasks.events));
-        Ok(own > 0 || of_tasks.tasks > 0)
+        add(counts, "events", own.saturating_add(of_tasks));
+        Ok(own > 0 || of_tasks > 0 || emptied.rows_affected() > 0)
     }
 
-    /// Rows of the first table that still has any. Whether there was one.
+    /// Rows of the first tables that still have any. Whether there was one.
     async fn tables(&self, connection: &mut PgConnection, counts: &mut Counts) -> Result<bool, Error> {
-        for (table, found_by) in TABLES {
+        let mut left = self.at_once;
+        for (table, found_by) in TABLES.into_iter().filter(|(_, found_by)| *found_by != WITH_TASKS) {
             // Names of this file: there is one statement for all tables, which no database can check beforehand.
             let cost = if table == "step_usage" { "cost_pico_usd" } else { "0" };
             let statement = format!(
@@ -306,16 +337,17 @@ impl Part {
             );
             let (rows, cost): (i64, i64) = sqlx::query_as(sqlx::AssertSqlSafe(statement))
                 .bind(self.organization)
-                .bind(self.at_once)
+                .bind(left)
                 .fetch_one(&mut *connection)
                 .await?;
-            if rows > 0 {
-                add(counts, table, rows);
-                add(counts, "cost_pico_usd", cost);
-                return Ok(true);
+            add(counts, table, rows);
+            add(counts, "cost_pico_usd", cost);
+            left -= rows;
+            if left <= 0 {
+                break;
             }
         }
-        Ok(false)
+        Ok(left < self.at_once)
     }
 }
 

@@ -186,7 +186,8 @@ impl Store {
         if done.rows_affected() == 0 {
             return Ok(false);
         }
-        if before.is_some_and(|before| before != new.organization.uuid()) {
+        // Where there was no row, one of an organisation that was erased may have left something.
+        if before != Some(new.organization.uuid()) {
             sqlx::query!(
                 "UPDATE slack_threads SET organization_id = $2, task = NULL, generation = generation + 1 WHERE team = $1",
                 new.team,

@@ -305,3 +305,25 @@ async fn what_nobody_can_look_at_does_not_keep_an_organization_for_ever() {
         assert!(parts < 200, "it comes to an end");
     }
 }
+
+#[tokio::test]
+async fn what_is_erased_is_found_by_an_index() {
+    let database = Database::new().await;
+    let store = database.store();
+    let tables: Vec<String> = ERASED
+        .iter()
+        .filter(|(_, by)| by.starts_with("organization_id"))
+        .map(|(table, _)| (*table).to_owned())
+        .collect();
+    assert!(tables.len() > 20, "{tables:?}");
+    let without: Vec<String> = sqlx::query_scalar(
+        "SELECT t FROM unnest($1::text[]) AS t WHERE NOT EXISTS (
+             SELECT FROM pg_index i JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[0]
+             WHERE i.indrelid = t::regclass AND a.attname = 'organization_id' AND i.indpred IS NULL)",
+    )
+    .bind(tables)
+    .fetch_all(&store.pool)
+    .await
+    .expect("the catalogue can be read");
+    assert!(without.is_empty(), "they would be read as a whole for every part: {without:?}");
+}
