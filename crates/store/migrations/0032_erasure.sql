@@ -21,3 +21,14 @@ CREATE TABLE erased_tasks (
 
 CREATE INDEX erased_tasks_organization_idx ON erased_tasks (organization_id) WHERE organization_id IS NOT NULL;
 CREATE INDEX erased_tasks_time_idx ON erased_tasks (erased_at);
+
+-- By these, what is an organization's is found; every other table has such an index already.
+CREATE INDEX budgets_organization_idx ON budgets (organization_id);
+CREATE INDEX model_provider_keys_organization_idx ON model_provider_keys (organization_id);
+CREATE INDEX reservations_organization_idx ON reservations (organization_id);
+CREATE INDEX setup_codes_organization_idx ON setup_codes (organization_id);
+CREATE INDEX slack_installations_organization_idx ON slack_installations (organization_id);
+CREATE INDEX slack_members_organization_idx ON slack_members (organization_id);
+CREATE INDEX slack_mentions_organization_idx ON slack_mentions (organization_id);
+CREATE INDEX slack_states_organization_idx ON slack_states (organization_id);
+CREATE INDEX slack_threads_organization_idx ON slack_threads (organization_id);
