@@ -1,6 +1,7 @@
 //! `construct-bench NAME [--json]`: measures one thing and prints our figure beside the floor measured in the same run.
 //! Started by `./dev bench`, which provides PostgreSQL and NATS.
 
+mod capacity;
 mod commands;
 mod events;
 mod figures;
@@ -47,6 +48,8 @@ enum Bench {
     Commands,
     /// How soon a thousand subscribers of one gateway are told what happens, also while some of them do not listen.
     Events,
+    /// What an installation needs: memory and processor time, by who spends them.
+    Capacity,
     /// What calling a model through the proxy and over the mesh costs.
     Providers,
 }
@@ -65,6 +68,7 @@ async fn main() -> ExitCode {
         Bench::Sandbox => sandbox::measure(plan.rounds).await,
         Bench::Commands => commands::measure(plan.rounds).await,
         Bench::Events => events::measure(plan.duration).await,
+        Bench::Capacity => capacity::measure(plan.concurrency, plan.duration).await,
         Bench::Providers => Box::pin(providers::measure(&plan)).await,
     };
     match measured {

@@ -73,14 +73,15 @@ pub(crate) fn median(rates: &mut [f64]) -> f64 {
     rates.get(rates.len() / 2).copied().unwrap_or_default()
 }
 
+/// A client whose agent plays the script of the task.
 #[derive(Debug, Clone)]
-struct Mesh {
+pub(crate) struct Mesh {
     channel: Channel,
     workspace: String,
 }
 
 impl Mesh {
-    async fn prepare(gateway: &str, workspace: String) -> anyhow::Result<Self> {
+    pub(crate) async fn prepare(gateway: &str, workspace: String) -> anyhow::Result<Self> {
         let channel = Channel::from_shared(gateway.to_owned())?.connect().await?;
         let name = format!("bench-{}", std::process::id());
         let script = serde_json::json!({"count": "since_user", "turns": [
@@ -92,7 +93,7 @@ impl Mesh {
         Ok(Self { channel, workspace })
     }
 
-    async fn serial(&self, count: usize) -> anyhow::Result<Vec<Duration>> {
+    pub(crate) async fn serial(&self, count: usize) -> anyhow::Result<Vec<Duration>> {
         let mut times = Vec::with_capacity(count);
         for _ in 0..count {
             times.push(self.task().await?);
@@ -100,7 +101,7 @@ impl Mesh {
         Ok(times)
     }
 
-    async fn saturated(&self, concurrency: usize, duration: Duration) -> anyhow::Result<f64> {
+    pub(crate) async fn saturated(&self, concurrency: usize, duration: Duration) -> anyhow::Result<f64> {
         let began = Instant::now();
         let done = std::sync::Arc::new(AtomicUsize::new(0));
         let mut running = tokio::task::JoinSet::new();

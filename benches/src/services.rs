@@ -26,7 +26,8 @@ impl Services {
     pub(crate) async fn start(home: &Path, workspace: &Path) -> anyhow::Result<Self> {
         let gateway = format!("127.0.0.1:{}", free_port()?);
         let mut services = Self { running: Vec::new(), gateway: format!("http://{gateway}") };
-        for service in ["gateway", "reconciler", "interpreter", "providers"] {
+        // The reconciler makes the streams that the others wait for.
+        for service in ["reconciler", "gateway", "interpreter", "providers"] {
             let workspace = workspace.to_string_lossy();
             let settings =
                 [("CONSTRUCT_GATEWAY_LISTEN", gateway.as_str()), ("CONSTRUCT_INTERPRETER_WORKSPACE_ROOTS", &workspace)];
@@ -34,11 +35,17 @@ impl Services {
         }
         Ok(services)
     }
+
+    /// Their names and process ids.
+    pub(crate) fn pids(&self) -> Vec<(String, u32)> {
+        self.running.iter().map(|service| (service.name.clone(), service.child.id())).collect()
+    }
 }
 
 /// One service; killed when dropped.
 #[derive(Debug)]
 pub(crate) struct Service {
+    name: String,
     child: Child,
 }
 
@@ -61,7 +68,7 @@ impl Service {
             .stderr(log)
             .spawn()
             .with_context(|| format!("{service} does not start"))?;
-        let started = Self { child };
+        let started = Self { name: service.to_owned(), child };
         let url = format!("http://{health}/readyz");
         for _ in 0..1200 {
             if client.get(&url).send().await.is_ok_and(|response| response.status().is_success()) {

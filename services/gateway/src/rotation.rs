@@ -336,3 +336,20 @@ fn entry(name: &str, kind: Option<Kind>, now: Timestamp) -> AuditEntry {
         created_at: now,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_key_of_tokens_stays_where_nothing_says_since_when_it_is_not_the_first() {
+        let keys = KeyFile::parse(&format!("left:{}", "A".repeat(43) + "=")).expect("a key");
+        let now = Timestamp::now();
+        let asked = async |until, at_once| needed(Some(Kind::Token), &keys, (until, at_once), None, now).await;
+        let refusal = asked(None, false).await.expect_err("it may be needed").to_string();
+        assert!(refusal.contains("--at-once"), "{refusal}");
+        assert!(asked(Some(now - SignedDuration::from_hours(1)), false).await.is_err());
+        assert!(asked(Some(now - TOKEN_LIFE - SignedDuration::from_hours(1)), false).await.is_ok());
+        assert!(asked(None, true).await.is_ok());
+    }
+}
