@@ -127,15 +127,13 @@ checks_database_stop() {
 
 # What is killed at random moments must do nothing twice: the tests do some trials, this does many.
 checks_chaos() {
+  local usage="usage: ./dev chaos mesh|scripts|upgrade [COMMIT]"
   case ${1:-} in
-    mesh | scripts) ;;
-    *) die "usage: ./dev chaos mesh|scripts" ;;
+    mesh) (($# == 1)) || die "$usage"; checks_chaos_mesh the_mesh_keeps; return ;;
+    upgrade) (($# <= 2)) || die "$usage"; checks_chaos_upgrade "${2:-}"; return ;;
+    scripts) (($# == 1)) || die "$usage" ;;
+    *) die "$usage" ;;
   esac
-  (($# == 1)) || die "usage: ./dev chaos mesh|scripts"
-  if [[ $1 == mesh ]]; then
-    checks_chaos_mesh
-    return
-  fi
   ensure_rust
   ensure_packages servers sandbox compiler
   CONSTRUCT_TEST_NATS_SERVER=$(command -v nats-server)
@@ -144,7 +142,24 @@ checks_chaos() {
   as_caller cargo test "${cargo_flags[@]}" -p construct-interpreter --lib execution::tests::trials:: -- --nocapture
 }
 
-# The PostgreSQL is of these trials alone, because its processes are killed too; what it has acknowledged it keeps.
+# checks_chaos_upgrade [COMMIT]: begins with the version of the commit, or of that before the newest change of the schema, and replaces it by this one.
+checks_chaos_upgrade() {
+  local commit=$1 folder=$main_home/upgrade
+  if [[ -z $commit ]]; then commit=$(as_caller git rev-list -1 HEAD -- crates/store/migrations)^; fi
+  commit=$(as_caller git rev-parse --verify --quiet "$commit^{commit}") || die "there is no commit ${1:-before the newest migration}"
+  ensure_rust
+  ensure_packages compiler
+  mkdir -p -- "$folder"
+  rm -rf -- "$folder/source"
+  as_caller mkdir -- "$folder/source"
+  as_caller git archive "$commit" | as_caller tar -x -C "$folder/source"
+  say "the version before is $(as_caller git log -1 --format='%h %s' "$commit")"
+  (cd -- "$folder/source" && timed "building it" as_caller env CARGO_TARGET_DIR="$folder/target" cargo build --locked --workspace --bins)
+  export CONSTRUCT_PREVIOUS=$folder/target/debug
+  checks_chaos_mesh an_upgrade
+}
+
+# checks_chaos_mesh TEST: the PostgreSQL is of these trials alone, because its processes are killed too; what it has acknowledged it keeps.
 checks_chaos_mesh() {
   local name
   ensure_rust
@@ -161,7 +176,7 @@ checks_chaos_mesh() {
   export CONSTRUCT_TEST_DATABASE_URL CONSTRUCT_TEST_NATS_SERVER CONSTRUCT_CHAOS_DATABASE=own
   export CONSTRUCT_TRIALS=${CONSTRUCT_TRIALS:-20}
   timed "building" mesh_build
-  as_caller cargo test "${cargo_flags[@]}" --workspace --test chaos -- --nocapture
+  as_caller cargo test "${cargo_flags[@]}" --workspace --test chaos -- --nocapture "$1"
 }
 
 checks_bench() {

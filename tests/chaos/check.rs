@@ -24,6 +24,13 @@ pub(crate) struct Told {
     subtasks: usize,
 }
 
+impl Told {
+    /// Side effects of unknown outcome, and messages that failed.
+    pub(crate) const fn interrupted(&self) -> usize {
+        self.unknown + self.failed
+    }
+}
+
 impl std::fmt::Display for Told {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { messages, effects, unknown, failed, subtasks } = self;

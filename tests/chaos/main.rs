@@ -9,6 +9,7 @@ mod check;
 mod load;
 mod plan;
 mod trial;
+mod upgrade;
 
 use std::time::Instant;
 

@@ -1,6 +1,8 @@
 //! The first promises: whatever is killed in the middle of a job and started again, the job is finished, nothing is lost,
 //! nothing is done twice, and what may or may not have been done is said.
 
+mod boundaries;
+
 use std::{
     collections::BTreeSet,
     path::{Path, PathBuf},
@@ -66,6 +68,7 @@ const AT_ONCE: [&str; 14] = [
 struct Job {
     conversation: Conversation,
     recorder: Recorder,
+    effects: u32,
 }
 
 impl Job {
@@ -76,10 +79,16 @@ impl Job {
 
     /// Another job of the same agent.
     async fn begin_in(mesh: &Mesh, workspace: &Path) -> Self {
+        let job = Self::prepare(mesh, workspace, EFFECTS).await;
+        job.conversation.say("Do it.").await;
+        job
+    }
+
+    /// One that is not told to begin yet, whose script has so many side effects.
+    async fn prepare(mesh: &Mesh, workspace: &Path, effects: u32) -> Self {
         let conversation = mesh.client().unwrap().begin("worker", Some(workspace)).await.unwrap();
         let recorder = conversation.record();
-        conversation.say("Do it.").await;
-        Self { conversation, recorder }
+        Self { conversation, recorder, effects }
     }
 
     /// The model is in the middle of its first answer.
@@ -132,7 +141,7 @@ impl Job {
         }
         let unique: BTreeSet<u32> = done.iter().copied().collect();
         assert_eq!(unique.len(), done.len(), "an effect happened twice: {done:?}");
-        let missing: Vec<u32> = (1..=EFFECTS).filter(|n| !unique.contains(n) && !unknown.contains(n)).collect();
+        let missing: Vec<u32> = (1..=self.effects).filter(|n| !unique.contains(n) && !unknown.contains(n)).collect();
         assert!(missing.is_empty(), "effects did not happen, and nothing was said: {missing:?}; unknown: {unknown:?}");
 
         let events = self.recorder.until_sequence(status.event_sequence).await;

@@ -105,6 +105,8 @@ pub struct Mesh {
     /// Further processes of services; none where one was ended.
     replicas: Vec<Option<(Service, Child)>>,
     environment: Vec<(String, String)>,
+    /// Where the services' programs are; none: beside the test.
+    programs: Option<PathBuf>,
 }
 
 impl Mesh {
@@ -125,6 +127,19 @@ impl Mesh {
         let (database, nats) = tokio::join!(Database::new(), NatsServer::start());
         // A reconciler makes the streams. Tests that begin with other services have them from the beginning.
         drop(nats.bus().await);
+        Self::on(database, nats, environment)
+    }
+
+    /// Everything but the services, without schema and streams, which the first of them make.
+    ///
+    /// # Errors
+    /// As [`Mesh::prepare`].
+    pub async fn bare() -> anyhow::Result<Self> {
+        let (database, nats) = tokio::join!(Database::empty(), NatsServer::start());
+        Self::on(database, nats, &[])
+    }
+
+    fn on(database: Database, nats: NatsServer, environment: &[(&str, &str)]) -> anyhow::Result<Self> {
         let mut health = BTreeMap::new();
         for service in Service::ALL.into_iter().chain([Service::Slack, Service::Scanner]) {
             health.insert(service, free_address()?);
@@ -140,6 +155,7 @@ impl Mesh {
             processes: BTreeMap::new(),
             replicas: Vec::new(),
             environment: environment.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect(),
+            programs: None,
         };
         Ok(mesh)
     }
@@ -147,6 +163,35 @@ impl Mesh {
     /// Sets an environment variable for every service that is started from now on.
     pub fn set(&mut self, key: &str, value: impl Into<String>) {
         self.environment.push((key.to_owned(), value.into()));
+    }
+
+    /// Services that are started from now on are those of this folder; none: those that were built beside the test.
+    pub fn run_programs_of(&mut self, folder: Option<PathBuf>) {
+        self.programs = folder;
+    }
+
+    /// Brings the schema up to date, as a deployment does before it replaces anything.
+    ///
+    /// # Errors
+    /// When that fails.
+    pub async fn migrate(&self) -> anyhow::Result<()> {
+        let output = tokio::process::Command::new(self.program(Service::Gateway)?)
+            .arg("migrate")
+            .env_clear()
+            .env("CONSTRUCT_DATABASE_URL", self.database.url())
+            .env("CONSTRUCT_HEALTH_LISTEN", free_address()?.to_string())
+            .output()
+            .await?;
+        ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        Ok(())
+    }
+
+    fn program(&self, service: Service) -> anyhow::Result<PathBuf> {
+        let name = format!("construct-{}", service.name());
+        match &self.programs {
+            Some(folder) => Ok(folder.join(name)),
+            None => binary(&name),
+        }
     }
 
     /// The directory that tasks of the test work in.
@@ -258,12 +303,11 @@ impl Mesh {
     }
 
     fn launch(&self, service: Service, health: SocketAddr) -> anyhow::Result<Child> {
-        let binary = binary(&format!("construct-{}", service.name()))?;
         let log = File::options().append(true).create(true).open(self.log_path(service))?;
         // Each service is at NATS who it is, so that every test shows that it may do what it needs, and also behind a proxy.
         let nats = self.environment.iter().rfind(|(key, _)| key == NATS_URL).map_or(self.nats.url(), |(_, url)| url);
         let nats = if nats.contains('@') { nats.to_owned() } else { NatsServer::address_of(nats, service.user()) };
-        Command::new(binary)
+        Command::new(self.program(service)?)
             .env_clear()
             .env("PATH", std::env::var_os("PATH").unwrap_or_default())
             .env("RUST_BACKTRACE", "1")

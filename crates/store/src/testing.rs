@@ -57,6 +57,18 @@ impl Database {
     /// # Panics
     /// When `CONSTRUCT_TEST_DATABASE_URL` is not set or its server does not do as asked: a test cannot go on without.
     pub async fn new() -> Self {
+        Self::of(true).await
+    }
+
+    /// A fresh database without any schema.
+    ///
+    /// # Panics
+    /// As [`Database::new`].
+    pub async fn empty() -> Self {
+        Self::of(false).await
+    }
+
+    async fn of(migrated: bool) -> Self {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let url = std::env::var(URL).unwrap_or_else(|_| {
             panic!(
@@ -65,7 +77,7 @@ impl Database {
         });
         let admin = connect_options(&url).expect("the test database's address is valid");
         let mut connection = admin.clone().connect().await.expect("the test database server answers");
-        let template = template(&admin, &mut connection).await;
+        let template = if migrated { template(&admin, &mut connection).await } else { "template1".to_owned() };
         // The time keeps apart processes that had the same id, one of which was killed before it could tidy up.
         let time = jiff::Timestamp::now().as_microsecond();
         let name = format!("construct_test_{}_{time}_{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));

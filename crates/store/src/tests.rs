@@ -11,6 +11,7 @@ mod events;
 mod identity;
 mod memory;
 mod messages;
+mod migrations;
 mod pages;
 mod plans;
 mod scans;

@@ -1,0 +1,55 @@
+//! A new version takes the place of the one before it while tasks are at work.
+//!
+//! `./dev chaos upgrade [COMMIT]` builds the version before and begins with that, with its schema and its streams; the tests begin with
+//! this one, which takes its own place.
+
+use std::{path::PathBuf, sync::atomic::AtomicBool, time::Duration};
+
+use construct_tests::mesh::{Mesh, Service};
+use tokio::time::sleep;
+
+use crate::{check, load};
+
+/// Where the programs of the version before are.
+const PREVIOUS: &str = "CONSTRUCT_PREVIOUS";
+/// How long things stay as they are between two steps.
+const MEANWHILE: Duration = Duration::from_secs(1);
+/// Services with two processes.
+const REPLICATED: [Service; 3] = [Service::Reconciler, Service::Interpreter, Service::Providers];
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn an_upgrade_in_the_middle_of_everything_is_not_noticed() {
+    let previous = std::env::var_os(PREVIOUS).map(PathBuf::from);
+    let mut mesh = Mesh::bare().await.unwrap();
+    mesh.run_programs_of(previous);
+    mesh.start_services().await.unwrap();
+    let mut replicas = Vec::new();
+    for service in REPLICATED {
+        replicas.push((service, mesh.replicate(service).await.unwrap()));
+    }
+    let jobs = load::begin(&mesh).await;
+    let over = AtomicBool::new(false);
+    let upgrading = async {
+        sleep(MEANWHILE).await;
+        mesh.run_programs_of(None);
+        // As a deployment does: first the schema, on which the version before works for a while, then one process after the other.
+        mesh.migrate().await.unwrap();
+        sleep(MEANWHILE).await;
+        for (service, replica) in replicas {
+            assert_eq!(mesh.stop_replica(replica).await.unwrap(), 0, "{service:?}:\n{}", mesh.log(service));
+            mesh.replicate(service).await.unwrap();
+            sleep(MEANWHILE).await;
+        }
+        for service in Service::ALL {
+            assert_eq!(mesh.stop(service).await.unwrap(), 0, "{service:?}:\n{}", mesh.log(service));
+            mesh.spawn(service).unwrap();
+            mesh.ready(service).await.unwrap();
+            sleep(MEANWHILE).await;
+        }
+        over.store(true, std::sync::atomic::Ordering::Relaxed);
+    };
+    tokio::join!(load::speak(&jobs, &over), upgrading);
+    let told = check::check(&mesh, &jobs).await;
+    eprintln!("upgraded: {told}");
+    assert_eq!(told.interrupted(), 0, "nothing was killed: {told}");
+}

@@ -1,0 +1,144 @@
+//! A process that ends between any two things that it says or hears. All that it does to others goes over its connections: where it is killed
+//! before the nth piece that it sent has arrived, what that says was not done; where it is killed before the nth piece that it is sent has
+//! arrived, it was done, and the process did not come to know. `CONSTRUCT_BOUNDARIES` says at how many places of each kind, spread over
+//! a whole job.
+
+use std::path::Path;
+
+use construct_tests::{
+    mesh::{Mesh, Service},
+    proxy::{End, Proxy, authority},
+};
+use tokio::sync::watch;
+
+use super::{Job, ONE_BY_ONE, script};
+
+/// Places of each kind when nobody says how many.
+const PLACES: u64 = 2;
+/// Side effects of a job: few, as it is begun so often.
+const EFFECTS: u32 = 6;
+
+/// What services talk to.
+#[derive(Debug, Clone, Copy)]
+enum Server {
+    Nats,
+    PostgreSql,
+}
+
+/// A mesh in which one service has its own way to the servers.
+struct Watched {
+    mesh: Mesh,
+    service: Service,
+    nats: Proxy,
+    database: Proxy,
+    jobs: u32,
+}
+
+impl Watched {
+    async fn start(service: Service) -> Self {
+        let mut mesh = Mesh::prepare(&[]).await.unwrap();
+        for other in Service::ALL.into_iter().filter(|other| *other != service) {
+            mesh.spawn(other).unwrap();
+        }
+        let nats = Proxy::start(&authority(mesh.nats.url())).await.unwrap();
+        let database = Proxy::start(&authority(mesh.database.url())).await.unwrap();
+        mesh.set("CONSTRUCT_NATS_URL", nats.instead_of(mesh.nats.url()));
+        mesh.set("CONSTRUCT_DATABASE_URL", database.instead_of(mesh.database.url()));
+        mesh.start_services().await.unwrap();
+        let code = ONE_BY_ONE.map(|line| line.replace("n <= 24", &format!("n <= {EFFECTS}")));
+        let code: Vec<&str> = code.iter().map(String::as_str).collect();
+        mesh.scripted_agent("worker", &script(&code)).await.unwrap();
+        Self { mesh, service, nats, database, jobs: 0 }
+    }
+
+    /// Has a job done, kills the process when `sprung` says so, and checks what came of the job. Gives whether it was killed.
+    async fn job(&mut self, sprung: impl Future<Output = bool>) -> bool {
+        self.jobs += 1;
+        let folder = self.mesh.folder(&format!("job-{}", self.jobs)).unwrap();
+        let job = Job::prepare(&self.mesh, &folder, EFFECTS).await;
+        let over = watch::Sender::new(false);
+        let working = async {
+            job.conversation.ask("Do it.").await;
+            over.send_replace(true);
+        };
+        let mut done = over.subscribe();
+        let killing = async {
+            let reached = tokio::select! {
+                reached = sprung => reached,
+                _ = done.wait_for(|over| *over) => false,
+            };
+            if reached {
+                self.mesh.kill(self.service).unwrap();
+                tokio::join!(self.nats.reset(), self.database.reset());
+                self.mesh.spawn(self.service).unwrap();
+            }
+            reached
+        };
+        let ((), killed) = tokio::join!(working, killing);
+        self.check(&job, &folder).await;
+        killed
+    }
+
+    async fn check(&mut self, job: &Job, folder: &Path) {
+        let unknown = job.check(folder).await;
+        // Only who runs scripts can lose what became of a call, and there is one call at a time.
+        let most = usize::from(self.service == Service::Interpreter);
+        assert!(unknown.len() <= most, "{unknown:?} are said to be unknown");
+        self.mesh.ready(self.service).await.unwrap();
+    }
+
+    fn proxy(&self, server: Server) -> &Proxy {
+        match server {
+            Server::Nats => &self.nats,
+            Server::PostgreSql => &self.database,
+        }
+    }
+
+    /// Kills the process at so many places of what comes from `end` on its way to each of the servers.
+    async fn kill_at(&mut self, servers: &[Server], end: End, places: u64) {
+        let before: Vec<u64> = servers.iter().map(|server| self.proxy(*server).passed(end)).collect();
+        self.job(std::future::pending()).await;
+        let after: Vec<u64> = servers.iter().map(|server| self.proxy(*server).passed(end)).collect();
+        for (server, (before, after)) in servers.iter().zip(before.iter().zip(after)) {
+            // A little of what passes during a job is not the job's own.
+            let length = after - before;
+            let (mut killed, places) = (0, places.min(length));
+            for place in 1..=places {
+                let nth = (length * place / (places + 1)).max(1);
+                println!("{:?}: piece {nth} of {length} from the {end:?} between it and {server:?}", self.service);
+                let sprung = self.proxy(*server).trap(end, nth, &[&self.nats, &self.database]);
+                killed += u64::from(self.job(async move { sprung.await.is_ok() }).await);
+                self.proxy(*server).disarm();
+            }
+            assert!(2 * killed >= places, "{server:?}, {end:?}: killed at {killed} of {places} places only");
+        }
+    }
+}
+
+async fn survives(service: Service, servers: &[Server]) {
+    let places = std::env::var("CONSTRUCT_BOUNDARIES").ok().and_then(|places| places.parse().ok()).unwrap_or(PLACES);
+    let mut watched = Watched::start(service).await;
+    for end in [End::Client, End::Server] {
+        watched.kill_at(servers, end, places).await;
+    }
+}
+
+#[tokio::test]
+async fn a_job_survives_the_gateway_at_every_boundary() {
+    survives(Service::Gateway, &[Server::Nats, Server::PostgreSql]).await;
+}
+
+#[tokio::test]
+async fn a_job_survives_the_reconciler_at_every_boundary() {
+    survives(Service::Reconciler, &[Server::Nats, Server::PostgreSql]).await;
+}
+
+#[tokio::test]
+async fn a_job_survives_the_providers_at_every_boundary() {
+    survives(Service::Providers, &[Server::Nats]).await;
+}
+
+#[tokio::test]
+async fn a_job_survives_the_interpreter_at_every_boundary() {
+    survives(Service::Interpreter, &[Server::Nats]).await;
+}
