@@ -5,7 +5,7 @@ use clap::{CommandFactory as _, Parser, Subcommand};
 use crate::{
     console::Colour,
     context::{self, TlsArgs, Wanted},
-    conversation, costs, dead, doctor, entity, events, exec,
+    conversation, costs, daemon, dead, doctor, entity, events, exec,
     failure::{EXIT_CODES, Exit, Failure},
     gateway::Gateway,
     mesh, output, tap, top, usage, whoami, why,
@@ -15,7 +15,8 @@ use crate::{
 #[derive(Debug, Parser)]
 #[command(name = "construct", version, propagate_version = true, after_help = EXIT_CODES)]
 pub(crate) struct Cli {
-    /// Where the gateway is; when not given, where the context says, or else at http://127.0.0.1:60080.
+    /// Where the gateway is; when not given, where the context says, or else on this machine: at the daemon's socket where there is one
+    /// (construct daemon), or at http://127.0.0.1:60080.
     #[arg(long, global = true, env = "CONSTRUCT_GATEWAY_URL", value_name = "URL")]
     gateway: Option<String>,
     /// Which of the remembered gateways to use (construct context).
@@ -117,6 +118,9 @@ enum Command {
     Up,
     /// Stop the mesh on this machine (in a checkout: ./dev down).
     Down,
+    /// The mesh on this machine as a service of yours, which starts when it is needed.
+    #[command(subcommand)]
+    Daemon(daemon::DaemonCommand),
     /// Print the completions for a shell.
     Completions {
         /// For which.
@@ -131,10 +135,22 @@ impl Cli {
     ///
     /// # Errors
     /// When it can't be done.
-    pub(crate) async fn run(self) -> Result<Exit, Failure> {
+    pub(crate) async fn run(mut self) -> Result<Exit, Failure> {
         let done = |()| Exit::Completed;
-        if let Command::Context(command) = self.command {
-            return command.run(self.organization, self.tls).map(done);
+        match self.command {
+            Command::Context(command) => return command.run(self.organization, self.tls).map(done),
+            Command::Daemon(command) => return Box::pin(command.run()).await,
+            Command::Up => return mesh::dev("up"),
+            Command::Down => return mesh::dev("down"),
+            Command::Completions { shell } => {
+                let mut script = Vec::new();
+                clap_complete::generate(shell, &mut Self::command(), "construct", &mut script);
+                return output::print(&String::from_utf8_lossy(&script)).map(done);
+            }
+            Command::Version => {
+                return output::print(concat!("construct ", env!("CARGO_PKG_VERSION"), "\n")).map(done);
+            }
+            command => self.command = command,
         }
         let Self { gateway, context, organization, tls, .. } = self;
         let wanted = Wanted { gateway, context, organization, tls };
@@ -163,22 +179,19 @@ impl Cli {
             Command::Key(command) => Box::pin(command.run(&gateway)).await.map(done),
             Command::Audit(command) => Box::pin(command.run(&gateway)).await.map(done),
             Command::Whoami(args) => Box::pin(args.run(&gateway)).await.map(done),
-            // Above, because it asks no gateway.
-            Command::Context(_) => Ok(Exit::Completed),
             Command::Dead(command) => Box::pin(command.run(&gateway)).await.map(done),
             Command::Doctor(args) => Box::pin(args.run(&gateway, self.color)).await,
             Command::Top(args) => Box::pin(args.run(&gateway, self.color)).await,
             Command::Why(args) => Box::pin(args.run(&gateway)).await.map(done),
             Command::Events(args) => Box::pin(args.run(gateway, self.color)).await.map(done),
             Command::Tap(args) => Box::pin(args.run(self.color)).await.map(done),
-            Command::Up => mesh::dev("up"),
-            Command::Down => mesh::dev("down"),
-            Command::Completions { shell } => {
-                let mut script = Vec::new();
-                clap_complete::generate(shell, &mut Self::command(), "construct", &mut script);
-                output::print(&String::from_utf8_lossy(&script)).map(done)
-            }
-            Command::Version => output::print(concat!("construct ", env!("CARGO_PKG_VERSION"), "\n")).map(done),
+            // Above, because these ask no gateway.
+            Command::Context(_)
+            | Command::Daemon(_)
+            | Command::Up
+            | Command::Down
+            | Command::Completions { .. }
+            | Command::Version => Ok(Exit::Completed),
         }
     }
 }
@@ -235,6 +248,11 @@ mod tests {
             "construct --ca ca.pem context add far --address https://construct.example.com --client-certificate c.pem --client-key k.pem",
             "construct context add home --address unix:/run/construct/socket --organization org_1",
             "construct context add work --address http://127.0.0.1:1 --key-stdin",
+            "construct context add work --address http://127.0.0.1:1 --key-file f --keyring always",
+            "construct daemon install --no-start --force",
+            "construct daemon install --print",
+            "construct daemon uninstall",
+            "construct daemon status",
             "construct token create --model m --model n --budget 2 --expires 30m",
             "construct scan octocat/reports --ref v1 --model sonnet --budget 1.50",
             "construct scan . --no-wait -o json",
@@ -287,6 +305,7 @@ mod tests {
             "construct key create ci",
             "construct key create ci --scope admin --role root",
             "construct context add a --address http://a:1 --key-stdin --key-file f",
+            "construct daemon install --print --no-start",
             "construct schedule create s --agent a --task t --cron x words",
             "construct schedule create s --agent a words",
             "construct schedule create s --task t --title x --cron x words",

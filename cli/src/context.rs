@@ -1,5 +1,5 @@
-//! Contexts: where a gateway is and how to log in there, by name. They are kept in a file that only its owner may read, and no command
-//! prints a key.
+//! Contexts: where a gateway is and how to log in there, by name. They are kept in a file that only its owner may read; their keys in the
+//! keyring where there is one, and no command prints a key.
 
 use std::{
     collections::BTreeMap,
@@ -12,7 +12,13 @@ use std::{
 use clap::{Args, Subcommand};
 use serde::{Deserialize, Serialize};
 
-use crate::{entity, failure::Failure, hidden, output};
+use crate::{
+    daemon, entity,
+    failure::Failure,
+    hidden,
+    keyring::{self, Keyring},
+    output,
+};
 
 /// Where the gateway is when nobody says.
 pub(crate) const DEFAULT_ADDRESS: &str = "http://127.0.0.1:60080";
@@ -96,6 +102,9 @@ pub(crate) struct Add {
     /// Ask for the API key, or read it from standard input.
     #[arg(long)]
     key_stdin: bool,
+    /// Whether to put the API key into the keyring of this session: when there is one that takes it, always, or never.
+    #[arg(long, value_enum, default_value_t = keyring::Wanted::Auto, env = "CONSTRUCT_KEYRING", value_name = "WHEN")]
+    keyring: keyring::Wanted,
 }
 
 /// All of the file.
@@ -109,12 +118,23 @@ struct Contexts {
 #[derive(Clone, Serialize, Deserialize)]
 struct Context {
     address: String,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    key: Option<String>,
+    #[serde(flatten)]
+    key: Key,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     organization: Option<String>,
     #[serde(flatten)]
     tls: TlsArgs,
+}
+
+/// Where the key of a context is.
+#[derive(Clone, Default, Serialize, Deserialize)]
+struct Key {
+    /// Here.
+    #[serde(default, rename = "key", skip_serializing_if = "Option::is_none")]
+    text: Option<String>,
+    /// In the keyring, under this name. Each key has a new one, so that none is ever in the place of another.
+    #[serde(default, rename = "keyring", skip_serializing_if = "Option::is_none")]
+    item: Option<String>,
 }
 
 /// What the command line and the environment say of whom to talk to.
@@ -156,23 +176,30 @@ impl Wanted {
 
     fn target_of(self, path: &Result<PathBuf, Failure>, key: Option<String>) -> Result<Target, Failure> {
         let context = match (&self.context, &self.gateway, path) {
-            (Some(name), _, Ok(path)) => Some(Contexts::read(path)?.get(name)?),
+            (Some(name), _, Ok(path)) => Some((name.clone(), Contexts::read(path)?.get(name)?)),
             (Some(name), _, Err(_)) => return Err(unknown(name)),
             (None, None, Ok(path)) => Contexts::read(path)?.used(),
             (None, ..) => None,
         };
         let (remembered, address) = match (context, self.gateway) {
-            (Some(context), Some(gateway)) if gateway != context.address => (None, gateway),
-            (Some(context), _) => (Some(context.clone()), context.address),
-            (None, gateway) => (None, gateway.unwrap_or_else(|| DEFAULT_ADDRESS.to_owned())),
+            (Some((_, context)), Some(gateway)) if gateway != context.address => (None, gateway),
+            (Some((name, context)), _) => (Some((name, context.clone())), context.address),
+            (None, gateway) => {
+                let usual = || daemon::address().unwrap_or_else(|| DEFAULT_ADDRESS.to_owned());
+                (None, gateway.unwrap_or_else(usual))
+            }
+        };
+        let (remembered_key, organization, tls) = match remembered {
+            // The keyring is not asked for what is not needed.
+            Some((_, context)) if key.is_some() => (None, context.organization, context.tls),
+            Some((name, context)) => (context.key.get(&name)?, context.organization, context.tls),
+            None => (None, None, TlsArgs::default()),
         };
         Ok(Target {
             address,
-            key: key.or_else(|| remembered.as_ref().and_then(|context| context.key.clone())),
-            organization: self
-                .organization
-                .or_else(|| remembered.as_ref().and_then(|context| context.organization.clone())),
-            tls: self.tls.or(remembered.map(|context| context.tls).unwrap_or_default()),
+            key: key.or(remembered_key),
+            organization: self.organization.or(organization),
+            tls: self.tls.or(tls),
         })
     }
 }
@@ -184,7 +211,7 @@ impl ContextCommand {
         let path = path()?;
         let mut all = Contexts::read(&path)?;
         match self {
-            Self::Add(Add { name, address, key_file, key_stdin }) => {
+            Self::Add(Add { name, address, key_file, key_stdin, keyring }) => {
                 crate::gateway::Gateway::check(&address)?;
                 let key = match key_file {
                     Some(file) => Some(entity::read_text(&file)?),
@@ -192,9 +219,16 @@ impl ContextCommand {
                     None => None,
                 };
                 let key = key.map(|key| key.trim().to_owned()).filter(|key| !key.is_empty());
+                let tls = tls.absolute()?;
+                let key = key.map(|key| Key::keep(&name, key, keyring, &path)).transpose()?.unwrap_or_default();
+                let item = key.item.clone();
                 all.current.get_or_insert_with(|| name.clone());
-                all.contexts.insert(name, Context { address, key, organization, tls: tls.absolute()? });
-                all.write(&path)
+                let replaced = all.contexts.insert(name, Context { address, key, organization, tls });
+                if let Err(failure) = all.write(&path) {
+                    _ = Key { text: None, item }.forget();
+                    return Err(failure);
+                }
+                replaced.map_or(Ok(()), |context| context.key.forget())
             }
             Self::Use { name } => {
                 all.get(&name)?;
@@ -203,10 +237,82 @@ impl ContextCommand {
             }
             Self::List => output::print(&all.show()),
             Self::Remove { name } => {
-                all.contexts.remove(&name).ok_or_else(|| unknown(&name))?;
+                let removed = all.contexts.remove(&name).ok_or_else(|| unknown(&name))?;
                 all.current = all.current.filter(|current| *current != name);
-                all.write(&path)
+                all.write(&path)?;
+                removed.key.forget()
             }
+        }
+    }
+}
+
+impl Key {
+    /// Puts a key where it is wanted, and says where that is.
+    ///
+    /// # Errors
+    /// When it is wanted in the keyring alone, which does not take it.
+    fn keep(name: &str, key: String, wanted: keyring::Wanted, path: &Path) -> Result<Self, Failure> {
+        let item = uuid::Uuid::now_v7().to_string();
+        let kept = match wanted {
+            keyring::Wanted::Never => Err(String::new()),
+            keyring::Wanted::Auto | keyring::Wanted::Always => {
+                Keyring::find().and_then(|keyring| keyring.store(&item, &format!("Construct: {name}"), &key))
+            }
+        };
+        match kept {
+            Ok(()) => {
+                eprintln!("the key of {name} is in the keyring");
+                Ok(Self { text: None, item: Some(item) })
+            }
+            Err(why) if wanted == keyring::Wanted::Always => {
+                let failure = Failure::failed(format!("the keyring does not take the key: {why}"));
+                Err(failure.hint(format!("--keyring never keeps it in {}, which only you may read", path.display())))
+            }
+            Err(why) => {
+                let why = if why.is_empty() { why } else { format!(" ({why})") };
+                eprintln!("the key of {name} is in {}, which only you may read{why}", path.display());
+                Ok(Self { text: Some(key), item: None })
+            }
+        }
+    }
+
+    /// The key of this context, if it has one.
+    ///
+    /// # Errors
+    /// When the keyring does not give it.
+    fn get(self, name: &str) -> Result<Option<String>, Failure> {
+        let Some(item) = self.item else { return Ok(self.text) };
+        let found = Keyring::find().and_then(|keyring| keyring.get(&item));
+        let key =
+            found.map_err(|why| Failure::failed(format!("the keyring does not give the key of {name}: {why}")))?;
+        let missing = || Failure::usage(format!("the key of {name} is not in the keyring any more"));
+        key.map(Some)
+            .ok_or_else(|| missing().hint(format!("give it again: construct context add {name} --key-stdin …")))
+    }
+
+    /// Removes it from the keyring.
+    ///
+    /// # Errors
+    /// When it stays there.
+    fn forget(self) -> Result<(), Failure> {
+        let Some(item) = self.item else { return Ok(()) };
+        let done = Keyring::find().and_then(|keyring| keyring.remove(&item));
+        let failed = |why| {
+            let failure =
+                Failure::failed(format!("the context is changed, but its old key stays in the keyring: {why}"));
+            failure.hint(format!(
+                "it is the one of the service construct with the item {item}; revoke it, or remove it there"
+            ))
+        };
+        done.map_err(failed)
+    }
+
+    /// Where it is, in words.
+    const fn place(&self) -> &'static str {
+        match (&self.item, &self.text) {
+            (Some(_), _) => "key in the keyring",
+            (None, Some(_)) => "key in the file",
+            (None, None) => "without a key",
         }
     }
 }
@@ -259,16 +365,17 @@ impl Contexts {
         self.contexts.get(name).cloned().ok_or_else(|| unknown(name))
     }
 
-    fn used(&self) -> Option<Context> {
-        self.contexts.get(self.current.as_ref()?).cloned()
+    fn used(&self) -> Option<(String, Context)> {
+        let name = self.current.as_ref()?;
+        Some((name.clone(), self.contexts.get(name)?.clone()))
     }
 
     fn show(&self) -> String {
         let line = |(name, context): (&String, &Context)| {
             let star = if self.current.as_ref() == Some(name) { '*' } else { ' ' };
-            let key = if context.key.is_some() { "with a key" } else { "without a key" };
+            let key = context.key.place();
             let organization = context.organization.as_deref().unwrap_or_default();
-            format!("{star} {name:<16} {:<32} {key:<14} {organization}", context.address).trim_end().to_owned() + "\n"
+            format!("{star} {name:<16} {:<32} {key:<18} {organization}", context.address).trim_end().to_owned() + "\n"
         };
         self.contexts.iter().map(line).collect()
     }
@@ -291,7 +398,7 @@ mod tests {
         let mut all = Contexts::read(&path).unwrap();
         let context = Context {
             address: "http://a:1".into(),
-            key: Some("ct_x".into()),
+            key: Key { text: Some("ct_x".into()), item: None },
             organization: None,
             tls: TlsArgs::default(),
         };
@@ -301,6 +408,7 @@ mod tests {
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
         let read = Contexts::read(&path).unwrap();
         assert!(read.show().starts_with("* a") && !read.show().contains("ct_x"), "{}", read.show());
+        assert!(read.show().contains("key in the file"), "{}", read.show());
         fs::set_permissions(&path, fs::Permissions::from_mode(0o644)).unwrap();
         assert!(Contexts::read(&path).is_err());
         fs::remove_dir_all(folder).unwrap();
@@ -312,7 +420,7 @@ mod tests {
         let path = folder.join("contexts.json");
         let context = |key: &str| Context {
             address: format!("http://{key}:1"),
-            key: Some(format!("ct_{key}")),
+            key: Key { text: Some(format!("ct_{key}")), item: None },
             organization: Some(format!("org_{key}")),
             tls: TlsArgs { ca: Some(format!("/{key}.pem").into()), ..TlsArgs::default() },
         };

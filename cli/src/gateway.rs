@@ -4,6 +4,7 @@ use std::{
     fs,
     net::IpAddr,
     path::Path,
+    sync::atomic::{AtomicBool, Ordering},
     time::{Duration, Instant},
 };
 
@@ -37,6 +38,12 @@ const MAX_ANSWER: usize = 64 * 1024 * 1024;
 
 /// How long one call may take before it is given up; streams are not bounded by it.
 const CALL_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// The same over a socket of this machine: whom the call is for may first have to be started (`construct daemon`), which includes servers.
+const START_TIMEOUT: Duration = Duration::from_secs(180);
+
+/// Whether calls go over such a socket. A process talks to one gateway.
+static OVER_SOCKET: AtomicBool = AtomicBool::new(false);
 
 /// The pause between two tries.
 const PAUSE: Duration = Duration::from_millis(200);
@@ -95,13 +102,17 @@ impl Gateway {
             );
         }
         let credentials = Credentials { authorization, organization };
-        let endpoint = endpoint
-            .connect_timeout(Duration::from_secs(3))
-            .tcp_nodelay(true)
+        let mut endpoint = endpoint.connect_timeout(Duration::from_secs(3)).tcp_nodelay(true);
+        // Nobody vanishes from a socket of this machine without being noticed; but who listens there may first have to be started.
+        if target.address.starts_with("unix:") {
+            OVER_SOCKET.store(true, Ordering::Relaxed);
+        } else {
             // A gateway that vanished without closing the connection is noticed within these.
-            .http2_keep_alive_interval(Duration::from_secs(10))
-            .keep_alive_timeout(Duration::from_secs(5))
-            .keep_alive_while_idle(true);
+            endpoint = endpoint
+                .http2_keep_alive_interval(Duration::from_secs(10))
+                .keep_alive_timeout(Duration::from_secs(5))
+                .keep_alive_while_idle(true);
+        }
         Ok(Self { line: InterceptedService::new(endpoint.connect_lazy(), credentials) })
     }
 
@@ -254,9 +265,10 @@ where
 }
 
 async fn bounded<T>(call: impl Future<Output = Result<tonic::Response<T>, Status>>) -> Result<T, Status> {
-    match tokio::time::timeout(CALL_TIMEOUT, call).await {
+    let limit = if OVER_SOCKET.load(Ordering::Relaxed) { START_TIMEOUT } else { CALL_TIMEOUT };
+    match tokio::time::timeout(limit, call).await {
         Ok(answer) => answer.map(tonic::Response::into_inner),
-        Err(_) => Err(Status::unavailable(format!("no answer within {} s", CALL_TIMEOUT.as_secs()))),
+        Err(_) => Err(Status::unavailable(format!("no answer within {} s", limit.as_secs()))),
     }
 }
 

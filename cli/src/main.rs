@@ -6,6 +6,7 @@ mod cli;
 
 mod conversation;
 mod costs;
+mod daemon;
 mod dead;
 mod doctor;
 mod entity;
@@ -26,6 +27,7 @@ mod follow;
 mod gateway;
 mod hidden;
 mod json;
+mod keyring;
 mod money;
 mod output;
 mod page;

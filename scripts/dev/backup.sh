@@ -162,6 +162,7 @@ backup_command() {
   ensure_packages servers
   home_open "$main_home"
   home_lock
+  if [[ -n $streams ]]; then home_daemon_refuse; fi
   if [[ -e $home/restoring ]]; then die "a restore of $home was interrupted: repeat it first (./dev restore)"; fi
   backup_home
   if backup_seen_by_tasks "$folder"; then
@@ -253,6 +254,7 @@ restore_command() {
   ensure_packages servers
   home_open "$main_home"
   home_lock
+  home_daemon_refuse
   backup_home
   # Empty streams are always right; those that are there are of another time.
   if [[ -z $streams ]]; then unset 'places[streams]'; fi

@@ -153,6 +153,15 @@ home_lock() {
 
 home_unlock() { exec 9>&-; }
 
+# What starts processes is refused while the daemon runs the mesh (it keeps `run/daemon` locked): it would start the gateway without the
+# daemon's socket.
+home_daemon_refuse() {
+  if [[ -n ${DEV_DAEMON:-} || ! -e $home/run/daemon ]]; then return 0; fi
+  if ! flock -n -s 6; then
+    die "the daemon runs this mesh: construct daemon stop ends it, systemctl --user restart construct.service starts it anew"
+  fi 6<"$home/run/daemon"
+}
+
 # home_session exclusive|shared WHAT: held as long as this script uses the home. The demo and the benchmarks want theirs
 # alone; several test runs share, and wait for one that is just stopping the servers.
 home_session() {

@@ -12,6 +12,9 @@ export SQLX_OFFLINE=true
 target_dir=$(realpath -m -- "${CARGO_TARGET_DIR:-target}")
 bin_dir=$target_dir/debug
 
+# Who started this script listens for the gateway already, on descriptors from 3 on; so many. Only the daemon does (`construct daemon run`).
+sockets=${DEV_LISTEN_FDS:-0}
+
 mesh_build() { as_caller cargo build "${cargo_flags[@]}" --workspace --bins; }
 
 # What a service is given: the settings of the home and a few variables of the caller, nothing else. Vendor keys stay out of the
@@ -33,6 +36,7 @@ mesh_service_environment() {
   done
   if [[ $service == providers ]]; then variables+=("CONSTRUCT_PROVIDERS_PROXY_LISTEN=127.0.0.1:${ports[providers]}"); fi
   if [[ $service == gateway ]]; then variables+=("CONSTRUCT_GATEWAY_SCANS_DIR=$home/scans"); fi
+  if [[ $service == gateway ]] && ((sockets > 0)); then variables+=("LISTEN_FDS=$sockets"); fi
   if [[ $service == scanner ]]; then
     variables+=("CONSTRUCT_SCANNER_DIR=$home/scans" "CONSTRUCT_SCANNER_GATEWAY_URL=http://127.0.0.1:${ports[gateway]}")
   fi
@@ -96,8 +100,11 @@ mesh_workspace_roots() {
 # Which build and which settings: when either changes, `up` restarts the service.
 mesh_fingerprint() {
   local build environment
+  local -a given=("${variables[@]}")
+  # Another socket at the same path is another setting.
+  if [[ $1 == gateway ]] && ((sockets > 0)); then given+=("$(readlink -- /proc/$$/fd/3)"); fi
   build=$(stat -L -c '%i.%s.%Y' -- "$bin_dir/construct-$1")
-  environment=$(printf '%s\n' "${variables[@]}" | cksum)
+  environment=$(printf '%s\n' "${given[@]}" | cksum)
   printf '%s.%s' "$build" "${environment// /.}"
 }
 
@@ -106,7 +113,7 @@ mesh_start() {
   local service
   local -a outdated=() variables=()
   for service in "${services[@]}"; do
-    [[ -x $bin_dir/construct-$service ]] || die "$bin_dir/construct-$service was not built"
+    [[ -x $bin_dir/construct-$service ]] || die "$bin_dir/construct-$service was not built; ./dev build does it"
   done
   # Before the interpreter starts: what it grants must exist, and what it hides.
   mkdir -p -- "$home"/{scans,backups}
@@ -160,12 +167,21 @@ mesh_stop() {
   infra_down
 }
 
-mesh_command_up() {
+mesh_command_build() {
   ensure_rust
   ensure_packages servers sandbox compiler
   timed "building" mesh_build
+}
+
+mesh_command_up() {
+  case ${1:-} in
+    --built) ensure_packages servers sandbox ;;
+    '') mesh_command_build ;;
+    *) die "usage: ./dev up [--built]" ;;
+  esac
   home_open "$main_home"
   home_lock
+  home_daemon_refuse
   timed "starting NATS and PostgreSQL in $home" infra_up durable
   timed "starting the services" mesh_start
   cat <<TEXT
@@ -191,6 +207,29 @@ mesh_command_down() {
   timed "stopping everything in $home" mesh_stop
 }
 
+# Waits until something of the mesh has ended, and fails; or until it was stopped on purpose.
+mesh_command_watch() {
+  local name
+  home_open "$main_home"
+  while true; do
+    for name in nats postgres "${services[@]}"; do
+      if process_running "$name"; then continue; fi
+      # Whoever stops or restarts something holds the lock until it is done.
+      home_lock
+      if ! process_running "$name"; then
+        if [[ ! -e $home/run/$name.pid ]]; then
+          note "$name was stopped"
+          return 0
+        fi
+        show_tail "$home/logs/$name.log"
+        die "$name has ended"
+      fi
+      home_unlock
+    done
+    sleep 1
+  done
+}
+
 mesh_command_status() {
   local service state answer all=0
   home_open "$main_home"
@@ -211,9 +250,10 @@ mesh_command_restart() {
   local service=${1:-} known
   for known in "${services[@]}"; do
     if [[ $# == 1 && $service == "$known" ]]; then
+      home_open "$main_home"
+      home_daemon_refuse
       ensure_rust
       timed "building construct-$service" as_caller cargo build "${cargo_flags[@]}" -p "construct-$service" --bins
-      home_open "$main_home"
       home_lock
       if ! process_running nats || ! process_running postgres; then die "the mesh is not running; ./dev up starts it"; fi
       process_stop TERM 10 "$service"

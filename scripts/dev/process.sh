@@ -25,6 +25,12 @@ process_start() {
     exec </dev/null >>"$log" 2>&1 8>&- 9>&-
     for inherited in $(compgen -e); do unset "$inherited" 2>/dev/null || true; done
     export "${variables[@]}"
+    # A socket that this script was given is for the process that is told of it; whoever else had it would hold it open.
+    if [[ -n ${LISTEN_FDS:-} ]]; then
+      export LISTEN_PID=$BASHPID
+    else
+      for ((inherited = 3; inherited < 3 + sockets; inherited++)); do exec {inherited}>&-; done
+    fi
     umask "$caller_umask"
     exec setsid "$@"
   ) &
@@ -36,9 +42,10 @@ process_start() {
 
 # Prints the pid of NAME when it is alive, else fails.
 process_pid() {
-  local pid started
+  local pid started start_time
   { read -r pid started _ <"$home/run/$1.pid"; } 2>/dev/null || return 1
-  [[ $(process_start_time "$pid") == "$started" ]] || return 1
+  process_start_time_read "$pid" || return 1
+  [[ $start_time == "$started" ]] || return 1
   printf '%s' "$pid"
 }
 
@@ -54,15 +61,22 @@ process_fingerprint() {
 # The start time of a living process, in clock ticks since boot. A zombie is dead: where nobody reaps orphans (a
 # container without an init), it stays for ever.
 process_start_time() {
+  local start_time
+  process_start_time_read "$1" || return 1
+  printf '%s' "$start_time"
+}
+
+# The same into `start_time`, without a subshell: some ask every second.
+process_start_time_read() {
   local stat
   local -a fields
-  { stat=$(<"/proc/$1/stat"); } 2>/dev/null || return 1
+  { read -r stat <"/proc/$1/stat"; } 2>/dev/null || return 1
   # The second field, the command in parentheses, may hold spaces; what follows the last parenthesis starts with the state.
   read -ra fields <<<"${stat##*) }"
   # A process that ends between opening and reading leaves nothing to read.
   ((${#fields[@]} >= 20)) || return 1
   [[ ${fields[0]} != [ZX] ]] || return 1
-  printf '%s' "${fields[19]}"
+  start_time=${fields[19]}
 }
 
 # process_stop SIGNAL GRACE_SECONDS NAME...: signals all, waits, then kills what is left, with everything it started.

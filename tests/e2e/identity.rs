@@ -1,6 +1,9 @@
 //! Two organisations on one mesh where everybody has to log in: each works, and neither sees the other. All through the command line.
 
-use std::process::{Output, Stdio};
+use std::{
+    os::unix::fs::PermissionsExt as _,
+    process::{Output, Stdio},
+};
 
 use construct_tests::{
     client::PATIENCE,
@@ -132,10 +135,16 @@ async fn a_context_remembers_where_and_as_whom() {
     let mesh = Mesh::start_with(&[REQUIRED]).await.unwrap();
     let operator = String::from_utf8(first_key(&mesh).await.stdout).unwrap();
     let home = mesh.home().join("person");
+    let programs = mesh.home().join("programs");
     let run = async |arguments: &[&str], input: &str| {
         let mut command = Command::new(binary("construct").unwrap());
-        finish(command.env_clear().env("HOME", &home).args(arguments), input).await
+        let paths = format!("{}:/usr/bin:/bin", programs.display());
+        finish(command.env_clear().env("HOME", &home).env("PATH", paths).args(arguments), input).await
     };
+    std::fs::create_dir(&programs).unwrap();
+    let keyring = programs.join("secret-tool");
+    std::fs::write(&keyring, "#!/bin/sh\nexit 1\n").unwrap();
+    std::fs::set_permissions(&keyring, std::fs::Permissions::from_mode(0o700)).unwrap();
     let address = mesh.gateway_url();
     let added = run(&["context", "add", "work", "--address", &address, "--key-stdin"], &operator).await;
     assert!(added.status.success(), "{added:?}");
@@ -145,4 +154,15 @@ async fn a_context_remembers_where_and_as_whom() {
     assert!(listed.starts_with("* work") && listed.contains(&address) && !listed.contains("ct_"), "{listed}");
     assert!(run(&["context", "remove", "work"], "").await.status.success());
     assert!(!run(&["--context", "work", "whoami"], "").await.status.success());
+
+    // The same with a keyring, which holds one key.
+    let held = programs.join("held");
+    let script = "#!/bin/sh\ncase $1 in store) cat >HELD ;; lookup) cat HELD ;; clear) rm HELD ;; esac\n";
+    std::fs::write(&keyring, script.replace("HELD", &held.display().to_string())).unwrap();
+    let added = run(&["context", "add", "work", "--address", &address, "--key-stdin"], &operator).await;
+    assert!(added.status.success() && held.exists(), "{added:?}");
+    let me = run(&["whoami"], "").await;
+    assert!(String::from_utf8_lossy(&me.stdout).contains("owner"), "{me:?}");
+    assert!(run(&["context", "remove", "work"], "").await.status.success());
+    assert!(!held.exists());
 }

@@ -1,6 +1,7 @@
 //! End-to-end tests: the four services as processes, on real PostgreSQL and NATS.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails with what it met")]
 
+mod activation;
 mod api;
 mod approvals;
 mod architecture;

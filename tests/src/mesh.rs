@@ -5,6 +5,7 @@ use std::{
     collections::BTreeMap,
     fs::{self, File, TryLockError},
     net::{Ipv4Addr, SocketAddr, TcpListener},
+    os::{fd::OwnedFd, unix::net::UnixListener},
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     sync::{Mutex, PoisonError},
@@ -244,7 +245,17 @@ impl Mesh {
 
     /// Starts a service that does not run.
     pub fn spawn(&mut self, service: Service) -> anyhow::Result<()> {
-        let child = self.launch(service, self.health[&service])?;
+        let child = self.launch(service, self.health[&service], None)?;
+        self.processes.insert(service, child);
+        Ok(())
+    }
+
+    /// Starts a service that does not run, and passes it a socket, as systemd does.
+    ///
+    /// # Errors
+    /// When it does not start.
+    pub fn spawn_with_socket(&mut self, service: Service, socket: &UnixListener) -> anyhow::Result<()> {
+        let child = self.launch(service, self.health[&service], Some(socket))?;
         self.processes.insert(service, child);
         Ok(())
     }
@@ -256,7 +267,7 @@ impl Mesh {
     /// When it does not start.
     pub async fn replicate(&mut self, service: Service) -> anyhow::Result<usize> {
         let health = free_address()?;
-        let child = self.launch(service, health)?;
+        let child = self.launch(service, health, None)?;
         self.replicas.push(Some((service, child)));
         let client = http::client().build()?;
         wait::until("a second process to be ready", READY, async || {
@@ -272,7 +283,7 @@ impl Mesh {
     /// # Errors
     /// When it does not start.
     pub fn spawn_replica(&mut self, service: Service) -> anyhow::Result<usize> {
-        let child = self.launch(service, free_address()?)?;
+        let child = self.launch(service, free_address()?, None)?;
         self.replicas.push(Some((service, child)));
         Ok(self.replicas.len() - 1)
     }
@@ -302,12 +313,17 @@ impl Mesh {
         self.replicas[replica].as_ref().map(|(_, child)| child.id())
     }
 
-    fn launch(&self, service: Service, health: SocketAddr) -> anyhow::Result<Child> {
+    fn launch(&self, service: Service, health: SocketAddr, socket: Option<&UnixListener>) -> anyhow::Result<Child> {
+        let program = self.program(service)?;
         let log = File::options().append(true).create(true).open(self.log_path(service))?;
         // Each service is at NATS who it is, so that every test shows that it may do what it needs, and also behind a proxy.
         let nats = self.environment.iter().rfind(|(key, _)| key == NATS_URL).map_or(self.nats.url(), |(_, url)| url);
         let nats = if nats.contains('@') { nats.to_owned() } else { NatsServer::address_of(nats, service.user()) };
-        Command::new(self.program(service)?)
+        let (mut command, input) = match socket {
+            Some(socket) => with_socket(&program, &[], socket)?,
+            None => (Command::new(program), Stdio::null()),
+        };
+        command
             .env_clear()
             .env("PATH", std::env::var_os("PATH").unwrap_or_default())
             .env("RUST_BACKTRACE", "1")
@@ -326,7 +342,7 @@ impl Mesh {
             .env("CONSTRUCT_LOG", std::env::var("CONSTRUCT_TEST_LOG").unwrap_or_else(|_| "info".to_owned()))
             .envs(self.environment.iter().map(|(key, value)| (key, value)))
             .env(NATS_URL, nats)
-            .stdin(Stdio::null())
+            .stdin(input)
             .stdout(log.try_clone()?)
             .stderr(log)
             .spawn()
@@ -561,6 +577,17 @@ async fn end(service: Service, mut child: Child) -> anyhow::Result<i32> {
     }
 }
 
+/// A command that passes a program a socket, as systemd does: at descriptor 3, with variables that say so. It needs this standard input.
+///
+/// # Errors
+/// When there can be no other descriptor of the socket.
+pub fn with_socket(program: &Path, arguments: &[&str], socket: &UnixListener) -> anyhow::Result<(Command, Stdio)> {
+    let mut command = Command::new("/bin/sh");
+    let script = "exec 3<&0 </dev/null; LISTEN_PID=$$ LISTEN_FDS=1 exec \"$0\" \"$@\"";
+    command.arg("-c").arg(script).arg(program).args(arguments);
+    Ok((command, Stdio::from(OwnedFd::from(socket.try_clone()?))))
+}
+
 /// A binary that was built beside this test.
 pub fn binary(name: &str) -> anyhow::Result<PathBuf> {
     let test = std::env::current_exe()?;
@@ -572,7 +599,10 @@ pub fn binary(name: &str) -> anyhow::Result<PathBuf> {
 }
 
 /// The compiled guest is kept between tests: compiling it takes seconds in an unoptimised build.
-fn guest_cache() -> anyhow::Result<PathBuf> {
+///
+/// # Errors
+/// When the services are not built.
+pub fn guest_cache() -> anyhow::Result<PathBuf> {
     let binary = binary("construct-interpreter")?;
     Ok(binary.with_file_name("guest-cache"))
 }

@@ -23,7 +23,8 @@ pub struct Config {
     pub gateway_login: Login,
     /// Failed log-ins of one address with tokens of the issuer in a minute, beyond which its tokens are refused unseen.
     pub gateway_login_failures: u32,
-    /// A Unix socket where gRPC is served as well, for processes that run as the same user; these are the operator.
+    /// A Unix socket where gRPC is served as well, for processes that run as the same user; these are the operator. One that was passed to
+    /// the process (systemd's `LISTEN_FDS`) is served in its place.
     pub gateway_socket: Option<PathBuf>,
     /// The issuer of people's log-ins, as its tokens name it; with `gateway_oidc_audience`.
     pub gateway_oidc_issuer: Option<String>,

@@ -52,7 +52,7 @@ mod usage;
 mod validate;
 mod watch;
 
-use std::sync::Arc;
+use std::{os::fd::OwnedFd, sync::Arc};
 
 use anyhow::Context as _;
 use construct_bus::{Bus, ConnectOptions, User, blob};
@@ -90,12 +90,13 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
         Some(address) => Some(TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}"))?),
         None => None,
     };
-    start(listener, operator, &config, context).await
+    start(listener, operator, socket::passed()?, &config, context).await
 }
 
 async fn start(
     listener: TcpListener,
     operator: Option<TcpListener>,
+    passed: Option<OwnedFd>,
     config: &Config,
     context: &Context,
 ) -> anyhow::Result<()> {
@@ -106,7 +107,7 @@ async fn start(
         tokens: context.common().token_keys()?.map(Arc::new),
     };
     let api = Api::new(config, keyrings.clone(), Gate::new(config)?, lifecycle.clone());
-    let socket = config.gateway_socket.as_deref().map(socket::bind).transpose()?;
+    let socket = socket::open(passed, config.gateway_socket.as_deref())?;
     let (database, nats) = (context.readiness().register("postgresql"), context.readiness().register("nats"));
     let serving = context.readiness().register("requests");
     let tls = Tls::new(config).await?.map(|tls| (tls, Handshakes::default()));

@@ -17,8 +17,9 @@ use construct_proto::{
     },
 };
 use construct_runtime::Context;
+use futures::{StreamExt as _, stream};
 use opentelemetry::{global, propagation::Extractor};
-use tokio::net::{TcpListener, UnixListener};
+use tokio::net::TcpListener;
 use tokio_stream::wrappers::UnixListenerStream;
 use tonic::{
     codec::CompressionEncoding,
@@ -39,6 +40,7 @@ use crate::{
     api::Api,
     faces::Faces,
     identity::guard::GuardLayer,
+    socket::Socket,
     tls::{
         Tls,
         accept::{self, Handshakes},
@@ -97,7 +99,7 @@ pub(crate) async fn spawn(
     api: Api,
     listener: TcpListener,
     tls: Option<(Tls, Handshakes)>,
-    socket: Option<UnixListener>,
+    socket: Option<Socket>,
     config: &Config,
     context: &Context,
 ) -> anyhow::Result<Faces> {
@@ -138,9 +140,16 @@ pub(crate) async fn spawn(
     let incoming = accept::connections(incoming, tls, lifecycle);
     let serving = router(routes.clone(), &faces);
     lifecycle.spawn("grpc", serving.serve_with_incoming_shutdown(incoming, lifecycle.draining().cancelled_owned()));
-    if let Some(socket) = socket {
+    if let Some(Socket { listener, passed }) = socket {
         let serving = router(routes, &faces.on_socket());
-        let incoming = UnixListenerStream::new(socket);
+        let readiness = context.readiness().clone();
+        let begun = async move {
+            if passed {
+                readiness.wait_ready().await;
+            }
+            UnixListenerStream::new(listener)
+        };
+        let incoming = stream::once(begun).flatten();
         let draining = lifecycle.draining().cancelled_owned();
         lifecycle.spawn("grpc on the socket", serving.serve_with_incoming_shutdown(incoming, draining));
     }

@@ -51,8 +51,9 @@ impl Watched {
         Self { mesh, service, nats, database, jobs: 0 }
     }
 
-    /// Has a job done, kills the process when `sprung` says so, and checks what came of the job. Gives whether it was killed.
-    async fn job(&mut self, sprung: impl Future<Output = bool>) -> bool {
+    /// Has a job done, kills the process at the piece that is named, and checks what came of the job. Gives whether the process was killed
+    /// in the middle of it.
+    async fn job(&mut self, place: Option<(Server, End, u64)>) -> bool {
         self.jobs += 1;
         let folder = self.mesh.folder(&format!("job-{}", self.jobs)).unwrap();
         let job = Job::prepare(&self.mesh, &folder, EFFECTS).await;
@@ -63,11 +64,15 @@ impl Watched {
         };
         let mut done = over.subscribe();
         let killing = async {
+            let Some((server, end, nth)) = place else { return false };
+            let mut sprung = self.proxy(server).trap(end, nth, &[&self.nats, &self.database]);
             let reached = tokio::select! {
-                reached = sprung => reached,
+                _ = &mut sprung => true,
                 _ = done.wait_for(|over| *over) => false,
             };
-            if reached {
+            self.proxy(server).disarm();
+            // It may have sprung at the last moment.
+            if reached || sprung.try_recv().is_ok() {
                 self.mesh.kill(self.service).unwrap();
                 tokio::join!(self.nats.reset(), self.database.reset());
                 self.mesh.spawn(self.service).unwrap();
@@ -97,7 +102,7 @@ impl Watched {
     /// Kills the process at so many places of what comes from `end` on its way to each of the servers.
     async fn kill_at(&mut self, servers: &[Server], end: End, places: u64) {
         let before: Vec<u64> = servers.iter().map(|server| self.proxy(*server).passed(end)).collect();
-        self.job(std::future::pending()).await;
+        self.job(None).await;
         let after: Vec<u64> = servers.iter().map(|server| self.proxy(*server).passed(end)).collect();
         for (server, (before, after)) in servers.iter().zip(before.iter().zip(after)) {
             // A little of what passes during a job is not the job's own.
@@ -106,9 +111,7 @@ impl Watched {
             for place in 1..=places {
                 let nth = (length * place / (places + 1)).max(1);
                 println!("{:?}: piece {nth} of {length} from the {end:?} between it and {server:?}", self.service);
-                let sprung = self.proxy(*server).trap(end, nth, &[&self.nats, &self.database]);
-                killed += u64::from(self.job(async move { sprung.await.is_ok() }).await);
-                self.proxy(*server).disarm();
+                killed += u64::from(self.job(Some((*server, end, nth))).await);
             }
             assert!(2 * killed >= places, "{server:?}, {end:?}: killed at {killed} of {places} places only");
         }

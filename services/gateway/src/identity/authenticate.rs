@@ -56,8 +56,12 @@ impl Gate {
             (Some(issuer), Some(audience)) => Some(Oidc::new(issuer, audience)?),
             _ => None,
         };
-        let uid = config.gateway_socket.as_ref().and_then(|_| own_uid());
-        Ok(Self { login: config.gateway_login, uid, oidc, failures: Failures::new(config.gateway_login_failures) })
+        Ok(Self {
+            login: config.gateway_login,
+            uid: own_uid(),
+            oidc,
+            failures: Failures::new(config.gateway_login_failures),
+        })
     }
 
     /// Whether who comes from there without credentials is taken for the operator. Pages of others in a browser of this machine don't get
@@ -72,7 +76,7 @@ impl Gate {
 }
 
 /// Whose files this process makes, which is how the kernel names it to others.
-fn own_uid() -> Option<u32> {
+pub(crate) fn own_uid() -> Option<u32> {
     use std::os::unix::fs::MetadataExt as _;
     std::fs::metadata(PathBuf::from("/proc/self")).ok().map(|process| process.uid())
 }

@@ -112,7 +112,7 @@ impl Gateway {
         // As in the process, the start is not a task but what the main thread does: it need not be `Send`.
         std::thread::spawn(move || {
             // Ends with an error only when the test ends first.
-            _ = runtime.block_on(crate::start(listener, operator, &config, &starting));
+            _ = runtime.block_on(crate::start(listener, operator, None, &config, &starting));
         });
         let endpoint = Endpoint::from_shared(format!("http://{address}")).expect("an address");
         Self { context, nats, database, address, operator: operator_address, channel: endpoint.connect_lazy() }

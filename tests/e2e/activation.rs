@@ -1,0 +1,173 @@
+//! A socket that somebody else listens on, as systemd does: who connects waits, the mesh starts, and nobody is ever refused.
+
+use std::{
+    fs,
+    os::unix::{
+        fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _, symlink},
+        net::UnixListener,
+    },
+    path::{Path, PathBuf},
+    process::{Child, Command, ExitStatus, Stdio},
+    time::Duration,
+};
+
+use construct_proto::v1::{ListAgentsRequest, ListAgentsResponse, agent_service_client::AgentServiceClient};
+use construct_tests::{
+    client::PATIENCE,
+    mesh::{Mesh, Service, binary, free_address, guest_cache, with_socket},
+    wait::until,
+};
+use tempfile::TempDir;
+use tokio::{net::UnixDatagram, task::JoinHandle, time::timeout};
+use tonic::{Status, transport::Endpoint};
+
+use crate::identity::REQUIRED;
+
+/// How long a whole mesh may take to start, with servers whose data is made anew.
+const START: Duration = Duration::from_secs(400);
+
+/// A socket that is listened on, and by its number which file it is.
+fn listen(folder: &Path) -> (UnixListener, PathBuf, u64) {
+    let path = folder.join("gateway.socket");
+    let socket = UnixListener::bind(&path).unwrap();
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+    let number = fs::metadata(&path).unwrap().ino();
+    (socket, path, number)
+}
+
+/// A request of somebody who is connected. It needs all of the gateway, the database included.
+async fn ask(path: &Path) -> JoinHandle<Result<ListAgentsResponse, Status>> {
+    let channel = Endpoint::from_shared(format!("unix:{}", path.display())).unwrap().connect().await.unwrap();
+    tokio::spawn(async move {
+        let answer = AgentServiceClient::new(channel).list_agents(ListAgentsRequest::default()).await;
+        answer.map(tonic::Response::into_inner)
+    })
+}
+
+#[tokio::test]
+async fn who_waits_at_a_socket_is_answered_by_the_gateway_it_is_passed_to_and_by_the_next_one() {
+    let mut mesh = Mesh::prepare(&[REQUIRED]).await.unwrap();
+    let (socket, path, number) = listen(mesh.home());
+    for _ in 0..2 {
+        // Nobody serves now.
+        let asked = ask(&path).await;
+        mesh.spawn_with_socket(Service::Gateway, &socket).unwrap();
+        let answer = timeout(PATIENCE, asked).await.expect("it is answered").unwrap();
+        // Without credentials, where everybody else has to log in: by who it is.
+        assert_eq!(answer.unwrap().agents.len(), 0);
+        assert_eq!(mesh.stop(Service::Gateway).await.unwrap(), 0);
+        assert_eq!(fs::metadata(&path).unwrap().ino(), number, "the socket is not the gateway's to remove");
+    }
+
+    // What others could open would make them the operator.
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o666)).unwrap();
+    mesh.spawn_with_socket(Service::Gateway, &socket).unwrap();
+    let refused = mesh.ready(Service::Gateway).await.unwrap_err().to_string();
+    assert!(refused.contains("others may open"), "{refused}");
+    assert_eq!(fs::metadata(&path).unwrap().ino(), number);
+}
+
+/// An installation of its own, run by the script that people run.
+struct Installation {
+    home: TempDir,
+    script: PathBuf,
+    target: PathBuf,
+}
+
+impl Installation {
+    fn new() -> Self {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+        let target = binary("construct").unwrap().parent().and_then(Path::parent).unwrap().to_owned();
+        let installation = Self { home: tempfile::tempdir().unwrap(), script: root.join("dev"), target };
+        // Ports that no other test takes.
+        let names = ["nats", "nats_monitor", "postgres", "gateway", "providers"];
+        let health = ["gateway", "reconciler", "interpreter", "providers", "scanner"].map(|it| format!("{it}_health"));
+        let ports = names.map(str::to_owned).into_iter().chain(health);
+        let lines = ports.map(|name| format!("dev_port_{name}={}\n", free_address().unwrap().port()));
+        fs::write(installation.home.path().join("env"), lines.collect::<String>()).unwrap();
+        // What the services of the other tests have compiled serves here as well.
+        let cache = guest_cache().unwrap();
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(&cache).unwrap();
+        symlink(cache, installation.home.path().join("cache")).unwrap();
+        installation
+    }
+
+    fn furnish<'a>(&self, command: &'a mut Command) -> &'a mut Command {
+        command
+            .env_clear()
+            .env("PATH", std::env::var_os("PATH").unwrap_or_default())
+            .env("HOME", self.home.path())
+            .env("CARGO_TARGET_DIR", &self.target)
+            .env("CONSTRUCT_DEV", &self.script)
+            .env("CONSTRUCT_HOME", self.home.path())
+    }
+
+    fn daemon(&self, socket: &UnixListener, manager: &Path) -> Child {
+        let (mut command, input) = with_socket(&binary("construct").unwrap(), &["daemon", "run"], socket).unwrap();
+        self.furnish(&mut command).env("NOTIFY_SOCKET", manager).stdin(input).stdout(Stdio::null()).spawn().unwrap()
+    }
+
+    /// The process of this name.
+    fn process(&self, name: &str) -> Option<String> {
+        let text = fs::read_to_string(self.home.path().join(format!("run/{name}.pid"))).ok()?;
+        text.split(' ').next().map(str::to_owned)
+    }
+}
+
+impl Drop for Installation {
+    fn drop(&mut self) {
+        // Whatever a test that failed has left.
+        let mut down = Command::new(&self.script);
+        _ = self.furnish(&mut down).arg("down").stderr(Stdio::null()).status();
+    }
+}
+
+fn signal(name: &str, process: &str) {
+    assert!(Command::new("kill").args([name, process]).status().unwrap().success());
+}
+
+async fn end(daemon: &mut Child) -> ExitStatus {
+    until("the daemon to end", START, async || daemon.try_wait().unwrap().ok_or("it runs")).await
+}
+
+async fn told(manager: &UnixDatagram) -> String {
+    let mut text = [0; 256];
+    let length = timeout(START, manager.recv(&mut text)).await.expect("the service manager is told").unwrap();
+    String::from_utf8_lossy(&text[..length]).lines().next().unwrap_or_default().to_owned()
+}
+
+#[tokio::test]
+async fn the_first_request_starts_the_mesh_and_what_ends_is_told_and_started_anew() {
+    let installation = Installation::new();
+    let (socket, path, number) = listen(installation.home.path());
+    let manager_path = installation.home.path().join("manager");
+    let manager = UnixDatagram::bind(&manager_path).unwrap();
+
+    let asked = ask(&path).await;
+    let mut daemon = installation.daemon(&socket, &manager_path);
+    let answer = timeout(START, asked).await.expect("it is answered").unwrap();
+    assert_eq!(answer.unwrap().agents.len(), 0);
+    assert_eq!(told(&manager).await, "READY=1");
+    // A second gateway, without the socket, would leave whoever connects waiting for ever.
+    let mut up = Command::new(&installation.script);
+    let refused = installation.furnish(&mut up).args(["up", "--built"]).output().unwrap();
+    let errors = String::from_utf8_lossy(&refused.stderr);
+    assert!(!refused.status.success() && errors.contains("the daemon runs this mesh"), "{errors}");
+
+    // Something of it dies: nothing stays, the service manager sees a failure, and who connects meanwhile is served by the next.
+    signal("-KILL", &installation.process("reconciler").unwrap());
+    assert_eq!(told(&manager).await, "STOPPING=1");
+    assert_eq!(end(&mut daemon).await.code(), Some(1));
+    assert!(installation.process("postgres").is_none() && installation.process("gateway").is_none());
+    assert_eq!(fs::metadata(&path).unwrap().ino(), number);
+    let asked = ask(&path).await;
+    let mut daemon = installation.daemon(&socket, &manager_path);
+    timeout(START, asked).await.expect("it is answered").unwrap().unwrap();
+    assert_eq!(told(&manager).await, "READY=1");
+
+    signal("-TERM", &daemon.id().to_string());
+    assert_eq!(told(&manager).await, "STOPPING=1");
+    assert_eq!(end(&mut daemon).await.code(), Some(0));
+    assert!(installation.process("nats").is_none());
+    assert_eq!(fs::metadata(&path).unwrap().ino(), number);
+}
