@@ -16,6 +16,7 @@ mod plans;
 mod scans;
 mod schedules;
 mod slack;
+mod states;
 mod subtasks;
 mod tasks;
 mod usage;
