@@ -91,6 +91,9 @@ fn write(path: &Path, text: &str) -> Result<(), Failure> {
     Ok(done?)
 }
 
+/// A document of the folder: its name and its text.
+type Document = (&'static str, String);
+
 /// A document to put.
 struct Found {
     name: &'static str,
@@ -137,7 +140,7 @@ impl Import {
     }
 
     /// The documents in the folder, and what is to be said of everything else that is there.
-    fn read(&self) -> Result<(Vec<(&'static str, String)>, Vec<String>), Failure> {
+    fn read(&self) -> Result<(Vec<Document>, Vec<String>), Failure> {
         let unreadable = |error| Failure::usage(format!("{} cannot be read: {error}", self.folder.display()));
         let entries = fs::read_dir(&self.folder).map_err(unreadable)?;
         let mut files: Vec<OsString> =
