@@ -241,7 +241,7 @@ mod tests {
             "construct context add work --address http://127.0.0.1:1 --key-stdin",
             "construct token create --model m --model n --budget 2 --expires 30m",
             "construct state list --shared -o json",
-            "construct state get settings --version 3",
+            "construct state get settings --at-version 3",
             "construct state put pinned pinned.json --expected-version 0 --shared",
             "construct state put pinned -",
             "construct state delete pinned --forget",

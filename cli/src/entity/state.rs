@@ -36,8 +36,9 @@ pub(crate) enum StateCommand {
         /// settings, storage, pinned, designs, project-settings, skill-states, hook-states or mcp-states.
         name: String,
         /// An earlier version that is kept.
+        // Not called like the option that every command has.
         #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true)]
-        version: i64,
+        at_version: i64,
         #[command(flatten)]
         scope: ScopeArgs,
         #[command(flatten)]
@@ -114,7 +115,8 @@ pub(crate) struct Restore {
     /// As for get.
     name: String,
     /// Which one, as versions lists them.
-    version: i64,
+    #[arg(value_name = "VERSION")]
+    earlier: i64,
     #[command(flatten)]
     scope: ScopeArgs,
     #[command(flatten)]
@@ -132,8 +134,8 @@ impl StateCommand {
                 let items = list(gateway, scope).await?;
                 output.list(&Listed { items, next_page_token: String::new() })
             }
-            Self::Get { name, version, scope, output } => {
-                let state = get(gateway, scope, &name, version).await?;
+            Self::Get { name, at_version, scope, output } => {
+                let state = get(gateway, scope, &name, at_version).await?;
                 match output.format() {
                     Format::Table => print(&with_line_break(state.json)),
                     Format::Json | Format::Yaml => output.one(&state),
@@ -184,10 +186,10 @@ impl Delete {
 
 impl Restore {
     async fn run(self, gateway: &Gateway) -> Result<(), Failure> {
-        if self.version <= 0 {
+        if self.earlier <= 0 {
             return Err(Failure::usage("versions are 1, 2, 3, …: construct state versions NAME lists them"));
         }
-        let earlier = get(gateway, self.scope, &self.name, self.version).await?;
+        let earlier = get(gateway, self.scope, &self.name, self.earlier).await?;
         let request = GetStateRequest { state: self.name.clone(), shared: self.scope.shared, version: 0 };
         let present = match gateway.states().get_state(request).await {
             Ok(present) => present.into_inner().version,
