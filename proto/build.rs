@@ -24,6 +24,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         "construct/v1/scan.proto",
         "construct/v1/schedule.proto",
         "construct/v1/secret.proto",
+        "construct/v1/state.proto",
         "construct/v1/task.proto",
         "construct/v1/usage.proto",
         "construct/mesh/v1/membership.proto",
@@ -32,6 +33,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         "construct/mesh/v1/scan.proto",
         "construct/mesh/v1/slack.proto",
         "construct/mesh/v1/spending.proto",
+        "construct/mesh/v1/state.proto",
         "construct/mesh/v1/subtasks.proto",
     ];
     let descriptors = protox::compile(files, ["."])?;
@@ -50,6 +52,8 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             ".construct.v1.ScanUpload",
             ".construct.v1.SecretSpec",
             ".construct.v1.UpdateSecretRequest",
+            ".construct.v1.State",
+            ".construct.v1.PutStateRequest",
             ".construct.v1.ModelToken",
             ".construct.v1.CreateApiKeyResponse",
             ".construct.v1.SetupCode",

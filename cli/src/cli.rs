@@ -78,6 +78,9 @@ enum Command {
     /// Secrets that scripts use without seeing them.
     #[command(subcommand)]
     Secret(entity::secret::SecretCommand),
+    /// Documents that clients keep: settings and the like.
+    #[command(subcommand)]
+    State(entity::state::StateCommand),
     /// Tokens by which programs reach models through the proxy.
     #[command(subcommand)]
     Token(entity::token::TokenCommand),
@@ -172,6 +175,7 @@ impl Cli {
             Command::Schedule(command) => Box::pin(command.run(&gateway)).await.map(done),
             Command::Scan(args) => Box::pin(args.run(&gateway)).await,
             Command::Secret(command) => Box::pin(command.run(&gateway)).await.map(done),
+            Command::State(command) => Box::pin(command.run(&gateway)).await.map(done),
             Command::Token(command) => Box::pin(command.run(&gateway)).await.map(done),
             Command::Organization(command) => Box::pin(command.run(&gateway)).await.map(done),
             Command::Member(command) => Box::pin(command.run(&gateway)).await.map(done),
@@ -254,6 +258,16 @@ mod tests {
             "construct daemon uninstall",
             "construct daemon status",
             "construct token create --model m --model n --budget 2 --expires 30m",
+            "construct state list --shared -o json",
+            "construct state get settings --at-version 3",
+            "construct state put pinned pinned.json --expected-version 0 --shared",
+            "construct state put pinned -",
+            "construct state delete pinned --forget",
+            "construct state versions pinned -o json",
+            "construct state restore pinned 2",
+            "construct state watch settings pinned --shared -o json",
+            "construct state export folder --force",
+            "construct state import folder --shared --force",
             "construct scan octocat/reports --ref v1 --model sonnet --budget 1.50",
             "construct scan . --no-wait -o json",
             "construct scan list --repository github:a/b --limit 3",

@@ -15,6 +15,7 @@ pub(crate) mod quota;
 pub(crate) mod scan;
 pub(crate) mod schedule;
 pub(crate) mod secret;
+pub(crate) mod state;
 pub(crate) mod task;
 pub(crate) mod token;
 

@@ -17,7 +17,8 @@ use construct_proto::v1::{
     model_token_service_client::ModelTokenServiceClient, organization_service_client::OrganizationServiceClient,
     recovery_service_client::RecoveryServiceClient, scan_service_client::ScanServiceClient,
     schedule_service_client::ScheduleServiceClient, secret_service_client::SecretServiceClient,
-    task_service_client::TaskServiceClient, usage_service_client::UsageServiceClient,
+    state_service_client::StateServiceClient, task_service_client::TaskServiceClient,
+    usage_service_client::UsageServiceClient,
 };
 use tonic::{
     Request, Status,
@@ -195,6 +196,10 @@ impl Gateway {
 
     pub(crate) fn secrets(&self) -> SecretServiceClient<Line> {
         SecretServiceClient::new(self.line.clone()).max_decoding_message_size(MAX_ANSWER)
+    }
+
+    pub(crate) fn states(&self) -> StateServiceClient<Line> {
+        StateServiceClient::new(self.line.clone()).max_decoding_message_size(MAX_ANSWER)
     }
 
     pub(crate) fn usage(&self) -> UsageServiceClient<Line> {

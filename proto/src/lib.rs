@@ -77,6 +77,35 @@ pub mod v1 {
         }
     }
 
+    /// Without what it says, which may hold somebody's keys.
+    impl std::fmt::Debug for State {
+        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            let Self { id, name: _, shared, version: _, json: _, bytes, updated_by, updated_at, deleted } = self;
+            f.debug_struct("State")
+                .field("id", id)
+                .field("shared", shared)
+                .field("bytes", bytes)
+                .field("updated_by", updated_by)
+                .field("updated_at", updated_at)
+                .field("deleted", deleted)
+                .finish_non_exhaustive()
+        }
+    }
+
+    /// Without what the document says.
+    impl std::fmt::Debug for PutStateRequest {
+        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            let Self { state, shared, json, expected_version, idempotency_key } = self;
+            f.debug_struct("PutStateRequest")
+                .field("state", state)
+                .field("shared", shared)
+                .field("bytes", &json.len())
+                .field("expected_version", expected_version)
+                .field("idempotency_key", idempotency_key)
+                .finish_non_exhaustive()
+        }
+    }
+
     /// Without the token.
     impl std::fmt::Debug for ModelToken {
         fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

@@ -29,6 +29,7 @@ mod scanner;
 mod schedules;
 mod secrets;
 mod slack;
+mod states;
 mod subtasks;
 mod traces;
 mod turn;

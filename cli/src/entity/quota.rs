@@ -57,7 +57,7 @@ pub(crate) struct Set {
     /// What models may cost.
     #[arg(long, value_name = "DOLLARS", value_parser = parse_dollars)]
     spend_per_month: Option<Limit>,
-    /// Bytes of uploads that are kept.
+    /// Bytes of uploads and documents that are kept.
     #[arg(long, value_name = "BYTES", value_parser = parse_limit)]
     storage_bytes: Option<Limit>,
     #[command(flatten)]
@@ -161,7 +161,7 @@ fn words(quota: &Quota) -> String {
             used.map(|used| used.spend_pico_usd),
         ),
         (
-            "bytes of uploads",
+            "bytes that are kept",
             number,
             limits.storage_bytes,
             overrides.storage_bytes,
@@ -229,7 +229,7 @@ mod tests {
             "runs a day                       0   none",
             "tokens a day                     0   none",
             "spending a month             $1.20  $5.00  tier",
-            "bytes of uploads                 0   none",
+            "bytes that are kept              0   none",
         ];
         assert_eq!(words(&quota).lines().collect::<Vec<_>>(), expected);
     }

@@ -40,6 +40,7 @@ messages! {
     mesh::SpendingReport => "construct.mesh.v1.SpendingReport";
     mesh::ProviderCheck => "construct.mesh.v1.ProviderCheck";
     mesh::ProviderChecked => "construct.mesh.v1.ProviderChecked";
+    mesh::StateChanged => "construct.mesh.v1.StateChanged";
     mesh::StepResult => "construct.mesh.v1.StepResult";
     mesh::SubtaskAnswer => "construct.mesh.v1.SubtaskAnswer";
     mesh::SubtaskQuestion => "construct.mesh.v1.SubtaskQuestion";

@@ -7,7 +7,7 @@ use crate::{
     Bus, Message,
     control::subscribe,
     publish::Error as PublishError,
-    subject::{Address, BreakerCensus, BreakerNews},
+    subject::{Address, BreakerCensus, BreakerNews, StateNews},
 };
 
 impl Bus {
@@ -41,6 +41,25 @@ impl Bus {
     /// When the server cannot be reached.
     pub async fn hear_breakers_wanted(&self) -> Result<BoxStream<'static, mesh::BreakersWanted>, subscribe::Error> {
         self.hear(BreakerCensus.subject()).await
+    }
+
+    /// Tells all gateways that a document has changed.
+    ///
+    /// # Errors
+    /// When the payload names another organisation, or the client is closed.
+    pub async fn tell_state(&self, address: &StateNews, changed: &mesh::StateChanged) -> Result<(), PublishError> {
+        self.tell(address, changed).await
+    }
+
+    /// Hears which documents of an organisation change, through this gateway and others. Survives reconnects.
+    ///
+    /// # Errors
+    /// When the server cannot be reached.
+    pub async fn hear_states(
+        &self,
+        address: &StateNews,
+    ) -> Result<BoxStream<'static, mesh::StateChanged>, subscribe::Error> {
+        self.hear(address.subject()).await
     }
 
     pub(crate) async fn tell<A: Address>(&self, address: &A, message: &A::Message) -> Result<(), PublishError> {

@@ -17,8 +17,8 @@ use crate::{
     subject::{
         BreakerCensus, BreakerNews, BreakerState, Budgets, Cancel, Census, CheckProvider, CodeExecute, CountTokens,
         Delta, EntityEvent, Journal, ListRepositories, ListVendorModels, ModelInvoke, Models, ReconcilerBeat, ScanNews,
-        ScanRun, Service, SlackDelivery, Spending, Subtasks, TaskEvent, TaskResult, TaskWake, ToolCreate, Tools,
-        everything,
+        ScanRun, Service, SlackDelivery, Spending, StateNews, Subtasks, TaskEvent, TaskResult, TaskWake, ToolCreate,
+        Tools, everything,
     },
     topology::{self, Stream},
 };
@@ -143,6 +143,8 @@ fn gateway(rules: Rules) -> Rules {
         .hears_all::<TaskEvent>()
         .hears_all::<Delta>()
         .hears_all::<ScanNews>()
+        .tells::<StateNews>()
+        .hears_all::<StateNews>()
         // Dead letters: told, removed, and published where they were found.
         .reads(Stream::Dead)
         .removes(Stream::Dead)

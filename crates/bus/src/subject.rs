@@ -28,6 +28,7 @@
 //! construct.v1.cmd.tool.create.<org>                        ToolCreate
 //! construct.v1.evt.<org>.scan.<scan>                        ScanNews
 //! construct.v1.ctl.scanner.any.repositories                 ListRepositories
+//! construct.v1.ctl.gateway.<org>.state                      StateNews
 //! construct.v1.dead.<stream>                                Dead
 //! ```
 
@@ -40,6 +41,7 @@ mod providers;
 mod scan;
 mod slack;
 mod spending;
+mod state;
 mod subtasks;
 mod tokens;
 
@@ -56,6 +58,7 @@ pub use providers::{BreakerCensus, BreakerNews, BreakerState, CheckProvider, Cou
 pub use scan::{ListRepositories, ScanNews, ScanRun, ToolCreate};
 pub use slack::{SlackDelivery, SlackKind};
 pub use spending::{Budgets, Models, Spending};
+pub use state::StateNews;
 pub use subtasks::Subtasks;
 pub(crate) use tokens::everything;
 

@@ -66,6 +66,10 @@ words! {
         SecretsRead = "secrets:read",
         /// To change secrets.
         SecretsWrite = "secrets:write",
+        /// To read documents that clients keep: the user's own, and the organisation's.
+        StatesRead = "states:read",
+        /// To write them, as far as the role goes.
+        StatesWrite = "states:write",
         /// To see tasks, messages, approvals, schedules and events.
         TasksRead = "tasks:read",
         /// To begin and steer tasks, and to decide approvals.
@@ -82,6 +86,7 @@ impl Scope {
             Self::McpRead => Self::McpExecute,
             Self::ModelsRead => Self::ModelsWrite,
             Self::SecretsRead => Self::SecretsWrite,
+            Self::StatesRead => Self::StatesWrite,
             Self::TasksRead => Self::TasksWrite,
             other => other,
         };

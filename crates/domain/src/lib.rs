@@ -15,6 +15,7 @@ pub mod partition;
 pub mod policy;
 pub mod schedule;
 pub mod secret;
+pub mod state;
 pub mod subtask;
 pub mod task;
 

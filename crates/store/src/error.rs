@@ -37,6 +37,12 @@ pub enum Error {
     /// written.
     #[error("it was changed by somebody else meanwhile")]
     Conflict,
+    /// A document has another version than expected. Nothing was written.
+    #[error("{}", outdated(*current))]
+    Outdated {
+        /// Which version it has; 0: there is none.
+        current: i64,
+    },
     /// The idempotency key was used for another request.
     #[error("the idempotency key was used for a different request")]
     IdempotencyMismatch,
@@ -95,6 +101,14 @@ pub enum Error {
     /// A defect, or stored data that cannot be read.
     #[error("the database refused a statement or holds unreadable data")]
     Internal(#[source] Box<dyn StdError + Send + Sync>),
+}
+
+/// What version a document has, in words.
+fn outdated(current: i64) -> String {
+    match current {
+        0 => "there is no such document, or not any more".to_owned(),
+        current => format!("the document has version {current}"),
+    }
 }
 
 /// What became of an approval, in words.
@@ -178,6 +192,7 @@ fn constraint(name: &str, deleting: bool) -> Option<Error> {
         "budgets_pkey" => taken("budget", "id"),
         "budgets_agent_fkey" => reference("agent", "budget"),
         "budgets_task_fkey" => reference("task", "budget"),
+        "states_member_fkey" => reference("member", "state"),
         "agent_secrets_secret_fkey" => reference("secret", "agent"),
         "agents_model_fkey" => reference("model", "agent"),
         "model_fallbacks_fallback_fkey" => reference("model", "model"),
@@ -198,6 +213,7 @@ fn constraint(name: &str, deleting: bool) -> Option<Error> {
         | "schedules_organization_fkey"
         | "secrets_organization_fkey"
         | "setup_codes_organization_fkey"
+        | "states_organization_fkey"
         | "step_usage_organization_fkey"
         | "tasks_organization_fkey" => Some(Error::NotFound { what: "organization" }),
         _ => None,

@@ -35,6 +35,7 @@ mod schedule;
 mod seal;
 mod secret;
 pub mod slack;
+mod state;
 mod store;
 mod task;
 #[cfg(any(test, feature = "testing"))]
@@ -71,6 +72,7 @@ pub use schedule::{
 };
 pub use seal::{Error as SealError, Keyring, SealedSecret};
 pub use secret::{Bindings, NewSecret, Secret, SecretChanges};
+pub use state::{State, StateRef};
 pub use store::{PoolOptions, STATEMENT_TIMEOUT, Store};
 pub use task::{
     AppendedMessage, AskedApproval, Asking, Below, Committed, DueTask, EndedMessage, LoadedTask, NewFork, NewSubtask,

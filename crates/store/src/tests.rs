@@ -17,6 +17,7 @@ mod plans;
 mod scans;
 mod schedules;
 mod slack;
+mod states;
 mod subtasks;
 mod tasks;
 mod usage;

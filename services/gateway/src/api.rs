@@ -491,10 +491,12 @@ keyed! {
     DeleteScanConnectionRequest,
     DeleteScheduleRequest,
     DeleteSecretRequest,
+    DeleteStateRequest,
     DeleteTaskRequest,
     EditMessageRequest,
     ForkTaskRequest,
     PauseScheduleRequest,
+    PutStateRequest,
     RemoveMemberRequest,
     ResumeScheduleRequest,
     ResumeTaskRequest,
@@ -564,6 +566,6 @@ mod tests {
                 writes += usize::from(keyed);
             }
         }
-        assert_eq!(writes, 49, "each of them stands in the table of this module");
+        assert_eq!(writes, 51, "each of them stands in the table of this module");
     }
 }

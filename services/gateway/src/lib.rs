@@ -44,6 +44,7 @@ mod schedules;
 mod secrets;
 mod server;
 mod socket;
+mod states;
 mod status;
 mod subscribe;
 mod tasks;

@@ -7,8 +7,8 @@ use std::{
 };
 
 use construct_bus::{Bus, publish, subject};
-use construct_domain::{OrganizationId, ScanId, TaskId};
-use construct_proto::mesh::v1::{ScanRun, TaskWake};
+use construct_domain::{OrganizationId, ScanId, TaskId, UserId};
+use construct_proto::mesh::v1::{ScanRun, StateChanged, TaskWake};
 use construct_store::StoredEvent;
 
 use crate::{events, status::chain};
@@ -61,6 +61,23 @@ impl Publisher {
         let run = ScanRun { organization_id: organization.to_string(), scan_id: scan.to_string() };
         let address = subject::ScanRun { organization, scan };
         self.note(done(self.bus.publish_within(&address, &run, PATIENCE).await));
+    }
+
+    /// Tells all gateways which version a document has now, and whose own it is, within a bounded time.
+    pub(crate) async fn state(&self, organization: OrganizationId, changed: (Option<UserId>, &str, i64)) {
+        if !self.bus.is_connected() {
+            return self.note(Err("the connection is down".to_owned()));
+        }
+        let (owner, name, version) = changed;
+        let changed = StateChanged {
+            organization_id: organization.to_string(),
+            user_id: owner.map(|owner| owner.to_string()).unwrap_or_default(),
+            name: name.to_owned(),
+            version,
+        };
+        let address = subject::StateNews { organization };
+        let told = tokio::time::timeout(PATIENCE, self.bus.tell_state(&address, &changed)).await;
+        self.note(told.map_err(|_| "it takes too long".to_owned()).and_then(done));
     }
 
     async fn event(&self, stored: Option<&StoredEvent>) -> Result<(), String> {

@@ -13,7 +13,8 @@ use construct_proto::{
         model_token_service_server::ModelTokenServiceServer, organization_service_server::OrganizationServiceServer,
         recovery_service_server::RecoveryServiceServer, scan_service_server::ScanServiceServer,
         schedule_service_server::ScheduleServiceServer, secret_service_server::SecretServiceServer,
-        task_service_server::TaskServiceServer, usage_service_server::UsageServiceServer,
+        state_service_server::StateServiceServer, task_service_server::TaskServiceServer,
+        usage_service_server::UsageServiceServer,
     },
 };
 use construct_runtime::Context;
@@ -63,7 +64,7 @@ const KEEPALIVE: Duration = Duration::from_secs(20);
 /// operator protocol.
 pub(crate) const SILENCE: Duration = Duration::from_secs(60);
 
-const SERVICES: [&str; 18] = [
+const SERVICES: [&str; 19] = [
     AgentServiceServer::<Api>::NAME,
     ApprovalServiceServer::<Api>::NAME,
     AuditServiceServer::<Api>::NAME,
@@ -80,6 +81,7 @@ const SERVICES: [&str; 18] = [
     ScanServiceServer::<Api>::NAME,
     ScheduleServiceServer::<Api>::NAME,
     SecretServiceServer::<Api>::NAME,
+    StateServiceServer::<Api>::NAME,
     TaskServiceServer::<Api>::NAME,
     UsageServiceServer::<Api>::NAME,
 ];
@@ -128,6 +130,7 @@ pub(crate) async fn spawn(
         .add_service(limited!(ScanServiceServer, api))
         .add_service(limited!(ScheduleServiceServer, api))
         .add_service(limited!(SecretServiceServer, api))
+        .add_service(limited!(StateServiceServer, api))
         .add_service(limited!(TaskServiceServer, api))
         .add_service(limited!(UsageServiceServer, api))
         // Deltas are small and wanted at once: compressing them one by one would cost time and save nothing.

@@ -73,6 +73,14 @@ pub(crate) fn of_store(error: Error) -> Status {
         }
         Error::Above => Status::permission_denied(message),
         Error::Conflict => Status::aborted("the entity has another revision: read it again, then repeat the change"),
+        Error::Outdated { current } => {
+            let details = ErrorDetails::with_precondition_failure_violation("VERSION", "state", current.to_string());
+            Status::with_error_details(
+                Code::Aborted,
+                format!("{message}: read it again, then repeat the change"),
+                details,
+            )
+        }
         Error::IdempotencyMismatch => {
             let words = "was used for a different request already; choose a new key for a new request";
             let details = ErrorDetails::with_bad_request_violation("idempotency_key", words);
@@ -136,6 +144,7 @@ mod tests {
             (Error::NotQueued, Code::FailedPrecondition),
             (Error::Decided { state: ApprovalState::Rejected, by: "ada".into(), at: None }, Code::FailedPrecondition),
             (Error::Conflict, Code::Aborted),
+            (Error::Outdated { current: 3 }, Code::Aborted),
             (Error::IdempotencyMismatch, Code::InvalidArgument),
             (Error::QueueFull { limit: 1000 }, Code::ResourceExhausted),
             (Error::Unavailable("connection refused".into()), Code::Unavailable),

@@ -13,6 +13,7 @@ mod model_tokens;
 mod quotas;
 mod rotation;
 mod secrets;
+mod states;
 mod subscriptions;
 mod tasks;
 mod tls;

@@ -75,6 +75,7 @@ fn every_subject_is_what_people_tap_and_reads_back() {
     );
     reads_back(&subject::ScanNews { organization: ORGANIZATION, scan }, &format!("construct.v1.evt.{ORG}.scan.{id}"));
     reads_back(&subject::ToolCreate { organization: ORGANIZATION }, &format!("construct.v1.cmd.tool.create.{ORG}"));
+    reads_back(&subject::StateNews { organization: ORGANIZATION }, &format!("construct.v1.ctl.gateway.{ORG}.state"));
     reads_back(&subject::ListRepositories, "construct.v1.ctl.scanner.any.repositories");
     for (kind, entity) in [
         ("agent", Entity::Agent(AgentId::from_uuid(Uuid::from_u128(7)))),
@@ -137,6 +138,7 @@ fn a_payload_with_other_ids_than_its_subject_is_refused() {
     refuses(&TaskResult::new(task(7)), &Default::default());
     refuses(&BreakerNews { instance: "one".into() }, &Default::default());
     refuses(&subject::ReconcilerBeat { instance: "one".into() }, &Default::default());
+    refuses(&subject::StateNews { organization: ORGANIZATION }, &Default::default());
     refuses(&Journal { step: step(1) }, &Default::default());
     refuses(&Delta { organization: ORGANIZATION, task: task(7) }, &event(task(7), "message.created", 0, 0));
     let address = TaskEvent { organization: ORGANIZATION, task: task(7), event: kind_of("message.created") };

@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// What is emptied when there is no task any more, in an order that keeps the references between tables, and by what rows are found.
-pub(crate) const TABLES: [(&str, &str); 36] = [
+pub(crate) const TABLES: [(&str, &str); 38] = [
     ("scan_candidates", OWN),
     ("scan_hand_overs", OWN),
     ("scan_events", OWN),
@@ -48,6 +48,8 @@ pub(crate) const TABLES: [(&str, &str); 36] = [
     ("slack_members", OWN),
     ("slack_installations", OWN),
     ("idempotency_keys", OWN),
+    ("state_versions", OWN),
+    ("states", OWN),
     ("invitations", OWN),
     ("setup_codes", OWN),
     ("api_keys", OWN),

@@ -62,6 +62,8 @@ fn value(organization: OrganizationId, table: &str, column: &str, kind: &str) ->
         (_, "task_id" | "root_id", "uuid") => own("tasks"),
         (_, "scan_id", "uuid") => own("scans"),
         (_, "schedule_id", "uuid") => own("schedules"),
+        (_, "state_id", "uuid") => own("states"),
+        ("states", "owner", _) => format!("'{}'::uuid", Uuid::nil()),
         (_, "fallback_id", "uuid") => own("models_fallback"),
         (table, _, "uuid") => own(table),
         ("model_providers", "kind", _) => "'openai'".into(),

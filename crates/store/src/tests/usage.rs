@@ -121,6 +121,13 @@ async fn uploads_count_as_long_as_they_are_kept() {
         .await;
     }
     assert_eq!(counts(&f, ORG, now()).await.storage_bytes, 750);
+    // Documents count with what they said before.
+    let settings = crate::StateRef { owner: None, name: "settings" };
+    for (text, expected) in [("{}", 752), ("{\"a\": 1}", 760)] {
+        let put = f.store.state_put(&write(), settings, (text, "ada"), None, rendered("state.put")).await;
+        assert_eq!(applied(put.expect("it is put")).bytes, i64::try_from(text.len()).expect("few"));
+        assert_eq!(counts(&f, ORG, now()).await.storage_bytes, expected);
+    }
 }
 
 #[tokio::test]

@@ -24,7 +24,7 @@ const READ: HeaderValue = HeaderValue::from_static(
     "connect-content-encoding, content-encoding, grpc-message, grpc-status, grpc-status-details-bin, ratelimit, ratelimit-policy, \
      retry-after",
 );
-const METHODS: HeaderValue = HeaderValue::from_static("GET, POST, PATCH, DELETE");
+const METHODS: HeaderValue = HeaderValue::from_static("GET, POST, PUT, PATCH, DELETE");
 /// Seconds a browser may remember the answer to its question.
 const REMEMBER: HeaderValue = HeaderValue::from_static("7200");
 

@@ -120,6 +120,11 @@ impl Wanted {
         Self { tasks: 1, work: true, bytes: i64::try_from(bytes).unwrap_or(i64::MAX) }
     }
 
+    /// A document that is kept, with what it replaces.
+    pub(crate) fn kept(bytes: usize) -> Self {
+        Self { bytes: i64::try_from(bytes).unwrap_or(i64::MAX), ..Self::default() }
+    }
+
     /// What has to be counted for it.
     fn counted(self, limits: &Limits) -> Counted {
         let all = Counted::of(limits);
@@ -422,7 +427,9 @@ fn check(
     for (id, unit, limit, (used, more, window, reset)) in quotas {
         let Some(limit) = limit.filter(|limit| more > 0 && used.saturating_add(more) > *limit) else { continue };
         let words = match id {
-            "storage_bytes" => format!("the organization may keep {limit} bytes of uploads, and keeps {used}"),
+            "storage_bytes" => {
+                format!("the organization may keep {limit} bytes of uploads and documents, and keeps {used}")
+            }
             "spend_per_month_pico_usd" => {
                 let (limit, used) = (dollars(limit), dollars(used));
                 format!("the organization's models may cost {limit} a month, and have cost {used}")

@@ -372,6 +372,9 @@ fn naming(ids: &BTreeMap<&str, String>) -> Vec<(&'static str, Value)> {
         ("SecretService.DeleteSecret", json!({"secret": id("secret")})),
         ("SecretService.GetSecret", json!({"secret": id("secret")})),
         ("SecretService.UpdateSecret", json!({"secret": id("secret"), "description": "mine"})),
+        ("StateService.DeleteState", json!({"state": "settings"})),
+        ("StateService.GetState", json!({"state": "settings"})),
+        ("StateService.ListStateVersions", json!({"state": "settings", "shared": true})),
         ("TaskService.CancelTask", json!({"task": id("task")})),
         ("TaskService.CreateTask", json!({"spec": {"agent": id("agent")}})),
         ("TaskService.DeleteTask", json!({"task": id("task")})),
@@ -420,6 +423,9 @@ const NAMELESS: &[&str] = &[
     "ScheduleService.ListSchedules",
     "SecretService.CreateSecret",
     "SecretService.ListSecrets",
+    "StateService.ListStates",
+    "StateService.PutState",
+    "StateService.WatchStates",
     "TaskService.ListTasks",
     "UsageService.ListUsage",
     // The operator says it of others.
@@ -526,6 +532,10 @@ async fn belongings(gateway: &Gateway, own: &str, key: ApiKeyId) -> BTreeMap<&'s
     ids.insert("connection", make("CreateScanConnection", connection).await);
     let scan = json!({"spec": {"github": "tenant-a/x", "connection": "tenant-a-c", "model": "tenant-a-m"}});
     ids.insert("scan", make("CreateScan", scan).await);
+    // Documents have no ids: of everybody the same names are asked for, and everybody has their own.
+    for shared in [false, true] {
+        make("PutState", json!({"state": "settings", "shared": shared, "json": r#"{"who": "tenant-a"}"#})).await;
+    }
     // Candidates are made by the scanner.
     ids.insert("candidate", format!("candidate_{}", Uuid::now_v7()));
     // Approvals are made by the reconciler, which is not here: one that nobody has is as good as one of others.

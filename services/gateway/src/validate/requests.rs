@@ -10,6 +10,7 @@ mod recovery;
 mod scans;
 mod schedules;
 mod secrets;
+mod states;
 mod tasks;
 mod usage;
 
@@ -33,6 +34,7 @@ pub(crate) use scans::{
 };
 pub(crate) use schedules::{create_schedule, list_schedules, schedule, timing, update_schedule};
 pub(crate) use secrets::{create_secret, delete_secret, get_secret, list_secrets, secret_fits, update_secret};
+pub(crate) use states::{delete_state, get_state, list_state_versions, put_state, watch_states};
 pub(crate) use tasks::{
     cancel_task, change_message, create_message, create_task, edit_message, fork_task, list_messages, list_tasks,
     rewind_task, subscribe, task_intent, update_message, update_task,

@@ -41,12 +41,17 @@ const fn patch(path: &'static str, method: &'static str, example: &'static str) 
     Route { verb: Verb::PATCH, path, method, body: Content::All(example) }
 }
 
+/// Puts something at its place, whether there is something or not.
+const fn put(path: &'static str, method: &'static str, example: &'static str) -> Route {
+    Route { verb: Verb::PUT, path, method, body: Content::All(example) }
+}
+
 const fn post(path: &'static str, method: &'static str, example: &'static str) -> Route {
     Route { verb: Verb::POST, path, method, body: Content::All(example) }
 }
 
 /// The table. A test compares it with the contract: every method stands here.
-pub(in crate::faces) static ROUTES: [Route; 103] = [
+pub(in crate::faces) static ROUTES: [Route; 109] = [
     create(
         "/v1/agents",
         "AgentService/CreateAgent",
@@ -200,6 +205,12 @@ pub(in crate::faces) static ROUTES: [Route; 103] = [
         r#"{"spec": {"name": "Ada's laptop", "scopes": ["tasks:write"]}, "expiresIn": "600s"}"#,
     ),
     post("/v1/setup-codes/exchange", "KeyService/ExchangeSetupCode", r#"{"code": "cs_…"}"#),
+    get("/v1/states", "StateService/ListStates"),
+    get("/v1/states/events", "StateService/WatchStates"),
+    get("/v1/states/{state}", "StateService/GetState"),
+    put("/v1/states/{state}", "StateService/PutState", r#"{"json": "{\"theme\": \"dark\"}", "expectedVersion": "3"}"#),
+    delete("/v1/states/{state}", "StateService/DeleteState"),
+    get("/v1/states/{state}/versions", "StateService/ListStateVersions"),
     create("/v1/tasks", "TaskService/CreateTask", r#"{"agent": "ada", "title": "The books of May"}"#),
     get("/v1/tasks", "TaskService/ListTasks"),
     get("/v1/tasks/{task}", "TaskService/GetTask"),

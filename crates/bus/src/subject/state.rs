@@ -1,0 +1,39 @@
+//! That documents which clients keep have changed.
+
+use construct_domain::OrganizationId;
+use construct_proto::mesh::v1 as mesh;
+
+use super::{Address, Invalid, agree, tokens::ROOT, tokens::Tokens};
+
+const PREFIX: &str = "ctl.gateway";
+
+/// A document of an organisation, or of one of its members, has changed. Not kept: the row says what it is now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StateNews {
+    /// Whose.
+    pub organization: OrganizationId,
+}
+
+impl Address for StateNews {
+    type Message = mesh::StateChanged;
+
+    fn subject(&self) -> String {
+        format!("{ROOT}.{PREFIX}.{}.state", self.organization)
+    }
+
+    fn pattern() -> String {
+        format!("{ROOT}.{PREFIX}.*.state")
+    }
+
+    fn parse(subject: &str) -> Result<Self, Invalid> {
+        let mut tokens = Tokens::after(subject, PREFIX)?;
+        let organization = tokens.value()?;
+        tokens.word("state")?;
+        tokens.end()?;
+        Ok(Self { organization })
+    }
+
+    fn check(&self, changed: &mesh::StateChanged) -> Result<(), Invalid> {
+        agree("the document belongs to another organization", self.organization, &changed.organization_id)
+    }
+}

@@ -1,0 +1,371 @@
+//! Documents that clients keep. What they say is theirs: it is stored as it was put, and nothing here looks into it.
+
+use std::fmt;
+
+use jiff::Timestamp;
+use uuid::Uuid;
+
+use construct_domain::{OrganizationId, UserId, state::VERSIONS_KEPT};
+
+use crate::{
+    Error, Rendered, Store, Write, Written,
+    write::{Writer, begin},
+};
+
+const WHAT: &str = "state";
+
+/// One version of a document.
+#[derive(Clone, PartialEq, Eq)]
+pub struct State {
+    /// Whose own it is; none: the organisation's.
+    pub owner: Option<UserId>,
+    /// What it is called.
+    pub name: String,
+    /// Rises with every change.
+    pub version: i64,
+    /// As it was put; empty when it is deleted, or was not asked for.
+    pub json: String,
+    /// Bytes of what was put.
+    pub bytes: i64,
+    /// Whether this version is that there is none.
+    pub is_deleted: bool,
+    /// Who made this version.
+    pub updated_by: String,
+    /// When.
+    pub updated_at: Timestamp,
+}
+
+/// Without what it says, which may hold somebody's keys.
+impl fmt::Debug for State {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { owner, name, version, json: _, bytes, is_deleted, updated_by, updated_at } = self;
+        f.debug_struct("State")
+            .field("owner", owner)
+            .field("name", name)
+            .field("version", version)
+            .field("bytes", bytes)
+            .field("is_deleted", is_deleted)
+            .field("updated_by", updated_by)
+            .field("updated_at", updated_at)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Which document.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StateRef<'a> {
+    /// Whose own it is; none: the organisation's.
+    pub owner: Option<UserId>,
+    /// What it is called.
+    pub name: &'a str,
+}
+
+struct Row {
+    name: String,
+    version: i64,
+    json: Option<String>,
+    bytes: Option<i32>,
+    updated_by: String,
+    updated_at: Timestamp,
+}
+
+impl Row {
+    fn state(self, owner: Option<UserId>) -> State {
+        State {
+            owner,
+            name: self.name,
+            version: self.version,
+            json: self.json.unwrap_or_default(),
+            bytes: self.bytes.unwrap_or_default().into(),
+            is_deleted: self.bytes.is_none(),
+            updated_by: self.updated_by,
+            updated_at: self.updated_at,
+        }
+    }
+}
+
+/// The present version of documents. `$json` is what is read of what it says.
+macro_rules! present {
+    ($json:literal, [$($tail:literal)+], $($argument:expr),* $(,)?) => {
+        sqlx::query_as!(
+            Row,
+            "SELECT s.name, s.version, " + $json + r#" AS "json?", octet_length(s.json) AS "bytes?", s.updated_by,
+                 s.updated_at
+             FROM states s "# $(+ $tail)+,
+            $($argument),*
+        )
+    };
+}
+
+/// The versions of the document with this name (`$1`, `$2`, `$3`) that say something.
+macro_rules! versions {
+    ($json:literal, [$($tail:literal)+], $($argument:expr),* $(,)?) => {
+        sqlx::query_as!(
+            Row,
+            r#"SELECT s.name, v.version AS "version!", "# + $json + r#" AS "json?", octet_length(v.json) AS "bytes?",
+                 v.updated_by AS "updated_by!", v.updated_at AS "updated_at!: jiff_sqlx::Timestamp"
+             FROM states s CROSS JOIN LATERAL (
+                 SELECT s.version, s.json, s.updated_by, s.updated_at
+                 UNION ALL
+                 SELECT e.version, e.json, e.updated_by, e.updated_at FROM state_versions e WHERE e.state_id = s.id) v
+             WHERE s.organization_id = $1 AND s.owner = $2 AND s.name = $3 AND v.json IS NOT NULL "# $(+ $tail)+,
+            $($argument),*
+        )
+    };
+}
+
+/// Whose, as the column has it.
+fn owner(owner: Option<UserId>) -> Uuid {
+    owner.map_or(Uuid::nil(), UserId::uuid)
+}
+
+impl Store {
+    /// A document: its present version, or another one that is kept.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn state_get(
+        &self,
+        organization: OrganizationId,
+        state: StateRef<'_>,
+        version: Option<i64>,
+    ) -> Result<State, Error> {
+        let owned = owner(state.owner);
+        let row = match version {
+            None => {
+                present!(
+                    "s.json",
+                    ["WHERE s.organization_id = $1 AND s.owner = $2 AND s.name = $3 AND s.json IS NOT NULL"],
+                    organization.uuid(),
+                    owned,
+                    state.name,
+                )
+                .fetch_optional(&self.pool)
+                .await?
+            }
+            Some(version) => {
+                versions!("v.json", ["AND v.version = $4"], organization.uuid(), owned, state.name, version)
+                    .fetch_optional(&self.pool)
+                    .await?
+            }
+        };
+        row.map(|row| row.state(state.owner)).ok_or(Error::NotFound { what: WHAT })
+    }
+
+    /// The documents that there are, by name, without what they say.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn state_list(&self, organization: OrganizationId, of: Option<UserId>) -> Result<Vec<State>, Error> {
+        let rows = present!(
+            "NULL::text",
+            ["WHERE s.organization_id = $1 AND s.owner = $2 AND s.json IS NOT NULL ORDER BY s.name"],
+            organization.uuid(),
+            owner(of),
+        )
+        .fetch_all(&self.pool)
+        .await?;
+        Ok(rows.into_iter().map(|row| row.state(of)).collect())
+    }
+
+    /// The present version of a document and those that are kept, the newest first, without what they say.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`] when there is none.
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn state_versions(&self, organization: OrganizationId, state: StateRef<'_>) -> Result<Vec<State>, Error> {
+        let rows =
+            versions!("NULL::text", ["ORDER BY v.version DESC"], organization.uuid(), owner(state.owner), state.name,)
+                .fetch_all(&self.pool)
+                .await?;
+        if rows.is_empty() {
+            return Err(Error::NotFound { what: WHAT });
+        }
+        Ok(rows.into_iter().map(|row| row.state(state.owner)).collect())
+    }
+
+    /// Of these documents those that have another version than the one named with them, whole. Of one with version 0 it is not told that it
+    /// was deleted.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn state_changes(
+        &self,
+        organization: OrganizationId,
+        of: Option<UserId>,
+        known: &[(&'static str, i64)],
+    ) -> Result<Vec<State>, Error> {
+        let (names, versions): (Vec<String>, Vec<i64>) =
+            known.iter().map(|(name, version)| ((*name).to_owned(), *version)).unzip();
+        let rows = present!(
+            "s.json",
+            ["JOIN unnest($3::text[], $4::bigint[]) AS k (name, version) ON k.name = s.name
+             WHERE s.organization_id = $1 AND s.owner = $2 AND s.version <> k.version AND (s.json IS NOT NULL OR k.version > 0)
+             ORDER BY s.name"],
+            organization.uuid(),
+            owner(of),
+            &names,
+            &versions,
+        )
+        .fetch_all(&self.pool)
+        .await?;
+        Ok(rows.into_iter().map(|row| row.state(of)).collect())
+    }
+
+    /// Makes a document, or puts another in its place and keeps what it said. The same text changes nothing.
+    ///
+    /// # Errors
+    /// [`Error::Outdated`] when it has another version than expected (0: when there is one at all); [`Error::NotFound`] when whose it is to be
+    /// is no member any more.
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn state_put(
+        &self,
+        write: &Write,
+        state: StateRef<'_>,
+        (json, by): (&str, &str),
+        expected: Option<i64>,
+        render: impl FnOnce(&State) -> Rendered + Send,
+    ) -> Result<Written<State>, Error> {
+        let mut writer = begin!(self, write);
+        // Of two that make it at once, one waits here for the other.
+        sqlx::query!(
+            "INSERT INTO states (id, organization_id, owner, name, version, updated_by, updated_at)
+             VALUES ($1, $2, $3, $4, 0, $5, $6)
+             ON CONFLICT ON CONSTRAINT states_name_key DO NOTHING",
+            Uuid::now_v7(),
+            writer.organization(),
+            owner(state.owner),
+            state.name,
+            by,
+            writer.now() as _,
+        )
+        .execute(&mut *writer.transaction)
+        .await
+        .map_err(Error::of_write)?;
+        let locked = lock(&mut writer, state).await?.ok_or(Error::NotFound { what: WHAT })?;
+        locked.expect(expected)?;
+        if locked.json.as_deref() == Some(json) {
+            let entity = reload(&mut writer, state).await?;
+            return writer.finish_unchanged(entity, render).await;
+        }
+        locked.keep(&mut writer).await?;
+        locked.change(&mut writer, Some(json), by).await?;
+        let entity = reload(&mut writer, state).await?;
+        writer.finish_unchanged(entity, render).await
+    }
+
+    /// Deletes a document. What it said is kept as after every change, unless everything is to be forgotten. The entity in the result is the
+    /// version that says that there is none.
+    ///
+    /// # Errors
+    /// [`Error::Outdated`] when it has another version than expected, [`Error::NotFound`] when there is nothing to delete or to forget.
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn state_delete(
+        &self,
+        write: &Write,
+        state: StateRef<'_>,
+        (expected, forget): (Option<i64>, bool),
+        by: &str,
+        render: impl FnOnce(&State) -> Rendered + Send,
+    ) -> Result<Written<State>, Error> {
+        let mut writer = begin!(self, write);
+        let locked = lock(&mut writer, state).await?.ok_or(Error::NotFound { what: WHAT })?;
+        locked.expect(expected)?;
+        let forgotten = if forget { locked.forget(&mut writer).await? } else { 0 };
+        if locked.json.is_some() {
+            if !forget {
+                locked.keep(&mut writer).await?;
+            }
+            locked.change(&mut writer, None, by).await?;
+        } else if forgotten == 0 {
+            return Err(Error::NotFound { what: WHAT });
+        }
+        let entity = reload(&mut writer, state).await?;
+        writer.finish_unchanged(entity, render).await
+    }
+}
+
+/// A document that nobody else changes until the end of the write.
+struct Locked {
+    id: Uuid,
+    version: i64,
+    json: Option<String>,
+}
+
+async fn lock(writer: &mut Writer<'_>, state: StateRef<'_>) -> Result<Option<Locked>, Error> {
+    Ok(sqlx::query_as!(
+        Locked,
+        "SELECT id, version, json FROM states WHERE organization_id = $1 AND owner = $2 AND name = $3 FOR UPDATE",
+        writer.organization(),
+        owner(state.owner),
+        state.name,
+    )
+    .fetch_optional(&mut *writer.transaction)
+    .await?)
+}
+
+impl Locked {
+    /// Refuses what expects another version. One that is deleted has version 0.
+    fn expect(&self, expected: Option<i64>) -> Result<(), Error> {
+        let current = if self.json.is_some() { self.version } else { 0 };
+        if expected.is_some_and(|expected| expected != current) { Err(Error::Outdated { current }) } else { Ok(()) }
+    }
+
+    /// Keeps what it says, and of what was kept the newest.
+    async fn keep(&self, writer: &mut Writer<'_>) -> Result<(), Error> {
+        sqlx::query!(
+            "INSERT INTO state_versions (organization_id, state_id, version, json, updated_by, updated_at)
+             SELECT organization_id, id, version, json, updated_by, updated_at FROM states WHERE id = $1 AND json IS NOT NULL",
+            self.id,
+        )
+        .execute(&mut *writer.transaction)
+        .await?;
+        sqlx::query!(
+            "DELETE FROM state_versions WHERE state_id = $1 AND version NOT IN (
+                 SELECT version FROM state_versions WHERE state_id = $1 ORDER BY version DESC LIMIT $2)",
+            self.id,
+            i64::from(VERSIONS_KEPT),
+        )
+        .execute(&mut *writer.transaction)
+        .await?;
+        Ok(())
+    }
+
+    /// Removes what was kept; gives how much that was.
+    async fn forget(&self, writer: &mut Writer<'_>) -> Result<u64, Error> {
+        let done = sqlx::query!("DELETE FROM state_versions WHERE state_id = $1", self.id)
+            .execute(&mut *writer.transaction)
+            .await?;
+        Ok(done.rows_affected())
+    }
+
+    async fn change(&self, writer: &mut Writer<'_>, json: Option<&str>, by: &str) -> Result<(), Error> {
+        sqlx::query!(
+            "UPDATE states SET version = version + 1, json = $2, updated_by = $3, updated_at = $4 WHERE id = $1",
+            self.id,
+            json,
+            by,
+            writer.now(),
+        )
+        .execute(&mut *writer.transaction)
+        .await?;
+        Ok(())
+    }
+}
+
+/// The row as it is, deleted or not, without what it says.
+async fn reload(writer: &mut Writer<'_>, state: StateRef<'_>) -> Result<State, Error> {
+    let row = present!(
+        "NULL::text",
+        ["WHERE s.organization_id = $1 AND s.owner = $2 AND s.name = $3"],
+        writer.organization(),
+        owner(state.owner),
+        state.name,
+    )
+    .fetch_one(&mut *writer.transaction)
+    .await?;
+    Ok(row.state(state.owner))
+}

@@ -1,0 +1,141 @@
+//! `StateService`: documents that clients keep. What they say is nobody's business here: it is stored, given back, and stands in no log.
+
+mod watch;
+
+use construct_domain::{UserId, access::Role};
+use construct_proto::v1::{
+    self, DeleteStateRequest, DeleteStateResponse, GetStateRequest, ListStateVersionsRequest,
+    ListStateVersionsResponse, ListStatesRequest, ListStatesResponse, PutStateRequest, StateEvent, WatchStatesRequest,
+    state_service_server::StateService,
+};
+use construct_store::{State, StateRef, Written};
+use futures::stream::BoxStream;
+use tonic::{Request, Response, Status};
+
+use crate::{
+    api::{Api, Entry, nobody},
+    convert,
+    organizations::silent,
+    quotas::Wanted,
+    status,
+    validate::requests,
+};
+
+#[tonic::async_trait]
+impl StateService for Api {
+    type WatchStatesStream = BoxStream<'static, Result<StateEvent, Status>>;
+
+    async fn get_state(&self, request: Request<GetStateRequest>) -> Result<Response<v1::State>, Status> {
+        let (entry, request) = self.enter(request)?;
+        let version = requests::get_state(&request)?;
+        let state = StateRef { owner: owner(&entry, request.shared), name: &request.state };
+        let found = entry.store().state_get(entry.organization(), state, version).await;
+        let found = found.map_err(|error| status::about(&request.state, error))?;
+        Ok(Response::new(show(&found)))
+    }
+
+    async fn list_states(&self, request: Request<ListStatesRequest>) -> Result<Response<ListStatesResponse>, Status> {
+        let (entry, request) = self.enter(request)?;
+        let found = entry.store().state_list(entry.organization(), owner(&entry, request.shared)).await;
+        let states = found.map_err(status::of_store)?.iter().map(show).collect();
+        Ok(Response::new(ListStatesResponse { states }))
+    }
+
+    async fn list_state_versions(
+        &self,
+        request: Request<ListStateVersionsRequest>,
+    ) -> Result<Response<ListStateVersionsResponse>, Status> {
+        let (entry, request) = self.enter(request)?;
+        requests::list_state_versions(&request)?;
+        let state = StateRef { owner: owner(&entry, request.shared), name: &request.state };
+        let found = entry.store().state_versions(entry.organization(), state).await;
+        let found = found.map_err(|error| status::about(&request.state, error))?;
+        Ok(Response::new(ListStateVersionsResponse { versions: found.iter().map(show).collect() }))
+    }
+
+    async fn put_state(&self, request: Request<PutStateRequest>) -> Result<Response<v1::State>, Status> {
+        let (entry, mut request) = self.enter(request)?;
+        requests::put_state(&request)?;
+        let owner = writable(&entry, request.shared)?;
+        let write = entry.write("PutState", &mut request);
+        self.allow(&entry, Some(&write), Wanted::kept(request.json.len())).await?;
+        let (state, by) = (StateRef { owner, name: &request.state }, entry.name());
+        let render = |state: &State| silent(&show(state));
+        let content = (request.json.as_str(), by.as_str());
+        let put = entry.store().state_put(&write, state, content, request.expected_version, render).await;
+        let put = put.map_err(|error| status::about(&request.state, error))?;
+        tell(&entry, &put).await;
+        entry.answer(put, nobody, show).await
+    }
+
+    async fn delete_state(
+        &self,
+        request: Request<DeleteStateRequest>,
+    ) -> Result<Response<DeleteStateResponse>, Status> {
+        let (entry, mut request) = self.enter(request)?;
+        requests::delete_state(&request)?;
+        let owner = writable(&entry, request.shared)?;
+        let write = entry.write("DeleteState", &mut request);
+        let (state, by) = (StateRef { owner, name: &request.state }, entry.name());
+        let how = (request.expected_version, request.forget);
+        let deleted = entry.store().state_delete(&write, state, how, &by, |_| silent(&())).await;
+        let deleted = deleted.map_err(|error| status::about(&request.state, error))?;
+        tell(&entry, &deleted).await;
+        entry.answer(deleted, nobody, |_| DeleteStateResponse {}).await
+    }
+
+    async fn watch_states(
+        &self,
+        request: Request<WatchStatesRequest>,
+    ) -> Result<Response<Self::WatchStatesStream>, Status> {
+        watch::begin(self, request).await
+    }
+}
+
+/// Whose documents a request is about.
+fn owner(entry: &Entry, shared: bool) -> Option<UserId> {
+    (!shared).then(|| entry.user())
+}
+
+/// Whose document a request changes, when the caller may; the audit trail is told which of the two it is.
+///
+/// # Errors
+/// `PERMISSION_DENIED`.
+fn writable(entry: &Entry, shared: bool) -> Result<Option<UserId>, Status> {
+    entry.touch(if shared { "shared" } else { "own" });
+    if shared && entry.caller().role < Role::Admin {
+        let (needed, is) = (Role::Admin.as_str(), entry.caller().role.as_str());
+        return Err(Status::permission_denied(format!(
+            "what the organization shares is changed by those with the role `{needed}`; the caller is `{is}`"
+        )));
+    }
+    Ok(owner(entry, shared))
+}
+
+/// Tells all gateways that they look again for those who watch.
+async fn tell(entry: &Entry, written: &Written<State>) {
+    if let Written::Applied { entity, .. } = written {
+        let version = (entity.owner, entity.name.as_str(), entity.version);
+        entry.backend.publisher.state(entry.organization(), version).await;
+    }
+}
+
+/// A document as clients see it.
+fn show(state: &State) -> v1::State {
+    v1::State {
+        id: id(&state.name, state.version),
+        name: state.name.clone(),
+        shared: state.owner.is_none(),
+        version: state.version,
+        json: state.json.clone(),
+        bytes: state.bytes,
+        updated_by: state.updated_by.clone(),
+        updated_at: Some(convert::time(state.updated_at)),
+        deleted: state.is_deleted,
+    }
+}
+
+/// What a version of a document is called.
+fn id(name: &str, version: i64) -> String {
+    format!("{name}@{version}")
+}

@@ -1,0 +1,202 @@
+//! Documents that clients keep: whose they are, what is told of them, and to whom.
+
+use std::collections::BTreeMap;
+
+use construct_domain::{
+    OrganizationId, UserId,
+    access::{Role, Scope},
+};
+use construct_proto::v1::{self, state_service_client::StateServiceClient};
+use construct_store::{AuditFilter, Key, Order, Page, Stream};
+use prost::Message as _;
+use tonic::{Code, Streaming, transport::Channel};
+use tonic_types::StatusExt as _;
+
+use super::{
+    entities::contains,
+    harness::*,
+    walk::{authorized, key, required},
+};
+
+const JSON: &str = "{\"providers\": {\"apiKey\": \"sk-hunter2\"}}";
+
+fn states(gateway: &Gateway) -> StateServiceClient<Channel> {
+    StateServiceClient::new(gateway.channel())
+}
+
+fn put(state: &str, json: &str) -> v1::PutStateRequest {
+    v1::PutStateRequest { state: state.into(), json: json.into(), ..v1::PutStateRequest::default() }
+}
+
+fn get(state: &str, shared: bool) -> v1::GetStateRequest {
+    v1::GetStateRequest { state: state.into(), shared, version: 0 }
+}
+
+/// The next `count` changes.
+async fn told(stream: &mut Streaming<v1::StateEvent>, count: usize) -> Vec<v1::StateEvent> {
+    let mut events = Vec::new();
+    while events.len() < count {
+        let next = within("a change is told", stream.message()).await;
+        events.push(next.unwrap_or_else(|status| panic!("{status:?}, after {events:?}")).expect("the stream goes on"));
+    }
+    events
+}
+
+fn ids(events: &[v1::StateEvent]) -> Vec<String> {
+    events.iter().map(|event| event.state.clone().expect("it is about one").id).collect()
+}
+
+#[tokio::test]
+async fn what_a_document_says_is_given_back_and_stands_nowhere_else() {
+    let gateway = Gateway::start().await;
+    let mut client = states(&gateway);
+    let request =
+        v1::PutStateRequest { idempotency_key: "once".into(), expected_version: Some(0), ..put("settings", JSON) };
+    let made = client.put_state(request.clone()).await.expect("it is put").into_inner();
+    assert_eq!((made.id.as_str(), made.version, made.json.as_str()), ("settings@1", 1, ""));
+    assert_eq!((made.updated_by.as_str(), made.bytes), ("local", i64::try_from(JSON.len()).expect("few")));
+    let again = client.put_state(request.clone()).await.expect("it is answered again").into_inner();
+    assert_eq!(made, again);
+    let got = client.get_state(get("settings", false)).await.expect("it is there").into_inner();
+    assert_eq!(got, v1::State { json: JSON.into(), ..made });
+    refused(client.get_state(get("settings", true)).await, Code::NotFound);
+
+    // Somebody was faster: which version there is, is told.
+    let late = v1::PutStateRequest { expected_version: Some(7), ..put("settings", "{}") };
+    let status = refused(client.put_state(late).await, Code::Aborted);
+    let details = status.get_error_details();
+    let violation = &details.precondition_failure().expect("there is one").violations[0];
+    assert_eq!((violation.r#type.as_str(), violation.description.as_str()), ("VERSION", "1"));
+    let shared = v1::PutStateRequest { shared: true, ..put("settings", JSON) };
+    client.put_state(shared.clone()).await.expect("the operator may");
+    let delete = v1::DeleteStateRequest { state: "settings".into(), shared: true, ..v1::DeleteStateRequest::default() };
+    client.delete_state(delete).await.expect("it is deleted");
+    let kept = v1::ListStateVersionsRequest { state: "settings".into(), shared: true };
+    let kept = client.list_state_versions(kept).await.expect("it is listed").into_inner().versions;
+    assert_eq!(kept.iter().map(|state| (state.version, state.json.as_str())).collect::<Vec<_>>(), [(1, "")]);
+    let earlier = v1::GetStateRequest { version: 1, ..get("settings", true) };
+    assert_eq!(client.get_state(earlier).await.expect("it is kept").into_inner().json, JSON);
+
+    // The trail has names, which of the two it was, and the version.
+    let page = Page { limit: 100, order: Order { key: Key::CreatedAt, descending: false }, after: None };
+    let trail = gateway.store().audit_list(OrganizationId::LOCAL, &AuditFilter::default(), &page).await;
+    let trail = trail.expect("it is read");
+    let objects: Vec<_> =
+        trail.iter().map(|entry| (entry.method.as_str(), entry.code, entry.objects.join(" "))).collect();
+    let entry = |method, code, objects: &str| (method, code, objects.to_owned());
+    let (put, deleted) = ("StateService/PutState", "StateService/DeleteState");
+    let expected = [
+        entry(put, 0, "settings own settings@1"),
+        entry(put, 10, "settings own"),
+        entry(put, 0, "settings shared settings@1"),
+        entry(deleted, 0, "settings shared"),
+    ];
+    for expected in &expected {
+        assert!(objects.contains(expected), "{expected:?}: {objects:?}");
+    }
+    assert!(!format!("{trail:?}").contains("hunter2"));
+    // Whoever may watch the organization is told nothing.
+    let events = gateway.store().events_after(Stream::organization(OrganizationId::LOCAL), 0, 100).await;
+    assert!(events.expect("read").is_empty());
+    for shown in [format!("{shared:?}"), format!("{got:?}"), format!("{request:?}")] {
+        assert!(!shown.contains("hunter2"), "{shown}");
+    }
+    let list = client.list_states(v1::ListStatesRequest { shared: false }).await.expect("listed").into_inner();
+    assert!(list.states.len() == 1 && !contains(&list.encode_to_vec(), "hunter2"));
+}
+
+#[tokio::test]
+async fn members_have_their_own_and_read_what_admins_share() {
+    let gateway = Gateway::start_with(required()).await;
+    let mut client = states(&gateway);
+    let profile = construct_store::identity::Profile {
+        issuer: "https://test".into(),
+        subject: "bob".into(),
+        email: "bob@example.com".into(),
+        email_verified: true,
+        name: "bob".into(),
+    };
+    let now = jiff::Timestamp::now();
+    let (bob, _) = gateway.store().user_sign_in(&profile, None, now).await.expect("he is taken in");
+    let member = format!(
+        "INSERT INTO members (organization_id, user_id, role, created_at, updated_at) VALUES ('{}', '{}', 'owner', now(), now())",
+        OrganizationId::LOCAL.uuid(),
+        bob.uuid()
+    );
+    gateway.database.execute(&member).await;
+    let mut keys = BTreeMap::new();
+    for (name, user, role, scope) in [
+        ("ada", UserId::LOCAL, Role::Admin, Scope::StatesWrite),
+        ("reader", UserId::LOCAL, Role::Viewer, Scope::StatesRead),
+        ("bob", bob, Role::Member, Scope::StatesWrite),
+    ] {
+        let local = (OrganizationId::LOCAL, user);
+        keys.insert(name, key(&gateway, local, role, &[scope], None).await.1);
+    }
+    let mut write = async |who: &str, shared: bool, json: &str| {
+        let request = v1::PutStateRequest { shared, ..put("pinned", json) };
+        client.put_state(authorized(request, Some(&keys[who]))).await.map(tonic::Response::into_inner)
+    };
+    write("ada", true, "{\"of\": \"all\"}").await.expect("an admin may");
+    let status = refused(write("bob", true, "{}").await, Code::PermissionDenied);
+    assert!(status.message().contains("`admin`"), "{status:?}");
+    refused(write("reader", false, "{}").await, Code::PermissionDenied);
+    for who in ["ada", "bob"] {
+        let made = write(who, false, &format!("{{\"of\": \"{who}\"}}")).await.expect("it is their own");
+        assert_eq!((made.version, made.shared), (1, false));
+    }
+    let mut client = states(&gateway);
+    for (who, own) in [("ada", "ada"), ("reader", "ada"), ("bob", "bob")] {
+        for (shared, of) in [(true, "all"), (false, own)] {
+            let got = client.get_state(authorized(get("pinned", shared), Some(&keys[who]))).await;
+            let got = got.unwrap_or_else(|status| panic!("{who} {shared}: {status:?}")).into_inner();
+            assert_eq!(got.json, format!("{{\"of\": \"{of}\"}}"), "{who}");
+        }
+    }
+    let delete = v1::DeleteStateRequest { state: "pinned".into(), shared: true, ..v1::DeleteStateRequest::default() };
+    refused(client.delete_state(authorized(delete, Some(&keys["bob"]))).await, Code::PermissionDenied);
+}
+
+#[tokio::test]
+async fn who_watches_is_told_what_they_have_not_got_and_then_what_changes() {
+    let gateway = Gateway::start().await;
+    let mut client = states(&gateway);
+    client.put_state(put("settings", "{\"n\": 1}")).await.expect("it is put");
+    client.put_state(put("storage", "{}")).await.expect("it is put");
+    let watch = |states: &[&str], cursor: &str| v1::WatchStatesRequest {
+        states: states.iter().map(|state| (*state).to_owned()).collect(),
+        shared: false,
+        cursor: cursor.into(),
+    };
+    let mut all = client.watch_states(watch(&[], "")).await.expect("it begins").into_inner();
+    let first = told(&mut all, 2).await;
+    assert_eq!(ids(&first), ["settings@1", "storage@1"]);
+    assert_eq!(first[0].state.as_ref().expect("set").json, "{\"n\": 1}");
+    assert_eq!((first[0].cursor.as_str(), first[1].cursor.as_str()), ("settings@1", "settings@1,storage@1"));
+    let mut one = client.watch_states(watch(&["pinned"], &first[1].cursor)).await.expect("it begins").into_inner();
+
+    client.put_state(put("settings", "{\"n\": 2}")).await.expect("it is put");
+    client.put_state(v1::PutStateRequest { shared: true, ..put("pinned", "{}") }).await.expect("it is put");
+    let changed = told(&mut all, 1).await;
+    assert_eq!(ids(&changed), ["settings@2"]);
+    client.put_state(put("pinned", "{\"mine\": true}")).await.expect("it is put");
+    let pinned = told(&mut one, 1).await;
+    assert_eq!(ids(&pinned), ["pinned@1"]);
+    assert!(!pinned[0].state.as_ref().expect("set").shared, "what is shared is another set");
+    assert_eq!(ids(&told(&mut all, 1).await), ["pinned@1"]);
+    drop((all, one));
+
+    // Who was away is told what became of it, once; of what is gone, that it is.
+    client.put_state(put("settings", "{\"n\": 3}")).await.expect("it is put");
+    let delete = v1::DeleteStateRequest { state: "storage".into(), ..v1::DeleteStateRequest::default() };
+    client.delete_state(delete).await.expect("it is deleted");
+    let mut back = client.watch_states(watch(&[], &changed[0].cursor)).await.expect("it begins").into_inner();
+    let missed = told(&mut back, 3).await;
+    assert_eq!(ids(&missed), ["pinned@1", "settings@3", "storage@2"]);
+    let gone = missed[2].state.as_ref().expect("set");
+    assert!(gone.deleted && gone.json.is_empty());
+    client.put_state(put("storage", "{}")).await.expect("it is put");
+    assert_eq!(ids(&told(&mut back, 1).await), ["storage@3"]);
+    let end = refused(client.watch_states(watch(&[], "7")).await, Code::InvalidArgument);
+    assert_eq!(crate::validate::tests::fields(&end), ["cursor"]);
+}
