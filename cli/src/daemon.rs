@@ -2,7 +2,7 @@
 //!
 //! `construct daemon run` is the service: it has the checkout's `dev` script start the mesh, waits until a process of it ends or somebody
 //! says stop, and has the script stop the rest. `construct daemon install` has systemd listen on the gateway's socket from log-in on, and run
-//! that at the first connection (`docs/operations.md`).
+//! that at the first connection (`docs/daemon.md`).
 
 mod lock;
 mod notify;
@@ -173,8 +173,10 @@ impl Uninstall {
         let systemd = Systemd::find();
         match &systemd {
             Ok(systemd) => {
-                // The socket first, or the next request would start the service again.
-                systemd.run(&["disable", "--now", SOCKET])?;
+                // The socket first, or the next request would start the service again. Of a unit without its file systemd knows nothing.
+                if there.iter().any(|path| path.ends_with(SOCKET)) {
+                    systemd.run(&["disable", "--now", SOCKET])?;
+                }
                 systemd.run(&["stop", SERVICE])?;
             }
             Err(failure) => eprintln!("warning: {}, so only the files are removed", failure.message()),

@@ -90,12 +90,13 @@ impl Keyring {
         if !done.status.success() {
             return Err(self.complaint(&done));
         }
-        if self.get(item)?.as_deref() != Some(secret) {
-            // Whatever it is that it keeps.
-            _ = self.remove(item);
-            return Err(format!("{} took it and does not give it back", self.kind.name()));
-        }
-        Ok(())
+        let kept = match self.get(item) {
+            Ok(kept) if kept.as_deref() == Some(secret) => return Ok(()),
+            kept => kept,
+        };
+        // Whatever it is that it keeps: nobody would know of it.
+        _ = self.remove(item);
+        kept.and_then(|_| Err(format!("{} took it and does not give it back", self.kind.name())))
     }
 
     /// The secret of this name, if there is one.

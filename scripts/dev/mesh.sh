@@ -174,12 +174,14 @@ mesh_command_build() {
 }
 
 mesh_command_up() {
+  home_open "$main_home"
+  # Before what it runs is built anew, and once more when nobody can begin any more.
+  home_daemon_refuse
   case ${1:-} in
     --built) ensure_packages servers sandbox ;;
     '') mesh_command_build ;;
     *) die "usage: ./dev up [--built]" ;;
   esac
-  home_open "$main_home"
   home_lock
   home_daemon_refuse
   timed "starting NATS and PostgreSQL in $home" infra_up durable
@@ -255,6 +257,8 @@ mesh_command_restart() {
       ensure_rust
       timed "building construct-$service" as_caller cargo build "${cargo_flags[@]}" -p "construct-$service" --bins
       home_lock
+      # It may have begun while this was building.
+      home_daemon_refuse
       if ! process_running nats || ! process_running postgres; then die "the mesh is not running; ./dev up starts it"; fi
       process_stop TERM 10 "$service"
       local -a variables=()

@@ -5,9 +5,13 @@ use std::{
     io::{ErrorKind, Read as _, Write as _},
     os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _},
     path::{Path, PathBuf},
+    time::{Duration, Instant},
 };
 
 use crate::failure::Failure;
+
+/// How long a lock is waited for that only somebody who looks may have.
+const MOMENT: Duration = Duration::from_millis(200);
 
 fn path(home: &Path) -> PathBuf {
     home.join("run").join("daemon")
@@ -21,7 +25,14 @@ pub(crate) fn take(home: &Path) -> Result<File, Failure> {
     let path = path(home);
     DirBuilder::new().recursive(true).mode(0o700).create(path.parent().unwrap_or(home))?;
     let mut file = OpenOptions::new().read(true).write(true).create(true).truncate(false).mode(0o600).open(&path)?;
-    match file.try_lock() {
+    // Whoever looks who has it has it for that moment.
+    let end = Instant::now() + MOMENT;
+    let mut tried = file.try_lock();
+    while matches!(tried, Err(TryLockError::WouldBlock)) && Instant::now() < end {
+        std::thread::sleep(MOMENT / 10);
+        tried = file.try_lock();
+    }
+    match tried {
         Ok(()) => {}
         Err(TryLockError::WouldBlock) => {
             let message =

@@ -96,7 +96,7 @@ impl Settings {
     /// # Errors
     /// When a path cannot be written into one.
     pub(crate) fn units(&self) -> Result<[Unit; 2], Failure> {
-        let program = quoted(&self.program)?.replace('$', "$$");
+        let program = quoted(&self.program)?;
         let mut variables = vec![(mesh::VARIABLE, &self.place.script), (mesh::HOME, &self.place.home)];
         variables.extend(self.target.as_ref().map(|target| ("CARGO_TARGET_DIR", target)));
         let mut lines = String::new();
@@ -240,7 +240,7 @@ mod tests {
         };
         let [service, _] = odd.units().unwrap();
         for line in [
-            r#"ExecStart="/o\"p\\t/$$HOME/construct" daemon run"#,
+            r#"ExecStart="/o\"p\\t/$HOME/construct" daemon run"#,
             r#"Environment="CARGO_TARGET_DIR=/t%%""#,
             "EnvironmentFile=-/a b/100%%.env",
         ] {

@@ -8,12 +8,12 @@ use construct_proto::v1::{
     ListStateVersionsResponse, ListStatesRequest, ListStatesResponse, PutStateRequest, StateEvent, WatchStatesRequest,
     state_service_server::StateService,
 };
-use construct_store::{State, StateRef, Written};
+use construct_store::{State, StateRef, Write, Written};
 use futures::stream::BoxStream;
 use tonic::{Request, Response, Status};
 
 use crate::{
-    api::{Api, Entry, nobody},
+    api::{Api, Entry, Keyed, nobody},
     convert,
     organizations::silent,
     quotas::Wanted,
@@ -57,7 +57,7 @@ impl StateService for Api {
         let (entry, mut request) = self.enter(request)?;
         requests::put_state(&request)?;
         let owner = writable(&entry, request.shared)?;
-        let write = entry.write("PutState", &mut request);
+        let write = write(&entry, "PutState", &mut request, owner);
         self.allow(&entry, Some(&write), Wanted::kept(request.json.len())).await?;
         let (state, by) = (StateRef { owner, name: &request.state }, entry.name());
         let render = |state: &State| silent(&show(state));
@@ -75,7 +75,7 @@ impl StateService for Api {
         let (entry, mut request) = self.enter(request)?;
         requests::delete_state(&request)?;
         let owner = writable(&entry, request.shared)?;
-        let write = entry.write("DeleteState", &mut request);
+        let write = write(&entry, "DeleteState", &mut request, owner);
         let (state, by) = (StateRef { owner, name: &request.state }, entry.name());
         let how = (request.expected_version, request.forget);
         let deleted = entry.store().state_delete(&write, state, how, &by, |_| silent(&())).await;
@@ -110,6 +110,15 @@ fn writable(entry: &Entry, shared: bool) -> Result<Option<UserId>, Status> {
         )));
     }
     Ok(owner(entry, shared))
+}
+
+/// Identifies a write. Of two members who write what is their own with the same key, neither is answered with what the other did.
+fn write(entry: &Entry, method: &'static str, request: &mut impl Keyed, owner: Option<UserId>) -> Write {
+    let mut write = entry.write(method, request);
+    if let (Some(idempotency), Some(owner)) = (&mut write.idempotency, owner) {
+        idempotency.key = format!("{owner}/{}", idempotency.key);
+    }
+    write
 }
 
 /// Tells all gateways that they look again for those who watch.

@@ -19,11 +19,19 @@ const PLACES: u64 = 2;
 const EFFECTS: u32 = 6;
 
 /// What services talk to.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Server {
     Nats,
     PostgreSql,
 }
+
+/// What passes between a service and its servers.
+const KINDS: [(Server, End); 4] = [
+    (Server::Nats, End::Client),
+    (Server::Nats, End::Server),
+    (Server::PostgreSql, End::Client),
+    (Server::PostgreSql, End::Server),
+];
 
 /// A mesh in which one service has its own way to the servers.
 struct Watched {
@@ -51,15 +59,29 @@ impl Watched {
         Self { mesh, service, nats, database, jobs: 0 }
     }
 
+    fn proxy(&self, server: Server) -> &Proxy {
+        match server {
+            Server::Nats => &self.nats,
+            Server::PostgreSql => &self.database,
+        }
+    }
+
+    fn passed(&self) -> [u64; KINDS.len()] {
+        KINDS.map(|(server, end)| self.proxy(server).passed(end))
+    }
+
     /// Has a job done, kills the process at the piece that is named, and checks what came of the job. Gives whether the process was killed
-    /// in the middle of it.
-    async fn job(&mut self, place: Option<(Server, End, u64)>) -> bool {
+    /// in the middle of it, and how much of each kind passed.
+    async fn job(&mut self, place: Option<(Server, End, u64)>) -> (bool, [u64; KINDS.len()]) {
         self.jobs += 1;
         let folder = self.mesh.folder(&format!("job-{}", self.jobs)).unwrap();
         let job = Job::prepare(&self.mesh, &folder, EFFECTS).await;
+        let before = self.passed();
         let over = watch::Sender::new(false);
+        // Only what is told is waited for: who asks a gateway again and again has it ask the database.
         let working = async {
-            job.conversation.ask("Do it.").await;
+            job.conversation.say("Do it.").await;
+            job.recorder.until_count("turn.completed", 1).await;
             over.send_replace(true);
         };
         let mut done = over.subscribe();
@@ -80,8 +102,9 @@ impl Watched {
             reached
         };
         let ((), killed) = tokio::join!(working, killing);
+        let after = self.passed();
         self.check(&job, &folder).await;
-        killed
+        (killed, std::array::from_fn(|kind| after[kind] - before[kind]))
     }
 
     async fn check(&mut self, job: &Job, folder: &Path) {
@@ -91,38 +114,23 @@ impl Watched {
         assert!(unknown.len() <= most, "{unknown:?} are said to be unknown");
         self.mesh.ready(self.service).await.unwrap();
     }
-
-    fn proxy(&self, server: Server) -> &Proxy {
-        match server {
-            Server::Nats => &self.nats,
-            Server::PostgreSql => &self.database,
-        }
-    }
-
-    /// Kills the process at so many places of what comes from `end` on its way to each of the servers.
-    async fn kill_at(&mut self, servers: &[Server], end: End, places: u64) {
-        let before: Vec<u64> = servers.iter().map(|server| self.proxy(*server).passed(end)).collect();
-        self.job(None).await;
-        let after: Vec<u64> = servers.iter().map(|server| self.proxy(*server).passed(end)).collect();
-        for (server, (before, after)) in servers.iter().zip(before.iter().zip(after)) {
-            // A little of what passes during a job is not the job's own.
-            let length = after - before;
-            let (mut killed, places) = (0, places.min(length));
-            for place in 1..=places {
-                let nth = (length * place / (places + 1)).max(1);
-                println!("{:?}: piece {nth} of {length} from the {end:?} between it and {server:?}", self.service);
-                killed += u64::from(self.job(Some((*server, end, nth))).await);
-            }
-            assert!(2 * killed >= places, "{server:?}, {end:?}: killed at {killed} of {places} places only");
-        }
-    }
 }
 
+/// Has jobs done whose service is killed at so many places of each kind, the first one as the first piece passes.
 async fn survives(service: Service, servers: &[Server]) {
     let places = std::env::var("CONSTRUCT_BOUNDARIES").ok().and_then(|places| places.parse().ok()).unwrap_or(PLACES);
     let mut watched = Watched::start(service).await;
-    for end in [End::Client, End::Server] {
-        watched.kill_at(servers, end, places).await;
+    // The first one fills what is remembered.
+    watched.job(None).await;
+    let (_, lengths) = watched.job(None).await;
+    for ((server, end), length) in KINDS.into_iter().zip(lengths).filter(|((server, _), _)| servers.contains(server)) {
+        let (mut killed, places) = (0, places.min(length));
+        for place in 0..places {
+            let nth = 1 + length * place / places;
+            println!("{service:?}: piece {nth} of {length} from the {end:?} between it and {server:?}");
+            killed += u64::from(watched.job(Some((server, end, nth))).await.0);
+        }
+        assert!(places > 0 && 2 * killed >= places, "{server:?}, {end:?}: killed at {killed} of {places} places only");
     }
 }
 

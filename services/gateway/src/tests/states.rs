@@ -1,6 +1,6 @@
 //! Documents that clients keep: whose they are, what is told of them, and to whom.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use construct_domain::{
     OrganizationId, UserId,
@@ -134,18 +134,25 @@ async fn members_have_their_own_and_read_what_admins_share() {
         keys.insert(name, key(&gateway, local, role, &[scope], None).await.1);
     }
     let mut write = async |who: &str, shared: bool, json: &str| {
-        let request = v1::PutStateRequest { shared, ..put("pinned", json) };
+        // The same key for all of them, as the same program would use it.
+        let request = v1::PutStateRequest { shared, idempotency_key: format!("first {shared}"), ..put("pinned", json) };
         client.put_state(authorized(request, Some(&keys[who]))).await.map(tonic::Response::into_inner)
     };
     write("ada", true, "{\"of\": \"all\"}").await.expect("an admin may");
     let status = refused(write("bob", true, "{}").await, Code::PermissionDenied);
     assert!(status.message().contains("`admin`"), "{status:?}");
     refused(write("reader", false, "{}").await, Code::PermissionDenied);
+    let mut by = BTreeSet::new();
     for who in ["ada", "bob"] {
-        let made = write(who, false, &format!("{{\"of\": \"{who}\"}}")).await.expect("it is their own");
+        let made = write(who, false, "{}").await.expect("it is their own");
         assert_eq!((made.version, made.shared), (1, false));
+        assert!(by.insert(made.updated_by), "{who} was answered what somebody else did");
     }
     let mut client = states(&gateway);
+    for who in ["ada", "bob"] {
+        let own = put("pinned", &format!("{{\"of\": \"{who}\"}}"));
+        client.put_state(authorized(own, Some(&keys[who]))).await.expect("it is their own");
+    }
     for (who, own) in [("ada", "ada"), ("reader", "ada"), ("bob", "bob")] {
         for (shared, of) in [(true, "all"), (false, own)] {
             let got = client.get_state(authorized(get("pinned", shared), Some(&keys[who]))).await;
@@ -153,8 +160,31 @@ async fn members_have_their_own_and_read_what_admins_share() {
             assert_eq!(got.json, format!("{{\"of\": \"{of}\"}}"), "{who}");
         }
     }
-    let delete = v1::DeleteStateRequest { state: "pinned".into(), shared: true, ..v1::DeleteStateRequest::default() };
-    refused(client.delete_state(authorized(delete, Some(&keys["bob"]))).await, Code::PermissionDenied);
+    let delete =
+        |shared| v1::DeleteStateRequest { state: "pinned".into(), shared, ..v1::DeleteStateRequest::default() };
+    refused(client.delete_state(authorized(delete(true), Some(&keys["bob"]))).await, Code::PermissionDenied);
+
+    // Whatever one of them does, the other's stays, and is not told.
+    let watch = v1::WatchStatesRequest { cursor: "pinned@2".into(), ..v1::WatchStatesRequest::default() };
+    let mut watched = client.watch_states(authorized(watch, Some(&keys["ada"]))).await.expect("it begins").into_inner();
+    client.put_state(authorized(put("storage", JSON), Some(&keys["bob"]))).await.expect("it is his own");
+    client.delete_state(authorized(delete(false), Some(&keys["bob"]))).await.expect("it is his own");
+    let listed = |who: &str| authorized(v1::ListStatesRequest { shared: false }, Some(&keys[who]));
+    let versions = |who: &str| {
+        let request = v1::ListStateVersionsRequest { state: "pinned".into(), shared: false };
+        authorized(request, Some(&keys[who]))
+    };
+    for (who, names, kept) in [("ada", ["pinned"], vec![2, 1]), ("bob", ["storage"], vec![2, 1])] {
+        let states = client.list_states(listed(who)).await.expect("listed").into_inner().states;
+        assert_eq!(states.iter().map(|state| state.name.as_str()).collect::<Vec<_>>(), names, "{who}");
+        let states = client.list_state_versions(versions(who)).await.expect("listed").into_inner().versions;
+        assert_eq!(states.iter().map(|state| state.version).collect::<Vec<_>>(), kept, "{who}");
+    }
+    let earlier = v1::GetStateRequest { version: 2, ..get("pinned", false) };
+    let got = client.get_state(authorized(earlier, Some(&keys["ada"]))).await.expect("it is hers").into_inner();
+    assert_eq!(got.json, "{\"of\": \"ada\"}");
+    client.put_state(authorized(put("designs", "{}"), Some(&keys["ada"]))).await.expect("it is her own");
+    assert_eq!(ids(&told(&mut watched, 1).await), ["designs@1"]);
 }
 
 #[tokio::test]
