@@ -135,7 +135,7 @@ async fn members_have_their_own_and_read_what_admins_share() {
     }
     let mut write = async |who: &str, shared: bool, json: &str| {
         // The same key for all of them, as the same program would use it.
-        let request = v1::PutStateRequest { shared, idempotency_key: format!("first {shared}"), ..put("pinned", json) };
+        let request = v1::PutStateRequest { shared, idempotency_key: format!("first-{shared}"), ..put("pinned", json) };
         client.put_state(authorized(request, Some(&keys[who]))).await.map(tonic::Response::into_inner)
     };
     write("ada", true, "{\"of\": \"all\"}").await.expect("an admin may");
