@@ -1,4 +1,4 @@
-//! What an installation needs: the memory of each process when it has nothing to do and while tasks wait for their models, and the processor time
+//! What an installation needs: the memory of each process when it has nothing to do and while tasks are at work on a slow model, and the processor time
 //! that a task costs, by who spends it. For docs/operations.md, "Sizes".
 
 use std::{
@@ -18,7 +18,7 @@ use crate::{
     services::{Services, scripted_agent},
 };
 
-/// Tasks that wait for their model at the same time.
+/// Tasks at work at the same time. The providers call the model for as many as `providers_concurrency` lets them; the others wait in their queue.
 const WAITING: usize = 1_000;
 /// How long that model takes: until all have been begun and the memory was read.
 const MODEL: Duration = Duration::from_secs(120);
@@ -68,8 +68,8 @@ pub(crate) async fn measure(concurrency: usize, duration: Duration) -> anyhow::R
     }
     rows.push(Row::new("processor time of a task: all", "ms", all));
     let what = format!(
-        "the task of `mesh` (model call, one script with three tool calls, model call), {concurrency} at once for {} s; then {WAITING} tasks that wait \
-         for models which take {} s. One process of each service.",
+        "the task of `mesh` (model call, one script with three tool calls, model call), {concurrency} at once for {} s; then {WAITING} tasks at work \
+         on a model which takes {} s, called for as many as providers_concurrency lets. One process of each service.",
         duration.as_secs(),
         MODEL.as_secs()
     );
