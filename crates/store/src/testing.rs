@@ -5,6 +5,7 @@
 use std::{
     hash::{DefaultHasher, Hash, Hasher},
     sync::atomic::{AtomicU64, Ordering},
+    time::{Duration, Instant},
 };
 
 use construct_domain::{
@@ -23,6 +24,8 @@ use crate::{
 const URL: &str = "CONSTRUCT_TEST_DATABASE_URL";
 /// Keeps processes from making the template at the same time. Any number that nobody else uses.
 const TEMPLATE_LOCK: i64 = 0x636F_6E73_7472_7563;
+/// Longest that the server may take to recover from a crash.
+const RECOVERY: Duration = Duration::from_secs(30);
 
 /// Tasks that one statement makes.
 const FILLED_AT_ONCE: u32 = 5_000;
@@ -278,9 +281,19 @@ impl Database {
     /// (`CONSTRUCT_CHAOS_DATABASE` is set), one of its processes is killed, `kill -9`, upon which the server drops everything and recovers.
     ///
     /// # Panics
-    /// When the server does not answer before.
+    /// When the server does not answer before, and does not do so again within [`RECOVERY`] of an earlier crash.
     pub async fn crash(&self) {
-        let mut connection = self.admin.clone().connect().await.expect("the test database server answers");
+        let began = Instant::now();
+        let mut connection = loop {
+            match self.admin.clone().connect().await {
+                Ok(connection) => break connection,
+                // It may still recover from the crash before this one.
+                Err(sqlx::Error::Database(_) | sqlx::Error::Io(_)) if began.elapsed() < RECOVERY => {
+                    tokio::time::sleep(Duration::from_millis(20)).await;
+                }
+                Err(error) => panic!("the test database server does not answer: {error}"),
+            }
+        };
         if std::env::var_os("CONSTRUCT_CHAOS_DATABASE").is_some() {
             let victim: i32 = sqlx::query_scalar("SELECT pg_backend_pid()")
                 .fetch_one(&mut connection)
