@@ -70,6 +70,16 @@ fn has_scan(node: &Value, table: &str) -> bool {
     is_scan || node["Plans"].as_array().is_some_and(|plans| plans.iter().any(|plan| has_scan(plan, table)))
 }
 
+/// Prepared statements, those of foreign keys too, are planned once: also when that is before the first task was made.
+#[tokio::test]
+async fn a_task_is_found_by_its_key_also_by_a_plan_made_when_there_was_none() {
+    let f = Fixture::new().await;
+    // As `RI_FKey_check` of PostgreSQL asks.
+    let check = "SELECT 1 FROM ONLY tasks x WHERE organization_id = $1 AND id = $2 FOR KEY SHARE OF x";
+    let plan = plan(&f, check, &format!("'{}', '{}'", ORG.uuid(), Uuid::nil())).await;
+    assert!(plan.contains("tasks_tenant_key"), "{plan}");
+}
+
 #[tokio::test]
 async fn what_is_asked_about_one_task_is_read_by_an_index() {
     let (f, root, child) = filled().await;
