@@ -111,7 +111,15 @@ impl Store {
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn event_head(&self, stream: Stream) -> Result<u64, Error> {
-        Ok(self.event_heads(&[stream]).await?.first().map_or(0, |(_, head)| *head))
+        // Not by `event_heads`, whose statement PostgreSQL plans anew each time: a plan for arrays of any length never looks as good.
+        let head = sqlx::query_scalar!(
+            "SELECT sequence FROM events WHERE stream_id = $1 AND organization_id = $2 ORDER BY sequence DESC LIMIT 1",
+            stream.id,
+            stream.organization.uuid(),
+        )
+        .fetch_optional(&self.pool)
+        .await?;
+        Ok(head.map_or(0, unsigned))
     }
 
     /// The sequence of the newest event of each stream, in the given order, with one query.
