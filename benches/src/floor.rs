@@ -15,6 +15,10 @@ const JOURNAL: usize = 4;
 /// Commits: the message, and the reconciler's decisions (the turn begins, the script begins, the model is asked again, the
 /// turn ends).
 const COMMITS: usize = 5;
+/// Of a cancel: what is asked for, and what the reconciler decides when it hears of that and when it hears from the worker.
+const CANCEL_COMMITS: usize = 3;
+/// The wake, and what became of the step.
+const CANCEL_HOPS: usize = 2;
 /// What a message and a row hold.
 const PAYLOAD: &[u8] = &[b'x'; 1024];
 
@@ -58,6 +62,18 @@ impl Floor {
         for _ in 0..count {
             let began = Instant::now();
             lane.task().await?;
+            times.push(began.elapsed());
+        }
+        Ok(times)
+    }
+
+    /// The time of one cancel after another.
+    pub(crate) async fn cancels(&self, count: usize) -> anyhow::Result<Vec<Duration>> {
+        let mut lane = self.lane("cancels").await?;
+        let mut times = Vec::with_capacity(count);
+        for _ in 0..count {
+            let began = Instant::now();
+            lane.hops(CANCEL_HOPS, CANCEL_COMMITS).await?;
             times.push(began.elapsed());
         }
         Ok(times)
@@ -121,8 +137,14 @@ struct Lane {
 
 impl Lane {
     async fn task(&mut self) -> anyhow::Result<()> {
-        let mut commits = COMMITS;
-        for hop in 0..HOPS {
+        for _ in 0..JOURNAL {
+            self.floor.jetstream.publish(format!("{}.entry", self.floor.journal), PAYLOAD.into()).await?.await?;
+        }
+        self.hops(HOPS, COMMITS).await
+    }
+
+    async fn hops(&mut self, hops: usize, mut commits: usize) -> anyhow::Result<()> {
+        for hop in 0..hops {
             // The message's commit comes before the wake, and each of the reconciler's after what it takes.
             if hop % 2 == 0 && commits > 0 {
                 self.commit().await?;
@@ -132,9 +154,6 @@ impl Lane {
             published.await?;
             let message = self.messages.next().await.context("the floor's consumer ended")??;
             message.ack().await.map_err(anyhow::Error::msg)?;
-        }
-        for _ in 0..JOURNAL {
-            self.floor.jetstream.publish(format!("{}.entry", self.floor.journal), PAYLOAD.into()).await?.await?;
         }
         for _ in 0..commits {
             self.commit().await?;

@@ -3,6 +3,7 @@
 
 mod capacity;
 mod commands;
+mod control;
 mod events;
 mod figures;
 mod floor;
@@ -46,6 +47,8 @@ enum Bench {
     Sandbox,
     /// What confining a command costs.
     Commands,
+    /// How soon a cancel and a suspend take effect on a task that is at work.
+    Control,
     /// How soon a thousand subscribers of one gateway are told what happens, also while some of them do not listen.
     Events,
     /// What an installation needs: memory and processor time, by who spends them.
@@ -67,6 +70,7 @@ async fn main() -> ExitCode {
         Bench::Mesh => mesh::measure(&plan).await,
         Bench::Sandbox => sandbox::measure(plan.rounds).await,
         Bench::Commands => commands::measure(plan.rounds).await,
+        Bench::Control => control::measure(plan.rounds).await,
         Bench::Events => events::measure(plan.duration).await,
         Bench::Capacity => capacity::measure(plan.concurrency, plan.duration).await,
         Bench::Providers => Box::pin(providers::measure(&plan)).await,
