@@ -49,6 +49,27 @@ pub mod v1 {
         }
     }
 
+    /// Without what the file says.
+    impl std::fmt::Debug for UploadPartRequest {
+        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.debug_struct("UploadPartRequest")
+                .field("file", &self.file)
+                .field("offset", &self.offset)
+                .field("bytes", &self.data.len())
+                .finish()
+        }
+    }
+
+    /// Without what the file says.
+    impl std::fmt::Debug for DownloadFileResponse {
+        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.debug_struct("DownloadFileResponse")
+                .field("offset", &self.offset)
+                .field("bytes", &self.data.len())
+                .finish()
+        }
+    }
+
     /// Without the value.
     impl std::fmt::Debug for SecretSpec {
         fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {

@@ -224,7 +224,7 @@ fn attachment(path: &Path) -> Result<Attachment, Failure> {
         }
     };
     let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-    Ok(Attachment { media_type: media_type.to_owned(), name, data })
+    Ok(Attachment { media_type: media_type.to_owned(), name, data, ..Attachment::default() })
 }
 
 fn source_name(source: MessageSource) -> &'static str {

@@ -1,6 +1,6 @@
 //! Large payloads, stored under their SHA-256. Written once, verified on every read.
 //!
-//! Files are not flushed to disk one by one: JetStream does not do so with the messages that refer to them either, and
+//! Blobs are not flushed to disk one by one: JetStream does not do so with the messages that refer to them either, and
 //! PostgreSQL is the truth for both.
 
 use std::{
@@ -24,6 +24,9 @@ pub const KEPT: Duration = Duration::from_secs(31 * 24 * 3600);
 
 /// A blob that is put again keeps its age when it is younger than this, so that putting one often writes it once.
 const FRESH: Duration = Duration::from_secs(24 * 3600);
+
+/// Where blobs are in their folder.
+const ROOT: &str = "sha256";
 
 /// What a clean-up removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -85,7 +88,7 @@ impl Reference {
 
     /// Two digits of the hash are the folder, so that no folder grows without bound.
     fn path(&self) -> Path {
-        Path::from_iter(["sha256", &self.hash[..2], &self.hash[2..]])
+        Path::from_iter([ROOT, &self.hash[..2], &self.hash[2..]])
     }
 }
 
@@ -188,7 +191,8 @@ impl Store {
     /// When the storage fails; what was removed until then stays removed.
     pub async fn remove_older_than(&self, kept: Duration) -> Result<Removed, Error> {
         let mut removed = Removed::default();
-        let mut all = self.files.list(None);
+        // What people uploaded lies beside them, and is kept until somebody deletes it.
+        let mut all = self.files.list(Some(&Path::from(ROOT)));
         while let Some(blob) = all.try_next().await.map_err(Error::Storage)? {
             if age(blob.last_modified) <= kept {
                 continue;

@@ -635,6 +635,7 @@ pub fn block(block: &Block) -> v1::Block {
             name: attachment.name.clone(),
             // Only `to_attachment` writes it.
             data: BASE64.decode(&attachment.data).unwrap_or_default(),
+            ..v1::Attachment::default()
         }),
     };
     v1::Block { block: Some(block) }

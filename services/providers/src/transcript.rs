@@ -212,7 +212,7 @@ fn part(source: MessageSource, block: &Block, tool: Option<CodeTool<'_>>, to: &O
 }
 
 fn media(attachment: &Attachment) -> Part {
-    let Attachment { media_type, name, data } = attachment;
+    let Attachment { media_type, name, data, .. } = attachment;
     if media_type.starts_with("image/") || media_type == "application/pdf" {
         return Part::Media(Media { media_type: media_type.clone(), name: name.clone(), base64: BASE64.encode(data) });
     }
@@ -487,7 +487,7 @@ mod tests {
     fn text_files_are_text_and_others_stay_what_they_are() {
         let attachment = |media_type: &str, name: &str, data: &[u8]| {
             let (media_type, name) = (media_type.into(), name.into());
-            Block::Attachment(Attachment { media_type, name, data: data.into() })
+            Block::Attachment(Attachment { media_type, name, data: data.into(), ..Attachment::default() })
         };
         let turns = turns(
             &[message(User, vec![attachment("text/csv", "a\"b.csv", b"1,2"), attachment("image/png", "", &[0xFF])])],

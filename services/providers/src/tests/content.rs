@@ -158,7 +158,8 @@ async fn thoughts_go_back_to_whom_they_came_from_and_to_nobody_else() {
 #[tokio::test]
 async fn images_and_files_are_shown_or_named() {
     let attachment = |media_type: &str, name: &str, data: &[u8]| {
-        Block::Attachment(Attachment { media_type: media_type.into(), name: name.into(), data: data.into() })
+        let (media_type, name) = (media_type.into(), name.into());
+        Block::Attachment(Attachment { media_type, name, data: data.into(), ..Attachment::default() })
     };
     for wire in Wire::ALL {
         let server = VendorServer::start().await;

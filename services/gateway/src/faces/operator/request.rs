@@ -180,7 +180,7 @@ fn image(url: &str, mime_type: &str) -> Result<v1::Block, &'static str> {
     let (kind, data) = url.strip_prefix("data:").and_then(|rest| rest.split_once(";base64,")).ok_or(WORDS)?;
     let media_type = if kind.is_empty() { mime_type } else { kind }.to_owned();
     let data = STANDARD.decode(data).map_err(|_| WORDS)?;
-    let attachment = v1::Attachment { media_type, name: String::new(), data };
+    let attachment = v1::Attachment { media_type, data, ..v1::Attachment::default() };
     Ok(v1::Block { block: Some(v1::block::Block::Attachment(attachment)) })
 }
 

@@ -239,7 +239,7 @@ pub(super) fn blocks(violations: &mut Violations, field: &str, blocks: &[Block])
 }
 
 fn attachment(violations: &mut Violations, field: &str, attachment: &Attachment) {
-    let Attachment { media_type, name, data } = attachment;
+    let Attachment { media_type, name, data, .. } = attachment;
     let known = MEDIA_TYPES.contains(&media_type.as_str());
     let text = media_type.strip_prefix("text/").is_some_and(|rest| {
         let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'+');

@@ -325,7 +325,8 @@ fn messages_of_users_are_text() {
 fn attachments_are_of_kinds_that_models_take_and_bounded() {
     use super::tasks::{ATTACHED_BYTES, MEDIA_TYPES};
     let create = |media_type: &str, name: &str, data: &[u8]| {
-        let attachment = v1::Attachment { media_type: media_type.into(), name: name.into(), data: data.into() };
+        let (media_type, name) = (media_type.into(), name.into());
+        let attachment = v1::Attachment { media_type, name, data: data.into(), ..v1::Attachment::default() };
         let spec = v1::MessageSpec {
             task: TASK.into(),
             blocks: vec![v1::Block { block: Some(block::Block::Attachment(attachment)) }],
