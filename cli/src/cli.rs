@@ -81,6 +81,9 @@ enum Command {
     /// Documents that clients keep: settings and the like.
     #[command(subcommand)]
     State(entity::state::StateCommand),
+    /// Files: what people upload.
+    #[command(subcommand)]
+    File(entity::file::FileCommand),
     /// Tokens by which programs reach models through the proxy.
     #[command(subcommand)]
     Token(entity::token::TokenCommand),
@@ -176,6 +179,7 @@ impl Cli {
             Command::Scan(args) => Box::pin(args.run(&gateway)).await,
             Command::Secret(command) => Box::pin(command.run(&gateway)).await.map(done),
             Command::State(command) => Box::pin(command.run(&gateway)).await.map(done),
+            Command::File(command) => Box::pin(command.run(&gateway)).await.map(done),
             Command::Token(command) => Box::pin(command.run(&gateway)).await.map(done),
             Command::Organization(command) => Box::pin(command.run(&gateway)).await.map(done),
             Command::Member(command) => Box::pin(command.run(&gateway)).await.map(done),
@@ -268,6 +272,12 @@ mod tests {
             "construct state watch settings pinned --shared -o json",
             "construct state export folder --force",
             "construct state import folder --shared --force",
+            "construct file upload report.pdf --name May.pdf --media-type application/pdf --new -o json",
+            "construct file download file_1 - --force",
+            "construct file list --name report.pdf --media-type image/* --sha256 00 --state ready --limit 3",
+            "construct file get file_1 -o json",
+            "construct file update file_1 --name May.pdf --revision 3",
+            "construct file delete file_1",
             "construct scan octocat/reports --ref v1 --model sonnet --budget 1.50",
             "construct scan . --no-wait -o json",
             "construct scan list --repository github:a/b --limit 3",

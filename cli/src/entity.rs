@@ -4,6 +4,7 @@ pub(crate) mod agent;
 pub(crate) mod approval;
 pub(crate) mod audit;
 pub(crate) mod budget;
+pub(crate) mod file;
 pub(crate) mod invitation;
 pub(crate) mod key;
 pub(crate) mod member;

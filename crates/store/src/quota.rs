@@ -27,7 +27,7 @@ pub struct Limits {
     pub tokens_per_day: Option<i64>,
     /// What models cost, in 10⁻¹² US dollars.
     pub spend_per_month_pico_usd: Option<i64>,
-    /// Bytes of uploads and of clients' documents that are kept.
+    /// Bytes of files, of uploads and of clients' documents that are kept.
     pub storage_bytes: Option<i64>,
 }
 
@@ -117,7 +117,7 @@ pub struct Counts {
     pub tokens: i64,
     /// Spent this month, in 10⁻¹² US dollars.
     pub spend_pico_usd: i64,
-    /// Bytes of uploads and of clients' documents that are kept.
+    /// Bytes of files, of uploads and of clients' documents that are kept.
     pub storage_bytes: i64,
 }
 
@@ -190,6 +190,7 @@ macro_rules! counts {
                        least(
                            (SELECT coalesce(sum(split_part(s.archive, ';size=', 2)::numeric), 0) FROM scans s
                             WHERE s.organization_id = $1 AND s.archive IS NOT NULL AND s.cleaned_at IS NULL)
+                           + (SELECT coalesce(sum(f.size), 0) FROM files f WHERE f.organization_id = $1 AND f.state <> 'refused')
                            + (SELECT coalesce(sum(octet_length(d.json)), 0) FROM states d WHERE d.organization_id = $1)
                            + (SELECT coalesce(sum(octet_length(v.json)), 0) FROM state_versions v WHERE v.organization_id = $1),
                            9223372036854775807)::bigint

@@ -8,6 +8,7 @@ mod commit;
 mod control;
 mod erase;
 mod events;
+mod files;
 mod identity;
 mod memory;
 mod messages;

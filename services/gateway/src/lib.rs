@@ -22,6 +22,7 @@ mod diagnosis;
 mod events;
 mod explain;
 mod faces;
+mod files;
 pub mod first_key;
 mod identity;
 mod keys;
@@ -69,6 +70,7 @@ use crate::{
     api::{Api, Backend},
     audit::trail::Trail,
     faces::operator,
+    files::work::Files,
     identity::authenticate::Gate,
     pools::Pools,
     providers::Providers,
@@ -144,9 +146,11 @@ async fn start(
     let hub = Hub::new(store.clone(), bus.clone(), lifecycle.clone());
     let (pools, providers) = (Pools::new(bus.clone()), Providers::new(bus.clone()));
     let blobs = blob::Store::open(context.common().blob_dir())?;
-    lifecycle.spawn_job("erasure", watch::erase(store.clone(), bus.clone(), lifecycle.draining()));
+    let files = Files::new(store.clone(), context.common().blob_dir(), config)?;
+    lifecycle.spawn_job("erasure", watch::erase(store.clone(), bus.clone(), files.clone(), lifecycle.draining()));
+    lifecycle.spawn_job("files", files.clone().sweep(lifecycle.draining()));
     let publisher = Publisher::new(bus);
-    let backend = Arc::new(Backend { store: store.clone(), publisher, hub, pools, providers, blobs });
+    let backend = Arc::new(Backend { store: store.clone(), publisher, hub, pools, providers, blobs, files });
     api.open(Arc::clone(&backend));
     metrics::started();
     lifecycle.spawn_job("audit trail", Trail::write(api.clone(), store.clone(), lifecycle.draining()));

@@ -5,6 +5,7 @@ mod budgets;
 mod entities;
 mod faces;
 mod faults;
+mod files;
 pub(crate) mod fuzz;
 mod harness;
 mod identity;

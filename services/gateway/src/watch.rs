@@ -10,7 +10,7 @@ use jiff::{SignedDuration, Timestamp};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use crate::{Keyrings, status::chain};
+use crate::{Keyrings, files::work::Files, status::chain};
 
 /// How often PostgreSQL is asked whether it is there.
 const ASK: Duration = Duration::from_secs(5);
@@ -107,13 +107,14 @@ async fn reseal_secrets(store: &Store, keyring: &Keyring) {
 }
 
 /// Erases organisations that were deleted, one part after another. Every replica does it; what one is at the others leave alone.
-pub(crate) async fn erase(store: Store, bus: Bus, draining: CancellationToken) {
+pub(crate) async fn erase(store: Store, bus: Bus, files: Files, draining: CancellationToken) {
     let mut pause = Duration::ZERO;
     while !paused(pause, &draining).await {
         pause = match store.organization_erase(erased(), ERASED_AT_ONCE, Timestamp::now()).await {
             Ok(Some(Erasing::Goes(_))) => Duration::ZERO,
             Ok(Some(Erasing::Waits(_))) => ASK_AGAIN,
             Ok(Some(Erasing::Done(organization))) => {
+                files.remove().await;
                 // What is not removed now goes by its age.
                 if let Err(error) = bus.forget_organization(organization).await {
                     tracing::warn!(%organization, error = chain(&error), "the live events of an erased organization stay for a week");

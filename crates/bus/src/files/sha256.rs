@@ -1,6 +1,6 @@
 //! The name of a content.
 
-use std::{fmt, str::FromStr};
+use std::{fmt, io, str::FromStr};
 
 use sha2::Digest as _;
 
@@ -24,6 +24,25 @@ impl Sha256 {
     /// That of a content which is at hand.
     pub fn digest(content: &[u8]) -> Self {
         Self(sha2::Sha256::digest(content).into())
+    }
+
+    /// That of what a reader gives, with its length. Reads it in pieces, on a thread that may block.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    pub fn read(reader: &mut impl io::Read) -> io::Result<(Self, u64)> {
+        let mut hasher = sha2::Sha256::new();
+        let mut piece = vec![0; super::PIECE];
+        let mut size = 0;
+        loop {
+            match reader.read(&mut piece)? {
+                0 => return Ok((Self::of(hasher), size)),
+                read => {
+                    hasher.update(&piece[..read]);
+                    size += read as u64;
+                }
+            }
+        }
     }
 
     pub(super) fn of(hasher: sha2::Sha256) -> Self {

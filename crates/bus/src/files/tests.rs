@@ -1,4 +1,3 @@
-use futures::TryStreamExt as _;
 use tempfile::TempDir;
 
 use super::*;
@@ -137,6 +136,8 @@ fn a_hash_has_one_spelling() {
     let hash: Sha256 = text.parse().expect("a hash");
     assert_eq!((hash, hash.to_string().as_str()), (Sha256::digest(b""), text));
     assert_eq!(Sha256::from_bytes(*hash.as_bytes()), hash);
+    let long = vec![7; PIECE + 1];
+    assert_eq!(Sha256::read(&mut &long[..]).expect("read"), (Sha256::digest(&long), PIECE as u64 + 1));
     for wrong in
         ["", &text[1..], &text.to_uppercase(), &format!("{text}0"), &format!("sha256:{}", &text[7..]), &"é".repeat(32)]
     {

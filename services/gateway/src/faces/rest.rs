@@ -4,6 +4,7 @@
 //! served as server-sent events, any other as lines of JSON.
 
 mod document;
+mod files;
 mod lines;
 mod request;
 pub(super) mod routes;
@@ -18,7 +19,10 @@ use tonic::{
     codegen::http::{HeaderValue, Method as Verb, Request, Response, StatusCode, header},
 };
 
-use self::routes::{ROUTES, Route};
+use self::{
+    files::Files,
+    routes::{ROUTES, Route},
+};
 use super::{
     Inner,
     call::{self, Call, Deadline},
@@ -31,6 +35,8 @@ use super::{
 pub(super) struct Rest {
     /// By path, with positions in the place of names, which may differ between verbs.
     paths: matchit::Router<Vec<Row>>,
+    /// What files say, and how it gets here: neither is JSON.
+    files: Files,
     document: Bytes,
 }
 
@@ -40,7 +46,7 @@ struct Row {
 }
 
 impl Rest {
-    pub(super) fn new(methods: &Methods) -> anyhow::Result<Self> {
+    pub(super) fn new(methods: &Methods, max_file_bytes: u64) -> anyhow::Result<Self> {
         let mut rows: BTreeMap<String, Vec<Row>> = BTreeMap::new();
         for route in &ROUTES {
             let method = methods.get(&format!("/construct.v1.{}", route.method));
@@ -53,11 +59,14 @@ impl Rest {
         for (path, rows) in rows {
             paths.insert(path, rows)?;
         }
-        Ok(Self { paths, document })
+        Ok(Self { paths, files: Files::new(methods, max_file_bytes)?, document })
     }
 
     /// The method that a request calls, if it calls one.
     pub(super) fn method(&self, request: &Request<Body>) -> Option<&Method> {
+        if files::is_for(request.uri().path()) {
+            return self.files.method(request);
+        }
         let rows = self.paths.at(request.uri().path()).ok()?.value;
         rows.iter().find(|row| row.route.verb == *request.method()).map(|row| &row.method)
     }
@@ -70,6 +79,9 @@ impl Rest {
                 Verb::GET => errors::response(StatusCode::OK, "application/json", self.document.clone()),
                 _ => not_allowed(&[Verb::GET]),
             };
+        }
+        if files::is_for(&path) {
+            return self.files.serve(inner, request).await;
         }
         let Ok(found) = self.paths.at(&path) else {
             let words = "there is no such resource; /openapi.json lists what there is";

@@ -325,6 +325,11 @@ fn naming(ids: &BTreeMap<&str, String>) -> Vec<(&'static str, Value)> {
         ("BudgetService.GetBudget", json!({"budget": id("budget")})),
         ("BudgetService.UpdateBudget", json!({"budget": id("budget"), "limitPicoUsd": "7"})),
         ("EventService.Subscribe", json!({"task": id("task"), "cursor": "0"})),
+        ("FileService.DeleteFile", json!({"file": id("file")})),
+        ("FileService.DownloadFile", json!({"file": id("file")})),
+        ("FileService.GetFile", json!({"file": id("file")})),
+        ("FileService.UpdateFile", json!({"file": id("file"), "name": "mine"})),
+        ("FileService.UploadPart", json!({"file": id("file"), "offset": "0", "data": "bWluZQ=="})),
         ("KeyService.RevokeApiKey", json!({"apiKey": id("api_key")})),
         ("MessageService.CreateMessage", json!({"spec": {"task": id("task"), "blocks": text}})),
         ("MessageService.DeleteMessage", json!({"message": id("message")})),
@@ -399,6 +404,9 @@ const NAMELESS: &[&str] = &[
     "BudgetService.ListBudgets",
     "DiagnosisService.Diagnose",
     "DiagnosisService.GetOverview",
+    // A content that another has is uploaded like any.
+    "FileService.CreateFile",
+    "FileService.ListFiles",
     "KeyService.CreateApiKey",
     "KeyService.CreateSetupCode",
     "KeyService.ExchangeSetupCode",
@@ -490,6 +498,7 @@ async fn what_belongs_to_another_organization_is_not_found_and_never_shown() {
         ("scan", "ScanService.GetScan", "scan"),
         ("schedule", "ScheduleService.GetSchedule", "schedule"),
         ("budget", "BudgetService.GetBudget", "budget"),
+        ("file", "FileService.GetFile", "file"),
         ("message", "MessageService.GetMessage", "message"),
         ("organization", "OrganizationService.GetOrganization", "organization"),
     ] {
@@ -532,6 +541,7 @@ async fn belongings(gateway: &Gateway, own: &str, key: ApiKeyId) -> BTreeMap<&'s
     ids.insert("connection", make("CreateScanConnection", connection).await);
     let scan = json!({"spec": {"github": "tenant-a/x", "connection": "tenant-a-c", "model": "tenant-a-m"}});
     ids.insert("scan", make("CreateScan", scan).await);
+    ids.insert("file", make("CreateFile", json!({"spec": {"name": "tenant-a-f", "size": "4"}})).await);
     // Documents have no ids: of everybody the same names are asked for, and everybody has their own.
     for shared in [false, true] {
         make("PutState", json!({"state": "settings", "shared": shared, "json": r#"{"who": "tenant-a"}"#})).await;
@@ -578,6 +588,7 @@ fn no_field_that_names_something_is_forgotten() {
         "model",
         "agent",
         "task",
+        "file",
         "message",
         "budget",
         "secret",

@@ -2,6 +2,7 @@
 
 mod audit;
 mod entities;
+mod files;
 mod identity;
 mod model_tokens;
 mod money;
@@ -18,6 +19,9 @@ pub(crate) use audit::{export_audit_entries, list_audit_entries};
 pub(crate) use entities::{
     create_agent, create_model, create_model_provider, delete, get, list_agents, list_model_providers, list_models,
     model_provider_fits, update_agent, update_model, update_model_provider,
+};
+pub(crate) use files::{
+    PART_BYTES, create_file, delete_file, download_file, file, list_files, update_file, upload_part,
 };
 pub(crate) use identity::{
     create_api_key, create_invitation, create_organization, create_setup_code, delete_organization,

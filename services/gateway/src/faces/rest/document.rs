@@ -93,6 +93,10 @@ fn operation(route: &Route, method: &MethodDescriptor, comments: &Comments, sche
         let schema = json!({"type": "string"});
         parameters.push(json!({"name": "Last-Event-ID", "in": "header", "schema": schema, "description": words}));
     }
+    if method.name() == "DownloadFile" {
+        // Over HTTP that is what `Range` is for.
+        parameters.retain(|parameter| parameter["in"] != "query");
+    }
     if !parameters.is_empty() {
         operation["parameters"] = parameters.into();
     }
@@ -115,6 +119,11 @@ fn operation(route: &Route, method: &MethodDescriptor, comments: &Comments, sche
         let words = "Server-sent events: each one's data is such a message, its id the cursor to go on after it.";
         let schema = schemas.message(&method.output());
         answer = json!({"description": words, "content": {"text/event-stream": {"schema": schema}}});
+    } else if method.name() == "DownloadFile" {
+        let words =
+            "What the file says. A range can be asked for, and what is known already by its `ETag` (the SHA-256).";
+        let schema = json!({"type": "string", "format": "binary"});
+        answer = json!({"description": words, "content": {"application/octet-stream": {"schema": schema}}});
     } else if streams {
         let words = "Lines, each with such a message. When the last is not whole, the answer was cut off.";
         let schema = schemas.message(&method.output());
