@@ -178,6 +178,7 @@ pub mod mesh {
                     script_models,
                     again,
                     agent_name,
+                    files,
                 } = self;
                 f.debug_struct("CodeExecute")
                     .field("step", step)
@@ -191,6 +192,7 @@ pub mod mesh {
                     .field("script_models", script_models)
                     .field("again", again)
                     .field("agent_name", agent_name)
+                    .field("files", files)
                     .finish_non_exhaustive()
             }
         }

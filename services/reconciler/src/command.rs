@@ -8,7 +8,7 @@ use construct_domain::{
     approval::ApprovalState,
     backoff,
     decide::{CODE_DEADLINE, MODEL_DEADLINE},
-    message::{CodeCall, Source, code_calls},
+    message::{Attachment, CodeCall, Source, code_calls},
     task::{FailureClass, Stage, Step, StepState, Task},
 };
 use construct_proto::{
@@ -240,6 +240,7 @@ pub(crate) fn execute(
             .unwrap_or_default(),
         script_models: material.script_models.clone(),
         agent_name: loaded.agent_name.clone(),
+        files: material.files.iter().filter_map(attached).collect(),
     })
 }
 
@@ -260,6 +261,17 @@ fn model_token(keys: &MasterKeys, loaded: &LoadedTask, step: &Step, models: &[St
         expires_at: ends + TOKEN_GRACE,
     };
     token.sign(keys).expose().to_owned()
+}
+
+fn attached(Attachment { media_type, name, file, .. }: &Attachment) -> Option<mesh::AttachedFile> {
+    let file = file.as_ref()?;
+    Some(mesh::AttachedFile {
+        id: file.id.to_string(),
+        name: name.clone(),
+        media_type: media_type.clone(),
+        sha256: file.sha256.clone(),
+        size: i64::try_from(file.size).unwrap_or(i64::MAX),
+    })
 }
 
 /// A secret for whoever has its key.
