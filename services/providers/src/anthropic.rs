@@ -25,6 +25,8 @@ const VERSION: HeaderValue = HeaderValue::from_static("2023-06-01");
 
 /// Of the four cache breakpoints a request may carry, the tools and the system prompt take two.
 const CACHED_USER_TURNS: usize = 2;
+/// The longest image that is taken, in base64: "image exceeds 5 MB maximum" is said of more.
+const IMAGE: usize = 5 << 20;
 
 /// Beginnings of the names of models that think within a budget they are given, as compatible servers' do. None will be
 /// added here: the vendor gave the budget up.
@@ -306,6 +308,9 @@ fn block(part: &Part) -> Value {
 }
 
 fn shown(media: &Media) -> Value {
+    if media.is_image() && media.base64.len() > IMAGE {
+        return json!({"type": "text", "text": media.left_out()});
+    }
     let source = json!({"type": "base64", "media_type": media.media_type, "data": media.base64});
     if media.is_image() {
         return json!({"type": "image", "source": source});

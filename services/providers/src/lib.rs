@@ -8,6 +8,7 @@
 
 mod answer;
 mod anthropic;
+mod attached;
 mod bedrock;
 mod breaker;
 mod call;
@@ -55,8 +56,8 @@ use tokio_util::sync::CancellationToken;
 
 pub use self::config::Config;
 use self::{
-    breaker::Breakers, cancels::Cancels, check::Checks, http::Http, local::Shelf, router::Router, vendor::Vendors,
-    worker::Worker,
+    attached::Attached, breaker::Breakers, cancels::Cancels, check::Checks, http::Http, local::Shelf, router::Router,
+    vendor::Vendors, worker::Worker,
 };
 
 /// Connects to the mesh and begins to take commands.
@@ -113,9 +114,11 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
         };
         proxy::spawn(parts, listener, lifecycle);
     }
+    let attached = Attached::open(common.blob_dir(), config.providers_attached_bytes);
     let worker = Worker {
         bus,
         router,
+        attached: attached.context("the files of messages cannot be opened")?,
         call_timeout: config.providers_call_timeout,
         cancels: Cancels::default(),
         hand_back: CancellationToken::new(),

@@ -323,7 +323,8 @@ pub(crate) fn in_order(first: Target, fallbacks: &[Route], mut random: impl FnMu
 }
 
 impl Interrupts<'_> {
-    async fn next(&self) -> Ended {
+    /// Completes when one of them does.
+    pub(crate) async fn next(&self) -> Ended {
         tokio::select! {
             biased;
             reason = self.cancel.cancelled() => Ended::Cancelled { reason },

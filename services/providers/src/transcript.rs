@@ -331,7 +331,7 @@ fn notice(text: &str) -> Turn {
 }
 
 /// Marks what the system says, so that a model does not take it for the person's words.
-fn notice_text(text: &str) -> String {
+pub(crate) fn notice_text(text: &str) -> String {
     format!("<system-notice>\n{text}\n</system-notice>")
 }
 
