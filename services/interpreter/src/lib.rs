@@ -32,7 +32,7 @@ use std::{
 };
 
 use anyhow::Context as _;
-use construct_bus::{Bus, ConnectOptions, ConsumeOptions, Pool, Tls, User, subject};
+use construct_bus::{Bus, ConnectOptions, ConsumeOptions, Pool, Tls, User, files, subject};
 use construct_domain::compute;
 use construct_runtime::{Common, Context, Lifecycle, ServiceConfig, config};
 use futures::StreamExt as _;
@@ -230,6 +230,7 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
         tiers,
         secrets_keys: common.secrets_keys()?,
         llm,
+        files: files::Store::open(common.blob_dir())?,
         running: Running::default(),
         draining: lifecycle.draining(),
         patience: common.shutdown_grace.saturating_sub(Duration::from_secs(1)),
