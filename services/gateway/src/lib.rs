@@ -13,6 +13,7 @@
 mod agents;
 mod api;
 mod approvals;
+mod attachments;
 mod audit;
 mod budgets;
 mod caller;

@@ -45,13 +45,15 @@ impl ScheduleService for Api {
                 Target::Agent(lookup.take(&spec.agent, found, AgentId::from_uuid)?)
             }
         };
+        let nowhere = |id| Target::Task(TaskId::from_uuid(id));
+        let (target, content) = entry.content("spec.blocks", spec.blocks, &mut lookup, target, nowhere).await?;
         let new = NewSchedule {
             id: ScheduleId::from_uuid(Uuid::now_v7()),
             name: spec.name.clone(),
             target,
             interrupts: spec.priority() == MessagePriority::Interrupt,
             missed: convert::to_missed(spec.missed_runs()).unwrap_or_default(),
-            content: convert::to_content(spec.blocks),
+            content,
             title: spec.title,
             workspace: spec.workspace,
             timing: checked.timing,
@@ -109,7 +111,13 @@ impl ScheduleService for Api {
             Err(error) => lookup.take(&reference, Err(error), ScheduleId::from_uuid)?,
         };
         let missed = convert::to_missed(request.missed_runs());
-        let content = (!request.blocks.is_empty()).then(|| convert::to_content(request.blocks));
+        let (id, content) = if request.blocks.is_empty() {
+            (id, None)
+        } else {
+            let found = entry.content("blocks", request.blocks, &mut lookup, id, ScheduleId::from_uuid);
+            let (id, content) = found.await?;
+            (id, Some(content))
+        };
         let changes = ScheduleChanges { name: request.name, content, timing, missed };
         let updated = entry.store().schedule_update(&write, id, expected, changes, render("schedule.updated")).await;
         entry.answer(lookup.settle(updated)?, nobody, convert::schedule).await

@@ -1,6 +1,7 @@
 //! The gateway whole: a real gRPC server and generated clients, over a real PostgreSQL and a real NATS.
 
 mod approvals;
+mod attachments;
 mod budgets;
 mod entities;
 mod faces;
