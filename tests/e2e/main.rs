@@ -5,6 +5,7 @@ mod activation;
 mod api;
 mod approvals;
 mod architecture;
+mod attached;
 mod backup;
 mod cli;
 mod compute;

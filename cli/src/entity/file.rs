@@ -1,6 +1,6 @@
 //! Files: what people upload, for messages and for scripts.
 
-mod upload;
+pub(crate) mod upload;
 
 use std::{
     fs::{self, OpenOptions},

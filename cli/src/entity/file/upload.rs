@@ -3,7 +3,7 @@
 use std::{
     fs,
     io::{Read as _, Seek as _, SeekFrom},
-    path::PathBuf,
+    path::{Path, PathBuf},
     time::Duration,
 };
 
@@ -50,44 +50,65 @@ pub(crate) struct Upload {
 
 impl Upload {
     pub(super) async fn run(self, gateway: &Gateway) -> Result<(), Failure> {
-        let failed = |error: std::io::Error| Failure::usage(format!("{}: {error}", self.path.display()));
-        let mut source = fs::File::open(&self.path).map_err(failed)?;
-        let (sha256, size) = Sha256::read(&mut source).map_err(failed)?;
-        let own_name = || self.path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-        let spec = FileSpec {
-            name: self.name.clone().unwrap_or_else(own_name),
-            media_type: self.media_type.clone(),
-            size: i64::try_from(size).unwrap_or(i64::MAX),
-            sha256: sha256.to_string(),
-        };
-        let begun = if self.new { None } else { unfinished(gateway, &spec).await? };
-        let mut file = match begun {
-            Some(begun) => begun,
-            None => {
-                let request = CreateFileRequest { spec: Some(spec), idempotency_key: self.write.key() };
-                call(gateway.files().create_file(request)).await?
-            }
-        };
-        while state(&file) == FileState::Uploading {
-            let offset = received(&file);
-            source.seek(SeekFrom::Start(offset.unsigned_abs())).map_err(failed)?;
-            let mut data = Vec::with_capacity(PART);
-            (&source).take(PART as u64).read_to_end(&mut data).map_err(failed)?;
-            if data.is_empty() {
-                return Err(Failure::failed(format!("{} has become shorter", self.path.display())));
-            }
-            file = send(gateway, file, offset, data).await?;
-        }
-        while state(&file) == FileState::Checking {
-            tokio::time::sleep(PAUSE).await;
-            file = get(gateway, &id(file.metadata.as_ref())).await?;
-        }
-        if state(&file) == FileState::Refused {
-            let reason = file.status.unwrap_or_default().reason;
-            return Err(Failure::failed(format!("{} was refused: {reason}", self.path.display())));
-        }
-        self.output.one(&file)
+        let name = self.name.unwrap_or_else(|| name(&self.path));
+        let wanted = Wanted { path: &self.path, name, media_type: self.media_type, new: self.new };
+        self.output.one(&upload(gateway, wanted, self.write.key()).await?)
     }
+}
+
+/// A file to upload.
+pub(crate) struct Wanted<'a> {
+    pub(crate) path: &'a Path,
+    pub(crate) name: String,
+    /// Empty: it is told from the content.
+    pub(crate) media_type: String,
+    /// Begin anew, though there is an unfinished upload of the same.
+    pub(crate) new: bool,
+}
+
+/// What a file is called where it lies.
+pub(crate) fn name(path: &Path) -> String {
+    path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
+}
+
+/// Uploads a file, and waits until it has been looked at.
+///
+/// # Errors
+/// When it cannot be read, the gateway does not take it, or stays away.
+pub(crate) async fn upload(gateway: &Gateway, wanted: Wanted<'_>, idempotency_key: String) -> Result<File, Failure> {
+    let Wanted { path, name, media_type, new } = wanted;
+    let failed = |error: std::io::Error| Failure::usage(format!("{}: {error}", path.display()));
+    let mut source = fs::File::open(path).map_err(failed)?;
+    let (sha256, size) = Sha256::read(&mut source).map_err(failed)?;
+    let size = i64::try_from(size).unwrap_or(i64::MAX);
+    let spec = FileSpec { name, media_type, size, sha256: sha256.to_string() };
+    let begun = if new { None } else { unfinished(gateway, &spec).await? };
+    let mut file = match begun {
+        Some(begun) => begun,
+        None => {
+            let request = CreateFileRequest { spec: Some(spec), idempotency_key };
+            call(gateway.files().create_file(request)).await?
+        }
+    };
+    while state(&file) == FileState::Uploading {
+        let offset = received(&file);
+        source.seek(SeekFrom::Start(offset.unsigned_abs())).map_err(failed)?;
+        let mut data = Vec::with_capacity(PART);
+        (&source).take(PART as u64).read_to_end(&mut data).map_err(failed)?;
+        if data.is_empty() {
+            return Err(Failure::failed(format!("{} has become shorter", path.display())));
+        }
+        file = send(gateway, file, offset, data).await?;
+    }
+    while state(&file) == FileState::Checking {
+        tokio::time::sleep(PAUSE).await;
+        file = get(gateway, &id(file.metadata.as_ref())).await?;
+    }
+    if state(&file) == FileState::Refused {
+        let reason = file.status.unwrap_or_default().reason;
+        return Err(Failure::failed(format!("{} was refused: {reason}", path.display())));
+    }
+    Ok(file)
 }
 
 /// An upload of the same that was cut, the one that is farthest.
