@@ -16,6 +16,7 @@ mod durable;
 mod erasure;
 mod events;
 mod faces;
+mod fairness;
 mod hostile;
 mod identity;
 mod metrics;

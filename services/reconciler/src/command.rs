@@ -7,7 +7,7 @@ use construct_domain::{
     StepId,
     approval::ApprovalState,
     backoff,
-    decide::{CODE_DEADLINE, MODEL_DEADLINE},
+    decide::CODE_DEADLINE,
     message::{CodeCall, Source, code_calls},
     task::{FailureClass, Stage, Step, StepState, Task},
 };
@@ -100,15 +100,20 @@ pub(crate) fn answer(
     Ok(addressed(request, invocation))
 }
 
-/// The command that has the model make a title.
-pub(crate) fn title(loaded: &LoadedTask, step: StepId, material: &Material) -> Result<mesh::ModelInvoke, Error> {
+/// The command that has the model make a title, until then.
+pub(crate) fn title(
+    loaded: &LoadedTask,
+    step: StepId,
+    until: Timestamp,
+    material: &Material,
+) -> Result<mesh::ModelInvoke, Error> {
     let invocation = material.invocation.as_ref().ok_or(Error::AgentGone)?;
     let step = mesh::StepRef {
         organization_id: loaded.task.organization.to_string(),
         task_id: loaded.task.id.to_string(),
         step_id: step.to_string(),
         number: loaded.task.steps,
-        deadline: Some(convert::time(Timestamp::now() + MODEL_DEADLINE)),
+        deadline: Some(convert::time(until)),
         round: 0,
     };
     let request = mesh::ModelInvoke {

@@ -12,6 +12,7 @@ impl Activator {
     pub(crate) async fn park(&self, task: TaskId, intents: i64, reason: &str) -> bool {
         match self.store.task_park(task, intents, reason, Timestamp::now()).await {
             Ok(true) => {
+                self.window.forget(task);
                 metrics::parked();
                 tracing::error!(%task, reason, "the task is put aside, because looking at it fails each time");
                 true
