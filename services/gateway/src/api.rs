@@ -9,9 +9,8 @@ use std::{
 use construct_bus::blob;
 use construct_domain::{OrganizationId, TaskId, UserId};
 use construct_proto::v1;
-use construct_runtime::{Lifecycle, MasterKeys};
+use construct_runtime::{Lifecycle, MasterKeys, clock};
 use construct_store::{Audit, Error, Idempotency, Keyring, ModelProviderKind, Store, Write, Written};
-use jiff::Timestamp;
 use prost::Message;
 use sha2::{Digest as _, Sha256};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -356,7 +355,7 @@ impl Entry {
 
     /// A write without an idempotency key.
     pub(crate) fn plain_write(&self) -> Write {
-        Write { audit: self.audit(), ..Write::new(self.organization(), Timestamp::now()) }
+        Write { audit: self.audit(), ..Write::new(self.organization(), clock::now()) }
     }
 
     /// Ends a write that went well: tells the mesh, and answers.

@@ -10,6 +10,7 @@ use construct_proto::v1::{
     self, ApiKeySpec, CreateApiKeyRequest, CreateApiKeyResponse, CreateSetupCodeRequest, ExchangeSetupCodeRequest,
     ListApiKeysRequest, ListApiKeysResponse, RevokeApiKeyRequest, SetupCode, key_service_server::KeyService,
 };
+use construct_runtime::clock;
 use construct_store::identity::{NewApiKey, NewSetupCode};
 use construct_wire::identity as show;
 use jiff::Timestamp;
@@ -134,8 +135,7 @@ impl KeyService for Api {
         let hash = credential::digest(&request.code);
         let (key, secret) = credential::mint(credential::KEY)?;
         let id = ApiKeyId::from_uuid(Uuid::now_v7());
-        let made =
-            visit.store().setup_code_exchange(&hash, id, &secret, visit.audit().as_ref(), Timestamp::now()).await;
+        let made = visit.store().setup_code_exchange(&hash, id, &secret, visit.audit().as_ref(), clock::now()).await;
         match made.map_err(status::of_store) {
             Ok(Some(made)) => {
                 tracing::info!(key = %made.id, "a set-up code was exchanged for an API key");

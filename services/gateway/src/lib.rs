@@ -57,7 +57,7 @@ use std::{os::fd::OwnedFd, sync::Arc};
 
 use anyhow::Context as _;
 use construct_bus::{Bus, ConnectOptions, User, blob};
-use construct_runtime::{Context, MasterKeys};
+use construct_runtime::{Context, MasterKeys, clock};
 use construct_store::{Keyring, PoolOptions, Store};
 use construct_wire::convert;
 use jiff::SignedDuration;
@@ -125,6 +125,7 @@ async fn start(
         let options = PoolOptions { application_name: "construct-gateway".to_owned(), ..PoolOptions::default() };
         let store = Store::connect(url.expose(), options).await?;
         store.migrate().await?;
+        clock::take(|| store.clock()).await?;
         anyhow::Ok(store)
     });
     let bus = context.connect_with_retry("nats", &nats, || async {
@@ -140,6 +141,12 @@ async fn start(
     });
     let (store, bus) = tokio::try_join!(store, bus)?;
     lifecycle.spawn_job("topology", bus.clone().keep_topology(lifecycle.draining()));
+    let database_clock = store.clone();
+    let ask = move || {
+        let store = database_clock.clone();
+        async move { store.clock().await }
+    };
+    lifecycle.spawn_job("clock", clock::follow(ask, lifecycle.draining()));
 
     let hub = Hub::new(store.clone(), bus.clone(), lifecycle.clone());
     let (pools, providers) = (Pools::new(bus.clone()), Providers::new(bus.clone()));

@@ -4,9 +4,8 @@ use std::time::Duration;
 
 use construct_domain::TaskId;
 use construct_proto::v1::{CreateModelTokenRequest, ModelToken, model_token_service_server::ModelTokenService};
-use construct_runtime::model_token;
+use construct_runtime::{clock, model_token};
 use construct_wire::convert;
-use jiff::Timestamp;
 use tonic::{Request, Response, Status};
 use uuid::Uuid;
 
@@ -46,7 +45,7 @@ impl ModelTokenService for Api {
             task: request.task,
             models,
             budget_pico_usd: request.budget_pico_usd,
-            expires_at: Timestamp::now() + life,
+            expires_at: clock::now() + life,
         };
         entry.touch(&token.id);
         Ok(Response::new(ModelToken {

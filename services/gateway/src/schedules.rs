@@ -7,8 +7,8 @@ use construct_proto::v1::{
     PauseScheduleRequest, ResumeScheduleRequest, UpdateScheduleRequest, event::Payload,
     schedule_service_server::ScheduleService,
 };
+use construct_runtime::clock;
 use construct_store::{NewSchedule, Rendered, Schedule, ScheduleChanges, ScheduleFilter, Target};
-use jiff::Timestamp;
 use tonic::{Request, Response, Status};
 use uuid::Uuid;
 
@@ -29,7 +29,7 @@ fn render(kind: &'static str) -> impl FnOnce(&Schedule) -> Rendered + Send {
 impl ScheduleService for Api {
     async fn create_schedule(&self, request: Request<CreateScheduleRequest>) -> Result<Response<v1::Schedule>, Status> {
         let (entry, mut request) = self.enter(request)?;
-        let now = Timestamp::now();
+        let now = clock::now();
         let checked = requests::create_schedule(&request, now)?;
         entry.workspace(request.spec.as_ref().map_or("", |spec| &spec.workspace))?;
         let write = entry.write("CreateSchedule", &mut request);
@@ -95,7 +95,7 @@ impl ScheduleService for Api {
                 if request.at.is_some() || request.cron.is_some() || request.time_zone.is_some() {
                     // What is not said is taken from the schedule as it was read.
                     expected.get_or_insert(schedule.revision);
-                    match requests::timing(&request, &schedule.timing, Timestamp::now()) {
+                    match requests::timing(&request, &schedule.timing, clock::now()) {
                         Ok((read, next)) => {
                             timing = Some((read, Some(next)));
                             id
@@ -147,7 +147,7 @@ impl ScheduleService for Api {
         let write = entry.write("ResumeSchedule", &mut request);
         let mut lookup = Lookup::new(&write);
         let found = entry.store().schedule_find(entry.organization(), &request.schedule).await;
-        let next = found.as_ref().ok().and_then(|schedule| schedule.timing.after(Timestamp::now()).ok().flatten());
+        let next = found.as_ref().ok().and_then(|schedule| schedule.timing.after(clock::now()).ok().flatten());
         // Its time may be changed at this moment.
         let read = found.as_ref().ok().map(|schedule| schedule.revision);
         let id = lookup.take(&request.schedule, found.map(|schedule| schedule.id), ScheduleId::from_uuid)?;

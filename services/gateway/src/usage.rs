@@ -5,8 +5,8 @@ use construct_proto::v1::{
     self, GetQuotaRequest, ListUsageRequest, ListUsageResponse, QuotaLimits, QuotaUse, UpdateQuotaRequest,
     usage_service_server::UsageService,
 };
+use construct_runtime::clock;
 use construct_store::{Counted, Counts, Error, Limits, Periods, Quota, UsageFilter, UsageRow, Used, Written};
-use jiff::Timestamp;
 use tonic::{Request, Response, Status};
 
 use crate::{
@@ -93,7 +93,7 @@ impl UsageService for Api {
         let organization = whose(&entry, requests::get_quota(&request)?)?;
         let about = |error| status::about(&organization.to_string(), error);
         let quota = entry.store().quota_get(organization).await.map_err(about)?;
-        let periods = Periods::of(Timestamp::now());
+        let periods = Periods::of(clock::now());
         let used = entry.store().quota_counts(organization, Counted::ALL, &periods).await.map_err(status::of_store)?;
         Ok(Response::new(self.quota(&quota, Some(used))))
     }
@@ -125,7 +125,7 @@ impl UsageService for Api {
 
     async fn list_usage(&self, request: Request<ListUsageRequest>) -> Result<Response<ListUsageResponse>, Status> {
         let (entry, request) = self.enter(request)?;
-        let asked = requests::list_usage(entry.organization(), &request, Timestamp::now())?;
+        let asked = requests::list_usage(entry.organization(), &request, clock::now())?;
         let filter = request.filter.unwrap_or_default();
         let filter = UsageFilter {
             agent: agent(&entry, &filter.agent).await?,

@@ -15,7 +15,7 @@ use construct_proto::mesh::v1::{
     step_result,
 };
 use construct_proto::v1::{CodeInterpreterCall, CodeInterpreterResult};
-use construct_runtime::MasterKeys;
+use construct_runtime::{MasterKeys, clock};
 use jiff::Timestamp;
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument as _;
@@ -188,7 +188,7 @@ impl Executor {
             Err(journal::Error::Conflict) => return End::Fenced,
             Err(error) => return End::HandBack(format!("the journal cannot be opened: {error}")),
         };
-        let late = step.deadline.and_then(time).is_some_and(|deadline| deadline <= Timestamp::now());
+        let late = step.deadline.and_then(time).is_some_and(|deadline| deadline <= clock::now());
         let refused = if let Some(reason) = &journal.stopped {
             Some(reason.clone())
         } else if let Some(reason) = running.reason() {

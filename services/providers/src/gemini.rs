@@ -9,6 +9,7 @@ use construct_proto::{
     mesh::v1::{FailureClass, model_completed::StopReason},
     v1::VendorModel,
 };
+use construct_runtime::clock;
 use futures::{
     FutureExt as _,
     future::BoxFuture,
@@ -519,7 +520,7 @@ fn failure(status: Option<u16>, error: &WireError) -> Failure {
         ("", status) => status,
         (message, _) => message,
     };
-    Failure::new(class, message).with_retry_at(retry_at(&error.details, Timestamp::now()))
+    Failure::new(class, message).with_retry_at(retry_at(&error.details, clock::now()))
 }
 
 /// When another try is welcome: a `RetryInfo` says it as `"retryDelay": "34s"`.

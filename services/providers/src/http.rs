@@ -7,6 +7,7 @@ use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use construct_proto::mesh::v1::FailureClass;
+use construct_runtime::clock;
 use futures::{
     FutureExt as _,
     stream::{self, BoxStream, StreamExt as _},
@@ -152,13 +153,13 @@ impl Http {
         let silent = |_| Failure::transient(format!("the vendor did not answer for {} s", patience.as_secs_f64()));
         let response = timeout(patience, request?.send()).await.map_err(silent)?.map_err(transport)?;
         if let Some(observer) = &self.observer {
-            observer.headroom(headroom::read(limits, response.headers(), Timestamp::now()));
+            observer.headroom(headroom::read(limits, response.headers(), clock::now()));
         }
         let status = response.status().as_u16();
         if response.status().is_success() {
             return Ok(response);
         }
-        let retry_at = retry_at(response.headers(), Timestamp::now());
+        let retry_at = retry_at(response.headers(), clock::now());
         let body = body(response, MAX_ERROR_BODY, BODY_TIMEOUT).await;
         let failure = refused(status, &body).with_status(status);
         // Some vendors say in the body when another try is welcome.
@@ -277,7 +278,7 @@ impl<D: Dialect> Exchange<D> {
             Err(_) => return Err(self.silent("did not answer", self.timeouts.first_byte)),
         };
         if let Some(observer) = &self.observer {
-            observer.headroom(headroom::read(D::LIMITS, response.headers(), Timestamp::now()));
+            observer.headroom(headroom::read(D::LIMITS, response.headers(), clock::now()));
         }
         let status = response.status().as_u16();
         cassette::head(status, response.headers());
@@ -286,7 +287,7 @@ impl<D: Dialect> Exchange<D> {
         if response.status().is_success() && !is_json {
             return Ok(response);
         }
-        let retry_at = retry_at(response.headers(), Timestamp::now());
+        let retry_at = retry_at(response.headers(), clock::now());
         let body = body(response, MAX_ERROR_BODY, BODY_TIMEOUT).await;
         let failure = self.dialect.refused(status, &body).with_status(status);
         // Some vendors say in the body when another try is welcome.

@@ -49,7 +49,7 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 use construct_bus::{Bus, ConnectOptions, Tls, User};
-use construct_runtime::Context;
+use construct_runtime::{Context, clock};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
@@ -84,6 +84,8 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
         .await?;
     let lifecycle = context.lifecycle();
     lifecycle.spawn_job("topology", bus.clone().keep_topology(lifecycle.draining()));
+    let listening = clock::listen(bus.hear_time().await?, lifecycle.draining()).await;
+    lifecycle.spawn_job("clock", listening);
     let (breakers, changed) = Breakers::new();
     let shared = breaker::share::start(&bus, context.instance_id(), &breakers, changed, lifecycle).await;
     shared.context("cannot hear of breakers")?;

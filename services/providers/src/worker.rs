@@ -12,7 +12,7 @@ use construct_proto::{
     },
     v1::{self, Event},
 };
-use construct_runtime::{Context, Lifecycle};
+use construct_runtime::{Context, Lifecycle, clock};
 use futures::StreamExt as _;
 use jiff::Timestamp;
 use tokio::time::{Instant, sleep, timeout};
@@ -178,7 +178,7 @@ impl Worker {
                 "the model call was given up: {MAX_DELIVERIES} workers were lost while they worked on it"
             )));
         }
-        let deadline = deadline(step, Timestamp::now(), self.call_timeout).ok_or_else(|| {
+        let deadline = deadline(step, clock::now(), self.call_timeout).ok_or_else(|| {
             Failure::new(FailureClass::DeadlineExceeded, "the step's deadline passed before a worker was free")
         })?;
         let request = Arc::new(Request::from_command(command)?);

@@ -13,7 +13,7 @@ use construct_domain::{
     task::{Failure, FailureClass, Outcome, Stage, Step, StepResult, Task},
 };
 use construct_proto::{mesh::v1 as mesh, v1::event::Payload};
-use construct_runtime::{Lifecycle, MasterKeys};
+use construct_runtime::{Lifecycle, MasterKeys, clock};
 use construct_store::{
     AppendedMessage, AskedApproval, Committed, EndedMessage, Error, LoadedTask, MessageFilter, MessagePage, NewEvent,
     Purpose, QUEUE_LIMIT, StepUsage, Store, StoredApproval, StoredEvent, Stream, TaskCommit,
@@ -163,7 +163,7 @@ impl Activator {
             let left = committed.and_then(|committed| committed.left);
             let next = match next_wake {
                 _ if report.is_some() || again => None,
-                Some(wake) if wake > Timestamp::now() => Some(Next::Wake(wake)),
+                Some(wake) if wake > clock::now() => Some(Next::Wake(wake)),
                 Some(_) => None,
                 None => Some(Next::Idle),
             };
@@ -173,14 +173,14 @@ impl Activator {
             }
             remembered = left;
         }
-        Ok(Next::Wake(Timestamp::now()))
+        Ok(Next::Wake(clock::now()))
     }
 
     /// Books what was used for a task that is gone: it is paid for all the same.
     async fn book_late(&self, task: TaskId, report: Option<&Report>) -> Result<(), Error> {
         let Some(report) = report else { return Ok(()) };
         let (Some(organization), Some(paid)) = (report.organization, step_usage(None, report)) else { return Ok(()) };
-        match self.store.step_usage_record(organization, task, None, &paid, Timestamp::now()).await {
+        match self.store.step_usage_record(organization, task, None, &paid, clock::now()).await {
             // Nor is there anybody left who pays: the organisation was erased.
             Ok(_) | Err(Error::NotFound { .. }) => Ok(()),
             Err(error) => Err(error),
@@ -207,7 +207,7 @@ impl Activator {
         exhausted: Option<&str>,
     ) -> Result<Decided, Error> {
         // PostgreSQL keeps microseconds; what is told must be what is kept.
-        let now = Timestamp::from_microsecond(Timestamp::now().as_microsecond()).unwrap_or(Timestamp::UNIX_EPOCH);
+        let now = Timestamp::from_microsecond(clock::now().as_microsecond()).unwrap_or(Timestamp::UNIX_EPOCH);
         let event = report.map_or(Event::Wake, |report| Event::Result(report.result.clone()));
         let decide = |task: &Task| match exhausted {
             None => decide::decide(task, loaded.queued, event.clone(), now, fresh()),
@@ -467,7 +467,7 @@ impl Activator {
                 }
                 // A worker that has begun it says what it used.
                 if loaded.spending.is_some()
-                    && let Err(error) = self.store.step_dropped(*step, Timestamp::now() + DROPPED).await
+                    && let Err(error) = self.store.step_dropped(*step, clock::now() + DROPPED).await
                 {
                     tracing::warn!(%error, "what was set aside for a call stays set aside for longer");
                 }
@@ -667,7 +667,7 @@ fn trace_id() -> Option<String> {
 
 /// Whether the command of a step that is looked at may be on its way already, or have been carried out.
 fn may_have_been_sent(step: &Step) -> bool {
-    Timestamp::now().duration_since(step.wanted()) >= FIRST_LOOK
+    clock::now().duration_since(step.wanted()) >= FIRST_LOOK
 }
 
 fn fresh() -> Fresh {

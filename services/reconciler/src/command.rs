@@ -15,7 +15,7 @@ use construct_proto::{
     mesh::v1::{self as mesh, model_invoke::Purpose},
     v1,
 };
-use construct_runtime::{MasterKeys, ModelToken};
+use construct_runtime::{MasterKeys, ModelToken, clock};
 use construct_store::{
     Invocation, InvocationFallback, InvocationModel, InvocationProvider, LoadedTask, SealedSecret, Secret,
     StoredApproval,
@@ -55,7 +55,7 @@ impl Error {
     /// When another try makes sense. An interpreter that starts for the first time on a machine compiles its guest, so it
     /// is given more time than a vendor.
     pub(crate) fn retry_at(&self) -> Option<Timestamp> {
-        matches!(self, Self::NoCatalogue { .. }).then(|| Timestamp::now() + Duration::from_secs(10))
+        matches!(self, Self::NoCatalogue { .. }).then(|| clock::now() + Duration::from_secs(10))
     }
 
     pub(crate) const fn class(&self) -> FailureClass {
@@ -108,7 +108,7 @@ pub(crate) fn title(loaded: &LoadedTask, step: StepId, material: &Material) -> R
         task_id: loaded.task.id.to_string(),
         step_id: step.to_string(),
         number: loaded.task.steps,
-        deadline: Some(convert::time(Timestamp::now() + MODEL_DEADLINE)),
+        deadline: Some(convert::time(clock::now() + MODEL_DEADLINE)),
         round: 0,
     };
     let request = mesh::ModelInvoke {
@@ -249,7 +249,7 @@ fn model_token(keys: &MasterKeys, loaded: &LoadedTask, step: &Step, models: &[St
     if models.is_empty() {
         return String::new();
     }
-    let ends = step_deadline(step).unwrap_or_else(|| Timestamp::now() + CODE_DEADLINE);
+    let ends = step_deadline(step).unwrap_or_else(|| clock::now() + CODE_DEADLINE);
     let token = ModelToken {
         // What the scripts of one message spend is counted together, however often they are begun.
         id: step.id.to_string(),

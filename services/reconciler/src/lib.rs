@@ -34,7 +34,7 @@ use std::{num::NonZeroUsize, sync::Arc, time::Duration};
 use anyhow::Context as _;
 use construct_bus::{Bus, ConnectOptions, Tls, User, blob};
 use construct_domain::subtask::Limits;
-use construct_runtime::{Common, Context, ServiceConfig, config};
+use construct_runtime::{Common, Context, Latch, ServiceConfig, clock, config};
 use construct_store::{PoolOptions, Store};
 use ractor::Actor as _;
 use serde::{Deserialize, Serialize};
@@ -118,6 +118,7 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
             };
             let store = Store::connect(&url, options).await?;
             store.migrate().await?;
+            clock::take(|| store.clock()).await?;
             Ok::<_, construct_store::Error>(store)
         })
         .await?;
@@ -137,6 +138,13 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
 
     let lifecycle = context.lifecycle();
     metrics::started();
+    let database = store.clone();
+    let ask = move || {
+        let store = database.clone();
+        async move { store.clock().await }
+    };
+    lifecycle.spawn_job("clock", clock::follow(ask, lifecycle.draining()));
+    lifecycle.spawn_job("streams", streams(bus.clone(), nats, lifecycle.draining()));
     lifecycle.spawn_job("topology", bus.clone().keep_topology(lifecycle.draining()));
     let (announcer, announcements) = announce::queue();
     let activator = Arc::new(Activator {
@@ -148,8 +156,8 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
         token_keys: common.token_keys()?.map(Arc::new),
     });
     spending::spawn(&store, &bus, lifecycle);
-    let clock = schedules::Clock { store: store.clone(), bus: bus.clone(), announcer: announcer.clone() };
-    lifecycle.spawn("schedules", clock.run(config.reconciler_sweep_interval, lifecycle.draining()));
+    let schedules = schedules::Clock { store: store.clone(), bus: bus.clone(), announcer: announcer.clone() };
+    lifecycle.spawn("schedules", schedules.run(config.reconciler_sweep_interval, lifecycle.draining()));
     let limits = Limits {
         depth: config.reconciler_subtask_depth,
         children: config.reconciler_subtasks_per_task,
@@ -191,4 +199,16 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
     let instance = context.instance_id().to_owned();
     lifecycle.spawn("placement", placement::run(bus, instance, sharing, able, lifecycle.draining()));
     Ok(())
+}
+
+/// Keeps the readiness latch of NATS true to life: a server whose disk was full may keep its connections, and have streams that answer nothing.
+async fn streams(bus: Bus, latch: Latch, stop: CancellationToken) {
+    let mut trouble = bus.trouble();
+    loop {
+        match &*trouble.borrow_and_update() {
+            None => latch.set_ready(),
+            Some(reason) => latch.set_not_ready(reason.clone()),
+        }
+        let Some(Ok(())) = stop.run_until_cancelled(trouble.changed()).await else { return };
+    }
 }

@@ -7,6 +7,7 @@ use construct_domain::{
     decide::Decision,
     task::{BUDGET_EXHAUSTED, Outcome, Stage, Task, TurnOutcome},
 };
+use construct_runtime::clock;
 use construct_store::Error;
 use jiff::Timestamp;
 use opentelemetry::{
@@ -130,7 +131,7 @@ pub(crate) fn parked() {
 
 /// The sweep has found so many tasks due, the first of them since then.
 pub(crate) fn swept(due: usize, since: Option<Timestamp>) {
-    let delay = since.and_then(|since| Duration::try_from(Timestamp::now().duration_since(since)).ok());
+    let delay = since.and_then(|since| Duration::try_from(clock::now().duration_since(since)).ok());
     INSTRUMENTS.due.record(due as u64, &[]);
     INSTRUMENTS.delay.record(delay.unwrap_or_default().as_secs_f64(), &[]);
 }

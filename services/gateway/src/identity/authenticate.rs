@@ -6,9 +6,11 @@ use construct_domain::{
     OrganizationId, UserId,
     access::{Role, Scope},
 };
-use construct_runtime::scan_token::{self, ScanToken};
+use construct_runtime::{
+    clock,
+    scan_token::{self, ScanToken},
+};
 use construct_store::Store;
-use jiff::Timestamp;
 use tonic::{Code, Status};
 
 use super::{
@@ -164,7 +166,7 @@ pub(crate) async fn authenticate(api: &Api, presented: Presented, origin: &Origi
 }
 
 async fn by_key(store: &Store, hash: &[u8; 32]) -> Result<Option<Caller>, Status> {
-    let holder = store.api_key_holder(hash, Timestamp::now()).await.map_err(status::of_store)?;
+    let holder = store.api_key_holder(hash, clock::now()).await.map_err(status::of_store)?;
     Ok(holder.map(|holder| Caller {
         organization: holder.organization,
         user: holder.user,
@@ -179,7 +181,7 @@ async fn by_key(store: &Store, hash: &[u8; 32]) -> Result<Option<Caller>, Status
 /// Who comes with the token of a scan acts as a member who may do a few things with one task, until the scan is over.
 async fn by_scan(api: &Api, token: &str) -> Result<Option<Caller>, Status> {
     let Ok(keys) = api.token_keys() else { return Ok(None) };
-    let Ok(token) = ScanToken::verify(token, keys, Timestamp::now()) else { return Ok(None) };
+    let Ok(token) = ScanToken::verify(token, keys, clock::now()) else { return Ok(None) };
     let ids = (token.organization.parse(), token.scan.parse(), token.task.parse(), token.user.parse());
     let (Ok(organization), Ok(scan), Ok(task), Ok(user)) = ids else { return Ok(None) };
     if !api.store()?.scan_is_open(organization, scan).await.map_err(status::of_store)? {
@@ -204,7 +206,7 @@ async fn by_token(
     origin: &Origin,
 ) -> Result<Option<Caller>, Refused> {
     let Some(oidc) = &api.gate().oidc else { return Ok(None) };
-    let now = Timestamp::now();
+    let now = clock::now();
     let (profile, until) = match oidc.verify(token, Instant::now(), now).await {
         Ok(verified) => verified,
         Err(error @ oidc::Error::Invalid(_)) => {
@@ -240,7 +242,7 @@ async fn member(store: &Store, known: Known, organization: OrganizationId) -> Re
 
 /// Whether a caller still is who they were, for what lasts longer than a call.
 pub(crate) async fn holds(store: &Store, caller: &Caller) -> Result<bool, construct_store::Error> {
-    let now = Timestamp::now();
+    let now = clock::now();
     if caller.until.is_some_and(|until| until <= now) {
         return Ok(false);
     }

@@ -7,6 +7,7 @@ use std::{
 };
 
 use construct_domain::{ApiKeyId, OrganizationId};
+use construct_runtime::clock;
 use construct_store::{Counted, Counts, Limits, Periods, Quota, Store};
 use jiff::Timestamp;
 use sha2::{Digest as _, Sha256};
@@ -240,7 +241,7 @@ impl Quotas {
         let reading = self.tables().reading(organization);
         // One after the other, so that two don't both take what only one may.
         let mut reading = reading.lock().await;
-        let time = Timestamp::now();
+        let time = clock::now();
         let periods = Periods::of(time);
         let of = Counted::of(&limits);
         let held = reading.take().filter(|reading| reading.day == periods.day);

@@ -8,8 +8,8 @@ use std::{
 
 use construct_domain::money::Usage;
 use construct_proto::mesh::v1::FailureClass;
+use construct_runtime::clock;
 use futures::{StreamExt as _, future::select_all};
-use jiff::Timestamp;
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::{Begin, Ended, Routed, RoutedCall, Router, Sink, Trying};
@@ -191,7 +191,7 @@ impl<'a> Run<'a> {
             }
             failed += 1;
             failure.tries = self.made;
-            let pause = policy.pause(failed, &failure, self.time_left(), Timestamp::now(), fastrand::f64());
+            let pause = policy.pause(failed, &failure, self.time_left(), clock::now(), fastrand::f64());
             let Some(pause) = pause.filter(|_| self.left > 0) else { return Left::Failed(failure) };
             tracing::info!(
                 class = failure.class.as_str_name(),
