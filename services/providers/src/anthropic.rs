@@ -349,6 +349,8 @@ enum Event {
 
 #[derive(Deserialize)]
 struct MessageStart {
+    id: Option<String>,
+    model: Option<String>,
     usage: Option<WireUsage>,
 }
 
@@ -454,7 +456,10 @@ impl Dialect for Wire {
         let event: Event = serde_json::from_str(&event.data)
             .map_err(|error| Failure::transient(format!("the stream holds an event that cannot be read: {error}")))?;
         match event {
-            Event::MessageStart { message } => self.count(message.usage, chunks),
+            Event::MessageStart { message: MessageStart { id, model, usage } } => {
+                chunks.push_back(Chunk::Named { id: id.unwrap_or_default(), model: model.unwrap_or_default() });
+                self.count(usage, chunks);
+            }
             Event::ContentBlockStart { index, content_block } => match content_block {
                 ContentBlock::Text { text } if !text.is_empty() => chunks.push_back(Chunk::Text(text)),
                 ContentBlock::ToolUse { id, name, input } => {

@@ -146,7 +146,7 @@ impl Vendor for Gemini {
                 tokens += answer.usage_metadata.map_or(0, |usage| usage.prompt_token_count.max(0));
                 vectors.extend(answer.embeddings.into_iter().map(|embedding| embedding.values));
             }
-            Ok((vectors, (tokens > 0).then_some(tokens)))
+            Ok((vectors, embed::read(tokens)))
         })
     }
 
@@ -302,6 +302,8 @@ fn content(turn: &Turn, signed: bool) -> Value {
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Response {
+    response_id: Option<String>,
+    model_version: Option<String>,
     #[serde(default)]
     candidates: Vec<Candidate>,
     prompt_feedback: Option<Feedback>,
@@ -392,6 +394,7 @@ struct WireError {
 
 #[derive(Default)]
 struct Wire {
+    named: bool,
     calls: u32,
     finished: bool,
 }
@@ -410,6 +413,11 @@ impl Dialect for Wire {
                 FailureClass::ContentRefused,
                 format!("the vendor refused to read the conversation ({reason})"),
             ));
+        }
+        if !self.named && response.model_version.is_some() {
+            self.named = true;
+            let (id, model) = (response.response_id.unwrap_or_default(), response.model_version.unwrap_or_default());
+            chunks.push_back(Chunk::Named { id, model });
         }
         if let Some(usage) = response.usage_metadata {
             chunks.push_back(Chunk::Usage(usage.tokens()));

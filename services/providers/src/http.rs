@@ -197,10 +197,9 @@ pub(crate) struct Endpoint {
 }
 
 impl Endpoint {
-    pub(crate) fn parse(base_url: &str, default: &str, key: Option<SecretString>) -> Result<Self, Failure> {
-        let text = if base_url.is_empty() { default } else { base_url };
-        let base =
-            Url::parse(text).map_err(|error| Failure::configuration(format!("the base URL is not a URL: {error}")))?;
+    pub(crate) fn parse(base_url: &str, key: Option<SecretString>) -> Result<Self, Failure> {
+        let base = Url::parse(base_url)
+            .map_err(|error| Failure::configuration(format!("the base URL is not a URL: {error}")))?;
         if !matches!(base.scheme(), "http" | "https") || base.host_str().is_none() {
             return Err(Failure::configuration("the base URL must begin with http:// or https:// and name a host"));
         }
@@ -475,7 +474,7 @@ mod tests {
             ("https://host/v1/", "https://host/v1/messages"),
             ("http://host:1/proxy/v1", "http://host:1/proxy/v1/messages"),
         ] {
-            let endpoint = Endpoint::parse(base, "", None).expect("a base URL");
+            let endpoint = Endpoint::parse(base, None).expect("a base URL");
             assert_eq!(endpoint.join("/v1", "/v1/messages").as_str(), url);
         }
     }
@@ -483,7 +482,7 @@ mod tests {
     #[test]
     fn a_base_url_of_another_kind_is_refused() {
         for base in ["ftp://host", "host", "file:///etc/passwd", "unix:/run/x"] {
-            let failure = Endpoint::parse(base, "", None).expect_err(base);
+            let failure = Endpoint::parse(base, None).expect_err(base);
             assert_eq!(failure.class, FailureClass::Configuration);
         }
     }
