@@ -246,13 +246,13 @@ impl Toolbox {
                     () = cancel.cancelled() => Err(ToolError::cancelled(tool.name)),
                 }
             }
-            "llm.ask" | "llm.json" => {
+            "llm.ask" | "llm.json" | "llm.embed" => {
                 let _permit = admit(tool, &self.questions, &cancel).await?;
-                let arguments = parse(tool, arguments)?;
                 let answered = async {
                     match tool.name {
-                        "llm.ask" => self.models.ask(arguments).await.map(Value::String),
-                        _ => self.models.json(arguments).await,
+                        "llm.ask" => self.models.ask(parse(tool, arguments)?).await.map(Value::String),
+                        "llm.json" => self.models.json(parse(tool, arguments)?).await,
+                        _ => encode(tool, &self.models.embed(parse(tool, arguments)?).await?),
                     }
                 };
                 tokio::select! {

@@ -7,7 +7,7 @@ use super::{
 };
 
 /// The tools, in the order in which models are told of them: where not all fit, the last are told of in one line.
-static DEFINITIONS: [Definition; 28] = [
+static DEFINITIONS: [Definition; 29] = [
     read::DEFINITION,
     write::DEFINITION,
     edit::DEFINITION,
@@ -20,6 +20,7 @@ static DEFINITIONS: [Definition; 28] = [
     secrets::GET,
     llm::ASK,
     llm::JSON,
+    llm::EMBED,
     tasks::SPAWN,
     tasks::AWAIT,
     tasks::SEND,
