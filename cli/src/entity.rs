@@ -18,6 +18,7 @@ pub(crate) mod secret;
 pub(crate) mod state;
 pub(crate) mod task;
 pub(crate) mod token;
+mod watching;
 
 use std::{
     fs,

@@ -52,6 +52,7 @@ mod tls;
 mod usage;
 mod validate;
 mod watch;
+mod watching;
 
 use std::{os::fd::OwnedFd, sync::Arc};
 
