@@ -17,11 +17,11 @@ use crate::identity::peer::is_loopback_host;
 /// What a page's script may send, besides what it always may.
 const SENT: HeaderValue = HeaderValue::from_static(
     "authorization, connect-content-encoding, connect-protocol-version, connect-timeout-ms, content-encoding, content-type, \
-     grpc-timeout, idempotency-key, last-event-id, traceparent, tracestate, x-grpc-web, x-organization-id, x-user-agent",
+     grpc-timeout, idempotency-key, if-match, if-none-match, last-event-id, traceparent, tracestate, x-grpc-web, x-organization-id, x-user-agent",
 );
 /// What a page's script may read, besides what it always may.
 const READ: HeaderValue = HeaderValue::from_static(
-    "connect-content-encoding, content-encoding, grpc-message, grpc-status, grpc-status-details-bin, ratelimit, ratelimit-policy, \
+    "connect-content-encoding, content-encoding, etag, grpc-message, grpc-status, grpc-status-details-bin, ratelimit, ratelimit-policy, \
      retry-after",
 );
 const METHODS: HeaderValue = HeaderValue::from_static("GET, POST, PUT, PATCH, DELETE");

@@ -3,6 +3,7 @@
 //! Bodies are proto3's JSON. Problems are those of RFC 9457, with gRPC's code and what is wrong with which field. A stream of events is
 //! served as server-sent events, any other as lines of JSON.
 
+mod conditional;
 mod document;
 mod lines;
 mod request;
@@ -15,7 +16,7 @@ use bytes::Bytes;
 use tonic::{
     Code, Status,
     body::Body,
-    codegen::http::{HeaderValue, Method as Verb, Request, Response, StatusCode, header},
+    codegen::http::{HeaderMap, HeaderValue, Method as Verb, Request, Response, StatusCode, header},
 };
 
 use self::routes::{ROUTES, Route};
@@ -139,18 +140,30 @@ impl Row {
         }
         let reply = deadline.begin(call.unary(inner, &message)).await;
         let reply = reply.and_then(|mut reply| {
+            let version = conditional::answered(&method.descriptor, &reply.message);
             reply.message = Codec::Json.response(&method.descriptor.output(), reply.message)?;
-            Ok(reply)
+            Ok((reply, version))
         });
         match reply {
-            Ok(reply) => self.response(reply, accepted),
+            Ok((reply, Some(version))) if conditional::is_known(self.route, &head.headers, version) => {
+                let mut response = Response::new(Body::empty());
+                *response.status_mut() = StatusCode::NOT_MODIFIED;
+                let tag = conditional::tag(version, accepted.packs(&reply.message));
+                told(response, reply.metadata, tag)
+            }
+            Ok((reply, version)) => self.response(reply, version, accepted),
+            Err(status) if conditional::failed(&head.headers, &method.descriptor.input(), &status) => {
+                errors::problem_as(StatusCode::PRECONDITION_FAILED, &status)
+            }
             Err(status) => errors::problem(&status),
         }
     }
 
-    fn response(&self, reply: call::Reply, accepted: Encoding) -> Response<Body> {
+    /// `version` is that of what is answered, if it has one.
+    fn response(&self, reply: call::Reply, version: Option<i64>, accepted: Encoding) -> Response<Body> {
         let status = success(self.route, &self.method.descriptor);
-        let mut response = if status == StatusCode::NO_CONTENT {
+        let mut tag = version.and_then(|version| conditional::tag(version, false));
+        let response = if status == StatusCode::NO_CONTENT {
             let mut response = Response::new(Body::empty());
             *response.status_mut() = status;
             response
@@ -159,16 +172,28 @@ impl Row {
             let compressed = packed.is_some();
             let mut response = errors::response(status, "application/json", packed.unwrap_or(reply.message));
             if compressed {
+                // Of what was put the tag is that of the document, and not of this answer.
+                if self.route.verb == Verb::GET {
+                    tag = version.and_then(|version| conditional::tag(version, true));
+                }
                 response.headers_mut().insert(header::CONTENT_ENCODING, HeaderValue::from_static("gzip"));
             }
             response
         };
-        let headers = response.headers_mut();
-        errors::append(headers, reply.metadata);
-        headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
-        headers.append(header::VARY, HeaderValue::from_static("accept-encoding"));
-        response
+        told(response, reply.metadata, tag)
     }
+}
+
+/// An answer with what is said of it.
+fn told(mut response: Response<Body>, metadata: HeaderMap, tag: Option<HeaderValue>) -> Response<Body> {
+    let headers = response.headers_mut();
+    errors::append(headers, metadata);
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    headers.append(header::VARY, HeaderValue::from_static("accept-encoding"));
+    if let Some(tag) = tag {
+        headers.insert(header::ETAG, tag);
+    }
+    response
 }
 
 /// What HTTP says when it went well.

@@ -7,10 +7,11 @@ use std::collections::HashSet;
 
 use prost_reflect::{FieldDescriptor, Kind, MessageDescriptor, MethodDescriptor};
 use serde_json::{Map, Value, json};
+use tonic::codegen::http::Method as Verb;
 
 use self::{comments::Comments, schemas::Schemas};
 use super::{
-    request,
+    conditional, request,
     routes::{Content, Route},
     sse, success,
 };
@@ -86,6 +87,18 @@ fn operation(route: &Route, method: &MethodDescriptor, comments: &Comments, sche
         let schema = json!({"type": "string"});
         parameters.push(json!({"name": "Idempotency-Key", "in": "header", "schema": schema, "description": words}));
     }
+    let header = |name: &str, words: &str| json!({"name": name, "in": "header", "schema": {"type": "string"}, "description": words});
+    if conditional::may_expect(&input) {
+        let words = "The entity tag of a version: nothing is done unless the document has it (412).";
+        parameters.push(header("If-Match", words));
+        if route.verb == Verb::PUT {
+            parameters.push(header("If-None-Match", "`*`: nothing is done unless there is no document (412)."));
+        }
+    }
+    let tagged = conditional::has_version(method) && route.verb == Verb::GET;
+    if tagged {
+        parameters.push(header("If-None-Match", "Entity tags of versions that the client has (304)."));
+    }
     let streams = method.is_server_streaming();
     let events = streams && sse::is_for(&method.output());
     if events {
@@ -125,11 +138,21 @@ fn operation(route: &Route, method: &MethodDescriptor, comments: &Comments, sche
     let problem = json!({"$ref": "#/components/schemas/Problem"});
     let problem =
         |words: &str| json!({"description": words, "content": {"application/problem+json": {"schema": problem}}});
+    if conditional::has_version(method) {
+        let words = "The entity tag of the version.";
+        answer["headers"] = json!({"ETag": {"description": words, "schema": {"type": "string"}}});
+    }
     operation["responses"] = json!({
         status.as_str(): answer,
         "4XX": problem("The request cannot be done as it is."),
         "default": problem("The request could not be done at the moment."),
     });
+    if tagged {
+        operation["responses"]["304"] = json!({"description": "The client has this version."});
+    }
+    if conditional::may_expect(&input) {
+        operation["responses"]["412"] = problem("The document has another version.");
+    }
     operation
 }
 
