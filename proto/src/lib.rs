@@ -95,13 +95,14 @@ pub mod v1 {
     /// Without what the document says.
     impl std::fmt::Debug for PutStateRequest {
         fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-            let Self { state, shared, json, expected_version, idempotency_key } = self;
+            let Self { state, shared, json, expected_version, idempotency_key, restore } = self;
             f.debug_struct("PutStateRequest")
                 .field("state", state)
                 .field("shared", shared)
                 .field("bytes", &json.len())
                 .field("expected_version", expected_version)
                 .field("idempotency_key", idempotency_key)
+                .field("restore", restore)
                 .finish_non_exhaustive()
         }
     }

@@ -124,7 +124,10 @@ async fn uploads_count_as_long_as_they_are_kept() {
     // Documents count with what they said before.
     let settings = crate::StateRef { owner: None, name: "settings" };
     for (text, expected) in [("{}", 752), ("{\"a\": 1}", 760)] {
-        let put = f.store.state_put(&write(), settings, (text, "ada"), None, rendered("state.put")).await;
+        let put = f
+            .store
+            .state_put(&write(), settings, (crate::StateContent::Text(text), "ada"), None, rendered("state.put"))
+            .await;
         assert_eq!(applied(put.expect("it is put")).bytes, i64::try_from(text.len()).expect("few"));
         assert_eq!(counts(&f, ORG, now()).await.storage_bytes, expected);
     }

@@ -120,9 +120,9 @@ impl Wanted {
         Self { tasks: 1, work: true, bytes: i64::try_from(bytes).unwrap_or(i64::MAX) }
     }
 
-    /// A document that is kept, with what it replaces.
-    pub(crate) fn kept(bytes: usize) -> Self {
-        Self { bytes: i64::try_from(bytes).unwrap_or(i64::MAX), ..Self::default() }
+    /// A document: so much more is kept than before, or less.
+    pub(crate) fn kept(bytes: i64) -> Self {
+        Self { bytes, ..Self::default() }
     }
 
     /// What has to be counted for it.
@@ -221,6 +221,11 @@ impl Quotas {
     ) -> Result<Metered, Status> {
         let limits = self.limits(store, caller.organization).await;
         self.tables().request(&limits, caller, mark, Instant::now()).map_err(|refusal| refused(&refusal))
+    }
+
+    /// Whether it is counted what an organisation keeps.
+    pub(crate) async fn limits_storage(&self, store: &Store, organization: OrganizationId) -> bool {
+        self.limits(Some(store), organization).await.storage_bytes.is_some()
     }
 
     /// Whether an organisation may do something that lasts; if not, why.
