@@ -9,6 +9,7 @@ mod control;
 mod erase;
 mod events;
 mod identity;
+mod keys;
 mod memory;
 mod messages;
 mod migrations;

@@ -27,7 +27,7 @@ use crate::{
     pools::Pools,
     providers::Providers,
     publish::{Publisher, Wake},
-    quotas::{self, Quotas, Wanted},
+    quotas::{self, Quotas, Sums, Wanted},
     status,
     subscribe::{
         hub::Hub,
@@ -58,6 +58,8 @@ struct Shared {
     places: Places,
     trail: Trail,
     quotas: Quotas,
+    /// How many sums of what was used are made at the same time.
+    sums: Sums,
     /// What overviews have said last of what was spent.
     lately: Lately,
 }
@@ -92,6 +94,7 @@ impl Api {
             places,
             trail,
             quotas,
+            sums: Sums::default(),
             lately: Lately::default(),
         };
         Self { shared: Arc::new(shared) }
@@ -174,7 +177,15 @@ impl Api {
         &self.shared.quotas
     }
 
-    /// Whether a caller's organisation may do something that lasts. What was done before is only answered again, whatever there is of
+    /// A place for a statement that sums up what was used, held as long as it runs.
+    ///
+    /// # Errors
+    /// `RESOURCE_EXHAUSTED` when none becomes free soon.
+    pub(crate) async fn sum(&self) -> Result<tokio::sync::SemaphorePermit<'_>, Status> {
+        self.shared.sums.place().await
+    }
+
+    /// Whether a caller's key and organisation may do something that lasts. What was done before is only answered again, whatever there is of
     /// the quota.
     ///
     /// # Errors
@@ -184,7 +195,9 @@ impl Api {
         if entry.caller().confined.is_some() {
             return Ok(());
         }
-        let Some(refusal) = self.quotas().allow(entry.store(), entry.organization(), wanted).await? else {
+        let caller = entry.caller();
+        let key = caller.key.map(|key| (key, caller.limits));
+        let Some(refusal) = self.quotas().allow(entry.store(), caller.organization, key, wanted).await? else {
             return Ok(());
         };
         let known = match write {
@@ -356,7 +369,8 @@ impl Entry {
 
     /// A write without an idempotency key.
     pub(crate) fn plain_write(&self) -> Write {
-        Write { audit: self.audit(), ..Write::new(self.organization(), Timestamp::now()) }
+        let key = self.caller.counted_for;
+        Write { audit: self.audit(), key, ..Write::new(self.organization(), Timestamp::now()) }
     }
 
     /// Ends a write that went well: tells the mesh, and answers.
@@ -507,6 +521,7 @@ keyed! {
     RewindTaskRequest,
     SuspendTaskRequest,
     UpdateAgentRequest,
+    UpdateApiKeyRequest,
     UpdateBudgetRequest,
     UpdateMemberRequest,
     UpdateMessageRequest,
@@ -566,6 +581,6 @@ mod tests {
                 writes += usize::from(keyed);
             }
         }
-        assert_eq!(writes, 51, "each of them stands in the table of this module");
+        assert_eq!(writes, 52, "each of them stands in the table of this module");
     }
 }

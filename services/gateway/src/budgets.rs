@@ -120,6 +120,8 @@ impl BudgetService for Api {
             until: checked.until,
         };
         let organization = entry.organization();
+        // What a task has cost is found at once.
+        let _place = if filter.task.is_none() { Some(self.sum().await?) } else { None };
         let total = entry.store().cost_list(organization, &filter, CostGroup::All, 1).await;
         let total = total.map_err(status::of_store)?.first().map(convert::cost).unwrap_or_default();
         let costs = match group(request.group()) {

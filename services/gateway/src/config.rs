@@ -11,7 +11,10 @@ use construct_runtime::config::{Common, Invalid};
 use construct_store::Limits;
 use serde::{Deserialize, Serialize};
 
-use crate::{identity::oidc, quotas::tiers};
+use crate::{
+    identity::oidc,
+    quotas::{Calendar, tiers},
+};
 
 /// The gateway's own keys.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -69,6 +72,9 @@ pub struct Config {
     pub gateway_tiers: BTreeMap<String, Limits>,
     /// The tier of organisations of which nothing was said. The operator's is `unlimited` then.
     pub gateway_tier: String,
+    /// Which days and months quotas are of. Not configured: those of UTC, except in tests.
+    #[serde(skip)]
+    pub(crate) gateway_calendar: Calendar,
 }
 
 /// Who has to log in.
@@ -103,6 +109,7 @@ impl Default for Config {
             gateway_audit_keep: 400,
             gateway_tiers: BTreeMap::new(),
             gateway_tier: tiers::UNLIMITED.to_owned(),
+            gateway_calendar: Calendar::default(),
             gateway_scans_dir: None,
         }
     }

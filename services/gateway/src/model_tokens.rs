@@ -44,6 +44,7 @@ impl ModelTokenService for Api {
             id: Uuid::now_v7().to_string(),
             organization: entry.organization().to_string(),
             task: request.task,
+            key: entry.caller().key.map(|key| key.to_string()).unwrap_or_default(),
             models,
             budget_pico_usd: request.budget_pico_usd,
             expires_at: Timestamp::now() + life,

@@ -255,6 +255,8 @@ fn model_token(keys: &MasterKeys, loaded: &LoadedTask, step: &Step, models: &[St
         id: step.id.to_string(),
         organization: loaded.task.organization.to_string(),
         task: loaded.task.id.to_string(),
+        // It is counted for the key that what the task does is.
+        key: String::new(),
         models: models.to_vec(),
         budget_pico_usd: 0,
         expires_at: ends + TOKEN_GRACE,

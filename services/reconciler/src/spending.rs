@@ -174,6 +174,7 @@ fn report(report: mesh::SpendingReport) -> Option<CallReport> {
         reservation: Uuid::parse_str(&report.reservation_id).ok(),
         organization: report.organization_id.parse().ok()?,
         task: task(&report.task_id)?,
+        key: report.api_key_id.parse().ok(),
         model: report.model_id.parse().ok()?,
         purpose: report.purpose.chars().take(PURPOSE_CHARS).collect(),
         usage: report.usage.map(convert::to_usage).unwrap_or_default(),

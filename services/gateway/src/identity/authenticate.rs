@@ -7,7 +7,7 @@ use construct_domain::{
     access::{Role, Scope},
 };
 use construct_runtime::scan_token::{self, ScanToken};
-use construct_store::Store;
+use construct_store::{Limits, Store};
 use jiff::Timestamp;
 use tonic::{Code, Status};
 
@@ -119,6 +119,8 @@ pub(crate) async fn authenticate(api: &Api, presented: Presented, origin: &Origi
             organization: wanted,
             user: UserId::LOCAL,
             key: None,
+            limits: Limits::default(),
+            counted_for: None,
             role,
             scopes: everything,
             until: None,
@@ -169,6 +171,8 @@ async fn by_key(store: &Store, hash: &[u8; 32]) -> Result<Option<Caller>, Status
         organization: holder.organization,
         user: holder.user,
         key: Some(holder.key),
+        limits: holder.limits,
+        counted_for: Some(holder.key),
         role: holder.role,
         scopes: holder.scopes.into(),
         until: holder.expires_at,
@@ -182,13 +186,15 @@ async fn by_scan(api: &Api, token: &str) -> Result<Option<Caller>, Status> {
     let Ok(token) = ScanToken::verify(token, keys, Timestamp::now()) else { return Ok(None) };
     let ids = (token.organization.parse(), token.scan.parse(), token.task.parse(), token.user.parse());
     let (Ok(organization), Ok(scan), Ok(task), Ok(user)) = ids else { return Ok(None) };
-    if !api.store()?.scan_is_open(organization, scan).await.map_err(status::of_store)? {
-        return Ok(None);
-    }
+    let by = api.store()?.scan_open_by(organization, scan).await.map_err(status::of_store)?;
+    let Some(by) = by else { return Ok(None) };
     Ok(Some(Caller {
         organization,
         user,
         key: None,
+        limits: Limits::default(),
+        // Who made the scan is a key or a person.
+        counted_for: by.parse().ok(),
         role: Role::Member,
         scopes: Arc::new([Scope::TasksWrite]),
         until: Some(token.expires_at),
@@ -225,6 +231,8 @@ async fn by_token(
         organization,
         user,
         key: None,
+        limits: Limits::default(),
+        counted_for: None,
         role,
         scopes: Arc::clone(scopes),
         until: Some(until),

@@ -21,8 +21,9 @@ pub(crate) use entities::{
 };
 pub(crate) use identity::{
     create_api_key, create_invitation, create_organization, create_setup_code, delete_organization,
-    exchange_setup_code, get_organization, list_api_keys, list_invitations, list_members, list_organizations,
-    remove_member, revoke_api_key, revoke_invitation, update_member, update_organization,
+    exchange_setup_code, get_api_key, get_organization, list_api_keys, list_invitations, list_members,
+    list_organizations, remove_member, revoke_api_key, revoke_invitation, update_api_key, update_member,
+    update_organization,
 };
 pub(crate) use model_tokens::create_model_token;
 pub(crate) use money::{budget, create_budget, get_costs, list_budgets, list_catalogue_models, update_budget};

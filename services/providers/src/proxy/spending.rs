@@ -49,6 +49,7 @@ struct Account {
     token: String,
     organization: String,
     task: String,
+    key: String,
     model: String,
     purpose: &'static str,
 }
@@ -125,6 +126,7 @@ impl Spending {
             token: token.id.clone(),
             organization: token.organization.clone(),
             task: token.task.clone(),
+            key: token.key.clone(),
             model: model.to_owned(),
             purpose,
         };
@@ -360,6 +362,7 @@ fn report(account: Account, reservation_id: String, used: Usage, calls: String) 
         reservation_id,
         organization_id: account.organization,
         task_id: account.task,
+        api_key_id: account.key,
         model_id: account.model,
         usage: Some(usage_to_proto(used)),
         purpose: format!("{}{calls}", account.purpose),

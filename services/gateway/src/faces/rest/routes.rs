@@ -51,7 +51,7 @@ const fn post(path: &'static str, method: &'static str, example: &'static str) -
 }
 
 /// The table. A test compares it with the contract: every method stands here.
-pub(in crate::faces) static ROUTES: [Route; 109] = [
+pub(in crate::faces) static ROUTES: [Route; 111] = [
     create(
         "/v1/agents",
         "AgentService/CreateAgent",
@@ -74,6 +74,12 @@ pub(in crate::faces) static ROUTES: [Route; 109] = [
         r#"{"spec": {"name": "nightly build", "scopes": ["tasks:write"]}, "expiresIn": "2592000s"}"#,
     ),
     get("/v1/api-keys", "KeyService/ListApiKeys"),
+    get("/v1/api-keys/{api_key}", "KeyService/GetApiKey"),
+    patch(
+        "/v1/api-keys/{api_key}",
+        "KeyService/UpdateApiKey",
+        r#"{"limits": {"tasksPerDay": "100", "spendPerMonthPicoUsd": "20000000000000"}}"#,
+    ),
     post("/v1/api-keys/{api_key}/revoke", "KeyService/RevokeApiKey", "{}"),
     get("/v1/audit-entries", "AuditService/ListAuditEntries"),
     get("/v1/audit-entries/export", "AuditService/ExportAuditEntries"),
