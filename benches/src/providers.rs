@@ -87,6 +87,7 @@ pub(crate) async fn measure(plan: &Plan) -> anyhow::Result<Figures> {
         id: Uuid::now_v7().to_string(),
         organization: OrganizationId::LOCAL.to_string(),
         task: String::new(),
+        key: String::new(),
         models: vec!["m".to_owned()],
         budget_pico_usd: 0,
         expires_at: Timestamp::now() + Duration::from_secs(3600),

@@ -81,6 +81,9 @@ enum Command {
     /// Documents that clients keep: settings and the like.
     #[command(subcommand)]
     State(entity::state::StateCommand),
+    /// Files: what people upload.
+    #[command(subcommand)]
+    File(entity::file::FileCommand),
     /// Tokens by which programs reach models through the proxy.
     #[command(subcommand)]
     Token(entity::token::TokenCommand),
@@ -176,6 +179,7 @@ impl Cli {
             Command::Scan(args) => Box::pin(args.run(&gateway)).await,
             Command::Secret(command) => Box::pin(command.run(&gateway)).await.map(done),
             Command::State(command) => Box::pin(command.run(&gateway)).await.map(done),
+            Command::File(command) => Box::pin(command.run(&gateway)).await.map(done),
             Command::Token(command) => Box::pin(command.run(&gateway)).await.map(done),
             Command::Organization(command) => Box::pin(command.run(&gateway)).await.map(done),
             Command::Member(command) => Box::pin(command.run(&gateway)).await.map(done),
@@ -218,6 +222,9 @@ mod tests {
             "construct model create demo --provider demo --model-id gpt --context-window 128000 --input-price 0.25 --output-price 2",
             "construct agent create demo --model demo --instructions-file instructions.md",
             "construct exec --agent demo --workspace . words",
+            "construct exec --agent demo --attach report.pdf --attach file_01890a5d-ac96-774b-bcce-b302099a8057 words",
+            "construct new --attach data.csv",
+            "construct message create task_1 --attach a.png words",
             "construct exec -o json --timeout 5m --reconnect 60s -",
             "construct task list --phase suspended --limit 3 -o yaml --order-by updated_at",
             "construct resume --last",
@@ -245,6 +252,9 @@ mod tests {
             "construct --organization org_1 member update user_1 --role admin",
             "construct invitation create a@example.com --role viewer --expires 1d",
             "construct key create ci --scope tasks:write --scope agents:read --role member --expires 30d",
+            "construct key create ci --scope tasks:write --tasks-per-day 100 --spend-per-month 2.50 --requests-per-minute 60",
+            "construct key get key_1",
+            "construct key limit key_1 --runs-per-day none --tokens-per-day 100000",
             "construct key code laptop --scope admin",
             "construct whoami -o json",
             "construct audit list --since 7d --method */Delete* --outcome permission_denied -o json",
@@ -268,6 +278,12 @@ mod tests {
             "construct state watch settings pinned --shared -o json",
             "construct state export folder --force",
             "construct state import folder --shared --force",
+            "construct file upload report.pdf --name May.pdf --media-type application/pdf --new -o json",
+            "construct file download file_1 - --force",
+            "construct file list --name report.pdf --media-type image/* --sha256 00 --state ready --limit 3",
+            "construct file get file_1 -o json",
+            "construct file update file_1 --name May.pdf --revision 3",
+            "construct file delete file_1",
             "construct scan octocat/reports --ref v1 --model sonnet --budget 1.50",
             "construct scan . --no-wait -o json",
             "construct scan list --repository github:a/b --limit 3",
@@ -318,6 +334,7 @@ mod tests {
             "construct quota set org_1 --tasks-per-day -1",
             "construct key create ci",
             "construct key create ci --scope admin --role root",
+            "construct key create ci --scope admin --tasks-per-day tier",
             "construct context add a --address http://a:1 --key-stdin --key-file f",
             "construct daemon install --print --no-start",
             "construct schedule create s --agent a --task t --cron x words",

@@ -16,6 +16,7 @@ use construct_proto::v1::{GetAgentRequest, GetTaskRequest, ListTasksRequest, Pag
 use self::talk::Talk;
 use crate::{
     agents,
+    attach::AttachArgs,
     console::Colour,
     exec,
     failure::{Exit, Failure},
@@ -30,6 +31,8 @@ pub(crate) struct NewArgs {
     /// The directory the agent works in. Without it the task gets an empty one of its own.
     #[arg(long, value_name = "DIR")]
     workspace: Option<PathBuf>,
+    #[command(flatten)]
+    attach: AttachArgs,
 }
 
 #[derive(Debug, clap::Args)]
@@ -54,7 +57,8 @@ pub(crate) async fn new(args: NewArgs, gateway: Gateway, colour: Colour) -> Resu
         (None, Some(first)) if is_interactive() => first.clone(),
         (None, _) => agents::choose(&gateway, None).await?,
     };
-    run(Talk::new(gateway, names, agent, workspace), colour).await
+    let attached = args.attach.blocks(&gateway).await?;
+    run(Talk::new(gateway, names, agent, workspace).showing(attached), colour).await
 }
 
 /// Goes on with one.

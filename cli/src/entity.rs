@@ -4,6 +4,7 @@ pub(crate) mod agent;
 pub(crate) mod approval;
 pub(crate) mod audit;
 pub(crate) mod budget;
+pub(crate) mod file;
 pub(crate) mod invitation;
 pub(crate) mod key;
 pub(crate) mod member;
@@ -18,6 +19,7 @@ pub(crate) mod secret;
 pub(crate) mod state;
 pub(crate) mod task;
 pub(crate) mod token;
+mod watching;
 
 use std::{
     fs,

@@ -10,7 +10,7 @@ use std::{
 
 use construct_proto::v1::{
     Block, CancelTaskRequest, CreateMessageRequest, CreateTaskRequest, GetTaskRequest, ListMessagesRequest, Message,
-    MessageSource, MessageSpec, SubscribeRequest, Task, TaskError, TaskPhase, TaskSpec, Text, TurnOutcome, block,
+    MessageSource, MessageSpec, SubscribeRequest, Task, TaskError, TaskPhase, TaskSpec, TurnOutcome,
     list_messages_request,
 };
 use serde_json::{Value, json};
@@ -19,6 +19,7 @@ use tokio::{sync::mpsc, time::Instant};
 use self::watch::{Seen, Watch};
 use crate::{
     agents,
+    attach::{self, AttachArgs},
     console::{Colour, Console, Sink as _, Style},
     entity::budget,
     failure::{Exit, Failure},
@@ -88,6 +89,8 @@ pub(crate) struct ExecArgs {
     /// Cancel the job when it takes longer.
     #[arg(long, value_name = "DURATION", value_parser = time::parse_duration)]
     timeout: Option<Duration>,
+    #[command(flatten)]
+    attach: AttachArgs,
     /// The job in words; `-`, or nothing, reads them from standard input.
     prompt: Option<String>,
 }
@@ -119,6 +122,8 @@ async fn run(
     mut interrupts: mpsc::Receiver<()>,
 ) -> Result<Exit, Failure> {
     let deadline = args.timeout.map(|timeout| Instant::now() + timeout);
+    // First, so that nothing is begun for what cannot be read.
+    let attached = args.attach.blocks(&gateway).await?;
     let (task, cursor) = task(args, &prompt, &gateway).await?;
     let id = task.metadata.as_ref().map(|metadata| metadata.id.clone()).unwrap_or_default();
     if task.status.as_ref().is_some_and(|status| status.phase() == TaskPhase::Suspended) {
@@ -139,7 +144,7 @@ async fn run(
     if interrupts.try_recv().is_ok() {
         return Err(Failure::new(Exit::Interrupted, NOT_GIVEN));
     }
-    let message = send(&gateway, &id, prompt, args.reconnect).await?;
+    let message = send(&gateway, &id, attach::message(prompt, &attached), args.reconnect).await?;
     // From here on a lost connection means to look for the message from the beginning.
     follow.rewind_if_lost();
     let ahead = if is_busy(&task) { ahead(&gateway, &id, &message, args.reconnect).await? } else { Vec::new() };
@@ -353,8 +358,12 @@ pub(crate) fn workspace(dir: &std::path::Path) -> Result<String, Failure> {
 ///
 /// # Errors
 /// When the gateway refuses it, or stays away.
-pub(crate) async fn send(gateway: &Gateway, task: &str, text: String, patience: Duration) -> Result<String, Failure> {
-    let blocks = vec![Block { block: Some(block::Block::Text(Text { text })) }];
+pub(crate) async fn send(
+    gateway: &Gateway,
+    task: &str,
+    blocks: Vec<Block>,
+    patience: Duration,
+) -> Result<String, Failure> {
     let request = CreateMessageRequest {
         spec: Some(MessageSpec { task: task.to_owned(), blocks, ..MessageSpec::default() }),
         idempotency_key: idempotency_key(),

@@ -12,13 +12,13 @@ use construct_proto::v1::{
     agent_service_client::AgentServiceClient, approval_service_client::ApprovalServiceClient,
     audit_service_client::AuditServiceClient, budget_service_client::BudgetServiceClient,
     diagnosis_service_client::DiagnosisServiceClient, event_service_client::EventServiceClient,
-    key_service_client::KeyServiceClient, message_service_client::MessageServiceClient,
-    model_provider_service_client::ModelProviderServiceClient, model_service_client::ModelServiceClient,
-    model_token_service_client::ModelTokenServiceClient, organization_service_client::OrganizationServiceClient,
-    recovery_service_client::RecoveryServiceClient, scan_service_client::ScanServiceClient,
-    schedule_service_client::ScheduleServiceClient, secret_service_client::SecretServiceClient,
-    state_service_client::StateServiceClient, task_service_client::TaskServiceClient,
-    usage_service_client::UsageServiceClient,
+    file_service_client::FileServiceClient, key_service_client::KeyServiceClient,
+    message_service_client::MessageServiceClient, model_provider_service_client::ModelProviderServiceClient,
+    model_service_client::ModelServiceClient, model_token_service_client::ModelTokenServiceClient,
+    organization_service_client::OrganizationServiceClient, recovery_service_client::RecoveryServiceClient,
+    scan_service_client::ScanServiceClient, schedule_service_client::ScheduleServiceClient,
+    secret_service_client::SecretServiceClient, state_service_client::StateServiceClient,
+    task_service_client::TaskServiceClient, usage_service_client::UsageServiceClient,
 };
 use tonic::{
     Request, Status,
@@ -136,6 +136,10 @@ impl Gateway {
 
     pub(crate) fn scans(&self) -> ScanServiceClient<Line> {
         ScanServiceClient::new(self.line.clone()).max_decoding_message_size(MAX_ANSWER)
+    }
+
+    pub(crate) fn files(&self) -> FileServiceClient<Line> {
+        FileServiceClient::new(self.line.clone()).max_decoding_message_size(MAX_ANSWER)
     }
 
     pub(crate) fn organizations(&self) -> OrganizationServiceClient<Line> {

@@ -20,6 +20,7 @@ mod whoami;
 mod why;
 
 mod agents;
+mod attach;
 mod console;
 mod context;
 mod failure;

@@ -257,7 +257,10 @@ pub(crate) fn phase_name(phase: TaskPhase) -> &'static str {
 /// An attachment in words.
 pub(crate) fn attachment_line(attachment: &construct_proto::v1::Attachment) -> String {
     let name = if attachment.name.is_empty() { "attachment" } else { &attachment.name };
-    format!("[{name}: {}, {} bytes]", attachment.media_type, attachment.data.len())
+    match attachment.file.as_str() {
+        "" => format!("[{name}: {}, {} bytes]", attachment.media_type, attachment.data.len()),
+        file => format!("[{name}: {}, {} bytes, {file}]", attachment.media_type, attachment.size),
+    }
 }
 
 /// All text of a message, and what is attached to it.

@@ -1,4 +1,4 @@
-//! What was used: by day, agent, model or tool.
+//! What was used: by day, agent, key, model or tool.
 
 use clap::ValueEnum;
 use construct_proto::v1::{
@@ -24,6 +24,8 @@ const NAME: usize = 40;
 enum By {
     Day,
     Agent,
+    /// The API key that it is counted for.
+    Key,
     Model,
     /// Calls of tools, instead of those of models.
     Tool,
@@ -34,6 +36,7 @@ impl From<By> for UsageDimension {
         match by {
             By::Day => Self::Day,
             By::Agent => Self::Agent,
+            By::Key => Self::Key,
             By::Model => Self::Model,
             By::Tool => Self::Tool,
         }
@@ -42,12 +45,15 @@ impl From<By> for UsageDimension {
 
 #[derive(Debug, clap::Args)]
 pub(crate) struct UsageArgs {
-    /// What to tell apart: day, agent, model or tool; several with commas.
+    /// What to tell apart: day, agent, key, model or tool; several with commas.
     #[arg(long, value_enum, value_name = "WHAT", value_delimiter = ',', default_value = "day")]
     by: Vec<By>,
     /// Only what this agent used; by name or id.
     #[arg(long, default_value = "", hide_default_value = true)]
     agent: String,
+    /// Only what is counted for this API key; by id.
+    #[arg(long, default_value = "", hide_default_value = true)]
+    key: String,
     /// Only what was used of this model; by name or id.
     #[arg(long, default_value = "", hide_default_value = true)]
     model: String,
@@ -81,6 +87,7 @@ impl UsageArgs {
             // All pages are of one time.
             until: Some(time::write(self.until.unwrap_or_else(Timestamp::now))),
             time_zone: self.time_zone,
+            api_key: self.key,
         };
         let dimensions: Vec<i32> = self.by.iter().map(|by| UsageDimension::from(*by).into()).collect();
         let listed = self
@@ -111,6 +118,7 @@ fn words(by: &[By], rows: &[UsageRow]) -> String {
     let names = by.iter().map(|by| match by {
         By::Day => "DAY",
         By::Agent => "AGENT",
+        By::Key => "KEY",
         By::Model => "MODEL",
         By::Tool => "TOOL",
     });
@@ -142,6 +150,7 @@ fn line(by: &[By], tools: bool, row: &UsageRow) -> Vec<String> {
         .map(|by| match by {
             By::Day => row.day.clone(),
             By::Agent => name(&row.agent, &row.agent_id),
+            By::Key => name(&row.api_key, &row.api_key_id),
             By::Model => name(&row.model, &row.model_id),
             By::Tool => clip(&one_line(&row.tool), NAME),
         })
@@ -180,6 +189,8 @@ mod tests {
              2026-11-21  coder      2  1,200   30  $1.20\n\
              2026-11-22  none       2  1,200   30  $1.20\n"
         );
+        let keyed = UsageRow { api_key_id: "key_1".into(), usage: None, ..row("", "") };
+        assert_eq!(words(&[By::Key], &[keyed]), "KEY    CALLS  IN  OUT   COST\nkey_1      2   0    0  $0.00\n");
         let tool = UsageRow { tool: "fetch".into(), calls: 3, failed: 1, duration_ms: 1_250, ..UsageRow::default() };
         assert_eq!(words(&[By::Tool], &[tool]), "TOOL   CALLS  FAILED   TIME\nfetch      3       1  1.2 s\n");
     }

@@ -49,6 +49,27 @@ pub mod v1 {
         }
     }
 
+    /// Without what the file says.
+    impl std::fmt::Debug for UploadPartRequest {
+        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.debug_struct("UploadPartRequest")
+                .field("file", &self.file)
+                .field("offset", &self.offset)
+                .field("bytes", &self.data.len())
+                .finish()
+        }
+    }
+
+    /// Without what the file says.
+    impl std::fmt::Debug for DownloadFileResponse {
+        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.debug_struct("DownloadFileResponse")
+                .field("offset", &self.offset)
+                .field("bytes", &self.data.len())
+                .finish()
+        }
+    }
+
     /// Without the value.
     impl std::fmt::Debug for SecretSpec {
         fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -95,13 +116,14 @@ pub mod v1 {
     /// Without what the document says.
     impl std::fmt::Debug for PutStateRequest {
         fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-            let Self { state, shared, json, expected_version, idempotency_key } = self;
+            let Self { state, shared, json, expected_version, idempotency_key, restore } = self;
             f.debug_struct("PutStateRequest")
                 .field("state", state)
                 .field("shared", shared)
                 .field("bytes", &json.len())
                 .field("expected_version", expected_version)
                 .field("idempotency_key", idempotency_key)
+                .field("restore", restore)
                 .finish_non_exhaustive()
         }
     }
@@ -157,6 +179,7 @@ pub mod mesh {
                     script_models,
                     again,
                     agent_name,
+                    files,
                 } = self;
                 f.debug_struct("CodeExecute")
                     .field("step", step)
@@ -170,6 +193,7 @@ pub mod mesh {
                     .field("script_models", script_models)
                     .field("again", again)
                     .field("agent_name", agent_name)
+                    .field("files", files)
                     .finish_non_exhaustive()
             }
         }

@@ -25,7 +25,7 @@ backup_fill() (
   folder=$1
   new=$(umask 077 && mktemp -d -- "$(dirname -- "$folder")/.backup.XXXXXX")
   trap 'rm -rf -- "$new"' EXIT
-  # In this order: a blob is written before the row that names it and never changed, so that blobs copied after the database hold all that it names.
+  # In this order: a blob or a file is written before the row that names it and never changed, so that those copied after the database hold all that it names.
   (umask 077 && "$bin/pg_dump" --format=custom --no-owner --no-privileges --file="$new/database.dump") || die "the database cannot be dumped"
   for name in data scans streams; do
     if [[ -n ${places[$name]:-} && -d ${places[$name]} ]]; then backup_pack "$new/$name.tar.gz" "${places[$name]}"; fi

@@ -4,7 +4,7 @@
 checks_test() {
   local name
   ensure_rust
-  ensure_packages servers client sandbox compiler
+  ensure_packages servers client sandbox clocks compiler
   repositories_ensure
   checks_database_start
   # A mesh that the caller's shell points to is not what the tests are to talk to.
@@ -13,7 +13,8 @@ checks_test() {
   # Tests make databases of their own with the first, and start NATS servers of their own with the second.
   CONSTRUCT_TEST_DATABASE_URL=$(postgres_url postgres)
   CONSTRUCT_TEST_NATS_SERVER=$(command -v nats-server)
-  export CONSTRUCT_TEST_DATABASE_URL CONSTRUCT_TEST_NATS_SERVER
+  CONSTRUCT_TEST_POSTGRES=$(postgres_bin_find)
+  export CONSTRUCT_TEST_DATABASE_URL CONSTRUCT_TEST_NATS_SERVER CONSTRUCT_TEST_POSTGRES
   # The end-to-end tests start the services' programs, which building the tests alone would not make.
   timed "building" mesh_build
   timed "checking docker-compose.yml" checks_compose
@@ -127,9 +128,11 @@ checks_database_stop() {
 
 # What is killed at random moments must do nothing twice: the tests do some trials, this does many.
 checks_chaos() {
-  local usage="usage: ./dev chaos mesh|scripts|upgrade [COMMIT]"
+  local usage="usage: ./dev chaos mesh|disks|clocks|scripts|upgrade [COMMIT]"
   case ${1:-} in
-    mesh) (($# == 1)) || die "$usage"; checks_chaos_mesh the_mesh_keeps; return ;;
+    mesh) (($# == 1)) || die "$usage"; checks_chaos_mesh the_mesh_keeps_its_promises_in_chaos; return ;;
+    disks) (($# == 1)) || die "$usage"; checks_chaos_mesh the_mesh_keeps_its_promises_on_full_disks; return ;;
+    clocks) (($# == 1)) || die "$usage"; checks_chaos_mesh the_mesh_keeps_its_promises_when_clocks_jump; return ;;
     upgrade) (($# <= 2)) || die "$usage"; checks_chaos_upgrade "${2:-}"; return ;;
     scripts) (($# == 1)) || die "$usage" ;;
     *) die "$usage" ;;
@@ -159,11 +162,11 @@ checks_chaos_upgrade() {
   checks_chaos_mesh an_upgrade
 }
 
-# checks_chaos_mesh TEST: the PostgreSQL is of these trials alone, because its processes are killed too; what it has acknowledged it keeps.
+# checks_chaos_mesh TEST. Trials start a PostgreSQL of their own, because its processes are killed and its disk is full; an upgrade takes this.
 checks_chaos_mesh() {
   local name
   ensure_rust
-  ensure_packages servers sandbox compiler
+  ensure_packages servers sandbox clocks compiler
   home_open "$main_home/chaos"
   home_session exclusive "./dev chaos mesh"
   exit_run infra_down
@@ -173,7 +176,8 @@ checks_chaos_mesh() {
   unset CONSTRUCT_MASTER_KEY CONSTRUCT_SECRETS_KEY CONSTRUCT_TOKEN_KEY
   CONSTRUCT_TEST_DATABASE_URL=$(postgres_url postgres)
   CONSTRUCT_TEST_NATS_SERVER=$(command -v nats-server)
-  export CONSTRUCT_TEST_DATABASE_URL CONSTRUCT_TEST_NATS_SERVER CONSTRUCT_CHAOS_DATABASE=own
+  CONSTRUCT_TEST_POSTGRES=$(postgres_bin_find)
+  export CONSTRUCT_TEST_DATABASE_URL CONSTRUCT_TEST_NATS_SERVER CONSTRUCT_TEST_POSTGRES
   export CONSTRUCT_TRIALS=${CONSTRUCT_TRIALS:-20}
   timed "building" mesh_build
   as_caller cargo test "${cargo_flags[@]}" --workspace --test chaos -- --nocapture "$1"

@@ -2,7 +2,7 @@
 # What the project needs from the machine. Present: nothing is done, no package list is fetched. Missing: it is
 # installed from Debian's packages, without starting or enabling any system service.
 
-# ensure_packages GROUP...: installs what is missing of `servers`, `client`, `sandbox`, `compiler`, `guest`, `python`, `npm`.
+# ensure_packages GROUP...: installs what is missing of `servers`, `client`, `sandbox`, `clocks`, `compiler`, `guest`, `python`, `npm`.
 ensure_packages() {
   local group
   local -a missing=()
@@ -14,6 +14,8 @@ ensure_packages() {
         ;;
       client) have curl || missing+=(curl) ;;
       sandbox) have bwrap || missing+=(bubblewrap) ;;
+      # With CONSTRUCT_TEST_CLOCKS=off nobody's clock jumps in the tests, which they say.
+      clocks) [[ ${CONSTRUCT_TEST_CLOCKS:-} == off ]] || packages_have_faketime || missing+=(libfaketime) ;;
       compiler) have cc || missing+=(gcc libc6-dev) ;;
       python) python3 -c 'import ensurepip, venv' 2>/dev/null || missing+=(python3 python3-venv) ;;
       npm) have npm || missing+=(npm) ;;
@@ -28,6 +30,8 @@ ensure_packages() {
   fi
   timed "installing ${missing[*]}" packages_install "${missing[@]}"
 }
+
+packages_have_faketime() { [[ -e ${CONSTRUCT_TEST_FAKETIME:-} ]] || compgen -G '/usr/lib/*/faketime/libfaketimeMT.so.1' >/dev/null; }
 
 have() { command -v -- "$1" >/dev/null 2>&1; }
 

@@ -1,6 +1,9 @@
 //! What must be so after a trial.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::Path,
+};
 
 use construct_bus::topology::Stream;
 use construct_proto::v1::{self, TaskPhase};
@@ -46,13 +49,13 @@ impl std::fmt::Display for Told {
 pub(crate) async fn check(mesh: &Mesh, jobs: &[Job]) -> Told {
     let mut told = Told::default();
     for job in jobs {
-        conversation(job, &mut told).await;
+        conversation(mesh, job, &mut told).await;
     }
     nothing_is_left(mesh).await;
     told
 }
 
-async fn conversation(job: &Job, told: &mut Told) {
+async fn conversation(mesh: &Mesh, job: &Job, told: &mut Told) {
     let task = job.conversation.settled().await.status.unwrap();
     let transcript = job.conversation.transcript().await;
     let said = job.said.lock().unwrap().clone();
@@ -64,7 +67,7 @@ async fn conversation(job: &Job, told: &mut Told) {
         let error = status(message).error;
         told.failed += usize::from(!error.is_empty());
     }
-    effects(job, &said, &transcript, told);
+    effects(&mesh.seen(&job.folder), &said, &transcript, told);
     if job.delegates {
         subtasks(job, told).await;
     }
@@ -97,13 +100,13 @@ async fn subtasks(job: &Job, told: &mut Told) {
 }
 
 /// No effect twice, and none missing without a word.
-fn effects(job: &Job, said: &[&str], transcript: &Transcript, told: &mut Told) {
+fn effects(folder: &Path, said: &[&str], transcript: &Transcript, told: &mut Told) {
     let mut times: BTreeMap<String, usize> = BTreeMap::new();
-    let log = std::fs::read_to_string(job.folder.join("effects.log")).unwrap_or_default();
+    let log = std::fs::read_to_string(folder.join("effects.log")).unwrap_or_default();
     for line in log.lines() {
         *times.entry(line.to_owned()).or_default() += 1;
     }
-    if let Ok(made) = std::fs::read_dir(job.folder.join("made")) {
+    if let Ok(made) = std::fs::read_dir(folder.join("made")) {
         for file in made {
             *times.entry(file.unwrap().file_name().into_string().unwrap()).or_default() += 1;
         }

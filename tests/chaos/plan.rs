@@ -2,7 +2,7 @@
 
 use std::{fmt, time::Duration};
 
-use construct_tests::mesh::Service;
+use construct_tests::mesh::{Disk, Service};
 
 /// Disturbances of a trial.
 const DISTURBANCES: usize = 8;
@@ -69,6 +69,22 @@ pub(crate) enum Disturbance {
     Slow(usize, Server, Duration, Duration),
     /// Reconcilers hear that all others leave, so that each takes everything for its own.
     Lie(Duration),
+    /// Nothing more can be written to the disk of the services; then there is room again. (A full disk of NATS is a test of its own.)
+    FullDisk(Disk, Duration),
+    /// The same of PostgreSQL's disk.
+    FullPostgreSql(Duration),
+    /// The clock of the machine with a service's first process, or with its further one, is set by so many seconds while that runs.
+    Jump(Service, bool, i64),
+}
+
+/// What goes wrong in a trial.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Everything,
+    /// Disks are full, and there are kills.
+    Disks,
+    /// Clocks jump, and there are kills.
+    Clocks,
 }
 
 /// A trial.
@@ -80,18 +96,50 @@ pub(crate) struct Plan {
 }
 
 impl Plan {
-    pub(crate) fn new(seed: u64) -> Self {
+    pub(crate) fn new(kind: Kind, seed: u64) -> Self {
         let mut random = Random::new(seed);
-        let disturbances = (0..DISTURBANCES).map(|_| (random.millis(100, 2_000), disturbance(&mut random))).collect();
+        let disturbances =
+            (0..DISTURBANCES).map(|n| (random.millis(100, 2_000), disturbance(kind, n, &mut random))).collect();
         Self { seed, disturbances }
     }
 }
 
-fn disturbance(random: &mut Random) -> Disturbance {
+/// The `n`th disturbance. Of disks six are full, of clocks six are set; of both kinds two are kills.
+fn disturbance(kind: Kind, n: usize, random: &mut Random) -> Disturbance {
+    match kind {
+        Kind::Everything => any(random),
+        Kind::Disks if n % 4 == 3 => kill(random),
+        Kind::Disks => full(n % 2, random),
+        Kind::Clocks if n % 4 == 3 => kill(random),
+        Kind::Clocks => jump(random),
+    }
+}
+
+fn kill(random: &mut Random) -> Disturbance {
+    Disturbance::Kill(random.one(&Service::ALL), random.millis(0, 1_500))
+}
+
+fn full(which: usize, random: &mut Random) -> Disturbance {
+    let length = random.millis(500, 5_000);
+    match which {
+        0 => Disturbance::FullPostgreSql(length),
+        _ => Disturbance::FullDisk(Disk::Services, length),
+    }
+}
+
+/// By a minute to two days, forward as often as backward.
+fn jump(random: &mut Random) -> Disturbance {
+    let service = random.one(&Service::ALL);
+    let (longest, sign) = (random.one(&[600, 7_200, 172_800]), random.one(&[1, -1]));
+    let seconds = i64::try_from(60 + random.below(longest)).unwrap_or_default();
+    Disturbance::Jump(service, service != Service::Gateway && random.below(2) == 0, sign * seconds)
+}
+
+fn any(random: &mut Random) -> Disturbance {
     let inner = [Service::Reconciler, Service::Interpreter, Service::Providers];
     let server = random.one(&[Server::Nats, Server::PostgreSql]);
     let zone = random.below(ZONES as u64) as usize;
-    match random.below(14) {
+    match random.below(18) {
         0..=2 => Disturbance::Kill(random.one(&Service::ALL), random.millis(0, 1_500)),
         3 | 4 => Disturbance::KillReplica(random.one(&inner), random.millis(0, 1_500)),
         5 | 6 => Disturbance::Restart(random.one(&Service::ALL)),
@@ -101,7 +149,12 @@ fn disturbance(random: &mut Random) -> Disturbance {
         10 => Disturbance::Cut(zone, server, random.millis(100, 4_000)),
         11 => Disturbance::Hold(zone, server, random.millis(100, 4_000)),
         12 => Disturbance::Slow(zone, server, random.millis(5, 150), random.millis(500, 4_000)),
-        _ => Disturbance::Lie(random.millis(500, 3_000)),
+        13 => Disturbance::Lie(random.millis(500, 3_000)),
+        14 | 15 => {
+            let which = random.below(2) as usize;
+            full(which, random)
+        }
+        _ => jump(random),
     }
 }
 

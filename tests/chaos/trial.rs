@@ -8,7 +8,9 @@ use std::{
 use construct_bus::{Bus, RawMessage, subject};
 use construct_proto::mesh::v1::ReconcilerBeat;
 use construct_tests::{
-    mesh::{Mesh, Service},
+    clocks,
+    mesh::{Disk, Mesh, Service},
+    postgres::PostgresServer,
     proxy::{Proxy, authority},
 };
 use futures::StreamExt as _;
@@ -36,6 +38,8 @@ struct Zone {
 
 struct Trial {
     mesh: Mesh,
+    /// After the mesh, whose database is dropped there.
+    postgres: PostgresServer,
     zones: Vec<Zone>,
     random: Random,
     replicas: Vec<(Service, usize)>,
@@ -75,14 +79,16 @@ async fn explained(jobs: &[Job]) {
 
 impl Trial {
     async fn start(seed: u64) -> Self {
-        let mesh = Mesh::prepare(&[]).await.unwrap();
+        let postgres = PostgresServer::start().await.unwrap();
+        let mesh = Mesh::on_own_ground(postgres.database().await).await.unwrap();
         let mut zones = Vec::new();
         for _ in 0..ZONES {
             let nats = Proxy::start(&authority(mesh.nats.url())).await.unwrap();
             let database = Proxy::start(&authority(mesh.database.url())).await.unwrap();
             zones.push(Zone { nats, database });
         }
-        let mut trial = Self { mesh, zones, random: Random::new(!seed), replicas: Vec::new(), lies: Vec::new() };
+        let mut trial =
+            Self { mesh, postgres, zones, random: Random::new(!seed), replicas: Vec::new(), lies: Vec::new() };
         trial.enter_zone(0);
         trial.mesh.start_services().await.unwrap();
         trial.enter_zone(1);
@@ -158,6 +164,20 @@ impl Trial {
                 sleep(length).await;
                 self.proxy(zone, server).restore();
             }
+            Disturbance::FullDisk(disk, length) => {
+                full(length, || self.mesh.fill(disk)).await;
+                self.mesh.clear(disk).unwrap();
+            }
+            Disturbance::FullPostgreSql(length) => {
+                full(length, || self.postgres.fill()).await;
+                if self.postgres.clear().await.unwrap() {
+                    eprintln!("PostgreSQL had ended: it is started again");
+                }
+            }
+            Disturbance::Jump(..) if clocks::left_out() => {
+                eprintln!("LEFT OUT: no clock jumps, as CONSTRUCT_TEST_CLOCKS=off says");
+            }
+            Disturbance::Jump(service, further, seconds) => self.mesh.jump(service, further, seconds).unwrap(),
             Disturbance::Lie(length) => {
                 let bus = self.mesh.bus().await;
                 self.lies.push(tokio::spawn(lie(bus, length)).abort_handle());
@@ -178,6 +198,15 @@ impl Trial {
             lie.abort();
         }
         self.mesh.start_services().await.unwrap();
+    }
+}
+
+/// Keeps a disk full: what servers give back meanwhile is taken at once.
+async fn full(length: Duration, fill: impl Fn() -> anyhow::Result<()>) {
+    let end = Instant::now() + length;
+    while Instant::now() < end {
+        fill().unwrap();
+        sleep(Duration::from_millis(20)).await;
     }
 }
 

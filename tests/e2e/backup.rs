@@ -101,6 +101,9 @@ async fn what_was_backed_up_comes_back_and_goes_on() {
     let talk = talker(&mesh).await;
     talk.ask("write").await;
     nothing_is_in_flight(&mesh).await;
+    let notes = mesh.home().join("notes.txt");
+    fs::write(&notes, "what somebody has uploaded").unwrap();
+    construct(&mesh, &["file", "upload", notes.to_str().unwrap(), "-o", "json"]).await;
     let before = (talk.transcript().await.show(), asking.conversation.transcript().await.show());
     assert!(before.0.contains("written"), "{}", before.0);
 
@@ -116,6 +119,12 @@ async fn what_was_backed_up_comes_back_and_goes_on() {
     destroy(&mesh).await;
     run(&mesh, "backup_check \"$1\"; backup_put \"$1\"", &[&backup]);
     start(&mut mesh).await;
+
+    let listed = construct(&mesh, &["file", "list", "-o", "json"]).await;
+    let file = listed["files"][0]["metadata"]["id"].as_str().unwrap();
+    let restored = folder.path().join("notes.txt");
+    crate::identity::said(&mesh, None, &["file", "download", file, restored.to_str().unwrap()], "").await;
+    assert_eq!(read(&restored), "what somebody has uploaded");
 
     let after = (talk.transcript().await.show(), asking.conversation.transcript().await.show());
     assert_eq!(after, before);

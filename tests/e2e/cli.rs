@@ -1,5 +1,6 @@
 //! The command line, as a person or a script uses it.
 
+mod attached;
 mod conversation;
 mod doctor;
 mod entities;

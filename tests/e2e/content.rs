@@ -36,7 +36,8 @@ fn text(text: &str) -> Block {
 }
 
 fn attachment(media_type: &str, name: &str, data: Vec<u8>) -> Block {
-    Block::Attachment(v1::Attachment { media_type: media_type.into(), name: name.into(), data })
+    let (media_type, name) = (media_type.into(), name.into());
+    Block::Attachment(v1::Attachment { media_type, name, data, ..v1::Attachment::default() })
 }
 
 fn completed(task: v1::Task) {

@@ -38,6 +38,13 @@ async fn an_organization_is_erased_while_it_works_and_services_are_killed() {
     let begun = mesh.home().join("data/workspaces").join(&task).join("begun");
     construct_tests::client::file_when(&begun, |_| true).await;
 
+    let (path, notes) = (mesh.home().join("notes.txt"), "what red has uploaded");
+    std::fs::write(&path, notes).unwrap();
+    let uploaded = answered(&mesh, red, &["file", "upload", path.to_str().unwrap()], "").await;
+    assert_eq!(uploaded["status"]["state"], "FILE_STATE_READY", "{uploaded}");
+    let files = mesh.home().join("data/blobs/files").join(&organization);
+    assert!(files.exists());
+
     let sure = refused(&mesh, Some(&operator), &["organization", "delete", "red"]).await;
     assert!(sure.contains("--yes"), "{sure}");
     mesh.kill(Service::Reconciler).unwrap();
@@ -59,10 +66,15 @@ async fn an_organization_is_erased_while_it_works_and_services_are_killed() {
     }
     let id: construct_domain::OrganizationId = organization.parse().unwrap();
     let id = id.uuid().to_string();
-    let contents = mesh.database.contents().await;
-    let left: Vec<&str> =
-        contents.lines().filter(|row| row.contains(&id) && !row.starts_with("audit_entries: ")).collect();
-    assert!(left.is_empty(), "{left:?}");
+    // That its folder has to go is the last that is known of it.
+    until("nothing of it to be left in the database", PATIENCE, async || {
+        let contents = mesh.database.contents().await;
+        let of_it = contents.lines().filter(|row| row.contains(&id) && !row.starts_with("audit_entries: "));
+        let left: Vec<String> = of_it.map(str::to_owned).collect();
+        if left.is_empty() { Ok(()) } else { Err(left) }
+    })
+    .await;
+    assert!(!files.exists(), "its files are gone with it");
     until("its events to be gone from NATS", PATIENCE, async || {
         let events = mesh.nats.stored(Stream::Events).await;
         let left = events.iter().filter(|event| event.subject.contains(&organization)).count();

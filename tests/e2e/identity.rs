@@ -15,7 +15,7 @@ use tokio::{io::AsyncWriteExt as _, process::Command, time::timeout};
 pub(crate) const REQUIRED: (&str, &str) = ("CONSTRUCT_GATEWAY_LOGIN", "required");
 
 /// Runs the command line with a key, or none.
-async fn run(mesh: &Mesh, key: Option<&str>, arguments: &[&str], input: &str) -> Output {
+pub(crate) async fn run(mesh: &Mesh, key: Option<&str>, arguments: &[&str], input: &str) -> Output {
     let mut command = Command::new(binary("construct").unwrap());
     command.env_clear().env("CONSTRUCT_GATEWAY_URL", mesh.gateway_url()).envs(key.map(|key| ("CONSTRUCT_KEY", key)));
     finish(command.args(arguments), input).await

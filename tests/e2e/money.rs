@@ -206,6 +206,7 @@ async fn calls_outside_of_turns_are_asked_about_and_booked_once() {
         reservation_id: first.reservation_id.clone(),
         organization_id: organization.clone(),
         task_id: String::new(),
+        api_key_id: String::new(),
         model_id: model.id.clone(),
         usage: Some(v1::Usage { output_tokens: 9, cost_pico_usd: DOLLAR / 2, ..Default::default() }),
         purpose: "llm.ask".into(),

@@ -1,9 +1,11 @@
 //! What the mesh stands on is down at start, or goes away.
 
 use construct_proto::v1::{TaskPhase, TurnOutcome};
+use construct_store::testing::Database;
 use construct_tests::{
     client::{PATIENCE, file_when},
-    mesh::{Mesh, Service},
+    clocks,
+    mesh::{Disk, Mesh, Service},
     proxy::{Proxy, authority},
     wait::until,
 };
@@ -164,4 +166,67 @@ async fn services_wait_for_the_reconciler_to_make_the_streams() {
     let conversation = mesh.client().unwrap().begin("worker", None).await.unwrap();
     conversation.ask("now").await;
     assert_eq!(conversation.transcript().await.answers(), ["", "now: 2"]);
+}
+
+/// NATS 2.9 has streams then that stand still for ever, and says that it is well.
+#[tokio::test]
+async fn streams_that_stand_still_since_the_disk_was_full_are_said() {
+    let mut mesh = Mesh::on_own_ground(Database::new().await).await.unwrap();
+    mesh.start_services().await.unwrap();
+    mesh.scripted_agent("worker", &script()).await.unwrap();
+    let conversation = mesh.client().unwrap().begin("worker", None).await.unwrap();
+    conversation.ask("before").await;
+    mesh.fill(Disk::Nats).unwrap();
+    // Accepting needs PostgreSQL alone.
+    conversation.send("meanwhile").await.unwrap();
+    until("the reconciler to say that the streams stand still", PATIENCE, async || {
+        match mesh.readiness(Service::Reconciler).await {
+            Ok((503, words)) if words.contains("although there is a connection") => Ok(()),
+            other => Err(format!("{other:?}")),
+        }
+    })
+    .await;
+    mesh.clear(Disk::Nats).unwrap();
+    mesh.nats.restart().await;
+    mesh.ready(Service::Reconciler).await.unwrap();
+}
+
+/// By the machine's clock, one pause would take an hour, and a call would be over before it began.
+#[tokio::test]
+async fn clocks_that_are_set_while_services_run_neither_stall_a_task_nor_end_its_steps() {
+    if clocks::left_out() {
+        eprintln!("LEFT OUT: no clock jumps, as CONSTRUCT_TEST_CLOCKS=off says");
+        return;
+    }
+    let mut mesh = Mesh::on_own_ground(Database::new().await).await.unwrap();
+    mesh.start_services().await.unwrap();
+    // More than the providers try within one command: the reconciler makes a pause then.
+    let busy = json!({"class": "transient", "message": "busy", "times": 3});
+    let code = "await new Promise(go => setTimeout(go, 2500)); 1 + 1";
+    let turns = json!([{"code": code}, {"fault": busy, "text": "{{last_user_text}}: {{last_result}}"}]);
+    mesh.scripted_agent("worker", &json!({"conversations": [{"match": "", "turns": turns}]})).await.unwrap();
+    let conversation = mesh.client().unwrap().begin("worker", None).await.unwrap();
+    conversation.send("go").await.unwrap();
+    for (service, hours) in
+        [(Service::Reconciler, -1), (Service::Interpreter, 48), (Service::Providers, 48), (Service::Gateway, -48)]
+    {
+        mesh.jump(service, false, hours * 3_600).unwrap();
+    }
+    // Who is warned knows what its machine's clock says.
+    until("the reconciler to see that its machine's clock is wrong", PATIENCE, async || {
+        let log = mesh.log(Service::Reconciler);
+        if log.contains("this machine's clock is away from PostgreSQL's") { Ok(()) } else { Err(log) }
+    })
+    .await;
+    conversation.settled().await;
+    conversation.ask("again").await;
+    let transcript = conversation.transcript().await;
+    transcript.check(&["go", "again"]);
+    assert_eq!(transcript.answers(), ["", "go: 2", "", "again: 2"]);
+    // One that is started by a wrong clock goes by the same time.
+    mesh.crash(Service::Reconciler).await.unwrap();
+    mesh.crash(Service::Providers).await.unwrap();
+    mesh.crash(Service::Interpreter).await.unwrap();
+    conversation.ask("once more").await;
+    assert_eq!(conversation.transcript().await.answers()[4..], ["", "once more: 2"]);
 }

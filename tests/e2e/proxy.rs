@@ -59,15 +59,20 @@ fn write_model(folder: &Path) -> anyhow::Result<()> {
     Ok(fs::write(folder.join("tokenizer.json"), tokenizer.to_string())?)
 }
 
-/// A program with nothing but a token has texts turned into vectors by a model from files, and tokens counted; both is seen in
+/// A program with nothing but a token, and a script with not even that, have texts turned into vectors by a model from files, and tokens counted; both is seen in
 /// the metrics.
 #[tokio::test]
-async fn a_program_gets_vectors_without_any_vendor_and_metrics_count_it() -> anyhow::Result<()> {
+async fn programs_and_scripts_get_vectors_without_any_vendor_and_metrics_count_it() -> anyhow::Result<()> {
     let models = tempfile::tempdir()?;
     write_model(&models.path().join("tiny"))?;
     let listen = TcpListener::bind("127.0.0.1:0")?.local_addr()?.to_string();
     let folder = models.path().to_str().context("a path in UTF-8")?;
-    let settings = [("CONSTRUCT_PROVIDERS_PROXY_LISTEN", listen.as_str()), ("CONSTRUCT_PROVIDERS_MODELS_DIR", folder)];
+    let url = format!("http://{listen}");
+    let settings = [
+        ("CONSTRUCT_PROVIDERS_PROXY_LISTEN", listen.as_str()),
+        ("CONSTRUCT_PROVIDERS_MODELS_DIR", folder),
+        ("CONSTRUCT_INTERPRETER_LLM_URL", url.as_str()),
+    ];
     let mesh = Mesh::start_with(&settings).await?;
     let client = mesh.client()?;
     let provider = |base_url: &str| v1::CreateModelProviderRequest {
@@ -116,6 +121,21 @@ async fn a_program_gets_vectors_without_any_vendor_and_metrics_count_it() -> any
     assert!(calls.ends_with(" 1"), "{calls}");
     let tokens = line("gen_ai_client_token_usage_sum").with_context(|| page.clone())?;
     assert!(tokens.ends_with(" 3"), "{tokens}");
+
+    let code = "const [cat, both] = await llm.embed(['Cat!', 'cat and dog'], { model: 'words' }); \
+                print(cat, both, cat[0] * both[0] + cat[1] * both[1])";
+    let agent = mesh.scripted_agent("worker", &json!([{"code": code}, {"text": "{{last_result}}"}])).await?;
+    let allow = v1::AgentScriptModels { script_models: vec!["words".to_owned()] };
+    let id = agent.metadata.context("an agent has metadata")?.id;
+    client
+        .agents()
+        .update_agent(v1::UpdateAgentRequest { agent: id, script_models: Some(allow), ..Default::default() })
+        .await?;
+    let conversation = client.begin("worker", Some(mesh.workspace())).await?;
+    conversation.ask("go").await;
+    let text = conversation.transcript().await.answers().join("\n");
+    assert!(text.contains("[1,0] [0.6,0.8] 0.6"), "{text}");
+
     for service in Service::ALL {
         let page = mesh.metrics(service).await?;
         assert!(page.contains("target_info"), "{service:?}: {page}");

@@ -101,12 +101,17 @@ async fn the_files_of_an_operator_are_taken_over_and_come_back_as_they_were() {
     said(&mesh, None, &["state", "export", path(&copy), "--force"], "").await;
 
     // What was there before the import is put back.
-    said(&mesh, None, &["state", "restore", "settings", "1"], "").await;
+    let restore = ["state", "restore", "settings", "1", "--idempotency-key", "back", "-o", "json"];
+    let restored = said(&mesh, None, &restore, "").await;
     assert_eq!(said(&mesh, None, &["state", "get", "settings"], "").await, "{\"theme\": \"light\"}\n");
+    // Sent again after somebody else has put something, it is answered as the first time, and nothing is undone.
+    said(&mesh, None, &["state", "put", "settings"], "{\"theme\": \"blue\"}").await;
+    assert_eq!(said(&mesh, None, &restore, "").await, restored);
+    assert_eq!(said(&mesh, None, &["state", "get", "settings"], "").await, "{\"theme\": \"blue\"}\n");
     let kept = said(&mesh, None, &["state", "versions", "settings", "-o", "json"], "").await;
     let kept: Value = serde_json::from_str(&kept).unwrap();
     let numbers: Vec<_> = kept["states"].as_array().unwrap().iter().map(|state| state["version"].as_str()).collect();
-    assert_eq!(numbers, [Some("3"), Some("2"), Some("1")]);
+    assert_eq!(numbers, [Some("4"), Some("3"), Some("2"), Some("1")]);
     assert!(!kept.to_string().contains("theme"), "{kept}");
     assert!(!mesh.log(Service::Gateway).contains("sk-secret"), "what documents say stands in no log");
     let trail = said(&mesh, None, &["audit", "list", "-o", "json"], "").await;

@@ -115,7 +115,18 @@ async fn one_trace_joins_a_turn_across_all_services() {
         let tokens = |name: &str| call.attribute(name).parse::<u64>().unwrap();
         assert_eq!(tokens("gen_ai.usage.output_tokens") > 0, answered, "{call:#?}");
         assert_eq!(call.attribute("error.type"), if answered { "" } else { "overloaded" });
+        let told = ["server.address", "gen_ai.conversation.id", "gen_ai.output.type", "gen_ai.request.stream"];
+        assert_eq!(told.map(|name| call.attribute(name)), ["127.0.0.1", conversation.id(), "text", "true"]);
+        assert!(vendor.url().ends_with(&format!(":{}", call.attribute("server.port"))), "{call:#?}");
+        // What only an answer has.
+        let named = ["gen_ai.response.id", "gen_ai.response.model"].map(|name| call.attribute(name));
+        assert_eq!(named, if answered { ["msg_01XFDUDYJgAACzvnptvVoYEL", "claude-test"] } else { ["", ""] });
+        let first = call.attribute("gen_ai.response.time_to_first_chunk").parse::<f64>();
+        assert_eq!(first.is_ok_and(|seconds| seconds > 0.0), answered, "{call:#?}");
     }
+    let mut reasons: Vec<&str> = calls.iter().map(|call| call.attribute("gen_ai.response.finish_reasons")).collect();
+    reasons.sort_unstable();
+    assert_eq!(reasons, ["", "stop", "tool_call"], "{calls:#?}");
     // And one for each call of a tool.
     let step = named("interpreter.step.execute")[0];
     let tools: Vec<(&str, &str)> = spans

@@ -3,7 +3,7 @@
 use construct_proto::v1::{self, TurnOutcome, Usage};
 use construct_tests::{
     client::{Conversation, PATIENCE},
-    mesh::Mesh,
+    mesh::{Mesh, Service},
     recorder::{check_order, streamed_text},
     transcript,
     vendor::{Captured, VendorServer, anthropic, openai},
@@ -76,7 +76,7 @@ fn usage(input: i64, output: i64, cache_read: i64, cache_write: i64) -> Usage {
 #[tokio::test]
 async fn vendors_get_what_their_interfaces_ask_for_and_are_understood() {
     let mesh = Mesh::start().await.unwrap();
-    tokio::join!(anthropic_job(&mesh), openai_job(&mesh), failing_vendor(&mesh));
+    tokio::join!(anthropic_job(&mesh), openai_job(&mesh), failing_vendor(&mesh), vendor_that_is_down(&mesh));
 }
 
 async fn anthropic_job(mesh: &Mesh) {
@@ -221,9 +221,26 @@ async fn failing_vendor(mesh: &Mesh) {
     let sealed = provider.status.unwrap();
     assert!(sealed.api_key_set);
     assert_eq!(sealed.encryption_key_id, "test");
-    for service in construct_tests::mesh::Service::ALL {
+    for service in Service::ALL {
         assert!(!mesh.log(service).contains(KEY), "{service:?} has logged a key");
     }
+}
+
+/// Five failures in a row are all that a vendor is called, and everybody can see why.
+async fn vendor_that_is_down(mesh: &Mesh) {
+    let vendor = VendorServer::answering(|_| anthropic::error(500, "api_error", "it is down")).await;
+    let conversation = begin(mesh, "down", v1::ModelProviderType::Anthropic, vendor.url()).await;
+    let status = conversation.ask("Hello?").await.status.unwrap();
+    assert_eq!(status.last_outcome(), TurnOutcome::Failed);
+    assert_eq!(vendor.requests().len(), 5);
+    let get = v1::GetModelRequest { model: "down".into() };
+    let model = conversation.client().models().get_model(get).await.unwrap().into_inner();
+    let breaker = model.status.unwrap().breaker.unwrap();
+    assert_eq!((breaker.state(), breaker.failures), (v1::breaker::State::Open, 5), "{breaker:?}");
+    let page = mesh.metrics(Service::Providers).await.unwrap();
+    let line =
+        page.lines().find(|line| line.starts_with("construct_providers_breaker_state") && line.contains("\"down\""));
+    assert!(line.is_some_and(|line| line.ends_with(" 2")), "{page}");
 }
 
 fn roles(request: &Captured) -> Vec<String> {

@@ -128,6 +128,10 @@ fn text(value: Option<AnyValue>) -> String {
         Some(Value::BoolValue(value)) => value.to_string(),
         Some(Value::IntValue(value)) => value.to_string(),
         Some(Value::DoubleValue(value)) => value.to_string(),
+        Some(Value::ArrayValue(list)) => {
+            let texts: Vec<String> = list.values.into_iter().map(|value| text(Some(value))).collect();
+            texts.join(", ")
+        }
         Some(other) => format!("{other:?}"),
         None => String::new(),
     }

@@ -1,11 +1,14 @@
 //! Tests of the whole mesh, on real PostgreSQL and NATS.
 
 pub mod client;
+pub mod clocks;
 pub mod collector;
+pub mod disk;
 pub mod github;
 pub mod gitlab;
 pub mod http;
 pub mod mesh;
+pub mod postgres;
 pub mod proxy;
 pub mod recorder;
 pub mod repositories;

@@ -1,6 +1,8 @@
 //! A whole mesh for one test: its own PostgreSQL database, its own NATS server, and the four services as processes
 //! that can be killed and started again.
 
+mod ground;
+
 use std::{
     collections::BTreeMap,
     fs::{self, File, TryLockError},
@@ -20,8 +22,12 @@ use tempfile::TempDir;
 use tonic::transport::Channel;
 use uuid::Uuid;
 
+pub use ground::Disk;
+
 use crate::{
     client::{Client, PATIENCE},
+    clocks::{self, Clocks},
+    disk::{self, Disks},
     http, wait,
 };
 
@@ -93,12 +99,22 @@ impl Service {
 pub struct Mesh {
     /// Where services write their logs and data.
     home: TempDir,
-    /// What the tools may touch.
-    workspace: TempDir,
+    /// The folder with what the tools may touch. Where there are disks, one lies over it, and services have their data there as well.
+    ground: TempDir,
+    workspace: PathBuf,
+    data: PathBuf,
+    /// None: it is a folder like any other.
+    disks: Option<Disks>,
+    /// The clocks of services; none: they go by the machine's.
+    clocks: Option<Clocks>,
+    /// Processes that went by clocks of the test's.
+    timed: Mutex<Vec<u32>>,
     /// Its PostgreSQL database.
     pub database: Database,
     /// Its NATS server.
     pub nats: NatsServer,
+    /// Over it lies the disk of the server's streams, where there is one.
+    store: Option<TempDir>,
     gateway: SocketAddr,
     slack: SocketAddr,
     health: BTreeMap<Service, SocketAddr>,
@@ -141,13 +157,20 @@ impl Mesh {
     }
 
     fn on(database: Database, nats: NatsServer, environment: &[(&str, &str)]) -> anyhow::Result<Self> {
+        let (home, ground) = (tempfile::tempdir()?, tempfile::tempdir()?);
         let mut health = BTreeMap::new();
         for service in Service::ALL.into_iter().chain([Service::Slack, Service::Scanner]) {
             health.insert(service, free_address()?);
         }
         let mesh = Self {
-            home: tempfile::tempdir()?,
-            workspace: tempfile::tempdir()?,
+            workspace: ground.path().to_owned(),
+            data: home.path().join("data"),
+            home,
+            ground,
+            store: None,
+            disks: None,
+            clocks: None,
+            timed: Mutex::default(),
             database,
             nats,
             gateway: free_address()?,
@@ -197,12 +220,17 @@ impl Mesh {
 
     /// The directory that tasks of the test work in.
     pub fn workspace(&self) -> &Path {
-        self.workspace.path()
+        &self.workspace
+    }
+
+    /// Where the test finds what services and tools have at this path.
+    pub fn seen(&self, path: &Path) -> PathBuf {
+        self.disks.as_ref().map_or_else(|| path.to_owned(), |disks| disks.seen(path))
     }
 
     /// Where the files of scans lie.
     pub fn scans(&self) -> PathBuf {
-        self.workspace.path().join("scans")
+        self.workspace().join("scans")
     }
 
     /// Where the services write their logs and data.
@@ -215,8 +243,8 @@ impl Mesh {
     /// # Errors
     /// When it cannot be made.
     pub fn folder(&self, name: &str) -> anyhow::Result<PathBuf> {
-        let path = self.workspace.path().join(name);
-        fs::create_dir(&path).with_context(|| format!("{} cannot be made", path.display()))?;
+        let path = self.workspace().join(name);
+        fs::create_dir(self.seen(&path)).with_context(|| format!("{} cannot be made", path.display()))?;
         Ok(path)
     }
 
@@ -245,7 +273,7 @@ impl Mesh {
 
     /// Starts a service that does not run.
     pub fn spawn(&mut self, service: Service) -> anyhow::Result<()> {
-        let child = self.launch(service, self.health[&service], None)?;
+        let child = self.launch(service, false, self.health[&service], None)?;
         self.processes.insert(service, child);
         Ok(())
     }
@@ -255,7 +283,7 @@ impl Mesh {
     /// # Errors
     /// When it does not start.
     pub fn spawn_with_socket(&mut self, service: Service, socket: &UnixListener) -> anyhow::Result<()> {
-        let child = self.launch(service, self.health[&service], Some(socket))?;
+        let child = self.launch(service, false, self.health[&service], Some(socket))?;
         self.processes.insert(service, child);
         Ok(())
     }
@@ -267,7 +295,7 @@ impl Mesh {
     /// When it does not start.
     pub async fn replicate(&mut self, service: Service) -> anyhow::Result<usize> {
         let health = free_address()?;
-        let child = self.launch(service, health, None)?;
+        let child = self.launch(service, true, health, None)?;
         self.replicas.push(Some((service, child)));
         let client = http::client().build()?;
         wait::until("a second process to be ready", READY, async || {
@@ -283,7 +311,7 @@ impl Mesh {
     /// # Errors
     /// When it does not start.
     pub fn spawn_replica(&mut self, service: Service) -> anyhow::Result<usize> {
-        let child = self.launch(service, free_address()?, None)?;
+        let child = self.launch(service, true, free_address()?, None)?;
         self.replicas.push(Some((service, child)));
         Ok(self.replicas.len() - 1)
     }
@@ -313,7 +341,13 @@ impl Mesh {
         self.replicas[replica].as_ref().map(|(_, child)| child.id())
     }
 
-    fn launch(&self, service: Service, health: SocketAddr, socket: Option<&UnixListener>) -> anyhow::Result<Child> {
+    fn launch(
+        &self,
+        service: Service,
+        further: bool,
+        health: SocketAddr,
+        socket: Option<&UnixListener>,
+    ) -> anyhow::Result<Child> {
         let program = self.program(service)?;
         let log = File::options().append(true).create(true).open(self.log_path(service))?;
         // Each service is at NATS who it is, so that every test shows that it may do what it needs, and also behind a proxy.
@@ -321,16 +355,22 @@ impl Mesh {
         let nats = if nats.contains('@') { nats.to_owned() } else { NatsServer::address_of(nats, service.user()) };
         let (mut command, input) = match socket {
             Some(socket) => with_socket(&program, &[], socket)?,
-            None => (Command::new(program), Stdio::null()),
+            None => {
+                let mut starter = self.disks.as_ref().map(Disks::starter).unwrap_or_default();
+                if let Some(clocks) = &self.clocks {
+                    starter.extend(clocks.starter(&ground::clock(service, further))?);
+                }
+                (disk::command(&starter, &[program.display().to_string()]), Stdio::null())
+            }
         };
-        command
+        let child = command
             .env_clear()
             .env("PATH", std::env::var_os("PATH").unwrap_or_default())
             .env("RUST_BACKTRACE", "1")
             .env("CONSTRUCT_DATABASE_URL", self.database.url())
-            .env("CONSTRUCT_DATA_DIR", self.home.path().join("data"))
+            .env("CONSTRUCT_DATA_DIR", &self.data)
             .env("CONSTRUCT_INTERPRETER_CACHE_DIR", guest_cache()?)
-            .env("CONSTRUCT_INTERPRETER_WORKSPACE_ROOTS", self.workspace.path())
+            .env("CONSTRUCT_INTERPRETER_WORKSPACE_ROOTS", self.workspace())
             .env("CONSTRUCT_MASTER_KEY", "test:MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY=")
             .env("CONSTRUCT_SECRETS_KEY", "test:ZmVkY2JhOTg3NjU0MzIxMGZlZGNiYTk4NzY1NDMyMTA=")
             .env("CONSTRUCT_TOKEN_KEY", TOKEN_KEY)
@@ -346,7 +386,11 @@ impl Mesh {
             .stdout(log.try_clone()?)
             .stderr(log)
             .spawn()
-            .with_context(|| format!("{} does not start", service.name()))
+            .with_context(|| format!("{} does not start", service.name()))?;
+        if self.clocks.is_some() {
+            self.timed.lock().unwrap_or_else(PoisonError::into_inner).push(child.id());
+        }
+        Ok(child)
     }
 
     /// Starts every service that does not run, and waits until all are ready.
@@ -545,6 +589,9 @@ impl Drop for Mesh {
         for child in self.processes.values_mut().chain(replicas) {
             let _ = child.kill();
             let _ = child.wait();
+        }
+        for process in self.timed.get_mut().unwrap_or_else(PoisonError::into_inner) {
+            clocks::tidy(*process);
         }
         if std::thread::panicking() {
             for service in Service::ALL.into_iter().chain([Service::Slack, Service::Scanner]) {

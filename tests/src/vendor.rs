@@ -34,7 +34,7 @@ use axum::{
 use bytes::Bytes;
 use futures::stream;
 use serde_json::Value;
-use tokio::net::TcpListener;
+use tokio::{net::TcpListener, sync::watch};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 /// Larger requests are refused; no test sends one.
@@ -75,6 +75,8 @@ pub struct Reply {
     /// Before each write.
     pause: Duration,
     ending: Ending,
+    /// The first write waits until this is true.
+    gate: Option<watch::Receiver<bool>>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -118,6 +120,7 @@ impl Reply {
             piece: 0,
             pause: Duration::ZERO,
             ending: Ending::Whole,
+            gate: None,
         }
     }
 
@@ -142,6 +145,13 @@ impl Reply {
     pub fn dripping(mut self, bytes: usize, pause: Duration) -> Self {
         self.piece = bytes;
         self.pause = pause;
+        self
+    }
+
+    /// Nothing of the body comes before `gate` is true or gone.
+    #[must_use]
+    pub fn behind(mut self, gate: watch::Receiver<bool>) -> Self {
+        self.gate = Some(gate);
         self
     }
 
@@ -294,9 +304,12 @@ impl Drop for Open {
 fn body_of(reply: Reply, shared: Arc<Shared>) -> Body {
     shared.open.fetch_add(1, Ordering::SeqCst);
     let open = Open(shared);
-    let state = (reply.body, reply.piece, reply.pause, reply.ending, open);
+    let state = (reply.body, reply.piece, reply.pause, reply.ending, reply.gate, open);
     Body::from_stream(stream::unfold(Some(state), async |state| {
-        let (mut rest, piece, pause, ending, open) = state?;
+        let (mut rest, piece, pause, ending, gate, open) = state?;
+        if let Some(mut gate) = gate {
+            let _ = gate.wait_for(|open| *open).await;
+        }
         if rest.is_empty() {
             return match ending {
                 Ending::Whole => None,
@@ -317,6 +330,6 @@ fn body_of(reply: Reply, shared: Arc<Shared>) -> Body {
         }
         let size = if piece == 0 { rest.len() } else { piece.min(rest.len()) };
         let bytes = rest.split_to(size);
-        Some((Ok(bytes), Some((rest, piece, pause, ending, open))))
+        Some((Ok(bytes), Some((rest, piece, pause, ending, None, open))))
     }))
 }

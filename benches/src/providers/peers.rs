@@ -4,12 +4,13 @@ use std::{
     fs,
     io::{BufRead as _, BufReader},
     net::SocketAddr,
-    path::Path,
+    path::{Path, PathBuf},
     process::{Child, Command, Stdio},
-    time::Duration,
+    sync::mpsc,
+    time::{Duration, Instant},
 };
 
-use anyhow::Context as _;
+use anyhow::{Context as _, ensure};
 use uuid::Uuid;
 
 use super::http::Target;
@@ -17,21 +18,35 @@ use crate::services::free_port;
 
 /// How long one may take to start.
 const START: Duration = Duration::from_secs(120);
+/// How long one may take to end by itself.
+const END: Duration = Duration::from_secs(5);
+/// How much of what one has said is shown when it is left out.
+const LAST_WORDS: usize = 20;
 
-/// A proxy that runs; killed when dropped.
+/// A proxy that runs.
 #[derive(Debug)]
 pub(crate) struct Peer {
     pub(crate) name: &'static str,
     pub(crate) target: Target,
     /// Whether it passes streams on. One that cannot is measured by what it can.
     pub(crate) streams: bool,
-    child: Child,
+    running: Running,
 }
 
-impl Drop for Peer {
+/// A process, ended when dropped.
+#[derive(Debug)]
+struct Running(Child);
+
+impl Drop for Running {
     fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        // Asked first, because one that has processes of its own ends them then.
+        let _ = Command::new("kill").arg(self.0.id().to_string()).stderr(Stdio::null()).status();
+        let asked = Instant::now();
+        while asked.elapsed() < END && matches!(self.0.try_wait(), Ok(None)) {
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        let _ = self.0.kill();
+        let _ = self.0.wait();
     }
 }
 
@@ -47,35 +62,48 @@ pub(crate) async fn start(folder: &Path, work: &Path, upstream: SocketAddr) -> V
             eprintln!("{name} is not installed and is left out (benches/peers/setup)");
             continue;
         }
-        match start(folder, work, upstream) {
-            Ok((child, target)) => {
-                let mut peer = Peer { name, target, streams: true, child };
-                match answers(&peer.target).await {
-                    Ok(()) => {
-                        if let Err(error) = call(&peer.target, true).await {
-                            eprintln!("{name} passes no stream on: {error:#}");
-                            peer.streams = false;
-                        }
-                        peers.push(peer);
-                    }
-                    Err(error) => eprintln!("{name} does not answer and is left out: {error:#}"),
-                }
+        match begin(name, start, folder, work, upstream).await {
+            Ok(peer) => peers.push(peer),
+            Err(error) => {
+                let log = fs::read_to_string(log(work, name)).unwrap_or_default();
+                let last: Vec<&str> = log.lines().rev().take(LAST_WORDS).collect();
+                eprintln!("{name} does not work here and is left out: {error:#}");
+                last.into_iter().rev().for_each(|line| eprintln!("    {line}"));
             }
-            Err(error) => eprintln!("{name} does not start and is left out: {error:#}"),
         }
     }
     peers
 }
 
-type Start = fn(&Path, &Path, SocketAddr) -> anyhow::Result<(Child, Target)>;
+type Start = fn(&Path, &Path, SocketAddr) -> anyhow::Result<(Running, Target)>;
 
-async fn answers(target: &Target) -> anyhow::Result<()> {
-    let deadline = tokio::time::Instant::now() + START;
-    loop {
-        match call(target, false).await {
-            Ok(()) => return Ok(()),
-            Err(error) if tokio::time::Instant::now() > deadline => return Err(error),
-            Err(_) => tokio::time::sleep(Duration::from_millis(250)).await,
+async fn begin(
+    name: &'static str,
+    start: Start,
+    folder: &Path,
+    work: &Path,
+    upstream: SocketAddr,
+) -> anyhow::Result<Peer> {
+    let (running, target) = start(folder, work, upstream)?;
+    let mut peer = Peer { name, target, streams: true, running };
+    peer.answers().await?;
+    if let Err(error) = call(&peer.target, true).await {
+        eprintln!("{name} passes no stream on: {error:#}");
+        peer.streams = false;
+    }
+    Ok(peer)
+}
+
+impl Peer {
+    async fn answers(&mut self) -> anyhow::Result<()> {
+        let deadline = tokio::time::Instant::now() + START;
+        loop {
+            let Err(error) = call(&self.target, false).await else { return Ok(()) };
+            if let Some(status) = self.running.0.try_wait()? {
+                return Err(error.context(format!("it has ended ({status})")));
+            }
+            ensure!(tokio::time::Instant::now() < deadline, "it does not answer: {error:#}");
+            tokio::time::sleep(Duration::from_millis(250)).await;
         }
     }
 }
@@ -85,8 +113,12 @@ async fn call(target: &Target, streamed: bool) -> anyhow::Result<()> {
     tokio::time::timeout(Duration::from_secs(10), called).await.context("no answer in time")?.map(drop)
 }
 
+fn log(work: &Path, name: &str) -> PathBuf {
+    work.join(format!("{name}.log"))
+}
+
 fn command(program: &Path, work: &Path, name: &str) -> anyhow::Result<Command> {
-    let log = fs::File::create(work.join(format!("{name}.log")))?;
+    let log = fs::File::create(log(work, name))?;
     let mut command = Command::new(program);
     command.current_dir(work).stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).env("OPENAI_API_KEY", "none");
     Ok(command)
@@ -101,7 +133,7 @@ fn local(port: u16) -> SocketAddr {
     SocketAddr::from(([127, 0, 0, 1], port))
 }
 
-fn litellm(folder: &Path, work: &Path, upstream: SocketAddr) -> anyhow::Result<(Child, Target)> {
+fn litellm(folder: &Path, work: &Path, upstream: SocketAddr) -> anyhow::Result<(Running, Target)> {
     let config = work.join("litellm.yaml");
     fs::write(
         &config,
@@ -113,21 +145,25 @@ fn litellm(folder: &Path, work: &Path, upstream: SocketAddr) -> anyhow::Result<(
     let port = free_port()?;
     // It does not start without a key of its own, and refuses one that is easily guessed.
     let key = format!("sk-{}{}", Uuid::now_v7().simple(), Uuid::now_v7().simple());
-    let mut command = command(&folder.join("litellm/bin/litellm"), work, "litellm")?;
+    let mut command = command(&folder.join("litellm/bin/litellm"), work, "LiteLLM")?;
     let child = command
         .env("LITELLM_MASTER_KEY", &key)
+        // It would fetch a list of prices while it starts, and again in each worker. Where the network is slow or not there, a worker takes longer
+        // than the 5 s that its supervisor believes in it, which kills it, for ever.
+        .env("LITELLM_LOCAL_MODEL_COST_MAP", "True")
+        .args(["--timeout_worker_healthcheck", &START.as_secs().to_string()])
         .args(["--host", "127.0.0.1", "--num_workers", "2", "--port", &port.to_string()])
         .arg("--config")
         .arg(&config)
         .spawn()?;
     let headers = [("authorization", format!("Bearer {key}"))];
-    Ok((child, target(local(port), "/v1/chat/completions", "m", &headers)))
+    Ok((Running(child), target(local(port), "/v1/chat/completions", "m", &headers)))
 }
 
-fn portkey(folder: &Path, work: &Path, upstream: SocketAddr) -> anyhow::Result<(Child, Target)> {
+fn portkey(folder: &Path, work: &Path, upstream: SocketAddr) -> anyhow::Result<(Running, Target)> {
     let port = free_port()?;
     let script = folder.join("portkey/node_modules/@portkey-ai/gateway/build/start-server.js");
-    let mut command = command(Path::new("node"), work, "portkey")?;
+    let mut command = command(Path::new("node"), work, "Portkey")?;
     let child = command
         .arg(script)
         .args(["--headless", &format!("--port={port}")])
@@ -139,10 +175,10 @@ fn portkey(folder: &Path, work: &Path, upstream: SocketAddr) -> anyhow::Result<(
         ("x-portkey-custom-host", format!("http://{upstream}/v1")),
         ("authorization", "Bearer none".to_owned()),
     ];
-    Ok((child, target(local(port), "/v1/chat/completions", "m", &headers)))
+    Ok((Running(child), target(local(port), "/v1/chat/completions", "m", &headers)))
 }
 
-fn tensorzero(folder: &Path, work: &Path, upstream: SocketAddr) -> anyhow::Result<(Child, Target)> {
+fn tensorzero(folder: &Path, work: &Path, upstream: SocketAddr) -> anyhow::Result<(Running, Target)> {
     let config = work.join("tensorzero.toml");
     fs::write(
         &config,
@@ -151,18 +187,24 @@ fn tensorzero(folder: &Path, work: &Path, upstream: SocketAddr) -> anyhow::Resul
              \"openai\"\nmodel_name = \"m\"\napi_base = \"http://{upstream}/v1/\"\napi_key_location = \"none\"\n"
         ),
     )?;
-    let mut command = command(&folder.join("tensorzero/bin/python"), work, "tensorzero")?;
-    let mut child = command.arg(folder.join("serve_tensorzero.py")).arg(&config).stdout(Stdio::piped()).spawn()?;
-    let stdout = child.stdout.take().context("it has an output")?;
-    // Among the lines of its log one says where it serves.
-    let mut lines = BufReader::new(stdout).lines().map_while(Result::ok);
-    let url = lines.find_map(|line| line.strip_prefix("http://").map(str::to_owned));
-    let ended = || fs::read_to_string(work.join("tensorzero.log")).unwrap_or_default();
-    let url = url.with_context(|| format!("it ended: {}", ended()))?;
-    // A log that nobody reads would stop it.
-    std::thread::spawn(move || lines.for_each(drop));
+    let mut command = command(&folder.join("tensorzero/bin/python"), work, "TensorZero")?;
+    let child = command.arg(folder.join("serve_tensorzero.py")).arg(&config).stdout(Stdio::piped()).spawn()?;
+    let mut running = Running(child);
+    let stdout = running.0.stdout.take().context("it has an output")?;
+    let (found, url) = mpsc::channel();
+    // To the end, because an output that nobody reads would stop it.
+    std::thread::spawn(move || {
+        for line in BufReader::new(stdout).lines().map_while(Result::ok) {
+            // Among the lines of its log one says where it serves.
+            if let Some(url) = line.strip_prefix("http://") {
+                // An error only says that it was known before.
+                let _ = found.send(url.to_owned());
+            }
+        }
+    });
+    let url = url.recv_timeout(START).context("it does not say where it serves")?;
     let (host, path) = url.split_once('/').context("it names no path")?;
     let address: SocketAddr = host.replace("0.0.0.0", "127.0.0.1").replace("localhost", "127.0.0.1").parse()?;
     let path = format!("/{}/chat/completions", path.trim_end_matches('/'));
-    Ok((child, target(address, &path, "tensorzero::model_name::m", &[])))
+    Ok((running, target(address, &path, "tensorzero::model_name::m", &[])))
 }

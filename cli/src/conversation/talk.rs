@@ -3,14 +3,14 @@
 use std::time::Duration;
 
 use construct_proto::v1::{
-    Approval, ApprovalState, CancelTaskRequest, CreateTaskRequest, DecideApprovalRequest, Event, ExplainTaskRequest,
-    ResumeTaskRequest, SubscribeRequest, SuspendTaskRequest, Task, TaskPhase, TaskSpec, UpdateTaskRequest,
-    decide_approval_request::Decision, event::Payload,
+    Approval, ApprovalState, Block, CancelTaskRequest, CreateTaskRequest, DecideApprovalRequest, Event,
+    ExplainTaskRequest, ResumeTaskRequest, SubscribeRequest, SuspendTaskRequest, Task, TaskPhase, TaskSpec,
+    UpdateTaskRequest, decide_approval_request::Decision, event::Payload,
 };
 use jiff::Timestamp;
 
 use crate::{
-    exec,
+    attach, exec,
     failure::Failure,
     follow::{Follow, News},
     gateway::{Gateway, call, idempotency_key},
@@ -55,6 +55,8 @@ pub(super) struct Talk {
     /// Who answers the next message.
     agent: String,
     workspace: String,
+    /// Shown with the first message.
+    attached: Vec<Block>,
     task: Option<Task>,
     follow: Option<Follow>,
     mode: Mode,
@@ -67,7 +69,13 @@ pub(super) struct Talk {
 impl Talk {
     pub(super) fn new(gateway: Gateway, agents: Vec<String>, agent: String, workspace: String) -> Self {
         let (task, follow, mode, history) = (None, None, Mode::Idle, 0);
-        Self { gateway, agents, agent, workspace, task, follow, mode, history, asked: Vec::new() }
+        let (attached, asked) = (Vec::new(), Vec::new());
+        Self { gateway, agents, agent, workspace, attached, task, follow, mode, history, asked }
+    }
+
+    /// The same, with something that is shown with the first message.
+    pub(super) fn showing(self, attached: Vec<Block>) -> Self {
+        Self { attached, ..self }
     }
 
     /// # Errors
@@ -133,7 +141,8 @@ impl Talk {
             };
             self.task = Some(call(self.gateway.tasks().update_task(request)).await?);
         }
-        let message = exec::send(&self.gateway, &task, text, SEND).await?;
+        let message = exec::send(&self.gateway, &task, attach::message(text, &self.attached), SEND).await?;
+        self.attached.clear();
         match self.mode {
             Mode::Suspended => self.go_on().await?,
             Mode::Asking => {}

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use clap::{Args, Subcommand};
 use construct_proto::v1::{
-    ApiKey, ApiKeySpec, CreateApiKeyRequest, CreateApiKeyResponse, CreateSetupCodeRequest, ExchangeSetupCodeRequest,
-    ListApiKeysRequest, RevokeApiKeyRequest, Role,
+    ApiKey, ApiKeyLimits, ApiKeySpec, ApiKeyUse, CreateApiKeyRequest, CreateApiKeyResponse, CreateSetupCodeRequest,
+    ExchangeSetupCodeRequest, GetApiKeyRequest, ListApiKeysRequest, RevokeApiKeyRequest, Role, UpdateApiKeyRequest,
 };
 use jiff::Timestamp;
 
@@ -16,16 +16,24 @@ use super::{
 use crate::{
     failure::Failure,
     gateway::{Gateway, call},
-    hidden,
+    hidden, money,
     output::{Entity, Format, OutputArgs, print},
     page::ListArgs,
     time,
+    words::thousands,
 };
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum KeyCommand {
     /// Make one, and print it. It is shown this once.
     Create(Create),
+    /// Show one, with its limits and how much of them is used.
+    Get {
+        /// Its id.
+        key: String,
+        #[command(flatten)]
+        output: OutputArgs,
+    },
     /// List yours; admins see all.
     List {
         #[command(flatten)]
@@ -33,6 +41,8 @@ pub(crate) enum KeyCommand {
         #[command(flatten)]
         output: OutputArgs,
     },
+    /// Change the limits of one. What is not said stays as it is.
+    Limit(Limit),
     /// Make one worthless, at once.
     Revoke {
         /// Its id.
@@ -63,6 +73,77 @@ pub(crate) enum KeyCommand {
 }
 
 #[derive(Debug, Args)]
+pub(crate) struct Limit {
+    /// Its id.
+    key: String,
+    #[command(flatten)]
+    limits: LimitArgs,
+    #[command(flatten)]
+    write: WriteArgs,
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+/// How much may be done with a key, within what the organization may.
+#[derive(Debug, Args)]
+pub(crate) struct LimitArgs {
+    /// Calls of the API with it: a number, or `none` for no limit of its own.
+    #[arg(long, value_name = "N", value_parser = parse_number)]
+    requests_per_minute: Option<Said>,
+    /// Tasks begun with it.
+    #[arg(long, value_name = "N", value_parser = parse_number)]
+    tasks_per_day: Option<Said>,
+    /// Steps that run scripts.
+    #[arg(long, value_name = "N", value_parser = parse_number)]
+    runs_per_day: Option<Said>,
+    /// Tokens that models read and write.
+    #[arg(long, value_name = "N", value_parser = parse_number)]
+    tokens_per_day: Option<Said>,
+    /// What models may cost.
+    #[arg(long, value_name = "DOLLARS", value_parser = parse_dollars)]
+    spend_per_month: Option<Said>,
+}
+
+/// A limit as it is said: a number, or none.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Said(Option<i64>);
+
+/// What stands for no limit.
+const NONE: &str = "none";
+
+fn parse_number(text: &str) -> Result<Said, String> {
+    if text == NONE {
+        return Ok(Said(None));
+    }
+    let number = text.parse::<i64>().ok().filter(|number| *number >= 0);
+    number.map(|number| Said(Some(number))).ok_or_else(|| "write a number, or `none`".to_owned())
+}
+
+fn parse_dollars(text: &str) -> Result<Said, String> {
+    if text == NONE {
+        return Ok(Said(None));
+    }
+    match money::parse_limit(text) {
+        Ok(money::Limit { pico_usd, period: None }) => Ok(Said(Some(pico_usd))),
+        _ => Err("write dollars, like 5 or 2.50, or `none`".to_owned()),
+    }
+}
+
+impl LimitArgs {
+    /// What is said, and otherwise what there was.
+    fn over(&self, before: ApiKeyLimits) -> ApiKeyLimits {
+        let said = |limit: Option<Said>, before| limit.map_or(before, |limit| limit.0);
+        ApiKeyLimits {
+            requests_per_minute: said(self.requests_per_minute, before.requests_per_minute),
+            tasks_per_day: said(self.tasks_per_day, before.tasks_per_day),
+            runs_per_day: said(self.runs_per_day, before.runs_per_day),
+            tokens_per_day: said(self.tokens_per_day, before.tokens_per_day),
+            spend_per_month_pico_usd: said(self.spend_per_month, before.spend_per_month_pico_usd),
+        }
+    }
+}
+
+#[derive(Debug, Args)]
 pub(crate) struct Create {
     #[command(flatten)]
     key: KeyArgs,
@@ -84,12 +165,15 @@ pub(crate) struct KeyArgs {
     /// viewer, member, admin or owner; yours when not given.
     #[arg(long, value_parser = parse_role)]
     role: Option<Role>,
+    #[command(flatten)]
+    limits: LimitArgs,
 }
 
 impl KeyArgs {
     fn spec(self) -> ApiKeySpec {
         let role = self.role.unwrap_or(Role::Unspecified);
-        ApiKeySpec { name: self.name, role: role.into(), scopes: self.scopes }
+        let limits = Some(self.limits.over(ApiKeyLimits::default()));
+        ApiKeySpec { name: self.name, role: role.into(), scopes: self.scopes, limits }
     }
 }
 
@@ -115,6 +199,20 @@ impl KeyCommand {
                     })
                     .await?;
                 output.list(&listed)
+            }
+            Self::Get { key, output } => {
+                output.one(&call(gateway.keys().get_api_key(GetApiKeyRequest { api_key: key })).await?)
+            }
+            Self::Limit(Limit { key, limits, write, output }) => {
+                let before = call(gateway.keys().get_api_key(GetApiKeyRequest { api_key: key.clone() })).await?;
+                let request = UpdateApiKeyRequest {
+                    api_key: key,
+                    limits: Some(limits.over(before.spec.and_then(|spec| spec.limits).unwrap_or_default())),
+                    // What somebody else has said meanwhile is not undone.
+                    revision: before.metadata.map(|metadata| metadata.revision).unwrap_or_default(),
+                    idempotency_key: write.key(),
+                };
+                output.one(&call(gateway.keys().update_api_key(request)).await?)
             }
             Self::Revoke { key, write, output } => {
                 let request = RevokeApiKeyRequest { api_key: key, idempotency_key: write.key() };
@@ -148,6 +246,26 @@ fn shown(made: &CreateApiKeyResponse, output: OutputArgs) -> Result<(), Failure>
         }
     }
     print(&format!("{}\n", made.key))
+}
+
+/// `12 of 100 tasks a day, $1.20 of $5.00 a month`; without what was used, the limits alone. Nothing where nothing is limited.
+fn limits(limits: &ApiKeyLimits, used: Option<&ApiKeyUse>) -> String {
+    let number: fn(i64) -> String = thousands;
+    let rows = [
+        (number, limits.requests_per_minute, None, " requests a minute"),
+        (number, limits.tasks_per_day, used.map(|used| used.tasks), " tasks a day"),
+        (number, limits.runs_per_day, used.map(|used| used.runs), " runs a day"),
+        (number, limits.tokens_per_day, used.map(|used| used.tokens), " tokens a day"),
+        (money::cost, limits.spend_per_month_pico_usd, used.map(|used| used.spend_pico_usd), " a month"),
+    ];
+    let mut parts = Vec::new();
+    for (show, limit, used, what) in rows {
+        if let Some(limit) = limit {
+            let used = used.map(|used| format!("{} of ", show(used))).unwrap_or_default();
+            parts.push(format!("{used}{}{what}", show(limit)));
+        }
+    }
+    parts.join(", ")
 }
 
 fn state(key: &ApiKey, now: Timestamp) -> String {
@@ -186,6 +304,7 @@ impl Entity for ApiKey {
     fn details(&self, now: Timestamp) -> Vec<(&'static str, String)> {
         let spec = self.spec.clone().unwrap_or_default();
         let used = time::read(self.last_used_at.as_ref()).map(|at| time::relative(at, now)).unwrap_or_default();
+        let limits = limits(&spec.limits.unwrap_or_default(), self.used.as_ref());
         vec![
             ("role", role(spec.role())),
             ("scopes", spec.scopes.join(", ")),
@@ -194,6 +313,48 @@ impl Entity for ApiKey {
             ("user", self.user_id.clone()),
             ("state", state(self, now)),
             ("last used", used),
+            ("limits", limits),
         ]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_are_numbers_dollars_or_none_and_what_is_not_said_stays() {
+        assert_eq!(parse_number("100"), Ok(Said(Some(100))));
+        assert_eq!(parse_number("none"), Ok(Said(None)));
+        assert_eq!(parse_dollars("2.50"), Ok(Said(Some(2_500_000_000_000))));
+        for wrong in ["-1", "", "1.5", "tier"] {
+            assert!(parse_number(wrong).is_err(), "{wrong}");
+        }
+        assert!(parse_dollars("5/month").is_err());
+        let before = ApiKeyLimits { tasks_per_day: Some(5), runs_per_day: Some(7), ..ApiKeyLimits::default() };
+        let args = LimitArgs {
+            requests_per_minute: None,
+            tasks_per_day: Some(Said(None)),
+            runs_per_day: None,
+            tokens_per_day: Some(Said(Some(0))),
+            spend_per_month: None,
+        };
+        let after = ApiKeyLimits { runs_per_day: Some(7), tokens_per_day: Some(0), ..ApiKeyLimits::default() };
+        assert_eq!(args.over(before), after);
+    }
+
+    #[test]
+    fn limits_are_shown_with_what_is_used_where_that_is_known() {
+        let limited = ApiKeyLimits {
+            requests_per_minute: Some(60),
+            tasks_per_day: Some(1000),
+            spend_per_month_pico_usd: Some(5_000_000_000_000),
+            ..ApiKeyLimits::default()
+        };
+        let used = ApiKeyUse { tasks: 12, spend_pico_usd: 1_200_000_000_000, ..ApiKeyUse::default() };
+        let shown = "60 requests a minute, 12 of 1,000 tasks a day, $1.20 of $5.00 a month";
+        assert_eq!(limits(&limited, Some(&used)), shown);
+        assert_eq!(limits(&limited, None), "60 requests a minute, 1,000 tasks a day, $5.00 a month");
+        assert_eq!(limits(&ApiKeyLimits::default(), Some(&used)), "");
     }
 }

@@ -1,17 +1,16 @@
 //! Messages.
 
-use std::path::{Path, PathBuf};
-
 use clap::{Args, Subcommand, ValueEnum};
 use construct_proto::v1::{
-    Attachment, Block, CreateMessageRequest, DeleteMessageRequest, EditMessageRequest, GetMessageRequest,
-    ListMessagesRequest, Message, MessagePriority, MessageSource, MessageSpec, Text, UpdateMessageRequest, block,
+    Block, CreateMessageRequest, DeleteMessageRequest, EditMessageRequest, GetMessageRequest, ListMessagesRequest,
+    Message, MessagePriority, MessageSource, MessageSpec, Text, UpdateMessageRequest, block,
     list_messages_request::Filter,
 };
 use jiff::Timestamp;
 
 use super::{ChangeArgs, WriteArgs, age, id, metadata_details, read_stdin};
 use crate::{
+    attach::AttachArgs,
     failure::Failure,
     gateway::{Gateway, call},
     output::{Entity, OutputArgs},
@@ -71,9 +70,8 @@ pub(crate) struct Create {
     task: String,
     /// `-`, or nothing, reads it from standard input.
     text: Option<String>,
-    /// An image or file to show to the model: PNG, JPEG, GIF, WebP, PDF or text. Can be given several times.
-    #[arg(long, value_name = "FILE")]
-    attach: Vec<PathBuf>,
+    #[command(flatten)]
+    attach: AttachArgs,
     /// Don't wait for the turn that runs: stop it, and have this message answered at once.
     #[arg(long)]
     interrupt: bool,
@@ -133,9 +131,7 @@ impl MessageCommand {
         match self {
             Self::Create(args) => {
                 let mut blocks = blocks(args.text)?;
-                for path in &args.attach {
-                    blocks.push(Block { block: Some(block::Block::Attachment(attachment(path)?)) });
-                }
+                blocks.extend(args.attach.blocks(gateway).await?);
                 let priority =
                     if args.interrupt { MessagePriority::Interrupt } else { MessagePriority::AfterTurn }.into();
                 let spec = MessageSpec { task: args.task, blocks, priority };
@@ -197,34 +193,6 @@ fn blocks(text: Option<String>) -> Result<Vec<Block>, Failure> {
         _ => read_stdin()?,
     };
     Ok(vec![Block { block: Some(block::Block::Text(Text { text })) }])
-}
-
-/// Reads a file; what kind it is, its name says.
-fn attachment(path: &Path) -> Result<Attachment, Failure> {
-    let data = std::fs::read(path).map_err(|error| Failure::usage(format!("{}: {error}", path.display())))?;
-    let extension = path.extension().and_then(|extension| extension.to_str()).unwrap_or_default().to_ascii_lowercase();
-    let media_type = match extension.as_str() {
-        "png" => "image/png",
-        "jpg" | "jpeg" => "image/jpeg",
-        "gif" => "image/gif",
-        "webp" => "image/webp",
-        "pdf" => "application/pdf",
-        "json" => "application/json",
-        "xml" => "application/xml",
-        "yaml" | "yml" => "application/yaml",
-        "md" => "text/markdown",
-        "csv" => "text/csv",
-        "html" | "htm" => "text/html",
-        _ if std::str::from_utf8(&data).is_ok() => "text/plain",
-        _ => {
-            return Err(Failure::usage(format!(
-                "{}: neither text nor an image (PNG, JPEG, GIF, WebP) or PDF",
-                path.display()
-            )));
-        }
-    };
-    let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-    Ok(Attachment { media_type: media_type.to_owned(), name, data })
 }
 
 fn source_name(source: MessageSource) -> &'static str {

@@ -10,7 +10,6 @@ use construct_proto::v1::{
     DeleteStateRequest, GetStateRequest, ListStateVersionsRequest, ListStatesRequest, PutStateRequest, State,
 };
 use jiff::Timestamp;
-use tonic::Code;
 
 use super::{WriteArgs, read_text};
 use crate::{
@@ -117,6 +116,9 @@ pub(crate) struct Restore {
     /// Which one, as versions lists them.
     #[arg(value_name = "VERSION")]
     earlier: i64,
+    /// Refuse unless it has this version now; 0: unless it is deleted.
+    #[arg(long, value_name = "N")]
+    expected_version: Option<i64>,
     #[command(flatten)]
     scope: ScopeArgs,
     #[command(flatten)]
@@ -165,6 +167,7 @@ impl Put {
             json,
             expected_version: self.expected_version,
             idempotency_key: self.write.key(),
+            ..PutStateRequest::default()
         };
         self.output.one(&call(gateway.states().put_state(request)).await?)
     }
@@ -189,20 +192,14 @@ impl Restore {
         if self.earlier <= 0 {
             return Err(Failure::usage("versions are 1, 2, 3, …: construct state versions NAME lists them"));
         }
-        let earlier = get(gateway, self.scope, &self.name, self.earlier).await?;
-        let request = GetStateRequest { state: self.name.clone(), shared: self.scope.shared, version: 0 };
-        let present = match gateway.states().get_state(request).await {
-            Ok(present) => present.into_inner().version,
-            Err(status) if status.code() == Code::NotFound => 0,
-            Err(status) => return Err(status.into()),
-        };
+        // Nothing of what there is goes into the request, so that one that is sent again is the same.
         let request = PutStateRequest {
             state: self.name,
             shared: self.scope.shared,
-            json: earlier.json,
-            // What somebody else has put meanwhile is not undone.
-            expected_version: Some(present),
+            restore: self.earlier,
+            expected_version: self.expected_version,
             idempotency_key: self.write.key(),
+            ..PutStateRequest::default()
         };
         self.output.one(&call(gateway.states().put_state(request)).await?)
     }

@@ -1,5 +1,5 @@
 use construct_proto::v1::{
-    self, Event, MessageDelta, MessageSpec, MessageStatus, Metadata, PhaseChanged, TurnCompleted, Usage,
+    self, Event, MessageDelta, MessageSpec, MessageStatus, Metadata, PhaseChanged, Text, TurnCompleted, Usage, block,
     event::Payload, message_delta::Delta,
 };
 
@@ -57,6 +57,7 @@ fn playing(events: Vec<Event>) -> State {
 
 fn args(output: Output) -> ExecArgs {
     ExecArgs {
+        attach: AttachArgs::default(),
         agent: None,
         workspace: None,
         task: None,

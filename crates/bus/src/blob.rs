@@ -1,6 +1,6 @@
 //! Large payloads, stored under their SHA-256. Written once, verified on every read.
 //!
-//! Files are not flushed to disk one by one: JetStream does not do so with the messages that refer to them either, and
+//! Blobs are not flushed to disk one by one: JetStream does not do so with the messages that refer to them either, and
 //! PostgreSQL is the truth for both.
 
 use std::{
@@ -24,6 +24,9 @@ pub const KEPT: Duration = Duration::from_secs(31 * 24 * 3600);
 
 /// A blob that is put again keeps its age when it is younger than this, so that putting one often writes it once.
 const FRESH: Duration = Duration::from_secs(24 * 3600);
+
+/// Where blobs are in their folder.
+const ROOT: &str = "sha256";
 
 /// What a clean-up removed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -85,7 +88,7 @@ impl Reference {
 
     /// Two digits of the hash are the folder, so that no folder grows without bound.
     fn path(&self) -> Path {
-        Path::from_iter(["sha256", &self.hash[..2], &self.hash[2..]])
+        Path::from_iter([ROOT, &self.hash[..2], &self.hash[2..]])
     }
 }
 
@@ -182,15 +185,17 @@ impl Store {
 }
 
 impl Store {
-    /// Removes what was last put longer ago than `kept`. Safe to run in any number of processes.
+    /// Removes what was last put before a time. Safe to run in any number of processes.
     ///
     /// # Errors
     /// When the storage fails; what was removed until then stays removed.
-    pub async fn remove_older_than(&self, kept: Duration) -> Result<Removed, Error> {
+    pub async fn remove_older_than(&self, before: Timestamp) -> Result<Removed, Error> {
         let mut removed = Removed::default();
-        let mut all = self.files.list(None);
+        // What people uploaded lies beside them, and is kept until somebody deletes it.
+        let mut all = self.files.list(Some(&Path::from(ROOT)));
         while let Some(blob) = all.try_next().await.map_err(Error::Storage)? {
-            if age(blob.last_modified) <= kept {
+            // A time that cannot be told is not an old one.
+            if Timestamp::try_from(SystemTime::from(blob.last_modified)).map_or(true, |put| put >= before) {
                 continue;
             }
             match self.files.delete(&blob.location).await {
@@ -254,12 +259,12 @@ mod tests {
         grow_old(folder.path(), &references[0]);
         grow_old(folder.path(), &references[1]);
         store.put(put_again.clone()).await.expect("put again");
-        let removed = store.remove_older_than(KEPT).await.expect("cleaned");
+        let removed = store.remove_older_than(Timestamp::now() - KEPT).await.expect("cleaned");
         assert_eq!(removed, Removed { blobs: 1, bytes: 3 });
         assert!(matches!(store.get(&references[0]).await, Err(Error::Missing(_))));
         assert_eq!(store.get(&references[1]).await.expect("kept"), put_again);
         assert_eq!(store.get(&references[2]).await.expect("kept"), young);
-        assert_eq!(store.remove_older_than(KEPT).await.expect("cleaned"), Removed::default());
+        assert_eq!(store.remove_older_than(Timestamp::now() - KEPT).await.expect("cleaned"), Removed::default());
         for _ in 0..2 {
             store.remove(&references[2]).await.expect("removed, or gone already");
             assert!(matches!(store.get(&references[2]).await, Err(Error::Missing(_))));

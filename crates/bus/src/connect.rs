@@ -168,6 +168,7 @@ pub(crate) struct Inner {
     replicas: Option<NonZeroUsize>,
     connection: watch::Receiver<Connection>,
     refused: watch::Receiver<Option<String>>,
+    trouble: watch::Sender<Option<String>>,
     /// Random per process, so that the ids made from it and a counter are unique in the mesh.
     unique: String,
     counter: AtomicU64,
@@ -225,6 +226,7 @@ impl Bus {
                 replicas: options.replicas,
                 connection,
                 refused,
+                trouble: watch::Sender::new(None),
                 unique,
                 counter,
             }),
@@ -269,6 +271,7 @@ impl Bus {
                         && topology::expect(&self.inner.jetstream, all).await.is_ok()
                         && topology::ensure_consumer(&self.inner.jetstream, &slack).await.is_ok()
                     {
+                        self.inner.trouble.send_replace(None);
                         continue;
                     }
                 }
@@ -278,9 +281,18 @@ impl Bus {
                 continue;
             }
             due = match self.ensure_topology().await {
-                Ok(()) => false,
+                Ok(()) => {
+                    if self.inner.trouble.send_replace(None).is_some() {
+                        tracing::info!("the streams answer again");
+                    }
+                    false
+                }
                 Err(error) => {
-                    tracing::warn!(%error, "the streams could not be looked after; trying again");
+                    let reason = format!("{error}, although there is a connection");
+                    if self.inner.trouble.send_replace(Some(reason)).is_none() {
+                        let source = std::error::Error::source(&error);
+                        tracing::error!(%error, source, "the streams could not be looked after; trying again. If NATS's disk was full, restart NATS");
+                    }
                     true
                 }
             };
@@ -306,6 +318,11 @@ impl Bus {
             // The client is gone, which ends only with the process.
             Ok(None) | Err(_) => std::future::pending().await,
         }
+    }
+
+    /// Why the streams cannot be used although there is a connection, as [`Bus::keep_topology`] finds it. Nothing: they can, as far as is known.
+    pub fn trouble(&self) -> watch::Receiver<Option<String>> {
+        self.inner.trouble.subscribe()
     }
 
     /// An id that nobody else in the mesh has.

@@ -83,6 +83,15 @@ impl Bus {
         }
     }
 
+    /// Whether this command waits for a worker, or is being worked on.
+    ///
+    /// # Errors
+    /// When the server cannot be reached.
+    pub async fn is_queued<A: Command>(&self, address: &A, step: StepId, round: u32) -> Result<bool, Error> {
+        let standing = self.standing(A::STREAM, &address.subject()).await?;
+        Ok(standing.is_some_and(|standing| standing.step_id == step.to_string() && standing.round == round))
+    }
+
     /// Whether a worker's result for the task waits to be taken in.
     ///
     /// # Errors

@@ -20,6 +20,7 @@ pub mod dead;
 mod dispatch;
 pub mod envelope;
 pub mod event;
+pub mod files;
 mod forget;
 pub mod history;
 pub mod inspect;

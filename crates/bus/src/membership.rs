@@ -3,7 +3,8 @@
 use std::time::Duration;
 
 use construct_proto::mesh::v1 as mesh;
-use futures::stream::BoxStream;
+use futures::{StreamExt as _, stream::BoxStream};
+use jiff::Timestamp;
 
 use crate::{Bus, control::subscribe, publish::Error as PublishError, subject::ReconcilerBeat};
 
@@ -30,5 +31,15 @@ impl Bus {
     /// When the server cannot be reached.
     pub async fn hear_beats(&self) -> Result<BoxStream<'static, mesh::ReconcilerBeat>, subscribe::Error> {
         self.hear(ReconcilerBeat::filter()).await
+    }
+
+    /// Hears from the reconcilers what time it is, twice a second from each.
+    ///
+    /// # Errors
+    /// When the server cannot be reached.
+    pub async fn hear_time(&self) -> Result<BoxStream<'static, Timestamp>, subscribe::Error> {
+        let time =
+            |beat: mesh::ReconcilerBeat| beat.time.and_then(|time| Timestamp::new(time.seconds, time.nanos).ok());
+        Ok(self.hear_beats().await?.filter_map(move |beat| std::future::ready(time(beat))).boxed())
     }
 }

@@ -174,6 +174,8 @@ fn interpreter(rules: Rules) -> Rules {
         .reads(Stream::Journal)
         .stores_at(Stream::Events, TaskEvent::any_tool())
         .hears_at(&Cancel { service: Service::Interpreter })
+        // What time it is.
+        .hears_all::<ReconcilerBeat>()
         .asks::<Census>()
         .asks::<Subtasks>()
         .answers::<Tools>()
@@ -190,6 +192,8 @@ fn providers(rules: Rules) -> Rules {
         .hears_all::<BreakerNews>()
         .hears_all::<BreakerCensus>()
         .hears_at(&Cancel { service: Service::Providers })
+        // What time it is.
+        .hears_all::<ReconcilerBeat>()
         .asks::<Models>()
         .asks::<Budgets>()
         .answers::<BreakerState>()

@@ -1,7 +1,9 @@
 //! A real nats-server for a test: own port, own store, gone with the test.
 
 use std::{
-    env, fs, io,
+    env,
+    ffi::OsStr,
+    fs, io,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
     time::{Duration, Instant},
@@ -37,6 +39,10 @@ pub struct NatsServer {
     port: u16,
     /// What its configuration says besides.
     configuration: String,
+    /// The folder with its streams.
+    store: PathBuf,
+    /// What it is started by: a program and its arguments, followed by the server's. Empty: by nobody.
+    starter: Vec<String>,
 }
 
 /// Who is let in without a password, and may do everything: the test itself.
@@ -73,11 +79,28 @@ impl NatsServer {
         Self::start_with(format!("authorization {{ user: {user:?}, password: {password:?} }}\n")).await
     }
 
-    async fn start_with(configuration: String) -> Self {
-        let dir = tempfile::Builder::new().prefix("construct-nats-").tempdir().expect("a temporary folder can be made");
-        let mut server = Self { dir, child: None, url: String::new(), port: 0, configuration };
+    /// Starts a server by a program that executes what it is given, with its streams in a folder that only this program may see.
+    ///
+    /// # Panics
+    /// When it cannot be started; the message says why.
+    pub async fn start_by(starter: Vec<String>, store: PathBuf) -> Self {
+        let users = format!("no_auth_user: {TEST}\nauthorization {{ include \"permissions.conf\" }}\n");
+        let mut server = Self::configured(users);
+        (server.store, server.starter) = (store, starter);
         server.launch().await;
         server
+    }
+
+    async fn start_with(configuration: String) -> Self {
+        let mut server = Self::configured(configuration);
+        server.launch().await;
+        server
+    }
+
+    fn configured(configuration: String) -> Self {
+        let dir = tempfile::Builder::new().prefix("construct-nats-").tempdir().expect("a temporary folder can be made");
+        let store = dir.path().join("store");
+        Self { dir, child: None, url: String::new(), port: 0, configuration, store, starter: Vec::new() }
     }
 
     /// Where to connect.
@@ -128,7 +151,7 @@ impl NatsServer {
 
     /// The folder with its streams.
     pub fn store(&self) -> PathBuf {
-        self.dir.path().join("store")
+        self.store.clone()
     }
 
     /// Lets it hang: it keeps its connections and answers nothing, until [`NatsServer::resume`].
@@ -279,7 +302,10 @@ impl NatsServer {
         fs::write(dir.join("permissions.conf"), users).expect("the temporary folder can be written to");
         remove_ports_files(&dir);
         let log = fs::File::create(dir.join("nats.log")).expect("the temporary folder can be written to");
-        let child = Command::new(binary())
+        let binary = binary();
+        let mut words = self.starter.iter().map(OsStr::new).chain([binary.as_os_str()]);
+        let child = Command::new(words.next().expect("the server's program is one"))
+            .args(words)
             .arg("--config")
             .arg(&config)
             .envs(User::ALL.map(|user| (user.password_variable(), password(user.name()))))
@@ -287,7 +313,7 @@ impl NatsServer {
             .stdout(log.try_clone().expect("a file handle can be duplicated"))
             .stderr(log)
             .spawn()
-            .unwrap_or_else(|error| panic!("{:?} cannot be started: {error}", binary()));
+            .unwrap_or_else(|error| panic!("{binary:?} cannot be started: {error}"));
         let child = self.child.insert(child);
         let end = Instant::now() + START;
         loop {

@@ -54,6 +54,10 @@ words! {
         BudgetsRead = "budgets:read",
         /// To change budgets.
         BudgetsWrite = "budgets:write",
+        /// To read files.
+        FilesRead = "files:read",
+        /// To upload, rename and delete files.
+        FilesWrite = "files:write",
         /// To call tools through MCP.
         McpExecute = "mcp:execute",
         /// To see tools through MCP.
@@ -83,6 +87,7 @@ impl Scope {
         let writes = match self {
             Self::AgentsRead => Self::AgentsWrite,
             Self::BudgetsRead => Self::BudgetsWrite,
+            Self::FilesRead => Self::FilesWrite,
             Self::McpRead => Self::McpExecute,
             Self::ModelsRead => Self::ModelsWrite,
             Self::SecretsRead => Self::SecretsWrite,

@@ -164,6 +164,17 @@ pub fn decide(task: &Task, queued: Option<Queued>, event: Event, now: Timestamp,
     begin(task, queued, event, now, fresh, None)
 }
 
+/// The command of the step that is in flight, as it was asked for when the step began. None when no worker is to have one.
+pub fn command(task: &Task) -> Option<Effect> {
+    let step = task.step.as_ref().filter(|step| matches!(step.state, StepState::InFlight { .. }))?;
+    let effect: fn(Step) -> Effect = match task.turn.as_ref()?.stage {
+        Stage::Model => Effect::InvokeModel,
+        Stage::Code { .. } => Effect::ExecuteCode,
+        Stage::Compact { .. } => Effect::Compact,
+    };
+    Some(effect(step.clone()))
+}
+
 fn begin(
     task: &Task,
     queued: Option<Queued>,

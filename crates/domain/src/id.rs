@@ -83,6 +83,8 @@ ids! {
     BudgetId, "budget", "budget";
     /// What a scan proposes to be made into a Tool.
     CandidateId, "candidate", "candidate";
+    /// What somebody uploaded.
+    FileId, "file", "file";
     /// Candidates that were handed over together.
     HandOverId, "handover", "hand-over";
     /// An invitation into an organisation.

@@ -21,6 +21,6 @@ pub mod task;
 
 pub use decide::decide;
 pub use id::{
-    AgentId, ApiKeyId, ApprovalId, AuditEntryId, BudgetId, CandidateId, HandOverId, InvitationId, MessageId, ModelId,
-    ModelProviderId, OrganizationId, ScanConnectionId, ScanId, ScheduleId, SecretId, StepId, TaskId, UserId,
+    AgentId, ApiKeyId, ApprovalId, AuditEntryId, BudgetId, CandidateId, FileId, HandOverId, InvitationId, MessageId,
+    ModelId, ModelProviderId, OrganizationId, ScanConnectionId, ScanId, ScheduleId, SecretId, StepId, TaskId, UserId,
 };

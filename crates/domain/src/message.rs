@@ -2,6 +2,13 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::FileId;
+
+/// The most bytes of a file that a model is shown as an image or a document. Vendors take few that are larger.
+pub const SHOWN_BYTES: u64 = 20 << 20;
+/// The most bytes of a file that a model is shown as text: more would fill what most models can see.
+pub const SHOWN_TEXT_BYTES: u64 = 256 << 10;
+
 /// Who a message is from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -74,8 +81,51 @@ pub struct Attachment {
     pub media_type: String,
     /// E.g. `report.pdf`; may be empty.
     pub name: String,
-    /// The content in base64, the form it has in JSON here and at every vendor.
+    /// The content in base64, the form it has in JSON here and at every vendor. Empty where it is a file's.
     pub data: String,
+    /// The file whose content it is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub file: Option<AttachedFile>,
+}
+
+/// A file as it was when it was attached. It may have been deleted since.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AttachedFile {
+    /// Which.
+    pub id: FileId,
+    /// Of its content: 64 hexadecimal digits, small ones. By this the content is found.
+    pub sha256: String,
+    /// Bytes.
+    pub size: u64,
+}
+
+/// How a model gets to know a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Shown {
+    /// It sees it.
+    Image,
+    /// It reads it, with its pictures.
+    Document,
+    /// It reads it.
+    Text,
+    /// It is told of it, and a script can look into it: of this kind of file it could make nothing.
+    Named,
+    /// The same, because the file is too large.
+    TooLarge,
+}
+
+impl Shown {
+    /// How a file of this type and size is shown, if there is room for it.
+    pub fn of(media_type: &str, size: u64) -> Self {
+        let (shown, most) = match media_type {
+            "image/png" | "image/jpeg" | "image/gif" | "image/webp" => (Self::Image, SHOWN_BYTES),
+            "application/pdf" => (Self::Document, SHOWN_BYTES),
+            "application/json" | "application/xml" | "application/yaml" => (Self::Text, SHOWN_TEXT_BYTES),
+            other if other.starts_with("text/") => (Self::Text, SHOWN_TEXT_BYTES),
+            _ => return Self::Named,
+        };
+        if size > most { Self::TooLarge } else { shown }
+    }
 }
 
 /// A script the model wants to run.
@@ -127,6 +177,8 @@ pub fn code_calls(blocks: &[Block]) -> impl Iterator<Item = &CodeCall> {
 mod tests {
     use super::*;
 
+    const FILE: &str = "file_01890a5d-ac96-774b-bcce-b302099a8057";
+
     #[test]
     fn content_is_stored_in_the_documented_form() {
         let content = Content {
@@ -144,7 +196,18 @@ mod tests {
                     provider_id: "p".into(),
                     data: String::new(),
                 }),
-                Block::Attachment(Attachment { media_type: "image/png".into(), name: "a".into(), data: "AA==".into() }),
+                Block::Attachment(Attachment {
+                    media_type: "image/png".into(),
+                    name: "a".into(),
+                    data: "AA==".into(),
+                    file: None,
+                }),
+                Block::Attachment(Attachment {
+                    media_type: "text/csv".into(),
+                    name: "t.csv".into(),
+                    data: String::new(),
+                    file: Some(AttachedFile { id: FILE.parse().expect("an id"), sha256: "0f".repeat(32), size: 7 }),
+                }),
             ],
         };
         let json = serde_json::json!({"blocks": [
@@ -153,8 +216,28 @@ mod tests {
             {"kind": "code_interpreter_result", "payload": {"id": "call_1", "output": "2"}},
             {"kind": "thinking", "payload": {"text": "Hm.", "vendor": "v", "provider_id": "p"}},
             {"kind": "attachment", "payload": {"media_type": "image/png", "name": "a", "data": "AA=="}},
+            // Earlier versions read it without the file.
+            {"kind": "attachment", "payload": {"media_type": "text/csv", "name": "t.csv", "data": "",
+                "file": {"id": FILE, "sha256": "0f".repeat(32), "size": 7}}},
         ]});
         assert_eq!(serde_json::to_value(&content).expect("content is JSON"), json);
         assert_eq!(serde_json::from_value::<Content>(json).expect("it reads back"), content);
+    }
+
+    #[test]
+    fn files_are_shown_as_what_they_are_unless_they_are_too_large() {
+        for (media_type, size, shown) in [
+            ("image/png", SHOWN_BYTES, Shown::Image),
+            ("image/webp", SHOWN_BYTES + 1, Shown::TooLarge),
+            ("application/pdf", SHOWN_BYTES, Shown::Document),
+            ("text/csv", SHOWN_TEXT_BYTES, Shown::Text),
+            ("application/json", SHOWN_TEXT_BYTES + 1, Shown::TooLarge),
+            ("image/svg+xml", 1, Shown::Named),
+            ("image/tiff", SHOWN_BYTES + 1, Shown::Named),
+            ("application/zip", 1, Shown::Named),
+            ("", 0, Shown::Named),
+        ] {
+            assert_eq!(Shown::of(media_type, size), shown, "{media_type} {size}");
+        }
     }
 }

@@ -5,6 +5,7 @@
 //! finish or hand back, flush telemetry, exit.
 
 pub mod address;
+pub mod clock;
 pub mod config;
 mod context;
 mod entry;

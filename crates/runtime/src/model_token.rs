@@ -24,6 +24,8 @@ pub struct ModelToken {
     pub organization: String,
     /// For which task; empty: for the organisation itself.
     pub task: String,
+    /// The API key it was made with, which what is used is counted for; empty: none.
+    pub key: String,
     /// Names of the models that may be called; the first is the one that is meant when a request names none.
     pub models: Vec<String>,
     /// All that may be spent with it, in 10⁻¹² US dollars; 0: no bound of its own.
@@ -38,6 +40,8 @@ struct Claims {
     org: String,
     #[serde(default, skip_serializing_if = "String::is_empty")]
     task: String,
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    key: String,
     models: Vec<String>,
     #[serde(default, skip_serializing_if = "is_zero")]
     budget: i64,
@@ -55,6 +59,7 @@ impl ModelToken {
             jti: self.id.clone(),
             org: self.organization.clone(),
             task: self.task.clone(),
+            key: self.key.clone(),
             models: self.models.clone(),
             budget: self.budget_pico_usd,
         };
@@ -74,6 +79,7 @@ impl ModelToken {
             id: claims.jti,
             organization: claims.org,
             task: claims.task,
+            key: claims.key,
             models: claims.models,
             budget_pico_usd: claims.budget.max(0),
             expires_at,
@@ -104,6 +110,7 @@ mod tests {
             id: "t".into(),
             organization: "org_1".into(),
             task: "task_1".into(),
+            key: "key_1".into(),
             models: vec!["opus".into(), "mini".into()],
             budget_pico_usd: 2_000_000_000_000,
             expires_at: at(1_000),
@@ -115,7 +122,7 @@ mod tests {
         let text = token().sign(&keys(KEY));
         assert_eq!(ModelToken::verify(text.expose(), &keys(KEY), at(999)), Ok(token()));
         assert_eq!(ModelToken::verify(text.expose(), &keys(KEY), at(1_000)), Err(VerifyError::Expired));
-        let plain = ModelToken { task: String::new(), budget_pico_usd: 0, ..token() };
+        let plain = ModelToken { task: String::new(), key: String::new(), budget_pico_usd: 0, ..token() };
         let text = plain.sign(&keys(KEY));
         assert_eq!(ModelToken::verify(text.expose(), &keys(KEY), at(0)), Ok(plain));
     }

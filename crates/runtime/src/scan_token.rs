@@ -113,6 +113,7 @@ mod tests {
             id: "t".into(),
             organization: "org_1".into(),
             task: "task_1".into(),
+            key: String::new(),
             models: vec!["m".into()],
             budget_pico_usd: 0,
             expires_at: at(1_000),

@@ -67,6 +67,33 @@ pub enum Error {
         /// How many may.
         limit: u32,
     },
+    /// Too many uploads of the organisation are unfinished.
+    #[error("{limit} uploads of the organization are unfinished already")]
+    TooManyUploads {
+        /// How many may be.
+        limit: u32,
+    },
+    /// A file has too many parts.
+    #[error("the file has {limit} parts already")]
+    TooManyParts {
+        /// How many it may have.
+        limit: u32,
+    },
+    /// A part does not begin where the file ends so far.
+    #[error("the next part of the file begins at {offset}")]
+    WrongOffset {
+        /// Where it ends.
+        offset: i64,
+    },
+    /// A part goes beyond the end of the file.
+    #[error("the file has {size} bytes, and the part goes beyond them")]
+    TooLong {
+        /// How many it was said to have.
+        size: i64,
+    },
+    /// Nothing is missing of the file, or it was refused.
+    #[error("the file is not being uploaded any more")]
+    NotUploading,
     /// The candidate was handed over.
     #[error("the candidate was handed over, and cannot be changed any more")]
     HandedOver,
@@ -178,6 +205,7 @@ fn constraint(name: &str, deleting: bool) -> Option<Error> {
         "model_providers_pkey" => taken("model provider", "id"),
         "models_name_key" => taken("model", "name"),
         "models_pkey" => taken("model", "id"),
+        "files_pkey" => taken("file", "id"),
         "scan_connections_name_key" => taken("connection", "name"),
         "scan_candidates_name_key" => taken("candidate", "name"),
         "scans_connection_fkey" => reference("connection", "scan"),
@@ -202,6 +230,7 @@ fn constraint(name: &str, deleting: bool) -> Option<Error> {
         | "api_keys_organization_fkey"
         | "budgets_organization_fkey"
         | "events_organization_fkey"
+        | "files_organization_fkey"
         | "idempotency_keys_organization_fkey"
         | "invitations_organization_fkey"
         | "members_organization_fkey"

@@ -1,8 +1,8 @@
-//! What was used, by day, agent, model and tool: sums over the ledger, and over the results of runs for calls of tools.
+//! What was used, by day, agent, key, model and tool: sums over the ledger, and over the results of runs for calls of tools.
 //!
 //! The ledger keeps what models have used for good. Calls of tools stand in the results of the scripts that made them, and go with their task.
 
-use construct_domain::{AgentId, ModelId, OrganizationId, money::Usage};
+use construct_domain::{AgentId, ApiKeyId, ModelId, OrganizationId, money::Usage};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
@@ -16,6 +16,8 @@ pub struct UsageFilter {
     pub agent: Option<AgentId>,
     /// Of this model only. Not of tools.
     pub model: Option<ModelId>,
+    /// What is counted for this key only.
+    pub key: Option<ApiKeyId>,
     /// Of this tool only.
     pub tool: Option<String>,
     /// Of this time or later.
@@ -33,6 +35,8 @@ pub struct Dimensions {
     pub day: bool,
     /// An agent.
     pub agent: bool,
+    /// A key.
+    pub key: bool,
     /// A model. Of models only.
     pub model: bool,
     /// A tool: then calls of tools are summed up instead of those of models.
@@ -46,11 +50,14 @@ pub struct UsagePlace {
     pub day: String,
     /// Its id as a UUID.
     pub agent: String,
+    /// Its id as a UUID.
+    #[serde(default)]
+    pub key: String,
     /// Its id as a UUID, or the name of a tool.
     pub what: String,
 }
 
-/// Part of a list of sums: by day, then by agent, then by model or tool.
+/// Part of a list of sums: by day, then by agent, then by key, then by model or tool.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UsagePage {
     /// Rows at most.
@@ -70,6 +77,10 @@ pub struct UsageRow {
     pub agent: Option<AgentId>,
     /// What the agent is called, while it is there.
     pub agent_name: String,
+    /// For which key, when that is asked for; none: for none.
+    pub key: Option<ApiKeyId>,
+    /// What people call the key, while it is there.
+    pub key_name: String,
     /// Which model, when that is asked for.
     pub model: Option<ModelId>,
     /// What the model is called, while it is there.
@@ -102,8 +113,10 @@ pub enum Used {
 struct ModelRow {
     day: String,
     agent: String,
+    key: String,
     what: String,
     agent_name: Option<String>,
+    key_name: Option<String>,
     model_name: Option<String>,
     calls: i64,
     input_tokens: i64,
@@ -117,8 +130,10 @@ struct ModelRow {
 struct ToolRow {
     day: String,
     agent: String,
+    key: String,
     what: String,
     agent_name: Option<String>,
+    key_name: Option<String>,
     calls: i64,
     failed: i64,
     micros: i64,
@@ -135,6 +150,7 @@ macro_rules! of_models {
             r#"WITH sums AS (
                    SELECT CASE WHEN $7 THEN to_char(u.created_at AT TIME ZONE $6, 'YYYY-MM-DD') ELSE '' END COLLATE "C" AS day,
                           CASE WHEN $8 THEN coalesce(u.agent_id::text, '') ELSE '' END COLLATE "C" AS agent,
+                          CASE WHEN $15 THEN coalesce(u.api_key_id::text, '') ELSE '' END COLLATE "C" AS key,
                           CASE WHEN $9 THEN u.model_id::text ELSE '' END COLLATE "C" AS what,
                           count(*) AS calls,
                           least(sum(u.input_tokens), 9223372036854775807)::bigint AS input_tokens,
@@ -146,19 +162,21 @@ macro_rules! of_models {
                    FROM step_usage u
                    WHERE u.organization_id = $1 AND u.created_at >= $2 AND u.created_at < $3
                      AND ($4::uuid IS NULL OR u.agent_id = $4) AND ($5::uuid IS NULL OR u.model_id = $5)
-                   GROUP BY 1, 2, 3
+                     AND ($16::uuid IS NULL OR u.api_key_id = $16)
+                   GROUP BY 1, 2, 3, 4
                )
-               SELECT s.day AS "day!", s.agent AS "agent!", s.what AS "what!", s.calls AS "calls!",
+               SELECT s.day AS "day!", s.agent AS "agent!", s.key AS "key!", s.what AS "what!", s.calls AS "calls!",
                       s.input_tokens AS "input_tokens!", s.output_tokens AS "output_tokens!",
                       s.cache_read_tokens AS "cache_read_tokens!", s.cache_write_tokens AS "cache_write_tokens!",
                       s.thinking_tokens AS "thinking_tokens!", s.cost_pico_usd AS "cost_pico_usd!",
                       (SELECT a.name FROM agents a WHERE a.organization_id = $1 AND a.id = nullif(s.agent, '')::uuid) AS agent_name,
+                      (SELECT k.name FROM api_keys k WHERE k.organization_id = $1 AND k.id = nullif(s.key, '')::uuid) AS key_name,
                       (SELECT m.name FROM models m WHERE m.organization_id = $1 AND m.id = nullif(s.what, '')::uuid) AS model_name
                FROM sums s
                WHERE $11::text IS NULL
                   OR CASE WHEN $10 THEN s.day < $11 ELSE s.day > $11 END
-                  OR (s.day = $11 AND (s.agent, s.what) > ($12 COLLATE "C", $13 COLLATE "C"))
-               ORDER BY CASE WHEN $10 THEN s.day END DESC, s.day, s.agent, s.what
+                  OR (s.day = $11 AND (s.agent, s.key, s.what) > ($12 COLLATE "C", $17 COLLATE "C", $13 COLLATE "C"))
+               ORDER BY CASE WHEN $10 THEN s.day END DESC, s.day, s.agent, s.key, s.what
                LIMIT $14"#,
             $organization.uuid(),
             time::sql($filter.since) as _,
@@ -174,6 +192,9 @@ macro_rules! of_models {
             $after.map(|place| place.agent.as_str()) as _,
             $after.map(|place| place.what.as_str()) as _,
             i64::from($page.limit),
+            $of.key,
+            $filter.key.map(ApiKeyId::uuid) as _,
+            $after.map(|place| place.key.as_str()) as _,
         )
     };
 }
@@ -183,7 +204,7 @@ macro_rules! of_tools {
         sqlx::query_as!(
             ToolRow,
             r#"WITH calls AS (
-                   SELECT m.created_at, use ->> 'name' AS tool, (use ->> 'succeeded')::boolean AS succeeded,
+                   SELECT m.created_at, m.api_key_id, use ->> 'name' AS tool, (use ->> 'succeeded')::boolean AS succeeded,
                           (use ->> 'duration_micros')::bigint AS micros,
                           -- Who asked for the run: the script stands in the message before.
                           CASE WHEN $7 OR $4::uuid IS NOT NULL THEN (
@@ -195,25 +216,28 @@ macro_rules! of_tools {
                         jsonb_path_query(m.content, '$.blocks[*] ? (@.kind == "code_interpreter_result").payload.tool_uses[*]') AS use
                    WHERE m.organization_id = $1 AND m.created_at >= $2 AND m.created_at < $3
                      AND m.step_id IS NOT NULL AND m.content #>> '{blocks,0,kind}' = 'code_interpreter_result'
+                     AND ($15::uuid IS NULL OR m.api_key_id = $15)
                ), sums AS (
                    SELECT CASE WHEN $6 THEN to_char(c.created_at AT TIME ZONE $5, 'YYYY-MM-DD') ELSE '' END COLLATE "C" AS day,
                           CASE WHEN $7 THEN coalesce(c.agent_id::text, '') ELSE '' END COLLATE "C" AS agent,
+                          CASE WHEN $14 THEN coalesce(c.api_key_id::text, '') ELSE '' END COLLATE "C" AS key,
                           c.tool COLLATE "C" AS what,
                           count(*) AS calls,
                           count(*) FILTER (WHERE NOT c.succeeded) AS failed,
                           least(sum(c.micros), 9223372036854775807)::bigint AS micros
                    FROM calls c
                    WHERE ($4::uuid IS NULL OR c.agent_id = $4) AND ($13::text IS NULL OR c.tool = $13)
-                   GROUP BY 1, 2, 3
+                   GROUP BY 1, 2, 3, 4
                )
-               SELECT s.day AS "day!", s.agent AS "agent!", s.what AS "what!", s.calls AS "calls!", s.failed AS "failed!",
+               SELECT s.day AS "day!", s.agent AS "agent!", s.key AS "key!", s.what AS "what!", s.calls AS "calls!", s.failed AS "failed!",
                       s.micros AS "micros!",
-                      (SELECT a.name FROM agents a WHERE a.organization_id = $1 AND a.id = nullif(s.agent, '')::uuid) AS agent_name
+                      (SELECT a.name FROM agents a WHERE a.organization_id = $1 AND a.id = nullif(s.agent, '')::uuid) AS agent_name,
+                      (SELECT k.name FROM api_keys k WHERE k.organization_id = $1 AND k.id = nullif(s.key, '')::uuid) AS key_name
                FROM sums s
                WHERE $9::text IS NULL
                   OR CASE WHEN $8 THEN s.day < $9 ELSE s.day > $9 END
-                  OR (s.day = $9 AND (s.agent, s.what) > ($10 COLLATE "C", $11 COLLATE "C"))
-               ORDER BY CASE WHEN $8 THEN s.day END DESC, s.day, s.agent, s.what
+                  OR (s.day = $9 AND (s.agent, s.key, s.what) > ($10 COLLATE "C", $16 COLLATE "C", $11 COLLATE "C"))
+               ORDER BY CASE WHEN $8 THEN s.day END DESC, s.day, s.agent, s.key, s.what
                LIMIT $12"#,
             $organization.uuid(),
             time::sql($filter.since) as _,
@@ -228,6 +252,9 @@ macro_rules! of_tools {
             $after.map(|place| place.what.as_str()) as _,
             i64::from($page.limit),
             $filter.tool.as_deref() as _,
+            $of.key,
+            $filter.key.map(ApiKeyId::uuid) as _,
+            $after.map(|place| place.key.as_str()) as _,
         )
     };
 }
@@ -260,9 +287,11 @@ impl From<ModelRow> for UsageRow {
         Self {
             agent: id(&row.agent).map(AgentId::from_uuid),
             agent_name: row.agent_name.unwrap_or_default(),
+            key: id(&row.key).map(ApiKeyId::from_uuid),
+            key_name: row.key_name.unwrap_or_default(),
             model: id(&row.what).map(ModelId::from_uuid),
             model_name: row.model_name.unwrap_or_default(),
-            place: UsagePlace { day: row.day, agent: row.agent, what: row.what },
+            place: UsagePlace { day: row.day, agent: row.agent, key: row.key, what: row.what },
             used: Used::Models {
                 calls: row.calls,
                 usage: Usage {
@@ -283,9 +312,11 @@ impl From<ToolRow> for UsageRow {
         Self {
             agent: id(&row.agent).map(AgentId::from_uuid),
             agent_name: row.agent_name.unwrap_or_default(),
+            key: id(&row.key).map(ApiKeyId::from_uuid),
+            key_name: row.key_name.unwrap_or_default(),
             model: None,
             model_name: String::new(),
-            place: UsagePlace { day: row.day, agent: row.agent, what: row.what },
+            place: UsagePlace { day: row.day, agent: row.agent, key: row.key, what: row.what },
             used: Used::Tools { calls: row.calls, failed: row.failed, micros: row.micros },
         }
     }
@@ -302,7 +333,8 @@ pub(crate) mod tests {
         let (organization, of, after) = (OrganizationId::LOCAL, Dimensions::default(), None::<&UsagePlace>);
         let page = UsagePage { limit: 1, descending: false, after: None };
         let (since, until) = (Timestamp::UNIX_EPOCH, Timestamp::UNIX_EPOCH);
-        let filter = UsageFilter { agent: None, model: None, tool: None, since, until, time_zone: "UTC".into() };
+        let time_zone = "UTC".into();
+        let filter = UsageFilter { agent: None, model: None, key: None, tool: None, since, until, time_zone };
         [
             of_models!(organization, filter, of, page, after).sql().as_str().to_owned(),
             of_tools!(organization, filter, of, page, after).sql().as_str().to_owned(),

@@ -20,6 +20,7 @@ mod cost;
 mod diagnosis;
 mod error;
 mod event;
+mod file;
 pub mod identity;
 mod invocation;
 mod ledger;
@@ -56,6 +57,10 @@ pub use cost::{CostFilter, CostGroup, CostRow};
 pub use diagnosis::{DatabaseState, ParkedTasks, SealedBy, Sealing, Spender, Spent};
 pub use error::Error;
 pub use event::{NewEvent, StoredEvent, Stream};
+pub use file::{
+    Claimed, EXPIRES, File, FileContent, FileFilter, FileState, NewFile, NewPart, PARTS, Part, Removal, Removed, Taken,
+    UNFINISHED,
+};
 pub use invocation::{Callable, Invocation, InvocationAgent, InvocationFallback, InvocationModel, InvocationProvider};
 pub use ledger::{Dimensions, UsageFilter, UsagePage, UsagePlace, UsageRow, Used};
 pub use message::{MessageCursor, MessageFilter, MessagePage, NewUserMessage, QUEUE_LIMIT, StoredMessage};
@@ -72,7 +77,7 @@ pub use schedule::{
 };
 pub use seal::{Error as SealError, Keyring, SealedSecret};
 pub use secret::{Bindings, NewSecret, Secret, SecretChanges};
-pub use state::{State, StateRef};
+pub use state::{State, StateContent, StateRef};
 pub use store::{PoolOptions, STATEMENT_TIMEOUT, Store};
 pub use task::{
     AppendedMessage, AskedApproval, Asking, Below, Committed, DueTask, EndedMessage, LoadedTask, NewFork, NewSubtask,

@@ -10,7 +10,7 @@ use uuid::Uuid;
 
 use construct_domain::{
     AgentId, MessageId, OrganizationId, StepId, TaskId,
-    message::{Content, Source},
+    message::{Attachment, Content, Source},
     money::Usage,
 };
 
@@ -317,5 +317,25 @@ impl Store {
         .into_iter()
         .map(TryInto::try_into)
         .collect()
+    }
+
+    /// What people attached to a task and the model knows of, as files: newest first, at most so many.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`], [`Error::Internal`] when one cannot be read.
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn task_files(&self, task: TaskId, most: u32) -> Result<Vec<Attachment>, Error> {
+        let found = sqlx::query_scalar!(
+            r#"SELECT b.block->'payload' AS "attachment!"
+               FROM messages m, jsonb_array_elements(m.content->'blocks') WITH ORDINALITY AS b(block, place)
+               WHERE m.task_id = $1 AND m.source = 'user' AND m.position IS NOT NULL AND m.superseded_at IS NULL
+                 AND b.block->>'kind' = 'attachment' AND b.block->'payload'->>'file' IS NOT NULL
+               ORDER BY m.position DESC, b.place DESC LIMIT $2"#,
+            task.uuid(),
+            i64::from(most),
+        )
+        .fetch_all(&self.pool)
+        .await?;
+        found.into_iter().map(|attachment| serde_json::from_value(attachment).map_err(Error::internal)).collect()
     }
 }

@@ -1,11 +1,13 @@
 //! How much an organisation may do, and what it has done. The former is a row that the operator writes; the latter is counted from the
 //! tables that hold what was done, and nowhere else (docs/adr/0033-quotas.md).
 
+use std::collections::HashMap;
+
 use jiff::{Timestamp, Unit, ZonedRound, tz::TimeZone};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use construct_domain::OrganizationId;
+use construct_domain::{ApiKeyId, OrganizationId};
 
 use crate::{Error, Rendered, Store, Write, Written, time, write::begin};
 
@@ -27,7 +29,7 @@ pub struct Limits {
     pub tokens_per_day: Option<i64>,
     /// What models cost, in 10⁻¹² US dollars.
     pub spend_per_month_pico_usd: Option<i64>,
-    /// Bytes of uploads and of clients' documents that are kept.
+    /// Bytes of files, of uploads and of clients' documents that are kept.
     pub storage_bytes: Option<i64>,
 }
 
@@ -117,7 +119,7 @@ pub struct Counts {
     pub tokens: i64,
     /// Spent this month, in 10⁻¹² US dollars.
     pub spend_pico_usd: i64,
-    /// Bytes of uploads and of clients' documents that are kept.
+    /// Bytes of files, of uploads and of clients' documents that are kept.
     pub storage_bytes: i64,
 }
 
@@ -137,6 +139,21 @@ pub struct Counted {
 }
 
 impl Counted {
+    /// These, and those.
+    #[must_use]
+    pub const fn and(self, other: Self) -> Self {
+        Self {
+            tasks: self.tasks || other.tasks,
+            runs: self.runs || other.runs,
+            tokens: self.tokens || other.tokens,
+            spend: self.spend || other.spend,
+            storage: self.storage || other.storage,
+        }
+    }
+
+    /// Everything that is counted by key.
+    pub const OF_KEYS: Self = Self { tasks: true, runs: true, tokens: true, spend: true, storage: false };
+
     /// Everything.
     pub const ALL: Self = Self { tasks: true, runs: true, tokens: true, spend: true, storage: true };
 
@@ -190,6 +207,7 @@ macro_rules! counts {
                        least(
                            (SELECT coalesce(sum(split_part(s.archive, ';size=', 2)::numeric), 0) FROM scans s
                             WHERE s.organization_id = $1 AND s.archive IS NOT NULL AND s.cleaned_at IS NULL)
+                           + (SELECT coalesce(sum(f.size), 0) FROM files f WHERE f.organization_id = $1 AND f.state <> 'refused')
                            + (SELECT coalesce(sum(octet_length(d.json)), 0) FROM states d WHERE d.organization_id = $1)
                            + (SELECT coalesce(sum(octet_length(v.json)), 0) FROM state_versions v WHERE v.organization_id = $1),
                            9223372036854775807)::bigint
@@ -200,6 +218,60 @@ macro_rules! counts {
             $counted.tokens,
             $counted.spend,
             $counted.storage,
+            time::sql($periods.day) as _,
+            time::sql($periods.month) as _,
+            least_id($periods.day),
+            time::sql($periods.next_day) as _,
+            time::sql($periods.next_month) as _,
+            least_id($periods.next_day),
+        )
+    };
+}
+
+/// What keys have done, those that have done something. All of an organisation's at once: they are found by its time, so that no index has to
+/// be kept for single ones.
+macro_rules! counts_of_keys {
+    ($organization:expr, $counted:expr, $periods:expr) => {
+        sqlx::query!(
+            r#"SELECT done.key AS "key!", sum(done.tasks)::bigint AS "tasks!", sum(done.runs)::bigint AS "runs!",
+                   least(sum(done.tokens), 9223372036854775807)::bigint AS "tokens!",
+                   least(sum(done.spent), 9223372036854775807)::bigint AS "spend_pico_usd!"
+               FROM (
+                   -- One that is deleted, but whose row is there, says itself which key it was begun with. Those have an index of their own.
+                   SELECT t.api_key_id AS key, 1 AS tasks, 0 AS runs, 0::numeric AS tokens, 0::numeric AS spent
+                   FROM tasks t
+                   WHERE $2 AND t.organization_id = $1 AND t.created_at >= $6 AND t.created_at < $9 AND t.api_key_id IS NOT NULL
+                     AND t.deleted_at IS NULL
+                   UNION ALL
+                   SELECT t.api_key_id, 1, 0, 0, 0
+                   FROM tasks t
+                   WHERE $2 AND t.organization_id = $1 AND t.created_at >= $6 AND t.created_at < $9 AND t.api_key_id IS NOT NULL
+                     AND t.deleted_at IS NOT NULL
+                   UNION ALL
+                   SELECT e.api_key_id, 1, 0, 0, 0
+                   FROM events e
+                   WHERE $2 AND e.organization_id = $1 AND e.type = 'task.deleted' AND e.stream_id >= $8 AND e.stream_id < $11
+                     AND substr(e.stream_id::text, 15, 1) = '7' AND e.api_key_id IS NOT NULL
+                   UNION ALL
+                   SELECT m.api_key_id, 0, 1, 0, 0
+                   FROM messages m
+                   WHERE $3 AND m.organization_id = $1 AND m.created_at >= $6 AND m.created_at < $9 AND m.step_id IS NOT NULL
+                     AND m.content #>> '{blocks,0,kind}' = 'code_interpreter_result' AND m.api_key_id IS NOT NULL
+                   UNION ALL
+                   SELECT u.api_key_id, 0, 0, u.input_tokens::numeric + u.output_tokens + u.cache_read_tokens + u.cache_write_tokens, 0
+                   FROM step_usage u
+                   WHERE $4 AND u.organization_id = $1 AND u.created_at >= $6 AND u.created_at < $9 AND u.api_key_id IS NOT NULL
+                   UNION ALL
+                   SELECT u.api_key_id, 0, 0, 0, u.cost_pico_usd
+                   FROM step_usage u
+                   WHERE $5 AND u.organization_id = $1 AND u.created_at >= $7 AND u.created_at < $10 AND u.api_key_id IS NOT NULL
+               ) AS done
+               GROUP BY done.key"#,
+            $organization.uuid(),
+            $counted.tasks,
+            $counted.runs,
+            $counted.tokens,
+            $counted.spend,
             time::sql($periods.day) as _,
             time::sql($periods.month) as _,
             least_id($periods.day),
@@ -314,6 +386,32 @@ impl Store {
     ) -> Result<Counts, Error> {
         Ok(counts!(organization, counted, periods).fetch_one(&self.pool).await?)
     }
+
+    /// What each of an organisation's keys has done in the day and the month of `periods`; those that are not in it have done nothing. What is
+    /// kept is not counted by key.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn quota_counts_of_keys(
+        &self,
+        organization: OrganizationId,
+        counted: Counted,
+        periods: &Periods,
+    ) -> Result<HashMap<ApiKeyId, Counts>, Error> {
+        let rows = counts_of_keys!(organization, counted, periods).fetch_all(&self.pool).await?;
+        let counts = rows.into_iter().map(|row| {
+            let counts = Counts {
+                tasks: row.tasks,
+                runs: row.runs,
+                tokens: row.tokens,
+                spend_pico_usd: row.spend_pico_usd,
+                storage_bytes: 0,
+            };
+            (ApiKeyId::from_uuid(row.key), counts)
+        });
+        Ok(counts.collect())
+    }
 }
 
 #[cfg(test)]
@@ -326,6 +424,12 @@ pub(crate) mod tests {
     pub(crate) fn statement() -> String {
         let (organization, periods) = (OrganizationId::LOCAL, Periods::of(Timestamp::UNIX_EPOCH));
         counts!(organization, Counted::ALL, periods).sql().as_str().to_owned()
+    }
+
+    /// That of [`Store::quota_counts_of_keys`].
+    pub(crate) fn statement_of_keys() -> String {
+        let (organization, periods) = (OrganizationId::LOCAL, Periods::of(Timestamp::UNIX_EPOCH));
+        counts_of_keys!(organization, Counted::OF_KEYS, periods).sql().as_str().to_owned()
     }
 
     #[test]

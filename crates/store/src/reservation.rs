@@ -6,7 +6,7 @@ use serde::Deserialize;
 use uuid::Uuid;
 
 use construct_domain::{
-    ModelId, OrganizationId, StepId, TaskId,
+    ApiKeyId, ModelId, OrganizationId, StepId, TaskId,
     budget::{Exhausted, Period, Scope},
     money::Usage,
 };
@@ -64,6 +64,8 @@ pub struct CallReport {
     pub organization: OrganizationId,
     /// For which task.
     pub task: Option<TaskId>,
+    /// The key that the token was made with; none: it is counted for the one that what the task does is counted for.
+    pub key: Option<ApiKeyId>,
     /// The model that was called.
     pub model: ModelId,
     /// What for, in a word or two.
@@ -165,6 +167,7 @@ impl Store {
             organization: report.organization,
             task: report.task,
             agent: None,
+            key: report.key,
             model: report.model,
             purpose: &text::clean(&report.purpose),
             usage: &report.usage,

@@ -8,7 +8,7 @@ use serde_json::Value;
 use uuid::Uuid;
 
 use construct_domain::{
-    AgentId, MessageId, OrganizationId, ScheduleId, TaskId,
+    AgentId, ApiKeyId, MessageId, OrganizationId, ScheduleId, TaskId,
     message::Content,
     schedule::{Missed, Timing},
 };
@@ -55,6 +55,8 @@ pub struct Schedule {
     pub last_run: Option<Timestamp>,
     /// Why the last run failed.
     pub last_error: Option<String>,
+    /// The key that its runs are counted for: it was made or last changed with it.
+    pub key: Option<ApiKeyId>,
     /// Rises with every change.
     pub revision: i64,
     /// When it was created.
@@ -190,6 +192,7 @@ struct Row {
     next_run: Option<jiff_sqlx::Timestamp>,
     last_run: Option<jiff_sqlx::Timestamp>,
     last_error: Option<String>,
+    api_key_id: Option<Uuid>,
     revision: i64,
     created_at: Timestamp,
     updated_at: Timestamp,
@@ -226,6 +229,7 @@ impl TryFrom<Row> for Schedule {
             next_run: option(row.next_run),
             last_run: option(row.last_run),
             last_error: row.last_error,
+            key: row.api_key_id.map(ApiKeyId::from_uuid),
             revision: row.revision,
             created_at: row.created_at,
             updated_at: row.updated_at,
@@ -239,7 +243,7 @@ macro_rules! select {
             crate::schedule::Row,
             r#"SELECT s.id, s.organization_id, s.name, s.task_id, s.agent_id, coalesce(a.name, '') AS "agent_name!", s.content, s.interrupts,
                     s.title, s.workspace, s.run_at, s.cron, s.time_zone, s.missed, s.paused, s.next_run, s.last_run, s.last_error,
-                    s.revision, s.created_at, s.updated_at
+                    s.api_key_id, s.revision, s.created_at, s.updated_at
              FROM schedules s
              LEFT JOIN agents a ON a.organization_id = s.organization_id AND a.id = s.agent_id "# $(+ $tail)+,
             $($argument),*

@@ -9,6 +9,7 @@ use construct_domain::{OrganizationId, UserId, state::VERSIONS_KEPT};
 
 use crate::{
     Error, Rendered, Store, Write, Written,
+    time::option,
     write::{Writer, begin},
 };
 
@@ -31,8 +32,8 @@ pub struct State {
     pub is_deleted: bool,
     /// Who made this version.
     pub updated_by: String,
-    /// When.
-    pub updated_at: Timestamp,
+    /// When; none: it is gone, and nobody knows since when.
+    pub updated_at: Option<Timestamp>,
 }
 
 /// Without what it says, which may hold somebody's keys.
@@ -60,13 +61,31 @@ pub struct StateRef<'a> {
     pub name: &'a str,
 }
 
+/// What is put.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum StateContent<'a> {
+    /// This.
+    Text(&'a str),
+    /// What this version said, which is kept.
+    Version(i64),
+}
+
+impl<'a> StateContent<'a> {
+    fn parts(self) -> (Option<&'a str>, Option<i64>) {
+        match self {
+            Self::Text(json) => (Some(json), None),
+            Self::Version(version) => (None, Some(version)),
+        }
+    }
+}
+
 struct Row {
     name: String,
     version: i64,
     json: Option<String>,
     bytes: Option<i32>,
     updated_by: String,
-    updated_at: Timestamp,
+    updated_at: Option<jiff_sqlx::Timestamp>,
 }
 
 impl Row {
@@ -79,7 +98,7 @@ impl Row {
             bytes: self.bytes.unwrap_or_default().into(),
             is_deleted: self.bytes.is_none(),
             updated_by: self.updated_by,
-            updated_at: self.updated_at,
+            updated_at: option(self.updated_at),
         }
     }
 }
@@ -90,7 +109,7 @@ macro_rules! present {
         sqlx::query_as!(
             Row,
             "SELECT s.name, s.version, " + $json + r#" AS "json?", octet_length(s.json) AS "bytes?", s.updated_by,
-                 s.updated_at
+                 s.updated_at AS "updated_at?: jiff_sqlx::Timestamp"
              FROM states s "# $(+ $tail)+,
             $($argument),*
         )
@@ -103,7 +122,7 @@ macro_rules! versions {
         sqlx::query_as!(
             Row,
             r#"SELECT s.name, v.version AS "version!", "# + $json + r#" AS "json?", octet_length(v.json) AS "bytes?",
-                 v.updated_by AS "updated_by!", v.updated_at AS "updated_at!: jiff_sqlx::Timestamp"
+                 v.updated_by AS "updated_by!", v.updated_at AS "updated_at?: jiff_sqlx::Timestamp"
              FROM states s CROSS JOIN LATERAL (
                  SELECT s.version, s.json, s.updated_by, s.updated_at
                  UNION ALL
@@ -187,7 +206,7 @@ impl Store {
     }
 
     /// Of these documents those that have another version than the one named with them, whole. Of one with version 0 it is not told that it
-    /// was deleted.
+    /// was deleted. One that is not even there as deleted, because its owner was no member for a while, has version 0.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -200,11 +219,14 @@ impl Store {
     ) -> Result<Vec<State>, Error> {
         let (names, versions): (Vec<String>, Vec<i64>) =
             known.iter().map(|(name, version)| ((*name).to_owned(), *version)).unzip();
-        let rows = present!(
-            "s.json",
-            ["JOIN unnest($3::text[], $4::bigint[]) AS k (name, version) ON k.name = s.name
-             WHERE s.organization_id = $1 AND s.owner = $2 AND s.version <> k.version AND (s.json IS NOT NULL OR k.version > 0)
-             ORDER BY s.name"],
+        let rows = sqlx::query_as!(
+            Row,
+            r#"SELECT k.name AS "name!", coalesce(s.version, 0) AS "version!", s.json AS "json?", octet_length(s.json) AS "bytes?",
+                   coalesce(s.updated_by, '') AS "updated_by!", s.updated_at AS "updated_at?: jiff_sqlx::Timestamp"
+               FROM unnest($3::text[], $4::bigint[]) AS k (name, version)
+               LEFT JOIN states s ON s.organization_id = $1 AND s.owner = $2 AND s.name = k.name
+               WHERE s.version IS DISTINCT FROM k.version AND (s.json IS NOT NULL OR k.version > 0)
+               ORDER BY k.name"#,
             organization.uuid(),
             owner(of),
             &names,
@@ -215,17 +237,51 @@ impl Store {
         Ok(rows.into_iter().map(|row| row.state(of)).collect())
     }
 
+    /// How many bytes more would be kept after a put: what is put, without the earlier version that nothing would be kept of any more. What is
+    /// replaced is kept, as an earlier version. Nothing when it would change nothing.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn state_growth(
+        &self,
+        organization: OrganizationId,
+        state: StateRef<'_>,
+        content: StateContent<'_>,
+    ) -> Result<i64, Error> {
+        let (json, version) = content.parts();
+        let growth = sqlx::query_scalar!(
+            r#"SELECT (CASE WHEN s.json IS NOT DISTINCT FROM new.json THEN 0 ELSE
+                   coalesce(octet_length(new.json), 0) - CASE WHEN s.json IS NULL THEN 0 ELSE coalesce((
+                       SELECT sum(octet_length(dropped.json)) FROM (
+                           SELECT v.json FROM state_versions v WHERE v.state_id = s.id ORDER BY v.version DESC OFFSET $6) AS dropped
+                   ), 0) END
+               END)::bigint AS "growth!"
+               FROM (SELECT) AS once
+               LEFT JOIN states s ON s.organization_id = $1 AND s.owner = $2 AND s.name = $3
+               CROSS JOIN LATERAL (
+                   SELECT coalesce($4, (SELECT v.json FROM state_versions v WHERE v.state_id = s.id AND v.version = $5)) AS json) AS new"#,
+            organization.uuid(),
+            owner(state.owner),
+            state.name,
+            json as _,
+            version as _,
+            i64::from(VERSIONS_KEPT) - 1,
+        );
+        Ok(growth.fetch_one(&self.pool).await?)
+    }
+
     /// Makes a document, or puts another in its place and keeps what it said. The same text changes nothing.
     ///
     /// # Errors
     /// [`Error::Outdated`] when it has another version than expected (0: when there is one at all); [`Error::NotFound`] when whose it is to be
-    /// is no member any more.
+    /// is no member any more, and when a version is to be put that is not kept.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn state_put(
         &self,
         write: &Write,
         state: StateRef<'_>,
-        (json, by): (&str, &str),
+        (content, by): (StateContent<'_>, &str),
         expected: Option<i64>,
         render: impl FnOnce(&State) -> Rendered + Send,
     ) -> Result<Written<State>, Error> {
@@ -247,6 +303,17 @@ impl Store {
         .map_err(Error::of_write)?;
         let locked = lock(&mut writer, state).await?.ok_or(Error::NotFound { what: WHAT })?;
         locked.expect(expected)?;
+        let earlier;
+        let json = match content {
+            StateContent::Text(json) => json,
+            StateContent::Version(version) if version == locked.version && locked.json.is_some() => {
+                locked.json.as_deref().unwrap_or_default()
+            }
+            StateContent::Version(version) => {
+                earlier = locked.earlier(&mut writer, version).await?.ok_or(Error::NotFound { what: WHAT })?;
+                &earlier
+            }
+        };
         if locked.json.as_deref() == Some(json) {
             let entity = reload(&mut writer, state).await?;
             return writer.finish_unchanged(entity, render).await;
@@ -332,6 +399,16 @@ impl Locked {
         .execute(&mut *writer.transaction)
         .await?;
         Ok(())
+    }
+
+    /// What a version said that is kept.
+    async fn earlier(&self, writer: &mut Writer<'_>, version: i64) -> Result<Option<String>, Error> {
+        let json = sqlx::query_scalar!(
+            "SELECT json FROM state_versions WHERE state_id = $1 AND version = $2",
+            self.id,
+            version,
+        );
+        Ok(json.fetch_optional(&mut *writer.transaction).await?)
     }
 
     /// Removes what was kept; gives how much that was.

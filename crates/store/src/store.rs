@@ -112,6 +112,15 @@ impl Store {
         Ok(())
     }
 
+    /// The server's clock, which is the mesh's.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`] when it does not answer.
+    pub async fn clock(&self) -> Result<jiff::Timestamp, Error> {
+        let now: jiff_sqlx::Timestamp = sqlx::query_scalar("SELECT clock_timestamp()").fetch_one(&self.pool).await?;
+        Ok(now.into())
+    }
+
     /// Closes the pool once the statements that run have ended.
     pub async fn close(&self) {
         self.pool.close().await;

@@ -37,6 +37,8 @@ pub struct Database {
     name: String,
     url: String,
     store: Store,
+    /// Whether the server is the test's own, whose processes may be killed.
+    owned: bool,
 }
 
 /// A row that is locked.
@@ -60,7 +62,15 @@ impl Database {
     /// # Panics
     /// When `CONSTRUCT_TEST_DATABASE_URL` is not set or its server does not do as asked: a test cannot go on without.
     pub async fn new() -> Self {
-        Self::of(true).await
+        Self::of(&shared(), true, false).await
+    }
+
+    /// A fresh, migrated database on a server that is the test's own.
+    ///
+    /// # Panics
+    /// When the server does not do as asked.
+    pub async fn on(url: &str) -> Self {
+        Self::of(url, true, true).await
     }
 
     /// A fresh database without any schema.
@@ -68,17 +78,12 @@ impl Database {
     /// # Panics
     /// As [`Database::new`].
     pub async fn empty() -> Self {
-        Self::of(false).await
+        Self::of(&shared(), false, false).await
     }
 
-    async fn of(migrated: bool) -> Self {
+    async fn of(url: &str, migrated: bool, owned: bool) -> Self {
         static COUNT: AtomicU64 = AtomicU64::new(0);
-        let url = std::env::var(URL).unwrap_or_else(|_| {
-            panic!(
-                "{URL} is not set: it is the address of a server on which databases may be made; `./dev test` sets it"
-            )
-        });
-        let admin = connect_options(&url).expect("the test database's address is valid");
+        let admin = connect_options(url).expect("the test database's address is valid");
         let mut connection = admin.clone().connect().await.expect("the test database server answers");
         let template = if migrated { template(&admin, &mut connection).await } else { "template1".to_owned() };
         // The time keeps apart processes that had the same id, one of which was killed before it could tidy up.
@@ -89,7 +94,7 @@ impl Database {
         let url = admin.clone().database(&name).to_url_lossy().to_string();
         let options = PoolOptions { application_name: "construct-test".to_owned(), ..PoolOptions::default() };
         let store = Store::connect(&url, options).await.expect("the new database answers");
-        Self { admin, name, url, store }
+        Self { admin, name, url, store, owned }
     }
 
     /// The database's address, password included.
@@ -277,8 +282,8 @@ impl Database {
             .expect("the task can be changed");
     }
 
-    /// Ends all connections to the database in the middle of whatever they do. Where the server is the test's own
-    /// (`CONSTRUCT_CHAOS_DATABASE` is set), one of its processes is killed, `kill -9`, upon which the server drops everything and recovers.
+    /// Ends all connections to the database in the middle of whatever they do. Where the server is the test's own, one of its processes is
+    /// killed, `kill -9`, upon which the server drops everything and recovers.
     ///
     /// # Panics
     /// When the server does not answer before, and does not do so again within [`RECOVERY`] of an earlier crash.
@@ -294,7 +299,7 @@ impl Database {
                 Err(error) => panic!("the test database server does not answer: {error}"),
             }
         };
-        if std::env::var_os("CONSTRUCT_CHAOS_DATABASE").is_some() {
+        if self.owned {
             let victim: i32 = sqlx::query_scalar("SELECT pg_backend_pid()")
                 .fetch_one(&mut connection)
                 .await
@@ -343,6 +348,13 @@ impl Drop for Database {
         });
         let _ = thread.join();
     }
+}
+
+/// The server that tests share.
+fn shared() -> String {
+    std::env::var(URL).unwrap_or_else(|_| {
+        panic!("{URL} is not set: it is the address of a server on which databases may be made; `./dev test` sets it")
+    })
 }
 
 /// The name of a database with the current schema, made unless it is there.

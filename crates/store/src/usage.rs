@@ -3,7 +3,7 @@
 use jiff::Timestamp;
 use serde::Serialize;
 
-use construct_domain::{AgentId, ModelId, OrganizationId, StepId, TaskId, money::Usage};
+use construct_domain::{AgentId, ApiKeyId, ModelId, OrganizationId, StepId, TaskId, money::Usage};
 use uuid::Uuid;
 
 use crate::{Error, Store, time};
@@ -72,6 +72,8 @@ pub(crate) struct Booking<'a> {
     pub(crate) task: Option<TaskId>,
     /// Who called; when it is not said, whoever it was reserved for, or the task's agent.
     pub(crate) agent: Option<AgentId>,
+    /// For which key it is counted; when it is not said, the one that what the task does is counted for.
+    pub(crate) key: Option<ApiKeyId>,
     pub(crate) model: ModelId,
     pub(crate) purpose: &'a str,
     pub(crate) usage: &'a Usage,
@@ -101,6 +103,7 @@ impl Store {
             organization,
             task: Some(task),
             agent,
+            key: None,
             model: entry.model,
             purpose: entry.purpose.as_str(),
             usage: &entry.usage,
@@ -112,15 +115,16 @@ impl Store {
 
     pub(crate) async fn book(&self, booking: &Booking<'_>, now: Timestamp) -> Result<bool, Error> {
         let mut transaction = self.pool.begin().await?;
-        let Booking { call, organization, task, agent, model, purpose, usage, reservation, forget } = booking;
+        let Booking { call, organization, task, agent, key, model, purpose, usage, reservation, forget } = booking;
         let (organization, task) = (organization.uuid(), task.map(TaskId::uuid));
         let booked = sqlx::query!(
             "INSERT INTO step_usage
                  (step_id, organization_id, task_id, model_id, purpose, input_tokens, output_tokens, cache_read_tokens,
-                  cache_write_tokens, cost_pico_usd, created_at, thinking_tokens, root_id, agent_id, tree)
+                  cache_write_tokens, cost_pico_usd, created_at, thinking_tokens, root_id, agent_id, tree, api_key_id)
              SELECT $1::uuid, $2::uuid, $3::uuid, $4::uuid, $5::text, $6::bigint, $7::bigint, $8::bigint, $9::bigint, $10::bigint,
                     $11::timestamptz, $12::bigint, coalesce(t.root_id, r.root_id, $3), coalesce($13::uuid, r.agent_id, t.agent_id),
-                    coalesce(CASE WHEN t.id IS NOT NULL THEN t.ancestors || t.id END, r.tree, array_remove(ARRAY[coalesce(r.root_id, $3)], NULL))
+                    coalesce(CASE WHEN t.id IS NOT NULL THEN t.ancestors || t.id END, r.tree, array_remove(ARRAY[coalesce(r.root_id, $3)], NULL)),
+                    coalesce($15::uuid, t.asked_key_id)
              FROM (SELECT) AS once
              LEFT JOIN tasks t ON t.organization_id = $2 AND t.id = $3
              LEFT JOIN reservations r ON r.organization_id = $2 AND r.id = $14
@@ -140,6 +144,7 @@ impl Store {
             usage.thinking_tokens,
             agent.map(AgentId::uuid) as _,
             *reservation as _,
+            key.map(ApiKeyId::uuid) as _,
         )
         .fetch_optional(&mut *transaction)
         .await

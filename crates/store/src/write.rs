@@ -6,7 +6,7 @@ use serde_json::Value;
 use sqlx::{Postgres, Transaction};
 use uuid::Uuid;
 
-use construct_domain::{OrganizationId, TaskId};
+use construct_domain::{ApiKeyId, OrganizationId, TaskId};
 
 use crate::{
     Audit, Error, NewEvent, Store, StoredEvent, audit,
@@ -27,6 +27,8 @@ pub struct Write {
     pub idempotency: Option<Idempotency>,
     /// The entry of the audit trail that is stored with the change. A write that turns out to be a repeated one stores none.
     pub audit: Option<Audit>,
+    /// For which key it is counted; none: whoever writes came without one.
+    pub key: Option<ApiKeyId>,
 }
 
 /// A request's identity.
@@ -41,9 +43,9 @@ pub struct Idempotency {
 }
 
 impl Write {
-    /// A write with neither an idempotency key nor an entry of the audit trail.
+    /// A write with neither an idempotency key nor an entry of the audit trail, counted for no API key.
     pub fn new(organization: OrganizationId, now: Timestamp) -> Self {
-        Self { organization, now, idempotency: None, audit: None }
+        Self { organization, now, idempotency: None, audit: None, key: None }
     }
 
     /// The event of this write, as it is stored.
@@ -219,6 +221,11 @@ pub(crate) async fn write_begin_in<'w>(
 impl Writer<'_> {
     pub(crate) fn organization(&self) -> Uuid {
         self.write.organization.uuid()
+    }
+
+    /// For which key it is counted.
+    pub(crate) fn key(&self) -> Option<Uuid> {
+        self.write.key.map(ApiKeyId::uuid)
     }
 
     pub(crate) fn now(&self) -> jiff_sqlx::Timestamp {

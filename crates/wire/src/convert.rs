@@ -635,6 +635,9 @@ pub fn block(block: &Block) -> v1::Block {
             name: attachment.name.clone(),
             // Only `to_attachment` writes it.
             data: BASE64.decode(&attachment.data).unwrap_or_default(),
+            file: attachment.file.as_ref().map(|file| file.id.to_string()).unwrap_or_default(),
+            sha256: attachment.file.as_ref().map(|file| file.sha256.clone()).unwrap_or_default(),
+            size: attachment.file.as_ref().map_or(0, |file| i64::try_from(file.size).unwrap_or(i64::MAX)),
         }),
     };
     v1::Block { block: Some(block) }
@@ -665,11 +668,9 @@ pub fn to_block(block: v1::Block) -> Option<Block> {
 }
 
 fn to_attachment(attachment: v1::Attachment) -> message::Attachment {
-    message::Attachment {
-        media_type: attachment.media_type,
-        name: attachment.name,
-        data: BASE64.encode(&attachment.data),
-    }
+    let v1::Attachment { media_type, name, data, file, sha256, size } = attachment;
+    let file = file.parse().ok().map(|id| message::AttachedFile { id, sha256, size: u64::try_from(size).unwrap_or(0) });
+    message::Attachment { media_type, name, data: BASE64.encode(&data), file }
 }
 
 /// What a script gave.
@@ -697,7 +698,7 @@ fn tool_use(used: &message::ToolUse) -> v1::ToolUse {
     }
 }
 
-/// The content of a user's message: text and attachments only, as validation has made sure.
+/// The content of a user's message: text and attachments only, as validation has made sure. Of files it must be known what they are.
 pub fn to_content(blocks: Vec<v1::Block>) -> message::Content {
     let blocks = blocks.into_iter().filter_map(|block| match block.block {
         Some(v1::block::Block::Text(text)) => Some(Block::Text(text.text)),

@@ -2,7 +2,10 @@
 
 use construct_domain::{UserId, access};
 use construct_proto::v1;
-use construct_store::identity::{ApiKey, Invitation, InvitationState, Member, Organization, OrganizationKind};
+use construct_store::{
+    Limits,
+    identity::{ApiKey, Invitation, InvitationState, Member, Organization, OrganizationKind},
+};
 
 use crate::convert::{metadata, time};
 
@@ -82,15 +85,33 @@ pub fn invitation(invitation: &Invitation) -> v1::Invitation {
     }
 }
 
+/// A key's limits; none where nothing is limited.
+fn limits(limits: &Limits) -> Option<v1::ApiKeyLimits> {
+    let shown = v1::ApiKeyLimits {
+        requests_per_minute: limits.requests_per_minute,
+        tasks_per_day: limits.tasks_per_day,
+        runs_per_day: limits.runs_per_day,
+        tokens_per_day: limits.tokens_per_day,
+        spend_per_month_pico_usd: limits.spend_per_month_pico_usd,
+    };
+    (shown != v1::ApiKeyLimits::default()).then_some(shown)
+}
+
 /// A key, without what opens the door.
 pub fn api_key(key: &ApiKey) -> v1::ApiKey {
     v1::ApiKey {
-        metadata: metadata(key.id, key.organization, (key.created_at, key.created_at), 1),
-        spec: Some(v1::ApiKeySpec { name: key.name.clone(), role: role(key.role).into(), scopes: scopes(&key.scopes) }),
+        metadata: metadata(key.id, key.organization, (key.created_at, key.updated_at), key.revision),
+        spec: Some(v1::ApiKeySpec {
+            name: key.name.clone(),
+            role: role(key.role).into(),
+            scopes: scopes(&key.scopes),
+            limits: limits(&key.limits),
+        }),
         prefix: key.prefix.clone(),
         user_id: key.user.to_string(),
         expires_at: key.expires_at.map(time),
         revoked_at: key.revoked_at.map(time),
         last_used_at: key.last_used_at.map(time),
+        used: None,
     }
 }

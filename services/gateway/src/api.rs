@@ -9,9 +9,8 @@ use std::{
 use construct_bus::blob;
 use construct_domain::{OrganizationId, TaskId, UserId};
 use construct_proto::v1;
-use construct_runtime::{Lifecycle, MasterKeys};
+use construct_runtime::{Lifecycle, MasterKeys, clock};
 use construct_store::{Audit, Error, Idempotency, Keyring, ModelProviderKind, Store, Write, Written};
-use jiff::Timestamp;
 use prost::Message;
 use sha2::{Digest as _, Sha256};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
@@ -23,11 +22,12 @@ use crate::{
     audit::{slip::Slip, trail::Trail},
     caller::{self, Caller},
     diagnosis::Lately,
+    files::work::Files,
     identity::authenticate::Gate,
     pools::Pools,
     providers::Providers,
     publish::{Publisher, Wake},
-    quotas::{self, Quotas, Wanted},
+    quotas::{self, Quotas, Sums, Wanted},
     status,
     subscribe::{
         hub::Hub,
@@ -58,6 +58,8 @@ struct Shared {
     places: Places,
     trail: Trail,
     quotas: Quotas,
+    /// How many sums of what was used are made at the same time.
+    sums: Sums,
     /// What overviews have said last of what was spent.
     lately: Lately,
 }
@@ -71,6 +73,8 @@ pub(crate) struct Backend {
     pub(crate) providers: Providers,
     /// What is too large for a row.
     pub(crate) blobs: blob::Store,
+    /// What people upload.
+    pub(crate) files: Files,
 }
 
 impl Api {
@@ -92,6 +96,7 @@ impl Api {
             places,
             trail,
             quotas,
+            sums: Sums::default(),
             lately: Lately::default(),
         };
         Self { shared: Arc::new(shared) }
@@ -174,7 +179,15 @@ impl Api {
         &self.shared.quotas
     }
 
-    /// Whether a caller's organisation may do something that lasts. What was done before is only answered again, whatever there is of
+    /// A place for a statement that sums up what was used, held as long as it runs.
+    ///
+    /// # Errors
+    /// `RESOURCE_EXHAUSTED` when none becomes free soon.
+    pub(crate) async fn sum(&self) -> Result<tokio::sync::SemaphorePermit<'_>, Status> {
+        self.shared.sums.place().await
+    }
+
+    /// Whether a caller's key and organisation may do something that lasts. What was done before is only answered again, whatever there is of
     /// the quota.
     ///
     /// # Errors
@@ -184,7 +197,9 @@ impl Api {
         if entry.caller().confined.is_some() {
             return Ok(());
         }
-        let Some(refusal) = self.quotas().allow(entry.store(), entry.organization(), wanted).await? else {
+        let caller = entry.caller();
+        let key = caller.key.map(|key| (key, caller.limits));
+        let Some(refusal) = self.quotas().allow(entry.store(), caller.organization, key, wanted).await? else {
             return Ok(());
         };
         let known = match write {
@@ -356,7 +371,8 @@ impl Entry {
 
     /// A write without an idempotency key.
     pub(crate) fn plain_write(&self) -> Write {
-        Write { audit: self.audit(), ..Write::new(self.organization(), Timestamp::now()) }
+        let key = self.caller.counted_for;
+        Write { audit: self.audit(), key, ..Write::new(self.organization(), clock::now()) }
     }
 
     /// Ends a write that went well: tells the mesh, and answers.
@@ -470,6 +486,7 @@ keyed! {
     CancelTaskRequest,
     CreateAgentRequest,
     CreateBudgetRequest,
+    CreateFileRequest,
     CreateInvitationRequest,
     CreateMessageRequest,
     CreateModelProviderRequest,
@@ -484,6 +501,7 @@ keyed! {
     DecideApprovalRequest,
     DeleteAgentRequest,
     DeleteBudgetRequest,
+    DeleteFileRequest,
     DeleteMessageRequest,
     DeleteModelProviderRequest,
     DeleteModelRequest,
@@ -507,7 +525,9 @@ keyed! {
     RewindTaskRequest,
     SuspendTaskRequest,
     UpdateAgentRequest,
+    UpdateApiKeyRequest,
     UpdateBudgetRequest,
+    UpdateFileRequest,
     UpdateMemberRequest,
     UpdateMessageRequest,
     UpdateModelProviderRequest,
@@ -545,9 +565,17 @@ mod tests {
         let mut writes = 0;
         for service in DESCRIPTORS.services().filter(|service| service.parent_file().package_name() == "construct.v1") {
             for method in service.methods() {
-                // What opens a door is stored nowhere, so it cannot be answered again; and a dead letter is gone after the first time.
-                let once =
-                    ["CreateModelToken", "CreateApiKey", "CreateSetupCode", "ExchangeSetupCode", "Redrive", "Drop"];
+                // What opens a door is stored nowhere, so it cannot be answered again; a dead letter is gone after the first time; and a part has
+                // its offset.
+                let once = [
+                    "CreateModelToken",
+                    "CreateApiKey",
+                    "CreateSetupCode",
+                    "ExchangeSetupCode",
+                    "Redrive",
+                    "Drop",
+                    "UploadPart",
+                ];
                 let reads = [
                     "Get",
                     "List",
@@ -559,6 +587,7 @@ mod tests {
                     "WhoAmI",
                     "Watch",
                     "Compare",
+                    "Download",
                 ];
                 let reads = reads.iter().chain(&once).any(|read| method.name().starts_with(read));
                 let keyed = method.input().get_field_by_name("idempotency_key").is_some();
@@ -566,6 +595,6 @@ mod tests {
                 writes += usize::from(keyed);
             }
         }
-        assert_eq!(writes, 51, "each of them stands in the table of this module");
+        assert_eq!(writes, 55, "each of them stands in the table of this module");
     }
 }

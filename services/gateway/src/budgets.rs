@@ -9,8 +9,8 @@ use construct_proto::v1::{
     GetCostsResponse, ListBudgetsRequest, ListBudgetsResponse, UpdateBudgetRequest,
     budget_service_server::BudgetService, event::Payload,
 };
+use construct_runtime::clock;
 use construct_store::{Budget, BudgetFilter, CostFilter, CostGroup, NewBudget, Rendered};
-use jiff::Timestamp;
 use tonic::{Request, Response, Status};
 use uuid::Uuid;
 
@@ -59,7 +59,7 @@ impl BudgetService for Api {
     async fn get_budget(&self, request: Request<GetBudgetRequest>) -> Result<Response<v1::Budget>, Status> {
         let (entry, request) = self.enter(request)?;
         let id = requests::budget(&request.budget, "")?;
-        let found = entry.store().budget_get(entry.organization(), id, Timestamp::now()).await;
+        let found = entry.store().budget_get(entry.organization(), id, clock::now()).await;
         let budget = found.map_err(|error| status::about(&request.budget, error))?;
         Ok(Response::new(convert::budget(&budget)))
     }
@@ -79,7 +79,7 @@ impl BudgetService for Api {
             }
         };
         let filter = BudgetFilter { agent, task };
-        let found = entry.store().budget_list(entry.organization(), &filter, &page.query(), Timestamp::now()).await;
+        let found = entry.store().budget_list(entry.organization(), &filter, &page.query(), clock::now()).await;
         let budgets = found.map_err(status::of_store)?;
         let (budgets, info) = page.cut(&budgets, convert::budget, |budget| budget.cursor(page.key()));
         Ok(Response::new(ListBudgetsResponse { budgets, page: Some(info) }))
@@ -120,6 +120,8 @@ impl BudgetService for Api {
             until: checked.until,
         };
         let organization = entry.organization();
+        // What a task has cost is found at once.
+        let _place = if filter.task.is_none() { Some(self.sum().await?) } else { None };
         let total = entry.store().cost_list(organization, &filter, CostGroup::All, 1).await;
         let total = total.map_err(status::of_store)?.first().map(convert::cost).unwrap_or_default();
         let costs = match group(request.group()) {

@@ -6,6 +6,7 @@ use construct_domain::{
     ApiKeyId, OrganizationId, TaskId, UserId,
     access::{Role, Scope},
 };
+use construct_store::Limits;
 use jiff::Timestamp;
 use tonic::{Extensions, Status};
 
@@ -18,6 +19,10 @@ pub(crate) struct Caller {
     pub(crate) user: UserId,
     /// The key they presented.
     pub(crate) key: Option<ApiKeyId>,
+    /// How much may be done with it.
+    pub(crate) limits: Limits,
+    /// The key that is counted for what they ask: the one they presented, or the one that a scan was asked for with.
+    pub(crate) counted_for: Option<ApiKeyId>,
     /// What they are in the organisation.
     pub(crate) role: Role,
     /// What their key is good for.

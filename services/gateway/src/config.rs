@@ -11,7 +11,10 @@ use construct_runtime::config::{Common, Invalid};
 use construct_store::Limits;
 use serde::{Deserialize, Serialize};
 
-use crate::{identity::oidc, quotas::tiers};
+use crate::{
+    identity::oidc,
+    quotas::{Calendar, tiers},
+};
 
 /// The gateway's own keys.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -63,12 +66,20 @@ pub struct Config {
     pub gateway_tls_client_ca: Option<PathBuf>,
     /// Days that entries of the audit trail are kept, 31 at least.
     pub gateway_audit_keep: u32,
+    /// Bytes of a file that is uploaded, 16 GiB at most.
+    pub gateway_files_max_bytes: u64,
+    /// Media types of files that are taken, with `*` for any part of one: `image/*`. One that is not declared is told from the content,
+    /// and is `application/octet-stream` where that says nothing.
+    pub gateway_files_types: Vec<String>,
     /// How much organisations of a tier may do, by the tier's name: `[gateway_tiers.free]` with `requests_per_minute`,
     /// `key_requests_per_minute`, `tasks_per_day`, `runs_per_day`, `tokens_per_day`, `spend_per_month_pico_usd` and `storage_bytes`. What is
     /// left out is not limited. `unlimited` is always there.
     pub gateway_tiers: BTreeMap<String, Limits>,
     /// The tier of organisations of which nothing was said. The operator's is `unlimited` then.
     pub gateway_tier: String,
+    /// Which days and months quotas are of. Not configured: those of UTC, except in tests.
+    #[serde(skip)]
+    pub(crate) gateway_calendar: Calendar,
 }
 
 /// Who has to log in.
@@ -101,8 +112,11 @@ impl Default for Config {
             gateway_tls_key: None,
             gateway_tls_client_ca: None,
             gateway_audit_keep: 400,
+            gateway_files_max_bytes: 512 * 1024 * 1024,
+            gateway_files_types: vec!["*/*".to_owned()],
             gateway_tiers: BTreeMap::new(),
             gateway_tier: tiers::UNLIMITED.to_owned(),
+            gateway_calendar: Calendar::default(),
             gateway_scans_dir: None,
         }
     }
@@ -160,6 +174,16 @@ impl construct_runtime::ServiceConfig for Config {
         // The database refuses to remove what is younger than 30 days, by its own clock.
         if !(31..=36_500).contains(&self.gateway_audit_keep) {
             return Err(Invalid::new("gateway_audit_keep", "must be between 31 and 36,500 days"));
+        }
+        // Parts of 2 MiB, and 10,000 of them.
+        if !(1..=16 * 1024 * 1024 * 1024).contains(&self.gateway_files_max_bytes) {
+            return Err(Invalid::new("gateway_files_max_bytes", "must be between 1 and 17,179,869,184"));
+        }
+        if let Some(pattern) =
+            self.gateway_files_types.iter().find(|pattern| !pattern.contains('/') || pattern.len() > 100)
+        {
+            let words = format!("names media types like `image/*`, and `{pattern}` is none");
+            return Err(Invalid::new("gateway_files_types", words));
         }
         tiers::check(&self.gateway_tiers, &self.gateway_tier)?;
         if let Some(origin) = self.gateway_origins.iter().find(|origin| !is_origin(origin)) {

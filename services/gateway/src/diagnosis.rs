@@ -11,6 +11,7 @@ use construct_proto::v1::{
     DiagnoseRequest, Diagnosis, Finding, FindingSeverity as Severity, GetOverviewRequest, Overview, PhaseCount,
     Spender, Spent, diagnosis_service_server::DiagnosisService,
 };
+use construct_runtime::clock;
 use construct_store::Store;
 use futures::future;
 use jiff::{SignedDuration, Timestamp};
@@ -131,13 +132,13 @@ impl DiagnosisService for Api {
         );
         let findings = [database, streams, services, blobs].concat();
         let version = env!("CARGO_PKG_VERSION").to_owned();
-        Ok(Response::new(Diagnosis { time: Some(convert::time(Timestamp::now())), version, findings }))
+        Ok(Response::new(Diagnosis { time: Some(convert::time(clock::now())), version, findings }))
     }
 
     async fn get_overview(&self, request: Request<GetOverviewRequest>) -> Result<Response<Overview>, Status> {
         let (entry, GetOverviewRequest {}) = self.enter(request)?;
         let (bus, store) = (entry.backend.publisher.bus(), entry.store());
-        let now = Timestamp::now();
+        let now = clock::now();
         let mesh = async {
             let asked =
                 future::try_join(mesh::loads(bus, self.pools(), self.scans_dir().is_ok()), mesh::dead_letters(bus));

@@ -255,18 +255,24 @@ fn step_wait(task: &StoredTask, step: &Step, turn: &Turn, model: Option<&str>) -
         (StepState::InFlight { deadline }, Stage::Model) => {
             let model = model.map(|model| format!(" `{model}`")).unwrap_or_default();
             let words = format!("the answer of the model{model} for the agent `{}`{attempt}", task.agent_name);
-            (words, Some(*deadline), "the providers service, with the answer; a person, by cancelling or suspending")
+            let released_by = "the providers service, with the answer, which takes the call when it is its turn (behind as many of its organization \
+                               as may be under way at a time); a person, by cancelling or suspending";
+            (words, Some(*deadline), released_by)
         }
         (StepState::InFlight { deadline }, Stage::Compact { through, .. }) => {
             let words = format!(
                 "a summary of the conversation up to message {through}, because it no longer fits the model{attempt}"
             );
-            (words, Some(*deadline), "the providers service, with the summary; a person, by cancelling or suspending")
+            let released_by = "the providers service, with the summary, which takes the call when it is its turn (behind as many of its \
+                               organization as may be under way at a time); a person, by cancelling or suspending";
+            (words, Some(*deadline), released_by)
         }
         (StepState::InFlight { deadline }, Stage::Code { calls }) => {
             let what = if calls.len() == 1 { "the script".to_owned() } else { format!("the {} scripts", calls.len()) };
             let words = format!("{what} of the model to end");
-            (words, Some(*deadline), "the interpreter service, with the result; a person, by cancelling or suspending")
+            let released_by = "the interpreter service, with the result, which takes the script when it is its turn (behind as many of its \
+                               organization as may be under way at a time); a person, by cancelling or suspending";
+            (words, Some(*deadline), released_by)
         }
         (StepState::Backoff { until }, _) => {
             let error = task.state.last_error.as_ref();

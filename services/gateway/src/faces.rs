@@ -38,6 +38,7 @@ use self::{
     rest::Rest,
 };
 use crate::{
+    Config,
     api::Api,
     audit::{
         self,
@@ -81,12 +82,11 @@ struct Shared {
 }
 
 impl Faces {
-    /// The faces of a gateway that listens on a loopback address, or on another one. `origins` are those whose pages may call,
-    /// `hosts` the names besides loopback's under which a gateway on a loopback address may be called.
-    pub(crate) fn new(api: Api, loopback: bool, origins: &[String], hosts: &[String]) -> anyhow::Result<Self> {
-        let guard = Guard::new(loopback, origins, hosts);
+    /// The faces of a gateway that listens on a loopback address, or on another one.
+    pub(crate) fn new(api: Api, loopback: bool, config: &Config) -> anyhow::Result<Self> {
+        let guard = Guard::new(loopback, &config.gateway_origins, &config.gateway_hosts);
         let methods = Methods::new()?;
-        let rest = Rest::new(&methods)?;
+        let rest = Rest::new(&methods, config.gateway_files_max_bytes)?;
         let places = Semaphore::new(TRANSCODED);
         let shared = Arc::new(Shared { guard, methods, rest, api, places, services: OnceLock::new() });
         Ok(Self { shared, guarded: true })

@@ -66,6 +66,7 @@ async fn make(store: &Store) -> anyhow::Result<Option<String>> {
         scopes: vec![Scope::Admin],
         user: UserId::LOCAL,
         expires_at: None,
+        limits: construct_store::Limits::default(),
     };
     let entry = AuditEntry {
         id: AuditEntryId::from_uuid(Uuid::now_v7()),

@@ -7,10 +7,15 @@ use construct_domain::{
     access::{Role, Scope},
 };
 use construct_proto::v1::{
-    self, ApiKeySpec, CreateApiKeyRequest, CreateApiKeyResponse, CreateSetupCodeRequest, ExchangeSetupCodeRequest,
-    ListApiKeysRequest, ListApiKeysResponse, RevokeApiKeyRequest, SetupCode, key_service_server::KeyService,
+    self, ApiKeySpec, ApiKeyUse, CreateApiKeyRequest, CreateApiKeyResponse, CreateSetupCodeRequest,
+    ExchangeSetupCodeRequest, GetApiKeyRequest, ListApiKeysRequest, ListApiKeysResponse, RevokeApiKeyRequest,
+    SetupCode, UpdateApiKeyRequest, key_service_server::KeyService,
 };
-use construct_store::identity::{NewApiKey, NewSetupCode};
+use construct_runtime::clock;
+use construct_store::{
+    Counted, Limits,
+    identity::{NewApiKey, NewSetupCode},
+};
 use construct_wire::identity as show;
 use jiff::Timestamp;
 use tonic::{Request, Response, Status};
@@ -33,8 +38,20 @@ fn reach(entry: &Entry) -> Option<UserId> {
     (entry.caller().role < Role::Admin).then(|| entry.user())
 }
 
+/// Refuses who came with a key that has limits: another key would have none of them, or its own.
+///
+/// # Errors
+/// `PERMISSION_DENIED`.
+pub(crate) fn unlimited(entry: &Entry) -> Result<(), Status> {
+    if entry.caller().limits == Limits::default() {
+        return Ok(());
+    }
+    Err(Status::permission_denied("an API key that has limits makes no keys, and changes none"))
+}
+
 /// What a key of this description may do, when the caller may give it.
 fn granted(entry: &Entry, spec: &ApiKeySpec) -> Result<(Role, Vec<Scope>), Status> {
+    unlimited(entry)?;
     let role = show::to_role(spec.role()).unwrap_or(entry.caller().role);
     let scopes: Vec<Scope> = spec.scopes.iter().filter_map(|scope| Scope::parse(scope)).collect();
     if entry.caller().may_give(role, &scopes) {
@@ -60,7 +77,7 @@ impl KeyService for Api {
         request: Request<CreateApiKeyRequest>,
     ) -> Result<Response<CreateApiKeyResponse>, Status> {
         let (entry, request) = self.enter(request)?;
-        let life = requests::create_api_key(&request)?;
+        let (life, limits) = requests::create_api_key(&request)?;
         let spec = request.spec.unwrap_or_default();
         let (role, scopes) = granted(&entry, &spec)?;
         let (key, secret) = credential::mint(credential::KEY)?;
@@ -75,10 +92,40 @@ impl KeyService for Api {
             scopes,
             user: entry.user(),
             expires_at: capped(&entry, life.map(|life| write.now + life)),
+            limits,
         };
         let made = entry.store().api_key_create(&write, new).await.map_err(status::of_store)?;
         tracing::info!(key = %made.id, by = entry.name(), "an API key was made");
         Ok(Response::new(CreateApiKeyResponse { api_key: Some(show::api_key(&made)), key }))
+    }
+
+    async fn get_api_key(&self, request: Request<GetApiKeyRequest>) -> Result<Response<v1::ApiKey>, Status> {
+        let (entry, request) = self.enter(request)?;
+        let id = requests::get_api_key(&request)?;
+        let found = entry.store().api_key_get(entry.organization(), id, reach(&entry)).await;
+        let found = found.map_err(|error| status::about(&request.api_key, error))?;
+        let periods = self.quotas().periods(clock::now());
+        let place = self.sum().await?;
+        let counts = entry.store().quota_counts_of_keys(entry.organization(), Counted::OF_KEYS, &periods).await;
+        drop(place);
+        let used = counts.map_err(status::of_store)?.get(&id).copied().unwrap_or_default();
+        let used =
+            ApiKeyUse { tasks: used.tasks, runs: used.runs, tokens: used.tokens, spend_pico_usd: used.spend_pico_usd };
+        Ok(Response::new(v1::ApiKey { used: Some(used), ..show::api_key(&found) }))
+    }
+
+    async fn update_api_key(&self, request: Request<UpdateApiKeyRequest>) -> Result<Response<v1::ApiKey>, Status> {
+        let (entry, mut request) = self.enter(request)?;
+        let (id, limits) = requests::update_api_key(&request)?;
+        unlimited(&entry)?;
+        let write = entry.write("UpdateApiKey", &mut request);
+        let expected = (request.revision != 0).then_some(request.revision);
+        let (which, by) = ((id, reach(&entry)), entry.caller().role);
+        let render = |key: &_| silent(&show::api_key(key));
+        let written = entry.store().api_key_limit(&write, which, (limits, expected), by, render).await;
+        let written = written.map_err(|error| status::about(&request.api_key, error))?;
+        tracing::info!(key = %id, by = entry.name(), "the limits of an API key were changed");
+        entry.answer(written, nobody, show::api_key).await
     }
 
     async fn list_api_keys(
@@ -106,7 +153,7 @@ impl KeyService for Api {
 
     async fn create_setup_code(&self, request: Request<CreateSetupCodeRequest>) -> Result<Response<SetupCode>, Status> {
         let (entry, request) = self.enter(request)?;
-        let (life, key_life) = requests::create_setup_code(&request)?;
+        let (life, key_life, limits) = requests::create_setup_code(&request)?;
         let spec = request.spec.unwrap_or_default();
         let (role, scopes) = granted(&entry, &spec)?;
         let (code, secret) = credential::mint(credential::CODE)?;
@@ -120,6 +167,7 @@ impl KeyService for Api {
             made_by: entry.caller().key,
             key_expires_at: capped(&entry, key_life.map(|life| write.now + life)),
             expires_at: write.now + life.unwrap_or(CODE_LIFE),
+            limits,
         };
         entry.store().setup_code_create(&write, &new).await.map_err(status::of_store)?;
         Ok(Response::new(SetupCode { code, expires_at: Some(convert::time(new.expires_at)) }))
@@ -134,8 +182,7 @@ impl KeyService for Api {
         let hash = credential::digest(&request.code);
         let (key, secret) = credential::mint(credential::KEY)?;
         let id = ApiKeyId::from_uuid(Uuid::now_v7());
-        let made =
-            visit.store().setup_code_exchange(&hash, id, &secret, visit.audit().as_ref(), Timestamp::now()).await;
+        let made = visit.store().setup_code_exchange(&hash, id, &secret, visit.audit().as_ref(), clock::now()).await;
         match made.map_err(status::of_store) {
             Ok(Some(made)) => {
                 tracing::info!(key = %made.id, "a set-up code was exchanged for an API key");

@@ -13,6 +13,7 @@
 mod agents;
 mod api;
 mod approvals;
+mod attachments;
 mod audit;
 mod budgets;
 mod caller;
@@ -22,6 +23,7 @@ mod diagnosis;
 mod events;
 mod explain;
 mod faces;
+mod files;
 pub mod first_key;
 mod identity;
 mod keys;
@@ -52,12 +54,13 @@ mod tls;
 mod usage;
 mod validate;
 mod watch;
+mod watching;
 
 use std::{os::fd::OwnedFd, sync::Arc};
 
 use anyhow::Context as _;
 use construct_bus::{Bus, ConnectOptions, User, blob};
-use construct_runtime::{Context, MasterKeys};
+use construct_runtime::{Context, MasterKeys, clock};
 use construct_store::{Keyring, PoolOptions, Store};
 use construct_wire::convert;
 use jiff::SignedDuration;
@@ -69,6 +72,7 @@ use crate::{
     api::{Api, Backend},
     audit::trail::Trail,
     faces::operator,
+    files::work::Files,
     identity::authenticate::Gate,
     pools::Pools,
     providers::Providers,
@@ -125,6 +129,7 @@ async fn start(
         let options = PoolOptions { application_name: "construct-gateway".to_owned(), ..PoolOptions::default() };
         let store = Store::connect(url.expose(), options).await?;
         store.migrate().await?;
+        clock::take(|| store.clock()).await?;
         anyhow::Ok(store)
     });
     let bus = context.connect_with_retry("nats", &nats, || async {
@@ -140,13 +145,21 @@ async fn start(
     });
     let (store, bus) = tokio::try_join!(store, bus)?;
     lifecycle.spawn_job("topology", bus.clone().keep_topology(lifecycle.draining()));
+    let database_clock = store.clone();
+    let ask = move || {
+        let store = database_clock.clone();
+        async move { store.clock().await }
+    };
+    lifecycle.spawn_job("clock", clock::follow(ask, lifecycle.draining()));
 
     let hub = Hub::new(store.clone(), bus.clone(), lifecycle.clone());
     let (pools, providers) = (Pools::new(bus.clone()), Providers::new(bus.clone()));
     let blobs = blob::Store::open(context.common().blob_dir())?;
-    lifecycle.spawn_job("erasure", watch::erase(store.clone(), bus.clone(), lifecycle.draining()));
+    let files = Files::new(store.clone(), context.common().blob_dir(), config)?;
+    lifecycle.spawn_job("erasure", watch::erase(store.clone(), bus.clone(), files.clone(), lifecycle.draining()));
+    lifecycle.spawn_job("files", files.clone().sweep(lifecycle.draining()));
     let publisher = Publisher::new(bus);
-    let backend = Arc::new(Backend { store: store.clone(), publisher, hub, pools, providers, blobs });
+    let backend = Arc::new(Backend { store: store.clone(), publisher, hub, pools, providers, blobs, files });
     api.open(Arc::clone(&backend));
     metrics::started();
     lifecycle.spawn_job("audit trail", Trail::write(api.clone(), store.clone(), lifecycle.draining()));

@@ -10,7 +10,13 @@ use construct_store::{Error, MessageFilter, NewUserMessage, Rendered, StoredMess
 use tonic::{Request, Response, Status};
 use uuid::Uuid;
 
-use crate::{api::Api, convert, events, quotas::Wanted, status, validate::requests};
+use crate::{
+    api::{Api, Lookup},
+    convert, events,
+    quotas::Wanted,
+    status,
+    validate::requests,
+};
 
 fn render(kind: &'static str) -> impl FnOnce(&StoredMessage) -> Rendered + Send {
     move |message| {
@@ -34,9 +40,13 @@ impl MessageService for Api {
         let spec = request.spec.unwrap_or_default();
         let id = MessageId::from_uuid(Uuid::now_v7());
         let interrupts = spec.priority() == MessagePriority::Interrupt;
-        let new = NewUserMessage { id, task, content: convert::to_content(spec.blocks), interrupts };
+        let mut lookup = Lookup::new(&write);
+        let task = lookup.take(&spec.task, Ok(task), TaskId::from_uuid)?;
+        let found = entry.content("spec.blocks", spec.blocks, &mut lookup, task, TaskId::from_uuid);
+        let (task, content) = found.await?;
+        let new = NewUserMessage { id, task, content, interrupts };
         let created = entry.store().message_create(&write, new, render("message.created")).await;
-        let created = created.map_err(|error| status::about(&spec.task, error))?;
+        let created = lookup.settle(created)?;
         entry.answer(created, wake("message"), convert::message).await
     }
 
@@ -73,10 +83,13 @@ impl MessageService for Api {
         let (entry, mut request) = self.enter(request)?;
         let message = requests::update_message(&request)?;
         let write = entry.write("UpdateMessage", &mut request);
-        let content = convert::to_content(request.blocks);
         let expected = (request.revision != 0).then_some(request.revision);
+        let mut lookup = Lookup::new(&write);
+        let message = lookup.take(&request.message, Ok(message), MessageId::from_uuid)?;
+        let found = entry.content("blocks", request.blocks, &mut lookup, message, MessageId::from_uuid);
+        let (message, content) = found.await?;
         let updated = entry.store().message_update(&write, message, expected, content, render("message.updated")).await;
-        let updated = updated.map_err(|error| status::about(&request.message, error))?;
+        let updated = lookup.settle(updated)?;
         entry.answer(updated, wake("message changed"), convert::message).await
     }
 
@@ -98,9 +111,13 @@ impl MessageService for Api {
         let message = requests::edit_message(&request)?;
         let write = entry.write("EditMessage", &mut request);
         self.allow(&entry, Some(&write), Wanted::WORK).await?;
-        let (new, content) = (MessageId::from_uuid(Uuid::now_v7()), convert::to_content(request.blocks));
+        let new = MessageId::from_uuid(Uuid::now_v7());
+        let mut lookup = Lookup::new(&write);
+        let message = lookup.take(&request.message, Ok(message), MessageId::from_uuid)?;
+        let found = entry.content("blocks", request.blocks, &mut lookup, message, MessageId::from_uuid);
+        let (message, content) = found.await?;
         let edited = entry.store().message_edit(&write, message, new, content, render("message.created")).await;
-        let edited = edited.map_err(|error| status::about(&request.message, error))?;
+        let edited = lookup.settle(edited)?;
         entry.answer(edited, wake("message sent anew"), convert::message).await
     }
 }

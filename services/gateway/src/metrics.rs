@@ -9,7 +9,7 @@ use std::{
 };
 
 use construct_proto::v1::Event;
-use jiff::Timestamp;
+use construct_runtime::clock;
 use opentelemetry::{
     KeyValue,
     metrics::{Counter, Histogram, UpDownCounter},
@@ -91,7 +91,7 @@ pub(crate) fn heard(event: &Event) {
     if let Some(time) = &event.time {
         let written = i128::from(time.seconds) * 1_000_000_000 + i128::from(time.nanos);
         // The clocks of two machines may differ a little.
-        let nanos = (Timestamp::now().as_nanosecond() - written).max(0);
+        let nanos = (clock::now().as_nanosecond() - written).max(0);
         INSTRUMENTS.delays.record(nanos as f64 / 1e9, &[]);
     }
 }

@@ -4,9 +4,8 @@ use std::time::Duration;
 
 use construct_domain::TaskId;
 use construct_proto::v1::{CreateModelTokenRequest, ModelToken, model_token_service_server::ModelTokenService};
-use construct_runtime::model_token;
+use construct_runtime::{clock, model_token};
 use construct_wire::convert;
-use jiff::Timestamp;
 use tonic::{Request, Response, Status};
 use uuid::Uuid;
 
@@ -44,9 +43,10 @@ impl ModelTokenService for Api {
             id: Uuid::now_v7().to_string(),
             organization: entry.organization().to_string(),
             task: request.task,
+            key: entry.caller().key.map(|key| key.to_string()).unwrap_or_default(),
             models,
             budget_pico_usd: request.budget_pico_usd,
-            expires_at: Timestamp::now() + life,
+            expires_at: clock::now() + life,
         };
         entry.touch(&token.id);
         Ok(Response::new(ModelToken {

@@ -63,6 +63,7 @@ impl OrganizationService for Api {
         let spec = request.spec.unwrap_or_default();
         let code = match entry.caller().key {
             Some(_) => {
+                crate::keys::unlimited(&entry)?;
                 let (text, secret) = credential::mint(credential::CODE)?;
                 let code = NewSetupCode {
                     secret,
@@ -73,6 +74,7 @@ impl OrganizationService for Api {
                     made_by: entry.caller().key,
                     key_expires_at: entry.caller().until,
                     expires_at: write.now + CODE_LIFE,
+                    limits: construct_store::Limits::default(),
                 };
                 Some((text, code))
             }

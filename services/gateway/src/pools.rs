@@ -9,6 +9,7 @@ use std::{
 };
 
 use construct_bus::{Bus, Pool};
+use construct_runtime::clock;
 use jiff::Timestamp;
 use tokio_util::sync::CancellationToken;
 
@@ -58,7 +59,7 @@ impl Pools {
             }
             Ok(false) => Some(*absent.entry(name.to_owned()).or_insert_with(|| {
                 tracing::info!(pool = name, "no interpreter serves the pool");
-                Timestamp::now()
+                clock::now()
             })),
             Err(error) => {
                 tracing::debug!(pool = name, %error, "whether the pool is served can't be found out");

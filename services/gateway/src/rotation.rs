@@ -14,7 +14,7 @@ use std::{
 use anyhow::{Context as _, bail, ensure};
 use construct_domain::{AuditEntryId, OrganizationId, UserId};
 use construct_runtime::{
-    Context, ServiceConfig,
+    Context, ServiceConfig, clock,
     config::{Common, Invalid},
 };
 use construct_store::{AuditEntry, PoolOptions, SealedBy, Sealing, Store};
@@ -172,7 +172,7 @@ pub async fn run(command: Command, context: &Context) -> anyhow::Result<()> {
         }
         _ => None,
     };
-    let said = perform(&command, store.as_ref(), Timestamp::now()).await;
+    let said = perform(&command, store.as_ref(), clock::now()).await;
     if let Some(store) = store {
         store.close().await;
     }

@@ -22,14 +22,14 @@ use construct_proto::{
         scan_connection_spec::Credential, scan_service_server::ScanService, scan_spec::Source,
     },
 };
-use construct_runtime::ScanToken;
+use construct_runtime::{ScanToken, clock};
 use construct_store::{
     Error, Keyring, Write, Written,
     scan::{Candidate, HandedOver, NewScan, NewScanConnection, Review, Scan, ScanFilter, ScanKind, ScanLimits},
 };
 use construct_wire::scan as show;
 use futures::stream::BoxStream;
-use jiff::{SignedDuration, Timestamp};
+use jiff::SignedDuration;
 use tonic::{Code, Request, Response, Status};
 use uuid::Uuid;
 
@@ -490,7 +490,7 @@ async fn tell(entry: &Entry, handed: &HandedOver) {
     let address = subject::ToolCreate { organization: entry.organization() };
     let told = entry.backend.publisher.bus().publish_within(&address, &message, Duration::from_secs(1)).await;
     let noted = match told {
-        Ok(_) => entry.store().hand_over_told(id, Timestamp::now()).await.map_err(|error| status::chain(&error)),
+        Ok(_) => entry.store().hand_over_told(id, clock::now()).await.map_err(|error| status::chain(&error)),
         Err(error) => Err(status::chain(&error)),
     };
     if let Err(error) = noted {
@@ -559,7 +559,7 @@ mod tests {
     fn a_part_of_a_write_has_a_key_of_its_own_that_is_short() {
         let key = "k".repeat(128);
         let idempotency = construct_store::Idempotency { key, method: "CreateScan", request_hash: [7; 32] };
-        let write = Write { idempotency: Some(idempotency), ..Write::new(OrganizationId::LOCAL, Timestamp::now()) };
+        let write = Write { idempotency: Some(idempotency), ..Write::new(OrganizationId::LOCAL, clock::now()) };
         let keys = ["task", "budget"].map(|what| part(&write, what).idempotency.expect("it has one").key);
         assert!(keys[0] != keys[1] && keys.iter().all(|key| key.len() < 64), "{keys:?}");
         assert!(part(&Write { idempotency: None, ..write }, "task").idempotency.is_none());

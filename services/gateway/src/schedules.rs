@@ -7,8 +7,8 @@ use construct_proto::v1::{
     PauseScheduleRequest, ResumeScheduleRequest, UpdateScheduleRequest, event::Payload,
     schedule_service_server::ScheduleService,
 };
+use construct_runtime::clock;
 use construct_store::{NewSchedule, Rendered, Schedule, ScheduleChanges, ScheduleFilter, Target};
-use jiff::Timestamp;
 use tonic::{Request, Response, Status};
 use uuid::Uuid;
 
@@ -29,7 +29,7 @@ fn render(kind: &'static str) -> impl FnOnce(&Schedule) -> Rendered + Send {
 impl ScheduleService for Api {
     async fn create_schedule(&self, request: Request<CreateScheduleRequest>) -> Result<Response<v1::Schedule>, Status> {
         let (entry, mut request) = self.enter(request)?;
-        let now = Timestamp::now();
+        let now = clock::now();
         let checked = requests::create_schedule(&request, now)?;
         entry.workspace(request.spec.as_ref().map_or("", |spec| &spec.workspace))?;
         let write = entry.write("CreateSchedule", &mut request);
@@ -45,13 +45,16 @@ impl ScheduleService for Api {
                 Target::Agent(lookup.take(&spec.agent, found, AgentId::from_uuid)?)
             }
         };
+        let nowhere = |id| Target::Task(TaskId::from_uuid(id));
+        let (priority, missed) = (spec.priority(), spec.missed_runs());
+        let (target, content) = entry.content("spec.blocks", spec.blocks, &mut lookup, target, nowhere).await?;
         let new = NewSchedule {
             id: ScheduleId::from_uuid(Uuid::now_v7()),
             name: spec.name.clone(),
             target,
-            interrupts: spec.priority() == MessagePriority::Interrupt,
-            missed: convert::to_missed(spec.missed_runs()).unwrap_or_default(),
-            content: convert::to_content(spec.blocks),
+            interrupts: priority == MessagePriority::Interrupt,
+            missed: convert::to_missed(missed).unwrap_or_default(),
+            content,
             title: spec.title,
             workspace: spec.workspace,
             timing: checked.timing,
@@ -95,7 +98,7 @@ impl ScheduleService for Api {
                 if request.at.is_some() || request.cron.is_some() || request.time_zone.is_some() {
                     // What is not said is taken from the schedule as it was read.
                     expected.get_or_insert(schedule.revision);
-                    match requests::timing(&request, &schedule.timing, Timestamp::now()) {
+                    match requests::timing(&request, &schedule.timing, clock::now()) {
                         Ok((read, next)) => {
                             timing = Some((read, Some(next)));
                             id
@@ -109,7 +112,13 @@ impl ScheduleService for Api {
             Err(error) => lookup.take(&reference, Err(error), ScheduleId::from_uuid)?,
         };
         let missed = convert::to_missed(request.missed_runs());
-        let content = (!request.blocks.is_empty()).then(|| convert::to_content(request.blocks));
+        let (id, content) = if request.blocks.is_empty() {
+            (id, None)
+        } else {
+            let found = entry.content("blocks", request.blocks, &mut lookup, id, ScheduleId::from_uuid);
+            let (id, content) = found.await?;
+            (id, Some(content))
+        };
         let changes = ScheduleChanges { name: request.name, content, timing, missed };
         let updated = entry.store().schedule_update(&write, id, expected, changes, render("schedule.updated")).await;
         entry.answer(lookup.settle(updated)?, nobody, convert::schedule).await
@@ -147,7 +156,7 @@ impl ScheduleService for Api {
         let write = entry.write("ResumeSchedule", &mut request);
         let mut lookup = Lookup::new(&write);
         let found = entry.store().schedule_find(entry.organization(), &request.schedule).await;
-        let next = found.as_ref().ok().and_then(|schedule| schedule.timing.after(Timestamp::now()).ok().flatten());
+        let next = found.as_ref().ok().and_then(|schedule| schedule.timing.after(clock::now()).ok().flatten());
         // Its time may be changed at this moment.
         let read = found.as_ref().ok().map(|schedule| schedule.revision);
         let id = lookup.take(&request.schedule, found.map(|schedule| schedule.id), ScheduleId::from_uuid)?;

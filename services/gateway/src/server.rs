@@ -8,13 +8,13 @@ use construct_proto::{
         agent_service_server::AgentServiceServer, approval_service_server::ApprovalServiceServer,
         audit_service_server::AuditServiceServer, budget_service_server::BudgetServiceServer,
         diagnosis_service_server::DiagnosisServiceServer, event_service_server::EventServiceServer,
-        key_service_server::KeyServiceServer, message_service_server::MessageServiceServer,
-        model_provider_service_server::ModelProviderServiceServer, model_service_server::ModelServiceServer,
-        model_token_service_server::ModelTokenServiceServer, organization_service_server::OrganizationServiceServer,
-        recovery_service_server::RecoveryServiceServer, scan_service_server::ScanServiceServer,
-        schedule_service_server::ScheduleServiceServer, secret_service_server::SecretServiceServer,
-        state_service_server::StateServiceServer, task_service_server::TaskServiceServer,
-        usage_service_server::UsageServiceServer,
+        file_service_server::FileServiceServer, key_service_server::KeyServiceServer,
+        message_service_server::MessageServiceServer, model_provider_service_server::ModelProviderServiceServer,
+        model_service_server::ModelServiceServer, model_token_service_server::ModelTokenServiceServer,
+        organization_service_server::OrganizationServiceServer, recovery_service_server::RecoveryServiceServer,
+        scan_service_server::ScanServiceServer, schedule_service_server::ScheduleServiceServer,
+        secret_service_server::SecretServiceServer, state_service_server::StateServiceServer,
+        task_service_server::TaskServiceServer, usage_service_server::UsageServiceServer,
     },
 };
 use construct_runtime::Context;
@@ -64,13 +64,14 @@ const KEEPALIVE: Duration = Duration::from_secs(20);
 /// operator protocol.
 pub(crate) const SILENCE: Duration = Duration::from_secs(60);
 
-const SERVICES: [&str; 19] = [
+const SERVICES: [&str; 20] = [
     AgentServiceServer::<Api>::NAME,
     ApprovalServiceServer::<Api>::NAME,
     AuditServiceServer::<Api>::NAME,
     BudgetServiceServer::<Api>::NAME,
     DiagnosisServiceServer::<Api>::NAME,
     EventServiceServer::<Api>::NAME,
+    FileServiceServer::<Api>::NAME,
     KeyServiceServer::<Api>::NAME,
     MessageServiceServer::<Api>::NAME,
     ModelProviderServiceServer::<Api>::NAME,
@@ -106,7 +107,7 @@ pub(crate) async fn spawn(
     context: &Context,
 ) -> anyhow::Result<Faces> {
     let address = listener.local_addr()?;
-    let faces = Faces::new(api.clone(), address.ip().is_loopback(), &config.gateway_origins, &config.gateway_hosts)?;
+    let faces = Faces::new(api.clone(), address.ip().is_loopback(), config)?;
     let (reporter, health) = tonic_health::server::health_reporter();
     report(&reporter, false).await;
     let reflection = tonic_reflection::server::Builder::configure()
@@ -133,6 +134,12 @@ pub(crate) async fn spawn(
         .add_service(limited!(StateServiceServer, api))
         .add_service(limited!(TaskServiceServer, api))
         .add_service(limited!(UsageServiceServer, api))
+        // Files are compressed already, as likely as not.
+        .add_service(
+            FileServiceServer::new(api.clone())
+                .max_decoding_message_size(MAX_REQUEST)
+                .accept_compressed(CompressionEncoding::Gzip),
+        )
         // Deltas are small and wanted at once: compressing them one by one would cost time and save nothing.
         .add_service(EventServiceServer::new(api.clone()).max_decoding_message_size(MAX_REQUEST));
     // Around the routes themselves, so that whatever leads to them passes it.

@@ -8,7 +8,7 @@ use construct_proto::v1::{
     ListStateVersionsResponse, ListStatesRequest, ListStatesResponse, PutStateRequest, StateEvent, WatchStatesRequest,
     state_service_server::StateService,
 };
-use construct_store::{State, StateRef, Write, Written};
+use construct_store::{State, StateContent, StateRef, Write, Written};
 use futures::stream::BoxStream;
 use tonic::{Request, Response, Status};
 
@@ -58,12 +58,23 @@ impl StateService for Api {
         requests::put_state(&request)?;
         let owner = writable(&entry, request.shared)?;
         let write = write(&entry, "PutState", &mut request, owner);
-        self.allow(&entry, Some(&write), Wanted::kept(request.json.len())).await?;
         let (state, by) = (StateRef { owner, name: &request.state }, entry.name());
+        let content = match request.restore {
+            0 => StateContent::Text(&request.json),
+            version => StateContent::Version(version),
+        };
+        if self.quotas().limits_storage(entry.store(), entry.organization()).await {
+            let growth = entry.store().state_growth(entry.organization(), state, content).await;
+            self.allow(&entry, Some(&write), Wanted::kept(growth.map_err(status::of_store)?)).await?;
+        }
         let render = |state: &State| silent(&show(state));
-        let content = (request.json.as_str(), by.as_str());
-        let put = entry.store().state_put(&write, state, content, request.expected_version, render).await;
-        let put = put.map_err(|error| status::about(&request.state, error))?;
+        let put =
+            entry.store().state_put(&write, state, (content, by.as_str()), request.expected_version, render).await;
+        let about = match content {
+            StateContent::Text(_) => request.state.clone(),
+            StateContent::Version(version) => id(&request.state, version),
+        };
+        let put = put.map_err(|error| status::about(&about, error))?;
         tell(&entry, &put).await;
         entry.answer(put, nobody, show).await
     }
@@ -139,7 +150,7 @@ fn show(state: &State) -> v1::State {
         json: state.json.clone(),
         bytes: state.bytes,
         updated_by: state.updated_by.clone(),
-        updated_at: Some(convert::time(state.updated_at)),
+        updated_at: state.updated_at.map(convert::time),
         deleted: state.is_deleted,
     }
 }

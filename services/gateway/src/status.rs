@@ -39,6 +39,16 @@ pub(crate) fn of_store(error: Error) -> Status {
             let details = ErrorDetails::with_precondition_failure_violation("NOT_QUEUED", "message", words);
             Status::with_error_details(Code::FailedPrecondition, message, details)
         }
+        Error::NotUploading => precondition("NOT_UPLOADING", "file", message),
+        Error::TooLong { .. } => {
+            let details = ErrorDetails::with_bad_request_violation("data", &message);
+            Status::with_error_details(Code::InvalidArgument, message, details)
+        }
+        Error::WrongOffset { offset } => {
+            let details = ErrorDetails::with_precondition_failure_violation("OFFSET", "file", offset.to_string());
+            Status::with_error_details(Code::Aborted, message, details)
+        }
+        Error::TooManyParts { .. } => precondition("PARTS", "file", message),
         Error::NotInTranscript => {
             let words = "only a message that the model still sees can be taken back to, sent anew or copied up to";
             let details = ErrorDetails::with_precondition_failure_violation("NOT_IN_TRANSCRIPT", "message", words);
@@ -86,7 +96,7 @@ pub(crate) fn of_store(error: Error) -> Status {
             let details = ErrorDetails::with_bad_request_violation("idempotency_key", words);
             Status::with_error_details(Code::InvalidArgument, format!("idempotency_key: {words}"), details)
         }
-        Error::QueueFull { .. } | Error::TooManyScans { .. } => exhausted(message),
+        Error::QueueFull { .. } | Error::TooManyScans { .. } | Error::TooManyUploads { .. } => exhausted(message),
         Error::Unavailable(source) => {
             tracing::debug!(error = chain(&*source), "the database is not available");
             unavailable("the database is not available at the moment")
@@ -105,6 +115,13 @@ pub(crate) fn about(reference: &str, error: Error) -> Status {
         }
         other => of_store(other),
     }
+}
+
+/// What stands in the way of a call, in words and in one for programs.
+pub(crate) fn precondition(kind: &str, subject: &str, message: impl Into<String>) -> Status {
+    let message = message.into();
+    let details = ErrorDetails::with_precondition_failure_violation(kind, subject, &message);
+    Status::with_error_details(Code::FailedPrecondition, message, details)
 }
 
 /// Something the gateway needs is away; another try is welcome soon.
@@ -145,6 +162,11 @@ mod tests {
             (Error::Decided { state: ApprovalState::Rejected, by: "ada".into(), at: None }, Code::FailedPrecondition),
             (Error::Conflict, Code::Aborted),
             (Error::Outdated { current: 3 }, Code::Aborted),
+            (Error::NotUploading, Code::FailedPrecondition),
+            (Error::TooManyParts { limit: 1 }, Code::FailedPrecondition),
+            (Error::TooManyUploads { limit: 1 }, Code::ResourceExhausted),
+            (Error::TooLong { size: 1 }, Code::InvalidArgument),
+            (Error::WrongOffset { offset: 1 }, Code::Aborted),
             (Error::IdempotencyMismatch, Code::InvalidArgument),
             (Error::QueueFull { limit: 1000 }, Code::ResourceExhausted),
             (Error::Unavailable("connection refused".into()), Code::Unavailable),

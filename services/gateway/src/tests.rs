@@ -1,10 +1,12 @@
 //! The gateway whole: a real gRPC server and generated clients, over a real PostgreSQL and a real NATS.
 
 mod approvals;
+mod attachments;
 mod budgets;
 mod entities;
 mod faces;
 mod faults;
+mod files;
 pub(crate) mod fuzz;
 mod harness;
 mod identity;

@@ -5,8 +5,8 @@ use construct_proto::v1::{
     self, GetQuotaRequest, ListUsageRequest, ListUsageResponse, QuotaLimits, QuotaUse, UpdateQuotaRequest,
     usage_service_server::UsageService,
 };
-use construct_store::{Counted, Counts, Error, Limits, Periods, Quota, UsageFilter, UsageRow, Used, Written};
-use jiff::Timestamp;
+use construct_runtime::clock;
+use construct_store::{Counted, Counts, Error, Limits, Quota, UsageFilter, UsageRow, Used, Written};
 use tonic::{Request, Response, Status};
 
 use crate::{
@@ -59,6 +59,8 @@ fn shown(row: &UsageRow) -> v1::UsageRow {
         day: row.place.day.clone(),
         agent_id: row.agent.map(|id| id.to_string()).unwrap_or_default(),
         agent: row.agent_name.clone(),
+        api_key_id: row.key.map(|id| id.to_string()).unwrap_or_default(),
+        api_key: row.key_name.clone(),
         model_id: row.model.map(|id| id.to_string()).unwrap_or_default(),
         model: row.model_name.clone(),
         ..v1::UsageRow::default()
@@ -93,7 +95,8 @@ impl UsageService for Api {
         let organization = whose(&entry, requests::get_quota(&request)?)?;
         let about = |error| status::about(&organization.to_string(), error);
         let quota = entry.store().quota_get(organization).await.map_err(about)?;
-        let periods = Periods::of(Timestamp::now());
+        let periods = self.quotas().periods(clock::now());
+        let _place = self.sum().await?;
         let used = entry.store().quota_counts(organization, Counted::ALL, &periods).await.map_err(status::of_store)?;
         Ok(Response::new(self.quota(&quota, Some(used))))
     }
@@ -125,16 +128,18 @@ impl UsageService for Api {
 
     async fn list_usage(&self, request: Request<ListUsageRequest>) -> Result<Response<ListUsageResponse>, Status> {
         let (entry, request) = self.enter(request)?;
-        let asked = requests::list_usage(entry.organization(), &request, Timestamp::now())?;
+        let asked = requests::list_usage(entry.organization(), &request, clock::now())?;
         let filter = request.filter.unwrap_or_default();
         let filter = UsageFilter {
             agent: agent(&entry, &filter.agent).await?,
             model: model(&entry, &filter.model).await?,
+            key: asked.key,
             tool: (!filter.tool.is_empty()).then_some(filter.tool),
             since: asked.since,
             until: asked.until,
             time_zone: asked.time_zone,
         };
+        let _place = self.sum().await?;
         let found = entry.store().usage_list(entry.organization(), &filter, asked.of, &asked.page.query()).await;
         let found = found.map_err(status::of_store)?;
         let (usage, info) = asked.page.cut(&found, shown, |row| row.place.clone());

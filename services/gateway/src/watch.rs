@@ -4,13 +4,13 @@ use std::time::Duration;
 
 use construct_bus::Bus;
 use construct_domain::{AuditEntryId, OrganizationId};
-use construct_runtime::Latch;
+use construct_runtime::{Latch, clock};
 use construct_store::{AuditEntry, Error, Keyring, Store, identity::Erasing};
 use jiff::{SignedDuration, Timestamp};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use crate::{Keyrings, status::chain};
+use crate::{Keyrings, files::work::Files, status::chain};
 
 /// How often PostgreSQL is asked whether it is there.
 const ASK: Duration = Duration::from_secs(5);
@@ -56,7 +56,7 @@ pub(crate) async fn housekeeping(
     audit_keep: SignedDuration,
     draining: CancellationToken,
 ) {
-    match store.model_provider_reseal_all(&keyrings.providers, Timestamp::now()).await {
+    match store.model_provider_reseal_all(&keyrings.providers, clock::now()).await {
         Ok(resealed) => {
             if resealed.resealed > 0 {
                 tracing::info!(count = resealed.resealed, "API keys were encrypted again, with the active master key");
@@ -68,7 +68,7 @@ pub(crate) async fn housekeeping(
         }
         Err(error) => warn("API keys could not be looked through", &error),
     }
-    match store.scan_connection_reseal_all(&keyrings.providers, Timestamp::now()).await {
+    match store.scan_connection_reseal_all(&keyrings.providers, clock::now()).await {
         Ok(resealed) if resealed.failed.is_empty() => {}
         Ok(resealed) => {
             let connections: Vec<String> = resealed.failed.iter().map(ToString::to_string).collect();
@@ -83,16 +83,16 @@ pub(crate) async fn housekeeping(
         reseal_secrets(&store, &keyring).await;
     }
     while !paused(TIDY, &draining).await {
-        match store.idempotency_expire(Timestamp::now() - ANSWERS_KEPT).await {
+        match store.idempotency_expire(clock::now() - ANSWERS_KEPT).await {
             Ok(count) => tracing::debug!(count, "old answers were forgotten"),
             Err(error) => warn("old answers could not be forgotten", &error),
         }
-        expire_audit(&store, Timestamp::now() - audit_keep, &draining).await;
+        expire_audit(&store, clock::now() - audit_keep, &draining).await;
     }
 }
 
 async fn reseal_secrets(store: &Store, keyring: &Keyring) {
-    match store.secret_reseal_all(keyring, Timestamp::now()).await {
+    match store.secret_reseal_all(keyring, clock::now()).await {
         Ok(resealed) => {
             if resealed.resealed > 0 {
                 tracing::info!(count = resealed.resealed, "secrets were encrypted again, with the active key");
@@ -107,13 +107,14 @@ async fn reseal_secrets(store: &Store, keyring: &Keyring) {
 }
 
 /// Erases organisations that were deleted, one part after another. Every replica does it; what one is at the others leave alone.
-pub(crate) async fn erase(store: Store, bus: Bus, draining: CancellationToken) {
+pub(crate) async fn erase(store: Store, bus: Bus, files: Files, draining: CancellationToken) {
     let mut pause = Duration::ZERO;
     while !paused(pause, &draining).await {
-        pause = match store.organization_erase(erased(), ERASED_AT_ONCE, Timestamp::now()).await {
+        pause = match store.organization_erase(erased(), ERASED_AT_ONCE, clock::now()).await {
             Ok(Some(Erasing::Goes(_))) => Duration::ZERO,
             Ok(Some(Erasing::Waits(_))) => ASK_AGAIN,
             Ok(Some(Erasing::Done(organization))) => {
+                files.remove().await;
                 // What is not removed now goes by its age.
                 if let Err(error) = bus.forget_organization(organization).await {
                     tracing::warn!(%organization, error = chain(&error), "the live events of an erased organization stay for a week");
@@ -146,7 +147,7 @@ fn erased() -> AuditEntry {
         count: 1,
         request_id: String::new(),
         trace_id: String::new(),
-        created_at: Timestamp::now(),
+        created_at: clock::now(),
     }
 }
 

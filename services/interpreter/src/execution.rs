@@ -8,14 +8,14 @@ use std::{
     time::Duration,
 };
 
-use construct_bus::{Bus, Delivery, journal, subject};
+use construct_bus::{Bus, Delivery, files, journal, subject};
 use construct_domain::{StepId, TaskId};
 use construct_proto::mesh::v1::{
     Cancelled, CodeCompleted, CodeExecute, Failure, FailureClass, JournalOpened, Parked, StepRef, StepResult,
     step_result,
 };
 use construct_proto::v1::{CodeInterpreterCall, CodeInterpreterResult};
-use construct_runtime::MasterKeys;
+use construct_runtime::{MasterKeys, clock};
 use jiff::Timestamp;
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument as _;
@@ -29,7 +29,7 @@ use crate::{
     running::Running,
     sandbox::{Engine, Limit, Status, ToolTable},
     tiers::Tiers,
-    tools::{Models, Secrets, Subtasks, Toolbox},
+    tools::{Attachments, Models, Secrets, Subtasks, Toolbox},
     workspaces::Workspaces,
 };
 
@@ -61,6 +61,8 @@ pub(crate) struct Executor {
     pub(crate) secrets_keys: Option<MasterKeys>,
     /// Where models are reached, and the client for it; none: nowhere.
     pub(crate) llm: Option<(String, reqwest::Client)>,
+    /// What people have uploaded.
+    pub(crate) files: files::Store,
     pub(crate) running: Running,
     /// Cancelled when the service is to stop.
     pub(crate) draining: CancellationToken,
@@ -188,7 +190,7 @@ impl Executor {
             Err(journal::Error::Conflict) => return End::Fenced,
             Err(error) => return End::HandBack(format!("the journal cannot be opened: {error}")),
         };
-        let late = step.deadline.and_then(time).is_some_and(|deadline| deadline <= Timestamp::now());
+        let late = step.deadline.and_then(time).is_some_and(|deadline| deadline <= clock::now());
         let refused = if let Some(reason) = &journal.stopped {
             Some(reason.clone())
         } else if let Some(reason) = running.reason() {
@@ -222,6 +224,7 @@ impl Executor {
                 let secrets = Secrets::open(&command.secrets, self.secrets_keys.as_ref(), &journal.opened.seed);
                 let toolbox = toolbox.with_secrets(secrets).with_models(self.models(command));
                 let toolbox = toolbox.with_subtasks(Subtasks::new(self.bus.clone(), step));
+                let toolbox = toolbox.with_attachments(self.attachments(command, step));
                 let run = Run { command, step, delivery, toolbox: &toolbox, journal: &journal, running: &running };
                 self.run_scripts(run, cancel).await
             }
@@ -239,6 +242,14 @@ impl Executor {
                 Models::new(client.clone(), url, &command.model_token, &command.script_models)
             }
             _ => Models::default(),
+        }
+    }
+
+    /// What a command lets its scripts save: files of the task's organization and of no other.
+    fn attachments(&self, command: &CodeExecute, step: &StepRef) -> Attachments {
+        match step.organization_id.parse() {
+            Ok(organization) => Attachments::new(self.files.clone(), organization, &command.files),
+            Err(_) => Attachments::default(),
         }
     }
 

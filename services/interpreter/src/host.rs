@@ -613,13 +613,13 @@ fn outcome_unknown(tool: &str) -> ToolError {
     )
 }
 
-/// A journaled result as the script got it.
 /// What is called after the conversation was handed over.
 fn handed_off(name: &str) -> ToolError {
     let words = "this conversation has been handed to another agent, so nothing more can be called: end the script";
     ToolError::new("HandedOff", format!("{name}: {words}"))
 }
 
+/// A journaled result as the script got it.
 fn decode(completed: &JournalCompleted) -> Result<Value, ToolError> {
     let unreadable = |error: serde_json::Error| {
         ToolError::new("InternalError", format!("the journaled result of {} cannot be read: {error}", completed.name))

@@ -32,9 +32,9 @@ use std::{
 };
 
 use anyhow::Context as _;
-use construct_bus::{Bus, ConnectOptions, ConsumeOptions, Pool, Tls, User, subject};
+use construct_bus::{Bus, ConnectOptions, ConsumeOptions, Pool, Tls, User, files, subject};
 use construct_domain::compute;
-use construct_runtime::{Common, Context, Lifecycle, ServiceConfig, config};
+use construct_runtime::{Common, Context, Lifecycle, ServiceConfig, clock, config};
 use futures::StreamExt as _;
 use serde::{Deserialize, Serialize};
 use tokio_util::task::TaskTracker;
@@ -220,6 +220,9 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
         .await?;
     lifecycle.spawn_job("topology", bus.clone().keep_topology(lifecycle.draining()));
 
+    let listening = clock::listen(bus.hear_time().await?, lifecycle.draining()).await;
+    lifecycle.spawn_job("clock", listening);
+
     let url = config.interpreter_llm_url.clone();
     let llm = if url.is_empty() { None } else { Some((url, Models::client()?)) };
     let executor = Arc::new(Executor {
@@ -230,6 +233,7 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
         tiers,
         secrets_keys: common.secrets_keys()?,
         llm,
+        files: files::Store::open(common.blob_dir())?,
         running: Running::default(),
         draining: lifecycle.draining(),
         patience: common.shutdown_grace.saturating_sub(Duration::from_secs(1)),

@@ -3,24 +3,43 @@
 pub(crate) mod fuzz;
 mod hostile;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 use std::time::Duration;
 
+use construct_bus::files::{self, Sha256};
+use construct_domain::{FileId, OrganizationId};
+use construct_proto::mesh::v1::AttachedFile;
 use futures::future::BoxFuture;
 use serde_json::Value;
 use tempfile::TempDir;
 use tokio::sync::OnceCell;
 use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
 
 use crate::command::{CommandPolicy, CommandSandbox};
 use crate::modules;
 use crate::sandbox::{self, Engine, EngineConfig, Host, HostCall, IMPORT, Limits, Outcome, ToolTable};
-use crate::tools::{CallContext, Egress, Policy, Toolbox};
+use crate::tools::{Attachments, CallContext, Egress, Policy, Toolbox};
 use crate::workspace::Workspace;
 
 /// Stands in files that no script may read.
 const CANARY: &str = "canary-5f1d0c";
+
+/// What is attached to the conversation of every workspace here.
+const ATTACHED: &str = "attached text";
+
+/// A content, where `files::Store` finds it in this folder.
+pub(crate) fn kept(folder: &Path, organization: OrganizationId, name: &str, content: &[u8]) -> AttachedFile {
+    let sha256 = Sha256::digest(content).to_string();
+    let (first, rest) = sha256.split_at(2);
+    let path = folder.join("files").join(organization.to_string()).join(first);
+    std::fs::create_dir_all(&path).expect("made");
+    std::fs::write(path.join(rest), content).expect("written");
+    let size = i64::try_from(content.len()).expect("small");
+    let id = FileId::from_uuid(Uuid::now_v7()).to_string();
+    AttachedFile { id, name: name.to_owned(), media_type: "text/plain".to_owned(), sha256, size }
+}
 
 /// One engine for all tests, with few instances: what they keep is then small beside what a leak would add.
 fn engine() -> &'static Engine {
@@ -43,6 +62,8 @@ async fn commands() -> CommandSandbox {
 struct Bench {
     directory: TempDir,
     toolbox: Toolbox,
+    /// The file that its scripts may save.
+    attached: AttachedFile,
     table: ToolTable,
     limits: Limits,
 }
@@ -54,9 +75,13 @@ impl Bench {
             std::fs::create_dir(directory.path().join(name)).expect("made");
         }
         let workspace = Workspace::open(directory.path().join("work")).expect("a workspace");
-        let toolbox = Toolbox::new(workspace, policy, egress, commands);
+        let blobs = directory.path().join("blobs");
+        let attached = kept(&blobs, OrganizationId::LOCAL, "a.txt", ATTACHED.as_bytes());
+        let store = files::Store::open(&blobs).expect("a folder");
+        let attachments = Attachments::new(store, OrganizationId::LOCAL, std::slice::from_ref(&attached));
+        let toolbox = Toolbox::new(workspace, policy, egress, commands).with_attachments(attachments);
         let limits = Limits { cpu: Duration::from_secs(10), wall: Duration::from_secs(60), ..Limits::default() };
-        let bench = Self { directory, toolbox, table: crate::tool_table(), limits };
+        let bench = Self { directory, toolbox, attached, table: crate::tool_table(), limits };
         std::fs::write(bench.outside("secret"), CANARY).expect("written");
         std::fs::write(bench.work("inside.txt"), "inside").expect("written");
         bench

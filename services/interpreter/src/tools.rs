@@ -26,6 +26,7 @@ mod output;
 mod print;
 mod program;
 mod read;
+mod save;
 mod search;
 mod secrets;
 mod stop;
@@ -41,7 +42,7 @@ use jiff::Timestamp;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 use tokio_util::sync::CancellationToken;
 
 use crate::blocking::blocking;
@@ -56,6 +57,7 @@ pub use kind::{Kind, Parameter};
 pub use llm::Models;
 pub use markdown::documentation;
 pub use output::{Field, Output};
+pub use save::Attachments;
 pub use secrets::Secrets;
 pub use subject::PolicySubject;
 pub use table::{declarations, definition, definitions};
@@ -119,6 +121,7 @@ pub struct Toolbox {
     secrets: Secrets,
     models: Models,
     subtasks: Subtasks,
+    attachments: Attachments,
     files: Arc<Semaphore>,
     commands: Semaphore,
     requests: Semaphore,
@@ -138,6 +141,7 @@ impl Toolbox {
             secrets: Secrets::default(),
             models: Models::default(),
             subtasks: Subtasks::default(),
+            attachments: Attachments::default(),
             files: Arc::new(Semaphore::new(CONCURRENT_FILE_CALLS)),
             commands: Semaphore::new(CONCURRENT_COMMANDS),
             requests: Semaphore::new(CONCURRENT_REQUESTS),
@@ -161,6 +165,12 @@ impl Toolbox {
     #[must_use]
     pub fn with_subtasks(self, subtasks: Subtasks) -> Self {
         Self { subtasks, ..self }
+    }
+
+    /// The same with what people attached to the conversation.
+    #[must_use]
+    pub fn with_attachments(self, attachments: Attachments) -> Self {
+        Self { attachments, ..self }
     }
 
     /// The workspace the tools work in.
@@ -223,6 +233,7 @@ impl Toolbox {
             "grep" => self.on_files(tool, arguments, cancel, grep::run).await,
             "find_file" => self.on_files(tool, arguments, cancel, find::run).await,
             "delete_file" => self.on_files(tool, arguments, cancel, delete::run).await,
+            "save_file" => self.save(tool, arguments, cancel).await,
             "execute_command" => {
                 let _permit = admit(tool, &self.commands, &cancel).await?;
                 encode(tool, &execute::run(self.commands_with(&cancel, environment), parse(tool, arguments)?).await?)
@@ -246,13 +257,13 @@ impl Toolbox {
                     () = cancel.cancelled() => Err(ToolError::cancelled(tool.name)),
                 }
             }
-            "llm.ask" | "llm.json" => {
+            "llm.ask" | "llm.json" | "llm.embed" => {
                 let _permit = admit(tool, &self.questions, &cancel).await?;
-                let arguments = parse(tool, arguments)?;
                 let answered = async {
                     match tool.name {
-                        "llm.ask" => self.models.ask(arguments).await.map(Value::String),
-                        _ => self.models.json(arguments).await,
+                        "llm.ask" => self.models.ask(parse(tool, arguments)?).await.map(Value::String),
+                        "llm.json" => self.models.json(parse(tool, arguments)?).await,
+                        _ => encode(tool, &self.models.embed(parse(tool, arguments)?).await?),
                     }
                 };
                 tokio::select! {
@@ -364,19 +375,15 @@ impl Toolbox {
         R: Serialize + 'static,
     {
         let arguments: A = parse(tool, arguments)?;
-        let permit = tokio::select! {
-            permit = Arc::clone(&self.files).acquire_owned() => permit,
-            () = cancel.cancelled() => return Err(ToolError::cancelled(tool.name)),
-        };
-        let of_all = admit(tool, &FILE_CALLS, &cancel).await?;
+        let permits = self.admit_to_files(tool, &cancel).await?;
         let workspace = self.workspace.clone();
         let stop = Stop::new(cancel.clone(), tool.limits.wall);
         let working = blocking(move || {
             // Held by the thread and not by the call, which may be given up before the thread ends.
-            let _permits = (permit, of_all);
+            let _permits = permits;
             run(&workspace, arguments, &stop).and_then(|result| encode(tool, &result))
         });
-        let died = || ToolError::internal(tool.name, "the thread that worked for it ended unexpectedly");
+        let died = || died(tool);
         if tool.effect != Effect::Read {
             // Once begun, a write is waited for: its caller must know whether it happened.
             return working.await.ok_or_else(died)?;
@@ -386,6 +393,47 @@ impl Toolbox {
             () = cancel.cancelled() => Err(ToolError::cancelled(tool.name)),
         }
     }
+
+    /// Saves an attached file: its content is read here, and written on a thread where that may block.
+    async fn save(
+        &self,
+        tool: &'static Definition,
+        arguments: Value,
+        cancel: CancellationToken,
+    ) -> Result<Value, ToolError> {
+        let arguments: save::Arguments = parse(tool, arguments)?;
+        let permits = self.admit_to_files(tool, &cancel).await?;
+        let (pieces, content) = self.attachments.read(&arguments, self.policy.commands.limits.file_bytes).await?;
+        let (sender, receiver) = tokio::sync::mpsc::channel(1);
+        let workspace = self.workspace.clone();
+        let stop = Stop::new(cancel, tool.limits.wall);
+        let writing = blocking(move || {
+            let _permits = permits;
+            save::write(&workspace, &arguments, &content, receiver, &stop)
+        });
+        // It ends by itself when it is cancelled, and is waited for: its caller must know whether it happened.
+        let (saved, ()) = tokio::join!(writing, save::pass(pieces, sender));
+        encode(tool, &saved.ok_or_else(|| died(tool))??)
+    }
+
+    /// Leave to work on files, among the calls of this toolbox and of all.
+    async fn admit_to_files(
+        &self,
+        tool: &Definition,
+        cancel: &CancellationToken,
+    ) -> Result<(OwnedSemaphorePermit, SemaphorePermit<'static>), ToolError> {
+        let cancelled = || ToolError::cancelled(tool.name);
+        let permit = tokio::select! {
+            permit = Arc::clone(&self.files).acquire_owned() => permit.map_err(|_| cancelled())?,
+            () = cancel.cancelled() => return Err(cancelled()),
+        };
+        Ok((permit, admit(tool, &FILE_CALLS, cancel).await?))
+    }
+}
+
+/// A thread that worked for a call is gone.
+fn died(tool: &Definition) -> ToolError {
+    ToolError::internal(tool.name, "the thread that worked for it ended unexpectedly")
 }
 
 /// The tool of this name, if the toolbox provides it.
@@ -397,7 +445,7 @@ async fn admit<'a>(
     tool: &Definition,
     semaphore: &'a Semaphore,
     cancel: &CancellationToken,
-) -> Result<tokio::sync::SemaphorePermit<'a>, ToolError> {
+) -> Result<SemaphorePermit<'a>, ToolError> {
     tokio::select! {
         permit = semaphore.acquire() => permit.map_err(|_| ToolError::cancelled(tool.name)),
         () = cancel.cancelled() => Err(ToolError::cancelled(tool.name)),

@@ -142,7 +142,7 @@ impl Answer {
                 let text = extractor.as_mut().map(|extractor| extractor.push(&json)).unwrap_or_default();
                 Ok((!text.is_empty()).then(|| Visible { block: block_number(at), kind: Kind::Code, text }))
             }
-            Chunk::Usage(_) => Ok(None),
+            Chunk::Usage(_) | Chunk::Named { .. } => Ok(None),
             Chunk::Stop(reason) => {
                 self.stop = Some(reason);
                 Ok(None)

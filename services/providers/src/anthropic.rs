@@ -25,6 +25,8 @@ const VERSION: HeaderValue = HeaderValue::from_static("2023-06-01");
 
 /// Of the four cache breakpoints a request may carry, the tools and the system prompt take two.
 const CACHED_USER_TURNS: usize = 2;
+/// The longest image that is taken, in base64: "image exceeds 5 MB maximum" is said of more.
+const IMAGE: usize = 5 << 20;
 
 /// Beginnings of the names of models that think within a budget they are given, as compatible servers' do. None will be
 /// added here: the vendor gave the budget up.
@@ -306,6 +308,9 @@ fn block(part: &Part) -> Value {
 }
 
 fn shown(media: &Media) -> Value {
+    if media.is_image() && media.base64.len() > IMAGE {
+        return json!({"type": "text", "text": media.left_out()});
+    }
     let source = json!({"type": "base64", "media_type": media.media_type, "data": media.base64});
     if media.is_image() {
         return json!({"type": "image", "source": source});
@@ -349,6 +354,8 @@ enum Event {
 
 #[derive(Deserialize)]
 struct MessageStart {
+    id: Option<String>,
+    model: Option<String>,
     usage: Option<WireUsage>,
 }
 
@@ -454,7 +461,10 @@ impl Dialect for Wire {
         let event: Event = serde_json::from_str(&event.data)
             .map_err(|error| Failure::transient(format!("the stream holds an event that cannot be read: {error}")))?;
         match event {
-            Event::MessageStart { message } => self.count(message.usage, chunks),
+            Event::MessageStart { message: MessageStart { id, model, usage } } => {
+                chunks.push_back(Chunk::Named { id: id.unwrap_or_default(), model: model.unwrap_or_default() });
+                self.count(usage, chunks);
+            }
             Event::ContentBlockStart { index, content_block } => match content_block {
                 ContentBlock::Text { text } if !text.is_empty() => chunks.push_back(Chunk::Text(text)),
                 ContentBlock::ToolUse { id, name, input } => {

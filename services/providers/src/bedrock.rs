@@ -34,6 +34,10 @@ use crate::{
 
 /// Of the four cache points a request may carry, the tools and the system prompt take two.
 const CACHED_USER_TURNS: usize = 2;
+/// The longest image and document that are taken, in base64: of 3.75 MB and 4.5 MB
+/// (<https://docs.aws.amazon.com/bedrock/latest/APIReference/API_runtime_Message.html>).
+const IMAGE: usize = 3_750_000 / 3 * 4;
+const DOCUMENT: usize = 4_500_000 / 3 * 4;
 const JSON: HeaderValue = HeaderValue::from_static("application/json");
 
 /// An account with AWS, in one region.
@@ -266,6 +270,10 @@ fn block(part: &Part, at: usize) -> Option<Value> {
 }
 
 fn shown(media: &Media, at: usize) -> Value {
+    let most = if media.is_image() { IMAGE } else { DOCUMENT };
+    if media.base64.len() > most {
+        return json!({"text": media.left_out()});
+    }
     let source = json!({"bytes": media.base64});
     if let Some(format) = media.media_type.strip_prefix("image/") {
         return json!({"image": {"format": format, "source": source}});

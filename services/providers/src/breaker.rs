@@ -14,6 +14,7 @@ use construct_proto::{
     mesh::v1::FailureClass,
     v1::{self, breaker as wire},
 };
+use construct_runtime::clock;
 use jiff::Timestamp;
 use tokio::{sync::mpsc, time::Instant};
 
@@ -212,7 +213,7 @@ fn refused(key: &Key, again: Instant, now: Instant) -> Failure {
 /// A point in the time of this process as one that others understand.
 fn at(instant: Instant, now: Instant) -> Timestamp {
     let left = instant.saturating_duration_since(now);
-    Timestamp::now().checked_add(left).unwrap_or(Timestamp::MAX)
+    clock::now().checked_add(left).unwrap_or(Timestamp::MAX)
 }
 
 fn timestamp(at: Timestamp) -> prost_types::Timestamp {

@@ -26,6 +26,18 @@ pub(crate) enum Outcome {
     HandedBack,
 }
 
+impl Outcome {
+    /// That of a call which ended before its answer began.
+    pub(crate) fn of(ended: Ended) -> Self {
+        match ended {
+            Ended::Completed => Self::Failed(Failure::internal("an answer ended that had not begun")),
+            Ended::Failed(failure) => Self::Failed(failure),
+            Ended::Cancelled { reason } => Self::Cancelled { reason, said: Vec::new() },
+            Ended::HandedBack => Self::HandedBack,
+        }
+    }
+}
+
 /// Makes a call and streams its answer. Gives the usage with its cost, and the id of the model that answered or was called
 /// last.
 pub(crate) async fn answer(router: &Router, call: RoutedCall<'_>, deltas: &mut Deltas<'_>) -> (Outcome, Usage, String) {
@@ -35,12 +47,8 @@ pub(crate) async fn answer(router: &Router, call: RoutedCall<'_>, deltas: &mut D
         (Ended::Completed, Some(answer)) => {
             Outcome::Completed(Completed { input_tokens: routed.input_tokens, ..answer.complete() })
         }
-        (Ended::Completed, None) => Outcome::Failed(Failure::internal("an answer ended that had not begun")),
-        (Ended::Failed(failure), _) => Outcome::Failed(failure),
-        (Ended::Cancelled { reason }, answer) => {
-            Outcome::Cancelled { reason, said: answer.map(Answer::said).unwrap_or_default() }
-        }
-        (Ended::HandedBack, _) => Outcome::HandedBack,
+        (Ended::Cancelled { reason }, Some(answer)) => Outcome::Cancelled { reason, said: answer.said() },
+        (ended, _) => Outcome::of(ended),
     };
     (outcome, routed.usage, routed.model_id)
 }

@@ -68,6 +68,7 @@ pub(crate) enum What {
     Arguments { slot: u32, json: String },
     Usage(Usage),
     Stop(String),
+    Named { id: String, model: String },
     Vector(Vec<f32>),
 }
 
@@ -127,6 +128,7 @@ impl What {
             Chunk::Arguments { slot, json } => Self::Arguments { slot, json },
             Chunk::Usage(usage) => Self::Usage(usage),
             Chunk::Stop(reason) => Self::Stop(reason.as_str_name().to_owned()),
+            Chunk::Named { id, model } => Self::Named { id, model },
             Chunk::Vector(vector) => Self::Vector(vector),
         }
     }
@@ -139,6 +141,7 @@ impl What {
             Self::Call { slot, id, name } => Chunk::Call { slot, id, name },
             Self::Arguments { slot, json } => Chunk::Arguments { slot, json },
             Self::Usage(usage) => Chunk::Usage(usage),
+            Self::Named { id, model } => Chunk::Named { id, model },
             Self::Stop(name) => Chunk::Stop(StopReason::from_str_name(&name).unwrap_or_default()),
             Self::Vector(vector) => Chunk::Vector(vector),
         }

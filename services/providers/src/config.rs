@@ -16,6 +16,9 @@ pub struct Config {
     /// Model calls at work in this process at most. Further commands wait in the queue, where another replica may
     /// take them. At least 1.
     pub providers_concurrency: usize,
+    /// Bytes of attached files that calls at work in this process show at most. A call that would show more waits for others; one
+    /// shows up to 20 MiB. Counted as they are stored; while a request is built, each is in memory several times, encoded. At least 1 MiB.
+    pub providers_attached_bytes: u64,
     /// Until a connection to a vendor stands: name resolution, TCP and TLS.
     #[serde(with = "config::duration")]
     pub providers_connect_timeout: Duration,
@@ -55,6 +58,7 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             providers_concurrency: 256,
+            providers_attached_bytes: 128 << 20,
             providers_connect_timeout: Duration::from_secs(10),
             providers_first_byte_timeout: Duration::from_secs(60),
             providers_idle_timeout: Duration::from_secs(60),
@@ -76,6 +80,9 @@ impl ServiceConfig for Config {
         common.master_keys()?;
         if self.providers_concurrency == 0 {
             return Err(Invalid::new("providers_concurrency", "must be at least 1"));
+        }
+        if self.providers_attached_bytes < 1 << 20 {
+            return Err(Invalid::new("providers_attached_bytes", "must be at least 1 MiB, which is 1048576"));
         }
         if self.providers_tries == 0 {
             return Err(Invalid::new("providers_tries", "must be at least 1"));

@@ -18,6 +18,7 @@ pub(crate) const FLAVOR: Flavor = Flavor {
     images: false,
     documents: false,
     thoughts: Thoughts::WithEveryCall,
+    breakpoints: |_| false,
     tells_cost: false,
     effort: |effort, _| match effort {
         Effort::Off => json!({"thinking": {"type": "disabled"}}),

@@ -5,17 +5,21 @@ use futures::stream::{self, BoxStream, StreamExt as _, TryStreamExt as _};
 
 use crate::{failure::Failure, vendor::Chunk};
 
-/// All vectors of a call, and the tokens read where the vendor says.
-pub(crate) type Embedded = (Vec<Vec<f32>>, Option<i64>);
+/// All vectors of a call, and what was used where the vendor says.
+pub(crate) type Embedded = (Vec<Vec<f32>>, Option<Usage>);
+
+/// So many tokens read; none where the vendor has not counted.
+pub(crate) fn read(tokens: i64) -> Option<Usage> {
+    (tokens > 0).then(|| Usage { input_tokens: tokens, ..Usage::default() })
+}
 
 /// An answer that comes at once, as the router takes it: vectors in their order, then what was used.
 pub(crate) fn all(
     embedded: impl Future<Output = Result<Embedded, Failure>> + Send + 'static,
 ) -> BoxStream<'static, Result<Chunk, Failure>> {
     let chunks = async {
-        let (vectors, tokens) = embedded.await?;
-        let usage = tokens.map(|input_tokens| Chunk::Usage(Usage { input_tokens, ..Usage::default() }));
-        Ok(stream::iter(vectors.into_iter().map(Chunk::Vector).chain(usage).map(Ok)))
+        let (vectors, used) = embedded.await?;
+        Ok(stream::iter(vectors.into_iter().map(Chunk::Vector).chain(used.map(Chunk::Usage)).map(Ok)))
     };
     stream::once(chunks).try_flatten().boxed()
 }

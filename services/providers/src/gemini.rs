@@ -9,6 +9,7 @@ use construct_proto::{
     mesh::v1::{FailureClass, model_completed::StopReason},
     v1::VendorModel,
 };
+use construct_runtime::clock;
 use futures::{
     FutureExt as _,
     future::BoxFuture,
@@ -146,7 +147,7 @@ impl Vendor for Gemini {
                 tokens += answer.usage_metadata.map_or(0, |usage| usage.prompt_token_count.max(0));
                 vectors.extend(answer.embeddings.into_iter().map(|embedding| embedding.values));
             }
-            Ok((vectors, (tokens > 0).then_some(tokens)))
+            Ok((vectors, embed::read(tokens)))
         })
     }
 
@@ -302,6 +303,8 @@ fn content(turn: &Turn, signed: bool) -> Value {
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Response {
+    response_id: Option<String>,
+    model_version: Option<String>,
     #[serde(default)]
     candidates: Vec<Candidate>,
     prompt_feedback: Option<Feedback>,
@@ -392,6 +395,7 @@ struct WireError {
 
 #[derive(Default)]
 struct Wire {
+    named: bool,
     calls: u32,
     finished: bool,
 }
@@ -410,6 +414,11 @@ impl Dialect for Wire {
                 FailureClass::ContentRefused,
                 format!("the vendor refused to read the conversation ({reason})"),
             ));
+        }
+        if !self.named && response.model_version.is_some() {
+            self.named = true;
+            let (id, model) = (response.response_id.unwrap_or_default(), response.model_version.unwrap_or_default());
+            chunks.push_back(Chunk::Named { id, model });
         }
         if let Some(usage) = response.usage_metadata {
             chunks.push_back(Chunk::Usage(usage.tokens()));
@@ -519,7 +528,7 @@ fn failure(status: Option<u16>, error: &WireError) -> Failure {
         ("", status) => status,
         (message, _) => message,
     };
-    Failure::new(class, message).with_retry_at(retry_at(&error.details, Timestamp::now()))
+    Failure::new(class, message).with_retry_at(retry_at(&error.details, clock::now()))
 }
 
 /// When another try is welcome: a `RetryInfo` says it as `"retryDelay": "34s"`.

@@ -7,6 +7,7 @@ use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use bytes::Bytes;
 use construct_proto::mesh::v1::FailureClass;
+use construct_runtime::clock;
 use futures::{
     FutureExt as _,
     stream::{self, BoxStream, StreamExt as _},
@@ -152,13 +153,13 @@ impl Http {
         let silent = |_| Failure::transient(format!("the vendor did not answer for {} s", patience.as_secs_f64()));
         let response = timeout(patience, request?.send()).await.map_err(silent)?.map_err(transport)?;
         if let Some(observer) = &self.observer {
-            observer.headroom(headroom::read(limits, response.headers(), Timestamp::now()));
+            observer.headroom(headroom::read(limits, response.headers(), clock::now()));
         }
         let status = response.status().as_u16();
         if response.status().is_success() {
             return Ok(response);
         }
-        let retry_at = retry_at(response.headers(), Timestamp::now());
+        let retry_at = retry_at(response.headers(), clock::now());
         let body = body(response, MAX_ERROR_BODY, BODY_TIMEOUT).await;
         let failure = refused(status, &body).with_status(status);
         // Some vendors say in the body when another try is welcome.
@@ -197,10 +198,9 @@ pub(crate) struct Endpoint {
 }
 
 impl Endpoint {
-    pub(crate) fn parse(base_url: &str, default: &str, key: Option<SecretString>) -> Result<Self, Failure> {
-        let text = if base_url.is_empty() { default } else { base_url };
-        let base =
-            Url::parse(text).map_err(|error| Failure::configuration(format!("the base URL is not a URL: {error}")))?;
+    pub(crate) fn parse(base_url: &str, key: Option<SecretString>) -> Result<Self, Failure> {
+        let base = Url::parse(base_url)
+            .map_err(|error| Failure::configuration(format!("the base URL is not a URL: {error}")))?;
         if !matches!(base.scheme(), "http" | "https") || base.host_str().is_none() {
             return Err(Failure::configuration("the base URL must begin with http:// or https:// and name a host"));
         }
@@ -277,7 +277,7 @@ impl<D: Dialect> Exchange<D> {
             Err(_) => return Err(self.silent("did not answer", self.timeouts.first_byte)),
         };
         if let Some(observer) = &self.observer {
-            observer.headroom(headroom::read(D::LIMITS, response.headers(), Timestamp::now()));
+            observer.headroom(headroom::read(D::LIMITS, response.headers(), clock::now()));
         }
         let status = response.status().as_u16();
         cassette::head(status, response.headers());
@@ -286,7 +286,7 @@ impl<D: Dialect> Exchange<D> {
         if response.status().is_success() && !is_json {
             return Ok(response);
         }
-        let retry_at = retry_at(response.headers(), Timestamp::now());
+        let retry_at = retry_at(response.headers(), clock::now());
         let body = body(response, MAX_ERROR_BODY, BODY_TIMEOUT).await;
         let failure = self.dialect.refused(status, &body).with_status(status);
         // Some vendors say in the body when another try is welcome.
@@ -475,7 +475,7 @@ mod tests {
             ("https://host/v1/", "https://host/v1/messages"),
             ("http://host:1/proxy/v1", "http://host:1/proxy/v1/messages"),
         ] {
-            let endpoint = Endpoint::parse(base, "", None).expect("a base URL");
+            let endpoint = Endpoint::parse(base, None).expect("a base URL");
             assert_eq!(endpoint.join("/v1", "/v1/messages").as_str(), url);
         }
     }
@@ -483,7 +483,7 @@ mod tests {
     #[test]
     fn a_base_url_of_another_kind_is_refused() {
         for base in ["ftp://host", "host", "file:///etc/passwd", "unix:/run/x"] {
-            let failure = Endpoint::parse(base, "", None).expect_err(base);
+            let failure = Endpoint::parse(base, None).expect_err(base);
             assert_eq!(failure.class, FailureClass::Configuration);
         }
     }

@@ -13,7 +13,7 @@ use std::{
 };
 
 use construct_proto::mesh::v1::{FailureClass, Provider, SealedSecret};
-use jiff::Timestamp;
+use construct_runtime::clock;
 use tokio::{
     sync::Notify,
     time::{Instant, sleep_until, timeout},
@@ -326,7 +326,7 @@ impl Lease {
                 true
             }
             FailureClass::RateLimited => {
-                let asked = failure.wait_asked(Timestamp::now()).map(|wait| wait.min(LONGEST));
+                let asked = failure.wait_asked(clock::now()).map(|wait| wait.min(LONGEST));
                 // A single key is spared for as long as the vendor says; otherwise the pauses between tries spare it.
                 let pause = asked.or_else(|| has_others.then_some(LIMITED));
                 if let Some(pause) = pause {
@@ -364,7 +364,7 @@ impl Observe for Observer {
 }
 
 fn exhausted(at: Option<Instant>, now: Instant) -> Failure {
-    let retry_at = at.and_then(|at| Timestamp::now().checked_add(at.saturating_duration_since(now)).ok());
+    let retry_at = at.and_then(|at| clock::now().checked_add(at.saturating_duration_since(now)).ok());
     Failure::new(FailureClass::RateLimited, "every API key of the provider is at its limit").with_retry_at(retry_at)
 }
 

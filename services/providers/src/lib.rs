@@ -8,6 +8,7 @@
 
 mod answer;
 mod anthropic;
+mod attached;
 mod bedrock;
 mod breaker;
 mod call;
@@ -49,14 +50,14 @@ use std::sync::Arc;
 
 use anyhow::Context as _;
 use construct_bus::{Bus, ConnectOptions, Tls, User};
-use construct_runtime::Context;
+use construct_runtime::{Context, clock};
 use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 pub use self::config::Config;
 use self::{
-    breaker::Breakers, cancels::Cancels, check::Checks, http::Http, local::Shelf, router::Router, vendor::Vendors,
-    worker::Worker,
+    attached::Attached, breaker::Breakers, cancels::Cancels, check::Checks, http::Http, local::Shelf, router::Router,
+    vendor::Vendors, worker::Worker,
 };
 
 /// Connects to the mesh and begins to take commands.
@@ -84,6 +85,8 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
         .await?;
     let lifecycle = context.lifecycle();
     lifecycle.spawn_job("topology", bus.clone().keep_topology(lifecycle.draining()));
+    let listening = clock::listen(bus.hear_time().await?, lifecycle.draining()).await;
+    lifecycle.spawn_job("clock", listening);
     let (breakers, changed) = Breakers::new();
     let shared = breaker::share::start(&bus, context.instance_id(), &breakers, changed, lifecycle).await;
     shared.context("cannot hear of breakers")?;
@@ -113,9 +116,11 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
         };
         proxy::spawn(parts, listener, lifecycle);
     }
+    let attached = Attached::open(common.blob_dir(), config.providers_attached_bytes);
     let worker = Worker {
         bus,
         router,
+        attached: attached.context("the files of messages cannot be opened")?,
         call_timeout: config.providers_call_timeout,
         cancels: Cancels::default(),
         hand_back: CancellationToken::new(),

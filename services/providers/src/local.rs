@@ -122,7 +122,7 @@ impl Shelf {
             tokens += read;
             vector
         });
-        Ok((vectors.collect(), Some(i64::try_from(tokens).unwrap_or(i64::MAX))))
+        Ok((vectors.collect(), embed::read(i64::try_from(tokens).unwrap_or(i64::MAX))))
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<String, Loaded>> {

@@ -36,7 +36,7 @@ impl Meter {
             Chunk::Arguments { json, .. } => self.bytes += json.len(),
             Chunk::Usage(usage) => self.reported = Some(*usage),
             // Opaque data is not written by the model.
-            Chunk::ThinkingData(_) | Chunk::Call { .. } | Chunk::Stop(_) | Chunk::Vector(_) => {}
+            Chunk::ThinkingData(_) | Chunk::Call { .. } | Chunk::Stop(_) | Chunk::Named { .. } | Chunk::Vector(_) => {}
         }
     }
 

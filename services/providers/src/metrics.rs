@@ -7,7 +7,7 @@
 use std::{sync::Arc, time::Duration};
 
 use construct_domain::money::Usage;
-use construct_proto::mesh::v1::FailureClass;
+use construct_proto::{mesh::v1::FailureClass, v1::ModelProviderType};
 use opentelemetry::{
     KeyValue,
     metrics::{Counter, Histogram, Meter, UpDownCounter},
@@ -212,7 +212,22 @@ impl Labels {
     /// What the conventions call the operation and the vendor.
     pub(crate) fn words(target: &Target, request: &Request) -> (&'static str, String) {
         let operation = if request.embed.is_some() { "embeddings" } else { "chat" };
-        (operation, Origin::of(&target.provider).vendor)
+        let vendor = match target.provider.r#type() {
+            ModelProviderType::Bedrock => "aws.bedrock".to_owned(),
+            ModelProviderType::Gemini => "gcp.gemini".to_owned(),
+            ModelProviderType::Xai => "x_ai".to_owned(),
+            ModelProviderType::OpenaiResponses => "openai".to_owned(),
+            // The conventions call them as we do, or know nothing of them.
+            ModelProviderType::Anthropic
+            | ModelProviderType::Openai
+            | ModelProviderType::Deepseek
+            | ModelProviderType::Ollama
+            | ModelProviderType::Openrouter
+            | ModelProviderType::Local
+            | ModelProviderType::Scripted
+            | ModelProviderType::Unspecified => Origin::of(&target.provider).vendor,
+        };
+        (operation, vendor)
     }
 
     fn and(&self, name: &'static str, value: &'static str) -> Vec<KeyValue> {

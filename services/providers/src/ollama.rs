@@ -83,7 +83,7 @@ impl Vendor for Ollama {
             let refused = |status, body: &[u8]| Wire::default().refused(status, body);
             let answer: Embedded = http.large(post, Wire::LIMITS, refused).await?;
             embed::as_many(wanted, answer.embeddings.len())?;
-            Ok((answer.embeddings, answer.prompt_eval_count.filter(|&tokens| tokens > 0)))
+            Ok((answer.embeddings, answer.prompt_eval_count.and_then(embed::read)))
         })
     }
 
@@ -216,6 +216,7 @@ fn push(messages: &mut Vec<Value>, turn: &Turn) {
 
 #[derive(Deserialize)]
 struct Line {
+    model: Option<String>,
     message: Option<Message>,
     #[serde(default)]
     done: bool,
@@ -249,6 +250,7 @@ struct Function {
 
 #[derive(Default)]
 struct Wire {
+    named: bool,
     calls: u32,
     done: bool,
 }
@@ -261,6 +263,10 @@ impl Dialect for Wire {
             .map_err(|error| Failure::transient(format!("the stream holds a line that cannot be read: {error}")))?;
         if let Some(error) = line.error {
             return Err(failure(None, &error));
+        }
+        if let Some(model) = line.model.filter(|_| !self.named) {
+            self.named = true;
+            chunks.push_back(Chunk::Named { id: String::new(), model });
         }
         if let Some(message) = line.message {
             chunks.extend(message.thinking.filter(|text| !text.is_empty()).map(Chunk::Thinking));

@@ -31,6 +31,9 @@ use crate::{
     vendor::{Chunk, Effort, Embed, Format, Request, Tool, ToolChoice, Vendor},
 };
 
+/// Of the four breakpoints that a request may carry, the tools and the system prompt take two.
+const CACHED_USER_TURNS: usize = 2;
+
 /// An account with OpenAI, or with something that speaks its protocol.
 pub(crate) struct OpenAi {
     http: Http,
@@ -61,7 +64,7 @@ impl Vendor for OpenAi {
     }
 
     fn embed(&self, request: Arc<Request>) -> BoxStream<'static, Result<Chunk, Failure>> {
-        embed(&self.http, &self.endpoint, &request)
+        embed(&self.http, &self.endpoint, &request, self.flavor.tells_cost)
     }
 
     fn models(&self) -> BoxFuture<'static, Result<Vec<VendorModel>, Failure>> {
@@ -75,7 +78,12 @@ impl Vendor for OpenAi {
 }
 
 /// Texts as vectors: <https://platform.openai.com/docs/api-reference/embeddings/create>.
-pub(crate) fn embed(http: &Http, endpoint: &Endpoint, request: &Request) -> BoxStream<'static, Result<Chunk, Failure>> {
+pub(crate) fn embed(
+    http: &Http,
+    endpoint: &Endpoint,
+    request: &Request,
+    tells_cost: bool,
+) -> BoxStream<'static, Result<Chunk, Failure>> {
     let Some(Embed { texts, dimensions }) = &request.embed else { return stream::empty().boxed() };
     let wanted = texts.len();
     // Numbers and not base64: that is what every server has.
@@ -95,8 +103,13 @@ pub(crate) fn embed(http: &Http, endpoint: &Endpoint, request: &Request) -> BoxS
         let mut answer: Embedded = http.large(post, LIMITS, refused).await?;
         embed::as_many(wanted, answer.data.len())?;
         answer.data.sort_by_key(|embedding| embedding.index);
-        let tokens = answer.usage.map(|usage| usage.prompt_tokens.max(0)).filter(|&tokens| tokens > 0);
-        Ok((answer.data.into_iter().map(|embedding| embedding.embedding).collect(), tokens))
+        let used = answer.usage.map(|usage| Usage {
+            input_tokens: usage.prompt_tokens.max(0),
+            cost_pico_usd: usage.cost.filter(|_| tells_cost).and_then(|cost| cost.as_f64()).map_or(0, pico_usd),
+            ..Usage::default()
+        });
+        let used = used.filter(|used| !used.is_zero());
+        Ok((answer.data.into_iter().map(|embedding| embedding.embedding).collect(), used))
     })
 }
 
@@ -117,6 +130,8 @@ struct Embedding {
 struct EmbeddedUsage {
     #[serde(default)]
     prompt_tokens: i64,
+    /// As in answers.
+    cost: Option<Value>,
 }
 
 /// What is offered. The vendor itself tells names only; servers that are compatible with it tell more, each in its own way.
@@ -164,6 +179,8 @@ pub(crate) struct Flavor {
     /// PDF documents.
     pub(crate) documents: bool,
     pub(crate) thoughts: Thoughts,
+    /// Whether what stands behind a model's name has to be told what to keep in its cache.
+    pub(crate) breakpoints: fn(&str) -> bool,
     /// Whether what it says a call has cost is what it charges.
     pub(crate) tells_cost: bool,
     /// The fields that say how much to think.
@@ -191,6 +208,7 @@ const ORIGINAL: Flavor = Flavor {
     images: true,
     documents: true,
     thoughts: Thoughts::Never,
+    breakpoints: |_| false,
     tells_cost: false,
     effort: |wanted, model| json!({"reasoning_effort": effort(wanted, model)}),
     check: "/models",
@@ -202,6 +220,7 @@ const COMPATIBLE: Flavor = Flavor {
     images: true,
     documents: false,
     thoughts: Thoughts::WithCalls,
+    breakpoints: |_| false,
     tells_cost: false,
     effort: |wanted, _| json!({"reasoning_effort": wanted.word()}),
     check: "/models",
@@ -264,15 +283,31 @@ impl<'a> Body<'a> {
         if !request.system.trim().is_empty() {
             messages.push(json!({"role": "system", "content": request.system}));
         }
+        let marks = (flavor.breakpoints)(&request.model);
+        let mut marked = Vec::new();
+        if marks && !messages.is_empty() {
+            marked.push(0);
+        }
+        let mut of_users = Vec::new();
         for turn in request.turns() {
+            let (role, before) = (turn.role, messages.len());
             push(&mut messages, turn, flavor);
+            if marks && role == Role::User && messages.len() > before {
+                of_users.push(messages.len() - 1);
+            }
+        }
+        marked.extend(of_users.into_iter().rev().take(CACHED_USER_TURNS));
+        marked.into_iter().for_each(|at| mark(&mut messages[at]));
+        let mut tools: Vec<Value> = request.tools.iter().map(tool).collect();
+        if let Some(last) = tools.last_mut().filter(|_| marks) {
+            last["cache_control"] = breakpoint();
         }
         let mut named = request.effort().map_or_else(|| json!({}), |effort| (flavor.effort)(effort, &request.model));
         named[flavor.limit] = json!(request.max_tokens);
         Self {
             model: &request.model,
             messages,
-            tools: request.tools.iter().map(tool).collect(),
+            tools,
             tool_choice: choice(&request.choice).filter(|_| !request.tools.is_empty()),
             parallel_tool_calls: (request.one_call && !request.tools.is_empty()).then_some(false),
             response_format: format(&request.format),
@@ -284,6 +319,22 @@ impl<'a> Body<'a> {
             stop: &parameters.stop_sequences,
             named,
         }
+    }
+}
+
+fn breakpoint() -> Value {
+    json!({"type": "ephemeral"})
+}
+
+/// Everything up to the last text of this message may be read from the cache the next time.
+fn mark(message: &mut Value) {
+    if let Value::String(text) = &mut message["content"] {
+        let text = std::mem::take(text);
+        message["content"] = json!([{"type": "text", "text": text}]);
+    }
+    let parts = message["content"].as_array_mut().into_iter().flatten();
+    if let Some(text) = parts.rev().find(|part| part["type"] == "text") {
+        text["cache_control"] = breakpoint();
     }
 }
 
@@ -395,8 +446,10 @@ impl Kept {
 
 #[derive(Deserialize)]
 struct Event {
-    #[serde(default)]
-    choices: Vec<Choice>,
+    /// Texts, but servers differ.
+    id: Option<Value>,
+    model: Option<Value>,
+    choices: Option<Vec<Choice>>,
     usage: Option<WireUsage>,
     error: Option<Value>,
 }
@@ -454,6 +507,7 @@ struct CompletionDetails {
 #[derive(Deserialize)]
 struct PromptDetails {
     cached_tokens: Option<i64>,
+    cache_write_tokens: Option<i64>,
 }
 
 impl WireUsage {
@@ -461,28 +515,36 @@ impl WireUsage {
     fn tokens(&self, tells_cost: bool) -> Usage {
         let prompt = self.prompt_tokens.unwrap_or(0).max(0);
         let completion = self.completion_tokens.unwrap_or(0).max(0);
-        let cached = self.prompt_tokens_details.as_ref().and_then(|details| details.cached_tokens);
+        let details = self.prompt_tokens_details.as_ref();
+        let cached = details.and_then(|details| details.cached_tokens);
         let cached = cached.or(self.prompt_cache_hit_tokens).unwrap_or(0).clamp(0, prompt);
+        let written = details.and_then(|details| details.cache_write_tokens).unwrap_or(0).clamp(0, prompt - cached);
         // xAI leaves reasoning out of the completion, but not out of the total nor out of the bill.
         let beyond_prompt = self.total_tokens.map_or(0, |total| total.saturating_sub(prompt));
         let output = completion.max(beyond_prompt);
         let cost = self.cost.as_ref().filter(|_| tells_cost).and_then(Value::as_f64);
         let thinking = self.completion_tokens_details.as_ref().and_then(|details| details.reasoning_tokens);
         Usage {
-            input_tokens: prompt - cached,
+            input_tokens: prompt - cached - written,
             output_tokens: output,
             cache_read_tokens: cached,
+            cache_write_tokens: written,
             thinking_tokens: thinking.unwrap_or(0).clamp(0, output),
-            // Whole dollars times 10^12 fit the type up to nine million; beyond, and for what is no number, the cast saturates.
-            cost_pico_usd: cost.map_or(0, |dollars| (dollars.max(0.0) * 1e12).round() as i64),
-            ..Usage::default()
+            cost_pico_usd: cost.map_or(0, pico_usd),
         }
     }
+}
+
+/// What a server says a call has cost, in dollars.
+fn pico_usd(dollars: f64) -> i64 {
+    // Whole dollars times 10^12 fit the type up to nine million; beyond, and for what is no number, the cast saturates.
+    (dollars.max(0.0) * 1e12).round() as i64
 }
 
 #[derive(Default)]
 struct Wire {
     tells_cost: bool,
+    named: bool,
     /// The calls so far; a call's place here is its slot.
     calls: Vec<OpenCall>,
     details: Details,
@@ -511,8 +573,16 @@ impl Dialect for Wire {
         if let Some(error) = event.error.filter(|error| !error.is_null()) {
             return Err(failure(None, &error));
         }
+        // Some events before the answer's name nothing.
+        if let (false, Some(Value::String(model))) = (self.named, event.model)
+            && !model.is_empty()
+        {
+            self.named = true;
+            let id = event.id.as_ref().and_then(Value::as_str).unwrap_or_default().to_owned();
+            chunks.push_back(Chunk::Named { id, model });
+        }
         // Only one answer is asked for.
-        if let Some(choice) = event.choices.into_iter().next() {
+        if let Some(choice) = event.choices.into_iter().flatten().next() {
             self.choice(choice, chunks);
         }
         if let Some(usage) = event.usage {
@@ -564,7 +634,8 @@ impl Wire {
         for call in delta.tool_calls.unwrap_or_default() {
             self.call(call, chunks);
         }
-        if let Some(reason) = choice.finish_reason {
+        // Some servers say with every piece that there is none yet.
+        if let Some(reason) = choice.finish_reason.filter(|reason| !reason.is_empty()) {
             self.finished = true;
             chunks.push_back(Chunk::Stop(if self.refused { StopReason::Refused } else { stop_reason(&reason) }));
         }

@@ -1,6 +1,7 @@
 //! OpenRouter: OpenAI's Chat Completions in its own flavor, documented at
 //! <https://openrouter.ai/docs/api-reference/chat-completion> and
-//! <https://openrouter.ai/docs/use-cases/reasoning-tokens>.
+//! <https://openrouter.ai/docs/use-cases/reasoning-tokens>; what is cached, at
+//! <https://openrouter.ai/docs/guides/best-practices/prompt-caching>.
 
 use serde_json::json;
 
@@ -15,6 +16,8 @@ pub(crate) const FLAVOR: Flavor = Flavor {
     images: true,
     documents: true,
     thoughts: Thoughts::Details,
+    // Of the vendors behind it this one caches nothing by itself, and all of its models are called alike.
+    breakpoints: |model| model.contains("claude"),
     tells_cost: true,
     effort: |effort, _| json!({"reasoning": {"effort": effort.word()}}),
     // Anybody may list the models.

@@ -32,8 +32,7 @@ use axum::{
     serve::ListenerExt as _,
 };
 use construct_bus::Bus;
-use construct_runtime::{Lifecycle, MasterKeys};
-use jiff::Timestamp;
+use construct_runtime::{Lifecycle, MasterKeys, clock};
 use serde_json::{Value, json};
 use tokio::{net::TcpListener, sync::Semaphore};
 use tokio_util::sync::CancellationToken;
@@ -124,7 +123,7 @@ fn model(name: &str) -> Value {
 }
 
 async fn list(State(shared): State<Arc<Shared>>, headers: HeaderMap) -> Response {
-    match access::token(&headers, &shared.keys, Timestamp::now()) {
+    match access::token(&headers, &shared.keys, clock::now()) {
         Ok(token) => {
             let data: Vec<Value> = token.models.iter().map(|name| model(name)).collect();
             let (first, last) = (token.models.first(), token.models.last());
@@ -136,7 +135,7 @@ async fn list(State(shared): State<Arc<Shared>>, headers: HeaderMap) -> Response
 }
 
 async fn one(State(shared): State<Arc<Shared>>, Path(asked): Path<String>, headers: HeaderMap) -> Response {
-    let token = access::token(&headers, &shared.keys, Timestamp::now());
+    let token = access::token(&headers, &shared.keys, clock::now());
     match token.and_then(|token| access::model(&token, &asked).map(model)) {
         Ok(model) => Json(model).into_response(),
         Err(refusal) => refused::<Chat>(&refusal),

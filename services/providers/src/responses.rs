@@ -13,6 +13,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use crate::{
+    check,
     failure::Failure,
     framing::{Event, ServerSentEvents},
     http::{Dialect, Endpoint, Http, LimitHeaders},
@@ -70,7 +71,7 @@ impl Vendor for Responses {
     }
 
     fn embed(&self, request: Arc<Request>) -> BoxStream<'static, Result<Chunk, Failure>> {
-        openai::embed(&self.http, &self.endpoint, &request)
+        openai::embed(&self.http, &self.endpoint, &request, false)
     }
 
     fn models(&self) -> BoxFuture<'static, Result<Vec<VendorModel>, Failure>> {
@@ -176,6 +177,12 @@ fn file(media: &Media) -> Value {
 #[derive(Deserialize)]
 #[serde(tag = "type")]
 enum WireEvent {
+    #[serde(rename = "response.created")]
+    Created {
+        /// Nothing in it is needed, and so nothing in it can be wrong.
+        #[serde(default)]
+        response: Value,
+    },
     #[serde(rename = "response.output_item.added")]
     Added {
         #[serde(default)]
@@ -310,6 +317,10 @@ impl Dialect for Wire {
         let event: WireEvent = serde_json::from_str(&event.data)
             .map_err(|error| Failure::transient(format!("the stream holds an event that cannot be read: {error}")))?;
         match event {
+            WireEvent::Created { response } => {
+                let [id, model] = ["id", "model"].map(|name| check::text(&response[name]));
+                chunks.push_back(Chunk::Named { id, model });
+            }
             WireEvent::Added { output_index, item: Item::FunctionCall { call_id, name } } => {
                 chunks.push_back(Chunk::Call { slot: output_index, id: call_id, name });
             }

@@ -26,7 +26,6 @@ use opentelemetry::metrics::Meter;
 use secrecy::{ExposeSecret as _, SecretString};
 use tokio::time::{Instant, sleep_until, timeout};
 use tokio_util::sync::CancellationToken;
-use tracing::Span;
 
 use crate::{
     answer,
@@ -40,7 +39,7 @@ use crate::{
     meter,
     metrics::{Labels, Metrics},
     retry::Policy,
-    trace,
+    trace::Trace,
     vendor::{self, Chunk, Open, Request, Vendor},
 };
 
@@ -229,7 +228,7 @@ impl Router {
             permit,
             lease,
             key,
-            span: trace::begun(target, request),
+            trace: Trace::begin(target, request),
             labels,
             began: Instant::now(),
         })
@@ -260,8 +259,7 @@ struct Trying {
     key: Option<SecretString>,
     labels: Labels,
     began: Instant,
-    /// What a trace shows of it.
-    span: Span,
+    trace: Trace,
 }
 
 /// Notes that a vendor has taken a request, on the way of what it says about its limits.
@@ -279,6 +277,12 @@ impl Observe for Taken {
 }
 
 impl Trying {
+    /// A piece of its answer has come.
+    fn see(&mut self, chunk: &Chunk) {
+        self.meter.see(chunk);
+        self.trace.see(chunk);
+    }
+
     /// A failure as it may be shown.
     fn scrubbed(&self, failure: Failure) -> Failure {
         failure.scrubbed(self.key.as_ref().map(|key| key.expose_secret()))
@@ -323,7 +327,8 @@ pub(crate) fn in_order(first: Target, fallbacks: &[Route], mut random: impl FnMu
 }
 
 impl Interrupts<'_> {
-    async fn next(&self) -> Ended {
+    /// Completes when one of them does.
+    pub(crate) async fn next(&self) -> Ended {
         tokio::select! {
             biased;
             reason = self.cancel.cancelled() => Ended::Cancelled { reason },

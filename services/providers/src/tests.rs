@@ -277,6 +277,43 @@ async fn a_vendor_that_falls_silent_is_given_up() {
     }
 }
 
+/// Somebody who takes connections and never says a word, and how that ends when every deadline but one is far away.
+async fn silence(scheme: &str, timeouts: Timeouts) -> Failure {
+    crate::install_crypto();
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
+    let url = format!("{scheme}://{}", listener.local_addr().expect("it has an address"));
+    let provider =
+        mesh::Provider { r#type: ModelProviderType::Anthropic.into(), base_url: url, ..mesh::Provider::default() };
+    let vendors = Vendors { http: Http::new(timeouts), memory: Arc::default(), local: Shelf::new(None) };
+    let vendor: Arc<dyn Vendor> =
+        vendors.open(&provider, Some(SecretString::from(KEY)), None).expect("the provider is valid").into();
+    failure(run(&vendor, EAGER, &Cancel::default(), &Kept::default()).await.0)
+}
+
+#[tokio::test]
+async fn a_vendor_that_never_begins_is_given_up() {
+    let short = Duration::from_millis(300);
+    let first_byte = Timeouts { connect: SOON * 6, first_byte: short, idle: SOON * 6 };
+    let failed = silence("http", first_byte).await;
+    assert_eq!((failed.class, failed.tries), (FailureClass::Transient, 3));
+    assert!(failed.message.contains("did not answer for 0.3 s"), "{}", failed.message);
+    // Here the connection itself does not come about: nobody answers the greeting.
+    let connect = Timeouts { connect: short, first_byte: SOON * 6, idle: SOON * 6 };
+    let failed = silence("https", connect).await;
+    assert_eq!((failed.class, failed.tries), (FailureClass::Transient, 3));
+    assert!(failed.message.contains("cannot be reached"), "{}", failed.message);
+    // A head is no answer yet.
+    let server = VendorServer::start().await;
+    for _ in 0..3 {
+        server.reply(Wire::Anthropic.reply(&Wire::Anthropic.answer("x")).silent_after(0));
+    }
+    let provider = provider(Wire::Anthropic, &server.url(), &[]);
+    let vendors = Vendors { http: Http::new(first_byte), memory: Arc::default(), local: Shelf::new(None) };
+    let vendor: Arc<dyn Vendor> = vendors.open(&provider, None, None).expect("the provider is valid").into();
+    let failed = failure(run(&vendor, EAGER, &Cancel::default(), &Kept::default()).await.0);
+    assert!(failed.message.contains("sent nothing for 0.3 s"), "{}", failed.message);
+}
+
 #[tokio::test]
 async fn a_vendor_that_is_away_is_a_transient_failure() {
     for wire in Wire::ALL {

@@ -1,42 +1,152 @@
 //! What a trace shows of the calls of vendors, in the words of OpenTelemetry's conventions for generative AI. Each try is a span of its own;
 //! what was asked and answered is in none.
 
+use std::time::Duration;
+
 use construct_domain::money::Usage;
+use construct_proto::mesh::v1::model_completed::StopReason;
+use opentelemetry::{Array, StringValue, Value};
+use reqwest::Url;
 use tracing::{Span, field::Empty};
+use tracing_opentelemetry::OpenTelemetrySpanExt as _;
 
 use crate::{
     metrics::{End, Labels},
     router::Target,
-    vendor::Request,
+    vendor::{self, Chunk, Format, Request},
 };
 
-/// A call that is made now, as a child of the current span. It lasts until the span is dropped.
-pub(crate) fn begun(target: &Target, request: &Request) -> Span {
-    let (operation, vendor) = Labels::words(target, request);
-    let model = target.model.vendor_model.as_str();
-    tracing::info_span!(
-        "providers.vendor.call",
-        otel.kind = "client",
-        otel.name = format_args!("{operation} {model}"),
-        otel.status_code = Empty,
-        gen_ai.operation.name = operation,
-        gen_ai.provider.name = vendor,
-        gen_ai.request.model = model,
-        gen_ai.request.max_tokens = request.max_tokens,
-        gen_ai.usage.input_tokens = Empty,
-        gen_ai.usage.output_tokens = Empty,
-        error.r#type = Empty,
-    )
+/// A call that is made now, as a child of the current span. It lasts until this is dropped.
+#[derive(Debug)]
+pub(crate) struct Trace {
+    span: Span,
+    stop: Option<StopReason>,
+    calls: bool,
 }
 
-/// It has ended, and has used this.
-pub(crate) fn ended(span: &Span, end: End, usage: &Usage) {
-    // The conventions count what came out of the vendor's cache or went into it as input.
-    let cached = usage.cache_read_tokens.saturating_add(usage.cache_write_tokens);
-    span.record("gen_ai.usage.input_tokens", usage.input_tokens.saturating_add(cached));
-    span.record("gen_ai.usage.output_tokens", usage.output_tokens);
-    if let Some(word) = end.word() {
-        span.record("error.type", word);
-        span.record("otel.status_code", "ERROR");
+impl Trace {
+    pub(crate) fn begin(target: &Target, request: &Request) -> Self {
+        let (operation, vendor) = Labels::words(target, request);
+        let model = target.model.vendor_model.as_str();
+        let url = Url::parse(vendor::base_url(&target.provider)).ok();
+        let parameters = &request.parameters;
+        let answers = request.embed.is_none();
+        let span = tracing::info_span!(
+            "providers.vendor.call",
+            otel.kind = "client",
+            otel.name = format_args!("{operation} {model}"),
+            otel.status_code = Empty,
+            gen_ai.operation.name = operation,
+            gen_ai.provider.name = vendor,
+            gen_ai.conversation.id = Some(request.task_id.as_str()).filter(|task| !task.is_empty()),
+            gen_ai.output.r#type = answers.then(|| output(&request.format)),
+            gen_ai.request.model = model,
+            gen_ai.request.stream = answers.then_some(true),
+            gen_ai.request.max_tokens = answers.then_some(request.max_tokens),
+            gen_ai.request.temperature = parameters.temperature,
+            gen_ai.request.top_p = parameters.top_p,
+            gen_ai.request.top_k = parameters.top_k.map(f64::from),
+            gen_ai.response.id = Empty,
+            gen_ai.response.model = Empty,
+            gen_ai.response.time_to_first_chunk = Empty,
+            gen_ai.usage.input_tokens = Empty,
+            gen_ai.usage.output_tokens = Empty,
+            gen_ai.usage.cache_read.input_tokens = Empty,
+            gen_ai.usage.cache_creation.input_tokens = Empty,
+            gen_ai.usage.reasoning.output_tokens = Empty,
+            server.address = url.as_ref().and_then(Url::host_str),
+            server.port = url.as_ref().and_then(Url::port_or_known_default),
+            error.r#type = Empty,
+        );
+        Self { span, stop: None, calls: false }
+    }
+
+    pub(crate) fn see(&mut self, chunk: &Chunk) {
+        match chunk {
+            Chunk::Named { id, model } => {
+                for (name, value) in [("gen_ai.response.id", id), ("gen_ai.response.model", model)] {
+                    if !value.is_empty() {
+                        self.span.record(name, value);
+                    }
+                }
+            }
+            Chunk::Call { .. } => self.calls = true,
+            Chunk::Stop(reason) => self.stop = Some(*reason),
+            Chunk::Text(_)
+            | Chunk::Thinking(_)
+            | Chunk::ThinkingData(_)
+            | Chunk::Arguments { .. }
+            | Chunk::Usage(_)
+            | Chunk::Vector(_) => {}
+        }
+    }
+
+    /// The answer has begun.
+    pub(crate) fn answers(&self, after: Duration) {
+        self.span.record("gen_ai.response.time_to_first_chunk", after.as_secs_f64());
+    }
+
+    /// It has ended, and has used this.
+    pub(crate) fn end(&self, end: End, usage: &Usage) {
+        let span = &self.span;
+        // The conventions count what came out of the vendor's cache or went into it as input.
+        let cached = usage.cache_read_tokens.saturating_add(usage.cache_write_tokens);
+        span.record("gen_ai.usage.input_tokens", usage.input_tokens.saturating_add(cached));
+        span.record("gen_ai.usage.output_tokens", usage.output_tokens);
+        for (name, tokens) in [
+            ("gen_ai.usage.cache_read.input_tokens", usage.cache_read_tokens),
+            ("gen_ai.usage.cache_creation.input_tokens", usage.cache_write_tokens),
+            ("gen_ai.usage.reasoning.output_tokens", usage.thinking_tokens),
+        ] {
+            if tokens > 0 {
+                span.record(name, tokens);
+            }
+        }
+        if let Some(stop) = self.stop {
+            // A list, which the spans of `tracing` have no type for.
+            let reasons = Array::String(vec![StringValue::from(finish_reason(stop, self.calls))]);
+            span.set_attribute("gen_ai.response.finish_reasons", Value::Array(reasons));
+        }
+        if let Some(word) = end.word() {
+            span.record("error.type", word);
+            span.record("otel.status_code", "ERROR");
+        }
+    }
+}
+
+const fn output(format: &Format) -> &'static str {
+    match format {
+        Format::Text => "text",
+        Format::Json | Format::Schema { .. } => "json",
+    }
+}
+
+/// In the conventions' words, which are the same for all vendors. Some servers say that an answer ended after calls.
+const fn finish_reason(stop: StopReason, calls: bool) -> &'static str {
+    match stop {
+        StopReason::MaxTokens => "length",
+        StopReason::Refused => "content_filter",
+        StopReason::ToolUse => "tool_call",
+        StopReason::EndTurn | StopReason::Unspecified if calls => "tool_call",
+        StopReason::EndTurn | StopReason::StopSequence | StopReason::Unspecified => "stop",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_reason_has_the_conventions_word() {
+        for (stop, calls, word) in [
+            (StopReason::EndTurn, false, "stop"),
+            (StopReason::EndTurn, true, "tool_call"),
+            (StopReason::ToolUse, true, "tool_call"),
+            (StopReason::MaxTokens, true, "length"),
+            (StopReason::StopSequence, false, "stop"),
+            (StopReason::Refused, false, "content_filter"),
+        ] {
+            assert_eq!(finish_reason(stop, calls), word, "{stop:?} {calls}");
+        }
     }
 }

@@ -212,7 +212,7 @@ fn part(source: MessageSource, block: &Block, tool: Option<CodeTool<'_>>, to: &O
 }
 
 fn media(attachment: &Attachment) -> Part {
-    let Attachment { media_type, name, data } = attachment;
+    let Attachment { media_type, name, data, .. } = attachment;
     if media_type.starts_with("image/") || media_type == "application/pdf" {
         return Part::Media(Media { media_type: media_type.clone(), name: name.clone(), base64: BASE64.encode(data) });
     }
@@ -331,7 +331,7 @@ fn notice(text: &str) -> Turn {
 }
 
 /// Marks what the system says, so that a model does not take it for the person's words.
-fn notice_text(text: &str) -> String {
+pub(crate) fn notice_text(text: &str) -> String {
     format!("<system-notice>\n{text}\n</system-notice>")
 }
 
@@ -487,7 +487,7 @@ mod tests {
     fn text_files_are_text_and_others_stay_what_they_are() {
         let attachment = |media_type: &str, name: &str, data: &[u8]| {
             let (media_type, name) = (media_type.into(), name.into());
-            Block::Attachment(Attachment { media_type, name, data: data.into() })
+            Block::Attachment(Attachment { media_type, name, data: data.into(), ..Attachment::default() })
         };
         let turns = turns(
             &[message(User, vec![attachment("text/csv", "a\"b.csv", b"1,2"), attachment("image/png", "", &[0xFF])])],

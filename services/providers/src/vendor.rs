@@ -93,6 +93,8 @@ pub(crate) enum Chunk {
     Usage(Usage),
     /// Why the model stopped.
     Stop(StopReason),
+    /// What the vendor calls the answer, and the model that writes it; either may be empty.
+    Named { id: String, model: String },
     /// The next text as a vector.
     Vector(Vec<f32>),
 }
@@ -372,6 +374,26 @@ pub(crate) struct Vendors {
     pub(crate) local: Shelf,
 }
 
+/// Where a provider is reached; empty where it has no address, or must be given one.
+pub(crate) fn base_url(provider: &mesh::Provider) -> &str {
+    if !provider.base_url.is_empty() {
+        return &provider.base_url;
+    }
+    match provider.r#type() {
+        ModelProviderType::Anthropic => Anthropic::DEFAULT_BASE_URL,
+        ModelProviderType::Openai | ModelProviderType::OpenaiResponses => OpenAi::DEFAULT_BASE_URL,
+        ModelProviderType::Gemini => Gemini::DEFAULT_BASE_URL,
+        ModelProviderType::Xai => xai::DEFAULT_BASE_URL,
+        ModelProviderType::Deepseek => deepseek::DEFAULT_BASE_URL,
+        ModelProviderType::Ollama => Ollama::DEFAULT_BASE_URL,
+        ModelProviderType::Openrouter => openrouter::DEFAULT_BASE_URL,
+        ModelProviderType::Bedrock
+        | ModelProviderType::Scripted
+        | ModelProviderType::Local
+        | ModelProviderType::Unspecified => "",
+    }
+}
+
 impl Open for Vendors {
     fn open(
         &self,
@@ -380,26 +402,22 @@ impl Open for Vendors {
         observer: Option<Arc<dyn Observe>>,
     ) -> Result<Box<dyn Vendor>, Failure> {
         let secret = key.clone();
-        let endpoint = |default: &str| Endpoint::parse(&provider.base_url, default, key);
+        let endpoint = || Endpoint::parse(base_url(provider), key);
         let http = self.http.observed(observer);
         let vendor: Box<dyn Vendor> = match provider.r#type() {
-            ModelProviderType::Anthropic => Box::new(Anthropic::new(http, endpoint(Anthropic::DEFAULT_BASE_URL)?)?),
+            ModelProviderType::Anthropic => Box::new(Anthropic::new(http, endpoint()?)?),
             ModelProviderType::Openai => {
-                let endpoint = endpoint(OpenAi::DEFAULT_BASE_URL)?;
+                let endpoint = endpoint()?;
                 let flavor = openai::flavor(&endpoint);
                 Box::new(OpenAi::new(http, endpoint, flavor))
             }
-            ModelProviderType::OpenaiResponses => Box::new(Responses::new(http, endpoint(OpenAi::DEFAULT_BASE_URL)?)),
-            ModelProviderType::Gemini => Box::new(Gemini::new(http, endpoint(Gemini::DEFAULT_BASE_URL)?)?),
-            ModelProviderType::Bedrock => Box::new(Bedrock::new(http, endpoint("")?)?),
-            ModelProviderType::Xai => Box::new(OpenAi::new(http, endpoint(xai::DEFAULT_BASE_URL)?, &xai::FLAVOR)),
-            ModelProviderType::Deepseek => {
-                Box::new(OpenAi::new(http, endpoint(deepseek::DEFAULT_BASE_URL)?, &deepseek::FLAVOR))
-            }
-            ModelProviderType::Ollama => Box::new(Ollama::new(http, endpoint(Ollama::DEFAULT_BASE_URL)?)),
-            ModelProviderType::Openrouter => {
-                Box::new(OpenAi::new(http, endpoint(openrouter::DEFAULT_BASE_URL)?, &openrouter::FLAVOR))
-            }
+            ModelProviderType::OpenaiResponses => Box::new(Responses::new(http, endpoint()?)),
+            ModelProviderType::Gemini => Box::new(Gemini::new(http, endpoint()?)?),
+            ModelProviderType::Bedrock => Box::new(Bedrock::new(http, endpoint()?)?),
+            ModelProviderType::Xai => Box::new(OpenAi::new(http, endpoint()?, &xai::FLAVOR)),
+            ModelProviderType::Deepseek => Box::new(OpenAi::new(http, endpoint()?, &deepseek::FLAVOR)),
+            ModelProviderType::Ollama => Box::new(Ollama::new(http, endpoint()?)),
+            ModelProviderType::Openrouter => Box::new(OpenAi::new(http, endpoint()?, &openrouter::FLAVOR)),
             // Nothing is learnt from recording what is a recording.
             ModelProviderType::Scripted => {
                 let memory = Arc::clone(&self.memory);

@@ -12,7 +12,7 @@ use construct_proto::{
     },
     v1::{self, Event},
 };
-use construct_runtime::{Context, Lifecycle};
+use construct_runtime::{Context, Lifecycle, clock};
 use futures::StreamExt as _;
 use jiff::Timestamp;
 use tokio::time::{Instant, sleep, timeout};
@@ -20,11 +20,12 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::Instrument as _;
 
 use crate::{
+    attached::Attached,
     call::{self, Outcome},
     cancels::Cancels,
     delta::{Deltas, Marks, Progress},
     failure::Failure,
-    router::{Interrupts, RoutedCall, Router, Target, in_order},
+    router::{Ended, Interrupts, RoutedCall, Router, Target, in_order},
     vendor::Request,
 };
 
@@ -40,6 +41,7 @@ const PAUSE: Duration = Duration::from_millis(500);
 pub(crate) struct Worker {
     pub(crate) bus: Bus,
     pub(crate) router: Router,
+    pub(crate) attached: Attached,
     /// How long a call may take, whatever its command says.
     pub(crate) call_timeout: Duration,
     pub(crate) cancels: Cancels,
@@ -178,10 +180,10 @@ impl Worker {
                 "the model call was given up: {MAX_DELIVERIES} workers were lost while they worked on it"
             )));
         }
-        let deadline = deadline(step, Timestamp::now(), self.call_timeout).ok_or_else(|| {
+        let deadline = deadline(step, clock::now(), self.call_timeout).ok_or_else(|| {
             Failure::new(FailureClass::DeadlineExceeded, "the step's deadline passed before a worker was free")
         })?;
-        let request = Arc::new(Request::from_command(command)?);
+        let request = Request::from_command(command)?;
         let first = Target {
             provider: command.provider.clone().unwrap_or_default(),
             model: command.model.clone().unwrap_or_default(),
@@ -212,16 +214,32 @@ impl Worker {
         if delivery > 1 {
             deltas.restart("the worker that was answering was lost".to_owned()).await;
         }
+        let interrupts =
+            Interrupts { cancel: &guard.cancel, deadline: prepared.deadline, hand_back: self.hand_back.clone() };
+        let asked = async {
+            let mut request = prepared.request;
+            let (messages, scripts) = (std::mem::take(&mut request.messages), !request.tools.is_empty());
+            let shown = self.attached.show(&step.organization_id, messages, scripts).await;
+            shown.map(|(messages, room)| (Arc::new(Request { messages, ..request }), room))
+        };
+        let asked = tokio::select! {
+            biased;
+            ended = interrupts.next() => Err(ended),
+            asked = asked => asked.map_err(Ended::Failed),
+        };
+        let (request, _room) = match asked {
+            Ok(asked) => asked,
+            Err(ended) => {
+                let model = prepared.targets.first().map(|target| target.model.id.clone());
+                return (Outcome::of(ended), Usage::default(), model.unwrap_or_default());
+            }
+        };
         let call = RoutedCall {
-            request: prepared.request,
+            request,
             targets: prepared.targets,
             hedge_after: prepared.hedge_after,
             tries: prepared.tries,
-            interrupts: Interrupts {
-                cancel: &guard.cancel,
-                deadline: prepared.deadline,
-                hand_back: self.hand_back.clone(),
-            },
+            interrupts,
         };
         call::answer(&self.router, call, &mut deltas).await
     }
@@ -253,7 +271,8 @@ impl Worker {
 }
 
 struct Prepared {
-    request: Arc<Request>,
+    /// Without the content of attached files.
+    request: Request,
     targets: Vec<Arc<Target>>,
     hedge_after: Option<Duration>,
     deadline: Instant,

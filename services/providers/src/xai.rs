@@ -14,6 +14,7 @@ pub(crate) const FLAVOR: Flavor = Flavor {
     images: true,
     documents: false,
     thoughts: Thoughts::Never,
+    breakpoints: |_| false,
     tells_cost: false,
     effort: |effort, _| json!({"reasoning_effort": effort.word()}),
     check: "/models",

@@ -13,7 +13,7 @@ use construct_domain::{
     task::{Failure, FailureClass, Outcome, Stage, Step, StepResult, Task},
 };
 use construct_proto::{mesh::v1 as mesh, v1::event::Payload};
-use construct_runtime::{Lifecycle, MasterKeys};
+use construct_runtime::{Lifecycle, MasterKeys, clock};
 use construct_store::{
     AppendedMessage, AskedApproval, Committed, EndedMessage, Error, LoadedTask, MessageFilter, MessagePage, NewEvent,
     Purpose, QUEUE_LIMIT, StepUsage, Store, StoredApproval, StoredEvent, Stream, TaskCommit,
@@ -27,10 +27,13 @@ use crate::{
     command, compaction, convert,
     material::{self, Material},
     metrics, record, spending,
+    window::{Queue, Ticket, Window, Work},
 };
 
 /// A command younger than this was not sent before.
 const FIRST_LOOK: jiff::SignedDuration = jiff::SignedDuration::from_secs(1);
+/// How long NATS has to say whether a command is queued, before its task is looked at all the same.
+const MEETING: std::time::Duration = std::time::Duration::from_secs(1);
 /// How soon a step that is over is closed again when that failed.
 const END_AGAIN: std::time::Duration = std::time::Duration::from_secs(2);
 /// How long a worker that was told to stop has to say what it used, before what was set aside for its call is given back.
@@ -47,6 +50,8 @@ pub(crate) struct Activator {
     pub(crate) bus: Bus,
     pub(crate) catalogue: Catalogue,
     pub(crate) announcer: Announcer,
+    /// Bounds the commands of each organization that stand in the work queues.
+    pub(crate) window: Window,
     /// Owns what goes on after an activation.
     pub(crate) lifecycle: Lifecycle,
     /// What tokens for models are signed with; none: scripts get none.
@@ -127,15 +132,18 @@ impl Activator {
                 None => match self.store.task_load(task).await? {
                     Some(loaded) => loaded,
                     None => {
+                        self.window.forget(task);
                         self.book_late(task, report.as_ref()).await?;
                         return Ok(Next::Gone);
                     }
                 },
             };
             if loaded.deleted {
+                self.window.forget(task);
                 self.book_late(task, report.as_ref()).await?;
                 return self.purge(&loaded).await;
             }
+            self.meet(&loaded).await;
             let Decided { decision, committed, material } = match self.decide(&loaded, report.as_ref()).await {
                 Err(Error::Conflict) if conflicts < MAX_CONFLICTS => {
                     conflicts += 1;
@@ -143,14 +151,20 @@ impl Activator {
                 }
                 done => done?,
             };
+            self.window.settle(&decision.task, &command::pool(&loaded), clock::now());
             self.store.subtasks_seen(&loaded).await?;
             report = None;
             let nothing = Material::default();
             for effect in &decision.effects {
                 let material = match &material {
                     Ok(material) => material,
-                    // A command is found missing when the task looks at its step again; what ends one would not be.
-                    Err(_) if effect_is_a_command(effect) => continue,
+                    // A command is found missing when the task looks at its step again, except a title's; what ends one would not be.
+                    Err(_) if effect_is_a_command(effect) => {
+                        if let Effect::MakeTitle(step) = effect {
+                            self.window.give_back(loaded.task.organization, &Queue::Model, task, *step);
+                        }
+                        continue;
+                    }
                     Err(_) => &nothing,
                 };
                 // What cannot be carried out is a result of the step like any other.
@@ -163,7 +177,7 @@ impl Activator {
             let left = committed.and_then(|committed| committed.left);
             let next = match next_wake {
                 _ if report.is_some() || again => None,
-                Some(wake) if wake > Timestamp::now() => Some(Next::Wake(wake)),
+                Some(wake) if wake > clock::now() => Some(Next::Wake(wake)),
                 Some(_) => None,
                 None => Some(Next::Idle),
             };
@@ -173,14 +187,14 @@ impl Activator {
             }
             remembered = left;
         }
-        Ok(Next::Wake(Timestamp::now()))
+        Ok(Next::Wake(clock::now()))
     }
 
     /// Books what was used for a task that is gone: it is paid for all the same.
     async fn book_late(&self, task: TaskId, report: Option<&Report>) -> Result<(), Error> {
         let Some(report) = report else { return Ok(()) };
         let (Some(organization), Some(paid)) = (report.organization, step_usage(None, report)) else { return Ok(()) };
-        match self.store.step_usage_record(organization, task, None, &paid, Timestamp::now()).await {
+        match self.store.step_usage_record(organization, task, None, &paid, clock::now()).await {
             // Nor is there anybody left who pays: the organisation was erased.
             Ok(_) | Err(Error::NotFound { .. }) => Ok(()),
             Err(error) => Err(error),
@@ -207,7 +221,7 @@ impl Activator {
         exhausted: Option<&str>,
     ) -> Result<Decided, Error> {
         // PostgreSQL keeps microseconds; what is told must be what is kept.
-        let now = Timestamp::from_microsecond(Timestamp::now().as_microsecond()).unwrap_or(Timestamp::UNIX_EPOCH);
+        let now = Timestamp::from_microsecond(clock::now().as_microsecond()).unwrap_or(Timestamp::UNIX_EPOCH);
         let event = report.map_or(Event::Wake, |report| Event::Result(report.result.clone()));
         let decide = |task: &Task| match exhausted {
             None => decide::decide(task, loaded.queued, event.clone(), now, fresh()),
@@ -240,6 +254,8 @@ impl Activator {
             if loaded.has_new_intents() {
                 self.store.task_intents_seen(loaded).await?;
             }
+            let tickets = self.withhold(loaded, &decision.task, &mut decision.effects, now);
+            tickets.into_iter().for_each(Ticket::keep);
             let material = material::gather(self, loaded, &decision).await;
             return Ok(Decided { decision, committed: None, material });
         }
@@ -291,13 +307,72 @@ impl Activator {
             self.give_up(&decision).await?;
         }
         self.cancel_subtasks(loaded, now).await?;
+        let tickets = self.withhold(loaded, &decision.task, &mut decision.effects, now);
         let (committed, material) = tokio::join!(self.commit(commit), material::gather(self, loaded, &decision));
         let committed = Some(committed?);
+        tickets.into_iter().for_each(Ticket::keep);
         if decision.ended.is_some() || decision.drop_queued.is_some() {
             self.wake_parent(loaded).await;
         }
         metrics::decided(&loaded.task, current.map(|report| &report.result.outcome), &decision, now);
         Ok(Decided { committed, material, decision })
+    }
+
+    /// What another process has in the queues is not known when its partition comes to this one: it is counted when its task is first looked at.
+    async fn meet(&self, loaded: &LoadedTask) {
+        let (organization, task) = (loaded.task.organization, loaded.task.id);
+        let Some((queue, work)) = Work::of(&loaded.task, &command::pool(loaded)) else { return };
+        if !self.window.is_news(organization, &queue, task, &work) {
+            return;
+        }
+        let stands = async {
+            match &queue {
+                Queue::Model => {
+                    let model = subject::ModelInvoke::new(subject::Pool::model_default(), task);
+                    self.bus.is_queued(&model, work.step, work.round).await
+                }
+                Queue::Code(pool) => {
+                    let code = subject::CodeExecute::new(pool.clone(), task);
+                    self.bus.is_queued(&code, work.step, work.round).await
+                }
+            }
+        };
+        // One that is not there asks for a place when it is to be sent; of one that cannot be found out about NATS is asked at the next look.
+        if let Ok(Ok(true)) = tokio::time::timeout(MEETING, stands).await {
+            self.window.count(organization, queue, task, work);
+        }
+    }
+
+    /// Leaves out the commands that have no place in their queue, and adds the one whose turn it is. It follows from the task as well as one
+    /// that is asked for.
+    fn withhold(&self, loaded: &LoadedTask, task: &Task, effects: &mut Vec<Effect>, now: Timestamp) -> Vec<Ticket> {
+        let (organization, pool) = (task.organization, command::pool(loaded));
+        if !effects.iter().any(effect_is_a_command) {
+            let due = |queue: &Queue, step: StepId| {
+                self.window.due(organization, queue, task.id).is_some_and(|work| work.step == step)
+            };
+            let current = Work::of(task, &pool).filter(|(queue, work)| due(queue, work.step));
+            effects.extend(current.and_then(|_| decide::command(task)));
+            effects.extend(task.title_step.filter(|&step| due(&Queue::Model, step)).map(Effect::MakeTitle));
+        }
+        let mut tickets = Vec::new();
+        effects.retain(|effect| {
+            let asked = match effect {
+                Effect::InvokeModel(_) | Effect::Compact(_) | Effect::ExecuteCode(_) => Work::of(task, &pool),
+                Effect::MakeTitle(step) => {
+                    let known = self.window.due(organization, &Queue::Model, task.id).filter(|work| work.step == *step);
+                    let work = Work { step: *step, round: 0, until: now + decide::MODEL_DEADLINE };
+                    Some((Queue::Model, known.unwrap_or(work)))
+                }
+                Effect::CancelModel(..) | Effect::CancelCode(..) | Effect::EndCode(_) => None,
+            };
+            let Some((queue, work)) = asked else { return true };
+            let ticket = self.window.ask(organization, queue, task.id, work, now);
+            let goes = ticket.goes();
+            tickets.push(ticket);
+            goes
+        });
+        tickets
     }
 
     /// Before it is said that scripts are over whose worker has not said so, they are kept from going on: it may be at them still, and
@@ -436,23 +511,34 @@ impl Activator {
                 None
             }
             Effect::InvokeModel(step) => match self.answer_command(loaded, step, material).await {
-                Ok(invoke) => self.dispatch(step.id, &model, &invoke).await,
+                Ok(invoke) => self.dispatch(loaded, Queue::Model, step.id, &model, &invoke).await,
                 Err(error) => failed(step.id, error),
             },
             Effect::Compact(step) => match command::compaction(loaded, now, step, material) {
-                Ok(invoke) => self.dispatch(step.id, &model, &invoke).await,
+                Ok(invoke) => self.dispatch(loaded, Queue::Model, step.id, &model, &invoke).await,
                 Err(error) => failed(step.id, error),
             },
-            Effect::MakeTitle(step) => match command::title(loaded, *step, material) {
-                Ok(invoke) => self.dispatch(*step, &model, &invoke).await,
-                Err(error) => failed(*step, error),
-            },
+            Effect::MakeTitle(step) => {
+                let place = self.window.due(loaded.task.organization, &Queue::Model, task);
+                let until = place.map_or_else(|| clock::now() + decide::MODEL_DEADLINE, |work| work.until);
+                match command::title(loaded, *step, until, material) {
+                    Ok(invoke) => {
+                        let refused = self.dispatch(loaded, Queue::Model, *step, &model, &invoke).await;
+                        // Nobody asks for it again: where it could not be sent, its place is free.
+                        if self.window.due(loaded.task.organization, &Queue::Model, task).is_some() {
+                            self.window.give_back(loaded.task.organization, &Queue::Model, task, *step);
+                        }
+                        refused
+                    }
+                    Err(error) => failed(*step, error),
+                }
+            }
             Effect::ExecuteCode(step) => {
                 match command::execute(loaded, now, step, material, self.token_keys.as_deref()) {
                     Ok(execute) => {
                         let execute = mesh::CodeExecute { again: may_have_been_sent(step), ..execute };
                         let code = subject::CodeExecute::new(command::pool(loaded), task);
-                        self.dispatch(step.id, &code, &execute)
+                        self.dispatch(loaded, Queue::Code(command::pool(loaded)), step.id, &code, &execute)
                             .await
                             .map(|result| StepResult { round: step.round, ..result })
                     }
@@ -467,7 +553,7 @@ impl Activator {
                 }
                 // A worker that has begun it says what it used.
                 if loaded.spending.is_some()
-                    && let Err(error) = self.store.step_dropped(*step, Timestamp::now() + DROPPED).await
+                    && let Err(error) = self.store.step_dropped(*step, clock::now() + DROPPED).await
                 {
                     tracing::warn!(%error, "what was set aside for a call stays set aside for longer");
                 }
@@ -499,11 +585,21 @@ impl Activator {
 
     /// Queues a command. One that is lost here is found missing when the task looks at its step again; one that can never be
     /// queued ends the step.
-    async fn dispatch<A>(&self, step: StepId, address: &A, command: &A::Message) -> Option<StepResult>
+    async fn dispatch<A>(
+        &self,
+        loaded: &LoadedTask,
+        queue: Queue,
+        step: StepId,
+        address: &A,
+        command: &A::Message,
+    ) -> Option<StepResult>
     where
         A: subject::Command,
     {
-        let error = self.bus.publish_once(address, command).await.err()?;
+        let Err(error) = self.bus.publish_once(address, command).await else {
+            self.window.sent(loaded.task.organization, &queue, loaded.task.id, step);
+            return None;
+        };
         if error.is_retryable() {
             tracing::warn!(%error, "a command could not be queued yet; it is sent again");
             return None;
@@ -667,7 +763,7 @@ fn trace_id() -> Option<String> {
 
 /// Whether the command of a step that is looked at may be on its way already, or have been carried out.
 fn may_have_been_sent(step: &Step) -> bool {
-    Timestamp::now().duration_since(step.wanted()) >= FIRST_LOOK
+    clock::now().duration_since(step.wanted()) >= FIRST_LOOK
 }
 
 fn fresh() -> Fresh {

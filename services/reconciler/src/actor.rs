@@ -8,9 +8,8 @@ use std::{
 use construct_bus::Receipt;
 use construct_domain::{OrganizationId, TaskId};
 use construct_proto::mesh::v1::StepResult;
-use construct_runtime::telemetry::Chain;
+use construct_runtime::{clock, telemetry::Chain};
 use construct_store::LoadedTask;
-use jiff::Timestamp;
 use opentelemetry::Context;
 use ractor::{Actor, ActorProcessingErr, ActorRef};
 use tokio::{sync::watch, task::AbortHandle};
@@ -199,7 +198,7 @@ impl State {
                 match next {
                     Next::Idle | Next::Gone => After::Idle,
                     Next::Wake(time) => {
-                        let delay = time.duration_since(Timestamp::now());
+                        let delay = time.duration_since(clock::now());
                         After::Timer(Duration::try_from(delay).unwrap_or_default())
                     }
                 }

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use construct_bus::{Bus, blob, journal};
+use construct_runtime::clock;
 use tokio_util::sync::CancellationToken;
 
 /// How often. Every replica does it; what one removed the next doesn't find.
@@ -11,7 +12,7 @@ const INTERVAL: Duration = Duration::from_secs(3600);
 /// Cleans up until told to stop.
 pub(crate) async fn run(bus: Bus, blobs: blob::Store, stop: CancellationToken) -> Result<(), std::convert::Infallible> {
     loop {
-        match blobs.remove_older_than(blob::KEPT).await {
+        match blobs.remove_older_than(clock::now() - blob::KEPT).await {
             Ok(blob::Removed { blobs: 0, .. }) => {}
             Ok(removed) => tracing::info!(blobs = removed.blobs, bytes = removed.bytes, "old blobs were removed"),
             Err(error) => {
@@ -19,7 +20,7 @@ pub(crate) async fn run(bus: Bus, blobs: blob::Store, stop: CancellationToken) -
                 tracing::warn!(error, "old blobs could not be removed; it is tried again in an hour");
             }
         }
-        match bus.journal().remove_closed(journal::CLOSED_KEPT).await {
+        match bus.journal().remove_closed(clock::now() - journal::CLOSED_KEPT).await {
             Ok(0) => {}
             Ok(removed) => tracing::info!(removed, "the ends of old journals were removed"),
             Err(error) => {

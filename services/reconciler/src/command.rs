@@ -7,15 +7,15 @@ use construct_domain::{
     StepId,
     approval::ApprovalState,
     backoff,
-    decide::{CODE_DEADLINE, MODEL_DEADLINE},
-    message::{CodeCall, Source, code_calls},
+    decide::CODE_DEADLINE,
+    message::{Attachment, CodeCall, Source, code_calls},
     task::{FailureClass, Stage, Step, StepState, Task},
 };
 use construct_proto::{
     mesh::v1::{self as mesh, model_invoke::Purpose},
     v1,
 };
-use construct_runtime::{MasterKeys, ModelToken};
+use construct_runtime::{MasterKeys, ModelToken, clock};
 use construct_store::{
     Invocation, InvocationFallback, InvocationModel, InvocationProvider, LoadedTask, SealedSecret, Secret,
     StoredApproval,
@@ -55,7 +55,7 @@ impl Error {
     /// When another try makes sense. An interpreter that starts for the first time on a machine compiles its guest, so it
     /// is given more time than a vendor.
     pub(crate) fn retry_at(&self) -> Option<Timestamp> {
-        matches!(self, Self::NoCatalogue { .. }).then(|| Timestamp::now() + Duration::from_secs(10))
+        matches!(self, Self::NoCatalogue { .. }).then(|| clock::now() + Duration::from_secs(10))
     }
 
     pub(crate) const fn class(&self) -> FailureClass {
@@ -100,15 +100,20 @@ pub(crate) fn answer(
     Ok(addressed(request, invocation))
 }
 
-/// The command that has the model make a title.
-pub(crate) fn title(loaded: &LoadedTask, step: StepId, material: &Material) -> Result<mesh::ModelInvoke, Error> {
+/// The command that has the model make a title, until then.
+pub(crate) fn title(
+    loaded: &LoadedTask,
+    step: StepId,
+    until: Timestamp,
+    material: &Material,
+) -> Result<mesh::ModelInvoke, Error> {
     let invocation = material.invocation.as_ref().ok_or(Error::AgentGone)?;
     let step = mesh::StepRef {
         organization_id: loaded.task.organization.to_string(),
         task_id: loaded.task.id.to_string(),
         step_id: step.to_string(),
         number: loaded.task.steps,
-        deadline: Some(convert::time(Timestamp::now() + MODEL_DEADLINE)),
+        deadline: Some(convert::time(until)),
         round: 0,
     };
     let request = mesh::ModelInvoke {
@@ -240,6 +245,7 @@ pub(crate) fn execute(
             .unwrap_or_default(),
         script_models: material.script_models.clone(),
         agent_name: loaded.agent_name.clone(),
+        files: material.files.iter().filter_map(attached).collect(),
     })
 }
 
@@ -249,17 +255,30 @@ fn model_token(keys: &MasterKeys, loaded: &LoadedTask, step: &Step, models: &[St
     if models.is_empty() {
         return String::new();
     }
-    let ends = step_deadline(step).unwrap_or_else(|| Timestamp::now() + CODE_DEADLINE);
+    let ends = step_deadline(step).unwrap_or_else(|| clock::now() + CODE_DEADLINE);
     let token = ModelToken {
         // What the scripts of one message spend is counted together, however often they are begun.
         id: step.id.to_string(),
         organization: loaded.task.organization.to_string(),
         task: loaded.task.id.to_string(),
+        // It is counted for the key that what the task does is.
+        key: String::new(),
         models: models.to_vec(),
         budget_pico_usd: 0,
         expires_at: ends + TOKEN_GRACE,
     };
     token.sign(keys).expose().to_owned()
+}
+
+fn attached(Attachment { media_type, name, file, .. }: &Attachment) -> Option<mesh::AttachedFile> {
+    let file = file.as_ref()?;
+    Some(mesh::AttachedFile {
+        id: file.id.to_string(),
+        name: name.clone(),
+        media_type: media_type.clone(),
+        sha256: file.sha256.clone(),
+        size: i64::try_from(file.size).unwrap_or(i64::MAX),
+    })
 }
 
 /// A secret for whoever has its key.

@@ -1,6 +1,10 @@
 //! What a model is given to sum up, and what is known of the length of a call besides its transcript.
 
-use construct_domain::{context::Context, message::Block, money::tokens_of_bytes};
+use construct_domain::{
+    context::Context,
+    message::{Attachment, Block},
+    money::tokens_of_bytes,
+};
 
 use crate::material::Said;
 
@@ -65,6 +69,8 @@ fn pieces<'a>(message: Said<'a>) -> impl Iterator<Item = (String, &'a str)> {
             Block::CodeInterpreterResult(result) => {
                 vec![("result".to_owned(), &*result.output), ("error".to_owned(), &*result.error)]
             }
+            // Its id stays known: a script can still save it.
+            Block::Attachment(Attachment { name, file: Some(file), .. }) => one(&format!("file {}", file.id), name),
             Block::Attachment(attachment) => one("attachment", &attachment.name),
             // It is its vendor's, and not said to anybody.
             Block::Thinking(_) => Vec::new(),
@@ -83,7 +89,7 @@ fn shortened(text: &str, limit: usize) -> String {
 
 #[cfg(test)]
 mod tests {
-    use construct_domain::message::{CodeCall, CodeResult, Source};
+    use construct_domain::message::{AttachedFile, CodeCall, CodeResult, Source};
 
     use super::*;
 
@@ -106,6 +112,16 @@ mod tests {
         assert_eq!(render(&said[..2], 10_000), "user: Count the lines.\n\nscript: count()\n\n");
         let many = vec![said[0]; 10_000];
         assert!(render(&many, 10_000).len() < 10_100);
+    }
+
+    #[test]
+    fn a_file_is_told_with_its_id() {
+        let id = "file_01890a5d-ac96-774b-bcce-b302099a8057".parse().expect("an id");
+        let file = Some(AttachedFile { id, sha256: "0f".repeat(32), size: 7 });
+        let attached = Attachment { name: "t.csv".into(), file, ..Attachment::default() };
+        let blocks = [Block::Attachment(attached)];
+        let text = render(&[Said { source: Source::User, blocks: &blocks }], 10_000);
+        assert_eq!(text, "file file_01890a5d-ac96-774b-bcce-b302099a8057: t.csv\n\n");
     }
 
     #[test]

@@ -28,20 +28,28 @@ mod spending;
 mod subtasks;
 mod supervisor;
 mod sweep;
+mod window;
 
 use std::{num::NonZeroUsize, sync::Arc, time::Duration};
 
 use anyhow::Context as _;
 use construct_bus::{Bus, ConnectOptions, Tls, User, blob};
 use construct_domain::subtask::Limits;
-use construct_runtime::{Common, Context, ServiceConfig, config};
+use construct_runtime::{Common, Context, Latch, ServiceConfig, clock, config};
 use construct_store::{PoolOptions, Store};
 use ractor::Actor as _;
 use serde::{Deserialize, Serialize};
 use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
-use crate::{activation::Activator, catalogue::Catalogue, share::Share, slots::Slots, supervisor::Supervisor};
+use crate::{
+    activation::Activator,
+    catalogue::Catalogue,
+    share::Share,
+    slots::Slots,
+    supervisor::Supervisor,
+    window::{Limits as Places, Window},
+};
 
 /// What can be set.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -53,6 +61,11 @@ pub struct Config {
     /// How often tasks that nobody woke are looked for.
     #[serde(with = "config::duration")]
     pub reconciler_sweep_interval: Duration,
+    /// Model calls of one organization that this process has in their work queue at a time, those that are being answered included; the rest waits
+    /// here. 0: any number.
+    pub reconciler_model_calls: usize,
+    /// The same of scripts, in the queue of each pool.
+    pub reconciler_scripts: usize,
     /// Messages of one partition held at the same time; the rest waits in JetStream.
     pub reconciler_partition_backlog: usize,
     /// Connections to PostgreSQL.
@@ -74,6 +87,9 @@ impl Default for Config {
         Self {
             reconciler_concurrency: 50,
             reconciler_sweep_interval: Duration::from_secs(2),
+            // Half of what one process of the workers does at a time.
+            reconciler_model_calls: 128,
+            reconciler_scripts: 32,
             reconciler_partition_backlog: 64,
             reconciler_database_connections: 16,
             reconciler_stream_replicas: 0,
@@ -118,6 +134,7 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
             };
             let store = Store::connect(&url, options).await?;
             store.migrate().await?;
+            clock::take(|| store.clock()).await?;
             Ok::<_, construct_store::Error>(store)
         })
         .await?;
@@ -137,19 +154,30 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
 
     let lifecycle = context.lifecycle();
     metrics::started();
+    let database = store.clone();
+    let ask = move || {
+        let store = database.clone();
+        async move { store.clock().await }
+    };
+    lifecycle.spawn_job("clock", clock::follow(ask, lifecycle.draining()));
+    lifecycle.spawn_job("streams", streams(bus.clone(), nats, lifecycle.draining()));
     lifecycle.spawn_job("topology", bus.clone().keep_topology(lifecycle.draining()));
     let (announcer, announcements) = announce::queue();
+    let (sharing, share) = watch::channel(Share::NONE);
+    let places = Places { model_calls: config.reconciler_model_calls, scripts: config.reconciler_scripts };
+    let window = Window::new(places, share.clone());
     let activator = Arc::new(Activator {
         store: store.clone(),
         bus: bus.clone(),
         catalogue: Catalogue::new(bus.clone()),
         announcer: announcer.clone(),
+        window: window.clone(),
         lifecycle: lifecycle.clone(),
         token_keys: common.token_keys()?.map(Arc::new),
     });
     spending::spawn(&store, &bus, lifecycle);
-    let clock = schedules::Clock { store: store.clone(), bus: bus.clone(), announcer: announcer.clone() };
-    lifecycle.spawn("schedules", clock.run(config.reconciler_sweep_interval, lifecycle.draining()));
+    let schedules = schedules::Clock { store: store.clone(), bus: bus.clone(), announcer: announcer.clone() };
+    lifecycle.spawn("schedules", schedules.run(config.reconciler_sweep_interval, lifecycle.draining()));
     let limits = Limits {
         depth: config.reconciler_subtask_depth,
         children: config.reconciler_subtasks_per_task,
@@ -158,7 +186,6 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
     let answering = subtasks::answer(store.clone(), bus.clone(), announcer.clone(), limits, lifecycle.draining());
     lifecycle.spawn("subtask questions", answering);
     lifecycle.spawn("census", census::answer(store.clone(), bus.clone(), lifecycle.draining()));
-    let (sharing, share) = watch::channel(Share::NONE);
     let (readable, able) = watch::channel(true);
     let concurrency = config.reconciler_concurrency;
     let args =
@@ -167,6 +194,7 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
         .await
         .context("the supervisor of the tasks' actors does not start")?;
 
+    lifecycle.spawn("window", window.call(supervisor.clone(), lifecycle.draining()));
     let over = CancellationToken::new();
     lifecycle.spawn("announcements", announcements.run(bus.clone(), over.clone()));
     let intake = intake::run(
@@ -191,4 +219,16 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
     let instance = context.instance_id().to_owned();
     lifecycle.spawn("placement", placement::run(bus, instance, sharing, able, lifecycle.draining()));
     Ok(())
+}
+
+/// Keeps the readiness latch of NATS true to life: a server whose disk was full may keep its connections, and have streams that answer nothing.
+async fn streams(bus: Bus, latch: Latch, stop: CancellationToken) {
+    let mut trouble = bus.trouble();
+    loop {
+        match &*trouble.borrow_and_update() {
+            None => latch.set_ready(),
+            Some(reason) => latch.set_not_ready(reason.clone()),
+        }
+        let Some(Ok(())) = stop.run_until_cancelled(trouble.changed()).await else { return };
+    }
 }

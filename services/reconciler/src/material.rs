@@ -4,11 +4,14 @@
 use construct_domain::{
     MessageId,
     decide::{Compacted, Decision, Effect},
-    message::{Block, Source},
+    message::{Attachment, Block, Source},
 };
 use construct_store::{Compaction, Error, Invocation, LoadedTask, Secret, StoredApproval, StoredMessage};
 
 use crate::activation::Activator;
+
+/// Files of a conversation that its scripts may save: the newest.
+const FILES: u32 = 1_000;
 
 /// What was read. Empty where no effect asks for it.
 #[derive(Debug, Default)]
@@ -21,6 +24,8 @@ pub(crate) struct Material {
     pub(crate) approvals: Vec<StoredApproval>,
     /// The models its scripts may call.
     pub(crate) script_models: Vec<String>,
+    /// The files they may save into the workspace.
+    pub(crate) files: Vec<Attachment>,
     /// What is shown in the place of the transcript's older part.
     summary: Option<Vec<Block>>,
     /// The transcript before the decision, as far as it is shown.
@@ -109,6 +114,7 @@ pub(crate) async fn gather(activator: &Activator, loaded: &LoadedTask, decision:
     // Nothing is looked up for what cannot be used.
     let names = wanted.script && activator.token_keys.is_some();
     let script_models = async { if names { store.task_script_models(task).await } else { Ok(Vec::new()) } };
+    let files = async { if wanted.script { store.task_files(task, FILES).await } else { Ok(Vec::new()) } };
     let admitted = decision.admitted.map(|(message, _): (MessageId, i64)| message);
     let transcript = async {
         if wanted.transcript {
@@ -122,12 +128,12 @@ pub(crate) async fn gather(activator: &Activator, loaded: &LoadedTask, decision:
             Ok((None, Vec::new()))
         }
     };
-    let (invocation, secrets, approvals, script_models, (summary, transcript)) =
-        tokio::try_join!(invocation, secrets, approvals, script_models, transcript)?;
+    let (invocation, secrets, approvals, script_models, files, (summary, transcript)) =
+        tokio::try_join!(invocation, secrets, approvals, script_models, files, transcript)?;
     let stays = |position: i64| decision.rewound.is_none_or(|from| position < from);
     let appended = decision.appended.iter().filter(|message| stays(message.position));
     let appended = appended.map(|message| (message.source, message.blocks.clone())).collect();
-    Ok(Material { invocation, secrets, approvals, script_models, summary, transcript, appended })
+    Ok(Material { invocation, secrets, approvals, script_models, files, summary, transcript, appended })
 }
 
 /// What is shown in the place of the transcript's older part once the decision is committed.

@@ -7,6 +7,7 @@ use construct_domain::{
     decide::Decision,
     task::{BUDGET_EXHAUSTED, Outcome, Stage, Task, TurnOutcome},
 };
+use construct_runtime::clock;
 use construct_store::Error;
 use jiff::Timestamp;
 use opentelemetry::{
@@ -31,6 +32,7 @@ struct Instruments {
     steps: Histogram<f64>,
     turns: Counter<u64>,
     parked: Counter<u64>,
+    withheld: Gauge<u64>,
     due: Gauge<u64>,
     delay: Gauge<f64>,
     failures: Counter<u64>,
@@ -55,6 +57,13 @@ impl Instruments {
             ),
             turns: count("construct.reconciler.turns", "{turn}", "Turns that ended"),
             parked: count("construct.reconciler.parked", "{task}", "Tasks put aside, because looking at them fails"),
+            withheld: meter
+                .u64_gauge("construct.reconciler.withheld")
+                .with_unit("{command}")
+                .with_description(
+                    "Commands that wait because their organizations have as many in the work queue as they may",
+                )
+                .build(),
             due: meter
                 .u64_gauge("construct.reconciler.sweep.due")
                 .with_unit("{task}")
@@ -78,6 +87,7 @@ pub(crate) fn started() {
     let failed = KeyValue::new(OUTCOME, TurnOutcome::Failed.as_str());
     INSTRUMENTS.turns.add(0, &[failed, KeyValue::new(ERROR, BUDGET_EXHAUSTED)]);
     swept(0, None);
+    withheld(0, 0);
 }
 
 /// A look is over.
@@ -130,9 +140,16 @@ pub(crate) fn parked() {
 
 /// The sweep has found so many tasks due, the first of them since then.
 pub(crate) fn swept(due: usize, since: Option<Timestamp>) {
-    let delay = since.and_then(|since| Duration::try_from(Timestamp::now().duration_since(since)).ok());
+    let delay = since.and_then(|since| Duration::try_from(clock::now().duration_since(since)).ok());
     INSTRUMENTS.due.record(due as u64, &[]);
     INSTRUMENTS.delay.record(delay.unwrap_or_default().as_secs_f64(), &[]);
+}
+
+/// So many model calls and scripts wait for a place in their work queues.
+pub(crate) fn withheld(model_calls: usize, scripts: usize) {
+    for (kind, count) in [("model", model_calls), ("code", scripts)] {
+        INSTRUMENTS.withheld.record(count as u64, &[KeyValue::new(KIND, kind)]);
+    }
 }
 
 /// The sweep could not find anything out.

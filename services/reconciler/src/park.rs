@@ -1,8 +1,7 @@
 //! Puts tasks aside that cannot be looked at, with the reason (`construct why`): trying for ever would only fill the log.
 
 use construct_domain::TaskId;
-use construct_runtime::telemetry::Chain;
-use jiff::Timestamp;
+use construct_runtime::{clock, telemetry::Chain};
 
 use crate::{activation::Activator, metrics};
 
@@ -10,8 +9,9 @@ impl Activator {
     /// Puts a task aside that could not be looked at with these `intents`. False when somebody has asked for something since, or when not even
     /// that works: then it is tried on.
     pub(crate) async fn park(&self, task: TaskId, intents: i64, reason: &str) -> bool {
-        match self.store.task_park(task, intents, reason, Timestamp::now()).await {
+        match self.store.task_park(task, intents, reason, clock::now()).await {
             Ok(true) => {
+                self.window.forget(task);
                 metrics::parked();
                 tracing::error!(%task, reason, "the task is put aside, because looking at it fails each time");
                 true

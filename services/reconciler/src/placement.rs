@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use construct_bus::{Bus, subject};
 use construct_proto::mesh::v1::ReconcilerBeat;
-use construct_runtime::telemetry::Chain;
+use construct_runtime::{clock, telemetry::Chain};
+use construct_wire::convert;
 use futures::{StreamExt as _, stream::BoxStream};
 use tokio::{
     sync::watch,
@@ -184,6 +185,7 @@ impl Placement {
         let mut beat = ReconcilerBeat {
             instance: self.instance.clone(),
             process: self.process.clone(),
+            time: Some(convert::time(clock::now())),
             partitions: self.share.borrow().partitions().map(u32::from).collect(),
             ..ReconcilerBeat::default()
         };

@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use construct_bus::{Bus, subject};
 use construct_proto::{mesh::v1::TaskWake, v1::event::Payload};
+use construct_runtime::clock;
 use construct_store::{Fired, NewEvent, Store, StoredMessage, StoredTask, Told};
 use construct_wire::{convert, record};
-use jiff::Timestamp;
 use tokio_util::sync::CancellationToken;
 
 use crate::announce::Announcer;
@@ -44,7 +44,7 @@ impl Clock {
                     break Ok(());
                 }
                 let told = Told { task: task_begun, message: message_accepted };
-                match self.store.schedule_fire(Timestamp::now(), told).await {
+                match self.store.schedule_fire(clock::now(), told).await {
                     Ok(Some(fired)) => self.tell(fired).await,
                     Ok(None) => break Ok(()),
                     Err(error) => break Err(error),

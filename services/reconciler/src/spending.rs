@@ -10,7 +10,7 @@ use construct_domain::{
     money::{tokens_of_bytes, tokens_of_content, upper_cost},
 };
 use construct_proto::mesh::v1 as mesh;
-use construct_runtime::{Lifecycle, telemetry::Chain};
+use construct_runtime::{Lifecycle, clock, telemetry::Chain};
 use construct_store::{CallReport, CallReservation, Error, LoadedTask, StepReservation, Store};
 use construct_wire::convert;
 use jiff::Timestamp;
@@ -98,7 +98,7 @@ async fn reserve(store: &Store, question: mesh::BudgetReserve) -> Option<mesh::B
         let refused = "the reservation names no id, organization or time that can be read".to_owned();
         return Some(mesh::BudgetReserved { refused });
     };
-    match store.call_reserve(&wanted, Timestamp::now()).await {
+    match store.call_reserve(&wanted, clock::now()).await {
         Ok(()) => Some(mesh::BudgetReserved::default()),
         Err(Error::Exhausted(exhausted)) => Some(mesh::BudgetReserved { refused: exhausted.to_string() }),
         Err(error @ Error::NotFound { .. }) => Some(mesh::BudgetReserved { refused: error.to_string() }),
@@ -153,7 +153,7 @@ async fn book(store: Store, bus: Bus, stop: CancellationToken) -> Result<(), std
             receipt.ack().await;
             continue;
         };
-        match store.call_book(&report, Timestamp::now()).await {
+        match store.call_book(&report, clock::now()).await {
             Ok(_) => receipt.ack().await,
             Err(error) if error.is_retryable() => {
                 tracing::warn!(error = %Chain(&error), "what was spent could not be booked yet");
@@ -174,6 +174,7 @@ fn report(report: mesh::SpendingReport) -> Option<CallReport> {
         reservation: Uuid::parse_str(&report.reservation_id).ok(),
         organization: report.organization_id.parse().ok()?,
         task: task(&report.task_id)?,
+        key: report.api_key_id.parse().ok(),
         model: report.model_id.parse().ok()?,
         purpose: report.purpose.chars().take(PURPOSE_CHARS).collect(),
         usage: report.usage.map(convert::to_usage).unwrap_or_default(),
@@ -187,7 +188,7 @@ async fn tidy(store: Store, stop: CancellationToken) {
             () = stop.cancelled() => return,
             () = tokio::time::sleep(TIDY) => {}
         }
-        match store.budgets_tidy(Timestamp::now()).await {
+        match store.budgets_tidy(clock::now()).await {
             Ok(tidied) if tidied.expired > 0 => {
                 tracing::warn!(reservations = tidied.expired, "money was set aside for calls that nobody reported");
             }

@@ -13,7 +13,7 @@ use construct_proto::{
     mesh::v1::{self as mesh, TaskWake, subtask_question::Ask},
     v1::{self, event::Payload},
 };
-use construct_runtime::telemetry::Chain;
+use construct_runtime::{clock, telemetry::Chain};
 use construct_store::{
     Asking, Error, LoadedTask, NewEvent, NewSubtask, Store, StoredMessage, StoredTask, SubtaskChange, SubtaskState,
     SubtaskStatus, SubtaskTold,
@@ -123,7 +123,7 @@ impl Desk {
         let (Ok(organization), Ok(task), Ok(step)) = ids else { return Ok(Err(Refused::Over)) };
         let asking = Asking { organization, task, step };
         let calls = CallIds::of(step, question.script, question.number);
-        let now = Timestamp::now();
+        let now = clock::now();
         let changed = match question.ask {
             None => return Ok(Err(Refused::Over)),
             Some(Ask::List(list)) => return self.list(asking, &list.after).await,
@@ -330,7 +330,7 @@ impl Activator {
 
     /// Removes a deleted task, and has those below it deleted.
     pub(crate) async fn purge_tree(&self, loaded: &LoadedTask) -> Result<(), Error> {
-        let children = self.store.task_purge(loaded.task.id, deleted, Timestamp::now()).await?;
+        let children = self.store.task_purge(loaded.task.id, deleted, clock::now()).await?;
         for child in children.unwrap_or_default() {
             wake(&self.bus, loaded.task.organization, child, "deleted").await;
         }

@@ -102,6 +102,7 @@ impl Actor for Supervisor {
             Msg::Shared => {
                 let share = *state.args.share.borrow();
                 state.gate.keep(share);
+                state.args.activator.window.keep_own();
                 for (_, child) in state.children.iter().filter(|(task, _)| !share.has_task(**task)) {
                     // Behind what it was handed, which it finishes.
                     let _ = child.actor.cast(actor::Msg::Linger);

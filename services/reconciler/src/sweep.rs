@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use construct_runtime::telemetry::Chain;
+use construct_runtime::{clock, telemetry::Chain};
 use construct_store::{DueTask, Store};
 use jiff::Timestamp;
 use opentelemetry::Context;
@@ -52,7 +52,7 @@ pub(crate) async fn run(
         own = now;
         if !taken_over.is_empty() {
             // To the end: nobody else knows of these tasks.
-            let ahead = Timestamp::now() + LONGEST_TIMER;
+            let ahead = clock::now() + LONGEST_TIMER;
             let mut from = None;
             let looked = loop {
                 match sweep.look(ahead, from, taken_over).await {
@@ -70,7 +70,7 @@ pub(crate) async fn run(
         if next <= Instant::now() {
             // Without partitions of its own only whether it would be able to look after some.
             if !own.is_empty() || !*sweep.able.borrow() {
-                after = sweep.look(Timestamp::now() - GRACE, after, own).await.flatten();
+                after = sweep.look(clock::now() - GRACE, after, own).await.flatten();
             } else {
                 metrics::swept(0, None);
             }

@@ -6,6 +6,7 @@ mod prompt;
 use std::time::Duration;
 
 use construct_proto::v1::{self, block};
+use construct_runtime::clock;
 use construct_store::scan::{Scan, ScanChanges, ScanPhase};
 use jiff::Timestamp;
 use secrecy::{ExposeSecret as _, SecretString};
@@ -73,12 +74,12 @@ pub(crate) async fn explore(work: &mut Work<'_>) -> Result<Timestamp, Trouble> {
     };
     work.enter(ScanPhase::Checking, words, ScanChanges::default()).await?;
     // That is work, for which others may wait as well.
-    Ok(Timestamp::now())
+    Ok(clock::now())
 }
 
 /// When a task is looked at again.
 fn next_look(scan: &Scan) -> Timestamp {
-    let now = Timestamp::now();
+    let now = clock::now();
     let waited = Duration::try_from(now.duration_since(scan.phase_since)).unwrap_or_default();
     (now + (waited / 10).clamp(LOOK_MIN, LOOK_MAX)).min(scan.deadline)
 }

@@ -11,7 +11,7 @@ pub(crate) mod source;
 use std::{sync::Arc, time::Duration};
 
 use construct_bus::subject;
-use construct_runtime::telemetry::Chain;
+use construct_runtime::{clock, telemetry::Chain};
 use construct_store::{
     SealError,
     scan::{Held, NewScanEvent, Scan, ScanChanges, ScanPhase},
@@ -131,7 +131,7 @@ impl Work<'_> {
     fn again(&mut self) -> Timestamp {
         self.scan.failures = self.scan.failures.saturating_add(1);
         let doubled = PAUSE_MIN.saturating_mul(1 << self.scan.failures.clamp(1, 7) >> 1);
-        Timestamp::now() + doubled.min(PAUSE_MAX)
+        clock::now() + doubled.min(PAUSE_MAX)
     }
 
     /// Says in the row why the scan has to wait, and in an event when that is new.
@@ -150,7 +150,7 @@ impl Work<'_> {
 
     /// Writes down how far the scan has come, with what happened, and tells whoever watches.
     pub(crate) async fn save(&mut self, changes: ScanChanges) -> Result<(), Trouble> {
-        let events = self.shared.store.scan_save(&mut self.scan, &changes, Timestamp::now()).await?;
+        let events = self.shared.store.scan_save(&mut self.scan, &changes, clock::now()).await?;
         let (organization, scan) = (self.scan.organization, self.scan.id);
         for event in &events {
             let message = show::event(organization, scan, event);
@@ -170,7 +170,7 @@ impl Work<'_> {
         message: impl Into<String>,
         changes: ScanChanges,
     ) -> Result<(), Trouble> {
-        let now = Timestamp::now();
+        let now = clock::now();
         let took = Duration::try_from(now.duration_since(self.scan.phase_since)).unwrap_or_default();
         let left = std::mem::replace(&mut self.scan.phase, phase);
         self.scan.phase_since = now;
@@ -217,7 +217,7 @@ enum Ended {
 /// Works on a scan until it is over, has to wait, or somebody else is at it. Gives whether somebody can go on with it at once.
 pub(crate) async fn work(shared: &Arc<Shared>, scan: Scan, draining: &CancellationToken) -> bool {
     let (id, held) = (scan.id, scan.clone());
-    let left = Duration::try_from(scan.deadline.duration_since(Timestamp::now())).unwrap_or_default();
+    let left = Duration::try_from(scan.deadline.duration_since(clock::now())).unwrap_or_default();
     let mut work = Work { shared, scan };
     let ended = if work.scan.cancel_requested.is_some() {
         Ended::Cancelled
@@ -238,7 +238,7 @@ pub(crate) async fn work(shared: &Arc<Shared>, scan: Scan, draining: &Cancellati
     let written = match ended {
         Ended::Done(Ok(None)) => Ok(()),
         Ended::Done(Ok(Some(wake))) => {
-            let now = Timestamp::now();
+            let now = clock::now();
             match shared.store.scan_let_go(&work.scan, wake, now).await {
                 Ok(()) => return wake <= now,
                 Err(error) => Err(error.into()),
@@ -253,7 +253,7 @@ pub(crate) async fn work(shared: &Arc<Shared>, scan: Scan, draining: &Cancellati
         }
         Ended::Draining => {
             // Others need not wait for the lease to end.
-            if let Err(error) = shared.store.scan_hold(&held, Timestamp::now()).await {
+            if let Err(error) = shared.store.scan_hold(&held, clock::now()).await {
                 tracing::debug!(error = %Chain(&error), "a scan could not be handed back");
             }
             return false;
@@ -276,7 +276,7 @@ async fn hold(shared: &Shared, scan: &Scan) -> Held {
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         ticks.tick().await;
-        match shared.store.scan_hold(scan, Timestamp::now() + lease).await {
+        match shared.store.scan_hold(scan, clock::now() + lease).await {
             Ok(Held::Yes) => {}
             Ok(held) => return held,
             Err(error) => tracing::debug!(error = %Chain(&error), "a lease could not be held"),
@@ -309,7 +309,7 @@ async fn over(work: &mut Work<'_>, phase: ScanPhase, why: Option<String>) -> Res
         reason => reason.to_owned(),
     });
     // Nobody holds the scan meanwhile, and the gateway may be slow.
-    let (shared, now) = (work.shared, Timestamp::now());
+    let (shared, now) = (work.shared, clock::now());
     let until = now + shared.config.scanner_lease + explore::CALL_TIMEOUT;
     if shared.store.scan_hold(&work.scan, until).await? == Held::Lost {
         return Err(Trouble::Lost);

@@ -14,9 +14,8 @@ use std::{
 use anyhow::Context as _;
 use construct_bus::{Bus, ConnectOptions, ConsumeOptions, Tls, User, blob};
 use construct_domain::OrganizationId;
-use construct_runtime::{Context, Lifecycle, MasterKeys, telemetry::Chain};
+use construct_runtime::{Context, Lifecycle, MasterKeys, clock, telemetry::Chain};
 use construct_store::{Keyring, PoolOptions, Store};
-use jiff::Timestamp;
 use tokio::{
     sync::{Notify, OwnedSemaphorePermit, Semaphore},
     time::MissedTickBehavior,
@@ -79,6 +78,7 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
         let options = PoolOptions { application_name: "construct-scanner".to_owned(), ..PoolOptions::default() };
         let store = Store::connect(url.expose(), options).await?;
         store.migrate().await?;
+        clock::take(|| store.clock()).await?;
         anyhow::Ok(store)
     });
     let bus = context.connect_with_retry("nats", &nats, || async {
@@ -90,6 +90,12 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
     });
     let (store, bus) = tokio::try_join!(store, bus)?;
     lifecycle.spawn_job("topology", bus.clone().keep_topology(lifecycle.draining()));
+    let database_clock = store.clone();
+    let ask = move || {
+        let store = database_clock.clone();
+        async move { store.clock().await }
+    };
+    lifecycle.spawn_job("clock", clock::follow(ask, lifecycle.draining()));
 
     let program =
         std::env::current_exe().context("this program cannot be found, which lists symbols in a process of its own")?;
@@ -176,7 +182,7 @@ async fn take(shared: &Arc<Shared>, turn: Turn, lifecycle: &Lifecycle) -> Result
         return Ok(());
     }
     let (free, lease, now) =
-        (i64::try_from(slots.len()).unwrap_or(i64::MAX), shared.config.scanner_lease, Timestamp::now());
+        (i64::try_from(slots.len()).unwrap_or(i64::MAX), shared.config.scanner_lease, clock::now());
     let taken = match turn {
         Turn::Look => shared.store.scans_look(free, lease, now).await?,
         Turn::Work => shared.store.scans_take(free, &shared.served(), lease, now).await?,

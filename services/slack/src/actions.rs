@@ -1,6 +1,7 @@
 //! What people do with buttons and forms.
 
 use construct_proto::v1::{self, decide_approval_request::Decision};
+use construct_runtime::clock;
 use construct_store::slack::{MentionKey, NewMention, Place};
 use jiff::Timestamp;
 use serde_json::Value;
@@ -88,7 +89,7 @@ async fn again(shared: &Shared, pressed: Pressed) -> Result<(), Trouble> {
         user: user.clone(),
         event: before.event,
     };
-    if shared.store.slack_mention_put(&new, Timestamp::now()).await? {
+    if shared.store.slack_mention_put(&new, clock::now()).await? {
         shared.due.notify_one();
     }
     // Only so that nobody presses it again in vain.
@@ -163,7 +164,7 @@ async fn decide(shared: &Shared, pressed: Pressed, decision: Decision) -> Result
     };
     let posts = Posts { web: &shared.web, store: &shared.store, token: &team.token, right: Right::default() };
     approvals::close(shared, &posts, &place, (&decided, of_subtask), who).await?;
-    shared.store.slack_mentions_wake(&task, Timestamp::now()).await?;
+    shared.store.slack_mentions_wake(&task, clock::now()).await?;
     shared.due.notify_one();
     Ok(())
 }

@@ -1,8 +1,8 @@
 //! The answer, in the place of "Working on it…" and below it.
 
 use construct_proto::v1::{self, MessageSource, block};
+use construct_runtime::clock;
 use construct_store::slack::Mention;
-use jiff::Timestamp;
 use serde_json::json;
 
 use crate::{
@@ -153,7 +153,7 @@ async fn upload(shared: &Shared, posts: &Posts<'_>, mention: &mut Mention, text:
     let upload = files::begin(posts.web, posts.token, FILE_NAME, text.len()).await?;
     files::send(posts.web, &upload, text.as_bytes().to_vec()).await?;
     mention.file = Some(upload.file_id.clone());
-    shared.store.slack_mention_save(mention, false, Timestamp::now()).await?;
+    shared.store.slack_mention_save(mention, false, clock::now()).await?;
     let (there, leave) = ((place.channel.as_str(), place.thread.as_str()), || posts.right.is_held());
     match files::complete(posts.web, posts.token, &upload.file_id, "Answer", there, &leave).await {
         Ok(()) => Ok(()),

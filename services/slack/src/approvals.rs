@@ -2,8 +2,8 @@
 //! that is too long to be shown cannot be approved here. Of the mentions that wait in a thread one shows them, the one its task works on.
 
 use construct_proto::v1::{self, ApprovalState, list_approvals_request};
+use construct_runtime::clock;
 use construct_store::slack::{Mention, Place, Posted};
-use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use crate::{
@@ -68,7 +68,7 @@ pub(crate) async fn show(
     }
     // The one that shows it may look rarely, because it is answered itself.
     if let Some(showing) = showing.filter(|_| hidden)
-        && shared.store.slack_mention_wake(&showing, Timestamp::now()).await?
+        && shared.store.slack_mention_wake(&showing, clock::now()).await?
     {
         shared.due.notify_one();
     }
@@ -162,7 +162,7 @@ pub(crate) async fn close(
         Err(posts::Error::Slack(error)) if posts::is_out_of_reach(&error) => {}
         Err(error) => return Err(error),
     }
-    shared.store.slack_post_begin(place, &closed, Timestamp::now()).await?;
+    shared.store.slack_post_begin(place, &closed, clock::now()).await?;
     Ok(shared.store.slack_post_done(place, &closed, &ts).await?)
 }
 

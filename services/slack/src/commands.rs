@@ -3,9 +3,8 @@
 use std::time::Duration;
 
 use construct_proto::v1::{self, list_agents_request};
-use construct_runtime::telemetry::Chain;
+use construct_runtime::{clock, telemetry::Chain};
 use construct_store::slack::{Grant, May, MentionKey, NewMention, Place};
-use jiff::Timestamp;
 use serde_json::{Value, json};
 
 use crate::{
@@ -169,7 +168,7 @@ async fn run(
         user: user.to_owned(),
         event,
     };
-    if shared.store.slack_mention_put(&new, Timestamp::now()).await? {
+    if shared.store.slack_mention_put(&new, clock::now()).await? {
         shared.due.notify_one();
     }
     Ok(None)
@@ -323,7 +322,7 @@ async fn permit(shared: &Shared, team: &Team, command: &Value, verb: &str, rest:
     }
     let Some(grant) = grant(id, text("channel_id"), rest) else { return Ok(HELP.to_owned()) };
     if verb == "allow" {
-        shared.store.slack_grant(&grant, text("user_id"), Timestamp::now()).await?;
+        shared.store.slack_grant(&grant, text("user_id"), clock::now()).await?;
         Ok(format!("Allowed: {}", shown(&grant)))
     } else if shared.store.slack_grant_remove(&grant).await? {
         Ok(format!("Not allowed any more: {}", shown(&grant)))

@@ -194,7 +194,7 @@ async fn attached(shared: &Shared, team: &Team, files: &[&File]) -> Result<Vec<v
             continue;
         }
         size += data.len();
-        let attachment = v1::Attachment { media_type: kind, name, data };
+        let attachment = v1::Attachment { media_type: kind, name, data, ..v1::Attachment::default() };
         blocks.push(v1::Block { block: Some(block::Block::Attachment(attachment)) });
     }
     if !left_out.is_empty() {

@@ -11,8 +11,7 @@ use axum::{
     response::{IntoResponse as _, Response},
     routing::{get, post},
 };
-use construct_runtime::{Lifecycle, telemetry::Chain};
-use jiff::Timestamp;
+use construct_runtime::{Lifecycle, clock, telemetry::Chain};
 use serde_json::{Map, Value, json};
 use tokio::net::TcpListener;
 
@@ -111,7 +110,7 @@ impl Face {
             tracing::debug!(number, reason = header(RETRY_REASON), "Slack sends a request again");
         }
         let (timestamp, signature) = (header("x-slack-request-timestamp"), header("x-slack-signature"));
-        self.verifier.check(timestamp, signature, body, Timestamp::now()).map_err(|error| {
+        self.verifier.check(timestamp, signature, body, clock::now()).map_err(|error| {
             tracing::warn!(%error, "a request that is not Slack's was refused");
             (StatusCode::UNAUTHORIZED, [(NO_RETRY, "1")]).into_response()
         })

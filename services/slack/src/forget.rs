@@ -3,8 +3,8 @@
 
 use std::{sync::Arc, time::Duration};
 
-use construct_runtime::telemetry::Chain;
-use jiff::{SignedDuration, Timestamp};
+use construct_runtime::{clock, telemetry::Chain};
+use jiff::SignedDuration;
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
@@ -27,7 +27,7 @@ pub(crate) async fn run(shared: Arc<Shared>, draining: CancellationToken) {
             () = draining.cancelled() => return,
             _ = ticks.tick() => {}
         }
-        match shared.store.slack_forget(Timestamp::now() - KEPT, AT_ONCE).await {
+        match shared.store.slack_forget(clock::now() - KEPT, AT_ONCE).await {
             Ok(0) => {}
             Ok(forgotten) => tracing::debug!(forgotten, "what is long over was forgotten"),
             Err(error) => tracing::warn!(error = %Chain(&error), "what is long over could not be forgotten"),

@@ -15,9 +15,9 @@ use axum::{
 };
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 use construct_proto::v1;
-use construct_runtime::telemetry::Chain;
+use construct_runtime::{clock, telemetry::Chain};
 use construct_store::{Keyring, SealError, SealedSecret, slack::NewState};
-use jiff::{SignedDuration, Timestamp};
+use jiff::SignedDuration;
 use reqwest::Url;
 use ring::{
     digest,
@@ -185,7 +185,7 @@ async fn begin(face: &Face, connected: Connected) -> Response {
             return page(StatusCode::INTERNAL_SERVER_ERROR, "The key cannot be encrypted.");
         }
     };
-    let now = Timestamp::now();
+    let now = clock::now();
     let new = NewState {
         state: digest_of(&state),
         organization: connected.organization,
@@ -255,7 +255,7 @@ pub(crate) async fn callback(
     if state.starts_with(KEYED) != key.is_some() {
         return page(StatusCode::FORBIDDEN, expired);
     }
-    let taken = face.shared.store.slack_state_take(&digest_of(&query.state), Timestamp::now()).await;
+    let taken = face.shared.store.slack_state_take(&digest_of(&query.state), clock::now()).await;
     let (organization, agent) = match taken {
         Ok(taken) => taken,
         Err(construct_store::Error::NotFound { .. }) => return page(StatusCode::FORBIDDEN, expired),

@@ -44,7 +44,7 @@ use std::sync::{Arc, atomic::AtomicBool};
 
 use anyhow::Context as _;
 use construct_bus::{Bus, ConnectOptions, Tls, User};
-use construct_runtime::{Context, MasterKeys};
+use construct_runtime::{Context, MasterKeys, clock};
 use construct_store::{Keyring, PoolOptions, Store};
 use secrecy::SecretString;
 use tokio::{net::TcpListener, sync::Notify};
@@ -93,6 +93,7 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
         let options = PoolOptions { application_name: "construct-slack".to_owned(), ..PoolOptions::default() };
         let store = Store::connect(url.expose(), options).await?;
         store.migrate().await?;
+        clock::take(|| store.clock()).await?;
         anyhow::Ok(store)
     });
     let bus = context.connect_with_retry("nats", &nats, || async {
@@ -104,6 +105,12 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
     });
     let (store, bus) = tokio::try_join!(store, bus)?;
     lifecycle.spawn_job("topology", bus.clone().keep_topology(lifecycle.draining()));
+    let database_clock = store.clone();
+    let ask = move || {
+        let store = database_clock.clone();
+        async move { store.clock().await }
+    };
+    lifecycle.spawn_job("clock", clock::follow(ask, lifecycle.draining()));
 
     let metrics = Metrics::new(&opentelemetry::global::meter("construct-slack"));
     let web = Web::new(&config.slack_api_url, metrics.clone()).context("there can be no client of Slack's Web API")?;

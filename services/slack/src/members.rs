@@ -6,9 +6,8 @@ use std::sync::Arc;
 
 use construct_domain::OrganizationId;
 use construct_proto::v1;
-use construct_runtime::telemetry::Chain;
+use construct_runtime::{clock, telemetry::Chain};
 use construct_store::{Keyring, SealError, Store, slack::Member};
-use jiff::Timestamp;
 use secrecy::ExposeSecret as _;
 use tonic::{Code, Status};
 
@@ -119,7 +118,7 @@ impl Members {
             name: who.name,
             key: sealed,
         };
-        self.store.slack_member_put(&member, Timestamp::now()).await?;
+        self.store.slack_member_put(&member, clock::now()).await?;
         tracing::info!(team = id, slack_user = user, user = member.user, "somebody said who they are");
         self.linked(id, organization, user).await
     }

@@ -9,9 +9,8 @@ use std::{
 };
 
 use construct_proto::v1;
-use construct_runtime::{Lifecycle, telemetry::Chain};
+use construct_runtime::{Lifecycle, clock, telemetry::Chain};
 use construct_store::slack::{Mention, MentionState};
-use jiff::Timestamp;
 use prost::Message as _;
 use tokio::{
     sync::Semaphore,
@@ -169,14 +168,14 @@ pub(crate) async fn run(shared: Arc<Shared>, lifecycle: Lifecycle) -> anyhow::Re
         let free = i64::try_from(slots.available_permits()).unwrap_or(i64::MAX).min(100);
         if free == 0 {
             // While the database does not answer, nobody has to make room.
-            let crowded = shared.store.slack_mentions_due(Timestamp::now()).await.unwrap_or(false);
+            let crowded = shared.store.slack_mentions_due(clock::now()).await.unwrap_or(false);
             shared.crowded.store(crowded, Ordering::Relaxed);
             continue;
         }
         shared.crowded.store(false, Ordering::Relaxed);
         // The lease begins no later than the statement that takes it.
         let began = Instant::now();
-        let taken = match shared.store.slack_mentions_take(free, shared.config.slack_lease, Timestamp::now()).await {
+        let taken = match shared.store.slack_mentions_take(free, shared.config.slack_lease, clock::now()).await {
             Ok(taken) => taken,
             Err(error) => {
                 tracing::warn!(error = %Chain(&error), "mentions could not be looked for");
@@ -196,7 +195,7 @@ pub(crate) async fn run(shared: Arc<Shared>, lifecycle: Lifecycle) -> anyhow::Re
                 };
                 // Others need not wait for the lease to end. What was under way is looked for before it is done again.
                 if stopped {
-                    let until = Timestamp::now() + HANDED_BACK;
+                    let until = clock::now() + HANDED_BACK;
                     if let Err(error) = shared.store.slack_mention_hold(&key, lease, until).await {
                         tracing::debug!(error = %Chain(&error), "a mention could not be handed back");
                     }
@@ -218,7 +217,7 @@ async fn hold(shared: &Shared, mention: Mention, end: Instant) {
         ticks.tick().await;
         loop {
             ticks.tick().await;
-            let (began, until) = (Instant::now(), Timestamp::now() + shared.config.slack_lease);
+            let (began, until) = (Instant::now(), clock::now() + shared.config.slack_lease);
             match shared.store.slack_mention_hold(&key, lease, until).await {
                 Ok(true) => right.extend(began + shared.config.slack_lease),
                 Ok(false) => return,
@@ -236,7 +235,7 @@ async fn hold(shared: &Shared, mention: Mention, end: Instant) {
 async fn look(shared: &Shared, mut mention: Mention, right: Right) {
     let before = mention.state;
     let looked = go_on(shared, &mut mention, &right).await;
-    let now = Timestamp::now();
+    let now = clock::now();
     match looked {
         Ok(Looked::Over(state)) => finish(&mut mention, state, None),
         Ok(Looked::Watched(pause)) => {
@@ -427,7 +426,7 @@ async fn ask(shared: &Shared, team: &Team, mention: &mut Mention, agent: &str) -
             mention.task = Some(task);
             // What stands in a thread changes; asking again must be the same request.
             mention.request = Some(request.encode_to_vec());
-            shared.store.slack_mention_save(mention, false, Timestamp::now()).await?;
+            shared.store.slack_mention_save(mention, false, clock::now()).await?;
         }
         let request = v1::CreateMessageRequest::decode(mention.request.as_deref().unwrap_or_default())
             .map_err(|error| Trouble::Failed(format!("its record in the database makes no sense ({error}).")))?;
@@ -439,13 +438,13 @@ async fn ask(shared: &Shared, team: &Team, mention: &mut Mention, agent: &str) -
                 mention.request = None;
                 mention.failures = 0;
                 mention.error = None;
-                return Ok(shared.store.slack_mention_save(mention, false, Timestamp::now()).await?);
+                return Ok(shared.store.slack_mention_save(mention, false, clock::now()).await?);
             }
             Err(status) if status.code() == tonic::Code::NotFound => {
                 let task = mention.task.take().unwrap_or_default();
                 shared.store.slack_thread_forget(&place, &task, agent).await?;
                 mention.request = None;
-                shared.store.slack_mention_save(mention, false, Timestamp::now()).await?;
+                shared.store.slack_mention_save(mention, false, clock::now()).await?;
             }
             Err(status) => return Err(refused(status)),
         }

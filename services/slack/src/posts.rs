@@ -5,11 +5,11 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use construct_runtime::clock;
 use construct_store::{
     Store,
     slack::{Place, Posted},
 };
-use jiff::Timestamp;
 use tokio::time::Instant;
 
 use crate::web::{self, Token, Web, chat, chat::Content, conversations};
@@ -90,7 +90,7 @@ impl Posts<'_> {
         oldest: &str,
         content: &Content,
     ) -> Result<String, Error> {
-        match self.store.slack_post_begin(place, key, Timestamp::now()).await? {
+        match self.store.slack_post_begin(place, key, clock::now()).await? {
             Posted::At(ts) => return Ok(ts),
             Posted::Never => {}
             Posted::Perhaps => {

@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use construct_domain::OrganizationId;
-use construct_runtime::{Lifecycle, config::Secret, telemetry::Chain};
+use construct_runtime::{Lifecycle, clock, config::Secret, telemetry::Chain};
 use construct_store::{
     Keyring, SealError, SealedSecret, Store,
     slack::{Installation, NewInstallation},
@@ -109,7 +109,7 @@ impl Teams {
         let installation = self.installation(team).await?;
         let tokens = self.open(&installation)?;
         match (installation.expires_at, &tokens.refresh, &self.app) {
-            (Some(expires_at), Some(_), Some(_)) if expires_at < Timestamp::now() + RENEW => {
+            (Some(expires_at), Some(_), Some(_)) if expires_at < clock::now() + RENEW => {
                 // Slack takes a refresh token once: who asks for a new one has to see it stored, even when nobody waits for it any more.
                 let (this, team) = (self.clone(), team.to_owned());
                 let (tell, told) = oneshot::channel();
@@ -136,7 +136,7 @@ impl Teams {
     }
 
     async fn renew(&self, installation: Installation) -> Result<Team, Error> {
-        let now = Timestamp::now();
+        let now = clock::now();
         let tokens = self.open(&installation)?;
         let team = installation.team.clone();
         let ended = installation.expires_at.is_some_and(|at| at <= now);
@@ -175,7 +175,7 @@ impl Teams {
         let (team, sealed) = (&before.team, self.seal(&before.team, access, gateway)?);
         let (mut revision, mut attempts) = (before.revision, 0);
         loop {
-            let now = Timestamp::now();
+            let now = clock::now();
             let stored = self.store.slack_tokens_replace(team, revision, &sealed, expiry(access, now), now).await;
             attempts += 1;
             match stored {
@@ -215,7 +215,7 @@ impl Teams {
     /// [`Error::Elsewhere`] when the workspace is another organisation's; nothing is changed then.
     pub(crate) async fn install(&self, access: &oauth::Access, connected: Connected) -> Result<String, Error> {
         let Connected { organization, key, agent } = connected;
-        let now = Timestamp::now();
+        let now = clock::now();
         let team = access.team.as_ref().ok_or(Error::NotInstalled)?;
         let new = NewInstallation {
             team: team.id.clone(),
@@ -254,7 +254,7 @@ impl Teams {
             let done = match resealed {
                 Ok(resealed) => {
                     let (revision, expires_at) = (installation.revision, installation.expires_at);
-                    let now = Timestamp::now();
+                    let now = clock::now();
                     self.store
                         .slack_tokens_replace(team, revision, &resealed, expires_at, now)
                         .await
@@ -275,7 +275,7 @@ impl Teams {
 
     /// Forgets the tokens of a workspace that has removed the app at that time, unless it has installed it again since.
     pub(crate) async fn uninstall(&self, team: &str, at: Timestamp) -> Result<(), construct_store::Error> {
-        if self.store.slack_uninstall(team, at, Timestamp::now()).await? {
+        if self.store.slack_uninstall(team, at, clock::now()).await? {
             tracing::info!(team, "the app was removed from a workspace");
         } else {
             tracing::info!(team, "the app was removed from a workspace before it was installed as it is now");

@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use construct_bus::{Bus, ConsumeOptions, Delivery, subject::SlackKind};
 use construct_proto::mesh::v1 as mesh;
-use construct_runtime::{Lifecycle, telemetry::Chain};
+use construct_runtime::{Lifecycle, clock, telemetry::Chain};
 use construct_store::slack::{MentionKey, NewMention};
 use jiff::Timestamp;
 use serde_json::Value;
@@ -113,7 +113,7 @@ async fn deal_with(shared: &Shared, delivery: &mesh::SlackDelivery, payload: &Va
 /// When an event happened, at the latest: Slack says the second.
 fn happened(envelope: &Value) -> Timestamp {
     let second = envelope["event_time"].as_i64();
-    second.and_then(|second| Timestamp::new(second, 999_999_999).ok()).unwrap_or_else(Timestamp::now)
+    second.and_then(|second| Timestamp::new(second, 999_999_999).ok()).unwrap_or_else(clock::now)
 }
 
 /// What is only shown is not tried again for ever.
@@ -149,7 +149,7 @@ async fn question(shared: &Shared, team: &str, event: &Value) -> Result<(), Trou
         user: text("user"),
         event: event.clone(),
     };
-    if shared.store.slack_mention_put(&new, Timestamp::now()).await? {
+    if shared.store.slack_mention_put(&new, clock::now()).await? {
         shared.due.notify_one();
     } else {
         tracing::debug!(channel = new.key.channel, ts = new.key.ts, "a mention is known already");

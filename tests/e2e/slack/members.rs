@@ -22,6 +22,7 @@ async fn code(mesh: &Mesh, role: v1::Role, scopes: &[&str]) -> String {
         name: "slack".to_owned(),
         role: role.into(),
         scopes: scopes.iter().map(|&scope| scope.to_owned()).collect(),
+        limits: None,
     };
     let request = v1::CreateSetupCodeRequest { spec: Some(spec), ..v1::CreateSetupCodeRequest::default() };
     mesh.client().unwrap().keys().create_setup_code(request).await.unwrap().into_inner().code

@@ -1,13 +1,11 @@
 //! Following a scan until it is over.
 
-use std::time::Duration;
-
 use construct_proto::v1::{GetScanRequest, ListCandidatesRequest, ScanEvent, ScanPhase, WatchScanRequest};
-use tonic::Code;
 
 use super::shown;
 use crate::{
-    failure::{Exit, Failure, may_pass},
+    entity::watching::{self, End},
+    failure::{Exit, Failure},
     gateway::{Gateway, call},
     json, money,
     output::{Format, OutputArgs, print},
@@ -15,49 +13,23 @@ use crate::{
     words::{count, one_line},
 };
 
-/// The pause before a lost connection is tried again, and how often in a row.
-const PAUSE: Duration = Duration::from_millis(500);
-const TRIES: u32 = 60;
-
 /// Prints what happens until the scan is over, then what it proposes.
 ///
 /// # Errors
 /// What the gateway fails with.
 pub(super) async fn follow(gateway: &Gateway, scan: &str, output: OutputArgs) -> Result<Exit, Failure> {
-    let (mut cursor, mut tries) = (String::new(), 0);
     let people = output.format() == Format::Table;
-    loop {
-        let request = WatchScanRequest { scan: scan.to_owned(), cursor: cursor.clone() };
-        let lost = match gateway.scans().watch_scan(request).await {
-            Ok(stream) => {
-                let mut events = stream.into_inner();
-                loop {
-                    match events.message().await {
-                        Ok(Some(event)) => {
-                            tries = 0;
-                            event.cursor.clone_into(&mut cursor);
-                            if people {
-                                eprintln!("{}", line(&event));
-                            } else if output.format() == Format::Json {
-                                eprintln!("{}", json::message("construct.v1.ScanEvent", &event));
-                            }
-                        }
-                        Ok(None) => break None,
-                        Err(status) => break Some(status),
-                    }
-                }
-            }
-            Err(status) => Some(status),
-        };
-        match lost {
-            None => break,
-            Some(status) if tries < TRIES && (may_pass(&status) || status.code() == Code::Unknown) => {
-                tries += 1;
-                tokio::time::sleep(PAUSE).await;
-            }
-            Some(status) => return Err(status.into()),
+    let open =
+        async |cursor: String| gateway.scans().watch_scan(WatchScanRequest { scan: scan.to_owned(), cursor }).await;
+    watching::follow(String::new(), End::Over, open, |event: ScanEvent| {
+        if people {
+            eprintln!("{}", line(&event));
+        } else if output.format() == Format::Json {
+            eprintln!("{}", json::message("construct.v1.ScanEvent", &event));
         }
-    }
+        Ok(event.cursor)
+    })
+    .await?;
     let found = call(gateway.scans().get_scan(GetScanRequest { scan: scan.to_owned() })).await?;
     let status = found.status.clone().unwrap_or_default();
     if status.phase() != ScanPhase::Review {

@@ -196,6 +196,7 @@ impl Found {
             json: self.json,
             expected_version: Some(self.version),
             idempotency_key: gateway::idempotency_key(),
+            ..PutStateRequest::default()
         };
         call(gateway.states().put_state(request)).await
     }

@@ -39,13 +39,12 @@ pub(super) fn mark(headers: &mut HeaderMap) {
 }
 
 impl Journal {
-    /// Removes the ends of journals that were closed longer than `kept` ago, and says how many. The journals of open executions
+    /// Removes the ends of journals that were closed before a time, and says how many. The journals of open executions
     /// stay, however old. Safe to run in any number of processes.
     ///
     /// # Errors
     /// [`Error::Purge`] when the server cannot be reached; what was removed until then stays removed.
-    pub async fn remove_closed(&self, kept: Duration) -> Result<u64, Error> {
-        let before = Timestamp::now() - kept;
+    pub async fn remove_closed(&self, before: Timestamp) -> Result<u64, Error> {
         let stream = self.stream().await.map_err(|error| Error::Purge(error.into()))?;
         let config = pull::Config {
             name: Some(self.bus.unique_id()),

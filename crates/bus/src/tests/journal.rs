@@ -2,6 +2,7 @@ use std::time::{Duration, Instant};
 
 use construct_domain::StepId;
 use construct_proto::mesh::v1::{JournalCompleted, JournalEntry, journal_entry::Entry};
+use jiff::Timestamp;
 use tokio_util::sync::CancellationToken;
 
 use super::step;
@@ -145,13 +146,17 @@ async fn ends_of_closed_journals_go_and_open_journals_stay() {
             journal.close(step(number)).await.expect("closed");
         }
     }
-    assert_eq!(journal.remove_closed(Duration::from_secs(3600)).await.expect("looked"), 0, "all are young");
-    assert_eq!(journal.remove_closed(Duration::ZERO).await.expect("removed"), 299);
+    assert_eq!(
+        journal.remove_closed(Timestamp::now() - Duration::from_secs(3600)).await.expect("looked"),
+        0,
+        "all are young"
+    );
+    assert_eq!(journal.remove_closed(Timestamp::now()).await.expect("removed"), 299);
     assert_eq!(entries(&journal, step(7)).await.len(), 1);
     assert_eq!(entries(&journal, step(8)).await, []);
     let error = journal.append(step(8), &entry(step(8), 2), 8).await.expect_err("who still runs it stays fenced");
     assert!(matches!(error, journal::Error::Lost), "{error:?}");
-    assert_eq!(journal.remove_closed(Duration::ZERO).await.expect("nothing is left"), 0);
+    assert_eq!(journal.remove_closed(Timestamp::now()).await.expect("nothing is left"), 0);
 }
 
 #[tokio::test]

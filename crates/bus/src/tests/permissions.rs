@@ -6,6 +6,7 @@ use async_nats::{Client, Event, ServerError};
 use construct_domain::partition;
 use construct_proto::mesh::v1 as mesh;
 use futures::StreamExt as _;
+use jiff::Timestamp;
 use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
@@ -286,7 +287,7 @@ async fn every_service_can_do_its_work() {
     delivery.receipt.ack().await;
     let closed = reconciler.journal();
     unrefused(&reconciler, closed.close(step(2))).await.expect("it is closed");
-    assert_eq!(unrefused(&reconciler, closed.remove_closed(Duration::ZERO)).await.expect("it is removed"), 1);
+    assert_eq!(unrefused(&reconciler, closed.remove_closed(Timestamp::now())).await.expect("it is removed"), 1);
 
     let missed = unrefused(&gateway, gateway.replay_progress(ORGANIZATION, task, None)).await.expect("it is read");
     assert_eq!(missed.len(), 2);
@@ -314,6 +315,19 @@ async fn every_service_can_do_its_work() {
     let address = Cancel { service: Service::Interpreter };
     unrefused(&reconciler, reconciler.broadcast(&address, &cancel)).await.expect("a cancellation");
     unrefused(&interpreter, within("it", cancels.next())).await.expect("it is heard");
+
+    let said = Timestamp::from_second(1_000).expect("a time");
+    let time = prost_types::Timestamp { seconds: said.as_second(), nanos: 0 };
+    let mut times = Vec::new();
+    for worker in [&interpreter, &providers] {
+        times.push(unrefused(worker, worker.hear_time()).await.expect("it listens"));
+    }
+    let beat = mesh::ReconcilerBeat { instance: "r".into(), time: Some(time), ..Default::default() };
+    let address = subject::ReconcilerBeat { instance: "r".into() };
+    unrefused(&reconciler, reconciler.tell_beat(&address, &beat)).await.expect("a beat");
+    for times in &mut times {
+        assert_eq!(within("it", times.next()).await, Some(said));
+    }
 }
 
 #[tokio::test]

@@ -1,7 +1,7 @@
 //! Makes the server's streams and consumers what the table says. Idempotent, and safe when several services start at
 //! once: creating something that exists with the same configuration succeeds, and a lost race is answered by looking again.
 
-use std::num::NonZeroUsize;
+use std::{num::NonZeroUsize, time::Duration};
 
 use async_nats::jetstream::{
     self,
@@ -14,6 +14,8 @@ use super::{ACK_WAIT, ConsumerRow, DUPLICATE_WINDOW, Retention, Stream, StreamRo
 
 /// How often a lost race is answered by looking again.
 const ATTEMPTS: usize = 5;
+/// How long is waited for a stream that somebody else makes.
+const BEING_MADE: Duration = Duration::from_millis(100);
 
 /// A stream is not there, and it is not ours to make it.
 #[derive(Debug, thiserror::Error)]
@@ -120,6 +122,13 @@ async fn ensure_stream(
         };
         let Err(error) = outcome else { return Ok(()) };
         let (raced, retryable) = match error.kind() {
+            // While somebody else makes it, its subjects are taken before its name is. They may be another stream's, too.
+            CreateStreamErrorKind::JetStream(error)
+                if error.error_code() == jetstream::ErrorCode::STREAM_SUBJECT_OVERLAP && attempt < ATTEMPTS =>
+            {
+                tokio::time::sleep(BEING_MADE).await;
+                continue;
+            }
             // Somebody else made or removed it between our two steps.
             CreateStreamErrorKind::JetStream(error) => (
                 [jetstream::ErrorCode::STREAM_NAME_EXIST, jetstream::ErrorCode::STREAM_NOT_FOUND]

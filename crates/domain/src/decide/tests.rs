@@ -255,6 +255,7 @@ impl World {
         for effect in &decision.effects {
             if let Effect::InvokeModel(step) | Effect::Compact(step) | Effect::ExecuteCode(step) = effect {
                 *self.commanded.entry(step.id).or_default() += 1;
+                assert_eq!(command(&decision.task).as_ref(), Some(effect), "it follows from the task");
                 if matches!(effect, Effect::ExecuteCode(_)) && !self.code_steps.contains(&step.id) {
                     self.code_steps.push(step.id);
                 }

@@ -5,12 +5,16 @@
 //! the model's window can hold: a vendor refuses what is longer, and charges nothing.
 
 use super::{PICO_PER_MICRO, Prices};
-use crate::message::{Block, Content};
+use crate::message::{Attachment, Block, Content, Shown};
 
 /// Bytes of text that are at least one token, nearly always: English has four, source code three, Chinese two and a half.
 const BYTES_PER_TOKEN: usize = 2;
 /// What a picture counts for at most, whatever its size: the vendors scale it down to less.
 const TOKENS_PER_PICTURE: i64 = 6_000;
+/// What a document counts for at most: a hundred pages, which is what some vendors take, and more than a scan of as many has in words.
+const TOKENS_PER_DOCUMENT: i64 = 150_000;
+/// What a file costs besides what it says: its name, its kind, its hash, and how a script gets it.
+const TOKENS_PER_NOTICE: i64 = 500;
 /// What each block costs besides its text: its role, its kind, the id of a call.
 const TOKENS_PER_BLOCK: i64 = 50;
 
@@ -41,11 +45,25 @@ fn tokens_of_block(block: &Block) -> i64 {
         Block::CodeInterpreterCall(call) => tokens_of_bytes(call.code.len()),
         Block::CodeInterpreterResult(result) => tokens_of_bytes(result.output.len() + result.error.len()),
         Block::Thinking(thinking) => tokens_of_bytes(thinking.text.len() + thinking.data.len()),
-        Block::Attachment(attachment) if attachment.media_type.starts_with("image/") => TOKENS_PER_PICTURE,
-        // Base64 has four characters for three bytes.
-        Block::Attachment(attachment) => tokens_of_bytes(attachment.data.len() / 4 * 3),
+        Block::Attachment(attachment) => tokens_of_attachment(attachment),
     };
     tokens.saturating_add(TOKENS_PER_BLOCK)
+}
+
+fn tokens_of_attachment(Attachment { media_type, data, file, .. }: &Attachment) -> i64 {
+    let Some(file) = file else {
+        // Base64 has four characters for three bytes.
+        let bytes = data.len() / 4 * 3;
+        return if media_type.starts_with("image/") { TOKENS_PER_PICTURE } else { tokens_of_bytes(bytes) };
+    };
+    let text = tokens_of_bytes(usize::try_from(file.size).unwrap_or(usize::MAX));
+    let content = match Shown::of(media_type, file.size) {
+        Shown::Image => TOKENS_PER_PICTURE,
+        Shown::Document => text.min(TOKENS_PER_DOCUMENT),
+        Shown::Text => text,
+        Shown::Named | Shown::TooLarge => 0,
+    };
+    content.saturating_add(TOKENS_PER_NOTICE)
 }
 
 /// What a call with so many tokens of input costs at most, whichever of the targets answers it; when it is `hedged`, two of

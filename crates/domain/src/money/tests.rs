@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::message::{Attachment, Block, Content};
+use crate::message::{AttachedFile, Attachment, Block, Content};
 
 const PRICES: Prices = Prices {
     input: 3_000_000,
@@ -67,11 +67,30 @@ fn an_estimate_is_above_what_a_message_has() {
             media_type: media_type.into(),
             name: String::new(),
             data: "A".repeat(data),
+            file: None,
         })],
     };
     // A picture counts as a picture, however many bytes it has.
     assert_eq!(tokens_of_content(&attachment("image/png", 4_000_000)), 6_050);
     assert_eq!(tokens_of_content(&attachment("application/pdf", 4_000)), 1_550);
+}
+
+#[test]
+fn a_file_counts_for_what_a_model_is_shown_of_it() {
+    let file = |media_type: &str, size: u64| {
+        let id = "file_01890a5d-ac96-774b-bcce-b302099a8057".parse().expect("an id");
+        let file = Some(AttachedFile { id, sha256: "0f".repeat(32), size });
+        let attachment = Attachment { media_type: media_type.into(), file, ..Attachment::default() };
+        tokens_of_content(&Content { blocks: vec![Block::Attachment(attachment)] })
+    };
+    assert_eq!(file("image/png", 10_000_000), 6_550);
+    assert_eq!(file("application/pdf", 4_000), 2_550);
+    assert_eq!(file("application/pdf", 10_000_000), 150_550);
+    assert_eq!(file("text/csv", 4_000), 2_550);
+    // Only named.
+    assert_eq!(file("text/csv", 10_000_000), 550);
+    assert_eq!(file("image/png", 30_000_000), 550);
+    assert_eq!(file("application/zip", u64::MAX), 550);
 }
 
 #[test]

@@ -12,11 +12,12 @@ use uuid::Uuid;
 use crate::{
     AuditEntry, Error, Store, audit,
     error::violated,
+    file,
     time::{self, sql},
 };
 
 /// What is emptied when there is no task any more, in an order that keeps the references between tables, and by what rows are found.
-pub(crate) const TABLES: [(&str, &str); 38] = [
+pub(crate) const TABLES: [(&str, &str); 40] = [
     ("scan_candidates", OWN),
     ("scan_hand_overs", OWN),
     ("scan_events", OWN),
@@ -48,6 +49,8 @@ pub(crate) const TABLES: [(&str, &str); 38] = [
     ("slack_members", OWN),
     ("slack_installations", OWN),
     ("idempotency_keys", OWN),
+    ("file_parts", OWN),
+    ("files", OWN),
     ("state_versions", OWN),
     ("states", OWN),
     ("invitations", OWN),
@@ -162,6 +165,8 @@ impl Store {
         sqlx::query!("DELETE FROM erased_tasks WHERE erased_at < $1", sql(now - KNOWN) as _)
             .execute(&mut *connection)
             .await?;
+        // What lies in the folder outlives the rows by a moment.
+        file::note_everything(&mut *connection, organization, now).await?;
         record.organization = OrganizationId::LOCAL;
         record.objects = vec![organization.to_string(), row.name];
         record.objects.extend(counts.iter().map(|(what, count)| format!("{what}={count}")));

@@ -5,11 +5,12 @@ use construct_domain::{
     access::{Role, Scope},
 };
 use jiff::{SignedDuration, Timestamp};
+use serde_json::Value;
 use uuid::Uuid;
 
 use super::{by_time, role, scope_words, scopes};
 use crate::{
-    Audit, AuditEntry, Cursor, Error, Key, Page, Rendered, Store, Write, Written, audit, text,
+    Audit, AuditEntry, Cursor, Error, Key, Limits, Page, Rendered, Store, Write, Written, audit, text,
     time::{self, option, sql_option},
     write::{Writer, begin},
 };
@@ -38,12 +39,18 @@ pub struct ApiKey {
     pub user: UserId,
     /// Until when; none: until it is revoked.
     pub expires_at: Option<Timestamp>,
+    /// How much may be done with it: what is in [`Limits`] of requests, tasks, runs, tokens and money.
+    pub limits: Limits,
     /// Since when it is worth nothing.
     pub revoked_at: Option<Timestamp>,
     /// When it was last used, to the minute.
     pub last_used_at: Option<Timestamp>,
+    /// Rises when its limits change.
+    pub revision: i64,
     /// When it was made.
     pub created_at: Timestamp,
+    /// When its limits last changed.
+    pub updated_at: Timestamp,
 }
 
 /// What is stored of a key or code.
@@ -78,6 +85,8 @@ pub struct NewApiKey {
     pub user: UserId,
     /// Until when; none: until it is revoked.
     pub expires_at: Option<Timestamp>,
+    /// How much may be done with it.
+    pub limits: Limits,
 }
 
 /// A code to make: what its key will be.
@@ -97,6 +106,8 @@ pub struct NewSetupCode {
     pub made_by: Option<ApiKeyId>,
     /// Of the key.
     pub key_expires_at: Option<Timestamp>,
+    /// Of the key.
+    pub limits: Limits,
     /// Until when it can be exchanged.
     pub expires_at: Timestamp,
 }
@@ -116,6 +127,8 @@ pub struct KeyHolder {
     pub scopes: Vec<Scope>,
     /// Until when; none: until it is revoked.
     pub expires_at: Option<Timestamp>,
+    /// How much may be done with it.
+    pub limits: Limits,
 }
 
 impl ApiKey {
@@ -136,7 +149,10 @@ struct Row {
     expires_at: Option<jiff_sqlx::Timestamp>,
     revoked_at: Option<jiff_sqlx::Timestamp>,
     last_used_at: Option<jiff_sqlx::Timestamp>,
+    limits: Value,
+    revision: i64,
     created_at: Timestamp,
+    updated_at: Option<jiff_sqlx::Timestamp>,
 }
 
 impl TryFrom<Row> for ApiKey {
@@ -154,7 +170,10 @@ impl TryFrom<Row> for ApiKey {
             expires_at: option(row.expires_at),
             revoked_at: option(row.revoked_at),
             last_used_at: option(row.last_used_at),
+            limits: limits(row.limits)?,
+            revision: row.revision,
             created_at: row.created_at,
+            updated_at: option(row.updated_at).unwrap_or(row.created_at),
         })
     }
 }
@@ -164,11 +183,15 @@ macro_rules! select {
         sqlx::query_as!(
             Row,
             r#"SELECT k.id, k.organization_id, k.name, k.prefix, k.role, k.scopes, k.user_id, k.expires_at, k.revoked_at, k.last_used_at,
-                    k.created_at
+                    k.limits, k.revision, k.created_at, k.updated_at
              FROM api_keys k WHERE "# $(+ $tail)+,
             $($argument),*
         )
     };
+}
+
+fn limits(stored: Value) -> Result<Limits, Error> {
+    serde_json::from_value(stored).map_err(Error::internal)
 }
 
 impl Store {
@@ -179,7 +202,7 @@ impl Store {
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn api_key_holder(&self, hash: &[u8; 32], now: Timestamp) -> Result<Option<KeyHolder>, Error> {
         let row = sqlx::query!(
-            r#"SELECT k.id, k.organization_id, k.user_id, k.role, k.scopes, k.expires_at, k.last_used_at, m.role AS member_role
+            r#"SELECT k.id, k.organization_id, k.user_id, k.role, k.scopes, k.expires_at, k.last_used_at, k.limits, m.role AS member_role
                FROM api_keys k
                JOIN organizations o ON o.id = k.organization_id
                JOIN members m ON m.organization_id = k.organization_id AND m.user_id = k.user_id
@@ -209,6 +232,7 @@ impl Store {
             role: role(&row.role)?.min(role(&row.member_role)?),
             scopes: scopes(&row.scopes),
             expires_at: option(row.expires_at),
+            limits: limits(row.limits)?,
         }))
     }
 
@@ -255,6 +279,66 @@ impl Store {
         rows.into_iter().map(ApiKey::try_from).collect()
     }
 
+    /// A key, of one user or of anybody in the organisation.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn api_key_get(
+        &self,
+        organization: OrganizationId,
+        id: ApiKeyId,
+        user: Option<UserId>,
+    ) -> Result<ApiKey, Error> {
+        select!(
+            ["k.organization_id = $1 AND k.id = $2 AND ($3::uuid IS NULL OR k.user_id = $3)"],
+            organization.uuid(),
+            id.uuid(),
+            user.map(UserId::uuid) as _,
+        )
+        .fetch_optional(&self.pool)
+        .await?
+        .ok_or(Error::NotFound { what: WHAT })?
+        .try_into()
+    }
+
+    /// Puts other limits in the place of a key's, of one user or of anybody in the organisation.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`]; [`Error::Above`] when the key may more than `by`; [`Error::Conflict`] when it has another revision than expected;
+    /// those of every write.
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn api_key_limit(
+        &self,
+        write: &Write,
+        (id, user): (ApiKeyId, Option<UserId>),
+        (limits, expected_revision): (Limits, Option<i64>),
+        by: Role,
+        render: impl FnOnce(&ApiKey) -> Rendered + Send,
+    ) -> Result<Written<ApiKey>, Error> {
+        let mut writer = begin!(self, write);
+        let done = sqlx::query!(
+            "UPDATE api_keys SET limits = $4, revision = revision + 1, updated_at = $5
+             WHERE organization_id = $1 AND id = $2 AND ($3::uuid IS NULL OR user_id = $3) AND ($6::bigint IS NULL OR revision = $6)",
+            writer.organization(),
+            id.uuid(),
+            user.map(UserId::uuid),
+            text::json(&limits)?,
+            writer.now(),
+            expected_revision,
+        )
+        .execute(&mut *writer.transaction)
+        .await?;
+        let entity = reload(&mut writer, id, user).await?;
+        if entity.role > by {
+            return Err(Error::Above);
+        }
+        if done.rows_affected() == 0 {
+            return Err(Error::Conflict);
+        }
+        writer.finish_unchanged(entity, render).await
+    }
+
     /// Makes a key.
     ///
     /// # Errors
@@ -277,9 +361,12 @@ impl Store {
             scopes: new.scopes,
             user: new.user,
             expires_at: new.expires_at,
+            limits: new.limits,
             revoked_at: None,
             last_used_at: None,
+            revision: 1,
             created_at: time::micros(write.now),
+            updated_at: time::micros(write.now),
         })
     }
 
@@ -340,16 +427,7 @@ impl Store {
         )
         .execute(&mut *writer.transaction)
         .await?;
-        let entity: ApiKey = select!(
-            ["k.organization_id = $1 AND k.id = $2 AND ($3::uuid IS NULL OR k.user_id = $3)"],
-            writer.organization(),
-            id.uuid(),
-            user.map(UserId::uuid) as _,
-        )
-        .fetch_optional(&mut *writer.transaction)
-        .await?
-        .ok_or(Error::NotFound { what: WHAT })?
-        .try_into()?;
+        let entity = reload(&mut writer, id, user).await?;
         if entity.role > by {
             return Err(Error::Above);
         }
@@ -394,11 +472,12 @@ impl Store {
                    DELETE FROM setup_codes c USING organizations o, members m
                    WHERE c.hash = $1 AND c.expires_at > $2 AND o.id = c.organization_id AND o.deleted_at IS NULL
                      AND m.organization_id = c.organization_id AND m.user_id = c.user_id
-                   RETURNING c.organization_id, c.name, c.role, c.scopes, c.user_id, c.key_expires_at
+                   RETURNING c.organization_id, c.name, c.role, c.scopes, c.user_id, c.key_expires_at, c.limits
                )
-               INSERT INTO api_keys (id, organization_id, name, prefix, hash, role, scopes, user_id, expires_at, created_at)
-               SELECT $3, organization_id, name, $4, $5, role, scopes, user_id, key_expires_at, $2 FROM code
-               RETURNING id, organization_id, name, prefix, role, scopes, user_id, expires_at, revoked_at, last_used_at, created_at"#,
+               INSERT INTO api_keys (id, organization_id, name, prefix, hash, role, scopes, user_id, expires_at, created_at, limits)
+               SELECT $3, organization_id, name, $4, $5, role, scopes, user_id, key_expires_at, $2, limits FROM code
+               RETURNING id, organization_id, name, prefix, role, scopes, user_id, expires_at, revoked_at, last_used_at, limits, revision,
+                         created_at, updated_at"#,
             code.as_slice(),
             time::sql(now) as _,
             id.uuid(),
@@ -422,6 +501,20 @@ impl Store {
     }
 }
 
+/// The key as it is, within a write.
+async fn reload(writer: &mut Writer<'_>, id: ApiKeyId, user: Option<UserId>) -> Result<ApiKey, Error> {
+    select!(
+        ["k.organization_id = $1 AND k.id = $2 AND ($3::uuid IS NULL OR k.user_id = $3)"],
+        writer.organization(),
+        id.uuid(),
+        user.map(UserId::uuid) as _,
+    )
+    .fetch_optional(&mut *writer.transaction)
+    .await?
+    .ok_or(Error::NotFound { what: WHAT })?
+    .try_into()
+}
+
 async fn api_key_insert(
     connection: &mut sqlx::PgConnection,
     organization: OrganizationId,
@@ -429,8 +522,8 @@ async fn api_key_insert(
     now: Timestamp,
 ) -> Result<(), Error> {
     sqlx::query!(
-        "INSERT INTO api_keys (id, organization_id, name, prefix, hash, role, scopes, user_id, expires_at, created_at)
-         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)",
+        "INSERT INTO api_keys (id, organization_id, name, prefix, hash, role, scopes, user_id, expires_at, created_at, limits)
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)",
         new.id.uuid(),
         organization.uuid(),
         &*text::clean(&new.name),
@@ -441,6 +534,7 @@ async fn api_key_insert(
         new.user.uuid(),
         sql_option(new.expires_at) as _,
         time::sql(now) as _,
+        text::json(&new.limits)?,
     )
     .execute(connection)
     .await
@@ -458,8 +552,8 @@ pub(super) async fn setup_code_insert(
         .execute(&mut *writer.transaction)
         .await?;
     sqlx::query!(
-        "INSERT INTO setup_codes (hash, organization_id, name, role, scopes, user_id, key_expires_at, expires_at, created_at, made_by)
-         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10)",
+        "INSERT INTO setup_codes (hash, organization_id, name, role, scopes, user_id, key_expires_at, expires_at, created_at, made_by, limits)
+         VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)",
         new.secret.hash.as_slice(),
         organization.uuid(),
         &*text::clean(&new.name),
@@ -470,6 +564,7 @@ pub(super) async fn setup_code_insert(
         time::sql(new.expires_at) as _,
         writer.now(),
         new.made_by.map(ApiKeyId::uuid),
+        text::json(&new.limits)?,
     )
     .execute(&mut *writer.transaction)
     .await

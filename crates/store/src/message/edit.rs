@@ -44,6 +44,7 @@ impl Store {
                  intent_at = CASE WHEN intents > intents_seen THEN intent_at ELSE $4 END,
                  event_sequence = event_sequence + 1,
                  revision = revision + 1,
+                 asked_key_id = $5,
                  updated_at = $4
              WHERE organization_id = $1 AND id = $2
              RETURNING intents, event_sequence",
@@ -51,6 +52,7 @@ impl Store {
             task.uuid(),
             from,
             writer.now(),
+            writer.key(),
         )
         .fetch_one(&mut *writer.transaction)
         .await?;

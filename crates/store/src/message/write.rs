@@ -8,7 +8,7 @@ use serde_json::Value;
 use sqlx::{PgConnection, PgExecutor};
 
 use construct_domain::{
-    MessageId, TaskId,
+    ApiKeyId, MessageId, TaskId,
     message::{Content, Source},
     money::{Usage, tokens_of_content},
 };
@@ -171,6 +171,7 @@ async fn insert(
                    intent_at = CASE WHEN t.intents > t.intents_seen THEN t.intent_at ELSE $3 END,
                    event_sequence = t.event_sequence + 1,
                    revision = t.revision + 1,
+                   asked_key_id = $13,
                    updated_at = $3
                WHERE t.organization_id = $1 AND t.id = $2 AND t.deleted_at IS NULL
                  AND (SELECT count(*) FROM messages q
@@ -202,6 +203,7 @@ async fn insert(
         event.step.map(signed) as _,
         entity.interrupts,
         audit,
+        write.key.map(ApiKeyId::uuid) as _,
     )
     .fetch_optional(executor)
     .await

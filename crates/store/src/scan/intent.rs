@@ -176,19 +176,19 @@ impl Store {
             .try_into()
     }
 
-    /// Whether a scan is under way or waits.
+    /// Who has made a scan that is under way or waits. None when it is over, or there is none.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn scan_is_open(&self, organization: OrganizationId, id: ScanId) -> Result<bool, Error> {
+    pub async fn scan_open_by(&self, organization: OrganizationId, id: ScanId) -> Result<Option<String>, Error> {
         let open = sqlx::query_scalar!(
-            r#"SELECT EXISTS (SELECT 1 FROM scans s JOIN organizations o ON o.id = s.organization_id
-                   WHERE s.organization_id = $1 AND s.id = $2 AND s.next_wake IS NOT NULL AND o.deleted_at IS NULL) AS "open!""#,
+            "SELECT s.created_by FROM scans s JOIN organizations o ON o.id = s.organization_id
+             WHERE s.organization_id = $1 AND s.id = $2 AND s.next_wake IS NOT NULL AND o.deleted_at IS NULL",
             organization.uuid(),
             id.uuid(),
         );
-        Ok(open.fetch_one(&self.pool).await?)
+        Ok(open.fetch_optional(&self.pool).await?)
     }
 
     /// A page of scans. They have no name: [`Key::Name`] is taken as [`Key::CreatedAt`].

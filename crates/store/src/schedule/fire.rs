@@ -1,7 +1,7 @@
 //! Making the runs of a schedule that is due: with their messages, the tasks they begin and the memory of them, in one transaction.
 
 use construct_domain::{
-    MessageId, OrganizationId, TaskId,
+    ApiKeyId, MessageId, OrganizationId, TaskId,
     message::Source,
     money::{Usage, tokens_of_content},
     schedule::{Invalid, Plan},
@@ -199,7 +199,7 @@ struct Sent {
 
 /// Accepts the message as a person's, for the task there is or for a new one.
 async fn send(connection: &mut PgConnection, schedule: &Schedule, now: Timestamp, told: Told) -> Result<Sent, Error> {
-    let organization = schedule.organization;
+    let (organization, key) = (schedule.organization, schedule.key.map(ApiKeyId::uuid));
     let mut events = Vec::new();
     let task = match schedule.target {
         Target::Task(task) => task,
@@ -208,8 +208,8 @@ async fn send(connection: &mut PgConnection, schedule: &Schedule, now: Timestamp
             sqlx::query!(
                 "INSERT INTO tasks
                      (id, organization_id, agent_id, workspace, title, titled, max_turns_override, policy, compute, phase_since,
-                      event_sequence, created_at, updated_at, root_id)
-                 SELECT $1, $2, a.id, $4, $5, $5 <> '', 0, '[]', a.compute, $6, 1, $6, $6, $1
+                      event_sequence, created_at, updated_at, root_id, api_key_id, asked_key_id)
+                 SELECT $1, $2, a.id, $4, $5, $5 <> '', 0, '[]', a.compute, $6, 1, $6, $6, $1, $7, $7
                  FROM agents a WHERE a.organization_id = $2 AND a.id = $3",
                 id.uuid(),
                 organization.uuid(),
@@ -217,6 +217,7 @@ async fn send(connection: &mut PgConnection, schedule: &Schedule, now: Timestamp
                 schedule.workspace,
                 schedule.title,
                 sql(now) as _,
+                key as _,
             )
             .execute(&mut *connection)
             .await
@@ -232,6 +233,7 @@ async fn send(connection: &mut PgConnection, schedule: &Schedule, now: Timestamp
              intent_at = CASE WHEN intents > intents_seen THEN intent_at ELSE $3 END,
              event_sequence = event_sequence + 1,
              revision = revision + 1,
+             asked_key_id = $4,
              updated_at = $3
          WHERE organization_id = $1 AND id = $2 AND deleted_at IS NULL
          RETURNING intents, event_sequence,
@@ -239,6 +241,7 @@ async fn send(connection: &mut PgConnection, schedule: &Schedule, now: Timestamp
         organization.uuid(),
         task.uuid(),
         sql(now) as _,
+        key as _,
     )
     .fetch_optional(&mut *connection)
     .await?

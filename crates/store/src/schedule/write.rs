@@ -46,8 +46,8 @@ impl Store {
         sqlx::query!(
             "INSERT INTO schedules
                  (id, organization_id, name, task_id, agent_id, content, interrupts, title, workspace, run_at, cron, time_zone, missed,
-                  next_run, created_at, updated_at)
-             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $15)",
+                  next_run, created_at, updated_at, api_key_id)
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $15, $16)",
             new.id.uuid(),
             writer.organization(),
             new.name,
@@ -63,6 +63,7 @@ impl Store {
             new.missed.as_str(),
             sql_option(new.next_run) as _,
             writer.now() as _,
+            writer.key() as _,
         )
         .execute(&mut *writer.transaction)
         .await
@@ -97,6 +98,7 @@ impl Store {
                  cron = CASE WHEN $8 THEN $10 ELSE cron END,
                  time_zone = CASE WHEN $8 THEN $11 ELSE time_zone END,
                  next_run = CASE WHEN $8 THEN $12 ELSE next_run END,
+                 api_key_id = $13,
                  revision = revision + 1,
                  updated_at = $4
              WHERE organization_id = $1 AND id = $2 AND ($3::bigint IS NULL OR revision = $3)",
@@ -112,6 +114,7 @@ impl Store {
             cron as _,
             zone,
             sql_option(next) as _,
+            writer.key() as _,
         )
         .execute(&mut *writer.transaction)
         .await

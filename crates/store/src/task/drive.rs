@@ -366,17 +366,26 @@ impl Store {
     ) -> Result<Option<Vec<TaskId>>, Error> {
         let mut transaction = self.pool.begin().await?;
         let children = subtask::children_delete(&mut transaction, id, told, now).await?;
-        let last = sqlx::query_scalar!(
-            "DELETE FROM tasks WHERE id = $1 AND deleted_at IS NOT NULL RETURNING event_sequence",
+        let gone = sqlx::query!(
+            "DELETE FROM tasks WHERE id = $1 AND deleted_at IS NOT NULL RETURNING event_sequence, api_key_id",
             id.uuid(),
         )
         .fetch_optional(&mut *transaction)
         .await?;
-        let Some(last) = last else { return Ok(None) };
+        let Some(gone) = gone else { return Ok(None) };
+        if let Some(key) = gone.api_key_id {
+            sqlx::query!(
+                "UPDATE events SET api_key_id = $2 WHERE stream_id = $1 AND type = 'task.deleted'",
+                id.uuid(),
+                key,
+            )
+            .execute(&mut *transaction)
+            .await?;
+        }
         sqlx::query!(
             "DELETE FROM events WHERE stream_id = $1 AND sequence < $2 AND type <> 'task.deleted'",
             id.uuid(),
-            last,
+            gone.event_sequence,
         )
         .execute(&mut *transaction)
         .await?;

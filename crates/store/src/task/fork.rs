@@ -92,9 +92,9 @@ async fn task_copy(writer: &mut Writer<'_>, new: &NewFork) -> Result<(), Error> 
     sqlx::query!(
         "INSERT INTO tasks
              (id, organization_id, agent_id, workspace, title, titled, max_turns_override, policy, compute, phase_since,
-              event_sequence, created_at, updated_at, root_id, forked_from, forked_from_message, context_scale)
+              event_sequence, created_at, updated_at, root_id, forked_from, forked_from_message, context_scale, api_key_id, asked_key_id)
          SELECT $2, o.organization_id, o.agent_id, $4, CASE WHEN $5 = '' THEN o.title ELSE $5 END, o.titled OR $5 <> '',
-                o.max_turns_override, o.policy, o.compute, $7, 1, $7, $7, $2, o.id, $6, o.context_scale
+                o.max_turns_override, o.policy, o.compute, $7, 1, $7, $7, $2, o.id, $6, o.context_scale, $8, $8
          FROM tasks o WHERE o.organization_id = $1 AND o.id = $3",
         writer.organization(),
         new.id.uuid(),
@@ -103,6 +103,7 @@ async fn task_copy(writer: &mut Writer<'_>, new: &NewFork) -> Result<(), Error> 
         &*text::clean(&new.title),
         new.message.uuid(),
         writer.now() as _,
+        writer.key() as _,
     )
     .execute(&mut *writer.transaction)
     .await

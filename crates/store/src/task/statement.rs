@@ -83,10 +83,10 @@ macro_rules! statement {
             ), ledger AS (
                 INSERT INTO step_usage
                     (step_id, organization_id, task_id, root_id, tree, agent_id, model_id, purpose,
-                     input_tokens, output_tokens, cache_read_tokens, cache_write_tokens, thinking_tokens, cost_pico_usd, created_at)
+                     input_tokens, output_tokens, cache_read_tokens, cache_write_tokens, thinking_tokens, cost_pico_usd, created_at, api_key_id)
                 SELECT u.step_id, guard.organization_id, guard.id, guard.root_id, guard.tree, $41, u.model_id, u.purpose,
                        u.input_tokens, u.output_tokens, u.cache_read_tokens, u.cache_write_tokens, u.thinking_tokens,
-                       u.cost_pico_usd, $3
+                       u.cost_pico_usd, $3, guard.asked_key_id
                 FROM guard, jsonb_to_recordset($33) AS u (
                     step_id uuid, model_id uuid, purpose text,
                     input_tokens bigint, output_tokens bigint, cache_read_tokens bigint, cache_write_tokens bigint,
@@ -178,7 +178,7 @@ macro_rules! statement {
                             AND (b.agent_id = t.agent_id OR b.task_id = t.id OR b.task_id = ANY (t.ancestors)
                                  OR (b.agent_id IS NULL AND b.task_id IS NULL AND b.token_id IS NULL)))))
                 RETURNING t.organization_id, t.id, t.root_id, t.ancestors || t.id AS tree, t.version, t.revision, t.event_sequence, t.next_wake,
-                    t.transcript_tokens, t.intents > t.intents_seen AS has_new_intents
+                    t.transcript_tokens, t.asked_key_id, t.intents > t.intents_seen AS has_new_intents
             ), admitted AS (
                 UPDATE messages m SET position = $29, revision = m.revision + 1, updated_at = $3
                 FROM guard
@@ -193,10 +193,10 @@ macro_rules! statement {
                 INSERT INTO messages
                     (id, organization_id, task_id, arrival, position, source, content, agent_id, step_id,
                      input_tokens, output_tokens, cache_read_tokens, cache_write_tokens, thinking_tokens, cost_pico_usd,
-                     estimated_tokens, processed_at, superseded_at, created_at, updated_at)
+                     estimated_tokens, processed_at, superseded_at, created_at, updated_at, api_key_id)
                 SELECT n.id, guard.organization_id, guard.id, 0, n.position, n.source, n.content, n.agent_id, n.step_id,
                        n.input_tokens, n.output_tokens, n.cache_read_tokens, n.cache_write_tokens, n.thinking_tokens, n.cost_pico_usd,
-                       n.estimated_tokens, $3, CASE WHEN n.position >= $48 THEN $3 END, $3, $3
+                       n.estimated_tokens, $3, CASE WHEN n.position >= $48 THEN $3 END, $3, $3, guard.asked_key_id
                 FROM guard, jsonb_to_recordset($32) AS n (
                     id uuid, position bigint, source text, content jsonb, agent_id uuid, step_id uuid,
                     input_tokens bigint, output_tokens bigint, cache_read_tokens bigint, cache_write_tokens bigint,

@@ -7,7 +7,7 @@ pub(crate) mod state;
 mod tree;
 
 use construct_domain::{
-    AgentId, MessageId, OrganizationId, StepId, TaskId,
+    AgentId, ApiKeyId, MessageId, OrganizationId, StepId, TaskId,
     message::Content,
     subtask::{CallIds, Limits, Refused},
 };
@@ -81,6 +81,8 @@ struct Parent {
     parent: Option<Uuid>,
     ancestors: Vec<Uuid>,
     root: Uuid,
+    /// The key that what the task does is counted for; what it begins and says is, too.
+    key: Option<ApiKeyId>,
 }
 
 impl Store {
@@ -97,12 +99,12 @@ impl Store {
         told: SubtaskTold,
         now: Timestamp,
     ) -> Result<Result<SubtaskChange, Refused>, Error> {
-        let write = Write::new(asking.organization, now);
         let mut transaction = self.pool.begin().await?;
         let parent = match parent(&mut transaction, asking).await? {
             Ok(parent) => parent,
             Err(refused) => return Ok(Err(refused)),
         };
+        let write = Write { key: parent.key, ..Write::new(asking.organization, now) };
         let (id, organization) = (new.ids.task, asking.organization.uuid());
         // Its events outlive it: what was deleted meanwhile is not begun again.
         let begun =
@@ -143,9 +145,9 @@ impl Store {
         let made = sqlx::query!(
             "INSERT INTO tasks
                  (id, organization_id, agent_id, workspace, title, titled, max_turns_override, policy, compute, phase_since,
-                  event_sequence, created_at, updated_at, root_id, parent_id, ancestors)
+                  event_sequence, created_at, updated_at, root_id, parent_id, ancestors, api_key_id, asked_key_id)
              SELECT $1, p.organization_id, a.id, p.workspace, $4, $4 <> '', 0, p.policy, a.compute, $5, 1, $5, $5, p.root_id, p.id,
-                    p.ancestors || p.id
+                    p.ancestors || p.id, p.asked_key_id, p.asked_key_id
              FROM tasks p JOIN agents a ON a.organization_id = p.organization_id AND a.id = $3
              WHERE p.id = $2",
             id.uuid(),
@@ -200,11 +202,12 @@ impl Store {
         told: SubtaskTold,
         now: Timestamp,
     ) -> Result<Result<SubtaskChange, Refused>, Error> {
-        let write = Write::new(asking.organization, now);
         let mut transaction = self.pool.begin().await?;
-        if let Err(refused) = parent(&mut transaction, asking).await? {
-            return Ok(Err(refused));
-        }
+        let own = match parent(&mut transaction, asking).await? {
+            Ok(own) => own,
+            Err(refused) => return Ok(Err(refused)),
+        };
+        let write = Write { key: own.key, ..Write::new(asking.organization, now) };
         let is_child = sqlx::query_scalar!(
             r#"SELECT EXISTS (SELECT FROM tasks WHERE id = $1 AND parent_id = $2 AND deleted_at IS NULL) AS "is_child!""#,
             child.uuid(),
@@ -238,7 +241,6 @@ impl Store {
         told: SubtaskTold,
         now: Timestamp,
     ) -> Result<Result<SubtaskChange, Refused>, Error> {
-        let write = Write::new(asking.organization, now);
         let mut transaction = self.pool.begin().await?;
         // From the root downwards: the parent's row before one's own.
         let above = sqlx::query!(
@@ -253,6 +255,7 @@ impl Store {
             Ok(own) => own,
             Err(refused) => return Ok(Err(refused)),
         };
+        let write = Write { key: own.key, ..Write::new(asking.organization, now) };
         let Some(above) = above.filter(|above| own.parent == Some(above.id)) else { return Ok(Err(Refused::NoParent)) };
         let task = TaskId::from_uuid(above.id);
         let said = say(&mut transaction, &write, task, message, content(&above.title), told).await?;
@@ -312,7 +315,7 @@ impl Store {
 /// Locks the task of a script that asks. Refused when the script's step does not run, or is about to be stopped.
 async fn parent(connection: &mut PgConnection, asking: Asking) -> Result<Result<Parent, Refused>, Error> {
     let row = sqlx::query!(
-        r#"SELECT t.agent_id, t.parent_id, t.ancestors, t.root_id,
+        r#"SELECT t.agent_id, t.parent_id, t.ancestors, t.root_id, t.asked_key_id,
                   (t.turn IS NOT NULL AND t.step ->> 'id' = $3 AND t.step #>> '{state,state}' = 'in_flight' AND NOT t.suspend
                    AND t.cancel_reason IS NULL AND t.rewind_from IS NULL AND t.deleted_at IS NULL) AS "runs!"
            FROM tasks t WHERE t.organization_id = $1 AND t.id = $2
@@ -324,9 +327,13 @@ async fn parent(connection: &mut PgConnection, asking: Asking) -> Result<Result<
     .fetch_optional(connection)
     .await?;
     Ok(match row {
-        Some(row) if row.runs => {
-            Ok(Parent { agent: row.agent_id, parent: row.parent_id, ancestors: row.ancestors, root: row.root_id })
-        }
+        Some(row) if row.runs => Ok(Parent {
+            agent: row.agent_id,
+            parent: row.parent_id,
+            ancestors: row.ancestors,
+            root: row.root_id,
+            key: row.asked_key_id.map(ApiKeyId::from_uuid),
+        }),
         Some(_) | None => Err(Refused::Over),
     })
 }

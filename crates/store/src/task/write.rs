@@ -30,9 +30,9 @@ impl Store {
         sqlx::query!(
             "INSERT INTO tasks
                  (id, organization_id, agent_id, workspace, title, titled, max_turns_override, policy, compute, phase_since,
-                  event_sequence, created_at, updated_at, root_id)
+                  event_sequence, created_at, updated_at, root_id, api_key_id, asked_key_id)
              VALUES ($1, $2, $3, $4, $5, $6, $7, $9,
-                     coalesce($10, (SELECT compute FROM agents WHERE organization_id = $2 AND id = $3), ''), $8, 1, $8, $8, $1)",
+                     coalesce($10, (SELECT compute FROM agents WHERE organization_id = $2 AND id = $3), ''), $8, 1, $8, $8, $1, $11, $11)",
             new.id.uuid(),
             writer.organization(),
             new.agent.uuid(),
@@ -43,6 +43,7 @@ impl Store {
             writer.now(),
             text::json(&new.policy)?,
             new.compute,
+            writer.key() as _,
         )
         .execute(&mut *writer.transaction)
         .await

@@ -53,6 +53,7 @@ fn report(f: &Fixture, reservation: &CallReservation, cost: i64) -> CallReport {
         reservation: Some(reservation.id),
         organization: ORG,
         task: reservation.task,
+        key: None,
         model: f.model,
         purpose: "llm.ask".into(),
         usage: Usage { input_tokens: 1, cost_pico_usd: cost, ..Usage::default() },

@@ -63,6 +63,8 @@ fn value(organization: OrganizationId, table: &str, column: &str, kind: &str) ->
         (_, "scan_id", "uuid") => own("scans"),
         (_, "schedule_id", "uuid") => own("schedules"),
         (_, "state_id", "uuid") => own("states"),
+        (_, "file_id", "uuid") => own("files"),
+        ("files", "state", _) => "'ready'".into(),
         ("states", "owner", _) => format!("'{}'::uuid", Uuid::nil()),
         (_, "fallback_id", "uuid") => own("models_fallback"),
         (table, _, "uuid") => own(table),

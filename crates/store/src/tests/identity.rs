@@ -8,7 +8,7 @@ use jiff::{SignedDuration, Timestamp};
 use uuid::Uuid;
 
 use crate::{
-    Error, NewEvent, Page, Rendered, Store, Write, Written,
+    Error, Limits, NewEvent, Page, Rendered, Store, Write, Written,
     identity::{ApiKey, Member, NewApiKey, NewInvitation, NewOrganization, NewSetupCode, Profile, Secret},
     testing::Database,
 };
@@ -159,6 +159,7 @@ async fn the_use_of_a_key_is_noted_once_a_minute_and_a_dead_one_opens_nothing() 
         scopes: vec![Scope::TasksRead],
         user: ada,
         expires_at: Some(later(3600)),
+        limits: Limits { tasks_per_day: Some(7), ..Limits::default() },
     };
     let key = store.api_key_create(&write(organization), new).await.expect("it is made");
     let used = async || {
@@ -196,6 +197,7 @@ async fn a_setup_code_makes_one_key_in_time() {
         user: UserId::LOCAL,
         key_expires_at: None,
         expires_at,
+        limits: Limits { runs_per_day: Some(3), ..Limits::default() },
     };
     let local = write(OrganizationId::LOCAL);
     store.setup_code_create(&local, &code(1, later(60))).await.expect("it is made");
@@ -205,7 +207,9 @@ async fn a_setup_code_makes_one_key_in_time() {
     };
     assert_eq!(exchange(1, 10, later(60)).await, None, "too late");
     let (a, b, c) = tokio::join!(exchange(1, 11, now()), exchange(1, 12, now()), exchange(1, 13, now()));
-    assert_eq!([a, b, c].iter().flatten().count(), 1);
+    let made: Vec<_> = [a, b, c].into_iter().flatten().collect();
+    assert_eq!(made.len(), 1);
+    assert_eq!(made[0].limits.runs_per_day, Some(3), "the key has the limits that the code was made with");
     assert_eq!(exchange(1, 14, now()).await, None);
     assert_eq!(exchange(9, 15, now()).await, None);
     // A code ends with the key it was made with, and with whom it acts for.
@@ -220,6 +224,7 @@ async fn a_setup_code_makes_one_key_in_time() {
         scopes: vec![Scope::Admin],
         user: ada,
         expires_at: None,
+        limits: Limits::default(),
     };
     let inside = write(organization);
     let key = store.api_key_create(&inside, new).await.expect("it is made");
@@ -249,6 +254,7 @@ async fn nothing_is_written_in_an_organization_that_is_closed() {
         user: ada,
         key_expires_at: None,
         expires_at: later(60),
+        limits: Limits::default(),
     };
     let late = store.setup_code_create(&write(organization), &code).await;
     assert!(matches!(late, Err(Error::NotFound { .. })), "{late:?}");

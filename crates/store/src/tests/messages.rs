@@ -1,6 +1,9 @@
 //! The queue of a task.
 
-use construct_domain::message::Source;
+use construct_domain::{
+    FileId,
+    message::{AttachedFile, Attachment, Block, Content, Source},
+};
 use futures::future::join_all;
 
 use super::*;
@@ -129,4 +132,42 @@ async fn messages_are_listed_with_the_queue_last_and_page_by_page() {
     let filter = MessageFilter { source: Some(Source::Assistant), after_position: 0, superseded: false };
     assert!(f.store.message_list(ORG, task, &filter, &page).await.expect("listed").is_empty());
     assert_not_found(f.store.message_list(ORG, TaskId::from_uuid(Uuid::now_v7()), &filter, &page).await);
+}
+
+#[tokio::test]
+async fn the_files_of_a_task_are_those_the_model_knows_of_with_the_newest_first() {
+    let f = Fixture::new().await;
+    let task = f.task().await;
+    let file = |n: u64| {
+        let id = FileId::from_uuid(Uuid::from_u128(n.into()));
+        let file = Some(AttachedFile { id, sha256: "0f".repeat(32), size: n });
+        Block::Attachment(Attachment { media_type: "text/csv".into(), file, ..Attachment::default() })
+    };
+    let own = Attachment { media_type: "image/png".into(), data: "AA==".into(), ..Attachment::default() };
+    let first = vec![Block::Text("file".into()), file(1), file(2)];
+    for blocks in [first, vec![Block::Attachment(own), file(3)], vec![file(4)]] {
+        let new = NewUserMessage { id: message_id(), task, content: Content { blocks }, interrupts: false };
+        applied(f.store.message_create(&write(), new, rendered("message.created")).await.expect("accepted"));
+    }
+    // The last one waits, and the model has not seen it.
+    for position in 1..=2 {
+        let loaded = f.store.task_load(task).await.expect("read").expect("there");
+        let mut state = loaded.task.clone();
+        state.last_position = position;
+        let admitted = loaded.queued.map(|queued| (queued.message, position));
+        let commit = TaskCommit { admitted, ..TaskCommit::new(&loaded, &state, now()) };
+        f.store.task_commit(commit).await.expect("committed");
+    }
+    let sizes = async |most| -> Vec<u64> {
+        let files = f.store.task_files(task, most).await.expect("read");
+        files.into_iter().map(|attachment| attachment.file.expect("a file").size).collect()
+    };
+    assert_eq!(sizes(10).await, [3, 2, 1]);
+    assert_eq!(sizes(2).await, [3, 2]);
+    sqlx::query("UPDATE messages SET superseded_at = created_at WHERE task_id = $1 AND position = 2")
+        .bind(task.uuid())
+        .execute(&f.store.pool)
+        .await
+        .expect("put aside");
+    assert_eq!(sizes(10).await, [2, 1]);
 }

@@ -59,6 +59,8 @@ fn change_is_refused(change: &str) -> bool {
 /// The statements that the version before would not survive: what it reads or writes would be gone, or refused. With a table that is new it has
 /// nothing to do.
 fn refused(sql: &str) -> Vec<String> {
+    let all: Vec<String> = MIGRATOR.iter().flat_map(|migration| statements(migration.sql.as_str())).collect();
+    let plain: BTreeSet<&str> = all.iter().filter_map(|made| Some(named(made, &["create index "])?.0)).collect();
     let statements = statements(sql);
     let new: BTreeSet<&str> =
         statements.iter().filter_map(|statement| Some(named(statement, &["create table "])?.0)).collect();
@@ -69,8 +71,11 @@ fn refused(sql: &str) -> Vec<String> {
         if let Some((_, rest)) = named(statement, &["create unique index "]) {
             return named(rest, &["on "]).is_none_or(|(table, _)| !new.contains(table));
         }
-        // An index may be what an ON CONFLICT refers to.
-        let gone = ["drop table ", "drop type ", "drop index ", "drop view ", "drop function "];
+        // A unique index may be what an ON CONFLICT refers to; nothing but its speed hangs on another one.
+        if let Some((index, _)) = named(statement, &["drop index "]) {
+            return !plain.contains(index);
+        }
+        let gone = ["drop table ", "drop type ", "drop view ", "drop function "];
         gone.iter().any(|gone| statement.starts_with(gone))
             || statement.starts_with("alter type ") && statement.contains(" rename ")
     };

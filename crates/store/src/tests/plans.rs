@@ -172,10 +172,12 @@ async fn what_was_used_in_a_time_is_read_by_an_index() {
     let org = ORG.uuid();
     let [models, tools] = crate::ledger::tests::statements();
     let time = "now() - interval '1 day', now()";
-    let arguments = format!("'{org}', {time}, NULL, NULL, 'UTC', true, true, true, true, NULL, NULL, NULL, 100");
+    let arguments =
+        format!("'{org}', {time}, NULL, NULL, 'UTC', true, true, true, true, NULL, NULL, NULL, 100, true, NULL, NULL");
     let of_models = plan(&f, &models, &arguments).await;
     assert!(!reads_all_of(&of_models, "step_usage") && of_models.contains("step_usage_created_idx"), "{of_models}");
-    let arguments = format!("'{org}', {time}, NULL, 'UTC', true, true, true, NULL, NULL, NULL, 100, NULL");
+    let arguments =
+        format!("'{org}', {time}, NULL, 'UTC', true, true, true, NULL, NULL, NULL, 100, NULL, true, NULL, NULL");
     let of_tools = plan(&f, &tools, &arguments).await;
     assert!(!reads_all_of(&of_tools, "messages") && of_tools.contains("messages_runs_idx"), "{of_tools}");
     let day = "now() - interval '1 day'";
@@ -188,5 +190,12 @@ async fn what_was_used_in_a_time_is_read_by_an_index() {
     }
     for index in ["step_usage_created_idx", "messages_runs_idx", "tasks_created_idx"] {
         assert!(counts.contains(index), "{index}: {counts}");
+    }
+    // Of all keys at once likewise.
+    let arguments =
+        format!("'{org}', true, true, true, true, {day}, now() - interval '30 days', '{org}', now(), now(), '{org}'");
+    let counts = plan(&f, &crate::quota::tests::statement_of_keys(), &arguments).await;
+    for table in ["step_usage", "messages", "tasks"] {
+        assert!(!reads_all_of(&counts, table), "{table}: {counts}");
     }
 }

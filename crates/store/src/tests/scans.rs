@@ -59,7 +59,7 @@ async fn a_scan_is_held_by_one_and_what_happens_has_no_gap() {
     let store = database.store();
     let scan = made(&store).await;
     let now = now();
-    assert!(store.scan_is_open(ORG, scan.id).await.expect("it answers"));
+    assert_eq!(store.scan_open_by(ORG, scan.id).await.expect("it answers").as_deref(), Some("local"));
     let taken = join_all((0..8).map(|_| store.scans_take(10, &[], LEASE, now))).await;
     let mut taken: Vec<_> = taken.into_iter().flat_map(|taken| taken.expect("it is taken")).collect();
     assert_eq!(taken.len(), 1);
@@ -96,7 +96,7 @@ async fn a_scan_is_held_by_one_and_what_happens_has_no_gap() {
         .expect("it is over");
     let over = store.scan_get(ORG, scan.id).await.expect("it is there");
     assert_eq!((over.token, over.next_wake), (None, None));
-    assert!(!store.scan_is_open(ORG, scan.id).await.expect("it answers"));
+    assert_eq!(store.scan_open_by(ORG, scan.id).await.expect("it answers"), None);
     assert_eq!(store.scans_to_clean(later, 10).await.expect("it answers"), [(scan.id, None)]);
     store.scan_cleaned(scan.id, later).await.expect("it is noted");
     assert_eq!(store.scans_with_files(&[scan.id]).await.expect("it answers"), []);

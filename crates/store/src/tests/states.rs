@@ -8,7 +8,7 @@ use construct_domain::{
 use futures::future::join_all;
 
 use super::*;
-use crate::{State, StateRef, identity::Profile};
+use crate::{State, StateContent, StateRef, identity::Profile};
 
 const SHARED: StateRef<'static> = StateRef { owner: None, name: "settings" };
 const OWN: StateRef<'static> = StateRef { owner: Some(UserId::LOCAL), name: "settings" };
@@ -24,7 +24,8 @@ async fn put_by(
     json: &str,
     expected: Option<i64>,
 ) -> Result<State, Error> {
-    let written = store.state_put(write, state, (json, "ada"), expected, rendered("state.put")).await?;
+    let written =
+        store.state_put(write, state, (StateContent::Text(json), "ada"), expected, rendered("state.put")).await?;
     let (state, event) = applied_with_event(written);
     assert_eq!(event, None, "whose documents change is not for everybody who may watch the organization");
     Ok(state)
@@ -218,10 +219,87 @@ async fn a_repeated_write_is_answered_again_and_not_done() {
     let store = database.store();
     let put = async |text: &str| {
         let write = write_with_key("k", 1);
-        store.state_put(&write, SHARED, (text, "ada"), Some(0), rendered("state.put")).await.expect("it is answered")
+        store
+            .state_put(&write, SHARED, (StateContent::Text(text), "ada"), Some(0), rendered("state.put"))
+            .await
+            .expect("it is answered")
     };
     let first = applied(put("{}").await);
     let Written::Repeated { response } = put("{}").await else { panic!("it is done twice") };
     assert_eq!(response, format!("{first:?}").into_bytes());
     assert_eq!(versions(&store, SHARED).await, [1]);
+}
+
+#[tokio::test]
+async fn who_knows_a_version_of_what_is_gone_altogether_is_told_so() {
+    let database = Database::new().await;
+    let store = database.store();
+    put(&store, SHARED, "{}", None).await.expect("it is put");
+    put(&store, StateRef { name: "pinned", ..SHARED }, "{}", None).await.expect("it is put");
+    // As with a member who was removed and has come back.
+    sqlx::query("DELETE FROM states WHERE name = 'settings'").execute(&store.pool).await.expect("it is gone");
+    let known = [("pinned", 1), ("settings", 7), ("storage", 0)];
+    let found = store.state_changes(ORG, None, &known).await.expect("read");
+    let [gone] = found.as_slice() else { panic!("{found:?}") };
+    assert_eq!((gone.name.as_str(), gone.version, gone.is_deleted, gone.updated_at), ("settings", 0, true, None));
+    // What is put then begins anew, below what was known.
+    put(&store, SHARED, "{\"n\": 1}", Some(0)).await.expect("it is put");
+    let found = store.state_changes(ORG, None, &known).await.expect("read");
+    let [back] = found.as_slice() else { panic!("{found:?}") };
+    assert_eq!((back.name.as_str(), back.version, back.json.as_str()), ("settings", 1, "{\"n\": 1}"));
+}
+
+#[tokio::test]
+async fn an_earlier_version_is_put_back_once_however_often_it_is_asked_for() {
+    let database = Database::new().await;
+    let store = database.store();
+    for text in ["{\"n\": 1}", "{\"n\": 2}"] {
+        put(&store, SHARED, text, None).await.expect("it is put");
+    }
+    let restore = async |write: &Write, version| {
+        store.state_put(write, SHARED, (StateContent::Version(version), "ada"), None, rendered("state.put")).await
+    };
+    let keyed = write_with_key("back", 1);
+    let back = applied(restore(&keyed, 1).await.expect("it is kept"));
+    assert_eq!((back.version, get(&store, SHARED).await.expect("there")), (3, (3, "{\"n\": 1}".to_owned())));
+    put(&store, SHARED, "{\"n\": 4}", None).await.expect("it is put");
+    let Written::Repeated { response } = restore(&keyed, 1).await.expect("answered") else {
+        panic!("it is done twice")
+    };
+    assert_eq!(response, format!("{back:?}").into_bytes());
+    assert_eq!(get(&store, SHARED).await.expect("there"), (4, "{\"n\": 4}".to_owned()));
+    assert_eq!(applied(restore(&write(), 4).await.expect("it says that")).version, 4, "it changes nothing");
+    assert_not_found(restore(&write(), 9).await);
+    delete(&store, SHARED, None, true).await.expect("it is forgotten");
+    assert_not_found(restore(&write(), 1).await);
+}
+
+#[tokio::test]
+async fn a_put_adds_what_it_says_without_what_is_kept_no_more() {
+    let database = Database::new().await;
+    let store = database.store();
+    let kept = async || {
+        let periods = crate::Periods::of(now());
+        store.quota_counts(ORG, crate::Counted::ALL, &periods).await.expect("counted").storage_bytes
+    };
+    let growth =
+        async |content: StateContent<'_>| store.state_growth(ORG, SHARED, content).await.expect("it is counted");
+    for number in 0..VERSIONS_KEPT + 5 {
+        // Of different lengths, so that what goes is not what comes.
+        let text = format!("{{\"n\": \"{}\"}}", "x".repeat(if number % 3 == 0 { 500 } else { 7 }));
+        let (before, more) = (kept().await, growth(StateContent::Text(&text)).await);
+        put(&store, SHARED, &text, None).await.expect("it is put");
+        assert_eq!(kept().await - before, more, "{number}");
+        assert_eq!(growth(StateContent::Text(&text)).await, 0, "the same again changes nothing");
+    }
+    let earlier = *versions(&store, SHARED).await.last().expect("some are kept");
+    let (before, more) = (kept().await, growth(StateContent::Version(earlier)).await);
+    let back = (StateContent::Version(earlier), "ada");
+    applied(store.state_put(&write(), SHARED, back, None, rendered("state.put")).await.expect("it is put"));
+    assert_eq!(kept().await - before, more);
+    // Of what was deleted nothing is dropped, because nothing is replaced.
+    delete(&store, SHARED, None, false).await.expect("it is deleted");
+    let (before, more) = (kept().await, growth(StateContent::Text("{}")).await);
+    put(&store, SHARED, "{}", None).await.expect("it is put");
+    assert_eq!((kept().await - before, more), (2, 2));
 }

@@ -35,7 +35,7 @@ fn in_flight(id: StepId) -> Step {
 }
 
 /// Takes the message that waits, and begins to run a script.
-async fn runs(f: &Fixture, task: TaskId) -> Asking {
+pub(super) async fn runs(f: &Fixture, task: TaskId) -> Asking {
     let loaded = load(f, task).await;
     let step = step_id();
     let position = loaded.task.last_position + 1;
@@ -84,7 +84,7 @@ async fn try_spawn(f: &Fixture, asking: Asking, number: u32, budget: Option<i64>
     spawned.map(|change| change.task)
 }
 
-async fn spawn(f: &Fixture, asking: Asking, number: u32) -> TaskId {
+pub(super) async fn spawn(f: &Fixture, asking: Asking, number: u32) -> TaskId {
     try_spawn(f, asking, number, None).await.expect("it is begun")
 }
 
@@ -336,6 +336,7 @@ async fn subtasks_at_the_same_time_overrun_neither_the_trees_budget_nor_their_ow
             reservation: Some(call.id),
             organization: ORG,
             task: call.task,
+            key: None,
             model: f.model,
             purpose: "llm.ask".into(),
             usage: Usage { input_tokens: 1, cost_pico_usd: DOLLAR / 2, ..Usage::default() },

@@ -11,8 +11,8 @@ use super::{
     *,
 };
 use crate::{
-    AppendedMessage, Counted, Counts, Dimensions, Limits, NewFork, Periods, Purpose, Quota, StepUsage, TaskCommit,
-    UsageFilter, UsagePage, UsageRow, Used,
+    AppendedMessage, Counted, Counts, Dimensions, Limits, NewFork, Periods, Purpose, Quota, StateContent, StepUsage,
+    TaskCommit, UsageFilter, UsagePage, UsageRow, Used,
 };
 
 /// A time at which neither the day nor the month is about to end.
@@ -20,13 +20,25 @@ fn at(time: &str) -> Timestamp {
     time.parse().expect("a time")
 }
 
-async fn counts(f: &Fixture, organization: OrganizationId, now: Timestamp) -> Counts {
-    f.store.quota_counts(organization, Counted::ALL, &Periods::of(now)).await.expect("counted")
+/// A day and a month that are not about to end, whatever the time is.
+pub(super) fn around(now: Timestamp) -> Periods {
+    let hours = SignedDuration::from_hours;
+    let (day, next_day) = (now - hours(12), now + hours(12));
+    Periods { day, next_day, month: now - hours(12 * 24), next_month: now + hours(12 * 24) }
+}
+
+async fn counts(f: &Fixture, organization: OrganizationId, periods: &Periods) -> Counts {
+    f.store.quota_counts(organization, Counted::ALL, periods).await.expect("counted")
+}
+
+/// A message, and the turn that answers it.
+async fn run(f: &Fixture, task: TaskId, tools: &[(&str, bool)], used: Usage, now: Timestamp) {
+    f.message(task, "go").await;
+    turn(f, task, tools, used, now).await;
 }
 
 /// A turn of a task whose script calls these tools, and what the model used for it.
-async fn run(f: &Fixture, task: TaskId, tools: &[(&str, bool)], used: Usage, now: Timestamp) {
-    f.message(task, "go").await;
+pub(super) async fn turn(f: &Fixture, task: TaskId, tools: &[(&str, bool)], used: Usage, now: Timestamp) {
     admit(f, task).await;
     let loaded = load(f, task).await;
     let mut state = loaded.task.clone();
@@ -59,7 +71,7 @@ async fn run(f: &Fixture, task: TaskId, tools: &[(&str, bool)], used: Usage, now
     f.store.task_commit(commit).await.expect("committed");
 }
 
-fn spent(tokens: i64, cost_pico_usd: i64) -> Usage {
+pub(super) fn spent(tokens: i64, cost_pico_usd: i64) -> Usage {
     Usage { input_tokens: tokens, cost_pico_usd, ..Usage::default() }
 }
 
@@ -71,17 +83,18 @@ async fn sql(f: &Fixture, statement: &str) {
 async fn what_was_done_is_counted_from_the_tables_that_hold_it() {
     let f = Fixture::new().await;
     let (now, other) = (now(), other_organization(&f.store).await);
+    let periods = around(now);
     let (task, gone) = (f.task().await, f.task().await);
     run(&f, task, &[("fetch", true)], spent(10, 500), now).await;
     run(&f, task, &[], spent(5, 100), now).await;
     let expected = Counts { tasks: 2, runs: 2, tokens: 15, spend_pico_usd: 600, storage_bytes: 0 };
-    assert_eq!(counts(&f, ORG, now).await, expected);
-    assert_eq!(counts(&f, other, now).await, Counts::default());
+    assert_eq!(counts(&f, ORG, &periods).await, expected);
+    assert_eq!(counts(&f, other, &periods).await, Counts::default());
     // A task that is deleted was begun all the same, before and after nothing is left of it.
     applied(f.store.task_delete(&write(), gone, rendered("task.deleted")).await.expect("deleted"));
-    assert_eq!(counts(&f, ORG, now).await, expected);
+    assert_eq!(counts(&f, ORG, &periods).await, expected);
     f.store.task_purge(gone, super::gone, now).await.expect("purged");
-    assert_eq!(counts(&f, ORG, now).await, expected);
+    assert_eq!(counts(&f, ORG, &periods).await, expected);
     // A copy has neither run nor spent anything.
     let transcript = f.store.transcript(task, i64::MAX, None).await.expect("read");
     let last = transcript.last().expect("there are some").id;
@@ -89,16 +102,15 @@ async fn what_was_done_is_counted_from_the_tables_that_hold_it() {
     let (id, workspace) = (TaskId::from_uuid(Uuid::now_v7()), String::new());
     let new = NewFork { id, source: task, message: last, title: String::new(), workspace, elsewhere };
     applied(f.store.task_fork(&write(), new, rendered("task.created")).await.expect("copied"));
-    assert_eq!(counts(&f, ORG, now).await, Counts { tasks: 3, ..expected });
+    assert_eq!(counts(&f, ORG, &periods).await, Counts { tasks: 3, ..expected });
     // Only what is asked for is counted.
     let some = Counted { tokens: true, ..Counted::default() };
-    let some = f.store.quota_counts(ORG, some, &Periods::of(now)).await.expect("counted");
+    let some = f.store.quota_counts(ORG, some, &periods).await.expect("counted");
     assert_eq!(some, Counts { tokens: 15, ..Counts::default() });
     // Of tomorrow nothing was done yet; of this month still this.
-    let tomorrow = Periods::of(now).next_day;
-    let same_month = Periods::of(tomorrow).month == Periods::of(now).month;
-    let spend_pico_usd = if same_month { 600 } else { 0 };
-    assert_eq!(counts(&f, ORG, tomorrow).await, Counts { spend_pico_usd, ..Counts::default() });
+    let next_day = periods.next_day + SignedDuration::from_hours(24);
+    let tomorrow = Periods { day: periods.next_day, next_day, ..periods };
+    assert_eq!(counts(&f, ORG, &tomorrow).await, Counts { spend_pico_usd: 600, ..Counts::default() });
 }
 
 #[tokio::test]
@@ -120,13 +132,14 @@ async fn uploads_count_as_long_as_they_are_kept() {
         )
         .await;
     }
-    assert_eq!(counts(&f, ORG, now()).await.storage_bytes, 750);
+    assert_eq!(counts(&f, ORG, &around(now())).await.storage_bytes, 750);
     // Documents count with what they said before.
     let settings = crate::StateRef { owner: None, name: "settings" };
     for (text, expected) in [("{}", 752), ("{\"a\": 1}", 760)] {
-        let put = f.store.state_put(&write(), settings, (text, "ada"), None, rendered("state.put")).await;
+        let put =
+            f.store.state_put(&write(), settings, (StateContent::Text(text), "ada"), None, rendered("state.put")).await;
         assert_eq!(applied(put.expect("it is put")).bytes, i64::try_from(text.len()).expect("few"));
-        assert_eq!(counts(&f, ORG, now()).await.storage_bytes, expected);
+        assert_eq!(counts(&f, ORG, &around(now())).await.storage_bytes, expected);
     }
 }
 
@@ -161,7 +174,7 @@ async fn what_the_operator_says_of_an_organization_stays_said() {
 /// Everything in 2026.
 fn filter() -> UsageFilter {
     let (since, until) = (at("2026-01-01T00:00:00Z"), at("2027-01-01T00:00:00Z"));
-    UsageFilter { agent: None, model: None, tool: None, since, until, time_zone: "UTC".into() }
+    UsageFilter { agent: None, model: None, key: None, tool: None, since, until, time_zone: "UTC".into() }
 }
 
 fn first(limit: u32, descending: bool) -> UsagePage {

@@ -210,8 +210,16 @@ fn agents_and_models_name_what_they_refer_to() {
     assert_eq!(model(&stored).status.expect("set").prices_source(), v1::PricesSource::Catalogue);
 }
 
+const FILE: &str = "file_01890a5d-ac96-774b-bcce-b302099a8057";
+
 #[test]
 fn every_block_of_a_transcript_is_shown() {
+    let file = message::Attachment {
+        media_type: "text/csv".into(),
+        name: "t.csv".into(),
+        data: String::new(),
+        file: Some(message::AttachedFile { id: FILE.parse().expect("an id"), sha256: "0f".repeat(32), size: 7 }),
+    };
     let uses = vec![ToolUse { number: 1, name: "grep".into(), succeeded: true, duration_micros: 5 }];
     let stored = StoredMessage {
         id: MessageId::from_uuid(Uuid::nil()),
@@ -240,7 +248,9 @@ fn every_block_of_a_transcript_is_shown() {
                     media_type: "image/png".into(),
                     name: "a".into(),
                     data: "AP+A".into(),
+                    file: None,
                 }),
+                Block::Attachment(file.clone()),
             ],
         },
         agent: None,
@@ -262,10 +272,14 @@ fn every_block_of_a_transcript_is_shown() {
     assert_eq!((result.error.as_str(), result.tool_uses[0].name.as_str()), ("e", "grep"));
     assert_eq!((status.position, status.usage.expect("the model wrote it").output_tokens), (2, 1));
     // What users send is text and attachments only.
-    let attachment = message::Attachment { media_type: "image/png".into(), name: "a".into(), data: "AP+A".into() };
-    assert_eq!(to_content(spec.blocks.clone()).blocks, [Block::Text("hi".into()), Block::Attachment(attachment)]);
+    let (media_type, name, data) = ("image/png".into(), "a".into(), "AP+A".into());
+    let attachment = message::Attachment { media_type, name, data, file: None };
+    let expected = [Block::Text("hi".into()), Block::Attachment(attachment), Block::Attachment(file)];
+    assert_eq!(to_content(spec.blocks.clone()).blocks, expected);
     let Some(v1::block::Block::Attachment(shown)) = &spec.blocks[4].block else { panic!("an attachment") };
-    assert_eq!(shown.data, [0x00, 0xFF, 0x80]);
+    assert_eq!((&shown.data[..], shown.file.as_str()), (&[0x00, 0xFF, 0x80][..], ""));
+    let Some(v1::block::Block::Attachment(shown)) = &spec.blocks[5].block else { panic!("an attachment") };
+    assert_eq!((shown.file.as_str(), shown.sha256.len(), shown.size), (FILE, 64, 7));
     let back: Vec<Block> = spec.blocks.into_iter().filter_map(to_block).collect();
     assert_eq!(back, stored.content.blocks, "nothing is lost between reconciler and vendor");
     let queued = message(&StoredMessage { position: None, source: Source::User, ..stored }).status.expect("set");

@@ -1,8 +1,8 @@
 //! Where a call comes from, as the trail says it.
 
 use construct_domain::{ApiKeyId, AuditEntryId, OrganizationId, UserId};
+use construct_runtime::clock;
 use construct_store::AuditEntry;
-use jiff::Timestamp;
 use opentelemetry::trace::TraceContextExt as _;
 use tonic::{
     Code,
@@ -91,7 +91,7 @@ impl Origin {
             count: 1,
             request_id: text(self.request_id.as_ref()),
             trace_id: trace(),
-            created_at: Timestamp::now(),
+            created_at: clock::now(),
         }
     }
 }

@@ -6,9 +6,9 @@ use construct_proto::v1::{
     self, ExportAuditEntriesRequest, ListAuditEntriesRequest, ListAuditEntriesResponse,
     audit_service_server::AuditService,
 };
+use construct_runtime::clock;
 use construct_store::{AuditEntry, Cursor, Key, Order, Page};
 use futures::stream::{self, BoxStream, StreamExt as _};
-use jiff::Timestamp;
 use tonic::{Code, Request, Response, Status};
 
 use crate::{api::Api, convert, metrics, status, validate::requests};
@@ -59,7 +59,7 @@ impl AuditService for Api {
         // It lasts as long as the client takes: like a subscription, and bounded with them.
         let place = self.subscription(entry.organization())?;
         let (backend, organization) = (Arc::clone(&entry.backend), entry.organization());
-        let now = Timestamp::now();
+        let now = clock::now();
         filter.until = Some(filter.until.map_or(now, |until| until.min(now)));
         let pages = stream::try_unfold(Some(None::<Cursor>), move |after| {
             let (backend, filter) = (Arc::clone(&backend), filter.clone());

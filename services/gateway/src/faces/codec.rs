@@ -201,9 +201,14 @@ impl Encoding {
         }
     }
 
+    /// Whether bytes are compressed.
+    pub(super) fn packs(self, bytes: &Bytes) -> bool {
+        self == Self::Gzip && bytes.len() >= WORTH_COMPRESSING
+    }
+
     /// The bytes compressed, unless that isn't wanted or isn't worth it.
     pub(super) fn pack(self, bytes: &Bytes) -> Option<Bytes> {
-        if self == Self::Identity || bytes.len() < WORTH_COMPRESSING {
+        if !self.packs(bytes) {
             return None;
         }
         let mut packed = GzEncoder::new(Vec::with_capacity(bytes.len() / 2), Compression::fast());

@@ -17,14 +17,17 @@ use crate::identity::peer::is_loopback_host;
 /// What a page's script may send, besides what it always may.
 const SENT: HeaderValue = HeaderValue::from_static(
     "authorization, connect-content-encoding, connect-protocol-version, connect-timeout-ms, content-encoding, content-type, \
-     grpc-timeout, idempotency-key, last-event-id, traceparent, tracestate, x-grpc-web, x-organization-id, x-user-agent",
+     grpc-timeout, idempotency-key, if-match, if-none-match, if-range, last-event-id, range, traceparent, tracestate, tus-resumable, \
+     upload-length, upload-metadata, upload-offset, x-grpc-web, x-http-method-override, x-organization-id, x-requested-with, \
+     x-user-agent",
 );
 /// What a page's script may read, besides what it always may.
 const READ: HeaderValue = HeaderValue::from_static(
-    "connect-content-encoding, content-encoding, grpc-message, grpc-status, grpc-status-details-bin, ratelimit, ratelimit-policy, \
-     retry-after",
+    "accept-ranges, connect-content-encoding, content-disposition, content-encoding, content-range, etag, grpc-message, grpc-status, \
+     grpc-status-details-bin, location, ratelimit, ratelimit-policy, retry-after, tus-extension, tus-max-size, tus-resumable, \
+     tus-version, upload-expires, upload-length, upload-offset",
 );
-const METHODS: HeaderValue = HeaderValue::from_static("GET, POST, PUT, PATCH, DELETE");
+const METHODS: HeaderValue = HeaderValue::from_static("GET, HEAD, POST, PUT, PATCH, DELETE");
 /// Seconds a browser may remember the answer to its question.
 const REMEMBER: HeaderValue = HeaderValue::from_static("7200");
 

@@ -3,7 +3,9 @@
 //! Bodies are proto3's JSON. Problems are those of RFC 9457, with gRPC's code and what is wrong with which field. A stream of events is
 //! served as server-sent events, any other as lines of JSON.
 
+mod conditional;
 mod document;
+mod files;
 mod lines;
 mod request;
 pub(super) mod routes;
@@ -15,10 +17,13 @@ use bytes::Bytes;
 use tonic::{
     Code, Status,
     body::Body,
-    codegen::http::{HeaderValue, Method as Verb, Request, Response, StatusCode, header},
+    codegen::http::{HeaderMap, HeaderValue, Method as Verb, Request, Response, StatusCode, header},
 };
 
-use self::routes::{ROUTES, Route};
+use self::{
+    files::Files,
+    routes::{ROUTES, Route},
+};
 use super::{
     Inner,
     call::{self, Call, Deadline},
@@ -31,6 +36,8 @@ use super::{
 pub(super) struct Rest {
     /// By path, with positions in the place of names, which may differ between verbs.
     paths: matchit::Router<Vec<Row>>,
+    /// What files say, and how it gets here: neither is JSON.
+    files: Files,
     document: Bytes,
 }
 
@@ -40,7 +47,7 @@ struct Row {
 }
 
 impl Rest {
-    pub(super) fn new(methods: &Methods) -> anyhow::Result<Self> {
+    pub(super) fn new(methods: &Methods, max_file_bytes: u64) -> anyhow::Result<Self> {
         let mut rows: BTreeMap<String, Vec<Row>> = BTreeMap::new();
         for route in &ROUTES {
             let method = methods.get(&format!("/construct.v1.{}", route.method));
@@ -53,11 +60,14 @@ impl Rest {
         for (path, rows) in rows {
             paths.insert(path, rows)?;
         }
-        Ok(Self { paths, document })
+        Ok(Self { paths, files: Files::new(methods, max_file_bytes)?, document })
     }
 
     /// The method that a request calls, if it calls one.
     pub(super) fn method(&self, request: &Request<Body>) -> Option<&Method> {
+        if files::is_for(request.uri().path()) {
+            return self.files.method(request);
+        }
         let rows = self.paths.at(request.uri().path()).ok()?.value;
         rows.iter().find(|row| row.route.verb == *request.method()).map(|row| &row.method)
     }
@@ -70,6 +80,9 @@ impl Rest {
                 Verb::GET => errors::response(StatusCode::OK, "application/json", self.document.clone()),
                 _ => not_allowed(&[Verb::GET]),
             };
+        }
+        if files::is_for(&path) {
+            return self.files.serve(inner, request).await;
         }
         let Ok(found) = self.paths.at(&path) else {
             let words = "there is no such resource; /openapi.json lists what there is";
@@ -139,18 +152,30 @@ impl Row {
         }
         let reply = deadline.begin(call.unary(inner, &message)).await;
         let reply = reply.and_then(|mut reply| {
+            let version = conditional::answered(&method.descriptor, &reply.message);
             reply.message = Codec::Json.response(&method.descriptor.output(), reply.message)?;
-            Ok(reply)
+            Ok((reply, version))
         });
         match reply {
-            Ok(reply) => self.response(reply, accepted),
+            Ok((reply, Some(version))) if conditional::is_known(self.route, &head.headers, version) => {
+                let mut response = Response::new(Body::empty());
+                *response.status_mut() = StatusCode::NOT_MODIFIED;
+                let tag = conditional::tag(version, accepted.packs(&reply.message));
+                told(response, reply.metadata, tag)
+            }
+            Ok((reply, version)) => self.response(reply, version, accepted),
+            Err(status) if conditional::failed(&head.headers, &method.descriptor.input(), &status) => {
+                errors::problem_as(StatusCode::PRECONDITION_FAILED, &status)
+            }
             Err(status) => errors::problem(&status),
         }
     }
 
-    fn response(&self, reply: call::Reply, accepted: Encoding) -> Response<Body> {
+    /// `version` is that of what is answered, if it has one.
+    fn response(&self, reply: call::Reply, version: Option<i64>, accepted: Encoding) -> Response<Body> {
         let status = success(self.route, &self.method.descriptor);
-        let mut response = if status == StatusCode::NO_CONTENT {
+        let mut tag = version.and_then(|version| conditional::tag(version, false));
+        let response = if status == StatusCode::NO_CONTENT {
             let mut response = Response::new(Body::empty());
             *response.status_mut() = status;
             response
@@ -159,16 +184,28 @@ impl Row {
             let compressed = packed.is_some();
             let mut response = errors::response(status, "application/json", packed.unwrap_or(reply.message));
             if compressed {
+                // Of what was put the tag is that of the document, and not of this answer.
+                if self.route.verb == Verb::GET {
+                    tag = version.and_then(|version| conditional::tag(version, true));
+                }
                 response.headers_mut().insert(header::CONTENT_ENCODING, HeaderValue::from_static("gzip"));
             }
             response
         };
-        let headers = response.headers_mut();
-        errors::append(headers, reply.metadata);
-        headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
-        headers.append(header::VARY, HeaderValue::from_static("accept-encoding"));
-        response
+        told(response, reply.metadata, tag)
     }
+}
+
+/// An answer with what is said of it.
+fn told(mut response: Response<Body>, metadata: HeaderMap, tag: Option<HeaderValue>) -> Response<Body> {
+    let headers = response.headers_mut();
+    errors::append(headers, metadata);
+    headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    headers.append(header::VARY, HeaderValue::from_static("accept-encoding"));
+    if let Some(tag) = tag {
+        headers.insert(header::ETAG, tag);
+    }
+    response
 }
 
 /// What HTTP says when it went well.

@@ -6,9 +6,11 @@ use construct_domain::{
     OrganizationId, UserId,
     access::{Role, Scope},
 };
-use construct_runtime::scan_token::{self, ScanToken};
-use construct_store::Store;
-use jiff::Timestamp;
+use construct_runtime::{
+    clock,
+    scan_token::{self, ScanToken},
+};
+use construct_store::{Limits, Store};
 use tonic::{Code, Status};
 
 use super::{
@@ -119,6 +121,8 @@ pub(crate) async fn authenticate(api: &Api, presented: Presented, origin: &Origi
             organization: wanted,
             user: UserId::LOCAL,
             key: None,
+            limits: Limits::default(),
+            counted_for: None,
             role,
             scopes: everything,
             until: None,
@@ -164,11 +168,13 @@ pub(crate) async fn authenticate(api: &Api, presented: Presented, origin: &Origi
 }
 
 async fn by_key(store: &Store, hash: &[u8; 32]) -> Result<Option<Caller>, Status> {
-    let holder = store.api_key_holder(hash, Timestamp::now()).await.map_err(status::of_store)?;
+    let holder = store.api_key_holder(hash, clock::now()).await.map_err(status::of_store)?;
     Ok(holder.map(|holder| Caller {
         organization: holder.organization,
         user: holder.user,
         key: Some(holder.key),
+        limits: holder.limits,
+        counted_for: Some(holder.key),
         role: holder.role,
         scopes: holder.scopes.into(),
         until: holder.expires_at,
@@ -179,16 +185,18 @@ async fn by_key(store: &Store, hash: &[u8; 32]) -> Result<Option<Caller>, Status
 /// Who comes with the token of a scan acts as a member who may do a few things with one task, until the scan is over.
 async fn by_scan(api: &Api, token: &str) -> Result<Option<Caller>, Status> {
     let Ok(keys) = api.token_keys() else { return Ok(None) };
-    let Ok(token) = ScanToken::verify(token, keys, Timestamp::now()) else { return Ok(None) };
+    let Ok(token) = ScanToken::verify(token, keys, clock::now()) else { return Ok(None) };
     let ids = (token.organization.parse(), token.scan.parse(), token.task.parse(), token.user.parse());
     let (Ok(organization), Ok(scan), Ok(task), Ok(user)) = ids else { return Ok(None) };
-    if !api.store()?.scan_is_open(organization, scan).await.map_err(status::of_store)? {
-        return Ok(None);
-    }
+    let by = api.store()?.scan_open_by(organization, scan).await.map_err(status::of_store)?;
+    let Some(by) = by else { return Ok(None) };
     Ok(Some(Caller {
         organization,
         user,
         key: None,
+        limits: Limits::default(),
+        // Who made the scan is a key or a person.
+        counted_for: by.parse().ok(),
         role: Role::Member,
         scopes: Arc::new([Scope::TasksWrite]),
         until: Some(token.expires_at),
@@ -204,7 +212,7 @@ async fn by_token(
     origin: &Origin,
 ) -> Result<Option<Caller>, Refused> {
     let Some(oidc) = &api.gate().oidc else { return Ok(None) };
-    let now = Timestamp::now();
+    let now = clock::now();
     let (profile, until) = match oidc.verify(token, Instant::now(), now).await {
         Ok(verified) => verified,
         Err(error @ oidc::Error::Invalid(_)) => {
@@ -225,6 +233,8 @@ async fn by_token(
         organization,
         user,
         key: None,
+        limits: Limits::default(),
+        counted_for: None,
         role,
         scopes: Arc::clone(scopes),
         until: Some(until),
@@ -240,7 +250,7 @@ async fn member(store: &Store, known: Known, organization: OrganizationId) -> Re
 
 /// Whether a caller still is who they were, for what lasts longer than a call.
 pub(crate) async fn holds(store: &Store, caller: &Caller) -> Result<bool, construct_store::Error> {
-    let now = Timestamp::now();
+    let now = clock::now();
     if caller.until.is_some_and(|until| until <= now) {
         return Ok(false);
     }

@@ -66,11 +66,20 @@ pub(crate) const RULES: &[(&str, &str, Access)] = &[
     ("DiagnosisService", "Diagnose", Operator),
     ("DiagnosisService", "GetOverview", Operator),
     ("EventService", "Subscribe", viewer(Scope::TasksRead)),
+    ("FileService", "CreateFile", member(Scope::FilesWrite)),
+    ("FileService", "DeleteFile", member(Scope::FilesWrite)),
+    ("FileService", "DownloadFile", viewer(Scope::FilesRead)),
+    ("FileService", "GetFile", viewer(Scope::FilesRead)),
+    ("FileService", "ListFiles", viewer(Scope::FilesRead)),
+    ("FileService", "UpdateFile", member(Scope::FilesWrite)),
+    ("FileService", "UploadPart", member(Scope::FilesWrite)),
     ("KeyService", "CreateApiKey", member(Scope::Admin)),
     ("KeyService", "CreateSetupCode", member(Scope::Admin)),
     ("KeyService", "ExchangeSetupCode", Public),
+    ("KeyService", "GetApiKey", member(Scope::Admin)),
     ("KeyService", "ListApiKeys", member(Scope::Admin)),
     ("KeyService", "RevokeApiKey", member(Scope::Admin)),
+    ("KeyService", "UpdateApiKey", member(Scope::Admin)),
     ("MessageService", "CreateMessage", member(Scope::TasksWrite)),
     ("MessageService", "DeleteMessage", member(Scope::TasksWrite)),
     ("MessageService", "EditMessage", member(Scope::TasksWrite)),
@@ -271,8 +280,9 @@ mod tests {
     #[test]
     fn nothing_is_written_by_viewers_and_nothing_read_needs_a_scope_for_writing() {
         for (service, method, access) in RULES {
-            let reads =
-                ["Get", "List", "Explain", "Subscribe", "Watch", "Compare"].iter().any(|verb| method.starts_with(verb));
+            let reads = ["Get", "List", "Explain", "Subscribe", "Watch", "Compare", "Download"]
+                .iter()
+                .any(|verb| method.starts_with(verb));
             let Access::Role(role, scope) = access else { continue };
             assert!(reads || *role > Role::Viewer, "{service}/{method}");
             assert!(!reads || !scope.as_str().ends_with(":write"), "{service}/{method}");
@@ -285,6 +295,8 @@ mod tests {
             organization,
             user: construct_domain::UserId::LOCAL,
             key: None,
+            limits: construct_store::Limits::default(),
+            counted_for: None,
             role,
             scopes: scopes.into(),
             until: None,

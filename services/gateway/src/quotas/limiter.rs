@@ -1,12 +1,13 @@
 //! What is counted, and where it ends.
 
 use std::{
-    collections::{BTreeMap, HashMap},
+    collections::{BTreeMap, HashMap, HashSet},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
 use construct_domain::{ApiKeyId, OrganizationId};
+use construct_runtime::clock;
 use construct_store::{Counted, Counts, Limits, Periods, Quota, Store};
 use jiff::Timestamp;
 use sha2::{Digest as _, Sha256};
@@ -15,6 +16,7 @@ use tonic::Status;
 
 use super::{
     bucket::{Bucket, WINDOW},
+    calendar::Calendar,
     refusal::{Left, Metered, Refusal},
     tiers::UNLIMITED,
 };
@@ -35,6 +37,7 @@ pub(crate) struct Quotas {
     tiers: BTreeMap<String, Limits>,
     /// The tier of organisations of which nothing was said, but for the operator's.
     tier: String,
+    calendar: Calendar,
     tables: Mutex<Tables>,
 }
 
@@ -43,7 +46,7 @@ struct Tables {
     known: HashMap<OrganizationId, Held>,
     buckets: HashMap<Subject, Bucket>,
     shed: HashMap<Mark, Shed>,
-    readings: HashMap<OrganizationId, Arc<tokio::sync::Mutex<Option<Reading>>>>,
+    readings: HashMap<Book, Arc<tokio::sync::Mutex<Option<Reading>>>>,
 }
 
 /// What holds for an organisation.
@@ -58,6 +61,14 @@ struct Held {
 enum Subject {
     Organization(OrganizationId),
     Key(OrganizationId, ApiKeyId),
+}
+
+/// What is counted together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Book {
+    Organization(OrganizationId),
+    /// All keys of an organisation.
+    Keys(OrganizationId),
 }
 
 /// What was presented, as a hash. What was refused a moment ago need not be looked up again.
@@ -91,13 +102,22 @@ impl Shed {
     }
 }
 
-/// What an organisation has done, as it was counted last.
+/// What an organisation or each of its keys has done, as it was counted last.
 struct Reading {
     at: Instant,
     day: Timestamp,
-    counts: Counts,
-    /// Something was allowed since, which may not have come about.
-    is_ahead: bool,
+    /// What was counted.
+    of: Counted,
+    /// By key; none: the organisation. Who is not in it has done nothing.
+    done: HashMap<Option<ApiKeyId>, Counts>,
+    /// Whom something was allowed since, which may not have come about. Another's refusal is no reason to count again.
+    ahead: HashSet<Option<ApiKeyId>>,
+}
+
+impl Reading {
+    fn of(&self, subject: Subject) -> Counts {
+        self.done.get(&subject.key()).copied().unwrap_or_default()
+    }
 }
 
 /// What a call adds to.
@@ -120,9 +140,9 @@ impl Wanted {
         Self { tasks: 1, work: true, bytes: i64::try_from(bytes).unwrap_or(i64::MAX) }
     }
 
-    /// A document that is kept, with what it replaces.
-    pub(crate) fn kept(bytes: usize) -> Self {
-        Self { bytes: i64::try_from(bytes).unwrap_or(i64::MAX), ..Self::default() }
+    /// A document: so much more is kept than before, or less.
+    pub(crate) fn kept(bytes: i64) -> Self {
+        Self { bytes, ..Self::default() }
     }
 
     /// What has to be counted for it.
@@ -140,7 +160,12 @@ impl Wanted {
 
 impl Quotas {
     pub(crate) fn new(config: &Config) -> Self {
-        Self { tiers: config.gateway_tiers.clone(), tier: config.gateway_tier.clone(), tables: Mutex::default() }
+        Self {
+            tiers: config.gateway_tiers.clone(),
+            tier: config.gateway_tier.clone(),
+            calendar: config.gateway_calendar,
+            tables: Mutex::default(),
+        }
     }
 
     /// Whether there is such a tier.
@@ -223,65 +248,105 @@ impl Quotas {
         self.tables().request(&limits, caller, mark, Instant::now()).map_err(|refusal| refused(&refusal))
     }
 
-    /// Whether an organisation may do something that lasts; if not, why.
+    /// The day and the month that a time is in.
+    pub(crate) fn periods(&self, now: Timestamp) -> Periods {
+        self.calendar.periods(now)
+    }
+
+    /// Whether it is counted what an organisation keeps.
+    pub(crate) async fn limits_storage(&self, store: &Store, organization: OrganizationId) -> bool {
+        self.limits(Some(store), organization).await.storage_bytes.is_some()
+    }
+
+    /// Whether a key with these limits, if there is one, and its organisation may do something that lasts; if not, why.
     ///
     /// # Errors
-    /// `UNAVAILABLE` when what it has done cannot be counted.
+    /// `UNAVAILABLE` when what they have done cannot be counted.
     pub(crate) async fn allow(
         &self,
         store: &Store,
         organization: OrganizationId,
+        key: Option<(ApiKeyId, Limits)>,
         wanted: Wanted,
     ) -> Result<Option<Refusal>, Status> {
+        if let Some((key, limits)) = key {
+            let refusal = self.room(store, Subject::Key(organization, key), &limits, wanted).await?;
+            if refusal.is_some() {
+                return Ok(refusal);
+            }
+        }
         let limits = self.limits(Some(store), organization).await;
-        if wanted.counted(&limits) == Counted::default() {
+        self.room(store, Subject::Organization(organization), &limits, wanted).await
+    }
+
+    async fn room(
+        &self,
+        store: &Store,
+        subject: Subject,
+        limits: &Limits,
+        wanted: Wanted,
+    ) -> Result<Option<Refusal>, Status> {
+        if wanted.counted(limits) == Counted::default() {
             return Ok(None);
         }
-        let reading = self.tables().reading(organization);
+        let book = subject.book();
+        let reading = self.tables().reading(book);
         // One after the other, so that two don't both take what only one may.
         let mut reading = reading.lock().await;
-        let time = Timestamp::now();
-        let periods = Periods::of(time);
-        let of = Counted::of(&limits);
+        let time = clock::now();
+        let periods = self.periods(time);
         let held = reading.take().filter(|reading| reading.day == periods.day);
+        // Of the keys of one organisation some may have other limits than others.
+        let of = held.as_ref().map(|held| held.of).unwrap_or_default().and(Counted::of(limits));
         let mut read = match held {
-            Some(reading) if reading.at.elapsed() < COUNTED => reading,
-            held => count(store, organization, of, &periods, held).await?,
+            Some(reading) if reading.of == of && reading.at.elapsed() < COUNTED => reading,
+            held => count(store, book, of, &periods, held).await?,
         };
-        let mut allowed = check(&limits, &read.counts, wanted, organization, &periods, time);
-        if allowed.is_err() && read.is_ahead {
-            read = count(store, organization, of, &periods, Some(read)).await?;
-            allowed = check(&limits, &read.counts, wanted, organization, &periods, time);
+        let mut allowed = check(limits, &read.of(subject), wanted, subject, &periods, time);
+        if allowed.is_err() && read.ahead.contains(&subject.key()) {
+            read = count(store, book, of, &periods, Some(read)).await?;
+            allowed = check(limits, &read.of(subject), wanted, subject, &periods, time);
         }
         if allowed.is_ok() {
-            read.counts.tasks = read.counts.tasks.saturating_add(wanted.tasks);
-            read.counts.storage_bytes = read.counts.storage_bytes.saturating_add(wanted.bytes);
-            read.is_ahead |= wanted.tasks > 0 || wanted.bytes > 0;
+            let done = read.done.entry(subject.key()).or_default();
+            done.tasks = done.tasks.saturating_add(wanted.tasks);
+            done.storage_bytes = done.storage_bytes.saturating_add(wanted.bytes);
+            if wanted.tasks > 0 || wanted.bytes > 0 {
+                read.ahead.insert(subject.key());
+            }
         }
         *reading = Some(read);
         Ok(allowed.err())
     }
 }
 
-/// Counts what an organisation has done. While that is not possible, what is known of the day goes on to hold, and nobody asks again
-/// for a while: those who wait for this one would all wait for the database too.
+/// Counts what an organisation or its keys have done. While that is not possible, what is known of the day goes on to hold, and nobody asks
+/// again for a while: those who wait for this one would all wait for the database too.
 async fn count(
     store: &Store,
-    organization: OrganizationId,
+    book: Book,
     of: Counted,
     periods: &Periods,
     before: Option<Reading>,
 ) -> Result<Reading, Status> {
-    let counted = store.quota_counts(organization, of, periods).await;
+    let counted = match book {
+        Book::Organization(organization) => {
+            store.quota_counts(organization, of, periods).await.map(|counts| HashMap::from([(None, counts)]))
+        }
+        Book::Keys(organization) => store
+            .quota_counts_of_keys(organization, of, periods)
+            .await
+            .map(|counts| counts.into_iter().map(|(key, counts)| (Some(key), counts)).collect()),
+    };
     // Summing up a long ledger takes a while, too.
     let at = Instant::now();
     match (counted, before) {
-        (Ok(counts), _) => Ok(Reading { at, day: periods.day, counts, is_ahead: false }),
-        (Err(error), Some(before)) => {
-            tracing::debug!(%organization, error = status::chain(&error), "what an organization has done could not be counted");
+        (Ok(done), _) => Ok(Reading { at, day: periods.day, of, done, ahead: HashSet::new() }),
+        (Err(error), Some(before)) if before.of == of => {
+            tracing::debug!(?book, error = status::chain(&error), "what was done could not be counted");
             Ok(Reading { at, ..before })
         }
-        (Err(error), None) => Err(status::of_store(error)),
+        (Err(error), _) => Err(status::of_store(error)),
     }
 }
 
@@ -290,22 +355,15 @@ impl Tables {
         if self.known.len() >= REMEMBERED {
             self.known.retain(|_, held| now.duration_since(held.read) < KNOWN);
         }
-        let before = self.known.insert(organization, Held { limits, read: now });
-        // Other limits may need other counts.
-        if before.is_none_or(|before| before.limits != limits)
-            && let Some(reading) = self.readings.get(&organization)
-            && let Ok(mut reading) = reading.try_lock()
-        {
-            *reading = None;
-        }
+        self.known.insert(organization, Held { limits, read: now });
     }
 
-    fn reading(&mut self, organization: OrganizationId) -> Arc<tokio::sync::Mutex<Option<Reading>>> {
+    fn reading(&mut self, book: Book) -> Arc<tokio::sync::Mutex<Option<Reading>>> {
         if self.readings.len() >= REMEMBERED {
             // What somebody works with stays.
             self.readings.retain(|_, reading| Arc::strong_count(reading) > 1);
         }
-        Arc::clone(self.readings.entry(organization).or_default())
+        Arc::clone(self.readings.entry(book).or_default())
     }
 
     /// Takes one from each bucket that there is for a caller, or from none.
@@ -317,9 +375,9 @@ impl Tables {
         now: Instant,
     ) -> Result<Metered, Refusal> {
         let organization = limits.requests_per_minute.map(|limit| (Subject::Organization(caller.organization), limit));
-        let key = limits
-            .key_requests_per_minute
-            .and_then(|limit| Some((Subject::Key(caller.organization, caller.key?), limit)));
+        // Whoever limits a key cannot give it more than the operator gives each.
+        let own = [limits.key_requests_per_minute, caller.limits.requests_per_minute].into_iter().flatten().min();
+        let key = own.and_then(|limit| Some((Subject::Key(caller.organization, caller.key?), limit)));
         let limited: Vec<(Subject, u32)> = [organization, key]
             .into_iter()
             .flatten()
@@ -366,6 +424,28 @@ impl Subject {
         }
     }
 
+    fn key(self) -> Option<ApiKeyId> {
+        match self {
+            Self::Organization(_) => None,
+            Self::Key(_, key) => Some(key),
+        }
+    }
+
+    fn book(self) -> Book {
+        match self {
+            Self::Organization(organization) => Book::Organization(organization),
+            Self::Key(organization, _) => Book::Keys(organization),
+        }
+    }
+
+    /// As refusals name it, and what it is called.
+    fn named(self) -> (String, &'static str) {
+        match self {
+            Self::Organization(id) => (format!("organization:{id}"), "the organization"),
+            Self::Key(_, id) => (format!("api_key:{id}"), "this API key"),
+        }
+    }
+
     fn left(self, limit: u32, remaining: u32, reset: Duration) -> Left {
         let id = match self {
             Self::Organization(_) => "requests_per_minute",
@@ -376,10 +456,7 @@ impl Subject {
     }
 
     fn refusal(self, limit: u32, wait: Duration) -> Refusal {
-        let (subject, who) = match self {
-            Self::Organization(id) => (format!("organization:{id}"), "the organization"),
-            Self::Key(_, id) => (format!("api_key:{id}"), "this API key"),
-        };
+        let (subject, who) = self.named();
         let words = format!("{who} may make {limit} requests a minute, and has made them");
         Refusal { subject, words, left: self.left(limit, 0, wait) }
     }
@@ -402,7 +479,7 @@ fn check(
     limits: &Limits,
     counts: &Counts,
     wanted: Wanted,
-    organization: OrganizationId,
+    subject: Subject,
     periods: &Periods,
     now: Timestamp,
 ) -> Result<(), Refusal> {
@@ -413,34 +490,42 @@ fn check(
     let work = i64::from(wanted.work);
     let today = |used, more| (used, more, day, tomorrow);
     let quotas = [
-        ("tasks_per_day", "tasks", limits.tasks_per_day, today(counts.tasks, wanted.tasks)),
-        ("runs_per_day", "runs", limits.runs_per_day, today(counts.runs, work)),
-        ("tokens_per_day", "tokens", limits.tokens_per_day, today(counts.tokens, work)),
+        (["tasks_per_day", "key_tasks_per_day"], "tasks", limits.tasks_per_day, today(counts.tasks, wanted.tasks)),
+        (["runs_per_day", "key_runs_per_day"], "runs", limits.runs_per_day, today(counts.runs, work)),
+        (["tokens_per_day", "key_tokens_per_day"], "tokens", limits.tokens_per_day, today(counts.tokens, work)),
         (
-            "spend_per_month_pico_usd",
+            ["spend_per_month_pico_usd", "key_spend_per_month_pico_usd"],
             "pico-usd",
             limits.spend_per_month_pico_usd,
             (counts.spend_pico_usd, work, month, next_month),
         ),
-        ("storage_bytes", "bytes", limits.storage_bytes, (counts.storage_bytes, wanted.bytes, None, UPLOADS)),
+        (["storage_bytes"; 2], "bytes", limits.storage_bytes, (counts.storage_bytes, wanted.bytes, None, UPLOADS)),
     ];
-    for (id, unit, limit, (used, more, window, reset)) in quotas {
+    let (name, who) = subject.named();
+    for (ids, unit, limit, (used, more, window, reset)) in quotas {
         let Some(limit) = limit.filter(|limit| more > 0 && used.saturating_add(more) > *limit) else { continue };
-        let words = match id {
-            "storage_bytes" => {
-                format!("the organization may keep {limit} bytes of uploads and documents, and keeps {used}")
+        let words = match unit {
+            "bytes" => {
+                format!("{who} may keep {limit} bytes of uploads and documents, and keeps {used}")
             }
-            "spend_per_month_pico_usd" => {
+            "pico-usd" => {
                 let (limit, used) = (dollars(limit), dollars(used));
-                format!("the organization's models may cost {limit} a month, and have cost {used}")
+                format!("models may cost {who} {limit} a month, and have cost {used}")
             }
-            _ => format!("the organization may have {limit} {unit} a day (of UTC), and has had {used}"),
+            _ => format!("{who} may have {limit} {unit} a day (of UTC), and has had {used}"),
         };
         let remaining = limit.saturating_sub(used).max(0);
         return Err(Refusal {
-            subject: format!("organization:{organization}"),
+            subject: name,
             words,
-            left: Left { id, unit: Some(unit), limit, window, remaining, reset },
+            left: Left {
+                id: ids[usize::from(subject.key().is_some())],
+                unit: Some(unit),
+                limit,
+                window,
+                remaining,
+                reset,
+            },
         });
     }
     Ok(())

@@ -255,6 +255,7 @@ mod tests {
             "fetch",
             "llm.ask",
             "llm.json",
+            "llm.embed",
             "secrets.get",
             "setenv",
             "import",

@@ -6,15 +6,15 @@ use construct_bus::{Address as _, RawMessage, subject};
 use construct_domain::{OrganizationId, ScanId};
 use construct_proto::v1::{ScanEvent, WatchScanRequest};
 use construct_wire::scan as show;
-use futures::{StreamExt as _, stream, stream::BoxStream};
-use tokio::sync::mpsc;
+use futures::{StreamExt as _, stream::BoxStream};
 use tonic::{Request, Response, Status};
 
 use super::find;
 use crate::{
     api::{Api, Backend},
-    status, subscribe,
+    status,
     validate::requests,
+    watching::{self, Client, Events},
 };
 
 /// Events on their way to one client.
@@ -24,53 +24,26 @@ const EVENTS: i64 = 100;
 /// How soon a scan is looked at of which the mesh says nothing, as when NATS is away.
 const LOOK: Duration = Duration::from_secs(2);
 
-type Events = BoxStream<'static, Result<ScanEvent, Status>>;
-
-pub(super) async fn begin(api: &Api, request: Request<WatchScanRequest>) -> Result<Response<Events>, Status> {
+pub(super) async fn begin(
+    api: &Api,
+    request: Request<WatchScanRequest>,
+) -> Result<Response<Events<ScanEvent>>, Status> {
     let (entry, request) = api.enter(request)?;
     let (scan, after) = requests::watch_scan(&request)?;
     find(&entry, &request.scan, scan).await?;
-    let permit = api.subscription(entry.organization())?;
-    let (organization, backend) = (entry.organization(), Arc::clone(&entry.backend));
-    let address = subject::ScanNews { organization, scan };
-    // Listening begins before the first read, so that nothing is waited for that has happened.
-    let news = match backend.publisher.bus().tap(&address.subject()).await {
-        Ok(news) => news,
-        Err(error) => {
-            tracing::debug!(%error, "a scan is watched without the mesh");
-            stream::pending().boxed()
-        }
-    };
-    let (sender, receiver) = mpsc::channel(BUFFER);
-    let (caller, draining) = (entry.caller().clone(), api.lifecycle().draining());
-    api.lifecycle().spawn_job("watch of a scan", async move {
-        let _permit = permit;
-        let store = backend.store.clone();
-        tokio::select! {
-            () = draining.cancelled() => {
-                let words = "the gateway is stopping: connect again with the cursor of the last event";
-                _ = sender.send(Err(status::unavailable(words))).await;
-            }
-            // Who connects again is judged again.
-            () = subscribe::until_it_ends(&store, &caller) => {}
-            () = sender.closed() => {}
-            ended = follow(&backend, (organization, scan), after, news, &sender) => {
-                if let Err(status) = ended {
-                    _ = sender.send(Err(status)).await;
-                }
-            }
-        }
-    });
-    let events = stream::unfold(receiver, async |mut receiver| Some((receiver.recv().await?, receiver)));
-    Ok(Response::new(events.boxed()))
+    let organization = entry.organization();
+    let subject = subject::ScanNews { organization, scan }.subject();
+    let listen = entry.backend.publisher.bus().tap(&subject);
+    let follow = move |backend, news, client| follow(backend, (organization, scan), after, news, client);
+    watching::begin((api, &entry), ("watch of a scan", BUFFER), listen, follow).await
 }
 
 async fn follow(
-    backend: &Backend,
+    backend: Arc<Backend>,
     (organization, id): (OrganizationId, ScanId),
     mut after: i64,
     mut news: BoxStream<'static, RawMessage>,
-    sender: &mpsc::Sender<Result<ScanEvent, Status>>,
+    client: Client<ScanEvent>,
 ) -> Result<(), Status> {
     loop {
         // In this order: of a scan that is over, all events are there.
@@ -79,7 +52,7 @@ async fn follow(
         let found = !events.is_empty();
         for event in &events {
             after = event.sequence;
-            if sender.send(Ok(show::event(organization, id, event))).await.is_err() {
+            if client.send(Ok(show::event(organization, id, event))).await.is_err() {
                 return Ok(());
             }
         }

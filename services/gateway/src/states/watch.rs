@@ -8,15 +8,15 @@ use construct_proto::{
     mesh::v1::StateChanged,
     v1::{StateEvent, WatchStatesRequest},
 };
-use futures::{StreamExt as _, stream, stream::BoxStream};
-use tokio::sync::mpsc;
+use futures::{StreamExt as _, stream::BoxStream};
 use tonic::{Request, Response, Status};
 
 use super::{id, owner, show};
 use crate::{
     api::{Api, Backend},
-    status, subscribe,
+    status,
     validate::requests,
+    watching::{self, Client, Events},
 };
 
 /// Events on their way to one client.
@@ -24,45 +24,20 @@ const BUFFER: usize = 1;
 /// How soon is looked when the mesh says nothing, as when NATS is away.
 const LOOK: Duration = Duration::from_secs(5);
 
-type Events = BoxStream<'static, Result<StateEvent, Status>>;
-
 /// Which version of each document that is watched the client has; 0: none.
 type Known = BTreeMap<&'static str, i64>;
 
-pub(super) async fn begin(api: &Api, request: Request<WatchStatesRequest>) -> Result<Response<Events>, Status> {
+pub(super) async fn begin(
+    api: &Api,
+    request: Request<WatchStatesRequest>,
+) -> Result<Response<Events<StateEvent>>, Status> {
     let (entry, request) = api.enter(request)?;
     let known = requests::watch_states(&request)?;
-    let permit = api.subscription(entry.organization())?;
-    let (organization, backend) = (entry.organization(), Arc::clone(&entry.backend));
+    let organization = entry.organization();
     let watched = Watched { organization, owner: owner(&entry, request.shared) };
-    // Listening begins before the first read, so that nothing is waited for that has happened.
-    let news = match backend.publisher.bus().hear_states(&subject::StateNews { organization }).await {
-        Ok(news) => news,
-        Err(error) => {
-            tracing::debug!(%error, "documents are watched without the mesh");
-            stream::pending().boxed()
-        }
-    };
-    let (sender, receiver) = mpsc::channel(BUFFER);
-    let (caller, draining) = (entry.caller().clone(), api.lifecycle().draining());
-    api.lifecycle().spawn_job("watch of documents", async move {
-        let _permit = permit;
-        let store = backend.store.clone();
-        tokio::select! {
-            () = draining.cancelled() => {
-                let words = "the gateway is stopping: connect again with the cursor of the last event";
-                _ = sender.send(Err(status::unavailable(words))).await;
-            }
-            // Who connects again is judged again.
-            () = subscribe::until_it_ends(&store, &caller) => {}
-            () = sender.closed() => {}
-            Err(status) = watched.follow(&backend, known, news, &sender) => {
-                _ = sender.send(Err(status)).await;
-            }
-        }
-    });
-    let events = stream::unfold(receiver, async |mut receiver| Some((receiver.recv().await?, receiver)));
-    Ok(Response::new(events.boxed()))
+    let (bus, address) = (entry.backend.publisher.bus(), subject::StateNews { organization });
+    let follow = |backend, news, client| async move { watched.follow(&backend, known, news, &client).await };
+    watching::begin((api, &entry), ("watch of documents", BUFFER), bus.hear_states(&address), follow).await
 }
 
 /// One set of documents.
@@ -75,10 +50,10 @@ struct Watched {
 impl Watched {
     async fn follow(
         &self,
-        backend: &Backend,
+        backend: &Arc<Backend>,
         mut known: Known,
         mut news: BoxStream<'static, StateChanged>,
-        sender: &mpsc::Sender<Result<StateEvent, Status>>,
+        client: &Client<StateEvent>,
     ) -> Result<(), Status> {
         loop {
             let versions: Vec<_> = known.iter().map(|(name, version)| (*name, *version)).collect();
@@ -88,7 +63,7 @@ impl Watched {
                     *version = state.version;
                 }
                 let event = StateEvent { cursor: cursor(&known), state: Some(show(&state)) };
-                if sender.send(Ok(event)).await.is_err() {
+                if client.send(Ok(event)).await.is_err() {
                     return Ok(());
                 }
             }

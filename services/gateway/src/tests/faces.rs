@@ -3,6 +3,7 @@
 mod audit;
 mod connect;
 mod examples;
+mod files;
 mod guard;
 mod operator;
 mod rest;

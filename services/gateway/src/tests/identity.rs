@@ -51,7 +51,7 @@ fn inside<T>(mut request: Request<T>, organization: &str) -> Request<T> {
 
 fn spec(role: v1::Role, scopes: &[&str]) -> Option<v1::ApiKeySpec> {
     let scopes = scopes.iter().map(|scope| (*scope).to_owned()).collect();
-    Some(v1::ApiKeySpec { name: "k".into(), role: role.into(), scopes })
+    Some(v1::ApiKeySpec { name: "k".into(), role: role.into(), scopes, limits: None })
 }
 
 fn organization_spec(slug: &str) -> v1::CreateOrganizationRequest {

@@ -7,8 +7,9 @@ use construct_domain::{
     access::{Role, Scope},
 };
 use construct_proto::v1::{
-    self, QuotaLimits, agent_service_client::AgentServiceClient, message_service_client::MessageServiceClient,
-    task_service_client::TaskServiceClient, usage_service_client::UsageServiceClient,
+    self, QuotaLimits, agent_service_client::AgentServiceClient, key_service_client::KeyServiceClient,
+    message_service_client::MessageServiceClient, task_service_client::TaskServiceClient,
+    usage_service_client::UsageServiceClient,
 };
 use construct_store::Limits;
 use reqwest::StatusCode;
@@ -24,14 +25,16 @@ use super::{
     harness::*,
     walk::{authorized, key, other, required},
 };
-use crate::Config;
+use crate::{Config, quotas::Calendar};
 
 const LOCAL: (OrganizationId, UserId) = (OrganizationId::LOCAL, UserId::LOCAL);
 
 /// A gateway whose tier for everybody has these limits.
 async fn gateway(limits: Limits) -> Gateway {
     let gateway_tiers = BTreeMap::from([("free".to_owned(), limits)]);
-    Gateway::start_with(Config { gateway_tiers, gateway_tier: "free".into(), ..required() }).await
+    // A test is of one day, whatever the time is.
+    let gateway_calendar = Calendar::around(jiff::Timestamp::now());
+    Gateway::start_with(Config { gateway_tiers, gateway_tier: "free".into(), gateway_calendar, ..required() }).await
 }
 
 /// An organisation with an owner's key, and the agents of the operator's.
@@ -343,4 +346,151 @@ async fn usage_is_listed_page_by_page_of_ones_own_only() {
     assert_eq!(days, expected);
     let bad = v1::ListUsageRequest { dimensions: vec![7], ..v1::ListUsageRequest::default() };
     refused(usage(&gateway).list_usage(bad).await, Code::InvalidArgument);
+}
+
+fn limited(name: &str, limits: v1::ApiKeyLimits) -> v1::CreateApiKeyRequest {
+    let scopes = vec!["admin".into()];
+    let spec = v1::ApiKeySpec { name: name.into(), scopes, limits: Some(limits), ..v1::ApiKeySpec::default() };
+    v1::CreateApiKeyRequest { spec: Some(spec), expires_in: None }
+}
+
+/// A key with these limits, made with another one; its id, and what opens the door.
+async fn make_key(gateway: &Gateway, by: &str, limits: v1::ApiKeyLimits) -> (String, String) {
+    let made = keys(gateway).create_api_key(authorized(limited("bot", limits), Some(by))).await;
+    let made = made.expect("it is made").into_inner();
+    (id(made.api_key.expect("it is told").metadata), made.key)
+}
+
+fn keys(gateway: &Gateway) -> KeyServiceClient<Channel> {
+    KeyServiceClient::new(gateway.channel())
+}
+
+/// What a model has used for a task, booked.
+async fn book(gateway: &Gateway, organization: OrganizationId, task: &str, tokens: i64) {
+    let ledger = construct_store::StepUsage {
+        step: construct_domain::StepId::from_uuid(uuid::Uuid::now_v7()),
+        model: construct_domain::ModelId::from_uuid(uuid::Uuid::now_v7()),
+        purpose: construct_store::Purpose::Turn,
+        usage: construct_domain::money::Usage { input_tokens: tokens, ..Default::default() },
+    };
+    let (task, now) = (task.parse().expect("an id"), jiff::Timestamp::now());
+    gateway.store().step_usage_record(organization, task, None, &ledger, now).await.expect("booked");
+}
+
+#[tokio::test]
+async fn a_key_is_held_to_its_own_limits_and_another_is_not() {
+    let gateway = gateway(Limits { key_requests_per_minute: Some(2000), ..Limits::default() }).await;
+    let (organization, owner) = team(&gateway, "team").await;
+    furnish(&gateway, &owner).await;
+    let limits = v1::ApiKeyLimits {
+        requests_per_minute: Some(1000),
+        tasks_per_day: Some(1),
+        tokens_per_day: Some(10),
+        ..v1::ApiKeyLimits::default()
+    };
+    let (key_id, bot) = make_key(&gateway, &owner, limits).await;
+    let (_, other) = make_key(&gateway, &owner, limits).await;
+    let first = create_task(&gateway, &bot, "k").await.expect("the first");
+    let told = first.metadata().get("ratelimit-policy").expect("it is told");
+    assert_eq!(told, "\"key_requests_per_minute\";q=1000;w=60", "the lower of the two");
+    let task = id(first.into_inner().metadata);
+    let status = create_task(&gateway, &bot, "").await.expect_err("there is one a day");
+    let subject = status.get_error_details().quota_failure().expect("it says which").violations[0].subject.clone();
+    assert_eq!(subject, format!("api_key:{key_id}"));
+    assert!(
+        status.metadata().get("ratelimit").is_some_and(|left| left.to_str().is_ok_and(|left| left.contains("r=0")))
+    );
+    assert_eq!(quota(Err::<(), _>(status)).0, "key_tasks_per_day");
+    let again = create_task(&gateway, &bot, "k").await.expect("it was made before").into_inner();
+    assert_eq!(id(again.metadata), task);
+    for free in [&other, &owner] {
+        create_task(&gateway, free, "").await.expect("it has its own limits, or none");
+    }
+
+    // More of it holds with the next call; a key that is limited gives nobody anything.
+    let raise = |revision| v1::UpdateApiKeyRequest {
+        api_key: key_id.clone(),
+        limits: Some(v1::ApiKeyLimits { tasks_per_day: Some(2), ..limits }),
+        revision,
+        ..v1::UpdateApiKeyRequest::default()
+    };
+    refused(keys(&gateway).update_api_key(authorized(raise(0), Some(&bot))).await, Code::PermissionDenied);
+    let escape = limited("free", v1::ApiKeyLimits::default());
+    refused(keys(&gateway).create_api_key(authorized(escape, Some(&bot))).await, Code::PermissionDenied);
+    let spec = limited("free", limits).spec;
+    let code = v1::CreateSetupCodeRequest { spec, ..v1::CreateSetupCodeRequest::default() };
+    refused(keys(&gateway).create_setup_code(authorized(code, Some(&bot))).await, Code::PermissionDenied);
+    let spec = v1::OrganizationSpec { name: "free".into(), slug: "free".into(), ..v1::OrganizationSpec::default() };
+    let free = v1::CreateOrganizationRequest { spec: Some(spec), ..v1::CreateOrganizationRequest::default() };
+    let free = v1::organization_service_client::OrganizationServiceClient::new(gateway.channel())
+        .create_organization(authorized(free, Some(&bot)))
+        .await;
+    refused(free, Code::PermissionDenied);
+    refused(keys(&gateway).update_api_key(authorized(raise(7), Some(&owner))).await, Code::Aborted);
+    let raised = keys(&gateway).update_api_key(authorized(raise(1), Some(&owner))).await.expect("said").into_inner();
+    assert_eq!(raised.metadata.expect("it has some").revision, 2);
+    create_task(&gateway, &bot, "").await.expect("the second");
+
+    // What a task does is counted for who asked last: with the key that is limited, and then with one that is not.
+    let say = async |key: &str| {
+        let request = authorized(message(&task, "go on"), Some(key));
+        MessageServiceClient::new(gateway.channel()).create_message(request).await
+    };
+    say(&bot).await.expect("nothing is used yet");
+    book(&gateway, organization, &task, 10).await;
+    // What was counted is believed for a moment.
+    let refusal = until("the tokens are counted", || say(&bot), Result::is_err).await;
+    assert_eq!(quota(refusal).0, "key_tokens_per_day");
+    let mut tokens = v1::model_token_service_client::ModelTokenServiceClient::new(gateway.channel());
+    let token = v1::CreateModelTokenRequest { models: vec!["m".into()], ..v1::CreateModelTokenRequest::default() };
+    assert_eq!(quota(tokens.create_model_token(authorized(token.clone(), Some(&bot))).await).0, "key_tokens_per_day");
+    say(&owner).await.expect("it is not limited");
+    book(&gateway, organization, &task, 1000).await;
+    let signed = tokens.create_model_token(authorized(token, Some(&other))).await.expect("it is made").into_inner();
+    let master = construct_runtime::MasterKeys::parse(TOKEN_KEY).expect("a key");
+    let signed = construct_runtime::ModelToken::verify(&signed.token, &master, jiff::Timestamp::now());
+    let other_id = signed.expect("it is valid").key;
+    assert!(other_id.starts_with("key_") && other_id != key_id, "{other_id}");
+
+    let get = |key: &str, by: &str| authorized(v1::GetApiKeyRequest { api_key: key.to_owned() }, Some(by));
+    let shown = keys(&gateway).get_api_key(get(&key_id, &bot)).await.expect("it may see itself").into_inner();
+    assert_eq!(shown.used, Some(v1::ApiKeyUse { tasks: 2, tokens: 10, ..v1::ApiKeyUse::default() }));
+    assert_eq!(shown.spec.expect("it has one").limits.expect("it is limited").tasks_per_day, Some(2));
+    let (_, stranger) = team(&gateway, "stranger").await;
+    refused(keys(&gateway).get_api_key(get(&key_id, &stranger)).await, Code::NotFound);
+
+    // Usage by key, over REST.
+    _ = rustls::crypto::ring::default_provider().install_default();
+    let client = reqwest::Client::builder().no_proxy().build().expect("a client");
+    let url = format!("http://{}/v1/usage?dimensions=USAGE_DIMENSION_KEY&apiKey={key_id}", gateway.address);
+    let answer = client.get(url).bearer_auth(&owner).send().await.expect("it answers");
+    let answer: Value = answer.json().await.expect("JSON");
+    let row = &answer["usage"][0];
+    assert_eq!((&row["apiKeyId"], &row["apiKey"]), (&json!(key_id), &json!("bot")), "{answer}");
+    assert_eq!((&row["usage"]["inputTokens"], answer["usage"].as_array().map(Vec::len)), (&json!("10"), Some(1)));
+    let url = format!("http://{}/v1/api-keys/{key_id}", gateway.address);
+    let limits = json!({"limits": {"requestsPerMinute": "0"}});
+    let answer = client.patch(&url).bearer_auth(&owner).json(&limits).send().await.expect("it answers");
+    assert_eq!(answer.status(), StatusCode::OK);
+    assert_eq!(quota(list_tasks(&gateway, &bot).await).0, "key_requests_per_minute");
+    let wrong = json!({"limits": {"tasksPerDay": "-1"}});
+    let wrong = client.patch(&url).bearer_auth(&owner).json(&wrong).send().await.expect("it answers");
+    let problem: Value = wrong.json().await.expect("JSON");
+    assert_eq!(problem["violations"][0]["field"], "limits.tasks_per_day", "{problem}");
+}
+
+#[tokio::test]
+async fn a_document_is_charged_with_what_it_adds() {
+    let gateway = gateway(Limits { storage_bytes: Some(20), ..Limits::default() }).await;
+    let (_, key) = team(&gateway, "team").await;
+    let mut client = v1::state_service_client::StateServiceClient::new(gateway.channel());
+    let mut put = async |json: &str| {
+        let request = v1::PutStateRequest { state: "settings".into(), json: json.into(), ..Default::default() };
+        client.put_state(authorized(request, Some(&key))).await
+    };
+    put("{\"abc\": 123}").await.expect("12 of 20");
+    put("{\"abc\": 123}").await.expect("the same adds nothing");
+    // What it replaces is kept as an earlier version.
+    put("{\"a\": 1}").await.expect("20 of 20");
+    assert_eq!(quota(put("{}").await).0, "storage_bytes");
 }

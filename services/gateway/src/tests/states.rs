@@ -227,6 +227,35 @@ async fn who_watches_is_told_what_they_have_not_got_and_then_what_changes() {
     assert!(gone.deleted && gone.json.is_empty());
     client.put_state(put("storage", "{}")).await.expect("it is put");
     assert_eq!(ids(&told(&mut back, 1).await), ["storage@3"]);
+    // Of what is gone altogether, as when a member was removed and has come back, that it is.
+    let mut ghost = client.watch_states(watch(&["designs"], "designs@7")).await.expect("it begins").into_inner();
+    let gone = told(&mut ghost, 1).await;
+    assert_eq!((ids(&gone), gone[0].cursor.as_str()), (vec!["designs@0".to_owned()], ""));
+    assert!(gone[0].state.as_ref().is_some_and(|state| state.deleted));
+    client.put_state(put("designs", "{}")).await.expect("it is put");
+    assert_eq!(ids(&told(&mut ghost, 1).await), ["designs@1"]);
     let end = refused(client.watch_states(watch(&[], "7")).await, Code::InvalidArgument);
     assert_eq!(crate::validate::tests::fields(&end), ["cursor"]);
+}
+
+#[tokio::test]
+async fn an_earlier_version_is_put_back_and_the_same_request_is_answered_again() {
+    let gateway = Gateway::start().await;
+    let mut client = states(&gateway);
+    for json in ["{\"n\": 1}", "{\"n\": 2}"] {
+        client.put_state(put("settings", json)).await.expect("it is put");
+    }
+    let back = v1::PutStateRequest { restore: 1, idempotency_key: "back".into(), ..put("settings", "") };
+    let first = client.put_state(back.clone()).await.expect("it is kept").into_inner();
+    assert_eq!(first.version, 3);
+    client.put_state(put("settings", "{\"n\": 4}")).await.expect("it is put");
+    assert_eq!(client.put_state(back.clone()).await.expect("it is answered again").into_inner(), first);
+    let now = client.get_state(get("settings", false)).await.expect("it is there").into_inner();
+    assert_eq!((now.version, now.json.as_str()), (4, "{\"n\": 4}"));
+    let nothing = v1::PutStateRequest { restore: 9, idempotency_key: String::new(), ..back };
+    let status = refused(client.put_state(nothing.clone()).await, Code::NotFound);
+    assert!(status.message().contains("settings@9"), "{status:?}");
+    let both = v1::PutStateRequest { json: "{}".into(), ..nothing };
+    let status = refused(client.put_state(both).await, Code::InvalidArgument);
+    assert_eq!(crate::validate::tests::fields(&status), ["json"]);
 }

@@ -96,7 +96,8 @@ pub(super) async fn key(
 ) -> (ApiKeyId, String) {
     let (text, secret) = credential::mint(credential::KEY).expect("there is randomness");
     let id = ApiKeyId::from_uuid(Uuid::now_v7());
-    let new = NewApiKey { id, name: "test".into(), secret, role, scopes: scopes.to_vec(), user, expires_at };
+    let (scopes, limits) = (scopes.to_vec(), construct_store::Limits::default());
+    let new = NewApiKey { id, name: "test".into(), secret, role, scopes, user, expires_at, limits };
     gateway.store().api_key_create(&write(organization), new).await.expect("the key is made");
     (id, text)
 }
@@ -325,7 +326,14 @@ fn naming(ids: &BTreeMap<&str, String>) -> Vec<(&'static str, Value)> {
         ("BudgetService.GetBudget", json!({"budget": id("budget")})),
         ("BudgetService.UpdateBudget", json!({"budget": id("budget"), "limitPicoUsd": "7"})),
         ("EventService.Subscribe", json!({"task": id("task"), "cursor": "0"})),
+        ("FileService.DeleteFile", json!({"file": id("file")})),
+        ("FileService.DownloadFile", json!({"file": id("file")})),
+        ("FileService.GetFile", json!({"file": id("file")})),
+        ("FileService.UpdateFile", json!({"file": id("file"), "name": "mine"})),
+        ("FileService.UploadPart", json!({"file": id("file"), "offset": "0", "data": "bWluZQ=="})),
+        ("KeyService.GetApiKey", json!({"apiKey": id("api_key")})),
         ("KeyService.RevokeApiKey", json!({"apiKey": id("api_key")})),
+        ("KeyService.UpdateApiKey", json!({"apiKey": id("api_key"), "limits": {"tasksPerDay": "1"}})),
         ("MessageService.CreateMessage", json!({"spec": {"task": id("task"), "blocks": text}})),
         ("MessageService.DeleteMessage", json!({"message": id("message")})),
         ("MessageService.EditMessage", json!({"message": id("message"), "blocks": text})),
@@ -399,6 +407,9 @@ const NAMELESS: &[&str] = &[
     "BudgetService.ListBudgets",
     "DiagnosisService.Diagnose",
     "DiagnosisService.GetOverview",
+    // A content that another has is uploaded like any.
+    "FileService.CreateFile",
+    "FileService.ListFiles",
     "KeyService.CreateApiKey",
     "KeyService.CreateSetupCode",
     "KeyService.ExchangeSetupCode",
@@ -490,6 +501,7 @@ async fn what_belongs_to_another_organization_is_not_found_and_never_shown() {
         ("scan", "ScanService.GetScan", "scan"),
         ("schedule", "ScheduleService.GetSchedule", "schedule"),
         ("budget", "BudgetService.GetBudget", "budget"),
+        ("file", "FileService.GetFile", "file"),
         ("message", "MessageService.GetMessage", "message"),
         ("organization", "OrganizationService.GetOrganization", "organization"),
     ] {
@@ -532,6 +544,7 @@ async fn belongings(gateway: &Gateway, own: &str, key: ApiKeyId) -> BTreeMap<&'s
     ids.insert("connection", make("CreateScanConnection", connection).await);
     let scan = json!({"spec": {"github": "tenant-a/x", "connection": "tenant-a-c", "model": "tenant-a-m"}});
     ids.insert("scan", make("CreateScan", scan).await);
+    ids.insert("file", make("CreateFile", json!({"spec": {"name": "tenant-a-f", "size": "4"}})).await);
     // Documents have no ids: of everybody the same names are asked for, and everybody has their own.
     for shared in [false, true] {
         make("PutState", json!({"state": "settings", "shared": shared, "json": r#"{"who": "tenant-a"}"#})).await;
@@ -578,6 +591,7 @@ fn no_field_that_names_something_is_forgotten() {
         "model",
         "agent",
         "task",
+        "file",
         "message",
         "budget",
         "secret",
@@ -634,6 +648,19 @@ async fn the_token_of_a_scan_is_for_its_task_and_for_nothing_else() {
     let message = json!({"spec": {"task": task, "blocks": text}});
     let said = call(&gateway, method("CreateMessage"), &message, Some(&token)).await.expect("it is for this task");
     let said = v1::Message::decode(said).expect("it can be read").metadata.expect("it has some").id;
+    // What it does is counted for the key that the scan was asked for with.
+    let used = construct_store::StepUsage {
+        step: construct_domain::StepId::from_uuid(Uuid::now_v7()),
+        model: construct_domain::ModelId::from_uuid(Uuid::now_v7()),
+        purpose: construct_store::Purpose::Turn,
+        usage: construct_domain::money::Usage { input_tokens: 7, ..Default::default() },
+    };
+    let (now, explores) = (Timestamp::now(), task.parse().expect("an id"));
+    gateway.store().step_usage_record(OrganizationId::LOCAL, explores, None, &used, now).await.expect("booked");
+    let counted = construct_store::Counted::OF_KEYS;
+    let counts =
+        gateway.store().quota_counts_of_keys(OrganizationId::LOCAL, counted, &construct_store::Periods::of(now)).await;
+    assert_eq!(counts.expect("counted").get(&own_key_id).map(|counts| counts.tokens), Some(7));
     for (name, body, fine) in [
         ("GetTask", json!({"task": task}), true),
         ("GetTask", json!({"task": ids["task"]}), false),

@@ -2,6 +2,7 @@
 
 mod audit;
 mod entities;
+mod files;
 mod identity;
 mod model_tokens;
 mod money;
@@ -19,10 +20,14 @@ pub(crate) use entities::{
     create_agent, create_model, create_model_provider, delete, get, list_agents, list_model_providers, list_models,
     model_provider_fits, update_agent, update_model, update_model_provider,
 };
+pub(crate) use files::{
+    PART_BYTES, create_file, delete_file, download_file, file, list_files, update_file, upload_part,
+};
 pub(crate) use identity::{
     create_api_key, create_invitation, create_organization, create_setup_code, delete_organization,
-    exchange_setup_code, get_organization, list_api_keys, list_invitations, list_members, list_organizations,
-    remove_member, revoke_api_key, revoke_invitation, update_member, update_organization,
+    exchange_setup_code, get_api_key, get_organization, list_api_keys, list_invitations, list_members,
+    list_organizations, remove_member, revoke_api_key, revoke_invitation, update_api_key, update_member,
+    update_organization,
 };
 pub(crate) use model_tokens::create_model_token;
 pub(crate) use money::{budget, create_budget, get_costs, list_budgets, list_catalogue_models, update_budget};

@@ -1,5 +1,6 @@
 //! Scripts that wait for people: put away, gone on with, and told what was decided.
 
+mod attached;
 mod divergence;
 mod environment;
 mod large;
@@ -147,6 +148,7 @@ fn executor(bus: Bus, folder: &Path, policy: Policy, egress: Egress, sandbox: Co
         tiers: tiers(Duration::from_secs(20)),
         secrets_keys: None,
         llm: None,
+        files: files::Store::open(folder.join("blobs")).expect("a folder"),
         running: Running::default(),
         draining: CancellationToken::new(),
         patience: Duration::from_secs(1),

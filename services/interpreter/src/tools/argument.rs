@@ -4,7 +4,7 @@ use serde_json::{Map, Number, Value};
 
 use super::definition::Definition;
 use super::error::ToolError;
-use super::kind::{Kind, MAX_ARGUMENTS, MAX_PATH_BYTES, MAX_TEXT_BYTES, MAX_TEXTS, Parameter};
+use super::kind::{Kind, MAX_ARGUMENTS, MAX_PATH_BYTES, MAX_TEXTS, Parameter};
 
 /// Checks arguments given by name or by position, and brings them into their canonical form: by name, keys sorted, whole
 /// numbers as integers, paths as `normalise` spells them, without those that are absent (`null` counts as absent).
@@ -137,8 +137,8 @@ impl Check<'_> {
                     None => Err(unfit(&word.into())),
                 }
             }
-            (Kind::TextOrTexts, Value::String(text)) if text.len() <= MAX_TEXT_BYTES => Ok(vec![text].into()),
-            (Kind::TextOrTexts, value) if all_texts(&value, MAX_TEXTS, MAX_TEXT_BYTES) => Ok(value),
+            (Kind::TextOrTexts { max_bytes }, Value::String(text)) if text.len() <= *max_bytes => Ok(vec![text].into()),
+            (Kind::TextOrTexts { max_bytes }, value) if all_texts(&value, MAX_TEXTS, *max_bytes) => Ok(value),
             (Kind::Arguments | Kind::CodeOrArguments { .. }, value) if all_texts(&value, MAX_ARGUMENTS, usize::MAX) => {
                 Ok(value)
             }

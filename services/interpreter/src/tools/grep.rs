@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use super::definition::{Definition, Effect, Permission, Provider, limits};
 use super::error::{NOT_FOUND, OUTSIDE, ToolError, path_error};
 use super::find::{globs, is_match};
-use super::kind::{Kind, optional, required};
+use super::kind::{Kind, NAMES, optional, required};
 use super::note;
 use super::output::{Output, field, optional_field};
 use super::stop::{Stop, Stopped};
@@ -36,11 +36,11 @@ pub(super) const DEFINITION: Definition = Definition {
             Kind::Object(&[
                 optional(
                     "include",
-                    Kind::TextOrTexts,
+                    NAMES,
                     "all files",
                     "Only files that match one of these globs, for example \"*.rs\".",
                 ),
-                optional("exclude", Kind::TextOrTexts, "none", "Not files that match one of these globs."),
+                optional("exclude", NAMES, "none", "Not files that match one of these globs."),
                 optional("case_sensitive", Kind::Boolean, "true", "Distinguish upper and lower case."),
                 optional("literal", Kind::Boolean, "false", "Take the query as plain text."),
                 optional(

@@ -49,8 +49,11 @@ pub enum Kind {
     Boolean,
     /// One of these words.
     OneOf(&'static [&'static str]),
-    /// A text or a list of texts, at most 100 of at most 1024 bytes each.
-    TextOrTexts,
+    /// A text or a list of texts, at most 100 of at most so many bytes each.
+    TextOrTexts {
+        /// Longest.
+        max_bytes: usize,
+    },
     /// The arguments of a program: a list of texts, at most 1000.
     Arguments,
     /// Code as a text of at most so many bytes, or the arguments of a program as a list.
@@ -74,8 +77,8 @@ pub(super) const MAX_PATH_BYTES: usize = 4096;
 /// Most texts in a [`Kind::TextOrTexts`].
 pub(super) const MAX_TEXTS: usize = 100;
 
-/// Longest text in a [`Kind::TextOrTexts`], in bytes.
-pub(super) const MAX_TEXT_BYTES: usize = 1024;
+/// Several names or patterns.
+pub(super) const NAMES: Kind = Kind::TextOrTexts { max_bytes: 1024 };
 
 /// Most arguments of a program.
 pub(super) const MAX_ARGUMENTS: usize = 1000;
@@ -126,7 +129,7 @@ impl Kind {
             Self::Integer { .. } | Self::Number { .. } => "number".to_owned(),
             Self::Boolean => "boolean".to_owned(),
             Self::OneOf(words) => words.iter().map(|word| format!("{word:?}")).collect::<Vec<_>>().join(" | "),
-            Self::TextOrTexts | Self::CodeOrArguments { .. } => "string | string[]".to_owned(),
+            Self::TextOrTexts { .. } | Self::CodeOrArguments { .. } => "string | string[]".to_owned(),
             Self::Arguments => "string[]".to_owned(),
             Self::TextMap => "Record<string, string>".to_owned(),
             Self::Object(properties) => object_type(properties),
@@ -147,8 +150,8 @@ impl Kind {
             Self::Number { min, max } => format!("a number from {min} to {max}"),
             Self::Boolean => "true or false".to_owned(),
             Self::OneOf(_) => format!("one of {}", self.typescript().replace(" | ", ", ")),
-            Self::TextOrTexts => {
-                format!("a string or a list of strings, at most {MAX_TEXTS} of at most {MAX_TEXT_BYTES} bytes each")
+            Self::TextOrTexts { max_bytes } => {
+                format!("a string or a list of strings, at most {MAX_TEXTS} of at most {max_bytes} bytes each")
             }
             Self::Arguments => format!("a list of at most {MAX_ARGUMENTS} strings, one for each argument"),
             Self::CodeOrArguments { max_bytes } => format!(
@@ -182,8 +185,8 @@ impl Kind {
             Self::Number { min, max } => json!({"type": "number", "minimum": min, "maximum": max}),
             Self::Boolean => json!({"type": "boolean"}),
             Self::OneOf(words) => json!({"type": "string", "enum": words}),
-            Self::TextOrTexts => {
-                let text = json!({"type": "string", "maxLength": MAX_TEXT_BYTES});
+            Self::TextOrTexts { max_bytes } => {
+                let text = json!({"type": "string", "maxLength": max_bytes});
                 json!({"anyOf": [text, {"type": "array", "maxItems": MAX_TEXTS, "items": text}]})
             }
             Self::Arguments => arguments(),

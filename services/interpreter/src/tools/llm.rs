@@ -1,4 +1,4 @@
-//! `llm.ask` and `llm.json`: questions to models.
+//! `llm.ask`, `llm.json` and `llm.embed`: questions to models.
 //!
 //! They go to the proxy of the providers service, with the token that came with the command: no key ever comes near the
 //! sandbox, and what is spent is the task's. A question costs money, so that it is journaled before it is sent and never
@@ -27,6 +27,8 @@ use crate::blocking::blocking;
 const WALL: Duration = Duration::from_secs(300);
 /// Largest answer of the proxy that is read.
 const MAX_ANSWER: usize = 4 << 20;
+/// Largest one with vectors: a hundred of three thousand numbers, with room to spare.
+const MAX_VECTORS: usize = 8 << 20;
 /// Longest prompt.
 const MAX_PROMPT: usize = 1 << 20;
 /// How much of an answer that does not fit is told.
@@ -117,6 +119,43 @@ pub(super) const JSON: Definition = Definition {
     limits: limits(2 * WALL.as_secs(), 1024),
 };
 
+pub(super) const EMBED: Definition = Definition {
+    name: "llm.embed",
+    aliases: &[],
+    summary: "Turns texts into vectors with an embedding model. Costs money.",
+    description: "Vectors of one model can be compared (the greater the cosine of two, the more alike their texts), those of different \
+        models cannot. Ask about many texts in one call.",
+    parameters: &[
+        required("texts", Kind::TextOrTexts { max_bytes: 64 << 10 }, "The texts, of which none may be empty."),
+        required(
+            "options",
+            Kind::Object(&[
+                required(
+                    "model",
+                    Kind::Text { min_bytes: 1, max_bytes: 64 },
+                    "Name of an embedding model that this agent's scripts may use.",
+                ),
+                optional(
+                    "dimensions",
+                    Kind::Integer { min: 1, max: 65_536 },
+                    "the model's own number",
+                    "How long the vectors are to be, where the model leaves a choice.",
+                ),
+            ]),
+            "Options.",
+        ),
+    ],
+    output: Output::List(&Output::Vector),
+    like: None,
+    example: "llm.embed([\"a cat\", \"a dog\"], { model: \"small\" })",
+    errors: &ERRORS,
+    effect: Effect::External,
+    permission: Permission::Models,
+    subject: model_of,
+    provider: Provider::Host,
+    limits: limits(WALL.as_secs(), MAX_VECTORS >> 10),
+};
+
 fn model_of(args: &Value) -> PolicySubject {
     PolicySubject::Name(args["options"]["model"].as_str().unwrap_or_default().to_owned())
 }
@@ -136,6 +175,32 @@ struct Options {
     system: Option<String>,
     max_tokens: Option<u32>,
     schema: Option<Value>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Embedded {
+    texts: Vec<String>,
+    options: EmbedOptions,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct EmbedOptions {
+    model: String,
+    dimensions: Option<u32>,
+}
+
+/// What the proxy answers.
+#[derive(Deserialize)]
+struct Vectors {
+    data: Vec<Vector>,
+}
+
+#[derive(Deserialize)]
+struct Vector {
+    /// In double precision, in which a script has them anyway: so they are written again as short as they came.
+    embedding: Vec<f64>,
 }
 
 /// The models that the scripts of one execution may ask. The default reaches none.
@@ -223,6 +288,23 @@ impl Models {
         Err(ToolError::new("InvalidAnswer", message).with(json!({"answer": answer, "faults": faults})))
     }
 
+    /// A vector for each text, in their order.
+    pub(super) async fn embed(&self, arguments: Embedded) -> Result<Vec<Vec<f64>>, ToolError> {
+        let Embedded { texts, options } = arguments;
+        let (wanted, tool) = (texts.len(), &EMBED);
+        let mut body = json!({"model": self.allowed(tool, Some(&options.model))?, "input": texts});
+        if let Some(dimensions) = options.dimensions {
+            body["dimensions"] = json!(dimensions);
+        }
+        let answer = self.post(tool, "/v1/embeddings", &body, MAX_VECTORS).await?;
+        let vectors: Vectors = serde_json::from_slice(&answer)
+            .map_err(|_| ToolError::internal(tool.name, "the answer holds no vectors"))?;
+        if vectors.data.len() != wanted {
+            return Err(ToolError::internal(tool.name, "there is not one vector for each text"));
+        }
+        Ok(vectors.data.into_iter().map(|vector| vector.embedding).collect())
+    }
+
     async fn answer(
         &self,
         tool: &Definition,
@@ -230,16 +312,7 @@ impl Models {
         messages: &[Value],
         format: Option<&Value>,
     ) -> Result<String, ToolError> {
-        let Some(client) = &self.client else {
-            let words = format!("{}: scripts of this installation reach no models.", tool.name);
-            return Err(ToolError::new("ModelNotAllowed", words));
-        };
-        let model = options.model.as_ref().or(self.names.first()).map(String::as_str).unwrap_or_default();
-        if !self.names.iter().any(|name| name == model) {
-            let names = self.names.join(", ");
-            let words = format!("{}: scripts of this agent may not use a model {model:?}, only: {names}.", tool.name);
-            return Err(ToolError::new("ModelNotAllowed", words).with(json!({"models": self.names})));
-        }
+        let model = self.allowed(tool, options.model.as_deref())?;
         let system = options.system.iter().filter(|text| !text.is_empty());
         let system = system.map(|text| json!({"role": "system", "content": text}));
         let mut body = json!({"model": model, "messages": system.chain(messages.iter().cloned()).collect::<Vec<_>>()});
@@ -249,16 +322,8 @@ impl Models {
         if let Some(format) = format {
             body["response_format"] = format.clone();
         }
-        let request = client
-            .post(format!("{}/v1/chat/completions", self.url))
-            .bearer_auth(self.token.expose_secret())
-            .json(&body);
-        let response = request.send().await.map_err(|error| unreachable(tool, &error))?;
-        let status = response.status();
-        let body = read(tool, response).await?;
-        if status != StatusCode::OK {
-            return Err(refused(tool, status, &body));
-        }
+        let body = self.post(tool, "/v1/chat/completions", &body, MAX_ANSWER).await?;
+        let body = parsed_answer(tool, &body)?;
         let answer = &body["choices"][0];
         match (answer["message"]["content"].as_str(), answer["finish_reason"].as_str()) {
             (_, Some("content_filter")) => {
@@ -268,17 +333,49 @@ impl Models {
             (None, _) => Err(ToolError::internal(tool.name, "the answer holds no text")),
         }
     }
+
+    /// The model to ask; without a name the agent's own.
+    fn allowed<'a>(&'a self, tool: &Definition, name: Option<&'a str>) -> Result<&'a str, ToolError> {
+        if self.client.is_none() {
+            let words = format!("{}: scripts of this installation reach no models.", tool.name);
+            return Err(ToolError::new("ModelNotAllowed", words));
+        }
+        let model = name.or(self.names.first().map(String::as_str)).unwrap_or_default();
+        if self.names.iter().any(|name| name == model) {
+            return Ok(model);
+        }
+        let names = self.names.join(", ");
+        let words = format!("{}: scripts of this agent may not use a model {model:?}, only: {names}.", tool.name);
+        Err(ToolError::new("ModelNotAllowed", words).with(json!({"models": self.names})))
+    }
+
+    /// Asks the proxy; gives its answer, which is at most `limit` bytes long.
+    async fn post(&self, tool: &Definition, path: &str, body: &Value, limit: usize) -> Result<BytesMut, ToolError> {
+        let Some(client) = &self.client else { return Err(ToolError::internal(tool.name, "there is no proxy")) };
+        let request = client.post(format!("{}{path}", self.url)).bearer_auth(self.token.expose_secret()).json(body);
+        let response = request.send().await.map_err(|error| unreachable(tool, &error))?;
+        let status = response.status();
+        let body = read(tool, response, limit).await?;
+        if status != StatusCode::OK {
+            return Err(refused(tool, status, &parsed_answer(tool, &body)?));
+        }
+        Ok(body)
+    }
 }
 
-async fn read(tool: &Definition, mut response: Response) -> Result<Value, ToolError> {
+fn parsed_answer(tool: &Definition, body: &[u8]) -> Result<Value, ToolError> {
+    serde_json::from_slice(body).map_err(|_| ToolError::internal(tool.name, "the answer is not JSON"))
+}
+
+async fn read(tool: &Definition, mut response: Response, limit: usize) -> Result<BytesMut, ToolError> {
     let mut body = BytesMut::new();
     while let Some(bytes) = response.chunk().await.map_err(|error| unreachable(tool, &error))? {
         body.extend_from_slice(&bytes);
-        if body.len() > MAX_ANSWER {
+        if body.len() > limit {
             return Err(ToolError::new("ModelFailed", format!("{}: the answer is too large.", tool.name)));
         }
     }
-    serde_json::from_slice(&body).map_err(|_| ToolError::internal(tool.name, "the answer is not JSON"))
+    Ok(body)
 }
 
 fn unreachable(tool: &Definition, error: &reqwest::Error) -> ToolError {

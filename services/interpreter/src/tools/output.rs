@@ -13,6 +13,8 @@ pub enum Output {
     Integer,
     /// A number, not negative.
     Number,
+    /// Numbers of either sign, as many as whoever gives them says.
+    Vector,
     /// True or false.
     Boolean,
     /// One of these words.
@@ -60,6 +62,7 @@ impl Output {
             Self::Nothing => "void".to_owned(),
             Self::Text => "string".to_owned(),
             Self::Integer | Self::Number => "number".to_owned(),
+            Self::Vector => "number[]".to_owned(),
             Self::Boolean => "boolean".to_owned(),
             Self::OneOf(words) => words.iter().map(|word| format!("{word:?}")).collect::<Vec<_>>().join(" | "),
             Self::Nullable(output) => format!("{} | null", output.typescript()),
@@ -88,6 +91,7 @@ impl Output {
             Self::Text => json!({"type": "string"}),
             Self::Integer => json!({"type": "integer", "minimum": 0}),
             Self::Number => json!({"type": "number", "minimum": 0}),
+            Self::Vector => json!({"type": "array", "items": {"type": "number"}}),
             Self::Boolean => json!({"type": "boolean"}),
             Self::OneOf(words) => json!({"type": "string", "enum": words}),
             Self::Nullable(output) => json!({"anyOf": [output.schema(), {"type": "null"}]}),

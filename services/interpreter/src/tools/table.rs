@@ -2,24 +2,26 @@
 
 use super::definition::Definition;
 use super::{
-    delete, edit, environment, execute, fetch, find, grep, list, llm, print, program, read, search, secrets, tasks,
-    write,
+    delete, edit, environment, execute, fetch, find, grep, list, llm, print, program, read, save, search, secrets,
+    tasks, write,
 };
 
 /// The tools, in the order in which models are told of them: where not all fit, the last are told of in one line.
-static DEFINITIONS: [Definition; 28] = [
+static DEFINITIONS: [Definition; 30] = [
     read::DEFINITION,
     write::DEFINITION,
     edit::DEFINITION,
     list::DEFINITION,
     grep::DEFINITION,
     find::DEFINITION,
+    save::DEFINITION,
     execute::DEFINITION,
     print::DEFINITION,
     fetch::DEFINITION,
     secrets::GET,
     llm::ASK,
     llm::JSON,
+    llm::EMBED,
     tasks::SPAWN,
     tasks::AWAIT,
     tasks::SEND,

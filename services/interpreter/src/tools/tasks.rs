@@ -20,7 +20,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::definition::{Definition, Effect, Permission, Provider, limits};
 use super::error::ToolError;
-use super::kind::{Kind, optional, required};
+use super::kind::{Kind, NAMES, optional, required};
 use super::output::{Field, Output, field, optional_field};
 use super::subject::PolicySubject;
 
@@ -105,7 +105,7 @@ pub(super) const AWAIT: Definition = Definition {
     summary: "Waits until subtasks have ended their turns, for days if need be, and returns what became of them.",
     description: "Given one id it returns one result, given a list the results in its order. Look at status before you use the answer.",
     parameters: &[
-        required("tasks", Kind::TextOrTexts, "Ids that tasks.spawn has returned."),
+        required("tasks", NAMES, "Ids that tasks.spawn has returned."),
         optional(
             "timeout_seconds",
             Kind::Integer { min: 0, max: LONGEST_WAIT.as_secs() },

@@ -9,6 +9,7 @@ mod html;
 mod llm;
 mod removal;
 mod robustness;
+mod save;
 mod secrets;
 
 use std::path::PathBuf;

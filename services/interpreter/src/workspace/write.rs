@@ -93,19 +93,24 @@ impl Workspace {
         {
             return Err(PathError::Changed { path: path.shown() });
         }
-        // The name is unguessable and the file must not exist: nobody can prepare a link for it.
-        let temporary = format!("{TEMPORARY_PREFIX}{}", uuid::Uuid::now_v7().simple());
-        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        let mode = if place.existing.is_some() { Mode::RUSR | Mode::WUSR } else { Mode::from_raw_mode(0o666) };
-        let file = rustix::fs::openat(&place.directory, &temporary, flags, mode).map_err(fails)?;
-        let filled = fill(File::from(file), content, place.existing.as_ref())
-            .and_then(|()| rustix::fs::renameat(&place.directory, &temporary, &place.directory, &place.name));
-        if let Err(error) = filled {
-            // The first error is the one worth telling; a leftover is hidden from walks by its name.
-            let _ = rustix::fs::unlinkat(&place.directory, &temporary, AtFlags::empty());
-            return Err(fails(error));
-        }
-        Ok(if place.existing.is_some() { Written::Overwritten } else { Written::Created })
+        let mut temporary = Temporary::beside(&place).map_err(fails)?;
+        temporary.file.write_all(content).map_err(|error| fails(errno(&error)))?;
+        temporary.take_place().map_err(fails)
+    }
+
+    /// Writes what `fill` gives as the whole of `path`, making missing directories. Where that fails, what is there stays as it is. Holds other
+    /// writers off only at its end, so the caller must not.
+    pub(crate) fn replace_with<E: From<PathError>>(
+        &self,
+        path: &RelativePath,
+        fill: impl FnOnce(&mut File) -> Result<(), E>,
+    ) -> Result<Written, E> {
+        let place = self.place(path)?;
+        let fails = |error| path_error(path, error);
+        let mut temporary = Temporary::beside(&place).map_err(fails)?;
+        fill(&mut temporary.file)?;
+        let _writing = self.lock_for_writing();
+        Ok(temporary.take_place().map_err(fails)?)
     }
 
     /// Finds the directory and the name that `path` means, through links that stay inside.
@@ -176,20 +181,51 @@ impl Workspace {
     }
 }
 
-/// Writes the content and gives the new file the mode and owner of the one it replaces.
-///
-/// There is no `fsync`: a crash of the process loses nothing, and the journal, not the file system, says what was done.
-fn fill(mut file: File, content: &[u8], existing: Option<&Stat>) -> rustix::io::Result<()> {
-    file.write_all(content).map_err(|e| Errno::from_io_error(&e).unwrap_or(Errno::IO))?;
-    if let Some(stat) = existing {
-        let own = rustix::fs::fstat(&file)?;
-        if (own.st_uid, own.st_gid) != (stat.st_uid, stat.st_gid) {
-            // Only a privileged service may give a file away; otherwise the new file belongs to the service.
-            let (user, group) = (Uid::from_raw(stat.st_uid), Gid::from_raw(stat.st_gid));
-            let _ = rustix::fs::fchown(&file, Some(user), Some(group));
-        }
-        // Not the set-user and set-group bits, which the kernel too takes away from a file whose content changes.
-        rustix::fs::fchmod(&file, Mode::from_raw_mode(stat.st_mode & 0o777))?;
+/// A new file beside the one it is to replace. It is gone again unless it takes its place.
+struct Temporary<'a> {
+    place: &'a Place,
+    name: String,
+    file: File,
+}
+
+impl<'a> Temporary<'a> {
+    fn beside(place: &'a Place) -> rustix::io::Result<Self> {
+        // The name is unguessable and the file must not exist: nobody can prepare a link for it.
+        let name = format!("{TEMPORARY_PREFIX}{}", uuid::Uuid::now_v7().simple());
+        let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let mode = if place.existing.is_some() { Mode::RUSR | Mode::WUSR } else { Mode::from_raw_mode(0o666) };
+        let file = rustix::fs::openat(&place.directory, &name, flags, mode)?;
+        Ok(Self { place, name, file: File::from(file) })
     }
-    Ok(())
+
+    /// Replaces the file, with its mode and owner.
+    ///
+    /// There is no `fsync`: a crash of the process loses nothing, and the journal, not the file system, says what was done.
+    fn take_place(self) -> rustix::io::Result<Written> {
+        let Place { directory, name, existing } = self.place;
+        if let Some(stat) = existing {
+            let own = rustix::fs::fstat(&self.file)?;
+            if (own.st_uid, own.st_gid) != (stat.st_uid, stat.st_gid) {
+                // Only a privileged service may give a file away; otherwise the new file belongs to the service.
+                let (user, group) = (Uid::from_raw(stat.st_uid), Gid::from_raw(stat.st_gid));
+                let _ = rustix::fs::fchown(&self.file, Some(user), Some(group));
+            }
+            // Not the set-user and set-group bits, which the kernel too takes away from a file whose content changes.
+            rustix::fs::fchmod(&self.file, Mode::from_raw_mode(stat.st_mode & 0o777))?;
+        }
+        rustix::fs::renameat(directory, &self.name, directory, name)?;
+        Ok(if existing.is_some() { Written::Overwritten } else { Written::Created })
+    }
+}
+
+impl Drop for Temporary<'_> {
+    fn drop(&mut self) {
+        // Once it has taken its place there is nothing of this name. Otherwise the first error is the one worth telling, and a leftover is
+        // hidden from walks by its name.
+        let _ = rustix::fs::unlinkat(&self.place.directory, &self.name, AtFlags::empty());
+    }
+}
+
+fn errno(error: &std::io::Error) -> Errno {
+    Errno::from_io_error(error).unwrap_or(Errno::IO)
 }

@@ -48,7 +48,9 @@ fn conversation(rounds: usize) -> Request {
 fn the_recorded_tool_use_parses_the_same_at_every_split() {
     let bytes = recorded::RECORDED_TOOL_USE.as_bytes();
     let whole = read_at_every_split::<Wire>(bytes);
-    assert_eq!(whole.first(), Some(&Chunk::Usage(Usage { input_tokens: 472, output_tokens: 2, ..Usage::default() })));
+    let named = Chunk::Named { id: "msg_014p7gG3wDgGV9EUtLvnow3U".into(), model: "claude-opus-4-1-20250805".into() };
+    let first = Chunk::Usage(Usage { input_tokens: 472, output_tokens: 2, ..Usage::default() });
+    assert_eq!(whole[..2], [named, first]);
     assert_eq!(whole.last(), Some(&Chunk::Stop(StopReason::ToolUse)));
     let arguments: String = whole
         .iter()
@@ -71,6 +73,7 @@ fn thinking_is_kept_and_what_is_not_ours_is_skipped() {
     assert_eq!(
         chunks,
         [
+            Chunk::Named { id: "msg_01WCzyzMY1Jm2wRBKnXBnmT6".into(), model: "claude-sonnet-4-5".into() },
             Chunk::Usage(first),
             Chunk::Thinking("I have to find the greatest common divisor.".into()),
             Chunk::ThinkingData(

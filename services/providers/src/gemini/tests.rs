@@ -30,6 +30,7 @@ fn the_recorded_calls_parse_the_same_at_every_split() {
     assert_eq!(
         chunks,
         [
+            Chunk::Named { id: "xRS0aZC5BNHVz7IPuaO42Qk".into(), model: "gemini-3-pro-preview".into() },
             usage(55, 252, 0),
             Chunk::Thinking("**Planning the check**\n\nBoth cities — 都市 — are needed.".into()),
             usage(85, 252, 0),

@@ -27,7 +27,7 @@ fn want(provider: &Provider) -> Want<'_> {
 }
 
 fn refused(class: FailureClass, seconds: Option<u64>) -> Failure {
-    let at = seconds.map(|seconds| Timestamp::now() + Duration::from_secs(seconds));
+    let at = seconds.map(|seconds| clock::now() + Duration::from_secs(seconds));
     Failure::new(class, "no").with_retry_at(at)
 }
 
@@ -94,7 +94,7 @@ async fn who_would_wait_too_long_is_told_when_to_come_again() {
     let failure = keys.lease(&impatient).await.expect_err("too long");
     assert_eq!(failure.class, FailureClass::RateLimited);
     assert_eq!(begun.elapsed(), Duration::ZERO, "nobody waits for what cannot come in time");
-    let wait = failure.wait_asked(Timestamp::now()).expect("it says when");
+    let wait = failure.wait_asked(clock::now()).expect("it says when");
     assert!((Duration::from_secs(58)..=MINUTE).contains(&wait), "{wait:?}");
 }
 

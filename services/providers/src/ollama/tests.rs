@@ -20,6 +20,7 @@ fn the_recorded_call_parses_the_same_at_every_split() {
     assert_eq!(
         read_at_every_split::<Wire>(recorded::RECORDED_CALL.as_bytes()),
         [
+            Chunk::Named { id: String::new(), model: "qwen3".into() },
             Chunk::Thinking("The person asks".into()),
             Chunk::Thinking(" for Tōkyō.".into()),
             Chunk::Text("Let me see — 😀.".into()),

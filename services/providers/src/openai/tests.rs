@@ -132,10 +132,34 @@ fn usage_is_read_in_every_dialect() {
         Usage { input_tokens: 40, output_tokens: 5, cache_read_tokens: 60, ..Usage::default() }
     );
     assert_eq!(
+        usage(json!({"prompt_tokens": 100, "completion_tokens": 5,
+            "prompt_tokens_details": {"cached_tokens": 60, "cache_write_tokens": 30}})),
+        Usage { input_tokens: 10, output_tokens: 5, cache_read_tokens: 60, cache_write_tokens: 30, ..Usage::default() },
+        "each token is counted once"
+    );
+    assert_eq!(
         usage(json!({"prompt_tokens": 100, "completion_tokens": 5, "total_tokens": 405,
             "completion_tokens_details": {"reasoning_tokens": 300}})),
         Usage { input_tokens: 100, output_tokens: 305, thinking_tokens: 300, ..Usage::default() }
     );
+}
+
+#[test]
+fn what_is_empty_is_as_good_as_missing() {
+    let piece = |text: &str, reason: &str| {
+        json!({"id": "", "model": "", "choices": [
+        {"index": 0, "delta": {"role": "assistant", "content": text, "tool_calls": null}, "finish_reason": reason}]})
+    };
+    let wire = events(&[
+        piece("It is ", ""),
+        piece("42.", "length"),
+        json!({"model": "m", "choices": null, "usage": {"prompt_tokens": 7, "completion_tokens": 3}}),
+    ]);
+    let (completed, usage) = complete(&wire);
+    assert_eq!(completed.stop_reason, StopReason::MaxTokens);
+    assert_eq!(usage, Usage { input_tokens: 7, output_tokens: 3, ..Usage::default() });
+    let cut = events(&[piece("It is ", "")]);
+    assert_eq!(read([cut.as_bytes()]).map_err(|failure| failure.class), Err(FailureClass::Transient));
 }
 
 #[test]
@@ -320,12 +344,12 @@ fn only_the_vendor_itself_is_asked_in_its_newer_words() {
         (None, &json!(4096), &json!(7))
     );
     for (base, original) in [
-        ("", true),
+        (OpenAi::DEFAULT_BASE_URL, true),
         ("https://mine.openai.azure.com/openai/v1", true),
         ("https://api.openai.com.example/v1", false),
         ("http://localhost:8000/v1", false),
     ] {
-        let endpoint = Endpoint::parse(base, OpenAi::DEFAULT_BASE_URL, None).expect("a URL");
+        let endpoint = Endpoint::parse(base, None).expect("a URL");
         assert_eq!(flavor(&endpoint).limit == ORIGINAL.limit, original, "{base}");
     }
 }
@@ -346,11 +370,58 @@ fn a_call_from_elsewhere_has_an_empty_thought_where_one_must_not_be_missing() {
     }
 }
 
+#[test]
+fn what_is_to_be_cached_is_said_where_the_model_behind_has_to_be_told() {
+    let sent = |model: &str, rounds: usize| {
+        let mut request = request();
+        request.model = model.to_owned();
+        for round in 0..rounds {
+            let call = CodeInterpreterCall { id: format!("call_{round}"), code: "1".into() };
+            let result =
+                CodeInterpreterResult { id: format!("call_{round}"), output: "7".into(), ..Default::default() };
+            for (source, block) in [
+                (MessageSource::Assistant, Piece::CodeInterpreterCall(call)),
+                (MessageSource::System, Piece::CodeInterpreterResult(result)),
+            ] {
+                let blocks = vec![v1::Block { block: Some(block) }];
+                request.messages.push(ChatMessage { source: source.into(), blocks });
+            }
+        }
+        serde_json::to_value(Body::new(&request, &crate::openrouter::FLAVOR)).expect("JSON")
+    };
+    let marked = |text: &str| json!([{"type": "text", "text": text, "cache_control": {"type": "ephemeral"}}]);
+    let body = sent("anthropic/claude-opus-4.6", 1);
+    assert_eq!(body["tools"][0]["cache_control"], json!({"type": "ephemeral"}));
+    assert_eq!(body["messages"][0], json!({"role": "system", "content": marked("You work through scripts.")}));
+    assert_eq!(body["messages"][1], json!({"role": "user", "content": marked("count the lines")}));
+    assert_eq!(body["messages"][3], json!({"role": "tool", "tool_call_id": "call_0", "content": marked("7")}));
+    for rounds in 0..6 {
+        let body = sent("anthropic/claude-opus-4.6", rounds);
+        let last = body["messages"].as_array().and_then(|messages| messages.last()).expect("messages").to_string();
+        assert!(last.contains("cache_control"), "the last turn is marked: {last}");
+        let marks = body.to_string().matches("cache_control").count();
+        assert_eq!(marks, 2 + (rounds + 1).min(2), "the vendor refuses more than four: {rounds} rounds");
+        assert!(!sent("openai/gpt-5", rounds).to_string().contains("cache_control"));
+    }
+}
+
+#[test]
+fn of_what_is_shown_the_last_text_is_marked() {
+    let image = json!({"type": "image_url", "image_url": {"url": "data:"}});
+    let mut message = json!({"role": "user", "content": [image, {"type": "text", "text": "What is it?"}]});
+    mark(&mut message);
+    assert_eq!(message["content"][1]["cache_control"], json!({"type": "ephemeral"}));
+    let mut message = json!({"role": "user", "content": [image]});
+    let before = message.clone();
+    mark(&mut message);
+    assert_eq!(message, before);
+}
+
 #[tokio::test]
 async fn a_provider_without_key_sends_none() {
     let server = VendorServer::start().await;
     server.reply(recorded::Answer::text("x").reply());
-    let endpoint = Endpoint::parse(&server.url(), "", None).expect("a URL");
+    let endpoint = Endpoint::parse(&server.url(), None).expect("a URL");
     crate::install_crypto();
     let timeouts = crate::http::Timeouts { connect: SOON, first_byte: SOON, idle: SOON };
     let vendor: Arc<dyn Vendor> = Arc::new(OpenAi::new(Http::new(timeouts), endpoint, &COMPATIBLE));

@@ -44,6 +44,7 @@ mod tests {
             id: "t".into(),
             organization: "o".into(),
             task: String::new(),
+            key: String::new(),
             models: vec!["opus".into(), "mini".into()],
             budget_pico_usd: 0,
             expires_at: Timestamp::MAX,

@@ -116,6 +116,7 @@ impl Gathered {
                 self.stop = Some(*reason);
                 return Ok(Grown::Aside);
             }
+            Chunk::Named { .. } => return Ok(Grown::Aside),
             Chunk::Vector(_) => return Err(answer::vector_in_answer()),
         }
         Ok(Grown::Begun(new))

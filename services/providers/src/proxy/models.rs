@@ -10,6 +10,7 @@ use std::{
 use construct_bus::{Bus, request, subject};
 use construct_domain::money;
 use construct_proto::mesh::v1 as mesh;
+use construct_runtime::clock;
 use tokio::time::Instant;
 
 use super::refusal::{Kind, Refusal};
@@ -130,7 +131,7 @@ fn route(found: mesh::ModelFound, model: &str) -> Result<Route, Refusal> {
 pub(crate) fn away(error: &request::Error) -> Refusal {
     let source = error as &dyn std::error::Error;
     tracing::warn!(error = source, "no reconciler answers the proxy");
-    let retry_at = jiff::Timestamp::now().checked_add(Duration::from_secs(1)).ok();
+    let retry_at = clock::now().checked_add(Duration::from_secs(1)).ok();
     Refusal {
         retry_at,
         ..Refusal::new(Kind::Overloaded, "Construct cannot say at the moment how models are reached and paid")

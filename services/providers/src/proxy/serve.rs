@@ -8,7 +8,7 @@ use axum::{
     http::{HeaderValue, StatusCode, header},
     response::Response,
 };
-use construct_runtime::ModelToken;
+use construct_runtime::{ModelToken, clock};
 use futures::{FutureExt as _, stream};
 use jiff::Timestamp;
 use tokio::{
@@ -72,7 +72,7 @@ pub(crate) fn refused<F: Face>(refusal: &Refusal) -> Response {
     tracing::debug!(kind = ?refusal.kind, "the proxy refuses a request: {}", refusal.message);
     let status = StatusCode::from_u16(F::status(refusal)).unwrap_or(StatusCode::INTERNAL_SERVER_ERROR);
     let mut response = whole(status, json(&F::refused(refusal)));
-    response.headers_mut().extend(refusal.headers(Timestamp::now()));
+    response.headers_mut().extend(refusal.headers(clock::now()));
     response
 }
 
@@ -96,7 +96,7 @@ pub(crate) struct Arrived {
 impl Arrived {
     pub(crate) async fn take(shared: &Shared, request: HttpRequest) -> Result<Self, Refusal> {
         let (parts, body) = request.into_parts();
-        let at = Timestamp::now();
+        let at = clock::now();
         let token = access::token(&parts.headers, &shared.keys, at)?;
         let permit = Arc::clone(&shared.calls).try_acquire_owned().map_err(|_| Refusal {
             retry_at: at.checked_add(Duration::from_secs(1)).ok(),
@@ -121,7 +121,7 @@ pub(crate) async fn hold(
 ) -> Result<Hold, Refusal> {
     let holding = shared.spending.hold(token, &route.target.model.id, purpose, amount, shared.timeout);
     timeout_at(deadline, holding).await.map_err(|_| Refusal {
-        retry_at: Timestamp::now().checked_add(Duration::from_secs(1)).ok(),
+        retry_at: clock::now().checked_add(Duration::from_secs(1)).ok(),
         ..Refusal::new(Kind::Overloaded, "no money could be set aside in time")
     })?
 }

@@ -14,7 +14,7 @@ use std::{
 use construct_bus::{Bus, request, subject};
 use construct_domain::{OrganizationId, money::Usage};
 use construct_proto::mesh::v1 as mesh;
-use construct_runtime::ModelToken;
+use construct_runtime::{ModelToken, clock};
 use jiff::Timestamp;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -49,6 +49,7 @@ struct Account {
     token: String,
     organization: String,
     task: String,
+    key: String,
     model: String,
     purpose: &'static str,
 }
@@ -125,6 +126,7 @@ impl Spending {
             token: token.id.clone(),
             organization: token.organization.clone(),
             task: token.task.clone(),
+            key: token.key.clone(),
             model: model.to_owned(),
             purpose,
         };
@@ -188,7 +190,7 @@ impl Spending {
     /// Asks for a reservation; the inner error is why it is refused.
     async fn reserve(&self, wanted: &Wanted, amount: i64) -> Result<Result<String, String>, Refusal> {
         let Wanted { token, account, expires, .. } = wanted;
-        let expires = Timestamp::now().checked_add(*expires + LEASE + PUBLISH).unwrap_or(Timestamp::MAX);
+        let expires = clock::now().checked_add(*expires + LEASE + PUBLISH).unwrap_or(Timestamp::MAX);
         let question = mesh::BudgetReserve {
             reservation_id: Uuid::now_v7().to_string(),
             organization_id: token.organization.clone(),
@@ -360,6 +362,7 @@ fn report(account: Account, reservation_id: String, used: Usage, calls: String) 
         reservation_id,
         organization_id: account.organization,
         task_id: account.task,
+        api_key_id: account.key,
         model_id: account.model,
         usage: Some(usage_to_proto(used)),
         purpose: format!("{}{calls}", account.purpose),

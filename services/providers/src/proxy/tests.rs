@@ -108,6 +108,7 @@ impl Proxy {
             id: "token_1".into(),
             organization: OrganizationId::LOCAL.to_string(),
             task: "task_1".into(),
+            key: "key_1".into(),
             models: Wire::ALL.map(name).into(),
             budget_pico_usd: 0,
             expires_at: Timestamp::now() + Duration::from_secs(3600),

@@ -135,7 +135,7 @@ impl Sink for Pieces {
         if self.foreign && matches!(chunk, Chunk::ThinkingData(_)) {
             return Ok(());
         }
-        self.shown |= !matches!(chunk, Chunk::Usage(_));
+        self.shown |= chunk.begins_an_answer();
         self.held.push(chunk);
         if self.shown { self.show().await } else { Ok(()) }
     }

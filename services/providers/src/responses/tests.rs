@@ -22,6 +22,10 @@ fn the_recorded_text_parses_the_same_at_every_split() {
     assert_eq!(
         read_at_every_split::<Wire>(recorded::RECORDED_TEXT.as_bytes()),
         [
+            Chunk::Named {
+                id: "resp_67c9fdcecf488190bdd9a0409de3a1ec07b8b0ad4e5eb654".into(),
+                model: "gpt-4.1-2025-04-14".into()
+            },
             Chunk::Text("Hi".into()),
             Chunk::Text(" there! — 😀".into()),
             Chunk::Usage(Usage { input_tokens: 37, output_tokens: 11, ..Usage::default() }),

@@ -8,8 +8,8 @@ use std::{
 
 use construct_domain::money::Usage;
 use construct_proto::mesh::v1::FailureClass;
+use construct_runtime::clock;
 use futures::{StreamExt as _, future::select_all};
-use jiff::Timestamp;
 use tokio::time::{Instant, sleep, sleep_until};
 
 use super::{Begin, Ended, Routed, RoutedCall, Router, Sink, Trying};
@@ -17,7 +17,6 @@ use crate::{
     failure::Failure,
     keys::{self, KeyId},
     metrics::{self, Labels},
-    trace,
     vendor::{Chunk, Request},
 };
 
@@ -191,7 +190,7 @@ impl<'a> Run<'a> {
             }
             failed += 1;
             failure.tries = self.made;
-            let pause = policy.pause(failed, &failure, self.time_left(), Timestamp::now(), fastrand::f64());
+            let pause = policy.pause(failed, &failure, self.time_left(), clock::now(), fastrand::f64());
             let Some(pause) = pause.filter(|_| self.left > 0) else { return Left::Failed(failure) };
             tracing::info!(
                 class = failure.class.as_str_name(),
@@ -241,7 +240,7 @@ impl<'a> Run<'a> {
             match chunk {
                 Some(Ok(chunk)) => {
                     let trying = &mut tryings[at];
-                    trying.meter.see(&chunk);
+                    trying.see(&chunk);
                     let begins = chunk.begins_an_answer();
                     trying.early.push(chunk);
                     if begins {
@@ -273,7 +272,9 @@ impl<'a> Run<'a> {
     /// Passes on an answer that has begun.
     async fn stream(&mut self, mut trying: Trying) -> End {
         trying.permit.begun();
-        self.router.metrics.begun(&trying.labels, trying.began.elapsed());
+        let after = trying.began.elapsed();
+        self.router.metrics.begun(&trying.labels, after);
+        trying.trace.answers(after);
         self.sink.begin(&trying.request);
         for chunk in mem::take(&mut trying.early) {
             if let Err(failure) = self.sink.push(chunk).await {
@@ -298,7 +299,7 @@ impl<'a> Run<'a> {
                             return End::Completed;
                         }
                         Some(Ok(chunk)) => {
-                            trying.meter.see(&chunk);
+                            trying.see(&chunk);
                             self.sink.push(chunk).await.err()
                         }
                         Some(Err(failure)) => Some(failure),
@@ -340,7 +341,7 @@ impl<'a> Run<'a> {
         // What is read from the vendor's cache does not count towards most vendors' limits.
         trying.lease.used(usage.input_tokens.saturating_add(written));
         self.router.metrics.ended(&trying.labels, end, trying.began.elapsed(), &usage);
-        trace::ended(&trying.span, end, &usage);
+        trying.trace.end(end, &usage);
         if complete {
             let cached = usage.cache_read_tokens.saturating_add(usage.cache_write_tokens);
             self.input_tokens = usage.input_tokens.saturating_add(cached);
@@ -384,9 +385,9 @@ fn addressed(call: &RoutedCall<'_>, at: usize) -> Arc<Request> {
 }
 
 impl Chunk {
-    /// Whether the model has begun to answer. What a vendor says about tokens comes before it has.
-    fn begins_an_answer(&self) -> bool {
-        !matches!(self, Self::Usage(_))
+    /// Whether the model has begun to answer. What a vendor says about tokens and names comes before it has.
+    pub(crate) fn begins_an_answer(&self) -> bool {
+        !matches!(self, Self::Usage(_) | Self::Named { .. })
     }
 }
 

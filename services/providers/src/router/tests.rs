@@ -75,10 +75,12 @@ impl Vendor for Actor {
         calls.push((self.provider.clone(), self.key.clone()));
         let parts = &self.play.parts[self.provider.as_str()];
         let used = || Chunk::Usage(Usage { input_tokens: 1_000_000, ..Usage::default() });
+        let named = || Chunk::Named { id: "answer-1".to_owned(), model: "model-1".to_owned() };
         let text = |text: &str| [Chunk::Text(text.to_owned()), Chunk::Stop(StopReason::EndTurn)].map(Ok);
         match parts[before.min(parts.len() - 1)].clone() {
             Does::Answer(words) => stream::iter([Ok(used())].into_iter().chain(text(words))).boxed(),
-            Does::AnswerAfter(pause, words) => stream::iter([Ok(used())])
+            // What a vendor calls the answer is not yet one.
+            Does::AnswerAfter(pause, words) => stream::iter([Ok(named()), Ok(used())])
                 .chain(stream::once(sleep(pause)).flat_map(move |()| stream::iter(text(words))))
                 .boxed(),
             Does::Fail(failure) => stream::iter([Err(failure)]).boxed(),

@@ -4,8 +4,8 @@ use std::{collections::VecDeque, time::Duration};
 
 use construct_domain::money::Usage;
 use construct_proto::mesh::v1::model_completed::StopReason;
+use construct_runtime::clock;
 use futures::stream::{self, BoxStream, StreamExt as _};
-use jiff::Timestamp;
 use tokio::time::{Instant, sleep_until};
 
 use super::{
@@ -93,7 +93,7 @@ impl Play {
                 Act::Chunk(chunk) => Ok(chunk),
                 Act::Fail(failure, retry_after) => {
                     acts.clear();
-                    let retry_at = retry_after.and_then(|after| Timestamp::now().checked_add(after).ok());
+                    let retry_at = retry_after.and_then(|after| clock::now().checked_add(after).ok());
                     Err(failure.with_retry_at(retry_at))
                 }
             };

@@ -158,7 +158,8 @@ async fn thoughts_go_back_to_whom_they_came_from_and_to_nobody_else() {
 #[tokio::test]
 async fn images_and_files_are_shown_or_named() {
     let attachment = |media_type: &str, name: &str, data: &[u8]| {
-        Block::Attachment(Attachment { media_type: media_type.into(), name: name.into(), data: data.into() })
+        let (media_type, name) = (media_type.into(), name.into());
+        Block::Attachment(Attachment { media_type, name, data: data.into(), ..Attachment::default() })
     };
     for wire in Wire::ALL {
         let server = VendorServer::start().await;
@@ -184,6 +185,36 @@ async fn images_and_files_are_shown_or_named() {
             let named = format!("{media_type}) that cannot be shown to you");
             assert_eq!(body.contains(&named), !taken, "{wire:?} {media_type}: {body}");
         }
+    }
+}
+
+#[tokio::test]
+async fn images_and_documents_that_a_vendor_finds_too_large_are_named() {
+    for wire in Wire::ALL {
+        let server = VendorServer::start().await;
+        server.reply(wire.reply(&wire.answer("I see.")));
+        let mut command = to(wire, "provider_1");
+        let attachment = |media_type: &str, name: &str, size: usize| {
+            let (media_type, name, data) = (media_type.into(), name.into(), vec![0; size]);
+            Block::Attachment(Attachment { media_type, name, data, ..Attachment::default() })
+        };
+        let shown = [("image/png", "i.png", 4 << 20), ("application/pdf", "d.pdf", 5 << 20)];
+        let blocks = shown.map(|(media_type, name, size)| attachment(media_type, name, size));
+        command.messages.push(message(MessageSource::User, blocks.into()));
+        ask(wire, &server, &command).await;
+        let body = body(&server).to_string();
+        let (image, document) = match wire {
+            Wire::Anthropic => (false, true),
+            Wire::Bedrock => (false, false),
+            _ => (wire.takes_images(), wire.takes_documents()),
+        };
+        let mut encoded = 0;
+        for ((media_type, name, size), taken) in shown.into_iter().zip([image, document]) {
+            let named = format!("({name}, {media_type}) that cannot be shown to you");
+            assert_eq!(body.contains(&named), !taken, "{wire:?} {media_type}");
+            encoded += if taken { size.div_ceil(3) * 4 } else { 0 };
+        }
+        assert!((encoded..encoded + 100_000).contains(&body.len()), "{wire:?}: {} bytes", body.len());
     }
 }
 

@@ -114,6 +114,20 @@ async fn texts_become_vectors_in_their_order_and_are_paid_for() {
 }
 
 #[tokio::test]
+async fn what_a_vendor_says_vectors_have_cost_is_what_they_cost() {
+    for (wire, cost) in [(Wire::OpenRouter, 1_234_000_000), (Wire::OpenAi, 300 * 20_000)] {
+        let server = VendorServer::start().await;
+        let data = serde_json::json!([{"object": "embedding", "index": 0, "embedding": [0.0, 0.25]}]);
+        let usage = serde_json::json!({"prompt_tokens": 300, "total_tokens": 300, "cost": 0.001_234});
+        server.reply(Reply::json(200, &serde_json::json!({"object": "list", "data": data, "usage": usage})));
+        let router = router(Arc::new(vendors(SOON)), EAGER);
+        let (routed, _) = embed(&router, vec![target(wire, &server)], 1).await;
+        let used = Usage { input_tokens: 300, cost_pico_usd: cost, ..Usage::default() };
+        assert_eq!((routed.ended, routed.usage), (Ended::Completed, used), "{wire:?}");
+    }
+}
+
+#[tokio::test]
 async fn more_texts_than_a_vendor_takes_at_once_go_there_in_parts() {
     let server = VendorServer::answering(|request| {
         let texts = request.body["requests"].as_array().map_or(0, Vec::len);

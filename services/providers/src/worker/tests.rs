@@ -28,9 +28,13 @@ fn scripted() -> Router {
     router(Arc::new(vendors), EAGER)
 }
 
+fn attached(server: &NatsServer) -> Attached {
+    Attached::open(server.blobs(), 1 << 20).expect("a folder")
+}
+
 /// A worker on a mesh of its own.
 struct Mesh {
-    _server: NatsServer,
+    server: NatsServer,
     bus: Bus,
     results: Consumer<construct_bus::TaskMessage>,
     context: Context,
@@ -48,6 +52,7 @@ impl Mesh {
         let worker = Worker {
             bus: bus.clone(),
             router: scripted(),
+            attached: attached(&server),
             call_timeout: CALL_TIMEOUT,
             cancels: Cancels::default(),
             hand_back: CancellationToken::new(),
@@ -56,7 +61,7 @@ impl Mesh {
         let task = TaskId::from_uuid(Uuid::now_v7());
         let partition = construct_domain::partition::of(task);
         let results = bus.consume_tasks(partition, ConsumeOptions::new(8, CancellationToken::new()));
-        Self { _server: server, bus, results, context, task, step: StepId::from_uuid(Uuid::now_v7()) }
+        Self { server, bus, results, context, task, step: StepId::from_uuid(Uuid::now_v7()) }
     }
 
     fn command(&self, script: &str) -> ModelInvoke {
@@ -269,6 +274,7 @@ async fn a_stopping_worker_hands_its_call_back_and_the_next_one_voids_the_text()
     let worker = Worker {
         bus: mesh.bus.clone(),
         router: scripted(),
+        attached: attached(&mesh.server),
         call_timeout: CALL_TIMEOUT,
         cancels: Cancels::default(),
         hand_back: CancellationToken::new(),
@@ -295,6 +301,7 @@ async fn a_command_delivered_too_often_is_given_up() {
     let worker = Worker {
         bus: mesh.bus.clone(),
         router: scripted(),
+        attached: attached(&mesh.server),
         call_timeout: CALL_TIMEOUT,
         cancels: Cancels::default(),
         hand_back: context.lifecycle().draining(),

@@ -10,6 +10,7 @@ use std::{
 };
 
 use bytes::Bytes;
+use construct_runtime::clock;
 use futures::{StreamExt as _, TryStreamExt as _, stream::BoxStream};
 use jiff::{SignedDuration, Timestamp};
 use reqwest::{
@@ -164,7 +165,7 @@ impl Api {
             let again = match &done {
                 Err(SourceError::RateLimited { until }) => {
                     self.pause(*until);
-                    until.duration_since(Timestamp::now()) <= PATIENCE
+                    until.duration_since(clock::now()) <= PATIENCE
                 }
                 Err(SourceError::Unavailable { .. }) => {
                     sleep(PAUSE * 2_u32.pow(tries)).await;
@@ -245,7 +246,7 @@ impl Api {
             Credential::Bearer(secret) | Credential::Private(secret) => Ok(Some(secret.clone())),
             Credential::App(app) => {
                 let url = self.url(app.token_path().split('/'));
-                app.token(Timestamp::now(), async |assertion| self.new_token(url, &assertion).await).await.map(Some)
+                app.token(clock::now(), async |assertion| self.new_token(url, &assertion).await).await.map(Some)
             }
         }
     }
@@ -261,7 +262,7 @@ impl Api {
     /// Waits out a pause the forge wants, if that is short.
     async fn wait(&self) -> Result<(), SourceError> {
         let until = *self.paused.lock().unwrap_or_else(PoisonError::into_inner);
-        let (Some(until), now) = (until, Timestamp::now()) else { return Ok(()) };
+        let (Some(until), now) = (until, clock::now()) else { return Ok(()) };
         if until <= now {
             let mut paused = self.paused.lock().unwrap_or_else(PoisonError::into_inner);
             // Somebody may have been told of another one meanwhile.
@@ -394,7 +395,7 @@ async fn accept(response: Response, what: &str) -> Result<Response, SourceError>
 
 /// Until when the forge wants to be left alone, if that is what a refusal means.
 fn limited(headers: &HeaderMap, status: StatusCode, message: &str) -> Option<Timestamp> {
-    let now = Timestamp::now();
+    let now = clock::now();
     let after = headers.get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.trim().parse::<i64>().ok());
     let until = if let Some(after) = after {
         now + SignedDuration::from_secs(after.clamp(0, LONGEST_PAUSE.as_secs()))
@@ -421,5 +422,5 @@ fn remaining(headers: &HeaderMap) -> Option<i64> {
 
 fn reset(headers: &HeaderMap) -> Option<Timestamp> {
     let until = Timestamp::from_second(number(headers, ["x-ratelimit-reset", "ratelimit-reset"])?).ok()?;
-    Some(until.min(Timestamp::now() + LONGEST_PAUSE))
+    Some(until.min(clock::now() + LONGEST_PAUSE))
 }

@@ -2,11 +2,11 @@
 
 use construct_bus::blob;
 use construct_domain::ScanConnectionId;
+use construct_runtime::clock;
 use construct_store::{
     Keyring, SealedSecret,
     scan::{Scan, ScanConnection, ScanCredential, ScanKind},
 };
-use jiff::Timestamp;
 use secrecy::{ExposeSecret as _, SecretString};
 use serde::Deserialize;
 use tempfile::TempDir;
@@ -55,7 +55,7 @@ fn key(connection: Option<&ScanConnection>, configured: Option<&str>) -> Key {
 pub(crate) fn github(shared: &Shared, connection: Option<&ScanConnection>) -> Result<GitHub, Trouble> {
     let key = key(connection, shared.config.scanner_github_url.as_deref());
     let base = key.base.clone();
-    shared.hosts.github.get(key, Timestamp::now(), || {
+    shared.hosts.github.get(key, clock::now(), || {
         Ok(GitHub::new(&shared.reach, base.as_deref(), &auth(&shared.keyring, connection)?)?)
     })
 }
@@ -83,7 +83,7 @@ fn auth(keyring: &Keyring, connection: Option<&ScanConnection>) -> Result<GitHub
 pub(crate) fn gitlab(shared: &Shared, connection: Option<&ScanConnection>) -> Result<GitLab, Trouble> {
     let key = key(connection, shared.config.scanner_gitlab_url.as_deref());
     let base = key.base.clone();
-    shared.hosts.gitlab.get(key, Timestamp::now(), || {
+    shared.hosts.gitlab.get(key, clock::now(), || {
         let token = connection.map(|connection| secret(&shared.keyring, connection)).transpose()?;
         Ok(GitLab::new(&shared.reach, base.as_deref(), token)?)
     })

@@ -10,10 +10,10 @@ use std::{
 use construct_bus::subject;
 use construct_domain::ScanId;
 use construct_proto::mesh::v1::ToolCreate;
-use construct_runtime::telemetry::Chain;
+use construct_runtime::{clock, telemetry::Chain};
 use construct_store::scan::{HandOver, Scan};
 use construct_wire::scan as show;
-use jiff::{SignedDuration, Timestamp};
+use jiff::SignedDuration;
 use tokio::time::MissedTickBehavior;
 use tokio_util::sync::CancellationToken;
 
@@ -38,7 +38,7 @@ pub(super) async fn run(shared: Arc<Shared>, draining: CancellationToken) {
             () = draining.cancelled() => return,
             _ = ticks.tick() => {}
         }
-        shared.hosts.forget_idle(Timestamp::now());
+        shared.hosts.forget_idle(clock::now());
         if let Err(error) = hand_overs(&shared).await {
             tracing::warn!(error = &*error, "the mesh could not be told of hand-overs");
         }
@@ -51,7 +51,7 @@ pub(super) async fn run(shared: Arc<Shared>, draining: CancellationToken) {
 type Failure = Box<dyn std::error::Error + Send + Sync>;
 
 async fn hand_overs(shared: &Shared) -> Result<(), Failure> {
-    let now = Timestamp::now();
+    let now = clock::now();
     for hand_over in shared.store.hand_overs_untold(now - YOUNG, AT_ONCE).await? {
         let HandOver { id, scan, candidates } = hand_over;
         let message = ToolCreate {
@@ -64,7 +64,7 @@ async fn hand_overs(shared: &Shared) -> Result<(), Failure> {
         };
         // One that cannot be told keeps no other one from being told.
         match shared.bus.publish(&subject::ToolCreate { organization: scan.organization }, &message).await {
-            Ok(_) => shared.store.hand_over_told(id, Timestamp::now()).await?,
+            Ok(_) => shared.store.hand_over_told(id, clock::now()).await?,
             Err(error) => {
                 tracing::warn!(error = %Chain(&error), hand_over = %id, "the mesh could not be told of a hand-over");
             }
@@ -76,11 +76,11 @@ async fn hand_overs(shared: &Shared) -> Result<(), Failure> {
 /// Deletes the files of scans that are over and have been kept long enough, and folders that belong to no scan: those of scans that were
 /// deleted, or that a process left which died. What cannot be deleted keeps nothing else from being deleted.
 async fn files(shared: &Shared) -> Result<(), Failure> {
-    let now = Timestamp::now();
+    let now = clock::now();
     let kept = SignedDuration::try_from(shared.config.scanner_keep_snapshots)?;
     for (id, archive) in shared.store.scans_to_clean(now - kept, AT_ONCE).await? {
         match clean(shared, id, archive.as_deref()).await {
-            Ok(()) => shared.store.scan_cleaned(id, Timestamp::now()).await?,
+            Ok(()) => shared.store.scan_cleaned(id, clock::now()).await?,
             Err(error) => tracing::warn!(error = &*error, scan = %id, "the files of a scan could not be deleted"),
         }
     }
@@ -139,7 +139,7 @@ pub(crate) async fn ended(shared: &Shared, scan: &Scan) {
     }
     if let Err(error) = clean(shared, scan.id, scan.archive.as_deref()).await {
         tracing::warn!(error = &*error, scan = %scan.id, "the files of a scan are deleted later");
-    } else if let Err(error) = shared.store.scan_cleaned(scan.id, Timestamp::now()).await {
+    } else if let Err(error) = shared.store.scan_cleaned(scan.id, clock::now()).await {
         tracing::debug!(error = %Chain(&error), "that files are deleted could not be written down");
     }
 }

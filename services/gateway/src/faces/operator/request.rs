@@ -1,6 +1,7 @@
 //! What a line may ask for. Fields that are not known are passed over: clients of earlier systems send some.
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
+use construct_domain::FileId;
 use construct_proto::v1;
 use serde::Deserialize;
 use serde_json::Value;
@@ -109,7 +110,7 @@ pub(super) struct Say {
     pub(super) messages: Vec<Said>,
     #[serde(default)]
     pub(super) content: Option<String>,
-    /// Of the workspace; the agent is told their names.
+    /// Uploaded ones, by id, are attached. Others are of the workspace; the agent is told their names.
     #[serde(default)]
     pub(super) files: Vec<String>,
     /// The client's own; it comes back with `turn-started`.
@@ -158,11 +159,11 @@ impl Say {
                 blocks.push(match block {
                     Block::Text { text: words } => text(words.clone()),
                     Block::Image { url, mime_type } => image(url, mime_type)?,
-                    Block::File { path } => text(format!("File: {path}")),
+                    Block::File { path } => file(path),
                 });
             }
         }
-        blocks.extend(self.files.iter().map(|path| text(format!("File: {path}"))));
+        blocks.extend(self.files.iter().map(|path| file(path)));
         if blocks.is_empty() {
             return Err("there is nothing to say: give `messages` or `content`");
         }
@@ -174,14 +175,32 @@ pub(super) fn text(text: String) -> v1::Block {
     v1::Block { block: Some(v1::block::Block::Text(v1::Text { text })) }
 }
 
-/// An image that stands in its own address. The gateway fetches nothing from elsewhere.
+fn attached(attachment: v1::Attachment) -> v1::Block {
+    v1::Block { block: Some(v1::block::Block::Attachment(attachment)) }
+}
+
+/// The id of an uploaded file, as clients write it: alone, or as the address of the file or of what it says.
+fn uploaded(text: &str) -> Option<v1::Block> {
+    let id = text.strip_prefix("/v1/files/").unwrap_or(text);
+    let id: FileId = id.strip_suffix("/content").unwrap_or(id).parse().ok()?;
+    Some(attached(v1::Attachment { file: id.to_string(), ..v1::Attachment::default() }))
+}
+
+/// A file that was uploaded, or one of the workspace.
+fn file(path: &str) -> v1::Block {
+    uploaded(path).unwrap_or_else(|| text(format!("File: {path}")))
+}
+
+/// An image that stands in its own address, or was uploaded. The gateway fetches nothing from elsewhere.
 fn image(url: &str, mime_type: &str) -> Result<v1::Block, &'static str> {
-    const WORDS: &str = "an image's url has to be `data:<type>;base64,…`";
+    const WORDS: &str = "an image's url has to be `data:<type>;base64,…`, or `/v1/files/<id>` of one that was uploaded";
+    if let Some(uploaded) = uploaded(url) {
+        return Ok(uploaded);
+    }
     let (kind, data) = url.strip_prefix("data:").and_then(|rest| rest.split_once(";base64,")).ok_or(WORDS)?;
     let media_type = if kind.is_empty() { mime_type } else { kind }.to_owned();
     let data = STANDARD.decode(data).map_err(|_| WORDS)?;
-    let attachment = v1::Attachment { media_type, name: String::new(), data };
-    Ok(v1::Block { block: Some(v1::block::Block::Attachment(attachment)) })
+    Ok(attached(v1::Attachment { media_type, data, ..v1::Attachment::default() }))
 }
 
 #[cfg(test)]
@@ -197,6 +216,25 @@ mod tests {
 
     const SECRET: &str = "ct_that-nobody-is-to-see";
 
+    #[test]
+    fn uploaded_files_are_attached_and_others_are_named() {
+        const FILE: &str = "file_01890a5d-ac96-774b-bcce-b302099a8057";
+        let say = |request: Value| serde_json::from_value::<Say>(request).expect("a request").blocks();
+        let files = [FILE.to_owned(), format!("/v1/files/{FILE}"), format!("/v1/files/{FILE}/content")];
+        for name in &files {
+            let image = json!([{"role": "user", "content": [{"type": "image", "url": name}]}]);
+            let shown = say(json!({"messages": image, "files": [name]})).expect("it is understood");
+            let expected = attached(v1::Attachment { file: FILE.into(), ..v1::Attachment::default() });
+            assert_eq!(shown, [expected.clone(), expected], "{name}");
+        }
+        for name in ["src/main.rs", "file_1", "/v1/files/", &format!("https://elsewhere/v1/files/{FILE}")] {
+            let shown = say(json!({"content": "look", "files": [name]})).expect("it is understood");
+            assert_eq!(shown[1], text(format!("File: {name}")));
+            let image = json!([{"role": "user", "content": [{"type": "image", "url": name}]}]);
+            assert!(say(json!({"messages": image})).is_err_and(|words| words.contains("/v1/files/<id>")), "{name}");
+        }
+    }
+
     /// What stands in requests, and what nobody expects there.
     fn value() -> impl Strategy<Value = Value> {
         let leaf = prop_oneof![
@@ -207,6 +245,7 @@ mod tests {
             ".{0,12}".prop_map(Value::from),
             Just(json!("data:image/png;base64,iVBORw0KGgo=")),
             Just(json!("user")),
+            Just(json!("/v1/files/file_01890a5d-ac96-774b-bcce-b302099a8057")),
             Just(json!({"type": "text", "text": "hi"})),
             Just(json!({"role": "user", "content": [{"type": "file", "path": "a"}]})),
         ];

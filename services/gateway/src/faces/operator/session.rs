@@ -131,6 +131,13 @@ fn turns(messages: &[v1::Message]) -> Vec<Turn> {
 fn asked(block: &v1::Block) -> Option<Value> {
     match block.block.as_ref()? {
         Block::Text(text) => Some(json!({"type": "text", "text": text.text})),
+        Block::Attachment(it) if !it.file.is_empty() => {
+            let url = format!("/v1/files/{}/content", it.file);
+            Some(match it.media_type.starts_with("image/") {
+                true => json!({"type": "image", "url": url, "mimeType": it.media_type}),
+                false => json!({"type": "file", "path": it.name, "size": it.size, "url": url}),
+            })
+        }
         Block::Attachment(it) => {
             let url = format!("data:{};base64,{}", it.media_type, STANDARD.encode(&it.data));
             Some(match it.media_type.starts_with("image/") {

@@ -7,10 +7,11 @@ use std::collections::HashSet;
 
 use prost_reflect::{FieldDescriptor, Kind, MessageDescriptor, MethodDescriptor};
 use serde_json::{Map, Value, json};
+use tonic::codegen::http::Method as Verb;
 
 use self::{comments::Comments, schemas::Schemas};
 use super::{
-    request,
+    conditional, request,
     routes::{Content, Route},
     sse, success,
 };
@@ -86,12 +87,28 @@ fn operation(route: &Route, method: &MethodDescriptor, comments: &Comments, sche
         let schema = json!({"type": "string"});
         parameters.push(json!({"name": "Idempotency-Key", "in": "header", "schema": schema, "description": words}));
     }
+    let header = |name: &str, words: &str| json!({"name": name, "in": "header", "schema": {"type": "string"}, "description": words});
+    if conditional::may_expect(&input) {
+        let words = "The entity tag of a version: nothing is done unless the document has it (412).";
+        parameters.push(header("If-Match", words));
+        if route.verb == Verb::PUT {
+            parameters.push(header("If-None-Match", "`*`: nothing is done unless there is no document (412)."));
+        }
+    }
+    let tagged = conditional::has_version(method) && route.verb == Verb::GET;
+    if tagged {
+        parameters.push(header("If-None-Match", "Entity tags of versions that the client has (304)."));
+    }
     let streams = method.is_server_streaming();
     let events = streams && sse::is_for(&method.output());
     if events {
         let words = "The id of the last event seen; it wins over `cursor`.";
         let schema = json!({"type": "string"});
         parameters.push(json!({"name": "Last-Event-ID", "in": "header", "schema": schema, "description": words}));
+    }
+    if method.name() == "DownloadFile" {
+        // Over HTTP that is what `Range` is for.
+        parameters.retain(|parameter| parameter["in"] != "query");
     }
     if !parameters.is_empty() {
         operation["parameters"] = parameters.into();
@@ -115,6 +132,11 @@ fn operation(route: &Route, method: &MethodDescriptor, comments: &Comments, sche
         let words = "Server-sent events: each one's data is such a message, its id the cursor to go on after it.";
         let schema = schemas.message(&method.output());
         answer = json!({"description": words, "content": {"text/event-stream": {"schema": schema}}});
+    } else if method.name() == "DownloadFile" {
+        let words =
+            "What the file says. A range can be asked for, and what is known already by its `ETag` (the SHA-256).";
+        let schema = json!({"type": "string", "format": "binary"});
+        answer = json!({"description": words, "content": {"application/octet-stream": {"schema": schema}}});
     } else if streams {
         let words = "Lines, each with such a message. When the last is not whole, the answer was cut off.";
         let schema = schemas.message(&method.output());
@@ -125,11 +147,21 @@ fn operation(route: &Route, method: &MethodDescriptor, comments: &Comments, sche
     let problem = json!({"$ref": "#/components/schemas/Problem"});
     let problem =
         |words: &str| json!({"description": words, "content": {"application/problem+json": {"schema": problem}}});
+    if conditional::has_version(method) {
+        let words = "The entity tag of the version.";
+        answer["headers"] = json!({"ETag": {"description": words, "schema": {"type": "string"}}});
+    }
     operation["responses"] = json!({
         status.as_str(): answer,
         "4XX": problem("The request cannot be done as it is."),
         "default": problem("The request could not be done at the moment."),
     });
+    if tagged {
+        operation["responses"]["304"] = json!({"description": "The client has this version."});
+    }
+    if conditional::may_expect(&input) {
+        operation["responses"]["412"] = problem("The document has another version.");
+    }
     operation
 }
 

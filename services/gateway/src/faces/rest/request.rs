@@ -10,7 +10,10 @@ use tonic::{
     codegen::http::{HeaderMap, header, request::Parts},
 };
 
-use super::routes::{Content, Route};
+use super::{
+    conditional,
+    routes::{Content, Route},
+};
 use crate::faces::{
     call,
     codec::{self, Encoding, invalid},
@@ -62,6 +65,9 @@ pub(super) async fn message(
     }
     if let Some(key) = header_of(&head.headers, kind, "idempotency-key", "idempotency_key")? {
         put(&mut request, kind, "idempotency_key", key.into())?;
+    }
+    if let Some(version) = conditional::expected(&head.headers, kind)? {
+        put(&mut request, kind, conditional::EXPECTED, version.to_string().into())?;
     }
     // A browser that comes back asks with the same parameters as at first, but this says where it stands by now.
     if let Some(cursor) = header_of(&head.headers, kind, "last-event-id", "cursor")? {

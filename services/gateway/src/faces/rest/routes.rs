@@ -51,7 +51,7 @@ const fn post(path: &'static str, method: &'static str, example: &'static str) -
 }
 
 /// The table. A test compares it with the contract: every method stands here.
-pub(in crate::faces) static ROUTES: [Route; 109] = [
+pub(in crate::faces) static ROUTES: [Route; 118] = [
     create(
         "/v1/agents",
         "AgentService/CreateAgent",
@@ -74,6 +74,12 @@ pub(in crate::faces) static ROUTES: [Route; 109] = [
         r#"{"spec": {"name": "nightly build", "scopes": ["tasks:write"]}, "expiresIn": "2592000s"}"#,
     ),
     get("/v1/api-keys", "KeyService/ListApiKeys"),
+    get("/v1/api-keys/{api_key}", "KeyService/GetApiKey"),
+    patch(
+        "/v1/api-keys/{api_key}",
+        "KeyService/UpdateApiKey",
+        r#"{"limits": {"tasksPerDay": "100", "spendPerMonthPicoUsd": "20000000000000"}}"#,
+    ),
     post("/v1/api-keys/{api_key}/revoke", "KeyService/RevokeApiKey", "{}"),
     get("/v1/audit-entries", "AuditService/ListAuditEntries"),
     get("/v1/audit-entries/export", "AuditService/ExportAuditEntries"),
@@ -90,6 +96,18 @@ pub(in crate::faces) static ROUTES: [Route; 109] = [
     get("/v1/diagnosis", "DiagnosisService/Diagnose"),
     get("/v1/overview", "DiagnosisService/GetOverview"),
     get("/v1/events", "EventService/Subscribe"),
+    create(
+        "/v1/files",
+        "FileService/CreateFile",
+        r#"{"name": "report.pdf", "mediaType": "application/pdf", "size": "1048576"}"#,
+    ),
+    get("/v1/files", "FileService/ListFiles"),
+    get("/v1/files/{file}", "FileService/GetFile"),
+    patch("/v1/files/{file}", "FileService/UpdateFile", r#"{"name": "May.pdf"}"#),
+    delete("/v1/files/{file}", "FileService/DeleteFile"),
+    post("/v1/files/{file}/parts", "FileService/UploadPart", r#"{"offset": "0", "data": "SGVsbG8="}"#),
+    // Answered as what it says, by `files`.
+    get("/v1/files/{file}/content", "FileService/DownloadFile"),
     post(
         "/v1/invitations",
         "OrganizationService/CreateInvitation",

@@ -19,6 +19,8 @@ fn caller(organization: OrganizationId, key: Option<ApiKeyId>) -> Caller {
         organization,
         user: UserId::LOCAL,
         key,
+        limits: Limits::default(),
+        counted_for: key,
         role: Role::Member,
         scopes: Arc::new([Scope::Admin]),
         until: None,
@@ -175,7 +177,9 @@ fn only_what_is_asked_for_is_held_against_its_limit() {
     let periods = Periods::of(now);
     let full = Counts { tasks: 3, runs: 4, tokens: 100, spend_pico_usd: 1000, storage_bytes: 50 };
     let which = |counts: Counts, wanted| {
-        check(&limits, &counts, wanted, organization(), &periods, now).err().map(|refusal| refusal.left)
+        check(&limits, &counts, wanted, Subject::Organization(organization()), &periods, now)
+            .err()
+            .map(|refusal| refusal.left)
     };
     let upload = Wanted { bytes: 1, ..Wanted::default() };
     for (counts, wanted, expected) in [

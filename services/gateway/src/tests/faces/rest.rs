@@ -254,3 +254,59 @@ async fn a_stalled_reader_changes_nothing_for_the_others() {
     })
     .await;
 }
+
+#[tokio::test]
+async fn the_version_of_a_document_is_its_entity_tag() {
+    let gateway = Gateway::start().await;
+    let (client, url) = (http(), gateway.url("/v1/states/settings"));
+    let long = json!({"json": format!("{{\"a\": \"{}\"}}", "x".repeat(5000))});
+    let tag = |response: &reqwest::Response| {
+        let tag = response.headers().get("etag").map(|tag| tag.to_str().expect("text").to_owned());
+        (response.status().as_u16(), tag.unwrap_or_default())
+    };
+    let send = async |request: reqwest::RequestBuilder| request.send().await.expect("it answers");
+    let put = |body: &Value| client.put(&url).json(body);
+    let tagged = |status, tag: &str| (status, tag.to_owned());
+    let short = json!({"json": "{}"});
+    assert_eq!(tag(&send(put(&short).header("if-none-match", "*")).await), tagged(200, "\"1\""));
+    assert_eq!(tag(&send(put(&long).header("if-none-match", "*")).await), tagged(412, ""));
+    assert_eq!(tag(&send(put(&long).header("if-match", "\"1\"")).await), tagged(200, "\"2\""));
+    let late = send(put(&short).header("if-match", "\"1\"")).await;
+    assert_eq!(late.status(), StatusCode::PRECONDITION_FAILED);
+    let problem: Value = late.json().await.expect("JSON");
+    assert_eq!((&problem["status"], &problem["preconditions"][0]["description"]), (&json!(412), &json!("2")));
+    // Without a condition in the headers it is as it was.
+    let late = json!({"json": "{}", "expectedVersion": "1"});
+    assert_eq!(send(put(&late)).await.status(), StatusCode::CONFLICT);
+    assert_eq!(send(put(&late).header("if-match", "\"2\"")).await.status(), StatusCode::BAD_REQUEST);
+
+    // A compressed answer is another one.
+    let get = |compressed: bool| {
+        let request = client.get(&url);
+        if compressed { request.header("accept-encoding", "gzip") } else { request }
+    };
+    assert_eq!(tag(&send(get(false)).await), tagged(200, "\"2\""));
+    let packed = send(get(true)).await;
+    assert_eq!(tag(&packed), tagged(200, "\"2-gzip\""));
+    assert_eq!(packed.headers()["content-encoding"], "gzip");
+    for known in ["\"2\"", "W/\"2-gzip\"", "\"1\", \"2\"", "*"] {
+        let same = send(get(false).header("if-none-match", known)).await;
+        assert_eq!(tag(&same), tagged(304, "\"2\""), "{known}");
+        assert!(same.headers().contains_key("cache-control"));
+        assert_eq!(same.bytes().await.expect("a body").len(), 0);
+    }
+    assert_eq!(tag(&send(get(true).header("if-none-match", "\"2-gzip\"")).await), tagged(304, "\"2-gzip\""));
+    assert_eq!(tag(&send(get(false).header("if-none-match", "\"1\"")).await), tagged(200, "\"2\""));
+    let earlier = client.get(format!("{url}?version=1"));
+    assert_eq!(tag(&send(earlier.header("if-none-match", "\"2\"")).await), tagged(200, "\"1\""));
+
+    let delete = |condition: &'static str| client.delete(&url).header("if-match", condition);
+    assert_eq!(send(delete("\"1\"")).await.status(), StatusCode::PRECONDITION_FAILED);
+    assert_eq!(send(delete("W/\"2\"")).await.status(), StatusCode::PRECONDITION_FAILED);
+    assert_eq!(send(delete("*")).await.status(), StatusCode::BAD_REQUEST);
+    assert_eq!(tag(&send(delete("\"2-gzip\"")).await), tagged(204, ""));
+    let document = json_of(client.get(gateway.url("/openapi.json")), StatusCode::OK).await;
+    let state = &document["paths"]["/v1/states/{state}"];
+    assert!(state["get"]["responses"]["304"].is_object() && state["put"]["responses"]["412"].is_object());
+    assert!(document["paths"]["/v1/tasks/{task}"]["patch"]["responses"]["412"].is_null());
+}

@@ -7,18 +7,20 @@ use construct_domain::{
     access::{Role, Scope},
 };
 use construct_proto::v1::{
-    ApiKeySpec, CreateApiKeyRequest, CreateInvitationRequest, CreateOrganizationRequest, CreateSetupCodeRequest,
-    DeleteOrganizationRequest, ExchangeSetupCodeRequest, GetOrganizationRequest, ListApiKeysRequest,
-    ListInvitationsRequest, ListMembersRequest, ListOrganizationsRequest, OrganizationSpec, PageRequest,
-    RemoveMemberRequest, RevokeApiKeyRequest, RevokeInvitationRequest, UpdateMemberRequest, UpdateOrganizationRequest,
+    ApiKeyLimits, ApiKeySpec, CreateApiKeyRequest, CreateInvitationRequest, CreateOrganizationRequest,
+    CreateSetupCodeRequest, DeleteOrganizationRequest, ExchangeSetupCodeRequest, GetApiKeyRequest,
+    GetOrganizationRequest, ListApiKeysRequest, ListInvitationsRequest, ListMembersRequest, ListOrganizationsRequest,
+    OrganizationSpec, PageRequest, RemoveMemberRequest, RevokeApiKeyRequest, RevokeInvitationRequest,
+    UpdateApiKeyRequest, UpdateMemberRequest, UpdateOrganizationRequest,
 };
-use construct_store::Cursor;
+use construct_store::{Cursor, Limits};
 use construct_wire::identity::to_role;
 use tonic::Status;
 
 use super::tasks::checked;
 use crate::{
     page::{Column, Page},
+    quotas::tiers,
     validate::Violations,
 };
 
@@ -159,23 +161,23 @@ pub(crate) fn revoke_invitation(request: &RevokeInvitationRequest) -> Result<Inv
     checked(violations, id)
 }
 
-/// How long the key holds.
-pub(crate) fn create_api_key(request: &CreateApiKeyRequest) -> Result<Option<Duration>, Status> {
+/// How long the key holds, and its limits.
+pub(crate) fn create_api_key(request: &CreateApiKeyRequest) -> Result<(Option<Duration>, Limits), Status> {
     let mut violations = Violations::new();
-    key(&mut violations, request.spec.as_ref());
+    let limits = key(&mut violations, request.spec.as_ref());
     let life = key_life(&mut violations, "expires_in", request.expires_in);
-    violations.finish().map(|()| life)
+    violations.finish().map(|()| (life, limits))
 }
 
-/// How long the code holds, and the key.
+/// How long the code holds, how long the key, and its limits.
 pub(crate) fn create_setup_code(
     request: &CreateSetupCodeRequest,
-) -> Result<(Option<Duration>, Option<Duration>), Status> {
+) -> Result<(Option<Duration>, Option<Duration>, Limits), Status> {
     let mut violations = Violations::new();
-    key(&mut violations, request.spec.as_ref());
+    let limits = key(&mut violations, request.spec.as_ref());
     let key_life = key_life(&mut violations, "key_expires_in", request.key_expires_in);
     let life = life(&mut violations, "expires_in", request.expires_in, DAY, "one minute to one day");
-    violations.finish().map(|()| (life, key_life))
+    violations.finish().map(|()| (life, key_life, limits))
 }
 
 pub(crate) fn exchange_setup_code(request: &ExchangeSetupCodeRequest) -> Result<(), Status> {
@@ -191,7 +193,39 @@ pub(crate) fn revoke_api_key(request: &RevokeApiKeyRequest) -> Result<ApiKeyId, 
     checked(violations, id)
 }
 
-fn key(violations: &mut Violations, spec: Option<&ApiKeySpec>) {
+/// The key it is about, and its limits from now on.
+pub(crate) fn update_api_key(request: &UpdateApiKeyRequest) -> Result<(ApiKeyId, Limits), Status> {
+    let mut violations = Violations::new();
+    let id = violations.id("api_key", &request.api_key);
+    let limits = limits(&mut violations, "limits", request.limits.as_ref());
+    violations.revision(request.revision);
+    violations.idempotency_key(&request.idempotency_key);
+    checked(violations, id.map(|id| (id, limits)))
+}
+
+pub(crate) fn get_api_key(request: &GetApiKeyRequest) -> Result<ApiKeyId, Status> {
+    let mut violations = Violations::new();
+    let id = violations.id("api_key", &request.api_key);
+    checked(violations, id)
+}
+
+fn limits(violations: &mut Violations, field: &str, limits: Option<&ApiKeyLimits>) -> Limits {
+    let limits = limits.copied().unwrap_or_default();
+    let limits = Limits {
+        requests_per_minute: limits.requests_per_minute,
+        tasks_per_day: limits.tasks_per_day,
+        runs_per_day: limits.runs_per_day,
+        tokens_per_day: limits.tokens_per_day,
+        spend_per_month_pico_usd: limits.spend_per_month_pico_usd,
+        ..Limits::default()
+    };
+    if let Some((limit, words)) = tiers::wrong(&limits) {
+        violations.add(format!("{field}.{limit}"), words);
+    }
+    limits
+}
+
+fn key(violations: &mut Violations, spec: Option<&ApiKeySpec>) -> Limits {
     violations.require(spec.is_some(), "spec", || "is required".into());
     let default = ApiKeySpec::default();
     let spec = spec.unwrap_or(&default);
@@ -206,6 +240,7 @@ fn key(violations: &mut Violations, spec: Option<&ApiKeySpec>) {
             format!("must be one of {known}")
         });
     }
+    limits(violations, "spec.limits", spec.limits.as_ref())
 }
 
 fn title(violations: &mut Violations, field: &str, text: &str, most: usize) {

@@ -28,7 +28,12 @@ pub(crate) fn list_state_versions(request: &ListStateVersionsRequest) -> Result<
 pub(crate) fn put_state(request: &PutStateRequest) -> Result<(), Status> {
     let mut violations = Violations::new();
     known(&mut violations, "state", &request.state);
-    json(&mut violations, "json", &request.json);
+    violations.require(request.restore >= 0, "restore", || "must not be negative; 0 puts `json`".into());
+    if request.restore == 0 {
+        json(&mut violations, "json", &request.json);
+    } else {
+        violations.require(request.json.is_empty(), "json", || "must be empty when an earlier version is put".into());
+    }
     expected(&mut violations, request.expected_version);
     violations.idempotency_key(&request.idempotency_key);
     violations.finish()

@@ -1,6 +1,6 @@
 //! Tasks, messages and subscriptions.
 
-use construct_domain::{MessageId, OrganizationId, TaskId, message::Source, task::Phase};
+use construct_domain::{FileId, MessageId, OrganizationId, TaskId, message::Source, task::Phase};
 use construct_proto::v1::{
     Attachment, Block, CancelTaskRequest, CreateMessageRequest, CreateTaskRequest, EditMessageRequest, ForkTaskRequest,
     ListMessagesRequest, ListTasksRequest, MessagePriority, MessageSource, MessageSpec, RewindTaskRequest,
@@ -239,7 +239,15 @@ pub(super) fn blocks(violations: &mut Violations, field: &str, blocks: &[Block])
 }
 
 fn attachment(violations: &mut Violations, field: &str, attachment: &Attachment) {
-    let Attachment { media_type, name, data } = attachment;
+    let Attachment { media_type, name, data, file, .. } = attachment;
+    violations.chars(&format!("{field}.name"), name, ATTACHMENT_NAME_CHARS);
+    violations.one_line(&format!("{field}.name"), name);
+    if !file.is_empty() {
+        // What the file is, is known when it is looked up.
+        let _: Option<FileId> = violations.id(&format!("{field}.file"), file);
+        violations.require(data.is_empty(), &format!("{field}.data"), || "must be empty when there is a file".into());
+        return;
+    }
     let known = MEDIA_TYPES.contains(&media_type.as_str());
     let text = media_type.strip_prefix("text/").is_some_and(|rest| {
         let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'+');
@@ -248,8 +256,6 @@ fn attachment(violations: &mut Violations, field: &str, attachment: &Attachment)
     violations.require(known || text, &format!("{field}.media_type"), || {
         format!("must be `text/...` or one of {}", MEDIA_TYPES.join(", "))
     });
-    violations.chars(&format!("{field}.name"), name, ATTACHMENT_NAME_CHARS);
-    violations.one_line(&format!("{field}.name"), name);
     violations.require(!data.is_empty(), &format!("{field}.data"), || "must not be empty".into());
     // What is given to the model as text has to be one.
     if text || (known && TEXTUAL.contains(&media_type.as_str())) {

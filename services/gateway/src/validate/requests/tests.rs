@@ -325,7 +325,8 @@ fn messages_of_users_are_text() {
 fn attachments_are_of_kinds_that_models_take_and_bounded() {
     use super::tasks::{ATTACHED_BYTES, MEDIA_TYPES};
     let create = |media_type: &str, name: &str, data: &[u8]| {
-        let attachment = v1::Attachment { media_type: media_type.into(), name: name.into(), data: data.into() };
+        let (media_type, name) = (media_type.into(), name.into());
+        let attachment = v1::Attachment { media_type, name, data: data.into(), ..v1::Attachment::default() };
         let spec = v1::MessageSpec {
             task: TASK.into(),
             blocks: vec![v1::Block { block: Some(block::Block::Attachment(attachment)) }],
@@ -345,6 +346,26 @@ fn attachments_are_of_kinds_that_models_take_and_bounded() {
     refused(create("image/png", "", b""), &["spec.blocks[0].attachment.data"]);
     refused(create("text/plain", "", b"\xFF"), &["spec.blocks[0].attachment.data"]);
     refused(create("application/json", "", b"a\0b"), &["spec.blocks[0].attachment.data"]);
+}
+
+#[test]
+fn a_file_stands_in_the_place_of_a_content() {
+    let create = |attachment: v1::Attachment| {
+        let spec = v1::MessageSpec {
+            task: TASK.into(),
+            blocks: vec![v1::Block { block: Some(block::Block::Attachment(attachment)) }],
+            ..v1::MessageSpec::default()
+        };
+        create_message(&v1::CreateMessageRequest { spec: Some(spec), ..v1::CreateMessageRequest::default() })
+    };
+    let file = || v1::Attachment { file: "file_01890a5d-ac96-774b-bcce-b302099a8057".into(), ..Default::default() };
+    assert!(create(file()).is_ok(), "nothing else need be said");
+    assert!(create(v1::Attachment { media_type: "application/zip".into(), ..file() }).is_ok());
+    refused(create(v1::Attachment { data: b"x".into(), ..file() }), &["spec.blocks[0].attachment.data"]);
+    refused(create(v1::Attachment { name: "a\nb".into(), ..file() }), &["spec.blocks[0].attachment.name"]);
+    for wrong in ["a.png", TASK, "file_1"] {
+        refused(create(v1::Attachment { file: wrong.into(), ..file() }), &["spec.blocks[0].attachment.file"]);
+    }
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::collections::HashSet;
 
-use construct_domain::OrganizationId;
+use construct_domain::{ApiKeyId, OrganizationId};
 use construct_proto::v1::{
     GetQuotaRequest, ListUsageRequest, QuotaLimits, UpdateQuotaRequest, UsageDimension, list_usage_request::Filter,
 };
@@ -72,6 +72,7 @@ pub(crate) struct Usage {
     pub(crate) since: Timestamp,
     pub(crate) until: Timestamp,
     pub(crate) time_zone: String,
+    pub(crate) key: Option<ApiKeyId>,
 }
 
 pub(crate) fn list_usage(
@@ -93,6 +94,7 @@ pub(crate) fn list_usage(
             violations.reference(field, reference, what);
         }
     }
+    let key = (!filter.api_key.is_empty()).then(|| violations.id("filter.api_key", &filter.api_key)).flatten();
     violations.chars("filter.tool", &filter.tool, TOOL);
     violations.require(!of.tool || filter.model.is_empty(), "filter.model", || {
         "must be empty with the dimension `TOOL`: which model asked for a call is not recorded".into()
@@ -117,7 +119,7 @@ pub(crate) fn list_usage(
         "is not a time zone as the IANA calls it, like `Europe/Berlin`".into()
     });
     let time_zone = known.unwrap_or_default();
-    violations.finish().map(|()| Usage { page, of, since, until, time_zone })
+    violations.finish().map(|()| Usage { page, of, since, until, time_zone, key })
 }
 
 fn dimensions(wanted: &[i32], violations: &mut Violations) -> Dimensions {
@@ -131,6 +133,7 @@ fn dimensions(wanted: &[i32], violations: &mut Violations) -> Dimensions {
             Ok(UsageDimension::Agent) => of.agent = true,
             Ok(UsageDimension::Model) => of.model = true,
             Ok(UsageDimension::Tool) => of.tool = true,
+            Ok(UsageDimension::Key) => of.key = true,
             Ok(UsageDimension::Unspecified) | Err(_) => violations.add(field, "is not a known dimension"),
         }
     }
@@ -158,6 +161,7 @@ mod tests {
             since: Some(prost_types::Timestamp { seconds: -1, nanos: 0 }),
             until: None,
             time_zone: "Mars/Olympus".into(),
+            api_key: "ada".into(),
         };
         let dimensions = vec![UsageDimension::Tool.into(), UsageDimension::Tool.into(), 9, 0];
         let refused = list(&ListUsageRequest { page: None, filter: Some(filter), dimensions }).err();
@@ -168,6 +172,7 @@ mod tests {
                 "dimensions[2]",
                 "dimensions[3]",
                 "filter.agent",
+                "filter.api_key",
                 "filter.tool",
                 "filter.model",
                 "filter.since",

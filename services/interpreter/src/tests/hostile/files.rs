@@ -13,6 +13,7 @@ const WAYS: &[&str] = &[
     "read_file(PATH)",
     "await tools.read(PATH)",
     "create_file(PATH, 'x')",
+    "save_file(FILE, PATH)",
     "edit_file(PATH, [{old: 'canary', new: 'x'}])",
     "list_files(PATH)",
     "grep('canary', PATH)",
@@ -38,6 +39,9 @@ fn calls(paths: &[&str], name: &'static str, except: &[&str]) -> Vec<(String, &'
 
 impl Bench {
     async fn refuses_all(&self, calls: &[(String, &'static str)]) {
+        let file = Value::from(self.attached.id.as_str()).to_string();
+        let calls: Vec<(String, &'static str)> =
+            calls.iter().map(|(call, name)| (call.replace("FILE", &file), *name)).collect();
         let calls: Vec<(&str, &'static str)> = calls.iter().map(|(call, name)| (call.as_str(), *name)).collect();
         self.refuses(&calls).await;
         assert_eq!(std::fs::read_to_string(self.outside("secret")).expect("it is still there"), CANARY);
@@ -90,7 +94,7 @@ async fn no_path_leads_out_of_the_workspace() {
         "..;/outside/secret",
         "..\u{200b}/outside/secret",
     ];
-    bench.refuses_all(&calls(&names, "FileNotFound", &["create_file"])).await;
+    bench.refuses_all(&calls(&names, "FileNotFound", &["create_file", "save_file"])).await;
     bench.refuses_all(&calls(&["a\0b/secret"], "InvalidPath", &["import"])).await;
 }
 
@@ -131,7 +135,7 @@ async fn no_symbolic_link_leads_out_of_the_workspace() {
     let lexical = ["up/../outside/secret/."];
     let through: Vec<&str> = within.iter().copied().filter(|path| !lexical.contains(path)).collect();
     bench.refuses_all(&calls(&through, "OutsideWorkspace", &[])).await;
-    bench.refuses_all(&calls(&lexical, "FileNotFound", &["create_file"])).await;
+    bench.refuses_all(&calls(&lexical, "FileNotFound", &["create_file", "save_file"])).await;
     // The link itself may be deleted; what it leads to stays.
     bench.refuses_all(&calls(&["sub/file", "sub/dangling"], "OutsideWorkspace", &["delete_file"])).await;
     bench
@@ -169,6 +173,7 @@ fn a_link_swapped_in_while_a_file_is_opened_leads_nowhere() {
             await Promise.all([
                 tried(() => tools.read_file('d/secret')),
                 tried(() => tools.create_file('d/made/' + i, 'x')),
+                tried(() => tools.save_file(FILE, 'd/saved')),
                 tried(() => tools.edit_file('d/secret', [{old: 'canary', new: 'edited'}])),
                 tried(() => tools.list_files('d', true)),
                 tried(() => tools.grep('canary|inside', 'd').then(found => found.matches.map(match => match.text))),
@@ -176,6 +181,7 @@ fn a_link_swapped_in_while_a_file_is_opened_leads_nowhere() {
             ]);
         }
         [counts.inside > 0, counts.refused > 0]";
+    let script = script.replace("FILE", &Value::from(bench.attached.id.as_str()).to_string());
     let (here, there, done) = (bench.work("d"), bench.work("link"), AtomicBool::new(false));
     let runtime = tokio::runtime::Runtime::new().expect("a runtime");
     let outcome = std::thread::scope(|scope| {
@@ -184,13 +190,15 @@ fn a_link_swapped_in_while_a_file_is_opened_leads_nowhere() {
                 rustix::fs::renameat_with(CWD, &here, CWD, &there, RenameFlags::EXCHANGE).expect("both exist");
             }
         });
-        let outcome = runtime.block_on(bench.run(script));
+        let outcome = runtime.block_on(bench.run(&script));
         done.store(true, Ordering::Relaxed);
         outcome
     });
     assert_eq!(difference(&outcome, Is("[true,true]")), None);
     assert_eq!(std::fs::read_to_string(bench.outside("secret")).expect("it is still there"), CANARY);
-    assert!(!bench.outside("made").exists(), "something was made outside");
+    for made in ["made", "saved"] {
+        assert!(!bench.outside(made).exists(), "something was made outside");
+    }
 }
 
 #[tokio::test]
@@ -206,8 +214,15 @@ async fn what_is_no_file_holds_nobody_up_and_a_tree_that_never_ends_is_cut() {
     .expect("a pipe");
     symlink("loop", bench.work("loop")).expect("linked");
     symlink(".", bench.work("again")).expect("linked");
+    let file = Value::from(bench.attached.id.as_str()).to_string();
+    let save = |path: &str| format!("save_file({file}, '{path}')");
+    let [to_pipe, to_loop, below_file, to_itself] = ["pipe", "loop", "inside.txt/x", "."].map(save);
     bench
         .refuses(&[
+            (to_pipe.as_str(), "NotARegularFile"),
+            (to_loop.as_str(), "InvalidPath"),
+            (below_file.as_str(), "NotADirectory"),
+            (to_itself.as_str(), "IsADirectory"),
             ("read_file('pipe')", "NotARegularFile"),
             ("create_file('pipe', 'x')", "NotARegularFile"),
             ("edit_file('pipe', [{old: 'a', new: 'b'}])", "NotARegularFile"),
@@ -223,4 +238,35 @@ async fn what_is_no_file_holds_nobody_up_and_a_tree_that_never_ends_is_cut() {
     let tree = "let path = ''; for (let i = 0; i < 200; i++) path += 'd/'; create_file(path + 'f', 'x');
         [list_files('.', true).length > 0, find_file('**/f').paths.length >= 0, delete_file('d', true).deleted > 200].join()";
     bench.withstands(&[(tree, Is("true,true,true"))]).await;
+}
+
+#[tokio::test]
+async fn only_what_was_attached_can_be_saved() {
+    let bench = Bench::with_files();
+    let blobs = bench.directory.path().join("blobs");
+    let other = OrganizationId::from_uuid(Uuid::from_u128(7));
+    let foreign = kept(&blobs, other, "theirs", CANARY.as_bytes());
+    let own = kept(&blobs, OrganizationId::LOCAL, "elsewhere", format!("{CANARY} of another task").as_bytes());
+    let mut wanted = vec![
+        "../../../outside/secret".to_owned(),
+        "/etc/passwd".to_owned(),
+        "sha256:../../../outside/secret".to_owned(),
+        "sha256:".to_owned(),
+        "a.txt".to_owned(),
+        bench.attached.sha256.clone(),
+        format!("sha256:{}", bench.attached.sha256.to_uppercase()),
+        format!(" {}", bench.attached.id),
+        "x\0y".to_owned(),
+        "x".repeat(128),
+    ];
+    for file in [foreign, own] {
+        wanted.extend([format!("sha256:{}", file.sha256), file.id]);
+    }
+    let call = |file: &str| format!("save_file({}, 'saved')", Value::from(file));
+    let mut calls: Vec<(String, &'static str)> = wanted.iter().map(|file| (call(file), "FileNotAttached")).collect();
+    calls.extend(["".to_owned(), "x".repeat(129)].map(|file| (call(&file), "InvalidArguments")));
+    bench.refuses_all(&calls).await;
+    assert!(!bench.work("saved").exists());
+    let saved = format!("save_file({:?}, 'made/saved').bytes + read_file('made/saved')", bench.attached.id);
+    bench.withstands(&[(saved.as_str(), Is("13attached text"))]).await;
 }

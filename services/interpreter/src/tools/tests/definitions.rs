@@ -15,6 +15,7 @@ pub(super) fn accept(output: &Output, value: &Value) -> Result<(), String> {
         | (Output::Boolean, Value::Bool(_)) => true,
         (Output::Integer, value) => value.is_u64(),
         (Output::Number, value) => value.as_f64().is_some_and(|number| number >= 0.0),
+        (Output::Vector, Value::Array(items)) => items.iter().all(Value::is_number),
         (Output::OneOrMore(output), Value::Array(items)) => {
             return items.iter().try_for_each(|item| accept(output, item));
         }

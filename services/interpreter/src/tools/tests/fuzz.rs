@@ -236,8 +236,8 @@ impl Calls {
             Kind::Number { min, max } => (min + random.f64() * (max - min)).into(),
             Kind::Boolean => random.bool().into(),
             Kind::OneOf(words) => words[random.usize(..words.len())].into(),
-            Kind::TextOrTexts | Kind::CodeOrArguments { .. } if random.bool() => self.text(random).into(),
-            Kind::TextOrTexts | Kind::CodeOrArguments { .. } | Kind::Arguments => texts(random),
+            Kind::TextOrTexts { .. } | Kind::CodeOrArguments { .. } if random.bool() => self.text(random).into(),
+            Kind::TextOrTexts { .. } | Kind::CodeOrArguments { .. } | Kind::Arguments => texts(random),
             Kind::TextMap => {
                 Value::Object((0..random.usize(..3)).map(|_| (self.text(random), self.text(random).into())).collect())
             }

@@ -1,4 +1,4 @@
-//! `llm.ask` and `llm.json`, against a proxy that answers what a test wants.
+//! `llm.ask`, `llm.json` and `llm.embed`, against a proxy that answers what a test wants.
 
 use std::sync::Mutex;
 
@@ -70,6 +70,43 @@ async fn an_answer_that_does_not_fit_is_sent_back_once_with_what_is_wrong() {
 }
 
 #[tokio::test]
+async fn texts_become_vectors_as_the_proxy_gives_them() {
+    let vectors = |vectors: Value| {
+        let items: Vec<Value> = vectors.as_array().expect("a list").iter().map(|v| json!({"embedding": v})).collect();
+        http(200, &json!({"object": "list", "data": items}))
+    };
+    let (bench, mut requests) =
+        asking(vec![vectors(json!([[0.1, -0.25], [1.0, 0.0]])), vectors(json!([[0.5]])), vectors(json!([]))]).await;
+    let texts = json!([["a cat", "a dog"], {"model": "mini"}]);
+    // As short as they came.
+    assert_eq!(bench.call("llm.embed", texts).await.to_string(), "[[0.1,-0.25],[1.0,0.0]]");
+    let first = requests.recv().await.expect("a request");
+    assert!(first.starts_with("POST /v1/embeddings ") && first.contains("authorization: Bearer token-1"), "{first}");
+    assert_eq!(body(&first), json!({"model": "mini", "input": ["a cat", "a dog"]}));
+    let one = json!(["a cat", {"model": "mini", "dimensions": 1}]);
+    assert_eq!(bench.call("llm.embed", one.clone()).await, json!([[0.5]]));
+    let asked = json!({"model": "mini", "input": ["a cat"], "dimensions": 1});
+    assert_eq!(body(&requests.recv().await.expect("a request")), asked);
+    assert_eq!(bench.fails("llm.embed", one).await.name, "InternalError", "fewer vectors than texts");
+}
+
+#[tokio::test]
+async fn texts_that_cannot_be_asked_about_are_not() {
+    let (bench, mut requests) = asking(vec![http(402, &json!({"error": {"message": "spent"}}))]).await;
+    for (args, name) in [
+        (json!(["x"]), "InvalidArguments"),
+        (json!([7, {"model": "mini"}]), "InvalidArguments"),
+        (json!(["x".repeat((64 << 10) + 1), {"model": "mini"}]), "InvalidArguments"),
+        (json!([vec!["x"; 101], {"model": "mini"}]), "InvalidArguments"),
+        (json!(["x", {"model": "opus"}]), "ModelNotAllowed"),
+    ] {
+        assert_eq!(bench.fails("llm.embed", args).await.name, name);
+    }
+    assert!(requests.try_recv().is_err(), "nobody was asked");
+    assert_eq!(bench.fails("llm.embed", json!(["x", {"model": "mini"}])).await.name, "BudgetExhausted");
+}
+
+#[tokio::test]
 async fn a_schema_that_cannot_be_used_costs_nothing() {
     let (bench, mut requests) = asking(vec![said("1")]).await;
     for schema in [json!({"type": "nothing"}), json!({"allOf": [{"$ref": "#"}]}), json!(7)] {
@@ -108,7 +145,7 @@ async fn failures_have_names_a_script_can_work_with() {
 
 #[tokio::test]
 async fn a_question_is_a_side_effect_that_is_not_repeated() {
-    for name in ["llm.ask", "llm.json"] {
+    for name in ["llm.ask", "llm.json", "llm.embed"] {
         let tool = definition(name).expect("a tool");
         assert_eq!((tool.effect, tool.permission, tool.is_repeatable()), (Effect::External, Permission::Models, false));
         assert_eq!(tool.subject(&json!({"options": {"model": "mini"}})), PolicySubject::Name("mini".into()));

@@ -36,6 +36,7 @@ async fn what_is_used_is_reported_to_the_last_token_with_few_questions() {
     for report in &reports {
         assert_eq!((report.task_id.as_str(), report.model_id.as_str()), ("task_1", "model_openai"));
         assert!(report.purpose.starts_with("chat completions"), "{}", report.purpose);
+        assert_eq!(report.api_key_id, "key_1", "it is counted for the key that the token was made with");
         assert!(reserved.iter().any(|reserve| reserve.reservation_id == report.reservation_id));
     }
     let calls: std::collections::BTreeSet<&str> = reports.iter().map(|report| report.call_id.as_str()).collect();

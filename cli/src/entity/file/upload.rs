@@ -1,0 +1,157 @@
+//! An upload, part by part, that goes on where it was cut.
+
+use std::{
+    fs,
+    io::{Read as _, Seek as _, SeekFrom},
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use clap::Args;
+use construct_bus::files::Sha256;
+use construct_proto::v1::{
+    CreateFileRequest, File, FileSpec, FileState, ListFilesRequest, PageRequest, UploadPartRequest,
+    list_files_request::Filter,
+};
+use tonic::Code;
+
+use super::{get, id};
+use crate::{
+    entity::WriteArgs,
+    failure::{Failure, may_pass},
+    gateway::{Gateway, call},
+    output::OutputArgs,
+};
+
+/// Bytes that are sent at once.
+const PART: usize = 1024 * 1024;
+/// The pause before a part that may have been lost is sent again, and how often in a row.
+const PAUSE: Duration = Duration::from_millis(500);
+const TRIES: u32 = 120;
+
+#[derive(Debug, Args)]
+pub(crate) struct Upload {
+    /// The file.
+    path: PathBuf,
+    /// What it will be called; the name it has, unless given.
+    #[arg(long)]
+    name: Option<String>,
+    /// What it is, as `application/pdf`; told from its content unless given.
+    #[arg(long, value_name = "TYPE", default_value = "", hide_default_value = true)]
+    media_type: String,
+    /// Begin anew, though there is an unfinished upload of the same.
+    #[arg(long)]
+    new: bool,
+    #[command(flatten)]
+    write: WriteArgs,
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+impl Upload {
+    pub(super) async fn run(self, gateway: &Gateway) -> Result<(), Failure> {
+        let name = self.name.unwrap_or_else(|| name(&self.path));
+        let wanted = Wanted { path: &self.path, name, media_type: self.media_type, new: self.new };
+        self.output.one(&upload(gateway, wanted, self.write.key()).await?)
+    }
+}
+
+/// A file to upload.
+pub(crate) struct Wanted<'a> {
+    pub(crate) path: &'a Path,
+    pub(crate) name: String,
+    /// Empty: it is told from the content.
+    pub(crate) media_type: String,
+    /// Begin anew, though there is an unfinished upload of the same.
+    pub(crate) new: bool,
+}
+
+/// What a file is called where it lies.
+pub(crate) fn name(path: &Path) -> String {
+    path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default()
+}
+
+/// Uploads a file, and waits until it has been looked at.
+///
+/// # Errors
+/// When it cannot be read, the gateway does not take it, or stays away.
+pub(crate) async fn upload(gateway: &Gateway, wanted: Wanted<'_>, idempotency_key: String) -> Result<File, Failure> {
+    let Wanted { path, name, media_type, new } = wanted;
+    let failed = |error: std::io::Error| Failure::usage(format!("{}: {error}", path.display()));
+    let mut source = fs::File::open(path).map_err(failed)?;
+    let (sha256, size) = Sha256::read(&mut source).map_err(failed)?;
+    let size = i64::try_from(size).unwrap_or(i64::MAX);
+    let spec = FileSpec { name, media_type, size, sha256: sha256.to_string() };
+    let begun = if new { None } else { unfinished(gateway, &spec).await? };
+    let mut file = match begun {
+        Some(begun) => begun,
+        None => {
+            let request = CreateFileRequest { spec: Some(spec), idempotency_key };
+            call(gateway.files().create_file(request)).await?
+        }
+    };
+    while state(&file) == FileState::Uploading {
+        let offset = received(&file);
+        source.seek(SeekFrom::Start(offset.unsigned_abs())).map_err(failed)?;
+        let mut data = Vec::with_capacity(PART);
+        (&source).take(PART as u64).read_to_end(&mut data).map_err(failed)?;
+        if data.is_empty() {
+            return Err(Failure::failed(format!("{} has become shorter", path.display())));
+        }
+        file = send(gateway, file, offset, data).await?;
+    }
+    while state(&file) == FileState::Checking {
+        tokio::time::sleep(PAUSE).await;
+        file = get(gateway, &id(file.metadata.as_ref())).await?;
+    }
+    if state(&file) == FileState::Refused {
+        let reason = file.status.unwrap_or_default().reason;
+        return Err(Failure::failed(format!("{} was refused: {reason}", path.display())));
+    }
+    Ok(file)
+}
+
+/// An upload of the same that was cut, the one that is farthest.
+async fn unfinished(gateway: &Gateway, spec: &FileSpec) -> Result<Option<File>, Failure> {
+    let filter = Filter {
+        name: spec.name.clone(),
+        sha256: spec.sha256.clone(),
+        state: FileState::Uploading.into(),
+        ..Filter::default()
+    };
+    let page = PageRequest { page_size: 100, ..PageRequest::default() };
+    let request = ListFilesRequest { page: Some(page), filter: Some(filter) };
+    let found = call(gateway.files().list_files(request)).await?.files.into_iter();
+    let same = |file: &File| {
+        let known = file.spec.clone().unwrap_or_default();
+        known.size == spec.size && known.media_type == spec.media_type
+    };
+    Ok(found.filter(same).max_by_key(received))
+}
+
+/// Sends a part until it is known what became of it.
+async fn send(gateway: &Gateway, file: File, offset: i64, data: Vec<u8>) -> Result<File, Failure> {
+    let name = id(file.metadata.as_ref());
+    let mut tries = 0;
+    loop {
+        let request = UploadPartRequest { file: name.clone(), offset, data: data.clone() };
+        match gateway.files().upload_part(request).await {
+            Ok(file) => return Ok(file.into_inner()),
+            // Somebody else uploads it as well, and is farther.
+            Err(status) if status.code() == Code::Aborted => return get(gateway, &name).await,
+            Err(status) if tries < TRIES && may_pass(&status) => {
+                tries += 1;
+                tokio::time::sleep(PAUSE).await;
+            }
+            Err(status) => return Err(status.into()),
+        }
+    }
+}
+
+fn state(file: &File) -> FileState {
+    file.status.as_ref().map_or(FileState::Unspecified, |status| status.state())
+}
+
+fn received(file: &File) -> i64 {
+    file.status.as_ref().map_or(0, |status| status.received)
+}

@@ -1,0 +1,423 @@
+//! Files that people upload: what there is of them. The content lies in a folder, which this knows nothing of but what has to go from it
+//! (`migrations/0034_files.sql`, docs/adr/0038-files.md).
+//!
+//! What keeps two gateways from undoing each other's work: a part is taken under the lock of the file's row; a content is put into its
+//! place, and removed, under a lock of its own ([`Store::file_content`]), so that none is removed that has just become somebody's.
+
+mod removal;
+mod upload;
+
+use jiff::{SignedDuration, Timestamp};
+use uuid::Uuid;
+
+use construct_domain::{FileId, OrganizationId};
+
+use crate::{
+    Cursor, Error, Key, Page, Rendered, Store, Write, Written,
+    write::{Writer, begin},
+};
+
+pub(crate) use removal::note_everything;
+pub use removal::{FileContent, Removal, Removed};
+pub use upload::{Claimed, NewPart, Part, Taken};
+
+const WHAT: &str = "file";
+
+/// Uploads of an organisation that may be unfinished at a time.
+pub const UNFINISHED: u32 = 100;
+/// How long an upload may take, and a refusal can be read.
+pub const EXPIRES: SignedDuration = SignedDuration::from_hours(24);
+/// Parts of a file.
+pub const PARTS: u32 = 10_000;
+
+/// What becomes of a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FileState {
+    /// Parts are missing.
+    Uploading,
+    /// All is there, and is looked at.
+    Checking,
+    /// It can be read.
+    Ready,
+    /// It is not taken.
+    Refused,
+}
+
+impl FileState {
+    /// As it is stored.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Self::Uploading => "uploading",
+            Self::Checking => "checking",
+            Self::Ready => "ready",
+            Self::Refused => "refused",
+        }
+    }
+
+    fn read(text: &str) -> Result<Self, Error> {
+        [Self::Uploading, Self::Checking, Self::Ready, Self::Refused]
+            .into_iter()
+            .find(|state| state.as_str() == text)
+            .ok_or_else(|| Error::internal(format!("`{text}` is no state of a file")))
+    }
+}
+
+/// A file.
+#[derive(Debug, Clone, PartialEq)]
+pub struct File {
+    /// Its id.
+    pub id: FileId,
+    /// Whose.
+    pub organization: OrganizationId,
+    /// Not unique.
+    pub name: String,
+    /// Empty until it is known.
+    pub media_type: String,
+    /// How many bytes there will be.
+    pub size: i64,
+    /// What its hash has to be.
+    pub expected: Option<[u8; 32]>,
+    /// What became of it.
+    pub state: FileState,
+    /// Bytes that are there.
+    pub received: i64,
+    /// The hash of what is there, once it is ready.
+    pub sha256: Option<[u8; 32]>,
+    /// Why it was refused.
+    pub reason: String,
+    /// Who created it.
+    pub created_by: String,
+    /// When it goes by itself.
+    pub expires_at: Option<Timestamp>,
+    /// Rises with every change.
+    pub revision: i64,
+    /// When it was created.
+    pub created_at: Timestamp,
+    /// When it last changed.
+    pub updated_at: Timestamp,
+}
+
+impl File {
+    /// Its place in a list.
+    pub fn cursor(&self, key: Key) -> Cursor {
+        Cursor::new(key, self.id.uuid(), &self.name, self.created_at, self.updated_at)
+    }
+}
+
+/// A file to create.
+#[derive(Debug, Clone, PartialEq)]
+pub struct NewFile {
+    /// Its id.
+    pub id: FileId,
+    /// Its name.
+    pub name: String,
+    /// Empty: it is told from the content.
+    pub media_type: String,
+    /// Bytes that will be uploaded.
+    pub size: i64,
+    /// What their hash has to be.
+    pub expected: Option<[u8; 32]>,
+    /// Who creates it.
+    pub created_by: String,
+    /// The content is known to lie in the folder, so that a ready file with it makes this one ready too.
+    pub is_stored: bool,
+}
+
+/// What is listed: all of these.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct FileFilter {
+    /// Exactly this name.
+    pub name: Option<String>,
+    /// Exactly this.
+    pub media_type: Option<String>,
+    /// Of this kind: `image/`.
+    pub media_kind: Option<String>,
+    /// With this hash, or expected to have it.
+    pub sha256: Option<[u8; 32]>,
+    /// In this state.
+    pub state: Option<FileState>,
+}
+
+struct Row {
+    id: Uuid,
+    organization_id: Uuid,
+    name: String,
+    media_type: String,
+    size: i64,
+    expected: Option<Vec<u8>>,
+    state: String,
+    received: i64,
+    sha256: Option<Vec<u8>>,
+    reason: String,
+    created_by: String,
+    expires_at: Option<jiff_sqlx::Timestamp>,
+    revision: i64,
+    created_at: Timestamp,
+    updated_at: Timestamp,
+}
+
+fn digest(bytes: Option<Vec<u8>>) -> Result<Option<[u8; 32]>, Error> {
+    let digest = bytes.map(<[u8; 32]>::try_from).transpose();
+    digest.map_err(|_| Error::internal("a hash of a file has another length"))
+}
+
+impl TryFrom<Row> for File {
+    type Error = Error;
+
+    fn try_from(row: Row) -> Result<Self, Error> {
+        Ok(Self {
+            id: FileId::from_uuid(row.id),
+            organization: OrganizationId::from_uuid(row.organization_id),
+            name: row.name,
+            media_type: row.media_type,
+            size: row.size,
+            expected: digest(row.expected)?,
+            state: FileState::read(&row.state)?,
+            received: row.received,
+            sha256: digest(row.sha256)?,
+            reason: row.reason,
+            created_by: row.created_by,
+            expires_at: crate::time::option(row.expires_at),
+            revision: row.revision,
+            created_at: row.created_at,
+            updated_at: row.updated_at,
+        })
+    }
+}
+
+macro_rules! select {
+    ([$($tail:literal)+], $($argument:expr),* $(,)?) => {
+        sqlx::query_as!(
+            Row,
+            r#"SELECT f.id, f.organization_id, f.name, f.media_type, f.size, f.expected, f.state, f.received, f.sha256, f.reason,
+                      f.created_by, f.expires_at AS "expires_at: jiff_sqlx::Timestamp", f.revision, f.created_at, f.updated_at
+               FROM files f "# $(+ $tail)+,
+            $($argument),*
+        )
+    };
+}
+use select;
+
+macro_rules! list {
+    ($store:expr, $organization:expr, $filter:expr, $page:expr, $key:literal, $comparison:literal, $direction:literal) => {{
+        let (value, id) = $page.after_time()?;
+        select!(
+            ["WHERE f.organization_id = $1
+                AND ($5::text IS NULL OR f.name = $5) AND ($6::text IS NULL OR f.media_type = $6)
+                AND ($7::text IS NULL OR starts_with(f.media_type, $7))
+                AND ($8::bytea IS NULL OR f.sha256 = $8 OR f.expected = $8) AND ($9::text IS NULL OR f.state = $9)
+                AND (" $key ", f.id) " $comparison " ($2, $3)
+              ORDER BY " $key $direction ", f.id" $direction " LIMIT $4"],
+            $organization.uuid(),
+            value as _,
+            id,
+            $page.limit(),
+            $filter.name.as_deref() as _,
+            $filter.media_type.as_deref() as _,
+            $filter.media_kind.as_deref() as _,
+            $filter.sha256.as_ref().map(|hash| hash.as_slice()) as _,
+            $filter.state.map(FileState::as_str) as _,
+        )
+        .fetch_all(&$store.pool)
+        .await?
+    }};
+}
+
+impl Store {
+    /// A file.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn file_get(&self, organization: OrganizationId, id: FileId) -> Result<File, Error> {
+        let row = select!(["WHERE f.organization_id = $1 AND f.id = $2"], organization.uuid(), id.uuid());
+        row.fetch_optional(&self.pool).await?.ok_or(Error::NotFound { what: WHAT })?.try_into()
+    }
+
+    /// A page of files. Their names are in no order that a list can have.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn file_list(
+        &self,
+        organization: OrganizationId,
+        filter: &FileFilter,
+        page: &Page,
+    ) -> Result<Vec<File>, Error> {
+        let rows = match (page.order.key, page.order.descending) {
+            (Key::CreatedAt | Key::Name, false) => list!(self, organization, filter, page, "f.created_at", ">", ""),
+            (Key::CreatedAt | Key::Name, true) => list!(self, organization, filter, page, "f.created_at", "<", " DESC"),
+            (Key::UpdatedAt, false) => list!(self, organization, filter, page, "f.updated_at", ">", ""),
+            (Key::UpdatedAt, true) => list!(self, organization, filter, page, "f.updated_at", "<", " DESC"),
+        };
+        rows.into_iter().map(File::try_from).collect()
+    }
+
+    /// Whether the organisation has a ready file with this content.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn file_is_known(
+        &self,
+        organization: OrganizationId,
+        sha256: &[u8; 32],
+        size: i64,
+    ) -> Result<bool, Error> {
+        Ok(sqlx::query_scalar!(
+            r#"SELECT EXISTS (SELECT 1 FROM files WHERE organization_id = $1 AND sha256 = $2 AND size = $3) AS "known!""#,
+            organization.uuid(),
+            sha256.as_slice(),
+            size,
+        )
+        .fetch_one(&self.pool)
+        .await?)
+    }
+
+    /// Creates a file: to be uploaded, or ready when its content is there already.
+    ///
+    /// # Errors
+    /// [`Error::TooManyUploads`]; those of every write.
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn file_create(
+        &self,
+        write: &Write,
+        new: NewFile,
+        render: impl FnOnce(&File) -> Rendered + Send,
+    ) -> Result<Written<File>, Error> {
+        let mut writer = begin!(self, write);
+        let organization = writer.organization();
+        let known = match &new.expected {
+            Some(expected) if new.is_stored => {
+                removal::lock(&mut writer.transaction, organization, expected).await?;
+                sqlx::query_scalar!(
+                    "SELECT media_type FROM files WHERE organization_id = $1 AND sha256 = $2 AND size = $3
+                     ORDER BY media_type <> $4, created_at LIMIT 1",
+                    organization,
+                    expected.as_slice(),
+                    new.size,
+                    new.media_type,
+                )
+                .fetch_optional(&mut *writer.transaction)
+                .await?
+            }
+            _ => None,
+        };
+        // What it was found to be by whoever looked at it; another declaration has to be looked at itself.
+        let known = known.filter(|known| new.media_type.is_empty() || *known == new.media_type);
+        let is_ready = known.is_some();
+        if !is_ready {
+            self.may_upload(&mut writer).await?;
+        }
+        let state = match () {
+            () if is_ready => FileState::Ready,
+            () if new.size == 0 => FileState::Checking,
+            () => FileState::Uploading,
+        };
+        let media_type = known.unwrap_or(new.media_type);
+        let expires_at = (!is_ready).then(|| crate::time::sql(write.now + EXPIRES));
+        sqlx::query!(
+            "INSERT INTO files
+                 (id, organization_id, name, media_type, size, expected, state, received, sha256, created_by, expires_at, claimed_until,
+                  created_at, updated_at)
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $13)",
+            new.id.uuid(),
+            organization,
+            new.name,
+            media_type,
+            new.size,
+            new.expected.as_ref().map(<[u8; 32]>::as_slice),
+            state.as_str(),
+            if is_ready { new.size } else { 0 },
+            new.expected.as_ref().filter(|_| is_ready).map(<[u8; 32]>::as_slice),
+            new.created_by,
+            expires_at as _,
+            (state == FileState::Checking).then(|| writer.now()) as _,
+            writer.now() as _,
+        )
+        .execute(&mut *writer.transaction)
+        .await
+        .map_err(Error::of_write)?;
+        let entity = reload(&mut writer, new.id).await?;
+        writer.finish_unchanged(entity, render).await
+    }
+
+    /// Of two that begin at once, one waits here for the other, so that neither counts past it.
+    async fn may_upload(&self, writer: &mut Writer<'_>) -> Result<(), Error> {
+        sqlx::query_scalar!(
+            r#"SELECT pg_advisory_xact_lock(hashtextextended($1::text, 34))::text AS "done""#,
+            writer.organization().to_string(),
+        )
+        .fetch_one(&mut *writer.transaction)
+        .await?;
+        let unfinished = sqlx::query_scalar!(
+            r#"SELECT count(*) AS "count!" FROM files WHERE organization_id = $1 AND state IN ('uploading', 'checking')"#,
+            writer.organization(),
+        )
+        .fetch_one(&mut *writer.transaction)
+        .await?;
+        if unfinished >= i64::from(UNFINISHED) {
+            return Err(Error::TooManyUploads { limit: UNFINISHED });
+        }
+        Ok(())
+    }
+
+    /// Gives a file another name.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`], [`Error::Conflict`] when it has another revision than expected.
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn file_update(
+        &self,
+        write: &Write,
+        id: FileId,
+        expected_revision: Option<i64>,
+        name: Option<&str>,
+        render: impl FnOnce(&File) -> Rendered + Send,
+    ) -> Result<Written<File>, Error> {
+        let mut writer = begin!(self, write);
+        let done = sqlx::query!(
+            "UPDATE files SET name = coalesce($5, name), revision = revision + 1, updated_at = $4
+             WHERE organization_id = $1 AND id = $2 AND ($3::bigint IS NULL OR revision = $3)",
+            writer.organization(),
+            id.uuid(),
+            expected_revision,
+            writer.now() as _,
+            name,
+        )
+        .execute(&mut *writer.transaction)
+        .await?;
+        let entity = reload(&mut writer, id).await?;
+        if done.rows_affected() == 0 {
+            return Err(Error::Conflict);
+        }
+        writer.finish_unchanged(entity, render).await
+    }
+
+    /// Deletes a file, and says what has to go from the folder. The entity in the result is what it was.
+    ///
+    /// # Errors
+    /// [`Error::NotFound`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn file_delete(
+        &self,
+        write: &Write,
+        id: FileId,
+        render: impl FnOnce(&File) -> Rendered + Send,
+    ) -> Result<Written<File>, Error> {
+        let mut writer = begin!(self, write);
+        let row = select!(["WHERE f.organization_id = $1 AND f.id = $2 FOR UPDATE"], writer.organization(), id.uuid());
+        let row = row.fetch_optional(&mut *writer.transaction).await?.ok_or(Error::NotFound { what: WHAT })?;
+        let entity = File::try_from(row)?;
+        removal::note(&mut writer.transaction, &entity, write.now).await?;
+        sqlx::query!("DELETE FROM files WHERE id = $1", id.uuid()).execute(&mut *writer.transaction).await?;
+        writer.finish_unchanged(entity, render).await
+    }
+}
+
+/// The row as it is.
+async fn reload(writer: &mut Writer<'_>, id: FileId) -> Result<File, Error> {
+    let row = select!(["WHERE f.organization_id = $1 AND f.id = $2"], writer.organization(), id.uuid());
+    row.fetch_optional(&mut *writer.transaction).await?.ok_or(Error::NotFound { what: WHAT })?.try_into()
+}

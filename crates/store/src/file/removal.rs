@@ -1,0 +1,197 @@
+//! What lies in the folder, and when it goes.
+
+use construct_domain::{FileId, OrganizationId};
+use jiff::Timestamp;
+use sqlx::{PgConnection, Postgres, Transaction};
+use uuid::Uuid;
+
+use super::{File, digest};
+use crate::{Error, Store, time};
+
+/// What has to go from the folder.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Removal {
+    /// Names it.
+    pub id: Uuid,
+    /// Whose it was.
+    pub organization: OrganizationId,
+    /// What.
+    pub removed: Removed,
+}
+
+/// What there is in the folder.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Removed {
+    /// A content, if nobody needs it.
+    Content([u8; 32]),
+    /// What was uploaded for a file.
+    Upload(FileId),
+    /// Everything of an organisation.
+    Everything,
+}
+
+/// A content of an organisation that nobody else puts into its place, or removes, meanwhile.
+#[derive(Debug)]
+pub struct FileContent {
+    transaction: Transaction<'static, Postgres>,
+    organization: OrganizationId,
+    sha256: [u8; 32],
+}
+
+impl Store {
+    /// Locks a content, so that the folder and the rows change together.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn file_content(&self, organization: OrganizationId, sha256: [u8; 32]) -> Result<FileContent, Error> {
+        let mut transaction = self.pool.begin().await?;
+        lock(&mut transaction, organization.uuid(), &sha256).await?;
+        Ok(FileContent { transaction, organization, sha256 })
+    }
+
+    /// What has to go next.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn file_removals(&self, at_once: u32) -> Result<Vec<Removal>, Error> {
+        let rows = sqlx::query!(
+            "SELECT id, owner, sha256, file_id FROM file_removals ORDER BY created_at, id LIMIT $1",
+            i64::from(at_once),
+        );
+        let read = |row: (Uuid, Uuid, Option<Vec<u8>>, Option<Uuid>)| {
+            let (id, owner, sha256, file) = row;
+            let removed = match (digest(sha256)?, file) {
+                (Some(sha256), _) => Removed::Content(sha256),
+                (None, Some(file)) => Removed::Upload(FileId::from_uuid(file)),
+                (None, None) => Removed::Everything,
+            };
+            Ok(Removal { id, organization: OrganizationId::from_uuid(owner), removed })
+        };
+        let rows = rows.fetch_all(&self.pool).await?.into_iter();
+        rows.map(|row| read((row.id, row.owner, row.sha256, row.file_id))).collect()
+    }
+
+    /// Something is gone from the folder.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn file_removed(&self, removal: Uuid) -> Result<(), Error> {
+        sqlx::query!("DELETE FROM file_removals WHERE id = $1", removal).execute(&self.pool).await?;
+        Ok(())
+    }
+}
+
+impl FileContent {
+    /// Whether a file says this.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    pub async fn is_needed(&mut self) -> Result<bool, Error> {
+        Ok(sqlx::query_scalar!(
+            r#"SELECT EXISTS (SELECT 1 FROM files WHERE organization_id = $1 AND sha256 = $2) AS "needed!""#,
+            self.organization.uuid(),
+            self.sha256.as_slice(),
+        )
+        .fetch_one(&mut *self.transaction)
+        .await?)
+    }
+
+    /// It is gone from the folder, or needed.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    pub async fn settled(mut self, removal: Uuid) -> Result<(), Error> {
+        sqlx::query!("DELETE FROM file_removals WHERE id = $1", removal).execute(&mut *self.transaction).await?;
+        Ok(self.transaction.commit().await?)
+    }
+
+    /// It lies in its place: the file is ready. False when it was deleted meanwhile; then the content has to go again, which is noted.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    pub async fn ready(mut self, file: FileId, media_type: &str, now: Timestamp) -> Result<bool, Error> {
+        let done = sqlx::query!(
+            "UPDATE files SET state = 'ready', sha256 = $2, media_type = $3, expires_at = NULL, claimed_until = NULL,
+                 revision = revision + 1, updated_at = $4
+             WHERE id = $1 AND state = 'checking'",
+            file.uuid(),
+            self.sha256.as_slice(),
+            media_type,
+            time::sql(now) as _,
+        )
+        .execute(&mut *self.transaction)
+        .await?;
+        let is_there = done.rows_affected() > 0;
+        if is_there {
+            sqlx::query!("DELETE FROM file_parts WHERE file_id = $1", file.uuid())
+                .execute(&mut *self.transaction)
+                .await?;
+        } else {
+            insert(&mut self.transaction, self.organization, Some(&self.sha256), None, now).await?;
+        }
+        note_upload(&mut self.transaction, self.organization, file, now).await?;
+        self.transaction.commit().await?;
+        Ok(is_there)
+    }
+}
+
+/// Held until the end of the transaction.
+pub(super) async fn lock(connection: &mut PgConnection, organization: Uuid, sha256: &[u8; 32]) -> Result<(), Error> {
+    let name: String = sha256.iter().map(|byte| format!("{byte:02x}")).collect();
+    sqlx::query_scalar!(
+        r#"SELECT pg_advisory_xact_lock(hashtextextended($1::text, 35))::text AS "done""#,
+        format!("{organization}/{name}"),
+    )
+    .fetch_one(connection)
+    .await?;
+    Ok(())
+}
+
+/// Notes what there may be of a file.
+pub(super) async fn note(connection: &mut PgConnection, file: &File, now: Timestamp) -> Result<(), Error> {
+    match &file.sha256 {
+        Some(sha256) => insert(connection, file.organization, Some(sha256), None, now).await,
+        None => note_upload(connection, file.organization, file.id, now).await,
+    }
+}
+
+pub(super) async fn note_upload(
+    connection: &mut PgConnection,
+    organization: OrganizationId,
+    file: FileId,
+    now: Timestamp,
+) -> Result<(), Error> {
+    insert(connection, organization, None, Some(file), now).await
+}
+
+/// Notes that everything of an organisation has to go.
+pub(crate) async fn note_everything(
+    connection: &mut PgConnection,
+    organization: OrganizationId,
+    now: Timestamp,
+) -> Result<(), Error> {
+    insert(connection, organization, None, None, now).await
+}
+
+async fn insert(
+    connection: &mut PgConnection,
+    organization: OrganizationId,
+    sha256: Option<&[u8; 32]>,
+    file: Option<FileId>,
+    now: Timestamp,
+) -> Result<(), Error> {
+    sqlx::query!(
+        "INSERT INTO file_removals (id, owner, sha256, file_id, created_at) VALUES ($1, $2, $3, $4, $5)",
+        Uuid::now_v7(),
+        organization.uuid(),
+        sha256.map(<[u8; 32]>::as_slice) as _,
+        file.map(FileId::uuid) as _,
+        time::sql(now) as _,
+    )
+    .execute(connection)
+    .await?;
+    Ok(())
+}

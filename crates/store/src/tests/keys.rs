@@ -1,0 +1,249 @@
+//! Limits of keys, and for which key something is counted.
+
+use std::collections::BTreeMap;
+
+use construct_domain::{
+    ApiKeyId, ScheduleId, UserId,
+    access::{Role, Scope},
+    schedule::{Missed, Timing},
+};
+use jiff::SignedDuration;
+
+use super::{
+    subtasks::{runs, spawn},
+    usage::{around, spent, turn},
+    *,
+};
+use crate::{
+    CallReport, Counted, Counts, Dimensions, Limits, NewFork, NewSchedule, Periods, Purpose, ScheduleChanges,
+    StepUsage, Target, Told, UsageFilter, UsagePage, Used,
+    identity::{ApiKey, NewApiKey, Secret},
+};
+
+const TOLD: Told = Told { task: |_| event("task.created"), message: |_| event("message.created") };
+
+fn key() -> ApiKeyId {
+    ApiKeyId::from_uuid(Uuid::now_v7())
+}
+
+fn with(key: ApiKeyId) -> Write {
+    Write { key: Some(key), ..write() }
+}
+
+async fn begin(f: &Fixture, write: &Write) -> TaskId {
+    let made = f.store.task_create(write, new_task(f.agent), rendered("task.created")).await;
+    applied(made.expect("created")).state.id
+}
+
+async fn say(f: &Fixture, write: &Write, task: TaskId) -> MessageId {
+    let new = NewUserMessage { id: message_id(), task, content: text("go"), interrupts: false };
+    applied(f.store.message_create(write, new, rendered("message.created")).await.expect("accepted")).id
+}
+
+async fn counts(f: &Fixture, periods: &Periods) -> BTreeMap<ApiKeyId, Counts> {
+    let counts = f.store.quota_counts_of_keys(ORG, Counted::OF_KEYS, periods).await.expect("counted");
+    counts.into_iter().collect()
+}
+
+fn done(tasks: i64, runs: i64, tokens: i64, spend_pico_usd: i64) -> Counts {
+    Counts { tasks, runs, tokens, spend_pico_usd, storage_bytes: 0 }
+}
+
+#[tokio::test]
+async fn beginning_is_counted_for_who_begins_and_work_for_who_asked_last() {
+    let f = Fixture::new().await;
+    let (now, a, b) = (now(), key(), key());
+    let periods = around(now);
+    let task = begin(&f, &with(a)).await;
+    say(&f, &with(b), task).await;
+    turn(&f, task, &[("fetch", true)], spent(10, 100), now).await;
+    assert_eq!(counts(&f, &periods).await, BTreeMap::from([(a, done(1, 0, 0, 0)), (b, done(0, 1, 10, 100))]));
+    // What came too late, and what a token of the task's own scripts has used.
+    let late = StepUsage { step: step_id(), model: f.model, purpose: Purpose::Title, usage: spent(1, 1) };
+    f.store.step_usage_record(ORG, task, None, &late, now).await.expect("booked");
+    let report = |key, task| CallReport {
+        id: Uuid::now_v7(),
+        reservation: None,
+        organization: ORG,
+        task,
+        key,
+        model: f.model,
+        purpose: "llm.ask".into(),
+        usage: spent(2, 2),
+    };
+    f.store.call_book(&report(None, Some(task)), now).await.expect("booked");
+    assert_eq!(counts(&f, &periods).await[&b], done(0, 1, 13, 103));
+    // A token that was made with a key is counted for that key, also when it is for a task of others.
+    f.store.call_book(&report(Some(a), Some(task)), now).await.expect("booked");
+    f.store.call_book(&report(Some(a), None), now).await.expect("booked");
+    assert_eq!(counts(&f, &periods).await[&a], done(1, 0, 4, 4));
+    // Who comes without a key has it counted for none.
+    f.message(task, "and now?").await;
+    turn(&f, task, &[], spent(1000, 1000), now).await;
+    let unchanged = counts(&f, &periods).await;
+    assert_eq!((unchanged[&a], unchanged[&b]), (done(1, 0, 4, 4), done(0, 1, 13, 103)));
+    // Only what is asked for, and only of this time.
+    let tokens = Counted { tokens: true, ..Counted::default() };
+    let tokens = f.store.quota_counts_of_keys(ORG, tokens, &periods).await.expect("counted");
+    assert_eq!(tokens[&b], done(0, 0, 13, 0));
+    let tomorrow =
+        Periods { day: periods.next_day, next_day: periods.next_day + SignedDuration::from_hours(24), ..periods };
+    assert_eq!(counts(&f, &tomorrow).await, BTreeMap::from([(a, done(0, 0, 0, 4)), (b, done(0, 0, 0, 103))]));
+    let other = other_organization(&f.store).await;
+    let foreign = f.store.quota_counts_of_keys(other, Counted::OF_KEYS, &periods).await.expect("counted");
+    assert!(foreign.is_empty());
+}
+
+#[tokio::test]
+async fn a_task_that_is_gone_was_begun_all_the_same() {
+    let f = Fixture::new().await;
+    let (periods, a) = (around(now()), key());
+    let task = begin(&f, &with(a)).await;
+    let expected = BTreeMap::from([(a, done(1, 0, 0, 0))]);
+    // By whomever it is deleted.
+    applied(f.store.task_delete(&with(key()), task, rendered("task.deleted")).await.expect("deleted"));
+    assert_eq!(counts(&f, &periods).await, expected);
+    f.store.task_purge(task, gone, now()).await.expect("purged").expect("it is gone");
+    assert_eq!(counts(&f, &periods).await, expected);
+}
+
+#[tokio::test]
+async fn copies_subtasks_and_runs_of_schedules_are_counted_for_who_asked_for_them() {
+    let f = Fixture::new().await;
+    let (now, a, b, c) = (now(), key(), key(), key());
+    let periods = around(now);
+    let task = begin(&f, &with(a)).await;
+    let message = say(&f, &with(b), task).await;
+    let asking = runs(&f, task).await;
+    let child = spawn(&f, asking, 1).await;
+    turn(&f, child, &[("fetch", true)], spent(7, 70), now).await;
+    assert_eq!(counts(&f, &periods).await, BTreeMap::from([(a, done(1, 0, 0, 0)), (b, done(1, 1, 7, 70))]));
+    let fork = NewFork {
+        id: TaskId::from_uuid(Uuid::now_v7()),
+        source: task,
+        message,
+        title: String::new(),
+        workspace: String::new(),
+        elsewhere: (message_id(), text("elsewhere")),
+    };
+    applied(f.store.task_fork(&with(c), fork, rendered("task.created")).await.expect("copied"));
+    assert_eq!(counts(&f, &periods).await[&c], done(1, 0, 0, 0));
+    // A schedule is of who made it, until somebody else changes it.
+    let new = NewSchedule {
+        id: ScheduleId::from_uuid(Uuid::now_v7()),
+        name: "often".into(),
+        target: Target::Agent(f.agent),
+        content: text("work"),
+        interrupts: false,
+        title: String::new(),
+        workspace: String::new(),
+        timing: Timing::Cron { pattern: "* * * * *".to_owned(), time_zone: "UTC".to_owned() },
+        missed: Missed::Once,
+        next_run: Some(now),
+    };
+    let schedule = applied(f.store.schedule_create(&with(c), new, rendered("schedule.created")).await.expect("made"));
+    let fired = f.store.schedule_fire(now, TOLD).await.expect("looked").expect("it is due");
+    assert_eq!(fired.failures, [""; 0]);
+    turn(&f, fired.tasks[0], &[], spent(1, 10), now).await;
+    assert_eq!(counts(&f, &periods).await[&c], done(2, 1, 1, 10));
+    let changes = ScheduleChanges { content: Some(text("other work")), ..ScheduleChanges::default() };
+    let changed = f.store.schedule_update(&with(a), schedule.id, None, changes, rendered("schedule.updated")).await;
+    assert_eq!(applied(changed.expect("changed")).key, Some(a));
+    let later = now + SignedDuration::from_mins(2);
+    let fired = f.store.schedule_fire(later, TOLD).await.expect("looked").expect("it is due");
+    turn(&f, fired.tasks[0], &[], spent(1, 10), now).await;
+    let counted = counts(&f, &periods).await;
+    assert_eq!((counted[&a], counted[&c]), (done(2, 1, 1, 10), done(2, 1, 1, 10)));
+}
+
+#[tokio::test]
+async fn usage_is_told_apart_and_filtered_by_key() {
+    let f = Fixture::new().await;
+    let (now, a) = (now(), key());
+    let made = f.store.api_key_create(&write(), new_key(a, Limits::default())).await.expect("made");
+    let b = key();
+    let task = begin(&f, &write()).await;
+    for (write, tokens) in [(with(a), 1), (with(b), 2), (write(), 4)] {
+        say(&f, &write, task).await;
+        turn(&f, task, &[("fetch", true)], spent(tokens, 0), now).await;
+    }
+    let (since, until) = (now - SignedDuration::from_hours(1), now + SignedDuration::from_hours(1));
+    let filter = UsageFilter { agent: None, model: None, key: None, tool: None, since, until, time_zone: "UTC".into() };
+    let list = async |filter: &UsageFilter, of: Dimensions| {
+        let mut found: Vec<(String, Option<ApiKeyId>, i64)> = Vec::new();
+        let mut after = None;
+        loop {
+            let page = UsagePage { limit: 2, descending: false, after: after.clone() };
+            let rows = f.store.usage_list(ORG, filter, of, &page).await.expect("listed");
+            let Some(last) = rows.last() else { break };
+            after = Some(last.place.clone());
+            found.extend(rows.into_iter().map(|row| {
+                let count = match row.used {
+                    Used::Models { usage, .. } => usage.input_tokens,
+                    Used::Tools { calls, .. } => calls,
+                };
+                (row.key_name, row.key, count)
+            }));
+        }
+        found
+    };
+    let by_key = Dimensions { key: true, ..Dimensions::default() };
+    let expected = |numbers: [i64; 3]| {
+        let mut rows = vec![
+            (String::new(), None, numbers[2]),
+            (made.name.clone(), Some(a), numbers[0]),
+            (String::new(), Some(b), numbers[1]),
+        ];
+        rows.sort_by_key(|(_, key, _)| key.map(|key| key.uuid().to_string()));
+        rows
+    };
+    assert_eq!(list(&filter, by_key).await, expected([1, 2, 4]));
+    assert_eq!(list(&filter, Dimensions { tool: true, ..by_key }).await, expected([1, 1, 1]));
+    let of_b = UsageFilter { key: Some(b), ..filter.clone() };
+    assert_eq!(list(&of_b, Dimensions::default()).await, [(String::new(), None, 2)]);
+    assert_eq!(list(&of_b, Dimensions { tool: true, ..Dimensions::default() }).await, [(String::new(), None, 1)]);
+}
+
+fn new_key(id: ApiKeyId, limits: Limits) -> NewApiKey {
+    let mut hash = [0; 32];
+    hash[..16].copy_from_slice(id.uuid().as_bytes());
+    NewApiKey {
+        id,
+        name: "bot".into(),
+        secret: Secret { prefix: "ct_x".into(), hash },
+        role: Role::Admin,
+        scopes: vec![Scope::TasksWrite],
+        user: UserId::LOCAL,
+        expires_at: None,
+        limits,
+    }
+}
+
+#[tokio::test]
+async fn limits_of_a_key_change_with_a_revision_and_are_known_with_its_next_use() {
+    let f = Fixture::new().await;
+    let (id, first) = (key(), Limits { tasks_per_day: Some(0), ..Limits::default() });
+    let new = new_key(id, first);
+    let hash = new.secret.hash;
+    let made = f.store.api_key_create(&write(), new).await.expect("made");
+    assert_eq!((made.limits, made.revision, made.updated_at), (first, 1, made.created_at));
+    assert_eq!(f.store.api_key_get(ORG, id, None).await.expect("there"), made);
+    let second = Limits { requests_per_minute: Some(5), tokens_per_day: Some(7), ..Limits::default() };
+    let change = async |write: &Write, limits, revision, user, by| {
+        let which = (id, user);
+        f.store.api_key_limit(write, which, (limits, revision), by, rendered::<ApiKey>("key")).await
+    };
+    let nobody = Some(UserId::from_uuid(Uuid::now_v7()));
+    assert_not_found(change(&write(), second, None, nobody, Role::Owner).await);
+    assert!(matches!(change(&write(), second, None, None, Role::Member).await, Err(Error::Above)));
+    assert!(matches!(change(&write(), second, Some(2), None, Role::Owner).await, Err(Error::Conflict)));
+    let holder = async || f.store.api_key_holder(&hash, now()).await.expect("read").expect("valid").limits;
+    assert_eq!(holder().await, first, "what was refused changed nothing");
+    let keyed = write_with_key("limits", 1);
+    let changed = applied(change(&keyed, second, Some(1), Some(UserId::LOCAL), Role::Admin).await.expect("changed"));
+    assert_eq!((changed.limits, changed.revision), (second, 2));
+    assert!(matches!(change(&keyed, second, Some(1), None, Role::Admin).await, Ok(Written::Repeated { .. })));
+    assert_eq!(holder().await, second);
+    let other = other_organization(&f.store).await;
+    assert_not_found(f.store.api_key_get(other, id, None).await);
+}

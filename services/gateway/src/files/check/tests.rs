@@ -1,0 +1,259 @@
+//! Archives that are made by hand, because no program makes those that lie.
+
+use std::io::Write as _;
+
+use flate2::{
+    Compression,
+    write::{DeflateEncoder, GzEncoder},
+};
+use tempfile::TempDir;
+
+use super::*;
+
+/// One entry of an archive, and what is said of it.
+struct Packed {
+    name: &'static str,
+    content: Vec<u8>,
+    method: u16,
+    /// What the directory says that it has, unpacked.
+    size: u32,
+}
+
+fn deflated(name: &'static str, data: &[u8]) -> Packed {
+    let mut encoder = DeflateEncoder::new(Vec::new(), Compression::best());
+    encoder.write_all(data).expect("packed");
+    Packed { name, content: encoder.finish().expect("packed"), method: 8, size: length(data) }
+}
+
+fn stored(name: &'static str, data: &[u8]) -> Packed {
+    Packed { name, content: data.to_vec(), method: 0, size: length(data) }
+}
+
+fn length(data: &[u8]) -> u32 {
+    u32::try_from(data.len()).expect("it is short")
+}
+
+/// An archive. Each entry of `directory` says which of `entries` it leads to.
+fn zipped_as(entries: &[Packed], directory: &[usize]) -> Vec<u8> {
+    let mut archive = Vec::new();
+    let mut offsets = Vec::new();
+    for Packed { name, content, method, size } in entries {
+        offsets.push(length(&archive));
+        archive.extend(b"PK\x03\x04\x14\0\0\0");
+        archive.extend(method.to_le_bytes());
+        archive.extend([0; 8]);
+        archive.extend(length(content).to_le_bytes());
+        archive.extend(size.to_le_bytes());
+        archive.extend(u16::try_from(name.len()).expect("short").to_le_bytes());
+        archive.extend([0; 2]);
+        archive.extend(name.as_bytes());
+        archive.extend(content);
+    }
+    let begins = length(&archive);
+    for entry in directory {
+        let Packed { name, content, method, size } = &entries[*entry];
+        archive.extend(b"PK\x01\x02\x14\0\x14\0\0\0");
+        archive.extend(method.to_le_bytes());
+        archive.extend([0; 8]);
+        archive.extend(length(content).to_le_bytes());
+        archive.extend(size.to_le_bytes());
+        archive.extend(u16::try_from(name.len()).expect("short").to_le_bytes());
+        archive.extend([0; 12]);
+        archive.extend(offsets[*entry].to_le_bytes());
+        archive.extend(name.as_bytes());
+    }
+    let ends = length(&archive);
+    archive.extend(b"PK\x05\x06\0\0\0\0");
+    let count = u16::try_from(directory.len()).expect("few").to_le_bytes();
+    archive.extend(count);
+    archive.extend(count);
+    archive.extend((ends - begins).to_le_bytes());
+    archive.extend(begins.to_le_bytes());
+    archive.extend([0; 2]);
+    archive
+}
+
+fn zipped(entries: &[Packed]) -> Vec<u8> {
+    zipped_as(entries, &(0..entries.len()).collect::<Vec<_>>())
+}
+
+fn gzipped(data: &[u8]) -> Vec<u8> {
+    let mut encoder = GzEncoder::new(Vec::new(), Compression::best());
+    encoder.write_all(data).expect("packed");
+    encoder.finish().expect("packed")
+}
+
+fn tarred(entries: &[(&str, &[u8])]) -> Vec<u8> {
+    let mut archive = Vec::new();
+    for (name, data) in entries {
+        let mut header = [0; 512];
+        header[..name.len()].copy_from_slice(name.as_bytes());
+        header[124..136].copy_from_slice(format!("{:011o}\0", data.len()).as_bytes());
+        header[257..263].copy_from_slice(b"ustar\0");
+        archive.extend(header);
+        archive.extend(*data);
+        archive.resize(archive.len().next_multiple_of(512), 0);
+    }
+    archive.resize(archive.len() + 1024, 0);
+    archive
+}
+
+/// What a thing of zeros is, in so many times 1 MiB.
+fn zeros(mib: usize) -> Vec<u8> {
+    vec![0; mib * 1024 * 1024]
+}
+
+fn looked(data: &[u8], declared: &str) -> Result<String, String> {
+    let folder = TempDir::new().expect("a folder");
+    let mut file = tempfile::tempfile_in(folder.path()).expect("a file");
+    file.write_all(data).expect("written");
+    let spool = Spool { folder: folder.path().to_owned(), most: 1024 * 1024 };
+    let found = look_at(&file, declared, &spool);
+    let left = std::fs::read_dir(folder.path()).expect("a folder").count();
+    assert_eq!(left, 0, "what was kept meanwhile is gone");
+    found.map_err(|stop| match stop {
+        Stop::Refused(words) => words,
+        Stop::Failed(error) => panic!("it could not be looked at: {error}"),
+    })
+}
+
+#[track_caller]
+fn refuses(data: &[u8], words: &str) {
+    let why = looked(data, "").expect_err(words);
+    assert!(why.contains(words), "{why}");
+}
+
+/// `[Content_Types].xml` and the like.
+fn document() -> Vec<u8> {
+    let xml = "<w:p><w:r><w:t>What we spent in May.</w:t></w:r></w:p>".repeat(2000);
+    zipped(&[
+        deflated("[Content_Types].xml", b"<Types/>"),
+        deflated("word/document.xml", xml.as_bytes()),
+        stored("empty/", b""),
+    ])
+}
+
+#[test]
+fn ordinary_archives_are_taken_and_called_what_they_are() {
+    let noise: Vec<u8> = (0..3_000_000_u32).flat_map(|n| n.wrapping_mul(2_654_435_761).to_le_bytes()).collect();
+    let large = zipped(&[deflated("noise", &noise), deflated("zeros", &zeros(15))]);
+    let tar = tarred(&[("a.txt", b"a"), ("document.docx", &document()), ("b.bin", &noise[..70_000])]);
+    for (data, expected) in [
+        (document(), "application/zip"),
+        (large, "application/zip"),
+        (zipped(&[]), "application/zip"),
+        (gzipped(&tar), "application/gzip"),
+        (gzipped(b"words"), "application/gzip"),
+        ([gzipped(b"two"), gzipped(b"members")].concat(), "application/gzip"),
+        (tar, "application/x-tar"),
+        (zipped(&[stored("inner.tar.gz", &gzipped(&tarred(&[("x", &document())])))]), "application/zip"),
+        (b"PK is a name".to_vec(), "application/octet-stream"),
+        (b"".to_vec(), "application/octet-stream"),
+    ] {
+        assert_eq!(looked(&data, "").as_deref(), Ok(expected));
+    }
+    let docx = "application/vnd.openxmlformats-officedocument.wordprocessingml.document";
+    assert_eq!(looked(&document(), docx).as_deref(), Ok(docx));
+    let why = looked(b"no document", docx).expect_err("it is none");
+    assert!(why.contains("looks like something else"), "{why}");
+    // Something before an archive is how programs unpack themselves.
+    assert_eq!(looked(&[b"MZ\x90\0\x03\0".to_vec(), document()].concat(), "").map(|_| ()), Ok(()));
+}
+
+#[test]
+fn bombs_are_refused_before_they_are_unpacked() {
+    const MUCH: &str = "more than 16,777,216 bytes";
+    let flat = zipped(&[deflated("zeros", &zeros(64))]);
+    assert!(flat.len() < 100_000);
+    refuses(&flat, MUCH);
+    refuses(&gzipped(&zeros(64)), MUCH);
+    refuses(&gzipped(&gzipped(&zeros(64))), MUCH);
+    // Many that are small each.
+    let inner = zipped(&[deflated("zeros", &zeros(3))]);
+    let many: Vec<Packed> = (0..8).map(|_| stored("inner.zip", &inner)).collect();
+    refuses(&zipped(&many), MUCH);
+    refuses(&gzipped(&tarred(&[("a.zip", &inner), ("b.gz", &gzipped(&zeros(14)))])), MUCH);
+    // Behind something that is no archive, as a program that opens it would find it.
+    refuses(&[b"GIF89a\x01\0\x01\0\0\0\0;".to_vec(), flat].concat(), MUCH);
+}
+
+#[test]
+fn archives_that_lie_are_refused() {
+    let lies = |size: u32| zipped(&[Packed { size, ..deflated("x", b"words and more words") }]);
+    refuses(&lies(3), "another size than it says");
+    refuses(&lies(4_000_000), "another size than it says");
+    // One content for many entries: each is unpacked, and none is there twice.
+    refuses(&zipped_as(&[deflated("x", &zeros(1))], &[0, 0]), "overlap");
+    // An entry whose content is further entries.
+    let inside = zipped(&[stored("inner", b"words")]);
+    let mut nested = zipped(&[stored("outer", &inside)]);
+    let directory = nested.windows(4).rposition(|bytes| bytes == b"PK\x01\x02").expect("there is one");
+    let again = nested[directory..].windows(22).position(|bytes| bytes.starts_with(b"PK\x05\x06")).expect("an end");
+    let outer = nested[directory..directory + again].to_vec();
+    let mut inner = outer.clone();
+    // The inner one begins 35 bytes after the beginning: behind the header and the name of the outer one.
+    inner[42..46].copy_from_slice(&35_u32.to_le_bytes());
+    inner[20..24].copy_from_slice(&5_u32.to_le_bytes());
+    inner[24..28].copy_from_slice(&5_u32.to_le_bytes());
+    let mut end = nested.split_off(directory + again);
+    nested.extend(&inner);
+    end[8..12].copy_from_slice(&[2, 0, 2, 0]);
+    end[12..16].copy_from_slice(&length(&[outer, inner].concat()).to_le_bytes());
+    nested.extend(end);
+    refuses(&nested, "overlap");
+    // A directory that leads somewhere else, and one that is not whole.
+    let mut lost = document();
+    let entry = lost.windows(4).position(|bytes| bytes == b"PK\x01\x02").expect("there is one");
+    lost[entry + 42] = 7;
+    refuses(&lost, "not where its directory says");
+    refuses(&document()[..200], "no directory");
+    let mut broken = document();
+    broken[80..120].fill(0xFF);
+    assert!(looked(&broken, "").is_err());
+    refuses(&gzipped(b"words that are cut")[..20], "damaged");
+}
+
+#[test]
+fn archives_within_archives_end_somewhere() {
+    let mut deep = b"words".to_vec();
+    for _ in 0..DEPTH {
+        deep = gzipped(&deep);
+    }
+    assert_eq!(looked(&deep, "").as_deref(), Ok("application/gzip"));
+    refuses(&gzipped(&deep), "more than 4 deep");
+    let mut deep = document();
+    for _ in 1..DEPTH {
+        deep = zipped(&[deflated("inner.zip", &deep)]);
+    }
+    assert_eq!(looked(&deep, "").as_deref(), Ok("application/zip"));
+    refuses(&zipped(&[stored("x", &deep)]), "more than 4 deep");
+    // What would have to be kept meanwhile is no larger than a file may be: here 1 MiB.
+    let noise: Vec<u8> = (0..300_000_u32).flat_map(|n| n.wrapping_mul(2_654_435_761).to_le_bytes()).collect();
+    refuses(&zipped(&[stored("inner.zip", &zipped(&[stored("noise", &noise)]))]), "larger than a file may be");
+}
+
+#[test]
+fn an_archive_has_so_many_entries_and_no_more() {
+    let names = vec![("x", &b""[..]); 100_001];
+    refuses(&tarred(&names), "more than 100,000 entries");
+}
+
+#[test]
+fn pictures_that_are_small_until_they_are_shown_are_refused() {
+    let png = |width: u32, height: u32| {
+        let mut picture = b"\x89PNG\r\n\x1a\n\0\0\0\x0dIHDR".to_vec();
+        picture.extend(width.to_be_bytes());
+        picture.extend(height.to_be_bytes());
+        picture.extend([8, 6, 0, 0, 0]);
+        picture
+    };
+    assert_eq!(looked(&png(10_000, 10_000), "image/png").as_deref(), Ok("image/png"));
+    let why = looked(&png(60_000, 60_000), "image/png").expect_err("too large");
+    assert!(why.contains("60000 × 60000 pixels; 100,000,000 are the most"), "{why}");
+    refuses(&png(u32::MAX, u32::MAX), "pixels");
+    refuses(b"\x89PNG\r\n\x1a\n", "does not say how large it is");
+    let why = looked(&png(1, 1), "text/plain").expect_err("it is a picture");
+    assert!(why.contains("says that it is text/plain, and looks like image/png"), "{why}");
+    let why = looked(b"<html>", "image/png").expect_err("it is none");
+    assert!(why.contains("looks like something else"), "{why}");
+}

@@ -1,0 +1,360 @@
+use construct_domain::{
+    AgentId, MessageId, context,
+    task::{Phase, Step, Turn},
+};
+use uuid::Uuid;
+
+use super::*;
+
+/// Long after the test: no deadline is past unless it says so.
+const NOW: Timestamp = Timestamp::constant(4_000_000_000, 0);
+const LATER: Timestamp = Timestamp::constant(4_000_000_600, 0);
+const NOBODY: [u128; 0] = [];
+
+fn organization(n: u128) -> OrganizationId {
+    OrganizationId::from_uuid(Uuid::from_u128(n))
+}
+
+fn task(n: u128) -> TaskId {
+    TaskId::from_uuid(Uuid::from_u128(n))
+}
+
+fn work(step: u128) -> Work {
+    Work { step: StepId::from_uuid(Uuid::from_u128(step)), round: 0, until: LATER }
+}
+
+fn pool() -> Pool {
+    Pool::code_default()
+}
+
+fn window(places: usize) -> (Window, watch::Sender<Share>) {
+    let (sharing, share) = watch::channel(Share::all());
+    (Window::new(Limits { model_calls: places, scripts: places }, share), sharing)
+}
+
+/// Asks for a place for a task's step of the same number, as a decision that is committed does.
+fn ask(window: &Window, of: u128, n: u128) -> bool {
+    ask_for(window, of, n, work(n), NOW)
+}
+
+fn ask_for(window: &Window, of: u128, n: u128, work: Work, now: Timestamp) -> bool {
+    let ticket = window.ask(organization(of), Queue::Model, task(n), work, now);
+    let goes = ticket.goes();
+    ticket.keep();
+    goes
+}
+
+fn send(window: &Window, of: u128, n: u128) {
+    window.sent(organization(of), &Queue::Model, task(n), work(n).step);
+}
+
+/// Who got a place after it had waited, since this was last asked.
+fn called(window: &Window) -> Vec<u128> {
+    let called = std::mem::take(&mut window.state().called);
+    called.into_iter().map(|called| called.task.uuid().as_u128()).collect()
+}
+
+/// A task whose model is asked by the step of this number.
+fn row(of: u128, n: u128, step: u128, state: StepState) -> Task {
+    let work = work(step);
+    Task {
+        id: task(n),
+        organization: organization(of),
+        agent: AgentId::from_uuid(Uuid::nil()),
+        suspend: false,
+        cancel: None,
+        rewind: None,
+        max_turns: 50,
+        titled: true,
+        phase: Phase::InvokeModel,
+        turn: Some(Turn::new(MessageId::from_uuid(Uuid::nil()), Stage::Model)),
+        step: Some(Step { id: work.step, number: 1, attempt: 1, since: NOW, round: 0, resumed: None, state }),
+        title_step: None,
+        steps: 1,
+        last_position: 1,
+        next_wake: None,
+        last_outcome: None,
+        last_error: None,
+        approvals: Vec::new(),
+        subtasks: None,
+        context: context::Context::default(),
+    }
+}
+
+const FLYING: StepState = StepState::InFlight { deadline: LATER };
+
+/// A task without anything to do.
+fn idle(of: u128, n: u128) -> Task {
+    Task { step: None, turn: None, phase: Phase::AwaitInput, ..row(of, n, n, FLYING) }
+}
+
+fn settle(window: &Window, task: &Task) {
+    window.settle(task, &pool(), NOW);
+}
+
+#[test]
+fn a_flood_fills_its_own_places_and_nobody_elses() {
+    let (window, _sharing) = window(2);
+    assert_eq!([1, 2, 3, 4].map(|n| ask(&window, 1, n)), [true, true, false, false]);
+    assert_eq!([11, 12, 13].map(|n| ask(&window, 2, n)), [true, true, false]);
+    // Each queue has places of its own.
+    let code = window.ask(organization(1), Queue::Code(pool()), task(3), work(5), NOW);
+    let large = window.ask(organization(1), Queue::Code(Pool::new("large").unwrap()), task(4), work(6), NOW);
+    assert!(code.goes() && large.goes());
+    assert_eq!(called(&window), NOBODY);
+}
+
+#[test]
+fn who_waits_goes_in_the_order_of_asking() {
+    let (window, _sharing) = window(1);
+    for n in 1..=4 {
+        ask(&window, 1, n);
+    }
+    // However often one asks.
+    assert!(!ask(&window, 1, 4) && !ask(&window, 1, 2));
+    for n in 1..=3 {
+        settle(&window, &idle(1, n));
+        assert_eq!(called(&window), [n + 1]);
+        assert!(ask(&window, 1, n + 1), "who has a place keeps it");
+    }
+}
+
+#[test]
+fn every_end_of_a_step_gives_its_place_to_the_next() {
+    let parked = StepState::Parked { waits: Vec::new(), awaits: Vec::new(), results: Vec::new() };
+    let mut resumed = row(1, 1, 1, FLYING);
+    resumed.step.as_mut().unwrap().round = 1;
+    let no_step = Task { step: None, ..row(1, 1, 1, FLYING) };
+    let ends = [
+        idle(1, 1),
+        no_step,
+        row(1, 1, 1, StepState::Backoff { until: LATER }),
+        row(1, 1, 1, parked),
+        // Another round, and another step, ask for themselves.
+        resumed,
+        row(1, 1, 7, FLYING),
+    ];
+    for end in ends {
+        let (window, _sharing) = window(1);
+        assert!(ask(&window, 1, 1) && !ask(&window, 1, 2));
+        send(&window, 1, 1);
+        settle(&window, &row(1, 1, 1, FLYING));
+        settle(&window, &row(1, 1, 1, StepState::Cancelling { deadline: LATER }));
+        assert_eq!(called(&window), NOBODY, "its worker is at it");
+        settle(&window, &end);
+        assert_eq!(called(&window), [2], "{end:?}");
+    }
+}
+
+#[test]
+fn a_step_that_is_over_before_its_turn_is_passed_over() {
+    let (window, _sharing) = window(1);
+    for n in 1..=4 {
+        ask(&window, 1, n);
+    }
+    settle(&window, &idle(1, 2));
+    settle(&window, &row(1, 3, 3, StepState::Cancelling { deadline: LATER }));
+    settle(&window, &idle(1, 1));
+    assert_eq!(called(&window), [4]);
+    // The same of one that has its place and was not sent.
+    ask(&window, 1, 5);
+    settle(&window, &row(1, 4, 4, StepState::Cancelling { deadline: LATER }));
+    assert_eq!(called(&window), [5]);
+}
+
+#[test]
+fn a_later_step_of_a_task_takes_its_place_over() {
+    let (window, _sharing) = window(1);
+    assert!(ask(&window, 1, 1) && !ask(&window, 1, 2));
+    // A title stands where the next answer is asked for.
+    settle(&window, &Task { title_step: Some(work(1).step), ..idle(1, 1) });
+    assert_eq!(called(&window), NOBODY);
+    assert!(ask_for(&window, 1, 1, work(7), NOW));
+    settle(&window, &row(1, 1, 7, FLYING));
+    assert_eq!(called(&window), NOBODY);
+    // One that waits keeps its turn.
+    ask(&window, 1, 3);
+    assert!(!ask_for(&window, 1, 2, work(8), NOW));
+    settle(&window, &idle(1, 1));
+    assert_eq!(called(&window), [2]);
+}
+
+#[test]
+fn what_is_not_committed_is_given_back() {
+    let (window, _sharing) = window(1);
+    drop(window.ask(organization(1), Queue::Model, task(1), work(1), NOW));
+    let first = window.ask(organization(1), Queue::Model, task(2), work(2), NOW);
+    assert!(first.goes());
+    drop(window.ask(organization(1), Queue::Model, task(3), work(3), NOW));
+    assert!(!ask(&window, 1, 4));
+    drop(first);
+    assert_eq!(called(&window), [4], "and who gave up waiting is not called");
+    // To ask again for what is committed already risks nothing.
+    drop(window.ask(organization(1), Queue::Model, task(4), work(4), NOW));
+    assert!(!ask(&window, 1, 5));
+}
+
+#[test]
+fn a_command_is_due_from_its_turn_until_it_has_left() {
+    let (window, _sharing) = window(1);
+    let due = |n| window.due(organization(1), &Queue::Model, task(n)).map(|due| due.step);
+    ask(&window, 1, 1);
+    send(&window, 1, 1);
+    ask(&window, 1, 2);
+    assert_eq!([due(1), due(2)], [None, None]);
+    settle(&window, &idle(1, 1));
+    assert_eq!(due(2), Some(work(2).step));
+    send(&window, 1, 2);
+    assert_eq!(due(2), None);
+}
+
+#[test]
+fn a_task_that_is_gone_or_cannot_be_sent_makes_room() {
+    let (window, _sharing) = window(1);
+    for n in 1..=4 {
+        ask(&window, 1, n);
+    }
+    window.forget(task(1));
+    assert_eq!(called(&window), [2]);
+    window.forget(task(3));
+    window.give_back(organization(1), &Queue::Model, task(2), work(9).step);
+    assert_eq!(called(&window), NOBODY, "another step's");
+    window.give_back(organization(1), &Queue::Model, task(2), work(2).step);
+    assert_eq!(called(&window), [4]);
+    window.forget(task(4));
+    assert!(window.state().lanes.is_empty());
+}
+
+#[test]
+fn tasks_of_partitions_that_were_handed_over_have_no_places() {
+    let (window, sharing) = window(1);
+    let theirs = (1..).find(|&n| !same_partition(n, 100)).unwrap();
+    assert!(ask(&window, 1, theirs) && !ask(&window, 1, 100));
+    sharing.send_replace([construct_domain::partition::of(task(100))].into_iter().collect());
+    window.keep_own();
+    assert_eq!(called(&window), [100]);
+    // What an actor does that ends its work is not counted, and not held up either.
+    assert!(ask(&window, 1, theirs));
+    window.count(organization(1), Queue::Model, task(theirs), work(theirs));
+    assert!(!window.is_news(organization(1), &Queue::Model, task(theirs), &work(theirs)));
+    settle(&window, &idle(1, 100));
+    assert!(window.state().lanes.is_empty());
+}
+
+fn same_partition(one: u128, other: u128) -> bool {
+    construct_domain::partition::of(task(one)) == construct_domain::partition::of(task(other))
+}
+
+#[test]
+fn what_another_process_has_sent_is_counted_beyond_the_bound() {
+    let (window, _sharing) = window(2);
+    for n in 1..=4 {
+        assert!(window.is_news(organization(1), &Queue::Model, task(n), &work(n)));
+        window.count(organization(1), Queue::Model, task(n), work(n));
+        assert!(!window.is_news(organization(1), &Queue::Model, task(n), &work(n)));
+    }
+    assert!(ask(&window, 1, 4) && !ask(&window, 1, 5));
+    assert!(!window.is_news(organization(1), &Queue::Model, task(5), &work(5)));
+    for n in 1..=2 {
+        settle(&window, &idle(1, n));
+        assert_eq!(called(&window), NOBODY);
+    }
+    settle(&window, &idle(1, 3));
+    assert_eq!(called(&window), [5]);
+    // One that waited here and turns out to stand in the queue waits no more.
+    ask(&window, 1, 6);
+    window.count(organization(1), Queue::Model, task(6), work(6));
+    settle(&window, &idle(1, 4));
+    settle(&window, &idle(1, 5));
+    assert_eq!(called(&window), NOBODY);
+}
+
+#[test]
+fn a_place_nobody_gave_back_is_given_away_after_its_deadline() {
+    let (window, _sharing) = window(1);
+    assert!(ask(&window, 1, 1));
+    let later = |seconds| LATER + SignedDuration::from_secs(seconds);
+    let patient = |n| Work { until: later(1_000), ..work(n) };
+    assert!(!ask_for(&window, 1, 2, patient(2), later(59)));
+    // Whoever looks at its task again asks again.
+    assert!(!ask_for(&window, 1, 3, patient(3), later(60)));
+    assert_eq!(called(&window), [2]);
+    // Nobody waits behind one whose own deadline has passed.
+    let hasty = Work { until: later(100), ..work(4) };
+    ask_for(&window, 1, 4, hasty, later(60));
+    ask_for(&window, 1, 5, patient(5), later(60));
+    window.forget(task(2));
+    assert_eq!(called(&window), [3]);
+    window.settle(&idle(1, 3), &pool(), later(101));
+    assert_eq!(called(&window), [5]);
+}
+
+#[test]
+fn without_a_bound_nothing_is_counted() {
+    let (window, _sharing) = window(0);
+    assert!((1..=1_000).all(|n| ask(&window, 1, n)));
+    assert!(!window.is_news(organization(1), &Queue::Model, task(5), &work(6)));
+    assert!(window.state().lanes.is_empty());
+}
+
+#[test]
+fn so_many_wait_and_no_more_of_one_organization() {
+    let (window, _sharing) = window(1);
+    // As ids that are counted, without asking for each of them.
+    ask(&window, 1, 1);
+    {
+        let mut state = window.state();
+        let lane = state.lanes.get_mut(&(organization(1), Queue::Model)).unwrap();
+        for turn in 0..WAITING as u128 / 2 {
+            let id = turn + 1_000;
+            lane.order.insert(turn as u64, task(id));
+            lane.waiting.insert(task(id), Waits { work: work(id), turn: turn as u64, trace: Context::new() });
+        }
+    }
+    assert!(!ask(&window, 1, 2));
+    assert!(window.is_news(organization(1), &Queue::Model, task(2), &work(2)), "it is not remembered");
+    assert!(ask(&window, 2, 3) && !ask(&window, 2, 4));
+    assert!(!window.is_news(organization(2), &Queue::Model, task(4), &work(4)));
+}
+
+/// Whatever happens in whatever order: nobody waits while a place is free, and when everything is over nothing is left.
+#[test]
+fn no_history_leaves_a_place_behind() {
+    for seed in 1..=200_u64 {
+        let mut state = seed;
+        let mut random = move |below: u64| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 33) % below
+        };
+        let (window, sharing) = window(3);
+        let all = Share::all();
+        let half: Share = all.partitions().filter(|partition| partition % 2 == 0).collect();
+        for _ in 0..400 {
+            let (n, of) = (1 + u128::from(random(12)), 1 + u128::from(random(2)));
+            let (n, step) = (n + 100 * of, u128::from(random(4)));
+            match random(9) {
+                0..=3 => _ = ask_for(&window, of, n, work(step), NOW),
+                4 => drop(window.ask(organization(of), Queue::Model, task(n), work(step), NOW)),
+                5 => settle(&window, &row(of, n, step, FLYING)),
+                6 => settle(&window, &idle(of, n)),
+                7 => window.forget(task(n)),
+                _ => {
+                    sharing.send_replace(if random(2) == 0 { all } else { half });
+                    window.keep_own();
+                }
+            }
+            for lane in window.state().lanes.values() {
+                assert!(lane.held.len() <= 3, "seed {seed}: {lane:?}");
+                assert!(lane.held.len() == 3 || lane.waiting.is_empty(), "seed {seed}: {lane:?}");
+                assert_eq!(lane.waiting.len(), lane.order.len(), "seed {seed}: {lane:?}");
+                assert!(!lane.held.keys().any(|task| lane.waiting.contains_key(task)), "seed {seed}: {lane:?}");
+            }
+        }
+        for of in 1..=2 {
+            for n in 1..=12 {
+                settle(&window, &idle(of, n + 100 * of));
+            }
+        }
+        assert!(window.state().lanes.is_empty(), "seed {seed}: {:?}", window.state().lanes);
+    }
+}

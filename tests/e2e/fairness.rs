@@ -1,0 +1,237 @@
+//! One organization's flood leaves room in the work queues behind the reconciler, and no place there is lost, whatever happens.
+
+use construct_bus::subject;
+use construct_domain::OrganizationId;
+use construct_proto::{
+    mesh::v1::TaskWake,
+    v1::{self, TaskPhase, TurnOutcome},
+};
+use construct_store::{Key, Order, Page, TaskFilter};
+use construct_tests::{
+    client::{Conversation, PATIENCE},
+    mesh::{Mesh, Service},
+    vendor::{VendorServer, ollama},
+    wait::until,
+};
+use serde_json::json;
+use tokio::sync::watch;
+
+/// Tasks of the organization that floods.
+const FLOOD: u32 = 40;
+/// All tasks of an organization.
+const ALL: Page = Page { limit: 200, order: Order { key: Key::CreatedAt, descending: true }, after: None };
+/// Two places of each organization, and three workers.
+const SMALL: [(&str, &str); 4] = [
+    ("CONSTRUCT_RECONCILER_MODEL_CALLS", "2"),
+    ("CONSTRUCT_RECONCILER_SCRIPTS", "2"),
+    ("CONSTRUCT_PROVIDERS_CONCURRENCY", "3"),
+    ("CONSTRUCT_INTERPRETER_CONCURRENCY", "3"),
+];
+
+/// How many commands the first reconciler holds back: `model` calls or scripts (`code`).
+async fn withheld(mesh: &Mesh, kind: &str) -> Result<u32, String> {
+    let page = mesh.metrics(Service::Reconciler).await.map_err(|error| format!("{error:#}"))?;
+    let kind = format!("construct_step_kind=\"{kind}\"");
+    let line = page.lines().find(|line| line.starts_with("construct_reconciler_withheld{") && line.contains(&kind));
+    let count = line.and_then(|line| line.rsplit(' ').next()).and_then(|count| count.parse().ok());
+    count.ok_or(page)
+}
+
+async fn until_withheld(mesh: &Mesh, kind: &str, enough: impl Fn(u32) -> bool) {
+    until("commands to be withheld", PATIENCE, async || match withheld(mesh, kind).await {
+        Ok(count) if enough(count) => Ok(()),
+        other => Err(other),
+    })
+    .await;
+}
+
+/// Tasks of an organization with a message each, of which the reconciler is told.
+async fn begin(mesh: &Mesh, organization: OrganizationId, count: u32, message: &str) {
+    mesh.database.fill(organization, "worker", count, Some(message)).await;
+    let bus = mesh.bus().await;
+    for task in mesh.database.store().task_list(organization, &TaskFilter::default(), &ALL).await.unwrap() {
+        let (organization_id, task_id) = (organization.to_string(), task.state.id.to_string());
+        let wake = TaskWake { organization_id, task_id, ..TaskWake::default() };
+        bus.publish(&subject::TaskWake::new(task.state.id), &wake).await.unwrap();
+    }
+}
+
+/// Waits until so many tasks of an organization have their answer.
+async fn until_answered(mesh: &Mesh, organization: OrganizationId, count: u32) {
+    until("tasks to be answered", 2 * PATIENCE, async || match mesh.database.answered(organization).await {
+        (done, _) if done.len() >= count as usize => Ok(()),
+        (done, left) => Err((done.len(), left)),
+    })
+    .await;
+}
+
+/// How many tasks of an organization have their answer.
+async fn answered(mesh: &Mesh, organization: OrganizationId) -> usize {
+    mesh.database.answered(organization).await.0.len()
+}
+
+/// Every place was given back: more tasks than there are places are answered, and nothing waits.
+async fn no_place_is_lost(mesh: &Mesh, organization: OrganizationId, answered: u32) {
+    begin(mesh, organization, 6, "hello").await;
+    until_answered(mesh, organization, answered + 6).await;
+    for kind in ["model", "code"] {
+        until_withheld(mesh, kind, |count| count == 0).await;
+    }
+}
+
+/// A flood of calls that a model answers only when it is told to, through so many reconcilers.
+async fn a_flood_of_calls(reconcilers: usize) {
+    let (open, gate) = watch::channel(false);
+    let vendor = VendorServer::answering(move |request| {
+        let last = request.body["messages"].as_array().and_then(|messages| messages.last());
+        let reply = ollama::Answer::text("Done.").reply();
+        if last.is_some_and(|last| last["content"] == "flood") { reply.behind(gate.clone()) } else { reply }
+    })
+    .await;
+    // One worker more than the flood has places.
+    let workers = (2 * reconcilers + 1).to_string();
+    let small = SMALL.into_iter().chain([("CONSTRUCT_PROVIDERS_CONCURRENCY", workers.as_str())]);
+    let mut mesh = Mesh::start_with(&small.collect::<Vec<_>>()).await.unwrap();
+    for _ in 1..reconcilers {
+        mesh.replicate(Service::Reconciler).await.unwrap();
+    }
+    let provider = v1::ModelProviderSpec {
+        name: "worker".into(),
+        r#type: v1::ModelProviderType::Ollama.into(),
+        base_url: vendor.url(),
+        ..v1::ModelProviderSpec::default()
+    };
+    mesh.agent("worker", provider).await.unwrap();
+    let (local, other) = (OrganizationId::LOCAL, mesh.database.tenant("other").await);
+    begin(&mesh, local, FLOOD, "flood").await;
+    until("the flood to have all its places", PATIENCE, async || match vendor.open_answers() {
+        count if count == 2 * reconcilers => Ok(()),
+        count => Err(count),
+    })
+    .await;
+    until_withheld(&mesh, "model", |count| count > 2).await;
+    begin(&mesh, other, 3, "hello").await;
+    until_answered(&mesh, other, 3).await;
+    assert_eq!((answered(&mesh, local).await, vendor.open_answers()), (0, 2 * reconcilers));
+    open.send_replace(true);
+    until_answered(&mesh, local, FLOOD).await;
+    no_place_is_lost(&mesh, local, FLOOD).await;
+    assert_eq!(vendor.requests().len(), FLOOD as usize + 3 + 6, "every call was made once");
+}
+
+#[tokio::test]
+async fn a_flood_of_slow_model_calls_leaves_room_for_another_organization() {
+    a_flood_of_calls(1).await;
+}
+
+#[tokio::test]
+async fn a_flood_through_two_reconcilers_leaves_room_for_another_organization() {
+    a_flood_of_calls(2).await;
+}
+
+#[tokio::test]
+async fn a_flood_of_slow_scripts_leaves_room_for_another_organization() {
+    let mesh = Mesh::start_with(&SMALL).await.unwrap();
+    let waits = "execute_command('while [ ! -e go ]; do sleep 0.05; done', {timeout_seconds: 500})";
+    let script = json!({"conversations": [
+        {"match": "flood", "turns": [{"code": waits}, {"text": "Done."}]},
+        {"match": "hello", "turns": [{"code": "1 + 1"}, {"text": "Done."}]},
+    ]});
+    mesh.scripted_agent("worker", &script).await.unwrap();
+    let (local, other) = (OrganizationId::LOCAL, mesh.database.tenant("other").await);
+    begin(&mesh, local, FLOOD, "flood").await;
+    until_withheld(&mesh, "code", |count| count == FLOOD - 2).await;
+    begin(&mesh, other, 3, "hello").await;
+    until_answered(&mesh, other, 3).await;
+    assert_eq!((answered(&mesh, local).await, withheld(&mesh, "code").await), (0, Ok(FLOOD - 2)));
+    until("the flood to be answered", 2 * PATIENCE, async || {
+        for folder in std::fs::read_dir(mesh.home().join("data/workspaces")).unwrap() {
+            std::fs::write(folder.unwrap().path().join("go"), "").unwrap();
+        }
+        match answered(&mesh, local).await {
+            done if done == FLOOD as usize => Ok(()),
+            done => Err(done),
+        }
+    })
+    .await;
+    no_place_is_lost(&mesh, local, FLOOD).await;
+}
+
+#[tokio::test]
+async fn crashes_in_the_middle_of_a_flood_lose_no_place_and_no_task() {
+    let mut mesh = Mesh::start_with(&SMALL).await.unwrap();
+    let replica = mesh.replicate(Service::Reconciler).await.unwrap();
+    let script = json!({"delay_ms": 400, "turns": [{"code": "execute_command('sleep 0.2')"}, {"text": "Done."}]});
+    mesh.scripted_agent("worker", &script).await.unwrap();
+    let local = OrganizationId::LOCAL;
+    begin(&mesh, local, FLOOD, "hello").await;
+    until_withheld(&mesh, "model", |count| count > 5).await;
+    // What it held back is taken over with its partitions.
+    mesh.kill_replica(replica).unwrap();
+    until_answered(&mesh, local, 5).await;
+    mesh.kill(Service::Providers).unwrap();
+    mesh.spawn(Service::Providers).unwrap();
+    until_answered(&mesh, local, 12).await;
+    // Nobody knows by then what is in the queues.
+    mesh.kill(Service::Reconciler).unwrap();
+    mesh.spawn(Service::Reconciler).unwrap();
+    until_answered(&mesh, local, 20).await;
+    mesh.kill(Service::Interpreter).unwrap();
+    mesh.spawn(Service::Interpreter).unwrap();
+    mesh.start_services().await.unwrap();
+    until_answered(&mesh, local, FLOOD).await;
+    for task in mesh.database.store().task_list(local, &TaskFilter::default(), &ALL).await.unwrap() {
+        assert_eq!(task.state.last_position, 4, "a message, a script, its result and an answer: {task:?}");
+    }
+    no_place_is_lost(&mesh, local, FLOOD).await;
+}
+
+#[tokio::test]
+async fn a_task_that_waits_for_a_place_can_be_stopped_and_takes_nobodys_place() {
+    let one = [("CONSTRUCT_RECONCILER_MODEL_CALLS", "1"), ("CONSTRUCT_RECONCILER_SCRIPTS", "1")];
+    let mesh = Mesh::start_with(&one).await.unwrap();
+    mesh.scripted_agent("slow", &json!({"delay_ms": 300_000, "turns": [{"text": "Never."}]})).await.unwrap();
+    mesh.scripted_agent("quick", &json!({"turns": [{"text": "Done."}]})).await.unwrap();
+    let sleeps =
+        json!({"turns": [{"code": "execute_command('sleep 600', {timeout_seconds: 590})"}, {"text": "Never."}]});
+    mesh.scripted_agent("sleeps", &sleeps).await.unwrap();
+    mesh.scripted_agent("adds", &json!({"turns": [{"code": "1 + 1"}, {"text": "Done."}]})).await.unwrap();
+    let client = mesh.client().unwrap();
+    let say = async |agent: &str| {
+        let conversation = client.begin(agent, None).await.unwrap();
+        conversation.say("Go.").await;
+        conversation
+    };
+    let outcome =
+        async |conversation: &Conversation| conversation.settled().await.status.unwrap_or_default().last_outcome();
+
+    let slow = say("slow").await;
+    slow.in_phase(TaskPhase::InvokeModel).await;
+    let (cancelled, deleted, suspended) = (say("quick").await, say("quick").await, say("quick").await);
+    until_withheld(&mesh, "model", |count| count == 3).await;
+    let why = cancelled.explain().await.unwrap();
+    assert!(why.released_by.contains("when it is its turn") && why.deadline.is_some(), "{why:?}");
+    cancelled.cancel("not wanted").await;
+    assert_eq!(outcome(&cancelled).await, TurnOutcome::Cancelled);
+    deleted.delete().await;
+    suspended.suspend().await;
+    suspended.in_phase(TaskPhase::Suspended).await;
+    until_withheld(&mesh, "model", |count| count == 0).await;
+    suspended.resume().await;
+    let last = say("quick").await;
+    until_withheld(&mesh, "model", |count| count == 2).await;
+    slow.cancel("make room").await;
+    assert_eq!([outcome(&suspended).await, outcome(&last).await], [TurnOutcome::Completed; 2]);
+
+    let sleeps = say("sleeps").await;
+    sleeps.in_phase(TaskPhase::ExecuteTools).await;
+    let (cancelled, last) = (say("adds").await, say("adds").await);
+    until_withheld(&mesh, "code", |count| count == 2).await;
+    cancelled.cancel("not wanted").await;
+    assert_eq!(outcome(&cancelled).await, TurnOutcome::Cancelled);
+    cancelled.transcript().await.check(&["Go."]);
+    sleeps.cancel("make room").await;
+    assert_eq!(outcome(&last).await, TurnOutcome::Completed);
+    last.transcript().await.check(&["Go."]);
+    until_withheld(&mesh, "code", |count| count == 0).await;
+}

@@ -1,0 +1,122 @@
+//! Uploads through the command line that are cut: by whoever waits for them, and by the gateway.
+
+use std::{fs, path::Path, process::Stdio};
+
+use construct_tests::{
+    client::PATIENCE,
+    mesh::{Mesh, Service, binary},
+    wait::until,
+};
+use serde_json::Value;
+use tokio::process::{Child, Command};
+
+use crate::identity::{refused, said};
+
+async fn gateway() -> Mesh {
+    let mut mesh = Mesh::prepare(&[]).await.unwrap();
+    mesh.spawn(Service::Gateway).unwrap();
+    mesh.ready(Service::Gateway).await.unwrap();
+    mesh
+}
+
+/// An upload that nobody waits for yet.
+fn upload(mesh: &Mesh, path: &Path) -> Child {
+    let mut command = Command::new(binary("construct").unwrap());
+    command.env_clear().env("CONSTRUCT_GATEWAY_URL", mesh.gateway_url());
+    command.args(["file", "upload", path.to_str().unwrap(), "-o", "json"]);
+    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).kill_on_drop(true);
+    command.spawn().unwrap()
+}
+
+async fn ended(child: Child) -> Value {
+    let done = tokio::time::timeout(PATIENCE, child.wait_with_output()).await.expect("the upload ends").unwrap();
+    assert!(done.status.success(), "{done:?}");
+    serde_json::from_slice(&done.stdout).unwrap()
+}
+
+async fn listed(mesh: &Mesh) -> Vec<Value> {
+    let listed: Value = serde_json::from_str(&said(mesh, None, &["file", "list", "-o", "json"], "").await).unwrap();
+    listed["files"].as_array().cloned().unwrap_or_default()
+}
+
+/// Waits until the one file there is has so many bytes; gives its id.
+async fn received(mesh: &Mesh, bytes: i64) -> String {
+    until("enough of the file to be there", PATIENCE, async || {
+        let files = listed(mesh).await;
+        let there = files.first().and_then(|file| file["status"]["received"].as_str()?.parse::<i64>().ok());
+        match there {
+            Some(there) if there >= bytes => Ok(files[0]["metadata"]["id"].as_str().unwrap().to_owned()),
+            _ => Err(files),
+        }
+    })
+    .await
+}
+
+#[tokio::test]
+async fn an_upload_goes_on_though_the_client_and_then_the_gateway_is_killed() {
+    const MIB: i64 = 1024 * 1024;
+    let mut mesh = gateway().await;
+    let folder = mesh.folder("files").unwrap();
+    let path = folder.join("data.bin");
+    let content: Vec<u8> =
+        (0..32 * 1024 * 1024_u32).flat_map(|n| n.wrapping_mul(2_654_435_761).to_le_bytes()).collect();
+    fs::write(&path, &content).unwrap();
+    let mut first = upload(&mesh, &path);
+    let id = received(&mesh, 2 * MIB).await;
+    first.kill().await.unwrap();
+    let before = listed(&mesh).await;
+    assert_eq!(before[0]["status"]["state"], "FILE_STATE_UPLOADING", "{before:?}");
+
+    let second = upload(&mesh, &path);
+    received(&mesh, 6 * MIB).await;
+    mesh.kill(Service::Gateway).unwrap();
+    mesh.spawn(Service::Gateway).unwrap();
+    mesh.ready(Service::Gateway).await.unwrap();
+    let file = ended(second).await;
+    assert_eq!(
+        (file["metadata"]["id"].as_str(), &file["status"]["state"]),
+        (Some(id.as_str()), &"FILE_STATE_READY".into())
+    );
+    assert_eq!(listed(&mesh).await.len(), 1, "it is the same upload");
+
+    let copy = folder.join("copy.bin");
+    said(&mesh, None, &["file", "download", &id, copy.to_str().unwrap()], "").await;
+    assert!(fs::read(&copy).unwrap() == content);
+    let why = refused(&mesh, None, &["file", "download", &id, copy.to_str().unwrap()]).await;
+    assert!(why.contains("--force"), "{why}");
+    // Of the content nothing is left when nobody needs it, and nothing of its parts.
+    said(&mesh, None, &["file", "delete", &id], "").await;
+    let files = mesh.home().join("data/blobs/files");
+    until("the content to be gone", PATIENCE, async || {
+        let mut left = Vec::new();
+        let mut folders = vec![files.clone()];
+        while let Some(folder) = folders.pop() {
+            for entry in fs::read_dir(folder).unwrap() {
+                let path = entry.unwrap().path();
+                if path.is_dir() { folders.push(path) } else { left.push(path) }
+            }
+        }
+        if left.is_empty() { Ok(()) } else { Err(left) }
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn the_command_line_says_why_a_file_is_refused_and_uploads_the_same_once() {
+    let mesh = gateway().await;
+    let folder = mesh.folder("files").unwrap();
+    let path = folder.join("picture.png");
+    fs::write(&path, "no picture").unwrap();
+    let path = path.to_str().unwrap();
+    let why = refused(&mesh, None, &["file", "upload", path, "--media-type", "image/png"]).await;
+    assert!(why.contains("was refused: it says that it is image/png"), "{why}");
+    let upload = ["file", "upload", path, "--media-type", "text/plain", "--name", "notes.txt", "-o", "json"];
+    let one: Value = serde_json::from_str(&said(&mesh, None, &upload, "").await).unwrap();
+    let two: Value = serde_json::from_str(&said(&mesh, None, &upload, "").await).unwrap();
+    assert_eq!((&one["status"]["sha256"], &one["spec"]["name"]), (&two["status"]["sha256"], &"notes.txt".into()));
+    let id = two["metadata"]["id"].as_str().unwrap();
+    assert_eq!(said(&mesh, None, &["file", "download", id, "-"], "").await, "no picture");
+    said(&mesh, None, &["file", "update", id, "--name", "other.txt"], "").await;
+    let named = said(&mesh, None, &["file", "list", "--name", "other.txt"], "").await;
+    assert!(named.contains(id) && named.contains("ready"), "{named}");
+}

@@ -1,0 +1,199 @@
+//! A PostgreSQL server of a trial's own, on a disk that can be full.
+
+use std::{
+    fs::{self, File},
+    io::Write as _,
+    net::SocketAddr,
+    os::unix::fs::PermissionsExt as _,
+    path::PathBuf,
+    process::{Child, Stdio},
+    time::Duration,
+};
+
+use anyhow::{Context as _, ensure};
+use construct_store::testing::Database;
+use tempfile::TempDir;
+use uuid::Uuid;
+
+use crate::{
+    disk::{Disks, command, server_user},
+    mesh::free_address,
+    wait::until,
+};
+
+/// What its disk holds, in MiB: the cluster takes 30, and each copy of the schema 10.
+const SIZE: u32 = 320;
+/// How long it may take to start, recovery included.
+const START: Duration = Duration::from_secs(60);
+
+/// The server. It is gone with this value.
+#[derive(Debug)]
+pub struct PostgresServer {
+    disks: Disks,
+    /// Over it lies its disk; its log lies beside.
+    folder: TempDir,
+    programs: PathBuf,
+    address: SocketAddr,
+    password: String,
+    child: Option<Child>,
+}
+
+impl PostgresServer {
+    /// Makes a cluster and starts it.
+    ///
+    /// # Errors
+    /// When that fails.
+    pub async fn start() -> anyhow::Result<Self> {
+        let folder = tempfile::Builder::new().prefix("construct-postgres-").tempdir()?;
+        let disk = folder.path().join("disk");
+        fs::create_dir(&disk)?;
+        let user = server_user()?;
+        if user.is_some() {
+            // Another user's processes have to reach the folder, not what is in it.
+            fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o755))?;
+            let owned =
+                command(&[], &["chown".to_owned(), "postgres".to_owned(), disk.display().to_string()]).status()?;
+            ensure!(owned.success(), "the folder cannot be given to PostgreSQL's user");
+        }
+        let disks = Disks::over(&[(disk.as_path(), SIZE)], user)?;
+        let password = Uuid::now_v7().simple().to_string();
+        let mut server = Self { disks, folder, programs: programs()?, address: free_address()?, password, child: None };
+        server.make().context("initdb")?;
+        server.launch()?;
+        server.accepts().await;
+        Ok(server)
+    }
+
+    /// Its address, password included.
+    pub fn url(&self) -> String {
+        format!("postgres://construct:{}@{}/postgres", self.password, self.address)
+    }
+
+    /// Fills its disk.
+    ///
+    /// # Errors
+    /// When that fails.
+    pub fn fill(&self) -> anyhow::Result<()> {
+        self.disks.fill(&self.disk())
+    }
+
+    /// Makes room on its disk, and does what whoever looks after it does: starts it again if it has ended. Says whether that was so.
+    ///
+    /// # Errors
+    /// When that fails.
+    pub async fn clear(&mut self) -> anyhow::Result<bool> {
+        self.disks.clear(&self.disk())?;
+        let mut ended = false;
+        let deadline = tokio::time::Instant::now() + START;
+        loop {
+            if self.child.as_mut().context("it was started")?.try_wait()?.is_some() {
+                ended = true;
+                self.launch()?;
+            }
+            if self.is_ready()? {
+                return Ok(ended);
+            }
+            ensure!(tokio::time::Instant::now() < deadline, "PostgreSQL does not come back:\n{}", self.log());
+            tokio::time::sleep(crate::wait::INTERVAL).await;
+        }
+    }
+
+    /// A migrated database on it.
+    pub async fn database(&self) -> Database {
+        Database::on(&self.url()).await
+    }
+
+    fn disk(&self) -> PathBuf {
+        self.folder.path().join("disk")
+    }
+
+    fn log(&self) -> String {
+        fs::read_to_string(self.folder.path().join("log")).unwrap_or_default()
+    }
+
+    fn program(&self, name: &str) -> String {
+        self.programs.join(name).display().to_string()
+    }
+
+    fn make(&self) -> anyhow::Result<()> {
+        let script = "umask 077; cat > \"$1/password\" && exec \"$0\" -D \"$1/data\" --pwfile=\"$1/password\" --username=construct \
+                      --auth=scram-sha-256 --encoding=UTF8 --locale=C.UTF-8 --no-sync --wal-segsize=1";
+        let disk = self.disk().display().to_string();
+        let words = ["sh", "-c", script, &self.program("initdb"), &disk].map(str::to_owned);
+        let mut making = command(&self.disks.starter(), &words);
+        let mut making =
+            making.current_dir("/").stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+        making.stdin.take().context("it has an input")?.write_all(self.password.as_bytes())?;
+        let made = making.wait_with_output()?;
+        ensure!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+        Ok(())
+    }
+
+    fn launch(&mut self) -> anyhow::Result<()> {
+        let log = File::options().create(true).append(true).open(self.folder.path().join("log"))?;
+        let data = self.disk().join("data").display().to_string();
+        let mut words = vec![self.program("postgres"), "-D".to_owned(), data];
+        let port = format!("port={}", self.address.port());
+        for option in [
+            "listen_addresses=127.0.0.1",
+            &port,
+            "unix_socket_directories=",
+            "max_connections=200",
+            "max_wal_size=32MB",
+            "min_wal_size=2MB",
+            "timezone=UTC",
+            // A checkpoint is what else writes to a full disk.
+            "checkpoint_timeout=30s",
+        ] {
+            words.extend(["-c".to_owned(), option.to_owned()]);
+        }
+        let mut starting = command(&self.disks.starter(), &words);
+        let child = starting.current_dir("/").stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).spawn()?;
+        self.child = Some(child);
+        Ok(())
+    }
+
+    fn is_ready(&self) -> anyhow::Result<bool> {
+        let port = self.address.port().to_string();
+        let words = [&*self.program("pg_isready"), "-q", "-h", "127.0.0.1", "-p", &port].map(str::to_owned);
+        Ok(command(&[], &words).status()?.success())
+    }
+
+    async fn accepts(&self) {
+        until("PostgreSQL to accept connections", START, async || match self.is_ready() {
+            Ok(true) => Ok(()),
+            other => Err(format!("{other:?}\n{}", self.log())),
+        })
+        .await;
+    }
+}
+
+impl Drop for PostgresServer {
+    fn drop(&mut self) {
+        let Some(mut child) = self.child.take() else { return };
+        // At once, without a checkpoint: nobody wants the data. Its children end with it, which `kill -9` would leave to themselves.
+        let _ = command(&[], &["kill".to_owned(), "-QUIT".to_owned(), child.id().to_string()]).status();
+        let _ = child.wait();
+        if std::thread::panicking() {
+            let log = self.log();
+            let last: Vec<_> = log.lines().rev().take(100).collect();
+            eprintln!("---- postgresql, its last lines ----");
+            for line in last.iter().rev() {
+                eprintln!("{line}");
+            }
+        }
+    }
+}
+
+/// Where the server's programs are: `CONSTRUCT_TEST_POSTGRES`, or the newest that Debian's packages have installed.
+fn programs() -> anyhow::Result<PathBuf> {
+    if let Some(named) = std::env::var_os("CONSTRUCT_TEST_POSTGRES") {
+        return Ok(named.into());
+    }
+    let versions =
+        fs::read_dir("/usr/lib/postgresql").context("PostgreSQL is not installed; `./dev test` installs it")?;
+    let newest =
+        versions.filter_map(Result::ok).filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok()).max();
+    let newest = newest.context("PostgreSQL is not installed; `./dev test` installs it")?;
+    Ok(PathBuf::from(format!("/usr/lib/postgresql/{newest}/bin")))
+}
