@@ -9,7 +9,7 @@ use construct_bus::{Bus, RawMessage, subject};
 use construct_proto::mesh::v1::ReconcilerBeat;
 use construct_tests::{
     clocks,
-    mesh::{Disk, Mesh, Service},
+    mesh::{Mesh, Service},
     postgres::PostgresServer,
     proxy::{Proxy, authority},
 };

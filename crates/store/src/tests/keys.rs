@@ -139,7 +139,7 @@ async fn copies_subtasks_and_runs_of_schedules_are_counted_for_who_asked_for_the
         workspace: String::new(),
         timing: Timing::Cron { pattern: "* * * * *".to_owned(), time_zone: "UTC".to_owned() },
         missed: Missed::Once,
-        next_run: Some(now),
+        next_run: Some(Timestamp::from_second(now.as_second() / 60 * 60).expect("a minute begins")),
     };
     let schedule = applied(f.store.schedule_create(&with(c), new, rendered("schedule.created")).await.expect("made"));
     let fired = f.store.schedule_fire(now, TOLD).await.expect("looked").expect("it is due");
