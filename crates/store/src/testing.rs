@@ -286,7 +286,7 @@ impl Database {
     /// killed, `kill -9`, upon which the server drops everything and recovers.
     ///
     /// # Panics
-    /// When the server does not answer before, and does not do so again within [`RECOVERY`] of an earlier crash.
+    /// When the server does not answer before, and does not do so again within half a minute of an earlier crash.
     pub async fn crash(&self) {
         let began = Instant::now();
         let mut connection = loop {
