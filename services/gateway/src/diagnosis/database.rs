@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use construct_runtime::clock;
 use construct_store::{Error, Store};
 use jiff::{SignedDuration, Timestamp};
 
@@ -87,7 +88,7 @@ async fn server(store: &Store, findings: &mut Findings) -> Result<(), Error> {
 }
 
 async fn tasks(store: &Store, findings: &mut Findings) {
-    match store.sweep_due(Timestamp::now() - OVERDUE, None, COUNTED).await {
+    match store.sweep_due(clock::now() - OVERDUE, None, COUNTED).await {
         Ok(due) => match due.first() {
             None => findings.ok("tasks.overdue", "no task waits for somebody to look at it"),
             Some(first) => {
