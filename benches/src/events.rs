@@ -32,6 +32,8 @@ const TASKS: usize = 20;
 const PACE: u32 = 20;
 /// Subscribers that never read what they are sent.
 const STALLED: usize = 20;
+/// Bytes that such a one's connection takes before it is read: some five events.
+const WINDOW: u32 = 1024;
 
 /// Measures while nobody stalls, while some do, and the floor.
 pub(crate) async fn measure(duration: Duration) -> anyhow::Result<Figures> {
@@ -74,10 +76,10 @@ async fn watched(gateway: &str, channel: &Channel, stalled: usize) -> anyhow::Re
         let task = TaskServiceClient::new(channel.clone()).create_task(request).await?.into_inner();
         tasks.push(task.metadata.context("a task without metadata")?.id);
     }
-    // Held, and never read: what is sent to them stays in the buffers between.
+    // Held, and never read: the little that their connections take is there soon, and all else is the gateway's to deal with.
     let mut deaf = Vec::new();
     for number in 0..stalled {
-        let connection = Channel::from_shared(gateway.to_owned())?.connect().await?;
+        let connection = Channel::from_shared(gateway.to_owned())?.initial_stream_window_size(WINDOW).connect().await?;
         deaf.push(subscribe(&connection, &tasks[number % TASKS]).await?);
     }
     let times = Arc::new(Mutex::new(Vec::new()));
