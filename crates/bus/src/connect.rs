@@ -27,6 +27,9 @@ const ENSURE_AGAIN: Duration = Duration::from_secs(2);
 /// How often who makes the streams looks whether they are still there: nobody else can make one that was taken away.
 const LOOK: Duration = Duration::from_secs(15);
 
+/// How soon it looks again after the server was away, or when it has found something.
+const LOOK_CLOSELY: Duration = Duration::from_secs(2);
+
 /// How long one request to JetStream's API may take.
 const API_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -252,12 +255,14 @@ impl Bus {
         let mut connection = self.connection();
         connection.borrow_and_update();
         let makes = self.inner.user.is_some_and(User::makes_streams);
-        let mut due = false;
+        let (mut due, mut unseen) = (false, topology::Unseen::default());
+        // How many more looks follow one another closely, as after a reconnect: it takes two to find what nobody gets.
+        let mut close = 0_u32;
         loop {
             let pause = async {
                 match (due, makes) {
                     (true, _) => tokio::time::sleep(ENSURE_AGAIN).await,
-                    (false, true) => tokio::time::sleep(LOOK).await,
+                    (false, true) => tokio::time::sleep(if close > 0 { LOOK_CLOSELY } else { LOOK }).await,
                     (false, false) => std::future::pending().await,
                 }
             };
@@ -272,6 +277,10 @@ impl Bus {
                         && topology::ensure_consumer(&self.inner.jetstream, &slack).await.is_ok()
                     {
                         self.inner.trouble.send_replace(None);
+                        if let Err(error) = unseen.look(&self.inner.jetstream).await {
+                            tracing::debug!(%error, "the queues could not be looked through");
+                        }
+                        close = if unseen.is_empty() { close.saturating_sub(1) } else { 1 };
                         continue;
                     }
                 }
@@ -285,6 +294,7 @@ impl Bus {
                     if self.inner.trouble.send_replace(None).is_some() {
                         tracing::info!("the streams answer again");
                     }
+                    close = 2;
                     false
                 }
                 Err(error) => {

@@ -9,6 +9,7 @@ mod subjects;
 mod tls;
 mod topology;
 mod trace;
+mod unseen;
 
 use std::time::Duration;
 

@@ -1,6 +1,7 @@
 //! The one table of streams and consumers, and how it is brought about at the server.
 
 mod ensure;
+mod unseen;
 
 use std::time::Duration;
 
@@ -8,6 +9,7 @@ use construct_domain::partition;
 
 pub use ensure::Error;
 pub(crate) use ensure::{ensure, ensure_consumer, expect, find_consumer};
+pub(crate) use unseen::Unseen;
 
 use crate::subject::{Pool, partition_token};
 

@@ -10,7 +10,10 @@ use async_nats::jetstream::{
     stream::{Config, ConsumerErrorKind, DiscardPolicy, RetentionPolicy, StorageType},
 };
 
-use super::{ACK_WAIT, ConsumerRow, DUPLICATE_WINDOW, Retention, Stream, StreamRow, WhenFull, consumers, streams};
+use super::{
+    ACK_WAIT, ConsumerRow, DUPLICATE_WINDOW, Retention, Stream, StreamRow, WhenFull, consumers, streams,
+    unseen::keep_behind,
+};
 
 /// How often a lost race is answered by looking again.
 const ATTEMPTS: usize = 5;
@@ -63,7 +66,8 @@ pub(crate) async fn ensure(jetstream: &jetstream::Context, replicas: Option<NonZ
         ensure_stream(jetstream, row, replicas).await?;
     }
     for row in consumers() {
-        ensure_consumer(jetstream, &row).await?;
+        let consumer = ensure_consumer(jetstream, &row).await?;
+        keep_behind(jetstream, &row, consumer).await?;
     }
     Ok(())
 }

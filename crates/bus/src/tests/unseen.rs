@@ -1,0 +1,162 @@
+//! A server that comes back with a stream of another time than its consumers.
+
+use std::{
+    fs,
+    path::{Path, PathBuf},
+    time::Duration,
+};
+
+use construct_domain::partition;
+use futures::StreamExt as _;
+
+use super::{invoke, next, options, result, task, within};
+use crate::{
+    Bus, Dispatch, Pool, TaskMessage, subject,
+    testing::NatsServer,
+    topology::{Stream, Unseen},
+};
+
+/// A folder in the server's store, and what it had at a time.
+struct Kept {
+    messages: PathBuf,
+    copy: PathBuf,
+}
+
+impl Kept {
+    /// What a stream has now; the server is stopped for it.
+    async fn of(server: &mut NatsServer, stream: Stream) -> Self {
+        server.stop();
+        let messages = folder(&server.store(), stream.name()).expect("the stream has a folder").join("msgs");
+        let copy = server.dir().join("kept");
+        copy_files(&messages, &copy);
+        server.restart().await;
+        Self { messages, copy }
+    }
+
+    /// Has the stream begin anew with what was kept, and leaves its consumers as they are.
+    async fn bring_back(&self, server: &mut NatsServer) {
+        server.stop();
+        fs::remove_dir_all(&self.messages).unwrap();
+        copy_files(&self.copy, &self.messages);
+        server.restart().await;
+    }
+}
+
+fn folder(within: &Path, name: &str) -> Option<PathBuf> {
+    let folders = fs::read_dir(within).ok()?.map(|entry| entry.unwrap().path()).filter(|path| path.is_dir());
+    folders
+        .collect::<Vec<_>>()
+        .into_iter()
+        .find_map(|path| if path.file_name().is_some_and(|own| own == name) { Some(path) } else { folder(&path, name) })
+}
+
+fn copy_files(from: &Path, to: &Path) {
+    fs::create_dir_all(to).unwrap();
+    for entry in fs::read_dir(from).unwrap().map(Result::unwrap) {
+        fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
+    }
+}
+
+/// Connected to the server as it is now, without anything being ensured.
+async fn connected(server: &NatsServer) -> Bus {
+    let options = crate::ConnectOptions::new("test").blobs(server.blobs());
+    Bus::connect(server.url(), options).await.expect("the server accepts connections")
+}
+
+fn model(number: u128) -> subject::ModelInvoke {
+    subject::ModelInvoke::new(Pool::model_default(), task(number))
+}
+
+/// Sends as many commands, and has them worked on.
+async fn work(bus: &Bus, commands: u128) {
+    let mut consumer = bus.consume_model(&Pool::model_default(), options(4));
+    for number in 1..=commands {
+        bus.publish_once(&model(number), &invoke(task(number), 1)).await.expect("sent");
+        next(&mut consumer).await.receipt.ack().await;
+    }
+    within("the queue to be empty", async {
+        while bus.is_queued(&model(commands), super::step(1), 0).await.expect("the server says") {}
+    })
+    .await;
+}
+
+async fn look_twice(bus: &Bus) {
+    let mut unseen = Unseen::default();
+    unseen.look(&bus.inner.jetstream).await.expect("the server answers");
+    assert!(!unseen.is_empty());
+    unseen.look(&bus.inner.jetstream).await.expect("the server answers");
+    assert!(unseen.is_empty());
+}
+
+#[tokio::test]
+async fn commands_that_are_stored_where_lost_ones_were_are_delivered() {
+    let mut server = NatsServer::start().await;
+    server.bus().await;
+    let kept = Kept::of(&mut server, Stream::Model).await;
+    work(&connected(&server).await, 3).await;
+    kept.bring_back(&mut server).await;
+
+    let bus = connected(&server).await;
+    assert_eq!(bus.publish_once(&model(7), &invoke(task(7), 1)).await.expect("sent"), Dispatch::Published);
+    let mut consumer = bus.consume_model(&Pool::model_default(), options(4));
+    let nothing = tokio::time::timeout(Duration::from_millis(500), consumer.next()).await;
+    assert!(nothing.is_err(), "the server got better: {nothing:?}");
+    bus.ensure_topology().await.expect("the server accepts it");
+    let delivery = next(&mut consumer).await;
+    assert_eq!(delivery.task, task(7));
+    delivery.receipt.ack().await;
+}
+
+#[tokio::test]
+async fn a_command_that_came_back_after_it_was_settled_makes_way_for_the_next() {
+    let mut server = NatsServer::start().await;
+    let bus = server.bus().await;
+    bus.publish_once(&model(1), &invoke(task(1), 1)).await.expect("sent");
+    let kept = Kept::of(&mut server, Stream::Model).await;
+    work(&connected(&server).await, 2).await;
+    // So that the consumer is not ahead.
+    kept.bring_back(&mut server).await;
+    let bus = connected(&server).await;
+    for number in [5, 6] {
+        bus.publish_once(&model(number), &invoke(task(number), 1)).await.expect("sent");
+    }
+    assert_eq!(bus.publish_once(&model(1), &invoke(task(1), 1)).await.expect("sent"), Dispatch::AlreadyQueued);
+    let mut consumer = bus.consume_model(&Pool::model_default(), options(4));
+    // One of the two stands where another one had been.
+    let delivery = next(&mut consumer).await;
+    assert_eq!(delivery.task, task(6));
+
+    look_twice(&bus).await;
+    assert_eq!(bus.publish_once(&model(1), &invoke(task(1), 1)).await.expect("sent"), Dispatch::Published);
+    assert_eq!(next(&mut consumer).await.task, task(1));
+    // The next ones are found in their turn.
+    look_twice(&bus).await;
+    assert_eq!(bus.publish_once(&model(5), &invoke(task(5), 1)).await.expect("sent"), Dispatch::Published);
+    assert_eq!(next(&mut consumer).await.task, task(5));
+    // What is being worked on was left alone.
+    assert!(bus.is_queued(&model(6), super::step(1), 0).await.expect("the server says"));
+    delivery.receipt.ack().await;
+}
+
+#[tokio::test]
+async fn a_result_that_came_back_after_it_was_settled_is_delivered_once_more() {
+    let mut server = NatsServer::start().await;
+    let bus = server.bus().await;
+    let (task, number) = (task(1), partition::of(task(1)));
+    bus.publish(&subject::TaskResult::new(task), &result(task, 1)).await.expect("sent");
+    let kept = Kept::of(&mut server, Stream::Task).await;
+    let bus_before = connected(&server).await;
+    let mut consumer = bus_before.consume_tasks(number, options(4));
+    next(&mut consumer).await.receipt.ack().await;
+    within("the queue to be empty", async { while bus_before.result_waits(task).await.expect("the server says") {} })
+        .await;
+    drop((bus, consumer));
+    kept.bring_back(&mut server).await;
+
+    let bus = connected(&server).await;
+    let mut consumer = bus.consume_tasks(number, options(4));
+    look_twice(&bus).await;
+    let again = next(&mut consumer).await;
+    assert_eq!(again.message, TaskMessage::Result(result(task, 1).into()));
+    again.receipt.ack().await;
+}

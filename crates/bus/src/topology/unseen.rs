@@ -1,0 +1,147 @@
+//! Messages of work queues that nobody gets, although they are there.
+//!
+//! A server that was killed, or whose disk was full, can come back with a stream and a consumer of different times: nats-server 2.9 stores them
+//! independently, each some time after it has said that it did. Then the consumer takes messages for delivered and settled that are not:
+//! one that was settled and is there again, or one that was stored under a number that another one had before. The server notices neither, and a
+//! work queue lets go of a message only when it is settled. Such a message would stand for ever, and keep out others of its subject.
+
+use std::collections::HashMap;
+
+use async_nats::jetstream::{
+    self,
+    consumer::{Consumer, pull},
+    stream::{RawMessageErrorKind, State},
+};
+
+use super::{
+    ConsumerRow, Retention, Stream, StreamRow, consumers,
+    ensure::{Error, ensure_consumer},
+    streams,
+};
+
+/// What the last look found, by consumer: the number of the oldest message that should be gone. The server may be about to remove it; at the
+/// next look it is known to stay.
+#[derive(Debug, Default)]
+pub(crate) struct Unseen {
+    found: HashMap<String, u64>,
+}
+
+impl Unseen {
+    /// Looks for messages that their consumers take for settled, and does something about those that were there the last time.
+    ///
+    /// A command is removed: whether it is wanted is in its task's row, from which it is published again. Other messages are had delivered once
+    /// more, with everything that stands in the queue, by making the consumer anew.
+    pub(crate) async fn look(&mut self, jetstream: &jetstream::Context) -> Result<(), Error> {
+        let rows = consumers();
+        let mut found = HashMap::new();
+        for row in streams().iter().filter(|row| row.retention == Retention::WorkQueue) {
+            if state(jetstream, row).await?.messages == 0 {
+                continue;
+            }
+            let of_stream: Vec<_> = rows.iter().filter(|consumer| consumer.stream == row.stream).collect();
+            for consumer in &of_stream {
+                // In this order: what is settled was removed from the stream by the time it is looked at.
+                let settled = ensure_consumer(jetstream, consumer).await?.cached_info().ack_floor.stream_sequence;
+                let Some(oldest) = oldest(jetstream, row, consumer, of_stream.len() == 1).await? else { continue };
+                if oldest > settled {
+                    continue;
+                }
+                if self.found.get(&consumer.durable) == Some(&oldest) {
+                    release(jetstream, consumer, oldest).await?;
+                } else {
+                    found.insert(consumer.durable.clone(), oldest);
+                }
+            }
+        }
+        self.found = found;
+        Ok(())
+    }
+
+    /// Whether there is something to look at again soon.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.found.is_empty()
+    }
+}
+
+/// Makes a consumer anew that has delivered what its stream does not have yet: it would leave out as many messages as it is ahead.
+pub(crate) async fn keep_behind(
+    jetstream: &jetstream::Context,
+    row: &ConsumerRow,
+    consumer: Consumer<pull::Config>,
+) -> Result<(), Error> {
+    let delivered = consumer.cached_info().delivered.stream_sequence;
+    let stream = streams().iter().find(|stream| stream.stream == row.stream);
+    let Some(stream) = stream.filter(|_| delivered > 0) else { return Ok(()) };
+    // Read after what was delivered, it can be behind in one way only.
+    let last = state(jetstream, stream).await?.last_sequence;
+    if delivered <= last {
+        return Ok(());
+    }
+    let consumer = &row.durable;
+    tracing::warn!(
+        consumer,
+        delivered,
+        last,
+        "the consumer is ahead of its stream, of which the server has lost the end; making it anew"
+    );
+    make_anew(jetstream, row).await
+}
+
+async fn release(jetstream: &jetstream::Context, row: &ConsumerRow, sequence: u64) -> Result<(), Error> {
+    let consumer = &row.durable;
+    if !matches!(row.stream, Stream::Model | Stream::Code) {
+        tracing::warn!(
+            consumer,
+            sequence,
+            "a message stands in the queue that its consumer takes for settled; making the consumer anew"
+        );
+        return make_anew(jetstream, row).await;
+    }
+    tracing::warn!(
+        consumer,
+        sequence,
+        "a command stands in the queue that its consumer takes for settled; removing it"
+    );
+    let stream = row.stream.name();
+    let failed = |source: Box<dyn std::error::Error + Send + Sync>| Error::Stream { stream, retryable: true, source };
+    let stream = jetstream.get_stream_no_info(stream).await.map_err(|error| failed(error.into()))?;
+    stream.delete_message(sequence).await.map(drop).map_err(|error| failed(error.into()))
+}
+
+async fn make_anew(jetstream: &jetstream::Context, row: &ConsumerRow) -> Result<(), Error> {
+    let deleted = jetstream.delete_consumer_from_stream(&row.durable, row.stream.name()).await;
+    deleted.map_err(|error| Error::Consumer {
+        consumer: row.durable.clone(),
+        retryable: true,
+        source: error.into(),
+    })?;
+    ensure_consumer(jetstream, row).await.map(drop)
+}
+
+async fn state(jetstream: &jetstream::Context, row: &StreamRow) -> Result<State, Error> {
+    let stream = row.stream.name();
+    let found = jetstream.get_stream(stream).await;
+    let found = found.map_err(|error| Error::Stream { stream, retryable: true, source: error.into() })?;
+    Ok(found.cached_info().state.clone())
+}
+
+/// The number of the oldest message that is for a consumer.
+async fn oldest(
+    jetstream: &jetstream::Context,
+    row: &StreamRow,
+    consumer: &ConsumerRow,
+    is_only: bool,
+) -> Result<Option<u64>, Error> {
+    let stream = row.stream.name();
+    if is_only {
+        let state = state(jetstream, row).await?;
+        return Ok((state.messages > 0).then_some(state.first_sequence));
+    }
+    let failed = |source: Box<dyn std::error::Error + Send + Sync>| Error::Stream { stream, retryable: true, source };
+    let found = jetstream.get_stream_no_info(stream).await.map_err(|error| failed(error.into()))?;
+    match found.get_first_raw_message_by_subject(&consumer.filter, 1).await {
+        Ok(message) => Ok(Some(message.sequence)),
+        Err(error) if error.kind() == RawMessageErrorKind::NoMessageFound => Ok(None),
+        Err(error) => Err(failed(error.into())),
+    }
+}
