@@ -69,7 +69,7 @@ pub(crate) enum Disturbance {
     Slow(usize, Server, Duration, Duration),
     /// Reconcilers hear that all others leave, so that each takes everything for its own.
     Lie(Duration),
-    /// Nothing more can be written to the disk of the services; then there is room again. (A full disk of NATS is a test of its own.)
+    /// Nothing more can be written to the disk of NATS, or of the services; then there is room again, and NATS is started anew.
     FullDisk(Disk, Duration),
     /// The same of PostgreSQL's disk.
     FullPostgreSql(Duration),
@@ -109,7 +109,7 @@ fn disturbance(kind: Kind, n: usize, random: &mut Random) -> Disturbance {
     match kind {
         Kind::Everything => any(random),
         Kind::Disks if n % 4 == 3 => kill(random),
-        Kind::Disks => full(n % 2, random),
+        Kind::Disks => full(n % 3, random),
         Kind::Clocks if n % 4 == 3 => kill(random),
         Kind::Clocks => jump(random),
     }
@@ -123,7 +123,8 @@ fn full(which: usize, random: &mut Random) -> Disturbance {
     let length = random.millis(500, 5_000);
     match which {
         0 => Disturbance::FullPostgreSql(length),
-        _ => Disturbance::FullDisk(Disk::Services, length),
+        1 => Disturbance::FullDisk(Disk::Services, length),
+        _ => Disturbance::FullDisk(Disk::Nats, length),
     }
 }
 
@@ -139,7 +140,7 @@ fn any(random: &mut Random) -> Disturbance {
     let inner = [Service::Reconciler, Service::Interpreter, Service::Providers];
     let server = random.one(&[Server::Nats, Server::PostgreSql]);
     let zone = random.below(ZONES as u64) as usize;
-    match random.below(18) {
+    match random.below(19) {
         0..=2 => Disturbance::Kill(random.one(&Service::ALL), random.millis(0, 1_500)),
         3 | 4 => Disturbance::KillReplica(random.one(&inner), random.millis(0, 1_500)),
         5 | 6 => Disturbance::Restart(random.one(&Service::ALL)),
@@ -150,8 +151,8 @@ fn any(random: &mut Random) -> Disturbance {
         11 => Disturbance::Hold(zone, server, random.millis(100, 4_000)),
         12 => Disturbance::Slow(zone, server, random.millis(5, 150), random.millis(500, 4_000)),
         13 => Disturbance::Lie(random.millis(500, 3_000)),
-        14 | 15 => {
-            let which = random.below(2) as usize;
+        14..=16 => {
+            let which = random.below(3) as usize;
             full(which, random)
         }
         _ => jump(random),

@@ -9,7 +9,7 @@ use construct_bus::{Bus, RawMessage, subject};
 use construct_proto::mesh::v1::ReconcilerBeat;
 use construct_tests::{
     clocks,
-    mesh::{Mesh, Service},
+    mesh::{Disk, Mesh, Service},
     postgres::PostgresServer,
     proxy::{Proxy, authority},
 };
@@ -167,6 +167,10 @@ impl Trial {
             Disturbance::FullDisk(disk, length) => {
                 full(length, || self.mesh.fill(disk)).await;
                 self.mesh.clear(disk).unwrap();
+                if disk == Disk::Nats {
+                    // Some of its streams may stand still for ever: whoever looks after it does this, and it does not end by itself.
+                    self.mesh.nats.restart().await;
+                }
             }
             Disturbance::FullPostgreSql(length) => {
                 full(length, || self.postgres.fill()).await;
