@@ -55,7 +55,7 @@ async function refused(code, what, call) {
   return wrong(`${what}: answered instead of ${Code[code]}: ${answer}`);
 }
 
-process.on("unhandledRejection", (error) => wrong(error?.stack ?? error));
+for (const kind of ["uncaughtException", "unhandledRejection"]) process.on(kind, (error) => wrong(error?.stack ?? error));
 const baseUrl = environment("CONSTRUCT_GATEWAY_URL");
 const key = environment("CONSTRUCT_KEY");
 
