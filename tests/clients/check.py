@@ -191,7 +191,8 @@ done("a deadline ends a subscription with DEADLINE_EXCEEDED")
 
 packed = with_key(open_channel(options=keepalive, compression=grpc.Compression.Gzip))
 stub = agent_pb2_grpc.AgentServiceStub(packed)
-check(stub.GetAgent(agent_pb2.GetAgentRequest(agent=name), timeout=PATIENCE) == agent, "an answer that is compressed")
+answer = stub.GetAgent(agent_pb2.GetAgentRequest(agent=name), timeout=PATIENCE)
+check(answer.spec == agent.spec, f"an answer that is compressed: {answer}")
 longer = words * 2
 changed = stub.UpdateAgent(agent_pb2.UpdateAgentRequest(agent=name, instructions=longer), timeout=PATIENCE)
 check(changed.spec.instructions == longer, "a request that is compressed")
