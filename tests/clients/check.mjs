@@ -210,7 +210,9 @@ async function works(what, make, options, { packs }) {
   const agent = await agents.getAgent({ agent: name }, patience);
   check(agent.spec.instructions === instructions, `${what}: the agent: ${agent.spec.instructions.slice(0, 99)}`);
   if (options.useHttpGet) check(seen.verb === "GET", `${what}: what only reads is asked for with ${seen.verb}`);
-  check(seen.encoding === (packs ? "gzip" : ""), `${what}: the answer's encoding is '${seen.encoding}'`);
+  // With GET the client doesn't say that it takes compressed answers, but its requests may be compressed.
+  const encoding = packs && !options.useHttpGet ? "gzip" : "";
+  check(seen.encoding === encoding, `${what}: the answer's encoding is '${seen.encoding}'`);
   const task = await tasks.createTask({ spec: { agent: name, title: what } }, patience);
   if (options.useHttpGet) check(seen.verb === "POST", `${what}: a task is made with ${seen.verb}`);
   const again = await tasks.getTask({ task: task.metadata.id }, patience);
@@ -255,17 +257,21 @@ async function works(what, make, options, { packs }) {
 
   const began = Date.now();
   await refused(Code.DeadlineExceeded, `${what}: a subscription with a deadline`, async () => {
-    for await (const event of events.subscribe({ task: task.metadata.id }, { timeoutMs: 1000 })) types.push(event.type);
+    for await (const event of events.subscribe({ task: task.metadata.id }, { timeoutMs: 500 })) types.push(event.type);
     return `the end of the stream after ${Date.now() - began} ms`;
   });
-  check(Date.now() - began < 10_000, `${what}: the deadline of a second came after ${Date.now() - began} ms`);
+  check(Date.now() - began < 10_000, `${what}: the deadline came after ${Date.now() - began} ms`);
 
   const stranger = clients(make({ baseUrl, interceptors: [bearer(`${key}x`)], ...options }));
   await refused(Code.Unauthenticated, `${what}: a wrong key`, () => stranger.organizations.whoAmI({}, patience));
-  await refused(Code.Unauthenticated, `${what}: a stream with a wrong key`, async () => {
-    for await (const event of stranger.events.subscribe({}, patience)) return event.type;
-    return "the end of the stream";
-  });
+  // Who is refused is answered before their body is read. Over HTTP/1.1 the connection ends with that, and a client that sends its body after
+  // its head may meet the end before it reads the answer.
+  if (options.httpVersion !== "1.1") {
+    await refused(Code.Unauthenticated, `${what}: a stream with a wrong key`, async () => {
+      for await (const event of stranger.events.subscribe({}, patience)) return event.type;
+      return "the end of the stream";
+    });
+  }
   check((await organizations.whoAmI({}, patience)).organizationId !== "", `${what}: who am I`);
   await tasks.deleteTask({ task: task.metadata.id }, patience);
   done(what);

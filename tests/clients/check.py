@@ -198,7 +198,9 @@ changed = stub.UpdateAgent(agent_pb2.UpdateAgentRequest(agent=name, instructions
 check(changed.spec.instructions == longer, "a request that is compressed")
 follow(event_pb2_grpc.EventServiceStub(packed), task_pb2_grpc.TaskServiceStub(packed).UpdateTask, "a compressed subscription")
 refused(grpc.StatusCode.INVALID_ARGUMENT, "a compressed request that is wrong", lambda: stub.CreateAgent(bad, timeout=PATIENCE))
-done("a channel with gzip, Subscribe included")
+packed_health = health_pb2_grpc.HealthStub(packed).Check(health_pb2.HealthCheckRequest(), timeout=PATIENCE)
+check(packed_health.status == health_pb2.HealthCheckResponse.SERVING, f"health, compressed: {packed_health}")
+done("a channel with gzip, Subscribe and health included")
 
 health = health_pb2_grpc.HealthStub(plain)
 for service in ("", "construct.v1.TaskService"):
