@@ -31,7 +31,20 @@ def check(holds, what):
 
 
 def done(what):
+    global last
+    last = what
     print(f"ok: grpcio {grpc.__version__}: {what}", flush=True)
+
+
+def unexpected(kind, error, trace):
+    """A call that failed and should not have: where, and then how, in one line."""
+    sys.__excepthook__(kind, error, trace)
+    told = f"{error.code().name}: {error.details()}" if isinstance(error, grpc.RpcError) else f"{kind.__name__}: {error}"
+    print(f"wrong: what comes after '{last}': {told}", file=sys.stderr)
+
+
+last = "the beginning"
+sys.excepthook = unexpected
 
 
 def refused(code, what, call):
