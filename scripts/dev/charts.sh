@@ -75,7 +75,8 @@ python_with() {
 charts_install() {
   python3 -m venv "$1"
   # What is needed is listed completely, and one of them asks for a newer Python than it needs.
-  "$1/bin/pip" install --quiet --disable-pip-version-check --no-deps --ignore-requires-python --only-binary :all: --require-hashes -r "$2"
+  "$1/bin/pip" install --quiet --disable-pip-version-check --no-deps --ignore-requires-python --only-binary :all: --require-hashes -r "$2" ||
+    die "pip could not install what $2 lists: is its index reachable? (pip config list)"
 }
 
 # Whether each service accepts the settings that the chart gives it: its program is asked, with those of every golden file.

@@ -14,7 +14,7 @@ mod errors;
 mod guard;
 mod methods;
 pub(crate) mod operator;
-mod rest;
+pub(crate) mod rest;
 
 use std::{
     sync::{Arc, Mutex, OnceLock, PoisonError},

@@ -3,6 +3,7 @@
 mod approvals;
 mod attachments;
 mod budgets;
+mod clients;
 mod entities;
 mod faces;
 mod faults;

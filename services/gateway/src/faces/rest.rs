@@ -8,7 +8,7 @@ mod document;
 mod files;
 mod lines;
 mod request;
-pub(super) mod routes;
+pub(crate) mod routes;
 mod sse;
 
 use std::collections::BTreeMap;

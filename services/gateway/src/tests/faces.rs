@@ -20,7 +20,7 @@ use tokio::{
 use super::harness::*;
 
 /// An HTTP/1.1 client, as `curl` is one.
-fn http() -> reqwest::Client {
+pub(super) fn http() -> reqwest::Client {
     // Another test of this process may have been faster.
     _ = rustls::crypto::ring::default_provider().install_default();
     reqwest::Client::builder().http1_only().no_gzip().no_proxy().build().expect("a client")
@@ -33,7 +33,7 @@ fn http2() -> reqwest::Client {
 }
 
 impl Gateway {
-    fn url(&self, path: &str) -> String {
+    pub(super) fn url(&self, path: &str) -> String {
         format!("http://{}{path}", self.address)
     }
 

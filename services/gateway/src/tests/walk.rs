@@ -1,6 +1,8 @@
 //! Every method of the contract with every role, with strangers, and with the ids of others. What is walked is the descriptor set, so
 //! that a method which is added without a thought fails here.
 
+mod faces;
+
 use std::collections::BTreeMap;
 
 use construct_domain::{
@@ -397,6 +399,12 @@ fn naming(ids: &BTreeMap<&str, String>) -> Vec<(&'static str, Value)> {
     ]
 }
 
+/// The id of something of the same kind that exists nowhere.
+fn invented(id: &str) -> String {
+    let (kind, _) = id.split_once('_').expect("an id");
+    format!("{kind}_{}", Uuid::from_u128(0x0199_0000_0000_7000_8000_0000_0000_0000))
+}
+
 /// Methods that name nothing of an organisation's, or in a filter only.
 const NAMELESS: &[&str] = &[
     "AgentService.ListAgents",
@@ -482,8 +490,7 @@ async fn what_belongs_to_another_organization_is_not_found_and_never_shown() {
         // In the same words as for one that exists nowhere.
         let (mut nowhere, mut said) = (body.to_string(), answer.expect_err("not found").message().to_owned());
         for id in ids.values() {
-            let (kind, _) = id.split_once('_').expect("an id");
-            let invented = format!("{kind}_{}", Uuid::from_u128(0x0199_0000_0000_7000_8000_0000_0000_0000));
+            let invented = invented(id);
             nowhere = nowhere.replace(id, &invented);
             said = said.replace(id, &invented);
         }

@@ -4,19 +4,19 @@ use tonic::codegen::http::Method as Verb;
 
 /// One route.
 #[derive(Debug)]
-pub(in crate::faces) struct Route {
-    pub(in crate::faces) verb: Verb,
+pub(crate) struct Route {
+    pub(crate) verb: Verb,
     /// `{field}` stands for a field of the request.
-    pub(in crate::faces) path: &'static str,
+    pub(crate) path: &'static str,
     /// `Service/Method`, of `construct.v1`.
-    pub(in crate::faces) method: &'static str,
-    pub(in crate::faces) body: Content,
+    pub(crate) method: &'static str,
+    pub(crate) body: Content,
 }
 
 /// What the body of a request holds. Fields that stand neither in it nor in the path are parameters of the query; the
 /// idempotency key is a header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::faces) enum Content {
+pub(crate) enum Content {
     None,
     /// All fields that don't stand in the path, with an example.
     All(&'static str),
@@ -51,7 +51,7 @@ const fn post(path: &'static str, method: &'static str, example: &'static str) -
 }
 
 /// The table. A test compares it with the contract: every method stands here.
-pub(in crate::faces) static ROUTES: [Route; 118] = [
+pub(crate) static ROUTES: [Route; 118] = [
     create(
         "/v1/agents",
         "AgentService/CreateAgent",

@@ -1,0 +1,41 @@
+# shellcheck shell=bash disable=SC2154 # What the parts share is set in `dev` and in the parts it loads first.
+# Clients that others wrote, in other languages, against a gateway: Google's gRPC for Python, Buf's Connect for Node.
+
+# clients: what they do is in tests/clients. They come from PyPI and npm's registry once; the gateway is one of the tests', with a database
+# and a NATS of its own.
+clients_check() {
+  local folder=$main_home/clients name found
+  ensure_rust
+  ensure_packages servers compiler npm
+  found=$(node --version 2>/dev/null) || die "npm is there, but Node is not: install Node 20 or newer"
+  found=${found#v}
+  ((${found%%.*} >= 20)) || die "the clients need Node 20 or newer, but node is $found"
+  python_with "$folder/python" tests/clients/requirements.txt "Google's gRPC"
+  clients_install_node "$folder/node"
+  checks_database_start
+  for name in "${settings[@]}"; do unset "${name%%=*}"; done
+  unset CONSTRUCT_MASTER_KEY CONSTRUCT_SECRETS_KEY CONSTRUCT_TOKEN_KEY
+  CONSTRUCT_TEST_DATABASE_URL=$(postgres_url postgres)
+  CONSTRUCT_TEST_NATS_SERVER=$(command -v nats-server)
+  export CONSTRUCT_TEST_DATABASE_URL CONSTRUCT_TEST_NATS_SERVER CONSTRUCT_TEST_CLIENTS=$folder
+  say "trying the clients"
+  as_caller cargo test "${cargo_flags[@]}" -p construct-gateway --lib -- --exact --nocapture tests::clients::clients_in_other_languages_work
+}
+
+# clients_install_node FOLDER: the packages of the lock file, installed when they are others than the last time.
+clients_install_node() {
+  local mark
+  mark=$(cat tests/clients/package.json tests/clients/package-lock.json | sha256sum)
+  if [[ -e $1/installed && $(<"$1/installed") == "$mark" ]]; then return 0; fi
+  rm -rf -- "$1"
+  mkdir -p -- "$1"
+  cp -- tests/clients/package.json tests/clients/package-lock.json "$1/"
+  timed "installing Buf's Connect in $1" clients_npm "$1"
+  printf '%s\n' "$mark" >"$1/installed"
+}
+
+# No package may run anything: the lock file says what each is, by hash.
+clients_npm() {
+  npm ci --silent --no-audit --no-fund --ignore-scripts --prefix "$1" ||
+    die "npm could not install what tests/clients/package-lock.json lists: is its registry reachable? ($(npm config get registry))"
+}
