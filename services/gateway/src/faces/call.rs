@@ -1,10 +1,7 @@
 //! A call of the gRPC services from within the process.
 
-use std::{future::Future, time::Duration};
-
 use bytes::Bytes;
 use http_body_util::{BodyExt as _, Full};
-use tokio::time::Instant;
 use tonic::{
     Code, Status,
     body::Body,
@@ -13,7 +10,7 @@ use tonic::{
 use tower::ServiceExt as _;
 
 use super::{
-    Inner, TIMEOUT,
+    Inner,
     envelope::{Envelope, Envelopes},
     methods::Method,
 };
@@ -39,52 +36,6 @@ const OF_THE_FACE: [HeaderName; 14] = [
     header::TRANSFER_ENCODING,
     header::UPGRADE,
 ];
-
-/// When a call must have been answered.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Deadline {
-    /// What the client asks for.
-    asked: Option<Instant>,
-    /// When an answer must have begun.
-    begin: Instant,
-}
-
-impl Deadline {
-    /// A deadline `asked` from now, but never later than the gateway's own.
-    pub(super) fn new(asked: Option<Duration>) -> Self {
-        let now = Instant::now();
-        let asked = asked.and_then(|asked| now.checked_add(asked));
-        let begin = now + TIMEOUT;
-        Self { asked, begin: asked.map_or(begin, |asked| asked.min(begin)) }
-    }
-
-    /// Until an answer begins.
-    ///
-    /// # Errors
-    /// `DEADLINE_EXCEEDED`.
-    pub(super) async fn begin<T>(self, work: impl Future<Output = Result<T, Status>>) -> Result<T, Status> {
-        // Work that need not wait would be done even when there is no time at all.
-        if self.begin <= Instant::now() {
-            return Err(exceeded());
-        }
-        tokio::time::timeout_at(self.begin, work).await.unwrap_or_else(|_| Err(exceeded()))
-    }
-
-    /// Further parts of an answer that has begun.
-    ///
-    /// # Errors
-    /// `DEADLINE_EXCEEDED`.
-    pub(super) async fn go_on<T>(self, work: impl Future<Output = Result<T, Status>>) -> Result<T, Status> {
-        match self.asked {
-            Some(end) => tokio::time::timeout_at(end, work).await.unwrap_or_else(|_| Err(exceeded())),
-            None => work.await,
-        }
-    }
-}
-
-fn exceeded() -> Status {
-    Status::deadline_exceeded("the call took longer than it may")
-}
 
 /// What is called, by whom.
 pub(super) struct Call<'a> {

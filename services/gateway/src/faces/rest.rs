@@ -25,12 +25,13 @@ use self::{
     routes::{ROUTES, Route},
 };
 use super::{
-    Inner,
-    call::{self, Call, Deadline},
+    Inner, TIMEOUT,
+    call::{self, Call},
     codec::{Codec, Encoding},
     errors,
     methods::{Method, Methods},
 };
+use crate::deadline::Deadline;
 
 /// The resources.
 pub(super) struct Rest {
@@ -123,7 +124,7 @@ impl Row {
         let method = &self.method;
         let accepted = Encoding::accepted(request.headers(), &header::ACCEPT_ENCODING);
         let (head, body) = request.into_parts();
-        let deadline = Deadline::new(None);
+        let deadline = Deadline::of(&head.extensions).unwrap_or_else(|| Deadline::new(None, TIMEOUT));
         let message = deadline
             .begin(async {
                 let fields = self.route.fields().zip(values);

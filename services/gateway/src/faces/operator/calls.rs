@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use construct_proto::v1;
 use prost::Message;
 use tonic::{
     Status,
@@ -9,12 +10,14 @@ use tonic::{
     transport::server::TcpConnectInfo,
 };
 
-use crate::audit::origin::Face;
-use crate::faces::{
-    Faces, Shared,
-    call::{self, Answers, Call, Deadline},
+use crate::{
+    audit::origin::Face,
+    deadline::Deadline,
+    faces::{
+        Faces, Shared, TIMEOUT,
+        call::{self, Answers, Call},
+    },
 };
-use construct_proto::v1;
 
 /// Calls on behalf of whoever is at the other end of a connection.
 #[derive(Clone)]
@@ -74,7 +77,7 @@ impl Calls {
     ) -> Result<A, Status> {
         let call = self.call(method)?;
         let message = request.encode_to_vec();
-        let reply = Deadline::new(None).begin(call.unary(self.shared.services()?, &message)).await?;
+        let reply = Deadline::new(None, TIMEOUT).begin(call.unary(self.shared.services()?, &message)).await?;
         A::decode(reply.message).map_err(|error| crate::status::internal("an answer cannot be read", &error))
     }
 
@@ -83,7 +86,7 @@ impl Calls {
         let request = v1::SubscribeRequest { task: task.to_owned(), cursor: cursor.to_owned(), types: Vec::new() };
         let body = call::one(&request.encode_to_vec());
         let open = self.call("EventService/Subscribe")?.open(self.shared.services()?, body);
-        Ok(Watch { answers: Deadline::new(None).begin(open).await? })
+        Ok(Watch { answers: Deadline::new(None, TIMEOUT).begin(open).await? })
     }
 
     fn call(&self, method: &'static str) -> Result<Call<'_>, Status> {
