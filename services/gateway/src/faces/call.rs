@@ -14,7 +14,7 @@ use super::{
     envelope::{Envelope, Envelopes},
     methods::Method,
 };
-use crate::server::MAX_REQUEST;
+use crate::{quotas::Metered, server::MAX_REQUEST};
 
 /// Bytes of an answer at most. Nothing the services send comes near it: it is a bound, not a limit anybody meets.
 const MAX_ANSWER: usize = 64 * 1024 * 1024;
@@ -47,6 +47,8 @@ pub(super) struct Call<'a> {
 /// The answer to a call with one answer.
 pub(super) struct Reply {
     pub(super) metadata: HeaderMap,
+    /// The same as it stands in the metadata, for a face that has no headers.
+    pub(super) metered: Metered,
     pub(super) message: Bytes,
     pub(super) trailers: HeaderMap,
 }
@@ -59,13 +61,15 @@ impl Call<'_> {
         if answers.next().await?.is_some() {
             return Err(Status::internal("the call had more than one answer"));
         }
-        Ok(Reply { metadata: answers.metadata, message, trailers: answers.trailers })
+        let Answers { metadata, metered, trailers, .. } = answers;
+        Ok(Reply { metadata, metered, message, trailers })
     }
 
     /// Calls a method with the messages of `body`.
     pub(super) async fn open(self, inner: Inner, body: Body) -> Result<Answers, Status> {
         let response = inner.oneshot(self.request(body)).await.map_err(Status::from_error)?;
-        let (head, body) = response.into_parts();
+        let (mut head, body) = response.into_parts();
+        let metered: Metered = head.extensions.remove().unwrap_or_default();
         // A call that ends before it has an answer says so in its headers.
         let mut trailers = HeaderMap::new();
         match Status::from_header_map(&head.headers) {
@@ -77,7 +81,7 @@ impl Call<'_> {
             return Err(of_http(head.status));
         }
         let envelopes = Envelopes::new(MAX_ANSWER);
-        Ok(Answers { metadata: theirs(head.headers), trailers, body, envelopes })
+        Ok(Answers { metadata: theirs(head.headers), metered, trailers, body, envelopes })
     }
 
     fn request(self, body: Body) -> Request<Body> {
@@ -110,6 +114,8 @@ pub(super) fn one(message: &[u8]) -> Body {
 /// The answers of a call.
 pub(super) struct Answers {
     pub(super) metadata: HeaderMap,
+    /// What the call was counted against, where it was.
+    pub(super) metered: Metered,
     /// Known when the last answer has come.
     pub(super) trailers: HeaderMap,
     body: Body,
@@ -120,7 +126,8 @@ impl Answers {
     #[cfg(test)]
     pub(super) fn of(body: Body) -> Self {
         let envelopes = Envelopes::new(MAX_ANSWER);
-        Self { metadata: HeaderMap::new(), trailers: HeaderMap::new(), body, envelopes }
+        let metered = Metered::default();
+        Self { metadata: HeaderMap::new(), metered, trailers: HeaderMap::new(), body, envelopes }
     }
 
     /// The next answer; none at the end of a call that went well.

@@ -121,6 +121,9 @@ where
             }
             let mut response = blame_the_client(inner.call(request).await?);
             metered.tell(response.headers_mut());
+            if origin.face == Face::Operator {
+                response.extensions_mut().insert(metered.clone());
+            }
             let code = Status::from_header_map(response.headers()).map_or(Code::Ok, |status| status.code());
             let noted = match (&slip, method) {
                 (Some(slip), _) if slip.is_written() => Ok(()),
