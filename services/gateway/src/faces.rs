@@ -188,10 +188,15 @@ impl Shared {
             // The services get them whatever they are.
             Kind::Grpc | Kind::GrpcWeb => None,
         };
+        let mut face = kind.face();
+        if kind == Kind::Rest && method.is_some_and(Rest::tells_events) {
+            face = Face::Sse;
+            request.extensions_mut().insert(face);
+        }
         let name = method.and_then(|method| audit::methods::of(method.path.path())).map(|method| method.name.as_str());
         let transcoded = Transcoded::default();
         request.extensions_mut().insert(transcoded.clone());
-        let mut counted = metrics::Call::transcoded(name, kind.face(), transcoded);
+        let mut counted = metrics::Call::transcoded(name, face, transcoded);
         let let_in = self.let_in(method, &request);
         let mut response = match kind {
             Kind::Grpc | Kind::GrpcWeb => {

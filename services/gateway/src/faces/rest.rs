@@ -73,6 +73,11 @@ impl Rest {
         rows.iter().find(|row| row.route.verb == *request.method()).map(|row| &row.method)
     }
 
+    /// Whether what a method answers with is served as server-sent events.
+    pub(super) fn tells_events(method: &Method) -> bool {
+        method.streams() && sse::is_for(&method.descriptor.output())
+    }
+
     /// Answers a request that is for no other face.
     pub(super) async fn serve(&self, inner: Inner, request: Request<Body>) -> Response<Body> {
         let path = request.uri().path().to_owned();
@@ -144,9 +149,7 @@ impl Row {
         let call = Call { method, head: &head };
         if method.streams() {
             return match deadline.begin(call.open(inner, call::one(&message))).await {
-                Ok(answers) if sse::is_for(&method.descriptor.output()) => {
-                    sse::response(answers, method.descriptor.output())
-                }
+                Ok(answers) if Rest::tells_events(method) => sse::response(answers, method.descriptor.output()),
                 Ok(answers) => lines::response(answers, method.descriptor.output()),
                 Err(status) => errors::problem(&status),
             };

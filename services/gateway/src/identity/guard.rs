@@ -121,7 +121,7 @@ where
             }
             let mut response = blame_the_client(inner.call(request).await?);
             metered.tell(response.headers_mut());
-            if origin.face == Face::Operator {
+            if origin.face.is_operator() {
                 response.extensions_mut().insert(metered.clone());
             }
             let code = Status::from_header_map(response.headers()).map_or(Code::Ok, |status| status.code());

@@ -47,6 +47,7 @@ impl Calls {
 
     /// Takes over what the request for a WebSocket said of its caller.
     pub(super) fn identify_as(&mut self, headers: &HeaderMap) {
+        self.caller.extensions.insert(Face::WebSocket);
         for name in [header::AUTHORIZATION, header::USER_AGENT, HeaderName::from_static("x-organization-id")] {
             if let Some(value) = headers.get(&name) {
                 self.caller.headers.insert(name, value.clone());
