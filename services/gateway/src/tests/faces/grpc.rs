@@ -8,7 +8,6 @@ use std::{
 use construct_bus::subject::CheckProvider;
 use construct_proto::{mesh::v1 as mesh, v1};
 use futures::stream;
-use prost::Message as _;
 use tokio::sync::{Notify, mpsc};
 use tokio_util::sync::CancellationToken;
 use tonic::{Code, Request, codec::CompressionEncoding::Gzip};
