@@ -58,10 +58,12 @@ async fn a_client_that_compresses_everything_is_understood_by_every_service() {
     let mut told = events.subscribe(request).await.expect("the subscription is accepted").into_inner();
     assert_eq!(take(&mut told, 1).await[0].r#type, "task.created");
 
-    let mut health = HealthClient::new(gateway.channel()).send_compressed(Gzip).accept_compressed(Gzip);
-    let service = "construct.v1.EventService".to_owned();
-    let answer = health.check(HealthCheckRequest { service }).await.expect("it answers").into_inner();
-    assert_eq!(answer.status(), ServingStatus::Serving);
+    let health = HealthClient::new(gateway.channel()).send_compressed(Gzip).accept_compressed(Gzip);
+    let check = || async {
+        let service = "construct.v1.EventService".to_owned();
+        health.clone().check(HealthCheckRequest { service }).await.map(|answer| answer.into_inner().status())
+    };
+    until("it serves", check, |answer| matches!(answer, Ok(ServingStatus::Serving))).await;
 
     let mut reflection = ServerReflectionClient::new(gateway.channel()).send_compressed(Gzip).accept_compressed(Gzip);
     let question = ServerReflectionRequest {
