@@ -63,7 +63,7 @@ async fn a_client_that_compresses_everything_is_understood_by_every_service() {
         let service = "construct.v1.EventService".to_owned();
         health.clone().check(HealthCheckRequest { service }).await.map(|answer| answer.into_inner().status())
     };
-    until("it serves", check, |answer| matches!(answer, Ok(ServingStatus::Serving))).await;
+    _ = until("it serves", check, |answer| matches!(answer, Ok(ServingStatus::Serving))).await;
 
     let mut reflection = ServerReflectionClient::new(gateway.channel()).send_compressed(Gzip).accept_compressed(Gzip);
     let question = ServerReflectionRequest {
