@@ -21,6 +21,7 @@ use crate::{
     Config, Keyrings, Login,
     audit::{slip::Slip, trail::Trail},
     caller::{self, Caller},
+    deadline::{self, Deadline},
     diagnosis::Lately,
     files::work::Files,
     identity::authenticate::Gate,
@@ -237,13 +238,14 @@ impl Api {
     /// Lets a request in that needs no log-in.
     pub(crate) fn visit<T: Message>(&self, request: Request<T>) -> Result<(Visit, T), Status> {
         let slip = request.extensions().get::<Arc<Slip>>().cloned();
+        let deadline = Deadline::of(request.extensions()).unwrap_or_else(|| Deadline::new(None, deadline::GRPC));
         if let Some(slip) = &slip {
             slip.read(request.get_ref());
         }
         let backend = Arc::clone(self.backend()?);
         let busy = |_| status::exhausted("the gateway works on too many requests at the moment");
         let permit = Arc::clone(&self.shared.requests).try_acquire_owned().map_err(busy)?;
-        Ok((Visit { backend, slip, _permit: permit }, request.into_inner()))
+        Ok((Visit { backend, slip, deadline, _permit: permit }, request.into_inner()))
     }
 
     /// A place for one subscription of an organisation, held as long as it lives.
@@ -257,6 +259,8 @@ pub(crate) struct Visit {
     pub(crate) backend: Arc<Backend>,
     /// Of a call that writes.
     slip: Option<Arc<Slip>>,
+    /// When nobody waits for the answer any more.
+    pub(crate) deadline: Deadline,
     _permit: OwnedSemaphorePermit,
 }
 

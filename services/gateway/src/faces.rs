@@ -4,7 +4,7 @@
 //! authorisation, validation, limits and tracing exist once, behind the faces, and a face knows nothing of them. It passes on
 //! what a request says of its caller (headers, and the extensions with the connection's peer) unchanged.
 //!
-//! A gRPC request doesn't pass through any of this: one look at its content type, and it goes straight on.
+//! A gRPC request doesn't pass through any of this: one look at its content type, and it goes straight on, with its deadline.
 
 mod call;
 mod codec;
@@ -22,7 +22,7 @@ use std::{
     time::Duration,
 };
 
-use futures::future::{BoxFuture, Either, FutureExt as _};
+use futures::future::{BoxFuture, FutureExt as _};
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tonic::{
     Status,
@@ -30,7 +30,7 @@ use tonic::{
     codegen::http::{HeaderMap, Request, Response, header},
 };
 use tonic_web::GrpcWebLayer;
-use tower::{BoxError, Layer, Service, ServiceExt as _, util::BoxCloneService};
+use tower::{BoxError, Layer, Service, ServiceExt as _, service_fn, util::BoxCloneService};
 
 use self::{
     guard::Guard,
@@ -44,6 +44,7 @@ use crate::{
         self,
         origin::{Face, Origin},
     },
+    deadline::Deadline,
     identity,
     metrics::{self, Transcoded},
     quotas::Metered,
@@ -53,8 +54,8 @@ use crate::{
 /// The gRPC services, as a face calls them.
 type Inner = BoxCloneService<Request<Body>, Response<Body>, BoxError>;
 
-/// How long a face's call may take until its answer begins. Less than the server's own limit, which would answer in gRPC's
-/// words.
+/// How long a transcoded call may take until its answer begins. Less than what gRPC's calls may, and than the server's own limit, which
+/// would answer in gRPC's words.
 const TIMEOUT: Duration = Duration::from_secs(29);
 
 /// Requests of the other faces that are transcoded at the same time, over all connections: each may hold its body, and its answer, in
@@ -130,7 +131,7 @@ where
 {
     type Response = Response<Body>;
     type Error = S::Error;
-    type Future = Either<S::Future, BoxFuture<'static, Result<Response<Body>, S::Error>>>;
+    type Future = BoxFuture<'static, Result<Response<Body>, S::Error>>;
 
     fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
         self.inner.poll_ready(context)
@@ -144,17 +145,23 @@ where
         {
             self.shared.note(&request, kind, &refusal);
             let response = errors::refused(kind, &refusal);
-            return Either::Right(futures::future::ready(Ok(response)).boxed());
+            return futures::future::ready(Ok(response)).boxed();
         }
+        let deadline = match kind {
+            Kind::Grpc | Kind::GrpcWeb => Deadline::of_grpc(request.headers()),
+            // Where the client can ask for less, the face looks.
+            Kind::Connect | Kind::Rest => Deadline::new(None, TIMEOUT),
+        };
+        request.extensions_mut().insert(deadline);
         if matches!(kind, Kind::Grpc) {
-            return Either::Left(self.inner.call(request));
+            return deadline.answer(self.inner.call(request)).boxed();
         }
         // The one that is ready serves this request, as a service's contract demands.
         let next = self.inner.clone();
         let ready = std::mem::replace(&mut self.inner, next);
         let inner = BoxCloneService::new(ready.map_err(Into::into));
         let shared = Arc::clone(&self.shared);
-        Either::Right(async move { Ok(shared.serve(kind, inner, request).await) }.boxed())
+        async move { Ok(shared.serve(kind, deadline, inner, request).await) }.boxed()
     }
 }
 
@@ -168,7 +175,7 @@ impl Shared {
         Ok(services.lock().unwrap_or_else(PoisonError::into_inner).clone())
     }
 
-    async fn serve(&self, kind: Kind, inner: Inner, mut request: Request<Body>) -> Response<Body> {
+    async fn serve(&self, kind: Kind, deadline: Deadline, inner: Inner, mut request: Request<Body>) -> Response<Body> {
         let allowed = self.guard.allowed_origin(request.headers());
         if let Some(origin) = &allowed
             && guard::is_preflight(&request)
@@ -181,16 +188,25 @@ impl Shared {
             // The services get them whatever they are.
             Kind::Grpc | Kind::GrpcWeb => None,
         };
+        let mut face = kind.face();
+        if kind == Kind::Rest && method.is_some_and(Rest::tells_events) {
+            face = Face::Sse;
+            request.extensions_mut().insert(face);
+        }
         let name = method.and_then(|method| audit::methods::of(method.path.path())).map(|method| method.name.as_str());
         let transcoded = Transcoded::default();
         request.extensions_mut().insert(transcoded.clone());
-        let mut counted = metrics::Call::transcoded(name, kind.face(), transcoded);
+        let mut counted = metrics::Call::transcoded(name, face, transcoded);
         let let_in = self.let_in(method, &request);
         let mut response = match kind {
-            Kind::Grpc | Kind::GrpcWeb => match GrpcWebLayer::new().layer(inner).oneshot(request).await {
-                Ok(response) => response,
-                Err(error) => Status::from_error(error).into_http(),
-            },
+            Kind::Grpc | Kind::GrpcWeb => {
+                // Within what transcodes, so that the deadline is told in this form as well.
+                let inner = service_fn(move |request: Request<Body>| deadline.answer(inner.clone().oneshot(request)));
+                match GrpcWebLayer::new().layer(inner).oneshot(request).await {
+                    Ok(response) => response,
+                    Err(error) => Status::from_error(error).into_http(),
+                }
+            }
             Kind::Connect | Kind::Rest => {
                 let response = match let_in.await {
                     Ok((_place, metered)) => {

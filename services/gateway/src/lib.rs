@@ -19,6 +19,7 @@ mod budgets;
 mod caller;
 mod catalogue;
 mod config;
+mod deadline;
 mod diagnosis;
 mod events;
 mod explain;

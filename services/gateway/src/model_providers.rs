@@ -179,7 +179,7 @@ impl ModelProviderService for Api {
         requests::get("model_provider", &model_provider, "a model provider")?;
         let found = entry.store().model_provider_find(entry.organization(), &model_provider).await;
         let provider = found.map_err(|error| status::about(&model_provider, error))?;
-        let keys = entry.backend.providers.check(&provider).await?;
+        let keys = entry.backend.providers.check(&provider, entry.deadline).await?;
         Ok(Response::new(CheckModelProviderResponse { keys }))
     }
 
@@ -191,7 +191,7 @@ impl ModelProviderService for Api {
         requests::get("model_provider", &model_provider, "a model provider")?;
         let found = entry.store().model_provider_find(entry.organization(), &model_provider).await;
         let provider = found.map_err(|error| status::about(&model_provider, error))?;
-        let models = entry.backend.providers.models(&provider).await?;
+        let models = entry.backend.providers.models(&provider, entry.deadline).await?;
         Ok(Response::new(ListVendorModelsResponse { models }))
     }
 }

@@ -11,12 +11,15 @@ use construct_store::{Model, ModelProvider, SealedSecret};
 use construct_wire::convert;
 use tonic::Status;
 
-use crate::status;
+use crate::{
+    deadline::{self, Deadline},
+    status,
+};
 
 /// How long a process has to say how a breaker stands. It looks into its memory; whoever shows a model does not wait for more.
 const GLANCE: Duration = Duration::from_millis(300);
-/// How long a vendor has, with several keys to try.
-const PATIENCE: Duration = Duration::from_secs(30);
+/// How long the service has for an answer; it gives a vendor a little less. So short that there is time to say that it was not enough.
+const PATIENCE: Duration = Duration::from_secs(28);
 
 /// The processes of the providers service.
 #[derive(Debug)]
@@ -38,16 +41,25 @@ impl Providers {
     }
 
     /// What the vendor says to each of the provider's keys.
-    pub(crate) async fn check(&self, provider: &ModelProvider) -> Result<Vec<v1::KeyCheck>, Status> {
+    pub(crate) async fn check(
+        &self,
+        provider: &ModelProvider,
+        deadline: Deadline,
+    ) -> Result<Vec<v1::KeyCheck>, Status> {
         let question = ProviderCheck { provider: Some(addressed(provider)) };
-        let answer = self.bus.ask(&subject::CheckProvider, &question, PATIENCE).await.map_err(unanswered)?;
-        Ok(answer.keys)
+        let asked = self.bus.ask(&subject::CheckProvider, &question, deadline.left(PATIENCE)).await;
+        Ok(asked.map_err(|error| unanswered(error, deadline))?.keys)
     }
 
     /// Which models the vendor offers.
-    pub(crate) async fn models(&self, provider: &ModelProvider) -> Result<Vec<v1::VendorModel>, Status> {
+    pub(crate) async fn models(
+        &self,
+        provider: &ModelProvider,
+        deadline: Deadline,
+    ) -> Result<Vec<v1::VendorModel>, Status> {
         let question = VendorModelsQuestion { provider: Some(addressed(provider)) };
-        let answer = self.bus.ask(&subject::ListVendorModels, &question, PATIENCE).await.map_err(unanswered)?;
+        let asked = self.bus.ask(&subject::ListVendorModels, &question, deadline.left(PATIENCE)).await;
+        let answer = asked.map_err(|error| unanswered(error, deadline))?;
         match answer.failure {
             None => Ok(answer.models),
             Some(failure) => {
@@ -75,8 +87,9 @@ fn sealed(SealedSecret { key_id, nonce, ciphertext }: &SealedSecret) -> mesh::Se
     mesh::SealedSecret { key_id: key_id.clone(), nonce: nonce.clone(), ciphertext: ciphertext.clone() }
 }
 
-fn unanswered(error: request::Error) -> Status {
+fn unanswered(error: request::Error, deadline: Deadline) -> Status {
     match error {
+        request::Error::Timeout if deadline.is_over() => deadline::exceeded(),
         request::Error::NoResponders => status::unavailable("the providers service is not there"),
         request::Error::Timeout => status::unavailable("the providers service, or the vendor, did not answer in time"),
         error => status::internal("the providers service could not be asked", &error),

@@ -35,6 +35,7 @@ use uuid::Uuid;
 
 use crate::{
     api::{Api, Entry, Lookup, nobody},
+    deadline,
     organizations::silent,
     quotas::Wanted,
     status,
@@ -229,9 +230,11 @@ impl ScanService for Api {
             owner: request.owner,
             page: request.page.max(1),
         };
-        let asked = entry.backend.publisher.bus().ask(&subject::ListRepositories, &question, PATIENCE).await;
+        let patience = entry.deadline.left(PATIENCE);
+        let asked = entry.backend.publisher.bus().ask(&subject::ListRepositories, &question, patience).await;
         let answer = asked.map_err(|error| match error {
             request::Error::NoResponders => status::unavailable("the scanner is not there"),
+            request::Error::Timeout if entry.deadline.is_over() => deadline::exceeded(),
             request::Error::Timeout => status::unavailable("the scanner, or the host, did not answer in time"),
             error => status::internal("the scanner could not be asked", &error),
         })?;

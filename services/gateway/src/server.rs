@@ -50,8 +50,9 @@ use crate::{
 
 /// Bytes of a request at most, after decompression. The largest valid one is a message of 1 MiB.
 pub(crate) const MAX_REQUEST: usize = 4 * 1024 * 1024;
-/// How long a method may take to answer; a subscription, to begin.
-const TIMEOUT: Duration = Duration::from_secs(30);
+/// After which time a request that has no answer yet is given up, whatever it is for. Later than the deadlines of all faces, which answer in
+/// their own words.
+const TIMEOUT: Duration = Duration::from_secs(31);
 /// Calls of one connection worked on at the same time; further ones wait.
 const CALLS_PER_CONNECTION: usize = 256;
 /// Calls and subscriptions open on one connection at the same time.
@@ -114,8 +115,9 @@ pub(crate) async fn spawn(
         .register_encoded_file_descriptor_set(FILE_DESCRIPTOR_SET)
         .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
         .build_v1()?;
-    let routes = Routes::new(health)
-        .add_service(reflection)
+    // A client that compresses does so whatever it calls.
+    let routes = Routes::new(health.accept_compressed(CompressionEncoding::Gzip))
+        .add_service(reflection.accept_compressed(CompressionEncoding::Gzip))
         .add_service(limited!(AgentServiceServer, api))
         .add_service(limited!(ApprovalServiceServer, api))
         .add_service(limited!(AuditServiceServer, api))
@@ -141,7 +143,11 @@ pub(crate) async fn spawn(
                 .accept_compressed(CompressionEncoding::Gzip),
         )
         // Deltas are small and wanted at once: compressing them one by one would cost time and save nothing.
-        .add_service(EventServiceServer::new(api.clone()).max_decoding_message_size(MAX_REQUEST));
+        .add_service(
+            EventServiceServer::new(api.clone())
+                .max_decoding_message_size(MAX_REQUEST)
+                .accept_compressed(CompressionEncoding::Gzip),
+        );
     // Around the routes themselves, so that whatever leads to them passes it.
     let routes = Routes::from(routes.into_axum_router().layer(GuardLayer::new(api)));
     let lifecycle = context.lifecycle();

@@ -13,6 +13,9 @@ use super::objects;
 /// Fields that name something, besides those that are called after what a method's name ends with (`task`, `api_key`, …).
 const NAMES: [&str; 5] = ["letter", "models", "parent", "provider", "user"];
 
+/// Methods that change nothing, but take out what is to be kept together: who did is written down as well.
+const TAKE_OUT: [&str; 2] = ["DownloadFile", "ExportAuditEntries"];
+
 /// The service of our own keys, and what it calls one.
 const KEYS: &str = "KeyService";
 const API_KEY: &str = "api_key";
@@ -22,7 +25,7 @@ const API_KEY: &str = "api_key";
 pub(crate) struct Method {
     /// `TaskService/CreateTask`.
     pub(crate) name: String,
-    /// Each call leaves an entry.
+    /// Each call leaves an entry: because it changes something, or takes out much.
     pub(crate) writes: bool,
     /// Where ids and names stand in a request.
     request: Vec<Vec<u32>>,
@@ -75,7 +78,7 @@ fn find(paths: &[Vec<u32>], message: &[u8]) -> Vec<String> {
 fn writes(method: &MethodDescriptor) -> bool {
     let options = method.method_descriptor_proto().options.as_ref();
     let reads = options.is_some_and(|options| options.idempotency_level() == IdempotencyLevel::NoSideEffects);
-    !reads && !method.is_server_streaming()
+    TAKE_OUT.contains(&method.name()) || !reads && !method.is_server_streaming()
 }
 
 /// `CreateApiKey` as `api_key`.
@@ -136,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn what_writes_is_known_and_reading_is_no_writing() {
+    fn what_leaves_an_entry_is_known_and_reading_leaves_none() {
         for (name, writes) in [
             ("TaskService/CreateTask", true),
             ("KeyService/ExchangeSetupCode", true),
@@ -145,7 +148,10 @@ mod tests {
             ("TaskService/GetTask", false),
             ("OrganizationService/WhoAmI", false),
             ("EventService/Subscribe", false),
-            ("AuditService/ExportAuditEntries", false),
+            ("AuditService/ListAuditEntries", false),
+            ("AuditService/ExportAuditEntries", true),
+            ("FileService/DownloadFile", true),
+            ("FileService/GetFile", false),
         ] {
             assert_eq!(method(name).writes, writes, "{name}");
         }

@@ -25,7 +25,12 @@ pub(crate) enum Face {
     GrpcWeb,
     Connect,
     Rest,
+    /// Server-sent events.
+    Sse,
+    /// The operator protocol's lines as they are.
     Operator,
+    /// The same over a WebSocket.
+    WebSocket,
 }
 
 impl Face {
@@ -35,8 +40,15 @@ impl Face {
             Self::GrpcWeb => "grpc-web",
             Self::Connect => "connect",
             Self::Rest => "rest",
+            Self::Sse => "sse",
             Self::Operator => "operator",
+            Self::WebSocket => "websocket",
         }
+    }
+
+    /// Whether it speaks the operator protocol.
+    pub(crate) const fn is_operator(self) -> bool {
+        matches!(self, Self::Operator | Self::WebSocket)
     }
 }
 

@@ -59,7 +59,8 @@ impl AuditService for Api {
         // It lasts as long as the client takes: like a subscription, and bounded with them.
         let place = self.subscription(entry.organization())?;
         let (backend, organization) = (Arc::clone(&entry.backend), entry.organization());
-        let now = clock::now();
+        // Its own entry is written before it is answered, and is not one of those it was asked for.
+        let now = entry.audit().map_or_else(clock::now, |audit| audit.entry.created_at);
         filter.until = Some(filter.until.map_or(now, |until| until.min(now)));
         let pages = stream::try_unfold(Some(None::<Cursor>), move |after| {
             let (backend, filter) = (Arc::clone(&backend), filter.clone());

@@ -1,10 +1,7 @@
 //! A call of the gRPC services from within the process.
 
-use std::{future::Future, time::Duration};
-
 use bytes::Bytes;
 use http_body_util::{BodyExt as _, Full};
-use tokio::time::Instant;
 use tonic::{
     Code, Status,
     body::Body,
@@ -13,11 +10,11 @@ use tonic::{
 use tower::ServiceExt as _;
 
 use super::{
-    Inner, TIMEOUT,
+    Inner,
     envelope::{Envelope, Envelopes},
     methods::Method,
 };
-use crate::server::MAX_REQUEST;
+use crate::{quotas::Metered, server::MAX_REQUEST};
 
 /// Bytes of an answer at most. Nothing the services send comes near it: it is a bound, not a limit anybody meets.
 const MAX_ANSWER: usize = 64 * 1024 * 1024;
@@ -40,52 +37,6 @@ const OF_THE_FACE: [HeaderName; 14] = [
     header::UPGRADE,
 ];
 
-/// When a call must have been answered.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Deadline {
-    /// What the client asks for.
-    asked: Option<Instant>,
-    /// When an answer must have begun.
-    begin: Instant,
-}
-
-impl Deadline {
-    /// A deadline `asked` from now, but never later than the gateway's own.
-    pub(super) fn new(asked: Option<Duration>) -> Self {
-        let now = Instant::now();
-        let asked = asked.and_then(|asked| now.checked_add(asked));
-        let begin = now + TIMEOUT;
-        Self { asked, begin: asked.map_or(begin, |asked| asked.min(begin)) }
-    }
-
-    /// Until an answer begins.
-    ///
-    /// # Errors
-    /// `DEADLINE_EXCEEDED`.
-    pub(super) async fn begin<T>(self, work: impl Future<Output = Result<T, Status>>) -> Result<T, Status> {
-        // Work that need not wait would be done even when there is no time at all.
-        if self.begin <= Instant::now() {
-            return Err(exceeded());
-        }
-        tokio::time::timeout_at(self.begin, work).await.unwrap_or_else(|_| Err(exceeded()))
-    }
-
-    /// Further parts of an answer that has begun.
-    ///
-    /// # Errors
-    /// `DEADLINE_EXCEEDED`.
-    pub(super) async fn go_on<T>(self, work: impl Future<Output = Result<T, Status>>) -> Result<T, Status> {
-        match self.asked {
-            Some(end) => tokio::time::timeout_at(end, work).await.unwrap_or_else(|_| Err(exceeded())),
-            None => work.await,
-        }
-    }
-}
-
-fn exceeded() -> Status {
-    Status::deadline_exceeded("the call took longer than it may")
-}
-
 /// What is called, by whom.
 pub(super) struct Call<'a> {
     pub(super) method: &'a Method,
@@ -96,6 +47,8 @@ pub(super) struct Call<'a> {
 /// The answer to a call with one answer.
 pub(super) struct Reply {
     pub(super) metadata: HeaderMap,
+    /// The same as it stands in the metadata, for a face that has no headers.
+    pub(super) metered: Metered,
     pub(super) message: Bytes,
     pub(super) trailers: HeaderMap,
 }
@@ -108,13 +61,15 @@ impl Call<'_> {
         if answers.next().await?.is_some() {
             return Err(Status::internal("the call had more than one answer"));
         }
-        Ok(Reply { metadata: answers.metadata, message, trailers: answers.trailers })
+        let Answers { metadata, metered, trailers, .. } = answers;
+        Ok(Reply { metadata, metered, message, trailers })
     }
 
     /// Calls a method with the messages of `body`.
     pub(super) async fn open(self, inner: Inner, body: Body) -> Result<Answers, Status> {
         let response = inner.oneshot(self.request(body)).await.map_err(Status::from_error)?;
-        let (head, body) = response.into_parts();
+        let (mut head, body) = response.into_parts();
+        let metered: Metered = head.extensions.remove().unwrap_or_default();
         // A call that ends before it has an answer says so in its headers.
         let mut trailers = HeaderMap::new();
         match Status::from_header_map(&head.headers) {
@@ -126,7 +81,7 @@ impl Call<'_> {
             return Err(of_http(head.status));
         }
         let envelopes = Envelopes::new(MAX_ANSWER);
-        Ok(Answers { metadata: theirs(head.headers), trailers, body, envelopes })
+        Ok(Answers { metadata: theirs(head.headers), metered, trailers, body, envelopes })
     }
 
     fn request(self, body: Body) -> Request<Body> {
@@ -159,6 +114,8 @@ pub(super) fn one(message: &[u8]) -> Body {
 /// The answers of a call.
 pub(super) struct Answers {
     pub(super) metadata: HeaderMap,
+    /// What the call was counted against, where it was.
+    pub(super) metered: Metered,
     /// Known when the last answer has come.
     pub(super) trailers: HeaderMap,
     body: Body,
@@ -169,7 +126,8 @@ impl Answers {
     #[cfg(test)]
     pub(super) fn of(body: Body) -> Self {
         let envelopes = Envelopes::new(MAX_ANSWER);
-        Self { metadata: HeaderMap::new(), trailers: HeaderMap::new(), body, envelopes }
+        let metered = Metered::default();
+        Self { metadata: HeaderMap::new(), metered, trailers: HeaderMap::new(), body, envelopes }
     }
 
     /// The next answer; none at the end of a call that went well.

@@ -15,12 +15,13 @@ use tonic::{
 };
 
 use super::{
-    Inner,
-    call::{self, Call, Deadline, Reply},
+    Inner, TIMEOUT,
+    call::{self, Call, Reply},
     codec::{Codec, Encoding, invalid},
     content_type, errors,
     methods::{Method, Methods},
 };
+use crate::deadline::Deadline;
 
 const VERSION: HeaderName = HeaderName::from_static("connect-protocol-version");
 const TIMEOUT_MS: HeaderName = HeaderName::from_static("connect-timeout-ms");
@@ -122,9 +123,10 @@ async fn answer(
     request: Request<Body>,
     codec: Option<Codec>,
 ) -> Result<(Codec, Reply), Status> {
-    let (head, body) = request.into_parts();
+    let (mut head, body) = request.into_parts();
     check_version(&head.headers)?;
-    let deadline = Deadline::new(timeout(&head.headers)?);
+    let deadline = Deadline::new(timeout(&head.headers)?, TIMEOUT);
+    head.extensions.insert(deadline);
     deadline
         .begin(async {
             let (codec, message) = match codec {

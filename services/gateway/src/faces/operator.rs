@@ -12,6 +12,7 @@ mod events;
 mod line;
 mod request;
 mod session;
+mod tools;
 mod wire;
 
 use std::{sync::Arc, time::Duration};

@@ -25,12 +25,13 @@ use self::{
     routes::{ROUTES, Route},
 };
 use super::{
-    Inner,
-    call::{self, Call, Deadline},
+    Inner, TIMEOUT,
+    call::{self, Call},
     codec::{Codec, Encoding},
     errors,
     methods::{Method, Methods},
 };
+use crate::deadline::Deadline;
 
 /// The resources.
 pub(super) struct Rest {
@@ -70,6 +71,11 @@ impl Rest {
         }
         let rows = self.paths.at(request.uri().path()).ok()?.value;
         rows.iter().find(|row| row.route.verb == *request.method()).map(|row| &row.method)
+    }
+
+    /// Whether what a method answers with is served as server-sent events.
+    pub(super) fn tells_events(method: &Method) -> bool {
+        method.streams() && sse::is_for(&method.descriptor.output())
     }
 
     /// Answers a request that is for no other face.
@@ -123,7 +129,7 @@ impl Row {
         let method = &self.method;
         let accepted = Encoding::accepted(request.headers(), &header::ACCEPT_ENCODING);
         let (head, body) = request.into_parts();
-        let deadline = Deadline::new(None);
+        let deadline = Deadline::of(&head.extensions).unwrap_or_else(|| Deadline::new(None, TIMEOUT));
         let message = deadline
             .begin(async {
                 let fields = self.route.fields().zip(values);
@@ -143,9 +149,7 @@ impl Row {
         let call = Call { method, head: &head };
         if method.streams() {
             return match deadline.begin(call.open(inner, call::one(&message))).await {
-                Ok(answers) if sse::is_for(&method.descriptor.output()) => {
-                    sse::response(answers, method.descriptor.output())
-                }
+                Ok(answers) if Rest::tells_events(method) => sse::response(answers, method.descriptor.output()),
                 Ok(answers) => lines::response(answers, method.descriptor.output()),
                 Err(status) => errors::problem(&status),
             };

@@ -29,6 +29,7 @@ use crate::{
         trail,
     },
     caller::Caller,
+    deadline::Deadline,
     metrics::{self, Transcoded},
     quotas::{Mark, Metered},
     status,
@@ -98,8 +99,9 @@ where
         // A face has looked at who calls before it read the body, and the call was counted there.
         let metered = request.extensions_mut().remove::<Metered>();
         request.extensions_mut().insert(origin.peer);
+        let deadline = Deadline::of(request.extensions());
         Box::pin(async move {
-            let mut running = Running::new(&api, method, origin.face);
+            let mut running = Running::new(&api, method, origin.face, deadline);
             if let Some(reached) = &reached {
                 reached.reached();
             }
@@ -119,6 +121,9 @@ where
             }
             let mut response = blame_the_client(inner.call(request).await?);
             metered.tell(response.headers_mut());
+            if origin.face.is_operator() {
+                response.extensions_mut().insert(metered.clone());
+            }
             let code = Status::from_header_map(response.headers()).map_or(Code::Ok, |status| status.code());
             let noted = match (&slip, method) {
                 (Some(slip), _) if slip.is_written() => Ok(()),
@@ -196,32 +201,41 @@ async fn note(api: &Api, entry: AuditEntry, code: Code) -> Result<(), Status> {
     Ok(())
 }
 
-/// A call until it is answered. One that nobody waits for any more (the client is gone, its time is over) is counted and written down as
-/// `CANCELLED`, unless what it changed is in the trail already.
+/// A call until it is answered. One that nobody waits for any more is counted and written down as `DEADLINE_EXCEEDED` when its time is over,
+/// else (the client is gone) as `CANCELLED`, unless what it changed is in the trail already.
 struct Running<'a> {
     api: &'a Api,
     /// With where the call comes from and whose it is.
     slip: Option<(Arc<Slip>, &'a Origin, Option<Known>)>,
     call: metrics::Call,
+    /// None: it is answered, or takes as long as it takes.
+    deadline: Option<Deadline>,
 }
 
 impl<'a> Running<'a> {
-    fn new(api: &'a Api, method: Option<&'static Method>, face: Face) -> Self {
-        Self { api, slip: None, call: metrics::Call::begin(method.map(|method| method.name.as_str()), face) }
+    fn new(api: &'a Api, method: Option<&'static Method>, face: Face, deadline: Option<Deadline>) -> Self {
+        let call = metrics::Call::begin(method.map(|method| method.name.as_str()), face);
+        Self { api, slip: None, call, deadline }
     }
 
     fn ended<R>(&mut self, code: Code, response: Response<R>) -> Response<R> {
         self.call.ended(code);
+        self.deadline = None;
         response
     }
 }
 
 impl Drop for Running<'_> {
     fn drop(&mut self) {
+        let mut code = Code::Cancelled;
+        if self.deadline.is_some_and(Deadline::is_over) {
+            code = Code::DeadlineExceeded;
+            self.call.ended(code);
+        }
         if let Some((slip, origin, known)) = self.slip.take()
             && !slip.is_written()
         {
-            self.api.trail().abandoned(origin, known, slip.entry(Code::Cancelled));
+            self.api.trail().abandoned(origin, known, slip.entry(code));
         }
     }
 }

@@ -4,6 +4,7 @@ mod audit;
 mod connect;
 mod examples;
 mod files;
+mod grpc;
 mod guard;
 mod operator;
 mod rest;

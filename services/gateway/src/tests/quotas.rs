@@ -215,15 +215,20 @@ async fn a_refusal_and_what_is_left_are_told_on_every_face() {
     ] {
         writer.write_all(format!("{line}\n").as_bytes()).await.expect("it reads");
     }
-    let mut errors = BTreeMap::new();
+    let (mut errors, mut left) = (BTreeMap::new(), Value::Null);
     while errors.len() < 2 {
         let line = within("an answer", lines.next_line()).await.expect("it lives").expect("it goes on");
         let line: Value = serde_json::from_str(&line).expect("JSON");
+        if line["type"] == "authenticated" {
+            left = line["rateLimit"]["requests_per_minute"].clone();
+        }
         let error = if line["type"] == "error" { line.clone() } else { line["content"][0].clone() };
         if error["type"] == "error" {
             errors.insert(line["id"].as_str().expect("an id").to_owned(), error);
         }
     }
+    let number = |name: &str| left[name].as_i64().unwrap_or_else(|| panic!("{name}: {left}"));
+    assert!((0..number("limit")).contains(&number("remaining")) && number("window") == 60, "{left}");
     for (id, error) in errors {
         assert_eq!(error["code"], "RATE_LIMIT_EXCEEDED", "{id}: {error}");
         let details = &error["details"];

@@ -14,9 +14,10 @@ use tonic::{
 
 use super::{check_version, timeout};
 use crate::{
+    deadline::Deadline,
     faces::{
-        Inner,
-        call::{self, Answers, Call, Deadline},
+        Inner, TIMEOUT,
+        call::{self, Answers, Call},
         codec::{Codec, Encoding},
         envelope::{COMPRESSED, END, Envelope, Envelopes},
         errors,
@@ -36,7 +37,7 @@ pub(super) async fn serve(
     request: Request<Body>,
     codec: Codec,
 ) -> Response<Body> {
-    let (head, body) = request.into_parts();
+    let (mut head, body) = request.into_parts();
     let content_type = match codec {
         Codec::Json => "application/connect+json",
         Codec::Proto => "application/connect+proto",
@@ -44,7 +45,7 @@ pub(super) async fn serve(
     let accepted = Encoding::accepted(&head.headers, &ACCEPT_ENCODING);
     let (mut sending, mut failure) = (None, None);
     let metadata: HeaderMap;
-    match open(inner, method, &head, body, codec).await {
+    match open(inner, method, &mut head, body, codec).await {
         Ok((mut answers, deadline)) => {
             metadata = std::mem::take(&mut answers.metadata);
             let (kind, pool) = (method.descriptor.output(), methods.pool().clone());
@@ -93,12 +94,13 @@ pub(super) fn refusal(codec: Codec, status: &Status, methods: &Methods) -> Respo
 async fn open(
     inner: Inner,
     method: &Method,
-    head: &Parts,
+    head: &mut Parts,
     body: Body,
     codec: Codec,
 ) -> Result<(Answers, Deadline), Status> {
     check_version(&head.headers)?;
-    let deadline = Deadline::new(timeout(&head.headers)?);
+    let deadline = Deadline::new(timeout(&head.headers)?, TIMEOUT);
+    head.extensions.insert(deadline);
     let encoding = Encoding::of(&head.headers, &CONTENT_ENCODING)?;
     let (kind, envelopes) = (method.descriptor.input(), Envelopes::new(MAX_REQUEST));
     let receiving = Receiving { body, envelopes, encoding, codec, kind };

@@ -1,14 +1,16 @@
 //! What is answered: results, and what went wrong.
 
 use construct_proto::v1;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt as _};
 
-use crate::quotas::seconds;
+use crate::quotas::{Metered, seconds};
 
 /// There was too much of something.
 const RATE_LIMIT: &str = "RATE_LIMIT_EXCEEDED";
+/// Something that the gateway needs is away.
+const UNAVAILABLE: &str = "UNAVAILABLE";
 
 /// How a request wants to be answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -32,8 +34,9 @@ impl Failure {
         Self { code: "INVALID_REQUEST", message: message.into(), details: Value::Null }
     }
 
-    pub(super) fn too_many(message: impl Into<String>) -> Self {
-        Self { code: RATE_LIMIT, message: message.into(), details: Value::Null }
+    /// Another try is welcome after some seconds.
+    pub(super) fn too_many(message: impl Into<String>, after: u64) -> Self {
+        Self { code: RATE_LIMIT, message: message.into(), details: json!({"retryAfter": after}) }
     }
 
     pub(super) fn too_large(message: impl Into<String>) -> Self {
@@ -50,6 +53,10 @@ impl Failure {
 
     pub(super) fn no_agent(message: impl Into<String>) -> Self {
         Self { code: "AGENT_NOT_FOUND", message: message.into(), details: Value::Null }
+    }
+
+    pub(super) fn no_tool(message: impl Into<String>) -> Self {
+        Self { code: "TOOL_NOT_AVAILABLE", message: message.into(), details: Value::Null }
     }
 
     /// How a turn of the model failed.
@@ -85,7 +92,7 @@ impl Failure {
 
     pub(super) fn block(&self) -> Value {
         let mut block = json!({"type": "error", "message": self.message, "code": self.code});
-        if self.code == RATE_LIMIT && !self.details.is_null() {
+        if matches!(self.code, RATE_LIMIT | UNAVAILABLE) && !self.details.is_null() {
             block["details"] = self.details.clone();
         }
         block
@@ -107,21 +114,42 @@ impl From<Status> for Failure {
             Code::InvalidArgument | Code::Unimplemented => "INVALID_REQUEST",
             Code::OutOfRange => "CONTEXT_TOO_LARGE",
             Code::ResourceExhausted => RATE_LIMIT,
+            Code::Unavailable => UNAVAILABLE,
             Code::FailedPrecondition | Code::Aborted | Code::AlreadyExists => "SESSION_ERROR",
             Code::Unauthenticated | Code::PermissionDenied => "UNAUTHORIZED",
             _ => "INTERNAL_ERROR",
         };
-        Self { code, message: status.message().to_owned(), details: quota(&details) }
+        Self { code, message: status.message().to_owned(), details: further(&details) }
     }
 }
 
-/// Which quota is used up, and in how many seconds there will be some of it.
-fn quota(details: &ErrorDetails) -> Value {
-    let Some(violation) = details.quota_failure().and_then(|failure| failure.violations.first()) else {
-        return Value::Null;
-    };
-    let after = details.retry_info().and_then(|info| info.retry_delay).unwrap_or_default();
-    json!({"quota": violation.quota_id, "limit": violation.quota_value, "retryAfter": seconds(after).max(1)})
+/// Which quota is used up, if it is one, and in how many seconds another try is welcome.
+fn further(details: &ErrorDetails) -> Value {
+    let mut further = Map::new();
+    if let Some(violation) = details.quota_failure().and_then(|failure| failure.violations.first()) {
+        further.insert("quota".to_owned(), violation.quota_id.clone().into());
+        further.insert("limit".to_owned(), violation.quota_value.into());
+    }
+    if let Some(after) = details.retry_info().and_then(|info| info.retry_delay) {
+        further.insert("retryAfter".to_owned(), seconds(after).max(1).into());
+    }
+    if further.is_empty() { Value::Null } else { further.into() }
+}
+
+/// Says what is left of the quotas that a request was counted against, by their names; nothing where nothing is limited.
+pub(super) fn tell_left(line: &mut Value, metered: &Metered) {
+    let mut quotas = Map::new();
+    for left in &metered.0 {
+        let (remaining, reset) = (left.remaining.max(0), seconds(left.reset));
+        let mut quota = json!({"limit": left.limit, "remaining": remaining, "reset": reset});
+        if let Some(window) = left.window {
+            quota["window"] = window.as_secs().into();
+        }
+        quotas.insert(left.id.to_owned(), quota);
+    }
+    if !quotas.is_empty() {
+        line["rateLimit"] = quotas.into();
+    }
 }
 
 /// A `DispatchResult`.
@@ -166,5 +194,26 @@ pub(super) fn stop_reason(outcome: v1::TurnOutcome) -> &'static str {
         v1::TurnOutcome::Cancelled => "cancelled",
         v1::TurnOutcome::MaxTurns => "max_turns",
         v1::TurnOutcome::Interrupted => "interrupted",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::status;
+
+    #[test]
+    fn who_may_try_again_is_told_when_whatever_was_too_much_or_away() {
+        for (status, code, after) in [
+            (status::exhausted("full"), "RATE_LIMIT_EXCEEDED", json!({"retryAfter": 10})),
+            (status::unavailable("away"), "UNAVAILABLE", json!({"retryAfter": 1})),
+            (Status::internal("broken"), "INTERNAL_ERROR", Value::Null),
+        ] {
+            let failure = Failure::from(status);
+            let events = failure.line(Form::Events, None, None);
+            let block = failure.block();
+            assert_eq!((&block["code"], &events["code"]), (&json!(code), &json!(code)));
+            assert_eq!((&block["details"], &events["details"]), (&after, &after));
+        }
     }
 }

@@ -1,43 +1,53 @@
 //! The gRPC services, for one connection.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
+use construct_proto::v1;
 use prost::Message;
+use serde_json::Value;
 use tonic::{
     Status,
     codegen::http::{HeaderMap, HeaderName, HeaderValue, Request, header, request::Parts},
     transport::server::TcpConnectInfo,
 };
 
-use crate::audit::origin::Face;
-use crate::faces::{
-    Faces, Shared,
-    call::{self, Answers, Call, Deadline},
+use super::answer;
+use crate::{
+    audit::origin::Face,
+    deadline::Deadline,
+    faces::{
+        Faces, Shared, TIMEOUT,
+        call::{self, Answers, Call},
+    },
+    quotas::Metered,
 };
-use construct_proto::v1;
 
 /// Calls on behalf of whoever is at the other end of a connection.
 #[derive(Clone)]
 pub(super) struct Calls {
     shared: Arc<Shared>,
     caller: Parts,
+    /// What was left of the caller's quotas when something was answered last.
+    left: Arc<Mutex<Metered>>,
 }
 
 impl Calls {
     pub(super) fn new(faces: &Faces) -> Self {
         let mut caller = Request::new(()).into_parts().0;
         caller.extensions.insert(Face::Operator);
-        Self { shared: Arc::clone(&faces.shared), caller }
+        Self { shared: Arc::clone(&faces.shared), caller, left: Arc::default() }
     }
 
-    /// Says where the connection comes from.
+    /// Says where the connection comes from. What is left is told on each connection as it was there.
     pub(super) fn with_peer(mut self, peer: TcpConnectInfo) -> Self {
+        self.left = Arc::default();
         self.caller.extensions.insert(peer);
         self
     }
 
     /// Takes over what the request for a WebSocket said of its caller.
     pub(super) fn identify_as(&mut self, headers: &HeaderMap) {
+        self.caller.extensions.insert(Face::WebSocket);
         for name in [header::AUTHORIZATION, header::USER_AGENT, HeaderName::from_static("x-organization-id")] {
             if let Some(value) = headers.get(&name) {
                 self.caller.headers.insert(name, value.clone());
@@ -57,6 +67,8 @@ impl Calls {
         let mut key = value(&format!("Bearer {key}"))?;
         key.set_sensitive(true);
         let organization = organization.map(value).transpose()?;
+        // What is left to another caller is not theirs to know.
+        self.left = Arc::default();
         self.caller.headers.insert(header::AUTHORIZATION, key);
         match organization {
             Some(organization) => self.caller.headers.insert("x-organization-id", organization),
@@ -74,7 +86,8 @@ impl Calls {
     ) -> Result<A, Status> {
         let call = self.call(method)?;
         let message = request.encode_to_vec();
-        let reply = Deadline::new(None).begin(call.unary(self.shared.services()?, &message)).await?;
+        let reply = Deadline::new(None, TIMEOUT).begin(call.unary(self.shared.services()?, &message)).await?;
+        self.note(reply.metered);
         A::decode(reply.message).map_err(|error| crate::status::internal("an answer cannot be read", &error))
     }
 
@@ -83,7 +96,18 @@ impl Calls {
         let request = v1::SubscribeRequest { task: task.to_owned(), cursor: cursor.to_owned(), types: Vec::new() };
         let body = call::one(&request.encode_to_vec());
         let open = self.call("EventService/Subscribe")?.open(self.shared.services()?, body);
-        Ok(Watch { answers: Deadline::new(None).begin(open).await? })
+        let mut answers = Deadline::new(None, TIMEOUT).begin(open).await?;
+        self.note(std::mem::take(&mut answers.metered));
+        Ok(Watch { answers })
+    }
+
+    /// Says in a line what is left of the caller's quotas.
+    pub(super) fn tell_left(&self, line: &mut Value) {
+        answer::tell_left(line, &self.left.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+
+    fn note(&self, metered: Metered) {
+        *self.left.lock().unwrap_or_else(PoisonError::into_inner) = metered;
     }
 
     fn call(&self, method: &'static str) -> Result<Call<'_>, Status> {

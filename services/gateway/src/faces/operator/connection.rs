@@ -27,10 +27,13 @@ use super::{
     request::{Request, Wanted},
     wire::{self, Reader, Rewound, Writer},
 };
-use crate::{server::SILENCE, tls::stream::Stream};
+use crate::{quotas::seconds, server::SILENCE, tls::stream::Stream};
 
 /// Lines of streams on their way; behind them the streams wait, each by itself.
 const EVENTS: usize = 16;
+/// After how many seconds who finds the gateway full, or has too many requests, may come back. When there is a place nobody knows.
+const CROWDED: u64 = 10;
+const BUSY: u64 = 1;
 /// Answers on their way. Those of streams don't stand before them.
 const ANSWERS: usize = 64;
 
@@ -74,7 +77,7 @@ impl Connection {
 
     /// Tells the client that there are too many already.
     pub(super) async fn refuse(self, mut stream: Stream) {
-        let failure = Failure::too_many("the gateway has too many connections");
+        let failure = Failure::too_many("the gateway has too many connections", CROWDED);
         let line = format!("{}\n", failure.line(Form::Results, None, None));
         _ = tokio::time::timeout(LINGER, stream.write_all(line.as_bytes())).await;
     }
@@ -210,7 +213,8 @@ impl Server {
             Line::NoText => return self.fail(&Failure::invalid("a line must be UTF-8"), Form::Results, None).await,
         };
         if !self.bucket.take() {
-            return self.fail(&Failure::too_many("too many requests in a short time"), Form::Results, None).await;
+            let failure = Failure::too_many("too many requests in a short time", self.bucket.wait());
+            return self.fail(&failure, Form::Results, None).await;
         }
         let request = match serde_json::from_str::<Request>(&text) {
             Ok(request) => request,
@@ -253,7 +257,7 @@ impl Server {
     async fn start(&mut self, id: Option<String>, wanted: Wanted, number: u64) -> Result<(), Gone> {
         let key = id.as_ref().map_or_else(|| format!("line {number}"), |id| format!("id {id}"));
         let failure = if self.running.len() >= RUNNING {
-            Some(Failure::too_many(format!("at most {RUNNING} requests are worked on at the same time")))
+            Some(Failure::too_many(format!("at most {RUNNING} requests are worked on at the same time"), BUSY))
         } else if self.by_id.contains_key(&key) {
             Some(Failure::invalid("a request with this id is worked on already"))
         } else {
@@ -283,6 +287,7 @@ impl Server {
 
     async fn answer(&self, mut line: Value, id: Option<&str>) -> Result<(), Gone> {
         named(&mut line, id);
+        self.calls.tell_left(&mut line);
         self.out.answer(line).await
     }
 }
@@ -303,5 +308,11 @@ impl Bucket {
             self.left -= 1.0;
         }
         fine
+    }
+
+    /// In how many seconds there is a line again, one at least.
+    fn wait(&self) -> u64 {
+        let missing = (1.0 - self.left).max(0.0) / f64::from(PER_SECOND);
+        seconds(Duration::from_secs_f64(missing)).max(1)
     }
 }

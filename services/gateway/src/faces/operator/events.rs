@@ -1,5 +1,7 @@
 //! What happens in a session, in the words of each form.
 
+use std::collections::HashMap;
+
 use construct_proto::v1::{self, block::Block, event::Payload, message_delta::Delta};
 use serde_json::{Value, json};
 
@@ -89,11 +91,13 @@ pub(super) struct Teller {
     telling: Option<(u64, u32)>,
     /// Whether the answer that the model is giving was told in pieces.
     told: bool,
+    /// What calls were given whose results are to come, by their ids. A result says it again, because it is all that some clients look at.
+    inputs: HashMap<String, Value>,
 }
 
 impl Teller {
     pub(super) fn new(form: Form, id: Option<String>, session: String, agent: String) -> Self {
-        Self { form, id, session, agent, telling: None, told: false }
+        Self { form, id, session, agent, telling: None, told: false, inputs: HashMap::new() }
     }
 
     /// The lines an event is worth.
@@ -113,6 +117,7 @@ impl Teller {
                 vec![match self.form {
                     Form::Events => tool_call(&tool, &call.name, input),
                     Form::Results => {
+                        self.inputs.insert(tool.clone(), input.clone());
                         let block = json!({"type": "tool", "id": tool, "name": call.name, "input": input});
                         self.result(vec![block], Vec::new(), "")
                     }
@@ -134,6 +139,11 @@ impl Teller {
                     Form::Results => self.result(vec![failure.block()], Vec::new(), ""),
                 }]
             }
+            Some(Payload::TurnCompleted(_)) => {
+                // A turn that was cancelled leaves calls without results.
+                self.inputs.clear();
+                Vec::new()
+            }
             _ => Vec::new(),
         };
         for line in &mut lines {
@@ -153,9 +163,18 @@ impl Teller {
         Outcome { session: &self.session, agent: &self.agent, content, turns, usage: (0, 0), stop }.line(None)
     }
 
-    fn execution(&self, id: &str, name: &str, output: &str, error: &str, at: Option<prost_types::Timestamp>) -> Value {
+    fn execution(
+        &mut self,
+        id: &str,
+        name: &str,
+        output: &str,
+        error: &str,
+        at: Option<prost_types::Timestamp>,
+    ) -> Value {
+        // Who came back between a call and its result was told of the call before.
+        let input = self.inputs.remove(id).unwrap_or_else(|| json!({}));
         let at = at.and_then(|at| jiff::Timestamp::new(at.seconds, at.nanos).ok()).map(|at| at.to_string());
-        let mut call = json!({"id": id, "name": name, "input": {}, "result": output, "executedAt": at});
+        let mut call = json!({"id": id, "name": name, "input": input, "result": output, "executedAt": at});
         if !error.is_empty() {
             call["error"] = error.into();
         }
@@ -204,6 +223,10 @@ impl Teller {
                     Some(self.execution(&result.id, "code_interpreter", &result.output, &result.error, None))
                 }
                 (Some(Block::Text(_)), Form::Results) if told || source != v1::MessageSource::Assistant => None,
+                (Some(Block::CodeInterpreterCall(call)), Form::Results) => {
+                    self.inputs.insert(call.id.clone(), json!({"code": call.code}));
+                    said(block).map(|block| self.result(vec![block], Vec::new(), ""))
+                }
                 (_, Form::Results) => said(block).map(|block| self.result(vec![block], Vec::new(), "")),
                 _ => None,
             });

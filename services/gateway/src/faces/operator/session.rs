@@ -1,5 +1,7 @@
 //! A session: a task, its transcript as turns.
 
+use std::collections::HashMap;
+
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use construct_proto::v1::{self, block::Block};
 use serde_json::{Value, json};
@@ -102,6 +104,8 @@ fn time(time: Option<prost_types::Timestamp>) -> Option<String> {
 
 fn turns(messages: &[v1::Message]) -> Vec<Turn> {
     let mut turns: Vec<Turn> = Vec::new();
+    // Scripts whose results are to come, by the ids of their calls.
+    let mut scripts = HashMap::new();
     for message in messages {
         let (spec, status) = (message.spec.clone().unwrap_or_default(), message.status.clone().unwrap_or_default());
         let metadata = message.metadata.clone().unwrap_or_default();
@@ -118,8 +122,12 @@ fn turns(messages: &[v1::Message]) -> Vec<Turn> {
             turn.usage.1 += usage.output_tokens;
         }
         for block in &spec.blocks {
+            if let Some(Block::CodeInterpreterCall(call)) = &block.block {
+                scripts.insert(call.id.clone(), call.code.clone());
+            }
             if let Some(Block::CodeInterpreterResult(result)) = &block.block {
-                turn.tools.extend(executed(result, time(metadata.created_at)));
+                let script = scripts.remove(&result.id);
+                turn.tools.extend(executed(result, script, time(metadata.created_at)));
             } else if status.source() == v1::MessageSource::Assistant {
                 turn.said.extend(said(block));
             }
@@ -161,11 +169,11 @@ pub(super) fn said(block: &v1::Block) -> Option<Value> {
 }
 
 /// A script, and the tools it called. What a tool was given and gave is told as it happens only.
-fn executed(result: &v1::CodeInterpreterResult, time: Option<String>) -> Vec<Value> {
+fn executed(result: &v1::CodeInterpreterResult, script: Option<String>, time: Option<String>) -> Vec<Value> {
     let mut script = json!({
         "id": result.id,
         "name": "code_interpreter",
-        "input": {},
+        "input": script.map_or_else(|| json!({}), |code| json!({"code": code})),
         "result": result.output,
         "executedAt": time,
     });

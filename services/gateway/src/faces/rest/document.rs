@@ -2,6 +2,7 @@
 
 mod comments;
 mod schemas;
+mod uploads;
 
 use std::collections::HashSet;
 
@@ -20,6 +21,10 @@ const ABOUT: &str = "Construct turns a language model into a dependable worker. 
                      and Connect on this port; docs/api.md shows each.\n\nBodies are proto3's JSON: fields are in lower camel case, \
                      64-bit integers are strings, bytes are base64, times are RFC 3339. What has its default value is left out. Fields \
                      that are not known are refused.";
+
+const LEFT: &str = "How much is left of each quota that holds for the caller (`r`), and in how many seconds there is all of it again (`t`), e.g. \
+                    `\"requests_per_minute\";r=597;t=1`. Where nothing is limited there is no such field.";
+const POLICY: &str = "Which quotas these are, with their limits (`q`) and windows in seconds (`w`), e.g. `\"requests_per_minute\";q=600;w=60`.";
 
 /// The document for some routes with their methods.
 pub(super) fn of<'a>(routes: impl Iterator<Item = (&'static Route, &'a MethodDescriptor)>) -> Value {
@@ -44,6 +49,7 @@ pub(super) fn of<'a>(routes: impl Iterator<Item = (&'static Route, &'a MethodDes
         let path = paths.entry(shown(route.path)).or_insert_with(|| json!({}));
         path[route.verb.as_str().to_lowercase()] = operation;
     }
+    uploads::add(&mut paths);
     let mut all = schemas.finish();
     all.insert("Problem".to_owned(), problem());
     json!({
@@ -60,6 +66,11 @@ pub(super) fn of<'a>(routes: impl Iterator<Item = (&'static Route, &'a MethodDes
         "paths": paths,
         "components": {
             "schemas": all,
+            "headers": {
+                "RateLimit": {"description": LEFT, "schema": {"type": "string"}},
+                "RateLimit-Policy": {"description": POLICY, "schema": {"type": "string"}},
+            },
+            "responses": {"TooMuch": too_much()},
             "securitySchemes": {
                 "key": {"type": "http", "scheme": "bearer", "description": "A key. In local mode none is asked for."},
             },
@@ -144,25 +155,46 @@ fn operation(route: &Route, method: &MethodDescriptor, comments: &Comments, sche
     } else if status.as_u16() != 204 {
         answer["content"] = json!({"application/json": {"schema": schemas.message(&method.output())}});
     }
-    let problem = json!({"$ref": "#/components/schemas/Problem"});
-    let problem =
-        |words: &str| json!({"description": words, "content": {"application/problem+json": {"schema": problem}}});
+    answer["headers"] = quota_headers().into();
     if conditional::has_version(method) {
         let words = "The entity tag of the version.";
-        answer["headers"] = json!({"ETag": {"description": words, "schema": {"type": "string"}}});
+        answer["headers"]["ETag"] = json!({"description": words, "schema": {"type": "string"}});
     }
     operation["responses"] = json!({
         status.as_str(): answer,
-        "4XX": problem("The request cannot be done as it is."),
-        "default": problem("The request could not be done at the moment."),
+        "429": {"$ref": "#/components/responses/TooMuch"},
+        "4XX": known_problem("The request cannot be done as it is."),
+        "default": known_problem("The request could not be done at the moment."),
     });
     if tagged {
         operation["responses"]["304"] = json!({"description": "The client has this version."});
     }
     if conditional::may_expect(&input) {
-        operation["responses"]["412"] = problem("The document has another version.");
+        operation["responses"]["412"] = known_problem("The document has another version.");
     }
     operation
+}
+
+/// The answer to a request that went wrong in a known way.
+fn known_problem(words: &str) -> Value {
+    let problem = json!({"$ref": "#/components/schemas/Problem"});
+    json!({"description": words, "content": {"application/problem+json": {"schema": problem}}})
+}
+
+/// The answer to whom a quota refuses, or who finds the gateway too busy.
+fn too_much() -> Value {
+    let mut response =
+        known_problem("A quota is used up (`quotas` says which), or there is too much of something at the moment.");
+    let words = "After how many seconds another try is welcome.";
+    response["headers"] = quota_headers().into();
+    response["headers"]["Retry-After"] = json!({"description": words, "schema": {"type": "integer"}});
+    response
+}
+
+/// The headers that every answer to a caller with quotas has.
+fn quota_headers() -> Map<String, Value> {
+    let refer = |name: &str| (name.to_owned(), json!({"$ref": format!("#/components/headers/{name}")}));
+    ["RateLimit", "RateLimit-Policy"].map(refer).into_iter().collect()
 }
 
 /// A path as readers know it: two verbs of one resource call its places the same, wherever the field stands in the request.

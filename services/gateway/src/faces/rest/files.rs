@@ -16,9 +16,10 @@ use tonic::{
 };
 
 use crate::{
+    deadline::Deadline,
     faces::{
-        Inner,
-        call::{Call, Deadline},
+        Inner, TIMEOUT,
+        call::Call,
         errors,
         methods::{Method, Methods},
     },
@@ -130,7 +131,7 @@ impl Work<'_> {
     async fn unary(&self, method: &Method, message: &impl prost::Message) -> Result<Bytes, Status> {
         let call = Call { method, head: self.head };
         let message = message.encode_to_vec();
-        Ok(Deadline::new(None).begin(call.unary(self.inner(), &message)).await?.message)
+        Ok(Deadline::new(None, TIMEOUT).begin(call.unary(self.inner(), &message)).await?.message)
     }
 
     fn inner(&self) -> Inner {

@@ -11,9 +11,11 @@ use construct_proto::v1::{
     model_token_service_client::ModelTokenServiceClient, secret_service_client::SecretServiceClient,
 };
 use construct_store::{AgentFilter, AuditEntry, AuditFilter, Key, Order, Page, PoolOptions, Store};
+use futures::{SinkExt as _, StreamExt as _};
 use jiff::{SignedDuration, Timestamp};
 use prost::Message as _;
 use tokio::io::AsyncBufReadExt as _;
+use tokio_tungstenite::tungstenite::Message as Frame;
 use tonic::{Code, Request};
 
 use super::*;
@@ -99,10 +101,17 @@ async fn a_write_is_in_the_trail_when_it_is_answered_with_who_did_what_and_how_i
     operator.write_all(format!("{line}\n").as_bytes()).await.expect("it reads");
     let mut answer = String::new();
     within("an answer", operator.read_line(&mut answer)).await.expect("it answers");
-    let faces: Vec<_> = trail(&gateway).await.into_iter().filter(|entry| entry.face == "operator").collect();
-    let methods: Vec<_> = faces.iter().map(|entry| entry.method.as_str()).collect();
-    assert_eq!(methods, ["TaskService/CreateTask", "MessageService/CreateMessage"]);
-    assert_eq!(faces[0].peer, "127.0.0.1");
+    let stream = TcpStream::connect(gateway.operator).await.expect("it listens");
+    let socket = tokio_tungstenite::client_async(format!("ws://{}/", gateway.operator), stream).await;
+    let (mut socket, _) = socket.expect("it is let in");
+    socket.send(Frame::text(line.to_string())).await.expect("it reads");
+    within("an answer", socket.next()).await.expect("it answers").expect("it lives");
+    for face in ["operator", "websocket"] {
+        let entries: Vec<_> = trail(&gateway).await.into_iter().filter(|entry| entry.face == face).collect();
+        let methods: Vec<_> = entries.iter().map(|entry| entry.method.as_str()).collect();
+        assert_eq!(methods, ["TaskService/CreateTask", "MessageService/CreateMessage"], "{face}");
+        assert_eq!(entries[0].peer, "127.0.0.1");
+    }
 
     // What fails is told as well; what is sent again is told again; what only reads is not.
     let before = trail(&gateway).await.len();
@@ -232,6 +241,47 @@ async fn each_organization_reads_and_exports_its_own_trail_and_strangers_are_the
     assert_eq!((&lines[0]["id"], &lines[0]["peer"]), (&json!(theirs[1].id), &json!("127.0.0.1")));
     let request = v1::ExportAuditEntriesRequest::default();
     refused(audit.export_audit_entries(authorized(request, Some(&viewer))).await, Code::PermissionDenied);
+}
+
+#[tokio::test]
+async fn who_takes_out_a_file_or_the_trail_is_in_the_trail() {
+    let gateway = Gateway::start().await;
+    let upload = http()
+        .post(gateway.url("/v1/files/uploads"))
+        .header("tus-resumable", "1.0.0")
+        .header("upload-length", "5")
+        .header("content-type", "application/offset+octet-stream")
+        .body("hello");
+    let upload = upload.send().await.expect("it answers");
+    let location = upload.headers()["location"].to_str().expect("text").replace("/uploads/", "/");
+    let content = gateway.url(&format!("{location}/content"));
+    let ready = || async { http().head(&content).send().await.expect("it answers").status().as_u16() };
+    until("it is looked at", ready, |status| *status == 200).await;
+    let before = trail(&gateway).await.len();
+    // Who only looks whether it is there takes nothing out.
+    assert_eq!(ready().await, 200);
+    assert_eq!(trail(&gateway).await.len(), before);
+    let said = http().get(&content).send().await.expect("it answers").text().await.expect("all of it");
+    let entry = last(&gateway).await;
+    assert_eq!((said.as_str(), entry.method.as_str(), entry.code), ("hello", "FileService/DownloadFile", 0));
+    assert_eq!(entry.objects, [location.rsplit('/').next().expect("an id")]);
+    let export = http().get(gateway.url("/v1/audit-entries/export")).send().await.expect("it answers");
+    let export = export.text().await.expect("all of it");
+    assert!(export.contains("FileService/DownloadFile") && !export.contains("ExportAuditEntries"), "{export}");
+    assert_eq!(last(&gateway).await.method, "AuditService/ExportAuditEntries");
+}
+
+#[tokio::test]
+async fn who_may_not_see_what_happens_came_by_server_sent_events() {
+    let gateway = Gateway::start_with(required()).await;
+    let answer = http().get(gateway.url("/v1/events")).send().await.expect("it answers");
+    assert_eq!(answer.status(), 401);
+    let told = || async {
+        let entries = trail(&gateway).await.into_iter();
+        entries.filter(|entry| entry.method == "EventService/Subscribe").map(|entry| entry.face).collect::<Vec<_>>()
+    };
+    let faces = until("the refusal is written", told, |faces| !faces.is_empty()).await;
+    assert_eq!(faces, ["sse"]);
 }
 
 #[tokio::test]

@@ -32,8 +32,19 @@ async fn every_example_of_the_document_works() {
     let gateway = Gateway::start().await.with_agent().await;
     let document = std::fs::read_to_string(DOCUMENT).expect("the document is there");
     let examples = examples(&document);
-    for face in ["Connect", "REST", "Server-sent events", "gRPC", "gRPC-Web", "Operator protocol"] {
-        assert!(examples.iter().any(|(heading, _)| heading == face), "{face} has no example");
+    for (face, words) in [
+        ("Connect", "/construct.v1."),
+        ("REST", "/v1/tasks"),
+        ("State", "/v1/states"),
+        ("Files", "tus-resumable"),
+        ("Server-sent events", "/events"),
+        ("gRPC", "content-type: application/grpc'"),
+        ("gRPC-Web", "content-type: application/grpc-web"),
+        ("Operator protocol", "/dev/tcp/"),
+        ("Operator protocol", "upgrade: websocket"),
+    ] {
+        let shown = |(heading, example): &(String, String)| heading == face && example.contains(words);
+        assert!(examples.iter().any(shown), "{face} has no example with {words}");
     }
     for (heading, example) in examples {
         let mut command = tokio::process::Command::new("bash");

@@ -282,7 +282,8 @@ async fn a_stream_goes_on_where_the_client_was_when_it_broke() {
     let call = again.next().await;
     assert_eq!((&call["content"][0]["type"], &call["content"][0]["name"]), (&json!("tool"), &json!("readFile")));
     let result = again.next().await;
-    assert_eq!(result["turns"][0]["toolCalls"][0]["result"], "\"text\"");
+    let execution = &result["turns"][0]["toolCalls"][0];
+    assert_eq!((&execution["result"], &execution["input"]), (&json!("\"text\""), &json!({"path": "a"})));
     assert_eq!(again.next().await["content"][0]["text"], "e second");
     let end = again.next().await;
     assert_eq!((&end["stopReason"], &end["content"][0]["text"]), (&json!("end_turn"), &json!("the second")));
@@ -379,13 +380,14 @@ async fn what_is_wrong_has_a_code() {
     }
     let limited = client.until(|line| line["content"][0]["code"] != "INVALID_REQUEST").await;
     assert_eq!(limited["content"][0]["code"], "RATE_LIMIT_EXCEEDED");
+    assert_eq!(limited["content"][0]["details"], json!({"retryAfter": 1}));
 }
 
 #[tokio::test]
 async fn tools_that_a_client_names_are_all_a_session_may_call() {
     let gateway = Gateway::start().await.with_agent().await;
     let mut client = Client::of(&gateway).await;
-    let context = json!({"project": {"name": "p", "path": "/srv/p"}, "tools": ["readFile"], "userMessage": "look"});
+    let context = json!({"project": {"name": "p", "path": "/srv/p"}, "tools": ["read"], "userMessage": "look"});
     client.say(&json!({"id": "1", "type": "send_context_request", "agentID": "ada", "context": context})).await;
     let tasks = || async {
         gateway.tasks().list_tasks(v1::ListTasksRequest::default()).await.expect("a list").into_inner().tasks
@@ -394,12 +396,26 @@ async fn tools_that_a_client_names_are_all_a_session_may_call() {
     let spec = made[0].spec.clone().expect("a specification");
     assert_eq!(spec.workspace, "/srv/p");
     let rules: Vec<_> = spec.policy.iter().map(|rule| (rule.action(), rule.tools.clone())).collect();
-    assert_eq!(rules, [(v1::PolicyAction::Allow, vec!["readFile".to_owned()]), (v1::PolicyAction::Deny, vec![])]);
+    assert_eq!(rules, [(v1::PolicyAction::Allow, vec!["read".to_owned()]), (v1::PolicyAction::Deny, vec![])]);
     let id = json!(id(made[0].metadata.clone()));
     Mesh::of(&gateway, &id).await.turn("it is good").await;
     assert_eq!(client.next().await["content"][0]["text"], "it is good");
     let later = client.ask(&json!({"type": "query", "sessionID": id, "tools": ["bash"], "messages": said("x")})).await;
     assert_eq!(later["content"][0]["code"], "INVALID_REQUEST");
+    // One that is called otherwise would leave the session without any.
+    for request in [
+        json!({"type": "dispatch", "agentID": "ada", "tools": ["read", "readFile"], "messages": said("x")}),
+        json!({"type": "send_context_request", "agentID": "ada", "context": {"tools": ["readFile"], "userMessage": "x"}}),
+    ] {
+        let error = client.ask(&request).await["content"][0].clone();
+        assert_eq!(error["code"], "TOOL_NOT_AVAILABLE", "{error}");
+        let words = error["message"].as_str().expect("words");
+        assert!(words.contains("`readFile`") && words.contains("read_file, read,"), "{words}");
+    }
+    let events = json!({"type": "dispatch", "agentID": "ada", "tools": ["readFile"], "content": "x"});
+    let error = client.ask(&events).await;
+    assert_eq!((&error["type"], &error["code"]), (&json!("error"), &json!("TOOL_NOT_AVAILABLE")));
+    assert_eq!(tasks().await.len(), 1, "a session was begun all the same");
 }
 
 #[tokio::test]

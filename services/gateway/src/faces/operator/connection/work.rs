@@ -14,6 +14,7 @@ use crate::faces::operator::{
     events::{Ended, Follow, Teller, completed},
     request::{Project, Say, Wanted, text},
     session::{Session, Turn, listed},
+    tools,
 };
 
 pub(super) struct Work {
@@ -105,7 +106,7 @@ impl Work {
                 let (session, agent) = (&sent.session, &sent.agent);
                 let (content, turns, usage) = (Vec::new(), Vec::new(), (0, 0));
                 let outcome = Outcome { session, agent, content, turns, usage, stop: "dispatched" };
-                Ok(self.out.answer(outcome.line(self.id.as_deref())).await?)
+                self.answer(outcome.line(None)).await
             }
             Wanted::Stream { session, cursor, turns } => self.stream(session, cursor, turns).await,
             Wanted::Cancel { session, .. } => {
@@ -143,6 +144,7 @@ impl Work {
 
     async fn answer(&self, mut line: Value) -> Result<(), Stop> {
         named(&mut line, self.id.as_deref());
+        self.calls.tell_left(&mut line);
         Ok(self.out.answer(line).await?)
     }
 
@@ -165,6 +167,9 @@ impl Work {
                 task
             }
             None => {
+                if let Some(words) = message.tools.as_deref().and_then(tools::missing) {
+                    return Err(Failure::no_tool(words).into());
+                }
                 let agent = message.agent.or_else(|| self.options.agent.clone());
                 let none =
                     || Failure::no_agent("name an agent with `agentID`: none is configured for requests without");
@@ -211,7 +216,7 @@ impl Work {
         let session = Session::load(&self.calls, &sent.session).await.map_err(failed)?;
         let mut outcome = session.outcome(&sent.session, &sent.follow.message, stop_reason(turn.outcome()));
         outcome.content.extend(turn.error.as_ref().map(|error| Failure::of_turn(error).block()));
-        Ok(self.out.answer(outcome.line(self.id.as_deref())).await?)
+        self.answer(outcome.line(None)).await
     }
 
     /// Tells the turn as it happens.
@@ -224,6 +229,7 @@ impl Work {
             line["metadata"] = metadata;
         }
         named(&mut line, self.id.as_deref());
+        self.calls.tell_left(&mut line);
         self.out.event(line).await?;
         loop {
             let event = sent.watch.next().await.map_err(|status| failed(status.into()))?;
@@ -271,7 +277,9 @@ impl Work {
         let mut teller = Teller::new(Form::Results, self.id.clone(), session.clone(), agent.clone());
         let (content, usage) = (Vec::new(), (0, 0));
         let outcome = Outcome { session: &session, agent: &agent, content, turns: start, usage, stop: "stream_start" };
-        self.out.event(outcome.line(self.id.as_deref())).await?;
+        let mut line = outcome.line(self.id.as_deref());
+        self.calls.tell_left(&mut line);
+        self.out.event(line).await?;
         while let Some(event) = watch.next().await.map_err(|status| failed(status.into()))? {
             for line in teller.tell(&event) {
                 self.out.event(line).await?;

@@ -4,7 +4,7 @@ use super::*;
 use crate::faces::{
     codec,
     methods::Methods,
-    rest::{positions, routes::ROUTES},
+    rest::{files, positions, routes::ROUTES},
 };
 
 fn routes() -> Vec<(&'static Route, MethodDescriptor)> {
@@ -53,6 +53,35 @@ fn every_route_is_in_the_document() {
         }
     }
     assert_eq!(ids.len(), ROUTES.len());
+}
+
+#[test]
+fn uploads_are_in_the_document_and_every_operation_says_that_there_may_be_too_much() {
+    let document = document();
+    let (mut ids, mut uploads) = (HashSet::new(), Vec::new());
+    for (path, operations) in document["paths"].as_object().expect("paths") {
+        for (verb, operation) in
+            operations.as_object().expect("operations").iter().filter(|(name, _)| *name != "parameters")
+        {
+            let id = operation["operationId"].as_str().expect("an id");
+            assert!(ids.insert(id), "{id} twice");
+            assert_eq!(operation["responses"]["429"]["$ref"], "#/components/responses/TooMuch", "{id}");
+            if path.starts_with("/v1/files/uploads") {
+                assert!(files::is_for(&path.replace("{file}", "file_1")), "{path}");
+                uploads.push((path.as_str(), verb.as_str()));
+            }
+        }
+    }
+    let (all, one) = ("/v1/files/uploads", "/v1/files/uploads/{file}");
+    uploads.sort_unstable();
+    assert_eq!(
+        uploads,
+        [(all, "options"), (all, "post"), (one, "delete"), (one, "head"), (one, "options"), (one, "patch")]
+    );
+    let headers = &document["components"]["responses"]["TooMuch"]["headers"];
+    for name in ["RateLimit", "RateLimit-Policy", "Retry-After"] {
+        assert!(headers[name].is_object(), "{name}");
+    }
 }
 
 #[test]

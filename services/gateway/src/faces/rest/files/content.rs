@@ -15,8 +15,10 @@ use tonic::{
 
 use super::Work;
 use crate::{
+    deadline::Deadline,
     faces::{
-        call::{self, Answers, Call, Deadline},
+        TIMEOUT,
+        call::{self, Answers, Call},
         errors,
     },
     status,
@@ -75,7 +77,7 @@ impl Work<'_> {
         let wanted =
             v1::DownloadFileRequest { file: id, offset: number(begin), length: number(length) }.encode_to_vec();
         let call = Call { method: &self.files.download, head: self.head };
-        match Deadline::new(None).begin(call.open(self.inner(), call::one(&wanted))).await {
+        match Deadline::new(None, TIMEOUT).begin(call.open(self.inner(), call::one(&wanted))).await {
             Ok(answers) => with(code, headers, pieces(answers)),
             Err(refusal) => errors::problem(&refusal),
         }

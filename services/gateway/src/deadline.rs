@@ -1,0 +1,262 @@
+//! Until when a call must have been answered.
+//!
+//! What the client asks for (`grpc-timeout`, `Connect-Timeout-Ms`) holds until the call's end, of a stream as well; the gateway's own limit
+//! only until an answer begins. A deadline goes with its request, so that nobody in the mesh is asked for longer than the client waits.
+
+use std::{
+    pin::Pin,
+    task::{Context, Poll, ready},
+    time::Duration,
+};
+
+use bytes::Bytes;
+use http_body::{Body as _, Frame};
+use tokio::time::{Instant, Sleep};
+use tonic::{
+    Status,
+    body::Body,
+    codegen::http::{Extensions, HeaderMap, Response},
+};
+
+/// How long a call of gRPC or gRPC-Web may take until its answer begins.
+pub(crate) const GRPC: Duration = Duration::from_secs(30);
+
+/// When a call must have been answered.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Deadline {
+    /// What the client asks for.
+    asked: Option<Instant>,
+    /// When an answer must have begun.
+    begin: Instant,
+}
+
+impl Deadline {
+    /// A deadline `asked` from now; an answer begins within `limit` in any case.
+    pub(crate) fn new(asked: Option<Duration>, limit: Duration) -> Self {
+        let now = Instant::now();
+        let asked = asked.and_then(|asked| now.checked_add(asked));
+        let begin = now + limit;
+        Self { asked, begin: asked.map_or(begin, |asked| asked.min(begin)) }
+    }
+
+    /// That of a request in gRPC's form.
+    pub(crate) fn of_grpc(headers: &HeaderMap) -> Self {
+        Self::new(grpc_timeout(headers), GRPC)
+    }
+
+    /// That of a request which a face has passed on.
+    pub(crate) fn of(extensions: &Extensions) -> Option<Self> {
+        extensions.get().copied()
+    }
+
+    /// How long the answer to a question may take that the call waits for: `most`, if there is as much time.
+    pub(crate) fn left(self, most: Duration) -> Duration {
+        most.min(self.begin.saturating_duration_since(Instant::now()))
+    }
+
+    /// Whether no answer began in time, if none has.
+    pub(crate) fn is_over(self) -> bool {
+        self.begin <= Instant::now()
+    }
+
+    /// Until an answer begins.
+    ///
+    /// # Errors
+    /// `DEADLINE_EXCEEDED`.
+    pub(crate) async fn begin<T>(self, work: impl Future<Output = Result<T, Status>>) -> Result<T, Status> {
+        // Work that need not wait would be done even when there is no time at all.
+        if self.is_over() {
+            return Err(exceeded());
+        }
+        tokio::time::timeout_at(self.begin, work).await.unwrap_or_else(|_| Err(exceeded()))
+    }
+
+    /// Further parts of an answer that has begun.
+    ///
+    /// # Errors
+    /// `DEADLINE_EXCEEDED`.
+    pub(crate) async fn go_on<T>(self, work: impl Future<Output = Result<T, Status>>) -> Result<T, Status> {
+        match self.asked {
+            Some(end) => tokio::time::timeout_at(end, work).await.unwrap_or_else(|_| Err(exceeded())),
+            None => work.await,
+        }
+    }
+
+    /// All of a call of gRPC, whose answer says itself that the time is over.
+    pub(crate) async fn answer<E>(
+        self,
+        call: impl Future<Output = Result<Response<Body>, E>>,
+    ) -> Result<Response<Body>, E> {
+        if self.is_over() {
+            return Ok(exceeded().into_http());
+        }
+        let Ok(answered) = tokio::time::timeout_at(self.begin, call).await else {
+            return Ok(exceeded().into_http());
+        };
+        let response = answered?;
+        Ok(match self.asked {
+            // What has ended already needs no end.
+            Some(end) if !response.body().is_end_stream() => {
+                let end = Box::pin(tokio::time::sleep_until(end));
+                response.map(|body| Body::new(Ending { body: Some(body), end }))
+            }
+            _ => response,
+        })
+    }
+}
+
+pub(crate) fn exceeded() -> Status {
+    Status::deadline_exceeded("the call took longer than it may")
+}
+
+/// How long the client waits, as gRPC says it. What cannot be read is as if it were not there.
+fn grpc_timeout(headers: &HeaderMap) -> Option<Duration> {
+    let value = headers.get("grpc-timeout")?.to_str().ok()?;
+    let (digits, unit) = value.split_at_checked(value.len().checked_sub(1)?)?;
+    if digits.len() > 8 || !digits.bytes().all(|byte| byte.is_ascii_digit()) {
+        return None;
+    }
+    let number: u64 = digits.parse().ok()?;
+    match unit {
+        "H" => Some(Duration::from_secs(number * 3600)),
+        "M" => Some(Duration::from_secs(number * 60)),
+        "S" => Some(Duration::from_secs(number)),
+        "m" => Some(Duration::from_millis(number)),
+        "u" => Some(Duration::from_micros(number)),
+        "n" => Some(Duration::from_nanos(number)),
+        _ => None,
+    }
+}
+
+/// An answer that is cut off with `DEADLINE_EXCEEDED` when the client's time is over, wherever it is by then.
+struct Ending {
+    /// None: it has ended.
+    body: Option<Body>,
+    end: Pin<Box<Sleep>>,
+}
+
+impl http_body::Body for Ending {
+    type Data = Bytes;
+    type Error = Status;
+
+    fn poll_frame(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Status>>> {
+        let this = self.get_mut();
+        let Some(body) = &mut this.body else { return Poll::Ready(None) };
+        // Asked first: an answer that always has more to say would never end.
+        if this.end.as_mut().poll(context).is_ready() {
+            // What makes the answer ends with it.
+            this.body = None;
+            let mut trailers = HeaderMap::new();
+            return Poll::Ready(Some(exceeded().add_header(&mut trailers).map(|()| Frame::trailers(trailers))));
+        }
+        let next = ready!(Pin::new(body).poll_frame(context));
+        let is_last = match &next {
+            Some(Ok(frame)) => frame.is_trailers(),
+            Some(Err(_)) | None => true,
+        };
+        if is_last {
+            this.body = None;
+        }
+        Poll::Ready(next)
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.as_ref().is_none_or(Body::is_end_stream)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+
+    use futures::stream;
+    use http_body_util::{BodyExt as _, StreamBody};
+    use tonic::{Code, codegen::http::HeaderValue};
+
+    use super::*;
+
+    fn deadline(timeout: &'static str) -> Deadline {
+        let mut headers = HeaderMap::new();
+        headers.insert("grpc-timeout", HeaderValue::from_static(timeout));
+        Deadline::of_grpc(&headers)
+    }
+
+    fn code(headers: &HeaderMap) -> Option<Code> {
+        Status::from_header_map(headers).map(|status| status.code())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_the_client_asks_for_is_read_as_grpc_writes_it() {
+        for (text, expected) in [
+            ("1H", GRPC),
+            ("99999999H", GRPC),
+            ("1M", GRPC),
+            ("2S", Duration::from_secs(2)),
+            ("100m", Duration::from_millis(100)),
+            ("5u", Duration::from_micros(5)),
+            ("7n", Duration::from_nanos(7)),
+            ("0m", Duration::ZERO),
+            ("", GRPC),
+            ("m", GRPC),
+            ("10", GRPC),
+            ("-1S", GRPC),
+            ("+1S", GRPC),
+            ("1x", GRPC),
+            ("123456789n", GRPC),
+        ] {
+            assert_eq!(deadline(text).left(Duration::MAX), expected, "{text}");
+        }
+        assert_eq!(deadline("2S").left(Duration::from_secs(1)), Duration::from_secs(1));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_that_does_not_begin_in_time_says_so_itself() {
+        let begun = Instant::now();
+        for (timeout, after) in [("1S", Duration::from_secs(1)), ("1H", Duration::from_secs(1) + GRPC)] {
+            let never = std::future::pending::<Result<Response<Body>, Infallible>>();
+            let Ok(response) = deadline(timeout).answer(never).await;
+            assert_eq!((code(response.headers()), begun.elapsed()), (Some(Code::DeadlineExceeded), after));
+        }
+        let at_once = async { Ok::<_, Infallible>(Status::ok("").into_http()) };
+        let Ok(response) = deadline("0n").answer(at_once).await;
+        assert_eq!(code(response.headers()), Some(Code::DeadlineExceeded), "it was done all the same");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stream_ends_with_the_clients_time_and_not_with_the_gateways_own() {
+        let answered = || async {
+            // Always something more to say.
+            let pieces = stream::unfold((), |()| async {
+                tokio::time::sleep(Duration::from_secs(7)).await;
+                Some((Ok::<_, Status>(Frame::data(Bytes::from_static(b"x"))), ()))
+            });
+            Ok::<_, Infallible>(Response::new(Body::new(StreamBody::new(pieces))))
+        };
+        let Ok(response) = deadline("20S").answer(answered()).await;
+        let begun = Instant::now();
+        let all = response.into_body().collect().await.expect("it ends as gRPC's streams do");
+        assert_eq!(begun.elapsed(), Duration::from_secs(20));
+        assert_eq!(all.trailers().and_then(code), Some(Code::DeadlineExceeded));
+        assert_eq!(all.to_bytes().len(), 2);
+
+        let Ok(response) = Deadline::of_grpc(&HeaderMap::new()).answer(answered()).await;
+        let mut body = response.into_body();
+        for _ in 0..10 {
+            assert!(body.frame().await.is_some_and(|frame| frame.is_ok_and(|frame| frame.is_data())));
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_stream_that_has_ended_is_not_ended_again() {
+        let mut trailers = HeaderMap::new();
+        Status::ok("").add_header(&mut trailers).expect("headers");
+        let pieces = stream::iter([Ok::<_, Status>(Frame::<Bytes>::trailers(trailers))]);
+        let answered = async { Ok::<_, Infallible>(Response::new(Body::new(StreamBody::new(pieces)))) };
+        let Ok(response) = deadline("1S").answer(answered).await;
+        let mut body = response.into_body();
+        let last = body.frame().await.expect("trailers").expect("they come").into_trailers().expect("they are");
+        assert_eq!(code(&last), Some(Code::Ok));
+        tokio::time::advance(Duration::from_secs(2)).await;
+        assert!(body.frame().await.is_none());
+    }
+}
