@@ -269,12 +269,17 @@ impl Database {
         sqlx::raw_sql(statements).execute(&self.store.pool).await.expect("the server does as it is asked");
     }
 
-    /// Makes a task's row such that it cannot be read, or as it was for one that is idle.
+    /// Makes a task's row such that it cannot be read, or as it was before.
     ///
     /// # Panics
     /// When the server does not answer.
     pub async fn spoil(&self, task: TaskId, spoilt: bool) {
-        sqlx::query("UPDATE tasks SET turn = CASE WHEN $2 THEN '\"spoilt\"'::jsonb END WHERE id = $1")
+        // Another revision, as of every change: nobody commits what they remember of the row.
+        let spoil = "UPDATE tasks SET
+                 turn = CASE WHEN $2 THEN jsonb_build_object('spoilt', turn) ELSE nullif(turn -> 'spoilt', 'null'::jsonb) END,
+                 revision = revision + 1
+             WHERE id = $1 AND $2 IS DISTINCT FROM coalesce(turn ? 'spoilt', false)";
+        sqlx::query(spoil)
             .bind(task.uuid())
             .bind(spoilt)
             .execute(&self.store.pool)
