@@ -200,6 +200,34 @@ async fn a_task_is_put_aside_until_something_is_asked_for_or_a_look_goes_well() 
 }
 
 #[tokio::test]
+async fn a_task_that_nobody_will_look_at_is_found_by_tests() {
+    let f = Fixture::new().await;
+    let (task, idle) = (f.task().await, f.task().await);
+    f.message(task, "hello").await;
+    let forgotten = async || f.database.forgotten().await.expect("read");
+    assert!(forgotten().await.is_empty(), "the sweep finds what was not seen");
+    let set = async |what: &str| {
+        f.database.execute(&format!("UPDATE tasks SET {what} WHERE id = '{}'", task.uuid())).await;
+    };
+    set("intents_seen = intents").await;
+    let found = forgotten().await;
+    assert!(found.len() == 1 && found[0].contains(&task.uuid().to_string()), "{found:?}");
+    for reason in ["next_wake = now()", "parked_intents = intents", "phase = 'suspended', suspend = true"] {
+        set(reason).await;
+        assert!(forgotten().await.is_empty(), "{reason}");
+        set("next_wake = NULL, parked_intents = NULL, phase = 'await_input', suspend = false").await;
+        assert_eq!(forgotten().await.len(), 1, "{reason}");
+    }
+    f.database.execute("DELETE FROM messages").await;
+    assert!(forgotten().await.is_empty(), "both are idle");
+    for busy in ["phase = 'await_approval'", "turn = '{}'", "step = '{}'"] {
+        f.database.execute(&format!("UPDATE tasks SET {busy} WHERE id = '{}'", idle.uuid())).await;
+        assert_eq!(forgotten().await.len(), 1, "{busy}");
+        f.database.execute("UPDATE tasks SET phase = 'await_input', turn = NULL, step = NULL").await;
+    }
+}
+
+#[tokio::test]
 async fn people_see_of_a_task_what_can_be_read() {
     let f = Fixture::new().await;
     let (task, whole) = (f.task().await, f.task().await);
