@@ -52,6 +52,8 @@ pub(crate) async fn check(mesh: &Mesh, jobs: &[Job]) -> Told {
         conversation(mesh, job, &mut told).await;
     }
     nothing_is_left(mesh).await;
+    let forgotten = mesh.database.forgotten().await.unwrap();
+    assert!(forgotten.is_empty(), "nobody will look at them again: {forgotten:?}");
     told
 }
 

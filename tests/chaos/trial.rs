@@ -57,6 +57,7 @@ pub(crate) async fn run(plan: &Plan) -> Told {
             sleep(*pause).await;
             trial.disturb(disturbance).await;
             explained(&jobs).await;
+            nobody_is_forgotten(&trial.mesh).await;
         }
         trial.repair().await;
         over.store(true, Ordering::Relaxed);
@@ -74,6 +75,14 @@ async fn explained(jobs: &[Job]) {
         assert!(!why.waiting_for.is_empty() && !why.released_by.is_empty(), "{why:?}");
         let waits_for_people = why.waiting_for.contains("a message from a user");
         assert!(waits_for_people || why.next_wake.is_some(), "nobody will look at it again: {why:?}");
+    }
+}
+
+/// The same of every task and subtask, whoever can be asked: a look from outside, which goes past the ways that are disturbed. PostgreSQL itself may have been.
+async fn nobody_is_forgotten(mesh: &Mesh) {
+    let asked = tokio::time::timeout(Duration::from_millis(300), mesh.database.forgotten()).await;
+    if let Ok(Ok(forgotten)) = asked {
+        assert!(forgotten.is_empty(), "nobody will look at them again: {forgotten:?}");
     }
 }
 

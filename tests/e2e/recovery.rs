@@ -1,20 +1,23 @@
 //! What was given up is told, and taken up again by hand.
 
-use construct_bus::subject;
+use construct_bus::{subject, topology::Stream};
 use construct_domain::{OrganizationId, TaskId};
 use construct_proto::{
     mesh::v1::{TaskCensus, TaskWake},
     v1::{
-        DeadLetter, DropDeadLetterRequest, GetDeadLetterRequest, ListDeadLettersRequest, RedriveDeadLetterRequest,
-        RetryTaskRequest, TurnOutcome,
+        DeadLetter, DropDeadLetterRequest, GetDeadLetterRequest, ListDeadLettersRequest, ListTasksRequest,
+        ModelProviderSpec, ModelProviderType, RedriveDeadLetterRequest, RetryTaskRequest, TaskSpec, TurnOutcome,
     },
 };
+use construct_store::Parked;
 use construct_tests::{
-    client::PATIENCE,
+    client::{PATIENCE, id},
     mesh::{Mesh, Service},
+    vendor::{VendorServer, ollama},
     wait::until,
 };
 use serde_json::json;
+use tokio::sync::watch;
 use tonic::Code;
 
 async fn letters(mesh: &Mesh, count: usize) -> Vec<DeadLetter> {
@@ -27,28 +30,71 @@ async fn letters(mesh: &Mesh, count: usize) -> Vec<DeadLetter> {
     .await
 }
 
+/// Waits until a task is put aside, later than `before` if it was already.
+async fn put_aside(mesh: &Mesh, task: TaskId, before: Option<&Parked>) -> Parked {
+    until("the task to be put aside", PATIENCE, async || {
+        let parked = mesh.database.store().task_parked(OrganizationId::LOCAL, task).await.unwrap();
+        parked.filter(|parked| before.is_none_or(|before| parked.since > before.since)).ok_or("it is not")
+    })
+    .await
+}
+
+/// Looks that failed, and not because something was away.
+async fn failed_looks(mesh: &Mesh) -> u64 {
+    let page = mesh.metrics(Service::Reconciler).await.unwrap();
+    let count = "construct_reconciler_look_seconds_count{error_type=\"lasting\"} ";
+    page.lines().find_map(|line| line.strip_prefix(count)).map_or(0, |count| count.parse().unwrap())
+}
+
+/// Waits until wakes and results are all taken in.
+async fn nothing_waits(mesh: &Mesh) {
+    until("wakes and results to be taken in", PATIENCE, async || match mesh.nats.waiting(Stream::Task).await {
+        0 => Ok(()),
+        waiting => Err(waiting),
+    })
+    .await;
+}
+
 #[tokio::test]
 async fn a_task_that_cannot_be_looked_at_is_put_aside_with_the_reason_and_retried_by_hand() {
     let mesh = Mesh::start().await.unwrap();
     mesh.scripted_agent("worker", &json!({"turns": [{"text": "{{last_user_text}}"}]})).await.unwrap();
-    let conversation = mesh.client().unwrap().begin("worker", None).await.unwrap();
+    let client = mesh.client().unwrap();
+    let conversation = client.begin("worker", None).await.unwrap();
     let task: TaskId = conversation.id().parse().unwrap();
+    let other = client.begin("worker", None).await.unwrap();
     mesh.database.spoil(task, true).await;
     conversation.say("hello").await;
-    let parked = until("the task to be put aside", PATIENCE, async || {
-        mesh.database.store().task_parked(OrganizationId::LOCAL, task).await.unwrap().ok_or("it is not")
-    })
-    .await;
-    assert!(!parked.reason.is_empty());
+    let parked = put_aside(&mesh, task, None).await;
+    assert!(parked.reason.contains("turn"), "{parked:?}");
     mesh.counted(Service::Reconciler, "construct_reconciler_parked_total 1").await;
+    // Whoever asks is told, although the task cannot be read as a whole.
+    let why = conversation.explain().await.unwrap();
+    assert!(why.waiting_for.contains(&parked.reason) && why.released_by.contains("retry"), "{why:?}");
+    assert_eq!(why.since.unwrap().seconds, parked.since.as_second());
+    let error = why.last_error.unwrap();
+    assert_eq!((error.code.as_str(), &error.message), ("PUT_ASIDE", &parked.reason));
+    let status = conversation.task().await.unwrap().status.unwrap();
+    assert_eq!((status.queued_count, status.last_error.unwrap().code.as_str()), (1, "UNREADABLE"));
+    let listed = client.tasks().list_tasks(ListTasksRequest::default()).await.unwrap().into_inner().tasks;
+    let listed: Vec<String> = listed.iter().map(|task| id(task.metadata.as_ref())).collect();
+    for known in [conversation.id(), other.id()] {
+        assert!(listed.iter().any(|listed| listed == known), "{known} is not among {listed:?}");
+    }
+    // It can be asked for before it is repaired, and fails as before.
+    let request = RetryTaskRequest { task: conversation.id().to_owned(), ..RetryTaskRequest::default() };
+    let retried = client.recovery().retry_task(request.clone()).await.unwrap().into_inner();
+    assert_eq!(retried.status.unwrap().last_error.unwrap().code, "UNREADABLE");
+    put_aside(&mesh, task, Some(&parked)).await;
+    mesh.counted(Service::Reconciler, "construct_reconciler_parked_total 2").await;
     // Whatever made it impossible is repaired. Nothing happens by itself.
     mesh.database.spoil(task, false).await;
     let why = conversation.explain().await.unwrap();
     assert!(why.waiting_for.contains(&parked.reason) && why.released_by.contains("retry"), "{why:?}");
-    assert_eq!(conversation.task().await.unwrap().status.unwrap().queued_count, 1);
+    let status = conversation.task().await.unwrap().status.unwrap();
+    assert_eq!((status.queued_count, status.last_error), (1, None));
 
-    let request = RetryTaskRequest { task: conversation.id().to_owned(), ..RetryTaskRequest::default() };
-    mesh.client().unwrap().recovery().retry_task(request.clone()).await.unwrap();
+    client.recovery().retry_task(request.clone()).await.unwrap();
     let status = conversation.settled().await.status.unwrap();
     assert_eq!(status.last_outcome(), TurnOutcome::Completed);
     assert_eq!(conversation.transcript().await.check(&["hello"]).answers(), ["hello"]);
@@ -63,6 +109,82 @@ async fn a_task_that_cannot_be_looked_at_is_put_aside_with_the_reason_and_retrie
         if before == retried && retried == after { Ok(()) } else { Err((before, retried)) }
     })
     .await;
+}
+
+#[tokio::test]
+async fn a_result_for_a_task_that_is_put_aside_is_kept_and_not_tried_for_ever() {
+    let (open, gate) = watch::channel(false);
+    let vendor = VendorServer::answering(move |_| ollama::Answer::text("Done.").reply().behind(gate.clone())).await;
+    let mesh = Mesh::start().await.unwrap();
+    let provider = ModelProviderSpec {
+        name: "worker".into(),
+        r#type: ModelProviderType::Ollama.into(),
+        base_url: vendor.url(),
+        ..ModelProviderSpec::default()
+    };
+    mesh.agent("worker", provider).await.unwrap();
+    let client = mesh.client().unwrap();
+    // With a title the model is called for nothing else.
+    let spec = TaskSpec { agent: "worker".into(), title: "Poison".into(), ..TaskSpec::default() };
+    let conversation = client.begin_as(spec).await.unwrap();
+    let task: TaskId = conversation.id().parse().unwrap();
+    let called = async || {
+        until("the model to be called", PATIENCE, async || match vendor.open_answers() {
+            1 => Ok(()),
+            open => Err(open),
+        })
+        .await;
+    };
+    let redrive = async |letter: u64| {
+        client.recovery().redrive_dead_letter(RedriveDeadLetterRequest { letter }).await.unwrap();
+    };
+
+    conversation.say("hello").await;
+    called().await;
+    mesh.database.spoil(task, true).await;
+    open.send_replace(true);
+    let letter = letters(&mesh, 1).await.remove(0);
+    assert_eq!(letter.message_type, "construct.mesh.v1.StepResult");
+    assert!(letter.reason.contains("put aside") && letter.redrivable, "{letter:?}");
+    let parked = put_aside(&mesh, task, None).await;
+    nothing_waits(&mesh).await;
+    let failed = failed_looks(&mesh).await;
+    // What comes for it further is looked at once and no more, and it is put aside since when it was first.
+    redrive(letter.id).await;
+    let again = until("the result to be given up again", PATIENCE, async || {
+        let letters = letters(&mesh, 1).await;
+        if letters[0].id > letter.id { Ok(letters[0].clone()) } else { Err(letters) }
+    })
+    .await;
+    assert_eq!(again.deliveries, 1);
+    assert_eq!(failed_looks(&mesh).await, failed + 1);
+    assert_eq!(put_aside(&mesh, task, None).await, parked);
+    mesh.counted(Service::Reconciler, "construct_reconciler_parked_total 1").await;
+    // Repaired, and with the result published again, it goes on where it was.
+    mesh.database.spoil(task, false).await;
+    redrive(again.id).await;
+    conversation.settled().await;
+    assert_eq!(conversation.transcript().await.check(&["hello"]).answers(), ["Done."]);
+    assert_eq!(vendor.requests().len(), 1);
+    assert_eq!(letters(&mesh, 0).await, []);
+
+    // Where it is only asked for again, its step is as well.
+    open.send_replace(false);
+    conversation.say("and now?").await;
+    called().await;
+    mesh.database.spoil(task, true).await;
+    open.send_replace(true);
+    let letter = letters(&mesh, 1).await.remove(0);
+    mesh.database.spoil(task, false).await;
+    let request = RetryTaskRequest { task: conversation.id().to_owned(), ..RetryTaskRequest::default() };
+    client.recovery().retry_task(request).await.unwrap();
+    conversation.settled().await;
+    assert_eq!(vendor.requests().len(), 3);
+    // The first result is of no use any more, and does no harm.
+    redrive(letter.id).await;
+    nothing_waits(&mesh).await;
+    assert_eq!(conversation.transcript().await.check(&["hello", "and now?"]).answers(), ["Done.", "Done."]);
+    assert_eq!(letters(&mesh, 0).await, []);
 }
 
 #[tokio::test]

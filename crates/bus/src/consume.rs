@@ -17,7 +17,7 @@ use tracing_opentelemetry::OpenTelemetrySpanExt as _;
 
 use crate::{
     Bus, Pool,
-    topology::{self, ConsumerRow, KEEP_ALIVE},
+    topology::{self, ConsumerRow, KEEP_ALIVE, Stream},
 };
 use inbound::Inbound;
 use pull::Puller;
@@ -78,8 +78,17 @@ pub struct Delivery<T> {
 #[derive(Debug)]
 pub struct Receipt {
     pub(crate) acker: Acker,
+    origin: Origin,
     parent: opentelemetry::Context,
     _slot: Slot,
+}
+
+/// Where a delivered message stands.
+#[derive(Debug, Clone, Copy)]
+struct Origin {
+    stream: Stream,
+    sequence: u64,
+    deliveries: u32,
 }
 
 /// Tells the server every [`KEEP_ALIVE`] that the work goes on, until dropped.
@@ -193,6 +202,11 @@ impl Receipt {
         }))
     }
 
+    /// How often the message was delivered, this time included.
+    pub const fn deliveries(&self) -> u32 {
+        self.origin.deliveries
+    }
+
     /// The publisher's trace context; empty when it had none.
     pub const fn parent(&self) -> &opentelemetry::Context {
         &self.parent
@@ -245,8 +259,8 @@ struct Handle {
 }
 
 impl Handle {
-    fn into_receipt(self, parent: opentelemetry::Context) -> Receipt {
-        Receipt { acker: self.acker, parent, _slot: self.slot }
+    fn into_receipt(self, origin: Origin, parent: opentelemetry::Context) -> Receipt {
+        Receipt { acker: self.acker, origin, parent, _slot: self.slot }
     }
 }
 

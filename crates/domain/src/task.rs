@@ -29,6 +29,12 @@ pub const STUCK: &str = "STUCK";
 /// The code of the error of a turn that ended because what must be said does not fit the model.
 pub const CONTEXT_TOO_LONG: &str = FailureClass::ContextTooLong.code();
 
+/// The code of the error of a task of which not everything that is stored can be read.
+pub const UNREADABLE: &str = "UNREADABLE";
+
+/// The code of the error of a task that was put aside, because looking at it failed each time.
+pub const PUT_ASIDE: &str = "PUT_ASIDE";
+
 /// The message that is next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Queued {

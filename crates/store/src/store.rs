@@ -4,7 +4,7 @@ use std::{str::FromStr, time::Duration};
 
 use sqlx::{
     ConnectOptions, Connection, PgPool,
-    migrate::Migrator,
+    migrate::{MigrateError, Migrator},
     postgres::{PgConnectOptions, PgPoolOptions},
 };
 
@@ -88,17 +88,30 @@ impl Store {
         Ok(Self { pool })
     }
 
-    /// Brings the schema up to date. Several processes may call it at once: one does it, the others wait.
+    /// Brings the schema up to date. Several processes may call it at once: one does it, the others wait. What a newer version has
+    /// added to it stays, and is no reason not to start: it leaves what the version before it needs, as `tests/migrations.rs` checks.
     ///
     /// # Errors
-    /// [`Error::Unavailable`] when the server cannot be reached, [`Error::Internal`] when a migration fails or the
-    /// database was migrated by a newer version.
+    /// [`Error::Unavailable`] when the server cannot be reached, [`Error::Internal`] when a migration fails, or is not the one that was applied
+    /// under its number.
     pub async fn migrate(&self) -> Result<(), Error> {
         // Not one of the pool's connections: their statement timeout would end both a long migration and the wait for
         // another process's.
         let options = self.pool.connect_options().as_ref().clone();
         let mut connection = options.options([("statement_timeout", millis(MIGRATION_TIMEOUT))]).connect().await?;
-        MIGRATOR.run(&mut connection).await?;
+        match MIGRATOR.run(&mut connection).await {
+            // The first that is not known: what a newer version adds comes after everything that is.
+            Err(MigrateError::VersionMissing(applied)) if MIGRATOR.iter().all(|known| known.version < applied) => {
+                tracing::warn!(
+                    applied,
+                    "a newer version has migrated the database; this one goes on with what it knows"
+                );
+                let mut known = Migrator::with_migrations(MIGRATOR.iter().cloned().collect());
+                known.set_ignore_missing(true);
+                known.run(&mut connection).await?;
+            }
+            done => done?,
+        }
         connection.close().await?;
         Ok(())
     }

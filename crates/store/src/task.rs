@@ -2,6 +2,7 @@
 
 mod commit;
 mod drive;
+mod flaws;
 mod fork;
 mod park;
 pub(crate) mod rewind;
@@ -22,13 +23,14 @@ use construct_domain::{
     context::Context,
     money::{Usage, tokens_of_bytes},
     policy::Rule,
-    task::{DEFAULT_MAX_TURNS, Phase, Task, TaskError, TurnOutcome},
+    task::{DEFAULT_MAX_TURNS, Phase, Task, TaskError, TurnOutcome, UNREADABLE},
 };
 
 use crate::{
     Cursor, Error, Key, Page, Store,
     agent::turns_from_sql,
     event::unsigned,
+    task::flaws::Flaws,
     time::{option, sql_option},
 };
 
@@ -40,6 +42,9 @@ pub use rewind::Rewind;
 pub use subtask::{Asking, Below, NewSubtask, SubtaskChange, SubtaskState, SubtaskStatus, SubtaskTold};
 
 pub(crate) const WHAT: &str = "task";
+
+/// The column that says where a task stands.
+const PHASE: &str = "phase";
 
 /// A task as it is stored.
 #[derive(Debug, Clone, PartialEq)]
@@ -83,9 +88,16 @@ pub struct StoredTask {
     pub created_at: Timestamp,
     /// When it last changed.
     pub updated_at: Timestamp,
+    /// The columns of its row that cannot be read: what they hold is left out, and [`Task::last_error`] says why.
+    pub unreadable: Vec<&'static str>,
 }
 
 impl StoredTask {
+    /// Where it stands. None when this version does not know what is stored.
+    pub fn phase(&self) -> Option<Phase> {
+        (!self.unreadable.contains(&PHASE)).then_some(self.state.phase)
+    }
+
     /// Its place in a list.
     pub fn cursor(&self, key: Key) -> Cursor {
         let key = if key == Key::Name { Key::CreatedAt } else { key };
@@ -234,8 +246,8 @@ impl From<ApprovalRow> for Approval {
 }
 
 impl Row {
-    /// Takes the state out of the row.
-    fn state(&mut self) -> Result<Task, Error> {
+    /// Takes the state out of the row, without what cannot be read.
+    fn state(&mut self, flaws: &mut Flaws) -> Task {
         let max_turns = [self.max_turns_override, self.agent_max_turns]
             .into_iter()
             .map(turns_from_sql)
@@ -245,10 +257,9 @@ impl Row {
             (Some(code), Some(message), Some(time)) => Some(TaskError { code, message, time }),
             _ => None,
         };
-        let approvals: Option<Vec<ApprovalRow>> =
-            self.approvals.take().map(serde_json::from_value).transpose().map_err(Error::internal)?;
-        let subtasks: Option<Vec<Uuid>> =
-            self.subtasks.take().map(serde_json::from_value).transpose().map_err(Error::internal)?;
+        let approvals: Option<Vec<ApprovalRow>> = flaws.option("approvals", self.approvals.take());
+        let subtasks: Option<Vec<Uuid>> = flaws.option("subtasks", self.subtasks.take());
+        let outcome = self.last_outcome.take();
         // An agent may ask for shorter answers.
         let shorter = self.max_tokens.filter(|&asked| asked > 0).unwrap_or(i64::MAX);
         let context = Context {
@@ -263,7 +274,7 @@ impl Row {
             through: self.compacted_through,
             outline: None,
         };
-        Ok(Task {
+        Task {
             id: TaskId::from_uuid(self.id),
             organization: OrganizationId::from_uuid(self.organization_id),
             agent: AgentId::from_uuid(self.agent_id),
@@ -272,46 +283,40 @@ impl Row {
             rewind: self.rewind_from,
             max_turns,
             titled: self.titled,
-            phase: Phase::parse(&self.phase).ok_or_else(|| unreadable("phase", &self.phase))?,
-            turn: self.turn.take().map(serde_json::from_value).transpose().map_err(Error::internal)?,
-            step: self.step.take().map(serde_json::from_value).transpose().map_err(Error::internal)?,
+            phase: flaws.word(PHASE, &self.phase, Phase::parse).unwrap_or(Phase::AwaitInput),
+            turn: flaws.option("turn", self.turn.take()),
+            step: flaws.option("step", self.step.take()),
             title_step: self.title_step.map(StepId::from_uuid),
             steps: unsigned(self.steps),
             last_position: self.last_position,
             next_wake: option(self.next_wake),
-            last_outcome: self
-                .last_outcome
-                .take()
-                .map(|outcome| TurnOutcome::parse(&outcome).ok_or_else(|| unreadable("outcome", &outcome)))
-                .transpose()?,
+            last_outcome: outcome.and_then(|outcome| flaws.word("last_outcome", &outcome, TurnOutcome::parse)),
             last_error,
             approvals: approvals.unwrap_or_default().into_iter().map(Approval::from).collect(),
             subtasks: subtasks.map(|tasks| tasks.into_iter().map(TaskId::from_uuid).collect()),
             context,
-        })
+        }
     }
 }
 
-/// A list of rules of a row.
-fn policy_from_sql(policy: Value) -> Result<Vec<Rule>, Error> {
-    serde_json::from_value(policy).map_err(Error::internal)
-}
-
-fn unreadable(what: &str, text: &str) -> Error {
-    Error::internal(format!("unknown {what} `{text}`"))
-}
-
-impl TryFrom<Row> for StoredTask {
-    type Error = Error;
-
-    fn try_from(mut row: Row) -> Result<Self, Error> {
-        Ok(Self {
-            state: row.state()?,
+/// People see what can be read: they have to be told of a task that nobody can go on with, and to be able to do something about it.
+impl From<Row> for StoredTask {
+    fn from(mut row: Row) -> Self {
+        let mut flaws = Flaws::default();
+        let mut state = row.state(&mut flaws);
+        let policy = flaws.json("policy", row.policy);
+        let tool_uses = flaws.json("tool_uses", row.tool_uses);
+        if let Some(words) = flaws.words() {
+            let message = format!("not everything that is stored of the task can be read: {words}");
+            state.last_error = Some(TaskError { code: UNREADABLE.to_owned(), message, time: row.updated_at });
+        }
+        Self {
+            state,
             agent_name: row.agent_name,
             workspace: row.workspace,
             title: row.title,
             max_turns_override: turns_from_sql(row.max_turns_override),
-            policy: policy_from_sql(row.policy)?,
+            policy,
             compute: row.compute,
             phase_since: row.phase_since,
             usage: Usage {
@@ -322,7 +327,7 @@ impl TryFrom<Row> for StoredTask {
                 thinking_tokens: row.thinking_tokens,
                 cost_pico_usd: row.cost_pico_usd,
             },
-            tool_uses: serde_json::from_value(row.tool_uses).map_err(Error::internal)?,
+            tool_uses,
             queued_count: row.queued_count,
             event_sequence: unsigned(row.event_sequence),
             trace_id: row.trace_id,
@@ -335,7 +340,8 @@ impl TryFrom<Row> for StoredTask {
             revision: row.revision,
             created_at: row.created_at,
             updated_at: row.updated_at,
-        })
+            unreadable: flaws.columns(),
+        }
     }
 }
 
@@ -439,8 +445,8 @@ impl Store {
         )
         .fetch_optional(&self.pool)
         .await?
-        .ok_or(Error::NotFound { what: WHAT })?
-        .try_into()
+        .map(StoredTask::from)
+        .ok_or(Error::NotFound { what: WHAT })
     }
 
     /// A page of tasks. They have no name: [`Key::Name`] is taken as [`Key::CreatedAt`].
@@ -460,7 +466,7 @@ impl Store {
         } else {
             list_ordered!("$10::uuid IS NULL", self, organization, filter, page)
         };
-        rows?.into_iter().map(TryInto::try_into).collect()
+        Ok(rows?.into_iter().map(StoredTask::from).collect())
     }
 }
 

@@ -16,7 +16,7 @@ use sqlx::{ConnectOptions, Connection, Executor, PgConnection, postgres::PgConne
 use uuid::Uuid;
 
 use crate::{
-    PoolOptions, Store,
+    Error, PoolOptions, Store,
     store::{MIGRATOR, connect_options},
 };
 
@@ -269,17 +269,41 @@ impl Database {
         sqlx::raw_sql(statements).execute(&self.store.pool).await.expect("the server does as it is asked");
     }
 
-    /// Makes a task's row such that it cannot be read, or as it was for one that is idle.
+    /// Makes a task's row such that it cannot be read, or as it was before.
     ///
     /// # Panics
     /// When the server does not answer.
     pub async fn spoil(&self, task: TaskId, spoilt: bool) {
-        sqlx::query("UPDATE tasks SET turn = CASE WHEN $2 THEN '\"spoilt\"'::jsonb END WHERE id = $1")
+        // Another revision, as of every change: nobody commits what they remember of the row.
+        let spoil = "UPDATE tasks SET
+                 turn = CASE WHEN $2 THEN jsonb_build_object('spoilt', turn) ELSE nullif(turn -> 'spoilt', 'null'::jsonb) END,
+                 revision = revision + 1
+             WHERE id = $1 AND $2 IS DISTINCT FROM coalesce(turn ? 'spoilt', false)";
+        sqlx::query(spoil)
             .bind(task.uuid())
             .bind(spoilt)
             .execute(&self.store.pool)
             .await
             .expect("the task can be changed");
+    }
+
+    /// Tasks, subtasks among them, that are not done and that nobody will look at: no time is set, nothing that was asked for is unseen, and they are
+    /// neither put aside nor suspended. With how they stand.
+    ///
+    /// # Errors
+    /// When the server does not answer.
+    pub async fn forgotten(&self) -> Result<Vec<String>, Error> {
+        let forgotten = "
+            SELECT format('%s (%s, parent %s): intents %s, seen %s, turn %s, step %s',
+                t.id, t.phase, t.parent_id, t.intents, t.intents_seen, t.turn, t.step)
+            FROM tasks t
+            WHERE t.deleted_at IS NULL AND t.next_wake IS NULL
+              AND NOT (t.intents > t.intents_seen AND t.intent_at IS NOT NULL)
+              AND t.parked_intents IS DISTINCT FROM t.intents
+              AND NOT (t.phase = 'suspended' AND t.suspend)
+              AND (t.phase <> 'await_input' OR t.turn IS NOT NULL OR t.step IS NOT NULL OR EXISTS (
+                  SELECT FROM messages q WHERE q.task_id = t.id AND q.position IS NULL AND q.processed_at IS NULL))";
+        Ok(sqlx::query_scalar(forgotten).fetch_all(&self.store.pool).await?)
     }
 
     /// Ends all connections to the database in the middle of whatever they do. Where the server is the test's own, one of its processes is

@@ -470,7 +470,7 @@ pub fn task(task: &StoredTask) -> v1::Task {
         }),
         status: Some(v1::TaskStatus {
             agent_id: state.agent.to_string(),
-            phase: phase(state.phase).into(),
+            phase: task.phase().map_or(v1::TaskPhase::Unspecified, phase).into(),
             desired_phase: desired.into(),
             phase_since: Some(time(task.phase_since)),
             usage: Some(usage(&task.usage)),

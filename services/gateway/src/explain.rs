@@ -4,9 +4,9 @@
 use std::time::Duration;
 
 use construct_domain::task::{
-    BUDGET_EXHAUSTED, CANCELLED, CONTEXT_TOO_LONG, Phase, STUCK, Stage, Step, StepState, Turn,
+    BUDGET_EXHAUSTED, CANCELLED, CONTEXT_TOO_LONG, PUT_ASIDE, Phase, STUCK, Stage, Step, StepState, TaskError, Turn,
 };
-use construct_proto::v1::TaskExplanation;
+use construct_proto::v1::{TaskExplanation, TaskPhase};
 use construct_store::{Parked, StoredApproval, StoredTask};
 use jiff::Timestamp;
 
@@ -55,7 +55,7 @@ pub(crate) fn explain(
     let step = state.step.as_ref();
     TaskExplanation {
         task_id: state.id.to_string(),
-        phase: convert::phase(state.phase).into(),
+        phase: task.phase().map_or(TaskPhase::Unspecified, convert::phase).into(),
         waiting_for: wait.words,
         since: Some(convert::time(wait.since)),
         deadline: wait.deadline.map(convert::time),
@@ -69,15 +69,17 @@ pub(crate) fn explain(
     }
 }
 
-/// Explains a task that was put aside.
+/// Explains a task that was put aside, also one of which not everything can be read: that is what they are put aside for.
 pub(crate) fn put_aside(task: &StoredTask, parked: Parked) -> TaskExplanation {
     let Parked { since, reason } = parked;
+    let error = TaskError { code: PUT_ASIDE.to_owned(), message: reason.clone(), time: since };
     TaskExplanation {
         waiting_for: format!("a person: looking at it failed each time, and it was put aside ({reason})"),
         since: Some(convert::time(since)),
         deadline: None,
         next_wake: None,
         released_by: "a person, by asking for another try (`construct task retry`), or for anything else".to_owned(),
+        last_error: Some(convert::error(&error)),
         ..explain(task, None, &[], None)
     }
 }
@@ -97,6 +99,9 @@ fn needs_interpreter(task: &StoredTask) -> bool {
 
 fn wait(task: &StoredTask, model: Option<&str>, asked: &[StoredApproval]) -> Wait {
     let state = &task.state;
+    if !task.unreadable.is_empty() {
+        return unreadable(task);
+    }
     // A script that was told to stop explains the delay of whatever was asked for meanwhile.
     if let (Some(step @ Step { state: StepState::Cancelling { .. }, .. }), Some(turn)) = (&state.step, &state.turn) {
         return step_wait(task, step, turn, model);
@@ -173,6 +178,20 @@ fn wait(task: &StoredTask, model: Option<&str>, asked: &[StoredApproval]) -> Wai
             next: None,
             released_by: "a user, by sending a message".to_owned(),
         },
+    }
+}
+
+/// A task that nobody can go on with, and that is not put aside: it has just been retried, or nobody had a reason to look at it yet.
+fn unreadable(task: &StoredTask) -> Wait {
+    let why = task.state.last_error.as_ref().map(|error| format!(": {}", error.message)).unwrap_or_default();
+    Wait {
+        words: format!("a person to repair it{why}"),
+        since: task.updated_at,
+        deadline: None,
+        next: task.state.next_wake,
+        released_by: "a person, by repairing the task's row in the database, or by going back to the version that wrote it; the reconciler \
+                      service tries some times and then puts the task aside"
+            .to_owned(),
     }
 }
 

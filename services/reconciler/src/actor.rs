@@ -175,6 +175,17 @@ impl State {
             None => _ = span.set_parent(trace.clone()),
         }
         let (result, receipt) = report.unzip();
+        let receipt = match receipt {
+            // An actor that fails with it each time never gets to where failures are counted.
+            Some(receipt) if receipt.deliveries() > LASTING => match args.parked().await {
+                Some(reason) => {
+                    args.give_up(receipt, &reason).await;
+                    return After::Idle;
+                }
+                None => Some(receipt),
+            },
+            receipt => receipt,
+        };
         let _slot = match args.slots.try_acquire() {
             Some(slot) => slot,
             None => {
@@ -206,27 +217,53 @@ impl State {
             Err(error) => {
                 // A race that was lost time and again passes too.
                 let passing = error.is_retryable() || matches!(error, construct_store::Error::Conflict);
+                let reason = Chain(&error).to_string();
+                if !passing && self.put_aside(&reason).await {
+                    if let Some(receipt) = receipt {
+                        self.args.give_up(receipt, &reason).await;
+                    }
+                    return After::Idle;
+                }
+                let task = self.args.task;
                 if passing {
-                    tracing::warn!(task = %args.task, error = %Chain(&error), "the task could not be looked at; it is tried again");
+                    tracing::warn!(%task, error = reason, "the task could not be looked at; it is tried again");
                 } else {
-                    tracing::error!(task = %args.task, error = %Chain(&error), "the task could not be looked at; it is tried again");
+                    tracing::error!(%task, error = reason, "the task could not be looked at; it is tried again");
                 }
                 if let Some(receipt) = receipt {
                     receipt.nak(pause(self.failures, passing)).await;
                 }
-                if !passing {
-                    let reason = Chain(&error).to_string();
-                    let before = std::mem::replace(&mut self.intents, args.activator.intents(args.task).await);
-                    if self.failures + 1 >= LASTING
-                        && let Some(intents) = before
-                        && args.activator.park(args.task, intents, &reason).await
-                    {
-                        return After::Idle;
-                    }
-                }
                 After::Failed { passing }
             }
         }
+    }
+
+    /// Whether the task, which could not be looked at for this reason, is put aside: it was already, or it is now because looks have failed
+    /// often enough. Until somebody asks for something, one that was already is not tried again and again because of what comes for it.
+    async fn put_aside(&mut self, reason: &str) -> bool {
+        let args = &self.args;
+        if args.parked().await.is_some() {
+            tracing::warn!(task = %args.task, error = reason, "the task is put aside, and can still not be looked at");
+            return true;
+        }
+        let before = std::mem::replace(&mut self.intents, args.activator.intents(args.task).await);
+        match before {
+            Some(intents) if self.failures + 1 >= LASTING => args.activator.park(args.task, intents, reason).await,
+            Some(_) | None => false,
+        }
+    }
+}
+
+impl Args {
+    /// Why the task is put aside, if it is.
+    async fn parked(&self) -> Option<String> {
+        self.activator.parked(self.organization, self.task).await
+    }
+
+    /// A result for a task that is put aside is kept where people find it: delivered again it would only fail again. If its step is still wanted when
+    /// the task goes on, the step's command is sent again, unless the result was published again before.
+    async fn give_up(&self, receipt: Receipt, reason: &str) {
+        self.activator.bus.bury(receipt, &format!("its task is put aside: {reason}")).await;
     }
 }
 

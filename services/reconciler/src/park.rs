@@ -1,6 +1,6 @@
 //! Puts tasks aside that cannot be looked at, with the reason (`construct why`): trying for ever would only fill the log.
 
-use construct_domain::TaskId;
+use construct_domain::{OrganizationId, TaskId};
 use construct_runtime::{clock, telemetry::Chain};
 
 use crate::{activation::Activator, metrics};
@@ -22,6 +22,12 @@ impl Activator {
                 false
             }
         }
+    }
+
+    /// Why a task is put aside, if it is, and nobody has asked for anything since.
+    pub(crate) async fn parked(&self, organization: OrganizationId, task: TaskId) -> Option<String> {
+        let parked = self.store.task_parked(organization, task).await;
+        parked.ok().flatten().map(|parked| parked.reason)
     }
 
     /// What was asked for of a task by now; none when that cannot be read.

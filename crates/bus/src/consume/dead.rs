@@ -1,12 +1,15 @@
-//! What becomes of a message that cannot be read: a letter that says why, and then no more deliveries.
+//! What becomes of a message that cannot be read, or that nothing can be done about: a letter that says why, and then no more deliveries.
 
 use std::{fmt::Write as _, time::Duration};
 
-use async_nats::{Message, jetstream::AckKind};
+use async_nats::{
+    HeaderMap, Message,
+    jetstream::{AckKind, stream::LastRawMessageErrorKind},
+};
 use construct_proto::mesh::v1::DeadLetter;
 use jiff::Timestamp;
 
-use super::Handle;
+use super::{Acker, Handle, Origin, Receipt};
 use crate::{
     Bus, dead,
     envelope::{OpenError, TYPE},
@@ -36,29 +39,64 @@ pub(super) async fn give_up(
         tracing::debug!(subject, deliveries, error = %chain(&error), "a message cannot be read yet");
         return handle.acker.send(AckKind::Nak(Some(FETCH_PAUSE))).await;
     }
-    let reason = chain(&error);
-    let message_type = message.headers.as_ref().and_then(|headers| headers.get(TYPE));
-    let letter = DeadLetter {
-        stream: stream.name().to_owned(),
-        subject: subject.to_owned(),
-        message_type: message_type.map(|name| name.as_str().to_owned()).unwrap_or_default(),
-        reason: reason.clone(),
-        payload: message.payload.to_vec(),
-        time: Some(timestamp(Timestamp::now())),
-        deliveries,
-        headers: message.headers.as_ref().map(dead::kept).unwrap_or_default(),
-    };
-    match bus.publish(&subject::Dead { stream }, &letter).await {
-        Ok(_) => {
-            tracing::warn!(subject, deliveries, reason, "a message cannot be read; it is a dead letter now");
-            metrics::dead(stream);
-            handle.acker.send(AckKind::Term).await;
-        }
-        Err(error) => {
-            tracing::warn!(subject, error = %chain(&error), "a dead letter could not be published; trying again later");
-            handle.acker.send(AckKind::Nak(Some(LETTER_PAUSE))).await;
+    let letter = letter(subject, message.headers.as_ref(), &message.payload);
+    post(&bus, &handle.acker, stream, DeadLetter { deliveries, reason: chain(&error), ..letter }).await;
+}
+
+impl Bus {
+    /// Gives up a message that could be read, and that nothing can be done about: it becomes a dead letter, which can be published again
+    /// ([`Bus::redrive`]). Where that fails it is delivered again.
+    pub async fn bury(&self, receipt: Receipt, reason: &str) {
+        let Origin { stream, sequence, deliveries } = receipt.origin;
+        let found = match self.inner.jetstream.get_stream_no_info(stream.name()).await {
+            Ok(server) => server.get_raw_message(sequence).await,
+            Err(error) => return put_off(&receipt.acker, &error).await,
+        };
+        match found {
+            Ok(message) => {
+                let letter = letter(&message.subject, Some(&message.headers), &message.payload);
+                let letter = DeadLetter { deliveries, reason: reason.to_owned(), ..letter };
+                post(self, &receipt.acker, stream, letter).await;
+            }
+            // It was settled meanwhile.
+            Err(error) if error.kind() == LastRawMessageErrorKind::NoMessageFound => {
+                receipt.acker.send(AckKind::Term).await;
+            }
+            Err(error) => put_off(&receipt.acker, &error).await,
         }
     }
+}
+
+/// What a letter says of its message.
+fn letter(subject: &str, headers: Option<&HeaderMap>, payload: &[u8]) -> DeadLetter {
+    let message_type = headers.and_then(|headers| headers.get(TYPE));
+    DeadLetter {
+        subject: subject.to_owned(),
+        message_type: message_type.map(|name| name.as_str().to_owned()).unwrap_or_default(),
+        payload: payload.to_vec(),
+        headers: headers.map(dead::kept).unwrap_or_default(),
+        ..DeadLetter::default()
+    }
+}
+
+/// Publishes a letter, upon which its message is not delivered any more.
+async fn post(bus: &Bus, acker: &Acker, stream: Stream, letter: DeadLetter) {
+    let time = Some(timestamp(Timestamp::now()));
+    let letter = DeadLetter { stream: stream.name().to_owned(), time, ..letter };
+    match bus.publish(&subject::Dead { stream }, &letter).await {
+        Ok(_) => {
+            let DeadLetter { subject, deliveries, reason, .. } = letter;
+            tracing::warn!(subject, deliveries, reason, "a message is given up; it is a dead letter now");
+            metrics::dead(stream);
+            acker.send(AckKind::Term).await;
+        }
+        Err(error) => put_off(acker, &error).await,
+    }
+}
+
+async fn put_off(acker: &Acker, error: &(dyn std::error::Error + Send + Sync)) {
+    tracing::warn!(error = chain(error), "a dead letter could not be published; trying again later");
+    acker.send(AckKind::Nak(Some(LETTER_PAUSE))).await;
 }
 
 /// An error with all its causes, in one line.

@@ -22,7 +22,7 @@ use futures::StreamExt as _;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
-use super::{Acker, Delivery, Handle, Inbound, Output, SharedSlots, dead, slots::NoSlot};
+use super::{Acker, Delivery, Handle, Inbound, Origin, Output, SharedSlots, dead, slots::NoSlot};
 use crate::{
     Bus, Connection, User, envelope, metrics,
     publish::changed_from,
@@ -277,7 +277,8 @@ impl<T: Inbound> Puller<T> {
         let headers = message.headers.as_ref();
         match T::open(&self.bus, &message.subject, headers, message.payload.clone()).await {
             Ok((task, opened)) => {
-                let receipt = handle.into_receipt(envelope::extract(headers));
+                let origin = Origin { stream: self.row.stream, sequence, deliveries: delivery };
+                let receipt = handle.into_receipt(origin, envelope::extract(headers));
                 let delivery = Delivery { message: opened, task, delivery, sequence, receipt };
                 // There are as many places as slots; an error means that the consumer was dropped.
                 if self.output.try_send(delivery).is_err() {

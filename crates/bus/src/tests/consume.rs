@@ -234,6 +234,35 @@ async fn what_cannot_be_read_becomes_a_dead_letter_once_and_does_not_hold_up_the
 }
 
 #[tokio::test]
+async fn what_nothing_can_be_done_about_is_a_dead_letter_and_can_be_published_again() {
+    let server = NatsServer::start().await;
+    let bus = server.bus().await;
+    let task = tasks_of_first_partition().next().expect("there are many");
+    bus.publish(&subject::TaskResult::new(task), &result(task, 1)).await.expect("sent");
+    let mut consumer = bus.consume_tasks(0, options(2));
+    next(&mut consumer).await.receipt.nak(Duration::ZERO).await;
+    let again = next(&mut consumer).await;
+    assert_eq!((again.delivery, again.receipt.deliveries()), (2, 2));
+    bus.bury(again.receipt, "nobody can read its task").await;
+    let letters = bus.dead_letters(0, 10).await.expect("read");
+    assert_eq!(letters.len(), 1);
+    let letter = &letters[0].letter;
+    assert_eq!((letter.reason.as_str(), letter.deliveries), ("nobody can read its task", 2));
+    assert_eq!(
+        (letter.stream.as_str(), letter.subject.clone()),
+        ("CONSTRUCT_TASK", subject::TaskResult::new(task).subject())
+    );
+    assert!(letter.time.is_some() && letter.message_type == "construct.mesh.v1.StepResult", "{letter:?}");
+    empty(&bus, Stream::Task).await;
+
+    bus.redrive(letters[0].number).await.expect("published again");
+    let whole = next(&mut consumer).await;
+    assert_eq!((whole.message, whole.delivery), (TaskMessage::Result(result(task, 1).into()), 1));
+    whole.receipt.ack().await;
+    assert!(bus.dead_letters(0, 10).await.expect("read").is_empty());
+}
+
+#[tokio::test]
 async fn a_missing_blob_is_given_time_and_then_up() {
     let server = NatsServer::start().await;
     let bus = server.bus().await;

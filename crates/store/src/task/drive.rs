@@ -18,7 +18,7 @@ use construct_domain::{
 use crate::{
     Error, NewEvent, Store, StoredMessage,
     event::unsigned,
-    task::{policy_from_sql, select, subtask},
+    task::{flaws::Flaws, select, subtask},
     time::sql,
 };
 
@@ -231,10 +231,17 @@ impl Store {
         .fetch_optional(&self.pool)
         .await?;
         let Some(mut row) = row else { return Ok(None) };
-        let spending: Option<SpendingRow> =
-            row.spending.take().map(serde_json::from_value).transpose().map_err(Error::internal)?;
+        // Nothing is decided about half a task.
+        let mut flaws = Flaws::default();
+        let spending: Option<SpendingRow> = flaws.option("spending", row.spending.take());
+        let task = row.state(&mut flaws);
+        let policy = flaws.json("policy", row.policy);
+        let agent_policy = flaws.json("agent's policy", row.agent_policy);
+        if let Some(words) = flaws.words() {
+            return Err(Error::internal(words));
+        }
         Ok(Some(LoadedTask {
-            task: row.state()?,
+            task,
             queued: row
                 .queued
                 .map(|message| Queued { message: MessageId::from_uuid(message), interrupts: row.queued_interrupts }),
@@ -245,8 +252,8 @@ impl Store {
             workspace: row.workspace,
             title: row.title,
             agent_name: row.agent_name,
-            policy: policy_from_sql(row.policy)?,
-            agent_policy: policy_from_sql(row.agent_policy)?,
+            policy,
+            agent_policy,
             compute: row.compute,
             phase_since: row.phase_since,
             event_sequence: unsigned(row.event_sequence),

@@ -30,7 +30,7 @@ impl Store {
     }
 
     /// Puts a task aside: the sweep leaves it out until somebody asks for something beyond the first `intents`, which looks have failed at.
-    /// False when somebody has already.
+    /// False when somebody has already. One that is put aside stays so since when it was first.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -38,7 +38,11 @@ impl Store {
     pub async fn task_park(&self, id: TaskId, intents: i64, reason: &str, now: Timestamp) -> Result<bool, Error> {
         let reason: String = text::clean(reason).chars().take(REASON_CHARS).collect();
         let done = sqlx::query!(
-            "UPDATE tasks SET parked_intents = intents, parked_at = $2, parked_reason = $3 WHERE id = $1 AND intents = $4",
+            "UPDATE tasks SET
+                 parked_intents = intents,
+                 parked_at = CASE WHEN parked_intents = intents THEN parked_at ELSE $2 END,
+                 parked_reason = $3
+             WHERE id = $1 AND intents = $4",
             id.uuid(),
             sql(now),
             reason,
@@ -66,7 +70,7 @@ impl Store {
         Ok(parked.map(|row| Parked { since: row.since.into(), reason: row.reason }))
     }
 
-    /// Asks for a task that was put aside to be looked at again. Nothing happens to any other one.
+    /// Asks for a task that was put aside to be looked at again, readable or not. Nothing happens to any other one.
     ///
     /// # Errors
     /// [`Error::NotFound`]; those of every write.

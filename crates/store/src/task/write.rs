@@ -229,7 +229,7 @@ impl Store {
             select_counted!(["WHERE t.organization_id = $1 AND t.id = $2"], writer.organization(), id.uuid())
                 .fetch_one(&mut *writer.transaction)
                 .await?
-                .try_into()?;
+                .into();
         writer.finish_on_task(id, entity.event_sequence, entity, render).await
     }
 }
@@ -247,6 +247,6 @@ pub(crate) async fn task_read(
     select_counted!(["WHERE t.organization_id = $1 AND t.id = $2 AND t.deleted_at IS NULL"], organization, id.uuid(),)
         .fetch_optional(connection)
         .await?
-        .ok_or(Error::NotFound { what: WHAT })?
-        .try_into()
+        .map(StoredTask::from)
+        .ok_or(Error::NotFound { what: WHAT })
 }

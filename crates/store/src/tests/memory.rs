@@ -4,7 +4,7 @@ use construct_domain::{
     BudgetId,
     budget::{Period, Scope},
     message::Source,
-    task::Phase,
+    task::{Phase, UNREADABLE},
 };
 
 use super::{
@@ -12,8 +12,8 @@ use super::{
     *,
 };
 use crate::{
-    AgentChanges, AppendedMessage, Committed, EndedMessage, LoadedTask, NewBudget, Purpose, StepUsage, TaskChanges,
-    TaskCommit,
+    AgentChanges, AppendedMessage, Committed, EndedMessage, Key, LoadedTask, NewBudget, Order, Page, Purpose,
+    StepUsage, TaskChanges, TaskCommit, TaskFilter,
 };
 
 /// What a commit left, beside what would be loaded.
@@ -186,11 +186,77 @@ async fn a_task_is_put_aside_until_something_is_asked_for_or_a_look_goes_well() 
     let later = now() + std::time::Duration::from_secs(3600);
     let due = async || f.store.sweep_due(later, None, 10).await.expect("read").iter().any(|due| due.task == task);
     assert!(!due().await);
-    assert!(f.store.task_parked(ORG, task).await.expect("read").is_some());
+    let since = f.store.task_parked(ORG, task).await.expect("read").expect("it is").since;
+    // Whoever finds the same again does not put it aside anew.
+    assert!(f.store.task_park(task, intents, "still broken", later).await.expect("written"));
+    let still = f.store.task_parked(ORG, task).await.expect("read").expect("it is");
+    assert_eq!((still.since, still.reason.as_str()), (since, "still broken"));
     let parked = f.store.tasks_parked().await.expect("read");
     assert!(parked.count == 1 && parked.since.is_some(), "{parked:?}");
     admit(&f, task).await;
     assert_eq!(f.store.task_parked(ORG, task).await.expect("read"), None);
     assert_eq!(f.store.tasks_parked().await.expect("read").count, 0);
     assert!(due().await, "the next look is due");
+}
+
+#[tokio::test]
+async fn a_task_that_nobody_will_look_at_is_found_by_tests() {
+    let f = Fixture::new().await;
+    let (task, idle) = (f.task().await, f.task().await);
+    f.message(task, "hello").await;
+    let forgotten = async || f.database.forgotten().await.expect("read");
+    assert!(forgotten().await.is_empty(), "the sweep finds what was not seen");
+    let set = async |what: &str| {
+        f.database.execute(&format!("UPDATE tasks SET {what} WHERE id = '{}'", task.uuid())).await;
+    };
+    set("intents_seen = intents").await;
+    let found = forgotten().await;
+    assert!(found.len() == 1 && found[0].contains(&task.uuid().to_string()), "{found:?}");
+    for reason in ["next_wake = now()", "parked_intents = intents", "phase = 'suspended', suspend = true"] {
+        set(reason).await;
+        assert!(forgotten().await.is_empty(), "{reason}");
+        set("next_wake = NULL, parked_intents = NULL, phase = 'await_input', suspend = false").await;
+        assert_eq!(forgotten().await.len(), 1, "{reason}");
+    }
+    f.database.execute("DELETE FROM messages").await;
+    assert!(forgotten().await.is_empty(), "both are idle");
+    for busy in ["phase = 'await_approval'", "turn = '{}'", "step = '{}'"] {
+        f.database.execute(&format!("UPDATE tasks SET {busy} WHERE id = '{}'", idle.uuid())).await;
+        assert_eq!(forgotten().await.len(), 1, "{busy}");
+        f.database.execute("UPDATE tasks SET phase = 'await_input', turn = NULL, step = NULL").await;
+    }
+}
+
+#[tokio::test]
+async fn people_see_of_a_task_what_can_be_read() {
+    let f = Fixture::new().await;
+    let (task, whole) = (f.task().await, f.task().await);
+    f.message(task, "hello").await;
+    f.database.spoil(task, true).await;
+    f.database.execute(&format!("UPDATE tasks SET phase = 'dreams' WHERE id = '{}'", task.uuid())).await;
+    let loaded = f.store.task_load(task).await;
+    assert!(matches!(loaded, Err(Error::Internal(_))), "nothing is decided about half a task: {loaded:?}");
+
+    let found = f.store.task_get(ORG, task).await.expect("read");
+    assert_eq!((found.phase(), found.unreadable.as_slice()), (None, &["phase", "turn"][..]));
+    assert_eq!((found.queued_count, found.agent_name.as_str()), (1, "a"));
+    let error = found.state.last_error.as_ref().expect("it says so");
+    assert_eq!(error.code, UNREADABLE);
+    assert!(error.message.contains("`dreams`") && error.message.contains("turn"), "{error:?}");
+    let page = Page { limit: 10, order: Order { key: Key::CreatedAt, descending: false }, after: None };
+    let listed = f.store.task_list(ORG, &TaskFilter::default(), &page).await.expect("listed");
+    assert_eq!(listed.iter().map(|task| task.state.id).collect::<Vec<_>>(), [task, whole]);
+    assert_eq!((&listed[0], listed[1].phase()), (&found, Some(Phase::AwaitInput)));
+
+    let intents = f.store.task_intents(task).await.expect("read").expect("there");
+    assert!(f.store.task_park(task, intents, "broken", now()).await.expect("written"));
+    let retried = f.store.task_retry(&write(), task, rendered("task.updated")).await.expect("it is asked for");
+    assert_eq!(applied(retried).unreadable, ["phase", "turn"]);
+    assert_eq!(f.store.task_parked(ORG, task).await.expect("read"), None);
+
+    f.database.execute(&format!("UPDATE tasks SET phase = 'await_input' WHERE id = '{}'", task.uuid())).await;
+    f.database.spoil(task, false).await;
+    let found = f.store.task_get(ORG, task).await.expect("read");
+    assert_eq!((found.phase(), found.unreadable.len(), found.state.last_error), (Some(Phase::AwaitInput), 0, None));
+    assert!(f.store.task_load(task).await.expect("read").is_some());
 }

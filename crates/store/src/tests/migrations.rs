@@ -1,8 +1,15 @@
-//! What a migration may do.
+//! What a migration may do: the version before works on while it is applied and afterwards, and can be gone back to. So it extends the
+//! schema, and what it makes superfluous is taken away by a later one, which says so in a line
+//!
+//! ```sql
+//! -- contracts: N
+//! ```
+//!
+//! No released version that has migration N uses any more what is taken away. Whoever goes back goes back to such a version.
 
 use std::collections::BTreeSet;
 
-use crate::store::MIGRATOR;
+use crate::{Error, store::MIGRATOR, testing::Database};
 
 /// The first version that is applied while replicas of the version before work.
 const WHILE_OTHERS_WORK: i64 = 33;
@@ -48,7 +55,9 @@ fn change_is_refused(change: &str) -> bool {
         return true;
     }
     if is(&["alter "]) {
-        return change.contains(" set not null") || change.contains(" type ");
+        // A default, an identity: what it inserts has no value for them.
+        let drops = change.contains(" drop ") && !change.contains(" drop not null");
+        return drops || change.contains(" set not null") || change.contains(" type ");
     }
     if is(&["add constraint ", "add check", "add unique", "add primary ", "add exclude "]) {
         return !change.contains(" foreign key ");
@@ -82,18 +91,71 @@ fn refused(sql: &str) -> Vec<String> {
     statements.iter().filter(is_refused).cloned().collect()
 }
 
+/// The migration since which nobody uses what this one takes away, if it says so.
+fn contracts(sql: &str) -> Option<Result<i64, std::num::ParseIntError>> {
+    let since = sql.lines().find_map(|line| line.trim().strip_prefix("-- contracts:"))?;
+    Some(since.trim().parse())
+}
+
+/// Why a migration must not be applied.
+fn objection(version: i64, sql: &str) -> Option<String> {
+    let refused = refused(sql);
+    match contracts(sql) {
+        None if refused.is_empty() => None,
+        None => {
+            Some(format!("{refused:?}; expand first, and contract in a later version, with a line `-- contracts: N`"))
+        }
+        Some(_) if refused.is_empty() => Some("it contracts nothing".to_owned()),
+        Some(Ok(since)) if since < version && MIGRATOR.version_exists(since) => None,
+        Some(since) => Some(format!("it contracts since {since:?}, which is no earlier migration")),
+    }
+}
+
 #[test]
 fn a_migration_leaves_what_the_version_before_needs() {
     let newer = || MIGRATOR.iter().filter(|migration| migration.version >= WHILE_OTHERS_WORK);
     assert!(newer().next().is_some());
     for migration in newer() {
-        let refused = refused(migration.sql.as_str());
-        assert!(
-            refused.is_empty(),
-            "{}: {refused:?}; expand first, and contract in a later version",
-            migration.version
-        );
+        let objection = objection(migration.version, migration.sql.as_str());
+        assert!(objection.is_none(), "{}: {objection:?}", migration.version);
     }
+}
+
+#[test]
+fn what_nobody_uses_any_more_is_taken_away_by_a_migration_that_says_since_when() {
+    let drop = "ALTER TABLE tasks DROP COLUMN title;";
+    let says = |since: &str| objection(40, &format!("-- Titles are elsewhere.\n-- contracts: {since}\n{drop}"));
+    assert_eq!(says("34"), None);
+    for wrong in ["40", "41", "0", "", "long ago"] {
+        assert!(says(wrong).is_some(), "{wrong}");
+    }
+    assert!(objection(40, drop).is_some());
+    assert!(objection(40, "-- contracts: 34\nCREATE TABLE y (z INT)").is_some(), "there is nothing to contract");
+    assert_eq!(objection(40, "CREATE TABLE y (z INT)"), None);
+}
+
+#[tokio::test]
+async fn a_database_that_a_newer_version_has_migrated_is_opened() {
+    let database = Database::new().await;
+    let apply = async |version: i64| {
+        let row = format!("({version}, 'of another version', true, '\\x00', 0)");
+        let into = "INSERT INTO _sqlx_migrations (version, description, success, checksum, execution_time) VALUES";
+        database.execute(&format!("{into} {row}")).await;
+    };
+    let newest = MIGRATOR.iter().map(|migration| migration.version).max().expect("there are some");
+    apply(newest + 1).await;
+    apply(newest + 2).await;
+    database.store().migrate().await.expect("it goes on");
+    // What is not known and comes before what is known is not of a newer version, but of another line.
+    apply(0).await;
+    let other = database.store().migrate().await;
+    assert!(matches!(other, Err(Error::Internal(_))), "{other:?}");
+    database.execute("DELETE FROM _sqlx_migrations WHERE version = 0").await;
+    database.store().migrate().await.expect("it goes on");
+    // What is known is as it is known.
+    database.execute(&format!("UPDATE _sqlx_migrations SET checksum = '\\x00' WHERE version = {newest}")).await;
+    let changed = database.store().migrate().await;
+    assert!(matches!(changed, Err(Error::Internal(_))), "{changed:?}");
 }
 
 #[test]
@@ -106,6 +168,8 @@ fn what_would_break_the_version_before_is_found() {
         "ALTER TABLE tasks ADD b INT NOT NULL",
         "ALTER TABLE tasks ALTER COLUMN title SET NOT NULL",
         "ALTER TABLE tasks ALTER title TYPE bytea",
+        "ALTER TABLE tasks ALTER COLUMN title DROP DEFAULT",
+        "ALTER TABLE tasks ALTER COLUMN id DROP IDENTITY IF EXISTS",
         "ALTER TABLE tasks ADD CONSTRAINT c CHECK (length(title) > 3)",
         "CREATE UNIQUE INDEX i ON tasks (title)",
         "DROP INDEX i",

@@ -54,6 +54,7 @@ fn stored_task() -> StoredTask {
         revision: 3,
         created_at: NOW,
         updated_at: NOW,
+        unreadable: Vec::new(),
     }
 }
 
@@ -122,6 +123,10 @@ fn a_task_shows_its_whole_state() {
     assert_eq!((status.message_count, status.queued_count, status.turns_used, status.event_sequence), (12, 2, 4, 9));
     assert_eq!(status.tool_uses.get("grep"), Some(&6));
     assert_eq!(status.usage.expect("set").cost_pico_usd, 5);
+
+    // Nobody is told that a task is at rest whose phase cannot be read.
+    stored.unreadable = vec!["phase"];
+    assert_eq!(super::task(&stored).status.expect("set").phase(), v1::TaskPhase::Unspecified);
 }
 
 #[test]

@@ -59,7 +59,7 @@ async fn server(store: &Store, findings: &mut Findings) -> Result<(), Error> {
         std::cmp::Ordering::Greater => findings.warn(
             "postgresql.schema",
             format!("migration {} is applied, and this gateway knows up to {}", state.applied, state.known),
-            "end the upgrade: services of this version do not start again",
+            "end the upgrade, or the way back: this version works on the newer schema without what that adds",
         ),
         std::cmp::Ordering::Less => findings.problem(
             "postgresql.schema",

@@ -5,7 +5,7 @@ use construct_domain::{
     approval::{ApprovalState, AskedCall},
     money::Usage,
     subtask::AwaitedCall,
-    task::{Step, Task, TaskError, Turn},
+    task::{Step, Task, TaskError, Turn, UNREADABLE},
 };
 use uuid::Uuid;
 
@@ -55,6 +55,7 @@ fn stored_task() -> StoredTask {
         revision: 3,
         created_at: NOW,
         updated_at: NOW,
+        unreadable: Vec::new(),
     }
 }
 
@@ -102,6 +103,10 @@ fn states() -> Vec<(StoredTask, &'static str)> {
     failed.state.last_error = Some(error);
     let mut stuck = stored_task();
     stuck.state.last_error = Some(TaskError { code: STUCK.into(), message: "it ran in circles".into(), time: LATER });
+    let mut unreadable = stored_task();
+    unreadable.unreadable = vec!["turn"];
+    unreadable.state.last_error =
+        Some(TaskError { code: UNREADABLE.into(), message: "turn: missing field".into(), time: LATER });
     let mut stopped = running(code(1), stopping.clone());
     stopped.state.cancel = Some("wrong way".into());
     let mut suspending = running(Stage::Model, flying.clone());
@@ -122,6 +127,7 @@ fn states() -> Vec<(StoredTask, &'static str)> {
             "a summary of the conversation up to message 7",
         ),
         (stuck, "the last turn was ended: it ran in circles (STUCK)"),
+        (unreadable, "a person to repair it: turn: missing field"),
         (running(code(1), flying.clone()), "the script of the model"),
         (running(code(2), flying), "the 2 scripts of the model"),
         (failed, "failed: the vendor is busy (OVERLOADED)"),
@@ -166,6 +172,28 @@ fn every_state_is_explained_in_words() {
         assert!(!explanation.waiting_for.to_lowercase().contains("unknown"), "{}", explanation.waiting_for);
         assert!(!explanation.released_by.is_empty() && explanation.since.is_some(), "{explanation:?}");
     }
+}
+
+#[test]
+fn a_task_that_is_put_aside_says_why_since_when_and_how_it_goes_on_whatever_its_state() {
+    for (task, _) in states() {
+        let parked = Parked { since: LATER, reason: "turn: missing field".to_owned() };
+        let explanation = put_aside(&task, parked);
+        assert!(explanation.waiting_for.contains("put aside (turn: missing field)"), "{explanation:?}");
+        assert!(explanation.released_by.contains("construct task retry"), "{explanation:?}");
+        assert_eq!(explanation.since, Some(convert::time(LATER)));
+        assert_eq!((explanation.deadline, explanation.next_wake), (None, None));
+        let error = explanation.last_error.expect("the reason");
+        assert_eq!((error.code.as_str(), error.message.as_str()), (PUT_ASIDE, "turn: missing field"));
+        assert_eq!(error.time, Some(convert::time(LATER)));
+    }
+}
+
+#[test]
+fn a_phase_that_is_not_known_is_not_made_up() {
+    let mut task = stored_task();
+    task.unreadable = vec!["phase"];
+    assert_eq!(explain(&task, None, &[], None).phase(), TaskPhase::Unspecified);
 }
 
 #[test]
