@@ -48,9 +48,7 @@ async fn queued_at(
     round: u32,
 ) -> Result<Option<u64>, publish::Error> {
     match queue {
-        Queue::Model => {
-            bus.queued_at(&subject::ModelInvoke::new(Pool::model_default(), task), step, round).await
-        }
+        Queue::Model => bus.queued_at(&subject::ModelInvoke::new(Pool::model_default(), task), step, round).await,
         Queue::Code(pool) => bus.queued_at(&subject::CodeExecute::new(pool, task), step, round).await,
     }
 }

@@ -262,7 +262,13 @@ impl Window {
     }
 
     /// What is known of the command of a step, for people who ask; none of a task that another process looks after.
-    pub(crate) fn find(&self, organization: OrganizationId, queue: &Queue, task: TaskId, step: StepId) -> Option<Known> {
+    pub(crate) fn find(
+        &self,
+        organization: OrganizationId,
+        queue: &Queue,
+        task: TaskId,
+        step: StepId,
+    ) -> Option<Known> {
         if !self.is_ours(task) {
             return None;
         }

@@ -291,7 +291,8 @@ async fn a_question_without_a_group_is_answered_by_the_one_that_knows() {
     let stop = CancellationToken::new();
     let answers = |bus: Bus, sequence: Option<u64>| {
         let stop = stop.clone();
-        let answer = move |_| async move { sequence.map(|sequence| Whereabouts { sequence, ..Whereabouts::default() }) };
+        let answer =
+            move |_| async move { sequence.map(|sequence| Whereabouts { sequence, ..Whereabouts::default() }) };
         tokio::spawn(async move { bus.answer(&subject::Whereabouts, stop, answer).await })
     };
     let serving = [answers(knows, Some(7)), answers(other, None)];
