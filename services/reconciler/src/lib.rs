@@ -28,6 +28,7 @@ mod spending;
 mod subtasks;
 mod supervisor;
 mod sweep;
+mod trace;
 mod whereabouts;
 mod window;
 
