@@ -35,7 +35,7 @@ struct Wait {
 }
 
 /// How the mesh stands at the moment, as far as that can be found out.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Mesh {
     /// Since when no interpreter serves the task's pool.
     pub(crate) no_interpreter: Option<Timestamp>,
@@ -53,7 +53,7 @@ pub(crate) fn explain(
     asked: &[StoredApproval],
     mesh: Option<&Mesh>,
 ) -> TaskExplanation {
-    let Mesh { no_interpreter, no_providers, command } = mesh.cloned().unwrap_or_default();
+    let Mesh { no_interpreter, no_providers, command } = mesh.copied().unwrap_or_default();
     let no_interpreter = no_interpreter.filter(|_| needs_interpreter(task));
     let no_providers = no_providers.filter(|_| needs_providers(task));
     // Whoever had taken it is gone.
