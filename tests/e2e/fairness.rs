@@ -70,6 +70,15 @@ async fn answered(mesh: &Mesh, organization: OrganizationId) -> usize {
     mesh.database.answered(organization).await.0.len()
 }
 
+/// Waits until a task says one of these of what it waits for.
+async fn explained(conversation: &Conversation, words: &[&str]) {
+    until(&format!("the task to say {words:?}"), PATIENCE, async || {
+        let why = conversation.explain().await.map_err(|error| error.to_string())?.waiting_for;
+        if words.iter().any(|words| why.contains(words)) { Ok(()) } else { Err(why) }
+    })
+    .await;
+}
+
 /// Every place was given back: more tasks than there are places are answered, and nothing waits.
 async fn no_place_is_lost(mesh: &Mesh, organization: OrganizationId, answered: u32) {
     begin(mesh, organization, 6, "hello").await;
@@ -209,6 +218,9 @@ async fn a_task_that_waits_for_a_place_can_be_stopped_and_takes_nobodys_place() 
     slow.in_phase(TaskPhase::InvokeModel).await;
     let (cancelled, deleted, suspended) = (say("quick").await, say("quick").await, say("quick").await);
     until_withheld(&mesh, "model", |count| count == 3).await;
+    explained(&slow, &["; the call is being worked on"]).await;
+    let words = "; the call waits for a place of its organization in the queue of model calls, where 1 of the organization's are";
+    explained(&cancelled, &[words]).await;
     let why = cancelled.explain().await.unwrap();
     assert!(why.released_by.contains("when it is its turn") && why.deadline.is_some(), "{why:?}");
     cancelled.cancel("not wanted").await;
@@ -227,6 +239,8 @@ async fn a_task_that_waits_for_a_place_can_be_stopped_and_takes_nobodys_place() 
     sleeps.in_phase(TaskPhase::ExecuteTools).await;
     let (cancelled, last) = (say("adds").await, say("adds").await);
     until_withheld(&mesh, "code", |count| count == 2).await;
+    explained(&sleeps, &["; the script is being worked on"]).await;
+    explained(&last, &["; the script waits for a place of its organization in the queue of scripts"]).await;
     cancelled.cancel("not wanted").await;
     assert_eq!(outcome(&cancelled).await, TurnOutcome::Cancelled);
     cancelled.transcript().await.check(&["Go."]);
@@ -234,4 +248,36 @@ async fn a_task_that_waits_for_a_place_can_be_stopped_and_takes_nobodys_place() 
     assert_eq!(outcome(&last).await, TurnOutcome::Completed);
     last.transcript().await.check(&["Go."]);
     until_withheld(&mesh, "code", |count| count == 0).await;
+}
+
+#[tokio::test]
+async fn a_task_tells_whether_its_call_is_worked_on_queued_or_waits_for_a_place() {
+    let small = [("CONSTRUCT_RECONCILER_MODEL_CALLS", "2"), ("CONSTRUCT_PROVIDERS_CONCURRENCY", "1")];
+    let mut mesh = Mesh::start_with(&small).await.unwrap();
+    mesh.scripted_agent("slow", &json!({"delay_ms": 300_000, "turns": [{"text": "Never."}]})).await.unwrap();
+    let client = mesh.client().unwrap();
+    let say = async || {
+        let spec = v1::TaskSpec { agent: "slow".into(), title: "A job".into(), ..v1::TaskSpec::default() };
+        let conversation = client.begin_as(spec).await.unwrap();
+        conversation.say("Go.").await;
+        conversation
+    };
+    let (taken, queued) =
+        ("; the call is being worked on", "; the call waits in the queue of model calls, no worker has it yet");
+    let withheld = |before| format!("those that are being worked on included; {before} more wait before it");
+    let first = say().await;
+    explained(&first, &[taken]).await;
+    let second = say().await;
+    explained(&second, &[queued]).await;
+    let third = say().await;
+    explained(&third, &[&withheld(0)]).await;
+    let fourth = say().await;
+    explained(&fourth, &[&withheld(1)]).await;
+    // Of two reconcilers the one that looks after the task knows. It has places of its own.
+    mesh.replicate(Service::Reconciler).await.unwrap();
+    explained(&first, &[taken]).await;
+    explained(&second, &[queued]).await;
+    for conversation in [&third, &fourth] {
+        explained(conversation, &[queued, &withheld(0), &withheld(1)]).await;
+    }
 }

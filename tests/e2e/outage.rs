@@ -67,6 +67,24 @@ async fn a_message_accepted_without_nats_is_answered_when_it_is_back() {
 }
 
 #[tokio::test]
+async fn a_call_that_nobody_is_there_to_make_says_so() {
+    let mut mesh = Mesh::start().await.unwrap();
+    mesh.scripted_agent("worker", &script()).await.unwrap();
+    let conversation = mesh.client().unwrap().begin("worker", None).await.unwrap();
+    mesh.kill(Service::Providers).unwrap();
+    conversation.say("hello").await;
+    let why = until("the task to say that nobody calls models", PATIENCE, async || {
+        let why = conversation.explain().await.map_err(|error| error.to_string())?;
+        let words = ["no worker has it yet", "; no process of the providers service is there since "];
+        if words.iter().all(|words| why.waiting_for.contains(words)) { Ok(why) } else { Err(why.waiting_for) }
+    })
+    .await;
+    assert!(why.released_by.starts_with("the operator, by starting the providers service"), "{why:?}");
+    mesh.spawn(Service::Providers).unwrap();
+    assert_eq!(conversation.settled().await.status.unwrap().last_outcome(), TurnOutcome::Completed);
+}
+
+#[tokio::test]
 async fn without_postgresql_the_api_says_so_and_nothing_is_lost() {
     let mut mesh = Mesh::prepare(&[]).await.unwrap();
     let url = mesh.database.url().to_owned();

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use construct_proto::v1;
 use construct_tests::{
-    client::PATIENCE,
+    client::{Conversation, PATIENCE},
     collector::{Collector, Span},
     mesh::{Mesh, Service},
     vendor::{VendorServer, anthropic},
@@ -30,10 +30,9 @@ fn is_within(span: &Span, outer: &Span, by_id: &BTreeMap<String, Span>) -> bool 
     false
 }
 
-#[tokio::test]
-async fn one_trace_joins_a_turn_across_all_services() {
-    let (collector, vendor) = (Collector::start().await, VendorServer::start().await);
-    let mut mesh = Mesh::prepare(&[]).await.unwrap();
+/// A mesh that exports its traces, with an agent of the vendor's.
+async fn traced(collector: &Collector, vendor: &VendorServer, settings: &[(&str, &str)]) -> Mesh {
+    let mut mesh = Mesh::prepare(settings).await.unwrap();
     mesh.set("OTEL_EXPORTER_OTLP_ENDPOINT", collector.url());
     mesh.set("OTEL_BSP_SCHEDULE_DELAY", "200");
     mesh.start_services().await.unwrap();
@@ -48,10 +47,11 @@ async fn one_trace_joins_a_turn_across_all_services() {
     // A reconciler that takes its partitions over looks at what is there, for nobody's sake. Here that is over.
     mesh.scripted_agent("warm", &serde_json::json!({"turns": [{"text": "{{last_user_text}}"}]})).await.unwrap();
     mesh.client().unwrap().begin("warm", None).await.unwrap().ask("hello").await;
-    // The first call fails, and is made once more.
-    vendor.reply(anthropic::error(529, "overloaded_error", "busy"));
-    vendor.reply(anthropic::Answer::text("I look.").and_code("toolu_1", CODE).using(7, 0, 0, 9).reply());
-    vendor.reply(anthropic::Answer::text("It is done.").using(5, 0, 0, 7).reply());
+    mesh
+}
+
+/// A new task with a message that a client sends in a trace of its own.
+async fn begin(mesh: &Mesh) -> Conversation {
     let spec = v1::TaskSpec { agent: "worker".into(), title: "A job".into(), ..v1::TaskSpec::default() };
     let conversation = mesh.client().unwrap().begin_as(spec).await.unwrap();
     let text = v1::Block { block: Some(v1::block::Block::Text(v1::Text { text: QUESTION.to_owned() })) };
@@ -60,6 +60,31 @@ async fn one_trace_joins_a_turn_across_all_services() {
     let mut request = tonic::Request::new(request);
     request.metadata_mut().insert("traceparent", format!("00-{TRACE}-{PARENT}-01").parse().unwrap());
     mesh.client().unwrap().messages().create_message(request).await.unwrap();
+    conversation
+}
+
+/// The traces in which a task's calls were made, when there are enough of them.
+async fn traces_of_calls(collector: &Collector, conversation: &Conversation, enough: usize) -> BTreeSet<String> {
+    let calls = until("the calls of the task", PATIENCE, async || {
+        let mut calls = collector.spans();
+        calls.retain(|span| {
+            span.name == "providers.model.invoke" && span.attribute("construct.task") == conversation.id()
+        });
+        if calls.len() >= enough { Ok(calls) } else { Err(calls) }
+    })
+    .await;
+    calls.into_iter().map(|call| call.trace).collect()
+}
+
+#[tokio::test]
+async fn one_trace_joins_a_turn_across_all_services() {
+    let (collector, vendor) = (Collector::start().await, VendorServer::start().await);
+    let mut mesh = traced(&collector, &vendor, &[]).await;
+    // The first call fails, and is made once more.
+    vendor.reply(anthropic::error(529, "overloaded_error", "busy"));
+    vendor.reply(anthropic::Answer::text("I look.").and_code("toolu_1", CODE).using(7, 0, 0, 9).reply());
+    vendor.reply(anthropic::Answer::text("It is done.").using(5, 0, 0, 7).reply());
+    let conversation = begin(&mesh).await;
     conversation.settled().await;
 
     let wanted = |spans: &[Span], name: &str, count| spans.iter().filter(|span| span.name == name).count() >= count;
@@ -157,4 +182,43 @@ async fn one_trace_joins_a_turn_across_all_services() {
     let explained = mesh.client().unwrap().tasks().explain_task(explained).await.unwrap().into_inner();
     assert_eq!(explained.trace_id, TRACE);
     mesh.stop(Service::Gateway).await.unwrap();
+}
+
+#[tokio::test]
+async fn a_turn_whose_call_is_tried_again_has_the_trace_of_its_message() {
+    let (collector, vendor) = (Collector::start().await, VendorServer::start().await);
+    let mut mesh = traced(&collector, &vendor, &[("CONSTRUCT_PROVIDERS_TRIES", "1")]).await;
+    // After a pause the reconciler has it made once more, by nobody's message.
+    vendor.reply(anthropic::error(529, "overloaded_error", "busy"));
+    vendor.reply(anthropic::Answer::text("It is done.").using(5, 0, 0, 7).reply());
+    let conversation = begin(&mesh).await;
+    assert_eq!(conversation.settled().await.status.unwrap().last_outcome(), v1::TurnOutcome::Completed);
+    assert_eq!(conversation.explain().await.unwrap().trace_id, TRACE);
+    assert_eq!(traces_of_calls(&collector, &conversation, 2).await, BTreeSet::from([TRACE.to_owned()]));
+    // The look that a timer began is in the trace as well, and not in the air.
+    until("whole looks", PATIENCE, async || {
+        let spans = collector.trace(TRACE);
+        let by_id: BTreeSet<&str> = spans.iter().map(|span| span.id.as_str()).collect();
+        let hangs = |span: &&Span| span.parent != PARENT && !by_id.contains(span.parent.as_str());
+        let looks = spans.iter().filter(|span| span.name == "reconciler.task.look").count();
+        match spans.iter().find(hangs) {
+            None if looks >= 4 => Ok(()),
+            hangs => Err(format!("{looks} looks, in the air: {hangs:?}")),
+        }
+    })
+    .await;
+
+    // Nor does it leave the trace when another process goes on with it, or a person resumes it.
+    vendor.reply(anthropic::error(529, "overloaded_error", "busy"));
+    vendor.reply(anthropic::Answer::text("It is done.").using(5, 0, 0, 7).reply());
+    let conversation = begin(&mesh).await;
+    conversation.in_phase(v1::TaskPhase::InvokeModel).await;
+    conversation.suspend().await;
+    conversation.in_phase(v1::TaskPhase::Suspended).await;
+    mesh.kill(Service::Reconciler).unwrap();
+    mesh.spawn(Service::Reconciler).unwrap();
+    conversation.resume().await;
+    assert_eq!(conversation.settled().await.status.unwrap().last_outcome(), v1::TurnOutcome::Completed);
+    assert_eq!(conversation.explain().await.unwrap().trace_id, TRACE);
+    assert_eq!(traces_of_calls(&collector, &conversation, 2).await, BTreeSet::from([TRACE.to_owned()]));
 }

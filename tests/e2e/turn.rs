@@ -342,7 +342,8 @@ async fn a_person_can_suspend_resume_cancel_and_delete_at_any_time() {
         file_when(&folder.join("begun"), |_| true).await;
         assert!(crate::is_running(&process));
         let why = conversation.explain().await.unwrap();
-        assert_eq!((why.waiting_for.as_str(), why.attempt), ("the script of the model to end", 1), "{why:?}");
+        assert!(why.waiting_for.starts_with("the script of the model to end"), "{why:?}");
+        assert_eq!(why.attempt, 1, "{why:?}");
         assert!(why.since.is_some() && why.deadline.is_some() && why.next_wake.is_some(), "{why:?}");
         assert!(why.step_id.starts_with("step_") && why.trace_id.len() == 32, "{why:?}");
         assert!(why.released_by.contains("interpreter"), "{why:?}");

@@ -130,7 +130,7 @@ impl Bus {
         self.ask(&Tools { pool: pool.clone() }, question, timeout).await
     }
 
-    /// Asks any one process that answers at an address.
+    /// Asks the processes that answer at an address; the first answer counts.
     ///
     /// # Errors
     /// When nobody is there or nobody answers in time; [`request::Error::Send`] also when the question does not belong there.
@@ -196,7 +196,7 @@ impl Bus {
     }
 
     /// Answers what is asked at an address until told to stop, up to [`ANSWERS`] at a time. The processes of the address's
-    /// group share the questions. One that gets no answer (`None`) runs into its time limit.
+    /// group share the questions; without a group all hear them. One that gets no answer (`None`) runs into its time limit.
     ///
     /// # Errors
     /// When the subscription cannot be made.
@@ -209,8 +209,11 @@ impl Bus {
     where
         F: Future<Output = Option<Q::Answer>> + Send,
     {
-        let group = Q::GROUP.to_owned();
-        let questions = self.inner.client.queue_subscribe(address.subject(), group).await;
+        let client = &self.inner.client;
+        let questions = match Q::GROUP {
+            Some(group) => client.queue_subscribe(address.subject(), group.to_owned()).await,
+            None => client.subscribe(address.subject()).await,
+        };
         let questions = questions.map_err(subscribe::Error::Refused)?;
         self.flush().await?;
         let answer = &answer;

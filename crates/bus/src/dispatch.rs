@@ -88,8 +88,17 @@ impl Bus {
     /// # Errors
     /// When the server cannot be reached.
     pub async fn is_queued<A: Command>(&self, address: &A, step: StepId, round: u32) -> Result<bool, Error> {
+        Ok(self.queued_at(address, step, round).await?.is_some())
+    }
+
+    /// The sequence in its stream at which this command waits for a worker, or is being worked on.
+    ///
+    /// # Errors
+    /// When the server cannot be reached.
+    pub async fn queued_at<A: Command>(&self, address: &A, step: StepId, round: u32) -> Result<Option<u64>, Error> {
         let standing = self.standing(A::STREAM, &address.subject()).await?;
-        Ok(standing.is_some_and(|standing| standing.step_id == step.to_string() && standing.round == round))
+        let own = standing.filter(|standing| standing.step_id == step.to_string() && standing.round == round);
+        Ok(own.map(|standing| standing.sequence))
     }
 
     /// Whether a worker's result for the task waits to be taken in.

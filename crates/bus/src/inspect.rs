@@ -54,6 +54,8 @@ pub struct ConsumerState {
     pub waiting: usize,
     /// Deliveries to workers since the consumer was made.
     pub delivered: u64,
+    /// The sequence in the stream up to which messages were delivered: what stands behind it no worker has had.
+    pub reached: u64,
 }
 
 impl ConsumerState {
@@ -123,6 +125,7 @@ impl Bus {
                 redelivered: info.num_redelivered,
                 waiting: info.num_waiting,
                 delivered: info.delivered.consumer_sequence,
+                reached: info.delivered.stream_sequence,
             })),
             Err(error) => match error.kind() {
                 ConsumerInfoErrorKind::NotFound | ConsumerInfoErrorKind::StreamNotFound => Ok(None),

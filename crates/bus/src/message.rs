@@ -54,6 +54,8 @@ messages! {
     mesh::ToolCatalogueRequest => "construct.mesh.v1.ToolCatalogueRequest";
     mesh::VendorModels => "construct.mesh.v1.VendorModels";
     mesh::VendorModelsQuestion => "construct.mesh.v1.VendorModelsQuestion";
+    mesh::Whereabouts => "construct.mesh.v1.Whereabouts";
+    mesh::WhereaboutsQuestion => "construct.mesh.v1.WhereaboutsQuestion";
     v1::Breaker => "construct.v1.Breaker";
     v1::Event => "construct.v1.Event";
     v1::ScanEvent => "construct.v1.ScanEvent";

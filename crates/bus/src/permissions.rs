@@ -18,7 +18,7 @@ use crate::{
         BreakerCensus, BreakerNews, BreakerState, Budgets, Cancel, Census, CheckProvider, CodeExecute, CountTokens,
         Delta, EntityEvent, Journal, ListRepositories, ListVendorModels, ModelInvoke, Models, ReconcilerBeat, ScanNews,
         ScanRun, Service, SlackDelivery, Spending, StateNews, Subtasks, TaskEvent, TaskResult, TaskWake, ToolCreate,
-        Tools, everything,
+        Tools, Whereabouts, everything,
     },
     topology::{self, Stream},
 };
@@ -140,6 +140,7 @@ fn gateway(rules: Rules) -> Rules {
         .asks::<ListVendorModels>()
         .asks::<ListRepositories>()
         .asks::<Tools>()
+        .asks::<Whereabouts>()
         .hears_all::<TaskEvent>()
         .hears_all::<Delta>()
         .hears_all::<ScanNews>()
@@ -228,7 +229,8 @@ fn reconciler(rules: Rules) -> Rules {
         .answers::<Census>()
         .answers::<Models>()
         .answers::<Budgets>()
-        .answers::<Subtasks>();
+        .answers::<Subtasks>()
+        .answers::<Whereabouts>();
     let rules =
         EntityEvent::KINDS.iter().fold(rules, |rules, kind| rules.stores_at(Stream::Events, EntityEvent::any(kind)));
     Stream::ALL.into_iter().fold(rules, Rules::makes)

@@ -22,6 +22,7 @@
 //! construct.v1.ctl.reconciler.models                        Models
 //! construct.v1.ctl.reconciler.budgets                       Budgets
 //! construct.v1.ctl.reconciler.subtasks                      Subtasks
+//! construct.v1.ctl.reconciler.whereabouts                   Whereabouts
 //! construct.v1.cmd.spending.<org>                           Spending
 //! construct.v1.cmd.slack.<kind>.<team>                     SlackDelivery
 //! construct.v1.cmd.scan.run.<org>.<scan>                    ScanRun
@@ -44,6 +45,7 @@ mod spending;
 mod state;
 mod subtasks;
 mod tokens;
+mod whereabouts;
 
 use std::fmt::Debug;
 
@@ -61,6 +63,7 @@ pub use spending::{Budgets, Models, Spending};
 pub use state::StateNews;
 pub use subtasks::Subtasks;
 pub(crate) use tokens::everything;
+pub use whereabouts::Whereabouts;
 
 use crate::{Message, topology::Stream};
 
@@ -104,13 +107,13 @@ pub trait Address: Clone + Debug + Eq + Send + Sync + 'static {
     fn check(&self, message: &Self::Message) -> Result<(), Invalid>;
 }
 
-/// An address where any one process of a group answers.
+/// An address where one process answers.
 pub trait Question: Address {
     /// What is answered.
     type Answer: Message;
 
-    /// The processes that share the questions.
-    const GROUP: &'static str;
+    /// The processes that share the questions. None: all that answer here hear each of them, and the one that knows answers.
+    const GROUP: Option<&'static str>;
 }
 
 /// An address whose messages are kept in a stream.

@@ -74,7 +74,7 @@ pub struct StoredTask {
     pub queued_count: i64,
     /// Of its newest event.
     pub event_sequence: u64,
-    /// The trace of the step that runs or ran last.
+    /// The trace of the turn that is on its way, or was last.
     pub trace_id: Option<String>,
     /// The task whose transcript it began with a copy of, and the last message that was copied, in that task.
     pub forked_from: Option<(TaskId, MessageId)>,

@@ -3,14 +3,17 @@
 
 use std::time::Duration;
 
-use construct_domain::task::{
-    BUDGET_EXHAUSTED, CANCELLED, CONTEXT_TOO_LONG, PUT_ASIDE, Phase, STUCK, Stage, Step, StepState, TaskError, Turn,
+use construct_domain::{
+    backoff,
+    task::{
+        BUDGET_EXHAUSTED, CANCELLED, CONTEXT_TOO_LONG, PUT_ASIDE, Phase, STUCK, Stage, Step, StepState, TaskError, Turn,
+    },
 };
 use construct_proto::v1::{TaskExplanation, TaskPhase};
 use construct_store::{Parked, StoredApproval, StoredTask};
 use jiff::Timestamp;
 
-use crate::convert;
+use crate::{convert, whereabouts::Whereabouts};
 
 /// When the reconciler's sweep has found an intent whose wake was lost, at the latest: it passes over what is younger than
 /// half a second, and looks every two seconds unless the operator says otherwise.
@@ -33,20 +36,41 @@ struct Wait {
     released_by: String,
 }
 
-/// Explains a task. `model` is the name of the model its agent uses, `asked` what people have not decided about, `unserved`
-/// since when no interpreter serves the task's pool.
+/// How the mesh stands at the moment, as far as that can be found out.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Mesh {
+    /// Since when no interpreter serves the task's pool.
+    pub(crate) no_interpreter: Option<Timestamp>,
+    /// Since when no process of the providers service is there.
+    pub(crate) no_providers: Option<Timestamp>,
+    /// Where the command of the task's step is.
+    pub(crate) command: Option<Whereabouts>,
+}
+
+/// Explains a task. `model` is the name of the model its agent uses, `asked` what people have not decided about, `mesh` what is known of
+/// those it may wait for.
 pub(crate) fn explain(
     task: &StoredTask,
     model: Option<&str>,
     asked: &[StoredApproval],
-    unserved: Option<Timestamp>,
+    mesh: Option<&Mesh>,
 ) -> TaskExplanation {
-    let mut wait = wait(task, model, asked);
-    if let Some(since) = unserved.filter(|_| needs_interpreter(task)) {
-        let (pool, since) = (&task.compute, Timestamp::from_second(since.as_second()).unwrap_or(since));
+    let Mesh { no_interpreter, no_providers, command } = mesh.copied().unwrap_or_default();
+    let no_interpreter = no_interpreter.filter(|_| needs_interpreter(task));
+    let no_providers = no_providers.filter(|_| needs_providers(task));
+    // Whoever had taken it is gone.
+    let gone = no_interpreter.is_some() || no_providers.is_some();
+    let mut wait = wait(task, model, asked, command.filter(|command| !(gone && *command == Whereabouts::Taken)));
+    let whole = |since: Timestamp| Timestamp::from_second(since.as_second()).unwrap_or(since);
+    if let Some(since) = no_interpreter.map(whole) {
+        let pool = &task.compute;
         wait.words.push_str(&format!("; no interpreter serves the pool `{pool}` since {since}"));
         wait.released_by =
             format!("the operator, by starting an interpreter that serves `{pool}`; else {}", wait.released_by);
+    }
+    if let Some(since) = no_providers.map(whole) {
+        wait.words.push_str(&format!("; no process of the providers service is there since {since}"));
+        wait.released_by = format!("the operator, by starting the providers service; else {}", wait.released_by);
     }
     if let Some(parent) = task.ancestors.last() {
         wait.words.push_str(&format!(" (it is a subtask of {parent})"));
@@ -97,14 +121,26 @@ fn needs_interpreter(task: &StoredTask) -> bool {
     }
 }
 
-fn wait(task: &StoredTask, model: Option<&str>, asked: &[StoredApproval]) -> Wait {
+/// Whether the task does not go on without the providers service: a model is being asked, or to be asked again.
+fn needs_providers(task: &StoredTask) -> bool {
+    match (&task.state.turn, &task.state.step) {
+        (Some(turn), Some(step)) => match step.state {
+            StepState::InFlight { .. } | StepState::Cancelling { .. } => !matches!(turn.stage, Stage::Code { .. }),
+            StepState::Backoff { .. } => true,
+            StepState::Parked { .. } => false,
+        },
+        _ => false,
+    }
+}
+
+fn wait(task: &StoredTask, model: Option<&str>, asked: &[StoredApproval], command: Option<Whereabouts>) -> Wait {
     let state = &task.state;
     if !task.unreadable.is_empty() {
         return unreadable(task);
     }
     // A script that was told to stop explains the delay of whatever was asked for meanwhile.
     if let (Some(step @ Step { state: StepState::Cancelling { .. }, .. }), Some(turn)) = (&state.step, &state.turn) {
-        return step_wait(task, step, turn, model);
+        return step_wait(task, step, turn, model, command);
     }
     if let Some(reason) = &state.cancel {
         let why = if reason.is_empty() { String::new() } else { format!(" ({reason})") };
@@ -124,7 +160,7 @@ fn wait(task: &StoredTask, model: Option<&str>, asked: &[StoredApproval]) -> Wai
     }
     match (&state.turn, &state.step) {
         (Some(_), Some(step @ Step { state: StepState::Parked { .. }, .. })) => parked(task, step, asked),
-        (Some(turn), Some(step)) => step_wait(task, step, turn, model),
+        (Some(turn), Some(step)) => step_wait(task, step, turn, model, command),
         (Some(turn), None) => {
             let what = match turn.stage {
                 Stage::Model => "call the model",
@@ -263,64 +299,122 @@ fn unseen(task: &StoredTask, words: String) -> Wait {
         deadline: None,
         next: Some(task.state.next_wake.unwrap_or(task.updated_at + SWEEP)),
         released_by: "the reconciler service, at once, or with its next sweep when the wake was lost; when it lasts \
-                      longer than some seconds, none is running or it cannot reach PostgreSQL"
+                      longer than some seconds, none is running or it cannot reach PostgreSQL; there is no end to this wait, it is \
+                      looked for until it is taken up"
             .to_owned(),
     }
 }
 
-fn step_wait(task: &StoredTask, step: &Step, turn: &Turn, model: Option<&str>) -> Wait {
+fn step_wait(task: &StoredTask, step: &Step, turn: &Turn, model: Option<&str>, command: Option<Whereabouts>) -> Wait {
     let attempt = if step.attempt > 1 { format!(", attempt {}", step.attempt) } else { String::new() };
     let (words, deadline, released_by) = match (&step.state, &turn.stage) {
         (StepState::InFlight { deadline }, Stage::Model) => {
             let model = model.map(|model| format!(" `{model}`")).unwrap_or_default();
             let words = format!("the answer of the model{model} for the agent `{}`{attempt}", task.agent_name);
-            let released_by = "the providers service, with the answer, which takes the call when it is its turn (behind as many of its organization \
-                               as may be under way at a time); a person, by cancelling or suspending";
-            (words, Some(*deadline), released_by)
+            let (place, released_by) = CALL.place(command, "the answer");
+            (words + &place, *deadline, released_by)
         }
         (StepState::InFlight { deadline }, Stage::Compact { through, .. }) => {
             let words = format!(
                 "a summary of the conversation up to message {through}, because it no longer fits the model{attempt}"
             );
-            let released_by = "the providers service, with the summary, which takes the call when it is its turn (behind as many of its \
-                               organization as may be under way at a time); a person, by cancelling or suspending";
-            (words, Some(*deadline), released_by)
+            let (place, released_by) = CALL.place(command, "the summary");
+            (words + &place, *deadline, released_by)
         }
         (StepState::InFlight { deadline }, Stage::Code { calls }) => {
             let what = if calls.len() == 1 { "the script".to_owned() } else { format!("the {} scripts", calls.len()) };
-            let words = format!("{what} of the model to end");
-            let released_by = "the interpreter service, with the result, which takes the script when it is its turn (behind as many of its \
-                               organization as may be under way at a time); a person, by cancelling or suspending";
-            (words, Some(*deadline), released_by)
+            let (place, released_by) = SCRIPT.place(command, "the result");
+            (format!("{what} of the model to end{place}"), *deadline, released_by)
         }
         (StepState::Backoff { until }, _) => {
             let error = task.state.last_error.as_ref();
             let because = error.map(|error| format!(": {} ({})", error.message, error.code)).unwrap_or_default();
-            let words = format!(
-                "the next attempt at {until}, after attempt {} to call the model failed{because}",
-                step.attempt
-            );
-            (words, None, "the reconciler service, when the pause is over; a person, by cancelling or suspending")
+            let words =
+                format!("the next attempt at {until}, after the one before it failed{because}; {}", end_of_tries(step));
+            let released_by = "the reconciler service, when the pause is over; a person, by cancelling or suspending";
+            (words, *until, released_by.to_owned())
         }
         (StepState::Cancelling { deadline }, Stage::Model | Stage::Compact { .. }) => {
             let words = "what the model had said before a newer message interrupted it".to_owned();
-            (words, Some(*deadline), "the providers service; at the deadline the newer message is taken without it")
+            let released_by = "the providers service; at the deadline the newer message is taken without it";
+            (words, *deadline, released_by.to_owned())
         }
         (StepState::Cancelling { deadline }, Stage::Code { .. }) => {
             let words = "the last words of a script that was told to stop, which say what it has done".to_owned();
-            (words, Some(*deadline), "the interpreter service; at the deadline its outcome is recorded as unknown")
+            let released_by = "the interpreter service; at the deadline its outcome is recorded as unknown";
+            (words, *deadline, released_by.to_owned())
         }
         (StepState::Parked { .. }, _) => {
             let words = "a person to approve or reject what the script wants to do".to_owned();
-            (words, Some(step.approvals_expire()), "a person, by approving or rejecting, or by cancelling")
+            let released_by = "a person, by approving or rejecting, or by cancelling";
+            (words, step.approvals_expire(), released_by.to_owned())
         }
     };
     let next = match step.state {
-        StepState::Backoff { until } => Some(until),
-        StepState::InFlight { deadline } | StepState::Cancelling { deadline } => {
-            Some(task.state.next_wake.unwrap_or(deadline))
+        StepState::Backoff { until } => until,
+        StepState::InFlight { .. } | StepState::Cancelling { .. } | StepState::Parked { .. } => {
+            task.state.next_wake.unwrap_or(deadline)
         }
-        StepState::Parked { .. } => Some(task.state.next_wake.unwrap_or(step.approvals_expire())),
     };
-    Wait { words, since: step.wanted(), deadline, next, released_by: released_by.to_owned() }
+    Wait { words, since: step.wanted(), deadline: Some(deadline), next: Some(next), released_by }
+}
+
+/// How long a call is tried again.
+fn end_of_tries(step: &Step) -> String {
+    // What never reached the vendor has not counted.
+    match step.attempt {
+        0 | 1 => "no call of the vendor was made so far, and until one is the tries have no end".to_owned(),
+        next => format!(
+            "{} of {} calls of the vendor have failed, with the last of which the turn ends; tries that do not reach the vendor don't \
+             count, and have no end",
+            next - 1,
+            backoff::MAX_ATTEMPTS
+        ),
+    }
+}
+
+/// What a worker is commanded to do, in words.
+struct Work {
+    one: &'static str,
+    many: &'static str,
+    worker: &'static str,
+}
+
+const CALL: Work = Work { one: "the call", many: "model calls", worker: "the providers service" };
+const SCRIPT: Work = Work { one: "the script", many: "scripts", worker: "the interpreter service" };
+
+impl Work {
+    /// Where its command is, and who ends the wait for it, with what.
+    fn place(&self, command: Option<Whereabouts>, with: &str) -> (String, String) {
+        let Self { one, many, worker } = self;
+        let (place, who) = match command {
+            Some(Whereabouts::Withheld { standing, before }) => (
+                format!(
+                    "; {one} waits for a place of its organization in the queue of {many}, where {standing} of the organization's are, \
+                     those that are being worked on included; {before} more wait before it"
+                ),
+                format!(
+                    "the organization's {many} that are under way, by ending; then {worker}, with {with}, which takes {one} when it is \
+                     its turn"
+                ),
+            ),
+            Some(Whereabouts::Queued) => (
+                format!("; {one} waits in the queue of {many}, no worker has it yet"),
+                format!("{worker}, with {with}, which takes {one} when it is its turn"),
+            ),
+            Some(Whereabouts::Taken) => (format!("; {one} is being worked on"), format!("{worker}, with {with}")),
+            Some(Whereabouts::Nowhere) => (
+                format!("; {one} is about to be put into the queue of {many}, or {with} to be taken in"),
+                format!("the reconciler service, within seconds; {worker}, with {with}"),
+            ),
+            None => (
+                String::new(),
+                format!(
+                    "{worker}, with {with}, which takes {one} when it is its turn (behind as many of its organization as may be under way \
+                     at a time)"
+                ),
+            ),
+        };
+        (place, format!("{who}; a person, by cancelling or suspending"))
+    }
 }

@@ -56,6 +56,7 @@ mod usage;
 mod validate;
 mod watch;
 mod watching;
+mod whereabouts;
 
 use std::{os::fd::OwnedFd, sync::Arc};
 
@@ -167,6 +168,8 @@ async fn start(
     serving.set_ready();
     let (watching, names, draining) = (Arc::clone(&backend), config.gateway_pools.clone(), lifecycle.draining());
     lifecycle.spawn_job("pools", async move { watching.pools.watch(&names, &draining).await });
+    let (watching, draining) = (Arc::clone(&backend), lifecycle.draining());
+    lifecycle.spawn_job("providers", async move { watching.providers.watch(&draining).await });
     lifecycle.spawn_job("event heads", async move { backend.hub.watch().await });
     lifecycle.spawn_job("database health", watch::database(store.clone(), database, lifecycle.draining()));
     let keep = SignedDuration::from_hours(24 * i64::from(config.gateway_audit_keep));

@@ -1,14 +1,20 @@
 //! What the gateway asks the providers service: it reaches vendors, the gateway does not.
 
-use std::time::Duration;
+use std::{
+    sync::{Mutex, PoisonError},
+    time::Duration,
+};
 
 use construct_bus::{Bus, request, subject};
 use construct_proto::{
     mesh::v1::{self as mesh, BreakerQuestion, BreakerRef, ProviderCheck, VendorModelsQuestion},
     v1,
 };
+use construct_runtime::clock;
 use construct_store::{Model, ModelProvider, SealedSecret};
 use construct_wire::convert;
+use jiff::Timestamp;
+use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
 use crate::{
@@ -20,16 +26,53 @@ use crate::{
 const GLANCE: Duration = Duration::from_millis(300);
 /// How long the service has for an answer; it gives a vendor a little less. So short that there is time to say that it was not enough.
 const PATIENCE: Duration = Duration::from_secs(28);
+/// How often it is found out whether any process is there. What a task's explanation says is asked at that moment.
+const ASK: Duration = Duration::from_secs(5);
 
 /// The processes of the providers service.
 #[derive(Debug)]
 pub(crate) struct Providers {
     bus: Bus,
+    /// Since when none is there, as far as this gateway has seen.
+    absent: Mutex<Option<Timestamp>>,
 }
 
 impl Providers {
     pub(crate) fn new(bus: Bus) -> Self {
-        Self { bus }
+        Self { bus, absent: Mutex::default() }
+    }
+
+    /// Looks whether any process is there until this one drains.
+    pub(crate) async fn watch(&self, draining: &CancellationToken) {
+        loop {
+            self.absence().await;
+            tokio::select! {
+                () = draining.cancelled() => return,
+                () = tokio::time::sleep(ASK) => {}
+            }
+        }
+    }
+
+    /// Since when no process is there; none when one is, or when that can't be found out.
+    pub(crate) async fn absence(&self) -> Option<Timestamp> {
+        // Of no breaker, which any process can answer.
+        let answered = self.bus.ask(&subject::BreakerState, &BreakerQuestion::default(), GLANCE).await;
+        let mut absent = self.absent.lock().unwrap_or_else(PoisonError::into_inner);
+        match answered {
+            Ok(_) => {
+                if absent.take().is_some() {
+                    tracing::info!("the providers service is there");
+                }
+            }
+            Err(request::Error::NoResponders) => {
+                absent.get_or_insert_with(|| {
+                    tracing::info!("no process of the providers service is there");
+                    clock::now()
+                });
+            }
+            Err(error) => tracing::debug!(%error, "whether the providers service is there can't be found out"),
+        }
+        *absent
     }
 
     /// How the breaker in front of a model stands; none when nobody says.

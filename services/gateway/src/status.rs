@@ -55,7 +55,8 @@ pub(crate) fn of_store(error: Error) -> Status {
             Status::with_error_details(Code::FailedPrecondition, message, details)
         }
         Error::Uncuttable => {
-            let words = "name the message that calls the script, or one after its results";
+            let words =
+                "a script and its results stay together: cut before the message that calls it, or after its results";
             let details = ErrorDetails::with_precondition_failure_violation("UNCUTTABLE", "message", words);
             Status::with_error_details(Code::FailedPrecondition, message, details)
         }

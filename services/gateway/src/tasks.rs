@@ -14,6 +14,7 @@ use construct_proto::v1::{
 use construct_store::{
     ApprovalFilter, Error, Key, NewFork, NewTask, Order, Page, Rendered, Rewind, StoredTask, TaskChanges, TaskFilter,
 };
+use futures::future;
 use tonic::{Request, Response, Status};
 use uuid::Uuid;
 
@@ -23,6 +24,7 @@ use crate::{
     quotas::Wanted,
     status::{self, chain},
     validate::requests,
+    whereabouts,
 };
 
 /// What the model of a copied task is told that works in another directory than the task it was copied from.
@@ -227,10 +229,16 @@ impl TaskService for Api {
             }
             _ => Vec::new(),
         };
-        let unserved = match &task.state.turn {
-            Some(_) => entry.backend.pools.absence(&task.compute).await,
-            None => None,
+        let mesh = match &task.state.turn {
+            Some(_) => {
+                let (pools, providers) = (&entry.backend.pools, &entry.backend.providers);
+                let command = whereabouts::find(entry.backend.publisher.bus(), &task);
+                let (no_interpreter, no_providers, command) =
+                    future::join3(pools.absence(&task.compute), providers.absence(), command).await;
+                explain::Mesh { no_interpreter, no_providers, command }
+            }
+            None => explain::Mesh::default(),
         };
-        Ok(Response::new(explain::explain(&task, model.as_deref(), &asked, unserved)))
+        Ok(Response::new(explain::explain(&task, model.as_deref(), &asked, Some(&mesh))))
     }
 }

@@ -19,6 +19,8 @@ use construct_store::{
     Purpose, QUEUE_LIMIT, StepUsage, Store, StoredApproval, StoredEvent, Stream, TaskCommit,
 };
 use jiff::Timestamp;
+use opentelemetry::Context;
+use tracing::Instrument as _;
 use uuid::Uuid;
 
 use crate::{
@@ -26,7 +28,7 @@ use crate::{
     catalogue::Catalogue,
     command, compaction, convert,
     material::{self, Material},
-    metrics, record, spending,
+    metrics, record, spending, trace,
     window::{Queue, Ticket, Window, Work},
 };
 
@@ -109,13 +111,15 @@ impl Activator {
     /// the message it came in is not acknowledged and comes again.
     ///
     /// `known` is the task as the activation before left it, and is replaced by how this one leaves it. A result is decided about from that: what
-    /// has changed meanwhile is noticed by the commit. Whoever only says that something is new makes the task be loaded.
+    /// has changed meanwhile is noticed by the commit. Whoever only says that something is new makes the task be loaded. `turn` is where the
+    /// trace of the task's turn was last gone on with.
     #[tracing::instrument(name = "reconciler.task.activate", skip_all, fields(task = %task))]
     pub(crate) async fn activate(
         self: &Arc<Self>,
         task: TaskId,
         result: Option<mesh::StepResult>,
         known: &mut Option<Box<LoadedTask>>,
+        turn: &mut Context,
     ) -> Result<Next, Error> {
         let mut remembered = known.take().filter(|_| result.is_some());
         let mut report = match result.map(Report::read).transpose() {
@@ -144,7 +148,9 @@ impl Activator {
                 return self.purge(&loaded).await;
             }
             self.meet(&loaded).await;
-            let Decided { decision, committed, material } = match self.decide(&loaded, report.as_ref()).await {
+            let span = trace::of_turn(&loaded, turn);
+            let decided = self.decide(&loaded, report.as_ref()).instrument(span.clone()).await;
+            let Decided { decision, committed, material } = match decided {
                 Err(Error::Conflict) if conflicts < MAX_CONFLICTS => {
                     conflicts += 1;
                     continue;
@@ -168,7 +174,7 @@ impl Activator {
                     Err(_) => &nothing,
                 };
                 // What cannot be carried out is a result of the step like any other.
-                let failed = self.perform(&loaded, &decision.task, effect, material).await;
+                let failed = self.perform(&loaded, &decision.task, effect, material).instrument(span.clone()).await;
                 report = failed.map(|result| Report::of(result, &decision.task)).or(report);
             }
             material?;
@@ -292,7 +298,9 @@ impl Activator {
         commit.reservation = spending::reservation(loaded, &decision, &self.catalogue, now);
         commit.tool_uses = tool_uses(&decision);
         commit.title = report.and_then(|report| title(loaded, report));
-        commit.trace_id = trace_id();
+        // A turn stays in the trace it began in.
+        commit.trace_id =
+            if decision.admitted.is_some() || loaded.trace_id.is_none() { trace::current() } else { None };
         commit.asked = asked(loaded, &decision);
         commit.closed.clone_from(&decision.closed);
         commit.events = self.approval_events(loaded, &commit.asked, &decision, now).await?;
@@ -751,14 +759,6 @@ fn title(loaded: &LoadedTask, report: &Report) -> Option<String> {
     })?;
     let line = text.trim().lines().next()?.trim().trim_matches('"');
     (!line.is_empty()).then(|| line.chars().take(200).collect())
-}
-
-fn trace_id() -> Option<String> {
-    use opentelemetry::trace::TraceContextExt as _;
-    use tracing_opentelemetry::OpenTelemetrySpanExt as _;
-    let context = tracing::Span::current().context();
-    let span = context.span().span_context().clone();
-    span.is_valid().then(|| span.trace_id().to_string())
 }
 
 /// Whether the command of a step that is looked at may be on its way already, or have been carried out.

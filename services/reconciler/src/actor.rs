@@ -84,6 +84,8 @@ pub(crate) struct State {
     intents: Option<i64>,
     /// The task as the last activation left it. Held as long as the actor is, which is not long without anything to do.
     known: Option<Box<LoadedTask>>,
+    /// Where the trace of the task's turn was last gone on with.
+    turn: Context,
 }
 
 pub(crate) struct TaskActor;
@@ -94,7 +96,7 @@ impl Actor for TaskActor {
     type Arguments = Args;
 
     async fn pre_start(&self, _: ActorRef<Msg>, args: Args) -> Result<State, ActorProcessingErr> {
-        Ok(State { args, taken: 0, timer: None, failures: 0, intents: None, known: None })
+        Ok(State { args, taken: 0, timer: None, failures: 0, intents: None, known: None, turn: Context::new() })
     }
 
     async fn handle(&self, myself: ActorRef<Msg>, message: Msg, state: &mut State) -> Result<(), ActorProcessingErr> {
@@ -108,7 +110,10 @@ impl Actor for TaskActor {
                 let trace = receipt.parent().clone();
                 Some(state.look(Some((*result, *receipt)), &trace).await)
             }
-            Msg::Timer if state.is_ours() => Some(state.look(None, &Context::new()).await),
+            Msg::Timer if state.is_ours() => {
+                let trace = state.turn.clone();
+                Some(state.look(None, &trace).await)
+            }
             Msg::Timer | Msg::Linger => {
                 let idle = supervisor::Msg::Idle { task, taken: state.taken, actor: myself.get_id() };
                 state.args.supervisor.cast(idle)?;
@@ -195,7 +200,7 @@ impl State {
             }
         };
         let activation = tracing::Instrument::instrument(
-            Box::pin(args.activator.activate(args.task, result, &mut self.known)),
+            Box::pin(args.activator.activate(args.task, result, &mut self.known, &mut self.turn)),
             span,
         );
         let began = Instant::now();

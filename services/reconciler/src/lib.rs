@@ -28,6 +28,8 @@ mod spending;
 mod subtasks;
 mod supervisor;
 mod sweep;
+mod trace;
+mod whereabouts;
 mod window;
 
 use std::{num::NonZeroUsize, sync::Arc, time::Duration};
@@ -186,6 +188,7 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
     let answering = subtasks::answer(store.clone(), bus.clone(), announcer.clone(), limits, lifecycle.draining());
     lifecycle.spawn("subtask questions", answering);
     lifecycle.spawn("census", census::answer(store.clone(), bus.clone(), lifecycle.draining()));
+    lifecycle.spawn("whereabouts", whereabouts::answer(window.clone(), bus.clone(), lifecycle.draining()));
     let (readable, able) = watch::channel(true);
     let concurrency = config.reconciler_concurrency;
     let args =

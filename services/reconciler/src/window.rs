@@ -40,6 +40,20 @@ const WAITING: usize = 100_000;
 /// How long after its step's deadline a place is somebody else's. By then the step was ended, wherever anybody looks at its task.
 const GRACE: SignedDuration = SignedDuration::from_secs(60);
 
+/// What is known of a step's command.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Known {
+    /// It has no place, so it is not in its queue.
+    Waits {
+        /// The organization's places that are taken.
+        held: usize,
+        /// The organization's commands that get a place before it.
+        before: usize,
+    },
+    /// It may be in its queue.
+    Goes,
+}
+
 /// A work queue.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) enum Queue {
@@ -245,6 +259,26 @@ impl Window {
         let known = |known: &Work| known.is(work);
         !lane.held.get(&task).is_some_and(|held| known(&held.work))
             && !lane.waiting.get(&task).is_some_and(|waits| known(&waits.work))
+    }
+
+    /// What is known of the command of a step, for people who ask; none of a task that another process looks after.
+    pub(crate) fn find(
+        &self,
+        organization: OrganizationId,
+        queue: &Queue,
+        task: TaskId,
+        step: StepId,
+    ) -> Option<Known> {
+        if !self.is_ours(task) {
+            return None;
+        }
+        let state = self.state();
+        let Some(lane) = state.lanes.get(&(organization, queue.clone())) else { return Some(Known::Goes) };
+        let waits = lane.waiting.get(&task).filter(|waits| waits.work.step == step);
+        Some(waits.map_or(Known::Goes, |waits| Known::Waits {
+            held: lane.held.len(),
+            before: lane.order.range(..waits.turn).count(),
+        }))
     }
 
     /// Counts a command that stands in the queue, whoever sent it, also beyond the bound.

@@ -40,5 +40,5 @@ impl Address for Census {
 impl Question for Census {
     type Answer = mesh::TasksGone;
 
-    const GROUP: &'static str = "census";
+    const GROUP: Option<&'static str> = Some("census");
 }

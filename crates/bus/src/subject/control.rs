@@ -142,7 +142,7 @@ impl Address for Tools {
 impl Question for Tools {
     type Answer = mesh::ToolCatalogue;
 
-    const GROUP: &'static str = "tools";
+    const GROUP: Option<&'static str> = Some("tools");
 }
 
 /// What could not be decoded or was given up.

@@ -107,23 +107,23 @@ fixed! {
 impl Question for BreakerState {
     type Answer = v1::Breaker;
 
-    const GROUP: &'static str = "providers";
+    const GROUP: Option<&'static str> = Some("providers");
 }
 
 impl Question for CheckProvider {
     type Answer = mesh::ProviderChecked;
 
-    const GROUP: &'static str = "providers";
+    const GROUP: Option<&'static str> = Some("providers");
 }
 
 impl Question for ListVendorModels {
     type Answer = mesh::VendorModels;
 
-    const GROUP: &'static str = "providers";
+    const GROUP: Option<&'static str> = Some("providers");
 }
 
 impl Question for CountTokens {
     type Answer = mesh::TokenCount;
 
-    const GROUP: &'static str = "providers";
+    const GROUP: Option<&'static str> = Some("providers");
 }

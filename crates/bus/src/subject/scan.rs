@@ -160,5 +160,5 @@ impl Address for ListRepositories {
 impl Question for ListRepositories {
     type Answer = mesh::Repositories;
 
-    const GROUP: &'static str = "scanner";
+    const GROUP: Option<&'static str> = Some("scanner");
 }

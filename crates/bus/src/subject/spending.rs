@@ -36,7 +36,7 @@ impl Address for Models {
 impl Question for Models {
     type Answer = mesh::ModelFound;
 
-    const GROUP: &'static str = "models";
+    const GROUP: Option<&'static str> = Some("models");
 }
 
 /// Asks any one reconciler to set money aside; the answer is a `BudgetReserved`.
@@ -69,7 +69,7 @@ impl Address for Budgets {
 impl Question for Budgets {
     type Answer = mesh::BudgetReserved;
 
-    const GROUP: &'static str = "budgets";
+    const GROUP: Option<&'static str> = Some("budgets");
 }
 
 /// What calls outside a turn have used.

@@ -39,5 +39,5 @@ impl Address for Subtasks {
 impl Question for Subtasks {
     type Answer = mesh::SubtaskAnswer;
 
-    const GROUP: &'static str = "subtasks";
+    const GROUP: Option<&'static str> = Some("subtasks");
 }

@@ -345,6 +345,13 @@ async fn who_may_ask_is_answered() {
     let organization_id = ORGANIZATION.to_string();
     let lookup = mesh::ModelLookup { organization_id: organization_id.clone(), ..Default::default() };
     answered(&providers, &reconciler, &subject::Models, &lookup).await;
+    let question = mesh::WhereaboutsQuestion {
+        organization_id: organization_id.clone(),
+        task_id: task(7).to_string(),
+        step_id: step(7).to_string(),
+        ..Default::default()
+    };
+    answered(&gateway, &reconciler, &subject::Whereabouts, &question).await;
     let question = mesh::RepositoriesQuestion { organization_id, ..Default::default() };
     answered(&gateway, &scanner, &subject::ListRepositories, &question).await;
 }

@@ -1,15 +1,16 @@
 use std::{fs, os::unix::fs::PermissionsExt as _, path::PathBuf, time::Duration};
 
-use construct_proto::mesh::v1::{CancelStep, ToolCatalogue, ToolCatalogueRequest};
+use construct_proto::mesh::v1::{CancelStep, ToolCatalogue, ToolCatalogueRequest, Whereabouts, WhereaboutsQuestion};
 use futures::StreamExt as _;
 use tokio_util::sync::CancellationToken;
 
-use super::{event, execute, invoke, next, options, result, step, step_ref, task, within};
+use super::{ORGANIZATION, event, execute, invoke, next, options, result, step, step_ref, task, within};
 use crate::{
     Address as _, Bus, ConnectOptions, Dispatch, Pool, Service, TaskMessage,
     envelope::{BLOB, INLINE_LIMIT, PAYLOAD_LIMIT, STEP, TYPE},
     publish, request, subject,
     testing::NatsServer,
+    topology,
 };
 
 #[tokio::test]
@@ -37,11 +38,25 @@ async fn a_command_is_queued_once_until_it_is_acknowledged() {
     assert_eq!(bus.publish_once(&address, &invoke(task(1), 3)).await.expect("sent"), Dispatch::Published);
     assert_eq!(bus.publish_once(&address, &invoke(task(1), 3)).await.expect("sent"), Dispatch::AlreadyQueued);
 
+    let row = topology::model_consumer(&Pool::model_default());
+    let place = bus.queued_at(&address, step(3), 0).await.expect("asked").expect("it stands there");
+    for (other, round) in [(4, 0), (3, 1)] {
+        assert_eq!(bus.queued_at(&address, step(other), round).await.expect("asked"), None);
+    }
+
     // In flight is still there.
-    let mut consumer = bus.consume_model(&Pool::model_default(), options(4));
+    let mut consumer = bus.consume_model(&Pool::model_default(), options(1));
     let delivery = next(&mut consumer).await;
     assert_eq!(delivery.message, invoke(task(1), 3));
     assert_eq!(bus.publish_once(&address, &invoke(task(1), 3)).await.expect("sent"), Dispatch::AlreadyQueued);
+
+    // How far the queue was handed out tells which of its commands a worker has.
+    let behind = subject::ModelInvoke::new(Pool::model_default(), task(2));
+    bus.publish_once(&behind, &invoke(task(2), 4)).await.expect("sent");
+    let waits = bus.queued_at(&behind, step(4), 0).await.expect("asked").expect("it stands there");
+    let reached = bus.inspect_consumer(&row).await.expect("asked").expect("it is there").reached;
+    assert!(place <= reached && reached < waits, "{place} {reached} {waits}");
+    bus.withdraw(&behind, step(4)).await.expect("taken back");
 
     // Acknowledged, the place is free, even for the same step and within the duplicate window.
     delivery.receipt.ack().await;
@@ -267,6 +282,45 @@ async fn tools_are_answered_by_any_interpreter_of_the_pool_or_by_nobody() {
     assert!(!bus.pool_is_served(&other, patience).await.expect("asked"));
     stop.cancel();
     within("the server of tools to stop", serving).await.expect("no panic").expect("no error");
+}
+
+#[tokio::test]
+async fn a_question_without_a_group_is_answered_by_the_one_that_knows() {
+    let server = NatsServer::start().await;
+    let (asks, knows, other) = tokio::join!(server.bus(), server.bus(), server.bus());
+    let stop = CancellationToken::new();
+    let answers = |bus: Bus, sequence: Option<u64>| {
+        let stop = stop.clone();
+        let answer =
+            move |_| async move { sequence.map(|sequence| Whereabouts { sequence, ..Whereabouts::default() }) };
+        tokio::spawn(async move { bus.answer(&subject::Whereabouts, stop, answer).await })
+    };
+    let serving = [answers(knows, Some(7)), answers(other, None)];
+    let question = WhereaboutsQuestion {
+        organization_id: ORGANIZATION.to_string(),
+        task_id: task(1).to_string(),
+        step_id: step(3).to_string(),
+        ..WhereaboutsQuestion::default()
+    };
+    let mut answered = 0;
+    within("answers", async {
+        // The first questions may come before the subscriptions.
+        while answered < 20 {
+            match asks.ask(&subject::Whereabouts, &question, Duration::from_secs(5)).await {
+                Ok(answer) => {
+                    assert_eq!(answer.sequence, 7);
+                    answered += 1;
+                }
+                Err(_) if answered == 0 => {}
+                Err(error) => panic!("{error:?}"),
+            }
+        }
+    })
+    .await;
+    stop.cancel();
+    for serving in serving {
+        within("it to stop", serving).await.expect("no panic").expect("no error");
+    }
 }
 
 #[tokio::test]

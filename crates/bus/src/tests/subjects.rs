@@ -63,6 +63,7 @@ fn every_subject_is_what_people_tap_and_reads_back() {
     reads_back(&subject::Models, "construct.v1.ctl.reconciler.models");
     reads_back(&subject::Budgets, "construct.v1.ctl.reconciler.budgets");
     reads_back(&subject::Subtasks, "construct.v1.ctl.reconciler.subtasks");
+    reads_back(&subject::Whereabouts, "construct.v1.ctl.reconciler.whereabouts");
     let spending = subject::Spending { organization: ORGANIZATION };
     reads_back(&spending, &format!("construct.v1.cmd.spending.{ORGANIZATION}"));
     let slack = subject::SlackDelivery::new(subject::SlackKind::Action, "T0123").expect("it is a team");
@@ -140,6 +141,7 @@ fn a_payload_with_other_ids_than_its_subject_is_refused() {
     refuses(&subject::ReconcilerBeat { instance: "one".into() }, &Default::default());
     refuses(&subject::StateNews { organization: ORGANIZATION }, &Default::default());
     refuses(&Journal { step: step(1) }, &Default::default());
+    refuses(&subject::Whereabouts, &Default::default());
     refuses(&Delta { organization: ORGANIZATION, task: task(7) }, &event(task(7), "message.created", 0, 0));
     let address = TaskEvent { organization: ORGANIZATION, task: task(7), event: kind_of("message.created") };
     refuses(&address, &event(task(7), "message.updated", 0, 0));

@@ -58,7 +58,7 @@ pub struct TaskCommit<'a> {
     pub tool_uses: BTreeMap<String, i64>,
     /// A title; taken unless the task got one meanwhile.
     pub title: Option<String>,
-    /// The trace of the step that starts; None leaves the last one.
+    /// The trace of the turn that begins; None leaves the last one.
     pub trace_id: Option<String>,
     /// What people are asked from now on.
     pub asked: Vec<AskedApproval>,

@@ -56,7 +56,7 @@ pub struct LoadedTask {
     pub phase_since: Timestamp,
     /// Of its newest event.
     pub event_sequence: u64,
-    /// The trace of the step that runs or ran last.
+    /// The trace of the turn that is on its way, or was last.
     pub trace_id: Option<String>,
     /// The root of the tree of tasks it belongs to.
     pub root: TaskId,

@@ -215,6 +215,76 @@ fn a_step_in_flight_is_named_with_its_attempt_and_deadline() {
 }
 
 #[test]
+fn where_a_command_is_is_told_of_steps_in_flight_alone() {
+    let withheld = Whereabouts::Withheld { standing: 128, before: 40 };
+    let places = [
+        (withheld, "waits for a place of its organization in the queue of", "under way, by ending"),
+        (Whereabouts::Queued, "no worker has it yet", "when it is its turn"),
+        (Whereabouts::Taken, "is being worked on", "service, with the "),
+        (Whereabouts::Nowhere, "is about to be put into the queue of", "the reconciler service"),
+    ];
+    let mut told = 0;
+    for (task, _) in states() {
+        let in_flight = task.state.turn.is_some()
+            && !task.state.suspend
+            && task.state.step.as_ref().is_some_and(|step| matches!(step.state, StepState::InFlight { .. }));
+        let plain = explain(&task, None, &[], None);
+        assert_eq!(plain.released_by.contains("(behind as many of its organization"), in_flight, "{plain:?}");
+        for (command, words, who) in places {
+            let mesh = Mesh { command: Some(command), ..Mesh::default() };
+            let explanation = explain(&task, None, &[], Some(&mesh));
+            assert_eq!(explanation.waiting_for.contains(words), in_flight, "{explanation:?}");
+            assert!(!in_flight || explanation.released_by.contains(who), "{explanation:?}");
+            assert_eq!((&explanation.since, &explanation.deadline), (&plain.since, &plain.deadline));
+            told += usize::from(in_flight);
+        }
+    }
+    assert_eq!(told, 4 * places.len());
+    let (task, _) = states().swap_remove(3);
+    let mesh = Mesh { command: Some(withheld), ..Mesh::default() };
+    let words = explain(&task, None, &[], Some(&mesh)).waiting_for;
+    assert!(words.contains("128 of the organization's") && words.contains("40 more wait before it"), "{words}");
+}
+
+#[test]
+fn a_call_says_that_nobody_is_there_to_make_it() {
+    let mesh = Mesh { no_providers: Some(NOW), command: Some(Whereabouts::Taken), ..Mesh::default() };
+    let mut told = 0;
+    for (task, _) in states() {
+        let explanation = explain(&task, None, &[], Some(&mesh));
+        let asks = match (&task.state.turn, &task.state.step) {
+            (Some(turn), Some(step)) => match step.state {
+                StepState::InFlight { .. } | StepState::Cancelling { .. } => !matches!(turn.stage, Stage::Code { .. }),
+                StepState::Backoff { .. } => true,
+                StepState::Parked { .. } => false,
+            },
+            _ => false,
+        };
+        let says = "; no process of the providers service is there since 2023-11-14T22:13:20Z";
+        assert_eq!(explanation.waiting_for.ends_with(says), asks, "{}", explanation.waiting_for);
+        assert_eq!(explanation.released_by.starts_with("the operator, by starting the providers service"), asks);
+        // Whoever had it is gone.
+        assert!(!asks || !explanation.waiting_for.contains("is being worked on"), "{explanation:?}");
+        told += usize::from(asks);
+    }
+    assert!(told >= 3, "{told}");
+}
+
+#[test]
+fn a_pause_says_when_the_next_try_is_and_whether_there_is_a_last_one() {
+    let (mut task, _) = states().swap_remove(8);
+    let explanation = explain(&task, None, &[], None);
+    let until = Some(convert::time(LATER));
+    assert_eq!((&explanation.deadline, &explanation.next_wake), (&until, &until));
+    assert!(explanation.waiting_for.contains(&format!("the next attempt at {LATER}")), "{explanation:?}");
+    assert!(explanation.waiting_for.contains("1 of 5 calls of the vendor have failed"), "{explanation:?}");
+    // A service of ours was away: the vendor was never called.
+    task.state.step.as_mut().expect("it has a step").attempt = 1;
+    let explanation = explain(&task, None, &[], None);
+    assert!(explanation.waiting_for.ends_with("the tries have no end"), "{explanation:?}");
+}
+
+#[test]
 fn approvals_that_are_waited_for_are_named() {
     let asked = StoredApproval {
         id: ApprovalId::from_uuid(Uuid::from_u128(9)),
@@ -252,7 +322,8 @@ fn a_task_whose_pool_nobody_serves_says_so_where_it_matters() {
     let says = "; no interpreter serves the pool `cpu-4` since 2023-11-14T22:13:20Z";
     let mut spoken = 0;
     for (task, _) in states() {
-        let explanation = explain(&task, None, &[], Some(NOW));
+        let mesh = Mesh { no_interpreter: Some(NOW), ..Mesh::default() };
+        let explanation = explain(&task, None, &[], Some(&mesh));
         let waits = match (&task.state.turn, &task.state.step) {
             (Some(turn), Some(step)) => match step.state {
                 StepState::InFlight { .. } => matches!(turn.stage, Stage::Code { .. }),

@@ -120,6 +120,24 @@ fn who_waits_goes_in_the_order_of_asking() {
 }
 
 #[test]
+fn who_asks_is_told_how_many_are_before() {
+    let (window, sharing) = window(2);
+    for n in 1..=4 {
+        ask(&window, 1, n);
+    }
+    let find = |n: u128, step: u128| window.find(organization(1), &Queue::Model, task(n), work(step).step);
+    assert_eq!(find(1, 1), Some(Known::Goes));
+    assert_eq!(find(3, 3), Some(Known::Waits { held: 2, before: 0 }));
+    assert_eq!(find(4, 4), Some(Known::Waits { held: 2, before: 1 }));
+    assert_eq!(find(4, 7), Some(Known::Goes), "another step does not wait");
+    assert_eq!(window.find(organization(2), &Queue::Model, task(4), work(4).step), Some(Known::Goes));
+    settle(&window, &idle(1, 1));
+    assert_eq!((find(3, 3), find(4, 4)), (Some(Known::Goes), Some(Known::Waits { held: 2, before: 0 })));
+    sharing.send_replace(Share::NONE);
+    assert_eq!(find(4, 4), None, "another process looks after it");
+}
+
+#[test]
 fn every_end_of_a_step_gives_its_place_to_the_next() {
     let parked = StepState::Parked { waits: Vec::new(), awaits: Vec::new(), results: Vec::new() };
     let mut resumed = row(1, 1, 1, FLYING);

@@ -1,0 +1,44 @@
+//! Where the command of a step is.
+
+use construct_domain::{OrganizationId, StepId, TaskId};
+use construct_proto::mesh::v1 as mesh;
+
+use super::{Address, Invalid, Pool, Question, tokens::ROOT, tokens::Tokens};
+
+/// Asks the reconciler that looks after a task where the command of its step is; the answer is a `Whereabouts`. Those that look after other
+/// tasks hear it too, and say nothing.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Whereabouts;
+
+impl Address for Whereabouts {
+    type Message = mesh::WhereaboutsQuestion;
+
+    fn subject(&self) -> String {
+        format!("{ROOT}.ctl.reconciler.whereabouts")
+    }
+
+    fn pattern() -> String {
+        Self.subject()
+    }
+
+    fn parse(subject: &str) -> Result<Self, Invalid> {
+        let mut tokens = Tokens::after(subject, "ctl.reconciler")?;
+        tokens.word("whereabouts")?;
+        tokens.end()?;
+        Ok(Self)
+    }
+
+    fn check(&self, question: &mesh::WhereaboutsQuestion) -> Result<(), Invalid> {
+        let wrong = |id: &str| Invalid::new("an id of the question is malformed", id);
+        question.organization_id.parse::<OrganizationId>().map_err(|_| wrong(&question.organization_id))?;
+        question.task_id.parse::<TaskId>().map_err(|_| wrong(&question.task_id))?;
+        question.step_id.parse::<StepId>().map_err(|_| wrong(&question.step_id))?;
+        if question.pool.is_empty() { Ok(()) } else { question.pool.parse::<Pool>().map(drop) }
+    }
+}
+
+impl Question for Whereabouts {
+    type Answer = mesh::Whereabouts;
+
+    const GROUP: Option<&'static str> = None;
+}
