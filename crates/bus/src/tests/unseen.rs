@@ -7,7 +7,6 @@ use std::{
 };
 
 use construct_domain::partition;
-use futures::StreamExt as _;
 
 use super::{invoke, next, options, result, task, within};
 use crate::{
