@@ -65,7 +65,7 @@ async fn a_pool_of_the_operators_is_served_by_its_own_process_with_its_own_limit
     // Without its process, a task of the pool waits and says for what; others go on.
     mesh.kill(Service::Interpreter).unwrap();
     large.say("read").await;
-    explained(&large, "the script of the model to end; no interpreter serves the pool `bench` since ").await;
+    explained(&large, "; no interpreter serves the pool `bench` since ").await;
     assert!(answer(&small, "read").await.contains("from one pool"));
     mesh.set("CONSTRUCT_INTERPRETER_POOLS", "bench");
     mesh.spawn(Service::Interpreter).unwrap();

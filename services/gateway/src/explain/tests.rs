@@ -272,7 +272,9 @@ fn a_call_says_that_nobody_is_there_to_make_it() {
 
 #[test]
 fn a_pause_says_when_the_next_try_is_and_whether_there_is_a_last_one() {
-    let (mut task, _) = states().swap_remove(8);
+    let pauses =
+        |task: &StoredTask| matches!(task.state.step.as_ref().map(|step| &step.state), Some(StepState::Backoff { .. }));
+    let (mut task, _) = states().into_iter().find(|(task, _)| pauses(task)).expect("it is one of the states");
     let explanation = explain(&task, None, &[], None);
     let until = Some(convert::time(LATER));
     assert_eq!((&explanation.deadline, &explanation.next_wake), (&until, &until));

@@ -1,6 +1,6 @@
 //! The tools that scripts can call, by name: who offers others to a session would offer nothing.
 
-use construct_domain::policy::{Action, PATTERNS, Policy, Rule, Subject};
+use construct_domain::policy::{Action, PATTERN_BYTES, PATTERNS, Policy, Rule, Subject};
 
 /// Each tool by its name, and by its other names. The interpreter has them; a test compares this with its list.
 const TOOLS: [(&str, &[&str]); 29] = [
@@ -50,6 +50,10 @@ pub(super) fn missing(wanted: &[String]) -> Option<String> {
 }
 
 fn is_known(pattern: &str) -> bool {
+    // No policy takes a longer one, and it must not be compiled.
+    if pattern.len() > PATTERN_BYTES {
+        return false;
+    }
     let rule = |action, tools: &[&str]| Rule {
         action,
         tools: tools.iter().map(|tool| (*tool).to_owned()).collect(),
