@@ -252,7 +252,7 @@ mod tests {
             "construct --organization org_1 member update user_1 --role admin",
             "construct invitation create a@example.com --role viewer --expires 1d",
             "construct key create ci --scope tasks:write --scope agents:read --role member --expires 30d",
-            "construct key create ci --scope tasks:write --tasks-per-day 100 --spend-per-month 2.50 --requests-per-minute 60",
+            "construct key create ci --scope tasks:write --tasks-per-day 100 --spend-per-month 2.50 --storage-bytes 1000000",
             "construct key get key_1",
             "construct key limit key_1 --runs-per-day none --tokens-per-day 100000",
             "construct key code laptop --scope admin",

@@ -13,11 +13,12 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import grpc
-from google.protobuf import descriptor_pb2
+from google.protobuf import descriptor_pb2, descriptor_pool
 from google.rpc import error_details_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 # The messages of reflection, which are the same in both of its versions.
 from grpc_reflection.v1alpha import reflection_pb2
+from grpc_reflection.v1alpha.proto_reflection_descriptor_database import ProtoReflectionDescriptorDatabase
 from grpc_status import rpc_status
 from grpc_tools import protoc
 
@@ -242,7 +243,13 @@ ours = descriptor_pb2.FileDescriptorProto()
 task_pb2.DESCRIPTOR.CopyToProto(ours)
 check(list(known.service) == list(ours.service), "reflection shows another TaskService than proto/ has")
 check([it.name for it in known.message_type] == [it.name for it in ours.message_type], "reflection shows other messages than proto/ has")
-done("reflection")
+# The client that comes with the package, which asks in the version before.
+database = ProtoReflectionDescriptorDatabase(plain)
+check(set(database.get_services()) == names, f"the services by reflection before version 1: {database.get_services()}")
+found = descriptor_pb2.ServiceDescriptorProto()
+descriptor_pool.DescriptorPool(database).FindServiceByName("construct.v1.TaskService").CopyToProto(found)
+check(found == ours.service[0], "reflection before version 1 shows another TaskService than proto/ has")
+done("reflection, in both of its versions")
 
 for found in seen:
     tasks.DeleteTask(task_pb2.DeleteTaskRequest(task=found), timeout=PATIENCE)

@@ -102,6 +102,9 @@ pub(crate) struct LimitArgs {
     /// What models may cost.
     #[arg(long, value_name = "DOLLARS", value_parser = parse_dollars)]
     spend_per_month: Option<Said>,
+    /// Bytes of files, of uploads for scans and of documents that are kept.
+    #[arg(long, value_name = "N", value_parser = parse_number)]
+    storage_bytes: Option<Said>,
 }
 
 /// A limit as it is said: a number, or none.
@@ -139,6 +142,7 @@ impl LimitArgs {
             runs_per_day: said(self.runs_per_day, before.runs_per_day),
             tokens_per_day: said(self.tokens_per_day, before.tokens_per_day),
             spend_per_month_pico_usd: said(self.spend_per_month, before.spend_per_month_pico_usd),
+            storage_bytes: said(self.storage_bytes, before.storage_bytes),
         }
     }
 }
@@ -257,6 +261,7 @@ fn limits(limits: &ApiKeyLimits, used: Option<&ApiKeyUse>) -> String {
         (number, limits.runs_per_day, used.map(|used| used.runs), " runs a day"),
         (number, limits.tokens_per_day, used.map(|used| used.tokens), " tokens a day"),
         (money::cost, limits.spend_per_month_pico_usd, used.map(|used| used.spend_pico_usd), " a month"),
+        (number, limits.storage_bytes, used.map(|used| used.storage_bytes), " bytes kept"),
     ];
     let mut parts = Vec::new();
     for (show, limit, used, what) in rows {
@@ -338,8 +343,14 @@ mod tests {
             runs_per_day: None,
             tokens_per_day: Some(Said(Some(0))),
             spend_per_month: None,
+            storage_bytes: Some(Said(Some(1000))),
         };
-        let after = ApiKeyLimits { runs_per_day: Some(7), tokens_per_day: Some(0), ..ApiKeyLimits::default() };
+        let after = ApiKeyLimits {
+            runs_per_day: Some(7),
+            tokens_per_day: Some(0),
+            storage_bytes: Some(1000),
+            ..ApiKeyLimits::default()
+        };
         assert_eq!(args.over(before), after);
     }
 
@@ -349,12 +360,16 @@ mod tests {
             requests_per_minute: Some(60),
             tasks_per_day: Some(1000),
             spend_per_month_pico_usd: Some(5_000_000_000_000),
+            storage_bytes: Some(2_000_000),
             ..ApiKeyLimits::default()
         };
-        let used = ApiKeyUse { tasks: 12, spend_pico_usd: 1_200_000_000_000, ..ApiKeyUse::default() };
-        let shown = "60 requests a minute, 12 of 1,000 tasks a day, $1.20 of $5.00 a month";
+        let used =
+            ApiKeyUse { tasks: 12, spend_pico_usd: 1_200_000_000_000, storage_bytes: 4096, ..ApiKeyUse::default() };
+        let shown =
+            "60 requests a minute, 12 of 1,000 tasks a day, $1.20 of $5.00 a month, 4,096 of 2,000,000 bytes kept";
         assert_eq!(limits(&limited, Some(&used)), shown);
-        assert_eq!(limits(&limited, None), "60 requests a minute, 1,000 tasks a day, $5.00 a month");
+        let alone = "60 requests a minute, 1,000 tasks a day, $5.00 a month, 2,000,000 bytes kept";
+        assert_eq!(limits(&limited, None), alone);
         assert_eq!(limits(&ApiKeyLimits::default(), Some(&used)), "");
     }
 }

@@ -320,8 +320,8 @@ impl Store {
         sqlx::query!(
             "INSERT INTO files
                  (id, organization_id, name, media_type, size, expected, state, received, sha256, created_by, expires_at, claimed_until,
-                  created_at, updated_at)
-             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $13)",
+                  created_at, updated_at, api_key_id)
+             VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $13, $14)",
             new.id.uuid(),
             organization,
             new.name,
@@ -335,6 +335,7 @@ impl Store {
             expires_at as _,
             (state == FileState::Checking).then(|| writer.now()) as _,
             writer.now() as _,
+            writer.key(),
         )
         .execute(&mut *writer.transaction)
         .await

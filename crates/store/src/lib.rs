@@ -77,7 +77,7 @@ pub use schedule::{
 };
 pub use seal::{Error as SealError, Keyring, SealedSecret};
 pub use secret::{Bindings, NewSecret, Secret, SecretChanges};
-pub use state::{State, StateContent, StateRef};
+pub use state::{State, StateContent, StateGrowth, StateRef};
 pub use store::{PoolOptions, STATEMENT_TIMEOUT, Store};
 pub use task::{
     AppendedMessage, AskedApproval, Asking, Below, Committed, DueTask, EndedMessage, LoadedTask, NewFork, NewSubtask,

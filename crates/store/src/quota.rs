@@ -151,9 +151,6 @@ impl Counted {
         }
     }
 
-    /// Everything that is counted by key.
-    pub const OF_KEYS: Self = Self { tasks: true, runs: true, tokens: true, spend: true, storage: false };
-
     /// Everything.
     pub const ALL: Self = Self { tasks: true, runs: true, tokens: true, spend: true, storage: true };
 
@@ -235,36 +232,53 @@ macro_rules! counts_of_keys {
         sqlx::query!(
             r#"SELECT done.key AS "key!", sum(done.tasks)::bigint AS "tasks!", sum(done.runs)::bigint AS "runs!",
                    least(sum(done.tokens), 9223372036854775807)::bigint AS "tokens!",
-                   least(sum(done.spent), 9223372036854775807)::bigint AS "spend_pico_usd!"
+                   least(sum(done.spent), 9223372036854775807)::bigint AS "spend_pico_usd!",
+                   least(sum(done.kept), 9223372036854775807)::bigint AS "storage_bytes!"
                FROM (
                    -- One that is deleted, but whose row is there, says itself which key it was begun with. Those have an index of their own.
-                   SELECT t.api_key_id AS key, 1 AS tasks, 0 AS runs, 0::numeric AS tokens, 0::numeric AS spent
+                   SELECT t.api_key_id AS key, 1 AS tasks, 0 AS runs, 0::numeric AS tokens, 0::numeric AS spent, 0::numeric AS kept
                    FROM tasks t
                    WHERE $2 AND t.organization_id = $1 AND t.created_at >= $6 AND t.created_at < $9 AND t.api_key_id IS NOT NULL
                      AND t.deleted_at IS NULL
                    UNION ALL
-                   SELECT t.api_key_id, 1, 0, 0, 0
+                   SELECT t.api_key_id, 1, 0, 0, 0, 0
                    FROM tasks t
                    WHERE $2 AND t.organization_id = $1 AND t.created_at >= $6 AND t.created_at < $9 AND t.api_key_id IS NOT NULL
                      AND t.deleted_at IS NOT NULL
                    UNION ALL
-                   SELECT e.api_key_id, 1, 0, 0, 0
+                   SELECT e.api_key_id, 1, 0, 0, 0, 0
                    FROM events e
                    WHERE $2 AND e.organization_id = $1 AND e.type = 'task.deleted' AND e.stream_id >= $8 AND e.stream_id < $11
                      AND substr(e.stream_id::text, 15, 1) = '7' AND e.api_key_id IS NOT NULL
                    UNION ALL
-                   SELECT m.api_key_id, 0, 1, 0, 0
+                   SELECT m.api_key_id, 0, 1, 0, 0, 0
                    FROM messages m
                    WHERE $3 AND m.organization_id = $1 AND m.created_at >= $6 AND m.created_at < $9 AND m.step_id IS NOT NULL
                      AND m.content #>> '{blocks,0,kind}' = 'code_interpreter_result' AND m.api_key_id IS NOT NULL
                    UNION ALL
-                   SELECT u.api_key_id, 0, 0, u.input_tokens::numeric + u.output_tokens + u.cache_read_tokens + u.cache_write_tokens, 0
+                   SELECT u.api_key_id, 0, 0, u.input_tokens::numeric + u.output_tokens + u.cache_read_tokens + u.cache_write_tokens, 0, 0
                    FROM step_usage u
                    WHERE $4 AND u.organization_id = $1 AND u.created_at >= $6 AND u.created_at < $9 AND u.api_key_id IS NOT NULL
                    UNION ALL
-                   SELECT u.api_key_id, 0, 0, 0, u.cost_pico_usd
+                   SELECT u.api_key_id, 0, 0, 0, u.cost_pico_usd, 0
                    FROM step_usage u
                    WHERE $5 AND u.organization_id = $1 AND u.created_at >= $7 AND u.created_at < $10 AND u.api_key_id IS NOT NULL
+                   UNION ALL
+                   SELECT s.api_key_id, 0, 0, 0, 0, split_part(s.archive, ';size=', 2)::numeric
+                   FROM scans s
+                   WHERE $12 AND s.organization_id = $1 AND s.archive IS NOT NULL AND s.cleaned_at IS NULL AND s.api_key_id IS NOT NULL
+                   UNION ALL
+                   SELECT f.api_key_id, 0, 0, 0, 0, f.size
+                   FROM files f
+                   WHERE $12 AND f.organization_id = $1 AND f.state <> 'refused' AND f.api_key_id IS NOT NULL
+                   UNION ALL
+                   SELECT d.api_key_id, 0, 0, 0, 0, octet_length(d.json)
+                   FROM states d
+                   WHERE $12 AND d.organization_id = $1 AND d.json IS NOT NULL AND d.api_key_id IS NOT NULL
+                   UNION ALL
+                   SELECT v.api_key_id, 0, 0, 0, 0, octet_length(v.json)
+                   FROM state_versions v
+                   WHERE $12 AND v.organization_id = $1 AND v.api_key_id IS NOT NULL
                ) AS done
                GROUP BY done.key"#,
             $organization.uuid(),
@@ -278,6 +292,7 @@ macro_rules! counts_of_keys {
             time::sql($periods.next_day) as _,
             time::sql($periods.next_month) as _,
             least_id($periods.next_day),
+            $counted.storage,
         )
     };
 }
@@ -387,8 +402,8 @@ impl Store {
         Ok(counts!(organization, counted, periods).fetch_one(&self.pool).await?)
     }
 
-    /// What each of an organisation's keys has done in the day and the month of `periods`; those that are not in it have done nothing. What is
-    /// kept is not counted by key.
+    /// What each of an organisation's keys has done in the day and the month of `periods`, and what is kept that was stored with it; those that
+    /// are not in it have done nothing.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -406,7 +421,7 @@ impl Store {
                 runs: row.runs,
                 tokens: row.tokens,
                 spend_pico_usd: row.spend_pico_usd,
-                storage_bytes: 0,
+                storage_bytes: row.storage_bytes,
             };
             (ApiKeyId::from_uuid(row.key), counts)
         });
@@ -429,7 +444,7 @@ pub(crate) mod tests {
     /// That of [`Store::quota_counts_of_keys`].
     pub(crate) fn statement_of_keys() -> String {
         let (organization, periods) = (OrganizationId::LOCAL, Periods::of(Timestamp::UNIX_EPOCH));
-        counts_of_keys!(organization, Counted::OF_KEYS, periods).sql().as_str().to_owned()
+        counts_of_keys!(organization, Counted::ALL, periods).sql().as_str().to_owned()
     }
 
     #[test]

@@ -5,7 +5,7 @@ use std::fmt;
 use jiff::Timestamp;
 use uuid::Uuid;
 
-use construct_domain::{OrganizationId, UserId, state::VERSIONS_KEPT};
+use construct_domain::{ApiKeyId, OrganizationId, UserId, state::VERSIONS_KEPT};
 
 use crate::{
     Error, Rendered, Store, Write, Written,
@@ -77,6 +77,15 @@ impl<'a> StateContent<'a> {
             Self::Version(version) => (None, Some(version)),
         }
     }
+}
+
+/// What a put adds to what is kept.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StateGrowth {
+    /// Bytes that the organisation keeps more, or less.
+    pub bytes: i64,
+    /// The same of what is kept for the key: what others have put stays theirs when it is replaced, and is no room when it is dropped.
+    pub bytes_of_key: i64,
 }
 
 struct Row {
@@ -237,8 +246,8 @@ impl Store {
         Ok(rows.into_iter().map(|row| row.state(of)).collect())
     }
 
-    /// How many bytes more would be kept after a put: what is put, without the earlier version that nothing would be kept of any more. What is
-    /// replaced is kept, as an earlier version. Nothing when it would change nothing.
+    /// How many bytes more would be kept after a put with this key: what is put, without the earlier version that nothing would be kept of any
+    /// more. What is replaced is kept, as an earlier version. Nothing when it would change nothing.
     ///
     /// # Errors
     /// [`Error::Unavailable`].
@@ -248,25 +257,31 @@ impl Store {
         organization: OrganizationId,
         state: StateRef<'_>,
         content: StateContent<'_>,
-    ) -> Result<i64, Error> {
+        key: Option<ApiKeyId>,
+    ) -> Result<StateGrowth, Error> {
         let (json, version) = content.parts();
-        let growth = sqlx::query_scalar!(
-            r#"SELECT (CASE WHEN s.json IS NOT DISTINCT FROM new.json THEN 0 ELSE
-                   coalesce(octet_length(new.json), 0) - CASE WHEN s.json IS NULL THEN 0 ELSE coalesce((
-                       SELECT sum(octet_length(dropped.json)) FROM (
-                           SELECT v.json FROM state_versions v WHERE v.state_id = s.id ORDER BY v.version DESC OFFSET $6) AS dropped
-                   ), 0) END
-               END)::bigint AS "growth!"
+        let growth = sqlx::query_as!(
+            StateGrowth,
+            r#"SELECT coalesce(octet_length(added.json) - dropped.bytes, 0)::bigint AS "bytes!",
+                   coalesce(octet_length(added.json) - dropped.bytes_of_key, 0)::bigint AS "bytes_of_key!"
                FROM (SELECT) AS once
                LEFT JOIN states s ON s.organization_id = $1 AND s.owner = $2 AND s.name = $3
                CROSS JOIN LATERAL (
-                   SELECT coalesce($4, (SELECT v.json FROM state_versions v WHERE v.state_id = s.id AND v.version = $5)) AS json) AS new"#,
+                   SELECT coalesce($4, (SELECT v.json FROM state_versions v WHERE v.state_id = s.id AND v.version = $5)) AS json) AS put
+               LEFT JOIN LATERAL (SELECT put.json) AS added ON s.json IS DISTINCT FROM put.json
+               CROSS JOIN LATERAL (
+                   SELECT coalesce(sum(octet_length(v.json)), 0) AS bytes,
+                          coalesce(sum(octet_length(v.json)) FILTER (WHERE v.api_key_id = $7), 0) AS bytes_of_key
+                   FROM (
+                       SELECT e.json, e.api_key_id FROM state_versions e
+                       WHERE e.state_id = s.id AND s.json IS NOT NULL ORDER BY e.version DESC OFFSET $6) AS v) AS dropped"#,
             organization.uuid(),
             owner(state.owner),
             state.name,
             json as _,
             version as _,
             i64::from(VERSIONS_KEPT) - 1,
+            key.map(ApiKeyId::uuid),
         );
         Ok(growth.fetch_one(&self.pool).await?)
     }
@@ -384,8 +399,9 @@ impl Locked {
     /// Keeps what it says, and of what was kept the newest.
     async fn keep(&self, writer: &mut Writer<'_>) -> Result<(), Error> {
         sqlx::query!(
-            "INSERT INTO state_versions (organization_id, state_id, version, json, updated_by, updated_at)
-             SELECT organization_id, id, version, json, updated_by, updated_at FROM states WHERE id = $1 AND json IS NOT NULL",
+            "INSERT INTO state_versions (organization_id, state_id, version, json, updated_by, updated_at, api_key_id)
+             SELECT organization_id, id, version, json, updated_by, updated_at, api_key_id FROM states
+             WHERE id = $1 AND json IS NOT NULL",
             self.id,
         )
         .execute(&mut *writer.transaction)
@@ -421,11 +437,12 @@ impl Locked {
 
     async fn change(&self, writer: &mut Writer<'_>, json: Option<&str>, by: &str) -> Result<(), Error> {
         sqlx::query!(
-            "UPDATE states SET version = version + 1, json = $2, updated_by = $3, updated_at = $4 WHERE id = $1",
+            "UPDATE states SET version = version + 1, json = $2, updated_by = $3, updated_at = $4, api_key_id = $5 WHERE id = $1",
             self.id,
             json,
             by,
             writer.now(),
+            json.and_then(|_| writer.key()),
         )
         .execute(&mut *writer.transaction)
         .await?;

@@ -93,6 +93,7 @@ fn limits(limits: &Limits) -> Option<v1::ApiKeyLimits> {
         runs_per_day: limits.runs_per_day,
         tokens_per_day: limits.tokens_per_day,
         spend_per_month_pico_usd: limits.spend_per_month_pico_usd,
+        storage_bytes: limits.storage_bytes,
     };
     (shown != v1::ApiKeyLimits::default()).then_some(shown)
 }

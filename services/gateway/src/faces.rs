@@ -15,6 +15,7 @@ mod guard;
 mod methods;
 pub(crate) mod operator;
 pub(crate) mod rest;
+mod unread;
 
 use std::{
     sync::{Arc, Mutex, OnceLock, PoisonError},
@@ -36,6 +37,7 @@ use self::{
     guard::Guard,
     methods::{Method, Methods},
     rest::Rest,
+    unread::Unread,
 };
 use crate::{
     Config,
@@ -140,12 +142,14 @@ where
     fn call(&mut self, mut request: Request<Body>) -> Self::Future {
         let kind = Kind::of(&request);
         request.extensions_mut().insert(kind.face());
+        let unread = Unread::of(&mut request);
         if self.guarded
             && let Err(refusal) = self.shared.guard.check(&request)
         {
             self.shared.note(&request, kind, &refusal);
             let response = errors::refused(kind, &refusal);
-            return futures::future::ready(Ok(response)).boxed();
+            drop(request);
+            return async move { Ok(Unread::read_before(unread, response).await) }.boxed();
         }
         let deadline = match kind {
             Kind::Grpc | Kind::GrpcWeb => Deadline::of_grpc(request.headers()),
@@ -161,7 +165,11 @@ where
         let ready = std::mem::replace(&mut self.inner, next);
         let inner = BoxCloneService::new(ready.map_err(Into::into));
         let shared = Arc::clone(&self.shared);
-        async move { Ok(shared.serve(kind, deadline, inner, request).await) }.boxed()
+        async move {
+            let response = shared.serve(kind, deadline, inner, request).await;
+            Ok(Unread::read_before(unread, response).await)
+        }
+        .boxed()
     }
 }
 

@@ -106,11 +106,16 @@ impl KeyService for Api {
         let found = found.map_err(|error| status::about(&request.api_key, error))?;
         let periods = self.quotas().periods(clock::now());
         let place = self.sum().await?;
-        let counts = entry.store().quota_counts_of_keys(entry.organization(), Counted::OF_KEYS, &periods).await;
+        let counts = entry.store().quota_counts_of_keys(entry.organization(), Counted::ALL, &periods).await;
         drop(place);
         let used = counts.map_err(status::of_store)?.get(&id).copied().unwrap_or_default();
-        let used =
-            ApiKeyUse { tasks: used.tasks, runs: used.runs, tokens: used.tokens, spend_pico_usd: used.spend_pico_usd };
+        let used = ApiKeyUse {
+            tasks: used.tasks,
+            runs: used.runs,
+            tokens: used.tokens,
+            spend_pico_usd: used.spend_pico_usd,
+            storage_bytes: used.storage_bytes,
+        };
         Ok(Response::new(v1::ApiKey { used: Some(used), ..show::api_key(&found) }))
     }
 

@@ -111,13 +111,20 @@ pub(crate) async fn spawn(
     let faces = Faces::new(api.clone(), address.ip().is_loopback(), config)?;
     let (reporter, health) = tonic_health::server::health_reporter();
     report(&reporter, false).await;
-    let reflection = tonic_reflection::server::Builder::configure()
-        .register_encoded_file_descriptor_set(FILE_DESCRIPTOR_SET)
-        .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
-        .build_v1()?;
+    // Both versions, which tell the same: clients that are still about ask for the one before.
+    let describe = || {
+        tonic_reflection::server::Builder::configure()
+            .register_encoded_file_descriptor_set(FILE_DESCRIPTOR_SET)
+            .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+            .register_encoded_file_descriptor_set(tonic_reflection::pb::v1::FILE_DESCRIPTOR_SET)
+            .register_encoded_file_descriptor_set(tonic_reflection::pb::v1alpha::FILE_DESCRIPTOR_SET)
+            .include_reflection_service(false)
+    };
+    let (reflection, reflection_before) = (describe().build_v1()?, describe().build_v1alpha()?);
     // A client that compresses does so whatever it calls.
     let routes = Routes::new(health.accept_compressed(CompressionEncoding::Gzip))
         .add_service(reflection.accept_compressed(CompressionEncoding::Gzip))
+        .add_service(reflection_before.accept_compressed(CompressionEncoding::Gzip))
         .add_service(limited!(AgentServiceServer, api))
         .add_service(limited!(ApprovalServiceServer, api))
         .add_service(limited!(AuditServiceServer, api))

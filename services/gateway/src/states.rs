@@ -63,9 +63,12 @@ impl StateService for Api {
             0 => StateContent::Text(&request.json),
             version => StateContent::Version(version),
         };
-        if self.quotas().limits_storage(entry.store(), entry.organization()).await {
-            let growth = entry.store().state_growth(entry.organization(), state, content).await;
-            self.allow(&entry, Some(&write), Wanted::kept(growth.map_err(status::of_store)?)).await?;
+        let of_key = entry.caller().limits.storage_bytes.is_some();
+        if of_key || self.quotas().limits_storage(entry.store(), entry.organization()).await {
+            let growth = entry.store().state_growth(entry.organization(), state, content, write.key).await;
+            let growth = growth.map_err(status::of_store)?;
+            let wanted = Wanted { bytes_of_key: growth.bytes_of_key, ..Wanted::kept(growth.bytes) };
+            self.allow(&entry, Some(&write), wanted).await?;
         }
         let render = |state: &State| silent(&show(state));
         let put =

@@ -102,9 +102,10 @@ impl Store {
             "INSERT INTO scans
                  (id, organization_id, kind, location, repository, connection_id, connection_name, archive, reference, model,
                   budget_pico_usd, max_bytes, max_files, max_turns, timeout_seconds, created_by, task, token_key_id, token_nonce,
-                  token_ciphertext, deadline, phase_since, next_wake, leased_until, event_sequence, created_at, updated_at)
+                  token_ciphertext, deadline, phase_since, next_wake, leased_until, event_sequence, created_at, updated_at,
+                  api_key_id)
              VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19, $20, $21,
-                     $22, $22, $22, 1, $22, $22)",
+                     $22, $22, $22, 1, $22, $22, $23)",
             new.id.uuid(),
             writer.organization(),
             new.kind.as_str(),
@@ -127,6 +128,7 @@ impl Store {
             new.token.ciphertext,
             time::sql(new.deadline) as _,
             writer.now() as _,
+            writer.key(),
         )
         .execute(&mut *writer.transaction)
         .await

@@ -7,7 +7,7 @@ use jiff::SignedDuration;
 use super::*;
 use crate::{EXPIRES, File, FileFilter, FileState, NewFile, NewPart, Order, Page, Removed, Taken, UNFINISHED};
 
-fn file(size: i64) -> NewFile {
+pub(super) fn file(size: i64) -> NewFile {
     NewFile {
         id: FileId::from_uuid(Uuid::now_v7()),
         name: "report.pdf".into(),

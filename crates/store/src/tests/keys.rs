@@ -3,22 +3,28 @@
 use std::collections::BTreeMap;
 
 use construct_domain::{
-    ApiKeyId, ScheduleId, UserId,
+    ApiKeyId, ScanId, ScheduleId, UserId,
     access::{Role, Scope},
     schedule::{Missed, Timing},
+    state::VERSIONS_KEPT,
 };
 use jiff::SignedDuration;
 
 use super::{
+    files::file,
+    scans::new as new_scan,
     subtasks::{runs, spawn},
     usage::{around, spent, turn},
     *,
 };
 use crate::{
     CallReport, Counted, Counts, Dimensions, Limits, NewFork, NewSchedule, Periods, Purpose, ScheduleChanges,
-    StepUsage, Target, Told, UsageFilter, UsagePage, Used,
+    StateContent, StateRef, StepUsage, Target, Told, UsageFilter, UsagePage, Used,
     identity::{ApiKey, NewApiKey, Secret},
+    scan::NewScan,
 };
+
+const SETTINGS: StateRef<'static> = StateRef { owner: None, name: "settings" };
 
 const TOLD: Told = Told { task: |_| event("task.created"), message: |_| event("message.created") };
 
@@ -41,7 +47,7 @@ async fn say(f: &Fixture, write: &Write, task: TaskId) -> MessageId {
 }
 
 async fn counts(f: &Fixture, periods: &Periods) -> BTreeMap<ApiKeyId, Counts> {
-    let counts = f.store.quota_counts_of_keys(ORG, Counted::OF_KEYS, periods).await.expect("counted");
+    let counts = f.store.quota_counts_of_keys(ORG, Counted::ALL, periods).await.expect("counted");
     counts.into_iter().collect()
 }
 
@@ -90,7 +96,7 @@ async fn beginning_is_counted_for_who_begins_and_work_for_who_asked_last() {
         Periods { day: periods.next_day, next_day: periods.next_day + SignedDuration::from_hours(24), ..periods };
     assert_eq!(counts(&f, &tomorrow).await, BTreeMap::from([(a, done(0, 0, 0, 4)), (b, done(0, 0, 0, 103))]));
     let other = other_organization(&f.store).await;
-    let foreign = f.store.quota_counts_of_keys(other, Counted::OF_KEYS, &periods).await.expect("counted");
+    let foreign = f.store.quota_counts_of_keys(other, Counted::ALL, &periods).await.expect("counted");
     assert!(foreign.is_empty());
 }
 
@@ -154,6 +160,78 @@ async fn copies_subtasks_and_runs_of_schedules_are_counted_for_who_asked_for_the
     turn(&f, fired.tasks[0], &[], spent(1, 10), now).await;
     let counted = counts(&f, &periods).await;
     assert_eq!((counted[&a], counted[&c]), (done(2, 1, 1, 10), done(2, 1, 1, 10)));
+}
+
+/// What is kept of each key.
+async fn kept(f: &Fixture) -> BTreeMap<ApiKeyId, i64> {
+    counts(f, &around(now())).await.into_iter().map(|(key, counts)| (key, counts.storage_bytes)).collect()
+}
+
+async fn put(f: &Fixture, write: &Write, text: &str) {
+    let content = (StateContent::Text(text), "ada");
+    applied(f.store.state_put(write, SETTINGS, content, None, rendered("state.put")).await.expect("it is put"));
+}
+
+#[tokio::test]
+async fn what_is_kept_is_counted_for_the_key_that_stored_it() {
+    let f = Fixture::new().await;
+    let (a, b) = (key(), key());
+    let create = async |write: &Write, size| {
+        applied(f.store.file_create(write, file(size), rendered("x")).await.expect("created")).id
+    };
+    let first = create(&with(a), 100).await;
+    create(&with(b), 10).await;
+    create(&write(), 1000).await;
+    assert_eq!(kept(&f).await, BTreeMap::from([(a, 100), (b, 10)]));
+    // By whomever it is deleted.
+    applied(f.store.file_delete(&with(b), first, rendered("x")).await.expect("deleted"));
+    assert_eq!(kept(&f).await, BTreeMap::from([(b, 10)]));
+    let archive = Some(format!("sha256:{};size=700", "a".repeat(64)));
+    let upload = NewScan { archive, ..new_scan(ScanId::from_uuid(Uuid::now_v7())) };
+    applied(f.store.scan_create(&with(a), upload, rendered("x")).await.expect("made"));
+    assert_eq!(kept(&f).await, BTreeMap::from([(a, 700), (b, 10)]));
+    // Each version of a document is of the key that it was put with, also when another has put the next one.
+    for (write, text, of_a, of_b) in [
+        (with(a), "{\"a\": 1}", 708, 10),
+        (with(b), "{\"a\": 1}", 708, 10),
+        (with(b), "{}", 708, 12),
+        (write(), "{ }", 708, 12),
+        (with(a), "{}", 710, 12),
+    ] {
+        put(&f, &write, text).await;
+        assert_eq!(kept(&f).await, BTreeMap::from([(a, of_a), (b, of_b)]), "{text}");
+    }
+    for (forget, of_a, of_b) in [(false, 710, 12), (true, 700, 10)] {
+        let deleted = f.store.state_delete(&with(b), SETTINGS, (None, forget), "ada", rendered("state.deleted")).await;
+        applied(deleted.expect("deleted"));
+        assert_eq!(kept(&f).await, BTreeMap::from([(a, of_a), (b, of_b)]), "{forget}");
+    }
+    // Only where it is asked for.
+    let tasks = Counted { tasks: true, ..Counted::default() };
+    assert!(f.store.quota_counts_of_keys(ORG, tasks, &around(now())).await.expect("counted").is_empty());
+}
+
+#[tokio::test]
+async fn a_version_that_goes_makes_room_for_the_key_that_had_put_it() {
+    let f = Fixture::new().await;
+    let keys = [key(), key()];
+    let (mut own, mut of_others) = (0, 0);
+    for number in 0..VERSIONS_KEPT * 2 {
+        let by = keys[usize::from(number % 3 == 0)];
+        // Of different lengths, so that what goes is not what comes.
+        let text = format!("{{\"n\": \"{}\"}}", "x".repeat(if number % 2 == 0 { 500 } else { 7 }));
+        let of = async || kept(&f).await.get(&by).copied().unwrap_or_default();
+        let before = of().await;
+        let growth = f.store.state_growth(ORG, SETTINGS, StateContent::Text(&text), Some(by)).await.expect("counted");
+        put(&f, &with(by), &text).await;
+        assert_eq!(of().await - before, growth.bytes_of_key, "{number}");
+        if growth.bytes < growth.bytes_of_key {
+            of_others += 1;
+        } else if growth.bytes < i64::try_from(text.len()).expect("few") {
+            own += 1;
+        }
+    }
+    assert!(own > 0 && of_others > 0, "{own} {of_others}");
 }
 
 #[tokio::test]

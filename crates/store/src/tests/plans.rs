@@ -192,8 +192,9 @@ async fn what_was_used_in_a_time_is_read_by_an_index() {
         assert!(counts.contains(index), "{index}: {counts}");
     }
     // Of all keys at once likewise.
-    let arguments =
-        format!("'{org}', true, true, true, true, {day}, now() - interval '30 days', '{org}', now(), now(), '{org}'");
+    let arguments = format!(
+        "'{org}', true, true, true, true, {day}, now() - interval '30 days', '{org}', now(), now(), '{org}', true"
+    );
     let counts = plan(&f, &crate::quota::tests::statement_of_keys(), &arguments).await;
     for table in ["step_usage", "messages", "tasks"] {
         assert!(!reads_all_of(&counts, table), "{table}: {counts}");

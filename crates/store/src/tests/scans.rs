@@ -22,7 +22,7 @@ fn silent<T>(_: &T) -> Rendered {
     Rendered { event: event(""), response: Vec::new() }
 }
 
-fn new(id: ScanId) -> NewScan {
+pub(super) fn new(id: ScanId) -> NewScan {
     NewScan {
         id,
         kind: ScanKind::Github,

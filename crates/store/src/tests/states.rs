@@ -283,7 +283,7 @@ async fn a_put_adds_what_it_says_without_what_is_kept_no_more() {
         store.quota_counts(ORG, crate::Counted::ALL, &periods).await.expect("counted").storage_bytes
     };
     let growth =
-        async |content: StateContent<'_>| store.state_growth(ORG, SHARED, content).await.expect("it is counted");
+        async |content: StateContent<'_>| store.state_growth(ORG, SHARED, content, None).await.expect("counted").bytes;
     for number in 0..VERSIONS_KEPT + 5 {
         // Of different lengths, so that what goes is not what comes.
         let text = format!("{{\"n\": \"{}\"}}", "x".repeat(if number % 3 == 0 { 500 } else { 7 }));

@@ -27,6 +27,7 @@ impl Methods {
         let mut pool = DESCRIPTORS.clone();
         pool.decode_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)?;
         pool.decode_file_descriptor_set(tonic_reflection::pb::v1::FILE_DESCRIPTOR_SET)?;
+        pool.decode_file_descriptor_set(tonic_reflection::pb::v1alpha::FILE_DESCRIPTOR_SET)?;
         pool.decode_file_descriptor_set(tonic_types::pb::FILE_DESCRIPTOR_SET)?;
         let mut by_path = HashMap::new();
         for descriptor in pool.services().flat_map(|service| service.methods().collect::<Vec<_>>()) {

@@ -168,6 +168,7 @@ pub(crate) const RULES: &[(&str, &str, Access)] = &[
     ("grpc.health.v1.Health", "List", Public),
     ("grpc.health.v1.Health", "Watch", Public),
     ("grpc.reflection.v1.ServerReflection", "ServerReflectionInfo", Public),
+    ("grpc.reflection.v1alpha.ServerReflection", "ServerReflectionInfo", Public),
 ];
 
 /// What whoever comes with the token of a scan may call, for the scan's own task; each method looks whether it is that one.

@@ -129,31 +129,41 @@ pub(crate) struct Wanted {
     pub(crate) work: bool,
     /// Bytes that are to be kept.
     pub(crate) bytes: i64,
+    /// The same for the key: where room is made by what another has stored, it is the organisation's alone.
+    pub(crate) bytes_of_key: i64,
 }
 
 impl Wanted {
-    pub(crate) const TASK: Self = Self { tasks: 1, work: false, bytes: 0 };
-    pub(crate) const WORK: Self = Self { tasks: 0, work: true, bytes: 0 };
+    pub(crate) const TASK: Self = Self { tasks: 1, work: false, bytes: 0, bytes_of_key: 0 };
+    pub(crate) const WORK: Self = Self { tasks: 0, work: true, bytes: 0, bytes_of_key: 0 };
 
     /// A scan: a task that works, and what was sent for it.
     pub(crate) fn scan(bytes: usize) -> Self {
-        Self { tasks: 1, work: true, bytes: i64::try_from(bytes).unwrap_or(i64::MAX) }
+        Self { tasks: 1, work: true, ..Self::kept(i64::try_from(bytes).unwrap_or(i64::MAX)) }
     }
 
-    /// A document: so much more is kept than before, or less.
+    /// A file or a document: so much more is kept than before, or less.
     pub(crate) fn kept(bytes: i64) -> Self {
-        Self { bytes, ..Self::default() }
+        Self { bytes, bytes_of_key: bytes, ..Self::default() }
     }
 
-    /// What has to be counted for it.
-    fn counted(self, limits: &Limits) -> Counted {
+    /// What has to be counted for it, of an organisation or a key.
+    fn counted(self, limits: &Limits, subject: Subject) -> Counted {
         let all = Counted::of(limits);
         Counted {
             tasks: all.tasks && self.tasks > 0,
             runs: all.runs && self.work,
             tokens: all.tokens && self.work,
             spend: all.spend && self.work,
-            storage: all.storage && self.bytes > 0,
+            storage: all.storage && self.bytes_of(subject) > 0,
+        }
+    }
+
+    /// What an organisation or a key keeps more.
+    fn bytes_of(self, subject: Subject) -> i64 {
+        match subject {
+            Subject::Organization(_) => self.bytes,
+            Subject::Key(..) => self.bytes_of_key,
         }
     }
 }
@@ -286,7 +296,7 @@ impl Quotas {
         limits: &Limits,
         wanted: Wanted,
     ) -> Result<Option<Refusal>, Status> {
-        if wanted.counted(limits) == Counted::default() {
+        if wanted.counted(limits, subject) == Counted::default() {
             return Ok(None);
         }
         let book = subject.book();
@@ -310,8 +320,8 @@ impl Quotas {
         if allowed.is_ok() {
             let done = read.done.entry(subject.key()).or_default();
             done.tasks = done.tasks.saturating_add(wanted.tasks);
-            done.storage_bytes = done.storage_bytes.saturating_add(wanted.bytes);
-            if wanted.tasks > 0 || wanted.bytes > 0 {
+            done.storage_bytes = done.storage_bytes.saturating_add(wanted.bytes_of(subject));
+            if wanted.tasks > 0 || wanted.bytes_of(subject) > 0 {
                 read.ahead.insert(subject.key());
             }
         }
@@ -499,7 +509,12 @@ fn check(
             limits.spend_per_month_pico_usd,
             (counts.spend_pico_usd, work, month, next_month),
         ),
-        (["storage_bytes"; 2], "bytes", limits.storage_bytes, (counts.storage_bytes, wanted.bytes, None, UPLOADS)),
+        (
+            ["storage_bytes", "key_storage_bytes"],
+            "bytes",
+            limits.storage_bytes,
+            (counts.storage_bytes, wanted.bytes_of(subject), None, UPLOADS),
+        ),
     ];
     let (name, who) = subject.named();
     for (ids, unit, limit, (used, more, window, reset)) in quotas {

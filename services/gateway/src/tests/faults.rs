@@ -68,6 +68,38 @@ async fn a_ready_gateway_says_so_and_describes_itself() {
     }
 }
 
+/// Older clients ask in the version before, which tells the same.
+#[tokio::test]
+async fn a_gateway_describes_itself_in_both_versions_of_reflection() {
+    use tonic_reflection::pb::{v1, v1alpha};
+    let gateway = Gateway::start().await;
+    let list = v1::server_reflection_request::MessageRequest::ListServices(String::new());
+    let request = v1::ServerReflectionRequest { host: String::new(), message_request: Some(list) };
+    let mut client = v1::server_reflection_client::ServerReflectionClient::new(gateway.channel());
+    let answers = client.server_reflection_info(tokio_stream::once(request)).await.expect("it answers");
+    let answer = answers.into_inner().message().await.expect("it answers").expect("it answers");
+    let Some(v1::server_reflection_response::MessageResponse::ListServicesResponse(now)) = answer.message_response
+    else {
+        panic!("a list")
+    };
+    let list = v1alpha::server_reflection_request::MessageRequest::ListServices(String::new());
+    let request = v1alpha::ServerReflectionRequest { host: String::new(), message_request: Some(list) };
+    let mut client = v1alpha::server_reflection_client::ServerReflectionClient::new(gateway.channel());
+    let answers = client.server_reflection_info(tokio_stream::once(request)).await.expect("it answers");
+    let answer = answers.into_inner().message().await.expect("it answers").expect("it answers");
+    let Some(v1alpha::server_reflection_response::MessageResponse::ListServicesResponse(before)) =
+        answer.message_response
+    else {
+        panic!("a list")
+    };
+    let now: Vec<String> = now.service.into_iter().map(|service| service.name).collect();
+    let before: Vec<String> = before.service.into_iter().map(|service| service.name).collect();
+    assert_eq!(now, before);
+    for version in ["v1", "v1alpha"] {
+        assert!(now.contains(&format!("grpc.reflection.{version}.ServerReflection")), "{now:?}");
+    }
+}
+
 #[tokio::test]
 async fn while_nats_is_away_writes_are_accepted_and_subscriptions_go_on() {
     let mut gateway = Gateway::start().await.with_agent().await;

@@ -485,6 +485,54 @@ async fn a_key_is_held_to_its_own_limits_and_another_is_not() {
 }
 
 #[tokio::test]
+async fn a_key_keeps_no_more_than_it_may_and_what_it_has_stored_stays() {
+    let gateway = gateway(Limits::default()).await;
+    let (_, owner) = team(&gateway, "team").await;
+    let limits = v1::ApiKeyLimits { storage_bytes: Some(20), ..v1::ApiKeyLimits::default() };
+    let (key_id, bot) = make_key(&gateway, &owner, limits).await;
+    let (_, other) = make_key(&gateway, &owner, limits).await;
+    let files = || v1::file_service_client::FileServiceClient::new(gateway.channel());
+    let create = async |key: &str, size: i64| {
+        let spec = v1::FileSpec { name: "notes".into(), size, ..v1::FileSpec::default() };
+        let request = v1::CreateFileRequest { spec: Some(spec), ..v1::CreateFileRequest::default() };
+        files().create_file(authorized(request, Some(key))).await
+    };
+    let put = async |key: &str, json: &str| {
+        let request = v1::PutStateRequest { state: "settings".into(), json: json.into(), ..Default::default() };
+        let mut states = v1::state_service_client::StateServiceClient::new(gateway.channel());
+        states.put_state(authorized(request, Some(key))).await
+    };
+    put(&bot, "{\"abc\": 123}").await.expect("12 of 20");
+    let status = create(&bot, 9).await.expect_err("there is room for 8");
+    let violation = status.get_error_details().quota_failure().expect("it says which").violations[0].clone();
+    assert_eq!((violation.subject, violation.quota_value), (format!("api_key:{key_id}"), 20));
+    assert_eq!(quota(Err::<(), _>(status)), ("key_storage_bytes".to_owned(), 60));
+    let file = id(create(&bot, 8).await.expect("20 of 20").into_inner().metadata);
+    put(&bot, "{\"abc\": 123}").await.expect("the same adds nothing");
+    assert_eq!(quota(put(&bot, "{}").await).0, "key_storage_bytes");
+    for free in [&other, &owner] {
+        create(free, 9).await.expect("it has its own limit, or none");
+    }
+    let get = v1::GetApiKeyRequest { api_key: key_id.clone() };
+    let shown = keys(&gateway).get_api_key(authorized(get, Some(&bot))).await.expect("it may see itself").into_inner();
+    assert_eq!(shown.used, Some(v1::ApiKeyUse { storage_bytes: 20, ..v1::ApiKeyUse::default() }));
+    assert_eq!(shown.spec.expect("it has one").limits, Some(limits));
+    // Whoever makes room: what is gone is kept for nobody.
+    let delete = v1::DeleteFileRequest { file, ..v1::DeleteFileRequest::default() };
+    files().delete_file(authorized(delete, Some(&owner))).await.expect("deleted");
+    // What was counted is believed for a moment.
+    let again = until("there is room again", || create(&bot, 8), Result::is_ok).await.expect("20 of 20");
+    // What a key has stored is its organization's.
+    let revoke = v1::RevokeApiKeyRequest { api_key: key_id, ..v1::RevokeApiKeyRequest::default() };
+    keys(&gateway).revoke_api_key(authorized(revoke, Some(&owner))).await.expect("revoked");
+    let get = v1::GetFileRequest { file: id(again.into_inner().metadata) };
+    files().get_file(authorized(get, Some(&owner))).await.expect("it stays");
+    let told = usage(&gateway).get_quota(authorized(v1::GetQuotaRequest::default(), Some(&owner))).await;
+    let used = told.expect("it is told").into_inner().used.expect("it is counted");
+    assert_eq!(used.storage_bytes, 12 + 8 + 2 * 9);
+}
+
+#[tokio::test]
 async fn a_document_is_charged_with_what_it_adds() {
     let gateway = gateway(Limits { storage_bytes: Some(20), ..Limits::default() }).await;
     let (_, key) = team(&gateway, "team").await;

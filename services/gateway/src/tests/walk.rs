@@ -664,7 +664,7 @@ async fn the_token_of_a_scan_is_for_its_task_and_for_nothing_else() {
     };
     let (now, explores) = (Timestamp::now(), task.parse().expect("an id"));
     gateway.store().step_usage_record(OrganizationId::LOCAL, explores, None, &used, now).await.expect("booked");
-    let counted = construct_store::Counted::OF_KEYS;
+    let counted = construct_store::Counted::ALL;
     let counts =
         gateway.store().quota_counts_of_keys(OrganizationId::LOCAL, counted, &construct_store::Periods::of(now)).await;
     assert_eq!(counts.expect("counted").get(&own_key_id).map(|counts| counts.tokens), Some(7));

@@ -181,7 +181,7 @@ fn only_what_is_asked_for_is_held_against_its_limit() {
             .err()
             .map(|refusal| refusal.left)
     };
-    let upload = Wanted { bytes: 1, ..Wanted::default() };
+    let upload = Wanted::kept(1);
     for (counts, wanted, expected) in [
         (Counts::default(), Wanted::scan(50), None),
         (full, Wanted::default(), None),
@@ -197,5 +197,15 @@ fn only_what_is_asked_for_is_held_against_its_limit() {
         let found = which(counts, wanted).map(|left| (left.id, left.reset.as_secs()));
         assert_eq!(found, expected, "{counts:?} {wanted:?}");
     }
-    assert_eq!(Wanted::WORK.counted(&Limits::default()), Counted::default());
+    // Where room is made by what another has stored, it is none of the key's.
+    let put = Wanted { bytes_of_key: 2, ..Wanted::kept(-5) };
+    let of_key = Subject::Key(organization(), key().expect("there is one"));
+    let (almost, full) = (Counts { storage_bytes: 48, ..full }, Counts { storage_bytes: 49, ..full });
+    let refusal = check(&limits, &full, put, of_key, &periods, now).expect_err("there is room for one byte");
+    assert_eq!((refusal.left.id, refusal.left.remaining), ("key_storage_bytes", 1));
+    assert!(check(&limits, &almost, put, of_key, &periods, now).is_ok() && which(full, put).is_none());
+    assert!(put.counted(&limits, of_key).storage);
+    let subject = Subject::Organization(organization());
+    assert!(!put.counted(&limits, subject).storage);
+    assert_eq!(Wanted::WORK.counted(&Limits::default(), subject), Counted::default());
 }

@@ -301,13 +301,15 @@ async fn health_and_reflection_speak_connect_too() {
     let check =
         http().post(gateway.url("/grpc.health.v1.Health/Check")).json(&json!({})).send().await.expect("it answers");
     assert_eq!(check.json::<Value>().await.expect("JSON"), json!({"status": "SERVING"}));
-    let response = http2()
-        .post(gateway.url("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo"))
-        .header("content-type", "application/connect+json")
-        .body(envelope(0, br#"{"listServices":""}"#))
-        .send()
-        .await
-        .expect("it answers");
-    let found = envelopes(&within("the stream ends", response.bytes()).await.expect("a body"));
-    assert!(String::from_utf8_lossy(&found[0].1).contains("construct.v1.TaskService"), "{found:?}");
+    for version in ["v1", "v1alpha"] {
+        let response = http2()
+            .post(gateway.url(&format!("/grpc.reflection.{version}.ServerReflection/ServerReflectionInfo")))
+            .header("content-type", "application/connect+json")
+            .body(envelope(0, br#"{"listServices":""}"#))
+            .send()
+            .await
+            .expect("it answers");
+        let found = envelopes(&within("the stream ends", response.bytes()).await.expect("a body"));
+        assert!(String::from_utf8_lossy(&found[0].1).contains("construct.v1.TaskService"), "{version}: {found:?}");
+    }
 }

@@ -1,5 +1,7 @@
 //! Browsers, and who uses them against the person before them.
 
+use std::time::Duration;
+
 use reqwest::{Method, StatusCode};
 
 use super::*;
@@ -78,6 +80,60 @@ async fn pages_of_a_configured_origin_may_call() {
 }
 
 #[tokio::test]
+async fn who_may_not_call_and_still_sends_is_told_so() {
+    let gateway = Gateway::start_with(Config { gateway_login: crate::Login::Required, ..Config::default() }).await;
+    let piece = vec![b' '; 5 * 1024];
+    for (face, path, kind) in EVERY_FACE.into_iter().skip(1) {
+        let said = |more: &str| {
+            format!(
+                "POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: {kind}\r\nauthorization: Bearer ct_wrong\r\n\
+                 content-length: {}\r\n{more}\r\n",
+                8 * piece.len()
+            )
+        };
+        let mut stream = TcpStream::connect(gateway.address).await.expect("it listens");
+        stream.set_nodelay(true).expect("an option");
+        // Twice: it goes on with the connection.
+        for more in ["", "connection: close\r\n"] {
+            stream.write_all(said(more).as_bytes()).await.expect("it reads");
+            for _ in 0..8 {
+                // Time enough to refuse it, and to close the connection.
+                tokio::time::sleep(Duration::from_millis(30)).await;
+                stream.write_all(&piece).await.unwrap_or_else(|error| panic!("{face}: {error}"));
+            }
+        }
+        let mut answers = Vec::new();
+        within("the connection is closed", stream.read_to_end(&mut answers)).await.expect("it answers");
+        let answers = String::from_utf8_lossy(&answers);
+        let status = if matches!(face, "Connect" | "REST") { "HTTP/1.1 401 " } else { "HTTP/1.1 200 " };
+        assert_eq!(answers.matches(status).count(), 2, "{face}: {answers}");
+        assert!(refusals(&answers) >= 2, "{face}: {answers}");
+        // Who asks first is not told to send it.
+        let mut stream = TcpStream::connect(gateway.address).await.expect("it listens");
+        stream.write_all(said("expect: 100-continue\r\n").as_bytes()).await.expect("it reads");
+        let answer = told(&mut stream, face).await;
+        assert!(!answer.starts_with("HTTP/1.1 100"), "{face}: {answer}");
+    }
+}
+
+/// How often it is said that somebody may not call, in the words of any face.
+fn refusals(answers: &str) -> usize {
+    let answers = answers.to_lowercase().replace(": ", ":");
+    ["\"code\":\"unauthenticated\"", "grpc-status:16"].iter().map(|words| answers.matches(words).count()).sum()
+}
+
+/// What is answered to whoever may not call: at least so much that it says so.
+async fn told(stream: &mut TcpStream, face: &str) -> String {
+    let (mut answer, mut part) = (String::new(), [0; 4096]);
+    while refusals(&answer) == 0 {
+        let read = within("it answers", stream.read(&mut part)).await.expect("it answers");
+        assert!(read > 0, "{face}: {answer}");
+        answer.push_str(&String::from_utf8_lossy(&part[..read]));
+    }
+    answer
+}
+
+#[tokio::test]
 async fn who_may_not_call_is_told_so_before_their_body_is_read() {
     let gateway = Gateway::start_with(Config { gateway_login: crate::Login::Required, ..Config::default() }).await;
     for (face, path, kind) in EVERY_FACE.into_iter().skip(2) {
@@ -86,11 +142,6 @@ async fn who_may_not_call_is_told_so_before_their_body_is_read() {
             format!("POST {path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: {kind}\r\ncontent-length: 1000\r\n\r\n");
         let mut stream = TcpStream::connect(gateway.address).await.expect("it listens");
         stream.write_all(request.as_bytes()).await.expect("it reads");
-        let (mut answer, mut part) = (String::new(), [0; 4096]);
-        while !answer.to_lowercase().contains("unauthenticated") {
-            let read = within("it answers", stream.read(&mut part)).await.expect("it answers");
-            assert!(read > 0, "{face}: {answer}");
-            answer.push_str(&String::from_utf8_lossy(&part[..read]));
-        }
+        told(&mut stream, face).await;
     }
 }

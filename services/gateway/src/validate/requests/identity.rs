@@ -217,6 +217,7 @@ fn limits(violations: &mut Violations, field: &str, limits: Option<&ApiKeyLimits
         runs_per_day: limits.runs_per_day,
         tokens_per_day: limits.tokens_per_day,
         spend_per_month_pico_usd: limits.spend_per_month_pico_usd,
+        storage_bytes: limits.storage_bytes,
         ..Limits::default()
     };
     if let Some((limit, words)) = tiers::wrong(&limits) {
