@@ -125,8 +125,7 @@ enum Command {
     /// Stop the mesh on this machine (in a checkout: ./dev down).
     Down,
     /// The mesh on this machine as a service of yours, which starts when it is needed.
-    #[command(subcommand)]
-    Daemon(daemon::DaemonCommand),
+    Daemon(daemon::DaemonArgs),
     /// Print the completions for a shell.
     Completions {
         /// For which.
@@ -265,6 +264,8 @@ mod tests {
             "construct context add work --address http://127.0.0.1:1 --key-file f --keyring always",
             "construct daemon install --no-start --force",
             "construct daemon install --print",
+            "construct daemon install --print --launchd",
+            "construct daemon --launchd stop",
             "construct daemon uninstall",
             "construct daemon status",
             "construct token create --model m --model n --budget 2 --expires 30m",

@@ -1,4 +1,4 @@
-//! The mesh on this machine: in a checkout, its `dev` script runs it.
+//! The mesh on this machine: in a checkout, its `dev` script runs it, or on macOS the one that has Docker do so.
 
 use std::{
     env, fs,
@@ -13,6 +13,12 @@ pub(crate) const VARIABLE: &str = "CONSTRUCT_DEV";
 
 /// Names the folder with everything of a mesh; in the checkout, when it is not set.
 pub(crate) const HOME: &str = "CONSTRUCT_HOME";
+
+/// The script, in a checkout. What `dev` starts needs Linux.
+const SCRIPT: &str = if cfg!(target_os = "macos") { "deploy/docker/mesh" } else { "dev" };
+
+/// What a checkout has. Other projects may have a `dev` too.
+const PARTS: &str = "scripts/dev/mesh.sh";
 
 /// Runs `dev <command>`.
 ///
@@ -62,16 +68,25 @@ impl Place {
     pub(crate) fn find() -> Result<Self, Failure> {
         let script = script()?;
         let script = fs::canonicalize(&script).map_err(|error| unusable(&script, &error))?;
-        let root = script.parent().unwrap_or(Path::new("/"));
+        let root = root(&script);
         let named = env::var_os(HOME).filter(|value| !value.is_empty());
         let home = root.join(named.unwrap_or_else(|| ".construct".into()));
         Ok(Self { script, home })
     }
 }
 
-/// The script of the checkout that `from` is in. Other projects may have a `dev` too: ours has its parts beside it.
+/// What relative paths begin at: the script's checkout, or else where it lies.
+pub(crate) fn root(script: &Path) -> &Path {
+    checkout(script).or_else(|| script.parent()).unwrap_or(Path::new("/"))
+}
+
+/// The script of the checkout that `from` is in.
 fn find(from: &Path) -> Option<PathBuf> {
-    from.ancestors().find(|dir| dir.join("scripts/dev/mesh.sh").is_file()).map(|dir| dir.join("dev"))
+    checkout(from).map(|dir| dir.join(SCRIPT))
+}
+
+fn checkout(from: &Path) -> Option<&Path> {
+    from.ancestors().find(|dir| dir.join(PARTS).is_file())
 }
 
 #[cfg(test)]
@@ -82,7 +97,13 @@ mod tests {
     fn the_script_is_found_from_below_only() {
         let here = Path::new(env!("CARGO_MANIFEST_DIR"));
         let root = here.parent().unwrap();
-        assert_eq!(find(&here.join("src")), Some(root.join("dev")));
+        let script = find(&here.join("src")).unwrap();
+        assert_eq!(script, root.join(SCRIPT));
         assert_eq!(find(Path::new("/")), None);
+        for script in [script, root.join("deploy/docker/mesh")] {
+            assert!(script.is_file(), "{}", script.display());
+            assert_eq!(super::root(&script), root);
+        }
+        assert_eq!(super::root(Path::new("/opt/own/script")), Path::new("/opt/own"));
     }
 }

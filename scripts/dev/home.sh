@@ -105,6 +105,26 @@ home_ports_claim() {
   exec 7>&-
 }
 
+# home_operator_claim [PID]: decides, before the gateway is started or brought up to date, whether it serves the operator protocol; with its PID
+# it runs, and the port that is remembered is its own. Clients expect 60100, so of the meshes of a machine one has it, and the others go
+# without. Whoever sets CONSTRUCT_GATEWAY_OPERATOR_LISTEN has decided it, also by setting it to nothing.
+home_operator_claim() {
+  local candidate=${ports[operator]:-60100}
+  home_settings_lock
+  if [[ $home != "$main_home" || -n ${CONSTRUCT_GATEWAY_OPERATOR_LISTEN+set} ]]; then
+    unset 'ports[operator]'
+  elif [[ -n ${1:-} && -n ${ports[operator]:-} ]]; then
+    : # It is the gateway that has it open.
+  elif port_taken "$candidate"; then
+    warn "port $candidate is used by another program, so this mesh goes without the operator protocol; where else: CONSTRUCT_GATEWAY_OPERATOR_LISTEN=127.0.0.1:60101 ./dev up"
+    unset 'ports[operator]'
+  else
+    ports[operator]=$candidate
+  fi
+  home_env_write
+  exec 7>&-
+}
+
 home_env_write() {
   local name
   settings=(
@@ -122,7 +142,10 @@ home_env_write() {
   {
     printf '# Written by ./dev, which remembers the ports here. To use the mesh of this folder in a shell: . %q\n' "$home/env"
     for name in "${port_names[@]}"; do printf 'dev_port_%s=%s\n' "$name" "${ports[$name]}"; done
+    if [[ -n ${ports[operator]:-} ]]; then printf 'dev_port_operator=%s\n' "${ports[operator]}"; fi
     for name in "${settings[@]}"; do printf 'export %s=%q\n' "${name%%=*}" "${name#*=}"; done
+    # Not among the settings: no service is given it, and those that run need not be restarted when it changes.
+    if [[ -n ${ports[operator]:-} ]]; then printf 'export CONSTRUCT_OPERATOR=127.0.0.1:%s\n' "${ports[operator]}"; fi
   } >"$home/env.new"
   # Unchanged, the file keeps its time; it is replaced in one step, so that a reader never sees half of it.
   if cmp -s -- "$home/env.new" "$home/env"; then rm -f -- "$home/env.new"; else mv -- "$home/env.new" "$home/env"; fi

@@ -36,6 +36,9 @@ mesh_service_environment() {
   done
   if [[ $service == providers ]]; then variables+=("CONSTRUCT_PROVIDERS_PROXY_LISTEN=127.0.0.1:${ports[providers]}"); fi
   if [[ $service == gateway ]]; then variables+=("CONSTRUCT_GATEWAY_SCANS_DIR=$home/scans"); fi
+  if [[ $service == gateway && -n ${ports[operator]:-} ]]; then
+    variables+=("CONSTRUCT_GATEWAY_OPERATOR_LISTEN=127.0.0.1:${ports[operator]}")
+  fi
   if [[ $service == gateway ]] && ((sockets > 0)); then variables+=("LISTEN_FDS=$sockets"); fi
   if [[ $service == scanner ]]; then
     variables+=("CONSTRUCT_SCANNER_DIR=$home/scans" "CONSTRUCT_SCANNER_GATEWAY_URL=http://127.0.0.1:${ports[gateway]}")
@@ -52,7 +55,7 @@ mesh_service_environment() {
       CONSTRUCT_INTERPRETER_CACHE_DIR | CONSTRUCT_INTERPRETER_WORKSPACE_ROOTS | CONSTRUCT_INTERPRETER_HIDDEN_PATHS) ;;
       CONSTRUCT_INTERPRETER_LLM_URL | CONSTRUCT_PROVIDERS_PROXY_LISTEN) ;;
       CONSTRUCT_GATEWAY_SCANS_DIR | CONSTRUCT_SCANNER_DIR | CONSTRUCT_SCANNER_GATEWAY_URL) ;;
-      CONSTRUCT_HOME | CONSTRUCT_MASTER_KEY | CONSTRUCT_SECRETS_KEY | CONSTRUCT_TOKEN_KEY | CONSTRUCT_DEMO_* | CONSTRUCT_TEST_* | CONSTRUCT_HEALTH_LISTEN) ;;
+      CONSTRUCT_HOME | CONSTRUCT_OPERATOR | CONSTRUCT_MASTER_KEY | CONSTRUCT_SECRETS_KEY | CONSTRUCT_TOKEN_KEY | CONSTRUCT_DEMO_* | CONSTRUCT_TEST_* | CONSTRUCT_HEALTH_LISTEN) ;;
       PATH | HOME | USER | LANG | LC_* | TZ | TMPDIR | RUST_* | OTEL_* | CONSTRUCT_* | *_PROXY | *_proxy | SSL_CERT_*)
         # The home's settings win over the same names in the caller's shell.
         if [[ " ${settings[*]%%=*} " != *" $name "* ]]; then variables+=("$name=${!name}"); fi
@@ -125,6 +128,7 @@ mesh_start() {
       if [[ $service == gateway || $service == providers ]]; then home_ports_claim "$service"; fi
     fi
   done
+  home_operator_claim "$(process_pid gateway || true)"
   for service in "${services[@]}"; do
     mesh_service_environment "$service"
     if process_running "$service" && [[ $(process_fingerprint "$service") != "$(mesh_fingerprint "$service")" ]]; then
@@ -174,6 +178,7 @@ mesh_command_build() {
 }
 
 mesh_command_up() {
+  local operator=''
   home_open "$main_home"
   # Before what it runs is built anew, and once more when nobody can begin any more.
   home_daemon_refuse
@@ -186,10 +191,13 @@ mesh_command_up() {
   home_daemon_refuse
   timed "starting NATS and PostgreSQL in $home" infra_up durable
   timed "starting the services" mesh_start
+  if [[ -n ${ports[operator]:-} ]]; then
+    operator=$'\n'"  operator   127.0.0.1:${ports[operator]}  (lines of JSON, also over WebSocket: docs/api.md)"
+  fi
   cat <<TEXT
 
 The mesh is up.
-  gateway    http://127.0.0.1:${ports[gateway]}  (gRPC)
+  gateway    http://127.0.0.1:${ports[gateway]}  (gRPC)$operator
   models     http://127.0.0.1:${ports[providers]}  (OpenAI's and Anthropic's protocols, with a token of: construct token create)
   NATS       nats://127.0.0.1:${ports[nats]}  (users and passwords in $home/nats.passwords; CONSTRUCT_NATS_URL below is for construct tap)
   PostgreSQL 127.0.0.1:${ports[postgres]}
@@ -242,7 +250,9 @@ mesh_command_status() {
       if answer=$(http_get "${ports[${service}_health]}" /readyz); then state=ready answer=''; else state='not ready'; fi
     fi
     [[ $state == ready ]] || all=3
-    if [[ $service == gateway ]]; then answer="http://127.0.0.1:${ports[gateway]} $answer"; fi
+    if [[ $service == gateway ]]; then
+      answer="http://127.0.0.1:${ports[gateway]} ${ports[operator]:+operator 127.0.0.1:${ports[operator]} }$answer"
+    fi
     status_line "$service" "$state" "health http://127.0.0.1:${ports[${service}_health]} ${answer//$'\n'/ }"
   done
   return "$all"
@@ -264,6 +274,7 @@ mesh_command_restart() {
       local -a variables=()
       home_ports_claim "${service}_health"
       if [[ $service == gateway || $service == providers ]]; then home_ports_claim "$service"; fi
+      if [[ $service == gateway ]]; then home_operator_claim; fi
       mesh_service_environment "$service"
       process_start "$service" "$(mesh_fingerprint "$service")" "${variables[@]}" -- "$bin_dir/construct-$service"
       timed "waiting for $service" mesh_wait "$service"

@@ -128,6 +128,14 @@ process_log_rotate() {
 # port_open PORT: something listens on it on this machine.
 port_open() { (exec 3<>"/dev/tcp/127.0.0.1/$1") 2>/dev/null; }
 
+# port_taken PORT: the same, or a connection of this machine to itself happens to begin there, as it may with a port that the kernel hands out to
+# clients. Ends of old connections (other states than these two) are in nobody's way.
+port_taken() {
+  local number
+  printf -v number %04X "$1"
+  port_open "$1" || grep -qE "^ *[0-9]+: (0100007F|00000000):$number [0-9A-F]+:[0-9A-F]+ 0[12] " /proc/net/tcp
+}
+
 # http_get PORT PATH: prints the body of an answer with status 200, else fails with what came on stdout. No curl: a fresh machine may have none.
 http_get() {
   local answer

@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    net::TcpListener,
     os::unix::{
         fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _, symlink},
         net::UnixListener,
@@ -17,8 +18,14 @@ use construct_tests::{
     mesh::{Mesh, Service, binary, free_address, guest_cache, with_socket},
     wait::until,
 };
+use serde_json::{Value, json};
 use tempfile::TempDir;
-use tokio::{net::UnixDatagram, task::JoinHandle, time::timeout};
+use tokio::{
+    io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader},
+    net::{TcpStream, UnixDatagram},
+    task::JoinHandle,
+    time::timeout,
+};
 use tonic::{Status, transport::Endpoint};
 
 use crate::identity::REQUIRED;
@@ -80,7 +87,7 @@ impl Installation {
         let target = binary("construct").unwrap().parent().and_then(Path::parent).unwrap().to_owned();
         let installation = Self { home: tempfile::tempdir().unwrap(), script: root.join("dev"), target };
         // Ports that no other test takes.
-        let names = ["nats", "nats_monitor", "postgres", "gateway", "providers"];
+        let names = ["nats", "nats_monitor", "postgres", "gateway", "providers", "operator"];
         let health = ["gateway", "reconciler", "interpreter", "providers", "scanner"].map(|it| format!("{it}_health"));
         let ports = names.map(str::to_owned).into_iter().chain(health);
         let lines = ports.map(|name| format!("dev_port_{name}={}\n", free_address().unwrap().port()));
@@ -107,6 +114,12 @@ impl Installation {
         self.furnish(&mut command).env("NOTIFY_SOCKET", manager).stdin(input).stdout(Stdio::null()).spawn().unwrap()
     }
 
+    /// Where the operator protocol is served, as people are told.
+    fn operator(&self) -> Option<String> {
+        let text = fs::read_to_string(self.home.path().join("env")).unwrap();
+        text.lines().find_map(|line| line.strip_prefix("export CONSTRUCT_OPERATOR=")).map(str::to_owned)
+    }
+
     /// The process of this name.
     fn process(&self, name: &str) -> Option<String> {
         let text = fs::read_to_string(self.home.path().join(format!("run/{name}.pid"))).ok()?;
@@ -130,6 +143,15 @@ async fn end(daemon: &mut Child) -> ExitStatus {
     until("the daemon to end", START, async || daemon.try_wait().unwrap().ok_or("it runs")).await
 }
 
+/// What a line of the operator protocol is answered.
+async fn say(operator: &str, line: &Value) -> Value {
+    let mut stream = TcpStream::connect(operator).await.unwrap();
+    stream.write_all(format!("{line}\n").as_bytes()).await.unwrap();
+    let mut answers = BufReader::new(stream).lines();
+    let answer = timeout(PATIENCE, answers.next_line()).await.expect("it is answered").unwrap();
+    serde_json::from_str(&answer.expect("a line")).unwrap()
+}
+
 async fn told(manager: &UnixDatagram) -> String {
     let mut text = [0; 256];
     let length = timeout(START, manager.recv(&mut text)).await.expect("the service manager is told").unwrap();
@@ -148,6 +170,9 @@ async fn the_first_request_starts_the_mesh_and_what_ends_is_told_and_started_ane
     let answer = timeout(START, asked).await.expect("it is answered").unwrap();
     assert_eq!(answer.unwrap().agents.len(), 0);
     assert_eq!(told(&manager).await, "READY=1");
+    let operator = installation.operator().expect("nobody else has its port");
+    let sessions = say(&operator, &json!({"id": "1", "type": "list_sessions"})).await;
+    assert_eq!(sessions["type"], "sessions", "{sessions}");
     // A second gateway, without the socket, would leave whoever connects waiting for ever.
     let mut up = Command::new(&installation.script);
     let refused = installation.furnish(&mut up).args(["up", "--built"]).output().unwrap();
@@ -160,10 +185,14 @@ async fn the_first_request_starts_the_mesh_and_what_ends_is_told_and_started_ane
     assert_eq!(end(&mut daemon).await.code(), Some(1));
     assert!(installation.process("postgres").is_none() && installation.process("gateway").is_none());
     assert_eq!(fs::metadata(&path).unwrap().ino(), number);
+    // Without the operator protocol, whose port another mesh may have by now.
+    let taken = TcpListener::bind(&operator).unwrap();
     let asked = ask(&path).await;
     let mut daemon = installation.daemon(&socket, &manager_path);
     timeout(START, asked).await.expect("it is answered").unwrap().unwrap();
     assert_eq!(told(&manager).await, "READY=1");
+    assert_eq!(installation.operator(), None);
+    drop(taken);
 
     signal("-TERM", &daemon.id().to_string());
     assert_eq!(told(&manager).await, "STOPPING=1");

@@ -68,7 +68,7 @@ fn systemctl(arguments: &[&str]) -> std::io::Result<Output> {
 }
 
 /// The first line of what was complained about.
-fn complaint(done: &Output) -> String {
+pub(crate) fn complaint(done: &Output) -> String {
     let errors = String::from_utf8_lossy(&done.stderr);
     let line = errors.lines().map(str::trim).find(|line| !line.is_empty());
     line.map_or_else(|| done.status.to_string(), str::to_owned)

@@ -1,4 +1,4 @@
-//! The files by which systemd knows the service and its socket.
+//! The files by which systemd knows the service and its socket, and what launchd's has in common with them.
 
 use std::{
     env, fs,
@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// What a file begins with that this program wrote.
-const MARK: &str =
+pub(crate) const MARK: &str =
     "# Written by `construct daemon install`, which replaces it. Changes of yours: systemctl --user edit ";
 /// What stands before the folder of the data, for `uninstall` to say where it is.
 const DATA: &str = "# Data: ";
@@ -32,6 +32,8 @@ pub(crate) struct Settings {
     pub(crate) target: Option<PathBuf>,
     /// A file with further variables, which need not be there.
     pub(crate) environment: PathBuf,
+    /// Where this shell looks for programs (`PATH`).
+    pub(crate) search: Option<PathBuf>,
 }
 
 /// A file.
@@ -39,6 +41,8 @@ pub(crate) struct Settings {
 pub(crate) struct Unit {
     /// What it is called.
     pub(crate) name: &'static str,
+    /// What it begins with, as no file of somebody else does.
+    pub(crate) mark: &'static str,
     /// What is in it.
     pub(crate) text: String,
 }
@@ -84,23 +88,29 @@ impl Settings {
     pub(crate) fn find() -> Result<Self, Failure> {
         let place = Place::find()?;
         let program = env::current_exe().and_then(fs::canonicalize)?;
-        let target = env::var_os("CARGO_TARGET_DIR").filter(|value| !value.is_empty());
-        let root = place.script.parent().unwrap_or(Path::new("/"));
-        let target = target.map(|target| root.join(target));
+        let set = |name: &str| env::var_os(name).filter(|value| !value.is_empty());
+        let target = set("CARGO_TARGET_DIR");
+        let target = target.map(|target| mesh::root(&place.script).join(target));
         let environment = configuration()?.join("construct").join("daemon.env");
-        Ok(Self { program, place, target, environment })
+        let search = set("PATH").map(PathBuf::from);
+        Ok(Self { program, place, target, environment, search })
     }
 
-    /// The files.
+    /// The variables by which the program finds what it runs.
+    pub(crate) fn variables(&self) -> Vec<(&'static str, &Path)> {
+        let mut variables = vec![(mesh::VARIABLE, &*self.place.script), (mesh::HOME, &*self.place.home)];
+        variables.extend(self.target.as_deref().map(|target| ("CARGO_TARGET_DIR", target)));
+        variables
+    }
+
+    /// The files of systemd.
     ///
     /// # Errors
     /// When a path cannot be written into one.
     pub(crate) fn units(&self) -> Result<[Unit; 2], Failure> {
         let program = quoted(&self.program)?;
-        let mut variables = vec![(mesh::VARIABLE, &self.place.script), (mesh::HOME, &self.place.home)];
-        variables.extend(self.target.as_ref().map(|target| ("CARGO_TARGET_DIR", target)));
         let mut lines = String::new();
-        for (name, value) in variables {
+        for (name, value) in self.variables() {
             let value = quoted(value)?;
             lines.push_str(&format!("Environment=\"{name}={}\n", &value[1..]));
         }
@@ -153,7 +163,7 @@ RemoveOnStop=yes
 WantedBy=sockets.target
 "
         );
-        Ok([Unit { name: SERVICE, text: service }, Unit { name: SOCKET, text: socket }])
+        Ok([(SERVICE, service), (SOCKET, socket)].map(|(name, text)| Unit { name, mark: MARK, text }))
     }
 }
 
@@ -161,7 +171,7 @@ impl Unit {
     /// What lies where this belongs.
     pub(crate) fn state(&self, folder: &Path) -> State {
         let path = folder.join(self.name);
-        match state(&path) {
+        match state(&path, self.mark) {
             State::Ours if fs::read_to_string(&path).is_ok_and(|text| text == self.text) => State::Same,
             state => state,
         }
@@ -186,22 +196,25 @@ impl Unit {
     }
 }
 
-/// What lies at a path, whatever belongs there.
-pub(crate) fn state(path: &Path) -> State {
+/// What lies at a path where something belongs that begins with `mark`.
+pub(crate) fn state(path: &Path, mark: &str) -> State {
     match fs::symlink_metadata(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => State::Absent,
         // A link is somebody's intention (a mask, or settings that are kept elsewhere).
-        Ok(found) if found.is_file() && fs::read_to_string(path).is_ok_and(|text| text.starts_with(MARK)) => {
+        Ok(found) if found.is_file() && fs::read_to_string(path).is_ok_and(|text| text.starts_with(mark)) => {
             State::Ours
         }
         _ => State::Foreign,
     }
 }
 
-/// A path as systemd's files can hold it.
-fn text(path: &Path) -> Result<&str, Failure> {
+/// A path as such files can hold it.
+///
+/// # Errors
+/// When it has characters that they cannot hold.
+pub(crate) fn text(path: &Path) -> Result<&str, Failure> {
     let text = path.to_str().filter(|text| !text.chars().any(char::is_control));
-    text.ok_or_else(|| Failure::usage(format!("{} has characters that a unit of systemd cannot hold", path.display())))
+    text.ok_or_else(|| Failure::usage(format!("{} has characters that a service's file cannot hold", path.display())))
 }
 
 /// The same in quotes, where systemd would otherwise split it or put something else in the place of `%`.
@@ -220,6 +233,7 @@ mod tests {
             place: Place { script: "/src/50%/dev".into(), home: "/home/ann/construct".into() },
             target: None,
             environment: "/home/ann/.config/construct/daemon.env".into(),
+            search: Some("/usr/bin".into()),
         }
     }
 

@@ -36,13 +36,14 @@ esac
 exit 0
 "#;
 
-struct Service {
-    machine: Machine,
+/// A machine on which the mesh can be run.
+pub(crate) struct Service {
+    pub(crate) machine: Machine,
     manager: UnixDatagram,
 }
 
 impl Service {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let machine = Machine::new();
         machine.program("checkout/dev", DEV);
         machine.program("programs/systemctl", "echo 'Failed to connect to bus: No medium found' >&2; exit 1");
@@ -57,23 +58,23 @@ impl Service {
         assert!(Command::new("mkfifo").arg(self.machine.path(name)).status().unwrap().success());
     }
 
-    fn begin(&self) -> Child {
+    pub(crate) fn begin(&self) -> Child {
         self.machine.command(&["daemon", "run"]).env("NOTIFY_SOCKET", self.machine.path("manager")).spawn().unwrap()
     }
 
     /// The first line of what the service manager is told next.
-    fn told(&self) -> String {
+    pub(crate) fn told(&self) -> String {
         let mut text = [0; 256];
         let length = self.manager.recv(&mut text).unwrap();
         std::str::from_utf8(&text[..length]).unwrap().lines().next().unwrap().to_owned()
     }
 
-    fn calls(&self) -> Vec<String> {
+    pub(crate) fn calls(&self) -> Vec<String> {
         self.machine.calls("dev")
     }
 }
 
-fn end(child: Child) -> Done {
+pub(crate) fn end(child: Child) -> Done {
     Done::of(child.wait_with_output().unwrap())
 }
 

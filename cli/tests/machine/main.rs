@@ -1,9 +1,11 @@
-//! What the command line does with the person's machine: systemd, the keyring, the mesh's script. All three are programs of the test's own.
+//! What the command line does with the person's machine: systemd, launchd, the keyring, the mesh's script. All three are programs of the test's own.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails with what it met")]
 
+mod containers;
 mod daemon;
 mod install;
 mod keyring;
+mod launchd;
 
 use std::{
     fs,

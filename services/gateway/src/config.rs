@@ -49,7 +49,7 @@ pub struct Config {
     /// other addresses whoever guards them decides that.
     pub gateway_hosts: Vec<String>,
     /// Where the operator protocol is served, e.g. `127.0.0.1:60100`. Unset: nowhere, because its port is the same for every
-    /// gateway of a machine, and most are not asked for it.
+    /// gateway of a machine. `./dev` sets it where that port is free, and docker-compose.yml does.
     pub gateway_operator_listen: Option<SocketAddr>,
     /// The folder in which the interpreters see what the scanner has fetched (`scanner_dir`). Unset: there is no scanner, and scans are
     /// refused.
