@@ -37,7 +37,6 @@ const MARGIN: Duration = Duration::from_secs(60);
 /// The pauses between two looks at a session that cannot be renewed, or hardly lasts: the first and the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_secs(15), Duration::from_secs(600));
 
-/// Nobody's secret stands here: whoever has this program has what it says of itself.
 #[derive(Debug, Args)]
 pub(crate) struct LoginArgs {
     /// Log in with a browser of this machine, also where the issuer gives codes that can be entered in any.

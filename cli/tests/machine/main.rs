@@ -4,6 +4,7 @@
 mod daemon;
 mod install;
 mod keyring;
+mod login;
 
 use std::{
     fs,
