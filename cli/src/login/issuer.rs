@@ -8,7 +8,8 @@ use std::{path::Path, time::Duration};
 use form_urlencoded::Serializer;
 use futures::StreamExt as _;
 use reqwest::{Certificate, Client, ClientBuilder, Response, Url, redirect::Policy};
-use serde::{Deserialize, de::DeserializeOwned};
+use serde::{Deserialize, Deserializer, de::DeserializeOwned};
+use serde_json::Value;
 
 use crate::{
     context::Login,
@@ -63,7 +64,14 @@ pub(super) struct Tokens {
     pub(super) access_token: Option<String>,
     pub(super) id_token: Option<String>,
     pub(super) refresh_token: Option<String>,
+    #[serde(default, deserialize_with = "seconds")]
     pub(super) expires_in: Option<f64>,
+}
+
+/// Some issuers write numbers as texts.
+fn seconds<'de, D: Deserializer<'de>>(from: D) -> Result<Option<f64>, D::Error> {
+    let value = Value::deserialize(from)?;
+    Ok(value.as_f64().or_else(|| value.as_str()?.parse().ok()))
 }
 
 /// A log-in that waits for a code to be entered (RFC 8628).
@@ -304,4 +312,25 @@ fn check(address: &str, issuer: &str) -> Result<(), Error> {
         _ => false,
     });
     if fine { Ok(()) } else { Err(Error::Wrong(format!("the issuer {issuer} has an address without TLS"))) }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn how_long_a_token_lasts_may_be_a_number_or_a_text() {
+        for (said, expected) in [
+            (json!({"expires_in": 3600}), Some(3600.0)),
+            (json!({"expires_in": "3599"}), Some(3599.0)),
+            (json!({"expires_in": null}), None),
+            (json!({"expires_in": "soon"}), None),
+            (json!({}), None),
+        ] {
+            let tokens: Tokens = serde_json::from_value(said.clone()).unwrap();
+            assert_eq!(tokens.expires_in, expected, "{said}");
+        }
+    }
 }

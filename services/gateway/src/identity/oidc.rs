@@ -271,7 +271,7 @@ fn algorithms(key: &Jwk) -> Vec<Algorithm> {
         _ => &[],
     };
     let Some(named) = key.common.key_algorithm else { return kind.to_vec() };
-    named.to_string().parse().ok().filter(|named| kind.contains(named)).into_iter().collect()
+    named.to_string().parse::<Algorithm>().ok().filter(|named| kind.contains(named)).into_iter().collect()
 }
 
 /// Whether what is read there is what was written: over TLS, or on this machine.
