@@ -337,7 +337,9 @@ impl Kept {
     /// Puts a session into the file, and gives what was there.
     fn swap(&self, login: Option<Login>, key: Key) -> Result<Key, Failure> {
         let mut all = Contexts::read(&self.path)?;
-        let context = all.contexts.get_mut(&self.name).ok_or_else(|| unknown(&self.name))?;
+        // A session goes to the address it was made for, and to no other that took the name meanwhile.
+        let context = all.contexts.get_mut(&self.name).filter(|context| context.address == self.address);
+        let context = context.ok_or_else(|| unknown(&self.name))?;
         context.login = login;
         let replaced = std::mem::replace(&mut context.key, key);
         all.write(&self.path)?;

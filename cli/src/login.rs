@@ -217,7 +217,7 @@ fn read(kept: &Kept) -> Result<(Login, Session), Failure> {
 /// Why it cannot be renewed; nothing when it never can be.
 async fn renewed(login: &Login, session: &Session, tls: &TlsArgs) -> Result<Session, Option<Failure>> {
     let Some(refresh) = &session.refresh else { return Err(None) };
-    let issuer = Issuer::find(login, tls.ca.as_deref()).await.map_err(|error| Some(error.into()))?;
+    let issuer = Issuer::find(login, tls.ca.as_deref()).await.map_err(|error| Some(Failure::from(error)))?;
     let tokens = match issuer.refresh(refresh).await {
         Ok(tokens) => tokens,
         Err(Error::Refused { code, .. }) if code == "invalid_grant" => return Err(None),

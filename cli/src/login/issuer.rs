@@ -222,7 +222,7 @@ impl Issuer {
     /// [`Error`].
     pub(super) async fn revoke(&self, token: &str) -> Result<(), Error> {
         let Some(endpoint) = &self.discovery.revocation_endpoint else { return Ok(()) };
-        let asked = [("token", token), ("token_type_hint", "refresh_token"), ("client_id", &self.client_id)];
+        let asked = [("token", token), ("token_type_hint", "refresh_token"), ("client_id", self.client_id.as_str())];
         done(self.send(endpoint, &asked).await?).await.map(drop)
     }
 

@@ -202,7 +202,10 @@ async fn a_browser_comes_back_and_what_others_say_is_not_listened_to() {
     let waiting = browser::wait_with(&issuer, "openid offline_access", port, |page| {
         let query: Form = page.query_pairs().into_owned().collect();
         let redirect = format!("http://127.0.0.1:{port}/");
-        has(&query, &[("realm", "r"), ("response_type", "code"), ("client_id", "cli"), ("redirect_uri", &redirect)]);
+        has(
+            &query,
+            &[("realm", "r"), ("response_type", "code"), ("client_id", "cli"), ("redirect_uri", redirect.as_str())],
+        );
         has(&query, &[("scope", "openid offline_access"), ("prompt", "consent"), ("code_challenge_method", "S256")]);
         let (state, challenge) = (query["state"].clone(), query["code_challenge"].clone());
         stub.does().asked.push(("page", Form::from([("challenge".to_owned(), challenge)])));
