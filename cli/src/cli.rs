@@ -7,8 +7,7 @@ use crate::{
     context::{self, TlsArgs, Wanted},
     conversation, costs, daemon, dead, doctor, entity, events, exec,
     failure::{EXIT_CODES, Exit, Failure},
-    gateway::Gateway,
-    mesh, output, tap, top, usage, whoami, why,
+    login, mesh, output, tap, top, usage, whoami, why,
 };
 
 /// Construct turns a language model into a dependable worker.
@@ -104,6 +103,10 @@ enum Command {
     Audit(entity::audit::AuditCommand),
     /// Say who the gateway takes you for.
     Whoami(whoami::WhoAmIArgs),
+    /// Log in as a person, with a browser, at the gateway of a context.
+    Login(login::LoginArgs),
+    /// Forget a log-in.
+    Logout,
     /// Gateways and keys, by name.
     #[command(subcommand)]
     Context(context::ContextCommand),
@@ -140,10 +143,11 @@ impl Cli {
     ///
     /// # Errors
     /// When it can't be done.
-    pub(crate) async fn run(mut self) -> Result<Exit, Failure> {
+    pub(crate) async fn run(self) -> Result<Exit, Failure> {
         let done = |()| Exit::Completed;
-        match self.command {
-            Command::Context(command) => return command.run(self.organization, self.tls).map(done),
+        let Self { gateway, context, organization, tls, color, command } = self;
+        let command = match command {
+            Command::Context(command) => return command.run(organization, tls).map(done),
             Command::Daemon(command) => return Box::pin(command.run()).await,
             Command::Up => return mesh::dev("up"),
             Command::Down => return mesh::dev("down"),
@@ -155,15 +159,19 @@ impl Cli {
             Command::Version => {
                 return output::print(concat!("construct ", env!("CARGO_PKG_VERSION"), "\n")).map(done);
             }
-            command => self.command = command,
-        }
-        let Self { gateway, context, organization, tls, .. } = self;
+            command => command,
+        };
         let wanted = Wanted { gateway, context, organization, tls };
-        let gateway = Gateway::new(&wanted.target()?)?;
-        match self.command {
-            Command::New(args) => Box::pin(conversation::new(args, gateway, self.color)).await,
-            Command::Resume(args) => Box::pin(conversation::resume(args, gateway, self.color)).await,
-            Command::Exec(args) => Box::pin(exec::exec(args, gateway, self.color)).await,
+        let command = match command {
+            Command::Login(args) => return Box::pin(args.run(wanted)).await.map(done),
+            Command::Logout => return Box::pin(login::logout(wanted)).await.map(done),
+            command => command,
+        };
+        let gateway = Box::pin(login::gateway(wanted)).await?;
+        match command {
+            Command::New(args) => Box::pin(conversation::new(args, gateway, color)).await,
+            Command::Resume(args) => Box::pin(conversation::resume(args, gateway, color)).await,
+            Command::Exec(args) => Box::pin(exec::exec(args, gateway, color)).await,
             Command::Agent(command) => Box::pin(command.run(&gateway)).await.map(done),
             Command::Task(command) => Box::pin(command.run(&gateway)).await.map(done),
             Command::Approval(command) => Box::pin(command.run(&gateway)).await.map(done),
@@ -187,13 +195,15 @@ impl Cli {
             Command::Audit(command) => Box::pin(command.run(&gateway)).await.map(done),
             Command::Whoami(args) => Box::pin(args.run(&gateway)).await.map(done),
             Command::Dead(command) => Box::pin(command.run(&gateway)).await.map(done),
-            Command::Doctor(args) => Box::pin(args.run(&gateway, self.color)).await,
-            Command::Top(args) => Box::pin(args.run(&gateway, self.color)).await,
+            Command::Doctor(args) => Box::pin(args.run(&gateway, color)).await,
+            Command::Top(args) => Box::pin(args.run(&gateway, color)).await,
             Command::Why(args) => Box::pin(args.run(&gateway)).await.map(done),
-            Command::Events(args) => Box::pin(args.run(gateway, self.color)).await.map(done),
-            Command::Tap(args) => Box::pin(args.run(self.color)).await.map(done),
-            // Above, because these ask no gateway.
+            Command::Events(args) => Box::pin(args.run(gateway, color)).await.map(done),
+            Command::Tap(args) => Box::pin(args.run(color)).await.map(done),
+            // Above, because these need no gateway, or not as who calls.
             Command::Context(_)
+            | Command::Login(_)
+            | Command::Logout
             | Command::Daemon(_)
             | Command::Up
             | Command::Down
@@ -262,6 +272,8 @@ mod tests {
             "construct context add home --address unix:/run/construct/socket --organization org_1",
             "construct context add work --address http://127.0.0.1:1 --key-stdin",
             "construct context add work --address http://127.0.0.1:1 --key-file f --keyring always",
+            "construct login --context work --browser --port 8400 --client-id cli --keyring never",
+            "construct logout --context work",
             "construct daemon install --no-start --force",
             "construct daemon install --print",
             "construct daemon install --print --launchd",

@@ -1,9 +1,9 @@
 //! Contexts: where a gateway is and how to log in there, by name. They are kept in a file that only its owner may read; their keys in the
-//! keyring where there is one, and no command prints a key.
+//! keyring where there is one, and no command prints a key. A person who has logged in ([`crate::login`]) has a session in a key's place.
 
 use std::{
     collections::BTreeMap,
-    fs::{self, OpenOptions},
+    fs::{self, File, OpenOptions},
     io::{ErrorKind, Write as _},
     os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt as _},
     path::{Path, PathBuf},
@@ -120,10 +120,22 @@ struct Context {
     address: String,
     #[serde(flatten)]
     key: Key,
+    /// When what is in the key's place is a session.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    login: Option<Login>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     organization: Option<String>,
     #[serde(flatten)]
     tls: TlsArgs,
+}
+
+/// Where a person has logged in, and as which program: what it takes to renew their session, but for the session itself.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Login {
+    pub(crate) issuer: String,
+    pub(crate) client_id: String,
+    /// Whom tokens have to be for.
+    pub(crate) audience: String,
 }
 
 /// Where the key of a context is.
@@ -161,6 +173,8 @@ pub(crate) struct Target {
     pub(crate) organization: Option<String>,
     /// Certificates.
     pub(crate) tls: TlsArgs,
+    /// The context whose session is to be presented in a key's place.
+    pub(crate) session: Option<String>,
 }
 
 impl Wanted {
@@ -189,10 +203,15 @@ impl Wanted {
                 (None, gateway.unwrap_or_else(usual))
             }
         };
+        let mut session = None;
         let (remembered_key, organization, tls) = match remembered {
             // The keyring is not asked for what is not needed.
             Some((_, context)) if key.is_some() => (None, context.organization, context.tls),
-            Some((name, context)) => (context.key.get(&name)?, context.organization, context.tls),
+            Some((name, context)) if context.login.is_some() => {
+                session = Some(name);
+                (None, context.organization, context.tls)
+            }
+            Some((name, context)) => (context.key.get("key", &name)?, context.organization, context.tls),
             None => (None, None, TlsArgs::default()),
         };
         Ok(Target {
@@ -200,8 +219,145 @@ impl Wanted {
             key: key.or(remembered_key),
             organization: self.organization.or(organization),
             tls: self.tls.or(tls),
+            session,
         })
     }
+}
+
+/// A context that a person logs in with.
+pub(crate) struct Kept {
+    path: PathBuf,
+    pub(crate) name: String,
+    pub(crate) address: String,
+    pub(crate) tls: TlsArgs,
+}
+
+impl Kept {
+    /// The one that is named or used.
+    ///
+    /// # Errors
+    /// When there is none, or the file cannot be read.
+    pub(crate) fn find(wanted: Option<&str>) -> Result<Self, Failure> {
+        let path = path()?;
+        let all = Contexts::read(&path)?;
+        let found = match wanted {
+            Some(name) => Some((name.to_owned(), all.get(name)?)),
+            None => all.used(),
+        };
+        let none = || Failure::usage("no context is used, and what it takes to log in is kept in one");
+        let (name, Context { address, tls, .. }) = found.ok_or_else(|| {
+            none().hint("add one: construct context add work --address https://construct.example.com")
+        })?;
+        Ok(Self { path, name, address, tls })
+    }
+
+    /// The same with these certificates, as far as there are some.
+    pub(crate) fn with(mut self, tls: TlsArgs) -> Self {
+        self.tls = tls.or(self.tls);
+        self
+    }
+
+    /// Keeps others from changing what is remembered, until the file is dropped. Who renews a session holds this meanwhile: an issuer that
+    /// gives a new refresh token with each renewal takes the second use of an old one for a theft.
+    ///
+    /// # Errors
+    /// When the file of the lock cannot be had.
+    pub(crate) async fn lock(&self) -> Result<File, Failure> {
+        let path = self.path.clone();
+        let locked = tokio::task::spawn_blocking(move || lock(&path)).await;
+        locked.unwrap_or_else(|error| Err(Failure::failed(error.to_string())))
+    }
+
+    /// Whether there is room for a session.
+    ///
+    /// # Errors
+    /// When an API key is there.
+    pub(crate) fn takes_session(&self) -> Result<(), Failure> {
+        let context = Contexts::read(&self.path)?.get(&self.name)?;
+        if context.login.is_some() || (context.key.item.is_none() && context.key.text.is_none()) {
+            return Ok(());
+        }
+        let failure = Failure::usage(format!("the context {} has an API key", self.name));
+        Err(failure
+            .hint(format!("add another one to log in with: construct context add NAME --address {}", self.address)))
+    }
+
+    /// Where somebody has logged in, if somebody has, and the session.
+    ///
+    /// # Errors
+    /// When the keyring does not give it.
+    pub(crate) fn session(&self) -> Result<Option<(Login, String)>, Failure> {
+        let context = Contexts::read(&self.path)?.get(&self.name)?;
+        let Some(login) = context.login else { return Ok(None) };
+        Ok(context.key.get("log-in", &self.name)?.map(|session| (login, session)))
+    }
+
+    /// Keeps a new session, and says where. The lock has to be held.
+    ///
+    /// # Errors
+    /// When it cannot be kept.
+    pub(crate) fn begin(&self, login: Login, session: String, wanted: keyring::Wanted) -> Result<(), Failure> {
+        self.takes_session()?;
+        let key = Key::keep("log-in", &self.name, session, wanted, &self.path)?;
+        self.replace(Some(login), key)
+    }
+
+    /// Keeps a session that was renewed where the one before it was. The lock has to be held.
+    ///
+    /// # Errors
+    /// When it cannot be kept.
+    pub(crate) fn renew(&self, session: String) -> Result<(), Failure> {
+        let context = Contexts::read(&self.path)?.get(&self.name)?;
+        let key = match context.key.item {
+            Some(_) => Key::put(&self.name, &session).map_err(|why| Key::refused("log-in", &why, &self.path))?,
+            None => Key { text: Some(session), item: None },
+        };
+        self.replace(context.login, key)
+    }
+
+    /// Forgets the session. The lock has to be held.
+    ///
+    /// # Errors
+    /// When it stays.
+    pub(crate) fn end(&self) -> Result<(), Failure> {
+        self.replace(None, Key::default())
+    }
+
+    fn replace(&self, login: Option<Login>, key: Key) -> Result<(), Failure> {
+        let item = key.item.clone();
+        match self.swap(login, key) {
+            Ok(replaced) => replaced.forget(),
+            Err(failure) => {
+                _ = Key { text: None, item }.forget();
+                Err(failure)
+            }
+        }
+    }
+
+    /// Puts a session into the file, and gives what was there.
+    fn swap(&self, login: Option<Login>, key: Key) -> Result<Key, Failure> {
+        let mut all = Contexts::read(&self.path)?;
+        // A session goes to the address it was made for, and to no other that took the name meanwhile.
+        let context = all.contexts.get_mut(&self.name).filter(|context| context.address == self.address);
+        let context = context.ok_or_else(|| unknown(&self.name))?;
+        context.login = login;
+        let replaced = std::mem::replace(&mut context.key, key);
+        all.write(&self.path)?;
+        Ok(replaced)
+    }
+}
+
+fn lock(path: &Path) -> Result<File, Failure> {
+    create_folder(path)?;
+    let file =
+        OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path.with_extension("lock"))?;
+    file.lock()?;
+    Ok(file)
+}
+
+fn create_folder(path: &Path) -> Result<(), Failure> {
+    let folder = path.parent().unwrap_or(Path::new("."));
+    Ok(fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?)
 }
 
 impl ContextCommand {
@@ -209,7 +365,6 @@ impl ContextCommand {
     /// When the file cannot be read or written.
     pub(crate) fn run(self, organization: Option<String>, tls: TlsArgs) -> Result<(), Failure> {
         let path = path()?;
-        let mut all = Contexts::read(&path)?;
         match self {
             Self::Add(Add { name, address, key_file, key_stdin, keyring }) => {
                 crate::gateway::Gateway::check(&address)?;
@@ -220,10 +375,13 @@ impl ContextCommand {
                 };
                 let key = key.map(|key| key.trim().to_owned()).filter(|key| !key.is_empty());
                 let tls = tls.absolute()?;
-                let key = key.map(|key| Key::keep(&name, key, keyring, &path)).transpose()?.unwrap_or_default();
+                // What is read is not old when it is written, however long the person took to type.
+                let _lock = lock(&path)?;
+                let mut all = Contexts::read(&path)?;
+                let key = key.map(|key| Key::keep("key", &name, key, keyring, &path)).transpose()?.unwrap_or_default();
                 let item = key.item.clone();
                 all.current.get_or_insert_with(|| name.clone());
-                let replaced = all.contexts.insert(name, Context { address, key, organization, tls });
+                let replaced = all.contexts.insert(name, Context { address, key, login: None, organization, tls });
                 if let Err(failure) = all.write(&path) {
                     _ = Key { text: None, item }.forget();
                     return Err(failure);
@@ -231,12 +389,16 @@ impl ContextCommand {
                 replaced.map_or(Ok(()), |context| context.key.forget())
             }
             Self::Use { name } => {
+                let _lock = lock(&path)?;
+                let mut all = Contexts::read(&path)?;
                 all.get(&name)?;
                 all.current = Some(name);
                 all.write(&path)
             }
-            Self::List => output::print(&all.show()),
+            Self::List => output::print(&Contexts::read(&path)?.show()),
             Self::Remove { name } => {
+                let _lock = lock(&path)?;
+                let mut all = Contexts::read(&path)?;
                 let removed = all.contexts.remove(&name).ok_or_else(|| unknown(&name))?;
                 all.current = all.current.filter(|current| *current != name);
                 all.write(&path)?;
@@ -247,47 +409,59 @@ impl ContextCommand {
 }
 
 impl Key {
-    /// Puts a key where it is wanted, and says where that is.
+    /// Puts a key, or what is in a key's place, where it is wanted, and says where that is. `what` it is called.
     ///
     /// # Errors
     /// When it is wanted in the keyring alone, which does not take it.
-    fn keep(name: &str, key: String, wanted: keyring::Wanted, path: &Path) -> Result<Self, Failure> {
-        let item = uuid::Uuid::now_v7().to_string();
+    fn keep(what: &str, name: &str, key: String, wanted: keyring::Wanted, path: &Path) -> Result<Self, Failure> {
         let kept = match wanted {
             keyring::Wanted::Never => Err(String::new()),
-            keyring::Wanted::Auto | keyring::Wanted::Always => {
-                Keyring::find().and_then(|keyring| keyring.store(&item, &format!("Construct: {name}"), &key))
-            }
+            keyring::Wanted::Auto | keyring::Wanted::Always => Self::put(name, &key),
         };
         match kept {
-            Ok(()) => {
-                eprintln!("the key of {name} is in the keyring");
-                Ok(Self { text: None, item: Some(item) })
+            Ok(kept) => {
+                eprintln!("the {what} of {name} is in the keyring");
+                Ok(kept)
             }
-            Err(why) if wanted == keyring::Wanted::Always => {
-                let failure = Failure::failed(format!("the keyring does not take the key: {why}"));
-                Err(failure.hint(format!("--keyring never keeps it in {}, which only you may read", path.display())))
-            }
+            Err(why) if wanted == keyring::Wanted::Always => Err(Self::refused(what, &why, path)),
             Err(why) => {
                 let why = if why.is_empty() { why } else { format!(" ({why})") };
-                eprintln!("the key of {name} is in {}, which only you may read{why}", path.display());
+                eprintln!("the {what} of {name} is in {}, which only you may read{why}", path.display());
                 Ok(Self { text: Some(key), item: None })
             }
         }
     }
 
-    /// The key of this context, if it has one.
+    /// Puts it into the keyring.
+    ///
+    /// # Errors
+    /// When there is none, or it does not take it, in words.
+    fn put(name: &str, key: &str) -> Result<Self, String> {
+        let item = uuid::Uuid::now_v7().to_string();
+        Keyring::find()?.store(&item, &format!("Construct: {name}"), key)?;
+        Ok(Self { text: None, item: Some(item) })
+    }
+
+    fn refused(what: &str, why: &str, path: &Path) -> Failure {
+        let failure = Failure::failed(format!("the keyring does not take the {what}: {why}"));
+        failure.hint(format!("--keyring never keeps it in {}, which only you may read", path.display()))
+    }
+
+    /// The key of this context, or what is in its place, if there is one.
     ///
     /// # Errors
     /// When the keyring does not give it.
-    fn get(self, name: &str) -> Result<Option<String>, Failure> {
+    fn get(self, what: &str, name: &str) -> Result<Option<String>, Failure> {
         let Some(item) = self.item else { return Ok(self.text) };
         let found = Keyring::find().and_then(|keyring| keyring.get(&item));
         let key =
-            found.map_err(|why| Failure::failed(format!("the keyring does not give the key of {name}: {why}")))?;
-        let missing = || Failure::usage(format!("the key of {name} is not in the keyring any more"));
-        key.map(Some)
-            .ok_or_else(|| missing().hint(format!("give it again: construct context add {name} --key-stdin …")))
+            found.map_err(|why| Failure::failed(format!("the keyring does not give the {what} of {name}: {why}")))?;
+        let again = match what {
+            "key" => format!("give it again: construct context add {name} --key-stdin …"),
+            _ => format!("log in again: construct login --context {name}"),
+        };
+        let missing = || Failure::usage(format!("the {what} of {name} is not in the keyring any more"));
+        key.map(Some).ok_or_else(|| missing().hint(again))
     }
 
     /// Removes it from the keyring.
@@ -308,8 +482,10 @@ impl Key {
     }
 
     /// Where it is, in words.
-    const fn place(&self) -> &'static str {
+    const fn place(&self, login: bool) -> &'static str {
         match (&self.item, &self.text) {
+            (Some(_), _) if login => "log-in in the keyring",
+            (None, Some(_)) if login => "log-in in the file",
             (Some(_), _) => "key in the keyring",
             (None, Some(_)) => "key in the file",
             (None, None) => "without a key",
@@ -347,8 +523,7 @@ impl Contexts {
     }
 
     fn write(&self, path: &Path) -> Result<(), Failure> {
-        let folder = path.parent().unwrap_or(Path::new("."));
-        fs::DirBuilder::new().recursive(true).mode(0o700).create(folder)?;
+        create_folder(path)?;
         let unfinished = path.with_extension(format!("{}.tmp", std::process::id()));
         // Whole or not at all, and never readable for others.
         let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&unfinished)?;
@@ -373,9 +548,9 @@ impl Contexts {
     fn show(&self) -> String {
         let line = |(name, context): (&String, &Context)| {
             let star = if self.current.as_ref() == Some(name) { '*' } else { ' ' };
-            let key = context.key.place();
+            let key = context.key.place(context.login.is_some());
             let organization = context.organization.as_deref().unwrap_or_default();
-            format!("{star} {name:<16} {:<32} {key:<18} {organization}", context.address).trim_end().to_owned() + "\n"
+            format!("{star} {name:<16} {:<32} {key:<21} {organization}", context.address).trim_end().to_owned() + "\n"
         };
         self.contexts.iter().map(line).collect()
     }
@@ -399,6 +574,7 @@ mod tests {
         let context = Context {
             address: "http://a:1".into(),
             key: Key { text: Some("ct_x".into()), item: None },
+            login: None,
             organization: None,
             tls: TlsArgs::default(),
         };
@@ -421,6 +597,7 @@ mod tests {
         let context = |key: &str| Context {
             address: format!("http://{key}:1"),
             key: Key { text: Some(format!("ct_{key}")), item: None },
+            login: None,
             organization: Some(format!("org_{key}")),
             tls: TlsArgs { ca: Some(format!("/{key}.pem").into()), ..TlsArgs::default() },
         };
@@ -430,7 +607,8 @@ mod tests {
         let target = |gateway: Option<&str>, name: Option<&str>, key: Option<&str>| {
             let (gateway, context) = (gateway.map(str::to_owned), name.map(str::to_owned));
             let wanted = Wanted { gateway, context, ..Wanted::default() };
-            let Target { address, key, organization, tls } = wanted.target_of(&path, key.map(str::to_owned)).unwrap();
+            let Target { address, key, organization, tls, .. } =
+                wanted.target_of(&path, key.map(str::to_owned)).unwrap();
             // Whom to trust is remembered with the address, too.
             assert_eq!(tls.ca.is_some(), organization.is_some());
             (address, key.unwrap_or_default(), organization.unwrap_or_default())

@@ -129,8 +129,9 @@ impl From<Status> for Failure {
                 ..Self::usage("the gateway refuses this as invalid")
             },
             Code::Aborted => Self::failed(message).hint("somebody else changed it in between; look again and repeat"),
-            Code::Unauthenticated => Self::failed(format!("the gateway lets nobody in like this: {message}"))
-                .hint("put an API key into CONSTRUCT_KEY, or remember one: construct context add"),
+            Code::Unauthenticated => Self::failed(format!("the gateway lets nobody in like this: {message}")).hint(
+                "put an API key into CONSTRUCT_KEY, remember one (construct context add), or log in: construct login",
+            ),
             Code::Unimplemented => Self::failed(format!("the gateway does not know this call: {message}"))
                 .hint("is it of another version?"),
             Code::Ok | Code::Unknown | Code::Internal if message.is_empty() => {
@@ -208,6 +209,7 @@ mod tests {
             key: None,
             organization: None,
             tls: crate::context::TlsArgs::default(),
+            session: None,
         })
         .unwrap();
         let request = construct_proto::v1::ListAgentsRequest::default();

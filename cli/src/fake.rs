@@ -90,6 +90,7 @@ impl Fake {
             key: None,
             organization: None,
             tls: crate::context::TlsArgs::default(),
+            session: None,
         })
         .unwrap()
     }

@@ -4,7 +4,10 @@ use std::{
     fs,
     net::IpAddr,
     path::Path,
-    sync::atomic::{AtomicBool, Ordering},
+    sync::{
+        Arc, PoisonError, RwLock,
+        atomic::{AtomicBool, Ordering},
+    },
     time::{Duration, Instant},
 };
 
@@ -53,7 +56,11 @@ const PAUSE: Duration = Duration::from_millis(200);
 #[derive(Debug, Clone)]
 pub(crate) struct Gateway {
     line: Line,
+    authorization: Option<Authorization>,
 }
+
+/// What a request says of who calls. It is shared, so that a session can be renewed while commands run.
+type Authorization = Arc<RwLock<MetadataValue<Ascii>>>;
 
 /// A connection that says who calls.
 pub(crate) type Line = InterceptedService<Channel, Credentials>;
@@ -61,14 +68,15 @@ pub(crate) type Line = InterceptedService<Channel, Credentials>;
 /// Who calls, put into every request. The key is marked as sensitive, so that nothing prints it.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Credentials {
-    authorization: Option<MetadataValue<Ascii>>,
+    authorization: Option<Authorization>,
     organization: Option<MetadataValue<Ascii>>,
 }
 
 impl Interceptor for Credentials {
     fn call(&mut self, mut request: Request<()>) -> Result<Request<()>, Status> {
         if let Some(authorization) = &self.authorization {
-            request.metadata_mut().insert("authorization", authorization.clone());
+            let authorization = authorization.read().unwrap_or_else(PoisonError::into_inner).clone();
+            request.metadata_mut().insert("authorization", authorization);
         }
         if let Some(organization) = &self.organization {
             request.metadata_mut().insert("x-organization-id", organization.clone());
@@ -87,22 +95,15 @@ impl Gateway {
             let wrong = |error| Failure::usage(format!("the certificates cannot be used: {}", causes(&error)));
             endpoint = endpoint.tls_config(certificates(&target.tls)?).map_err(wrong)?;
         }
-        let text = |what: &str, text: String| {
-            text.parse::<MetadataValue<Ascii>>()
-                .map_err(|_| Failure::usage(format!("the {what} has characters that cannot be")))
-        };
-        let mut authorization = target.key.as_ref().map(|key| text("API key", format!("Bearer {key}"))).transpose()?;
-        if let Some(authorization) = &mut authorization {
-            authorization.set_sensitive(true);
-        }
-        let organization = target.organization.clone().map(|id| text("organization", id)).transpose()?;
+        let authorization = target.key.as_deref().map(bearer).transpose()?.map(|value| Arc::new(RwLock::new(value)));
+        let organization = target.organization.as_deref().map(|id| header("organization", id)).transpose()?;
         if authorization.is_some() && !secure && !stays_here(&target.address) {
             eprintln!(
                 "warning: the API key goes to {} in plain text; everybody on the way can read it",
                 target.address
             );
         }
-        let credentials = Credentials { authorization, organization };
+        let credentials = Credentials { authorization: authorization.clone(), organization };
         let mut endpoint = endpoint.connect_timeout(Duration::from_secs(3)).tcp_nodelay(true);
         // Nobody vanishes from a socket of this machine without being noticed; but who listens there may first have to be started.
         if target.address.starts_with("unix:") {
@@ -114,7 +115,18 @@ impl Gateway {
                 .keep_alive_timeout(Duration::from_secs(5))
                 .keep_alive_while_idle(true);
         }
-        Ok(Self { line: InterceptedService::new(endpoint.connect_lazy(), credentials) })
+        Ok(Self { line: InterceptedService::new(endpoint.connect_lazy(), credentials), authorization })
+    }
+
+    /// From now on calls come with this token, in the place of the one before it.
+    ///
+    /// # Errors
+    /// When it cannot be sent.
+    pub(crate) fn present(&self, token: &str) -> Result<(), Failure> {
+        if let Some(authorization) = &self.authorization {
+            *authorization.write().unwrap_or_else(PoisonError::into_inner) = bearer(token)?;
+        }
+        Ok(())
     }
 
     /// Reads an address.
@@ -215,12 +227,18 @@ impl Gateway {
     }
 }
 
+fn header(what: &str, text: &str) -> Result<MetadataValue<Ascii>, Failure> {
+    text.parse().map_err(|_| Failure::usage(format!("the {what} has characters that cannot be")))
+}
+
+fn bearer(key: &str) -> Result<MetadataValue<Ascii>, Failure> {
+    let mut value = header("API key", &format!("Bearer {key}"))?;
+    value.set_sensitive(true);
+    Ok(value)
+}
+
 /// Whom to trust, and what to show.
 fn certificates(args: &TlsArgs) -> Result<ClientTlsConfig, Failure> {
-    let read = |path: &Path| {
-        let found = fs::read(path);
-        found.map_err(|error| Failure::usage(format!("{} cannot be read: {error}", path.display())))
-    };
     let mut config = match &args.ca {
         Some(path) => ClientTlsConfig::new().ca_certificate(Certificate::from_pem(read(path)?)),
         None => ClientTlsConfig::new().with_native_roots(),
@@ -231,14 +249,22 @@ fn certificates(args: &TlsArgs) -> Result<ClientTlsConfig, Failure> {
     Ok(config)
 }
 
+/// A file of certificates.
+///
+/// # Errors
+/// When it cannot be read.
+pub(crate) fn read(path: &Path) -> Result<Vec<u8>, Failure> {
+    fs::read(path).map_err(|error| Failure::usage(format!("{} cannot be read: {error}", path.display())))
+}
+
 /// An error with what caused it.
-fn causes(error: &dyn std::error::Error) -> String {
+pub(crate) fn causes(error: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(error.source(), |cause| cause.source());
     causes.fold(error.to_string(), |words, cause| format!("{words}: {cause}"))
 }
 
 /// Whether what is sent to an address that was checked stays on this machine.
-fn stays_here(url: &str) -> bool {
+pub(crate) fn stays_here(url: &str) -> bool {
     let Some(authority) = url.strip_prefix("http://") else { return url.starts_with("unix:") };
     let authority = authority.split('/').next().unwrap_or_default().parse::<Authority>();
     authority.is_ok_and(|authority| {
@@ -357,7 +383,8 @@ mod tests {
         };
         let ask = async |tls: &TlsArgs| {
             let address = format!("https://localhost:{}", fake.address().port());
-            let gateway = Gateway::new(&Target { address, key: None, organization: None, tls: tls.clone() })?;
+            let gateway =
+                Gateway::new(&Target { address, key: None, organization: None, tls: tls.clone(), session: None })?;
             call(gateway.tasks().get_task(v1::GetTaskRequest { task: crate::fake::TASK.into() })).await
         };
         ask(&good).await.expect("it answers");

@@ -12,6 +12,7 @@ mod doctor;
 mod entity;
 mod events;
 mod exec;
+mod login;
 mod mesh;
 mod tap;
 mod top;

@@ -6,6 +6,7 @@ mod daemon;
 mod install;
 mod keyring;
 mod launchd;
+mod login;
 
 use std::{
     fs,

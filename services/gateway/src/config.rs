@@ -33,6 +33,10 @@ pub struct Config {
     pub gateway_oidc_issuer: Option<String>,
     /// What tokens of the issuer say whom they are for.
     pub gateway_oidc_audience: Option<String>,
+    /// What the issuer knows programs as by which people log in (`construct login`): a public client. The gateway tells it to whoever asks.
+    pub gateway_oidc_client_id: Option<String>,
+    /// What these programs ask the issuer for.
+    pub gateway_oidc_scopes: Vec<String>,
     /// Requests worked on at the same time, over all connections. Further ones are refused with `RESOURCE_EXHAUSTED`,
     /// because what waits behind so many would time out anyway.
     pub gateway_max_requests: usize,
@@ -101,6 +105,8 @@ impl Default for Config {
             gateway_socket: None,
             gateway_oidc_issuer: None,
             gateway_oidc_audience: None,
+            gateway_oidc_client_id: None,
+            gateway_oidc_scopes: ["openid", "profile", "email", "offline_access"].map(str::to_owned).into(),
             gateway_max_requests: 1024,
             gateway_max_subscriptions: 2000,
             gateway_pools: compute::STANDARD.map(str::to_owned).into(),
@@ -145,6 +151,16 @@ impl construct_runtime::ServiceConfig for Config {
         {
             let words = "is needed with gateway_oidc_issuer, and only then: whom its tokens are for";
             return Err(Invalid::new("gateway_oidc_audience", words));
+        }
+        if self.gateway_oidc_client_id.is_some() && self.gateway_oidc_issuer.is_none() {
+            return Err(Invalid::new(
+                "gateway_oidc_client_id",
+                "is one of an issuer's, which takes gateway_oidc_issuer",
+            ));
+        }
+        if let Some(scope) = self.gateway_oidc_scopes.iter().find(|scope| !is_scope(scope)) {
+            let words = format!("names scopes like `openid`, and `{scope}` is none");
+            return Err(Invalid::new("gateway_oidc_scopes", words));
         }
         if self.gateway_scans_dir.as_deref().is_some_and(|path| !path.is_absolute()) {
             return Err(Invalid::new("gateway_scans_dir", "must be an absolute path, as the interpreters know it"));
@@ -207,6 +223,11 @@ fn is_origin(text: &str) -> bool {
     let host = text.strip_prefix("https://").or_else(|| text.strip_prefix("http://")).unwrap_or_default();
     !host.is_empty()
         && host.bytes().all(|byte| byte.is_ascii_graphic() && !byte.is_ascii_uppercase() && !b"/?#@*".contains(&byte))
+}
+
+/// Whether it can be one of several in a list with spaces between them (RFC 6749, 3.3).
+fn is_scope(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic() && !b"\"\\".contains(&byte))
 }
 
 #[cfg(test)]
@@ -327,6 +348,26 @@ mod tests {
                 ..Config::default()
             };
             assert_eq!(config.validate(&common()).is_ok(), fine, "{issuer:?} {audience:?}");
+        }
+    }
+
+    #[test]
+    fn a_client_is_one_of_an_issuer_and_asks_for_scopes() {
+        for (issuer, scopes, fine) in [
+            (true, vec!["openid", "api://construct/.default"], true),
+            (true, vec![], true),
+            (false, vec!["openid"], false),
+            (true, vec!["openid email"], false),
+            (true, vec![""], false),
+        ] {
+            let config = Config {
+                gateway_oidc_issuer: issuer.then(|| "https://login.example.com".to_owned()),
+                gateway_oidc_audience: issuer.then(|| "construct".to_owned()),
+                gateway_oidc_client_id: Some("cli".to_owned()),
+                gateway_oidc_scopes: scopes.iter().map(|scope| (*scope).to_owned()).collect(),
+                ..Config::default()
+            };
+            assert_eq!(config.validate(&common()).is_ok(), fine, "{issuer} {scopes:?}");
         }
     }
 }

@@ -89,7 +89,7 @@ impl Faces {
     pub(crate) fn new(api: Api, loopback: bool, config: &Config) -> anyhow::Result<Self> {
         let guard = Guard::new(loopback, &config.gateway_origins, &config.gateway_hosts);
         let methods = Methods::new()?;
-        let rest = Rest::new(&methods, config.gateway_files_max_bytes)?;
+        let rest = Rest::new(&methods, config)?;
         let places = Semaphore::new(TRANSCODED);
         let shared = Arc::new(Shared { guard, methods, rest, api, places, services: OnceLock::new() });
         Ok(Self { shared, guarded: true })

@@ -7,6 +7,7 @@ mod conditional;
 mod document;
 mod files;
 mod lines;
+mod login;
 mod request;
 pub(crate) mod routes;
 mod sse;
@@ -22,6 +23,7 @@ use tonic::{
 
 use self::{
     files::Files,
+    login::Login,
     routes::{ROUTES, Route},
 };
 use super::{
@@ -31,7 +33,7 @@ use super::{
     errors,
     methods::{Method, Methods},
 };
-use crate::deadline::Deadline;
+use crate::{Config, deadline::Deadline};
 
 /// The resources.
 pub(super) struct Rest {
@@ -40,6 +42,8 @@ pub(super) struct Rest {
     /// What files say, and how it gets here: neither is JSON.
     files: Files,
     document: Bytes,
+    /// How people log in, if they do.
+    login: Option<Login>,
 }
 
 struct Row {
@@ -48,7 +52,7 @@ struct Row {
 }
 
 impl Rest {
-    pub(super) fn new(methods: &Methods, max_file_bytes: u64) -> anyhow::Result<Self> {
+    pub(super) fn new(methods: &Methods, config: &Config) -> anyhow::Result<Self> {
         let mut rows: BTreeMap<String, Vec<Row>> = BTreeMap::new();
         for route in &ROUTES {
             let method = methods.get(&format!("/construct.v1.{}", route.method));
@@ -61,7 +65,8 @@ impl Rest {
         for (path, rows) in rows {
             paths.insert(path, rows)?;
         }
-        Ok(Self { paths, files: Files::new(methods, max_file_bytes)?, document })
+        let files = Files::new(methods, config.gateway_files_max_bytes)?;
+        Ok(Self { paths, files, document, login: Login::new(config) })
     }
 
     /// The method that a request calls, if it calls one.
@@ -85,6 +90,16 @@ impl Rest {
             return match *request.method() {
                 Verb::GET => errors::response(StatusCode::OK, "application/json", self.document.clone()),
                 _ => not_allowed(&[Verb::GET]),
+            };
+        }
+        if path == login::PATH {
+            return match (&self.login, request.method()) {
+                (Some(login), &Verb::GET) => login.response(&request),
+                (Some(_), _) => not_allowed(&[Verb::GET]),
+                (None, _) => {
+                    let words = "no issuer is configured here (gateway_oidc_issuer): API keys are how one logs in";
+                    errors::problem_as(StatusCode::NOT_FOUND, &Status::not_found(words))
+                }
             };
         }
         if files::is_for(&path) {

@@ -34,6 +34,9 @@ const ANSWER: usize = 1024 * 1024;
 const KEYS: usize = 100;
 /// How far clocks may be apart, in seconds.
 const LEEWAY: i64 = 60;
+/// What an RSA key is good for.
+const RSA: [Algorithm; 6] =
+    [Algorithm::RS256, Algorithm::RS384, Algorithm::RS512, Algorithm::PS256, Algorithm::PS384, Algorithm::PS512];
 
 /// Why a token tells nothing.
 #[derive(Debug, thiserror::Error)]
@@ -62,9 +65,15 @@ type Failure = Option<Arc<anyhow::Error>>;
 
 #[derive(Default)]
 struct Keys {
-    by_id: HashMap<String, (Algorithm, DecodingKey)>,
-    without_id: Vec<(Algorithm, DecodingKey)>,
+    by_id: HashMap<String, Known>,
+    without_id: Vec<Known>,
     fetched: Option<Instant>,
+}
+
+/// A key, and what is taken that is signed with it.
+struct Known {
+    algorithms: Vec<Algorithm>,
+    key: DecodingKey,
 }
 
 #[derive(Deserialize)]
@@ -116,8 +125,8 @@ impl Oidc {
         time: Timestamp,
     ) -> Result<(Profile, Timestamp), Error> {
         let header = decode_header(token).map_err(|_| Error::Invalid("it is no token"))?;
-        if !matches!(header.alg, Algorithm::RS256 | Algorithm::ES256) {
-            return Err(Error::Invalid("it is signed in another way than RS256 or ES256"));
+        if !RSA.contains(&header.alg) && !matches!(header.alg, Algorithm::ES256 | Algorithm::ES384 | Algorithm::EdDSA) {
+            return Err(Error::Invalid("it is not signed with a key of which the issuer publishes one half"));
         }
         let key = self.key(header.kid.as_deref(), header.alg, now).await?;
         let mut validation = Validation::new(header.alg);
@@ -209,18 +218,17 @@ impl Oidc {
         let mut keys = Keys::default();
         for key in set.keys.into_iter().take(KEYS) {
             let Ok(key) = serde_json::from_value::<Jwk>(key) else { continue };
-            let algorithm = match &key.algorithm {
-                AlgorithmParameters::RSA(_) => Algorithm::RS256,
-                AlgorithmParameters::EllipticCurve(curve) if curve.curve == EllipticCurve::P256 => Algorithm::ES256,
-                _ => continue,
-            };
-            if key.common.public_key_use.as_ref().is_some_and(|use_| *use_ != PublicKeyUse::Signature) {
+            let algorithms = algorithms(&key);
+            if algorithms.is_empty()
+                || key.common.public_key_use.as_ref().is_some_and(|use_| *use_ != PublicKeyUse::Signature)
+            {
                 continue;
             }
             let Ok(decoding) = DecodingKey::from_jwk(&key) else { continue };
+            let known = Known { algorithms, key: decoding };
             match key.common.key_id {
-                Some(id) => _ = keys.by_id.insert(id, (algorithm, decoding)),
-                None => keys.without_id.push((algorithm, decoding)),
+                Some(id) => _ = keys.by_id.insert(id, known),
+                None => keys.without_id.push(known),
             }
         }
         Ok(keys)
@@ -239,21 +247,31 @@ impl Oidc {
 
 impl Keys {
     fn find(&self, id: Option<&str>, algorithm: Algorithm) -> Option<DecodingKey> {
-        let mut fitting: Vec<&DecodingKey> = match id {
-            Some(id) => {
-                self.by_id.get(id).filter(|(known, _)| *known == algorithm).map(|(_, key)| key).into_iter().collect()
-            }
-            None => self
-                .by_id
-                .values()
-                .chain(&self.without_id)
-                .filter(|(known, _)| *known == algorithm)
-                .map(|(_, key)| key)
-                .collect(),
+        let fits = |known: &&Known| known.algorithms.contains(&algorithm);
+        let mut fitting: Vec<&Known> = match id {
+            Some(id) => self.by_id.get(id).filter(fits).into_iter().collect(),
+            None => self.by_id.values().chain(&self.without_id).filter(fits).collect(),
         };
         // A token that names no key is verified only where there is no choice.
-        if fitting.len() > 1 { None } else { fitting.pop().cloned() }
+        if fitting.len() > 1 { None } else { fitting.pop().map(|known| known.key.clone()) }
     }
+}
+
+/// The algorithms that a key is good for, of those that are known here; only the one that it names, if it names one. So what a token says
+/// of how it is signed chooses among what the issuer's key allows.
+fn algorithms(key: &Jwk) -> Vec<Algorithm> {
+    let kind: &[Algorithm] = match &key.algorithm {
+        AlgorithmParameters::RSA(_) => &RSA,
+        AlgorithmParameters::EllipticCurve(curve) => match curve.curve {
+            EllipticCurve::P256 => &[Algorithm::ES256],
+            EllipticCurve::P384 => &[Algorithm::ES384],
+            EllipticCurve::P521 | EllipticCurve::Ed25519 => &[],
+        },
+        AlgorithmParameters::OctetKeyPair(curve) if curve.curve == EllipticCurve::Ed25519 => &[Algorithm::EdDSA],
+        _ => &[],
+    };
+    let Some(named) = key.common.key_algorithm else { return kind.to_vec() };
+    named.to_string().parse::<Algorithm>().ok().filter(|named| kind.contains(named)).into_iter().collect()
 }
 
 /// Whether what is read there is what was written: over TLS, or on this machine.
@@ -328,6 +346,32 @@ mod tests {
         }
         // Clocks may be a little apart.
         assert!(verify(&oidc, &with("exp", json!(now - 30)), Duration::ZERO).await.is_ok());
+    }
+
+    #[tokio::test]
+    async fn what_issuers_sign_with_is_taken_and_a_key_that_names_its_algorithm_is_good_for_no_other() {
+        let any = Key::rsa("any", 0).for_any();
+        let named = Key::rsa("named", 1);
+        let (ec, ec384, ed) = (Key::ec("ec"), Key::ec384("ec384"), Key::ed("ed"));
+        let issuer = Issuer::start(&[&any, &named, &ec, &ec384, &ed]).await;
+        let oidc = Oidc::new(issuer.url(), AUDIENCE).expect("a client can be made");
+        let claims = issuer.claims("ada", "");
+        for algorithm in RSA {
+            let known = verify(&oidc, &any.sign_as(algorithm, &claims), Duration::ZERO).await;
+            assert_eq!(known, Ok("ada".to_owned()), "{algorithm:?}");
+            let known = verify(&oidc, &named.sign_as(algorithm, &claims), Duration::ZERO).await;
+            assert_eq!(known.is_ok(), algorithm == Algorithm::RS256, "{algorithm:?}");
+        }
+        for key in [&ec, &ec384, &ed] {
+            assert_eq!(verify(&oidc, &key.sign(&claims), Duration::ZERO).await, Ok("ada".to_owned()));
+        }
+        // The keys of others of these kinds, under the same ids.
+        for key in [Key::rsa("any", 1), Key::ec("ec"), Key::ec384("ec384"), Key::ed("ed")] {
+            assert!(verify(&oidc, &key.sign(&claims), Duration::ZERO).await.is_err());
+        }
+        // What is signed with a key of one kind does not name one of another.
+        assert!(verify(&oidc, &Key::ec384("ec").sign(&claims), Duration::ZERO).await.is_err());
+        assert!(verify(&oidc, &Key::ed("any").sign(&claims), Duration::ZERO).await.is_err());
     }
 
     #[tokio::test]

@@ -13,7 +13,10 @@ use base64::{Engine as _, prelude::BASE64_STANDARD, prelude::BASE64_URL_SAFE_NO_
 use jsonwebtoken::{Algorithm, EncodingKey, Header, encode};
 use ring::{
     rand::SystemRandom,
-    signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair, KeyPair as _, RsaKeyPair},
+    signature::{
+        ECDSA_P256_SHA256_FIXED_SIGNING, ECDSA_P384_SHA384_FIXED_SIGNING, EcdsaKeyPair, EcdsaSigningAlgorithm,
+        Ed25519KeyPair, KeyPair as _, RsaKeyPair,
+    },
 };
 use serde_json::{Value, json};
 
@@ -42,22 +45,53 @@ impl Key {
         Self { id: id.to_owned(), algorithm: Algorithm::RS256, signing: EncodingKey::from_rsa_der(&der), public }
     }
 
+    /// The same key, published without saying what it is for.
+    pub(crate) fn for_any(mut self) -> Self {
+        self.public.as_object_mut().expect("an object").remove("alg");
+        self
+    }
+
     /// A new one.
     pub(crate) fn ec(id: &str) -> Self {
+        Self::on_curve(id, Algorithm::ES256, &ECDSA_P256_SHA256_FIXED_SIGNING, "P-256")
+    }
+
+    /// A new one on the larger curve.
+    pub(crate) fn ec384(id: &str) -> Self {
+        Self::on_curve(id, Algorithm::ES384, &ECDSA_P384_SHA384_FIXED_SIGNING, "P-384")
+    }
+
+    fn on_curve(id: &str, algorithm: Algorithm, way: &'static EcdsaSigningAlgorithm, curve: &str) -> Self {
         let random = SystemRandom::new();
-        let document =
-            EcdsaKeyPair::generate_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, &random).expect("there is randomness");
-        let pair = EcdsaKeyPair::from_pkcs8(&ECDSA_P256_SHA256_FIXED_SIGNING, document.as_ref(), &random)
-            .expect("it was just made");
-        let point = pair.public_key().as_ref();
-        let public = json!({"kty": "EC", "crv": "P-256", "kid": id,
-            "x": BASE64_URL_SAFE_NO_PAD.encode(&point[1..33]), "y": BASE64_URL_SAFE_NO_PAD.encode(&point[33..65])});
+        let document = EcdsaKeyPair::generate_pkcs8(way, &random).expect("there is randomness");
+        let pair = EcdsaKeyPair::from_pkcs8(way, document.as_ref(), &random).expect("it was just made");
+        // A byte that says how the point is written, and both of its halves.
+        let point = &pair.public_key().as_ref()[1..];
+        let (x, y) = point.split_at(point.len() / 2);
+        let public = json!({"kty": "EC", "crv": curve, "kid": id,
+            "x": BASE64_URL_SAFE_NO_PAD.encode(x), "y": BASE64_URL_SAFE_NO_PAD.encode(y)});
         let signing = EncodingKey::from_ec_der(document.as_ref());
-        Self { id: id.to_owned(), algorithm: Algorithm::ES256, signing, public }
+        Self { id: id.to_owned(), algorithm, signing, public }
+    }
+
+    /// A new one of Ed25519.
+    pub(crate) fn ed(id: &str) -> Self {
+        let document = Ed25519KeyPair::generate_pkcs8(&SystemRandom::new()).expect("there is randomness");
+        let pair = Ed25519KeyPair::from_pkcs8(document.as_ref()).expect("it was just made");
+        let x = BASE64_URL_SAFE_NO_PAD.encode(pair.public_key().as_ref());
+        let public = json!({"kty": "OKP", "crv": "Ed25519", "kid": id, "alg": "EdDSA", "x": x});
+        let signing = EncodingKey::from_ed_der(document.as_ref());
+        Self { id: id.to_owned(), algorithm: Algorithm::EdDSA, signing, public }
     }
 
     pub(crate) fn sign(&self, claims: &Value) -> String {
         let header = Header { kid: Some(self.id.clone()), ..Header::new(self.algorithm) };
+        encode(&header, claims, &self.signing).expect("it can be signed")
+    }
+
+    /// The same by another algorithm that the key is good for.
+    pub(crate) fn sign_as(&self, algorithm: Algorithm, claims: &Value) -> String {
+        let header = Header { kid: Some(self.id.clone()), ..Header::new(algorithm) };
         encode(&header, claims, &self.signing).expect("it can be signed")
     }
 

@@ -126,6 +126,38 @@ async fn the_document_is_served() {
     assert!(document["paths"]["/v1/tasks"]["post"].is_object());
 }
 
+#[tokio::test]
+async fn whoever_asks_is_told_how_people_log_in() {
+    let none = Gateway::start().await;
+    let path = "/.well-known/oauth-protected-resource";
+    let problem = json_of(http().get(none.url(path)), StatusCode::NOT_FOUND).await;
+    assert!(problem["detail"].as_str().expect("words").contains("gateway_oidc_issuer"), "{problem}");
+
+    let config = crate::Config {
+        gateway_oidc_issuer: Some("https://login.example.com".to_owned()),
+        gateway_oidc_audience: Some("construct".to_owned()),
+        gateway_oidc_client_id: Some("cli".to_owned()),
+        ..crate::tests::walk::required()
+    };
+    let gateway = Gateway::start_with(config).await;
+    for client in [http(), http2()] {
+        // Somebody who presents nothing.
+        let told = json_of(client.get(gateway.url(path)), StatusCode::OK).await;
+        assert_eq!(told["resource"], gateway.url(""));
+        assert_eq!(told["authorization_servers"], json!(["https://login.example.com"]));
+        assert_eq!((&told["construct_client_id"], &told["construct_audience"]), (&json!("cli"), &json!("construct")));
+        assert_eq!(told["scopes_supported"], json!(["openid", "profile", "email", "offline_access"]));
+        // Behind a proxy that speaks TLS.
+        let told = client.get(gateway.url(path)).header("x-forwarded-proto", "https");
+        assert_eq!(json_of(told, StatusCode::OK).await["resource"], gateway.url("").replace("http:", "https:"));
+        let post = client.post(gateway.url(path)).send().await.expect("it answers");
+        assert_eq!(
+            (post.status(), &post.headers()["allow"]),
+            (StatusCode::METHOD_NOT_ALLOWED, &"GET".parse().expect("a value"))
+        );
+    }
+}
+
 /// A stream of server-sent events, read line by line.
 struct Events {
     lines: tokio::io::Lines<tokio::io::BufReader<TcpStream>>,
