@@ -290,9 +290,20 @@ pub(crate) async fn patiently<T, F>(patience: Duration, mut attempt: impl FnMut(
 where
     F: Future<Output = Result<tonic::Response<T>, Status>>,
 {
+    persistently(patience, || bounded(attempt())).await
+}
+
+/// The same of a call that may take as long as the connection lives.
+///
+/// # Errors
+/// What the gateway says last.
+pub(crate) async fn persistently<T, F>(patience: Duration, mut attempt: impl FnMut() -> F) -> Result<T, Failure>
+where
+    F: Future<Output = Result<T, Status>>,
+{
     let began = Instant::now();
     loop {
-        match bounded(attempt()).await {
+        match attempt().await {
             Err(status) if may_pass(&status) && began.elapsed() + PAUSE < patience => tokio::time::sleep(PAUSE).await,
             done => return Ok(done?),
         }

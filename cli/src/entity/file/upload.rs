@@ -10,24 +10,25 @@ use std::{
 use clap::Args;
 use construct_bus::files::Sha256;
 use construct_proto::v1::{
-    CreateFileRequest, File, FileSpec, FileState, ListFilesRequest, PageRequest, UploadPartRequest,
+    CreateFileRequest, File, FileSpec, FileState, GetFileRequest, ListFilesRequest, PageRequest, UploadPartRequest,
     list_files_request::Filter,
 };
 use tonic::Code;
 
-use super::{get, id};
+use super::id;
 use crate::{
     entity::WriteArgs,
-    failure::{Failure, may_pass},
-    gateway::{Gateway, call},
+    failure::Failure,
+    gateway::{Gateway, call, patiently, persistently},
     output::OutputArgs,
 };
 
 /// Bytes that are sent at once.
 const PART: usize = 1024 * 1024;
-/// The pause before a part that may have been lost is sent again, and how often in a row.
+/// How long the gateway may be away between two answers.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Between two looks at a file that is being checked.
 const PAUSE: Duration = Duration::from_millis(500);
-const TRIES: u32 = 120;
 
 #[derive(Debug, Args)]
 pub(crate) struct Upload {
@@ -102,7 +103,7 @@ pub(crate) async fn upload(gateway: &Gateway, wanted: Wanted<'_>, idempotency_ke
     }
     while state(&file) == FileState::Checking {
         tokio::time::sleep(PAUSE).await;
-        file = get(gateway, &id(file.metadata.as_ref())).await?;
+        file = look(gateway, &id(file.metadata.as_ref())).await?;
     }
     if state(&file) == FileState::Refused {
         let reason = file.status.unwrap_or_default().reason;
@@ -131,21 +132,24 @@ async fn unfinished(gateway: &Gateway, spec: &FileSpec) -> Result<Option<File>, 
 
 /// Sends a part until it is known what became of it.
 async fn send(gateway: &Gateway, file: File, offset: i64, data: Vec<u8>) -> Result<File, Failure> {
-    let name = id(file.metadata.as_ref());
-    let mut tries = 0;
-    loop {
-        let request = UploadPartRequest { file: name.clone(), offset, data: data.clone() };
+    let file = id(file.metadata.as_ref());
+    let send = || async {
+        let request = UploadPartRequest { file: file.clone(), offset, data: data.clone() };
         match gateway.files().upload_part(request).await {
-            Ok(file) => return Ok(file.into_inner()),
-            // Somebody else uploads it as well, and is farther.
-            Err(status) if status.code() == Code::Aborted => return get(gateway, &name).await,
-            Err(status) if tries < TRIES && may_pass(&status) => {
-                tries += 1;
-                tokio::time::sleep(PAUSE).await;
-            }
-            Err(status) => return Err(status.into()),
+            // Somebody else uploads it as well, and is farther; or the answer to this part was lost.
+            Err(status) if status.code() == Code::Aborted => Ok(None),
+            sent => sent.map(|sent| Some(sent.into_inner())),
         }
+    };
+    match persistently(PATIENCE, send).await? {
+        Some(file) => Ok(file),
+        None => look(gateway, &file).await,
     }
+}
+
+/// What there is of a file by now.
+async fn look(gateway: &Gateway, file: &str) -> Result<File, Failure> {
+    patiently(PATIENCE, || async { gateway.files().get_file(GetFileRequest { file: file.to_owned() }).await }).await
 }
 
 fn state(file: &File) -> FileState {
