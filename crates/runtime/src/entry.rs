@@ -4,13 +4,13 @@ use std::{env, ffi::OsString, path::PathBuf, process::ExitCode, time::Duration};
 
 use anyhow::Context as _;
 use clap::{CommandFactory as _, FromArgMatches as _, Parser};
-use tokio::{net::TcpListener, runtime::Builder};
+use tokio::runtime::Builder;
 
 use crate::{
     Common, Context, ServiceConfig,
     config::{self, Sources},
     context::VERSION,
-    health, lifecycle,
+    health, lifecycle, retry,
     telemetry::{self, Chain},
 };
 
@@ -136,9 +136,7 @@ async fn supervise<C: ServiceConfig>(
         context.readiness().measure(&opentelemetry::global::meter("construct-runtime"));
         let started = context.readiness().register("start");
         if let Some(address) = context.common().health_listen.filter(|_| C::SERVES) {
-            let listener = TcpListener::bind(address)
-                .await
-                .with_context(|| format!("cannot listen on {address} (CONSTRUCT_HEALTH_LISTEN)"))?;
+            let listener = retry::listen(address).await.context("CONSTRUCT_HEALTH_LISTEN")?;
             tracing::info!(address = %listener.local_addr()?, "health endpoints");
             // Owned by the runtime: it answers through draining until the process is gone.
             tokio::spawn(health::serve(listener, context.clone()));

@@ -1,9 +1,10 @@
-//! Connecting at start, when what one connects to may not be there yet.
+//! Connecting and listening at start, when what one connects to may not be there yet, and what had the port may not be gone yet.
 
-use std::time::Duration;
+use std::{io, net::SocketAddr, time::Duration};
 
-use backon::{BackoffBuilder as _, ExponentialBuilder};
-use tokio::time;
+use anyhow::Context as _;
+use backon::{BackoffBuilder as _, ConstantBuilder, ExponentialBuilder, Retryable as _};
+use tokio::{net::TcpListener, time};
 use tokio_util::sync::CancellationToken;
 
 use crate::{Latch, Stopped};
@@ -13,6 +14,18 @@ const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(10);
 
 const FIRST_DELAY: Duration = Duration::from_millis(100);
 const LONGEST_DELAY: Duration = Duration::from_secs(5);
+
+/// Listens on an address. One that is taken is asked for again for a second: processes that a killed service was just starting have its port
+/// for a moment longer than it.
+///
+/// # Errors
+/// What forbids it, with the address.
+pub async fn listen(address: SocketAddr) -> anyhow::Result<TcpListener> {
+    let pauses = ConstantBuilder::default().with_delay(Duration::from_millis(50)).with_max_times(20);
+    let listening =
+        (|| TcpListener::bind(address)).retry(pauses).when(|error| error.kind() == io::ErrorKind::AddrInUse);
+    listening.await.with_context(|| format!("cannot listen on {address}"))
+}
 
 /// Tries until it works or the process is told to stop, with delays from 0.1 s to 5 s (doubled, with jitter). An
 /// attempt may take 10 s.

@@ -62,7 +62,7 @@ use std::{os::fd::OwnedFd, sync::Arc};
 
 use anyhow::Context as _;
 use construct_bus::{Bus, ConnectOptions, User, blob};
-use construct_runtime::{Context, MasterKeys, clock};
+use construct_runtime::{Context, MasterKeys, clock, retry};
 use construct_store::{Keyring, PoolOptions, Store};
 use construct_wire::convert;
 use jiff::SignedDuration;
@@ -91,10 +91,9 @@ mod tests;
 /// # Errors
 /// When the address cannot be bound, a master key is missing, or the process is told to stop.
 pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
-    let address = config.gateway_listen;
-    let listener = TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}"))?;
+    let listener = retry::listen(config.gateway_listen).await?;
     let operator = match config.gateway_operator_listen {
-        Some(address) => Some(TcpListener::bind(address).await.with_context(|| format!("cannot listen on {address}"))?),
+        Some(address) => Some(retry::listen(address).await?),
         None => None,
     };
     start(listener, operator, socket::passed()?, &config, context).await

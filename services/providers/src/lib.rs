@@ -51,7 +51,6 @@ use std::sync::Arc;
 use anyhow::Context as _;
 use construct_bus::{Bus, ConnectOptions, Tls, User};
 use construct_runtime::{Context, clock};
-use tokio::net::TcpListener;
 use tokio_util::sync::CancellationToken;
 
 pub use self::config::Config;
@@ -66,10 +65,7 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
     let common = context.common();
     // Before anything else, so that an address that is taken is known at once.
     let listener = match config.providers_proxy_listen {
-        Some(address) => {
-            let bound = TcpListener::bind(address).await;
-            Some(bound.with_context(|| format!("cannot listen on {address}"))?)
-        }
+        Some(address) => Some(construct_runtime::retry::listen(address).await?),
         None => None,
     };
     let latch = context.readiness().register("nats");

@@ -44,10 +44,10 @@ use std::sync::{Arc, atomic::AtomicBool};
 
 use anyhow::Context as _;
 use construct_bus::{Bus, ConnectOptions, Tls, User};
-use construct_runtime::{Context, MasterKeys, clock};
+use construct_runtime::{Context, MasterKeys, clock, retry};
 use construct_store::{Keyring, PoolOptions, Store};
 use secrecy::SecretString;
-use tokio::{net::TcpListener, sync::Notify};
+use tokio::sync::Notify;
 
 pub use self::config::Config;
 use self::{
@@ -81,10 +81,7 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
     install_crypto();
     let (common, lifecycle) = (context.common(), context.lifecycle());
     let listener = match config.slack_listen {
-        Some(address) => {
-            let bound = TcpListener::bind(address).await;
-            Some(bound.with_context(|| format!("cannot listen on {address}"))?)
-        }
+        Some(address) => Some(retry::listen(address).await?),
         None => None,
     };
     let (database, nats) = (context.readiness().register("postgresql"), context.readiness().register("nats"));

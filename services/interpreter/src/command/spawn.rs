@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::Sender;
 
 use rustix::io::{FdFlags, fcntl_setfd};
-use rustix::process::{Resource, Rlimit};
+use rustix::process::{Resource, Rlimit, Signal};
 use rustix::thread::CpuSet;
 use tokio::process::{Child, Command};
 use tokio::runtime::Handle;
@@ -72,7 +72,14 @@ pub(super) fn isolate(
 ) {
     piped(command);
     let (bounds, processors) = (self::limits(limits), processors(limits.cores));
+    let service = rustix::process::getpid();
     let prepare = move || {
+        // Bubblewrap asks for the same once it runs: a service that is killed before leaves nobody behind either, who would go on with the command,
+        // or hold the service's port.
+        rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
+        if rustix::process::getppid() != Some(service) {
+            return Err(io::Error::from_raw_os_error(libc::ESRCH));
+        }
         rustix::process::setsid()?;
         for (resource, limit) in bounds {
             rustix::process::setrlimit(resource, limit)?;
