@@ -331,6 +331,7 @@ async fn task(args: &ExecArgs, prompt: &str, gateway: &Gateway) -> Result<(Task,
         max_turns: args.max_turns,
         policy: Vec::new(),
         compute: args.compute.clone(),
+        pinned: Vec::new(),
     };
     let request = CreateTaskRequest { spec: Some(spec), idempotency_key: idempotency_key() };
     let task = call(gateway.tasks().create_task(request)).await?;

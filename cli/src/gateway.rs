@@ -310,7 +310,11 @@ where
     }
 }
 
-async fn bounded<T>(call: impl Future<Output = Result<tonic::Response<T>, Status>>) -> Result<T, Status> {
+/// The same for whoever wants to know what kind of failure it was.
+///
+/// # Errors
+/// As [`call`].
+pub(crate) async fn bounded<T>(call: impl Future<Output = Result<tonic::Response<T>, Status>>) -> Result<T, Status> {
     let limit = if OVER_SOCKET.load(Ordering::Relaxed) { START_TIMEOUT } else { CALL_TIMEOUT };
     match tokio::time::timeout(limit, call).await {
         Ok(answer) => answer.map(tonic::Response::into_inner),

@@ -1,6 +1,7 @@
 //! The command line, as a person or a script uses it.
 
 mod attached;
+mod control;
 mod conversation;
 mod doctor;
 mod entities;

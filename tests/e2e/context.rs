@@ -5,6 +5,7 @@ use construct_tests::{
     client::{Client, Conversation, id},
     mesh::{Mesh, Service},
     recorder::check_order,
+    vendor::{Captured, VendorServer, anthropic},
 };
 use serde_json::json;
 
@@ -137,6 +138,87 @@ async fn a_summary_survives_the_death_of_whoever_makes_it_and_is_explained_meanw
     assert!(status.compacted_through > 0 && status.context_tokens < status.context_room, "{status:?}");
     let told = compactions(&recorder.until_sequence(status.event_sequence).await);
     assert!(matches!(told.as_slice(), [one] if one.summary), "{told:?}");
+}
+
+/// The system prompt that a model was sent.
+fn system(request: &Captured) -> &str {
+    request.body["system"][0]["text"].as_str().unwrap_or_default()
+}
+
+/// Whether a model was asked for a summary.
+fn wants_summary(request: &Captured) -> bool {
+    system(request).contains("no longer fits the assistant's memory")
+}
+
+#[tokio::test]
+async fn what_is_pinned_is_told_in_every_call_also_after_a_summary_and_to_a_smaller_model() {
+    const PORT: &str = "The port is 8417.";
+    const ANN: &str = "Ann decides.";
+    let vendor = VendorServer::answering(|request| {
+        let text = if wants_summary(request) { "# Goal\nTo remember." } else { "I do." };
+        // About as vendors count.
+        let tokens = u32::try_from(request.body.to_string().len() / 4).unwrap_or(u32::MAX);
+        anthropic::Answer::text(text).using(tokens, 0, 0, 10).reply()
+    })
+    .await;
+    let mesh = Mesh::start().await.unwrap();
+    let client = mesh.client().unwrap();
+    for (name, tokens) in [("large", 24_000), ("small", 16_000)] {
+        let provider = v1::ModelProviderSpec {
+            name: name.to_owned(),
+            r#type: v1::ModelProviderType::Anthropic.into(),
+            base_url: vendor.url(),
+            api_key: "sk-test-0123456789".to_owned(),
+            ..Default::default()
+        };
+        mesh.agent(name, provider).await.unwrap();
+        window(&client, name, tokens).await;
+    }
+    // With a title, no model call is made for one.
+    let (agent, title, pinned) = ("large".to_owned(), "A job".to_owned(), vec![PORT.to_owned()]);
+    let conversation = client.begin_as(v1::TaskSpec { agent, title, pinned, ..Default::default() }).await.unwrap();
+    let pin = async |agent: Option<&str>, facts: &[&str]| {
+        let facts = facts.iter().map(|fact| (*fact).to_owned()).collect();
+        let request = v1::UpdateTaskRequest {
+            task: conversation.id().to_owned(),
+            agent: agent.map(ToOwned::to_owned),
+            pinned: Some(v1::PinnedFacts { facts }),
+            ..Default::default()
+        };
+        client.tasks().update_task(request).await.unwrap();
+    };
+    let newest = || vendor.requests().pop().expect("the model was called");
+
+    fill(&conversation).await;
+    let requests = vendor.requests();
+    let summaries: Vec<_> = requests.iter().filter(|request| wants_summary(request)).collect();
+    assert!(matches!(summaries.as_slice(), [one] if system(one).contains("people have pinned")), "{}", summaries.len());
+    for request in requests.iter().filter(|request| !wants_summary(request)) {
+        assert_eq!(system(request).matches(PORT).count(), 1, "{}", system(request));
+    }
+    let after = newest();
+    assert!(!wants_summary(&after) && after.body["messages"].to_string().contains("To remember."), "{after:?}");
+
+    // It has its place in what the model can see.
+    let long = "abc ".repeat(500);
+    let without = conversation.ask(&words(10)).await.status.unwrap();
+    pin(None, &[PORT, &long, &long]).await;
+    let with = conversation.ask(&words(10)).await.status.unwrap();
+    assert!(with.context_tokens > without.context_tokens + 500, "{with:?} after {without:?}");
+    conversation.ask(&words(2_000)).await;
+
+    // What is pinned in between is told from the next call on, also to a model that sees less, for which the conversation is summed up again.
+    pin(Some("small"), &[PORT, ANN]).await;
+    let status = conversation.ask(&words(100)).await.status.unwrap();
+    assert_eq!(status.last_outcome(), TurnOutcome::Completed, "{status:?}");
+    let is_of_small = |request: &Captured| request.body["model"] == "small";
+    assert!(vendor.requests().iter().any(|request| is_of_small(request) && wants_summary(request)), "{status:?}");
+    let asked = newest();
+    assert!(is_of_small(&asked) && !wants_summary(&asked));
+    assert!(system(&asked).ends_with(&format!("\n- {PORT}\n- {ANN}\n")), "{}", system(&asked));
+    pin(None, &[]).await;
+    conversation.ask(&words(10)).await;
+    assert!(!system(&newest()).contains("# Pinned"), "{}", system(&newest()));
 }
 
 #[tokio::test]

@@ -1,5 +1,7 @@
 //! Tasks.
 
+mod pinned;
+
 use std::path::PathBuf;
 
 use clap::{Args, Subcommand, ValueEnum};
@@ -109,6 +111,25 @@ pub(crate) enum TaskCommand {
     },
     /// Begin another task with a copy of the conversation up to a message.
     Fork(Fork),
+    /// Pin a fact, which the model is told from its next call on, however long the conversation gets.
+    Pin {
+        /// The task's id.
+        task: String,
+        /// The fact.
+        text: String,
+        #[command(flatten)]
+        output: OutputArgs,
+    },
+    /// Take a pinned fact away.
+    Unpin {
+        /// The task's id.
+        task: String,
+        /// The fact, or its number as `task get` shows it.
+        #[arg(value_name = "N|TEXT")]
+        fact: String,
+        #[command(flatten)]
+        output: OutputArgs,
+    },
 }
 
 #[derive(Debug, Args)]
@@ -166,6 +187,9 @@ pub(crate) struct Create {
     /// Dollars it may spend in all, or as 2/day or 0.50/call.
     #[arg(long, value_name = "DOLLARS", value_parser = money::parse_limit)]
     budget: Option<Limit>,
+    /// A fact that the model is told in every call, however long the conversation gets. Can be given several times.
+    #[arg(long, value_name = "TEXT")]
+    pin: Vec<String>,
     #[command(flatten)]
     policy: PolicyArgs,
     #[command(flatten)]
@@ -267,6 +291,8 @@ impl TaskCommand {
                 };
                 args.output.one(&call(gateway.tasks().fork_task(request)).await?)
             }
+            Self::Pin { task, text, output } => output.one(&pinned::pin(gateway, &task, &text).await?),
+            Self::Unpin { task, fact, output } => output.one(&pinned::unpin(gateway, &task, &fact).await?),
         }
     }
 }
@@ -280,6 +306,7 @@ impl Create {
             max_turns: self.max_turns,
             policy: self.policy.read()?.unwrap_or_default().rules,
             compute: self.compute,
+            pinned: self.pin,
         };
         let request = CreateTaskRequest { spec: Some(spec), idempotency_key: self.write.key() };
         let task = call(gateway.tasks().create_task(request)).await?;
@@ -320,6 +347,7 @@ impl Update {
             title: self.title,
             max_turns: self.max_turns,
             policy: self.policy.read()?,
+            pinned: None,
             revision: self.change.revision,
             idempotency_key: self.change.write.key(),
         };
@@ -406,6 +434,7 @@ impl Entity for Task {
             ("context", context(&status)),
             ("tools", tools),
             ("policy", policy::words(&spec.policy)),
+            ("pinned", pinned::words(&spec.pinned)),
             ("parent", status.parent.clone()),
             ("subtasks", status.subtasks.join(", ")),
             ("below", status.below.as_deref().map(below).unwrap_or_default()),

@@ -62,6 +62,8 @@ pub struct StoredTask {
     pub max_turns_override: u32,
     /// What its scripts may call, besides what the agent's policy says.
     pub policy: Vec<Rule>,
+    /// Facts that the model is told in every call.
+    pub pinned: Vec<String>,
     /// The pool of interpreters that runs its scripts; the same as long as it lives.
     pub compute: String,
     /// When it entered its phase.
@@ -120,6 +122,8 @@ pub struct NewTask {
     pub max_turns_override: u32,
     /// What its scripts may call, besides what the agent's policy says.
     pub policy: Vec<Rule>,
+    /// Facts that the model is told in every call.
+    pub pinned: Vec<String>,
     /// The pool of interpreters that runs its scripts; none: the agent's.
     pub compute: Option<String>,
 }
@@ -135,6 +139,8 @@ pub struct TaskChanges {
     pub max_turns_override: Option<u32>,
     /// All of it.
     pub policy: Option<Vec<Rule>>,
+    /// All facts that the model is told, from the next model call on.
+    pub pinned: Option<Vec<String>>,
 }
 
 /// Which tasks a list shows.
@@ -168,6 +174,7 @@ struct Row {
     max_turns_override: i32,
     policy: Value,
     agent_policy: Value,
+    pinned: Vec<String>,
     compute: String,
     phase: String,
     phase_since: Timestamp,
@@ -246,6 +253,11 @@ impl From<ApprovalRow> for Approval {
 }
 
 impl Row {
+    /// Bytes of what is pinned: like the agent's instructions it is a part of every prompt.
+    fn pinned_bytes(&self) -> usize {
+        self.pinned.iter().map(String::len).sum()
+    }
+
     /// Takes the state out of the row, without what cannot be read.
     fn state(&mut self, flaws: &mut Flaws) -> Task {
         let max_turns = [self.max_turns_override, self.agent_max_turns]
@@ -265,7 +277,7 @@ impl Row {
         let context = Context {
             room: Context::room_of(self.context_window, self.max_output_tokens.min(shorter)),
             compact_at: u32::try_from(self.compact_at_percent).unwrap_or_default(),
-            base: tokens_of_bytes(usize::try_from(self.instructions_bytes).unwrap_or_default()),
+            base: tokens_of_bytes(usize::try_from(self.instructions_bytes).unwrap_or_default() + self.pinned_bytes()),
             transcript: self.transcript_tokens,
             queued: self.queued_tokens,
             scale: u32::try_from(self.context_scale).unwrap_or_default(),
@@ -317,6 +329,7 @@ impl From<Row> for StoredTask {
             title: row.title,
             max_turns_override: turns_from_sql(row.max_turns_override),
             policy,
+            pinned: row.pinned,
             compute: row.compute,
             phase_since: row.phase_since,
             usage: Usage {
@@ -351,7 +364,7 @@ macro_rules! select {
         sqlx::query_as!(
             crate::task::Row,
             r#"SELECT t.id, t.organization_id, t.agent_id, a.name AS agent_name, a.max_turns AS agent_max_turns, t.workspace, t.title,
-                    t.titled, t.max_turns_override, t.policy, a.policy AS agent_policy, t.compute, t.phase, t.phase_since, t.turn, t.step, t.title_step, t.steps, t.last_position,
+                    t.titled, t.max_turns_override, t.policy, a.policy AS agent_policy, t.pinned, t.compute, t.phase, t.phase_since, t.turn, t.step, t.title_step, t.steps, t.last_position,
                     t.next_wake, t.last_outcome, t.error_code, t.error_message, t.error_time, t.input_tokens, t.output_tokens,
                     t.cache_read_tokens, t.cache_write_tokens, t.thinking_tokens, t.cost_pico_usd, t.tool_uses, t.suspend, t.cancel_reason,
                     t.cancel_intent, t.rewind_from, t.rewind_intent, t.forked_from, t.forked_from_message, t.deleted_at IS NOT NULL AS "deleted!", t.event_sequence, t.version, t.revision, t.intents,

@@ -216,6 +216,7 @@ fn new_task(agent: AgentId) -> NewTask {
         title: String::new(),
         max_turns_override: 0,
         policy: Vec::new(),
+        pinned: Vec::new(),
         compute: None,
     }
 }

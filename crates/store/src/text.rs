@@ -21,6 +21,11 @@ pub(crate) fn clean_option(text: Option<&str>) -> Option<String> {
     text.map(|text| clean(text).into_owned())
 }
 
+/// `texts` without NUL.
+pub(crate) fn clean_list(texts: &[String]) -> Vec<String> {
+    texts.iter().map(|text| clean(text).into_owned()).collect()
+}
+
 /// `value` as JSON without NUL.
 pub(crate) fn json(value: &impl Serialize) -> Result<Value, Error> {
     let mut value = serde_json::to_value(value).map_err(Error::internal)?;

@@ -467,6 +467,7 @@ pub fn task(task: &StoredTask) -> v1::Task {
             max_turns: task.max_turns_override,
             policy: task.policy.iter().map(rule).collect(),
             compute: task.compute.clone(),
+            pinned: task.pinned.clone(),
         }),
         status: Some(v1::TaskStatus {
             agent_id: state.agent.to_string(),

@@ -60,6 +60,7 @@ impl TaskService for Api {
             title: spec.title,
             max_turns_override: spec.max_turns,
             policy: spec.policy.into_iter().filter_map(convert::to_rule).collect(),
+            pinned: spec.pinned,
             compute: (!spec.compute.is_empty()).then_some(spec.compute),
         };
         let written = lookup.settle(entry.store().task_create(&write, new, render("task.created")).await)?;
@@ -130,6 +131,7 @@ impl TaskService for Api {
             title: request.title,
             max_turns_override: request.max_turns,
             policy: request.policy.map(|policy| policy.rules.into_iter().filter_map(convert::to_rule).collect()),
+            pinned: request.pinned.map(|pinned| pinned.facts),
         };
         let expected = (request.revision != 0).then_some(request.revision);
         let updated = entry.store().task_update(&write, task, expected, changes, render("task.updated")).await;

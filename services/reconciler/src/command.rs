@@ -87,6 +87,7 @@ pub(crate) fn answer(
         facts: &catalogue.facts,
         declarations: &catalogue.declarations,
         secrets: &material.secrets,
+        pinned: &loaded.pinned,
     });
     let request = mesh::ModelInvoke {
         step: Some(step_ref(loaded, step)),

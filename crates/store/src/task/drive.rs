@@ -50,6 +50,8 @@ pub struct LoadedTask {
     pub policy: Vec<Rule>,
     /// What scripts of its agent may call.
     pub agent_policy: Vec<Rule>,
+    /// Facts that the model is told in every call.
+    pub pinned: Vec<String>,
     /// The pool of interpreters that runs its scripts; the same as long as it lives.
     pub compute: String,
     /// When it entered its phase.
@@ -89,7 +91,7 @@ pub struct Spending {
     pub transcript_tokens: i64,
     /// The same of the message that waits.
     pub queued_tokens: i64,
-    /// Bytes of the agent's instructions.
+    /// Bytes of the agent's instructions, and of what is pinned to the task.
     pub instructions_bytes: i64,
 }
 
@@ -112,7 +114,7 @@ struct TargetRow {
 }
 
 impl SpendingRow {
-    fn read(self) -> Spending {
+    fn read(self, pinned_bytes: usize) -> Spending {
         // An agent may ask for shorter answers.
         let shorter = |limit: i64| self.max_tokens.filter(|&asked| asked > 0).map_or(limit, |asked| asked.min(limit));
         let targets = self.targets.into_iter().map(|TargetRow { prices, context_window, max_output_tokens }| Target {
@@ -125,7 +127,7 @@ impl SpendingRow {
             hedged: self.hedged,
             transcript_tokens: self.transcript,
             queued_tokens: self.queued.unwrap_or(0),
-            instructions_bytes: self.instructions,
+            instructions_bytes: self.instructions.saturating_add(i64::try_from(pinned_bytes).unwrap_or(i64::MAX)),
         }
     }
 }
@@ -234,6 +236,7 @@ impl Store {
         // Nothing is decided about half a task.
         let mut flaws = Flaws::default();
         let spending: Option<SpendingRow> = flaws.option("spending", row.spending.take());
+        let pinned_bytes = row.pinned_bytes();
         let task = row.state(&mut flaws);
         let policy = flaws.json("policy", row.policy);
         let agent_policy = flaws.json("agent's policy", row.agent_policy);
@@ -254,6 +257,7 @@ impl Store {
             agent_name: row.agent_name,
             policy,
             agent_policy,
+            pinned: row.pinned,
             compute: row.compute,
             phase_since: row.phase_since,
             event_sequence: unsigned(row.event_sequence),
@@ -261,7 +265,7 @@ impl Store {
             root: TaskId::from_uuid(row.root_id),
             parent: row.parent_id.map(TaskId::from_uuid),
             ended: row.ended,
-            spending: spending.map(SpendingRow::read),
+            spending: spending.map(|spending| spending.read(pinned_bytes)),
             cancel_intent: row.cancel_intent,
             rewind_intent: row.rewind_intent,
             revision: row.revision,

@@ -32,8 +32,8 @@ pub struct NewFork {
 
 impl Store {
     /// Creates a task whose transcript is that of another one up to a message: without what was put aside, with new ids, and
-    /// without what its model calls have cost, which stays with the task that made them. It has the same agent, limits, policy and
-    /// pool, and budgets of its own with the same limits.
+    /// without what its model calls have cost, which stays with the task that made them. It has the same agent, limits, policy,
+    /// pinned facts and pool, and budgets of its own with the same limits.
     ///
     /// # Errors
     /// [`Error::NotFound`], [`Error::NotInTranscript`], [`Error::Uncuttable`]; those of every write.
@@ -92,9 +92,10 @@ async fn task_copy(writer: &mut Writer<'_>, new: &NewFork) -> Result<(), Error> 
     sqlx::query!(
         "INSERT INTO tasks
              (id, organization_id, agent_id, workspace, title, titled, max_turns_override, policy, compute, phase_since,
-              event_sequence, created_at, updated_at, root_id, forked_from, forked_from_message, context_scale, api_key_id, asked_key_id)
+              event_sequence, created_at, updated_at, root_id, forked_from, forked_from_message, context_scale, api_key_id, asked_key_id,
+              pinned)
          SELECT $2, o.organization_id, o.agent_id, $4, CASE WHEN $5 = '' THEN o.title ELSE $5 END, o.titled OR $5 <> '',
-                o.max_turns_override, o.policy, o.compute, $7, 1, $7, $7, $2, o.id, $6, o.context_scale, $8, $8
+                o.max_turns_override, o.policy, o.compute, $7, 1, $7, $7, $2, o.id, $6, o.context_scale, $8, $8, o.pinned
          FROM tasks o WHERE o.organization_id = $1 AND o.id = $3",
         writer.organization(),
         new.id.uuid(),

@@ -27,12 +27,13 @@ impl Store {
     ) -> Result<Written<StoredTask>, Error> {
         let mut writer = begin!(self, write);
         let title = text::clean(&new.title);
+        let pinned = text::clean_list(&new.pinned);
         sqlx::query!(
             "INSERT INTO tasks
                  (id, organization_id, agent_id, workspace, title, titled, max_turns_override, policy, compute, phase_since,
-                  event_sequence, created_at, updated_at, root_id, api_key_id, asked_key_id)
+                  event_sequence, created_at, updated_at, root_id, api_key_id, asked_key_id, pinned)
              VALUES ($1, $2, $3, $4, $5, $6, $7, $9,
-                     coalesce($10, (SELECT compute FROM agents WHERE organization_id = $2 AND id = $3), ''), $8, 1, $8, $8, $1, $11, $11)",
+                     coalesce($10, (SELECT compute FROM agents WHERE organization_id = $2 AND id = $3), ''), $8, 1, $8, $8, $1, $11, $11, $12)",
             new.id.uuid(),
             writer.organization(),
             new.agent.uuid(),
@@ -44,6 +45,7 @@ impl Store {
             text::json(&new.policy)?,
             new.compute,
             writer.key() as _,
+            &pinned,
         )
         .execute(&mut *writer.transaction)
         .await
@@ -68,6 +70,7 @@ impl Store {
     ) -> Result<Written<StoredTask>, Error> {
         let mut writer = begin!(self, write);
         let policy = changes.policy.as_ref().map(text::json).transpose()?;
+        let pinned = changes.pinned.as_deref().map(text::clean_list);
         let done = sqlx::query!(
             "UPDATE tasks SET
                  agent_id = coalesce($5, agent_id),
@@ -75,6 +78,7 @@ impl Store {
                  titled = CASE WHEN $6::text IS NULL THEN titled ELSE $6 <> '' END,
                  max_turns_override = coalesce($7, max_turns_override),
                  policy = coalesce($8, policy),
+                 pinned = coalesce($9, pinned),
                  intents = intents + 1,
                  intent_at = CASE WHEN intents > intents_seen THEN intent_at ELSE $4 END,
                  event_sequence = event_sequence + 1,
@@ -89,6 +93,7 @@ impl Store {
             text::clean_option(changes.title.as_deref()),
             changes.max_turns_override.map(turns_to_sql),
             policy,
+            pinned.as_deref() as _,
         )
         .execute(&mut *writer.transaction)
         .await

@@ -161,8 +161,12 @@ async fn an_intent_is_not_lost_to_a_concurrent_commit() {
     let late = f.message(task, "again").await;
     applied(f.store.task_suspend(&write(), task, rendered("task.updated")).await.expect("suspended"));
     applied(f.store.task_cancel(&write(), task, "enough", rendered("task.updated")).await.expect("cancelled"));
-    let changes =
-        TaskChanges { agent: Some(agent), title: Some("mine".into()), max_turns_override: Some(3), policy: None };
+    let changes = TaskChanges {
+        agent: Some(agent),
+        title: Some("mine".into()),
+        max_turns_override: Some(3),
+        ..TaskChanges::default()
+    };
     applied(f.store.task_update(&write(), task, None, changes, rendered("task.updated")).await.expect("changed"));
     let (state, admitted) = admitting(&loaded);
     let committed = f

@@ -10,7 +10,7 @@ use construct_domain::{
 use super::*;
 use crate::{
     AppendedMessage, BudgetFilter, Key, LoadedTask, MessageFilter, MessagePage, NewBudget, NewFork, Order, Page,
-    Rewind, TaskCommit,
+    Rewind, TaskChanges, TaskCommit,
 };
 
 async fn load(f: &Fixture, task: TaskId) -> LoadedTask {
@@ -174,6 +174,8 @@ async fn a_fork_has_a_copy_of_its_own_and_owes_nothing_for_it() {
         limit: 7,
     };
     applied(f.store.budget_create(&write(), budget, rendered("budget.created")).await.expect("created"));
+    let changes = TaskChanges { pinned: Some(vec!["It rains.".to_owned()]), ..TaskChanges::default() };
+    applied(f.store.task_update(&write(), task, None, changes, rendered("task.updated")).await.expect("changed"));
     let fork = |message: &StoredMessage, workspace: &str| NewFork {
         id: TaskId::from_uuid(Uuid::now_v7()),
         source: task,
@@ -191,6 +193,7 @@ async fn a_fork_has_a_copy_of_its_own_and_owes_nothing_for_it() {
     assert_eq!(event.map(|event| event.sequence), Some(1));
     assert_eq!(stored.forked_from, Some((task, all[3].id)));
     assert_eq!((stored.workspace.as_str(), stored.usage, stored.state.last_position), ("", Usage::default(), 5));
+    assert_eq!(stored.pinned, ["It rains."]);
     let copy = f.store.transcript(stored.state.id, i64::MAX, None).await.expect("read");
     let contents: Vec<&Content> = copy.iter().map(|message| &message.content).collect();
     let (said, elsewhere) = (all.iter().take(4).map(|message| &message.content), text("elsewhere"));

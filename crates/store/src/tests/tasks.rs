@@ -2,10 +2,15 @@
 
 use std::time::Duration;
 
-use construct_domain::task::{DEFAULT_MAX_TURNS, Task};
+use construct_domain::{
+    BudgetId,
+    budget::{Period, Scope},
+    money::tokens_of_bytes,
+    task::{DEFAULT_MAX_TURNS, Task},
+};
 
 use super::*;
-use crate::{AgentChanges, Purpose, StepUsage, Stream, TaskChanges, TaskCommit};
+use crate::{AgentChanges, NewBudget, Purpose, StepUsage, Stream, TaskChanges, TaskCommit};
 
 async fn due(f: &Fixture, at: Timestamp) -> Vec<TaskId> {
     f.store.sweep_due(at, None, 10).await.expect("read").into_iter().map(|due| due.task).collect()
@@ -44,6 +49,37 @@ async fn the_nearest_limit_of_turns_holds() {
     let changes = TaskChanges { max_turns_override: Some(3), ..TaskChanges::default() };
     applied(f.store.task_update(&write(), id, None, changes, rendered("task.updated")).await.expect("changed"));
     assert_eq!(limit().await, 3);
+}
+
+#[tokio::test]
+async fn what_is_pinned_is_kept_until_it_is_replaced_and_counted_like_instructions() {
+    let f = Fixture::new().await;
+    let new = NewTask { pinned: vec!["It rains.".to_owned(), "a\0b".to_owned()], ..new_task(f.agent) };
+    let created = applied(f.store.task_create(&write(), new, rendered("task.created")).await.expect("created"));
+    let id = created.state.id;
+    assert_eq!(created.pinned, ["It rains.", "a\u{FFFD}b"]);
+    let load = async || f.store.task_load(id).await.expect("read").expect("there");
+    let loaded = load().await;
+    assert_eq!((loaded.task.context.base, &loaded.pinned), (tokens_of_bytes("be good".len() + 9 + 5), &created.pinned));
+
+    let change = async |changes: TaskChanges| {
+        let done = f.store.task_update(&write(), id, None, changes, rendered("task.updated")).await;
+        applied(done.expect("changed")).pinned
+    };
+    let titled = TaskChanges { title: Some("Weather".to_owned()), ..TaskChanges::default() };
+    assert_eq!(change(titled).await, created.pinned, "what is not said does not change");
+    let pinned = |facts: &[&str]| {
+        let pinned = Some(facts.iter().map(|fact| (*fact).to_owned()).collect());
+        TaskChanges { pinned, ..TaskChanges::default() }
+    };
+    assert_eq!(change(pinned(&["Ann decides."])).await, ["Ann decides."]);
+    let new =
+        NewBudget { id: BudgetId::from_uuid(Uuid::now_v7()), scope: Scope::Task(id), period: Period::Total, limit: 7 };
+    applied(f.store.budget_create(&write(), new, rendered("budget.created")).await.expect("created"));
+    let spending = load().await.spending.expect("a budget applies");
+    assert_eq!(spending.instructions_bytes, 7 + 12, "it is paid for with every call");
+    assert!(change(pinned(&[])).await.is_empty());
+    assert_eq!(load().await.task.context.base, tokens_of_bytes(7));
 }
 
 #[tokio::test]

@@ -41,6 +41,7 @@ fn stored_task() -> StoredTask {
         title: "A title".into(),
         max_turns_override: 7,
         policy: Vec::new(),
+        pinned: Vec::new(),
         compute: "cpu-4".into(),
         phase_since: NOW,
         usage: Usage::default(),

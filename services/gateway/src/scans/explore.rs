@@ -85,6 +85,7 @@ pub(super) async fn prepare(entry: &Entry, write: &Write, dir: &Path, wanted: &W
             title: title(wanted.repository),
             max_turns_override: u32::try_from(wanted.limits.max_turns).unwrap_or_default(),
             policy: policy(),
+            pinned: Vec::new(),
             compute: None,
         };
         (scan, new)

@@ -29,11 +29,13 @@ async fn a_task_lives_from_creation_to_deletion() {
         agent: Some("eve".into()),
         title: Some("Together".into()),
         max_turns: Some(3),
+        pinned: Some(v1::PinnedFacts { facts: vec!["It rains.".into()] }),
         ..Default::default()
     };
     let updated = tasks.update_task(update.clone()).await.expect("it is changed").into_inner();
     let spec = updated.spec.expect("set");
     assert_eq!((spec.agent.as_str(), spec.title.as_str(), spec.max_turns), ("eve", "Together", 3));
+    assert_eq!(spec.pinned, ["It rains."]);
     let stale = v1::UpdateTaskRequest { revision: found.metadata.expect("set").revision, ..update.clone() };
     refused(tasks.update_task(stale).await, Code::Aborted);
     let unknown = v1::UpdateTaskRequest { agent: Some("nobody".into()), ..update };

@@ -22,6 +22,12 @@ use crate::{
 };
 
 pub(super) const TITLE_CHARS: usize = 200;
+/// Facts that are pinned to a task. They are a part of the prompt of every model call, and paid for with each.
+pub(super) const FACTS: usize = 32;
+/// Of one of them.
+pub(super) const FACT_CHARS: usize = 2000;
+/// Of all of them together.
+pub(super) const FACTS_CHARS: usize = 16_000;
 pub(super) const WORKSPACE_BYTES: usize = 4096;
 pub(super) const REASON_CHARS: usize = 1024;
 /// Of all blocks of a message together. Larger inputs belong into files of the workspace.
@@ -56,6 +62,7 @@ pub(crate) fn create_task(request: &CreateTaskRequest, pools: &[String]) -> Resu
     title(&mut violations, "spec.title", &spec.title);
     violations.range("spec.max_turns", spec.max_turns, 0..=MAX_TURNS);
     policy(&mut violations, "spec.policy", &spec.policy);
+    pinned(&mut violations, "spec.pinned", &spec.pinned);
     compute(&mut violations, "spec.compute", &spec.compute, pools);
     violations.idempotency_key(&request.idempotency_key);
     violations.finish()
@@ -71,6 +78,9 @@ pub(crate) fn update_task(request: &UpdateTaskRequest) -> Result<TaskId, Status>
     violations.range("max_turns", request.max_turns(), 0..=MAX_TURNS);
     if let Some(replacement) = &request.policy {
         policy(&mut violations, "policy.rules", &replacement.rules);
+    }
+    if let Some(replacement) = &request.pinned {
+        pinned(&mut violations, "pinned.facts", &replacement.facts);
     }
     violations.revision(request.revision);
     violations.idempotency_key(&request.idempotency_key);
@@ -152,6 +162,22 @@ pub(super) fn workspace(violations: &mut Violations, field: &str, path: &str) {
 pub(super) fn title(violations: &mut Violations, field: &str, title: &str) {
     violations.chars(field, title, TITLE_CHARS);
     violations.one_line(field, title);
+}
+
+/// Facts that are pinned to a task.
+fn pinned(violations: &mut Violations, field: &str, facts: &[String]) {
+    violations
+        .require(facts.len() <= FACTS, field, || format!("must have at most {FACTS} entries, has {}", facts.len()));
+    let mut chars = 0_usize;
+    for (index, fact) in facts.iter().take(FACTS).enumerate() {
+        let field = format!("{field}[{index}]");
+        violations.require(!fact.trim().is_empty(), &field, || "must not be blank".into());
+        violations.chars(&field, fact, FACT_CHARS);
+        chars += fact.chars().count();
+    }
+    violations.require(chars <= FACTS_CHARS, field, || {
+        format!("must have at most {} characters together, has {}", thousands(FACTS_CHARS), thousands(chars))
+    });
 }
 
 pub(super) fn timestamp(

@@ -427,6 +427,36 @@ fn subscriptions_have_few_and_simple_globs() {
     );
 }
 
+#[test]
+fn what_is_pinned_is_little_and_says_something() {
+    let with = |pinned: Vec<String>| {
+        let spec = v1::TaskSpec { agent: "ada".into(), pinned: pinned.clone(), ..v1::TaskSpec::default() };
+        let create = v1::CreateTaskRequest { spec: Some(spec), ..v1::CreateTaskRequest::default() };
+        let pinned = Some(v1::PinnedFacts { facts: pinned });
+        let update = v1::UpdateTaskRequest { task: TASK.into(), pinned, ..v1::UpdateTaskRequest::default() };
+        (create_task(&create, &pools()), update_task(&update))
+    };
+    for good in [vec![], vec!["ü".repeat(2000); 8], vec!["x".repeat(500); 32], vec!["two\nlines".into()]] {
+        let (create, update) = with(good);
+        assert!(create.is_ok() && update.is_ok(), "{create:?} {update:?}");
+    }
+    let fact = || "It rains.".to_owned();
+    for (bad, place) in [
+        (vec![fact(), " \n".into()], "[1]"),
+        (vec![fact(), fact(), "ü".repeat(2001)], "[2]"),
+        (vec!["a\0b".into()], "[0]"),
+        (vec![fact(); 33], ""),
+        ([vec!["ü".repeat(2000); 8], vec!["x".into()]].concat(), ""),
+    ] {
+        let (create, update) = with(bad);
+        refused(create, &[&format!("spec.pinned{place}")]);
+        refused(update, &[&format!("pinned.facts{place}")]);
+    }
+    // All that is wrong is told at once.
+    let (create, _) = with(vec![String::new(), "y".repeat(2001), "x".repeat(15_000)]);
+    refused(create, &["spec.pinned[0]", "spec.pinned[1]", "spec.pinned[2]", "spec.pinned"]);
+}
+
 /// The comment above a field of the contract, as one line.
 fn comment(file: &str, message: &str, field: &str) -> String {
     let path = format!("{}/../../proto/construct/v1/{file}.proto", env!("CARGO_MANIFEST_DIR"));
@@ -481,6 +511,9 @@ fn every_limit_stands_in_the_contract() {
         ("task", "TaskSpec", "workspace", format!("{} bytes", thousands(WORKSPACE_BYTES))),
         ("task", "TaskSpec", "title", format!("{TITLE_CHARS} characters")),
         ("task", "TaskSpec", "max_turns", number(MAX_TURNS.into())),
+        ("task", "TaskSpec", "pinned", format!("At most {FACTS},")),
+        ("task", "TaskSpec", "pinned", format!("most {} characters and", thousands(FACT_CHARS))),
+        ("task", "TaskSpec", "pinned", format!("together at most {} characters", thousands(FACTS_CHARS))),
         ("task", "CancelTaskRequest", "reason", thousands(REASON_CHARS)),
     ] {
         let comment = comment(file, message, field);

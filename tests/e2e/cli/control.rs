@@ -1,0 +1,301 @@
+//! The commands that pin facts, take a conversation back, copy it, have messages sent by the clock, and take up what was given up.
+
+use std::time::Duration;
+
+use construct_bus::subject;
+use construct_domain::TaskId;
+use construct_proto::{mesh::v1::TaskCensus, v1::TurnOutcome};
+use construct_tests::{
+    client::PATIENCE,
+    mesh::{Mesh, Service},
+    wait::until,
+};
+use jiff::Timestamp;
+use serde_json::{Value, json};
+
+use super::{
+    construct,
+    entities::{check, get, run},
+};
+
+const NO_TASK: &str = "task_01890a5d-ac96-774b-bcce-b302099a8057";
+const NO_MESSAGE: &str = "msg_01890a5d-ac96-774b-bcce-b302099a8057";
+
+/// The id of what a command has made.
+fn id_of(made: &Value) -> String {
+    made["metadata"]["id"].as_str().unwrap_or_else(|| panic!("{made}")).to_owned()
+}
+
+/// A task's messages as they are listed: ids, and what they say.
+async fn messages(mesh: &Mesh, task: &str) -> Vec<(String, String)> {
+    let listed = run(mesh, &format!("message list {task} -o json"), "", 0, &[]).await.json();
+    let text = |message: &Value| message["spec"]["blocks"][0]["text"]["text"].as_str().unwrap_or_default().to_owned();
+    listed["messages"].as_array().unwrap().iter().map(|message| (id_of(message), text(message))).collect()
+}
+
+/// Waits until these are a task's messages.
+async fn shown(mesh: &Mesh, task: &str, expected: &[&str]) -> Vec<(String, String)> {
+    until("the conversation to be as it should", PATIENCE, async || {
+        let messages = messages(mesh, task).await;
+        if messages.iter().map(|(_, text)| text).eq(expected) { Ok(messages) } else { Err(messages) }
+    })
+    .await
+}
+
+#[tokio::test]
+async fn facts_are_pinned_shown_and_taken_away() {
+    // What becomes of a task meanwhile is not looked at here, so nobody works.
+    let mut mesh = Mesh::prepare(&[]).await.unwrap();
+    mesh.spawn(Service::Gateway).unwrap();
+    mesh.ready(Service::Gateway).await.unwrap();
+    mesh.scripted_agent("worker", &json!([])).await.unwrap();
+    let made =
+        run(&mesh, "task create --pin 'The port is 8417.' --pin 'Ann decides.' -o json", "", 0, &[]).await.json();
+    assert_eq!(made["spec"]["pinned"], json!(["The port is 8417.", "Ann decides."]));
+    let task = id_of(&made);
+    check(
+        &mesh,
+        &[
+            ("task create --pin ' '", "", 2, &["- spec.pinned[0]: must not be blank"]),
+            (&format!("task get {task}"), "", 0, &["pinned:\n  1. The port is 8417.\n  2. Ann decides.\n"]),
+            (&format!("task pin {task} 'It rains.'"), "", 0, &["  2. Ann decides.\n  3. It rains.\n"]),
+            // It is pinned, so nothing is changed.
+            (&format!("task pin {task} 'It rains.' -o json"), "", 0, &["\"It rains.\"", "\"revision\": \"2\""]),
+            (&format!("task pin {task} ' '"), "", 2, &["- pinned.facts[3]: must not be blank"]),
+            (&format!("task pin {NO_TASK} x"), "", 1, &["not found"]),
+            (&format!("task unpin {task} Ann"), "", 1, &["nothing is pinned as Ann", "hint: construct task get"]),
+            (&format!("task unpin {task} 4"), "", 1, &["nothing is pinned as 4"]),
+            (&format!("task unpin {task} 2"), "", 0, &["pinned:\n  1. The port is 8417.\n  2. It rains.\n"]),
+            (&format!("task unpin {task} 'The port is 8417.'"), "", 0, &["1. It rains.\n"]),
+            // Other changes leave it alone.
+            (&format!("task update {task} --title Weather"), "", 0, &["Weather", "1. It rains.\n"]),
+        ],
+    )
+    .await;
+    assert_eq!(get(&mesh, &format!("task get {task}")).await["spec"]["pinned"], json!(["It rains."]));
+    let without = run(&mesh, &format!("task unpin {task} 1"), "", 0, &[&task]).await;
+    assert!(!without.output.contains("pinned"), "{without:?}");
+}
+
+#[tokio::test]
+async fn a_conversation_is_taken_back_asked_anew_and_copied() {
+    let mesh = Mesh::start().await.unwrap();
+    let turns = json!([{"text": "{{user_messages}}: {{last_user_text}}"}]);
+    mesh.scripted_agent("worker", &json!({"conversations": [{"match": "", "turns": turns}]})).await.unwrap();
+    let client = mesh.client().unwrap();
+    let task = id_of(&run(&mesh, "task create --title Job -o json", "", 0, &[]).await.json());
+    for words in ["one", "two", "three"] {
+        client.conversation(&task).ask(words).await;
+    }
+    let said = shown(&mesh, &task, &["one", "1: one", "two", "2: two", "three", "3: three"]).await;
+    let (two, three) = (&said[2].0, &said[4].0);
+
+    // Back to before a message, and to behind one.
+    run(&mesh, &format!("task rewind {task} {three}"), "", 0, &[&task, "phase:"]).await;
+    shown(&mesh, &task, &["one", "1: one", "two", "2: two"]).await;
+    check(
+        &mesh,
+        &[
+            (&format!("message list {task} --superseded"), "", 0, &["put aside", "3: three"]),
+            (&format!("message get {three}"), "", 0, &["put aside:", "three"]),
+            (&format!("task rewind {task} {three}"), "", 1, &["not in the transcript"]),
+            (&format!("task rewind {task} {NO_MESSAGE}"), "", 1, &["not found", NO_MESSAGE]),
+            (&format!("task rewind {task} nonsense"), "", 2, &["- message: "]),
+            (&format!("task rewind {task} {two} --keep -o json"), "", 0, &["\"phase\": "]),
+        ],
+    )
+    .await;
+    shown(&mesh, &task, &["one", "1: one", "two"]).await;
+
+    // The same message in other words, from the command line or from a pipe.
+    run(&mesh, &format!("message edit {two}"), "deux", 0, &["replaces:", two, "waits for its turn", "deux"]).await;
+    let said = shown(&mesh, &task, &["one", "1: one", "deux", "2: deux"]).await;
+    client.conversation(&task).settled().await;
+    let (deux, answer) = (&said[2].0, &said[3].0);
+    check(
+        &mesh,
+        &[
+            (&format!("message edit {two} again"), "", 1, &["not in the transcript"]),
+            (&format!("message edit {deux}"), " ", 2, &["- blocks: "]),
+            (&format!("message edit {NO_MESSAGE} x"), "", 1, &["not found"]),
+            (&format!("task fork {task} {two}"), "", 1, &["not in the transcript"]),
+            (&format!("task fork {task} {NO_MESSAGE}"), "", 1, &["not found"]),
+            (&format!("task fork {task} nonsense"), "", 2, &["- message: "]),
+        ],
+    )
+    .await;
+
+    // A copy goes on by itself, and what it was copied from stays as it is.
+    let copy = run(&mesh, &format!("task fork {task} {answer} --title Copy -o json"), "", 0, &[]).await.json();
+    assert_eq!(copy["spec"]["title"], "Copy", "{copy}");
+    assert_eq!(copy["status"]["forkedFrom"], json!({"task": task, "message": answer}), "{copy}");
+    let copy = id_of(&copy);
+    client.conversation(&copy).ask("trois").await;
+    let from = format!("{task}, up to {answer}");
+    check(
+        &mesh,
+        &[
+            (&format!("task get {copy}"), "", 0, &["forked from:", &from]),
+            (&format!("message list {copy} --source assistant"), "", 0, &["1: one", "2: deux", "3: trois"]),
+        ],
+    )
+    .await;
+    shown(&mesh, &task, &["one", "1: one", "deux", "2: deux"]).await;
+}
+
+/// The ids of the dead letters that a command lists.
+async fn letters(mesh: &Mesh, options: &str) -> Vec<u64> {
+    let listed = run(mesh, &format!("dead list {options} -o json"), "", 0, &[]).await.json();
+    let letters = listed["letters"].as_array().unwrap().iter();
+    letters.map(|letter| letter["id"].as_str().and_then(|id| id.parse().ok()).unwrap()).collect()
+}
+
+#[tokio::test]
+async fn what_was_given_up_is_listed_published_again_removed_or_retried() {
+    let mesh = Mesh::start().await.unwrap();
+    mesh.scripted_agent("worker", &json!({"turns": [{"text": "{{last_user_text}}"}]})).await.unwrap();
+    let conversation = mesh.client().unwrap().begin("worker", None).await.unwrap();
+    let id: TaskId = conversation.id().parse().unwrap();
+    let none = run(&mesh, "dead list", "", 0, &["ID", "SUBJECT", "REASON", "AGE"]).await;
+    assert_eq!(none.output.lines().count(), 1, "{none:?}");
+    // Something else than wakes, where wakes are expected.
+    let subject = subject::Address::subject(&subject::TaskWake::new(id));
+    let bus = mesh.bus().await;
+    for n in 0..2 {
+        let census = TaskCensus { task_ids: vec![n.to_string()] };
+        bus.publish_raw(&subject, &census).await.unwrap();
+    }
+    let two = async |newer_than: u64| {
+        until("two dead letters", PATIENCE, async || match letters(&mesh, "").await.as_slice() {
+            [first, second] if *second > newer_than => Ok((*first, *second)),
+            other => Err(other.to_vec()),
+        })
+        .await
+    };
+    let (first, second) = two(0).await;
+    assert_eq!(letters(&mesh, "--limit 1").await, [first]);
+    assert_eq!(letters(&mesh, &format!("--after {first}")).await, [second]);
+    let (row, kind) = (first.to_string(), "construct.mesh.v1.TaskCensus");
+    check(
+        &mesh,
+        &[
+            ("dead list", "", 0, &[&row, &subject, "TaskCensus"]),
+            (&format!("dead show {first}"), "", 0, &["CONSTRUCT_TASK", &subject, kind, "given up:", "reason:"]),
+            (&format!("dead show {first} -o json"), "", 0, &["\"redrivable\": true", kind]),
+            ("dead show nonsense", "", 2, &["LETTER"]),
+            ("dead list --limit 0", "", 2, &["--limit"]),
+            (&format!("dead redrive {first}"), "", 0, &[&format!("dead letter {first} was published again\n")]),
+            (&format!("dead redrive {first}"), "", 1, &["not found"]),
+        ],
+    )
+    .await;
+    // It is not understood any better: another letter.
+    let (left, again) = two(second).await;
+    assert_eq!(left, second);
+    for letter in [left, again] {
+        check(
+            &mesh,
+            &[
+                (&format!("dead drop {letter}"), "", 0, &[&format!("dead letter {letter} was removed\n")]),
+                (&format!("dead drop {letter}"), "", 1, &["not found"]),
+                (&format!("dead show {letter}"), "", 1, &["not found"]),
+            ],
+        )
+        .await;
+    }
+    assert!(letters(&mesh, "").await.is_empty());
+
+    // A task that cannot be read is put aside, and stays there until somebody asks for another try.
+    let task = conversation.id();
+    mesh.database.spoil(id, true).await;
+    conversation.say("hello").await;
+    until("the task to be put aside", PATIENCE, async || {
+        let why = construct(&mesh, &["why", task], "").await;
+        if why.output.contains("it was put aside") && why.output.contains("construct task retry") {
+            Ok(())
+        } else {
+            Err(why)
+        }
+    })
+    .await;
+    run(&mesh, &format!("task get {task}"), "", 0, &["last error:", "UNREADABLE"]).await;
+    mesh.database.spoil(id, false).await;
+    check(
+        &mesh,
+        &[
+            (&format!("message list {task}"), "", 0, &["queued", "hello"]),
+            ("task retry nonsense", "", 2, &["- task: "]),
+            (&format!("task retry {NO_TASK}"), "", 1, &["not found"]),
+            (&format!("task retry {task}"), "", 0, &[task, "queued:"]),
+        ],
+    )
+    .await;
+    shown(&mesh, task, &["hello", "hello"]).await;
+}
+
+#[tokio::test]
+async fn messages_are_sent_by_the_clock_and_their_runs_are_told() {
+    let mesh = Mesh::start().await.unwrap();
+    mesh.scripted_agent("worker", &json!({"turns": [{"text": "{{last_user_text}}"}]})).await.unwrap();
+    let weekly = "schedule create weekly --agent worker --cron '0 9 * * MON' --time-zone Europe/Berlin --missed skip \
+                  --title Monday 'Look at the news.'";
+    check(
+        &mesh,
+        &[
+            (weekly, "", 0, &["weekly", "0 9 * * MON Europe/Berlin", "are skipped", "Monday", "Look at the news."]),
+            (weekly, "", 1, &["exists already"]),
+            ("schedule create x --agent worker --cron '61 * * * *' x", "", 2, &["- spec.cron: "]),
+            (
+                "schedule create x --agent worker --cron '0 9 * * *' --time-zone Europe/Atlantis x",
+                "",
+                2,
+                &["- spec.time_zone: "],
+            ),
+            ("schedule create x --agent nobody --cron '0 9 * * *' x", "", 1, &["nobody"]),
+            ("schedule create x --agent worker --at 2020-01-01T00:00:00Z x", "", 2, &["- spec.at: "]),
+            ("schedule create x --agent worker --at soon x", "", 2, &["--at"]),
+            ("schedule create x --agent worker --cron '0 9 * * *'", " ", 2, &["- spec.blocks: "]),
+            ("schedule list", "", 0, &["NAME", "weekly", "worker", "Look at the news."]),
+            ("schedule list --name-prefix x -o json", "", 0, &["\"schedules\": []"]),
+            (
+                "schedule update weekly --cron '0 10 * * MON' --text 'Look at the weather.'",
+                "",
+                0,
+                &["0 10 * * MON Europe/Berlin", "Look at the weather."],
+            ),
+            ("schedule update weekly --revision 1 --text late", "", 1, &["somebody else changed it"]),
+            ("schedule pause weekly", "", 0, &["next run:", "paused"]),
+            ("schedule list", "", 0, &["paused"]),
+            ("schedule resume weekly", "", 0, &["next run:", "(in "]),
+            ("schedule runs weekly", "", 0, &["DUE", "OUTCOME"]),
+            ("schedule get nobody", "", 1, &["not found", "nobody"]),
+        ],
+    )
+    .await;
+    assert_eq!(get(&mesh, "schedule get weekly").await["spec"]["missedRuns"], "MISSED_RUNS_SKIP");
+
+    // One that comes, in a task that there is.
+    let task = id_of(&run(&mesh, "task create --title Job -o json", "", 0, &[]).await.json());
+    let at = Timestamp::now() + Duration::from_secs(5);
+    let soon = format!("schedule create soon --task {task} --at {at} --interrupt -");
+    run(&mesh, &soon, "Go on.", 0, &[&task, "are made up for by one", "Go on."]).await;
+    let conversation = mesh.client().unwrap().conversation(&task);
+    conversation
+        .task_when("the scheduled message to be answered", |_, status| {
+            status.last_outcome() == TurnOutcome::Completed && status.queued_count == 0
+        })
+        .await;
+    let said = shown(&mesh, &task, &["Go on.", "Go on."]).await;
+    check(
+        &mesh,
+        &[
+            ("schedule runs soon", "", 0, &["sent", &task, &said[0].0]),
+            ("schedule get soon", "", 0, &["last run:"]),
+            (&format!("schedule list --task {task}"), "", 0, &["soon", "over"]),
+            ("schedule delete soon", "", 0, &["schedule soon is deleted\n"]),
+            ("schedule delete soon", "", 1, &["not found"]),
+            ("schedule runs soon", "", 1, &["not found"]),
+        ],
+    )
+    .await;
+}
