@@ -12,6 +12,7 @@ use construct_tests::{
     mesh::{Disk, Mesh, Service},
     postgres::PostgresServer,
     proxy::{Proxy, authority},
+    random::Random,
 };
 use futures::StreamExt as _;
 use tokio::{
@@ -22,7 +23,7 @@ use tokio::{
 use crate::{
     check::{self, Told},
     load::{self, Job},
-    plan::{Disturbance, Plan, Random, Server, ZONES},
+    plan::{Disturbance, Plan, Server, ZONES},
 };
 
 /// Of so many wakes and results one comes twice, the second time late.
@@ -92,7 +93,7 @@ impl Trial {
         let mesh = Mesh::on_own_ground(postgres.database().await).await.unwrap();
         let mut zones = Vec::new();
         for _ in 0..ZONES {
-            let nats = Proxy::start(&authority(mesh.nats.url())).await.unwrap();
+            let nats = Proxy::start_nats(&authority(mesh.nats.url())).await.unwrap();
             let database = Proxy::start(&authority(mesh.database.url())).await.unwrap();
             zones.push(Zone { nats, database });
         }
@@ -172,6 +173,11 @@ impl Trial {
                 self.proxy(zone, server).slow(delay);
                 sleep(length).await;
                 self.proxy(zone, server).restore();
+            }
+            Disturbance::Disorder(zone, seed, length) => {
+                self.zones[zone].nats.disorder(seed);
+                sleep(length).await;
+                self.zones[zone].nats.restore();
             }
             Disturbance::FullDisk(disk, length) => {
                 full(length, || self.mesh.fill(disk)).await;

@@ -1,5 +1,8 @@
 //! A TCP proxy that can cut a service off from what it talks to, hold everything up, at once or at a certain piece, slow it down, and let it
-//! through again.
+//! through again. One before NATS can also have messages come late, in another order, and twice.
+
+mod disorder;
+mod frames;
 
 use std::{
     io,
@@ -15,12 +18,15 @@ use tokio::{
     task::AbortHandle,
 };
 
+use disorder::Disorder;
+
 /// A proxy in front of one server; ends when dropped.
 #[derive(Debug)]
 pub struct Proxy {
     address: SocketAddr,
     way: Arc<watch::Sender<Way>>,
     pieces: Arc<Mutex<Pieces>>,
+    knows_messages: bool,
     abort: AbortHandle,
 }
 
@@ -81,6 +87,8 @@ enum Way {
     Held,
     /// Each piece is so late.
     Slow(Duration),
+    /// Some messages are late, and some come twice; which ones follows from the number.
+    Disordered(u64),
 }
 
 impl Drop for Proxy {
@@ -95,20 +103,35 @@ impl Proxy {
     /// # Errors
     /// When no port is free.
     pub async fn start(upstream: &str) -> io::Result<Self> {
+        Self::start_with(upstream, false).await
+    }
+
+    /// The same before NATS: this one can [`Proxy::disorder`] messages.
+    ///
+    /// # Errors
+    /// As [`Proxy::start`].
+    pub async fn start_nats(upstream: &str) -> io::Result<Self> {
+        Self::start_with(upstream, true).await
+    }
+
+    async fn start_with(upstream: &str, knows_messages: bool) -> io::Result<Self> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
         let address = listener.local_addr()?;
         let (way, state) = watch::channel(Way::Open);
         let pieces = Arc::<Mutex<Pieces>>::default();
         let (upstream, counted) = (upstream.to_owned(), Arc::clone(&pieces));
         let abort = tokio::spawn(async move {
+            let mut number = 0;
             while let Ok((client, _)) = listener.accept().await {
+                number += 1;
                 // While cut off, a connection is closed as soon as it stands.
                 if *state.borrow() != Way::Cut {
-                    tokio::spawn(pass(client, upstream.clone(), state.clone(), Arc::clone(&counted)));
+                    let number = knows_messages.then_some(number);
+                    tokio::spawn(pass(client, upstream.clone(), state.clone(), Arc::clone(&counted), number));
                 }
             }
         });
-        Ok(Self { address, way: Arc::new(way), pieces, abort: abort.abort_handle() })
+        Ok(Self { address, way: Arc::new(way), pieces, knows_messages, abort: abort.abort_handle() })
     }
 
     /// Where it listens.
@@ -129,6 +152,17 @@ impl Proxy {
     /// Lets everything through late, each piece by `delay`, until [`Proxy::restore`].
     pub fn slow(&self, delay: Duration) {
         self.way.send_replace(Way::Slow(delay));
+    }
+
+    /// Holds back some messages, in both directions, while later ones of the same connection pass, and has some from the server come twice,
+    /// until [`Proxy::restore`]; what is late then still comes late. Everything else passes at once. The same seed chooses the same of what
+    /// comes in the same order.
+    ///
+    /// # Panics
+    /// When it was not started with [`Proxy::start_nats`].
+    pub fn disorder(&self, seed: u64) {
+        assert!(self.knows_messages, "the proxy cannot tell messages apart");
+        self.way.send_replace(Way::Disordered(seed));
     }
 
     /// Lets everything through again.
@@ -190,28 +224,48 @@ fn count(pieces: &Mutex<Pieces>) -> MutexGuard<'_, Pieces> {
     pieces.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-async fn pass(client: TcpStream, upstream: String, mut way: watch::Receiver<Way>, pieces: Arc<Mutex<Pieces>>) {
+/// `number`: the connection's, where messages can be told apart.
+async fn pass(
+    client: TcpStream,
+    upstream: String,
+    mut way: watch::Receiver<Way>,
+    pieces: Arc<Mutex<Pieces>>,
+    number: Option<u64>,
+) {
     let Ok(server) = TcpStream::connect(&upstream).await else { return };
     let (from_client, to_client) = client.into_split();
     let (from_server, to_server) = server.into_split();
+    let disorder = |from| number.map(|number| Disorder::new(number, from));
     tokio::select! {
-        _ = copy(from_client, to_server, way.clone(), || count(&pieces).note(End::Client)) => {}
-        _ = copy(from_server, to_client, way.clone(), || count(&pieces).note(End::Server)) => {}
+        _ = copy(from_client, to_server, way.clone(), disorder(End::Client), || count(&pieces).note(End::Client)) => {}
+        _ = copy(from_server, to_client, way.clone(), disorder(End::Server), || count(&pieces).note(End::Server)) => {}
         _ = way.wait_for(|way| *way == Way::Cut) => {}
     }
 }
 
-/// Passes on what comes, in order, each piece after it was counted.
+/// Passes on what comes, each piece after it was counted; in order, unless messages are disordered.
 async fn copy(
     mut from: impl AsyncRead + Unpin,
     mut to: impl AsyncWrite + Unpin,
     mut way: watch::Receiver<Way>,
+    mut disorder: Option<Disorder>,
     noted: impl Fn(),
 ) -> io::Result<()> {
     let mut piece = vec![0; 64 * 1024];
     loop {
-        let length = from.read(&mut piece).await?;
+        let read = tokio::select! {
+            read = from.read(&mut piece) => Some(read?),
+            () = due(disorder.as_ref()) => None,
+        };
+        let Some(length) = read else {
+            opened(&mut way).await?;
+            let late = disorder.as_mut().map(Disorder::take_due).unwrap_or_default();
+            to.write_all(&late).await?;
+            continue;
+        };
         if length == 0 {
+            let late = disorder.as_mut().map(Disorder::take_all).unwrap_or_default();
+            to.write_all(&late).await?;
             return to.shutdown().await;
         }
         noted();
@@ -219,11 +273,28 @@ async fn copy(
         if let Way::Slow(delay) = now {
             tokio::time::sleep(delay).await;
         }
-        // An error: the proxy is gone with its test.
-        let now = way.wait_for(|way| *way != Way::Held).await.map_or(Way::Cut, |way| *way);
-        if now == Way::Cut {
-            return Err(io::ErrorKind::ConnectionAborted.into());
+        let now = opened(&mut way).await?;
+        match &mut disorder {
+            Some(disorder) => {
+                let seed = if let Way::Disordered(seed) = now { Some(seed) } else { None };
+                to.write_all(&disorder.pass(&piece[..length], seed)?).await?;
+            }
+            None => to.write_all(&piece[..length]).await?,
         }
-        to.write_all(&piece[..length]).await?;
     }
+}
+
+/// Returns when something that is late can be passed on.
+async fn due(disorder: Option<&Disorder>) {
+    match disorder {
+        Some(disorder) => disorder.due().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Waits until something may pass.
+async fn opened(way: &mut watch::Receiver<Way>) -> io::Result<Way> {
+    // An error: the proxy is gone with its test.
+    let now = way.wait_for(|way| *way != Way::Held).await.map_or(Way::Cut, |way| *way);
+    if now == Way::Cut { Err(io::ErrorKind::ConnectionAborted.into()) } else { Ok(now) }
 }
