@@ -1,11 +1,13 @@
 //! The mesh under load while everything it consists of is killed, stopped, cut off, frozen and slowed down at random, while its messages
-//! overtake each other, its disks are full and its clocks jump: two processes of each service, NATS and PostgreSQL. After each trial every promise is checked.
+//! overtake each other, its disks are full and its clocks jump: two processes of each service, NATS and PostgreSQL. After each trial every
+//! promise is checked. In trials of their own Slack and the scanner are at work as well.
 //!
 //! `./dev chaos mesh` runs many trials; the tests run a few. A trial is a seed: `CONSTRUCT_SEED=… ./dev chaos mesh` does the same
 //! again, as far as the machine lets it.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on fails with what it met")]
 
 mod check;
+mod clients;
 mod load;
 mod plan;
 mod trial;
@@ -40,6 +42,11 @@ async fn the_mesh_keeps_its_promises_when_clocks_jump() {
         return;
     }
     trials(Kind::Clocks, 1).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_mesh_and_its_clients_keep_their_promises_in_chaos() {
+    trials(Kind::Clients, 1).await;
 }
 
 /// Trials of the seeds that the caller has named, or so many.

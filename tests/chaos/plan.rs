@@ -64,11 +64,14 @@ pub(crate) enum Kind {
     Disks,
     /// Clocks jump, and there are kills.
     Clocks,
+    /// Slack and the scanner are at work, and are killed and cut off with everything else.
+    Clients,
 }
 
 /// A trial.
 #[derive(Debug)]
 pub(crate) struct Plan {
+    pub(crate) kind: Kind,
     pub(crate) seed: u64,
     /// Each after a pause.
     pub(crate) disturbances: Vec<(Duration, Disturbance)>,
@@ -79,11 +82,12 @@ impl Plan {
         let mut random = Random::new(seed);
         let disturbances =
             (0..DISTURBANCES).map(|n| (random.millis(100, 2_000), disturbance(kind, n, &mut random))).collect();
-        Self { seed, disturbances }
+        Self { kind, seed, disturbances }
     }
 }
 
-/// The `n`th disturbance. Of disks six are full, of clocks six are set; of both kinds two are kills.
+/// The `n`th disturbance. Of disks six are full, of clocks six are set; of both kinds two are kills. Where clients are at work, every second one
+/// is of one of them.
 fn disturbance(kind: Kind, n: usize, random: &mut Random) -> Disturbance {
     match kind {
         Kind::Everything => any(random),
@@ -91,6 +95,30 @@ fn disturbance(kind: Kind, n: usize, random: &mut Random) -> Disturbance {
         Kind::Disks => full(n % 3, random),
         Kind::Clocks if n % 4 == 3 => kill(random),
         Kind::Clocks => jump(random),
+        Kind::Clients if n.is_multiple_of(2) => client(random),
+        Kind::Clients => around(random),
+    }
+}
+
+fn client(random: &mut Random) -> Disturbance {
+    let service = random.one(&Service::CLIENTS);
+    match random.below(4) {
+        0..=2 => Disturbance::Kill(service, random.millis(0, 1_500)),
+        _ => Disturbance::Restart(service),
+    }
+}
+
+/// What may be around clients. A disk of NATS that is full is not: it may lose what Slack was told is taken.
+fn around(random: &mut Random) -> Disturbance {
+    loop {
+        let disturbance = any(random);
+        let elsewhere = matches!(
+            disturbance,
+            Disturbance::FullDisk(..) | Disturbance::FullPostgreSql(_) | Disturbance::Jump(..) | Disturbance::Lie(_)
+        );
+        if !elsewhere {
+            return disturbance;
+        }
     }
 }
 
@@ -161,6 +189,7 @@ mod tests {
         assert_eq!(plan(7), plan(7));
         assert_ne!(plan(7), plan(8));
         let disorder = Plan {
+            kind: Kind::Everything,
             seed: 0,
             disturbances: vec![(Duration::ZERO, Disturbance::Disorder(1, 42, Duration::from_secs(2)))],
         };
@@ -191,11 +220,11 @@ mod tests {
             "Restart",
             "Slow",
         ];
-        assert_eq!(planned(Kind::Everything).iter().map(String::as_str).collect::<Vec<_>>(), all);
-        assert_eq!(
-            planned(Kind::Disks).iter().map(String::as_str).collect::<Vec<_>>(),
-            ["FullDisk", "FullPostgreSql", "Kill"]
-        );
-        assert_eq!(planned(Kind::Clocks).iter().map(String::as_str).collect::<Vec<_>>(), ["Jump", "Kill"]);
+        let names = |kind| planned(kind).into_iter().collect::<Vec<_>>();
+        assert_eq!(names(Kind::Everything), all);
+        assert_eq!(names(Kind::Disks), ["FullDisk", "FullPostgreSql", "Kill"]);
+        assert_eq!(names(Kind::Clocks), ["Jump", "Kill"]);
+        let around = ["FullDisk", "FullPostgreSql", "Jump", "Lie"];
+        assert_eq!(names(Kind::Clients), all.into_iter().filter(|name| !around.contains(name)).collect::<Vec<_>>());
     }
 }
