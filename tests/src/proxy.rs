@@ -1,13 +1,14 @@
 //! A TCP proxy that can cut a service off from what it talks to, hold everything up, at once or at a certain piece, slow it down, and let it
-//! through again. One before NATS can also have messages come late, in another order, and twice.
+//! through again. One before NATS can also hold everything up at a certain message, and have messages come late, in another order, and twice.
 
 mod disorder;
 mod frames;
+mod traps;
 
 use std::{
     io,
     net::{Ipv4Addr, SocketAddr},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
@@ -18,14 +19,17 @@ use tokio::{
     task::AbortHandle,
 };
 
+pub use traps::Moment;
+
 use disorder::Disorder;
+use traps::{Catch, Lookout, MessageTrap, PieceTrap, Traps, lock};
 
 /// A proxy in front of one server; ends when dropped.
 #[derive(Debug)]
 pub struct Proxy {
     address: SocketAddr,
     way: Arc<watch::Sender<Way>>,
-    pieces: Arc<Mutex<Pieces>>,
+    traps: Arc<Mutex<Traps>>,
     knows_messages: bool,
     abort: AbortHandle,
 }
@@ -37,44 +41,6 @@ pub enum End {
     Client,
     /// What stands behind it.
     Server,
-}
-
-/// How many pieces came, and where to stop. A piece is what was there when it was read: one message, a few, or a part of one.
-#[derive(Debug, Default)]
-struct Pieces {
-    from_client: u64,
-    from_server: u64,
-    trap: Option<Trap>,
-}
-
-#[derive(Debug)]
-struct Trap {
-    end: End,
-    at: u64,
-    holds: Vec<Arc<watch::Sender<Way>>>,
-    sprung: oneshot::Sender<()>,
-}
-
-impl Pieces {
-    fn counted(&mut self, end: End) -> &mut u64 {
-        match end {
-            End::Client => &mut self.from_client,
-            End::Server => &mut self.from_server,
-        }
-    }
-
-    /// Counts a piece before it is passed on.
-    fn note(&mut self, end: End) {
-        *self.counted(end) += 1;
-        let count = *self.counted(end);
-        if let Some(trap) = self.trap.take_if(|trap| trap.end == end && trap.at <= count) {
-            for way in &trap.holds {
-                way.send_replace(Way::Held);
-            }
-            // Nobody may be waiting for it any more.
-            let _ = trap.sprung.send(());
-        }
-    }
 }
 
 /// What becomes of what is sent.
@@ -118,8 +84,8 @@ impl Proxy {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
         let address = listener.local_addr()?;
         let (way, state) = watch::channel(Way::Open);
-        let pieces = Arc::<Mutex<Pieces>>::default();
-        let (upstream, counted) = (upstream.to_owned(), Arc::clone(&pieces));
+        let traps = Arc::<Mutex<Traps>>::default();
+        let (upstream, set) = (upstream.to_owned(), Arc::clone(&traps));
         let abort = tokio::spawn(async move {
             let mut number = 0;
             while let Ok((client, _)) = listener.accept().await {
@@ -127,11 +93,11 @@ impl Proxy {
                 // While cut off, a connection is closed as soon as it stands.
                 if *state.borrow() != Way::Cut {
                     let number = knows_messages.then_some(number);
-                    tokio::spawn(pass(client, upstream.clone(), state.clone(), Arc::clone(&counted), number));
+                    tokio::spawn(pass(client, upstream.clone(), state.clone(), Arc::clone(&set), number));
                 }
             }
         });
-        Ok(Self { address, way: Arc::new(way), pieces, knows_messages, abort: abort.abort_handle() })
+        Ok(Self { address, way: Arc::new(way), traps, knows_messages, abort: abort.abort_handle() })
     }
 
     /// Where it listens.
@@ -182,23 +148,49 @@ impl Proxy {
 
     /// How many pieces came from there.
     pub fn passed(&self, end: End) -> u64 {
-        *count(&self.pieces).counted(end)
+        *lock(&self.traps).counted(end)
     }
 
     /// Has this proxy and `others` let nothing through any more as soon as the `nth` piece from now has come from `end`, which is not passed
     /// on either; says when. It takes the place of an earlier trap.
     pub fn trap(&self, end: End, nth: u64, others: &[&Self]) -> oneshot::Receiver<()> {
-        let (sprung, heard) = oneshot::channel();
-        let holds = others.iter().chain([&self]).map(|proxy| Arc::clone(&proxy.way)).collect();
-        let mut pieces = count(&self.pieces);
-        let at = *pieces.counted(end) + nth;
-        pieces.trap = Some(Trap { end, at, holds, sprung });
+        let (catch, heard) = self.catch(others);
+        let mut traps = lock(&self.traps);
+        let at = *traps.counted(end) + nth;
+        traps.piece = Some(PieceTrap { end, at, catch });
         heard
     }
 
-    /// Takes the trap away that has not sprung.
+    /// The same at a moment of the `nth` message from now that a client sends to a subject that begins so; with `after`, from when a message
+    /// was sent to one that begins like that.
+    ///
+    /// # Panics
+    /// When it was not started with [`Proxy::start_nats`].
+    pub fn trap_message(
+        &self,
+        moment: Moment,
+        (subject, nth): (&str, u64),
+        after: Option<&str>,
+        others: &[&Self],
+    ) -> oneshot::Receiver<()> {
+        assert!(self.knows_messages, "the proxy cannot tell messages apart");
+        let (catch, heard) = self.catch(others);
+        let (subject, after) = (subject.to_owned(), after.map(str::to_owned));
+        let trap = MessageTrap { moment, subject, after, left: nth, answer: None, catch };
+        lock(&self.traps).message = Some(trap);
+        heard
+    }
+
+    fn catch(&self, others: &[&Self]) -> (Catch, oneshot::Receiver<()>) {
+        let (sprung, heard) = oneshot::channel();
+        let holds = others.iter().chain([&self]).map(|proxy| Arc::clone(&proxy.way)).collect();
+        (Catch { holds, sprung }, heard)
+    }
+
+    /// Takes the traps away that have not sprung.
     pub fn disarm(&self) {
-        count(&self.pieces).trap = None;
+        let mut traps = lock(&self.traps);
+        (traps.piece, traps.message) = (None, None);
     }
 
     /// `url` with the proxy in the place of its server.
@@ -220,25 +212,24 @@ pub fn authority(url: &str) -> String {
     authority.as_str().rsplit('@').next().unwrap_or_default().to_owned()
 }
 
-fn count(pieces: &Mutex<Pieces>) -> MutexGuard<'_, Pieces> {
-    pieces.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// `number`: the connection's, where messages can be told apart.
 async fn pass(
     client: TcpStream,
     upstream: String,
     mut way: watch::Receiver<Way>,
-    pieces: Arc<Mutex<Pieces>>,
+    traps: Arc<Mutex<Traps>>,
     number: Option<u64>,
 ) {
     let Ok(server) = TcpStream::connect(&upstream).await else { return };
     let (from_client, to_client) = client.into_split();
     let (from_server, to_server) = server.into_split();
-    let disorder = |from| number.map(|number| Disorder::new(number, from));
+    let direction = |end| {
+        let lookout = Lookout { traps: Arc::clone(&traps), end };
+        (lookout, number.map(|number| Disorder::new(number, end)))
+    };
     tokio::select! {
-        _ = copy(from_client, to_server, way.clone(), disorder(End::Client), || count(&pieces).note(End::Client)) => {}
-        _ = copy(from_server, to_client, way.clone(), disorder(End::Server), || count(&pieces).note(End::Server)) => {}
+        _ = copy(from_client, to_server, way.clone(), direction(End::Client)) => {}
+        _ = copy(from_server, to_client, way.clone(), direction(End::Server)) => {}
         _ = way.wait_for(|way| *way == Way::Cut) => {}
     }
 }
@@ -248,8 +239,7 @@ async fn copy(
     mut from: impl AsyncRead + Unpin,
     mut to: impl AsyncWrite + Unpin,
     mut way: watch::Receiver<Way>,
-    mut disorder: Option<Disorder>,
-    noted: impl Fn(),
+    (lookout, mut disorder): (Lookout, Option<Disorder>),
 ) -> io::Result<()> {
     let mut piece = vec![0; 64 * 1024];
     loop {
@@ -268,18 +258,25 @@ async fn copy(
             to.write_all(&late).await?;
             return to.shutdown().await;
         }
-        noted();
+        lookout.note();
         let now = *way.borrow_and_update();
         if let Way::Slow(delay) = now {
             tokio::time::sleep(delay).await;
         }
         let now = opened(&mut way).await?;
-        match &mut disorder {
-            Some(disorder) => {
-                let seed = if let Way::Disordered(seed) = now { Some(seed) } else { None };
-                to.write_all(&disorder.pass(&piece[..length], seed)?).await?;
-            }
-            None => to.write_all(&piece[..length]).await?,
+        let Some(disorder) = &mut disorder else {
+            to.write_all(&piece[..length]).await?;
+            continue;
+        };
+        let seed = if let Way::Disordered(seed) = now { Some(seed) } else { None };
+        let stops = |message: &[u8]| lookout.stops(message);
+        let stops: Option<&(dyn Fn(&[u8]) -> bool + Sync)> = if lookout.is_set() { Some(&stops) } else { None };
+        let passed = disorder.pass(&piece[..length], seed, stops)?;
+        to.write_all(&passed.at_once).await?;
+        if !passed.stopped.is_empty() {
+            // A trap has sprung, and nothing passes until somebody lets it.
+            opened(&mut way).await?;
+            to.write_all(&passed.stopped).await?;
         }
     }
 }

@@ -10,6 +10,14 @@ use super::{
 };
 use crate::random::Random;
 
+/// What is passed on of a piece.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Passed {
+    pub(super) at_once: Vec<u8>,
+    /// From a message on that may not pass yet.
+    pub(super) stopped: Vec<u8>,
+}
+
 /// Of so many messages one is late.
 const LATE: u64 = 4;
 /// How late it may be, in milliseconds.
@@ -52,34 +60,41 @@ impl Disorder {
         }
     }
 
-    /// What is passed on at once when a piece has come. Without a seed that is all of it.
+    /// What is passed on when a piece has come: all of it, unless there is a seed, or messages have to be looked at and one of them `stops`.
     ///
     /// # Errors
     /// When that is not NATS's protocol.
-    pub(super) fn pass(&mut self, mut piece: &[u8], seed: Option<u64>) -> io::Result<Vec<u8>> {
+    pub(super) fn pass(
+        &mut self,
+        mut piece: &[u8],
+        seed: Option<u64>,
+        stops: Option<&(dyn Fn(&[u8]) -> bool + Sync)>,
+    ) -> io::Result<Passed> {
         if let Some(chosen) = seed
             && seed != self.seed
         {
             let direction = 2 * self.connection + u64::from(self.from == End::Server);
             (self.seed, self.random) = (seed, Random::new(chosen ^ direction));
         }
-        let mut at_once = Vec::with_capacity(piece.len());
+        let mut passed = Passed::default();
         while !piece.is_empty() {
             let (length, kind) = self.frames.next(piece)?;
             self.begun.extend_from_slice(&piece[..length]);
             piece = &piece[length..];
             let Some(kind) = kind else { break };
             let mut frame = mem::take(&mut self.begun);
-            let whole = !mem::replace(&mut self.halfway, false);
-            if seed.is_none() || kind == Kind::Word || !whole || !self.hold_back(&frame) {
-                at_once.append(&mut frame);
+            let whole = !mem::replace(&mut self.halfway, false) && kind == Kind::Message;
+            if !passed.stopped.is_empty() || whole && stops.is_some_and(|stops| stops(&frame)) {
+                passed.stopped.append(&mut frame);
+            } else if !whole || seed.is_none() || !self.hold_back(&frame) {
+                passed.at_once.append(&mut frame);
             }
         }
-        if seed.is_none() || self.halfway {
+        if self.halfway || seed.is_none() && stops.is_none() {
             self.halfway |= !self.begun.is_empty();
-            at_once.append(&mut self.begun);
+            passed.at_once.append(&mut self.begun);
         }
-        Ok(at_once)
+        Ok(passed)
     }
 
     /// Whether a message is late. It may be one that comes twice, the second time late in any case.
@@ -137,6 +152,15 @@ mod tests {
 
     const MESSAGES: usize = 200;
 
+    impl Disorder {
+        /// What passes at once when nothing is looked at.
+        fn passed(&mut self, piece: &[u8], seed: Option<u64>) -> Vec<u8> {
+            let Passed { at_once, stopped } = self.pass(piece, seed, None).unwrap();
+            assert!(stopped.is_empty());
+            at_once
+        }
+    }
+
     fn message(n: usize) -> Vec<u8> {
         let payload = format!("MSG\r\n{n}");
         format!("MSG a.b 7 {}\r\n{payload}\r\n", payload.len()).into_bytes()
@@ -153,7 +177,7 @@ mod tests {
     async fn passed(disorder: &mut Disorder, messages: std::ops::Range<usize>, seed: Option<u64>) -> Vec<u8> {
         let mut passed = Vec::new();
         for n in messages {
-            passed.append(&mut disorder.pass(&message(n), seed).unwrap());
+            passed.append(&mut disorder.passed(&message(n), seed));
             tokio::time::advance(Duration::from_millis(1)).await;
             passed.append(&mut disorder.take_due());
         }
@@ -203,8 +227,8 @@ mod tests {
         for at in 0..all.len() {
             let mut disorder = Disorder::new(1, End::Server);
             let (before, behind) = all.split_at(at);
-            assert_eq!(disorder.pass(before, None).unwrap(), before);
-            assert_eq!(disorder.pass(behind, None).unwrap(), behind);
+            assert_eq!(disorder.passed(before, None), before);
+            assert_eq!(disorder.passed(behind, None), behind);
             assert!(disorder.late.is_empty() && disorder.take_all().is_empty());
         }
     }
@@ -217,8 +241,8 @@ mod tests {
             for (first, second) in [(None, Some(7)), (Some(7), None)] {
                 let mut disorder = Disorder::new(1, End::Client);
                 let (before, behind) = all.split_at(at);
-                let mut passed = disorder.pass(before, first).unwrap();
-                passed.append(&mut disorder.pass(behind, second).unwrap());
+                let mut passed = disorder.passed(before, first);
+                passed.append(&mut disorder.passed(behind, second));
                 passed.append(&mut disorder.take_all());
                 let mut numbers = numbers(&passed);
                 numbers.sort_unstable();
@@ -234,12 +258,33 @@ mod tests {
         passed(&mut disorder, 0..MESSAGES, Some(7)).await;
         assert!(!disorder.late.is_empty());
         let last = message(MESSAGES);
-        disorder.pass(&last[..9], None).unwrap();
+        disorder.passed(&last[..9], None);
         let waited = tokio::time::timeout(Duration::from_secs(2), disorder.due()).await;
         assert!(waited.is_err(), "it would have come behind the beginning of a frame");
-        disorder.pass(&last[9..], None).unwrap();
+        disorder.passed(&last[9..], None);
         disorder.due().await;
         assert!(!disorder.take_due().is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_comes_from_a_message_on_that_is_stopped_does_not_pass_wherever_it_is_split() {
+        let all: Vec<u8> = (0..4).flat_map(message).collect();
+        let (third, stops) = (message(2), |frame: &[u8]| frame == message(2));
+        for at in 0..3 * third.len() {
+            let mut disorder = Disorder::new(1, End::Client);
+            let (before, behind) = all.split_at(at);
+            let first = disorder.pass(before, None, Some(&stops)).unwrap();
+            let second = disorder.pass(behind, None, Some(&stops)).unwrap();
+            assert_eq!([first.at_once, second.at_once].concat(), [message(0), message(1)].concat(), "split at {at}");
+            assert_eq!([first.stopped, second.stopped].concat(), [message(2), message(3)].concat(), "split at {at}");
+        }
+        // What is halfway there goes on.
+        let mut disorder = Disorder::new(1, End::Client);
+        let (before, behind) = third.split_at(5);
+        assert_eq!(disorder.passed(before, None), before);
+        let rest = disorder.pass(behind, None, Some(&stops)).unwrap();
+        assert_eq!(rest.at_once, behind);
+        assert!(rest.stopped.is_empty());
     }
 
     #[tokio::test(start_paused = true)]
@@ -247,7 +292,7 @@ mod tests {
         let mut disorder = Disorder::new(1, End::Server);
         for _ in 0..MESSAGES {
             for word in ["PING\r\n", "+OK\r\n", "-ERR 'MSG a.b 7 5'\r\n", "INFO {}\r\n"] {
-                assert_eq!(disorder.pass(word.as_bytes(), Some(7)).unwrap(), word.as_bytes());
+                assert_eq!(disorder.passed(word.as_bytes(), Some(7)), word.as_bytes());
             }
         }
         assert!(disorder.late.is_empty());

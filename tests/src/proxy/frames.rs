@@ -66,6 +66,20 @@ fn payload(line: &[u8]) -> io::Result<Option<usize>> {
     length.and_then(|word| word.parse::<usize>().ok()).map(Some).ok_or_else(|| io::ErrorKind::InvalidData.into())
 }
 
+/// Where a message goes, and where it says that its answer goes.
+pub(super) fn address(frame: &[u8]) -> Option<(&str, Option<&str>)> {
+    let line = frame.split(|byte| *byte == b'\n').next()?;
+    let words: Vec<&str> = std::str::from_utf8(line).ok()?.split_ascii_whitespace().collect();
+    match words.as_slice() {
+        ["PUB", subject, _] | ["HPUB" | "MSG", subject, _, _] | ["HMSG", subject, _, _, _] => Some((*subject, None)),
+        ["PUB", subject, reply, _]
+        | ["HPUB", subject, reply, _, _]
+        | ["MSG", subject, _, reply, _]
+        | ["HMSG", subject, _, reply, _, _] => Some((*subject, Some(*reply))),
+        _ => None,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -125,6 +139,16 @@ mod tests {
         for size in 1..=16 {
             assert_eq!(frames(all.chunks(size)), expected, "pieces of {size}");
         }
+    }
+
+    #[test]
+    fn a_message_says_where_it_goes_and_where_its_answer_goes() {
+        let found: Vec<_> = SAID.iter().filter_map(|(frame, _)| address(frame)).collect();
+        let (there, back) = (("a.b", None), ("a.b", Some("reply.to")));
+        // In lower letters no client of ours writes it.
+        assert_eq!(found, [there, back, there, there, there]);
+        assert_eq!(address(b"HPUB a.b reply.to 12 12\r\n"), Some(back));
+        assert_eq!(address(b"HMSG a.b 7 reply.to 12 12\r\n"), Some(back));
     }
 
     #[test]
