@@ -22,7 +22,7 @@ use tokio::{
 pub use traps::Moment;
 
 use disorder::Disorder;
-use traps::{Catch, Lookout, MessageTrap, PieceTrap, Traps, lock};
+use traps::{Catch, Lookout, MessageTrap, PieceTrap, TextTrap, Traps, lock};
 
 /// A proxy in front of one server; ends when dropped.
 #[derive(Debug)]
@@ -92,8 +92,8 @@ impl Proxy {
                 number += 1;
                 // While cut off, a connection is closed as soon as it stands.
                 if *state.borrow() != Way::Cut {
-                    let number = knows_messages.then_some(number);
-                    tokio::spawn(pass(client, upstream.clone(), state.clone(), Arc::clone(&set), number));
+                    let connection = (number, knows_messages);
+                    tokio::spawn(pass(client, upstream.clone(), state.clone(), Arc::clone(&set), connection));
                 }
             }
         });
@@ -161,6 +161,14 @@ impl Proxy {
         heard
     }
 
+    /// The same at a moment of the next piece from a client that has this text in it. What is answered to it is the next piece that the
+    /// server sends on its connection.
+    pub fn trap_text(&self, moment: Moment, text: &str, others: &[&Self]) -> oneshot::Receiver<()> {
+        let (catch, heard) = self.catch(others);
+        lock(&self.traps).text = Some(TextTrap { moment, text: text.to_owned(), said_on: None, catch });
+        heard
+    }
+
     /// The same at a moment of the `nth` message from now that a client sends to a subject that begins so; with `after`, from when a message
     /// was sent to one that begins like that.
     ///
@@ -190,7 +198,7 @@ impl Proxy {
     /// Takes the traps away that have not sprung.
     pub fn disarm(&self) {
         let mut traps = lock(&self.traps);
-        (traps.piece, traps.message) = (None, None);
+        (traps.piece, traps.text, traps.message) = (None, None, None);
     }
 
     /// `url` with the proxy in the place of its server.
@@ -212,20 +220,20 @@ pub fn authority(url: &str) -> String {
     authority.as_str().rsplit('@').next().unwrap_or_default().to_owned()
 }
 
-/// `number`: the connection's, where messages can be told apart.
+/// The connection has a number, and messages of it can be told apart or not.
 async fn pass(
     client: TcpStream,
     upstream: String,
     mut way: watch::Receiver<Way>,
     traps: Arc<Mutex<Traps>>,
-    number: Option<u64>,
+    (connection, knows_messages): (u64, bool),
 ) {
     let Ok(server) = TcpStream::connect(&upstream).await else { return };
     let (from_client, to_client) = client.into_split();
     let (from_server, to_server) = server.into_split();
     let direction = |end| {
-        let lookout = Lookout { traps: Arc::clone(&traps), end };
-        (lookout, number.map(|number| Disorder::new(number, end)))
+        let lookout = Lookout { traps: Arc::clone(&traps), end, connection };
+        (lookout, knows_messages.then(|| Disorder::new(connection, end)))
     };
     tokio::select! {
         _ = copy(from_client, to_server, way.clone(), direction(End::Client)) => {}
@@ -258,7 +266,7 @@ async fn copy(
             to.write_all(&late).await?;
             return to.shutdown().await;
         }
-        lookout.note();
+        lookout.note(&piece[..length]);
         let now = *way.borrow_and_update();
         if let Way::Slow(delay) = now {
             tokio::time::sleep(delay).await;

@@ -39,6 +39,8 @@ const KINDS: [(Server, End); 4] = [
 enum Place {
     /// Before the nth piece from an end arrives.
     Piece(Server, End, u64),
+    /// At a piece to PostgreSQL with a text in it.
+    Text(Moment, &'static str),
     /// At the nth message to subjects of NATS that begin so; if something is named behind that, the nth after one to such a subject.
     Message(Moment, &'static str, u64, Option<&'static str>),
 }
@@ -110,11 +112,13 @@ impl Watched {
             let mut sprung = match place {
                 None => return false,
                 Some(Place::Piece(server, end, nth)) => self.proxy(server).trap(end, nth, &ways),
+                Some(Place::Text(moment, text)) => self.database.trap_text(moment, text, &ways),
                 Some(Place::Message(moment, subject, nth, after)) => {
                     self.nats.trap_message(moment, (subject, nth), after, &ways)
                 }
             };
             let reached = tokio::select! {
+                biased;
                 _ = &mut sprung => true,
                 _ = done.wait_for(|over| *over) => false,
             };
@@ -205,6 +209,8 @@ async fn survives_at(service: Service, places: &[(&str, Place)]) -> Vec<Done> {
 #[tokio::test]
 async fn a_job_survives_the_gateway_between_commit_and_wake_and_answer() {
     let places = [
+        ("a message is not committed", Place::Text(Moment::Sent, "COMMIT")),
+        ("it is committed, and that is not known", Place::Text(Moment::Answered, "COMMIT")),
         ("a message is committed, its wake is not published", Place::Message(Moment::Sent, WAKE, 1, None)),
         ("its wake is published, and whoever sent it is not told", Place::Message(Moment::Answered, WAKE, 1, None)),
     ];
@@ -213,7 +219,10 @@ async fn a_job_survives_the_gateway_between_commit_and_wake_and_answer() {
 
 #[tokio::test]
 async fn a_job_survives_the_reconciler_between_commit_and_command_and_acknowledgement() {
+    // The first record of a message that it writes is that of the model's answer.
     let places = [
+        ("a result is not committed", Place::Text(Moment::Sent, "message.created")),
+        ("a result is committed, and that is not known", Place::Text(Moment::Answered, "message.created")),
         ("a model call is committed, its command not published", Place::Message(Moment::Sent, MODEL, 1, None)),
         ("its command is published, and that is not known", Place::Message(Moment::Answered, MODEL, 1, None)),
         (

@@ -12,6 +12,7 @@ pub(super) struct Traps {
     from_client: u64,
     from_server: u64,
     pub(super) piece: Option<PieceTrap>,
+    pub(super) text: Option<TextTrap>,
     pub(super) message: Option<MessageTrap>,
 }
 
@@ -20,6 +21,16 @@ pub(super) struct Traps {
 pub(super) struct PieceTrap {
     pub(super) end: End,
     pub(super) at: u64,
+    pub(super) catch: Catch,
+}
+
+/// At a piece from a client that has a text in it.
+#[derive(Debug)]
+pub(super) struct TextTrap {
+    pub(super) moment: Moment,
+    pub(super) text: String,
+    /// The connection it came on, if it has.
+    pub(super) said_on: Option<u64>,
     pub(super) catch: Catch,
 }
 
@@ -38,7 +49,7 @@ pub(super) struct MessageTrap {
     pub(super) catch: Catch,
 }
 
-/// When in the life of a message.
+/// When in the life of something that a client sends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Moment {
     /// It does not arrive.
@@ -72,11 +83,14 @@ impl Traps {
         }
     }
 
-    /// Counts a piece before it is passed on.
-    fn note(&mut self, end: End) {
+    /// Counts a piece, and looks at it, before it is passed on.
+    fn note(&mut self, (end, connection): (End, u64), piece: &[u8]) {
         *self.counted(end) += 1;
         let count = *self.counted(end);
         if let Some(trap) = self.piece.take_if(|trap| trap.end == end && trap.at <= count) {
+            trap.catch.spring();
+        }
+        if let Some(trap) = self.text.take_if(|trap| trap.meets(end, connection, piece)) {
             trap.catch.spring();
         }
     }
@@ -93,6 +107,22 @@ impl Traps {
             trap.catch.spring();
         }
         stopped
+    }
+}
+
+impl TextTrap {
+    /// Whether it springs at a piece.
+    fn meets(&mut self, end: End, connection: u64, piece: &[u8]) -> bool {
+        match end {
+            End::Server => self.said_on == Some(connection),
+            End::Client if self.said_on.is_none() => {
+                let text = self.text.as_bytes();
+                let said = piece.windows(text.len()).any(|part| part == text);
+                self.said_on = said.then_some(connection);
+                said && self.moment == Moment::Sent
+            }
+            End::Client => false,
+        }
     }
 }
 
@@ -117,17 +147,18 @@ impl MessageTrap {
     }
 }
 
-/// One direction of the connections, as its traps see it.
-#[derive(Debug, Clone)]
+/// One direction of a connection, as traps see it.
+#[derive(Debug)]
 pub(super) struct Lookout {
     pub(super) traps: Arc<Mutex<Traps>>,
     pub(super) end: End,
+    pub(super) connection: u64,
 }
 
 impl Lookout {
     /// Counts a piece before it is passed on.
-    pub(super) fn note(&self) {
-        lock(&self.traps).note(self.end);
+    pub(super) fn note(&self, piece: &[u8]) {
+        lock(&self.traps).note((self.end, self.connection), piece);
     }
 
     /// Whether messages have to be looked at.
@@ -149,6 +180,12 @@ pub(super) fn lock(traps: &Mutex<Traps>) -> MutexGuard<'_, Traps> {
 mod tests {
     use super::*;
 
+    fn catch() -> (Catch, oneshot::Receiver<()>, Arc<watch::Sender<Way>>) {
+        let (sprung, heard) = oneshot::channel();
+        let way = Arc::new(watch::Sender::new(Way::Open));
+        (Catch { holds: vec![Arc::clone(&way)], sprung }, heard, way)
+    }
+
     /// What a client says and hears, in order, until the trap springs; gives how much of it passed.
     fn passed(moment: Moment, after: Option<&str>, nth: u64) -> usize {
         let said: [(End, &[u8]); 7] = [
@@ -160,9 +197,7 @@ mod tests {
             (End::Server, b"MSG inbox.3 7 2\r\n{}\r\n"),
             (End::Server, b"HMSG inbox.2 7 12 12\r\nNATS/1.0\r\n\r\n\r\n"),
         ];
-        let (sprung, mut heard) = oneshot::channel();
-        let way = Arc::new(watch::Sender::new(Way::Open));
-        let catch = Catch { holds: vec![Arc::clone(&way)], sprung };
+        let (catch, mut heard, way) = catch();
         let (subject, after) = ("a.".to_owned(), after.map(str::to_owned));
         let trap = MessageTrap { moment, subject, after, left: nth, answer: None, catch };
         let mut traps = Traps { message: Some(trap), ..Traps::default() };
@@ -187,5 +222,26 @@ mod tests {
         assert_eq!(passed(Moment::Sent, Some("b."), 1), 3);
         assert_eq!(passed(Moment::Answered, Some("b."), 1), 6);
         assert_eq!(passed(Moment::Sent, Some("c."), 1), 7);
+    }
+
+    #[test]
+    fn the_piece_with_a_text_stops_everything_or_the_next_one_of_its_connection_from_the_server_does() {
+        for (moment, expected) in [(Moment::Sent, 2), (Moment::Answered, 4)] {
+            let (catch, mut heard, way) = catch();
+            let trap = TextTrap { moment, text: "COMMIT".to_owned(), said_on: None, catch };
+            let mut traps = Traps { text: Some(trap), ..Traps::default() };
+            let said: [((End, u64), &[u8]); 5] = [
+                ((End::Client, 1), b"Q BEGIN"),
+                ((End::Server, 1), b"C COMMIT"),
+                ((End::Client, 1), b"Q COMMIT\0"),
+                ((End::Server, 2), b"C"),
+                ((End::Server, 1), b"C"),
+            ];
+            let stopped = said.into_iter().position(|(direction, piece)| {
+                traps.note(direction, piece);
+                *way.borrow() == Way::Held
+            });
+            assert_eq!((stopped, heard.try_recv().is_ok()), (Some(expected), true));
+        }
     }
 }
