@@ -29,7 +29,16 @@ const SLACK: Duration = Duration::from_secs(3);
 
 const REPOSITORY: &str = "octo/ledger";
 const FILE: &str = "total.py";
-const CONTENT: &str = "import sys\n\n\ndef main():\n    print(sum(map(float, sys.stdin)))\n\n\nif __name__ == \"__main__\":\n    main()\n";
+const CONTENT: &str = r#"import sys
+
+
+def main():
+    print(sum(map(float, sys.stdin)))
+
+
+if __name__ == "__main__":
+    main()
+"#;
 
 /// Slack and a forge, and what was asked for.
 pub(crate) struct Clients {
