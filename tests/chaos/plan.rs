@@ -2,39 +2,16 @@
 
 use std::{fmt, time::Duration};
 
-use construct_tests::mesh::{Disk, Service};
+use construct_tests::{
+    mesh::{Disk, Service},
+    random::Random,
+};
 
 /// Disturbances of a trial.
 const DISTURBANCES: usize = 8;
 
-/// SplitMix64: small, and the same on every machine.
-#[derive(Debug)]
-pub(crate) struct Random(u64);
-
-impl Random {
-    pub(crate) const fn new(seed: u64) -> Self {
-        Self(seed)
-    }
-
-    pub(crate) fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        mixed ^ (mixed >> 31)
-    }
-
-    pub(crate) fn below(&mut self, limit: u64) -> u64 {
-        self.next() % limit
-    }
-
-    fn millis(&mut self, from: u64, to: u64) -> Duration {
-        Duration::from_millis(from + self.below(to - from))
-    }
-
-    fn one<T: Copy>(&mut self, of: &[T]) -> T {
-        of[self.below(of.len() as u64) as usize]
-    }
-}
+/// How many disorders there are.
+const SEEDS: u64 = 1 << 16;
 
 /// The two networks that services are started in, each with its own way to NATS and to PostgreSQL.
 pub(crate) const ZONES: usize = 2;
@@ -67,6 +44,8 @@ pub(crate) enum Disturbance {
     Hold(usize, Server, Duration),
     /// Everything takes longer.
     Slow(usize, Server, Duration, Duration),
+    /// Messages between a network and NATS come late and overtake each other, and some come twice; which ones follows from the number.
+    Disorder(usize, u64, Duration),
     /// Reconcilers hear that all others leave, so that each takes everything for its own.
     Lie(Duration),
     /// Nothing more can be written to the disk of NATS, or of the services; then there is room again, and NATS is started anew.
@@ -85,11 +64,14 @@ pub(crate) enum Kind {
     Disks,
     /// Clocks jump, and there are kills.
     Clocks,
+    /// Slack and the scanner are at work, and are killed and cut off with everything else.
+    Clients,
 }
 
 /// A trial.
 #[derive(Debug)]
 pub(crate) struct Plan {
+    pub(crate) kind: Kind,
     pub(crate) seed: u64,
     /// Each after a pause.
     pub(crate) disturbances: Vec<(Duration, Disturbance)>,
@@ -100,11 +82,12 @@ impl Plan {
         let mut random = Random::new(seed);
         let disturbances =
             (0..DISTURBANCES).map(|n| (random.millis(100, 2_000), disturbance(kind, n, &mut random))).collect();
-        Self { seed, disturbances }
+        Self { kind, seed, disturbances }
     }
 }
 
-/// The `n`th disturbance. Of disks six are full, of clocks six are set; of both kinds two are kills.
+/// The `n`th disturbance. Of disks six are full, of clocks six are set; of both kinds two are kills. Where clients are at work, every second one
+/// is of one of them.
 fn disturbance(kind: Kind, n: usize, random: &mut Random) -> Disturbance {
     match kind {
         Kind::Everything => any(random),
@@ -112,6 +95,30 @@ fn disturbance(kind: Kind, n: usize, random: &mut Random) -> Disturbance {
         Kind::Disks => full(n % 3, random),
         Kind::Clocks if n % 4 == 3 => kill(random),
         Kind::Clocks => jump(random),
+        Kind::Clients if n.is_multiple_of(2) => client(random),
+        Kind::Clients => around(random),
+    }
+}
+
+fn client(random: &mut Random) -> Disturbance {
+    let service = random.one(&Service::CLIENTS);
+    match random.below(4) {
+        0..=2 => Disturbance::Kill(service, random.millis(0, 1_500)),
+        _ => Disturbance::Restart(service),
+    }
+}
+
+/// What may be around clients. A disk of NATS that is full is not: it may lose what Slack was told is taken.
+fn around(random: &mut Random) -> Disturbance {
+    loop {
+        let disturbance = any(random);
+        let elsewhere = matches!(
+            disturbance,
+            Disturbance::FullDisk(..) | Disturbance::FullPostgreSql(_) | Disturbance::Jump(..) | Disturbance::Lie(_)
+        );
+        if !elsewhere {
+            return disturbance;
+        }
     }
 }
 
@@ -140,7 +147,7 @@ fn any(random: &mut Random) -> Disturbance {
     let inner = [Service::Reconciler, Service::Interpreter, Service::Providers];
     let server = random.one(&[Server::Nats, Server::PostgreSql]);
     let zone = random.below(ZONES as u64) as usize;
-    match random.below(19) {
+    match random.below(22) {
         0..=2 => Disturbance::Kill(random.one(&Service::ALL), random.millis(0, 1_500)),
         3 | 4 => Disturbance::KillReplica(random.one(&inner), random.millis(0, 1_500)),
         5 | 6 => Disturbance::Restart(random.one(&Service::ALL)),
@@ -150,8 +157,9 @@ fn any(random: &mut Random) -> Disturbance {
         10 => Disturbance::Cut(zone, server, random.millis(100, 4_000)),
         11 => Disturbance::Hold(zone, server, random.millis(100, 4_000)),
         12 => Disturbance::Slow(zone, server, random.millis(5, 150), random.millis(500, 4_000)),
-        13 => Disturbance::Lie(random.millis(500, 3_000)),
-        14..=16 => {
+        13..=15 => Disturbance::Disorder(zone, random.below(SEEDS), random.millis(1_000, 6_000)),
+        16 => Disturbance::Lie(random.millis(500, 3_000)),
+        17..=19 => {
             let which = random.below(3) as usize;
             full(which, random)
         }
@@ -166,5 +174,57 @@ impl fmt::Display for Plan {
             write!(f, "{comma}after {pause:?} {disturbance:?}")?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn a_seed_plans_the_same_trial_again_and_says_all_that_it_needs() {
+        let plan = |seed| Plan::new(Kind::Everything, seed).to_string();
+        assert_eq!(plan(7), plan(7));
+        assert_ne!(plan(7), plan(8));
+        let disorder = Plan {
+            kind: Kind::Everything,
+            seed: 0,
+            disturbances: vec![(Duration::ZERO, Disturbance::Disorder(1, 42, Duration::from_secs(2)))],
+        };
+        assert_eq!(disorder.to_string(), "after 0ns Disorder(1, 42, 2s)");
+    }
+
+    #[test]
+    fn everything_that_can_go_wrong_is_planned() {
+        let planned = |kind| {
+            let plans = (0..100).flat_map(|seed| Plan::new(kind, seed).disturbances);
+            plans
+                .map(|(_, disturbance)| format!("{disturbance:?}").split('(').next().unwrap().to_owned())
+                .collect::<BTreeSet<_>>()
+        };
+        let all = [
+            "CrashPostgreSql",
+            "Cut",
+            "Disorder",
+            "FreezeNats",
+            "FullDisk",
+            "FullPostgreSql",
+            "Hold",
+            "Jump",
+            "Kill",
+            "KillNats",
+            "KillReplica",
+            "Lie",
+            "Restart",
+            "Slow",
+        ];
+        let names = |kind| planned(kind).into_iter().collect::<Vec<_>>();
+        assert_eq!(names(Kind::Everything), all);
+        assert_eq!(names(Kind::Disks), ["FullDisk", "FullPostgreSql", "Kill"]);
+        assert_eq!(names(Kind::Clocks), ["Jump", "Kill"]);
+        let around = ["FullDisk", "FullPostgreSql", "Jump", "Lie"];
+        assert_eq!(names(Kind::Clients), all.into_iter().filter(|name| !around.contains(name)).collect::<Vec<_>>());
     }
 }

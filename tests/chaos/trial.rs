@@ -12,6 +12,7 @@ use construct_tests::{
     mesh::{Disk, Mesh, Service},
     postgres::PostgresServer,
     proxy::{Proxy, authority},
+    random::Random,
 };
 use futures::StreamExt as _;
 use tokio::{
@@ -21,8 +22,9 @@ use tokio::{
 
 use crate::{
     check::{self, Told},
+    clients::Clients,
     load::{self, Job},
-    plan::{Disturbance, Plan, Random, Server, ZONES},
+    plan::{Disturbance, Kind, Plan, Server, ZONES},
 };
 
 /// Of so many wakes and results one comes twice, the second time late.
@@ -48,7 +50,7 @@ struct Trial {
 
 /// Does what is planned while there is work to do, and checks what came of it.
 pub(crate) async fn run(plan: &Plan) -> Told {
-    let mut trial = Trial::start(plan.seed).await;
+    let (mut trial, clients) = Box::pin(Trial::start(plan)).await;
     let jobs = load::begin(&trial.mesh).await;
     let twice = duplicate(trial.mesh.bus().await, plan.seed);
     let over = AtomicBool::new(false);
@@ -62,8 +64,16 @@ pub(crate) async fn run(plan: &Plan) -> Told {
         trial.repair().await;
         over.store(true, Ordering::Relaxed);
     };
-    tokio::join!(load::speak(&jobs, &over), disturbing);
+    let served = async {
+        if let Some(clients) = &clients {
+            Box::pin(clients.work(&over)).await;
+        }
+    };
+    tokio::join!(load::speak(&jobs, &over), served, disturbing);
     twice.abort();
+    if let Some(clients) = &clients {
+        eprintln!("{}", Box::pin(clients.check(&trial.mesh)).await);
+    }
     check::check(&trial.mesh, &jobs).await
 }
 
@@ -87,17 +97,24 @@ async fn nobody_is_forgotten(mesh: &Mesh) {
 }
 
 impl Trial {
-    async fn start(seed: u64) -> Self {
+    async fn start(plan: &Plan) -> (Self, Option<Clients>) {
         let postgres = PostgresServer::start().await.unwrap();
-        let mesh = Mesh::on_own_ground(postgres.database().await).await.unwrap();
+        let database = postgres.database().await;
+        let (mesh, clients) = if plan.kind == Kind::Clients {
+            let mut mesh = Mesh::prepare_on(database).await.unwrap();
+            let clients = Box::pin(Clients::prepare(&mut mesh)).await;
+            (mesh, Some(clients))
+        } else {
+            (Mesh::on_own_ground(database).await.unwrap(), None)
+        };
         let mut zones = Vec::new();
         for _ in 0..ZONES {
-            let nats = Proxy::start(&authority(mesh.nats.url())).await.unwrap();
+            let nats = Proxy::start_nats(&authority(mesh.nats.url())).await.unwrap();
             let database = Proxy::start(&authority(mesh.database.url())).await.unwrap();
             zones.push(Zone { nats, database });
         }
-        let mut trial =
-            Self { mesh, postgres, zones, random: Random::new(!seed), replicas: Vec::new(), lies: Vec::new() };
+        let random = Random::new(!plan.seed);
+        let mut trial = Self { mesh, postgres, zones, random, replicas: Vec::new(), lies: Vec::new() };
         trial.enter_zone(0);
         trial.mesh.start_services().await.unwrap();
         trial.enter_zone(1);
@@ -105,7 +122,10 @@ impl Trial {
             let replica = trial.mesh.replicate(service).await.unwrap();
             trial.replicas.push((service, replica));
         }
-        trial
+        if let Some(clients) = &clients {
+            Box::pin(clients.begin(&mut trial.mesh)).await;
+        }
+        (trial, clients)
     }
 
     /// Whatever is started next is in this network.
@@ -173,6 +193,11 @@ impl Trial {
                 sleep(length).await;
                 self.proxy(zone, server).restore();
             }
+            Disturbance::Disorder(zone, seed, length) => {
+                self.zones[zone].nats.disorder(seed);
+                sleep(length).await;
+                self.zones[zone].nats.restore();
+            }
             Disturbance::FullDisk(disk, length) => {
                 full(length, || self.mesh.fill(disk)).await;
                 self.mesh.clear(disk).unwrap();
@@ -211,6 +236,12 @@ impl Trial {
             lie.abort();
         }
         self.mesh.start_services().await.unwrap();
+        // Those that the trial has.
+        for service in Service::CLIENTS {
+            if self.mesh.pid(service).is_some() {
+                self.mesh.ready(service).await.unwrap();
+            }
+        }
     }
 }
 

@@ -13,6 +13,7 @@ use construct_tests::{
     client::{Conversation, PATIENCE, file_when},
     mesh::{Mesh, Service},
     proxy::{Proxy, authority},
+    random,
     recorder::{Recorder, check_order},
     wait::until,
 };
@@ -275,6 +276,18 @@ async fn a_job_survives_being_cut_off_from_nats() {
     proxy.restore();
     let unknown = job.check(mesh.workspace()).await;
     assert!(unknown.len() <= 1, "one call at a time can have been interrupted: {unknown:?}");
+}
+
+/// On one connection nothing overtakes, in truth; between servers, and with redeliveries, it does.
+#[tokio::test]
+async fn a_job_survives_messages_that_overtake_each_other_and_come_twice() {
+    let mut mesh = Mesh::prepare(&[]).await.unwrap();
+    let proxy = Proxy::start_nats(&authority(mesh.nats.url())).await.unwrap();
+    mesh.set("CONSTRUCT_NATS_URL", proxy.instead_of(mesh.nats.url()));
+    mesh.start_services().await.unwrap();
+    proxy.disorder(random::seed());
+    let job = Job::begin(&mesh, &ONE_BY_ONE).await;
+    assert_eq!(job.check(mesh.workspace()).await, BTreeSet::new(), "nobody was killed");
 }
 
 #[tokio::test]

@@ -1,5 +1,6 @@
 //! One script whose interpreter is killed, `kill -9`, again and again: it is gone on with each time, repeats nothing, and knows the
-//! same each time.
+//! same each time. The moments come from a seed, which is printed: `CONSTRUCT_SEED=… ./dev test -E 'test(durable::)'` chooses the same again,
+//! as far as the machine lets it.
 //!
 //! Many more trials, within one process, are the interpreter's own tests: `./dev chaos scripts`.
 
@@ -9,11 +10,11 @@ use construct_proto::v1::{TaskPhase, TurnOutcome};
 use construct_tests::{
     client::{Conversation, PATIENCE},
     mesh::{Mesh, Service},
+    random::{self, Random},
     wait::until,
 };
 use serde::Deserialize;
 use serde_json::json;
-use uuid::Uuid;
 
 /// Side effects of the script.
 const EFFECTS: u32 = 50;
@@ -60,12 +61,6 @@ struct Account {
     unknown: BTreeSet<u32>,
 }
 
-/// Random enough to choose moments with.
-fn random(below: u64) -> u64 {
-    // The low bits of a version 7 UUID are random.
-    (Uuid::now_v7().as_u128() & u128::from(u64::MAX)) as u64 % below
-}
-
 /// What the effects have written.
 fn effects(mesh: &Mesh) -> Vec<String> {
     let text = std::fs::read_to_string(mesh.workspace().join("effects.log")).unwrap_or_default();
@@ -89,6 +84,7 @@ async fn has_effects(mesh: &Mesh, conversation: &Conversation, wanted: usize) ->
 
 /// `at_once` effects can be under way.
 async fn survives(script: &str, at_once: usize) {
+    let mut random = Random::new(random::seed());
     let mut mesh = Mesh::start().await.unwrap();
     let code = format!("{PRELUDE}{script}");
     mesh.scripted_agent("worker", &json!({"turns": [{"code": [code]}, {"text": "done"}]})).await.unwrap();
@@ -98,11 +94,11 @@ async fn survives(script: &str, at_once: usize) {
     let mut kills = 0;
     while kills < KILLS {
         // A process that gets no further than the one before it would count as one that the script has killed.
-        let further = 1 + random(6) as usize;
+        let further = 1 + random.below(6) as usize;
         if !has_effects(&mesh, &conversation, effects(&mesh).len() + further).await {
             break;
         }
-        tokio::time::sleep(std::time::Duration::from_micros(random(60_000))).await;
+        tokio::time::sleep(std::time::Duration::from_micros(random.below(60_000))).await;
         mesh.crash(Service::Interpreter).await.unwrap();
         kills += 1;
     }

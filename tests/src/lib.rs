@@ -10,6 +10,7 @@ pub mod http;
 pub mod mesh;
 pub mod postgres;
 pub mod proxy;
+pub mod random;
 pub mod recorder;
 pub mod repositories;
 pub mod slack;

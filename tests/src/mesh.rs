@@ -70,6 +70,9 @@ impl Service {
     /// Those that every mesh has.
     pub const ALL: [Self; 4] = [Self::Gateway, Self::Reconciler, Self::Interpreter, Self::Providers];
 
+    /// Clients of the gateway, which a mesh has where a test wants them.
+    pub const CLIENTS: [Self; 2] = [Self::Slack, Self::Scanner];
+
     const fn name(self) -> &'static str {
         match self {
             Self::Gateway => "gateway",
@@ -147,6 +150,16 @@ impl Mesh {
         Self::on(database, nats, environment)
     }
 
+    /// The same on a database of the caller's.
+    ///
+    /// # Errors
+    /// As [`Mesh::prepare`].
+    pub async fn prepare_on(database: Database) -> anyhow::Result<Self> {
+        let nats = NatsServer::start().await;
+        drop(nats.bus().await);
+        Self::on(database, nats, &[])
+    }
+
     /// Everything but the services, without schema and streams, which the first of them make.
     ///
     /// # Errors
@@ -159,7 +172,7 @@ impl Mesh {
     fn on(database: Database, nats: NatsServer, environment: &[(&str, &str)]) -> anyhow::Result<Self> {
         let (home, ground) = (tempfile::tempdir()?, tempfile::tempdir()?);
         let mut health = BTreeMap::new();
-        for service in Service::ALL.into_iter().chain([Service::Slack, Service::Scanner]) {
+        for service in Service::ALL.into_iter().chain(Service::CLIENTS) {
             health.insert(service, free_address()?);
         }
         let mesh = Self {
@@ -594,12 +607,12 @@ impl Drop for Mesh {
             clocks::tidy(*process);
         }
         if std::thread::panicking() {
-            for service in Service::ALL.into_iter().chain([Service::Slack, Service::Scanner]) {
+            for service in Service::ALL.into_iter().chain(Service::CLIENTS) {
                 eprintln!("---- {} ----\n{}", service.name(), self.log(service));
             }
             return;
         }
-        for service in Service::ALL.into_iter().chain([Service::Slack, Service::Scanner]) {
+        for service in Service::ALL.into_iter().chain(Service::CLIENTS) {
             let log = self.log(service);
             let refused: Vec<_> = log.lines().filter(|line| line.contains(REFUSED)).collect();
             assert!(refused.is_empty(), "{} did what it may not do: {refused:#?}", service.name());

@@ -1,10 +1,14 @@
 //! A TCP proxy that can cut a service off from what it talks to, hold everything up, at once or at a certain piece, slow it down, and let it
-//! through again.
+//! through again. One before NATS can also hold everything up at a certain message, and have messages come late, in another order, and twice.
+
+mod disorder;
+mod frames;
+mod traps;
 
 use std::{
     io,
     net::{Ipv4Addr, SocketAddr},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
@@ -15,12 +19,18 @@ use tokio::{
     task::AbortHandle,
 };
 
+pub use traps::Moment;
+
+use disorder::Disorder;
+use traps::{Catch, Lookout, MessageTrap, PieceTrap, TextTrap, Traps, lock};
+
 /// A proxy in front of one server; ends when dropped.
 #[derive(Debug)]
 pub struct Proxy {
     address: SocketAddr,
     way: Arc<watch::Sender<Way>>,
-    pieces: Arc<Mutex<Pieces>>,
+    traps: Arc<Mutex<Traps>>,
+    knows_messages: bool,
     abort: AbortHandle,
 }
 
@@ -33,44 +43,6 @@ pub enum End {
     Server,
 }
 
-/// How many pieces came, and where to stop. A piece is what was there when it was read: one message, a few, or a part of one.
-#[derive(Debug, Default)]
-struct Pieces {
-    from_client: u64,
-    from_server: u64,
-    trap: Option<Trap>,
-}
-
-#[derive(Debug)]
-struct Trap {
-    end: End,
-    at: u64,
-    holds: Vec<Arc<watch::Sender<Way>>>,
-    sprung: oneshot::Sender<()>,
-}
-
-impl Pieces {
-    fn counted(&mut self, end: End) -> &mut u64 {
-        match end {
-            End::Client => &mut self.from_client,
-            End::Server => &mut self.from_server,
-        }
-    }
-
-    /// Counts a piece before it is passed on.
-    fn note(&mut self, end: End) {
-        *self.counted(end) += 1;
-        let count = *self.counted(end);
-        if let Some(trap) = self.trap.take_if(|trap| trap.end == end && trap.at <= count) {
-            for way in &trap.holds {
-                way.send_replace(Way::Held);
-            }
-            // Nobody may be waiting for it any more.
-            let _ = trap.sprung.send(());
-        }
-    }
-}
-
 /// What becomes of what is sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Way {
@@ -81,6 +53,8 @@ enum Way {
     Held,
     /// Each piece is so late.
     Slow(Duration),
+    /// Some messages are late, and some come twice; which ones follows from the number.
+    Disordered(u64),
 }
 
 impl Drop for Proxy {
@@ -95,20 +69,35 @@ impl Proxy {
     /// # Errors
     /// When no port is free.
     pub async fn start(upstream: &str) -> io::Result<Self> {
+        Self::start_with(upstream, false).await
+    }
+
+    /// The same before NATS: this one can [`Proxy::disorder`] messages.
+    ///
+    /// # Errors
+    /// As [`Proxy::start`].
+    pub async fn start_nats(upstream: &str) -> io::Result<Self> {
+        Self::start_with(upstream, true).await
+    }
+
+    async fn start_with(upstream: &str, knows_messages: bool) -> io::Result<Self> {
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await?;
         let address = listener.local_addr()?;
         let (way, state) = watch::channel(Way::Open);
-        let pieces = Arc::<Mutex<Pieces>>::default();
-        let (upstream, counted) = (upstream.to_owned(), Arc::clone(&pieces));
+        let traps = Arc::<Mutex<Traps>>::default();
+        let (upstream, set) = (upstream.to_owned(), Arc::clone(&traps));
         let abort = tokio::spawn(async move {
+            let mut number = 0;
             while let Ok((client, _)) = listener.accept().await {
+                number += 1;
                 // While cut off, a connection is closed as soon as it stands.
                 if *state.borrow() != Way::Cut {
-                    tokio::spawn(pass(client, upstream.clone(), state.clone(), Arc::clone(&counted)));
+                    let connection = (number, knows_messages);
+                    tokio::spawn(pass(client, upstream.clone(), state.clone(), Arc::clone(&set), connection));
                 }
             }
         });
-        Ok(Self { address, way: Arc::new(way), pieces, abort: abort.abort_handle() })
+        Ok(Self { address, way: Arc::new(way), traps, knows_messages, abort: abort.abort_handle() })
     }
 
     /// Where it listens.
@@ -131,6 +120,17 @@ impl Proxy {
         self.way.send_replace(Way::Slow(delay));
     }
 
+    /// Holds back some messages, in both directions, while later ones of the same connection pass, and has some from the server come twice,
+    /// until [`Proxy::restore`]; what is late then still comes late. Everything else passes at once. The same seed chooses the same of what
+    /// comes in the same order.
+    ///
+    /// # Panics
+    /// When it was not started with [`Proxy::start_nats`].
+    pub fn disorder(&self, seed: u64) {
+        assert!(self.knows_messages, "the proxy cannot tell messages apart");
+        self.way.send_replace(Way::Disordered(seed));
+    }
+
     /// Lets everything through again.
     pub fn restore(&self) {
         self.way.send_replace(Way::Open);
@@ -148,23 +148,57 @@ impl Proxy {
 
     /// How many pieces came from there.
     pub fn passed(&self, end: End) -> u64 {
-        *count(&self.pieces).counted(end)
+        *lock(&self.traps).counted(end)
     }
 
     /// Has this proxy and `others` let nothing through any more as soon as the `nth` piece from now has come from `end`, which is not passed
     /// on either; says when. It takes the place of an earlier trap.
     pub fn trap(&self, end: End, nth: u64, others: &[&Self]) -> oneshot::Receiver<()> {
-        let (sprung, heard) = oneshot::channel();
-        let holds = others.iter().chain([&self]).map(|proxy| Arc::clone(&proxy.way)).collect();
-        let mut pieces = count(&self.pieces);
-        let at = *pieces.counted(end) + nth;
-        pieces.trap = Some(Trap { end, at, holds, sprung });
+        let (catch, heard) = self.catch(others);
+        let mut traps = lock(&self.traps);
+        let at = *traps.counted(end) + nth;
+        traps.piece = Some(PieceTrap { end, at, catch });
         heard
     }
 
-    /// Takes the trap away that has not sprung.
+    /// The same at a moment of the next piece from a client that has this text in it. What is answered to it is the next piece that the
+    /// server sends on its connection.
+    pub fn trap_text(&self, moment: Moment, text: &str, others: &[&Self]) -> oneshot::Receiver<()> {
+        let (catch, heard) = self.catch(others);
+        lock(&self.traps).text = Some(TextTrap { moment, text: text.to_owned(), said_on: None, catch });
+        heard
+    }
+
+    /// The same at a moment of the `nth` message from now that a client sends to a subject that begins so; with `after`, from when a message
+    /// was sent to one that begins like that.
+    ///
+    /// # Panics
+    /// When it was not started with [`Proxy::start_nats`].
+    pub fn trap_message(
+        &self,
+        moment: Moment,
+        (subject, nth): (&str, u64),
+        after: Option<&str>,
+        others: &[&Self],
+    ) -> oneshot::Receiver<()> {
+        assert!(self.knows_messages, "the proxy cannot tell messages apart");
+        let (catch, heard) = self.catch(others);
+        let (subject, after) = (subject.to_owned(), after.map(str::to_owned));
+        let trap = MessageTrap { moment, subject, after, left: nth, answer: None, catch };
+        lock(&self.traps).message = Some(trap);
+        heard
+    }
+
+    fn catch(&self, others: &[&Self]) -> (Catch, oneshot::Receiver<()>) {
+        let (sprung, heard) = oneshot::channel();
+        let holds = others.iter().chain([&self]).map(|proxy| Arc::clone(&proxy.way)).collect();
+        (Catch { holds, sprung }, heard)
+    }
+
+    /// Takes the traps away that have not sprung.
     pub fn disarm(&self) {
-        count(&self.pieces).trap = None;
+        let mut traps = lock(&self.traps);
+        (traps.piece, traps.text, traps.message) = (None, None, None);
     }
 
     /// `url` with the proxy in the place of its server.
@@ -186,44 +220,86 @@ pub fn authority(url: &str) -> String {
     authority.as_str().rsplit('@').next().unwrap_or_default().to_owned()
 }
 
-fn count(pieces: &Mutex<Pieces>) -> MutexGuard<'_, Pieces> {
-    pieces.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-async fn pass(client: TcpStream, upstream: String, mut way: watch::Receiver<Way>, pieces: Arc<Mutex<Pieces>>) {
+/// The connection has a number, and messages of it can be told apart or not.
+async fn pass(
+    client: TcpStream,
+    upstream: String,
+    mut way: watch::Receiver<Way>,
+    traps: Arc<Mutex<Traps>>,
+    (connection, knows_messages): (u64, bool),
+) {
     let Ok(server) = TcpStream::connect(&upstream).await else { return };
     let (from_client, to_client) = client.into_split();
     let (from_server, to_server) = server.into_split();
+    let direction = |end| {
+        let lookout = Lookout { traps: Arc::clone(&traps), end, connection };
+        (lookout, knows_messages.then(|| Disorder::new(connection, end)))
+    };
     tokio::select! {
-        _ = copy(from_client, to_server, way.clone(), || count(&pieces).note(End::Client)) => {}
-        _ = copy(from_server, to_client, way.clone(), || count(&pieces).note(End::Server)) => {}
+        _ = copy(from_client, to_server, way.clone(), direction(End::Client)) => {}
+        _ = copy(from_server, to_client, way.clone(), direction(End::Server)) => {}
         _ = way.wait_for(|way| *way == Way::Cut) => {}
     }
 }
 
-/// Passes on what comes, in order, each piece after it was counted.
+/// Passes on what comes, each piece after it was counted; in order, unless messages are disordered.
 async fn copy(
     mut from: impl AsyncRead + Unpin,
     mut to: impl AsyncWrite + Unpin,
     mut way: watch::Receiver<Way>,
-    noted: impl Fn(),
+    (lookout, mut disorder): (Lookout, Option<Disorder>),
 ) -> io::Result<()> {
     let mut piece = vec![0; 64 * 1024];
     loop {
-        let length = from.read(&mut piece).await?;
+        let read = tokio::select! {
+            read = from.read(&mut piece) => Some(read?),
+            () = due(disorder.as_ref()) => None,
+        };
+        let Some(length) = read else {
+            opened(&mut way).await?;
+            let late = disorder.as_mut().map(Disorder::take_due).unwrap_or_default();
+            to.write_all(&late).await?;
+            continue;
+        };
         if length == 0 {
+            let late = disorder.as_mut().map(Disorder::take_all).unwrap_or_default();
+            to.write_all(&late).await?;
             return to.shutdown().await;
         }
-        noted();
+        lookout.note(&piece[..length]);
         let now = *way.borrow_and_update();
         if let Way::Slow(delay) = now {
             tokio::time::sleep(delay).await;
         }
-        // An error: the proxy is gone with its test.
-        let now = way.wait_for(|way| *way != Way::Held).await.map_or(Way::Cut, |way| *way);
-        if now == Way::Cut {
-            return Err(io::ErrorKind::ConnectionAborted.into());
+        let now = opened(&mut way).await?;
+        let Some(disorder) = &mut disorder else {
+            to.write_all(&piece[..length]).await?;
+            continue;
+        };
+        let seed = if let Way::Disordered(seed) = now { Some(seed) } else { None };
+        let stops = |message: &[u8]| lookout.stops(message);
+        let stops: Option<&(dyn Fn(&[u8]) -> bool + Sync)> = if lookout.is_set() { Some(&stops) } else { None };
+        let passed = disorder.pass(&piece[..length], seed, stops)?;
+        to.write_all(&passed.at_once).await?;
+        if !passed.stopped.is_empty() {
+            // A trap has sprung, and nothing passes until somebody lets it.
+            opened(&mut way).await?;
+            to.write_all(&passed.stopped).await?;
         }
-        to.write_all(&piece[..length]).await?;
     }
+}
+
+/// Returns when something that is late can be passed on.
+async fn due(disorder: Option<&Disorder>) {
+    match disorder {
+        Some(disorder) => disorder.due().await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Waits until something may pass.
+async fn opened(way: &mut watch::Receiver<Way>) -> io::Result<Way> {
+    // An error: the proxy is gone with its test.
+    let now = way.wait_for(|way| *way != Way::Held).await.map_or(Way::Cut, |way| *way);
+    if now == Way::Cut { Err(io::ErrorKind::ConnectionAborted.into()) } else { Ok(now) }
 }

@@ -387,8 +387,16 @@ impl SlackServer {
 
     /// Sends an event to the service; the status it is answered with.
     pub async fn send_event(&self, mesh: &Mesh, envelope: &Value) -> anyhow::Result<u16> {
+        self.send_event_to(&mesh.slack_url(), envelope).await
+    }
+
+    /// The same to the service at an address, whatever is done with its mesh meanwhile.
+    ///
+    /// # Errors
+    /// When it does not answer.
+    pub async fn send_event_to(&self, service: &str, envelope: &Value) -> anyhow::Result<u16> {
         let body = envelope.to_string();
-        Ok(self.post(mesh, "events", "application/json", body).await?.status().as_u16())
+        Ok(self.post(service, "events", "application/json", body).await?.status().as_u16())
     }
 
     /// What the service answers to somebody who types in a menu that asks it for choices.
@@ -397,14 +405,18 @@ impl SlackServer {
     /// When it does not answer.
     pub async fn suggestions(&self, mesh: &Mesh, payload: &Value) -> anyhow::Result<Value> {
         let body = form(&[("payload", &payload.to_string())]);
-        let answer = self.post(mesh, "interactivity", "application/x-www-form-urlencoded", body).await?;
+        let answer = self.post(&mesh.slack_url(), "interactivity", "application/x-www-form-urlencoded", body).await?;
         Ok(serde_json::from_str(&answer.text().await?)?)
     }
 
     /// Sends what somebody did with a button or form.
     pub async fn send_action(&self, mesh: &Mesh, payload: &Value) -> anyhow::Result<u16> {
         let body = form(&[("payload", &payload.to_string())]);
-        Ok(self.post(mesh, "interactivity", "application/x-www-form-urlencoded", body).await?.status().as_u16())
+        Ok(self
+            .post(&mesh.slack_url(), "interactivity", "application/x-www-form-urlencoded", body)
+            .await?
+            .status()
+            .as_u16())
     }
 
     /// Lets the app use a token as if it had been installed from its settings.
@@ -451,7 +463,8 @@ impl SlackServer {
             .flatten()
             .map(|(name, value)| (name.as_str(), value.as_str().unwrap_or_default()))
             .collect();
-        let answer = self.post(mesh, "commands", "application/x-www-form-urlencoded", form(&fields)).await?;
+        let answer =
+            self.post(&mesh.slack_url(), "commands", "application/x-www-form-urlencoded", form(&fields)).await?;
         anyhow::ensure!(answer.status() == 200, "{}", answer.status());
         Ok(answer.text().await?)
     }
@@ -469,10 +482,10 @@ impl SlackServer {
         })
     }
 
-    async fn post(&self, mesh: &Mesh, path: &str, kind: &str, body: String) -> anyhow::Result<reqwest::Response> {
+    async fn post(&self, service: &str, path: &str, kind: &str, body: String) -> anyhow::Result<reqwest::Response> {
         let timestamp = jiff::Timestamp::now().as_second().to_string();
         let signature = sign(SIGNING_SECRET.as_bytes(), &timestamp, body.as_bytes());
-        let request = http::client().build()?.post(format!("{}/slack/{path}", mesh.slack_url()));
+        let request = http::client().build()?.post(format!("{service}/slack/{path}"));
         let request = request.header("x-slack-request-timestamp", timestamp).header("x-slack-signature", signature);
         Ok(request.header(header::CONTENT_TYPE, kind).body(body).timeout(Duration::from_secs(60)).send().await?)
     }

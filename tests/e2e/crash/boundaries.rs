@@ -1,17 +1,18 @@
 //! A process that ends between any two things that it says or hears. All that it does to others goes over its connections: where it is killed
 //! before the nth piece that it sent has arrived, what that says was not done; where it is killed before the nth piece that it is sent has
 //! arrived, it was done, and the process did not come to know. `CONSTRUCT_BOUNDARIES` says at how many places of each kind, spread over
-//! a whole job.
+//! a whole job. The places that matter most have names, and are met exactly: docs/reliability.md lists them.
 
-use std::path::Path;
+use std::{collections::BTreeSet, path::PathBuf};
 
 use construct_tests::{
     mesh::{Mesh, Service},
-    proxy::{End, Proxy, authority},
+    proxy::{End, Moment, Proxy, authority},
 };
 use tokio::sync::watch;
 
 use super::{Job, ONE_BY_ONE, script};
+use crate::read;
 
 /// Places of each kind when nobody says how many.
 const PLACES: u64 = 2;
@@ -33,6 +34,28 @@ const KINDS: [(Server, End); 4] = [
     (Server::PostgreSql, End::Server),
 ];
 
+/// Where a process is killed.
+#[derive(Debug, Clone, Copy)]
+enum Place {
+    /// Before the nth piece from an end arrives.
+    Piece(Server, End, u64),
+    /// At a piece to PostgreSQL with a text in it.
+    Text(Moment, &'static str),
+    /// At the nth message to subjects of NATS that begin so; if something is named behind that, the nth after one to such a subject.
+    Message(Moment, &'static str, u64, Option<&'static str>),
+}
+
+/// A job that was done.
+struct Done {
+    /// Whether the process was killed in the middle of it.
+    killed: bool,
+    /// How much of each kind passed.
+    passed: [u64; KINDS.len()],
+    /// Effects whose outcome was said to be unknown.
+    unknown: BTreeSet<u32>,
+    folder: PathBuf,
+}
+
 /// A mesh in which one service has its own way to the servers.
 struct Watched {
     mesh: Mesh,
@@ -48,7 +71,7 @@ impl Watched {
         for other in Service::ALL.into_iter().filter(|other| *other != service) {
             mesh.spawn(other).unwrap();
         }
-        let nats = Proxy::start(&authority(mesh.nats.url())).await.unwrap();
+        let nats = Proxy::start_nats(&authority(mesh.nats.url())).await.unwrap();
         let database = Proxy::start(&authority(mesh.database.url())).await.unwrap();
         mesh.set("CONSTRUCT_NATS_URL", nats.instead_of(mesh.nats.url()));
         mesh.set("CONSTRUCT_DATABASE_URL", database.instead_of(mesh.database.url()));
@@ -70,9 +93,8 @@ impl Watched {
         KINDS.map(|(server, end)| self.proxy(server).passed(end))
     }
 
-    /// Has a job done, kills the process at the piece that is named, and checks what came of the job. Gives whether the process was killed
-    /// in the middle of it, and how much of each kind passed.
-    async fn job(&mut self, place: Option<(Server, End, u64)>) -> (bool, [u64; KINDS.len()]) {
+    /// Has a job done, kills the process at the place that is named, and checks what came of the job.
+    async fn job(&mut self, place: Option<Place>) -> Done {
         self.jobs += 1;
         let folder = self.mesh.folder(&format!("job-{}", self.jobs)).unwrap();
         let job = Job::prepare(&self.mesh, &folder, EFFECTS).await;
@@ -86,13 +108,23 @@ impl Watched {
         };
         let mut done = over.subscribe();
         let killing = async {
-            let Some((server, end, nth)) = place else { return false };
-            let mut sprung = self.proxy(server).trap(end, nth, &[&self.nats, &self.database]);
+            let ways = [&self.nats, &self.database];
+            let mut sprung = match place {
+                None => return false,
+                Some(Place::Piece(server, end, nth)) => self.proxy(server).trap(end, nth, &ways),
+                Some(Place::Text(moment, text)) => self.database.trap_text(moment, text, &ways),
+                Some(Place::Message(moment, subject, nth, after)) => {
+                    self.nats.trap_message(moment, (subject, nth), after, &ways)
+                }
+            };
             let reached = tokio::select! {
+                biased;
                 _ = &mut sprung => true,
                 _ = done.wait_for(|over| *over) => false,
             };
-            self.proxy(server).disarm();
+            for way in ways {
+                way.disarm();
+            }
             // It may have sprung at the last moment.
             if reached || sprung.try_recv().is_ok() {
                 self.mesh.kill(self.service).unwrap();
@@ -103,16 +135,12 @@ impl Watched {
         };
         let ((), killed) = tokio::join!(working, killing);
         let after = self.passed();
-        self.check(&job, &folder).await;
-        (killed, std::array::from_fn(|kind| after[kind] - before[kind]))
-    }
-
-    async fn check(&mut self, job: &Job, folder: &Path) {
-        let unknown = job.check(folder).await;
+        let unknown = job.check(&folder).await;
         // Only who runs scripts can lose what became of a call, and there is one call at a time.
         let most = usize::from(self.service == Service::Interpreter);
         assert!(unknown.len() <= most, "{unknown:?} are said to be unknown");
         self.mesh.ready(self.service).await.unwrap();
+        Done { killed, passed: std::array::from_fn(|kind| after[kind] - before[kind]), unknown, folder }
     }
 }
 
@@ -122,13 +150,13 @@ async fn survives(service: Service, servers: &[Server]) {
     let mut watched = Watched::start(service).await;
     // The first one fills what is remembered.
     watched.job(None).await;
-    let (_, lengths) = watched.job(None).await;
+    let lengths = watched.job(None).await.passed;
     for ((server, end), length) in KINDS.into_iter().zip(lengths).filter(|((server, _), _)| servers.contains(server)) {
         let (mut killed, places) = (0, places.min(length));
         for place in 0..places {
             let nth = 1 + length * place / places;
             println!("{service:?}: piece {nth} of {length} from the {end:?} between it and {server:?}");
-            killed += u64::from(watched.job(Some((server, end, nth))).await.0);
+            killed += u64::from(watched.job(Some(Place::Piece(server, end, nth))).await.killed);
         }
         assert!(places > 0 && 2 * killed >= places, "{server:?}, {end:?}: killed at {killed} of {places} places only");
     }
@@ -152,4 +180,97 @@ async fn a_job_survives_the_providers_at_every_boundary() {
 #[tokio::test]
 async fn a_job_survives_the_interpreter_at_every_boundary() {
     survives(Service::Interpreter, &[Server::Nats]).await;
+}
+
+/// Wakes, commands, results, entries of journals; and where a worker, or a reconciler, says that it is done with what it was given.
+const WAKE: &str = "construct.v1.cmd.task.wake.";
+const MODEL: &str = "construct.v1.cmd.model.invoke.";
+const CODE: &str = "construct.v1.cmd.code.execute.";
+const RESULT: &str = "construct.v1.cmd.task.result.";
+const JOURNAL: &str = "construct.v1.journal.";
+const TASK_DONE: &str = "$JS.ACK.CONSTRUCT_TASK.";
+const MODEL_DONE: &str = "$JS.ACK.CONSTRUCT_MODEL.";
+const CODE_DONE: &str = "$JS.ACK.CONSTRUCT_CODE.";
+
+/// Has jobs done whose service is killed at places that have a name, each of which it comes to.
+async fn survives_at(service: Service, places: &[(&str, Place)]) -> Vec<Done> {
+    let mut watched = Watched::start(service).await;
+    watched.job(None).await;
+    let mut jobs = Vec::new();
+    for (name, place) in places {
+        println!("{service:?}: {name}");
+        let done = watched.job(Some(*place)).await;
+        assert!(done.killed, "{service:?} did not come to where it is to be killed: {name}");
+        jobs.push(done);
+    }
+    jobs
+}
+
+#[tokio::test]
+async fn a_job_survives_the_gateway_between_commit_and_wake_and_answer() {
+    let places = [
+        ("a message is not committed", Place::Text(Moment::Sent, "COMMIT")),
+        ("it is committed, and that is not known", Place::Text(Moment::Answered, "COMMIT")),
+        ("a message is committed, its wake is not published", Place::Message(Moment::Sent, WAKE, 1, None)),
+        ("its wake is published, and whoever sent it is not told", Place::Message(Moment::Answered, WAKE, 1, None)),
+    ];
+    survives_at(Service::Gateway, &places).await;
+}
+
+#[tokio::test]
+async fn a_job_survives_the_reconciler_between_commit_and_command_and_acknowledgement() {
+    // The first record of a message that it writes is that of the model's answer.
+    let places = [
+        ("a result is not committed", Place::Text(Moment::Sent, "message.created")),
+        ("a result is committed, and that is not known", Place::Text(Moment::Answered, "message.created")),
+        ("a model call is committed, its command not published", Place::Message(Moment::Sent, MODEL, 1, None)),
+        ("its command is published, and that is not known", Place::Message(Moment::Answered, MODEL, 1, None)),
+        (
+            "a result is committed, the command for its script not published",
+            Place::Message(Moment::Sent, CODE, 1, None),
+        ),
+        (
+            "the script's command is published, the result not acknowledged",
+            Place::Message(Moment::Sent, TASK_DONE, 1, Some(CODE)),
+        ),
+    ];
+    survives_at(Service::Reconciler, &places).await;
+}
+
+#[tokio::test]
+async fn a_job_survives_the_providers_between_answer_and_result_and_acknowledgement() {
+    let places = [
+        ("the model has answered, the result is not published", Place::Message(Moment::Sent, RESULT, 1, None)),
+        ("the result is published, and that is not known", Place::Message(Moment::Answered, RESULT, 1, None)),
+        (
+            "the result is published, the command not acknowledged",
+            Place::Message(Moment::Sent, MODEL_DONE, 1, Some(RESULT)),
+        ),
+    ];
+    survives_at(Service::Providers, &places).await;
+}
+
+#[tokio::test]
+async fn a_job_survives_the_interpreter_between_journal_and_effect_and_result_and_acknowledgement() {
+    // The first entry says who has the script, the second that its first effect begins, the third that it has ended.
+    let places = [
+        ("the script is taken over, and that is not known", Place::Message(Moment::Answered, JOURNAL, 1, None)),
+        ("the effect is to begin, and that is not written", Place::Message(Moment::Sent, JOURNAL, 2, None)),
+        ("that the effect begins is written, it has not begun", Place::Message(Moment::Answered, JOURNAL, 2, None)),
+        ("the effect has happened, its end is not written", Place::Message(Moment::Sent, JOURNAL, 3, None)),
+        ("its end is written, and that is not known", Place::Message(Moment::Answered, JOURNAL, 3, None)),
+        ("the script is over, the result is not published", Place::Message(Moment::Sent, RESULT, 1, None)),
+        (
+            "the result is published, the command not acknowledged",
+            Place::Message(Moment::Sent, CODE_DONE, 1, Some(RESULT)),
+        ),
+    ];
+    let jobs = survives_at(Service::Interpreter, &places).await;
+    // Whether the first effect happened, and what is said to be unknown.
+    let happened = |done: &Done| read(&done.folder.join("effects.log")).lines().any(|line| line == "1");
+    let found: Vec<_> = jobs.iter().map(|done| (happened(done), done.unknown.clone())).collect();
+    let (known, first) = ((true, BTreeSet::new()), BTreeSet::from([1]));
+    let (not_begun, not_ended) = ((false, first.clone()), (true, first));
+    let expected = [&known, &known, &not_begun, &not_ended, &known, &known, &known];
+    assert_eq!(found.iter().collect::<Vec<_>>(), expected);
 }

@@ -1,0 +1,300 @@
+//! Messages of one direction of a connection that come late, so that later ones overtake them, and twice.
+
+use std::{collections::BTreeMap, io, mem};
+
+use tokio::time::{Instant, sleep_until};
+
+use super::{
+    End,
+    frames::{Frames, Kind},
+};
+use crate::random::Random;
+
+/// What is passed on of a piece.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Passed {
+    pub(super) at_once: Vec<u8>,
+    /// From a message on that may not pass yet.
+    pub(super) stopped: Vec<u8>,
+}
+
+/// Of so many messages one is late.
+const LATE: u64 = 4;
+/// How late it may be, in milliseconds.
+const SHORTEST: u64 = 5;
+const LONGEST: u64 = 500;
+/// Of so many messages from the server one comes twice. A client's do not: what it sends again it says to be the same.
+const TWICE: u64 = 8;
+
+/// What is known of one direction.
+#[derive(Debug)]
+pub(super) struct Disorder {
+    frames: Frames,
+    from: End,
+    connection: u64,
+    /// What is not passed on yet of the frame that has begun.
+    begun: Vec<u8>,
+    /// Whether some of that frame was passed on: nothing may come between that and its end.
+    halfway: bool,
+    /// What is late, and when it is passed on.
+    late: BTreeMap<(Instant, u64), Vec<u8>>,
+    count: u64,
+    /// What the choice is made by.
+    seed: Option<u64>,
+    random: Random,
+}
+
+impl Disorder {
+    /// The direction of the connection with this number that comes from an end.
+    pub(super) fn new(connection: u64, from: End) -> Self {
+        Self {
+            frames: Frames::default(),
+            from,
+            connection,
+            begun: Vec::new(),
+            halfway: false,
+            late: BTreeMap::new(),
+            count: 0,
+            seed: None,
+            random: Random::new(0),
+        }
+    }
+
+    /// What is passed on when a piece has come: all of it, unless there is a seed, or messages have to be looked at and one of them `stops`.
+    ///
+    /// # Errors
+    /// When that is not NATS's protocol.
+    pub(super) fn pass(
+        &mut self,
+        mut piece: &[u8],
+        seed: Option<u64>,
+        stops: Option<&(dyn Fn(&[u8]) -> bool + Sync)>,
+    ) -> io::Result<Passed> {
+        if let Some(chosen) = seed
+            && seed != self.seed
+        {
+            let direction = 2 * self.connection + u64::from(self.from == End::Server);
+            (self.seed, self.random) = (seed, Random::new(chosen ^ direction));
+        }
+        let mut passed = Passed::default();
+        while !piece.is_empty() {
+            let (length, kind) = self.frames.next(piece)?;
+            self.begun.extend_from_slice(&piece[..length]);
+            piece = &piece[length..];
+            let Some(kind) = kind else { break };
+            let mut frame = mem::take(&mut self.begun);
+            let whole = !mem::replace(&mut self.halfway, false) && kind == Kind::Message;
+            if !passed.stopped.is_empty() || whole && stops.is_some_and(|stops| stops(&frame)) {
+                passed.stopped.append(&mut frame);
+            } else if !whole || seed.is_none() || !self.hold_back(&frame) {
+                passed.at_once.append(&mut frame);
+            }
+        }
+        if self.halfway || seed.is_none() && stops.is_none() {
+            self.halfway |= !self.begun.is_empty();
+            passed.at_once.append(&mut self.begun);
+        }
+        Ok(passed)
+    }
+
+    /// Whether a message is late. It may be one that comes twice, the second time late in any case.
+    fn hold_back(&mut self, frame: &[u8]) -> bool {
+        if self.from == End::Server && self.random.below(TWICE) == 0 {
+            self.keep(frame);
+        }
+        let late = self.random.below(LATE) == 0;
+        if late {
+            self.keep(frame);
+        }
+        late
+    }
+
+    fn keep(&mut self, frame: &[u8]) {
+        let due = Instant::now() + self.random.millis(SHORTEST, LONGEST + 1);
+        self.count += 1;
+        self.late.insert((due, self.count), frame.to_vec());
+    }
+
+    /// Returns when something that is late can be passed on.
+    pub(super) async fn due(&self) {
+        match self.late.first_key_value() {
+            Some(((due, _), _)) if !self.halfway => sleep_until(*due).await,
+            // It waits for what comes next.
+            _ => std::future::pending().await,
+        }
+    }
+
+    /// What is late and is passed on now.
+    pub(super) fn take_due(&mut self) -> Vec<u8> {
+        let (now, mut taken) = (Instant::now(), Vec::new());
+        while let Some(first) = self.late.first_entry()
+            && first.key().0 <= now
+        {
+            taken.append(&mut first.remove());
+        }
+        taken
+    }
+
+    /// Everything that is late, and what has come of a frame without its end: nothing more comes.
+    pub(super) fn take_all(&mut self) -> Vec<u8> {
+        let late = mem::take(&mut self.late).into_values();
+        let mut taken = if self.halfway { Vec::new() } else { late.flatten().collect() };
+        taken.append(&mut self.begun);
+        taken
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::BTreeSet, time::Duration};
+
+    use super::*;
+
+    const MESSAGES: usize = 200;
+
+    impl Disorder {
+        /// What passes at once when nothing is looked at.
+        fn passed(&mut self, piece: &[u8], seed: Option<u64>) -> Vec<u8> {
+            let Passed { at_once, stopped } = self.pass(piece, seed, None).unwrap();
+            assert!(stopped.is_empty());
+            at_once
+        }
+    }
+
+    fn message(n: usize) -> Vec<u8> {
+        let payload = format!("MSG\r\n{n}");
+        format!("MSG a.b 7 {}\r\n{payload}\r\n", payload.len()).into_bytes()
+    }
+
+    /// The messages in what was passed on, in order.
+    fn numbers(passed: &[u8]) -> Vec<usize> {
+        let text = std::str::from_utf8(passed).unwrap();
+        let payloads = text.split("MSG a.b 7 ").skip(1).map(|frame| frame.trim_end().rsplit('\n').next().unwrap());
+        payloads.map(|number| number.parse::<usize>().unwrap()).collect()
+    }
+
+    /// What becomes of some messages, that come one each millisecond.
+    async fn passed(disorder: &mut Disorder, messages: std::ops::Range<usize>, seed: Option<u64>) -> Vec<u8> {
+        let mut passed = Vec::new();
+        for n in messages {
+            passed.append(&mut disorder.passed(&message(n), seed));
+            tokio::time::advance(Duration::from_millis(1)).await;
+            passed.append(&mut disorder.take_due());
+        }
+        passed
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn messages_of_the_server_overtake_each_other_and_some_come_twice_and_none_is_lost() {
+        let mut disorder = Disorder::new(1, End::Server);
+        let mut all = passed(&mut disorder, 0..MESSAGES, Some(7)).await;
+        while !disorder.late.is_empty() {
+            disorder.due().await;
+            all.append(&mut disorder.take_due());
+        }
+        let numbers = numbers(&all);
+        assert!(!numbers.is_sorted(), "{numbers:?}");
+        assert_eq!(numbers.iter().copied().collect::<BTreeSet<_>>(), (0..MESSAGES).collect::<BTreeSet<_>>());
+        let twice = numbers.len() - MESSAGES;
+        assert!((1..MESSAGES / 4).contains(&twice), "{twice} came twice");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn messages_of_a_client_overtake_each_other_and_none_comes_twice() {
+        let mut disorder = Disorder::new(1, End::Client);
+        let mut all = passed(&mut disorder, 0..MESSAGES, Some(7)).await;
+        all.append(&mut disorder.take_all());
+        let mut numbers = numbers(&all);
+        assert!(!numbers.is_sorted(), "{numbers:?}");
+        numbers.sort_unstable();
+        assert_eq!(numbers, (0..MESSAGES).collect::<Vec<_>>());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_seed_makes_the_same_disorder_and_connections_differ() {
+        let order = async |connection: u64, seed: u64| {
+            let mut disorder = Disorder::new(connection, End::Server);
+            numbers(&passed(&mut disorder, 0..MESSAGES, Some(seed)).await)
+        };
+        assert_eq!(order(1, 7).await, order(1, 7).await);
+        assert_ne!(order(1, 7).await, order(1, 8).await);
+        assert_ne!(order(1, 7).await, order(2, 7).await);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn without_a_seed_everything_passes_at_once_wherever_it_is_split() {
+        let all: Vec<u8> = (0..3).flat_map(message).collect();
+        for at in 0..all.len() {
+            let mut disorder = Disorder::new(1, End::Server);
+            let (before, behind) = all.split_at(at);
+            assert_eq!(disorder.passed(before, None), before);
+            assert_eq!(disorder.passed(behind, None), behind);
+            assert!(disorder.late.is_empty() && disorder.take_all().is_empty());
+        }
+    }
+
+    /// A disturbance begins and ends anywhere.
+    #[tokio::test(start_paused = true)]
+    async fn frames_stay_whole_wherever_the_disorder_begins_and_ends() {
+        let all: Vec<u8> = (0..20).flat_map(message).collect();
+        for at in 0..all.len() {
+            for (first, second) in [(None, Some(7)), (Some(7), None)] {
+                let mut disorder = Disorder::new(1, End::Client);
+                let (before, behind) = all.split_at(at);
+                let mut passed = disorder.passed(before, first);
+                passed.append(&mut disorder.passed(behind, second));
+                passed.append(&mut disorder.take_all());
+                let mut numbers = numbers(&passed);
+                numbers.sort_unstable();
+                assert_eq!(numbers, (0..20).collect::<Vec<_>>(), "split at {at}");
+            }
+        }
+    }
+
+    /// What is late when the disorder is over does not come into the middle of a frame.
+    #[tokio::test(start_paused = true)]
+    async fn what_is_late_waits_for_the_end_of_a_frame() {
+        let mut disorder = Disorder::new(1, End::Client);
+        passed(&mut disorder, 0..MESSAGES, Some(7)).await;
+        assert!(!disorder.late.is_empty());
+        let last = message(MESSAGES);
+        disorder.passed(&last[..9], None);
+        let waited = tokio::time::timeout(Duration::from_secs(2), disorder.due()).await;
+        assert!(waited.is_err(), "it would have come behind the beginning of a frame");
+        disorder.passed(&last[9..], None);
+        disorder.due().await;
+        assert!(!disorder.take_due().is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_comes_from_a_message_on_that_is_stopped_does_not_pass_wherever_it_is_split() {
+        let all: Vec<u8> = (0..4).flat_map(message).collect();
+        let (third, stops) = (message(2), |frame: &[u8]| frame == message(2));
+        for at in 0..3 * third.len() {
+            let mut disorder = Disorder::new(1, End::Client);
+            let (before, behind) = all.split_at(at);
+            let first = disorder.pass(before, None, Some(&stops)).unwrap();
+            let second = disorder.pass(behind, None, Some(&stops)).unwrap();
+            assert_eq!([first.at_once, second.at_once].concat(), [message(0), message(1)].concat(), "split at {at}");
+            assert_eq!([first.stopped, second.stopped].concat(), [message(2), message(3)].concat(), "split at {at}");
+        }
+        // What is halfway there goes on.
+        let mut disorder = Disorder::new(1, End::Client);
+        let (before, behind) = third.split_at(5);
+        assert_eq!(disorder.passed(before, None), before);
+        let rest = disorder.pass(behind, None, Some(&stops)).unwrap();
+        assert_eq!(rest.at_once, behind);
+        assert!(rest.stopped.is_empty());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn words_are_never_late() {
+        let mut disorder = Disorder::new(1, End::Server);
+        for _ in 0..MESSAGES {
+            for word in ["PING\r\n", "+OK\r\n", "-ERR 'MSG a.b 7 5'\r\n", "INFO {}\r\n"] {
+                assert_eq!(disorder.passed(word.as_bytes(), Some(7)), word.as_bytes());
+            }
+        }
+        assert!(disorder.late.is_empty());
+    }
+}

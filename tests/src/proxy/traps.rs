@@ -1,0 +1,247 @@
+//! Places at which a proxy lets nothing through any more.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::{oneshot, watch};
+
+use super::{End, Way, frames};
+
+/// What came, and where to stop. A piece is what was there when it was read: one message, a few, or a part of one.
+#[derive(Debug, Default)]
+pub(super) struct Traps {
+    from_client: u64,
+    from_server: u64,
+    pub(super) piece: Option<PieceTrap>,
+    pub(super) text: Option<TextTrap>,
+    pub(super) message: Option<MessageTrap>,
+}
+
+/// At a piece.
+#[derive(Debug)]
+pub(super) struct PieceTrap {
+    pub(super) end: End,
+    pub(super) at: u64,
+    pub(super) catch: Catch,
+}
+
+/// At a piece from a client that has a text in it.
+#[derive(Debug)]
+pub(super) struct TextTrap {
+    pub(super) moment: Moment,
+    pub(super) text: String,
+    /// The connection it came on, if it has.
+    pub(super) said_on: Option<u64>,
+    pub(super) catch: Catch,
+}
+
+/// At a message that a client sends.
+#[derive(Debug)]
+pub(super) struct MessageTrap {
+    pub(super) moment: Moment,
+    /// How its subject begins.
+    pub(super) subject: String,
+    /// How the subject of one begins that has to come before; none: has come.
+    pub(super) after: Option<String>,
+    /// How many are still to come, this one included.
+    pub(super) left: u64,
+    /// Where the answer goes to the one that has come.
+    pub(super) answer: Option<String>,
+    pub(super) catch: Catch,
+}
+
+/// When in the life of something that a client sends.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Moment {
+    /// It does not arrive.
+    Sent,
+    /// It has arrived. What is answered to it does not.
+    Answered,
+}
+
+/// What happens when a trap springs.
+#[derive(Debug)]
+pub(super) struct Catch {
+    pub(super) holds: Vec<Arc<watch::Sender<Way>>>,
+    pub(super) sprung: oneshot::Sender<()>,
+}
+
+impl Catch {
+    fn spring(self) {
+        for way in &self.holds {
+            way.send_replace(Way::Held);
+        }
+        // Nobody may be waiting for it any more.
+        let _ = self.sprung.send(());
+    }
+}
+
+impl Traps {
+    pub(super) fn counted(&mut self, end: End) -> &mut u64 {
+        match end {
+            End::Client => &mut self.from_client,
+            End::Server => &mut self.from_server,
+        }
+    }
+
+    /// Counts a piece, and looks at it, before it is passed on.
+    fn note(&mut self, (end, connection): (End, u64), piece: &[u8]) {
+        *self.counted(end) += 1;
+        let count = *self.counted(end);
+        if let Some(trap) = self.piece.take_if(|trap| trap.end == end && trap.at <= count) {
+            trap.catch.spring();
+        }
+        if let Some(trap) = self.text.take_if(|trap| trap.meets(end, connection, piece)) {
+            trap.catch.spring();
+        }
+    }
+
+    /// Looks at a message before it is passed on; true when it is not.
+    fn stops(&mut self, end: End, message: &[u8]) -> bool {
+        let Some((subject, reply)) = frames::address(message) else { return false };
+        let stops = self.message.take_if(|trap| match end {
+            End::Server => trap.answer.as_deref() == Some(subject),
+            End::Client => trap.meets(subject, reply),
+        });
+        let stopped = stops.is_some();
+        if let Some(trap) = stops {
+            trap.catch.spring();
+        }
+        stopped
+    }
+}
+
+impl TextTrap {
+    /// Whether it springs at a piece.
+    fn meets(&mut self, end: End, connection: u64, piece: &[u8]) -> bool {
+        match end {
+            End::Server => self.said_on == Some(connection),
+            End::Client if self.said_on.is_none() => {
+                let text = self.text.as_bytes();
+                let said = piece.windows(text.len()).any(|part| part == text);
+                self.said_on = said.then_some(connection);
+                said && self.moment == Moment::Sent
+            }
+            End::Client => false,
+        }
+    }
+}
+
+impl MessageTrap {
+    /// Whether it springs at a client's message.
+    fn meets(&mut self, subject: &str, reply: Option<&str>) -> bool {
+        if let Some(after) = &self.after {
+            if subject.starts_with(after.as_str()) {
+                self.after = None;
+            }
+            return false;
+        }
+        if self.left == 0 || !subject.starts_with(&self.subject) {
+            return false;
+        }
+        self.left -= 1;
+        if self.left > 0 {
+            return false;
+        }
+        self.answer = reply.map(str::to_owned);
+        self.moment == Moment::Sent
+    }
+}
+
+/// One direction of a connection, as traps see it.
+#[derive(Debug)]
+pub(super) struct Lookout {
+    pub(super) traps: Arc<Mutex<Traps>>,
+    pub(super) end: End,
+    pub(super) connection: u64,
+}
+
+impl Lookout {
+    /// Counts a piece before it is passed on.
+    pub(super) fn note(&self, piece: &[u8]) {
+        lock(&self.traps).note((self.end, self.connection), piece);
+    }
+
+    /// Whether messages have to be looked at.
+    pub(super) fn is_set(&self) -> bool {
+        lock(&self.traps).message.is_some()
+    }
+
+    /// Looks at a message before it is passed on; true when it is not.
+    pub(super) fn stops(&self, message: &[u8]) -> bool {
+        lock(&self.traps).stops(self.end, message)
+    }
+}
+
+pub(super) fn lock(traps: &Mutex<Traps>) -> MutexGuard<'_, Traps> {
+    traps.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn catch() -> (Catch, oneshot::Receiver<()>, Arc<watch::Sender<Way>>) {
+        let (sprung, heard) = oneshot::channel();
+        let way = Arc::new(watch::Sender::new(Way::Open));
+        (Catch { holds: vec![Arc::clone(&way)], sprung }, heard, way)
+    }
+
+    /// What a client says and hears, in order, until the trap springs; gives how much of it passed.
+    fn passed(moment: Moment, after: Option<&str>, nth: u64) -> usize {
+        let said: [(End, &[u8]); 7] = [
+            (End::Client, b"HPUB a.x inbox.1 12 12\r\nNATS/1.0\r\n\r\n\r\n"),
+            (End::Client, b"PUB b.x 0\r\n\r\n"),
+            (End::Server, b"MSG inbox.1 7 2\r\n{}\r\n"),
+            (End::Client, b"PUB a.y inbox.2 0\r\n\r\n"),
+            (End::Client, b"PUB c.x inbox.3 0\r\n\r\n"),
+            (End::Server, b"MSG inbox.3 7 2\r\n{}\r\n"),
+            (End::Server, b"HMSG inbox.2 7 12 12\r\nNATS/1.0\r\n\r\n\r\n"),
+        ];
+        let (catch, mut heard, way) = catch();
+        let (subject, after) = ("a.".to_owned(), after.map(str::to_owned));
+        let trap = MessageTrap { moment, subject, after, left: nth, answer: None, catch };
+        let mut traps = Traps { message: Some(trap), ..Traps::default() };
+        let passed = said.iter().take_while(|(end, message)| !traps.stops(*end, message)).count();
+        let is_sprung = passed < said.len();
+        assert_eq!(heard.try_recv().is_ok(), is_sprung);
+        assert_eq!(*way.borrow() == Way::Held, is_sprung);
+        passed
+    }
+
+    #[test]
+    fn the_message_that_is_named_stops_everything_or_its_answer_does() {
+        assert_eq!(passed(Moment::Sent, None, 1), 0);
+        assert_eq!(passed(Moment::Answered, None, 1), 2);
+        assert_eq!(passed(Moment::Sent, None, 2), 3);
+        assert_eq!(passed(Moment::Answered, None, 2), 6);
+        assert_eq!(passed(Moment::Sent, None, 3), 7);
+    }
+
+    #[test]
+    fn one_that_has_to_come_before_is_waited_for() {
+        assert_eq!(passed(Moment::Sent, Some("b."), 1), 3);
+        assert_eq!(passed(Moment::Answered, Some("b."), 1), 6);
+        assert_eq!(passed(Moment::Sent, Some("c."), 1), 7);
+    }
+
+    #[test]
+    fn the_piece_with_a_text_stops_everything_or_the_next_one_of_its_connection_from_the_server_does() {
+        for (moment, expected) in [(Moment::Sent, 2), (Moment::Answered, 4)] {
+            let (catch, mut heard, way) = catch();
+            let trap = TextTrap { moment, text: "COMMIT".to_owned(), said_on: None, catch };
+            let mut traps = Traps { text: Some(trap), ..Traps::default() };
+            let said: [((End, u64), &[u8]); 5] = [
+                ((End::Client, 1), b"Q BEGIN"),
+                ((End::Server, 1), b"C COMMIT"),
+                ((End::Client, 1), b"Q COMMIT\0"),
+                ((End::Server, 2), b"C"),
+                ((End::Server, 1), b"C"),
+            ];
+            let stopped = said.into_iter().position(|(direction, piece)| {
+                traps.note(direction, piece);
+                *way.borrow() == Way::Held
+            });
+            assert_eq!((stopped, heard.try_recv().is_ok()), (Some(expected), true));
+        }
+    }
+}

@@ -1,0 +1,89 @@
+//! Randomness that comes from one number, so that what failed can be done again.
+
+use std::time::Duration;
+
+/// The number to begin with, from the environment.
+pub const SEED: &str = "CONSTRUCT_SEED";
+
+/// SplitMix64: small, and the same on every machine.
+#[derive(Debug, Clone)]
+pub struct Random(u64);
+
+impl Random {
+    /// Always the same for one seed.
+    pub const fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    /// Any number.
+    pub fn draw(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+        mixed ^ (mixed >> 31)
+    }
+
+    /// One below `limit`.
+    pub fn below(&mut self, limit: u64) -> u64 {
+        self.draw() % limit
+    }
+
+    /// So many milliseconds, the last one excluded.
+    pub fn millis(&mut self, from: u64, to: u64) -> Duration {
+        Duration::from_millis(from + self.below(to - from))
+    }
+
+    /// One of them.
+    pub fn one<T: Copy>(&mut self, of: &[T]) -> T {
+        of[self.below(of.len() as u64) as usize]
+    }
+}
+
+/// A number that the environment names; hexadecimal ones begin with `0x`.
+///
+/// # Panics
+/// When it names something else.
+pub fn named(variable: &str) -> Option<u64> {
+    let text = std::env::var(variable).ok()?;
+    let number = text.strip_prefix("0x").map_or_else(|| text.parse(), |digits| u64::from_str_radix(digits, 16));
+    Some(number.unwrap_or_else(|error| panic!("{variable} is not a number: {error}")))
+}
+
+/// A number that nobody has chosen.
+pub fn fresh() -> u64 {
+    // The low bits of a version 7 UUID are random.
+    uuid::Uuid::now_v7().as_u128() as u64
+}
+
+/// The seed that [`SEED`] names, or a fresh one. It is printed: whoever sees the test fail can name it.
+pub fn seed() -> u64 {
+    let seed = named(SEED).unwrap_or_else(fresh);
+    eprintln!("{SEED}={seed:#018x}");
+    seed
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_seed_gives_the_same_numbers_and_another_one_others() {
+        let numbers = |seed| {
+            let mut random = Random::new(seed);
+            [random.draw(), random.draw(), random.below(1_000)]
+        };
+        assert_eq!(numbers(7), numbers(7));
+        assert_ne!(numbers(7), numbers(8));
+        // What others get who have written the same down: the first of seed 0.
+        assert_eq!(Random::new(0).draw(), 0xE220_A839_7B1D_CDAF);
+    }
+
+    #[test]
+    fn limits_hold_at_both_ends() {
+        let mut random = Random::new(1);
+        let drawn: std::collections::BTreeSet<u64> = (0..200).map(|_| random.below(3)).collect();
+        assert_eq!(drawn.into_iter().collect::<Vec<_>>(), [0, 1, 2]);
+        let pause = random.millis(5, 6);
+        assert_eq!(pause, Duration::from_millis(5));
+    }
+}
