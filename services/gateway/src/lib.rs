@@ -60,7 +60,6 @@ mod whereabouts;
 
 use std::{os::fd::OwnedFd, sync::Arc};
 
-use anyhow::Context as _;
 use construct_bus::{Bus, ConnectOptions, User, blob};
 use construct_runtime::{Context, MasterKeys, clock, retry};
 use construct_store::{Keyring, PoolOptions, Store};
