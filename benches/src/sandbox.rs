@@ -31,6 +31,15 @@ const PROGRAMS: [(&str, &str); 4] = [
 const TYPESCRIPT: &str = include_str!("programs/types.ts");
 /// Host calls of one run when their round trip is measured.
 const CALLS: u32 = 5_000;
+/// A host call without arguments, and one with arguments by name; beside each, the same in native QuickJS.
+const ROUND_TRIPS: [(&str, &str, &str); 2] = [
+    ("host call, there and back", "pwd()", "noop(i)"),
+    (
+        "host call with two arguments",
+        "create_file({path: 'a/b/c.txt', content: 'x'})",
+        "noop({path: 'a/b/c.txt', content: 'x'})",
+    ),
+];
 /// Instances that wait in a host call when their memory is measured.
 const PARKED: usize = 200;
 /// How long throughput is measured for in each round.
@@ -45,7 +54,7 @@ pub(crate) async fn measure(rounds: usize) -> anyhow::Result<Figures> {
     let peer = Node::find(folder.path()).await?;
 
     let (mut fresh, mut bare, mut node) = (Vec::new(), Vec::new(), Vec::new());
-    let (mut call, mut bare_call) = (Duration::MAX, Duration::MAX);
+    let mut calls = [(Duration::MAX, Duration::MAX); ROUND_TRIPS.len()];
     let mut stripping = Vec::new();
     let mut programs = [Times::default(); PROGRAMS.len()];
     let mut sustained: f64 = 0.0;
@@ -53,8 +62,9 @@ pub(crate) async fn measure(rounds: usize) -> anyhow::Result<Figures> {
         eprintln!("round {} of {rounds}", round + 1);
         fresh.extend(sandbox.fresh(1_000).await?);
         bare.extend(native::fresh(200)?);
-        call = call.min(sandbox.call().await?);
-        bare_call = bare_call.min(native::call(CALLS)?);
+        for ((_, ours, bare), best) in ROUND_TRIPS.iter().zip(&mut calls) {
+            *best = (best.0.min(sandbox.call(ours).await?), best.1.min(native::call(bare, CALLS)?));
+        }
         stripping.extend(sandbox.stripping(100).await?);
         for ((_, source), times) in PROGRAMS.iter().zip(&mut programs) {
             times.ours = shorter(times.ours, sandbox.timed(source).await?);
@@ -80,11 +90,15 @@ pub(crate) async fn measure(rounds: usize) -> anyhow::Result<Figures> {
         Row::micros("fresh sandbox, 1+1, drop: p99", percentile(&mut fresh, 0.99))
             .floor(percentile(&mut bare, 0.99))
             .peer(node_at(0.99)),
-        Row::micros("host call, there and back", call).floor(bare_call),
+    ];
+    for ((name, ..), (ours, bare)) in ROUND_TRIPS.iter().zip(calls) {
+        rows.push(Row::micros(*name, ours).floor(bare));
+    }
+    rows.extend([
         Row::millis("TypeScript, 200 lines to JavaScript: p50", percentile(&mut stripping, 0.5)),
         Row::new("runs with one host call, all cores", "1/s", sustained),
         Row::new("memory of a parked instance", "KiB", parked),
-    ];
+    ]);
     for ((name, _), times) in PROGRAMS.iter().zip(&programs) {
         let ours = times.ours.context("no round was measured")?;
         rows.push(Row::millis(*name, ours).floor(times.native.unwrap_or_default()).peer(times.node));
@@ -139,8 +153,8 @@ impl Sandbox {
     }
 
     /// What one immediate call adds.
-    async fn call(&self) -> anyhow::Result<Duration> {
-        let whole = self.timed(&format!("for (let i = 0; i < {CALLS}; i++) pwd();")).await?;
+    async fn call(&self, call: &str) -> anyhow::Result<Duration> {
+        let whole = self.timed(&format!("for (let i = 0; i < {CALLS}; i++) {call};")).await?;
         let rest = self.timed(&format!("for (let i = 0; i < {CALLS}; i++) i;")).await?;
         Ok(whole.saturating_sub(rest) / CALLS)
     }
@@ -176,8 +190,8 @@ impl Sandbox {
         Ok(done.load(Relaxed) as f64 / began.elapsed().as_secs_f64())
     }
 
-    /// KiB that an instance needs which waits in a host call: its share of the process's memory, pages that instances
-    /// share counted once.
+    /// KiB that an instance needs which waits in a host call, with all that the host keeps for it (its task, its stack, the call): its share of the
+    /// process's memory, pages that instances share counted once.
     async fn parked(self: &Arc<Self>) -> anyhow::Result<f64> {
         let before = proportional_kib()?;
         let mut running = tokio::task::JoinSet::new();
@@ -313,7 +327,7 @@ mod native {
     }
 
     /// The same round trip through JSON, into a function of this process.
-    pub(super) fn call(calls: u32) -> rquickjs::Result<Duration> {
+    pub(super) fn call(call: &str, calls: u32) -> rquickjs::Result<Duration> {
         with(|ctx| {
             let answer = |arguments: String| -> String {
                 let arguments: serde_json::Value = serde_json::from_str(&arguments).unwrap_or_default();
@@ -326,7 +340,7 @@ mod native {
                 ctx.eval::<(), _>(format!("for (let i = 0; i < {calls}; i++) {body};"))?;
                 rquickjs::Result::Ok(began.elapsed())
             };
-            Ok(timed("noop(i)")?.saturating_sub(timed("i")?) / calls)
+            Ok(timed(call)?.saturating_sub(timed("i")?) / calls)
         })
     }
 }

@@ -110,10 +110,11 @@ pub(crate) fn strip(source: &[u8]) -> Result<Result<Vec<u8>, Vec<u8>>, TooLarge>
     if reply >= 0 { Ok(Ok(take(reply as usize)?)) } else { Ok(Err(take((-1 - reply) as usize)?)) }
 }
 
-/// Fetches the reply that was announced. Growing a buffer in the usual way would abort the guest when memory is short.
+/// Fetches the reply that was announced. Growing a buffer in the usual way would abort the guest when memory is short. There is room for one
+/// byte more, with which texts end that the engine reads.
 fn take(len: usize) -> Result<Vec<u8>, TooLarge> {
     let mut reply = Vec::new();
-    reply.try_reserve_exact(len).map_err(|_| TooLarge)?;
+    reply.try_reserve_exact(len + 1).map_err(|_| TooLarge)?;
     // SAFETY: the host writes exactly the `len` bytes it announced, for which the buffer has room.
     unsafe {
         import::take(reply.as_mut_ptr());

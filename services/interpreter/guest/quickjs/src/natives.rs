@@ -5,13 +5,14 @@ mod random;
 mod text;
 mod url;
 
-pub(crate) use calls::{number, string_from, utf8};
+pub(crate) use calls::{number, parsed, string_from, utf8};
 
 use rquickjs::{Ctx, Function, Object, Result};
 
 /// An object with all native functions, by the names the prelude uses.
 pub(crate) fn all<'js>(ctx: &Ctx<'js>) -> Result<Object<'js>> {
     let native = Object::new(ctx.clone())?;
+    native.set("tool", Function::new(ctx.clone(), calls::tool)?)?;
     native.set("call", Function::new(ctx.clone(), calls::call)?)?;
     native.set("failure", Function::new(ctx.clone(), calls::failure)?)?;
     native.set("number", Function::new(ctx.clone(), calls::number)?)?;

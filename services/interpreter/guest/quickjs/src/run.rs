@@ -7,11 +7,14 @@ use rquickjs::{Ctx, Error, Object, Value, qjs};
 
 use crate::guest::Guest;
 use crate::host::{self, Ending};
-use crate::natives::{string_from, utf8};
+use crate::natives::{parsed, string_from, utf8};
 use crate::source::{self, Evaluated, exception};
 
 /// What is kept of the memory for saying how the run ended when the script has used up the rest.
 const RESERVE: usize = 1 << 20;
+
+/// With less in use cycles are not looked for; the engine itself has half of it.
+const LEAST_GARBAGE: usize = 1 << 20;
 
 /// Why a run has no value.
 enum Stop<'js> {
@@ -29,6 +32,7 @@ pub(crate) fn run(guest: &Guest, tools: &[u8], script: &[u8], memory_limit: usiz
         // SAFETY: the context is alive. The engine was booted on another stack than the one it runs on now.
         unsafe { qjs::JS_UpdateStackTop(qjs::JS_GetRuntime(ctx.as_raw().as_ptr())) };
         limit_memory(&ctx, memory_limit.saturating_sub(RESERVE));
+        collect_beyond(&ctx, (memory_limit / 8).max(LEAST_GARBAGE));
         let value = value_of(guest, &ctx, tools, script);
         let interrupted = crate::interrupted();
         crate::clear_interrupt();
@@ -41,6 +45,13 @@ pub(crate) fn run(guest: &Guest, tools: &[u8], script: &[u8], memory_limit: usiz
 fn limit_memory(ctx: &Ctx<'_>, bytes: usize) {
     // SAFETY: the context is alive.
     unsafe { qjs::JS_SetMemoryLimit(qjs::JS_GetRuntime(ctx.as_raw().as_ptr()), bytes as qjs::size_t) };
+}
+
+/// Sets the size at which cycles that nothing refers to are looked for, the first time. Everything else is freed at once; and looking
+/// writes to every object, also those that all instances share.
+fn collect_beyond(ctx: &Ctx<'_>, bytes: usize) {
+    // SAFETY: the context is alive.
+    unsafe { qjs::JS_SetGCThreshold(qjs::JS_GetRuntime(ctx.as_raw().as_ptr()), bytes as qjs::size_t) };
 }
 
 fn value_of<'js>(guest: &Guest, ctx: &Ctx<'js>, tools: &[u8], script: &[u8]) -> Result<Value<'js>, Stop<'js>> {
@@ -86,8 +97,13 @@ fn settled<'js>(guest: &Guest, ctx: &Ctx<'js>, value: Value<'js>) -> Result<Valu
             Ok(None) => return Err(Stop::Stuck),
             Err(host::TooLarge) => return Err(Stop::TooLarge),
         };
-        let told = string_from(ctx, &call.json)
-            .and_then(|json| guest.prelude.settle.get(ctx)?.call::<_, ()>((call.number, call.succeeded, json)));
+        let (number, succeeded) = (call.number, call.succeeded);
+        let reply = if succeeded {
+            parsed(ctx, call.json)
+        } else {
+            string_from(ctx, &call.json).map(|error| error.into_value())
+        };
+        let told = reply.and_then(|reply| guest.prelude.settle.get(ctx)?.call::<_, ()>((number, succeeded, reply)));
         if let Err(error) = told {
             return Err(Stop::Threw(exception(ctx, &error)));
         }

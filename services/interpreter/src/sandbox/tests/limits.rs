@@ -48,6 +48,36 @@ async fn endless_computation_ends_at_the_cpu_limit_and_says_where() {
 }
 
 #[tokio::test]
+async fn what_a_heavy_script_has_written_to_does_not_burden_the_next() {
+    // Where tests share a process, its memory says nothing about one of them.
+    if std::env::var_os("NEXTEST").is_none() {
+        return;
+    }
+    // Of the stored guest's pages, those that were written to.
+    let written = || {
+        let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let sizes = maps.split("\n").scan(false, |is_image, line| {
+            if line.split_whitespace().next().is_some_and(|first| first.contains('-')) {
+                *is_image = line.contains("wasm-memory-image");
+            }
+            let size = line.strip_prefix("Private_Dirty:").filter(|_| *is_image);
+            Some(size.map_or(0, |size| size.trim().trim_end_matches(" kB").parse::<u64>().unwrap()))
+        });
+        sizes.sum::<u64>()
+    };
+    let run = async |script: &str| {
+        let outcome = with_limits(script, test_limits()).await;
+        assert!(matches!(outcome.status, Status::Completed { .. }), "{outcome:?}");
+    };
+    run("1 + 1").await;
+    let light = written();
+    assert!(light > 0, "the guest is not stored as it was booted");
+    run("const all = []; for (let i = 0; i < 200000; i++) all.push({i}); all.length").await;
+    run("1 + 1").await;
+    assert!(written() <= light + 64, "{} KiB, and {light} before", written());
+}
+
+#[tokio::test]
 async fn time_in_tools_is_not_cpu_time() {
     let outcome = with_limits("await later(300); 'slept'", short()).await;
     assert_eq!(outcome.status, Status::Completed { value: Value::Json("\"slept\"".to_owned()) });
@@ -96,6 +126,85 @@ async fn memory_is_bounded_and_the_error_can_be_caught() {
         with_limits("new Uint8Array(100 << 20).length", large).await.status,
         Status::Completed { value: Value::Json("104857600".to_owned()) }
     );
+}
+
+#[tokio::test]
+async fn garbage_that_refers_to_itself_does_not_use_the_memory_up() {
+    let script = |mib: u32| {
+        format!(
+            "for (let i = 0; i < {mib} * 1024; i++) {{ const a = {{text: i + 'x'.repeat(1000)}}; a.a = a; }} 'done'"
+        )
+    };
+    for memory in [4, 16, 64] {
+        let limits = Limits { memory_bytes: memory << 20, ..test_limits() };
+        let outcome = with_limits(&script(3 * memory as u32), limits).await;
+        assert_eq!(outcome.status, Status::Completed { value: Value::Json("\"done\"".to_owned()) }, "{memory} MiB");
+    }
+}
+
+#[tokio::test]
+async fn a_script_that_waits_takes_the_memory_of_what_it_has_changed() {
+    const WAITING: usize = 100;
+    /// Of which the pages of the guest are about 200.
+    const MOST_KIB: usize = 320;
+    // Where tests share a process, its memory says nothing about one of them.
+    if std::env::var_os("NEXTEST").is_none() {
+        return;
+    }
+    // Pages that instances share are counted once.
+    let memory = || {
+        let rollup = std::fs::read_to_string("/proc/self/smaps_rollup").unwrap();
+        let line = rollup.lines().find_map(|line| line.strip_prefix("Pss:")).unwrap();
+        line.trim().trim_end_matches("kB").trim().parse::<usize>().unwrap()
+    };
+    let host =
+        Booted { tools: crate::tool_table(), waiting: Barrier::new(WAITING + 1), release: Barrier::new(WAITING + 1) };
+    let limits = test_limits();
+    let run = |script| engine().run(script, &host, &limits, CancellationToken::new());
+    assert!(matches!(run("pwd()").await.status, Status::Completed { .. }));
+    let before = memory();
+    let scripts = futures::future::join_all((0..WAITING).map(|_| run("const text = 'x'.repeat(100); read_file(text)")));
+    let measure = async {
+        host.waiting.wait().await;
+        let each = memory().saturating_sub(before) / WAITING;
+        host.release.wait().await;
+        each
+    };
+    let (ended, each) = futures::join!(scripts, measure);
+    assert!(ended.iter().all(|outcome| matches!(outcome.status, Status::Completed { .. })), "{:?}", ended[0]);
+    println!("{each} KiB each");
+    assert!((40..MOST_KIB).contains(&each), "a script that waits takes {each} KiB");
+}
+
+/// A host with the tools the guest was booted with, of which `read_file` waits.
+struct Booted {
+    tools: ToolTable,
+    waiting: Barrier,
+    release: Barrier,
+}
+
+impl Host for Booted {
+    fn declare(&self) -> &ToolTable {
+        &self.tools
+    }
+
+    fn call<'a>(&'a self, call: HostCall) -> BoxFuture<'a, Result<Json, ToolError>> {
+        Box::pin(async move {
+            if call.name == "read_file" {
+                self.waiting.wait().await;
+                self.release.wait().await;
+            }
+            Ok(Json::Null)
+        })
+    }
+
+    fn now(&self) -> jiff::Timestamp {
+        jiff::Timestamp::UNIX_EPOCH
+    }
+
+    fn seed(&self) -> [u8; 32] {
+        [1; 32]
+    }
 }
 
 #[tokio::test]

@@ -3,7 +3,7 @@
 use std::cell::{Cell, RefCell};
 
 use rquickjs::promise::PromiseState;
-use rquickjs::{CString, Ctx, Error, Exception, Result, String, Value};
+use rquickjs::{CString, Ctx, Error, Exception, Result, String, Value, qjs};
 
 use crate::host;
 
@@ -13,6 +13,24 @@ thread_local! {
     static LAST_NUMBER: Cell<u32> = const { Cell::new(0) };
     /// The error of the last immediate call, until the prelude fetches it.
     static FAILURE: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
+    /// The names under which the host knows tools, in the order in which the prelude has declared them: a name would be copied for
+    /// each call.
+    static TOOLS: RefCell<Vec<Box<str>>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Declares a tool, and gives by what it is called.
+pub(super) fn tool(name: std::string::String) -> u32 {
+    TOOLS.with_borrow_mut(|tools| {
+        tools.push(name.into());
+        tools.len() as u32 - 1
+    })
+}
+
+fn with_name<T>(ctx: &Ctx<'_>, tool: u32, f: impl FnOnce(&[u8]) -> T) -> Result<T> {
+    TOOLS.with_borrow(|tools| match tools.get(tool as usize) {
+        Some(name) => Ok(f(name.as_bytes())),
+        None => Err(Exception::throw_internal(ctx, "no such tool")),
+    })
 }
 
 /// Numbers a call.
@@ -22,15 +40,14 @@ pub(crate) fn number() -> u32 {
     number
 }
 
-/// Calls a tool and waits: its result as JSON, or null after an error, which `failure` then gives.
-pub(super) fn call<'js>(ctx: Ctx<'js>, name: String<'js>, args: String<'js>) -> Result<Value<'js>> {
-    let name = utf8(&ctx, name)?;
+/// Calls a tool and waits: its result, or undefined, which no result is, after an error, which `failure` then gives.
+pub(super) fn call<'js>(ctx: Ctx<'js>, tool: u32, args: String<'js>) -> Result<Value<'js>> {
     let args = utf8(&ctx, args)?;
-    match host::call(number(), name.as_str().as_bytes(), args.as_str().as_bytes()) {
-        Ok(Ok(json)) => Ok(string_from(&ctx, &json)?.into_value()),
+    match with_name(&ctx, tool, |name| host::call(number(), name, args.as_str().as_bytes()))? {
+        Ok(Ok(json)) => parsed(&ctx, json),
         Ok(Err(error)) => {
             FAILURE.replace(error);
-            Ok(Value::new_null(ctx))
+            Ok(Value::new_undefined(ctx))
         }
         Err(host::TooLarge) => {
             Err(Exception::throw_range(&ctx, "the tool's result does not fit into the sandbox's memory"))
@@ -44,11 +61,9 @@ pub(super) fn failure<'js>(ctx: Ctx<'js>) -> Result<String<'js>> {
 }
 
 /// Starts a call that was numbered before.
-pub(super) fn start<'js>(ctx: Ctx<'js>, number: u32, name: String<'js>, args: String<'js>) -> Result<()> {
-    let name = utf8(&ctx, name)?;
+pub(super) fn start<'js>(ctx: Ctx<'js>, number: u32, tool: u32, args: String<'js>) -> Result<()> {
     let args = utf8(&ctx, args)?;
-    host::start(number, name.as_str().as_bytes(), args.as_str().as_bytes());
-    Ok(())
+    with_name(&ctx, tool, |name| host::start(number, name, args.as_str().as_bytes()))
 }
 
 /// Drops a started call.
@@ -81,5 +96,17 @@ pub(crate) fn string_from<'js>(ctx: &Ctx<'js>, bytes: &[u8]) -> Result<String<'j
     match std::str::from_utf8(bytes) {
         Ok(text) => String::from_str(ctx.clone(), text),
         Err(_) => Err(Exception::throw_internal(ctx, "the host sent text that is not UTF-8")),
+    }
+}
+
+/// The value of JSON that the host sent. The engine reads it where it lies, without making a string of it first.
+pub(crate) fn parsed<'js>(ctx: &Ctx<'js>, mut json: Vec<u8>) -> Result<Value<'js>> {
+    json.try_reserve_exact(1).map_err(|_| Exception::throw_internal(ctx, "out of memory"))?;
+    json.push(0);
+    // SAFETY: the text ends with a zero byte that isn't counted, and the value that is returned is owned by the wrapper made of it.
+    unsafe {
+        let (text, len) = (json.as_ptr().cast(), (json.len() - 1) as qjs::size_t);
+        let value = qjs::JS_ParseJSON(ctx.as_raw().as_ptr(), text, len, c"result".as_ptr());
+        if qjs::JS_IsException(value) { Err(Error::Exception) } else { Ok(Value::from_raw(ctx.clone(), value)) }
     }
 }

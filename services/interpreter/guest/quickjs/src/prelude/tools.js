@@ -46,15 +46,17 @@
   }
 
   function pack(tool, args) {
-    const { name, parameters } = tool;
-    const packed = { __proto__: null };
     let count = args.length;
     while (count > 0 && args[count - 1] === undefined) count--;
+    if (count === 0) return '{}';
+    const { name, parameters } = tool;
     let named = null;
     if (count > 0 && isPlain(args[count - 1]) && !isValue(tool, count - 1, count, args[count - 1])) named = args[--count];
     if (count > parameters.length) {
       throw new NativeTypeError(`${name} takes at most ${parameters.length} arguments (${join(parameters, ', ')}), but ${count} were given`);
     }
+    if (count === 0) return stringify({ __proto__: null, ...named });
+    const packed = { __proto__: null };
     for (let i = 0; i < count; i++) if (args[i] !== undefined) packed[parameters[i]] = args[i];
     if (named !== null) {
       const names = keys(named);
@@ -81,10 +83,12 @@
   }
   inner.failure = (text) => failure(text);
 
+  const { call: callHost, failure: lastFailure } = native;
+
   function callNow(tool, args) {
-    const reply = native.call(tool.name, pack(tool, args));
-    if (reply === null) throw failure(native.failure());
-    return parse(reply);
+    const reply = callHost(tool.id, pack(tool, args));
+    if (reply === undefined) throw failure(lastFailure());
+    return reply;
   }
 
   const pending = new NativeMap(); // number → call, for every call the host is working on
@@ -95,21 +99,21 @@
   function begin(call) {
     running++;
     mapSet(pending, call.number, call);
-    native.start(call.number, call.name, call.args);
+    native.start(call.number, call.tool, call.args);
   }
 
   function callLater(tool, args) {
     return new NativePromise((resolve, reject) => {
       const packed = pack(tool, args);
-      const call = { __proto__: null, number: native.number(), name: tool.name, args: packed, resolve, reject, site: new NativeError(), next: null, timer: null };
+      const call = { __proto__: null, number: native.number(), tool: tool.id, args: packed, resolve, reject, site: new NativeError(), next: null, timer: null };
       if (running < MAX_RUNNING) begin(call);
       else if (waiting === null) waiting = lastWaiting = call;
       else lastWaiting = lastWaiting.next = call;
     });
   }
 
-  // The host says that a call has ended. Called by the Rust side, between two jobs of the script.
-  inner.settle = (number, succeeded, text) => {
+  // The host says that a call has ended, with its result, or its error as JSON. Called by the Rust side, between two jobs of the script.
+  inner.settle = (number, succeeded, reply) => {
     const call = mapGet(pending, number);
     if (call === undefined) return;
     mapDelete(pending, number);
@@ -120,8 +124,8 @@
       waiting = next.next;
       begin(next);
     }
-    if (succeeded) call.resolve(parse(text));
-    else call.reject(failure(text, call.site));
+    if (succeeded) call.resolve(reply);
+    else call.reject(failure(reply, call.site));
   };
 
   // How many calls never got a place; they are named in the note about calls that were cut off.
@@ -160,7 +164,7 @@
     const names = [];
     for (let i = 0; i < table.length; i++) {
       const row = table[i];
-      const tool = { __proto__: null, name: row[0], parameters: row[2], objects: row[3] };
+      const tool = { __proto__: null, id: native.tool(row[0]), name: row[0], parameters: row[2], objects: row[3] };
       const later = { [tool.name](...args) { return callLater(tool, args); } }[tool.name];
       const now = row[1] ? { [tool.name](...args) { return callNow(tool, args); } }[tool.name] : later;
       for (let j = -1; j < row[4].length; j++) {
@@ -199,6 +203,7 @@
 
   // --- Timers ----------------------------------------------------------------------------------------------------------
 
+  const SLEEP = native.tool('__sleep');
   const timers = new NativeMap(); // id → timer
   const trunc = Math.trunc;
 
@@ -206,7 +211,7 @@
     const number = native.number();
     timer.number = number;
     mapSet(pending, number, { __proto__: null, number, timer });
-    native.start(number, '__sleep', `{"ms":${timer.delay}}`);
+    native.start(number, SLEEP, `{"ms":${timer.delay}}`);
   }
 
   function schedule(callback, delay, args, repeats) {
