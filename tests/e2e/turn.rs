@@ -50,6 +50,10 @@ async fn a_message_is_answered_through_model_and_script() {
     let uses: Vec<(u32, &str, bool)> =
         result.tool_uses.iter().map(|used| (used.number, used.name.as_str(), used.succeeded)).collect();
     assert_eq!(uses, [(1, "create_file", true), (2, "execute_command", true), (3, "read_file", true)]);
+    // What they were given and gave stays with them.
+    let given: serde_json::Value = serde_json::from_str(&result.tool_uses[2].arguments).unwrap();
+    assert_eq!(given["path"], "notes/sum.txt");
+    assert!(result.tool_uses[2].result.contains("42"), "{:?}", result.tool_uses);
     assert_eq!(
         transcript.answers(),
         ["Let me look at that first.", "I found: exit 3, out, err\nthe sum is 42"],

@@ -59,7 +59,13 @@ fn result_block(output: &str, error: &str, tools: &[&str]) -> Block {
     let tool_uses = tools
         .iter()
         .zip(1..)
-        .map(|(name, number)| ToolUse { number, name: (*name).to_owned(), succeeded: true, duration_micros: 900 })
+        .map(|(name, number)| ToolUse {
+            number,
+            name: (*name).to_owned(),
+            succeeded: true,
+            duration_micros: 900,
+            ..ToolUse::default()
+        })
         .collect();
     Block::CodeInterpreterResult(CodeInterpreterResult {
         id: "call".to_owned(),
@@ -107,6 +113,7 @@ fn a_turn() -> Vec<Event> {
                 number: 1,
                 name: "grep".to_owned(),
                 arguments: r#"["TODO","src"]"#.to_owned(),
+                ..ToolCalled::default()
             }),
         ),
         event(
@@ -119,6 +126,7 @@ fn a_turn() -> Vec<Event> {
                 succeeded: true,
                 result: r#"{"matches":[1,2,3]}"#.to_owned(),
                 duration_micros: 12_400,
+                ..ToolResult::default()
             }),
         ),
         message(2, MessageSource::System, vec![result_block("3\n", "", &["grep"])]),
@@ -161,6 +169,29 @@ fn a_turn_of_which_only_the_records_are_left_reads_the_same_but_for_arguments() 
         .collect();
     let expected = A_TURN.replace("grep(\"TODO\", \"src\") 12 ms · 3 matches", "grep() 900 µs");
     assert_eq!(shown(LIVE, &records), expected);
+}
+
+#[test]
+fn calls_that_were_not_heard_are_shown_with_what_was_kept_of_them() {
+    let used = |number, name: &str, succeeded, arguments: &str, result: &str| ToolUse {
+        number,
+        name: name.to_owned(),
+        succeeded,
+        duration_micros: 900,
+        arguments: arguments.to_owned(),
+        result: result.to_owned(),
+    };
+    let tool_uses = vec![
+        used(1, "grep", true, r#"{"query":"TODO"}"#, r#"{"matches":[1,2,3]}"#),
+        used(2, "read_file", false, r#"{"path":"a"}"#, r#"{"name":"NotFound","message":"no such file"}"#),
+        // Cut off, and so no JSON any more.
+        used(3, "read_file", true, r#"{"path":"b"}"#, "\"xxx…"),
+    ];
+    let result = CodeInterpreterResult { id: "call".to_owned(), tool_uses, ..CodeInterpreterResult::default() };
+    let events = [message(2, MessageSource::System, vec![Block::CodeInterpreterResult(result)])];
+    let expected = "  ✓ grep(query: \"TODO\") 900 µs · 3 matches\n  ✗ read_file(path: \"a\") 900 µs · no such file\n  \
+                    ✓ read_file(path: \"b\") 900 µs\n";
+    assert_eq!(shown(LIVE, &events), expected);
 }
 
 #[test]

@@ -45,7 +45,8 @@ impl Tools {
         let heard = self.shown.min(uses.len());
         self.shown -= heard;
         for used in &uses[heard..] {
-            line(&used.name, "", used.succeeded, used.duration_micros, "", sink)?;
+            let said = summary(&used.name, used.succeeded, &used.result);
+            line(&used.name, &used.arguments, used.succeeded, used.duration_micros, &said, sink)?;
         }
         Ok(())
     }

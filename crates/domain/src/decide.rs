@@ -15,8 +15,8 @@ use crate::{
     context::{Context, Cut},
     message::{Block, CodeResult, Source, code_calls},
     task::{
-        BUDGET_EXHAUSTED, CANCELLED, Failure, FailureClass, INTERRUPTED, NewMessage, Outcome, Queued, Room, Stage,
-        Step, StepResult, StepState, Stop, Task, TaskError, TurnOutcome,
+        BUDGET_EXHAUSTED, CANCELLED, Failure, FailureClass, INTERRUPTED, NewMessage, OUTPUT_LIMIT, Outcome, Queued,
+        Room, Stage, Step, StepResult, StepState, Stop, Task, TaskError, TurnOutcome,
     },
 };
 
@@ -324,7 +324,7 @@ impl Draft<'_> {
                 self.end_turn(TurnOutcome::Failed);
             }
             Stop::Cut if calls.is_empty() && told => {
-                self.fail("OUTPUT_LIMIT", "the model's answers are longer than its limit of output tokens".to_owned());
+                self.fail(OUTPUT_LIMIT, "the model's answers are longer than its limit of output tokens".to_owned());
                 self.end_turn(TurnOutcome::Failed);
             }
             Stop::Cut if calls.is_empty() => {

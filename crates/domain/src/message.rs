@@ -153,7 +153,7 @@ pub struct CodeResult {
 }
 
 /// One tool call of a script.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ToolUse {
     /// Number of the call in its script, from 1.
     pub number: u32,
@@ -163,6 +163,12 @@ pub struct ToolUse {
     pub succeeded: bool,
     /// How long it took, in microseconds.
     pub duration_micros: i64,
+    /// What it was given, as JSON that may be cut off; empty when it was not kept.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub arguments: String,
+    /// What it returned or threw, likewise.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub result: String,
 }
 
 /// The scripts among `blocks`, in order.

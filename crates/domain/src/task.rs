@@ -29,6 +29,9 @@ pub const STUCK: &str = "STUCK";
 /// The code of the error of a turn that ended because what must be said does not fit the model.
 pub const CONTEXT_TOO_LONG: &str = FailureClass::ContextTooLong.code();
 
+/// The code of the error of a turn that ended because the model's answers were longer than they may be.
+pub const OUTPUT_LIMIT: &str = "OUTPUT_LIMIT";
+
 /// The code of the error of a task of which not everything that is stored can be read.
 pub const UNREADABLE: &str = "UNREADABLE";
 

@@ -681,6 +681,8 @@ pub fn to_code_result(result: v1::CodeInterpreterResult) -> message::CodeResult 
         name: used.name,
         succeeded: used.succeeded,
         duration_micros: used.duration_micros,
+        arguments: used.arguments,
+        result: used.result,
     };
     message::CodeResult {
         id: result.id,
@@ -696,6 +698,8 @@ fn tool_use(used: &message::ToolUse) -> v1::ToolUse {
         name: used.name.clone(),
         succeeded: used.succeeded,
         duration_micros: used.duration_micros,
+        arguments: used.arguments.clone(),
+        result: used.result.clone(),
     }
 }
 

@@ -297,7 +297,7 @@ impl Executor {
                 results.push(report::left(&call.id, &reason, &past_calls(journal, number)));
                 continue;
             }
-            let host = ScriptHost::new(&shared, number);
+            let host = ScriptHost::new(&shared, number, &call.id);
             let limits = &self.tiers.of(&command.compute).script;
             let began = std::time::Instant::now();
             let mut outcome = self.engine.run(&call.code, &host, limits, shared.cancel.clone()).await;

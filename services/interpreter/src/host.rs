@@ -43,6 +43,9 @@ const TIMER: &str = "setTimeout";
 const OUTCOME_UNKNOWN: &str = "OutcomeUnknown";
 /// How much of arguments and results is shown to those who watch, in bytes.
 const SHOWN: usize = 4096;
+/// Of how many calls (and timers) of a script that much is kept, beside what the model is told of it. How much of one script is kept in all is
+/// in `report`.
+const KEPT_CALLS: u32 = 64;
 /// How soon it is asked again how subtasks are that a script waits for while it does something else.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
 /// How much of the arguments a person is shown who is to approve them, in bytes.
@@ -100,6 +103,8 @@ pub(crate) struct Shared<'a> {
 pub(crate) struct ScriptHost<'a> {
     shared: &'a Shared<'a>,
     script: u32,
+    /// Id of the script's call, as the model named it.
+    id: &'a str,
     state: Mutex<State>,
     /// Held by the call that asks again how its subtasks are.
     asking: tokio::sync::Mutex<()>,
@@ -128,6 +133,26 @@ pub(crate) struct CallRecord {
     pub(crate) end: Option<CallEnd>,
     /// What it waits for, so that nothing of it has begun.
     pub(crate) waits: Option<WaitsFor>,
+    /// What it was given, as those who watch are shown it; empty where that is not kept, or not known any more.
+    pub(crate) arguments: String,
+    /// What came back, likewise.
+    pub(crate) result: String,
+}
+
+impl CallRecord {
+    /// One that is under way.
+    pub(crate) fn begun(number: u32, name: &str) -> Self {
+        let (arguments, result) = (String::new(), String::new());
+        Self { number, name: name.to_owned(), end: None, waits: None, arguments, result }
+    }
+
+    /// Notes how it ended, and what came back as it is shown.
+    fn ended(&mut self, end: CallEnd, shown: &str) {
+        self.end = Some(end);
+        if self.number <= KEPT_CALLS {
+            shown.clone_into(&mut self.result);
+        }
+    }
 }
 
 /// What a call can wait for while its script is put away.
@@ -149,7 +174,7 @@ pub(crate) struct CallEnd {
 }
 
 impl<'a> ScriptHost<'a> {
-    pub(crate) fn new(shared: &'a Shared<'a>, script: u32) -> Self {
+    pub(crate) fn new(shared: &'a Shared<'a>, script: u32, id: &'a str) -> Self {
         // Also by a call of which nobody knows whether it was carried out, and before the script comes to it again.
         let handed_off = shared.journal.calls(script).into_iter().any(|(_, past)| match past {
             Past::Started(started) => started.name == tools::HAND_OFF,
@@ -158,7 +183,7 @@ impl<'a> ScriptHost<'a> {
         if handed_off {
             shared.handed_off.store(true, Relaxed);
         }
-        Self { shared, script, state: Mutex::default(), asking: tokio::sync::Mutex::default() }
+        Self { shared, script, id, state: Mutex::default(), asking: tokio::sync::Mutex::default() }
     }
 
     /// The script has ended by itself, having made `made` calls and timers. Whether it has left out what it did before, which the
@@ -228,10 +253,14 @@ impl<'a> ScriptHost<'a> {
         if let Some(diverged) = past.and_then(|past| diverged(number, past, &call.name, &hash)) {
             return self.broken(diverged).await;
         }
-        self.state().uses.push(CallRecord { number, name: call.name.clone(), end: None, waits: None });
+        let mut begun = CallRecord::begun(number, &call.name);
+        if number <= KEPT_CALLS {
+            begun.arguments = clipped(&call.args.to_string());
+        }
+        self.state().uses.push(begun);
         match past {
             Some(Past::Completed { completed, .. }) => {
-                self.ended(number, call_end(completed));
+                self.ended(number, call_end(completed), &clipped(&completed.result));
                 let result = decode(completed);
                 if let Ok(result) = &result {
                     self.shared.toolbox.replay(&call.name, result);
@@ -402,7 +431,8 @@ impl<'a> ScriptHost<'a> {
             step_id: self.shared.step.step_id.clone(),
             number: call.number,
             name: call.name.clone(),
-            arguments: clip(call.args.to_string()),
+            arguments: clipped(&call.args.to_string()),
+            script_id: self.id.to_owned(),
         };
         self.tell("tool.called", call.number, Payload::ToolCalled(called)).await;
     }
@@ -426,8 +456,9 @@ impl<'a> ScriptHost<'a> {
             number: call.number,
             name: call.name.clone(),
             succeeded,
-            result: clip(json.clone()),
+            result: clipped(&json),
             duration_micros: micros(took),
+            script_id: self.id.to_owned(),
         };
         let completed = JournalCompleted {
             name: call.name.clone(),
@@ -441,15 +472,15 @@ impl<'a> ScriptHost<'a> {
         if self.shared.journal.completed((self.script, call.number), completed).await.is_err() {
             return self.broken(Broken::Journal).await;
         }
-        self.ended(call.number, end);
+        self.ended(call.number, end, &shown.result);
         self.tell("tool.result", call.number, Payload::ToolResult(shown)).await;
         result
     }
 
-    /// Notes how a call ended.
-    fn ended(&self, number: u32, end: CallEnd) {
+    /// Notes how a call ended, and what came back as it is shown.
+    fn ended(&self, number: u32, end: CallEnd, shown: &str) {
         if let Some(call) = self.state().uses.iter_mut().find(|call| call.number == number) {
-            call.end = Some(end);
+            call.ended(end, shown);
         }
     }
 
@@ -554,9 +585,11 @@ impl Host for ScriptHost<'_> {
 /// The calls of a script as an earlier process left them.
 pub(crate) fn past_calls(journal: &Journal, script: u32) -> Vec<CallRecord> {
     let calls = journal.calls(script).into_iter().map(|(number, past)| match past {
-        Past::Started(started) => CallRecord { number, name: started.name.clone(), end: None, waits: None },
+        Past::Started(started) => CallRecord::begun(number, &started.name),
         Past::Completed { completed, .. } => {
-            CallRecord { number, name: completed.name.clone(), end: Some(call_end(completed)), waits: None }
+            let mut call = CallRecord::begun(number, &completed.name);
+            call.ended(call_end(completed), &clipped(&completed.result));
+            call
         }
     });
     calls.filter(|call| call.name != TIMER).collect()
@@ -642,12 +675,12 @@ fn micros(duration: Duration) -> i64 {
 }
 
 /// At most [`SHOWN`] bytes, cut between characters.
-fn clip(mut text: String) -> String {
-    if text.len() > SHOWN {
-        text.truncate(text.floor_char_boundary(SHOWN));
-        text.push('…');
+fn clipped(text: &str) -> String {
+    let mut shown = text[..text.floor_char_boundary(SHOWN)].to_owned();
+    if shown.len() < text.len() {
+        shown.push('…');
     }
-    text
+    shown
 }
 
 /// A time for protobuf.

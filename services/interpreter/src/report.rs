@@ -193,7 +193,19 @@ fn account(calls: &[CallRecord]) -> String {
     text
 }
 
+/// How much is kept of what the calls of one script were given and gave, in bytes: it is a part of the message that tells of the script, and
+/// is shown to people, not to models. What no longer fits is left out, and a shorter one after it may still fit.
+const KEPT: usize = 32 * 1024;
+
 fn tool_uses(calls: &[CallRecord]) -> Vec<v1::ToolUse> {
+    let mut room = KEPT;
+    let mut keep = |text: &str| {
+        if text.len() > room {
+            return String::new();
+        }
+        room -= text.len();
+        text.to_owned()
+    };
     calls
         .iter()
         .filter(|call| call.waits.is_none())
@@ -202,6 +214,8 @@ fn tool_uses(calls: &[CallRecord]) -> Vec<v1::ToolUse> {
             name: call.name.clone(),
             succeeded: call.end.is_some_and(|end| end.succeeded),
             duration_micros: call.end.map_or(0, |end| end.duration_micros),
+            arguments: keep(&call.arguments),
+            result: keep(&call.result),
         })
         .collect()
 }
@@ -276,9 +290,9 @@ mod tests {
     #[test]
     fn calls_that_nobody_waited_for_are_said_to_be_uncertain() {
         let calls = [
-            CallRecord { number: 1, name: "create_file".into(), end: None, waits: None },
-            CallRecord { number: 2, name: "read_file".into(), end: None, waits: None },
-            CallRecord { number: 3, name: "edit_file".into(), end: None, waits: Some(WaitsFor::Approval) },
+            CallRecord::begun(1, "create_file"),
+            CallRecord::begun(2, "read_file"),
+            CallRecord { waits: Some(WaitsFor::Approval), ..CallRecord::begun(3, "edit_file") },
         ];
         let told = result("call_1", &outcome(Status::Completed { value: Value::Undefined }, ""), &calls, "").output;
         assert!(told.contains("#1 create_file]") && !told.contains("read_file"), "{told}");
@@ -289,11 +303,11 @@ mod tests {
     fn a_stopped_script_accounts_for_each_call() {
         let end = |succeeded, is_unknown| Some(CallEnd { succeeded, is_unknown, duration_micros: 5 });
         let calls = [
-            CallRecord { number: 1, name: "read_file".into(), end: end(true, false), waits: None },
-            CallRecord { number: 2, name: "execute_command".into(), end: None, waits: None },
-            CallRecord { number: 3, name: "create_file".into(), end: None, waits: Some(WaitsFor::Approval) },
-            CallRecord { number: 4, name: "edit_file".into(), end: end(false, false), waits: None },
-            CallRecord { number: 5, name: "fetch".into(), end: end(false, true), waits: None },
+            CallRecord { end: end(true, false), ..CallRecord::begun(1, "read_file") },
+            CallRecord::begun(2, "execute_command"),
+            CallRecord { waits: Some(WaitsFor::Approval), ..CallRecord::begun(3, "create_file") },
+            CallRecord { end: end(false, false), ..CallRecord::begun(4, "edit_file") },
+            CallRecord { end: end(false, true), ..CallRecord::begun(5, "fetch") },
         ];
         let result = result("call_1", &outcome(Status::Cancelled, ""), &calls, "the user suspended the task");
         let error = result.error;
@@ -301,5 +315,18 @@ mod tests {
         assert!(error.contains("may or may not have had their effect: #2 execute_command, #5 fetch."), "{error}");
         assert!(error.contains("nobody has approved them: #3 create_file."), "{error}");
         assert_eq!(result.tool_uses.len(), 4, "a call that was not made is no use of a tool");
+    }
+
+    #[test]
+    fn of_what_calls_were_given_and_gave_so_much_is_kept_as_fits() {
+        let call = |number, arguments: usize, result: usize| CallRecord {
+            arguments: "a".repeat(arguments),
+            result: "r".repeat(result),
+            ..CallRecord::begun(number, "read_file")
+        };
+        let calls = [call(1, 10, KEPT - 20), call(2, 4, 4096), call(3, 6, 1)];
+        let kept: Vec<_> =
+            tool_uses(&calls).iter().map(|used| (used.number, used.arguments.len(), used.result.len())).collect();
+        assert_eq!(kept, [(1, 10, KEPT - 20), (2, 4, 0), (3, 6, 0)]);
     }
 }

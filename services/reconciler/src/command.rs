@@ -338,7 +338,18 @@ fn step_deadline(step: &Step) -> Option<Timestamp> {
 }
 
 fn chat_message(Said { source, blocks }: Said<'_>) -> mesh::ChatMessage {
-    mesh::ChatMessage { source: convert::source(source).into(), blocks: blocks.iter().map(convert::block).collect() }
+    mesh::ChatMessage { source: convert::source(source).into(), blocks: blocks.iter().map(told).collect() }
+}
+
+/// A block as a model is told it: what a tool was given and gave is for people, a model knows what its script says of it.
+fn told(block: &construct_domain::message::Block) -> v1::Block {
+    let mut block = convert::block(block);
+    if let Some(v1::block::Block::CodeInterpreterResult(result)) = &mut block.block {
+        for used in &mut result.tool_uses {
+            (used.arguments, used.result) = (String::new(), String::new());
+        }
+    }
+    block
 }
 
 /// The first exchange in short, as one user message.
@@ -370,5 +381,24 @@ mod tests {
     fn neighbours_with_a_weight_are_one_group() {
         assert_eq!(orders([0, 7, 3, 0, 5, 0, 0].into_iter()).collect::<Vec<u32>>(), [1, 2, 2, 3, 4, 5, 6]);
         assert_eq!(orders([1, 2].into_iter()).collect::<Vec<u32>>(), [1, 1]);
+    }
+
+    #[test]
+    fn a_model_is_told_that_a_tool_was_called_and_not_with_what() {
+        use construct_domain::message::{Block, CodeResult, ToolUse};
+
+        let used = ToolUse {
+            number: 1,
+            name: "grep".into(),
+            arguments: "{}".into(),
+            result: "[]".into(),
+            ..ToolUse::default()
+        };
+        let result = CodeResult { id: "c".into(), output: "3".into(), tool_uses: vec![used], ..CodeResult::default() };
+        let blocks = [Block::CodeInterpreterResult(result)];
+        let message = chat_message(Said { source: Source::System, blocks: &blocks });
+        let Some(v1::block::Block::CodeInterpreterResult(told)) = &message.blocks[0].block else { panic!("a result") };
+        assert_eq!((told.output.as_str(), told.tool_uses[0].name.as_str()), ("3", "grep"));
+        assert!(told.tool_uses[0].arguments.is_empty() && told.tool_uses[0].result.is_empty());
     }
 }

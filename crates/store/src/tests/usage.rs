@@ -57,6 +57,7 @@ pub(super) async fn turn(f: &Fixture, task: TaskId, tools: &[(&str, bool)], used
         name: (*name).to_owned(),
         succeeded: *succeeded,
         duration_micros: 1500,
+        ..ToolUse::default()
     });
     let call = CodeCall { id: "call_1".into(), code: "1".into() };
     let result = CodeResult { id: "call_1".into(), tool_uses: uses.collect(), ..CodeResult::default() };

@@ -226,7 +226,14 @@ fn every_block_of_a_transcript_is_shown() {
         data: String::new(),
         file: Some(message::AttachedFile { id: FILE.parse().expect("an id"), sha256: "0f".repeat(32), size: 7 }),
     };
-    let uses = vec![ToolUse { number: 1, name: "grep".into(), succeeded: true, duration_micros: 5 }];
+    let uses = vec![ToolUse {
+        number: 1,
+        name: "grep".into(),
+        succeeded: true,
+        duration_micros: 5,
+        arguments: "{\"query\":\"x\"}".into(),
+        result: "[]".into(),
+    }];
     let stored = StoredMessage {
         id: MessageId::from_uuid(Uuid::nil()),
         organization: OrganizationId::LOCAL,
@@ -242,7 +249,7 @@ fn every_block_of_a_transcript_is_shown() {
                     id: "c".into(),
                     output: "o".into(),
                     error: "e".into(),
-                    tool_uses: uses,
+                    tool_uses: uses.clone(),
                 }),
                 Block::Thinking(message::Thinking {
                     text: "Hm.".into(),
@@ -276,6 +283,7 @@ fn every_block_of_a_transcript_is_shown() {
     assert!(matches!(&spec.blocks[1].block, Some(v1::block::Block::CodeInterpreterCall(call)) if call.code == "1"));
     let Some(v1::block::Block::CodeInterpreterResult(result)) = &spec.blocks[2].block else { panic!("a result") };
     assert_eq!((result.error.as_str(), result.tool_uses[0].name.as_str()), ("e", "grep"));
+    assert_eq!(to_code_result(result.clone()).tool_uses, uses);
     assert_eq!((status.position, status.usage.expect("the model wrote it").output_tokens), (2, 1));
     // What users send is text and attachments only.
     let (media_type, name, data) = ("image/png".into(), "a".into(), "AP+A".into());

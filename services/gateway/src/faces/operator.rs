@@ -37,6 +37,8 @@ const CONNECTIONS: usize = 1024;
 const MAX_LINE: usize = crate::server::MAX_REQUEST;
 /// Requests of one connection that are worked on at the same time, streams among them. Further ones are refused.
 const RUNNING: usize = 64;
+/// Cancels that are worked on beside them: what is to be ended must not stand in the way of what ends it.
+const CANCELS: usize = 16;
 /// Lines of one connection that are read at once, and how many more each second. Further ones are refused.
 const BURST: u32 = 100;
 const PER_SECOND: u32 = 50;

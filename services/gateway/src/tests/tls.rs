@@ -1,9 +1,10 @@
 //! TLS: with certificates that are made here.
 
-use std::{fs, path::PathBuf, time::Duration};
+use std::{fs, io, path::PathBuf, sync::Arc, time::Duration};
 
 use construct_proto::v1;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, DnType, ExtendedKeyUsagePurpose, IsCa, KeyPair};
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject as _};
 use serde_json::{Value, json};
 use tokio::{
     io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader},
@@ -156,25 +157,38 @@ async fn the_operator_protocol_speaks_it_too() {
     folder.take(&ca.vouch("gateway", |_| {}));
     let gateway = Gateway::unready(folder.config()).await;
     ready(&gateway, &trusting(&ca.pem())).await;
+    let answer = sessions(&gateway, &ca.pem(), None).await.expect("it answers");
+    assert_eq!((&answer["type"], &answer["id"]), (&json!("sessions"), &json!("1")), "{answer}");
+}
+
+/// What is answered over the operator protocol to who trusts an authority, and shows a certificate or none.
+async fn sessions(gateway: &Gateway, ca: &str, shown: Option<&Made>) -> io::Result<Value> {
+    let der = |pem: &str| CertificateDer::from_pem_slice(pem.as_bytes()).expect("a certificate");
     let mut roots = rustls::RootCertStore::empty();
-    let der = <rustls::pki_types::CertificateDer<'_> as rustls::pki_types::pem::PemObject>::from_pem_slice;
-    roots.add(der(ca.pem().as_bytes()).expect("a certificate")).expect("it is taken");
-    let provider = std::sync::Arc::new(rustls::crypto::ring::default_provider());
-    let config = rustls::ClientConfig::builder_with_provider(provider)
+    roots.add(der(ca)).expect("it is taken");
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let builder = rustls::ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()
         .expect("versions")
-        .with_root_certificates(roots)
-        .with_no_client_auth();
-    let connector = tokio_rustls::TlsConnector::from(std::sync::Arc::new(config));
+        .with_root_certificates(roots);
+    let config = match shown {
+        None => builder.with_no_client_auth(),
+        Some(made) => {
+            let key = PrivateKeyDer::from_pem_slice(made.key.as_bytes()).expect("a key");
+            builder.with_client_auth_cert(vec![der(&made.certificate)], key).expect("they belong together")
+        }
+    };
     let stream = TcpStream::connect(gateway.operator).await.expect("it listens");
-    let name = rustls::pki_types::ServerName::try_from("localhost").expect("a name");
-    let mut stream = BufReader::new(connector.connect(name, stream).await.expect("it is secured"));
-    stream.write_all(format!("{}\n", json!({"id": "1", "type": "list_sessions"})).as_bytes()).await.expect("it reads");
-    stream.flush().await.expect("it reads");
+    let name = ServerName::try_from("localhost").expect("a name");
+    let connector = tokio_rustls::TlsConnector::from(Arc::new(config));
+    let mut stream = BufReader::new(connector.connect(name, stream).await?);
+    stream.write_all(format!("{}\n", json!({"id": "1", "type": "list_sessions"})).as_bytes()).await?;
+    stream.flush().await?;
     let mut line = String::new();
-    within("an answer", stream.read_line(&mut line)).await.expect("it answers");
-    let answer: Value = serde_json::from_str(&line).expect("JSON");
-    assert_eq!((&answer["type"], &answer["id"]), (&json!("sessions"), &json!("1")), "{answer}");
+    match within("an answer", stream.read_line(&mut line)).await? {
+        0 => Err(io::ErrorKind::UnexpectedEof.into()),
+        _ => Ok(serde_json::from_str(&line).expect("JSON")),
+    }
 }
 
 #[tokio::test]
@@ -199,6 +213,29 @@ async fn with_a_client_ca_who_has_no_valid_certificate_of_it_does_not_come_in() 
             Err(error) => Err(format!("{error:?}")),
         };
         assert!(outcome.is_err(), "{which}");
+    }
+}
+
+#[tokio::test]
+async fn with_a_client_ca_the_operator_protocol_asks_for_certificates_as_well() {
+    let (ca, clients, other) = (Authority::new("ca"), Authority::new("clients"), Authority::new("other"));
+    let folder = Folder::new();
+    folder.take(&ca.vouch("gateway", |_| {}));
+    folder.put("client-ca.crt", &clients.pem());
+    let config = Config { gateway_tls_client_ca: Some(folder.file("client-ca.crt")), ..folder.config() };
+    let gateway = Gateway::unready(config).await;
+    let me = clients.vouch("me", |_| {});
+    ready(&gateway, &trusting(&ca.pem()).identity(Identity::from_pem(&me.certificate, &me.key))).await;
+    let answer = sessions(&gateway, &ca.pem(), Some(&me)).await.expect("it comes in");
+    assert_eq!(answer["type"], "sessions", "{answer}");
+    let refused = [
+        ("none", None),
+        ("of another authority", Some(other.vouch("me", |_| {}))),
+        ("expired", Some(clients.vouch("me", expired))),
+    ];
+    for (which, shown) in refused {
+        let outcome = sessions(&gateway, &ca.pem(), shown.as_ref()).await;
+        assert!(outcome.is_err(), "{which}: {outcome:?}");
     }
 }
 
@@ -281,7 +318,7 @@ async fn files_that_are_no_certificates_are_told_at_the_start() {
     // A certificate whose key has not come yet is not taken: the one before stays.
     let (new, before) = (ca.vouch("gateway", |_| {}), tls.web());
     folder.put("tls.crt", &new.certificate);
-    assert!(tls.look().await.is_err() && std::sync::Arc::ptr_eq(&tls.web(), &before));
+    assert!(tls.look().await.is_err() && Arc::ptr_eq(&tls.web(), &before));
     folder.put("tls.key", &new.key);
-    assert!(tls.look().await.expect("it is whole") && !std::sync::Arc::ptr_eq(&tls.web(), &before));
+    assert!(tls.look().await.expect("it is whole") && !Arc::ptr_eq(&tls.web(), &before));
 }

@@ -316,7 +316,13 @@ async fn what_the_policy_forbids_is_an_error_the_script_can_catch() {
     }];
     let results = world.completes().await;
     assert_eq!(results[0].output, "made PolicyDenied true");
-    assert_eq!(results[0].tool_uses.len(), 2);
+    // What the calls were given and gave is kept with their names.
+    let uses = &results[0].tool_uses;
+    let given: Vec<serde_json::Value> =
+        uses.iter().map(|used| serde_json::from_str(&used.arguments).expect("JSON")).collect();
+    let expected = ["a", "secrets/key"].map(|path| serde_json::json!({"path": path, "content": "x"}));
+    assert_eq!(given, expected);
+    assert!(uses[0].result.contains("created") && uses[1].result.contains("PolicyDenied"), "{uses:?}");
     // The policy may have changed when the script is run again; what was refused stays refused.
     world.command.task_policy.clear();
     world.command.agent_policy.clear();

@@ -1,5 +1,6 @@
 //! What is answered: results, and what went wrong.
 
+use construct_domain::task::{CONTEXT_TOO_LONG, OUTPUT_LIMIT};
 use construct_proto::v1;
 use serde_json::{Map, Value, json};
 use tonic::{Code, Status};
@@ -9,8 +10,12 @@ use crate::quotas::{Metered, seconds};
 
 /// There was too much of something.
 const RATE_LIMIT: &str = "RATE_LIMIT_EXCEEDED";
-/// Something that the gateway needs is away.
+/// Something that the gateway needs is away, or did not answer in time.
 const UNAVAILABLE: &str = "UNAVAILABLE";
+/// Something has more in it than there is room for.
+const TOO_LARGE: &str = "CONTEXT_TOO_LARGE";
+/// After how many seconds another try is welcome, where something is away and nothing else is said.
+const SOON: u64 = 1;
 
 /// How a request wants to be answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -40,7 +45,7 @@ impl Failure {
     }
 
     pub(super) fn too_large(message: impl Into<String>) -> Self {
-        Self { code: "CONTEXT_TOO_LARGE", message: message.into(), details: Value::Null }
+        Self { code: TOO_LARGE, message: message.into(), details: Value::Null }
     }
 
     pub(super) fn missing(message: impl Into<String>) -> Self {
@@ -61,7 +66,8 @@ impl Failure {
 
     /// How a turn of the model failed.
     pub(super) fn of_turn(error: &v1::TaskError) -> Self {
-        Self { code: "PROVIDER_ERROR", message: error.message.clone(), details: json!({"code": error.code}) }
+        let code = if error.code == CONTEXT_TOO_LONG { TOO_LARGE } else { "PROVIDER_ERROR" };
+        Self { code, message: error.message.clone(), details: json!({"code": error.code}) }
     }
 
     /// As one line: of its own, or as a block of a result.
@@ -112,14 +118,19 @@ impl From<Status> for Failure {
             Code::NotFound => "SESSION_NOT_FOUND",
             Code::InvalidArgument if wrong("task") => "SESSION_NOT_FOUND",
             Code::InvalidArgument | Code::Unimplemented => "INVALID_REQUEST",
-            Code::OutOfRange => "CONTEXT_TOO_LARGE",
+            Code::OutOfRange => TOO_LARGE,
             Code::ResourceExhausted => RATE_LIMIT,
-            Code::Unavailable => UNAVAILABLE,
+            // The protocol has no word for a deadline that has passed: what was asked for may have been done, or not.
+            Code::Unavailable | Code::DeadlineExceeded => UNAVAILABLE,
             Code::FailedPrecondition | Code::Aborted | Code::AlreadyExists => "SESSION_ERROR",
             Code::Unauthenticated | Code::PermissionDenied => "UNAUTHORIZED",
             _ => "INTERNAL_ERROR",
         };
-        Self { code, message: status.message().to_owned(), details: further(&details) }
+        let mut details = further(&details);
+        if code == UNAVAILABLE && details.is_null() {
+            details = json!({"retryAfter": SOON});
+        }
+        Self { code, message: status.message().to_owned(), details }
     }
 }
 
@@ -187,9 +198,10 @@ pub(super) fn named(line: &mut Value, id: Option<&str>) {
 }
 
 /// What ended a turn.
-pub(super) fn stop_reason(outcome: v1::TurnOutcome) -> &'static str {
-    match outcome {
+pub(super) fn stop_reason(turn: &v1::TurnCompleted) -> &'static str {
+    match turn.outcome() {
         v1::TurnOutcome::Completed | v1::TurnOutcome::Unspecified => "end_turn",
+        v1::TurnOutcome::Failed if turn.error.as_ref().is_some_and(|error| error.code == OUTPUT_LIMIT) => "max_tokens",
         v1::TurnOutcome::Failed => "error",
         v1::TurnOutcome::Cancelled => "cancelled",
         v1::TurnOutcome::MaxTurns => "max_turns",
@@ -200,13 +212,15 @@ pub(super) fn stop_reason(outcome: v1::TurnOutcome) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::status;
+    use crate::{deadline, status};
 
     #[test]
     fn who_may_try_again_is_told_when_whatever_was_too_much_or_away() {
         for (status, code, after) in [
             (status::exhausted("full"), "RATE_LIMIT_EXCEEDED", json!({"retryAfter": 10})),
             (status::unavailable("away"), "UNAVAILABLE", json!({"retryAfter": 1})),
+            (Status::unavailable("starting"), "UNAVAILABLE", json!({"retryAfter": 1})),
+            (deadline::exceeded(), "UNAVAILABLE", json!({"retryAfter": 1})),
             (Status::internal("broken"), "INTERNAL_ERROR", Value::Null),
         ] {
             let failure = Failure::from(status);
@@ -214,6 +228,23 @@ mod tests {
             let block = failure.block();
             assert_eq!((&block["code"], &events["code"]), (&json!(code), &json!(code)));
             assert_eq!((&block["details"], &events["details"]), (&after, &after));
+        }
+    }
+
+    #[test]
+    fn turns_that_end_at_a_limit_say_which_one_in_the_protocols_words() {
+        let ended = |outcome: v1::TurnOutcome, code: &str| {
+            let error = v1::TaskError { code: code.into(), message: "words".into(), time: None };
+            let turn = v1::TurnCompleted { outcome: outcome.into(), error: Some(error.clone()), ..Default::default() };
+            (stop_reason(&turn), Failure::of_turn(&error).block()["code"].clone())
+        };
+        for (outcome, code, stop, told) in [
+            (v1::TurnOutcome::Failed, "OUTPUT_LIMIT", "max_tokens", "PROVIDER_ERROR"),
+            (v1::TurnOutcome::Failed, "CONTEXT_TOO_LONG", "error", "CONTEXT_TOO_LARGE"),
+            (v1::TurnOutcome::Failed, "AUTHENTICATION", "error", "PROVIDER_ERROR"),
+            (v1::TurnOutcome::MaxTurns, "MAX_TURNS", "max_turns", "PROVIDER_ERROR"),
+        ] {
+            assert_eq!(ended(outcome, code), (stop, json!(told)), "{code}");
         }
     }
 }

@@ -20,7 +20,7 @@ use tracing::Instrument as _;
 
 use self::work::Work;
 use super::{
-    BURST, FIRST, IDLE, LINGER, MAX_LINE, Options, PER_SECOND, RUNNING,
+    BURST, CANCELS, FIRST, IDLE, LINGER, MAX_LINE, Options, PER_SECOND, RUNNING,
     answer::{Failure, Form, named},
     calls::Calls,
     line::Line,
@@ -28,6 +28,9 @@ use super::{
     wire::{self, Reader, Rewound, Writer},
 };
 use crate::{quotas::seconds, server::SILENCE, tls::stream::Stream};
+
+#[cfg(test)]
+mod tests;
 
 /// Lines of streams on their way; behind them the streams wait, each by itself.
 const EVENTS: usize = 16;
@@ -83,12 +86,12 @@ impl Connection {
     }
 
     pub(super) async fn run(mut self, mut stream: Stream) {
-        let mut first = [0];
+        let (begun, mut first) = (Instant::now(), [0]);
         let read = tokio::select! {
             () = self.draining.cancelled() => return,
             read = tokio::time::timeout(FIRST, stream.read(&mut first)) => read,
         };
-        let mut patience = FIRST;
+        let mut patience = FIRST.saturating_sub(begun.elapsed());
         let (reader, writer) = match (read, first[0]) {
             (Ok(Ok(1)), b'{' | b' ' | b'\t' | b'\r' | b'\n') => wire::plain(Rewound::new(first[0], stream)),
             (Ok(Ok(1)), b'G') => {
@@ -256,7 +259,8 @@ impl Server {
     /// Begins to work on a request.
     async fn start(&mut self, id: Option<String>, wanted: Wanted, number: u64) -> Result<(), Gone> {
         let key = id.as_ref().map_or_else(|| format!("line {number}"), |id| format!("id {id}"));
-        let failure = if self.running.len() >= RUNNING {
+        let most = if matches!(wanted, Wanted::Cancel { .. }) { RUNNING + CANCELS } else { RUNNING };
+        let failure = if self.running.len() >= most {
             Some(Failure::too_many(format!("at most {RUNNING} requests are worked on at the same time"), BUSY))
         } else if self.by_id.contains_key(&key) {
             Some(Failure::invalid("a request with this id is worked on already"))

@@ -7,7 +7,8 @@ use serde_json::{Value, json};
 
 use super::{
     answer::{Failure, Form, Outcome, named, stop_reason},
-    session::said,
+    session::{said, time},
+    tools,
 };
 
 /// How a turn ended.
@@ -111,9 +112,10 @@ impl Teller {
                     Form::Results => self.result(Vec::new(), Vec::new(), "restarted"),
                 }]
             }
-            Some(Payload::Message(message)) if event.r#type == "message.created" => self.message(message),
+            Some(Payload::Message(message)) if event.r#type == "message.created" => self.message(message, event.time),
             Some(Payload::ToolCalled(call)) => {
-                let (tool, input) = (format!("{}/{}", call.step_id, call.number), json_or_text(&call.arguments));
+                let tool = tools::id(&call.script_id, &call.step_id, call.number);
+                let input = tools::input(&call.arguments);
                 vec![match self.form {
                     Form::Events => tool_call(&tool, &call.name, input),
                     Form::Results => {
@@ -124,7 +126,7 @@ impl Teller {
                 }]
             }
             Some(Payload::ToolResult(result)) => {
-                let tool = format!("{}/{}", result.step_id, result.number);
+                let tool = tools::id(&result.script_id, &result.step_id, result.number);
                 let error = if result.succeeded { "" } else { &result.result };
                 let output = if result.succeeded { result.result.as_str() } else { "" };
                 vec![match self.form {
@@ -173,8 +175,7 @@ impl Teller {
     ) -> Value {
         // Who came back between a call and its result was told of the call before.
         let input = self.inputs.remove(id).unwrap_or_else(|| json!({}));
-        let at = at.and_then(|at| jiff::Timestamp::new(at.seconds, at.nanos).ok()).map(|at| at.to_string());
-        let mut call = json!({"id": id, "name": name, "input": input, "result": output, "executedAt": at});
+        let mut call = json!({"id": id, "name": name, "input": input, "result": output, "executedAt": time(at)});
         if !error.is_empty() {
             call["error"] = error.into();
         }
@@ -200,7 +201,7 @@ impl Teller {
         }]
     }
 
-    fn message(&mut self, message: &v1::Message) -> Vec<Value> {
+    fn message(&mut self, message: &v1::Message, at: Option<prost_types::Timestamp>) -> Vec<Value> {
         let source = message.status.as_ref().map(v1::MessageStatus::source).unwrap_or_default();
         let blocks = message.spec.as_ref().map(|spec| spec.blocks.as_slice()).unwrap_or_default();
         if source == v1::MessageSource::User {
@@ -220,9 +221,14 @@ impl Teller {
                     Some(tool_result(&result.id, "code_interpreter", &result.output, &result.error))
                 }
                 (Some(Block::CodeInterpreterResult(result)), Form::Results) => {
-                    Some(self.execution(&result.id, "code_interpreter", &result.output, &result.error, None))
+                    Some(self.execution(&result.id, "code_interpreter", &result.output, &result.error, at))
                 }
-                (Some(Block::Text(_)), Form::Results) if told || source != v1::MessageSource::Assistant => None,
+                (Some(Block::Text(_)), Form::Results) if told => None,
+                (Some(Block::Text(_) | Block::Attachment(_)), Form::Results)
+                    if source != v1::MessageSource::Assistant =>
+                {
+                    None
+                }
                 (Some(Block::CodeInterpreterCall(call)), Form::Results) => {
                     self.inputs.insert(call.id.clone(), json!({"code": call.code}));
                     said(block).map(|block| self.result(vec![block], Vec::new(), ""))
@@ -230,6 +236,14 @@ impl Teller {
                 (_, Form::Results) => said(block).map(|block| self.result(vec![block], Vec::new(), "")),
                 _ => None,
             });
+        }
+        let is_code = |line: &&mut Value| line["content"][0]["type"] == "code";
+        if source == v1::MessageSource::Assistant
+            && self.form == Form::Results
+            && let Some(last) = lines.iter_mut().rfind(is_code)
+        {
+            // The model goes on when it knows what its scripts give.
+            last["stopReason"] = "tool_use".into();
         }
         lines
     }
@@ -248,14 +262,9 @@ fn tool_result(id: &str, name: &str, output: &str, error: &str) -> Value {
 }
 
 /// The last line of a turn in events.
-pub(super) fn completed(turn: &str, usage: (i64, i64), outcome: v1::TurnOutcome) -> Value {
+pub(super) fn completed(usage: (i64, i64), turn: &v1::TurnCompleted) -> Value {
     let usage = json!({"input": usage.0, "output": usage.1});
-    json!({"type": "turn-completed", "turnID": turn, "usage": usage, "stopReason": stop_reason(outcome)})
-}
-
-/// Arguments are JSON, but may have been clipped.
-fn json_or_text(text: &str) -> Value {
-    serde_json::from_str(text).unwrap_or_else(|_| text.into())
+    json!({"type": "turn-completed", "turnID": turn.message_id, "usage": usage, "stopReason": stop_reason(turn)})
 }
 
 #[cfg(test)]

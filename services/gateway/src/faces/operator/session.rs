@@ -9,6 +9,7 @@ use serde_json::{Value, json};
 use super::{
     answer::{Failure, Outcome},
     calls::Calls,
+    tools,
 };
 
 /// Messages of a session that are shown at most. Nobody reads more in one line.
@@ -97,7 +98,7 @@ pub(super) fn listed(task: &v1::Task) -> Value {
 }
 
 /// A time as RFC 3339 has it.
-fn time(time: Option<prost_types::Timestamp>) -> Option<String> {
+pub(super) fn time(time: Option<prost_types::Timestamp>) -> Option<String> {
     let time = time?;
     jiff::Timestamp::new(time.seconds, time.nanos).ok().map(|time| time.to_string())
 }
@@ -139,21 +140,22 @@ fn turns(messages: &[v1::Message]) -> Vec<Turn> {
 fn asked(block: &v1::Block) -> Option<Value> {
     match block.block.as_ref()? {
         Block::Text(text) => Some(json!({"type": "text", "text": text.text})),
-        Block::Attachment(it) if !it.file.is_empty() => {
-            let url = format!("/v1/files/{}/content", it.file);
-            Some(match it.media_type.starts_with("image/") {
-                true => json!({"type": "image", "url": url, "mimeType": it.media_type}),
-                false => json!({"type": "file", "path": it.name, "size": it.size, "url": url}),
-            })
+        Block::Attachment(it) if it.media_type.starts_with("image/") => {
+            Some(json!({"type": "image", "url": address(it), "mimeType": it.media_type}))
         }
-        Block::Attachment(it) => {
-            let url = format!("data:{};base64,{}", it.media_type, STANDARD.encode(&it.data));
-            Some(match it.media_type.starts_with("image/") {
-                true => json!({"type": "image", "url": url, "mimeType": it.media_type}),
-                false => json!({"type": "file", "path": it.name, "size": it.data.len()}),
-            })
+        Block::Attachment(it) if it.file.is_empty() => {
+            Some(json!({"type": "file", "path": it.name, "size": it.data.len()}))
         }
+        Block::Attachment(it) => Some(json!({"type": "file", "path": it.name, "size": it.size, "url": address(it)})),
         _ => None,
+    }
+}
+
+/// Where what is attached can be had: at the gateway, or in the address itself.
+fn address(attachment: &v1::Attachment) -> String {
+    match attachment.file.as_str() {
+        "" => format!("data:{};base64,{}", attachment.media_type, STANDARD.encode(&attachment.data)),
+        file => format!("/v1/files/{file}/content"),
     }
 }
 
@@ -164,11 +166,14 @@ pub(super) fn said(block: &v1::Block) -> Option<Value> {
         Block::CodeInterpreterCall(call) => {
             Some(json!({"type": "code", "language": "javascript", "source": call.code}))
         }
+        Block::Attachment(it) if it.media_type.starts_with("image/") => {
+            Some(json!({"type": "image", "url": address(it), "alt": it.name}))
+        }
         _ => None,
     }
 }
 
-/// A script, and the tools it called. What a tool was given and gave is told as it happens only.
+/// A script, and the tools it called, with what was kept of what they were given and gave.
 fn executed(result: &v1::CodeInterpreterResult, script: Option<String>, time: Option<String>) -> Vec<Value> {
     let mut script = json!({
         "id": result.id,
@@ -182,14 +187,15 @@ fn executed(result: &v1::CodeInterpreterResult, script: Option<String>, time: Op
     }
     let tool = |tool: &v1::ToolUse| {
         let mut call = json!({
-            "id": format!("{}/{}", result.id, tool.number),
+            "id": tools::id(&result.id, "", tool.number),
             "name": tool.name,
-            "input": {},
-            "result": "",
+            "input": tools::input(&tool.arguments),
+            "result": if tool.succeeded { tool.result.as_str() } else { "" },
             "executedAt": time,
         });
         if !tool.succeeded {
-            call["error"] = "TOOL_EXECUTION_FAILED".into();
+            let error = if tool.result.is_empty() { "TOOL_EXECUTION_FAILED" } else { &tool.result };
+            call["error"] = error.into();
         }
         call
     };

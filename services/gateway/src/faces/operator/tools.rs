@@ -1,6 +1,7 @@
-//! The tools that scripts can call, by name: who offers others to a session would offer nothing.
+//! The tools that scripts can call, by name: who offers others to a session would offer nothing. And their calls, as they are told.
 
 use construct_domain::policy::{Action, PATTERN_BYTES, PATTERNS, Policy, Rule, Subject};
+use serde_json::{Value, json};
 
 /// Each tool by its name, and by its other names. The interpreter has them; a test compares this with its list.
 const TOOLS: [(&str, &[&str]); 29] = [
@@ -69,18 +70,43 @@ fn is_known(pattern: &str) -> bool {
     TOOLS.iter().any(|(name, others)| allowed(&[*name]) || allowed(others)) || allowed(&[IMPORT])
 }
 
+/// What a call is named by, as it happens and later: its script, and its number in that.
+pub(super) fn id(script: &str, step: &str, number: u32) -> String {
+    // An interpreter of an earlier release names the step alone.
+    let of = if script.is_empty() { step } else { script };
+    format!("{of}/{number}")
+}
+
+/// What a tool was given, as an object. What was cut off on its way is no JSON any more, and told as a text.
+pub(super) fn input(arguments: &str) -> Value {
+    match serde_json::from_str(arguments) {
+        Ok(input @ Value::Object(_)) => input,
+        _ if arguments.is_empty() => json!({}),
+        _ => json!({"text": arguments}),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_a_tool_was_given_is_an_object_whatever_is_left_of_it() {
+        assert_eq!(input(r#"{"path":"a"}"#), json!({"path": "a"}));
+        assert_eq!(input(""), json!({}));
+        assert_eq!(input(r#"{"content":"xx…"#), json!({"text": r#"{"content":"xx…"#}));
+        assert_eq!(input("[1]"), json!({"text": "[1]"}));
+        assert_eq!((id("call_1", "step_1", 2), id("", "step_1", 2)), ("call_1/2".to_owned(), "step_1/2".to_owned()));
+    }
 
     #[test]
     fn the_tools_are_those_of_the_interpreter() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../interpreter/guest/quickjs/src/tools.json");
         let text = std::fs::read_to_string(path).expect("the interpreter's list is there");
         // Of each tool: its name, …, its other names.
-        let listed: Vec<serde_json::Value> = serde_json::from_str(&text).expect("it is JSON");
-        let listed: Vec<_> = listed.iter().map(|tool| serde_json::json!([tool[0], tool[4]])).collect();
-        let own: Vec<_> = TOOLS.iter().map(|(name, others)| serde_json::json!([name, others])).collect();
+        let listed: Vec<Value> = serde_json::from_str(&text).expect("it is JSON");
+        let listed: Vec<_> = listed.iter().map(|tool| json!([tool[0], tool[4]])).collect();
+        let own: Vec<_> = TOOLS.iter().map(|(name, others)| json!([name, others])).collect();
         assert_eq!(own, listed);
     }
 

@@ -3,7 +3,7 @@
 use construct_bus::Bus;
 use construct_domain::{
     MessageId, OrganizationId, TaskId,
-    message::{Block, Content, Source},
+    message::{Attachment, Block, CodeCall, CodeResult, Content, Source, ToolUse},
     task::{Phase, Stage, Turn},
 };
 use construct_proto::v1::{self, event::Payload, message_delta::Delta};
@@ -107,6 +107,40 @@ impl Mesh {
         assert_eq!(progress.finish().await.lost, 0);
     }
 
+    /// Takes something into the transcript, in the middle of a turn.
+    async fn append(&self, source: Source, block: Block) {
+        let before = self.store.task_load(self.task).await.expect("it loads").expect("it is there");
+        let mut task = before.task.clone();
+        task.last_position += 1;
+        let id = MessageId::from_uuid(Uuid::now_v7());
+        let said = v1::Message {
+            metadata: Some(v1::Metadata { id: id.to_string(), ..v1::Metadata::default() }),
+            spec: Some(v1::MessageSpec { blocks: vec![crate::convert::block(&block)], ..v1::MessageSpec::default() }),
+            status: Some(v1::MessageStatus {
+                source: crate::convert::source(source).into(),
+                position: task.last_position,
+                ..v1::MessageStatus::default()
+            }),
+        };
+        let event = v1::Event { payload: Some(Payload::Message(said)), ..v1::Event::default() };
+        let created =
+            NewEvent { kind: "message.created".to_owned(), payload: event.encode_to_vec(), step: Some(task.steps) };
+        let commit = TaskCommit {
+            appended: vec![AppendedMessage {
+                id,
+                position: task.last_position,
+                source,
+                content: Content { blocks: vec![block] },
+                agent: (source == Source::Assistant).then_some(task.agent),
+                usage: Default::default(),
+                step: None,
+            }],
+            events: vec![created],
+            ..TaskCommit::new(&before, &task, Timestamp::now())
+        };
+        self.store.task_commit(commit).await.expect("it commits");
+    }
+
     /// Ends the turn with an answer.
     async fn answer(&self, message: MessageId, words: &str) {
         let before = self.store.task_load(self.task).await.expect("it loads").expect("it is there");
@@ -169,6 +203,7 @@ impl Mesh {
             number: 1,
             name: "readFile".into(),
             arguments: "{\"path\":\"a\"}".into(),
+            script_id: "c".into(),
         };
         let result = v1::ToolResult {
             step_id: "s".into(),
@@ -177,6 +212,7 @@ impl Mesh {
             succeeded: true,
             result: "\"text\"".into(),
             duration_micros: 1,
+            script_id: "c".into(),
         };
         let told = vec![
             delta(0, first),
@@ -250,8 +286,67 @@ async fn a_request_with_content_is_answered_by_events() {
     assert_eq!(types, ["response-block", "tool-call", "tool-result", "response-chunk", "turn-completed"], "{lines:?}");
     assert_eq!((&lines[0]["content"], &lines[3]["content"]), (&json!("he"), &json!("llo there")));
     assert_eq!((&lines[1]["name"], &lines[1]["input"]), (&json!("readFile"), &json!({"path": "a"})));
+    assert_eq!((&lines[1]["toolID"], &lines[2]["toolID"]), (&json!("c/1"), &json!("c/1")));
     assert_eq!((&lines[4]["turnID"], &lines[4]["stopReason"]), (&started["turnID"], &json!("end_turn")));
     assert!(lines.iter().all(|line| line["id"] == "r" && line["sessionID"] == started["sessionID"]), "{lines:?}");
+}
+
+#[tokio::test]
+async fn a_turn_that_is_read_later_has_what_its_tools_were_given_and_gave() {
+    let gateway = Gateway::start().await.with_agent().await;
+    let mut client = Client::of(&gateway).await;
+    let made = client.ask(&json!({"type": "dispatch", "agentID": "ada", "messages": said("one")})).await;
+    let session = &made["sessionID"];
+    let mut stream = Client::of(&gateway).await;
+    stream.ask(&json!({"type": "stream", "sessionID": session})).await;
+
+    let mesh = Mesh::of(&gateway, session).await;
+    let message = mesh.admit().await;
+    let call = CodeCall { id: "c".into(), code: "read_file('a')".into() };
+    mesh.append(Source::Assistant, Block::CodeInterpreterCall(call)).await;
+    let used = |number, succeeded, arguments: &str, result: &str| ToolUse {
+        number,
+        name: "read_file".into(),
+        succeeded,
+        duration_micros: 1,
+        arguments: arguments.into(),
+        result: result.into(),
+    };
+    let tool_uses = vec![
+        used(1, true, r#"{"path":"a"}"#, r#""text""#),
+        used(2, false, r#"{"path":"b"}"#, r#"{"name":"NotFound"}"#),
+        // Of one that was not kept.
+        used(3, false, "", ""),
+    ];
+    let result = CodeResult { id: "c".into(), output: "text".into(), tool_uses, ..CodeResult::default() };
+    mesh.append(Source::System, Block::CodeInterpreterResult(result)).await;
+    let drawn = Attachment {
+        media_type: "image/png".into(),
+        name: "chart".into(),
+        data: "AP+A".into(),
+        ..Attachment::default()
+    };
+    mesh.append(Source::Assistant, Block::Attachment(drawn)).await;
+    mesh.answer(message, "it is text").await;
+
+    let code = stream.until(|line| line["content"][0]["type"] == "code").await;
+    assert_eq!(code["stopReason"], "tool_use");
+    let image = stream.until(|line| line["content"][0]["type"] == "image").await;
+    assert_eq!(image["content"], json!([{"type": "image", "url": "data:image/png;base64,AP+A", "alt": "chart"}]));
+    let end = stream.until(|line| line["stopReason"] == "end_turn").await;
+    assert_eq!(end["content"][1], image["content"][0]);
+    let calls = end["turns"][0]["toolCalls"].as_array().expect("calls");
+    let told: Vec<_> =
+        calls.iter().map(|call| json!([call["id"], call["input"], call["result"], call["error"]])).collect();
+    let expected = [
+        json!(["c/1", {"path": "a"}, "\"text\"", null]),
+        json!(["c/2", {"path": "b"}, "", "{\"name\":\"NotFound\"}"]),
+        json!(["c/3", {}, "", "TOOL_EXECUTION_FAILED"]),
+        json!(["c", {"code": "read_file('a')"}, "text", null]),
+    ];
+    assert_eq!(told, expected);
+    let exported = client.ask(&json!({"type": "export_session", "sessionID": session})).await;
+    assert_eq!(exported["session"]["turns"], end["turns"]);
 }
 
 #[tokio::test]
@@ -335,6 +430,24 @@ async fn a_cancel_never_waits_behind_a_stream() {
         client.until(|line| line["id"] == "s0" && line["type"] == "sessions").await["sessions"][0]["sessionID"],
         task
     );
+}
+
+#[tokio::test]
+async fn a_cancel_is_taken_also_from_who_has_as_many_requests_as_there_may_be() {
+    let gateway = Gateway::start().await.with_agent().await;
+    let mut client = Client::of(&gateway).await;
+    let made = client.ask(&json!({"type": "dispatch", "agentID": "ada", "messages": said("one")})).await;
+    let session = &made["sessionID"];
+    for number in 0..64 {
+        client.say(&json!({"id": format!("s{number}"), "type": "stream", "sessionID": session})).await;
+    }
+    for _ in 0..64 {
+        assert_eq!(client.next().await["stopReason"], "stream_start");
+    }
+    let refused = client.ask(&json!({"id": "l", "type": "list_sessions"})).await;
+    assert_eq!((&refused["id"], &refused["content"][0]["code"]), (&json!("l"), &json!("RATE_LIMIT_EXCEEDED")));
+    let cancelled = client.ask(&json!({"id": "c", "type": "cancel", "sessionID": session})).await;
+    assert_eq!(cancelled, json!({"type": "cancelled", "sessionID": session, "id": "c"}));
 }
 
 #[tokio::test]
@@ -460,6 +573,33 @@ async fn websockets_carry_the_same_lines_and_pages_cannot_open_them() {
             .tasks
             .is_empty()
     );
+}
+
+#[tokio::test]
+async fn a_line_that_is_too_long_ends_a_websocket_which_says_why() {
+    let gateway = Gateway::start().await;
+    let mut stream = BufReader::new(TcpStream::connect(gateway.operator).await.expect("it listens"));
+    let request = format!(
+        "GET / HTTP/1.1\r\nhost: {}\r\nconnection: Upgrade\r\nupgrade: websocket\r\nsec-websocket-version: 13\r\n\
+         sec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n\r\n",
+        gateway.operator
+    );
+    stream.write_all(request.as_bytes()).await.expect("it reads");
+    let mut head = String::new();
+    while !head.ends_with("\r\n\r\n") {
+        assert_ne!(within("its answer", stream.read_line(&mut head)).await.expect("it answers"), 0, "{head}");
+    }
+    assert!(head.starts_with("HTTP/1.1 101"), "{head}");
+    // That a text of 5 MiB follows is enough: none of it has to be sent.
+    let mut frame = vec![0x81, 0xff];
+    frame.extend((5_u64 << 20).to_be_bytes());
+    frame.extend([0; 4]);
+    stream.write_all(&frame).await.expect("it reads");
+    let mut answer = Vec::new();
+    // A reset instead of an end is as good.
+    _ = within("the connection ends", stream.read_to_end(&mut answer)).await;
+    let answer = String::from_utf8_lossy(&answer);
+    assert!(answer.contains("CONTEXT_TOO_LARGE"), "{answer}");
 }
 
 #[tokio::test]

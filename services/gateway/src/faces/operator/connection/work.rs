@@ -214,7 +214,7 @@ impl Work {
             }
         };
         let session = Session::load(&self.calls, &sent.session).await.map_err(failed)?;
-        let mut outcome = session.outcome(&sent.session, &sent.follow.message, stop_reason(turn.outcome()));
+        let mut outcome = session.outcome(&sent.session, &sent.follow.message, stop_reason(&turn));
         outcome.content.extend(turn.error.as_ref().map(|error| Failure::of_turn(error).block()));
         self.answer(outcome.line(None)).await
     }
@@ -244,7 +244,7 @@ impl Work {
                 Some(Ended::Turn(turn)) => {
                     let session = Session::load(&self.calls, &sent.session).await.map_err(failed)?;
                     let usage = session.turns.iter().find(|it| it.id == message).map(|it| it.usage);
-                    let mut line = completed(&message, usage.unwrap_or_default(), turn.outcome());
+                    let mut line = completed(usage.unwrap_or_default(), &turn);
                     teller.sign(&mut line, &event);
                     return Ok(self.out.event(line).await?);
                 }
@@ -291,7 +291,7 @@ impl Work {
                     Err(failure) if failure.code == "SESSION_NOT_FOUND" => continue,
                     Err(failure) => return Err(failed(failure)),
                 };
-                let mut outcome = loaded.outcome(&session, &turn.message_id, stop_reason(turn.outcome()));
+                let mut outcome = loaded.outcome(&session, &turn.message_id, stop_reason(turn));
                 outcome.content.extend(turn.error.as_ref().map(|error| Failure::of_turn(error).block()));
                 let mut line = outcome.line(None);
                 teller.sign(&mut line, &event);
