@@ -21,7 +21,7 @@ use tokio::{
 
 pub use traps::Moment;
 
-use disorder::Disorder;
+use disorder::{Disorder, Stops};
 use traps::{Catch, Lookout, MessageTrap, PieceTrap, TextTrap, Traps, lock};
 
 /// A proxy in front of one server; ends when dropped.
@@ -278,7 +278,7 @@ async fn copy(
         };
         let seed = if let Way::Disordered(seed) = now { Some(seed) } else { None };
         let stops = |message: &[u8]| lookout.stops(message);
-        let stops: Option<&(dyn Fn(&[u8]) -> bool + Sync)> = if lookout.is_set() { Some(&stops) } else { None };
+        let stops: Option<Stops<'_>> = if lookout.is_set() { Some(&stops) } else { None };
         let passed = disorder.pass(&piece[..length], seed, stops)?;
         to.write_all(&passed.at_once).await?;
         if !passed.stopped.is_empty() {

@@ -267,7 +267,7 @@ impl Talk {
                 if let Some(spec) = task.spec.as_ref().filter(|_| before.as_deref() == Some(self.agent.as_str())) {
                     self.agent.clone_from(&spec.agent);
                 }
-                self.task = Some(task.clone());
+                self.task = Some(Task::clone(task));
             }
             _ => {}
         }

@@ -46,7 +46,7 @@ fn refused(number: u64, error: &dead::Error) -> Status {
 
 fn render(task: &StoredTask) -> Rendered {
     let task = convert::task(task);
-    events::rendered("task.updated", Payload::Task(task.clone()), &task)
+    events::rendered("task.updated", Payload::Task(Box::new(task.clone())), &task)
 }
 
 #[tonic::async_trait]

@@ -34,7 +34,7 @@ const ELSEWHERE: &str = "The conversation up to here is a copy of another one's.
 fn render(kind: &'static str) -> impl FnOnce(&StoredTask) -> Rendered + Send {
     move |task| {
         let task = convert::task(task);
-        events::rendered(kind, Payload::Task(task.clone()), &task)
+        events::rendered(kind, Payload::Task(Box::new(task.clone())), &task)
     }
 }
 

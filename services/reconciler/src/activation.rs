@@ -494,7 +494,11 @@ impl Activator {
         task.event_sequence = loaded.event_sequence + before as u64 + 1;
         task.revision += 1;
         task.updated_at = now;
-        Ok(construct_wire::record::new("task.updated", Payload::Task(construct_wire::convert::task(&task)), None))
+        Ok(construct_wire::record::new(
+            "task.updated",
+            Payload::Task(Box::new(construct_wire::convert::task(&task))),
+            None,
+        ))
     }
 
     /// Performs an effect. `Some` when it cannot be carried out as configured, which ends the step.

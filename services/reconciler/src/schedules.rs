@@ -26,7 +26,7 @@ pub(crate) struct Clock {
 }
 
 fn task_begun(task: &StoredTask) -> NewEvent {
-    record::new("task.created", Payload::Task(convert::task(task)), None)
+    record::new("task.created", Payload::Task(Box::new(convert::task(task))), None)
 }
 
 fn message_accepted(message: &StoredMessage) -> NewEvent {

@@ -44,11 +44,11 @@ const LOOK_PATIENCE: Duration = Duration::from_secs(1);
 const TOLD: SubtaskTold = SubtaskTold { task: begun, spawned, changed, message: accepted };
 
 fn begun(task: &StoredTask) -> NewEvent {
-    record::new("task.created", Payload::Task(convert::task(task)), None)
+    record::new("task.created", Payload::Task(Box::new(convert::task(task))), None)
 }
 
 fn changed(task: &StoredTask) -> NewEvent {
-    record::new("task.updated", Payload::Task(convert::task(task)), None)
+    record::new("task.updated", Payload::Task(Box::new(convert::task(task))), None)
 }
 
 fn spawned(task: &StoredTask) -> NewEvent {

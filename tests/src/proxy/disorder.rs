@@ -10,6 +10,9 @@ use super::{
 };
 use crate::random::Random;
 
+/// Whether a message is the last one to pass.
+pub(super) type Stops<'a> = &'a (dyn Fn(&[u8]) -> bool + Sync);
+
 /// What is passed on of a piece.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Passed {
@@ -64,12 +67,7 @@ impl Disorder {
     ///
     /// # Errors
     /// When that is not NATS's protocol.
-    pub(super) fn pass(
-        &mut self,
-        mut piece: &[u8],
-        seed: Option<u64>,
-        stops: Option<&(dyn Fn(&[u8]) -> bool + Sync)>,
-    ) -> io::Result<Passed> {
+    pub(super) fn pass(&mut self, mut piece: &[u8], seed: Option<u64>, stops: Option<Stops<'_>>) -> io::Result<Passed> {
         if let Some(chosen) = seed
             && seed != self.seed
         {

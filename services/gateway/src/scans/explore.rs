@@ -92,7 +92,7 @@ pub(super) async fn prepare(entry: &Entry, write: &Write, dir: &Path, wanted: &W
     };
     let render = |task: &StoredTask| {
         let task = convert::task(task);
-        events::rendered("task.created", Payload::Task(task.clone()), &task)
+        events::rendered("task.created", Payload::Task(Box::new(task.clone())), &task)
     };
     let (mut task_write, mut budget_write) = (part(write, "task"), part(write, "budget"));
     let (mut scan, new) = task();

@@ -252,7 +252,7 @@ async fn a_slow_subscriber_slows_nobody_and_misses_nothing() {
         let render = |task: &construct_store::StoredTask| {
             let mut task = convert::task(task);
             task.spec.as_mut().expect("set").workspace = filler.clone();
-            let event = v1::Event { payload: Some(Payload::Task(task)), ..Default::default() };
+            let event = v1::Event { payload: Some(Payload::Task(Box::new(task))), ..Default::default() };
             Rendered {
                 event: NewEvent { kind: "task.updated".into(), payload: event.encode_to_vec(), step: None },
                 response: Vec::new(),
