@@ -205,7 +205,7 @@ async fn what_is_pinned_is_told_in_every_call_also_after_a_summary_and_to_a_smal
     pin(None, &[PORT, &long, &long]).await;
     let with = conversation.ask(&words(10)).await.status.unwrap();
     assert!(with.context_tokens > without.context_tokens + 500, "{with:?} after {without:?}");
-    conversation.ask(&words(2_000)).await;
+    conversation.ask(&words(3_500)).await;
 
     // What is pinned in between is told from the next call on, also to a model that sees less, for which the conversation is summed up again.
     pin(Some("small"), &[PORT, ANN]).await;

@@ -5,7 +5,6 @@ use std::collections::HashMap;
 use async_nats::{
     HeaderMap,
     jetstream::{
-        self,
         message::StreamMessage,
         stream::{LastRawMessageErrorKind, Stream as Server},
     },
@@ -153,12 +152,9 @@ impl Bus {
         match stream.delete_message(number).await {
             Ok(true) => Ok(()),
             Ok(false) => Err(Error::NotFound),
-            Err(error) => match error.kind() {
-                jetstream::stream::DeleteMessageErrorKind::JetStream(error)
-                    if error.error_code() == jetstream::ErrorCode::SEQUENCE_NOT_FOUND || error.code() == 404 =>
-                {
-                    Err(Error::NotFound)
-                }
+            // What NATS says of a message that is not there differs from version to version.
+            Err(error) => match stream.get_raw_message(number).await {
+                Err(missing) if missing.kind() == LastRawMessageErrorKind::NoMessageFound => Err(Error::NotFound),
                 _ => Err(server(error)),
             },
         }

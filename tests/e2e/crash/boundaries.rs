@@ -3,7 +3,7 @@
 //! arrived, it was done, and the process did not come to know. `CONSTRUCT_BOUNDARIES` says at how many places of each kind, spread over
 //! a whole job. The places that matter most have names, and are met exactly: docs/reliability.md lists them.
 
-use std::{collections::BTreeSet, path::PathBuf};
+use std::collections::BTreeSet;
 
 use construct_tests::{
     mesh::{Mesh, Service},
@@ -53,7 +53,8 @@ struct Done {
     passed: [u64; KINDS.len()],
     /// Effects whose outcome was said to be unknown.
     unknown: BTreeSet<u32>,
-    folder: PathBuf,
+    /// What the effects that are commands have left.
+    effects: String,
 }
 
 /// A mesh in which one service has its own way to the servers.
@@ -140,7 +141,8 @@ impl Watched {
         let most = usize::from(self.service == Service::Interpreter);
         assert!(unknown.len() <= most, "{unknown:?} are said to be unknown");
         self.mesh.ready(self.service).await.unwrap();
-        Done { killed, passed: std::array::from_fn(|kind| after[kind] - before[kind]), unknown, folder }
+        let passed = std::array::from_fn(|kind| after[kind] - before[kind]);
+        Done { killed, passed, unknown, effects: read(&folder.join("effects.log")) }
     }
 }
 
@@ -267,7 +269,7 @@ async fn a_job_survives_the_interpreter_between_journal_and_effect_and_result_an
     ];
     let jobs = survives_at(Service::Interpreter, &places).await;
     // Whether the first effect happened, and what is said to be unknown.
-    let happened = |done: &Done| read(&done.folder.join("effects.log")).lines().any(|line| line == "1");
+    let happened = |done: &Done| done.effects.lines().any(|line| line == "1");
     let found: Vec<_> = jobs.iter().map(|done| (happened(done), done.unknown.clone())).collect();
     let (known, first) = ((true, BTreeSet::new()), BTreeSet::from([1]));
     let (not_begun, not_ended) = ((false, first.clone()), (true, first));

@@ -58,7 +58,7 @@ async fn what_a_heavy_script_has_written_to_does_not_burden_the_next() {
         let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
         let sizes = maps.split("\n").scan(false, |is_image, line| {
             if line.split_whitespace().next().is_some_and(|first| first.contains('-')) {
-                *is_image = line.contains("wasm-memory-image");
+                *is_image = line.contains(".cwasm");
             }
             let size = line.strip_prefix("Private_Dirty:").filter(|_| *is_image);
             Some(size.map_or(0, |size| size.trim().trim_end_matches(" kB").parse::<u64>().unwrap()))
@@ -135,7 +135,7 @@ async fn garbage_that_refers_to_itself_does_not_use_the_memory_up() {
             "for (let i = 0; i < {mib} * 1024; i++) {{ const a = {{text: i + 'x'.repeat(1000)}}; a.a = a; }} 'done'"
         )
     };
-    for memory in [4, 16, 64] {
+    for memory in [8, 16, 64] {
         let limits = Limits { memory_bytes: memory << 20, ..test_limits() };
         let outcome = with_limits(&script(3 * memory as u32), limits).await;
         assert_eq!(outcome.status, Status::Completed { value: Value::Json("\"done\"".to_owned()) }, "{memory} MiB");
