@@ -4,6 +4,7 @@ use std::cell::OnceCell;
 
 use rquickjs::{Context, Ctx, Function, Object, Persistent, Result, Runtime, Value};
 
+use crate::heap::Heap;
 use crate::modules::Modules;
 use crate::{interrupted, natives, prelude};
 
@@ -61,7 +62,7 @@ pub(crate) fn with<T>(f: impl FnOnce(&Guest) -> T) -> T {
 }
 
 fn boot() -> Result<Guest> {
-    let runtime = Runtime::new()?;
+    let runtime = Runtime::new_with_alloc(Heap)?;
     runtime.set_max_stack_size(STACK_LIMIT);
     runtime.set_loader(Modules, Modules);
     runtime.set_interrupt_handler(Some(Box::new(interrupted)));

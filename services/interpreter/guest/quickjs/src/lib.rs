@@ -15,6 +15,7 @@
 //! passed where QuickJS has it, and where the guest must have a buffer it asks for it fallibly.
 
 mod guest;
+mod heap;
 mod host;
 mod modules;
 mod natives;

@@ -69,9 +69,13 @@ async fn what_a_heavy_script_has_written_to_does_not_burden_the_next() {
         let outcome = with_limits(script, test_limits()).await;
         assert!(matches!(outcome.status, Status::Completed { .. }), "{outcome:?}");
     };
-    run("1 + 1").await;
-    let light = written();
-    assert!(light > 0, "the guest is not stored as it was booted");
+    // The first runs take longer than light ones do: nothing of the guest is in memory yet.
+    let mut light = 0;
+    for _ in 0..100 {
+        run("1 + 1").await;
+        light = light.max(written());
+    }
+    assert!(light > 0, "no pages stay with a slot");
     run("const all = []; for (let i = 0; i < 200000; i++) all.push({i}); all.length").await;
     run("1 + 1").await;
     assert!(written() <= light + 64, "{} KiB, and {light} before", written());
