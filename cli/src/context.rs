@@ -3,10 +3,11 @@
 
 use std::{
     collections::BTreeMap,
-    fs::{self, File, OpenOptions},
+    fs::{self, File, OpenOptions, TryLockError},
     io::{ErrorKind, Write as _},
     os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt as _},
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use clap::{Args, Subcommand};
@@ -24,6 +25,8 @@ use crate::{
 pub(crate) const DEFAULT_ADDRESS: &str = "http://127.0.0.1:60080";
 /// Holds a key, for programs.
 const KEY: &str = "CONSTRUCT_KEY";
+/// Between two looks at whether what is remembered may be changed.
+const LOCK_PAUSE: Duration = Duration::from_millis(50);
 
 #[derive(Debug, Subcommand)]
 pub(crate) enum ContextCommand {
@@ -263,9 +266,15 @@ impl Kept {
     /// # Errors
     /// When the file of the lock cannot be had.
     pub(crate) async fn lock(&self) -> Result<File, Failure> {
-        let path = self.path.clone();
-        let locked = tokio::task::spawn_blocking(move || lock(&path)).await;
-        locked.unwrap_or_else(|error| Err(Failure::failed(error.to_string())))
+        let file = lock_file(&self.path)?;
+        // Asked for again and again: a command that has nothing else to do any more ends, whoever has it.
+        loop {
+            match file.try_lock() {
+                Ok(()) => return Ok(file),
+                Err(TryLockError::WouldBlock) => tokio::time::sleep(LOCK_PAUSE).await,
+                Err(TryLockError::Error(error)) => return Err(error.into()),
+            }
+        }
     }
 
     /// Whether there is room for a session.
@@ -285,9 +294,12 @@ impl Kept {
     /// Where somebody has logged in, if somebody has, and the session.
     ///
     /// # Errors
-    /// When the keyring does not give it.
+    /// When the keyring does not give it, or the context is of another gateway by now, which no session of this one is for.
     pub(crate) fn session(&self) -> Result<Option<(Login, String)>, Failure> {
         let context = Contexts::read(&self.path)?.get(&self.name)?;
+        if context.address != self.address {
+            return Err(unknown(&self.name));
+        }
         let Some(login) = context.login else { return Ok(None) };
         Ok(context.key.get("log-in", &self.name)?.map(|session| (login, session)))
     }
@@ -299,7 +311,8 @@ impl Kept {
     pub(crate) fn begin(&self, login: Login, session: String, wanted: keyring::Wanted) -> Result<(), Failure> {
         self.takes_session()?;
         let key = Key::keep("log-in", &self.name, session, wanted, &self.path)?;
-        self.replace(Some(login), key)
+        self.replace(Some(login), key)?.forget_or_warn();
+        Ok(())
     }
 
     /// Keeps a session that was renewed where the one before it was. The lock has to be held.
@@ -312,7 +325,8 @@ impl Kept {
             Some(_) => Key::put(&self.name, &session).map_err(|why| Key::refused("log-in", &why, &self.path))?,
             None => Key { text: Some(session), item: None },
         };
-        self.replace(context.login, key)
+        self.replace(context.login, key)?.forget_or_warn();
+        Ok(())
     }
 
     /// Forgets the session. The lock has to be held.
@@ -320,18 +334,17 @@ impl Kept {
     /// # Errors
     /// When it stays.
     pub(crate) fn end(&self) -> Result<(), Failure> {
-        self.replace(None, Key::default())
+        self.replace(None, Key::default())?.forget()
     }
 
-    fn replace(&self, login: Option<Login>, key: Key) -> Result<(), Failure> {
+    /// Puts another session in the place of one, and gives that one, which is to be forgotten.
+    fn replace(&self, login: Option<Login>, key: Key) -> Result<Key, Failure> {
         let item = key.item.clone();
-        match self.swap(login, key) {
-            Ok(replaced) => replaced.forget(),
-            Err(failure) => {
-                _ = Key { text: None, item }.forget();
-                Err(failure)
-            }
+        let swapped = self.swap(login, key);
+        if swapped.is_err() {
+            _ = Key { text: None, item }.forget();
         }
+        swapped
     }
 
     /// Puts a session into the file, and gives what was there.
@@ -348,11 +361,14 @@ impl Kept {
 }
 
 fn lock(path: &Path) -> Result<File, Failure> {
-    create_folder(path)?;
-    let file =
-        OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path.with_extension("lock"))?;
+    let file = lock_file(path)?;
     file.lock()?;
     Ok(file)
+}
+
+fn lock_file(path: &Path) -> Result<File, Failure> {
+    create_folder(path)?;
+    Ok(OpenOptions::new().write(true).create(true).truncate(false).mode(0o600).open(path.with_extension("lock"))?)
 }
 
 fn create_folder(path: &Path) -> Result<(), Failure> {
@@ -479,6 +495,13 @@ impl Key {
             ))
         };
         done.map_err(failed)
+    }
+
+    /// The same where something else is there already that matters more.
+    fn forget_or_warn(self) {
+        if let Err(failure) = self.forget() {
+            eprintln!("warning: {}", failure.message());
+        }
     }
 
     /// Where it is, in words.

@@ -301,12 +301,16 @@ pub(crate) async fn persistently<T, F>(patience: Duration, mut attempt: impl FnM
 where
     F: Future<Output = Result<T, Status>>,
 {
-    let began = Instant::now();
+    let mut away = None;
     loop {
-        match attempt().await {
-            Err(status) if may_pass(&status) && began.elapsed() + PAUSE < patience => tokio::time::sleep(PAUSE).await,
+        let status = match attempt().await {
+            Err(status) if may_pass(&status) => status,
             done => return Ok(done?),
+        };
+        if away.get_or_insert_with(Instant::now).elapsed() + PAUSE >= patience {
+            return Err(status.into());
         }
+        tokio::time::sleep(PAUSE).await;
     }
 }
 

@@ -17,7 +17,10 @@ use std::time::Duration;
 
 use clap::Args;
 use construct_proto::v1::{WhoAmIRequest, WhoAmIResponse};
-use tokio::time::{Instant, sleep};
+use tokio::{
+    sync::Mutex,
+    time::{Instant, sleep, timeout},
+};
 
 use self::{
     issuer::{Error, Issuer, Tokens},
@@ -34,6 +37,12 @@ use crate::{
 
 /// How long before its end a session is renewed: what it is presented with takes its time, and clocks are apart.
 const MARGIN: Duration = Duration::from_secs(60);
+/// At most so long passes between two looks at how long a session lasts: a machine that was asleep has not counted the time.
+const LOOK: Duration = Duration::from_secs(30);
+/// How long a command waits at its end for a session that is being renewed.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// Held while a session is renewed and kept. Many issuers take a refresh token once: a command that ended in between would have lost the next.
+static RENEWING: Mutex<()> = Mutex::const_new(());
 /// The pauses between two looks at a session that cannot be renewed, or hardly lasts: the first and the longest.
 const PAUSES: (Duration, Duration) = (Duration::from_secs(15), Duration::from_secs(600));
 
@@ -128,8 +137,8 @@ pub(crate) async fn logout(wanted: Wanted) -> Result<(), Failure> {
     if matches!(session, Ok(None)) {
         return Err(Failure::usage(format!("nobody is logged in with the context {}", kept.name)));
     }
-    kept.end()?;
-    // It is forgotten in any case; if the issuer is told, it is of no use to anybody who has a copy either.
+    let ended = kept.end();
+    // The issuer is told in any case: then it is of no use to anybody who has a copy, or to the keyring that does not let go of it.
     let told = match session {
         Ok(Some((login, session))) => revoke(&login, &session, &kept).await,
         Ok(None) => Ok(()),
@@ -138,6 +147,7 @@ pub(crate) async fn logout(wanted: Wanted) -> Result<(), Failure> {
     if let Err(failure) = told {
         eprintln!("warning: the issuer is not told: {}", failure.message());
     }
+    ended?;
     output::print(&format!("logged out of {}\n", kept.name))
 }
 
@@ -161,11 +171,19 @@ pub(crate) async fn gateway(wanted: Wanted) -> Result<Gateway, Failure> {
     Ok(gateway)
 }
 
+/// Waits for a session that is being renewed right now, for a while.
+pub(crate) async fn finish() {
+    _ = timeout(PATIENCE, RENEWING.lock()).await;
+}
+
 /// Renews the session as long as the command runs. What cannot be renewed is tried again: the gateway says that it has ended when it has.
 async fn keep_up(gateway: Gateway, kept: Kept, mut session: Session) {
     let mut pause = PAUSES.0;
     loop {
-        sleep(session.left().saturating_sub(MARGIN).max(pause)).await;
+        sleep(pause).await;
+        while session.left() > MARGIN {
+            sleep((session.left() - MARGIN).min(LOOK)).await;
+        }
         match lasting(&kept).await {
             Ok(renewed) if gateway.present(&renewed.token).is_ok() => {
                 session = renewed;
@@ -188,6 +206,7 @@ async fn lasting(kept: &Kept) -> Result<Session, Failure> {
     if session.left() > MARGIN {
         return Ok(session);
     }
+    let _renewing = RENEWING.lock().await;
     match renewed(&login, &session, &kept.tls).await {
         Ok(renewed) => {
             if let Err(failure) = kept.renew(renewed.to_text()) {

@@ -49,7 +49,9 @@ use clap::Parser as _;
 #[tokio::main]
 async fn main() -> ExitCode {
     let cli = cli::Cli::parse();
-    match Box::pin(cli.run()).await {
+    let done = Box::pin(cli.run()).await;
+    login::finish().await;
+    match done {
         Ok(exit) => exit.into(),
         Err(failure) => {
             failure.report();

@@ -203,10 +203,13 @@ impl Conversation {
     /// Waits until the task is as `wanted`.
     pub async fn task_when(&self, what: &str, wanted: impl Fn(&v1::Task, &v1::TaskStatus) -> bool) -> v1::Task {
         let what = format!("{what} ({})", self.task);
+        // Who has waited nearly in vain asks why.
+        let late = std::time::Instant::now() + PATIENCE.mul_f32(0.9);
         until(&what, PATIENCE, async || match self.task().await {
             Ok(task) => {
                 let status = task.status.clone().unwrap_or_default();
-                if wanted(&task, &status) { Ok(task) } else { Err(format!("{status:?}")) }
+                let why = async || if std::time::Instant::now() > late { Some(self.explain().await) } else { None };
+                if wanted(&task, &status) { Ok(task) } else { Err(format!("{status:?}; why: {:?}", why().await)) }
             }
             Err(status) => Err(format!("{status:?}")),
         })

@@ -8,7 +8,10 @@ use std::{path::Path, time::Duration};
 use form_urlencoded::Serializer;
 use futures::StreamExt as _;
 use reqwest::{Certificate, Client, ClientBuilder, Response, Url, redirect::Policy};
-use serde::{Deserialize, Deserializer, de::DeserializeOwned};
+use serde::{
+    Deserialize, Deserializer,
+    de::{DeserializeOwned, Error as _},
+};
 use serde_json::Value;
 
 use crate::{
@@ -82,9 +85,16 @@ pub(super) struct Begun {
     #[serde(alias = "verification_url")]
     pub(super) verification_uri: String,
     pub(super) verification_uri_complete: Option<String>,
+    #[serde(deserialize_with = "whole_seconds")]
     pub(super) expires_in: u64,
-    #[serde(default = "usual_interval")]
+    #[serde(default = "usual_interval", deserialize_with = "whole_seconds")]
     pub(super) interval: u64,
+}
+
+fn whole_seconds<'de, D: Deserializer<'de>>(from: D) -> Result<u64, D::Error> {
+    let value = Value::deserialize(from)?;
+    let number = value.as_u64().or_else(|| value.as_str()?.parse().ok());
+    number.ok_or_else(|| D::Error::custom("not a number of seconds"))
 }
 
 const fn usual_interval() -> u64 {

@@ -220,6 +220,7 @@ fn reconciler(rules: Rules) -> Rules {
         .reads(Stream::Journal)
         .removes(Stream::Model)
         .removes(Stream::Code)
+        .lists_consumers(Stream::Code)
         .removes(Stream::Journal)
         .reads_through_consumers(Stream::Journal, &[])
         .tells::<Cancel>()

@@ -1,14 +1,14 @@
 //! Publishing what a worker says while it works: many small events, pipelined, never worth stopping the work for.
 
-use std::{
-    collections::VecDeque,
-    fmt,
-    time::{Duration, Instant},
-};
+use std::{collections::VecDeque, fmt, time::Duration};
 
 use async_nats::jetstream::{context::PublishError, message::PublishMessage, publish::PublishAck};
 use construct_proto::v1::Event;
-use futures::{FutureExt as _, future::BoxFuture};
+use futures::{
+    FutureExt as _,
+    future::{BoxFuture, join_all},
+};
+use tokio::time::{Instant, timeout_at};
 
 use crate::{
     Bus,
@@ -16,19 +16,26 @@ use crate::{
     subject::{Address as _, EventAddress},
 };
 
-/// How many events may wait for their acknowledgement. The next one then waits for the oldest, at most [`PATIENCE`].
+/// How many events may wait for their acknowledgement. The next one then waits for the oldest, until that is lost.
 const WINDOW: usize = 64;
 
-/// How long an acknowledgement is waited for; and for how long events are dropped after one did not come, so that a NATS
-/// that hangs slows the work once and not with every event.
+/// How long after it was sent an event without acknowledgement is lost; and for how long events are dropped after that was waited for, so
+/// that a NATS that hangs slows the work now and then and not with every event.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// Writes the progress of one step. Events of one writer arrive in order.
 pub struct Progress {
     bus: Bus,
-    waiting: VecDeque<BoxFuture<'static, Result<PublishAck, PublishError>>>,
+    /// In the order in which they were sent.
+    waiting: VecDeque<Waiting>,
     paused_until: Option<Instant>,
     written: Written,
+}
+
+/// An event that was sent.
+struct Waiting {
+    sent: Instant,
+    acknowledgement: BoxFuture<'static, Result<PublishAck, PublishError>>,
 }
 
 impl fmt::Debug for Progress {
@@ -82,7 +89,10 @@ impl Progress {
         // No retry, hence no `Nats-Msg-Id`: an event is sent once or lost.
         let message = PublishMessage::build().payload(sealed.payload).headers(sealed.headers);
         match self.bus.inner.jetstream.send_publish(subject, message).await {
-            Ok(acknowledgement) => self.waiting.push_back(acknowledgement.into_future().boxed()),
+            Ok(acknowledgement) => {
+                let acknowledgement = acknowledgement.into_future().boxed();
+                self.waiting.push_back(Waiting { sent: Instant::now(), acknowledgement });
+            }
             Err(error) => self.count(Err(error)),
         }
         Ok(())
@@ -91,9 +101,8 @@ impl Progress {
     /// Waits for the acknowledgements that are still out, at most two seconds; what is not acknowledged by then counts
     /// as lost.
     pub async fn finish(mut self) -> Written {
-        let all =
-            futures::future::join_all(self.waiting.drain(..).map(|waiting| tokio::time::timeout(PATIENCE, waiting)));
-        for outcome in all.await {
+        let all = self.waiting.drain(..).map(|waiting| timeout_at(waiting.sent + PATIENCE, waiting.acknowledgement));
+        for outcome in join_all(all).await {
             match outcome {
                 Ok(outcome) => self.count(outcome),
                 Err(_elapsed) => self.written.lost += 1,
@@ -102,16 +111,21 @@ impl Progress {
         self.written
     }
 
+    /// Counts what is acknowledged, and what is lost: the acknowledgements of a connection that broke never come.
     fn collect_ready(&mut self) {
-        while let Some(outcome) = self.waiting.front_mut().and_then(|oldest| oldest.now_or_never()) {
+        while let Some(oldest) = self.waiting.front_mut() {
+            match (&mut oldest.acknowledgement).now_or_never() {
+                Some(outcome) => self.count(outcome),
+                None if oldest.sent.elapsed() >= PATIENCE => self.written.lost += 1,
+                None => return,
+            }
             self.waiting.pop_front();
-            self.count(outcome);
         }
     }
 
     async fn collect_oldest(&mut self) {
         let Some(oldest) = self.waiting.pop_front() else { return };
-        match tokio::time::timeout(PATIENCE, oldest).await {
+        match timeout_at(oldest.sent + PATIENCE, oldest.acknowledgement).await {
             Ok(outcome) => self.count(outcome),
             Err(_elapsed) => {
                 tracing::debug!("NATS does not acknowledge; events of this step's progress are dropped for a while");

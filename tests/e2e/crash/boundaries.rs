@@ -127,12 +127,13 @@ impl Watched {
                 way.disarm();
             }
             // It may have sprung at the last moment.
-            if reached || sprung.try_recv().is_ok() {
+            let killed = reached || sprung.try_recv().is_ok();
+            if killed {
                 self.mesh.kill(self.service).unwrap();
                 tokio::join!(self.nats.reset(), self.database.reset());
                 self.mesh.spawn(self.service).unwrap();
             }
-            reached
+            killed
         };
         let ((), killed) = tokio::join!(working, killing);
         let after = self.passed();

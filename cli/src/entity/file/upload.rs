@@ -136,14 +136,19 @@ async fn send(gateway: &Gateway, file: File, offset: i64, data: Vec<u8>) -> Resu
     let send = || async {
         let request = UploadPartRequest { file: file.clone(), offset, data: data.clone() };
         match gateway.files().upload_part(request).await {
-            // Somebody else uploads it as well, and is farther; or the answer to this part was lost.
-            Err(status) if status.code() == Code::Aborted => Ok(None),
-            sent => sent.map(|sent| Some(sent.into_inner())),
+            // Somebody else uploads it as well, and is farther; or the answer to this part was lost, perhaps to the last.
+            Err(status) if matches!(status.code(), Code::Aborted | Code::FailedPrecondition) => Ok(Err(status)),
+            sent => sent.map(|sent| Ok(sent.into_inner())),
         }
     };
     match persistently(PATIENCE, send).await? {
-        Some(file) => Ok(file),
-        None => look(gateway, &file).await,
+        Ok(file) => Ok(file),
+        Err(status) => match look(gateway, &file).await? {
+            file if status.code() == Code::FailedPrecondition && state(&file) == FileState::Uploading => {
+                Err(status.into())
+            }
+            file => Ok(file),
+        },
     }
 }
 

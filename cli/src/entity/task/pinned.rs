@@ -31,12 +31,19 @@ pub(super) async fn pin(gateway: &Gateway, task: &str, fact: &str) -> Result<Tas
 /// # Errors
 /// When it is not pinned; what the gateway fails with.
 pub(super) async fn unpin(gateway: &Gateway, task: &str, fact: &str) -> Result<Task, Failure> {
+    let mut named: Option<String> = None;
     change(gateway, task, |facts| {
-        let place = place(facts, fact).ok_or_else(|| {
-            Failure::failed(format!("nothing is pinned as {fact}")).hint("construct task get says what is pinned")
-        })?;
-        facts.remove(place);
-        Ok(true)
+        // A number says which fact as they stood first: others may have taken one away meanwhile, perhaps this one.
+        let found = match &named {
+            Some(named) => facts.iter().position(|pinned| pinned == named),
+            None => Some(place(facts, fact).ok_or_else(|| {
+                Failure::failed(format!("nothing is pinned as {fact}")).hint("construct task get says what is pinned")
+            })?),
+        };
+        if let Some(place) = found {
+            named = Some(facts.remove(place));
+        }
+        Ok(found.is_some())
     })
     .await
 }
@@ -57,7 +64,7 @@ fn place(facts: &[String], fact: &str) -> Option<usize> {
 async fn change(
     gateway: &Gateway,
     id: &str,
-    change: impl Fn(&mut Vec<String>) -> Result<bool, Failure>,
+    mut change: impl FnMut(&mut Vec<String>) -> Result<bool, Failure>,
 ) -> Result<Task, Failure> {
     let mut tries = 0;
     loop {

@@ -140,6 +140,12 @@ impl Rules {
         self.knows(stream)
     }
 
+    /// Sees what consumers of a stream there are.
+    pub(super) fn lists_consumers(mut self, stream: Stream) -> Self {
+        self.api(format!("CONSUMER.NAMES.{}", stream.name()));
+        self.knows(stream)
+    }
+
     fn knows(mut self, stream: Stream) -> Self {
         if self.streams.insert(stream.name()) {
             self.api(format!("STREAM.INFO.{}", stream.name()));

@@ -103,3 +103,27 @@ async fn progress_is_dropped_and_counted_while_nats_is_away() {
     assert!(progress.send(&event(task(1), "Wrong.Type", 1, 2)).await.is_err());
     assert_eq!(progress.finish().await, crate::Written { sent: 1, lost: 1 });
 }
+
+#[tokio::test]
+async fn acknowledgements_that_went_with_a_connection_do_not_hold_up_what_follows() {
+    let mut server = NatsServer::start().await;
+    let bus = server.bus().await;
+    let mut progress = bus.progress();
+    server.pause();
+    for index in 1..=60 {
+        progress.send(&event(task(1), "message.delta", 1, index)).await.expect("a right event");
+    }
+    server.kill();
+    server.restart().await;
+    let mut connection = bus.connection();
+    let up = |state: &crate::Connection| matches!(state, crate::Connection::Up { generation } if *generation > 1);
+    within("a new connection", connection.wait_for(up)).await.expect("the bus lives");
+    // Until none of the sixty is waited for any more.
+    tokio::time::sleep(std::time::Duration::from_secs(2)).await;
+    for index in 61..=460 {
+        within("an event to be sent", progress.send(&event(task(1), "message.delta", 1, index)))
+            .await
+            .expect("a right event");
+    }
+    assert_eq!(progress.finish().await, crate::Written { sent: 400, lost: 60 });
+}

@@ -128,8 +128,7 @@ async fn a_command_that_came_back_after_it_was_settled_makes_way_for_the_next() 
     look_twice(&bus).await;
     assert_eq!(bus.publish_once(&model(1), &invoke(task(1), 1)).await.expect("sent"), Dispatch::Published);
     assert_eq!(next(&mut consumer).await.task, task(1));
-    // The next ones are found in their turn.
-    look_twice(&bus).await;
+    // All of them were found.
     assert_eq!(bus.publish_once(&model(5), &invoke(task(5), 1)).await.expect("sent"), Dispatch::Published);
     assert_eq!(next(&mut consumer).await.task, task(5));
     // What is being worked on was left alone.

@@ -9,11 +9,13 @@ use async_nats::jetstream::{
     context::{CreateStreamErrorKind, GetStreamErrorKind},
     stream::{Config, ConsumerErrorKind, DiscardPolicy, RetentionPolicy, StorageType},
 };
+use futures::TryStreamExt as _;
 
 use super::{
-    ACK_WAIT, ConsumerRow, DUPLICATE_WINDOW, Retention, Stream, StreamRow, WhenFull, consumers, streams,
+    ACK_WAIT, ConsumerRow, DUPLICATE_WINDOW, Retention, Stream, StreamRow, WhenFull, code_consumer, consumers, streams,
     unseen::keep_behind,
 };
+use crate::subject::Pool;
 
 /// How often a lost race is answered by looking again.
 const ATTEMPTS: usize = 5;
@@ -65,11 +67,28 @@ pub(crate) async fn ensure(jetstream: &jetstream::Context, replicas: Option<NonZ
     for row in streams() {
         ensure_stream(jetstream, row, replicas).await?;
     }
-    for row in consumers() {
+    for row in all_consumers(jetstream).await? {
         let consumer = ensure_consumer(jetstream, &row).await?;
-        keep_behind(jetstream, &row, consumer).await?;
+        keep_behind(jetstream, &row, &consumer).await?;
     }
     Ok(())
+}
+
+/// The table of consumers, and those of the pools that somebody has named: their interpreters have made them.
+pub(super) async fn all_consumers(jetstream: &jetstream::Context) -> Result<Vec<ConsumerRow>, Error> {
+    let stream = Stream::Code.name();
+    let failed = |source: Source| Error::Stream { stream, retryable: true, source };
+    let codes = jetstream.get_stream_no_info(stream).await.map_err(|error| failed(error.into()))?;
+    let names: Vec<String> = codes.consumer_names().try_collect().await.map_err(|error| failed(error.into()))?;
+    let mut rows = consumers();
+    for name in names.iter().filter_map(|name| name.strip_prefix("code-")) {
+        let Ok(pool) = Pool::new(name) else { continue };
+        let row = code_consumer(&pool);
+        if !rows.iter().any(|known| known.durable == row.durable) {
+            rows.push(row);
+        }
+    }
+    Ok(rows)
 }
 
 /// Looks whether these streams are there.

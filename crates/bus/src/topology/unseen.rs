@@ -14,16 +14,24 @@ use async_nats::jetstream::{
 };
 
 use super::{
-    ConsumerRow, Retention, Stream, StreamRow, consumers,
-    ensure::{Error, ensure_consumer},
+    ConsumerRow, Retention, Stream, StreamRow,
+    ensure::{Error, all_consumers, ensure_consumer},
     streams,
 };
 
-/// What the last look found, by consumer: the number of the oldest message that should be gone. The server may be about to remove it; at the
-/// next look it is known to stay.
+/// What the last look found, by consumer. The server may be about to remove it; at the next look it is known to stay.
 #[derive(Debug, Default)]
 pub(crate) struct Unseen {
-    found: HashMap<String, u64>,
+    found: HashMap<String, Found>,
+}
+
+/// Messages that should be gone.
+#[derive(Debug, Clone, Copy)]
+struct Found {
+    /// The number of the oldest.
+    oldest: u64,
+    /// Up to here everything is settled, as the consumer has it.
+    settled: u64,
 }
 
 impl Unseen {
@@ -32,8 +40,9 @@ impl Unseen {
     /// A command is removed: whether it is wanted is in its task's row, from which it is published again. Other messages are had delivered once
     /// more, with everything that stands in the queue, by making the consumer anew.
     pub(crate) async fn look(&mut self, jetstream: &jetstream::Context) -> Result<(), Error> {
-        let rows = consumers();
-        let mut found = HashMap::new();
+        let rows = all_consumers(jetstream).await?;
+        // What is not come to is looked at twice again.
+        let before = std::mem::take(&mut self.found);
         for row in streams().iter().filter(|row| row.retention == Retention::WorkQueue) {
             if state(jetstream, row).await?.messages == 0 {
                 continue;
@@ -42,18 +51,17 @@ impl Unseen {
             for consumer in &of_stream {
                 // In this order: what is settled was removed from the stream by the time it is looked at.
                 let settled = ensure_consumer(jetstream, consumer).await?.cached_info().ack_floor.stream_sequence;
-                let Some(oldest) = oldest(jetstream, row, consumer, of_stream.len() == 1).await? else { continue };
+                let is_only = of_stream.len() == 1;
+                let Some(oldest) = oldest(jetstream, row, consumer, is_only).await? else { continue };
                 if oldest > settled {
                     continue;
                 }
-                if self.found.get(&consumer.durable) == Some(&oldest) {
-                    release(jetstream, consumer, oldest).await?;
-                } else {
-                    found.insert(consumer.durable.clone(), oldest);
+                match before.get(&consumer.durable).filter(|before| before.oldest == oldest) {
+                    Some(before) => release(jetstream, row, consumer, is_only, *before).await?,
+                    None => _ = self.found.insert(consumer.durable.clone(), Found { oldest, settled }),
                 }
             }
         }
-        self.found = found;
         Ok(())
     }
 
@@ -67,7 +75,7 @@ impl Unseen {
 pub(crate) async fn keep_behind(
     jetstream: &jetstream::Context,
     row: &ConsumerRow,
-    consumer: Consumer<pull::Config>,
+    consumer: &Consumer<pull::Config>,
 ) -> Result<(), Error> {
     let delivered = consumer.cached_info().delivered.stream_sequence;
     let stream = streams().iter().find(|stream| stream.stream == row.stream);
@@ -75,6 +83,11 @@ pub(crate) async fn keep_behind(
     // Read after what was delivered, it can be behind in one way only.
     let last = state(jetstream, stream).await?.last_sequence;
     if delivered <= last {
+        return Ok(());
+    }
+    // Others do the same after a reconnect: what has been made anew already is not taken from who works through it.
+    let made = consumer.cached_info().created;
+    if ensure_consumer(jetstream, row).await?.cached_info().created != made {
         return Ok(());
     }
     let consumer = &row.durable;
@@ -87,8 +100,15 @@ pub(crate) async fn keep_behind(
     make_anew(jetstream, row).await
 }
 
-async fn release(jetstream: &jetstream::Context, row: &ConsumerRow, sequence: u64) -> Result<(), Error> {
-    let consumer = &row.durable;
+/// Does something about the messages that were found and have stayed.
+async fn release(
+    jetstream: &jetstream::Context,
+    stream_row: &StreamRow,
+    row: &ConsumerRow,
+    is_only: bool,
+    found: Found,
+) -> Result<(), Error> {
+    let (consumer, mut sequence) = (&row.durable, found.oldest);
     if !matches!(row.stream, Stream::Model | Stream::Code) {
         tracing::warn!(
             consumer,
@@ -97,15 +117,27 @@ async fn release(jetstream: &jetstream::Context, row: &ConsumerRow, sequence: u6
         );
         return make_anew(jetstream, row).await;
     }
-    tracing::warn!(
-        consumer,
-        sequence,
-        "a command stands in the queue that its consumer takes for settled; removing it"
-    );
     let stream = row.stream.name();
     let failed = |source: Box<dyn std::error::Error + Send + Sync>| Error::Stream { stream, retryable: true, source };
     let stream = jetstream.get_stream_no_info(stream).await.map_err(|error| failed(error.into()))?;
-    stream.delete_message(sequence).await.map(drop).map_err(|error| failed(error.into()))
+    // All of them: the last one's task would not wait as long as it takes to find each.
+    while sequence <= found.settled {
+        tracing::warn!(
+            consumer,
+            sequence,
+            "a command stands in the queue that its consumer takes for settled; removing it"
+        );
+        if let Err(error) = stream.delete_message(sequence).await {
+            // Somebody else may have been faster; the next look shows it.
+            tracing::debug!(consumer, sequence, %error, "the command could not be removed");
+            return Ok(());
+        }
+        match oldest(jetstream, stream_row, row, is_only).await? {
+            Some(next) => sequence = next,
+            None => break,
+        }
+    }
+    Ok(())
 }
 
 async fn make_anew(jetstream: &jetstream::Context, row: &ConsumerRow) -> Result<(), Error> {

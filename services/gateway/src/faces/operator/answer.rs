@@ -127,7 +127,8 @@ impl From<Status> for Failure {
             _ => "INTERNAL_ERROR",
         };
         let mut details = further(&details);
-        if code == UNAVAILABLE && details.is_null() {
+        // What has passed its deadline may have been done: nobody is invited to have it done twice.
+        if status.code() == Code::Unavailable && details.is_null() {
             details = json!({"retryAfter": SOON});
         }
         Self { code, message: status.message().to_owned(), details }
@@ -220,7 +221,7 @@ mod tests {
             (status::exhausted("full"), "RATE_LIMIT_EXCEEDED", json!({"retryAfter": 10})),
             (status::unavailable("away"), "UNAVAILABLE", json!({"retryAfter": 1})),
             (Status::unavailable("starting"), "UNAVAILABLE", json!({"retryAfter": 1})),
-            (deadline::exceeded(), "UNAVAILABLE", json!({"retryAfter": 1})),
+            (deadline::exceeded(), "UNAVAILABLE", Value::Null),
             (Status::internal("broken"), "INTERNAL_ERROR", Value::Null),
         ] {
             let failure = Failure::from(status);

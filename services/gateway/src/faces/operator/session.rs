@@ -14,6 +14,8 @@ use super::{
 
 /// Messages of a session that are shown at most. Nobody reads more in one line.
 const MESSAGES: usize = 10_000;
+/// Bytes of what tools were given and gave that a session is shown with at most; of the oldest calls it is left out.
+const KEPT: usize = 8 << 20;
 
 /// A session as it stands.
 pub(super) struct Session {
@@ -37,7 +39,9 @@ impl Session {
     pub(super) async fn load(calls: &Calls, session: &str) -> Result<Self, Failure> {
         let request = v1::GetTaskRequest { task: session.to_owned() };
         let task: v1::Task = calls.unary("TaskService/GetTask", &request).await?;
-        let mut messages = Vec::new();
+        let mut messages: Vec<v1::Message> = Vec::new();
+        // What is kept of the calls of these messages, without that of so many at the beginning.
+        let (mut kept, mut without) = (0, 0);
         let mut page = v1::PageRequest { page_size: 100, ..v1::PageRequest::default() };
         loop {
             let request = v1::ListMessagesRequest {
@@ -46,7 +50,12 @@ impl Session {
                 ..v1::ListMessagesRequest::default()
             };
             let found: v1::ListMessagesResponse = calls.unary("MessageService/ListMessages", &request).await?;
+            kept += found.messages.iter().flat_map(uses).map(|it| it.arguments.len() + it.result.len()).sum::<usize>();
             messages.extend(found.messages);
+            while kept > KEPT {
+                kept -= forget(&mut messages[without]);
+                without += 1;
+            }
             if messages.len() > MESSAGES {
                 return Err(Failure::too_large(format!("the session has more than {MESSAGES} messages")));
             }
@@ -101,6 +110,24 @@ pub(super) fn listed(task: &v1::Task) -> Value {
 pub(super) fn time(time: Option<prost_types::Timestamp>) -> Option<String> {
     let time = time?;
     jiff::Timestamp::new(time.seconds, time.nanos).ok().map(|time| time.to_string())
+}
+
+/// The tool calls of a message.
+fn uses(message: &v1::Message) -> impl Iterator<Item = &v1::ToolUse> {
+    message.spec.iter().flat_map(|spec| &spec.blocks).flat_map(|block| match &block.block {
+        Some(Block::CodeInterpreterResult(result)) => result.tool_uses.as_slice(),
+        _ => &[],
+    })
+}
+
+/// Leaves out what is kept of a message's calls, and says how many bytes that was.
+fn forget(message: &mut v1::Message) -> usize {
+    let blocks = message.spec.iter_mut().flat_map(|spec| &mut spec.blocks);
+    let uses = blocks.flat_map(|block| match &mut block.block {
+        Some(Block::CodeInterpreterResult(result)) => result.tool_uses.as_mut_slice(),
+        _ => &mut [],
+    });
+    uses.map(|it| std::mem::take(&mut it.arguments).len() + std::mem::take(&mut it.result).len()).sum()
 }
 
 fn turns(messages: &[v1::Message]) -> Vec<Turn> {

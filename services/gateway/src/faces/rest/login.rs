@@ -56,7 +56,11 @@ impl Login {
         // HTTP/2 has the host in its target.
         let target = request.uri().authority().map(ToString::to_string);
         let host = target.or_else(|| text(headers, "host")).unwrap_or_default();
-        let secure = self.secure || text(headers, FORWARDED).is_some_and(|scheme| scheme.eq_ignore_ascii_case("https"));
+        let secure = self.secure
+            || text(headers, FORWARDED).is_some_and(|schemes| {
+                // Of several proxies, the first is the one that was asked.
+                schemes.split(',').next().is_some_and(|scheme| scheme.trim().eq_ignore_ascii_case("https"))
+            });
         format!("{}://{host}", if secure { "https" } else { "http" })
     }
 }
