@@ -39,9 +39,8 @@ impl Session {
     pub(super) async fn load(calls: &Calls, session: &str) -> Result<Self, Failure> {
         let request = v1::GetTaskRequest { task: session.to_owned() };
         let task: v1::Task = calls.unary("TaskService/GetTask", &request).await?;
-        let mut messages: Vec<v1::Message> = Vec::new();
-        // What is kept of the calls of these messages, without that of so many at the beginning.
-        let (mut kept, mut without) = (0, 0);
+        let mut messages = Vec::new();
+        let mut kept = Kept::default();
         let mut page = v1::PageRequest { page_size: 100, ..v1::PageRequest::default() };
         loop {
             let request = v1::ListMessagesRequest {
@@ -50,12 +49,7 @@ impl Session {
                 ..v1::ListMessagesRequest::default()
             };
             let found: v1::ListMessagesResponse = calls.unary("MessageService/ListMessages", &request).await?;
-            kept += found.messages.iter().flat_map(uses).map(|it| it.arguments.len() + it.result.len()).sum::<usize>();
-            messages.extend(found.messages);
-            while kept > KEPT {
-                kept -= forget(&mut messages[without]);
-                without += 1;
-            }
+            kept.extend(&mut messages, found.messages, KEPT);
             if messages.len() > MESSAGES {
                 return Err(Failure::too_large(format!("the session has more than {MESSAGES} messages")));
             }
@@ -110,6 +104,29 @@ pub(super) fn listed(task: &v1::Task) -> Value {
 pub(super) fn time(time: Option<prost_types::Timestamp>) -> Option<String> {
     let time = time?;
     jiff::Timestamp::new(time.seconds, time.nanos).ok().map(|time| time.to_string())
+}
+
+/// What is kept of the calls of messages.
+#[derive(Default)]
+struct Kept {
+    bytes: usize,
+    /// Of so many messages at the beginning it is left out.
+    without: usize,
+}
+
+impl Kept {
+    /// Adds messages, and leaves out what is too much.
+    fn extend(&mut self, messages: &mut Vec<v1::Message>, more: Vec<v1::Message>, most: usize) {
+        self.bytes += more.iter().flat_map(uses).map(|it| it.arguments.len() + it.result.len()).sum::<usize>();
+        messages.extend(more);
+        for message in messages.iter_mut().skip(self.without) {
+            if self.bytes <= most {
+                break;
+            }
+            self.bytes -= forget(message);
+            self.without += 1;
+        }
+    }
 }
 
 /// The tool calls of a message.
@@ -241,5 +258,36 @@ impl Turn {
             "usage": {"inputTokens": self.usage.0, "outputTokens": self.usage.1},
             "time": self.time,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn message(bytes: usize) -> v1::Message {
+        let (arguments, result) = ("a".repeat(bytes / 2), "r".repeat(bytes - bytes / 2));
+        let call = v1::ToolUse { number: 1, name: "grep".to_owned(), arguments, result, ..v1::ToolUse::default() };
+        let result = v1::CodeInterpreterResult { tool_uses: vec![call], ..v1::CodeInterpreterResult::default() };
+        let block = v1::Block { block: Some(Block::CodeInterpreterResult(result)) };
+        let spec = v1::MessageSpec { blocks: vec![block], ..v1::MessageSpec::default() };
+        v1::Message { spec: Some(spec), ..v1::Message::default() }
+    }
+
+    #[test]
+    fn of_the_oldest_calls_it_is_left_out_what_tools_were_given_and_gave() {
+        let (mut kept, mut messages) = (Kept::default(), Vec::new());
+        for (more, expected) in [
+            (vec![4, 5], vec![4, 5]),
+            (vec![1], vec![4, 5, 1]),
+            (vec![3, 3], vec![0, 0, 1, 3, 3]),
+            (vec![11], vec![0; 6]),
+        ] {
+            kept.extend(&mut messages, more.into_iter().map(message).collect(), 10);
+            let left =
+                messages.iter().flat_map(uses).map(|it| it.arguments.len() + it.result.len()).collect::<Vec<_>>();
+            assert_eq!(left, expected);
+        }
+        assert!(messages.iter().flat_map(uses).all(|it| it.name == "grep"));
     }
 }
