@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use construct_domain::partition;
+use construct_domain::{TaskId, partition};
 
 use super::{invoke, next, options, result, task, within};
 use crate::{
@@ -26,7 +26,8 @@ impl Kept {
     async fn of(server: &mut NatsServer, stream: Stream) -> Self {
         server.stop();
         let messages = folder(&server.store(), stream.name()).expect("the stream has a folder").join("msgs");
-        let copy = server.dir().join("kept");
+        let mut copies = (0..).map(|number| server.dir().join(format!("kept-{number}")));
+        let copy = copies.find(|copy| !copy.exists()).expect("numbers do not end");
         copy_files(&messages, &copy);
         server.restart().await;
         Self { messages, copy }
@@ -154,6 +155,68 @@ async fn a_result_that_came_back_after_it_was_settled_is_delivered_once_more() {
     let bus = connected(&server).await;
     let mut consumer = bus.consume_tasks(number, options(4));
     look_twice(&bus).await;
+    let again = next(&mut consumer).await;
+    assert_eq!(again.message, TaskMessage::Result(result(task, 1).into()));
+    again.receipt.ack().await;
+}
+
+/// A queue with the second of these messages, that its consumer takes for settled. It takes the others for under way, which are gone.
+async fn among_lost_ones(server: &mut NatsServer, messages: usize) -> (Bus, TaskId) {
+    let bus = server.bus().await;
+    let tasks: Vec<_> = super::tasks_of_first_partition().take(messages).collect();
+    for &task in &tasks {
+        bus.publish(&subject::TaskResult::new(task), &result(task, 1)).await.expect("sent");
+    }
+    let all = Kept::of(server, Stream::Task).await;
+    let bus = connected(server).await;
+    let stream = bus.inner.jetstream.get_stream(Stream::Task.name()).await.expect("it is there");
+    for sequence in (1..=messages as u64).filter(|&sequence| sequence != 2) {
+        stream.delete_message(sequence).await.expect("it is there");
+    }
+    let second = Kept::of(server, Stream::Task).await;
+    all.bring_back(server).await;
+
+    let bus = connected(server).await;
+    let mut consumer = bus.consume_tasks(partition::of(tasks[0]), options(4));
+    let mut deliveries = Vec::new();
+    for _ in &tasks {
+        deliveries.push(next(&mut consumer).await);
+    }
+    deliveries.swap_remove(1).receipt.ack().await;
+    within("it to be settled", async { while bus.result_waits(tasks[1]).await.expect("the server says") {} }).await;
+    drop((deliveries, consumer));
+    second.bring_back(server).await;
+    (connected(server).await, tasks[1])
+}
+
+/// The consumer's own look, at what it takes for under way, is behind.
+const LOOKED: Duration = Duration::from_secs(2);
+
+#[tokio::test]
+async fn a_result_is_delivered_also_where_an_earlier_one_that_was_under_way_is_lost() {
+    let mut server = NatsServer::start().await;
+    let (bus, task) = among_lost_ones(&mut server, 2).await;
+    tokio::time::sleep(LOOKED).await;
+    let mut consumer = bus.consume_tasks(partition::of(task), options(4));
+    look_twice(&bus).await;
+    let again = next(&mut consumer).await;
+    assert_eq!(again.message, TaskMessage::Result(result(task, 1).into()));
+    again.receipt.ack().await;
+}
+
+#[tokio::test]
+async fn a_result_that_nobody_gets_is_delivered_also_where_others_seem_to_be_under_way_for_ever() {
+    let mut server = NatsServer::start().await;
+    let (bus, task) = among_lost_ones(&mut server, 3).await;
+    tokio::time::sleep(LOOKED).await;
+    let mut consumer = bus.consume_tasks(partition::of(task), options(4));
+    let mut unseen = Unseen::with_patience(LOOKED.mul_f32(1.5));
+    for _ in 0..2 {
+        unseen.look(&bus.inner.jetstream).await.expect("the server answers");
+        let nothing = tokio::time::timeout(LOOKED, consumer.next()).await;
+        assert!(nothing.is_err() && unseen.is_empty(), "it may be under way: {nothing:?}");
+    }
+    unseen.look(&bus.inner.jetstream).await.expect("the server answers");
     let again = next(&mut consumer).await;
     assert_eq!(again.message, TaskMessage::Result(result(task, 1).into()));
     again.receipt.ack().await;

@@ -5,11 +5,14 @@
 //! one that was settled and is there again, or one that was stored under a number that another one had before. The server notices neither, and a
 //! work queue lets go of a message only when it is settled. Such a message would stand for ever, and keep out others of its subject.
 
-use std::collections::HashMap;
+use std::{
+    collections::HashMap,
+    time::{Duration, Instant},
+};
 
 use async_nats::jetstream::{
     self,
-    consumer::{Consumer, pull},
+    consumer::{Consumer, Info, pull},
     stream::{RawMessageErrorKind, State},
 };
 
@@ -19,10 +22,18 @@ use super::{
     streams,
 };
 
-/// What the last look found, by consumer. The server may be about to remove it; at the next look it is known to stay.
-#[derive(Debug, Default)]
+/// How long a result, or something else that is soon done with, may be under way. Messages that only seem to be are so for ever.
+const UNDER_WAY: Duration = Duration::from_secs(60);
+
+/// What the last look found, by consumer.
+#[derive(Debug)]
 pub(crate) struct Unseen {
+    /// How long what is soon done with may seem to be under way.
+    under_way: Duration,
+    /// The server may be about to remove it; at the next look it is known to stay.
     found: HashMap<String, Found>,
+    /// The oldest message that a worker seems to have, and since when it is the oldest.
+    taken: HashMap<String, (u64, Instant)>,
 }
 
 /// Messages that should be gone.
@@ -34,7 +45,18 @@ struct Found {
     settled: u64,
 }
 
+impl Default for Unseen {
+    fn default() -> Self {
+        Self { under_way: UNDER_WAY, found: HashMap::new(), taken: HashMap::new() }
+    }
+}
+
 impl Unseen {
+    #[cfg(test)]
+    pub(crate) fn with_patience(under_way: Duration) -> Self {
+        Self { under_way, ..Self::default() }
+    }
+
     /// Looks for messages that their consumers take for settled, and does something about those that were there the last time.
     ///
     /// A command is removed: whether it is wanted is in its task's row, from which it is published again. Other messages are had delivered once
@@ -42,7 +64,7 @@ impl Unseen {
     pub(crate) async fn look(&mut self, jetstream: &jetstream::Context) -> Result<(), Error> {
         let rows = all_consumers(jetstream).await?;
         // What is not come to is looked at twice again.
-        let before = std::mem::take(&mut self.found);
+        let (before, taken) = (std::mem::take(&mut self.found), std::mem::take(&mut self.taken));
         for row in streams().iter().filter(|row| row.retention == Retention::WorkQueue) {
             if state(jetstream, row).await?.messages == 0 {
                 continue;
@@ -50,10 +72,21 @@ impl Unseen {
             let of_stream: Vec<_> = rows.iter().filter(|consumer| consumer.stream == row.stream).collect();
             for consumer in &of_stream {
                 // In this order: what is settled was removed from the stream by the time it is looked at.
-                let settled = ensure_consumer(jetstream, consumer).await?.cached_info().ack_floor.stream_sequence;
+                let state = ensure_consumer(jetstream, consumer).await?;
+                let (settled, delivered) =
+                    (settled(state.cached_info()), state.cached_info().delivered.stream_sequence);
                 let is_only = of_stream.len() == 1;
                 let Some(oldest) = oldest(jetstream, row, consumer, is_only).await? else { continue };
                 if oldest > settled {
+                    if oldest <= delivered && is_soon_done(row.stream) {
+                        let known = taken.get(&consumer.durable).filter(|(known, _)| *known == oldest);
+                        let since = known.map_or_else(Instant::now, |(_, since)| *since);
+                        if since.elapsed() > self.under_way {
+                            release(jetstream, row, consumer, is_only, Found { oldest, settled }).await?;
+                        } else {
+                            self.taken.insert(consumer.durable.clone(), (oldest, since));
+                        }
+                    }
                     continue;
                 }
                 match before.get(&consumer.durable).filter(|before| before.oldest == oldest) {
@@ -69,6 +102,17 @@ impl Unseen {
     pub(crate) fn is_empty(&self) -> bool {
         self.found.is_empty()
     }
+}
+
+/// Up to where a consumer takes everything for settled. It counts messages as under way that its stream has lost, and when it lets go of
+/// them it does not go on counting from there until it is told of another one.
+const fn settled(info: &Info) -> u64 {
+    if info.num_ack_pending == 0 { info.delivered.stream_sequence } else { info.ack_floor.stream_sequence }
+}
+
+/// Whether its messages are soon done with, however much there is to do about them, and may be delivered again.
+const fn is_soon_done(stream: Stream) -> bool {
+    matches!(stream, Stream::Task | Stream::Spending | Stream::Slack)
 }
 
 /// Makes a consumer anew that has delivered what its stream does not have yet: it would leave out as many messages as it is ahead.
