@@ -245,8 +245,8 @@ fn admit(egress: &Egress, granted: &[HostPattern], url: &Url) -> Result<(), Tool
             format!("Granted are: {}", names.join(", "))
         };
         let message = format!(
-            "fetch: the host {host:?} is not granted to this task. {known}. Ask the person you work for to grant it \
-             (the task's allowed hosts, for example \"{host}\")."
+            "fetch: the host {host:?} is not granted to this task. {known}. Who runs this installation grants hosts, \
+             for all tasks (CONSTRUCT_INTERPRETER_FETCH_HOSTS); tell the person you work for that \"{host}\" is needed."
         );
         return Err(ToolError::new("HostNotGranted", message).with(json!({"host": host, "granted": names})));
     }

@@ -1,5 +1,6 @@
 //! `grep`: ripgrep's libraries over the confined walk.
 
+use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, Read};
 use std::ops::ControlFlow;
@@ -8,9 +9,7 @@ use std::path::{Path, PathBuf};
 use globset::GlobSet;
 use grep_matcher::{LineTerminator, Matcher};
 use grep_regex::{RegexMatcher, RegexMatcherBuilder};
-use grep_searcher::{
-    BinaryDetection, Searcher, SearcherBuilder, Sink, SinkContext, SinkContextKind, SinkFinish, SinkMatch,
-};
+use grep_searcher::{BinaryDetection, Searcher, SearcherBuilder, Sink, SinkContext, SinkFinish, SinkMatch};
 use serde::{Deserialize, Serialize};
 
 use super::definition::{Definition, Effect, Permission, Provider, limits};
@@ -158,7 +157,7 @@ pub(super) fn run(workspace: &Workspace, arguments: Arguments, stop: &Stop) -> R
         searcher: searcher(options.context.unwrap_or(0)),
         stop,
         stopped: None,
-        with_context: options.context.unwrap_or(0) > 0,
+        context: options.context.unwrap_or(0),
         max_results: options.max_results.unwrap_or(DEFAULT_RESULTS),
         found: Found { matches: Vec::new(), truncated: false, files_searched: 0, note: None },
         text: 0,
@@ -229,7 +228,8 @@ struct Search<'a> {
     searcher: Searcher,
     stop: &'a Stop,
     stopped: Option<Stopped>,
-    with_context: bool,
+    /// Lines wanted before and after each match.
+    context: usize,
     max_results: usize,
     found: Found,
     text: usize,
@@ -255,11 +255,12 @@ impl Search<'_> {
         let mut collector = Collector {
             path: path.to_string_lossy().into_owned(),
             matcher: &self.matcher,
-            with_context: self.with_context,
+            context: self.context,
             max_results: self.max_results,
+            first,
             found: &mut self.found,
             text: &mut self.text,
-            before: Vec::new(),
+            recent: VecDeque::new(),
             binary: false,
         };
         let reader = Stoppable { file, stop: self.stop };
@@ -334,12 +335,46 @@ impl Read for Stoppable<'_> {
 struct Collector<'a> {
     path: String,
     matcher: &'a RegexMatcher,
-    with_context: bool,
+    context: usize,
     max_results: usize,
+    /// The place of the file's first match among all.
+    first: usize,
     found: &'a mut Found,
     text: &'a mut usize,
-    before: Vec<String>,
+    /// The last lines seen, matches or not, with their numbers: at most [`Collector::context`].
+    recent: VecDeque<(u64, String)>,
     binary: bool,
+}
+
+impl Collector<'_> {
+    /// Whether the second line stands at most [`Collector::context`] lines below the first.
+    fn is_near(&self, line: u64, later: u64) -> bool {
+        later.saturating_sub(line) <= self.context as u64
+    }
+
+    /// The searcher shows a line between two matches once. It belongs to both, as a line that matches belongs to its neighbours.
+    fn see(&mut self, line: u64, text: String) {
+        if self.context == 0 {
+            return;
+        }
+        for at in (self.first..self.found.matches.len()).rev() {
+            if !self.is_near(self.found.matches[at].line, line) {
+                break;
+            }
+            *self.text += text.len();
+            if let Some(after) = &mut self.found.matches[at].after {
+                after.push(text.clone());
+            }
+        }
+        if self.recent.len() == self.context {
+            self.recent.pop_front();
+        }
+        self.recent.push_back((line, text));
+    }
+
+    fn before(&self, line: u64) -> Vec<String> {
+        self.recent.iter().filter(|(above, _)| self.is_near(*above, line)).map(|(_, text)| text.clone()).collect()
+    }
 }
 
 impl Sink for &mut Collector<'_> {
@@ -351,35 +386,17 @@ impl Sink for &mut Collector<'_> {
             return Ok(false);
         }
         let start = self.matcher.find(hit.bytes()).ok().flatten().map_or(0, |found| found.start());
-        let text = clip(hit.bytes(), start);
-        *self.text += text.len() + self.path.len();
-        let context = self.with_context;
-        self.found.matches.push(Match {
-            path: self.path.clone(),
-            line: hit.line_number().unwrap_or(0),
-            text,
-            before: context.then(|| std::mem::take(&mut self.before)),
-            after: context.then(Vec::new),
-        });
+        let (line, text) = (hit.line_number().unwrap_or(0), clip(hit.bytes(), start));
+        let before = (self.context > 0).then(|| self.before(line));
+        *self.text += self.path.len() + text.len() + before.iter().flatten().map(String::len).sum::<usize>();
+        self.see(line, text.clone());
+        let after = (self.context > 0).then(Vec::new);
+        self.found.matches.push(Match { path: self.path.clone(), line, text, before, after });
         Ok(true)
     }
 
     fn context(&mut self, _searcher: &Searcher, line: &SinkContext<'_>) -> Result<bool, io::Error> {
-        let text = clip(line.bytes(), 0);
-        *self.text += text.len();
-        match line.kind() {
-            SinkContextKind::After => {
-                if let Some(after) = self.found.matches.last_mut().and_then(|last| last.after.as_mut()) {
-                    after.push(text);
-                }
-            }
-            SinkContextKind::Before | SinkContextKind::Other => self.before.push(text),
-        }
-        Ok(true)
-    }
-
-    fn context_break(&mut self, _searcher: &Searcher) -> Result<bool, io::Error> {
-        self.before.clear();
+        self.see(line.line_number().unwrap_or(0), clip(line.bytes(), 0));
         Ok(true)
     }
 

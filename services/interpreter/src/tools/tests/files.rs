@@ -304,6 +304,24 @@ async fn grep_finds_lines_with_their_numbers_and_context() {
 }
 
 #[tokio::test]
+async fn grep_shows_lines_between_near_matches_to_both() {
+    let bench = Bench::new();
+    bench.write("near", "hit 1\ntwo\nthree\nhit 4\nhit 5\nsix\n7\n8\n9\n10\nhit 11\n");
+    bench.write("other", "hit a\n");
+    let found = bench.call("grep", json!(["hit", ".", {"context": 2}])).await;
+    let context: Vec<(&Value, &Value, &Value)> =
+        found["matches"].as_array().expect("a list").iter().map(|m| (&m["line"], &m["before"], &m["after"])).collect();
+    let expected = [
+        (json!(1), json!([]), json!(["two", "three"])),
+        (json!(4), json!(["two", "three"]), json!(["hit 5", "six"])),
+        (json!(5), json!(["three", "hit 4"]), json!(["six", "7"])),
+        (json!(11), json!(["9", "10"]), json!([])),
+        (json!(1), json!([]), json!([])),
+    ];
+    assert_eq!(context, expected.iter().map(|(line, before, after)| (line, before, after)).collect::<Vec<_>>());
+}
+
+#[tokio::test]
 async fn grep_is_bounded_in_matches_and_in_line_length() {
     let bench = Bench::new();
     bench.write("many", "hit\n".repeat(1_000));
