@@ -144,10 +144,12 @@ async fn run(
     if interrupts.try_recv().is_ok() {
         return Err(Failure::new(Exit::Interrupted, NOT_GIVEN));
     }
-    let message = send(&gateway, &id, attach::message(prompt, &attached), args.reconnect).await?;
+    let spec = message(&id, attach::message(prompt, &attached));
+    let message = send(&gateway, spec, idempotency_key(), args.reconnect).await?;
     // From here on a lost connection means to look for the message from the beginning.
     follow.rewind_if_lost();
-    let ahead = if is_busy(&task) { ahead(&gateway, &id, &message, args.reconnect).await? } else { Vec::new() };
+    // Also when nothing was going on a moment ago: somebody else may have sent a message just before ours.
+    let ahead = if args.task.is_some() { ahead(&gateway, &id, &message, args.reconnect).await? } else { Vec::new() };
     if text && !ahead.is_empty() {
         note("· earlier messages of this task are answered first", console)?;
     }
@@ -355,30 +357,28 @@ pub(crate) fn workspace(dir: &std::path::Path) -> Result<String, Failure> {
     found.into_os_string().into_string().map_err(|_| Failure::usage("the workspace's path is not UTF-8"))
 }
 
-/// Gives the message to the task, however often the connection breaks meanwhile.
+/// A message to a task.
+pub(crate) fn message(task: &str, blocks: Vec<Block>) -> MessageSpec {
+    MessageSpec { task: task.to_owned(), blocks, ..MessageSpec::default() }
+}
+
+/// Gives the message to its task, however often the connection breaks meanwhile. Under one key it is given once.
 ///
 /// # Errors
-/// When the gateway refuses it, or stays away.
+/// When the gateway refuses it, or stays away; in the second case it may have been given.
 pub(crate) async fn send(
     gateway: &Gateway,
-    task: &str,
-    blocks: Vec<Block>,
+    spec: MessageSpec,
+    idempotency_key: String,
     patience: Duration,
 ) -> Result<String, Failure> {
-    let request = CreateMessageRequest {
-        spec: Some(MessageSpec { task: task.to_owned(), blocks, ..MessageSpec::default() }),
-        idempotency_key: idempotency_key(),
-    };
+    let request = CreateMessageRequest { spec: Some(spec), idempotency_key };
     let message = patiently(patience, || {
         let (mut messages, request) = (gateway.messages(), request.clone());
         async move { messages.create_message(request).await }
     })
     .await?;
     Ok(message.metadata.map(|metadata| metadata.id).unwrap_or_default())
-}
-
-fn is_busy(task: &Task) -> bool {
-    task.status.as_ref().is_some_and(|status| status.phase() != TaskPhase::AwaitInput || status.queued_count > 0)
 }
 
 /// The messages that are answered before ours.

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use construct_proto::v1::{
     Approval, ApprovalState, Block, CancelTaskRequest, CreateTaskRequest, DecideApprovalRequest, Event,
-    ExplainTaskRequest, ResumeTaskRequest, SubscribeRequest, SuspendTaskRequest, Task, TaskPhase, TaskSpec,
-    UpdateTaskRequest, decide_approval_request::Decision, event::Payload,
+    ExplainTaskRequest, MessageSpec, ResumeTaskRequest, SubscribeRequest, SuspendTaskRequest, Task, TaskPhase,
+    TaskSpec, UpdateTaskRequest, decide_approval_request::Decision, event::Payload,
 };
 use jiff::Timestamp;
 
@@ -64,13 +64,15 @@ pub(super) struct Talk {
     history: u64,
     /// Approvals that were asked for and not decided, oldest first.
     asked: Vec<Approval>,
+    /// What could not be said, or was said without our knowing, and its idempotency key: said again it is the same message.
+    unsaid: Option<(MessageSpec, String)>,
 }
 
 impl Talk {
     pub(super) fn new(gateway: Gateway, agents: Vec<String>, agent: String, workspace: String) -> Self {
         let (task, follow, mode, history) = (None, None, Mode::Idle, 0);
         let (attached, asked) = (Vec::new(), Vec::new());
-        Self { gateway, agents, agent, workspace, attached, task, follow, mode, history, asked }
+        Self { gateway, agents, agent, workspace, attached, task, follow, mode, history, asked, unsaid: None }
     }
 
     /// The same, with something that is shown with the first message.
@@ -123,7 +125,7 @@ impl Talk {
     /// Says something. Returns the message's id.
     ///
     /// # Errors
-    /// When the gateway refuses or is away; then nothing was said.
+    /// When the gateway refuses or is away. It may have heard all the same; the same words said next are then the same message.
     pub(super) async fn say(&mut self, text: String) -> Result<String, Failure> {
         if self.task.is_none() {
             let spec = TaskSpec { agent: self.agent.clone(), workspace: self.workspace.clone(), ..TaskSpec::default() };
@@ -141,7 +143,14 @@ impl Talk {
             };
             self.task = Some(call(self.gateway.tasks().update_task(request)).await?);
         }
-        let message = exec::send(&self.gateway, &task, attach::message(text, &self.attached), SEND).await?;
+        let spec = exec::message(&task, attach::message(text, &self.attached));
+        let key = match self.unsaid.take() {
+            Some((unsaid, key)) if unsaid == spec => key,
+            _ => idempotency_key(),
+        };
+        let (_, key) = self.unsaid.insert((spec.clone(), key));
+        let message = exec::send(&self.gateway, spec, key.clone(), SEND).await?;
+        self.unsaid = None;
         self.attached.clear();
         match self.mode {
             Mode::Suspended => self.go_on().await?,
