@@ -226,7 +226,7 @@ mod tests {
     fn what_the_demo_says_is_understood() {
         for line in [
             "construct modelprovider create demo --type anthropic --api-key-env ANTHROPIC_API_KEY",
-            "construct modelprovider create demo --type openai --base-url http://127.0.0.1:11434/v1",
+            "construct modelprovider create demo --type ollama --base-url http://127.0.0.1:11434",
             "construct modelprovider create demo --type scripted --script-file script.json",
             "construct model create demo --provider demo --model-id gpt --context-window 128000 --input-price 0.25 --output-price 2",
             "construct agent create demo --model demo --instructions-file instructions.md",

@@ -61,18 +61,29 @@ demo_workspace() {
   rm -f -- "$1/$demo_report" "$list" "$list.present"
 }
 
+# Prints where Ollama is, HOST:PORT: as its own clients read it from OLLAMA_HOST, which is also what its server listens on.
+demo_ollama() {
+  local host=${OLLAMA_HOST:-127.0.0.1}
+  host=${host#*://}
+  host=${host%%/*}
+  [[ $host == *:* ]] || host+=:11434
+  printf '%s\n' "${host/#0.0.0.0:/127.0.0.1:}"
+}
+
 # Sets `demo_*`: what the model is and where. CONSTRUCT_DEMO_PROVIDER (anthropic, openai, ollama, scripted) and
 # CONSTRUCT_DEMO_MODEL overrule the choice. Prices are US dollars per million tokens.
 demo_model_choose() {
-  local tags=''
+  local ollama tag=''
   demo_choice=${CONSTRUCT_DEMO_PROVIDER:-}
-  tags=$(http_get 11434 /api/tags 2>/dev/null | sed -n 's/.*"models":\[{"name":"\([^"]*\)".*/\1/p') || tags=''
+  ollama=$(demo_ollama)
+  # The first that is no model for vectors.
+  tag=$(http_get "$ollama" /api/tags 2>/dev/null | grep -o '"name":"[^"]*"' | cut -d '"' -f 4 | grep -vi embed | head -n 1) || tag=''
   if [[ -z $demo_choice ]]; then
     if [[ -n ${ANTHROPIC_API_KEY:-} ]]; then
       demo_choice=anthropic
     elif [[ -n ${OPENAI_API_KEY:-} ]]; then
       demo_choice=openai
-    elif [[ -n $tags ]]; then
+    elif [[ -n $tag ]]; then
       demo_choice=ollama
     else
       demo_choice=scripted
@@ -97,9 +108,9 @@ demo_model_choose() {
       demo_prices=(--input-price 0.25 --output-price 2 --cache-read-price 0.025)
       ;;
     ollama)
-      [[ -n $tags ]] || die "no Ollama with a model answers on http://127.0.0.1:11434"
-      demo_provider=(--type openai --base-url http://127.0.0.1:11434/v1)
-      demo_model=${CONSTRUCT_DEMO_MODEL:-$tags}
+      [[ -n $tag ]] || die "no Ollama with a model answers on http://$ollama (OLLAMA_HOST says where it is)"
+      demo_provider=(--type ollama --base-url "http://$ollama")
+      demo_model=${CONSTRUCT_DEMO_MODEL:-$tag}
       demo_window=32000
       ;;
     scripted)

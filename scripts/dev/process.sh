@@ -136,14 +136,16 @@ port_taken() {
   port_open "$1" || grep -qE "^ *[0-9]+: (0100007F|00000000):$number [0-9A-F]+:[0-9A-F]+ 0[12] " /proc/net/tcp
 }
 
-# http_get PORT PATH: prints the body of an answer with status 200, else fails with what came on stdout. No curl: a fresh machine may have none.
+# http_get [HOST:]PORT PATH: prints the body of an answer with status 200, else fails with what came on stdout. The host is this machine unless
+# it is named. No curl: a fresh machine may have none.
 http_get() {
-  local answer
+  local answer host=127.0.0.1
+  if [[ $1 == *:* ]]; then host=${1%:*}; fi
   # shellcheck disable=SC2016 # The inner shell expands its own arguments.
   answer=$(timeout 3 bash -c '
-    exec 3<>"/dev/tcp/127.0.0.1/$0" || exit 1
-    printf "GET %s HTTP/1.0\r\nHost: 127.0.0.1\r\n\r\n" "$1" >&3
-    cat <&3' "$1" "$2" 2>/dev/null | tr -d '\r\0') || return 1
+    exec 3<>"/dev/tcp/$0/$1" || exit 1
+    printf "GET %s HTTP/1.0\r\nHost: %s\r\n\r\n" "$2" "$0" >&3
+    cat <&3' "$host" "${1##*:}" "$2" 2>/dev/null | tr -d '\r\0') || return 1
   printf '%s' "${answer#*$'\n\n'}"
   [[ ${answer%%$'\n'*} == HTTP/1.*' 200'* ]]
 }

@@ -147,7 +147,7 @@ pub(crate) struct Update {
 #[derive(Debug, Args)]
 struct Instructions {
     /// What the agent is told about its job.
-    #[arg(long, value_name = "TEXT")]
+    #[arg(long, visible_alias = "prompt", value_name = "TEXT")]
     instructions: Option<String>,
     /// The same from a file; `-` is standard input.
     #[arg(long, value_name = "FILE", conflicts_with = "instructions")]
