@@ -13,6 +13,7 @@ mod content;
 mod context;
 mod control;
 mod crash;
+mod demo;
 mod durable;
 mod erasure;
 mod events;
