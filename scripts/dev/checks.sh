@@ -267,9 +267,13 @@ checks_test262() {
 }
 
 checks_lint() {
+  local guest
   ensure_rust
   ensure_packages compiler
   timed "format" as_caller cargo fmt --all -- --check
+  for guest in preinit quickjs typescript; do
+    timed "format of the guest's part $guest" as_caller cargo fmt --manifest-path "services/interpreter/guest/$guest/Cargo.toml" -- --check
+  done
   timed "clippy" as_caller cargo clippy "${cargo_flags[@]}" --workspace --all-targets -- -D warnings
   RUSTDOCFLAGS=-Dwarnings timed "documentation" as_caller cargo doc "${cargo_flags[@]}" --workspace --no-deps
 }

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Builds the guests to Wasm, boots the one that is stored booted, and stores the results in artifacts/.
 #
-#   build.sh           writes artifacts/quickjs.wasm, artifacts/typescript.wasm and artifacts/SHA256SUMS
+#   build.sh           writes artifacts/quickjs.wasm, artifacts/typescript.wasm and artifacts/SHA256SUMS, which has the sources' too
 #   build.sh --check   builds into a temporary folder and compares with artifacts/ byte for byte
 #
 # The same sources give the same bytes on every machine with the same rustc (rust-toolchain.toml) and clang 19.
@@ -76,7 +76,10 @@ for file in "${artefacts[@]}"; do
     fail "$file contains a path of this machine"
   fi
 done
+# With the sources they are built from: a change of those without new artefacts is found by a test, without building anything.
 (cd "$out" && sha256sum "${artefacts[@]}" >SHA256SUMS)
+(cd "$here/artifacts" && find ../*/src ../*/Cargo.* ../*/rust-toolchain.toml ../build.sh -type f -print0 | LC_ALL=C sort -z | xargs -0 sha256sum) \
+  >>"$out/SHA256SUMS"
 
 if "$check"; then
   for file in "${artefacts[@]}" SHA256SUMS; do

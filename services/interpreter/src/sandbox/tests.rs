@@ -1,11 +1,12 @@
-use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use futures::future::BoxFuture;
 use serde_json::{Value as Json, json};
+use sha2::{Digest as _, Sha256};
 use tokio::sync::{Barrier, Notify};
 use tokio_util::sync::CancellationToken;
 
@@ -24,6 +25,34 @@ fn engine() -> &'static Engine {
     static ENGINE: OnceLock<Engine> = OnceLock::new();
     ENGINE
         .get_or_init(|| Engine::new(&cache_dir(), EngineConfig { instances: 256, ..EngineConfig::default() }).unwrap())
+}
+
+/// What is built is committed: here it is held to what it was built from, in `guest --check` by building it again.
+#[test]
+fn the_guests_are_built_from_the_sources_beside_them() {
+    let artifacts = Path::new(env!("CARGO_MANIFEST_DIR")).join("guest/artifacts");
+    let sums = std::fs::read_to_string(artifacts.join("SHA256SUMS")).unwrap();
+    let mut named = BTreeSet::new();
+    for line in sums.lines() {
+        let (sum, name) = line.split_once("  ").unwrap();
+        let file = artifacts.join(name);
+        let bytes = std::fs::read(&file).unwrap_or_else(|error| panic!("{name}: {error}"));
+        let found: String = Sha256::digest(&bytes).iter().map(|byte| format!("{byte:02x}")).collect();
+        assert_eq!(found, sum, "{name} was changed: run services/interpreter/guest/build.sh and commit what it writes");
+        named.insert(file.canonicalize().unwrap());
+    }
+    let mut folders = vec![artifacts];
+    folders.extend(["preinit", "quickjs", "typescript"].map(|part| folders[0].join(format!("../{part}/src"))));
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(&folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if !path.ends_with("SHA256SUMS") {
+                assert!(named.contains(&path.canonicalize().unwrap()), "{} has no sum", path.display());
+            }
+        }
+    }
 }
 
 fn cache_dir() -> PathBuf {
