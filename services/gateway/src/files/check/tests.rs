@@ -184,6 +184,15 @@ fn archives_that_lie_are_refused() {
     refuses(&lies(4_000_000), "another size than it says");
     // One content for many entries: each is unpacked, and none is there twice.
     refuses(&zipped_as(&[deflated("x", &zeros(1))], &[0, 0]), "overlap");
+    // More entries than it says, which others find.
+    let mut few = zipped_as(&[deflated("x", &zeros(1))], &[0, 0]);
+    let end = few.len() - 22;
+    few[end + 8..end + 12].copy_from_slice(&[1, 0, 1, 0]);
+    refuses(&few, "more entries than it says");
+    let mut none = zipped(&[deflated("x", &zeros(1))]);
+    let end = none.len() - 22;
+    none[end + 8..end + 12].copy_from_slice(&[0; 4]);
+    refuses(&none, "more entries than it says");
     // An entry whose content is further entries.
     let inside = zipped(&[stored("inner", b"words")]);
     let mut nested = zipped(&[stored("outer", &inside)]);

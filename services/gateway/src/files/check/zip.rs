@@ -17,6 +17,7 @@ const END_64: &[u8] = b"PK\x06\x06";
 const LOCATOR_64: &[u8] = b"PK\x06\x07";
 const ENTRY: &[u8] = b"PK\x01\x02";
 const LOCAL: &[u8] = b"PK\x03\x04";
+const SIGNATURE: &[u8] = b"PK\x05\x05";
 
 /// The entries of an archive. None overlaps another, or the directory.
 #[derive(Debug)]
@@ -93,6 +94,11 @@ impl Directory {
             let is_readable = flags & 1 == 0 && matches!(method, 0 | 8);
             entries.push(Entry { begins, packed, size, is_deflated: method == 8, is_readable });
             places.push((at, ends));
+        }
+        // Programs that unpack go by the directory and not by the number of its entries. A signature may stand at its end.
+        let mut rest = [0; 4];
+        if reader.read(&mut rest)? > 0 && rest != *SIGNATURE {
+            return refused("the archive has more entries than it says");
         }
         places.sort_unstable();
         if places.windows(2).any(|two| two[0].1 > two[1].0) {
