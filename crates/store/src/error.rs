@@ -73,6 +73,12 @@ pub enum Error {
         /// How many may be.
         limit: u32,
     },
+    /// A user has made too many organisations.
+    #[error("one user may own {limit} organizations, and owns them")]
+    TooManyOrganizations {
+        /// How many may be.
+        limit: u32,
+    },
     /// A file has too many parts.
     #[error("the file has {limit} parts already")]
     TooManyParts {

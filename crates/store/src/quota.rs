@@ -1,7 +1,7 @@
 //! How much an organisation may do, and what it has done. The former is a row that the operator writes; the latter is counted from the
 //! tables that hold what was done, and nowhere else (docs/adr/0033-quotas.md).
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use jiff::{Timestamp, Unit, ZonedRound, tz::TimeZone};
 use serde::{Deserialize, Serialize};
@@ -9,7 +9,7 @@ use uuid::Uuid;
 
 use construct_domain::{ApiKeyId, OrganizationId};
 
-use crate::{Error, Rendered, Store, Write, Written, time, write::begin};
+use crate::{Error, Rendered, Store, Write, Written, text, time, write::begin};
 
 const WHAT: &str = "organization";
 
@@ -167,7 +167,7 @@ impl Counted {
 }
 
 /// The smallest id that a task can have that was made at this time or later: version 7 begins with its time.
-fn least_id(time: Timestamp) -> Uuid {
+pub(crate) fn least_id(time: Timestamp) -> Uuid {
     let millis = u64::try_from(time.as_millisecond()).unwrap_or_default();
     uuid::Builder::from_unix_timestamp_millis(millis, &[0; 10]).into_uuid()
 }
@@ -217,10 +217,10 @@ macro_rules! counts {
             $counted.storage,
             time::sql($periods.day) as _,
             time::sql($periods.month) as _,
-            least_id($periods.day),
+            $crate::quota::least_id($periods.day),
             time::sql($periods.next_day) as _,
             time::sql($periods.next_month) as _,
-            least_id($periods.next_day),
+            $crate::quota::least_id($periods.next_day),
         )
     };
 }
@@ -288,16 +288,40 @@ macro_rules! counts_of_keys {
             $counted.spend,
             time::sql($periods.day) as _,
             time::sql($periods.month) as _,
-            least_id($periods.day),
+            $crate::quota::least_id($periods.day),
             time::sql($periods.next_day) as _,
             time::sql($periods.next_month) as _,
-            least_id($periods.next_day),
+            $crate::quota::least_id($periods.next_day),
             $counted.storage,
         )
     };
 }
 
 impl Store {
+    /// Takes down the tiers that are configured, and which of them is that of everybody: none of them, if nobody is limited by default.
+    ///
+    /// # Errors
+    /// [`Error::Unavailable`].
+    #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
+    pub async fn tiers_set(&self, tiers: &BTreeMap<String, Limits>, default: &str) -> Result<(), Error> {
+        let names: Vec<String> = tiers.keys().cloned().collect();
+        let limits = tiers.values().map(text::json).collect::<Result<Vec<_>, _>>()?;
+        let mut transaction = self.pool.begin().await?;
+        // Several gateways may start at once.
+        sqlx::query!("LOCK TABLE tiers IN SHARE ROW EXCLUSIVE MODE").execute(&mut *transaction).await?;
+        sqlx::query!("DELETE FROM tiers WHERE name <> ALL($1)", &names).execute(&mut *transaction).await?;
+        sqlx::query!(
+            "INSERT INTO tiers (name, limits, is_default) SELECT name, limits, name = $3 FROM unnest($1::text[], $2::jsonb[]) AS t (name, limits)
+             ON CONFLICT ON CONSTRAINT tiers_pkey DO UPDATE SET limits = excluded.limits, is_default = excluded.is_default",
+            &names,
+            &limits,
+            default,
+        )
+        .execute(&mut *transaction)
+        .await?;
+        Ok(transaction.commit().await?)
+    }
+
     /// What the operator has said of an organisation: of most, nothing.
     ///
     /// # Errors
@@ -428,6 +452,8 @@ impl Store {
         Ok(counts.collect())
     }
 }
+
+pub(crate) use {counts, counts_of_keys};
 
 #[cfg(test)]
 pub(crate) mod tests {

@@ -1,6 +1,7 @@
 //! Messages that are sent by the clock: as people keep them here, as they are made due in [`fire`].
 
 mod fire;
+mod room;
 mod write;
 
 use jiff::Timestamp;

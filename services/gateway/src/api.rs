@@ -52,6 +52,8 @@ struct Shared {
     pools: Vec<String>,
     /// Where the interpreters see what the scanner has fetched; none where there is no scanner.
     scans_dir: Option<PathBuf>,
+    /// Team organisations that one user may own.
+    organizations_of_one: u32,
     /// Whether whoever is on this machine is the operator.
     is_local: bool,
     lifecycle: Lifecycle,
@@ -91,6 +93,7 @@ impl Api {
             gate,
             pools,
             scans_dir,
+            organizations_of_one: config.gateway_organizations_of_one,
             is_local,
             lifecycle,
             requests,
@@ -142,6 +145,11 @@ impl Api {
     /// What overviews have said last of what was spent.
     pub(crate) fn lately(&self) -> &Lately {
         &self.shared.lately
+    }
+
+    /// Team organisations that one user may own.
+    pub(crate) fn organizations_of_one(&self) -> u32 {
+        self.shared.organizations_of_one
     }
 
     /// The pools of interpreters that exist, as the operator says.

@@ -81,6 +81,8 @@ pub struct Config {
     pub gateway_tiers: BTreeMap<String, Limits>,
     /// The tier of organisations of which nothing was said. The operator's is `unlimited` then.
     pub gateway_tier: String,
+    /// Team organisations that one user may own: each has quotas of its own. Who makes one while working in the operator's is not limited.
+    pub gateway_organizations_of_one: u32,
     /// Which days and months quotas are of. Not configured: those of UTC, except in tests.
     #[serde(skip)]
     pub(crate) gateway_calendar: Calendar,
@@ -122,6 +124,7 @@ impl Default for Config {
             gateway_files_types: vec!["*/*".to_owned()],
             gateway_tiers: BTreeMap::new(),
             gateway_tier: tiers::UNLIMITED.to_owned(),
+            gateway_organizations_of_one: 20,
             gateway_calendar: Calendar::default(),
             gateway_scans_dir: None,
         }

@@ -94,7 +94,9 @@ impl OrganizationService for Api {
         // The code is not kept for a repeated request: it is stored nowhere.
         let render = |organization: &Organization| silent(&answer(organization, None));
         let stored = code.as_ref().map(|(_, code)| code);
-        let written = entry.store().organization_create(&write, new, stored, render).await;
+        // Each begins with quotas of its own. The operator gives them.
+        let limit = (entry.organization() != OrganizationId::LOCAL).then_some(self.organizations_of_one());
+        let written = entry.store().organization_create(&write, new, stored, limit, render).await;
         let given =
             code.map(|(code, stored)| v1::SetupCode { code, expires_at: Some(convert::time(stored.expires_at)) });
         entry.answer(written.map_err(status::of_store)?, nobody, |made| answer(made, given)).await

@@ -9,7 +9,7 @@ use construct_proto::v1::{
 use construct_store::{Rendered, StoredTask};
 use tonic::{Request, Response, Status};
 
-use crate::{api::Api, convert, events, status, validate::requests};
+use crate::{api::Api, convert, events, quotas::Wanted, status, validate::requests};
 
 /// Letters of a list when the request doesn't say.
 const LETTERS: usize = 50;
@@ -97,6 +97,7 @@ impl RecoveryService for Api {
         let (entry, mut request) = self.enter(request)?;
         let task = requests::task_intent(&request.task, &request.idempotency_key)?;
         let write = entry.write("RetryTask", &mut request);
+        self.allow(&entry, Some(&write), Wanted::WORK).await?;
         let retried = entry.store().task_retry(&write, task, render).await;
         let retried = retried.map_err(|error| status::about(&request.task, error))?;
         let wake = |task: &StoredTask| Some((task.state.id, "retried"));

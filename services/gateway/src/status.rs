@@ -97,7 +97,10 @@ pub(crate) fn of_store(error: Error) -> Status {
             let details = ErrorDetails::with_bad_request_violation("idempotency_key", words);
             Status::with_error_details(Code::InvalidArgument, format!("idempotency_key: {words}"), details)
         }
-        Error::QueueFull { .. } | Error::TooManyScans { .. } | Error::TooManyUploads { .. } => exhausted(message),
+        Error::QueueFull { .. }
+        | Error::TooManyScans { .. }
+        | Error::TooManyUploads { .. }
+        | Error::TooManyOrganizations { .. } => exhausted(message),
         Error::Unavailable(source) => {
             tracing::debug!(error = chain(&*source), "the database is not available");
             unavailable("the database is not available at the moment")
@@ -166,6 +169,7 @@ mod tests {
             (Error::NotUploading, Code::FailedPrecondition),
             (Error::TooManyParts { limit: 1 }, Code::FailedPrecondition),
             (Error::TooManyUploads { limit: 1 }, Code::ResourceExhausted),
+            (Error::TooManyOrganizations { limit: 1 }, Code::ResourceExhausted),
             (Error::TooLong { size: 1 }, Code::InvalidArgument),
             (Error::WrongOffset { offset: 1 }, Code::Aborted),
             (Error::IdempotencyMismatch, Code::InvalidArgument),

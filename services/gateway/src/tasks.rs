@@ -161,6 +161,7 @@ impl TaskService for Api {
         let (entry, mut request) = self.enter(request)?;
         let task = requests::task_intent(&request.task, &request.idempotency_key)?;
         let write = entry.write("ResumeTask", &mut request);
+        self.allow(&entry, Some(&write), Wanted::WORK).await?;
         let resumed = entry.store().task_resume(&write, task, render("task.updated")).await;
         let resumed = resumed.map_err(|error| status::about(&request.task, error))?;
         entry.answer(resumed, wake("resumed"), convert::task).await

@@ -146,19 +146,36 @@ impl Store {
     }
 
     /// Creates a team organisation with its first owner. The write belongs to the organisation that the caller works in, which
-    /// keeps its idempotency key. A `code` lets a program in that cannot enter otherwise.
+    /// keeps its idempotency key. A `code` lets a program in that cannot enter otherwise. Where a `limit` is given, the owner may own as many.
     ///
     /// # Errors
-    /// [`Error::AlreadyExists`] when the slug is taken; those of every write.
+    /// [`Error::AlreadyExists`] when the slug is taken; [`Error::TooManyOrganizations`]; those of every write.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn organization_create(
         &self,
         write: &Write,
         new: NewOrganization,
         code: Option<&NewSetupCode>,
+        limit: Option<u32>,
         render: impl FnOnce(&Organization) -> Rendered + Send,
     ) -> Result<Written<Organization>, Error> {
         let mut writer = begin!(self, write);
+        if let Some(limit) = limit {
+            // Of two at once the second counts the first's.
+            sqlx::query!("SELECT FROM users WHERE id = $1 FOR NO KEY UPDATE", new.owner.uuid())
+                .fetch_optional(&mut *writer.transaction)
+                .await?;
+            let owned = sqlx::query_scalar!(
+                r#"SELECT count(*) AS "owned!" FROM members m JOIN organizations o ON o.id = m.organization_id
+                   WHERE m.user_id = $1 AND m.role = 'owner' AND o.kind = 'team' AND o.deleted_at IS NULL"#,
+                new.owner.uuid(),
+            )
+            .fetch_one(&mut *writer.transaction)
+            .await?;
+            if owned >= i64::from(limit) {
+                return Err(Error::TooManyOrganizations { limit });
+            }
+        }
         sqlx::query!(
             "INSERT INTO organizations (id, name, slug, avatar_url, created_at, updated_at) VALUES ($1, $2, $3, $4, $5, $5)",
             new.id.uuid(),

@@ -13,7 +13,7 @@ use uuid::Uuid;
 use crate::{
     Error, NewEvent, QUEUE_LIMIT, Schedule, Store, StoredEvent, StoredMessage, StoredTask, Target,
     event::{signed, unsigned},
-    schedule::{RUNS_KEPT, RunOutcome, select},
+    schedule::{RUNS_KEPT, RunOutcome, room::missing, select},
     task::write::task_read,
     text,
     time::{micros, sql, sql_option},
@@ -45,7 +45,8 @@ impl Store {
     /// Makes the runs of one schedule that is due. None when none is due that nobody else is at.
     ///
     /// The row is locked until everything is committed, others pass it by, and each run has its own row by which it is known: so it is
-    /// made once, whoever dies whenever. A run whose message cannot be accepted is remembered as failed, and not tried again.
+    /// made once, whoever dies whenever. A run whose message cannot be accepted, or for which the quotas have no room, is remembered as
+    /// failed, and not tried again.
     ///
     /// # Errors
     /// [`Error::Unavailable`], and the schedule stays due. One that cannot be read is stopped, with that as its last error.
@@ -134,6 +135,11 @@ async fn make(
     if !remember(transaction, schedule, due, RunOutcome::Sent, None, now).await? {
         return Ok(());
     }
+    if let Some(words) = missing(transaction, schedule, now).await? {
+        fail(transaction, schedule, due, &words).await?;
+        fired.failures.push(words);
+        return Ok(());
+    }
     let mut part = transaction.begin().await?;
     match send(&mut part, schedule, now, told).await {
         Ok(sent) => {
@@ -154,17 +160,23 @@ async fn make(
         Err(error) => {
             part.rollback().await?;
             let words = error.to_string();
-            sqlx::query!(
-                "UPDATE schedule_runs SET outcome = 'failed', error = $3 WHERE schedule_id = $1 AND due = $2",
-                schedule.id.uuid(),
-                sql(due) as _,
-                words,
-            )
-            .execute(&mut **transaction)
-            .await?;
+            fail(transaction, schedule, due, &words).await?;
             fired.failures.push(words);
         }
     }
+    Ok(())
+}
+
+/// Takes down that a run failed.
+async fn fail(connection: &mut PgConnection, schedule: &Schedule, due: Timestamp, words: &str) -> Result<(), Error> {
+    sqlx::query!(
+        "UPDATE schedule_runs SET outcome = 'failed', error = $3 WHERE schedule_id = $1 AND due = $2",
+        schedule.id.uuid(),
+        sql(due) as _,
+        words,
+    )
+    .execute(connection)
+    .await?;
     Ok(())
 }
 

@@ -45,7 +45,7 @@ async fn team(store: &Store) -> OrganizationId {
     let id = OrganizationId::from_uuid(Uuid::now_v7());
     let (name, slug) = (format!("Team {id}"), id.to_string().replace('_', "-"));
     let new = NewOrganization { id, name, slug, avatar_url: String::new(), owner: UserId::LOCAL };
-    store.organization_create(&write(), new, None, silent).await.expect("it is made");
+    store.organization_create(&write(), new, None, None, silent).await.expect("it is made");
     id
 }
 

@@ -53,7 +53,7 @@ async fn person(store: &Store, subject: &str) -> UserId {
 async fn team(store: &Store, owner: UserId) -> OrganizationId {
     let id = OrganizationId::from_uuid(Uuid::now_v7());
     let new = NewOrganization { id, name: "Team".into(), slug: "team".into(), avatar_url: String::new(), owner };
-    store.organization_create(&write(OrganizationId::LOCAL), new, None, silent).await.expect("it is made");
+    store.organization_create(&write(OrganizationId::LOCAL), new, None, None, silent).await.expect("it is made");
     id
 }
 

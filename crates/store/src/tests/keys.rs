@@ -282,7 +282,7 @@ async fn usage_is_told_apart_and_filtered_by_key() {
     assert_eq!(list(&of_b, Dimensions { tool: true, ..Dimensions::default() }).await, [(String::new(), None, 1)]);
 }
 
-fn new_key(id: ApiKeyId, limits: Limits) -> NewApiKey {
+pub(super) fn new_key(id: ApiKeyId, limits: Limits) -> NewApiKey {
     let mut hash = [0; 32];
     hash[..16].copy_from_slice(id.uuid().as_bytes());
     NewApiKey {

@@ -1,14 +1,16 @@
 //! Messages that are sent by the clock, as far as they are rows.
 
+use std::collections::BTreeMap;
+
 use construct_domain::{
-    ScheduleId,
+    ApiKeyId, ScheduleId,
     schedule::{Missed, Timing},
 };
 use futures::future::join_all;
 use jiff::SignedDuration;
 
-use super::*;
-use crate::{NewSchedule, RUNS_KEPT, RunOutcome, Schedule, ScheduleChanges, Stream, Target, Told};
+use super::{keys::new_key, *};
+use crate::{Limits, NewSchedule, Quota, RUNS_KEPT, RunOutcome, Schedule, ScheduleChanges, Stream, Target, Told};
 
 const TOLD: Told = Told { task: |_| event("task.created"), message: |_| event("message.created") };
 
@@ -142,4 +144,76 @@ async fn the_memory_of_runs_is_bounded() {
     assert_eq!(count, i64::from(RUNS_KEPT));
     let runs = f.store.schedule_runs(one.organization, one.id).await.expect("read");
     assert_eq!((runs[0].due, runs.len()), (start + minutes(150), RUNS_KEPT as usize));
+}
+
+#[tokio::test]
+async fn a_run_beyond_a_quota_fails_and_says_which() {
+    let f = Fixture::new().await;
+    let noon: Timestamp = "2027-03-10T12:00:00Z".parse().expect("a time");
+    let tier = |limits: Limits| BTreeMap::from([("free".to_owned(), limits)]);
+    let free = tier(Limits { tasks_per_day: Some(2), ..Limits::default() });
+    let limited = async |overrides: Limits| {
+        let write = write();
+        let quota = f.store.quota_set(&write, ORG, "free", overrides, None, rendered::<Quota>("quota"));
+        applied(quota.await.expect("set"));
+    };
+    limited(Limits::default()).await;
+    let timing = || Timing::Cron { pattern: "0 * * * *".to_owned(), time_zone: "UTC".to_owned() };
+    let hourly = schedule(&f, "hourly", Target::Agent(f.agent), timing(), Missed::All, noon).await;
+    let fire = async |now: Timestamp| {
+        let fired = f.store.schedule_fire(now, TOLD).await.expect("looked").expect("one was due");
+        (fired.tasks.len(), fired.failures)
+    };
+    // What no gateway has said limits nothing. Of the tasks that are counted some are of the time the test runs at, and not of this day.
+    assert_eq!(fire(noon).await, (1, vec![]));
+    f.store.tiers_set(&free, "unlimited").await.expect("set");
+    let used_up = || vec!["tasks_per_day of the organization is used up".to_owned()];
+    assert_eq!(fire(noon + SignedDuration::from_hours(2)).await, (1, used_up()));
+    assert_eq!(fire(noon + SignedDuration::from_hours(3)).await, (0, used_up()));
+    let runs = f.store.schedule_runs(hourly.organization, hourly.id).await.expect("read");
+    assert_eq!(runs.iter().filter(|run| run.outcome == RunOutcome::Failed).count(), 2);
+    assert_eq!(again(&f, &hourly).await.last_error.as_deref(), Some(used_up()[0].as_str()));
+    // A message to a task that is there begins none.
+    let task = f.task().await;
+    let once = Timing::At(noon + SignedDuration::from_hours(3));
+    schedule(&f, "once", Target::Task(task), once, Missed::Once, noon + SignedDuration::from_hours(3)).await;
+    assert_eq!(fire(noon + SignedDuration::from_hours(3)).await, (1, vec![]));
+    // What the operator says of an organisation stands in the place of its tier's; on the next day there is room again.
+    let more = Limits { tasks_per_day: Some(3), ..Limits::default() };
+    limited(more).await;
+    assert_eq!(fire(noon + SignedDuration::from_hours(4)).await, (1, vec![]));
+    assert_eq!(fire(noon + SignedDuration::from_hours(5)).await, (0, used_up()));
+    f.store.tiers_set(&tier(Limits { tasks_per_day: Some(0), ..Limits::default() }), "free").await.expect("set");
+    assert_eq!(
+        fire(noon + SignedDuration::from_hours(13)).await,
+        (3, (0..5).flat_map(|_| used_up()).collect::<Vec<_>>())
+    );
+    f.store.tiers_set(&BTreeMap::new(), "unlimited").await.expect("set");
+}
+
+#[tokio::test]
+async fn a_run_beyond_a_quota_of_the_schedules_key_fails_too() {
+    let f = Fixture::new().await;
+    let noon: Timestamp = "2027-03-10T12:00:00Z".parse().expect("a time");
+    let key = ApiKeyId::from_uuid(Uuid::now_v7());
+    let limits = Limits { spend_per_month_pico_usd: Some(0), ..Limits::default() };
+    f.store.api_key_create(&write(), new_key(key, limits)).await.expect("made");
+    let hourly = Timing::Cron { pattern: "0 * * * *".to_owned(), time_zone: "UTC".to_owned() };
+    let of_key = Write { key: Some(key), ..write() };
+    let new = NewSchedule {
+        id: ScheduleId::from_uuid(Uuid::now_v7()),
+        name: "hourly".to_owned(),
+        target: Target::Agent(f.agent),
+        content: text("good morning"),
+        interrupts: false,
+        title: String::new(),
+        workspace: String::new(),
+        timing: hourly,
+        missed: Missed::Once,
+        next_run: Some(noon),
+    };
+    applied(f.store.schedule_create(&of_key, new, rendered("schedule.created")).await.expect("created"));
+    let fired = f.store.schedule_fire(noon, TOLD).await.expect("looked").expect("one was due");
+    assert_eq!((fired.tasks.len(), fired.failures.len()), (0, 1));
+    assert_eq!(fired.failures[0], "key_spend_per_month of the API key it was made with is used up");
 }

@@ -92,6 +92,23 @@ async fn in_local_mode_who_says_nothing_is_the_operator_and_who_says_something_i
 }
 
 #[tokio::test]
+async fn a_user_owns_so_many_organizations_and_no_more() {
+    let gateway = Gateway::start_with(Config { gateway_organizations_of_one: 2, ..required() }).await;
+    let (organization, owner) = other(&gateway, "first").await;
+    let (_, mine) = key(&gateway, (organization, owner), Role::Owner, &[Scope::Admin], None).await;
+    let make = async |key: &str, slug: &str| {
+        organizations(gateway.channel()).create_organization(authorized(organization_spec(slug), Some(key))).await
+    };
+    make(&mine, "second").await.expect("there is room");
+    let status = refused(make(&mine, "third").await, Code::ResourceExhausted);
+    assert!(status.message().contains("one user may own 2 organizations"), "{status:?}");
+    let (_, operator) = key(&gateway, (OrganizationId::LOCAL, UserId::LOCAL), Role::Owner, &[Scope::Admin], None).await;
+    for slug in ["a", "b", "c"] {
+        make(&operator, &format!("team-{slug}")).await.expect("the operator gives quotas");
+    }
+}
+
+#[tokio::test]
 async fn the_socket_is_for_processes_of_the_same_user_even_where_log_in_is_required() {
     let directory = std::env::temp_dir().join(format!("construct-gateway-{}", uuid::Uuid::now_v7()));
     std::fs::create_dir(&directory).expect("a directory");

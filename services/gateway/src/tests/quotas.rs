@@ -280,6 +280,9 @@ async fn what_lasts_is_refused_when_it_is_used_up_and_what_was_done_is_answered_
     store.step_usage_record(owner, task.parse().expect("an id"), None, &ledger, now).await.expect("booked");
     // What was counted is believed for a moment.
     let refusal = until("the tokens are counted", || say("again"), Result::is_err).await;
+    let resume = v1::ResumeTaskRequest { task: task.clone(), ..v1::ResumeTaskRequest::default() };
+    let resume = TaskServiceClient::new(gateway.channel()).resume_task(authorized(resume, Some(&calm))).await;
+    assert_eq!(quota(resume).0, "tokens_per_day");
     assert_eq!(quota(refusal).0, "tokens_per_day");
     let shown = v1::GetQuotaRequest::default();
     let shown = usage(&gateway).get_quota(authorized(shown, Some(&calm))).await.expect("shown").into_inner();

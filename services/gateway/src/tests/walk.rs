@@ -121,7 +121,7 @@ pub(super) async fn other(gateway: &Gateway, slug: &str) -> (OrganizationId, Use
     let id = OrganizationId::from_uuid(Uuid::now_v7());
     let new = NewOrganization { id, name: slug.into(), slug: slug.into(), avatar_url: String::new(), owner };
     let render = crate::organizations::silent(&());
-    let made = gateway.store().organization_create(&write(OrganizationId::LOCAL), new, None, |_| render).await;
+    let made = gateway.store().organization_create(&write(OrganizationId::LOCAL), new, None, None, |_| render).await;
     made.expect("it is made");
     (id, owner)
 }

@@ -1,0 +1,89 @@
+//! Whether the quotas of a schedule's organisation, and of the key it was made with, have room for a run (docs/quotas.md).
+
+use construct_domain::{ApiKeyId, OrganizationId};
+use jiff::Timestamp;
+use serde_json::Value;
+use sqlx::PgConnection;
+
+use crate::{
+    Counted, Counts, Error, Limits, Periods, Schedule, Target,
+    quota::{counts, counts_of_keys},
+    time,
+};
+
+/// Which quota is used up, in words; none: there is room.
+pub(super) async fn missing(
+    connection: &mut PgConnection,
+    schedule: &Schedule,
+    now: Timestamp,
+) -> Result<Option<String>, Error> {
+    let organization = schedule.organization;
+    let key = schedule.key.map(ApiKeyId::uuid);
+    // What the operator has said of the organisation stands in the place of its tier's, and a tier that is gone is that of everybody.
+    let row = sqlx::query!(
+        r#"SELECT coalesce(t.limits, '{}') || jsonb_strip_nulls(jsonb_build_object(
+                      'tasks_per_day', q.tasks_per_day, 'runs_per_day', q.runs_per_day, 'tokens_per_day', q.tokens_per_day,
+                      'spend_per_month_pico_usd', q.spend_per_month_pico_usd)) AS "organization!",
+                  (SELECT k.limits FROM api_keys k WHERE k.id = $2) AS key
+           FROM organizations o
+           LEFT JOIN quotas q ON q.organization_id = o.id
+           LEFT JOIN tiers t ON CASE
+               WHEN EXISTS (SELECT FROM tiers n WHERE n.name = q.tier) THEN t.name = q.tier
+               ELSE t.is_default AND o.id <> $3 AND coalesce(q.tier, '') <> 'unlimited'
+           END
+           WHERE o.id = $1"#,
+        organization.uuid(),
+        key,
+        OrganizationId::LOCAL.uuid(),
+    )
+    .fetch_optional(&mut *connection)
+    .await?;
+    let Some(row) = row else { return Ok(None) };
+    let periods = Periods::of(now);
+    if let Some((id, stored)) = schedule.key.zip(row.key) {
+        let limits = limits(stored)?;
+        let counted = asked(&limits, schedule);
+        if counted != Counted::default() {
+            let rows = counts_of_keys!(organization, counted, periods).fetch_all(&mut *connection).await?;
+            let done = rows.into_iter().find(|row| row.key == id.uuid()).map(|row| Counts {
+                tasks: row.tasks,
+                runs: row.runs,
+                tokens: row.tokens,
+                spend_pico_usd: row.spend_pico_usd,
+                storage_bytes: row.storage_bytes,
+            });
+            if let Some(quota) = exceeded(&limits, counted, &done.unwrap_or_default()) {
+                return Ok(Some(format!("key_{quota} of the API key it was made with is used up")));
+            }
+        }
+    }
+    let limits = limits(row.organization)?;
+    let counted = asked(&limits, schedule);
+    if counted == Counted::default() {
+        return Ok(None);
+    }
+    let done = counts!(organization, counted, periods).fetch_one(&mut *connection).await?;
+    Ok(exceeded(&limits, counted, &done).map(|quota| format!("{quota} of the organization is used up")))
+}
+
+fn limits(stored: Value) -> Result<Limits, Error> {
+    serde_json::from_value(stored).map_err(Error::internal)
+}
+
+/// What a run adds to, of what is limited.
+fn asked(limits: &Limits, schedule: &Schedule) -> Counted {
+    let all = Counted::of(limits);
+    Counted { tasks: all.tasks && matches!(schedule.target, Target::Agent(_)), storage: false, ..all }
+}
+
+fn exceeded(limits: &Limits, counted: Counted, done: &Counts) -> Option<&'static str> {
+    let is_full = |done: i64, limit: Option<i64>| limit.is_some_and(|limit| done >= limit);
+    [
+        ("tasks_per_day", counted.tasks && is_full(done.tasks, limits.tasks_per_day)),
+        ("runs_per_day", is_full(done.runs, limits.runs_per_day)),
+        ("tokens_per_day", is_full(done.tokens, limits.tokens_per_day)),
+        ("spend_per_month", is_full(done.spend_pico_usd, limits.spend_per_month_pico_usd)),
+    ]
+    .into_iter()
+    .find_map(|(name, full)| full.then_some(name))
+}
