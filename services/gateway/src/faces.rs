@@ -28,7 +28,7 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 use tonic::{
     Status,
     body::Body,
-    codegen::http::{HeaderMap, Request, Response, header},
+    codegen::http::{HeaderMap, Request, Response, StatusCode, header},
 };
 use tonic_web::GrpcWebLayer;
 use tower::{BoxError, Layer, Service, ServiceExt as _, service_fn, util::BoxCloneService};
@@ -206,6 +206,7 @@ impl Shared {
         request.extensions_mut().insert(transcoded.clone());
         let mut counted = metrics::Call::transcoded(name, face, transcoded);
         let let_in = self.let_in(method, &request);
+        let challenge = self.rest.challenge(&request);
         let mut response = match kind {
             Kind::Grpc | Kind::GrpcWeb => {
                 // Within what transcodes, so that the deadline is told in this form as well.
@@ -216,7 +217,7 @@ impl Shared {
                 }
             }
             Kind::Connect | Kind::Rest => {
-                let response = match let_in.await {
+                let mut response = match let_in.await {
                     Ok((_place, metered)) => {
                         let refusal = metered.clone();
                         if let Some(metered) = metered {
@@ -239,6 +240,11 @@ impl Shared {
                     Err(refusal) => errors::problem(&refusal),
                 };
                 counted.ended(errors::code(&response));
+                if response.status() == StatusCode::UNAUTHORIZED
+                    && let Some(challenge) = challenge
+                {
+                    response.headers_mut().insert(header::WWW_AUTHENTICATE, challenge);
+                }
                 response
             }
         };

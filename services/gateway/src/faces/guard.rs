@@ -25,7 +25,7 @@ const SENT: HeaderValue = HeaderValue::from_static(
 const READ: HeaderValue = HeaderValue::from_static(
     "accept-ranges, connect-content-encoding, content-disposition, content-encoding, content-range, etag, grpc-message, grpc-status, \
      grpc-status-details-bin, location, ratelimit, ratelimit-policy, retry-after, tus-extension, tus-max-size, tus-resumable, \
-     tus-version, upload-expires, upload-length, upload-offset",
+     tus-version, upload-expires, upload-length, upload-metadata, upload-offset, www-authenticate",
 );
 const METHODS: HeaderValue = HeaderValue::from_static("GET, HEAD, POST, PUT, PATCH, DELETE");
 /// Seconds a browser may remember the answer to its question.

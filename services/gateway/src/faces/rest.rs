@@ -15,6 +15,7 @@ mod sse;
 use std::collections::BTreeMap;
 
 use bytes::Bytes;
+use http_body::Body as _;
 use tonic::{
     Code, Status,
     body::Body,
@@ -75,7 +76,7 @@ impl Rest {
             return self.files.method(request);
         }
         let rows = self.paths.at(request.uri().path()).ok()?.value;
-        rows.iter().find(|row| row.route.verb == *request.method()).map(|row| &row.method)
+        find(rows, request.method()).map(|row| &row.method)
     }
 
     /// Whether what a method answers with is served as server-sent events.
@@ -83,8 +84,29 @@ impl Rest {
         method.streams() && sse::is_for(&method.descriptor.output())
     }
 
+    /// What somebody is told whose credentials are missing or worth nothing (RFC 6750), with where to read how one logs in (RFC 9728).
+    pub(super) fn challenge(&self, request: &Request<Body>) -> Option<HeaderValue> {
+        let mut parameters = Vec::new();
+        if request.headers().contains_key(header::AUTHORIZATION) {
+            parameters.push("error=\"invalid_token\"".to_owned());
+        }
+        if let Some(login) = &self.login {
+            parameters.push(format!("resource_metadata=\"{}{}\"", login.resource(request), login::PATH));
+        }
+        HeaderValue::try_from(format!("Bearer {}", parameters.join(", ")).trim_end()).ok()
+    }
+
     /// Answers a request that is for no other face.
-    pub(super) async fn serve(&self, inner: Inner, request: Request<Body>) -> Response<Body> {
+    pub(super) async fn serve(&self, inner: Inner, mut request: Request<Body>) -> Response<Body> {
+        if *request.method() == Verb::HEAD && !files::is_for(request.uri().path()) {
+            // Whatever can be got can be asked for without its body (RFC 9110, 9.3.2).
+            *request.method_mut() = Verb::GET;
+            return bare(self.get(inner, request).await);
+        }
+        self.get(inner, request).await
+    }
+
+    async fn get(&self, inner: Inner, request: Request<Body>) -> Response<Body> {
         let path = request.uri().path().to_owned();
         if path == "/openapi.json" {
             return match *request.method() {
@@ -109,13 +131,28 @@ impl Rest {
             let words = "there is no such resource; /openapi.json lists what there is";
             return errors::problem_as(StatusCode::NOT_FOUND, &Status::not_found(words));
         };
-        let Some(row) = found.value.iter().find(|row| row.route.verb == *request.method()) else {
+        let Some(row) = find(found.value, request.method()) else {
             let verbs: Vec<_> = found.value.iter().map(|row| row.route.verb.clone()).collect();
             return not_allowed(&verbs);
         };
         let values = found.params.iter().map(|(_, value)| value.to_owned()).collect();
         row.serve(inner, request, values).await
     }
+}
+
+/// An answer without its body, which says how long that would be.
+fn bare(response: Response<Body>) -> Response<Body> {
+    let length = response.body().size_hint().exact();
+    let (mut head, _) = response.into_parts();
+    if let Some(length) = length {
+        head.headers.insert(header::CONTENT_LENGTH, HeaderValue::from(length));
+    }
+    Response::from_parts(head, Body::empty())
+}
+
+/// The row that a request calls.
+fn find<'a>(rows: &'a [Row], verb: &Verb) -> Option<&'a Row> {
+    rows.iter().find(|row| row.route.verb == *verb || *verb == Verb::HEAD && row.route.verb == Verb::GET)
 }
 
 /// `/v1/tasks/{task}` as `/v1/tasks/{0}`.
@@ -241,7 +278,11 @@ fn success(route: &Route, method: &prost_reflect::MethodDescriptor) -> StatusCod
 fn not_allowed(verbs: &[Verb]) -> Response<Body> {
     let words = Status::unimplemented("this resource does not know this verb");
     let mut response = errors::problem_as(StatusCode::METHOD_NOT_ALLOWED, &words);
-    let verbs = verbs.iter().map(Verb::as_str).collect::<Vec<_>>().join(", ");
+    let mut verbs: Vec<_> = verbs.iter().map(Verb::as_str).collect();
+    if verbs.contains(&"GET") && !verbs.contains(&"HEAD") {
+        verbs.push("HEAD");
+    }
+    let verbs = verbs.join(", ");
     if let Ok(verbs) = HeaderValue::try_from(verbs) {
         response.headers_mut().insert(header::ALLOW, verbs);
     }

@@ -48,7 +48,7 @@ impl Login {
     }
 
     /// What the gateway was asked as. Who lies about it is told the lie.
-    fn resource(&self, request: &Request<Body>) -> String {
+    pub(super) fn resource(&self, request: &Request<Body>) -> String {
         let text = |headers: &HeaderMap, name: &str| {
             headers.get(name).and_then(|value| value.to_str().ok()).map(str::to_owned)
         };

@@ -70,6 +70,7 @@ async fn an_upload_by_tus_goes_on_where_it_was_cut() {
     let offset = || async {
         let (status, headers) = tus(&gateway, "HEAD", &location, &[], Vec::new()).await;
         assert_eq!((status, header(&headers, "upload-length")), (200, content.len().to_string()));
+        assert!(header(&headers, "upload-metadata").starts_with("filename w5xiZXIudHh0"), "{headers:?}");
         header(&headers, "upload-offset").parse::<usize>().expect("a number")
     };
     until("two parts are there", offset, |offset| *offset >= 4 * 1024 * 1024).await;

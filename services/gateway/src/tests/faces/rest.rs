@@ -112,7 +112,7 @@ async fn what_is_wrong_with_a_request_is_a_problem_with_its_fields() {
     let put = http().put(gateway.url("/v1/tasks")).send().await.expect("it answers");
     assert_eq!(
         (put.status(), &put.headers()["allow"]),
-        (StatusCode::METHOD_NOT_ALLOWED, &"POST, GET".parse().expect("a value"))
+        (StatusCode::METHOD_NOT_ALLOWED, &"POST, GET, HEAD".parse().expect("a value"))
     );
     // A name may have any characters in a path.
     json_of(http().get(gateway.url("/v1/agents/a%2Fb%20c")), StatusCode::BAD_REQUEST).await;
@@ -153,9 +153,51 @@ async fn whoever_asks_is_told_how_people_log_in() {
         let post = client.post(gateway.url(path)).send().await.expect("it answers");
         assert_eq!(
             (post.status(), &post.headers()["allow"]),
-            (StatusCode::METHOD_NOT_ALLOWED, &"GET".parse().expect("a value"))
+            (StatusCode::METHOD_NOT_ALLOWED, &"GET, HEAD".parse().expect("a value"))
         );
     }
+}
+
+#[tokio::test]
+async fn whatever_can_be_got_can_be_asked_for_without_its_body() {
+    let gateway = Gateway::start().await.with_agent().await;
+    for client in [http(), http2()] {
+        for path in ["/v1/agents", "/v1/agents/ada", "/v1/agents/eve", "/openapi.json", "/v1/nothing"] {
+            let got = client.get(gateway.url(path)).send().await.expect("it answers");
+            let head = client.head(gateway.url(path)).send().await.expect("it answers");
+            assert_eq!(head.status(), got.status(), "{path}");
+            assert_eq!(head.headers()["content-type"], got.headers()["content-type"], "{path}");
+            let length = got.bytes().await.expect("a body").len().to_string();
+            assert_eq!(head.headers()["content-length"], length, "{path}");
+            assert_eq!(head.bytes().await.expect("none").len(), 0, "{path}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn who_may_not_come_in_is_told_how_to() {
+    let challenge = async |gateway: &Gateway, path: &str, key: Option<&str>| {
+        let request = http().post(gateway.url(path)).header("content-type", "application/json").body("{}");
+        let request = key.into_iter().fold(request, reqwest::RequestBuilder::bearer_auth);
+        let refused = request.send().await.expect("it answers");
+        assert_eq!(refused.status(), StatusCode::UNAUTHORIZED);
+        refused.headers()["www-authenticate"].to_str().expect("text").to_owned()
+    };
+    let keys = Gateway::start_with(crate::tests::walk::required()).await;
+    let issuer = crate::Config {
+        gateway_oidc_issuer: Some("https://login.example.com".to_owned()),
+        gateway_oidc_audience: Some("construct".to_owned()),
+        ..crate::tests::walk::required()
+    };
+    let people = Gateway::start_with(issuer).await;
+    for path in ["/v1/tasks", "/construct.v1.TaskService/ListTasks"] {
+        assert_eq!(challenge(&keys, path, None).await, "Bearer");
+        assert_eq!(challenge(&keys, path, Some("ct_x")).await, "Bearer error=\"invalid_token\"");
+        let metadata = people.url("/.well-known/oauth-protected-resource");
+        assert_eq!(challenge(&people, path, None).await, format!("Bearer resource_metadata=\"{metadata}\""));
+    }
+    let got = http().get(keys.url("/v1/agents")).send().await.expect("it answers");
+    assert!(got.headers().contains_key("www-authenticate"));
 }
 
 /// A stream of server-sent events, read line by line.

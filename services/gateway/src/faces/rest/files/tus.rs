@@ -118,8 +118,16 @@ impl Work<'_> {
         let file = self.get(file).await.map_err(|status| refused(&status))?;
         is_refused(&file)?;
         let mut response = state(StatusCode::OK, &file);
+        let spec = file.spec.unwrap_or_default();
         let headers = response.headers_mut();
-        headers.insert(LENGTH, HeaderValue::from(file.spec.unwrap_or_default().size));
+        headers.insert(LENGTH, HeaderValue::from(spec.size));
+        // What is kept of what the client said.
+        let kept = [("filename", &spec.name), ("filetype", &spec.media_type), ("sha256", &spec.sha256)];
+        let said = kept.iter().filter(|(_, value)| !value.is_empty());
+        let said: Vec<_> = said.map(|(key, value)| format!("{key} {}", STANDARD.encode(value))).collect();
+        if let Ok(said) = HeaderValue::try_from(said.join(",")) {
+            headers.insert(METADATA, said);
+        }
         headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-store"));
         Ok(response)
     }
