@@ -36,6 +36,7 @@ mod model_tokens;
 mod models;
 mod organizations;
 mod page;
+mod places;
 mod pools;
 mod providers;
 mod publish;
@@ -79,7 +80,7 @@ use crate::{
     providers::Providers,
     publish::Publisher,
     subscribe::hub::Hub,
-    tls::{Tls, accept::Handshakes},
+    tls::{Tls, accept},
 };
 
 #[cfg(test)]
@@ -115,7 +116,7 @@ async fn start(
     let socket = socket::open(passed, config.gateway_socket.as_deref())?;
     let (database, nats) = (context.readiness().register("postgresql"), context.readiness().register("nats"));
     let serving = context.readiness().register("requests");
-    let tls = Tls::new(config).await?.map(|tls| (tls, Handshakes::default()));
+    let tls = Tls::new(config).await?.map(|tls| (tls, accept::handshakes()));
     if let Some((tls, _)) = &tls {
         lifecycle.spawn_job("certificates", tls.clone().watch(lifecycle.draining()));
     }
@@ -129,6 +130,7 @@ async fn start(
         let options = PoolOptions { application_name: "construct-gateway".to_owned(), ..PoolOptions::default() };
         let store = Store::connect(url.expose(), options).await?;
         store.migrate().await?;
+        store.tiers_set(&config.gateway_tiers, &config.gateway_tier).await?;
         clock::take(|| store.clock()).await?;
         anyhow::Ok(store)
     });

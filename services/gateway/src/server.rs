@@ -41,11 +41,9 @@ use crate::{
     api::Api,
     faces::Faces,
     identity::guard::GuardLayer,
+    places::Places,
     socket::Socket,
-    tls::{
-        Tls,
-        accept::{self, Handshakes},
-    },
+    tls::{Tls, accept},
 };
 
 /// Bytes of a request at most, after decompression. The largest valid one is a message of 1 MiB.
@@ -102,7 +100,7 @@ macro_rules! limited {
 pub(crate) async fn spawn(
     api: Api,
     listener: TcpListener,
-    tls: Option<(Tls, Handshakes)>,
+    tls: Option<(Tls, Places)>,
     socket: Option<Socket>,
     config: &Config,
     context: &Context,

@@ -24,15 +24,17 @@ use self::{calls::Calls, connection::Connection};
 use super::{Faces, guard::Guard};
 use crate::{
     Config,
+    places::Places,
     tls::{
-        Tls,
-        accept::{self, Handshakes},
-        stream::Stream,
+        Tls, accept,
+        stream::{Over, Stream},
     },
 };
 
 /// Connections at the same time. Further ones are closed at once, with the reason.
 const CONNECTIONS: usize = 1024;
+/// Those of one network. Behind a proxy that hides who comes all are.
+const CONNECTIONS_OF_ONE: usize = 512;
 /// Bytes of a line at most: as for a request of gRPC.
 const MAX_LINE: usize = crate::server::MAX_REQUEST;
 /// Requests of one connection that are worked on at the same time, streams among them. Further ones are refused.
@@ -49,12 +51,18 @@ const IDLE: Duration = Duration::from_secs(600);
 /// How long a client may leave what it is sent unread, when it is time to close the connection.
 const LINGER: Duration = Duration::from_secs(5);
 
+/// Whole sessions that are in memory at the same time, of all connections, and how long one waits for a place.
+const SESSIONS: usize = 64;
+const ROOM: Duration = Duration::from_secs(10);
+
 /// What the operator protocol needs to know.
 struct Options {
     /// Who answers when a request names no agent.
     agent: Option<String>,
     /// Which pages may open a WebSocket.
     guard: Guard,
+    /// Places for sessions that are shown whole.
+    room: Arc<Semaphore>,
 }
 
 /// Serves the protocol until the process drains.
@@ -63,19 +71,20 @@ struct Options {
 /// When the listener has no address.
 pub(crate) fn spawn(
     listener: TcpListener,
-    tls: Option<(Tls, Handshakes)>,
+    tls: Option<(Tls, Places)>,
     faces: &Faces,
     config: &Config,
     lifecycle: &Lifecycle,
 ) -> std::io::Result<()> {
     let address = listener.local_addr()?;
     let guard = Guard::new(address.ip().is_loopback(), &config.gateway_origins, &config.gateway_hosts);
-    let options = Arc::new(Options { agent: config.gateway_operator_agent.clone(), guard });
+    let room = Arc::new(Semaphore::new(SESSIONS));
+    let options = Arc::new(Options { agent: config.gateway_operator_agent.clone(), guard, room });
     let calls = Calls::new(faces);
     tracing::info!(%address, tls = tls.is_some(), "serving the operator protocol");
     let (draining, running) = (lifecycle.draining(), lifecycle.clone());
     lifecycle.spawn_job("operator protocol", async move {
-        let places = Arc::new(Semaphore::new(CONNECTIONS));
+        let places = Places::new(CONNECTIONS, CONNECTIONS_OF_ONE);
         loop {
             let accepted = tokio::select! {
                 () = draining.cancelled() => return,
@@ -90,29 +99,29 @@ pub(crate) fn spawn(
                     continue;
                 }
             };
-            let place = Arc::clone(&places).try_acquire_owned().ok();
+            // Who is gone already needs none.
+            let Ok(peer) = stream.peer_addr() else { continue };
+            let place = places.take(peer);
             let connection = Connection::new(&stream, calls.clone(), Arc::clone(&options), draining.clone());
             let Some((tls, handshakes)) = &tls else {
                 running.spawn_job("operator connection", async move {
                     match place {
-                        Some(_place) => connection.run(Stream::Plain(stream)).await,
-                        None => connection.refuse(Stream::Plain(stream)).await,
+                        Some(place) => connection.run(Stream::holding(Over::Plain(stream), place)).await,
+                        None => connection.refuse(stream).await,
                     }
                 });
                 continue;
             };
             // Who is not even secured is told nothing.
-            let shaking = stream.peer_addr().ok().and_then(|peer| handshakes.begin(peer));
-            let (Some(place), Some(shaking)) = (place, shaking) else { continue };
+            let (Some(place), Some(shaking)) = (place, handshakes.take(peer)) else { continue };
             let (config, stopping) = (tls.lines(), draining.clone());
             running.spawn_job("operator connection", async move {
-                let _place = place;
                 let secured = tokio::select! {
                     () = stopping.cancelled() => return,
                     secured = accept::secure(stream, config, shaking) => secured,
                 };
                 match secured {
-                    Ok(stream) => connection.run(stream).await,
+                    Ok(over) => connection.run(Stream::holding(over, place)).await,
                     Err(error) => tracing::debug!(%error, "a connection could not be secured"),
                 }
             });

@@ -8,7 +8,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObjec
 use serde_json::{Value, json};
 use tokio::{
     io::{AsyncBufReadExt as _, AsyncReadExt as _, AsyncWriteExt as _, BufReader},
-    net::TcpStream,
+    net::{TcpSocket, TcpStream},
 };
 use tonic::transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity};
 
@@ -161,8 +161,64 @@ async fn the_operator_protocol_speaks_it_too() {
     assert_eq!((&answer["type"], &answer["id"]), (&json!("sessions"), &json!("1")), "{answer}");
 }
 
+/// Lines that don't fit into what is on its way come to their end.
+#[tokio::test]
+async fn a_long_line_of_the_operator_protocol_comes_whole() {
+    let (ca, folder) = (Authority::new("ca"), Folder::new());
+    folder.take(&ca.vouch("gateway", |_| {}));
+    let gateway = Gateway::unready(folder.config()).await;
+    let channel = ready(&gateway, &trusting(&ca.pem())).await;
+    let (mut providers, mut models, mut agents) = (
+        v1::model_provider_service_client::ModelProviderServiceClient::new(channel.clone()),
+        v1::model_service_client::ModelServiceClient::new(channel.clone()),
+        v1::agent_service_client::AgentServiceClient::new(channel),
+    );
+    providers.create_model_provider(provider("p")).await.expect("the provider is made");
+    models.create_model(model("m")).await.expect("the model is made");
+    agents.create_agent(agent("ada")).await.expect("the agent is made");
+    let mut stream = secured(&gateway, &ca.pem(), None).await.expect("it comes in");
+    let mut session = Value::Null;
+    for _ in 0..4 {
+        let said = json!([{"role": "user", "content": [{"type": "text", "text": "long ".repeat(180_000)}]}]);
+        let line = json!({"type": "dispatch", "agentID": "ada", "sessionID": session, "messages": said});
+        let made = asked(&mut stream, &line).await.expect("it answers");
+        assert_eq!(made["stopReason"], "dispatched", "{made}");
+        session = made["sessionID"].clone();
+    }
+    stream
+        .write_all(format!("{}\n", json!({"type": "export_session", "sessionID": session})).as_bytes())
+        .await
+        .expect("it reads");
+    stream.flush().await.expect("it reads");
+    // Meanwhile all that there is room for is filled.
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    let mut line = String::new();
+    within("the end of the line", stream.read_line(&mut line)).await.expect("it comes");
+    let exported: Value = serde_json::from_str(&line).expect("JSON");
+    assert_eq!(exported["session"]["turns"].as_array().map(Vec::len), Some(4));
+    assert!(line.len() > 3_600_000, "{}", line.len());
+}
+
 /// What is answered over the operator protocol to who trusts an authority, and shows a certificate or none.
 async fn sessions(gateway: &Gateway, ca: &str, shown: Option<&Made>) -> io::Result<Value> {
+    asked(&mut secured(gateway, ca, shown).await?, &json!({"id": "1", "type": "list_sessions"})).await
+}
+
+type Secured = BufReader<tokio_rustls::client::TlsStream<TcpStream>>;
+
+/// The answer to a line.
+async fn asked(stream: &mut Secured, line: &Value) -> io::Result<Value> {
+    stream.write_all(format!("{line}\n").as_bytes()).await?;
+    stream.flush().await?;
+    let mut line = String::new();
+    match within("an answer", stream.read_line(&mut line)).await? {
+        0 => Err(io::ErrorKind::UnexpectedEof.into()),
+        _ => Ok(serde_json::from_str(&line).expect("JSON")),
+    }
+}
+
+/// A connection to the operator protocol's port that has not much room.
+async fn secured(gateway: &Gateway, ca: &str, shown: Option<&Made>) -> io::Result<Secured> {
     let der = |pem: &str| CertificateDer::from_pem_slice(pem.as_bytes()).expect("a certificate");
     let mut roots = rustls::RootCertStore::empty();
     roots.add(der(ca)).expect("it is taken");
@@ -178,17 +234,12 @@ async fn sessions(gateway: &Gateway, ca: &str, shown: Option<&Made>) -> io::Resu
             builder.with_client_auth_cert(vec![der(&made.certificate)], key).expect("they belong together")
         }
     };
-    let stream = TcpStream::connect(gateway.operator).await.expect("it listens");
+    let socket = TcpSocket::new_v4()?;
+    socket.set_recv_buffer_size(16 * 1024)?;
+    let stream = socket.connect(gateway.operator).await.expect("it listens");
     let name = ServerName::try_from("localhost").expect("a name");
     let connector = tokio_rustls::TlsConnector::from(Arc::new(config));
-    let mut stream = BufReader::new(connector.connect(name, stream).await?);
-    stream.write_all(format!("{}\n", json!({"id": "1", "type": "list_sessions"})).as_bytes()).await?;
-    stream.flush().await?;
-    let mut line = String::new();
-    match within("an answer", stream.read_line(&mut line)).await? {
-        0 => Err(io::ErrorKind::UnexpectedEof.into()),
-        _ => Ok(serde_json::from_str(&line).expect("JSON")),
-    }
+    Ok(BufReader::new(connector.connect(name, stream).await?))
 }
 
 #[tokio::test]

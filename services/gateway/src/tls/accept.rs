@@ -1,23 +1,20 @@
 //! Connections that come in, until they can be spoken over.
 
-use std::{
-    collections::HashMap,
-    io,
-    net::{IpAddr, SocketAddr},
-    sync::{Arc, Mutex, PoisonError},
-    time::Duration,
-};
+use std::{io, sync::Arc, time::Duration};
 
 use construct_runtime::Lifecycle;
-use futures::{Stream as Incoming, StreamExt as _, stream};
+use futures::{Stream as Incoming, StreamExt as _, future, stream};
 use rustls::ServerConfig;
 use tokio::{net::TcpStream, sync::mpsc};
 use tokio_rustls::TlsAcceptor;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::transport::server::TcpIncoming;
 
-use super::{Tls, stream::Stream};
-use crate::identity::failures::network;
+use super::{
+    Tls,
+    stream::{Over, Stream},
+};
+use crate::places::{Place, Places};
 
 /// How long a handshake may take.
 const HANDSHAKE: Duration = Duration::from_secs(10);
@@ -25,65 +22,50 @@ const HANDSHAKE: Duration = Duration::from_secs(10);
 /// connects slowly must not hold many places.
 const HANDSHAKES: usize = 1024;
 /// Those of one network.
-const OF_ONE: usize = 128;
+const HANDSHAKES_OF_ONE: usize = 128;
+/// Connections of gRPC's port at the same time. Further ones are closed at once.
+const CONNECTIONS: usize = 16_384;
+/// Those of one network. Behind a proxy that hides who comes all are.
+const CONNECTIONS_OF_ONE: usize = 8_192;
 /// Connections that are ready and not yet taken.
 const READY: usize = 64;
 
-/// Handshakes that are under way, by network. Clones are the same.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Handshakes(Arc<Mutex<HashMap<IpAddr, usize>>>);
-
-/// A handshake's place.
-#[derive(Debug)]
-pub(crate) struct Place {
-    all: Handshakes,
-    network: IpAddr,
-}
-
-impl Handshakes {
-    /// A place, unless there are too many.
-    pub(crate) fn begin(&self, peer: SocketAddr) -> Option<Place> {
-        let network = network(peer.ip());
-        let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if counts.values().sum::<usize>() >= HANDSHAKES || counts.get(&network).is_some_and(|count| *count >= OF_ONE) {
-            return None;
-        }
-        *counts.entry(network).or_default() += 1;
-        drop(counts);
-        Some(Place { all: self.clone(), network })
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        let mut counts = self.all.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(count) = counts.get_mut(&self.network) {
-            *count -= 1;
-            if *count == 0 {
-                counts.remove(&self.network);
-            }
-        }
-    }
+/// Places for handshakes.
+pub(crate) fn handshakes() -> Places {
+    Places::new(HANDSHAKES, HANDSHAKES_OF_ONE)
 }
 
 /// Secures a connection.
 ///
 /// # Errors
 /// When the client speaks something else, has no certificate that is asked for, or takes too long.
-pub(crate) async fn secure(stream: TcpStream, config: Arc<ServerConfig>, _place: Place) -> io::Result<Stream> {
+pub(crate) async fn secure(stream: TcpStream, config: Arc<ServerConfig>, _shaking: Place) -> io::Result<Over> {
     let secured = tokio::time::timeout(HANDSHAKE, TlsAcceptor::from(config).accept(stream)).await;
     let secured = secured.map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "the handshake takes too long"))??;
-    Ok(Stream::Tls(Box::new(secured)))
+    Ok(Over::Tls(Box::new(secured)))
 }
 
 /// The connections of gRPC's port, as they can be spoken over. One that is slow to get there does not hold up the others.
 pub(crate) fn connections(
     incoming: TcpIncoming,
-    tls: Option<(Tls, Handshakes)>,
+    tls: Option<(Tls, Places)>,
     lifecycle: &Lifecycle,
 ) -> stream::BoxStream<'static, io::Result<Stream>> {
+    let places = Places::new(CONNECTIONS, CONNECTIONS_OF_ONE);
+    let incoming = incoming.filter_map(move |accepted| {
+        let accepted = accepted.map(|stream| {
+            let place = stream.peer_addr().ok().and_then(|peer| places.take(peer));
+            if place.is_none() {
+                tracing::debug!("a connection is closed because there are too many");
+            }
+            place.map(|place| (stream, place))
+        });
+        future::ready(accepted.transpose())
+    });
     match tls {
-        None => incoming.map(|accepted| accepted.map(Stream::Plain)).boxed(),
+        None => {
+            incoming.map(|accepted| accepted.map(|(stream, place)| Stream::holding(Over::Plain(stream), place))).boxed()
+        }
         Some((tls, handshakes)) => {
             let (sender, receiver) = mpsc::channel(READY);
             let running = lifecycle.clone();
@@ -100,15 +82,15 @@ pub(crate) fn connections(
 }
 
 async fn shake(
-    mut incoming: impl Incoming<Item = io::Result<TcpStream>> + Unpin,
+    mut incoming: impl Incoming<Item = io::Result<(TcpStream, Place)>> + Unpin,
     tls: &Tls,
-    handshakes: &Handshakes,
+    handshakes: &Places,
     running: &Lifecycle,
     ready: &mpsc::Sender<io::Result<Stream>>,
 ) {
     while let Some(accepted) = incoming.next().await {
-        let stream = match accepted {
-            Ok(stream) => stream,
+        let (stream, place) = match accepted {
+            Ok(accepted) => accepted,
             Err(error) => {
                 // Out of file descriptors, for one: the next attempt would fail at once as well.
                 tracing::warn!(%error, "a connection could not be accepted");
@@ -116,7 +98,7 @@ async fn shake(
                 continue;
             }
         };
-        let Some(place) = stream.peer_addr().ok().and_then(|peer| handshakes.begin(peer)) else {
+        let Some(shaking) = stream.peer_addr().ok().and_then(|peer| handshakes.take(peer)) else {
             tracing::debug!("a connection is closed because too many begin at the moment");
             continue;
         };
@@ -124,31 +106,13 @@ async fn shake(
         running.spawn_job("handshake", async move {
             let secured = tokio::select! {
                 () = draining.cancelled() => return,
-                secured = secure(stream, config, place) => secured,
+                secured = secure(stream, config, shaking) => secured,
             };
             match secured {
                 // The server takes it, or is gone.
-                Ok(stream) => _ = ready.send(Ok(stream)).await,
+                Ok(over) => _ = ready.send(Ok(Stream::holding(over, place))).await,
                 Err(error) => tracing::debug!(%error, "a connection could not be secured"),
             }
         });
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn handshakes_are_bounded_in_all_and_for_each_network() {
-        let handshakes = Handshakes::default();
-        let peer = |network: u32| SocketAddr::from((network.to_be_bytes(), 1));
-        let places: Vec<_> = (0..OF_ONE).map(|_| handshakes.begin(peer(1)).expect("there is a place")).collect();
-        assert!(handshakes.begin(peer(1)).is_none());
-        let others: Vec<_> =
-            (2..).map(|network| handshakes.begin(peer(network))).take_while(Option::is_some).take(HANDSHAKES).collect();
-        assert_eq!(places.len() + others.len(), HANDSHAKES);
-        drop(places);
-        assert!(handshakes.begin(peer(1)).is_some());
     }
 }

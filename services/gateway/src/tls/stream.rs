@@ -13,19 +13,32 @@ use tokio::{
 use tokio_rustls::server::TlsStream;
 use tonic::transport::server::{Connected, TcpConnectInfo};
 
+use crate::places::Place;
+
 /// What a client and the gateway speak over. The layers above see no difference.
 #[derive(Debug)]
-pub(crate) enum Stream {
+pub(crate) struct Stream {
+    over: Over,
+    _place: Place,
+}
+
+#[derive(Debug)]
+pub(crate) enum Over {
     Plain(TcpStream),
     // Much larger than the other.
     Tls(Box<TlsStream<TcpStream>>),
 }
 
 impl Stream {
+    /// A connection, and the place it holds as long as it is there.
+    pub(crate) const fn holding(over: Over, place: Place) -> Self {
+        Self { over, _place: place }
+    }
+
     fn tcp(&self) -> &TcpStream {
-        match self {
-            Self::Plain(stream) => stream,
-            Self::Tls(stream) => stream.get_ref().0,
+        match &self.over {
+            Over::Plain(stream) => stream,
+            Over::Tls(stream) => stream.get_ref().0,
         }
     }
 }
@@ -40,18 +53,18 @@ impl Connected for Stream {
 
 impl AsyncRead for Stream {
     fn poll_read(self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Plain(stream) => Pin::new(stream).poll_read(context, buffer),
-            Self::Tls(stream) => Pin::new(stream).poll_read(context, buffer),
+        match &mut self.get_mut().over {
+            Over::Plain(stream) => Pin::new(stream).poll_read(context, buffer),
+            Over::Tls(stream) => Pin::new(stream).poll_read(context, buffer),
         }
     }
 }
 
 impl AsyncWrite for Stream {
     fn poll_write(self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        match self.get_mut() {
-            Self::Plain(stream) => Pin::new(stream).poll_write(context, bytes),
-            Self::Tls(stream) => Pin::new(stream).poll_write(context, bytes),
+        match &mut self.get_mut().over {
+            Over::Plain(stream) => Pin::new(stream).poll_write(context, bytes),
+            Over::Tls(stream) => Pin::new(stream).poll_write(context, bytes),
         }
     }
 
@@ -60,30 +73,30 @@ impl AsyncWrite for Stream {
         context: &mut Context<'_>,
         parts: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        match self.get_mut() {
-            Self::Plain(stream) => Pin::new(stream).poll_write_vectored(context, parts),
-            Self::Tls(stream) => Pin::new(stream).poll_write_vectored(context, parts),
+        match &mut self.get_mut().over {
+            Over::Plain(stream) => Pin::new(stream).poll_write_vectored(context, parts),
+            Over::Tls(stream) => Pin::new(stream).poll_write_vectored(context, parts),
         }
     }
 
     fn is_write_vectored(&self) -> bool {
-        match self {
-            Self::Plain(stream) => stream.is_write_vectored(),
-            Self::Tls(stream) => stream.is_write_vectored(),
+        match &self.over {
+            Over::Plain(stream) => stream.is_write_vectored(),
+            Over::Tls(stream) => stream.is_write_vectored(),
         }
     }
 
     fn poll_flush(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Plain(stream) => Pin::new(stream).poll_flush(context),
-            Self::Tls(stream) => Pin::new(stream).poll_flush(context),
+        match &mut self.get_mut().over {
+            Over::Plain(stream) => Pin::new(stream).poll_flush(context),
+            Over::Tls(stream) => Pin::new(stream).poll_flush(context),
         }
     }
 
     fn poll_shutdown(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        match self.get_mut() {
-            Self::Plain(stream) => Pin::new(stream).poll_shutdown(context),
-            Self::Tls(stream) => Pin::new(stream).poll_shutdown(context),
+        match &mut self.get_mut().over {
+            Over::Plain(stream) => Pin::new(stream).poll_shutdown(context),
+            Over::Tls(stream) => Pin::new(stream).poll_shutdown(context),
         }
     }
 }

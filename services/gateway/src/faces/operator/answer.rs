@@ -165,11 +165,14 @@ pub(super) fn tell_left(line: &mut Value, metered: &Metered) {
 }
 
 /// A `DispatchResult`.
+#[derive(Default)]
 pub(super) struct Outcome<'a> {
     pub(super) session: &'a str,
     pub(super) agent: &'a str,
     pub(super) content: Vec<Value>,
     pub(super) turns: Vec<Value>,
+    /// There are earlier turns than these.
+    pub(super) is_cut: bool,
     pub(super) usage: (i64, i64),
     pub(super) stop: &'a str,
 }
@@ -183,6 +186,9 @@ impl Outcome<'_> {
             "turns": self.turns,
             "usage": {"inputTokens": self.usage.0, "outputTokens": self.usage.1},
         });
+        if self.is_cut {
+            line["turnsCut"] = true.into();
+        }
         if !self.stop.is_empty() {
             line["stopReason"] = self.stop.into();
         }

@@ -8,9 +8,9 @@ use construct_proto::v1;
 use serde_json::{Value, json};
 use socket2::{SockRef, TcpKeepalive};
 use tokio::{
-    io::{AsyncReadExt as _, AsyncWriteExt as _},
+    io::{AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _},
     net::TcpStream,
-    sync::mpsc,
+    sync::{OwnedSemaphorePermit, Semaphore, mpsc},
     task::{AbortHandle, JoinSet},
     time::Instant,
 };
@@ -49,8 +49,23 @@ pub(super) struct Connection {
 /// Where lines for the client go.
 #[derive(Clone)]
 pub(super) struct Out {
-    answers: mpsc::Sender<Value>,
-    events: mpsc::Sender<Value>,
+    answers: mpsc::Sender<Told>,
+    events: mpsc::Sender<Told>,
+}
+
+/// Places that a line with a whole session holds until it is written.
+pub(super) type Held = [OwnedSemaphorePermit; 2];
+
+/// A line, and the room that it takes.
+pub(super) struct Told {
+    pub(super) line: Value,
+    pub(super) held: Option<Held>,
+}
+
+impl From<Value> for Told {
+    fn from(line: Value) -> Self {
+        Self { line, held: None }
+    }
 }
 
 /// The client is gone.
@@ -58,13 +73,13 @@ pub(super) struct Gone;
 
 impl Out {
     /// A line that doesn't wait behind those of streams.
-    pub(super) async fn answer(&self, line: Value) -> Result<(), Gone> {
-        self.answers.send(line).await.map_err(|_| Gone)
+    pub(super) async fn answer(&self, line: impl Into<Told>) -> Result<(), Gone> {
+        self.answers.send(line.into()).await.map_err(|_| Gone)
     }
 
     /// A line of a stream.
-    pub(super) async fn event(&self, line: Value) -> Result<(), Gone> {
-        self.events.send(line).await.map_err(|_| Gone)
+    pub(super) async fn event(&self, line: impl Into<Told>) -> Result<(), Gone> {
+        self.events.send(line.into()).await.map_err(|_| Gone)
     }
 }
 
@@ -79,10 +94,8 @@ impl Connection {
     }
 
     /// Tells the client that there are too many already.
-    pub(super) async fn refuse(self, mut stream: Stream) {
-        let failure = Failure::too_many("the gateway has too many connections", CROWDED);
-        let line = format!("{}\n", failure.line(Form::Results, None, None));
-        _ = tokio::time::timeout(LINGER, stream.write_all(line.as_bytes())).await;
+    pub(super) async fn refuse(self, mut stream: TcpStream) {
+        last_words(&mut stream, &Failure::too_many("the gateway has too many connections", CROWDED)).await;
     }
 
     pub(super) async fn run(mut self, mut stream: Stream) {
@@ -108,10 +121,7 @@ impl Connection {
             }
             // A page can make a browser post to any port, with lines of JSON as the body. Who posts is not answered.
             _ => {
-                let failure = Failure::invalid("lines of JSON are spoken here, or WebSocket");
-                let line = format!("{}\n", failure.line(Form::Results, None, None));
-                _ = tokio::time::timeout(LINGER, stream.write_all(line.as_bytes())).await;
-                return;
+                return last_words(&mut stream, &Failure::invalid("lines of JSON are spoken here, or WebSocket")).await;
             }
         };
         let ((answers, answered), (events, told)) = (mpsc::channel(ANSWERS), mpsc::channel(EVENTS));
@@ -120,6 +130,7 @@ impl Connection {
             calls: self.calls,
             options: self.options,
             out: Out { answers, events },
+            room: Arc::new(Semaphore::new(1)),
             running: JoinSet::new(),
             by_id: HashMap::new(),
             bucket: Bucket { left: f64::from(BURST), at: Instant::now() },
@@ -137,18 +148,31 @@ impl Connection {
     }
 }
 
+/// Tells why a connection is closed.
+async fn last_words(stream: &mut (impl AsyncWrite + Unpin), failure: &Failure) {
+    let line = format!("{}\n", failure.line(Form::Results, None, None));
+    let telling = async {
+        stream.write_all(line.as_bytes()).await?;
+        stream.shutdown().await
+    };
+    // The connection ends in any case.
+    _ = tokio::time::timeout(LINGER, telling).await;
+}
+
 /// Writes lines until nobody has any, or the client doesn't take them.
-async fn write(mut writer: Writer, mut answers: mpsc::Receiver<Value>, mut events: mpsc::Receiver<Value>) {
+async fn write(mut writer: Writer, mut answers: mpsc::Receiver<Told>, mut events: mpsc::Receiver<Told>) {
     loop {
-        let line = tokio::select! {
+        let told = tokio::select! {
             biased;
-            Some(line) = answers.recv() => line,
-            Some(line) = events.recv() => line,
+            Some(told) = answers.recv() => told,
+            Some(told) = events.recv() => told,
             else => return writer.close().await,
         };
+        let Told { line, held } = told;
         if !matches!(tokio::time::timeout(IDLE, writer.write(line.to_string())).await, Ok(Ok(()))) {
             return;
         }
+        drop(held);
     }
 }
 
@@ -157,8 +181,10 @@ struct Server {
     calls: Calls,
     options: Arc<Options>,
     out: Out,
-    /// Requests that are worked on; each says which key it has in `by_id`.
-    running: JoinSet<String>,
+    /// One session at a time is in memory for a client that doesn't read.
+    room: Arc<Semaphore>,
+    /// Requests that are worked on.
+    running: JoinSet<()>,
     by_id: HashMap<String, (AbortHandle, bool)>,
     bucket: Bucket,
 }
@@ -169,10 +195,10 @@ impl Server {
         let (mut heard, mut number) = (Instant::now(), 0_u64);
         loop {
             let line = tokio::select! {
-                Some(done) = self.running.join_next() => {
-                    if let Ok(key) = done {
-                        self.by_id.remove(&key);
-                    }
+                Some(done) = self.running.join_next_with_id() => {
+                    let done = done.map_or_else(|error| error.id(), |(id, ())| id);
+                    // By what ran: a request that was cancelled may have a successor with its id.
+                    self.by_id.retain(|_, (handle, _)| handle.id() != done);
                     heard = Instant::now();
                     continue;
                 }
@@ -215,16 +241,18 @@ impl Server {
             }
             Line::NoText => return self.fail(&Failure::invalid("a line must be UTF-8"), Form::Results, None).await,
         };
-        if !self.bucket.take() {
-            let failure = Failure::too_many("too many requests in a short time", self.bucket.wait());
-            return self.fail(&failure, Form::Results, None).await;
-        }
-        let request = match serde_json::from_str::<Request>(&text) {
-            Ok(request) => request,
-            Err(error) => {
+        let refused = if self.bucket.take() {
+            None
+        } else {
+            Some(Failure::too_many("too many requests in a short time", self.bucket.wait()))
+        };
+        let request = match (refused, serde_json::from_str::<Request>(&text)) {
+            (None, Ok(request)) => request,
+            (refused, read) => {
                 let value: Value = serde_json::from_str(&text).unwrap_or_default();
                 let form = if value["content"].is_string() { Form::Events } else { Form::Results };
-                let failure = Failure::invalid(format!("the request cannot be read: {error}"));
+                let unread = read.err().map(|error| Failure::invalid(format!("the request cannot be read: {error}")));
+                let Some(failure) = refused.or(unread) else { return Ok(()) };
                 return self.fail(&failure, form, value["id"].as_str()).await;
             }
         };
@@ -268,19 +296,15 @@ impl Server {
             None
         };
         if let Some(failure) = failure {
-            return self.fail(&failure, Form::Results, id.as_deref()).await;
+            return self.fail(&failure, wanted.form(), id.as_deref()).await;
         }
         let endless = matches!(wanted, Wanted::Stream { .. });
         let empty = tracing::field::Empty;
         let span =
             tracing::info_span!("gateway.request", rpc.system = "operator", rpc.service = empty, rpc.method = empty);
-        let work = Work { calls: self.calls.clone(), options: Arc::clone(&self.options), out: self.out.clone(), id };
-        let done = key.clone();
-        let working = async move {
-            work.run(wanted).await;
-            done
-        };
-        let handle = self.running.spawn(working.instrument(span));
+        let (calls, options) = (self.calls.clone(), Arc::clone(&self.options));
+        let work = Work { calls, options, out: self.out.clone(), room: Arc::clone(&self.room), id };
+        let handle = self.running.spawn(work.run(wanted).instrument(span));
         self.by_id.insert(key, (handle, endless));
         Ok(())
     }

@@ -162,7 +162,8 @@ impl Teller {
     }
 
     fn result(&self, content: Vec<Value>, turns: Vec<Value>, stop: &str) -> Value {
-        Outcome { session: &self.session, agent: &self.agent, content, turns, usage: (0, 0), stop }.line(None)
+        let (session, agent) = (&self.session, &self.agent);
+        Outcome { session, agent, content, turns, stop, ..Outcome::default() }.line(None)
     }
 
     fn execution(

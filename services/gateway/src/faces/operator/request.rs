@@ -6,6 +6,8 @@ use construct_proto::v1;
 use serde::Deserialize;
 use serde_json::Value;
 
+use super::answer::Form;
+
 /// One request.
 #[derive(Debug, Deserialize)]
 pub(super) struct Request {
@@ -69,6 +71,16 @@ pub(super) enum Wanted {
         #[serde(rename = "sessionID")]
         session: String,
     },
+}
+
+impl Wanted {
+    /// How it wants to be answered.
+    pub(super) fn form(&self) -> Form {
+        match self {
+            Self::Query(say) | Self::Dispatch(say) if say.content.is_some() => Form::Events,
+            _ => Form::Results,
+        }
+    }
 }
 
 /// A key; it is shown nowhere.

@@ -4,6 +4,7 @@ use std::collections::HashMap;
 
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use construct_proto::v1::{self, block::Block};
+use prost::Message as _;
 use serde_json::{Value, json};
 
 use super::{
@@ -12,15 +13,18 @@ use super::{
     tools,
 };
 
-/// Messages of a session that are shown at most. Nobody reads more in one line.
+/// The latest messages of a session that are shown at most, and how many bytes they may have. Nobody reads more in one line.
 const MESSAGES: usize = 10_000;
+const BYTES: usize = 8 << 20;
 /// Bytes of what tools were given and gave that a session is shown with at most; of the oldest calls it is left out.
-const KEPT: usize = 8 << 20;
+const KEPT: usize = 4 << 20;
 
 /// A session as it stands.
 pub(super) struct Session {
     pub(super) task: v1::Task,
     pub(super) turns: Vec<Turn>,
+    /// Turns before these are not shown.
+    pub(super) is_cut: bool,
 }
 
 /// A user's message, and what came of it.
@@ -39,9 +43,10 @@ impl Session {
     pub(super) async fn load(calls: &Calls, session: &str) -> Result<Self, Failure> {
         let request = v1::GetTaskRequest { task: session.to_owned() };
         let task: v1::Task = calls.unary("TaskService/GetTask", &request).await?;
-        let mut messages = Vec::new();
-        let mut kept = Kept::default();
-        let mut page = v1::PageRequest { page_size: 100, ..v1::PageRequest::default() };
+        let mut latest = Latest::default();
+        // From the latest on, so that of a long session the end is shown.
+        let order_by = "position desc".to_owned();
+        let mut page = v1::PageRequest { page_size: 100, order_by, ..v1::PageRequest::default() };
         loop {
             let request = v1::ListMessagesRequest {
                 task: session.to_owned(),
@@ -49,13 +54,10 @@ impl Session {
                 ..v1::ListMessagesRequest::default()
             };
             let found: v1::ListMessagesResponse = calls.unary("MessageService/ListMessages", &request).await?;
-            kept.extend(&mut messages, found.messages, KEPT);
-            if messages.len() > MESSAGES {
-                return Err(Failure::too_large(format!("the session has more than {MESSAGES} messages")));
-            }
+            let is_cut = !latest.extend(found.messages, MESSAGES, BYTES, KEPT);
             page.page_token = found.page.unwrap_or_default().next_page_token;
-            if page.page_token.is_empty() {
-                return Ok(Self { task, turns: turns(&messages) });
+            if is_cut || page.page_token.is_empty() {
+                return Ok(Self { task, turns: turns(latest.messages.into_iter().rev()), is_cut });
             }
         }
     }
@@ -72,6 +74,7 @@ impl Session {
             agent: self.agent(),
             content: turn.map(|turn| turn.said.clone()).unwrap_or_default(),
             turns: self.turns.iter().map(Turn::shown).collect(),
+            is_cut: self.is_cut,
             usage: turn.map(|turn| turn.usage).unwrap_or_default(),
             stop,
         }
@@ -81,6 +84,9 @@ impl Session {
     pub(super) fn exported(&self) -> Value {
         let mut session = listed(&self.task);
         session["turns"] = self.turns.iter().map(Turn::shown).collect();
+        if self.is_cut {
+            session["turnsCut"] = true.into();
+        }
         session
     }
 }
@@ -106,26 +112,30 @@ pub(super) fn time(time: Option<prost_types::Timestamp>) -> Option<String> {
     jiff::Timestamp::new(time.seconds, time.nanos).ok().map(|time| time.to_string())
 }
 
-/// What is kept of the calls of messages.
+/// The latest messages, the last one first.
 #[derive(Default)]
-struct Kept {
+struct Latest {
+    messages: Vec<v1::Message>,
+    /// What all have, and what their tools were given and gave.
     bytes: usize,
-    /// Of so many messages at the beginning it is left out.
-    without: usize,
+    kept: usize,
 }
 
-impl Kept {
-    /// Adds messages, and leaves out what is too much.
-    fn extend(&mut self, messages: &mut Vec<v1::Message>, more: Vec<v1::Message>, most: usize) {
-        self.bytes += more.iter().flat_map(uses).map(|it| it.arguments.len() + it.result.len()).sum::<usize>();
-        messages.extend(more);
-        for message in messages.iter_mut().skip(self.without) {
-            if self.bytes <= most {
-                break;
+impl Latest {
+    /// Adds earlier messages. False: no further ones, because there are so many, or they have so many bytes.
+    fn extend(&mut self, earlier: Vec<v1::Message>, messages: usize, bytes: usize, kept: usize) -> bool {
+        for mut message in earlier {
+            self.kept += uses(&message).map(|it| it.arguments.len() + it.result.len()).sum::<usize>();
+            if self.kept > kept {
+                forget(&mut message);
             }
-            self.bytes -= forget(message);
-            self.without += 1;
+            self.bytes += message.encoded_len();
+            if self.messages.len() == messages || self.bytes > bytes {
+                return false;
+            }
+            self.messages.push(message);
         }
+        true
     }
 }
 
@@ -137,30 +147,33 @@ fn uses(message: &v1::Message) -> impl Iterator<Item = &v1::ToolUse> {
     })
 }
 
-/// Leaves out what is kept of a message's calls, and says how many bytes that was.
-fn forget(message: &mut v1::Message) -> usize {
+/// Leaves out what is kept of a message's calls.
+fn forget(message: &mut v1::Message) {
     let blocks = message.spec.iter_mut().flat_map(|spec| &mut spec.blocks);
     let uses = blocks.flat_map(|block| match &mut block.block {
         Some(Block::CodeInterpreterResult(result)) => result.tool_uses.as_mut_slice(),
         _ => &mut [],
     });
-    uses.map(|it| std::mem::take(&mut it.arguments).len() + std::mem::take(&mut it.result).len()).sum()
+    for it in uses {
+        it.arguments.clear();
+        it.result.clear();
+    }
 }
 
-fn turns(messages: &[v1::Message]) -> Vec<Turn> {
+fn turns(messages: impl Iterator<Item = v1::Message>) -> Vec<Turn> {
     let mut turns: Vec<Turn> = Vec::new();
     // Scripts whose results are to come, by the ids of their calls.
     let mut scripts = HashMap::new();
     for message in messages {
-        let (spec, status) = (message.spec.clone().unwrap_or_default(), message.status.clone().unwrap_or_default());
-        let metadata = message.metadata.clone().unwrap_or_default();
+        let (spec, status) = (message.spec.unwrap_or_default(), message.status.unwrap_or_default());
+        let metadata = message.metadata.unwrap_or_default();
         if status.source() == v1::MessageSource::User {
             let asked = spec.blocks.iter().filter_map(asked).collect();
             let time = time(metadata.created_at);
             turns.push(Turn { id: metadata.id, asked, time, ..Turn::default() });
             continue;
         }
-        // What is said before anybody asked belongs to no turn; a copied conversation may begin like that.
+        // What is said before anybody asked belongs to no turn; a copied conversation may begin like that, and one that is cut.
         let Some(turn) = turns.last_mut() else { continue };
         if let Some(usage) = &status.usage {
             turn.usage.0 += usage.input_tokens + usage.cache_read_tokens + usage.cache_write_tokens;
@@ -276,18 +289,29 @@ mod tests {
 
     #[test]
     fn of_the_oldest_calls_it_is_left_out_what_tools_were_given_and_gave() {
-        let (mut kept, mut messages) = (Kept::default(), Vec::new());
-        for (more, expected) in [
-            (vec![4, 5], vec![4, 5]),
-            (vec![1], vec![4, 5, 1]),
-            (vec![3, 3], vec![0, 0, 1, 3, 3]),
-            (vec![11], vec![0; 6]),
-        ] {
-            kept.extend(&mut messages, more.into_iter().map(message).collect(), 10);
-            let left =
-                messages.iter().flat_map(uses).map(|it| it.arguments.len() + it.result.len()).collect::<Vec<_>>();
-            assert_eq!(left, expected);
+        let mut latest = Latest::default();
+        for (more, expected) in
+            [(vec![5, 4], vec![5, 4]), (vec![1], vec![5, 4, 1]), (vec![1, 0, 3], vec![5, 4, 1, 0, 0, 0])]
+        {
+            assert!(latest.extend(more.into_iter().map(message).collect(), 100, 1000, 10));
+            let left = latest.messages.iter().flat_map(uses).map(|it| it.arguments.len() + it.result.len());
+            assert_eq!(left.collect::<Vec<_>>(), expected);
         }
-        assert!(messages.iter().flat_map(uses).all(|it| it.name == "grep"));
+        assert!(latest.messages.iter().flat_map(uses).all(|it| it.name == "grep"));
+    }
+
+    #[test]
+    fn the_latest_messages_are_kept_up_to_a_number_and_to_a_size() {
+        let mut latest = Latest::default();
+        assert!(latest.extend(vec![message(1), message(1)], 3, 1000, 10));
+        assert!(!latest.extend(vec![message(1), message(1)], 3, 1000, 10));
+        assert_eq!(latest.messages.len(), 3);
+        let (mut latest, one) = (Latest::default(), message(0).encoded_len());
+        assert!(latest.extend(vec![message(0), message(0)], 100, 2 * one, 10));
+        assert!(!latest.extend(vec![message(0)], 100, 2 * one, 10));
+        assert_eq!(latest.messages.len(), 2);
+        // What is left out of it does not count.
+        let (mut latest, bare) = (Latest::default(), message(0).encoded_len());
+        assert!(latest.extend(vec![message(20)], 100, bare, 10));
     }
 }

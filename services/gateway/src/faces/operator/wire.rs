@@ -132,7 +132,11 @@ impl Writer {
     /// When the connection is broken.
     pub(super) async fn write(&mut self, line: String) -> io::Result<()> {
         match self {
-            Self::Tcp(writer) => writer.write_all(format!("{line}\n").as_bytes()).await,
+            Self::Tcp(writer) => {
+                writer.write_all(format!("{line}\n").as_bytes()).await?;
+                // TLS keeps what the socket doesn't take at once.
+                writer.flush().await
+            }
             Self::Web(writer) => writer.send(Message::text(line)).await.map_err(io::Error::other),
         }
     }

@@ -363,7 +363,7 @@ fn a_folder_for_compiled_code_that_others_may_write_to_is_refused() {
     assert!(matches!(error, Error::CacheNotPrivate { .. }), "{error:?}");
 }
 
-fn copy_dir(from: &std::path::Path, to: &std::path::Path) {
+fn copy_dir(from: &Path, to: &Path) {
     use std::os::unix::fs::DirBuilderExt as _;
     std::fs::DirBuilder::new().mode(0o700).create(to).unwrap();
     for entry in std::fs::read_dir(from).unwrap() {

@@ -11,11 +11,14 @@ use tokio::{
 };
 
 use super::*;
+use crate::faces::operator::SESSIONS;
 use crate::{
     Config, Keyrings,
     api::Api,
     faces::{Faces, guard::Guard},
     identity::authenticate::Gate,
+    places::Places,
+    tls::stream::Over,
 };
 
 /// Calls of a gateway that has not begun to serve.
@@ -34,10 +37,13 @@ async fn connected() -> TcpStream {
     let address = listener.local_addr().expect("it is bound");
     let (client, accepted) = tokio::join!(TcpStream::connect(address), listener.accept());
     let (stream, _) = accepted.expect("it comes in");
-    let options = Arc::new(Options { agent: None, guard: Guard::new(true, &[], &[]) });
+    let options =
+        Arc::new(Options { agent: None, guard: Guard::new(true, &[], &[]), room: Arc::new(Semaphore::new(SESSIONS)) });
     let connection = Connection::new(&stream, calls(), options, CancellationToken::new());
+    let place = Places::new(1, 1).take(address).expect("a place");
+    let stream = Stream::holding(Over::Plain(stream), place);
     // Its end is seen by the client.
-    drop(tokio::spawn(connection.run(Stream::Plain(stream))));
+    drop(tokio::spawn(connection.run(stream)));
     client.expect("it connects")
 }
 

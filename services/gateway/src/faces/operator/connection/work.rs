@@ -4,11 +4,12 @@ use std::sync::Arc;
 
 use construct_proto::v1;
 use serde_json::{Value, json};
+use tokio::sync::Semaphore;
 use tonic::Status;
 
-use super::{Gone, Out};
+use super::{BUSY, Gone, Held, Out, Told};
 use crate::faces::operator::{
-    Options,
+    Options, ROOM,
     answer::{Failure, Form, Outcome, named, stop_reason},
     calls::{Calls, Watch},
     events::{Ended, Follow, Teller, completed},
@@ -21,6 +22,7 @@ pub(super) struct Work {
     pub(super) calls: Calls,
     pub(super) options: Arc<Options>,
     pub(super) out: Out,
+    pub(super) room: Arc<Semaphore>,
     pub(super) id: Option<String>,
 }
 
@@ -68,10 +70,7 @@ struct Sent {
 
 impl Work {
     pub(super) async fn run(self, wanted: Wanted) {
-        let form = match &wanted {
-            Wanted::Query(say) | Wanted::Dispatch(say) if say.content.is_some() => Form::Events,
-            _ => Form::Results,
-        };
+        let form = wanted.form();
         if let Err(Stop::Failed(failure, session)) = self.do_it(wanted, form).await {
             // A client that is gone needs no answer.
             _ = self.out.answer(failure.line(form, self.id.as_deref(), session.as_deref())).await;
@@ -104,8 +103,7 @@ impl Work {
             Wanted::Dispatch(say) => {
                 let sent = self.send(message(say)?).await?;
                 let (session, agent) = (&sent.session, &sent.agent);
-                let (content, turns, usage) = (Vec::new(), Vec::new(), (0, 0));
-                let outcome = Outcome { session, agent, content, turns, usage, stop: "dispatched" };
+                let outcome = Outcome { session, agent, stop: "dispatched", ..Outcome::default() };
                 self.answer(outcome.line(None)).await
             }
             Wanted::Stream { session, cursor, turns } => self.stream(session, cursor, turns).await,
@@ -129,8 +127,8 @@ impl Work {
                 self.answer(json!({"type": "sessions", "sessions": sessions, "nextPageToken": next})).await
             }
             Wanted::ExportSession { session } => {
-                let session = Session::load(&self.calls, &session).await?;
-                self.answer(json!({"type": "session", "session": session.exported()})).await
+                let (loaded, held) = self.load(&session).await?;
+                self.answer_holding(json!({"type": "session", "session": loaded.exported()}), Some(held)).await
             }
             Wanted::DeleteSession { session } => {
                 let request = v1::DeleteTaskRequest { task: session.clone(), ..v1::DeleteTaskRequest::default() };
@@ -142,10 +140,31 @@ impl Work {
         }
     }
 
-    async fn answer(&self, mut line: Value) -> Result<(), Stop> {
+    async fn answer(&self, line: Value) -> Result<(), Stop> {
+        self.answer_holding(line, None).await
+    }
+
+    async fn answer_holding(&self, mut line: Value, held: Option<Held>) -> Result<(), Stop> {
         named(&mut line, self.id.as_deref());
         self.calls.tell_left(&mut line);
-        Ok(self.out.answer(line).await?)
+        Ok(self.out.answer(Told { line, held }).await?)
+    }
+
+    /// A session, and the room that it, and the line that is made of it, take.
+    async fn load(&self, session: &str) -> Result<(Session, Held), Failure> {
+        let crowded = || Failure::too_many("the gateway shows too many sessions at the moment", BUSY);
+        // Nobody closes them.
+        let own = Arc::clone(&self.room).acquire_owned().await.map_err(|_| crowded())?;
+        let shared = tokio::time::timeout(ROOM, Arc::clone(&self.options.room).acquire_owned()).await;
+        let shared = shared.map_err(|_| crowded())?.map_err(|_| crowded())?;
+        Ok((Session::load(&self.calls, session).await?, [own, shared]))
+    }
+
+    /// The agent of a session.
+    async fn agent(&self, session: &str) -> Result<String, Failure> {
+        let request = v1::GetTaskRequest { task: session.to_owned() };
+        let task: v1::Task = self.calls.unary("TaskService/GetTask", &request).await?;
+        Ok(task.spec.unwrap_or_default().agent)
     }
 
     /// Sends a message, to a new session if it is for none.
@@ -213,10 +232,10 @@ impl Work {
                 Some(Ended::Deleted) => return Err(failed(gone())),
             }
         };
-        let session = Session::load(&self.calls, &sent.session).await.map_err(failed)?;
+        let (session, held) = self.load(&sent.session).await.map_err(failed)?;
         let mut outcome = session.outcome(&sent.session, &sent.follow.message, stop_reason(&turn));
         outcome.content.extend(turn.error.as_ref().map(|error| Failure::of_turn(error).block()));
-        self.answer(outcome.line(None)).await
+        self.answer_holding(outcome.line(None), Some(held)).await
     }
 
     /// Tells the turn as it happens.
@@ -242,7 +261,7 @@ impl Work {
                 }
                 None => {}
                 Some(Ended::Turn(turn)) => {
-                    let session = Session::load(&self.calls, &sent.session).await.map_err(failed)?;
+                    let (session, _held) = self.load(&sent.session).await.map_err(failed)?;
                     let usage = session.turns.iter().find(|it| it.id == message).map(|it| it.usage);
                     let mut line = completed(usage.unwrap_or_default(), &turn);
                     teller.sign(&mut line, &event);
@@ -261,31 +280,34 @@ impl Work {
         // Listening begins before the first look, so that nothing falls between.
         let watch = self.calls.subscribe(&session, cursor.as_deref().unwrap_or_default()).await;
         let mut watch = watch.map_err(|status| failed(status.into()))?;
+        let mut start = Outcome { session: &session, stop: "stream_start", ..Outcome::default() };
         let mut agent = String::new();
-        let mut start = Vec::new();
+        let mut room = None;
         // With a cursor everything else is told by events. Of a session that is deleted already only its end is left.
-        match Session::load(&self.calls, &session).await {
-            Ok(loaded) => {
+        let looked = match cursor {
+            Some(_) => self.agent(&session).await.map(|found| agent = found),
+            None => self.load(&session).await.map(|(loaded, held)| {
                 loaded.agent().clone_into(&mut agent);
-                if cursor.is_none() {
-                    start.extend(loaded.turns.iter().skip(turns).map(Turn::shown));
-                }
-            }
-            Err(failure) if failure.code == "SESSION_NOT_FOUND" => {}
-            Err(failure) => return Err(failed(failure)),
+                // Which ones the client has is not known when it cannot be counted from the first.
+                let known = if loaded.is_cut { 0 } else { turns };
+                start.turns.extend(loaded.turns.iter().skip(known).map(Turn::shown));
+                (start.is_cut, room) = (loaded.is_cut, Some(held));
+            }),
+        };
+        match looked {
+            Err(failure) if failure.code != "SESSION_NOT_FOUND" => return Err(failed(failure)),
+            _ => {}
         }
         let mut teller = Teller::new(Form::Results, self.id.clone(), session.clone(), agent.clone());
-        let (content, usage) = (Vec::new(), (0, 0));
-        let outcome = Outcome { session: &session, agent: &agent, content, turns: start, usage, stop: "stream_start" };
-        let mut line = outcome.line(self.id.as_deref());
+        let mut line = Outcome { agent: &agent, ..start }.line(self.id.as_deref());
         self.calls.tell_left(&mut line);
-        self.out.event(line).await?;
+        self.out.event(Told { line, held: room }).await?;
         while let Some(event) = watch.next().await.map_err(|status| failed(status.into()))? {
             for line in teller.tell(&event) {
                 self.out.event(line).await?;
             }
             if let Some(v1::event::Payload::TurnCompleted(turn)) = &event.payload {
-                let loaded = match Session::load(&self.calls, &session).await {
+                let (loaded, held) = match self.load(&session).await {
                     Ok(loaded) => loaded,
                     // Deleted meanwhile: the stream tells that next.
                     Err(failure) if failure.code == "SESSION_NOT_FOUND" => continue,
@@ -295,11 +317,10 @@ impl Work {
                 outcome.content.extend(turn.error.as_ref().map(|error| Failure::of_turn(error).block()));
                 let mut line = outcome.line(None);
                 teller.sign(&mut line, &event);
-                self.out.event(line).await?;
+                self.out.event(Told { line, held: Some(held) }).await?;
             }
         }
-        let (content, turns) = (Vec::new(), Vec::new());
-        let outcome = Outcome { session: &session, agent: &agent, content, turns, usage, stop: "stream_end" };
+        let outcome = Outcome { session: &session, agent: &agent, stop: "stream_end", ..Outcome::default() };
         Ok(self.out.event(outcome.line(self.id.as_deref())).await?)
     }
 }
