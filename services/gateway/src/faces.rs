@@ -14,6 +14,7 @@ mod errors;
 mod guard;
 mod methods;
 pub(crate) mod operator;
+mod public;
 pub(crate) mod rest;
 mod unread;
 
@@ -23,7 +24,7 @@ use std::{
     time::Duration,
 };
 
-use futures::future::{BoxFuture, FutureExt as _};
+use futures::future::{BoxFuture, FutureExt as _, TryFutureExt as _};
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tonic::{
     Status,
@@ -36,6 +37,7 @@ use tower::{BoxError, Layer, Service, ServiceExt as _, service_fn, util::BoxClon
 use self::{
     guard::Guard,
     methods::{Method, Methods},
+    public::Public,
     rest::Rest,
     unread::Unread,
 };
@@ -80,6 +82,8 @@ struct Shared {
     api: Api,
     /// Places for requests that are transcoded.
     places: Semaphore,
+    /// Places for streams that anybody may open.
+    public: Public,
     /// The services, for faces with a port of their own. Set when the server begins to serve.
     services: OnceLock<Mutex<Inner>>,
 }
@@ -91,7 +95,15 @@ impl Faces {
         let methods = Methods::new()?;
         let rest = Rest::new(&methods, config)?;
         let places = Semaphore::new(TRANSCODED);
-        let shared = Arc::new(Shared { guard, methods, rest, api, places, services: OnceLock::new() });
+        let shared = Arc::new(Shared {
+            guard,
+            methods,
+            rest,
+            api,
+            places,
+            public: Public::default(),
+            services: OnceLock::new(),
+        });
         Ok(Self { shared, guarded: true })
     }
 
@@ -143,14 +155,16 @@ where
         let kind = Kind::of(&request);
         request.extensions_mut().insert(kind.face());
         let unread = Unread::of(&mut request);
-        if self.guarded
-            && let Err(refusal) = self.shared.guard.check(&request)
-        {
-            self.shared.note(&request, kind, &refusal);
-            let response = errors::refused(kind, &refusal);
-            drop(request);
-            return async move { Ok(Unread::read_before(unread, response).await) }.boxed();
-        }
+        let checked = if self.guarded { self.shared.guard.check(&request) } else { Ok(()) };
+        let place = match checked.and_then(|()| self.shared.public.take(&request)) {
+            Ok(place) => place,
+            Err(refusal) => {
+                self.shared.note(&request, kind, &refusal);
+                let response = errors::refused(kind, &refusal);
+                drop(request);
+                return async move { Ok(Unread::read_before(unread, response).await) }.boxed();
+            }
+        };
         let deadline = match kind {
             Kind::Grpc | Kind::GrpcWeb => Deadline::of_grpc(request.headers()),
             // Where the client can ask for less, the face looks.
@@ -158,7 +172,8 @@ where
         };
         request.extensions_mut().insert(deadline);
         if matches!(kind, Kind::Grpc) {
-            return deadline.answer(self.inner.call(request)).boxed();
+            let answering = deadline.answer(self.inner.call(request));
+            return answering.map_ok(|answer| public::holding(place, answer)).boxed();
         }
         // The one that is ready serves this request, as a service's contract demands.
         let next = self.inner.clone();
@@ -167,7 +182,7 @@ where
         let shared = Arc::clone(&self.shared);
         async move {
             let response = shared.serve(kind, deadline, inner, request).await;
-            Ok(Unread::read_before(unread, response).await)
+            Ok(public::holding(place, Unread::read_before(unread, response).await))
         }
         .boxed()
     }
