@@ -65,11 +65,21 @@ impl Store {
         )
         .fetch_optional(&self.pool)
         .await?;
-        let name = text::clean(&profile.name);
+        let mut profile = profile.clone();
+        profile.name = text::clean(&profile.name).into_owned();
+        // What a token leaves out, another of the same person has said: access tokens often have less in them than those that say who logs in.
+        if let Some(known) = &known {
+            if profile.email.is_empty() {
+                (profile.email, profile.email_verified) = (known.email.clone(), known.email_verified);
+            }
+            if profile.name.is_empty() {
+                profile.name.clone_from(&known.name);
+            }
+        }
         if let Some(known) = known
             && !known.invited
             && (known.email.as_str(), known.email_verified, known.name.as_str())
-                == (profile.email.as_str(), profile.email_verified, &*name)
+                == (profile.email.as_str(), profile.email_verified, profile.name.as_str())
         {
             return Ok((UserId::from_uuid(known.id), OrganizationId::from_uuid(known.personal)));
         }
@@ -85,7 +95,7 @@ impl Store {
             profile.subject,
             profile.email,
             profile.email_verified,
-            &*name,
+            profile.name,
             time::sql(now),
         )
         .fetch_one(&mut *transaction)
@@ -98,7 +108,7 @@ impl Store {
              VALUES ($1, $2, $3, 'personal', $4, $5, $5)
              ON CONFLICT (user_id) WHERE user_id IS NOT NULL DO NOTHING",
             personal,
-            if name.is_empty() { "personal" } else { &*name },
+            if profile.name.is_empty() { "personal" } else { &profile.name },
             format!("personal-{}", personal.simple()),
             user,
             time::sql(now),

@@ -128,6 +128,21 @@ async fn an_invitation_counts_once_for_a_verified_address_until_it_expires() {
 }
 
 #[tokio::test]
+async fn what_a_token_leaves_out_is_what_was_known() {
+    let database = Database::new().await;
+    let store = database.store();
+    let ada = person(&store, "ada").await;
+    let mut access = profile("ada", false);
+    (access.email, access.name) = (String::new(), String::new());
+    store.user_sign_in(&access, None, now()).await.expect("taken in");
+    let known = store.user_get(ada).await.expect("read");
+    assert_eq!((known.email.as_str(), known.email_verified, known.name.as_str()), ("ada@example.com", true, "ada"));
+    // An address that is no longer vouched for is one that is said.
+    store.user_sign_in(&profile("ada", false), None, now()).await.expect("taken in");
+    assert!(!store.user_get(ada).await.expect("read").email_verified);
+}
+
+#[tokio::test]
 async fn everybody_has_one_personal_organization_however_often_they_come_at_once() {
     let database = Database::new().await;
     let store = database.store();
