@@ -120,10 +120,10 @@ struct Fields {
     /// Dollars per million output tokens.
     #[arg(long, value_name = "DOLLARS", value_parser = money::parse_price)]
     output_price: Option<i64>,
-    /// Dollars per million tokens read from the vendor's cache.
+    /// Dollars per million tokens read from the vendor's cache; the price of input when not given.
     #[arg(long, value_name = "DOLLARS", value_parser = money::parse_price)]
     cache_read_price: Option<i64>,
-    /// Dollars per million tokens written to the vendor's cache.
+    /// Dollars per million tokens written to the vendor's cache; the price of input when not given.
     #[arg(long, value_name = "DOLLARS", value_parser = money::parse_price)]
     cache_write_price: Option<i64>,
     /// Dollars per million tokens spent on thinking; the price of output when not given.

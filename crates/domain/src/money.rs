@@ -24,9 +24,9 @@ pub struct Prices {
     pub input: i64,
     /// Tokens written.
     pub output: i64,
-    /// Tokens read from the vendor's cache.
+    /// Tokens read from the vendor's cache; 0: as `input`.
     pub cache_read: i64,
-    /// Tokens written to the vendor's cache.
+    /// Tokens written to the vendor's cache; 0: as `input`.
     pub cache_write: i64,
     /// Tokens spent on thinking; 0: as `output`.
     pub thinking: i64,
@@ -82,6 +82,16 @@ impl Rates {
     const fn of_thinking(&self) -> i64 {
         if self.thinking == 0 { self.output } else { self.thinking }
     }
+
+    /// Of a token read from the vendor's cache. Nearly all of a long conversation is: for nothing, no budget would notice it.
+    const fn of_cache_read(&self) -> i64 {
+        if self.cache_read == 0 { self.input } else { self.cache_read }
+    }
+
+    /// Of a token written to it.
+    const fn of_cache_write(&self) -> i64 {
+        if self.cache_write == 0 { self.input } else { self.cache_write }
+    }
 }
 
 /// Tokens of a call, each counted once, and their cost.
@@ -116,8 +126,8 @@ impl Usage {
             (self.input_tokens, rates.input),
             (self.output_tokens - thinking, rates.output),
             (thinking, rates.of_thinking()),
-            (self.cache_read_tokens, rates.cache_read),
-            (self.cache_write_tokens, rates.cache_write),
+            (self.cache_read_tokens, rates.of_cache_read()),
+            (self.cache_write_tokens, rates.of_cache_write()),
             (requests, prices.request.saturating_mul(PICO_PER_MICRO)),
         ]
         .into_iter()

@@ -34,6 +34,14 @@ fn thinking_costs_its_own_price_where_it_has_one_and_is_counted_once() {
 }
 
 #[test]
+fn what_is_cached_costs_what_input_costs_where_it_has_no_price_of_its_own() {
+    let usage = Usage { cache_read_tokens: 100, cache_write_tokens: 40, ..Usage::default() };
+    assert_eq!(usage.priced(&PRICES).cost_pico_usd, 100 * 300_000 + 40 * 3_750_000);
+    let prices = Prices { cache_read: 0, cache_write: 0, ..PRICES };
+    assert_eq!(usage.priced(&prices).cost_pico_usd, 140 * 3_000_000);
+}
+
+#[test]
 fn a_call_costs_its_own_price_once_and_nothing_when_nothing_was_used() {
     let prices = Prices { request: 5_000, ..Prices::default() };
     assert_eq!(Usage::default().priced(&prices).cost_pico_usd, 0);
@@ -154,13 +162,13 @@ fn exactly(usage: &Usage, prices: &Prices) -> i128 {
     };
     let rates = long.map_or(short, |long| long.rates);
     let thinking = usage.thinking_tokens.min(usage.output_tokens);
-    let of_thinking = if rates.thinking == 0 { rates.output } else { rates.thinking };
+    let or = |price: i64, other: i64| wide(if price == 0 { other } else { price });
     let request = if *usage == Usage::default() { 0 } else { wide(prices.request) * 1_000_000 };
     wide(usage.input_tokens) * wide(rates.input)
         + wide(usage.output_tokens - thinking) * wide(rates.output)
-        + wide(thinking) * wide(of_thinking)
-        + wide(usage.cache_read_tokens) * wide(rates.cache_read)
-        + wide(usage.cache_write_tokens) * wide(rates.cache_write)
+        + wide(thinking) * or(rates.thinking, rates.output)
+        + wide(usage.cache_read_tokens) * or(rates.cache_read, rates.input)
+        + wide(usage.cache_write_tokens) * or(rates.cache_write, rates.input)
         + request
 }
 
