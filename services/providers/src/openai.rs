@@ -4,7 +4,7 @@
 
 mod details;
 
-use std::{collections::VecDeque, sync::Arc};
+use std::{borrow::Cow, collections::VecDeque, sync::Arc};
 
 use construct_domain::money::Usage;
 use construct_proto::{
@@ -178,6 +178,8 @@ pub(crate) struct Flavor {
     pub(crate) images: bool,
     /// PDF documents.
     pub(crate) documents: bool,
+    /// Whether it can be held to a JSON Schema. Where not, the schema is said in words.
+    pub(crate) schemas: bool,
     pub(crate) thoughts: Thoughts,
     /// Whether what stands behind a model's name has to be told what to keep in its cache.
     pub(crate) breakpoints: fn(&str) -> bool,
@@ -207,6 +209,7 @@ const ORIGINAL: Flavor = Flavor {
     top_k: false,
     images: true,
     documents: true,
+    schemas: true,
     thoughts: Thoughts::Never,
     breakpoints: |_| false,
     tells_cost: false,
@@ -219,6 +222,7 @@ const COMPATIBLE: Flavor = Flavor {
     top_k: true,
     images: true,
     documents: false,
+    schemas: true,
     thoughts: Thoughts::WithCalls,
     breakpoints: |_| false,
     tells_cost: false,
@@ -280,8 +284,9 @@ impl<'a> Body<'a> {
     fn new(request: &'a Request, flavor: &Flavor) -> Self {
         let parameters = &request.parameters;
         let mut messages = Vec::new();
-        if !request.system.trim().is_empty() {
-            messages.push(json!({"role": "system", "content": request.system}));
+        let system = if flavor.schemas { Cow::Borrowed(&*request.system) } else { request.system_with_format() };
+        if !system.trim().is_empty() {
+            messages.push(json!({"role": "system", "content": system}));
         }
         let marks = (flavor.breakpoints)(&request.model);
         let mut marked = Vec::new();
@@ -310,7 +315,7 @@ impl<'a> Body<'a> {
             tools,
             tool_choice: choice(&request.choice).filter(|_| !request.tools.is_empty()),
             parallel_tool_calls: (request.one_call && !request.tools.is_empty()).then_some(false),
-            response_format: format(&request.format),
+            response_format: format(&request.format, flavor),
             stream: true,
             stream_options: json!({"include_usage": true}),
             temperature: parameters.temperature,
@@ -353,9 +358,10 @@ fn choice(choice: &ToolChoice) -> Option<Value> {
     })
 }
 
-fn format(format: &Format) -> Option<Value> {
+fn format(format: &Format, flavor: &Flavor) -> Option<Value> {
     Some(match format {
         Format::Text => return None,
+        Format::Schema { .. } if !flavor.schemas => json!({"type": "json_object"}),
         Format::Json => json!({"type": "json_object"}),
         Format::Schema { name, schema, strict } => {
             json!({"type": "json_schema", "json_schema": {"name": name, "schema": schema, "strict": strict}})

@@ -15,6 +15,7 @@ pub(crate) const FLAVOR: Flavor = Flavor {
     top_k: true,
     images: true,
     documents: true,
+    schemas: true,
     thoughts: Thoughts::Details,
     // Of the vendors behind it this one caches nothing by itself, and all of its models are called alike.
     breakpoints: |model| model.contains("claude"),

@@ -13,6 +13,7 @@ pub(crate) const FLAVOR: Flavor = Flavor {
     top_k: false,
     images: true,
     documents: false,
+    schemas: true,
     thoughts: Thoughts::Never,
     breakpoints: |_| false,
     tells_cost: false,

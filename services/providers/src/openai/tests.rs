@@ -355,6 +355,28 @@ fn only_the_vendor_itself_is_asked_in_its_newer_words() {
 }
 
 #[test]
+fn a_schema_is_said_in_words_where_it_is_unknown() {
+    let mut request = request();
+    let schema = json!({"type": "object", "properties": {"n": {"type": "integer"}}});
+    request.format = Format::Schema { name: "answer".into(), schema: schema.clone(), strict: true };
+    let sent = |request: &Request, flavor| serde_json::to_value(Body::new(request, flavor)).expect("JSON");
+    let body = sent(&request, &crate::deepseek::FLAVOR);
+    assert_eq!(body["response_format"], json!({"type": "json_object"}), "it refuses any other");
+    let system = body["messages"][0]["content"].as_str().expect("a text");
+    assert!(system.starts_with("You work through scripts.") && system.contains("JSON Schema"), "{system}");
+    assert!(system.ends_with(&schema.to_string()), "{system}");
+    let body = sent(&request, &COMPATIBLE);
+    assert_eq!(body["response_format"]["json_schema"]["schema"], schema);
+    assert_eq!(body["messages"][0]["content"], "You work through scripts.");
+    request.format = Format::Json;
+    let body = sent(&request, &crate::deepseek::FLAVOR);
+    assert_eq!(body["response_format"], json!({"type": "json_object"}));
+    assert!(body["messages"][0]["content"].as_str().is_some_and(|system| system.contains("JSON")));
+    request.format = Format::Text;
+    assert_eq!(sent(&request, &crate::deepseek::FLAVOR).get("response_format"), None);
+}
+
+#[test]
 fn a_call_from_elsewhere_has_an_empty_thought_where_one_must_not_be_missing() {
     let call = Part::Call { id: "a".into(), name: "run".into(), arguments: json!({"js": "1"}) };
     for (flavor, expected) in
