@@ -746,6 +746,8 @@ pub(crate) fn failure(status: Option<u16>, error: &Value) -> Failure {
                         &["maximum context length", "context length", "context window", "prompt is too long"],
                     ),
                     (FailureClass::ContentRefused, &["content policy", "content management policy", "flagged as"]),
+                    // xAI says so with status 400, in some places with its text escaped as in an address.
+                    (FailureClass::Authentication, &["incorrect api key", "incorrect%20api%20key", "invalid api key"]),
                     (FailureClass::RateLimited, &["rate limit"]),
                 ],
             ),

@@ -237,6 +237,23 @@ fn errors_are_classified_by_the_vendors_own_words() {
         (400, json!({"error": {"code": "content_policy_violation", "message": "no"}}), FailureClass::ContentRefused),
         (401, json!({"error": {"code": "invalid_api_key", "message": "no"}}), FailureClass::Authentication),
         (
+            400,
+            json!({"code": "Client specified an invalid argument",
+                "error": "Incorrect API key provided: xa***12. You can obtain an API key from https://console.x.ai."}),
+            FailureClass::Authentication,
+        ),
+        (400, json!({"code": "invalid-argument", "error": "Invalid API key"}), FailureClass::Authentication),
+        (
+            400,
+            json!({"code": "invalid-argument", "error": "Incorrect%20API%20key%20provided:%20xa***12."}),
+            FailureClass::Authentication,
+        ),
+        (
+            400,
+            json!({"code": "invalid-argument", "error": "Model grok-4 does not support parameter reasoningEffort."}),
+            FailureClass::InvalidRequest,
+        ),
+        (
             402,
             json!({"error": {"message": "Insufficient Balance", "type": "unknown_error"}}),
             FailureClass::Authentication,
