@@ -725,6 +725,10 @@ pub(crate) fn failure(status: Option<u16>, error: &Value) -> Failure {
             Some(FailureClass::ContextTooLong)
         }
         ("content_policy_violation" | "content_filter", _) => Some(FailureClass::ContentRefused),
+        // OpenRouter's moderation says so with the status of a key that may not.
+        _ if ["reasons", "flagged_input"].iter().any(|name| !error["metadata"][name].is_null()) => {
+            Some(FailureClass::ContentRefused)
+        }
         // No pause helps against an empty account.
         ("insufficient_quota" | "billing_hard_limit_reached" | "invalid_api_key", _) | (_, "insufficient_quota") => {
             Some(FailureClass::Authentication)
@@ -750,6 +754,10 @@ pub(crate) fn failure(status: Option<u16>, error: &Value) -> Failure {
                     (FailureClass::Authentication, &["incorrect api key", "incorrect%20api%20key", "invalid api key"]),
                     (FailureClass::RateLimited, &["rate limit"]),
                 ],
+            ),
+            Some(_) if status == Some(403) => class_by_words(
+                message,
+                &[(FailureClass::ContentRefused, &["input was flagged", "prompt was flagged", "requires moderation"])],
             ),
             Some(_) => None,
         })

@@ -258,6 +258,19 @@ fn errors_are_classified_by_the_vendors_own_words() {
             json!({"error": {"message": "Insufficient Balance", "type": "unknown_error"}}),
             FailureClass::Authentication,
         ),
+        (
+            403,
+            json!({"error": {"code": 403, "message": "no", "metadata": {"reasons": ["violence"], "flagged_input": "…",
+                "provider_name": "OpenAI", "model_slug": "openai/gpt-5.5"}}}),
+            FailureClass::ContentRefused,
+        ),
+        (
+            403,
+            json!({"error": {"code": 403, "message": "openai/gpt-5.5 requires moderation. Your input was flagged for \"x\"."}}),
+            FailureClass::ContentRefused,
+        ),
+        (403, json!({"error": {"code": 403, "message": "Key limit exceeded"}}), FailureClass::Authentication),
+        (403, json!({"error": {"message": "Your account was flagged"}}), FailureClass::Authentication),
         (404, json!({"error": {"code": "model_not_found", "message": "no"}}), FailureClass::InvalidRequest),
         (404, json!({"error": "model 'x' not found"}), FailureClass::InvalidRequest),
         (
