@@ -22,6 +22,7 @@ pub(crate) const FLAVOR: Flavor = Flavor {
     thoughts: Thoughts::WithEveryCall,
     breakpoints: |_| false,
     tells_cost: false,
+    samples: |_| true,
     effort: |effort, _| match effort {
         Effort::Off => json!({"thinking": {"type": "disabled"}}),
         effort => json!({"thinking": {"type": "enabled"}, "reasoning_effort": effort.word()}),

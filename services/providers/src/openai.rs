@@ -185,6 +185,8 @@ pub(crate) struct Flavor {
     pub(crate) breakpoints: fn(&str) -> bool,
     /// Whether what it says a call has cost is what it charges.
     pub(crate) tells_cost: bool,
+    /// Whether what is asked can be told how to sample and where to stop.
+    pub(crate) samples: fn(&Request) -> bool,
     /// The fields that say how much to think.
     pub(crate) effort: fn(Effort, &str) -> Value,
     /// The path of the cheapest question that needs a valid key.
@@ -213,6 +215,7 @@ const ORIGINAL: Flavor = Flavor {
     thoughts: Thoughts::Never,
     breakpoints: |_| false,
     tells_cost: false,
+    samples: |request| !thinks(request),
     effort: |wanted, model| json!({"reasoning_effort": effort(wanted, model)}),
     check: "/models",
 };
@@ -226,6 +229,7 @@ const COMPATIBLE: Flavor = Flavor {
     thoughts: Thoughts::WithCalls,
     breakpoints: |_| false,
     tells_cost: false,
+    samples: |_| true,
     effort: |wanted, _| json!({"reasoning_effort": wanted.word()}),
     check: "/models",
 };
@@ -247,10 +251,13 @@ pub(crate) fn effort(effort: Effort, model: &str) -> &'static str {
 
 /// Whether the vendor's model is one that thinks: it is known by its name, or the request says so.
 pub(crate) fn thinks(request: &Request) -> bool {
-    let model = request.model.as_str();
+    is_known_to_think(&request.model) || request.effort().is_some()
+}
+
+/// Whether the vendor's `model` thinks, by its name.
+pub(crate) fn is_known_to_think(model: &str) -> bool {
     let numbered = model.strip_prefix('o').is_some_and(|rest| rest.starts_with(|c: char| c.is_ascii_digit()));
-    let known = numbered || (model.starts_with("gpt-5") && !model.contains("-chat")) || model.starts_with("codex-");
-    known || request.effort().is_some()
+    numbered || (model.starts_with("gpt-5") && !model.contains("-chat")) || model.starts_with("codex-")
 }
 
 #[derive(Serialize)]
@@ -307,6 +314,7 @@ impl<'a> Body<'a> {
         if let Some(last) = tools.last_mut().filter(|_| marks) {
             last["cache_control"] = breakpoint();
         }
+        let samples = (flavor.samples)(request);
         let mut named = request.effort().map_or_else(|| json!({}), |effort| (flavor.effort)(effort, &request.model));
         named[flavor.limit] = json!(request.max_tokens);
         Self {
@@ -318,10 +326,10 @@ impl<'a> Body<'a> {
             response_format: format(&request.format, flavor),
             stream: true,
             stream_options: json!({"include_usage": true}),
-            temperature: parameters.temperature,
-            top_p: parameters.top_p,
-            top_k: parameters.top_k.filter(|_| flavor.top_k),
-            stop: &parameters.stop_sequences,
+            temperature: parameters.temperature.filter(|_| samples),
+            top_p: parameters.top_p.filter(|_| samples),
+            top_k: parameters.top_k.filter(|_| flavor.top_k && samples),
+            stop: if samples { &parameters.stop_sequences } else { &[] },
             named,
         }
     }

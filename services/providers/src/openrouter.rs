@@ -5,7 +5,7 @@
 
 use serde_json::json;
 
-use crate::openai::{Flavor, Thoughts};
+use crate::openai::{self, Flavor, Thoughts};
 
 pub(crate) const DEFAULT_BASE_URL: &str = "https://openrouter.ai/api/v1";
 
@@ -20,6 +20,8 @@ pub(crate) const FLAVOR: Flavor = Flavor {
     // Of the vendors behind it this one caches nothing by itself, and all of its models are called alike.
     breakpoints: |model| model.contains("claude"),
     tells_cost: true,
+    // OpenAI's models that think refuse it there as well.
+    samples: |request| !request.model.strip_prefix("openai/").is_some_and(openai::is_known_to_think),
     effort: |effort, _| json!({"reasoning": {"effort": effort.word()}}),
     // Anybody may list the models.
     check: "/key",

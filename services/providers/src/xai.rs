@@ -17,6 +17,7 @@ pub(crate) const FLAVOR: Flavor = Flavor {
     thoughts: Thoughts::Never,
     breakpoints: |_| false,
     tells_cost: false,
+    samples: |_| true,
     effort: |effort, _| json!({"reasoning_effort": effort.word()}),
     check: "/models",
 };

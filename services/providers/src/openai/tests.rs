@@ -385,6 +385,41 @@ fn only_the_vendor_itself_is_asked_in_its_newer_words() {
 }
 
 #[test]
+fn a_model_that_thinks_is_not_told_how_to_sample() {
+    let told = |flavor: &Flavor, model: &str, thinking: v1::ThinkingEffort| {
+        let mut request = request();
+        request.model = model.to_owned();
+        request.parameters = ModelParameters {
+            temperature: Some(0.5),
+            top_p: Some(0.5),
+            top_k: Some(7),
+            stop_sequences: vec!["END".into()],
+            thinking: thinking.into(),
+            ..ModelParameters::default()
+        };
+        let body = serde_json::to_value(Body::new(&request, flavor)).expect("JSON");
+        let told = ["temperature", "top_p", "stop"].map(|name| body.get(name).is_some());
+        assert!(told.iter().all(|each| *each == told[0]), "{model}: {body}");
+        told[0]
+    };
+    let (unset, low) = (v1::ThinkingEffort::Unspecified, v1::ThinkingEffort::Low);
+    let router = &crate::openrouter::FLAVOR;
+    for (flavor, model, thinking, expected) in [
+        (&ORIGINAL, "gpt-5.5", unset, false),
+        (&ORIGINAL, "o4-mini", unset, false),
+        (&ORIGINAL, "gpt-5-chat-latest", unset, true),
+        (&ORIGINAL, "gpt-4.1", unset, true),
+        (&ORIGINAL, "something-new", low, false),
+        (&COMPATIBLE, "gpt-5.5", unset, true),
+        (router, "openai/gpt-5.5", unset, false),
+        (router, "openai/gpt-4.1", unset, true),
+        (router, "anthropic/claude-opus-5", low, true),
+    ] {
+        assert_eq!(told(flavor, model, thinking), expected, "{model}");
+    }
+}
+
+#[test]
 fn a_schema_is_said_in_words_where_it_is_unknown() {
     let mut request = request();
     let schema = json!({"type": "object", "properties": {"n": {"type": "integer"}}});
