@@ -211,6 +211,7 @@ impl<'a> Body<'a> {
             thinking.output_config.get_or_insert_with(|| json!({}))["format"] = format;
         }
         let samples = !thinking.excludes_sampling;
+        let both = allows_both(&request.model) || parameters.temperature.is_none();
         Self {
             model: &request.model,
             max_tokens: request.max_tokens,
@@ -221,12 +222,17 @@ impl<'a> Body<'a> {
             messages,
             // Our scale reaches to 2, this vendor's to 1.
             temperature: parameters.temperature.filter(|_| samples).map(|temperature| temperature.min(1.0)),
-            top_p: parameters.top_p.filter(|_| samples),
+            top_p: parameters.top_p.filter(|_| samples && both),
             top_k: parameters.top_k.filter(|_| samples),
             stop_sequences: &parameters.stop_sequences,
             thinking,
         }
     }
+}
+
+/// Whether `model` takes a temperature beside `top_p`. The vendor's own do no longer, and its advice is to set the temperature alone.
+pub(crate) fn allows_both(model: &str) -> bool {
+    !model.contains("claude-")
 }
 
 /// Everything up to here may be read from the vendor's cache the next time.

@@ -23,7 +23,7 @@ use serde_json::{Map, Value, json};
 
 use self::credentials::{Credentials, region};
 use crate::{
-    anthropic::Thinking,
+    anthropic::{self, Thinking},
     check,
     failure::{Failure, class_of_status},
     framing::{Event, EventStream},
@@ -194,10 +194,10 @@ fn sampling(request: &Request, turns: &[Turn], body: &mut Value) {
     let samples = !thinking.excludes_sampling;
     let mut config = Map::new();
     config.insert("maxTokens".to_owned(), json!(request.max_tokens));
+    let both = anthropic::allows_both(&request.model) || parameters.temperature.is_none();
     // Ours reaches to 2, that of most models here to 1.
-    for (name, value) in
-        [("temperature", parameters.temperature.map(|value| value.min(1.0))), ("topP", parameters.top_p)]
-    {
+    let temperature = parameters.temperature.map(|value| value.min(1.0));
+    for (name, value) in [("temperature", temperature), ("topP", parameters.top_p.filter(|_| both))] {
         config.extend(value.filter(|_| samples).map(|value| (name.to_owned(), json!(value))));
     }
     if !parameters.stop_sequences.is_empty() {

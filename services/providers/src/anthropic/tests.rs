@@ -283,6 +283,20 @@ fn every_generation_is_asked_to_think_in_its_own_way() {
 }
 
 #[test]
+fn a_temperature_is_never_beside_top_p() {
+    let told = |model: &str, temperature: Option<f64>| {
+        let mut request = conversation(0);
+        request.model = model.to_owned();
+        request.parameters = ModelParameters { temperature, top_p: Some(0.5), ..ModelParameters::default() };
+        let body = serde_json::to_value(Body::new(&request)).expect("JSON");
+        ["temperature", "top_p"].map(|name| body.get(name).is_some())
+    };
+    assert_eq!(told("claude-sonnet-4-5", Some(0.3)), [true, false], "the vendor refuses both");
+    assert_eq!(told("claude-sonnet-4-5", None), [false, true]);
+    assert_eq!(told("kimi-k2", Some(0.3)), [true, true], "compatible servers take both");
+}
+
+#[test]
 fn nothing_is_thought_on_from_a_call_that_nobody_thought_about() {
     let mut request = conversation(1);
     request.model = "claude-sonnet-4-5".into();

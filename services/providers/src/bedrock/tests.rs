@@ -165,6 +165,18 @@ async fn a_request_carries_everything_in_the_vendors_form() {
 }
 
 #[test]
+fn a_temperature_is_never_beside_top_p_for_a_model_that_refuses_both() {
+    let told = |model: &str| {
+        let mut request = request(model);
+        request.parameters = ModelParameters { temperature: Some(0.3), top_p: Some(0.5), ..ModelParameters::default() };
+        let config = body(&request)["inferenceConfig"].clone();
+        ["temperature", "topP"].map(|name| config.get(name).is_some())
+    };
+    assert_eq!(told(CLAUDE), [true, false]);
+    assert_eq!(told("us.amazon.nova-pro-v1:0"), [true, true]);
+}
+
+#[test]
 fn refusals_are_classified_by_status_and_words() {
     for (status, message, class) in [
         (400, "Input is too long for requested model.", FailureClass::ContextTooLong),
