@@ -1,10 +1,35 @@
-//! xAI: OpenAI's Chat Completions in its own flavor, documented at <https://docs.x.ai/docs/api-reference>.
+//! xAI: OpenAI's Chat Completions in its own flavor, documented at <https://docs.x.ai/docs/api-reference> and
+//! <https://docs.x.ai/developers/model-capabilities/text/reasoning>.
 
-use serde_json::json;
+use serde_json::{Value, json};
 
-use crate::openai::{Flavor, Thoughts};
+use crate::{
+    openai::{Flavor, Thoughts},
+    vendor::Effort,
+};
 
 pub(crate) const DEFAULT_BASE_URL: &str = "https://api.x.ai/v1";
+
+/// The words for how much to think, from not at all to a lot.
+type Words = [&'static str; 4];
+
+/// For models that always think.
+const ALWAYS: Words = ["low", "low", "medium", "high"];
+
+/// By the beginning of a model's name, of which the first that fits holds: in which words it is told how much to think; none where it
+/// refuses to be told, with 400. Most models that think are of those. Others are taken for newer ones, which all let themselves be told.
+const EFFORTS: [(&str, Option<Words>); 9] = [
+    ("grok-4.3", Some(["none", "low", "medium", "high"])),
+    // As many agents.
+    ("grok-4.20-multi-agent", Some(ALWAYS)),
+    ("grok-4.20", None),
+    ("grok-4.", Some(ALWAYS)),
+    ("grok-4", None),
+    ("grok-3-mini", Some(["low", "low", "low", "high"])),
+    ("grok-3", None),
+    ("grok-2", None),
+    ("grok-code", None),
+];
 
 /// Sampling by `top_k` is unknown, documents are not taken, and what the model shows of its thinking is not wanted
 /// back.
@@ -18,6 +43,50 @@ pub(crate) const FLAVOR: Flavor = Flavor {
     breakpoints: |_| false,
     tells_cost: false,
     samples: |_| true,
-    effort: |effort, _| json!({"reasoning_effort": effort.word()}),
+    effort,
     check: "/models",
 };
+
+fn effort(effort: Effort, model: &str) -> Value {
+    let known = EFFORTS.iter().find(|(name, _)| model.starts_with(name));
+    let Some([off, low, medium, high]) = known.map_or(Some(ALWAYS), |(_, words)| *words) else { return json!({}) };
+    let word = match effort {
+        Effort::Off => off,
+        Effort::Low => low,
+        Effort::Medium => medium,
+        Effort::High => high,
+    };
+    json!({"reasoning_effort": word})
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_model_is_told_how_much_to_think_only_if_it_lets_itself_be_told() {
+        let told = |model| {
+            [Effort::Off, Effort::Low, Effort::Medium, Effort::High]
+                .map(|wanted| effort(wanted, model)["reasoning_effort"].as_str().map(str::to_owned))
+        };
+        let words = |words: Words| words.map(|word| Some(word.to_owned()));
+        assert_eq!(told("grok-4.3"), words(["none", "low", "medium", "high"]));
+        assert_eq!(told("grok-3-mini"), words(["low", "low", "low", "high"]));
+        for model in ["grok-4.5", "grok-4.6-latest", "grok-4.20-multi-agent-0309", "grok-5"] {
+            assert_eq!(told(model), words(ALWAYS), "{model}");
+        }
+        for model in [
+            "grok-4",
+            "grok-4-0709",
+            "grok-4-1-fast-reasoning",
+            "grok-4-1-fast-non-reasoning",
+            "grok-4.20",
+            "grok-4.20-0309-reasoning",
+            "grok-3",
+            "grok-code-fast-1",
+        ] {
+            assert_eq!(told(model), [None, None, None, None], "{model}");
+            assert_eq!(effort(Effort::High, model), json!({}));
+        }
+    }
+}

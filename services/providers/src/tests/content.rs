@@ -265,6 +265,7 @@ async fn every_effort_is_asked_for_in_the_vendors_words() {
                 Wire::Bedrock => "eu.anthropic.claude-sonnet-4-6",
                 Wire::Gemini => "gemini-3.5-flash",
                 Wire::Ollama => "gpt-oss:20b",
+                Wire::Xai => "grok-4.3",
                 _ => "gpt-5.1",
             }
             .into();
