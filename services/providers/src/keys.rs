@@ -25,7 +25,7 @@ use crate::{
     http::{Headroom, Observe},
 };
 
-/// How long a key that the vendor refuses is left out, as long as there are others.
+/// How long a key that the vendor refuses, or that cannot be opened, is left out, as long as there are others.
 const REFUSED: Duration = Duration::from_secs(5 * 60);
 /// How long a key is left out that reached a limit, when the vendor does not say.
 const LIMITED: Duration = Duration::from_secs(10);
@@ -317,12 +317,17 @@ impl Lease {
         });
     }
 
+    /// The key is of no use for the time being.
+    pub(crate) fn refuse(&self) {
+        self.pool.with(&self.key, |state| state.refused_until = Some(Instant::now() + REFUSED));
+    }
+
     /// The call failed; true when that is about the key, and another one may fare better.
     pub(crate) fn failed(&self, failure: &Failure, has_others: bool) -> bool {
         let now = Instant::now();
         match failure.class {
             FailureClass::Authentication => {
-                self.pool.with(&self.key, |state| state.refused_until = Some(now + REFUSED));
+                self.refuse();
                 true
             }
             FailureClass::RateLimited => {

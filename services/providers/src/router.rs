@@ -177,12 +177,12 @@ impl Router {
     }
 
     /// Begins one try at a target.
-    async fn begin(&self, want: Begin<'_>) -> Result<Trying, Failure> {
+    async fn begin(&self, want: Begin<'_>) -> Result<Trying, NotBegun> {
         let Begin { target, request, .. } = want;
         let breaker = target.breaker();
         // Nobody waits for a key only to be refused.
         if let Some(refusal) = self.breakers.refusal(&breaker) {
-            return Err(refusal);
+            return Err(refusal.into());
         }
         let limited = target.provider.tokens_per_minute > 0;
         let written = if request.embed.is_some() { 0 } else { request.max_tokens.into() };
@@ -206,7 +206,12 @@ impl Router {
                 lease?
             }
         };
-        let key = key::open(&self.master_keys, &target.provider.id, lease.sealed.as_ref())?;
+        let opened = key::open(&self.master_keys, &target.provider.id, lease.sealed.as_ref());
+        let key = opened.map_err(|failure| {
+            lease.used(0);
+            lease.refuse();
+            NotBegun { failure, unopenable: Some(Arc::clone(lease.key())) }
+        })?;
         let taken = Arc::new(AtomicBool::new(false));
         let observer = Arc::new(Taken { observer: lease.observer(), taken: Arc::clone(&taken) });
         let vendor = self.vendors.open(&target.provider, key.clone(), Some(observer))?;
@@ -241,6 +246,19 @@ struct Begin<'a> {
     request: &'a Arc<Request>,
     without: &'a [KeyId],
     patience: Duration,
+}
+
+/// Why a try is not begun.
+struct NotBegun {
+    failure: Failure,
+    /// The key that cannot be opened. Another one may fare better.
+    unopenable: Option<KeyId>,
+}
+
+impl From<Failure> for NotBegun {
+    fn from(failure: Failure) -> Self {
+        Self { failure, unopenable: None }
+    }
 }
 
 /// A try under way. Dropping it closes the vendor's connection.

@@ -12,7 +12,7 @@ use construct_runtime::clock;
 use futures::{StreamExt as _, future::select_all};
 use tokio::time::{Instant, sleep, sleep_until};
 
-use super::{Begin, Ended, Routed, RoutedCall, Router, Sink, Trying};
+use super::{Begin, Ended, NotBegun, Routed, RoutedCall, Router, Sink, Trying};
 use crate::{
     failure::Failure,
     keys::{self, KeyId},
@@ -144,6 +144,8 @@ impl<'a> Run<'a> {
         let is_last = at + 1 >= self.call.targets.len();
         let mut failed = 0;
         let mut tried: Vec<KeyId> = Vec::new();
+        // What the vendor said to the last of them.
+        let mut said = None;
         loop {
             let left = self.time_left();
             let patience = if is_last { left } else { left.min(policy.longest_pause()) };
@@ -154,21 +156,24 @@ impl<'a> Run<'a> {
                 ended = self.call.interrupts.next() => return Left::For(counted(ended, self.made)),
                 begun = router.begin(begin) => begun,
             };
-            let trying = match begun {
-                Ok(trying) => trying,
-                Err(mut failure) => {
+            let asked = begun.is_ok();
+            let (mut failure, key, blames_key) = match begun {
+                Ok(trying) => {
+                    self.count();
+                    match self.attempt(trying).await {
+                        End::Completed => return Left::For(Ended::Completed),
+                        End::Interrupted(ended) => return Left::For(counted(ended, self.made)),
+                        End::Failed { failure, key, blames_key } => (failure, key, blames_key),
+                    }
+                }
+                Err(NotBegun { failure, unopenable: Some(key) }) => (failure, key, true),
+                Err(NotBegun { mut failure, unopenable: None }) => {
                     failure.tries = self.made;
                     return Left::Failed(failure);
                 }
             };
-            self.count();
-            let (mut failure, key, blames_key) = match self.attempt(trying).await {
-                End::Completed => return Left::For(Ended::Completed),
-                End::Interrupted(ended) => return Left::For(counted(ended, self.made)),
-                End::Failed { failure, key, blames_key } => (failure, key, blames_key),
-            };
             // Also when nothing follows here: what was shown of this answer never becomes a message.
-            if !self.sink.void(&failure).await {
+            if asked && !self.sink.void(&failure).await {
                 failure.tries = self.made;
                 return Left::For(Ended::Failed(failure));
             }
@@ -178,15 +183,23 @@ impl<'a> Run<'a> {
                     tracing::info!(
                         class = failure.class.as_str_name(),
                         http.status = failure.http_status,
-                        "an API key cannot be used now, and the call is made with the next one"
+                        "an API key cannot be used now, and the call is made with the next one: {failure}"
                     );
-                    // It is the same call.
-                    self.made = self.made.saturating_sub(1);
-                    self.left += 1;
+                    if asked {
+                        // It is the same call.
+                        self.made = self.made.saturating_sub(1);
+                        self.left += 1;
+                        said = Some(failure);
+                    }
                     continue;
                 }
                 // All of them; after a pause they are as good as each other again.
                 tried.clear();
+                // Of a key that cannot be opened the vendor knows nothing: what it said to another one may pass.
+                if let Some(earlier) = said.take().filter(|_| !asked) {
+                    self.count();
+                    failure = earlier;
+                }
             }
             failed += 1;
             failure.tries = self.made;
@@ -366,7 +379,7 @@ async fn hedge(router: &Router, call: &RoutedCall<'_>, at: usize) -> Option<Tryi
     let request = addressed(call, at);
     let begin = Begin { at, target, request: &request, without: &[], patience: Duration::ZERO };
     let begun = router.begin(begin).await;
-    let hedge = begun.inspect_err(|failure| tracing::debug!("no hedge is made: {failure}")).ok()?;
+    let hedge = begun.inspect_err(|refused| tracing::debug!("no hedge is made: {}", refused.failure)).ok()?;
     tracing::info!(
         gen_ai.request.model = target.model.vendor_model,
         "nothing of an answer has come yet, and the next model is asked as well"

@@ -3,7 +3,7 @@
 use std::{collections::HashMap, sync::Mutex};
 
 use construct_proto::{
-    mesh::v1::{ModelInvoke, model_completed::StopReason},
+    mesh::v1::{ModelInvoke, SealedSecret, model_completed::StopReason},
     v1::{ModelProviderType, Prices as WirePrices, VendorModel},
 };
 use futures::{StreamExt as _, future::BoxFuture, stream};
@@ -402,6 +402,45 @@ async fn when_every_key_is_refused_the_failure_stands() {
     let failure = failed(make(&router, &command).await.0);
     assert_eq!((failure.class, failure.tries), (FailureClass::Authentication, 1));
     assert_eq!(play.keys(), ["sk-one", "sk-two-longer"]);
+}
+
+/// Keys of `a`: one under a master key that this service does not have, and one that it can open.
+fn with_unopenable_key(command: &mut ModelInvoke) {
+    let provider = command.provider.as_mut().expect("set");
+    provider.api_key = Some(SealedSecret { key_id: "retired".into(), ..seal("a", "sk-one") });
+    provider.additional_api_keys = vec![seal("a", "sk-two-longer")];
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_key_that_cannot_be_opened_is_followed_by_the_next_one_at_once() {
+    let play = Play::of([("a", vec![Does::Answer("x")])]);
+    let router = router(Arc::new(play.clone()), PATIENT);
+    let mut command = to_a(&[]);
+    with_unopenable_key(&mut command);
+    let begun = Instant::now();
+    for _ in 0..2 {
+        let (outcome, ..) = make(&router, &command).await;
+        assert!(matches!(outcome, Outcome::Completed(_)), "{outcome:?}");
+    }
+    assert_eq!(begun.elapsed(), Duration::ZERO);
+    assert_eq!(play.keys(), ["sk-two-longer", "sk-two-longer"]);
+    // Alone it ends the call, and says why.
+    command.provider.as_mut().expect("set").additional_api_keys.clear();
+    let failure = failed(make(&router, &command).await.0);
+    assert_eq!((failure.class, failure.tries), (FailureClass::Configuration, 0));
+    assert!(failure.message.contains("`retired`"), "{failure}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_key_that_cannot_be_opened_does_not_hide_what_the_vendor_says_to_another() {
+    let limited = Does::Fail(refusal(FailureClass::RateLimited).with_retry_at(Some(Timestamp::now() + 5 * SECOND)));
+    let play = Play::of([("a", vec![limited, Does::Answer("x")])]);
+    let router = router(Arc::new(play.clone()), PATIENT);
+    let mut command = to_a(&[]);
+    with_unopenable_key(&mut command);
+    let (outcome, ..) = make(&router, &command).await;
+    assert!(matches!(outcome, Outcome::Completed(_)), "{outcome:?}");
+    assert_eq!(play.called(), ["a", "a"], "after a pause it is asked again");
 }
 
 #[tokio::test(start_paused = true)]
