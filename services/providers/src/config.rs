@@ -42,7 +42,8 @@ pub struct Config {
     pub providers_retry_last: Duration,
     /// Where scripts and programs reach models over HTTP (docs/proxy.md). Not set: nowhere. Needs a key for tokens.
     pub providers_proxy_listen: Option<SocketAddr>,
-    /// Calls of the proxy under way in this process at most; further ones are refused, and their client tries again.
+    /// Calls of the proxy under way in this process at most; further ones are refused, and their client tries again. Their bodies have at
+    /// most 256 KiB for each of them, all together, and 32 MiB at least.
     pub providers_proxy_concurrency: usize,
     /// A folder into which each call of a vendor is recorded, with its answer and without keys (docs/scripted.md). Not set:
     /// nothing is recorded.

@@ -69,6 +69,8 @@ struct Shared {
     router: Calls,
     timeout: Duration,
     calls: Arc<Semaphore>,
+    /// Room for the bodies of requests.
+    bodies: Arc<Semaphore>,
 }
 
 /// Serves clients until the service drains; then answers that are under way end, and what was spent is reported.
@@ -81,6 +83,7 @@ pub(crate) fn spawn(parts: Parts, listener: TcpListener, lifecycle: &Lifecycle) 
         router: parts.router,
         timeout: parts.timeout,
         calls: Arc::new(Semaphore::new(parts.concurrency)),
+        bodies: Arc::new(Semaphore::new(serve::room(parts.concurrency))),
     });
     let served = CancellationToken::new();
     lifecycle.spawn("spending", {

@@ -3,7 +3,7 @@
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
 use axum::{
-    body::{Body, Bytes, to_bytes},
+    body::{Body, Bytes, HttpBody as _, to_bytes},
     extract::{Request as HttpRequest, State},
     http::{HeaderValue, StatusCode, header},
     response::Response,
@@ -12,7 +12,7 @@ use construct_runtime::{ModelToken, clock};
 use futures::{FutureExt as _, stream};
 use jiff::Timestamp;
 use tokio::{
-    sync::OwnedSemaphorePermit,
+    sync::{OwnedSemaphorePermit, Semaphore},
     time::{Instant, timeout, timeout_at},
 };
 use uuid::Uuid;
@@ -31,6 +31,11 @@ use crate::{failure::Failure, vendor::Chunk};
 
 /// Bytes of a request at most: the vendors' own bounds are about this.
 const MAX_BODY: usize = 32 * 1024 * 1024;
+/// What of all requests' bodies there is room for, for each call that may be under way: most are much smaller than the largest, and those
+/// that are not take the room of others. Counted is what arrives; while a call is under way, it is in memory several times.
+const ROOM_PER_CALL: usize = 256 * 1024;
+/// What room is counted in.
+const UNIT: usize = 1024;
 /// How long a request may take to arrive.
 const BODY: Duration = Duration::from_secs(60);
 /// Bytes of events that are written at once at most, when more than one has come.
@@ -83,11 +88,16 @@ pub(crate) fn whole(status: StatusCode, body: String) -> Response {
     response
 }
 
+/// One of the requests that the proxy works on at once, and the room for its body, until it is dropped.
+pub(crate) struct Permit {
+    _call: OwnedSemaphorePermit,
+    _room: OwnedSemaphorePermit,
+}
+
 /// A request that is here as a whole, of somebody who may ask.
 pub(crate) struct Arrived {
     pub(crate) token: ModelToken,
-    /// One of the requests that the proxy works on at once.
-    pub(crate) permit: OwnedSemaphorePermit,
+    pub(crate) permit: Permit,
     pub(crate) body: Bytes,
     pub(crate) at: Timestamp,
     pub(crate) deadline: Instant,
@@ -98,16 +108,36 @@ impl Arrived {
         let (parts, body) = request.into_parts();
         let at = clock::now();
         let token = access::token(&parts.headers, &shared.keys, at)?;
-        let permit = Arc::clone(&shared.calls).try_acquire_owned().map_err(|_| Refusal {
+        let busy = |what: &str| Refusal {
             retry_at: at.checked_add(Duration::from_secs(1)).ok(),
-            ..Refusal::new(Kind::Overloaded, "the proxy works on as many calls as it can at the moment")
-        })?;
+            ..Refusal::new(Kind::Overloaded, format!("the proxy works on as {what} as it can at the moment"))
+        };
+        let call = Arc::clone(&shared.calls).try_acquire_owned().map_err(|_| busy("many calls"))?;
+        // What does not say how large it is may be as large as any.
+        let announced = body.size_hint().upper().map_or(MAX_BODY, |bytes| usize::try_from(bytes).unwrap_or(usize::MAX));
+        if announced > MAX_BODY {
+            return Err(Refusal::new(Kind::TooLarge, format!("the request is larger than {MAX_BODY} bytes")));
+        }
+        let room = Arc::clone(&shared.bodies).try_acquire_many_owned(units(announced));
+        let mut room = room.map_err(|_| busy("much"))?;
         let slow = |_| Refusal::invalid(format!("the request did not arrive within {} s", BODY.as_secs()));
         let body = timeout(BODY, to_bytes(body, MAX_BODY)).await.map_err(slow)?.map_err(|_| {
             Refusal::new(Kind::TooLarge, format!("the request is larger than {MAX_BODY} bytes, or broke off"))
         })?;
+        let unused = room.num_permits().saturating_sub(body.len().div_ceil(UNIT));
+        drop(room.split(unused));
+        let permit = Permit { _call: call, _room: room };
         Ok(Self { token, permit, body, at, deadline: Instant::now() + shared.timeout })
     }
+}
+
+/// Room for the bodies of so many calls, in units; for one of the largest at least.
+pub(crate) fn room(concurrency: usize) -> usize {
+    concurrency.saturating_mul(ROOM_PER_CALL).clamp(MAX_BODY, Semaphore::MAX_PERMITS) / UNIT
+}
+
+fn units(bytes: usize) -> u32 {
+    u32::try_from(bytes.div_ceil(UNIT)).unwrap_or(u32::MAX)
 }
 
 /// Sets aside what a call may cost.

@@ -8,13 +8,13 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use construct_proto::mesh::v1::FailureClass;
 use tokio::{
-    sync::{OwnedSemaphorePermit, mpsc},
+    sync::mpsc,
     time::{Instant, timeout_at},
 };
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument as _;
 
-use super::{models::Route, spending::Hold};
+use super::{models::Route, serve::Permit, spending::Hold};
 use crate::{
     cancels::Cancel,
     failure::Failure,
@@ -45,7 +45,7 @@ impl Call {
         request: Arc<Request>,
         deadline: Instant,
         mut hold: Hold,
-        permit: OwnedSemaphorePermit,
+        permit: Permit,
     ) -> Self {
         let (sender, said) = mpsc::channel(WAITING);
         let cancel = Cancel::default();

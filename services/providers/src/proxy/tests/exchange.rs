@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use construct_proto::mesh::v1::FailureClass;
 use construct_tests::vendor::{Reply, anthropic, openai};
-use futures::StreamExt as _;
+use futures::{StreamExt as _, stream};
 use serde_json::{Value, json};
 
 use super::{Limits, Proxy, client::Client, name};
@@ -380,6 +380,46 @@ async fn what_is_too_much_is_refused_at_once() {
     let response = proxy.post(Client::Chat.path()).json(&body).send().await;
     // The rest of a body nobody reads may also break the connection.
     assert!(response.is_err() || response.is_ok_and(|response| response.status().as_u16() == 413));
+}
+
+#[tokio::test]
+async fn bodies_for_which_there_is_no_room_are_refused_before_they_are_read() {
+    // So few have room for one of the largest.
+    let proxy = Proxy::with(Limits { concurrency: 4, ..Limits::default() }).await;
+    let wire = Wire::OpenAi;
+    let question = Client::Chat.question("openai", false);
+    // One that does not say how long it is, and does not end yet.
+    let (sender, pieces) = tokio::sync::mpsc::channel::<Result<Vec<u8>, std::io::Error>>(1);
+    let pieces = stream::unfold(pieces, async |mut pieces| pieces.recv().await.map(|piece| (piece, pieces)));
+    let request = proxy.post(Client::Chat.path()).header("content-type", "application/json");
+    let first = tokio::spawn(request.body(reqwest::Body::wrap_stream(pieces)).send());
+    let body = question.to_string().into_bytes();
+    let (head, tail) = body.split_at(10);
+    sender.send(Ok(head.into())).await.expect("it is read");
+    for client in Client::ALL {
+        until("the room to be taken", async || {
+            let response = proxy.post(client.path()).json(&json!({"model": "openai"})).send().await.expect("an answer");
+            let status = response.status().as_u16();
+            let header = |name: &str| response.headers().get(name).map(|value| value.to_str().unwrap().to_owned());
+            let again = (header("retry-after"), header("x-should-retry"));
+            let (kind, message) = client.error(&response.json().await.expect("JSON"));
+            let own = if client == Client::Messages { (529, "overloaded_error") } else { (503, "server_error") };
+            if (status, kind.as_str()) != own {
+                return Err((status, message));
+            }
+            assert_eq!(again, (Some("1".to_owned()), Some("true".to_owned())));
+            Ok(())
+        })
+        .await;
+    }
+    // Once it is here it takes what it needs, and leaves the rest to others.
+    let answer = wire.answer("x");
+    proxy.vendor.reply(wire.reply(&answer).silent_after(answer.len() / 3)).reply(wire.reply(&answer));
+    sender.send(Ok(tail.into())).await.expect("it is read");
+    drop(sender);
+    until("the vendor to be called", async || if proxy.vendor.open_answers() == 0 { Err(()) } else { Ok(()) }).await;
+    assert_eq!(ask(&proxy, Client::Chat, &question).await.0, 200);
+    first.abort();
 }
 
 /// With the SDKs where they are installed: `CONSTRUCT_TEST_SDK_PYTHON` names a Python that has `openai` and `anthropic`.
