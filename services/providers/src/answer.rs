@@ -106,10 +106,7 @@ impl Answer {
                 Ok(Some(Visible { block: self.last_block(), kind: Kind::Thinking, text }))
             }
             Chunk::ThinkingData(data) => {
-                // Not written by the model, so that it counts towards the bound but not towards what was used.
-                if data.len() > MAX_ANSWER_BYTES {
-                    return Err(too_large());
-                }
+                self.grow(data.len())?;
                 match self.pieces.last_mut() {
                     Some(Piece::Thinking { data: whole, .. }) if whole.is_empty() => *whole = data,
                     _ => self.pieces.push(Piece::Thinking { text: String::new(), data }),

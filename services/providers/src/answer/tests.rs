@@ -94,8 +94,13 @@ fn a_call_without_id_gets_one_of_its_own() {
 
 #[test]
 fn an_answer_without_end_is_cut() {
-    let mut answer = Answer::new(&request());
     let piece = "x".repeat(1024 * 1024);
-    let failed = (0..17).find_map(|_| answer.push(Chunk::Text(piece.clone())).err());
-    assert_eq!(failed.map(|failure| failure.class), Some(FailureClass::InvalidRequest));
+    // What is opaque of its thinking counts as well, all of it together.
+    for chunk in [Chunk::Text(piece.clone()), Chunk::Thinking(piece.clone()), Chunk::ThinkingData(piece)] {
+        let mut answer = Answer::new(&request());
+        let fits = (0..16).all(|_| answer.push(chunk.clone()).is_ok());
+        assert!(fits, "{:?}", std::mem::discriminant(&chunk));
+        let failed = answer.push(chunk).err();
+        assert_eq!(failed.map(|failure| failure.class), Some(FailureClass::InvalidRequest));
+    }
 }

@@ -45,7 +45,10 @@ pub(crate) struct Gathered {
     id: String,
     pub(crate) pieces: Vec<Piece>,
     input_chars: usize,
+    /// Of what the model wrote.
     bytes: usize,
+    /// Of what its vendor wants back, which was not written by the model: it counts towards the bound, and not towards what was used.
+    opaque: usize,
     reported: Option<Usage>,
     stop: Option<StopReason>,
 }
@@ -78,6 +81,7 @@ impl Gathered {
                 self.pieces.push(Piece::Thinking { text: text.clone(), data: String::new() });
             }
             Chunk::ThinkingData(of_thought) => {
+                self.opaque += of_thought.len();
                 self.grow(0)?;
                 if let Some(Piece::Thinking { data, .. }) = self.pieces.last_mut()
                     && data.is_empty()
@@ -159,10 +163,26 @@ impl Gathered {
 
     fn grow(&mut self, bytes: usize) -> Result<(), Failure> {
         self.bytes += bytes;
-        if self.bytes > MAX_BYTES {
+        if self.bytes + self.opaque > MAX_BYTES {
             let words = format!("the model's answer is larger than {MAX_BYTES} bytes");
             return Err(Failure::new(FailureClass::InvalidRequest, words));
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_opaque_counts_towards_the_bound_and_not_towards_what_was_used() {
+        let mut gathered = Gathered::new("answer", 0);
+        let data = Chunk::ThinkingData("x".repeat(1024 * 1024));
+        for _ in 0..16 {
+            gathered.push(&data).expect("it fits");
+        }
+        assert_eq!(gathered.usage(true).output_tokens, 0);
+        assert!(gathered.push(&data).is_err_and(|failure| failure.class == FailureClass::InvalidRequest));
     }
 }
