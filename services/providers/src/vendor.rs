@@ -394,6 +394,12 @@ pub(crate) fn base_url(provider: &mesh::Provider) -> &str {
     }
 }
 
+/// Whether a model's thoughts go back to the vendor as text, with nothing that proves them.
+pub(crate) fn takes_plain_thoughts(provider: &mesh::Provider) -> bool {
+    // Of the second, servers that are compatible with it; itself it wants none back.
+    matches!(provider.r#type(), ModelProviderType::Deepseek | ModelProviderType::Openai | ModelProviderType::Ollama)
+}
+
 impl Open for Vendors {
     fn open(
         &self,

@@ -8,7 +8,7 @@ use super::{models::Route, refusal::Refusal, thinking};
 use crate::{
     router::Target,
     transcript::{Media, Part, Role, Turn},
-    vendor::{Embed, Format, Origin, Request, Tool, ToolChoice},
+    vendor::{self, Embed, Format, Origin, Request, Tool, ToolChoice},
 };
 
 /// Tools of one request at most.
@@ -87,7 +87,7 @@ impl Asked {
         if !tool_calling && !self.tools.is_empty() {
             return Err(Refusal::invalid(format!("the model `{}` cannot call tools", self.model)));
         }
-        let turns = thinking::opened(self.turns, &provider.id);
+        let turns = thinking::opened(self.turns, &provider.id, vendor::takes_plain_thoughts(provider));
         let request = Request {
             step_id: id.to_owned(),
             task_id: task.to_owned(),

@@ -59,6 +59,8 @@ struct StreamOptions {
 struct Message {
     role: String,
     content: Option<Content>,
+    /// What was thought, as the client was shown it.
+    reasoning_content: Option<String>,
     tool_calls: Option<Vec<Call>>,
     tool_call_id: Option<String>,
     function_call: Option<Value>,
@@ -213,6 +215,9 @@ fn read_message(message: Message, asked: &mut Asked) -> Result<(), Refusal> {
             }
         }
         "assistant" => {
+            if let Some(text) = message.reasoning_content.filter(|text| !text.trim().is_empty()) {
+                asked.say(Role::Assistant, Part::Thinking { text, data: String::new() });
+            }
             let text = texts(message.content)?;
             if !text.trim().is_empty() {
                 asked.say(Role::Assistant, Part::Text(text));

@@ -1,5 +1,6 @@
 //! What a vendor wants back of a model's thinking, in the hands of a client: opaque to it, and bound to the provider it
-//! came from, because another account could not read it and would refuse the conversation.
+//! came from, because another account could not read it and would refuse the conversation. Where nothing is opaque, it is
+//! text like any other that a client may send.
 
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 
@@ -17,11 +18,15 @@ fn open(sealed: &str, provider_id: &str) -> Option<String> {
     (from == provider_id).then(|| data.to_owned())
 }
 
-/// The turns with the provider's own thoughts opened; those of others are left out.
-pub(crate) fn opened(mut turns: Vec<Turn>, provider_id: &str) -> Vec<Turn> {
+/// The turns with the provider's own thoughts opened; those of others are left out. `plain`: its vendor takes thoughts as mere text, and
+/// so also those that nothing opaque belongs to.
+pub(crate) fn opened(mut turns: Vec<Turn>, provider_id: &str, plain: bool) -> Vec<Turn> {
     for turn in &mut turns {
         turn.parts.retain_mut(|part| {
             let Part::Thinking { data, .. } = part else { return true };
+            if data.is_empty() {
+                return plain;
+            }
             match open(data, provider_id) {
                 Some(opened) => {
                     *data = opened;
@@ -44,12 +49,16 @@ mod tests {
         let thought = |data: String| Part::Thinking { text: "Hm.".into(), data };
         let turn = |part| vec![Turn { role: Role::Assistant, parts: vec![part, Part::Text("x".into())] }];
         let given = sealed("provider_1", "{\"signature\":\"s\"}");
-        let back = opened(turn(thought(given.clone())), "provider_1");
+        let back = opened(turn(thought(given.clone())), "provider_1", false);
         assert_eq!(back[0].parts[0], thought("{\"signature\":\"s\"}".into()));
         for (given, to) in
             [(given, "provider_2"), ("of another kind".into(), "provider_1"), (String::new(), "provider_1")]
         {
-            assert_eq!(opened(turn(thought(given)), to)[0].parts, [Part::Text("x".into())]);
+            assert_eq!(opened(turn(thought(given)), to, false)[0].parts, [Part::Text("x".into())]);
         }
+        let bare = || turn(thought(String::new()));
+        assert_eq!(opened(bare(), "provider_1", true), bare());
+        let foreign = turn(thought(sealed("provider_1", "")));
+        assert_eq!(opened(foreign, "provider_2", true)[0].parts, [Part::Text("x".into())]);
     }
 }
