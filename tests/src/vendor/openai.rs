@@ -125,6 +125,13 @@ pub fn error(status: u16, code: &str, kind: &str, message: &str) -> Reply {
     Reply::json(status, &json!({"error": {"message": message, "type": kind, "param": null, "code": code}}))
 }
 
+/// The vendor's own: a text and a call.
+pub const RECORDED_CALL: &str = include_str!("recorded/openai-chat-call.sse");
+
+/// An answer as xAI streams it: what it has used so far with every event, a call whole, and reasoning that is left out of what was written
+/// but not out of the total.
+pub const RECORDED_XAI: &str = include_str!("recorded/xai-reasoning.sse");
+
 /// A call as Ollama streams it: whole in one event, every call with the index 0.
 pub const RECORDED_OLLAMA: &str = include_str!("recorded/ollama-tool-calls.sse");
 

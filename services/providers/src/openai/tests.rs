@@ -55,6 +55,8 @@ fn events(data: &[Value]) -> String {
 fn every_recording_parses_the_same_at_every_split() {
     let built = recorded::Answer::text("Grüße 😀").and_code("call_1", "print('ä')").wire();
     for recording in [
+        recorded::RECORDED_CALL,
+        recorded::RECORDED_XAI,
         recorded::RECORDED_OLLAMA,
         recorded::RECORDED_OPENROUTER,
         recorded::RECORDED_OPENROUTER_REASONING,
@@ -74,6 +76,31 @@ fn a_chain_of_thought_comes_before_its_answer() {
     assert_eq!(
         usage,
         Usage { input_tokens: 8, output_tokens: 90, cache_read_tokens: 10, thinking_tokens: 80, ..Usage::default() }
+    );
+}
+
+/// Calls of other tools than the code tool's become scripts.
+#[test]
+fn what_the_vendor_itself_streams_is_read() {
+    let (completed, usage) = complete(recorded::RECORDED_CALL);
+    assert_eq!(completed.blocks[0].block, Some(Piece::Text(Text { text: "Hello — こんにちは.".into() })));
+    let expected = "call_DdmO9pD3xa9XTPNJ32zg2hcA: get_weather({\"location\":\"Paris, France\"})";
+    assert_eq!(calls(&completed), [expected]);
+    assert_eq!(completed.stop_reason, StopReason::ToolUse);
+    assert_eq!(usage, Usage { input_tokens: 19, output_tokens: 10, ..Usage::default() });
+}
+
+#[test]
+fn what_xai_streams_is_read_and_its_reasoning_is_paid_for() {
+    let (completed, usage) = complete(recorded::RECORDED_XAI);
+    let [thinking, text, _call] = &completed.blocks[..] else { panic!("not three blocks: {completed:?}") };
+    assert!(matches!(&thinking.block, Some(Piece::Thinking(thinking)) if thinking.text == "First, 42 — 答え."));
+    assert_eq!(text.block, Some(Piece::Text(Text { text: "Ah,".into() })));
+    let expected = "call_63019942: get_temperature({\"location\":\"San Francisco\",\"unit\":\"°F\"})";
+    assert_eq!(calls(&completed), [expected]);
+    assert_eq!(
+        usage,
+        Usage { input_tokens: 29, output_tokens: 763, cache_read_tokens: 8, thinking_tokens: 233, ..Usage::default() }
     );
 }
 
