@@ -720,6 +720,32 @@ pub(crate) fn refused(status: u16, body: &[u8]) -> Failure {
     }
 }
 
+/// By its words: what a request is said to have wrong, where its status says no more than that.
+const WRONG: &[(FailureClass, &[&str])] = &[
+    (
+        FailureClass::ContextTooLong,
+        &["maximum context length", "context length", "context window", "prompt is too long", "maximum prompt length"],
+    ),
+    (FailureClass::ContentRefused, REFUSED),
+    // xAI says so with status 400, in some places with its text escaped as in an address.
+    (FailureClass::Authentication, &["incorrect api key", "incorrect%20api%20key", "invalid api key"]),
+    (FailureClass::RateLimited, &["rate limit"]),
+];
+/// How these vendors say that content is refused. OpenRouter and xAI do so with status 403, which is else that of a key that may not.
+const REFUSED: &[&str] = &[
+    "content policy",
+    "content management policy",
+    "flagged as",
+    "input was flagged",
+    "prompt was flagged",
+    "requires moderation",
+    "violates usage guidelines",
+    "content exists risk",
+];
+/// What is too much and does not pass: xAI's account is empty.
+const TOO_MUCH: &[(FailureClass, &[&str])] =
+    &[(FailureClass::Authentication, &["used all available credits", "monthly spending limit"])];
+
 /// Classifies the vendor's error: `code` and `type` are its own words, or (OpenRouter) the status of the vendor behind.
 pub(crate) fn failure(status: Option<u16>, error: &Value) -> Failure {
     let text = |key: &str| error[key].as_str().unwrap_or_default();
@@ -749,25 +775,11 @@ pub(crate) fn failure(status: Option<u16>, error: &Value) -> Failure {
     let status = status.filter(|status| *status >= 400).or(behind);
     let by_status = status.map(class_of_status);
     let class = class
-        .or_else(|| match by_status {
-            None | Some(FailureClass::InvalidRequest) => class_by_words(
-                message,
-                &[
-                    (
-                        FailureClass::ContextTooLong,
-                        &["maximum context length", "context length", "context window", "prompt is too long"],
-                    ),
-                    (FailureClass::ContentRefused, &["content policy", "content management policy", "flagged as"]),
-                    // xAI says so with status 400, in some places with its text escaped as in an address.
-                    (FailureClass::Authentication, &["incorrect api key", "incorrect%20api%20key", "invalid api key"]),
-                    (FailureClass::RateLimited, &["rate limit"]),
-                ],
-            ),
-            Some(_) if status == Some(403) => class_by_words(
-                message,
-                &[(FailureClass::ContentRefused, &["input was flagged", "prompt was flagged", "requires moderation"])],
-            ),
-            Some(_) => None,
+        .or_else(|| match (status, by_status) {
+            (_, None | Some(FailureClass::InvalidRequest)) => class_by_words(message, WRONG),
+            (Some(403), _) => class_by_words(message, &[(FailureClass::ContentRefused, REFUSED)]),
+            (Some(429), _) => class_by_words(message, TOO_MUCH),
+            _ => None,
         })
         .or(by_status)
         // An error of a kind we don't know inside a stream that had begun well is the vendor's.

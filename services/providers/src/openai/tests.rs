@@ -277,6 +277,40 @@ fn errors_are_classified_by_the_vendors_own_words() {
         ),
         (
             400,
+            json!({"code": "Client specified an invalid argument",
+                "error": "This model's maximum prompt length is 131072 but the request contains 136973 tokens."}),
+            FailureClass::ContextTooLong,
+        ),
+        (
+            400,
+            json!({"error": {"message": "Content Exists Risk", "type": "invalid_request_error", "param": null,
+                "code": "invalid_request_error"}}),
+            FailureClass::ContentRefused,
+        ),
+        (
+            403,
+            json!({"code": "The caller does not have permission to execute the specified operation",
+                "error": "Content violates usage guidelines. Model: grok-4-0709, Failed check: SAFETY_CHECK_TYPE_BIO"}),
+            FailureClass::ContentRefused,
+        ),
+        (
+            403,
+            json!({"code": "permission-denied", "error": "Access to the chat endpoint is denied."}),
+            FailureClass::Authentication,
+        ),
+        (
+            429,
+            json!({"code": "Some resource has been exhausted",
+                "error": "Your team t has either used all available credits or reached its monthly spending limit."}),
+            FailureClass::Authentication,
+        ),
+        (
+            429,
+            json!({"code": "Some resource has been exhausted", "error": "Too many tokens for team t and model grok-4."}),
+            FailureClass::RateLimited,
+        ),
+        (
+            400,
             json!({"code": "invalid-argument", "error": "Model grok-4 does not support parameter reasoningEffort."}),
             FailureClass::InvalidRequest,
         ),
