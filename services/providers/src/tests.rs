@@ -191,7 +191,7 @@ async fn every_class_of_error_is_recognised() {
         for (status, class) in [
             (400, FailureClass::InvalidRequest),
             (400, FailureClass::ContextTooLong),
-            (400, FailureClass::ContentRefused),
+            (wire.status_of_refused(), FailureClass::ContentRefused),
             (401, FailureClass::Authentication),
             (403, FailureClass::Authentication),
             (404, FailureClass::InvalidRequest),

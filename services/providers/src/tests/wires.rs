@@ -178,16 +178,39 @@ impl Wire {
 
     /// A refusal of `class`, as the vendor words it.
     pub(crate) fn error(self, status: u16, class: FailureClass) -> Reply {
-        self.error_saying(
-            status,
-            match class {
-                FailureClass::ContextTooLong => "prompt is too long: 205000 tokens > 200000 maximum",
-                FailureClass::ContentRefused => {
-                    "Output blocked by content filtering policy / violates our content policy"
-                }
-                _ => "something is wrong",
-            },
-        )
+        self.error_saying(status, self.words(class))
+    }
+
+    fn words(self, class: FailureClass) -> &'static str {
+        match (class, self) {
+            (FailureClass::ContextTooLong, Self::Xai) => {
+                "This model's maximum prompt length is 131072 but the request contains 205000 tokens."
+            }
+            (FailureClass::ContextTooLong, Self::OpenAi | Self::Responses | Self::DeepSeek) => {
+                "This model's maximum context length is 131072 tokens. However, your messages resulted in 205000 tokens."
+            }
+            (FailureClass::ContextTooLong, Self::OpenRouter) => {
+                "This endpoint's maximum context length is 131072 tokens. However, you requested about 205000 tokens."
+            }
+            (FailureClass::ContextTooLong, _) => "prompt is too long: 205000 tokens > 200000 maximum",
+            (FailureClass::ContentRefused, Self::OpenAi | Self::Responses) => {
+                "Invalid prompt: your prompt was flagged as potentially violating our usage policy."
+            }
+            (FailureClass::ContentRefused, Self::Xai) => "Content violates usage guidelines.",
+            (FailureClass::ContentRefused, Self::DeepSeek) => "Content Exists Risk",
+            (FailureClass::ContentRefused, Self::OpenRouter) => {
+                "openai/gpt-5.5 requires moderation on OpenAI. Your input was flagged for \"violence\"."
+            }
+            (FailureClass::ContentRefused, _) => {
+                "Output blocked by content filtering policy / violates our content policy"
+            }
+            _ => "something is wrong",
+        }
+    }
+
+    /// The status with which content is refused.
+    pub(crate) fn status_of_refused(self) -> u16 {
+        if matches!(self, Self::Xai | Self::OpenRouter) { 403 } else { 400 }
     }
 
     /// A refusal with these words.
@@ -214,9 +237,60 @@ impl Wire {
         ]);
         match self {
             Self::Anthropic => anthropic::error(status, anthropic, message),
-            Self::OpenAi | Self::Responses | Self::Xai | Self::DeepSeek | Self::OpenRouter => {
-                openai::error(status, "", anthropic, message)
+            // Code and type: <https://platform.openai.com/docs/guides/error-codes>.
+            Self::OpenAi | Self::Responses => {
+                let kind = by_status([
+                    "invalid_request_error",
+                    "request_forbidden",
+                    "invalid_request_error",
+                    "invalid_request_error",
+                    "requests",
+                    "server_error",
+                    "service_unavailable_error",
+                    "invalid_request_error",
+                ]);
+                let code = by_status([
+                    "invalid_api_key",
+                    "unsupported_country_region_territory",
+                    "model_not_found",
+                    "",
+                    "rate_limit_exceeded",
+                    "",
+                    "server_is_overloaded",
+                    "",
+                ]);
+                openai::error(status, code, kind, message)
             }
+            // The same code whatever it is: <https://api-docs.deepseek.com/quick_start/error_codes>.
+            Self::DeepSeek => {
+                let kind = match status {
+                    401 => "authentication_error",
+                    400 => "invalid_request_error",
+                    529 => "service_unavailable_error",
+                    _ => "unknown_error",
+                };
+                openai::error(status, "invalid_request_error", kind, message)
+            }
+            // A sentence in place of a code, and a text in place of an error: <https://docs.x.ai/docs/key-information/debugging>.
+            Self::Xai => {
+                let code = by_status([
+                    "The request does not have valid authentication credentials",
+                    "The caller does not have permission to execute the specified operation",
+                    "Some requested entity was not found",
+                    "Client specified an invalid argument",
+                    "Some resource has been exhausted",
+                    "Internal error",
+                    "The service is currently unavailable",
+                    "Client specified an invalid argument",
+                ]);
+                Reply::json(status, &json!({"code": code, "error": message}))
+            }
+            // The status as the code: <https://openrouter.ai/docs/api-reference/errors>.
+            Self::OpenRouter => Reply::json(
+                status,
+                &json!({"error": {"code": status, "message": message, "metadata": {"provider_name": "OpenAI"}},
+                    "user_id": "user_1"}),
+            ),
             Self::Gemini => {
                 let name = by_status([
                     "UNAUTHENTICATED",
