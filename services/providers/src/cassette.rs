@@ -35,6 +35,14 @@ pub(crate) struct Cassette {
     /// `turn` or `title`.
     #[serde(default)]
     pub(crate) purpose: String,
+    /// For whom it was, so that the files of one task can be found; the proxy's calls have steps of their own.
+    #[serde(default)]
+    pub(crate) task: String,
+    #[serde(default)]
+    pub(crate) step: String,
+    /// The how manieth call for the step, from 1, of this process.
+    #[serde(default, rename = "try")]
+    pub(crate) attempt: u32,
     /// For people; nothing reads it.
     #[serde(default)]
     pub(crate) request: Value,
@@ -115,6 +123,13 @@ impl Cassette {
             Ok(marks) if !marks.is_empty() => serde_json::from_str(text).map(Some),
             _ => Ok(None),
         }
+    }
+}
+
+impl Cassette {
+    /// Whether it is a whole answer.
+    pub(crate) fn is_answer(&self) -> bool {
+        self.end.failure.is_none() && !self.end.given_up
     }
 }
 

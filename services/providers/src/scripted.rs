@@ -2,7 +2,7 @@
 //! and chaos use it.
 //!
 //! It keeps no conversation: which turn to play follows from the transcript in the command, so that a command that
-//! is delivered again plays the same turn. Only faults that fail a number of times are counted, in [`Memory`].
+//! is delivered again plays the same turn. Only what fails a number of times is counted, in [`Memory`].
 
 mod memory;
 mod play;
@@ -57,16 +57,25 @@ impl Scripted {
         Ok(Self { script, cassettes: cassettes.unwrap_or_default(), provider_id, memory })
     }
 
-    /// The recording to play: of several, that of the answer whose turn it is, or the last.
+    /// The recording to play: of several, that of the answer whose turn it is, or the last. Calls that gave no answer are played before it,
+    /// each once.
     fn cassette(&self, request: &Request, said: &Said) -> Option<&Cassette> {
         let purpose = match request.purpose {
             Purpose::Title => "title",
             Purpose::Compaction => "compaction",
             Purpose::Turn | Purpose::Unspecified => "turn",
         };
-        let mut fitting = self.cassettes.iter().filter(|cassette| cassette.purpose == purpose);
-        let last = fitting.clone().next_back();
-        fitting.nth(said.answers).or(last)
+        let fitting: Vec<&Cassette> = self.cassettes.iter().filter(|cassette| cassette.purpose == purpose).collect();
+        let mut answers = fitting.split_inclusive(|cassette| cassette.is_answer()).enumerate();
+        let last = answers.clone().last();
+        let (at, tries) = answers.nth(said.answers).or(last)?;
+        // Only where there is something to count: what is delivered again is else the same.
+        let before = match tries.len() {
+            1 => 0,
+            _ => self.memory.count(format!("{}/{}/{purpose}/{at}", self.provider_id, request.task_id)) - 1,
+        };
+        let before = usize::try_from(before).unwrap_or(usize::MAX);
+        tries.get(before).or(tries.last()).copied()
     }
 
     fn play(&self, request: &Request) -> Play {

@@ -24,6 +24,7 @@ use uuid::Uuid;
 use super::{Cassette, End, Failed, Piece, VERSION, What};
 use crate::{
     failure::Failure,
+    scripted::Memory,
     transcript::{Part, Role},
     vendor::{Chunk, Request, Vendor},
 };
@@ -37,6 +38,8 @@ const MAX_PIECES: usize = 100_000;
 #[derive(Debug)]
 pub(crate) struct Recorder {
     folder: PathBuf,
+    /// Calls of each step.
+    calls: Memory,
 }
 
 impl Recorder {
@@ -46,7 +49,7 @@ impl Recorder {
     /// When it cannot be made.
     pub(crate) fn new(folder: &Path) -> io::Result<Self> {
         std::fs::create_dir_all(folder)?;
-        Ok(Self { folder: folder.to_owned() })
+        Ok(Self { folder: folder.to_owned(), calls: Memory::default() })
     }
 
     /// In one step, so that nobody reads half of it, and for its owner only: conversations are nobody else's business.
@@ -116,6 +119,7 @@ impl Vendor for Recorded {
         let take = Take {
             recorder: Arc::clone(&self.recorder),
             key: self.key.clone(),
+            attempt: self.recorder.calls.count(request.step_id.clone()),
             request: Arc::clone(&request),
             began: Instant::now(),
             head: Head::default(),
@@ -137,6 +141,7 @@ struct Take {
     recorder: Arc<Recorder>,
     key: Option<SecretString>,
     request: Arc<Request>,
+    attempt: u32,
     began: Instant,
     head: Head,
     pieces: Vec<Piece>,
@@ -178,6 +183,9 @@ impl Drop for Take {
                 Purpose::Turn | Purpose::Unspecified => "turn",
             }
             .to_owned(),
+            task: self.request.task_id.clone(),
+            step: self.request.step_id.clone(),
+            attempt: self.attempt,
             request: told(&self.request),
             status,
             headers,

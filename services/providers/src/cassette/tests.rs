@@ -85,6 +85,34 @@ async fn a_failure_is_replayed_as_it_was() {
 }
 
 #[tokio::test]
+async fn a_try_that_failed_is_replayed_once_before_the_answer_of_the_next() {
+    let wire = Wire::Anthropic;
+    let folder = tempfile::tempdir().expect("a folder");
+    let server = VendorServer::start().await;
+    server.reply(wire.error(500, FailureClass::Transient));
+    server.reply(wire.reply(&wire.answer("It is 42.")));
+    let vendor = open(&recording(folder.path()), wire, &server.url());
+    assert!(invoke(vendor.as_ref(), "go").await[0].is_err());
+    // Written one after the other, so that their names are in their order.
+    cassettes(folder.path(), 1).await;
+    let answer = invoke(vendor.as_ref(), "go").await;
+    let texts = cassettes(folder.path(), 2).await;
+    let asked = Request::from_command(&command("go")).expect("the command is whole");
+    for (attempt, text) in (1..).zip(&texts) {
+        let cassette = &Cassette::parse(text).expect("readable").expect("a cassette")[0];
+        let of = (cassette.task.as_str(), cassette.step.as_str(), cassette.attempt);
+        assert_eq!(of, (asked.task_id.as_str(), asked.step_id.as_str(), attempt));
+        assert!(text.contains(&format!("\"try\": {attempt}")), "{text}");
+    }
+    let script = replay(&format!("[{}]", texts.join(",")));
+    let failed = invoke(&script, "go").await;
+    assert!(matches!(&failed[..], [Err(failure)] if failure.http_status == 500), "{failed:?}");
+    for _ in 0..2 {
+        assert_eq!(invoke(&script, "go").await, answer, "also when it is delivered again");
+    }
+}
+
+#[tokio::test]
 async fn no_key_is_in_a_cassette_whoever_repeated_it() {
     let wire = Wire::OpenAi;
     let folder = tempfile::tempdir().expect("a folder");

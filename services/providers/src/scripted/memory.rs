@@ -1,4 +1,4 @@
-//! How often each faulty turn has been tried.
+//! How often each turn has been tried.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -20,7 +20,7 @@ struct Counts {
 
 impl Memory {
     /// Counts a try of the turn `key`, and says the how manieth it is, from 1.
-    pub(super) fn count(&self, key: String) -> u32 {
+    pub(crate) fn count(&self, key: String) -> u32 {
         // Counting cannot panic in between, so that the counts behind a poisoned lock are whole.
         let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if !counts.tries.contains_key(&key) {
