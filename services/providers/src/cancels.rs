@@ -6,6 +6,7 @@ use std::{
     time::Duration,
 };
 
+use construct_domain::StepId;
 use construct_proto::mesh::v1::CancelStep;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -52,6 +53,7 @@ struct Steps {
 #[derive(Debug)]
 struct Running {
     task_id: String,
+    /// Empty: it belongs to the task, and to none of its steps.
     step_id: String,
     cancel: Cancel,
 }
@@ -72,6 +74,12 @@ pub(crate) struct Guard {
 }
 
 impl Cancels {
+    /// A call begins that was not asked for by a command: `id` is what its token is called. Tokens of scripts are called like the step they
+    /// run in; what others call models for on behalf of a task ends with whatever of that task is given up.
+    pub(crate) fn begin_outside(&self, task_id: &str, id: &str) -> Guard {
+        self.begin(task_id, if id.parse::<StepId>().is_ok() { id } else { "" })
+    }
+
     /// Work on a step begins.
     pub(crate) fn begin(&self, task_id: &str, step_id: &str) -> Guard {
         let cancel = Cancel::default();
@@ -90,13 +98,14 @@ impl Cancels {
     /// A step, or with an empty step id everything of the task, is to be given up.
     pub(crate) fn cancel(&self, order: &CancelStep) {
         let mut steps = self.lock();
-        let of_step = |running: &&Running| {
-            running.task_id == order.task_id && (order.step_id.is_empty() || running.step_id == order.step_id)
-        };
+        let of_task = |running: &&Running| running.task_id == order.task_id;
         let mut found = false;
-        for running in steps.running.values().filter(of_step) {
-            running.cancel.cancel(&order.reason);
-            found = true;
+        for running in steps.running.values().filter(of_task) {
+            if order.step_id.is_empty() || running.step_id.is_empty() || running.step_id == order.step_id {
+                running.cancel.cancel(&order.reason);
+                // The step itself may still wait in the queue.
+                found |= running.step_id == order.step_id;
+            }
         }
         steps.forget_old();
         if !found && !order.step_id.is_empty() {
@@ -152,6 +161,21 @@ mod tests {
         cancels.cancel(&order("t", ""));
         assert!(reason(&two).is_some());
         assert_eq!(reason(&other), None);
+    }
+
+    #[tokio::test]
+    async fn what_is_called_on_behalf_of_a_task_ends_with_any_of_its_steps_and_a_scripts_with_its_own() {
+        let (step, other) =
+            (format!("step_{}", uuid::Uuid::from_u128(1)), format!("step_{}", uuid::Uuid::from_u128(2)));
+        let cancels = Cancels::default();
+        let (program, elsewhere) = (cancels.begin_outside("t", "token_1"), cancels.begin_outside("u", "token_2"));
+        let script = cancels.begin_outside("t", &step);
+        cancels.cancel(&order("t", &other));
+        assert_eq!(reason(&program).as_deref(), Some("suspended"));
+        assert_eq!((reason(&script), reason(&elsewhere)), (None, None));
+        assert!(reason(&cancels.begin("t", &other)).is_some(), "its command may come yet");
+        cancels.cancel(&order("t", &step));
+        assert!(reason(&script).is_some());
     }
 
     #[tokio::test(start_paused = true)]

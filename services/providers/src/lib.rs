@@ -102,6 +102,7 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
     };
     let router = Router::new(Arc::new(vendors), common.master_keys()?, config.retries(), breakers);
     Checks { bus: bus.clone(), router: router.clone() }.start(lifecycle);
+    let cancels = Cancels::default();
     if let (Some(listener), Some(keys)) = (listener, common.token_keys()?) {
         let parts = proxy::Parts {
             bus: bus.clone(),
@@ -109,6 +110,7 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
             keys,
             timeout: config.providers_proxy_timeout,
             concurrency: config.providers_proxy_concurrency,
+            cancels: cancels.clone(),
         };
         proxy::spawn(parts, listener, lifecycle);
     }
@@ -118,7 +120,7 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
         router,
         attached: attached.context("the files of messages cannot be opened")?,
         call_timeout: config.providers_call_timeout,
-        cancels: Cancels::default(),
+        cancels,
         hand_back: CancellationToken::new(),
     };
     worker.start(config.providers_concurrency, context).await.context("cannot listen for cancels")?;

@@ -46,7 +46,7 @@ use self::{
     serve::{answer, refused},
     spending::Spending,
 };
-use crate::router::Router as Calls;
+use crate::{cancels::Cancels, router::Router as Calls};
 
 /// What the proxy needs.
 pub(crate) struct Parts {
@@ -59,6 +59,8 @@ pub(crate) struct Parts {
     pub(crate) timeout: Duration,
     /// Calls under way at most; further ones are refused.
     pub(crate) concurrency: usize,
+    /// What ends calls for a task that is given up.
+    pub(crate) cancels: Cancels,
 }
 
 /// What all requests share.
@@ -68,6 +70,7 @@ struct Shared {
     spending: Spending,
     router: Calls,
     timeout: Duration,
+    cancels: Cancels,
     calls: Arc<Semaphore>,
     /// Room for the bodies of requests.
     bodies: Arc<Semaphore>,
@@ -82,6 +85,7 @@ pub(crate) fn spawn(parts: Parts, listener: TcpListener, lifecycle: &Lifecycle) 
         spending: spending.clone(),
         router: parts.router,
         timeout: parts.timeout,
+        cancels: parts.cancels,
         calls: Arc::new(Semaphore::new(parts.concurrency)),
         bodies: Arc::new(Semaphore::new(serve::room(parts.concurrency))),
     });

@@ -573,6 +573,8 @@ impl Activator {
             }
             Effect::CancelCode(step, reason) => {
                 self.cancel(subject::Service::Interpreter, task, *step, reason).await;
+                // What its scripts, and programs that work for the task, ask models at the moment.
+                self.cancel(subject::Service::Providers, task, *step, reason).await;
                 None
             }
             Effect::EndCode(step) => {

@@ -21,7 +21,8 @@ use super::{
     chat::Chat,
     face::json,
     refusal::{Kind, Refusal},
-    serve::{Arrived, hold, refused, whole},
+    serve::{Arrived, guard, hold, refused, whole},
+    upstream::given_up,
 };
 use crate::{
     answer::tokens,
@@ -113,7 +114,9 @@ async fn embed(shared: &Shared, request: HttpRequest) -> Result<Response, Refusa
 
     let request = Arc::new(request);
     let (router, targets, hedge_after) = (shared.router.clone(), route.in_order(false), route.hedge_after);
-    let (cancel, asked) = (Cancel::default(), Arc::clone(&request));
+    let guard = guard(shared, &token);
+    let cancel = guard.as_ref().map(|guard| guard.cancel.clone()).unwrap_or_default();
+    let asked = Arc::clone(&request);
     // Dropped with this future, when the client has gone.
     let _gone = Gone(cancel.clone());
     // In a task of its own, so that what was used until then is settled.
@@ -123,7 +126,7 @@ async fn embed(shared: &Shared, request: HttpRequest) -> Result<Response, Refusa
         let call = RoutedCall { request: asked, targets, hedge_after, tries: 0, interrupts };
         let routed = router.call(call, &mut gathered).await;
         hold.settle(routed.usage);
-        drop((hold, permit));
+        drop((hold, permit, guard));
         (routed.ended, gathered)
     };
     let called = tokio::spawn(calling.in_current_span()).await;
@@ -131,9 +134,8 @@ async fn embed(shared: &Shared, request: HttpRequest) -> Result<Response, Refusa
     match ended {
         Ended::Completed => {}
         Ended::Failed(failure) => return Err(failure.into()),
-        Ended::Cancelled { .. } | Ended::HandedBack => {
-            return Err(Refusal::new(Kind::Internal, "the call was cancelled"));
-        }
+        Ended::Cancelled { reason } => return Err(given_up(&reason).into()),
+        Ended::HandedBack => return Err(Refusal::new(Kind::Internal, "the call was handed back")),
     }
     let read = gathered.read.unwrap_or_else(|| tokens(request.input_chars()));
     let data = gathered.vectors.iter().enumerate().map(|(index, vector)| Item {

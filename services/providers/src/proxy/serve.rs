@@ -27,7 +27,7 @@ use super::{
     spending::Hold,
     upstream::Call,
 };
-use crate::{failure::Failure, vendor::Chunk};
+use crate::{cancels::Guard, failure::Failure, vendor::Chunk};
 
 /// Bytes of a request at most: the vendors' own bounds are about this.
 const MAX_BODY: usize = 32 * 1024 * 1024;
@@ -156,6 +156,11 @@ pub(crate) async fn hold(
     })?
 }
 
+/// What ends a call with the task that it is made for; none where it is made for no task.
+pub(crate) fn guard(shared: &Shared, token: &ModelToken) -> Option<Guard> {
+    (!token.task.is_empty()).then(|| shared.cancels.begin_outside(&token.task, &token.id))
+}
+
 async fn begin<F: Face>(shared: &Arc<Shared>, request: HttpRequest) -> Result<Response, Refusal> {
     let Arrived { token, permit, body, at, deadline } = Arrived::take(shared, request).await?;
     let mut asked = F::read(&body)?;
@@ -175,7 +180,8 @@ async fn begin<F: Face>(shared: &Arc<Shared>, request: HttpRequest) -> Result<Re
     let amount = estimate(&request, &route);
     let hold = hold(shared, &token, &route, F::PURPOSE, amount, deadline).await?;
     let gathered = Gathered::new(&head.id, request.input_chars());
-    let call = Call::start(&shared.router, &route, request, deadline, hold, permit);
+    let guard = guard(shared, &token);
+    let call = Call::start(&shared.router, &route, request, deadline, hold, permit, guard);
     let mut exchange = Exchange { call, gathered, complete: false };
     if streamed { stream_of::<F>(exchange, head).await } else { whole_of::<F>(&mut exchange, &head).await }
 }

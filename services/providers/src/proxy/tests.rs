@@ -25,6 +25,7 @@ use super::{Parts, spawn};
 use crate::{
     breaker::Breakers,
     call::tests::EAGER,
+    cancels::Cancels,
     key::tests::{keys, seal},
     router::Router,
     tests::{
@@ -50,6 +51,7 @@ pub(super) struct Proxy {
     address: SocketAddr,
     mesh: Arc<Mutex<Mesh>>,
     vendor: VendorServer,
+    cancels: Cancels,
     http: reqwest::Client,
 }
 
@@ -87,15 +89,17 @@ impl Proxy {
         answer(&bus, &lifecycle, &vendor.url(), limits.prices, &mesh).await;
         let listener = TcpListener::bind("127.0.0.1:0").await.expect("a free port");
         let address = listener.local_addr().expect("it is bound");
+        let cancels = Cancels::default();
         let parts = Parts {
             bus,
             router: Router::new(Arc::new(vendors(SOON)), keys(), EAGER, Breakers::new().0),
             keys: keys(),
             timeout: limits.timeout,
             concurrency: limits.concurrency,
+            cancels: cancels.clone(),
         };
         spawn(parts, listener, &lifecycle);
-        Self { _nats: nats, lifecycle, address, mesh, vendor, http: reqwest::Client::new() }
+        Self { _nats: nats, lifecycle, address, mesh, vendor, cancels, http: reqwest::Client::new() }
     }
 
     /// A token for every model.

@@ -16,7 +16,7 @@ use tracing::Instrument as _;
 
 use super::{models::Route, serve::Permit, spending::Hold};
 use crate::{
-    cancels::Cancel,
+    cancels::{Cancel, Guard},
     failure::Failure,
     router::{Ended, Interrupts, RoutedCall, Router, Sink},
     vendor::{Chunk, Request},
@@ -38,7 +38,7 @@ enum Said {
 }
 
 impl Call {
-    /// Begins to call. `hold` pays for it; `permit` is given back at its end.
+    /// Begins to call. `hold` pays for it; `permit` is given back at its end. `guard` ends it with its task.
     pub(crate) fn start(
         router: &Router,
         route: &Route,
@@ -46,9 +46,10 @@ impl Call {
         deadline: Instant,
         mut hold: Hold,
         permit: Permit,
+        guard: Option<Guard>,
     ) -> Self {
         let (sender, said) = mpsc::channel(WAITING);
-        let cancel = Cancel::default();
+        let cancel = guard.as_ref().map(|guard| guard.cancel.clone()).unwrap_or_default();
         let (router, targets, hedge_after, cancelled) =
             (router.clone(), route.in_order(!request.tools.is_empty()), route.hedge_after, cancel.clone());
         let calling = async move {
@@ -59,7 +60,7 @@ impl Call {
             let routed = router.call(call, &mut pieces).await;
             // Before the client learns of the end: who asks then what was spent is told all of it.
             hold.settle(routed.usage);
-            drop((hold, permit));
+            drop((hold, permit, guard));
             pieces.end(routed.ended).await;
         };
         tokio::spawn(calling.in_current_span());
@@ -114,13 +115,20 @@ impl Pieces {
             // An answer without a word is one, too.
             Ended::Completed => self.show().await.map(|()| Said::Over),
             Ended::Failed(failure) => Ok(Said::Failed(failure)),
-            Ended::Cancelled { .. } | Ended::HandedBack => return,
+            // Who has gone hears nothing.
+            Ended::Cancelled { reason } => Ok(Said::Failed(given_up(&reason))),
+            Ended::HandedBack => return,
         };
         if let Ok(last) = last {
             // As above.
             let _ = timeout_at(self.deadline, self.sender.send(last)).await;
         }
     }
+}
+
+/// What the client of a call is told whose task was given up.
+pub(crate) fn given_up(reason: &str) -> Failure {
+    Failure::new(FailureClass::DeadlineExceeded, format!("the call was ended with its task: {reason}"))
 }
 
 #[async_trait]

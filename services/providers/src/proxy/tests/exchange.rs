@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use construct_proto::mesh::v1::FailureClass;
+use construct_proto::mesh::v1::{CancelStep, FailureClass};
 use construct_tests::vendor::{Reply, anthropic, openai};
 use futures::{StreamExt as _, stream};
 use serde_json::{Value, json};
@@ -359,6 +359,44 @@ async fn a_model_is_looked_up_once_and_not_for_each_call() {
         assert_eq!(status, 200, "{body}");
     }
     assert_eq!(proxy.mesh(|mesh| mesh.asked.len()), 1);
+}
+
+#[tokio::test]
+async fn a_task_that_is_given_up_takes_the_calls_for_it_along() {
+    let proxy = Proxy::start().await;
+    let wire = Wire::OpenAi;
+    let stream = wire.answer("It takes a while.");
+    let order = |task: &str| CancelStep {
+        task_id: task.into(),
+        step_id: format!("step_{}", uuid::Uuid::now_v7()),
+        reason: "the user cancelled".into(),
+    };
+    for streamed in [true, false] {
+        proxy.vendor.reply(wire.reply(&stream).silent_after(stream.len() / 3));
+        let question = Client::Chat.question("openai", streamed);
+        let asking = tokio::spawn(proxy.post(Client::Chat.path()).json(&question).send());
+        until("the vendor to be called", async || if proxy.vendor.open_answers() == 0 { Err(()) } else { Ok(()) })
+            .await;
+        proxy.cancels.cancel(&order("task_2"));
+        assert_eq!(proxy.vendor.open_answers(), 1, "that was another task");
+        proxy.cancels.cancel(&order("task_1"));
+        let response = asking.await.expect("no panic").expect("an answer");
+        let body = if streamed {
+            super::client::events(&response.text().await.expect("a stream")).pop().expect("an event")
+        } else {
+            assert_eq!(response.status().as_u16(), 504);
+            response.json().await.expect("JSON")
+        };
+        let (_, message) = Client::Chat.error(&body);
+        assert!(message.contains("the user cancelled"), "{message}");
+        until("the connection to close", async || match proxy.vendor.open_answers() {
+            0 => Ok(()),
+            open => Err(open),
+        })
+        .await;
+    }
+    // What it had used by then is paid for.
+    assert!(!proxy.reports(1).await.is_empty());
 }
 
 #[tokio::test]
