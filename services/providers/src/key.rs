@@ -1,4 +1,5 @@
-//! Opens sealed API keys. The only place of the mesh where a vendor's key is in the clear.
+//! Opens sealed API keys for calls. The only other place of the mesh where a vendor's key is in the clear is the gateway, for the moment in
+//! which it seals one: when it is set, and anew when the master key has changed.
 
 use construct_proto::mesh::v1::SealedSecret;
 use construct_runtime::{MasterKeys, OpenError};
