@@ -1,8 +1,8 @@
 # shellcheck shell=bash disable=SC2154 # What the parts share is set in `dev` and in the parts it loads first.
 # Clients that others wrote, in other languages, against a gateway: Google's gRPC for Python, Buf's Connect for Node. And people who log in at an
-# issuer that others wrote, npm's oidc-provider.
+# issuer that others wrote, npm's oidc-provider. And the SDKs of OpenAI and Anthropic against the proxy.
 
-# clients: what they do is in tests/clients. They come from PyPI and npm's registry once; the gateway is one of the tests', with a database
+# clients: what they do is in tests/clients and tests/sdk. They come from PyPI and npm's registry once; the gateway is one of the tests', with a database
 # and a NATS of its own.
 clients_check() {
   local folder=$main_home/clients name found
@@ -12,6 +12,7 @@ clients_check() {
   found=${found#v}
   ((${found%%.*} >= 20)) || die "the clients need Node 20 or newer, but node is $found"
   python_with "$folder/python" tests/clients/requirements.txt "Google's gRPC"
+  python_with "$folder/sdk" tests/sdk/requirements.txt "the SDKs of OpenAI and Anthropic"
   clients_install_node "$folder/node"
   checks_database_start
   for name in "${settings[@]}"; do unset "${name%%=*}"; done
@@ -23,6 +24,10 @@ clients_check() {
   export CONSTRUCT_TEST_DATABASE_URL CONSTRUCT_TEST_NATS_SERVER CONSTRUCT_TEST_CLIENTS=$folder CONSTRUCT_TEST_CLI
   say "trying the clients"
   as_caller cargo test "${cargo_flags[@]}" -p construct-gateway --lib -- --nocapture tests::clients::
+  CONSTRUCT_TEST_SDK_PYTHON=$folder/sdk/bin/python
+  export CONSTRUCT_TEST_SDK_PYTHON
+  say "trying the vendors' SDKs"
+  as_caller cargo test "${cargo_flags[@]}" -p construct-providers --lib -- --nocapture --exact proxy::tests::exchange::the_vendors_own_sdks_work
 }
 
 # clients_install_node FOLDER: the packages of the lock file, installed when they are others than the last time.

@@ -462,7 +462,8 @@ async fn bodies_for_which_there_is_no_room_are_refused_before_they_are_read() {
     first.abort();
 }
 
-/// With the SDKs where they are installed: `CONSTRUCT_TEST_SDK_PYTHON` names a Python that has `openai` and `anthropic`.
+/// With the SDKs where they are installed: `CONSTRUCT_TEST_SDK_PYTHON` names a Python that has `openai` and `anthropic`. `./dev clients`
+/// installs them and sets it.
 #[tokio::test]
 async fn the_vendors_own_sdks_work() {
     let Some(python) = std::env::var_os("CONSTRUCT_TEST_SDK_PYTHON") else {
