@@ -16,6 +16,7 @@ use construct_domain::{OrganizationId, StepId, TaskId, partition};
 use construct_proto::{mesh::v1 as mesh, v1};
 use construct_runtime::{Common, ModelToken};
 use jiff::Timestamp;
+use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
@@ -29,7 +30,7 @@ use crate::{
     services::{Service, free_port},
 };
 
-/// Connections at the same time, where many are measured.
+/// Connections, or commands in flight, at the same time, where many are measured.
 const CONNECTIONS: usize = 32;
 /// How long calls are made one after the other, in each round.
 const SERIAL: Duration = Duration::from_secs(2);
@@ -106,10 +107,11 @@ pub(crate) async fn measure(plan: &Plan) -> anyhow::Result<Figures> {
         saturated(target, CONNECTIONS, Duration::from_secs(2)).await?;
     }
     mesh.serial(Duration::from_millis(500)).await?;
+    mesh.saturated(Duration::from_millis(500)).await?;
 
     let (mut our_costs, mut direct_costs) = (Costs::default(), Costs::default());
     let mut peers: Vec<_> = peers.into_iter().map(|peer| (peer, Costs::default())).collect();
-    let mut over_mesh = Vec::new();
+    let mut over_mesh = Costs::default();
     for round in 0..plan.rounds {
         eprintln!("round {} of {}", round + 1, plan.rounds);
         direct_costs.add(&direct, true, plan.duration / 2).await?;
@@ -120,13 +122,14 @@ pub(crate) async fn measure(plan: &Plan) -> anyhow::Result<Figures> {
                 Err(error) => eprintln!("{} has failed and is left out: {error:#}", peer.name),
             }
         }
-        over_mesh.extend(mesh.serial(SERIAL).await?);
+        over_mesh.whole.extend(mesh.serial(SERIAL).await?);
+        over_mesh.rates.push(mesh.saturated(plan.duration / 2).await?);
     }
     let rows = rows(&mut our_costs, &mut direct_costs, &mut peers, &mut over_mesh);
     let what = format!(
         "a call of an instant Chat Completions server: one connection for {} s, then {CONNECTIONS} for {} s, in each of {} rounds. Floor: \
          calling it directly. Our model has prices, so that money is set aside and reported. Over the mesh: from publishing the \
-         command to the result.",
+         command to the result, one after the other and then with {CONNECTIONS} commands in flight, each of a task of its own.",
         SERIAL.as_secs(),
         (plan.duration / 2).as_secs(),
         plan.rounds
@@ -134,7 +137,7 @@ pub(crate) async fn measure(plan: &Plan) -> anyhow::Result<Figures> {
     Ok(Figures { bench: "providers", what, rows })
 }
 
-fn rows(ours: &mut Costs, direct: &mut Costs, peers: &mut [(Peer, Costs)], over_mesh: &mut [Duration]) -> Vec<Row> {
+fn rows(ours: &mut Costs, direct: &mut Costs, peers: &mut [(Peer, Costs)], over_mesh: &mut Costs) -> Vec<Row> {
     let mut rows = Vec::new();
     for (name, share) in [("p50", 0.5), ("p99", 0.99)] {
         let floor = direct.whole(share);
@@ -158,10 +161,12 @@ fn rows(ours: &mut Costs, direct: &mut Costs, peers: &mut [(Peer, Costs)], over_
         rows.push(Row { peer: Some(costs.rate()), ..rate });
     }
     for (name, share) in [("p50", 0.5), ("p99", 0.99)] {
-        rows.push(
-            Row::millis(format!("over the mesh, {name}"), percentile(over_mesh, share)).floor(direct.whole(share)),
-        );
+        let floor = direct.whole(share);
+        rows.push(Row::millis(format!("over the mesh, {name}"), over_mesh.whole(share)).floor(floor));
+        rows.push(Row::millis(format!("added by the mesh, {name}"), over_mesh.whole(share).saturating_sub(floor)));
     }
+    let rate = Row::new(format!("calls with {CONNECTIONS} commands in flight"), "1/s", over_mesh.rate());
+    rows.push(rate.floor_value(direct.rate()));
     rows
 }
 
@@ -204,17 +209,19 @@ fn answer(bus: &Bus, upstream: SocketAddr, stop: &CancellationToken) {
 struct MeshPath {
     bus: Bus,
     upstream: SocketAddr,
-    task: TaskId,
+    /// All of one partition, so that their results come the same way. Of each there is one command at a time.
+    tasks: Vec<TaskId>,
     results: Consumer<TaskMessage>,
     number: u64,
 }
 
 impl MeshPath {
     fn prepare(bus: &Bus, upstream: SocketAddr) -> Self {
-        let task = TaskId::from_uuid(Uuid::now_v7());
-        let options = ConsumeOptions::new(16, CancellationToken::new());
-        let results = bus.consume_tasks(partition::of(task), options);
-        Self { bus: bus.clone(), upstream, task, results, number: 0 }
+        let ids = std::iter::repeat_with(|| TaskId::from_uuid(Uuid::now_v7()));
+        let tasks: Vec<TaskId> = ids.filter(|task| partition::of(*task) == 0).take(CONNECTIONS).collect();
+        let options = ConsumeOptions::new(2 * CONNECTIONS, CancellationToken::new());
+        let results = bus.consume_tasks(0, options);
+        Self { bus: bus.clone(), upstream, tasks, results, number: 0 }
     }
 
     async fn serial(&mut self, duration: Duration) -> anyhow::Result<Vec<Duration>> {
@@ -227,7 +234,53 @@ impl MeshPath {
         Ok(times)
     }
 
+    /// Calls per second, with a command of every task in flight.
+    async fn saturated(&mut self, duration: Duration) -> anyhow::Result<f64> {
+        let began = Instant::now();
+        let mut sending = JoinSet::new();
+        for task in self.tasks.clone() {
+            let (_, sent) = self.send(task);
+            sending.spawn(sent);
+        }
+        let (mut open, mut calls) = (self.tasks.len(), 0_u32);
+        while open > 0 {
+            let delivery = tokio::select! {
+                Some(sent) = sending.join_next() => {
+                    sent??;
+                    continue;
+                }
+                delivery = self.results.next() => delivery.context("the results ended")?,
+            };
+            completed(&delivery.message)?;
+            calls += 1;
+            let next = (began.elapsed() < duration).then(|| self.send(delivery.task).1);
+            open -= usize::from(next.is_none());
+            sending.spawn(async move {
+                delivery.receipt.ack().await;
+                match next {
+                    Some(next) => next.await,
+                    None => Ok(()),
+                }
+            });
+        }
+        let rate = f64::from(calls) / began.elapsed().as_secs_f64();
+        while let Some(sent) = sending.join_next().await {
+            sent??;
+        }
+        Ok(rate)
+    }
+
     async fn call(&mut self) -> anyhow::Result<()> {
+        let (step, sent) = self.send(self.tasks[0]);
+        sent.await?;
+        let delivery = self.results.next().await.context("the results ended")?;
+        delivery.receipt.ack().await;
+        ensure!(completed(&delivery.message)? == step, "the result is that of another step");
+        Ok(())
+    }
+
+    /// The next command of a task: its step, and what publishes it.
+    fn send(&mut self, task: TaskId) -> (String, impl Future<Output = anyhow::Result<()>> + Send + use<>) {
         self.number += 1;
         let (provider, model) = provider(self.upstream);
         let text = v1::Block { block: Some(v1::block::Block::Text(v1::Text { text: "Say hello.".to_owned() })) };
@@ -236,7 +289,7 @@ impl MeshPath {
         let command = mesh::ModelInvoke {
             step: Some(mesh::StepRef {
                 organization_id: OrganizationId::LOCAL.to_string(),
-                task_id: self.task.to_string(),
+                task_id: task.to_string(),
                 step_id: step.clone(),
                 number: self.number,
                 ..mesh::StepRef::default()
@@ -248,13 +301,19 @@ impl MeshPath {
             messages: vec![message],
             ..mesh::ModelInvoke::default()
         };
-        let address = subject::ModelInvoke::new(subject::Pool::model_default(), self.task);
-        self.bus.publish_once(&address, &command).await?;
-        let delivery = self.results.next().await.context("the results ended")?;
-        delivery.receipt.ack().await;
-        let TaskMessage::Result(result) = delivery.message else { anyhow::bail!("not a result") };
-        let completed = matches!(result.outcome, Some(mesh::step_result::Outcome::ModelCompleted(_)));
-        ensure!(completed && result.step.as_ref().is_some_and(|of| of.step_id == step), "the call went wrong");
-        Ok(())
+        let address = subject::ModelInvoke::new(subject::Pool::model_default(), task);
+        let bus = self.bus.clone();
+        (step, async move {
+            bus.publish_once(&address, &command).await?;
+            Ok(())
+        })
     }
+}
+
+/// The step that a result completes.
+fn completed(message: &TaskMessage) -> anyhow::Result<&str> {
+    let TaskMessage::Result(result) = message else { anyhow::bail!("not a result") };
+    let completed = matches!(result.outcome, Some(mesh::step_result::Outcome::ModelCompleted(_)));
+    ensure!(completed, "the call went wrong");
+    Ok(result.step.as_ref().map_or("", |step| &step.step_id))
 }
