@@ -8,6 +8,7 @@ use construct_tests::{
     client::{self, PATIENCE},
     mesh::Mesh,
     transcript,
+    vendor::{Reply, VendorServer, openai},
     wait::until,
 };
 use serde_json::json;
@@ -243,4 +244,35 @@ async fn calls_outside_of_turns_are_asked_about_and_booked_once() {
     let (spec, status) = (budgets[0].spec.clone().unwrap(), budgets[0].status.clone().unwrap());
     assert_eq!((spec.token_id.as_str(), spec.limit_pico_usd), ("token-1", 2 * DOLLAR));
     assert_eq!((status.spent_pico_usd, status.reserved_pico_usd), (DOLLAR, 0));
+}
+
+#[tokio::test]
+async fn a_budget_ends_also_calls_whose_cost_only_their_vendor_knows() {
+    let mesh = Mesh::start().await.unwrap();
+    // It says that a call has cost 0.00002 dollars.
+    let vendor = VendorServer::answering(|_| Reply::stream(openai::RECORDED_OPENROUTER)).await;
+    let provider = v1::ModelProviderSpec {
+        name: "router".into(),
+        r#type: v1::ModelProviderType::Openrouter.into(),
+        base_url: vendor.url(),
+        api_key: "sk-or-test".into(),
+        ..Default::default()
+    };
+    mesh.agent("router", provider).await.unwrap();
+    let client = mesh.client().unwrap();
+    let free =
+        v1::UpdateModelRequest { model: "router".into(), prices: Some(v1::Prices::default()), ..Default::default() };
+    client.models().update_model(free).await.unwrap();
+    let limit_pico_usd = DOLLAR / 50_000;
+    let spec = v1::BudgetSpec { period: v1::BudgetPeriod::Total.into(), limit_pico_usd, ..Default::default() };
+    let whole = budget(&client, spec).await;
+    let spec = v1::TaskSpec { agent: "router".into(), title: "Told".into(), ..Default::default() };
+    let conversation = client.begin_as(spec).await.unwrap();
+    let task = conversation.ask("Once.").await;
+    assert_eq!(task.status.as_ref().unwrap().last_outcome(), v1::TurnOutcome::Completed);
+    let seen = see(&client, &whole).await;
+    assert_eq!((seen.spent_pico_usd, seen.reserved_pico_usd), (limit_pico_usd, 0));
+    let status = conversation.ask("Once more.").await.status.unwrap();
+    assert_eq!(status.last_error.map(|error| error.code).as_deref(), Some("BUDGET_EXHAUSTED"));
+    assert_eq!(vendor.requests().len(), 1);
 }

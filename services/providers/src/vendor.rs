@@ -400,6 +400,11 @@ pub(crate) fn takes_plain_thoughts(provider: &mesh::Provider) -> bool {
     matches!(provider.r#type(), ModelProviderType::Deepseek | ModelProviderType::Openai | ModelProviderType::Ollama)
 }
 
+/// Whether the vendor says itself what a call has cost.
+pub(crate) fn tells_cost(provider: &mesh::Provider) -> bool {
+    provider.r#type() == ModelProviderType::Openrouter
+}
+
 impl Open for Vendors {
     fn open(
         &self,

@@ -65,7 +65,8 @@ pub(crate) fn reservation(
         Effect::MakeTitle(step) => Some((*step, TITLE_TOKENS)),
         _ => None,
     })?;
-    let amount_pico_usd = upper_cost(&spending.targets, spending.hedged, input);
+    // What is only known afterwards asks at least whether anything is left.
+    let amount_pico_usd = upper_cost(&spending.targets, spending.hedged, input).max(i64::from(spending.told));
     let expires_at = now + MODEL_DEADLINE + GRACE;
     (amount_pico_usd > 0).then_some(StepReservation { step, amount_pico_usd, expires_at })
 }

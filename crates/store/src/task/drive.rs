@@ -87,6 +87,8 @@ pub struct Spending {
     pub targets: Vec<Target>,
     /// Whether two of them may be asked at the same time.
     pub hedged: bool,
+    /// Whether a vendor among them says itself what a call has cost, so that one without prices is not free.
+    pub told: bool,
     /// Upper estimate of the transcript, in tokens.
     pub transcript_tokens: i64,
     /// The same of the message that waits.
@@ -100,6 +102,7 @@ pub struct Spending {
 struct SpendingRow {
     targets: Vec<TargetRow>,
     hedged: bool,
+    told: bool,
     transcript: i64,
     queued: Option<i64>,
     instructions: i64,
@@ -125,6 +128,7 @@ impl SpendingRow {
         Spending {
             targets: targets.collect(),
             hedged: self.hedged,
+            told: self.told,
             transcript_tokens: self.transcript,
             queued_tokens: self.queued.unwrap_or(0),
             instructions_bytes: self.instructions.saturating_add(i64::try_from(pinned_bytes).unwrap_or(i64::MAX)),
@@ -220,6 +224,11 @@ impl Store {
                             'hedged', EXISTS (
                                 SELECT FROM models h
                                 WHERE h.organization_id = a.organization_id AND h.id = a.model_id AND h.hedge_after_ms > 0),
+                            'told', EXISTS (
+                                SELECT FROM models v JOIN model_providers p ON p.id = v.provider_id
+                                WHERE p.kind = 'openrouter' AND v.organization_id = a.organization_id
+                                  AND (v.id = a.model_id OR EXISTS (
+                                      SELECT FROM model_fallbacks f WHERE f.model_id = a.model_id AND f.fallback_id = v.id))),
                             'transcript', t.transcript_tokens,
                             'queued', (
                                 SELECT q.estimated_tokens FROM messages q

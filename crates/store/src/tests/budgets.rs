@@ -160,6 +160,7 @@ async fn what_a_step_cost_takes_the_place_of_what_was_set_aside_and_may_be_set_a
     let spending = loaded.spending.clone().expect("a budget applies");
     assert_eq!((spending.targets.len(), spending.transcript_tokens, spending.instructions_bytes), (1, 0, 7));
     assert_eq!(spending.targets[0].prices, new_model(f.provider, "m").prices);
+    assert!(!spending.told);
     let step = reservation.step;
     let commit = TaskCommit { reservation: Some(reservation), ..TaskCommit::new(&loaded, &state, now()) };
     f.store.task_commit(commit).await.expect("committed");

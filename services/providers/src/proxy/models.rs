@@ -65,7 +65,11 @@ impl Route {
             let prices = model.prices.map(vendor::prices).unwrap_or_default();
             money::Target { prices, context_window, max_output_tokens }
         });
-        money::upper_cost(&targets.collect::<Vec<_>>(), self.hedge_after.is_some(), input_tokens)
+        let cost = money::upper_cost(&targets.collect::<Vec<_>>(), self.hedge_after.is_some(), input_tokens);
+        let mut providers = self.fallbacks.iter().filter_map(|route| route.provider.as_ref());
+        let told = vendor::tells_cost(&self.target.provider) || providers.any(vendor::tells_cost);
+        // What is only known afterwards asks at least whether anything is left.
+        cost.max(i64::from(told))
     }
 }
 
