@@ -5,6 +5,7 @@ use std::{fs, net::TcpListener, path::Path};
 use anyhow::Context as _;
 use construct_proto::v1;
 use construct_tests::{
+    client::PATIENCE,
     http,
     mesh::{Mesh, Service},
 };
@@ -39,6 +40,33 @@ async fn a_script_asks_a_model_through_the_proxy() -> anyhow::Result<()> {
     conversation.ask("go").await;
     let text = conversation.transcript().await.answers().join("\n");
     assert!(text.contains("It is sunny.") && text.contains("ModelNotAllowed"), "{text}");
+    Ok(())
+}
+
+/// What a program asks on behalf of a task ends when somebody cancels the task, also while that runs a script.
+#[tokio::test]
+async fn a_task_that_is_cancelled_ends_what_programs_ask_on_its_behalf() -> anyhow::Result<()> {
+    let listen = TcpListener::bind("127.0.0.1:0")?.local_addr()?.to_string();
+    let mesh = Mesh::start_with(&[("CONSTRUCT_PROVIDERS_PROXY_LISTEN", listen.as_str())]).await?;
+    let stalled = json!([{"text": "It is sunny.", "fault": {"stall_ms": 600_000, "after_chars": 5}}]);
+    mesh.scripted_agent("oracle", &stalled).await?;
+    mesh.scripted_agent("worker", &json!([{"code": "execute_command('sleep 600')"}])).await?;
+    let client = mesh.client()?;
+    let conversation = client.begin("worker", Some(mesh.workspace())).await?;
+    conversation.say("go").await;
+    conversation.in_phase(v1::TaskPhase::ExecuteTools).await;
+    let (models, task) = (vec!["oracle".to_owned()], conversation.id().to_owned());
+    let token = v1::CreateModelTokenRequest { models, task, ..Default::default() };
+    let token = client.tokens().create_model_token(token).await?.into_inner().token;
+
+    let question = json!({"stream": true, "messages": [{"role": "user", "content": "the weather?"}]});
+    let asked = http::client().build()?.post(format!("http://{listen}/v1/chat/completions"));
+    let mut answer = asked.bearer_auth(token).json(&question).send().await?;
+    let begun = answer.chunk().await?.context("it begins")?;
+    assert!(String::from_utf8_lossy(&begun).contains("It is"), "{begun:?}");
+    conversation.cancel("it was a test").await;
+    let ended = tokio::time::timeout(PATIENCE, answer.text()).await.context("the call went on")??;
+    assert!(ended.contains("it was a test"), "{ended}");
     Ok(())
 }
 
