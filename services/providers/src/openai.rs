@@ -597,7 +597,7 @@ impl Dialect for Wire {
         }
         // Only one answer is asked for.
         if let Some(choice) = event.choices.into_iter().flatten().next() {
-            self.choice(choice, chunks);
+            self.choice(choice, chunks)?;
         }
         if let Some(usage) = event.usage {
             chunks.push_back(Chunk::Usage(usage.tokens(self.tells_cost)));
@@ -625,7 +625,7 @@ impl Dialect for Wire {
 }
 
 impl Wire {
-    fn choice(&mut self, choice: Choice, chunks: &mut VecDeque<Chunk>) {
+    fn choice(&mut self, choice: Choice, chunks: &mut VecDeque<Chunk>) -> Result<(), Failure> {
         let delta = choice.delta.unwrap_or_default();
         let shown = delta.reasoning_details.map(|details| self.details.push(details)).unwrap_or_default();
         match delta.reasoning_content.or(delta.reasoning) {
@@ -650,9 +650,13 @@ impl Wire {
         }
         // Some servers say with every piece that there is none yet.
         if let Some(reason) = choice.finish_reason.filter(|reason| !reason.is_empty()) {
+            if let Some(class) = broken_off(&reason) {
+                return Err(Failure::new(class, format!("the vendor broke the answer off ({reason})")));
+            }
             self.finished = true;
             chunks.push_back(Chunk::Stop(if self.refused { StopReason::Refused } else { stop_reason(&reason) }));
         }
+        Ok(())
     }
 
     fn call(&mut self, call: ToolCall, chunks: &mut VecDeque<Chunk>) {
@@ -694,6 +698,15 @@ impl Wire {
 
 fn number(slot: usize) -> u32 {
     u32::try_from(slot).unwrap_or(u32::MAX)
+}
+
+/// Reasons for which an answer ends that is none: DeepSeek's when it has too much to do, and OpenRouter's when who answered has failed.
+fn broken_off(reason: &str) -> Option<FailureClass> {
+    match reason {
+        "insufficient_system_resource" => Some(FailureClass::Overloaded),
+        "error" => Some(FailureClass::Transient),
+        _ => None,
+    }
 }
 
 fn stop_reason(reason: &str) -> StopReason {

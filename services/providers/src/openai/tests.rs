@@ -246,6 +246,12 @@ fn every_finish_reason_is_known() {
     ] {
         assert_eq!(complete(&recorded::Answer::text("x").stopping(reason).wire()).0.stop_reason, expected, "{reason}");
     }
+    for (reason, expected) in
+        [("insufficient_system_resource", FailureClass::Overloaded), ("error", FailureClass::Transient)]
+    {
+        let wire = recorded::Answer::text("x").stopping(reason).wire();
+        assert_eq!(read([wire.as_bytes()]).map_err(|failure| failure.class), Err(expected), "{reason}");
+    }
 }
 
 #[test]
