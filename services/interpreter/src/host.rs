@@ -34,7 +34,7 @@ use crate::{
     metrics, modules,
     policy::{Judged, Policies},
     sandbox::{Host, HostCall, IMPORT, ToolError, ToolTable},
-    tools::{self, CallContext, Environment, Toolbox, Waited},
+    tools::{self, CallContext, Effect, Environment, Toolbox, Waited},
 };
 
 /// How timers appear in the journal.
@@ -248,7 +248,8 @@ impl<'a> ScriptHost<'a> {
     async fn answer(&self, call: HostCall, environment: Arc<Environment>, made: Timestamp) -> Result<Value, ToolError> {
         let (id, number) = ((self.script, call.number), call.number);
         let hash = fingerprint(&call.name, &call.args);
-        let repeatable = tools::definition(&call.name).is_none_or(tools::Definition::is_repeatable);
+        let tool = tools::definition(&call.name);
+        let repeatable = tool.is_none_or(tools::Definition::is_repeatable);
         let past = self.shared.journal.past(id);
         if let Some(diverged) = past.and_then(|past| diverged(number, past, &call.name, &hash)) {
             return self.broken(diverged).await;
@@ -287,6 +288,11 @@ impl<'a> ScriptHost<'a> {
             if self.shared.journal.started(id, started).await.is_err() {
                 return self.broken(Broken::Journal).await;
             }
+        } else if tool.is_some_and(|tool| tool.effect == Effect::External) && self.shared.journal.flush().await.is_err()
+        {
+            // It may follow from what the script has read. Were that not written, it could be read otherwise when the script is run
+            // again, and something else be asked for.
+            return self.broken(Broken::Journal).await;
         }
         // One that waits is told of when it has what it waits for, which may be many runs of the script later.
         if call.name != tools::AWAIT {

@@ -2,7 +2,7 @@
 
 use construct_bus::topology::Stream;
 
-use super::*;
+use super::{subtasks::Desk, *};
 
 /// One script that makes three files, with a command that takes its time between them.
 const SCRIPT: &str = "
@@ -78,4 +78,29 @@ async fn what_a_person_has_approved_is_not_done_when_nobody_knows_what_was_done_
     world.decide(&asked, true, "");
     assert!(lost(&world.completes().await));
     assert_eq!(world.file("secrets/key"), None);
+}
+
+#[tokio::test]
+async fn nothing_is_asked_of_other_tasks_before_what_it_follows_from_is_written() {
+    let script = "
+        create_file('begun', '');
+        await new Promise(done => setTimeout(done, 1000));
+        tasks.spawn(read_file('begun') + 'go').task";
+    let mut world = World::new(&[script]).await;
+    let desk = Desk::open(&world).await;
+    let (begun, nats) = (world.path("begun"), Arc::clone(&world.nats));
+    let outage = async {
+        until("the script to begin", || begun.exists().then_some(())).await;
+        nats.remove(Stream::Journal).await;
+        // Questions are still answered; only the end of the timer and what was read cannot be written.
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        let asked = desk.calls();
+        // The stream is made anew, without what was in it, so that the script ends.
+        drop(nats.bus().await);
+        asked
+    };
+    let (results, asked) = tokio::join!(world.completes(), outage);
+    assert_eq!(asked, [], "nobody knows whether it would be asked again");
+    assert!(lost(&results), "{results:?}");
+    assert_eq!(desk.calls(), []);
 }

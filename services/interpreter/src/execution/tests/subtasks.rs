@@ -9,14 +9,14 @@ use construct_proto::mesh::v1::{
 use super::*;
 
 /// Stands for the reconcilers: takes down what is asked, and answers as it is told.
-struct Desk {
+pub(super) struct Desk {
     asked: Arc<Mutex<Vec<SubtaskQuestion>>>,
     over: Arc<AtomicBool>,
     stop: CancellationToken,
 }
 
 impl Desk {
-    async fn open(world: &World) -> Self {
+    pub(super) async fn open(world: &World) -> Self {
         Self::on(world.nats.bus().await)
     }
 
@@ -41,7 +41,7 @@ impl Desk {
         until("a call to be asked about", || (count() >= times).then_some(())).await;
     }
 
-    fn calls(&self) -> Vec<(u32, u32)> {
+    pub(super) fn calls(&self) -> Vec<(u32, u32)> {
         self.asked.lock().expect("nobody panics with it").iter().map(|asked| (asked.script, asked.number)).collect()
     }
 }
