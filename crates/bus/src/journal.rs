@@ -228,21 +228,38 @@ impl Journal {
     /// Ends an execution for good: whoever still runs it fails at its next entry, and whoever would begin it again finds
     /// that it is over. Of the journal only that is kept, for [`CLOSED_KEPT`].
     ///
+    /// A full stream refuses also the entry that would give room back. Then the journal is emptied first, but for its last entry, which
+    /// keeps out whoever would begin the execution again in between.
+    ///
     /// # Errors
-    /// When the server cannot be reached; may be repeated.
+    /// When the server cannot be reached, or has no room all the same; may be repeated.
     pub async fn close(&self, step: StepId) -> Result<(), Error> {
         let address = subject::Journal { step };
         let entry = journal_entry::Entry::Closed(JournalClosed {});
         let entry = JournalEntry { step_id: step.to_string(), entry: Some(entry), ..JournalEntry::default() };
         let mut sealed = self.bus.seal_for(&address, &entry).await.map_err(Error::Publish)?;
         closed::mark(&mut sealed.headers);
-        let expect = Expect::unique(self.bus.unique_id());
-        match self.bus.deliver(&address.subject(), sealed, expect, DEADLINE).await {
+        let (subject, id) = (address.subject(), self.bus.unique_id());
+        let close = || self.bus.deliver(&subject, sealed.clone(), Expect::unique(id.clone()), DEADLINE);
+        let mut closed = close().await;
+        if let Err(Refusal::Failed(publish::Error::Full)) = closed {
+            tracing::warn!(%step, "the journals are full: one that is over is emptied before it is closed");
+            self.keep_last(&subject).await?;
+            closed = close().await;
+        }
+        match closed {
             Ok(_) => Ok(()),
             // Nothing is expected of the entry before it.
             Err(Refusal::WrongLast) => Err(Error::Conflict),
             Err(Refusal::Failed(error)) => Err(Error::Publish(error)),
         }
+    }
+
+    /// Removes all entries of a journal but the last.
+    async fn keep_last(&self, subject: &str) -> Result<(), Error> {
+        let stream = self.stream().await.map_err(|error| Error::Purge(error.into()))?;
+        stream.purge().filter(subject).keep(1).await.map_err(|error| Error::Purge(error.into()))?;
+        Ok(())
     }
 
     /// Since when journals are kept: what was written before that is lost.

@@ -222,6 +222,7 @@ fn reconciler(rules: Rules) -> Rules {
         .removes(Stream::Code)
         .lists_consumers(Stream::Code)
         .removes(Stream::Journal)
+        .purges(Stream::Journal)
         .reads_through_consumers(Stream::Journal, &[])
         .tells::<Cancel>()
         .tells::<ReconcilerBeat>()

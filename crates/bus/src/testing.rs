@@ -246,6 +246,17 @@ impl NatsServer {
         consumers.iter().map(|consumer| consumer.num_pending + consumer.num_ack_pending as u64).sum()
     }
 
+    /// Lets a stream hold so many bytes, until its topology is ensured again.
+    ///
+    /// # Panics
+    /// When the server does not do it.
+    pub async fn bound(&self, stream: Stream, bytes: i64) {
+        let bus = self.bus().await;
+        let found = bus.inner.jetstream.get_stream(stream.name()).await.expect("the stream is there");
+        let config = async_nats::jetstream::stream::Config { max_bytes: bytes, ..found.cached_info().config.clone() };
+        bus.inner.jetstream.update_stream(config).await.expect("the stream can be changed");
+    }
+
     /// Takes away a stream with everything in it.
     ///
     /// # Panics

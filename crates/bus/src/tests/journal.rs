@@ -6,7 +6,7 @@ use jiff::Timestamp;
 use tokio_util::sync::CancellationToken;
 
 use super::step;
-use crate::{Journal, envelope::INLINE_LIMIT, journal, testing::NatsServer, topology::Stream};
+use crate::{Journal, User, envelope::INLINE_LIMIT, journal, publish, testing::NatsServer, topology::Stream};
 
 fn entry(step: StepId, call: u32) -> JournalEntry {
     let completed = JournalCompleted { name: "grep".to_owned(), succeeded: true, ..Default::default() };
@@ -157,6 +157,31 @@ async fn ends_of_closed_journals_go_and_open_journals_stay() {
     let error = journal.append(step(8), &entry(step(8), 2), 8).await.expect_err("who still runs it stays fenced");
     assert!(matches!(error, journal::Error::Lost), "{error:?}");
     assert_eq!(journal.remove_closed(Timestamp::now()).await.expect("nothing is left"), 0);
+}
+
+#[tokio::test]
+async fn a_journal_in_a_full_stream_is_closed_and_gives_its_room_back() {
+    let server = NatsServer::start().await;
+    let (journal, theirs) = (server.bus().await.journal(), server.bus_of(User::Reconciler).await.journal());
+    server.bound(Stream::Journal, 8192).await;
+    let (mut first, mut second) = (0, 0);
+    let error = loop {
+        first = match journal.append(step(1), &entry(step(1), 1), first).await {
+            Ok(last) => last,
+            Err(error) => break error,
+        };
+        second = match journal.append(step(2), &entry(step(2), 1), second).await {
+            Ok(last) => last,
+            Err(error) => break error,
+        };
+    };
+    assert!(matches!(error, journal::Error::Publish(publish::Error::Full)), "{error:?}");
+    theirs.close(step(1)).await.expect("closed");
+    let left = entries(&journal, step(1)).await;
+    assert!(matches!(left.as_slice(), [JournalEntry { entry: Some(Entry::Closed(_)), .. }]), "{left:?}");
+    let error = journal.append(step(1), &entry(step(1), 11), first).await.expect_err("who still runs it is fenced");
+    assert!(matches!(error, journal::Error::Conflict), "{error:?}");
+    journal.append(step(2), &entry(step(2), 11), second).await.expect("others go on");
 }
 
 #[tokio::test]
