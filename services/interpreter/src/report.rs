@@ -86,7 +86,7 @@ pub(crate) fn left(id: &str, why: &str, calls: &[CallRecord]) -> v1::CodeInterpr
     }
     v1::CodeInterpreterResult {
         id: id.to_owned(),
-        error: format!("Stopped: {why}.\n{}", account(calls)),
+        error: clip(format!("Stopped: {why}.\n{}", account(calls))),
         tool_uses: tool_uses(calls),
         ..v1::CodeInterpreterResult::default()
     }
@@ -197,6 +197,7 @@ fn account(calls: &[CallRecord]) -> String {
 /// is shown to people, not to models. What no longer fits is left out, and a shorter one after it may still fit.
 const KEPT: usize = 32 * 1024;
 
+/// One for each call, of which a script has no more than its limit of host calls.
 fn tool_uses(calls: &[CallRecord]) -> Vec<v1::ToolUse> {
     let mut room = KEPT;
     let mut keep = |text: &str| {
@@ -315,6 +316,17 @@ mod tests {
         assert!(error.contains("may or may not have had their effect: #2 execute_command, #5 fetch."), "{error}");
         assert!(error.contains("nobody has approved them: #3 create_file."), "{error}");
         assert_eq!(result.tool_uses.len(), 4, "a call that was not made is no use of a tool");
+    }
+
+    #[test]
+    fn an_account_of_very_many_calls_is_told_in_part() {
+        let calls: Vec<_> = (1..=40_000).map(|number| CallRecord::begun(number, "read_file")).collect();
+        let stopped = result("call_1", &outcome(Status::Cancelled, ""), &calls, "enough").error;
+        for told in [stopped, left("call_1", "enough", &calls).error] {
+            assert!(told.len() < TOLD + 200, "{}", told.len());
+            assert!(told.starts_with("Stopped: enough.\nCalls that had ended: none."), "{told}");
+            assert!(told.ends_with("#40000 read_file."), "{told}");
+        }
     }
 
     #[test]
