@@ -10,7 +10,7 @@ use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use futures::future::{AbortHandle, BoxFuture, abortable};
 use futures::stream::FuturesUnordered;
@@ -19,7 +19,7 @@ use futures::{FutureExt as _, Stream as _};
 use super::host::{Host, ToolError};
 use super::imports::Requested;
 use super::limits::Limits;
-use super::meter::Meter;
+use super::meter::{Meter, thread_time};
 use super::typescript::{StripError, TypeScript};
 
 /// What guest and driver tell each other. Locked for moments only, by one task.
@@ -188,9 +188,9 @@ impl<'h> Driver<'h> {
                     Poll::Pending => None,
                 },
                 Waiting::Call { number, future, .. } => {
-                    let began = Instant::now();
+                    let began = thread_time();
                     let polled = future.as_mut().poll(cx);
-                    lock(&self.bridge).meter.exclude(began.elapsed());
+                    lock(&self.bridge).meter.exclude_since(began);
                     match polled {
                         Poll::Ready(outcome) => {
                             self.host.settled(*number);
@@ -298,10 +298,10 @@ impl<'h> Driver<'h> {
     fn call(&self, call: super::HostCall) -> BoxFuture<'h, Outcome> {
         let name = call.name.clone();
         let host = self.host;
-        let began = Instant::now();
+        let began = thread_time();
         // The host may already panic when it makes the future.
         let call = std::panic::catch_unwind(AssertUnwindSafe(|| host.call(call)));
-        lock(&self.bridge).meter.exclude(began.elapsed());
+        lock(&self.bridge).meter.exclude_since(began);
         let panicked =
             move || refused("InternalError", format!("{name} failed inside the host; this is not the script's fault"));
         match call {
@@ -318,11 +318,11 @@ impl<'h> Driver<'h> {
         if self.running.is_empty() {
             return;
         }
-        let began = Instant::now();
+        let began = thread_time();
         while let Poll::Ready(Some(ended)) = Pin::new(&mut self.running).poll_next(cx) {
             self.ready.extend(ended);
         }
-        lock(&self.bridge).meter.exclude(began.elapsed());
+        lock(&self.bridge).meter.exclude_since(began);
     }
 
     /// The end the script sees next, if it is there.

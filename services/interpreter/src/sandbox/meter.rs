@@ -12,7 +12,7 @@ pub(super) struct Meter {
     spent: Duration,
     /// The thread's clock when the poll under way began.
     entered: Option<Duration>,
-    /// Time in the host's futures since then.
+    /// CPU time of the host's futures since then.
     hosted: Duration,
 }
 
@@ -29,9 +29,10 @@ impl Meter {
         self.entered = None;
     }
 
-    /// Of the poll under way, this much was the host's.
-    pub(super) fn exclude(&mut self, hosted: Duration) {
-        self.hosted += hosted;
+    /// Of the poll under way, what the thread has done since its clock showed `began` was the host's. Measured by the same clock as everything
+    /// else: were it the time that has passed, what others had of the processor would be taken off the script's own time.
+    pub(super) fn exclude_since(&mut self, began: Duration) {
+        self.hosted += thread_time().saturating_sub(began);
     }
 
     /// The run's CPU time until now.
@@ -43,7 +44,8 @@ impl Meter {
     }
 }
 
-fn thread_time() -> Duration {
+/// The thread's clock.
+pub(super) fn thread_time() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32)
 }

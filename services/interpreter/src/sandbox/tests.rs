@@ -96,6 +96,7 @@ impl TestHost {
                 tool("meet", &[], true),
                 tool("hang", &[], true),
                 tool("later", &["ms"], false),
+                tool("block", &["ms"], true),
                 tool("large", &["bytes"], true),
                 tool("panics", &[], true),
                 tool("secrets.get", &["name"], true),
@@ -147,6 +148,10 @@ impl TestHost {
                 let ms = call.args["ms"].as_u64().unwrap_or_default();
                 tokio::time::sleep(Duration::from_millis(ms)).await;
                 Ok(json!(ms))
+            }
+            "block" => {
+                std::thread::sleep(Duration::from_millis(call.args["ms"].as_u64().unwrap()));
+                Ok(json!(null))
             }
             "large" => Ok(json!("x".repeat(call.args["bytes"].as_u64().unwrap() as usize))),
             "panics" => panic!("the host's fault"),

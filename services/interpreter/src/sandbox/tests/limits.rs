@@ -88,6 +88,17 @@ async fn time_in_tools_is_not_cpu_time() {
     assert!(outcome.cpu < Duration::from_millis(100), "{:?}", outcome.cpu);
 }
 
+/// As on a machine whose processors others have while a tool works.
+#[tokio::test]
+async fn what_passes_while_a_tool_does_nothing_is_not_taken_off_the_scripts_time() {
+    let cpu = async |ms: u32| {
+        let script = format!("for (let n = 0; n < 40; n++) {{ for (let i = 0; i < 10000; i++); block({ms}) }}");
+        with_limits(&script, test_limits()).await.cpu
+    };
+    let (without, with) = (cpu(0).await, cpu(5).await);
+    assert!(with > without / 2, "{with:?} with waits, {without:?} without");
+}
+
 #[tokio::test]
 async fn waiting_ends_at_the_wall_limit_and_says_for_what() {
     let limits = Limits { wall: Duration::from_millis(100), ..test_limits() };
