@@ -21,7 +21,7 @@ use tokio_util::sync::CancellationToken;
 use tracing::Instrument as _;
 
 use crate::{
-    host::{Broken, ScriptHost, Shared, past_calls},
+    host::{Broken, Kept, ScriptHost, Shared, past_calls},
     journal::{Journal, NotWritten, Taken, Taker},
     metrics,
     policy::Policies,
@@ -260,6 +260,7 @@ impl Executor {
             toolbox,
             table: &self.table,
             journal,
+            kept: Kept::new(self.tiers.of(&command.compute).journal_bytes, journal.result_bytes()),
             progress: tokio::sync::Mutex::new(self.bus.progress()),
             step,
             policies: &policies,

@@ -25,7 +25,7 @@ pub(crate) async fn catalogue(workspaces: &Workspaces, tier: &Tier, request: Too
     });
     let mut facts = format!("Machine: {} {}. ", std::env::consts::OS, std::env::consts::ARCH);
     let _ = writeln!(facts, "Commands: {}", workspaces.commands());
-    let Tier { script, commands } = tier;
+    let Tier { script, commands, .. } = tier;
     let _ = writeln!(
         facts,
         "Limits: a script has {:?} of CPU time and {} MiB of memory, a command {} processors and {} MiB.",

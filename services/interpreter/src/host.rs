@@ -1,5 +1,6 @@
 //! What one script can reach: the tools of its task, each call journaled, counted and told to whoever watches.
 
+mod kept;
 mod shown;
 
 use std::{
@@ -37,10 +38,14 @@ use crate::{
     tools::{self, CallContext, Effect, Environment, Toolbox, Waited},
 };
 
+pub(crate) use kept::Kept;
+
 /// How timers appear in the journal.
 const TIMER: &str = "setTimeout";
 /// The name of the error that a call ends with of which nobody knows whether it was done.
 const OUTCOME_UNKNOWN: &str = "OutcomeUnknown";
+/// The name of the error that a call ends with for which the journal has no room.
+const JOURNAL_LIMIT: &str = "JournalLimitExceeded";
 /// How much of arguments and results is shown to those who watch, in bytes.
 const SHOWN: usize = 4096;
 /// Of how many calls (and timers) of a script that much is kept, beside what the model is told of it. How much of one script is kept in all is
@@ -75,6 +80,8 @@ pub(crate) struct Shared<'a> {
     pub(crate) toolbox: &'a Toolbox,
     pub(crate) table: &'a ToolTable,
     pub(crate) journal: &'a Journal,
+    /// How much it may hold.
+    pub(crate) kept: Kept,
     /// One event after the other.
     pub(crate) progress: tokio::sync::Mutex<Progress>,
     pub(crate) step: &'a StepRef,
@@ -279,6 +286,10 @@ impl<'a> ScriptHost<'a> {
             self.tell_called(&call).await;
             return self.complete(&call, hash, Err(handed_off(&call.name)), Duration::ZERO).await;
         }
+        if self.shared.kept.is_full() {
+            self.tell_called(&call).await;
+            return self.complete(&call, hash, Err(not_made(&call.name, &self.shared.kept)), Duration::ZERO).await;
+        }
         if let Err(refused) = self.permit(&call, &environment).await {
             self.tell_called(&call).await;
             return self.complete(&call, hash, Err(refused), Duration::ZERO).await;
@@ -448,15 +459,19 @@ impl<'a> ScriptHost<'a> {
         &self,
         call: &HostCall,
         arguments_hash: Vec<u8>,
-        result: Result<Value, ToolError>,
+        mut result: Result<Value, ToolError>,
         took: Duration,
     ) -> Result<Value, ToolError> {
+        let mut json = written(&result);
+        // What a script has set for commands is set again from what is kept.
+        let must = tools::definition(&call.name).is_some_and(|tool| tool.effect == Effect::Write);
+        if !self.shared.kept.takes(&json, must) {
+            result = Err(left_out(&call.name, json.len(), &self.shared.kept));
+            json = written(&result);
+            self.shared.kept.takes(&json, true);
+        }
         metrics::called(&call.name, took, result.as_ref().err().map(|error| &*error.name));
         let succeeded = result.is_ok();
-        let json = match &result {
-            Ok(value) => value.to_string(),
-            Err(error) => serde_json::to_string(error).unwrap_or_default(),
-        };
         let shown = v1::ToolResult {
             step_id: self.shared.step.step_id.clone(),
             number: call.number,
@@ -656,6 +671,34 @@ fn outcome_unknown(tool: &str) -> ToolError {
 fn handed_off(name: &str) -> ToolError {
     let words = "this conversation has been handed to another agent, so nothing more can be called: end the script";
     ToolError::new("HandedOff", format!("{name}: {words}"))
+}
+
+/// What is called when the journal holds as much as it may.
+fn not_made(name: &str, kept: &Kept) -> ToolError {
+    let message = format!(
+        "{name} was not made: what the calls of these scripts have given comes to {} MiB, and no more is kept. End the script, and go \
+         on in another message with calls that give less.",
+        kept.limit() >> 20
+    );
+    ToolError::new(JOURNAL_LIMIT, message)
+}
+
+/// A call was made whose result no longer fits.
+fn left_out(name: &str, size: usize, kept: &Kept) -> ToolError {
+    let message = format!(
+        "{name} was made, but its result of {size} bytes is left out: together with what the calls of these scripts have given \
+         before it is more than {} MiB. What the call did stands; of what only reads, ask for less, or go on in another message.",
+        kept.limit() >> 20
+    );
+    ToolError::new(JOURNAL_LIMIT, message)
+}
+
+/// A result as it is journaled.
+fn written(result: &Result<Value, ToolError>) -> String {
+    match result {
+        Ok(value) => value.to_string(),
+        Err(error) => serde_json::to_string(error).unwrap_or_default(),
+    }
 }
 
 /// A journaled result as the script got it.

@@ -228,6 +228,15 @@ impl Journal {
         calls
     }
 
+    /// How much it holds of what calls have given, in bytes, as it was taken over.
+    pub(crate) fn result_bytes(&self) -> usize {
+        let size = |past: &Past| match past {
+            Past::Completed { completed, .. } => completed.result.len(),
+            Past::Started(_) => 0,
+        };
+        self.past.values().map(size).sum()
+    }
+
     /// What is known of a call from before.
     pub(crate) fn past(&self, call: CallId) -> Option<&Past> {
         self.past.get(&call)

@@ -9,6 +9,7 @@
 //! | its value | 1 MiB | 1 MiB | 1 MiB |
 //! | host calls and timers | 10,000 | 20,000 | 40,000 |
 //! | a call's arguments, its result | 4 MiB | 8 MiB | 16 MiB |
+//! | results that are journaled, of all scripts of a message | 64 MiB | 128 MiB | 256 MiB |
 //! | a command's CPU time | 20 min | 40 min | 80 min |
 //! | processors | 2 | 4 | 8 |
 //! | memory | 4 GiB | 8 GiB | 16 GiB |
@@ -36,10 +37,19 @@ const LEAST_MEMORY: usize = 4 << 20;
 const MOST_CALL: usize = 32 << 20;
 
 /// What a script of one pool, and each of its commands, may use.
-#[derive(Debug, Clone, PartialEq, Default)]
+#[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Tier {
     pub(crate) script: Limits,
     pub(crate) commands: CommandLimits,
+    /// How much of what calls give is journaled for one execution, in bytes. A call for which there is no room is an error the script
+    /// can catch: it is not made, or its result is left out.
+    pub(crate) journal_bytes: usize,
+}
+
+impl Default for Tier {
+    fn default() -> Self {
+        Self { script: Limits::default(), commands: CommandLimits::default(), journal_bytes: 64 << 20 }
+    }
 }
 
 /// A duration as the configuration writes it.
@@ -72,6 +82,9 @@ pub struct Overrides {
     /// Size of one call's arguments, and of its result.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub host_call_bytes: Option<usize>,
+    /// What is journaled of the results of one execution's calls.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub journal_bytes: Option<usize>,
     /// CPU time of a command.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub command_cpu: Option<Span>,
@@ -100,7 +113,7 @@ impl Tier {
             "cpu-8" | compute::GPU => (4, 20),
             _ => (1, 10),
         };
-        let Self { script, commands } = Self::default();
+        let Self { script, commands, journal_bytes } = Self::default();
         Self {
             script: Limits {
                 cpu: script.cpu * factor,
@@ -118,11 +131,12 @@ impl Tier {
                 file_bytes: commands.file_bytes * u64::from(factor),
                 scratch_bytes: commands.scratch_bytes * u64::from(factor),
             },
+            journal_bytes: journal_bytes * factor as usize,
         }
     }
 
     fn over(self, set: &Overrides) -> Self {
-        let Self { script, commands } = self;
+        let Self { script, commands, journal_bytes } = self;
         let time = |set: Option<Span>, tier: Duration| set.map_or(tier, |Span(time)| time);
         Self {
             script: Limits {
@@ -142,12 +156,13 @@ impl Tier {
                 file_bytes: set.command_file_bytes.unwrap_or(commands.file_bytes),
                 scratch_bytes: set.command_scratch_bytes.unwrap_or(commands.scratch_bytes),
             },
+            journal_bytes: set.journal_bytes.unwrap_or(journal_bytes),
         }
     }
 
     /// What is wrong with it: the name of a limit and what it must be.
     fn fault(&self) -> Option<(&'static str, String)> {
-        let Self { script, commands } = self;
+        let Self { script, commands, journal_bytes } = self;
         let times = [
             ("script_cpu", script.cpu),
             ("script_wall", script.wall),
@@ -158,6 +173,7 @@ impl Tier {
             ("script_result_bytes", script.result_bytes as u64),
             ("host_calls", u64::from(script.host_calls)),
             ("host_call_bytes", script.call_bytes as u64),
+            ("journal_bytes", *journal_bytes as u64),
             ("command_cores", commands.cores as u64),
             ("command_memory_bytes", commands.memory_bytes),
             ("command_processes", commands.processes as u64),
@@ -227,6 +243,7 @@ mod tests {
             assert!(less.script.cpu < more.script.cpu && less.script.wall < more.script.wall);
             assert!(less.script.memory_bytes < more.script.memory_bytes);
             assert!(less.script.host_calls < more.script.host_calls && less.script.call_bytes < more.script.call_bytes);
+            assert!(less.journal_bytes < more.journal_bytes);
             assert!(less.commands.cpu < more.commands.cpu && less.commands.cores < more.commands.cores);
             assert!(less.commands.memory_bytes < more.commands.memory_bytes);
             assert!(less.commands.processes < more.commands.processes);
@@ -260,6 +277,7 @@ mod tests {
             (Overrides { command_cpu: span(999), ..Default::default() }, "command_cpu"),
             (Overrides { host_calls: Some(0), ..Default::default() }, "host_calls"),
             (Overrides { host_call_bytes: Some(33 << 20), ..Default::default() }, "host_call_bytes"),
+            (Overrides { journal_bytes: Some(0), ..Default::default() }, "journal_bytes"),
             (Overrides { script_memory_bytes: Some(1 << 20), ..Default::default() }, "script_memory_bytes"),
             (Overrides { command_processes: Some(0), ..Default::default() }, "command_processes"),
         ] {
@@ -288,6 +306,10 @@ mod tests {
         assert_eq!(
             row("a call's arguments, its result"),
             cells(&|tier| format!("{} MiB", tier.script.call_bytes >> 20))
+        );
+        assert_eq!(
+            row("results that are journaled, of all scripts of a message"),
+            cells(&|tier| format!("{} MiB", tier.journal_bytes >> 20))
         );
         assert_eq!(row("a command's CPU time"), cells(&|tier| format!("{} min", tier.commands.cpu.as_secs() / 60)));
         assert_eq!(row("processors"), cells(&|tier| tier.commands.cores.to_string()));

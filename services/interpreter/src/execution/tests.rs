@@ -3,6 +3,7 @@
 mod attached;
 mod divergence;
 mod environment;
+mod kept;
 mod large;
 mod outages;
 mod stopping;
