@@ -225,6 +225,7 @@ impl Executor {
                 let toolbox = toolbox.with_secrets(secrets).with_models(self.models(command));
                 let toolbox = toolbox.with_subtasks(Subtasks::new(self.bus.clone(), step));
                 let toolbox = toolbox.with_attachments(self.attachments(command, step));
+                let toolbox = toolbox.with_result_bytes(tier.script.call_bytes);
                 let run = Run { command, step, delivery, toolbox: &toolbox, journal: &journal, running: &running };
                 self.run_scripts(run, cancel).await
             }

@@ -122,6 +122,8 @@ pub struct Toolbox {
     models: Models,
     subtasks: Subtasks,
     attachments: Attachments,
+    /// How large a result may be for its script to get it, as JSON: whoever can cuts his to that.
+    result_bytes: usize,
     files: Arc<Semaphore>,
     commands: Semaphore,
     requests: Semaphore,
@@ -142,6 +144,7 @@ impl Toolbox {
             models: Models::default(),
             subtasks: Subtasks::default(),
             attachments: Attachments::default(),
+            result_bytes: usize::MAX,
             files: Arc::new(Semaphore::new(CONCURRENT_FILE_CALLS)),
             commands: Semaphore::new(CONCURRENT_COMMANDS),
             requests: Semaphore::new(CONCURRENT_REQUESTS),
@@ -171,6 +174,12 @@ impl Toolbox {
     #[must_use]
     pub fn with_attachments(self, attachments: Attachments) -> Self {
         Self { attachments, ..self }
+    }
+
+    /// The same for scripts that get results of at most so many bytes, as JSON.
+    #[must_use]
+    pub fn with_result_bytes(self, result_bytes: usize) -> Self {
+        Self { result_bytes, ..self }
     }
 
     /// The workspace the tools work in.
@@ -252,8 +261,14 @@ impl Toolbox {
             "fetch" => {
                 let _permit = admit(tool, &self.requests, &cancel).await?;
                 let arguments = parse(tool, arguments)?;
+                let network = fetch::Network {
+                    egress: &self.egress,
+                    granted: &self.policy.hosts,
+                    secrets: &self.secrets,
+                    result_bytes: self.result_bytes,
+                };
                 tokio::select! {
-                    result = fetch::run(&self.egress, &self.policy.hosts, &self.secrets, arguments, &cancel) => encode(tool, &result?),
+                    result = fetch::run(&network, arguments, &cancel) => encode(tool, &result?),
                     () = cancel.cancelled() => Err(ToolError::cancelled(tool.name)),
                 }
             }
@@ -263,7 +278,7 @@ impl Toolbox {
                     match tool.name {
                         "llm.ask" => self.models.ask(parse(tool, arguments)?).await.map(Value::String),
                         "llm.json" => self.models.json(parse(tool, arguments)?).await,
-                        _ => encode(tool, &self.models.embed(parse(tool, arguments)?).await?),
+                        _ => encode(tool, &self.models.embed(parse(tool, arguments)?, self.result_bytes).await?),
                     }
                 };
                 tokio::select! {

@@ -346,8 +346,12 @@ impl<'h> Driver<'h> {
             if json.len() <= self.call_bytes {
                 return Ok(json);
             }
-            let message =
-                format!("the result is {} bytes, more than the {} allowed; ask for less", json.len(), self.call_bytes);
+            let message = format!(
+                "the call was made, and what it did stands; only its result is left out: it is {} bytes, more than the {} allowed. Of what \
+                 only reads, ask for less",
+                json.len(),
+                self.call_bytes
+            );
             refused("RangeError", message)
         });
         match outcome {

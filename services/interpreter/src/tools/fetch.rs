@@ -63,7 +63,7 @@ pub(super) const DEFINITION: Definition = Definition {
                     "max_bytes",
                     Kind::Integer { min: 1, max: 10 << 20 },
                     "1048576",
-                    "Of the body, at most this much is taken.",
+                    "Of the body, at most this much is taken, and no more than a result may hold.",
                 ),
             ]),
             "{}",
@@ -153,6 +153,40 @@ pub(super) struct Fetched {
     url: String,
 }
 
+impl Fetched {
+    /// Cuts the body, if need be, so that all of it takes no more than so many bytes as JSON: there a body of many quotes or line breaks is
+    /// larger than it came.
+    fn fit(&mut self, bytes: usize) {
+        let rest: usize = self.headers.iter().map(|(name, value)| written(name) + written(value) + 6).sum();
+        let room = bytes.saturating_sub(rest + written(&self.url) + AROUND);
+        let mut size = 0;
+        let end = self.body.char_indices().find_map(|(at, c)| {
+            size += written_char(c);
+            (size > room).then_some(at)
+        });
+        if let Some(end) = end {
+            self.body.truncate(end);
+            self.truncated = true;
+        }
+    }
+}
+
+/// What the names of the result's fields take as JSON, with room to spare for handles that stand where secrets were in the headers.
+const AROUND: usize = 1024;
+
+/// How many bytes a text takes within quotes.
+fn written(text: &str) -> usize {
+    text.chars().map(written_char).sum()
+}
+
+const fn written_char(c: char) -> usize {
+    match c {
+        '"' | '\\' | '\n' | '\r' | '\t' | '\x08' | '\x0c' => 2,
+        '\0'..='\x1f' => 6,
+        c => c.len_utf8(),
+    }
+}
+
 /// One request of an exchange.
 struct Hop {
     url: Url,
@@ -162,13 +196,21 @@ struct Hop {
     body: Option<String>,
 }
 
+/// What a request may use.
+pub(super) struct Network<'a> {
+    pub(super) egress: &'a Egress,
+    pub(super) granted: &'a [HostPattern],
+    pub(super) secrets: &'a Secrets,
+    /// How large the result may be as JSON.
+    pub(super) result_bytes: usize,
+}
+
 pub(super) async fn run(
-    egress: &Egress,
-    granted: &[HostPattern],
-    secrets: &Secrets,
+    network: &Network<'_>,
     arguments: Arguments,
     cancel: &CancellationToken,
 ) -> Result<Fetched, ToolError> {
+    let secrets = network.secrets;
     let Arguments { url, options } = arguments;
     let form = options.form;
     // Addresses are logged everywhere on their way, and a body is content: a host may show it to others.
@@ -185,14 +227,18 @@ pub(super) async fn run(
         hop.headers.entry(ACCEPT).or_insert(READABLE);
     }
     let seconds = options.timeout_seconds.unwrap_or(DEFAULT_TIMEOUT);
-    let max_bytes = options.max_bytes.unwrap_or(DEFAULT_BYTES);
+    let max_bytes = options.max_bytes.unwrap_or(DEFAULT_BYTES).min(network.result_bytes);
     let host = hop.url.host_str().unwrap_or_default().to_owned();
     let received = async {
-        let (response, url) = exchange(egress, granted, secrets, hop).await?;
+        let (response, url) = exchange(network, hop).await?;
         receive(response, &url, max_bytes, form, secrets.scrubber()).await
     };
     match tokio::time::timeout(Duration::from_secs(seconds), received).await {
-        Ok(received) => received?.into_fetched(form, max_bytes, secrets.scrubber(), cancel).await,
+        Ok(received) => {
+            let mut fetched = received?.into_fetched(form, max_bytes, secrets.scrubber(), cancel).await?;
+            fetched.fit(network.result_bytes);
+            Ok(fetched)
+        }
         Err(_) => Err(ToolError::new(
             "Timeout",
             format!(
@@ -204,12 +250,8 @@ pub(super) async fn run(
 }
 
 /// Sends the request, follows redirects, and returns the response and where it came from.
-async fn exchange(
-    egress: &Egress,
-    granted: &[HostPattern],
-    secrets: &Secrets,
-    mut hop: Hop,
-) -> Result<(Response, Url), ToolError> {
+async fn exchange(network: &Network<'_>, mut hop: Hop) -> Result<(Response, Url), ToolError> {
+    let Network { egress, granted, secrets, .. } = *network;
     let mut has_secrets = false;
     for _ in 0..=MAX_REDIRECTS {
         admit(egress, granted, &hop.url)?;

@@ -29,6 +29,8 @@ const WALL: Duration = Duration::from_secs(300);
 const MAX_ANSWER: usize = 4 << 20;
 /// Largest one with vectors: a hundred of three thousand numbers, with room to spare.
 const MAX_VECTORS: usize = 8 << 20;
+/// What a number of a vector takes as text, about: nine digits, sign, point and comma.
+const NUMBER: usize = 13;
 /// Longest prompt.
 const MAX_PROMPT: usize = 1 << 20;
 /// How much of an answer that does not fit is told.
@@ -288,15 +290,27 @@ impl Models {
         Err(ToolError::new("InvalidAnswer", message).with(json!({"answer": answer, "faults": faults})))
     }
 
-    /// A vector for each text, in their order.
-    pub(super) async fn embed(&self, arguments: Embedded) -> Result<Vec<Vec<f64>>, ToolError> {
+    /// A vector for each text, in their order. Whoever gets them takes at most `result_bytes` of text.
+    pub(super) async fn embed(&self, arguments: Embedded, result_bytes: usize) -> Result<Vec<Vec<f64>>, ToolError> {
         let Embedded { texts, options } = arguments;
         let (wanted, tool) = (texts.len(), &EMBED);
         let mut body = json!({"model": self.allowed(tool, Some(&options.model))?, "input": texts});
+        let most = MAX_VECTORS.min(result_bytes);
         if let Some(dimensions) = options.dimensions {
             body["dimensions"] = json!(dimensions);
+            // Before anything is paid for.
+            let vector = NUMBER * dimensions as usize;
+            if wanted.saturating_mul(vector) > most {
+                let message = format!(
+                    "{}: {wanted} vectors of {dimensions} numbers are more than the {most} bytes that a result may have. Ask about at most {} \
+                     texts at once, or for fewer dimensions; nothing was asked.",
+                    tool.name,
+                    most / vector
+                );
+                return Err(ToolError::invalid(message));
+            }
         }
-        let answer = self.post(tool, "/v1/embeddings", &body, MAX_VECTORS).await?;
+        let answer = self.post(tool, "/v1/embeddings", &body, most).await?;
         let vectors: Vectors = serde_json::from_slice(&answer)
             .map_err(|_| ToolError::internal(tool.name, "the answer holds no vectors"))?;
         if vectors.data.len() != wanted {
@@ -372,7 +386,11 @@ async fn read(tool: &Definition, mut response: Response, limit: usize) -> Result
     while let Some(bytes) = response.chunk().await.map_err(|error| unreachable(tool, &error))? {
         body.extend_from_slice(&bytes);
         if body.len() > limit {
-            return Err(ToolError::new("ModelFailed", format!("{}: the answer is too large.", tool.name)));
+            let words = format!(
+                "{}: the answer is larger than the {limit} bytes that are taken; it was paid for. Ask for less at once.",
+                tool.name
+            );
+            return Err(ToolError::new("ModelFailed", words));
         }
     }
     Ok(body)

@@ -87,3 +87,15 @@ async fn a_result_that_was_damaged_is_said_and_not_taken() {
     assert!(results[1].error.contains("is corrupt"), "{results:?}");
     assert_eq!((*asked.borrow(), world.file("after")), (1, None), "nothing was done again");
 }
+
+#[tokio::test]
+async fn a_call_whose_result_is_too_large_is_said_to_have_been_made() {
+    let script = "try { execute_command('touch made; yes 0123456789 | head -c 100000') } catch (error) { `${error.name}: ${error.message}` }";
+    let mut world = World::granting(&[script]).await;
+    let overrides = Overrides { host_call_bytes: Some(10_000), ..Overrides::default() };
+    let pools = compute::STANDARD.map(str::to_owned);
+    world.executor.tiers = Tiers::new(&pools, &overrides, &BTreeMap::new()).expect("sound");
+    let results = world.completes().await;
+    assert!(results[0].output.starts_with("RangeError: the call was made, and what it did stands"), "{results:?}");
+    assert!(world.path("made").exists());
+}

@@ -61,6 +61,22 @@ fn granted(hosts: &[&str]) -> Bench {
 }
 
 #[tokio::test]
+async fn a_body_is_cut_to_what_a_result_may_be_as_json() {
+    let page = "{\"a\":\"\u{1}é\"}\n".repeat(20_000);
+    let (address, _requests) = server(move |_| ok(&page)).await;
+    let mut bench = granted(&["127.0.0.1"]);
+    bench.tools = bench.tools.with_result_bytes(100_000);
+    let result = bench.call("fetch", json!([format!("http://{address}/"), {"max_bytes": 10 << 20}])).await;
+    let size = result.to_string().len();
+    assert!((98_000..=100_000).contains(&size), "{size}");
+    assert_eq!(result["truncated"], true);
+    // What fits stays whole.
+    bench.tools = bench.tools.with_result_bytes(1 << 20);
+    let result = bench.call("fetch", json!([format!("http://{address}/")])).await;
+    assert_eq!((result["body"].as_str().map(str::len), &result["truncated"]), (Some(240_000), &json!(false)));
+}
+
+#[tokio::test]
 async fn a_response_comes_with_status_headers_and_body() {
     let (address, mut requests) = server(|_| ok("hello")).await;
     let bench = granted(&["127.0.0.1"]);

@@ -52,6 +52,19 @@ async fn a_question_is_asked_with_the_token_and_costs_one_call() {
 }
 
 #[tokio::test]
+async fn vectors_that_would_be_no_result_are_not_asked_for() {
+    let vector = json!({"data": [{"embedding": [0.5, 0.25]}]});
+    let (mut bench, mut requests) = asking(vec![http(200, &vector)]).await;
+    bench.tools = bench.tools.with_result_bytes(1000);
+    let refused = bench.fails("llm.embed", json!([["a", "b"], {"model": "own", "dimensions": 50}])).await;
+    assert_eq!(refused.name, "InvalidArguments");
+    assert!(refused.message.contains("at most 1 texts at once"), "{refused}");
+    assert!(requests.try_recv().is_err(), "nothing was asked");
+    let one = bench.call("llm.embed", json!(["a", {"model": "own", "dimensions": 50}])).await;
+    assert_eq!(one, json!([[0.5, 0.25]]));
+}
+
+#[tokio::test]
 async fn an_answer_that_does_not_fit_is_sent_back_once_with_what_is_wrong() {
     let schema = json!({"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]});
     let args = json!(["Which number?", {"schema": schema}]);
