@@ -256,7 +256,6 @@ impl Executor {
 
     async fn run_scripts(&self, run: Run<'_>, cancel: CancellationToken) -> End {
         let Run { command, step, delivery, toolbox, journal, running } = run;
-        let policies = Policies::of(command);
         let shared = Shared {
             toolbox,
             table: &self.table,
@@ -264,7 +263,7 @@ impl Executor {
             kept: Kept::new(self.tiers.of(&command.compute).journal_bytes, journal.result_bytes()),
             progress: tokio::sync::Mutex::new(self.bus.progress()),
             step,
-            policies: &policies,
+            policies: Arc::new(Policies::of(command)),
             decisions: command.decisions.iter().map(|said| ((said.script, said.number), said)).collect(),
             parked: AtomicBool::new(false),
             handed_off: AtomicBool::new(false),

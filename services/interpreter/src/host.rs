@@ -35,7 +35,7 @@ use crate::{
     metrics, modules,
     policy::{Judged, Policies},
     sandbox::{Host, HostCall, IMPORT, ToolError, ToolTable},
-    tools::{self, CallContext, Effect, Environment, Toolbox, Waited},
+    tools::{self, CallContext, Effect, Environment, Redirects, Toolbox, Waited},
 };
 
 pub(crate) use kept::Kept;
@@ -85,7 +85,7 @@ pub(crate) struct Shared<'a> {
     /// One event after the other.
     pub(crate) progress: tokio::sync::Mutex<Progress>,
     pub(crate) step: &'a StepRef,
-    pub(crate) policies: &'a Policies,
+    pub(crate) policies: Arc<Policies>,
     /// What people have said about calls.
     pub(crate) decisions: HashMap<CallId, &'a ApprovalDecision>,
     /// Set when a script can go on only when people have decided, or subtasks have ended.
@@ -311,7 +311,8 @@ impl<'a> ScriptHost<'a> {
         }
         let began = Instant::now();
         let cancel = self.shared.cancel.child_token();
-        let context = CallContext { cancel, environment: Some(environment), place: id };
+        let redirects: Option<Arc<dyn Redirects>> = Some(Arc::clone(&self.shared.policies) as _);
+        let context = CallContext { cancel, environment: Some(environment), place: id, redirects };
         if call.name == IMPORT {
             let module = modules::read(self.shared.toolbox, &call.args).await;
             return self.complete(&call, hash, module, began.elapsed()).await;

@@ -11,7 +11,7 @@ use sha2::{Digest as _, Sha256};
 use crate::{
     modules::{self, READING},
     sandbox::{HostCall, IMPORT},
-    tools::{Environment, Permission, PolicySubject, Toolbox, definition},
+    tools::{Environment, FETCH, Permission, PolicySubject, Redirects, Toolbox, definition},
 };
 
 /// The policies a command carries.
@@ -60,8 +60,7 @@ impl Policies {
             Subject::Agent(name) if name.is_empty() => Subject::Agent(self.own.clone()),
             subject => subject,
         };
-        let judge =
-            |names: &[&str]| policy::stricter(self.agent.judge(names, &subject), self.task.judge(names, &subject));
+        let judge = |names: &[&str]| self.stricter(names, &subject);
         let verdict = judge(&names(&call.name));
         // A rule about reading files is about modules as well.
         let verdict = if call.name == IMPORT { policy::stricter(verdict, judge(&names(READING))) } else { verdict };
@@ -69,6 +68,18 @@ impl Policies {
         let digest = Sha256::new().chain_update(&call.name).chain_update([0]).chain_update(written).finalize();
         let hash = digest.iter().map(|byte| format!("{byte:02x}")).collect();
         Some(Judged { verdict, arguments, hash })
+    }
+
+    /// Of what both lists say the stricter.
+    fn stricter(&self, names: &[&str], subject: &Subject) -> Verdict {
+        policy::stricter(self.agent.judge(names, subject), self.task.judge(names, subject))
+    }
+}
+
+/// As if the request that a redirect asks for were a call of its own.
+impl Redirects for Policies {
+    fn judge(&self, to: PolicySubject) -> Verdict {
+        self.stricter(&names(FETCH), &subject(vec![to]))
     }
 }
 

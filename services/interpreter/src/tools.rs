@@ -53,6 +53,7 @@ pub use definition::{Definition, Effect, Limits, Permission, Provider};
 pub use egress::{Egress, EgressError, HostPattern, HostPatternError};
 pub use environment::Environment;
 pub use error::ToolError;
+pub use fetch::Redirects;
 pub use kind::{Kind, Parameter};
 pub use llm::Models;
 pub use markdown::documentation;
@@ -86,6 +87,9 @@ const CONCURRENT_QUESTIONS: usize = 16;
 /// The tool that waits for subtasks.
 pub const AWAIT: &str = tasks::AWAIT.name;
 
+/// The tool that makes requests.
+pub const FETCH: &str = fetch::DEFINITION.name;
+
 /// The tool that has another agent go on.
 pub const HAND_OFF: &str = tasks::HAND_OFF.name;
 
@@ -108,6 +112,8 @@ pub struct CallContext {
     pub environment: Option<Arc<Environment>>,
     /// Where the call stands: in which script of its step, from 0, and its number there, from 1. What it makes of other tasks is known by that.
     pub place: (u32, u32),
+    /// Says which redirects a request follows; none: all that lead to granted hosts.
+    pub redirects: Option<Arc<dyn Redirects>>,
 }
 
 /// The tools of one task, bound to its workspace and policy. Calls may run concurrently.
@@ -207,7 +213,7 @@ impl Toolbox {
             let _permit = admit(tool, &self.requests, &cancel).await?;
             return self.subtasks.run(tool, arguments, cx.place, &cancel).await;
         }
-        let result = self.carry_out(tool, arguments, cancel, &environment).await;
+        let result = self.carry_out(tool, arguments, cancel, &environment, cx.redirects.as_deref()).await;
         match tool.permission {
             // Secrets go out with these, and so may come back.
             Permission::Commands | Permission::Network => self.secrets.scrub(result),
@@ -233,6 +239,7 @@ impl Toolbox {
         arguments: Value,
         cancel: CancellationToken,
         environment: &Environment,
+        redirects: Option<&dyn Redirects>,
     ) -> Result<Value, ToolError> {
         match tool.name {
             "read_file" => self.on_files(tool, arguments, cancel, read::run).await,
@@ -265,6 +272,7 @@ impl Toolbox {
                     egress: &self.egress,
                     granted: &self.policy.hosts,
                     secrets: &self.secrets,
+                    redirects,
                     result_bytes: self.result_bytes,
                 };
                 tokio::select! {

@@ -1,6 +1,7 @@
 //! `fetch`: an HTTP request to a granted host.
 
 mod body;
+mod redirect;
 
 use std::collections::BTreeMap;
 use std::error::Error as _;
@@ -8,8 +9,9 @@ use std::net::IpAddr;
 use std::time::Duration;
 
 use body::{Form, receive};
-use reqwest::header::{ACCEPT, ACCEPT_ENCODING, CONTENT_ENCODING, HeaderMap, HeaderName, HeaderValue, LOCATION};
-use reqwest::{Method, Response, StatusCode, Url};
+use redirect::{may_follow, next};
+use reqwest::header::{ACCEPT, ACCEPT_ENCODING, CONTENT_ENCODING, HeaderMap, HeaderName, HeaderValue};
+use reqwest::{Method, Response, Url};
 use secrecy::ExposeSecret as _;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -22,6 +24,8 @@ use super::kind::{Kind, optional, required};
 use super::output::{Output, field};
 use super::secrets::{self, NOT_ALLOWED, Secrets};
 use super::subject;
+
+pub use redirect::Redirects;
 
 pub(super) const DEFINITION: Definition = Definition {
     name: "fetch",
@@ -86,6 +90,10 @@ pub(super) const DEFINITION: Definition = Definition {
         ("Timeout", "when it takes too long; whether the request had an effect is unknown."),
         ("FetchFailed", "when the host cannot be reached or breaks off."),
         ("TooManyRedirects", "when there are more than 5."),
+        (
+            "RedirectNotFollowed",
+            "when a person must approve of where it redirects to: fetch that address in a call of its own.",
+        ),
         ("NotText", "when Markdown was asked for and the body is neither HTML nor text; the message has the status."),
         ("NotConverted", "when a page takes too long to become Markdown."),
     ],
@@ -201,6 +209,8 @@ pub(super) struct Network<'a> {
     pub(super) egress: &'a Egress,
     pub(super) granted: &'a [HostPattern],
     pub(super) secrets: &'a Secrets,
+    /// Says which redirects are followed; without it those to all hosts that are granted.
+    pub(super) redirects: Option<&'a dyn Redirects>,
     /// How large the result may be as JSON.
     pub(super) result_bytes: usize,
 }
@@ -251,10 +261,11 @@ pub(super) async fn run(
 
 /// Sends the request, follows redirects, and returns the response and where it came from.
 async fn exchange(network: &Network<'_>, mut hop: Hop) -> Result<(Response, Url), ToolError> {
-    let Network { egress, granted, secrets, .. } = *network;
+    let Network { egress, granted, secrets, redirects, .. } = *network;
+    let first = hop.subject();
     let mut has_secrets = false;
+    admit(egress, granted, &hop.url)?;
     for _ in 0..=MAX_REDIRECTS {
-        admit(egress, granted, &hop.url)?;
         let filled = filled(egress, secrets, &hop)?;
         has_secrets |= filled.is_some();
         let response = send(egress, &hop, filled.unwrap_or_else(|| hop.headers.clone())).await?;
@@ -266,7 +277,16 @@ async fn exchange(network: &Network<'_>, mut hop: Hop) -> Result<(Response, Url)
             ));
         }
         match next(&response, &hop)? {
-            Some(further) => hop = further,
+            Some(further) => {
+                admit(egress, granted, &further.url)?;
+                // What was permitted for the call is permitted for where it leads back to.
+                if further.subject() != first
+                    && let Some(redirects) = redirects
+                {
+                    may_follow(redirects, &hop, &further)?;
+                }
+                hop = further;
+            }
             None => return Ok((response, hop.url)),
         }
     }
@@ -369,48 +389,6 @@ fn failed(url: &Url, error: &reqwest::Error) -> ToolError {
     let what = if error.is_connect() { "could not be reached; nothing was sent" } else { "broke off the exchange" };
     let why = causes.last().map(|last| format!(" ({last})")).unwrap_or_default();
     ToolError::new("FetchFailed", format!("fetch: {host} {what}{why}."))
-}
-
-/// The request that a redirect asks for, if the response is one.
-fn next(response: &Response, hop: &Hop) -> Result<Option<Hop>, ToolError> {
-    let status = response.status();
-    let redirects = matches!(status.as_u16(), 301 | 302 | 303 | 307 | 308);
-    let Some(location) = response.headers().get(LOCATION).filter(|_| redirects) else { return Ok(None) };
-    let broken = || {
-        ToolError::new(
-            "FetchFailed",
-            format!("fetch: {} redirects to an address that cannot be used.", shown(&hop.url)),
-        )
-    };
-    let location = std::str::from_utf8(location.as_bytes()).map_err(|_| broken())?;
-    let url = hop.url.join(location).map_err(|_| broken())?;
-    if !matches!(url.scheme(), "http" | "https") || url.host_str().is_none() {
-        return Err(broken());
-    }
-    let mut further = Hop { url, method: hop.method.clone(), headers: hop.headers.clone(), body: hop.body.clone() };
-    // Nobody typed this address: a name and a password in it are not ours to use.
-    let cleaned = further.url.set_username("").and_then(|()| further.url.set_password(None));
-    cleaned.map_err(|()| broken())?;
-    let becomes_get = status == StatusCode::SEE_OTHER && hop.method != Method::HEAD
-        || matches!(status, StatusCode::MOVED_PERMANENTLY | StatusCode::FOUND) && hop.method == Method::POST;
-    if becomes_get {
-        further.method = Method::GET;
-        further.body = None;
-        further.headers.remove(reqwest::header::CONTENT_TYPE);
-    }
-    if further.url.origin() != hop.url.origin() {
-        further.headers = hop
-            .headers
-            .iter()
-            .filter(|(name, value)| {
-                HARMLESS.contains(&name.as_str())
-                    && further.headers.contains_key(*name)
-                    && !value.to_str().is_ok_and(secrets::has_handle)
-            })
-            .map(|(name, value)| (name.clone(), value.clone()))
-            .collect();
-    }
-    Ok(Some(further))
 }
 
 fn parse_url(text: &str) -> Result<Url, ToolError> {

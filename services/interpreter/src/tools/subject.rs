@@ -65,10 +65,14 @@ pub(super) fn perhaps_tree(args: &Value) -> PolicySubject {
 /// The parameters `url` and `options.method`.
 pub(super) fn request(args: &Value) -> PolicySubject {
     let url = args["url"].as_str().and_then(|url| Url::parse(url).ok());
-    let method = args["options"]["method"].as_str().unwrap_or("GET").to_owned();
-    let host = url.as_ref().and_then(Url::host_str).unwrap_or_default();
+    request_to(args["options"]["method"].as_str().unwrap_or("GET"), url.as_ref())
+}
+
+/// A request to an address; none is one that cannot be read.
+pub(super) fn request_to(method: &str, url: Option<&Url>) -> PolicySubject {
+    let host = url.and_then(Url::host_str).unwrap_or_default();
     // A name with a dot at its end is the same name.
     let host = host.strip_suffix('.').unwrap_or(host).to_owned();
-    let path = url.as_ref().map(Url::path).unwrap_or_default().to_owned();
-    PolicySubject::Request { method, host, path }
+    let path = url.map(Url::path).unwrap_or_default().to_owned();
+    PolicySubject::Request { method: method.to_owned(), host, path }
 }
