@@ -72,6 +72,16 @@ pub struct Config {
     /// Whether commands may use TCP among themselves, on the loopback of their own: servers that a test starts. Without it
     /// Landlock, where the kernel has it, refuses TCP to commands that have no network.
     pub interpreter_command_loopback: bool,
+    /// Whether commands share the network of the service. They then reach whatever it reaches: every host, granted to `fetch` or
+    /// not, its loopback, NATS and private addresses (a cloud's metadata among them), and no rule of a policy sees it. For a service whose own network is
+    /// confined to what commands may reach.
+    pub interpreter_command_network: bool,
+    /// Files and directories beside the system's programs that commands may read, for example a tool chain. Missing ones are
+    /// skipped.
+    pub interpreter_command_read_only_paths: Vec<PathBuf>,
+    /// Where commands look for programs before the system's own directories. What is elsewhere than in `/usr` has to be readable,
+    /// too.
+    pub interpreter_command_search_path: Vec<PathBuf>,
     /// Files and directories that no task may see, although they lie in a directory that is granted: the operator's keys
     /// and the mesh's own data. The data and cache directories always belong to them.
     pub interpreter_hidden_paths: Vec<PathBuf>,
@@ -100,6 +110,9 @@ impl Default for Config {
             interpreter_fetch_private_addresses: Vec::new(),
             interpreter_allow_unconfined_commands: false,
             interpreter_command_loopback: false,
+            interpreter_command_network: false,
+            interpreter_command_read_only_paths: Vec::new(),
+            interpreter_command_search_path: Vec::new(),
             interpreter_hidden_paths: Vec::new(),
             interpreter_cache_dir: PathBuf::new(),
             interpreter_cpu_limit: None,
@@ -118,6 +131,53 @@ impl Config {
         } else {
             self.interpreter_cache_dir.clone()
         }
+    }
+
+    /// What belongs to the service and not to any task.
+    fn hidden(&self, common: &Common) -> Vec<PathBuf> {
+        let keys_and_cache = [self.cache_dir(common)].into_iter().chain(common.secrets_key_file.clone());
+        self.interpreter_hidden_paths.iter().cloned().chain(keys_and_cache).collect()
+    }
+
+    /// What commands may do.
+    fn commands(&self, common: &Common) -> Result<CommandPolicy, config::Invalid> {
+        let relative = |paths: &[PathBuf]| paths.iter().find(|path| !path.is_absolute()).cloned();
+        let (readable, search_path) =
+            (&self.interpreter_command_read_only_paths, &self.interpreter_command_search_path);
+        let invalid = |key, path: &Path, must: &str| {
+            Err(config::Invalid::new(key, format!("must {must}, which {} does not", path.display())))
+        };
+        if let Some(path) = relative(search_path) {
+            return invalid("interpreter_command_search_path", &path, "hold absolute paths");
+        }
+        // They become one variable.
+        if let Some(path) = search_path.iter().find(|path| path.to_str().is_none_or(|path| path.contains(':'))) {
+            return invalid("interpreter_command_search_path", path, "hold paths of text without colons");
+        }
+        if let Some(path) = relative(readable) {
+            return invalid("interpreter_command_read_only_paths", &path, "hold absolute paths");
+        }
+        let hidden_paths = self.hidden(common);
+        let named = |path: &Path| std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+        let real = |path: &Path| path.canonicalize().unwrap_or_else(|_| named(path));
+        let own: Vec<PathBuf> = hidden_paths.iter().chain([&common.data_dir]).map(|path| real(path)).collect();
+        let shows = |path: &&PathBuf| own.iter().any(|own| own.starts_with(real(path)) || real(path).starts_with(own));
+        if let Some(path) = readable.iter().find(shows) {
+            return invalid("interpreter_command_read_only_paths", path, "show nothing of the service's own");
+        }
+        let confinement = match self.interpreter_allow_unconfined_commands {
+            true => Confinement::AllowUnconfined,
+            false => Confinement::RequireSandbox,
+        };
+        Ok(CommandPolicy {
+            confinement,
+            network: self.interpreter_command_network,
+            loopback: self.interpreter_command_loopback,
+            hidden_paths,
+            read_only_paths: readable.clone(),
+            search_path: search_path.clone(),
+            ..CommandPolicy::default()
+        })
     }
 
     fn pools(&self) -> Result<Vec<Pool>, config::Invalid> {
@@ -169,6 +229,7 @@ impl ServiceConfig for Config {
             return Err(config::Invalid::new("interpreter_llm_url", "must begin with http:// or https://"));
         }
         self.tiers()?;
+        self.commands(common)?;
         self.hosts().map(drop)
     }
 }
@@ -193,15 +254,10 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
     } else {
         tracing::warn!("{}; commands are refused", sandbox.describe());
     }
-    let confinement = if config.interpreter_allow_unconfined_commands {
-        Confinement::AllowUnconfined
-    } else {
-        Confinement::RequireSandbox
-    };
-    let keys_and_cache = [config.cache_dir(common)].into_iter().chain(common.secrets_key_file.clone());
-    let hidden_paths = config.interpreter_hidden_paths.iter().cloned().chain(keys_and_cache).collect();
-    let loopback = config.interpreter_command_loopback;
-    let commands = CommandPolicy { confinement, hidden_paths, loopback, ..CommandPolicy::default() };
+    if config.interpreter_command_network {
+        tracing::warn!("commands share the network of this service, as the operator has allowed");
+    }
+    let commands = config.commands(common)?;
     let policy = Policy { commands, hosts: config.hosts()? };
     let own = common.data_dir.join("workspaces");
     let egress = Egress::new(&config.interpreter_fetch_private_addresses)?;

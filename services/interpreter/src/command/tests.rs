@@ -379,6 +379,57 @@ async fn a_confined_command_reaches_no_network_unless_granted() {
 }
 
 #[tokio::test]
+async fn what_the_operator_sets_is_what_commands_may_do() {
+    let common = construct_runtime::Common::default();
+    let policy = |config: &crate::Config| config.commands(&common);
+    let own = std::path::absolute(common.data_dir.join("x")).expect("a path");
+    let tools = tempfile::tempdir().expect("a temporary directory");
+    std::fs::write(tools.path().join("tool"), "#!/bin/sh\necho from the tool\n").expect("written");
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(tools.path().join("tool"), mode).expect("set");
+    let granting = crate::Config {
+        interpreter_command_network: true,
+        interpreter_command_read_only_paths: vec![tools.path().to_owned()],
+        interpreter_command_search_path: vec![tools.path().to_owned()],
+        ..crate::Config::default()
+    };
+    for (wrong, key) in [
+        (
+            crate::Config { interpreter_command_search_path: vec!["bin".into()], ..granting.clone() },
+            "interpreter_command_search_path",
+        ),
+        (
+            crate::Config { interpreter_command_read_only_paths: vec!["opt".into()], ..granting.clone() },
+            "interpreter_command_read_only_paths",
+        ),
+        (
+            crate::Config { interpreter_command_read_only_paths: vec![own], ..granting.clone() },
+            "interpreter_command_read_only_paths",
+        ),
+        (
+            crate::Config { interpreter_command_read_only_paths: vec!["/".into()], ..granting.clone() },
+            "interpreter_command_read_only_paths",
+        ),
+    ] {
+        let error = policy(&wrong).expect_err(key);
+        assert!(format!("{error:?}").contains(key), "{error:?}");
+    }
+    let Some(mut bench) = confined().await else { return };
+    if shell() != "/bin/bash" {
+        eprintln!("not tested here: there is no bash, whose /dev/tcp this test uses");
+        return;
+    }
+    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
+    let port = listener.local_addr().expect("an address").port();
+    let script = format!("tool; exec 3<>/dev/tcp/127.0.0.1/{port} && echo CONNECTED");
+    for (config, expected) in [(crate::Config::default(), ""), (granting, "from the tool\nCONNECTED\n")] {
+        bench.policy = policy(&config).expect("sound");
+        let outcome = bench.script(&script).await;
+        assert_eq!(outcome.stdout.text, expected, "{}", outcome.stderr.text);
+    }
+}
+
+#[tokio::test]
 async fn variables_of_a_script_do_not_act_on_the_sandbox_itself() {
     let Some(bench) = confined().await else { return };
     // With this the dynamic loader lists libraries instead of running the program, which for bubblewrap are others
