@@ -1,7 +1,10 @@
 //! One organization's flood leaves room in the work queues behind the reconciler, and no place there is lost, whatever happens.
 
 use construct_bus::subject;
-use construct_domain::OrganizationId;
+use construct_domain::{
+    OrganizationId, TaskId,
+    task::{Step, StepState},
+};
 use construct_proto::{
     mesh::v1::TaskWake,
     v1::{self, TaskPhase, TurnOutcome},
@@ -248,6 +251,61 @@ async fn a_task_that_waits_for_a_place_can_be_stopped_and_takes_nobodys_place() 
     assert_eq!(outcome(&last).await, TurnOutcome::Completed);
     last.transcript().await.check(&["Go."]);
     until_withheld(&mesh, "code", |count| count == 0).await;
+}
+
+#[tokio::test]
+async fn a_call_that_no_worker_takes_before_its_deadline_counts_as_no_try() {
+    let one = [("CONSTRUCT_RECONCILER_MODEL_CALLS", "1")];
+    let mut mesh = Mesh::start_with(&one).await.unwrap();
+    mesh.scripted_agent("quick", &json!({"turns": [{"text": "Done."}]})).await.unwrap();
+    mesh.stop(Service::Providers).await.unwrap();
+    let client = mesh.client().unwrap();
+    let (queued, withheld) = (client.begin("quick", None).await.unwrap(), client.begin("quick", None).await.unwrap());
+    queued.say("Go.").await;
+    explained(&queued, &["; the call waits in the queue of model calls"]).await;
+    withheld.say("Go.").await;
+    until_withheld(&mesh, "model", |count| count == 1).await;
+    // Once more than a vendor is called for an answer.
+    for _ in 0..6 {
+        for conversation in [&queued, &withheld] {
+            let steps = step(&mesh, conversation).await.0;
+            pass_deadline(&mesh, conversation).await;
+            until("the call to be wanted anew", PATIENCE, async || match step(&mesh, conversation).await {
+                (number, Some(step)) if number > steps && matches!(step.state, StepState::InFlight { .. }) => {
+                    assert_eq!(step.attempt, 1, "nothing was called");
+                    Ok(())
+                }
+                other => Err(other),
+            })
+            .await;
+        }
+    }
+    mesh.spawn(Service::Providers).unwrap();
+    for conversation in [&queued, &withheld] {
+        assert_eq!(conversation.settled().await.status.unwrap_or_default().last_outcome(), TurnOutcome::Completed);
+        conversation.transcript().await.check(&["Go."]);
+    }
+}
+
+/// How many steps a task has had, and its current one.
+async fn step(mesh: &Mesh, conversation: &Conversation) -> (u64, Option<Step>) {
+    let task = mesh.database.store().task_get(OrganizationId::LOCAL, conversation.id().parse().unwrap()).await.unwrap();
+    (task.state.steps, task.state.step)
+}
+
+/// Makes the deadline of a task's step one that has passed, and has the task looked at.
+async fn pass_deadline(mesh: &Mesh, conversation: &Conversation) {
+    let task: TaskId = conversation.id().parse().unwrap();
+    let pass = format!(
+        "UPDATE tasks SET step = jsonb_set(step, '{{state,deadline}}', '\"2026-01-01T00:00:00Z\"'), next_wake = now(),
+             version = version + 1, revision = revision + 1
+         WHERE id = '{}'",
+        task.uuid()
+    );
+    mesh.database.execute(&pass).await;
+    let (organization_id, task_id) = (OrganizationId::LOCAL.to_string(), task.to_string());
+    let wake = TaskWake { organization_id, task_id, ..TaskWake::default() };
+    mesh.bus().await.publish(&subject::TaskWake::new(task), &wake).await.unwrap();
 }
 
 #[tokio::test]

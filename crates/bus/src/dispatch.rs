@@ -15,7 +15,7 @@ use crate::{
     envelope::{STEP, STEP_NUMBER, STEP_ROUND},
     publish::{DEADLINE, Error, Expect, Refusal},
     subject::{self, Address as _, Command, Commanded},
-    topology::Stream,
+    topology::{ConsumerRow, Stream},
 };
 
 /// What became of a command.
@@ -81,6 +81,34 @@ impl Bus {
             Some(standing) if standing.step_id == step.to_string() => self.remove(A::STREAM, standing.sequence).await,
             Some(_) | None => Ok(()),
         }
+    }
+
+    /// Takes a command back that no worker has had: none will have it either. What this gives is whether that is so; none when the
+    /// command is not in its queue, having been carried out, or never sent.
+    ///
+    /// # Errors
+    /// When the server cannot be reached. Then it may have been taken back.
+    pub async fn withdraw_untaken<A: Command>(
+        &self,
+        address: &A,
+        consumer: &ConsumerRow,
+        step: StepId,
+    ) -> Result<Option<bool>, Error> {
+        let standing = self.standing(A::STREAM, &address.subject()).await?;
+        let Some(standing) = standing.filter(|standing| standing.step_id == step.to_string()) else { return Ok(None) };
+        if self.reached(consumer).await? >= standing.sequence {
+            return Ok(Some(false));
+        }
+        let stream = self.inner.jetstream.get_stream_no_info(A::STREAM.name()).await.map_err(rejected)?;
+        stream.delete_message(standing.sequence).await.map_err(rejected)?;
+        // It may have been handed out in between.
+        Ok(Some(self.reached(consumer).await? < standing.sequence))
+    }
+
+    /// Up to where a queue was handed out.
+    async fn reached(&self, consumer: &ConsumerRow) -> Result<u64, Error> {
+        let state = self.inspect_consumer(consumer).await.map_err(rejected)?;
+        Ok(state.map_or(0, |state| state.reached))
     }
 
     /// Whether this command waits for a worker, or is being worked on.

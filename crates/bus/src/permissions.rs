@@ -221,6 +221,8 @@ fn reconciler(rules: Rules) -> Rules {
         .removes(Stream::Model)
         .removes(Stream::Code)
         .lists_consumers(Stream::Code)
+        // How far commands were handed out.
+        .inspects(Stream::Model)
         .removes(Stream::Journal)
         .purges(Stream::Journal)
         .reads_through_consumers(Stream::Journal, &[])

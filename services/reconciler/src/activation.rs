@@ -3,14 +3,14 @@
 
 use std::{collections::BTreeMap, sync::Arc, time::Instant};
 
-use construct_bus::{Bus, publish, subject};
+use construct_bus::{Bus, publish, subject, topology};
 use construct_domain::{
     ApprovalId, MessageId, ModelId, OrganizationId, StepId, TaskId,
     approval::ApprovalState,
     decide::{self, Decision, Effect, Event, Fresh},
     message::{Block, Content, Source},
     money::Usage,
-    task::{Failure, FailureClass, Outcome, Stage, Step, StepResult, Task},
+    task::{Failure, FailureClass, Outcome, Stage, Step, StepResult, StepState, Task},
 };
 use construct_proto::{mesh::v1 as mesh, v1::event::Payload};
 use construct_runtime::{Lifecycle, MasterKeys, clock};
@@ -29,7 +29,7 @@ use crate::{
     command, compaction, convert,
     material::{self, Material},
     metrics, record, spending, trace,
-    window::{Queue, Ticket, Window, Work},
+    window::{Known, Queue, Ticket, Window, Work},
 };
 
 /// A command younger than this was not sent before.
@@ -148,6 +148,9 @@ impl Activator {
                 return self.purge(&loaded).await;
             }
             self.meet(&loaded).await;
+            if report.is_none() {
+                report = self.untaken(&loaded).await.map(|result| Report::of(result, &loaded.task));
+            }
             let span = trace::of_turn(&loaded, turn);
             let decided = self.decide(&loaded, report.as_ref()).instrument(span.clone()).await;
             let Decided { decision, committed, material } = match decided {
@@ -349,6 +352,34 @@ impl Activator {
         if let Ok(Ok(true)) = tokio::time::timeout(MEETING, stands).await {
             self.window.count(organization, queue, task, work);
         }
+    }
+
+    /// What became of a model call whose deadline has passed, when it is certain that no worker has had it: a failure that counts as no
+    /// try, because nothing was called.
+    async fn untaken(&self, loaded: &LoadedTask) -> Option<StepResult> {
+        let task = &loaded.task;
+        let (queue, work) = Work::of(task, &command::pool(loaded))?;
+        let in_flight = matches!(task.step.as_ref()?.state, StepState::InFlight { .. });
+        if queue != Queue::Model || !in_flight || clock::now() < work.until {
+            return None;
+        }
+        let withheld =
+            matches!(self.window.find(task.organization, &queue, task.id, work.step), Some(Known::Waits { .. }));
+        if !withheld {
+            let (pool, due) = (subject::Pool::model_default(), self.window.due(task.organization, &queue, task.id));
+            let unsent = due.is_some_and(|due| due.step == work.step);
+            let (row, model) = (topology::model_consumer(&pool), subject::ModelInvoke::new(pool, task.id));
+            let taken_back = self.bus.withdraw_untaken(&model, &row, work.step);
+            match tokio::time::timeout(MEETING, taken_back).await {
+                Ok(Ok(Some(true))) => {}
+                // It never reached its queue.
+                Ok(Ok(None)) if unsent => {}
+                _ => return None,
+            }
+        }
+        let message = format!("no worker has taken the model call within {} s", decide::MODEL_DEADLINE.as_secs());
+        let failure = Failure { class: FailureClass::DeadlineExceeded, message, retry_at: None, tries: 0 };
+        Some(StepResult { step: work.step, round: work.round, outcome: Outcome::Failed(failure) })
     }
 
     /// Leaves out the commands that have no place in their queue, and adds the one whose turn it is. It follows from the task as well as one

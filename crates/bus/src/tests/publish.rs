@@ -56,7 +56,11 @@ async fn a_command_is_queued_once_until_it_is_acknowledged() {
     let waits = bus.queued_at(&behind, step(4), 0).await.expect("asked").expect("it stands there");
     let reached = bus.inspect_consumer(&row).await.expect("asked").expect("it is there").reached;
     assert!(place <= reached && reached < waits, "{place} {reached} {waits}");
-    bus.withdraw(&behind, step(4)).await.expect("taken back");
+    // Only what no worker has had is taken back as such.
+    assert_eq!(bus.withdraw_untaken(&address, &row, step(3)).await.expect("asked"), Some(false));
+    assert_eq!(bus.withdraw_untaken(&behind, &row, step(3)).await.expect("asked"), None);
+    assert_eq!(bus.withdraw_untaken(&behind, &row, step(4)).await.expect("asked"), Some(true));
+    assert_eq!(bus.withdraw_untaken(&behind, &row, step(4)).await.expect("asked"), None);
 
     // Acknowledged, the place is free, even for the same step and within the duplicate window.
     delivery.receipt.ack().await;

@@ -74,6 +74,7 @@ impl Draft<'_> {
             StepState::InFlight { deadline } if self.now >= deadline => {
                 self.d.effects.push(Effect::CancelModel(step.id, "its deadline has passed".to_owned()));
                 self.d.task.step = None;
+                // Whoever took it may have called the vendor. Of a call that nobody has taken the shell says so, as its result.
                 let message = format!("the model did not answer within {} s", MODEL_DEADLINE.as_secs());
                 self.model_failed(
                     &step,
