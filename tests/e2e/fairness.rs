@@ -1,8 +1,11 @@
 //! One organization's flood leaves room in the work queues behind the reconciler, and no place there is lost, whatever happens.
 
+use std::time::Instant;
+
 use construct_bus::subject;
 use construct_domain::{
     OrganizationId, TaskId,
+    decide::CANCEL_GRACE,
     task::{Step, StepState},
 };
 use construct_proto::{
@@ -240,17 +243,58 @@ async fn a_task_that_waits_for_a_place_can_be_stopped_and_takes_nobodys_place() 
 
     let sleeps = say("sleeps").await;
     sleeps.in_phase(TaskPhase::ExecuteTools).await;
-    let (cancelled, last) = (say("adds").await, say("adds").await);
-    until_withheld(&mesh, "code", |count| count == 2).await;
+    let (cancelled, suspended, last) = (say("adds").await, say("adds").await, say("adds").await);
+    until_withheld(&mesh, "code", |count| count == 3).await;
     explained(&sleeps, &["; the script is being worked on"]).await;
     explained(&last, &["; the script waits for a place of its organization in the queue of scripts"]).await;
+    // Nobody has begun them, so nobody is waited for, and that they did nothing is known.
+    let began = Instant::now();
     cancelled.cancel("not wanted").await;
     assert_eq!(outcome(&cancelled).await, TurnOutcome::Cancelled);
+    suspended.suspend().await;
+    suspended.in_phase(TaskPhase::Suspended).await;
+    until("the script of the suspended task to be over", PATIENCE, async || {
+        if suspended.transcript().await.results().is_empty() { Err("it has no result") } else { Ok(()) }
+    })
+    .await;
+    assert!(began.elapsed() < CANCEL_GRACE, "{:?}", began.elapsed());
     cancelled.transcript().await.check(&["Go."]);
+    did_nothing(&cancelled, "(not wanted)").await;
+    did_nothing(&suspended, "(the user suspended the task)").await;
     sleeps.cancel("make room").await;
     assert_eq!(outcome(&last).await, TurnOutcome::Completed);
     last.transcript().await.check(&["Go."]);
     until_withheld(&mesh, "code", |count| count == 0).await;
+}
+
+#[tokio::test]
+async fn a_script_that_no_worker_has_begun_is_stopped_at_once_and_did_nothing() {
+    let mut mesh = Mesh::start().await.unwrap();
+    mesh.scripted_agent("adds", &json!({"turns": [{"code": ["1 + 1", "2 + 2"]}, {"text": "Done."}]})).await.unwrap();
+    mesh.client().unwrap().begin("adds", None).await.unwrap().ask("Go.").await;
+    mesh.stop(Service::Interpreter).await.unwrap();
+    let client = mesh.client().unwrap();
+    let conversation = client.begin("adds", None).await.unwrap();
+    conversation.say("Go.").await;
+    explained(&conversation, &["; the script waits in the queue of scripts"]).await;
+    let began = Instant::now();
+    conversation.cancel("not wanted").await;
+    let outcome = conversation.settled().await.status.unwrap_or_default().last_outcome();
+    assert!(began.elapsed() < CANCEL_GRACE, "{:?}", began.elapsed());
+    assert_eq!(outcome, TurnOutcome::Cancelled);
+    did_nothing(&conversation, "(not wanted)").await;
+    mesh.spawn(Service::Interpreter).unwrap();
+    mesh.ready(Service::Interpreter).await.unwrap();
+    conversation.ask("Go on.").await;
+    conversation.transcript().await.check(&["Go.", "Go on."]);
+}
+
+/// What the model is told of the scripts of a task is that they did nothing.
+async fn did_nothing(conversation: &Conversation, why: &str) {
+    let transcript = conversation.transcript().await;
+    let results = transcript.results();
+    let fits = |error: &str| error.starts_with("NotRun: ") && error.contains(why) && error.ends_with("It did nothing.");
+    assert!(!results.is_empty() && results.iter().all(|result| fits(&result.error)), "{results:?}");
 }
 
 #[tokio::test]

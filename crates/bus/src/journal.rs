@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     Bus, blob,
-    envelope::OpenError,
+    envelope::{OpenError, Sealed},
     history,
     publish::{self, DEADLINE, Expect, Refusal},
     subject::{self, Address as _},
@@ -234,12 +234,8 @@ impl Journal {
     /// # Errors
     /// When the server cannot be reached, or has no room all the same; may be repeated.
     pub async fn close(&self, step: StepId) -> Result<(), Error> {
-        let address = subject::Journal { step };
-        let entry = journal_entry::Entry::Closed(JournalClosed {});
-        let entry = JournalEntry { step_id: step.to_string(), entry: Some(entry), ..JournalEntry::default() };
-        let mut sealed = self.bus.seal_for(&address, &entry).await.map_err(Error::Publish)?;
-        closed::mark(&mut sealed.headers);
-        let (subject, id) = (address.subject(), self.bus.unique_id());
+        let (subject, sealed) = self.closing(step).await?;
+        let id = self.bus.unique_id();
         let close = || self.bus.deliver(&subject, sealed.clone(), Expect::unique(id.clone()), DEADLINE);
         let mut closed = close().await;
         if let Err(Refusal::Failed(publish::Error::Full)) = closed {
@@ -260,6 +256,38 @@ impl Journal {
         let stream = self.stream().await.map_err(|error| Error::Purge(error.into()))?;
         stream.purge().filter(subject).keep(1).await.map_err(|error| Error::Purge(error.into()))?;
         Ok(())
+    }
+
+    /// The same of an execution that was never begun. False, and nothing is ended, when anything was written. May be repeated, by anybody:
+    /// it is known again that it was never begun.
+    ///
+    /// # Errors
+    /// When the server cannot be reached, or not everything that was written since `wanted` may still be there.
+    pub async fn close_unbegun(&self, step: StepId, wanted: Timestamp) -> Result<bool, Error> {
+        if self.kept_since().await? > wanted {
+            return Err(Error::Lost);
+        }
+        let (subject, sealed) = self.closing(step).await?;
+        let id = format!("unbegun {step}");
+        match self.bus.deliver(&subject, sealed, Expect::unique_after(id.clone(), 0), DEADLINE).await {
+            Ok(_) => Ok(true),
+            Err(Refusal::WrongLast) => match self.refused(&subject, &id, 0).await {
+                Ok(_) => Ok(true),
+                Err(Error::Conflict) => Ok(false),
+                Err(error) => Err(error),
+            },
+            Err(Refusal::Failed(error)) => Err(Error::Publish(error)),
+        }
+    }
+
+    /// The last entry of a journal, and where it goes.
+    async fn closing(&self, step: StepId) -> Result<(String, Sealed), Error> {
+        let address = subject::Journal { step };
+        let entry = journal_entry::Entry::Closed(JournalClosed {});
+        let entry = JournalEntry { step_id: step.to_string(), entry: Some(entry), ..JournalEntry::default() };
+        let mut sealed = self.bus.seal_for(&address, &entry).await.map_err(Error::Publish)?;
+        closed::mark(&mut sealed.headers);
+        Ok((address.subject(), sealed))
     }
 
     /// Since when journals are kept: what was written before that is lost.

@@ -8,12 +8,12 @@ use construct_domain::{
     ApprovalId, MessageId, ModelId, OrganizationId, StepId, TaskId,
     approval::ApprovalState,
     decide::{self, Decision, Effect, Event, Fresh},
-    message::{Block, Content, Source},
+    message::{Block, CodeResult, Content, Source},
     money::Usage,
     task::{Failure, FailureClass, Outcome, Stage, Step, StepResult, StepState, Task},
 };
 use construct_proto::{mesh::v1 as mesh, v1::event::Payload};
-use construct_runtime::{Lifecycle, MasterKeys, clock};
+use construct_runtime::{Lifecycle, MasterKeys, clock, telemetry::Chain};
 use construct_store::{
     AppendedMessage, AskedApproval, Committed, EndedMessage, Error, LoadedTask, MessageFilter, MessagePage, NewEvent,
     Purpose, QUEUE_LIMIT, StepUsage, Store, StoredApproval, StoredEvent, Stream, TaskCommit,
@@ -606,7 +606,7 @@ impl Activator {
                 self.cancel(subject::Service::Interpreter, task, *step, reason).await;
                 // What its scripts, and programs that work for the task, ask models at the moment.
                 self.cancel(subject::Service::Providers, task, *step, reason).await;
-                None
+                self.unbegun(now, *step, reason).await
             }
             Effect::EndCode(step) => {
                 self.end_code(loaded, *step);
@@ -685,6 +685,28 @@ impl Activator {
             }
         };
         self.lifecycle.spawn_job("end-of-step", tracing::Instrument::in_current_span(end));
+    }
+
+    /// The result of scripts that are to stop and that no worker has begun, withheld or queued: none will begin them any more, and nobody
+    /// has to be waited for. Of others their worker says what they have done.
+    async fn unbegun(&self, task: &Task, step: StepId, reason: &str) -> Option<StepResult> {
+        let wanted = task.step.as_ref().filter(|now| now.id == step && now.round == 0)?.since;
+        let Stage::Code { calls } = &task.turn.as_ref()?.stage else { return None };
+        match self.bus.journal().close_unbegun(step, wanted).await {
+            Ok(true) => {}
+            Ok(false) => return None,
+            Err(error) => {
+                tracing::debug!(error = %Chain(&error), "whether scripts have begun cannot be found out; their worker is waited for");
+                return None;
+            }
+        }
+        let not_run = |call: &String| CodeResult {
+            id: call.clone(),
+            error: format!("NotRun: the script was stopped before it began ({reason}). It did nothing."),
+            ..CodeResult::default()
+        };
+        let outcome = Outcome::Cancelled(calls.iter().map(not_run).collect());
+        Some(StepResult { step, round: 0, outcome })
     }
 
     async fn cancel(&self, service: subject::Service, task: TaskId, step: StepId, reason: &str) {

@@ -119,6 +119,11 @@ fn without_closing_the_journal_first_something_happens_behind_what_is_said() {
 }
 
 #[test]
+fn without_an_empty_journal_it_is_said_of_a_script_that_runs_that_it_has_not_begun() {
+    is_needed(Guard::Unbegun, Scope { cancels: 1, ..CALM }, "the model is told");
+}
+
+#[test]
 fn without_its_last_word_a_stopped_script_is_run_behind_what_is_said() {
     is_needed(Guard::LastWord, Scope { cancels: 1, crashes: 1, ..CALM }, "behind what was said");
 }

@@ -47,6 +47,8 @@ pub(super) enum Guard {
     Journal,
     /// The journal of a script is closed before it is said that the script is over.
     CloseFirst,
+    /// The journal of a script that is said not to have begun must be empty when it is closed.
+    Unbegun,
     /// What asked for nothing of a state is looked at anew with the next.
     SeenAnew,
     /// A script that was stopped is not run again by whoever gets its command later.

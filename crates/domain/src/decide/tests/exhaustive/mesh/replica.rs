@@ -253,6 +253,9 @@ impl Mesh {
                         run.told = true;
                     }
                 }
+                if matches!(effect, Effect::CancelCode(..)) {
+                    self.end_unbegun(*step);
+                }
                 return;
             }
             Effect::EndCode(_) => return self.end(effect),
@@ -262,6 +265,25 @@ impl Mesh {
         if !self.commands.iter().any(|item| item.body.script.is_some() == command.script.is_some()) {
             self.commands.push(Item { body: command, taken: false });
         }
+    }
+
+    /// Closes the journal of a script that was told to stop and that nobody has begun, and says so.
+    fn end_unbegun(&mut self, step: StepId) {
+        let Some(Stage::Code { calls }) = self.task.turn.as_ref().map(|turn| turn.stage.clone()) else { return };
+        let Some(round) = self.task.step.as_ref().filter(|now| now.id == step).map(|now| now.round) else { return };
+        let journal = self.journals.entry(step).or_default();
+        let begun = journal.last > 0 && self.without != Some(Guard::Unbegun);
+        if begun || journal.closed || round > 0 {
+            return;
+        }
+        journal.closed = true;
+        let not_run = |call: &String| CodeResult {
+            id: call.clone(),
+            error: "stopped before it began".into(),
+            ..CodeResult::default()
+        };
+        let outcome = Outcome::Cancelled(calls.iter().map(not_run).collect());
+        self.results.push(Item { body: StepResult { step, round, outcome }, taken: false });
     }
 
     /// Closes the journal of a script that is over, and takes back its command.
