@@ -11,7 +11,7 @@ use construct_tests::{
     client::{PATIENCE, id},
     mesh::Mesh,
     recorder::check_order,
-    transcript::{Transcript, status, text},
+    transcript::{Transcript, results, source, status, text},
     wait::until,
 };
 
@@ -116,8 +116,8 @@ fn effects(folder: &Path, said: &[&str], transcript: &Transcript, told: &mut Tol
     let twice: Vec<_> = times.iter().filter(|(_, times)| **times > 1).collect();
     assert!(twice.is_empty(), "effects happened twice: {twice:?}\n{}", transcript.show());
     told.effects += times.len();
-    let results = transcript.results();
-    for message in said {
+    for (message, turn) in said.iter().zip(turns(transcript)) {
+        let results: Vec<_> = turn.iter().flat_map(|message| results(message)).collect();
         let expected = (1..=EFFECTS).map(|n| format!("{message}.{n}"));
         let missing: BTreeSet<String> = expected.filter(|effect| !times.contains_key(effect)).collect();
         let unknown = results.iter().find_map(|result| {
@@ -131,14 +131,28 @@ fn effects(folder: &Path, said: &[&str], transcript: &Transcript, told: &mut Tol
                 let silent: Vec<_> = missing.difference(&unknown).collect();
                 assert!(silent.is_empty(), "effects are missing without a word: {silent:?}\n{}", transcript.show());
             }
-            // The script did not get to its end: then its result, or the message, says why.
+            // The script did not get to its end: then its result, or the message, says why, and not those of another message.
             None => {
                 let told = results.iter().any(|result| !result.error.is_empty())
-                    || transcript.messages.iter().any(|message| !status(message).error.is_empty());
+                    || turn.iter().any(|message| !status(message).error.is_empty());
                 assert!(told, "the script of {message} has no result, and nobody says why\n{}", transcript.show());
             }
         }
     }
+}
+
+/// Each message of the user with what was said up to the next.
+fn turns(transcript: &Transcript) -> Vec<Vec<&v1::Message>> {
+    let mut turns: Vec<Vec<&v1::Message>> = Vec::new();
+    for message in transcript.placed() {
+        if source(message) == v1::MessageSource::User {
+            turns.push(Vec::new());
+        }
+        if let Some(turn) = turns.last_mut() {
+            turn.push(message);
+        }
+    }
+    turns
 }
 
 /// No message waits for anybody, and none could not be understood.
@@ -163,4 +177,33 @@ async fn nothing_is_left(mesh: &Mesh) {
     }
     let letters = mesh.bus().await.dead_letters(0, 100).await.unwrap();
     assert_eq!(letters, [], "messages could not be understood");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn message(position: i64, source: v1::MessageSource, block: v1::block::Block) -> v1::Message {
+        let (status, block) = (v1::MessageStatus { position, source: source.into(), ..Default::default() }, Some(block));
+        let spec = v1::MessageSpec { blocks: vec![v1::Block { block }], ..Default::default() };
+        v1::Message { spec: Some(spec), status: Some(status), ..Default::default() }
+    }
+
+    fn result(output: &str, error: &str) -> v1::block::Block {
+        let (output, error) = (output.to_owned(), error.to_owned());
+        v1::block::Block::CodeInterpreterResult(v1::CodeInterpreterResult { output, error, ..Default::default() })
+    }
+
+    #[test]
+    #[should_panic(expected = "the script of m0 has no result")]
+    fn what_is_said_of_one_message_excuses_no_other() {
+        let said = |text: &str| v1::block::Block::Text(v1::Text { text: text.to_owned() });
+        let transcript = Transcript::new(vec![
+            message(1, v1::MessageSource::User, said("m0")),
+            message(2, v1::MessageSource::System, result("it did something else", "")),
+            message(3, v1::MessageSource::User, said("m1")),
+            message(4, v1::MessageSource::System, result("", "it was stopped")),
+        ]);
+        effects(Path::new("/nowhere"), &["m0", "m1"], &transcript, &mut Told::default());
+    }
 }
