@@ -17,6 +17,7 @@ use construct_tests::{
     client::{Conversation, PATIENCE},
     mesh::{Mesh, Service},
     recorder::{check_order, describe},
+    slack::SlackServer,
     wait::until,
 };
 use futures::StreamExt as _;
@@ -288,7 +289,9 @@ async fn a_rolling_restart_loses_nothing_and_stalls_no_task_for_long() {
         tokio::time::sleep(Duration::from_secs(2)).await;
         undisturbed.set(stalls.iter().map(Stalls::longest).max().unwrap());
         stalls.iter().for_each(Stalls::forget);
-        for service in [Service::Reconciler, Service::Providers, Service::Interpreter, Service::Reconciler] {
+        for service in
+            [Service::Reconciler, Service::Providers, Service::Interpreter, Service::Gateway, Service::Reconciler]
+        {
             assert_eq!(mesh.stop(service).await.unwrap(), 0, "{service:?}:\n{}", mesh.log(service));
             mesh.spawn(service).unwrap();
             mesh.ready(service).await.unwrap();
@@ -307,10 +310,12 @@ async fn a_rolling_restart_loses_nothing_and_stalls_no_task_for_long() {
     let longest = stalls.iter().map(Stalls::longest).max().unwrap();
     let (turns, undisturbed) = (said.iter().map(Vec::len).sum::<usize>(), undisturbed.get());
     println!("{turns} turns; the longest silence of a task was {longest:?}, undisturbed {undisturbed:?}");
-    assert!(longest < Duration::from_secs(5) + undisturbed, "a task stood still for {longest:?}");
+    assert!(longest < STILL + undisturbed, "a task stood still for {longest:?}");
 }
 
-/// How long a task may stand still when the process that worked for it is killed.
+/// How long a task may stand still when the process that worked for it is replaced or killed, beyond how long tasks do anyhow.
+const STILL: Duration = Duration::from_secs(5);
+/// How long it does when nothing else is in the way.
 const EXPECTED: Duration = Duration::from_secs(3);
 
 /// Kills a replica of `service` again and again under load, and tells how long tasks stood still each time.
@@ -371,9 +376,9 @@ async fn recovers(service: Service) {
         at(1.0),
         undisturbed.iter().max()
     );
-    // Generous: the machine that runs the tests may stand still itself.
+    // The machine that runs the tests may stand still itself.
     let undisturbed = undisturbed.iter().max().copied().unwrap_or_default();
-    assert!(at(1.0) < Duration::from_secs(8) + undisturbed, "{longest:?}");
+    assert!(at(0.5) < EXPECTED + undisturbed && at(1.0) < STILL + undisturbed, "{longest:?}");
 }
 
 #[tokio::test]
@@ -474,11 +479,18 @@ async fn reconcilers_with_nothing_to_do_cost_little() {
 async fn idle_tasks_cost_no_memory_and_many_active_ones_are_all_answered() {
     let idle = sized("CONSTRUCT_SCALE_IDLE", 5_000);
     let active = sized("CONSTRUCT_SCALE_ACTIVE", 200);
-    let mesh = Mesh::start().await.unwrap();
+    let mut mesh = Mesh::prepare(&[]).await.unwrap();
+    SlackServer::start().await.configure(&mut mesh);
+    mesh.start_services().await.unwrap();
+    for service in Service::CLIENTS {
+        mesh.spawn(service).unwrap();
+        mesh.ready(service).await.unwrap();
+    }
+    let services: Vec<Service> = Service::ALL.into_iter().chain(Service::CLIENTS).collect();
     let script = json!({"count": "since_user", "turns": [{"code": "1 + 1"}, {"text": "{{last_result}}"}]});
     mesh.scripted_agent("worker", &script).await.unwrap();
     mesh.client().unwrap().begin("worker", None).await.unwrap().ask("warm up").await;
-    let memory = |mesh: &Mesh| Service::ALL.map(|service| mesh.resident(service).unwrap());
+    let memory = |mesh: &Mesh| services.iter().map(|service| mesh.resident(*service).unwrap()).collect::<Vec<u64>>();
     let local = OrganizationId::LOCAL;
     let before = memory(&mesh);
     mesh.database.fill(local, "worker", idle, None).await;
@@ -487,7 +499,7 @@ async fn idle_tasks_cost_no_memory_and_many_active_ones_are_all_answered() {
     tokio::time::sleep(Duration::from_secs(6)).await;
     assert_eq!(mesh.database.task_scans().await, scans, "idle tasks are read by somebody");
     let after = memory(&mesh);
-    for ((service, before), after) in Service::ALL.into_iter().zip(before).zip(after) {
+    for ((service, before), after) in services.iter().zip(before).zip(after) {
         println!("{service:?}: {} KiB before, {} KiB with {idle} idle tasks", before / 1024, after / 1024);
         assert!(after < before + (8 << 20), "{service:?}: {before} bytes before, {after} after");
     }
@@ -501,7 +513,7 @@ async fn idle_tasks_cost_no_memory_and_many_active_ones_are_all_answered() {
     .await;
     let took = began.elapsed();
     println!("{active} tasks at once: {took:?}; the slowest {:.1} s", seconds.last().copied().unwrap_or_default());
-    for (service, after) in Service::ALL.into_iter().zip(memory(&mesh)) {
+    for (service, after) in services.iter().zip(memory(&mesh)) {
         println!("{service:?}: {} KiB after {active} active tasks", after / 1024);
     }
 }
