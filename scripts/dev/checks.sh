@@ -128,9 +128,9 @@ checks_database_stop() {
 
 # What is killed at random moments must do nothing twice: the tests do some trials, this does many.
 checks_chaos() {
-  local usage="usage: ./dev chaos mesh|disks|clocks|clients|scripts|upgrade [COMMIT]"
-  case ${1:-} in
-    mesh) (($# == 1)) || die "$usage"; checks_chaos_mesh the_mesh_keeps_its_promises_in_chaos; return ;;
+  local usage="usage: ./dev chaos [mesh|disks|clocks|clients|scripts|upgrade [COMMIT]]"
+  case ${1:-mesh} in
+    mesh) (($# <= 1)) || die "$usage"; checks_chaos_mesh the_mesh_keeps_its_promises_in_chaos; return ;;
     disks) (($# == 1)) || die "$usage"; checks_chaos_mesh the_mesh_keeps_its_promises_on_full_disks; return ;;
     clocks) (($# == 1)) || die "$usage"; checks_chaos_mesh the_mesh_keeps_its_promises_when_clocks_jump; return ;;
     clients) (($# == 1)) || die "$usage"; checks_chaos_mesh the_mesh_and_its_clients_keep_their_promises_in_chaos; return ;;
