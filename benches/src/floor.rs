@@ -79,7 +79,7 @@ impl Floor {
         Ok(times)
     }
 
-    /// Tasks per second with `concurrency` at once.
+    /// Tasks per second with `concurrency` at once, each of which is begun and followed as well.
     pub(crate) async fn saturated(&self, concurrency: usize, duration: Duration) -> anyhow::Result<f64> {
         let mut lanes = Vec::new();
         for number in 0..concurrency {
@@ -91,6 +91,7 @@ impl Floor {
             running.spawn(async move {
                 let mut done = 0_usize;
                 while began.elapsed() < duration {
+                    lane.begin().await?;
                     lane.task().await?;
                     done += 1;
                 }
@@ -136,6 +137,14 @@ struct Lane {
 }
 
 impl Lane {
+    /// What it takes to begin a task and to follow it: its commit and its event, and the look for what a follower has missed.
+    async fn begin(&self) -> anyhow::Result<()> {
+        self.commit().await?;
+        self.floor.jetstream.publish(format!("{}.entry", self.floor.journal), PAYLOAD.into()).await?.await?;
+        sqlx::query("SELECT body FROM bench_floor ORDER BY id DESC LIMIT 1").fetch_one(&self.floor.pool).await?;
+        Ok(())
+    }
+
     async fn task(&mut self) -> anyhow::Result<()> {
         for _ in 0..JOURNAL {
             self.floor.jetstream.publish(format!("{}.entry", self.floor.journal), PAYLOAD.into()).await?.await?;

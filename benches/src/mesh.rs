@@ -59,7 +59,8 @@ pub(crate) async fn measure(plan: &Plan) -> anyhow::Result<Figures> {
     ];
     let what = format!(
         "model call, one script with three tool calls, model call; {} tasks one after the other, {} at once for {} s in each of \
-         {} rounds (median). Floor: the same 5 commits, 7 messages through work queues and 4 journal entries, bare.",
+         {} rounds (median). Floor: the same 5 commits, 7 messages through work queues and 4 journal entries, bare. At saturation \
+         each task is begun and followed within the time as well, and the floor has a commit, an event and a query more for it.",
         ours.len(),
         plan.concurrency,
         plan.duration.as_secs(),
@@ -101,6 +102,7 @@ impl Mesh {
         Ok(times)
     }
 
+    /// Tasks per second with `concurrency` at once. That each is begun and followed is part of it, as it is of the floor's.
     pub(crate) async fn saturated(&self, concurrency: usize, duration: Duration) -> anyhow::Result<f64> {
         let began = Instant::now();
         let done = std::sync::Arc::new(AtomicUsize::new(0));
