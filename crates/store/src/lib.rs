@@ -73,7 +73,8 @@ pub use quota::{Counted, Counts, Limits, Periods, Quota};
 pub use reservation::{CallReport, CallReservation, StepReservation, Tidied};
 pub use routing::{Fallback, KeyLimits};
 pub use schedule::{
-    Fired, NewSchedule, RUNS_KEPT, RunOutcome, Schedule, ScheduleChanges, ScheduleFilter, ScheduleRun, Target, Told,
+    Due, Fired, NewSchedule, RUNS_KEPT, RunOutcome, Schedule, ScheduleChanges, ScheduleFilter, ScheduleRun, Target,
+    Told,
 };
 pub use seal::{Error as SealError, Keyring, SealedSecret};
 pub use secret::{Bindings, NewSecret, Secret, SecretChanges};

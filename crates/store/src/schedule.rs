@@ -16,7 +16,7 @@ use construct_domain::{
 
 use crate::{Cursor, Error, Key, Page, Store, time::option};
 
-pub use fire::{Fired, Told};
+pub use fire::{Due, Fired, Told};
 
 const WHAT: &str = "schedule";
 

@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::announce::Announcer;
 
-/// Schedules seen to in one look at most; the rest is seen to in the next, which follows soon.
+/// Schedules seen to in one look at most; the rest is seen to in the next, which follows soon and goes on where this one ended.
 const BATCH: usize = 100;
 
 /// What the clock works with.
@@ -36,31 +36,38 @@ fn message_accepted(message: &StoredMessage) -> NewEvent {
 impl Clock {
     /// Looks until told to stop.
     pub(crate) async fn run(self, interval: Duration, stop: CancellationToken) -> Result<(), std::convert::Infallible> {
-        let mut failing = false;
+        let (mut failing, mut after) = (false, None);
         loop {
-            let mut made = 0;
-            let ended = loop {
-                if made == BATCH || stop.is_cancelled() {
-                    break Ok(());
-                }
-                let told = Told { task: task_begun, message: message_accepted };
-                match self.store.schedule_fire(clock::now(), told).await {
+            let (mut seen, mut failure) = (0, None);
+            while seen < BATCH && !stop.is_cancelled() {
+                let (told, before) = (Told { task: task_begun, message: message_accepted }, after);
+                match self.store.schedule_fire(clock::now(), told, &mut after).await {
                     Ok(Some(fired)) => self.tell(fired).await,
-                    Ok(None) => break Ok(()),
-                    Err(error) => break Err(error),
+                    Ok(None) => {
+                        after = None;
+                        break;
+                    }
+                    Err(error) => {
+                        failure = Some(error);
+                        // The others are not kept waiting by one; without the database it is all of them.
+                        if after == before {
+                            after = None;
+                            break;
+                        }
+                    }
                 }
-                made += 1;
-            };
-            match ended {
-                Ok(()) if std::mem::take(&mut failing) => tracing::info!("schedules are seen to again"),
-                Ok(()) => {}
-                Err(error) if !std::mem::replace(&mut failing, true) => {
+                seen += 1;
+            }
+            match failure {
+                None if std::mem::take(&mut failing) => tracing::info!("schedules are seen to again"),
+                None => {}
+                Some(error) if !std::mem::replace(&mut failing, true) => {
                     let error = &error as &dyn std::error::Error;
                     tracing::warn!(error, "schedules cannot be seen to; it is tried again");
                 }
-                Err(_) => {}
+                Some(_) => {}
             }
-            let pause = if made == BATCH { interval / 10 } else { interval };
+            let pause = if seen == BATCH { interval / 10 } else { interval };
             tokio::select! {
                 () = stop.cancelled() => return Ok(()),
                 () = tokio::time::sleep(pause) => {}

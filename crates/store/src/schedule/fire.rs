@@ -1,7 +1,7 @@
 //! Making the runs of a schedule that is due: with their messages, the tasks they begin and the memory of them, in one transaction.
 
 use construct_domain::{
-    ApiKeyId, MessageId, OrganizationId, TaskId,
+    ApiKeyId, MessageId, OrganizationId, ScheduleId, TaskId,
     message::Source,
     money::{Usage, tokens_of_content},
     schedule::{Invalid, Plan},
@@ -32,6 +32,15 @@ pub struct Fired {
     pub failures: Vec<String>,
 }
 
+/// A place among the schedules that are due.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Due {
+    /// When the schedule there is due.
+    pub at: Timestamp,
+    /// The schedule.
+    pub schedule: ScheduleId,
+}
+
 /// How others are told of what a run makes.
 #[derive(Debug, Clone, Copy)]
 pub struct Told {
@@ -42,7 +51,8 @@ pub struct Told {
 }
 
 impl Store {
-    /// Makes the runs of one schedule that is due. None when none is due that nobody else is at.
+    /// Makes the runs of the first schedule that is due, behind `after` where that is one. None when none is due that nobody else is at.
+    /// `after` becomes the schedule that was looked at, also when that has failed, so that whoever goes on gets to the others.
     ///
     /// The row is locked until everything is committed, others pass it by, and each run has its own row by which it is known: so it is
     /// made once, whoever dies whenever. A run whose message cannot be accepted, or for which the quotas have no room, is remembered as
@@ -51,17 +61,25 @@ impl Store {
     /// # Errors
     /// [`Error::Unavailable`], and the schedule stays due. One that cannot be read is stopped, with that as its last error.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn schedule_fire(&self, now: Timestamp, told: Told) -> Result<Option<Fired>, Error> {
+    pub async fn schedule_fire(
+        &self,
+        now: Timestamp,
+        told: Told,
+        after: &mut Option<Due>,
+    ) -> Result<Option<Fired>, Error> {
         let now = micros(now);
         let mut transaction = self.pool.begin().await?;
         let row = select!(
-            ["WHERE s.next_run <= $1 AND NOT s.paused
+            ["WHERE s.next_run <= $1 AND NOT s.paused AND ($2::timestamptz IS NULL OR (s.next_run, s.id) > ($2, $3))
                AND EXISTS (SELECT 1 FROM organizations o WHERE o.id = s.organization_id AND o.deleted_at IS NULL)
                ORDER BY s.next_run, s.id LIMIT 1 FOR UPDATE OF s SKIP LOCKED"],
             sql(now) as _,
+            sql_option(after.map(|after| after.at)) as _,
+            after.map(|after| after.schedule.uuid()) as _,
         );
         let Some(row) = row.fetch_optional(&mut *transaction).await? else { return Ok(None) };
         let id = row.id;
+        *after = row.next_run.map(|at| Due { at: at.into(), schedule: ScheduleId::from_uuid(id) });
         let schedule: Schedule = match row.try_into() {
             Ok(schedule) => schedule,
             // It would stay the oldest that is due, and keep all others from their runs.

@@ -148,7 +148,7 @@ async fn copies_subtasks_and_runs_of_schedules_are_counted_for_who_asked_for_the
         next_run: Some(Timestamp::from_second(now.as_second() / 60 * 60).expect("a minute begins")),
     };
     let schedule = applied(f.store.schedule_create(&with(c), new, rendered("schedule.created")).await.expect("made"));
-    let fired = f.store.schedule_fire(now, TOLD).await.expect("looked").expect("it is due");
+    let fired = f.store.schedule_fire(now, TOLD, &mut None).await.expect("looked").expect("it is due");
     assert_eq!(fired.failures, [""; 0]);
     turn(&f, fired.tasks[0], &[], spent(1, 10), now).await;
     assert_eq!(counts(&f, &periods).await[&c], done(2, 1, 1, 10));
@@ -156,7 +156,7 @@ async fn copies_subtasks_and_runs_of_schedules_are_counted_for_who_asked_for_the
     let changed = f.store.schedule_update(&with(a), schedule.id, None, changes, rendered("schedule.updated")).await;
     assert_eq!(applied(changed.expect("changed")).key, Some(a));
     let later = now + SignedDuration::from_mins(2);
-    let fired = f.store.schedule_fire(later, TOLD).await.expect("looked").expect("it is due");
+    let fired = f.store.schedule_fire(later, TOLD, &mut None).await.expect("looked").expect("it is due");
     turn(&f, fired.tasks[0], &[], spent(1, 10), now).await;
     let counted = counts(&f, &periods).await;
     assert_eq!((counted[&a], counted[&c]), (done(2, 1, 1, 10), done(2, 1, 1, 10)));

@@ -10,7 +10,7 @@ use futures::future::join_all;
 use jiff::SignedDuration;
 
 use super::{keys::new_key, *};
-use crate::{Limits, NewSchedule, Quota, RUNS_KEPT, RunOutcome, Schedule, ScheduleChanges, Stream, Target, Told};
+use crate::{Due, Limits, NewSchedule, Quota, RUNS_KEPT, RunOutcome, Schedule, ScheduleChanges, Stream, Target, Told};
 
 const TOLD: Told = Told { task: |_| event("task.created"), message: |_| event("message.created") };
 
@@ -59,7 +59,7 @@ async fn a_run_is_made_once_by_however_many_replicas() {
     let task = f.task().await;
     let now = now();
     let once = schedule(&f, "once", Target::Task(task), Timing::At(now), Missed::Once, now).await;
-    let fired = join_all((0..8).map(|_| f.store.schedule_fire(now, TOLD))).await;
+    let fired = join_all((0..8).map(async |_| f.store.schedule_fire(now, TOLD, &mut None).await)).await;
     let fired: Vec<_> = fired.into_iter().filter_map(|fired| fired.expect("looked")).collect();
     assert_eq!(fired.len(), 1);
     assert_eq!((fired[0].tasks.as_slice(), fired[0].events.len()), ([task].as_slice(), 1));
@@ -78,7 +78,7 @@ async fn a_run_is_made_once_by_however_many_replicas() {
     let timing = Some((Timing::At(now), Some(now)));
     let changes = ScheduleChanges { timing, ..ScheduleChanges::default() };
     applied(f.store.schedule_update(&write(), once.id, None, changes, rendered("x")).await.expect("changed"));
-    f.store.schedule_fire(now, TOLD).await.expect("looked");
+    f.store.schedule_fire(now, TOLD, &mut None).await.expect("looked");
     assert_eq!(f.store.task_get(ORG, task).await.expect("got").queued_count, 1);
 }
 
@@ -93,7 +93,7 @@ async fn runs_for_an_agent_begin_tasks_and_missed_ones_are_made_up_for_as_wanted
     applied(f.store.schedule_pause(&write(), paused.id, true, None, None, rendered("x")).await.expect("paused"));
     let late = start + minutes(2) + SignedDuration::from_secs(90);
     let mut fired = Vec::new();
-    while let Some(one) = f.store.schedule_fire(late, TOLD).await.expect("looked") {
+    while let Some(one) = f.store.schedule_fire(late, TOLD, &mut None).await.expect("looked") {
         fired.push(one);
     }
     assert_eq!(
@@ -122,7 +122,7 @@ async fn a_run_that_cannot_be_accepted_is_remembered_and_the_next_one_comes() {
     let start: Timestamp = "2026-01-01T00:00:00Z".parse().expect("a time");
     let daily = schedule(&f, "s", Target::Task(task), every_minute(), Missed::All, start).await;
     applied(f.store.task_delete(&write(), task, rendered("task.deleted")).await.expect("deleted"));
-    let fired = f.store.schedule_fire(start, TOLD).await.expect("looked").expect("one is due");
+    let fired = f.store.schedule_fire(start, TOLD, &mut None).await.expect("looked").expect("one is due");
     assert_eq!((fired.tasks.len(), fired.failures.as_slice()), (0, ["task not found".to_owned()].as_slice()));
     let after = again(&f, &daily).await;
     assert_eq!((after.next_run, after.last_error.as_deref()), (Some(start + minutes(1)), Some("task not found")));
@@ -133,12 +133,39 @@ async fn a_run_that_cannot_be_accepted_is_remembered_and_the_next_one_comes() {
 }
 
 #[tokio::test]
+async fn one_that_cannot_be_seen_to_keeps_no_other_from_its_run() {
+    let f = Fixture::new().await;
+    let start: Timestamp = "2026-01-01T00:00:00Z".parse().expect("a time");
+    let first = schedule(&f, "first", Target::Agent(f.agent), every_minute(), Missed::Once, start).await;
+    let second = schedule(&f, "second", Target::Agent(f.agent), every_minute(), Missed::Once, start + minutes(1)).await;
+    // As when somebody has locked what its run needs, and does not let go.
+    let refuse = format!(
+        "CREATE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS
+             $$ BEGIN RAISE EXCEPTION 'not now' USING ERRCODE = 'lock_not_available'; END $$;
+         CREATE TRIGGER refuse BEFORE INSERT ON schedule_runs FOR EACH ROW WHEN (NEW.schedule_id = '{}') EXECUTE FUNCTION refuse()",
+        first.id.uuid()
+    );
+    sqlx::raw_sql(sqlx::AssertSqlSafe(refuse)).execute(&f.store.pool).await.expect("made");
+    let now = start + minutes(2);
+    let mut after = None;
+    let failed = f.store.schedule_fire(now, TOLD, &mut after).await.expect_err("it is refused");
+    assert!(failed.is_retryable(), "{failed:?}");
+    assert_eq!(after, Some(Due { at: start, schedule: first.id }));
+    let fired = f.store.schedule_fire(now, TOLD, &mut after).await.expect("looked").expect("the other one is due");
+    assert_eq!((fired.schedule.id, fired.tasks.len()), (second.id, 1));
+    assert_eq!(f.store.schedule_fire(now, TOLD, &mut after).await.expect("looked"), None);
+    // It stays due, and is the first again in the next look.
+    f.store.schedule_fire(now, TOLD, &mut None).await.expect_err("it is refused");
+    assert_eq!(again(&f, &first).await.next_run, Some(start));
+}
+
+#[tokio::test]
 async fn the_memory_of_runs_is_bounded() {
     let f = Fixture::new().await;
     let start: Timestamp = "2026-01-01T00:00:00Z".parse().expect("a time");
     let one = schedule(&f, "s", Target::Agent(f.agent), every_minute(), Missed::All, start).await;
-    f.store.schedule_fire(start + minutes(90), TOLD).await.expect("looked");
-    f.store.schedule_fire(start + minutes(150), TOLD).await.expect("looked");
+    f.store.schedule_fire(start + minutes(90), TOLD, &mut None).await.expect("looked");
+    f.store.schedule_fire(start + minutes(150), TOLD, &mut None).await.expect("looked");
     let count: i64 =
         sqlx::query_scalar("SELECT count(*) FROM schedule_runs").fetch_one(&f.store.pool).await.expect("counted");
     assert_eq!(count, i64::from(RUNS_KEPT));
@@ -161,7 +188,7 @@ async fn a_run_beyond_a_quota_fails_and_says_which() {
     let timing = || Timing::Cron { pattern: "0 * * * *".to_owned(), time_zone: "UTC".to_owned() };
     let hourly = schedule(&f, "hourly", Target::Agent(f.agent), timing(), Missed::All, noon).await;
     let fire = async |now: Timestamp| {
-        let fired = f.store.schedule_fire(now, TOLD).await.expect("looked").expect("one was due");
+        let fired = f.store.schedule_fire(now, TOLD, &mut None).await.expect("looked").expect("one was due");
         (fired.tasks.len(), fired.failures)
     };
     // What no gateway has said limits nothing. Of the tasks that are counted some are of the time the test runs at, and not of this day.
@@ -213,7 +240,7 @@ async fn a_run_beyond_a_quota_of_the_schedules_key_fails_too() {
         next_run: Some(noon),
     };
     applied(f.store.schedule_create(&of_key, new, rendered("schedule.created")).await.expect("created"));
-    let fired = f.store.schedule_fire(noon, TOLD).await.expect("looked").expect("one was due");
+    let fired = f.store.schedule_fire(noon, TOLD, &mut None).await.expect("looked").expect("one was due");
     assert_eq!((fired.tasks.len(), fired.failures.len()), (0, 1));
     assert_eq!(fired.failures[0], "key_spend_per_month of the API key it was made with is used up");
 }
