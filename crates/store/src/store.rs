@@ -3,7 +3,7 @@
 use std::{str::FromStr, time::Duration};
 
 use sqlx::{
-    ConnectOptions, Connection, PgPool,
+    ConnectOptions, Connection, PgConnection, PgPool,
     migrate::{MigrateError, Migrator},
     postgres::{PgConnectOptions, PgPoolOptions},
 };
@@ -12,8 +12,18 @@ use crate::Error;
 
 pub(crate) static MIGRATOR: Migrator = sqlx::migrate!();
 
-/// How long bringing the schema up to date may take, other services' turn included.
+/// How long one statement of a migration may take.
 const MIGRATION_TIMEOUT: Duration = Duration::from_secs(300);
+
+/// How long a migration waits for a lock. Everybody else who wants the table waits behind it for as long: less than one of their
+/// statements may take.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// How often it is tried, other services' turn included: five minutes in all.
+const LOCK_TRIES: u32 = 100;
+
+/// The pause before it is tried again.
+const LOCK_PAUSE: Duration = Duration::from_secs(1);
 
 /// How long a connection may have been idle to be used unasked. When the server went away in this time, the statement fails
 /// with [`Error::Unavailable`], as it does when the server goes away a moment later.
@@ -91,24 +101,45 @@ impl Store {
     /// Brings the schema up to date. Several processes may call it at once: one does it, the others wait. What a newer version has
     /// added to it stays, and is no reason not to start: it leaves what the version before it needs, as `tests/migrations.rs` checks.
     ///
+    /// Whoever wants a lock on a table has all others wait behind it. So a migration gives up soon when it does not get one, and is tried
+    /// again after those who waited had their turn.
+    ///
     /// # Errors
-    /// [`Error::Unavailable`] when the server cannot be reached, [`Error::Internal`] when a migration fails, or is not the one that was applied
-    /// under its number.
+    /// [`Error::Unavailable`] when the server cannot be reached or a table is in use all the time, [`Error::Internal`] when a migration fails,
+    /// or is not the one that was applied under its number.
     pub async fn migrate(&self) -> Result<(), Error> {
+        self.migrate_by(&MIGRATOR).await
+    }
+
+    pub(crate) async fn migrate_by(&self, migrator: &Migrator) -> Result<(), Error> {
+        for _ in 1..LOCK_TRIES {
+            match self.migrate_once(migrator).await {
+                Err(error) if is_locked(&error) => {
+                    tracing::info!("the schema cannot be changed, or is changed by another process; it is tried again");
+                    tokio::time::sleep(LOCK_PAUSE).await;
+                }
+                done => return Ok(done?),
+            }
+        }
+        Ok(self.migrate_once(migrator).await?)
+    }
+
+    async fn migrate_once(&self, migrator: &Migrator) -> Result<(), MigrateError> {
         // Not one of the pool's connections: their statement timeout would end both a long migration and the wait for
         // another process's.
         let options = self.pool.connect_options().as_ref().clone();
-        let mut connection = options.options([("statement_timeout", millis(MIGRATION_TIMEOUT))]).connect().await?;
-        match MIGRATOR.run(&mut connection).await {
+        let limits = [("statement_timeout", millis(MIGRATION_TIMEOUT)), ("lock_timeout", millis(LOCK_TIMEOUT))];
+        let mut connection = options.options(limits).connect().await?;
+        match apply(migrator, &mut connection).await {
             // The first that is not known: what a newer version adds comes after everything that is.
-            Err(MigrateError::VersionMissing(applied)) if MIGRATOR.iter().all(|known| known.version < applied) => {
+            Err(MigrateError::VersionMissing(applied)) if migrator.iter().all(|known| known.version < applied) => {
                 tracing::warn!(
                     applied,
                     "a newer version has migrated the database; this one goes on with what it knows"
                 );
-                let mut known = Migrator::with_migrations(MIGRATOR.iter().cloned().collect());
+                let mut known = Migrator::with_migrations(migrator.iter().cloned().collect());
                 known.set_ignore_missing(true);
-                known.run(&mut connection).await?;
+                apply(&known, &mut connection).await?;
             }
             done => done?,
         }
@@ -138,6 +169,24 @@ impl Store {
     pub async fn close(&self) {
         self.pool.close().await;
     }
+}
+
+/// Applies what is missing.
+async fn apply(migrator: &Migrator, connection: &mut PgConnection) -> Result<(), MigrateError> {
+    for alone in migrator.iter().filter(|migration| migration.no_tx) {
+        migrator.run_direct(Some(alone.version - 1), connection, false).await?;
+        // An index that is made concurrently keeps nobody waiting while it waits, and would be left invalid.
+        sqlx::query("SET lock_timeout = 0").execute(&mut *connection).await?;
+        migrator.run_direct(Some(alone.version), connection, false).await?;
+        sqlx::query("RESET lock_timeout").execute(&mut *connection).await?;
+    }
+    migrator.run_direct(None, connection, false).await
+}
+
+/// Whether somebody else had what a migration wanted to lock.
+fn is_locked(error: &MigrateError) -> bool {
+    let (MigrateError::Execute(error) | MigrateError::ExecuteMigration(error, _)) = error else { return false };
+    error.as_database_error().and_then(|error| error.code()).is_some_and(|code| code == "55P03")
 }
 
 /// Reads an address. Its text, which may hold a password, is not in the error. sqlx itself takes any scheme.

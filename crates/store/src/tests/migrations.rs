@@ -6,13 +6,32 @@
 //! ```
 //!
 //! No released version that has migration N uses any more what is taken away. Whoever goes back goes back to such a version.
+//!
+//! Nor does it keep the version before from its work for long: an index on a table that is there is made concurrently, by a file that begins with
+//! `-- no-transaction` and does nothing else, because PostgreSQL runs that only by itself.
 
-use std::collections::BTreeSet;
+use std::{
+    borrow::Cow,
+    collections::BTreeSet,
+    time::{Duration, Instant},
+};
 
-use crate::{Error, store::MIGRATOR, testing::Database};
+use sqlx::{
+    Connection, Executor, SqlSafeStr as _,
+    migrate::{Migration, MigrationType, Migrator},
+};
+
+use crate::{
+    Error,
+    store::{MIGRATOR, connect_options},
+    testing::Database,
+};
 
 /// The first version that is applied while replicas of the version before work.
 const WHILE_OTHERS_WORK: i64 = 33;
+
+/// The first version whose indexes keep nobody from writing while they are made.
+const CONCURRENTLY: i64 = 40;
 
 /// The statements of a migration, in lower case and on one line each, without comments.
 fn statements(sql: &str) -> Vec<String> {
@@ -48,6 +67,26 @@ fn named<'a>(statement: &'a str, starts: &[&str]) -> Option<(&'a str, &'a str)> 
     Some(rest.split_once([' ', '(']).unwrap_or((rest, "")))
 }
 
+const INDEX: [&str; 2] = ["create index concurrently ", "create index "];
+const UNIQUE_INDEX: [&str; 2] = ["create unique index concurrently ", "create unique index "];
+
+/// The indexes that a migration makes of tables that are there while nobody can write to them.
+fn blocking(sql: &str) -> Vec<String> {
+    let statements = statements(sql);
+    let new: BTreeSet<&str> =
+        statements.iter().filter_map(|statement| Some(named(statement, &["create table "])?.0)).collect();
+    let alone = sql.starts_with("-- no-transaction") && statements.len() == 1;
+    let blocks = |statement: &&String| {
+        let Some((_, rest)) = named(statement, &INDEX).or_else(|| named(statement, &UNIQUE_INDEX)) else {
+            return false;
+        };
+        let made_here = named(rest, &["on "]).is_some_and(|(table, _)| new.contains(table));
+        let concurrently = statement.contains(" index concurrently ");
+        if made_here { concurrently } else { !(concurrently && alone) }
+    };
+    statements.iter().filter(blocks).cloned().collect()
+}
+
 /// Whether the version before would be refused what it inserts or updates, or miss what it reads, after this change of a table.
 fn change_is_refused(change: &str) -> bool {
     let is = |starts: &[&str]| starts.iter().any(|start| change.starts_with(start));
@@ -69,7 +108,7 @@ fn change_is_refused(change: &str) -> bool {
 /// nothing to do.
 fn refused(sql: &str) -> Vec<String> {
     let all: Vec<String> = MIGRATOR.iter().flat_map(|migration| statements(migration.sql.as_str())).collect();
-    let plain: BTreeSet<&str> = all.iter().filter_map(|made| Some(named(made, &["create index "])?.0)).collect();
+    let plain: BTreeSet<&str> = all.iter().filter_map(|made| Some(named(made, &INDEX)?.0)).collect();
     let statements = statements(sql);
     let new: BTreeSet<&str> =
         statements.iter().filter_map(|statement| Some(named(statement, &["create table "])?.0)).collect();
@@ -77,7 +116,7 @@ fn refused(sql: &str) -> Vec<String> {
         if let Some((table, changes)) = named(statement, &["alter table "]) {
             return !new.contains(table) && parts(changes).iter().any(|change| change_is_refused(change));
         }
-        if let Some((_, rest)) = named(statement, &["create unique index "]) {
+        if let Some((_, rest)) = named(statement, &UNIQUE_INDEX) {
             return named(rest, &["on "]).is_none_or(|(table, _)| !new.contains(table));
         }
         // A unique index may be what an ON CONFLICT refers to; nothing but its speed hangs on another one.
@@ -99,6 +138,12 @@ fn contracts(sql: &str) -> Option<Result<i64, std::num::ParseIntError>> {
 
 /// Why a migration must not be applied.
 fn objection(version: i64, sql: &str) -> Option<String> {
+    let blocking = if version >= CONCURRENTLY { blocking(sql) } else { Vec::new() };
+    if !blocking.is_empty() {
+        return Some(format!(
+            "{blocking:?}; make it CONCURRENTLY, in a file of its own that begins with `-- no-transaction`"
+        ));
+    }
     let refused = refused(sql);
     match contracts(sql) {
         None if refused.is_empty() => None,
@@ -183,4 +228,75 @@ fn what_would_break_the_version_before_is_found() {
         CREATE TABLE y (z INT NOT NULL); CREATE UNIQUE INDEX i ON y (z); ALTER TABLE y ADD CONSTRAINT c CHECK (z > 3);
         CREATE INDEX j ON tasks (title); ALTER TABLE tasks ALTER COLUMN title DROP NOT NULL;";
     assert_eq!(refused(fine), Vec::<String>::new());
+}
+
+#[test]
+fn an_index_on_a_table_that_is_there_is_made_concurrently_and_alone() {
+    let concurrently = "CREATE INDEX CONCURRENTLY i ON tasks (title);";
+    let both = format!("-- no-transaction\n{concurrently}\nCREATE TABLE y (z INT);");
+    for wrong in
+        ["CREATE INDEX i ON tasks (title);", "CREATE INDEX IF NOT EXISTS i ON ONLY tasks (title)", concurrently, &both]
+    {
+        assert!(objection(40, wrong).is_some(), "{wrong}");
+    }
+    for fine in [&format!("-- no-transaction\n{concurrently}"), "CREATE TABLE y (z INT); CREATE INDEX i ON y (z);"] {
+        assert_eq!(objection(40, fine), None, "{fine}");
+    }
+    assert_eq!(objection(39, "CREATE INDEX i ON tasks (title);"), None, "they have landed");
+}
+
+/// What there is, and one migration more.
+fn with(sql: &'static str) -> Migrator {
+    let version = MIGRATOR.iter().map(|migration| migration.version).max().expect("there are some") + 1;
+    let no_tx = sql.starts_with("-- no-transaction");
+    let sql = sqlx::AssertSqlSafe(sql).into_sql_str();
+    let more = Migration::new(version, Cow::Borrowed("more"), MigrationType::Simple, sql, no_tx);
+    Migrator::with_migrations(MIGRATOR.iter().cloned().chain([more]).collect())
+}
+
+#[tokio::test]
+async fn a_migration_that_waits_for_a_table_lets_others_pass_again_and_again() {
+    let database = Database::new().await;
+    let mut other = sqlx::PgConnection::connect_with(&connect_options(database.url()).expect("an address"))
+        .await
+        .expect("connected");
+    other.execute("BEGIN; LOCK TABLE tasks IN ACCESS SHARE MODE").await.expect("locked");
+    let store = database.store();
+    let migrator = with("ALTER TABLE tasks ADD COLUMN more TEXT");
+    let migrates = tokio::spawn(async move { store.migrate_by(&migrator).await });
+    // As somebody does who works with the table meanwhile.
+    let (began, mut longest) = (Instant::now(), Duration::ZERO);
+    while began.elapsed() < Duration::from_secs(6) {
+        let asked = Instant::now();
+        database.execute("SELECT count(*) FROM tasks").await;
+        longest = longest.max(asked.elapsed());
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+    assert!(longest > Duration::from_millis(500), "the migration did not wait for the table: {longest:?}");
+    assert!(!migrates.is_finished(), "it goes on trying");
+    other.execute("COMMIT").await.expect("let go");
+    migrates.await.expect("it ends").expect("it is applied");
+    database.execute("SELECT more FROM tasks").await;
+}
+
+#[tokio::test]
+async fn an_index_that_is_made_concurrently_waits_for_who_came_before() {
+    let database = Database::new().await;
+    let mut other = sqlx::PgConnection::connect_with(&connect_options(database.url()).expect("an address"))
+        .await
+        .expect("connected");
+    other.execute("BEGIN; LOCK TABLE tasks IN ROW EXCLUSIVE MODE").await.expect("locked");
+    let store = database.store();
+    let migrator = with("-- no-transaction\nCREATE INDEX CONCURRENTLY tasks_more ON tasks (title)");
+    let migrates = tokio::spawn(async move { store.migrate_by(&migrator).await });
+    // For longer than another migration may wait at a time.
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    database.execute("UPDATE tasks SET title = title").await;
+    other.execute("COMMIT").await.expect("let go");
+    migrates.await.expect("it ends").expect("it is applied");
+    database
+        .execute(
+            "DO $$ BEGIN ASSERT (SELECT indisvalid FROM pg_index WHERE indexrelid = 'tasks_more'::regclass); END $$",
+        )
+        .await;
 }
