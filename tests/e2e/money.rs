@@ -11,6 +11,8 @@ use construct_tests::{
     vendor::{Reply, VendorServer, openai},
     wait::until,
 };
+use futures::StreamExt as _;
+use prost::Message as _;
 use serde_json::json;
 use uuid::Uuid;
 
@@ -275,4 +277,37 @@ async fn a_budget_ends_also_calls_whose_cost_only_their_vendor_knows() {
     let status = conversation.ask("Once more.").await.status.unwrap();
     assert_eq!(status.last_error.map(|error| error.code).as_deref(), Some("BUDGET_EXHAUSTED"));
     assert_eq!(vendor.requests().len(), 1);
+}
+
+#[tokio::test]
+async fn calls_of_two_workers_for_one_step_are_both_booked_and_each_once() {
+    let running = Mesh::start().await.unwrap();
+    let script = json!({"turns": [{"text": "Yes.", "usage": {"input": 1000, "output": 200}}]});
+    running.scripted_agent("worker", &script).await.unwrap();
+    let client = running.client().unwrap();
+    let spec = v1::TaskSpec { agent: "worker".into(), title: "One".into(), ..Default::default() };
+    let conversation = client.begin_as(spec).await.unwrap();
+    let bus = running.bus().await;
+    let mut results = bus.tap("construct.v1.cmd.task.>").await.unwrap();
+    let task = conversation.ask("Is it?").await;
+    let each = cost(&task);
+    assert!(each > 0);
+    let result = loop {
+        let message = results.next().await.unwrap();
+        let result = mesh::StepResult::decode(message.payload).unwrap_or_default();
+        if result.usage.is_some_and(|usage| usage.cost_pico_usd == each) {
+            break result;
+        }
+    };
+    assert_eq!(result.delivery, 1);
+    // A worker that was taken for dead, and another one; the result of each may come twice.
+    let address = subject::TaskResult::new(conversation.id().parse().unwrap());
+    for (delivery, calls) in [(1, 1), (2, 2), (2, 2), (1, 2), (3, 3)] {
+        bus.publish(&address, &mesh::StepResult { delivery, ..result.clone() }).await.unwrap();
+        until("the call to be booked", PATIENCE, async || match cost(&conversation.task().await.unwrap()) {
+            booked if booked == calls * each => Ok(()),
+            booked => Err(booked),
+        })
+        .await;
+    }
 }

@@ -1,4 +1,5 @@
-//! The ledger: what each model call used, once, however often its result is delivered.
+//! The ledger: what each model call used, once, however often its result is delivered. A step's command that was delivered to two workers may
+//! be two calls.
 
 use jiff::Timestamp;
 use serde::Serialize;
@@ -33,14 +34,25 @@ impl Purpose {
 /// What one step used.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StepUsage {
-    /// The step: what is counted once.
+    /// The step.
     pub step: StepId,
+    /// Which delivery of its command it is that used this. Each is counted once: when a worker was taken for dead and was not, two have called
+    /// the vendor.
+    pub delivery: u32,
     /// The model that was called.
     pub model: ModelId,
     /// What for.
     pub purpose: Purpose,
     /// How much.
     pub usage: Usage,
+}
+
+impl StepUsage {
+    /// By what it is known in the ledger: the step, and for later deliveries an id that follows from both.
+    pub(crate) fn call(&self) -> Uuid {
+        // The low bits of a step's id are random.
+        Uuid::from_u128(self.step.uuid().as_u128() ^ u128::from(self.delivery.saturating_sub(1)))
+    }
 }
 
 /// A row of the ledger as a statement reads it from JSON.
@@ -56,7 +68,7 @@ pub(crate) struct LedgerRow {
 impl From<&StepUsage> for LedgerRow {
     fn from(entry: &StepUsage) -> Self {
         Self {
-            step_id: entry.step.uuid(),
+            step_id: entry.call(),
             model_id: entry.model.uuid(),
             purpose: entry.purpose.as_str(),
             usage: entry.usage,
@@ -66,7 +78,7 @@ impl From<&StepUsage> for LedgerRow {
 
 /// What is written into the ledger, and whose money it was.
 pub(crate) struct Booking<'a> {
-    /// The step, or the call outside a turn: counted once.
+    /// [`StepUsage::call`], or the call outside a turn: counted once.
     pub(crate) call: Uuid,
     pub(crate) organization: OrganizationId,
     pub(crate) task: Option<TaskId>,
@@ -99,7 +111,7 @@ impl Store {
         now: Timestamp,
     ) -> Result<bool, Error> {
         let booking = Booking {
-            call: entry.step.uuid(),
+            call: entry.call(),
             organization,
             task: Some(task),
             agent,

@@ -86,6 +86,8 @@ struct Report {
     usage: Usage,
     model: Option<ModelId>,
     number: u64,
+    /// Which delivery of the command it is of.
+    delivery: u32,
     /// Tokens of input that the vendor has counted of the call that was answered.
     counted: Option<i64>,
     /// Whose step it was; none of one that failed before a worker had it.
@@ -97,12 +99,13 @@ impl Report {
         let model = result.model_id.parse().ok();
         let number = result.step.as_ref().map_or(0, |step| step.number);
         let organization = result.step.as_ref().and_then(|step| step.organization_id.parse().ok());
+        let delivery = result.delivery;
         let counted = match &result.outcome {
             Some(mesh::step_result::Outcome::ModelCompleted(completed)) => Some(completed.input_tokens),
             _ => None,
         };
         let (result, usage) = convert::step_result(result)?;
-        Ok(Self { result, usage, model, number, counted, organization })
+        Ok(Self { result, usage, model, number, delivery, counted, organization })
     }
 }
 
@@ -738,7 +741,7 @@ impl Report {
     /// Of a step that failed before a worker had it.
     fn of(result: StepResult, task: &Task) -> Self {
         let number = task.step.as_ref().map_or(0, |step| step.number);
-        Self { result, usage: Usage::default(), model: None, number, counted: None, organization: None }
+        Self { result, usage: Usage::default(), model: None, number, delivery: 0, counted: None, organization: None }
     }
 }
 
@@ -779,7 +782,7 @@ fn step_usage(task: Option<&Task>, report: &Report) -> Option<StepUsage> {
         Some(_) | None => Purpose::Turn,
     };
     let model = report.model.filter(|_| !report.usage.is_zero())?;
-    Some(StepUsage { step: report.result.step, model, purpose, usage: report.usage })
+    Some(StepUsage { step: report.result.step, delivery: report.delivery, model, purpose, usage: report.usage })
 }
 
 fn ended_error(decision: &Decision) -> Option<String> {
