@@ -545,7 +545,7 @@ impl Activator {
     ) -> Option<StepResult> {
         let task = loaded.task.id;
         let failed = |step: StepId, error: command::Error| {
-            let (class, message, retry_at) = (error.class(), error.to_string(), error.retry_at());
+            let (class, message, retry_at) = (error.class(), Chain(&error).to_string(), error.retry_at());
             let failure = Failure { class, message, retry_at, tries: 0 };
             Some(StepResult { step, round: round_of(now, step), outcome: Outcome::Failed(failure) })
         };
@@ -656,7 +656,7 @@ impl Activator {
             publish::Error::TooLarge { .. } => FailureClass::ContextTooLong,
             _ => FailureClass::Configuration,
         };
-        let failure = Failure { class, message: error.to_string(), retry_at: None, tries: 0 };
+        let failure = Failure { class, message: Chain(&error).to_string(), retry_at: None, tries: 0 };
         Some(StepResult { step, round: 0, outcome: Outcome::Failed(failure) })
     }
 
@@ -674,8 +674,8 @@ impl Activator {
             let began = Instant::now();
             loop {
                 // First the journal: who finds it closed does nothing more, even if the command reaches it again.
-                let closed = bus.journal().close(step).await.map_err(|error| error.to_string());
-                let withdrawn = bus.withdraw(&address, step).await.map_err(|error| error.to_string());
+                let closed = bus.journal().close(step).await.map_err(|error| Chain(&error).to_string());
+                let withdrawn = bus.withdraw(&address, step).await.map_err(|error| Chain(&error).to_string());
                 let Err(error) = closed.and(withdrawn) else { return };
                 if began.elapsed() > decide::CODE_DEADLINE || draining.is_cancelled() {
                     tracing::warn!(%step, error, "a step that is over could not be closed; its journal ages out");
