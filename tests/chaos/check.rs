@@ -22,7 +22,7 @@ use crate::load::{EFFECTS, Job};
 fn may_fail(error: &v1::TaskError) -> bool {
     match error.code.as_str() {
         "TRANSIENT" | "OVERLOADED" | "DEADLINE_EXCEEDED" => true,
-        "INTERNAL" => error.message.contains("workers were lost"),
+        "INTERNAL" => error.message.contains("workers were lost, or not heard of"),
         _ => false,
     }
 }

@@ -29,7 +29,9 @@ use crate::{
     vendor::Request,
 };
 
-/// Deliveries of one command before it is given up: a command that took five workers down is not given a sixth.
+/// Deliveries of one command before it is given up: a command that took five workers down is not given a sixth. The server counts those
+/// that were handed back, or not heard of for a while, as well. So the last that may be is not handed back: its step fails as if it had not been called, and
+/// the next one has all deliveries before it.
 const MAX_DELIVERIES: u32 = 5;
 /// Of the time the process has to stop, the part in which calls may still finish; the rest is for handing back.
 const FINISH_SHARE: f64 = 0.7;
@@ -149,6 +151,11 @@ impl Worker {
             }
         };
         let outcome = match outcome {
+            // A further delivery would be taken for one too many, although this worker does not die.
+            Outcome::HandedBack if delivery >= MAX_DELIVERIES => {
+                let failure = Failure::transient("the service stopped before the call had ended");
+                step_result::Outcome::Failed(failure.into_proto())
+            }
             Outcome::HandedBack => {
                 tracing::info!("the service stops: the model call is handed back");
                 return (None, live);
@@ -177,7 +184,7 @@ impl Worker {
     fn prepare(&self, command: &ModelInvoke, step: &StepRef, delivery: u32) -> Result<Prepared, Failure> {
         if delivery > MAX_DELIVERIES {
             return Err(Failure::internal(format!(
-                "the model call was given up: {MAX_DELIVERIES} workers were lost while they worked on it"
+                "the model call was given up: {MAX_DELIVERIES} workers were lost, or not heard of, while they worked on it"
             )));
         }
         let deadline = deadline(step, clock::now(), self.call_timeout).ok_or_else(|| {

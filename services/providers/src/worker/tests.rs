@@ -311,6 +311,15 @@ async fn a_command_delivered_too_often_is_given_up() {
     assert_eq!(text(&fifth), "x");
     let sixth = worker.answer(&command, MAX_DELIVERIES + 1).await.0.expect("not handed back");
     assert_eq!(class(&sixth), FailureClass::Internal);
+    // One that is handed back has lost no worker: where another delivery would be the sixth, its step is begun anew.
+    context.lifecycle().stop("the test stops it");
+    assert_eq!(worker.answer(&command, MAX_DELIVERIES - 1).await.0, None);
+    let last = worker.answer(&command, MAX_DELIVERIES).await.0.expect("not handed back");
+    assert!(
+        matches!(&last.outcome, Some(step_result::Outcome::Failed(failure)) if failure.tries == 0),
+        "it counts as no call: {last:?}"
+    );
+    assert_eq!(class(&last), FailureClass::Transient);
 }
 
 #[tokio::test]
