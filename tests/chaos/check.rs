@@ -19,8 +19,9 @@ use crate::load::{EFFECTS, Job};
 
 /// Why a message may fail when what it needs is away for longer than it is tried again. What was given up because workers died is the
 /// only failure of our own; any other one is a defect.
-fn may_fail(error: &v1::TaskError) -> bool {
+fn may_fail(job: &Job, error: &v1::TaskError) -> bool {
     match error.code.as_str() {
+        "BUDGET_EXHAUSTED" => job.budget.is_some(),
         "TRANSIENT" | "OVERLOADED" | "DEADLINE_EXCEEDED" => true,
         "INTERNAL" => error.message.contains("workers were lost, or not heard of"),
         _ => false,
@@ -35,6 +36,7 @@ pub(crate) struct Told {
     unknown: usize,
     failed: usize,
     subtasks: usize,
+    calls: i64,
 }
 
 impl Told {
@@ -46,10 +48,10 @@ impl Told {
 
 impl std::fmt::Display for Told {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { messages, effects, unknown, failed, subtasks } = self;
+        let Self { messages, effects, unknown, failed, subtasks, calls } = self;
         write!(
             f,
-            "{messages} messages, {subtasks} subtasks, {effects} side effects, {unknown} of unknown outcome, {failed} messages failed \
+            "{messages} messages, {subtasks} subtasks, {calls} calls out of a tight budget, {effects} side effects, {unknown} of unknown outcome, {failed} messages failed \
              with a reason"
         )
     }
@@ -71,6 +73,9 @@ pub(crate) async fn check(mesh: &Mesh, jobs: &[Job]) -> Told {
 
 /// One more message of a job, which is answered.
 async fn last_message(job: &Job) {
+    if let Some(budget) = &job.budget {
+        budget.raise(job).await;
+    }
     let text = "last".to_owned();
     let task = job.conversation.ask(&text).await.status.unwrap();
     assert_eq!(task.last_outcome(), v1::TurnOutcome::Completed, "{:?}", task.last_error);
@@ -91,7 +96,8 @@ async fn conversation(mesh: &Mesh, job: &Job, told: &mut Told) {
     }
     effects(&mesh.seen(&job.folder), &said, &transcript, told);
     if job.delegates {
-        subtasks(job, told).await;
+        let spent = task.usage.unwrap_or_default().cost_pico_usd + subtasks(job, told).await;
+        money(job, spent, told).await;
     }
     // Those who follow have seen the same, without a gap and nothing twice.
     let events = job.recorder.until_sequence(task.event_sequence).await;
@@ -100,7 +106,8 @@ async fn conversation(mesh: &Mesh, job: &Job, told: &mut Told) {
         Some(Payload::TurnCompleted(turn)) => Some(turn),
         _ => None,
     }) {
-        let fits = turn.outcome() == v1::TurnOutcome::Completed || turn.error.as_ref().is_some_and(may_fail);
+        let fits = turn.outcome() == v1::TurnOutcome::Completed
+            || turn.error.as_ref().is_some_and(|error| may_fail(job, error));
         assert!(fits, "chaos is no reason for this: {turn:?}");
     }
     let why = job.conversation.explain().await.unwrap();
@@ -108,25 +115,41 @@ async fn conversation(mesh: &Mesh, job: &Job, told: &mut Told) {
     assert!(why.waiting_for.contains("a message from a user"), "{why:?}");
 }
 
-/// Each was begun once, with one message that is answered, and none is still at work.
-async fn subtasks(job: &Job, told: &mut Told) {
+/// What a task and its subtasks have used is what the ledger says and what their budget has paid, and nothing is still set aside.
+async fn money(job: &Job, spent: i64, told: &mut Told) {
+    let Some(budget) = &job.budget else { return };
+    let (client, limit) = (job.conversation.client(), *budget.limit.lock().unwrap());
+    let request = v1::GetBudgetRequest { budget: budget.id.clone() };
+    let seen = client.budgets().get_budget(request).await.unwrap().into_inner().status.unwrap();
+    let request = v1::GetCostsRequest { task: job.conversation.id().to_owned(), ..v1::GetCostsRequest::default() };
+    let costs = client.budgets().get_costs(request).await.unwrap().into_inner().total.unwrap();
+    let ledger = costs.usage.unwrap_or_default().cost_pico_usd;
+    assert_eq!((seen.spent_pico_usd, seen.reserved_pico_usd), (ledger, 0), "the budget, and the ledger");
+    assert_eq!(spent, ledger, "the tasks, and the ledger");
+    assert!(spent > 0 && spent <= limit, "{spent} of {limit}");
+    told.calls += costs.calls;
+}
+
+/// Each was begun once, with one message that is answered, and none is still at work. Gives what they have cost.
+async fn subtasks(job: &Job, told: &mut Told) -> i64 {
     let client = job.conversation.client();
     let filter = v1::list_tasks_request::Filter { parent: job.conversation.id().to_owned(), ..Default::default() };
     let page = v1::PageRequest { page_size: 100, ..v1::PageRequest::default() };
     let request = v1::ListTasksRequest { page: Some(page), filter: Some(filter) };
     let begun = client.tasks().list_tasks(request).await.unwrap().into_inner().tasks;
-    let mut titles = BTreeSet::new();
+    let (mut titles, mut cost) = (BTreeSet::new(), 0);
     for task in &begun {
         let title = task.spec.as_ref().map(|spec| spec.title.clone()).unwrap_or_default();
         assert!(titles.insert(title.clone()), "a subtask was begun twice: {title}");
         let subtask = client.conversation(&id(task.metadata.as_ref()));
-        subtask.settled().await;
+        cost += subtask.settled().await.status.unwrap().usage.unwrap_or_default().cost_pico_usd;
         let transcript = subtask.transcript().await;
         assert_eq!(transcript.of(v1::MessageSource::User).len(), 1, "{}", transcript.show());
         let first = transcript.of(v1::MessageSource::User).first().map(|message| text(message)).unwrap_or_default();
         transcript.check(&[&first]);
     }
     told.subtasks += begun.len();
+    cost
 }
 
 /// No effect twice, and none missing without a word.

@@ -8,7 +8,13 @@ use std::{
     },
 };
 
-use construct_tests::{client::Conversation, mesh::Mesh, recorder::Recorder};
+use construct_proto::v1;
+use construct_tests::{
+    client::{Conversation, PATIENCE, id, is_away},
+    mesh::Mesh,
+    recorder::Recorder,
+    wait::until,
+};
 use serde_json::{Value, json};
 
 /// Conversations at the same time, and how many of them have subtasks do the work.
@@ -17,6 +23,17 @@ const WITH_SUBTASKS: usize = 1;
 /// Side effects of each message.
 pub(crate) const EFFECTS: usize = 6;
 
+/// What the subtasks' conversation may cost at first, and how much more each time that was not enough, in 10⁻¹² dollars: some messages, and what
+/// is set aside for two or three calls at a time.
+const BUDGET: i64 = 600_000_000_000;
+
+/// Whose money it is. It is raised where it is not enough.
+#[derive(Debug)]
+pub(crate) struct Budget {
+    pub(crate) id: String,
+    pub(crate) limit: Mutex<i64>,
+}
+
 /// One conversation.
 pub(crate) struct Job {
     pub(crate) conversation: Conversation,
@@ -24,6 +41,8 @@ pub(crate) struct Job {
     pub(crate) folder: PathBuf,
     /// Whether subtasks do the work.
     pub(crate) delegates: bool,
+    /// What it and its subtasks may cost together, of those with subtasks.
+    pub(crate) budget: Option<Budget>,
     pub(crate) said: Mutex<Vec<String>>,
 }
 
@@ -69,7 +88,7 @@ fn manager() -> Value {
         "});",
         "`unknown of ${message}: ${JSON.stringify(unknown)}.`",
     ];
-    json!({"count": "since_user", "turns": [
+    json!({"count": "since_user", "usage": {"input": 500, "output": 1500}, "turns": [
         {"text": "I shall have that done.", "tokens_per_second": 40, "code": [code]},
         {"text": "Done. {{last_result}}", "tokens_per_second": 80},
     ]})
@@ -87,7 +106,34 @@ fn hand() -> Value {
         "}",
         "JSON.stringify(unknown)",
     ];
-    json!({"count": "since_user", "turns": [{"code": [code]}, {"text": "{{last_result}}", "tokens_per_second": 80}]})
+    json!({"count": "since_user", "usage": {"input": 500, "output": 1500}, "turns": [
+        {"code": [code]}, {"text": "{{last_result}}", "tokens_per_second": 80},
+    ]})
+}
+
+impl Budget {
+    async fn of(conversation: &Conversation) -> Self {
+        let (task, period) = (conversation.id().to_owned(), v1::BudgetPeriod::Total.into());
+        let spec = v1::BudgetSpec { task, period, limit_pico_usd: BUDGET, ..v1::BudgetSpec::default() };
+        let request = v1::CreateBudgetRequest { spec: Some(spec), ..v1::CreateBudgetRequest::default() };
+        let budget = conversation.client().budgets().create_budget(request).await.unwrap().into_inner();
+        Self { id: id(budget.metadata.as_ref()), limit: Mutex::new(BUDGET) }
+    }
+
+    /// Lets it be more.
+    pub(crate) async fn raise(&self, job: &Job) {
+        let limit_pico_usd = *self.limit.lock().unwrap() + BUDGET;
+        let raise =
+            v1::UpdateBudgetRequest { budget: self.id.clone(), limit_pico_usd, ..v1::UpdateBudgetRequest::default() };
+        until("the budget to be raised", PATIENCE, async || {
+            match job.conversation.client().budgets().update_budget(raise.clone()).await {
+                Err(away) if is_away(&away) => Err(away.to_string()),
+                answer => Ok(answer.map(drop).unwrap()),
+            }
+        })
+        .await;
+        *self.limit.lock().unwrap() = limit_pico_usd;
+    }
 }
 
 /// Begins all conversations.
@@ -100,9 +146,13 @@ pub(crate) async fn begin(mesh: &Mesh) -> Vec<Job> {
         let folder = mesh.folder(&format!("job-{n}")).unwrap();
         let delegates = n < WITH_SUBTASKS;
         let agent = if delegates { "manager" } else { "worker" };
-        let conversation = mesh.client().unwrap().begin(agent, Some(&folder)).await.unwrap();
+        let (agent, workspace) = (agent.to_owned(), folder.display().to_string());
+        // With a title no call is made for one, which would be left out without money.
+        let spec = v1::TaskSpec { agent, workspace, title: format!("Job {n}"), ..v1::TaskSpec::default() };
+        let conversation = mesh.client().unwrap().begin_as(spec).await.unwrap();
+        let budget = if delegates { Some(Budget::of(&conversation).await) } else { None };
         let recorder = conversation.record();
-        jobs.push(Job { conversation, recorder, folder, delegates, said: Mutex::default() });
+        jobs.push(Job { conversation, recorder, folder, delegates, budget, said: Mutex::default() });
     }
     jobs
 }
@@ -115,7 +165,12 @@ pub(crate) async fn speak(jobs: &[Job], over: &AtomicBool) {
             job.conversation.say(&text).await;
             job.said.lock().unwrap().push(text);
             if n % 2 == 1 {
-                job.conversation.settled().await;
+                let task = job.conversation.settled().await.status.unwrap_or_default();
+                if let Some(budget) = &job.budget
+                    && task.last_outcome() != v1::TurnOutcome::Completed
+                {
+                    budget.raise(job).await;
+                }
                 if over.load(Ordering::Relaxed) {
                     return;
                 }
