@@ -30,18 +30,16 @@ enum Place {
     Computing,
     InACall,
     AwaitingApproval,
-    AwaitingSubtasks,
     BetweenTries,
 }
 
 impl Place {
-    const ALL: [Self; 7] = [
+    const ALL: [Self; 6] = [
         Self::BeforeTheFirstWord,
         Self::Speaking,
         Self::Computing,
         Self::InACall,
         Self::AwaitingApproval,
-        Self::AwaitingSubtasks,
         Self::BetweenTries,
     ];
 }
@@ -76,9 +74,6 @@ impl<'a> Bench<'a> {
                 {"code": "const mark = read_file('mark').trim(); execute_command(`touch begun; sleep ${mark}`)"},
             ]},
             {"match": "approval", "turns": [{"code": "create_file('asked.txt', '')"}]},
-            {"match": "subtasks", "turns": [
-                {"code": "tasks.await([tasks.spawn({message: 'tries', agent: 'scripted', title: 'A subtask'}).task])"},
-            ]},
             {"match": "tries", "turns": [{"text": "late", "fault": limited}]},
         ]});
         mesh.scripted_agent("scripted", &script).await.unwrap();
@@ -136,10 +131,6 @@ impl<'a> Bench<'a> {
             Place::AwaitingApproval => {
                 conversation.say("approval").await;
                 conversation.in_phase(TaskPhase::AwaitApproval).await;
-            }
-            Place::AwaitingSubtasks => {
-                conversation.say("subtasks").await;
-                conversation.in_phase(TaskPhase::AwaitSubtasks).await;
             }
             Place::BetweenTries => {
                 conversation.say("tries").await;
@@ -214,29 +205,21 @@ async fn a_cancel_or_suspend_takes_effect_at_once_wherever_the_task_is() {
     }
 
     // Queued: nobody takes the command.
-    let client = mesh.client().unwrap();
-    // Which tools there are is known of a folder that was worked in.
-    let folder = mesh.workspace().join(format!("{:?}-false-0", Place::Computing));
-    for (service, words, phase) in [
-        (Service::Interpreter, "compute", TaskPhase::ExecuteTools),
-        (Service::Providers, "speak", TaskPhase::InvokeModel),
-    ] {
-        mesh.stop(service).await.unwrap();
-        let mut times = Vec::new();
-        for _ in 0..trials {
-            let conversation = client.begin("scripted", Some(&folder)).await.unwrap();
-            conversation.say(words).await;
-            conversation.in_phase(phase).await;
-            let began = Instant::now();
-            conversation.cancel("it was a test").await;
-            conversation.settled().await;
-            times.push(began.elapsed());
-            check_cancelled(&conversation).await;
-        }
-        times.sort_unstable();
-        println!("cancel   Queued ({service:?} away): {times:?}");
-        assert!(times[(trials - 1) / 2] < PROMISE && times[trials - 1] < BOUND, "{times:?}");
+    mesh.stop(Service::Providers).await.unwrap();
+    let (client, mut times) = (mesh.client().unwrap(), Vec::new());
+    for _ in 0..trials {
+        let conversation = client.begin("scripted", None).await.unwrap();
+        conversation.say("speak").await;
+        conversation.in_phase(TaskPhase::InvokeModel).await;
+        let began = Instant::now();
+        conversation.cancel("it was a test").await;
+        conversation.settled().await;
+        times.push(began.elapsed());
+        check_cancelled(&conversation).await;
     }
+    times.sort_unstable();
+    println!("cancel   Queued: {times:?}");
+    assert!(times[(trials - 1) / 2] < PROMISE && times[trials - 1] < BOUND, "{times:?}");
 }
 
 /// Where people look, the reason stands.
