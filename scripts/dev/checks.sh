@@ -128,12 +128,18 @@ checks_database_stop() {
 
 # What is killed at random moments must do nothing twice: the tests do some trials, this does many.
 checks_chaos() {
-  local usage="usage: ./dev chaos [mesh|disks|clocks|clients|scripts|upgrade [COMMIT]]"
+  local usage="usage: ./dev chaos [mesh|disks|clocks|clients|scripts|kills|upgrade [COMMIT]]"
   case ${1:-mesh} in
     mesh) (($# <= 1)) || die "$usage"; checks_chaos_mesh the_mesh_keeps_its_promises_in_chaos; return ;;
     disks) (($# == 1)) || die "$usage"; checks_chaos_mesh the_mesh_keeps_its_promises_on_full_disks; return ;;
     clocks) (($# == 1)) || die "$usage"; checks_chaos_mesh the_mesh_keeps_its_promises_when_clocks_jump; return ;;
     clients) (($# == 1)) || die "$usage"; checks_chaos_mesh the_mesh_and_its_clients_keep_their_promises_in_chaos; return ;;
+    kills)
+      (($# == 1)) || die "$usage"
+      export CONSTRUCT_TRIALS=${CONSTRUCT_TRIALS:-1000}
+      checks_chaos_mesh durable:: e2e
+      return
+      ;;
     upgrade) (($# <= 2)) || die "$usage"; checks_chaos_upgrade "${2:-}"; return ;;
     scripts) (($# == 1)) || die "$usage" ;;
     *) die "$usage" ;;
@@ -163,7 +169,7 @@ checks_chaos_upgrade() {
   checks_chaos_mesh an_upgrade
 }
 
-# checks_chaos_mesh TEST. Trials start a PostgreSQL of their own, because its processes are killed and its disk is full; an upgrade takes this.
+# checks_chaos_mesh TEST [BINARY]. Trials start a PostgreSQL of their own, because its processes are killed and its disk is full; an upgrade takes this.
 checks_chaos_mesh() {
   local name
   ensure_rust
@@ -181,7 +187,7 @@ checks_chaos_mesh() {
   export CONSTRUCT_TEST_DATABASE_URL CONSTRUCT_TEST_NATS_SERVER CONSTRUCT_TEST_POSTGRES
   export CONSTRUCT_TRIALS=${CONSTRUCT_TRIALS:-20}
   timed "building" mesh_build
-  as_caller cargo test "${cargo_flags[@]}" --workspace --test chaos -- --nocapture "$1"
+  as_caller cargo test "${cargo_flags[@]}" --workspace --test "${2:-chaos}" -- --nocapture "$1"
 }
 
 checks_bench() {

@@ -128,7 +128,10 @@ impl Budget {
         until("the budget to be raised", PATIENCE, async || {
             match job.conversation.client().budgets().update_budget(raise.clone()).await {
                 Err(away) if is_away(&away) => Err(away.to_string()),
-                answer => Ok(answer.map(drop).unwrap()),
+                answer => {
+                    answer.unwrap();
+                    Ok(())
+                }
             }
         })
         .await;

@@ -1,11 +1,18 @@
-//! One script whose interpreter is killed, `kill -9`, again and again: it is gone on with each time, repeats nothing, and knows the
-//! same each time. The moments come from a seed, which is printed: `CONSTRUCT_SEED=… ./dev test -E 'test(durable::)'` chooses the same again,
-//! as far as the machine lets it.
+//! Scripts whose interpreter is killed, `kill -9`, again and again: they are gone on with each time, repeat nothing, and know the same each
+//! time. The moments come from a seed, which is printed: `CONSTRUCT_SEED=… ./dev test -E 'test(durable::)'` chooses the same again, as far as the
+//! machine lets it. `CONSTRUCT_TRIALS` says how often is killed in all; `./dev chaos kills` does it a thousand times.
 //!
-//! Many more trials, within one process, are the interpreter's own tests: `./dev chaos scripts`.
+//! More trials, within one process, are the interpreter's own tests: `./dev chaos scripts`.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::{Ipv4Addr, SocketAddr},
+    path::PathBuf,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
+use axum::{Router, extract::Path, routing::post};
 use construct_proto::v1::{TaskPhase, TurnOutcome};
 use construct_tests::{
     client::{Conversation, PATIENCE},
@@ -16,16 +23,30 @@ use construct_tests::{
 use serde::Deserialize;
 use serde_json::json;
 
-/// Side effects of the script.
-const EFFECTS: u32 = 50;
-/// How often its interpreter is killed.
-const KILLS: u32 = 10;
+/// Side effects of a script.
+const EFFECTS: u32 = 60;
+/// How often an interpreter is killed at the most while the same scripts run: less often than it takes for scripts that kill.
+const KILLS: u64 = 10;
+/// How often it is killed for each of the two shapes, when nobody says how often.
+const TRIALS: u64 = KILLS;
+/// Scripts that run at the same time: one kill interrupts all of them.
+const JOBS: usize = 4;
 
 /// Each effect says with it what the script knows, so that a run that knew something else would be seen.
 const PRELUDE: &str = r"
-const notes = {}, unknown = [], order = [];
+const job = pwd().split('/').pop();
+const notes = {}, unknown = [], twice = [], order = [];
 const note = n => notes[n] = [n, Math.random(), Date.now(), `(${order})`].join(' ');
 const command = n => `sleep 0.0${n % 5}; echo '${note(n)}' >> effects.log; sleep 0.0${n % 3}`;
+const perform = (n, tools) => {
+    if (n % 3 === 0) return tools.execute_command(command(n));
+    if (n % 3 === 1) return tools.create_file(`made/${n}`, note(n));
+    return tools.fetch(`SERVER/${job}`, { method: 'POST', body: note(n) });
+};
+const done = (n, result) => {
+    if (result.status === 'overwritten') twice.push(n);
+    order.push(n);
+};
 const missed = (n, error) => {
     if (error.name !== 'OutcomeUnknown') throw error;
     unknown.push(n);
@@ -34,24 +55,22 @@ const missed = (n, error) => {
 ";
 
 const SEQUENTIAL: &str = r"
-for (let n = 1; n <= 50; n++) {
+for (let n = 1; n <= 60; n++) {
     try {
-        execute_command(command(n));
-        order.push(n);
+        done(n, perform(n, { execute_command, create_file, fetch }));
     } catch (error) {
         missed(n, error);
     }
 }
-({ notes, unknown })
+({ notes, unknown, twice })
 ";
 
 const CONCURRENT: &str = r"
-for (let group = 0; group < 10; group++) {
+for (let group = 0; group < 12; group++) {
     const numbers = [1, 2, 3, 4, 5].map(i => group * 5 + i);
-    await Promise.all(numbers.map(n =>
-        tools.execute_command(command(n)).then(() => order.push(n), error => missed(n, error))));
+    await Promise.all(numbers.map(n => perform(n, tools).then(result => done(n, result), error => missed(n, error))));
 }
-({ notes, unknown })
+({ notes, unknown, twice })
 ";
 
 /// The script's value.
@@ -59,80 +78,162 @@ for (let group = 0; group < 10; group++) {
 struct Account {
     notes: BTreeMap<u32, String>,
     unknown: BTreeSet<u32>,
+    /// Files that were there before they were made.
+    twice: BTreeSet<u32>,
 }
 
-/// What the effects have written.
-fn effects(mesh: &Mesh) -> Vec<String> {
-    let text = std::fs::read_to_string(mesh.workspace().join("effects.log")).unwrap_or_default();
-    text.lines().map(str::to_owned).collect()
+/// What requests have brought, by the job that made them.
+type Requests = Arc<Mutex<BTreeMap<String, Vec<String>>>>;
+
+/// A server that is not killed, and notes each request. It takes its time before and after.
+async fn server() -> (SocketAddr, Requests) {
+    let requests = Requests::default();
+    let noted = Arc::clone(&requests);
+    let note = async move |Path(job): Path<String>, body: String| {
+        let pause = Duration::from_millis(u64::try_from(body.len() % 4).unwrap() * 10);
+        tokio::time::sleep(pause).await;
+        noted.lock().unwrap().entry(job).or_default().push(body);
+        tokio::time::sleep(pause).await;
+    };
+    let listener = tokio::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let router = Router::new().route("/{job}", post(note));
+    tokio::spawn(async move { axum::serve(listener, router).await });
+    (address, requests)
 }
 
-/// Waits until there are so many effects; false when the script is over before.
-async fn has_effects(mesh: &Mesh, conversation: &Conversation, wanted: usize) -> bool {
-    until("the script to go on", PATIENCE, async || {
-        let seen = effects(mesh).len();
-        if seen >= wanted {
-            return Ok(true);
+/// One script.
+struct Job {
+    name: String,
+    folder: PathBuf,
+    conversation: Conversation,
+    requests: Requests,
+}
+
+impl Job {
+    /// What its effects have written, in no order.
+    fn effects(&self) -> Vec<String> {
+        let log = std::fs::read_to_string(self.folder.join("effects.log")).unwrap_or_default();
+        let files = std::fs::read_dir(self.folder.join("made")).into_iter().flatten().flatten();
+        // What is written has another name until it is there as a whole.
+        let files = files.filter(|file| file.file_name().to_str().is_some_and(|name| name.parse::<u32>().is_ok()));
+        let files = files.map(|file| std::fs::read_to_string(file.path()).unwrap());
+        let requests = self.requests.lock().unwrap().get(&self.name).cloned().unwrap_or_default();
+        log.lines().map(str::to_owned).chain(files).chain(requests).collect()
+    }
+
+    async fn is_over(&self) -> bool {
+        let phase = self.conversation.task().await.map(|task| task.status.unwrap_or_default().phase());
+        matches!(phase, Ok(TaskPhase::AwaitInput))
+    }
+
+    /// Waits until there is an effect more; false when the script is over before. A process that gets no further than the one before it would
+    /// count as one that the script has killed.
+    async fn goes_on(&self, before: usize) -> bool {
+        until("a script to go on", PATIENCE, async || {
+            if self.effects().len() > before {
+                return Ok(true);
+            }
+            if self.is_over().await { Ok(false) } else { Err((&self.name, before)) }
+        })
+        .await
+    }
+
+    /// Holds what happened against what the script says; gives how many effects there were, and of how many the outcome is unknown.
+    async fn check(&self, kills: u64, at_once: u64) -> (u64, u64) {
+        let status = self.conversation.settled().await.status.unwrap();
+        let transcript = self.conversation.transcript().await;
+        transcript.check(&["go"]);
+        assert_eq!(status.last_outcome(), TurnOutcome::Completed, "{}", transcript.show());
+        let result = transcript.result();
+        assert_eq!(result.error, "", "{}", transcript.show());
+        let account: Account = serde_json::from_str(&result.output).unwrap();
+
+        let effects = self.effects();
+        let mut times = BTreeMap::new();
+        for effect in &effects {
+            let number: u32 = effect.split(' ').next().unwrap().parse().unwrap();
+            assert_eq!(effect, &account.notes[&number], "another run of the script knew something else");
+            *times.entry(number).or_insert(0) += 1;
         }
-        match conversation.task().await.map(|task| task.status.unwrap_or_default().phase()) {
-            Ok(TaskPhase::AwaitInput) => Ok(false),
-            _ => Err((seen, wanted)),
-        }
-    })
-    .await
+        let twice: Vec<_> = times.iter().filter(|(_, times)| **times > 1).collect();
+        assert!(twice.is_empty(), "effects happened more than once: {twice:?}");
+        assert!(account.twice.is_empty(), "files were made more than once: {account:?}");
+        let missing: Vec<u32> =
+            (1..=EFFECTS).filter(|n| !times.contains_key(n) && !account.unknown.contains(n)).collect();
+        assert!(missing.is_empty(), "effects did not happen, and nothing was said: {missing:?}; {account:?}");
+        let unknown = account.unknown.len() as u64;
+        assert!(unknown <= kills * at_once, "{kills} kills interrupted {unknown} calls");
+        (effects.len() as u64, unknown)
+    }
 }
 
-/// `at_once` effects can be under way.
-async fn survives(script: &str, at_once: usize) {
-    let mut random = Random::new(random::seed());
-    let mut mesh = Mesh::start().await.unwrap();
-    let code = format!("{PRELUDE}{script}");
-    mesh.scripted_agent("worker", &json!({"turns": [{"code": [code]}, {"text": "done"}]})).await.unwrap();
-    let conversation = mesh.client().unwrap().begin("worker", Some(mesh.workspace())).await.unwrap();
-    conversation.say("go").await;
-    conversation.in_phase(TaskPhase::ExecuteTools).await;
-    let mut kills = 0;
-    while kills < KILLS {
-        // A process that gets no further than the one before it would count as one that the script has killed.
-        let further = 1 + random.below(6) as usize;
-        if !has_effects(&mesh, &conversation, effects(&mesh).len() + further).await {
+/// Kills the interpreter while the jobs run, at most so often, and says how often, and how many scripts that has interrupted.
+async fn kill(mesh: &mut Mesh, jobs: &[Job], most: u64, random: &mut Random) -> (u64, u64) {
+    let (mut kills, mut interrupted) = (0, 0);
+    let mut seen = vec![0; jobs.len()];
+    while kills < most {
+        let mut running = 0;
+        for (job, seen) in jobs.iter().zip(&seen) {
+            running += u64::from(job.goes_on(*seen).await);
+        }
+        if running == 0 {
             break;
         }
-        tokio::time::sleep(std::time::Duration::from_micros(random.below(60_000))).await;
+        tokio::time::sleep(Duration::from_micros(random.below(120_000))).await;
+        seen = jobs.iter().map(|job| job.effects().len()).collect();
         mesh.crash(Service::Interpreter).await.unwrap();
         kills += 1;
+        interrupted += running;
     }
-    let status = conversation.settled().await.status.unwrap();
-    let transcript = conversation.transcript().await;
-    transcript.check(&["go"]);
-    assert_eq!(status.last_outcome(), TurnOutcome::Completed, "{}", transcript.show());
-    let result = transcript.result();
-    assert_eq!(result.error, "", "{}", transcript.show());
-    let account: Account = serde_json::from_str(&result.output).unwrap();
+    (kills, interrupted)
+}
 
-    let effects = effects(&mesh);
-    let mut times = BTreeMap::new();
-    for effect in &effects {
-        let number: u32 = effect.split(' ').next().unwrap().parse().unwrap();
-        assert_eq!(effect, &account.notes[&number], "another run of the script knew something else");
-        *times.entry(number).or_insert(0) += 1;
+/// `at_once` effects of a script can be under way.
+async fn survive(script: &str, at_once: u64) {
+    let mut random = Random::new(random::seed());
+    let wanted = random::named("CONSTRUCT_TRIALS").map_or(TRIALS, |trials| trials.div_ceil(2));
+    let (address, requests) = server().await;
+    let mut mesh = Mesh::start_with(&[
+        ("CONSTRUCT_INTERPRETER_FETCH_HOSTS", "127.0.0.1"),
+        ("CONSTRUCT_INTERPRETER_FETCH_PRIVATE_ADDRESSES", "127.0.0.1"),
+    ])
+    .await
+    .unwrap();
+    let code = format!("{PRELUDE}{script}").replace("SERVER", &format!("http://{address}"));
+    mesh.scripted_agent("worker", &json!({"turns": [{"code": [code]}, {"text": "done"}]})).await.unwrap();
+    let (mut kills, mut scripts, mut interrupted, mut effects, mut unknown) = (0, 0, 0, 0, 0);
+    while kills < wanted {
+        let mut jobs = Vec::new();
+        for _ in 0..JOBS {
+            let name = format!("job-{scripts}");
+            scripts += 1;
+            let folder = mesh.folder(&name).unwrap();
+            let conversation = mesh.client().unwrap().begin("worker", Some(&folder)).await.unwrap();
+            conversation.say("go").await;
+            jobs.push(Job { name, folder, conversation, requests: Arc::clone(&requests) });
+        }
+        let (killed, met) = kill(&mut mesh, &jobs, KILLS.min(wanted - kills), &mut random).await;
+        assert!(killed > 0, "the scripts are over too soon");
+        for job in &jobs {
+            let (happened, untold) = job.check(killed, at_once).await;
+            effects += happened;
+            unknown += untold;
+        }
+        kills += killed;
+        interrupted += met;
+        println!(
+            "{kills} kills, {scripts} scripts interrupted {interrupted} times, {effects} effects, {unknown} calls of unknown outcome"
+        );
     }
-    let twice: Vec<_> = times.iter().filter(|(_, times)| **times > 1).collect();
-    assert!(twice.is_empty(), "effects happened more than once: {twice:?}");
-    let missing: Vec<u32> = (1..=EFFECTS).filter(|n| !times.contains_key(n) && !account.unknown.contains(n)).collect();
-    assert!(missing.is_empty(), "effects did not happen, and nothing was said: {missing:?}; {account:?}");
-    let unknown = account.unknown.len();
-    println!("{kills} kills, {} effects, {unknown} calls of unknown outcome", effects.len());
-    assert!(unknown <= kills as usize * at_once, "{kills} kills interrupted {unknown} calls");
-    assert!(kills >= KILLS / 2, "the script is over too soon: {kills} kills");
 }
 
 #[tokio::test]
-async fn a_script_is_killed_ten_times_and_repeats_nothing() {
-    survives(SEQUENTIAL, 1).await;
+async fn scripts_are_killed_again_and_again_and_repeat_nothing() {
+    survive(SEQUENTIAL, 1).await;
 }
 
 #[tokio::test]
-async fn a_script_with_concurrent_calls_is_killed_again_and_again_and_repeats_nothing() {
-    survives(CONCURRENT, 5).await;
+async fn scripts_with_concurrent_calls_are_killed_again_and_again_and_repeat_nothing() {
+    survive(CONCURRENT, 5).await;
 }
