@@ -115,12 +115,12 @@ fn without_a_journal_an_effect_happens_twice_after_a_crash() {
 
 #[test]
 fn without_closing_the_journal_first_something_happens_behind_what_is_said() {
-    is_needed(Guard::CloseFirst, Scope { cancels: 1, late: 1, ..CALM }, "behind what was said");
+    is_needed(Guard::CloseFirst, Scope { cancels: 1, late: 1, lost: 1, ..CALM }, "behind what was said");
 }
 
 #[test]
 fn without_an_empty_journal_it_is_said_of_a_script_that_runs_that_it_has_not_begun() {
-    is_needed(Guard::Unbegun, Scope { cancels: 1, ..CALM }, "the model is told");
+    is_needed(Guard::Unbegun, Scope { cancels: 1, ..CALM }, "behind what was said");
 }
 
 #[test]
