@@ -164,7 +164,7 @@ async fn a_directory_that_a_command_keeps_swapping_for_a_link_leads_tools_nowher
     std::fs::create_dir(bench.work("real")).expect("made");
     std::fs::write(bench.work("real/secret"), "inside").expect("written");
     let script = "
-        const swapping = tools.execute_command('touch begun; while [ ! -e stop ]; do ln -sfn ../outside d; ln -sfn real d; done; rm -f d', {timeout_seconds: 60});
+        const swapping = tools.execute_command('ln -sfn real d; touch begun; while [ ! -e stop ]; do ln -sfn ../outside d; ln -sfn real d; done; rm -f d', {timeout_seconds: 60});
         while (find_file('begun').paths.length === 0) await new Promise(done => setTimeout(done, 10));
         let inside = 0, refused = 0;
         for (let i = 0; i < 4000 && (inside < 20 || refused < 20); i++) {
