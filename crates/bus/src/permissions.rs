@@ -219,7 +219,9 @@ fn reconciler(rules: Rules) -> Rules {
         .reads(Stream::Code)
         .reads(Stream::Journal)
         .removes(Stream::Model)
+        .purges(Stream::Model)
         .removes(Stream::Code)
+        .purges(Stream::Code)
         .lists_consumers(Stream::Code)
         // How far commands were handed out.
         .inspects(Stream::Model)

@@ -10,6 +10,8 @@ use construct_domain::partition;
 pub use ensure::Error;
 pub(crate) use ensure::{ensure, ensure_consumer, expect, find_consumer};
 pub(crate) use unseen::Unseen;
+#[cfg(test)]
+pub(crate) use unseen::skip;
 
 use crate::subject::{Pool, partition_token};
 

@@ -12,7 +12,7 @@ use super::{invoke, next, options, result, task, within};
 use crate::{
     Bus, Dispatch, Pool, TaskMessage, subject,
     testing::NatsServer,
-    topology::{Stream, Unseen},
+    topology::{self, Stream, Unseen},
 };
 
 /// A folder in the server's store, and what it had at a time.
@@ -220,4 +220,32 @@ async fn a_result_that_nobody_gets_is_delivered_also_where_others_seem_to_be_und
     let again = next(&mut consumer).await;
     assert_eq!(again.message, TaskMessage::Result(result(task, 1).into()));
     again.receipt.ack().await;
+}
+
+/// What the server does not have cannot be made here; what is done about it takes nothing else along.
+#[tokio::test]
+async fn a_command_that_cannot_be_removed_is_skipped_when_it_is_the_first_and_no_other_is() {
+    let server = NatsServer::start().await;
+    let bus = server.bus().await;
+    for number in 1..=3 {
+        bus.publish_once(&model(number), &invoke(task(number), 1)).await.expect("sent");
+    }
+    let row = topology::streams().iter().find(|row| row.stream == Stream::Model).expect("it is one of them");
+    let queued = async || {
+        let mut queued = Vec::new();
+        for number in 1..=3 {
+            queued.push(bus.is_queued(&model(number), super::step(1), 0).await.expect("the server says"));
+        }
+        queued
+    };
+    topology::skip(&bus.inner.jetstream, row, 2).await.expect("the server answers");
+    assert_eq!(queued().await, [true, true, true]);
+    topology::skip(&bus.inner.jetstream, row, 1).await.expect("the server answers");
+    assert_eq!(queued().await, [false, true, true]);
+    // The last one that there is.
+    for sequence in [2, 3] {
+        topology::skip(&bus.inner.jetstream, row, sequence).await.expect("the server answers");
+    }
+    assert_eq!(queued().await, [false, false, false]);
+    assert_eq!(bus.publish_once(&model(3), &invoke(task(3), 2)).await.expect("sent"), Dispatch::Published);
 }

@@ -173,8 +173,8 @@ async fn release(
         );
         if let Err(error) = stream.delete_message(sequence).await {
             // Somebody else may have been faster; the next look shows it.
-            tracing::debug!(consumer, sequence, %error, "the command could not be removed");
-            return Ok(());
+            tracing::warn!(consumer, sequence, %error, "the command could not be removed");
+            return skip(jetstream, stream_row, sequence).await;
         }
         match oldest(jetstream, stream_row, row, is_only).await? {
             Some(next) => sequence = next,
@@ -182,6 +182,18 @@ async fn release(
         }
     }
     Ok(())
+}
+
+/// Empties a stream up to a message that is its first and cannot be removed: a server that was killed may count one that is not there
+/// (<https://github.com/nats-io/nats-server/issues/3996>), and would refuse others of its subject.
+pub(crate) async fn skip(jetstream: &jetstream::Context, row: &StreamRow, sequence: u64) -> Result<(), Error> {
+    if state(jetstream, row).await?.first_sequence != sequence {
+        return Ok(());
+    }
+    let stream = row.stream.name();
+    let failed = |source: Box<dyn std::error::Error + Send + Sync>| Error::Stream { stream, retryable: true, source };
+    let found = jetstream.get_stream_no_info(stream).await.map_err(|error| failed(error.into()))?;
+    found.purge().sequence(sequence + 1).await.map(drop).map_err(|error| failed(error.into()))
 }
 
 async fn make_anew(jetstream: &jetstream::Context, row: &ConsumerRow) -> Result<(), Error> {
