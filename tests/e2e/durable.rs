@@ -123,8 +123,10 @@ impl Job {
     }
 
     async fn is_over(&self) -> bool {
-        let phase = self.conversation.task().await.map(|task| task.status.unwrap_or_default().phase());
-        matches!(phase, Ok(TaskPhase::AwaitInput))
+        let Ok(task) = self.conversation.task().await else { return false };
+        let status = task.status.unwrap_or_default();
+        // As it does before its message is taken up.
+        status.phase() == TaskPhase::AwaitInput && status.queued_count == 0
     }
 
     /// Waits until there is an effect more; false when the script is over before. A process that gets no further than the one before it would
