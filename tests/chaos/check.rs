@@ -35,6 +35,8 @@ pub(crate) struct Told {
     effects: usize,
     unknown: usize,
     failed: usize,
+    /// Messages that the tight budget has ended, which is no failure.
+    stopped: usize,
     subtasks: usize,
     calls: i64,
 }
@@ -48,11 +50,11 @@ impl Told {
 
 impl std::fmt::Display for Told {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { messages, effects, unknown, failed, subtasks, calls } = self;
+        let Self { messages, effects, unknown, failed, stopped, subtasks, calls } = self;
         write!(
             f,
             "{messages} messages, {subtasks} subtasks, {calls} calls out of a tight budget, {effects} side effects, {unknown} of unknown outcome, {failed} messages failed \
-             with a reason"
+             with a reason, {stopped} were stopped by the budget"
         )
     }
 }
@@ -92,7 +94,8 @@ async fn conversation(mesh: &Mesh, job: &Job, told: &mut Told) {
     told.messages += said.len();
     for message in &transcript.messages {
         let error = status(message).error;
-        told.failed += usize::from(!error.is_empty());
+        let is_stopped = job.budget.is_some() && error.contains("the budget of the task is exhausted");
+        *(if is_stopped { &mut told.stopped } else { &mut told.failed }) += usize::from(!error.is_empty());
     }
     effects(&mesh.seen(&job.folder), &said, &transcript, told);
     if job.delegates {
