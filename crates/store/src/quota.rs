@@ -5,6 +5,8 @@ use std::collections::{BTreeMap, HashMap};
 
 use jiff::{Timestamp, Unit, ZonedRound, tz::TimeZone};
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use sqlx::PgExecutor;
 use uuid::Uuid;
 
 use construct_domain::{ApiKeyId, OrganizationId};
@@ -46,6 +48,11 @@ impl Limits {
             spend_per_month_pico_usd: self.spend_per_month_pico_usd.or(others.spend_per_month_pico_usd),
             storage_bytes: self.storage_bytes.or(others.storage_bytes),
         }
+    }
+
+    /// As a column has them.
+    pub(crate) fn stored(stored: Value) -> Result<Self, Error> {
+        serde_json::from_value(stored).map_err(Error::internal)
     }
 
     /// All of them.
@@ -167,7 +174,7 @@ impl Counted {
 }
 
 /// The smallest id that a task can have that was made at this time or later: version 7 begins with its time.
-pub(crate) fn least_id(time: Timestamp) -> Uuid {
+fn least_id(time: Timestamp) -> Uuid {
     let millis = u64::try_from(time.as_millisecond()).unwrap_or_default();
     uuid::Builder::from_unix_timestamp_millis(millis, &[0; 10]).into_uuid()
 }
@@ -217,10 +224,10 @@ macro_rules! counts {
             $counted.storage,
             time::sql($periods.day) as _,
             time::sql($periods.month) as _,
-            $crate::quota::least_id($periods.day),
+            least_id($periods.day),
             time::sql($periods.next_day) as _,
             time::sql($periods.next_month) as _,
-            $crate::quota::least_id($periods.next_day),
+            least_id($periods.next_day),
         )
     };
 }
@@ -288,13 +295,44 @@ macro_rules! counts_of_keys {
             $counted.spend,
             time::sql($periods.day) as _,
             time::sql($periods.month) as _,
-            $crate::quota::least_id($periods.day),
+            least_id($periods.day),
             time::sql($periods.next_day) as _,
             time::sql($periods.next_month) as _,
-            $crate::quota::least_id($periods.next_day),
+            least_id($periods.next_day),
             $counted.storage,
         )
     };
+}
+
+/// [`Store::quota_counts`], also within a transaction.
+pub(crate) async fn counts(
+    executor: impl PgExecutor<'_>,
+    organization: OrganizationId,
+    counted: Counted,
+    periods: &Periods,
+) -> Result<Counts, Error> {
+    Ok(counts!(organization, counted, periods).fetch_one(executor).await?)
+}
+
+/// [`Store::quota_counts_of_keys`], also within a transaction.
+pub(crate) async fn counts_of_keys(
+    executor: impl PgExecutor<'_>,
+    organization: OrganizationId,
+    counted: Counted,
+    periods: &Periods,
+) -> Result<HashMap<ApiKeyId, Counts>, Error> {
+    let rows = counts_of_keys!(organization, counted, periods).fetch_all(executor).await?;
+    let counts = rows.into_iter().map(|row| {
+        let counts = Counts {
+            tasks: row.tasks,
+            runs: row.runs,
+            tokens: row.tokens,
+            spend_pico_usd: row.spend_pico_usd,
+            storage_bytes: row.storage_bytes,
+        };
+        (ApiKeyId::from_uuid(row.key), counts)
+    });
+    Ok(counts.collect())
 }
 
 impl Store {
@@ -423,7 +461,7 @@ impl Store {
         counted: Counted,
         periods: &Periods,
     ) -> Result<Counts, Error> {
-        Ok(counts!(organization, counted, periods).fetch_one(&self.pool).await?)
+        counts(&self.pool, organization, counted, periods).await
     }
 
     /// What each of an organisation's keys has done in the day and the month of `periods`, and what is kept that was stored with it; those that
@@ -438,22 +476,9 @@ impl Store {
         counted: Counted,
         periods: &Periods,
     ) -> Result<HashMap<ApiKeyId, Counts>, Error> {
-        let rows = counts_of_keys!(organization, counted, periods).fetch_all(&self.pool).await?;
-        let counts = rows.into_iter().map(|row| {
-            let counts = Counts {
-                tasks: row.tasks,
-                runs: row.runs,
-                tokens: row.tokens,
-                spend_pico_usd: row.spend_pico_usd,
-                storage_bytes: row.storage_bytes,
-            };
-            (ApiKeyId::from_uuid(row.key), counts)
-        });
-        Ok(counts.collect())
+        counts_of_keys(&self.pool, organization, counted, periods).await
     }
 }
-
-pub(crate) use {counts, counts_of_keys};
 
 #[cfg(test)]
 pub(crate) mod tests {

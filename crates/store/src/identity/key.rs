@@ -170,7 +170,7 @@ impl TryFrom<Row> for ApiKey {
             expires_at: option(row.expires_at),
             revoked_at: option(row.revoked_at),
             last_used_at: option(row.last_used_at),
-            limits: limits(row.limits)?,
+            limits: Limits::stored(row.limits)?,
             revision: row.revision,
             created_at: row.created_at,
             updated_at: option(row.updated_at).unwrap_or(row.created_at),
@@ -188,10 +188,6 @@ macro_rules! select {
             $($argument),*
         )
     };
-}
-
-fn limits(stored: Value) -> Result<Limits, Error> {
-    serde_json::from_value(stored).map_err(Error::internal)
 }
 
 impl Store {
@@ -232,7 +228,7 @@ impl Store {
             role: role(&row.role)?.min(role(&row.member_role)?),
             scopes: scopes(&row.scopes),
             expires_at: option(row.expires_at),
-            limits: limits(row.limits)?,
+            limits: Limits::stored(row.limits)?,
         }))
     }
 

@@ -2,13 +2,11 @@
 
 use construct_domain::{ApiKeyId, OrganizationId};
 use jiff::Timestamp;
-use serde_json::Value;
 use sqlx::PgConnection;
 
 use crate::{
     Counted, Counts, Error, Limits, Periods, Schedule, Target,
     quota::{counts, counts_of_keys},
-    time,
 };
 
 /// Which quota is used up, in words; none: there is room.
@@ -41,33 +39,22 @@ pub(super) async fn missing(
     let Some(row) = row else { return Ok(None) };
     let periods = Periods::of(now);
     if let Some((id, stored)) = schedule.key.zip(row.key) {
-        let limits = limits(stored)?;
+        let limits = Limits::stored(stored)?;
         let counted = asked(&limits, schedule);
         if counted != Counted::default() {
-            let rows = counts_of_keys!(organization, counted, periods).fetch_all(&mut *connection).await?;
-            let done = rows.into_iter().find(|row| row.key == id.uuid()).map(|row| Counts {
-                tasks: row.tasks,
-                runs: row.runs,
-                tokens: row.tokens,
-                spend_pico_usd: row.spend_pico_usd,
-                storage_bytes: row.storage_bytes,
-            });
-            if let Some(quota) = exceeded(&limits, counted, &done.unwrap_or_default()) {
+            let done = counts_of_keys(&mut *connection, organization, counted, &periods).await?;
+            if let Some(quota) = exceeded(&limits, counted, &done.get(&id).copied().unwrap_or_default()) {
                 return Ok(Some(format!("key_{quota} of the API key it was made with is used up")));
             }
         }
     }
-    let limits = limits(row.organization)?;
+    let limits = Limits::stored(row.organization)?;
     let counted = asked(&limits, schedule);
     if counted == Counted::default() {
         return Ok(None);
     }
-    let done = counts!(organization, counted, periods).fetch_one(&mut *connection).await?;
+    let done = counts(&mut *connection, organization, counted, &periods).await?;
     Ok(exceeded(&limits, counted, &done).map(|quota| format!("{quota} of the organization is used up")))
-}
-
-fn limits(stored: Value) -> Result<Limits, Error> {
-    serde_json::from_value(stored).map_err(Error::internal)
 }
 
 /// What a run adds to, of what is limited.
