@@ -161,9 +161,7 @@ async fn release(
         );
         return make_anew(jetstream, row).await;
     }
-    let stream = row.stream.name();
-    let failed = |source: Box<dyn std::error::Error + Send + Sync>| Error::Stream { stream, retryable: true, source };
-    let stream = jetstream.get_stream_no_info(stream).await.map_err(|error| failed(error.into()))?;
+    let stream = jetstream.get_stream_no_info(row.stream.name()).await.map_err(|error| failed(stream_row, error))?;
     // All of them: the last one's task would not wait as long as it takes to find each.
     while sequence <= found.settled {
         tracing::warn!(
@@ -190,10 +188,8 @@ pub(crate) async fn skip(jetstream: &jetstream::Context, row: &StreamRow, sequen
     if state(jetstream, row).await?.first_sequence != sequence {
         return Ok(());
     }
-    let stream = row.stream.name();
-    let failed = |source: Box<dyn std::error::Error + Send + Sync>| Error::Stream { stream, retryable: true, source };
-    let found = jetstream.get_stream_no_info(stream).await.map_err(|error| failed(error.into()))?;
-    found.purge().sequence(sequence + 1).await.map(drop).map_err(|error| failed(error.into()))
+    let found = jetstream.get_stream_no_info(row.stream.name()).await.map_err(|error| failed(row, error))?;
+    found.purge().sequence(sequence + 1).await.map(drop).map_err(|error| failed(row, error))
 }
 
 async fn make_anew(jetstream: &jetstream::Context, row: &ConsumerRow) -> Result<(), Error> {
@@ -206,10 +202,12 @@ async fn make_anew(jetstream: &jetstream::Context, row: &ConsumerRow) -> Result<
     ensure_consumer(jetstream, row).await.map(drop)
 }
 
+fn failed(row: &StreamRow, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
+    Error::Stream { stream: row.stream.name(), retryable: true, source: source.into() }
+}
+
 async fn state(jetstream: &jetstream::Context, row: &StreamRow) -> Result<State, Error> {
-    let stream = row.stream.name();
-    let found = jetstream.get_stream(stream).await;
-    let found = found.map_err(|error| Error::Stream { stream, retryable: true, source: error.into() })?;
+    let found = jetstream.get_stream(row.stream.name()).await.map_err(|error| failed(row, error))?;
     Ok(found.cached_info().state.clone())
 }
 
@@ -225,11 +223,10 @@ async fn oldest(
         let state = state(jetstream, row).await?;
         return Ok((state.messages > 0).then_some(state.first_sequence));
     }
-    let failed = |source: Box<dyn std::error::Error + Send + Sync>| Error::Stream { stream, retryable: true, source };
-    let found = jetstream.get_stream_no_info(stream).await.map_err(|error| failed(error.into()))?;
+    let found = jetstream.get_stream_no_info(stream).await.map_err(|error| failed(row, error))?;
     match found.get_first_raw_message_by_subject(&consumer.filter, 1).await {
         Ok(message) => Ok(Some(message.sequence)),
         Err(error) if error.kind() == RawMessageErrorKind::NoMessageFound => Ok(None),
-        Err(error) => Err(failed(error.into())),
+        Err(error) => Err(failed(row, error)),
     }
 }

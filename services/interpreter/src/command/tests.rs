@@ -359,16 +359,21 @@ async fn a_confined_command_has_no_capabilities_and_sees_no_other_process() {
     assert!(count.stdout.text.trim().parse::<usize>().expect("a number") < 10);
 }
 
-#[tokio::test]
-async fn a_confined_command_reaches_no_network_unless_granted() {
-    let Some(mut bench) = confined().await else { return };
+/// A confined bench, somebody who listens outside of it, and what says that it has connected there.
+async fn connecting() -> Option<(Bench, TcpListener, String)> {
+    let bench = confined().await?;
     if shell() != "/bin/bash" {
         eprintln!("not tested here: there is no bash, whose /dev/tcp this test uses");
-        return;
+        return None;
     }
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let port = listener.local_addr().expect("an address").port();
-    let script = format!("exec 3<>/dev/tcp/127.0.0.1/{port} && echo CONNECTED");
+    Some((bench, listener, format!("exec 3<>/dev/tcp/127.0.0.1/{port} && echo CONNECTED")))
+}
+
+#[tokio::test]
+async fn a_confined_command_reaches_no_network_unless_granted() {
+    let Some((mut bench, _listener, script)) = connecting().await else { return };
     let outcome = bench.script(&script).await;
     assert_eq!(outcome.stdout.text, "");
     assert_ne!(outcome.exit_code, Some(0));
@@ -414,14 +419,8 @@ async fn what_the_operator_sets_is_what_commands_may_do() {
         let error = policy(&wrong).expect_err(key);
         assert!(format!("{error:?}").contains(key), "{error:?}");
     }
-    let Some(mut bench) = confined().await else { return };
-    if shell() != "/bin/bash" {
-        eprintln!("not tested here: there is no bash, whose /dev/tcp this test uses");
-        return;
-    }
-    let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
-    let port = listener.local_addr().expect("an address").port();
-    let script = format!("tool; exec 3<>/dev/tcp/127.0.0.1/{port} && echo CONNECTED");
+    let Some((mut bench, _listener, connect)) = connecting().await else { return };
+    let script = format!("tool; {connect}");
     for (config, expected) in [(crate::Config::default(), ""), (granting, "from the tool\nCONNECTED\n")] {
         bench.policy = policy(&config).expect("sound");
         let outcome = bench.script(&script).await;
