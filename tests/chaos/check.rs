@@ -174,15 +174,19 @@ fn effects(folder: &Path, said: &[&str], transcript: &Transcript, told: &mut Tol
         let results: Vec<_> = turn.iter().flat_map(|message| results(message)).collect();
         let expected = (1..=EFFECTS).map(|n| format!("{message}.{n}"));
         let missing: BTreeSet<String> = expected.filter(|effect| !times.contains_key(effect)).collect();
-        let unknown = results.iter().find_map(|result| {
-            let (_, list) = result.output.split_once(&format!("unknown of {message}: "))?;
-            let list: Vec<usize> = serde_json::from_str(list.split_once('.')?.0).ok()?;
-            Some(list.into_iter().map(|n| format!("{message}.{n}")).collect::<BTreeSet<_>>())
-        });
-        match unknown {
+        let said = |what: &str| {
+            results.iter().find_map(|result| {
+                let (_, list) = result.output.split_once(&format!("{what} of {message}: "))?;
+                let list: Vec<usize> = serde_json::from_str(list.split_once('.')?.0).ok()?;
+                Some(list.into_iter().map(|n| format!("{message}.{n}")).collect::<BTreeSet<_>>())
+            })
+        };
+        match said("unknown") {
             Some(unknown) => {
                 told.unknown += unknown.len();
-                let silent: Vec<_> = missing.difference(&unknown).collect();
+                let unpaid = said("unpaid").unwrap_or_default();
+                let silent: Vec<_> =
+                    missing.iter().filter(|one| !unknown.contains(*one) && !unpaid.contains(*one)).collect();
                 assert!(silent.is_empty(), "effects are missing without a word: {silent:?}\n{}", transcript.show());
             }
             // The script did not get to its end: then its result, or the message, says why, and not those of another message.

@@ -72,10 +72,11 @@ fn script() -> Value {
     ]})
 }
 
-/// Each half of a message's effects is a subtask's. What that does not know is taken down as well, and so is all of one that has not completed.
+/// Each half of a message's effects is a subtask's. What that does not know is taken down as well, and so is all of one that has not completed:
+/// for itself where there was no money for it, which is no interruption.
 fn manager() -> Value {
     let code = [
-        "const message = {{json last_user_text}}, unknown = [], halves = [[1, 2, 3], [4, 5, 6]], begun = [];",
+        "const message = {{json last_user_text}}, unknown = [], unpaid = [], halves = [[1, 2, 3], [4, 5, 6]], begun = [];",
         "for (const half of halves) {",
         "  const order = { message: JSON.stringify({ message, half }), agent: 'hand', title: `${message} ${half}` };",
         "  try { begun.push(tasks.spawn(order).task) }",
@@ -84,9 +85,10 @@ fn manager() -> Value {
         "const ended = begun.length > 0 ? tasks.await(begun) : [];",
         "ended.forEach((one, n) => {",
         "  if (one.task !== begun[n]) throw new Error('answers are not in order');",
-        "  unknown.push(...(one.status === 'completed' ? JSON.parse(one.answer) : halves[n]));",
+        "  if (one.status === 'completed') unknown.push(...JSON.parse(one.answer));",
+        "  else (one.error.includes('the budget of the task is exhausted') ? unpaid : unknown).push(...halves[n]);",
         "});",
-        "`unknown of ${message}: ${JSON.stringify(unknown)}.`",
+        "`unknown of ${message}: ${JSON.stringify(unknown)}. unpaid of ${message}: ${JSON.stringify(unpaid)}.`",
     ];
     json!({"count": "since_user", "usage": {"input": 500, "output": 1500}, "turns": [
         {"text": "I shall have that done.", "tokens_per_second": 40, "code": [code]},
