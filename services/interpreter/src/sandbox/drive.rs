@@ -294,23 +294,19 @@ impl<'h> Driver<'h> {
         }
     }
 
-    /// The host's future; a panic in it becomes an error the script can catch.
+    /// The host's future, which is made when it is first polled, so that its time is measured with the poll's: the thread's clock costs as much as all
+    /// the rest of an immediate call. A panic becomes an error the script can catch.
     fn call(&self, call: super::HostCall) -> BoxFuture<'h, Outcome> {
-        let name = call.name.clone();
         let host = self.host;
-        let began = thread_time();
-        // The host may already panic when it makes the future.
-        let call = std::panic::catch_unwind(AssertUnwindSafe(|| host.call(call)));
-        lock(&self.bridge).meter.exclude_since(began);
-        let panicked =
-            move || refused("InternalError", format!("{name} failed inside the host; this is not the script's fault"));
-        match call {
-            Ok(call) => AssertUnwindSafe(call)
-                .catch_unwind()
-                .map(move |outcome| outcome.map_or_else(|_| panicked(), |outcome| outcome.map_err(Box::new)))
-                .boxed(),
-            Err(_) => futures::future::ready(panicked()).boxed(),
-        }
+        Box::pin(async move {
+            let name = call.name.clone();
+            match AssertUnwindSafe(async { host.call(call).await }).catch_unwind().await {
+                Ok(outcome) => outcome.map_err(Box::new),
+                Err(_) => {
+                    refused("InternalError", format!("{name} failed inside the host; this is not the script's fault"))
+                }
+            }
+        })
     }
 
     /// Lets the concurrent calls get on.

@@ -105,7 +105,6 @@ pub struct Engine {
 /// Where the guest's exports are, so that a run needn't look them up by name.
 struct Exports {
     memory: ModuleExport,
-    alloc: ModuleExport,
     run: ModuleExport,
 }
 
@@ -233,35 +232,20 @@ impl Engine {
             .get_module_export(&mut *store, &self.exports.memory)
             .and_then(|export| export.into_memory())
             .expect(fits);
-        let alloc = instance
-            .get_module_export(&mut *store, &self.exports.alloc)
-            .and_then(|export| export.into_func())
-            .expect(fits);
         let run = instance
             .get_module_export(&mut *store, &self.exports.run)
             .and_then(|export| export.into_func())
             .expect(fits);
-        let alloc = alloc.typed::<u32, u32>(&*store)?;
-        let run = run.typed::<(u32, u32, u32, u32), ()>(&*store)?;
-        store.data_mut().memory = Some(memory);
-
-        let size = tools.len() + script.len() + 1;
-        let input = match u32::try_from(size) {
-            Ok(size) => alloc.call_async(&mut *store, size).await?,
-            Err(_) => 0,
-        };
-        if input == 0 {
-            store.data_mut().memory_limiter.refused = true;
-            return Err(wasmtime::Error::msg("the script does not fit into the instance's memory"));
-        }
-        let end = input as usize + size;
-        let target = memory.data_mut(&mut *store).get_mut(input as usize..end);
-        let target = target.ok_or_else(|| wasmtime::Error::msg("the guest gave memory it does not have"))?;
-        target[..tools.len()].copy_from_slice(tools.as_bytes());
-        target[tools.len()..size - 1].copy_from_slice(script.as_bytes());
-        target[size - 1] = 0;
+        let run = run.typed::<(u32, u32, u32), ()>(&*store)?;
         let memory_limit = store.data().memory_limiter.limit.min(u32::MAX as usize) as u32;
-        run.call_async(&mut *store, (input, tools.len() as u32, script.len() as u32, memory_limit)).await
+        let state = store.data_mut();
+        state.memory = Some(memory);
+        if u32::try_from(tools.len() + script.len() + 1).is_err() {
+            state.memory_limiter.refused = true;
+            return Err(wasmtime::Error::msg("the script does not fit into any memory"));
+        }
+        state.reply = [tools, script].concat().into_bytes();
+        run.call_async(&mut *store, (tools.len() as u32, script.len() as u32, memory_limit)).await
     }
 }
 
@@ -269,7 +253,7 @@ impl Exports {
     fn of(module: &Module) -> Result<Self, Error> {
         let find =
             |name: &str| module.get_export_index(name).ok_or_else(|| Error::Guest(format!("it has no export {name}")));
-        Ok(Exports { memory: find("memory")?, alloc: find("alloc")?, run: find("run")? })
+        Ok(Exports { memory: find("memory")?, run: find("run")? })
     }
 }
 

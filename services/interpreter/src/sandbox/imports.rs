@@ -33,8 +33,8 @@ pub(super) struct State {
     tools: Arc<HashSet<String>>,
     /// The limit that the host is stopping, or has stopped, the guest for.
     pub(super) stopped: Option<Limit>,
-    /// The reply that was announced and not yet fetched.
-    reply: Vec<u8>,
+    /// What was announced and not yet fetched: what a run is given, and replies.
+    pub(super) reply: Vec<u8>,
     output: Vec<u8>,
     output_dropped: u64,
     notes: Vec<String>,

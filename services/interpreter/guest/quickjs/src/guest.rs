@@ -4,7 +4,7 @@ use std::cell::OnceCell;
 
 use rquickjs::{Context, Ctx, Function, Object, Persistent, Result, Runtime, Value};
 
-use crate::heap::Heap;
+use crate::heap::{self, Heap};
 use crate::modules::Modules;
 use crate::{interrupted, natives, prelude};
 
@@ -87,10 +87,12 @@ fn boot() -> Result<Guest> {
     runtime.set_host_promise_rejection_tracker(Some(Box::new(track_rejection)));
     // The snapshot should hold no garbage, and the next collection should be far away.
     runtime.run_gc();
+    heap::close_gaps();
     Ok(Guest { context, prelude })
 }
 
 fn track_rejection<'js>(ctx: Ctx<'js>, promise: Value<'js>, reason: Value<'js>, handled: bool) {
+    natives::note();
     let told = with(|guest| guest.prelude.rejection.get(&ctx)?.call::<_, ()>((promise, reason, handled)));
     if told.is_err() {
         // Only memory or stack can be short here. The note about this rejection is lost, the rejection isn't.

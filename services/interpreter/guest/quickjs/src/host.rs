@@ -37,8 +37,15 @@ pub(crate) enum Ending {
     Interrupted = 5,
 }
 
-/// The reply to a call doesn't fit into the guest's memory.
+/// The script, or the reply to a call, doesn't fit into the guest's memory.
 pub(crate) struct TooLarge;
+
+/// What the run is given, and a zero byte.
+pub(crate) fn input(len: usize) -> Result<Vec<u8>, TooLarge> {
+    let mut input = take(len)?;
+    input.push(0);
+    Ok(input)
+}
 
 /// Runs a tool and waits for it. `Ok(Err(_))` is the tool's own error, both are JSON.
 pub(crate) fn call(number: u32, name: &[u8], args: &[u8]) -> Result<Result<Vec<u8>, Vec<u8>>, TooLarge> {

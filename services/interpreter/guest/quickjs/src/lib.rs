@@ -3,10 +3,9 @@
 //! The module is booted while it is built (`wizer-initialize`) and stored with the memory it then has, so that an instance starts
 //! with the engine running and the prelude loaded. The ABI, beside the imports in [`host`]:
 //!
-//! * `alloc(len) -> ptr`: room for what the host passes to `run`; 0 when there is none.
-//! * `run(ptr, tools_len, script_len, memory_limit)`: at `ptr` lie the declaration of the tools (JSON, see
-//!   `prelude/tools.js`), then the script (UTF-8), then a zero byte. Says how it ended through the import `finish`. Without a
-//!   declaration there are the tools the guest was booted with.
+//! * `run(tools_len, script_len, memory_limit)`: the host has ready, to be fetched by the import `take`, the declaration of the tools (JSON,
+//!   see `prelude/tools.js`) and the script (UTF-8). Says how it ended through the import `finish`. Without a declaration there are
+//!   the tools the guest was booted with.
 //! * `booted_tools() -> ptr << 32 | len`: the declaration of the tools the guest was booted with.
 //! * `interrupt_flag() -> ptr`: a 32-bit word; when the host makes it non-zero, the script ends at its next loop or call,
 //!   uncatchably, and `finish` says where it was.
@@ -57,18 +56,12 @@ extern "C" fn interrupt_flag() -> *const AtomicU32 {
 }
 
 #[unsafe(no_mangle)]
-extern "C" fn alloc(len: usize) -> *mut u8 {
-    let mut buffer = Vec::<u8>::new();
-    if buffer.try_reserve_exact(len).is_err() {
-        return std::ptr::null_mut();
+extern "C" fn run(tools_len: usize, script_len: usize, memory_limit: usize) {
+    match host::input(tools_len + script_len) {
+        Ok(input) => {
+            let (tools, script) = input.split_at(tools_len);
+            guest::with(|guest| run::run(guest, tools, script, memory_limit));
+        }
+        Err(host::TooLarge) => host::finish(host::Ending::OutOfMemory, b""),
     }
-    buffer.leak().as_mut_ptr()
-}
-
-#[unsafe(no_mangle)]
-extern "C" fn run(input: *const u8, tools_len: usize, script_len: usize, memory_limit: usize) {
-    // SAFETY: the host fills a buffer of this size, which it got from `alloc` and which is never freed, before it calls `run`.
-    let input = unsafe { std::slice::from_raw_parts(input, tools_len + script_len + 1) };
-    let (tools, script) = input.split_at(tools_len);
-    guest::with(|guest| run::run(guest, tools, script, memory_limit));
 }

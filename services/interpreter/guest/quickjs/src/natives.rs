@@ -5,7 +5,7 @@ mod random;
 mod text;
 mod url;
 
-pub(crate) use calls::{number, parsed, string_from, utf8};
+pub(crate) use calls::{has_noted, note, number, parsed, string_from, utf8};
 
 use rquickjs::{Ctx, Function, Object, Result};
 
@@ -17,6 +17,7 @@ pub(crate) fn all<'js>(ctx: &Ctx<'js>) -> Result<Object<'js>> {
     native.set("failure", Function::new(ctx.clone(), calls::failure)?)?;
     native.set("number", Function::new(ctx.clone(), calls::number)?)?;
     native.set("start", Function::new(ctx.clone(), calls::start)?)?;
+    native.set("note", Function::new(ctx.clone(), calls::note)?)?;
     native.set("cancel", Function::new(ctx.clone(), calls::cancel)?)?;
     native.set("log", Function::new(ctx.clone(), calls::log)?)?;
     native.set("promiseState", Function::new(ctx.clone(), calls::promise_state)?)?;

@@ -7,7 +7,7 @@ use rquickjs::{Ctx, Error, Object, Value, qjs};
 
 use crate::guest::Guest;
 use crate::host::{self, Ending};
-use crate::natives::{parsed, string_from, utf8};
+use crate::natives::{has_noted, parsed, string_from, utf8};
 use crate::source::{self, Evaluated, exception};
 
 /// What is kept of the memory for saying how the run ended when the script has used up the rest.
@@ -166,6 +166,12 @@ fn describe_value<'js>(
     ctx: &Ctx<'js>,
     value: Value<'js>,
 ) -> rquickjs::Result<(Ending, rquickjs::String<'js>)> {
+    // What JSON always says faithfully needs no look from the prelude.
+    if (value.is_int() || value.is_bool() || value.is_null() || value.is_string())
+        && let Some(text) = ctx.json_stringify(&value)?
+    {
+        return Ok((Ending::Json, text));
+    }
     let (is_json, text): (bool, rquickjs::String) = {
         let pair: rquickjs::Array = guest.prelude.result.get(ctx)?.call((value,))?;
         (pair.get(0)?, pair.get(1)?)
@@ -217,6 +223,9 @@ fn finish<'js>(ctx: &Ctx<'js>, ending: Ending, text: rquickjs::String<'js>) {
 
 /// Tells what the outcome alone doesn't: errors nobody handled, calls that never began.
 fn notes<'js>(guest: &Guest, ctx: &Ctx<'js>, thrown: Option<Value<'js>>) -> rquickjs::Result<()> {
+    if !has_noted() {
+        return Ok(());
+    }
     let ended = thrown.is_some();
     let texts: rquickjs::Array = guest.prelude.unhandled.get(ctx)?.call((ended, thrown))?;
     for text in texts.iter::<rquickjs::String>() {

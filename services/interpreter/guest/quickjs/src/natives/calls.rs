@@ -11,6 +11,8 @@ thread_local! {
     /// The number of the last call. Numbers are given when the script makes the call, so that a script that is run again
     /// gives every call the number it had.
     static LAST_NUMBER: Cell<u32> = const { Cell::new(0) };
+    /// Whether there may be something to tell beside the outcome.
+    static NOTED: Cell<bool> = const { Cell::new(false) };
     /// The error of the last immediate call, until the prelude fetches it.
     static FAILURE: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
     /// The names under which the host knows tools, in the order in which the prelude has declared them: a name would be copied for
@@ -31,6 +33,16 @@ fn with_name<T>(ctx: &Ctx<'_>, tool: u32, f: impl FnOnce(&[u8]) -> T) -> Result<
         Some(name) => Ok(f(name.as_bytes())),
         None => Err(Exception::throw_internal(ctx, "no such tool")),
     })
+}
+
+/// There may be something to tell beside the outcome: what was started may not end, and what was thrown may not be handled.
+pub(crate) fn note() {
+    NOTED.set(true);
+}
+
+/// Whether there may be something to tell beside the outcome.
+pub(crate) fn has_noted() -> bool {
+    NOTED.get()
 }
 
 /// Numbers a call.
@@ -62,6 +74,7 @@ pub(super) fn failure<'js>(ctx: Ctx<'js>) -> Result<String<'js>> {
 
 /// Starts a call that was numbered before.
 pub(super) fn start<'js>(ctx: Ctx<'js>, number: u32, tool: u32, args: String<'js>) -> Result<()> {
+    note();
     let args = utf8(&ctx, args)?;
     with_name(&ctx, tool, |name| host::start(number, name, args.as_str().as_bytes()))
 }

@@ -263,7 +263,10 @@
     if (handled) mapDelete(unhandled, promise);
     else if (mapSize(unhandled) < MAX_UNHANDLED) mapSet(unhandled, promise, reason);
   };
-  inner.unhandledError = (error) => inner.rejection({}, error, false);
+  inner.unhandledError = (error) => {
+    native.note();
+    inner.rejection({}, error, false);
+  };
 
   // One text per error that nobody handled, without the one the run ends with.
   inner.unhandled = (ended, thrown) => {
