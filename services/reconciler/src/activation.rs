@@ -1,43 +1,43 @@
 //! One activation of a task: load, decide, commit, perform. It takes no state with it but what a worker reported, so
 //! it can be repeated at any time and on any replica.
 
-use std::{collections::BTreeMap, sync::Arc, time::Instant};
+mod report;
+mod steps;
 
-use construct_bus::{Bus, publish, subject, topology};
+use std::{collections::BTreeMap, sync::Arc};
+
+use construct_bus::{Bus, publish, subject};
 use construct_domain::{
-    ApprovalId, MessageId, ModelId, OrganizationId, StepId, TaskId,
+    ApprovalId, MessageId, StepId, TaskId,
     approval::ApprovalState,
     decide::{self, Decision, Effect, Event, Fresh},
-    message::{Block, CodeResult, Content, Source},
+    message::{Block, Content, Source},
     money::Usage,
-    task::{Failure, FailureClass, Outcome, Stage, Step, StepResult, StepState, Task},
+    task::{Failure, FailureClass, Outcome, Step, StepResult, Task},
 };
 use construct_proto::{mesh::v1 as mesh, v1::event::Payload};
 use construct_runtime::{Lifecycle, MasterKeys, clock, telemetry::Chain};
 use construct_store::{
     AppendedMessage, AskedApproval, Committed, EndedMessage, Error, LoadedTask, MessageFilter, MessagePage, NewEvent,
-    Purpose, QUEUE_LIMIT, StepUsage, Store, StoredApproval, StoredEvent, Stream, TaskCommit,
+    QUEUE_LIMIT, Store, StoredApproval, StoredEvent, Stream, TaskCommit,
 };
 use jiff::Timestamp;
 use opentelemetry::Context;
 use tracing::Instrument as _;
 use uuid::Uuid;
 
+use report::{Report, step_usage, title};
+use steps::may_have_been_sent;
+
 use crate::{
     announce::Announcer,
     catalogue::Catalogue,
-    command, compaction, convert,
+    command, compaction,
     material::{self, Material},
     metrics, record, spending, trace,
-    window::{Known, Queue, Ticket, Window, Work},
+    window::{Queue, Ticket, Window, Work},
 };
 
-/// A command younger than this was not sent before.
-const FIRST_LOOK: jiff::SignedDuration = jiff::SignedDuration::from_secs(1);
-/// How long NATS has to say whether a command is queued, before its task is looked at all the same.
-const MEETING: std::time::Duration = std::time::Duration::from_secs(1);
-/// How soon a step that is over is closed again when that failed.
-const END_AGAIN: std::time::Duration = std::time::Duration::from_secs(2);
 /// How long a worker that was told to stop has to say what it used, before what was set aside for its call is given back.
 const DROPPED: std::time::Duration = std::time::Duration::from_secs(120);
 /// How often a commit that lost a race is decided anew before the activation is given back.
@@ -78,35 +78,6 @@ struct Decided {
     committed: Option<Committed>,
     /// For the effects, where it could be read.
     material: Result<Material, Error>,
-}
-
-/// A worker's result, understood.
-struct Report {
-    result: StepResult,
-    usage: Usage,
-    model: Option<ModelId>,
-    number: u64,
-    /// Which delivery of the command it is of.
-    delivery: u32,
-    /// Tokens of input that the vendor has counted of the call that was answered.
-    counted: Option<i64>,
-    /// Whose step it was; none of one that failed before a worker had it.
-    organization: Option<OrganizationId>,
-}
-
-impl Report {
-    fn read(result: mesh::StepResult) -> Result<Self, convert::Invalid> {
-        let model = result.model_id.parse().ok();
-        let number = result.step.as_ref().map_or(0, |step| step.number);
-        let organization = result.step.as_ref().and_then(|step| step.organization_id.parse().ok());
-        let delivery = result.delivery;
-        let counted = match &result.outcome {
-            Some(mesh::step_result::Outcome::ModelCompleted(completed)) => Some(completed.input_tokens),
-            _ => None,
-        };
-        let (result, usage) = convert::step_result(result)?;
-        Ok(Self { result, usage, model, number, delivery, counted, organization })
-    }
 }
 
 impl Activator {
@@ -330,59 +301,6 @@ impl Activator {
         }
         metrics::decided(&loaded.task, current.map(|report| &report.result.outcome), &decision, now);
         Ok(Decided { committed, material, decision })
-    }
-
-    /// What another process has in the queues is not known when its partition comes to this one: it is counted when its task is first looked at.
-    async fn meet(&self, loaded: &LoadedTask) {
-        let (organization, task) = (loaded.task.organization, loaded.task.id);
-        let Some((queue, work)) = Work::of(&loaded.task, &command::pool(loaded)) else { return };
-        if !self.window.is_news(organization, &queue, task, &work) {
-            return;
-        }
-        let stands = async {
-            match &queue {
-                Queue::Model => {
-                    let model = subject::ModelInvoke::new(subject::Pool::model_default(), task);
-                    self.bus.is_queued(&model, work.step, work.round).await
-                }
-                Queue::Code(pool) => {
-                    let code = subject::CodeExecute::new(pool.clone(), task);
-                    self.bus.is_queued(&code, work.step, work.round).await
-                }
-            }
-        };
-        // One that is not there asks for a place when it is to be sent; of one that cannot be found out about NATS is asked at the next look.
-        if let Ok(Ok(true)) = tokio::time::timeout(MEETING, stands).await {
-            self.window.count(organization, queue, task, work);
-        }
-    }
-
-    /// What became of a model call whose deadline has passed, when it is certain that no worker has had it: a failure that counts as no
-    /// try, because nothing was called.
-    async fn untaken(&self, loaded: &LoadedTask) -> Option<StepResult> {
-        let task = &loaded.task;
-        let (queue, work) = Work::of(task, &command::pool(loaded))?;
-        let in_flight = matches!(task.step.as_ref()?.state, StepState::InFlight { .. });
-        if queue != Queue::Model || !in_flight || clock::now() < work.until {
-            return None;
-        }
-        let withheld =
-            matches!(self.window.find(task.organization, &queue, task.id, work.step), Some(Known::Waits { .. }));
-        if !withheld {
-            let (pool, due) = (subject::Pool::model_default(), self.window.due(task.organization, &queue, task.id));
-            let unsent = due.is_some_and(|due| due.step == work.step);
-            let (row, model) = (topology::model_consumer(&pool), subject::ModelInvoke::new(pool, task.id));
-            let taken_back = self.bus.withdraw_untaken(&model, &row, work.step);
-            match tokio::time::timeout(MEETING, taken_back).await {
-                Ok(Ok(Some(true))) => {}
-                // It never reached its queue.
-                Ok(Ok(None)) if unsent => {}
-                _ => return None,
-            }
-        }
-        let message = format!("no worker has taken the model call within {} s", decide::MODEL_DEADLINE.as_secs());
-        let failure = Failure { class: FailureClass::DeadlineExceeded, message, retry_at: None, tries: 0 };
-        Some(StepResult { step: work.step, round: work.round, outcome: Outcome::Failed(failure) })
     }
 
     /// Leaves out the commands that have no place in their queue, and adds the one whose turn it is. It follows from the task as well as one
@@ -660,66 +578,6 @@ impl Activator {
         Some(StepResult { step, round: 0, outcome: Outcome::Failed(failure) })
     }
 
-    /// Whether a step that is looked at again has its result on the way: then its worker must not begin anew.
-    async fn result_waits(&self, step: &Step, task: TaskId) -> bool {
-        may_have_been_sent(step) && self.bus.result_waits(task).await.unwrap_or(false)
-    }
-
-    /// Sees to it that nobody runs a step's scripts any more, and drops its journal; the task need not wait for that. Nothing else
-    /// would do it later, so it is tried until it is done.
-    fn end_code(&self, loaded: &LoadedTask, step: StepId) {
-        let (bus, draining) = (self.bus.clone(), self.lifecycle.draining());
-        let address = subject::CodeExecute::new(command::pool(loaded), loaded.task.id);
-        let end = async move {
-            let began = Instant::now();
-            loop {
-                // First the journal: who finds it closed does nothing more, even if the command reaches it again.
-                let closed = bus.journal().close(step).await.map_err(|error| Chain(&error).to_string());
-                let withdrawn = bus.withdraw(&address, step).await.map_err(|error| Chain(&error).to_string());
-                let Err(error) = closed.and(withdrawn) else { return };
-                if began.elapsed() > decide::CODE_DEADLINE || draining.is_cancelled() {
-                    tracing::warn!(%step, error, "a step that is over could not be closed; its journal ages out");
-                    return;
-                }
-                tokio::select! {
-                    () = draining.cancelled() => {}
-                    () = tokio::time::sleep(END_AGAIN) => {}
-                }
-            }
-        };
-        self.lifecycle.spawn_job("end-of-step", tracing::Instrument::in_current_span(end));
-    }
-
-    /// The result of scripts that are to stop and that no worker has begun, withheld or queued: none will begin them any more, and nobody
-    /// has to be waited for. Of others their worker says what they have done.
-    async fn unbegun(&self, task: &Task, step: StepId, reason: &str) -> Option<StepResult> {
-        let wanted = task.step.as_ref().filter(|now| now.id == step && now.round == 0)?.since;
-        let Stage::Code { calls } = &task.turn.as_ref()?.stage else { return None };
-        match self.bus.journal().close_unbegun(step, wanted).await {
-            Ok(true) => {}
-            Ok(false) => return None,
-            Err(error) => {
-                tracing::debug!(error = %Chain(&error), "whether scripts have begun cannot be found out; their worker is waited for");
-                return None;
-            }
-        }
-        let not_run = |call: &String| CodeResult {
-            id: call.clone(),
-            error: format!("NotRun: the script was stopped before it began ({reason}). It did nothing."),
-            ..CodeResult::default()
-        };
-        let outcome = Outcome::Cancelled(calls.iter().map(not_run).collect());
-        Some(StepResult { step, round: 0, outcome })
-    }
-
-    async fn cancel(&self, service: subject::Service, task: TaskId, step: StepId, reason: &str) {
-        let cancel =
-            mesh::CancelStep { task_id: task.to_string(), step_id: step.to_string(), reason: reason.to_owned() };
-        if let Err(error) = self.bus.broadcast(&subject::Cancel { service }, &cancel).await {
-            tracing::warn!(%error, "a worker could not be told to stop");
-        }
-    }
-
     async fn purge(&self, loaded: &LoadedTask) -> Result<Next, Error> {
         if let Some(step) = &loaded.task.step {
             for service in [subject::Service::Providers, subject::Service::Interpreter] {
@@ -734,14 +592,6 @@ impl Activator {
         }
         self.purge_tree(loaded).await?;
         Ok(Next::Gone)
-    }
-}
-
-impl Report {
-    /// Of a step that failed before a worker had it.
-    fn of(result: StepResult, task: &Task) -> Self {
-        let number = task.step.as_ref().map_or(0, |step| step.number);
-        Self { result, usage: Usage::default(), model: None, number, delivery: 0, counted: None, organization: None }
     }
 }
 
@@ -770,21 +620,6 @@ fn asked(loaded: &LoadedTask, decision: &Decision) -> Vec<AskedApproval> {
     asked.collect()
 }
 
-/// What the ledger is told. A call that cost nothing leaves no row.
-fn step_usage(task: Option<&Task>, report: &Report) -> Option<StepUsage> {
-    let sums_up = |task: &Task| {
-        task.turn.as_ref().is_some_and(|turn| matches!(turn.stage, Stage::Compact { .. }))
-            && task.step.as_ref().is_some_and(|step| step.id == report.result.step)
-    };
-    let purpose = match task {
-        Some(task) if task.title_step == Some(report.result.step) => Purpose::Title,
-        Some(task) if sums_up(task) => Purpose::Compaction,
-        Some(_) | None => Purpose::Turn,
-    };
-    let model = report.model.filter(|_| !report.usage.is_zero())?;
-    Some(StepUsage { step: report.result.step, delivery: report.delivery, model, purpose, usage: report.usage })
-}
-
 fn ended_error(decision: &Decision) -> Option<String> {
     use construct_domain::task::TurnOutcome;
     match decision.ended.as_ref()?.outcome {
@@ -807,25 +642,6 @@ fn tool_uses(decision: &Decision) -> BTreeMap<String, i64> {
         }
     }
     uses
-}
-
-/// The title a model made, if that is what was reported: its first line, bounded.
-fn title(loaded: &LoadedTask, report: &Report) -> Option<String> {
-    if loaded.task.title_step != Some(report.result.step) {
-        return None;
-    }
-    let Outcome::Model(blocks, _) = &report.result.outcome else { return None };
-    let text = blocks.iter().find_map(|block| match block {
-        Block::Text(text) => Some(text.as_str()),
-        _ => None,
-    })?;
-    let line = text.trim().lines().next()?.trim().trim_matches('"');
-    (!line.is_empty()).then(|| line.chars().take(200).collect())
-}
-
-/// Whether the command of a step that is looked at may be on its way already, or have been carried out.
-fn may_have_been_sent(step: &Step) -> bool {
-    clock::now().duration_since(step.wanted()) >= FIRST_LOOK
 }
 
 fn fresh() -> Fresh {

@@ -1,0 +1,146 @@
+//! What has become of the commands for a task's steps, and how those are stopped that are not wanted any more.
+
+use std::time::{Duration, Instant};
+
+use construct_bus::{subject, topology};
+use construct_domain::{
+    StepId, TaskId, decide,
+    message::CodeResult,
+    task::{Failure, FailureClass, Outcome, Stage, Step, StepResult, StepState, Task},
+};
+use construct_proto::mesh::v1 as mesh;
+use construct_runtime::{clock, telemetry::Chain};
+use construct_store::LoadedTask;
+
+use super::Activator;
+use crate::{
+    command,
+    window::{Known, Queue, Work},
+};
+
+/// A command younger than this was not sent before.
+const FIRST_LOOK: jiff::SignedDuration = jiff::SignedDuration::from_secs(1);
+/// How long NATS has to say whether a command is queued, before its task is looked at all the same.
+const MEETING: Duration = Duration::from_secs(1);
+/// How soon a step that is over is closed again when that failed.
+const END_AGAIN: Duration = Duration::from_secs(2);
+
+impl Activator {
+    /// What another process has in the queues is not known when its partition comes to this one: it is counted when its task is first looked at.
+    pub(super) async fn meet(&self, loaded: &LoadedTask) {
+        let (organization, task) = (loaded.task.organization, loaded.task.id);
+        let Some((queue, work)) = Work::of(&loaded.task, &command::pool(loaded)) else { return };
+        if !self.window.is_news(organization, &queue, task, &work) {
+            return;
+        }
+        let stands = async {
+            match &queue {
+                Queue::Model => {
+                    let model = subject::ModelInvoke::new(subject::Pool::model_default(), task);
+                    self.bus.is_queued(&model, work.step, work.round).await
+                }
+                Queue::Code(pool) => {
+                    let code = subject::CodeExecute::new(pool.clone(), task);
+                    self.bus.is_queued(&code, work.step, work.round).await
+                }
+            }
+        };
+        // One that is not there asks for a place when it is to be sent; of one that cannot be found out about NATS is asked at the next look.
+        if let Ok(Ok(true)) = tokio::time::timeout(MEETING, stands).await {
+            self.window.count(organization, queue, task, work);
+        }
+    }
+
+    /// What became of a model call whose deadline has passed, when it is certain that no worker has had it: a failure that counts as no
+    /// try, because nothing was called.
+    pub(super) async fn untaken(&self, loaded: &LoadedTask) -> Option<StepResult> {
+        let task = &loaded.task;
+        let (queue, work) = Work::of(task, &command::pool(loaded))?;
+        let in_flight = matches!(task.step.as_ref()?.state, StepState::InFlight { .. });
+        if queue != Queue::Model || !in_flight || clock::now() < work.until {
+            return None;
+        }
+        let withheld =
+            matches!(self.window.find(task.organization, &queue, task.id, work.step), Some(Known::Waits { .. }));
+        if !withheld {
+            let (pool, due) = (subject::Pool::model_default(), self.window.due(task.organization, &queue, task.id));
+            let unsent = due.is_some_and(|due| due.step == work.step);
+            let (row, model) = (topology::model_consumer(&pool), subject::ModelInvoke::new(pool, task.id));
+            let taken_back = self.bus.withdraw_untaken(&model, &row, work.step);
+            match tokio::time::timeout(MEETING, taken_back).await {
+                Ok(Ok(Some(true))) => {}
+                // It never reached its queue.
+                Ok(Ok(None)) if unsent => {}
+                _ => return None,
+            }
+        }
+        let message = format!("no worker has taken the model call within {} s", decide::MODEL_DEADLINE.as_secs());
+        let failure = Failure { class: FailureClass::DeadlineExceeded, message, retry_at: None, tries: 0 };
+        Some(StepResult { step: work.step, round: work.round, outcome: Outcome::Failed(failure) })
+    }
+
+    /// Whether a step that is looked at again has its result on the way: then its worker must not begin anew.
+    pub(super) async fn result_waits(&self, step: &Step, task: TaskId) -> bool {
+        may_have_been_sent(step) && self.bus.result_waits(task).await.unwrap_or(false)
+    }
+
+    /// Sees to it that nobody runs a step's scripts any more, and drops its journal; the task need not wait for that. Nothing else
+    /// would do it later, so it is tried until it is done.
+    pub(super) fn end_code(&self, loaded: &LoadedTask, step: StepId) {
+        let (bus, draining) = (self.bus.clone(), self.lifecycle.draining());
+        let address = subject::CodeExecute::new(command::pool(loaded), loaded.task.id);
+        let end = async move {
+            let began = Instant::now();
+            loop {
+                // First the journal: who finds it closed does nothing more, even if the command reaches it again.
+                let closed = bus.journal().close(step).await.map_err(|error| Chain(&error).to_string());
+                let withdrawn = bus.withdraw(&address, step).await.map_err(|error| Chain(&error).to_string());
+                let Err(error) = closed.and(withdrawn) else { return };
+                if began.elapsed() > decide::CODE_DEADLINE || draining.is_cancelled() {
+                    tracing::warn!(%step, error, "a step that is over could not be closed; its journal ages out");
+                    return;
+                }
+                tokio::select! {
+                    () = draining.cancelled() => {}
+                    () = tokio::time::sleep(END_AGAIN) => {}
+                }
+            }
+        };
+        self.lifecycle.spawn_job("end-of-step", tracing::Instrument::in_current_span(end));
+    }
+
+    /// The result of scripts that are to stop and that no worker has begun, withheld or queued: none will begin them any more, and nobody
+    /// has to be waited for. Of others their worker says what they have done.
+    pub(super) async fn unbegun(&self, task: &Task, step: StepId, reason: &str) -> Option<StepResult> {
+        let wanted = task.step.as_ref().filter(|now| now.id == step && now.round == 0)?.since;
+        let Stage::Code { calls } = &task.turn.as_ref()?.stage else { return None };
+        match self.bus.journal().close_unbegun(step, wanted).await {
+            Ok(true) => {}
+            Ok(false) => return None,
+            Err(error) => {
+                tracing::debug!(error = %Chain(&error), "whether scripts have begun cannot be found out; their worker is waited for");
+                return None;
+            }
+        }
+        let not_run = |call: &String| CodeResult {
+            id: call.clone(),
+            error: format!("NotRun: the script was stopped before it began ({reason}). It did nothing."),
+            ..CodeResult::default()
+        };
+        let outcome = Outcome::Cancelled(calls.iter().map(not_run).collect());
+        Some(StepResult { step, round: 0, outcome })
+    }
+
+    pub(super) async fn cancel(&self, service: subject::Service, task: TaskId, step: StepId, reason: &str) {
+        let cancel =
+            mesh::CancelStep { task_id: task.to_string(), step_id: step.to_string(), reason: reason.to_owned() };
+        if let Err(error) = self.bus.broadcast(&subject::Cancel { service }, &cancel).await {
+            tracing::warn!(%error, "a worker could not be told to stop");
+        }
+    }
+}
+
+/// Whether the command of a step that is looked at may be on its way already, or have been carried out.
+pub(super) fn may_have_been_sent(step: &Step) -> bool {
+    clock::now().duration_since(step.wanted()) >= FIRST_LOOK
+}
