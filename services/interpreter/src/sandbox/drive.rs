@@ -10,7 +10,7 @@ use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use futures::future::{AbortHandle, BoxFuture, abortable};
 use futures::stream::FuturesUnordered;
@@ -19,7 +19,7 @@ use futures::{FutureExt as _, Stream as _};
 use super::host::{Host, ToolError};
 use super::imports::Requested;
 use super::limits::Limits;
-use super::meter::{Meter, thread_time};
+use super::meter::Meter;
 use super::typescript::{StripError, TypeScript};
 
 /// What guest and driver tell each other. Locked for moments only, by one task.
@@ -188,7 +188,7 @@ impl<'h> Driver<'h> {
                     Poll::Pending => None,
                 },
                 Waiting::Call { number, future, .. } => {
-                    let began = thread_time();
+                    let began = Instant::now();
                     let polled = future.as_mut().poll(cx);
                     lock(&self.bridge).meter.exclude_since(began);
                     match polled {
@@ -294,8 +294,7 @@ impl<'h> Driver<'h> {
         }
     }
 
-    /// The host's future, which is made when it is first polled, so that its time is measured with the poll's: the thread's clock costs as much as all
-    /// the rest of an immediate call. A panic becomes an error the script can catch.
+    /// The host's future, which is made when it is first polled, so that its time is the poll's. A panic becomes an error the script can catch.
     fn call(&self, call: super::HostCall) -> BoxFuture<'h, Outcome> {
         let host = self.host;
         Box::pin(async move {
@@ -314,7 +313,7 @@ impl<'h> Driver<'h> {
         if self.running.is_empty() {
             return;
         }
-        let began = thread_time();
+        let began = Instant::now();
         while let Poll::Ready(Some(ended)) = Pin::new(&mut self.running).poll_next(cx) {
             self.ready.extend(ended);
         }

@@ -1,8 +1,12 @@
 //! CPU time of a run.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
+
+/// What the host does in less time counts as the script's own: two looks at the thread's clock, of half a microsecond each, would take longer than
+/// most calls. The most calls that a script can make add a fifth of a second to the seconds that it has.
+const SHORT: Duration = Duration::from_micros(20);
 
 /// CPU time of a run: that of the thread while the run is being polled, less what was spent in the host's futures meanwhile.
 ///
@@ -10,42 +14,65 @@ use rustix::time::{ClockId, clock_gettime};
 #[derive(Debug, Default)]
 pub(super) struct Meter {
     spent: Duration,
-    /// The thread's clock when the poll under way began.
-    entered: Option<Duration>,
-    /// CPU time of the host's futures since then.
-    hosted: Duration,
+    /// The poll under way.
+    poll: Option<Poll>,
+}
+
+#[derive(Debug)]
+struct Poll {
+    /// When the thread's clock was last looked at, and what it showed.
+    looked: (Instant, Duration),
+    /// CPU time of the script from the beginning of the poll to that look.
+    own: Duration,
+}
+
+impl Poll {
+    /// Looks at the thread's clock again. Of what the thread has done since it was last looked at, at most `own` was the script's.
+    fn look(&mut self, own: Duration) {
+        let now = (Instant::now(), thread_time());
+        let done = now.1.saturating_sub(self.looked.1);
+        self.own += done.min(own);
+        self.looked = now;
+    }
 }
 
 impl Meter {
     /// A poll of the run begins.
     pub(super) fn enter(&mut self) {
-        self.entered = Some(thread_time());
-        self.hosted = Duration::ZERO;
+        self.poll = Some(Poll { looked: (Instant::now(), thread_time()), own: Duration::ZERO });
     }
 
     /// The poll ends.
     pub(super) fn leave(&mut self) {
         self.spent = self.cpu();
-        self.entered = None;
+        self.poll = None;
     }
 
-    /// Of the poll under way, what the thread has done since its clock showed `began` was the host's. Measured by the same clock as everything
-    /// else: were it the time that has passed, what others had of the processor would be taken off the script's own time.
-    pub(super) fn exclude_since(&mut self, began: Duration) {
-        self.hosted += thread_time().saturating_sub(began);
+    /// Of the poll under way, what the thread has done since `began` was the host's.
+    ///
+    /// Its clock was last looked at some time before, at most a tick of the epoch. What passed from there to `began` is taken for the script's, though others may have
+    /// had a part of it; what passed since is not taken for the host's, because others may have had that: the script must not gain by it.
+    pub(super) fn exclude_since(&mut self, began: Instant) {
+        if began.elapsed() < SHORT {
+            return;
+        }
+        if let Some(poll) = &mut self.poll {
+            poll.look(began.saturating_duration_since(poll.looked.0));
+        }
     }
 
     /// The run's CPU time until now.
-    pub(super) fn cpu(&self) -> Duration {
-        match self.entered {
-            Some(entered) => self.spent + thread_time().saturating_sub(entered).saturating_sub(self.hosted),
-            None => self.spent,
-        }
+    pub(super) fn cpu(&mut self) -> Duration {
+        let own = self.poll.as_mut().map_or(Duration::ZERO, |poll| {
+            poll.look(Duration::MAX);
+            poll.own
+        });
+        self.spent + own
     }
 }
 
 /// The thread's clock.
-pub(super) fn thread_time() -> Duration {
+fn thread_time() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32)
 }
