@@ -26,9 +26,12 @@ use tokio::task::AbortHandle;
 
 use crate::read;
 
-/// What reconcilers say of themselves, as last heard.
+/// Who says nothing for so long is not there any more; they say something several times a second.
+const SILENCE: Duration = Duration::from_secs(5);
+
+/// What reconcilers say of themselves, as last heard, and when.
 struct Beats {
-    last: Arc<Mutex<BTreeMap<String, ReconcilerBeat>>>,
+    last: Arc<Mutex<BTreeMap<String, (Instant, ReconcilerBeat)>>>,
     abort: AbortHandle,
 }
 
@@ -40,7 +43,7 @@ impl Drop for Beats {
 
 impl Beats {
     async fn hear(mesh: &Mesh) -> Self {
-        let last: Arc<Mutex<BTreeMap<String, ReconcilerBeat>>> = Arc::default();
+        let last: Arc<Mutex<BTreeMap<String, (Instant, ReconcilerBeat)>>> = Arc::default();
         let (bus, heard) = (mesh.bus().await, Arc::clone(&last));
         let mut beats = bus.hear_beats().await.unwrap();
         let abort = tokio::spawn(async move {
@@ -50,7 +53,7 @@ impl Beats {
                 if beat.leaves {
                     heard.remove(&beat.instance);
                 } else {
-                    heard.insert(beat.instance.clone(), beat);
+                    heard.insert(beat.instance.clone(), (Instant::now(), beat));
                 }
             }
         })
@@ -58,8 +61,10 @@ impl Beats {
         Self { last, abort }
     }
 
+    /// Those of whom something was heard lately: the last beat of one that was killed may be heard when it is gone.
     fn all(&self) -> Vec<ReconcilerBeat> {
-        self.last.lock().unwrap().values().cloned().collect()
+        let last = self.last.lock().unwrap();
+        last.values().filter(|(heard, _)| heard.elapsed() < SILENCE).map(|(_, beat)| beat.clone()).collect()
     }
 
     /// Waits until `among` have all partitions, none of them twice, each at least one. Gives how long that took.
