@@ -197,14 +197,21 @@ fn uncaught<'js>(guest: &Guest, ctx: &Ctx<'js>, thrown: &Value<'js>, interrupted
     }
 }
 
+/// What the engine says of memory, the second where there was none for what a function is compiled to.
+const OUT_OF_MEMORY: [&str; 2] = ["out of memory", "bytecode buffer overflow"];
+/// What it says where there was none to say anything.
+const NOTHING_SAID: &str = "Invalid error message";
+
 /// QuickJS throws null when there isn't even memory for the error.
 fn is_out_of_memory(thrown: &Value<'_>, memory_limit: usize) -> bool {
     if thrown.is_null() {
         return is_memory_short(memory_limit);
     }
     let text = |error: &Object<'_>, name: &str| error.get::<_, String>(name).unwrap_or_default();
-    thrown.as_object().is_some_and(|error| {
-        text(error, "name") == "InternalError" && text(error, "message").starts_with("out of memory")
+    thrown.as_object().filter(|error| text(error, "name") == "InternalError").is_some_and(|error| {
+        let message = text(error, "message");
+        OUT_OF_MEMORY.iter().any(|start| message.starts_with(start))
+            || (message == NOTHING_SAID && is_memory_short(memory_limit))
     })
 }
 
