@@ -9,7 +9,7 @@ use std::time::Duration;
 /// ones wait inside the guest, in order).
 #[derive(Debug, Clone, PartialEq)]
 pub struct Limits {
-    /// CPU time of the script itself. Time spent in host calls, waiting or working, isn't counted. Checked every millisecond.
+    /// CPU time of the script itself. Time spent in host calls, waiting or working, isn't counted, but for moments (see `Meter`). Checked every millisecond.
     pub cpu: Duration,
     /// Time from start to end, everything counted except the wait for a free instance.
     pub wall: Duration,

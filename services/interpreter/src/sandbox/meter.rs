@@ -4,8 +4,8 @@ use std::time::{Duration, Instant};
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// What the host does in less time counts as the script's own: two looks at the thread's clock, of half a microsecond each, would take longer than
-/// most calls. The most calls that a script can make add a fifth of a second to the seconds that it has.
+/// What the host does in less time counts as the script's own: two looks at the thread's clock, which the kernel has to be asked for, would take as long as
+/// most calls. As many calls as a script may make by default, all of this length, use up a fiftieth of its time.
 const SHORT: Duration = Duration::from_micros(20);
 
 /// CPU time of a run: that of the thread while the run is being polled, less what was spent in the host's futures meanwhile.
@@ -75,4 +75,43 @@ impl Meter {
 fn thread_time() -> Duration {
     let time = clock_gettime(ClockId::ThreadCPUTime);
     Duration::new(time.tv_sec.unsigned_abs(), time.tv_nsec.unsigned_abs() as u32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn compute(time: Duration) {
+        let until = thread_time() + time;
+        while thread_time() < until {}
+    }
+
+    #[test]
+    fn what_the_host_computes_is_not_the_scripts() {
+        let mut meter = Meter::default();
+        meter.enter();
+        let began = Instant::now();
+        compute(Duration::from_millis(200));
+        meter.exclude_since(began);
+        assert!(meter.cpu() < Duration::from_millis(100), "{meter:?}");
+        compute(Duration::from_millis(20));
+        meter.leave();
+        assert!((20..120).contains(&meter.cpu().as_millis()), "{meter:?}");
+    }
+
+    #[test]
+    fn what_passes_in_the_host_and_what_it_does_in_moments_take_nothing_off_the_scripts_time() {
+        let mut meter = Meter::default();
+        for _ in 0..10 {
+            meter.enter();
+            compute(Duration::from_millis(2));
+            let began = Instant::now();
+            std::thread::sleep(Duration::from_millis(5));
+            meter.exclude_since(began);
+            compute(Duration::from_millis(2));
+            meter.exclude_since(Instant::now());
+            meter.leave();
+        }
+        assert!(meter.cpu() >= Duration::from_millis(40), "{meter:?}");
+    }
 }

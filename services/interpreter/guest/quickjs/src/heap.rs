@@ -59,11 +59,16 @@ pub(crate) fn close_gaps() {
 }
 
 fn close_gaps_of(take: impl Fn(usize) -> *mut u8, give_back: impl Fn(*mut u8, usize)) {
+    let take = |size| {
+        let piece = take(size);
+        assert!(!piece.is_null(), "the guest boots with memory to spare");
+        piece
+    };
     let end = take(BEYOND_GAPS);
     let mut size = BEYOND_GAPS / 2;
     while size >= 8 {
         let piece = take(size);
-        if piece.is_null() || piece >= end {
+        if piece >= end {
             give_back(piece, size);
             size /= 2;
         }
