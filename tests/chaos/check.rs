@@ -15,7 +15,7 @@ use construct_tests::{
     wait::until,
 };
 
-use crate::load::{EFFECTS, Job};
+use crate::load::{EFFECTS, Job, UNPAID};
 
 /// Why a message may fail when what it needs is away for longer than it is tried again. What was given up because workers died is the
 /// only failure of our own; any other one is a defect.
@@ -94,7 +94,7 @@ async fn conversation(mesh: &Mesh, job: &Job, told: &mut Told) {
     told.messages += said.len();
     for message in &transcript.messages {
         let error = status(message).error;
-        let is_stopped = job.budget.is_some() && error.contains("the budget of the task is exhausted");
+        let is_stopped = job.budget.is_some() && error.contains(UNPAID);
         *(if is_stopped { &mut told.stopped } else { &mut told.failed }) += usize::from(!error.is_empty());
     }
     effects(&mesh.seen(&job.folder), &said, &transcript, told);
@@ -174,17 +174,17 @@ fn effects(folder: &Path, said: &[&str], transcript: &Transcript, told: &mut Tol
         let results: Vec<_> = turn.iter().flat_map(|message| results(message)).collect();
         let expected = (1..=EFFECTS).map(|n| format!("{message}.{n}"));
         let missing: BTreeSet<String> = expected.filter(|effect| !times.contains_key(effect)).collect();
-        let said = |what: &str| {
+        let listed = |what: &str| {
             results.iter().find_map(|result| {
                 let (_, list) = result.output.split_once(&format!("{what} of {message}: "))?;
                 let list: Vec<usize> = serde_json::from_str(list.split_once('.')?.0).ok()?;
                 Some(list.into_iter().map(|n| format!("{message}.{n}")).collect::<BTreeSet<_>>())
             })
         };
-        match said("unknown") {
+        match listed("unknown") {
             Some(unknown) => {
                 told.unknown += unknown.len();
-                let unpaid = said("unpaid").unwrap_or_default();
+                let unpaid = listed("unpaid").unwrap_or_default();
                 let silent: Vec<_> =
                     missing.iter().filter(|one| !unknown.contains(*one) && !unpaid.contains(*one)).collect();
                 assert!(silent.is_empty(), "effects are missing without a word: {silent:?}\n{}", transcript.show());

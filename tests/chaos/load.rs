@@ -17,6 +17,9 @@ use construct_tests::{
 };
 use serde_json::{Value, json};
 
+/// What is said of a turn that there was no money for.
+pub(crate) const UNPAID: &str = "the budget of the task is exhausted";
+
 /// Conversations at the same time, and how many of them have subtasks do the work.
 const CONVERSATIONS: usize = 5;
 const WITH_SUBTASKS: usize = 1;
@@ -86,7 +89,7 @@ fn manager() -> Value {
         "ended.forEach((one, n) => {",
         "  if (one.task !== begun[n]) throw new Error('answers are not in order');",
         "  if (one.status === 'completed') unknown.push(...JSON.parse(one.answer));",
-        "  else (one.error.includes('the budget of the task is exhausted') ? unpaid : unknown).push(...halves[n]);",
+        &format!("  else (one.error?.includes('{UNPAID}') ? unpaid : unknown).push(...halves[n]);"),
         "});",
         "`unknown of ${message}: ${JSON.stringify(unknown)}. unpaid of ${message}: ${JSON.stringify(unpaid)}.`",
     ];

@@ -355,7 +355,6 @@ async fn recovers(service: Service) {
             undisturbed.extend(stalls.iter().map(Stalls::longest));
             stalls.iter().for_each(Stalls::forget);
             mesh.kill_replica(replica).unwrap();
-            beats.last.lock().unwrap().clear();
             tokio::time::sleep(Duration::from_secs(6)).await;
             longest.extend(stalls.iter().map(Stalls::longest));
             for (stall, (conversation, _)) in stalls.iter().zip(&jobs).filter(|(stall, _)| stall.longest() > EXPECTED) {
