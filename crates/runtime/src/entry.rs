@@ -14,11 +14,6 @@ use crate::{
     telemetry::{self, Chain},
 };
 
-/// Of what the providers do for a call, the allocator of the C library took a fifth of the time
-/// (docs/adr/0045-allocator.md).
-#[global_allocator]
-static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
-
 /// Exit code for a configuration that cannot work; the one that a wrong argument has, too.
 const EXIT_CONFIGURATION: u8 = 2;
 
