@@ -18,7 +18,7 @@ use crate::{
     services::{Services, scripted_agent},
 };
 
-/// Tasks at work at the same time. The providers call the model for as many as `providers_concurrency` lets them; the others wait in their queue.
+/// Tasks at work at the same time. The model is called for as many as `reconciler_model_calls` and `providers_concurrency` let; the others wait.
 const WAITING: usize = 1_000;
 /// How long that model takes: until all have been begun and the memory was read.
 const MODEL: Duration = Duration::from_secs(120);
@@ -69,7 +69,8 @@ pub(crate) async fn measure(concurrency: usize, duration: Duration) -> anyhow::R
     rows.push(Row::new("processor time of a task: all", "ms", all));
     let what = format!(
         "the task of `mesh` (model call, one script with three tool calls, model call), {concurrency} at once for {} s; then {WAITING} tasks at work \
-         on a model which takes {} s, called for as many as providers_concurrency lets. One process of each service.",
+         on a model which takes {} s, called for as many as reconciler_model_calls and \
+         providers_concurrency let. One process of each service.",
         duration.as_secs(),
         MODEL.as_secs()
     );
