@@ -16,7 +16,7 @@ use construct_proto::v1::Event;
 use futures::StreamExt as _;
 
 use crate::{
-    Bus, Position,
+    Bus, Connection, Position,
     envelope::OpenError,
     subject::{Address as _, Delta, TaskEvent},
     topology::Stream,
@@ -70,9 +70,28 @@ impl Error {
     }
 }
 
+/// How far a task's progress has been read, so that reading goes on from there ([`Bus::replay_progress`]).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Bookmark {
+    /// The connection at which it was read; 0 when there was none. After a reconnect the streams may be others, with sequences from
+    /// 1 on: then everything is read again.
+    generation: u64,
+    /// On each subject of the task's progress, the sequence up to which it has been read.
+    read: [u64; 3],
+}
+
+/// What [`Bus::replay_progress`] found.
+#[derive(Debug)]
+pub struct Replay {
+    /// Sorted by their positions, each once.
+    pub events: Vec<Event>,
+    /// Everything up to here was read.
+    pub until: Bookmark,
+}
+
 impl Bus {
-    /// The retained progress of a task: live text of the last hour, and what its scripts called. Sorted, each piece
-    /// once, only what stands after `after`.
+    /// The retained progress of a task behind a bookmark (the default one: all of it): live text of the last hour, and what its scripts
+    /// called. Of that only what stands after `after`.
     ///
     /// # Errors
     /// When the streams cannot be read within five seconds.
@@ -81,14 +100,23 @@ impl Bus {
         organization: OrganizationId,
         task: TaskId,
         after: Option<Position>,
-    ) -> Result<Vec<Event>, Error> {
+        from: Bookmark,
+    ) -> Result<Replay, Error> {
+        let generation = match *self.connection().borrow() {
+            Connection::Up { generation } => generation,
+            Connection::Down => 0,
+        };
+        let from = if from.generation == generation && generation > 0 { from } else { Bookmark::default() };
+        let [called, result] = TaskEvent::tools(organization, task);
         let deltas = Delta { organization, task }.subject();
-        let tools = TaskEvent::tools(organization, task);
-        let (deltas, tools) =
-            futures::future::try_join(self.read(Stream::Deltas, &[deltas]), self.read(Stream::Events, &tools)).await?;
+        let subjects = [(Stream::Deltas, deltas), (Stream::Events, called), (Stream::Events, result)];
+        let reads = subjects.iter().zip(from.read).map(|((stream, subject), read)| self.read(*stream, subject, read));
+        let found = futures::future::try_join_all(reads).await?;
+        let mut until = Bookmark { generation, ..from };
         let mut sorted = BTreeMap::new();
-        for (stream, messages) in [(Stream::Deltas, deltas), (Stream::Events, tools)] {
+        for ((messages, (stream, _)), read) in found.into_iter().zip(&subjects).zip(&mut until.read) {
             for (sequence, message) in messages {
+                *read = sequence;
                 let message = message.message;
                 match self.open::<Event>(message.headers.as_ref(), message.payload).await {
                     Ok(event) if after.is_none_or(|after| Position::of(&event) > after) => {
@@ -108,38 +136,45 @@ impl Bus {
                 }
             }
         }
-        Ok(sorted.into_values().collect())
+        Ok(Replay { events: sorted.into_values().collect(), until })
     }
 
-    /// Everything a limits stream has on subjects without wildcards, oldest first.
-    pub(crate) async fn read(&self, stream: Stream, subjects: &[String]) -> Result<Vec<(u64, Message)>, Error> {
+    /// Everything a limits stream has on a subject without wildcards behind the sequence `read`, oldest first.
+    async fn read(&self, stream: Stream, subject: &str, read: u64) -> Result<Vec<(u64, Message)>, Error> {
         let end = Instant::now() + DEADLINE;
         loop {
             // Boxed, because the future of the retries would be large.
-            match Box::pin(self.read_once(stream, subjects)).await {
+            match Box::pin(self.read_once(stream, subject, read)).await {
                 Ok(messages) => return Ok(messages),
                 Err(source) if Instant::now() >= end => {
                     return Err(Error::Read { stream: stream.name(), source });
                 }
                 Err(error) => {
-                    tracing::debug!(stream = stream.name(), ?subjects, %error, "reading again");
+                    tracing::debug!(stream = stream.name(), subject, %error, "reading again");
                     tokio::time::sleep(PAUSE).await;
                 }
             }
         }
     }
 
-    async fn read_once(&self, stream: Stream, subjects: &[String]) -> Result<Vec<(u64, Message)>, async_nats::Error> {
-        let mut messages = Vec::new();
-        for subject in subjects {
-            // Most histories that are looked for are empty. For a reader, a server counts what is before it, which takes the longer
-            // the more the stream holds (milliseconds for thousands of subjects); where a subject begins it knows at once.
-            if let Some(first) = self.first(stream, subject).await? {
-                messages.extend(self.read_from(stream, subject, first).await?);
-            }
+    async fn read_once(
+        &self,
+        stream: Stream,
+        subject: &str,
+        read: u64,
+    ) -> Result<Vec<(u64, Message)>, async_nats::Error> {
+        // Most histories that are looked for are empty. For a reader, a server counts what is before it, which takes the longer
+        // the more the stream holds (milliseconds for thousands of subjects); where a subject begins it knows at once.
+        let known = self.inner.jetstream.get_stream_no_info(stream.name()).await?;
+        let Some(last) = found(known.get_last_raw_message_by_subject(subject).await)? else { return Ok(Vec::new()) };
+        if last.sequence <= read {
+            return Ok(Vec::new());
         }
-        messages.sort_by_key(|(sequence, _)| *sequence);
-        Ok(messages)
+        match found(known.get_first_raw_message_by_subject(subject, read + 1).await)? {
+            Some(first) => self.read_from(stream, subject, first.sequence).await,
+            // Meanwhile it grew too old.
+            None => Ok(Vec::new()),
+        }
     }
 
     /// The same, one message after another: for who may not make consumers of the stream, because it publishes into it as well.
@@ -168,11 +203,6 @@ impl Bus {
         subject: &str,
         messages: &mut Vec<StreamMessage>,
     ) -> Result<(), async_nats::Error> {
-        let found = |message: Result<StreamMessage, LastRawMessageError>| match message {
-            Ok(message) => Ok(Some(message)),
-            Err(error) if error.kind() == LastRawMessageErrorKind::NoMessageFound => Ok(None),
-            Err(error) => Err(async_nats::Error::from(error)),
-        };
         let stream = self.inner.jetstream.get_stream_no_info(stream.name()).await?;
         let Some(last) = found(stream.get_last_raw_message_by_subject(subject).await)? else { return Ok(()) };
         loop {
@@ -184,21 +214,6 @@ impl Bus {
                 return Ok(());
             };
             messages.push(next);
-        }
-    }
-
-    /// The sequence of the first message on a subject.
-    async fn first(&self, stream: Stream, subject: &str) -> Result<Option<u64>, async_nats::Error> {
-        let stream = self.inner.jetstream.get_stream_no_info(stream.name()).await?;
-        match stream.get_last_raw_message_by_subject(subject).await {
-            Ok(_) => {}
-            Err(error) if error.kind() == LastRawMessageErrorKind::NoMessageFound => return Ok(None),
-            Err(error) => return Err(error.into()),
-        }
-        match stream.get_first_raw_message_by_subject(subject, 1).await {
-            Ok(message) => Ok(Some(message.sequence)),
-            Err(error) if error.kind() == LastRawMessageErrorKind::NoMessageFound => Ok(None),
-            Err(error) => Err(error.into()),
         }
     }
 
@@ -226,6 +241,15 @@ impl Bus {
             tracing::debug!(%error, "a reader could not be removed");
         }
         read
+    }
+}
+
+/// That there is no message is no failure.
+fn found(message: Result<StreamMessage, LastRawMessageError>) -> Result<Option<StreamMessage>, async_nats::Error> {
+    match message {
+        Ok(message) => Ok(Some(message)),
+        Err(error) if error.kind() == LastRawMessageErrorKind::NoMessageFound => Ok(None),
+        Err(error) => Err(error.into()),
     }
 }
 

@@ -43,6 +43,7 @@ pub use consume::{ConsumeOptions, Consumer, Delivery, KeepAlive, Receipt, TaskMe
 pub use control::{request, subscribe};
 pub use dispatch::Dispatch;
 pub use event::{Position, Watch};
+pub use history::{Bookmark, Replay};
 pub use journal::Journal;
 pub use message::Message;
 pub use permissions::User;

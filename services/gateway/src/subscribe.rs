@@ -9,7 +9,7 @@ mod subscription;
 
 use std::{sync::Arc, time::Duration};
 
-use construct_bus::Watch;
+use construct_bus::{Bookmark, Watch};
 use construct_domain::{OrganizationId, TaskId};
 use construct_proto::v1::{Event, SubscribeRequest, event_service_server::EventService};
 use construct_store::{Error, Store, Stream};
@@ -80,7 +80,9 @@ impl EventService for Api {
         let backend = Arc::clone(&entry.backend);
         let store = backend.store.clone();
         let (types, scopes) = (wanted.types, Arc::clone(&caller.scopes));
-        let subscription = Subscription { backend, watched, merge, joined, types, scopes, deleted, out: sender };
+        let (done, reading) = (Bookmark::default(), Bookmark::default());
+        let subscription =
+            Subscription { backend, watched, merge, joined, types, done, reading, scopes, deleted, out: sender };
         self.lifecycle().spawn_job("subscription", async move {
             let _permit = permit;
             tokio::select! {

@@ -2,7 +2,7 @@ use construct_proto::v1::{Deleted, Event, event::Payload};
 use futures::StreamExt as _;
 
 use super::{ORGANIZATION, event, task, within};
-use crate::{Position, Watch, testing::NatsServer};
+use crate::{Bookmark, Bus, Connection, Position, Replay, Watch, testing::NatsServer};
 
 fn watch_task() -> Watch {
     Watch::Task { organization: ORGANIZATION, task: task(1) }
@@ -58,11 +58,15 @@ async fn entities_are_watched_apart_from_tasks() {
     assert_eq!(within("the event", live.next()).await, Some(deleted));
 }
 
+async fn replayed(bus: &Bus, after: Option<Position>, from: Bookmark) -> Replay {
+    bus.replay_progress(ORGANIZATION, task(1), after, from).await.expect("readable")
+}
+
 #[tokio::test]
 async fn retained_progress_is_replayed_sorted_and_once_after_a_position() {
     let server = NatsServer::start().await;
     let bus = server.bus().await;
-    assert_eq!(bus.replay_progress(ORGANIZATION, task(1), None).await.expect("readable"), []);
+    assert_eq!(replayed(&bus, None, Bookmark::default()).await.events, []);
     let mut progress = bus.progress();
     for (kind, step) in [("tool.called", 2), ("message.delta", 3), ("message.delta", 1), ("message.delta", 1)] {
         for index in 1..=300 {
@@ -73,15 +77,42 @@ async fn retained_progress_is_replayed_sorted_and_once_after_a_position() {
     progress.send(&event(task(1), "message.created", 1, 0)).await.expect("a right event");
     assert_eq!(progress.finish().await.lost, 0);
 
-    let all = bus.replay_progress(ORGANIZATION, task(1), None).await.expect("readable");
+    let all = replayed(&bus, None, Bookmark::default()).await;
     let expected: Vec<(u64, u64)> = (1..=3).flat_map(|step| (1..=300).map(move |index| (step, index))).collect();
-    assert_eq!(positions(&all), expected);
+    assert_eq!(positions(&all.events), expected);
     let after = Position { step: 2, index: 299 };
-    let rest = bus.replay_progress(ORGANIZATION, task(1), Some(after)).await.expect("readable");
-    assert_eq!(positions(&rest), expected[599..]);
+    let rest = replayed(&bus, Some(after), Bookmark::default()).await;
+    assert_eq!(positions(&rest.events), expected[599..]);
+    assert_eq!(rest.until, all.until, "what is not wanted is read as well");
     // The readers are gone.
     let stream = bus.inner.jetstream.get_stream("CONSTRUCT_DELTAS").await.expect("it is there");
     assert_eq!(stream.cached_info().state.consumer_count, 0);
+}
+
+#[tokio::test]
+async fn what_was_read_of_progress_is_not_read_again_until_the_connection_is_another_one() {
+    let mut server = NatsServer::start().await;
+    let bus = server.bus().await;
+    let begun = replayed(&bus, None, Bookmark::default()).await.until;
+    let told = [("message.delta", 1), ("tool.called", 2), ("tool.result", 3), ("message.delta", 4)];
+    let mut until = begun;
+    for (kind, index) in told {
+        let mut progress = bus.progress();
+        progress.send(&event(task(1), kind, 1, index)).await.expect("a right event");
+        assert_eq!(progress.finish().await.lost, 0);
+        let more = replayed(&bus, None, until).await;
+        assert_eq!(positions(&more.events), [(1, index)], "{kind}");
+        until = more.until;
+    }
+    assert_eq!(replayed(&bus, None, until).await.events, []);
+    let all = [(1, 1), (1, 2), (1, 3), (1, 4)];
+    assert_eq!(positions(&replayed(&bus, None, begun).await.events), all, "a bookmark is a value");
+
+    let mut connection = bus.connection();
+    server.restart().await;
+    let again = |state: &Connection| matches!(state, Connection::Up { generation } if *generation > 1);
+    within("the connection", connection.wait_for(again)).await.expect("alive");
+    assert_eq!(positions(&replayed(&bus, None, until).await.events), all);
 }
 
 #[tokio::test]
@@ -91,14 +122,12 @@ async fn progress_is_dropped_and_counted_while_nats_is_away() {
     let mut progress = bus.progress();
     progress.send(&event(task(1), "message.delta", 1, 1)).await.expect("a right event");
     within("the first acknowledgement", async {
-        while bus.replay_progress(ORGANIZATION, task(1), None).await.expect("readable").is_empty() {}
+        while replayed(&bus, None, Bookmark::default()).await.events.is_empty() {}
     })
     .await;
     server.kill();
     let mut connection = bus.connection();
-    within("the loss to be noticed", connection.wait_for(|state| *state == crate::Connection::Down))
-        .await
-        .expect("alive");
+    within("the loss to be noticed", connection.wait_for(|state| *state == Connection::Down)).await.expect("alive");
     progress.send(&event(task(1), "message.delta", 1, 2)).await.expect("a right event");
     assert!(progress.send(&event(task(1), "Wrong.Type", 1, 2)).await.is_err());
     assert_eq!(progress.finish().await, crate::Written { sent: 1, lost: 1 });

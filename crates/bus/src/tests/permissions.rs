@@ -12,7 +12,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{ORGANIZATION, event, execute, invoke, matches, next, options, result, step, task, wake, within};
 use crate::{
-    Bus, Pool, Service, User,
+    Bookmark, Bus, Pool, Service, User,
     permissions::{Permissions, config},
     publish,
     subject::{
@@ -294,8 +294,8 @@ async fn every_service_can_do_its_work() {
     unrefused(&reconciler, closed.close(step(2))).await.expect("it is closed");
     assert_eq!(unrefused(&reconciler, closed.remove_closed(Timestamp::now())).await.expect("it is removed"), 1);
 
-    let missed = unrefused(&gateway, gateway.replay_progress(ORGANIZATION, task, None)).await.expect("it is read");
-    assert_eq!(missed.len(), 2);
+    let missed = gateway.replay_progress(ORGANIZATION, task, None, Bookmark::default());
+    assert_eq!(unrefused(&gateway, missed).await.expect("it is read").events.len(), 2);
     let told = event(task, "message.created", 0, 0);
     unrefused(&gateway, gateway.publish_event(&told)).await.expect("an event");
     unrefused(&reconciler, reconciler.publish_event(&told)).await.expect("an event");

@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use construct_bus::Position;
+use construct_bus::{Bookmark, Position};
 use construct_domain::access::Scope;
 use construct_proto::v1::Event;
 use construct_store::Error;
@@ -44,6 +44,11 @@ pub(super) struct Subscription {
     pub(super) merge: Merge,
     pub(super) joined: Joined,
     pub(super) types: Globs,
+    /// What of the progress has been read, and was sent or needs no sending.
+    pub(super) done: Bookmark,
+    /// What of it the catch-up at work has read. It counts only when the catch-up is at its end: until then the merge may drop what
+    /// it was told, and want to read it again.
+    pub(super) reading: Bookmark,
     /// What the caller may read.
     pub(super) scopes: Arc<[Scope]>,
     /// The task is deleted already: what there is, is all.
@@ -115,29 +120,35 @@ impl Subscription {
                 self.merge
                     .on_records(records.map_err(|error| status::internal("a stored event cannot be read", &error))?);
             }
-            Want::Live => match self.joined.live.recv().await {
-                Ok(live) => self.merge.on_live(live),
-                // Too slow for the feed's buffer: what was missed is read again from where this client stands.
-                Err(RecvError::Lagged(_)) => self.merge.on_live(Live::Lost),
-                Err(RecvError::Closed) => {
-                    return Err(status::unavailable("the gateway is stopping: connect again with the cursor"));
+            Want::Live => {
+                self.done = self.reading;
+                match self.joined.live.recv().await {
+                    Ok(live) => self.merge.on_live(live),
+                    // Too slow for the feed's buffer: what was missed is read again from where this client stands.
+                    Err(RecvError::Lagged(_)) => self.merge.on_live(Live::Lost),
+                    Err(RecvError::Closed) => {
+                        return Err(status::unavailable("the gateway is stopping: connect again with the cursor"));
+                    }
                 }
-            },
+            }
         }
         Ok(None)
     }
 
     /// The retained progress. While NATS is away there is none to be had: records go on without it, because they tell
     /// everything that lasts, and what was said meanwhile is lost to this client.
-    async fn progress(&self, after: Option<Position>) -> Vec<Event> {
+    async fn progress(&mut self, after: Option<Position>) -> Vec<Event> {
         let Some(task) = self.watched.task else { return Vec::new() };
         let bus = self.backend.hub.bus();
         if !bus.is_connected() {
             return Vec::new();
         }
-        match tokio::time::timeout(PROGRESS_PATIENCE, bus.replay_progress(self.watched.organization, task, after)).await
-        {
-            Ok(Ok(progress)) => progress,
+        let replay = bus.replay_progress(self.watched.organization, task, after, self.done);
+        match tokio::time::timeout(PROGRESS_PATIENCE, replay).await {
+            Ok(Ok(replay)) => {
+                self.reading = replay.until;
+                replay.events
+            }
             Ok(Err(error)) => {
                 tracing::warn!(%task, error = status::chain(&error), "retained progress cannot be read");
                 Vec::new()

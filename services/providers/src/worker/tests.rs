@@ -2,7 +2,7 @@
 
 use std::future::Future;
 
-use construct_bus::{Dispatch, testing::NatsServer};
+use construct_bus::{Bookmark, Dispatch, testing::NatsServer};
 use construct_domain::{OrganizationId, StepId};
 use construct_proto::{
     mesh::v1::{CancelStep, ModelTarget, Provider, Route},
@@ -96,7 +96,9 @@ impl Mesh {
     }
 
     async fn events(&self) -> Vec<Event> {
-        self.bus.replay_progress(OrganizationId::LOCAL, self.task, None).await.expect("the server is up")
+        let all = Bookmark::default();
+        let replay = self.bus.replay_progress(OrganizationId::LOCAL, self.task, None, all).await;
+        replay.expect("the server is up").events
     }
 
     async fn cancel(&self) {
@@ -217,7 +219,7 @@ async fn a_step_cancelled_before_its_command_arrives_is_not_begun() {
     let mut mesh = Mesh::start(1).await;
     mesh.cancel().await;
     // The order of the two is only certain once something else has come through the same subscription.
-    mesh.bus.replay_progress(OrganizationId::LOCAL, mesh.task, None).await.expect("the server is up");
+    assert!(mesh.events().await.is_empty());
     mesh.dispatch(&mesh.command(r#"[{"delay_ms": 600000, "text": "x"}]"#)).await;
     let result = mesh.result().await;
     assert!(matches!(result.outcome, Some(step_result::Outcome::Cancelled(_))));
