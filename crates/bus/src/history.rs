@@ -171,7 +171,7 @@ impl Bus {
             return Ok(Vec::new());
         }
         match found(known.get_first_raw_message_by_subject(subject, read + 1).await)? {
-            Some(first) => self.read_from(stream, subject, first.sequence).await,
+            Some(first) => self.read_range(stream, subject, first.sequence, last.sequence).await,
             // Meanwhile it grew too old.
             None => Ok(Vec::new()),
         }
@@ -217,11 +217,13 @@ impl Bus {
         }
     }
 
-    async fn read_from(
+    /// What a subject has from one of its messages to another.
+    async fn read_range(
         &self,
         stream: Stream,
         subject: &str,
         first: u64,
+        last: u64,
     ) -> Result<Vec<(u64, Message)>, async_nats::Error> {
         let config = pull::Config {
             // With a name the request names the filter, so that the server can be told what we may read.
@@ -235,7 +237,7 @@ impl Bus {
         };
         let jetstream = &self.inner.jetstream;
         let reader = jetstream.create_consumer_on_stream(config, stream.name()).await?;
-        let read = drain(&reader).await;
+        let read = drain(&reader, last).await;
         // Best effort: the server forgets it anyway.
         if let Err(error) = jetstream.delete_consumer_from_stream(&reader.cached_info().name, stream.name()).await {
             tracing::debug!(%error, "a reader could not be removed");
@@ -253,15 +255,13 @@ fn found(message: Result<StreamMessage, LastRawMessageError>) -> Result<Option<S
     }
 }
 
-/// Takes what was pending when the reader was made.
-async fn drain(reader: &Consumer<pull::Config>) -> Result<Vec<(u64, Message)>, async_nats::Error> {
-    let pending = reader.cached_info().num_pending;
-    let mut messages = Vec::with_capacity(usize::try_from(pending).unwrap_or(0).min(BATCH));
-    while (messages.len() as u64) < pending {
-        let left = pending - messages.len() as u64;
-        let wanted = usize::try_from(left).unwrap_or(BATCH).min(BATCH);
-        let mut batch = reader.fetch().max_messages(wanted).expires(BATCH_TIME).messages().await?;
-        let mut more = false;
+/// Takes everything up to the message `last`. How many that are the server says as well, but it may count messages that it never sends, and waiting for
+/// them would hold up whoever looks on.
+async fn drain(reader: &Consumer<pull::Config>, last: u64) -> Result<Vec<(u64, Message)>, async_nats::Error> {
+    let mut messages = Vec::new();
+    loop {
+        let before = messages.len();
+        let mut batch = reader.fetch().max_messages(BATCH).expires(BATCH_TIME).messages().await?;
         while let Some(message) = batch.next().await {
             let message = message?;
             let (sequence, behind) = {
@@ -269,15 +269,13 @@ async fn drain(reader: &Consumer<pull::Config>) -> Result<Vec<(u64, Message)>, a
                 (info.stream_sequence, info.pending)
             };
             messages.push((sequence, message));
-            // What grew too old meanwhile never comes.
-            if behind == 0 {
+            // The last one may have grown too old meanwhile; then it never comes.
+            if sequence >= last || behind == 0 {
                 return Ok(messages);
             }
-            more = true;
         }
-        if !more {
-            return Err("the server sent nothing although messages are pending".into());
+        if messages.len() == before {
+            return Err("the server sent nothing although messages are there".into());
         }
     }
-    Ok(messages)
 }

@@ -145,7 +145,7 @@ async fn acknowledgements_that_went_with_a_connection_do_not_hold_up_what_follow
     server.kill();
     server.restart().await;
     let mut connection = bus.connection();
-    let up = |state: &crate::Connection| matches!(state, crate::Connection::Up { generation } if *generation > 1);
+    let up = |state: &Connection| matches!(state, Connection::Up { generation } if *generation > 1);
     within("a new connection", connection.wait_for(up)).await.expect("the bus lives");
     // Until none of the sixty is waited for any more.
     tokio::time::sleep(std::time::Duration::from_secs(2)).await;
