@@ -2,13 +2,15 @@
 
 use std::time::Duration;
 
-use async_nats::Subscriber;
+use async_nats::{HeaderMap, Subscriber};
 use construct_proto::mesh::v1::{CancelStep, ToolCatalogue, ToolCatalogueRequest};
 use futures::{StreamExt as _, stream::BoxStream};
+use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
     Bus,
+    envelope::TIMEOUT,
     publish::Error as PublishError,
     subject::{Address as _, Cancel, Pool, Question, Service, Tools},
 };
@@ -18,6 +20,9 @@ const CONFIRM: Duration = Duration::from_secs(2);
 
 /// How many questions of a kind one process answers at a time; further ones wait.
 pub const ANSWERS: usize = 16;
+
+/// How many questions of a kind are taken from NATS at the same time, so that the time of those that wait for their turn runs.
+const TAKEN: usize = 1024;
 
 /// Subscribing.
 pub mod subscribe {
@@ -130,7 +135,7 @@ impl Bus {
         self.ask(&Tools { pool: pool.clone() }, question, timeout).await
     }
 
-    /// Asks the processes that answer at an address; the first answer counts.
+    /// Asks the processes that answer at an address; the first answer counts. They are told how long it is waited for, and work no longer.
     ///
     /// # Errors
     /// When nobody is there or nobody answers in time; [`request::Error::Send`] also when the question does not belong there.
@@ -142,8 +147,12 @@ impl Bus {
     ) -> Result<Q::Answer, request::Error> {
         use async_nats::RequestErrorKind as Kind;
         address.check(question).map_err(|error| request::Error::Send(error.into()))?;
-        let question =
+        if timeout.is_zero() {
+            return Err(request::Error::Timeout);
+        }
+        let mut question =
             self.seal(question).await.map_err(|error| request::Error::Send(PublishError::from(error).into()))?;
+        question.headers.insert(TIMEOUT, timeout.as_millis().max(1).to_string());
         let question =
             async_nats::Request::new().headers(question.headers).payload(question.payload).timeout(Some(timeout));
         // The client's own time limit does not cover the wait for a broken connection.
@@ -197,6 +206,7 @@ impl Bus {
 
     /// Answers what is asked at an address until told to stop, up to [`ANSWERS`] at a time. The processes of the address's
     /// group share the questions; without a group all hear them. One that gets no answer (`None`) runs into its time limit.
+    /// What is done for an answer is dropped, wherever it is by then, when whoever asked no longer waits for it.
     ///
     /// # Errors
     /// When the subscription cannot be made.
@@ -216,13 +226,25 @@ impl Bus {
         };
         let questions = questions.map_err(subscribe::Error::Refused)?;
         self.flush().await?;
-        let answer = &answer;
+        let places = Semaphore::new(ANSWERS);
+        let (answer, places, stop) = (&answer, &places, &stop);
         questions
             .take_until(stop.cancelled())
-            .for_each_concurrent(ANSWERS, |question| async move {
-                let subject = question.subject.clone();
-                if let Err(error) = self.answer_one(address, question, answer).await {
-                    tracing::warn!(%subject, error = &*error, "a question was not answered");
+            .for_each_concurrent(TAKEN, |question| async move {
+                let (subject, patience) = (question.subject.clone(), patience(question.headers.as_ref()));
+                let answering = async {
+                    // One whose turn does not come before the end gets no answer.
+                    let Some(Ok(_place)) = stop.run_until_cancelled(places.acquire()).await else { return Ok(()) };
+                    self.answer_one(address, question, answer).await
+                };
+                let answered = match patience {
+                    Some(patience) => tokio::time::timeout(patience, answering).await,
+                    None => Ok(answering.await),
+                };
+                match answered {
+                    Ok(Ok(())) => {}
+                    Ok(Err(error)) => tracing::warn!(%subject, error = &*error, "a question was not answered"),
+                    Err(_elapsed) => tracing::debug!(%subject, ?patience, "nobody waits for an answer any more"),
                 }
             })
             .await;
@@ -261,6 +283,37 @@ impl Bus {
         match tokio::time::timeout(CONFIRM, round_trip).await {
             Ok(Some(_)) => Ok(()),
             _ => Err(subscribe::Error::Unconfirmed),
+        }
+    }
+}
+
+/// How long whoever asks waits. None: nobody says, or it cannot be read; people ask by hand, too.
+fn patience(headers: Option<&HeaderMap>) -> Option<Duration> {
+    headers?.get(TIMEOUT)?.as_str().parse().ok().map(Duration::from_millis)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn how_long_it_is_waited_for_is_read_and_what_is_malformed_is_as_if_it_were_not_there() {
+        assert_eq!(patience(None), None);
+        assert_eq!(patience(Some(&HeaderMap::new())), None);
+        for (text, expected) in [
+            ("250", Some(Duration::from_millis(250))),
+            ("0", Some(Duration::ZERO)),
+            ("18446744073709551615", Some(Duration::from_millis(u64::MAX))),
+            ("18446744073709551616", None),
+            ("", None),
+            ("-1", None),
+            ("1.5", None),
+            ("250m", None),
+            ("soon", None),
+        ] {
+            let mut headers = HeaderMap::new();
+            headers.insert(TIMEOUT, text);
+            assert_eq!(patience(Some(&headers)), expected, "{text}");
         }
     }
 }

@@ -25,6 +25,10 @@ pub const STEP_NUMBER: &str = "Construct-Step-Number";
 /// How often that step was gone on with, on commands.
 pub const STEP_ROUND: &str = "Construct-Step-Round";
 
+/// How many milliseconds whoever asks waits for an answer, on questions. A length and not a moment, because clocks differ; how long NATS takes
+/// is left out, which is little.
+pub const TIMEOUT: &str = "Construct-Timeout-Ms";
+
 /// Payloads above this many bytes become blobs. A quarter of what NATS accepts by default, so that a batch of pulled
 /// messages stays small in memory.
 pub const INLINE_LIMIT: usize = 256 * 1024;

@@ -1,7 +1,8 @@
 //! Until when a call must have been answered.
 //!
 //! What the client asks for (`grpc-timeout`, `Connect-Timeout-Ms`) holds until the call's end, of a stream as well; the gateway's own limit
-//! only until an answer begins. A deadline goes with its request, so that nobody in the mesh is asked for longer than the client waits.
+//! only until an answer begins. A deadline goes with its request, so that nobody in the mesh is asked for longer than the client waits; the
+//! question says for how long, and what is done for its answer ends then ([`construct_bus::Bus::ask`]).
 
 use std::{
     pin::Pin,

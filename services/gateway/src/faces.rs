@@ -167,8 +167,9 @@ where
         };
         let deadline = match kind {
             Kind::Grpc | Kind::GrpcWeb => Deadline::of_grpc(request.headers()),
-            // Where the client can ask for less, the face looks.
-            Kind::Connect | Kind::Rest => Deadline::new(None, TIMEOUT),
+            // What cannot be read is refused by the face.
+            Kind::Connect => Deadline::new(connect::timeout(request.headers()).unwrap_or_default(), TIMEOUT),
+            Kind::Rest => Deadline::new(None, TIMEOUT),
         };
         request.extensions_mut().insert(deadline);
         if matches!(kind, Kind::Grpc) {
@@ -232,14 +233,15 @@ impl Shared {
                 }
             }
             Kind::Connect | Kind::Rest => {
-                let mut response = match let_in.await {
+                // Logging in, which may ask others, is a part of what the client waits for.
+                let mut response = match deadline.begin(let_in).await {
                     Ok((_place, metered)) => {
                         let refusal = metered.clone();
                         if let Some(metered) = metered {
                             request.extensions_mut().insert(metered);
                         }
                         let mut response = if kind == Kind::Connect {
-                            connect::serve(inner, &self.methods, request).await
+                            connect::serve(inner, &self.methods, deadline, request).await
                         } else {
                             self.rest.serve(inner, request).await
                         };

@@ -119,7 +119,7 @@ impl ModelService for Api {
         let model = found.map_err(|error| status::about(&model, error))?;
         let mut shown = convert::model(&model);
         if let Some(status) = &mut shown.status {
-            status.breaker = entry.backend.providers.breaker(&model).await;
+            status.breaker = entry.backend.providers.breaker(&model, entry.deadline).await;
         }
         Ok(Response::new(shown))
     }

@@ -13,10 +13,12 @@ use construct_runtime::clock;
 use jiff::Timestamp;
 use tokio_util::sync::CancellationToken;
 
+use crate::deadline::Deadline;
+
 /// How often the pools are asked. What a task's explanation says about its own pool is asked at that moment.
 const ASK: Duration = Duration::from_secs(5);
 
-/// How long an interpreter has to answer.
+/// How long an interpreter has to answer, if whoever wants to know has as much time.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// What this gateway knows of the pools.
@@ -36,7 +38,7 @@ impl Pools {
     pub(crate) async fn watch(&self, names: &[String], draining: &CancellationToken) {
         loop {
             for name in names {
-                self.absence(name).await;
+                self.absence(name, Deadline::new(None, PATIENCE)).await;
             }
             tokio::select! {
                 () = draining.cancelled() => return,
@@ -46,9 +48,9 @@ impl Pools {
     }
 
     /// Since when no interpreter serves the pool; none when one does, or when that can't be found out.
-    pub(crate) async fn absence(&self, name: &str) -> Option<Timestamp> {
+    pub(crate) async fn absence(&self, name: &str, deadline: Deadline) -> Option<Timestamp> {
         let pool = Pool::new(name).ok()?;
-        let served = self.bus.pool_is_served(&pool, PATIENCE).await;
+        let served = self.bus.pool_is_served(&pool, deadline.left(PATIENCE)).await;
         let mut absent = self.absent.lock().unwrap_or_else(PoisonError::into_inner);
         match served {
             Ok(true) => {

@@ -45,7 +45,7 @@ impl Providers {
     /// Looks whether any process is there until this one drains.
     pub(crate) async fn watch(&self, draining: &CancellationToken) {
         loop {
-            self.absence().await;
+            self.absence(Deadline::new(None, GLANCE)).await;
             tokio::select! {
                 () = draining.cancelled() => return,
                 () = tokio::time::sleep(ASK) => {}
@@ -54,9 +54,9 @@ impl Providers {
     }
 
     /// Since when no process is there; none when one is, or when that can't be found out.
-    pub(crate) async fn absence(&self) -> Option<Timestamp> {
+    pub(crate) async fn absence(&self, deadline: Deadline) -> Option<Timestamp> {
         // Of no breaker, which any process can answer.
-        let answered = self.bus.ask(&subject::BreakerState, &BreakerQuestion::default(), GLANCE).await;
+        let answered = self.bus.ask(&subject::BreakerState, &BreakerQuestion::default(), deadline.left(GLANCE)).await;
         let mut absent = self.absent.lock().unwrap_or_else(PoisonError::into_inner);
         match answered {
             Ok(_) => {
@@ -76,10 +76,10 @@ impl Providers {
     }
 
     /// How the breaker in front of a model stands; none when nobody says.
-    pub(crate) async fn breaker(&self, model: &Model) -> Option<v1::Breaker> {
+    pub(crate) async fn breaker(&self, model: &Model, deadline: Deadline) -> Option<v1::Breaker> {
         let breaker = BreakerRef { provider_id: model.provider.to_string(), vendor_model: model.vendor_model.clone() };
         let question = BreakerQuestion { breaker: Some(breaker) };
-        let answered = self.bus.ask(&subject::BreakerState, &question, GLANCE).await;
+        let answered = self.bus.ask(&subject::BreakerState, &question, deadline.left(GLANCE)).await;
         answered.inspect_err(|error| tracing::debug!(%error, "nobody says how a breaker stands")).ok()
     }
 

@@ -235,9 +235,10 @@ impl TaskService for Api {
         let mesh = match &task.state.turn {
             Some(_) => {
                 let (pools, providers) = (&entry.backend.pools, &entry.backend.providers);
-                let command = whereabouts::find(entry.backend.publisher.bus(), &task);
+                let deadline = entry.deadline;
+                let command = whereabouts::find(entry.backend.publisher.bus(), &task, deadline);
                 let (no_interpreter, no_providers, command) =
-                    future::join3(pools.absence(&task.compute), providers.absence(), command).await;
+                    future::join3(pools.absence(&task.compute, deadline), providers.absence(deadline), command).await;
                 explain::Mesh { no_interpreter, no_providers, command }
             }
             None => explain::Mesh::default(),

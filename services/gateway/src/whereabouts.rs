@@ -8,9 +8,9 @@ use construct_proto::mesh::v1::WhereaboutsQuestion;
 use construct_store::StoredTask;
 use futures::future;
 
-use crate::status::chain;
+use crate::{deadline::Deadline, status::chain};
 
-/// How long the mesh has to say. Whoever asks what a task waits for is answered without it, too.
+/// How long the mesh has to say, if the call has as much time. Whoever asks what a task waits for is answered without it, too.
 const PATIENCE: Duration = Duration::from_millis(200);
 
 /// Where a command is.
@@ -32,7 +32,7 @@ pub(crate) enum Whereabouts {
 }
 
 /// Asks the reconciler that looks after the task, and the queue how far it was handed out; none when that cannot be found out soon.
-pub(crate) async fn find(bus: &Bus, task: &StoredTask) -> Option<Whereabouts> {
+pub(crate) async fn find(bus: &Bus, task: &StoredTask, deadline: Deadline) -> Option<Whereabouts> {
     let (turn, step) = (task.state.turn.as_ref()?, task.state.step.as_ref()?);
     if !matches!(step.state, StepState::InFlight { .. }) {
         return None;
@@ -48,9 +48,10 @@ pub(crate) async fn find(bus: &Bus, task: &StoredTask) -> Option<Whereabouts> {
         round: step.round,
         pool,
     };
-    let found = bus.ask(&subject::Whereabouts, &question, PATIENCE);
+    let patience = deadline.left(PATIENCE);
+    let found = bus.ask(&subject::Whereabouts, &question, patience);
     let asked = future::join(found, bus.inspect_consumer(&queue));
-    let (found, queue) = tokio::time::timeout(PATIENCE, asked).await.ok()?;
+    let (found, queue) = tokio::time::timeout(patience, asked).await.ok()?;
     let found =
         found.inspect_err(|error| tracing::debug!(error = chain(error), "nobody says where a command is")).ok()?;
     if found.withheld {

@@ -2,11 +2,13 @@ use std::{fs, os::unix::fs::PermissionsExt as _, path::PathBuf, time::Duration};
 
 use construct_proto::mesh::v1::{CancelStep, ToolCatalogue, ToolCatalogueRequest, Whereabouts, WhereaboutsQuestion};
 use futures::StreamExt as _;
+use tokio::sync::mpsc;
 use tokio_util::sync::CancellationToken;
 
 use super::{ORGANIZATION, event, execute, invoke, next, options, result, step, step_ref, task, within};
 use crate::{
     Address as _, Bus, ConnectOptions, Dispatch, Pool, Service, TaskMessage,
+    control::ANSWERS,
     envelope::{BLOB, INLINE_LIMIT, PAYLOAD_LIMIT, STEP, TYPE},
     publish, request, subject,
     testing::NatsServer,
@@ -288,6 +290,110 @@ async fn tools_are_answered_by_any_interpreter_of_the_pool_or_by_nobody() {
     within("the server of tools to stop", serving).await.expect("no panic").expect("no error");
 }
 
+fn whereabouts(round: u32) -> WhereaboutsQuestion {
+    WhereaboutsQuestion {
+        organization_id: ORGANIZATION.to_string(),
+        task_id: task(1).to_string(),
+        step_id: step(3).to_string(),
+        round,
+        ..WhereaboutsQuestion::default()
+    }
+}
+
+/// Asks, as soon as somebody is there.
+async fn ask(bus: &Bus, round: u32, timeout: Duration) -> Result<Whereabouts, request::Error> {
+    within("somebody is there", async {
+        loop {
+            match bus.ask(&subject::Whereabouts, &whereabouts(round), timeout).await {
+                Err(request::Error::NoResponders) => tokio::task::yield_now().await,
+                answer => return answer,
+            }
+        }
+    })
+    .await
+}
+
+/// Work that never ends, and says when it is given up.
+struct Work(mpsc::UnboundedSender<()>);
+
+impl Drop for Work {
+    fn drop(&mut self) {
+        // When the test has failed nobody listens.
+        _ = self.0.send(());
+    }
+}
+
+#[tokio::test]
+async fn work_for_an_answer_ends_when_whoever_asked_no_longer_waits() {
+    let server = NatsServer::start().await;
+    let (asks, answers) = tokio::join!(server.bus(), server.bus());
+    let (given_up, mut hears) = mpsc::unbounded_channel();
+    let stop = CancellationToken::new();
+    let stopped = stop.clone();
+    let serving = tokio::spawn(async move {
+        let answer = move |_| {
+            let work = Work(given_up.clone());
+            async move {
+                let _work = work;
+                std::future::pending::<Option<Whereabouts>>().await
+            }
+        };
+        answers.answer(&subject::Whereabouts, stopped, answer).await
+    });
+    let answer = ask(&asks, 0, Duration::from_millis(300)).await;
+    assert!(matches!(answer, Err(request::Error::Timeout)), "{answer:?}");
+    within("the work is given up", hears.recv()).await.expect("it says so");
+    stop.cancel();
+    within("nothing is at work any more", serving).await.expect("no panic").expect("no error");
+}
+
+#[tokio::test]
+async fn a_question_whose_time_is_over_before_its_turn_is_not_begun() {
+    let server = NatsServer::start().await;
+    let (asks, answers) = tokio::join!(server.bus(), server.bus());
+    let (begun, mut hears) = mpsc::unbounded_channel();
+    let (go, stop) = (CancellationToken::new(), CancellationToken::new());
+    let (going, stopped) = (go.clone(), stop.clone());
+    let serving = tokio::spawn(async move {
+        let answer = move |question: WhereaboutsQuestion| {
+            let (begun, going) = (begun.clone(), going.clone());
+            async move {
+                begun.send(question.round).expect("the test listens");
+                going.cancelled().await;
+                Some(Whereabouts::default())
+            }
+        };
+        answers.answer(&subject::Whereabouts, stopped, answer).await
+    });
+    let long = Duration::from_secs(60);
+    let asking: Vec<_> = (0..ANSWERS)
+        .map(|_| {
+            let asks = asks.clone();
+            tokio::spawn(async move { ask(&asks, 1, long).await })
+        })
+        .collect();
+    for _ in 0..ANSWERS {
+        assert_eq!(within("every place is taken", hears.recv()).await, Some(1));
+    }
+    // The second one's time is over later, at the other end as well.
+    for round in [2, 3] {
+        let answer = ask(&asks, round, Duration::from_millis(200)).await;
+        assert!(matches!(answer, Err(request::Error::Timeout)), "{answer:?}");
+    }
+    go.cancel();
+    for asking in asking {
+        within("an answer", asking).await.expect("no panic").expect("it is answered");
+    }
+    ask(&asks, 4, long).await.expect("it is answered");
+    stop.cancel();
+    within("it to stop", serving).await.expect("no panic").expect("no error");
+    let mut rounds = Vec::new();
+    while let Some(round) = hears.recv().await {
+        rounds.push(round);
+    }
+    assert!(!rounds.contains(&2) && rounds.contains(&4), "{rounds:?}");
+}
+
 #[tokio::test]
 async fn a_question_without_a_group_is_answered_by_the_one_that_knows() {
     let server = NatsServer::start().await;
@@ -300,12 +406,7 @@ async fn a_question_without_a_group_is_answered_by_the_one_that_knows() {
         tokio::spawn(async move { bus.answer(&subject::Whereabouts, stop, answer).await })
     };
     let serving = [answers(knows, Some(7)), answers(other, None)];
-    let question = WhereaboutsQuestion {
-        organization_id: ORGANIZATION.to_string(),
-        task_id: task(1).to_string(),
-        step_id: step(3).to_string(),
-        ..WhereaboutsQuestion::default()
-    };
+    let question = whereabouts(0);
     let mut answered = 0;
     within("answers", async {
         // The first questions may come before the subscriptions.

@@ -15,7 +15,7 @@ use tonic::{
 };
 
 use super::{
-    Inner, TIMEOUT,
+    Inner,
     call::{self, Call, Reply},
     codec::{Codec, Encoding, invalid},
     content_type, errors,
@@ -26,8 +26,13 @@ use crate::deadline::Deadline;
 const VERSION: HeaderName = HeaderName::from_static("connect-protocol-version");
 const TIMEOUT_MS: HeaderName = HeaderName::from_static("connect-timeout-ms");
 
-/// Answers a request whose path looks like a method's.
-pub(super) async fn serve(inner: Inner, methods: &Methods, request: Request<Body>) -> Response<Body> {
+/// Answers a request whose path looks like a method's. The deadline goes with the request as well.
+pub(super) async fn serve(
+    inner: Inner,
+    methods: &Methods,
+    deadline: Deadline,
+    request: Request<Body>,
+) -> Response<Body> {
     let Some(method) = methods.get(request.uri().path()) else {
         let mut response = errors::connect_response(&Status::unimplemented("there is no such method"), methods.pool());
         *response.status_mut() = StatusCode::NOT_FOUND;
@@ -35,7 +40,7 @@ pub(super) async fn serve(inner: Inner, methods: &Methods, request: Request<Body
     };
     let verb = request.method().clone();
     if verb == Verb::GET && method.reads {
-        return unary(inner, methods, method, request, None).await;
+        return unary(inner, methods, method, deadline, request, None).await;
     }
     if verb != Verb::POST {
         let mut response =
@@ -45,10 +50,14 @@ pub(super) async fn serve(inner: Inner, methods: &Methods, request: Request<Body
         return response;
     }
     match (content_type(request.headers()), method.streams()) {
-        ("application/json", false) => unary(inner, methods, method, request, Some(Codec::Json)).await,
-        ("application/proto", false) => unary(inner, methods, method, request, Some(Codec::Proto)).await,
-        ("application/connect+json", true) => stream::serve(inner, methods, method, request, Codec::Json).await,
-        ("application/connect+proto", true) => stream::serve(inner, methods, method, request, Codec::Proto).await,
+        ("application/json", false) => unary(inner, methods, method, deadline, request, Some(Codec::Json)).await,
+        ("application/proto", false) => unary(inner, methods, method, deadline, request, Some(Codec::Proto)).await,
+        ("application/connect+json", true) => {
+            stream::serve(inner, methods, method, deadline, request, Codec::Json).await
+        }
+        ("application/connect+proto", true) => {
+            stream::serve(inner, methods, method, deadline, request, Codec::Proto).await
+        }
         (_, streams) => {
             let types = if streams {
                 "application/connect+json, application/connect+proto"
@@ -85,11 +94,12 @@ async fn unary(
     inner: Inner,
     methods: &Methods,
     method: &Method,
+    deadline: Deadline,
     request: Request<Body>,
     codec: Option<Codec>,
 ) -> Response<Body> {
     let accepted = Encoding::accepted(request.headers(), &header::ACCEPT_ENCODING);
-    let answered = answer(inner, method, request, codec).await;
+    let answered = answer(inner, method, deadline, request, codec).await;
     let (codec, reply) = match answered {
         Ok(answered) => answered,
         Err(status) => return errors::connect_response(&status, methods.pool()),
@@ -120,13 +130,12 @@ async fn unary(
 async fn answer(
     inner: Inner,
     method: &Method,
+    deadline: Deadline,
     request: Request<Body>,
     codec: Option<Codec>,
 ) -> Result<(Codec, Reply), Status> {
-    let (mut head, body) = request.into_parts();
-    check_version(&head.headers)?;
-    let deadline = Deadline::new(timeout(&head.headers)?, TIMEOUT);
-    head.extensions.insert(deadline);
+    let (head, body) = request.into_parts();
+    check(&head.headers)?;
     deadline
         .begin(async {
             let (codec, message) = match codec {
@@ -144,16 +153,19 @@ async fn answer(
         .await
 }
 
-/// A client that says which version it speaks speaks the one there is. `curl` need not say it.
-fn check_version(headers: &HeaderMap) -> Result<(), Status> {
+/// A client that says which version it speaks speaks the one there is; `curl` need not say it. How long it waits must be readable.
+fn check(headers: &HeaderMap) -> Result<(), Status> {
     match headers.get(VERSION) {
         Some(version) if version != "1" => Err(invalid(VERSION.as_str(), "there is only version 1")),
-        _ => Ok(()),
+        _ => timeout(headers).map(drop),
     }
 }
 
 /// How long the client waits.
-fn timeout(headers: &HeaderMap) -> Result<Option<Duration>, Status> {
+///
+/// # Errors
+/// `INVALID_ARGUMENT`.
+pub(super) fn timeout(headers: &HeaderMap) -> Result<Option<Duration>, Status> {
     let Some(value) = headers.get(TIMEOUT_MS) else { return Ok(None) };
     let digits = value.to_str().ok().filter(|text| text.len() <= 10 && text.bytes().all(|byte| byte.is_ascii_digit()));
     match digits.and_then(|digits| digits.parse().ok()) {

@@ -12,11 +12,11 @@ use tonic::{
     codegen::http::{HeaderMap, HeaderName, HeaderValue, Request, Response, StatusCode, header, request::Parts},
 };
 
-use super::{check_version, timeout};
+use super::check;
 use crate::{
     deadline::Deadline,
     faces::{
-        Inner, TIMEOUT,
+        Inner,
         call::{self, Answers, Call},
         codec::{Codec, Encoding},
         envelope::{COMPRESSED, END, Envelope, Envelopes},
@@ -34,10 +34,11 @@ pub(super) async fn serve(
     inner: Inner,
     methods: &Methods,
     method: &Method,
+    deadline: Deadline,
     request: Request<Body>,
     codec: Codec,
 ) -> Response<Body> {
-    let (mut head, body) = request.into_parts();
+    let (head, body) = request.into_parts();
     let content_type = match codec {
         Codec::Json => "application/connect+json",
         Codec::Proto => "application/connect+proto",
@@ -45,8 +46,8 @@ pub(super) async fn serve(
     let accepted = Encoding::accepted(&head.headers, &ACCEPT_ENCODING);
     let (mut sending, mut failure) = (None, None);
     let metadata: HeaderMap;
-    match open(inner, method, &mut head, body, codec).await {
-        Ok((mut answers, deadline)) => {
+    match open(inner, method, deadline, &head, body, codec).await {
+        Ok(mut answers) => {
             metadata = std::mem::take(&mut answers.metadata);
             let (kind, pool) = (method.descriptor.output(), methods.pool().clone());
             sending = Some(Body::new(StreamBody::new(stream::unfold(
@@ -94,13 +95,12 @@ pub(super) fn refusal(codec: Codec, status: &Status, methods: &Methods) -> Respo
 async fn open(
     inner: Inner,
     method: &Method,
-    head: &mut Parts,
+    deadline: Deadline,
+    head: &Parts,
     body: Body,
     codec: Codec,
-) -> Result<(Answers, Deadline), Status> {
-    check_version(&head.headers)?;
-    let deadline = Deadline::new(timeout(&head.headers)?, TIMEOUT);
-    head.extensions.insert(deadline);
+) -> Result<Answers, Status> {
+    check(&head.headers)?;
     let encoding = Encoding::of(&head.headers, &CONTENT_ENCODING)?;
     let (kind, envelopes) = (method.descriptor.input(), Envelopes::new(MAX_REQUEST));
     let receiving = Receiving { body, envelopes, encoding, codec, kind };
@@ -108,8 +108,7 @@ async fn open(
         let message = receiving.next().await?;
         Ok::<_, Status>(message.map(|message| (Frame::data(Envelope::encode(0, &message)), receiving)))
     });
-    let answers = deadline.begin(Call { method, head }.open(inner, Body::new(StreamBody::new(body)))).await?;
-    Ok((answers, deadline))
+    deadline.begin(Call { method, head }.open(inner, Body::new(StreamBody::new(body)))).await
 }
 
 /// The client's messages.

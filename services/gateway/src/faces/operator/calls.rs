@@ -18,6 +18,7 @@ use crate::{
     faces::{
         Faces, Shared, TIMEOUT,
         call::{self, Answers, Call},
+        methods::Method,
     },
     quotas::Metered,
 };
@@ -84,9 +85,10 @@ impl Calls {
         method: &'static str,
         request: &impl Message,
     ) -> Result<A, Status> {
-        let call = self.call(method)?;
-        let message = request.encode_to_vec();
-        let reply = Deadline::new(None, TIMEOUT).begin(call.unary(self.shared.services()?, &message)).await?;
+        let (method, deadline) = (self.method(method)?, Deadline::new(None, TIMEOUT));
+        let (head, message) = (self.head(deadline), request.encode_to_vec());
+        let call = Call { method, head: &head };
+        let reply = deadline.begin(call.unary(self.shared.services()?, &message)).await?;
         self.note(reply.metered);
         A::decode(reply.message).map_err(|error| crate::status::internal("an answer cannot be read", &error))
     }
@@ -95,8 +97,10 @@ impl Calls {
     pub(super) async fn subscribe(&self, task: &str, cursor: &str) -> Result<Watch, Status> {
         let request = v1::SubscribeRequest { task: task.to_owned(), cursor: cursor.to_owned(), types: Vec::new() };
         let body = call::one(&request.encode_to_vec());
-        let open = self.call("EventService/Subscribe")?.open(self.shared.services()?, body);
-        let mut answers = Deadline::new(None, TIMEOUT).begin(open).await?;
+        let (method, deadline) = (self.method("EventService/Subscribe")?, Deadline::new(None, TIMEOUT));
+        let head = self.head(deadline);
+        let call = Call { method, head: &head };
+        let mut answers = deadline.begin(call.open(self.shared.services()?, body)).await?;
         self.note(std::mem::take(&mut answers.metered));
         Ok(Watch { answers })
     }
@@ -110,10 +114,16 @@ impl Calls {
         *self.left.lock().unwrap_or_else(PoisonError::into_inner) = metered;
     }
 
-    fn call(&self, method: &'static str) -> Result<Call<'_>, Status> {
+    fn method(&self, method: &'static str) -> Result<&Method, Status> {
         let found = self.shared.methods.get(&format!("/construct.v1.{method}"));
-        let method = found.ok_or_else(|| Status::unimplemented("there is no such method"))?;
-        Ok(Call { method, head: &self.caller })
+        found.ok_or_else(|| Status::unimplemented("there is no such method"))
+    }
+
+    /// Who calls, and until when that must be answered.
+    fn head(&self, deadline: Deadline) -> Parts {
+        let mut head = self.caller.clone();
+        head.extensions.insert(deadline);
+        head
     }
 }
 

@@ -11,6 +11,13 @@ use tokio::{
 };
 
 use super::*;
+use crate::{
+    Config,
+    tests::{
+        issuer::{AUDIENCE, Key},
+        walk::required,
+    },
+};
 
 const TASKS: &str = "/construct.v1.TaskService/";
 
@@ -258,6 +265,30 @@ async fn a_stream_says_in_its_end_how_it_ended() {
         let end: Value = serde_json::from_slice(end).expect("JSON");
         assert_eq!((*flags, &end["error"]["code"]), (2, &json!(code)), "{what}: {end}");
     }
+}
+
+#[tokio::test]
+async fn logging_in_is_a_part_of_what_the_client_waits_for() {
+    // An issuer that takes connections and never says a word. What it is asked is given up after 5 s, with another answer.
+    let silent = tokio::net::TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
+    let issuer = format!("http://{}", silent.local_addr().expect("it is bound"));
+    let token = Key::ec("e").sign(&json!({"iss": issuer, "aud": AUDIENCE, "sub": "ada", "exp": i64::MAX}));
+    let config =
+        Config { gateway_oidc_issuer: Some(issuer), gateway_oidc_audience: Some(AUDIENCE.to_owned()), ..required() };
+    let gateway = Gateway::start_with(config).await;
+    let call = |path: &str, kind: &str, body: Vec<u8>| {
+        let request = http().post(gateway.url(path)).header("content-type", kind).body(body);
+        let request = request.header("connect-timeout-ms", "250").bearer_auth(&token);
+        async move { within("an answer", request.send()).await.expect("it answers") }
+    };
+    let (unary, stream) = tokio::join!(
+        call("/construct.v1.TaskService/ListTasks", "application/json", b"{}".to_vec()),
+        call("/construct.v1.EventService/Subscribe", "application/connect+json", envelope(0, b"{}")),
+    );
+    refused_with(unary, StatusCode::GATEWAY_TIMEOUT, "deadline_exceeded").await;
+    let found = envelopes(&within("the stream ends", stream.bytes()).await.expect("a body"));
+    let end: Value = serde_json::from_slice(&found.last().expect("an end").1).expect("JSON");
+    assert_eq!(end["error"]["code"], "deadline_exceeded", "{end}");
 }
 
 #[tokio::test]
