@@ -84,11 +84,22 @@ impl Calls {
         method: &'static str,
         request: &impl Message,
     ) -> Result<A, Status> {
+        Ok(self.write(method, request).await?.0)
+    }
+
+    /// The same, and whether the answer was given before: then nothing was done this time.
+    pub(super) async fn write<A: Message + Default>(
+        &self,
+        method: &'static str,
+        request: &impl Message,
+    ) -> Result<(A, bool), Status> {
         let call = self.call(method)?;
         let message = request.encode_to_vec();
         let reply = Deadline::new(None, TIMEOUT).begin(call.unary(self.shared.services()?, &message)).await?;
         self.note(reply.metered);
-        A::decode(reply.message).map_err(|error| crate::status::internal("an answer cannot be read", &error))
+        let answer = A::decode(reply.message);
+        let answer = answer.map_err(|error| crate::status::internal("an answer cannot be read", &error))?;
+        Ok((answer, reply.repeated))
     }
 
     /// What happens in a task. Without a cursor: from now on, also what the caller does next.

@@ -176,6 +176,13 @@ async fn write(mut writer: Writer, mut answers: mpsc::Receiver<Told>, mut events
     }
 }
 
+/// What a request is known by: to the client, when it is sent again, and on its connection.
+struct Asked {
+    id: Option<String>,
+    key: Option<String>,
+    number: u64,
+}
+
 /// What is known about a connection while it lives.
 struct Server {
     calls: Calls,
@@ -257,6 +264,10 @@ impl Server {
             }
         };
         let id = request.id.clone();
+        let key = match request.key() {
+            Ok(key) => key,
+            Err(words) => return self.fail(&Failure::invalid(words), request.wanted.form(), id.as_deref()).await,
+        };
         match request.wanted {
             Wanted::Auth { key, organization } => match self.identify(&key.0, organization.as_deref()).await {
                 Ok(()) => self.answer(json!({"type": "authenticated"}), id.as_deref()).await,
@@ -272,7 +283,7 @@ impl Server {
                     self.fail(&failure, Form::Results, id.as_deref()).await
                 }
             },
-            wanted => self.start(id, wanted, number).await,
+            wanted => self.start(Asked { id, key, number }, wanted).await,
         }
     }
 
@@ -285,12 +296,13 @@ impl Server {
     }
 
     /// Begins to work on a request.
-    async fn start(&mut self, id: Option<String>, wanted: Wanted, number: u64) -> Result<(), Gone> {
-        let key = id.as_ref().map_or_else(|| format!("line {number}"), |id| format!("id {id}"));
+    async fn start(&mut self, asked: Asked, wanted: Wanted) -> Result<(), Gone> {
+        let Asked { id, key, number } = asked;
+        let name = id.as_ref().map_or_else(|| format!("line {number}"), |id| format!("id {id}"));
         let most = if matches!(wanted, Wanted::Cancel { .. }) { RUNNING + CANCELS } else { RUNNING };
         let failure = if self.running.len() >= most {
             Some(Failure::too_many(format!("at most {RUNNING} requests are worked on at the same time"), BUSY))
-        } else if self.by_id.contains_key(&key) {
+        } else if self.by_id.contains_key(&name) {
             Some(Failure::invalid("a request with this id is worked on already"))
         } else {
             None
@@ -303,9 +315,9 @@ impl Server {
         let span =
             tracing::info_span!("gateway.request", rpc.system = "operator", rpc.service = empty, rpc.method = empty);
         let (calls, options) = (self.calls.clone(), Arc::clone(&self.options));
-        let work = Work { calls, options, out: self.out.clone(), room: Arc::clone(&self.room), id };
+        let work = Work { calls, options, out: self.out.clone(), room: Arc::clone(&self.room), id, key };
         let handle = self.running.spawn(work.run(wanted).instrument(span));
-        self.by_id.insert(key, (handle, endless));
+        self.by_id.insert(name, (handle, endless));
         Ok(())
     }
 

@@ -29,6 +29,8 @@ pub(super) struct Follow {
     since: u64,
     /// Whether the message's own record has been seen: what is told before it is of others' turns.
     sent: bool,
+    /// Whether the session is seen from its beginning on.
+    whole: bool,
 }
 
 impl Follow {
@@ -40,7 +42,18 @@ impl Follow {
             v1::TaskPhase::Suspended => status.turns_used > 0,
             _ => true,
         };
-        Self { message, ahead: status.queued_count + i64::from(busy), since: status.event_sequence, sent: false }
+        Self {
+            message,
+            ahead: status.queued_count + i64::from(busy),
+            since: status.event_sequence,
+            sent: false,
+            whole: false,
+        }
+    }
+
+    /// Follows a message that an earlier request has sent, by all that happened in the session: its turn may be over.
+    pub(super) const fn again(message: String) -> Self {
+        Self { message, ahead: 0, since: 0, sent: false, whole: true }
     }
 
     /// Whether what happens now happens in the message's turn.
@@ -55,6 +68,10 @@ impl Follow {
             Some(Payload::Message(message)) if event.r#type == "message.created" => {
                 let own = |metadata: &v1::Metadata| metadata.id == self.message;
                 self.sent |= message.metadata.as_ref().is_some_and(own);
+                let source = message.status.as_ref().map(v1::MessageStatus::source);
+                if self.whole && !self.sent && source == Some(v1::MessageSource::User) {
+                    self.ahead += 1;
+                }
                 return None;
             }
             Some(Payload::TurnCompleted(turn)) if turn.message_id == self.message => {
@@ -297,6 +314,25 @@ mod tests {
         let mut follow = Follow::new("own".into(), &task(v1::TaskPhase::AwaitInput, 5));
         assert!(follow.see(&ended("other", 5)).is_none() && !follow.is_ours());
         assert!(follow.see(&sent("own", 6)).is_none() && follow.is_ours());
+        assert!(matches!(follow.see(&ended("own", 9)), Some(Ended::Turn(_))));
+    }
+
+    #[test]
+    fn a_message_that_was_sent_before_is_found_behind_what_happened_earlier() {
+        let mut follow = Follow::again("own".into());
+        let asked = |id: &str, sequence| {
+            let mut event = sent(id, sequence);
+            let Some(Payload::Message(message)) = &mut event.payload else { panic!("it is a message") };
+            let source = v1::MessageSource::User.into();
+            message.status = Some(v1::MessageStatus { source, ..v1::MessageStatus::default() });
+            event
+        };
+        // What the agent said asks for no turn.
+        for event in [asked("first", 2), sent("said", 3), asked("second", 4), ended("first", 5), asked("own", 6)] {
+            assert!(follow.see(&event).is_none() && !follow.is_ours());
+        }
+        assert!(follow.see(&asked("later", 7)).is_none() && !follow.is_ours());
+        assert!(follow.see(&ended("second", 8)).is_none() && follow.is_ours());
         assert!(matches!(follow.see(&ended("own", 9)), Some(Ended::Turn(_))));
     }
 

@@ -388,6 +388,93 @@ async fn a_stream_goes_on_where_the_client_was_when_it_broke() {
     assert_eq!(again.until(|line| !line["stopReason"].is_null()).await["stopReason"], "stream_end");
 }
 
+/// The tasks there are, once there is one.
+async fn begun(gateway: &Gateway) -> Vec<v1::Task> {
+    let tasks = || async {
+        gateway.tasks().list_tasks(v1::ListTasksRequest::default()).await.expect("a list").into_inner().tasks
+    };
+    until("a session is there", tasks, |tasks| !tasks.is_empty()).await
+}
+
+/// How many messages a session has.
+async fn messages(gateway: &Gateway, session: &Value) -> usize {
+    let task = session.as_str().expect("an id").to_owned();
+    let request = v1::ListMessagesRequest { task, ..v1::ListMessagesRequest::default() };
+    gateway.messages().list_messages(request).await.expect("a list").into_inner().messages.len()
+}
+
+#[tokio::test]
+async fn a_question_that_is_sent_again_is_asked_once_and_has_the_same_answer() {
+    let gateway = Gateway::start().await.with_agent().await;
+    let ask = json!({"id": Uuid::now_v7().to_string(), "type": "query", "agentID": "ada", "messages": said("one")});
+    let mut lost = Client::of(&gateway).await;
+    lost.say(&ask).await;
+    let session = json!(id(begun(&gateway).await[0].metadata.clone()));
+    let mesh = Mesh::of(&gateway, &session).await;
+    let message = mesh.admit().await;
+    drop(lost);
+    // While its turn is still going on.
+    let mut again = Client::of(&gateway).await;
+    again.say(&ask).await;
+    mesh.answer(message, "the first").await;
+    let first = again.next().await;
+    assert_eq!((&first["sessionID"], &first["stopReason"]), (&session, &json!("end_turn")), "{first}");
+    assert_eq!(first["content"], json!([{"type": "text", "text": "the first"}]));
+    // When it is long over, and the conversation has gone on.
+    again.say(&json!({"type": "dispatch", "sessionID": session, "messages": said("two")})).await;
+    assert_eq!(again.next().await["stopReason"], "dispatched");
+    mesh.turn("the second").await;
+    let late = Client::of(&gateway).await.ask(&ask).await;
+    for field in ["id", "sessionID", "content", "usage", "stopReason"] {
+        assert_eq!(late[field], first[field], "{field} of {late}");
+    }
+    assert_eq!((begun(&gateway).await.len(), messages(&gateway, &session).await), (1, 4));
+
+    // What has its name is something else: nothing is done.
+    let mut other = ask.clone();
+    other["messages"] = said("three");
+    let refused = Client::of(&gateway).await.ask(&other).await;
+    assert_eq!(refused["content"][0]["code"], "INVALID_REQUEST", "{refused}");
+    let wrong = json!({"type": "dispatch", "idempotencyKey": "a b", "sessionID": session, "messages": said("x")});
+    let refused = again.ask(&wrong).await;
+    assert_eq!(refused["content"][0]["code"], "INVALID_REQUEST", "{refused}");
+    // Any id that is no UUID names a request on its connection only.
+    for _ in 0..2 {
+        let next = json!({"id": "1", "type": "dispatch", "sessionID": session, "messages": said("more")});
+        assert_eq!(Client::of(&gateway).await.ask(&next).await["stopReason"], "dispatched");
+    }
+    assert_eq!(messages(&gateway, &session).await, 6);
+}
+
+#[tokio::test]
+async fn a_dispatch_that_is_sent_again_tells_the_same_events() {
+    let gateway = Gateway::start().await.with_agent().await;
+    let mut client = Client::of(&gateway).await;
+    let made = client.ask(&json!({"type": "dispatch", "agentID": "ada", "messages": said("zero")})).await;
+    let session = &made["sessionID"];
+    let mesh = Mesh::of(&gateway, session).await;
+    mesh.turn("of no interest").await;
+    let ask = json!({"type": "dispatch", "idempotencyKey": "mine", "sessionID": session, "content": "one"});
+    let mut told = Vec::new();
+    for first in [true, false] {
+        let mut client = Client::of(&gateway).await;
+        let mut lines = vec![client.ask(&ask).await];
+        if first {
+            mesh.turn("hello there").await;
+        }
+        while lines.last().is_none_or(|line| line["type"] != "turn-completed") {
+            lines.push(client.next().await);
+        }
+        for line in &mut lines {
+            line.as_object_mut().expect("an object").remove("cursor");
+        }
+        told.push(lines);
+    }
+    assert_eq!(told[0].len(), 6, "{told:?}");
+    assert_eq!(told[0], told[1]);
+    assert_eq!(messages(&gateway, session).await, 4);
+}
+
 #[tokio::test]
 async fn a_cancel_never_waits_behind_a_stream() {
     let gateway = Gateway::start().await.with_agent().await;
@@ -510,10 +597,7 @@ async fn tools_that_a_client_names_are_all_a_session_may_call() {
     let mut client = Client::of(&gateway).await;
     let context = json!({"project": {"name": "p", "path": "/srv/p"}, "tools": ["read"], "userMessage": "look"});
     client.say(&json!({"id": "1", "type": "send_context_request", "agentID": "ada", "context": context})).await;
-    let tasks = || async {
-        gateway.tasks().list_tasks(v1::ListTasksRequest::default()).await.expect("a list").into_inner().tasks
-    };
-    let made = until("the session is there", tasks, |tasks| !tasks.is_empty()).await;
+    let made = begun(&gateway).await;
     let spec = made[0].spec.clone().expect("a specification");
     assert_eq!(spec.workspace, "/srv/p");
     let rules: Vec<_> = spec.policy.iter().map(|rule| (rule.action(), rule.tools.clone())).collect();
@@ -536,7 +620,7 @@ async fn tools_that_a_client_names_are_all_a_session_may_call() {
     let events = json!({"type": "dispatch", "agentID": "ada", "tools": ["readFile"], "content": "x"});
     let error = client.ask(&events).await;
     assert_eq!((&error["type"], &error["code"]), (&json!("error"), &json!("TOOL_NOT_AVAILABLE")));
-    assert_eq!(tasks().await.len(), 1, "a session was begun all the same");
+    assert_eq!(begun(&gateway).await.len(), 1, "a session was begun all the same");
 }
 
 #[tokio::test]

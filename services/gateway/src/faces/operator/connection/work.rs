@@ -24,6 +24,8 @@ pub(super) struct Work {
     pub(super) out: Out,
     pub(super) room: Arc<Semaphore>,
     pub(super) id: Option<String>,
+    /// What the request is known by when it is sent again.
+    pub(super) key: Option<String>,
 }
 
 /// Why a request is over before its end.
@@ -198,7 +200,7 @@ impl Work {
                     policy: message.tools.map(only).unwrap_or_default(),
                     ..v1::TaskSpec::default()
                 };
-                let request = v1::CreateTaskRequest { spec: Some(spec), idempotency_key: String::new() };
+                let request = v1::CreateTaskRequest { spec: Some(spec), idempotency_key: self.key("task") };
                 self.calls.unary("TaskService/CreateTask", &request).await?
             }
         };
@@ -212,11 +214,23 @@ impl Work {
         let task: Result<v1::Task, Status> = self.calls.unary("TaskService/GetTask", &request).await;
         let task = task.map_err(|status| failed(status.into()))?;
         let spec = v1::MessageSpec { task: session.clone(), blocks: message.blocks, ..v1::MessageSpec::default() };
-        let request = v1::CreateMessageRequest { spec: Some(spec), idempotency_key: String::new() };
-        let sent: Result<v1::Message, Status> = self.calls.unary("MessageService/CreateMessage", &request).await;
-        let sent = sent.map_err(|status| failed(status.into()))?;
-        let follow = Follow::new(sent.metadata.unwrap_or_default().id, &task);
-        Ok(Sent { session, agent, follow, watch })
+        let request = v1::CreateMessageRequest { spec: Some(spec), idempotency_key: self.key("message") };
+        let sent: Result<(v1::Message, bool), Status> =
+            self.calls.write("MessageService/CreateMessage", &request).await;
+        let (sent, is_repeated) = sent.map_err(|status| failed(status.into()))?;
+        let message = sent.metadata.unwrap_or_default().id;
+        if !is_repeated {
+            return Ok(Sent { session, agent, follow: Follow::new(message, &task), watch });
+        }
+        // What has happened to it since the first time is not told any more: it is looked for in the records, from the session's beginning on.
+        let watch = self.calls.subscribe(&session, "0").await.map_err(|status| failed(status.into()))?;
+        Ok(Sent { session, agent, follow: Follow::again(message), watch })
+    }
+
+    /// Under which key a part of the request is done only once, however often it is sent; none if it has none. The keys of an organisation's
+    /// calls are told from each other by nothing else.
+    fn key(&self, part: &str) -> String {
+        self.key.as_ref().map(|key| format!("{key}/{part}")).unwrap_or_default()
     }
 
     /// Waits for the turn's end, and answers with all of it.
