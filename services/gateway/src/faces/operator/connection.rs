@@ -37,6 +37,10 @@ const EVENTS: usize = 16;
 /// After how many seconds who finds the gateway full, or has too many requests, may come back. When there is a place nobody knows.
 const CROWDED: u64 = 10;
 const BUSY: u64 = 1;
+/// How long what is worked on may take to its end when the gateway stops, and then how long it has for its last words, and these have to
+/// leave. Together less than a process has that stops.
+const FINISH: Duration = Duration::from_secs(2);
+const LAST: Duration = Duration::from_secs(1);
 /// Answers on their way. Those of streams don't stand before them.
 const ANSWERS: usize = 64;
 
@@ -132,17 +136,23 @@ impl Connection {
             out: Out { answers, events },
             room: Arc::new(Semaphore::new(1)),
             running: JoinSet::new(),
+            stopping: CancellationToken::new(),
             by_id: HashMap::new(),
             bucket: Bucket { left: f64::from(BURST), at: Instant::now() },
         };
-        let gone = tokio::select! {
-            () = self.draining.cancelled() => false,
-            _ = &mut writing => true,
-            () = server.serve(reader, patience) => false,
+        let linger = tokio::select! {
+            () = self.draining.cancelled() => {
+                server.finish().await;
+                Some(LAST)
+            }
+            _ = &mut writing => None,
+            () = server.serve(reader, patience) => Some(LINGER),
         };
         server.running.shutdown().await;
         drop(server);
-        if !gone && tokio::time::timeout(LINGER, &mut writing).await.is_err() {
+        if let Some(linger) = linger
+            && tokio::time::timeout(linger, &mut writing).await.is_err()
+        {
             writing.abort();
         }
     }
@@ -192,6 +202,8 @@ struct Server {
     room: Arc<Semaphore>,
     /// Requests that are worked on.
     running: JoinSet<()>,
+    /// Cancelled when they have to end at once, and say why.
+    stopping: CancellationToken,
     by_id: HashMap<String, (AbortHandle, bool)>,
     bucket: Bucket,
 }
@@ -227,8 +239,7 @@ impl Server {
                             handle.abort();
                         }
                     }
-                    let rest = async { while self.running.join_next().await.is_some() {} };
-                    _ = tokio::time::timeout(IDLE, rest).await;
+                    _ = tokio::time::timeout(IDLE, self.rest()).await;
                     return;
                 }
                 Err(error) => {
@@ -237,6 +248,20 @@ impl Server {
                 }
             }
         }
+    }
+
+    /// Ends what is worked on, each request with an answer. What follows a session ends by itself when the gateway stops, and most of the rest
+    /// is done soon.
+    async fn finish(&mut self) {
+        if tokio::time::timeout(FINISH, self.rest()).await.is_err() {
+            self.stopping.cancel();
+            // Whoever doesn't read them is not waited for.
+            _ = tokio::time::timeout(LAST, self.rest()).await;
+        }
+    }
+
+    async fn rest(&mut self) {
+        while self.running.join_next().await.is_some() {}
     }
 
     async fn line(&mut self, line: Line, number: u64) -> Result<(), Gone> {
@@ -315,7 +340,8 @@ impl Server {
         let span =
             tracing::info_span!("gateway.request", rpc.system = "operator", rpc.service = empty, rpc.method = empty);
         let (calls, options) = (self.calls.clone(), Arc::clone(&self.options));
-        let work = Work { calls, options, out: self.out.clone(), room: Arc::clone(&self.room), id, key };
+        let (out, room, stopping) = (self.out.clone(), Arc::clone(&self.room), self.stopping.clone());
+        let work = Work { calls, options, out, room, stopping, id, key };
         let handle = self.running.spawn(work.run(wanted).instrument(span));
         self.by_id.insert(name, (handle, endless));
         Ok(())

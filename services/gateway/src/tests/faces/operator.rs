@@ -538,6 +538,34 @@ async fn a_cancel_is_taken_also_from_who_has_as_many_requests_as_there_may_be() 
 }
 
 #[tokio::test]
+async fn who_is_waiting_when_the_gateway_stops_is_told_to_come_again() {
+    let gateway = Gateway::start().await.with_agent().await;
+    let mut client = Client::of(&gateway).await;
+    let made = client.ask(&json!({"type": "dispatch", "agentID": "ada", "messages": said("one")})).await;
+    let session = &made["sessionID"];
+    client.say(&json!({"id": "s", "type": "stream", "sessionID": session})).await;
+    assert_eq!(client.next().await["stopReason"], "stream_start");
+    client.say(&json!({"id": "e", "type": "dispatch", "sessionID": session, "content": "two"})).await;
+    client.until(|line| line["type"] == "turn-started").await;
+    client.say(&json!({"id": "q", "type": "query", "sessionID": session, "messages": said("three")})).await;
+    until("all is said", || messages(&gateway, session), |count| *count == 3).await;
+
+    gateway.context.lifecycle().stop("the test wants it to");
+    let mut told = Vec::new();
+    while let Some(line) = within("the end", client.lines.next_line()).await.expect("it is no reset") {
+        told.push(serde_json::from_str::<Value>(&line).expect("JSON"));
+    }
+    for (id, form) in [("s", "results"), ("e", "events"), ("q", "results")] {
+        let of_it: Vec<_> = told.iter().filter(|line| line["id"] == id).collect();
+        let last = of_it.last().unwrap_or_else(|| panic!("`{id}` got no answer: {told:?}"));
+        let error = if form == "events" { last } else { &last["content"][0] };
+        assert_eq!((&error["type"], &error["code"]), (&json!("error"), &json!("UNAVAILABLE")), "{last}");
+        assert!(error["details"]["retryAfter"].as_u64() >= Some(1), "{last}");
+        assert_eq!(last["sessionID"], *session, "{last}");
+    }
+}
+
+#[tokio::test]
 async fn what_is_wrong_has_a_code() {
     let gateway = Gateway::start().await.with_agent().await;
     let mut client = Client::of(&gateway).await;

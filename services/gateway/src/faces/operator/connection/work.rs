@@ -5,17 +5,21 @@ use std::sync::Arc;
 use construct_proto::v1;
 use serde_json::{Value, json};
 use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
 use super::{BUSY, Gone, Held, Out, Told};
-use crate::faces::operator::{
-    Options, ROOM,
-    answer::{Failure, Form, Outcome, named, stop_reason},
-    calls::{Calls, Watch},
-    events::{Ended, Follow, Teller, completed},
-    request::{Project, Say, Wanted, text},
-    session::{Session, Turn, listed},
-    tools,
+use crate::{
+    faces::operator::{
+        Options, ROOM,
+        answer::{Failure, Form, Outcome, named, stop_reason},
+        calls::{Calls, Watch},
+        events::{Ended, Follow, Teller, completed},
+        request::{Project, Say, Wanted, text},
+        session::{Session, Turn, listed},
+        tools,
+    },
+    status,
 };
 
 pub(super) struct Work {
@@ -23,6 +27,7 @@ pub(super) struct Work {
     pub(super) options: Arc<Options>,
     pub(super) out: Out,
     pub(super) room: Arc<Semaphore>,
+    pub(super) stopping: CancellationToken,
     pub(super) id: Option<String>,
     /// What the request is known by when it is sent again.
     pub(super) key: Option<String>,
@@ -73,9 +78,16 @@ struct Sent {
 impl Work {
     pub(super) async fn run(self, wanted: Wanted) {
         let form = wanted.form();
-        if let Err(Stop::Failed(failure, session)) = self.do_it(wanted, form).await {
-            // A client that is gone needs no answer.
-            _ = self.out.answer(failure.line(form, self.id.as_deref(), session.as_deref())).await;
+        let goes_on = form == Form::Events || matches!(wanted, Wanted::Stream { .. });
+        let done = tokio::select! {
+            biased;
+            done = self.do_it(wanted, form) => done,
+            () = self.stopping.cancelled() => Err(status::unavailable("the gateway is stopping: connect again").into()),
+        };
+        if let Err(Stop::Failed(failure, session)) = done {
+            let line = failure.line(form, self.id.as_deref(), session.as_deref());
+            // Behind what the request has told so far: nothing of it follows. A client that is gone needs no answer.
+            _ = if goes_on { self.out.event(line).await } else { self.out.answer(line).await };
         }
     }
 
