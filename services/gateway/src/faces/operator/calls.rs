@@ -20,6 +20,7 @@ use crate::{
         call::{self, Answers, Call},
     },
     quotas::Metered,
+    subscribe::cursor::Cursor,
 };
 
 /// Calls on behalf of whoever is at the other end of a connection.
@@ -109,7 +110,16 @@ impl Calls {
         let open = self.call("EventService/Subscribe")?.open(self.shared.services()?, body);
         let mut answers = Deadline::new(None, TIMEOUT).begin(open).await?;
         self.note(std::mem::take(&mut answers.metered));
-        Ok(Watch { answers })
+        Ok(Watch { answers, told: None })
+    }
+
+    /// What happens in a task behind a cursor. The step in which that stands is seen from its beginning: how its pieces go on depends on those
+    /// before.
+    pub(super) async fn resume(&self, task: &str, cursor: &str) -> Result<Watch, Status> {
+        // What is no cursor is refused as it stands.
+        let told = cursor.parse::<Cursor>().ok();
+        let from = told.map_or_else(|| cursor.to_owned(), |told| Cursor { index: 0, ..told }.to_string());
+        Ok(Watch { told, ..self.subscribe(task, &from).await? })
     }
 
     /// Says in a line what is left of the caller's quotas.
@@ -131,6 +141,8 @@ impl Calls {
 /// The events of a task.
 pub(super) struct Watch {
     answers: Answers,
+    /// Up to where the client has them.
+    told: Option<Cursor>,
 }
 
 impl Watch {
@@ -138,6 +150,20 @@ impl Watch {
     pub(super) async fn next(&mut self) -> Result<Option<v1::Event>, Status> {
         let Some(message) = self.answers.next().await? else { return Ok(None) };
         let event = v1::Event::decode(message);
-        event.map(Some).map_err(|error| crate::status::internal("an event cannot be read", &error))
+        let mut event = event.map_err(|error| crate::status::internal("an event cannot be read", &error))?;
+        if let Some(told) = &self.told
+            && let Ok(mut cursor) = event.cursor.parse::<Cursor>()
+            && told.is_past(cursor.step, cursor.index)
+        {
+            // A record that comes before what is seen once more: who goes on behind it has that all the same.
+            (cursor.step, cursor.index) = (told.step, told.index);
+            event.cursor = cursor.to_string();
+        }
+        Ok(Some(event))
+    }
+
+    /// Whether the client has an event already.
+    pub(super) fn has_told(&self, event: &v1::Event) -> bool {
+        event.sequence == 0 && self.told.is_some_and(|told| told.is_past(event.step, event.index))
     }
 }

@@ -282,7 +282,8 @@ impl Server {
             (None, Ok(request)) => request,
             (refused, read) => {
                 let value: Value = serde_json::from_str(&text).unwrap_or_default();
-                let form = if value["content"].is_string() { Form::Events } else { Form::Results };
+                let is_events = value["content"].is_string() || value["form"] == "events";
+                let form = if is_events { Form::Events } else { Form::Results };
                 let unread = read.err().map(|error| Failure::invalid(format!("the request cannot be read: {error}")));
                 let Some(failure) = refused.or(unread) else { return Ok(()) };
                 return self.fail(&failure, form, value["id"].as_str()).await;

@@ -72,6 +72,9 @@ pub(super) enum Wanted {
         /// How many turns the client has already.
         #[serde(default, rename = "lastTurn")]
         turns: usize,
+        /// How it was told before.
+        #[serde(default)]
+        form: Form,
     },
     /// Ends the turn that runs in a session, or, with the id of another request, only that request.
     Cancel {
@@ -103,6 +106,7 @@ impl Wanted {
     pub(super) fn form(&self) -> Form {
         match self {
             Self::Query(say) | Self::Dispatch(say) if say.content.is_some() => Form::Events,
+            Self::Stream { form, .. } => *form,
             _ => Form::Results,
         }
     }
@@ -302,6 +306,7 @@ mod tests {
             ".{0,12}".prop_map(Value::from),
             Just(json!("data:image/png;base64,iVBORw0KGgo=")),
             Just(json!("user")),
+            Just(json!("events")),
             Just(json!("/v1/files/file_01890a5d-ac96-774b-bcce-b302099a8057")),
             Just(json!({"type": "text", "text": "hi"})),
             Just(json!({"role": "user", "content": [{"type": "file", "path": "a"}]})),
@@ -316,7 +321,7 @@ mod tests {
     }
 
     fn name() -> impl Strategy<Value = String> {
-        const NAMES: [&str; 19] = [
+        const NAMES: [&str; 20] = [
             "id",
             "idempotencyKey",
             "type",
@@ -333,6 +338,7 @@ mod tests {
             "tools",
             "cursor",
             "lastTurn",
+            "form",
             "userMessage",
             "url",
             "mimeType",

@@ -379,6 +379,11 @@ async fn a_stream_goes_on_where_the_client_was_when_it_broke() {
     let result = again.next().await;
     let execution = &result["turns"][0]["toolCalls"][0];
     assert_eq!((&execution["result"], &execution["input"]), (&json!("\"text\""), &json!({"path": "a"})));
+    // What the call was given is known also to who has seen the call.
+    let mut behind = Client::of(&gateway).await;
+    behind.say(&json!({"type": "stream", "sessionID": session, "cursor": call["cursor"]})).await;
+    assert_eq!(behind.next().await["stopReason"], "stream_start");
+    assert_eq!(behind.next().await["turns"], result["turns"]);
     assert_eq!(again.next().await["content"][0]["text"], "e second");
     let end = again.next().await;
     assert_eq!((&end["stopReason"], &end["content"][0]["text"]), (&json!("end_turn"), &json!("the second")));
@@ -401,6 +406,17 @@ async fn messages(gateway: &Gateway, session: &Value) -> usize {
     let task = session.as_str().expect("an id").to_owned();
     let request = v1::ListMessagesRequest { task, ..v1::ListMessagesRequest::default() };
     gateway.messages().list_messages(request).await.expect("a list").into_inner().messages.len()
+}
+
+/// The lines up to the end of a turn, without their cursors, and the cursors.
+async fn turn_told(client: &mut Client) -> (Vec<Value>, Vec<Value>) {
+    let (mut lines, mut cursors): (Vec<Value>, Vec<Value>) = (Vec::new(), Vec::new());
+    while lines.last().is_none_or(|line| line["type"] != "turn-completed") {
+        let mut line = client.next().await;
+        cursors.push(line.as_object_mut().expect("an object").remove("cursor").unwrap_or_default());
+        lines.push(line);
+    }
+    (lines, cursors)
 }
 
 #[tokio::test]
@@ -458,21 +474,71 @@ async fn a_dispatch_that_is_sent_again_tells_the_same_events() {
     let mut told = Vec::new();
     for first in [true, false] {
         let mut client = Client::of(&gateway).await;
-        let mut lines = vec![client.ask(&ask).await];
+        client.say(&ask).await;
         if first {
             mesh.turn("hello there").await;
         }
-        while lines.last().is_none_or(|line| line["type"] != "turn-completed") {
-            lines.push(client.next().await);
-        }
-        for line in &mut lines {
-            line.as_object_mut().expect("an object").remove("cursor");
-        }
-        told.push(lines);
+        told.push(turn_told(&mut client).await.0);
     }
     assert_eq!(told[0].len(), 6, "{told:?}");
     assert_eq!(told[0], told[1]);
     assert_eq!(messages(&gateway, session).await, 4);
+}
+
+#[tokio::test]
+async fn events_go_on_where_the_client_was_when_it_broke() {
+    let gateway = Gateway::start().await.with_agent().await;
+    let mut client = Client::of(&gateway).await;
+    client.say(&json!({"id": "r", "type": "dispatch", "agentID": "ada", "content": "one"})).await;
+    let session = json!(id(begun(&gateway).await[0].metadata.clone()));
+    let mesh = Mesh::of(&gateway, &session).await;
+    let (told, _) = tokio::join!(turn_told(&mut client), mesh.turn("the first"));
+    let (first, cursors) = told;
+    assert_eq!(first.len(), 6, "{first:?}");
+
+    // Whoever has nothing is told everything as it was told then; whoever has a line, what came behind it.
+    let ask = json!({"id": "r", "type": "stream", "form": "events", "sessionID": session});
+    let mut whole = Client::of(&gateway).await;
+    whole.say(&ask).await;
+    assert_eq!(turn_told(&mut whole).await.0, first);
+    let mut rest = Client::of(&gateway).await;
+    let mut from = ask.clone();
+    from["cursor"] = cursors[2].clone();
+    rest.say(&from).await;
+    assert_eq!(turn_told(&mut rest).await.0, first[3..]);
+    // Also behind the last piece of an answer: the answer whole is not told once more.
+    let mut end = Client::of(&gateway).await;
+    from["cursor"] = cursors[4].clone();
+    end.say(&from).await;
+    assert_eq!(turn_told(&mut end).await.0, first[5..]);
+    // Whoever has a turn, the next ones.
+    let mut later = Client::of(&gateway).await;
+    let mut without = ask.clone();
+    without["lastTurn"] = 1.into();
+    later.say(&without).await;
+    let two = client.ask(&json!({"id": "r", "type": "dispatch", "sessionID": session, "content": "two"})).await;
+    mesh.turn("the second").await;
+    let (second, _) = turn_told(&mut whole).await;
+    let types: Vec<_> = second.iter().map(|line| line["type"].as_str().expect("a type")).collect();
+    let expected = ["turn-started", "response-block", "tool-call", "tool-result", "response-chunk", "turn-completed"];
+    assert_eq!(types, expected, "{second:?}");
+    assert_eq!((&second[0], &second[5]["turnID"]), (&two, &two["turnID"]));
+    assert_eq!(turn_told(&mut client).await.0, second[1..]);
+    assert_eq!(turn_told(&mut rest).await.0, second);
+    assert_eq!(turn_told(&mut later).await.0, second);
+
+    // What is taken back before its turn has none, and the session's end is the stream's.
+    client.say(&json!({"id": "x", "type": "dispatch", "sessionID": session, "content": "three"})).await;
+    let three = client.until(|line| line["type"] == "turn-started").await;
+    let message = three["turnID"].as_str().expect("an id").to_owned();
+    let delete = v1::DeleteMessageRequest { message, ..v1::DeleteMessageRequest::default() };
+    gateway.messages().delete_message(delete).await.expect("it waits");
+    assert_eq!(whole.next().await["turnID"], three["turnID"]);
+    let dropped = whole.next().await;
+    assert_eq!((&dropped["code"], &dropped["turnID"]), (&json!("SESSION_ERROR"), &three["turnID"]), "{dropped}");
+    client.say(&json!({"type": "delete_session", "sessionID": session})).await;
+    let end = whole.next().await;
+    assert_eq!((&end["type"], &end["code"]), (&json!("error"), &json!("SESSION_NOT_FOUND")), "{end}");
 }
 
 #[tokio::test]
@@ -573,6 +639,7 @@ async fn what_is_wrong_has_a_code() {
     for (line, code) in [
         (json!({"type": "tea"}), "INVALID_REQUEST"),
         (json!({"type": "stream"}), "INVALID_REQUEST"),
+        (json!({"type": "stream", "sessionID": missing, "form": "tea"}), "INVALID_REQUEST"),
         (json!({"type": "dispatch", "agentID": "ada"}), "INVALID_REQUEST"),
         (json!({"type": "dispatch", "messages": said("x")}), "AGENT_NOT_FOUND"),
         (json!({"type": "dispatch", "agentID": "eve", "messages": said("x")}), "AGENT_NOT_FOUND"),
