@@ -401,9 +401,13 @@ impl Entry {
                 self.backend.publisher.announce(event.as_ref(), wake).await;
                 Ok(tonic::Response::new(response(&entity)))
             }
-            Written::Repeated { response } => R::decode(response.as_slice())
-                .map(tonic::Response::new)
-                .map_err(|error| status::internal("a stored answer cannot be read", &error)),
+            Written::Repeated { response } => {
+                let response = R::decode(response.as_slice());
+                let response = response.map_err(|error| status::internal("a stored answer cannot be read", &error))?;
+                let mut response = tonic::Response::new(response);
+                response.extensions_mut().insert(Repeated);
+                Ok(response)
+            }
         }
     }
 }
@@ -415,6 +419,10 @@ fn is_of_aws(base_url: &str) -> bool {
     let plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
     region.is_some_and(|region| !region.is_empty() && region.bytes().all(plain))
 }
+
+/// Stands in the extensions of an answer that was given before, to a request with the same idempotency key. Callers within the process see it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Repeated;
 
 /// No wake: nothing waits for it.
 pub(crate) fn nobody<T>(_: &T) -> Option<(TaskId, &'static str)> {

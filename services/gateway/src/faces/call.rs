@@ -14,7 +14,7 @@ use super::{
     envelope::{Envelope, Envelopes},
     methods::Method,
 };
-use crate::{quotas::Metered, server::MAX_REQUEST};
+use crate::{api::Repeated, quotas::Metered, server::MAX_REQUEST};
 
 /// Bytes of an answer at most. Nothing the services send comes near it: it is a bound, not a limit anybody meets.
 const MAX_ANSWER: usize = 64 * 1024 * 1024;
@@ -49,6 +49,8 @@ pub(super) struct Reply {
     pub(super) metadata: HeaderMap,
     /// The same as it stands in the metadata, for a face that has no headers.
     pub(super) metered: Metered,
+    /// Whether it was given before, to a request with the same idempotency key.
+    pub(super) repeated: bool,
     pub(super) message: Bytes,
     pub(super) trailers: HeaderMap,
 }
@@ -61,8 +63,8 @@ impl Call<'_> {
         if answers.next().await?.is_some() {
             return Err(Status::internal("the call had more than one answer"));
         }
-        let Answers { metadata, metered, trailers, .. } = answers;
-        Ok(Reply { metadata, metered, message, trailers })
+        let Answers { metadata, metered, repeated, trailers, .. } = answers;
+        Ok(Reply { metadata, metered, repeated, message, trailers })
     }
 
     /// Calls a method with the messages of `body`.
@@ -70,6 +72,7 @@ impl Call<'_> {
         let response = inner.oneshot(self.request(body)).await.map_err(Status::from_error)?;
         let (mut head, body) = response.into_parts();
         let metered: Metered = head.extensions.remove().unwrap_or_default();
+        let repeated = head.extensions.remove::<Repeated>().is_some();
         // A call that ends before it has an answer says so in its headers.
         let mut trailers = HeaderMap::new();
         match Status::from_header_map(&head.headers) {
@@ -81,7 +84,7 @@ impl Call<'_> {
             return Err(of_http(head.status));
         }
         let envelopes = Envelopes::new(MAX_ANSWER);
-        Ok(Answers { metadata: theirs(head.headers), metered, trailers, body, envelopes })
+        Ok(Answers { metadata: theirs(head.headers), metered, repeated, trailers, body, envelopes })
     }
 
     fn request(self, body: Body) -> Request<Body> {
@@ -116,6 +119,8 @@ pub(super) struct Answers {
     pub(super) metadata: HeaderMap,
     /// What the call was counted against, where it was.
     pub(super) metered: Metered,
+    /// Whether they were given before, to a request with the same idempotency key.
+    repeated: bool,
     /// Known when the last answer has come.
     pub(super) trailers: HeaderMap,
     body: Body,
@@ -127,7 +132,7 @@ impl Answers {
     pub(super) fn of(body: Body) -> Self {
         let envelopes = Envelopes::new(MAX_ANSWER);
         let metered = Metered::default();
-        Self { metadata: HeaderMap::new(), metered, trailers: HeaderMap::new(), body, envelopes }
+        Self { metadata: HeaderMap::new(), metered, repeated: false, trailers: HeaderMap::new(), body, envelopes }
     }
 
     /// The next answer; none at the end of a call that went well.

@@ -2,6 +2,7 @@
 
 use construct_domain::task::{CONTEXT_TOO_LONG, OUTPUT_LIMIT};
 use construct_proto::v1;
+use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt as _};
@@ -18,9 +19,11 @@ const TOO_LARGE: &str = "CONTEXT_TOO_LARGE";
 const SOON: u64 = 1;
 
 /// How a request wants to be answered.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Default, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub(super) enum Form {
     /// By results: each says all of it.
+    #[default]
     Results,
     /// By events.
     Events,

@@ -21,6 +21,7 @@ use crate::{
         methods::Method,
     },
     quotas::Metered,
+    subscribe::cursor::Cursor,
 };
 
 /// Calls on behalf of whoever is at the other end of a connection.
@@ -85,12 +86,23 @@ impl Calls {
         method: &'static str,
         request: &impl Message,
     ) -> Result<A, Status> {
+        Ok(self.write(method, request).await?.0)
+    }
+
+    /// The same, and whether the answer was given before: then nothing was done this time.
+    pub(super) async fn write<A: Message + Default>(
+        &self,
+        method: &'static str,
+        request: &impl Message,
+    ) -> Result<(A, bool), Status> {
         let (method, deadline) = (self.method(method)?, Deadline::new(None, TIMEOUT));
         let (head, message) = (self.head(deadline), request.encode_to_vec());
         let call = Call { method, head: &head };
         let reply = deadline.begin(call.unary(self.shared.services()?, &message)).await?;
         self.note(reply.metered);
-        A::decode(reply.message).map_err(|error| crate::status::internal("an answer cannot be read", &error))
+        let answer = A::decode(reply.message);
+        let answer = answer.map_err(|error| crate::status::internal("an answer cannot be read", &error))?;
+        Ok((answer, reply.repeated))
     }
 
     /// What happens in a task. Without a cursor: from now on, also what the caller does next.
@@ -102,7 +114,16 @@ impl Calls {
         let call = Call { method, head: &head };
         let mut answers = deadline.begin(call.open(self.shared.services()?, body)).await?;
         self.note(std::mem::take(&mut answers.metered));
-        Ok(Watch { answers })
+        Ok(Watch { answers, told: None })
+    }
+
+    /// What happens in a task behind a cursor. The step in which that stands is seen from its beginning: how its pieces go on depends on those
+    /// before.
+    pub(super) async fn resume(&self, task: &str, cursor: &str) -> Result<Watch, Status> {
+        // What is no cursor is refused as it stands.
+        let told = cursor.parse::<Cursor>().ok();
+        let from = told.map_or_else(|| cursor.to_owned(), |told| Cursor { index: 0, ..told }.to_string());
+        Ok(Watch { told, ..self.subscribe(task, &from).await? })
     }
 
     /// Says in a line what is left of the caller's quotas.
@@ -130,6 +151,8 @@ impl Calls {
 /// The events of a task.
 pub(super) struct Watch {
     answers: Answers,
+    /// Up to where the client has them.
+    told: Option<Cursor>,
 }
 
 impl Watch {
@@ -137,6 +160,20 @@ impl Watch {
     pub(super) async fn next(&mut self) -> Result<Option<v1::Event>, Status> {
         let Some(message) = self.answers.next().await? else { return Ok(None) };
         let event = v1::Event::decode(message);
-        event.map(Some).map_err(|error| crate::status::internal("an event cannot be read", &error))
+        let mut event = event.map_err(|error| crate::status::internal("an event cannot be read", &error))?;
+        if let Some(told) = &self.told
+            && let Ok(mut cursor) = event.cursor.parse::<Cursor>()
+            && told.is_past(cursor.step, cursor.index)
+        {
+            // A record that comes before what is seen once more: who goes on behind it has that all the same.
+            (cursor.step, cursor.index) = (told.step, told.index);
+            event.cursor = cursor.to_string();
+        }
+        Ok(Some(event))
+    }
+
+    /// Whether the client has an event already.
+    pub(super) fn has_told(&self, event: &v1::Event) -> bool {
+        event.sequence == 0 && self.told.is_some_and(|told| told.is_past(event.step, event.index))
     }
 }

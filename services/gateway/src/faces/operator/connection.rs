@@ -37,6 +37,10 @@ const EVENTS: usize = 16;
 /// After how many seconds who finds the gateway full, or has too many requests, may come back. When there is a place nobody knows.
 const CROWDED: u64 = 10;
 const BUSY: u64 = 1;
+/// How long what is worked on may take to its end when the gateway stops, and then how long it has for its last words, and these have to
+/// leave. Together less than a process has that stops.
+const FINISH: Duration = Duration::from_secs(2);
+const LAST: Duration = Duration::from_secs(1);
 /// Answers on their way. Those of streams don't stand before them.
 const ANSWERS: usize = 64;
 
@@ -132,17 +136,23 @@ impl Connection {
             out: Out { answers, events },
             room: Arc::new(Semaphore::new(1)),
             running: JoinSet::new(),
+            stopping: CancellationToken::new(),
             by_id: HashMap::new(),
             bucket: Bucket { left: f64::from(BURST), at: Instant::now() },
         };
-        let gone = tokio::select! {
-            () = self.draining.cancelled() => false,
-            _ = &mut writing => true,
-            () = server.serve(reader, patience) => false,
+        let linger = tokio::select! {
+            () = self.draining.cancelled() => {
+                server.finish().await;
+                Some(LAST)
+            }
+            _ = &mut writing => None,
+            () = server.serve(reader, patience) => Some(LINGER),
         };
         server.running.shutdown().await;
         drop(server);
-        if !gone && tokio::time::timeout(LINGER, &mut writing).await.is_err() {
+        if let Some(linger) = linger
+            && tokio::time::timeout(linger, &mut writing).await.is_err()
+        {
             writing.abort();
         }
     }
@@ -176,6 +186,13 @@ async fn write(mut writer: Writer, mut answers: mpsc::Receiver<Told>, mut events
     }
 }
 
+/// What a request is known by: to the client, when it is sent again, and on its connection.
+struct Asked {
+    id: Option<String>,
+    key: Option<String>,
+    number: u64,
+}
+
 /// What is known about a connection while it lives.
 struct Server {
     calls: Calls,
@@ -185,6 +202,8 @@ struct Server {
     room: Arc<Semaphore>,
     /// Requests that are worked on.
     running: JoinSet<()>,
+    /// Cancelled when they have to end at once, and say why.
+    stopping: CancellationToken,
     by_id: HashMap<String, (AbortHandle, bool)>,
     bucket: Bucket,
 }
@@ -220,8 +239,7 @@ impl Server {
                             handle.abort();
                         }
                     }
-                    let rest = async { while self.running.join_next().await.is_some() {} };
-                    _ = tokio::time::timeout(IDLE, rest).await;
+                    _ = tokio::time::timeout(IDLE, self.rest()).await;
                     return;
                 }
                 Err(error) => {
@@ -230,6 +248,20 @@ impl Server {
                 }
             }
         }
+    }
+
+    /// Ends what is worked on, each request with an answer. What follows a session ends by itself when the gateway stops, and most of the rest
+    /// is done soon.
+    async fn finish(&mut self) {
+        if tokio::time::timeout(FINISH, self.rest()).await.is_err() {
+            self.stopping.cancel();
+            // Whoever doesn't read them is not waited for.
+            _ = tokio::time::timeout(LAST, self.rest()).await;
+        }
+    }
+
+    async fn rest(&mut self) {
+        while self.running.join_next().await.is_some() {}
     }
 
     async fn line(&mut self, line: Line, number: u64) -> Result<(), Gone> {
@@ -250,13 +282,18 @@ impl Server {
             (None, Ok(request)) => request,
             (refused, read) => {
                 let value: Value = serde_json::from_str(&text).unwrap_or_default();
-                let form = if value["content"].is_string() { Form::Events } else { Form::Results };
+                let is_events = value["content"].is_string() || value["form"] == "events";
+                let form = if is_events { Form::Events } else { Form::Results };
                 let unread = read.err().map(|error| Failure::invalid(format!("the request cannot be read: {error}")));
                 let Some(failure) = refused.or(unread) else { return Ok(()) };
                 return self.fail(&failure, form, value["id"].as_str()).await;
             }
         };
         let id = request.id.clone();
+        let key = match request.key() {
+            Ok(key) => key,
+            Err(words) => return self.fail(&Failure::invalid(words), request.wanted.form(), id.as_deref()).await,
+        };
         match request.wanted {
             Wanted::Auth { key, organization } => match self.identify(&key.0, organization.as_deref()).await {
                 Ok(()) => self.answer(json!({"type": "authenticated"}), id.as_deref()).await,
@@ -272,7 +309,7 @@ impl Server {
                     self.fail(&failure, Form::Results, id.as_deref()).await
                 }
             },
-            wanted => self.start(id, wanted, number).await,
+            wanted => self.start(Asked { id, key, number }, wanted).await,
         }
     }
 
@@ -285,12 +322,13 @@ impl Server {
     }
 
     /// Begins to work on a request.
-    async fn start(&mut self, id: Option<String>, wanted: Wanted, number: u64) -> Result<(), Gone> {
-        let key = id.as_ref().map_or_else(|| format!("line {number}"), |id| format!("id {id}"));
+    async fn start(&mut self, asked: Asked, wanted: Wanted) -> Result<(), Gone> {
+        let Asked { id, key, number } = asked;
+        let name = id.as_ref().map_or_else(|| format!("line {number}"), |id| format!("id {id}"));
         let most = if matches!(wanted, Wanted::Cancel { .. }) { RUNNING + CANCELS } else { RUNNING };
         let failure = if self.running.len() >= most {
             Some(Failure::too_many(format!("at most {RUNNING} requests are worked on at the same time"), BUSY))
-        } else if self.by_id.contains_key(&key) {
+        } else if self.by_id.contains_key(&name) {
             Some(Failure::invalid("a request with this id is worked on already"))
         } else {
             None
@@ -303,9 +341,10 @@ impl Server {
         let span =
             tracing::info_span!("gateway.request", rpc.system = "operator", rpc.service = empty, rpc.method = empty);
         let (calls, options) = (self.calls.clone(), Arc::clone(&self.options));
-        let work = Work { calls, options, out: self.out.clone(), room: Arc::clone(&self.room), id };
+        let (out, room, stopping) = (self.out.clone(), Arc::clone(&self.room), self.stopping.clone());
+        let work = Work { calls, options, out, room, stopping, id, key };
         let handle = self.running.spawn(work.run(wanted).instrument(span));
-        self.by_id.insert(key, (handle, endless));
+        self.by_id.insert(name, (handle, endless));
         Ok(())
     }
 

@@ -29,6 +29,8 @@ pub(super) struct Follow {
     since: u64,
     /// Whether the message's own record has been seen: what is told before it is of others' turns.
     sent: bool,
+    /// Whether the session is seen from its beginning on.
+    whole: bool,
 }
 
 impl Follow {
@@ -40,7 +42,18 @@ impl Follow {
             v1::TaskPhase::Suspended => status.turns_used > 0,
             _ => true,
         };
-        Self { message, ahead: status.queued_count + i64::from(busy), since: status.event_sequence, sent: false }
+        Self {
+            message,
+            ahead: status.queued_count + i64::from(busy),
+            since: status.event_sequence,
+            sent: false,
+            whole: false,
+        }
+    }
+
+    /// Follows a message that an earlier request has sent, by all that happened in the session: its turn may be over.
+    pub(super) const fn again(message: String) -> Self {
+        Self { message, ahead: 0, since: 0, sent: false, whole: true }
     }
 
     /// Whether what happens now happens in the message's turn.
@@ -55,30 +68,55 @@ impl Follow {
             Some(Payload::Message(message)) if event.r#type == "message.created" => {
                 let own = |metadata: &v1::Metadata| metadata.id == self.message;
                 self.sent |= message.metadata.as_ref().is_some_and(own);
+                if self.whole && !self.sent && asked(event).is_some() {
+                    self.ahead += 1;
+                }
                 return None;
             }
             Some(Payload::TurnCompleted(turn)) if turn.message_id == self.message => {
                 return Some(Ended::Turn(turn.clone()));
             }
-            Some(Payload::TurnCompleted(turn)) => &turn.message_id,
+            Some(Payload::TurnCompleted(turn)) => turn.message_id.as_str(),
             Some(Payload::Deleted(_)) if event.r#type == "task.deleted" => return Some(Ended::Deleted),
-            Some(Payload::Deleted(deleted)) => &deleted.id,
-            Some(Payload::Message(message)) if event.r#type == "message.updated" => {
-                let dropped = |status: &v1::MessageStatus| status.position == 0 && status.processed_at.is_some();
-                match &message.metadata {
-                    Some(metadata) if message.status.as_ref().is_some_and(dropped) => &metadata.id,
-                    _ => return None,
-                }
-            }
-            _ => return None,
+            _ => dropped(event)?,
         };
-        if *gone == self.message {
+        if gone == self.message {
             return Some(Ended::Dropped);
         }
         if !counted {
             self.ahead -= 1;
         }
         None
+    }
+}
+
+/// Passes over the turns that a client has already, when a session is told from its beginning.
+pub(super) struct Passing {
+    /// The last of them.
+    last: String,
+    /// The session's last record as it was looked at: what comes behind is passed over in no case.
+    until: u64,
+    /// What was asked meanwhile and has no answer yet. It is told behind the turns that are passed over.
+    begun: Vec<String>,
+}
+
+impl Passing {
+    pub(super) const fn new(last: String, until: u64) -> Self {
+        Self { last, until, begun: Vec::new() }
+    }
+
+    /// Passes over an event. When it was the last one: the turns that have begun.
+    pub(super) fn pass(&mut self, event: &v1::Event) -> Option<Vec<String>> {
+        self.begun.extend(asked(event).map(str::to_owned));
+        let ended = match &event.payload {
+            Some(Payload::TurnCompleted(turn)) => Some(turn.message_id.as_str()),
+            _ => dropped(event),
+        };
+        if let Some(ended) = ended {
+            self.begun.retain(|turn| turn != ended);
+        }
+        let is_last = ended.is_some_and(|ended| ended == self.last) || event.sequence >= self.until;
+        is_last.then(|| std::mem::take(&mut self.begun))
     }
 }
 
@@ -262,6 +300,32 @@ fn tool_result(id: &str, name: &str, output: &str, error: &str) -> Value {
     line
 }
 
+/// The message that asks for a turn, if an event tells of one.
+pub(super) fn asked(event: &v1::Event) -> Option<&str> {
+    let Some(Payload::Message(message)) = &event.payload else { return None };
+    let source = message.status.as_ref().map(v1::MessageStatus::source);
+    let is_asked = event.r#type == "message.created" && source == Some(v1::MessageSource::User);
+    message.metadata.as_ref().filter(|_| is_asked).map(|metadata| metadata.id.as_str())
+}
+
+/// The message that gets no turn any more, if an event tells of one: it was dropped, or taken back.
+pub(super) fn dropped(event: &v1::Event) -> Option<&str> {
+    match &event.payload {
+        Some(Payload::Deleted(deleted)) if event.r#type != "task.deleted" => Some(&deleted.id),
+        Some(Payload::Message(message)) if event.r#type == "message.updated" => {
+            let is_dropped = |status: &v1::MessageStatus| status.position == 0 && status.processed_at.is_some();
+            let metadata = message.metadata.as_ref().filter(|_| message.status.as_ref().is_some_and(is_dropped));
+            metadata.map(|metadata| metadata.id.as_str())
+        }
+        _ => None,
+    }
+}
+
+/// The first line of a turn in events.
+pub(super) fn started(turn: &str) -> Value {
+    json!({"type": "turn-started", "turnID": turn})
+}
+
 /// The last line of a turn in events.
 pub(super) fn completed(usage: (i64, i64), turn: &v1::TurnCompleted) -> Value {
     let usage = json!({"input": usage.0, "output": usage.1});
@@ -297,6 +361,49 @@ mod tests {
         let mut follow = Follow::new("own".into(), &task(v1::TaskPhase::AwaitInput, 5));
         assert!(follow.see(&ended("other", 5)).is_none() && !follow.is_ours());
         assert!(follow.see(&sent("own", 6)).is_none() && follow.is_ours());
+        assert!(matches!(follow.see(&ended("own", 9)), Some(Ended::Turn(_))));
+    }
+
+    fn asked(message: &str, sequence: u64) -> v1::Event {
+        let mut event = sent(message, sequence);
+        let Some(Payload::Message(message)) = &mut event.payload else { panic!("it is a message") };
+        let source = v1::MessageSource::User.into();
+        message.status = Some(v1::MessageStatus { source, ..v1::MessageStatus::default() });
+        event
+    }
+
+    #[test]
+    fn turns_that_a_client_has_are_passed_over_and_those_that_have_begun_are_told() {
+        // The second of three turns is the last one the client has. The third was asked for before that was over, and another one was dropped.
+        let mut passing = Passing::new("second".into(), 9);
+        let gone = v1::Deleted { id: "dropped".into() };
+        for event in [
+            asked("first", 2),
+            ended("first", 3),
+            asked("second", 4),
+            sent("said", 5),
+            asked("dropped", 6),
+            asked("third", 7),
+            event("message.deleted", 8, Payload::Deleted(gone)),
+        ] {
+            assert_eq!(passing.pass(&event), None);
+        }
+        assert_eq!(passing.pass(&ended("second", 9)), Some(vec!["third".to_owned()]));
+        // What has more turns than there are is told what happens from now on.
+        let mut passing = Passing::new(String::new(), 3);
+        assert_eq!(passing.pass(&asked("first", 2)), None);
+        assert_eq!(passing.pass(&ended("first", 3)), Some(Vec::new()));
+    }
+
+    #[test]
+    fn a_message_that_was_sent_before_is_found_behind_what_happened_earlier() {
+        let mut follow = Follow::again("own".into());
+        // What the agent said asks for no turn.
+        for event in [asked("first", 2), sent("said", 3), asked("second", 4), ended("first", 5), asked("own", 6)] {
+            assert!(follow.see(&event).is_none() && !follow.is_ours());
+        }
+        assert!(follow.see(&asked("later", 7)).is_none() && !follow.is_ours());
+        assert!(follow.see(&ended("second", 8)).is_none() && follow.is_ours());
         assert!(matches!(follow.see(&ended("own", 9)), Some(Ended::Turn(_))));
     }
 

@@ -5,8 +5,12 @@ use construct_domain::FileId;
 use construct_proto::v1;
 use serde::Deserialize;
 use serde_json::Value;
+use uuid::Uuid;
 
 use super::answer::Form;
+
+/// Characters of a key at most: the services take 128, and what is done under it follows.
+const KEY: usize = 120;
 
 /// One request.
 #[derive(Debug, Deserialize)]
@@ -14,8 +18,29 @@ pub(super) struct Request {
     /// The client's name for it. Every answer to it has it; without one the gateway makes none up.
     #[serde(default)]
     pub(super) id: Option<String>,
+    /// What it is known by when it is sent again, if the id is no UUID.
+    #[serde(default, rename = "idempotencyKey")]
+    key: Option<String>,
     #[serde(flatten)]
     pub(super) wanted: Wanted,
+}
+
+impl Request {
+    /// What a request is known by that is sent again: its key, or an id that no other request has. None: each time it is another one.
+    ///
+    /// # Errors
+    /// What is wrong with the key, in words.
+    pub(super) fn key(&self) -> Result<Option<String>, &'static str> {
+        let Some(key) = self.key.as_ref().filter(|key| !key.is_empty()) else {
+            let id = self.id.as_ref().and_then(|id| Uuid::try_parse(id).ok());
+            return Ok(id.filter(|id| !id.is_nil()).map(|id| id.to_string()));
+        };
+        // What is said of the keys that are made of it would be about a field that the client doesn't know.
+        if key.len() > KEY || !key.bytes().all(|byte| byte.is_ascii_graphic()) {
+            return Err("`idempotencyKey` has 1 to 120 visible ASCII characters");
+        }
+        Ok(Some(key.clone()))
+    }
 }
 
 #[derive(Debug, Deserialize)]
@@ -47,6 +72,9 @@ pub(super) enum Wanted {
         /// How many turns the client has already.
         #[serde(default, rename = "lastTurn")]
         turns: usize,
+        /// How it was told before.
+        #[serde(default)]
+        form: Form,
     },
     /// Ends the turn that runs in a session, or, with the id of another request, only that request.
     Cancel {
@@ -78,6 +106,7 @@ impl Wanted {
     pub(super) fn form(&self) -> Form {
         match self {
             Self::Query(say) | Self::Dispatch(say) if say.content.is_some() => Form::Events,
+            Self::Stream { form, .. } => *form,
             _ => Form::Results,
         }
     }
@@ -229,6 +258,26 @@ mod tests {
     const SECRET: &str = "ct_that-nobody-is-to-see";
 
     #[test]
+    fn a_request_is_known_by_its_key_or_by_an_id_that_is_its_own() {
+        const ID: &str = "0b9f8c1e-5d3a-4c67-9a51-0d7c1a2b3c4d";
+        let key = |fields: Value| {
+            let mut line = json!({"type": "list_sessions"});
+            line.as_object_mut().expect("an object").extend(fields.as_object().expect("an object").clone());
+            serde_json::from_value::<Request>(line).expect("a request").key()
+        };
+        assert_eq!(key(json!({"id": ID})), Ok(Some(ID.to_owned())));
+        assert_eq!(key(json!({"id": ID.to_uppercase(), "idempotencyKey": ""})), Ok(Some(ID.to_owned())));
+        assert_eq!(key(json!({"id": ID, "idempotencyKey": "k"})), Ok(Some("k".to_owned())));
+        for none in [json!({}), json!({"id": "1"}), json!({"id": Uuid::nil().to_string()})] {
+            assert_eq!(key(none), Ok(None));
+        }
+        assert!(key(json!({"idempotencyKey": "k".repeat(120)})).is_ok());
+        for wrong in ["k".repeat(121), "a b".to_owned(), "ü".to_owned()] {
+            assert!(key(json!({"idempotencyKey": wrong})).is_err());
+        }
+    }
+
+    #[test]
     fn uploaded_files_are_attached_and_others_are_named() {
         const FILE: &str = "file_01890a5d-ac96-774b-bcce-b302099a8057";
         let say = |request: Value| serde_json::from_value::<Say>(request).expect("a request").blocks();
@@ -257,6 +306,7 @@ mod tests {
             ".{0,12}".prop_map(Value::from),
             Just(json!("data:image/png;base64,iVBORw0KGgo=")),
             Just(json!("user")),
+            Just(json!("events")),
             Just(json!("/v1/files/file_01890a5d-ac96-774b-bcce-b302099a8057")),
             Just(json!({"type": "text", "text": "hi"})),
             Just(json!({"role": "user", "content": [{"type": "file", "path": "a"}]})),
@@ -271,8 +321,9 @@ mod tests {
     }
 
     fn name() -> impl Strategy<Value = String> {
-        const NAMES: [&str; 18] = [
+        const NAMES: [&str; 20] = [
             "id",
+            "idempotencyKey",
             "type",
             "key",
             "organizationID",
@@ -287,6 +338,7 @@ mod tests {
             "tools",
             "cursor",
             "lastTurn",
+            "form",
             "userMessage",
             "url",
             "mimeType",

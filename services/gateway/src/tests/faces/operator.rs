@@ -379,6 +379,11 @@ async fn a_stream_goes_on_where_the_client_was_when_it_broke() {
     let result = again.next().await;
     let execution = &result["turns"][0]["toolCalls"][0];
     assert_eq!((&execution["result"], &execution["input"]), (&json!("\"text\""), &json!({"path": "a"})));
+    // What the call was given is known also to who has seen the call.
+    let mut behind = Client::of(&gateway).await;
+    behind.say(&json!({"type": "stream", "sessionID": session, "cursor": call["cursor"]})).await;
+    assert_eq!(behind.next().await["stopReason"], "stream_start");
+    assert_eq!(behind.next().await["turns"], result["turns"]);
     assert_eq!(again.next().await["content"][0]["text"], "e second");
     let end = again.next().await;
     assert_eq!((&end["stopReason"], &end["content"][0]["text"]), (&json!("end_turn"), &json!("the second")));
@@ -386,6 +391,154 @@ async fn a_stream_goes_on_where_the_client_was_when_it_broke() {
     // The session's end is the stream's.
     client.say(&json!({"type": "delete_session", "sessionID": session})).await;
     assert_eq!(again.until(|line| !line["stopReason"].is_null()).await["stopReason"], "stream_end");
+}
+
+/// The tasks there are, once there is one.
+async fn begun(gateway: &Gateway) -> Vec<v1::Task> {
+    let tasks = || async {
+        gateway.tasks().list_tasks(v1::ListTasksRequest::default()).await.expect("a list").into_inner().tasks
+    };
+    until("a session is there", tasks, |tasks| !tasks.is_empty()).await
+}
+
+/// How many messages a session has.
+async fn messages(gateway: &Gateway, session: &Value) -> usize {
+    let task = session.as_str().expect("an id").to_owned();
+    let request = v1::ListMessagesRequest { task, ..v1::ListMessagesRequest::default() };
+    gateway.messages().list_messages(request).await.expect("a list").into_inner().messages.len()
+}
+
+/// The lines up to the end of a turn, without their cursors, and the cursors.
+async fn turn_told(client: &mut Client) -> (Vec<Value>, Vec<Value>) {
+    let (mut lines, mut cursors): (Vec<Value>, Vec<Value>) = (Vec::new(), Vec::new());
+    while lines.last().is_none_or(|line| line["type"] != "turn-completed") {
+        let mut line = client.next().await;
+        cursors.push(line.as_object_mut().expect("an object").remove("cursor").unwrap_or_default());
+        lines.push(line);
+    }
+    (lines, cursors)
+}
+
+#[tokio::test]
+async fn a_question_that_is_sent_again_is_asked_once_and_has_the_same_answer() {
+    let gateway = Gateway::start().await.with_agent().await;
+    let ask = json!({"id": Uuid::now_v7().to_string(), "type": "query", "agentID": "ada", "messages": said("one")});
+    let mut lost = Client::of(&gateway).await;
+    lost.say(&ask).await;
+    let session = json!(id(begun(&gateway).await[0].metadata.clone()));
+    let mesh = Mesh::of(&gateway, &session).await;
+    let message = mesh.admit().await;
+    drop(lost);
+    // While its turn is still going on.
+    let mut again = Client::of(&gateway).await;
+    again.say(&ask).await;
+    mesh.answer(message, "the first").await;
+    let first = again.next().await;
+    assert_eq!((&first["sessionID"], &first["stopReason"]), (&session, &json!("end_turn")), "{first}");
+    assert_eq!(first["content"], json!([{"type": "text", "text": "the first"}]));
+    // When it is long over, and the conversation has gone on.
+    again.say(&json!({"type": "dispatch", "sessionID": session, "messages": said("two")})).await;
+    assert_eq!(again.next().await["stopReason"], "dispatched");
+    mesh.turn("the second").await;
+    let late = Client::of(&gateway).await.ask(&ask).await;
+    for field in ["id", "sessionID", "content", "usage", "stopReason"] {
+        assert_eq!(late[field], first[field], "{field} of {late}");
+    }
+    assert_eq!((begun(&gateway).await.len(), messages(&gateway, &session).await), (1, 4));
+
+    // What has its name is something else: nothing is done.
+    let mut other = ask.clone();
+    other["messages"] = said("three");
+    let refused = Client::of(&gateway).await.ask(&other).await;
+    assert_eq!(refused["content"][0]["code"], "INVALID_REQUEST", "{refused}");
+    let wrong = json!({"type": "dispatch", "idempotencyKey": "a b", "sessionID": session, "messages": said("x")});
+    let refused = again.ask(&wrong).await;
+    assert_eq!(refused["content"][0]["code"], "INVALID_REQUEST", "{refused}");
+    // Any id that is no UUID names a request on its connection only.
+    for _ in 0..2 {
+        let next = json!({"id": "1", "type": "dispatch", "sessionID": session, "messages": said("more")});
+        assert_eq!(Client::of(&gateway).await.ask(&next).await["stopReason"], "dispatched");
+    }
+    assert_eq!(messages(&gateway, &session).await, 6);
+}
+
+#[tokio::test]
+async fn a_dispatch_that_is_sent_again_tells_the_same_events() {
+    let gateway = Gateway::start().await.with_agent().await;
+    let mut client = Client::of(&gateway).await;
+    let made = client.ask(&json!({"type": "dispatch", "agentID": "ada", "messages": said("zero")})).await;
+    let session = &made["sessionID"];
+    let mesh = Mesh::of(&gateway, session).await;
+    mesh.turn("of no interest").await;
+    let ask = json!({"type": "dispatch", "idempotencyKey": "mine", "sessionID": session, "content": "one"});
+    let mut told = Vec::new();
+    for first in [true, false] {
+        let mut client = Client::of(&gateway).await;
+        client.say(&ask).await;
+        if first {
+            mesh.turn("hello there").await;
+        }
+        told.push(turn_told(&mut client).await.0);
+    }
+    assert_eq!(told[0].len(), 6, "{told:?}");
+    assert_eq!(told[0], told[1]);
+    assert_eq!(messages(&gateway, session).await, 4);
+}
+
+#[tokio::test]
+async fn events_go_on_where_the_client_was_when_it_broke() {
+    let gateway = Gateway::start().await.with_agent().await;
+    let mut client = Client::of(&gateway).await;
+    client.say(&json!({"id": "r", "type": "dispatch", "agentID": "ada", "content": "one"})).await;
+    let session = json!(id(begun(&gateway).await[0].metadata.clone()));
+    let mesh = Mesh::of(&gateway, &session).await;
+    let (told, _) = tokio::join!(turn_told(&mut client), mesh.turn("the first"));
+    let (first, cursors) = told;
+    assert_eq!(first.len(), 6, "{first:?}");
+
+    // Whoever has nothing is told everything as it was told then; whoever has a line, what came behind it.
+    let ask = json!({"id": "r", "type": "stream", "form": "events", "sessionID": session});
+    let mut whole = Client::of(&gateway).await;
+    whole.say(&ask).await;
+    assert_eq!(turn_told(&mut whole).await.0, first);
+    let mut rest = Client::of(&gateway).await;
+    let mut from = ask.clone();
+    from["cursor"] = cursors[2].clone();
+    rest.say(&from).await;
+    assert_eq!(turn_told(&mut rest).await.0, first[3..]);
+    // Also behind the last piece of an answer: the answer whole is not told once more.
+    let mut end = Client::of(&gateway).await;
+    from["cursor"] = cursors[4].clone();
+    end.say(&from).await;
+    assert_eq!(turn_told(&mut end).await.0, first[5..]);
+    // Whoever has a turn, the next ones.
+    let mut later = Client::of(&gateway).await;
+    let mut without = ask.clone();
+    without["lastTurn"] = 1.into();
+    later.say(&without).await;
+    let two = client.ask(&json!({"id": "r", "type": "dispatch", "sessionID": session, "content": "two"})).await;
+    mesh.turn("the second").await;
+    let (second, _) = turn_told(&mut whole).await;
+    let types: Vec<_> = second.iter().map(|line| line["type"].as_str().expect("a type")).collect();
+    let expected = ["turn-started", "response-block", "tool-call", "tool-result", "response-chunk", "turn-completed"];
+    assert_eq!(types, expected, "{second:?}");
+    assert_eq!((&second[0], &second[5]["turnID"]), (&two, &two["turnID"]));
+    assert_eq!(turn_told(&mut client).await.0, second[1..]);
+    assert_eq!(turn_told(&mut rest).await.0, second);
+    assert_eq!(turn_told(&mut later).await.0, second);
+
+    // What is taken back before its turn has none, and the session's end is the stream's.
+    client.say(&json!({"id": "x", "type": "dispatch", "sessionID": session, "content": "three"})).await;
+    let three = client.until(|line| line["type"] == "turn-started").await;
+    let message = three["turnID"].as_str().expect("an id").to_owned();
+    let delete = v1::DeleteMessageRequest { message, ..v1::DeleteMessageRequest::default() };
+    gateway.messages().delete_message(delete).await.expect("it waits");
+    assert_eq!(whole.next().await["turnID"], three["turnID"]);
+    let dropped = whole.next().await;
+    assert_eq!((&dropped["code"], &dropped["turnID"]), (&json!("SESSION_ERROR"), &three["turnID"]), "{dropped}");
+    client.say(&json!({"type": "delete_session", "sessionID": session})).await;
+    let end = whole.next().await;
+    assert_eq!((&end["type"], &end["code"]), (&json!("error"), &json!("SESSION_NOT_FOUND")), "{end}");
 }
 
 #[tokio::test]
@@ -451,6 +604,34 @@ async fn a_cancel_is_taken_also_from_who_has_as_many_requests_as_there_may_be() 
 }
 
 #[tokio::test]
+async fn who_is_waiting_when_the_gateway_stops_is_told_to_come_again() {
+    let gateway = Gateway::start().await.with_agent().await;
+    let mut client = Client::of(&gateway).await;
+    let made = client.ask(&json!({"type": "dispatch", "agentID": "ada", "messages": said("one")})).await;
+    let session = &made["sessionID"];
+    client.say(&json!({"id": "s", "type": "stream", "sessionID": session})).await;
+    assert_eq!(client.next().await["stopReason"], "stream_start");
+    client.say(&json!({"id": "e", "type": "dispatch", "sessionID": session, "content": "two"})).await;
+    client.until(|line| line["type"] == "turn-started").await;
+    client.say(&json!({"id": "q", "type": "query", "sessionID": session, "messages": said("three")})).await;
+    until("all is said", || messages(&gateway, session), |count| *count == 3).await;
+
+    gateway.context.lifecycle().stop("the test wants it to");
+    let mut told = Vec::new();
+    while let Some(line) = within("the end", client.lines.next_line()).await.expect("it is no reset") {
+        told.push(serde_json::from_str::<Value>(&line).expect("JSON"));
+    }
+    for (id, form) in [("s", "results"), ("e", "events"), ("q", "results")] {
+        let of_it: Vec<_> = told.iter().filter(|line| line["id"] == id).collect();
+        let last = of_it.last().unwrap_or_else(|| panic!("`{id}` got no answer: {told:?}"));
+        let error = if form == "events" { last } else { &last["content"][0] };
+        assert_eq!((&error["type"], &error["code"]), (&json!("error"), &json!("UNAVAILABLE")), "{last}");
+        assert!(error["details"]["retryAfter"].as_u64() >= Some(1), "{last}");
+        assert_eq!(last["sessionID"], *session, "{last}");
+    }
+}
+
+#[tokio::test]
 async fn what_is_wrong_has_a_code() {
     let gateway = Gateway::start().await.with_agent().await;
     let mut client = Client::of(&gateway).await;
@@ -458,6 +639,7 @@ async fn what_is_wrong_has_a_code() {
     for (line, code) in [
         (json!({"type": "tea"}), "INVALID_REQUEST"),
         (json!({"type": "stream"}), "INVALID_REQUEST"),
+        (json!({"type": "stream", "sessionID": missing, "form": "tea"}), "INVALID_REQUEST"),
         (json!({"type": "dispatch", "agentID": "ada"}), "INVALID_REQUEST"),
         (json!({"type": "dispatch", "messages": said("x")}), "AGENT_NOT_FOUND"),
         (json!({"type": "dispatch", "agentID": "eve", "messages": said("x")}), "AGENT_NOT_FOUND"),
@@ -510,10 +692,7 @@ async fn tools_that_a_client_names_are_all_a_session_may_call() {
     let mut client = Client::of(&gateway).await;
     let context = json!({"project": {"name": "p", "path": "/srv/p"}, "tools": ["read"], "userMessage": "look"});
     client.say(&json!({"id": "1", "type": "send_context_request", "agentID": "ada", "context": context})).await;
-    let tasks = || async {
-        gateway.tasks().list_tasks(v1::ListTasksRequest::default()).await.expect("a list").into_inner().tasks
-    };
-    let made = until("the session is there", tasks, |tasks| !tasks.is_empty()).await;
+    let made = begun(&gateway).await;
     let spec = made[0].spec.clone().expect("a specification");
     assert_eq!(spec.workspace, "/srv/p");
     let rules: Vec<_> = spec.policy.iter().map(|rule| (rule.action(), rule.tools.clone())).collect();
@@ -536,7 +715,7 @@ async fn tools_that_a_client_names_are_all_a_session_may_call() {
     let events = json!({"type": "dispatch", "agentID": "ada", "tools": ["readFile"], "content": "x"});
     let error = client.ask(&events).await;
     assert_eq!((&error["type"], &error["code"]), (&json!("error"), &json!("TOOL_NOT_AVAILABLE")));
-    assert_eq!(tasks().await.len(), 1, "a session was begun all the same");
+    assert_eq!(begun(&gateway).await.len(), 1, "a session was begun all the same");
 }
 
 #[tokio::test]

@@ -2,20 +2,24 @@
 
 use std::sync::Arc;
 
-use construct_proto::v1;
+use construct_proto::v1::{self, event::Payload};
 use serde_json::{Value, json};
 use tokio::sync::Semaphore;
+use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
 use super::{BUSY, Gone, Held, Out, Told};
-use crate::faces::operator::{
-    Options, ROOM,
-    answer::{Failure, Form, Outcome, named, stop_reason},
-    calls::{Calls, Watch},
-    events::{Ended, Follow, Teller, completed},
-    request::{Project, Say, Wanted, text},
-    session::{Session, Turn, listed},
-    tools,
+use crate::{
+    faces::operator::{
+        Options, ROOM,
+        answer::{Failure, Form, Outcome, named, stop_reason},
+        calls::{Calls, Watch},
+        events::{Ended, Follow, Passing, Teller, asked, completed, dropped, started},
+        request::{Project, Say, Wanted, text},
+        session::{Session, Turn, listed},
+        tools,
+    },
+    status,
 };
 
 pub(super) struct Work {
@@ -23,7 +27,10 @@ pub(super) struct Work {
     pub(super) options: Arc<Options>,
     pub(super) out: Out,
     pub(super) room: Arc<Semaphore>,
+    pub(super) stopping: CancellationToken,
     pub(super) id: Option<String>,
+    /// What the request is known by when it is sent again.
+    pub(super) key: Option<String>,
 }
 
 /// Why a request is over before its end.
@@ -68,12 +75,44 @@ struct Sent {
     watch: Watch,
 }
 
+/// What is known of the turns of a session.
+#[derive(Default)]
+struct Known {
+    /// The session's last record when it was looked at.
+    until: u64,
+    /// Each with its usage.
+    turns: Vec<(String, (i64, i64))>,
+    is_cut: bool,
+}
+
+impl Known {
+    fn usage(&self, turn: &str) -> (i64, i64) {
+        self.turns.iter().find(|(id, _)| id == turn).map(|(_, usage)| *usage).unwrap_or_default()
+    }
+
+    /// Passes over so many turns. Which ones these are is not known when it cannot be counted from the first.
+    fn passing(&self, turns: usize) -> Option<Passing> {
+        if turns == 0 || self.is_cut {
+            return None;
+        }
+        let last = self.turns.get(turns - 1).map(|(id, _)| id.clone());
+        Some(Passing::new(last.unwrap_or_default(), self.until))
+    }
+}
+
 impl Work {
     pub(super) async fn run(self, wanted: Wanted) {
         let form = wanted.form();
-        if let Err(Stop::Failed(failure, session)) = self.do_it(wanted, form).await {
-            // A client that is gone needs no answer.
-            _ = self.out.answer(failure.line(form, self.id.as_deref(), session.as_deref())).await;
+        let goes_on = form == Form::Events || matches!(wanted, Wanted::Stream { .. });
+        let done = tokio::select! {
+            biased;
+            done = self.do_it(wanted, form) => done,
+            () = self.stopping.cancelled() => Err(status::unavailable("the gateway is stopping: connect again").into()),
+        };
+        if let Err(Stop::Failed(failure, session)) = done {
+            let line = failure.line(form, self.id.as_deref(), session.as_deref());
+            // Behind what the request has told so far: nothing of it follows. A client that is gone needs no answer.
+            _ = if goes_on { self.out.event(line).await } else { self.out.answer(line).await };
         }
     }
 
@@ -106,7 +145,13 @@ impl Work {
                 let outcome = Outcome { session, agent, stop: "dispatched", ..Outcome::default() };
                 self.answer(outcome.line(None)).await
             }
-            Wanted::Stream { session, cursor, turns } => self.stream(session, cursor, turns).await,
+            Wanted::Stream { session, cursor, turns, form } => {
+                let cursor = cursor.filter(|cursor| !cursor.is_empty());
+                match form {
+                    Form::Results => self.stream(session, cursor, turns).await,
+                    Form::Events => self.stream_events(session, cursor, turns).await,
+                }
+            }
             Wanted::Cancel { session, .. } => {
                 let session = session.ok_or_else(|| Failure::invalid("give `sessionID`, or `requestID`"))?;
                 let request = v1::CancelTaskRequest {
@@ -198,7 +243,7 @@ impl Work {
                     policy: message.tools.map(only).unwrap_or_default(),
                     ..v1::TaskSpec::default()
                 };
-                let request = v1::CreateTaskRequest { spec: Some(spec), idempotency_key: String::new() };
+                let request = v1::CreateTaskRequest { spec: Some(spec), idempotency_key: self.key("task") };
                 self.calls.unary("TaskService/CreateTask", &request).await?
             }
         };
@@ -212,11 +257,23 @@ impl Work {
         let task: Result<v1::Task, Status> = self.calls.unary("TaskService/GetTask", &request).await;
         let task = task.map_err(|status| failed(status.into()))?;
         let spec = v1::MessageSpec { task: session.clone(), blocks: message.blocks, ..v1::MessageSpec::default() };
-        let request = v1::CreateMessageRequest { spec: Some(spec), idempotency_key: String::new() };
-        let sent: Result<v1::Message, Status> = self.calls.unary("MessageService/CreateMessage", &request).await;
-        let sent = sent.map_err(|status| failed(status.into()))?;
-        let follow = Follow::new(sent.metadata.unwrap_or_default().id, &task);
-        Ok(Sent { session, agent, follow, watch })
+        let request = v1::CreateMessageRequest { spec: Some(spec), idempotency_key: self.key("message") };
+        let sent: Result<(v1::Message, bool), Status> =
+            self.calls.write("MessageService/CreateMessage", &request).await;
+        let (sent, is_repeated) = sent.map_err(|status| failed(status.into()))?;
+        let message = sent.metadata.unwrap_or_default().id;
+        if !is_repeated {
+            return Ok(Sent { session, agent, follow: Follow::new(message, &task), watch });
+        }
+        // What has happened to it since the first time is not told any more: it is looked for in the records, from the session's beginning on.
+        let watch = self.calls.subscribe(&session, "0").await.map_err(|status| failed(status.into()))?;
+        Ok(Sent { session, agent, follow: Follow::again(message), watch })
+    }
+
+    /// Under which key a part of the request is done only once, however often it is sent; none if it has none. The keys of an organisation's
+    /// calls are told from each other by nothing else.
+    fn key(&self, part: &str) -> String {
+        self.key.as_ref().map(|key| format!("{key}/{part}")).unwrap_or_default()
     }
 
     /// Waits for the turn's end, and answers with all of it.
@@ -228,7 +285,7 @@ impl Work {
             match sent.follow.see(&event) {
                 None => {}
                 Some(Ended::Turn(turn)) => break turn,
-                Some(Ended::Dropped) => return Err(failed(dropped())),
+                Some(Ended::Dropped) => return Err(failed(never())),
                 Some(Ended::Deleted) => return Err(failed(gone())),
             }
         };
@@ -243,7 +300,8 @@ impl Work {
         let failed = |failure: Failure| Stop::Failed(failure, Some(sent.session.clone()));
         let mut teller = Teller::new(Form::Events, self.id.clone(), sent.session.clone(), sent.agent);
         let message = sent.follow.message.clone();
-        let mut line = json!({"type": "turn-started", "turnID": message, "sessionID": sent.session});
+        let mut line = started(&message);
+        line["sessionID"] = sent.session.clone().into();
         if let Some(metadata) = metadata {
             line["metadata"] = metadata;
         }
@@ -261,24 +319,74 @@ impl Work {
                 }
                 None => {}
                 Some(Ended::Turn(turn)) => {
-                    let (session, _held) = self.load(&sent.session).await.map_err(failed)?;
-                    let usage = session.turns.iter().find(|it| it.id == message).map(|it| it.usage);
-                    let mut line = completed(usage.unwrap_or_default(), &turn);
+                    let known = self.known(&sent.session).await.map_err(failed)?;
+                    let mut line = completed(known.usage(&turn.message_id), &turn);
                     teller.sign(&mut line, &event);
                     return Ok(self.out.event(line).await?);
                 }
-                Some(Ended::Dropped) => return Err(failed(dropped())),
+                Some(Ended::Dropped) => return Err(failed(never())),
                 Some(Ended::Deleted) => return Err(failed(gone())),
             }
         }
     }
 
+    async fn known(&self, session: &str) -> Result<Known, Failure> {
+        let (loaded, _held) = self.load(session).await?;
+        let until = loaded.task.status.as_ref().map_or(0, |status| status.event_sequence);
+        let turns = loaded.turns.iter().map(|turn| (turn.id.clone(), turn.usage)).collect();
+        Ok(Known { until, turns, is_cut: loaded.is_cut })
+    }
+
+    /// Tells in events what happens in a session until the client, or the session, is gone: from a cursor on, or else from its beginning
+    /// without so many turns.
+    async fn stream_events(&self, session: String, cursor: Option<String>, turns: usize) -> Result<(), Stop> {
+        let failed = |failure: Failure| Stop::Failed(failure, Some(session.clone()));
+        let watch = self.calls.resume(&session, cursor.as_deref().unwrap_or("0")).await;
+        let mut watch = watch.map_err(|status| failed(status.into()))?;
+        let mut known = match self.known(&session).await {
+            // Of a session that is deleted already only its end is left.
+            Err(failure) if failure.code == "SESSION_NOT_FOUND" => Known::default(),
+            known => known.map_err(failed)?,
+        };
+        let mut passing = cursor.is_none().then(|| known.passing(turns)).flatten();
+        let mut teller = Teller::new(Form::Events, self.id.clone(), session.clone(), String::new());
+        while let Some(event) = watch.next().await.map_err(|status| failed(status.into()))? {
+            if watch.has_told(&event) {
+                teller.tell(&event);
+                continue;
+            }
+            let lines: Vec<Value> = match &mut passing {
+                Some(passed) => {
+                    let Some(begun) = passed.pass(&event) else { continue };
+                    passing = None;
+                    begun.iter().map(|turn| started(turn)).collect()
+                }
+                None => {
+                    // Once for all that has happened before, and then at each turn's end.
+                    if matches!(event.payload, Some(Payload::TurnCompleted(_))) && event.sequence > known.until {
+                        match self.known(&session).await {
+                            Ok(newer) => known = newer,
+                            Err(failure) if failure.code == "SESSION_NOT_FOUND" => {}
+                            Err(failure) => return Err(failed(failure)),
+                        }
+                    }
+                    let begins = asked(&event).map(started);
+                    begins.into_iter().chain(teller.tell(&event)).chain(ends(&event, &known)).collect()
+                }
+            };
+            for mut line in lines {
+                teller.sign(&mut line, &event);
+                self.out.event(line).await?;
+            }
+        }
+        Err(failed(gone()))
+    }
+
     /// Tells what happens in a session until the client, or the session, is gone.
     async fn stream(&self, session: String, cursor: Option<String>, turns: usize) -> Result<(), Stop> {
         let failed = |failure: Failure| Stop::Failed(failure, Some(session.clone()));
-        let cursor = cursor.filter(|cursor| !cursor.is_empty());
         // Listening begins before the first look, so that nothing falls between.
-        let watch = self.calls.subscribe(&session, cursor.as_deref().unwrap_or_default()).await;
+        let watch = self.calls.resume(&session, cursor.as_deref().unwrap_or_default()).await;
         let mut watch = watch.map_err(|status| failed(status.into()))?;
         let mut start = Outcome { session: &session, stop: "stream_start", ..Outcome::default() };
         let mut agent = String::new();
@@ -303,10 +411,14 @@ impl Work {
         self.calls.tell_left(&mut line);
         self.out.event(Told { line, held: room }).await?;
         while let Some(event) = watch.next().await.map_err(|status| failed(status.into()))? {
-            for line in teller.tell(&event) {
+            let lines = teller.tell(&event);
+            if watch.has_told(&event) {
+                continue;
+            }
+            for line in lines {
                 self.out.event(line).await?;
             }
-            if let Some(v1::event::Payload::TurnCompleted(turn)) = &event.payload {
+            if let Some(Payload::TurnCompleted(turn)) = &event.payload {
                 let (loaded, held) = match self.load(&session).await {
                     Ok(loaded) => loaded,
                     // Deleted meanwhile: the stream tells that next.
@@ -323,6 +435,17 @@ impl Work {
         let outcome = Outcome { session: &session, agent: &agent, stop: "stream_end", ..Outcome::default() };
         Ok(self.out.event(outcome.line(self.id.as_deref())).await?)
     }
+}
+
+/// The last line of a turn, if an event ends one.
+fn ends(event: &v1::Event, known: &Known) -> Option<Value> {
+    if let Some(Payload::TurnCompleted(turn)) = &event.payload {
+        return Some(completed(known.usage(&turn.message_id), turn));
+    }
+    let turn = dropped(event)?;
+    let mut line = never().line(Form::Events, None, None);
+    line["turnID"] = turn.into();
+    Some(line)
 }
 
 fn message(say: Say) -> Result<Message, Failure> {
@@ -347,6 +470,6 @@ fn gone() -> Failure {
     Failure::missing("the session was deleted")
 }
 
-fn dropped() -> Failure {
+fn never() -> Failure {
     Failure::dropped("the message was dropped before its turn came")
 }
