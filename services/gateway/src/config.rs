@@ -12,7 +12,7 @@ use construct_store::Limits;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    identity::oidc,
+    identity::{oidc, proxies::Proxies},
     quotas::{Calendar, tiers},
 };
 
@@ -52,6 +52,10 @@ pub struct Config {
     /// Host names, e.g. `construct.test`, under which a gateway on a loopback address may be called besides loopback's own. On
     /// other addresses whoever guards them decides that.
     pub gateway_hosts: Vec<String>,
+    /// Networks of proxies, e.g. `10.20.0.0/16` or `192.0.2.7`, that are believed what they say in `X-Forwarded-For` of whom a request is from:
+    /// for the audit trail, and for what is limited per address. Of others the header means nothing. Whoever is in one of them can say what they
+    /// like, so it is the proxies' own network, and they have to add to the header, or write it, themselves. All addresses (`/0`) are refused.
+    pub gateway_trusted_proxies: Vec<String>,
     /// Where the operator protocol is served, e.g. `127.0.0.1:60100`. Unset: nowhere, because its port is the same for every
     /// gateway of a machine. `./dev` sets it where that port is free, and docker-compose.yml does.
     pub gateway_operator_listen: Option<SocketAddr>,
@@ -114,6 +118,7 @@ impl Default for Config {
             gateway_pools: compute::STANDARD.map(str::to_owned).into(),
             gateway_origins: Vec::new(),
             gateway_hosts: Vec::new(),
+            gateway_trusted_proxies: Vec::new(),
             gateway_operator_listen: None,
             gateway_operator_agent: None,
             gateway_tls_certificate: None,
@@ -209,6 +214,8 @@ impl construct_runtime::ServiceConfig for Config {
             let words = format!("names origins like `https://app.example`, and `{origin}` is none");
             return Err(Invalid::new("gateway_origins", words));
         }
+        Proxies::new(&self.gateway_trusted_proxies)
+            .map_err(|error| Invalid::new("gateway_trusted_proxies", error.to_string()))?;
         for (key, value) in [
             ("gateway_max_requests", self.gateway_max_requests),
             ("gateway_max_subscriptions", self.gateway_max_subscriptions),
@@ -271,6 +278,21 @@ mod tests {
         ] {
             let config = Config { gateway_origins: vec![origin.to_owned()], ..Config::default() };
             assert_eq!(config.validate(&common()).is_ok(), fine, "{origin}");
+        }
+    }
+
+    #[test]
+    fn trusted_proxies_are_in_networks_and_not_everywhere() {
+        for (network, fine) in [
+            ("10.20.0.0/16", true),
+            ("fd00::/8", true),
+            ("127.0.0.1", true),
+            ("0.0.0.0/0", false),
+            ("10.20.0.1/16", false),
+            ("ingress.example", false),
+        ] {
+            let config = Config { gateway_trusted_proxies: vec![network.to_owned()], ..Config::default() };
+            assert_eq!(config.validate(&common()).is_ok(), fine, "{network}");
         }
     }
 

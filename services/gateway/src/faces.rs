@@ -2,7 +2,8 @@
 //!
 //! Each face is a transcoder in front of the gRPC services: its request becomes a gRPC request to them, in process. So
 //! authorisation, validation, limits and tracing exist once, behind the faces, and a face knows nothing of them. It passes on
-//! what a request says of its caller (headers, and the extensions with the connection's peer) unchanged.
+//! what a request says of its caller (headers, and the extensions with the connection's peer) unchanged. For whom a trusted proxy asks is
+//! found out before all of them, once.
 //!
 //! A gRPC request doesn't pass through any of this: one look at its content type, and it goes straight on, with its deadline.
 
@@ -49,7 +50,7 @@ use crate::{
         origin::{Face, Origin},
     },
     deadline::Deadline,
-    identity,
+    identity::{self, proxies::Proxies},
     metrics::{self, Transcoded},
     quotas::Metered,
     status,
@@ -84,6 +85,8 @@ struct Shared {
     places: Semaphore,
     /// Places for streams that anybody may open.
     public: Public,
+    /// Who may say for whom a request is.
+    proxies: Proxies,
     /// The services, for faces with a port of their own. Set when the server begins to serve.
     services: OnceLock<Mutex<Inner>>,
 }
@@ -102,9 +105,15 @@ impl Faces {
             api,
             places,
             public: Public::default(),
+            proxies: Proxies::new(&config.gateway_trusted_proxies)?,
             services: OnceLock::new(),
         });
         Ok(Self { shared, guarded: true })
+    }
+
+    /// Who may say for whom a request is.
+    pub(crate) fn proxies(&self) -> &Proxies {
+        &self.shared.proxies
     }
 
     /// The same faces on a Unix socket. No browser gets there, and what stands for a host there is nobody's name: so neither origin nor
@@ -154,6 +163,9 @@ where
     fn call(&mut self, mut request: Request<Body>) -> Self::Future {
         let kind = Kind::of(&request);
         request.extensions_mut().insert(kind.face());
+        if let Some(client) = self.shared.proxies.client(request.extensions(), request.headers()) {
+            request.extensions_mut().insert(client);
+        }
         let unread = Unread::of(&mut request);
         let checked = if self.guarded { self.shared.guard.check(&request) } else { Ok(()) };
         let place = match checked.and_then(|()| self.shared.public.take(&request)) {

@@ -12,4 +12,5 @@ pub(crate) mod failures;
 pub(crate) mod guard;
 pub(crate) mod oidc;
 pub(crate) mod peer;
+pub(crate) mod proxies;
 pub(crate) mod rules;

@@ -158,7 +158,7 @@ pub(crate) async fn spawn(
     let lifecycle = context.lifecycle();
     let incoming = TcpIncoming::from(listener).with_nodelay(Some(true)).with_keepalive(Some(SILENCE));
     let secure = tls.is_some();
-    let incoming = accept::connections(incoming, tls, lifecycle);
+    let incoming = accept::connections(incoming, tls, faces.proxies().clone(), lifecycle);
     let serving = router(routes.clone(), &faces);
     lifecycle.spawn("grpc", serving.serve_with_incoming_shutdown(incoming, lifecycle.draining().cancelled_owned()));
     if let Some(Socket { listener, passed }) = socket {

@@ -44,7 +44,7 @@ impl Who {
     pub(super) fn of(known: Option<Known>, peer: Peer) -> Self {
         match (known, peer) {
             (Some(known), _) => Self::Known(known),
-            (None, Peer::Address(address)) => Self::Network(network(address)),
+            (None, Peer::Address(address) | Peer::Forwarded(address)) => Self::Network(network(address)),
             (None, Peer::Process { uid }) => Self::Process(uid),
             (None, Peer::Unknown) => Self::Unknown,
         }

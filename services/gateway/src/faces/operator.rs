@@ -33,7 +33,8 @@ use crate::{
 
 /// Connections at the same time. Further ones are closed at once, with the reason.
 const CONNECTIONS: usize = 1024;
-/// Those of one network. Behind a proxy that hides who comes all are.
+/// Those of one network. Behind a proxy that is not trusted all are. Of a trusted one, WebSockets are counted by whom it asks for as soon as it
+/// has said that; lines as they are say nothing of it.
 const CONNECTIONS_OF_ONE: usize = 512;
 /// Bytes of a line at most: as for a request of gRPC.
 const MAX_LINE: usize = crate::server::MAX_REQUEST;
@@ -63,6 +64,8 @@ struct Options {
     guard: Guard,
     /// Places for sessions that are shown whole.
     room: Arc<Semaphore>,
+    /// Places for WebSockets that come by trusted proxies.
+    proxied: Places,
 }
 
 /// Serves the protocol until the process drains.
@@ -79,7 +82,9 @@ pub(crate) fn spawn(
     let address = listener.local_addr()?;
     let guard = Guard::new(address.ip().is_loopback(), &config.gateway_origins, &config.gateway_hosts);
     let room = Arc::new(Semaphore::new(SESSIONS));
-    let options = Arc::new(Options { agent: config.gateway_operator_agent.clone(), guard, room });
+    let proxied = Places::new(CONNECTIONS, CONNECTIONS_OF_ONE);
+    let options = Arc::new(Options { agent: config.gateway_operator_agent.clone(), guard, room, proxied });
+    let proxies = faces.proxies().clone();
     let calls = Calls::new(faces);
     tracing::info!(%address, tls = tls.is_some(), "serving the operator protocol");
     let (draining, running) = (lifecycle.draining(), lifecycle.clone());
@@ -101,7 +106,8 @@ pub(crate) fn spawn(
             };
             // Who is gone already needs none.
             let Ok(peer) = stream.peer_addr() else { continue };
-            let place = places.take(peer);
+            let counted = proxies.counted(peer);
+            let place = places.take(counted);
             let connection = Connection::new(&stream, calls.clone(), Arc::clone(&options), draining.clone());
             let Some((tls, handshakes)) = &tls else {
                 running.spawn_job("operator connection", async move {
@@ -113,7 +119,7 @@ pub(crate) fn spawn(
                 continue;
             };
             // Who is not even secured is told nothing.
-            let (Some(place), Some(shaking)) = (place, handshakes.take(peer)) else { continue };
+            let (Some(place), Some(shaking)) = (place, handshakes.take(counted)) else { continue };
             let (config, stopping) = (tls.lines(), draining.clone());
             running.spawn_job("operator connection", async move {
                 let secured = tokio::select! {

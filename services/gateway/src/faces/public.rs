@@ -1,7 +1,7 @@
 //! Streams that anybody may open, and leave open: so many in all, and so many of one network.
 
 use std::{
-    net::{Ipv4Addr, SocketAddr},
+    net::Ipv4Addr,
     pin::Pin,
     task::{Context, Poll},
 };
@@ -12,10 +12,10 @@ use tonic::{
     Status,
     body::Body,
     codegen::http::{Request, Response},
-    transport::server::TcpConnectInfo,
 };
 
 use crate::{
+    identity::peer::Peer,
     places::{Place, Places},
     status,
 };
@@ -47,11 +47,10 @@ impl Public {
         if !STREAMS.contains(&request.uri().path()) {
             return Ok(None);
         }
-        let peer = request.extensions().get::<TcpConnectInfo>().and_then(TcpConnectInfo::remote_addr);
         // Over the socket it is somebody of this machine.
-        let peer = peer.unwrap_or_else(|| SocketAddr::from((Ipv4Addr::LOCALHOST, 0)));
+        let peer = Peer::of(request.extensions()).address().unwrap_or(Ipv4Addr::LOCALHOST.into());
         let crowded = || status::exhausted("too many watch the gateway's health or ask for its methods at the moment");
-        self.0.take(peer).map(Some).ok_or_else(crowded)
+        self.0.take(Some(peer)).map(Some).ok_or_else(crowded)
     }
 }
 
@@ -87,9 +86,13 @@ impl http_body::Body for Held {
 
 #[cfg(test)]
 mod tests {
+    use std::net::SocketAddr;
+
     use http_body_util::Full;
+    use tonic::transport::server::TcpConnectInfo;
 
     use super::*;
+    use crate::identity::peer::Forwarded;
 
     #[test]
     fn a_place_is_held_until_the_answer_is_read_or_left() {
@@ -112,5 +115,20 @@ mod tests {
         }
         drop(first);
         assert!(second.is_some() && ask(watch, 3).is_ok());
+    }
+
+    #[test]
+    fn clients_of_one_proxy_are_told_apart() {
+        let public = Public(Places::new(8, 1));
+        let ask = |client: u8| {
+            let mut request = Request::new(Body::empty());
+            *request.uri_mut() = STREAMS[0].parse().expect("a path");
+            let remote_addr = Some(SocketAddr::from(([10, 0, 0, 1], 1)));
+            request.extensions_mut().insert(TcpConnectInfo { local_addr: None, remote_addr });
+            request.extensions_mut().insert(Forwarded([192, 0, 2, client].into()));
+            public.take(&request)
+        };
+        let held = ask(1).expect("there is room");
+        assert!(held.is_some() && ask(1).is_err() && ask(2).is_ok());
     }
 }

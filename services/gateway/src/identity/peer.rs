@@ -7,11 +7,14 @@ use tonic::{
     transport::server::{TcpConnectInfo, UdsConnectInfo},
 };
 
-/// The other end of the connection.
+/// The other end of the connection, or who that speaks for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Peer {
     /// A program at an address.
     Address(IpAddr),
+    /// Whoever a trusted proxy passes on, by the address it says. Never somebody of this machine, whatever the address: to be that, one has to
+    /// connect.
+    Forwarded(IpAddr),
     /// A process of this machine that runs as this user.
     Process {
         /// Its user id.
@@ -21,9 +24,16 @@ pub(crate) enum Peer {
     Unknown,
 }
 
+/// For whom a trusted proxy asks. Among a request's extensions, where the gateway alone puts it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Forwarded(pub(crate) IpAddr);
+
 impl Peer {
-    /// As the connection of the request says.
+    /// As the connection of the request says, or the proxy at its other end.
     pub(crate) fn of(extensions: &Extensions) -> Self {
+        if let Some(Forwarded(address)) = extensions.get() {
+            return Self::Forwarded(*address);
+        }
         if let Some(socket) = extensions.get::<UdsConnectInfo>() {
             return socket.peer_cred.map_or(Self::Unknown, |peer| Self::Process { uid: peer.uid() });
         }
@@ -34,21 +44,21 @@ impl Peer {
     /// Its address, for what is counted per address.
     pub(crate) const fn address(self) -> Option<IpAddr> {
         match self {
-            Self::Address(address) => Some(address),
+            Self::Address(address) | Self::Forwarded(address) => Some(address),
             Self::Process { .. } | Self::Unknown => None,
         }
     }
 
     /// Whether it is on this machine, at a loopback address.
-    pub(crate) fn is_loopback(self) -> bool {
-        self.address().is_some_and(|address| address.is_loopback())
+    pub(crate) const fn is_loopback(self) -> bool {
+        matches!(self, Self::Address(address) if address.is_loopback())
     }
 }
 
 impl fmt::Display for Peer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Address(address) => address.fmt(f),
+            Self::Address(address) | Self::Forwarded(address) => address.fmt(f),
             Self::Process { uid } => write!(f, "unix:{uid}"),
             Self::Unknown => Ok(()),
         }

@@ -221,6 +221,35 @@ async fn who_fails_again_and_again_is_refused_and_the_others_are_not() {
 }
 
 #[tokio::test]
+async fn who_fails_behind_a_trusted_proxy_is_refused_and_the_others_behind_it_are_not() {
+    let gateway_trusted_proxies = vec!["127.0.0.1".to_owned()];
+    let config = Config { gateway_login_failures: 5, gateway_trusted_proxies, ..required() };
+    let gateway = Gateway::start_with(config).await;
+    let guess = async |client: &str| {
+        let mut request = authorized(v1::WhoAmIRequest {}, Some("eyJ.x.y"));
+        request.metadata_mut().insert("x-forwarded-for", client.parse().expect("a value"));
+        organizations(gateway.channel()).who_am_i(request).await.expect_err("it is wrong").code()
+    };
+    let stubborn = || guess("203.0.113.66, 192.0.2.7");
+    _ = until("guessing is stopped", stubborn, |code| *code == Code::ResourceExhausted).await;
+    // Another address that the client says it has changes nothing.
+    assert_eq!(guess("198.51.100.9, 192.0.2.7").await, Code::ResourceExhausted);
+    assert_eq!(guess("192.0.2.8").await, Code::Unauthenticated);
+}
+
+#[tokio::test]
+async fn in_local_mode_who_comes_by_a_trusted_proxy_has_to_log_in_wherever_they_are() {
+    let gateway_trusted_proxies = vec!["127.0.0.1".to_owned()];
+    let gateway = Gateway::configured(Config { gateway_trusted_proxies, ..Config::default() }).await;
+    for client in ["127.0.0.1", "192.0.2.7", "nonsense", ""] {
+        let mut request = authorized(v1::WhoAmIRequest {}, None);
+        request.metadata_mut().insert("x-forwarded-for", client.parse().expect("a value"));
+        refused(organizations(gateway.channel()).who_am_i(request).await, Code::Unauthenticated);
+    }
+    who(gateway.channel(), None, None).await.expect("who connects from this machine is the operator");
+}
+
+#[tokio::test]
 async fn people_log_in_with_their_issuer_and_enter_where_they_are_invited() {
     let (rsa, ec) = (Key::rsa("r", 0), Key::ec("e"));
     let issuer = Issuer::start(&[&rsa, &ec]).await;

@@ -14,18 +14,21 @@ use super::{
     Tls,
     stream::{Over, Stream},
 };
-use crate::places::{Place, Places};
+use crate::{
+    identity::proxies::Proxies,
+    places::{Place, Places},
+};
 
 /// How long a handshake may take.
 const HANDSHAKE: Duration = Duration::from_secs(10);
 /// Handshakes under way at the same time, on all ports. Further connections are closed at once: nothing is known of them, and who
 /// connects slowly must not hold many places.
 const HANDSHAKES: usize = 1024;
-/// Those of one network.
+/// Those of one network. Those of trusted proxies are of none, here and below: they are for many.
 const HANDSHAKES_OF_ONE: usize = 128;
 /// Connections of gRPC's port at the same time. Further ones are closed at once.
 const CONNECTIONS: usize = 16_384;
-/// Those of one network. Behind a proxy that hides who comes all are.
+/// Those of one network. Behind a proxy that is not trusted all are.
 const CONNECTIONS_OF_ONE: usize = 8_192;
 /// Connections that are ready and not yet taken.
 const READY: usize = 64;
@@ -49,12 +52,14 @@ pub(crate) async fn secure(stream: TcpStream, config: Arc<ServerConfig>, _shakin
 pub(crate) fn connections(
     incoming: TcpIncoming,
     tls: Option<(Tls, Places)>,
+    proxies: Proxies,
     lifecycle: &Lifecycle,
 ) -> stream::BoxStream<'static, io::Result<Stream>> {
     let places = Places::new(CONNECTIONS, CONNECTIONS_OF_ONE);
+    let trusted = proxies.clone();
     let incoming = incoming.filter_map(move |accepted| {
         let accepted = accepted.map(|stream| {
-            let place = stream.peer_addr().ok().and_then(|peer| places.take(peer));
+            let place = stream.peer_addr().ok().and_then(|peer| places.take(trusted.counted(peer)));
             if place.is_none() {
                 tracing::debug!("a connection is closed because there are too many");
             }
@@ -73,7 +78,7 @@ pub(crate) fn connections(
             lifecycle.spawn_job("handshakes", async move {
                 tokio::select! {
                     () = draining.cancelled() => {}
-                    () = shake(incoming, &tls, &handshakes, &running, &sender) => {}
+                    () = shake(incoming, &tls, &handshakes, &proxies, &running, &sender) => {}
                 }
             });
             ReceiverStream::new(receiver).boxed()
@@ -85,6 +90,7 @@ async fn shake(
     mut incoming: impl Incoming<Item = io::Result<(TcpStream, Place)>> + Unpin,
     tls: &Tls,
     handshakes: &Places,
+    proxies: &Proxies,
     running: &Lifecycle,
     ready: &mpsc::Sender<io::Result<Stream>>,
 ) {
@@ -98,7 +104,7 @@ async fn shake(
                 continue;
             }
         };
-        let Some(shaking) = stream.peer_addr().ok().and_then(|peer| handshakes.take(peer)) else {
+        let Some(shaking) = stream.peer_addr().ok().and_then(|peer| handshakes.take(proxies.counted(peer))) else {
             tracing::debug!("a connection is closed because too many begin at the moment");
             continue;
         };

@@ -20,6 +20,7 @@ use crate::{
         call::{self, Answers, Call},
         methods::Method,
     },
+    identity::peer::Forwarded,
     quotas::Metered,
     subscribe::cursor::Cursor,
 };
@@ -47,14 +48,19 @@ impl Calls {
         self
     }
 
-    /// Takes over what the request for a WebSocket said of its caller.
-    pub(super) fn identify_as(&mut self, headers: &HeaderMap) {
+    /// Takes over what the request for a WebSocket said of its caller. Tells for whom it is, when a trusted proxy passes it on.
+    pub(super) fn identify_as(&mut self, headers: &HeaderMap) -> Option<Forwarded> {
         self.caller.extensions.insert(Face::WebSocket);
+        let client = self.shared.proxies.client(&self.caller.extensions, headers);
+        if let Some(client) = client {
+            self.caller.extensions.insert(client);
+        }
         for name in [header::AUTHORIZATION, header::USER_AGENT, HeaderName::from_static("x-organization-id")] {
             if let Some(value) = headers.get(&name) {
                 self.caller.headers.insert(name, value.clone());
             }
         }
+        client
     }
 
     /// From now on calls are made with a key, and for an organisation.

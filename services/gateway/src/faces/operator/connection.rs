@@ -27,7 +27,7 @@ use super::{
     request::{Request, Wanted},
     wire::{self, Reader, Rewound, Writer},
 };
-use crate::{quotas::seconds, server::SILENCE, tls::stream::Stream};
+use crate::{identity::peer::Forwarded, quotas::seconds, server::SILENCE, tls::stream::Stream};
 
 #[cfg(test)]
 mod tests;
@@ -99,7 +99,7 @@ impl Connection {
 
     /// Tells the client that there are too many already.
     pub(super) async fn refuse(self, mut stream: TcpStream) {
-        last_words(&mut stream, &Failure::too_many("the gateway has too many connections", CROWDED)).await;
+        last_words(&mut stream, &crowded()).await;
     }
 
     pub(super) async fn run(mut self, mut stream: Stream) {
@@ -109,15 +109,23 @@ impl Connection {
             read = tokio::time::timeout(FIRST, stream.read(&mut first)) => read,
         };
         let mut patience = FIRST.saturating_sub(begun.elapsed());
-        let (reader, writer) = match (read, first[0]) {
-            (Ok(Ok(1)), b'{' | b' ' | b'\t' | b'\r' | b'\n') => wire::plain(Rewound::new(first[0], stream)),
+        let (reader, writer, _place) = match (read, first[0]) {
+            (Ok(Ok(1)), b'{' | b' ' | b'\t' | b'\r' | b'\n') => {
+                let (reader, writer) = wire::plain(Rewound::new(first[0], stream));
+                (reader, writer, None)
+            }
             (Ok(Ok(1)), b'G') => {
                 let shaking = wire::web(Rewound::new(first[0], stream), &self.options.guard);
                 match tokio::time::timeout(LINGER, shaking).await {
                     Ok(Ok((reader, writer, headers))) => {
-                        self.calls.identify_as(&headers);
                         patience = IDLE;
-                        (reader, writer)
+                        match self.calls.identify_as(&headers) {
+                            None => (reader, writer, None),
+                            Some(Forwarded(client)) => match self.options.proxied.take(Some(client)) {
+                                Some(place) => (reader, writer, Some(place)),
+                                None => return last_message(writer, &crowded()).await,
+                            },
+                        }
                     }
                     Ok(Err(error)) => return tracing::debug!(%error, "no WebSocket"),
                     Err(_) => return,
@@ -158,12 +166,27 @@ impl Connection {
     }
 }
 
+fn crowded() -> Failure {
+    Failure::too_many("the gateway has too many connections", CROWDED)
+}
+
 /// Tells why a connection is closed.
 async fn last_words(stream: &mut (impl AsyncWrite + Unpin), failure: &Failure) {
     let line = format!("{}\n", failure.line(Form::Results, None, None));
     let telling = async {
         stream.write_all(line.as_bytes()).await?;
         stream.shutdown().await
+    };
+    // The connection ends in any case.
+    _ = tokio::time::timeout(LINGER, telling).await;
+}
+
+/// Tells why a WebSocket is closed.
+async fn last_message(mut writer: Writer, failure: &Failure) {
+    let line = failure.line(Form::Results, None, None).to_string();
+    let telling = async {
+        _ = writer.write(line).await;
+        writer.close().await;
     };
     // The connection ends in any case.
     _ = tokio::time::timeout(LINGER, telling).await;

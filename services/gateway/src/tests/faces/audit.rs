@@ -15,7 +15,7 @@ use futures::{SinkExt as _, StreamExt as _};
 use jiff::{SignedDuration, Timestamp};
 use prost::Message as _;
 use tokio::io::AsyncBufReadExt as _;
-use tokio_tungstenite::tungstenite::Message as Frame;
+use tokio_tungstenite::tungstenite::{Message as Frame, client::IntoClientRequest as _};
 use tonic::{Code, Request};
 
 use super::*;
@@ -282,6 +282,60 @@ async fn who_may_not_see_what_happens_came_by_server_sent_events() {
     };
     let faces = until("the refusal is written", told, |faces| !faces.is_empty()).await;
     assert_eq!(faces, ["sse"]);
+}
+
+#[tokio::test]
+async fn an_entry_tells_the_client_of_a_trusted_proxy_and_the_peer_when_it_is_not_trusted() {
+    const FORWARDED_FOR: &str = "x-forwarded-for";
+    // What the client made up, and what the proxy added.
+    const SAID: &str = "203.0.113.66, 192.0.2.7";
+    for (trusted, peer) in [(vec!["127.0.0.0/8".to_owned()], "192.0.2.7"), (Vec::new(), "127.0.0.1")] {
+        let gateway = Gateway::start_with(Config { gateway_trusted_proxies: trusted, ..required() }).await;
+        let (_, owner) = key(&gateway, local(), Role::Owner, &[Scope::Admin], None).await;
+
+        let mut request = authorized(provider("p"), Some(&owner));
+        request.metadata_mut().insert(FORWARDED_FOR, SAID.parse().expect("a value"));
+        gateway.providers().create_model_provider(request).await.expect("it is made");
+        let made = last(&gateway).await;
+        assert_eq!((made.face.as_str(), made.peer.as_str()), ("grpc", peer));
+
+        // Lines of a header are one list.
+        let upload = http()
+            .post(gateway.url("/v1/files/uploads"))
+            .bearer_auth(&owner)
+            .header(FORWARDED_FOR, "203.0.113.66")
+            .header(FORWARDED_FOR, "192.0.2.7")
+            .header("tus-resumable", "1.0.0")
+            .header("upload-length", "5")
+            .send()
+            .await
+            .expect("it answers");
+        assert_eq!(upload.status(), 201);
+        let made = last(&gateway).await;
+        assert_eq!((made.face.as_str(), made.peer.as_str()), ("rest", peer));
+
+        // Strangers, whose entries follow.
+        let list = http().post(gateway.url("/construct.v1.ModelService/ListModels")).json(&json!({}));
+        for ask in [http().get(gateway.url("/v1/events")), list] {
+            let answer = ask.header(FORWARDED_FOR, SAID).send().await.expect("it answers");
+            assert_eq!(answer.status(), 401);
+        }
+        let mut request = format!("ws://{}/", gateway.operator).into_client_request().expect("a request");
+        request.headers_mut().insert(FORWARDED_FOR, SAID.parse().expect("a value"));
+        let stream = TcpStream::connect(gateway.operator).await.expect("it listens");
+        let (mut socket, _) = tokio_tungstenite::client_async(request, stream).await.expect("it is let in");
+        let ask = json!({"id": "1", "type": "list_sessions"});
+        socket.send(Frame::text(ask.to_string())).await.expect("it reads");
+        within("an answer", socket.next()).await.expect("it answers").expect("it lives");
+        for face in ["sse", "connect", "websocket"] {
+            let told = || async {
+                let entries = trail(&gateway).await.into_iter().filter(|entry| entry.face == face);
+                entries.map(|entry| entry.peer).collect::<Vec<_>>()
+            };
+            let peers = until("the refusal is written", told, |peers| !peers.is_empty()).await;
+            assert!(peers.iter().all(|told| told == peer), "{face}: {peers:?}");
+        }
+    }
 }
 
 #[tokio::test]

@@ -5,10 +5,12 @@ use std::ops::Range;
 
 use construct_runtime::Lifecycle;
 use construct_store::Keyring;
+use futures::{SinkExt as _, StreamExt as _};
 use tokio::{
     io::{AsyncBufReadExt as _, AsyncRead, BufReader},
     net::TcpListener,
 };
+use tokio_tungstenite::tungstenite::{Message, client::IntoClientRequest as _};
 
 use super::*;
 use crate::faces::operator::SESSIONS;
@@ -22,25 +24,32 @@ use crate::{
 };
 
 /// Calls of a gateway that has not begun to serve.
-fn calls() -> Calls {
-    let config = Config::default();
+fn calls(config: &Config) -> Calls {
     let keyring = Keyring::new("k", [("k".to_owned(), [0; 32])]).expect("a keyring");
     let keyrings = Keyrings { providers: Arc::new(keyring), secrets: None, tokens: None };
-    let gate = Gate::new(&config).expect("a gate");
-    let api = Api::new(&config, keyrings, gate, Lifecycle::new(Duration::ZERO));
-    Calls::new(&Faces::new(api, true, &config).expect("the faces"))
+    let gate = Gate::new(config).expect("a gate");
+    let api = Api::new(config, keyrings, gate, Lifecycle::new(Duration::ZERO));
+    Calls::new(&Faces::new(api, true, config).expect("the faces"))
+}
+
+/// With so many places for WebSockets of trusted proxies' clients.
+fn options(proxied: Places) -> Arc<Options> {
+    let room = Arc::new(Semaphore::new(SESSIONS));
+    Arc::new(Options { agent: None, guard: Guard::new(true, &[], &[]), room, proxied })
 }
 
 /// The client's end of a connection.
 async fn connected() -> TcpStream {
+    connected_to(calls(&Config::default()), options(Places::new(1, 1))).await
+}
+
+async fn connected_to(calls: Calls, options: Arc<Options>) -> TcpStream {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
     let address = listener.local_addr().expect("it is bound");
     let (client, accepted) = tokio::join!(TcpStream::connect(address), listener.accept());
     let (stream, _) = accepted.expect("it comes in");
-    let options =
-        Arc::new(Options { agent: None, guard: Guard::new(true, &[], &[]), room: Arc::new(Semaphore::new(SESSIONS)) });
-    let connection = Connection::new(&stream, calls(), options, CancellationToken::new());
-    let place = Places::new(1, 1).take(address).expect("a place");
+    let connection = Connection::new(&stream, calls, options, CancellationToken::new());
+    let place = Places::new(1, 1).take(Some(address.ip())).expect("a place");
     let stream = Stream::holding(Over::Plain(stream), place);
     // Its end is seen by the client.
     drop(tokio::spawn(connection.run(stream)));
@@ -92,6 +101,29 @@ async fn who_has_nothing_to_do_and_says_nothing_is_cut_off_after_ten_minutes() {
     let took = silence(socket.get_mut()).await;
     assert!(about(IDLE).contains(&took), "{took:?}");
     assert_eq!(IDLE, Duration::from_secs(600));
+}
+
+#[tokio::test]
+async fn websockets_that_come_by_a_trusted_proxy_are_counted_by_whom_it_asks_for() {
+    let config = Config { gateway_trusted_proxies: vec!["127.0.0.1".to_owned()], ..Config::default() };
+    let options = options(Places::new(8, 1));
+    let open = async |client: &str| {
+        let stream = connected_to(calls(&config), Arc::clone(&options)).await;
+        let mut request = "ws://127.0.0.1/".into_client_request().expect("a request");
+        request.headers_mut().insert("x-forwarded-for", client.parse().expect("a value"));
+        tokio_tungstenite::client_async(request, stream).await.expect("it is let in").0
+    };
+    let mut held = Vec::new();
+    for client in ["192.0.2.7", "192.0.2.8"] {
+        let mut socket = open(client).await;
+        socket.send(Message::text("nonsense")).await.expect("it reads");
+        let answer = socket.next().await.expect("an answer").expect("it lives").to_string();
+        assert!(answer.contains("INVALID_REQUEST"), "{answer}");
+        held.push(socket);
+    }
+    let mut third = open("192.0.2.9, 192.0.2.7").await;
+    let answer = third.next().await.expect("an answer").expect("it lives").to_string();
+    assert!(answer.contains("RATE_LIMIT_EXCEEDED"), "{answer}");
 }
 
 #[tokio::test(start_paused = true)]
