@@ -122,23 +122,37 @@ impl Engine {
         let setup = |source| Error::Setup { instances: config.instances, source };
         let engine = wasmtime::Engine::new(&wasmtime_config(&config)).map_err(setup)?;
         let module = cache::load(&engine, cache_dir, &cache::QUICKJS)?;
-        let mut linker = Linker::new(&engine);
+        Self::of(&module, cache_dir, config)
+    }
+
+    /// One whose guest is something else, compiled each time.
+    #[cfg(test)]
+    pub(super) fn with_guest(wasm: &[u8], cache_dir: &Path, config: EngineConfig) -> Result<Self, Error> {
+        let setup = |source| Error::Setup { instances: config.instances, source };
+        let engine = wasmtime::Engine::new(&wasmtime_config(&config)).map_err(setup)?;
+        Self::of(&Module::new(&engine, wasm).map_err(Error::Compile)?, cache_dir, config)
+    }
+
+    /// The engine of a guest that is compiled.
+    fn of(module: &Module, cache_dir: &Path, config: EngineConfig) -> Result<Self, Error> {
+        let (engine, setup) = (module.engine(), |source| Error::Setup { instances: config.instances, source });
+        let mut linker = Linker::new(engine);
         imports::define(&mut linker).map_err(setup)?;
-        let instance = linker.instantiate_pre(&module).map_err(|error| Error::Guest(format!("{error:#}")))?;
-        let exports = Exports::of(&module)?;
+        let instance = linker.instantiate_pre(module).map_err(|error| Error::Guest(format!("{error:#}")))?;
+        let exports = Exports::of(module)?;
         // Nothing in this suspends: the epoch is never reached and no import that waits is called.
-        let facts = facts(&engine, &instance).now_or_never();
+        let facts = facts(engine, &instance).now_or_never();
         let facts = facts.unwrap_or_else(|| Err(wasmtime::Error::msg("the guest suspends where it must not")));
         let (interrupt_flag, booted_tools) = facts.map_err(|error| Error::Guest(format!("{error:#}")))?;
         Ok(Engine {
             instance,
             exports,
-            typescript: TypeScript::new(&engine, cache_dir, config.max_memory_bytes),
+            typescript: TypeScript::new(engine, cache_dir, config.max_memory_bytes),
             interrupt_flag,
             booted_tools,
             slots: Semaphore::new(config.instances as usize),
             max_memory_bytes: config.max_memory_bytes,
-            ticker: Ticker::start(&engine).map_err(Error::Ticker)?,
+            ticker: Ticker::start(engine).map_err(Error::Ticker)?,
         })
     }
 

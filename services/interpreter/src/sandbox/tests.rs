@@ -13,6 +13,7 @@ use tokio_util::sync::CancellationToken;
 use super::*;
 
 mod calls;
+mod lies;
 mod limits;
 mod modules;
 mod names;
