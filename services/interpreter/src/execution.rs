@@ -43,6 +43,9 @@ const AWAITED: &str = "cancelled while waiting for subtasks";
 /// Why scripts are not continued that may have run.
 const GONE: &str = "NATS has lost the record of its calls";
 
+/// A note of a script whose last writes take too long.
+const STILL_WRITING: &str = "a call that had not ended when the script ended was still writing to the workspace; look at what it wrote before it is used";
+
 /// How long scripts that were told to stop wait for their last entry.
 const LAST_WORD: Duration = Duration::from_millis(100);
 
@@ -304,6 +307,14 @@ impl Executor {
             let mut outcome = self.engine.run(&call.code, &host, limits, shared.cancel.clone()).await;
             outcome.notes.extend(host.notes());
             metrics::ran(&outcome, began.elapsed());
+            // Calls that were given up may be writing. Whatever is said of the script, and whoever goes on, is to find the workspace as it stays.
+            if !toolbox.writes_end(&shared.cancel).await {
+                tracing::warn!(
+                    script = number,
+                    "a script has ended, and what it was writing is not waited for any longer"
+                );
+                outcome.notes.push(STILL_WRITING.to_owned());
+            }
             if matches!(outcome.status, Status::Completed { .. } | Status::Threw { .. })
                 && let Some(early) = host.ended_early(outcome.host_calls)
             {

@@ -37,6 +37,7 @@ mod write;
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::time::Duration;
 
 use jiff::Timestamp;
 use serde::Serialize;
@@ -44,6 +45,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 
 use crate::blocking::blocking;
 use crate::command::{CommandPolicy, CommandSandbox};
@@ -83,6 +85,12 @@ const CONCURRENT_REQUESTS: usize = 16;
 
 /// How many questions to models of one toolbox are under way at the same time; more wait.
 const CONCURRENT_QUESTIONS: usize = 16;
+
+/// How long is waited for writes whose calls were given up, when a script has ended.
+const WRITES: Duration = Duration::from_secs(2);
+
+/// The same once it was told to stop: whoever stopped it is waiting.
+const WRITES_OF_STOPPED: Duration = Duration::from_millis(100);
 
 /// The tool that waits for subtasks.
 pub const AWAIT: &str = tasks::AWAIT.name;
@@ -131,6 +139,8 @@ pub struct Toolbox {
     /// How large a result may be for its script to get it, as JSON: whoever can cuts his to that.
     result_bytes: usize,
     files: Arc<Semaphore>,
+    /// The threads that write for calls, also for those that were given up. Closed, so that whoever waits is told when there is none.
+    writes: TaskTracker,
     commands: Semaphore,
     requests: Semaphore,
     questions: Semaphore,
@@ -140,6 +150,8 @@ impl Toolbox {
     /// Binds the tools to a workspace and a policy. `egress` and `sandbox` are made once per service and shared.
     #[must_use]
     pub fn new(workspace: Workspace, policy: Policy, egress: Egress, sandbox: CommandSandbox) -> Self {
+        let writes = TaskTracker::new();
+        writes.close();
         Self {
             workspace,
             policy,
@@ -152,6 +164,7 @@ impl Toolbox {
             attachments: Attachments::default(),
             result_bytes: usize::MAX,
             files: Arc::new(Semaphore::new(CONCURRENT_FILE_CALLS)),
+            writes,
             commands: Semaphore::new(CONCURRENT_COMMANDS),
             requests: Semaphore::new(CONCURRENT_REQUESTS),
             questions: Semaphore::new(CONCURRENT_QUESTIONS),
@@ -231,6 +244,21 @@ impl Toolbox {
         let arguments = parse(tool, self.check(tool, args)?)?;
         let _permit = admit(tool, &self.requests, &cx.cancel).await?;
         self.subtasks.wait(arguments, is_one, time, cx.place, &cx.cancel).await
+    }
+
+    /// Waits until nothing is written any more for calls that were given up, so that what is said then of the workspace holds. False where that
+    /// takes too long: two seconds, or a tenth of one after `cancel`. What has not begun by then is not begun.
+    pub async fn writes_end(&self, cancel: &CancellationToken) -> bool {
+        let stopped = async {
+            cancel.cancelled().await;
+            tokio::time::sleep(WRITES_OF_STOPPED).await;
+        };
+        tokio::select! {
+            biased;
+            () = self.writes.wait() => true,
+            () = stopped => false,
+            () = tokio::time::sleep(WRITES) => false,
+        }
     }
 
     async fn carry_out(
@@ -401,14 +429,17 @@ impl Toolbox {
         let permits = self.admit_to_files(tool, &cancel).await?;
         let workspace = self.workspace.clone();
         let stop = Stop::new(cancel.clone(), tool.limits.wall);
+        let writes = tool.effect != Effect::Read;
+        let counted = writes.then(|| self.writes.token());
         let working = blocking(move || {
             // Held by the thread and not by the call, which may be given up before the thread ends.
-            let _permits = permits;
+            let _held = (permits, counted);
             run(&workspace, arguments, &stop).and_then(|result| encode(tool, &result))
         });
         let died = || died(tool);
-        if tool.effect != Effect::Read {
-            // Once begun, a write is waited for: its caller must know whether it happened.
+        if writes {
+            // Once begun, a write is waited for: its caller must know whether it happened. Where the script itself ends before,
+            // `writes_end` waits.
             return working.await.ok_or_else(died)?;
         }
         tokio::select! {
@@ -430,8 +461,9 @@ impl Toolbox {
         let (sender, receiver) = tokio::sync::mpsc::channel(1);
         let workspace = self.workspace.clone();
         let stop = Stop::new(cancel, tool.limits.wall);
+        let counted = self.writes.token();
         let writing = blocking(move || {
-            let _permits = permits;
+            let _held = (permits, counted);
             save::write(&workspace, &arguments, &content, receiver, &stop)
         });
         // It ends by itself when it is cancelled, and is waited for: its caller must know whether it happened.

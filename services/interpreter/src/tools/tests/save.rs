@@ -128,3 +128,46 @@ async fn one_that_is_cancelled_while_others_work_saves_nothing() {
     drop(busy);
     assert_eq!(desk.names(), [""; 0]);
 }
+
+/// A save that has everything but its file's name when its call is given up.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_write_whose_call_is_given_up_is_waited_for() {
+    let (desk, file) = Desk::with(b"1;2");
+    let tools = &desk.bench.tools;
+    let written = || desk.bench.path("t.csv").exists();
+    let (release, released) = std::sync::mpsc::channel::<()>();
+    let (held, holds) = tokio::sync::oneshot::channel();
+    let workspace = tools.workspace().clone();
+    // Files take their places one at a time.
+    let holder = std::thread::spawn(move || {
+        let _writing = workspace.lock_for_writing();
+        held.send(()).expect("awaited");
+        let _ = released.recv();
+    });
+    holds.await.expect("held");
+    let never = CancellationToken::new();
+    assert!(tools.writes_end(&never).await, "nothing is written yet");
+    let cx = CallContext::default();
+    let mut call = Box::pin(tools.call("save_file", json!([file.id, "t.csv"]), &cx));
+    let is_whole = || {
+        let entries = std::fs::read_dir(desk.bench.directory.path()).expect("a directory");
+        entries.flatten().any(|entry| entry.metadata().is_ok_and(|metadata| metadata.len() == 3))
+    };
+    while !is_whole() {
+        assert!(futures::poll!(&mut call).is_pending(), "it waits for its place");
+        tokio::task::yield_now().await;
+    }
+    // All of its content has come, so that it takes its place as soon as it can, though nobody wants it any more.
+    drop(call);
+    let told_to_stop = CancellationToken::new();
+    told_to_stop.cancel();
+    assert!(!tools.writes_end(&told_to_stop).await && !written(), "whoever stopped it is not kept waiting for long");
+    let ends = tools.writes_end(&never);
+    let mut ends = Box::pin(ends);
+    assert!(futures::poll!(&mut ends).is_pending(), "it is still being written");
+    release.send(()).expect("it holds");
+    assert!(ends.await, "it ends");
+    assert!(written(), "it was done before that was said");
+    assert_eq!(desk.names(), ["t.csv"], "nothing of it is left");
+    holder.join().expect("released");
+}
