@@ -16,12 +16,12 @@ pub(crate) use unseen::skip;
 use crate::subject::{Pool, partition_token};
 
 /// How long a message may stay unacknowledged before another process gets it. Short, because a process that lives says so
-/// three times within it ([`KEEP_ALIVE`]), and one that died should not keep a task waiting: with the moment it takes to go on, that
-/// is three seconds.
-pub const ACK_WAIT: Duration = Duration::from_millis(2500);
+/// four times within it ([`KEEP_ALIVE`]), and one that died should not keep a task waiting: with the moment it takes to go on, that
+/// is less than three seconds.
+pub const ACK_WAIT: Duration = Duration::from_secs(2);
 
 /// How often a working worker says that it lives.
-pub const KEEP_ALIVE: Duration = Duration::from_millis(750);
+pub const KEEP_ALIVE: Duration = Duration::from_millis(400);
 
 /// How long a stream remembers `Nats-Msg-Id`s. Longer than any retry of one publish call.
 pub const DUPLICATE_WINDOW: Duration = Duration::from_secs(120);

@@ -172,8 +172,12 @@ impl State {
     /// What the run leaves.
     pub(super) fn outcome(self, status: Status) -> Outcome {
         let cpu = lock(&self.bridge).meter.cpu();
-        let output = String::from_utf8(self.output)
-            .unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned());
+        let output = String::from_utf8(self.output).unwrap_or_else(|error| {
+            // Only of a guest that lies; what stands for its bytes is longer than they are.
+            let mut output = String::from_utf8_lossy(error.as_bytes()).into_owned();
+            output.truncate(output.floor_char_boundary(self.limits.output_bytes));
+            output
+        });
         let (output_dropped, notes, host_calls) = (self.output_dropped, self.notes, self.host_calls);
         Outcome { status, output, output_dropped, notes, host_calls, cpu }
     }
