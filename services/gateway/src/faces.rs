@@ -233,7 +233,6 @@ impl Shared {
         let transcoded = Transcoded::default();
         request.extensions_mut().insert(transcoded.clone());
         let mut counted = metrics::Call::transcoded(name, face, transcoded);
-        let let_in = self.let_in(method, &request);
         let challenge = self.rest.challenge(&request);
         let mut response = match kind {
             Kind::Grpc | Kind::GrpcWeb => {
@@ -245,7 +244,8 @@ impl Shared {
                 }
             }
             Kind::Connect | Kind::Rest => {
-                // Logging in, which may ask others, is a part of what the client waits for.
+                // Logging in, which may ask others, is a part of what the client waits for. Boxed, because its future is large.
+                let let_in = Box::pin(self.let_in(method, &request));
                 let mut response = match deadline.begin(let_in).await {
                     Ok((_place, metered)) => {
                         let refusal = metered.clone();
