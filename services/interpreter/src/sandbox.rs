@@ -21,6 +21,7 @@ mod imports;
 mod limits;
 mod meter;
 mod outcome;
+mod outstanding;
 mod ticker;
 mod typescript;
 

@@ -4,7 +4,7 @@
 //! guest; the driver, in the same task, takes it from there, lets the host answer, and polls the guest again. So host code never runs
 //! on the guest's stack, and its time is told apart from the script's.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, HashSet, VecDeque};
 use std::future::{Future, poll_fn};
 use std::panic::AssertUnwindSafe;
 use std::pin::Pin;
@@ -20,6 +20,7 @@ use super::host::{Host, ToolError};
 use super::imports::Requested;
 use super::limits::Limits;
 use super::meter::Meter;
+use super::outstanding::Outstanding;
 use super::typescript::{StripError, TypeScript};
 
 /// What guest and driver tell each other. Locked for moments only, by one task.
@@ -29,10 +30,30 @@ pub(super) struct Bridge {
     asked: Option<Ask>,
     answer: Option<Answer>,
     /// Concurrent calls and timers the driver doesn't know yet; those that were refused with the error the script gets.
-    pub(super) started: Vec<Result<Requested, (u32, Refusal)>>,
-    /// Timers the script has cleared.
-    pub(super) cancelled: Vec<u32>,
+    started: Vec<Result<Requested, (u32, Refusal)>>,
+    /// Timers the script has cleared, which the driver doesn't know yet either.
+    cancelled: BTreeSet<u32>,
+    outstanding: Outstanding,
     pub(super) meter: Meter,
+}
+
+impl Bridge {
+    /// Starts a call or timer, or what is refused the script instead. `Err` ends the run.
+    pub(super) fn start(&mut self, number: u32, requested: Result<Requested, Refusal>) -> wasmtime::Result<()> {
+        match requested {
+            Ok(Requested::Sleep { .. }) => self.outstanding.start_timer(number)?,
+            Ok(Requested::Call(_)) | Err(_) => self.outstanding.start_call(number)?,
+        }
+        self.started.push(requested.map_err(|refusal| (number, refusal)));
+        Ok(())
+    }
+
+    /// Clears a timer. A call can't be cancelled: the host holds its arguments until it has ended, and it counts for as long.
+    pub(super) fn cancel(&mut self, number: u32) {
+        if self.outstanding.cancel(number) {
+            self.cancelled.insert(number);
+        }
+    }
 }
 
 /// The name and the message of an error.
@@ -146,7 +167,7 @@ impl<'h> Driver<'h> {
         let known = self
             .names
             .iter()
-            .filter(|(number, _)| !bridge.cancelled.contains(number))
+            .filter(|(number, _)| !bridge.cancelled.contains(*number))
             .map(|(_, (name, _))| name.clone());
         immediate.into_iter().chain(known).chain(unseen).collect()
     }
@@ -202,6 +223,7 @@ impl<'h> Driver<'h> {
                 Waiting::Any => match self.next_ready() {
                     Some((number, outcome)) => {
                         self.names.remove(&number);
+                        lock(&self.bridge).outstanding.end(number);
                         self.host.settled(number);
                         Some(self.result(number, outcome))
                     }
@@ -228,8 +250,8 @@ impl<'h> Driver<'h> {
             Some(Waiting::Call { number, .. }) => Some(*number),
             _ => None,
         };
-        let has_ended = |number: &u32| self.ready.iter().any(|(ready, _)| ready == number);
-        immediate.into_iter().chain(self.names.keys().copied().filter(move |number| !has_ended(number)))
+        let ended: HashSet<u32> = self.ready.iter().map(|(number, _)| *number).collect();
+        immediate.into_iter().chain(self.names.keys().copied().filter(move |number| !ended.contains(number)))
     }
 
     /// Takes over what the guest has put into the bridge.
@@ -247,11 +269,13 @@ impl<'h> Driver<'h> {
                 Err((number, (name, message))) => self.ready.push_back((number, refused(name, message))),
             }
         }
-        for number in cancelled {
-            if let Some((_, Some(abort))) = self.names.remove(&number) {
+        for number in &cancelled {
+            if let Some((_, Some(abort))) = self.names.remove(number) {
                 abort.abort();
             }
-            self.ready.retain(|(ready, _)| *ready != number);
+        }
+        if !cancelled.is_empty() {
+            self.ready.retain(|(ready, _)| !cancelled.contains(ready));
         }
         self.asked = asked.map(|ask| match ask {
             Ask::Call(Requested::Call(call)) => {

@@ -335,12 +335,11 @@ pub(super) fn define(linker: &mut Linker<State>) -> Result<()> {
          -> Result<()> {
             caller.data_mut().count_call()?;
             let call = request(&mut caller, number, (name, name_len), (args, args_len))?;
-            lock(&caller.data().bridge).started.push(call.map_err(|refused| (number, refused)));
-            Ok(())
+            lock(&caller.data().bridge).start(number, call)
         },
     )?;
     linker.func_wrap("host", "cancel", |caller: Caller<'_, State>, number: u32| {
-        lock(&caller.data().bridge).cancelled.push(number);
+        lock(&caller.data().bridge).cancel(number);
     })?;
     linker.func_wrap_async(
         "host",

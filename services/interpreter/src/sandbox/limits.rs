@@ -6,7 +6,7 @@ use std::time::Duration;
 ///
 /// Two limits are the sandbox's own and the same for every run: JavaScript may nest 256 KiB deep (a few hundred to two thousand
 /// calls; more is a `RangeError` the script can catch), and 64 concurrent calls are given to the host at once (further
-/// ones wait inside the guest, in order).
+/// ones wait inside the guest, in order; that the guest gives more is a failure of the sandbox, see `outstanding.rs`).
 #[derive(Debug, Clone, PartialEq)]
 pub struct Limits {
     /// CPU time of the script itself. Time spent in host calls, waiting or working, isn't counted, but for moments (see `Meter`). Checked every millisecond.

@@ -76,6 +76,20 @@ async fn more_concurrent_calls_than_the_host_takes_wait_in_order() {
 }
 
 #[tokio::test]
+async fn as_many_timers_as_there_can_be_leave_room_for_calls() {
+    // A delay can be code that sets further timers, after the timers were counted.
+    let script = "
+        let depth = 0;
+        const nested = { valueOf() { if (++depth < 20) setTimeout(() => {}, nested); return 1e6 } };
+        for (let i = 0; i < 999; i++) setTimeout(() => {}, 1e6);
+        setTimeout(() => {}, nested);
+        (await Promise.all(Array.from({length: 500}, () => tools.later(1)))).length";
+    let outcome = run(script).await;
+    assert_eq!(outcome.status, Status::Completed { value: Value::Json("500".to_owned()) });
+    assert!(outcome.notes[0].starts_with("1019 calls or timers had not ended"), "{:?}", outcome.notes);
+}
+
+#[tokio::test]
 async fn calls_are_numbered_when_the_script_makes_them() {
     let script = "const a = tools.later(20), b = tools.echo('b'); echo('c'); setTimeout(() => {}, 1); await tools.echo('d'); await a; await b";
     let mut seen = Vec::new();

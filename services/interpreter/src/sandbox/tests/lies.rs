@@ -31,6 +31,10 @@ const NOTHING: (u32, u32) = (32, 7);
 const SLEEP: (u32, u32) = (48, 7);
 const FOREVER: (u32, u32) = (64, 27);
 const NO_TEXT: (u32, u32) = (96, 2);
+const LATER: (u32, u32) = (112, 5);
+const A_MOMENT: (u32, u32) = (128, 8);
+/// Arguments that are large, for this memory.
+const LARGE: (u32, u32) = (4096, 32 << 10);
 /// Where a reply has room.
 const REPLY: u32 = 1024;
 
@@ -96,13 +100,17 @@ fn guest(lie: &Body, interrupt_flag: u32, booted_tools: i64) -> Vec<u8> {
         page_size_log2: None,
     });
     let mut data = DataSection::new();
-    let texts: [((u32, u32), &[u8]); 6] = [
+    let large = format!(r#"{{"text":"{}"}}"#, "x".repeat(LARGE.1 as usize - 11));
+    let texts: [((u32, u32), &[u8]); 9] = [
         (ECHO, b"echo"),
         (ARGUMENTS, b"{}"),
         (NOTHING, b"nothing"),
         (SLEEP, b"__sleep"),
         (FOREVER, br#"{"ms":18446744073709551615}"#),
         (NO_TEXT, b"\xff\xfe"),
+        (LATER, b"later"),
+        (A_MOMENT, br#"{"ms":5}"#),
+        (LARGE, large.as_bytes()),
     ];
     for ((at, len), text) in texts {
         assert_eq!(text.len(), len as usize);
@@ -173,26 +181,52 @@ fn flood(import: u32, arguments: &'static [u32]) -> Box<Body> {
 }
 
 /// Makes calls without end, each with a number of its own.
-fn flood_of_calls(import: u32) -> Box<Body> {
+fn flood_of_calls(import: u32, name: (u32, u32), arguments: (u32, u32)) -> Box<Body> {
+    flood_of_calls_and(import, name, arguments, |_| {})
+}
+
+/// The same, with something done after each.
+fn flood_of_calls_and(
+    import: u32,
+    name: (u32, u32),
+    arguments: (u32, u32),
+    then: impl Fn(&mut InstructionSink<'_>) + 'static,
+) -> Box<Body> {
     does(move |code| {
         code.loop_(BlockType::Empty);
-        code.local_get(COUNTER).i32_const(1).i32_add().local_tee(COUNTER);
-        invoke(code, import, &[ECHO.0, ECHO.1, ARGUMENTS.0, ARGUMENTS.1]);
+        next_number(code);
+        invoke(code, import, &[name.0, name.1, arguments.0, arguments.1]);
         if import == CALL {
             code.drop();
         }
+        then(code);
         code.br(0).end();
     })
+}
+
+/// Counts, and leaves the number as an argument.
+fn next_number(code: &mut InstructionSink<'_>) {
+    code.local_get(COUNTER).i32_const(1).i32_add().local_tee(COUNTER);
+}
+
+/// Takes an end, where there is one, and does not look at it.
+fn take_an_end(code: &mut InstructionSink<'_>) {
+    invoke(code, WAIT_ANY, &[REPLY, REPLY + 4]);
+    code.drop();
 }
 
 /// Holds each of these lies to how it must end; after each an honest script of the same engine works as ever.
 async fn all_end(lies: Vec<(&str, Box<Body>, Expected)>) {
     let limits =
         Limits { cpu: Duration::from_millis(50), wall: Duration::from_secs(60), host_calls: 100, ..test_limits() };
+    all_end_within(&limits, lies).await;
+}
+
+async fn all_end_within(limits: &Limits, lies: Vec<(&str, Box<Body>, Expected)>) {
     for (name, lie, expected) in lies {
         let engine = lying_engine(&*lie, 8, 0).unwrap_or_else(|error| panic!("{name}: {error:?}"));
         let host = TestHost::new();
-        let outcome = engine.run(LYING, &host, &limits, CancellationToken::new()).await;
+        let outcome = engine.run(LYING, &host, limits, CancellationToken::new()).await;
         match (&outcome.status, expected) {
             (Status::Internal(text), Internal(part)) => assert!(text.contains(part), "{name}: {text}"),
             (Status::LimitExceeded { limit, .. }, Exceeded(expected)) => assert_eq!(*limit, expected, "{name}"),
@@ -330,8 +364,9 @@ async fn floods_of_imports_end_at_a_limit() {
         ("seeds", flood(SEED, &[REPLY]), CPU),
         ("waiting for nothing", flood(WAIT_ANY, &[0, 4]), CPU),
         ("asking for the time", flood(NOW, &[]), CPU),
-        ("calls", flood_of_calls(CALL), Exceeded(Limit::HostCalls)),
-        ("started calls", flood_of_calls(START), Exceeded(Limit::HostCalls)),
+        ("calls", flood_of_calls(CALL, ECHO, ARGUMENTS), Exceeded(Limit::HostCalls)),
+        ("started calls", flood_of_calls(START, ECHO, ARGUMENTS), Internal("more than 64 calls at once")),
+        ("timers", flood_of_calls(START, SLEEP, FOREVER), Exceeded(Limit::HostCalls)),
         (
             "nothing at all",
             does(|code| {
@@ -348,6 +383,77 @@ async fn floods_of_imports_end_at_a_limit() {
         ),
     ])
     .await;
+}
+
+#[tokio::test]
+async fn more_than_an_honest_guest_starts_at_once_ends_the_run() {
+    const CALLS: Expected = Internal("more than 64 calls at once");
+    const NO_ROOM: (u32, u32) = (0, u32::MAX);
+    let limits = Limits { wall: Duration::from_secs(60), ..test_limits() };
+    all_end_within(
+        &limits,
+        vec![
+            ("large arguments", flood_of_calls(START, ECHO, LARGE), CALLS),
+            ("calls that are refused", flood_of_calls(START, ECHO, NO_ROOM), CALLS),
+            (
+                "calls that are cancelled",
+                flood_of_calls_and(START, ECHO, LARGE, |code| {
+                    code.local_get(COUNTER).call(CANCEL);
+                }),
+                CALLS,
+            ),
+            (
+                "calls that end, but are not taken",
+                flood_of_calls_and(START, ECHO, ARGUMENTS, |code| {
+                    code.call(NOW).drop();
+                }),
+                CALLS,
+            ),
+            ("timers", flood_of_calls(START, SLEEP, FOREVER), Internal("more than 4096 timers at once")),
+        ],
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn what_was_taken_or_cancelled_is_not_under_way() {
+    let limits = Limits { wall: Duration::from_secs(60), host_calls: 5000, ..test_limits() };
+    all_end_within(
+        &limits,
+        vec![
+            ("calls", flood_of_calls_and(START, ECHO, ARGUMENTS, take_an_end), Exceeded(Limit::HostCalls)),
+            ("refused calls", flood_of_calls_and(START, ECHO, NO_TEXT, take_an_end), Exceeded(Limit::HostCalls)),
+            (
+                "timers",
+                flood_of_calls_and(START, SLEEP, FOREVER, |code| {
+                    code.local_get(COUNTER).call(CANCEL);
+                }),
+                Exceeded(Limit::HostCalls),
+            ),
+        ],
+    )
+    .await;
+}
+
+#[tokio::test]
+async fn cancelling_thousands_of_timers_ends_at_a_limit() {
+    const TIMERS: i32 = 4000;
+    let lie = does(|code| {
+        code.loop_(BlockType::Empty);
+        next_number(code);
+        invoke(code, START, &[SLEEP.0, SLEEP.1, ARGUMENTS.0, ARGUMENTS.1]);
+        code.local_get(COUNTER).i32_const(TIMERS).i32_lt_u().br_if(0).end();
+        // They end while the host is asked for something.
+        invoke(code, CALL, &[u32::MAX, LATER.0, LATER.1, A_MOMENT.0, A_MOMENT.1]);
+        code.drop();
+        // From the last one to the first, and on through numbers that nothing has.
+        code.loop_(BlockType::Empty);
+        code.local_get(COUNTER).call(CANCEL);
+        code.local_get(COUNTER).i32_const(1).i32_sub().local_set(COUNTER);
+        code.br(0).end();
+    });
+    let limits = Limits { cpu: Duration::from_millis(500), wall: Duration::from_secs(60), ..test_limits() };
+    all_end_within(&limits, vec![("cancelling", lie, Exceeded(Limit::Cpu))]).await;
 }
 
 #[tokio::test]
