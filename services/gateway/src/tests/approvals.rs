@@ -31,14 +31,19 @@ fn approvals(gateway: &Gateway) -> ApprovalServiceClient<Channel> {
     ApprovalServiceClient::new(gateway.channel())
 }
 
-/// Has the task ask about one call, as the reconciler does. Returns the approval's id.
+/// Has the task ask about one call. Returns the approval's id.
 async fn ask(gateway: &Gateway, task: &str, hash: &str) -> String {
-    let message = gateway.say(task, "do it").await;
+    let message = id(gateway.say(task, "do it").await.metadata);
+    ask_at(gateway, task, &message, hash).await
+}
+
+/// Has the task begin with its first message and ask about one call, as the reconciler does. Returns the approval's id.
+pub(super) async fn ask_at(gateway: &Gateway, task: &str, message: &str, hash: &str) -> String {
     let id: TaskId = task.parse().expect("an id");
     let loaded = gateway.store().task_load(id).await.expect("read").expect("there");
     let call = AskedCall { script: 0, number: 3, hash: hash.to_owned() };
     let mut state = loaded.task.clone();
-    let message = message.metadata.expect("set").id.parse().expect("an id");
+    let message = message.parse().expect("an id");
     state.last_position = 1;
     state.phase = Phase::AwaitApproval;
     state.turn = Some(Turn { calls: 1, ..Turn::new(message, Stage::Code { calls: vec!["a".into()] }) });

@@ -2,17 +2,19 @@
 //! that a method which is added without a thought fails here.
 
 mod faces;
+mod foreign;
 
 use std::collections::BTreeMap;
 
 use construct_domain::{
-    ApiKeyId, OrganizationId, UserId,
+    ApiKeyId, CandidateId, OrganizationId, UserId,
     access::{Role, Scope},
 };
 use construct_proto::{DESCRIPTORS, v1};
 use construct_store::{
     AuditEntry, AuditFilter, Key, Order, Page, Written,
     identity::{NewApiKey, NewInvitation, NewOrganization},
+    scan::{NewCandidate, ScanChanges},
 };
 use jiff::Timestamp;
 use prost::{
@@ -30,7 +32,7 @@ use tonic::{
 };
 use uuid::Uuid;
 
-use super::harness::*;
+use super::{approvals::ask_at, harness::*};
 use crate::{
     Config, Login,
     identity::{
@@ -38,6 +40,9 @@ use crate::{
         rules::{self, Access},
     },
 };
+
+/// An id of each kind of thing that a request can name.
+type Ids = BTreeMap<&'static str, String>;
 
 /// Messages as the bytes they are.
 #[derive(Default)]
@@ -144,6 +149,12 @@ fn methods() -> Vec<(MethodDescriptor, Access)> {
             (method, rules::of(&path).expect("a test of its own compares the table"))
         })
         .collect()
+}
+
+/// The method whose name ends like this.
+fn method_named(name: &str) -> MethodDescriptor {
+    let mut all = methods().into_iter().map(|(method, _)| method);
+    all.find(|known| known.full_name().ends_with(name)).expect("a method")
 }
 
 /// Calls a method; gives the first answer.
@@ -456,7 +467,7 @@ async fn what_belongs_to_another_organization_is_not_found_and_never_shown() {
     let gateway = Gateway::start_with(required()).await;
     let local = (OrganizationId::LOCAL, UserId::LOCAL);
     let (own_key_id, own) = key(&gateway, local, Role::Owner, &[Scope::Admin], None).await;
-    let ids = belongings(&gateway, &own, own_key_id).await;
+    let ids = belongings(&gateway, &own, own_key_id, local).await;
     let elsewhere = other(&gateway, "elsewhere").await;
     let (_, foreign) = key(&gateway, elsewhere, Role::Owner, &[Scope::Admin], None).await;
     // Somebody who has named nothing of others, which would be in their own organization's audit trail.
@@ -470,6 +481,8 @@ async fn what_belongs_to_another_organization_is_not_found_and_never_shown() {
                 let filters = [
                     json!({}),
                     json!({"filter": {"task": ids["task"]}}),
+                    json!({"filter": {"tree": ids["task"]}}),
+                    json!({"filter": {"parent": ids["task"]}}),
                     json!({"filter": {"agent": ids["agent"]}}),
                     json!({"filter": {"model": ids["model"]}}),
                     json!({"filter": {"provider": ids["provider"]}}),
@@ -509,23 +522,32 @@ async fn what_belongs_to_another_organization_is_not_found_and_never_shown() {
         ("schedule", "ScheduleService.GetSchedule", "schedule"),
         ("budget", "BudgetService.GetBudget", "budget"),
         ("file", "FileService.GetFile", "file"),
+        ("approval", "ApprovalService.GetApproval", "approval"),
         ("message", "MessageService.GetMessage", "message"),
         ("organization", "OrganizationService.GetOrganization", "organization"),
     ] {
-        let all = methods();
-        let (method, _) = all.iter().find(|(known, _)| known.full_name().ends_with(method)).expect("a method");
-        let answer = call(&gateway, method, &json!({field: ids[what]}), Some(&own)).await;
+        let answer = call(&gateway, &method_named(method), &json!({field: ids[what]}), Some(&own)).await;
         assert_eq!(code(&answer), Code::Ok, "{what}: {answer:?}");
+    }
+    // What others could not decide was there to be decided: the same requests of its owner go well.
+    for decides in ["ApprovalService.DecideApproval", "ScanService.ReviewCandidate"] {
+        let (_, body) = naming.iter().find(|(name, _)| *name == decides).expect("it stands in the table");
+        let answer = call(&gateway, &method_named(decides), body, Some(&own)).await;
+        assert_eq!(code(&answer), Code::Ok, "{decides}: {answer:?}");
     }
 }
 
-/// Everything that can be named, in the operator's organisation.
-async fn belongings(gateway: &Gateway, own: &str, key: ApiKeyId) -> BTreeMap<&'static str, String> {
-    let all = methods();
+/// Everything that can be named, made in an organisation with an owner's key.
+async fn belongings(
+    gateway: &Gateway,
+    own: &str,
+    key: ApiKeyId,
+    (organization, user): (OrganizationId, UserId),
+) -> Ids {
     let make = async |method: &str, body: Value| {
-        let (method, _) = all.iter().find(|(known, _)| known.full_name().ends_with(method)).expect("a method");
+        let method = method_named(method);
         let answer =
-            call(gateway, method, &body, Some(own)).await.unwrap_or_else(|status| panic!("{method:?}: {status:?}"));
+            call(gateway, &method, &body, Some(own)).await.unwrap_or_else(|status| panic!("{method:?}: {status:?}"));
         let answer = DynamicMessage::decode(method.output(), answer).expect("it can be read");
         let answer = serde_json::to_value(&answer).expect("JSON");
         answer["metadata"]["id"].as_str().unwrap_or_default().to_owned()
@@ -552,14 +574,21 @@ async fn belongings(gateway: &Gateway, own: &str, key: ApiKeyId) -> BTreeMap<&'s
     let scan = json!({"spec": {"github": "tenant-a/x", "connection": "tenant-a-c", "model": "tenant-a-m"}});
     ids.insert("scan", make("CreateScan", scan).await);
     ids.insert("file", make("CreateFile", json!({"spec": {"name": "tenant-a-f", "size": "4"}})).await);
+    make("UploadPart", json!({"file": ids["file"], "offset": "0", "data": "bWluZQ=="})).await;
     // Documents have no ids: of everybody the same names are asked for, and everybody has their own.
     for shared in [false, true] {
         make("PutState", json!({"state": "settings", "shared": shared, "json": r#"{"who": "tenant-a"}"#})).await;
     }
-    // Candidates are made by the scanner.
-    ids.insert("candidate", format!("candidate_{}", Uuid::now_v7()));
-    // Approvals are made by the reconciler, which is not here: one that nobody has is as good as one of others.
-    ids.insert("approval", format!("approval_{}", Uuid::now_v7()));
+    // Candidates are made by the scanner and approvals by the reconciler, which are not here: each is written as they write it.
+    let (store, scan) = (gateway.store(), ids["scan"].parse().expect("an id"));
+    let mut scan = store.scan_get(organization, scan).await.expect("it is there");
+    let (id, name) = (CandidateId::from_uuid(Uuid::now_v7()), "tenant-a-n");
+    let candidate = NewCandidate { id, name: name.into(), score: 50, content: json!({"name": name}) };
+    let changes = ScanChanges { candidates: vec![candidate], ..ScanChanges::default() };
+    store.scan_save(&mut scan, &changes, Timestamp::now()).await.expect("it is saved");
+    ids.insert("candidate", id.to_string());
+    let approval = ask_at(gateway, &ids["task"], &ids["message"], &"ab".repeat(32)).await;
+    ids.insert("approval", approval);
     let new = NewInvitation {
         id: construct_domain::InvitationId::from_uuid(Uuid::now_v7()),
         email: "tenant-a@example.com".into(),
@@ -568,16 +597,16 @@ async fn belongings(gateway: &Gateway, own: &str, key: ApiKeyId) -> BTreeMap<&'s
         expires_at: Timestamp::now() + jiff::SignedDuration::from_hours(1),
     };
     let silent = crate::organizations::silent(&());
-    let made = gateway.store().invitation_create(&write(OrganizationId::LOCAL), new, |_| silent).await;
+    let made = store.invitation_create(&write(organization), new, |_| silent).await;
     let Written::Applied { entity, .. } = made.expect("it is made") else { panic!("it has no idempotency key") };
     ids.insert("invitation", entity.id.to_string());
     ids.insert("api_key", key.to_string());
-    ids.insert("user", UserId::LOCAL.to_string());
-    ids.insert("organization", OrganizationId::LOCAL.to_string());
+    ids.insert("user", user.to_string());
+    ids.insert("organization", organization.to_string());
     ids
 }
 
-fn shows_nothing(method: &str, answer: &Result<Bytes, Status>, ids: &BTreeMap<&'static str, String>) {
+fn shows_nothing(method: &str, answer: &Result<Bytes, Status>, ids: &Ids) {
     let shown = match answer {
         Ok(bytes) => String::from_utf8_lossy(bytes).into_owned(),
         Err(status) => {
@@ -633,7 +662,7 @@ async fn the_token_of_a_scan_is_for_its_task_and_for_nothing_else() {
     let gateway = Gateway::start_with(required()).await;
     let local = (OrganizationId::LOCAL, UserId::LOCAL);
     let (own_key_id, own) = key(&gateway, local, Role::Owner, &[Scope::Admin], None).await;
-    let ids = belongings(&gateway, &own, own_key_id).await;
+    let ids = belongings(&gateway, &own, own_key_id, local).await;
     let all = methods();
     let method = |name: &str| &all.iter().find(|(known, _)| known.full_name().ends_with(name)).expect("a method").0;
     let scan = call(&gateway, method("GetScan"), &json!({"scan": ids["scan"]}), Some(&own)).await.expect("it is there");

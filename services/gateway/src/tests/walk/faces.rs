@@ -17,8 +17,6 @@ use crate::{
     tests::faces::http,
 };
 
-type Ids = BTreeMap<&'static str, String>;
-
 /// What is shown of those who own what others ask for.
 const MARKS: [&str; 2] = ["tenant-a", "TENANT_A"];
 
@@ -221,7 +219,7 @@ async fn no_other_face_lets_in_whom_grpc_refuses_or_shows_what_belongs_to_others
     let gateway = Gateway::start_with(required()).await;
     let local = (OrganizationId::LOCAL, UserId::LOCAL);
     let (own_key_id, own) = key(&gateway, local, Role::Owner, &[Scope::Admin], None).await;
-    let ids = belongings(&gateway, &own, own_key_id).await;
+    let ids = belongings(&gateway, &own, own_key_id, local).await;
     let foreign = key(&gateway, other(&gateway, "elsewhere").await, Role::Owner, &[Scope::Admin], None).await.1;
     // Somebody who has named nothing of others, which would be in their own organization's audit trail.
     let silent = key(&gateway, other(&gateway, "silent").await, Role::Owner, &[Scope::Admin], None).await.1;
@@ -261,6 +259,7 @@ async fn no_other_face_lets_in_whom_grpc_refuses_or_shows_what_belongs_to_others
     for (resource, what) in [
         ("agents", "agent"),
         ("api-keys", "api_key"),
+        ("approvals", "approval"),
         ("budgets", "budget"),
         ("files", "file"),
         ("messages", "message"),
