@@ -10,6 +10,7 @@ use std::{
     sync::Arc,
 };
 
+use ipnet::IpNet;
 use tonic::codegen::http::{Extensions, HeaderMap};
 
 use super::peer::{Forwarded, Peer};
@@ -18,7 +19,7 @@ const FORWARDED_FOR: &str = "x-forwarded-for";
 
 /// The networks that trusted proxies are in. Clones are the same.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Proxies(Arc<[Network]>);
+pub(crate) struct Proxies(Arc<[IpNet]>);
 
 /// A text that names no network in which there can be trusted proxies.
 #[derive(Debug, thiserror::Error)]
@@ -29,7 +30,7 @@ impl Proxies {
     /// # Errors
     /// When one of them is no network, or all addresses there are: who would trust everybody would believe whatever a client says.
     pub(crate) fn new(networks: &[String]) -> Result<Self, NoNetwork> {
-        let networks = networks.iter().map(|text| Network::parse(text).ok_or_else(|| NoNetwork(text.clone())));
+        let networks = networks.iter().map(|text| network(text).ok_or_else(|| NoNetwork(text.clone())));
         networks.collect::<Result<_, _>>().map(Self)
     }
 
@@ -64,42 +65,16 @@ impl Proxies {
     }
 
     fn trust(&self, address: IpAddr) -> bool {
-        self.0.iter().any(|network| network.has(address))
+        self.0.iter().any(|network| network.contains(&address))
     }
 }
 
-/// The addresses that begin with the same bits.
-#[derive(Debug, Clone, Copy)]
-struct Network {
-    base: IpAddr,
-    length: u32,
-}
-
-impl Network {
-    /// From `10.20.0.0/16`, or the address of a single machine. IPv4 in IPv6 clothes is none, because addresses are compared without them.
-    fn parse(text: &str) -> Option<Self> {
-        let (base, length) = match text.split_once('/') {
-            Some((base, length)) => (base, Some(length.parse::<u32>().ok()?)),
-            None => (text, None),
-        };
-        let base: IpAddr = base.parse().ok()?;
-        let (bits, zeros) = match base {
-            IpAddr::V4(base) => (32, base.to_bits().trailing_zeros()),
-            IpAddr::V6(base) => (128, base.to_bits().trailing_zeros()),
-        };
-        let length = length.unwrap_or(bits);
-        let fine = (1..=bits).contains(&length) && zeros >= bits - length && base.to_canonical() == base;
-        fine.then_some(Self { base, length })
-    }
-
-    fn has(self, address: IpAddr) -> bool {
-        let same = match (self.base, address) {
-            (IpAddr::V4(base), IpAddr::V4(address)) => (base.to_bits() ^ address.to_bits()).leading_zeros(),
-            (IpAddr::V6(base), IpAddr::V6(address)) => (base.to_bits() ^ address.to_bits()).leading_zeros(),
-            _ => return false,
-        };
-        same >= self.length
-    }
+/// From `10.20.0.0/16`, or the address of a single machine. IPv4 in IPv6 clothes is none, because addresses are compared without them.
+fn network(text: &str) -> Option<IpNet> {
+    let network: IpNet = text.parse().or_else(|_| text.parse().map(IpAddr::into)).ok()?;
+    let base = network.addr();
+    let fine = network.prefix_len() > 0 && network.network() == base && base.to_canonical() == base;
+    fine.then_some(network)
 }
 
 /// An address as proxies write it: by itself or with a port, IPv6 in brackets or not.
@@ -246,9 +221,9 @@ mod tests {
             ("::1", "::1", "::2"),
             ("2001:db8::/127", "2001:db8::1", "2001:db8::2"),
         ] {
-            let network = Network::parse(text).expect("a network");
-            assert!(network.has(within.parse().expect("an address")), "{text} {within}");
-            assert!(!network.has(without.parse().expect("an address")), "{text} {without}");
+            let network = network(text).expect("a network");
+            assert!(network.contains(&within.parse::<IpAddr>().expect("an address")), "{text} {within}");
+            assert!(!network.contains(&without.parse::<IpAddr>().expect("an address")), "{text} {without}");
         }
         for text in [
             "0.0.0.0/0",
@@ -263,7 +238,7 @@ mod tests {
             "proxy.example",
             "",
         ] {
-            assert!(Network::parse(text).is_none(), "{text}");
+            assert!(network(text).is_none(), "{text}");
         }
     }
 }
