@@ -14,7 +14,7 @@ use crate::{
     write::{Writer, begin},
 };
 
-const WHAT: &str = "agent";
+pub(crate) const WHAT: &str = "agent";
 
 /// How a model samples. What is unset leaves the vendor's default.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -264,6 +264,17 @@ macro_rules! list {
     }};
 }
 
+/// What a task's scripts have to do with.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Means {
+    /// Names of the models they may call: the agent's own, and then those the agent lists.
+    pub models: Vec<String>,
+    /// Whether there are secrets: [`Store::task_secrets`].
+    pub secrets: bool,
+    /// Whether there may be files in the conversation: [`Store::task_files`].
+    pub files: bool,
+}
+
 impl Store {
     /// An agent by id.
     ///
@@ -454,17 +465,20 @@ impl Store {
         writer.finish(entity, render).await
     }
 
-    /// Names of the models that a task's scripts may call: its agent's own, and then those the agent lists.
+    /// What a task's scripts have to do with, as it is now. Nothing of a task that is gone.
     ///
     /// # Errors
-    /// [`Error::Unavailable`], [`Error::Internal`].
+    /// [`Error::Unavailable`].
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
-    pub async fn task_script_models(&self, task: TaskId) -> Result<Vec<String>, Error> {
+    pub async fn task_means(&self, task: TaskId) -> Result<Means, Error> {
         let row = sqlx::query!(
             r#"SELECT m.name,
                     ARRAY(SELECT y.name FROM agent_script_models x JOIN models y ON y.organization_id = x.organization_id AND y.id = x.model_id
                           WHERE x.organization_id = a.organization_id AND x.agent_id = a.id AND x.model_id <> m.id
-                          ORDER BY x.position) AS "others!"
+                          ORDER BY x.position) AS "others!",
+                    EXISTS (SELECT FROM agent_secrets s WHERE s.organization_id = a.organization_id AND s.agent_id = a.id) AS "secrets!",
+                    EXISTS (SELECT FROM messages q WHERE q.task_id = t.id AND q.source = 'user' AND q.position IS NOT NULL
+                            AND q.content->'blocks' @> '[{"kind": "attachment"}]') AS "files!"
              FROM tasks t
              JOIN agents a ON a.organization_id = t.organization_id AND a.id = t.agent_id
              JOIN models m ON m.organization_id = a.organization_id AND m.id = a.model_id
@@ -473,7 +487,11 @@ impl Store {
         )
         .fetch_optional(&self.pool)
         .await?;
-        Ok(row.map(|row| std::iter::once(row.name).chain(row.others).collect()).unwrap_or_default())
+        Ok(row.map_or_else(Means::default, |row| Means {
+            models: std::iter::once(row.name).chain(row.others).collect(),
+            secrets: row.secrets,
+            files: row.files,
+        }))
     }
 
     /// Deletes an agent. The entity in the result is what it was.

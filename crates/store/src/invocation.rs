@@ -20,6 +20,8 @@ pub struct Invocation {
     pub fallbacks: Vec<InvocationFallback>,
     /// Milliseconds after which the next of them is asked as well; 0: never.
     pub hedge_after_ms: i64,
+    /// Whether the agent may use secrets: [`Store::task_secrets`].
+    pub has_secrets: bool,
 }
 
 /// A model that answers when another one cannot.
@@ -172,7 +174,8 @@ impl Store {
     pub async fn invocation(&self, task: TaskId) -> Result<Option<Invocation>, Error> {
         let row = select_reached!(
             [r#"a.id AS agent_id, a.name AS agent_name, a.instructions, a.parameters, m.hedge_after_ms,
-                EXISTS (SELECT FROM model_fallbacks f WHERE f.model_id = m.id) AS "has_fallbacks!", "#],
+                EXISTS (SELECT FROM model_fallbacks f WHERE f.model_id = m.id) AS "has_fallbacks!",
+                EXISTS (SELECT FROM agent_secrets s WHERE s.organization_id = a.organization_id AND s.agent_id = a.id) AS "has_secrets!", "#],
             ["FROM tasks t
              JOIN agents a ON a.organization_id = t.organization_id AND a.id = t.agent_id
              JOIN models m ON m.organization_id = a.organization_id AND m.id = a.model_id
@@ -188,7 +191,7 @@ impl Store {
         } else {
             Vec::new()
         };
-        let hedge_after_ms = row.hedge_after_ms;
+        let (hedge_after_ms, has_secrets) = (row.hedge_after_ms, row.has_secrets);
         let agent = InvocationAgent {
             id: AgentId::from_uuid(row.agent_id),
             name: row.agent_name,
@@ -196,7 +199,7 @@ impl Store {
             parameters: serde_json::from_value(row.parameters).map_err(Error::internal)?,
         };
         let (model, provider) = model_and_provider!(row);
-        Ok(Some(Invocation { agent, model, provider, fallbacks, hedge_after_ms }))
+        Ok(Some(Invocation { agent, model, provider, fallbacks, hedge_after_ms, has_secrets }))
     }
 
     /// Who answers when a model cannot, in order, as a call needs to know it.

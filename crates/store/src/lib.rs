@@ -28,6 +28,7 @@ mod message;
 mod model;
 mod model_provider;
 mod page;
+mod pool;
 mod quota;
 mod reservation;
 mod routing;
@@ -48,7 +49,7 @@ mod time;
 mod usage;
 mod write;
 
-pub use agent::{Agent, AgentChanges, AgentFilter, ModelParameters, NewAgent, ThinkingEffort};
+pub use agent::{Agent, AgentChanges, AgentFilter, Means, ModelParameters, NewAgent, ThinkingEffort};
 pub use approval::{ApprovalDecision, ApprovalFilter, StoredApproval};
 pub use audit::{Audit, AuditEntry, AuditFilter};
 pub use budget::{Budget, BudgetFilter, NewBudget};

@@ -3,12 +3,15 @@
 use std::{str::FromStr, time::Duration};
 
 use sqlx::{
-    ConnectOptions, Connection, PgConnection, PgPool,
+    ConnectOptions, Connection, PgConnection,
     migrate::{MigrateError, Migrator},
     postgres::{PgConnectOptions, PgPoolOptions},
 };
 
-use crate::Error;
+use crate::{
+    Error,
+    pool::{Pool, TRUSTED_IDLE},
+};
 
 pub(crate) static MIGRATOR: Migrator = sqlx::migrate!();
 
@@ -24,10 +27,6 @@ const LOCK_TRIES: u32 = 100;
 
 /// The pause before it is tried again.
 const LOCK_PAUSE: Duration = Duration::from_secs(1);
-
-/// How long a connection may have been idle to be used unasked. When the server went away in this time, the statement fails
-/// with [`Error::Unavailable`], as it does when the server goes away a moment later.
-const TRUSTED_IDLE: Duration = Duration::from_millis(500);
 
 /// How long one statement may take, unless [`PoolOptions`] say otherwise: whatever was sent to the server has ended after it, one way or the other.
 pub const STATEMENT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -63,7 +62,7 @@ impl Default for PoolOptions {
 /// The database. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Store {
-    pub(crate) pool: PgPool,
+    pub(crate) pool: Pool,
 }
 
 impl Store {
@@ -95,7 +94,7 @@ impl Store {
             })
             .connect_with(connection)
             .await?;
-        Ok(Self { pool })
+        Ok(Self { pool: Pool::new(pool) })
     }
 
     /// Brings the schema up to date. Several processes may call it at once: one does it, the others wait. What a newer version has

@@ -260,11 +260,6 @@ impl Row {
 
     /// Takes the state out of the row, without what cannot be read.
     fn state(&mut self, flaws: &mut Flaws) -> Task {
-        let max_turns = [self.max_turns_override, self.agent_max_turns]
-            .into_iter()
-            .map(turns_from_sql)
-            .find(|&turns| turns > 0)
-            .unwrap_or(DEFAULT_MAX_TURNS);
         let last_error = match (self.error_code.take(), self.error_message.take(), option(self.error_time)) {
             (Some(code), Some(message), Some(time)) => Some(TaskError { code, message, time }),
             _ => None,
@@ -272,10 +267,8 @@ impl Row {
         let approvals: Option<Vec<ApprovalRow>> = flaws.option("approvals", self.approvals.take());
         let subtasks: Option<Vec<Uuid>> = flaws.option("subtasks", self.subtasks.take());
         let outcome = self.last_outcome.take();
-        // An agent may ask for shorter answers.
-        let shorter = self.max_tokens.filter(|&asked| asked > 0).unwrap_or(i64::MAX);
         let context = Context {
-            room: Context::room_of(self.context_window, self.max_output_tokens.min(shorter)),
+            room: room(self.context_window, self.max_output_tokens, self.max_tokens),
             compact_at: u32::try_from(self.compact_at_percent).unwrap_or_default(),
             base: tokens_of_bytes(usize::try_from(self.instructions_bytes).unwrap_or_default() + self.pinned_bytes()),
             transcript: self.transcript_tokens,
@@ -293,7 +286,7 @@ impl Row {
             suspend: self.suspend,
             cancel: self.cancel_reason.take(),
             rewind: self.rewind_from,
-            max_turns,
+            max_turns: max_turns([self.max_turns_override, self.agent_max_turns]),
             titled: self.titled,
             phase: flaws.word(PHASE, &self.phase, Phase::parse).unwrap_or(Phase::AwaitInput),
             turn: flaws.option("turn", self.turn.take()),
@@ -309,6 +302,17 @@ impl Row {
             context,
         }
     }
+}
+
+/// The limit that holds: the task's, the agent's, or the default.
+fn max_turns(said: [i32; 2]) -> u32 {
+    said.into_iter().map(turns_from_sql).find(|&turns| turns > 0).unwrap_or(DEFAULT_MAX_TURNS)
+}
+
+/// Tokens of input that a model takes, for an agent that may ask for shorter answers than it can give.
+fn room(context_window: i64, max_output_tokens: i64, max_tokens: Option<i64>) -> i64 {
+    let shorter = max_tokens.filter(|&asked| asked > 0).unwrap_or(i64::MAX);
+    Context::room_of(context_window, max_output_tokens.min(shorter))
 }
 
 /// People see what can be read: they have to be told of a task that nobody can go on with, and to be able to do something about it.

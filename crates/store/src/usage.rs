@@ -135,13 +135,13 @@ impl Store {
                   cache_write_tokens, cost_pico_usd, created_at, thinking_tokens, root_id, agent_id, tree, api_key_id)
              SELECT $1::uuid, $2::uuid, $3::uuid, $4::uuid, $5::text, $6::bigint, $7::bigint, $8::bigint, $9::bigint, $10::bigint,
                     $11::timestamptz, $12::bigint, coalesce(t.root_id, r.root_id, $3), coalesce($13::uuid, r.agent_id, t.agent_id),
-                    coalesce(CASE WHEN t.id IS NOT NULL THEN t.ancestors || t.id END, r.tree, array_remove(ARRAY[coalesce(r.root_id, $3)], NULL)),
-                    coalesce($15::uuid, t.asked_key_id)
+                    CASE WHEN cardinality(whole.tree) > 1 THEN whole.tree END, coalesce($15::uuid, t.asked_key_id)
              FROM (SELECT) AS once
              LEFT JOIN tasks t ON t.organization_id = $2 AND t.id = $3
              LEFT JOIN reservations r ON r.organization_id = $2 AND r.id = $14
+             CROSS JOIN LATERAL (SELECT coalesce(CASE WHEN t.id IS NOT NULL THEN t.ancestors || t.id END, r.tree) AS tree) AS whole
              ON CONFLICT ON CONSTRAINT step_usage_pkey DO NOTHING
-             RETURNING tree, agent_id",
+             RETURNING coalesce(tree, array_remove(ARRAY[root_id], NULL)) AS tree, agent_id",
             call,
             organization,
             task as _,

@@ -14,7 +14,7 @@ use crate::{
     time,
 };
 
-const ORGANIZATION: &str = "organization";
+pub(crate) const ORGANIZATION: &str = "organization";
 
 /// Who writes, when, and under which idempotency key.
 #[derive(Debug, Clone)]

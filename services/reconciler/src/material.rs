@@ -6,7 +6,7 @@ use construct_domain::{
     decide::{Compacted, Decision, Effect},
     message::{Attachment, Block, Source},
 };
-use construct_store::{Compaction, Error, Invocation, LoadedTask, Secret, StoredApproval, StoredMessage};
+use construct_store::{Compaction, Error, Invocation, LoadedTask, Means, Secret, StoredApproval, StoredMessage};
 
 use crate::activation::Activator;
 
@@ -98,8 +98,19 @@ impl Wanted {
 pub(crate) async fn gather(activator: &Activator, loaded: &LoadedTask, decision: &Decision) -> Result<Material, Error> {
     let wanted = Wanted::by(decision);
     let (store, task) = (&activator.store, loaded.task.id);
-    let invocation = async { if wanted.agent { store.invocation(task).await } else { Ok(None) } };
-    let secrets = async { if wanted.secrets { store.task_secrets(task).await } else { Ok(Vec::new()) } };
+    // What there is none of is not read: most agents have no secrets, and most conversations no files.
+    let by_agent = async {
+        let invocation = if wanted.agent { store.invocation(task).await? } else { None };
+        let means = if wanted.script { store.task_means(task).await? } else { Means::default() };
+        let has_secrets = means.secrets || invocation.as_ref().is_some_and(|invocation| invocation.has_secrets);
+        let secrets =
+            async { if wanted.secrets && has_secrets { store.task_secrets(task).await } else { Ok(Vec::new()) } };
+        let files = async { if means.files { store.task_files(task, FILES).await } else { Ok(Vec::new()) } };
+        let (secrets, files) = tokio::try_join!(secrets, files)?;
+        // Without a key for tokens nothing can be called by name.
+        let models = if activator.token_keys.is_some() { means.models } else { Vec::new() };
+        Ok::<_, Error>((invocation, secrets, files, models))
+    };
     let approvals = async {
         let Some(step) = decision.task.step.as_ref().filter(|_| wanted.approvals) else { return Ok(Vec::new()) };
         let mut approvals = store.approvals_of_step(step.id).await?;
@@ -111,10 +122,6 @@ pub(crate) async fn gather(activator: &Activator, loaded: &LoadedTask, decision:
         }
         Ok(approvals)
     };
-    // Nothing is looked up for what cannot be used.
-    let names = wanted.script && activator.token_keys.is_some();
-    let script_models = async { if names { store.task_script_models(task).await } else { Ok(Vec::new()) } };
-    let files = async { if wanted.script { store.task_files(task, FILES).await } else { Ok(Vec::new()) } };
     let admitted = decision.admitted.map(|(message, _): (MessageId, i64)| message);
     let transcript = async {
         if wanted.transcript {
@@ -128,8 +135,8 @@ pub(crate) async fn gather(activator: &Activator, loaded: &LoadedTask, decision:
             Ok((None, Vec::new()))
         }
     };
-    let (invocation, secrets, approvals, script_models, files, (summary, transcript)) =
-        tokio::try_join!(invocation, secrets, approvals, script_models, files, transcript)?;
+    let ((invocation, secrets, files, script_models), approvals, (summary, transcript)) =
+        tokio::try_join!(by_agent, approvals, transcript)?;
     let stays = |position: i64| decision.rewound.is_none_or(|from| position < from);
     let appended = decision.appended.iter().filter(|message| stays(message.position));
     let appended = appended.map(|message| (message.source, message.blocks.clone())).collect();

@@ -444,11 +444,12 @@ impl Store {
                 .await?
             };
         }
-        let pays = !commit.usage.is_empty() || commit.settled.is_some() || reservation.is_some();
-        let row = match (commit.asks(), pays) {
-            (true, _) => run!(all),
-            (false, true) => run!(money),
-            (false, false) => run!(plain),
+        let (paid, budgeted) = (!commit.usage.is_empty(), commit.settled.is_some() || reservation.is_some());
+        let row = match (paid || budgeted, commit.asks() || !commit.tool_uses.is_empty()) {
+            (false, _) if !commit.asks() => run!(plain),
+            (true, false) if budgeted => run!(budgeted),
+            (true, false) => run!(paid),
+            _ => run!(all),
         };
         Ok(row.map(|row| Committed {
             version: row.version,

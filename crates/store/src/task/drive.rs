@@ -183,13 +183,8 @@ impl Store {
         // has an intent that is not counted here. The step's approvals are looked for only when it has ever waited for one.
         let row = select!(
             [r#"0::bigint AS "queued_count!",
-                    (SELECT q.id FROM messages q WHERE q.task_id = t.id AND q.position IS NULL AND q.processed_at IS NULL
-                     ORDER BY q.interrupts DESC, q.arrival LIMIT 1) AS queued,
-                    EXISTS (SELECT FROM messages q WHERE q.task_id = t.id AND q.position IS NULL AND q.processed_at IS NULL
-                            AND q.interrupts) AS "queued_interrupts!",
-                    coalesce((SELECT q.estimated_tokens FROM messages q
-                     WHERE q.task_id = t.id AND q.position IS NULL AND q.processed_at IS NULL
-                     ORDER BY q.interrupts DESC, q.arrival LIMIT 1), 0) AS "queued_tokens!",
+                    waits.id AS queued, coalesce(waits.interrupts, false) AS "queued_interrupts!",
+                    coalesce(waits.estimated_tokens, 0) AS "queued_tokens!",
                     NULL::uuid[] AS children,
                     CASE WHEN t.step ? 'round' OR t.step #>> '{state,state}' = 'parked' THEN (
                         SELECT jsonb_agg(jsonb_build_object(
@@ -230,13 +225,15 @@ impl Store {
                                   AND (v.id = a.model_id OR EXISTS (
                                       SELECT FROM model_fallbacks f WHERE f.model_id = a.model_id AND f.fallback_id = v.id))),
                             'transcript', t.transcript_tokens,
-                            'queued', (
-                                SELECT q.estimated_tokens FROM messages q
-                                WHERE q.task_id = t.id AND q.position IS NULL AND q.processed_at IS NULL
-                                ORDER BY q.interrupts DESC, q.arrival LIMIT 1),
+                            'queued', waits.estimated_tokens,
                             'instructions', octet_length(a.instructions), 'max_tokens', a.parameters -> 'max_tokens')
                     ) END AS spending"#],
-            ["WHERE t.id = $1"],
+            ["LEFT JOIN LATERAL (
+                 SELECT q.id, q.interrupts, q.estimated_tokens FROM messages q
+                 WHERE q.task_id = t.id AND q.position IS NULL AND q.processed_at IS NULL
+                 ORDER BY q.interrupts DESC, q.arrival LIMIT 1
+             ) AS waits ON true
+             WHERE t.id = $1"],
             id.uuid(),
         )
         .fetch_optional(&self.pool)

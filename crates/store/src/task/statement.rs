@@ -1,4 +1,4 @@
-//! The statement of [`Store::task_commit`](crate::Store::task_commit), in three sizes: PostgreSQL sets up every part of a
+//! The statement of [`Store::task_commit`](crate::Store::task_commit), in four sizes: PostgreSQL sets up every part of a
 //! statement each time it is executed, and most commits move no money and ask nobody anything.
 //!
 //! How the parts hang together: `guard` is the only one that waits for the row, and every other one joins it, so that nothing is
@@ -21,19 +21,86 @@ pub(super) struct Row {
     pub(super) transcript_tokens: i64,
 }
 
-/// `statement!(plain | money | all, arguments…)`. Every size has the same arguments, by number; one that has no use for some
+/// `statement!(plain | paid | budgeted | all, arguments…)`. Every size has the same arguments, by number; one that has no use for some
 /// names them in its last line.
 macro_rules! statement {
     (plain, $($argument:expr),* $(,)?) => {
-        statement!(@whole [
-            "WHERE num_nulls($33::jsonb, $37::jsonb, $38::jsonb, $50::text, $41::uuid, $42::uuid, $43::uuid, $44::bigint, $45::timestamptz, $54::jsonb) >= 0"
+        statement!(@add [tools, quiet] [] [
+            "WHERE num_nulls($17::bigint, $18::bigint, $19::bigint, $20::bigint, $21::bigint, $39::bigint, $33::jsonb, $41::uuid,
+                             $42::uuid, $43::uuid, $44::bigint, $45::timestamptz) >= 0"
         ] [] $($argument),*)
     };
-    (money, $($argument:expr),* $(,)?) => {
-        statement!(@money "WHERE num_nulls($37::jsonb, $38::jsonb, $50::text, $54::jsonb) >= 0" [] $($argument),*)
+    (paid, $($argument:expr),* $(,)?) => {
+        statement!(@add [sums, ledger, quiet] [] [
+            "WHERE num_nulls($22::jsonb, $42::uuid, $43::uuid, $44::bigint, $45::timestamptz) >= 0"
+        ] [] $($argument),*)
+    };
+    (budgeted, $($argument:expr),* $(,)?) => {
+        statement!(@add [sums, ledger, budgets, quiet] [] ["WHERE num_nulls($22::jsonb) >= 0"] [] $($argument),*)
     };
     (all, $($argument:expr),* $(,)?) => {
-        statement!(@money "WHERE true" [
+        statement!(@add [sums, tools, asks, ledger, budgets] [] ["WHERE true"] [] $($argument),*)
+    };
+    // What the scripts have called.
+    (@add [tools $(, $next:ident)*] [$($set:literal)*] [$($where:literal)+] [$($part:literal)*] $($argument:expr),*) => {
+        statement!(@add [$($next),*] [
+            $($set)*
+            "tool_uses = CASE WHEN $22::jsonb = '{}' THEN t.tool_uses ELSE (
+                        SELECT jsonb_object_agg(tool, calls) FROM (
+                            SELECT key AS tool, sum(value::bigint) AS calls FROM (
+                                SELECT * FROM jsonb_each_text(t.tool_uses) UNION ALL SELECT * FROM jsonb_each_text($22)
+                            ) AS both_sides GROUP BY key
+                        ) AS sums
+                    ) END,"
+        ] [$($where)+] [$($part)*] $($argument),*)
+    };
+    // What model calls have used.
+    (@add [sums $(, $next:ident)*] [$($set:literal)*] [$($where:literal)+] [$($part:literal)*] $($argument:expr),*) => {
+        statement!(@add [$($next),*] [
+            $($set)*
+            "input_tokens = least(t.input_tokens::numeric + $17::bigint, 9223372036854775807)::bigint,
+                    output_tokens = least(t.output_tokens::numeric + $18::bigint, 9223372036854775807)::bigint,
+                    cache_read_tokens = least(t.cache_read_tokens::numeric + $19::bigint, 9223372036854775807)::bigint,
+                    cache_write_tokens = least(t.cache_write_tokens::numeric + $20::bigint, 9223372036854775807)::bigint,
+                    cost_pico_usd = least(t.cost_pico_usd::numeric + $21::bigint, 9223372036854775807)::bigint,
+                    thinking_tokens = least(t.thinking_tokens::numeric + $39::bigint, 9223372036854775807)::bigint,"
+        ] [$($where)+] [$($part)*] $($argument),*)
+    };
+    // The transcript goes on, and nobody is asked.
+    (@add [quiet $(, $next:ident)*] [$($set:literal)*] [$($where:literal)+] [$($part:literal)*] $($argument:expr),*) => {
+        statement!(@add [$($next),*] [
+            $($set)*
+            "next_wake = $11,
+                    compacted_through = $53,
+                    transcript_tokens = least(
+                        t.transcript_tokens::numeric + $40::bigint
+                            + coalesce((SELECT q.estimated_tokens FROM messages q WHERE q.id = $28), 0),
+                        9223372036854775807)::bigint,"
+        ] [
+            $($where)+
+            " AND num_nulls($37::jsonb, $38::jsonb, $50::text, $54::jsonb) >= 0"
+        ] [$($part)*] $($argument),*)
+    };
+    // Queued messages, the transcript, or questions to people change.
+    (@add [asks $(, $next:ident)*] [$($set:literal)*] [$($where:literal)+] [$($part:literal)*] $($argument:expr),*) => {
+        statement!(@add [$($next),*] [
+            $($set)*
+            "next_wake = CASE
+                        WHEN $10::bigint IS NOT NULL AND EXISTS (
+                            SELECT 1 FROM messages q
+                            WHERE q.task_id = t.id AND q.position IS NULL AND q.processed_at IS NULL AND q.arrival > $10
+                        ) THEN $3
+                        ELSE $11
+                    END,
+                    compacted_through = CASE WHEN $48::bigint IS NULL THEN $53 ELSE coalesce(
+                        (SELECT max(c.through) FROM compactions c WHERE c.task_id = t.id AND c.through < $48), 0) END,
+                    transcript_tokens = CASE WHEN $48::bigint IS NULL THEN least(
+                        t.transcript_tokens::numeric + $40::bigint
+                            + coalesce((SELECT q.estimated_tokens FROM messages q WHERE q.id = $28), 0),
+                        9223372036854775807)::bigint
+                    ELSE transcript_size(t.id, $48) END,"
+        ] [$($where)+] [
+            $($part)*
             r#"
             ), dropped AS (
                 UPDATE messages m SET processed_at = $3, error = $50, revision = m.revision + 1, updated_at = $3
@@ -73,24 +140,34 @@ macro_rules! statement {
                 WHERE p.id = c.id AND p.task_id = guard.id AND p.state = 'pending'"#
         ] $($argument),*)
     };
-    // What nothing refers to is not done.
-    (@money $where:literal [$($part:literal)*] $($argument:expr),*) => {
-        statement!(@whole [
-            $where " AND (SELECT count(*) FROM settled) + (SELECT count(*) FROM reserved) >= 0"
-        ] [
+    // The ledger.
+    (@add [ledger $(, $next:ident)*] [$($set:literal)*] [$($where:literal)+] [$($part:literal)*] $($argument:expr),*) => {
+        statement!(@add [$($next),*] [$($set)*] [$($where)+] [
             $($part)*
             r#"
             ), ledger AS (
                 INSERT INTO step_usage
                     (step_id, organization_id, task_id, root_id, tree, agent_id, model_id, purpose,
                      input_tokens, output_tokens, cache_read_tokens, cache_write_tokens, thinking_tokens, cost_pico_usd, created_at, api_key_id)
-                SELECT u.step_id, guard.organization_id, guard.id, guard.root_id, guard.tree, $41, u.model_id, u.purpose,
+                SELECT u.step_id, guard.organization_id, guard.id, guard.root_id,
+                       -- The index of trees has what belongs to one; a task of its own is found by its root.
+                       CASE WHEN cardinality(guard.tree) > 1 THEN guard.tree END, $41, u.model_id, u.purpose,
                        u.input_tokens, u.output_tokens, u.cache_read_tokens, u.cache_write_tokens, u.thinking_tokens,
                        u.cost_pico_usd, $3, guard.asked_key_id
                 FROM guard, jsonb_to_recordset($33) AS u (
                     step_id uuid, model_id uuid, purpose text,
                     input_tokens bigint, output_tokens bigint, cache_read_tokens bigint, cache_write_tokens bigint,
-                    thinking_tokens bigint, cost_pico_usd bigint)
+                    thinking_tokens bigint, cost_pico_usd bigint)"#
+        ] $($argument),*)
+    };
+    // What is set aside. What nothing refers to is not done.
+    (@add [budgets $(, $next:ident)*] [$($set:literal)*] [$($where:literal)+] [$($part:literal)*] $($argument:expr),*) => {
+        statement!(@add [$($next),*] [$($set)*] [
+            $($where)+
+            " AND (SELECT count(*) FROM settled) + (SELECT count(*) FROM reserved) >= 0"
+        ] [
+            $($part)*
+            r#"
             ), settled AS MATERIALIZED (
                 SELECT budgets_settle_tree($42, guard.organization_id, $41, guard.tree, $21, true, $3)
                 FROM guard WHERE $42::uuid IS NOT NULL
@@ -100,7 +177,7 @@ macro_rules! statement {
                 WHERE $43::uuid IS NOT NULL"#
         ] $($argument),*)
     };
-    (@whole [$($where:literal)+] [$($part:literal)*] $($argument:expr),*) => {
+    (@add [] [$($set:literal)+] [$($where:literal)+] [$($part:literal)*] $($argument:expr),*) => {
         sqlx::query_as!(
             crate::task::statement::Row,
             r#"WITH guard AS (
@@ -112,13 +189,6 @@ macro_rules! statement {
                     title_step = $7,
                     steps = $8,
                     last_position = $9,
-                    next_wake = CASE
-                        WHEN $10::bigint IS NOT NULL AND EXISTS (
-                            SELECT 1 FROM messages q
-                            WHERE q.task_id = t.id AND q.position IS NULL AND q.processed_at IS NULL AND q.arrival > $10
-                        ) THEN $3
-                        ELSE $11
-                    END,
                     last_outcome = $12,
                     error_code = $13,
                     error_message = $14,
@@ -127,28 +197,8 @@ macro_rules! statement {
                     cancel_intent = CASE WHEN t.cancel_intent = $16 THEN NULL ELSE t.cancel_intent END,
                     rewind_from = CASE WHEN t.rewind_intent = $49 THEN NULL ELSE t.rewind_from END,
                     rewind_intent = CASE WHEN t.rewind_intent = $49 THEN NULL ELSE t.rewind_intent END,
-                    input_tokens = least(t.input_tokens::numeric + $17::bigint, 9223372036854775807)::bigint,
-                    output_tokens = least(t.output_tokens::numeric + $18::bigint, 9223372036854775807)::bigint,
-                    cache_read_tokens = least(t.cache_read_tokens::numeric + $19::bigint, 9223372036854775807)::bigint,
-                    cache_write_tokens = least(t.cache_write_tokens::numeric + $20::bigint, 9223372036854775807)::bigint,
-                    cost_pico_usd = least(t.cost_pico_usd::numeric + $21::bigint, 9223372036854775807)::bigint,
-                    thinking_tokens = least(t.thinking_tokens::numeric + $39::bigint, 9223372036854775807)::bigint,
-                    transcript_tokens = CASE WHEN $48::bigint IS NULL THEN least(
-                        t.transcript_tokens::numeric + $40::bigint
-                            + coalesce((SELECT q.estimated_tokens FROM messages q WHERE q.id = $28), 0),
-                        9223372036854775807)::bigint
-                    ELSE transcript_size(t.id, $48) END,
                     context_scale = $51,
                     context_tokens = $52,
-                    compacted_through = CASE WHEN $48::bigint IS NULL THEN $53 ELSE coalesce(
-                        (SELECT max(c.through) FROM compactions c WHERE c.task_id = t.id AND c.through < $48), 0) END,
-                    tool_uses = CASE WHEN $22::jsonb = '{}' THEN t.tool_uses ELSE (
-                        SELECT jsonb_object_agg(tool, calls) FROM (
-                            SELECT key AS tool, sum(value::bigint) AS calls FROM (
-                                SELECT * FROM jsonb_each_text(t.tool_uses) UNION ALL SELECT * FROM jsonb_each_text($22)
-                            ) AS both_sides GROUP BY key
-                        ) AS sums
-                    ) END,
                     title = CASE WHEN t.titled THEN t.title ELSE coalesce($23, t.title) END,
                     titled = t.titled OR $24 OR $23::text IS NOT NULL,
                     trace_id = coalesce($25, t.trace_id),
@@ -162,6 +212,9 @@ macro_rules! statement {
                     parked_intents = NULL,
                     parked_at = NULL,
                     parked_reason = NULL,
+                    "#
+            $(+ $set)+
+            + r#"
                     event_sequence = t.event_sequence + $27,
                     version = t.version + 1,
                     revision = t.revision + 1,
@@ -179,16 +232,17 @@ macro_rules! statement {
                                  OR (b.agent_id IS NULL AND b.task_id IS NULL AND b.token_id IS NULL)))))
                 RETURNING t.organization_id, t.id, t.root_id, t.ancestors || t.id AS tree, t.version, t.revision, t.event_sequence, t.next_wake,
                     t.transcript_tokens, t.asked_key_id, t.intents > t.intents_seen AS has_new_intents
-            ), admitted AS (
-                UPDATE messages m SET position = $29, revision = m.revision + 1, updated_at = $3
-                FROM guard
-                WHERE m.id = $28 AND m.task_id = guard.id AND m.position IS NULL AND m.processed_at IS NULL
-            ), ended AS (
+            ), turned AS (
+                -- The message whose turn begins, and the one whose turn ended.
                 UPDATE messages m SET
-                    processed_at = $3, error = $31, revision = m.revision + 1, updated_at = $3,
-                    superseded_at = CASE WHEN m.position >= $48 THEN coalesce(m.superseded_at, $3) ELSE m.superseded_at END
+                    position = CASE WHEN m.id = $28 THEN $29 ELSE m.position END,
+                    processed_at = CASE WHEN m.id = $30 THEN $3 ELSE m.processed_at END,
+                    error = CASE WHEN m.id = $30 THEN $31 ELSE m.error END,
+                    superseded_at = CASE WHEN m.id = $30 AND m.position >= $48 THEN coalesce(m.superseded_at, $3) ELSE m.superseded_at END,
+                    revision = m.revision + 1, updated_at = $3
                 FROM guard
-                WHERE m.id = $30 AND m.task_id = guard.id
+                WHERE m.id IN ($28, $30) AND m.task_id = guard.id
+                  AND (m.id = $30 OR m.position IS NULL AND m.processed_at IS NULL)
             ), appended AS (
                 INSERT INTO messages
                     (id, organization_id, task_id, arrival, position, source, content, agent_id, step_id,
@@ -210,17 +264,15 @@ macro_rules! statement {
             )
             SELECT version AS "version!", revision AS "revision!", event_sequence AS "event_sequence!",
                    next_wake AS "next_wake?: jiff_sqlx::Timestamp", has_new_intents AS "has_new_intents!",
-                   (SELECT q.id FROM messages q
-                    WHERE q.task_id = guard.id AND q.position IS NULL AND q.processed_at IS NULL AND q.id IS DISTINCT FROM $28
-                    ORDER BY q.interrupts DESC, q.arrival LIMIT 1) AS "queued?",
-                   EXISTS (SELECT FROM messages q
-                    WHERE q.task_id = guard.id AND q.position IS NULL AND q.processed_at IS NULL AND q.interrupts
-                      AND q.id IS DISTINCT FROM $28) AS "queued_interrupts!",
-                   coalesce((SELECT q.estimated_tokens FROM messages q
-                    WHERE q.task_id = guard.id AND q.position IS NULL AND q.processed_at IS NULL AND q.id IS DISTINCT FROM $28
-                    ORDER BY q.interrupts DESC, q.arrival LIMIT 1), 0) AS "queued_tokens!",
+                   waits.id AS "queued?", coalesce(waits.interrupts, false) AS "queued_interrupts!",
+                   coalesce(waits.estimated_tokens, 0) AS "queued_tokens!",
                    transcript_tokens AS "transcript_tokens!"
             FROM guard
+            LEFT JOIN LATERAL (
+                SELECT q.id, q.interrupts, q.estimated_tokens FROM messages q
+                WHERE q.task_id = guard.id AND q.position IS NULL AND q.processed_at IS NULL AND q.id IS DISTINCT FROM $28
+                ORDER BY q.interrupts DESC, q.arrival LIMIT 1
+            ) AS waits ON true
             "#
             $(+ $where)+,
             $($argument),*

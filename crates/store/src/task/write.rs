@@ -1,16 +1,25 @@
 //! What people want of tasks: the gateway's writes. None of them touches a column that the reconciler writes, except
 //! for counters; each raises `intents`, so that the reconciler looks even when the wake is lost.
 
-use construct_domain::{AgentId, TaskId};
-use sqlx::PgConnection;
+use std::collections::BTreeMap;
+
+use construct_domain::{
+    AgentId, ApiKeyId, TaskId,
+    context::Context,
+    money::{Usage, tokens_of_bytes},
+    task::{Phase, Task},
+};
+use serde_json::Value;
+use sqlx::{PgConnection, PgExecutor};
 use uuid::Uuid;
 
 use crate::{
-    Error, NewTask, Rendered, Store, StoredTask, TaskChanges, Write, Written,
-    agent::turns_to_sql,
-    task::{WHAT, select_counted},
-    text,
-    write::{Writer, begin},
+    Error, NewEvent, NewTask, Rendered, Store, StoredTask, TaskChanges, Write, Written,
+    agent::{self, turns_to_sql},
+    event::signed,
+    task::{WHAT, max_turns, room, select_counted},
+    text, time,
+    write::{ORGANIZATION, Writer, begin, none},
 };
 
 impl Store {
@@ -25,33 +34,25 @@ impl Store {
         new: NewTask,
         render: impl FnOnce(&StoredTask) -> Rendered + Send,
     ) -> Result<Written<StoredTask>, Error> {
+        if write.idempotency.is_none() {
+            let host = host(&self.pool, write, new.agent).await?;
+            let entity = made(write, new, host)?;
+            let Rendered { event, response } = render(&entity);
+            let audit = write.audit.as_ref().map_or(Ok(none()), |audit| audit.rows(&response))?;
+            let written = insert(&self.pool, write, entity, event, audit).await?;
+            if let Some(audit) = &write.audit {
+                audit.is_written();
+            }
+            return Ok(written);
+        }
         let mut writer = begin!(self, write);
-        let title = text::clean(&new.title);
-        let pinned = text::clean_list(&new.pinned);
-        sqlx::query!(
-            "INSERT INTO tasks
-                 (id, organization_id, agent_id, workspace, title, titled, max_turns_override, policy, compute, phase_since,
-                  event_sequence, created_at, updated_at, root_id, api_key_id, asked_key_id, pinned)
-             VALUES ($1, $2, $3, $4, $5, $6, $7, $9,
-                     coalesce($10, (SELECT compute FROM agents WHERE organization_id = $2 AND id = $3), ''), $8, 1, $8, $8, $1, $11, $11, $12)",
-            new.id.uuid(),
-            writer.organization(),
-            new.agent.uuid(),
-            &*text::clean(&new.workspace),
-            &*title,
-            !title.is_empty(),
-            turns_to_sql(new.max_turns_override),
-            writer.now(),
-            text::json(&new.policy)?,
-            new.compute,
-            writer.key() as _,
-            &pinned,
-        )
-        .execute(&mut *writer.transaction)
-        .await
-        .map_err(Error::of_write)?;
-        let entity = task_reload(&mut writer, new.id).await?;
-        writer.finish_on_task(new.id, entity.event_sequence, entity, render).await
+        let host = host(&mut *writer.transaction, write, new.agent).await?;
+        let entity = made(write, new, host)?;
+        let Rendered { event, response } = render(&entity);
+        // The entry of the audit trail goes with the answer.
+        let written = insert(&mut *writer.transaction, write, entity, event, none()).await?;
+        writer.commit(&response).await?;
+        Ok(written)
     }
 
     /// Changes a task.
@@ -237,6 +238,142 @@ impl Store {
                 .into();
         writer.finish_on_task(id, entity.event_sequence, entity, render).await
     }
+}
+
+/// What a task has from its agent.
+struct Host {
+    name: String,
+    max_turns: i32,
+    compute: String,
+    compact_at_percent: i32,
+    context_window: i64,
+    max_output_tokens: i64,
+    max_tokens: Option<i64>,
+    instructions_bytes: i32,
+}
+
+async fn host(executor: impl PgExecutor<'_>, write: &Write, agent: AgentId) -> Result<Host, Error> {
+    sqlx::query_as!(
+        Host,
+        r#"SELECT a.name, a.max_turns, a.compute, a.compact_at_percent, w.context_window, w.max_output_tokens,
+                  (a.parameters ->> 'max_tokens')::bigint AS max_tokens, octet_length(a.instructions) AS "instructions_bytes!"
+           FROM agents a JOIN models w ON w.organization_id = a.organization_id AND w.id = a.model_id
+           WHERE a.organization_id = $1 AND a.id = $2"#,
+        write.organization.uuid(),
+        agent.uuid(),
+    )
+    .fetch_optional(executor)
+    .await?
+    .ok_or(Error::NotFound { what: agent::WHAT })
+}
+
+/// The entity that an insert makes.
+fn made(write: &Write, new: NewTask, host: Host) -> Result<StoredTask, Error> {
+    let now = time::micros(write.now);
+    let title = text::clean(&new.title).into_owned();
+    let pinned = text::clean_list(&new.pinned);
+    let bytes =
+        usize::try_from(host.instructions_bytes).unwrap_or_default() + pinned.iter().map(String::len).sum::<usize>();
+    let context = Context {
+        room: room(host.context_window, host.max_output_tokens, host.max_tokens),
+        compact_at: u32::try_from(host.compact_at_percent).unwrap_or_default(),
+        base: tokens_of_bytes(bytes),
+        ..Context::default()
+    };
+    Ok(StoredTask {
+        state: Task {
+            id: new.id,
+            organization: write.organization,
+            agent: new.agent,
+            suspend: false,
+            cancel: None,
+            rewind: None,
+            max_turns: max_turns([turns_to_sql(new.max_turns_override), host.max_turns]),
+            titled: !title.is_empty(),
+            phase: Phase::AwaitInput,
+            turn: None,
+            step: None,
+            title_step: None,
+            steps: 0,
+            last_position: 0,
+            next_wake: None,
+            last_outcome: None,
+            last_error: None,
+            approvals: Vec::new(),
+            subtasks: None,
+            context,
+        },
+        agent_name: host.name,
+        workspace: text::clean(&new.workspace).into_owned(),
+        title,
+        max_turns_override: new.max_turns_override,
+        policy: serde_json::from_value(text::json(&new.policy)?).map_err(Error::internal)?,
+        pinned,
+        compute: new.compute.unwrap_or(host.compute),
+        phase_since: now,
+        usage: Usage::default(),
+        tool_uses: BTreeMap::new(),
+        queued_count: 0,
+        event_sequence: 1,
+        trace_id: None,
+        forked_from: None,
+        ancestors: Vec::new(),
+        subtasks: Vec::new(),
+        revision: 1,
+        created_at: now,
+        updated_at: now,
+        unreadable: Vec::new(),
+    })
+}
+
+/// Stores a task with its event in one statement: one round trip, all or nothing.
+async fn insert(
+    executor: impl PgExecutor<'_>,
+    write: &Write,
+    entity: StoredTask,
+    event: NewEvent,
+    audit: Value,
+) -> Result<Written<StoredTask>, Error> {
+    let id = entity.state.id.uuid();
+    sqlx::query_scalar!(
+        r#"WITH here AS (
+               SELECT id FROM organizations WHERE id = $2 AND deleted_at IS NULL FOR KEY SHARE
+           ), task AS (
+               INSERT INTO tasks
+                   (id, organization_id, agent_id, workspace, title, titled, max_turns_override, policy, compute, phase_since,
+                    event_sequence, created_at, updated_at, root_id, api_key_id, asked_key_id, pinned)
+               SELECT $1, here.id, $3, $4, $5, $6, $7, $9, $10, $8, 1, $8, $8, $1, $11, $11, $12 FROM here
+           ), recorded AS (
+               INSERT INTO events (organization_id, stream_id, sequence, type, payload, step, created_at)
+               SELECT here.id, $1, 1, $13, $14, $15, $8 FROM here
+           ), audited AS (
+               INSERT INTO audit_entries SELECT entry.* FROM here, jsonb_populate_recordset(NULL::audit_entries, $16) AS entry
+               ON CONFLICT ON CONSTRAINT audit_entries_pkey DO NOTHING
+           )
+           SELECT id FROM here"#,
+        id,
+        write.organization.uuid(),
+        entity.state.agent.uuid(),
+        entity.workspace,
+        entity.title,
+        entity.state.titled,
+        turns_to_sql(entity.max_turns_override),
+        time::sql(write.now) as _,
+        text::json(&entity.policy)?,
+        entity.compute,
+        write.key.map(ApiKeyId::uuid) as _,
+        &entity.pinned,
+        event.kind,
+        event.payload,
+        event.step.map(signed) as _,
+        audit,
+    )
+    .fetch_optional(executor)
+    .await
+    .map_err(Error::of_write)?
+    .ok_or(Error::NotFound { what: ORGANIZATION })?;
+    let event = write.stored(id, 1, event);
+    Ok(Written::Applied { entity, event: Some(event) })
 }
 
 pub(super) async fn task_reload(writer: &mut Writer<'_>, id: TaskId) -> Result<StoredTask, Error> {

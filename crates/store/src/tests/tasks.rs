@@ -6,6 +6,7 @@ use construct_domain::{
     BudgetId,
     budget::{Period, Scope},
     money::tokens_of_bytes,
+    policy::Rule,
     task::{DEFAULT_MAX_TURNS, Task},
 };
 
@@ -49,6 +50,34 @@ async fn the_nearest_limit_of_turns_holds() {
     let changes = TaskChanges { max_turns_override: Some(3), ..TaskChanges::default() };
     applied(f.store.task_update(&write(), id, None, changes, rendered("task.updated")).await.expect("changed"));
     assert_eq!(limit().await, 3);
+}
+
+#[tokio::test]
+async fn what_is_told_of_a_new_task_is_what_is_stored() {
+    let f = Fixture::new().await;
+    let changes = AgentChanges { max_turns: Some(7), ..AgentChanges::default() };
+    applied(f.store.agent_update(&write(), f.agent, None, changes, rendered("agent.updated")).await.expect("changed"));
+    let rule: Rule = serde_json::from_str(r#"{"action": "ask", "tools": ["a\u0000b"]}"#).expect("a rule");
+    for new in [
+        new_task(f.agent),
+        NewTask {
+            title: "a\0 title".to_owned(),
+            workspace: "/a\0".to_owned(),
+            policy: vec![rule],
+            pinned: vec!["\0".to_owned()],
+            compute: Some("cpu-4".to_owned()),
+            max_turns_override: 3,
+            ..new_task(f.agent)
+        },
+    ] {
+        let told =
+            applied(f.store.task_create(&write(), new.clone(), rendered("task.created")).await.expect("created"));
+        assert_eq!(f.store.task_get(ORG, new.id).await.expect("stored"), told);
+        let again = NewTask { id: TaskId::from_uuid(Uuid::now_v7()), ..new };
+        let key = write_with_key(&again.id.to_string(), 1);
+        let told = applied(f.store.task_create(&key, again.clone(), rendered("task.created")).await.expect("created"));
+        assert_eq!(f.store.task_get(ORG, again.id).await.expect("stored"), told);
+    }
 }
 
 #[tokio::test]
