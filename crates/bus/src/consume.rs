@@ -10,7 +10,11 @@ use std::{sync::Arc, time::Duration};
 use async_nats::{Client, Subject, jetstream::AckKind};
 use construct_domain::TaskId;
 use construct_proto::mesh::v1 as mesh;
-use tokio::{sync::mpsc, task::JoinHandle, time::MissedTickBehavior};
+use tokio::{
+    sync::mpsc,
+    task::JoinHandle,
+    time::{Instant, MissedTickBehavior},
+};
 use tokio_util::sync::CancellationToken;
 use tracing::Span;
 use tracing_opentelemetry::OpenTelemetrySpanExt as _;
@@ -80,6 +84,7 @@ pub struct Receipt {
     pub(crate) acker: Acker,
     origin: Origin,
     parent: opentelemetry::Context,
+    came: Instant,
     _slot: Slot,
 }
 
@@ -189,11 +194,12 @@ impl Receipt {
         self.acker.send(AckKind::Nak((!delay.is_zero()).then_some(delay))).await;
     }
 
-    /// Says at once and regularly that the work goes on, until the guard is dropped: the acknowledgement wait begins anew.
+    /// Says regularly that the work goes on, from [`KEEP_ALIVE`] after the message came, until the guard is dropped: the acknowledgement
+    /// wait begins anew.
     pub fn keep_alive(&self) -> KeepAlive {
-        let acker = self.acker.clone();
+        let (acker, first) = (self.acker.clone(), self.came + KEEP_ALIVE);
         KeepAlive(tokio::spawn(async move {
-            let mut ticks = tokio::time::interval(KEEP_ALIVE);
+            let mut ticks = tokio::time::interval_at(first, KEEP_ALIVE);
             ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
             loop {
                 ticks.tick().await;
@@ -260,7 +266,7 @@ struct Handle {
 
 impl Handle {
     fn into_receipt(self, origin: Origin, parent: opentelemetry::Context) -> Receipt {
-        Receipt { acker: self.acker, origin, parent, _slot: self.slot }
+        Receipt { acker: self.acker, origin, parent, came: Instant::now(), _slot: self.slot }
     }
 }
 

@@ -136,7 +136,8 @@ impl Activator {
             };
             self.window.settle(&decision.task, &command::pool(&loaded), clock::now());
             self.store.subtasks_seen(&loaded).await?;
-            report = None;
+            // Only a worker says what scripts gave; it has acknowledged its command, or is about to.
+            let reported = report.take().is_some_and(|report| matches!(report.result.outcome, Outcome::Code(_)));
             let nothing = Material::default();
             for effect in &decision.effects {
                 let material = match &material {
@@ -151,7 +152,8 @@ impl Activator {
                     Err(_) => &nothing,
                 };
                 // What cannot be carried out is a result of the step like any other.
-                let failed = self.perform(&loaded, &decision.task, effect, material).instrument(span.clone()).await;
+                let failed =
+                    self.perform(&loaded, &decision.task, effect, material, reported).instrument(span.clone()).await;
                 report = failed.map(|result| Report::of(result, &decision.task)).or(report);
             }
             material?;
@@ -453,13 +455,15 @@ impl Activator {
         ))
     }
 
-    /// Performs an effect. `Some` when it cannot be carried out as configured, which ends the step.
+    /// Performs an effect; `reported` says whether the worker at the step's scripts has told what became of them. `Some` when it cannot be
+    /// carried out as configured, which ends the step.
     async fn perform(
         &self,
         loaded: &LoadedTask,
         now: &Task,
         effect: &Effect,
         material: &Material,
+        reported: bool,
     ) -> Option<StepResult> {
         let task = loaded.task.id;
         let failed = |step: StepId, error: command::Error| {
@@ -530,7 +534,7 @@ impl Activator {
                 self.unbegun(now, *step, reason).await
             }
             Effect::EndCode(step) => {
-                self.end_code(loaded, *step);
+                self.end_code(loaded, *step, reported);
                 None
             }
         }
@@ -588,7 +592,7 @@ impl Activator {
                 tracing::warn!(%error, "a model call of a deleted task could not be taken back");
             }
             self.bus.journal().close(step.id).await.map_err(|error| Error::Unavailable(error.into()))?;
-            self.end_code(loaded, step.id);
+            self.end_code(loaded, step.id, false);
         }
         self.purge_tree(loaded).await?;
         Ok(Next::Gone)

@@ -85,8 +85,8 @@ impl Activator {
     }
 
     /// Sees to it that nobody runs a step's scripts any more, and drops its journal; the task need not wait for that. Nothing else
-    /// would do it later, so it is tried until it is done.
-    pub(super) fn end_code(&self, loaded: &LoadedTask, step: StepId) {
+    /// would do it later, so it is tried until it is done. The command is taken back unless its worker has `reported`.
+    pub(super) fn end_code(&self, loaded: &LoadedTask, step: StepId, reported: bool) {
         let (bus, draining) = (self.bus.clone(), self.lifecycle.draining());
         let address = subject::CodeExecute::new(command::pool(loaded), loaded.task.id);
         let end = async move {
@@ -94,7 +94,8 @@ impl Activator {
             loop {
                 // First the journal: who finds it closed does nothing more, even if the command reaches it again.
                 let closed = bus.journal().close(step).await.map_err(|error| Chain(&error).to_string());
-                let withdrawn = bus.withdraw(&address, step).await.map_err(|error| Chain(&error).to_string());
+                let withdrawn = if reported { Ok(()) } else { bus.withdraw(&address, step).await };
+                let withdrawn = withdrawn.map_err(|error| Chain(&error).to_string());
                 let Err(error) = closed.and(withdrawn) else { return };
                 if began.elapsed() > decide::CODE_DEADLINE || draining.is_cancelled() {
                     tracing::warn!(%step, error, "a step that is over could not be closed; its journal ages out");
