@@ -1,5 +1,6 @@
 //! What one script can reach: the tools of its task, each call journaled, counted and told to whoever watches.
 
+mod called;
 mod kept;
 mod shown;
 
@@ -261,9 +262,10 @@ impl<'a> ScriptHost<'a> {
         if let Some(diverged) = past.and_then(|past| diverged(number, past, &call.name, &hash)) {
             return self.broken(diverged).await;
         }
+        let arguments = clipped(&called::arguments(&call, self.shared.toolbox));
         let mut begun = CallRecord::begun(number, &call.name);
         if number <= KEPT_CALLS {
-            begun.arguments = clipped(&call.args.to_string());
+            begun.arguments.clone_from(&arguments);
         }
         self.state().uses.push(begun);
         match past {
@@ -283,15 +285,15 @@ impl<'a> ScriptHost<'a> {
             Some(Past::Started(_)) | None => {}
         }
         if self.shared.handed_off.load(Relaxed) {
-            self.tell_called(&call).await;
+            self.tell_called(&call, &arguments).await;
             return self.complete(&call, hash, Err(handed_off(&call.name)), Duration::ZERO).await;
         }
         if self.shared.kept.is_full() {
-            self.tell_called(&call).await;
+            self.tell_called(&call, &arguments).await;
             return self.complete(&call, hash, Err(not_made(&call.name, &self.shared.kept)), Duration::ZERO).await;
         }
         if let Err(refused) = self.permit(&call, &environment).await {
-            self.tell_called(&call).await;
+            self.tell_called(&call, &arguments).await;
             return self.complete(&call, hash, Err(refused), Duration::ZERO).await;
         }
         if !repeatable {
@@ -307,7 +309,7 @@ impl<'a> ScriptHost<'a> {
         }
         // One that waits is told of when it has what it waits for, which may be many runs of the script later.
         if call.name != tools::AWAIT {
-            self.tell_called(&call).await;
+            self.tell_called(&call, &arguments).await;
         }
         let began = Instant::now();
         let cancel = self.shared.cancel.child_token();
@@ -328,7 +330,7 @@ impl<'a> ScriptHost<'a> {
         );
         let result = if call.name == tools::AWAIT {
             let waited = self.wait(&call, made..self.longest_wait(), &context).await;
-            self.tell_called(&call).await;
+            self.tell_called(&call, &arguments).await;
             waited
         } else {
             self.shared.toolbox.call(&call.name, call.args.clone(), &context).instrument(span.clone()).await
@@ -444,14 +446,9 @@ impl<'a> ScriptHost<'a> {
         std::future::pending().await
     }
 
-    async fn tell_called(&self, call: &HostCall) {
-        let called = v1::ToolCalled {
-            step_id: self.shared.step.step_id.clone(),
-            number: call.number,
-            name: call.name.clone(),
-            arguments: clipped(&call.args.to_string()),
-            script_id: self.id.to_owned(),
-        };
+    /// Tells that a call is made, or refused; `arguments` as they are shown.
+    async fn tell_called(&self, call: &HostCall, arguments: &str) {
+        let called = called::event(&self.shared.step.step_id, self.id, call, arguments);
         self.tell("tool.called", call.number, Payload::ToolCalled(called)).await;
     }
 

@@ -115,7 +115,7 @@ pub(crate) async fn authenticate(api: &Api, presented: Presented, origin: &Origi
             OrganizationId::LOCAL => Role::Owner,
             other => {
                 let known = Known { organization: OrganizationId::LOCAL, user: UserId::LOCAL, key: None };
-                member(api.store()?, known, other).await?
+                Box::pin(member(api.store()?, known, other)).await?
             }
         };
         return Ok(Caller {
@@ -136,17 +136,18 @@ pub(crate) async fn authenticate(api: &Api, presented: Presented, origin: &Origi
     if limited && gate.failures.refuses(address, &hash, Instant::now()) {
         return Err(status::exhausted("too many log-ins from this address have failed; try again in a minute").into());
     }
+    // What is rarer than a key is boxed, so that each request is only as large as one with a key.
     let found = if bearer.len() > LONGEST {
         Ok(None)
     } else if bearer.starts_with(credential::KEY) {
         by_key(api.store()?, &hash).await.map_err(Refused::from)
     } else if bearer.starts_with(scan_token::PREFIX) {
-        by_scan(api, &bearer).await.map_err(Refused::from)
+        Box::pin(by_scan(api, &bearer)).await.map_err(Refused::from)
     } else if !limited {
         // A code is exchanged, and opens nothing itself.
         Ok(None)
     } else {
-        by_token(api, &bearer, wanted.as_ref().ok().copied().flatten(), &everything, origin).await
+        Box::pin(by_token(api, &bearer, wanted.as_ref().ok().copied().flatten(), &everything, origin)).await
     };
     match found? {
         Some(caller) => {

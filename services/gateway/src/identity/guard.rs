@@ -139,7 +139,8 @@ where
                     api.trail().refused(&origin, known, entry);
                     Ok(())
                 }
-                (Some(slip), _) => note(&api, slip.entry(code), code).await,
+                // Boxed, because few calls come here and each would be as large as this.
+                (Some(slip), _) => Box::pin(note(&api, slip.entry(code), code)).await,
                 (None, _) => Ok(()),
             };
             running.slip = None;

@@ -9,6 +9,7 @@ mod outages;
 mod redirects;
 mod stopping;
 mod subtasks;
+mod told;
 mod trials;
 
 use std::{

@@ -23,6 +23,7 @@ Errors have a `name`, a `message` that says how to go on, and often `details`. B
 
 An effect of *read* changes nothing and may be repeated. A call with another effect is journaled before it begins, and reported
 as `OutcomeUnknown` when nobody knows whether it was done; but what is done about tasks is done once, however often the call is made. The permission is what policies call it.
+Both are in the event that tells of a call (`tool.called`), with its canonical arguments.
 ";
 
 /// The page about the tools for people, in Markdown.

@@ -204,6 +204,7 @@ impl Mesh {
             name: "readFile".into(),
             arguments: "{\"path\":\"a\"}".into(),
             script_id: "c".into(),
+            ..v1::ToolCalled::default()
         };
         let result = v1::ToolResult {
             step_id: "s".into(),

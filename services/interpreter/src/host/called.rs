@@ -1,0 +1,79 @@
+//! What is told of a call when it is made.
+
+use construct_proto::v1;
+
+use crate::{
+    modules::READING,
+    sandbox::{HostCall, IMPORT},
+    tools::{self, Toolbox},
+};
+
+/// The arguments of a call in their canonical form, as JSON. Where they do not fit the tool the call fails, and they are as the script gave them;
+/// so are those of an import.
+pub(super) fn arguments(call: &HostCall, toolbox: &Toolbox) -> String {
+    match toolbox.canonical(&call.name, &call.args) {
+        Ok(canonical) => canonical.to_string(),
+        Err(_) => call.args.to_string(),
+    }
+}
+
+/// A call with what its tool's definition says of it. An import is told as what it is judged as: the reading of a file.
+pub(super) fn event(step_id: &str, script_id: &str, call: &HostCall, arguments: &str) -> v1::ToolCalled {
+    let tool = tools::definition(if call.name == IMPORT { READING } else { &call.name });
+    v1::ToolCalled {
+        step_id: step_id.to_owned(),
+        number: call.number,
+        name: call.name.clone(),
+        arguments: arguments.to_owned(),
+        script_id: script_id.to_owned(),
+        effect: tool.map(|tool| tool.effect.name().to_owned()).unwrap_or_default(),
+        permission: tool.map(|tool| tool.permission.name().to_owned()).unwrap_or_default(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::policy::tests::toolbox;
+
+    fn call(name: &str, args: Value) -> HostCall {
+        HostCall { number: 7, name: name.to_owned(), args }
+    }
+
+    #[test]
+    fn a_call_is_told_with_the_classes_that_the_page_about_the_tools_names() {
+        let page = include_str!("../../../../docs/tools.md");
+        let rows = page.lines().filter(|line| line.starts_with("| [`"));
+        let mut told = 0;
+        for row in rows {
+            let cells: Vec<&str> = row.split(" | ").map(|cell| cell.trim_matches(['|', ' '])).collect();
+            let name = cells[0].split('`').nth(1).expect("a name");
+            let event = event("step", "script", &call(name, json!({})), "{}");
+            assert_eq!([&*event.effect, &*event.permission], cells[cells.len() - 2..], "{row}");
+            assert_eq!((event.step_id.as_str(), event.script_id.as_str()), ("step", "script"));
+            assert_eq!((event.name.as_str(), event.number, event.arguments.as_str()), (name, 7, "{}"));
+            told += 1;
+        }
+        assert_eq!(told, tools::definitions().len());
+        let module = event("step", "script", &call(IMPORT, json!({"path": "a.ts"})), "");
+        assert_eq!((module.effect.as_str(), module.permission.as_str()), ("read", "files.read"));
+    }
+
+    #[test]
+    fn arguments_are_told_in_the_form_in_which_they_are_judged() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let toolbox = toolbox(folder.path());
+        let absolute = toolbox.workspace().root().join("a").display().to_string();
+        for (name, args, told) in [
+            ("create_file", json!({"path": "./b/../a", "content": "x"}), r#"{"content":"x","path":"a"}"#),
+            ("create_file", json!({"content": "x", "path": absolute}), r#"{"content":"x","path":"a"}"#),
+            // They do not fit, and the call will say so.
+            ("create_file", json!({"path": "./a"}), r#"{"path":"./a"}"#),
+            (IMPORT, json!({"path": "./lib"}), r#"{"path":"./lib"}"#),
+        ] {
+            assert_eq!(arguments(&call(name, args), &toolbox), told);
+        }
+    }
+}
