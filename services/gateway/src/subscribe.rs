@@ -126,7 +126,13 @@ async fn begin(backend: &Backend, watched: Watched, cursor: Option<Cursor>) -> R
             // The progress of earlier steps is over, however long it is retained.
             let step = state.step.as_ref().map_or(state.steps + 1, |step| step.number);
             let now = || Merge::now(found.event_sequence, step, true);
-            Ok((cursor.map_or_else(now, |cursor| Merge::resume(cursor, true)), false))
+            let mut merge = cursor.map_or_else(now, |cursor| Merge::resume(cursor, true));
+            // A cursor that lies ahead is left to the subscription, which looks again and refuses it. A step is counted before its
+            // command is sent: without one no worker has said anything yet, and what the first one says is heard.
+            if merge.on_head(found.event_sequence).is_ok() && state.steps == 0 {
+                merge.on_progress(Vec::new());
+            }
+            Ok((merge, false))
         }
         Err(error @ Error::NotFound { .. }) => {
             let head = backend.store.event_head(watched.stored()).await.map_err(status::of_store)?;
@@ -147,7 +153,10 @@ fn events(receiver: mpsc::Receiver<Item>) -> impl futures::Stream<Item = Result<
     stream::unfold(Some(receiver), async |receiver| {
         let mut receiver = receiver?;
         match receiver.recv().await {
-            Some(Item::Event(event)) => Some((Ok(*event), Some(receiver))),
+            Some(Item::Event(event, cursor)) => {
+                let event = Event { cursor: cursor.to_string(), ..Arc::unwrap_or_clone(event) };
+                Some((Ok(event), Some(receiver)))
+            }
             Some(Item::End) => None,
             Some(Item::Failed(status)) => Some((Err(status), None)),
             None => {

@@ -8,8 +8,12 @@
 //! 1. read the stream's head `H`;
 //! 2. read the progress. It holds everything that belongs before any record up to `H`;
 //! 3. read the records up to `H`; before each one that ends a step goes the progress of that step;
-//! 4. read the head again. Still `H`: all progress left belongs behind `H`. Moved: the progress read is too old for the
-//!    records that came, so go back to 2.
+//! 4. if progress is left, read the head again. Still `H`: all that is left belongs behind `H`. Moved: the progress read
+//!    is too old for the records that came, so go back to 2.
+//!
+//! Without progress left there is nothing to put in its place: what came since the two reads, records and progress, was
+//! published after listening began, and comes live in its order. For the same reason a task that has had no step needs no
+//! read of its progress, also when its first step begins a moment later: there was none when the head was read.
 //!
 //! Should the publication of the record that begins a step be lost, its progress is shown before the record, which is
 //! found a moment later: waiting for it would delay every first word for the sake of a rare disorder.
@@ -47,8 +51,8 @@ pub(crate) enum Live {
 /// What the merge wants next.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) enum Want {
-    /// This goes to the subscriber; its cursor is set.
-    Emit(Box<Event>),
+    /// This goes to the subscriber, with this as its cursor. Whoever wants it not need not copy it.
+    Emit(Arc<Event>, Cursor),
     /// The sequence of the newest record: [`Merge::on_head`].
     ReadHead,
     /// All retained progress after this: [`Merge::on_progress`].
@@ -94,7 +98,7 @@ pub(crate) struct Merge {
     cursor: Cursor,
     has_progress: bool,
     state: State,
-    ready: VecDeque<Event>,
+    ready: VecDeque<(Arc<Event>, Cursor)>,
     suspect: Option<Suspect>,
     /// A step whose progress turned out to be numbered with holes; they mean nothing there.
     holes: Option<u64>,
@@ -152,8 +156,8 @@ impl Merge {
     /// What to do next. Emits first what is ready, so that memory holds one page of records and what progress is
     /// retained.
     pub(crate) fn want(&mut self) -> Want {
-        if let Some(event) = self.ready.pop_front() {
-            return Want::Emit(Box::new(event));
+        if let Some((event, cursor)) = self.ready.pop_front() {
+            return Want::Emit(event, cursor);
         }
         match &self.state {
             State::Head | State::Check { .. } => Want::ReadHead,
@@ -163,7 +167,8 @@ impl Merge {
         }
     }
 
-    /// The newest record has this sequence (0: there is none).
+    /// The newest record has this sequence (0: there is none). May be told unasked at the beginning, if it was read after
+    /// listening began.
     pub(crate) fn on_head(&mut self, head: u64) -> Result<(), Ahead> {
         if head < self.cursor.sequence {
             return Err(Ahead);
@@ -171,7 +176,7 @@ impl Merge {
         match std::mem::replace(&mut self.state, State::Live) {
             State::Check { progress } if head == self.cursor.sequence => {
                 for event in progress {
-                    self.push_progress(event);
+                    self.push_progress(Arc::new(event));
                 }
                 self.go_live();
             }
@@ -182,7 +187,8 @@ impl Merge {
         Ok(())
     }
 
-    /// All retained progress after what [`Want::ReadProgress`] named, in order of step and index.
+    /// All retained progress after what [`Want::ReadProgress`] named, in order of step and index. Of a task that has had no
+    /// step when the head was read, that is none, and need not be read.
     pub(crate) fn on_progress(&mut self, progress: Vec<Event>) {
         match self.state {
             State::NowProgress => {
@@ -206,12 +212,14 @@ impl Merge {
         for record in records {
             let (sequence, step) = (record.sequence, record.step);
             if sequence > head && self.has_progress {
+                // What is missing up to the head went with its task, while this was read.
+                self.cursor.sequence = head;
                 break;
             }
             while let Some(event) = progress.pop_front_if(|event| event.step <= step) {
-                self.push_progress(event);
+                self.push_progress(Arc::new(event));
             }
-            self.push_record(record, sequence, step);
+            self.push_record(Arc::new(record), sequence, step);
         }
         self.begin_records(head, progress);
     }
@@ -225,11 +233,11 @@ impl Merge {
             Live::Event(event) => match Mark::of(&event) {
                 Mark::Record { sequence, .. } if sequence <= self.cursor.sequence => {}
                 Mark::Record { sequence, step } if sequence == self.cursor.sequence + 1 => {
-                    self.push_record(Event::clone(&event), sequence, step);
+                    self.push_record(event, sequence, step);
                 }
                 Mark::Record { .. } | Mark::Unplaced => self.state = State::Head,
                 Mark::Progress { step, index } if self.cursor.is_past(step, index) => {}
-                Mark::Progress { step, index } if self.follows(step, index) => self.push_progress(Event::clone(&event)),
+                Mark::Progress { step, index } if self.follows(step, index) => self.push_progress(event),
                 Mark::Progress { step, index } => {
                     let delivery = self.cursor.index >> DELIVERY_SHIFT;
                     let same_delivery = step == self.cursor.step && [0, index >> DELIVERY_SHIFT].contains(&delivery);
@@ -244,7 +252,7 @@ impl Merge {
     fn begin_records(&mut self, head: u64, progress: VecDeque<Event>) {
         if self.cursor.sequence < head {
             self.state = State::Records { head, progress };
-        } else if self.has_progress {
+        } else if !progress.is_empty() {
             self.state = State::Check { progress };
         } else {
             self.go_live();
@@ -257,7 +265,7 @@ impl Merge {
         if suspect.same_delivery && !suspect.found {
             self.holes = Some(suspect.step);
         }
-        self.push_progress(Event::clone(&suspect.event));
+        self.push_progress(suspect.event);
     }
 
     /// Whether live progress follows the cursor directly. The index counts from 0 within each delivery of the command,
@@ -277,7 +285,7 @@ impl Merge {
         }
     }
 
-    fn push_progress(&mut self, mut event: Event) {
+    fn push_progress(&mut self, event: Arc<Event>) {
         if self.cursor.is_past(event.step, event.index) {
             return;
         }
@@ -287,16 +295,14 @@ impl Merge {
             suspect.found = true;
         }
         self.cursor.past_progress(event.step, event.index);
-        event.cursor = self.cursor.to_string();
-        self.ready.push_back(event);
+        self.ready.push_back((event, self.cursor));
     }
 
-    fn push_record(&mut self, mut event: Event, sequence: u64, step: u64) {
+    fn push_record(&mut self, event: Arc<Event>, sequence: u64, step: u64) {
         if sequence <= self.cursor.sequence {
             return;
         }
         self.cursor.past_record(sequence, step);
-        event.cursor = self.cursor.to_string();
-        self.ready.push_back(event);
+        self.ready.push_back((event, self.cursor));
     }
 }

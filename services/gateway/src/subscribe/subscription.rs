@@ -15,6 +15,7 @@ use tonic_types::{ErrorDetails, StatusExt as _};
 
 use super::{
     Watched,
+    cursor::Cursor,
     glob::Globs,
     hub::Joined,
     merge::{Ahead, Live, Merge, Want},
@@ -32,7 +33,8 @@ const PROGRESS_PATIENCE: Duration = Duration::from_secs(5);
 
 /// What goes to the client.
 pub(super) enum Item {
-    Event(Box<Event>),
+    /// With the place behind it. Copied only for its client: others may watch it as well.
+    Event(Arc<Event>, Cursor),
     /// There will be no more.
     End,
     Failed(Status),
@@ -78,12 +80,12 @@ impl Subscription {
     async fn pump(&mut self) -> Result<Item, Gone> {
         loop {
             match self.turn().await {
-                Ok(Some(event)) => {
+                Ok(Some((event, cursor))) => {
                     let last = self.watched.task.is_some() && event.r#type == "task.deleted";
                     // What happens in a task is the task's.
                     let theirs = self.watched.task.is_some() || needed(&event.r#type).is_within(&self.scopes);
                     if theirs && self.types.want(&event.r#type) {
-                        self.out.send(Item::Event(event)).await.map_err(|_| Gone)?;
+                        self.out.send(Item::Event(event, cursor)).await.map_err(|_| Gone)?;
                     }
                     if last {
                         return Ok(Item::End);
@@ -97,11 +99,11 @@ impl Subscription {
     }
 
     /// Does the next thing.
-    async fn turn(&mut self) -> Result<Option<Box<Event>>, Status> {
+    async fn turn(&mut self) -> Result<Option<(Arc<Event>, Cursor)>, Status> {
         let store = &self.backend.store;
         let stream = self.watched.stored();
         match self.merge.want() {
-            Want::Emit(event) => return Ok(Some(event)),
+            Want::Emit(event, cursor) => return Ok(Some((event, cursor))),
             Want::ReadHead => {
                 let head = read(|| store.event_head(stream)).await?;
                 self.merge.on_head(head).map_err(|Ahead| {

@@ -1,7 +1,10 @@
 //! Subscriptions: replay, live, and back.
 
 use construct_bus::Bus;
-use construct_domain::{OrganizationId, TaskId};
+use construct_domain::{
+    OrganizationId, StepId, TaskId,
+    task::{Step, StepState, Task},
+};
 use construct_proto::v1::{self, event::Payload};
 use construct_store::{NewEvent, Rendered, Store, TaskChanges, TaskCommit, Write};
 use jiff::Timestamp;
@@ -25,8 +28,9 @@ impl Mesh {
         Self { store: gateway.store(), bus: gateway.nats.bus().await, task: task.parse().expect("an id") }
     }
 
-    /// A worker says something about a step.
+    /// A worker says something about a step, which the reconciler has begun.
     async fn progress(&self, step: u64, numbers: std::ops::Range<u64>) {
+        self.begin(step).await;
         let mut progress = self.bus.progress();
         for number in numbers {
             let event = v1::Event {
@@ -44,6 +48,23 @@ impl Mesh {
         assert_eq!(progress.finish().await.lost, 0);
     }
 
+    /// The reconciler commits that a step begins.
+    async fn begin(&self, number: u64) {
+        let before = self.store.task_load(self.task).await.expect("it loads").expect("it is there");
+        let now = Timestamp::now();
+        let step = Step {
+            id: StepId::from_uuid(Uuid::now_v7()),
+            number,
+            attempt: 1,
+            since: now,
+            round: 0,
+            resumed: None,
+            state: StepState::InFlight { deadline: now + std::time::Duration::from_secs(600) },
+        };
+        let task = Task { steps: number, step: Some(step), ..before.task.clone() };
+        self.store.task_commit(TaskCommit::new(&before, &task, now)).await.expect("it commits");
+    }
+
     /// The reconciler commits a record, which may end a step, and publishes it, or fails to.
     async fn record(&self, kind: &str, step: Option<u64>, publish: bool) {
         let before = self.store.task_load(self.task).await.expect("it loads").expect("it is there");
@@ -51,7 +72,9 @@ impl Mesh {
             payload: Some(Payload::PhaseChanged(v1::PhaseChanged { reason: kind.into(), ..Default::default() })),
             ..Default::default()
         };
-        let mut commit = TaskCommit::new(&before, &before.task, Timestamp::now());
+        let current = before.task.step.clone().filter(|current| Some(current.number) != step);
+        let task = Task { step: current, ..before.task.clone() };
+        let mut commit = TaskCommit::new(&before, &task, Timestamp::now());
         commit.events = vec![NewEvent { kind: kind.into(), payload: payload.encode_to_vec(), step }];
         let committed = self.store.task_commit(commit).await.expect("it commits");
         if publish {

@@ -29,6 +29,8 @@ struct World {
     loses_beginnings: bool,
     /// How often retained progress was read.
     reads: usize,
+    /// How often the head was.
+    heads: usize,
 }
 
 impl World {
@@ -42,6 +44,7 @@ impl World {
             has_progress: true,
             loses_beginnings: true,
             reads: 0,
+            heads: 0,
         }
     }
 
@@ -75,8 +78,13 @@ impl World {
     /// The subscriber takes one step. False when it waits for something to happen.
     fn step(&mut self) -> bool {
         match self.merge.want() {
-            Want::Emit(event) => self.seen.push(*event),
-            Want::ReadHead => self.merge.on_head(self.head()).expect("the cursor is ours"),
+            Want::Emit(event, cursor) => {
+                self.seen.push(Event { cursor: cursor.to_string(), ..Arc::unwrap_or_clone(event) });
+            }
+            Want::ReadHead => {
+                self.heads += 1;
+                self.merge.on_head(self.head()).expect("the cursor is ours");
+            }
             Want::ReadProgress(after) => {
                 self.reads += 1;
                 let after = after.map_or((0, 0), |after| (after.step, after.index));
@@ -97,11 +105,22 @@ impl World {
         true
     }
 
+    /// The task was read after listening began: its head, and whether it has had a step, which so far none can have spoken of.
+    fn task_is_read(&mut self) {
+        self.merge.on_head(self.head()).expect("the cursor is ours");
+        if self.log[..self.happened].iter().all(|event| event.step == 0) {
+            self.merge.on_progress(Vec::new());
+        }
+    }
+
     /// The client connects again with the cursor it saw last. What was on its way to it is lost.
     fn reconnect(&mut self) {
         let cursor = self.seen.last().map_or(Ok(Cursor::BEGINNING), |event| event.cursor.parse());
         self.live.clear();
         self.merge = Merge::resume(cursor.expect("a cursor we gave out"), self.has_progress);
+        if self.has_progress {
+            self.task_is_read();
+        }
     }
 
     fn run(&mut self, script: &[(u8, u8)]) {
@@ -229,6 +248,67 @@ fn from_now_on_shows_nothing_old() {
 }
 
 #[test]
+fn a_task_without_a_step_is_shown_without_reading_its_progress_and_its_head_again() {
+    let log =
+        vec![record(1, 0), record(2, 0), record(3, 0), progress(1, DELIVERY), record(4, 1), progress(2, DELIVERY)];
+    for (begun_between, cursor) in [(0, "0"), (2, "0"), (3, "0"), (4, "0"), (0, "2.1.0"), (2, "2.1.0"), (4, "2.1.0")] {
+        let mut world = World::new(log.clone());
+        world.merge = Merge::resume(cursor.parse().expect("a cursor"), true);
+        world.happen(5);
+        world.happen(5);
+        world.live.clear();
+        world.task_is_read();
+        // The first step begins while the records are read.
+        for _ in 0..begun_between {
+            world.happen(5);
+        }
+        if cursor == "0" {
+            assert_eq!(world.merge.want(), Want::ReadRecords(0));
+        }
+        while world.step() {}
+        assert!(world.merge.is_live());
+        while world.happened < log.len() {
+            world.happen(5);
+            while world.step() {}
+        }
+        let seen_before = if cursor == "0" { 0 } else { 2 };
+        assert_eq!(
+            (world.seen(), world.reads, world.heads),
+            (marks(&log[seen_before..]), 0, 0),
+            "{begun_between} {cursor}"
+        );
+    }
+}
+
+#[test]
+fn from_now_on_a_task_without_a_step_is_live_at_once() {
+    let mut world = World::new(vec![record(1, 0), record(2, 0), progress(1, DELIVERY)]);
+    world.happen(5);
+    world.live.clear();
+    world.merge = Merge::now(1, 1, true);
+    world.task_is_read();
+    assert!(world.merge.is_live());
+    world.happen(5);
+    world.happen(5);
+    while world.step() {}
+    assert_eq!(world.seen(), [Mark::Record { sequence: 2, step: 0 }, Mark::Progress { step: 1, index: DELIVERY }]);
+}
+
+#[test]
+fn records_that_go_with_their_task_while_they_are_read_are_not_waited_for() {
+    let mut merge = Merge::resume(Cursor::BEGINNING, true);
+    merge.on_head(3).expect("the cursor is ours");
+    merge.on_progress(Vec::new());
+    assert_eq!(merge.want(), Want::ReadRecords(0));
+    // Only the one that says that the task is gone is left.
+    merge.on_records(vec![record(4, 0)]);
+    assert_eq!(merge.want(), Want::Live);
+    merge.on_live(live(record(4, 0)));
+    let Want::Emit(event, cursor) = merge.want() else { panic!("the record is ready") };
+    assert_eq!((event.sequence, cursor.to_string().as_str()), (4, "4.1.0"));
+}
+
+#[test]
 fn a_cursor_of_another_stream_is_noticed() {
     let mut merge = Merge::resume(Cursor { sequence: 9, step: 1, index: 0 }, true);
     assert_eq!(merge.want(), Want::ReadHead);
@@ -254,6 +334,6 @@ fn a_deleted_task_leaves_its_last_record() {
     merge.on_head(9).expect("the cursor is ours");
     merge.on_progress(Vec::new());
     merge.on_records(vec![record(9, 0)]);
-    let Want::Emit(event) = merge.want() else { panic!("the record is ready") };
-    assert_eq!((event.sequence, event.cursor.as_str()), (9, "9.1.0"));
+    let Want::Emit(event, cursor) = merge.want() else { panic!("the record is ready") };
+    assert_eq!((event.sequence, cursor.to_string().as_str()), (9, "9.1.0"));
 }
