@@ -1,8 +1,6 @@
 //! The sandbox beside native QuickJS, which isolates nothing, and beside Node.
 
 use std::{
-    collections::BTreeMap,
-    path::Path,
     process::Stdio,
     sync::{
         Arc,
@@ -29,9 +27,13 @@ const PROGRAMS: [(&str, &str); 4] = [
 ];
 /// Two hundred lines of TypeScript with most of what its types can be.
 const TYPESCRIPT: &str = include_str!("programs/types.ts");
-/// Host calls of one run when their round trip is measured.
-const CALLS: u32 = 5_000;
-/// A host call without arguments, and one with arguments by name; beside each, the same in native QuickJS.
+/// Runs of each program in a round.
+const PROGRAM_RUNS: usize = 10;
+/// Host calls of one run when their round trip is measured: a sample is what one of them takes on average.
+const CALLS: u32 = 1_000;
+/// Such runs of each host call in a round.
+const CALL_RUNS: usize = 40;
+/// A host call without arguments, and one with arguments by name; beside each, the same in native QuickJS and in Node.
 const ROUND_TRIPS: [(&str, &str, &str); 2] = [
     ("host call, there and back", "pwd()", "noop(i)"),
     (
@@ -43,83 +45,98 @@ const ROUND_TRIPS: [(&str, &str, &str); 2] = [
 /// Instances that wait in a host call when their memory is measured.
 const PARKED: usize = 200;
 /// How long throughput is measured for in each round.
-const SUSTAINED: Duration = Duration::from_secs(3);
+const SUSTAINED: Duration = Duration::from_secs(2);
 
 /// Measures in `rounds` rounds, alternating, because the machine's speed drifts.
 pub(crate) async fn measure(rounds: usize) -> anyhow::Result<Figures> {
+    ensure!(rounds > 0, "without a round nothing is measured");
     let folder = tempfile::tempdir()?;
     let cache = folder.path().join("cache");
     let engine = tokio::task::spawn_blocking(move || Engine::new(&cache, EngineConfig::default())).await??;
     let sandbox = Arc::new(Sandbox { engine, host: Tools::new() });
-    let peer = Node::find(folder.path()).await?;
+    let node = node_is_installed().await;
 
-    let (mut fresh, mut bare, mut node) = (Vec::new(), Vec::new(), Vec::new());
-    let mut calls = [(Duration::MAX, Duration::MAX); ROUND_TRIPS.len()];
+    let mut fresh = Samples::default();
+    let mut calls: [Samples; ROUND_TRIPS.len()] = Default::default();
     let mut stripping = Vec::new();
-    let mut programs = [Times::default(); PROGRAMS.len()];
+    let mut programs: [Samples; PROGRAMS.len()] = Default::default();
     let mut sustained: f64 = 0.0;
     for round in 0..rounds {
         eprintln!("round {} of {rounds}", round + 1);
-        fresh.extend(sandbox.fresh(1_000).await?);
-        bare.extend(native::fresh(200)?);
-        for ((_, ours, bare), best) in ROUND_TRIPS.iter().zip(&mut calls) {
-            *best = (best.0.min(sandbox.call(ours).await?), best.1.min(native::call(bare, CALLS)?));
+        fresh.ours.extend(sandbox.fresh(1_000).await?);
+        fresh.native.extend(native::fresh(200)?);
+        for ((_, ours, bare), samples) in ROUND_TRIPS.iter().zip(&mut calls) {
+            for _ in 0..CALL_RUNS {
+                samples.ours.push(sandbox.call(ours).await?);
+                samples.native.push(native::call(bare, CALLS)?);
+            }
         }
         stripping.extend(sandbox.stripping(100).await?);
-        for ((_, source), times) in PROGRAMS.iter().zip(&mut programs) {
-            times.ours = shorter(times.ours, sandbox.timed(source).await?);
-            times.native = shorter(times.native, native::timed(source)?);
+        for ((_, source), samples) in PROGRAMS.iter().zip(&mut programs) {
+            for _ in 0..PROGRAM_RUNS {
+                samples.ours.push(sandbox.timed(source).await?);
+                samples.native.push(native::timed(source)?);
+            }
         }
-        if let Some(peer) = &peer {
-            let measured = peer.measure().await?;
-            node.extend(measured.fresh.into_iter().map(Duration::from_nanos));
-            for (path, times) in peer.programs.iter().zip(&mut programs) {
-                let nanos = measured.programs.get(path).copied().context("Node left a program out")?;
-                times.node = shorter(times.node, Duration::from_nanos(nanos));
+        if node {
+            let times = NodeTimes::measure().await?;
+            fresh.node.extend(times.fresh.into_iter().map(Duration::from_nanos));
+            for (times, samples) in times.calls.into_iter().zip(&mut calls) {
+                samples.node.extend(times.into_iter().map(|whole| Duration::from_nanos(whole) / CALLS));
+            }
+            for (times, samples) in times.programs.into_iter().zip(&mut programs) {
+                samples.node.extend(times.into_iter().map(Duration::from_nanos));
             }
         }
         sustained = sustained.max(sandbox.sustained().await?);
     }
     let parked = sandbox.parked().await?;
 
-    let mut node_at = |share| (!node.is_empty()).then(|| percentile(&mut node, share));
-    let mut rows = vec![
-        Row::micros("fresh sandbox, 1+1, drop: p50", percentile(&mut fresh, 0.5))
-            .floor(percentile(&mut bare, 0.5))
-            .peer(node_at(0.5)),
-        Row::micros("fresh sandbox, 1+1, drop: p99", percentile(&mut fresh, 0.99))
-            .floor(percentile(&mut bare, 0.99))
-            .peer(node_at(0.99)),
-    ];
-    for ((name, ..), (ours, bare)) in ROUND_TRIPS.iter().zip(calls) {
-        rows.push(Row::micros(*name, ours).floor(bare));
+    let mut rows = Vec::from(fresh.rows("fresh sandbox, 1+1, drop", Row::micros));
+    for ((name, ..), samples) in ROUND_TRIPS.iter().zip(&mut calls) {
+        rows.extend(samples.rows(&format!("{name}, of {CALLS} in a row"), Row::micros));
     }
     rows.extend([
         Row::millis("TypeScript, 200 lines to JavaScript: p50", percentile(&mut stripping, 0.5)),
         Row::new("runs with one host call, all cores", "1/s", sustained),
         Row::new("memory of a parked instance", "KiB", parked),
     ]);
-    for ((name, _), times) in PROGRAMS.iter().zip(&programs) {
-        let ours = times.ours.context("no round was measured")?;
-        rows.push(Row::millis(*name, ours).floor(times.native.unwrap_or_default()).peer(times.node));
+    for ((name, _), samples) in PROGRAMS.iter().zip(&mut programs) {
+        rows.extend(samples.rows(name, Row::millis));
     }
-    let peer = peer.as_ref().map_or("none, Node is not installed", |_| "Node's vm in a warm process (not a boundary)");
+    let peer = if node {
+        "Node's vm in a warm process (not a boundary), a new context each, its host calls through JSON as well"
+    } else {
+        "none, Node is not installed"
+    };
     let what = format!(
-        "Scripts in the sandbox, in {rounds} rounds; programs and the host call: the shortest. Floor: native QuickJS of the same \
-         version, a new runtime and context each, without any isolation. Peer: {peer}."
+        "Scripts in the sandbox, in {rounds} rounds. Of a host call a sample is the mean of {CALLS} calls in one run, and there are {} samples; of a \
+         program it is one run, and there are {}: the p99 of fewer than a hundred is the longest. Floor: native QuickJS of the same version, a new runtime \
+         and context each, without any isolation, its host calls through JSON. Peer: {peer}.",
+        rounds * CALL_RUNS,
+        rounds * PROGRAM_RUNS,
     );
     Ok(Figures { bench: "sandbox", what, rows })
 }
 
-#[derive(Debug, Clone, Copy, Default)]
-struct Times {
-    ours: Option<Duration>,
-    native: Option<Duration>,
-    node: Option<Duration>,
+/// How long the same took in the sandbox, in native QuickJS, and in Node where it is installed.
+#[derive(Debug, Default)]
+struct Samples {
+    ours: Vec<Duration>,
+    native: Vec<Duration>,
+    node: Vec<Duration>,
 }
 
-fn shorter(best: Option<Duration>, next: Duration) -> Option<Duration> {
-    Some(best.map_or(next, |best| best.min(next)))
+impl Samples {
+    /// Their p50 and p99, each of which `row` makes a row of.
+    fn rows(&mut self, name: &str, row: fn(String, Duration) -> Row) -> [Row; 2] {
+        [("p50", 0.5), ("p99", 0.99)].map(|(title, share)| {
+            let node = (!self.node.is_empty()).then(|| percentile(&mut self.node, share));
+            row(format!("{name}: {title}"), percentile(&mut self.ours, share))
+                .floor(percentile(&mut self.native, share))
+                .peer(node)
+        })
+    }
 }
 
 struct Sandbox {
@@ -258,36 +275,31 @@ impl Host for Tools {
     }
 }
 
-/// The peer's command, where Node is installed.
-struct Node {
-    programs: Vec<String>,
+async fn node_is_installed() -> bool {
+    let version = tokio::process::Command::new("node").arg("--version").stdout(Stdio::null()).status().await;
+    version.is_ok_and(|status| status.success())
 }
 
+/// What the peer needed, in nanoseconds: of each fresh context, and by host call and program of each run.
 #[derive(serde::Deserialize)]
 struct NodeTimes {
     fresh: Vec<u64>,
-    programs: BTreeMap<String, u64>,
+    calls: Vec<Vec<u64>>,
+    programs: Vec<Vec<u64>>,
 }
 
-impl Node {
-    async fn find(folder: &Path) -> anyhow::Result<Option<Self>> {
-        let version = tokio::process::Command::new("node").arg("--version").stdout(Stdio::null()).status().await;
-        if !version.is_ok_and(|status| status.success()) {
-            return Ok(None);
-        }
-        let mut programs = Vec::new();
-        for (index, (_, source)) in PROGRAMS.iter().enumerate() {
-            let path = folder.join(format!("{index}.js"));
-            std::fs::write(&path, source)?;
-            programs.push(path.to_str().context("the temporary folder's name is not UTF-8")?.to_owned());
-        }
-        Ok(Some(Self { programs }))
-    }
-
-    async fn measure(&self) -> anyhow::Result<NodeTimes> {
+impl NodeTimes {
+    async fn measure() -> anyhow::Result<Self> {
+        let plan = serde_json::json!({
+            "bodies": ROUND_TRIPS.map(|(_, _, bare)| bare),
+            "calls": CALLS,
+            "callRuns": CALL_RUNS,
+            "programs": PROGRAMS.map(|(_, source)| source),
+            "programRuns": PROGRAM_RUNS,
+        });
         let node = tokio::process::Command::new("node")
             .args(["-e", include_str!("programs/node.js"), "--"])
-            .args(&self.programs)
+            .arg(plan.to_string())
             .stderr(Stdio::inherit())
             .output()
             .await?;

