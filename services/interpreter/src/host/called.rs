@@ -1,6 +1,7 @@
 //! What is told of a call when it is made.
 
 use construct_proto::v1;
+use serde_json::Value;
 
 use crate::{
     modules::READING,
@@ -8,12 +9,15 @@ use crate::{
     tools::{self, Toolbox},
 };
 
-/// The arguments of a call in their canonical form, as JSON. Where they do not fit the tool the call fails, and they are as the script gave them;
-/// so are those of an import.
+/// The arguments of a call in their canonical form, as JSON, in the order of the tool's parameters: who reads a clipped one sees what the call is about
+/// before what it writes. Where they do not fit the tool the call fails, and they are as the script gave them; so are those of an import.
 pub(super) fn arguments(call: &HostCall, toolbox: &Toolbox) -> String {
-    match toolbox.canonical(&call.name, &call.args) {
-        Ok(canonical) => canonical.to_string(),
-        Err(_) => call.args.to_string(),
+    match (toolbox.canonical(&call.name, &call.args), tools::definition(&call.name)) {
+        (Ok(Value::Object(mut canonical)), Some(tool)) => {
+            let in_order = tool.parameters.iter().filter_map(|parameter| canonical.remove_entry(parameter.name));
+            Value::Object(in_order.collect()).to_string()
+        }
+        _ => call.args.to_string(),
     }
 }
 
@@ -33,7 +37,7 @@ pub(super) fn event(step_id: &str, script_id: &str, call: &HostCall, arguments: 
 
 #[cfg(test)]
 mod tests {
-    use serde_json::{Value, json};
+    use serde_json::json;
 
     use super::*;
     use crate::policy::tests::toolbox;
@@ -67,8 +71,8 @@ mod tests {
         let toolbox = toolbox(folder.path());
         let absolute = toolbox.workspace().root().join("a").display().to_string();
         for (name, args, told) in [
-            ("create_file", json!({"path": "./b/../a", "content": "x"}), r#"{"content":"x","path":"a"}"#),
-            ("create_file", json!({"content": "x", "path": absolute}), r#"{"content":"x","path":"a"}"#),
+            ("create_file", json!({"path": "./b/../a", "content": "x"}), r#"{"path":"a","content":"x"}"#),
+            ("create_file", json!({"content": "x", "path": absolute}), r#"{"path":"a","content":"x"}"#),
             // They do not fit, and the call will say so.
             ("create_file", json!({"path": "./a"}), r#"{"path":"./a"}"#),
             (IMPORT, json!({"path": "./lib"}), r#"{"path":"./lib"}"#),

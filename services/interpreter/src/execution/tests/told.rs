@@ -40,10 +40,10 @@ async fn a_call_is_told_with_its_canonical_arguments_and_the_classes_of_its_tool
         .collect();
     let [made, module, unfit, refused, long] = shown.as_slice() else { panic!("{told:?}") };
     let file = |number, arguments| (number, "create_file", arguments, "write", "files.write");
-    assert_eq!(*made, file(1, r#"{"content":"export default 1","path":"a.ts"}"#));
+    assert_eq!(*made, file(1, r#"{"path":"a.ts","content":"export default 1"}"#));
     assert_eq!(*module, (2, "import", r#"{"path":"a.ts"}"#, "read", "files.read"));
     assert_eq!(*unfit, file(3, r#"{"path":"b"}"#), "as the script gave them, since they do not fit");
-    assert_eq!(*refused, file(4, r#"{"content":"k","path":"secrets/key"}"#), "also of a call that is refused");
+    assert_eq!(*refused, file(4, r#"{"path":"secrets/key","content":"k"}"#), "also of a call that is refused");
     assert_eq!((long.1, long.3, long.4), ("setenv", "write", "environment"));
     assert!(long.2.ends_with("é…") && (4095..=4096 + '…'.len_utf8()).contains(&long.2.len()), "{}", long.2.len());
     // The message that tells of the script keeps them as they were told.
