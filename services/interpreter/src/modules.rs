@@ -92,9 +92,8 @@ fn source(path: &str, file: std::fs::File) -> Result<String, ToolError> {
         .read_to_end(&mut bytes)
         .map_err(|error| failed(format!("Reading the module {path:?} failed: {error}.")))?;
     if bytes.len() as u64 > MAX_SOURCE {
-        return Err(failed(format!(
-            "{path:?} is larger than {MAX_SOURCE} bytes and cannot be imported. Read it as a file."
-        )));
+        let message = format!("{path:?} is larger than {MAX_SOURCE} bytes and cannot be imported. Read it as a file.");
+        return Err(ToolError::new("ModuleTooLarge", message));
     }
     let text = String::from_utf8(bytes).ok().filter(|text| !text.contains('\0'));
     let text = text.ok_or_else(|| failed(format!("{path:?} is not UTF-8 text and cannot be imported.")))?;
@@ -148,7 +147,7 @@ mod tests {
             ("c.ts", "FileNotFound", "\"c.ts\" does not exist"),
             ("aa.ts", "FileNotFound", "Similar names: a.ts"),
             ("../x.ts", "OutsideWorkspace", "leads outside"),
-            ("large.ts", "ImportFailed", "larger than 1048576 bytes"),
+            ("large.ts", "ModuleTooLarge", "larger than 1048576 bytes"),
             ("binary.js", "ImportFailed", "not UTF-8"),
         ] {
             let error = read(&toolbox, &json!({"path": asked})).await.unwrap_err();

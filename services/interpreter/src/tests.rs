@@ -2,6 +2,7 @@
 
 pub(crate) mod fuzz;
 mod hostile;
+mod limits;
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;

@@ -6,6 +6,7 @@ mod environment;
 mod kept;
 mod large;
 mod outages;
+mod randomness;
 mod redirects;
 mod stopping;
 mod subtasks;

@@ -18,7 +18,7 @@ use futures::{FutureExt as _, Stream as _};
 
 use super::host::{Host, ToolError};
 use super::imports::Requested;
-use super::limits::Limits;
+use super::limits::{Limits, RESULT_EXCEEDED};
 use super::meter::Meter;
 use super::outstanding::Outstanding;
 use super::typescript::{StripError, TypeScript};
@@ -371,7 +371,7 @@ impl<'h> Driver<'h> {
                 json.len(),
                 self.call_bytes
             );
-            refused("RangeError", message)
+            refused(RESULT_EXCEEDED, message)
         });
         match outcome {
             Ok(json) => Answer::Result { number, succeeded: true, json },

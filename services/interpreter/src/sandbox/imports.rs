@@ -8,7 +8,7 @@ use wasmtime::{Caller, Error, Linker, Memory, ResourceLimiter, Result};
 
 use super::drive::{Answer, Ask, Bridge, ask, lock};
 use super::host::{HostCall, IMPORT};
-use super::limits::Limits;
+use super::limits::{ARGUMENTS_EXCEEDED, Limits, VALUES_EXCEEDED};
 use super::outcome::{Limit, Outcome, Status, Value};
 use super::typescript::StripError;
 
@@ -451,15 +451,18 @@ fn request(caller: &mut Caller<'_, State>, number: u32, name: (u32, u32), args: 
     }
     let limit = caller.data().limits.call_bytes;
     if args.1 as usize > limit {
-        let message = format!("the arguments of {name} are {} bytes, more than the {limit} allowed", args.1);
-        return Ok(Err(("RangeError", message)));
+        let message = format!(
+            "the arguments of {name} are {} bytes, more than the {limit} allowed, so it was not called; pass less at once",
+            args.1
+        );
+        return Ok(Err((ARGUMENTS_EXCEEDED, message)));
     }
     let args = read(caller, args.0, args.1)?;
     if values(args) > MAX_VALUES {
         let message = format!(
-            "the arguments of {name} hold more than {MAX_VALUES} values; pass less at once, or large data as one text"
+            "the arguments of {name} hold more than {MAX_VALUES} values, so it was not called; pass less at once, or large data as one text"
         );
-        return Ok(Err(("RangeError", message)));
+        return Ok(Err((VALUES_EXCEEDED, message)));
     }
     let args: serde_json::Value = match serde_json::from_slice(args) {
         Ok(args) => args,

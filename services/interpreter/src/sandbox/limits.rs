@@ -2,6 +2,13 @@
 
 use std::time::Duration;
 
+/// The name of the error of a call that is not made because its arguments are larger than [`Limits::call_bytes`].
+pub(super) const ARGUMENTS_EXCEEDED: &str = "CallArgumentsLimitExceeded";
+/// The name of the error of a call that is not made because its arguments hold too many values.
+pub(super) const VALUES_EXCEEDED: &str = "CallValuesLimitExceeded";
+/// The name of the error of a call that was made and whose result is larger than [`Limits::call_bytes`].
+pub(super) const RESULT_EXCEEDED: &str = "CallResultLimitExceeded";
+
 /// What one run may use. Whatever is exceeded ends the run with its own [`Limit`](super::Limit), unless said otherwise.
 ///
 /// Two limits are the sandbox's own and the same for every run: JavaScript may nest 256 KiB deep (a few hundred to two thousand
@@ -22,7 +29,7 @@ pub struct Limits {
     pub result_bytes: usize,
     /// Number of tool calls and timers.
     pub host_calls: u32,
-    /// Size of one call's arguments, and of its result, as JSON. More is an error the script can catch.
+    /// Size of one call's arguments, and of its result, as JSON. More is an error the script can catch, of a name of its own.
     pub call_bytes: usize,
 }
 

@@ -19,7 +19,7 @@ the second form run concurrently. Arguments go by position, by name in one objec
 
 Errors have a `name`, a `message` that says how to go on, and often `details`. Beside those listed below, every tool can throw
 `InvalidArguments`, `Cancelled`, `Timeout` and `InternalError`, and those that take a path `InvalidPath`, `PermissionDenied`,
-`NotARegularFile` and `IoError`.
+`NotARegularFile` and `IoError`. What exceeds a limit has an error of its own, see [the interpreter's limits](interpreter.md#limits).
 
 An effect of *read* changes nothing and may be repeated. A call with another effect is journaled before it begins, and reported
 as `OutcomeUnknown` when nobody knows whether it was done; but what is done about tasks is done once, however often the call is made. The permission is what policies call it.

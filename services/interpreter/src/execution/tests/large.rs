@@ -96,6 +96,9 @@ async fn a_call_whose_result_is_too_large_is_said_to_have_been_made() {
     let pools = compute::STANDARD.map(str::to_owned);
     world.executor.tiers = Tiers::new(&pools, &overrides, &BTreeMap::new()).expect("sound");
     let results = world.completes().await;
-    assert!(results[0].output.starts_with("RangeError: the call was made, and what it did stands"), "{results:?}");
+    assert!(
+        results[0].output.starts_with("CallResultLimitExceeded: the call was made, and what it did stands"),
+        "{results:?}"
+    );
     assert!(world.path("made").exists());
 }

@@ -19,6 +19,9 @@ const STOPS: usize = 10;
 /// Starts a process in a session of its own that holds a lock as long as it lives, and one that does nothing for long.
 const TREE: &str = r"(setsid sh -c 'exec 9>lock; flock 9; touch begun; sleep 300; true' &); sleep 300";
 
+/// The same of several commands, which share the lock.
+const SHARING_TREE: &str = r"(setsid sh -c 'exec 9>lock; flock -s 9; touch begun; sleep 300; true' &); sleep 300";
+
 /// Stops the script again and again, each time as a step of its own, and gives what the model is told.
 async fn stops(world: &mut World, place: &str, entries: usize) -> Vec<CodeInterpreterResult> {
     let (mut told, mut took) = (Vec::new(), Vec::new());
@@ -116,6 +119,75 @@ async fn a_script_that_waits_is_stopped() {
         for told in stops(&mut world, place, entries).await {
             assert!(told.error.contains(&what), "{place}: {told:?}");
         }
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_tool_that_goes_through_thousands_of_files_is_stopped() {
+    for (place, then) in [
+        ("grep", "for (;;) grep('nothing like it', 'tree')"),
+        ("find_file", "for (;;) find_file('tree/**/*.none')"),
+        // Of which eight work.
+        (
+            "64 searches",
+            "for (;;) await Promise.all(Array.from({ length: 64 }, () => tools.grep('nothing like it', 'tree')))",
+        ),
+    ] {
+        let mut world = World::new(&[&format!("create_file('begun', ''); {then}")]).await;
+        let tree = world.path("").canonicalize().expect("the workspace").join("tree");
+        plant(&tree);
+        for told in stops(&mut world, place, 3).await {
+            let what = "Stopped: enough.\nCalls that had ended: #1 create_file";
+            assert!(told.error.starts_with(what), "{place}: {told:?}");
+        }
+        until("its threads to let go of the files", || is_let_go(&tree).then_some(())).await;
+    }
+}
+
+/// A folder of ten thousand files.
+fn plant(tree: &Path) {
+    for folder in 0..100 {
+        let folder = tree.join(folder.to_string());
+        std::fs::create_dir_all(&folder).expect("made");
+        for file in 0..100 {
+            std::fs::write(folder.join(format!("{file}.txt")), "a line of text\n".repeat(20)).expect("written");
+        }
+    }
+}
+
+/// Whether this process has nothing open below the folder: nobody works there any more.
+fn is_let_go(folder: &Path) -> bool {
+    let open = std::fs::read_dir("/proc/self/fd").expect("Linux").flatten();
+    !open.filter_map(|entry| std::fs::read_link(entry.path()).ok()).any(|target| target.starts_with(folder))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_script_that_imports_is_stopped() {
+    // When all of them are imported, the engine has them and the script goes on without the host.
+    let script = "create_file('begun', ''); for (let n = 0; ; n++) await import(`./module-${n % 256}.js`)";
+    let mut world = World::new(&[script]).await;
+    let first = world.path("module-0.js");
+    std::fs::write(&first, "// a line of the module\n".repeat(4000) + "export default 1;\n").expect("written");
+    for module in 1..256 {
+        std::fs::hard_link(&first, world.path(&format!("module-{module}.js"))).expect("linked");
+    }
+    for told in stops(&mut world, "an import", 5).await {
+        let what = "Stopped: enough.\nCalls that had ended: #1 create_file, #2 import";
+        assert!(told.error.starts_with(what), "{told:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn commands_are_stopped_of_which_some_wait_for_a_place() {
+    // Eight run at the same time; each has its beginning journaled.
+    let script = format!(
+        "await Promise.all(Array.from({{ length: 12 }}, () => tools.execute_command({})))",
+        serde_json::json!(SHARING_TREE)
+    );
+    let mut world = World::granting(&[&script]).await;
+    for told in stops(&mut world, "the wait for a place", 13).await {
+        let what = "may or may not have had their effect: #1 execute_command, #2 execute_command,";
+        assert!(told.error.contains(what) && told.error.contains(", #12 execute_command."), "{told:?}");
     }
 }
 

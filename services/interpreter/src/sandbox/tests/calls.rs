@@ -307,6 +307,30 @@ async fn more_runs_than_instances_wait_for_one() {
 }
 
 #[tokio::test]
+async fn a_run_that_waits_for_an_instance_is_cancelled_at_once() {
+    let engine = Engine::new(&cache_dir(), EngineConfig { instances: 1, ..EngineConfig::default() }).unwrap();
+    let (host, waiting_host, limits) = (TestHost::new(), TestHost::new(), test_limits());
+    let (stop, stop_waiting) = (CancellationToken::new(), CancellationToken::new());
+    let mut running = std::pin::pin!(engine.run("hang()", &host, &limits, stop.clone()));
+    tokio::select! {
+        outcome = &mut running => panic!("it hangs: {outcome:?}"),
+        () = host.hanging.notified() => {}
+    }
+    let mut waiting = std::pin::pin!(engine.run("echo('x')", &waiting_host, &limits, stop_waiting.clone()));
+    assert!(futures::poll!(&mut waiting).is_pending(), "there is one instance");
+    stop_waiting.cancel();
+    let std::task::Poll::Ready(outcome) = futures::poll!(&mut waiting) else { panic!("it still waits") };
+    assert_eq!((outcome.status, outcome.host_calls), (Status::Cancelled, 0));
+    assert_eq!(waiting_host.calls(), []);
+    // Whoever has the instance goes on, and leaves it to the next one.
+    assert!(futures::poll!(&mut running).is_pending());
+    stop.cancel();
+    assert_eq!(running.await.status, Status::Cancelled);
+    let next = engine.run("1 + 1", &host, &limits, CancellationToken::new()).await;
+    assert_eq!(next.status, Status::Completed { value: Value::Json("2".to_owned()) });
+}
+
+#[tokio::test]
 async fn a_script_cannot_get_hold_of_the_functions_that_reach_the_host() {
     let script = "
         let found = [];

@@ -313,19 +313,18 @@ async fn host_calls_are_counted_and_bounded() {
 #[tokio::test]
 async fn large_arguments_and_results_are_errors_that_can_be_caught() {
     let limits = Limits { call_bytes: 1000, ..test_limits() };
-    for script in
-        ["echo('x'.repeat(2000))", "await tools.echo('x'.repeat(2000))", "large(2000)", "await tools.large(2000)"]
-    {
+    for (script, name) in [
+        ("echo('x'.repeat(2000))", "CallArgumentsLimitExceeded"),
+        ("await tools.echo('x'.repeat(2000))", "CallArgumentsLimitExceeded"),
+        ("large(2000)", "CallResultLimitExceeded"),
+        ("await tools.large(2000)", "CallResultLimitExceeded"),
+    ] {
         let outcome = with_limits(
             &format!("try {{ {script} }} catch (e) {{ [e.name, e.message.includes('more than the 1000 allowed')] }}"),
             limits.clone(),
         )
         .await;
-        assert_eq!(
-            outcome.status,
-            Status::Completed { value: Value::Json(r#"["RangeError",true]"#.to_owned()) },
-            "{script}"
-        );
+        assert_eq!(outcome.status, Status::Completed { value: Value::Json(format!(r#"["{name}",true]"#)) }, "{script}");
     }
     let small = Limits { memory_bytes: 8 << 20, call_bytes: 64 << 20, ..test_limits() };
     let outcome = with_limits("try { large(20 << 20) } catch (e) { e.name }", small.clone()).await;
