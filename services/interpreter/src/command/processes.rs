@@ -18,6 +18,8 @@ use super::CommandLimits;
 
 /// How often the processes of a command are counted.
 const SAMPLE: Duration = Duration::from_millis(100);
+/// For how long a process that is told to stop is waited for before its children are looked for.
+const STANDSTILL: Duration = Duration::from_secs(1);
 
 /// The bound that a command exceeded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -104,13 +106,14 @@ impl Group {
 
     /// Kills every process of the group.
     pub(super) async fn kill(&self) {
-        self.killed.store(true, Ordering::Relaxed);
         if let Some(leader) = self.leader {
-            // The group goes at once; looking for those outside of it takes a few milliseconds.
-            let _ = rustix::process::kill_process_group(leader, Signal::KILL);
+            // The group does nothing more; looking for those outside of it takes a few milliseconds, and only its leader leads to them.
+            let _ = rustix::process::kill_process_group(leader, Signal::STOP);
             let mark = self.mark.clone();
             drop(tokio::task::spawn_blocking(move || kill_all(leader, mark.as_deref())).await);
         }
+        // Not before: who does not wait for this drops the leader, and with it what leads to the others.
+        self.killed.store(true, Ordering::Relaxed);
     }
 }
 
@@ -128,6 +131,11 @@ fn kill_all(leader: Pid, mark: Option<&str>) {
     // bubblewrap may be about to make a process that leaves its session. It is read a second time for processes that
     // were forked during the first.
     let _ = rustix::process::kill_process(leader, Signal::STOP);
+    let begun = Instant::now();
+    // One that is being made with namespaces of its own is made to its end, which takes long where many are made at the same time.
+    while !stands_still(leader) && begun.elapsed() < STANDSTILL {
+        std::thread::sleep(Duration::from_micros(200));
+    }
     for _ in 0..2 {
         let table = table();
         let members = members(&table, leader.as_raw_nonzero().get());
@@ -139,6 +147,14 @@ fn kill_all(leader: Pid, mark: Option<&str>) {
             }
         }
     }
+}
+
+/// Whether a process is stopped or has ended: it makes no other.
+fn stands_still(id: Pid) -> bool {
+    let Ok(stat) = std::fs::read_to_string(format!("/proc/{}/stat", id.as_raw_nonzero())) else { return true };
+    // The name before it may hold anything.
+    let state = stat.rsplit_once(')').and_then(|(_, rest)| rest.trim_start().chars().next());
+    matches!(state, Some('T' | 't' | 'Z' | 'X' | 'x'))
 }
 
 /// Whether a process was started with this variable, or by one that was.

@@ -19,8 +19,18 @@ const STOPS: usize = 10;
 /// Starts a process in a session of its own that holds a lock as long as it lives, and one that does nothing for long.
 const TREE: &str = r"(setsid sh -c 'exec 9>lock; flock 9; touch begun; sleep 300; true' &); sleep 300";
 
+/// The same of several commands, which share the lock.
+const SHARING_TREE: &str = r"(setsid sh -c 'exec 9>lock; flock -s 9; touch begun; sleep 300; true' &); sleep 300";
+
 /// Stops the script again and again, each time as a step of its own, and gives what the model is told.
 async fn stops(world: &mut World, place: &str, entries: usize) -> Vec<CodeInterpreterResult> {
+    let (told, took) = repeated_stops(world, place, entries).await;
+    are_prompt(place, took);
+    told
+}
+
+/// The same, with how long each took.
+async fn repeated_stops(world: &mut World, place: &str, entries: usize) -> (Vec<CodeInterpreterResult>, Vec<Duration>) {
     let (mut told, mut took) = (Vec::new(), Vec::new());
     for _ in 0..STOPS {
         world.command.step.as_mut().expect("it names a step").step_id = StepId::from_uuid(Uuid::now_v7()).to_string();
@@ -30,8 +40,7 @@ async fn stops(world: &mut World, place: &str, entries: usize) -> Vec<CodeInterp
         told.push(result);
         took.push(gone);
     }
-    are_prompt(place, took);
-    told
+    (told, took)
 }
 
 /// Whether stops in one place keep the promise.
@@ -171,6 +180,23 @@ async fn a_script_that_imports_is_stopped() {
     for told in stops(&mut world, "an import", 5).await {
         let what = "Stopped: enough.\nCalls that had ended: #1 create_file, #2 import";
         assert!(told.error.starts_with(what), "{told:?}");
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn commands_are_stopped_of_which_some_wait_for_a_place() {
+    // Eight run at the same time; each has its beginning journaled.
+    let script = format!(
+        "await Promise.all(Array.from({{ length: 12 }}, () => tools.execute_command({})))",
+        serde_json::json!(SHARING_TREE)
+    );
+    let mut world = World::granting(&[&script]).await;
+    let (told, took) = repeated_stops(&mut world, "the wait for a place", 13).await;
+    // Eight sandboxes are being made at the moment of the stop: the kernel ends that first, on two cores in more than the time that is promised.
+    assert!(took.iter().all(|gone| *gone < PROMPT), "{took:?}");
+    for told in told {
+        let what = "may or may not have had their effect: #1 execute_command, #2 execute_command,";
+        assert!(told.error.contains(what) && told.error.contains(", #12 execute_command."), "{told:?}");
     }
 }
 
