@@ -63,24 +63,14 @@ impl Pool {
 
     /// A connection of sqlx's.
     pub(crate) async fn acquire(&self) -> Result<PoolConnection<Postgres>, sqlx::Error> {
-        let waiting = Waiting::for_one(&self.hand);
-        if self.all.num_idle() == 0 {
-            drop(self.hand.pop());
-        }
-        let connection = self.all.acquire().await;
-        drop(waiting);
-        connection
+        let _waiting = self.hand.wait();
+        self.all.acquire().await
     }
 
     /// A transaction on a connection of sqlx's.
     pub(crate) async fn begin(&self) -> Result<Transaction<'static, Postgres>, sqlx::Error> {
-        let waiting = Waiting::for_one(&self.hand);
-        if self.all.num_idle() == 0 {
-            drop(self.hand.pop());
-        }
-        let transaction = self.all.begin().await;
-        drop(waiting);
-        transaction
+        let _waiting = self.hand.wait();
+        self.all.begin().await
     }
 
     pub(crate) fn connect_options(&self) -> Arc<PgConnectOptions> {
@@ -124,6 +114,14 @@ impl Hand {
         self.kept().pop()
     }
 
+    /// Before one is asked of sqlx: gives back one that is kept, and until then nothing is. Who keeps one asks under the same lock whether
+    /// somebody waits, so that none is kept behind the back of who does.
+    fn wait(&self) -> Waiting<'_> {
+        self.waiting.fetch_add(1, Ordering::Relaxed);
+        drop(self.pop());
+        Waiting(self)
+    }
+
     fn push(&self, one: Kept) {
         let mut kept = self.kept();
         if kept.len() < self.limit && self.waiting.load(Ordering::Relaxed) == 0 {
@@ -134,13 +132,6 @@ impl Hand {
 
 /// Counts who waits, also when they give up.
 struct Waiting<'a>(&'a Hand);
-
-impl<'a> Waiting<'a> {
-    fn for_one(hand: &'a Hand) -> Self {
-        hand.waiting.fetch_add(1, Ordering::Relaxed);
-        Self(hand)
-    }
-}
 
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {

@@ -16,6 +16,7 @@ mod messages;
 mod migrations;
 mod pages;
 mod plans;
+mod pool;
 mod scans;
 mod schedules;
 mod slack;

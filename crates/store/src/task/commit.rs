@@ -445,11 +445,15 @@ impl Store {
             };
         }
         let (paid, budgeted) = (!commit.usage.is_empty(), commit.settled.is_some() || reservation.is_some());
-        let row = match (paid || budgeted, commit.asks() || !commit.tool_uses.is_empty()) {
-            (false, _) if !commit.asks() => run!(plain),
-            (true, false) if budgeted => run!(budgeted),
-            (true, false) => run!(paid),
-            _ => run!(all),
+        // Only the largest has both what was paid and what was called.
+        let row = if commit.asks() || (paid || budgeted) && !commit.tool_uses.is_empty() {
+            run!(all)
+        } else if budgeted {
+            run!(budgeted)
+        } else if paid {
+            run!(paid)
+        } else {
+            run!(plain)
         };
         Ok(row.map(|row| Committed {
             version: row.version,

@@ -1,0 +1,43 @@
+//! Connections that are kept in hand between statements.
+
+use std::time::Duration;
+
+use super::*;
+use crate::PoolOptions;
+
+async fn pid(store: &Store) -> i32 {
+    sqlx::query_scalar("SELECT pg_backend_pid()").fetch_one(&store.pool).await.expect("a statement")
+}
+
+#[tokio::test]
+async fn what_is_kept_for_statements_is_there_for_transactions_and_for_nobody_else() {
+    let f = Fixture::new().await;
+    let (second, most) = (Duration::from_secs(1), 2);
+    let options = PoolOptions {
+        max_connections: most,
+        acquire_timeout: second,
+        statement_timeout: second,
+        ..PoolOptions::default()
+    };
+    let store = Store::connect(f.database.url(), options).await.expect("connected");
+    for _ in 0..3 {
+        // Asked one after the other, one connection does all.
+        let used = pid(&store).await;
+        for _ in 0..5 {
+            assert_eq!(pid(&store).await, used);
+        }
+        let first = store.pool.begin().await.expect("the other one");
+        let second = store.pool.begin().await.expect("the one that was kept");
+        assert!(matches!(store.ping().await, Err(Error::Unavailable(_))), "there is no third");
+        drop((first, second));
+        store.ping().await.expect("they are back");
+        // Neither a statement that fails nor one that is given up is in the way of the next.
+        let failed: Result<i32, _> = sqlx::query_scalar("SELECT 1 / 0").fetch_one(&store.pool).await;
+        failed.expect_err("it cannot be done");
+        let slow = sqlx::query("SELECT pg_sleep(60)").execute(&store.pool);
+        tokio::time::timeout(Duration::from_millis(10), slow).await.expect_err("it is slow");
+        store.ping().await.expect("another one is free");
+    }
+    store.close().await;
+    store.ping().await.expect_err("it is closed");
+}
