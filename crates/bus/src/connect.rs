@@ -314,6 +314,14 @@ impl Bus {
         self.inner.client.connection_state() == async_nats::connection::State::Connected
     }
 
+    /// Which connection there is at this moment; 0: none.
+    pub(crate) fn generation(&self) -> u64 {
+        match *self.inner.connection.borrow() {
+            Connection::Up { generation } => generation,
+            Connection::Down => 0,
+        }
+    }
+
     /// The state of the connection, as it changes.
     pub fn connection(&self) -> watch::Receiver<Connection> {
         self.inner.connection.clone()

@@ -16,7 +16,7 @@ use construct_proto::v1::Event;
 use futures::StreamExt as _;
 
 use crate::{
-    Bus, Connection, Position,
+    Bus, Position,
     envelope::OpenError,
     subject::{Address as _, Delta, TaskEvent},
     topology::Stream,
@@ -102,10 +102,7 @@ impl Bus {
         after: Option<Position>,
         from: Bookmark,
     ) -> Result<Replay, Error> {
-        let generation = match *self.connection().borrow() {
-            Connection::Up { generation } => generation,
-            Connection::Down => 0,
-        };
+        let generation = self.generation();
         let from = if from.generation == generation && generation > 0 { from } else { Bookmark::default() };
         let [called, result] = TaskEvent::tools(organization, task);
         let deltas = Delta { organization, task }.subject();
