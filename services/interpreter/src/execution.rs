@@ -1,6 +1,7 @@
 //! One command: the scripts of one assistant message, run in order, journaled, and reported.
 
 use std::{
+    pin::pin,
     sync::{
         Arc, OnceLock,
         atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering::Relaxed},
@@ -16,6 +17,10 @@ use construct_proto::mesh::v1::{
 };
 use construct_proto::v1::{CodeInterpreterCall, CodeInterpreterResult};
 use construct_runtime::{MasterKeys, clock};
+use futures::{
+    FutureExt as _,
+    future::{Either, ready, select},
+};
 use jiff::Timestamp;
 use tokio_util::sync::CancellationToken;
 use tracing::Instrument as _;
@@ -182,7 +187,15 @@ impl Executor {
         // First of all: whatever is said below, it is said with what an earlier process has done.
         let fresh = opened(delivery, step.round);
         let taker = Taker { fresh, again: command.again || delivery > 1, stop: cancel.clone() };
-        let journal = match Journal::open(&self.bus, id, taker).await {
+        let tier = self.tiers.of(&command.compute);
+        // Beside it: whosever the scripts turn out to be, to open their workspace changes nothing that is in it. It is waited for
+        // only to run them.
+        let workspace = pin!(self.workspaces.open(&command.workspace, &step.task_id, &tier.commands));
+        let (journal, workspace) = match select(pin!(Journal::open(&self.bus, id, taker)), workspace).await {
+            Either::Left((journal, workspace)) => (journal, workspace.left_future()),
+            Either::Right((workspace, journal)) => (journal.await, ready(workspace).right_future()),
+        };
+        let journal = match journal {
             Ok(Taken::Over(journal)) => journal,
             Ok(Taken::Closed | Taken::Superseded) => return End::Over,
             Ok(Taken::Gone) => {
@@ -221,8 +234,7 @@ impl Executor {
             let results = left(command, &journal, "");
             return End::Outcome(step_result::Outcome::CodeCompleted(CodeCompleted { results }));
         }
-        let tier = self.tiers.of(&command.compute);
-        match self.workspaces.open(&command.workspace, &step.task_id, &tier.commands).await {
+        match workspace.await {
             Ok(toolbox) => {
                 let secrets = Secrets::open(&command.secrets, self.secrets_keys.as_ref(), &journal.opened.seed);
                 let toolbox = toolbox.with_secrets(secrets).with_models(self.models(command));
