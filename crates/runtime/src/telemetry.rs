@@ -144,10 +144,15 @@ fn resource(options: &Options<'_>) -> Resource {
         .build()
 }
 
+/// Whether spans go anywhere.
+fn is_exported() -> bool {
+    let is_set = |name| env::var_os(name).is_some_and(|value| !value.is_empty());
+    is_set("OTEL_EXPORTER_OTLP_ENDPOINT") || is_set("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+}
+
 fn provider(options: &Options<'_>) -> Result<SdkTracerProvider, Error> {
     let builder = SdkTracerProvider::builder().with_resource(resource(options));
-    let is_set = |name| env::var_os(name).is_some_and(|value| !value.is_empty());
-    if is_set("OTEL_EXPORTER_OTLP_ENDPOINT") || is_set("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT") {
+    if is_exported() {
         // The exporter reads the address, headers and timeouts from the variables the specification names.
         let exporter = SpanExporter::builder().with_tonic().build()?;
         Ok(builder.with_batch_exporter(exporter).build())
@@ -180,7 +185,13 @@ where
             })
             .boxed(),
     };
-    let spans = tracing_opentelemetry::layer().with_tracer(provider.tracer("construct"));
+    // Where a span was made, on which thread, and how long it was idle: of spans that nobody will see, that is not found out.
+    let details = is_exported();
+    let spans = tracing_opentelemetry::layer()
+        .with_tracer(provider.tracer("construct"))
+        .with_location(details)
+        .with_threads(details)
+        .with_tracked_inactivity(details);
     let subscriber = tracing_subscriber::registry().with(filter).with(spans).with(lines);
     let dispatch = Dispatch::new(subscriber);
     own_dispatch.get_or_init(|| dispatch.downgrade());
