@@ -107,7 +107,7 @@ const EXCEEDING: &[Exceeding] = &[
         "timers at the same time",
         AS_IT_IS,
         "for (let i = 0; i < 1001; i++) setTimeout(() => {}, 1e8)",
-        "RangeError: more than 1000 timers at once",
+        "TimerLimitExceeded",
     ),
     exceeding(
         "time of a command",
@@ -120,7 +120,7 @@ const EXCEEDING: &[Exceeding] = &[
         "modules",
         AS_IT_IS,
         "for (let i = 0; i < 257; i++) await import(`./m${i}.js`)",
-        "RangeError: a script may import at most 256 files",
+        "ModuleLimitExceeded",
     ),
     exceeding("a module", AS_IT_IS, "await import('./large.js')", "ModuleTooLarge"),
 ];

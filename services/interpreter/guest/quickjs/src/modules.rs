@@ -59,7 +59,9 @@ impl Resolver for Modules {
             return Ok(name);
         }
         if STATE.with_borrow(|state| state.names.len()) >= MAX_MODULES {
-            return Err(Exception::throw_range(ctx, &format!("a script may import at most {MAX_MODULES} files")));
+            let message = format!("A script imports at most {MAX_MODULES} files: put several into one.");
+            let error = format!("{{\"name\":\"ModuleLimitExceeded\",\"message\":{}}}", quote(&message));
+            return Err(ctx.throw(failure(ctx, error.as_bytes())?));
         }
         let (name, source) = read(ctx, &path)?;
         STATE.with_borrow_mut(|state| {
@@ -113,12 +115,16 @@ fn read<'js>(ctx: &Ctx<'js>, path: &str) -> Result<(String, Vec<u8>)> {
             Ok((if name == SCRIPT { format!("./{name}") } else { name }, source))
         }
         Ok(Err(error)) => {
-            let error = string_from(ctx, &error)?;
-            let error: Value = guest::with(|guest| guest.prelude.failure.get(ctx)?.call((error,)))?;
-            Err(ctx.throw(error))
+            Err(ctx.throw(failure(ctx, &error)?))
         }
         Err(host::TooLarge) => Err(Exception::throw_range(ctx, "the module does not fit into the sandbox's memory")),
     }
+}
+
+/// An error as the host gives them, which is JSON, as one of the script's.
+fn failure<'js>(ctx: &Ctx<'js>, error: &[u8]) -> Result<Value<'js>> {
+    let error = string_from(ctx, error)?;
+    guest::with(|guest| guest.prelude.failure.get(ctx)?.call((error,)))
 }
 
 /// Compiles a module, which may be TypeScript, and loads what it imports.

@@ -192,7 +192,7 @@ async fn files_that_one_script_imports_are_bounded() {
     let script =
         "let n = 0; try { for (; n < 300; n++) await import(`./m${n}.js`) } catch (e) { [n, e.name, e.message] }";
     let outcome = run_on(&host, script).await;
-    let expected = r#"[256,"RangeError","a script may import at most 256 files"]"#;
+    let expected = r#"[256,"ModuleLimitExceeded","A script imports at most 256 files: put several into one."]"#;
     assert_eq!(outcome.status, Status::Completed { value: Value::Json(expected.to_owned()) });
     assert_eq!(host.calls().len(), 256);
 }

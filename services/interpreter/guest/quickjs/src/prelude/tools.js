@@ -29,7 +29,6 @@
   const errors = { __proto__: null, Error, TypeError, RangeError, SyntaxError };
   const NativeError = Error;
   const NativeTypeError = TypeError;
-  const NativeRangeError = RangeError;
 
   const MAX_RUNNING = 64; // Concurrent calls the host runs for one script; further ones wait here, in the order they were made.
   const MAX_TIMERS = 1000; // Timers alive at once.
@@ -70,10 +69,9 @@
 
   // --- Calls -----------------------------------------------------------------------------------------------------------
 
-  // The host's error ({name, message, code?, details?} as JSON) as a real Error. `site` is an Error made where the call was
-  // made, so that the stack says which line of the script called the tool; it is undefined when the script stands there now.
-  function failure(text, site) {
-    const { name, message, code, details } = parse(text);
+  // A real Error of that name. `site` is an Error made where the call was made, so that the stack says which line of the script called
+  // the tool; it is undefined when the script stands there now.
+  function failed({ name, message, code, details }, site) {
     const error = site ?? new (errors[name] ?? NativeError)(message);
     inner.define(error, 'message', message);
     inner.define(error, 'name', name);
@@ -81,6 +79,9 @@
     if (details !== undefined && details !== null) inner.define(error, 'details', details);
     return error;
   }
+
+  // The host's error ({name, message, code?, details?} as JSON) as such.
+  const failure = (text, site) => failed(parse(text), site);
   inner.failure = (text) => failure(text);
 
   const { call: callHost, failure: lastFailure } = native;
@@ -216,7 +217,10 @@
 
   function schedule(callback, delay, args, repeats) {
     if (typeof callback !== 'function') throw new NativeTypeError('the callback of a timer must be a function');
-    if (mapSize(timers) >= MAX_TIMERS) throw new NativeRangeError(`more than ${MAX_TIMERS} timers at once`);
+    if (mapSize(timers) >= MAX_TIMERS) {
+      const message = `A script has at most ${MAX_TIMERS} timers at the same time: clear some, or wait for the first ones before setting more.`;
+      throw failed({ __proto__: null, name: 'TimerLimitExceeded', message });
+    }
     delay = trunc(+delay);
     if (!(delay >= (repeats ? 1 : 0))) delay = repeats ? 1 : 0;
     if (delay > 2147483647) delay = 2147483647;
