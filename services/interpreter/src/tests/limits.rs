@@ -116,12 +116,7 @@ const EXCEEDING: &[Exceeding] = &[
         r#""timed_out":true"#,
     ),
     exceeding("output with the value", AS_IT_IS, "'x'.repeat(100000)", "bytes are left out here"),
-    exceeding(
-        "modules",
-        AS_IT_IS,
-        "for (let i = 0; i < 257; i++) await import(`./m${i}.js`)",
-        "ModuleLimitExceeded",
-    ),
+    exceeding("modules", AS_IT_IS, "for (let i = 0; i < 257; i++) await import(`./m${i}.js`)", "ModuleLimitExceeded"),
     exceeding("a module", AS_IT_IS, "await import('./large.js')", "ModuleTooLarge"),
 ];
 

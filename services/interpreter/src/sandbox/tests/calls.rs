@@ -165,8 +165,7 @@ async fn timers_fire_in_order_and_can_be_cleared() {
         await new Promise((done) => setTimeout(done, 40));
         [...seen, n]"#;
     assert_eq!(value(script).await, r#"["soon","late",3]"#);
-    const TIMERS: &str =
-        "A script has at most 1000 timers at the same time: clear some, or wait for the first ones before setting more.";
+    const TIMERS: &str = "A script has at most 1000 timers at the same time: clear some, or wait for the first ones before setting more.";
     let (name, message, _) = thrown("for (let i = 0; i < 2000; i++) setTimeout(() => {}, 1000)").await;
     assert_eq!((name.as_str(), message.as_str()), ("TimerLimitExceeded", TIMERS));
 }
