@@ -114,9 +114,7 @@ fn read<'js>(ctx: &Ctx<'js>, path: &str) -> Result<(String, Vec<u8>)> {
             // The running script has that name already.
             Ok((if name == SCRIPT { format!("./{name}") } else { name }, source))
         }
-        Ok(Err(error)) => {
-            Err(ctx.throw(failure(ctx, &error)?))
-        }
+        Ok(Err(error)) => Err(ctx.throw(failure(ctx, &error)?)),
         Err(host::TooLarge) => Err(Exception::throw_range(ctx, "the module does not fit into the sandbox's memory")),
     }
 }
