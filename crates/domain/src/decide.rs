@@ -37,7 +37,8 @@ pub const MODEL_DEADLINE: Duration = Duration::from_secs(10 * 60);
 pub const CODE_DEADLINE: Duration = Duration::from_secs(30 * 60);
 /// How long a worker that was told to stop has for its last words.
 pub const CANCEL_GRACE: Duration = Duration::from_secs(10);
-/// The same of a model call, whose text so far is all that can be lost. Short, because somebody waits for another answer.
+/// The same of a model call, whose text so far is all that can be lost, and which costs money until it has heard. Short, because
+/// somebody waits.
 pub const MODEL_GRACE: Duration = Duration::from_secs(2);
 /// How often it is told again.
 pub const CANCEL_REPEAT: Duration = Duration::from_secs(1);
@@ -352,7 +353,7 @@ impl Draft<'_> {
     }
 
     fn model_failed(&mut self, step: &Step, failure: Failure) {
-        let cancelling = self.d.task.cancel.is_some() || self.d.task.rewind.is_some() || self.d.task.suspend;
+        let held = self.is_held();
         // What keeps a service of ours away is said once a turn: an outage of hours would fill the task's events otherwise.
         let said = |error: &TaskError| error.code == failure.class.code() && error.message == failure.message;
         if failure.tries > 0 || !self.d.task.last_error.as_ref().is_some_and(said) {
@@ -360,12 +361,14 @@ impl Draft<'_> {
         }
         // Calls that were never made, because a service of ours was away, don't count: what was accepted waits for it.
         let attempt = step.attempt.saturating_add(failure.tries);
-        if failure.class.is_retryable() && attempt <= backoff::MAX_ATTEMPTS && !cancelling {
+        if failure.class.is_retryable() && attempt <= backoff::MAX_ATTEMPTS && !held {
             let pause = backoff::pause(attempt - 1, self.fresh.jitter);
             let until = (self.now + pause).max(failure.retry_at.unwrap_or(self.now)).min(self.now + LONGEST_RETRY);
             self.d.task.step = Some(Step { attempt, state: StepState::Backoff { until }, ..step.clone() });
-        } else if !cancelling {
+        } else if !held {
             self.end_turn(TurnOutcome::Failed);
+        } else {
+            self.unanswered();
         }
     }
 

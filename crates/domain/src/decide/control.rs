@@ -8,15 +8,6 @@ use crate::{
 };
 use jiff::Timestamp;
 
-/// Whose last words are waited for when a step is stopped.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum LastWords {
-    /// Those of scripts, which say what has happened. What a model had said is given up.
-    OfScripts,
-    /// Those of a model too: what it had said is kept.
-    All,
-}
-
 impl Draft<'_> {
     /// Looks at the state alone and moves it on.
     pub(super) fn settle(&mut self) {
@@ -37,7 +28,7 @@ impl Draft<'_> {
             Some(reason) => reason.clone(),
             None => "the conversation was taken back to an earlier message".to_owned(),
         };
-        if self.stop_step(&reason, LastWords::OfScripts) {
+        if self.stop_step(&reason) {
             return;
         }
         let words = if reason.is_empty() { "cancelled".to_owned() } else { format!("cancelled: {reason}") };
@@ -69,7 +60,7 @@ impl Draft<'_> {
             self.d.task.next_wake = Some(step.approvals_expire());
             return;
         }
-        if self.stop_step("the user suspended the task", LastWords::OfScripts) {
+        if self.stop_step("the user suspended the task") {
             return;
         }
         self.d.task.next_wake = None;
@@ -78,7 +69,7 @@ impl Draft<'_> {
     /// Ends the turn because the next message does not wait for its end.
     pub(super) fn settle_interrupt(&mut self) {
         let words = "interrupted by a newer message of the user";
-        if self.stop_step(words, LastWords::All) {
+        if self.stop_step(words) {
             return;
         }
         if let Some(Stage::Code { calls }) = self.d.task.turn.as_ref().map(|turn| turn.stage.clone()) {
@@ -88,11 +79,17 @@ impl Draft<'_> {
         self.settle_running();
     }
 
+    /// Whether a person has asked for a stop that leaves no room for what a model would still say.
+    pub(super) fn is_held(&self) -> bool {
+        self.d.task.cancel.is_some() || self.d.task.rewind.is_some() || self.d.task.suspend
+    }
+
     /// Takes in what a model had said before it was stopped. It is kept only when that was for a newer message: in every other
-    /// case the model is asked again, and would find its own words before its answer.
+    /// case nobody wants it, or the model is asked again, and would find its own words before its answer.
     pub(super) fn broken_off(&mut self, step: &Step, mut said: Vec<Block>) {
         said.retain(|block| matches!(block, Block::Text(text) if !text.trim().is_empty()));
-        if !matches!(step.state, StepState::Cancelling { .. }) || said.is_empty() {
+        let interrupted = !self.is_held() && self.queued.is_some_and(|queued| queued.interrupts);
+        if !(interrupted && matches!(step.state, StepState::Cancelling { .. })) || said.is_empty() {
             return self.unanswered();
         }
         self.append(Source::Assistant, said);
@@ -105,18 +102,18 @@ impl Draft<'_> {
         self.d.task.last_error = Some(TaskError { code: code.to_owned(), message: words.to_owned(), time: self.now });
     }
 
-    /// Stops the step in flight. True while its last words are awaited.
-    fn stop_step(&mut self, reason: &str, wanted: LastWords) -> bool {
+    /// Stops the step in flight. True while its last words are awaited: those of scripts say what has happened, those of a model
+    /// that nothing more is used, and what it had said.
+    fn stop_step(&mut self, reason: &str) -> bool {
         let Some(step) = self.d.task.step.clone() else { return false };
-        let is_code = self.is_code();
         match step.state {
             StepState::Backoff { .. } => {
                 self.d.task.step = None;
                 self.unanswered();
                 false
             }
-            StepState::InFlight { .. } if is_code || wanted == LastWords::All => {
-                let (effect, grace) = if is_code {
+            StepState::InFlight { .. } => {
+                let (effect, grace) = if self.is_code() {
                     (Effect::CancelCode(step.id, reason.to_owned()), CANCEL_GRACE)
                 } else {
                     (Effect::CancelModel(step.id, reason.to_owned()), MODEL_GRACE)
@@ -127,21 +124,7 @@ impl Draft<'_> {
                 self.d.task.next_wake = Some(self.now + CANCEL_REPEAT);
                 true
             }
-            StepState::InFlight { .. } => {
-                self.d.effects.push(Effect::CancelModel(step.id, reason.to_owned()));
-                self.d.task.step = None;
-                self.unanswered();
-                false
-            }
-            StepState::Cancelling { deadline } if is_code || wanted == LastWords::All => {
-                self.await_last_words(&step, deadline)
-            }
-            StepState::Cancelling { .. } => {
-                // It was told to stop already.
-                self.d.task.step = None;
-                self.unanswered();
-                false
-            }
+            StepState::Cancelling { deadline } => self.await_last_words(&step, deadline),
             StepState::Parked { results, .. } => {
                 if let Some(Stage::Code { calls }) = self.d.task.turn.as_ref().map(|turn| turn.stage.clone()) {
                     self.end_parked(step.id, &calls, results);
@@ -153,30 +136,26 @@ impl Draft<'_> {
 
     /// True while the worker still has time; else the outcome is unknown, and said so.
     pub(super) fn await_last_words(&mut self, step: &Step, deadline: Timestamp) -> bool {
-        let is_code = self.is_code();
+        // Whoever has begun it meanwhile has not heard it.
+        let reason = "it was told to stop before".to_owned();
+        let tell = if self.is_code() { Effect::CancelCode } else { Effect::CancelModel }(step.id, reason);
         if self.now < deadline {
             if self.woken && self.d.task.next_wake.is_none_or(|wake| self.now >= wake) {
-                // Whoever has begun it meanwhile has not heard it.
-                let reason = "it was told to stop before".to_owned();
-                let effect = if is_code { Effect::CancelCode } else { Effect::CancelModel };
-                self.d.effects.push(effect(step.id, reason));
+                self.d.effects.push(tell);
                 self.d.task.next_wake = Some((self.now + CANCEL_REPEAT).min(deadline));
             }
             return true;
         }
         self.d.task.step = None;
-        if !is_code {
+        let Some(Stage::Code { calls }) = self.d.task.turn.as_ref().map(|turn| turn.stage.clone()) else {
+            // For the last time: a call at work that nobody waits for would cost money to its end.
+            self.d.effects.push(tell);
             self.unanswered();
             return false;
-        }
+        };
         self.d.effects.push(Effect::EndCode(step.id));
-        if let Some(Stage::Code { calls }) = self.d.task.turn.as_ref().map(|turn| turn.stage.clone()) {
-            self.append_results(
-                &calls,
-                Vec::new(),
-                "the script was stopped and did not report; it is unknown what it did",
-            );
-        }
+        let words = "the script was stopped and did not report; it is unknown what it did";
+        self.append_results(&calls, Vec::new(), words);
         false
     }
 

@@ -379,6 +379,11 @@ impl World {
         self.decide(Event::Result(result))
     }
 
+    /// The worker at a model call says that it has stopped.
+    fn stopped(&mut self) -> Decision {
+        self.result(Outcome::Stopped(vec![Block::Text("half of an".to_owned())]))
+    }
+
     fn elapse(&mut self, seconds: i64) {
         self.now += jiff::SignedDuration::from_secs(seconds);
     }
@@ -576,7 +581,10 @@ fn suspending_during_a_model_call_stops_it_and_resuming_asks_again() {
     world.task.suspend = true;
     let decision = world.decide(Event::Wake);
     assert!(matches!(decision.effects.as_slice(), [Effect::CancelModel(..)]));
+    assert_eq!(world.task.phase, Phase::Suspended);
+    world.stopped();
     assert_eq!((world.task.phase, world.task.next_wake), (Phase::Suspended, None));
+    assert_eq!(world.transcript.len(), 1, "nobody waits for what it had said");
     world.task.suspend = false;
     let decision = world.decide(Event::Wake);
     assert!(matches!(decision.effects.as_slice(), [Effect::InvokeModel(_)]));
@@ -627,6 +635,8 @@ fn cancelling_drops_what_is_queued() {
     world.send();
     world.cancel();
     world.decide(Event::Wake);
+    assert!(matches!(world.task.step.as_ref().map(|step| &step.state), Some(StepState::Cancelling { .. })));
+    world.stopped();
     assert_eq!((world.dropped, world.task.phase), (1, Phase::AwaitInput));
     assert_eq!(world.task.cancel, None);
 }
@@ -665,6 +675,7 @@ fn a_suspended_model_call_does_not_use_up_the_turn() {
     world.decide(Event::Wake);
     world.task.suspend = true;
     world.decide(Event::Wake);
+    world.stopped();
     world.task.suspend = false;
     world.decide(Event::Wake);
     world.result(text("done"));

@@ -83,8 +83,14 @@ impl Draft<'_> {
                 self.settle_running();
             }
             StepState::InFlight { deadline } => self.check_step(&step, deadline, effect),
-            StepState::Cancelling { .. } | StepState::Parked { .. } => {
-                // What it was stopped for is not wanted any more; ask again.
+            // What it was stopped for is not wanted any more: as soon as it has stopped it is asked for again.
+            StepState::Cancelling { deadline } => {
+                if !self.await_last_words(&step, deadline) {
+                    self.settle_running();
+                }
+            }
+            // Of scripts only, so a defect; a call costs nothing while it is not asked for.
+            StepState::Parked { .. } => {
                 self.d.task.step = None;
                 self.unanswered();
                 self.settle_running();

@@ -128,6 +128,7 @@ fn a_failing_summary_is_tried_again_like_any_call_and_a_cancel_ends_it() {
     world.cancel();
     let decision = world.decide(Event::Wake);
     assert!(matches!(decision.effects.as_slice(), [Effect::CancelModel(..)]), "{decision:?}");
+    world.stopped();
     assert_eq!(world.ended.last().map(|turn| turn.outcome), Some(TurnOutcome::Cancelled));
     assert!(world.compacted.is_empty());
 }
@@ -139,6 +140,7 @@ fn a_suspended_summary_is_looked_at_anew() {
     settle(&mut world);
     world.task.suspend = true;
     world.decide(Event::Wake);
+    world.stopped();
     assert_eq!((world.task.phase, world.task.next_wake), (Phase::Suspended, None));
     world.task.suspend = false;
     let decision = settle(&mut world);

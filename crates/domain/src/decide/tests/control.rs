@@ -23,6 +23,8 @@ fn a_cancelled_turn_says_why_where_people_look() {
     world.send();
     world.cancel();
     let decision = world.decide(Event::Wake);
+    assert_eq!((decision.drop_queued, decision.ended), (None, None), "its call is told to stop first");
+    let decision = world.stopped();
     assert_eq!(decision.drop_queued.as_deref(), Some("cancelled: enough"));
     let error = world.task.last_error.as_ref().map(|error| (error.code.as_str(), error.message.as_str()));
     assert_eq!(error, Some((CANCELLED, "cancelled: enough")));
@@ -70,6 +72,66 @@ fn an_interrupted_model_call_that_says_nothing_more_is_waited_for_briefly() {
     world.decide(Event::Wake);
     assert_eq!(outcome(&world), Some(TurnOutcome::Interrupted));
     assert_eq!(world.transcript.len(), 1, "nothing is known of what it had said");
+}
+
+/// Whoever asks for what, a call that is at work is told until it has stopped, or is given up.
+#[test]
+fn a_model_call_that_nobody_wants_is_told_so_each_second_until_it_has_stopped() {
+    let suspend: fn(&mut World) = |world| world.task.suspend = true;
+    let rewind: fn(&mut World) = |world| assert!(world.rewind(1));
+    for ask in [World::cancel, suspend, rewind] {
+        for stops in [true, false] {
+            let mut world = World::new();
+            world.send();
+            world.decide(Event::Wake);
+            ask(&mut world);
+            let told = |decision: &Decision| matches!(decision.effects.as_slice(), [Effect::CancelModel(..)]);
+            assert!(told(&world.decide(Event::Wake)));
+            world.elapse(1);
+            assert!(told(&world.decide(Event::Wake)), "who died before it was told told nobody");
+            if stops {
+                world.stopped();
+            } else {
+                world.elapse(1);
+                assert!(told(&world.decide(Event::Wake)), "for the last time");
+            }
+            assert_eq!((world.task.step.as_ref(), world.task.next_wake), (None, None));
+        }
+    }
+}
+
+#[test]
+fn an_answer_that_was_whole_before_the_cancel_counts_and_its_scripts_are_not_begun() {
+    let mut world = World::new();
+    world.send();
+    world.decide(Event::Wake);
+    world.cancel();
+    world.decide(Event::Wake);
+    world.result(text("whole"));
+    assert_eq!((outcome(&world), world.transcript.len()), (Some(TurnOutcome::Completed), 2));
+    world.send();
+    world.decide(Event::Wake);
+    world.cancel();
+    world.decide(Event::Wake);
+    world.result(calls(&["a"]));
+    assert_eq!((outcome(&world), world.task.phase), (Some(TurnOutcome::Cancelled), Phase::AwaitInput));
+    assert!(world.code_steps.is_empty());
+}
+
+#[test]
+fn a_call_that_fails_while_it_is_told_to_stop_is_asked_for_again_after_the_resume() {
+    let mut world = World::new();
+    world.task.max_turns = 1;
+    world.send();
+    world.decide(Event::Wake);
+    world.task.suspend = true;
+    world.decide(Event::Wake);
+    world.result(failed(FailureClass::Overloaded));
+    assert_eq!((world.task.phase, world.task.next_wake), (Phase::Suspended, None));
+    world.task.suspend = false;
+    world.decide(Event::Wake);
+    world.result(text("at last"));
+    assert_eq!(outcome(&world), Some(TurnOutcome::Completed));
 }
 
 #[test]
@@ -140,8 +202,10 @@ fn an_interruption_that_is_taken_back_lets_the_turn_go_on() {
     world.send_as(true);
     world.decide(Event::Wake);
     world.queue.clear();
-    let decision = world.decide(Event::Wake);
+    world.decide(Event::Wake);
+    let decision = world.stopped();
     assert!(matches!(decision.effects.as_slice(), [Effect::InvokeModel(_)]), "{decision:?}");
+    assert_eq!(world.transcript.len(), 1, "a model would find its own words before its answer");
     world.result(text("the whole story"));
     assert_eq!(outcome(&world), Some(TurnOutcome::Completed));
 }
@@ -157,6 +221,7 @@ fn a_suspended_task_is_not_moved_by_an_interrupting_message() {
     assert_eq!((world.task.phase, world.ended.len()), (Phase::Suspended, 0));
     world.task.suspend = false;
     world.decide(Event::Wake);
+    world.stopped();
     assert_eq!(outcome(&world), Some(TurnOutcome::Interrupted));
 }
 
@@ -203,7 +268,7 @@ fn a_suspended_task_is_rewound_and_stays_suspended() {
     world.task.suspend = true;
     world.decide(Event::Wake);
     assert!(world.rewind(1));
-    let decision = world.decide(Event::Wake);
+    let decision = world.stopped();
     assert_eq!((decision.rewound, world.task.phase), (Some(1), Phase::Suspended));
     assert_eq!(outcome(&world), Some(TurnOutcome::Cancelled));
 }
