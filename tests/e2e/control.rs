@@ -173,10 +173,12 @@ async fn a_conversation_is_taken_back_changed_and_copied() {
     assert!(notice.is_some(), "{}", transcript.show());
     assert_eq!(conversation.transcript().await.messages, before.messages, "the original is as it was");
 
-    // Between a script and its result nothing is cut.
-    let calling = before.of(MessageSource::Assistant)[1];
-    assert_eq!(fork(&conversation, calling).await.unwrap_err().code(), Code::FailedPrecondition);
-    assert_eq!(rewind(&conversation, calling, true).await.unwrap_err().code(), Code::FailedPrecondition);
+    // At the message that calls the script, its result comes along.
+    let at_call = fork(&conversation, before.of(MessageSource::Assistant)[1]).await.unwrap();
+    at_call.ask("other").await;
+    let transcript = at_call.transcript().await;
+    transcript.check(&["one", "a script", "other"]);
+    assert_eq!(transcript.answers(), ["1: one", "", "3: other"]);
 
     // While a script runs, and while the reconciler is dead, a message is sent anew; the same request twice is once.
     conversation.say("slow").await;

@@ -171,6 +171,18 @@ pub struct ToolUse {
     pub result: String,
 }
 
+/// Where a transcript is cut at the message with this place and these blocks: the first place that goes. It is the message's own, or, if
+/// the message stays (`keep`), the one after it. Scripts and their results, which have the place after them, are not torn apart: they stay
+/// with a message that stays, and go with one that goes.
+pub fn cut(position: i64, blocks: &[Block], keep: bool) -> i64 {
+    let is_result = |block: &Block| matches!(block, Block::CodeInterpreterResult(_));
+    if keep {
+        position + 1 + i64::from(code_calls(blocks).next().is_some())
+    } else {
+        position - i64::from(blocks.iter().any(is_result))
+    }
+}
+
 /// The scripts among `blocks`, in order.
 pub fn code_calls(blocks: &[Block]) -> impl Iterator<Item = &CodeCall> {
     blocks.iter().filter_map(|block| match block {

@@ -112,9 +112,6 @@ pub enum Error {
     /// The message is not in the transcript: it waits, was dropped, or was put aside.
     #[error("the message is not in the transcript of the task")]
     NotInTranscript,
-    /// Between a script and its results the transcript cannot be cut.
-    #[error("the transcript cannot be cut between a script and its results")]
-    Uncuttable,
     /// A budget has not got what is to be set aside. Nothing was written.
     #[error(transparent)]
     Exhausted(Box<Exhausted>),

@@ -138,7 +138,7 @@ fn wait(task: &StoredTask, model: Option<&str>, asked: &[StoredApproval], comman
     if !task.unreadable.is_empty() {
         return unreadable(task);
     }
-    // A script that was told to stop explains the delay of whatever was asked for meanwhile.
+    // What was told to stop explains the delay of whatever was asked for meanwhile.
     if let (Some(step @ Step { state: StepState::Cancelling { .. }, .. }), Some(turn)) = (&state.step, &state.turn) {
         return step_wait(task, step, turn, model, command);
     }
@@ -335,8 +335,8 @@ fn step_wait(task: &StoredTask, step: &Step, turn: &Turn, model: Option<&str>, c
             (words, *until, released_by.to_owned())
         }
         (StepState::Cancelling { deadline }, Stage::Model | Stage::Compact { .. }) => {
-            let words = "what the model had said before a newer message interrupted it".to_owned();
-            let released_by = "the providers service; at the deadline the newer message is taken without it";
+            let words = "the model call that was told to stop, to say that it has".to_owned();
+            let released_by = "the providers service; at the deadline it is not waited for any longer";
             (words, *deadline, released_by.to_owned())
         }
         (StepState::Cancelling { deadline }, Stage::Code { .. }) => {

@@ -54,12 +54,6 @@ pub(crate) fn of_store(error: Error) -> Status {
             let details = ErrorDetails::with_precondition_failure_violation("NOT_IN_TRANSCRIPT", "message", words);
             Status::with_error_details(Code::FailedPrecondition, message, details)
         }
-        Error::Uncuttable => {
-            let words =
-                "a script and its results stay together: cut before the message that calls it, or after its results";
-            let details = ErrorDetails::with_precondition_failure_violation("UNCUTTABLE", "message", words);
-            Status::with_error_details(Code::FailedPrecondition, message, details)
-        }
         Error::Decided { .. } => {
             let details = ErrorDetails::with_precondition_failure_violation("DECIDED", "approval", &message);
             Status::with_error_details(Code::FailedPrecondition, message, details)

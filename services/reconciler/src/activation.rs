@@ -134,7 +134,6 @@ impl Activator {
                 }
                 done => done?,
             };
-            self.window.settle(&decision.task, &command::pool(&loaded), clock::now());
             self.store.subtasks_seen(&loaded).await?;
             // Only a worker says what scripts gave; it has acknowledged its command, or is about to.
             let reported = report.take().is_some_and(|report| matches!(report.result.outcome, Outcome::Code(_)));
@@ -156,6 +155,8 @@ impl Activator {
                     self.perform(&loaded, &decision.task, effect, material, reported).instrument(span.clone()).await;
                 report = failed.map(|result| Report::of(result, &decision.task)).or(report);
             }
+            // Only now: what its places say of a call that is stopped, nothing else does.
+            self.window.settle(&decision.task, &command::pool(&loaded), clock::now());
             material?;
             let next_wake = committed.as_ref().map_or(decision.task.next_wake, |committed| committed.next_wake);
             let again = committed.as_ref().is_some_and(|committed| committed.has_new_intents);
@@ -515,7 +516,10 @@ impl Activator {
             }
             Effect::CancelModel(step, reason) => {
                 self.cancel(subject::Service::Providers, task, *step, reason).await;
-                // A call that no worker has begun must not cost money later.
+                if let Some(uncalled) = self.uncalled(now, *step).await {
+                    return Some(uncalled);
+                }
+                // One whose worker is gone must not cost money later.
                 if let Err(error) = self.bus.withdraw(&model, *step).await {
                     tracing::warn!(%error, "a model call that nobody waits for could not be taken back");
                 }

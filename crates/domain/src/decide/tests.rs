@@ -7,7 +7,7 @@ use crate::{
     AgentId, ApprovalId, OrganizationId, TaskId,
     approval::{Approval, ApprovalState, AskedCall},
     context::{Entry, Outline},
-    message::{CodeCall, Content},
+    message::{self, CodeCall, Content},
     money::tokens_of_content,
     subtask::AwaitedCall,
     task::{FailureClass, Phase, Turn},
@@ -128,17 +128,21 @@ impl World {
         self.task.cancel = Some("enough".to_owned());
     }
 
-    /// Asks for the transcript to be put aside from this place on, if it can be cut there, as the store does.
-    fn rewind(&mut self, from: i64) -> bool {
-        let at = usize::try_from(from - 1).expect("places begin with 1");
-        let is_result = |block: &Block| matches!(block, Block::CodeInterpreterResult(_));
-        let fits = self.transcript.get(at).is_some_and(|(_, blocks)| !blocks.iter().any(is_result));
-        if !fits || self.aside[at] || self.task.rewind.is_some_and(|pending| pending <= from) {
+    fn rewind(&mut self, place: i64) -> bool {
+        self.rewind_to(place, false)
+    }
+
+    /// Asks for the transcript to be put aside from this place on, or from the one after it, if the model sees it, as the store does.
+    fn rewind_to(&mut self, place: i64, keep: bool) -> bool {
+        let at = usize::try_from(place - 1).expect("places begin with 1");
+        let Some((_, blocks)) = self.transcript.get(at) else { return false };
+        if self.aside[at] || self.task.rewind.is_some_and(|pending| pending <= place) {
             return false;
         }
+        let from = message::cut(place, blocks, keep);
         self.asked_for += 1;
         self.drop_before = self.asked_for;
-        self.task.rewind = Some(from);
+        self.task.rewind = Some(self.task.rewind.map_or(from, |pending| pending.min(from)));
         true
     }
 

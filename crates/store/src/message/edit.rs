@@ -10,7 +10,7 @@ use crate::{
     Error, NewUserMessage, Rendered, Store, StoredMessage, Write, Written,
     event::unsigned,
     message::write::accepted,
-    task::rewind::{cut, message_in_transcript},
+    task::rewind::{message_in_transcript, place},
     text,
     write::begin,
 };
@@ -35,7 +35,7 @@ impl Store {
         if before.source != Source::User {
             return Err(Error::NotInTranscript);
         }
-        let from = cut(&before, false)?;
+        let from = place(&before)?;
         let row = sqlx::query!(
             "UPDATE tasks SET
                  rewind_from = least(rewind_from, $3),

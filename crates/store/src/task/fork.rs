@@ -1,12 +1,16 @@
 //! A new task that begins with a copy of another one's transcript.
 
-use construct_domain::{MessageId, TaskId, message::Content, money::tokens_of_content};
+use construct_domain::{
+    MessageId, TaskId,
+    message::{self, Block, CodeCall, CodeResult, Content, code_calls},
+    money::tokens_of_content,
+};
 use uuid::Uuid;
 
 use crate::{
-    Error, Rendered, Store, StoredTask, Write, Written,
+    Error, Rendered, Store, StoredMessage, StoredTask, Write, Written,
     task::{
-        rewind::{cut, message_in_transcript},
+        rewind::{message_in_transcript, place},
         write::task_reload,
     },
     text,
@@ -20,7 +24,7 @@ pub struct NewFork {
     pub id: TaskId,
     /// The task that is copied.
     pub source: TaskId,
-    /// The last message that is copied.
+    /// The last message that is copied; with the results of its scripts, if it calls any.
     pub message: MessageId,
     /// Empty: that of the task that is copied.
     pub title: String,
@@ -36,7 +40,7 @@ impl Store {
     /// pinned facts and pool, and budgets of its own with the same limits.
     ///
     /// # Errors
-    /// [`Error::NotFound`], [`Error::NotInTranscript`], [`Error::Uncuttable`]; those of every write.
+    /// [`Error::NotFound`], [`Error::NotInTranscript`]; those of every write.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn task_fork(
         &self,
@@ -50,9 +54,13 @@ impl Store {
         if source != new.source {
             return Err(Error::NotFound { what: crate::message::WHAT });
         }
-        let end = cut(&message, true)?;
+        let end = message::cut(place(&message)?, &message.content.blocks, true);
         task_copy(&mut writer, &new).await?;
-        let copied = messages_copy(&mut writer, &new, end).await?;
+        let mut copied = messages_copy(&mut writer, &new, end).await?;
+        if let Some(results) = unknown_results(&mut writer, &new, &message).await? {
+            copied += 1;
+            results_append(&mut writer, &new, copied, &results).await?;
+        }
         let (notice, content) = &new.elsewhere;
         sqlx::query!(
             "INSERT INTO messages
@@ -86,6 +94,52 @@ impl Store {
         let entity = task_reload(&mut writer, new.id).await?;
         writer.finish_on_task(new.id, entity.event_sequence, entity, render).await
     }
+}
+
+/// What the copy has for results of scripts that still run, or wait, where they are copied: vendors refuse a call that has none.
+async fn unknown_results(
+    writer: &mut Writer<'_>,
+    new: &NewFork,
+    last: &StoredMessage,
+) -> Result<Option<Content>, Error> {
+    let unknown = |call: &CodeCall| {
+        Block::CodeInterpreterResult(CodeResult {
+            id: call.id.clone(),
+            error: "the conversation was copied while this script ran; here it is unknown what it did".to_owned(),
+            ..CodeResult::default()
+        })
+    };
+    let blocks: Vec<Block> = code_calls(&last.content.blocks).map(unknown).collect();
+    if blocks.is_empty() {
+        return Ok(None);
+    }
+    let ended = sqlx::query_scalar!(
+        r#"SELECT EXISTS (SELECT FROM messages WHERE task_id = $1 AND position = $2) AS "ended!""#,
+        new.source.uuid(),
+        place(last)? + 1,
+    )
+    .fetch_one(&mut *writer.transaction)
+    .await?;
+    Ok((!ended).then_some(Content { blocks }))
+}
+
+async fn results_append(writer: &mut Writer<'_>, new: &NewFork, position: i64, results: &Content) -> Result<(), Error> {
+    sqlx::query!(
+        "INSERT INTO messages
+             (id, organization_id, task_id, arrival, position, source, content, estimated_tokens, processed_at, created_at, updated_at)
+         VALUES ($1, $2, $3, 0, $4, 'system', $5, $6, $7, $7, $7)",
+        Uuid::now_v7(),
+        writer.organization(),
+        new.id.uuid(),
+        position,
+        text::json(results)?,
+        tokens_of_content(results),
+        writer.now() as _,
+    )
+    .execute(&mut *writer.transaction)
+    .await
+    .map_err(Error::of_write)?;
+    Ok(())
 }
 
 async fn task_copy(writer: &mut Writer<'_>, new: &NewFork) -> Result<(), Error> {

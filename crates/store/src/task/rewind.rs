@@ -1,9 +1,6 @@
 //! Taking a task back to an earlier message: the intent. The reconciler carries it out.
 
-use construct_domain::{
-    MessageId, TaskId,
-    message::{Block, code_calls},
-};
+use construct_domain::{MessageId, TaskId, message};
 
 use crate::{
     Error, Rendered, Store, StoredMessage, StoredTask, Write, Written,
@@ -25,10 +22,10 @@ pub struct Rewind {
 
 impl Store {
     /// Asks for the transcript to be put aside from a message on, for the running turn to be ended, and for the messages that
-    /// wait now to be dropped.
+    /// wait now to be dropped. Scripts and their results stay or go together.
     ///
     /// # Errors
-    /// [`Error::NotFound`], [`Error::NotInTranscript`], [`Error::Uncuttable`]; those of every write.
+    /// [`Error::NotFound`], [`Error::NotInTranscript`]; those of every write.
     #[tracing::instrument(level = "debug", skip_all, err(level = "debug"))]
     pub async fn task_rewind(
         &self,
@@ -41,7 +38,7 @@ impl Store {
         if task != rewind.task {
             return Err(Error::NotFound { what: crate::message::WHAT });
         }
-        let from = cut(&message, rewind.keep)?;
+        let from = message::cut(place(&message)?, &message.content.blocks, rewind.keep);
         sqlx::query!(
             "UPDATE tasks SET
                  rewind_from = least(rewind_from, $3),
@@ -64,16 +61,9 @@ impl Store {
     }
 }
 
-/// The first place that is cut off: the message's, or the one after it.
-pub(crate) fn cut(message: &StoredMessage, keep: bool) -> Result<i64, Error> {
-    let blocks = &message.content.blocks;
-    let is_result = |block: &Block| matches!(block, Block::CodeInterpreterResult(_));
-    let torn = if keep { code_calls(blocks).next().is_some() } else { blocks.iter().any(is_result) };
-    match message.position {
-        _ if torn => Err(Error::Uncuttable),
-        Some(position) => Ok(position + i64::from(keep)),
-        None => Err(Error::NotInTranscript),
-    }
+/// The place of a message in its transcript.
+pub(crate) fn place(message: &StoredMessage) -> Result<i64, Error> {
+    message.position.ok_or(Error::NotInTranscript)
 }
 
 /// Locks the task of a message, and reads the message, if the model sees it and goes on seeing it. Read after the lock: before, it

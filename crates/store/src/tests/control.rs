@@ -3,7 +3,8 @@
 use construct_domain::{
     budget::{Period, Scope},
     decide::Compacted,
-    message::{CodeCall, CodeResult, Source},
+    message::{Block, CodeCall, CodeResult, Source},
+    money::tokens_of_content,
     task::{Queued, Task},
 };
 
@@ -99,7 +100,7 @@ async fn what_is_put_aside_keeps_its_place_and_is_shown_only_to_who_asks() {
     assert_eq!(carry_out(&f, task).await, 2);
     let shown = f.store.transcript(task, i64::MAX, None).await.expect("read");
     assert_eq!(shown.iter().map(|message| message.id).collect::<Vec<_>>(), [all[0].id]);
-    assert_eq!(transcript_tokens(&f, task).await, construct_domain::money::tokens_of_content(&text("hello")));
+    assert_eq!(transcript_tokens(&f, task).await, tokens_of_content(&text("hello")));
     let page = MessagePage { limit: 100, descending: false, after: None };
     let list = async |superseded| {
         let filter = MessageFilter { superseded, ..MessageFilter::default() };
@@ -115,15 +116,26 @@ async fn what_is_put_aside_keeps_its_place_and_is_shown_only_to_who_asks() {
 }
 
 #[tokio::test]
-async fn a_transcript_is_not_cut_between_a_script_and_its_results_nor_where_it_was_cut_already() {
+async fn scripts_and_their_results_stay_or_go_together() {
+    for (at, keep, shown) in [(1, false, 1), (1, true, 3), (2, false, 1), (2, true, 3)] {
+        let f = Fixture::new().await;
+        let (task, all) = conversation(&f).await;
+        let rewind = Rewind { keep, ..rewind(task, &all[at]) };
+        applied(f.store.task_rewind(&write(), rewind, rendered("task.updated")).await.expect("asked for"));
+        carry_out(&f, task).await;
+        let transcript = f.store.transcript(task, i64::MAX, None).await.expect("read");
+        assert_eq!(transcript.len(), shown, "at {at}, kept: {keep}");
+    }
+}
+
+#[tokio::test]
+async fn a_transcript_is_not_cut_where_it_was_cut_already() {
     let f = Fixture::new().await;
     let (task, all) = conversation(&f).await;
     let asked = async |at: usize, keep| {
         let rewind = Rewind { keep, ..rewind(task, &all[at]) };
         f.store.task_rewind(&write(), rewind, rendered("task.updated")).await
     };
-    assert!(matches!(asked(2, false).await, Err(Error::Uncuttable)));
-    assert!(matches!(asked(1, true).await, Err(Error::Uncuttable)));
     let queued = f.message(task, "waits").await;
     let waits = Rewind { task, message: queued.id, keep: false };
     let refused = f.store.task_rewind(&write(), waits, rendered("task.updated")).await;
@@ -184,8 +196,9 @@ async fn a_fork_has_a_copy_of_its_own_and_owes_nothing_for_it() {
         workspace: workspace.to_owned(),
         elsewhere: (message_id(), text("elsewhere")),
     };
-    let torn = f.store.task_fork(&write(), fork(&all[1], ""), rendered("task.created")).await;
-    assert!(matches!(torn, Err(Error::Uncuttable)), "{torn:?}");
+    let at_script =
+        applied(f.store.task_fork(&write(), fork(&all[1], "/s"), rendered("task.created")).await.expect("forked"));
+    assert_eq!(at_script.state.last_position, 4, "its results come with it, and what is said of the directory");
 
     let (stored, event) = applied_with_event(
         f.store.task_fork(&write(), fork(&all[3], ""), rendered("task.created")).await.expect("forked"),
@@ -220,6 +233,34 @@ async fn a_fork_has_a_copy_of_its_own_and_owes_nothing_for_it() {
     let again = NewFork { source: stored.state.id, message: copy[0].id, ..fork(&all[0], "") };
     let again = applied(f.store.task_fork(&write(), again, rendered("task.created")).await.expect("forked"));
     assert_eq!(again.state.last_position, 2, "what was said, and that the directory is another one");
+}
+
+#[tokio::test]
+async fn a_fork_at_a_script_that_runs_says_that_it_is_unknown_what_it_did() {
+    let f = Fixture::new().await;
+    let task = f.task().await;
+    f.message(task, "hello").await;
+    turn(&f, task, vec![(Source::Assistant, call())]).await;
+    let transcript = f.store.transcript(task, i64::MAX, None).await.expect("read");
+    let fork = NewFork {
+        id: TaskId::from_uuid(Uuid::now_v7()),
+        source: task,
+        message: transcript[1].id,
+        title: String::new(),
+        workspace: String::new(),
+        elsewhere: (message_id(), text("elsewhere")),
+    };
+    let copy = applied(f.store.task_fork(&write(), fork, rendered("task.created")).await.expect("forked"));
+    let copied = f.store.transcript(copy.state.id, i64::MAX, None).await.expect("read");
+    let [_, calls, results, elsewhere] = copied.as_slice() else { panic!("{copied:?}") };
+    assert_eq!((&calls.content, &elsewhere.content), (&call(), &text("elsewhere")));
+    let [Block::CodeInterpreterResult(result)] = results.content.blocks.as_slice() else { panic!("{results:?}") };
+    assert_eq!((result.id.as_str(), results.position, copy.state.last_position), ("c", Some(3), 4));
+    assert!(result.error.contains("unknown what it did"), "{}", result.error);
+    assert_eq!(
+        transcript_tokens(&f, copy.state.id).await,
+        copied.iter().map(|m| tokens_of_content(&m.content)).sum::<i64>()
+    );
 }
 
 #[tokio::test]

@@ -57,26 +57,41 @@ impl Activator {
         let task = &loaded.task;
         let (queue, work) = Work::of(task, &command::pool(loaded))?;
         let in_flight = matches!(task.step.as_ref()?.state, StepState::InFlight { .. });
-        if queue != Queue::Model || !in_flight || clock::now() < work.until {
+        if queue != Queue::Model
+            || !in_flight
+            || clock::now() < work.until
+            || !self.is_taken_back(task, work.step).await
+        {
             return None;
-        }
-        let withheld =
-            matches!(self.window.find(task.organization, &queue, task.id, work.step), Some(Known::Waits { .. }));
-        if !withheld {
-            let (pool, due) = (subject::Pool::model_default(), self.window.due(task.organization, &queue, task.id));
-            let unsent = due.is_some_and(|due| due.step == work.step);
-            let (row, model) = (topology::model_consumer(&pool), subject::ModelInvoke::new(pool, task.id));
-            let taken_back = self.bus.withdraw_untaken(&model, &row, work.step);
-            match tokio::time::timeout(MEETING, taken_back).await {
-                Ok(Ok(Some(true))) => {}
-                // It never reached its queue.
-                Ok(Ok(None)) if unsent => {}
-                _ => return None,
-            }
         }
         let message = format!("no worker has taken the model call within {} s", decide::MODEL_DEADLINE.as_secs());
         let failure = Failure { class: FailureClass::DeadlineExceeded, message, retry_at: None, tries: 0 };
         Some(StepResult { step: work.step, round: work.round, outcome: Outcome::Failed(failure) })
+    }
+
+    /// The result of a model call that is to stop and that no worker has begun: nobody will begin it any more, and nobody has to be waited for.
+    pub(super) async fn uncalled(&self, task: &Task, step: StepId) -> Option<StepResult> {
+        let stopping = |now: &&Step| now.id == step && matches!(now.state, StepState::Cancelling { .. });
+        let round = task.step.as_ref().filter(stopping)?.round;
+        let outcome = Outcome::Cancelled(Vec::new());
+        self.is_taken_back(task, step).await.then_some(StepResult { step, round, outcome })
+    }
+
+    /// Whether no worker has had the command of a model call, which is in no queue any more.
+    async fn is_taken_back(&self, task: &Task, step: StepId) -> bool {
+        let (organization, queue) = (task.organization, Queue::Model);
+        if matches!(self.window.find(organization, &queue, task.id, step), Some(Known::Waits { .. })) {
+            return true;
+        }
+        let unsent = self.window.due(organization, &queue, task.id).is_some_and(|due| due.step == step);
+        let pool = subject::Pool::model_default();
+        let (row, model) = (topology::model_consumer(&pool), subject::ModelInvoke::new(pool, task.id));
+        match tokio::time::timeout(MEETING, self.bus.withdraw_untaken(&model, &row, step)).await {
+            Ok(Ok(Some(untaken))) => untaken,
+            // It never reached its queue.
+            Ok(Ok(None)) => unsent,
+            Ok(Err(_)) | Err(_) => false,
+        }
     }
 
     /// Whether a step that is looked at again has its result on the way: then its worker must not begin anew.

@@ -9,7 +9,7 @@ use super::*;
 enum Happening {
     Send,
     Interrupt,
-    Rewind(usize),
+    Rewind(usize, bool),
     Edit(usize),
     Said(bool),
     Wake,
@@ -35,7 +35,7 @@ fn happening() -> impl Strategy<Value = Happening> {
     prop_oneof![
         3 => Just(Happening::Send),
         2 => Just(Happening::Interrupt),
-        1 => (0..20_usize).prop_map(Happening::Rewind),
+        1 => (0..20_usize, any::<bool>()).prop_map(|(place, keep)| Happening::Rewind(place, keep)),
         1 => (0..20_usize).prop_map(Happening::Edit),
         2 => any::<bool>().prop_map(Happening::Said),
         3 => Just(Happening::Wake),
@@ -86,16 +86,16 @@ proptest! {
                 Happening::Broke(broke) => { world.broke = broke; None }
                 Happening::Cancel => { world.cancel(); None }
                 Happening::Interrupt => { world.send_as(true); sent += 1; None }
-                Happening::Rewind(place) if place % 2 == 0 => {
+                Happening::Rewind(place, keep) => {
+                    let at = place.checked_rem(world.transcript.len()).unwrap_or(0);
+                    world.rewind_to(at as i64 + 1, keep);
                     // What comes next finds it, whatever that is.
-                    let place = place.checked_rem(world.transcript.len()).unwrap_or(0);
-                    world.rewind(place as i64 + 1);
-                    continue;
+                    if place % 2 == 0 { continue; }
+                    None
                 }
-                Happening::Rewind(place) | Happening::Edit(place) => {
+                Happening::Edit(place) => {
                     let place = place.checked_rem(world.transcript.len()).unwrap_or(0);
-                    let rewound = world.rewind(place as i64 + 1);
-                    if rewound && matches!(happening, Happening::Edit(_)) { world.send(); sent += 1; }
+                    if world.rewind(place as i64 + 1) { world.send(); sent += 1; }
                     None
                 }
                 Happening::Said(anything) => {
