@@ -2,7 +2,6 @@
 
 mod called;
 mod kept;
-mod shown;
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -26,7 +25,7 @@ use construct_proto::{
 };
 use futures::future::BoxFuture;
 use jiff::Timestamp;
-use serde_json::Value;
+use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument as _, field::Empty};
@@ -54,7 +53,8 @@ const SHOWN: usize = 4096;
 const KEPT_CALLS: u32 = 64;
 /// How soon it is asked again how subtasks are that a script waits for while it does something else.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
-/// How much of the arguments a person is shown who is to approve them, in bytes.
+/// How long the canonical arguments of a call can be that a person is asked about, in bytes of JSON. Longer ones can be shown in part only, and
+/// nobody can approve of what they have not seen.
 const ASKED: usize = 64 * 1024;
 
 /// Why a script cannot go on, through no fault of its own.
@@ -427,12 +427,16 @@ impl<'a> ScriptHost<'a> {
             Action::Ask if decision.is_some() => return Ok(()),
             Action::Ask => {}
         }
+        let arguments = arguments.to_string();
+        if arguments.len() > ASKED {
+            return Err(too_large_to_ask(&call.name, arguments.len()));
+        }
         let asked = AskedCall {
             script: self.script,
             number: call.number,
             tool: call.name.clone(),
-            arguments: shown::arguments(&arguments, ASKED),
-            arguments_size: arguments.to_string().len() as u64,
+            arguments_size: arguments.len() as u64,
+            arguments,
             arguments_hash,
             reason: verdict.reason,
         };
@@ -653,6 +657,17 @@ fn rejected(tool: &str, decision: &ApprovalDecision) -> ToolError {
         format!("a person did not approve this call of {tool}{words}. Nothing of it happened.")
     };
     ToolError::new("ApprovalRejected", message)
+}
+
+/// Nobody is asked about a call that cannot be shown whole.
+fn too_large_to_ask(tool: &str, size: usize) -> ToolError {
+    let message = format!(
+        "this call of {tool} needs a person's approval, and its arguments of {size} bytes are more than the {} KiB that a person can be shown, \
+         so nobody was asked. Nothing of it happened. Make calls with shorter arguments, each of which is asked about.",
+        ASKED >> 10
+    );
+    let details = Some(json!({"size": size, "limit": ASKED}));
+    ToolError { details, ..ToolError::new("ApprovalTooLarge", message) }
 }
 
 fn outcome_unknown(tool: &str) -> ToolError {

@@ -365,12 +365,25 @@ async fn waiting_again_and_again_is_not_taken_for_dying() {
 }
 
 #[tokio::test]
-async fn long_arguments_are_shown_in_part_and_approved_as_a_whole() {
-    let mut world = World::new(&["create_file('secrets/key', 'é'.repeat(100000)).bytes"]).await;
-    let asked = world.parks().await.calls.remove(0);
-    assert!(asked.arguments.len() <= 64 * 1024 && asked.arguments_size > 200_000);
+async fn a_call_that_cannot_be_shown_whole_is_not_asked_about() {
+    // What stands around the content in the canonical arguments.
+    let around = r#"{"content":"","path":"secrets/key"}"#.len();
+    let script = format!(
+        "const most = 65536 - {around};
+        let told;
+        try {{ create_file('secrets/key', 'é' + 'x'.repeat(most - 1)) }} catch (error) {{ told = error }}
+        const {{ bytes }} = create_file('secrets/key', 'x'.repeat(most));
+        [told.name, told.details.size, told.message.includes('nobody was asked'), bytes === most].join(' ')"
+    );
+    let mut world = World::new(&[&script]).await;
+    let [asked] = world.parks().await.calls.try_into().expect("one call");
+    assert_eq!((asked.number, asked.arguments.len(), asked.arguments_size), (2, 65536, 65536));
+    assert_eq!(world.file("secrets/key"), None);
+    // Like what is denied it stays so, whatever the rules say by now.
+    world.command.agent_policy.clear();
     world.decide(&asked, true, "");
-    assert_eq!(world.completes().await[0].output, "200000");
+    assert_eq!(world.completes().await[0].output, "ApprovalTooLarge 65537 true true");
+    assert_eq!(world.file("secrets/key").map(|content| content.len()), Some(65536 - around));
 }
 
 #[tokio::test]
