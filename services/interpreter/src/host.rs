@@ -35,7 +35,7 @@ use crate::{
     metrics, modules,
     policy::{Judged, Policies},
     sandbox::{Host, HostCall, IMPORT, ToolError, ToolTable},
-    tools::{self, CallContext, Effect, Environment, Redirects, Toolbox, Waited},
+    tools::{self, CallContext, Effect, Environment, Permission, Redirects, Toolbox, Waited},
 };
 
 pub(crate) use kept::Kept;
@@ -464,9 +464,15 @@ impl<'a> ScriptHost<'a> {
         mut result: Result<Value, ToolError>,
         took: Duration,
     ) -> Result<Value, ToolError> {
+        let tool = tools::definition(&call.name);
+        // Everything that a tool or a module gives passes here, before it is journaled, told, and seen by the script. What reaches nothing gives
+        // nothing that a program has written, and the handles of `secrets.get` stay as they are.
+        if tool.is_none_or(|tool| tool.permission != Permission::Pure) {
+            scrub(self.shared.toolbox, &mut result);
+        }
         let mut json = written(&result);
         // What a script has set for commands is set again from what is kept.
-        let must = tools::definition(&call.name).is_some_and(|tool| tool.effect == Effect::Write);
+        let must = tool.is_some_and(|tool| tool.effect == Effect::Write);
         if !self.shared.kept.takes(&json, must) {
             result = Err(left_out(&call.name, json.len(), &self.shared.kept));
             json = written(&result);
@@ -704,6 +710,17 @@ fn left_out(name: &str, size: usize, kept: &Kept) -> ToolError {
         kept.limit() >> 20
     );
     ToolError::new(JOURNAL_LIMIT, message)
+}
+
+/// Takes the secrets out of what a call has given.
+fn scrub(toolbox: &Toolbox, result: &mut Result<Value, ToolError>) {
+    match result {
+        Ok(value) => toolbox.scrub(value),
+        Err(ToolError { message, details, .. }) => {
+            toolbox.scrub_text(message);
+            details.iter_mut().for_each(|details| toolbox.scrub(details));
+        }
+    }
 }
 
 /// A result as it is journaled.

@@ -8,6 +8,7 @@ mod large;
 mod outages;
 mod randomness;
 mod redirects;
+mod secrets;
 mod stopping;
 mod subtasks;
 mod told;
