@@ -354,6 +354,32 @@ async fn a_command_of_an_earlier_round_is_over() {
 }
 
 #[tokio::test]
+async fn scripts_that_come_too_late_are_not_run() {
+    let mut world = World::new(&["create_file('a', 'x').status", "create_file('secrets/key', 'k')"]).await;
+    let at = |time: Timestamp| prost_types::Timestamp { seconds: time.as_second(), nanos: time.subsec_nanosecond() };
+    let now = clock::now();
+    let set = |world: &mut World, deadline| {
+        world.command.step.as_mut().expect("it names a step").deadline = Some(at(deadline))
+    };
+    set(&mut world, now + Duration::from_secs(600));
+    let asked = world.parks().await.calls.remove(0);
+    std::fs::remove_file(world.path("a")).expect("it was made");
+    // Approved, and wanted again when its time is over: what was done is told, and nothing more is done.
+    world.decide(&asked, true, "");
+    set(&mut world, now);
+    for _ in 0..2 {
+        let cancelled = match world.run().await {
+            step_result::Outcome::Cancelled(cancelled) => cancelled,
+            other => panic!("it should not be run: {other:?}"),
+        };
+        assert_eq!(cancelled.reason, "its deadline has passed");
+        assert_eq!(cancelled.results[0].output, "created");
+        assert!(cancelled.results[1].error.contains("its deadline has passed"), "{cancelled:?}");
+    }
+    assert_eq!((world.file("a"), world.file("secrets/key")), (None, None));
+}
+
+#[tokio::test]
 async fn waiting_again_and_again_is_not_taken_for_dying() {
     let mut world = World::new(&["create_file('secrets/key', 'k').status"]).await;
     for _ in 0..50 {

@@ -125,12 +125,13 @@ const CONFINED: &str = "its `/tmp` and `/dev/shm`";
 
 /// Where nothing is told: who is over it waits, or is only started so. How much is journaled, and what is too
 /// large to be approved, is tried in `execution::tests`, which have a journal and policies.
-const UNTOLD: [&str; 5] = [
+const UNTOLD: [&str; 6] = [
     "its processors",
     "calls at the same time",
     "scripts at the same time",
     "results that are journaled",
     "arguments of a call that needs",
+    "all scripts of a message",
 ];
 
 /// The first and the last cell of each row about a limit.
