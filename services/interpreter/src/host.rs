@@ -41,7 +41,7 @@ use crate::{
 pub(crate) use kept::Kept;
 
 /// How timers appear in the journal.
-const TIMER: &str = "setTimeout";
+pub(crate) const TIMER: &str = "setTimeout";
 /// The name of the error that a call ends with of which nobody knows whether it was done.
 const OUTCOME_UNKNOWN: &str = "OutcomeUnknown";
 /// The name of the error that a call ends with for which the journal has no room.

@@ -10,6 +10,7 @@ mod randomness;
 mod redirects;
 mod secrets;
 mod stopping;
+mod storage;
 mod subtasks;
 mod told;
 mod trials;
