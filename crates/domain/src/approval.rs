@@ -39,7 +39,7 @@ pub struct Asked {
     pub call: AskedCall,
     /// The tool.
     pub tool: String,
-    /// The canonical arguments as JSON; the beginning of them when they are long.
+    /// The canonical arguments as JSON; a part of them where an earlier version has asked about long ones.
     pub arguments: String,
     /// Bytes of the whole arguments.
     pub arguments_size: u64,

@@ -48,6 +48,10 @@ const AWAITED: &str = "cancelled while waiting for subtasks";
 /// Why scripts are not continued that may have run.
 const GONE: &str = "NATS has lost the record of its calls";
 
+/// Why scripts are not continued that have used files which are not here.
+const ELSEWHERE: &str = "they were interrupted and cannot be continued, because the files that they had lie on another storage than that of the machine \
+                         which went on; look at what files there are before you do anything again";
+
 /// A note of a script whose last writes take too long.
 const STILL_WRITING: &str = "a call that had not ended when the script ended was still writing to the workspace; look at what it wrote before it is used";
 
@@ -185,7 +189,7 @@ impl Executor {
         let running = self.running.enter(id);
         let cancel = running.token().child_token();
         // First of all: whatever is said below, it is said with what an earlier process has done.
-        let fresh = opened(delivery, step.round);
+        let fresh = opened(delivery, step.round, self.workspaces.storage(&command.workspace));
         let taker = Taker { fresh, again: command.again || delivery > 1, stop: cancel.clone() };
         let tier = self.tiers.of(&command.compute);
         // Beside it: whosever the scripts turn out to be, to open their workspace changes nothing that is in it. It is waited for
@@ -232,6 +236,11 @@ impl Executor {
         if let Some(error) = &journal.unreadable {
             tracing::error!(error = causes(error), "a journal cannot be read; its scripts are not continued");
             let results = left(command, &journal, "");
+            return End::Outcome(step_result::Outcome::CodeCompleted(CodeCompleted { results }));
+        }
+        if journal.files_elsewhere {
+            tracing::error!("scripts are not continued, because their files are on another storage");
+            let results = left(command, &journal, ELSEWHERE);
             return End::Outcome(step_result::Outcome::CodeCompleted(CodeCompleted { results }));
         }
         match workspace.await {
@@ -478,9 +487,15 @@ fn causes(error: &dyn std::error::Error) -> String {
     causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
 }
 
-fn opened(delivery: u32, round: u32) -> JournalOpened {
+fn opened(delivery: u32, round: u32, storage: &str) -> JournalOpened {
     let seed = [uuid::Uuid::now_v7(), uuid::Uuid::now_v7()].iter().flat_map(|uuid| *uuid.as_bytes()).collect();
-    JournalOpened { delivery, seed, clock_micros: Timestamp::now().as_microsecond(), round }
+    JournalOpened {
+        delivery,
+        seed,
+        clock_micros: Timestamp::now().as_microsecond(),
+        round,
+        storage: storage.to_owned(),
+    }
 }
 
 #[cfg(test)]

@@ -2,7 +2,6 @@
 
 mod called;
 mod kept;
-mod shown;
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -26,7 +25,7 @@ use construct_proto::{
 };
 use futures::future::BoxFuture;
 use jiff::Timestamp;
-use serde_json::Value;
+use serde_json::{Value, json};
 use sha2::{Digest as _, Sha256};
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument as _, field::Empty};
@@ -36,13 +35,13 @@ use crate::{
     metrics, modules,
     policy::{Judged, Policies},
     sandbox::{Host, HostCall, IMPORT, ToolError, ToolTable},
-    tools::{self, CallContext, Effect, Environment, Redirects, Toolbox, Waited},
+    tools::{self, CallContext, Effect, Environment, Permission, Redirects, Toolbox, Waited},
 };
 
 pub(crate) use kept::Kept;
 
 /// How timers appear in the journal.
-const TIMER: &str = "setTimeout";
+pub(crate) const TIMER: &str = "setTimeout";
 /// The name of the error that a call ends with of which nobody knows whether it was done.
 const OUTCOME_UNKNOWN: &str = "OutcomeUnknown";
 /// The name of the error that a call ends with for which the journal has no room.
@@ -54,7 +53,8 @@ const SHOWN: usize = 4096;
 const KEPT_CALLS: u32 = 64;
 /// How soon it is asked again how subtasks are that a script waits for while it does something else.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
-/// How much of the arguments a person is shown who is to approve them, in bytes.
+/// How long the canonical arguments of a call can be that a person is asked about, in bytes of JSON. Longer ones can be shown in part only, and
+/// nobody can approve of what they have not seen.
 const ASKED: usize = 64 * 1024;
 
 /// Why a script cannot go on, through no fault of its own.
@@ -427,12 +427,16 @@ impl<'a> ScriptHost<'a> {
             Action::Ask if decision.is_some() => return Ok(()),
             Action::Ask => {}
         }
+        let arguments = arguments.to_string();
+        if arguments.len() > ASKED {
+            return Err(too_large_to_ask(&call.name, arguments.len()));
+        }
         let asked = AskedCall {
             script: self.script,
             number: call.number,
             tool: call.name.clone(),
-            arguments: shown::arguments(&arguments, ASKED),
-            arguments_size: arguments.to_string().len() as u64,
+            arguments_size: arguments.len() as u64,
+            arguments,
             arguments_hash,
             reason: verdict.reason,
         };
@@ -460,9 +464,15 @@ impl<'a> ScriptHost<'a> {
         mut result: Result<Value, ToolError>,
         took: Duration,
     ) -> Result<Value, ToolError> {
+        let tool = tools::definition(&call.name);
+        // Everything that a tool or a module gives passes here, before it is journaled, told, and seen by the script. What reaches nothing gives
+        // nothing that a program has written, and the handles of `secrets.get` stay as they are.
+        if tool.is_none_or(|tool| tool.permission != Permission::Pure) {
+            scrub(self.shared.toolbox, &mut result);
+        }
         let mut json = written(&result);
         // What a script has set for commands is set again from what is kept.
-        let must = tools::definition(&call.name).is_some_and(|tool| tool.effect == Effect::Write);
+        let must = tool.is_some_and(|tool| tool.effect == Effect::Write);
         if !self.shared.kept.takes(&json, must) {
             result = Err(left_out(&call.name, json.len(), &self.shared.kept));
             json = written(&result);
@@ -655,6 +665,17 @@ fn rejected(tool: &str, decision: &ApprovalDecision) -> ToolError {
     ToolError::new("ApprovalRejected", message)
 }
 
+/// Nobody is asked about a call that cannot be shown whole.
+fn too_large_to_ask(tool: &str, size: usize) -> ToolError {
+    let message = format!(
+        "this call of {tool} needs a person's approval, and its arguments of {size} bytes are more than the {} KiB that a person can be shown, \
+         so nobody was asked. Nothing of it happened. Make calls with shorter arguments, each of which is asked about.",
+        ASKED >> 10
+    );
+    let details = Some(json!({"size": size, "limit": ASKED}));
+    ToolError { details, ..ToolError::new("ApprovalTooLarge", message) }
+}
+
 fn outcome_unknown(tool: &str) -> ToolError {
     ToolError::new(
         OUTCOME_UNKNOWN,
@@ -689,6 +710,17 @@ fn left_out(name: &str, size: usize, kept: &Kept) -> ToolError {
         kept.limit() >> 20
     );
     ToolError::new(JOURNAL_LIMIT, message)
+}
+
+/// Takes the secrets out of what a call has given.
+fn scrub(toolbox: &Toolbox, result: &mut Result<Value, ToolError>) {
+    match result {
+        Ok(value) => toolbox.scrub(value),
+        Err(ToolError { message, details, .. }) => {
+            toolbox.scrub_text(message);
+            details.iter_mut().for_each(|details| toolbox.scrub(details));
+        }
+    }
 }
 
 /// A result as it is journaled.

@@ -22,6 +22,12 @@ use construct_proto::{
 use jiff::Timestamp;
 use tokio_util::sync::CancellationToken;
 
+use crate::{
+    host::TIMER,
+    sandbox::IMPORT,
+    tools::{self, Permission},
+};
+
 pub(crate) use deaths::Deaths;
 pub(crate) use writer::NotWritten;
 use writer::Writer;
@@ -60,6 +66,8 @@ pub(crate) struct Journal {
     pub(crate) opened: JournalOpened,
     /// Processes that had taken the execution over and neither ended it nor handed it back.
     pub(crate) deaths: Deaths,
+    /// Whether its calls have used a task's files on another storage than this process has them on: then nobody goes on here.
+    pub(crate) files_elsewhere: bool,
     /// Why an earlier process was told to stop, if one was: then nobody goes on.
     pub(crate) stopped: Option<String>,
     /// Why an entry cannot be read, for good. Its call is not known, so that the scripts cannot be gone on with.
@@ -119,6 +127,7 @@ impl Journal {
                         scripts: HashMap::new(),
                         opened: fresh,
                         deaths: Deaths::default(),
+                        files_elsewhere: false,
                         stopped: None,
                         unreadable: None,
                     })));
@@ -133,9 +142,16 @@ impl Journal {
         let mut first = None;
         let mut deaths = Deaths::default();
         let mut stopped = None;
+        let (mut storage, mut files_elsewhere) = (String::new(), false);
         let mut order = 0;
         for entry in entries {
             let call = (entry.script, entry.call);
+            if let Some(Entry::Started(JournalStarted { name, .. }) | Entry::Completed(JournalCompleted { name, .. })) =
+                &entry.entry
+                && entry.call != script::SCRIPT
+            {
+                files_elsewhere |= storage != fresh.storage && !storage.is_empty() && uses_files(name);
+            }
             match entry.entry {
                 Some(Entry::Closed(_)) => return Ok(Taken::Closed),
                 Some(Entry::Released(released)) => {
@@ -145,6 +161,7 @@ impl Journal {
                 Some(Entry::Opened(opened)) if opened.round > fresh.round => return Ok(Taken::Superseded),
                 Some(Entry::Opened(opened)) => {
                     deaths.opened();
+                    storage.clone_from(&opened.storage);
                     first = first.or(Some(opened));
                 }
                 Some(Entry::Started(started)) => {
@@ -174,10 +191,21 @@ impl Journal {
             return Ok(Taken::Gone);
         }
         let first = first.unwrap_or_else(|| fresh.clone());
-        let opened = JournalOpened { delivery: fresh.delivery, round: fresh.round, ..first };
+        let JournalOpened { delivery, round, storage, .. } = fresh;
+        let opened = JournalOpened { delivery, round, storage, ..first };
         let last = bus.journal().append(step, &opening(step, &opened), last).await?;
         let writer = Writer::start(bus.clone(), step, last, ends, stop);
-        Ok(Taken::Over(Box::new(Self { step, writer, past, scripts, opened, deaths, stopped, unreadable })))
+        Ok(Taken::Over(Box::new(Self {
+            step,
+            writer,
+            past,
+            scripts,
+            opened,
+            deaths,
+            files_elsewhere,
+            stopped,
+            unreadable,
+        })))
     }
 
     /// Why an entry could not be written, if one could not; none is after it.
@@ -285,6 +313,22 @@ impl Journal {
 /// That a process takes an execution over.
 fn opening(step: StepId, opened: &JournalOpened) -> JournalEntry {
     JournalEntry { step_id: step.to_string(), entry: Some(Entry::Opened(opened.clone())), ..JournalEntry::default() }
+}
+
+/// Whether what a call gives, or does, depends on the files of its workspace. One that is not known here, of a later version, may.
+fn uses_files(name: &str) -> bool {
+    match name {
+        TIMER => false,
+        IMPORT => true,
+        tool => tools::definition(tool).is_none_or(|tool| match tool.permission {
+            Permission::FilesRead | Permission::FilesWrite | Permission::FilesDelete | Permission::Commands => true,
+            Permission::Pure
+            | Permission::Network
+            | Permission::Models
+            | Permission::Environment
+            | Permission::Tasks => false,
+        }),
+    }
 }
 
 /// When an execution was first wanted, as its id says.

@@ -89,7 +89,7 @@ pub struct Config {
     pub interpreter_cache_dir: PathBuf,
     /// CPU time of a script, in every pool; when not set, what its tier says.
     pub interpreter_cpu_limit: Option<Span>,
-    /// Time from a script's start to its end, likewise.
+    /// Time from a script's start to its end, likewise; at most that of a step, 30 minutes.
     pub interpreter_wall_limit: Option<Span>,
     /// Memory of a script, likewise.
     pub interpreter_memory_bytes: Option<usize>,

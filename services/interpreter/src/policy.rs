@@ -94,7 +94,7 @@ async fn of(call: &HostCall, toolbox: &Toolbox, environment: &Environment) -> Op
     let subjects = toolbox.subjects(&call.name, &arguments, environment).await.ok()?;
     let runs = definition(&call.name).is_some_and(|tool| tool.permission == Permission::Commands);
     if runs && !environment.is_empty() {
-        // First, so that it is seen however long the rest is.
+        // First, where a person who is asked looks first: it can make a harmless line do anything.
         let rest = arguments.as_object_mut().map(std::mem::take).unwrap_or_default();
         arguments = json!({"environment": environment});
         arguments.as_object_mut()?.extend(rest);

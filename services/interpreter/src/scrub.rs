@@ -10,6 +10,7 @@ use std::{fmt, ops::Range};
 
 use aho_corasick::{AhoCorasick, MatchKind};
 use secrecy::{ExposeSecret as _, SecretSlice};
+use serde_json::Value;
 
 /// How many bytes of a form are looked for at once; where they are found the rest is compared. It keeps the automaton
 /// small, however long secrets are.
@@ -32,6 +33,7 @@ pub(crate) struct Scrubber {
     heads: Option<AhoCorasick>,
     forms: Vec<Form>,
     handles: Vec<String>,
+    shortest: usize,
     longest: usize,
 }
 
@@ -64,7 +66,8 @@ impl Scrubber {
             forms.extend(all.into_iter().map(|form| Form { bytes: form.into(), secret: handles.len() }));
             handles.push(handle.to_owned());
         }
-        let longest = forms.iter().map(|form| form.bytes.expose_secret().len()).max().unwrap_or(0);
+        let lengths = || forms.iter().map(|form| form.bytes.expose_secret().len());
+        let (shortest, longest) = (lengths().min().unwrap_or(0), lengths().max().unwrap_or(0));
         let heads = forms.iter().map(|form| {
             let bytes = form.bytes.expose_secret();
             &bytes[..bytes.len().min(HEAD)]
@@ -73,7 +76,7 @@ impl Scrubber {
             let built = AhoCorasick::builder().match_kind(MatchKind::Standard).build(heads);
             built.expect("a few thousand short patterns are far below the limits of the automaton")
         });
-        Self { heads, forms, handles, longest }
+        Self { heads, forms, handles, shortest, longest }
     }
 
     /// Whether there is nothing to look for.
@@ -90,12 +93,19 @@ impl Scrubber {
     /// may be the beginning of a secret at its end counts as well.
     pub(crate) fn find(&self, text: &[u8], cut: bool) -> Vec<Found> {
         let Some(heads) = &self.heads else { return Vec::new() };
+        // Most texts of most results are names and numbers.
+        if text.len() < self.shortest && !cut {
+            return Vec::new();
+        }
         let mut found = Vec::new();
         let mut work = WORK + text.len().saturating_mul(WORK_PER_BYTE);
-        // Up to where the text is known to be each form.
-        let mut known_to = vec![0_usize; self.forms.len()];
+        // Up to where the text is known to be each form. Most texts have nothing that looks like one.
+        let mut known_to: Vec<usize> = Vec::new();
         for hit in heads.find_overlapping_iter(text) {
             let number = hit.pattern().as_usize();
+            if known_to.is_empty() {
+                known_to.resize(self.forms.len(), 0);
+            }
             let (form, start) = (self.forms[number].bytes.expose_secret(), hit.start());
             let end = start + form.len();
             if end > text.len() {
@@ -155,9 +165,30 @@ impl Scrubber {
 
     /// The same, of text.
     pub(crate) fn text(&self, text: String, cut: bool) -> String {
-        let scrubbed = self.bytes(text.into_bytes(), cut);
+        let found = self.find(text.as_bytes(), cut);
+        if found.is_empty() {
+            return text;
+        }
+        let mut scrubbed = Vec::with_capacity(text.len());
+        self.render(text.as_bytes(), &found, 0..text.len(), &mut scrubbed);
         // What is taken out are whole characters, but where a text is replaced as a whole or cut.
         String::from_utf8(scrubbed).unwrap_or_else(|error| String::from_utf8_lossy(error.as_bytes()).into_owned())
+    }
+
+    /// The same, of all texts in a value.
+    pub(crate) fn value(&self, value: &mut Value) {
+        match value {
+            Value::String(text) => *text = self.text(std::mem::take(text), false),
+            Value::Array(items) => items.iter_mut().for_each(|item| self.value(item)),
+            Value::Object(fields) => {
+                fields.values_mut().for_each(|field| self.value(field));
+                if fields.keys().any(|name| !self.find(name.as_bytes(), false).is_empty()) {
+                    let named = std::mem::take(fields).into_iter();
+                    fields.extend(named.map(|(name, field)| (self.text(name, false), field)));
+                }
+            }
+            Value::Null | Value::Bool(_) | Value::Number(_) => {}
+        }
     }
 }
 

@@ -18,14 +18,15 @@
 //! | `/tmp`, `/dev/shm` | 512 MiB | 1 GiB | 2 GiB |
 //!
 //! A pool of another name has what `cpu-2` has. What each limit does is told in [`Limits`] and [`CommandLimits`], where it is
-//! enforced. None reaches beyond the step of its task, which ends half an hour after it began.
+//! enforced. None reaches beyond the step of its task, which ends half an hour after it began: a script for which more than that is set
+//! would be given up without having been told its limit.
 
 use std::{
     collections::{BTreeMap, HashMap},
     time::Duration,
 };
 
-use construct_domain::compute;
+use construct_domain::{compute, decide::CODE_DEADLINE};
 use construct_runtime::config;
 use serde::{Deserialize, Serialize};
 
@@ -185,7 +186,11 @@ impl Tier {
         let memory = (script.memory_bytes < LEAST_MEMORY)
             .then(|| ("script_memory_bytes", format!("at least {LEAST_MEMORY}: the engine itself needs 3 MiB")));
         let call = (script.call_bytes > MOST_CALL).then(|| ("host_call_bytes", format!("at most {MOST_CALL}")));
-        too_short.or(zero).or(memory).or(call)
+        let wall = (script.wall > CODE_DEADLINE).then(|| {
+            let most = CODE_DEADLINE.as_secs() / 60;
+            ("script_wall", format!("at most {most}min: then the step ends that its scripts belong to"))
+        });
+        too_short.or(zero).or(memory).or(call).or(wall)
     }
 }
 
@@ -274,6 +279,7 @@ mod tests {
         for (set, limit) in [
             (Overrides { script_cpu: span(0), ..Default::default() }, "script_cpu"),
             (Overrides { script_wall: span(0), ..Default::default() }, "script_wall"),
+            (Overrides { script_wall: span(30 * 60 * 1000 + 1), ..Default::default() }, "script_wall"),
             (Overrides { command_cpu: span(999), ..Default::default() }, "command_cpu"),
             (Overrides { host_calls: Some(0), ..Default::default() }, "host_calls"),
             (Overrides { host_call_bytes: Some(33 << 20), ..Default::default() }, "host_call_bytes"),
@@ -284,6 +290,8 @@ mod tests {
             let error = tiers(&Overrides::default(), &[("cpu-8", set)]).expect_err(limit);
             assert!(error.starts_with(&format!("{limit} of `cpu-8` must be ")), "{error}");
         }
+        let most = Overrides { script_wall: Some(Span(CODE_DEADLINE)), ..Default::default() };
+        tiers(&most, &[]).expect("all the time that a step has");
     }
 
     #[test]

@@ -4,9 +4,10 @@ mod gone;
 
 use std::{
     fs::DirBuilder,
+    io::ErrorKind,
     os::{
         fd::{AsFd, OwnedFd},
-        unix::fs::DirBuilderExt,
+        unix::fs::{DirBuilderExt, symlink},
     },
     path::{Component, Path, PathBuf},
     sync::Arc,
@@ -16,6 +17,7 @@ use rustix::{
     fs::{Mode, OFlags, ResolveFlags},
     io::Errno,
 };
+use uuid::Uuid;
 
 use crate::{
     blocking::blocking,
@@ -29,6 +31,10 @@ const KERNEL: [&str; 3] = ["/proc", "/sys", "/dev"];
 
 /// File systems of the kernel, wherever they are mounted: `proc` and `sysfs` (see statfs(2)).
 const KERNEL_FILE_SYSTEMS: [i64; 2] = [0x9fa0, 0x6265_6572];
+
+/// Where a folder of tasks' own workspaces says which it is, wherever it is mounted: a symbolic link to an id, because a link is made whole or not at
+/// all, also by two processes at once.
+const STORAGE: &str = ".storage";
 
 const DIRECTORY: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::CLOEXEC);
 
@@ -59,6 +65,8 @@ pub(crate) enum Error {
 #[derive(Debug)]
 pub(crate) struct Workspaces {
     places: Arc<Places>,
+    /// Which storage tasks' own directories lie on; empty when that is not known.
+    storage: String,
     policy: Policy,
     egress: Egress,
     sandbox: CommandSandbox,
@@ -75,7 +83,18 @@ impl Workspaces {
         sandbox: CommandSandbox,
     ) -> Result<Self, Error> {
         let places = Arc::new(Places::new(roots, own, &policy.commands.hidden_paths)?);
-        Ok(Self { places, policy, egress, sandbox })
+        let storage = storage(&places.own).unwrap_or_else(|error| {
+            let folder = places.own.display();
+            tracing::warn!(%folder, %error, "it cannot be kept which storage this is: scripts may go on where their files are not");
+            String::new()
+        });
+        Ok(Self { places, storage, policy, egress, sandbox })
+    }
+
+    /// Which storage a task has its files on, as journals keep it: the same wherever the folder of tasks' own workspaces is mounted. Empty when that is not
+    /// known, and for a directory that the task named: what lies there is its operator's business.
+    pub(crate) fn storage(&self, workspace: &str) -> &str {
+        if workspace.is_empty() { &self.storage } else { "" }
     }
 
     /// The tools of a task, bound to `workspace`, or to a directory of the task's own when that is empty.
@@ -179,7 +198,7 @@ impl Places {
     fn own(&self, task: &str) -> Result<Workspace, Error> {
         let name = Path::new(task);
         if !matches!(name.components().collect::<Vec<_>>()[..], [Component::Normal(_)]) {
-            return Err(Error::Make(std::io::ErrorKind::InvalidInput.into()));
+            return Err(Error::Make(ErrorKind::InvalidInput.into()));
         }
         make_private(&self.own).map_err(Error::Make)?;
         let directory = rustix::fs::open(&self.own, DIRECTORY, Mode::empty())
@@ -210,6 +229,24 @@ fn make_private(path: &Path) -> std::io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(path)
 }
 
+/// Which storage a folder lies on: an id that whoever comes first leaves there.
+fn storage(folder: &Path) -> std::io::Result<String> {
+    let link = folder.join(STORAGE);
+    let id = match std::fs::read_link(&link) {
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            match symlink(Uuid::now_v7().to_string(), &link) {
+                Ok(()) => {}
+                // Another process was faster, and it is its id that holds.
+                Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
+                Err(error) => return Err(error),
+            }
+            std::fs::read_link(&link)?
+        }
+        read => read?,
+    };
+    Ok(id.to_string_lossy().into_owned())
+}
+
 /// Takes hold of what is to be hidden, without what lies in something that is hidden anyway.
 fn without_nested<'a>(paths: impl Iterator<Item = &'a Path>) -> Result<Vec<Arc<Hidden>>, Error> {
     let mut all: Vec<(PathBuf, Hidden)> = Vec::new();
@@ -217,7 +254,7 @@ fn without_nested<'a>(paths: impl Iterator<Item = &'a Path>) -> Result<Vec<Arc<H
         match Hidden::open(path) {
             Ok(found) if all.iter().any(|(_, known)| known.identity() == found.identity()) => {}
             Ok(found) => all.push((path.to_owned(), found)),
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+            Err(error) if error.kind() == ErrorKind::NotFound => {
                 tracing::warn!(path = %path.display(), "this path does not exist; tasks that start before it does may see it");
             }
             Err(error) => return Err(Error::Hide(path.to_owned(), error)),

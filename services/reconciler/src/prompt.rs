@@ -89,7 +89,8 @@ stack. Rules:
 - A failing tool throws an Error with a `name` and a message that says what to do; catch it where you can go on.
 - A command's non-zero exit code is a result, not an error.
 - An error named `PolicyDenied` or `ApprovalRejected` means that a call was not made, by somebody's decision: do not try to reach the \
-same in another way; go on without it, or say what you need.
+same in another way; go on without it, or say what you need. `ApprovalTooLarge` means that nobody could be \
+asked: make calls with shorter arguments.
 - An error named `OutcomeUnknown` means that an action may or may not have happened: look before you repeat it.
 - Each script starts fresh: no variable survives from one to the next. Files in the workspace do.
 - TypeScript works as well, and so does `import` of files of the workspace by relative path. There is no `require`, no Node.js \

@@ -8,7 +8,9 @@ mod large;
 mod outages;
 mod randomness;
 mod redirects;
+mod secrets;
 mod stopping;
+mod storage;
 mod subtasks;
 mod told;
 mod trials;
@@ -353,6 +355,32 @@ async fn a_command_of_an_earlier_round_is_over() {
 }
 
 #[tokio::test]
+async fn scripts_that_come_too_late_are_not_run() {
+    let mut world = World::new(&["create_file('a', 'x').status", "create_file('secrets/key', 'k')"]).await;
+    let at = |time: Timestamp| prost_types::Timestamp { seconds: time.as_second(), nanos: time.subsec_nanosecond() };
+    let now = clock::now();
+    let set = |world: &mut World, deadline| {
+        world.command.step.as_mut().expect("it names a step").deadline = Some(at(deadline))
+    };
+    set(&mut world, now + Duration::from_secs(600));
+    let asked = world.parks().await.calls.remove(0);
+    std::fs::remove_file(world.path("a")).expect("it was made");
+    // Approved, and wanted again when its time is over: what was done is told, and nothing more is done.
+    world.decide(&asked, true, "");
+    set(&mut world, now);
+    for _ in 0..2 {
+        let cancelled = match world.run().await {
+            step_result::Outcome::Cancelled(cancelled) => cancelled,
+            other => panic!("it should not be run: {other:?}"),
+        };
+        assert_eq!(cancelled.reason, "its deadline has passed");
+        assert_eq!(cancelled.results[0].output, "created");
+        assert!(cancelled.results[1].error.contains("its deadline has passed"), "{cancelled:?}");
+    }
+    assert_eq!((world.file("a"), world.file("secrets/key")), (None, None));
+}
+
+#[tokio::test]
 async fn waiting_again_and_again_is_not_taken_for_dying() {
     let mut world = World::new(&["create_file('secrets/key', 'k').status"]).await;
     for _ in 0..50 {
@@ -365,12 +393,25 @@ async fn waiting_again_and_again_is_not_taken_for_dying() {
 }
 
 #[tokio::test]
-async fn long_arguments_are_shown_in_part_and_approved_as_a_whole() {
-    let mut world = World::new(&["create_file('secrets/key', 'é'.repeat(100000)).bytes"]).await;
-    let asked = world.parks().await.calls.remove(0);
-    assert!(asked.arguments.len() <= 64 * 1024 && asked.arguments_size > 200_000);
+async fn a_call_that_cannot_be_shown_whole_is_not_asked_about() {
+    // What stands around the content in the canonical arguments.
+    let around = r#"{"content":"","path":"secrets/key"}"#.len();
+    let script = format!(
+        "const most = 65536 - {around};
+        let told;
+        try {{ create_file('secrets/key', 'é' + 'x'.repeat(most - 1)) }} catch (error) {{ told = error }}
+        const {{ bytes }} = create_file('secrets/key', 'x'.repeat(most));
+        [told.name, told.details.size, told.message.includes('nobody was asked'), bytes === most].join(' ')"
+    );
+    let mut world = World::new(&[&script]).await;
+    let [asked] = world.parks().await.calls.try_into().expect("one call");
+    assert_eq!((asked.number, asked.arguments.len(), asked.arguments_size), (2, 65536, 65536));
+    assert_eq!(world.file("secrets/key"), None);
+    // Like what is denied it stays so, whatever the rules say by now.
+    world.command.agent_policy.clear();
     world.decide(&asked, true, "");
-    assert_eq!(world.completes().await[0].output, "200000");
+    assert_eq!(world.completes().await[0].output, "ApprovalTooLarge 65537 true true");
+    assert_eq!(world.file("secrets/key").map(|content| content.len()), Some(65536 - around));
 }
 
 #[tokio::test]

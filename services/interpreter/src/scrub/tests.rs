@@ -5,6 +5,8 @@ use base64::{
     engine::general_purpose::{STANDARD, URL_SAFE},
 };
 
+use serde_json::json;
+
 use super::*;
 
 const HANDLE: &str = "{{secret:S:0123456789abcdef}}";
@@ -91,6 +93,18 @@ fn values_that_overlap_leave_nothing_behind() {
     let scrubber = Scrubber::new([("one-two-three", "{{1}}"), ("three-four-five", "{{2}}")]);
     assert_eq!(scrubber.text("one-two-three-four-five".to_owned(), false), "{{1}}");
     assert_eq!(scrubber.text("three-four-five one-two-three".to_owned(), false), "{{2}} {{1}}");
+}
+
+#[test]
+fn a_value_is_found_in_every_text_and_name_of_a_result() {
+    let scrubber = Scrubber::new([("abcdefgh", HANDLE)]);
+    let mut found =
+        json!({"a": ["1 abcdefgh", {"b": "abcdefgh"}], "abcdefgh": {"x abcdefgh": null}, "c": [1, true, "abcdefg"]});
+    scrubber.value(&mut found);
+    let name = format!("x {HANDLE}");
+    let expected =
+        json!({"a": [format!("1 {HANDLE}"), {"b": HANDLE}], HANDLE: {name: null}, "c": [1, true, "abcdefg"]});
+    assert_eq!(found, expected);
 }
 
 #[test]

@@ -123,9 +123,16 @@ const EXCEEDING: &[Exceeding] = &[
 /// A limit that only holds where commands are confined.
 const CONFINED: &str = "its `/tmp` and `/dev/shm`";
 
-/// Where nothing is told: who is over it waits, or is only started so. How much is journaled is tried in `execution::tests::kept`, which has a journal.
-const UNTOLD: [&str; 4] =
-    ["its processors", "calls at the same time", "scripts at the same time", "results that are journaled"];
+/// Where nothing is told: who is over it waits, or is only started so. How much is journaled, and what is too
+/// large to be approved, is tried in `execution::tests`, which have a journal and policies.
+const UNTOLD: [&str; 6] = [
+    "its processors",
+    "calls at the same time",
+    "scripts at the same time",
+    "results that are journaled",
+    "arguments of a call that needs",
+    "all scripts of a message",
+];
 
 /// The first and the last cell of each row about a limit.
 fn rows() -> BTreeMap<&'static str, &'static str> {

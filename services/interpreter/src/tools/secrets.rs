@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use construct_domain::secret;
 use construct_proto::mesh::v1::GrantedSecret;
@@ -72,7 +72,8 @@ const MAX_TOGETHER: usize = 256 * 1024;
 #[derive(Default)]
 pub struct Secrets {
     list: Vec<Secret>,
-    scrubber: Arc<Scrubber>,
+    /// Made when something first comes back in which a value could be: it takes milliseconds and megabytes for values of many kilobytes.
+    scrubber: OnceLock<Arc<Scrubber>>,
 }
 
 struct Secret {
@@ -105,12 +106,8 @@ impl Secrets {
     #[must_use]
     pub fn open(granted: &[GrantedSecret], keys: Option<&MasterKeys>, seed: &[u8]) -> Self {
         let mut room = MAX_TOGETHER;
-        let list: Vec<Secret> =
-            granted.iter().take(secret::PER_AGENT).map(|one| Secret::open(one, keys, seed, &mut room)).collect();
-        let values =
-            list.iter().filter_map(|one| Some((one.value.as_ref().ok()?.expose_secret(), one.handle.as_str())));
-        let scrubber = Arc::new(Scrubber::new(values));
-        Self { list, scrubber }
+        let list = granted.iter().take(secret::PER_AGENT).map(|one| Secret::open(one, keys, seed, &mut room)).collect();
+        Self { list, scrubber: OnceLock::new() }
     }
 
     /// The tool.
@@ -122,7 +119,11 @@ impl Secrets {
 
     /// Finds the secrets in what comes back.
     pub(super) fn scrubber(&self) -> &Arc<Scrubber> {
-        &self.scrubber
+        self.scrubber.get_or_init(|| {
+            let values = self.list.iter();
+            let values = values.filter_map(|one| Some((one.value.as_ref().ok()?.expose_secret(), one.handle.as_str())));
+            Arc::new(Scrubber::new(values))
+        })
     }
 
     /// The value of a header with the secrets in it, for a request to `host`; none when there is no handle in it. `room` is how
@@ -206,30 +207,18 @@ impl Secrets {
         Ok(Some(SecretString::from(parts.concat())))
     }
 
-    /// What a call gives back, without the secrets.
-    pub(super) fn scrub(&self, result: Result<Value, ToolError>) -> Result<Value, ToolError> {
-        if self.scrubber.is_empty() {
-            return result;
-        }
-        match result {
-            Ok(value) => Ok(self.scrubbed(value)),
-            Err(ToolError { name, message, details }) => Err(ToolError {
-                name,
-                message: self.scrubber.text(message, false),
-                details: details.map(|details| self.scrubbed(details)),
-            }),
+    /// Takes the secrets out of a value: all that were granted, not only those that were asked for, because a script of an earlier
+    /// message may have had one written into a file.
+    pub(super) fn scrub(&self, value: &mut Value) {
+        if !self.list.is_empty() {
+            self.scrubber().value(value);
         }
     }
 
-    fn scrubbed(&self, value: Value) -> Value {
-        match value {
-            Value::String(text) => Value::String(self.scrubber.text(text, false)),
-            Value::Array(items) => items.into_iter().map(|item| self.scrubbed(item)).collect(),
-            Value::Object(map) => {
-                let entry = |(name, value)| (self.scrubber.text(name, false), self.scrubbed(value));
-                Value::Object(map.into_iter().map(entry).collect())
-            }
-            Value::Null | Value::Bool(_) | Value::Number(_) => value,
+    /// The same, of a text.
+    pub(super) fn scrub_text(&self, text: &mut String) {
+        if !self.list.is_empty() {
+            *text = self.scrubber().text(std::mem::take(text), false);
         }
     }
 

@@ -10,7 +10,7 @@ mod llm;
 mod removal;
 mod robustness;
 mod save;
-mod secrets;
+pub(crate) mod secrets;
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -52,7 +52,8 @@ impl Bench {
     }
 
     async fn call(&self, name: &str, args: Value) -> Value {
-        let result = self.tools.call(name, args, &CallContext::default()).await.expect("a call that succeeds");
+        let mut result = self.tools.call(name, args, &CallContext::default()).await.expect("a call that succeeds");
+        self.tools.scrub(&mut result);
         // Whatever a test is about, what tools return is what their definitions say.
         if let Err(difference) = definitions::accept(&definition(name).expect("a tool").output, &result) {
             panic!("{name} returned what its definition does not describe: {difference}");
@@ -63,7 +64,11 @@ impl Bench {
     async fn fails(&self, name: &str, args: Value) -> ToolError {
         match self.tools.call(name, args, &CallContext::default()).await {
             Ok(result) => panic!("{name} should fail, but returned {result}"),
-            Err(error) => error,
+            Err(mut error) => {
+                self.tools.scrub_text(&mut error.message);
+                error.details.iter_mut().for_each(|details| self.tools.scrub(details));
+                error
+            }
         }
     }
 }

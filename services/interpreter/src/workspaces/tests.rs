@@ -1,6 +1,6 @@
 //! Workspaces that nobody granted, and what the service keeps for itself.
 
-use std::os::unix::fs::{MetadataExt, symlink};
+use std::{collections::HashSet, os::unix::fs::MetadataExt};
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -91,6 +91,24 @@ async fn a_task_without_a_workspace_gets_a_private_one() {
         let opened = bench.workspaces.open("", task, &CommandLimits::default()).await;
         assert!(matches!(opened, Err(Error::Make(_))), "{task:?}");
     }
+}
+
+#[tokio::test]
+async fn a_folder_of_workspaces_is_the_same_to_all_who_have_it() {
+    let bench = Bench::new().await;
+    let (own, other) = (bench.path("checkout/home/data/workspaces"), bench.path("other"));
+    let known = bench.workspaces.storage("").to_owned();
+    assert_eq!((known.len(), storage(&own).expect("read")), (36, known.clone()));
+    assert_eq!(bench.workspaces.storage("/a/named/one"), "");
+    std::fs::create_dir(&other).expect("made");
+    let found: HashSet<String> = std::thread::scope(|scope| {
+        let looking: Vec<_> = (0..8).map(|_| scope.spawn(|| storage(&other).expect("made"))).collect();
+        looking.into_iter().map(|looking| looking.join().expect("it ends")).collect()
+    });
+    assert!(found.len() == 1 && !found.contains(&known), "{found:?}");
+    std::fs::remove_file(own.join(STORAGE)).expect("removed");
+    std::fs::write(own.join(STORAGE), "no link").expect("written");
+    assert!(storage(&own).is_err(), "it is not known");
 }
 
 #[tokio::test]

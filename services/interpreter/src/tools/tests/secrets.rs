@@ -11,12 +11,12 @@ use crate::command::Confinement;
 const VALUE: &str = "gh/s3cr3t+0123456789=é\"x";
 const SEED: &[u8] = b"the seed of an execution";
 
-fn keys() -> MasterKeys {
+pub(crate) fn keys() -> MasterKeys {
     MasterKeys::parse("s1:AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=").expect("a key of 32 bytes")
 }
 
 /// A secret as the gateway seals it.
-fn granted(name: &str, value: &str, hosts: &[&str], commands: &[&str]) -> GrantedSecret {
+pub(crate) fn granted(name: &str, value: &str, hosts: &[&str], commands: &[&str]) -> GrantedSecret {
     let id = format!("secret_{name}");
     let key = LessSafeKey::new(UnboundKey::new(&AES_256_GCM, keys().active().expose()).expect("32 bytes"));
     let mut ciphertext = value.as_bytes().to_vec();
