@@ -1,8 +1,8 @@
 //! When a failed try is followed by another within the same call.
 //!
-//! Calls are counted over all targets and all commands for one answer: the command says how many are left, and a failure how
-//! many were made, so that these retries and the reconciler's never multiply (D8 in ARCHITECTURE.md). A call that a circuit breaker
-//! refuses was not made, and does not count.
+//! Calls are counted over all targets, all commands for one answer and all their deliveries: the command says how many are left, and a
+//! failure how many were made, so that these retries, the reconciler's and JetStream's never multiply (D8 in ARCHITECTURE.md). A call that a
+//! circuit breaker refuses was not made, and does not count; of a delivery that was lost nobody knows, and it counts as one call.
 
 use std::time::Duration;
 

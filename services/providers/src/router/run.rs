@@ -20,9 +20,6 @@ use crate::{
     vendor::{Chunk, Request},
 };
 
-/// Calls for one answer at most, over all targets, where the caller does not say how many are left.
-const ANSWER_CALLS: u32 = 5;
-
 pub(super) struct Run<'a> {
     router: &'a Router,
     call: RoutedCall<'a>,
@@ -59,7 +56,7 @@ enum Left {
 
 impl<'a> Run<'a> {
     pub(super) fn new(router: &'a Router, call: RoutedCall<'a>, sink: &'a mut dyn Sink) -> Self {
-        let left = if call.tries > 0 { call.tries } else { ANSWER_CALLS.max(router.policy.tries) };
+        let left = router.allowed(call.tries);
         Self { router, call, sink, spent: Usage::default(), input_tokens: 0, at: 0, left, made: 0 }
     }
 
@@ -140,9 +137,11 @@ impl<'a> Run<'a> {
         let request = addressed(&self.call, at);
         // Whoever comes behind is to be asked once at least.
         let behind = u32::try_from(self.call.targets.len() - at - 1).unwrap_or(u32::MAX);
-        let policy = self.router.policy.within(self.left.saturating_sub(behind).max(1));
+        let lost = if at == 0 { self.call.lost } else { 0 };
+        let policy = self.router.policy.within((self.left + lost).saturating_sub(behind).max(1));
         let is_last = at + 1 >= self.call.targets.len();
-        let mut failed = 0;
+        // Tries go on where the worker before this one was lost, with one at least.
+        let mut failed = lost.min(policy.tries.saturating_sub(1));
         let mut tried: Vec<KeyId> = Vec::new();
         // What the vendor said to the last of them.
         let mut said = None;

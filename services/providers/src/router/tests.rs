@@ -241,6 +241,28 @@ async fn an_answer_takes_five_calls_at_most_however_many_models_and_commands_the
 }
 
 #[tokio::test(start_paused = true)]
+async fn calls_that_were_lost_with_their_workers_are_calls_of_the_first_model() {
+    for (others, lost, called) in [
+        (0, 1, "aa"),
+        (0, 2, "a"),
+        (0, 4, "a"),
+        (1, 1, "aabb"),
+        (1, 3, "ab"),
+        (1, 4, "a"),
+        (3, 1, "abcd"),
+        (4, 2, "abc"),
+    ] {
+        let (mut command, play) = to_a_and(others);
+        command.tries = 5 - lost;
+        let router = router(Arc::new(play.clone()), PATIENT);
+        let (cancel, kept) = (Cancel::default(), Kept::default());
+        let (mut progress, call) = (kept.clone(), RoutedCall { lost, ..routed(&command, &cancel) });
+        call::answer(&router, call, &mut Deltas::new(marks(1), &mut progress)).await;
+        assert_eq!(play.called().concat(), called, "{others} others, {lost} lost");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn calls_of_nobody_who_counts_are_bounded_too() {
     let (command, play) = to_a_and(8);
     let router = router(Arc::new(play.clone()), PATIENT);
