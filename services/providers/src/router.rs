@@ -318,6 +318,11 @@ impl Trying {
 }
 
 impl Target {
+    /// What it is called where it is told from others.
+    fn name(&self) -> String {
+        format!("{}/{}", vendor::Origin::of(&self.provider).vendor, self.model.vendor_model)
+    }
+
     fn breaker(&self) -> breaker::Key {
         breaker::Key { provider_id: self.provider.id.clone(), vendor_model: self.model.vendor_model.clone() }
     }

@@ -14,7 +14,7 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use super::{Begin, Ended, NotBegun, Routed, RoutedCall, Router, Sink, Trying};
 use crate::{
-    failure::Failure,
+    failure::{self, Failure},
     keys::{self, KeyId},
     metrics::{self, Labels},
     vendor::{Chunk, Request},
@@ -87,7 +87,7 @@ impl<'a> Run<'a> {
                 let labels = Labels::new(&self.call.targets[at], &self.call.request);
                 self.router.metrics.fell_back(&labels, failure.class);
             }
-            failures.push(failure);
+            failures.push((at, failure));
             at = next.unwrap_or(usize::MAX);
         }
         Ended::Failed(self.verdict(failures))
@@ -117,17 +117,18 @@ impl<'a> Run<'a> {
     }
 
     /// What is said when nobody answered: what the first one failed with for which another try may help; otherwise what the
-    /// first one failed with, because it is the one that was asked for.
-    fn verdict(&self, mut failures: Vec<Failure>) -> Failure {
-        let others = failures.len().saturating_sub(1);
+    /// first one failed with, because it is the one that was asked for. Of several, its words are why each of them did not answer.
+    fn verdict(&self, mut failures: Vec<(usize, Failure)>) -> Failure {
         if failures.is_empty() {
             return Failure::internal("the call names no model");
         }
-        let at = failures.iter().position(Failure::is_retryable).unwrap_or(0);
-        let mut failure = failures.swap_remove(at);
+        let words = failure::joined(failures.iter().map(|(at, failure)| (self.call.targets[*at].name(), failure)));
+        let count = failures.len();
+        let at = failures.iter().position(|(_, failure)| failure.is_retryable()).unwrap_or(0);
+        let (_, mut failure) = failures.swap_remove(at);
         failure.tries = self.made;
-        if others > 0 {
-            failure.message = format!("{failure} (no model of {} could answer)", others + 1);
+        if count > 1 {
+            failure.message = words;
         }
         failure
     }

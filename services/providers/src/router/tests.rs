@@ -207,7 +207,7 @@ async fn when_nobody_answers_the_failure_that_may_pass_is_told() {
     let router = router(Arc::new(play), PATIENT);
     let failure = failed(make(&router, &to_a(&[("b", 100)])).await.0);
     assert_eq!((failure.class, failure.tries), (FailureClass::Overloaded, 4), "those of all models count");
-    assert!(failure.message.contains("no model of 2"), "{failure}");
+    assert_eq!(failure.message, "openai/a: authentication: no; openai/b: overloaded: no", "each says why");
 }
 
 /// A call of `a` that so many others may answer.
