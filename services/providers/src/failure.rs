@@ -5,8 +5,13 @@ use std::{borrow::Cow, time::Duration};
 use construct_proto::mesh::v1::{self as mesh, FailureClass};
 use jiff::Timestamp;
 
+use crate::metrics;
+
 /// Vendors echo whole requests into their errors; a person needs the beginning.
 const MAX_MESSAGE_CHARS: usize = 1_000;
+
+/// What stands between the failures of several models.
+const BETWEEN: &str = "; ";
 
 /// What stands where a secret stood.
 const SCRUBBED: &str = "[api key]";
@@ -139,9 +144,25 @@ fn forms(secret: &str) -> Vec<String> {
     forms
 }
 
+/// Why each of several models did not answer, in the words of one failure. Each has the same part of what a message may hold, so that none is
+/// crowded out by what another vendor says. Secrets are to be gone from them.
+pub(crate) fn joined<'a>(failures: impl ExactSizeIterator<Item = (String, &'a Failure)>) -> String {
+    let share = (MAX_MESSAGE_CHARS / failures.len().max(1)).saturating_sub(BETWEEN.len() + 1);
+    let told = failures.map(|(model, Failure { class, message, http_status, .. })| {
+        let class = metrics::word(*class).replace('_', " ");
+        let status = if *http_status > 0 { format!(" ({http_status})") } else { String::new() };
+        cut(&format!("{model}: {class}{status}: {message}"), share).into_owned()
+    });
+    told.collect::<Vec<_>>().join(BETWEEN)
+}
+
 /// The beginning of a text that is to be shown.
 fn clipped(text: &str) -> Cow<'_, str> {
-    match text.char_indices().nth(MAX_MESSAGE_CHARS) {
+    cut(text, MAX_MESSAGE_CHARS)
+}
+
+fn cut(text: &str, chars: usize) -> Cow<'_, str> {
+    match text.char_indices().nth(chars) {
         Some((end, _)) => Cow::Owned(format!("{}…", &text[..end])),
         None => Cow::Borrowed(text),
     }
@@ -215,6 +236,36 @@ mod tests {
         let failure = Failure::transient("ä".repeat(5_000));
         assert_eq!(failure.to_string().chars().count(), MAX_MESSAGE_CHARS + 1);
         assert_eq!(failure.clone().into_proto().message, failure.to_string());
+    }
+
+    #[test]
+    fn of_several_models_each_has_its_reason_however_long_another_is() {
+        let failures = [
+            Failure::new(FailureClass::Overloaded, "Overloaded").with_status(529),
+            Failure::new(FailureClass::RateLimited, "every API key of the provider is at its limit"),
+        ];
+        let named = |failures: &[Failure]| {
+            joined(
+                ["anthropic/x", "openai/y", "gemini/z"]
+                    .map(str::to_owned)
+                    .into_iter()
+                    .zip(failures)
+                    .collect::<Vec<_>>()
+                    .into_iter(),
+            )
+        };
+        assert_eq!(
+            named(&failures),
+            "anthropic/x: overloaded (529): Overloaded; openai/y: rate limited: every API key of the provider is at its limit"
+        );
+        let long = [0; 3].map(|_| Failure::transient("ä".repeat(5_000)));
+        let told = named(&long);
+        assert!(
+            ["anthropic/x: transient: ä", "openai/y: transient: ä", "gemini/z: transient: ä"]
+                .iter()
+                .all(|part| told.contains(part))
+        );
+        assert_eq!(Failure::transient(told.clone()).to_string(), told, "it need not be clipped once more");
     }
 
     #[test]

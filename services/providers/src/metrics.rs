@@ -247,7 +247,7 @@ impl End {
 }
 
 /// A class of failures as the value of an attribute.
-const fn word(class: FailureClass) -> &'static str {
+pub(crate) const fn word(class: FailureClass) -> &'static str {
     match class {
         FailureClass::Transient => "transient",
         FailureClass::RateLimited => "rate_limited",

@@ -1,8 +1,8 @@
 //! When a failed try is followed by another within the same call.
 //!
-//! Calls are counted over all targets and all commands for one answer: the command says how many are left, and a failure how
-//! many were made, so that these retries and the reconciler's never multiply (D8 in ARCHITECTURE.md). A call that a circuit breaker
-//! refuses was not made, and does not count.
+//! Calls are counted over all targets, all commands for one answer and all their deliveries: the command says how many are left, and a
+//! failure how many were made, so that these retries, the reconciler's and JetStream's never multiply (D8 in ARCHITECTURE.md). A call that a
+//! circuit breaker refuses was not made, and does not count; of a delivery that was lost nobody knows, and it counts as one call.
 
 use std::time::Duration;
 
@@ -33,9 +33,10 @@ impl Policy {
         self.last.saturating_mul(2)
     }
 
-    /// The pause before the next try; none when the failure stands. `jitter` is from 0 to 1 (full jitter: many calls
-    /// that failed together don't come back together). `left` is the time until the deadline: a pause that doesn't
-    /// leave room for an answer is not worth waiting, the failure says when another try is welcome.
+    /// The pause before the next try; none when the failure stands. `jitter` is from 0 to 1 and scales the upper half of the pause
+    /// (equal jitter): many calls that failed together don't come back together, and none comes back to a vendor in trouble at once.
+    /// `left` is the time until the deadline: a pause that doesn't leave room for an answer is not worth waiting, the failure says
+    /// when another try is welcome.
     pub(crate) fn pause(
         &self,
         failed: u32,
@@ -48,7 +49,7 @@ impl Policy {
             return None;
         }
         let doubled = self.first.saturating_mul(2_u32.saturating_pow(failed.saturating_sub(1).min(16)));
-        let pause = doubled.min(self.last).mul_f64(jitter.clamp(0.0, 1.0));
+        let pause = doubled.min(self.last).mul_f64(0.5 + jitter.clamp(0.0, 1.0) / 2.0);
         let asked = failure.wait_asked(now).unwrap_or_default();
         if asked > self.longest_pause() {
             return None;
@@ -76,7 +77,8 @@ mod tests {
         let failure = Failure::transient("x");
         let pauses: Vec<_> = (1..=3).map(|failed| POLICY.pause(failed, &failure, HOUR, now(), 1.0)).collect();
         assert_eq!(pauses, [Some(Duration::from_secs(1)), Some(Duration::from_secs(2)), None]);
-        assert_eq!(POLICY.pause(1, &failure, HOUR, now(), 0.0), Some(Duration::ZERO));
+        let least = |failed| POLICY.pause(failed, &failure, HOUR, now(), 0.0);
+        assert_eq!([least(1), least(2)], [Some(Duration::from_millis(500)), Some(Duration::from_secs(1))]);
         let patient = Policy { tries: 99, ..POLICY };
         assert_eq!(patient.pause(50, &failure, HOUR, now(), 1.0), Some(Duration::from_secs(10)));
     }

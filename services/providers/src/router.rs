@@ -43,6 +43,9 @@ use crate::{
     vendor::{self, Chunk, Open, Request, Vendor},
 };
 
+/// Calls for one answer at most, over all targets, where the caller does not say how many are left.
+const ANSWER_CALLS: u32 = 5;
+
 /// Calls models. Clones share everything.
 #[derive(Clone)]
 pub(crate) struct Router {
@@ -64,6 +67,8 @@ pub(crate) struct RoutedCall<'a> {
     pub(crate) hedge_after: Option<Duration>,
     /// Calls of vendors at most, over all targets, hedges included; 0: as many as one answer may take.
     pub(crate) tries: u32,
+    /// Calls for the same answer, not counted in `tries`, that workers before this one are taken to have made: of the first target.
+    pub(crate) lost: u32,
     pub(crate) interrupts: Interrupts<'a>,
 }
 
@@ -138,6 +143,11 @@ impl Router {
     ) -> Self {
         let metrics = Metrics::new(meter, &breakers);
         Self { vendors, master_keys, policy, breakers, keys: Keys::default(), metrics }
+    }
+
+    /// Calls of vendors that may be made for one answer of which so many are left; 0: as many as one answer may take.
+    pub(crate) fn allowed(&self, tries: u32) -> u32 {
+        if tries > 0 { tries } else { ANSWER_CALLS.max(self.policy.tries) }
     }
 
     /// Makes a call.
@@ -308,6 +318,11 @@ impl Trying {
 }
 
 impl Target {
+    /// What it is called where it is told from others.
+    fn name(&self) -> String {
+        format!("{}/{}", vendor::Origin::of(&self.provider).vendor, self.model.vendor_model)
+    }
+
     fn breaker(&self) -> breaker::Key {
         breaker::Key { provider_id: self.provider.id.clone(), vendor_model: self.model.vendor_model.clone() }
     }

@@ -30,8 +30,8 @@ use crate::{
 };
 
 /// Deliveries of one command before it is given up: a command that took five workers down is not given a sixth. The server counts those
-/// that were handed back, or not heard of for a while, as well. So the last that may be is not handed back: its step fails as if it had not been called, and
-/// the next one has all deliveries before it.
+/// that were handed back, or not heard of for a while, as well. So the last that may be is not handed back: its step fails as if this worker had not called,
+/// and the next one has all deliveries before it.
 const MAX_DELIVERIES: u32 = 5;
 /// Of the time the process has to stop, the part in which calls may still finish; the rest is for handing back.
 const FINISH_SHARE: f64 = 0.7;
@@ -143,6 +143,8 @@ impl Worker {
     async fn answer(&self, command: &ModelInvoke, delivery: u32) -> (Option<StepResult>, Live) {
         let step = command.step.clone().unwrap_or_default();
         let mut live = Live(self.bus.progress());
+        let lost = lost(delivery);
+        let counted = |failure: Failure| Failure { tries: failure.tries.saturating_add(lost), ..failure }.into_proto();
         let (outcome, usage, model_id) = match self.prepare(command, &step, delivery) {
             Ok(prepared) => self.invoke(prepared, &step, delivery, &mut live).await,
             Err(failure) => {
@@ -152,9 +154,9 @@ impl Worker {
         };
         let outcome = match outcome {
             // A further delivery would be taken for one too many, although this worker does not die.
-            Outcome::HandedBack if delivery >= MAX_DELIVERIES => {
+            Outcome::HandedBack if delivery >= MAX_DELIVERIES || lost + 1 >= self.router.allowed(command.tries) => {
                 let failure = Failure::transient("the service stopped before the call had ended");
-                step_result::Outcome::Failed(failure.into_proto())
+                step_result::Outcome::Failed(counted(failure))
             }
             Outcome::HandedBack => {
                 tracing::info!("the service stops: the model call is handed back");
@@ -171,7 +173,7 @@ impl Worker {
                     http.status = failure.http_status,
                     "the model call failed: {failure}"
                 );
-                step_result::Outcome::Failed(failure.into_proto())
+                step_result::Outcome::Failed(counted(failure))
             }
             Outcome::Cancelled { reason, said } => {
                 step_result::Outcome::Cancelled(Cancelled { reason, said, results: Vec::new() })
@@ -187,6 +189,12 @@ impl Worker {
                 "the model call was given up: {MAX_DELIVERIES} workers were lost, or not heard of, while they worked on it"
             )));
         }
+        let (allowed, lost) = (self.router.allowed(command.tries), lost(delivery));
+        let tries = allowed.checked_sub(lost).filter(|left| *left > 0).ok_or_else(|| {
+            Failure::transient(format!(
+                "the model call was given up: of the {allowed} calls left for the answer, each was lost with its worker, or the worker was not heard of"
+            ))
+        })?;
         let deadline = deadline(step, clock::now(), self.call_timeout).ok_or_else(|| {
             Failure::new(FailureClass::DeadlineExceeded, "the step's deadline passed before a worker was free")
         })?;
@@ -198,7 +206,7 @@ impl Worker {
         let targets = in_order(first, &command.fallbacks, fastrand::f64);
         let hedge_after = command.hedge_after.and_then(|after| Duration::try_from(after).ok());
         let hedge_after = hedge_after.filter(|after| !after.is_zero());
-        Ok(Prepared { request, targets, hedge_after, deadline, tries: command.tries })
+        Ok(Prepared { request, targets, hedge_after, deadline, tries, lost })
     }
 
     async fn invoke(
@@ -246,6 +254,7 @@ impl Worker {
             targets: prepared.targets,
             hedge_after: prepared.hedge_after,
             tries: prepared.tries,
+            lost: prepared.lost,
             interrupts,
         };
         call::answer(&self.router, call, &mut deltas).await
@@ -283,8 +292,17 @@ struct Prepared {
     targets: Vec<Arc<Target>>,
     hedge_after: Option<Duration>,
     deadline: Instant,
-    /// Calls of a vendor that are left for this answer; 0 when the command doesn't say.
+    /// Calls of a vendor that are left for this answer.
     tries: u32,
+    /// Calls that are not left, because earlier workers are taken to have made them.
+    lost: u32,
+}
+
+/// Calls that the deliveries before this one are taken to have made: one each. What a worker that was lost had called nobody can tell, and
+/// a command that began anew with each delivery would multiply its tries by them (D8 in ARCHITECTURE.md). One that had called nobody, or made
+/// several calls, counts the same.
+const fn lost(delivery: u32) -> u32 {
+    delivery.saturating_sub(1)
 }
 
 /// Progress over the mesh.

@@ -113,6 +113,7 @@ pub(crate) fn routed<'a>(command: &ModelInvoke, cancel: &'a Cancel) -> RoutedCal
         targets: crate::router::in_order(first, &command.fallbacks, || 0.0),
         hedge_after: command.hedge_after.map(|after| Duration::try_from(after).expect("it is not negative")),
         tries: command.tries,
+        lost: 0,
         interrupts: Interrupts {
             cancel,
             deadline: Instant::now() + Duration::from_secs(300),

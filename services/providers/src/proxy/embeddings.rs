@@ -123,7 +123,7 @@ async fn embed(shared: &Shared, request: HttpRequest) -> Result<Response, Refusa
     let calling = async move {
         let mut gathered = Gathered::default();
         let interrupts = Interrupts { cancel: &cancel, deadline, hand_back: CancellationToken::new() };
-        let call = RoutedCall { request: asked, targets, hedge_after, tries: 0, interrupts };
+        let call = RoutedCall { request: asked, targets, hedge_after, tries: 0, lost: 0, interrupts };
         let routed = router.call(call, &mut gathered).await;
         hold.settle(routed.usage);
         drop((hold, permit, guard));

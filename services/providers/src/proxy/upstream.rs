@@ -56,7 +56,7 @@ impl Call {
             let provider_id = request.origin.provider_id.clone();
             let mut pieces = Pieces { sender, held: Vec::new(), shown: false, provider_id, foreign: false, deadline };
             let interrupts = Interrupts { cancel: &cancelled, deadline, hand_back: CancellationToken::new() };
-            let call = RoutedCall { request, targets, hedge_after, tries: 0, interrupts };
+            let call = RoutedCall { request, targets, hedge_after, tries: 0, lost: 0, interrupts };
             let routed = router.call(call, &mut pieces).await;
             // Before the client learns of the end: who asks then what was spent is told all of it.
             hold.settle(routed.usage);

@@ -14,14 +14,11 @@ use tokio::time::{Instant, sleep, sleep_until};
 
 use super::{Begin, Ended, NotBegun, Routed, RoutedCall, Router, Sink, Trying};
 use crate::{
-    failure::Failure,
+    failure::{self, Failure},
     keys::{self, KeyId},
     metrics::{self, Labels},
     vendor::{Chunk, Request},
 };
-
-/// Calls for one answer at most, over all targets, where the caller does not say how many are left.
-const ANSWER_CALLS: u32 = 5;
 
 pub(super) struct Run<'a> {
     router: &'a Router,
@@ -59,7 +56,7 @@ enum Left {
 
 impl<'a> Run<'a> {
     pub(super) fn new(router: &'a Router, call: RoutedCall<'a>, sink: &'a mut dyn Sink) -> Self {
-        let left = if call.tries > 0 { call.tries } else { ANSWER_CALLS.max(router.policy.tries) };
+        let left = router.allowed(call.tries);
         Self { router, call, sink, spent: Usage::default(), input_tokens: 0, at: 0, left, made: 0 }
     }
 
@@ -90,7 +87,7 @@ impl<'a> Run<'a> {
                 let labels = Labels::new(&self.call.targets[at], &self.call.request);
                 self.router.metrics.fell_back(&labels, failure.class);
             }
-            failures.push(failure);
+            failures.push((at, failure));
             at = next.unwrap_or(usize::MAX);
         }
         Ended::Failed(self.verdict(failures))
@@ -120,17 +117,18 @@ impl<'a> Run<'a> {
     }
 
     /// What is said when nobody answered: what the first one failed with for which another try may help; otherwise what the
-    /// first one failed with, because it is the one that was asked for.
-    fn verdict(&self, mut failures: Vec<Failure>) -> Failure {
-        let others = failures.len().saturating_sub(1);
+    /// first one failed with, because it is the one that was asked for. Of several, its words are why each of them did not answer.
+    fn verdict(&self, mut failures: Vec<(usize, Failure)>) -> Failure {
         if failures.is_empty() {
             return Failure::internal("the call names no model");
         }
-        let at = failures.iter().position(Failure::is_retryable).unwrap_or(0);
-        let mut failure = failures.swap_remove(at);
+        let words = failure::joined(failures.iter().map(|(at, failure)| (self.call.targets[*at].name(), failure)));
+        let count = failures.len();
+        let at = failures.iter().position(|(_, failure)| failure.is_retryable()).unwrap_or(0);
+        let (_, mut failure) = failures.swap_remove(at);
         failure.tries = self.made;
-        if others > 0 {
-            failure.message = format!("{failure} (no model of {} could answer)", others + 1);
+        if count > 1 {
+            failure.message = words;
         }
         failure
     }
@@ -140,9 +138,11 @@ impl<'a> Run<'a> {
         let request = addressed(&self.call, at);
         // Whoever comes behind is to be asked once at least.
         let behind = u32::try_from(self.call.targets.len() - at - 1).unwrap_or(u32::MAX);
-        let policy = self.router.policy.within(self.left.saturating_sub(behind).max(1));
+        let lost = if at == 0 { self.call.lost } else { 0 };
+        let policy = self.router.policy.within((self.left + lost).saturating_sub(behind).max(1));
         let is_last = at + 1 >= self.call.targets.len();
-        let mut failed = 0;
+        // Tries go on where the worker before this one was lost, with one at least.
+        let mut failed = lost.min(policy.tries.saturating_sub(1));
         let mut tried: Vec<KeyId> = Vec::new();
         // What the vendor said to the last of them.
         let mut said = None;

@@ -75,7 +75,7 @@ async fn embed(router: &Router, targets: Vec<Arc<Target>>, texts: usize) -> (Rou
     let cancel = Cancel::default();
     let interrupts =
         Interrupts { cancel: &cancel, deadline: Instant::now() + SOON, hand_back: CancellationToken::new() };
-    let call = RoutedCall { request: Arc::new(request), targets, hedge_after: None, tries: 0, interrupts };
+    let call = RoutedCall { request: Arc::new(request), targets, hedge_after: None, tries: 0, lost: 0, interrupts };
     let mut kept = Kept::default();
     let routed = router.call(call, &mut kept).await;
     (routed, kept.0)

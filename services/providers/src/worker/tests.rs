@@ -135,6 +135,13 @@ fn class(result: &StepResult) -> FailureClass {
     }
 }
 
+fn tries(outcome: &step_result::Outcome) -> u32 {
+    match outcome {
+        step_result::Outcome::Failed(failure) => failure.tries,
+        other => panic!("not failed: {other:?}"),
+    }
+}
+
 fn types(events: &[Event]) -> Vec<&str> {
     events.iter().map(|event| event.r#type.as_str()).collect()
 }
@@ -313,15 +320,61 @@ async fn a_command_delivered_too_often_is_given_up() {
     assert_eq!(text(&fifth), "x");
     let sixth = worker.answer(&command, MAX_DELIVERIES + 1).await.0.expect("not handed back");
     assert_eq!(class(&sixth), FailureClass::Internal);
-    // One that is handed back has lost no worker: where another delivery would be the sixth, its step is begun anew.
+    // Where another delivery would be the sixth, one that is handed back fails, and its step is begun anew: this worker's call does not count.
     context.lifecycle().stop("the test stops it");
     assert_eq!(worker.answer(&command, MAX_DELIVERIES - 1).await.0, None);
     let last = worker.answer(&command, MAX_DELIVERIES).await.0.expect("not handed back");
     assert!(
-        matches!(&last.outcome, Some(step_result::Outcome::Failed(failure)) if failure.tries == 0),
-        "it counts as no call: {last:?}"
+        matches!(&last.outcome, Some(step_result::Outcome::Failed(failure)) if failure.tries == MAX_DELIVERIES - 1),
+        "it counts as no call of its own: {last:?}"
     );
     assert_eq!(class(&last), FailureClass::Transient);
+}
+
+#[tokio::test]
+async fn a_command_that_comes_again_does_not_begin_with_all_its_tries_anew() {
+    let mesh = Mesh::start(1).await;
+    let context = Context::new("providers", Common::default());
+    let worker = Worker {
+        bus: mesh.bus.clone(),
+        router: scripted(),
+        attached: attached(&mesh.server),
+        call_timeout: CALL_TIMEOUT,
+        cancels: Cancels::default(),
+        hand_back: context.lifecycle().draining(),
+    };
+    // Each is a command for another provider, whose first so many tries fail.
+    let mut provider = 0;
+    let mut failing = |times: u32, tries: u32| {
+        let fault = format!(r#", "fault": {{"class": "rate_limited", "times": {times}}}"#);
+        let script = format!(r#"[{{"text": "x"{}}}]"#, if times > 0 { &fault } else { "" });
+        let mut command = ModelInvoke { tries, ..mesh.command(&script) };
+        provider += 1;
+        if let Some(named) = &mut command.provider {
+            named.id = format!("provider_{provider}");
+        }
+        command
+    };
+    let answer = async |command: &ModelInvoke, delivery: u32| {
+        worker.answer(command, delivery).await.0.expect("not handed back").outcome
+    };
+    // What is left of three tries of a model and five of an answer: deliveries before count as a try each.
+    for (tries, delivery, left) in [(5, 1, 3), (5, 2, 2), (5, 3, 1), (5, 5, 1), (0, 2, 2), (2, 1, 2), (2, 2, 1)] {
+        let case = format!("{tries} tries, delivery {delivery}");
+        let outcome = answer(&failing(left, tries), delivery).await;
+        let Some(step_result::Outcome::Failed(failure)) = outcome else { panic!("{case}: {outcome:?}") };
+        assert_eq!(failure.tries, left + delivery - 1, "{case}: the failure says how many count");
+        let outcome = answer(&failing(left - 1, tries), delivery).await;
+        assert!(matches!(outcome, Some(step_result::Outcome::ModelCompleted(_))), "{case}: {outcome:?}");
+    }
+    // None is left: nobody is called, and the answer is given up.
+    let outcome = answer(&failing(0, 2), 3).await;
+    let Some(step_result::Outcome::Failed(failure)) = outcome else { panic!("{outcome:?}") };
+    assert_eq!((failure.class(), failure.tries), (FailureClass::Transient, 2));
+    assert!(failure.message.contains("of the 2 calls"), "{}", failure.message);
+    // What would leave none to the next delivery is not handed back, and does not count itself.
+    context.lifecycle().stop("the test stops it");
+    assert_eq!(answer(&failing(1, 2), 2).await.map(|outcome| tries(&outcome)), Some(1));
 }
 
 #[tokio::test]
