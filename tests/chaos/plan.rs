@@ -38,6 +38,8 @@ pub(crate) enum Disturbance {
     FreezeNats(Duration),
     /// All connections to PostgreSQL end, in the middle of whatever they did; where the server is the trial's own, it crashes.
     CrashPostgreSql,
+    /// PostgreSQL's first process is killed, which leaves the others to themselves, and it is started again after a while.
+    KillPostgreSql(Duration),
     /// A network's connections end, and no new ones can be made.
     Cut(usize, Server, Duration),
     /// Nothing arrives any more, but connections stand.
@@ -147,19 +149,20 @@ fn any(random: &mut Random) -> Disturbance {
     let inner = [Service::Reconciler, Service::Interpreter, Service::Providers];
     let server = random.one(&[Server::Nats, Server::PostgreSql]);
     let zone = random.below(ZONES as u64) as usize;
-    match random.below(22) {
+    match random.below(23) {
         0..=2 => Disturbance::Kill(random.one(&Service::ALL), random.millis(0, 1_500)),
         3 | 4 => Disturbance::KillReplica(random.one(&inner), random.millis(0, 1_500)),
         5 | 6 => Disturbance::Restart(random.one(&Service::ALL)),
         7 => Disturbance::KillNats(random.millis(0, 1_500)),
         8 => Disturbance::FreezeNats(random.millis(300, 4_000)),
         9 => Disturbance::CrashPostgreSql,
-        10 => Disturbance::Cut(zone, server, random.millis(100, 4_000)),
-        11 => Disturbance::Hold(zone, server, random.millis(100, 4_000)),
-        12 => Disturbance::Slow(zone, server, random.millis(5, 150), random.millis(500, 4_000)),
-        13..=15 => Disturbance::Disorder(zone, random.below(SEEDS), random.millis(1_000, 6_000)),
-        16 => Disturbance::Lie(random.millis(500, 3_000)),
-        17..=19 => {
+        10 => Disturbance::KillPostgreSql(random.millis(0, 1_500)),
+        11 => Disturbance::Cut(zone, server, random.millis(100, 4_000)),
+        12 => Disturbance::Hold(zone, server, random.millis(100, 4_000)),
+        13 => Disturbance::Slow(zone, server, random.millis(5, 150), random.millis(500, 4_000)),
+        14..=16 => Disturbance::Disorder(zone, random.below(SEEDS), random.millis(1_000, 6_000)),
+        17 => Disturbance::Lie(random.millis(500, 3_000)),
+        18..=20 => {
             let which = random.below(3) as usize;
             full(which, random)
         }
@@ -215,6 +218,7 @@ mod tests {
             "Jump",
             "Kill",
             "KillNats",
+            "KillPostgreSql",
             "KillReplica",
             "Lie",
             "Restart",

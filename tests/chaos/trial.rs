@@ -177,6 +177,11 @@ impl Trial {
                 self.mesh.nats.resume();
             }
             Disturbance::CrashPostgreSql => self.mesh.database.crash().await,
+            Disturbance::KillPostgreSql(away) => {
+                self.postgres.kill().unwrap();
+                sleep(away).await;
+                self.postgres.keep().await.unwrap();
+            }
             Disturbance::Cut(zone, server, length) => {
                 let proxy = self.proxy(zone, server);
                 proxy.cut();

@@ -25,6 +25,7 @@ mod identity;
 mod metrics;
 mod money;
 mod outage;
+mod passivation;
 mod proxy;
 mod quotas;
 mod recovery;

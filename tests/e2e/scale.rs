@@ -218,9 +218,16 @@ fn is_busy(events: &[Event]) -> bool {
 
 /// The longest time between two events of a task that is not idle, as its follower sees it.
 struct Stalls {
-    /// And what ended it.
-    longest: Arc<Mutex<(Duration, String)>>,
+    noted: Arc<Mutex<Noted>>,
     abort: AbortHandle,
+}
+
+struct Noted {
+    longest: Duration,
+    /// The event before that.
+    after: String,
+    /// When something was last heard of the task, or it was idle.
+    heard: Instant,
 }
 
 impl Drop for Stalls {
@@ -231,36 +238,48 @@ impl Drop for Stalls {
 
 impl Stalls {
     fn watch(conversation: &Conversation) -> Self {
-        let longest = Arc::<Mutex<(Duration, String)>>::default();
-        let (recorder, noted) = (conversation.record(), Arc::clone(&longest));
+        let heard = Instant::now();
+        let noted = Arc::new(Mutex::new(Noted { longest: Duration::ZERO, after: String::new(), heard }));
+        let (recorder, shared) = (conversation.record(), Arc::clone(&noted));
         let abort = tokio::spawn(async move {
-            let (mut seen, mut last) = (0, Instant::now());
+            let mut seen = 0;
             loop {
                 tokio::time::sleep(Duration::from_millis(10)).await;
                 let (events, busy, newest) = recorder.look(|events| {
                     let newest = events.last().map(describe).unwrap_or_default();
                     (events.len(), is_busy(events), newest)
                 });
-                let silent = last.elapsed();
-                let mut longest = noted.lock().unwrap();
-                if silent > longest.0 {
-                    *longest = (silent, newest);
+                let mut noted = shared.lock().unwrap();
+                let silent = noted.heard.elapsed();
+                if silent > noted.longest {
+                    (noted.longest, noted.after) = (silent, newest);
                 }
                 if events != seen || !busy {
-                    (seen, last) = (events, Instant::now());
+                    (seen, noted.heard) = (events, Instant::now());
                 }
             }
         })
         .abort_handle();
-        Self { longest, abort }
+        Self { noted, abort }
     }
 
     fn forget(&self) {
-        *self.longest.lock().unwrap() = (Duration::ZERO, String::new());
+        let mut noted = self.noted.lock().unwrap();
+        (noted.longest, noted.after) = (Duration::ZERO, String::new());
     }
 
     fn longest(&self) -> Duration {
-        self.longest.lock().unwrap().0
+        self.noted.lock().unwrap().longest
+    }
+
+    /// Waits until no silence lasts that had begun before.
+    async fn heard(&self) {
+        let now = Instant::now();
+        until("a task to go on", PATIENCE, async || {
+            let heard = self.noted.lock().unwrap().heard;
+            if heard > now { Ok(()) } else { Err(heard.elapsed()) }
+        })
+        .await;
     }
 }
 
@@ -322,8 +341,11 @@ async fn a_rolling_restart_loses_nothing_and_stalls_no_task_for_long() {
 const STILL: Duration = Duration::from_secs(5);
 /// How long it does when nothing else is in the way.
 const EXPECTED: Duration = Duration::from_secs(3);
+/// From so many kills on the longest silence of a hundred is said of them; of fewer only the longest of half.
+const MANY: u32 = 25;
 
-/// Kills a replica of `service` again and again under load, and tells how long tasks stood still each time.
+/// Kills a replica of `service` again and again under load, and tells how long the task stood still that did so longest, each time: what most
+/// kills do to most tasks would hide what each does to one.
 async fn recovers(service: Service) {
     let kills = sized("CONSTRUCT_SCALE_KILLS", 1);
     let mut mesh = Mesh::start().await.unwrap();
@@ -356,9 +378,10 @@ async fn recovers(service: Service) {
             stalls.iter().for_each(Stalls::forget);
             mesh.kill_replica(replica).unwrap();
             tokio::time::sleep(Duration::from_secs(6)).await;
-            longest.extend(stalls.iter().map(Stalls::longest));
+            futures::future::join_all(stalls.iter().map(Stalls::heard)).await;
+            longest.extend(stalls.iter().map(Stalls::longest).max());
             for (stall, (conversation, _)) in stalls.iter().zip(&jobs).filter(|(stall, _)| stall.longest() > EXPECTED) {
-                println!("{}: {:?}", conversation.id(), stall.longest.lock().unwrap());
+                println!("{}: {:?} after {}", conversation.id(), stall.longest(), stall.noted.lock().unwrap().after);
             }
             replica = mesh.replicate(service).await.unwrap();
         }
@@ -371,9 +394,11 @@ async fn recovers(service: Service) {
         conversation.transcript().await.check(&said);
     }
     longest.sort_unstable();
-    let at = |share: f64| longest[((longest.len() - 1) as f64 * share) as usize];
+    // The smallest that so many of them do not exceed: of fewer than a hundred, 99 % is all.
+    let at = |share: f64| longest[((longest.len() as f64 * share).ceil() as usize).clamp(1, longest.len()) - 1];
     println!(
-        "{service:?}: {kills} kills under {} tasks; they stood still for {:.2?} (p50), {:.2?} (p99), {:.2?} (longest); undisturbed {:.2?} at most",
+        "{service:?}: {kills} kills under {} tasks; of each the longest silence of a task: {:.2?} (p50), {:.2?} (p99), {:.2?} (longest); \
+         undisturbed {:.2?} at most",
         jobs.len(),
         at(0.5),
         at(0.99),
@@ -382,7 +407,8 @@ async fn recovers(service: Service) {
     );
     // The machine that runs the tests may stand still itself.
     let undisturbed = undisturbed.iter().max().copied().unwrap_or_default();
-    assert!(at(0.5) < EXPECTED + undisturbed && at(1.0) < STILL + undisturbed, "{longest:?}");
+    let expected = if kills >= MANY { at(0.99) } else { at(0.5) };
+    assert!(expected < EXPECTED + undisturbed && at(1.0) < STILL + undisturbed, "{longest:?}");
 }
 
 #[tokio::test]

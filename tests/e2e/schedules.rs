@@ -10,7 +10,7 @@ use construct_tests::{
     mesh::{Mesh, Service},
     wait::until,
 };
-use jiff::Timestamp;
+use jiff::{Timestamp, tz::TimeZone};
 use serde_json::json;
 use tonic::{Code, transport::Channel};
 
@@ -89,6 +89,45 @@ async fn a_message_is_sent_at_its_time_once_even_when_that_passed_while_nobody_l
     let over = schedules.get_schedule(over).await.unwrap().into_inner();
     assert_eq!(over.status.unwrap().next_run, None);
     assert_eq!(runs(&mut schedules, "task").await.len(), 1);
+}
+
+/// A zone whose minutes are not those of UTC either, and whose clocks are never turned: 5 h 45 min ahead.
+const ZONE: &str = "Asia/Kathmandu";
+
+#[tokio::test]
+async fn a_pattern_in_a_time_zone_has_the_agent_asked_at_that_time_of_the_day_there() {
+    let mesh = Mesh::start().await.unwrap();
+    mesh.scripted_agent("worker", &json!({"turns": [{"text": "{{last_user_text}}"}]})).await.unwrap();
+    let mut schedules = ScheduleServiceClient::new(mesh.channel().unwrap());
+    // Patterns know minutes: the next one that has not nearly begun.
+    let minutes = (Timestamp::now() + Duration::from_secs(5)).as_second().div_euclid(60) + 1;
+    let due = Timestamp::from_second(minutes * 60).unwrap();
+    let there = due.to_zoned(TimeZone::get(ZONE).unwrap());
+    let daily = v1::ScheduleSpec {
+        agent: "worker".into(),
+        title: "By the clock there".into(),
+        cron: format!("{} {} * * *", there.minute(), there.hour()),
+        time_zone: ZONE.into(),
+        ..spec("daily")
+    };
+    let made = create(&mut schedules, daily).await.unwrap();
+    assert_eq!(made.status.unwrap().next_run, Some(time(due)));
+    let run = until("the run", PATIENCE, async || {
+        let mut runs = runs(&mut schedules.clone(), "daily").await;
+        if runs.len() == 1 { Ok(runs.remove(0)) } else { Err(format!("{runs:?}")) }
+    })
+    .await;
+    assert!(Timestamp::now() >= due, "it is not made before its time");
+    assert_eq!((run.outcome(), run.due), (ScheduleRunOutcome::Sent, Some(time(due))));
+    let begun = mesh.client().unwrap().conversation(&run.task);
+    let status = begun.settled().await.status.unwrap();
+    assert_eq!(status.last_outcome(), TurnOutcome::Completed);
+    let transcript = begun.transcript().await;
+    assert_eq!(transcript.check(&["daily calls"]).answers(), ["daily calls"]);
+    // The same time tomorrow.
+    let made = schedules.get_schedule(v1::GetScheduleRequest { schedule: "daily".into() }).await.unwrap().into_inner();
+    let tomorrow = due + Duration::from_secs(24 * 60 * 60);
+    assert_eq!(made.status.unwrap().next_run, Some(time(tomorrow)));
 }
 
 #[tokio::test]

@@ -83,10 +83,35 @@ impl PostgresServer {
     /// When that fails.
     pub async fn clear(&mut self) -> anyhow::Result<bool> {
         self.disks.clear(&self.disk())?;
+        self.keep().await
+    }
+
+    /// Ends its first process as the system does to one that takes too much memory: `kill -9`. The others are left to themselves, and end as
+    /// they come to notice; its lock file stays.
+    ///
+    /// # Errors
+    /// When it does not run.
+    pub fn kill(&mut self) -> anyhow::Result<()> {
+        let mut child = self.child.take().context("it was started")?;
+        child.kill()?;
+        child.wait()?;
+        Ok(())
+    }
+
+    /// Has it run, as whoever looks after it does: starts it if it has ended, again and again, since it refuses to run as long as one of the
+    /// processes that were left to themselves has the shared memory. Says whether it had ended.
+    ///
+    /// # Errors
+    /// When it does not come back.
+    pub async fn keep(&mut self) -> anyhow::Result<bool> {
         let mut ended = false;
         let deadline = tokio::time::Instant::now() + START;
         loop {
-            if self.child.as_mut().context("it was started")?.try_wait()?.is_some() {
+            let runs = match &mut self.child {
+                Some(child) => child.try_wait()?.is_none(),
+                None => false,
+            };
+            if !runs {
                 ended = true;
                 self.launch()?;
             }
@@ -196,4 +221,34 @@ fn programs() -> anyhow::Result<PathBuf> {
         versions.filter_map(Result::ok).filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok()).max();
     let newest = newest.context("PostgreSQL is not installed; `./dev test` installs it")?;
     Ok(PathBuf::from(format!("/usr/lib/postgresql/{newest}/bin")))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::{BufRead as _, BufReader};
+
+    use super::*;
+
+    /// Says that it begins, and computes for seconds, without a look at whether the first process is there.
+    const BUSY: &str = "DO $$ BEGIN RAISE NOTICE 'begun'; \
+                        PERFORM count(*) FROM (SELECT generate_series(1, 30000000)) AS numbers; END $$";
+
+    #[tokio::test]
+    async fn a_server_whose_first_process_was_killed_comes_back_when_the_others_are_gone() {
+        let mut server = PostgresServer::start().await.unwrap();
+        let database = server.database().await;
+        let rows = database.contents().await;
+        let words = [&*server.program("psql"), &server.url(), "-X", "-c", BUSY].map(str::to_owned);
+        let mut busy = command(&[], &words).stderr(Stdio::piped()).spawn().unwrap();
+        let mut said = String::new();
+        BufReader::new(busy.stderr.take().unwrap()).read_line(&mut said).unwrap();
+        assert!(said.contains("begun"), "{said}");
+        server.kill().unwrap();
+        assert!(!server.is_ready().unwrap(), "nobody listens");
+        assert!(server.keep().await.unwrap(), "it had ended");
+        assert!(server.log().contains("is still in use"), "nobody was left:\n{}", server.log());
+        assert!(!server.keep().await.unwrap(), "it runs");
+        assert_eq!(database.contents().await, rows);
+        busy.wait().unwrap();
+    }
 }

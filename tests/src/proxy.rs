@@ -161,11 +161,18 @@ impl Proxy {
         heard
     }
 
-    /// The same at a moment of the next piece from a client that has this text in it. What is answered to it is the next piece that the
-    /// server sends on its connection.
-    pub fn trap_text(&self, moment: Moment, text: &str, others: &[&Self]) -> oneshot::Receiver<()> {
+    /// The same at a moment of the next piece from a client that has this text in it; with `after`, of the next one on the connection of a piece
+    /// with that text. What is answered to it is the next piece that the server sends on its connection.
+    pub fn trap_text(
+        &self,
+        moment: Moment,
+        text: &str,
+        after: Option<&str>,
+        others: &[&Self],
+    ) -> oneshot::Receiver<()> {
         let (catch, heard) = self.catch(others);
-        lock(&self.traps).text = Some(TextTrap { moment, text: text.to_owned(), said_on: None, catch });
+        let (text, after) = (text.to_owned(), after.map(str::to_owned));
+        lock(&self.traps).text = Some(TextTrap { moment, text, after, on: None, said_on: None, catch });
         heard
     }
 

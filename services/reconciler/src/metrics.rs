@@ -32,6 +32,7 @@ struct Instruments {
     steps: Histogram<f64>,
     turns: Counter<u64>,
     parked: Counter<u64>,
+    actors: Gauge<u64>,
     withheld: Gauge<u64>,
     due: Gauge<u64>,
     delay: Gauge<f64>,
@@ -57,6 +58,13 @@ impl Instruments {
             ),
             turns: count("construct.reconciler.turns", "{turn}", "Turns that ended"),
             parked: count("construct.reconciler.parked", "{task}", "Tasks put aside, because looking at them fails"),
+            actors: meter
+                .u64_gauge("construct.reconciler.actors")
+                .with_unit("{actor}")
+                .with_description(
+                    "Tasks with an actor: those that something was done for lately, or is to be done for soon",
+                )
+                .build(),
             withheld: meter
                 .u64_gauge("construct.reconciler.withheld")
                 .with_unit("{command}")
@@ -86,6 +94,7 @@ pub(crate) fn started() {
     INSTRUMENTS.turns.add(0, &[KeyValue::new(OUTCOME, TurnOutcome::Completed.as_str())]);
     let failed = KeyValue::new(OUTCOME, TurnOutcome::Failed.as_str());
     INSTRUMENTS.turns.add(0, &[failed, KeyValue::new(ERROR, BUDGET_EXHAUSTED)]);
+    actors(0);
     swept(0, None);
     withheld(0, 0);
 }
@@ -136,6 +145,11 @@ pub(crate) fn decided(before: &Task, outcome: Option<&Outcome>, decision: &Decis
 /// A task is put aside.
 pub(crate) fn parked() {
     INSTRUMENTS.parked.add(1, &[]);
+}
+
+/// So many tasks have an actor.
+pub(crate) fn actors(count: usize) {
+    INSTRUMENTS.actors.record(count as u64, &[]);
 }
 
 /// The sweep has found so many tasks due, the first of them since then.

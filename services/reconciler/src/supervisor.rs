@@ -16,6 +16,7 @@ use crate::{
     activation::Activator,
     actor::{self, LASTING, TaskActor},
     gate::{Entry, Gate},
+    metrics,
     share::Share,
     slots::Slots,
 };
@@ -97,6 +98,7 @@ impl Actor for Supervisor {
                     if let Some(child) = state.children.remove(&task) {
                         child.actor.stop(None);
                     }
+                    metrics::actors(state.children.len());
                 }
             }
             Msg::Shared => {
@@ -131,6 +133,7 @@ impl Actor for Supervisor {
         };
         if let Some(task) = state.tasks.remove(&id) {
             let child = state.children.remove(&task);
+            metrics::actors(state.children.len());
             if let Some(error) = error {
                 tracing::error!(%task, %error, "a task's actor failed; its messages come again");
                 let crashes = state.crashes.entry(task).or_default();
@@ -175,6 +178,7 @@ impl State {
             let (actor, _) = myself.spawn_linked(None, TaskActor, args).await?;
             self.tasks.insert(actor.get_id(), task);
             self.children.insert(task, Child { actor, organization, given: 0 });
+            metrics::actors(self.children.len());
         }
         if let Some(child) = self.children.get_mut(&task) {
             child.given += 1;

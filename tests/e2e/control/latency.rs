@@ -1,4 +1,5 @@
-//! How soon a cancel or suspend takes effect, wherever it finds the task: what ran is dead, the vendor's connection closed.
+//! How soon a cancel or suspend takes effect, wherever it finds the task: what ran is dead, the script as well as its processes, and the vendor's
+//! connection closed.
 //!
 //! `CONSTRUCT_TRIALS=30` measures in earnest, and prints the figures. They are a debug build's, and up to 20 ms too long,
 //! because the end is looked for so often.
@@ -50,10 +51,15 @@ struct Bench<'a> {
     vendor: VendorServer,
 }
 
+/// What the interpreter says of itself that runs no script.
+const NO_SCRIPT: &str = "construct_interpreter_running 0";
+
 /// A task at its place, and what shows that it has stopped there.
 struct Found {
     conversation: Conversation,
     process: Option<String>,
+    /// Whether a script runs.
+    script: bool,
 }
 
 impl<'a> Bench<'a> {
@@ -144,7 +150,11 @@ impl<'a> Bench<'a> {
         if let Some(process) = &process {
             assert!(is_running(process), "{place:?}");
         }
-        Found { conversation, process }
+        let script = matches!(place, Place::Computing | Place::InACall);
+        if script {
+            self.mesh.counted(Service::Interpreter, "construct_interpreter_running 1").await;
+        }
+        Found { conversation, process, script }
     }
 
     /// From asking until everything has stopped.
@@ -171,6 +181,10 @@ impl<'a> Bench<'a> {
         .await;
         if let Some(process) = &found.process {
             process_is_gone(process).await;
+        }
+        // Whatever the row says: the script itself is over, and what it computed with is free.
+        if found.script {
+            self.mesh.counted(Service::Interpreter, NO_SCRIPT).await;
         }
         began.elapsed()
     }

@@ -3,6 +3,8 @@
 //! arrived, it was done, and the process did not come to know. `CONSTRUCT_BOUNDARIES` says at how many places of each kind, spread over
 //! a whole job. The places that matter most have names, and are met exactly: docs/reliability.md lists them.
 
+mod subtasks;
+
 use std::collections::BTreeSet;
 
 use construct_tests::{
@@ -41,6 +43,8 @@ enum Place {
     Piece(Server, End, u64),
     /// At a piece to PostgreSQL with a text in it.
     Text(Moment, &'static str),
+    /// At the commit of a transaction that has a text in it.
+    Commit(Moment, &'static str),
     /// At the nth message to subjects of NATS that begin so; if something is named behind that, the nth after one to such a subject.
     Message(Moment, &'static str, u64, Option<&'static str>),
 }
@@ -100,11 +104,28 @@ impl Watched {
         let folder = self.mesh.folder(&format!("job-{}", self.jobs)).unwrap();
         let job = Job::prepare(&self.mesh, &folder, EFFECTS).await;
         let before = self.passed();
-        let over = watch::Sender::new(false);
         // Only what is told is waited for: who asks a gateway again and again has it ask the database.
         let working = async {
             job.conversation.say("Do it.").await;
             job.recorder.until_count("turn.completed", 1).await;
+        };
+        let killed = self.kill_during(working, place).await;
+        let after = self.passed();
+        let unknown = job.check(&folder).await;
+        // Only who runs scripts can lose what became of a call, and there is one call at a time.
+        let most = usize::from(self.service == Service::Interpreter);
+        assert!(unknown.len() <= most, "{unknown:?} are said to be unknown");
+        self.mesh.ready(self.service).await.unwrap();
+        let passed = std::array::from_fn(|kind| after[kind] - before[kind]);
+        Done { killed, passed, unknown, effects: read(&folder.join("effects.log")) }
+    }
+
+    /// Kills the process at the place that is named, if it comes there while something is done, and starts it again. Gives whether it did, when
+    /// that is done.
+    async fn kill_during(&mut self, work: impl Future<Output = ()>, place: Option<Place>) -> bool {
+        let over = watch::Sender::new(false);
+        let working = async {
+            work.await;
             over.send_replace(true);
         };
         let mut done = over.subscribe();
@@ -113,7 +134,8 @@ impl Watched {
             let mut sprung = match place {
                 None => return false,
                 Some(Place::Piece(server, end, nth)) => self.proxy(server).trap(end, nth, &ways),
-                Some(Place::Text(moment, text)) => self.database.trap_text(moment, text, &ways),
+                Some(Place::Text(moment, text)) => self.database.trap_text(moment, text, None, &ways),
+                Some(Place::Commit(moment, text)) => self.database.trap_text(moment, "COMMIT", Some(text), &ways),
                 Some(Place::Message(moment, subject, nth, after)) => {
                     self.nats.trap_message(moment, (subject, nth), after, &ways)
                 }
@@ -136,14 +158,7 @@ impl Watched {
             killed
         };
         let ((), killed) = tokio::join!(working, killing);
-        let after = self.passed();
-        let unknown = job.check(&folder).await;
-        // Only who runs scripts can lose what became of a call, and there is one call at a time.
-        let most = usize::from(self.service == Service::Interpreter);
-        assert!(unknown.len() <= most, "{unknown:?} are said to be unknown");
-        self.mesh.ready(self.service).await.unwrap();
-        let passed = std::array::from_fn(|kind| after[kind] - before[kind]);
-        Done { killed, passed, unknown, effects: read(&folder.join("effects.log")) }
+        killed
     }
 }
 

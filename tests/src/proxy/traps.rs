@@ -29,6 +29,10 @@ pub(super) struct PieceTrap {
 pub(super) struct TextTrap {
     pub(super) moment: Moment,
     pub(super) text: String,
+    /// A text of a piece that has to come before; none: has come.
+    pub(super) after: Option<String>,
+    /// The connection that it came on, and no other one counts then.
+    pub(super) on: Option<u64>,
     /// The connection it came on, if it has.
     pub(super) said_on: Option<u64>,
     pub(super) catch: Catch,
@@ -115,13 +119,19 @@ impl TextTrap {
     fn meets(&mut self, end: End, connection: u64, piece: &[u8]) -> bool {
         match end {
             End::Server => self.said_on == Some(connection),
-            End::Client if self.said_on.is_none() => {
-                let text = self.text.as_bytes();
-                let said = piece.windows(text.len()).any(|part| part == text);
+            End::Client if self.said_on.is_some() || self.on.is_some_and(|on| on != connection) => false,
+            End::Client => {
+                let has = |text: &str| piece.windows(text.len()).any(|part| part == text.as_bytes());
+                if let Some(after) = &self.after {
+                    if has(after) {
+                        (self.after, self.on) = (None, Some(connection));
+                    }
+                    return false;
+                }
+                let said = has(&self.text);
                 self.said_on = said.then_some(connection);
                 said && self.moment == Moment::Sent
             }
-            End::Client => false,
         }
     }
 }
@@ -224,24 +234,46 @@ mod tests {
         assert_eq!(passed(Moment::Sent, Some("c."), 1), 7);
     }
 
+    /// How much of what clients say and a server answers passes before the trap for this text springs.
+    fn passed_before(text: (&str, Option<&str>), moment: Moment, said: &[((End, u64), &[u8])]) -> Option<usize> {
+        let (catch, mut heard, way) = catch();
+        let (text, after) = (text.0.to_owned(), text.1.map(str::to_owned));
+        let trap = TextTrap { moment, text, after, on: None, said_on: None, catch };
+        let mut traps = Traps { text: Some(trap), ..Traps::default() };
+        let stopped = said.iter().position(|(direction, piece)| {
+            traps.note(*direction, piece);
+            *way.borrow() == Way::Held
+        });
+        assert_eq!(heard.try_recv().is_ok(), stopped.is_some());
+        stopped
+    }
+
     #[test]
     fn the_piece_with_a_text_stops_everything_or_the_next_one_of_its_connection_from_the_server_does() {
-        for (moment, expected) in [(Moment::Sent, 2), (Moment::Answered, 4)] {
-            let (catch, mut heard, way) = catch();
-            let trap = TextTrap { moment, text: "COMMIT".to_owned(), said_on: None, catch };
-            let mut traps = Traps { text: Some(trap), ..Traps::default() };
-            let said: [((End, u64), &[u8]); 5] = [
-                ((End::Client, 1), b"Q BEGIN"),
-                ((End::Server, 1), b"C COMMIT"),
-                ((End::Client, 1), b"Q COMMIT\0"),
-                ((End::Server, 2), b"C"),
-                ((End::Server, 1), b"C"),
-            ];
-            let stopped = said.into_iter().position(|(direction, piece)| {
-                traps.note(direction, piece);
-                *way.borrow() == Way::Held
-            });
-            assert_eq!((stopped, heard.try_recv().is_ok()), (Some(expected), true));
-        }
+        let said: [((End, u64), &[u8]); 5] = [
+            ((End::Client, 1), b"Q BEGIN"),
+            ((End::Server, 1), b"C COMMIT"),
+            ((End::Client, 1), b"Q COMMIT\0"),
+            ((End::Server, 2), b"C"),
+            ((End::Server, 1), b"C"),
+        ];
+        assert_eq!(passed_before(("COMMIT", None), Moment::Sent, &said), Some(2));
+        assert_eq!(passed_before(("COMMIT", None), Moment::Answered, &said), Some(4));
+    }
+
+    #[test]
+    fn a_text_that_has_to_come_before_is_waited_for_and_its_connection_counts() {
+        let said: [((End, u64), &[u8]); 6] = [
+            ((End::Client, 1), b"Q COMMIT"),
+            ((End::Client, 2), b"B a message"),
+            ((End::Client, 1), b"Q COMMIT"),
+            ((End::Server, 2), b"C"),
+            ((End::Client, 2), b"Q COMMIT"),
+            ((End::Server, 2), b"C"),
+        ];
+        let commit = ("COMMIT", Some("a message"));
+        assert_eq!(passed_before(commit, Moment::Sent, &said), Some(4));
+        assert_eq!(passed_before(commit, Moment::Answered, &said), Some(5));
+        assert_eq!(passed_before(("COMMIT", Some("another")), Moment::Sent, &said), None);
     }
 }
