@@ -188,6 +188,42 @@ async fn a_result_for_a_task_that_is_put_aside_is_kept_and_not_tried_for_ever() 
 }
 
 #[tokio::test]
+async fn a_turn_that_has_failed_is_gone_on_with_when_a_person_asks_for_it() {
+    let mesh = Mesh::start().await.unwrap();
+    let script = json!({"turns": [
+        {"code": "execute_command('echo once >> ran'); 'it ran'"},
+        {"text": "At last: {{last_result}}", "fault": {"class": "authentication", "times": 1}},
+    ]});
+    mesh.scripted_agent("worker", &script).await.unwrap();
+    let client = mesh.client().unwrap();
+    let folder = mesh.folder("own").unwrap();
+    let (agent, workspace) = ("worker".to_owned(), folder.display().to_string());
+    let spec = TaskSpec { agent, workspace, title: "A job".to_owned(), ..TaskSpec::default() };
+    let conversation = client.begin_as(spec).await.unwrap();
+    let recorder = conversation.record();
+    let failed = conversation.ask("go").await;
+    assert_eq!(failed.status.unwrap().last_outcome(), TurnOutcome::Failed);
+    let why = conversation.explain().await.unwrap();
+    assert!(why.released_by.contains("task retry"), "{why:?}");
+
+    let request = RetryTaskRequest { task: conversation.id().to_owned(), idempotency_key: "again".to_owned() };
+    client.recovery().retry_task(request.clone()).await.unwrap();
+    recorder.until_count("turn.completed", 2).await;
+    let done = conversation.settled().await;
+    assert_eq!(done.status.unwrap().last_outcome(), TurnOutcome::Completed);
+    let transcript = conversation.transcript().await;
+    transcript.check(&["go"]);
+    assert_eq!(transcript.answers(), ["", "At last: it ran"]);
+    assert_eq!(std::fs::read_to_string(folder.join("ran")).unwrap(), "once\n", "what was done stays done");
+    // Said once more it is the same request, and another one finds nothing to try.
+    client.recovery().retry_task(request.clone()).await.unwrap();
+    let other = RetryTaskRequest { idempotency_key: "other".to_owned(), ..request };
+    client.recovery().retry_task(other).await.unwrap();
+    assert_eq!(conversation.settled().await.status.unwrap().last_outcome(), TurnOutcome::Completed);
+    assert_eq!(conversation.transcript().await.messages.len(), transcript.messages.len());
+}
+
+#[tokio::test]
 async fn what_could_not_be_understood_is_listed_and_published_again_or_removed() {
     let mesh = Mesh::start().await.unwrap();
     let client = mesh.client().unwrap();

@@ -80,7 +80,8 @@ pub(crate) enum TaskCommand {
         #[command(flatten)]
         output: OutputArgs,
     },
-    /// Look again at a task that was put aside because looking at it failed each time.
+    /// Have a turn gone on with that has failed, or came to its limit of model calls; or look again at a task that was put aside because
+    /// looking at it failed each time.
     Retry {
         #[command(flatten)]
         write: Write,

@@ -110,6 +110,9 @@ pub struct Task {
     pub cancel: Option<String>,
     /// From which place on a person wants the transcript put aside. What runs is stopped first. Cleared when done.
     pub rewind: Option<i64>,
+    /// The message whose turn has failed, if a person wants that tried again. Read only, and of no account when there is something newer to
+    /// answer.
+    pub retry: Option<MessageId>,
     /// Model calls one user message may cause.
     pub max_turns: u32,
     /// Whether the task has a title already.

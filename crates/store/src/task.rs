@@ -161,7 +161,7 @@ pub struct TaskFilter {
 }
 
 /// A row as both sides read it. `queued_count` is read by one side only; `queued`, `queued_interrupts`, `queued_tokens`, `approvals`,
-/// `subtasks`, `ended` and `spending` by the other.
+/// `retry`, `subtasks`, `ended` and `spending` by the other.
 struct Row {
     id: Uuid,
     organization_id: Uuid,
@@ -214,6 +214,7 @@ struct Row {
     queued_count: i64,
     queued: Option<Uuid>,
     queued_interrupts: bool,
+    retry: Option<Uuid>,
     approvals: Option<Value>,
     root_id: Uuid,
     parent_id: Option<Uuid>,
@@ -286,6 +287,7 @@ impl Row {
             suspend: self.suspend,
             cancel: self.cancel_reason.take(),
             rewind: self.rewind_from,
+            retry: self.retry.map(MessageId::from_uuid),
             max_turns: max_turns([self.max_turns_override, self.agent_max_turns]),
             titled: self.titled,
             phase: flaws.word(PHASE, &self.phase, Phase::parse).unwrap_or(Phase::AwaitInput),
@@ -390,7 +392,7 @@ macro_rules! select_counted {
     ([$($tail:literal)+], $($argument:expr),* $(,)?) => {
         crate::task::select!(
             [r#"(SELECT count(*) FROM messages q WHERE q.task_id = t.id AND q.position IS NULL AND q.processed_at IS NULL)
-                    AS "queued_count!", NULL::uuid AS queued, false AS "queued_interrupts!", 0::bigint AS "queued_tokens!", NULL::jsonb AS approvals, NULL::jsonb AS spending, NULL::jsonb AS subtasks,
+                    AS "queued_count!", NULL::uuid AS queued, false AS "queued_interrupts!", 0::bigint AS "queued_tokens!", NULL::uuid AS retry, NULL::jsonb AS approvals, NULL::jsonb AS spending, NULL::jsonb AS subtasks,
                     NULL::jsonb AS ended,
                     ARRAY(SELECT c.id FROM tasks c WHERE c.parent_id = t.id AND c.deleted_at IS NULL ORDER BY c.created_at, c.id)
                     AS children"#],

@@ -6,7 +6,8 @@ use std::time::Duration;
 use construct_domain::{
     backoff,
     task::{
-        BUDGET_EXHAUSTED, CANCELLED, CONTEXT_TOO_LONG, PUT_ASIDE, Phase, STUCK, Stage, Step, StepState, TaskError, Turn,
+        BUDGET_EXHAUSTED, CANCELLED, CONTEXT_TOO_LONG, PUT_ASIDE, Phase, STUCK, Stage, Step, StepState, TaskError,
+        Turn, TurnOutcome,
     },
 };
 use construct_proto::v1::{TaskExplanation, TaskPhase};
@@ -184,7 +185,8 @@ fn wait(task: &StoredTask, model: Option<&str>, asked: &[StoredApproval], comman
                 since: task.phase_since,
                 deadline: None,
                 next: None,
-                released_by: "a person, by raising the budget (`construct budget update`) and then sending a message"
+                released_by: "a person, by raising the budget (`construct budget update`) and then asking for another try (`construct \
+                              task retry`) or sending a message"
                     .to_owned(),
             }
         }
@@ -207,6 +209,13 @@ fn wait(task: &StoredTask, model: Option<&str>, asked: &[StoredApproval], comman
                 released_by: "a user, by sending a message that says how to go on".to_owned(),
             }
         }
+        (None, _) if matches!(state.last_outcome, Some(TurnOutcome::Failed | TurnOutcome::MaxTurns)) => Wait {
+            words: "a message from a user; the last turn has failed".to_owned(),
+            since: task.phase_since,
+            deadline: None,
+            next: None,
+            released_by: "a user, by sending a message, or by asking for another try (`construct task retry`)".to_owned(),
+        },
         (None, _) => Wait {
             words: "a message from a user".to_owned(),
             since: task.phase_since,

@@ -43,6 +43,8 @@ impl Draft<'_> {
         self.d.drop_queued = Some(words);
         self.queued = None;
         self.d.task.cancel = None;
+        // Who takes a turn back, or ends it, does not want it tried again.
+        self.d.task.retry = None;
         self.d.rewound = self.d.task.rewind.take();
         if self.d.rewound.is_some() {
             // A summary that has just come tells of what is put aside.

@@ -63,6 +63,7 @@ impl World {
                 suspend: false,
                 cancel: None,
                 rewind: None,
+                retry: None,
                 max_turns: 3,
                 titled: true,
                 phase: Phase::AwaitInput,

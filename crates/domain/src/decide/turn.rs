@@ -21,13 +21,20 @@ impl Draft<'_> {
             return self.settle_interrupt();
         }
         if self.d.task.turn.is_none() {
-            let Some(Queued { message, .. }) = self.queued.take() else {
-                self.d.task.phase = Phase::AwaitInput;
-                self.d.task.next_wake = None;
-                return;
+            let message = match (self.queued.take(), self.d.task.retry.take()) {
+                (Some(Queued { message, .. }), _) => {
+                    self.d.task.last_position += 1;
+                    self.d.admitted = Some((message, self.d.task.last_position));
+                    message
+                }
+                // It is in the transcript already, with whatever its turn has done.
+                (None, Some(message)) if self.d.ended.is_none() => message,
+                (None, _) => {
+                    self.d.task.phase = Phase::AwaitInput;
+                    self.d.task.next_wake = None;
+                    return;
+                }
             };
-            self.d.task.last_position += 1;
-            self.d.admitted = Some((message, self.d.task.last_position));
             self.d.task.turn = Some(Turn::new(message, Stage::Model));
             self.d.task.last_error = None;
         }

@@ -1,4 +1,4 @@
-//! Tasks that are put aside, because looking at them fails each time.
+//! Tasks that are put aside, because looking at them fails each time, and what is tried again because a person asks for it.
 
 use construct_domain::{OrganizationId, TaskId};
 use jiff::Timestamp;
@@ -70,7 +70,9 @@ impl Store {
         Ok(parked.map(|row| Parked { since: row.since.into(), reason: row.reason }))
     }
 
-    /// Asks for a task that was put aside to be looked at again, readable or not. Nothing happens to any other one.
+    /// Asks for a task that was put aside to be looked at again, readable or not, or for a turn that has failed, or came to its limit of
+    /// model calls, to be gone on with: the model is asked with what the transcript has. Nothing happens to any other task, nor when the model
+    /// has had the last word (an answer that its vendor refused, or cut off), because it would be asked about its own words.
     ///
     /// # Errors
     /// [`Error::NotFound`]; those of every write.
@@ -84,12 +86,17 @@ impl Store {
         let mut writer = begin!(self, write);
         let done = sqlx::query!(
             "UPDATE tasks SET
+                 retry_intent = CASE WHEN parked_intents = intents THEN retry_intent ELSE intents + 1 END,
                  intents = intents + 1,
                  intent_at = CASE WHEN intents > intents_seen THEN intent_at ELSE $3 END,
                  event_sequence = event_sequence + 1,
                  revision = revision + 1,
                  updated_at = $3
-             WHERE organization_id = $1 AND id = $2 AND deleted_at IS NULL AND parked_intents = intents",
+             WHERE organization_id = $1 AND id = $2 AND deleted_at IS NULL AND (parked_intents = intents OR (
+                 turn IS NULL AND NOT suspend AND last_outcome IN ('failed', 'max_turns')
+                 AND (SELECT m.source <> 'assistant' FROM messages m
+                      WHERE m.task_id = $2 AND m.position IS NOT NULL AND m.superseded_at IS NULL
+                      ORDER BY m.position DESC LIMIT 1)))",
             writer.organization(),
             id.uuid(),
             writer.now(),

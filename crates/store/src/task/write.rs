@@ -288,6 +288,7 @@ fn made(write: &Write, new: NewTask, host: Host) -> Result<StoredTask, Error> {
             suspend: false,
             cancel: None,
             rewind: None,
+            retry: None,
             max_turns: max_turns([turns_to_sql(new.max_turns_override), host.max_turns]),
             titled: !title.is_empty(),
             phase: Phase::AwaitInput,

@@ -5,7 +5,7 @@ use construct_domain::{
     decide::Compacted,
     message::{Block, CodeCall, CodeResult, Source},
     money::tokens_of_content,
-    task::{Queued, Task},
+    task::{Queued, Task, TurnOutcome},
 };
 
 use super::*;
@@ -261,6 +261,35 @@ async fn a_fork_at_a_script_that_runs_says_that_it_is_unknown_what_it_did() {
         transcript_tokens(&f, copy.state.id).await,
         copied.iter().map(|m| tokens_of_content(&m.content)).sum::<i64>()
     );
+}
+
+#[tokio::test]
+async fn another_try_is_for_turns_that_failed_before_the_model_had_the_last_word() {
+    let f = Fixture::new().await;
+    let task = f.task().await;
+    let asked = async || f.store.task_retry(&write(), task, rendered("task.updated")).await.expect("asked");
+    let retry = async || load(&f, task).await.task.retry;
+    let applied = |answer: &Written<StoredTask>| matches!(answer, Written::Applied { event: Some(_), .. });
+    assert!(!applied(&asked().await), "it has had no turn");
+    let message = f.message(task, "hello").await;
+    // What the model says, how the turn ends, whether it can be tried again.
+    for (said, outcome, possible) in [
+        (vec![], Some(TurnOutcome::Completed), false),
+        (vec![], Some(TurnOutcome::Cancelled), false),
+        (vec![], Some(TurnOutcome::Failed), true),
+        (vec![(Source::Assistant, call()), (Source::System, result())], Some(TurnOutcome::MaxTurns), true),
+        (vec![(Source::Assistant, text("half of"))], Some(TurnOutcome::Failed), false),
+    ] {
+        turn(&f, task, said).await;
+        let loaded = load(&f, task).await;
+        let state = Task { last_outcome: outcome, ..loaded.task.clone() };
+        f.store.task_commit(TaskCommit::new(&loaded, &state, now())).await.expect("committed");
+        let answer = asked().await;
+        assert_eq!(applied(&answer), possible, "{outcome:?}: {answer:?}");
+        assert_eq!(retry().await, possible.then_some(message.id), "{outcome:?}");
+        f.store.task_intents_seen(&load(&f, task).await).await.expect("noted");
+        assert_eq!(retry().await, None, "it was looked at");
+    }
 }
 
 #[tokio::test]

@@ -21,6 +21,7 @@ fn stored_task() -> StoredTask {
             suspend: false,
             cancel: None,
             rewind: None,
+            retry: None,
             max_turns: 50,
             titled: false,
             phase: Phase::AwaitInput,

@@ -64,6 +64,7 @@ fn row(of: u128, n: u128, step: u128, state: StepState) -> Task {
         suspend: false,
         cancel: None,
         rewind: None,
+        retry: None,
         max_turns: 50,
         titled: true,
         phase: Phase::InvokeModel,

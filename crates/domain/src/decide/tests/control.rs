@@ -261,6 +261,53 @@ fn what_is_sent_after_a_rewind_is_answered_and_takes_the_next_place() {
 }
 
 #[test]
+fn a_turn_that_has_failed_goes_on_where_it_was_when_a_person_asks_for_it() {
+    let mut world = World::new();
+    let message = world.send();
+    world.decide(Event::Wake);
+    world.result(calls(&["a"]));
+    world.result(results(&["a"]));
+    world.result(failed(FailureClass::Authentication));
+    assert_eq!((outcome(&world), world.transcript.len()), (Some(TurnOutcome::Failed), 3));
+    world.task.retry = Some(message);
+    let decision = world.decide(Event::Wake);
+    assert!(matches!(decision.effects.as_slice(), [Effect::InvokeModel(_)]), "{decision:?}");
+    assert_eq!((decision.admitted, world.task.retry, &world.task.last_error), (None, None, &None));
+    world.result(text("done"));
+    let ended = world.ended.last().map(|turn| (turn.message, turn.outcome));
+    assert_eq!((ended, world.transcript.len()), (Some((message, TurnOutcome::Completed)), 4));
+    assert_eq!(world.code_steps.len(), 1, "what was done stays done");
+}
+
+#[test]
+fn another_try_gives_way_to_what_was_sent_and_to_who_takes_the_turn_back() {
+    let failed_turn = || {
+        let mut world = World::new();
+        let message = world.send();
+        world.decide(Event::Wake);
+        world.result(failed(FailureClass::Authentication));
+        world.task.retry = Some(message);
+        world
+    };
+    let mut world = failed_turn();
+    let newer = world.send();
+    let decision = world.decide(Event::Wake);
+    assert_eq!((decision.admitted.map(|(message, _)| message), world.task.retry), (Some(newer), None));
+    world.result(text("done"));
+    assert_eq!((world.task.phase, world.ended.len()), (Phase::AwaitInput, 2));
+
+    let mut world = failed_turn();
+    assert!(world.rewind(1));
+    world.decide(Event::Wake);
+    assert_eq!((world.task.phase, &world.task.step), (Phase::AwaitInput, &None));
+
+    let mut world = failed_turn();
+    world.task.suspend = true;
+    world.decide(Event::Wake);
+    assert_eq!((world.task.phase, &world.task.step), (Phase::Suspended, &None));
+}
+
+#[test]
 fn a_suspended_task_is_rewound_and_stays_suspended() {
     let mut world = World::new();
     world.send();
