@@ -12,6 +12,8 @@ mod facts;
 mod host;
 mod journal;
 mod metrics;
+#[cfg(test)]
+mod missing;
 mod modules;
 mod policy;
 mod report;

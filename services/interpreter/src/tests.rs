@@ -14,7 +14,6 @@ use construct_proto::mesh::v1::AttachedFile;
 use futures::future::BoxFuture;
 use serde_json::Value;
 use tempfile::TempDir;
-use tokio::sync::OnceCell;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
@@ -53,12 +52,6 @@ fn engine() -> &'static Engine {
     })
 }
 
-/// Whether this machine confines commands; found out once.
-async fn commands() -> CommandSandbox {
-    static FOUND: OnceCell<CommandSandbox> = OnceCell::const_new();
-    FOUND.get_or_init(async || CommandSandbox::detect(&crate::command::tests::interpreter()).await).await.clone()
-}
-
 /// A workspace with the product's tools bound to it, and a directory beside it that scripts must not reach.
 struct Bench {
     directory: TempDir,
@@ -94,11 +87,10 @@ impl Bench {
         Self::new(Policy::default(), egress, CommandSandbox::unavailable("a test"))
     }
 
-    /// Also confined commands; `None` where the machine offers no confinement, which is said.
+    /// Also confined commands; `None` where the machine offers no confinement.
     async fn with_commands(policy: CommandPolicy) -> Option<Self> {
-        let commands = commands().await;
+        let commands = crate::command::tests::sandbox().await;
         if !commands.is_available() {
-            eprintln!("not tested here: {}", commands.describe());
             return None;
         }
         let policy = Policy { commands: policy, ..Policy::default() };

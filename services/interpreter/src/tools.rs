@@ -77,6 +77,9 @@ const CONCURRENT_FILE_CALLS: usize = 8;
 /// has for blocking work: those serve other things too, and a call that takes long keeps its thread after it was given up.
 static FILE_CALLS: Semaphore = Semaphore::const_new(64);
 
+/// How many of them search the content of files: such a call keeps a processor busy as long as it may, and the other tools need none to speak of.
+static SEARCHES: Semaphore = Semaphore::const_new(16);
+
 /// How many commands of one toolbox run at the same time; more wait.
 const CONCURRENT_COMMANDS: usize = 8;
 
@@ -215,6 +218,10 @@ impl Toolbox {
     /// been through [`Toolbox::scrub`].
     pub async fn call(&self, name: &str, args: Value, cx: &CallContext) -> Result<Value, ToolError> {
         let tool = provided(name)?;
+        told(tool, self.call_tool(tool, args, cx).await)
+    }
+
+    async fn call_tool(&self, tool: &'static Definition, args: Value, cx: &CallContext) -> Result<Value, ToolError> {
         let arguments = self.check(tool, args)?;
         if cx.cancel.is_cancelled() {
             return Err(ToolError::cancelled(tool.name));
@@ -250,7 +257,7 @@ impl Toolbox {
         let is_one = args["tasks"].is_string();
         let arguments = parse(tool, self.check(tool, args)?)?;
         let _permit = admit(tool, &self.requests, &cx.cancel).await?;
-        self.subtasks.wait(arguments, is_one, time, cx.place, &cx.cancel).await
+        told(tool, self.subtasks.wait(arguments, is_one, time, cx.place, &cx.cancel).await)
     }
 
     /// Waits until nothing is written any more for calls that were given up, so that what is said then of the workspace holds. False where that
@@ -331,7 +338,7 @@ impl Toolbox {
             }
             AWAIT => {
                 let words = format!("{AWAIT} can only be called by a script, which is put away meanwhile.");
-                Err(ToolError::new("TasksUnavailable", words))
+                Err(ToolError::new(tasks::UNAVAILABLE.0, words))
             }
             other => Err(error::unknown_tool(other)),
         }
@@ -435,7 +442,7 @@ impl Toolbox {
         let arguments: A = parse(tool, arguments)?;
         let permits = self.admit_to_files(tool, &cancel).await?;
         let workspace = self.workspace.clone();
-        let stop = Stop::new(cancel.clone(), tool.limits.wall);
+        let stop = Stop::of(tool, cancel.clone());
         let writes = tool.effect != Effect::Read;
         let counted = writes.then(|| self.writes.token());
         let working = blocking(move || {
@@ -467,7 +474,7 @@ impl Toolbox {
         let (pieces, content) = self.attachments.read(&arguments, self.policy.commands.limits.file_bytes).await?;
         let (sender, receiver) = tokio::sync::mpsc::channel(1);
         let workspace = self.workspace.clone();
-        let stop = Stop::new(cancel, tool.limits.wall);
+        let stop = Stop::of(tool, cancel);
         let counted = self.writes.token();
         let writing = blocking(move || {
             let _held = (permits, counted);
@@ -483,14 +490,24 @@ impl Toolbox {
         &self,
         tool: &Definition,
         cancel: &CancellationToken,
-    ) -> Result<(OwnedSemaphorePermit, SemaphorePermit<'static>), ToolError> {
+    ) -> Result<(OwnedSemaphorePermit, Option<SemaphorePermit<'static>>, SemaphorePermit<'static>), ToolError> {
         let cancelled = || ToolError::cancelled(tool.name);
         let permit = tokio::select! {
             permit = Arc::clone(&self.files).acquire_owned() => permit.map_err(|_| cancelled())?,
             () = cancel.cancelled() => return Err(cancelled()),
         };
-        Ok((permit, admit(tool, &FILE_CALLS, cancel).await?))
+        let searches = tool.name == grep::DEFINITION.name;
+        let search = if searches { Some(admit(tool, &SEARCHES, cancel).await?) } else { None };
+        Ok((permit, search, admit(tool, &FILE_CALLS, cancel).await?))
     }
+}
+
+/// What a call gave. That it fails only as its definition says is for tests to find out, of whatever they call.
+fn told<T>(tool: &Definition, result: Result<T, ToolError>) -> Result<T, ToolError> {
+    if let Err(error) = &result {
+        debug_assert!(tool.can_fail_with(error.name), "the definition of {} does not tell of {error}", tool.name);
+    }
+    result
 }
 
 /// A thread that worked for a call is gone.

@@ -13,7 +13,7 @@ fn version() -> i64 {
     unsafe { libc::syscall(libc::SYS_landlock_create_ruleset, std::ptr::null::<u8>(), 0_usize, 1_u32) }
 }
 
-/// Whether the kernel has what a test is about; where it hasn't, that is said.
+/// Whether the kernel has what a test is about; where it hasn't, that is said. Another kernel is not to be had by installing something.
 fn has(least: i64) -> bool {
     let version = version();
     if version < least {

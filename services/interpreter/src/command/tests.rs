@@ -8,6 +8,7 @@ use tempfile::TempDir;
 use tokio::sync::OnceCell;
 
 use super::*;
+use crate::missing::not_tested;
 
 struct Bench {
     directory: TempDir,
@@ -23,6 +24,16 @@ fn bench(sandbox: CommandSandbox) -> Bench {
     Bench { directory, workspace, policy, sandbox }
 }
 
+/// How this machine confines commands, found out once. That it does not is said, and an error where all has to be tested.
+pub(crate) async fn sandbox() -> CommandSandbox {
+    static FOUND: OnceCell<CommandSandbox> = OnceCell::const_new();
+    let found = FOUND.get_or_init(async || CommandSandbox::detect(&interpreter()).await).await;
+    if !found.is_available() {
+        not_tested(found.describe());
+    }
+    found.clone()
+}
+
 /// The program that puts commands under Landlock. Built with the tests of a whole package; where it is missing, commands
 /// are tested without.
 pub(crate) fn interpreter() -> PathBuf {
@@ -33,22 +44,26 @@ pub(crate) fn interpreter() -> PathBuf {
 /// A bench with bubblewrap and Landlock; none where one of them is missing, which is said.
 async fn landlocked() -> Option<Bench> {
     let bench = confined().await?;
-    if !bench.sandbox.describe().contains("Landlock (ABI") {
-        eprintln!("not tested here: {}", bench.sandbox.describe());
-        return None;
+    if uses_landlock(&bench.sandbox) {
+        return Some(bench);
     }
-    Some(bench)
+    let why = bench.sandbox.describe();
+    match confine::version() {
+        Some(_) => not_tested(why),
+        // Another kernel is not to be had by installing something.
+        None => eprintln!("not tested here: {why}"),
+    }
+    None
 }
 
-/// A bench with a sandbox; none where the host has no working bubblewrap, which is said.
+fn uses_landlock(sandbox: &CommandSandbox) -> bool {
+    sandbox.describe().contains(" and Landlock (ABI")
+}
+
+/// A bench with a sandbox; none where the host has no working bubblewrap.
 async fn confined() -> Option<Bench> {
-    static FOUND: OnceCell<CommandSandbox> = OnceCell::const_new();
-    let found = FOUND.get_or_init(async || CommandSandbox::detect(&interpreter()).await).await;
-    if !found.is_available() {
-        eprintln!("not tested here: {}", found.describe());
-        return None;
-    }
-    Some(bench(found.clone()))
+    let found = sandbox().await;
+    found.is_available().then(|| bench(found))
 }
 
 /// Benches with every way to run a command that this host has.
@@ -363,7 +378,7 @@ async fn a_confined_command_has_no_capabilities_and_sees_no_other_process() {
 async fn connecting() -> Option<(Bench, TcpListener, String)> {
     let bench = confined().await?;
     if shell() != "/bin/bash" {
-        eprintln!("not tested here: there is no bash, whose /dev/tcp this test uses");
+        not_tested("there is no bash, whose /dev/tcp this test uses");
         return None;
     }
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
@@ -559,4 +574,17 @@ async fn variables_and_the_bound_on_processes_reach_a_command_under_landlock() {
         bench.run(Request { environment, ..request("echo \"$ODD|${EMPTY-unset}|\"; ulimit -u; env | wc -l") }).await;
     let words: Vec<&str> = outcome.stdout.text.lines().collect();
     assert_eq!(words[..3], ["a=b", "c 'd'||", "512"], "{outcome:?}");
+}
+
+/// Without Landlock commands run all the same, so that nothing else would tell that it is not used.
+#[tokio::test]
+async fn where_the_kernel_has_landlock_commands_are_under_it() {
+    if confine::version().is_none() {
+        return eprintln!("not tested here: the kernel has no Landlock");
+    }
+    let Some(bench) = confined().await else { return };
+    if !interpreter().exists() {
+        return not_tested("construct-interpreter was not built with the tests");
+    }
+    assert!(uses_landlock(&bench.sandbox), "{}", bench.sandbox.describe());
 }

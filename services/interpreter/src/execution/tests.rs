@@ -57,8 +57,7 @@ impl World {
     /// One in which scripts may run commands and reach this machine.
     async fn granting(scripts: &[&str]) -> Self {
         let egress = Egress::new(&[Ipv4Addr::LOCALHOST.into()]).expect("made");
-        Self::with(scripts, granting(), egress, CommandSandbox::detect(&crate::command::tests::interpreter()).await)
-            .await
+        Self::with(scripts, granting(), egress, crate::command::tests::sandbox().await).await
     }
 
     async fn with(scripts: &[&str], policy: Policy, egress: Egress, sandbox: CommandSandbox) -> Self {

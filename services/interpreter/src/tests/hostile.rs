@@ -9,6 +9,7 @@ mod files;
 mod floods;
 mod network;
 mod recursion;
+mod searches;
 mod surface;
 
 use super::*;

@@ -10,12 +10,30 @@ use super::error::ToolError;
 use super::kind::{Parameter, object_schema};
 use super::output::Output;
 use super::subject::PolicySubject;
+use super::table;
 
 /// The namespace whose functions always give a promise, as the sandbox offers it.
 const PROMISES: &str = "tools";
 
 /// The parameter that tools which are alike share.
 const OPTIONS: &str = "options";
+
+/// Errors of every tool of the toolbox, which its definition need not name.
+pub(super) const ERRORS_OF_ALL: [&str; 3] = ["InvalidArguments", "Cancelled", "InternalError"];
+
+/// Errors of every tool that takes a path. The last four are named where they are to be expected; they come also where something else changes
+/// what is there meanwhile.
+pub(super) const ERRORS_OF_PATHS: [&str; 9] = [
+    "OutsideWorkspace",
+    "InvalidPath",
+    "PermissionDenied",
+    "NotARegularFile",
+    "IoError",
+    "FileNotFound",
+    "IsADirectory",
+    "NotADirectory",
+    "FileChanged",
+];
 
 /// Words of JavaScript that cannot be called as a function; a tool of that name is a member of `tools` only.
 const RESERVED: [&str; 1] = ["delete"];
@@ -100,14 +118,20 @@ pub enum Provider {
 /// How much a call may use. What the arguments ask for is bounded by the parameters themselves.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
-    /// Longest wall time of a call, including what its arguments ask for.
-    pub wall: Duration,
+    /// Longest wall time of a call from when it has its turn, including what its arguments ask for; none where only the script's own time
+    /// bounds it.
+    pub wall: Option<Duration>,
     /// Largest result, in bytes of text, approximately: the tool cuts its result and says so.
     pub result_bytes: usize,
 }
 
 pub(super) const fn limits(wall_seconds: u64, result_kib: usize) -> Limits {
-    Limits { wall: Duration::from_secs(wall_seconds), result_bytes: result_kib << 10 }
+    Limits { wall: Some(Duration::from_secs(wall_seconds)), result_bytes: result_kib << 10 }
+}
+
+/// Limits of a call that is made again until there is an answer.
+pub(super) const fn unlimited(result_kib: usize) -> Limits {
+    Limits { wall: None, result_bytes: result_kib << 10 }
 }
 
 impl Effect {
@@ -180,6 +204,14 @@ impl Definition {
         argument::check(self, args.clone(), &argument::lexical)
     }
 
+    /// Whether a call may fail with an error of this name, as this definition and the page about the tools have it.
+    #[must_use]
+    pub fn can_fail_with(&self, error: &str) -> bool {
+        self.errors.iter().any(|(name, _)| *name == error)
+            || ERRORS_OF_ALL.contains(&error)
+            || (ERRORS_OF_PATHS.contains(&error) && self.parameters.iter().any(|parameter| parameter.kind.has_path()))
+    }
+
     /// What a policy decides on, taken from canonical arguments.
     #[must_use]
     pub fn subject(&self, canonical: &Value) -> PolicySubject {
@@ -221,7 +253,8 @@ impl Definition {
         for parameter in self.parameters.iter().filter(|parameter| !told_elsewhere(parameter)) {
             document(&mut text, "", parameter);
         }
-        for (name, meaning) in self.errors {
+        let like = self.like.and_then(table::definition).map_or(&[][..], |tool| tool.errors);
+        for (name, meaning) in self.errors.iter().filter(|error| !like.contains(error)) {
             let _ = writeln!(text, " * @throws {name} {meaning}");
         }
         let _ = writeln!(text, " * @example {}", self.example);

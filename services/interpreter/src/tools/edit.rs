@@ -17,7 +17,7 @@ use super::error::{NOT_FOUND, OUTSIDE, ToolError, io_error, path_error};
 use super::kind::{Kind, required};
 use super::output::{Output, field};
 use super::read::{BINARY_PROBE, binary};
-use super::stop::Stop;
+use super::stop::{Stop, TIMEOUT};
 use super::subject;
 use super::write::CONTENT;
 use crate::workspace::{Expected, Version, Workspace};
@@ -55,6 +55,7 @@ pub(super) const DEFINITION: Definition = Definition {
         ("FileTooLarge", "when the file has more than 16 MiB."),
         ("BinaryFile", "when the file is not text, or is UTF-16."),
         ("FileChanged", "when something else changed the file meanwhile."),
+        TIMEOUT,
     ],
     effect: Effect::Write,
     permission: Permission::FilesWrite,
@@ -112,7 +113,7 @@ pub(super) fn run(workspace: &Workspace, arguments: Arguments, stop: &Stop) -> R
     let located = workspace.locate(&path).map_err(refused)?;
     // From here to the replacement no other call of this workspace writes, so that no edit is lost.
     let _writing = workspace.lock_for_writing();
-    stop.check().map_err(|stopped| stopped.into_error(TOOL))?;
+    look_at(stop)?;
 
     let file = workspace.open_file(&located).map_err(refused)?;
     let version = Version::of(&file, &located).map_err(refused)?;
@@ -136,17 +137,24 @@ pub(super) fn run(workspace: &Workspace, arguments: Arguments, stop: &Stop) -> R
     let endings = Endings::of(&before);
     let mut placed = Vec::with_capacity(diffs.len());
     for (index, replacement) in diffs.iter().enumerate() {
-        placed.push(place(&path, &before, endings, index, replacement)?);
+        placed.push(place(&path, &before, endings, index, replacement, stop)?);
     }
     placed.sort_by_key(|edit| edit.range.start);
+    look_at(stop)?;
     refuse_overlaps(&path, &before, &placed)?;
 
     let after = apply(&before, &placed);
     too_large(&path, after.len() as u64)?;
+    look_at(stop)?;
     let diff = unified_diff(&located.shown(), &before, &after);
-    stop.check().map_err(|stopped| stopped.into_error(TOOL))?;
+    look_at(stop)?;
     workspace.replace(&located, &after, Expected::Version(version)).map_err(refused)?;
     Ok(Edited { path: located.shown(), diff, replacements: placed.len() })
+}
+
+/// Asked before each pass over the file. A call may ask for thousands of edits, each of which takes some; nothing is written before the last.
+fn look_at(stop: &Stop) -> Result<(), ToolError> {
+    stop.check().map_err(|stopped| stopped.into_error(TOOL))
 }
 
 fn too_large(path: &str, size: u64) -> Result<(), ToolError> {
@@ -201,6 +209,7 @@ fn place<'a>(
     endings: Endings,
     index: usize,
     replacement: &'a Replacement,
+    stop: &Stop,
 ) -> Result<Placed<'a>, ToolError> {
     let (old, new) = (replacement.old.as_str(), replacement.new.as_str());
     if old.is_empty() {
@@ -222,7 +231,7 @@ fn place<'a>(
         Endings::Unix => vec![(Cow::Borrowed(old), Cow::Borrowed(new)), (with_lf(old), with_lf(new))],
     };
     for (old, new) in forms {
-        let places = occurrences(before, old.as_bytes());
+        let places = occurrences(before, old.as_bytes(), stop)?;
         match places.as_slice() {
             [] => {}
             [start] => {
@@ -231,22 +240,21 @@ fn place<'a>(
             several => return Err(ambiguous(path, before, index, several)),
         }
     }
-    Err(not_found(path, before, index, old))
+    not_found(path, before, index, old, stop)
 }
 
 /// Where `needle` occurs, occurrences that overlap one another included.
-fn occurrences(text: &[u8], needle: &[u8]) -> Vec<usize> {
+fn occurrences(text: &[u8], needle: &[u8], stop: &Stop) -> Result<Vec<usize>, ToolError> {
     let finder = memchr::memmem::Finder::new(needle);
     let mut found = Vec::new();
     let mut from = 0;
-    while let Some(at) = text.get(from..).and_then(|rest| finder.find(rest)) {
+    while found.len() < MAX_COUNTED {
+        look_at(stop)?;
+        let Some(at) = text.get(from..).and_then(|rest| finder.find(rest)) else { break };
         found.push(from + at);
-        if found.len() >= MAX_COUNTED {
-            break;
-        }
         from += at + 1;
     }
-    found
+    Ok(found)
 }
 
 fn line_of(text: &[u8], at: usize) -> usize {
@@ -269,11 +277,12 @@ fn ambiguous(path: &str, before: &[u8], index: usize, places: &[usize]) -> ToolE
     .with(json!({"path": path, "index": index, "occurrences": count, "lines": lines}))
 }
 
-fn not_found(path: &str, before: &[u8], index: usize, old: &str) -> ToolError {
+/// Fails, with the place that was most likely meant.
+fn not_found<T>(path: &str, before: &[u8], index: usize, old: &str, stop: &Stop) -> Result<T, ToolError> {
     let text = String::from_utf8_lossy(before);
     let mut message = format!("edit_file: diffs[{index}].old does not occur in {path:?}. Nothing was changed.");
     let mut details = json!({"path": path, "index": index});
-    match nearest::find(&text, old) {
+    match nearest::find(&text, old, stop).map_err(|stopped| stopped.into_error(TOOL))? {
         Some(near) => {
             let why = if near.only_whitespace { "It differs only in whitespace. " } else { "" };
             let (line, shown) = (near.line, &near.text);
@@ -284,7 +293,7 @@ fn not_found(path: &str, before: &[u8], index: usize, old: &str) -> ToolError {
         }
         None => message.push_str(" Nothing similar is there; read the file again."),
     }
-    ToolError::new("TextNotFound", message).with(details)
+    Err(ToolError::new("TextNotFound", message).with(details))
 }
 
 fn refuse_overlaps(path: &str, before: &[u8], placed: &[Placed<'_>]) -> Result<(), ToolError> {

@@ -32,7 +32,16 @@ pub(super) const DEFINITION: Definition = Definition {
     output: EXECUTED,
     like: None,
     example: "execute_command(\"cargo test\", { timeout_seconds: 300 })",
-    errors: &[UNAVAILABLE, NOT_ALLOWED, OUTSIDE],
+    errors: &[
+        UNAVAILABLE,
+        NOT_STARTED,
+        NOT_ALLOWED,
+        secrets::NOT_FOUND,
+        secrets::UNAVAILABLE,
+        OUTSIDE,
+        NO_DIRECTORY,
+        NOT_A_DIRECTORY,
+    ],
     effect: Effect::External,
     permission: Permission::Commands,
     subject: |args| PolicySubject::Command(args["command"].as_str().unwrap_or_default().to_owned()),
@@ -81,6 +90,13 @@ pub(super) const EXECUTED: Output = Output::Object(&[
 
 pub(super) const UNAVAILABLE: (&str, &str) =
     ("CommandsUnavailable", "when this host cannot confine commands; nothing ran.");
+
+pub(super) const NOT_STARTED: (&str, &str) =
+    ("CommandNotStarted", "when its process or sandbox could not be made; nothing ran.");
+
+pub(super) const NO_DIRECTORY: (&str, &str) = ("FileNotFound", "when there is no directory `cwd`.");
+
+pub(super) const NOT_A_DIRECTORY: (&str, &str) = ("NotADirectory", "when `cwd` is a file.");
 
 const TOOL: &str = DEFINITION.name;
 
@@ -183,7 +199,7 @@ impl Host<'_> {
 fn refused(tool: &str, workspace: &Workspace, error: &CommandError) -> ToolError {
     match error {
         CommandError::NoSandbox { reason } => ToolError::new(
-            "CommandsUnavailable",
+            UNAVAILABLE.0,
             format!(
                 "Commands are refused on this host, and nothing ran: there is no working operating-system sandbox \
                  ({reason}). The operator can install bubblewrap and permit user namespaces, or accept commands \
@@ -192,10 +208,10 @@ fn refused(tool: &str, workspace: &Workspace, error: &CommandError) -> ToolError
         ),
         CommandError::Directory(error) => path_error(workspace, error),
         CommandError::Start(source) => {
-            ToolError::new("CommandNotStarted", format!("The command did not run: it could not be started ({source})."))
+            ToolError::new(NOT_STARTED.0, format!("The command did not run: it could not be started ({source})."))
         }
         CommandError::Setup { message } => ToolError::new(
-            "CommandNotStarted",
+            NOT_STARTED.0,
             format!("The command did not run: its sandbox could not be set up ({message})."),
         ),
         CommandError::Cancelled => ToolError::cancelled(tool),

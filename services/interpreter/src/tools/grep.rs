@@ -1,5 +1,7 @@
 //! `grep`: ripgrep's libraries over the confined walk.
 
+mod bounded;
+
 use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{self, Read};
@@ -7,11 +9,11 @@ use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 
 use globset::GlobSet;
-use grep_matcher::{LineTerminator, Matcher};
-use grep_regex::{RegexMatcher, RegexMatcherBuilder};
+use grep_matcher::LineTerminator;
 use grep_searcher::{BinaryDetection, Searcher, SearcherBuilder, Sink, SinkContext, SinkFinish, SinkMatch};
 use serde::{Deserialize, Serialize};
 
+use self::bounded::{Bounded, TOO_LARGE, without_ending};
 use super::definition::{Definition, Effect, Permission, Provider, limits};
 use super::error::{NOT_FOUND, OUTSIDE, ToolError, path_error};
 use super::find::{globs, is_match};
@@ -72,7 +74,7 @@ pub(super) const DEFINITION: Definition = Definition {
     ]),
     like: None,
     example: "grep(\"fn main\", \"src\", { include: \"*.rs\", context: 2 })",
-    errors: &[NOT_FOUND, OUTSIDE],
+    errors: &[NOT_FOUND, OUTSIDE, TOO_LARGE],
     effect: Effect::Read,
     permission: Permission::FilesRead,
     subject: subject::tree,
@@ -99,9 +101,6 @@ const MAX_HEAP: usize = 8 << 20;
 
 /// Files named in the note that could not be searched.
 const MAX_NAMED: usize = 5;
-
-/// Memory for a compiled expression, in bytes.
-const MAX_EXPRESSION: usize = 8 << 20;
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -153,7 +152,7 @@ pub(super) fn run(workspace: &Workspace, arguments: Arguments, stop: &Stop) -> R
     let include = options.include.as_deref().map(|list| globs(TOOL, "include", list)).transpose()?;
     let exclude = options.exclude.as_deref().map(|list| globs(TOOL, "exclude", list)).transpose()?;
     let mut search = Search {
-        matcher: matcher(&query, &options)?,
+        matcher: Bounded::new(&query, options.literal.unwrap_or(false), options.case_sensitive.unwrap_or(true), stop)?,
         searcher: searcher(options.context.unwrap_or(0)),
         stop,
         stopped: None,
@@ -196,22 +195,6 @@ fn selected(include: Option<&GlobSet>, exclude: Option<&GlobSet>, path: &Path, b
     include.is_none_or(|globs| is_match(globs, path, base)) && !exclude.is_some_and(|globs| is_match(globs, path, base))
 }
 
-fn matcher(query: &str, options: &Options) -> Result<RegexMatcher, ToolError> {
-    let mut builder = RegexMatcherBuilder::new();
-    builder
-        .case_insensitive(!options.case_sensitive.unwrap_or(true))
-        .fixed_strings(options.literal.unwrap_or(false))
-        .crlf(true)
-        .size_limit(MAX_EXPRESSION)
-        .dfa_size_limit(MAX_EXPRESSION);
-    builder.build(query).map_err(|error| {
-        ToolError::invalid(format!(
-            "grep: the query is not a regular expression that can be used: {error}\nThe syntax is Rust's (no \
-             look-around, no back-references). To search for plain text, give the option {{ literal: true }}."
-        ))
-    })
-}
-
 fn searcher(context: usize) -> Searcher {
     SearcherBuilder::new()
         .line_terminator(LineTerminator::crlf())
@@ -224,7 +207,7 @@ fn searcher(context: usize) -> Searcher {
 }
 
 struct Search<'a> {
-    matcher: RegexMatcher,
+    matcher: Bounded<'a>,
     searcher: Searcher,
     stop: &'a Stop,
     stopped: Option<Stopped>,
@@ -334,7 +317,7 @@ impl Read for Stoppable<'_> {
 
 struct Collector<'a> {
     path: String,
-    matcher: &'a RegexMatcher,
+    matcher: &'a Bounded<'a>,
     context: usize,
     max_results: usize,
     /// The place of the file's first match among all.
@@ -385,8 +368,7 @@ impl Sink for &mut Collector<'_> {
             self.found.truncated = true;
             return Ok(false);
         }
-        let start = self.matcher.find(hit.bytes()).ok().flatten().map_or(0, |found| found.start());
-        let (line, text) = (hit.line_number().unwrap_or(0), clip(hit.bytes(), start));
+        let (line, text) = (hit.line_number().unwrap_or(0), clip(hit.bytes(), self.matcher.place(hit.bytes())));
         let before = (self.context > 0).then(|| self.before(line));
         *self.text += self.path.len() + text.len() + before.iter().flatten().map(String::len).sum::<usize>();
         self.see(line, text.clone());
@@ -413,8 +395,7 @@ fn is_boundary(line: &[u8], at: usize) -> bool {
 
 /// A line without its ending, clipped around the byte `at`.
 fn clip(line: &[u8], at: usize) -> String {
-    let line = line.strip_suffix(b"\n").unwrap_or(line);
-    let line = line.strip_suffix(b"\r").unwrap_or(line);
+    let line = without_ending(line);
     // Four bytes for a character at most: what is further away cannot be shown. Cuts go between characters.
     let between = |at: usize| (at.saturating_sub(3)..=at).rev().find(|at| is_boundary(line, *at)).unwrap_or(at);
     let from = if line.len() <= MAX_LINE { 0 } else { between(at.min(line.len()).saturating_sub(LEAD)) };

@@ -164,6 +164,12 @@ impl Kind {
         }
     }
 
+    /// Whether it is a path in the workspace, or has one in it.
+    pub(super) fn has_path(&self) -> bool {
+        let (_, properties) = self.properties();
+        matches!(self, Self::Path | Self::File) || properties.iter().any(|property| property.kind.has_path())
+    }
+
     /// What it is made of, and how the path to a part goes on.
     pub(super) fn properties(&self) -> (&'static str, &'static [Parameter]) {
         match self {

@@ -18,8 +18,14 @@ Every tool is a global function that gives its result at once, and a member of `
 the second form run concurrently. Arguments go by position, by name in one object, or both.
 
 Errors have a `name`, a `message` that says how to go on, and often `details`. Beside those listed below, every tool can throw
-`InvalidArguments`, `Cancelled`, `Timeout` and `InternalError`, and those that take a path `InvalidPath`, `PermissionDenied`,
-`NotARegularFile` and `IoError`. What exceeds a limit has an error of its own, see [the interpreter's limits](interpreter.md#limits).
+`InvalidArguments`, `Cancelled` and `InternalError`, and those that take a path `OutsideWorkspace`, `InvalidPath`, `PermissionDenied`, `NotARegularFile` and
+`IoError`, and where something else changes what is there meanwhile also `FileNotFound`, `IsADirectory`, `NotADirectory` and `FileChanged`.
+A call of any tool can also be refused before it is made, by `PolicyDenied` (a rule forbids it), `ApprovalRejected` (a person was asked and did not approve) or
+`HandedOff` (after `tasks.hand_off`). A name that no tool has throws `UnknownTool`. What exceeds a limit has an error of its own, see
+[the interpreter's limits](interpreter.md#limits).
+
+The time among a tool's limits begins when the call has its turn, since only so many run at the same time; where there is none, only the script's own time
+bounds the call. A result is also bounded by what the script may get of one call.
 
 An effect of *read* changes nothing and may be repeated. A call with another effect is journaled before it begins, and reported
 as `OutcomeUnknown` when nobody knows whether it was done; but what is done about tasks is done once, however often the call is made. The permission is what policies call it.
@@ -85,8 +91,9 @@ fn section(text: &mut String, tool: &Definition) {
             let _ = writeln!(text, "| `{name}` | {} |", in_cell(meaning));
         }
     }
-    let (seconds, kib) = (tool.limits.wall.as_secs(), tool.limits.result_bytes >> 10);
-    let _ = writeln!(text, "\nLimits: {seconds} s, a result of about {kib} KiB. Example: `{}`", tool.example);
+    let time = tool.limits.wall.map_or("no time of its own".to_owned(), |wall| format!("{} s", wall.as_secs()));
+    let kib = tool.limits.result_bytes >> 10;
+    let _ = writeln!(text, "\nLimits: {time}, a result of about {kib} KiB. Example: `{}`", tool.example);
 }
 
 fn parameter(text: &mut String, prefix: &str, one: &Parameter) {

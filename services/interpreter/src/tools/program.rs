@@ -7,8 +7,12 @@ use serde_json::{Value, json};
 
 use super::definition::{Definition, Effect, Permission, Provider, limits};
 use super::error::{OUTSIDE, ToolError};
-use super::execute::{self, EXECUTED, Executed, Host, MAX_SCRIPT, OPTIONS, Options, UNAVAILABLE};
+use super::execute::{
+    self, EXECUTED, Executed, Host, MAX_SCRIPT, NO_DIRECTORY, NOT_A_DIRECTORY, NOT_STARTED, OPTIONS, Options,
+    UNAVAILABLE,
+};
 use super::kind::{Kind, Parameter, optional, required};
+use super::secrets::{self, NOT_ALLOWED};
 use super::subject::PolicySubject;
 
 /// What the line of shell says when there is no such program, on standard error and with nothing else there.
@@ -68,7 +72,17 @@ const fn definition(
         output: EXECUTED,
         like: Some(execute::DEFINITION.name),
         example,
-        errors: &[NOT_INSTALLED, UNAVAILABLE, OUTSIDE],
+        errors: &[
+            NOT_INSTALLED,
+            UNAVAILABLE,
+            NOT_STARTED,
+            NOT_ALLOWED,
+            secrets::NOT_FOUND,
+            secrets::UNAVAILABLE,
+            OUTSIDE,
+            NO_DIRECTORY,
+            NOT_A_DIRECTORY,
+        ],
         effect: Effect::External,
         permission: Permission::Commands,
         subject,

@@ -36,7 +36,7 @@ pub(super) const GET: Definition = Definition {
     output: Output::Text,
     like: None,
     example: "fetch(url, { headers: { authorization: `Bearer ${secrets.get(\"API_TOKEN\")}` } })",
-    errors: &[NOT_FOUND, ("SecretUnavailable", "when it cannot be opened, which is not the script's fault.")],
+    errors: &[NOT_FOUND, UNAVAILABLE],
     effect: Effect::Read,
     permission: Permission::Pure,
     subject: subject::none,
@@ -44,7 +44,13 @@ pub(super) const GET: Definition = Definition {
     limits: limits(1, 1),
 };
 
-const NOT_FOUND: (&str, &str) = ("SecretNotFound", "when there is no such secret; the message names those there are.");
+pub(super) const NOT_FOUND: (&str, &str) = (
+    "SecretNotFound",
+    "when there is no such secret, or a handle is of another message; the message names those there are.",
+);
+
+pub(super) const UNAVAILABLE: (&str, &str) =
+    ("SecretUnavailable", "when a secret cannot be opened, which is not the script's fault.");
 
 pub(super) const NOT_ALLOWED: (&str, &str) =
     ("SecretNotAllowed", "when a secret is not bound to where it would go; nothing was done.");
@@ -319,7 +325,7 @@ impl Secret {
     fn value(&self) -> Result<&str, ToolError> {
         let Self { name, .. } = self;
         self.value.as_ref().map(|value| value.expose_secret()).map_err(|why| {
-            ToolError::new("SecretUnavailable", format!("The secret {name} cannot be used: {why}. Go on without it."))
+            ToolError::new(UNAVAILABLE.0, format!("The secret {name} cannot be used: {why}. Go on without it."))
         })
     }
 

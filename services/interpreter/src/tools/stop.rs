@@ -4,13 +4,17 @@ use std::time::{Duration, Instant};
 
 use tokio_util::sync::CancellationToken;
 
+use super::definition::Definition;
 use super::error::ToolError;
+
+/// The error for definitions of tools that have nothing to show for their work by then.
+pub(super) const TIMEOUT: (&str, &str) = ("Timeout", "when it takes longer than it may.");
 
 /// Asked between files and between blocks of a file.
 #[derive(Debug)]
 pub(super) struct Stop {
     cancel: CancellationToken,
-    deadline: Instant,
+    deadline: Option<Instant>,
 }
 
 /// Why work ended early.
@@ -24,14 +28,19 @@ pub(super) enum Stopped {
 
 impl Stop {
     pub(super) fn new(cancel: CancellationToken, limit: Duration) -> Self {
-        Self { cancel, deadline: Instant::now() + limit }
+        Self { cancel, deadline: Some(Instant::now() + limit) }
+    }
+
+    /// For a call of this tool that begins now.
+    pub(super) fn of(tool: &Definition, cancel: CancellationToken) -> Self {
+        Self { cancel, deadline: tool.limits.wall.map(|limit| Instant::now() + limit) }
     }
 
     /// Whether to end now.
     pub(super) fn check(&self) -> Result<(), Stopped> {
         if self.cancel.is_cancelled() {
             Err(Stopped::Cancelled)
-        } else if Instant::now() >= self.deadline {
+        } else if self.deadline.is_some_and(|deadline| Instant::now() >= deadline) {
             Err(Stopped::TimedOut)
         } else {
             Ok(())
@@ -44,7 +53,7 @@ impl Stopped {
     pub(super) fn into_error(self, tool: &'static str) -> ToolError {
         match self {
             Self::Cancelled => ToolError::cancelled(tool),
-            Self::TimedOut => ToolError::new("Timeout", format!("{tool} took too long and was ended.")),
+            Self::TimedOut => ToolError::new(TIMEOUT.0, format!("{tool} took too long and was ended.")),
         }
     }
 }

@@ -18,7 +18,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
-use super::definition::{Definition, Effect, Permission, Provider, limits};
+use super::definition::{Definition, Effect, Permission, Provider, limits, unlimited};
 use super::error::ToolError;
 use super::kind::{Kind, NAMES, optional, required};
 use super::output::{Field, Output, field, optional_field};
@@ -60,6 +60,9 @@ const STATE: &[Field] = &[
     field("cost", Output::Number, "What it has cost, with its own subtasks, in US dollars."),
 ];
 
+pub(super) const UNAVAILABLE: (&str, &str) = ("TasksUnavailable", "where scripts reach no other tasks.");
+const OVER: (&str, &str) = ("TaskOver", "when the script's own turn was ended meanwhile.");
+const NO_AGENT: (&str, &str) = ("AgentNotFound", "when there is no such agent.");
 const NOT_A_SUBTASK: (&str, &str) = ("NotASubtask", "when this task has spawned no such subtask.");
 const QUEUE_FULL: (&str, &str) = ("QueueFull", "when too many messages wait there.");
 
@@ -88,15 +91,17 @@ pub(super) const SPAWN: Definition = Definition {
     like: None,
     example: "tasks.spawn({ message: \"Summarise …\", agent: \"reader\", budget: 0.5 })",
     errors: &[
-        ("AgentNotFound", "when there is no such agent."),
+        NO_AGENT,
         ("TooManySubtasks", "when this task, or its tree, has too many."),
         ("TooDeep", "when subtasks are nested too deeply."),
+        OVER,
+        UNAVAILABLE,
     ],
     effect: Effect::External,
     permission: Permission::Tasks,
     subject: agent_of,
     provider: Provider::Host,
-    limits: limits(60, 1),
+    limits: unlimited(1),
 };
 
 pub(super) const AWAIT: Definition = Definition {
@@ -116,7 +121,7 @@ pub(super) const AWAIT: Definition = Definition {
     output: Output::OneOrMore(&Output::Object(STATE)),
     like: None,
     example: "tasks.await([first.task, second.task], { timeout_seconds: 3600 })",
-    errors: &[NOT_A_SUBTASK],
+    errors: &[NOT_A_SUBTASK, OVER, UNAVAILABLE],
     effect: Effect::Read,
     permission: Permission::Tasks,
     subject: ids_of,
@@ -133,12 +138,12 @@ pub(super) const SEND: Definition = Definition {
     output: Output::Nothing,
     like: None,
     example: "tasks.send(first.task, \"Also look at the tests.\")",
-    errors: &[NOT_A_SUBTASK, QUEUE_FULL],
+    errors: &[NOT_A_SUBTASK, QUEUE_FULL, OVER, UNAVAILABLE],
     effect: Effect::External,
     permission: Permission::Tasks,
     subject: id_of,
     provider: Provider::Host,
-    limits: limits(60, 1),
+    limits: unlimited(1),
 };
 
 pub(super) const PARENT: Definition = Definition {
@@ -150,12 +155,12 @@ pub(super) const PARENT: Definition = Definition {
     output: Output::Nothing,
     like: None,
     example: "tasks.parent(\"The input is incomplete; I go on without …\")",
-    errors: &[("NoParent", "when no other task has spawned this one."), QUEUE_FULL],
+    errors: &[("NoParent", "when no other task has spawned this one."), QUEUE_FULL, OVER, UNAVAILABLE],
     effect: Effect::External,
     permission: Permission::Tasks,
     subject: nobody,
     provider: Provider::Host,
-    limits: limits(60, 1),
+    limits: unlimited(1),
 };
 
 pub(super) const HAND_OFF: Definition = Definition {
@@ -170,12 +175,12 @@ pub(super) const HAND_OFF: Definition = Definition {
     output: Output::Nothing,
     like: None,
     example: "tasks.hand_off(\"lawyer\", \"The user asks about the contract.\")",
-    errors: &[("AgentNotFound", "when there is no such agent.")],
+    errors: &[NO_AGENT, OVER, UNAVAILABLE],
     effect: Effect::External,
     permission: Permission::Tasks,
     subject: agent_of,
     provider: Provider::Host,
-    limits: limits(60, 1),
+    limits: unlimited(1),
 };
 
 pub(super) const LIST: Definition = Definition {
@@ -187,12 +192,12 @@ pub(super) const LIST: Definition = Definition {
     output: Output::List(&Output::Object(STATE)),
     like: None,
     example: "tasks.list()",
-    errors: &[],
+    errors: &[OVER, UNAVAILABLE],
     effect: Effect::Read,
     permission: Permission::Tasks,
     subject: nobody,
     provider: Provider::Host,
-    limits: limits(60, 512),
+    limits: unlimited(512),
 };
 
 fn agent_of(args: &Value) -> PolicySubject {
@@ -359,7 +364,7 @@ impl Subtasks {
     ) -> Result<SubtaskAnswer, ToolError> {
         let Some(bus) = &self.bus else {
             let words = format!("{}: scripts reach no other tasks here.", tool.name);
-            return Err(ToolError::new("TasksUnavailable", words));
+            return Err(ToolError::new(UNAVAILABLE.0, words));
         };
         let question = SubtaskQuestion {
             organization_id: self.organization.clone(),

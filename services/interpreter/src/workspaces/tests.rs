@@ -28,7 +28,7 @@ impl Bench {
         policy.commands.hidden_paths =
             vec![checkout.join("home/cache"), checkout.join("home/master.key"), checkout.join("home/missing")];
         let egress = Egress::new(&[]).expect("an HTTP client");
-        let sandbox = CommandSandbox::detect(&crate::command::tests::interpreter()).await;
+        let sandbox = crate::command::tests::sandbox().await;
         let roots = [directory.path().to_owned()];
         let own = checkout.join("home/data/workspaces");
         let workspaces = Workspaces::new(&roots, own, policy, egress, sandbox).expect("workspaces");
@@ -148,7 +148,6 @@ async fn commands_neither_see_nor_move_what_the_service_keeps_in_a_workspace() {
         ls -A home/data home/cache | wc -w; cat home/readme; echo x > home/new && echo fine";
     let result = call(&tools, "execute_command", json!([script])).await;
     if result == Err("CommandsUnavailable") {
-        eprintln!("not tested here: {}", bench.workspaces.commands());
         return;
     }
     let result = result.expect("a result");
@@ -174,7 +173,6 @@ async fn a_workspace_swapped_for_a_link_is_still_the_same_to_its_commands() {
     symlink(outside.path(), bench.path("checkout/src")).expect("linked");
     let result = call(&tools, "execute_command", json!(["echo x > made; ls"])).await;
     if result == Err("CommandsUnavailable") {
-        eprintln!("not tested here: {}", bench.workspaces.commands());
         return;
     }
     assert_eq!(result.expect("a result")["stdout"], json!("made\nmain.rs\n"));

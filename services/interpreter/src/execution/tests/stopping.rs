@@ -204,10 +204,9 @@ async fn commands_are_stopped_of_which_some_wait_for_a_place() {
 async fn commands_are_stopped_with_everything_they_started() {
     let script = format!("execute_command({})", serde_json::json!(TREE));
     let unconfined = CommandSandbox::unavailable("a test");
-    for (place, sandbox) in [
-        ("a command", CommandSandbox::detect(&crate::command::tests::interpreter()).await),
-        ("an unconfined command", unconfined),
-    ] {
+    for (place, sandbox) in
+        [("a command", crate::command::tests::sandbox().await), ("an unconfined command", unconfined)]
+    {
         let egress = Egress::new(&[]).expect("made");
         let mut world = World::with(&[&script], granting(), egress, sandbox).await;
         for told in stops(&mut world, place, 2).await {

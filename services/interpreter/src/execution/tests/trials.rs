@@ -58,7 +58,7 @@ async fn trials(shape: Shape) {
         url: nats.url().to_owned(),
         blobs: nats.blobs(),
         egress: Egress::new(&[Ipv4Addr::LOCALHOST.into()]).expect("made"),
-        sandbox: CommandSandbox::detect(&crate::command::tests::interpreter()).await,
+        sandbox: crate::command::tests::sandbox().await,
     });
     let began = std::time::Instant::now();
     let trials = futures::stream::iter(first..first + count).map(|seed| {

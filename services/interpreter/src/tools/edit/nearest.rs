@@ -1,7 +1,12 @@
 //! Finding what a model most likely meant when the text it quoted is not there.
 
+use crate::tools::stop::{Stop, Stopped};
+
 /// Work bound: this many comparisons of two lines.
 const MAX_COMPARISONS: usize = 1_000_000;
+
+/// Places that are compared without a look at the stop.
+const PLACES: usize = 256;
 
 /// Bytes of a line that are compared.
 const MAX_COMPARED: usize = 400;
@@ -24,15 +29,18 @@ pub(super) struct Nearest {
 }
 
 /// The place of `text` most similar to `wanted`, if any is similar.
-pub(super) fn find(text: &str, wanted: &str) -> Option<Nearest> {
+pub(super) fn find(text: &str, wanted: &str, stop: &Stop) -> Result<Option<Nearest>, Stopped> {
     let wanted: Vec<&str> = wanted.lines().skip_while(|line| line.trim().is_empty()).collect();
-    let length = wanted.iter().rposition(|line| !line.trim().is_empty())? + 1;
-    let wanted = &wanted[..length];
+    let Some(last) = wanted.iter().rposition(|line| !line.trim().is_empty()) else { return Ok(None) };
+    let wanted = &wanted[..=last];
     let lines: Vec<&str> = text.lines().take(MAX_COMPARISONS).collect();
     let compared = wanted.len().min(MAX_LINES).min((MAX_COMPARISONS / lines.len().max(1)).max(1));
 
     let mut best = (0.0, 0);
     for start in 0..lines.len() {
+        if start % PLACES == 0 {
+            stop.check()?;
+        }
         let here = &lines[start..];
         let score: f64 = wanted[..compared].iter().zip(here).map(|(wanted, line)| similarity(line, wanted)).sum();
         if score > best.0 {
@@ -43,12 +51,12 @@ pub(super) fn find(text: &str, wanted: &str) -> Option<Nearest> {
     #[expect(clippy::cast_precision_loss, reason = "a count of at most 40")]
     let average = score / compared as f64;
     if average < WORTH_SHOWING {
-        return None;
+        return Ok(None);
     }
     let place = &lines[start..lines.len().min(start + wanted.len())];
     let only_whitespace = place.len() == wanted.len() && place.iter().zip(wanted).all(|(a, b)| same_words(a, b));
     let shown: Vec<String> = place.iter().take(MAX_LINES).map(|line| line.chars().take(300).collect()).collect();
-    Some(Nearest { line: start + 1, text: shown.join("\n"), only_whitespace })
+    Ok(Some(Nearest { line: start + 1, text: shown.join("\n"), only_whitespace }))
 }
 
 /// From 0 for nothing in common to 1 for equal.
@@ -75,7 +83,16 @@ fn same_words(a: &str, b: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
+    use tokio_util::sync::CancellationToken;
+
     use super::*;
+
+    fn find(text: &str, wanted: &str) -> Option<Nearest> {
+        super::find(text, wanted, &Stop::new(CancellationToken::new(), Duration::from_secs(60)))
+            .expect("nothing stops it")
+    }
 
     #[test]
     fn text_that_differs_in_indentation_is_found_and_said_to() {

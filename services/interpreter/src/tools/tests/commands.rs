@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::command::Confinement;
+use crate::missing::not_tested;
 
 /// A toolbox whose commands run without a sandbox, wherever the tests run.
 fn unconfined(search_path: Vec<PathBuf>) -> Bench {
@@ -198,9 +199,8 @@ async fn a_new_toolbox_learns_from_the_journal_what_was_set_in_the_old_one() {
 
 #[tokio::test]
 async fn programs_that_are_installed_run_in_the_sandbox() {
-    let sandbox = CommandSandbox::detect(&crate::command::tests::interpreter()).await;
+    let sandbox = crate::command::tests::sandbox().await;
     if !sandbox.is_available() {
-        eprintln!("not tested here: {}", sandbox.describe());
         return;
     }
     let mut bench = Bench::new();
@@ -220,7 +220,7 @@ async fn programs_that_are_installed_run_in_the_sandbox() {
             }
             Err(error) => {
                 assert_eq!(error.name, "ProgramNotFound", "{error}");
-                eprintln!("not tested here: {error}");
+                not_tested(error);
             }
         }
     }

@@ -67,6 +67,65 @@ fn what_a_signature_refers_to_is_told_before_it_and_is_the_same() {
     }
 }
 
+/// The names of errors that stand in source text: words of their own in quotes that are written as such names are. One of a single part is known
+/// by what is made with it.
+fn error_names(source: &str) -> impl Iterator<Item = &str> {
+    source.match_indices(['"', '\'']).filter_map(|(at, _)| {
+        let rest = &source[at + 1..];
+        let length = rest.find(|c: char| !c.is_ascii_alphabetic())?;
+        let (word, after) = rest.split_at(length);
+        let capitals = word.bytes().filter(u8::is_ascii_uppercase).count();
+        let is_name = word.starts_with(|c: char| c.is_ascii_uppercase())
+            && capitals < word.len()
+            && (capitals > 1 || source[..at].trim_end().ends_with("new("));
+        (is_name && after.starts_with(['"', '\'', '\\'])).then_some(word)
+    })
+}
+
+/// The product's own sources below a folder, without tests.
+fn sources(folder: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(folder).expect("a folder").map(|entry| entry.expect("an entry").path());
+    let entries = entries.filter(|path| path.file_stem().is_some_and(|name| name != "tests"));
+    let text = |path: &Path| {
+        let text = std::fs::read_to_string(path).expect("text");
+        text.split("#[cfg(test)]\nmod ").next().unwrap_or_default().to_owned()
+    };
+    entries.flat_map(|path| if path.is_dir() { sources(&path) } else { vec![text(&path)] }).collect()
+}
+
+#[test]
+fn every_error_that_scripts_can_get_is_told_of() {
+    let package = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let read = |path: &str| std::fs::read_to_string(package.join(path)).expect("a page");
+    let pages = [documentation(), read("../../docs/interpreter.md"), read("guest/README.md")].concat();
+    let sources = [sources(&package.join("src")), sources(&package.join("guest/quickjs/src"))].concat();
+    let names: HashSet<&str> = sources.iter().flat_map(|source| error_names(source)).collect();
+    for known in ["Cancelled", "CommandNotStarted", "JournalLimitExceeded", "TimerLimitExceeded", "NeverSettled"] {
+        assert!(names.contains(known), "{known} is not found in the sources");
+    }
+    let mut untold: Vec<&str> = names.into_iter().filter(|name| !pages.contains(&format!("`{name}`"))).collect();
+    untold.sort_unstable();
+    assert!(untold.is_empty(), "neither a definition nor a page tells of {untold:?}");
+
+    // Which of them a tool can throw is checked of every call in any test, see `told`.
+    let page = documentation();
+    let (introduction, _) = page.split_once("\n| tool |").expect("the table of tools");
+    for name in definition::ERRORS_OF_ALL.into_iter().chain(definition::ERRORS_OF_PATHS) {
+        assert!(introduction.contains(&format!("`{name}`")), "{name}");
+    }
+    for tool in definitions() {
+        let names: HashSet<&str> = tool.errors.iter().map(|(name, _)| *name).collect();
+        assert_eq!(names.len(), tool.errors.len(), "{} names an error twice", tool.name);
+    }
+}
+
+#[test]
+#[should_panic(expected = "the definition of pwd does not tell of FileNotFound")]
+fn an_error_that_its_definition_does_not_tell_of_fails_the_test() {
+    let pwd = definition("pwd").expect("a tool");
+    drop(told(pwd, Err::<(), _>(ToolError::new("FileNotFound", "there is none"))));
+}
+
 #[test]
 fn no_two_tools_share_a_name() {
     let mut seen = HashSet::new();

@@ -383,6 +383,6 @@ async fn random_calls_end_with_what_is_described() {
         Box::pin(async move { Ok(vec![address]) })
     };
     let egress = Egress::resolving(&[LOCAL], Arc::new(resolve)).expect("an HTTP client");
-    let sandbox = CommandSandbox::detect(&crate::command::tests::interpreter()).await;
+    let sandbox = crate::command::tests::sandbox().await;
     fuzz(Calls { egress, sandbox, port: server().await }).await;
 }

@@ -297,3 +297,22 @@ fn a_search_whose_time_is_over_says_so_and_gives_what_it_has() {
     let read = read::run(workspace, serde_json::from_value(json!({"path": "a"})).expect("arguments"), &stop);
     assert_eq!(read.expect_err("no time").name, "Timeout");
 }
+
+#[tokio::test]
+async fn thousands_of_edits_of_a_large_file_are_stopped_soon_and_change_nothing() {
+    let bench = Bench::new();
+    let mut text = "0123456789abcde\n".repeat((15 << 20) / 16);
+    (0..4000).for_each(|mark| text.push_str(&format!("mark {mark}.\n")));
+    bench.write("large", &text);
+    let edits: Vec<Value> = (0..4000).map(|mark| json!({"old": format!("k {mark}."), "new": "x"})).collect();
+    let cx = CallContext::default();
+    let stopping = async {
+        tokio::time::sleep(Duration::from_millis(200)).await;
+        cx.cancel.cancel();
+        Instant::now()
+    };
+    let (ended, stopped) = tokio::join!(bench.tools.call("edit_file", json!(["large", edits]), &cx), stopping);
+    assert_eq!(ended.expect_err("it was stopped").name, "Cancelled");
+    assert!(stopped.elapsed() < Duration::from_secs(2), "it went on for {:?}", stopped.elapsed());
+    assert_eq!(bench.read("large"), text);
+}
