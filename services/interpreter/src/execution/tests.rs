@@ -12,6 +12,7 @@ mod stopping;
 mod subtasks;
 mod told;
 mod trials;
+mod unreadable;
 
 use std::{
     collections::BTreeMap,
