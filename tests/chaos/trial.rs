@@ -6,18 +6,22 @@ use std::{
 };
 
 use construct_bus::{Bus, RawMessage, subject};
-use construct_proto::mesh::v1::ReconcilerBeat;
+use construct_domain::{OrganizationId, task::Phase};
+use construct_proto::{mesh::v1::ReconcilerBeat, v1};
+use construct_store::StoredTask;
 use construct_tests::{
+    client::PATIENCE,
     clocks,
     mesh::{Disk, Mesh, Service},
     postgres::PostgresServer,
     proxy::{Proxy, authority},
     random::Random,
+    wait::until,
 };
 use futures::StreamExt as _;
 use tokio::{
     task::AbortHandle,
-    time::{Instant, sleep, sleep_until},
+    time::{Instant, sleep, sleep_until, timeout},
 };
 
 use crate::{
@@ -29,6 +33,8 @@ use crate::{
 
 /// Of so many wakes and results one comes twice, the second time late.
 const DUPLICATED: u64 = 4;
+/// How long one try to find out why a conversation does not go on may take.
+const ANSWER: Duration = Duration::from_secs(5);
 /// Services with two processes.
 const REPLICATED: [Service; 3] = [Service::Reconciler, Service::Interpreter, Service::Providers];
 
@@ -58,7 +64,7 @@ pub(crate) async fn run(plan: &Plan) -> Told {
         for (pause, disturbance) in &plan.disturbances {
             sleep(*pause).await;
             trial.disturb(disturbance).await;
-            explained(&jobs).await;
+            explained(&trial.mesh, &jobs).await;
             nobody_is_forgotten(&trial.mesh).await;
         }
         trial.repair().await;
@@ -77,15 +83,39 @@ pub(crate) async fn run(plan: &Plan) -> Told {
     check::check(&trial.mesh, &jobs).await
 }
 
-/// Whoever can be asked says why it does not go on, and when it will be looked at again.
-async fn explained(jobs: &[Job]) {
-    for job in jobs {
-        let asked = tokio::time::timeout(Duration::from_millis(300), job.conversation.explain()).await;
-        let Ok(Ok(why)) = asked else { continue };
-        assert!(!why.waiting_for.is_empty() && !why.released_by.is_empty(), "{why:?}");
-        let waits_for_people = why.waiting_for.contains("a message from a user");
-        assert!(waits_for_people || why.next_wake.is_some(), "nobody will look at it again: {why:?}");
-    }
+/// Every conversation says why it does not go on, and when it will be looked at again, in agreement with its row. The gateway, or what it needs, may
+/// be away still: it is asked until it answers.
+async fn explained(mesh: &Mesh, jobs: &[Job]) {
+    futures::future::join_all(jobs.iter().map(async |job| {
+        let (row, why) = until("the gateway to say why", PATIENCE, async || answer(mesh, job).await).await;
+        let idle = row.state.phase == Phase::AwaitInput && row.queued_count == 0;
+        let said = format!("{why:?}\n{row:?}");
+        assert!(!why.waiting_for.is_empty() && !why.released_by.is_empty() && why.since.is_some(), "no reason: {said}");
+        let phase = format!("TASK_PHASE_{}", row.state.phase.as_str().to_uppercase());
+        assert_eq!(why.phase().as_str_name(), phase, "it is something else: {said}");
+        let step = row.state.step.as_ref().map(|step| step.id.to_string());
+        assert_eq!(why.step_id, step.unwrap_or_default(), "another step: {said}");
+        assert_eq!(why.waiting_for.contains("a message from a user"), idle, "another reason: {said}");
+        assert!(idle || why.next_wake.is_some(), "nobody will look at it again: {said}");
+    }))
+    .await;
+}
+
+/// Why a conversation does not go on, and its row, if that has not changed meanwhile: then one is about the other.
+async fn answer(mesh: &Mesh, job: &Job) -> Result<(StoredTask, v1::TaskExplanation), String> {
+    let task = job.conversation.id().parse().unwrap();
+    let row = async || {
+        let row = mesh.database.store().task_get(OrganizationId::LOCAL, task).await;
+        row.map_err(|error| format!("PostgreSQL: {error:?}"))
+    };
+    let asked = async {
+        let before = row().await?;
+        let why = job.conversation.explain().await.map_err(|status| format!("the gateway: {status:?}"))?;
+        Ok((before, why, row().await?))
+    };
+    let (before, why, after) = timeout(ANSWER, asked).await.unwrap_or_else(|_late| Err("nobody answers".to_owned()))?;
+    let is_same = (before.revision, before.queued_count) == (after.revision, after.queued_count);
+    if is_same { Ok((after, why)) } else { Err("it has changed meanwhile".to_owned()) }
 }
 
 /// The same of every task and subtask, whoever can be asked: a look from outside, which goes past the ways that are disturbed. PostgreSQL itself may have been.

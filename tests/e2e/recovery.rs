@@ -1,6 +1,6 @@
 //! What was given up is told, and taken up again by hand.
 
-use construct_bus::{subject, topology::Stream};
+use construct_bus::{Pool, RawMessage, subject, topology::Stream};
 use construct_domain::{OrganizationId, TaskId};
 use construct_proto::{
     mesh::v1::{TaskCensus, TaskWake},
@@ -274,4 +274,34 @@ async fn what_could_not_be_understood_is_listed_and_published_again_or_removed()
     bus.publish(&subject::TaskWake::new(task), &wake).await.unwrap();
     conversation.ask("hello").await;
     assert_eq!(letters(&mesh, 0).await, []);
+}
+
+#[tokio::test]
+async fn a_turn_whose_command_cannot_be_read_fails_at_once_and_says_why() {
+    let mut mesh = Mesh::start().await.unwrap();
+    mesh.scripted_agent("worker", &json!({"turns": [{"text": "Done."}]})).await.unwrap();
+    let client = mesh.client().unwrap();
+    let spec = TaskSpec { agent: "worker".into(), title: "Garbage".into(), ..TaskSpec::default() };
+    let conversation = client.begin_as(spec).await.unwrap();
+    mesh.stop(Service::Providers).await.unwrap();
+    conversation.say("hello").await;
+    let command = until("the command", PATIENCE, async || {
+        let mut commands = mesh.nats.stored(Stream::Model).await;
+        if commands.len() == 1 { Ok(commands.remove(0)) } else { Err(commands.len()) }
+    })
+    .await;
+    let bus = mesh.bus().await;
+    let task: TaskId = conversation.id().parse().unwrap();
+    let step = conversation.explain().await.unwrap().step_id.parse().unwrap();
+    bus.withdraw(&subject::ModelInvoke::new(Pool::model_default(), task), step).await.unwrap();
+    bus.publish_again(&RawMessage { payload: vec![0xff_u8; 3].into(), ..command }).await.unwrap();
+    mesh.spawn(Service::Providers).unwrap();
+
+    let status = conversation.settled().await.status.unwrap();
+    assert_eq!(status.last_outcome(), TurnOutcome::Failed);
+    let error = status.last_error.unwrap();
+    assert_eq!(error.code, "INTERNAL");
+    assert!(error.message.contains("could not read its command"), "{}", error.message);
+    let letter = letters(&mesh, 1).await.remove(0);
+    assert_eq!((letter.message_type.as_str(), letter.redrivable), ("construct.mesh.v1.ModelInvoke", false));
 }

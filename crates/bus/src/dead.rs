@@ -13,7 +13,7 @@ use construct_proto::mesh::v1::DeadLetter;
 
 use crate::{
     Bus,
-    envelope::{BLOB, OpenError, STEP, STEP_NUMBER, STEP_ROUND, TYPE},
+    envelope::{BLOB, ORGANIZATION, OpenError, STEP, STEP_NUMBER, STEP_ROUND, TYPE},
     publish::{self, DEADLINE, Expect, Refusal},
     subject::{Address as _, Dead},
     topology::{Stream, streams},
@@ -28,9 +28,9 @@ pub enum Error {
     /// There is none of this number (any more).
     #[error("there is no such dead letter")]
     NotFound,
-    /// Its message is a command, of which the reconciler sends another one as long as somebody waits for its result.
+    /// Its message is a command. Its step has failed, and what is tried again the reconciler commands anew.
     #[error(
-        "the message of the dead letter is a command, which is sent again by itself as long as somebody waits for its result"
+        "the message of the dead letter is a command: its step has failed, and what is tried again is commanded anew"
     )]
     Command,
     /// It names a subject of another stream than the one it was found in.
@@ -117,7 +117,7 @@ impl Bus {
     /// Publishes a letter's message where it was found, then removes the letter. When the process dies between the two, the letter can be
     /// published once more, which every receiver must bear anyway.
     ///
-    /// Commands are not published again: the reconciler does so itself, and nobody else may command the interpreter.
+    /// Commands are not published again: their steps have failed, and nobody but the reconciler may command the interpreter.
     ///
     /// # Errors
     /// All of [`Error`].
@@ -189,7 +189,7 @@ fn server(error: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Error {
 /// The headers of a message that a letter keeps: what the message is, and the trace it belongs to. What the server looks at when it
 /// accepts a message is of the first time alone.
 pub(crate) fn kept(headers: &HeaderMap) -> HashMap<String, String> {
-    let known = [TYPE, BLOB, STEP, STEP_NUMBER, STEP_ROUND, "traceparent", "tracestate"];
+    let known = [TYPE, BLOB, ORGANIZATION, STEP, STEP_NUMBER, STEP_ROUND, "traceparent", "tracestate"];
     let kept = known.iter().filter_map(|name| {
         let value = headers.get(*name)?;
         Some(((*name).to_owned(), value.as_str().to_owned()))

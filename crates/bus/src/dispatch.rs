@@ -12,7 +12,7 @@ use construct_domain::{StepId, TaskId};
 
 use crate::{
     Bus,
-    envelope::{STEP, STEP_NUMBER, STEP_ROUND},
+    envelope::{ORGANIZATION, STEP, STEP_NUMBER, STEP_ROUND, Sealed},
     publish::{DEADLINE, Error, Expect, Refusal},
     subject::{self, Address as _, Command, Commanded},
     topology::{ConsumerRow, Stream},
@@ -44,10 +44,8 @@ impl Bus {
     /// As [`Bus::publish`].
     pub async fn publish_once<A: Command>(&self, address: &A, message: &A::Message) -> Result<Dispatch, Error> {
         let end = Instant::now() + DEADLINE;
-        let mut sealed = self.seal_for(address, message).await?;
-        let Commanded { step: step_id, number, round } = A::commanded(message);
-        sealed.headers.insert(STEP_NUMBER, number.to_string());
-        sealed.headers.insert(STEP_ROUND, round.to_string());
+        let sealed = self.seal_command(address, message).await?;
+        let Commanded { step: step_id, number, round, .. } = A::commanded(message);
         let subject = address.subject();
         let mut superseded = None;
         loop {
@@ -70,6 +68,16 @@ impl Bus {
             self.remove(A::STREAM, standing.sequence).await?;
             superseded = Some(standing.step_id);
         }
+    }
+
+    /// Puts a command into a message. The headers say enough to answer it for who cannot read the rest.
+    pub(crate) async fn seal_command<A: Command>(&self, address: &A, message: &A::Message) -> Result<Sealed, Error> {
+        let mut sealed = self.seal_for(address, message).await?;
+        let Commanded { organization, number, round, .. } = A::commanded(message);
+        sealed.headers.insert(ORGANIZATION, organization);
+        sealed.headers.insert(STEP_NUMBER, number.to_string());
+        sealed.headers.insert(STEP_ROUND, round.to_string());
+        Ok(sealed)
     }
 
     /// Takes a command back that nobody needs any more, if it is still queued or being worked on: it is not delivered again.

@@ -17,6 +17,10 @@ pub const TYPE: &str = "Construct-Type";
 /// Reference to the payload ([`blob::Reference`]); the body is empty then.
 pub const BLOB: &str = "Construct-Blob";
 
+/// The organization of a command's task. With it, the headers below and the task in its subject a worker that cannot read a command can say
+/// that its step has failed.
+pub const ORGANIZATION: &str = "Construct-Organization";
+
 /// The step a message is about.
 pub const STEP: &str = "Construct-Step";
 

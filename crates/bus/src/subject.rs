@@ -142,6 +142,8 @@ pub trait Command: Stored {
 /// The step of a command. Numbers rise within a task, and rounds within a step, so that what is earlier gives way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Commanded<'a> {
+    /// Whose task it is of.
+    pub organization: &'a str,
     /// Its id.
     pub step: &'a str,
     /// Its number in the task.

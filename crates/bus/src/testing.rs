@@ -18,6 +18,7 @@ use crate::{
     envelope::{BLOB, Sealed, TYPE},
     permissions,
     publish::{self, Expect, Refusal},
+    subject,
     tap::sorted,
     topology::Stream,
 };
@@ -394,6 +395,23 @@ impl Bus {
     pub async fn publish_raw<M: Message>(&self, subject: &str, message: &M) -> Result<(), publish::Error> {
         let sealed = self.seal(message).await?;
         match self.deliver(subject, sealed, Expect::unique(self.unique_id()), publish::DEADLINE).await {
+            Ok(_) => Ok(()),
+            Err(Refusal::Failed(error)) => Err(error),
+            Err(Refusal::WrongLast) => Err(publish::unexpected_refusal()),
+        }
+    }
+
+    /// Publishes a command as [`Bus::publish_once`] does, with a payload that nobody can read.
+    ///
+    /// # Errors
+    /// As [`Bus::publish`].
+    pub async fn publish_unreadable<A: subject::Command>(
+        &self,
+        address: &A,
+        message: &A::Message,
+    ) -> Result<(), publish::Error> {
+        let sealed = Sealed { payload: vec![0xff_u8; 3].into(), ..self.seal_command(address, message).await? };
+        match self.deliver(&address.subject(), sealed, Expect::last(0), publish::DEADLINE).await {
             Ok(_) => Ok(()),
             Err(Refusal::Failed(error)) => Err(error),
             Err(Refusal::WrongLast) => Err(publish::unexpected_refusal()),

@@ -1,18 +1,20 @@
-//! What becomes of a message that cannot be read, or that nothing can be done about: a letter that says why, and then no more deliveries.
+//! What becomes of a message that cannot be read, or that nothing can be done about: a letter that says why, and then no more deliveries. Of a
+//! command that cannot be read, its task is told before.
 
 use std::{fmt::Write as _, time::Duration};
 
 use async_nats::{
-    HeaderMap, Message,
+    HeaderMap, HeaderValue, Message,
     jetstream::{AckKind, stream::LastRawMessageErrorKind},
 };
-use construct_proto::mesh::v1::DeadLetter;
+use construct_domain::{OrganizationId, StepId, TaskId};
+use construct_proto::mesh::v1::{DeadLetter, Failure, FailureClass, StepRef, StepResult, step_result};
 use jiff::Timestamp;
 
-use super::{Acker, Handle, Origin, Receipt};
+use super::{Acker, Handle, Inbound, Origin, Receipt};
 use crate::{
     Bus, dead,
-    envelope::{OpenError, TYPE},
+    envelope::{ORGANIZATION, OpenError, STEP, STEP_NUMBER, STEP_ROUND, TYPE},
     metrics, subject,
     topology::Stream,
 };
@@ -23,10 +25,13 @@ const FETCH_ATTEMPTS: u32 = 4;
 /// The pause between these.
 const FETCH_PAUSE: Duration = Duration::from_millis(500);
 
+/// What a task is told at most of why its command could not be read. The letter has all of it.
+const MAX_REASON_CHARS: usize = 500;
+
 /// The pause when not even the letter could be published.
 const LETTER_PAUSE: Duration = Duration::from_secs(5);
 
-pub(super) async fn give_up(
+pub(super) async fn give_up<T: Inbound>(
     bus: Bus,
     stream: Stream,
     message: Message,
@@ -39,8 +44,40 @@ pub(super) async fn give_up(
         tracing::debug!(subject, deliveries, error = %chain(&error), "a message cannot be read yet");
         return handle.acker.send(AckKind::Nak(Some(FETCH_PAUSE))).await;
     }
-    let letter = letter(subject, message.headers.as_ref(), &message.payload);
+    let headers = message.headers.as_ref();
+    if let Some(task) = T::commanded(subject)
+        && let Some(result) = headers.and_then(|headers| unread(task, headers, deliveries, &error))
+        && let Err(error) = bus.publish(&subject::TaskResult::new(task), &result).await
+        && error.is_retryable()
+    {
+        return put_off(&handle.acker, &error).await;
+    }
+    let letter = letter(subject, headers, &message.payload);
     post(&bus, &handle.acker, stream, DeadLetter { deliveries, reason: chain(&error), ..letter }).await;
+}
+
+/// What became of the step of a command that cannot be read, from its headers alone: it has failed, and nobody waits for its deadline. None of a
+/// command without them, which somebody has published by hand, or a reconciler of an earlier version.
+fn unread(task: TaskId, headers: &HeaderMap, deliveries: u32, error: &OpenError) -> Option<StepResult> {
+    let text = |name| headers.get(name).map(HeaderValue::as_str);
+    let organization: OrganizationId = text(ORGANIZATION)?.parse().ok()?;
+    let step: StepId = text(STEP)?.parse().ok()?;
+    let step = StepRef {
+        organization_id: organization.to_string(),
+        task_id: task.to_string(),
+        step_id: step.to_string(),
+        number: text(STEP_NUMBER)?.parse().ok()?,
+        round: text(STEP_ROUND)?.parse().ok()?,
+        deadline: None,
+    };
+    let reason: String = chain(error).chars().take(MAX_REASON_CHARS).collect();
+    let message =
+        format!("a worker could not read its command, which is a dead letter now (`construct dead list`): {reason}");
+    // Of what only could not be fetched another command may do better. That counts as a call, so that it has an end.
+    let (class, tries) = if error.is_retryable() { (FailureClass::Transient, 1) } else { (FailureClass::Internal, 0) };
+    let failure = Failure { class: class.into(), message, tries, ..Failure::default() };
+    let outcome = Some(step_result::Outcome::Failed(failure));
+    Some(StepResult { step: Some(step), delivery: deliveries, outcome, ..StepResult::default() })
 }
 
 impl Bus {
@@ -95,7 +132,7 @@ async fn post(bus: &Bus, acker: &Acker, stream: Stream, letter: DeadLetter) {
 }
 
 async fn put_off(acker: &Acker, error: &(dyn std::error::Error + Send + Sync)) {
-    tracing::warn!(error = chain(error), "a dead letter could not be published; trying again later");
+    tracing::warn!(error = chain(error), "a message could not be given up; trying again later");
     acker.send(AckKind::Nak(Some(LETTER_PAUSE))).await;
 }
 

@@ -22,6 +22,11 @@ pub(super) trait Inbound: Sized + Send + 'static {
         headers: Option<&HeaderMap>,
         payload: Bytes,
     ) -> impl Future<Output = Result<(TaskId, Self), OpenError>> + Send;
+
+    /// The task that a message of this subject commands a step of: somebody waits for what becomes of it. None where these are no commands.
+    fn commanded(_subject: &str) -> Option<TaskId> {
+        None
+    }
 }
 
 async fn open_at<A: Address>(
@@ -62,6 +67,10 @@ impl Inbound for mesh::ModelInvoke {
         let address = subject::ModelInvoke::parse(subject).map_err(OpenError::Invalid)?;
         Ok((address.task(), open_at(bus, &address, headers, payload).await?))
     }
+
+    fn commanded(subject: &str) -> Option<TaskId> {
+        subject::ModelInvoke::parse(subject).ok().map(|address| address.task())
+    }
 }
 
 impl Inbound for mesh::CodeExecute {
@@ -73,6 +82,10 @@ impl Inbound for mesh::CodeExecute {
     ) -> Result<(TaskId, Self), OpenError> {
         let address = subject::CodeExecute::parse(subject).map_err(OpenError::Invalid)?;
         Ok((address.task(), open_at(bus, &address, headers, payload).await?))
+    }
+
+    fn commanded(subject: &str) -> Option<TaskId> {
+        subject::CodeExecute::parse(subject).ok().map(|address| address.task())
     }
 }
 

@@ -288,7 +288,7 @@ impl<T: Inbound> Puller<T> {
             Err(error) => {
                 let bus = self.bus.clone();
                 // In its own task: publishing the letter may take long, and others' messages must not wait for it.
-                tokio::spawn(dead::give_up(bus, self.row.stream, message, delivery, handle, error));
+                tokio::spawn(dead::give_up::<T>(bus, self.row.stream, message, delivery, handle, error));
             }
         }
     }

@@ -171,7 +171,12 @@ macro_rules! pooled {
         impl Command for $address {
             fn commanded(message: &$message) -> Commanded<'_> {
                 match &message.step {
-                    Some(step) => Commanded { step: &step.step_id, number: step.number, round: step.round },
+                    Some(step) => Commanded {
+                        organization: &step.organization_id,
+                        step: &step.step_id,
+                        number: step.number,
+                        round: step.round,
+                    },
                     None => Commanded::default(),
                 }
             }

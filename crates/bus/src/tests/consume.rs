@@ -10,14 +10,14 @@ use std::{
 use async_nats::jetstream::AckKind;
 use bytes::Bytes;
 use construct_domain::partition;
-use construct_proto::mesh::v1::{DeadLetter, TaskWake};
+use construct_proto::mesh::v1::{DeadLetter, Failure, FailureClass, StepRef, StepResult, TaskWake, step_result};
 use futures::StreamExt as _;
 use prost::Message as _;
 use tokio_util::sync::CancellationToken;
 
-use super::{execute, invoke, next, options, result, task, tasks_of_first_partition, wake, within};
+use super::{execute, invoke, next, options, result, step_ref, task, tasks_of_first_partition, wake, within};
 use crate::{
-    Address as _, Bus, ConnectOptions, ConsumeOptions, Pool, TaskMessage,
+    Address as _, Bus, ConnectOptions, ConsumeOptions, Consumer, Pool, TaskMessage,
     envelope::TYPE,
     subject,
     testing::NatsServer,
@@ -262,13 +262,59 @@ async fn what_nothing_can_be_done_about_is_a_dead_letter_and_can_be_published_ag
     assert!(bus.dead_letters(0, 10).await.expect("read").is_empty());
 }
 
+/// How the step of a command failed, as its task is told.
+async fn failed(consumer: &mut Consumer<TaskMessage>) -> (StepResult, Failure) {
+    let delivery = next(consumer).await;
+    delivery.receipt.ack().await;
+    match delivery.message {
+        TaskMessage::Result(result) => match result.outcome.clone() {
+            Some(step_result::Outcome::Failed(failure)) => (*result, failure),
+            other => panic!("it did not fail: {other:?}"),
+        },
+        other => panic!("not a result: {other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn the_step_of_a_command_that_cannot_be_read_fails_at_once_by_its_headers() {
+    let server = NatsServer::start().await;
+    let bus = server.bus().await;
+    let task = tasks_of_first_partition().next().expect("there are many");
+    let (model, code) =
+        (subject::ModelInvoke::new(Pool::model_default(), task), subject::CodeExecute::new(Pool::code_default(), task));
+    let mut round = execute(task, 4);
+    round.step.as_mut().expect("it names one").round = 2;
+    bus.publish_unreadable(&model, &invoke(task, 3)).await.expect("sent");
+    bus.publish_unreadable(&code, &round).await.expect("sent");
+    // By hand: nobody can say whose step it was.
+    publish_raw(&bus, model.subject(), None, &[0xff; 3]).await;
+    let (_models, _scripts) =
+        (bus.consume_model(&Pool::model_default(), options(1)), bus.consume_code(&Pool::code_default(), options(1)));
+
+    let mut results = bus.consume_tasks(0, options(2));
+    let mut told = vec![failed(&mut results).await, failed(&mut results).await];
+    told.sort_by_key(|(result, _)| result.step.as_ref().map(|step| step.number));
+    let steps: Vec<_> = told.iter().filter_map(|(result, _)| result.step.clone()).collect();
+    assert_eq!(steps, [step_ref(task, 3), StepRef { round: 2, ..step_ref(task, 4) }]);
+    for (result, failure) in told {
+        assert_eq!((result.delivery, failure.class(), failure.tries), (1, FailureClass::Internal, 0));
+        assert!(failure.message.contains("the payload cannot be decoded"), "{}", failure.message);
+    }
+    empty(&bus, Stream::Model).await;
+    empty(&bus, Stream::Code).await;
+    let letters = bus.dead_letters(0, 10).await.expect("read");
+    assert_eq!(letters.len(), 3, "people see them all the same: {letters:?}");
+    empty(&bus, Stream::Task).await;
+}
+
 #[tokio::test]
 async fn a_missing_blob_is_given_time_and_then_up() {
     let server = NatsServer::start().await;
     let bus = server.bus().await;
     let mut dead = bus.tap("construct.v1.dead.>").await.expect("tapped");
-    let address = subject::ModelInvoke::new(Pool::model_default(), task(1));
-    let mut command = invoke(task(1), 1);
+    let task = tasks_of_first_partition().next().expect("there are many");
+    let address = subject::ModelInvoke::new(Pool::model_default(), task);
+    let mut command = invoke(task, 1);
     command.system = "x".repeat(crate::envelope::INLINE_LIMIT);
     bus.publish_once(&address, &command).await.expect("sent");
     std::fs::remove_dir_all(server.blobs().join("sha256")).expect("removable");
@@ -277,6 +323,9 @@ async fn a_missing_blob_is_given_time_and_then_up() {
     let letter = DeadLetter::decode(letter.payload).expect("a letter");
     assert!(letter.reason.contains("missing"), "{}", letter.reason);
     assert!(letter.deliveries > 1);
+    // Another command has its payload stored anew, but not without end.
+    let (result, failure) = failed(&mut bus.consume_tasks(0, options(1))).await;
+    assert_eq!((result.delivery, failure.class(), failure.tries), (letter.deliveries, FailureClass::Transient, 1));
 }
 
 #[tokio::test]

@@ -14,6 +14,7 @@ mod storage;
 mod subtasks;
 mod told;
 mod trials;
+mod unreadable;
 
 use std::{
     collections::BTreeMap,

@@ -267,6 +267,29 @@ async fn commands_that_cannot_be_carried_out_say_why() {
 }
 
 #[tokio::test]
+async fn a_command_that_cannot_be_read_fails_its_step_at_once_and_others_are_carried_out() {
+    let mut mesh = Mesh::start(1).await;
+    let command = mesh.command(r#"[{"text": "x"}]"#);
+    let address = subject::ModelInvoke::new(subject::Pool::model_default(), mesh.task);
+    mesh.bus.publish_unreadable(&address, &command).await.expect("the server is up");
+    let result = mesh.result().await;
+    let named = |result: &StepResult| result.step.clone().map(|step| (step.organization_id, step.step_id, step.number));
+    assert_eq!(named(&result), Some((OrganizationId::LOCAL.to_string(), mesh.step.to_string(), 1)));
+    assert_eq!(class(&result), FailureClass::Internal);
+    until("the dead letter", async || {
+        let letters = mesh.bus.dead_letters(0, 10).await.expect("the server is up");
+        if letters.len() == 1 { Ok(()) } else { Err(letters) }
+    })
+    .await;
+    until("its place to be free", async || match mesh.bus.publish_once(&address, &command).await {
+        Ok(Dispatch::Published) => Ok(()),
+        other => Err(other),
+    })
+    .await;
+    assert_eq!(text(&mesh.result().await), "x");
+}
+
+#[tokio::test]
 async fn a_stopping_worker_hands_its_call_back_and_the_next_one_voids_the_text() {
     let mut mesh = Mesh::start(4).await;
     let script = r#"[{"text": "abcdefgh", "fault": {"stall_ms": 600000, "after_chars": 4}}]"#;
