@@ -394,7 +394,7 @@ async fn a_server_killed_while_publishing_and_consuming_loses_nothing() {
     assert!(accepted.len() >= 600, "{}", accepted.len());
 }
 
-async fn take(consumer: &mut crate::Consumer<TaskMessage>, received: &mut HashMap<String, u32>) {
+async fn take(consumer: &mut Consumer<TaskMessage>, received: &mut HashMap<String, u32>) {
     let delivery = next(consumer).await;
     if let TaskMessage::Wake(TaskWake { reason, .. }) = &delivery.message {
         *received.entry(reason.clone()).or_default() += 1;
