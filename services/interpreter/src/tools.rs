@@ -338,7 +338,7 @@ impl Toolbox {
             }
             AWAIT => {
                 let words = format!("{AWAIT} can only be called by a script, which is put away meanwhile.");
-                Err(ToolError::new(tasks::UNAVAILABLE.0, words))
+                Err(ToolError::new("TasksUnavailable", words))
             }
             other => Err(error::unknown_tool(other)),
         }

@@ -35,6 +35,13 @@ pub(super) const ERRORS_OF_PATHS: [&str; 9] = [
     "FileChanged",
 ];
 
+/// Errors of every tool that does nothing but work on files, where it has nothing to show when its time is over.
+pub(super) const ERRORS_OF_FILES: [&str; 1] = ["Timeout"];
+
+/// Errors of every tool that reaches other tasks. Like the others above they stand on the page and not in each definition, which a prompt would pay for
+/// every time.
+pub(super) const ERRORS_OF_TASKS: [&str; 2] = ["TaskOver", "TasksUnavailable"];
+
 /// Words of JavaScript that cannot be called as a function; a tool of that name is a member of `tools` only.
 const RESERVED: [&str; 1] = ["delete"];
 
@@ -209,6 +216,13 @@ impl Definition {
     pub fn can_fail_with(&self, error: &str) -> bool {
         self.errors.iter().any(|(name, _)| *name == error)
             || ERRORS_OF_ALL.contains(&error)
+            || match self.permission {
+                Permission::FilesRead | Permission::FilesWrite | Permission::FilesDelete => {
+                    ERRORS_OF_FILES.contains(&error)
+                }
+                Permission::Tasks => ERRORS_OF_TASKS.contains(&error),
+                _ => false,
+            }
             || (ERRORS_OF_PATHS.contains(&error) && self.parameters.iter().any(|parameter| parameter.kind.has_path()))
     }
 

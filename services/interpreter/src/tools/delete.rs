@@ -6,7 +6,7 @@ use super::definition::{Definition, Effect, Permission, Provider, limits};
 use super::error::{NOT_FOUND, OUTSIDE, ToolError, path_error};
 use super::kind::{Kind, optional, required};
 use super::output::{Output, field};
-use super::stop::{Stop, TIMEOUT};
+use super::stop::Stop;
 use super::subject;
 use crate::workspace::{RemoveError, Workspace};
 
@@ -30,7 +30,6 @@ pub(super) const DEFINITION: Definition = Definition {
         OUTSIDE,
         ("IsADirectory", "when the path is a directory and `recursive` is not true; nothing was deleted."),
         ("DeletedInPart", "when it failed on the way; the message says how much was deleted and why."),
-        TIMEOUT,
     ],
     effect: Effect::Write,
     permission: Permission::FilesDelete,

@@ -17,7 +17,7 @@ use super::error::{NOT_FOUND, OUTSIDE, ToolError, io_error, path_error};
 use super::kind::{Kind, required};
 use super::output::{Output, field};
 use super::read::{BINARY_PROBE, binary};
-use super::stop::{Stop, TIMEOUT};
+use super::stop::Stop;
 use super::subject;
 use super::write::CONTENT;
 use crate::workspace::{Expected, Version, Workspace};
@@ -55,7 +55,6 @@ pub(super) const DEFINITION: Definition = Definition {
         ("FileTooLarge", "when the file has more than 16 MiB."),
         ("BinaryFile", "when the file is not text, or is UTF-16."),
         ("FileChanged", "when something else changed the file meanwhile."),
-        TIMEOUT,
     ],
     effect: Effect::Write,
     permission: Permission::FilesWrite,

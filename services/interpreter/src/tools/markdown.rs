@@ -20,6 +20,8 @@ the second form run concurrently. Arguments go by position, by name in one objec
 Errors have a `name`, a `message` that says how to go on, and often `details`. Beside those listed below, every tool can throw
 `InvalidArguments`, `Cancelled` and `InternalError`, and those that take a path `OutsideWorkspace`, `InvalidPath`, `PermissionDenied`, `NotARegularFile` and
 `IoError`, and where something else changes what is there meanwhile also `FileNotFound`, `IsADirectory`, `NotADirectory` and `FileChanged`.
+Tools that do nothing but work on files throw `Timeout` where they have nothing to show when their time is over, and `tasks.…` throw `TaskOver` when the script's own
+turn was ended meanwhile, and `TasksUnavailable` where scripts reach no other tasks.
 A call of any tool can also be refused before it is made, by `PolicyDenied` (a rule forbids it), `ApprovalRejected` (a person was asked and did not approve) or
 `HandedOff` (after `tasks.hand_off`). A name that no tool has throws `UnknownTool`. What exceeds a limit has an error of its own, see
 [the interpreter's limits](interpreter.md#limits).

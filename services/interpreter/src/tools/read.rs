@@ -10,7 +10,7 @@ use super::encoding;
 use super::error::{NOT_FOUND, OUTSIDE, ToolError, io_error, path_error};
 use super::kind::{Kind, MAX_SAFE_INTEGER, optional, required};
 use super::output::Output;
-use super::stop::{Stop, TIMEOUT};
+use super::stop::Stop;
 use super::subject;
 use crate::workspace::{RelativePath, Workspace};
 
@@ -35,7 +35,6 @@ pub(super) const DEFINITION: Definition = Definition {
         ("IsADirectory", "when the path is a directory."),
         ("BinaryFile", "when the file is not text."),
         ("LineOutOfRange", "when `start_line` is after the end; the message says how many lines there are."),
-        TIMEOUT,
     ],
     effect: Effect::Read,
     permission: Permission::FilesRead,

@@ -19,7 +19,7 @@ use super::definition::{Definition, Effect, Permission, Provider, limits};
 use super::error::{OUTSIDE, ToolError, io_error, path_error};
 use super::kind::{Kind, required};
 use super::output::{Output, field};
-use super::stop::{Stop, TIMEOUT};
+use super::stop::Stop;
 use super::subject;
 use crate::workspace::{PathError, RelativePath, Workspace, Written};
 
@@ -49,7 +49,6 @@ pub(super) const DEFINITION: Definition = Definition {
         OUTSIDE,
         ("IsADirectory", "when the path is a directory."),
         ("NotADirectory", "when a part of the path is a file."),
-        TIMEOUT,
     ],
     effect: Effect::Write,
     permission: Permission::FilesWrite,

@@ -7,9 +7,6 @@ use tokio_util::sync::CancellationToken;
 use super::definition::Definition;
 use super::error::ToolError;
 
-/// The error for definitions of tools that have nothing to show for their work by then.
-pub(super) const TIMEOUT: (&str, &str) = ("Timeout", "when it takes longer than it may.");
-
 /// Asked between files and between blocks of a file.
 #[derive(Debug)]
 pub(super) struct Stop {
@@ -53,7 +50,7 @@ impl Stopped {
     pub(super) fn into_error(self, tool: &'static str) -> ToolError {
         match self {
             Self::Cancelled => ToolError::cancelled(tool),
-            Self::TimedOut => ToolError::new(TIMEOUT.0, format!("{tool} took too long and was ended.")),
+            Self::TimedOut => ToolError::new("Timeout", format!("{tool} took too long and was ended.")),
         }
     }
 }

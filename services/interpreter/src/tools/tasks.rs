@@ -60,8 +60,6 @@ const STATE: &[Field] = &[
     field("cost", Output::Number, "What it has cost, with its own subtasks, in US dollars."),
 ];
 
-pub(super) const UNAVAILABLE: (&str, &str) = ("TasksUnavailable", "where scripts reach no other tasks.");
-const OVER: (&str, &str) = ("TaskOver", "when the script's own turn was ended meanwhile.");
 const NO_AGENT: (&str, &str) = ("AgentNotFound", "when there is no such agent.");
 const NOT_A_SUBTASK: (&str, &str) = ("NotASubtask", "when this task has spawned no such subtask.");
 const QUEUE_FULL: (&str, &str) = ("QueueFull", "when too many messages wait there.");
@@ -94,8 +92,6 @@ pub(super) const SPAWN: Definition = Definition {
         NO_AGENT,
         ("TooManySubtasks", "when this task, or its tree, has too many."),
         ("TooDeep", "when subtasks are nested too deeply."),
-        OVER,
-        UNAVAILABLE,
     ],
     effect: Effect::External,
     permission: Permission::Tasks,
@@ -121,7 +117,7 @@ pub(super) const AWAIT: Definition = Definition {
     output: Output::OneOrMore(&Output::Object(STATE)),
     like: None,
     example: "tasks.await([first.task, second.task], { timeout_seconds: 3600 })",
-    errors: &[NOT_A_SUBTASK, OVER, UNAVAILABLE],
+    errors: &[NOT_A_SUBTASK],
     effect: Effect::Read,
     permission: Permission::Tasks,
     subject: ids_of,
@@ -138,7 +134,7 @@ pub(super) const SEND: Definition = Definition {
     output: Output::Nothing,
     like: None,
     example: "tasks.send(first.task, \"Also look at the tests.\")",
-    errors: &[NOT_A_SUBTASK, QUEUE_FULL, OVER, UNAVAILABLE],
+    errors: &[NOT_A_SUBTASK, QUEUE_FULL],
     effect: Effect::External,
     permission: Permission::Tasks,
     subject: id_of,
@@ -155,7 +151,7 @@ pub(super) const PARENT: Definition = Definition {
     output: Output::Nothing,
     like: None,
     example: "tasks.parent(\"The input is incomplete; I go on without …\")",
-    errors: &[("NoParent", "when no other task has spawned this one."), QUEUE_FULL, OVER, UNAVAILABLE],
+    errors: &[("NoParent", "when no other task has spawned this one."), QUEUE_FULL],
     effect: Effect::External,
     permission: Permission::Tasks,
     subject: nobody,
@@ -175,7 +171,7 @@ pub(super) const HAND_OFF: Definition = Definition {
     output: Output::Nothing,
     like: None,
     example: "tasks.hand_off(\"lawyer\", \"The user asks about the contract.\")",
-    errors: &[NO_AGENT, OVER, UNAVAILABLE],
+    errors: &[NO_AGENT],
     effect: Effect::External,
     permission: Permission::Tasks,
     subject: agent_of,
@@ -192,7 +188,7 @@ pub(super) const LIST: Definition = Definition {
     output: Output::List(&Output::Object(STATE)),
     like: None,
     example: "tasks.list()",
-    errors: &[OVER, UNAVAILABLE],
+    errors: &[],
     effect: Effect::Read,
     permission: Permission::Tasks,
     subject: nobody,
@@ -364,7 +360,7 @@ impl Subtasks {
     ) -> Result<SubtaskAnswer, ToolError> {
         let Some(bus) = &self.bus else {
             let words = format!("{}: scripts reach no other tasks here.", tool.name);
-            return Err(ToolError::new(UNAVAILABLE.0, words));
+            return Err(ToolError::new("TasksUnavailable", words));
         };
         let question = SubtaskQuestion {
             organization_id: self.organization.clone(),

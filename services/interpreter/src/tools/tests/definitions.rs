@@ -110,7 +110,14 @@ fn every_error_that_scripts_can_get_is_told_of() {
     // Which of them a tool can throw is checked of every call in any test, see `told`.
     let page = documentation();
     let (introduction, _) = page.split_once("\n| tool |").expect("the table of tools");
-    for name in definition::ERRORS_OF_ALL.into_iter().chain(definition::ERRORS_OF_PATHS) {
+    for name in [
+        &definition::ERRORS_OF_ALL[..],
+        &definition::ERRORS_OF_PATHS,
+        &definition::ERRORS_OF_FILES,
+        &definition::ERRORS_OF_TASKS,
+    ]
+    .concat()
+    {
         assert!(introduction.contains(&format!("`{name}`")), "{name}");
     }
     for tool in definitions() {

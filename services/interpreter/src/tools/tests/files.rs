@@ -336,11 +336,13 @@ async fn grep_is_bounded_in_matches_and_in_line_length() {
 #[tokio::test]
 async fn an_expression_that_cannot_be_used_is_explained() {
     let bench = Bench::new();
-    for query in ["(", "(?<=x)y", r"(\w{1000}){1000}", "a\\1"] {
+    for query in ["(", "(?<=x)y", "a\\1"] {
         let error = bench.fails("grep", json!([query])).await;
         assert_eq!(error.name, "InvalidArguments", "{query}");
         assert!(error.message.contains("literal: true") && error.message.len() < 2_000, "{error}");
     }
+    let error = bench.fails("grep", json!([r"(\w{1000}){1000}"])).await;
+    assert!(error.name == "ExpressionTooLarge" && error.message.contains("Repeat less"), "{error}");
     let glob = bench.fails("grep", json!(["x", ".", {"include": "[z-a]"}])).await;
     assert_eq!(glob.name, "InvalidArguments");
     // Backtracking engines take exponential time for this one.
