@@ -181,7 +181,7 @@ async fn a_terminal_is_given_back_however_the_conversation_ends() {
         person.say("/nonsense").await;
         person.shows("✗ there is no command /nonsense; /help lists them").await;
         person.say("/why").await;
-        person.shows("The task waits for a message from a user.").await;
+        person.shows("The task waits for a message from a user; the last turn has failed.").await;
         person.say("/agent broken").await;
         person.shows("broken ❯").await;
         // The task is deleted elsewhere.

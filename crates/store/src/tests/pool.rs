@@ -12,11 +12,11 @@ async fn pid(store: &Store) -> i32 {
 #[tokio::test]
 async fn what_is_kept_for_statements_is_there_for_transactions_and_for_nobody_else() {
     let f = Fixture::new().await;
-    let (second, most) = (Duration::from_secs(1), 2);
     let options = PoolOptions {
-        max_connections: most,
-        acquire_timeout: second,
-        statement_timeout: second,
+        max_connections: 2,
+        acquire_timeout: Duration::from_secs(2),
+        // A connection whose statement was given up comes back when the server has ended that: well before who waits for it gives up.
+        statement_timeout: Duration::from_millis(500),
         ..PoolOptions::default()
     };
     let store = Store::connect(f.database.url(), options).await.expect("connected");

@@ -22,7 +22,7 @@ Errors have a `name`, a `message` that says how to go on, and often `details`. B
 `IoError`, and where something else changes what is there meanwhile also `FileNotFound`, `IsADirectory`, `NotADirectory` and `FileChanged`.
 Tools that do nothing but work on files throw `Timeout` where they have nothing to show when their time is over, and `tasks.…` throw `TaskOver` when the script's own
 turn was ended meanwhile, and `TasksUnavailable` where scripts reach no other tasks.
-A call of any tool can also be refused before it is made, by `PolicyDenied` (a rule forbids it), `ApprovalRejected` (a person was asked and did not approve) or
+A call of any tool can also be refused before it is made, by `PolicyDenied` (a rule forbids it), `ApprovalRejected` (a person was asked and did not approve), `ApprovalTooLarge` (a person would have to be asked about more than can be shown) or
 `HandedOff` (after `tasks.hand_off`). A name that no tool has throws `UnknownTool`. What exceeds a limit has an error of its own, see
 [the interpreter's limits](interpreter.md#limits).
 
