@@ -345,14 +345,14 @@ const EXPECTED: Duration = Duration::from_secs(3);
 const MANY: u32 = 25;
 
 /// Kills a replica of `service` again and again under load, and tells how long the task stood still that did so longest, each time: what most
-/// kills do to most tasks would hide what each does to one.
+/// kills do to most tasks would hide what each does to one. As many tasks as leave the processors some time: on full ones they wait for these.
 async fn recovers(service: Service) {
-    let kills = sized("CONSTRUCT_SCALE_KILLS", 1);
+    let (kills, tasks) = (sized("CONSTRUCT_SCALE_KILLS", 1), sized("CONSTRUCT_SCALE_TASKS", 4));
     let mut mesh = Mesh::start().await.unwrap();
     mesh.scripted_agent("worker", &script()).await.unwrap();
     let mut replica = mesh.replicate(service).await.unwrap();
     let beats = Beats::hear(&mesh).await;
-    let jobs = begin_jobs(&mesh, 8).await;
+    let jobs = begin_jobs(&mesh, tasks as usize).await;
     let stalls: Vec<Stalls> = jobs.iter().map(|(conversation, _)| Stalls::watch(conversation)).collect();
     let over = tokio::sync::watch::Sender::new(false);
     let speaking = futures::future::join_all(jobs.iter().map(async |(conversation, _)| {

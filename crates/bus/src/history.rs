@@ -80,6 +80,14 @@ pub struct Bookmark {
     read: [u64; 3],
 }
 
+#[cfg(any(test, feature = "testing"))]
+impl Bookmark {
+    /// One that differs from others of another number.
+    pub const fn of_tests(read: u64) -> Self {
+        Self { generation: 1, read: [read; 3] }
+    }
+}
+
 /// What [`Bus::replay_progress`] found.
 #[derive(Debug)]
 pub struct Replay {
@@ -134,6 +142,23 @@ impl Bus {
             }
         }
         Ok(Replay { events: sorted.into_values().collect(), until })
+    }
+
+    /// The end of what is kept of any task's progress: what stands before it is what was stored when this was asked.
+    ///
+    /// # Errors
+    /// When the server does not tell.
+    pub async fn progress_end(&self) -> Result<Bookmark, Error> {
+        // Before the question: should the connection be lost meanwhile, this is of one that is gone.
+        let generation = self.generation();
+        let [deltas, events] = [Stream::Deltas, Stream::Events].map(async |stream| {
+            match self.inner.jetstream.get_stream(stream.name()).await {
+                Ok(known) => Ok(known.cached_info().state.last_sequence),
+                Err(source) => Err(Error::Read { stream: stream.name(), source: source.into() }),
+            }
+        });
+        let (deltas, events) = futures::future::try_join(deltas, events).await?;
+        Ok(Bookmark { generation, read: [deltas, events, events] })
     }
 
     /// Everything a limits stream has on a subject without wildcards behind the sequence `read`, oldest first.

@@ -3,13 +3,14 @@
 pub(crate) mod cursor;
 pub(crate) mod glob;
 pub(crate) mod hub;
+mod marks;
 mod merge;
 pub(crate) mod places;
 mod subscription;
 
 use std::{sync::Arc, time::Duration};
 
-use construct_bus::{Bookmark, Watch};
+use construct_bus::Watch;
 use construct_domain::{OrganizationId, TaskId};
 use construct_proto::v1::{Event, SubscribeRequest, event_service_server::EventService};
 use construct_store::{Error, Store, Stream};
@@ -19,6 +20,7 @@ use tonic::{Request, Response, Status};
 
 use self::{
     cursor::Cursor,
+    marks::Marks,
     merge::Merge,
     subscription::{Item, Subscription},
 };
@@ -80,9 +82,8 @@ impl EventService for Api {
         let backend = Arc::clone(&entry.backend);
         let store = backend.store.clone();
         let (types, scopes) = (wanted.types, Arc::clone(&caller.scopes));
-        let (done, reading) = (Bookmark::default(), Bookmark::default());
-        let subscription =
-            Subscription { backend, watched, merge, joined, types, done, reading, scopes, deleted, out: sender };
+        let marks = Marks::default();
+        let subscription = Subscription { backend, watched, merge, joined, types, marks, scopes, deleted, out: sender };
         self.lifecycle().spawn_job("subscription", async move {
             let _permit = permit;
             tokio::select! {

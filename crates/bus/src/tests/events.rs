@@ -125,6 +125,22 @@ async fn what_was_read_of_progress_is_not_read_again_until_the_connection_is_ano
 }
 
 #[tokio::test]
+async fn behind_the_end_of_progress_stands_what_comes_later() {
+    let server = NatsServer::start().await;
+    let bus = server.bus().await;
+    let told = ["message.delta", "tool.called", "tool.result"];
+    for step in [1, 2] {
+        let end = bus.progress_end().await.expect("told");
+        assert_eq!(replayed(&bus, None, end).await.events, []);
+        for (kind, index) in told.into_iter().zip(1..) {
+            bus.publish_event(&event(task(2), kind, step, index)).await.expect("sent");
+            bus.publish_event(&event(task(1), kind, step, index)).await.expect("sent");
+        }
+        assert_eq!(positions(&replayed(&bus, None, end).await.events), [(step, 1), (step, 2), (step, 3)]);
+    }
+}
+
+#[tokio::test]
 async fn progress_is_dropped_and_counted_while_nats_is_away() {
     let mut server = NatsServer::start().await;
     let bus = server.bus().await;

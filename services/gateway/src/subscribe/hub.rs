@@ -13,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-use construct_bus::{Bus, Connection};
+use construct_bus::{Bookmark, Bus, Connection};
 use construct_proto::v1::Event;
 use construct_runtime::Lifecycle;
 use construct_store::{Error, Store};
@@ -24,6 +24,7 @@ use tokio_util::sync::{CancellationToken, DropGuard};
 
 use super::{
     Watched,
+    marks::Past,
     merge::{Live, Mark},
 };
 use crate::{metrics, status::chain};
@@ -53,13 +54,21 @@ pub(crate) struct Hub {
 /// A place at a feed; it lives at least as long.
 pub(crate) struct Joined {
     pub(super) live: broadcast::Receiver<Live>,
-    _feed: Arc<Feed>,
+    feed: Arc<Feed>,
+}
+
+impl Joined {
+    /// How far the progress went when it was last looked, and then the records.
+    pub(super) fn past(&self) -> Past {
+        *self.feed.past.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 struct Feed {
     sender: broadcast::Sender<Live>,
     /// Sequence of the newest record heard of.
     head: Arc<AtomicU64>,
+    past: Mutex<Past>,
     /// Whether the bus was asked at least once.
     started: watch::Receiver<bool>,
     _stop: DropGuard,
@@ -80,7 +89,7 @@ impl Hub {
         let live = feed.sender.subscribe();
         // Fails only when the feed has ended with the process.
         _ = feed.started.clone().wait_for(|started| *started).await;
-        Joined { live, _feed: feed }
+        Joined { live, feed }
     }
 
     fn feed(&self, watched: Watched) -> Arc<Feed> {
@@ -96,7 +105,8 @@ impl Hub {
         let listener =
             Listener { bus: self.bus.clone(), watched, sender: sender.clone(), head: Arc::clone(&head), started };
         self.lifecycle.spawn_job("event feed", listener.run(stop.clone()));
-        let feed = Arc::new(Feed { sender, head, started: has_started, _stop: stop.drop_guard() });
+        let feed =
+            Arc::new(Feed { sender, head, past: Mutex::default(), started: has_started, _stop: stop.drop_guard() });
         feeds.insert(watched, Arc::downgrade(&feed));
         feed
     }
@@ -129,6 +139,8 @@ impl Hub {
             let feeds = self.feeds.lock().unwrap_or_else(PoisonError::into_inner);
             feeds.iter().filter_map(|(watched, feed)| feed.upgrade().map(|feed| (*watched, feed))).collect()
         };
+        // Before the heads: what is stored by now is of steps that records up to them begin.
+        let end = self.end(&feeds).await;
         for feeds in feeds.chunks(CHUNK) {
             let streams: Vec<_> = feeds.iter().map(|(watched, _)| watched.stored()).collect();
             for ((_, feed), (_, head)) in feeds.iter().zip(self.store.event_heads(&streams).await?) {
@@ -136,9 +148,28 @@ impl Hub {
                     // Without subscribers nobody needs to know.
                     _ = feed.sender.send(Live::Head(head));
                 }
+                if let Some(end) = end {
+                    *feed.past.lock().unwrap_or_else(PoisonError::into_inner) = Past { end, head };
+                }
             }
         }
         Ok(())
+    }
+
+    /// The end of the streams that keep progress, if any feed has some.
+    async fn end(&self, feeds: &[(Watched, Arc<Feed>)]) -> Option<Bookmark> {
+        if !self.bus.is_connected() || feeds.iter().all(|(watched, _)| watched.task.is_none()) {
+            return None;
+        }
+        match tokio::time::timeout(PATIENCE, self.bus.progress_end()).await {
+            Ok(Ok(end)) => Some(end),
+            // The next look finds it. Until then a catch-up reads more than it would have to.
+            Ok(Err(error)) => {
+                tracing::debug!(error = chain(&error), "the end of the streams is not known");
+                None
+            }
+            Err(_) => None,
+        }
     }
 }
 

@@ -153,6 +153,11 @@ impl Merge {
         self.ready.is_empty() && matches!(self.state, State::Live)
     }
 
+    /// Where it stands: behind what it has given so far.
+    pub(crate) const fn cursor(&self) -> Cursor {
+        self.cursor
+    }
+
     /// What to do next. Emits first what is ready, so that memory holds one page of records and what progress is
     /// retained.
     pub(crate) fn want(&mut self) -> Want {

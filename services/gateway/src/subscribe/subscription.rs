@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use construct_bus::{Bookmark, Position};
+use construct_bus::Position;
 use construct_domain::access::Scope;
 use construct_proto::v1::Event;
 use construct_store::Error;
@@ -18,6 +18,7 @@ use super::{
     cursor::Cursor,
     glob::Globs,
     hub::Joined,
+    marks::Marks,
     merge::{Ahead, Live, Merge, Want},
 };
 use crate::{api::Backend, events, metrics::Watching, status};
@@ -46,11 +47,8 @@ pub(super) struct Subscription {
     pub(super) merge: Merge,
     pub(super) joined: Joined,
     pub(super) types: Globs,
-    /// What of the progress has been read, and was sent or needs no sending.
-    pub(super) done: Bookmark,
-    /// What of it the catch-up at work has read. It counts only when the catch-up is at its end: until then the merge may drop what
-    /// it was told, and want to read it again.
-    pub(super) reading: Bookmark,
+    /// From where the progress is read.
+    pub(super) marks: Marks,
     /// What the caller may read.
     pub(super) scopes: Arc<[Scope]>,
     /// The task is deleted already: what there is, is all.
@@ -123,7 +121,7 @@ impl Subscription {
                     .on_records(records.map_err(|error| status::internal("a stored event cannot be read", &error))?);
             }
             Want::Live => {
-                self.done = self.reading;
+                self.marks.live(self.merge.cursor(), self.joined.past());
                 match self.joined.live.recv().await {
                     Ok(live) => self.merge.on_live(live),
                     // Too slow for the feed's buffer: what was missed is read again from where this client stands.
@@ -145,10 +143,10 @@ impl Subscription {
         if !bus.is_connected() {
             return Vec::new();
         }
-        let replay = bus.replay_progress(self.watched.organization, task, after, self.done);
+        let replay = bus.replay_progress(self.watched.organization, task, after, self.marks.start());
         match tokio::time::timeout(PROGRESS_PATIENCE, replay).await {
             Ok(Ok(replay)) => {
-                self.reading = replay.until;
+                self.marks.read(replay.until);
                 replay.events
             }
             Ok(Err(error)) => {
