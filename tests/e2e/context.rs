@@ -9,6 +9,9 @@ use construct_tests::{
 };
 use serde_json::json;
 
+/// A summary with all that one has to have.
+const SUMMARY: &str = "# Goal\nTo remember.\n# Facts\n# Done\n# Open\nNothing.";
+
 /// Has the model see so many tokens, of which it may answer with a thousand.
 async fn window(client: &Client, model: &str, tokens: i64) {
     let request = v1::UpdateModelRequest {
@@ -50,7 +53,7 @@ async fn fill(conversation: &Conversation) -> v1::TaskStatus {
 async fn a_long_conversation_is_summed_up_again_and_again_and_stays_listed() {
     let mesh = Mesh::start().await.unwrap();
     let script = json!({
-        "summary": {"text": "# Goal\nTo remember.", "usage": {"input": 5_000, "output": 10}},
+        "summary": {"text": SUMMARY, "usage": {"input": 5_000, "output": 10}},
         "conversations": [{"match": "Remember", "turns": [{"text": "I do."}]}],
     });
     mesh.scripted_agent("worker", &script).await.unwrap();
@@ -68,7 +71,7 @@ async fn a_long_conversation_is_summed_up_again_and_again_and_stays_listed() {
     let told = compactions(&events);
     assert_eq!(told.len(), 2, "{told:?}");
     for compacted in &told {
-        assert!(compacted.summary && compacted.text.ends_with("# Goal\nTo remember."), "{compacted:?}");
+        assert!(compacted.summary && compacted.text.ends_with(SUMMARY), "{compacted:?}");
         assert!(compacted.tokens_after < compacted.tokens_before, "{compacted:?}");
     }
     assert_eq!(told[1].through_position, last.compacted_through);
@@ -103,7 +106,7 @@ async fn a_long_conversation_is_summed_up_again_and_again_and_stays_listed() {
 async fn a_summary_survives_the_death_of_whoever_makes_it_and_is_explained_meanwhile() {
     let mut mesh = Mesh::start().await.unwrap();
     let script = json!({
-        "summary": {"text": "They talked.", "fault": {"stall_ms": 4_000, "times": 0}},
+        "summary": {"text": SUMMARY, "fault": {"stall_ms": 4_000, "times": 0}},
         "conversations": [{"match": "Remember", "turns": [{"text": "I do."}]}],
     });
     mesh.scripted_agent("worker", &script).await.unwrap();
@@ -155,7 +158,7 @@ async fn what_is_pinned_is_told_in_every_call_also_after_a_summary_and_to_a_smal
     const PORT: &str = "The port is 8417.";
     const ANN: &str = "Ann decides.";
     let vendor = VendorServer::answering(|request| {
-        let text = if wants_summary(request) { "# Goal\nTo remember." } else { "I do." };
+        let text = if wants_summary(request) { SUMMARY } else { "I do." };
         // About as vendors count.
         let tokens = u32::try_from(request.body.to_string().len() / 4).unwrap_or(u32::MAX);
         anthropic::Answer::text(text).using(tokens, 0, 0, 10).reply()

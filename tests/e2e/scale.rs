@@ -216,6 +216,12 @@ fn is_busy(events: &[Event]) -> bool {
     last("message.created") > last("turn.completed")
 }
 
+/// Which event it is, and the second in the hour at which it was told: whether it was late, or only what was heard of it.
+fn with_time(event: &Event) -> String {
+    let time = event.time.unwrap_or_default();
+    format!("{} at {}.{:03}", describe(event), time.seconds % 3_600, time.nanos / 1_000_000)
+}
+
 /// The longest time between two events of a task that is not idle, as its follower sees it.
 struct Stalls {
     noted: Arc<Mutex<Noted>>,
@@ -224,8 +230,9 @@ struct Stalls {
 
 struct Noted {
     longest: Duration,
-    /// The event before that.
+    /// The event before that, and the one that ended it.
     after: String,
+    until: Option<String>,
     /// When something was last heard of the task, or it was idle.
     heard: Instant,
 }
@@ -239,20 +246,22 @@ impl Drop for Stalls {
 impl Stalls {
     fn watch(conversation: &Conversation) -> Self {
         let heard = Instant::now();
-        let noted = Arc::new(Mutex::new(Noted { longest: Duration::ZERO, after: String::new(), heard }));
+        let noted = Arc::new(Mutex::new(Noted { longest: Duration::ZERO, after: String::new(), until: None, heard }));
         let (recorder, shared) = (conversation.record(), Arc::clone(&noted));
         let abort = tokio::spawn(async move {
             let mut seen = 0;
             loop {
                 tokio::time::sleep(Duration::from_millis(10)).await;
-                let (events, busy, newest) = recorder.look(|events| {
-                    let newest = events.last().map(describe).unwrap_or_default();
-                    (events.len(), is_busy(events), newest)
+                let (events, busy, newest, next) = recorder.look(|events| {
+                    let newest = events.last().map(with_time).unwrap_or_default();
+                    (events.len(), is_busy(events), newest, events.get(seen).map(with_time))
                 });
                 let mut noted = shared.lock().unwrap();
                 let silent = noted.heard.elapsed();
-                if silent > noted.longest {
-                    (noted.longest, noted.after) = (silent, newest);
+                if silent > noted.longest && next.is_none() {
+                    (noted.longest, noted.after, noted.until) = (silent, newest, None);
+                } else if noted.until.is_none() {
+                    noted.until = next;
                 }
                 if events != seen || !busy {
                     (seen, noted.heard) = (events, Instant::now());
@@ -265,7 +274,7 @@ impl Stalls {
 
     fn forget(&self) {
         let mut noted = self.noted.lock().unwrap();
-        (noted.longest, noted.after) = (Duration::ZERO, String::new());
+        (noted.longest, noted.after, noted.until) = (Duration::ZERO, String::new(), None);
     }
 
     fn longest(&self) -> Duration {
@@ -371,17 +380,18 @@ async fn recovers(service: Service) {
             if service == Service::Reconciler {
                 beats.shared(|_| true, 2).await;
             }
-            // It is the time that passes which is measured: first some of it undisturbed, then until nobody can be waiting any more.
+            // It is the time that passes which is measured: first some of it undisturbed, then what a kill can hold up, and until that goes on.
             stalls.iter().for_each(Stalls::forget);
-            tokio::time::sleep(Duration::from_secs(3)).await;
+            tokio::time::sleep(Duration::from_secs(2)).await;
             undisturbed.extend(stalls.iter().map(Stalls::longest));
             stalls.iter().for_each(Stalls::forget);
             mesh.kill_replica(replica).unwrap();
-            tokio::time::sleep(Duration::from_secs(6)).await;
+            tokio::time::sleep(Duration::from_secs(5)).await;
             futures::future::join_all(stalls.iter().map(Stalls::heard)).await;
             longest.extend(stalls.iter().map(Stalls::longest).max());
             for (stall, (conversation, _)) in stalls.iter().zip(&jobs).filter(|(stall, _)| stall.longest() > EXPECTED) {
-                println!("{}: {:?} after {}", conversation.id(), stall.longest(), stall.noted.lock().unwrap().after);
+                let noted = stall.noted.lock().unwrap();
+                println!("{}: {:?} between {} and {:?}", conversation.id(), noted.longest, noted.after, noted.until);
             }
             replica = mesh.replicate(service).await.unwrap();
         }

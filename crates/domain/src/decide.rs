@@ -28,7 +28,7 @@ mod repeats;
 mod tests;
 mod turn;
 
-pub use compact::Compacted;
+pub use compact::{Compacted, SECTIONS};
 pub use repeats::REPEATS;
 
 /// How long a model call may take, from the moment it is wanted.

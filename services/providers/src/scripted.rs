@@ -90,7 +90,9 @@ impl Scripted {
             return Play::new(Turn::of_text(title), request, &said, None);
         }
         if request.purpose == Purpose::Compaction {
-            let default = || Turn::of_text(format!("A summary of {} characters.", said.last_user_text.len()));
+            let length = said.last_user_text.len();
+            let default =
+                || Turn::of_text(format!("# Goal\n# Facts\nThey said {length} characters.\n# Done\n# Open\n"));
             let turn = self.script.summary(conversation).cloned().unwrap_or_else(default);
             return self.played(turn, request, &said, &format!("{}/summary", conversation.name));
         }

@@ -158,6 +158,13 @@ mod tests {
     }
 
     #[test]
+    fn a_summary_is_asked_for_with_the_sections_that_it_must_have() {
+        for section in construct_domain::decide::SECTIONS {
+            assert!(COMPACTION.contains(&format!("\n# {section}\n")), "{section}");
+        }
+    }
+
+    #[test]
     fn pinned_facts_stand_behind_what_other_tasks_are_told_as_well() {
         let parts = Parts { instructions: "Be brief.", workspace: "/w", facts: "Linux", ..Parts::default() };
         let pinned = ["Port 8080 is taken.".to_owned(), " Two lines:\n# not a heading \n".to_owned()];

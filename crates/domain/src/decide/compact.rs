@@ -17,6 +17,16 @@ const CUTS: u32 = 2;
 /// Summaries that are asked for at most before the oldest messages are left out instead.
 const SUMMARIES: u32 = 2;
 
+/// What a summary has to have, each under a heading of its own.
+pub const SECTIONS: [&str; 4] = ["Goal", "Facts", "Done", "Open"];
+
+/// Whether it has all of them. How a model marks its headings is its own affair.
+fn is_structured(summary: &str) -> bool {
+    let marks = |c: char| c.is_whitespace() || "#*_:".contains(c);
+    let lines: Vec<&str> = summary.lines().map(|line| line.trim_matches(marks)).collect();
+    SECTIONS.iter().all(|section| lines.iter().any(|line| line.eq_ignore_ascii_case(section)))
+}
+
 /// What stands in the place of the older part of a transcript from now on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Compacted {
@@ -109,7 +119,8 @@ impl Draft<'_> {
         }
     }
 
-    /// Takes in a summary. One that is empty, cut off, or no shorter than what it stands for is not taken.
+    /// Takes in a summary. One that is empty, cut off, or no shorter than what it stands for is not taken, and one without its sections only
+    /// when it is the last that is asked for: it says more than that something was left out.
     pub(super) fn summarised(&mut self, cut: Cut, blocks: &[Block], stop: Stop) {
         self.set_stage(Stage::Model);
         let texts = blocks.iter().filter_map(|block| match block {
@@ -117,7 +128,8 @@ impl Draft<'_> {
             _ => None,
         });
         let summary = texts.filter(|text| !text.is_empty()).collect::<Vec<_>>().join("\n\n");
-        let whole = stop == Stop::Done && !summary.is_empty();
+        let last = self.d.task.turn.as_ref().is_some_and(|turn| turn.room.summaries + 1 >= SUMMARIES);
+        let whole = stop == Stop::Done && !summary.is_empty() && (last || is_structured(&summary));
         let text = format!(
             "The conversation so far, up to its message {}, was summed up, because it no longer fitted. This is the summary; \
              what follows it is shown as it was said.\n\n{summary}",

@@ -3,6 +3,9 @@
 use super::*;
 use crate::task::CONTEXT_TOO_LONG;
 
+/// A summary as it is asked for.
+const SUMMARY: &str = "# Goal\nTo talk.\n## **Facts:**\nAbout x.\n# done\n# Open\nNothing.";
+
 fn say(world: &mut World, characters: usize) -> Decision {
     world.result(text(&"x".repeat(characters)))
 }
@@ -45,10 +48,10 @@ fn a_full_conversation_is_summed_up_before_the_model_is_asked_and_that_is_no_tur
     let decision = settle(&mut world);
     let [Effect::Compact(step)] = decision.effects.as_slice() else { panic!("{decision:?}") };
     assert_eq!((world.task.phase, step.attempt), (Phase::InvokeModel, 1));
-    let decision = world.result(text("They talked about x."));
+    let decision = world.result(text(SUMMARY));
     let compacted = decision.compacted.as_ref().expect("it is taken");
     assert!(compacted.summary && compacted.after < compacted.before, "{compacted:?}");
-    assert!(compacted.text.ends_with("They talked about x."));
+    assert!(compacted.text.ends_with(SUMMARY));
     assert_eq!(compacted.kept, [1], "the first message stays");
     assert!(matches!(decision.effects.as_slice(), [Effect::InvokeModel(_)]), "and the model is asked at once");
     assert_eq!(world.task.context.tokens, compacted.after);
@@ -77,6 +80,21 @@ fn a_summary_that_is_no_shorter_is_asked_for_once_more_and_then_the_oldest_are_l
 }
 
 #[test]
+fn a_summary_without_its_sections_is_asked_for_once_more_and_then_taken() {
+    for words in ["They talked about x.", "# Goal\nTo talk.\n# Facts\nAbout x. Done and open: nothing."] {
+        let mut world = long(10, 10_000);
+        world.send();
+        settle(&mut world);
+        let decision = world.result(text(words));
+        assert!(decision.compacted.is_none(), "{words}");
+        assert!(matches!(decision.effects.as_slice(), [Effect::Compact(_)]), "{decision:?}");
+        let decision = world.result(text(words));
+        let compacted = decision.compacted.as_ref().expect("it is better than nothing");
+        assert!(compacted.summary && compacted.text.ends_with(words), "{compacted:?}");
+    }
+}
+
+#[test]
 fn a_call_that_is_refused_as_too_long_is_made_again_after_a_cut_and_at_last_ends_with_that_reason() {
     let mut world = long(10, 100_000);
     world.send();
@@ -85,7 +103,7 @@ fn a_call_that_is_refused_as_too_long_is_made_again_after_a_cut_and_at_last_ends
     let decision = world.result(failed(FailureClass::ContextTooLong));
     assert!(matches!(decision.effects.as_slice(), [Effect::Compact(_)]), "{decision:?}");
     assert_eq!(decision.error, None, "nobody needs to know");
-    world.result(text("short"));
+    world.result(text(SUMMARY));
     let decision = world.result(failed(FailureClass::ContextTooLong));
     let compacted = decision.compacted.as_ref().expect("cut without another call");
     assert!(!compacted.summary && matches!(decision.effects.as_slice(), [Effect::InvokeModel(_)]), "{decision:?}");
@@ -102,7 +120,7 @@ fn several_compactions_follow_each_other_and_the_last_one_stands_for_all_before(
         world.send();
         settle(&mut world);
         if matches!(stage(&world), Some(Stage::Compact { .. })) {
-            world.result(text("a summary"));
+            world.result(text(SUMMARY));
             cuts.push(through(&world));
         }
         say(&mut world, 2_000);
@@ -152,7 +170,7 @@ fn a_rewind_to_before_a_cut_shows_the_originals_again() {
     let mut world = long(10, 10_000);
     world.send();
     settle(&mut world);
-    world.result(text("a summary"));
+    world.result(text(SUMMARY));
     say(&mut world, 10);
     let end = through(&world);
     assert!(world.rewind(end + 2));
@@ -170,7 +188,7 @@ fn a_summary_that_comes_when_a_rewind_was_asked_for_is_not_taken() {
     settle(&mut world);
     assert!(matches!(stage(&world), Some(Stage::Compact { .. })));
     assert!(world.rewind(3));
-    let decision = world.result(text("a summary"));
+    let decision = world.result(text(SUMMARY));
     assert_eq!((decision.compacted, decision.rewound), (None, Some(3)));
     assert_eq!((world.compacted.len(), world.shown().len()), (0, 2));
 }
@@ -185,7 +203,7 @@ fn an_agent_that_compacts_early_keeps_its_summary_and_is_not_full_again_at_once(
             world.send();
             settle(&mut world);
             if matches!(stage(&world), Some(Stage::Compact { .. })) {
-                world.result(text("a summary"));
+                world.result(text(SUMMARY));
                 summaries += 1;
                 let last = world.compacted.last().expect("it is taken");
                 assert!(last.summary, "nothing is left out that was just summed up ({compact_at} %)");
@@ -207,7 +225,7 @@ fn a_model_with_a_smaller_window_goes_on_with_the_same_conversation() {
     world.send();
     settle(&mut world);
     assert!(matches!(stage(&world), Some(Stage::Compact { .. })));
-    world.result(text("a summary"));
+    world.result(text(SUMMARY));
     assert!(!world.task.context.is_full(world.size()), "{}", world.size());
     say(&mut world, 10);
     assert_eq!(world.ended.last().map(|turn| turn.outcome), Some(TurnOutcome::Completed));
