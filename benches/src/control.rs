@@ -3,7 +3,7 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, bail, ensure};
 use construct_proto::v1::{
     self, event::Payload, event_service_client::EventServiceClient, message_service_client::MessageServiceClient,
     task_service_client::TaskServiceClient,
@@ -23,6 +23,9 @@ const TASKS: usize = 20;
 const CONNECTIONS: u32 = 2;
 /// Whoever stops something has seen that it is under way, and thought about it.
 const UNDER_WAY: Duration = Duration::from_millis(150);
+
+/// What it is told: the turn ends, the task rests, it goes on, another message ends the turn.
+const WORDS: [&str; 4] = ["cancel", "suspend", "resume", "interrupt"];
 
 /// What a task is doing: its name, the script of the model, and the type of event that says that it does it.
 fn works() -> [(&'static str, serde_json::Value, &'static str); 4] {
@@ -50,8 +53,7 @@ pub(crate) async fn measure(rounds: usize) -> anyhow::Result<Figures> {
     let channel = Channel::from_shared(services.gateway.clone())?.connect().await?;
     let workspace = workspace.path().to_string_lossy().into_owned();
 
-    let (mut cancelled, mut suspended, mut bare) =
-        (vec![Vec::new(); works().len()], vec![Vec::new(); works().len()], Vec::new());
+    let (mut times, mut bare) = (vec![[const { Vec::new() }; WORDS.len()]; works().len()], Vec::new());
     for round in 0..rounds {
         eprintln!("round {} of {rounds}", round + 1);
         bare.extend(floor.cancels(TASKS).await?);
@@ -60,21 +62,26 @@ pub(crate) async fn measure(rounds: usize) -> anyhow::Result<Figures> {
             if round == 0 {
                 scripted_agent(&channel, &agent, &json!({ "turns": turns })).await?;
             }
+            let [cancelled, suspended, resumed, interrupted] = &mut times[number];
             for _ in 0..TASKS {
                 let mut task = Task::at_work(&channel, &agent, &workspace, sign).await?;
-                cancelled[number].push(task.cancel().await?);
+                cancelled.push(task.cancel().await?);
                 let mut task = Task::at_work(&channel, &agent, &workspace, sign).await?;
-                suspended[number].push(task.suspend().await?);
+                suspended.push(task.suspend().await?);
+                resumed.push(task.resume().await?);
                 // Nothing of it is left for the tasks after it.
+                task.cancel().await?;
+                let mut task = Task::at_work(&channel, &agent, &workspace, sign).await?;
+                interrupted.push(task.interrupt().await?);
                 task.cancel().await?;
             }
         }
     }
     let mut rows = Vec::new();
-    for (word, times) in [("cancel", &mut cancelled), ("suspend", &mut suspended)] {
-        for ((name, ..), times) in works().iter().zip(times) {
+    for (number, word) in WORDS.iter().enumerate() {
+        for ((name, ..), times) in works().iter().zip(&mut times) {
             for (which, share) in [("p50", 0.5), ("p99", 0.99)] {
-                let row = Row::millis(format!("{word} {name}, {which}"), percentile(times, share));
+                let row = Row::millis(format!("{word} {name}, {which}"), percentile(&mut times[number], share));
                 rows.push(row.floor(percentile(&mut bare, share)));
             }
         }
@@ -109,11 +116,8 @@ impl Task {
         let types = [sign, "turn.completed", "task.phase_changed"].map(str::to_owned).to_vec();
         let subscribe = v1::SubscribeRequest { task: id.clone(), cursor: "0".to_owned(), types };
         let events = EventServiceClient::new(channel.clone()).subscribe(subscribe).await?.into_inner();
-        let text = v1::Block { block: Some(v1::block::Block::Text(v1::Text { text: "go".to_owned() })) };
-        let spec = v1::MessageSpec { task: id.clone(), blocks: vec![text], ..Default::default() };
-        let request = v1::CreateMessageRequest { spec: Some(spec), ..Default::default() };
-        MessageServiceClient::new(channel.clone()).create_message(request).await?;
         let mut task = Self { channel: channel.clone(), id, events };
+        task.say(v1::MessagePriority::AfterTurn).await?;
         while task.event().await?.r#type != sign {}
         tokio::time::sleep(UNDER_WAY).await;
         Ok(task)
@@ -123,29 +127,60 @@ impl Task {
         self.events.message().await?.context("the events ended")
     }
 
+    async fn say(&self, priority: v1::MessagePriority) -> anyhow::Result<()> {
+        let text = v1::Block { block: Some(v1::block::Block::Text(v1::Text { text: "go".to_owned() })) };
+        let (task, priority) = (self.id.clone(), priority.into());
+        let spec = v1::MessageSpec { task, blocks: vec![text], priority, ..Default::default() };
+        let request = v1::CreateMessageRequest { spec: Some(spec), ..Default::default() };
+        MessageServiceClient::new(self.channel.clone()).create_message(request).await?;
+        Ok(())
+    }
+
     async fn cancel(&mut self) -> anyhow::Result<Duration> {
         let began = Instant::now();
         let request = v1::CancelTaskRequest { task: self.id.clone(), ..Default::default() };
         TaskServiceClient::new(self.channel.clone()).cancel_task(request).await?;
-        loop {
-            if let Some(Payload::TurnCompleted(completed)) = self.event().await?.payload {
-                match completed.outcome() {
-                    v1::TurnOutcome::Cancelled => return Ok(began.elapsed()),
-                    other => bail!("the turn was not cancelled: {other:?}"),
-                }
-            }
-        }
+        self.turn_ends(v1::TurnOutcome::Cancelled).await?;
+        Ok(began.elapsed())
+    }
+
+    async fn interrupt(&mut self) -> anyhow::Result<Duration> {
+        let began = Instant::now();
+        self.say(v1::MessagePriority::Interrupt).await?;
+        self.turn_ends(v1::TurnOutcome::Interrupted).await?;
+        Ok(began.elapsed())
     }
 
     async fn suspend(&mut self) -> anyhow::Result<Duration> {
         let began = Instant::now();
         let request = v1::SuspendTaskRequest { task: self.id.clone(), ..Default::default() };
         TaskServiceClient::new(self.channel.clone()).suspend_task(request).await?;
+        self.phase_is(|phase| phase == v1::TaskPhase::Suspended).await?;
+        Ok(began.elapsed())
+    }
+
+    async fn resume(&mut self) -> anyhow::Result<Duration> {
+        let began = Instant::now();
+        let request = v1::ResumeTaskRequest { task: self.id.clone(), ..Default::default() };
+        TaskServiceClient::new(self.channel.clone()).resume_task(request).await?;
+        self.phase_is(|phase| phase != v1::TaskPhase::Suspended).await?;
+        Ok(began.elapsed())
+    }
+
+    async fn turn_ends(&mut self, expected: v1::TurnOutcome) -> anyhow::Result<()> {
+        loop {
+            if let Some(Payload::TurnCompleted(completed)) = self.event().await?.payload {
+                let outcome = completed.outcome();
+                ensure!(outcome == expected, "the turn ended otherwise: {outcome:?}");
+                return Ok(());
+            }
+        }
+    }
+
+    async fn phase_is(&mut self, expected: impl Fn(v1::TaskPhase) -> bool) -> anyhow::Result<()> {
         loop {
             match self.event().await?.payload {
-                Some(Payload::PhaseChanged(changed)) if changed.phase() == v1::TaskPhase::Suspended => {
-                    return Ok(began.elapsed());
-                }
+                Some(Payload::PhaseChanged(changed)) if expected(changed.phase()) => return Ok(()),
                 Some(Payload::TurnCompleted(completed)) => bail!("the turn ended: {completed:?}"),
                 _ => {}
             }

@@ -15,7 +15,7 @@ use std::{
 };
 
 use anyhow::{Context as _, ensure};
-use construct_bus::{Bus, User, testing::NatsServer};
+use construct_bus::{Bus, User, testing::NatsServer, topology::Stream};
 use construct_proto::v1;
 use construct_store::testing::Database;
 use tempfile::TempDir;
@@ -596,6 +596,24 @@ impl Mesh {
     }
 }
 
+impl Mesh {
+    /// How the work queues stand. For the end of a test that has failed, where nothing can be waited for but by another thread.
+    fn queues(&self) -> String {
+        let described = async {
+            let mut text = String::new();
+            for stream in [Stream::Task, Stream::Model, Stream::Code] {
+                let described = tokio::time::timeout(STOP, self.nats.describe(stream)).await;
+                text += &described.unwrap_or_else(|_| format!("{}: NATS does not answer\n", stream.name()));
+            }
+            text
+        };
+        let read =
+            || tokio::runtime::Builder::new_current_thread().enable_all().build().map(|one| one.block_on(described));
+        std::thread::scope(|scope| scope.spawn(read).join().map_or_else(|_| Ok(String::new()), |text| text))
+            .unwrap_or_default()
+    }
+}
+
 impl Drop for Mesh {
     fn drop(&mut self) {
         let replicas = self.replicas.iter_mut().flatten().map(|(_, child)| child);
@@ -610,6 +628,7 @@ impl Drop for Mesh {
             for service in Service::ALL.into_iter().chain(Service::CLIENTS) {
                 eprintln!("---- {} ----\n{}", service.name(), self.log(service));
             }
+            eprintln!("---- queues ----\n{}", self.queues());
             return;
         }
         for service in Service::ALL.into_iter().chain(Service::CLIENTS) {

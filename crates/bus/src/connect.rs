@@ -255,7 +255,7 @@ impl Bus {
         let mut connection = self.connection();
         connection.borrow_and_update();
         let makes = self.inner.user.is_some_and(User::makes_streams);
-        let (mut due, mut unseen) = (false, topology::Unseen::default());
+        let (mut due, mut unseen, mut unread) = (false, topology::Unseen::default(), false);
         // How many more looks follow one another closely, as after a reconnect: it takes two to find what nobody gets.
         let mut close = 0_u32;
         loop {
@@ -277,9 +277,12 @@ impl Bus {
                         && topology::ensure_consumer(&self.inner.jetstream, &slack).await.is_ok()
                     {
                         self.inner.trouble.send_replace(None);
-                        if let Err(error) = unseen.look(&self.inner.jetstream).await {
-                            tracing::debug!(%error, "the queues could not be looked through");
+                        let looked = unseen.look(&self.inner.jetstream).await;
+                        if let (Err(error), false) = (&looked, unread) {
+                            let source = std::error::Error::source(error);
+                            tracing::warn!(%error, source, "a queue could not be looked through for messages that nobody gets; it goes on being tried");
                         }
+                        unread = looked.is_err();
                         close = if unseen.is_empty() { close.saturating_sub(1) } else { 1 };
                         continue;
                     }

@@ -93,14 +93,23 @@ impl Bus {
             .map_err(|error| PublishError::Rejected { retryable: false, source: error.into() })
     }
 
-    /// Hears what a service is told to stop. The subscription survives reconnects.
+    /// Hears what a service is told to stop. The subscription survives reconnects. For a server that does not confirm it, because it hangs or is away,
+    /// is waited as long as that takes.
     ///
     /// # Errors
-    /// When the server cannot be reached.
+    /// When the subscription is not possible.
     pub async fn subscribe_cancel(&self, service: Service) -> Result<BoxStream<'static, CancelStep>, subscribe::Error> {
         let address = Cancel { service };
         let messages = self.subscribe(address.subject()).await?;
-        self.flush().await?;
+        let mut waits = false;
+        while let Err(error) = self.flush().await {
+            if !error.is_retryable() {
+                return Err(error);
+            }
+            if !std::mem::replace(&mut waits, true) {
+                tracing::warn!(%error, "cancels cannot be heard yet; trying again");
+            }
+        }
         let bus = self.clone();
         let decoded = messages.filter_map(move |message| {
             let bus = bus.clone();

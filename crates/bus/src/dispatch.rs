@@ -137,13 +137,14 @@ impl Bus {
         Ok(own.map(|standing| standing.sequence))
     }
 
-    /// Whether a worker's result for the task waits to be taken in.
+    /// Whether a worker's result for a step of the task waits to be taken in. One of another step says nothing about this one.
     ///
     /// # Errors
     /// When the server cannot be reached.
-    pub async fn result_waits(&self, task: TaskId) -> Result<bool, Error> {
+    pub async fn result_waits(&self, task: TaskId, step: StepId) -> Result<bool, Error> {
         let address = subject::TaskResult::new(task);
-        Ok(self.standing(Stream::Task, &address.subject()).await?.is_some())
+        let standing = self.standing(Stream::Task, &address.subject()).await?;
+        Ok(standing.is_some_and(|standing| standing.step_id == step.to_string()))
     }
 
     /// What stands on a command's subject.

@@ -3,6 +3,7 @@
 use std::{
     env,
     ffi::OsStr,
+    fmt::Write as _,
     fs, io,
     path::{Path, PathBuf},
     process::{Child, Command, Stdio},
@@ -245,6 +246,36 @@ impl NatsServer {
         let stream = bus.inner.jetstream.get_stream(stream.name()).await.expect("the stream is there");
         let consumers: Vec<_> = stream.consumers().try_collect().await.expect("the server describes its consumers");
         consumers.iter().map(|consumer| consumer.num_pending + consumer.num_ack_pending as u64).sum()
+    }
+
+    /// How a work queue and its consumers stand, with the headers of what it has, for who has to find out why something does not go on. Nothing is changed by it.
+    pub async fn describe(&self, stream: Stream) -> String {
+        let options = ConnectOptions::new("test").blobs(self.blobs());
+        let described = async {
+            let bus = Bus::connect(&self.url, options).await?;
+            let stream = bus.inner.jetstream.get_stream(stream.name()).await?;
+            let mut text = format!("{}: {:?}\n", stream.cached_info().config.name, stream.cached_info().state);
+            let consumers: Vec<_> = stream.consumers().try_collect().await?;
+            for consumer in consumers {
+                let _ = writeln!(
+                    text,
+                    "  {}: delivered {:?}, settled {:?}, {} under way, {} to come, {} wait for them",
+                    consumer.name,
+                    consumer.delivered,
+                    consumer.ack_floor,
+                    consumer.num_ack_pending,
+                    consumer.num_pending,
+                    consumer.num_waiting
+                );
+            }
+            let mut next = 1;
+            while let Ok(message) = stream.get_first_raw_message_by_subject(">", next).await {
+                next = message.sequence + 1;
+                let _ = writeln!(text, "  {} {} {:?}", message.sequence, message.subject, sorted(&message.headers));
+            }
+            Ok::<_, async_nats::Error>(text)
+        };
+        described.await.unwrap_or_else(|error| format!("the server does not say how {} stands: {error}", stream.name()))
     }
 
     /// Lets a stream hold so many bytes, until its topology is ensured again.

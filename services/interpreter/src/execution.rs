@@ -133,7 +133,10 @@ impl Executor {
                 tracing::warn!("another process has taken the execution over");
                 return;
             }
-            End::Over => return receipt.ack().await,
+            End::Over => {
+                tracing::info!("nobody waits for these scripts any more; their command is dropped");
+                return receipt.ack().await;
+            }
         };
         let result = StepResult { step: command.step, delivery, outcome: Some(outcome), ..StepResult::default() };
         if self.publish(task, result).await {

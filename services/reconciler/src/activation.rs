@@ -475,7 +475,7 @@ impl Activator {
         let model = subject::ModelInvoke::new(subject::Pool::model_default(), task);
         match effect {
             Effect::InvokeModel(step) | Effect::Compact(step) | Effect::ExecuteCode(step)
-                if self.result_waits(step, task).await =>
+                if self.result_waits(effect, step, task).await =>
             {
                 None
             }

@@ -147,14 +147,33 @@ async fn a_result_that_came_back_after_it_was_settled_is_delivered_once_more() {
     let bus_before = connected(&server).await;
     let mut consumer = bus_before.consume_tasks(number, options(4));
     next(&mut consumer).await.receipt.ack().await;
-    within("the queue to be empty", async { while bus_before.result_waits(task).await.expect("the server says") {} })
-        .await;
+    within("the queue to be empty", async {
+        while bus_before.result_waits(task, super::step(1)).await.expect("the server says") {}
+    })
+    .await;
     drop((bus, consumer));
     kept.bring_back(&mut server).await;
 
     let bus = connected(&server).await;
     let mut consumer = bus.consume_tasks(number, options(4));
     look_twice(&bus).await;
+    let again = next(&mut consumer).await;
+    assert_eq!(again.message, TaskMessage::Result(result(task, 1).into()));
+    again.receipt.ack().await;
+}
+
+#[tokio::test]
+async fn a_queue_that_cannot_be_looked_through_keeps_nothing_in_another_one_from_being_found() {
+    let mut server = NatsServer::start().await;
+    let (bus, task) = among_lost_ones(&mut server, 2).await;
+    tokio::time::sleep(LOOKED).await;
+    server.remove(Stream::Model).await;
+    let mut unseen = Unseen::default();
+    for _ in 0..2 {
+        let error = unseen.look(&bus.inner.jetstream).await.expect_err("a queue is gone");
+        assert!(error.to_string().contains(Stream::Model.name()), "{error}");
+    }
+    let mut consumer = bus.consume_tasks(partition::of(task), options(4));
     let again = next(&mut consumer).await;
     assert_eq!(again.message, TaskMessage::Result(result(task, 1).into()));
     again.receipt.ack().await;
@@ -183,7 +202,10 @@ async fn among_lost_ones(server: &mut NatsServer, messages: usize) -> (Bus, Task
         deliveries.push(next(&mut consumer).await);
     }
     deliveries.swap_remove(1).receipt.ack().await;
-    within("it to be settled", async { while bus.result_waits(tasks[1]).await.expect("the server says") {} }).await;
+    within("it to be settled", async {
+        while bus.result_waits(tasks[1], super::step(1)).await.expect("the server says") {}
+    })
+    .await;
     drop((deliveries, consumer));
     second.bring_back(server).await;
     (connected(server).await, tasks[1])

@@ -36,6 +36,20 @@ pub(crate) struct Unseen {
     taken: HashMap<String, (u64, Instant)>,
 }
 
+/// What an earlier look found.
+struct Before {
+    found: HashMap<String, Found>,
+    taken: HashMap<String, (u64, Instant)>,
+}
+
+/// Whose messages are looked through.
+struct Of<'a> {
+    stream: &'a StreamRow,
+    consumer: &'a ConsumerRow,
+    /// Whether all messages of the stream are its.
+    is_only: bool,
+}
+
 /// Messages that should be gone.
 #[derive(Debug, Clone, Copy)]
 struct Found {
@@ -61,39 +75,56 @@ impl Unseen {
     ///
     /// A command is removed: whether it is wanted is in its task's row, from which it is published again. Other messages are had delivered once
     /// more, with everything that stands in the queue, by making the consumer anew.
+    ///
+    /// # Errors
+    /// The first of those that came up. All others are looked through: a queue that the server cannot read any more keeps nothing else from being found.
     pub(crate) async fn look(&mut self, jetstream: &jetstream::Context) -> Result<(), Error> {
         let rows = all_consumers(jetstream).await?;
         // What is not come to is looked at twice again.
-        let (before, taken) = (std::mem::take(&mut self.found), std::mem::take(&mut self.taken));
+        let before = Before { found: std::mem::take(&mut self.found), taken: std::mem::take(&mut self.taken) };
+        let mut failed = None;
         for row in streams().iter().filter(|row| row.retention == Retention::WorkQueue) {
-            if state(jetstream, row).await?.messages == 0 {
-                continue;
+            match state(jetstream, row).await {
+                Ok(state) if state.messages == 0 => continue,
+                Ok(_) => {}
+                Err(error) => {
+                    failed.get_or_insert(error);
+                    continue;
+                }
             }
             let of_stream: Vec<_> = rows.iter().filter(|consumer| consumer.stream == row.stream).collect();
             for consumer in &of_stream {
-                // In this order: what is settled was removed from the stream by the time it is looked at.
-                let state = ensure_consumer(jetstream, consumer).await?;
-                let (settled, delivered) =
-                    (settled(state.cached_info()), state.cached_info().delivered.stream_sequence);
-                let is_only = of_stream.len() == 1;
-                let Some(oldest) = oldest(jetstream, row, consumer, is_only).await? else { continue };
-                if oldest > settled {
-                    if oldest <= delivered && is_soon_done(row.stream) {
-                        let known = taken.get(&consumer.durable).filter(|(known, _)| *known == oldest);
-                        let since = known.map_or_else(Instant::now, |(_, since)| *since);
-                        if since.elapsed() > self.under_way {
-                            release(jetstream, row, consumer, is_only, Found { oldest, settled }).await?;
-                        } else {
-                            self.taken.insert(consumer.durable.clone(), (oldest, since));
-                        }
-                    }
-                    continue;
-                }
-                match before.get(&consumer.durable).filter(|before| before.oldest == oldest) {
-                    Some(before) => release(jetstream, row, consumer, is_only, *before).await?,
-                    None => _ = self.found.insert(consumer.durable.clone(), Found { oldest, settled }),
+                let of = Of { stream: row, consumer, is_only: of_stream.len() == 1 };
+                if let Err(error) = self.look_at(jetstream, &of, &before).await {
+                    failed.get_or_insert(error);
                 }
             }
+        }
+        failed.map_or(Ok(()), Err)
+    }
+
+    async fn look_at(&mut self, jetstream: &jetstream::Context, of: &Of<'_>, before: &Before) -> Result<(), Error> {
+        let durable = &of.consumer.durable;
+        // In this order: what is settled was removed from the stream by the time it is looked at.
+        let state = ensure_consumer(jetstream, of.consumer).await?;
+        let (settled, delivered) = (settled(state.cached_info()), state.cached_info().delivered.stream_sequence);
+        let Some(oldest) = oldest(jetstream, of).await? else { return Ok(()) };
+        if oldest <= settled {
+            return match before.found.get(durable).filter(|before| before.oldest == oldest) {
+                Some(before) => release(jetstream, of, *before).await,
+                None => {
+                    self.found.insert(durable.clone(), Found { oldest, settled });
+                    Ok(())
+                }
+            };
+        }
+        if oldest <= delivered && is_soon_done(of.stream.stream) {
+            let known = before.taken.get(durable).filter(|(known, _)| *known == oldest);
+            let since = known.map_or_else(Instant::now, |(_, since)| *since);
+            if since.elapsed() > self.under_way {
+                return release(jetstream, of, Found { oldest, settled }).await;
+            }
+            self.taken.insert(durable.clone(), (oldest, since));
         }
         Ok(())
     }
@@ -145,23 +176,18 @@ pub(crate) async fn keep_behind(
 }
 
 /// Does something about the messages that were found and have stayed.
-async fn release(
-    jetstream: &jetstream::Context,
-    stream_row: &StreamRow,
-    row: &ConsumerRow,
-    is_only: bool,
-    found: Found,
-) -> Result<(), Error> {
-    let (consumer, mut sequence) = (&row.durable, found.oldest);
-    if !matches!(row.stream, Stream::Model | Stream::Code) {
+async fn release(jetstream: &jetstream::Context, of: &Of<'_>, found: Found) -> Result<(), Error> {
+    let (consumer, mut sequence) = (&of.consumer.durable, found.oldest);
+    if !matches!(of.stream.stream, Stream::Model | Stream::Code) {
         tracing::warn!(
             consumer,
             sequence,
             "a message stands in the queue that its consumer takes for settled; making the consumer anew"
         );
-        return make_anew(jetstream, row).await;
+        return make_anew(jetstream, of.consumer).await;
     }
-    let stream = jetstream.get_stream_no_info(row.stream.name()).await.map_err(|error| failed(stream_row, error))?;
+    let stream = jetstream.get_stream_no_info(of.stream.stream.name()).await;
+    let stream = stream.map_err(|error| failed(of.stream, error))?;
     // All of them: the last one's task would not wait as long as it takes to find each.
     while sequence <= found.settled {
         tracing::warn!(
@@ -172,9 +198,9 @@ async fn release(
         if let Err(error) = stream.delete_message(sequence).await {
             // Somebody else may have been faster; the next look shows it.
             tracing::warn!(consumer, sequence, %error, "the command could not be removed");
-            return skip(jetstream, stream_row, sequence).await;
+            return skip(jetstream, of.stream, sequence).await;
         }
-        match oldest(jetstream, stream_row, row, is_only).await? {
+        match oldest(jetstream, of).await? {
             Some(next) => sequence = next,
             None => break,
         }
@@ -212,21 +238,16 @@ async fn state(jetstream: &jetstream::Context, row: &StreamRow) -> Result<State,
 }
 
 /// The number of the oldest message that is for a consumer.
-async fn oldest(
-    jetstream: &jetstream::Context,
-    row: &StreamRow,
-    consumer: &ConsumerRow,
-    is_only: bool,
-) -> Result<Option<u64>, Error> {
-    let stream = row.stream.name();
-    if is_only {
-        let state = state(jetstream, row).await?;
+async fn oldest(jetstream: &jetstream::Context, of: &Of<'_>) -> Result<Option<u64>, Error> {
+    if of.is_only {
+        let state = state(jetstream, of.stream).await?;
         return Ok((state.messages > 0).then_some(state.first_sequence));
     }
-    let found = jetstream.get_stream_no_info(stream).await.map_err(|error| failed(row, error))?;
-    match found.get_first_raw_message_by_subject(&consumer.filter, 1).await {
+    let found = jetstream.get_stream_no_info(of.stream.stream.name()).await;
+    let found = found.map_err(|error| failed(of.stream, error))?;
+    match found.get_first_raw_message_by_subject(&of.consumer.filter, 1).await {
         Ok(message) => Ok(Some(message.sequence)),
         Err(error) if error.kind() == RawMessageErrorKind::NoMessageFound => Ok(None),
-        Err(error) => Err(failed(row, error)),
+        Err(error) => Err(failed(of.stream, error)),
     }
 }

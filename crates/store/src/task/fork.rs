@@ -55,30 +55,16 @@ impl Store {
             return Err(Error::NotFound { what: crate::message::WHAT });
         }
         let end = message::cut(place(&message)?, &message.content.blocks, true);
-        task_copy(&mut writer, &new).await?;
+        let is_elsewhere = task_copy(&mut writer, &new).await?;
         let mut copied = messages_copy(&mut writer, &new, end).await?;
         if let Some(results) = unknown_results(&mut writer, &new, &message).await? {
             copied += 1;
-            results_append(&mut writer, &new, copied, &results).await?;
+            message_append(&mut writer, &new, copied, Uuid::now_v7(), &results).await?;
         }
-        let (notice, content) = &new.elsewhere;
-        sqlx::query!(
-            "INSERT INTO messages
-                 (id, organization_id, task_id, arrival, position, source, content, estimated_tokens, processed_at, created_at, updated_at)
-             SELECT $1, t.organization_id, t.id, 0, $4, 'system', $5, $6, $7, $7, $7
-             FROM tasks t JOIN tasks o ON o.id = $3 AND (t.workspace = '' OR t.workspace <> o.workspace)
-             WHERE t.id = $2",
-            notice.uuid(),
-            new.id.uuid(),
-            new.source.uuid(),
-            copied + 1,
-            text::json(content)?,
-            tokens_of_content(content),
-            writer.now() as _,
-        )
-        .execute(&mut *writer.transaction)
-        .await
-        .map_err(Error::of_write)?;
+        if is_elsewhere {
+            let (notice, content) = &new.elsewhere;
+            message_append(&mut writer, &new, copied + 1, notice.uuid(), content).await?;
+        }
         compactions_copy(&mut writer, &new, end).await?;
         sqlx::query!(
             "UPDATE tasks SET
@@ -123,17 +109,24 @@ async fn unknown_results(
     Ok((!ended).then_some(Content { blocks }))
 }
 
-async fn results_append(writer: &mut Writer<'_>, new: &NewFork, position: i64, results: &Content) -> Result<(), Error> {
+/// Says something to the model, behind what was copied.
+async fn message_append(
+    writer: &mut Writer<'_>,
+    new: &NewFork,
+    position: i64,
+    id: Uuid,
+    content: &Content,
+) -> Result<(), Error> {
     sqlx::query!(
         "INSERT INTO messages
              (id, organization_id, task_id, arrival, position, source, content, estimated_tokens, processed_at, created_at, updated_at)
          VALUES ($1, $2, $3, 0, $4, 'system', $5, $6, $7, $7, $7)",
-        Uuid::now_v7(),
+        id,
         writer.organization(),
         new.id.uuid(),
         position,
-        text::json(results)?,
-        tokens_of_content(results),
+        text::json(content)?,
+        tokens_of_content(content),
         writer.now() as _,
     )
     .execute(&mut *writer.transaction)
@@ -142,15 +135,17 @@ async fn results_append(writer: &mut Writer<'_>, new: &NewFork, position: i64, r
     Ok(())
 }
 
-async fn task_copy(writer: &mut Writer<'_>, new: &NewFork) -> Result<(), Error> {
-    sqlx::query!(
-        "INSERT INTO tasks
+/// Whether the copy works in another directory than its original: one of its own is none that it shares.
+async fn task_copy(writer: &mut Writer<'_>, new: &NewFork) -> Result<bool, Error> {
+    sqlx::query_scalar!(
+        r#"INSERT INTO tasks
              (id, organization_id, agent_id, workspace, title, titled, max_turns_override, policy, compute, phase_since,
               event_sequence, created_at, updated_at, root_id, forked_from, forked_from_message, context_scale, api_key_id, asked_key_id,
               pinned)
          SELECT $2, o.organization_id, o.agent_id, $4, CASE WHEN $5 = '' THEN o.title ELSE $5 END, o.titled OR $5 <> '',
                 o.max_turns_override, o.policy, o.compute, $7, 1, $7, $7, $2, o.id, $6, o.context_scale, $8, $8, o.pinned
-         FROM tasks o WHERE o.organization_id = $1 AND o.id = $3",
+         FROM tasks o WHERE o.organization_id = $1 AND o.id = $3
+         RETURNING workspace = '' OR workspace <> (SELECT o.workspace FROM tasks o WHERE o.id = $3) AS "elsewhere!""#,
         writer.organization(),
         new.id.uuid(),
         new.source.uuid(),
@@ -160,10 +155,9 @@ async fn task_copy(writer: &mut Writer<'_>, new: &NewFork) -> Result<(), Error> 
         writer.now() as _,
         writer.key() as _,
     )
-    .execute(&mut *writer.transaction)
+    .fetch_one(&mut *writer.transaction)
     .await
-    .map_err(Error::of_write)?;
-    Ok(())
+    .map_err(Error::of_write)
 }
 
 /// Copies what lies before `end`, and returns how many messages that are.

@@ -65,7 +65,7 @@ pub struct Definition {
     pub like: Option<&'static str>,
     /// A call, for the declarations and for error messages.
     pub example: &'static str,
-    /// Names of the errors that are particular to it, with their meaning.
+    /// Names of the errors that are particular to it, with their meaning; those of a tool that it is like come on top.
     pub errors: &'static [(&'static str, &'static str)],
     /// What a call changes.
     pub effect: Effect,
@@ -211,10 +211,16 @@ impl Definition {
         argument::check(self, args.clone(), &argument::lexical)
     }
 
+    /// The errors that are particular to it and to the tool that it is like.
+    pub(super) fn all_errors(&self) -> impl Iterator<Item = &'static (&'static str, &'static str)> {
+        let like = self.like.and_then(table::definition).map_or(&[][..], |tool| tool.errors);
+        self.errors.iter().chain(like)
+    }
+
     /// Whether a call may fail with an error of this name, as this definition and the page about the tools have it.
     #[must_use]
     pub fn can_fail_with(&self, error: &str) -> bool {
-        self.errors.iter().any(|(name, _)| *name == error)
+        self.all_errors().any(|(name, _)| *name == error)
             || ERRORS_OF_ALL.contains(&error)
             || match self.permission {
                 Permission::FilesRead | Permission::FilesWrite | Permission::FilesDelete => {
@@ -267,8 +273,7 @@ impl Definition {
         for parameter in self.parameters.iter().filter(|parameter| !told_elsewhere(parameter)) {
             document(&mut text, "", parameter);
         }
-        let like = self.like.and_then(table::definition).map_or(&[][..], |tool| tool.errors);
-        for (name, meaning) in self.errors.iter().filter(|error| !like.contains(error)) {
+        for (name, meaning) in self.errors {
             let _ = writeln!(text, " * @throws {name} {meaning}");
         }
         let _ = writeln!(text, " * @example {}", self.example);

@@ -88,15 +88,13 @@ pub(super) const EXECUTED: Output = Output::Object(&[
     field("duration_ms", Output::Integer, "How long it ran."),
 ]);
 
-pub(super) const UNAVAILABLE: (&str, &str) =
-    ("CommandsUnavailable", "when this host cannot confine commands; nothing ran.");
+const UNAVAILABLE: (&str, &str) = ("CommandsUnavailable", "when this host cannot confine commands; nothing ran.");
 
-pub(super) const NOT_STARTED: (&str, &str) =
-    ("CommandNotStarted", "when its process or sandbox could not be made; nothing ran.");
+const NOT_STARTED: (&str, &str) = ("CommandNotStarted", "when its process or sandbox could not be made; nothing ran.");
 
-pub(super) const NO_DIRECTORY: (&str, &str) = ("FileNotFound", "when there is no directory `cwd`.");
+const NO_DIRECTORY: (&str, &str) = ("FileNotFound", "when there is no directory `cwd`.");
 
-pub(super) const NOT_A_DIRECTORY: (&str, &str) = ("NotADirectory", "when `cwd` is a file.");
+const NOT_A_DIRECTORY: (&str, &str) = ("NotADirectory", "when `cwd` is a file.");
 
 const TOOL: &str = DEFINITION.name;
 

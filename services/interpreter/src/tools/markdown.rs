@@ -87,9 +87,9 @@ fn section(text: &mut String, tool: &Definition) {
         let prefix = below.strip_prefix('.').unwrap_or(&below).to_owned();
         fields.iter().for_each(|one| field(text, &prefix, one));
     }
-    if !tool.errors.is_empty() {
+    if tool.all_errors().next().is_some() {
         text.push_str("\n| error | |\n|---|---|\n");
-        for (name, meaning) in tool.errors {
+        for (name, meaning) in tool.all_errors() {
             let _ = writeln!(text, "| `{name}` | {} |", in_cell(meaning));
         }
     }

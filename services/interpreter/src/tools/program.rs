@@ -6,13 +6,9 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::definition::{Definition, Effect, Permission, Provider, limits};
-use super::error::{OUTSIDE, ToolError};
-use super::execute::{
-    self, EXECUTED, Executed, Host, MAX_SCRIPT, NO_DIRECTORY, NOT_A_DIRECTORY, NOT_STARTED, OPTIONS, Options,
-    UNAVAILABLE,
-};
+use super::error::ToolError;
+use super::execute::{self, EXECUTED, Executed, Host, MAX_SCRIPT, OPTIONS, Options};
 use super::kind::{Kind, Parameter, optional, required};
-use super::secrets::{self, NOT_ALLOWED};
 use super::subject::PolicySubject;
 
 /// What the line of shell says when there is no such program, on standard error and with nothing else there.
@@ -72,17 +68,7 @@ const fn definition(
         output: EXECUTED,
         like: Some(execute::DEFINITION.name),
         example,
-        errors: &[
-            NOT_INSTALLED,
-            UNAVAILABLE,
-            NOT_STARTED,
-            NOT_ALLOWED,
-            secrets::NOT_FOUND,
-            secrets::UNAVAILABLE,
-            OUTSIDE,
-            NO_DIRECTORY,
-            NOT_A_DIRECTORY,
-        ],
+        errors: &[NOT_INSTALLED],
         effect: Effect::External,
         permission: Permission::Commands,
         subject,

@@ -4,7 +4,8 @@ use std::time::{Duration, Instant};
 
 use construct_bus::{subject, topology};
 use construct_domain::{
-    StepId, TaskId, decide,
+    StepId, TaskId,
+    decide::{self, Effect},
     message::CodeResult,
     task::{Failure, FailureClass, Outcome, Stage, Step, StepResult, StepState, Task},
 };
@@ -20,6 +21,10 @@ use crate::{
 
 /// A command younger than this was not sent before.
 const FIRST_LOOK: jiff::SignedDuration = jiff::SignedDuration::from_secs(1);
+/// For how long after they were wanted a model call, and scripts, are not begun anew because a result of theirs stands in its queue. A result that
+/// nobody got, and that was released (ADR 42), has come before the first.
+const RESULT_OF_MODEL: jiff::SignedDuration = jiff::SignedDuration::from_secs(90);
+const RESULT_OF_CODE: jiff::SignedDuration = jiff::SignedDuration::from_secs(20);
 /// How long NATS has to say whether a command is queued, before its task is looked at all the same.
 const MEETING: Duration = Duration::from_secs(1);
 /// How soon a step that is over is closed again when that failed.
@@ -94,9 +99,14 @@ impl Activator {
         }
     }
 
-    /// Whether a step that is looked at again has its result on the way: then its worker must not begin anew.
-    pub(super) async fn result_waits(&self, step: &Step, task: TaskId) -> bool {
-        may_have_been_sent(step) && self.bus.result_waits(task).await.unwrap_or(false)
+    /// Whether a step that is looked at again has its result on the way: then its worker should not begin anew. One that is on the way for
+    /// long may be of an earlier round, or stand where nobody gets it; no step waits for that. A model that is called anew costs money;
+    /// scripts are answered from their journal.
+    pub(super) async fn result_waits(&self, effect: &Effect, step: &Step, task: TaskId) -> bool {
+        let patience = if matches!(effect, Effect::ExecuteCode(_)) { RESULT_OF_CODE } else { RESULT_OF_MODEL };
+        may_have_been_sent(step)
+            && clock::now().duration_since(step.wanted()) < patience
+            && self.bus.result_waits(task, step.id).await.unwrap_or(false)
     }
 
     /// Sees to it that nobody runs a step's scripts any more, and drops its journal; the task need not wait for that. Nothing else
