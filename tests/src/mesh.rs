@@ -628,7 +628,7 @@ impl Drop for Mesh {
             for service in Service::ALL.into_iter().chain(Service::CLIENTS) {
                 eprintln!("---- {} ----\n{}", service.name(), self.log(service));
             }
-            eprintln!("---- queues ----\n{}", self.queues());
+            eprintln!("---- queues ----\n{}\n---- NATS, its last lines ----\n{}", self.queues(), self.nats.log());
             return;
         }
         for service in Service::ALL.into_iter().chain(Service::CLIENTS) {

@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// How long the server may take to confirm a subscription.
-const CONFIRM: Duration = Duration::from_secs(2);
+pub(crate) const CONFIRM: Duration = Duration::from_secs(2);
 
 /// How many questions of a kind one process answers at a time; further ones wait.
 pub const ANSWERS: usize = 16;

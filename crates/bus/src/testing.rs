@@ -278,6 +278,12 @@ impl NatsServer {
         described.await.unwrap_or_else(|error| format!("the server does not say how {} stands: {error}", stream.name()))
     }
 
+    /// What it has said since it was last started, its last lines.
+    pub fn log(&self) -> String {
+        let log = fs::read_to_string(self.dir().join("nats.log")).unwrap_or_default();
+        log.lines().rev().take(60).collect::<Vec<_>>().into_iter().rev().collect::<Vec<_>>().join("\n")
+    }
+
     /// Lets a stream hold so many bytes, until its topology is ensured again.
     ///
     /// # Panics

@@ -8,7 +8,7 @@ use tokio_util::sync::CancellationToken;
 use super::{ORGANIZATION, event, execute, invoke, next, options, result, step, step_ref, task, within};
 use crate::{
     Address as _, Bus, ConnectOptions, Dispatch, Pool, Service, TaskMessage,
-    control::ANSWERS,
+    control::{ANSWERS, CONFIRM},
     envelope::{BLOB, INLINE_LIMIT, PAYLOAD_LIMIT, STEP, TYPE},
     publish, request, subject,
     testing::NatsServer,
@@ -251,6 +251,32 @@ async fn a_cancellation_reaches_every_process_of_the_service_it_is_for() {
         assert_eq!(within("the cancellation", heard.next()).await, Some(cancel(2)));
     }
     assert!(sender.broadcast(&to(Service::Interpreter), &CancelStep::default()).await.is_err());
+}
+
+#[tokio::test]
+async fn who_listens_for_cancels_waits_for_a_server_that_hangs() {
+    let server = NatsServer::start().await;
+    let (sender, bus) = (server.bus().await, server.bus().await);
+    server.pause();
+    let listening = tokio::spawn(async move { bus.subscribe_cancel(Service::Interpreter).await });
+    // Longer than the server is given to confirm it.
+    tokio::time::sleep(CONFIRM + Duration::from_millis(500)).await;
+    assert!(!listening.is_finished());
+    server.resume();
+    let mut heard = within("the subscription", listening).await.expect("no panic").expect("subscribed");
+    let cancel = CancelStep { task_id: task(1).to_string(), step_id: step(1).to_string(), ..CancelStep::default() };
+    sender.broadcast(&subject::Cancel { service: Service::Interpreter }, &cancel).await.expect("sent");
+    assert_eq!(within("the cancellation", heard.next()).await, Some(cancel));
+}
+
+#[tokio::test]
+async fn a_result_waits_for_the_step_that_it_is_of() {
+    let server = NatsServer::start().await;
+    let bus = server.bus().await;
+    bus.publish(&subject::TaskResult::new(task(1)), &result(task(1), 1)).await.expect("sent");
+    for (of, number, waits) in [(task(1), 1, true), (task(1), 2, false), (task(2), 1, false)] {
+        assert_eq!(bus.result_waits(of, step(number)).await.expect("the server says"), waits, "{number}");
+    }
 }
 
 #[tokio::test]

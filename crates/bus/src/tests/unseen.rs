@@ -8,7 +8,7 @@ use std::{
 
 use construct_domain::{TaskId, partition};
 
-use super::{invoke, next, options, result, task, within};
+use super::{execute, invoke, next, options, result, task, within};
 use crate::{
     Bus, Dispatch, Pool, TaskMessage, subject,
     testing::NatsServer,
@@ -55,6 +55,30 @@ fn copy_files(from: &Path, to: &Path) {
     for entry in fs::read_dir(from).unwrap().map(Result::unwrap) {
         fs::copy(entry.path(), to.join(entry.file_name())).unwrap();
     }
+}
+
+/// Takes a message out of the file that it stands in, as a disk does that is full for a moment: the server has given it a number.
+async fn cut_out(server: &mut NatsServer, stream: Stream, number: u64) {
+    server.stop();
+    let messages = folder(&server.store(), stream.name()).expect("the stream has a folder").join("msgs");
+    for file in fs::read_dir(messages).unwrap().map(|entry| entry.unwrap().path()) {
+        if file.extension().is_none_or(|extension| extension != "blk") {
+            // It is made again from the messages.
+            fs::remove_file(file).unwrap();
+            continue;
+        }
+        let (mut rest, mut kept) = (&*fs::read(&file).unwrap(), Vec::new());
+        while let Some((length, _)) = rest.split_first_chunk() {
+            // The highest bit says whether it has headers.
+            let (record, others) = rest.split_at((u32::from_le_bytes(*length) & !(1 << 31)) as usize);
+            if record[4..12] != number.to_le_bytes() {
+                kept.extend_from_slice(record);
+            }
+            rest = others;
+        }
+        fs::write(&file, kept).unwrap();
+    }
+    server.restart().await;
 }
 
 /// Connected to the server as it is now, without anything being ensured.
@@ -177,6 +201,28 @@ async fn a_queue_that_cannot_be_looked_through_keeps_nothing_in_another_one_from
     let again = next(&mut consumer).await;
     assert_eq!(again.message, TaskMessage::Result(result(task, 1).into()));
     again.receipt.ack().await;
+}
+
+#[tokio::test]
+async fn commands_that_cannot_be_read_make_way_for_others() {
+    let mut server = NatsServer::start().await;
+    let bus = server.bus().await;
+    let (pool, other) = (Pool::code_default(), Pool::new("cpu-8").expect("a name"));
+    topology::ensure_consumer(&bus.inner.jetstream, &topology::code_consumer(&other)).await.expect("it is made");
+    let code = |number| subject::CodeExecute::new(pool.clone(), task(number));
+    for number in 1..=4 {
+        bus.publish_once(&code(number), &execute(task(number), 1)).await.expect("sent");
+    }
+    cut_out(&mut server, Stream::Code, 2).await;
+
+    let bus = connected(&server).await;
+    let mut consumer = bus.consume_code(&pool, options(4));
+    next(&mut consumer).await.receipt.ack().await;
+    let nothing = tokio::time::timeout(LOOKED, consumer.next()).await;
+    assert!(nothing.is_err(), "the server got better: {nothing:?}");
+    look_twice(&bus).await;
+    assert_eq!(bus.publish_once(&code(3), &execute(task(3), 1)).await.expect("sent"), Dispatch::Published);
+    assert_eq!(next(&mut consumer).await.task, task(3));
 }
 
 /// A queue with the second of these messages, that its consumer takes for settled. It takes the others for under way, which are gone.

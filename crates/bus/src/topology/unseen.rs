@@ -4,6 +4,9 @@
 //! independently, each some time after it has said that it did. Then the consumer takes messages for delivered and settled that are not:
 //! one that was settled and is there again, or one that was stored under a number that another one had before. The server notices neither, and a
 //! work queue lets go of a message only when it is settled. Such a message would stand for ever, and keep out others of its subject.
+//!
+//! And a disk that was full may leave a gap in a file of messages. From there on that server finds none of them by its number, nor those that it adds
+//! to the file later, which it confirms all the same (`indexCacheBuf` and `cacheLookup` in its `filestore.go`): to start it anew does not help.
 
 use std::{
     collections::HashMap,
@@ -34,12 +37,15 @@ pub(crate) struct Unseen {
     found: HashMap<String, Found>,
     /// The oldest message that a worker seems to have, and since when it is the oldest.
     taken: HashMap<String, (u64, Instant)>,
+    /// The oldest message of a queue, where it cannot be read.
+    unreadable: HashMap<&'static str, u64>,
 }
 
 /// What an earlier look found.
 struct Before {
     found: HashMap<String, Found>,
     taken: HashMap<String, (u64, Instant)>,
+    unreadable: HashMap<&'static str, u64>,
 }
 
 /// Whose messages are looked through.
@@ -61,7 +67,7 @@ struct Found {
 
 impl Default for Unseen {
     fn default() -> Self {
-        Self { under_way: UNDER_WAY, found: HashMap::new(), taken: HashMap::new() }
+        Self { under_way: UNDER_WAY, found: HashMap::new(), taken: HashMap::new(), unreadable: HashMap::new() }
     }
 }
 
@@ -81,7 +87,11 @@ impl Unseen {
     pub(crate) async fn look(&mut self, jetstream: &jetstream::Context) -> Result<(), Error> {
         let rows = all_consumers(jetstream).await?;
         // What is not come to is looked at twice again.
-        let before = Before { found: std::mem::take(&mut self.found), taken: std::mem::take(&mut self.taken) };
+        let before = Before {
+            found: std::mem::take(&mut self.found),
+            taken: std::mem::take(&mut self.taken),
+            unreadable: std::mem::take(&mut self.unreadable),
+        };
         let mut failed = None;
         for row in streams().iter().filter(|row| row.retention == Retention::WorkQueue) {
             match state(jetstream, row).await {
@@ -98,6 +108,9 @@ impl Unseen {
                 if let Err(error) = self.look_at(jetstream, &of, &before).await {
                     failed.get_or_insert(error);
                 }
+            }
+            if let Err(error) = self.look_for_unreadable(jetstream, row, &before).await {
+                failed.get_or_insert(error);
             }
         }
         failed.map_or(Ok(()), Err)
@@ -129,9 +142,26 @@ impl Unseen {
         Ok(())
     }
 
+    /// Looks whether a queue begins with what cannot be read. It is emptied then, if it stays so: of commands those that are wanted are sent again; of
+    /// others nothing is lost that could still be read, because that is settled first.
+    async fn look_for_unreadable(
+        &mut self,
+        jetstream: &jetstream::Context,
+        row: &StreamRow,
+        before: &Before,
+    ) -> Result<(), Error> {
+        let Some(Unreadable { sequence, is_all }) = unreadable(jetstream, row).await? else { return Ok(()) };
+        let stays = before.unreadable.get(row.stream.name()) == Some(&sequence);
+        if stays && (is_all || is_commands(row.stream)) {
+            return empty(jetstream, row).await;
+        }
+        self.unreadable.insert(row.stream.name(), sequence);
+        Ok(())
+    }
+
     /// Whether there is something to look at again soon.
     pub(crate) fn is_empty(&self) -> bool {
-        self.found.is_empty()
+        self.found.is_empty() && self.unreadable.is_empty()
     }
 }
 
@@ -139,6 +169,11 @@ impl Unseen {
 /// them it does not go on counting from there until it is told of another one.
 const fn settled(info: &Info) -> u64 {
     if info.num_ack_pending == 0 { info.delivered.stream_sequence } else { info.ack_floor.stream_sequence }
+}
+
+/// Whether what it has follows from the rows of tasks.
+const fn is_commands(stream: Stream) -> bool {
+    matches!(stream, Stream::Model | Stream::Code)
 }
 
 /// Whether its messages are soon done with, however much there is to do about them, and may be delivered again.
@@ -178,7 +213,7 @@ pub(crate) async fn keep_behind(
 /// Does something about the messages that were found and have stayed.
 async fn release(jetstream: &jetstream::Context, of: &Of<'_>, found: Found) -> Result<(), Error> {
     let (consumer, mut sequence) = (&of.consumer.durable, found.oldest);
-    if !matches!(of.stream.stream, Stream::Model | Stream::Code) {
+    if !is_commands(of.stream.stream) {
         tracing::warn!(
             consumer,
             sequence,
@@ -198,7 +233,13 @@ async fn release(jetstream: &jetstream::Context, of: &Of<'_>, found: Found) -> R
         if let Err(error) = stream.delete_message(sequence).await {
             // Somebody else may have been faster; the next look shows it.
             tracing::warn!(consumer, sequence, %error, "the command could not be removed");
-            return skip(jetstream, of.stream, sequence).await;
+            // To remove what else cannot be read may end that server.
+            let is_unreadable = error.to_string().contains(DID_NOT_MATCH);
+            return if is_unreadable {
+                empty(jetstream, of.stream).await
+            } else {
+                skip(jetstream, of.stream, sequence).await
+            };
         }
         match oldest(jetstream, of).await? {
             Some(next) => sequence = next,
@@ -206,6 +247,46 @@ async fn release(jetstream: &jetstream::Context, of: &Of<'_>, found: Found) -> R
         }
     }
     Ok(())
+}
+
+/// What the server says of a message that it does not find by its number.
+const DID_NOT_MATCH: &str = "did not match";
+
+/// The first message of a queue, which cannot be read.
+struct Unreadable {
+    sequence: u64,
+    /// Whether no other one can be read either.
+    is_all: bool,
+}
+
+/// Looks for it. A message that is the first before and after it was asked for was there all the time.
+async fn unreadable(jetstream: &jetstream::Context, row: &StreamRow) -> Result<Option<Unreadable>, Error> {
+    let before = state(jetstream, row).await?;
+    if before.messages == 0 {
+        return Ok(None);
+    }
+    let found = jetstream.get_stream_no_info(row.stream.name()).await.map_err(|error| failed(row, error))?;
+    let read = match found.get_first_raw_message_by_subject(">", 1).await {
+        Ok(message) => Some(message.sequence),
+        Err(error) => match error.kind() {
+            RawMessageErrorKind::NoMessageFound | RawMessageErrorKind::JetStream(_) => None,
+            _ => return Err(failed(row, error)),
+        },
+    };
+    let after = state(jetstream, row).await?;
+    let sequence = before.first_sequence;
+    let stays = after.messages > 0 && after.first_sequence == sequence;
+    Ok((stays && read != Some(sequence)).then_some(Unreadable { sequence, is_all: read.is_none() }))
+}
+
+/// Takes everything out of a queue, also what cannot be read: its next messages are stored in another file.
+async fn empty(jetstream: &jetstream::Context, row: &StreamRow) -> Result<(), Error> {
+    tracing::warn!(
+        stream = row.stream.name(),
+        "the queue has messages that NATS cannot read any more, as after its disk was full; it is emptied"
+    );
+    let found = jetstream.get_stream_no_info(row.stream.name()).await.map_err(|error| failed(row, error))?;
+    found.purge().await.map(drop).map_err(|error| failed(row, error))
 }
 
 /// Empties a stream up to a message that is its first and cannot be removed: a server that was killed may count one that is not there
