@@ -2,10 +2,11 @@
 
 use construct_proto::v1::{self, MessageSource, TaskPhase, TurnOutcome, event::Payload};
 use construct_tests::{
-    client::file_when,
+    client::{PATIENCE, file_when},
     mesh::Mesh,
     recorder::{check_order, records, streamed_text, types},
     transcript,
+    wait::until,
 };
 use serde_json::json;
 use tonic::Code;
@@ -330,8 +331,12 @@ async fn a_person_can_suspend_resume_cancel_and_delete_at_any_time() {
         assert_eq!(status.desired_phase(), TaskPhase::Suspended);
         // Messages are accepted meanwhile, and wait.
         conversation.say("quick meanwhile").await;
-        let why = conversation.explain().await.unwrap();
-        assert!(why.waiting_for.contains("a person to resume it; 1 message waits"), "{why:?}");
+        // Before that it waits for the call to have stopped.
+        until("the task to wait for a person", PATIENCE, async || {
+            let why = conversation.explain().await.unwrap();
+            if why.waiting_for.contains("a person to resume it; 1 message waits") { Ok(()) } else { Err(why) }
+        })
+        .await;
         conversation.resume().await;
         let task = conversation.settled().await;
         let transcript = conversation.transcript().await;

@@ -215,6 +215,8 @@ fn reconciler(rules: Rules) -> Rules {
         .stores::<TaskEvent>()
         // Commands that gave way to others, results that wait, journals that are over.
         .reads(Stream::Task)
+        // What NATS cannot read any more is in the way of what comes after it.
+        .purges(Stream::Task)
         .reads(Stream::Model)
         .reads(Stream::Code)
         .reads(Stream::Journal)

@@ -178,7 +178,7 @@ fn nobody_commands_another_or_hears_what_is_not_his() {
             assert!(!publishes(&format!("$JS.API.STREAM.DELETE.{stream}")), "{user:?}");
             let purged: &[Stream] = match user {
                 User::Gateway => &[Stream::Events, Stream::Deltas],
-                User::Reconciler => &[Stream::Model, Stream::Code, Stream::Journal],
+                User::Reconciler => &[Stream::Task, Stream::Model, Stream::Code, Stream::Journal],
                 _ => &[],
             };
             let purges = purged.iter().any(|purged| purged.name() == stream);

@@ -10,7 +10,7 @@ use construct_domain::{TaskId, partition};
 
 use super::{execute, invoke, next, options, result, task, within};
 use crate::{
-    Bus, Dispatch, Pool, TaskMessage, subject,
+    Bus, Dispatch, Pool, TaskMessage, User, subject,
     testing::NatsServer,
     topology::{self, Stream, Unseen},
 };
@@ -220,9 +220,35 @@ async fn commands_that_cannot_be_read_make_way_for_others() {
     next(&mut consumer).await.receipt.ack().await;
     let nothing = tokio::time::timeout(LOOKED, consumer.next()).await;
     assert!(nothing.is_err(), "the server got better: {nothing:?}");
-    look_twice(&bus).await;
+    // As who looks: it may.
+    look_twice(&server.bus_of(User::Reconciler).await).await;
     assert_eq!(bus.publish_once(&code(3), &execute(task(3), 1)).await.expect("sent"), Dispatch::Published);
     assert_eq!(next(&mut consumer).await.task, task(3));
+}
+
+#[tokio::test]
+async fn a_result_that_cannot_be_read_makes_way_for_others_that_can() {
+    let mut server = NatsServer::start().await;
+    let bus = server.bus().await;
+    let tasks: Vec<_> = super::tasks_of_first_partition().take(3).collect();
+    for &task in &tasks {
+        bus.publish(&subject::TaskResult::new(task), &result(task, 1)).await.expect("sent");
+    }
+    cut_out(&mut server, Stream::Task, 2).await;
+
+    let reconciler = server.bus_of(User::Reconciler).await;
+    let mut unseen = Unseen::default();
+    unseen.look(&reconciler.inner.jetstream).await.expect("the server answers");
+    assert!(unseen.is_empty(), "the first one can be read");
+    let bus = connected(&server).await;
+    let mut consumer = bus.consume_tasks(partition::of(tasks[0]), options(4));
+    next(&mut consumer).await.receipt.ack().await;
+    let nothing = tokio::time::timeout(LOOKED, consumer.next()).await;
+    assert!(nothing.is_err(), "the server got better: {nothing:?}");
+    look_twice(&reconciler).await;
+    assert_eq!(server.messages(Stream::Task).await, 0);
+    bus.publish(&subject::TaskResult::new(tasks[2]), &result(tasks[2], 1)).await.expect("sent");
+    next(&mut consumer).await.receipt.ack().await;
 }
 
 /// A queue with the second of these messages, that its consumer takes for settled. It takes the others for under way, which are gone.

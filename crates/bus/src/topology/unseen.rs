@@ -109,7 +109,9 @@ impl Unseen {
                     failed.get_or_insert(error);
                 }
             }
-            if let Err(error) = self.look_for_unreadable(jetstream, row, &before).await {
+            if may_be_read(row.stream)
+                && let Err(error) = self.look_for_unreadable(jetstream, row, &before).await
+            {
                 failed.get_or_insert(error);
             }
         }
@@ -169,6 +171,11 @@ impl Unseen {
 /// them it does not go on counting from there until it is told of another one.
 const fn settled(info: &Info) -> u64 {
     if info.num_ack_pending == 0 { info.delivered.stream_sequence } else { info.ack_floor.stream_sequence }
+}
+
+/// Whether who looks may read what it has: of others it is not their business.
+const fn may_be_read(stream: Stream) -> bool {
+    matches!(stream, Stream::Task | Stream::Model | Stream::Code)
 }
 
 /// Whether what it has follows from the rows of tasks.

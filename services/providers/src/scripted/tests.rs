@@ -94,7 +94,10 @@ async fn a_title_comes_from_the_script_or_from_the_first_words() {
 async fn a_summary_comes_from_the_script_and_may_fail_like_any_turn() {
     let summary = |messages| Arc::new(Request { purpose: Purpose::Compaction, ..(*request(messages)).clone() });
     let said = summary(vec![user("user: It rains.\n\nassistant: It does.")]);
-    assert_eq!(play(&scripted("[]"), &said).await.as_deref(), Ok("A summary of 36 characters."));
+    assert_eq!(
+        play(&scripted("[]"), &said).await.as_deref(),
+        Ok("# Goal\n# Facts\nThey said 36 characters.\n# Done\n# Open\n")
+    );
     let rain = scripted(
         r#"{"summary": {"text": "They talked."}, "conversations": [
             {"match": "rains", "summary": {"text": "Rain.", "fault": {"class": "content_refused", "times": 1}}}]}"#,
