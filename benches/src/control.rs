@@ -130,7 +130,7 @@ impl Task {
     async fn say(&self, priority: v1::MessagePriority) -> anyhow::Result<()> {
         let text = v1::Block { block: Some(v1::block::Block::Text(v1::Text { text: "go".to_owned() })) };
         let (task, priority) = (self.id.clone(), priority.into());
-        let spec = v1::MessageSpec { task, blocks: vec![text], priority, ..Default::default() };
+        let spec = v1::MessageSpec { task, blocks: vec![text], priority };
         let request = v1::CreateMessageRequest { spec: Some(spec), ..Default::default() };
         MessageServiceClient::new(self.channel.clone()).create_message(request).await?;
         Ok(())
