@@ -609,8 +609,7 @@ impl Mesh {
         };
         let read =
             || tokio::runtime::Builder::new_current_thread().enable_all().build().map(|one| one.block_on(described));
-        std::thread::scope(|scope| scope.spawn(read).join().map_or_else(|_| Ok(String::new()), |text| text))
-            .unwrap_or_default()
+        std::thread::scope(|scope| scope.spawn(read).join().unwrap_or_else(|_| Ok(String::new()))).unwrap_or_default()
     }
 }
 
