@@ -594,9 +594,7 @@ impl Mesh {
             .await?;
         Ok(agent.into_inner())
     }
-}
 
-impl Mesh {
     /// How the work queues stand. For the end of a test that has failed, where nothing can be waited for but by another thread.
     fn queues(&self) -> String {
         let described = async {

@@ -190,7 +190,6 @@ async fn a_result_that_came_back_after_it_was_settled_is_delivered_once_more() {
 async fn a_queue_that_cannot_be_looked_through_keeps_nothing_in_another_one_from_being_found() {
     let mut server = NatsServer::start().await;
     let (bus, task) = among_lost_ones(&mut server, 2).await;
-    tokio::time::sleep(LOOKED).await;
     server.remove(Stream::Model).await;
     let mut unseen = Unseen::default();
     for _ in 0..2 {
@@ -280,7 +279,9 @@ async fn among_lost_ones(server: &mut NatsServer, messages: usize) -> (Bus, Task
     .await;
     drop((deliveries, consumer));
     second.bring_back(server).await;
-    (connected(server).await, tasks[1])
+    let bus = connected(server).await;
+    tokio::time::sleep(LOOKED).await;
+    (bus, tasks[1])
 }
 
 /// The consumer's own look, at what it takes for under way, is behind.
@@ -290,7 +291,6 @@ const LOOKED: Duration = Duration::from_secs(2);
 async fn a_result_is_delivered_also_where_an_earlier_one_that_was_under_way_is_lost() {
     let mut server = NatsServer::start().await;
     let (bus, task) = among_lost_ones(&mut server, 2).await;
-    tokio::time::sleep(LOOKED).await;
     let mut consumer = bus.consume_tasks(partition::of(task), options(4));
     look_twice(&bus).await;
     let again = next(&mut consumer).await;
@@ -302,7 +302,6 @@ async fn a_result_is_delivered_also_where_an_earlier_one_that_was_under_way_is_l
 async fn a_result_that_nobody_gets_is_delivered_also_where_others_seem_to_be_under_way_for_ever() {
     let mut server = NatsServer::start().await;
     let (bus, task) = among_lost_ones(&mut server, 3).await;
-    tokio::time::sleep(LOOKED).await;
     let mut consumer = bus.consume_tasks(partition::of(task), options(4));
     let mut unseen = Unseen::with_patience(LOOKED.mul_f32(1.5));
     for _ in 0..2 {

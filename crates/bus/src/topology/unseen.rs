@@ -41,13 +41,6 @@ pub(crate) struct Unseen {
     unreadable: HashMap<&'static str, u64>,
 }
 
-/// What an earlier look found.
-struct Before {
-    found: HashMap<String, Found>,
-    taken: HashMap<String, (u64, Instant)>,
-    unreadable: HashMap<&'static str, u64>,
-}
-
 /// Whose messages are looked through.
 struct Of<'a> {
     stream: &'a StreamRow,
@@ -87,11 +80,7 @@ impl Unseen {
     pub(crate) async fn look(&mut self, jetstream: &jetstream::Context) -> Result<(), Error> {
         let rows = all_consumers(jetstream).await?;
         // What is not come to is looked at twice again.
-        let before = Before {
-            found: std::mem::take(&mut self.found),
-            taken: std::mem::take(&mut self.taken),
-            unreadable: std::mem::take(&mut self.unreadable),
-        };
+        let before = std::mem::replace(self, Self { under_way: self.under_way, ..Self::default() });
         let mut failed = None;
         for row in streams().iter().filter(|row| row.retention == Retention::WorkQueue) {
             match state(jetstream, row).await {
@@ -118,7 +107,7 @@ impl Unseen {
         failed.map_or(Ok(()), Err)
     }
 
-    async fn look_at(&mut self, jetstream: &jetstream::Context, of: &Of<'_>, before: &Before) -> Result<(), Error> {
+    async fn look_at(&mut self, jetstream: &jetstream::Context, of: &Of<'_>, before: &Self) -> Result<(), Error> {
         let durable = &of.consumer.durable;
         // In this order: what is settled was removed from the stream by the time it is looked at.
         let state = ensure_consumer(jetstream, of.consumer).await?;
@@ -150,7 +139,7 @@ impl Unseen {
         &mut self,
         jetstream: &jetstream::Context,
         row: &StreamRow,
-        before: &Before,
+        before: &Self,
     ) -> Result<(), Error> {
         let Some(Unreadable { sequence, is_all }) = unreadable(jetstream, row).await? else { return Ok(()) };
         let stays = before.unreadable.get(row.stream.name()) == Some(&sequence);
