@@ -2,6 +2,7 @@
 //! that can be killed and started again.
 
 mod ground;
+mod processes;
 
 use std::{
     collections::BTreeMap,
@@ -25,14 +26,10 @@ use uuid::Uuid;
 pub use ground::Disk;
 
 use crate::{
-    client::{Client, PATIENCE},
+    client::Client,
     clocks::{self, Clocks},
-    disk::{self, Disks},
-    http, wait,
+    disk::Disks,
 };
-
-/// How long a service may take to become ready. The interpreter's first start on a machine compiles its guest.
-const READY: Duration = Duration::from_secs(180);
 
 /// Services listen on ports from here on.
 const FIRST_PORT: u16 = 12_000;
@@ -40,14 +37,8 @@ const FIRST_PORT: u16 = 12_000;
 /// How long a service may take to stop: the grace it gives its work, and a little for itself.
 const STOP: Duration = Duration::from_secs(8);
 
-/// Says where NATS is.
-const NATS_URL: &str = "CONSTRUCT_NATS_URL";
-
 /// What a service logs that did what it may not do at NATS.
 const REFUSED: &str = "NATS does not allow this to us";
-
-/// What tokens for models are signed with.
-const TOKEN_KEY: &str = "test:AGRjYmE5ODc2NTQzMjEwZmVkY2JhOTg3NjU0MzIxMA8=";
 
 /// One of the services.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -284,253 +275,6 @@ impl Mesh {
         format!("http://{}", self.slack)
     }
 
-    /// Starts a service that does not run.
-    pub fn spawn(&mut self, service: Service) -> anyhow::Result<()> {
-        let child = self.launch(service, false, self.health[&service], None)?;
-        self.processes.insert(service, child);
-        Ok(())
-    }
-
-    /// Starts a service that does not run, and passes it a socket, as systemd does.
-    ///
-    /// # Errors
-    /// When it does not start.
-    pub fn spawn_with_socket(&mut self, service: Service, socket: &UnixListener) -> anyhow::Result<()> {
-        let child = self.launch(service, false, self.health[&service], Some(socket))?;
-        self.processes.insert(service, child);
-        Ok(())
-    }
-
-    /// Starts another process of a service that does not listen, and waits until it is ready. It runs as long as the mesh, unless it is
-    /// ended by the number that this gives.
-    ///
-    /// # Errors
-    /// When it does not start.
-    pub async fn replicate(&mut self, service: Service) -> anyhow::Result<usize> {
-        let health = free_address()?;
-        let child = self.launch(service, true, health, None)?;
-        self.replicas.push(Some((service, child)));
-        let client = http::client().build()?;
-        wait::until("a second process to be ready", READY, async || {
-            let response = client.get(format!("http://{health}/readyz")).send().await?;
-            response.error_for_status().map(drop)
-        })
-        .await;
-        Ok(self.replicas.len() - 1)
-    }
-
-    /// Starts another process of a service that does not listen, and gives its number; it need not be ready.
-    ///
-    /// # Errors
-    /// When it does not start.
-    pub fn spawn_replica(&mut self, service: Service) -> anyhow::Result<usize> {
-        let child = self.launch(service, true, free_address()?, None)?;
-        self.replicas.push(Some((service, child)));
-        Ok(self.replicas.len() - 1)
-    }
-
-    /// Ends a further process as a crash would.
-    ///
-    /// # Errors
-    /// When it does not run.
-    pub fn kill_replica(&mut self, replica: usize) -> anyhow::Result<()> {
-        let (_, mut child) = self.replicas[replica].take().context("the process does not run")?;
-        child.kill()?;
-        child.wait()?;
-        Ok(())
-    }
-
-    /// Asks a further process to stop, and waits until it has. Gives its exit code.
-    ///
-    /// # Errors
-    /// When it does not run, or does not end.
-    pub async fn stop_replica(&mut self, replica: usize) -> anyhow::Result<i32> {
-        let (service, child) = self.replicas[replica].take().context("the process does not run")?;
-        end(service, child).await
-    }
-
-    /// The process id of a further process.
-    pub fn replica_pid(&self, replica: usize) -> Option<u32> {
-        self.replicas[replica].as_ref().map(|(_, child)| child.id())
-    }
-
-    fn launch(
-        &self,
-        service: Service,
-        further: bool,
-        health: SocketAddr,
-        socket: Option<&UnixListener>,
-    ) -> anyhow::Result<Child> {
-        let program = self.program(service)?;
-        let log = File::options().append(true).create(true).open(self.log_path(service))?;
-        // Each service is at NATS who it is, so that every test shows that it may do what it needs, and also behind a proxy.
-        let nats = self.environment.iter().rfind(|(key, _)| key == NATS_URL).map_or(self.nats.url(), |(_, url)| url);
-        let nats = if nats.contains('@') { nats.to_owned() } else { NatsServer::address_of(nats, service.user()) };
-        let (mut command, input) = match socket {
-            Some(socket) => with_socket(&program, &[], socket)?,
-            None => {
-                let mut starter = self.disks.as_ref().map(Disks::starter).unwrap_or_default();
-                if let Some(clocks) = &self.clocks {
-                    starter.extend(clocks.starter(&ground::clock(service, further))?);
-                }
-                (disk::command(&starter, &[program.display().to_string()]), Stdio::null())
-            }
-        };
-        let child = command
-            .env_clear()
-            .env("PATH", std::env::var_os("PATH").unwrap_or_default())
-            .env("RUST_BACKTRACE", "1")
-            .env("CONSTRUCT_DATABASE_URL", self.database.url())
-            .env("CONSTRUCT_DATA_DIR", &self.data)
-            .env("CONSTRUCT_INTERPRETER_CACHE_DIR", guest_cache()?)
-            .env("CONSTRUCT_INTERPRETER_WORKSPACE_ROOTS", self.workspace())
-            .env("CONSTRUCT_MASTER_KEY", "test:MDEyMzQ1Njc4OWFiY2RlZjAxMjM0NTY3ODlhYmNkZWY=")
-            .env("CONSTRUCT_SECRETS_KEY", "test:ZmVkY2JhOTg3NjU0MzIxMGZlZGNiYTk4NzY1NDMyMTA=")
-            .env("CONSTRUCT_TOKEN_KEY", TOKEN_KEY)
-            .env("CONSTRUCT_GATEWAY_LISTEN", self.gateway.to_string())
-            .env("CONSTRUCT_GATEWAY_SCANS_DIR", self.scans())
-            .env("CONSTRUCT_SCANNER_DIR", self.scans())
-            .env("CONSTRUCT_SCANNER_GATEWAY_URL", self.gateway_url())
-            .env("CONSTRUCT_HEALTH_LISTEN", health.to_string())
-            .env("CONSTRUCT_LOG", std::env::var("CONSTRUCT_TEST_LOG").unwrap_or_else(|_| "info".to_owned()))
-            .envs(self.environment.iter().map(|(key, value)| (key, value)))
-            .env(NATS_URL, nats)
-            .stdin(input)
-            .stdout(log.try_clone()?)
-            .stderr(log)
-            .spawn()
-            .with_context(|| format!("{} does not start", service.name()))?;
-        if self.clocks.is_some() {
-            self.timed.lock().unwrap_or_else(PoisonError::into_inner).push(child.id());
-        }
-        Ok(child)
-    }
-
-    /// Starts every service that does not run, and waits until all are ready.
-    pub async fn start_services(&mut self) -> anyhow::Result<()> {
-        for service in Service::ALL {
-            if !self.processes.contains_key(&service) {
-                self.spawn(service)?;
-            }
-        }
-        for service in Service::ALL {
-            self.ready(service).await?;
-        }
-        Ok(())
-    }
-
-    /// What a service says of its readiness: the status code and the body.
-    ///
-    /// # Errors
-    /// When it does not answer.
-    pub async fn readiness(&self, service: Service) -> anyhow::Result<(u16, String)> {
-        let url = format!("http://{}/readyz", self.health[&service]);
-        let response = http::client().build()?.get(&url).send().await?;
-        Ok((response.status().as_u16(), response.text().await?))
-    }
-
-    /// The metrics of a service, in Prometheus' text format.
-    ///
-    /// # Errors
-    /// When it does not answer.
-    pub async fn metrics(&self, service: Service) -> anyhow::Result<String> {
-        let url = format!("http://{}/metrics", self.health[&service]);
-        Ok(http::client().build()?.get(&url).send().await?.error_for_status()?.text().await?)
-    }
-
-    /// Waits until the metrics of a service hold this line.
-    pub async fn counted(&self, service: Service, line: &str) {
-        wait::until(line, PATIENCE, async || {
-            let page = self.metrics(service).await.unwrap_or_else(|error| format!("{error:#}"));
-            if page.lines().any(|found| found == line) { Ok(()) } else { Err(page) }
-        })
-        .await;
-    }
-
-    /// Waits until a service says that it is ready.
-    pub async fn ready(&mut self, service: Service) -> anyhow::Result<()> {
-        let url = format!("http://{}/readyz", self.health[&service]);
-        let client = http::client().build()?;
-        let deadline = tokio::time::Instant::now() + READY;
-        loop {
-            if let Some(child) = self.processes.get_mut(&service)
-                && let Some(status) = child.try_wait()?
-            {
-                anyhow::bail!("{} ended with {status}:\n{}", service.name(), self.log(service));
-            }
-            let last = match client.get(&url).send().await {
-                Ok(response) if response.status().is_success() => return Ok(()),
-                Ok(response) => response.text().await.unwrap_or_default(),
-                Err(error) => error.to_string(),
-            };
-            ensure!(
-                tokio::time::Instant::now() < deadline,
-                "{} is not ready: {last}\n{}",
-                service.name(),
-                self.log(service)
-            );
-            tokio::time::sleep(wait::INTERVAL).await;
-        }
-    }
-
-    /// Ends a service as a crash would: `kill -9`.
-    pub fn kill(&mut self, service: Service) -> anyhow::Result<()> {
-        if let Some(mut child) = self.processes.remove(&service) {
-            child.kill()?;
-            child.wait()?;
-        }
-        Ok(())
-    }
-
-    /// Asks a service to stop, as a deploy does, and waits until it has. Gives its exit code.
-    ///
-    /// # Errors
-    /// When it does not run, or does not end.
-    pub async fn stop(&mut self, service: Service) -> anyhow::Result<i32> {
-        let child = self.processes.remove(&service).context("the service does not run")?;
-        end(service, child).await
-    }
-
-    /// `kill -9`, then a new process.
-    pub async fn crash(&mut self, service: Service) -> anyhow::Result<()> {
-        self.kill(service)?;
-        self.spawn(service)?;
-        self.ready(service).await
-    }
-
-    /// Stops a service where it stands, as a machine that hangs would, until [`Mesh::resume`].
-    pub fn pause(&self, service: Service) -> anyhow::Result<()> {
-        self.signal(service, "-STOP")
-    }
-
-    /// Lets a paused service go on.
-    pub fn resume(&self, service: Service) -> anyhow::Result<()> {
-        self.signal(service, "-CONT")
-    }
-
-    fn signal(&self, service: Service, signal: &str) -> anyhow::Result<()> {
-        let pid = self.pid(service).context("the service does not run")?;
-        let status = Command::new("kill").args([signal, &pid.to_string()]).status()?;
-        anyhow::ensure!(status.success(), "kill {signal} failed");
-        Ok(())
-    }
-
-    /// The process id of a service that runs.
-    pub fn pid(&self, service: Service) -> Option<u32> {
-        self.processes.get(&service).map(Child::id)
-    }
-
-    /// Memory that a service holds, in bytes.
-    ///
-    /// # Errors
-    /// When it does not run.
-    pub fn resident(&self, service: Service) -> anyhow::Result<u64> {
-        let pid = self.pid(service).context("the service does not run")?;
-        let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
-        let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).context("no size is told")?;
-        Ok(resident.trim().trim_end_matches("kB").trim().parse::<u64>()? * 1024)
-    }
-
     /// What a service logged so far.
     pub fn log(&self, service: Service) -> String {
         fs::read_to_string(self.log_path(service)).unwrap_or_default()
@@ -633,23 +377,6 @@ impl Drop for Mesh {
             let refused: Vec<_> = log.lines().filter(|line| line.contains(REFUSED)).collect();
             assert!(refused.is_empty(), "{} did what it may not do: {refused:#?}", service.name());
         }
-    }
-}
-
-/// Asks a process to stop and waits until it has.
-async fn end(service: Service, mut child: Child) -> anyhow::Result<i32> {
-    Command::new("kill").args(["-TERM", &child.id().to_string()]).status()?;
-    let deadline = tokio::time::Instant::now() + STOP;
-    loop {
-        if let Some(status) = child.try_wait()? {
-            return status.code().context("the service ended by a signal");
-        }
-        if tokio::time::Instant::now() >= deadline {
-            child.kill()?;
-            child.wait()?;
-            anyhow::bail!("{} did not stop within {STOP:?}", service.name());
-        }
-        tokio::time::sleep(wait::INTERVAL).await;
     }
 }
 
