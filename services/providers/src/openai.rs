@@ -1,16 +1,15 @@
 //! OpenAI's Chat Completions, streaming, and the many servers that are compatible with it: what they leave out is
-//! tolerated, and what they ask for besides is a [`Flavor`]. The wire format stands in this file and nowhere else; it
+//! tolerated, and what they ask for besides is a [`Flavor`]. The wire format stands in this module and nowhere else; it
 //! is documented at <https://platform.openai.com/docs/api-reference/chat/create>.
 
 mod details;
+mod errors;
+mod events;
 
-use std::{borrow::Cow, collections::VecDeque, sync::Arc};
+use std::{borrow::Cow, sync::Arc};
 
 use construct_domain::money::Usage;
-use construct_proto::{
-    mesh::v1::{FailureClass, model_completed::StopReason},
-    v1::VendorModel,
-};
+use construct_proto::v1::VendorModel;
 use futures::{
     FutureExt as _,
     future::BoxFuture,
@@ -21,12 +20,12 @@ use secrecy::ExposeSecret as _;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use self::details::Details;
+pub(crate) use self::errors::{failure, refused};
+use self::events::Wire;
 use crate::{
     check, embed,
-    failure::{Failure, class_of_status},
-    framing::{self, ServerSentEvents},
-    http::{Dialect, Endpoint, Http, LimitHeaders, class_by_words, plain_body},
+    failure::Failure,
+    http::{Endpoint, Http, LimitHeaders},
     transcript::{Media, Part, Role, Turn},
     vendor::{Chunk, Effort, Embed, Format, Request, Tool, ToolChoice, Vendor},
 };
@@ -60,7 +59,7 @@ impl Vendor for OpenAi {
                 None => post,
             }
         });
-        self.http.stream(post, Wire { tells_cost: self.flavor.tells_cost, ..Wire::default() })
+        self.http.stream(post, Wire::new(self.flavor.tells_cost))
     }
 
     fn embed(&self, request: Arc<Request>) -> BoxStream<'static, Result<Chunk, Failure>> {
@@ -159,7 +158,13 @@ fn get(http: &Http, endpoint: &Endpoint, path: &str) -> impl Future<Output = Res
         None => get,
     });
     let http = http.clone();
-    async move { http.json(get, |status, body| Wire::default().refused(status, body)).await }
+    async move { http.json(get, refused).await }
+}
+
+/// What a server says a call has cost, in dollars.
+fn pico_usd(dollars: f64) -> i64 {
+    // Whole dollars times 10^12 fit the type up to nine million; beyond, and for what is no number, the cast saturates.
+    (dollars.max(0.0) * 1e12).round() as i64
 }
 
 /// What is left of the vendor's limits, and of those of many servers that are compatible with it.
@@ -456,348 +461,6 @@ impl Kept {
             Thoughts::Never | Thoughts::WithCalls | Thoughts::WithEveryCall | Thoughts::Details => {}
         }
     }
-}
-
-#[derive(Deserialize)]
-struct Event {
-    /// Texts, but servers differ.
-    id: Option<Value>,
-    model: Option<Value>,
-    choices: Option<Vec<Choice>>,
-    usage: Option<WireUsage>,
-    error: Option<Value>,
-}
-
-#[derive(Deserialize)]
-struct Choice {
-    #[serde(default)]
-    delta: Option<Delta>,
-    finish_reason: Option<String>,
-}
-
-#[derive(Deserialize, Default)]
-struct Delta {
-    content: Option<Value>,
-    /// What is shown of the model's thinking; servers differ in its name.
-    reasoning_content: Option<Value>,
-    reasoning: Option<Value>,
-    reasoning_details: Option<Vec<Value>>,
-    refusal: Option<String>,
-    tool_calls: Option<Vec<ToolCall>>,
-}
-
-#[derive(Deserialize)]
-struct ToolCall {
-    index: Option<u32>,
-    id: Option<String>,
-    function: Option<Function>,
-}
-
-#[derive(Deserialize, Default)]
-struct Function {
-    name: Option<String>,
-    /// A string of JSON; some servers send the object itself.
-    arguments: Option<Value>,
-}
-
-#[derive(Deserialize)]
-struct WireUsage {
-    prompt_tokens: Option<i64>,
-    completion_tokens: Option<i64>,
-    total_tokens: Option<i64>,
-    prompt_tokens_details: Option<PromptDetails>,
-    /// DeepSeek's name for the cached part.
-    prompt_cache_hit_tokens: Option<i64>,
-    completion_tokens_details: Option<CompletionDetails>,
-    /// What it charges, in dollars; only some mean that by it.
-    cost: Option<Value>,
-}
-
-#[derive(Deserialize)]
-struct CompletionDetails {
-    reasoning_tokens: Option<i64>,
-}
-
-#[derive(Deserialize)]
-struct PromptDetails {
-    cached_tokens: Option<i64>,
-    cache_write_tokens: Option<i64>,
-}
-
-impl WireUsage {
-    /// In our terms each token is counted once: the vendor's prompt includes what was cached.
-    fn tokens(&self, tells_cost: bool) -> Usage {
-        let prompt = self.prompt_tokens.unwrap_or(0).max(0);
-        let completion = self.completion_tokens.unwrap_or(0).max(0);
-        let details = self.prompt_tokens_details.as_ref();
-        let cached = details.and_then(|details| details.cached_tokens);
-        let cached = cached.or(self.prompt_cache_hit_tokens).unwrap_or(0).clamp(0, prompt);
-        let written = details.and_then(|details| details.cache_write_tokens).unwrap_or(0).clamp(0, prompt - cached);
-        // xAI leaves reasoning out of the completion, but not out of the total nor out of the bill.
-        let beyond_prompt = self.total_tokens.map_or(0, |total| total.saturating_sub(prompt));
-        let output = completion.max(beyond_prompt);
-        let cost = self.cost.as_ref().filter(|_| tells_cost).and_then(Value::as_f64);
-        let thinking = self.completion_tokens_details.as_ref().and_then(|details| details.reasoning_tokens);
-        Usage {
-            input_tokens: prompt - cached - written,
-            output_tokens: output,
-            cache_read_tokens: cached,
-            cache_write_tokens: written,
-            thinking_tokens: thinking.unwrap_or(0).clamp(0, output),
-            cost_pico_usd: cost.map_or(0, pico_usd),
-        }
-    }
-}
-
-/// What a server says a call has cost, in dollars.
-fn pico_usd(dollars: f64) -> i64 {
-    // Whole dollars times 10^12 fit the type up to nine million; beyond, and for what is no number, the cast saturates.
-    (dollars.max(0.0) * 1e12).round() as i64
-}
-
-#[derive(Default)]
-struct Wire {
-    tells_cost: bool,
-    named: bool,
-    /// The calls so far; a call's place here is its slot.
-    calls: Vec<OpenCall>,
-    details: Details,
-    finished: bool,
-    refused: bool,
-    done: bool,
-}
-
-struct OpenCall {
-    /// The vendor's index, where it gives one.
-    index: Option<u32>,
-    id: String,
-}
-
-impl Dialect for Wire {
-    type Framing = ServerSentEvents;
-    const LIMITS: LimitHeaders = LIMITS;
-
-    fn read(&mut self, event: &framing::Event, chunks: &mut VecDeque<Chunk>) -> Result<(), Failure> {
-        if event.data.trim() == "[DONE]" {
-            self.done = true;
-            return Ok(());
-        }
-        let event: Event = serde_json::from_str(&event.data)
-            .map_err(|error| Failure::transient(format!("the stream holds an event that cannot be read: {error}")))?;
-        if let Some(error) = event.error.filter(|error| !error.is_null()) {
-            return Err(failure(None, &error));
-        }
-        // Some events before the answer's name nothing.
-        if let (false, Some(Value::String(model))) = (self.named, event.model)
-            && !model.is_empty()
-        {
-            self.named = true;
-            let id = event.id.as_ref().and_then(Value::as_str).unwrap_or_default().to_owned();
-            chunks.push_back(Chunk::Named { id, model });
-        }
-        // Only one answer is asked for.
-        if let Some(choice) = event.choices.into_iter().flatten().next() {
-            self.choice(choice, chunks)?;
-        }
-        if let Some(usage) = event.usage {
-            chunks.push_back(Chunk::Usage(usage.tokens(self.tells_cost)));
-        }
-        Ok(())
-    }
-
-    fn is_complete(&self) -> bool {
-        self.done
-    }
-
-    fn end(&mut self, chunks: &mut VecDeque<Chunk>) -> Result<(), Failure> {
-        // Some of them follow the calls they belong to, so that only now they are whole.
-        chunks.extend(self.details.take().map(Chunk::ThinkingData));
-        // Not every server says both; either makes an answer whole.
-        if self.finished || self.done {
-            return Ok(());
-        }
-        Err(Failure::transient("the vendor's stream ended before the answer was complete"))
-    }
-
-    fn refused(&self, status: u16, body: &[u8]) -> Failure {
-        refused(status, body)
-    }
-}
-
-impl Wire {
-    fn choice(&mut self, choice: Choice, chunks: &mut VecDeque<Chunk>) -> Result<(), Failure> {
-        let delta = choice.delta.unwrap_or_default();
-        let shown = delta.reasoning_details.map(|details| self.details.push(details)).unwrap_or_default();
-        match delta.reasoning_content.or(delta.reasoning) {
-            Some(Value::String(text)) if !text.is_empty() => chunks.push_back(Chunk::Thinking(text)),
-            // The list says the same again.
-            _ if !shown.is_empty() => chunks.push_back(Chunk::Thinking(shown)),
-            _ => {}
-        }
-        if let Some(Value::String(text)) = delta.content
-            && !text.is_empty()
-        {
-            chunks.push_back(Chunk::Text(text));
-        }
-        if let Some(text) = delta.refusal
-            && !text.is_empty()
-        {
-            self.refused = true;
-            chunks.push_back(Chunk::Text(text));
-        }
-        for call in delta.tool_calls.unwrap_or_default() {
-            self.call(call, chunks);
-        }
-        // Some servers say with every piece that there is none yet.
-        if let Some(reason) = choice.finish_reason.filter(|reason| !reason.is_empty()) {
-            if let Some(class) = broken_off(&reason) {
-                return Err(Failure::new(class, format!("the vendor broke the answer off ({reason})")));
-            }
-            self.finished = true;
-            chunks.push_back(Chunk::Stop(if self.refused { StopReason::Refused } else { stop_reason(&reason) }));
-        }
-        Ok(())
-    }
-
-    fn call(&mut self, call: ToolCall, chunks: &mut VecDeque<Chunk>) {
-        let function = call.function.unwrap_or_default();
-        let id = call.id.unwrap_or_default();
-        let slot = match self.slot_of(call.index, &id, function.name.as_deref()) {
-            Some(slot) => slot,
-            None => {
-                self.calls.push(OpenCall { index: call.index, id: id.clone() });
-                let slot = self.calls.len() - 1;
-                chunks.push_back(Chunk::Call { slot: number(slot), id, name: function.name.unwrap_or_default() });
-                slot
-            }
-        };
-        let json = match function.arguments {
-            Some(Value::String(json)) => json,
-            Some(Value::Null) | None => String::new(),
-            Some(object) => object.to_string(),
-        };
-        if !json.is_empty() {
-            chunks.push_back(Chunk::Arguments { slot: number(slot), json });
-        }
-    }
-
-    /// Which call a piece belongs to; none when it begins a new one. The index says it where there is one; else an
-    /// id not seen yet, or a name without id, begins a call.
-    fn slot_of(&self, index: Option<u32>, id: &str, name: Option<&str>) -> Option<usize> {
-        if index.is_some() {
-            let at = self.calls.iter().rposition(|call| call.index == index)?;
-            // Some servers give every call the index 0 but an id of its own.
-            return (id.is_empty() || self.calls[at].id.is_empty() || self.calls[at].id == id).then_some(at);
-        }
-        if !id.is_empty() {
-            return self.calls.iter().position(|call| call.id == id);
-        }
-        if name.is_some_and(|name| !name.is_empty()) { None } else { self.calls.len().checked_sub(1) }
-    }
-}
-
-fn number(slot: usize) -> u32 {
-    u32::try_from(slot).unwrap_or(u32::MAX)
-}
-
-/// Reasons for which an answer ends that is none: DeepSeek's when it has too much to do, and OpenRouter's when who answered has failed.
-fn broken_off(reason: &str) -> Option<FailureClass> {
-    match reason {
-        "insufficient_system_resource" => Some(FailureClass::Overloaded),
-        "error" => Some(FailureClass::Transient),
-        _ => None,
-    }
-}
-
-fn stop_reason(reason: &str) -> StopReason {
-    match reason {
-        "tool_calls" | "function_call" => StopReason::ToolUse,
-        "length" => StopReason::MaxTokens,
-        "content_filter" => StopReason::Refused,
-        _ => StopReason::EndTurn,
-    }
-}
-
-/// What a status other than 2xx, or a body that is not a stream, means.
-pub(crate) fn refused(status: u16, body: &[u8]) -> Failure {
-    match serde_json::from_slice::<Value>(body) {
-        // Some servers send the error bare, some in a list.
-        Ok(Value::Object(body)) if body.get("error").is_some_and(|error| !error.is_null()) => {
-            failure(Some(status), &body["error"])
-        }
-        Ok(Value::Array(list)) if list.first().is_some_and(|first| first.get("error").is_some()) => {
-            failure(Some(status), &list[0]["error"])
-        }
-        Ok(body) if body["message"].is_string() => failure(Some(status), &body),
-        Ok(_) | Err(_) => Failure::new(class_of_status(status), plain_body(status, body)),
-    }
-}
-
-/// By its words: what a request is said to have wrong, where its status says no more than that.
-const WRONG: &[(FailureClass, &[&str])] = &[
-    (
-        FailureClass::ContextTooLong,
-        &["maximum context length", "context length", "context window", "prompt is too long", "maximum prompt length"],
-    ),
-    (FailureClass::ContentRefused, REFUSED),
-    // xAI says so with status 400, in some places with its text escaped as in an address.
-    (FailureClass::Authentication, &["incorrect api key", "incorrect%20api%20key", "invalid api key"]),
-    (FailureClass::RateLimited, &["rate limit"]),
-];
-/// How these vendors say that content is refused. OpenRouter and xAI do so with status 403, which is else that of a key that may not.
-const REFUSED: &[&str] = &[
-    "content policy",
-    "content management policy",
-    "flagged as",
-    "input was flagged",
-    "prompt was flagged",
-    "requires moderation",
-    "violates usage guidelines",
-    "content exists risk",
-];
-/// What is too much and does not pass: xAI's account is empty.
-const TOO_MUCH: &[(FailureClass, &[&str])] =
-    &[(FailureClass::Authentication, &["used all available credits", "monthly spending limit"])];
-
-/// Classifies the vendor's error: `code` and `type` are its own words, or (OpenRouter) the status of the vendor behind.
-pub(crate) fn failure(status: Option<u16>, error: &Value) -> Failure {
-    let text = |key: &str| error[key].as_str().unwrap_or_default();
-    let message = match error {
-        Value::String(message) => message.as_str(),
-        _ => text("message"),
-    };
-    let behind = error["code"].as_u64().and_then(|code| u16::try_from(code).ok()).filter(|code| *code >= 400);
-    let class = match (text("code"), text("type")) {
-        ("context_length_exceeded" | "string_above_max_length", _) | (_, "exceed_context_size_error") => {
-            Some(FailureClass::ContextTooLong)
-        }
-        ("content_policy_violation" | "content_filter", _) => Some(FailureClass::ContentRefused),
-        // OpenRouter's moderation says so with the status of a key that may not.
-        _ if ["reasons", "flagged_input"].iter().any(|name| !error["metadata"][name].is_null()) => {
-            Some(FailureClass::ContentRefused)
-        }
-        // No pause helps against an empty account.
-        ("insufficient_quota" | "billing_hard_limit_reached" | "invalid_api_key", _) | (_, "insufficient_quota") => {
-            Some(FailureClass::Authentication)
-        }
-        ("rate_limit_exceeded", _) => Some(FailureClass::RateLimited),
-        ("server_error", _) | (_, "server_error" | "internal_server_error") => Some(FailureClass::Transient),
-        (_, "overloaded_error") => Some(FailureClass::Overloaded),
-        _ => None,
-    };
-    let status = status.filter(|status| *status >= 400).or(behind);
-    let by_status = status.map(class_of_status);
-    let class = class
-        .or_else(|| match (status, by_status) {
-            (_, None | Some(FailureClass::InvalidRequest)) => class_by_words(message, WRONG),
-            (Some(403), _) => class_by_words(message, &[(FailureClass::ContentRefused, REFUSED)]),
-            (Some(429), _) => class_by_words(message, TOO_MUCH),
-            _ => None,
-        })
-        .or(by_status)
-        // An error of a kind we don't know inside a stream that had begun well is the vendor's.
-        .unwrap_or(FailureClass::Transient);
-    Failure::new(class, if message.is_empty() { "the vendor reported an error without a reason" } else { message })
 }
 
 #[cfg(test)]

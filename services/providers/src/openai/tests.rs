@@ -1,12 +1,12 @@
 use construct_proto::{
-    mesh::v1::ChatMessage,
+    mesh::v1::{ChatMessage, FailureClass, model_completed::StopReason},
     v1::{self, CodeInterpreterCall, CodeInterpreterResult, MessageSource, ModelParameters, ModelProviderType, Text},
 };
 use construct_tests::vendor::{VendorServer, openai as recorded};
 use futures::TryStreamExt as _;
 use v1::block::Block as Piece;
 
-use super::*;
+use super::{events::WireUsage, *};
 use crate::{
     answer::{Answer, Completed},
     call::tests::{EAGER, command, run},
@@ -350,7 +350,7 @@ fn errors_are_classified_by_the_vendors_own_words() {
         (500, json!({"error": {"type": "server_error", "message": "no"}}), FailureClass::Transient),
         (503, json!({"message": "busy"}), FailureClass::Overloaded),
     ] {
-        let failure = Wire::default().refused(status, body.to_string().as_bytes());
+        let failure = refused(status, body.to_string().as_bytes());
         assert_eq!(failure.class, class, "{status} {body}");
         assert!(!failure.message.is_empty());
     }
