@@ -492,13 +492,7 @@ fn causes(error: &dyn std::error::Error) -> String {
 
 fn opened(delivery: u32, round: u32, storage: &str) -> JournalOpened {
     let seed = [uuid::Uuid::now_v7(), uuid::Uuid::now_v7()].iter().flat_map(|uuid| *uuid.as_bytes()).collect();
-    JournalOpened {
-        delivery,
-        seed,
-        clock_micros: Timestamp::now().as_microsecond(),
-        round,
-        storage: storage.to_owned(),
-    }
+    JournalOpened { delivery, seed, clock_micros: clock::now().as_microsecond(), round, storage: storage.to_owned() }
 }
 
 #[cfg(test)]

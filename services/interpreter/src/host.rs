@@ -1,6 +1,7 @@
 //! What one script can reach: the tools of its task, each call journaled, counted and told to whoever watches.
 
 mod called;
+mod errors;
 mod kept;
 
 use std::{
@@ -23,9 +24,10 @@ use construct_proto::{
     mesh::v1::{ApprovalDecision, AskedCall, AwaitedCall, JournalCompleted, JournalStarted, StepRef},
     v1::{self, event::Payload},
 };
+use construct_runtime::clock;
 use futures::future::BoxFuture;
 use jiff::Timestamp;
-use serde_json::{Value, json};
+use serde_json::Value;
 use sha2::{Digest as _, Sha256};
 use tokio_util::sync::CancellationToken;
 use tracing::{Instrument as _, field::Empty};
@@ -42,10 +44,6 @@ pub(crate) use kept::Kept;
 
 /// How timers appear in the journal.
 pub(crate) const TIMER: &str = "setTimeout";
-/// The name of the error that a call ends with of which nobody knows whether it was done.
-const OUTCOME_UNKNOWN: &str = "OutcomeUnknown";
-/// The name of the error that a call ends with for which the journal has no room.
-const JOURNAL_LIMIT: &str = "JournalLimitExceeded";
 /// How much of arguments and results is shown to those who watch, in bytes.
 const SHOWN: usize = 4096;
 /// Of how many calls (and timers) of a script that much is kept, beside what the model is told of it. How much of one script is kept in all is
@@ -53,9 +51,6 @@ const SHOWN: usize = 4096;
 const KEPT_CALLS: u32 = 64;
 /// How soon it is asked again how subtasks are that a script waits for while it does something else.
 const LOOK_AGAIN: Duration = Duration::from_secs(1);
-/// How long the canonical arguments of a call can be that a person is asked about, in bytes of JSON. Longer ones can be shown in part only, and
-/// nobody can approve of what they have not seen.
-const ASKED: usize = 64 * 1024;
 
 /// Why a script cannot go on, through no fault of its own.
 #[derive(Debug, thiserror::Error)]
@@ -279,18 +274,20 @@ impl<'a> ScriptHost<'a> {
                 return result;
             }
             Some(Past::Started(_)) if !repeatable => {
-                let unknown = outcome_unknown(&call.name);
+                let unknown = errors::outcome_unknown(&call.name);
                 return self.complete(&call, hash, Err(unknown), Duration::ZERO).await;
             }
             Some(Past::Started(_)) | None => {}
         }
         if self.shared.handed_off.load(Relaxed) {
             self.tell_called(&call, &arguments).await;
-            return self.complete(&call, hash, Err(handed_off(&call.name)), Duration::ZERO).await;
+            return self.complete(&call, hash, Err(errors::handed_off(&call.name)), Duration::ZERO).await;
         }
         if self.shared.kept.is_full() {
             self.tell_called(&call, &arguments).await;
-            return self.complete(&call, hash, Err(not_made(&call.name, &self.shared.kept)), Duration::ZERO).await;
+            return self
+                .complete(&call, hash, Err(errors::not_made(&call.name, &self.shared.kept)), Duration::ZERO)
+                .await;
         }
         if let Err(refused) = self.permit(&call, &environment).await {
             self.tell_called(&call, &arguments).await;
@@ -419,17 +416,17 @@ impl<'a> ScriptHost<'a> {
         let decision = decision.filter(|decision| decision.arguments_hash == arguments_hash);
         // Whatever the rules say by now, a person has said no.
         if let Some(rejected_by) = decision.filter(|decision| !decision.approved) {
-            return Err(rejected(&call.name, rejected_by));
+            return Err(errors::rejected(&call.name, rejected_by));
         }
         match verdict.action {
             Action::Allow => return Ok(()),
-            Action::Deny => return Err(denied(&call.name, &verdict.reason)),
+            Action::Deny => return Err(errors::denied(&call.name, &verdict.reason)),
             Action::Ask if decision.is_some() => return Ok(()),
             Action::Ask => {}
         }
         let arguments = arguments.to_string();
-        if arguments.len() > ASKED {
-            return Err(too_large_to_ask(&call.name, arguments.len()));
+        if arguments.len() > errors::ASKED {
+            return Err(errors::too_large_to_ask(&call.name, arguments.len()));
         }
         let asked = AskedCall {
             script: self.script,
@@ -474,7 +471,7 @@ impl<'a> ScriptHost<'a> {
         // What a script has set for commands is set again from what is kept.
         let must = tool.is_some_and(|tool| tool.effect == Effect::Write);
         if !self.shared.kept.takes(&json, must) {
-            result = Err(left_out(&call.name, json.len(), &self.shared.kept));
+            result = Err(errors::left_out(&call.name, json.len(), &self.shared.kept));
             json = written(&result);
             self.shared.kept.takes(&json, true);
         }
@@ -495,7 +492,7 @@ impl<'a> ScriptHost<'a> {
             succeeded,
             result: json,
             duration_micros: micros(took),
-            clock_micros: Timestamp::now().as_microsecond(),
+            clock_micros: clock::now().as_microsecond(),
         };
         let end = call_end(&completed);
         if self.shared.journal.completed((self.script, call.number), completed).await.is_err() {
@@ -565,7 +562,7 @@ impl Host for ScriptHost<'_> {
                 arguments_hash: hash,
                 succeeded: true,
                 duration_micros: micros(duration),
-                clock_micros: Timestamp::now().as_microsecond(),
+                clock_micros: clock::now().as_microsecond(),
                 ..JournalCompleted::default()
             };
             if self.shared.journal.completed((self.script, number), completed).await.is_err() {
@@ -644,72 +641,9 @@ fn diverged(number: u32, past: &Past, name: &str, hash: &[u8]) -> Option<Broken>
 fn call_end(completed: &JournalCompleted) -> CallEnd {
     CallEnd {
         succeeded: completed.succeeded,
-        is_unknown: !completed.succeeded && decode(completed).is_err_and(|error| error.name == OUTCOME_UNKNOWN),
+        is_unknown: !completed.succeeded && decode(completed).is_err_and(|error| error.name == errors::OUTCOME_UNKNOWN),
         duration_micros: completed.duration_micros,
     }
-}
-
-fn denied(tool: &str, reason: &str) -> ToolError {
-    let because = if reason.is_empty() { String::new() } else { format!(": {reason}") };
-    let message = format!("the policy does not let scripts make this call of {tool}{because}. Go on without it.");
-    ToolError::new("PolicyDenied", message)
-}
-
-fn rejected(tool: &str, decision: &ApprovalDecision) -> ToolError {
-    let words = if decision.words.is_empty() { String::new() } else { format!(": {}", decision.words) };
-    let message = if decision.decided_by.is_empty() {
-        format!("this call of {tool} needs a person's approval and did not get it{words}. Nothing of it happened.")
-    } else {
-        format!("a person did not approve this call of {tool}{words}. Nothing of it happened.")
-    };
-    ToolError::new("ApprovalRejected", message)
-}
-
-/// Nobody is asked about a call that cannot be shown whole.
-fn too_large_to_ask(tool: &str, size: usize) -> ToolError {
-    let message = format!(
-        "this call of {tool} needs a person's approval, and its arguments of {size} bytes are more than the {} KiB that a person can be shown, \
-         so nobody was asked. Nothing of it happened. Make calls with shorter arguments, each of which is asked about.",
-        ASKED >> 10
-    );
-    let details = Some(json!({"size": size, "limit": ASKED}));
-    ToolError { details, ..ToolError::new("ApprovalTooLarge", message) }
-}
-
-fn outcome_unknown(tool: &str) -> ToolError {
-    ToolError::new(
-        OUTCOME_UNKNOWN,
-        format!(
-            "the service stopped while {tool} was under way: it may or may not have happened, and was not repeated. Look at \
-             the state of things before you decide whether to do it again."
-        ),
-    )
-}
-
-/// What is called after the conversation was handed over.
-fn handed_off(name: &str) -> ToolError {
-    let words = "this conversation has been handed to another agent, so nothing more can be called: end the script";
-    ToolError::new("HandedOff", format!("{name}: {words}"))
-}
-
-/// What is called when the journal holds as much as it may.
-fn not_made(name: &str, kept: &Kept) -> ToolError {
-    let message = format!(
-        "{name} was not made: what the calls of these scripts have given comes to {} MiB, and no more is kept. End the script, and go \
-         on in another message with calls that give less.",
-        kept.limit() >> 20
-    );
-    ToolError::new(JOURNAL_LIMIT, message)
-}
-
-/// A call was made whose result no longer fits.
-fn left_out(name: &str, size: usize, kept: &Kept) -> ToolError {
-    let message = format!(
-        "{name} was made, but its result of {size} bytes is left out: together with what the calls of these scripts have given \
-         before it is more than {} MiB. What the call did stands; of what only reads, ask for less, or go on in another message.",
-        kept.limit() >> 20
-    );
-    ToolError::new(JOURNAL_LIMIT, message)
 }
 
 /// Takes the secrets out of what a call has given.
