@@ -246,6 +246,16 @@ async fn calls_outside_of_turns_are_asked_about_and_booked_once() {
     let (spec, status) = (budgets[0].spec.clone().unwrap(), budgets[0].status.clone().unwrap());
     assert_eq!((spec.token_id.as_str(), spec.limit_pico_usd), ("token-1", 2 * DOLLAR));
     assert_eq!((status.spent_pico_usd, status.reserved_pico_usd), (DOLLAR, 0));
+
+    // What cannot be booked is not lost.
+    let broken = mesh::SpendingReport { call_id: Uuid::now_v7().to_string(), model_id: "none".into(), ..report };
+    bus.publish(&address, &broken).await.unwrap();
+    let letter = until("the report to be put aside", PATIENCE, async || {
+        mesh.bus().await.dead_letters(0, 10).await.unwrap().pop().ok_or("there is none")
+    })
+    .await;
+    assert_eq!(mesh::SpendingReport::decode(letter.letter.payload.as_slice()).unwrap(), broken);
+    assert!(letter.letter.reason.contains("cannot be understood") && letter.check().is_ok(), "{letter:?}");
 }
 
 #[tokio::test]
@@ -299,11 +309,14 @@ async fn calls_of_two_workers_for_one_step_are_both_booked_and_each_once() {
             break result;
         }
     };
-    assert_eq!(result.delivery, 1);
-    // A worker that was taken for dead, and another one; the result of each may come twice.
     let address = subject::TaskResult::new(conversation.id().parse().unwrap());
-    for (delivery, calls) in [(1, 1), (2, 2), (2, 2), (1, 2), (3, 3)] {
-        bus.publish(&address, &mesh::StepResult { delivery, ..result.clone() }).await.unwrap();
+    let (own, other, none) = (result.call_id.clone(), Uuid::now_v7().to_string(), String::new());
+    // A worker that was taken for dead, and another one; the result of each may come twice. Workers of the version before tell deliveries apart only.
+    for (call_id, delivery, calls) in
+        [(&own, 1, 1), (&other, 1, 2), (&other, 1, 2), (&own, 1, 2), (&none, 1, 3), (&none, 2, 4), (&none, 1, 4)]
+    {
+        let call_id = call_id.clone();
+        bus.publish(&address, &mesh::StepResult { call_id, delivery, ..result.clone() }).await.unwrap();
         until("the call to be booked", PATIENCE, async || match cost(&conversation.task().await.unwrap()) {
             booked if booked == calls * each => Ok(()),
             booked => Err(booked),

@@ -213,6 +213,8 @@ fn reconciler(rules: Rules) -> Rules {
         .stores::<CodeExecute>()
         .stores::<Journal>()
         .stores::<TaskEvent>()
+        // Reports that cannot be booked are put aside whole.
+        .reads(Stream::Spending)
         // Commands that gave way to others, results that wait, journals that are over.
         .reads(Stream::Task)
         // What NATS cannot read any more is in the way of what comes after it.

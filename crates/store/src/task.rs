@@ -161,7 +161,7 @@ pub struct TaskFilter {
 }
 
 /// A row as both sides read it. `queued_count` is read by one side only; `queued`, `queued_interrupts`, `queued_tokens`, `approvals`,
-/// `retry`, `subtasks`, `ended` and `spending` by the other.
+/// `subtasks`, `ended` and `spending` by the other.
 struct Row {
     id: Uuid,
     organization_id: Uuid,
@@ -392,7 +392,12 @@ macro_rules! select_counted {
     ([$($tail:literal)+], $($argument:expr),* $(,)?) => {
         crate::task::select!(
             [r#"(SELECT count(*) FROM messages q WHERE q.task_id = t.id AND q.position IS NULL AND q.processed_at IS NULL)
-                    AS "queued_count!", NULL::uuid AS queued, false AS "queued_interrupts!", 0::bigint AS "queued_tokens!", NULL::uuid AS retry, NULL::jsonb AS approvals, NULL::jsonb AS spending, NULL::jsonb AS subtasks,
+                    AS "queued_count!", NULL::uuid AS queued, false AS "queued_interrupts!", 0::bigint AS "queued_tokens!",
+                    CASE WHEN t.retry_intent > t.intents_seen THEN (
+                        SELECT r.id FROM messages r
+                        WHERE r.task_id = t.id AND r.source = 'user' AND r.position IS NOT NULL AND r.superseded_at IS NULL
+                        ORDER BY r.position DESC LIMIT 1
+                    ) END AS retry, NULL::jsonb AS approvals, NULL::jsonb AS spending, NULL::jsonb AS subtasks,
                     NULL::jsonb AS ended,
                     ARRAY(SELECT c.id FROM tasks c WHERE c.parent_id = t.id AND c.deleted_at IS NULL ORDER BY c.created_at, c.id)
                     AS children"#],

@@ -1,5 +1,4 @@
-//! The ledger: what each model call used, once, however often its result is delivered. A step's command that was delivered to two workers may
-//! be two calls.
+//! The ledger: what each model call used, once, however often its result is delivered. A step whose command two workers had may be two calls.
 
 use jiff::Timestamp;
 use serde::Serialize;
@@ -36,23 +35,15 @@ impl Purpose {
 pub struct StepUsage {
     /// The step.
     pub step: StepId,
-    /// Which delivery of its command it is that used this. Each is counted once: when a worker was taken for dead and was not, two have called
-    /// the vendor.
-    pub delivery: u32,
+    /// By what this is known in the ledger, where it is counted once. When a worker was taken for dead and was not, or a command was sent again,
+    /// two have called the vendor for one step, each with an id of its own.
+    pub call: Uuid,
     /// The model that was called.
     pub model: ModelId,
     /// What for.
     pub purpose: Purpose,
     /// How much.
     pub usage: Usage,
-}
-
-impl StepUsage {
-    /// By what it is known in the ledger: the step, and for later deliveries an id that follows from both.
-    pub(crate) fn call(&self) -> Uuid {
-        // The low bits of a step's id are random.
-        Uuid::from_u128(self.step.uuid().as_u128() ^ u128::from(self.delivery.saturating_sub(1)))
-    }
 }
 
 /// A row of the ledger as a statement reads it from JSON.
@@ -67,12 +58,7 @@ pub(crate) struct LedgerRow {
 
 impl From<&StepUsage> for LedgerRow {
     fn from(entry: &StepUsage) -> Self {
-        Self {
-            step_id: entry.call(),
-            model_id: entry.model.uuid(),
-            purpose: entry.purpose.as_str(),
-            usage: entry.usage,
-        }
+        Self { step_id: entry.call, model_id: entry.model.uuid(), purpose: entry.purpose.as_str(), usage: entry.usage }
     }
 }
 
@@ -111,7 +97,7 @@ impl Store {
         now: Timestamp,
     ) -> Result<bool, Error> {
         let booking = Booking {
-            call: entry.call(),
+            call: entry.call,
             organization,
             task: Some(task),
             agent,

@@ -170,6 +170,10 @@ fn wait(task: &StoredTask, model: Option<&str>, asked: &[StoredApproval], comman
             };
             unseen(task, format!("the reconciler, to {what}"))
         }
+        (None, _) if state.retry.is_some() => {
+            let words = "the reconciler, to try once more the turn that has failed: a person asked for it";
+            unseen(task, words.to_owned())
+        }
         (None, _) if task.queued_count > 0 => {
             let count = task.queued_count;
             let messages = if count == 1 {
@@ -246,11 +250,15 @@ fn suspended(task: &StoredTask) -> Wait {
         1 => "; 1 message waits meanwhile".to_owned(),
         count => format!("; {count} messages wait meanwhile"),
     };
+    // What its script waits for is kept for so long.
+    let parked = task.state.step.as_ref().filter(|step| matches!(step.state, StepState::Parked { .. }));
+    let until = parked.map(Step::approvals_expire);
+    let script = if until.is_some() { "; its script is put away until then, and ended at the deadline" } else { "" };
     Wait {
-        words: format!("a person to resume it{queued}"),
+        words: format!("a person to resume it{queued}{script}"),
         since: task.phase_since,
-        deadline: None,
-        next: None,
+        deadline: until,
+        next: until.map(|until| task.state.next_wake.unwrap_or(until)),
         released_by: "a person, by resuming the task".to_owned(),
     }
 }

@@ -224,7 +224,7 @@ impl TaskService for Api {
             Err(error) => return Err(status::of_store(error)),
         };
         let asked = match task.state.phase {
-            Phase::AwaitApproval => {
+            Phase::AwaitApproval | Phase::Suspended => {
                 let filter = ApprovalFilter { task: Some(id), state: Some(ApprovalState::Pending), tree: None };
                 let order = Order { key: Key::CreatedAt, descending: false };
                 let page = Page { limit: explain::APPROVALS, order, after: None };

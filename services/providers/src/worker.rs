@@ -18,6 +18,7 @@ use jiff::Timestamp;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::Instrument as _;
+use uuid::Uuid;
 
 use crate::{
     attached::Attached,
@@ -180,7 +181,8 @@ impl Worker {
             }
         };
         let (outcome, usage) = (Some(outcome), Some(usage_to_proto(usage)));
-        (Some(StepResult { step: Some(step), delivery, outcome, usage, model_id }), live)
+        let call_id = Uuid::now_v7().to_string();
+        (Some(StepResult { step: Some(step), delivery, outcome, usage, model_id, call_id }), live)
     }
 
     fn prepare(&self, command: &ModelInvoke, step: &StepRef, delivery: u32) -> Result<Prepared, Failure> {

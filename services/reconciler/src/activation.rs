@@ -27,7 +27,7 @@ use tracing::Instrument as _;
 use uuid::Uuid;
 
 use report::{Report, step_usage, title};
-use steps::may_have_been_sent;
+use steps::{Standing, may_have_been_sent};
 
 use crate::{
     announce::Announcer,
@@ -71,6 +71,17 @@ pub(crate) enum Next {
     Gone,
 }
 
+/// What an actor remembers of its task from one activation to the next. Nothing depends on it.
+#[derive(Debug, Default)]
+pub(crate) struct Memory {
+    /// The task as the last activation left it. Held as long as the actor is, which is not long without anything to do.
+    pub(crate) known: Option<Box<LoadedTask>>,
+    /// Where the trace of the task's turn was last gone on with.
+    pub(crate) turn: Context,
+    /// The result that was seen to wait in its queue.
+    standing: Standing,
+}
+
 /// A decision that is committed.
 struct Decided {
     decision: Decision,
@@ -84,22 +95,21 @@ impl Activator {
     /// Looks at the task, with what a worker reported if it is about that. On `Err` nothing that was reported is lost:
     /// the message it came in is not acknowledged and comes again.
     ///
-    /// `known` is the task as the activation before left it, and is replaced by how this one leaves it. A result is decided about from that: what
-    /// has changed meanwhile is noticed by the commit. Whoever only says that something is new makes the task be loaded. `turn` is where the
-    /// trace of the task's turn was last gone on with.
+    /// A result is decided about from the task as the activation before left it ([`Memory::known`]): what has changed meanwhile is noticed by the
+    /// commit. Whoever only says that something is new makes the task be loaded.
     #[tracing::instrument(name = "reconciler.task.activate", skip_all, fields(task = %task))]
     pub(crate) async fn activate(
         self: &Arc<Self>,
         task: TaskId,
         result: Option<mesh::StepResult>,
-        known: &mut Option<Box<LoadedTask>>,
-        turn: &mut Context,
+        memory: &mut Memory,
     ) -> Result<Next, Error> {
-        let mut remembered = known.take().filter(|_| result.is_some());
+        let mut remembered = memory.known.take().filter(|_| result.is_some());
         let mut report = match result.map(Report::read).transpose() {
             Ok(report) => report,
             Err(error) => {
-                tracing::error!(%error, "a worker's result is dropped; the step's deadline will end it");
+                // That it names one is checked where it is received.
+                tracing::error!(%error, "a worker's result is dropped: it is about no step");
                 None
             }
         };
@@ -125,7 +135,7 @@ impl Activator {
             if report.is_none() {
                 report = self.untaken(&loaded).await.map(|result| Report::of(result, &loaded.task));
             }
-            let span = trace::of_turn(&loaded, turn);
+            let span = trace::of_turn(&loaded, &mut memory.turn);
             let decided = self.decide(&loaded, report.as_ref()).instrument(span.clone()).await;
             let Decided { decision, committed, material } = match decided {
                 Err(Error::Conflict) if conflicts < MAX_CONFLICTS => {
@@ -134,7 +144,6 @@ impl Activator {
                 }
                 done => done?,
             };
-            self.store.subtasks_seen(&loaded).await?;
             // Only a worker says what scripts gave; it has acknowledged its command, or is about to.
             let reported = report.take().is_some_and(|report| matches!(report.result.outcome, Outcome::Code(_)));
             let nothing = Material::default();
@@ -151,12 +160,14 @@ impl Activator {
                     Err(_) => &nothing,
                 };
                 // What cannot be carried out is a result of the step like any other.
-                let failed =
-                    self.perform(&loaded, &decision.task, effect, material, reported).instrument(span.clone()).await;
+                let performed = self.perform(&loaded, &decision.task, effect, material, reported, &mut memory.standing);
+                let failed = performed.instrument(span.clone()).await;
                 report = failed.map(|result| Report::of(result, &decision.task)).or(report);
             }
             // Only now: what its places say of a call that is stopped, nothing else does.
             self.window.settle(&decision.task, &command::pool(&loaded), clock::now());
+            // What fails from here on is found again when the task is looked at again; what an effect ends would not be.
+            self.store.subtasks_seen(&loaded).await?;
             material?;
             let next_wake = committed.as_ref().map_or(decision.task.next_wake, |committed| committed.next_wake);
             let again = committed.as_ref().is_some_and(|committed| committed.has_new_intents);
@@ -168,7 +179,7 @@ impl Activator {
                 None => Some(Next::Idle),
             };
             if let Some(next) = next {
-                *known = left;
+                memory.known = left;
                 return Ok(next);
             }
             remembered = left;
@@ -210,8 +221,8 @@ impl Activator {
         let now = Timestamp::from_microsecond(clock::now().as_microsecond()).unwrap_or(Timestamp::UNIX_EPOCH);
         let event = report.map_or(Event::Wake, |report| Event::Result(report.result.clone()));
         let decide = |task: &Task| match exhausted {
-            None => decide::decide(task, loaded.queued, event.clone(), now, fresh()),
-            Some(words) => decide::decide_without_money(task, loaded.queued, event.clone(), now, fresh(), words),
+            None => decide::decide(task, loaded.queued, event.clone(), now, fresh(now)),
+            Some(words) => decide::decide_without_money(task, loaded.queued, event.clone(), now, fresh(now), words),
         };
         let mut task = loaded.task.clone();
         compaction::complete(&mut task.context, self.catalogue.known_bytes(&command::pool(loaded), &loaded.workspace));
@@ -465,6 +476,7 @@ impl Activator {
         effect: &Effect,
         material: &Material,
         reported: bool,
+        standing: &mut Standing,
     ) -> Option<StepResult> {
         let task = loaded.task.id;
         let failed = |step: StepId, error: command::Error| {
@@ -475,7 +487,7 @@ impl Activator {
         let model = subject::ModelInvoke::new(subject::Pool::model_default(), task);
         match effect {
             Effect::InvokeModel(step) | Effect::Compact(step) | Effect::ExecuteCode(step)
-                if self.result_waits(effect, step, task).await =>
+                if self.result_waits(effect, step, task, standing).await =>
             {
                 None
             }
@@ -652,9 +664,16 @@ fn tool_uses(decision: &Decision) -> BTreeMap<String, i64> {
     uses
 }
 
-fn fresh() -> Fresh {
+/// What is new in a decision. The time in a step's id is compared with that since which journals are kept, so it is not by this machine's clock (ADR 40).
+fn fresh(now: Timestamp) -> Fresh {
+    let (seconds, nanos) = (now.as_second(), now.subsec_nanosecond());
+    let time = uuid::Timestamp::from_unix(
+        uuid::NoContext,
+        u64::try_from(seconds).unwrap_or_default(),
+        u32::try_from(nanos).unwrap_or_default(),
+    );
     Fresh {
-        step: StepId::from_uuid(Uuid::now_v7()),
+        step: StepId::from_uuid(Uuid::new_v7(time)),
         title_step: StepId::from_uuid(Uuid::now_v7()),
         messages: [MessageId::from_uuid(Uuid::now_v7()), MessageId::from_uuid(Uuid::now_v7())],
         // The low bits of a version 7 UUID are random.

@@ -9,14 +9,13 @@ use construct_bus::Receipt;
 use construct_domain::{OrganizationId, TaskId};
 use construct_proto::mesh::v1::StepResult;
 use construct_runtime::{clock, telemetry::Chain};
-use construct_store::LoadedTask;
 use opentelemetry::Context;
 use ractor::{Actor, ActorProcessingErr, ActorRef};
 use tokio::{sync::watch, task::AbortHandle};
 use tracing_opentelemetry::OpenTelemetrySpanExt as _;
 
 use crate::{
-    activation::{Activator, Next},
+    activation::{Activator, Memory, Next},
     metrics,
     share::Share,
     slots::Slots,
@@ -82,10 +81,7 @@ pub(crate) struct State {
     failures: u32,
     /// What was asked for before the look that failed last: what came later it may not have seen.
     intents: Option<i64>,
-    /// The task as the last activation left it. Held as long as the actor is, which is not long without anything to do.
-    known: Option<Box<LoadedTask>>,
-    /// Where the trace of the task's turn was last gone on with.
-    turn: Context,
+    memory: Memory,
 }
 
 pub(crate) struct TaskActor;
@@ -96,7 +92,7 @@ impl Actor for TaskActor {
     type Arguments = Args;
 
     async fn pre_start(&self, _: ActorRef<Msg>, args: Args) -> Result<State, ActorProcessingErr> {
-        Ok(State { args, taken: 0, timer: None, failures: 0, intents: None, known: None, turn: Context::new() })
+        Ok(State { args, taken: 0, timer: None, failures: 0, intents: None, memory: Memory::default() })
     }
 
     async fn handle(&self, myself: ActorRef<Msg>, message: Msg, state: &mut State) -> Result<(), ActorProcessingErr> {
@@ -111,7 +107,7 @@ impl Actor for TaskActor {
                 Some(state.look(Some((*result, *receipt)), &trace).await)
             }
             Msg::Timer if state.is_ours() => {
-                let trace = state.turn.clone();
+                let trace = state.memory.turn.clone();
                 Some(state.look(None, &trace).await)
             }
             Msg::Timer | Msg::Linger => {
@@ -200,7 +196,7 @@ impl State {
             }
         };
         let activation = tracing::Instrument::instrument(
-            Box::pin(args.activator.activate(args.task, result, &mut self.known, &mut self.turn)),
+            Box::pin(args.activator.activate(args.task, result, &mut self.memory)),
             span,
         );
         let began = Instant::now();

@@ -19,11 +19,21 @@ use construct_wire::convert::{to_block, to_code_result, to_time, to_usage};
 #[error("a step result is not valid: {0}")]
 pub(crate) struct Invalid(&'static str);
 
-/// A worker's result with what it cost.
+/// A worker's result with what it cost. One whose outcome cannot be understood, such as that of a newer version of a worker, is a failure: left
+/// out, its step would be begun again and again, and what it cost be booked by nobody.
 pub(crate) fn step_result(result: mesh::StepResult) -> Result<(StepResult, Usage), Invalid> {
     let named = result.step.ok_or(Invalid("it names no step"))?;
     let step: StepId = named.step_id.parse().map_err(|_| Invalid("it names no step"))?;
-    let outcome = match result.outcome.ok_or(Invalid("it has no outcome"))? {
+    let outcome = outcome(result.outcome).unwrap_or_else(|invalid| {
+        tracing::error!(%step, %invalid, "a worker's result cannot be understood; its step has failed");
+        let (class, message) = (FailureClass::Internal, invalid.to_string());
+        Outcome::Failed(Failure { class, message, retry_at: None, tries: 0 })
+    });
+    Ok((StepResult { step, round: named.round, outcome }, result.usage.map(to_usage).unwrap_or_default()))
+}
+
+fn outcome(outcome: Option<mesh::step_result::Outcome>) -> Result<Outcome, Invalid> {
+    Ok(match outcome.ok_or(Invalid("it has no outcome that this version knows"))? {
         mesh::step_result::Outcome::ModelCompleted(completed) => {
             let stop = match completed.stop_reason() {
                 StopReason::MaxTokens => Stop::Cut,
@@ -49,8 +59,7 @@ pub(crate) fn step_result(result: mesh::StepResult) -> Result<(StepResult, Usage
             let awaits = awaits.ok_or(Invalid("it waits for what is no task, or without end"))?;
             Outcome::Parked { asked, awaits, results: code_results(parked.results) }
         }
-    };
-    Ok((StepResult { step, round: named.round, outcome }, result.usage.map(to_usage).unwrap_or_default()))
+    })
 }
 
 fn asked(call: mesh::AskedCall) -> Asked {
@@ -88,4 +97,32 @@ fn failure(failure: mesh::Failure) -> Failure {
         Wire::Internal | Wire::Unspecified => FailureClass::Internal,
     };
     Failure { class, message: failure.message, retry_at: failure.retry_at.and_then(to_time), tries: failure.tries }
+}
+
+#[cfg(test)]
+mod tests {
+    use uuid::Uuid;
+
+    use super::*;
+
+    #[test]
+    fn a_result_that_is_not_understood_is_a_failure_and_keeps_its_cost() {
+        let step = StepId::from_uuid(Uuid::now_v7());
+        let named = mesh::StepRef { step_id: step.to_string(), round: 3, ..Default::default() };
+        let nothing = mesh::Parked::default();
+        let endless = mesh::Parked { awaits: vec![mesh::AwaitedCall::default()], ..Default::default() };
+        for (told, words) in [
+            (None, "no outcome"),
+            (Some(mesh::step_result::Outcome::Parked(nothing)), "waits for nothing"),
+            (Some(mesh::step_result::Outcome::Parked(endless)), "without end"),
+        ] {
+            let usage = Some(v1::Usage { cost_pico_usd: 7, ..Default::default() });
+            let result = mesh::StepResult { step: Some(named.clone()), outcome: told, usage, ..Default::default() };
+            let (read, usage) = step_result(result).expect("it names its step");
+            assert_eq!((read.step, read.round, usage.cost_pico_usd), (step, 3, 7));
+            let Outcome::Failed(failure) = read.outcome else { panic!("{:?}", read.outcome) };
+            assert_eq!((failure.class, failure.class.is_retryable()), (FailureClass::Internal, false));
+            assert!(failure.message.contains(words), "{}", failure.message);
+        }
+    }
 }

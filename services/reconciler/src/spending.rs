@@ -145,13 +145,12 @@ async fn find(store: &Store, question: mesh::ModelLookup) -> Option<mesh::ModelF
     }
 }
 
-/// Books reports. Each is acknowledged when it is booked.
+/// Books reports. Each is acknowledged when it is booked; one that cannot be becomes a dead letter.
 async fn book(store: Store, bus: Bus, stop: CancellationToken) -> Result<(), std::convert::Infallible> {
     let mut reports = bus.consume_spending(ConsumeOptions::new(REPORTS, stop));
     while let Some(Delivery { message, receipt, .. }) = reports.next().await {
         let Some(report) = report(message) else {
-            tracing::error!("a report of what was spent cannot be understood and is dropped");
-            receipt.ack().await;
+            bus.bury(receipt, "what it says was spent cannot be understood").await;
             continue;
         };
         match store.call_book(&report, clock::now()).await {
@@ -160,10 +159,12 @@ async fn book(store: Store, bus: Bus, stop: CancellationToken) -> Result<(), std
                 tracing::warn!(error = %Chain(&error), "what was spent could not be booked yet");
                 receipt.nak(RETRY).await;
             }
-            Err(error) => {
-                tracing::error!(error = %Chain(&error), call = %report.id, "what was spent cannot be booked");
+            // The organization was erased: nobody is left who pays.
+            Err(error @ Error::NotFound { .. }) => {
+                tracing::warn!(error = %Chain(&error), call = %report.id, "what was spent is booked to nobody");
                 receipt.ack().await;
             }
+            Err(error) => bus.bury(receipt, &format!("what was spent cannot be booked: {}", Chain(&error))).await,
         }
     }
     Ok(())

@@ -2,7 +2,7 @@
 
 use std::{fmt, str::FromStr};
 
-use construct_domain::{TaskId, compute, partition};
+use construct_domain::{StepId, TaskId, compute, partition};
 use construct_proto::mesh::v1 as mesh;
 
 use super::{Address, Command, Commanded, Invalid, Stored, agree, tokens::ROOT, tokens::Tokens};
@@ -65,6 +65,9 @@ macro_rules! partitioned {
                 let ids: Option<(&str, &str)> = $ids;
                 let (organization, task) = ids.ok_or_else(|| Invalid::new("the payload names no step", ""))?;
                 check_organization(organization)?;
+                if let Some(step) = <Self as Stored>::step($payload) {
+                    step.parse::<StepId>().map_err(|_| Invalid::new("the payload names no step", step))?;
+                }
                 agree("the payload is about another task", self.task, task)
             }
         }

@@ -348,14 +348,14 @@ impl Store {
     /// Keeps the entries that are not in the ledger.
     async fn step_usage_unbooked(&self, entries: &mut Vec<StepUsage>) -> Result<(), Error> {
         let before = entries.len();
-        let calls: Vec<Uuid> = entries.iter().map(StepUsage::call).collect();
+        let calls: Vec<Uuid> = entries.iter().map(|entry| entry.call).collect();
         let booked = sqlx::query_scalar!("SELECT step_id FROM step_usage WHERE step_id = ANY($1)", &calls)
             .fetch_all(&self.pool)
             .await?;
         let mut seen = booked;
         entries.retain(|entry| {
-            let new = !seen.contains(&entry.call());
-            seen.push(entry.call());
+            let new = !seen.contains(&entry.call);
+            seen.push(entry.call);
             new
         });
         // Else the statement would fail in the same way for ever.

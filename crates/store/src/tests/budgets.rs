@@ -170,7 +170,7 @@ async fn what_a_step_cost_takes_the_place_of_what_was_set_aside_and_may_be_set_a
     let usage = Usage { input_tokens: 1, cost_pico_usd: DOLLAR / 4, ..Usage::default() };
     next.amount_pico_usd = DOLLAR * 3 / 4;
     let commit = || TaskCommit {
-        usage: vec![StepUsage { delivery: 1, step, model: f.model, purpose: Purpose::Turn, usage }],
+        usage: vec![StepUsage { call: Uuid::now_v7(), step, model: f.model, purpose: Purpose::Turn, usage }],
         settled: Some(step),
         reservation: Some(next.clone()),
         ..TaskCommit::new(&loaded, &state, now())
@@ -192,14 +192,14 @@ async fn what_a_step_cost_takes_the_place_of_what_was_set_aside_and_may_be_set_a
     );
     f.store.step_release(ORG, next.step, now()).await.expect("released");
     assert_eq!(see(&f, &whole).await, (DOLLAR / 4, 0));
-    let late = StepUsage { delivery: 1, step: step_id(), model: f.model, purpose: Purpose::Turn, usage };
+    let late = StepUsage { call: Uuid::now_v7(), step: step_id(), model: f.model, purpose: Purpose::Turn, usage };
     for first in [true, false] {
         let booked = f.store.step_usage_record(ORG, task, Some(f.agent), &late, now()).await.expect("asked");
         assert_eq!(booked, first);
         assert_eq!(see(&f, &whole).await, (DOLLAR / 2, 0), "once, however often it is told");
     }
     // Another worker had the command as well, and has made a call of its own.
-    let second = StepUsage { delivery: 2, ..late.clone() };
+    let second = StepUsage { call: Uuid::now_v7(), ..late.clone() };
     for first in [true, false] {
         let booked = f.store.step_usage_record(ORG, task, Some(f.agent), &second, now()).await.expect("asked");
         assert_eq!(booked, first);
@@ -220,7 +220,7 @@ async fn what_a_call_of_a_deleted_task_cost_is_booked_to_whom_it_was_set_aside_f
     applied(f.store.task_delete(&write(), task, rendered("task.deleted")).await.expect("deleted"));
     assert!(f.store.task_purge(task, gone, now()).await.expect("purged").is_some());
     let usage = Usage { output_tokens: 1, cost_pico_usd: DOLLAR, ..Usage::default() };
-    let entry = StepUsage { delivery: 1, step, model: f.model, purpose: Purpose::Turn, usage };
+    let entry = StepUsage { call: Uuid::now_v7(), step, model: f.model, purpose: Purpose::Turn, usage };
     assert!(f.store.step_usage_record(ORG, task, None, &entry, now()).await.expect("booked"));
     assert_eq!(see(&f, &agents).await, (DOLLAR, 0));
     let rows = f.store.cost_list(ORG, &CostFilter::default(), CostGroup::Agent, 10).await.expect("listed");
@@ -324,7 +324,7 @@ async fn a_new_budget_knows_what_was_spent_before_it_and_what_was_booked_while_i
     let task = f.task().await;
     let usage = Usage { cost_pico_usd: DOLLAR, ..Usage::default() };
     let entry = |cost| StepUsage {
-        delivery: 1,
+        call: Uuid::now_v7(),
         step: step_id(),
         model: f.model,
         purpose: Purpose::Turn,
@@ -388,7 +388,7 @@ async fn costs_are_summed_up_by_whatever_is_asked_for() {
     let (one, two) = (f.task().await, f.task().await);
     let at = |text: &str| text.parse::<Timestamp>().expect("a time");
     let entry = |cost, purpose| StepUsage {
-        delivery: 1,
+        call: Uuid::now_v7(),
         step: step_id(),
         model: f.model,
         purpose,

@@ -93,7 +93,13 @@ async fn what_is_committed_is_what_is_loaded() {
         .task_commit(TaskCommit {
             appended: vec![answer],
             ended: Some(EndedMessage { message: message.id, error: None }),
-            usage: vec![StepUsage { delivery: 1, step, model: f.model, purpose: Purpose::Turn, usage: usage(5) }],
+            usage: vec![StepUsage {
+                call: Uuid::now_v7(),
+                step,
+                model: f.model,
+                purpose: Purpose::Turn,
+                usage: usage(5),
+            }],
             tool_uses: [("grep".to_owned(), 2)].into(),
             title: Some("A title".into()),
             events: vec![event("message.created"), NewEvent { step: Some(1), ..event("turn.completed") }],
@@ -324,12 +330,13 @@ async fn a_second_cancel_is_not_cleared_by_the_commit_that_answers_the_first() {
 async fn a_step_is_booked_once_however_often_its_result_comes() {
     let f = Fixture::new().await;
     let task = f.task().await;
-    let entry = StepUsage { delivery: 1, step: step_id(), model: f.model, purpose: Purpose::Turn, usage: usage(7) };
+    let entry =
+        StepUsage { call: Uuid::now_v7(), step: step_id(), model: f.model, purpose: Purpose::Turn, usage: usage(7) };
     let recorded = join_all((0..8).map(|_| f.store.step_usage_record(ORG, task, Some(f.agent), &entry, now()))).await;
     assert_eq!(recorded.iter().filter(|r| matches!(r, Ok(true))).count(), 1, "{recorded:?}");
     assert_eq!(f.store.task_get(ORG, task).await.expect("got").usage, usage(7));
     let loaded = load(&f, task).await;
-    let other = StepUsage { step: step_id(), purpose: Purpose::Title, ..entry.clone() };
+    let other = StepUsage { call: Uuid::now_v7(), step: step_id(), purpose: Purpose::Title, ..entry.clone() };
     let commit = TaskCommit {
         usage: vec![entry.clone(), other.clone(), other.clone()],
         events: vec![event("x")],
@@ -348,7 +355,7 @@ async fn sums_stop_at_the_greatest_number() {
     for _ in 0..2 {
         let loaded = load(&f, task).await;
         let usage = Usage { cost_pico_usd: i64::MAX, ..Usage::default() };
-        let entry = StepUsage { delivery: 1, step: step_id(), model: f.model, purpose: Purpose::Turn, usage };
+        let entry = StepUsage { call: Uuid::now_v7(), step: step_id(), model: f.model, purpose: Purpose::Turn, usage };
         f.store
             .task_commit(TaskCommit { usage: vec![entry], ..TaskCommit::new(&loaded, &loaded.task, now()) })
             .await

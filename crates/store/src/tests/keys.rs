@@ -65,7 +65,13 @@ async fn beginning_is_counted_for_who_begins_and_work_for_who_asked_last() {
     turn(&f, task, &[("fetch", true)], spent(10, 100), now).await;
     assert_eq!(counts(&f, &periods).await, BTreeMap::from([(a, done(1, 0, 0, 0)), (b, done(0, 1, 10, 100))]));
     // What came too late, and what a token of the task's own scripts has used.
-    let late = StepUsage { delivery: 1, step: step_id(), model: f.model, purpose: Purpose::Title, usage: spent(1, 1) };
+    let late = StepUsage {
+        call: Uuid::now_v7(),
+        step: step_id(),
+        model: f.model,
+        purpose: Purpose::Title,
+        usage: spent(1, 1),
+    };
     f.store.step_usage_record(ORG, task, None, &late, now).await.expect("booked");
     let report = |key, task| CallReport {
         id: Uuid::now_v7(),

@@ -62,7 +62,7 @@ async fn what_a_commit_left_is_what_would_be_loaded() {
     let commit = TaskCommit {
         appended: vec![answer],
         ended: Some(EndedMessage { message: first.id, error: None }),
-        usage: vec![StepUsage { delivery: 1, step, model: f.model, purpose: Purpose::Turn, usage: usage(5) }],
+        usage: vec![StepUsage { call: Uuid::now_v7(), step, model: f.model, purpose: Purpose::Turn, usage: usage(5) }],
         tool_uses: [("grep".to_owned(), 2)].into(),
         title: Some("A title".into()),
         events: vec![event("message.created"), event("turn.completed")],

@@ -158,7 +158,8 @@ async fn a_deleted_task_is_gone_for_people_and_swept_until_it_is_purged() {
     let f = Fixture::new().await;
     let id = f.task().await;
     let message = f.message(id, "hello").await;
-    let entry = StepUsage { delivery: 1, step: step_id(), model: f.model, purpose: Purpose::Turn, usage: usage(1) };
+    let entry =
+        StepUsage { call: Uuid::now_v7(), step: step_id(), model: f.model, purpose: Purpose::Turn, usage: usage(1) };
     f.store.step_usage_record(ORG, id, Some(f.agent), &entry, now()).await.expect("booked");
     let purged = f.store.task_purge(id, gone, now()).await.expect("asked");
     assert_eq!(purged, None, "only what is deleted is purged");

@@ -67,7 +67,8 @@ pub(super) async fn turn(f: &Fixture, task: TaskId, tools: &[(&str, bool)], used
     let told = message(state.last_position, Source::System, Block::CodeInterpreterResult(result), step_id());
     (state.step, state.turn, state.next_wake) = (None, None, None);
     state.phase = Phase::AwaitInput;
-    let usage = vec![StepUsage { delivery: 1, step: asked, model: f.model, purpose: Purpose::Turn, usage: used }];
+    let usage =
+        vec![StepUsage { call: Uuid::now_v7(), step: asked, model: f.model, purpose: Purpose::Turn, usage: used }];
     let commit = TaskCommit { appended: vec![script, told], usage, ..TaskCommit::new(&loaded, &state, now) };
     f.store.task_commit(commit).await.expect("committed");
 }
@@ -202,8 +203,13 @@ async fn worked() -> (Fixture, AgentId) {
     let (monday, tuesday) = (at("2026-11-16T12:00:00Z"), at("2026-11-17T23:30:00Z"));
     run(&f, task, &[("fetch", true), ("fetch", false), ("read_file", true)], spent(1, 10), monday).await;
     run(&f, task, &[("read_file", true)], spent(2, 20), tuesday).await;
-    let entry =
-        StepUsage { delivery: 1, step: step_id(), model: f.model, purpose: Purpose::Title, usage: spent(4, 40) };
+    let entry = StepUsage {
+        call: Uuid::now_v7(),
+        step: step_id(),
+        model: f.model,
+        purpose: Purpose::Title,
+        usage: spent(4, 40),
+    };
     f.store.step_usage_record(ORG, task, Some(other), &entry, tuesday).await.expect("booked");
     (f, other)
 }
@@ -276,7 +282,7 @@ async fn every_sum_is_on_exactly_one_page_in_both_directions() {
         let noon = civil::date(2026, 3, day).at(12, 0, 0, 0).to_zoned(TimeZone::UTC).expect("a time").timestamp();
         for _ in 0..3 {
             let entry = StepUsage {
-                delivery: 1,
+                call: Uuid::now_v7(),
                 step: step_id(),
                 model: ModelId::from_uuid(Uuid::now_v7()),
                 purpose: Purpose::Turn,

@@ -153,7 +153,14 @@ fn states() -> Vec<(StoredTask, &'static str)> {
                 task.state.suspend = true;
                 task.state.phase = Phase::Suspended;
             }),
-            "a person to resume it",
+            "a person to resume it; its script is put away until then",
+        ),
+        (
+            with(&|task| {
+                task.state.last_outcome = Some(TurnOutcome::Failed);
+                task.state.retry = Some(MessageId::from_uuid(Uuid::from_u128(8)));
+            }),
+            "to try once more the turn that has failed",
         ),
         (with(&|task| task.state.phase = Phase::Suspended), "a person resumed the task"),
         (with(&|task| task.state.turn = Some(turn(Stage::Model))), "to call the model"),
@@ -203,7 +210,12 @@ fn only_people_are_waited_for_without_an_end() {
     for (task, _) in states() {
         let explanation = explain(&task, None, &[], None);
         let person = explanation.released_by.starts_with("a person") || explanation.released_by.starts_with("a user");
-        assert_eq!(explanation.next_wake.is_none(), person, "{explanation:?}");
+        // What a script that is put away waits for is not kept for ever.
+        let step = task.state.step.as_ref().filter(|step| matches!(step.state, StepState::Parked { .. }));
+        let until =
+            step.filter(|_| task.state.phase == Phase::Suspended).map(|step| convert::time(step.approvals_expire()));
+        assert_eq!(explanation.next_wake.is_none(), person && until.is_none(), "{explanation:?}");
+        assert!(until.is_none() || explanation.deadline == until, "{explanation:?}");
     }
 }
 

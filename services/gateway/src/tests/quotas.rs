@@ -271,7 +271,7 @@ async fn what_lasts_is_refused_when_it_is_used_up_and_what_was_done_is_answered_
     say("hello").await.expect("nothing is used yet");
     let store = gateway.store();
     let ledger = construct_store::StepUsage {
-        delivery: 1,
+        call: uuid::Uuid::now_v7(),
         step: construct_domain::StepId::from_uuid(uuid::Uuid::now_v7()),
         model: construct_domain::ModelId::from_uuid(uuid::Uuid::now_v7()),
         purpose: construct_store::Purpose::Turn,
@@ -315,7 +315,7 @@ async fn usage_is_listed_page_by_page_of_ones_own_only() {
     let task: construct_domain::TaskId = gateway.task().await.parse().expect("an id");
     for day in 1..=5 {
         let entry = construct_store::StepUsage {
-            delivery: 1,
+            call: uuid::Uuid::now_v7(),
             step: construct_domain::StepId::from_uuid(uuid::Uuid::now_v7()),
             model: construct_domain::ModelId::from_uuid(uuid::Uuid::now_v7()),
             purpose: construct_store::Purpose::Turn,
@@ -378,7 +378,7 @@ fn keys(gateway: &Gateway) -> KeyServiceClient<Channel> {
 /// What a model has used for a task, booked.
 async fn book(gateway: &Gateway, organization: OrganizationId, task: &str, tokens: i64) {
     let ledger = construct_store::StepUsage {
-        delivery: 1,
+        call: uuid::Uuid::now_v7(),
         step: construct_domain::StepId::from_uuid(uuid::Uuid::now_v7()),
         model: construct_domain::ModelId::from_uuid(uuid::Uuid::now_v7()),
         purpose: construct_store::Purpose::Turn,

@@ -686,7 +686,7 @@ async fn the_token_of_a_scan_is_for_its_task_and_for_nothing_else() {
     let said = v1::Message::decode(said).expect("it can be read").metadata.expect("it has some").id;
     // What it does is counted for the key that the scan was asked for with.
     let used = construct_store::StepUsage {
-        delivery: 1,
+        call: Uuid::now_v7(),
         step: construct_domain::StepId::from_uuid(Uuid::now_v7()),
         model: construct_domain::ModelId::from_uuid(Uuid::now_v7()),
         purpose: construct_store::Purpose::Turn,

@@ -154,6 +154,8 @@ async fn a_command_becomes_live_text_and_one_result_with_its_cost() {
     let result = mesh.result().await;
     assert_eq!(text(&result), "Looking.f()");
     assert_eq!(result.delivery, 1);
+    let call: uuid::Uuid = result.call_id.parse().expect("it is told apart from other calls");
+    assert_eq!(call.get_version_num(), 7);
     assert_eq!(result.model_id, "model_1");
     let usage = result.usage.expect("there is usage");
     assert_eq!((usage.input_tokens, usage.output_tokens, usage.cache_read_tokens), (1000, 10, 100));

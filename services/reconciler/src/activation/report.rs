@@ -1,13 +1,14 @@
 //! What a worker reports of a step, and what follows from it alone.
 
 use construct_domain::{
-    ModelId, OrganizationId,
+    ModelId, OrganizationId, StepId,
     message::Block,
     money::Usage,
     task::{Outcome, Stage, StepResult, Task},
 };
 use construct_proto::mesh::v1 as mesh;
 use construct_store::{LoadedTask, Purpose, StepUsage};
+use uuid::Uuid;
 
 use crate::convert;
 
@@ -17,8 +18,8 @@ pub(super) struct Report {
     pub(super) usage: Usage,
     pub(super) model: Option<ModelId>,
     pub(super) number: u64,
-    /// Which delivery of the command it is of.
-    pub(super) delivery: u32,
+    /// By what the ledger knows what was used.
+    pub(super) call: Uuid,
     /// Tokens of input that the vendor has counted of the call that was answered.
     pub(super) counted: Option<i64>,
     /// Whose step it was; none of one that failed before a worker had it.
@@ -30,20 +31,29 @@ impl Report {
         let model = result.model_id.parse().ok();
         let number = result.step.as_ref().map_or(0, |step| step.number);
         let organization = result.step.as_ref().and_then(|step| step.organization_id.parse().ok());
-        let delivery = result.delivery;
+        let (told, delivery) = (result.call_id.parse().ok(), result.delivery);
         let counted = match &result.outcome {
             Some(mesh::step_result::Outcome::ModelCompleted(completed)) => Some(completed.input_tokens),
             _ => None,
         };
         let (result, usage) = convert::step_result(result)?;
-        Ok(Self { result, usage, model, number, delivery, counted, organization })
+        let call = told.unwrap_or_else(|| derived(result.step, delivery));
+        Ok(Self { result, usage, model, number, call, counted, organization })
     }
 
     /// Of a step that failed before a worker had it.
     pub(super) fn of(result: StepResult, task: &Task) -> Self {
         let number = task.step.as_ref().map_or(0, |step| step.number);
-        Self { result, usage: Usage::default(), model: None, number, delivery: 0, counted: None, organization: None }
+        let call = result.step.uuid();
+        Self { result, usage: Usage::default(), model: None, number, call, counted: None, organization: None }
     }
+}
+
+/// The id of a call whose worker, one of an earlier version, has given it none: the step's, and for a later delivery of the command one that
+/// follows from both.
+fn derived(step: StepId, delivery: u32) -> Uuid {
+    // The low bits of a step's id are random.
+    Uuid::from_u128(step.uuid().as_u128() ^ u128::from(delivery.saturating_sub(1)))
 }
 
 /// What the ledger is told. A call that cost nothing leaves no row.
@@ -58,7 +68,7 @@ pub(super) fn step_usage(task: Option<&Task>, report: &Report) -> Option<StepUsa
         Some(_) | None => Purpose::Turn,
     };
     let model = report.model.filter(|_| !report.usage.is_zero())?;
-    Some(StepUsage { step: report.result.step, delivery: report.delivery, model, purpose, usage: report.usage })
+    Some(StepUsage { step: report.result.step, call: report.call, model, purpose, usage: report.usage })
 }
 
 /// The title a model made, if that is what was reported: its first line, bounded.

@@ -21,10 +21,10 @@ use crate::{
 
 /// A command younger than this was not sent before.
 const FIRST_LOOK: jiff::SignedDuration = jiff::SignedDuration::from_secs(1);
-/// For how long after they were wanted a model call, and scripts, are not begun anew because a result of theirs stands in its queue. A result that
-/// nobody got, and that was released (ADR 42), has come before the first.
-const RESULT_OF_MODEL: jiff::SignedDuration = jiff::SignedDuration::from_secs(90);
-const RESULT_OF_CODE: jiff::SignedDuration = jiff::SignedDuration::from_secs(20);
+/// For how long a model call, and scripts, are not begun anew because a result of theirs is seen to stand in its queue. A result that nobody got,
+/// and that was released (ADR 42), has come before the first.
+const RESULT_OF_MODEL: Duration = Duration::from_secs(90);
+const RESULT_OF_CODE: Duration = Duration::from_secs(20);
 /// How long NATS has to say whether a command is queued, before its task is looked at all the same.
 const MEETING: Duration = Duration::from_secs(1);
 /// How soon a step that is over is closed again when that failed.
@@ -99,14 +99,27 @@ impl Activator {
         }
     }
 
-    /// Whether a step that is looked at again has its result on the way: then its worker should not begin anew. One that is on the way for
-    /// long may be of an earlier round, or stand where nobody gets it; no step waits for that. A model that is called anew costs money;
-    /// scripts are answered from their journal.
-    pub(super) async fn result_waits(&self, effect: &Effect, step: &Step, task: TaskId) -> bool {
-        let patience = if matches!(effect, Effect::ExecuteCode(_)) { RESULT_OF_CODE } else { RESULT_OF_MODEL };
-        may_have_been_sent(step)
-            && clock::now().duration_since(step.wanted()) < patience
-            && self.bus.result_waits(task, step.id).await.unwrap_or(false)
+    /// Whether a step that is looked at again has its result on the way: then its worker should not begin anew. What nobody takes from its queue is
+    /// not waited for without end. A model that is called anew costs money; scripts are answered from their journal.
+    pub(super) async fn result_waits(
+        &self,
+        effect: &Effect,
+        step: &Step,
+        task: TaskId,
+        standing: &mut Standing,
+    ) -> bool {
+        if !may_have_been_sent(step) {
+            return false;
+        }
+        let has_scripts = matches!(effect, Effect::ExecuteCode(_));
+        // Because NATS does not say nobody pays twice.
+        if !self.bus.result_waits(task, step.id).await.unwrap_or(!has_scripts) {
+            *standing = Standing::default();
+            return false;
+        }
+        let patience = if has_scripts { RESULT_OF_CODE } else { RESULT_OF_MODEL };
+        let now = Instant::now();
+        now.duration_since(standing.since(step, now)) < patience
     }
 
     /// Sees to it that nobody runs a step's scripts any more, and drops its journal; the task need not wait for that. Nothing else
@@ -169,4 +182,47 @@ impl Activator {
 /// Whether the command of a step that is looked at may be on its way already, or have been carried out.
 pub(super) fn may_have_been_sent(step: &Step) -> bool {
     clock::now().duration_since(step.wanted()) >= FIRST_LOOK
+}
+
+/// Since when a result of a step is seen to wait in its queue, and of which step and round.
+#[derive(Debug, Default)]
+pub(super) struct Standing(Option<(StepId, u32, Instant)>);
+
+impl Standing {
+    /// Since when one of this step is seen, which is seen now.
+    fn since(&mut self, step: &Step, now: Instant) -> Instant {
+        match self.0 {
+            Some((id, round, since)) if (id, round) == (step.id, step.round) => since,
+            Some(_) | None => {
+                self.0 = Some((step.id, step.round, now));
+                now
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use jiff::Timestamp;
+    use uuid::Uuid;
+
+    use super::*;
+
+    #[test]
+    fn a_result_stands_since_it_was_first_seen_for_its_step_and_round() {
+        let step = |id: u128, round| Step {
+            id: StepId::from_uuid(Uuid::from_u128(id)),
+            number: 1,
+            attempt: 1,
+            since: Timestamp::UNIX_EPOCH,
+            round,
+            resumed: None,
+            state: StepState::InFlight { deadline: Timestamp::MAX },
+        };
+        let (mut standing, begin) = (Standing::default(), Instant::now());
+        let at = |seconds| begin + Duration::from_secs(seconds);
+        for (id, round, seen, since) in [(1, 0, 0, 0), (1, 0, 30, 0), (1, 1, 60, 60), (1, 1, 90, 60), (2, 0, 91, 91)] {
+            assert_eq!(standing.since(&step(id, round), at(seen)), at(since), "{id} {round} {seen}");
+        }
+    }
 }
