@@ -1,7 +1,7 @@
 //! Reading what a stream keeps: everything on a subject, in order, up to the moment of the call.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, VecDeque},
     time::{Duration, Instant},
 };
 
@@ -36,6 +36,10 @@ const BATCH_TIME: Duration = Duration::from_secs(2);
 
 /// After how much inactivity the server forgets the reader, should we die before saying so.
 const FORGOTTEN: Duration = Duration::from_secs(30);
+
+/// How much is kept of what is read of a task's progress on one subject, in bytes: the newest. A script may make ten thousand calls, with 4 KiB
+/// shown of what each is given and gives.
+const KEPT: usize = 4 * 1024 * 1024;
 
 /// Why history could not be read.
 #[derive(Debug, thiserror::Error)]
@@ -93,13 +97,15 @@ impl Bookmark {
 pub struct Replay {
     /// Sorted by their positions, each once.
     pub events: Vec<Event>,
+    /// What these take in messages, in bytes.
+    pub bytes: usize,
     /// Everything up to here was read.
     pub until: Bookmark,
 }
 
 impl Bus {
     /// The retained progress of a task behind a bookmark (the default one: all of it): live text of the last hour, and what its scripts
-    /// called. Of that only what stands after `after`.
+    /// called. Of that only what stands after `after`, and of each of the three subjects the newest 4 MiB.
     ///
     /// # Errors
     /// When the streams cannot be read within five seconds.
@@ -118,13 +124,15 @@ impl Bus {
         let reads = subjects.iter().zip(from.read).map(|((stream, subject), read)| self.read(*stream, subject, read));
         let found = futures::future::try_join_all(reads).await?;
         let mut until = Bookmark { generation, ..from };
-        let mut sorted = BTreeMap::new();
+        let (mut sorted, mut bytes) = (BTreeMap::new(), 0);
         for ((messages, (stream, _)), read) in found.into_iter().zip(&subjects).zip(&mut until.read) {
             for (sequence, message) in messages {
                 *read = sequence;
                 let message = message.message;
+                let length = message.length;
                 match self.open::<Event>(message.headers.as_ref(), message.payload).await {
                     Ok(event) if after.is_none_or(|after| Position::of(&event) > after) => {
+                        bytes += length;
                         sorted.insert(Position::of(&event), event);
                     }
                     Ok(_) => {}
@@ -141,7 +149,7 @@ impl Bus {
                 }
             }
         }
-        Ok(Replay { events: sorted.into_values().collect(), until })
+        Ok(Replay { events: sorted.into_values().collect(), bytes, until })
     }
 
     /// The end of what is kept of any task's progress: what stands before it is what was stored when this was asked.
@@ -161,8 +169,8 @@ impl Bus {
         Ok(Bookmark { generation, read: [deltas, events, events] })
     }
 
-    /// Everything a limits stream has on a subject without wildcards behind the sequence `read`, oldest first.
-    async fn read(&self, stream: Stream, subject: &str, read: u64) -> Result<Vec<(u64, Message)>, Error> {
+    /// What a limits stream has on a subject without wildcards behind the sequence `read`, oldest first, and [`KEPT`] at most.
+    async fn read(&self, stream: Stream, subject: &str, read: u64) -> Result<VecDeque<(u64, Message)>, Error> {
         let end = Instant::now() + DEADLINE;
         loop {
             // Boxed, because the future of the retries would be large.
@@ -184,18 +192,20 @@ impl Bus {
         stream: Stream,
         subject: &str,
         read: u64,
-    ) -> Result<Vec<(u64, Message)>, async_nats::Error> {
+    ) -> Result<VecDeque<(u64, Message)>, async_nats::Error> {
         // Most histories that are looked for are empty. For a reader, a server counts what is before it, which takes the longer
         // the more the stream holds (milliseconds for thousands of subjects); where a subject begins it knows at once.
         let known = self.inner.jetstream.get_stream_no_info(stream.name()).await?;
-        let Some(last) = found(known.get_last_raw_message_by_subject(subject).await)? else { return Ok(Vec::new()) };
+        let Some(last) = found(known.get_last_raw_message_by_subject(subject).await)? else {
+            return Ok(VecDeque::new());
+        };
         if last.sequence <= read {
-            return Ok(Vec::new());
+            return Ok(VecDeque::new());
         }
         match found(known.get_first_raw_message_by_subject(subject, read + 1).await)? {
             Some(first) => self.read_range(stream, subject, first.sequence, last.sequence).await,
             // Meanwhile it grew too old.
-            None => Ok(Vec::new()),
+            None => Ok(VecDeque::new()),
         }
     }
 
@@ -246,7 +256,7 @@ impl Bus {
         subject: &str,
         first: u64,
         last: u64,
-    ) -> Result<Vec<(u64, Message)>, async_nats::Error> {
+    ) -> Result<VecDeque<(u64, Message)>, async_nats::Error> {
         let config = pull::Config {
             // With a name the request names the filter, so that the server can be told what we may read.
             name: Some(self.unique_id()),
@@ -279,10 +289,10 @@ fn found(message: Result<StreamMessage, LastRawMessageError>) -> Result<Option<S
 
 /// Takes everything up to the message `last`. How many that are the server says as well, but it may count messages that it never sends, and waiting for
 /// them would hold up whoever looks on.
-async fn drain(reader: &Consumer<pull::Config>, last: u64) -> Result<Vec<(u64, Message)>, async_nats::Error> {
-    let mut messages = Vec::new();
+async fn drain(reader: &Consumer<pull::Config>, last: u64) -> Result<VecDeque<(u64, Message)>, async_nats::Error> {
+    let (mut messages, mut bytes) = (VecDeque::new(), 0);
     loop {
-        let before = messages.len();
+        let mut came = false;
         let mut batch = reader.fetch().max_messages(BATCH).expires(BATCH_TIME).messages().await?;
         while let Some(message) = batch.next().await {
             let message = message?;
@@ -290,13 +300,20 @@ async fn drain(reader: &Consumer<pull::Config>, last: u64) -> Result<Vec<(u64, M
                 let info = message.info()?;
                 (info.stream_sequence, info.pending)
             };
-            messages.push((sequence, message));
+            came = true;
+            bytes += message.length;
+            messages.push_back((sequence, message));
+            while bytes > KEPT
+                && let Some((_, oldest)) = messages.pop_front()
+            {
+                bytes -= oldest.length;
+            }
             // The last one may have grown too old meanwhile; then it never comes.
             if sequence >= last || behind == 0 {
                 return Ok(messages);
             }
         }
-        if messages.len() == before {
+        if !came {
             return Err("the server sent nothing although messages are there".into());
         }
     }

@@ -200,6 +200,19 @@ impl NatsServer {
         self.launch().await;
     }
 
+    /// Has it run, as whoever looks after it does: starts it again on the same port with the same store if it has ended by itself. Gives
+    /// what it said last if that was so.
+    ///
+    /// # Panics
+    /// When it cannot be started.
+    pub async fn keep(&mut self) -> Option<String> {
+        let child = self.child.as_mut()?;
+        child.try_wait().expect("an own child can be asked for")?;
+        let said = self.log();
+        self.launch().await;
+        Some(said)
+    }
+
     /// How many messages a stream has: of a queue, what waits or is being worked on.
     ///
     /// # Panics

@@ -6,6 +6,7 @@ pub(crate) mod hub;
 mod marks;
 mod merge;
 pub(crate) mod places;
+mod replays;
 mod subscription;
 
 use std::{sync::Arc, time::Duration};
@@ -83,7 +84,8 @@ impl EventService for Api {
         let store = backend.store.clone();
         let (types, scopes) = (wanted.types, Arc::clone(&caller.scopes));
         let marks = Marks::default();
-        let subscription = Subscription { backend, watched, merge, joined, types, marks, scopes, deleted, out: sender };
+        let subscription =
+            Subscription { backend, watched, merge, joined, types, marks, place: None, scopes, deleted, out: sender };
         self.lifecycle().spawn_job("subscription", async move {
             let _permit = permit;
             tokio::select! {

@@ -1,4 +1,4 @@
-use construct_proto::v1::{Deleted, Event, event::Payload};
+use construct_proto::v1::{Deleted, Event, ToolCalled, event::Payload};
 use futures::StreamExt as _;
 
 use super::{ORGANIZATION, event, task, within};
@@ -122,6 +122,29 @@ async fn what_was_read_of_progress_is_not_read_again_until_the_connection_is_ano
     let again = |state: &Connection| matches!(state, Connection::Up { generation } if *generation > 1);
     within("the connection", connection.wait_for(again)).await.expect("alive");
     assert_eq!(positions(&replayed(&bus, None, until).await.events), all);
+}
+
+#[tokio::test]
+async fn of_much_progress_the_newest_is_replayed() {
+    let server = NatsServer::start().await;
+    let bus = server.bus().await;
+    let mut progress = bus.progress();
+    let shown = "x".repeat(8 * 1024);
+    for index in 1..=1_000 {
+        let called = ToolCalled { name: "grep".to_owned(), arguments: shown.clone(), ..Default::default() };
+        let called = Event { payload: Some(Payload::ToolCalled(called)), ..event(task(1), "tool.called", 1, index) };
+        progress.send(&called).await.expect("a right event");
+        progress.send(&event(task(1), "message.delta", 2, index)).await.expect("a right event");
+    }
+    assert_eq!(progress.finish().await.lost, 0);
+    let replay = replayed(&bus, None, Bookmark::default()).await;
+    let (calls, text): (Vec<_>, Vec<_>) = positions(&replay.events).into_iter().partition(|(step, _)| *step == 1);
+    assert_eq!(text.len(), 1_000, "other subjects have room of their own");
+    // Each takes a little more than what it shows.
+    assert!((400..=512).contains(&calls.len()), "{}", calls.len());
+    assert!(calls.iter().map(|(_, index)| *index).eq(1_001 - calls.len() as u64..=1_000), "not the newest: {calls:?}");
+    assert!((4_000_000..5_000_000).contains(&replay.bytes), "{}", replay.bytes);
+    assert_eq!(replayed(&bus, None, replay.until).await.events, [], "what was left out is not read again");
 }
 
 #[tokio::test]

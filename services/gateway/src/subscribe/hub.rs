@@ -26,6 +26,7 @@ use super::{
     Watched,
     marks::Past,
     merge::{Live, Mark},
+    replays::Replays,
 };
 use crate::{metrics, status::chain};
 
@@ -49,6 +50,7 @@ pub(crate) struct Hub {
     bus: Bus,
     lifecycle: Lifecycle,
     feeds: Mutex<HashMap<Watched, Weak<Feed>>>,
+    pub(super) replays: Replays,
 }
 
 /// A place at a feed; it lives at least as long.
@@ -76,7 +78,7 @@ struct Feed {
 
 impl Hub {
     pub(crate) fn new(store: Store, bus: Bus, lifecycle: Lifecycle) -> Self {
-        Self { store, bus, lifecycle, feeds: Mutex::default() }
+        Self { store, bus, lifecycle, feeds: Mutex::default(), replays: Replays::default() }
     }
 
     pub(crate) fn bus(&self) -> &Bus {

@@ -9,7 +9,7 @@ use construct_bus::Position;
 use construct_domain::access::Scope;
 use construct_proto::v1::Event;
 use construct_store::Error;
-use tokio::sync::{broadcast::error::RecvError, mpsc};
+use tokio::sync::{OwnedSemaphorePermit, broadcast::error::RecvError, mpsc};
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt as _};
 
@@ -49,6 +49,8 @@ pub(super) struct Subscription {
     pub(super) types: Globs,
     /// From where the progress is read.
     pub(super) marks: Marks,
+    /// Of the progress that is still to be sent.
+    pub(super) place: Option<OwnedSemaphorePermit>,
     /// What the caller may read.
     pub(super) scopes: Arc<[Scope]>,
     /// The task is deleted already: what there is, is all.
@@ -121,6 +123,7 @@ impl Subscription {
                     .on_records(records.map_err(|error| status::internal("a stored event cannot be read", &error))?);
             }
             Want::Live => {
+                self.place = None;
                 self.marks.live(self.merge.cursor(), self.joined.past());
                 match self.joined.live.recv().await {
                     Ok(live) => self.merge.on_live(live),
@@ -139,13 +142,16 @@ impl Subscription {
     /// everything that lasts, and what was said meanwhile is lost to this client.
     async fn progress(&mut self, after: Option<Position>) -> Vec<Event> {
         let Some(task) = self.watched.task else { return Vec::new() };
-        let bus = self.backend.hub.bus();
-        if !bus.is_connected() {
+        let hub = &self.backend.hub;
+        if !hub.bus().is_connected() {
             return Vec::new();
         }
-        let replay = bus.replay_progress(self.watched.organization, task, after, self.marks.start());
+        // What was to be sent of an earlier one is given up for this one.
+        self.place = None;
+        let replay = hub.replays.read(hub.bus(), self.watched.organization, task, after, self.marks.start());
         match tokio::time::timeout(PROGRESS_PATIENCE, replay).await {
-            Ok(Ok(replay)) => {
+            Ok(Ok((replay, place))) => {
+                self.place = place;
                 self.marks.read(replay.until);
                 replay.events
             }
