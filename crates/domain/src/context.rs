@@ -11,6 +11,8 @@ pub const FIRST_SCALE: u32 = 500;
 const SCALES: std::ops::RangeInclusive<i64> = 100..=2_000;
 /// The share of a model's room from which on a conversation is compacted, in percent, when its agent does not say.
 pub const COMPACT_AT: u32 = 80;
+/// What a summary that is asked for early has to take the place of besides the one before it, in percent of the room.
+const WORTH: i64 = 20;
 /// What of the newest messages stays as it is when the rest is summed up, in percent of the room.
 const TAIL: i64 = 30;
 /// The same when the rest is left out, so that less is lost.
@@ -120,9 +122,31 @@ impl Context {
         estimate.saturating_mul(i64::from(self.scale)) / 1_000
     }
 
-    /// Whether a call that needs so many tokens is for a conversation that should be compacted first.
+    /// Whether a call that needs so many tokens is for a conversation that should be compacted first. Where tools and instructions alone fill most of
+    /// the room, it has to fill more than twice as much of the rest as is kept of it: a summary would be asked for before each call, or
+    /// could not help at all.
     pub fn is_full(&self, need: i64) -> bool {
-        self.room > 0 && need.saturating_mul(100) >= self.room.saturating_mul(i64::from(self.compact_at))
+        let fixed = self.base.saturating_mul(i64::from(self.scale)) / 1_000;
+        let (said, left) = (need.saturating_sub(fixed), self.room.saturating_sub(fixed));
+        left > 0
+            && need.saturating_mul(100) >= self.room.saturating_mul(i64::from(self.compact_at))
+            && said.saturating_mul(100) >= left.saturating_mul(2 * self.tail())
+    }
+
+    /// What of the newest messages stays as it is beside a summary, in percent of what the conversation has for itself. Less where conversations are
+    /// compacted early: what stays must not be full again at once.
+    fn tail(&self) -> i64 {
+        TAIL.min(i64::from(self.compact_at) / 2)
+    }
+
+    /// Whether a summary says enough that none said before, to be worth a call where the conversation would fit as it is.
+    pub(crate) fn is_worth_a_summary(&self, cut: &Cut, outline: &Outline) -> bool {
+        cut.replaced.saturating_sub(outline.summary).saturating_mul(100) >= self.left().saturating_mul(WORTH)
+    }
+
+    /// What there is room for beside what is always sent, as an estimate.
+    fn left(&self) -> i64 {
+        self.room.saturating_mul(1_000) / i64::from(self.scale.max(1)) - self.base
     }
 
     /// Learns from what the vendor has counted of the call that the estimate was of.
@@ -149,10 +173,9 @@ impl Context {
     /// Where to cut. The user's first message stays, and the one that is `answered`. None when nothing could be left out.
     pub(crate) fn cut(&self, outline: &Outline, answered: MessageId, keep: Keep) -> Option<Cut> {
         let shown = &outline.shown;
-        let room = self.room.saturating_mul(1_000) / i64::from(self.scale.max(1)) - self.base;
+        let room = self.left();
         let percent = match keep {
-            // Less where conversations are compacted early: what stays must not be full again at once.
-            Keep::Summary => TAIL.min(i64::from(self.compact_at) / 2),
+            Keep::Summary => self.tail(),
             Keep::Newest => TAIL_OF_DROPPED,
             Keep::Least => TAIL_OF_LAST_RESORT,
         };

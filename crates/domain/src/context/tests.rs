@@ -52,7 +52,14 @@ fn a_conversation_is_full_at_its_agents_share_of_the_room() {
     assert!(!context.is_full(799) && context.is_full(800));
     context.compact_at = 50;
     assert!(!context.is_full(499) && context.is_full(500));
-    context.room = 0;
+    // Of what tools and instructions leave it has to fill twice what is kept.
+    for (base, compact_at, full) in [(100, 80, 800), (700, 80, 880), (900, 80, 960), (700, 50, 850), (100, 20, 280)] {
+        (context.base, context.compact_at) = (base, compact_at);
+        assert!(!context.is_full(full - 1) && context.is_full(full), "{base} {compact_at}");
+    }
+    context.base = 1_000;
+    assert!(!context.is_full(2_000), "a summary would not help");
+    (context.base, context.room) = (0, 0);
     assert!(!context.is_full(i64::MAX), "nothing is known of the model");
     assert_eq!((Context::room_of(200_000, 8_000), Context::room_of(8_000, 8_000)), (192_000, 4_000));
 }

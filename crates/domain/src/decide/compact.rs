@@ -81,6 +81,10 @@ impl Draft<'_> {
             _ => Keep::Least,
         };
         let Some(cut) = context.cut(outline, turn.message, keep) else { return self.no_room(turn) };
+        let fits = need <= context.room && !turn.room.too_long;
+        if ask && fits && !context.is_worth_a_summary(&cut, outline) {
+            return false;
+        }
         if !ask {
             let text = left_out(&cut);
             return !self.compact(cut, text, false) && self.no_room(turn);

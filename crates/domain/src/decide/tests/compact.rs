@@ -216,6 +216,25 @@ fn an_agent_that_compacts_early_keeps_its_summary_and_is_not_full_again_at_once(
 }
 
 #[test]
+fn a_prompt_that_fills_most_of_the_room_does_not_have_every_call_preceded_by_a_summary() {
+    for base in [0, 5_000, 8_500, 9_000, 10_000, 20_000] {
+        let mut world = long(1, 1_000);
+        (world.task.context.room, world.task.context.base, world.task.context.scale) = (10_000, base, 1_000);
+        let mut summaries = 0;
+        for _ in 0..40 {
+            world.send();
+            settle(&mut world);
+            while matches!(stage(&world), Some(Stage::Compact { .. })) {
+                world.result(text(SUMMARY));
+                summaries += 1;
+            }
+            say(&mut world, 20);
+        }
+        assert!(summaries <= 20, "{summaries} summaries of 40 answers, with {base} tokens that are always sent");
+    }
+}
+
+#[test]
 fn a_model_with_a_smaller_window_goes_on_with_the_same_conversation() {
     let mut world = long(10, 1_000_000);
     world.send();
