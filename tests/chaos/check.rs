@@ -67,6 +67,12 @@ pub(crate) async fn check(mesh: &Mesh, jobs: &[Job]) -> Told {
     for job in jobs {
         conversation(mesh, job, &mut told).await;
     }
+    // That some are interrupted is what chaos is for. When it is every tenth, it is not what ended them.
+    let few = |of: usize| of / 10 + 3;
+    assert!(
+        told.failed <= few(told.messages) && told.unknown <= few(told.effects),
+        "too many were interrupted: {told}"
+    );
     nothing_is_left(mesh).await;
     let forgotten = mesh.database.forgotten().await.unwrap();
     assert!(forgotten.is_empty(), "nobody will look at them again: {forgotten:?}");

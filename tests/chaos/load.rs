@@ -6,16 +6,19 @@ use std::{
         Mutex,
         atomic::{AtomicBool, Ordering},
     },
+    time::Duration,
 };
 
 use construct_proto::v1;
 use construct_tests::{
     client::{Conversation, PATIENCE, id, is_away},
     mesh::Mesh,
+    random::Random,
     recorder::Recorder,
     wait::until,
 };
 use serde_json::{Value, json};
+use tokio::time::sleep;
 
 /// What is said of a turn that there was no money for.
 pub(crate) const UNPAID: &str = "the budget of the task is exhausted";
@@ -186,4 +189,15 @@ pub(crate) async fn speak(jobs: &[Job], over: &AtomicBool) {
         }
     });
     futures::future::join_all(speaking).await;
+}
+
+/// Suspends one conversation for a moment, again and again, whatever it is at, until it is `over`; then it goes on.
+pub(crate) async fn meddle(jobs: &[Job], mut random: Random, over: &AtomicBool) {
+    let Some(Job { conversation, .. }) = jobs.last() else { return };
+    while !over.load(Ordering::Relaxed) {
+        sleep(Duration::from_millis(500 + random.below(3_000))).await;
+        conversation.suspend().await;
+        sleep(Duration::from_millis(random.below(1_000))).await;
+        conversation.resume().await;
+    }
 }

@@ -6,7 +6,10 @@ use std::{
 };
 
 use construct_bus::{Bus, RawMessage, subject};
-use construct_domain::{OrganizationId, task::Phase};
+use construct_domain::{
+    OrganizationId,
+    task::{Phase, Task},
+};
 use construct_proto::{mesh::v1::ReconcilerBeat, v1};
 use construct_store::StoredTask;
 use construct_tests::{
@@ -64,6 +67,9 @@ pub(crate) async fn run(plan: &Plan) -> Told {
         for (pause, disturbance) in &plan.disturbances {
             sleep(*pause).await;
             trial.disturb(disturbance).await;
+            if let Some(said) = trial.mesh.nats.keep().await {
+                eprintln!("NATS had ended: it is started again; it said\n{said}");
+            }
             explained(&trial.mesh, &jobs).await;
             nobody_is_forgotten(&trial.mesh).await;
         }
@@ -75,7 +81,8 @@ pub(crate) async fn run(plan: &Plan) -> Told {
             Box::pin(clients.work(&over)).await;
         }
     };
-    tokio::join!(load::speak(&jobs, &over), served, disturbing);
+    let meddling = load::meddle(&jobs, Random::new(plan.seed.rotate_left(16)), &over);
+    tokio::join!(load::speak(&jobs, &over), meddling, served, disturbing);
     twice.abort();
     if let Some(clients) = &clients {
         eprintln!("{}", Box::pin(clients.check(&trial.mesh)).await);
@@ -88,15 +95,17 @@ pub(crate) async fn run(plan: &Plan) -> Told {
 async fn explained(mesh: &Mesh, jobs: &[Job]) {
     futures::future::join_all(jobs.iter().map(async |job| {
         let (row, why) = until("the gateway to say why", PATIENCE, async || answer(mesh, job).await).await;
-        let idle = row.state.phase == Phase::AwaitInput && row.queued_count == 0;
+        let Task { phase, suspend, .. } = row.state;
+        let idle = phase == Phase::AwaitInput && row.queued_count == 0 && !suspend;
+        let held = phase == Phase::Suspended && suspend;
         let said = format!("{why:?}\n{row:?}");
         assert!(!why.waiting_for.is_empty() && !why.released_by.is_empty() && why.since.is_some(), "no reason: {said}");
-        let phase = format!("TASK_PHASE_{}", row.state.phase.as_str().to_uppercase());
+        let phase = format!("TASK_PHASE_{}", phase.as_str().to_uppercase());
         assert_eq!(why.phase().as_str_name(), phase, "it is something else: {said}");
         let step = row.state.step.as_ref().map(|step| step.id.to_string());
         assert_eq!(why.step_id, step.unwrap_or_default(), "another step: {said}");
         assert_eq!(why.waiting_for.contains("a message from a user"), idle, "another reason: {said}");
-        assert!(idle || why.next_wake.is_some(), "nobody will look at it again: {said}");
+        assert!(idle || held || why.next_wake.is_some(), "nobody will look at it again: {said}");
     }))
     .await;
 }
