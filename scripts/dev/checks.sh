@@ -2,7 +2,7 @@
 # Tests, lint, benchmarks, and the checks of what is generated and committed.
 
 checks_test() {
-  local name
+  local name threads=()
   ensure_rust
   ensure_packages servers client sandbox clocks compiler
   repositories_ensure
@@ -22,7 +22,10 @@ checks_test() {
   timed "checking the chart's settings" charts_settings
   say "running the tests"
   if cargo nextest --version >/dev/null 2>&1; then
-    as_caller cargo nextest run "${cargo_flags[@]}" --workspace "$@"
+    # Those that take longest wait most of the time. Without capture there is one at a time.
+    [[ " $* " == *" --no-capture "* || " $* " == *" --nocapture "* || -n ${NEXTEST_TEST_THREADS-} ]] ||
+      threads=(--test-threads "$(($(nproc) + 1))")
+    as_caller cargo nextest run "${cargo_flags[@]}" "${threads[@]}" --workspace "$@"
   else
     checks_cargo_test "$@"
   fi

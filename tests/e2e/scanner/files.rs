@@ -80,9 +80,10 @@ async fn what_a_scanner_did_not_come_to_delete_the_next_one_does() {
     let (mut mesh, github) = begin().await;
     // It is killed while it fetches, which leaves the half of it, and the scan is ended before there is another one.
     let scan = standing::standing(&mesh, &github, Snapshot).await;
-    mesh.kill(Service::Scanner).unwrap();
     let unmasked = format!(".unmasked-{scan}");
-    assert!(is_there(&mesh, &unmasked));
+    until("its folder", PATIENCE, async || if is_there(&mesh, &unmasked) { Ok(()) } else { Err("it is not there") })
+        .await;
+    mesh.kill(Service::Scanner).unwrap();
     // Another scan's files nobody came to delete, although that was over.
     let over = create(&mesh, of("octo/ledger", "m")).await;
     let id: ScanId = over.parse().unwrap();
