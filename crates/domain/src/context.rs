@@ -123,7 +123,7 @@ impl Context {
     }
 
     /// Whether a call that needs so many tokens is for a conversation that should be compacted first. Where tools and instructions alone fill most of
-    /// the room, it has to fill more than twice as much of the rest as is kept of it: a summary would be asked for before each call, or
+    /// the room, it has to fill at least twice as much of the rest as is kept of it: a summary would be asked for before each call, or
     /// could not help at all.
     pub fn is_full(&self, need: i64) -> bool {
         let fixed = self.base.saturating_mul(i64::from(self.scale)) / 1_000;

@@ -2,6 +2,7 @@
 
 use std::{fmt, str::FromStr};
 
+use jiff::Timestamp;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use uuid::Uuid;
 
@@ -13,6 +14,13 @@ pub struct ParseError {
     pub kind: &'static str,
     /// The prefix that kind has.
     pub prefix: &'static str,
+}
+
+/// A new UUID, version 7 (RFC 9562), of this time and not of what the machine's clock says.
+pub fn new_at(time: Timestamp) -> Uuid {
+    let seconds = u64::try_from(time.as_second()).unwrap_or(0);
+    let nanos = u32::try_from(time.subsec_nanosecond()).unwrap_or(0);
+    Uuid::new_v7(uuid::Timestamp::from_unix(uuid::NoContext, seconds, nanos))
 }
 
 macro_rules! ids {

@@ -377,7 +377,12 @@ macro_rules! select {
                     t.intents_seen, t.trace_id, t.root_id, t.parent_id, t.ancestors, a.revision AS agent_revision, t.created_at, t.updated_at,
                     t.context_scale, t.context_tokens, t.compacted_through, t.transcript_tokens, a.compact_at_percent,
                     w.context_window, w.max_output_tokens, (a.parameters ->> 'max_tokens')::bigint AS max_tokens,
-                    octet_length(a.instructions) AS "instructions_bytes!", "# $(+ $queue)+ + r#"
+                    octet_length(a.instructions) AS "instructions_bytes!",
+                    CASE WHEN t.retry_intent > t.intents_seen THEN (
+                        SELECT r.id FROM messages r
+                        WHERE r.task_id = t.id AND r.source = 'user' AND r.position IS NOT NULL AND r.superseded_at IS NULL
+                        ORDER BY r.position DESC LIMIT 1
+                    ) END AS retry, "# $(+ $queue)+ + r#"
              FROM tasks t
              JOIN agents a ON a.organization_id = t.organization_id AND a.id = t.agent_id
              JOIN models w ON w.organization_id = a.organization_id AND w.id = a.model_id "# $(+ $tail)+,
@@ -393,11 +398,7 @@ macro_rules! select_counted {
         crate::task::select!(
             [r#"(SELECT count(*) FROM messages q WHERE q.task_id = t.id AND q.position IS NULL AND q.processed_at IS NULL)
                     AS "queued_count!", NULL::uuid AS queued, false AS "queued_interrupts!", 0::bigint AS "queued_tokens!",
-                    CASE WHEN t.retry_intent > t.intents_seen THEN (
-                        SELECT r.id FROM messages r
-                        WHERE r.task_id = t.id AND r.source = 'user' AND r.position IS NOT NULL AND r.superseded_at IS NULL
-                        ORDER BY r.position DESC LIMIT 1
-                    ) END AS retry, NULL::jsonb AS approvals, NULL::jsonb AS spending, NULL::jsonb AS subtasks,
+                    NULL::jsonb AS approvals, NULL::jsonb AS spending, NULL::jsonb AS subtasks,
                     NULL::jsonb AS ended,
                     ARRAY(SELECT c.id FROM tasks c WHERE c.parent_id = t.id AND c.deleted_at IS NULL ORDER BY c.created_at, c.id)
                     AS children"#],

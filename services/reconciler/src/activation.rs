@@ -11,6 +11,7 @@ use construct_domain::{
     ApprovalId, MessageId, StepId, TaskId,
     approval::ApprovalState,
     decide::{self, Decision, Effect, Event, Fresh},
+    id,
     message::{Block, Content, Source},
     money::Usage,
     task::{Failure, FailureClass, Outcome, Step, StepResult, Task},
@@ -666,14 +667,8 @@ fn tool_uses(decision: &Decision) -> BTreeMap<String, i64> {
 
 /// What is new in a decision. The time in a step's id is compared with that since which journals are kept, so it is not by this machine's clock (ADR 40).
 fn fresh(now: Timestamp) -> Fresh {
-    let (seconds, nanos) = (now.as_second(), now.subsec_nanosecond());
-    let time = uuid::Timestamp::from_unix(
-        uuid::NoContext,
-        u64::try_from(seconds).unwrap_or_default(),
-        u32::try_from(nanos).unwrap_or_default(),
-    );
     Fresh {
-        step: StepId::from_uuid(Uuid::new_v7(time)),
+        step: StepId::from_uuid(id::new_at(now)),
         title_step: StepId::from_uuid(Uuid::now_v7()),
         messages: [MessageId::from_uuid(Uuid::now_v7()), MessageId::from_uuid(Uuid::now_v7())],
         // The low bits of a version 7 UUID are random.

@@ -1,8 +1,7 @@
 //! People, as the issuer of their log-in knows them.
 
-use construct_domain::{AuditEntryId, OrganizationId, UserId, access::Role};
+use construct_domain::{AuditEntryId, OrganizationId, UserId, access::Role, id};
 use jiff::Timestamp;
-use uuid::Uuid;
 
 use super::role;
 use crate::{AuditEntry, Error, Store, audit, text, time};
@@ -90,7 +89,7 @@ impl Store {
              ON CONFLICT ON CONSTRAINT users_subject_key
                  DO UPDATE SET email = $4, email_verified = $5, name = $6, updated_at = $7
              RETURNING id",
-            new_id(now),
+            id::new_at(now),
             profile.issuer,
             profile.subject,
             profile.email,
@@ -101,7 +100,7 @@ impl Store {
         .fetch_one(&mut *transaction)
         .await?;
         let mut joined = Vec::new();
-        let personal = new_id(now);
+        let personal = id::new_at(now);
         // Its slug is nobody's choice, and so cannot be taken.
         sqlx::query!(
             "INSERT INTO organizations (id, name, slug, kind, user_id, created_at, updated_at)
@@ -150,7 +149,7 @@ impl Store {
         }
         if let Some(entry) = entry {
             let entries = joined.into_iter().map(|organization| AuditEntry {
-                id: AuditEntryId::from_uuid(new_id(now)),
+                id: AuditEntryId::from_uuid(id::new_at(now)),
                 organization: OrganizationId::from_uuid(organization),
                 user: Some(UserId::from_uuid(user)),
                 objects: vec![UserId::from_uuid(user).to_string()],
@@ -199,11 +198,4 @@ impl Store {
             name: row.name,
         })
     }
-}
-
-/// The id of a row that nobody outside has named.
-fn new_id(now: Timestamp) -> Uuid {
-    let seconds = u64::try_from(now.as_second()).unwrap_or(0);
-    let nanos = u32::try_from(now.subsec_nanosecond()).unwrap_or(0);
-    Uuid::new_v7(uuid::Timestamp::from_unix(uuid::NoContext, seconds, nanos))
 }

@@ -186,11 +186,6 @@ impl Store {
                     waits.id AS queued, coalesce(waits.interrupts, false) AS "queued_interrupts!",
                     coalesce(waits.estimated_tokens, 0) AS "queued_tokens!",
                     NULL::uuid[] AS children,
-                    CASE WHEN t.retry_intent > t.intents_seen THEN (
-                        SELECT r.id FROM messages r
-                        WHERE r.task_id = t.id AND r.source = 'user' AND r.position IS NOT NULL AND r.superseded_at IS NULL
-                        ORDER BY r.position DESC LIMIT 1
-                    ) END AS retry,
                     CASE WHEN t.step ? 'round' OR t.step #>> '{state,state}' = 'parked' THEN (
                         SELECT jsonb_agg(jsonb_build_object(
                             'id', p.id, 'script', p.script, 'number', p.number, 'hash', p.arguments_hash, 'state', p.state
