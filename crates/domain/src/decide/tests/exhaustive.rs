@@ -29,10 +29,13 @@ const CALM: Scope = Scope {
     interrupts: 0,
     cancels: 0,
     suspends: 0,
+    rewinds: 0,
+    retries: 0,
     scripts: 1,
     parks: 0,
     awaits: 0,
     failures: 0,
+    refusals: 0,
     crashes: 0,
     lost: 0,
     redelivered: 0,
@@ -68,6 +71,26 @@ fn a_cancel_at_any_moment_ends_the_turn_once_and_truly() {
 fn a_task_that_is_suspended_and_resumed_at_any_moment_goes_on() {
     holds(Scope { suspends: 1, crashes: 1, ..CALM });
     holds(Scope { suspends: 1, lost: 1, ..CALM });
+}
+
+#[test]
+fn a_conversation_that_is_taken_back_at_any_moment_to_any_message_stays_whole() {
+    holds(Scope { messages: 2, rewinds: 1, ..CALM });
+    holds(Scope { rewinds: 1, crashes: 1, ..CALM });
+    holds(Scope { rewinds: 1, lost: 1, ..CALM });
+    holds(Scope { rewinds: 1, redelivered: 1, ..CALM });
+    holds(Scope { rewinds: 1, cancels: 1, ..CALM });
+    holds(Scope { rewinds: 1, parks: 1, ..CALM });
+    holds(Scope { rewinds: 1, awaits: 1, ..CALM });
+}
+
+#[test]
+fn a_failed_turn_that_is_gone_on_with_ends_once_more_whatever_comes_between() {
+    holds(Scope { messages: 2, refusals: 1, retries: 1, ..CALM });
+    holds(Scope { refusals: 2, retries: 2, crashes: 1, ..CALM });
+    holds(Scope { refusals: 1, retries: 1, lost: 1, ..CALM });
+    holds(Scope { refusals: 1, retries: 1, cancels: 1, ..CALM });
+    holds(Scope { refusals: 1, retries: 1, rewinds: 1, ..CALM });
 }
 
 #[test]
@@ -146,4 +169,9 @@ fn without_looking_anew_an_end_that_was_seen_too_early_is_waited_for_to_the_dead
 #[test]
 fn without_noting_it_an_end_that_nobody_was_told_of_is_waited_for_to_the_deadline() {
     is_needed(Guard::EndNoted, Scope { awaits: 1, lost: 1, ..CALM }, "waits for what has come");
+}
+
+#[test]
+fn without_cutting_it_whole_a_transcript_has_scripts_without_results() {
+    is_needed(Guard::CutWhole, Scope { rewinds: 1, ..CALM }, "whose script has no result");
 }

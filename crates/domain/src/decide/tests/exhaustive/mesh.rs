@@ -18,14 +18,20 @@ pub(super) struct Scope {
     pub(super) cancels: u8,
     /// Times that a person suspends the task. It can be resumed at any time.
     pub(super) suspends: u8,
+    /// Times that a person takes the conversation back, to any of its messages.
+    pub(super) rewinds: u8,
+    /// Times that a person has a failed turn gone on with.
+    pub(super) retries: u8,
     /// Answers of the model that have a script.
     pub(super) scripts: u8,
     /// Times that a script waits for a person.
     pub(super) parks: u8,
     /// Times that a script waits for a subtask it has begun.
     pub(super) awaits: u8,
-    /// Model calls that fail.
+    /// Model calls that fail, and may be tried again.
     pub(super) failures: u8,
+    /// Those that fail for good.
+    pub(super) refusals: u8,
     /// Processes that die.
     pub(super) crashes: u8,
     /// Commands, and words to a worker, that get lost.
@@ -59,6 +65,8 @@ pub(super) enum Guard {
     LookAnew,
     /// That a subtask has ended is noted until its parent was looked at.
     EndNoted,
+    /// Where a transcript is cut, a script stays or goes with its result.
+    CutWhole,
 }
 
 /// What happened, and to which of several.
@@ -153,6 +161,8 @@ fn state(task: &Task) -> impl std::fmt::Debug + '_ {
     let Task {
         suspend,
         cancel,
+        rewind,
+        retry,
         phase,
         turn,
         step,
@@ -164,7 +174,11 @@ fn state(task: &Task) -> impl std::fmt::Debug + '_ {
         last_outcome,
         ..
     } = task;
-    ((suspend, cancel, phase, turn, step), (title_step, titled, steps, last_position, next_wake, last_outcome))
+    (
+        (suspend, cancel, rewind, retry),
+        (phase, turn, step),
+        (title_step, titled, steps, last_position, next_wake, last_outcome),
+    )
 }
 
 #[derive(Debug, Clone)]
@@ -204,10 +218,18 @@ struct Run {
     stopped: bool,
 }
 
+/// A message of the transcript.
+#[derive(Debug, Clone)]
+struct Entry {
+    said: Said,
+    /// Whether it was put aside when the conversation was taken back.
+    aside: bool,
+}
+
 /// Who is said what, without the words.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Said {
-    User,
+    User(MessageId),
     Answer,
     Script(u8),
     Result(u8),
@@ -241,8 +263,11 @@ pub(super) struct Mesh {
     /// Whether the subtask is at work, and whether it is noted that it has ended.
     child: Child,
     child_noted: bool,
-    transcript: Vec<Said>,
+    transcript: Vec<Entry>,
     accounted: Vec<MessageId>,
+    /// Of what was asked for, the newest that was to go on with a failed turn; and whose end that may be told again by that.
+    retry: u32,
+    retried: Option<MessageId>,
 
     // NATS.
     wake: bool,
@@ -260,6 +285,19 @@ pub(super) struct Mesh {
 
 fn message(number: u8) -> MessageId {
     MessageId::from_uuid(Uuid::from_u128(1_000 + u128::from(number)))
+}
+
+/// As far as it matters where a transcript is cut.
+fn blocks(said: &Said) -> Vec<Block> {
+    match said {
+        Said::Script(script) => {
+            vec![Block::CodeInterpreterCall(CodeCall { id: script.to_string(), code: String::new() })]
+        }
+        Said::Result(script) => {
+            vec![Block::CodeInterpreterResult(CodeResult { id: script.to_string(), ..CodeResult::default() })]
+        }
+        Said::User(_) | Said::Answer | Said::Other => Vec::new(),
+    }
 }
 
 fn child() -> TaskId {
@@ -294,6 +332,8 @@ impl Mesh {
             child_noted: false,
             transcript: Vec::new(),
             accounted: Vec::new(),
+            retry: 0,
+            retried: None,
             wake: false,
             commands: Vec::new(),
             results: Vec::new(),
@@ -309,6 +349,8 @@ impl Mesh {
         self.accounted.len() == usize::from(self.sent)
             && self.task.phase == Phase::AwaitInput
             && self.task.cancel.is_none()
+            && self.task.rewind.is_none()
+            && self.retried.is_none()
     }
 
     /// What tells this state from others. It makes no difference which of two processes is which.
@@ -319,24 +361,29 @@ impl Mesh {
         };
         let Self { left, sent, scripts, queue, asked_for, seen, drop_before, approval, .. } = self;
         let Self { transcript, accounted, wake, commands, results, journals, truth, child, child_noted, .. } = self;
-        let Scope { messages, interrupts, cancels, suspends, scripts: wanted, parks, awaits, .. } = left;
-        let Scope { failures, crashes, lost, redelivered, late, .. } = left;
+        let Self { retry, retried, .. } = self;
+        let Scope { messages, interrupts, cancels, suspends, rewinds, retries, scripts: wanted, parks, awaits, .. } =
+            left;
+        let Scope { failures, refusals, crashes, lost, redelivered, late, .. } = left;
         let left = [
             messages,
             interrupts,
             cancels,
             suspends,
+            rewinds,
+            retries,
             wanted,
             parks,
             awaits,
             failures,
+            refusals,
             crashes,
             lost,
             redelivered,
             late,
         ];
         let counts = (sent, scripts, asked_for, seen, drop_before, wake);
-        let kept = (state(&self.task), queue, approval, (child, child_noted), transcript, accounted);
+        let kept = (state(&self.task), queue, approval, (child, child_noted), transcript, (accounted, retry, retried));
         let sent = (commands, results, journals, truth);
         let replicas = sorted([0, 1].map(|who| self.replicas[who].fingerprint(self.version)));
         let workers = sorted([0, 1].map(|who| format!("{:?}", self.workers[who])));
@@ -397,6 +444,33 @@ impl Mesh {
                 mesh.left.suspends -= u8::from(!mesh.task.suspend);
                 mesh.asked_for += 1;
                 mesh.task.suspend = !mesh.task.suspend;
+                mesh.wake = true;
+            });
+        }
+        if self.left.rewinds > 0 && self.task.rewind.is_none() {
+            for (at, entry) in self.transcript.iter().enumerate().filter(|(_, entry)| !entry.aside) {
+                for keep in [false, true] {
+                    let whole = self.without != Some(Guard::CutWhole);
+                    let blocks = if whole { blocks(&entry.said) } else { Vec::new() };
+                    let from = message::cut(at as i64 + 1, &blocks, keep);
+                    self.then(next, "a person takes the conversation back", at, |mesh| {
+                        mesh.left.rewinds -= 1;
+                        mesh.asked_for += 1;
+                        mesh.drop_before = mesh.asked_for;
+                        mesh.task.rewind = Some(from);
+                        mesh.wake = true;
+                    });
+                }
+            }
+        }
+        let failed = self.task.turn.is_none() && self.task.last_outcome == Some(TurnOutcome::Failed);
+        let last = self.transcript.iter().rev().find(|entry| !entry.aside);
+        let answered = last.is_none_or(|last| matches!(last.said, Said::Answer | Said::Script(_)));
+        if self.left.retries > 0 && failed && !self.task.suspend && !answered {
+            self.then(next, "a person has a turn gone on with", 0, |mesh| {
+                mesh.left.retries -= 1;
+                mesh.asked_for += 1;
+                mesh.retry = mesh.asked_for;
                 mesh.wake = true;
             });
         }
@@ -496,18 +570,29 @@ impl Mesh {
                 return Err("something happens behind what was said".to_owned());
             }
         }
-        for pair in self.transcript.windows(2) {
-            let pairs = match pair {
-                [Said::Script(asked), Said::Result(given)] => asked == given,
-                [Said::Script(_), _] | [_, Said::Result(_)] => false,
-                _ => true,
-            };
-            if !pairs {
-                return Err(format!("a script and its result are parted: {:?}", self.transcript));
+        // What is put aside is kept as it was, and what stays is whole without it.
+        let all: Vec<&Said> = self.transcript.iter().map(|entry| &entry.said).collect();
+        let shown: Vec<&Said> = self.transcript.iter().filter(|entry| !entry.aside).map(|entry| &entry.said).collect();
+        for said in [&all, &shown] {
+            for pair in said.windows(2) {
+                let pairs = match pair {
+                    [Said::Script(asked), Said::Result(given)] => asked == given,
+                    [Said::Script(_), _] | [_, Said::Result(_)] => false,
+                    _ => true,
+                };
+                if !pairs {
+                    return Err(format!("a script and its result are parted: {:?}", self.transcript));
+                }
+            }
+            if task.turn.is_none() && matches!(said.last(), Some(Said::Script(_))) {
+                return Err("a turn is over whose script has no result".to_owned());
             }
         }
-        if task.turn.is_none() && matches!(self.transcript.last(), Some(Said::Script(_))) {
-            return Err("a turn is over whose script has no result".to_owned());
+        // Nothing of a turn that goes on was put aside.
+        if let Some(turn) = &task.turn
+            && !shown.contains(&&Said::User(turn.message))
+        {
+            return Err("a message is answered that is not there any more".to_owned());
         }
         Ok(())
     }

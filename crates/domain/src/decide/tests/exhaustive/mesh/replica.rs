@@ -13,6 +13,11 @@ impl Mesh {
         let awaits = |step: &Step| matches!(&step.state, StepState::Parked { awaits, .. } if !awaits.is_empty());
         let at_work = if self.child == Child::AtWork { vec![child()] } else { Vec::new() };
         task.subtasks = task.step.as_ref().is_some_and(awaits).then_some(at_work);
+        let newest = self.transcript.iter().rev().find_map(|entry| match entry {
+            Entry { said: Said::User(message), aside: false } => Some(*message),
+            _ => None,
+        });
+        task.retry = newest.filter(|_| self.retry > self.seen);
         Loaded { task, version, queued, asked_for, drop_before, child_noted: self.child_noted, result }
     }
 
@@ -129,8 +134,10 @@ impl Mesh {
         // What another one has seen, it has seen of the state before.
         self.seen =
             if self.without == Some(Guard::SeenAnew) { self.seen.max(loaded.asked_for) } else { loaded.asked_for };
-        let (suspend, cancel) = (self.task.suspend, self.task.cancel.take());
+        let (suspend, cancel, rewind) = (self.task.suspend, self.task.cancel.take(), self.task.rewind.take());
+        let had_ended = self.task.turn.is_none();
         self.task = decision.task.clone();
+        self.task.retry = None;
         self.task.approvals.clear();
         self.task.subtasks = None;
         if self.without == Some(Guard::LookAnew)
@@ -142,6 +149,7 @@ impl Mesh {
         self.task.suspend = suspend;
         // A cancel is cleared when it was seen, and stays when it came meanwhile.
         self.task.cancel = if loaded.task.cancel.is_some() { decision.task.cancel.clone() } else { cancel };
+        self.task.rewind = if loaded.task.rewind.is_some() { decision.task.rewind } else { rewind };
         self.task.last_error.take();
         if let Some((message, _)) = decision.admitted {
             let before = self.queue.len();
@@ -149,10 +157,17 @@ impl Mesh {
             if self.queue.len() == before {
                 return Err("a message is admitted that is not queued".to_owned());
             }
-            self.transcript.push(Said::User);
+            self.say(Said::User(message));
+        } else if let (true, Some(turn)) = (had_ended, &decision.task.turn) {
+            self.retried = Some(turn.message);
         }
         for message in &decision.appended {
             self.append(message)?;
+        }
+        if let Some(from) = decision.rewound {
+            for (_, entry) in (1..).zip(&mut self.transcript).filter(|(place, _)| *place >= from) {
+                entry.aside = true;
+            }
         }
         if let Some(ended) = &decision.ended {
             self.account_for(ended.message)?;
@@ -186,6 +201,9 @@ impl Mesh {
     }
 
     fn account_for(&mut self, message: MessageId) -> Result<(), String> {
+        if self.retried.take_if(|retried| *retried == message).is_some() {
+            return Ok(());
+        }
         if self.accounted.contains(&message) {
             return Err("a message ends twice".to_owned());
         }
@@ -203,8 +221,12 @@ impl Mesh {
             _ if message.source == Source::Assistant => Said::Answer,
             _ => Said::Other,
         };
-        self.transcript.push(said);
+        self.say(said);
         Ok(())
+    }
+
+    fn say(&mut self, said: Said) {
+        self.transcript.push(Entry { said, aside: false });
     }
 
     /// Whether what the model is told of a script is what has happened.
@@ -239,7 +261,7 @@ impl Mesh {
         let command = match effect {
             Effect::InvokeModel(step) => Command { step: step.id, round: step.round, script: None },
             Effect::ExecuteCode(step) => {
-                let asked = self.transcript.iter().rev().find_map(|said| match said {
+                let asked = self.transcript.iter().rev().find_map(|entry| match &entry.said {
                     Said::Script(script) => Some(*script),
                     _ => None,
                 });

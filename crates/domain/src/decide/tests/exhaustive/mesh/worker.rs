@@ -91,6 +91,12 @@ impl Mesh {
                 mesh.tell(who, command, failed(FailureClass::Transient));
             });
         }
+        if self.left.refusals > 0 {
+            self.then(next, "a model call is refused", who, |mesh| {
+                mesh.left.refusals -= 1;
+                mesh.tell(who, command, failed(FailureClass::Authentication));
+            });
+        }
     }
 
     /// Writes an entry of a worker that knows of all those before it; any other one lets go of the script.
@@ -147,7 +153,7 @@ impl Mesh {
             Call::NotBegun if self.left.awaits > 0 => {
                 // Refused when the step is not the task's any more, or is to be stopped.
                 let runs = self.task.step.as_ref().is_some_and(|step| step.id == command.step);
-                let begins = runs && self.task.cancel.is_none() && !self.task.suspend;
+                let begins = runs && self.task.cancel.is_none() && self.task.rewind.is_none() && !self.task.suspend;
                 return self.then(next, "a script begins a subtask", who, |mesh| {
                     mesh.left.awaits -= 1;
                     if begins {
