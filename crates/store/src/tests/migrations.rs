@@ -8,7 +8,9 @@
 //! No released version that has migration N uses any more what is taken away. Whoever goes back goes back to such a version.
 //!
 //! Nor does it keep the version before from its work for long: an index on a table that is there is made concurrently, by a file that begins with
-//! `-- no-transaction` and does nothing else, because PostgreSQL runs that only by itself.
+//! `-- no-transaction` and does nothing else, because PostgreSQL runs that only by itself. A reference from a table that is there is added `NOT VALID`
+//! and validated by a later file. Rows that are there are changed a few at a time, by a `DO` that commits in between, in a file that begins with
+//! `-- no-transaction`.
 
 use std::{
     borrow::Cow,
@@ -30,7 +32,7 @@ use crate::{
 /// The first version that is applied while replicas of the version before work.
 const WHILE_OTHERS_WORK: i64 = 33;
 
-/// The first version whose indexes keep nobody from writing while they are made.
+/// The first version that keeps nobody from writing for as long as it takes to look at every row.
 const CONCURRENTLY: i64 = 40;
 
 /// The statements of a migration, in lower case and on one line each, without comments.
@@ -70,25 +72,45 @@ fn named<'a>(statement: &'a str, starts: &[&str]) -> Option<(&'a str, &'a str)> 
 const INDEX: [&str; 2] = ["create index concurrently ", "create index "];
 const UNIQUE_INDEX: [&str; 2] = ["create unique index concurrently ", "create unique index "];
 
-/// The indexes that a migration makes of tables that are there while nobody can write to them.
+/// The tables that a migration makes.
+fn made(statements: &[String]) -> BTreeSet<&str> {
+    statements.iter().filter_map(|statement| Some(named(statement, &["create table "])?.0)).collect()
+}
+
+/// Whether every row is read, or an index is made, while nobody can write to the table, for this change of it.
+fn change_reads_all(change: &str) -> bool {
+    let has = |words: &[&str]| words.iter().any(|word| change.contains(word));
+    change.starts_with("add ")
+        && !has(&[" not valid", " using index "])
+        && has(&[" unique", " primary key", " exclude ", " references ", " check", " stored"])
+}
+
+/// What a migration does to tables that are there while nobody can write to them, or to many of their rows.
 fn blocking(sql: &str) -> Vec<String> {
     let statements = statements(sql);
-    let new: BTreeSet<&str> =
-        statements.iter().filter_map(|statement| Some(named(statement, &["create table "])?.0)).collect();
-    let alone = sql.starts_with("-- no-transaction") && statements.len() == 1;
+    let new = made(&statements);
+    let outside = sql.starts_with("-- no-transaction");
+    let few_at_a_time = outside && statements.iter().any(|statement| statement == "commit");
     let blocks = |statement: &&String| {
+        if let Some((table, changes)) = named(statement, &["alter table "]) {
+            return !new.contains(table) && parts(changes).iter().any(|change| change_reads_all(change));
+        }
+        if let Some((table, _)) = named(statement, &["update ", "delete from "]) {
+            return !new.contains(table) && !few_at_a_time;
+        }
         let Some((_, rest)) = named(statement, &INDEX).or_else(|| named(statement, &UNIQUE_INDEX)) else {
             return false;
         };
         let made_here = named(rest, &["on "]).is_some_and(|(table, _)| new.contains(table));
         let concurrently = statement.contains(" index concurrently ");
-        if made_here { concurrently } else { !(concurrently && alone) }
+        if made_here { concurrently } else { !(concurrently && outside && statements.len() == 1) }
     };
     statements.iter().filter(blocks).cloned().collect()
 }
 
-/// Whether the version before would be refused what it inserts or updates, or miss what it reads, after this change of a table.
-fn change_is_refused(change: &str) -> bool {
+/// Whether the version before would be refused what it inserts or updates, or miss what it reads, after this change of a table among `all`
+/// that are made at once.
+fn change_is_refused(change: &str, all: &[String]) -> bool {
     let is = |starts: &[&str]| starts.iter().any(|start| change.starts_with(start));
     if is(&["drop ", "rename ", "set schema "]) {
         return true;
@@ -98,8 +120,15 @@ fn change_is_refused(change: &str) -> bool {
         let drops = change.contains(" drop ") && !change.contains(" drop not null");
         return drops || change.contains(" set not null") || change.contains(" type ");
     }
-    if is(&["add constraint ", "add check", "add unique", "add primary ", "add exclude "]) {
-        return !change.contains(" foreign key ");
+    if is(&["add constraint ", "add foreign key ", "add check", "add unique", "add primary ", "add exclude "]) {
+        // It knows nothing of a column that is new, and leaves it empty.
+        let column = change.split_once(" foreign key (").and_then(|(_, rest)| rest.split([',', ')']).next());
+        let is_new = |column: &str| {
+            let adds =
+                |change: &String| named(change, &["add column ", "add "]).is_some_and(|(name, _)| name == column);
+            all.iter().any(adds)
+        };
+        return !column.is_some_and(is_new);
     }
     is(&["add "]) && change.contains(" not null") && !change.contains(" default ") && !change.contains(" generated ")
 }
@@ -110,11 +139,11 @@ fn refused(sql: &str) -> Vec<String> {
     let all: Vec<String> = MIGRATOR.iter().flat_map(|migration| statements(migration.sql.as_str())).collect();
     let plain: BTreeSet<&str> = all.iter().filter_map(|made| Some(named(made, &INDEX)?.0)).collect();
     let statements = statements(sql);
-    let new: BTreeSet<&str> =
-        statements.iter().filter_map(|statement| Some(named(statement, &["create table "])?.0)).collect();
+    let new = made(&statements);
     let is_refused = |statement: &&String| {
         if let Some((table, changes)) = named(statement, &["alter table "]) {
-            return !new.contains(table) && parts(changes).iter().any(|change| change_is_refused(change));
+            let changes = parts(changes);
+            return !new.contains(table) && changes.iter().any(|change| change_is_refused(change, &changes));
         }
         if let Some((_, rest)) = named(statement, &UNIQUE_INDEX) {
             return named(rest, &["on "]).is_none_or(|(table, _)| !new.contains(table));
@@ -140,9 +169,7 @@ fn contracts(sql: &str) -> Option<Result<i64, std::num::ParseIntError>> {
 fn objection(version: i64, sql: &str) -> Option<String> {
     let blocking = if version >= CONCURRENTLY { blocking(sql) } else { Vec::new() };
     if !blocking.is_empty() {
-        return Some(format!(
-            "{blocking:?}; make it CONCURRENTLY, in a file of its own that begins with `-- no-transaction`"
-        ));
+        return Some(format!("{blocking:?}; see above how nobody is kept from writing"));
     }
     let refused = refused(sql);
     match contracts(sql) {
@@ -216,6 +243,8 @@ fn what_would_break_the_version_before_is_found() {
         "ALTER TABLE tasks ALTER COLUMN title DROP DEFAULT",
         "ALTER TABLE tasks ALTER COLUMN id DROP IDENTITY IF EXISTS",
         "ALTER TABLE tasks ADD CONSTRAINT c CHECK (length(title) > 3)",
+        "ALTER TABLE tasks ADD CONSTRAINT c FOREIGN KEY (title) REFERENCES titles (id) NOT VALID",
+        "ALTER TABLE tasks ADD COLUMN a INT, ADD FOREIGN KEY (title, a) REFERENCES titles (id, a) NOT VALID",
         "CREATE UNIQUE INDEX i ON tasks (title)",
         "DROP INDEX i",
         "DROP TABLE tasks",
@@ -226,7 +255,8 @@ fn what_would_break_the_version_before_is_found() {
     let fine =
         "-- drop table tasks;\nALTER TABLE tasks ADD COLUMN a TEXT NOT NULL DEFAULT '', ADD COLUMN b NUMERIC(3, 1);
         CREATE TABLE y (z INT NOT NULL); CREATE UNIQUE INDEX i ON y (z); ALTER TABLE y ADD CONSTRAINT c CHECK (z > 3);
-        CREATE INDEX j ON tasks (title); ALTER TABLE tasks ALTER COLUMN title DROP NOT NULL;";
+        CREATE INDEX j ON tasks (title); ALTER TABLE tasks ALTER COLUMN title DROP NOT NULL;
+        ALTER TABLE tasks ADD COLUMN c UUID, ADD CONSTRAINT f FOREIGN KEY (c) REFERENCES y (z) NOT VALID;";
     assert_eq!(refused(fine), Vec::<String>::new());
 }
 
@@ -243,6 +273,30 @@ fn an_index_on_a_table_that_is_there_is_made_concurrently_and_alone() {
         assert_eq!(objection(40, fine), None, "{fine}");
     }
     assert_eq!(objection(39, "CREATE INDEX i ON tasks (title);"), None, "they have landed");
+}
+
+#[test]
+fn nobody_is_kept_from_writing_while_every_row_is_looked_at() {
+    for wrong in [
+        "ALTER TABLE tasks ADD COLUMN a INT UNIQUE;",
+        "ALTER TABLE tasks ADD a INT, ADD b INT CHECK (b > 3)",
+        "ALTER TABLE tasks ADD COLUMN a UUID REFERENCES titles (id)",
+        "ALTER TABLE tasks ADD COLUMN a INT GENERATED ALWAYS AS (length(title)) STORED",
+        "ALTER TABLE tasks ADD COLUMN a UUID, ADD CONSTRAINT c FOREIGN KEY (a) REFERENCES titles (id)",
+        "UPDATE tasks SET title = ''",
+        "DELETE FROM ONLY tasks WHERE title = ''",
+        "-- no-transaction\nUPDATE tasks SET title = ''",
+    ] {
+        assert!(objection(40, wrong).is_some(), "{wrong}");
+    }
+    for fine in [
+        "ALTER TABLE tasks ADD COLUMN a UUID, ADD CONSTRAINT c FOREIGN KEY (a) REFERENCES titles (id) NOT VALID",
+        "ALTER TABLE tasks VALIDATE CONSTRAINT c",
+        "CREATE TABLE y (z INT UNIQUE); ALTER TABLE y ADD COLUMN a INT UNIQUE; UPDATE y SET z = 3; INSERT INTO y VALUES (4)",
+        "-- no-transaction\nDO $$ DECLARE n INT; BEGIN LOOP n := 3; UPDATE tasks SET title = '' WHERE id = ''; COMMIT; END LOOP; END $$",
+    ] {
+        assert_eq!(objection(40, fine), None, "{fine}");
+    }
 }
 
 /// What there is, and one migration more.
