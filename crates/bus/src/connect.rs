@@ -277,12 +277,7 @@ impl Bus {
                         && topology::ensure_consumer(&self.inner.jetstream, &slack).await.is_ok()
                     {
                         self.inner.trouble.send_replace(None);
-                        let looked = unseen.look(&self.inner.jetstream).await;
-                        if let (Err(error), false) = (&looked, unread) {
-                            let source = std::error::Error::source(error);
-                            tracing::warn!(%error, source, "a queue could not be looked through for messages that nobody gets; it goes on being tried");
-                        }
-                        unread = looked.is_err();
+                        unread = self.look(&mut unseen, unread).await;
                         close = if unseen.is_empty() { close.saturating_sub(1) } else { 1 };
                         continue;
                     }
@@ -306,10 +301,24 @@ impl Bus {
                         let source = std::error::Error::source(&error);
                         tracing::error!(%error, source, "the streams could not be looked after; trying again. If NATS's disk was full, restart NATS");
                     }
+                    if makes && error.is_refusal() {
+                        // What is wrong with one of them keeps nothing in the others from being found.
+                        unread = self.look(&mut unseen, unread).await;
+                    }
                     true
                 }
             };
         }
+    }
+
+    /// Looks for messages that nobody gets. Whether that failed; once is said, when it had not failed the last time.
+    async fn look(&self, unseen: &mut topology::Unseen, failed_before: bool) -> bool {
+        let looked = unseen.look(&self.inner.jetstream).await;
+        if let (Err(error), false) = (&looked, failed_before) {
+            let source = std::error::Error::source(error);
+            tracing::warn!(%error, source, "a queue could not be looked through for messages that nobody gets; it goes on being tried");
+        }
+        looked.is_err()
     }
 
     /// Whether there is a connection at this moment.

@@ -203,6 +203,41 @@ async fn a_queue_that_cannot_be_looked_through_keeps_nothing_in_another_one_from
 }
 
 #[tokio::test]
+async fn a_consumer_whose_folder_is_gone_is_made_anew() {
+    let server = NatsServer::start().await;
+    let bus = server.bus().await;
+    let task = super::tasks_of_first_partition().next().expect("there are some");
+    let number = partition::of(task);
+    bus.publish(&subject::TaskResult::new(task), &result(task, 1)).await.expect("sent");
+    fs::remove_dir_all(of_consumer(&server, &topology::task_consumer(number).durable)).unwrap();
+    bus.ensure_topology().await.expect("it is made anew");
+    bus.ensure_topology().await.expect("as it is wanted");
+    let mut consumer = bus.consume_tasks(number, options(4));
+    next(&mut consumer).await.receipt.ack().await;
+}
+
+#[tokio::test]
+async fn a_consumer_that_cannot_be_made_keeps_no_other_from_being_so() {
+    let server = NatsServer::start().await;
+    let bus = server.bus().await;
+    let ([first, row], stream) = ([0, 1].map(topology::task_consumer), Stream::Task.name());
+    let first = first.durable;
+    let folder = of_consumer(&server, &first);
+    for consumer in [&first, &row.durable] {
+        bus.inner.jetstream.delete_consumer_from_stream(consumer, stream).await.expect("it is there");
+    }
+    fs::write(folder, "no folder").unwrap();
+    let refused = bus.ensure_topology().await.expect_err("the first one has no place");
+    assert!(refused.is_refusal() && refused.to_string().contains(&first), "{refused:?}");
+    topology::find_consumer(&bus.inner.jetstream, &row).await.expect("it was made all the same");
+}
+
+/// Where the server keeps what it knows of a consumer of tasks.
+fn of_consumer(server: &NatsServer, durable: &str) -> PathBuf {
+    folder(&server.store(), Stream::Task.name()).expect("the stream has a folder").join("obs").join(durable)
+}
+
+#[tokio::test]
 async fn commands_that_cannot_be_read_make_way_for_others() {
     let mut server = NatsServer::start().await;
     let bus = server.bus().await;

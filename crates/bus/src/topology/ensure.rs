@@ -7,7 +7,7 @@ use async_nats::jetstream::{
     self,
     consumer::{AckPolicy, Consumer, DeliverPolicy, ReplayPolicy, pull},
     context::{CreateStreamErrorKind, GetStreamErrorKind},
-    stream::{Config, ConsumerErrorKind, DiscardPolicy, RetentionPolicy, StorageType},
+    stream::{Config, ConsumerError, ConsumerErrorKind, DiscardPolicy, RetentionPolicy, StorageType},
 };
 use futures::TryStreamExt as _;
 
@@ -61,17 +61,32 @@ impl Error {
             Self::Stream { retryable, .. } | Self::Consumer { retryable, .. } => *retryable,
         }
     }
+
+    /// Whether the server has answered, and it is a single consumer that it does not bring about.
+    pub(crate) fn is_refusal(&self) -> bool {
+        let Self::Consumer { source, .. } = self else { return false };
+        let kind = source.downcast_ref().map(ConsumerError::kind);
+        matches!(kind, Some(ConsumerErrorKind::JetStream(_)))
+    }
 }
 
 pub(crate) async fn ensure(jetstream: &jetstream::Context, replicas: Option<NonZeroUsize>) -> Result<(), Error> {
     for row in streams() {
         ensure_stream(jetstream, row, replicas).await?;
     }
+    let mut refused = Ok(());
     for row in all_consumers(jetstream).await? {
-        let consumer = ensure_consumer(jetstream, &row).await?;
-        keep_behind(jetstream, &row, &consumer).await?;
+        let kept = async {
+            let consumer = ensure_consumer(jetstream, &row).await?;
+            keep_behind(jetstream, &row, &consumer).await
+        };
+        match kept.await {
+            // One that cannot be brought about keeps no other from being so.
+            Err(error) if error.is_refusal() => refused = refused.and(Err(error)),
+            done => done?,
+        }
     }
-    Ok(())
+    refused
 }
 
 /// The table of consumers, and those of the pools that somebody has named: their interpreters have made them.
@@ -207,6 +222,10 @@ pub(crate) async fn find_consumer(
     found.map_err(|error| Error::Consumer { consumer: row.durable.clone(), retryable: true, source: error.into() })
 }
 
+/// What the server says of a consumer whose folder it has removed: one that was made while another of its name was being removed, as happens when
+/// several make a consumer anew. It takes up from where that other one was, can never be changed, and is gone when the server is started anew.
+const NO_FOLDER: &str = "no such file or directory";
+
 /// Makes or updates one consumer.
 pub(crate) async fn ensure_consumer(
     jetstream: &jetstream::Context,
@@ -231,6 +250,18 @@ pub(crate) async fn ensure_consumer(
             Ok(consumer) => return Ok(consumer),
             Err(error) => {
                 let (raced, retryable) = match error.kind() {
+                    ConsumerErrorKind::JetStream(told) if told.to_string().contains(NO_FOLDER) => {
+                        // Somebody else may be about to make it anew.
+                        if attempt > 1 {
+                            let consumer = &row.durable;
+                            tracing::warn!(consumer, "the consumer's folder is gone; making it anew");
+                            // Whether it was removed the next attempt tells.
+                            let _ = jetstream.delete_consumer_from_stream(consumer, row.stream.name()).await;
+                        } else {
+                            tokio::time::sleep(BEING_MADE).await;
+                        }
+                        (true, true)
+                    }
                     ConsumerErrorKind::TimedOut | ConsumerErrorKind::Request => (false, true),
                     ConsumerErrorKind::JetStream(error) => {
                         (error.error_code() == jetstream::ErrorCode::CONSUMER_NAME_EXIST, error.code() == 503)
