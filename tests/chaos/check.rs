@@ -15,13 +15,16 @@ use construct_tests::{
     wait::until,
 };
 
-use crate::load::{EFFECTS, Job, UNPAID};
+use crate::load::{EFFECTS, Job, Kind, UNPAID};
+
+/// How it begins, what is said of a message that its user has withdrawn: by a cancel, or by taking the conversation back.
+const WITHDRAWN: [&str; 2] = ["cancelled", "the conversation was taken back"];
 
 /// Why a message may fail when what it needs is away for longer than it is tried again. What was given up because workers died is the
 /// only failure of our own; any other one is a defect.
 fn may_fail(job: &Job, error: &v1::TaskError) -> bool {
     match error.code.as_str() {
-        "BUDGET_EXHAUSTED" => job.budget.is_some(),
+        "BUDGET_EXHAUSTED" => job.budget().is_some(),
         "TRANSIENT" | "OVERLOADED" | "DEADLINE_EXCEEDED" => true,
         "INTERNAL" => error.message.contains("workers were lost, or not heard of"),
         _ => false,
@@ -37,6 +40,8 @@ pub(crate) struct Told {
     failed: usize,
     /// Messages that the tight budget has ended, which is no failure.
     stopped: usize,
+    /// Messages that their users thought better of before they were answered, which is none either.
+    withdrawn: usize,
     subtasks: usize,
     calls: i64,
 }
@@ -50,11 +55,11 @@ impl Told {
 
 impl std::fmt::Display for Told {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { messages, effects, unknown, failed, stopped, subtasks, calls } = self;
+        let Self { messages, effects, unknown, failed, stopped, withdrawn, subtasks, calls } = self;
         write!(
             f,
             "{messages} messages, {subtasks} subtasks, {calls} calls out of a tight budget, {effects} side effects, {unknown} of unknown outcome, {failed} messages failed \
-             with a reason, {stopped} were stopped by the budget"
+             with a reason, {stopped} were stopped by the budget, {withdrawn} withdrawn"
         )
     }
 }
@@ -81,7 +86,7 @@ pub(crate) async fn check(mesh: &Mesh, jobs: &[Job]) -> Told {
 
 /// One more message of a job, which is answered.
 async fn last_message(job: &Job) {
-    if let Some(budget) = &job.budget {
+    if let Some(budget) = job.budget() {
         budget.raise(job).await;
     }
     let text = "last".to_owned();
@@ -92,19 +97,23 @@ async fn last_message(job: &Job) {
 
 async fn conversation(mesh: &Mesh, job: &Job, told: &mut Told) {
     let task = job.conversation.settled().await.status.unwrap();
-    let transcript = job.conversation.transcript().await;
+    let transcript = job.conversation.whole_transcript().await;
     let said = job.said.lock().unwrap().clone();
-    let said: Vec<&str> = said.iter().map(String::as_str).collect();
+    let said = placed(job, &said, &transcript);
     // Every message once and in order, each answered, and every script with its result.
     transcript.check(&said);
-    told.messages += said.len();
+    told.messages += transcript.messages.iter().filter(|message| source(message) == v1::MessageSource::User).count();
     for message in &transcript.messages {
         let error = status(message).error;
-        let is_stopped = job.budget.is_some() && error.contains(UNPAID);
-        *(if is_stopped { &mut told.stopped } else { &mut told.failed }) += usize::from(!error.is_empty());
+        let ended = match &job.kind {
+            Kind::Delegates(_) if error.contains(UNPAID) => &mut told.stopped,
+            Kind::Fickle if WITHDRAWN.iter().any(|words| error.starts_with(words)) => &mut told.withdrawn,
+            _ => &mut told.failed,
+        };
+        *ended += usize::from(!error.is_empty());
     }
     effects(&mesh.seen(&job.folder), &said, &transcript, told);
-    if job.delegates {
+    if job.budget().is_some() {
         let spent = task.usage.unwrap_or_default().cost_pico_usd + subtasks(job, told).await;
         money(job, spent, told).await;
     }
@@ -116,6 +125,7 @@ async fn conversation(mesh: &Mesh, job: &Job, told: &mut Told) {
         _ => None,
     }) {
         let fits = turn.outcome() == v1::TurnOutcome::Completed
+            || turn.outcome() == v1::TurnOutcome::Cancelled && matches!(job.kind, Kind::Fickle)
             || turn.error.as_ref().is_some_and(|error| may_fail(job, error));
         assert!(fits, "chaos is no reason for this: {turn:?}");
     }
@@ -124,9 +134,22 @@ async fn conversation(mesh: &Mesh, job: &Job, told: &mut Told) {
     assert!(why.waiting_for.contains("a message from a user"), "{why:?}");
 }
 
+/// What was said and has a place in the transcript: everything, but for what was dropped before its turn, which says so.
+fn placed<'a>(job: &Job, said: &'a [String], transcript: &Transcript) -> Vec<&'a str> {
+    let mut dropped = BTreeSet::new();
+    for message in transcript.unplaced() {
+        let (text, status) = (text(message), status(message));
+        let is_withdrawn = WITHDRAWN.iter().any(|words| status.error.starts_with(words));
+        let fits = matches!(job.kind, Kind::Fickle) && is_withdrawn && status.processed_at.is_some();
+        assert!(fits && said.contains(&text), "a message was lost:\n{}", transcript.show());
+        assert!(dropped.insert(text), "a message is there twice:\n{}", transcript.show());
+    }
+    said.iter().map(String::as_str).filter(|text| !dropped.contains(*text)).collect()
+}
+
 /// What a task and its subtasks have used is what the ledger says and what their budget has paid, and nothing is still set aside.
 async fn money(job: &Job, spent: i64, told: &mut Told) {
-    let Some(budget) = &job.budget else { return };
+    let Some(budget) = job.budget() else { return };
     let (client, limit) = (job.conversation.client(), *budget.limit.lock().unwrap());
     let request = v1::GetBudgetRequest { budget: budget.id.clone() };
     let seen = client.budgets().get_budget(request).await.unwrap().into_inner().status.unwrap();

@@ -12,7 +12,7 @@ use std::{
 use construct_bus::topology::Stream;
 use construct_proto::{mesh::v1 as mesh_v1, v1};
 use construct_tests::{
-    client::{Client, id, is_away},
+    client::{self, Client, id},
     github::GitHubServer,
     mesh::{Mesh, Service},
     slack::{ANN, CHANNEL, SlackServer, shown},
@@ -69,11 +69,7 @@ fn candidate() -> Value {
 
 /// Asks until the gateway is there to answer.
 async fn patiently<T>(mut ask: impl AsyncFnMut() -> Result<tonic::Response<T>, tonic::Status>) -> T {
-    until("the gateway to answer", PATIENCE, async || match ask().await {
-        Err(away) if is_away(&away) => Err(away.to_string()),
-        answer => Ok(answer.unwrap().into_inner()),
-    })
-    .await
+    client::patiently("the gateway to answer", async || ask().await).await.unwrap().into_inner()
 }
 
 impl Clients {

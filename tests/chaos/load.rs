@@ -6,26 +6,22 @@ use std::{
         Mutex,
         atomic::{AtomicBool, Ordering},
     },
-    time::Duration,
 };
 
 use construct_proto::v1;
 use construct_tests::{
-    client::{Conversation, PATIENCE, id, is_away},
+    client::{Conversation, id, patiently},
     mesh::Mesh,
     random::Random,
     recorder::Recorder,
-    wait::until,
 };
 use serde_json::{Value, json};
-use tokio::time::sleep;
+
+use crate::people;
 
 /// What is said of a turn that there was no money for.
 pub(crate) const UNPAID: &str = "the budget of the task is exhausted";
 
-/// Conversations at the same time, and how many of them have subtasks do the work.
-const CONVERSATIONS: usize = 5;
-const WITH_SUBTASKS: usize = 1;
 /// Side effects of each message.
 pub(crate) const EFFECTS: usize = 6;
 
@@ -40,16 +36,31 @@ pub(crate) struct Budget {
     pub(crate) limit: Mutex<i64>,
 }
 
+/// Who does the work of a conversation, and what its user is like.
+pub(crate) enum Kind {
+    /// Its scripts do it.
+    Works,
+    /// Subtasks do, which may cost so much together with it.
+    Delegates(Budget),
+    /// Its scripts do, and ask somebody about some of it.
+    Asks,
+    /// Its scripts do, if they get to it: the user thinks better of every message.
+    Fickle,
+}
+
 /// One conversation.
 pub(crate) struct Job {
     pub(crate) conversation: Conversation,
     pub(crate) recorder: Recorder,
     pub(crate) folder: PathBuf,
-    /// Whether subtasks do the work.
-    pub(crate) delegates: bool,
-    /// What it and its subtasks may cost together, of those with subtasks.
-    pub(crate) budget: Option<Budget>,
+    pub(crate) kind: Kind,
     pub(crate) said: Mutex<Vec<String>>,
+}
+
+impl Job {
+    pub(crate) const fn budget(&self) -> Option<&Budget> {
+        if let Kind::Delegates(budget) = &self.kind { Some(budget) } else { None }
+    }
 }
 
 /// Each effect is a line or a file of its own, named after the message. What is not known is taken down, as the model is asked to.
@@ -133,71 +144,65 @@ impl Budget {
         let limit_pico_usd = *self.limit.lock().unwrap() + BUDGET;
         let raise =
             v1::UpdateBudgetRequest { budget: self.id.clone(), limit_pico_usd, ..v1::UpdateBudgetRequest::default() };
-        until("the budget to be raised", PATIENCE, async || {
-            match job.conversation.client().budgets().update_budget(raise.clone()).await {
-                Err(away) if is_away(&away) => Err(away.to_string()),
-                answer => {
-                    answer.unwrap();
-                    Ok(())
-                }
-            }
-        })
-        .await;
+        let budgets = job.conversation.client().budgets();
+        let raised = patiently("the budget to be raised", async || budgets.clone().update_budget(raise.clone()).await);
+        raised.await.unwrap();
         *self.limit.lock().unwrap() = limit_pico_usd;
     }
 }
 
 /// Begins all conversations.
 pub(crate) async fn begin(mesh: &Mesh) -> Vec<Job> {
-    mesh.scripted_agent("worker", &script()).await.unwrap();
-    mesh.scripted_agent("manager", &manager()).await.unwrap();
-    mesh.scripted_agent("hand", &hand()).await.unwrap();
+    for (name, script) in [("worker", script()), ("careful", script()), ("manager", manager()), ("hand", hand())] {
+        mesh.scripted_agent(name, &script).await.unwrap();
+    }
+    let client = mesh.client().unwrap();
+    people::ask_before_files(&client, "careful").await;
     let mut jobs = Vec::new();
-    for n in 0..CONVERSATIONS {
+    for (n, agent) in ["manager", "careful", "worker", "worker", "worker"].into_iter().enumerate() {
         let folder = mesh.folder(&format!("job-{n}")).unwrap();
-        let delegates = n < WITH_SUBTASKS;
-        let agent = if delegates { "manager" } else { "worker" };
-        let (agent, workspace) = (agent.to_owned(), folder.display().to_string());
+        let workspace = folder.display().to_string();
         // With a title no call is made for one, which would be left out without money.
-        let spec = v1::TaskSpec { agent, workspace, title: format!("Job {n}"), ..v1::TaskSpec::default() };
-        let conversation = mesh.client().unwrap().begin_as(spec).await.unwrap();
-        let budget = if delegates { Some(Budget::of(&conversation).await) } else { None };
+        let title = format!("Job {n}");
+        let spec = v1::TaskSpec { agent: agent.to_owned(), workspace, title, ..v1::TaskSpec::default() };
+        let conversation = client.begin_as(spec).await.unwrap();
+        let kind = match n {
+            0 => Kind::Delegates(Budget::of(&conversation).await),
+            1 => Kind::Asks,
+            2 => Kind::Fickle,
+            _ => Kind::Works,
+        };
         let recorder = conversation.record();
-        jobs.push(Job { conversation, recorder, folder, delegates, budget, said: Mutex::default() });
+        jobs.push(Job { conversation, recorder, folder, kind, said: Mutex::default() });
     }
     jobs
 }
 
-/// Sends messages until it is `over`: some while the one before them is worked on, some after.
-pub(crate) async fn speak(jobs: &[Job], over: &AtomicBool) {
-    let speaking = jobs.iter().map(async |job| {
-        for n in 0.. {
-            let text = format!("m{n}");
-            job.conversation.say(&text).await;
-            job.said.lock().unwrap().push(text);
-            if n % 2 == 1 {
-                let task = job.conversation.settled().await.status.unwrap_or_default();
-                if let Some(budget) = &job.budget
-                    && task.last_outcome() != v1::TurnOutcome::Completed
-                {
-                    budget.raise(job).await;
-                }
-                if over.load(Ordering::Relaxed) {
-                    return;
-                }
-            }
-        }
+/// Sends messages until it is `over`. Fickle users think better of each, at times that follow from the seed.
+pub(crate) async fn speak(jobs: &[Job], seed: u64, over: &AtomicBool) {
+    let speaking = (1..).zip(jobs).map(async |(n, job)| match job.kind {
+        Kind::Fickle => people::think_better(job, Random::new(seed.rotate_left(n)), over).await,
+        Kind::Works | Kind::Delegates(_) | Kind::Asks => insist(job, over).await,
     });
     futures::future::join_all(speaking).await;
 }
 
-/// Suspends one conversation for a moment, again and again, whatever it is at, until it is `over`; then it goes on.
-pub(crate) async fn meddle(jobs: &[Job], mut random: Random, over: &AtomicBool) {
-    let Some(Job { conversation, .. }) = jobs.last() else { return };
-    while !over.load(Ordering::Relaxed) {
-        sleep(Duration::from_millis(500 + random.below(3_000))).await;
-        conversation.suspend().await;
-        sleep(Duration::from_millis(random.below(1_000))).await;
-        conversation.resume().await;
+/// Some messages are sent while the one before them is worked on, some after.
+async fn insist(job: &Job, over: &AtomicBool) {
+    for n in 0.. {
+        let text = format!("m{n}");
+        job.conversation.say(&text).await;
+        job.said.lock().unwrap().push(text);
+        if n % 2 == 1 {
+            let task = job.conversation.settled().await.status.unwrap_or_default();
+            if let Some(budget) = job.budget()
+                && task.last_outcome() != v1::TurnOutcome::Completed
+            {
+                budget.raise(job).await;
+            }
+            if over.load(Ordering::Relaxed) {
+                return;
+            }
+        }
     }
 }

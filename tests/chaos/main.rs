@@ -9,6 +9,7 @@
 mod check;
 mod clients;
 mod load;
+mod people;
 mod plan;
 mod trial;
 mod upgrade;

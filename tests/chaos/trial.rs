@@ -31,6 +31,7 @@ use crate::{
     check::{self, Told},
     clients::Clients,
     load::{self, Job},
+    people::{self, Clock},
     plan::{Disturbance, Kind, Plan, Server, ZONES},
 };
 
@@ -61,6 +62,7 @@ struct Trial {
 pub(crate) async fn run(plan: &Plan) -> Told {
     let (mut trial, clients) = Box::pin(Trial::start(plan)).await;
     let jobs = load::begin(&trial.mesh).await;
+    let clock = Clock::begin(&trial.mesh).await;
     let twice = duplicate(trial.mesh.bus().await, plan.seed);
     let over = AtomicBool::new(false);
     let disturbing = async {
@@ -81,13 +83,16 @@ pub(crate) async fn run(plan: &Plan) -> Told {
             Box::pin(clients.work(&over)).await;
         }
     };
-    let meddling = load::meddle(&jobs, Random::new(plan.seed.rotate_left(16)), &over);
-    tokio::join!(load::speak(&jobs, &over), meddling, served, disturbing);
+    let meddling = people::meddle(&jobs, Random::new(plan.seed.rotate_left(16)), &over);
+    let ticking = clock.work(Random::new(plan.seed.rotate_left(48)), &over);
+    let work = async { tokio::join!(load::speak(&jobs, plan.seed, &over), meddling, ticking, served, disturbing) };
+    Box::pin(people::approving(&jobs, work)).await;
     twice.abort();
+    eprintln!("{} messages by the clock", clock.check().await);
     if let Some(clients) = &clients {
         eprintln!("{}", Box::pin(clients.check(&trial.mesh)).await);
     }
-    check::check(&trial.mesh, &jobs).await
+    people::approving(&jobs, check::check(&trial.mesh, &jobs)).await
 }
 
 /// Every conversation says why it does not go on, and when it will be looked at again, in agreement with its row. The gateway, or what it needs, may

@@ -5,10 +5,13 @@
 
 use std::{path::PathBuf, sync::atomic::AtomicBool, time::Duration};
 
-use construct_tests::mesh::{Mesh, Service};
+use construct_tests::{
+    mesh::{Mesh, Service},
+    random,
+};
 use tokio::time::sleep;
 
-use crate::{check, load};
+use crate::{check, load, people};
 
 /// Where the programs of the version before are.
 const PREVIOUS: &str = "CONSTRUCT_PREVIOUS";
@@ -48,8 +51,9 @@ async fn an_upgrade_in_the_middle_of_everything_is_not_noticed() {
         }
         over.store(true, std::sync::atomic::Ordering::Relaxed);
     };
-    tokio::join!(load::speak(&jobs, &over), upgrading);
-    let told = check::check(&mesh, &jobs).await;
+    let work = async { tokio::join!(load::speak(&jobs, random::seed(), &over), upgrading) };
+    people::approving(&jobs, work).await;
+    let told = people::approving(&jobs, check::check(&mesh, &jobs)).await;
     eprintln!("upgraded: {told}");
     assert_eq!(told.interrupted(), 0, "nothing was killed: {told}");
 }

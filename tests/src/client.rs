@@ -12,7 +12,7 @@ use construct_proto::v1::{
     message_service_client::MessageServiceClient, model_provider_service_client::ModelProviderServiceClient,
     model_service_client::ModelServiceClient, model_token_service_client::ModelTokenServiceClient,
     recovery_service_client::RecoveryServiceClient, scan_service_client::ScanServiceClient,
-    task_service_client::TaskServiceClient,
+    schedule_service_client::ScheduleServiceClient, task_service_client::TaskServiceClient,
 };
 use tonic::{Code, Status, transport::Channel};
 use uuid::Uuid;
@@ -70,6 +70,11 @@ impl Client {
     /// `ScanService`.
     pub fn scans(&self) -> ScanServiceClient<Channel> {
         ScanServiceClient::new(self.channel.clone())
+    }
+
+    /// `ScheduleService`.
+    pub fn schedules(&self) -> ScheduleServiceClient<Channel> {
+        ScheduleServiceClient::new(self.channel.clone())
     }
 
     /// `TaskService`.
@@ -156,7 +161,7 @@ impl Conversation {
     /// Sends a message until the gateway says that it has it. The same key goes with each try, so that it is accepted once.
     pub async fn say(&self, text: &str) -> v1::Message {
         let key = Uuid::now_v7().to_string();
-        until("the gateway to accept a message", PATIENCE, async || retryable(self.send_as(text, &key).await))
+        patiently("the gateway to accept a message", async || self.send_as(text, &key).await)
             .await
             .unwrap_or_else(|status| panic!("the message {text:?} is refused: {status}"))
     }
@@ -245,9 +250,7 @@ impl Conversation {
     }
 
     async fn intent(&self, what: &str, attempt: impl AsyncFn() -> Result<(), Status>) {
-        until(what, PATIENCE, async || retryable(attempt().await))
-            .await
-            .unwrap_or_else(|status| panic!("{what} is refused: {status}"));
+        patiently(what, attempt).await.unwrap_or_else(|status| panic!("{what} is refused: {status}"));
     }
 
     /// Why the task does not go on.
@@ -319,12 +322,16 @@ pub fn is_away(status: &Status) -> bool {
     status.source().is_some() || matches!(status.code(), Code::Unavailable | Code::Cancelled | Code::DeadlineExceeded)
 }
 
-/// For [`wait::until`]: an answer that may change is waited for, any other is given back.
-fn retryable<T>(answer: Result<T, Status>) -> Result<Result<T, Status>, Status> {
-    match answer {
+/// Asks again while the gateway, or what it needs, is away.
+///
+/// # Errors
+/// Any other answer than that.
+pub async fn patiently<T>(what: &str, mut ask: impl AsyncFnMut() -> Result<T, Status>) -> Result<T, Status> {
+    until(what, PATIENCE, async || match ask().await {
         Err(status) if is_away(&status) => Err(status),
         answer => Ok(answer),
-    }
+    })
+    .await
 }
 
 /// Waits until the file at `path` holds what `wanted` accepts.
