@@ -6,7 +6,10 @@
 
 use std::time::Instant;
 
-use async_nats::{HeaderMap, jetstream::stream::LastRawMessageErrorKind};
+use async_nats::{
+    HeaderMap,
+    jetstream::stream::{LastRawMessageErrorKind, RawMessageErrorKind},
+};
 
 use construct_domain::{StepId, TaskId};
 
@@ -142,9 +145,31 @@ impl Bus {
     /// # Errors
     /// When the server cannot be reached.
     pub async fn result_waits(&self, task: TaskId, step: StepId) -> Result<bool, Error> {
-        let address = subject::TaskResult::new(task);
-        let standing = self.standing(Stream::Task, &address.subject()).await?;
-        Ok(standing.is_some_and(|standing| standing.step_id == step.to_string()))
+        let (subject, step) = (subject::TaskResult::new(task).subject(), step.to_string());
+        let Some(newest) = self.standing(Stream::Task, &subject).await? else { return Ok(false) };
+        if newest.step_id == step {
+            return Ok(true);
+        }
+        // That of a title, which nobody waits for, may have come after it.
+        let stream = self.inner.jetstream.get_stream_no_info(Stream::Task.name()).await.map_err(rejected)?;
+        let mut from = 1;
+        while from < newest.sequence {
+            match stream.get_first_raw_message_by_subject(&subject, from).await {
+                Ok(message) => {
+                    let standing = Standing::read(message.sequence, &message.headers);
+                    if standing.step_id == step {
+                        return Ok(true);
+                    }
+                    from = standing.sequence + 1;
+                }
+                Err(error) => match error.kind() {
+                    RawMessageErrorKind::NoMessageFound => break,
+                    RawMessageErrorKind::Other => return Err(Error::Timeout),
+                    _ => return Err(rejected(error)),
+                },
+            }
+        }
+        Ok(false)
     }
 
     /// What stands on a command's subject.
