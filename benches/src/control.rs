@@ -69,11 +69,10 @@ pub(crate) async fn measure(rounds: usize) -> anyhow::Result<Figures> {
                 let mut task = Task::at_work(&channel, &agent, &workspace, sign).await?;
                 suspended.push(task.suspend().await?);
                 resumed.push(task.resume().await?);
-                // Nothing of it is left for the tasks after it.
-                task.cancel().await?;
+                task.end().await?;
                 let mut task = Task::at_work(&channel, &agent, &workspace, sign).await?;
                 interrupted.push(task.interrupt().await?);
-                task.cancel().await?;
+                task.end().await?;
             }
         }
     }
@@ -140,14 +139,24 @@ impl Task {
         let began = Instant::now();
         let request = v1::CancelTaskRequest { task: self.id.clone(), ..Default::default() };
         TaskServiceClient::new(self.channel.clone()).cancel_task(request).await?;
-        self.turn_ends(v1::TurnOutcome::Cancelled).await?;
+        let outcome = self.turn_ends().await?;
+        ensure!(outcome == v1::TurnOutcome::Cancelled, "the turn ended otherwise: {outcome:?}");
         Ok(began.elapsed())
+    }
+
+    /// Leaves nothing of it for the tasks after it, whatever it is at.
+    async fn end(self) -> anyhow::Result<()> {
+        let request = v1::DeleteTaskRequest { task: self.id, ..Default::default() };
+        TaskServiceClient::new(self.channel).delete_task(request).await?;
+        tokio::time::sleep(UNDER_WAY).await;
+        Ok(())
     }
 
     async fn interrupt(&mut self) -> anyhow::Result<Duration> {
         let began = Instant::now();
         self.say(v1::MessagePriority::Interrupt).await?;
-        self.turn_ends(v1::TurnOutcome::Interrupted).await?;
+        let outcome = self.turn_ends().await?;
+        ensure!(outcome == v1::TurnOutcome::Interrupted, "the turn ended otherwise: {outcome:?}");
         Ok(began.elapsed())
     }
 
@@ -167,12 +176,10 @@ impl Task {
         Ok(began.elapsed())
     }
 
-    async fn turn_ends(&mut self, expected: v1::TurnOutcome) -> anyhow::Result<()> {
+    async fn turn_ends(&mut self) -> anyhow::Result<v1::TurnOutcome> {
         loop {
             if let Some(Payload::TurnCompleted(completed)) = self.event().await?.payload {
-                let outcome = completed.outcome();
-                ensure!(outcome == expected, "the turn ended otherwise: {outcome:?}");
-                return Ok(());
+                return Ok(completed.outcome());
             }
         }
     }
