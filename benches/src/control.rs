@@ -139,8 +139,7 @@ impl Task {
         let began = Instant::now();
         let request = v1::CancelTaskRequest { task: self.id.clone(), ..Default::default() };
         TaskServiceClient::new(self.channel.clone()).cancel_task(request).await?;
-        let outcome = self.turn_ends().await?;
-        ensure!(outcome == v1::TurnOutcome::Cancelled, "the turn ended otherwise: {outcome:?}");
+        self.turn_ends(v1::TurnOutcome::Cancelled).await?;
         Ok(began.elapsed())
     }
 
@@ -155,8 +154,7 @@ impl Task {
     async fn interrupt(&mut self) -> anyhow::Result<Duration> {
         let began = Instant::now();
         self.say(v1::MessagePriority::Interrupt).await?;
-        let outcome = self.turn_ends().await?;
-        ensure!(outcome == v1::TurnOutcome::Interrupted, "the turn ended otherwise: {outcome:?}");
+        self.turn_ends(v1::TurnOutcome::Interrupted).await?;
         Ok(began.elapsed())
     }
 
@@ -176,10 +174,12 @@ impl Task {
         Ok(began.elapsed())
     }
 
-    async fn turn_ends(&mut self) -> anyhow::Result<v1::TurnOutcome> {
+    async fn turn_ends(&mut self, expected: v1::TurnOutcome) -> anyhow::Result<()> {
         loop {
             if let Some(Payload::TurnCompleted(completed)) = self.event().await?.payload {
-                return Ok(completed.outcome());
+                let outcome = completed.outcome();
+                ensure!(outcome == expected, "the turn ended otherwise: {outcome:?}");
+                return Ok(());
             }
         }
     }

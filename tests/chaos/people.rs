@@ -14,7 +14,7 @@ use std::{
 
 use construct_proto::v1;
 use construct_tests::{
-    client::{Client, Conversation, PATIENCE, id, is_away, patiently},
+    client::{Client, Conversation, PATIENCE, id, is_away, patiently, words},
     mesh::Mesh,
     random::Random,
     transcript::text,
@@ -34,10 +34,6 @@ const LOOK: Duration = Duration::from_millis(200);
 
 fn key() -> String {
     Uuid::now_v7().to_string()
-}
-
-fn words(text: &str) -> Vec<v1::Block> {
-    vec![v1::Block { block: Some(v1::block::Block::Text(v1::Text { text: text.to_owned() })) }]
 }
 
 /// Has the agent's scripts wait for a person before they make a file.

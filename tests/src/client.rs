@@ -167,12 +167,7 @@ impl Conversation {
     }
 
     async fn send_as(&self, text: &str, key: &str) -> Result<v1::Message, Status> {
-        let block = v1::block::Block::Text(v1::Text { text: text.to_owned() });
-        let spec = v1::MessageSpec {
-            task: self.task.to_string(),
-            blocks: vec![v1::Block { block: Some(block) }],
-            ..v1::MessageSpec::default()
-        };
+        let spec = v1::MessageSpec { task: self.task.to_string(), blocks: words(text), ..v1::MessageSpec::default() };
         let request = v1::CreateMessageRequest { spec: Some(spec), idempotency_key: key.to_owned() };
         Ok(self.client.messages().create_message(request).await?.into_inner())
     }
@@ -309,6 +304,11 @@ impl Conversation {
     pub fn subscription(&self) -> v1::SubscribeRequest {
         v1::SubscribeRequest { task: self.task.to_string(), cursor: "0".to_owned(), types: Vec::new() }
     }
+}
+
+/// The blocks of a message that is text.
+pub fn words(text: &str) -> Vec<v1::Block> {
+    vec![v1::Block { block: Some(v1::block::Block::Text(v1::Text { text: text.to_owned() })) }]
 }
 
 /// The id in an entity's metadata.

@@ -99,6 +99,14 @@ impl World {
         }
     }
 
+    /// A message was sent, and the model is asked.
+    fn asking() -> Self {
+        let mut world = Self::new();
+        world.send();
+        world.decide(Event::Wake);
+        world
+    }
+
     fn uuid(&mut self) -> Uuid {
         self.ids += 1;
         Uuid::from_u128(self.ids)
@@ -393,6 +401,11 @@ impl World {
     fn elapse(&mut self, seconds: i64) {
         self.now += jiff::SignedDuration::from_secs(seconds);
     }
+}
+
+/// How the newest turn ended.
+fn outcome(world: &World) -> Option<TurnOutcome> {
+    world.ended.last().map(|turn| turn.outcome)
 }
 
 fn text(text: &str) -> Outcome {

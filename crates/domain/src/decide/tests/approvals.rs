@@ -118,9 +118,7 @@ fn a_suspended_script_does_not_outlive_its_journal() {
 
 #[test]
 fn a_script_that_comes_to_wait_while_it_is_told_to_stop_is_stopped() {
-    let mut world = World::new();
-    world.send();
-    world.decide(Event::Wake);
+    let mut world = World::asking();
     world.result(calls(&["a"]));
     world.task.suspend = true;
     world.decide(Event::Wake);
@@ -132,9 +130,7 @@ fn a_script_that_comes_to_wait_while_it_is_told_to_stop_is_stopped() {
 
 #[test]
 fn a_script_that_comes_to_wait_when_its_turn_was_cancelled_asks_nobody() {
-    let mut world = World::new();
-    world.send();
-    world.decide(Event::Wake);
+    let mut world = World::asking();
     world.result(calls(&["a"]));
     // The result is looked at before anybody has looked at the cancel.
     world.cancel();

@@ -4,10 +4,6 @@ fn stopped(text: &str) -> Outcome {
     Outcome::Stopped(vec![Block::Text(text.to_owned())])
 }
 
-fn outcome(world: &World) -> Option<TurnOutcome> {
-    world.ended.last().map(|turn| turn.outcome)
-}
-
 fn text_of(message: &(Source, Vec<Block>)) -> &str {
     match message.1.as_slice() {
         [Block::Text(text)] => text,
@@ -17,9 +13,7 @@ fn text_of(message: &(Source, Vec<Block>)) -> &str {
 
 #[test]
 fn a_cancelled_turn_says_why_where_people_look() {
-    let mut world = World::new();
-    world.send();
-    world.decide(Event::Wake);
+    let mut world = World::asking();
     world.send();
     world.cancel();
     let decision = world.decide(Event::Wake);
@@ -36,9 +30,7 @@ fn a_cancelled_turn_says_why_where_people_look() {
 
 #[test]
 fn an_interrupting_message_is_answered_next_and_what_was_said_so_far_is_kept_and_marked() {
-    let mut world = World::new();
-    world.send();
-    world.decide(Event::Wake);
+    let mut world = World::asking();
     let waits = world.send();
     let urgent = world.send_as(true);
     let decision = world.decide(Event::Wake);
@@ -58,9 +50,7 @@ fn an_interrupting_message_is_answered_next_and_what_was_said_so_far_is_kept_and
 
 #[test]
 fn an_interrupted_model_call_that_says_nothing_more_is_waited_for_briefly() {
-    let mut world = World::new();
-    world.send();
-    world.decide(Event::Wake);
+    let mut world = World::asking();
     world.send_as(true);
     world.decide(Event::Wake);
     let told_again = {
@@ -102,9 +92,7 @@ fn a_model_call_that_nobody_wants_is_told_so_each_second_until_it_has_stopped() 
 
 #[test]
 fn an_answer_that_was_whole_before_the_cancel_counts_and_its_scripts_are_not_begun() {
-    let mut world = World::new();
-    world.send();
-    world.decide(Event::Wake);
+    let mut world = World::asking();
     world.cancel();
     world.decide(Event::Wake);
     world.result(text("whole"));
@@ -136,9 +124,7 @@ fn a_call_that_fails_while_it_is_told_to_stop_is_asked_for_again_after_the_resum
 
 #[test]
 fn an_answer_that_was_whole_before_the_interruption_counts() {
-    let mut world = World::new();
-    world.send();
-    world.decide(Event::Wake);
+    let mut world = World::asking();
     world.send_as(true);
     world.decide(Event::Wake);
     world.result(text("whole"));
@@ -147,9 +133,7 @@ fn an_answer_that_was_whole_before_the_interruption_counts() {
 
 #[test]
 fn scripts_that_are_interrupted_get_one_result_each() {
-    let mut world = World::new();
-    world.send();
-    world.decide(Event::Wake);
+    let mut world = World::asking();
     world.result(calls(&["a", "b"]));
     world.send_as(true);
     let decision = world.decide(Event::Wake);
@@ -163,9 +147,7 @@ fn scripts_that_are_interrupted_get_one_result_each() {
 
 #[test]
 fn scripts_of_an_answer_that_comes_while_it_is_interrupted_are_not_begun() {
-    let mut world = World::new();
-    world.send();
-    world.decide(Event::Wake);
+    let mut world = World::asking();
     world.send_as(true);
     world.decide(Event::Wake);
     world.result(calls(&["a"]));
@@ -184,9 +166,7 @@ fn a_script_that_waits_for_a_person_is_ended_by_an_interruption() {
 
 #[test]
 fn the_pause_before_another_try_does_not_hold_up_an_interruption() {
-    let mut world = World::new();
-    world.send();
-    world.decide(Event::Wake);
+    let mut world = World::asking();
     world.result(failed(FailureClass::Overloaded));
     world.send_as(true);
     world.decide(Event::Wake);
@@ -212,9 +192,7 @@ fn an_interruption_that_is_taken_back_lets_the_turn_go_on() {
 
 #[test]
 fn a_suspended_task_is_not_moved_by_an_interrupting_message() {
-    let mut world = World::new();
-    world.send();
-    world.decide(Event::Wake);
+    let mut world = World::asking();
     world.task.suspend = true;
     world.send_as(true);
     world.decide(Event::Wake);
@@ -227,9 +205,7 @@ fn a_suspended_task_is_not_moved_by_an_interrupting_message() {
 
 #[test]
 fn rewinding_puts_aside_stops_what_runs_and_awaits_input() {
-    let mut world = World::new();
-    world.send();
-    world.decide(Event::Wake);
+    let mut world = World::asking();
     world.result(text("first"));
     world.send();
     world.decide(Event::Wake);
@@ -247,9 +223,7 @@ fn rewinding_puts_aside_stops_what_runs_and_awaits_input() {
 
 #[test]
 fn what_is_sent_after_a_rewind_is_answered_and_takes_the_next_place() {
-    let mut world = World::new();
-    world.send();
-    world.decide(Event::Wake);
+    let mut world = World::asking();
     world.result(text("first"));
     assert!(world.rewind(1));
     let edited = world.send();
@@ -309,9 +283,7 @@ fn another_try_gives_way_to_what_was_sent_and_to_who_takes_the_turn_back() {
 
 #[test]
 fn a_suspended_task_is_rewound_and_stays_suspended() {
-    let mut world = World::new();
-    world.send();
-    world.decide(Event::Wake);
+    let mut world = World::asking();
     world.task.suspend = true;
     world.decide(Event::Wake);
     assert!(world.rewind(1));

@@ -21,9 +21,7 @@ fn a_message_there_is_no_money_for_is_taken_and_its_turn_fails_with_the_reason()
 
 #[test]
 fn a_turn_that_runs_out_of_money_keeps_what_its_scripts_gave_and_goes_on_with_the_next_message() {
-    let mut world = World::new();
-    world.send();
-    world.decide(Event::Wake);
+    let mut world = World::asking();
     world.result(calls(&["a"]));
     world.broke = true;
     let ended = world.result(results(&["a"]));
@@ -39,9 +37,7 @@ fn a_turn_that_runs_out_of_money_keeps_what_its_scripts_gave_and_goes_on_with_th
 
 #[test]
 fn a_call_that_was_to_be_tried_again_is_not_when_the_money_is_gone() {
-    let mut world = World::new();
-    world.send();
-    world.decide(Event::Wake);
+    let mut world = World::asking();
     world.result(failed(FailureClass::Overloaded));
     assert!(matches!(world.task.step.as_ref().map(|step| &step.state), Some(StepState::Backoff { .. })));
     world.broke = true;

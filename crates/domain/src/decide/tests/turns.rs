@@ -20,9 +20,7 @@ fn a_message_is_answered_through_model_scripts_and_model() {
 
 #[test]
 fn a_wake_with_nothing_to_do_changes_nothing() {
-    let mut world = World::new();
-    world.send();
-    world.decide(Event::Wake);
+    let mut world = World::asking();
     let before = world.task.clone();
     let decision = world.decide(Event::Wake);
     assert!(!decision.changes(&before), "{decision:?}");
@@ -56,9 +54,7 @@ fn a_lost_command_is_sent_again_with_the_same_step() {
 
 #[test]
 fn a_transient_failure_is_tried_again_and_said() {
-    let mut world = World::new();
-    world.send();
-    world.decide(Event::Wake);
+    let mut world = World::asking();
     let decision = world.result(failed(FailureClass::RateLimited));
     assert_eq!(decision.error.map(|error| error.code), Some("RATE_LIMITED".to_owned()));
     assert!(matches!(world.task.step.as_ref().map(|step| &step.state), Some(StepState::Backoff { .. })));
@@ -71,23 +67,19 @@ fn a_transient_failure_is_tried_again_and_said() {
 
 #[test]
 fn calls_that_providers_repeated_count() {
-    let mut world = World::new();
-    world.send();
-    world.decide(Event::Wake);
+    let mut world = World::asking();
     world.result(failed_after(FailureClass::Transient, backoff::MAX_ATTEMPTS - 1));
     world.elapse(11);
     let decision = world.decide(Event::Wake);
     let last = backoff::MAX_ATTEMPTS;
     assert!(matches!(decision.effects.as_slice(), [Effect::InvokeModel(step)] if step.attempt == last), "{decision:?}");
     world.result(failed(FailureClass::Transient));
-    assert_eq!(world.ended.last().map(|turn| turn.outcome), Some(TurnOutcome::Failed));
+    assert_eq!(outcome(&world), Some(TurnOutcome::Failed));
 }
 
 #[test]
 fn an_outage_of_ours_is_outlasted_and_said_once() {
-    let mut world = World::new();
-    world.send();
-    world.decide(Event::Wake);
+    let mut world = World::asking();
     let mut said = 0;
     for _ in 0..10 * backoff::MAX_ATTEMPTS {
         said += u32::from(world.result(failed_after(FailureClass::Transient, 0)).error.is_some());
@@ -100,7 +92,7 @@ fn an_outage_of_ours_is_outlasted_and_said_once() {
     }
     assert_eq!(said, 1);
     world.result(text("there"));
-    assert_eq!(world.ended.last().map(|turn| turn.outcome), Some(TurnOutcome::Completed));
+    assert_eq!(outcome(&world), Some(TurnOutcome::Completed));
     world.send();
     world.decide(Event::Wake);
     assert!(world.result(failed_after(FailureClass::Transient, 0)).error.is_some(), "another turn says it again");
@@ -108,15 +100,13 @@ fn an_outage_of_ours_is_outlasted_and_said_once() {
 
 #[test]
 fn retries_end_and_the_next_message_gets_its_turn() {
-    let mut world = World::new();
-    world.send();
-    world.decide(Event::Wake);
+    let mut world = World::asking();
     for _ in 0..backoff::MAX_ATTEMPTS {
         world.result(failed(FailureClass::Transient));
         world.elapse(11);
         world.decide(Event::Wake);
     }
-    assert_eq!(world.ended.last().map(|turn| turn.outcome), Some(TurnOutcome::Failed));
+    assert_eq!(outcome(&world), Some(TurnOutcome::Failed));
     assert_eq!(world.task.phase, Phase::AwaitInput);
     world.send();
     world.decide(Event::Wake);
@@ -125,18 +115,14 @@ fn retries_end_and_the_next_message_gets_its_turn() {
 
 #[test]
 fn a_refused_key_fails_the_turn_at_once() {
-    let mut world = World::new();
-    world.send();
-    world.decide(Event::Wake);
+    let mut world = World::asking();
     world.result(failed(FailureClass::Authentication));
-    assert_eq!(world.ended.last().map(|turn| turn.outcome), Some(TurnOutcome::Failed));
+    assert_eq!(outcome(&world), Some(TurnOutcome::Failed));
 }
 
 #[test]
 fn a_turn_ends_at_its_limit_of_model_calls() {
-    let mut world = World::new();
-    world.send();
-    world.decide(Event::Wake);
+    let mut world = World::asking();
     for _ in 0..3 {
         world.result(calls(&["a"]));
         world.result(results(&["a"]));
@@ -147,9 +133,7 @@ fn a_turn_ends_at_its_limit_of_model_calls() {
 
 #[test]
 fn suspending_during_a_model_call_stops_it_and_resuming_asks_again() {
-    let mut world = World::new();
-    world.send();
-    world.decide(Event::Wake);
+    let mut world = World::asking();
     world.task.suspend = true;
     let decision = world.decide(Event::Wake);
     assert!(matches!(decision.effects.as_slice(), [Effect::CancelModel(..)]));
@@ -164,9 +148,7 @@ fn suspending_during_a_model_call_stops_it_and_resuming_asks_again() {
 
 #[test]
 fn suspending_during_scripts_never_runs_them_again() {
-    let mut world = World::new();
-    world.send();
-    world.decide(Event::Wake);
+    let mut world = World::asking();
     world.result(calls(&["a"]));
     world.task.suspend = true;
     world.decide(Event::Wake);
@@ -185,25 +167,21 @@ fn suspending_during_scripts_never_runs_them_again() {
 
 #[test]
 fn cancelling_scripts_whose_worker_is_gone_says_that_the_outcome_is_unknown() {
-    let mut world = World::new();
-    world.send();
-    world.decide(Event::Wake);
+    let mut world = World::asking();
     world.result(calls(&["a"]));
     world.cancel();
     world.decide(Event::Wake);
     assert_eq!(world.task.phase, Phase::ExecuteTools);
     world.elapse(11);
     world.decide(Event::Wake);
-    assert_eq!(world.ended.last().map(|turn| turn.outcome), Some(TurnOutcome::Cancelled));
+    assert_eq!(outcome(&world), Some(TurnOutcome::Cancelled));
     let Some((_, blocks)) = world.transcript.last() else { panic!("no result") };
     assert!(matches!(&blocks[0], Block::CodeInterpreterResult(result) if result.error.contains("unknown")));
 }
 
 #[test]
 fn cancelling_drops_what_is_queued() {
-    let mut world = World::new();
-    world.send();
-    world.decide(Event::Wake);
+    let mut world = World::asking();
     world.send();
     world.cancel();
     world.decide(Event::Wake);
@@ -215,23 +193,19 @@ fn cancelling_drops_what_is_queued() {
 
 #[test]
 fn an_answer_that_was_cut_off_is_asked_for_in_smaller_pieces_once() {
-    let mut world = World::new();
-    world.send();
-    world.decide(Event::Wake);
+    let mut world = World::asking();
     let cut = || Outcome::Model(Vec::new(), Stop::Cut);
     let decision = world.result(cut());
     assert!(matches!(decision.effects.as_slice(), [Effect::InvokeModel(_)]));
     assert!(matches!(world.transcript.last(), Some((Source::System, _))));
     world.result(cut());
-    assert_eq!(world.ended.last().map(|turn| turn.outcome), Some(TurnOutcome::Failed));
+    assert_eq!(outcome(&world), Some(TurnOutcome::Failed));
     assert_eq!(world.task.last_error.as_ref().map(|error| error.code.as_str()), Some("OUTPUT_LIMIT"));
 }
 
 #[test]
 fn a_refused_answer_fails_the_turn_and_runs_nothing() {
-    let mut world = World::new();
-    world.send();
-    world.decide(Event::Wake);
+    let mut world = World::asking();
     let Outcome::Model(blocks, _) = calls(&["a"]) else { unreachable!("it is a model's answer") };
     let decision = world.result(Outcome::Model(blocks, Stop::Refused));
     assert_eq!(decision.error.map(|error| error.code), Some("CONTENT_REFUSED".to_owned()));
@@ -251,14 +225,12 @@ fn a_suspended_model_call_does_not_use_up_the_turn() {
     world.task.suspend = false;
     world.decide(Event::Wake);
     world.result(text("done"));
-    assert_eq!(world.ended.last().map(|turn| turn.outcome), Some(TurnOutcome::Completed));
+    assert_eq!(outcome(&world), Some(TurnOutcome::Completed));
 }
 
 #[test]
 fn whoever_begins_a_script_while_it_is_being_stopped_is_told_again() {
-    let mut world = World::new();
-    world.send();
-    world.decide(Event::Wake);
+    let mut world = World::asking();
     world.result(calls(&["a"]));
     world.task.suspend = true;
     world.decide(Event::Wake);
@@ -269,9 +241,7 @@ fn whoever_begins_a_script_while_it_is_being_stopped_is_told_again() {
 
 #[test]
 fn a_script_that_is_over_is_closed() {
-    let mut world = World::new();
-    world.send();
-    world.decide(Event::Wake);
+    let mut world = World::asking();
     world.result(calls(&["a"]));
     let step = world.task.step.clone().expect("a script runs").id;
     let decision = world.result(results(&["a"]));
@@ -280,9 +250,7 @@ fn a_script_that_is_over_is_closed() {
 
 #[test]
 fn a_stale_result_changes_nothing() {
-    let mut world = World::new();
-    world.send();
-    world.decide(Event::Wake);
+    let mut world = World::asking();
     let before = world.task.clone();
     let stale = StepId::from_uuid(Uuid::from_u128(9));
     let decision = world.decide(Event::Result(StepResult { step: stale, round: 0, outcome: text("late") }));
