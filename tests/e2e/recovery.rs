@@ -112,6 +112,47 @@ async fn a_task_that_cannot_be_looked_at_is_put_aside_with_the_reason_and_retrie
 }
 
 #[tokio::test]
+async fn a_task_that_cannot_be_looked_at_just_now_says_why_and_goes_on_once_it_can() {
+    let (open, gate) = watch::channel(false);
+    let vendor = VendorServer::answering(move |_| ollama::Answer::text("Done.").reply().behind(gate.clone())).await;
+    let mesh = Mesh::start().await.unwrap();
+    let provider = ModelProviderSpec {
+        name: "worker".into(),
+        r#type: ModelProviderType::Ollama.into(),
+        base_url: vendor.url(),
+        ..ModelProviderSpec::default()
+    };
+    mesh.agent("worker", provider).await.unwrap();
+    // With a title the model is called for nothing else.
+    let spec = TaskSpec { agent: "worker".into(), title: "Busy".into(), ..TaskSpec::default() };
+    let conversation = mesh.client().unwrap().begin_as(spec).await.unwrap();
+    conversation.say("hello").await;
+    until("the model to be called", PATIENCE, async || match vendor.open_answers() {
+        1 => Ok(()),
+        open => Err(open),
+    })
+    .await;
+    let locked = mesh.database.lock_task(conversation.id().parse().unwrap()).await;
+    open.send_replace(true);
+    let why = until("the task to say that it cannot be looked at", PATIENCE, async || {
+        let why = conversation.explain().await.map_err(|error| error.to_string())?;
+        if why.waiting_for.contains("cannot look at the task") { Ok(why) } else { Err(why.waiting_for) }
+    })
+    .await;
+    let error = why.last_error.as_ref().unwrap();
+    assert_eq!(error.code, "LOOK_FAILED");
+    assert!(error.message.contains("statement timeout") && why.waiting_for.contains(&error.message), "{why:?}");
+    assert!(why.released_by.starts_with("the reconciler service, which tries again") && why.next_wake.is_some());
+    locked.release().await;
+    let status = conversation.settled().await.status.unwrap();
+    assert_eq!((status.last_outcome(), status.last_error), (TurnOutcome::Completed, None));
+    assert_eq!(conversation.transcript().await.check(&["hello"]).answers(), ["Done."]);
+    assert_eq!(vendor.requests().len(), 1);
+    let why = conversation.explain().await.unwrap();
+    assert!(why.waiting_for == "a message from a user" && why.last_error.is_none(), "{why:?}");
+}
+
+#[tokio::test]
 async fn a_result_for_a_task_that_is_put_aside_is_kept_and_not_tried_for_ever() {
     let (open, gate) = watch::channel(false);
     let vendor = VendorServer::answering(move |_| ollama::Answer::text("Done.").reply().behind(gate.clone())).await;

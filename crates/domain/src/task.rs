@@ -35,6 +35,9 @@ pub const OUTPUT_LIMIT: &str = "OUTPUT_LIMIT";
 /// The code of the error of a task of which not everything that is stored can be read.
 pub const UNREADABLE: &str = "UNREADABLE";
 
+/// The code of the error of a task that cannot be looked at just now, and will be looked at again.
+pub const LOOK_FAILED: &str = "LOOK_FAILED";
+
 /// The code of the error of a task that was put aside, because looking at it failed each time.
 pub const PUT_ASIDE: &str = "PUT_ASIDE";
 

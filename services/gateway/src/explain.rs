@@ -6,15 +6,21 @@ use std::time::Duration;
 use construct_domain::{
     backoff,
     task::{
-        BUDGET_EXHAUSTED, CANCELLED, CONTEXT_TOO_LONG, PUT_ASIDE, Phase, STUCK, Stage, Step, StepState, TaskError,
-        Turn, TurnOutcome,
+        BUDGET_EXHAUSTED, CANCELLED, CONTEXT_TOO_LONG, LOOK_FAILED, PUT_ASIDE, Phase, STUCK, Stage, Step, StepState,
+        TaskError, Turn, TurnOutcome,
     },
 };
-use construct_proto::v1::{TaskExplanation, TaskPhase};
+use construct_proto::{
+    mesh::v1::FailedLooks,
+    v1::{TaskExplanation, TaskPhase},
+};
 use construct_store::{Parked, StoredApproval, StoredTask};
 use jiff::Timestamp;
 
-use crate::{convert, whereabouts::Whereabouts};
+use crate::{
+    convert,
+    whereabouts::{Found, Whereabouts},
+};
 
 /// When the reconciler's sweep has found an intent whose wake was lost, at the latest: it passes over what is younger than
 /// half a second, and looks every two seconds unless the operator says otherwise.
@@ -38,14 +44,14 @@ struct Wait {
 }
 
 /// How the mesh stands at the moment, as far as that can be found out.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Default)]
 pub(crate) struct Mesh {
     /// Since when no interpreter serves the task's pool.
     pub(crate) no_interpreter: Option<Timestamp>,
     /// Since when no process of the providers service is there.
     pub(crate) no_providers: Option<Timestamp>,
-    /// Where the command of the task's step is.
-    pub(crate) command: Option<Whereabouts>,
+    /// What the reconciler that looks after the task says.
+    pub(crate) found: Found,
 }
 
 /// Explains a task. `model` is the name of the model its agent uses, `asked` what people have not decided about, `mesh` what is known of
@@ -56,7 +62,7 @@ pub(crate) fn explain(
     asked: &[StoredApproval],
     mesh: Option<&Mesh>,
 ) -> TaskExplanation {
-    let Mesh { no_interpreter, no_providers, command } = mesh.copied().unwrap_or_default();
+    let Mesh { no_interpreter, no_providers, found: Found { command, failed } } = mesh.cloned().unwrap_or_default();
     let no_interpreter = no_interpreter.filter(|_| needs_interpreter(task));
     let no_providers = no_providers.filter(|_| needs_providers(task));
     // Whoever had taken it is gone.
@@ -73,6 +79,10 @@ pub(crate) fn explain(
         wait.words.push_str(&format!("; no process of the providers service is there since {since}"));
         wait.released_by = format!("the operator, by starting the providers service; else {}", wait.released_by);
     }
+    let mut error = task.state.last_error.as_ref().map(convert::error);
+    if let Some(failed) = failed {
+        error = Some(convert::error(&fails(&mut wait, failed)));
+    }
     if let Some(parent) = task.ancestors.last() {
         wait.words.push_str(&format!(" (it is a subtask of {parent})"));
     }
@@ -86,12 +96,28 @@ pub(crate) fn explain(
         deadline: wait.deadline.map(convert::time),
         next_wake: wait.next.map(convert::time),
         released_by: wait.released_by,
-        last_error: state.last_error.as_ref().map(convert::error),
+        last_error: error,
         step_id: step.map(|step| step.id.to_string()).unwrap_or_default(),
         attempt: step.map_or(0, |step| step.attempt),
         trace_id: task.trace_id.clone().unwrap_or_default(),
         approvals: asked.iter().map(|approval| approval.id.to_string()).collect(),
     }
+}
+
+/// Adds that the reconciler cannot look at the task just now, and returns the error. Whatever is waited for, it is not taken up meanwhile.
+fn fails(wait: &mut Wait, failed: FailedLooks) -> TaskError {
+    let FailedLooks { since, count, error, next } = failed;
+    let since = since.and_then(convert::to_time).unwrap_or(wait.since);
+    let times = if count == 1 { "once".to_owned() } else { format!("{count} times in a row") };
+    wait.words.push_str(&format!(
+        "; the reconciler cannot look at the task, and has tried {times} since {since:.0}: {error}"
+    ));
+    wait.next = next.and_then(convert::to_time).or(wait.next);
+    wait.released_by = format!(
+        "the reconciler service, which tries again until it can; the operator, if what it fails for does not pass; then {}",
+        wait.released_by
+    );
+    TaskError { code: LOOK_FAILED.to_owned(), message: error, time: since }
 }
 
 /// Explains a task that was put aside, also one of which not everything can be read: that is what they are put aside for.
@@ -107,6 +133,18 @@ pub(crate) fn put_aside(task: &StoredTask, parked: Parked) -> TaskExplanation {
         last_error: Some(convert::error(&error)),
         ..explain(task, None, &[], None)
     }
+}
+
+/// Whether nothing is to be done for the task: there is nobody to ask how that goes.
+pub(crate) fn at_rest(task: &StoredTask) -> bool {
+    let state = &task.state;
+    let wishes = state.cancel.is_some() || state.rewind.is_some() || state.retry.is_some();
+    let suspended = state.phase == Phase::Suspended;
+    state.turn.is_none()
+        && !wishes
+        && state.suspend == suspended
+        && (suspended || task.queued_count == 0)
+        && task.unreadable.is_empty()
 }
 
 /// Whether the task does not go on without an interpreter: a script is to be run, or the model to be told which tools

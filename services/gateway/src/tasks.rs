@@ -232,16 +232,15 @@ impl TaskService for Api {
             }
             _ => Vec::new(),
         };
-        let mesh = match &task.state.turn {
-            Some(_) => {
-                let (pools, providers) = (&entry.backend.pools, &entry.backend.providers);
-                let deadline = entry.deadline;
-                let command = whereabouts::find(entry.backend.publisher.bus(), &task, deadline);
-                let (no_interpreter, no_providers, command) =
-                    future::join3(pools.absence(&task.compute, deadline), providers.absence(deadline), command).await;
-                explain::Mesh { no_interpreter, no_providers, command }
-            }
-            None => explain::Mesh::default(),
+        let mesh = if explain::at_rest(&task) {
+            explain::Mesh::default()
+        } else {
+            let (pools, providers) = (&entry.backend.pools, &entry.backend.providers);
+            let deadline = entry.deadline;
+            let found = whereabouts::find(entry.backend.publisher.bus(), &task, deadline);
+            let (no_interpreter, no_providers, found) =
+                future::join3(pools.absence(&task.compute, deadline), providers.absence(deadline), found).await;
+            explain::Mesh { no_interpreter, no_providers, found }
         };
         Ok(Response::new(explain::explain(&task, model.as_deref(), &asked, Some(&mesh))))
     }

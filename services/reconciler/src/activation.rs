@@ -34,6 +34,7 @@ use crate::{
     announce::Announcer,
     catalogue::Catalogue,
     command, compaction,
+    failing::Failing,
     material::{self, Material},
     metrics, record, spending, trace,
     window::{Queue, Ticket, Window, Work},
@@ -55,6 +56,8 @@ pub(crate) struct Activator {
     pub(crate) announcer: Announcer,
     /// Bounds the commands of each organization that stand in the work queues.
     pub(crate) window: Window,
+    /// What people are told of tasks that cannot be looked at just now.
+    pub(crate) failing: Failing,
     /// Owns what goes on after an activation.
     pub(crate) lifecycle: Lifecycle,
     /// What tokens for models are signed with; none: scripts get none.

@@ -16,6 +16,7 @@ use tracing_opentelemetry::OpenTelemetrySpanExt as _;
 
 use crate::{
     activation::{Activator, Memory, Next},
+    failing::Looks,
     metrics,
     share::Share,
     slots::Slots,
@@ -79,6 +80,8 @@ pub(crate) struct State {
     timer: Option<AbortHandle>,
     /// Activations in a row that failed.
     failures: u32,
+    /// What people are told of them.
+    looks: Looks,
     /// What was asked for before the look that failed last: what came later it may not have seen.
     intents: Option<i64>,
     memory: Memory,
@@ -92,7 +95,8 @@ impl Actor for TaskActor {
     type Arguments = Args;
 
     async fn pre_start(&self, _: ActorRef<Msg>, args: Args) -> Result<State, ActorProcessingErr> {
-        Ok(State { args, taken: 0, timer: None, failures: 0, intents: None, memory: Memory::default() })
+        let looks = args.activator.failing.of(args.task);
+        Ok(State { args, taken: 0, timer: None, failures: 0, looks, intents: None, memory: Memory::default() })
     }
 
     async fn handle(&self, myself: ActorRef<Msg>, message: Msg, state: &mut State) -> Result<(), ActorProcessingErr> {
@@ -120,15 +124,25 @@ impl Actor for TaskActor {
             state.args.supervisor.cast(supervisor::Msg::Looked { task, organization })?;
         }
         let Some(after) = after else { return Ok(()) };
-        let (delay, next): (Duration, fn() -> Msg) = match after {
+        let (delay, next): (Duration, fn() -> Msg) = match &after {
             // Whoever has its partition now looks after it.
             _ if !state.is_ours() => (Duration::ZERO, || Msg::Linger),
             After::Idle => (LINGER, || Msg::Linger),
-            After::Timer(delay) if delay > LONGEST_TIMER => (LINGER, || Msg::Linger),
-            After::Timer(delay) => (delay, || Msg::Timer),
-            After::Failed { passing } => (pause(state.failures, passing), || Msg::Timer),
+            After::Timer(delay) if *delay > LONGEST_TIMER => (LINGER, || Msg::Linger),
+            After::Timer(delay) => (*delay, || Msg::Timer),
+            After::Failed { passing, .. } => (pause(state.failures, *passing), || Msg::Timer),
         };
-        state.failures = if matches!(after, After::Failed { .. }) { state.failures.saturating_add(1) } else { 0 };
+        state.failures = match after {
+            After::Failed { reason, .. } => {
+                let now = clock::now();
+                state.looks.failed(reason, now, now + delay);
+                state.failures.saturating_add(1)
+            }
+            After::Idle | After::Timer(_) => {
+                state.looks.ended();
+                0
+            }
+        };
         state.timer = Some(myself.send_after(delay, next).abort_handle());
         Ok(())
     }
@@ -147,6 +161,8 @@ enum After {
     Failed {
         /// Whether it passes without anybody's doing.
         passing: bool,
+        /// The error, with its causes.
+        reason: String,
     },
 }
 
@@ -227,14 +243,14 @@ impl State {
                 }
                 let task = self.args.task;
                 if passing {
-                    tracing::warn!(%task, error = reason, "the task could not be looked at; it is tried again");
+                    tracing::warn!(%task, error = &reason, "the task could not be looked at; it is tried again");
                 } else {
-                    tracing::error!(%task, error = reason, "the task could not be looked at; it is tried again");
+                    tracing::error!(%task, error = &reason, "the task could not be looked at; it is tried again");
                 }
                 if let Some(receipt) = receipt {
                     receipt.nak(pause(self.failures, passing)).await;
                 }
-                After::Failed { passing }
+                After::Failed { passing, reason }
             }
         }
     }

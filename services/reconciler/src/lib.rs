@@ -12,6 +12,7 @@ mod cleanup;
 mod command;
 mod compaction;
 mod convert;
+mod failing;
 mod gate;
 mod intake;
 mod material;
@@ -47,6 +48,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     activation::Activator,
     catalogue::Catalogue,
+    failing::Failing,
     share::Share,
     slots::Slots,
     supervisor::Supervisor,
@@ -168,12 +170,14 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
     let (sharing, share) = watch::channel(Share::NONE);
     let places = Places { model_calls: config.reconciler_model_calls, scripts: config.reconciler_scripts };
     let window = Window::new(places, share.clone());
+    let failing = Failing::default();
     let activator = Arc::new(Activator {
         store: store.clone(),
         bus: bus.clone(),
         catalogue: Catalogue::new(bus.clone()),
         announcer: announcer.clone(),
         window: window.clone(),
+        failing: failing.clone(),
         lifecycle: lifecycle.clone(),
         token_keys: common.token_keys()?.map(Arc::new),
     });
@@ -188,7 +192,7 @@ pub async fn run(config: Config, context: &Context) -> anyhow::Result<()> {
     let answering = subtasks::answer(store.clone(), bus.clone(), announcer.clone(), limits, lifecycle.draining());
     lifecycle.spawn("subtask questions", answering);
     lifecycle.spawn("census", census::answer(store.clone(), bus.clone(), lifecycle.draining()));
-    lifecycle.spawn("whereabouts", whereabouts::answer(window.clone(), bus.clone(), lifecycle.draining()));
+    lifecycle.spawn("whereabouts", whereabouts::answer(window.clone(), failing, bus.clone(), lifecycle.draining()));
     let (readable, able) = watch::channel(true);
     let concurrency = config.reconciler_concurrency;
     let args =

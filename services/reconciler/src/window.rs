@@ -372,7 +372,8 @@ impl Window {
         }
     }
 
-    fn is_ours(&self, task: TaskId) -> bool {
+    /// Whether this process looks after the task.
+    pub(crate) fn is_ours(&self, task: TaskId) -> bool {
         self.0.share.borrow().has_task(task)
     }
 

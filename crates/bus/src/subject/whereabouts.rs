@@ -1,12 +1,12 @@
-//! Where the command of a step is.
+//! Where the command of a step is, and whether its task can be looked at.
 
 use construct_domain::{OrganizationId, StepId, TaskId};
 use construct_proto::mesh::v1 as mesh;
 
 use super::{Address, Invalid, Pool, Question, tokens::ROOT, tokens::Tokens};
 
-/// Asks the reconciler that looks after a task where the command of its step is; the answer is a `Whereabouts`. Those that look after other
-/// tasks hear it too, and say nothing.
+/// Asks the reconciler that looks after a task where the command of its step is, and whether its looks at it fail; the answer is a
+/// `Whereabouts`. Those that look after other tasks hear it too, and say nothing.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Whereabouts;
 
@@ -32,7 +32,9 @@ impl Address for Whereabouts {
         let wrong = |id: &str| Invalid::new("an id of the question is malformed", id);
         question.organization_id.parse::<OrganizationId>().map_err(|_| wrong(&question.organization_id))?;
         question.task_id.parse::<TaskId>().map_err(|_| wrong(&question.task_id))?;
-        question.step_id.parse::<StepId>().map_err(|_| wrong(&question.step_id))?;
+        if !question.step_id.is_empty() {
+            question.step_id.parse::<StepId>().map_err(|_| wrong(&question.step_id))?;
+        }
         if question.pool.is_empty() { Ok(()) } else { question.pool.parse::<Pool>().map(drop) }
     }
 }

@@ -1,7 +1,10 @@
 use std::fmt::Debug;
 
 use construct_domain::{AgentId, ModelId, ModelProviderId, partition};
-use construct_proto::v1::{Agent, Deleted, Event, Metadata, event::Payload};
+use construct_proto::{
+    mesh::v1::WhereaboutsQuestion,
+    v1::{Agent, Deleted, Event, Metadata, event::Payload},
+};
 use uuid::Uuid;
 
 use super::{ORGANIZATION, event, execute, invoke, matches, step, task, wake};
@@ -142,6 +145,14 @@ fn a_payload_with_other_ids_than_its_subject_is_refused() {
     refuses(&subject::StateNews { organization: ORGANIZATION }, &Default::default());
     refuses(&Journal { step: step(1) }, &Default::default());
     refuses(&subject::Whereabouts, &Default::default());
+    let question = WhereaboutsQuestion {
+        organization_id: ORGANIZATION.to_string(),
+        task_id: task(7).to_string(),
+        ..Default::default()
+    };
+    let of = |step_id: &str| WhereaboutsQuestion { step_id: step_id.to_owned(), ..question.clone() };
+    assert!(subject::Whereabouts.check(&of("")).is_ok(), "no step is asked about");
+    refuses(&subject::Whereabouts, &of("step_1"));
     refuses(&Delta { organization: ORGANIZATION, task: task(7) }, &event(task(7), "message.created", 0, 0));
     let address = TaskEvent { organization: ORGANIZATION, task: task(7), event: kind_of("message.created") };
     refuses(&address, &event(task(7), "message.updated", 0, 0));

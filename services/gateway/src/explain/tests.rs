@@ -228,6 +228,52 @@ fn a_step_in_flight_is_named_with_its_attempt_and_deadline() {
     assert_eq!(explanation.deadline, Some(convert::time(LATER)));
 }
 
+fn at(command: Whereabouts) -> Mesh {
+    Mesh { found: Found { command: Some(command), ..Found::default() }, ..Mesh::default() }
+}
+
+#[test]
+fn a_task_that_cannot_be_looked_at_says_so_whatever_it_waits_for() {
+    let failed = FailedLooks {
+        since: Some(convert::time(NOW)),
+        count: 3,
+        error: "the database is not available: canceling statement due to statement timeout".to_owned(),
+        next: Some(convert::time(LATER)),
+    };
+    let error = failed.error.clone();
+    let mesh = Mesh { found: Found { failed: Some(failed), ..Found::default() }, ..Mesh::default() };
+    for (task, _) in states() {
+        let (plain, explanation) = (explain(&task, None, &[], None), explain(&task, None, &[], Some(&mesh)));
+        let (words, _) = plain.waiting_for.split_once(" (it is a subtask").unwrap_or((&plain.waiting_for, ""));
+        assert!(explanation.waiting_for.starts_with(words), "{explanation:?}");
+        let says =
+            format!("; the reconciler cannot look at the task, and has tried 3 times in a row since {NOW:.0}: {error}");
+        assert!(explanation.waiting_for.contains(&says), "{explanation:?}");
+        assert!(explanation.released_by.starts_with("the reconciler service, which tries again until it can"));
+        assert!(explanation.released_by.ends_with(&plain.released_by));
+        assert_eq!(explanation.next_wake, Some(convert::time(LATER)));
+        assert_eq!(
+            explanation.last_error.map(|told| (told.code, told.message)),
+            Some((LOOK_FAILED.to_owned(), error.clone()))
+        );
+    }
+}
+
+#[test]
+fn a_task_is_at_rest_when_nothing_is_to_be_done_for_it() {
+    let (mut rested, mut asked_of_the_mesh) = (0, 0);
+    for (task, _) in states() {
+        let words = explain(&task, None, &[], None).released_by;
+        if at_rest(&task) {
+            rested += 1;
+            assert!(!words.contains("the reconciler service") && task.state.turn.is_none(), "{words}");
+        } else {
+            asked_of_the_mesh += 1;
+        }
+    }
+    assert!(rested >= 2 && asked_of_the_mesh >= 8, "{rested} {asked_of_the_mesh}");
+}
+
 #[test]
 fn where_a_command_is_is_told_of_steps_in_flight_alone() {
     let withheld = Whereabouts::Withheld { standing: 128, before: 40 };
@@ -245,7 +291,7 @@ fn where_a_command_is_is_told_of_steps_in_flight_alone() {
         let plain = explain(&task, None, &[], None);
         assert_eq!(plain.released_by.contains("(behind as many of its organization"), in_flight, "{plain:?}");
         for (command, words, who) in places {
-            let mesh = Mesh { command: Some(command), ..Mesh::default() };
+            let mesh = at(command);
             let explanation = explain(&task, None, &[], Some(&mesh));
             assert_eq!(explanation.waiting_for.contains(words), in_flight, "{explanation:?}");
             assert!(!in_flight || explanation.released_by.contains(who), "{explanation:?}");
@@ -255,14 +301,14 @@ fn where_a_command_is_is_told_of_steps_in_flight_alone() {
     }
     assert_eq!(told, 4 * places.len());
     let (task, _) = states().swap_remove(3);
-    let mesh = Mesh { command: Some(withheld), ..Mesh::default() };
+    let mesh = at(withheld);
     let words = explain(&task, None, &[], Some(&mesh)).waiting_for;
     assert!(words.contains("128 of the organization's") && words.contains("40 more wait before it"), "{words}");
 }
 
 #[test]
 fn a_call_says_that_nobody_is_there_to_make_it() {
-    let mesh = Mesh { no_providers: Some(NOW), command: Some(Whereabouts::Taken), ..Mesh::default() };
+    let mesh = Mesh { no_providers: Some(NOW), ..at(Whereabouts::Taken) };
     let mut told = 0;
     for (task, _) in states() {
         let explanation = explain(&task, None, &[], Some(&mesh));

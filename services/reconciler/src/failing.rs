@@ -1,0 +1,97 @@
+//! Which tasks can't be looked at just now, and why: what is told of a task whose looks fail for something that passes by itself, which are
+//! tried again without end.
+
+use std::{
+    collections::HashMap,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use construct_domain::TaskId;
+use jiff::Timestamp;
+
+/// Looks at a task that failed, one after the other.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct FailedLooks {
+    /// When the first of them did.
+    pub(crate) since: Timestamp,
+    pub(crate) count: u32,
+    /// Of the last one, with its causes.
+    pub(crate) error: String,
+    /// When the task is looked at again.
+    pub(crate) next: Timestamp,
+}
+
+/// The tasks of the process whose last look failed. No more than have actors.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Failing(Arc<Mutex<HashMap<TaskId, FailedLooks>>>);
+
+impl Failing {
+    /// What has failed of a task since it was last looked at with success.
+    pub(crate) fn find(&self, task: TaskId) -> Option<FailedLooks> {
+        self.tasks().get(&task).cloned()
+    }
+
+    /// What the actor of a task tells of its looks.
+    pub(crate) fn of(&self, task: TaskId) -> Looks {
+        Looks { failing: self.clone(), task }
+    }
+
+    fn tasks(&self) -> MutexGuard<'_, HashMap<TaskId, FailedLooks>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Tells of the looks at one task for as long as somebody looks at it.
+#[derive(Debug)]
+pub(crate) struct Looks {
+    failing: Failing,
+    task: TaskId,
+}
+
+impl Looks {
+    /// One has failed, and the next one will be then.
+    pub(crate) fn failed(&self, error: String, now: Timestamp, next: Timestamp) {
+        let mut tasks = self.failing.tasks();
+        let (since, count) = tasks.get(&self.task).map_or((now, 0), |before| (before.since, before.count));
+        tasks.insert(self.task, FailedLooks { since, count: count.saturating_add(1), error, next });
+    }
+
+    /// One went well, or the task is put aside.
+    pub(crate) fn ended(&self) {
+        self.failing.tasks().remove(&self.task);
+    }
+}
+
+impl Drop for Looks {
+    fn drop(&mut self) {
+        self.ended();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(second: i64) -> Timestamp {
+        Timestamp::from_second(second).expect("it is a time")
+    }
+
+    #[test]
+    fn failures_are_told_from_the_first_to_the_next_look_that_goes_well() {
+        let (failing, task) = (Failing::default(), TaskId::from_uuid(uuid::Uuid::from_u128(7)));
+        let looks = failing.of(task);
+        assert_eq!(failing.find(task), None);
+        looks.failed("away".to_owned(), at(10), at(11));
+        looks.failed("still away".to_owned(), at(11), at(13));
+        let told = FailedLooks { since: at(10), count: 2, error: "still away".to_owned(), next: at(13) };
+        assert_eq!(failing.find(task), Some(told));
+        assert_eq!(failing.find(TaskId::from_uuid(uuid::Uuid::from_u128(8))), None);
+        looks.ended();
+        assert_eq!(failing.find(task), None);
+        looks.failed("away again".to_owned(), at(20), at(21));
+        assert_eq!(failing.find(task).map(|told| (told.since, told.count)), Some((at(20), 1)));
+        // Nobody looks any more.
+        drop(looks);
+        assert_eq!(failing.find(task), None);
+    }
+}
