@@ -7,6 +7,7 @@ use std::{
 };
 
 use construct_domain::{TaskId, partition};
+use tokio_util::sync::CancellationToken;
 
 use super::{execute, invoke, next, options, result, task, within};
 use crate::{
@@ -216,20 +217,52 @@ async fn a_consumer_whose_folder_is_gone_is_made_anew() {
     next(&mut consumer).await.receipt.ack().await;
 }
 
+/// Takes the consumer of a partition away, and has the server refuse to make another one in its place.
+async fn refuse(server: &NatsServer, bus: &Bus, partition: u16) -> String {
+    let durable = topology::task_consumer(partition).durable;
+    let folder = of_consumer(server, &durable);
+    take_away(bus, &durable).await;
+    fs::write(folder, "no folder").unwrap();
+    durable
+}
+
+async fn take_away(bus: &Bus, durable: &str) {
+    let taken = bus.inner.jetstream.delete_consumer_from_stream(durable, Stream::Task.name()).await;
+    taken.expect("it is there");
+}
+
 #[tokio::test]
 async fn a_consumer_that_cannot_be_made_keeps_no_other_from_being_so() {
     let server = NatsServer::start().await;
     let bus = server.bus().await;
-    let ([first, row], stream) = ([0, 1].map(topology::task_consumer), Stream::Task.name());
-    let first = first.durable;
-    let folder = of_consumer(&server, &first);
-    for consumer in [&first, &row.durable] {
-        bus.inner.jetstream.delete_consumer_from_stream(consumer, stream).await.expect("it is there");
-    }
-    fs::write(folder, "no folder").unwrap();
+    let row = topology::task_consumer(1);
+    let first = refuse(&server, &bus, 0).await;
+    take_away(&bus, &row.durable).await;
     let refused = bus.ensure_topology().await.expect_err("the first one has no place");
     assert!(refused.is_refusal() && refused.to_string().contains(&first), "{refused:?}");
     topology::find_consumer(&bus.inner.jetstream, &row).await.expect("it was made all the same");
+}
+
+#[tokio::test]
+async fn a_consumer_that_cannot_be_made_keeps_no_message_of_another_one_from_being_found() {
+    let mut server = NatsServer::start().await;
+    let (bus, task) = among_lost_ones(&mut server, 2).await;
+    let number = partition::of(task);
+    refuse(&server, &bus, (number + 1) % partition::COUNT).await;
+    let stop = CancellationToken::new();
+    let keeping = tokio::spawn(server.bus_of(User::Reconciler).await.keep_topology(stop.clone()));
+    // Now it has something to bring about.
+    bus.inner.jetstream.delete_stream(Stream::Spending.name()).await.expect("it is there");
+    // It looks only now and then.
+    tokio::time::pause();
+    tokio::time::advance(Duration::from_secs(60)).await;
+    tokio::time::resume();
+    let again = next(&mut bus.consume_tasks(number, options(4))).await;
+    assert_eq!(again.message, TaskMessage::Result(result(task, 1).into()));
+    again.receipt.ack().await;
+    bus.ensure_topology().await.expect_err("the other one has no place all that time");
+    stop.cancel();
+    keeping.await.expect("it ends");
 }
 
 /// Where the server keeps what it knows of a consumer of tasks.
