@@ -11,7 +11,7 @@ use construct_proto::{
 };
 use construct_store::Parked;
 use construct_tests::{
-    client::{PATIENCE, id},
+    client::{Conversation, PATIENCE, id},
     mesh::{Mesh, Service},
     vendor::{VendorServer, ollama},
     wait::until,
@@ -111,8 +111,8 @@ async fn a_task_that_cannot_be_looked_at_is_put_aside_with_the_reason_and_retrie
     .await;
 }
 
-#[tokio::test]
-async fn a_task_that_cannot_be_looked_at_just_now_says_why_and_goes_on_once_it_can() {
+/// A mesh with an agent whose model answers while the gate is open.
+async fn gated() -> (Mesh, VendorServer, watch::Sender<bool>) {
     let (open, gate) = watch::channel(false);
     let vendor = VendorServer::answering(move |_| ollama::Answer::text("Done.").reply().behind(gate.clone())).await;
     let mesh = Mesh::start().await.unwrap();
@@ -123,15 +123,30 @@ async fn a_task_that_cannot_be_looked_at_just_now_says_why_and_goes_on_once_it_c
         ..ModelProviderSpec::default()
     };
     mesh.agent("worker", provider).await.unwrap();
-    // With a title the model is called for nothing else.
-    let spec = TaskSpec { agent: "worker".into(), title: "Busy".into(), ..TaskSpec::default() };
-    let conversation = mesh.client().unwrap().begin_as(spec).await.unwrap();
-    conversation.say("hello").await;
+    (mesh, vendor, open)
+}
+
+/// A task that has a title: the model is called for nothing but answers.
+async fn titled(mesh: &Mesh) -> Conversation {
+    let spec = TaskSpec { agent: "worker".into(), title: "Poison".into(), ..TaskSpec::default() };
+    mesh.client().unwrap().begin_as(spec).await.unwrap()
+}
+
+/// Waits until the model is called.
+async fn called(vendor: &VendorServer) {
     until("the model to be called", PATIENCE, async || match vendor.open_answers() {
         1 => Ok(()),
         open => Err(open),
     })
     .await;
+}
+
+#[tokio::test]
+async fn a_task_that_cannot_be_looked_at_just_now_says_why_and_goes_on_once_it_can() {
+    let (mesh, vendor, open) = gated().await;
+    let conversation = titled(&mesh).await;
+    conversation.say("hello").await;
+    called(&vendor).await;
     let locked = mesh.database.lock_task(conversation.id().parse().unwrap()).await;
     open.send_replace(true);
     let why = until("the task to say that it cannot be looked at", PATIENCE, async || {
@@ -154,34 +169,16 @@ async fn a_task_that_cannot_be_looked_at_just_now_says_why_and_goes_on_once_it_c
 
 #[tokio::test]
 async fn a_result_for_a_task_that_is_put_aside_is_kept_and_not_tried_for_ever() {
-    let (open, gate) = watch::channel(false);
-    let vendor = VendorServer::answering(move |_| ollama::Answer::text("Done.").reply().behind(gate.clone())).await;
-    let mesh = Mesh::start().await.unwrap();
-    let provider = ModelProviderSpec {
-        name: "worker".into(),
-        r#type: ModelProviderType::Ollama.into(),
-        base_url: vendor.url(),
-        ..ModelProviderSpec::default()
-    };
-    mesh.agent("worker", provider).await.unwrap();
+    let (mesh, vendor, open) = gated().await;
     let client = mesh.client().unwrap();
-    // With a title the model is called for nothing else.
-    let spec = TaskSpec { agent: "worker".into(), title: "Poison".into(), ..TaskSpec::default() };
-    let conversation = client.begin_as(spec).await.unwrap();
+    let conversation = titled(&mesh).await;
     let task: TaskId = conversation.id().parse().unwrap();
-    let called = async || {
-        until("the model to be called", PATIENCE, async || match vendor.open_answers() {
-            1 => Ok(()),
-            open => Err(open),
-        })
-        .await;
-    };
     let redrive = async |letter: u64| {
         client.recovery().redrive_dead_letter(RedriveDeadLetterRequest { letter }).await.unwrap();
     };
 
     conversation.say("hello").await;
-    called().await;
+    called(&vendor).await;
     mesh.database.spoil(task, true).await;
     open.send_replace(true);
     let letter = letters(&mesh, 1).await.remove(0);
@@ -212,7 +209,7 @@ async fn a_result_for_a_task_that_is_put_aside_is_kept_and_not_tried_for_ever() 
     // Where it is only asked for again, its step is as well.
     open.send_replace(false);
     conversation.say("and now?").await;
-    called().await;
+    called(&vendor).await;
     mesh.database.spoil(task, true).await;
     open.send_replace(true);
     let letter = letters(&mesh, 1).await.remove(0);
