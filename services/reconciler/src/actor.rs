@@ -134,9 +134,9 @@ impl Actor for TaskActor {
         };
         state.failures = match after {
             After::Failed { reason, .. } => {
-                let now = clock::now();
-                state.looks.failed(reason, now, now + delay);
-                state.failures.saturating_add(1)
+                let (failures, now) = (state.failures.saturating_add(1), clock::now());
+                state.looks.failed(failures, reason, now, now + delay);
+                failures
             }
             After::Idle | After::Timer(_) => {
                 state.looks.ended();

@@ -49,11 +49,11 @@ pub(crate) struct Looks {
 }
 
 impl Looks {
-    /// One has failed, and the next one will be then.
-    pub(crate) fn failed(&self, error: String, now: Timestamp, next: Timestamp) {
+    /// One has failed, with which it is so many in a row, and the next one will be then.
+    pub(crate) fn failed(&self, count: u32, error: String, now: Timestamp, next: Timestamp) {
         let mut tasks = self.failing.tasks();
-        let (since, count) = tasks.get(&self.task).map_or((now, 0), |before| (before.since, before.count));
-        tasks.insert(self.task, FailedLooks { since, count: count.saturating_add(1), error, next });
+        let since = tasks.get(&self.task).map_or(now, |before| before.since);
+        tasks.insert(self.task, FailedLooks { since, count, error, next });
     }
 
     /// One went well, or the task is put aside.
@@ -81,14 +81,14 @@ mod tests {
         let (failing, task) = (Failing::default(), TaskId::from_uuid(uuid::Uuid::from_u128(7)));
         let looks = failing.of(task);
         assert_eq!(failing.find(task), None);
-        looks.failed("away".to_owned(), at(10), at(11));
-        looks.failed("still away".to_owned(), at(11), at(13));
+        looks.failed(1, "away".to_owned(), at(10), at(11));
+        looks.failed(2, "still away".to_owned(), at(11), at(13));
         let told = FailedLooks { since: at(10), count: 2, error: "still away".to_owned(), next: at(13) };
         assert_eq!(failing.find(task), Some(told));
         assert_eq!(failing.find(TaskId::from_uuid(uuid::Uuid::from_u128(8))), None);
         looks.ended();
         assert_eq!(failing.find(task), None);
-        looks.failed("away again".to_owned(), at(20), at(21));
+        looks.failed(1, "away again".to_owned(), at(20), at(21));
         assert_eq!(failing.find(task).map(|told| (told.since, told.count)), Some((at(20), 1)));
         // Nobody looks any more.
         drop(looks);
