@@ -1,8 +1,10 @@
 # shellcheck shell=bash disable=SC2154 # What the parts share is set in `dev` and in the parts it loads first.
 # Tests, lint, benchmarks, and the checks of what is generated and committed.
 
+# test [--build-only] [ARGS]: `ci` is nextest's profile unless ARGS name another one.
 checks_test() {
-  local name threads=()
+  local name status=0 log
+  local -a nextest=()
   ensure_rust
   ensure_packages servers client sandbox clocks compiler
   repositories_ensure
@@ -17,17 +19,51 @@ checks_test() {
   CONSTRUCT_TEST_POSTGRES=$(postgres_bin_find)
   export CONSTRUCT_TEST_DATABASE_URL CONSTRUCT_TEST_NATS_SERVER CONSTRUCT_TEST_POSTGRES
   # The end-to-end tests start the services' programs, which building the tests alone would not make.
-  timed "building" mesh_build
+  timed "building the services" mesh_build
+  if ! cargo nextest --version >/dev/null 2>&1; then
+    timed "building the tests" as_caller cargo test "${cargo_flags[@]}" --workspace --no-run
+    if [[ ${1:-} == --build-only ]]; then return; fi
+    checks_settings
+    say "running the tests (all of them: cargo-nextest, which knows profiles, is not installed)"
+    checks_cargo_test "$@"
+    return
+  fi
+  timed "building the tests" as_caller cargo nextest run "${cargo_flags[@]}" --workspace --no-run
+  if [[ ${1:-} == --build-only ]]; then return; fi
+  checks_settings
+  [[ " $* " == *" -P "* || " $* " == *" --profile "* ]] || nextest+=(-P ci)
+  # Most tests wait most of the time, and those with a mesh take two places. Without capture there is one at a time.
+  [[ " $* " == *" --no-capture "* || " $* " == *" --nocapture "* || -n ${NEXTEST_TEST_THREADS-} ]] ||
+    nextest+=(--test-threads "$(($(nproc) * 3))")
+  say "running the tests"
+  log=$home/logs/test-$$.log
+  as_caller cargo nextest run "${cargo_flags[@]}" --workspace "${nextest[@]}" "$@" 2>&1 | tee -- "$log" || status=$?
+  checks_flaky "$log" || status=1
+  grep -E '^ *Summary \[' -- "$log" | tail -n 1 >"$home/logs/summary" || true
+  rm -f -- "$log"
+  return "$status"
+}
+
+# What is cheap and can fail: settings that two places share.
+checks_settings() {
   timed "checking docker-compose.yml" checks_compose
   timed "checking the chart's settings" charts_settings
-  say "running the tests"
-  if cargo nextest --version >/dev/null 2>&1; then
-    # Those that take longest wait most of the time. Without capture there is one at a time.
-    [[ " $* " == *" --no-capture "* || " $* " == *" --nocapture "* || -n ${NEXTEST_TEST_THREADS-} ]] ||
-      threads=(--test-threads "$(($(nproc) + 1))")
-    as_caller cargo nextest run "${cargo_flags[@]}" "${threads[@]}" --workspace "$@"
-  else
-    checks_cargo_test "$@"
+}
+
+# checks_flaky LOG: lists the tests that passed only at the second attempt, and fails if one of them is known to be flaky.
+checks_flaky() {
+  local known=$root/.config/flaky.txt name again=''
+  local -a flaky=()
+  mapfile -t flaky < <(sed -n 's/^ *FLAKY [0-9/]* \[[^]]*\] *\(([^)]*) *\)\{0,1\}//p' "$1" | sort -u)
+  ((${#flaky[@]} > 0)) || return 0
+  warn "${#flaky[@]} flaky tests, each of them a bug (add them to .config/flaky.txt with the date, and mend them):"
+  for name in "${flaky[@]}"; do
+    note "$name"
+    if grep -qF -- " ${name##* }" "$known"; then again+=" ${name##* }"; fi
+  done
+  if [[ -n $again ]]; then
+    warn "flaky for the second time:$again"
+    return 1
   fi
 }
 
@@ -134,10 +170,10 @@ checks_database_stop() {
 checks_chaos() {
   local usage="usage: ./dev chaos [mesh|disks|clocks|clients|scripts|kills|upgrade [COMMIT]]"
   case ${1:-mesh} in
-    mesh) (($# <= 1)) || die "$usage"; checks_chaos_mesh the_mesh_keeps_its_promises_in_chaos; return ;;
-    disks) (($# == 1)) || die "$usage"; checks_chaos_mesh the_mesh_keeps_its_promises_on_full_disks; return ;;
-    clocks) (($# == 1)) || die "$usage"; checks_chaos_mesh the_mesh_keeps_its_promises_when_clocks_jump; return ;;
-    clients) (($# == 1)) || die "$usage"; checks_chaos_mesh the_mesh_and_its_clients_keep_their_promises_in_chaos; return ;;
+    mesh) (($# <= 1)) || die "$usage"; checks_chaos_mesh kinds::mesh_with_all_faults; return ;;
+    disks) (($# == 1)) || die "$usage"; checks_chaos_mesh kinds::mesh_on_full_disks; return ;;
+    clocks) (($# == 1)) || die "$usage"; checks_chaos_mesh kinds::mesh_with_jumping_clocks; return ;;
+    clients) (($# == 1)) || die "$usage"; checks_chaos_mesh kinds::mesh_with_slack_and_scanner; return ;;
     kills)
       (($# == 1)) || die "$usage"
       export CONSTRUCT_TRIALS=${CONSTRUCT_TRIALS:-1000}
@@ -265,65 +301,91 @@ checks_test262() {
   as_caller cargo run "${cargo_flags[@]}" --quiet -p construct-interpreter --example test262 -- "$suite" "${arguments[@]}"
 }
 
+# lint [--sqlx]: with it, clippy describes the checked queries by a real database, as `sqlx --check` does, in one compilation.
 checks_lint() {
   local guest
+  case ${1:-} in
+    '' | --sqlx) ;;
+    *) die "usage: ./dev lint [--sqlx]" ;;
+  esac
   ensure_rust
   ensure_packages compiler
   timed "format" as_caller cargo fmt --all -- --check
   for guest in preinit quickjs typescript; do
     timed "format of the guest's part $guest" as_caller cargo fmt --manifest-path "services/interpreter/guest/$guest/Cargo.toml" -- --check
   done
-  timed "clippy" as_caller cargo clippy "${cargo_flags[@]}" --workspace --all-targets -- -D warnings
+  timed "language" checks_language
+  if [[ ${1:-} == --sqlx ]]; then
+    checks_queries_begin
+    timed "clippy" checks_queries_with cargo clippy "${cargo_flags[@]}" --workspace --all-targets -- -D warnings
+    checks_queries_compare
+  else
+    timed "clippy" as_caller cargo clippy "${cargo_flags[@]}" --workspace --all-targets -- -D warnings
+  fi
   RUSTDOCFLAGS=-Dwarnings timed "documentation" as_caller cargo doc "${cargo_flags[@]}" --workspace --no-deps
 }
 
-# The checked SQL macros describe each query by asking a database with the current schema, and leave what they learnt in
-# SQLX_OFFLINE_DIR, one file per query. It is collected beside and then compared or taken over whole, so that files of
-# queries that are gone go too, and a failed build changes nothing.
+# The checked SQL macros describe each query by asking a database with the current schema, and write what they learned to
+# SQLX_OFFLINE_DIR, one file per query. It is collected in a new folder and then compared or taken over whole, so that files
+# of queries that are gone go too, and a failed build changes nothing.
 checks_sqlx() {
-  local check='' committed=$root/crates/store/.sqlx fresh database=construct_sqlx_$$ migration
   case ${1:-} in
-    '') ;;
-    --check) check=1 ;;
+    '' | --check) ;;
     *) die "usage: ./dev sqlx [--check]" ;;
   esac
   ensure_rust
-  ensure_packages servers compiler
+  ensure_packages compiler
+  checks_queries_begin
+  checks_queries_with cargo check "${cargo_flags[@]}" -p construct-store --all-targets
+  if [[ -n ${1:-} ]]; then
+    checks_queries_compare
+  else
+    rm -rf -- "$queries_committed"
+    cp -r -- "$queries_fresh" "$queries_committed"
+    chmod -R u=rwX,go=rX -- "$queries_committed"
+    rm -rf -- "$queries_fresh"
+    say "crates/store/.sqlx holds $(find "$queries_committed" -name 'query-*.json' | wc -l) queries"
+  fi
+}
+
+# A database with the current schema, and an empty folder for what the macros learn of it.
+checks_queries_begin() {
+  local migration
+  queries_committed=$root/crates/store/.sqlx
+  queries_database=construct_sqlx_$$
+  ensure_packages servers
   checks_database_start
-  postgres_query postgres "CREATE DATABASE $database"
+  postgres_query postgres "CREATE DATABASE $queries_database"
   say "applying the migrations"
   for migration in crates/store/migrations/*.sql; do
     if [[ $migration == *.down.sql ]]; then continue; fi
     [[ -e $migration ]] || die "there are no migrations in crates/store/migrations"
-    note "${migration##*/}"
-    checks_migrate "$database" "$migration" || die "$migration could not be applied"
+    checks_migrate "$queries_database" "$migration" || die "$migration could not be applied"
   done
-  fresh=$home/sqlx-$$
-  mkdir -- "$fresh"
+  queries_fresh=$home/sqlx-$$
+  mkdir -- "$queries_fresh"
+}
+
+# checks_queries_with COMMAND...: compiles with that database.
+checks_queries_with() {
   # Macros run again only when their crate is compiled again.
   touch crates/store/src/lib.rs
-  if ! SQLX_OFFLINE=false SQLX_OFFLINE_DIR=$fresh DATABASE_URL=$(postgres_url "$database") \
-    as_caller cargo check "${cargo_flags[@]}" -p construct-store --all-targets; then
-    rm -rf -- "$fresh"
-    die "construct-store does not compile against its schema"
+  if ! SQLX_OFFLINE=false SQLX_OFFLINE_DIR=$queries_fresh DATABASE_URL=$(postgres_url "$queries_database") as_caller "$@"; then
+    rm -rf -- "$queries_fresh"
+    die "this failed: $*"
   fi
-  postgres_query postgres "DROP DATABASE $database WITH (FORCE)"
-  chmod -R u=rwX,go=rX -- "$fresh"
-  if [[ -n $check ]]; then
-    mkdir -p -- "$home/empty"
-    if diff -r -- "$([[ -d $committed ]] && echo "$committed" || echo "$home/empty")" "$fresh" >&2; then
-      rm -rf -- "$fresh"
-      say "crates/store/.sqlx is up to date"
-    else
-      rm -rf -- "$fresh"
-      die "crates/store/.sqlx is out of date; run ./dev sqlx and commit the result"
-    fi
+  postgres_query postgres "DROP DATABASE $queries_database WITH (FORCE)"
+  chmod -R u=rwX,go=rX -- "$queries_fresh"
+}
+
+checks_queries_compare() {
+  mkdir -p -- "$home/empty"
+  if diff -r -- "$([[ -d $queries_committed ]] && echo "$queries_committed" || echo "$home/empty")" "$queries_fresh" >&2; then
+    rm -rf -- "$queries_fresh"
+    say "crates/store/.sqlx is up to date"
   else
-    rm -rf -- "$committed"
-    cp -r -- "$fresh" "$committed"
-    chmod -R u=rwX,go=rX -- "$committed"
-    rm -rf -- "$fresh"
-    say "crates/store/.sqlx holds $(find "$committed" -name 'query-*.json' | wc -l) queries"
+    rm -rf -- "$queries_fresh"
+    die "crates/store/.sqlx is out of date; run ./dev sqlx and commit the result"
   fi
 }
 

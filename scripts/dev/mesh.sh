@@ -15,7 +15,7 @@ bin_dir=$target_dir/debug
 # Who started this script listens for the gateway already, on descriptors from 3 on; so many. Only the daemon does (`construct daemon run`).
 sockets=${DEV_LISTEN_FDS:-0}
 
-mesh_build() { as_caller cargo build "${cargo_flags[@]}" --workspace --bins; }
+mesh_build() { as_caller cargo build "${cargo_flags[@]}" --workspace --exclude construct-benches --bins; }
 
 # What a service is given: the settings of the home and a few variables of the caller, nothing else. Vendor keys stay out of the
 # services' environment (they reach the mesh through its API), the database is for the three services that may

@@ -23,47 +23,65 @@ use construct_tests::{
 
 use crate::plan::{Kind, Plan};
 
-/// Trials when nobody says how many.
+/// Trials of one kind when `CONSTRUCT_TRIALS` does not say how many.
 const TRIALS: u64 = 2;
 
+/// One trial of a kind that the seed chooses, so that every run of the tests covers another part.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_mesh_keeps_its_promises_in_chaos() {
-    trials(Kind::Everything, TRIALS).await;
+async fn mesh_under_random_faults_keeps_its_promises() {
+    let seed = random::named(random::SEED).unwrap_or_else(random::fresh);
+    let kinds = [Kind::Everything, Kind::Disks, Kind::Clients, Kind::Clocks];
+    let count = if clocks::left_out() { kinds.len() - 1 } else { kinds.len() };
+    trial(kinds[usize::try_from(seed % 1024).unwrap() % count], seed).await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_mesh_keeps_its_promises_on_full_disks() {
-    trials(Kind::Disks, 1).await;
-}
+/// One test for each kind: `./dev chaos KIND` and the nightly profile.
+mod kinds {
+    use super::*;
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_mesh_keeps_its_promises_when_clocks_jump() {
-    if clocks::left_out() {
-        eprintln!("LEFT OUT: no clock jumps, as CONSTRUCT_TEST_CLOCKS=off says");
-        return;
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn mesh_with_all_faults_keeps_its_promises() {
+        trials(Kind::Everything, TRIALS).await;
     }
-    trials(Kind::Clocks, 1).await;
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn mesh_on_full_disks_keeps_its_promises() {
+        trials(Kind::Disks, 1).await;
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn mesh_with_jumping_clocks_keeps_its_promises() {
+        if clocks::left_out() {
+            eprintln!("SKIPPED: no clock jumps, as CONSTRUCT_TEST_CLOCKS=off says");
+            return;
+        }
+        trials(Kind::Clocks, 1).await;
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+    async fn mesh_with_slack_and_scanner_keeps_its_promises() {
+        trials(Kind::Clients, 1).await;
+    }
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_mesh_and_its_clients_keep_their_promises_in_chaos() {
-    trials(Kind::Clients, 1).await;
-}
-
-/// Trials of the seeds that the caller has named, or so many.
-async fn trials(kind: Kind, some: u64) {
+/// Runs the trial of `CONSTRUCT_SEED`, or `CONSTRUCT_TRIALS` trials of random seeds.
+async fn trials(kind: Kind, default: u64) {
     let seeds: Vec<u64> = match random::named(random::SEED) {
         Some(seed) => vec![seed],
         None => {
             let mut random = Random::new(random::fresh());
-            (0..random::named("CONSTRUCT_TRIALS").unwrap_or(some)).map(|_| random.draw()).collect()
+            (0..random::named("CONSTRUCT_TRIALS").unwrap_or(default)).map(|_| random.draw()).collect()
         }
     };
-    for (n, seed) in (1..).zip(&seeds) {
-        let began = Instant::now();
-        let plan = Plan::new(kind, *seed);
-        eprintln!("trial {n} of {}: {}={seed:#018x} {kind:?}: {plan}", seeds.len(), random::SEED);
-        let told = Box::pin(trial::run(&plan)).await;
-        eprintln!("trial {n} passed in {:.1} s: {told}", began.elapsed().as_secs_f64());
+    for seed in seeds {
+        trial(kind, seed).await;
     }
+}
+
+async fn trial(kind: Kind, seed: u64) {
+    let began = Instant::now();
+    let plan = Plan::new(kind, seed);
+    eprintln!("trial {}={seed:#018x} {kind:?}: {plan}", random::SEED);
+    let summary = Box::pin(trial::run(&plan)).await;
+    eprintln!("the trial passed in {:.1} s: {summary}", began.elapsed().as_secs_f64());
 }

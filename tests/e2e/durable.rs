@@ -27,8 +27,8 @@ use serde_json::json;
 const EFFECTS: u32 = 60;
 /// How often an interpreter is killed at the most while the same scripts run: less often than it takes for scripts that kill.
 const KILLS: u64 = 10;
-/// How often it is killed for each of the two shapes, when nobody says how often.
-const TRIALS: u64 = KILLS;
+/// Kills for each of the two shapes when `CONSTRUCT_TRIALS` does not say how many.
+const TRIALS: u64 = 3;
 /// Scripts that run at the same time: one kill interrupts all of them.
 const JOBS: usize = 4;
 

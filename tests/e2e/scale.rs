@@ -151,29 +151,6 @@ async fn reconcilers_share_the_partitions_and_take_over_from_one_that_leaves_or_
 }
 
 #[tokio::test]
-async fn reconcilers_without_nats_keep_what_they_had() {
-    let mut mesh = Mesh::start().await.unwrap();
-    mesh.replicate(Service::Reconciler).await.unwrap();
-    let beats = Beats::hear(&mesh).await;
-    beats.shared(|_| true, 2).await;
-    let changes = |mesh: &Mesh| mesh.log(Service::Reconciler).matches("the partitions are shared anew").count();
-    let before = changes(&mesh);
-    // It hangs for longer than a process may be silent, and is then gone for as long.
-    // It is the time that passes which is tried here.
-    mesh.nats.pause();
-    tokio::time::sleep(Duration::from_secs(4)).await;
-    mesh.nats.resume();
-    tokio::time::sleep(Duration::from_secs(1)).await;
-    mesh.nats.kill();
-    tokio::time::sleep(Duration::from_secs(3)).await;
-    mesh.nats.restart().await;
-    tokio::time::sleep(Duration::from_secs(3)).await;
-    assert_eq!(changes(&mesh), before, "{}", mesh.log(Service::Reconciler));
-    mesh.scripted_agent("worker", &script()).await.unwrap();
-    check_jobs(&begin_jobs(&mesh, 4).await).await;
-}
-
-#[tokio::test]
 async fn two_reconcilers_that_both_take_all_tasks_for_their_own_do_nothing_twice() {
     let mut mesh = Mesh::start().await.unwrap();
     let beats = Beats::hear(&mesh).await;
@@ -292,60 +269,6 @@ impl Stalls {
     }
 }
 
-#[tokio::test]
-async fn a_rolling_restart_loses_nothing_and_stalls_no_task_for_long() {
-    let mut mesh = Mesh::start().await.unwrap();
-    for service in [Service::Reconciler, Service::Interpreter, Service::Providers] {
-        mesh.replicate(service).await.unwrap();
-    }
-    mesh.scripted_agent("worker", &script()).await.unwrap();
-    let beats = Beats::hear(&mesh).await;
-    beats.shared(|_| true, 2).await;
-    let jobs = begin_jobs(&mesh, 6).await;
-    let stalls: Vec<Stalls> = jobs.iter().map(|(conversation, _)| Stalls::watch(conversation)).collect();
-    let over = tokio::sync::watch::Sender::new(false);
-    // Each is given work again and again until everything was restarted.
-    let speaking = futures::future::join_all(jobs.iter().map(async |(conversation, folder)| {
-        let mut said = vec!["Do it.".to_owned()];
-        conversation.settled().await;
-        while !*over.borrow() {
-            check_effects(folder, said.len());
-            let text = format!("And again, {}.", said.len());
-            conversation.ask(&text).await;
-            said.push(text);
-        }
-        said
-    }));
-    let undisturbed = std::cell::Cell::new(Duration::ZERO);
-    let restarting = async {
-        // How long tasks stand still anyhow, on a machine that has other things to do.
-        tokio::time::sleep(Duration::from_secs(2)).await;
-        undisturbed.set(stalls.iter().map(Stalls::longest).max().unwrap());
-        stalls.iter().for_each(Stalls::forget);
-        for service in
-            [Service::Reconciler, Service::Providers, Service::Interpreter, Service::Gateway, Service::Reconciler]
-        {
-            assert_eq!(mesh.stop(service).await.unwrap(), 0, "{service:?}:\n{}", mesh.log(service));
-            mesh.spawn(service).unwrap();
-            mesh.ready(service).await.unwrap();
-        }
-        over.send_replace(true);
-    };
-    let (said, ()) = tokio::join!(speaking, restarting);
-    for ((conversation, folder), said) in jobs.iter().zip(&said) {
-        let said: Vec<&str> = said.iter().map(String::as_str).collect();
-        conversation.transcript().await.check(&said);
-        check_effects(folder, said.len());
-        assert!(!folder.join("unknown.log").exists(), "nothing was interrupted");
-    }
-    // Which nobody has kept from it.
-    assert!(!mesh.log(Service::Reconciler).contains("takes part again"), "{}", mesh.log(Service::Reconciler));
-    let longest = stalls.iter().map(Stalls::longest).max().unwrap();
-    let (turns, undisturbed) = (said.iter().map(Vec::len).sum::<usize>(), undisturbed.get());
-    println!("{turns} turns; the longest silence of a task was {longest:?}, undisturbed {undisturbed:?}");
-    assert!(longest < STILL + undisturbed, "a task stood still for {longest:?}");
-}
-
 /// How long a task may stand still when the process that worked for it is replaced or killed, beyond how long tasks do anyhow.
 const STILL: Duration = Duration::from_secs(5);
 /// How long it does when nothing else is in the way.
@@ -421,21 +344,6 @@ async fn recovers(service: Service) {
     assert!(expected < EXPECTED + undisturbed && at(1.0) < STILL + undisturbed, "{longest:?}");
 }
 
-#[tokio::test]
-async fn a_killed_reconciler_is_recovered_from_in_seconds() {
-    recovers(Service::Reconciler).await;
-}
-
-#[tokio::test]
-async fn killed_providers_are_recovered_from_in_seconds() {
-    recovers(Service::Providers).await;
-}
-
-#[tokio::test]
-async fn a_killed_interpreter_is_recovered_from_in_seconds() {
-    recovers(Service::Interpreter).await;
-}
-
 /// Each of so many turns had each effect once.
 fn check_effects(folder: &std::path::Path, turns: usize) {
     let effects = read(&folder.join("effects.log"));
@@ -450,38 +358,6 @@ fn sized(variable: &str, otherwise: u32) -> u32 {
     std::env::var(variable).ok().and_then(|count| count.parse().ok()).unwrap_or(otherwise)
 }
 
-#[tokio::test]
-async fn an_organization_that_floods_the_queue_does_not_keep_another_waiting() {
-    let flood = sized("CONSTRUCT_SCALE_ACTIVE", 300);
-    // One look at a time, so that it is the reconciler that is too small.
-    let mesh = Mesh::start_with(&[("CONSTRUCT_RECONCILER_CONCURRENCY", "2")]).await.unwrap();
-    let script = json!({"count": "since_user", "turns": [{"code": "1 + 1"}, {"text": "{{last_result}}"}]});
-    mesh.scripted_agent("worker", &script).await.unwrap();
-    let other = mesh.database.tenant("other").await;
-    mesh.database.fill(OrganizationId::LOCAL, "worker", flood, Some("hello")).await;
-    until("the flood to be noticed", PATIENCE, async || {
-        let (done, left) = mesh.database.answered(OrganizationId::LOCAL).await;
-        if done.len() >= 5 { Ok(()) } else { Err((done.len(), left)) }
-    })
-    .await;
-    mesh.database.fill(other, "worker", 3, Some("hello")).await;
-    // As somebody's who sends a message, and not when the sweep finds them.
-    let page = Page { limit: 3, order: Order::default(), after: None };
-    for task in mesh.database.store().task_list(other, &TaskFilter::default(), &page).await.unwrap() {
-        let (organization_id, task_id) = (other.to_string(), task.state.id.to_string());
-        let wake = TaskWake { organization_id, task_id, ..TaskWake::default() };
-        mesh.bus().await.publish(&subject::TaskWake::new(task.state.id), &wake).await.unwrap();
-    }
-    let (seconds, left) =
-        until("the other organization to be answered", PATIENCE, async || match mesh.database.answered(other).await {
-            (seconds, 0) => Ok((seconds, mesh.database.answered(OrganizationId::LOCAL).await.1)),
-            (_, left) => Err(left),
-        })
-        .await;
-    println!("answered after {seconds:?} s, while {left} of {flood} tasks of the other organization waited");
-    assert!(i64::from(flood) / 2 < left, "the flood was over before: {left} of {flood} are left");
-}
-
 /// Processor time that a process has used so far.
 fn processor(pid: u32) -> Duration {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
@@ -489,30 +365,6 @@ fn processor(pid: u32) -> Duration {
     let ticks = |field: usize| fields[field].parse::<u64>().unwrap();
     // User and system time, in hundredths of a second.
     Duration::from_millis((ticks(11) + ticks(12)) * 10)
-}
-
-#[tokio::test]
-async fn reconcilers_with_nothing_to_do_cost_little() {
-    let seconds = u64::from(sized("CONSTRUCT_SCALE_SECONDS", 5));
-    let mut mesh = Mesh::start().await.unwrap();
-    let mut pids = vec![mesh.pid(Service::Reconciler).unwrap()];
-    for replicas in [1, 3] {
-        while pids.len() < replicas {
-            let replica = mesh.replicate(Service::Reconciler).await.unwrap();
-            pids.push(mesh.replica_pid(replica).unwrap());
-        }
-        // It is what time costs that is measured.
-        tokio::time::sleep(Duration::from_secs(2)).await;
-        let nats = mesh.nats.pid().unwrap();
-        let used = || (pids.iter().map(|pid| processor(*pid)).sum::<Duration>(), processor(nats));
-        let before = used();
-        tokio::time::sleep(Duration::from_secs(seconds)).await;
-        let after = used();
-        let percent = |from: Duration, to: Duration| (to - from).as_secs_f64() / seconds as f64 * 100.0;
-        let (reconcilers, nats) = (percent(before.0, after.0), percent(before.1, after.1));
-        println!("{replicas} idle reconcilers: {reconcilers:.2} % of a core together, NATS {nats:.2} %");
-        assert!(reconcilers < 10.0 * replicas as f64, "{reconcilers} %");
-    }
 }
 
 #[tokio::test]
@@ -555,5 +407,158 @@ async fn idle_tasks_cost_no_memory_and_many_active_ones_are_all_answered() {
     println!("{active} tasks at once: {took:?}; the slowest {:.1} s", seconds.last().copied().unwrap_or_default());
     for (service, after) in services.iter().zip(memory(&mesh)) {
         println!("{service:?}: {} KiB after {active} active tasks", after / 1024);
+    }
+}
+
+/// Measurements and long trials: `./dev test -P nightly`.
+mod nightly {
+    use super::*;
+
+    #[tokio::test]
+    async fn reconcilers_without_nats_keep_their_partitions() {
+        let mut mesh = Mesh::start().await.unwrap();
+        mesh.replicate(Service::Reconciler).await.unwrap();
+        let beats = Beats::hear(&mesh).await;
+        beats.shared(|_| true, 2).await;
+        let changes = |mesh: &Mesh| mesh.log(Service::Reconciler).matches("the partitions are shared anew").count();
+        let before = changes(&mesh);
+        // It hangs for longer than a process may be silent, and is then gone for as long.
+        // It is the time that passes which is tried here.
+        mesh.nats.pause();
+        tokio::time::sleep(Duration::from_secs(4)).await;
+        mesh.nats.resume();
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        mesh.nats.kill();
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        mesh.nats.restart().await;
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        assert_eq!(changes(&mesh), before, "{}", mesh.log(Service::Reconciler));
+        mesh.scripted_agent("worker", &script()).await.unwrap();
+        check_jobs(&begin_jobs(&mesh, 4).await).await;
+    }
+
+    #[tokio::test]
+    async fn rolling_restart_loses_nothing_and_stalls_no_task() {
+        let mut mesh = Mesh::start().await.unwrap();
+        for service in [Service::Reconciler, Service::Interpreter, Service::Providers] {
+            mesh.replicate(service).await.unwrap();
+        }
+        mesh.scripted_agent("worker", &script()).await.unwrap();
+        let beats = Beats::hear(&mesh).await;
+        beats.shared(|_| true, 2).await;
+        let jobs = begin_jobs(&mesh, 6).await;
+        let stalls: Vec<Stalls> = jobs.iter().map(|(conversation, _)| Stalls::watch(conversation)).collect();
+        let over = tokio::sync::watch::Sender::new(false);
+        // Each is given work again and again until everything was restarted.
+        let speaking = futures::future::join_all(jobs.iter().map(async |(conversation, folder)| {
+            let mut said = vec!["Do it.".to_owned()];
+            conversation.settled().await;
+            while !*over.borrow() {
+                check_effects(folder, said.len());
+                let text = format!("And again, {}.", said.len());
+                conversation.ask(&text).await;
+                said.push(text);
+            }
+            said
+        }));
+        let undisturbed = std::cell::Cell::new(Duration::ZERO);
+        let restarting = async {
+            // How long tasks stand still anyhow, on a machine that has other things to do.
+            tokio::time::sleep(Duration::from_secs(2)).await;
+            undisturbed.set(stalls.iter().map(Stalls::longest).max().unwrap());
+            stalls.iter().for_each(Stalls::forget);
+            for service in
+                [Service::Reconciler, Service::Providers, Service::Interpreter, Service::Gateway, Service::Reconciler]
+            {
+                assert_eq!(mesh.stop(service).await.unwrap(), 0, "{service:?}:\n{}", mesh.log(service));
+                mesh.spawn(service).unwrap();
+                mesh.ready(service).await.unwrap();
+            }
+            over.send_replace(true);
+        };
+        let (said, ()) = tokio::join!(speaking, restarting);
+        for ((conversation, folder), said) in jobs.iter().zip(&said) {
+            let said: Vec<&str> = said.iter().map(String::as_str).collect();
+            conversation.transcript().await.check(&said);
+            check_effects(folder, said.len());
+            assert!(!folder.join("unknown.log").exists(), "nothing was interrupted");
+        }
+        // Which nobody has kept from it.
+        assert!(!mesh.log(Service::Reconciler).contains("takes part again"), "{}", mesh.log(Service::Reconciler));
+        let longest = stalls.iter().map(Stalls::longest).max().unwrap();
+        let (turns, undisturbed) = (said.iter().map(Vec::len).sum::<usize>(), undisturbed.get());
+        println!("{turns} turns; the longest silence of a task was {longest:?}, undisturbed {undisturbed:?}");
+        assert!(longest < STILL + undisturbed, "a task stood still for {longest:?}");
+    }
+
+    #[tokio::test]
+    async fn killed_reconciler_recovers_within_seconds() {
+        recovers(Service::Reconciler).await;
+    }
+
+    #[tokio::test]
+    async fn killed_providers_recover_within_seconds() {
+        recovers(Service::Providers).await;
+    }
+
+    #[tokio::test]
+    async fn killed_interpreter_recovers_within_seconds() {
+        recovers(Service::Interpreter).await;
+    }
+
+    #[tokio::test]
+    async fn organization_flooding_the_queue_does_not_delay_another() {
+        let flood = sized("CONSTRUCT_SCALE_ACTIVE", 300);
+        // One look at a time, so that it is the reconciler that is too small.
+        let mesh = Mesh::start_with(&[("CONSTRUCT_RECONCILER_CONCURRENCY", "2")]).await.unwrap();
+        let script = json!({"count": "since_user", "turns": [{"code": "1 + 1"}, {"text": "{{last_result}}"}]});
+        mesh.scripted_agent("worker", &script).await.unwrap();
+        let other = mesh.database.tenant("other").await;
+        mesh.database.fill(OrganizationId::LOCAL, "worker", flood, Some("hello")).await;
+        until("the flood to be noticed", PATIENCE, async || {
+            let (done, left) = mesh.database.answered(OrganizationId::LOCAL).await;
+            if done.len() >= 5 { Ok(()) } else { Err((done.len(), left)) }
+        })
+        .await;
+        mesh.database.fill(other, "worker", 3, Some("hello")).await;
+        // As somebody's who sends a message, and not when the sweep finds them.
+        let page = Page { limit: 3, order: Order::default(), after: None };
+        for task in mesh.database.store().task_list(other, &TaskFilter::default(), &page).await.unwrap() {
+            let (organization_id, task_id) = (other.to_string(), task.state.id.to_string());
+            let wake = TaskWake { organization_id, task_id, ..TaskWake::default() };
+            mesh.bus().await.publish(&subject::TaskWake::new(task.state.id), &wake).await.unwrap();
+        }
+        let (seconds, left) =
+            until("the other organization to be answered", PATIENCE, async || match mesh.database.answered(other).await {
+                (seconds, 0) => Ok((seconds, mesh.database.answered(OrganizationId::LOCAL).await.1)),
+                (_, left) => Err(left),
+            })
+            .await;
+        println!("answered after {seconds:?} s, while {left} of {flood} tasks of the other organization waited");
+        assert!(i64::from(flood) / 2 < left, "the flood was over before: {left} of {flood} are left");
+    }
+
+    #[tokio::test]
+    async fn idle_reconcilers_use_little_processor_time() {
+        let seconds = u64::from(sized("CONSTRUCT_SCALE_SECONDS", 5));
+        let mut mesh = Mesh::start().await.unwrap();
+        let mut pids = vec![mesh.pid(Service::Reconciler).unwrap()];
+        for replicas in [1, 3] {
+            while pids.len() < replicas {
+                let replica = mesh.replicate(Service::Reconciler).await.unwrap();
+                pids.push(mesh.replica_pid(replica).unwrap());
+            }
+            // It is what time costs that is measured.
+            tokio::time::sleep(Duration::from_secs(2)).await;
+            let nats = mesh.nats.pid().unwrap();
+            let used = || (pids.iter().map(|pid| processor(*pid)).sum::<Duration>(), processor(nats));
+            let before = used();
+            tokio::time::sleep(Duration::from_secs(seconds)).await;
+            let after = used();
+            let percent = |from: Duration, to: Duration| (to - from).as_secs_f64() / seconds as f64 * 100.0;
+            let (reconcilers, nats) = (percent(before.0, after.0), percent(before.1, after.1));
+            println!("{replicas} idle reconcilers: {reconcilers:.2} % of a core together, NATS {nats:.2} %");
+            assert!(reconcilers < 10.0 * replicas as f64, "{reconcilers} %");
+        }
     }
 }

@@ -1,8 +1,8 @@
 //! How soon a cancel or suspend takes effect, wherever it finds the task: what ran is dead, the script as well as its processes, and the vendor's
 //! connection closed.
 //!
-//! `CONSTRUCT_TRIALS=30` measures in earnest, and prints the figures. They are a debug build's, and up to 20 ms too long,
-//! because the end is looked for so often.
+//! The tests try each case once and check that it ends. `CONSTRUCT_TRIALS=30` measures: it prints the figures and holds
+//! their median against the promise. They are a debug build's, and up to 20 ms too long, which is the poll interval.
 
 use std::time::{Duration, Instant};
 
@@ -192,7 +192,9 @@ impl<'a> Bench<'a> {
 
 #[tokio::test]
 async fn a_cancel_or_suspend_takes_effect_at_once_wherever_the_task_is() {
-    let trials: usize = std::env::var("CONSTRUCT_TRIALS").ok().and_then(|trials| trials.parse().ok()).unwrap_or(3);
+    let trials: usize = std::env::var("CONSTRUCT_TRIALS").ok().and_then(|trials| trials.parse().ok()).unwrap_or(1);
+    // A median needs some trials, and a wall-clock promise a machine that does nothing else.
+    let promise = if trials >= 10 { PROMISE } else { BOUND };
     let mut mesh = Mesh::start().await.unwrap();
     {
         let bench = Bench::prepare(&mesh).await;
@@ -211,7 +213,7 @@ async fn a_cancel_or_suspend_takes_effect_at_once_wherever_the_task_is() {
                 let verb = if suspend { "suspend" } else { "cancel" };
                 println!("{verb:8} {place:?}: p50 {:?}, p99 {:?}, {trials} trials", at(0.5), at(0.99));
                 assert!(
-                    at(0.5) < PROMISE && at(1.0) < BOUND,
+                    at(0.5) < promise && at(1.0) < BOUND,
                     "{verb} {place:?}: {times:?}, looked at every {INTERVAL:?}"
                 );
             }
@@ -233,7 +235,7 @@ async fn a_cancel_or_suspend_takes_effect_at_once_wherever_the_task_is() {
     }
     times.sort_unstable();
     println!("cancel   Queued: {times:?}");
-    assert!(times[(trials - 1) / 2] < PROMISE && times[trials - 1] < BOUND, "{times:?}");
+    assert!(times[(trials - 1) / 2] < promise && times[trials - 1] < BOUND, "{times:?}");
 }
 
 /// Where people look, the reason stands.

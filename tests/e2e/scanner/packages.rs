@@ -74,93 +74,98 @@ fn numbers(text: &str) -> Vec<u64> {
     text.split(|c: char| !c.is_ascii_digit()).filter_map(|digits| digits.parse().ok()).collect()
 }
 
-#[tokio::test]
-async fn a_monorepo_of_ten_thousand_files_is_scanned_from_end_to_end() {
-    let (mesh, github) = begin().await;
-    let archive = std::fs::read(repositories::package(repositories::MONOREPO)).unwrap();
-    let commit: String = Sha256::digest(&archive).iter().take(20).map(|byte| format!("{byte:02x}")).collect();
-    github.commit_archive("octo/mono", &commit, archive);
-    // Without optimisation, on a machine that does other things, it takes minutes.
-    let patience = Duration::from_secs(600);
-    // The model searches all files, and the lists of their symbols, and proposes what it has found in each language.
-    let code = format!(
-        "const root = '{commit}/tree';\n\
-         const listed = grep('execute_from_command_line', root + '/.construct/outline', {{literal: true}}).matches.length;\n\
-         const proposal = (name, word, inside) => {{\n\
-           const found = grep(word, root, {{literal: true, exclude: '.construct/**'}}).matches.find(match => match.path.includes(inside));\n\
-           const candidate = {{...{candidate}}};\n\
-           const path = found.path.replace(root + '/', '');\n\
-           candidate.name = name;\n\
-           candidate.entry_point = {{path, line: found.line, command: name + ' --help'}};\n\
-           candidate.evidence = [{{path, line: found.line, quote: word, statement: 'It is defined here.'}}];\n\
-           return candidate;\n\
-         }};\n\
-         const candidates = [\n\
-           proposal('django-admin', 'def execute_from_command_line(', 'python/'),\n\
-           proposal('hexyl', 'fn main() {{', 'crates/hexyl/src/'),\n\
-           proposal('svgo', 'function makeProgram(program)', 'node/svgo/'),\n\
-         ];\n\
-         if (listed === 0) throw new Error('its symbols are not listed');\n\
-         print(JSON.stringify({{candidates}}));",
-        candidate = good(),
-    );
-    mesh.scripted_agent("m", &json!({"turns": [{"code": code}, {"text": "{{last_result}}"}]})).await.unwrap();
-    let scan = create(&mesh, of("octo/mono", "m")).await;
-    let status = in_phase_within(&mesh, &scan, Review, patience).await;
-    assert_eq!((status.commit.as_str(), status.candidates, status.refused), (commit.as_str(), 3, 0), "{status:?}");
-    assert_eq!(status.files + status.files_skipped, repositories::MONOREPO_FILES, "{status:?}");
-    assert!(status.files >= 10_000 && status.files_skipped < 100, "{status:?}");
-    let mut found: Vec<_> = candidates(&mesh, &scan)
-        .await
-        .into_iter()
-        .map(|one| one.content.unwrap())
-        .map(|content| (content.name, content.entry_point.unwrap().path))
-        .collect();
-    found.sort();
-    let places = [
-        ("django-admin", "python/Django/django/core/management/__init__.py"),
-        ("hexyl", "crates/hexyl/src/main.rs"),
-        ("svgo", "node/svgo/lib/svgo/coa.js"),
-    ];
-    assert_eq!(found, places.map(|(name, path)| (name.to_owned(), path.to_owned())));
+/// Measurements and long trials: `./dev test -P nightly`.
+mod nightly {
+    use super::*;
 
-    // What happened: how many files there are is said from when they are there.
-    let all = events(&mesh, &scan).await;
-    for event in &all {
-        let is_known = !matches!(event.phase(), Queued | Snapshot);
-        assert_eq!(event.files, if is_known { status.files } else { 0 }, "{event:?}");
+    #[tokio::test]
+    async fn monorepo_of_10000_files_is_scanned() {
+        let (mesh, github) = begin().await;
+        let archive = std::fs::read(repositories::package(repositories::MONOREPO)).unwrap();
+        let commit: String = Sha256::digest(&archive).iter().take(20).map(|byte| format!("{byte:02x}")).collect();
+        github.commit_archive("octo/mono", &commit, archive);
+        // Without optimisation, on a machine that does other things, it takes minutes.
+        let patience = Duration::from_secs(600);
+        // The model searches all files, and the lists of their symbols, and proposes what it has found in each language.
+        let code = format!(
+            "const root = '{commit}/tree';\n\
+             const listed = grep('execute_from_command_line', root + '/.construct/outline', {{literal: true}}).matches.length;\n\
+             const proposal = (name, word, inside) => {{\n\
+               const found = grep(word, root, {{literal: true, exclude: '.construct/**'}}).matches.find(match => match.path.includes(inside));\n\
+               const candidate = {{...{candidate}}};\n\
+               const path = found.path.replace(root + '/', '');\n\
+               candidate.name = name;\n\
+               candidate.entry_point = {{path, line: found.line, command: name + ' --help'}};\n\
+               candidate.evidence = [{{path, line: found.line, quote: word, statement: 'It is defined here.'}}];\n\
+               return candidate;\n\
+             }};\n\
+             const candidates = [\n\
+               proposal('django-admin', 'def execute_from_command_line(', 'python/'),\n\
+               proposal('hexyl', 'fn main() {{', 'crates/hexyl/src/'),\n\
+               proposal('svgo', 'function makeProgram(program)', 'node/svgo/'),\n\
+             ];\n\
+             if (listed === 0) throw new Error('its symbols are not listed');\n\
+             print(JSON.stringify({{candidates}}));",
+            candidate = good(),
+        );
+        mesh.scripted_agent("m", &json!({"turns": [{"code": code}, {"text": "{{last_result}}"}]})).await.unwrap();
+        let scan = create(&mesh, of("octo/mono", "m")).await;
+        let status = in_phase_within(&mesh, &scan, Review, patience).await;
+        assert_eq!((status.commit.as_str(), status.candidates, status.refused), (commit.as_str(), 3, 0), "{status:?}");
+        assert_eq!(status.files + status.files_skipped, repositories::MONOREPO_FILES, "{status:?}");
+        assert!(status.files >= 10_000 && status.files_skipped < 100, "{status:?}");
+        let mut found: Vec<_> = candidates(&mesh, &scan)
+            .await
+            .into_iter()
+            .map(|one| one.content.unwrap())
+            .map(|content| (content.name, content.entry_point.unwrap().path))
+            .collect();
+        found.sort();
+        let places = [
+            ("django-admin", "python/Django/django/core/management/__init__.py"),
+            ("hexyl", "crates/hexyl/src/main.rs"),
+            ("svgo", "node/svgo/lib/svgo/coa.js"),
+        ];
+        assert_eq!(found, places.map(|(name, path)| (name.to_owned(), path.to_owned())));
+
+        // What happened: how many files there are is said from when they are there.
+        let all = events(&mesh, &scan).await;
+        for event in &all {
+            let is_known = !matches!(event.phase(), Queued | Snapshot);
+            assert_eq!(event.files, if is_known { status.files } else { 0 }, "{event:?}");
+        }
+        let last = all.last().unwrap();
+        assert_eq!((last.phase(), last.candidates), (Review, 3), "{last:?}");
+        let survey = all.iter().find(|event| event.message.contains("entry points")).unwrap();
+        let [languages, entries, symbols, outlined] = numbers(&survey.message)[..] else { panic!("{survey:?}") };
+        assert!(languages >= 10 && entries >= 100 && symbols >= 30_000 && outlined >= 2000, "{survey:?}");
+
+        // What the model was told before it looked: languages, packages and commands of all of them, within its room.
+        let asked = transcript(&mesh, &scan).await;
+        for told in [
+            "Python (",
+            "JavaScript (",
+            "Rust (",
+            "Django",
+            "core-js",
+            "hexyl",
+            "svgo",
+            "sqlite-utils",
+            "[clap]",
+            "[click]",
+            "[uses commander]",
+            "[argparse]",
+        ] {
+            assert!(asked.contains(told), "{told}: {asked}");
+        }
+        clean(&mesh).await;
+
+        // A scan that may see fewer files ends without any.
+        let limits = v1::ScanLimits { max_files: 5000, ..Default::default() };
+        let scan = create(&mesh, v1::ScanSpec { limits: Some(limits), ..of("octo/mono", "m") }).await;
+        let status = in_phase_within(&mesh, &scan, v1::ScanPhase::Failed, patience).await;
+        assert!(status.reason.contains("more entries than a repository may have") && status.files == 0, "{status:?}");
+        clean(&mesh).await;
+        assert_eq!(github.complaints(), Vec::<String>::new());
     }
-    let last = all.last().unwrap();
-    assert_eq!((last.phase(), last.candidates), (Review, 3), "{last:?}");
-    let survey = all.iter().find(|event| event.message.contains("entry points")).unwrap();
-    let [languages, entries, symbols, outlined] = numbers(&survey.message)[..] else { panic!("{survey:?}") };
-    assert!(languages >= 10 && entries >= 100 && symbols >= 30_000 && outlined >= 2000, "{survey:?}");
-
-    // What the model was told before it looked: languages, packages and commands of all of them, within its room.
-    let asked = transcript(&mesh, &scan).await;
-    for told in [
-        "Python (",
-        "JavaScript (",
-        "Rust (",
-        "Django",
-        "core-js",
-        "hexyl",
-        "svgo",
-        "sqlite-utils",
-        "[clap]",
-        "[click]",
-        "[uses commander]",
-        "[argparse]",
-    ] {
-        assert!(asked.contains(told), "{told}: {asked}");
-    }
-    clean(&mesh).await;
-
-    // A scan that may see fewer files ends without any.
-    let limits = v1::ScanLimits { max_files: 5000, ..Default::default() };
-    let scan = create(&mesh, v1::ScanSpec { limits: Some(limits), ..of("octo/mono", "m") }).await;
-    let status = in_phase_within(&mesh, &scan, v1::ScanPhase::Failed, patience).await;
-    assert!(status.reason.contains("more entries than a repository may have") && status.files == 0, "{status:?}");
-    clean(&mesh).await;
-    assert_eq!(github.complaints(), Vec::<String>::new());
 }
