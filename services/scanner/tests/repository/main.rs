@@ -1,0 +1,6 @@
+//! Repository sources and archives, against real HTTP servers and real repositories.
+
+mod archives;
+mod github;
+mod gitlab;
+mod packages;
