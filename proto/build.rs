@@ -1,45 +1,19 @@
 //! Compiles the contracts: `protox` parses them in Rust, so no `protoc` is needed.
 
-use std::{env, fs, path::PathBuf};
-
-use prost::Message as _;
+use std::{
+    env, fs, io,
+    path::{Path, PathBuf},
+};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
-    let files = [
-        "construct/v1/agent.proto",
-        "construct/v1/api_key.proto",
-        "construct/v1/approval.proto",
-        "construct/v1/audit.proto",
-        "construct/v1/budget.proto",
-        "construct/v1/common.proto",
-        "construct/v1/diagnosis.proto",
-        "construct/v1/event.proto",
-        "construct/v1/file.proto",
-        "construct/v1/message.proto",
-        "construct/v1/model.proto",
-        "construct/v1/model_provider.proto",
-        "construct/v1/model_token.proto",
-        "construct/v1/organization.proto",
-        "construct/v1/policy.proto",
-        "construct/v1/recovery.proto",
-        "construct/v1/scan.proto",
-        "construct/v1/schedule.proto",
-        "construct/v1/secret.proto",
-        "construct/v1/state.proto",
-        "construct/v1/task.proto",
-        "construct/v1/usage.proto",
-        "construct/mesh/v1/membership.proto",
-        "construct/mesh/v1/mesh.proto",
-        "construct/mesh/v1/routing.proto",
-        "construct/mesh/v1/scan.proto",
-        "construct/mesh/v1/slack.proto",
-        "construct/mesh/v1/spending.proto",
-        "construct/mesh/v1/state.proto",
-        "construct/mesh/v1/subtasks.proto",
-    ];
-    let descriptors = protox::compile(files, ["."])?;
+    let mut files = Vec::new();
+    find(Path::new("construct"), &mut files)?;
+    files.sort_unstable();
+    let mut compiler = protox::Compiler::new(["."])?;
+    compiler.include_source_info(true).include_imports(true).open_files(files)?;
     let out = PathBuf::from(env::var("OUT_DIR")?);
-    fs::write(out.join("descriptors.bin"), descriptors.encode_to_vec())?;
+    // Encoded by the compiler: prost's types of descriptors would lose our options.
+    fs::write(out.join("descriptors.bin"), compiler.encode_file_descriptor_set())?;
     tonic_prost_build::configure()
         .emit_rerun_if_changed(false)
         .compile_well_known_types(false)
@@ -64,7 +38,20 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
             ".construct.v1.ExchangeSetupCodeRequest",
             ".construct.mesh.v1.CodeExecute",
         ])
-        .compile_fds(descriptors)?;
+        .compile_fds(compiler.file_descriptor_set())?;
     println!("cargo:rerun-if-changed=construct");
+    Ok(())
+}
+
+/// Adds every `.proto` file below a folder.
+fn find(folder: &Path, files: &mut Vec<PathBuf>) -> io::Result<()> {
+    for entry in fs::read_dir(folder)? {
+        let path = entry?.path();
+        if path.is_dir() {
+            find(&path, files)?;
+        } else if path.extension().is_some_and(|extension| extension == "proto") {
+            files.push(path);
+        }
+    }
     Ok(())
 }

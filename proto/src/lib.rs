@@ -2,9 +2,11 @@
 //!
 //! [`v1`] is the public API, [`mesh`] what the services say to each other over NATS.
 
+pub mod options;
+
 use std::sync::LazyLock;
 
-use prost_reflect::DescriptorPool;
+use prost_reflect::{DescriptorPool, MethodDescriptor, ServiceDescriptor};
 
 /// The public API, package `construct.v1`.
 pub mod v1 {
@@ -207,3 +209,13 @@ pub const FILE_DESCRIPTOR_SET: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "
 pub static DESCRIPTORS: LazyLock<DescriptorPool> = LazyLock::new(|| {
     DescriptorPool::decode(FILE_DESCRIPTOR_SET).expect("the build script wrote a valid descriptor set")
 });
+
+/// The services of the public API.
+pub fn services() -> impl Iterator<Item = ServiceDescriptor> {
+    DESCRIPTORS.services().filter(|service| service.parent_file().package_name() == "construct.v1")
+}
+
+/// The methods of the public API.
+pub fn methods() -> impl Iterator<Item = MethodDescriptor> {
+    services().flat_map(|service| service.methods().collect::<Vec<_>>())
+}

@@ -5,7 +5,6 @@ use std::{
     sync::LazyLock,
 };
 
-use construct_proto::DESCRIPTORS;
 use prost_reflect::{Kind, MessageDescriptor, MethodDescriptor, prost_types::method_options::IdempotencyLevel};
 
 use super::objects;
@@ -34,8 +33,7 @@ pub(crate) struct Method {
 }
 
 static BY_PATH: LazyLock<HashMap<String, Method>> = LazyLock::new(|| {
-    let services = DESCRIPTORS.services().filter(|service| service.parent_file().package_name() == "construct.v1");
-    let methods: Vec<_> = services.flat_map(|service| service.methods().collect::<Vec<_>>()).collect();
+    let methods: Vec<_> = construct_proto::methods().collect();
     let names: BTreeSet<String> =
         methods.iter().map(|method| noun(method.name())).chain(NAMES.map(str::to_owned)).collect();
     // What the service of our own keys calls an `api_key` is the id of one; elsewhere it is a vendor's key itself.
@@ -229,8 +227,7 @@ mod tests {
     /// No field of a write that holds a secret or what somebody wrote is called like one that names something.
     #[test]
     fn only_what_is_meant_to_be_is_taken_for_a_name() {
-        let services = DESCRIPTORS.services().filter(|service| service.parent_file().package_name() == "construct.v1");
-        let methods: Vec<_> = services.flat_map(|service| service.methods().collect::<Vec<_>>()).collect();
+        let methods: Vec<_> = construct_proto::methods().collect();
         let names: BTreeSet<String> =
             methods.iter().map(|method| noun(method.name())).chain(NAMES.map(str::to_owned)).collect();
         let forbidden =

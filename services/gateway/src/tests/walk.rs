@@ -10,7 +10,7 @@ use construct_domain::{
     ApiKeyId, CandidateId, OrganizationId, UserId,
     access::{Role, Scope},
 };
-use construct_proto::{DESCRIPTORS, v1};
+use construct_proto::v1;
 use construct_store::{
     AuditEntry, AuditFilter, Key, Order, Page, Written,
     identity::{NewApiKey, NewInvitation, NewOrganization},
@@ -141,12 +141,11 @@ pub(super) fn authorized<T>(message: T, key: Option<&str>) -> Request<T> {
 }
 
 fn methods() -> Vec<(MethodDescriptor, Access)> {
-    let services = DESCRIPTORS.services().filter(|service| service.parent_file().package_name() == "construct.v1");
-    let methods = services.flat_map(|service| service.methods().collect::<Vec<_>>());
-    methods
+    construct_proto::methods()
         .map(|method| {
             let path = rules::path(method.parent_service().full_name(), method.name());
-            (method, rules::of(&path).expect("a test of its own compares the table"))
+            let access = rules::of(&path).unwrap_or_else(|| panic!("{path} needs the option `access`"));
+            (method, access)
         })
         .collect()
 }
