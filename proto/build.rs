@@ -40,6 +40,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         ])
         .compile_fds(compiler.file_descriptor_set())?;
     println!("cargo:rerun-if-changed=construct");
+    println!("cargo:rerun-if-changed=google");
     Ok(())
 }
 

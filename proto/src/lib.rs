@@ -159,6 +159,14 @@ pub mod v1 {
     }
 }
 
+/// Google's options, of which the contract uses that for HTTP.
+pub mod google {
+    /// How methods are called over HTTP, package `google.api`.
+    pub mod api {
+        tonic::include_proto!("google.api");
+    }
+}
+
 /// The mesh.
 pub mod mesh {
     /// Messages between services, package `construct.mesh.v1`.

@@ -3,22 +3,36 @@
 use prost::Message;
 use prost_reflect::{DynamicMessage, MethodDescriptor, Value};
 
-use crate::v1::Access;
+use crate::{google::api::HttpRule, v1::Access};
 
 /// Who may call a method. `None`: the contract doesn't say, and nobody may.
 pub fn access(method: &MethodDescriptor) -> Option<Access> {
     message(&method.options(), "construct.v1.access")
 }
 
+/// How a method is called over HTTP.
+pub fn http(method: &MethodDescriptor) -> Option<HttpRule> {
+    message(&method.options(), "google.api.http")
+}
+
+/// An example of the body of a request over HTTP, as JSON.
+pub fn example(method: &MethodDescriptor) -> Option<String> {
+    match value(&method.options(), "construct.v1.example")? {
+        Value::String(example) => Some(example),
+        _ => None,
+    }
+}
+
 /// An option that is a message.
 fn message<T: Message + Default>(options: &DynamicMessage, name: &str) -> Option<T> {
-    let descriptor = options.descriptor();
-    let extension = descriptor.parent_pool().get_extension_by_name(name)?;
-    if !options.has_extension(&extension) {
-        return None;
-    }
-    match options.get_extension(&extension).as_ref() {
+    match value(options, name)? {
         Value::Message(value) => value.transcode_to().ok(),
         _ => None,
     }
+}
+
+/// An option, if it is set.
+fn value(options: &DynamicMessage, name: &str) -> Option<Value> {
+    let extension = options.descriptor().parent_pool().get_extension_by_name(name)?;
+    options.has_extension(&extension).then(|| options.get_extension(&extension).into_owned())
 }

@@ -1,4 +1,4 @@
-//! REST: the gRPC methods as resources, from one table ([`routes`]).
+//! REST: the gRPC methods as resources, by the contract's options ([`routes`]).
 //!
 //! Bodies are proto3's JSON. Problems are those of RFC 9457, with gRPC's code and what is wrong with which field. A stream of events is
 //! served as server-sent events, any other as lines of JSON.
@@ -55,7 +55,7 @@ struct Row {
 impl Rest {
     pub(super) fn new(methods: &Methods, config: &Config) -> anyhow::Result<Self> {
         let mut rows: BTreeMap<String, Vec<Row>> = BTreeMap::new();
-        for route in &ROUTES {
+        for route in ROUTES.iter() {
             let method = methods.get(&format!("/construct.v1.{}", route.method));
             let method = method.ok_or_else(|| anyhow::anyhow!("{} is no method", route.method))?.clone();
             rows.entry(positions(route.path)).or_default().push(Row { route, method });

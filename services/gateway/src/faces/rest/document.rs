@@ -1,4 +1,4 @@
-//! The OpenAPI 3.1 document, from the table of routes and the contract with its comments.
+//! The OpenAPI 3.1 document, from the contract with its options and comments.
 
 mod comments;
 mod schemas;

@@ -128,9 +128,13 @@ fn parameter(
     name: &str,
     text: &str,
 ) -> Result<(), Status> {
+    // `google.api.http` calls the field of a message `filter.agent`.
+    let (message, own) = name.split_once('.').map_or((None, name), |(message, own)| (Some(message), own));
     let mut known = parameters(kind, route);
     let (within, field) = known
-        .find(|(_, field)| field.name() == name || field.json_name() == name)
+        .find(|(within, field)| {
+            (message.is_none() || message == *within) && (field.name() == own || field.json_name() == own)
+        })
         .ok_or_else(|| invalid(name, "is not a parameter of this resource"))?;
     let into = match within {
         None => request,

@@ -22,7 +22,7 @@ fn document() -> Value {
 fn every_route_is_in_the_document() {
     let document = document();
     let mut ids = HashSet::new();
-    for route in &ROUTES {
+    for route in ROUTES.iter() {
         let operation = &document["paths"][shown(route.path)][route.verb.as_str().to_lowercase()];
         let id =
             operation["operationId"].as_str().unwrap_or_else(|| panic!("{} {} is missing", route.verb, route.path));
