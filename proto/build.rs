@@ -1,9 +1,16 @@
-//! Compiles the contracts: `protox` parses them in Rust, so no `protoc` is needed.
+//! Compiles the contracts: `protox` parses them in Rust, so no `protoc` is needed. Beside the types
+//! it generates what the contract's options ask for: traits of requests, and `Debug` without the
+//! fields that are `debug_redact`.
 
 use std::{
-    env, fs, io,
+    collections::BTreeMap,
+    env,
+    fmt::Write as _,
+    fs, io,
     path::{Path, PathBuf},
 };
+
+use protox::prost_reflect::{DescriptorPool, FieldDescriptor, MessageDescriptor, OneofDescriptor};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
     let mut files = Vec::new();
@@ -11,33 +18,20 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     files.sort_unstable();
     let mut compiler = protox::Compiler::new(["."])?;
     compiler.include_source_info(true).include_imports(true).open_files(files)?;
-    let out = PathBuf::from(env::var("OUT_DIR")?);
+    let (pool, out) = (compiler.descriptor_pool(), PathBuf::from(env::var("OUT_DIR")?));
     // Encoded by the compiler: prost's types of descriptors would lose our options.
     fs::write(out.join("descriptors.bin"), compiler.encode_file_descriptor_set())?;
+    fs::write(out.join("requests.rs"), requests(&pool))?;
+    let redacted: Vec<_> =
+        pool.all_messages().filter(|message| message.fields().any(|field| is_redacted(&field))).collect();
+    fs::write(out.join("debug.rs"), redacted.iter().map(debug).collect::<String>())?;
     tonic_prost_build::configure()
         .emit_rerun_if_changed(false)
         .compile_well_known_types(false)
         // Rarely there, and far larger than the other kinds of events.
         .boxed(".construct.v1.TaskStatus.below")
         .boxed(".construct.v1.Event.payload.task")
-        // They hold values; what is printed of them stands in src/lib.rs.
-        .skip_debug([
-            ".construct.v1.ScanConnectionSpec",
-            ".construct.v1.ScanConnectionSpec.credential",
-            ".construct.v1.GitHubApp",
-            ".construct.v1.ScanUpload",
-            ".construct.v1.SecretSpec",
-            ".construct.v1.UpdateSecretRequest",
-            ".construct.v1.State",
-            ".construct.v1.PutStateRequest",
-            ".construct.v1.UploadPartRequest",
-            ".construct.v1.DownloadFileResponse",
-            ".construct.v1.ModelToken",
-            ".construct.v1.CreateApiKeyResponse",
-            ".construct.v1.SetupCode",
-            ".construct.v1.ExchangeSetupCodeRequest",
-            ".construct.mesh.v1.CodeExecute",
-        ])
+        .skip_debug(redacted.iter().flat_map(undebugged))
         .compile_fds(compiler.file_descriptor_set())?;
     println!("cargo:rerun-if-changed=construct");
     println!("cargo:rerun-if-changed=google");
@@ -55,4 +49,101 @@ fn find(folder: &Path, files: &mut Vec<PathBuf>) -> io::Result<()> {
         }
     }
     Ok(())
+}
+
+/// The traits of the requests of the public API.
+fn requests(pool: &DescriptorPool) -> String {
+    let services = pool.services().filter(|service| service.parent_file().package_name() == "construct.v1");
+    let methods = services.flat_map(|service| service.methods().collect::<Vec<_>>());
+    let requests: BTreeMap<_, _> =
+        methods.map(|method| (method.input().full_name().to_owned(), method.input())).collect();
+    let mut code = String::new();
+    for (name, request) in requests {
+        let path = path(&request);
+        _ = writeln!(code, "impl Request for {path} {{ const NAME: &str = {name:?}; }}");
+        if request.get_field_by_name("idempotency_key").is_some() {
+            let body = "fn idempotency_key(&mut self) -> &mut String { &mut self.idempotency_key }";
+            _ = writeln!(code, "impl IdempotentRequest for {path} {{ {body} }}");
+        }
+    }
+    code
+}
+
+/// Whether the value of a field is printed nowhere.
+fn is_redacted(field: &FieldDescriptor) -> bool {
+    field.options().get_field_by_name("debug_redact").is_some_and(|value| value.as_bool() == Some(true))
+}
+
+/// The types of a message whose `Debug` is not derived: it and its oneofs.
+fn undebugged(message: &MessageDescriptor) -> Vec<String> {
+    let name = format!(".{}", message.full_name());
+    let oneofs = oneofs(message).map(|oneof| format!("{name}.{}", oneof.name())).collect::<Vec<_>>();
+    [name].into_iter().chain(oneofs).collect()
+}
+
+fn oneofs(message: &MessageDescriptor) -> impl Iterator<Item = OneofDescriptor> {
+    message.oneofs().filter(|oneof| !oneof.is_synthetic()).collect::<Vec<_>>().into_iter()
+}
+
+/// `Debug` for a message and its oneofs, without the fields that are redacted.
+fn debug(message: &MessageDescriptor) -> String {
+    let is_own = |field: &FieldDescriptor| field.containing_oneof().is_none_or(|oneof| oneof.is_synthetic());
+    let fields = message.fields().filter(|field| is_own(field) && !is_redacted(field));
+    let shown = fields.map(|field| field.name().to_owned()).chain(oneofs(message).map(|oneof| oneof.name().to_owned()));
+    let shown: String = shown.map(|name| format!(".field({name:?}, &self.r#{name})")).collect();
+    let body = format!("f.debug_struct({:?}){shown}.finish_non_exhaustive()", message.name());
+    let mut code = implementation(&path(message), &body);
+    for oneof in oneofs(message) {
+        let arms: String = oneof.fields().map(|field| arm(&field)).collect();
+        let path = format!("{}::{}", module(message), camel(oneof.name()));
+        code += &implementation(&path, &format!("match self {{ {arms} }}"));
+    }
+    code
+}
+
+fn arm(field: &FieldDescriptor) -> String {
+    let name = camel(field.name());
+    if is_redacted(field) {
+        return format!("Self::{name}(_) => f.debug_tuple({name:?}).finish_non_exhaustive(),");
+    }
+    format!("Self::{name}(value) => f.debug_tuple({name:?}).field(value).finish(),")
+}
+
+fn implementation(path: &str, body: &str) -> String {
+    let signature = "fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result";
+    format!("impl std::fmt::Debug for {path} {{ {signature} {{ {body} }} }}\n")
+}
+
+/// Where a message's type is, from the root of the crate: `crate::v1::list_agents_request::Filter`.
+fn path(message: &MessageDescriptor) -> String {
+    let within = match message.parent_message() {
+        Some(parent) => module(&parent),
+        None => message.package_name().replace("construct", "crate").replace('.', "::"),
+    };
+    format!("{within}::{}", camel(message.name()))
+}
+
+/// Where the types are that stand within a message.
+fn module(message: &MessageDescriptor) -> String {
+    let (within, name) =
+        path(message).rsplit_once("::").map(|(within, name)| (within.to_owned(), snake(name))).unwrap_or_default();
+    format!("{within}::{name}")
+}
+
+/// `CreateAPIKey` and `api_key` as prost writes them as a type.
+fn camel(name: &str) -> String {
+    let part = |part: &str| part[..1].to_uppercase() + &part[1..];
+    name.split('_').filter(|name| !name.is_empty()).map(part).collect()
+}
+
+/// `GitHubApp` as `git_hub_app`.
+fn snake(name: &str) -> String {
+    let mut snake = String::new();
+    for letter in name.chars() {
+        if letter.is_ascii_uppercase() && !snake.is_empty() {
+            snake.push('_');
+        }
+        snake.push(letter.to_ascii_lowercase());
+    }
+    snake
 }

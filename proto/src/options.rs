@@ -23,6 +23,16 @@ pub fn example(method: &MethodDescriptor) -> Option<String> {
     }
 }
 
+/// Whether a call leaves an entry in the audit trail although it changes nothing.
+pub fn is_audited(method: &MethodDescriptor) -> bool {
+    value(&method.options(), "construct.v1.audited") == Some(Value::Bool(true))
+}
+
+/// Whether a call that is sent again does again what it did, with no key to tell.
+pub fn is_not_idempotent(method: &MethodDescriptor) -> bool {
+    value(&method.options(), "construct.v1.not_idempotent") == Some(Value::Bool(true))
+}
+
 /// An option that is a message.
 fn message<T: Message + Default>(options: &DynamicMessage, name: &str) -> Option<T> {
     match value(options, name)? {

@@ -8,7 +8,7 @@ use std::{
 
 use construct_bus::blob;
 use construct_domain::{OrganizationId, TaskId, UserId};
-use construct_proto::v1;
+use construct_proto::IdempotentRequest;
 use construct_runtime::{Lifecycle, MasterKeys, clock};
 use construct_store::{Audit, Error, Idempotency, Keyring, ModelProviderKind, Store, Write, Written};
 use prost::Message;
@@ -372,8 +372,8 @@ impl Entry {
     }
 
     /// Identifies a write. The request loses its idempotency key, which is not part of what is compared.
-    pub(crate) fn write(&self, method: &'static str, request: &mut impl Keyed) -> Write {
-        let key = std::mem::take(request.key());
+    pub(crate) fn write(&self, method: &'static str, request: &mut impl IdempotentRequest) -> Write {
+        let key = std::mem::take(request.idempotency_key());
         let idempotency = (!key.is_empty()).then(|| {
             let request_hash = Sha256::digest(request.encode_to_vec()).into();
             Idempotency { key, method, request_hash }
@@ -486,82 +486,10 @@ impl Lookup {
     }
 }
 
-/// A write request: it has an idempotency key.
-pub(crate) trait Keyed: Message {
-    fn key(&mut self) -> &mut String;
-}
-
-macro_rules! keyed {
-    ($($request:ident),* $(,)?) => {$(
-        impl Keyed for v1::$request {
-            fn key(&mut self) -> &mut String {
-                &mut self.idempotency_key
-            }
-        }
-    )*};
-}
-
-keyed! {
-    CancelScanRequest,
-    CancelTaskRequest,
-    CreateAgentRequest,
-    CreateBudgetRequest,
-    CreateFileRequest,
-    CreateInvitationRequest,
-    CreateMessageRequest,
-    CreateModelProviderRequest,
-    CreateModelRequest,
-    CreateOrganizationRequest,
-    CreateScanConnectionRequest,
-    CreateScanRequest,
-    CreateScheduleRequest,
-    CreateSecretRequest,
-    CreateTaskRequest,
-    CreateToolsRequest,
-    DecideApprovalRequest,
-    DeleteAgentRequest,
-    DeleteBudgetRequest,
-    DeleteFileRequest,
-    DeleteMessageRequest,
-    DeleteModelProviderRequest,
-    DeleteModelRequest,
-    DeleteOrganizationRequest,
-    DeleteScanConnectionRequest,
-    DeleteScheduleRequest,
-    DeleteSecretRequest,
-    DeleteStateRequest,
-    DeleteTaskRequest,
-    EditMessageRequest,
-    ForkTaskRequest,
-    PauseScheduleRequest,
-    PutStateRequest,
-    RemoveMemberRequest,
-    ResumeScheduleRequest,
-    ResumeTaskRequest,
-    RetryTaskRequest,
-    ReviewCandidateRequest,
-    RevokeApiKeyRequest,
-    RevokeInvitationRequest,
-    RewindTaskRequest,
-    SuspendTaskRequest,
-    UpdateAgentRequest,
-    UpdateApiKeyRequest,
-    UpdateBudgetRequest,
-    UpdateFileRequest,
-    UpdateMemberRequest,
-    UpdateMessageRequest,
-    UpdateModelProviderRequest,
-    UpdateModelRequest,
-    UpdateOrganizationRequest,
-    UpdateQuotaRequest,
-    UpdateScheduleRequest,
-    UpdateSecretRequest,
-    UpdateTaskRequest,
-}
-
 #[cfg(test)]
 mod tests {
-    use construct_proto::DESCRIPTORS;
+    use construct_proto::options;
+    use prost_reflect::prost_types::method_options::IdempotencyLevel;
 
     #[test]
     fn of_aws_is_only_what_is_bedrock_itself() {
@@ -579,42 +507,18 @@ mod tests {
         }
     }
 
-    /// The table above is compared with the contract: a write without idempotency would repeat itself on a retry.
+    /// A write without idempotency would repeat itself on a retry.
     #[test]
-    fn every_write_of_the_contract_has_an_idempotency_key() {
-        let mut writes = 0;
-        for service in DESCRIPTORS.services().filter(|service| service.parent_file().package_name() == "construct.v1") {
-            for method in service.methods() {
-                // What opens a door is stored nowhere, so it cannot be answered again; a dead letter is gone after the first time; and a part has
-                // its offset.
-                let once = [
-                    "CreateModelToken",
-                    "CreateApiKey",
-                    "CreateSetupCode",
-                    "ExchangeSetupCode",
-                    "Redrive",
-                    "Drop",
-                    "UploadPart",
-                ];
-                let reads = [
-                    "Get",
-                    "List",
-                    "Explain",
-                    "Export",
-                    "Check",
-                    "Diagnose",
-                    "Subscribe",
-                    "WhoAmI",
-                    "Watch",
-                    "Compare",
-                    "Download",
-                ];
-                let reads = reads.iter().chain(&once).any(|read| method.name().starts_with(read));
-                let keyed = method.input().get_field_by_name("idempotency_key").is_some();
-                assert_eq!(keyed, !reads, "{}", method.full_name());
-                writes += usize::from(keyed);
-            }
+    fn every_write_of_the_contract_says_what_a_retry_does() {
+        for method in construct_proto::methods() {
+            let standard = method.method_descriptor_proto().options.as_ref().map(|options| options.idempotency_level());
+            let ways = [
+                standard == Some(IdempotencyLevel::NoSideEffects),
+                standard == Some(IdempotencyLevel::Idempotent),
+                options::is_not_idempotent(&method),
+                method.input().get_field_by_name("idempotency_key").is_some(),
+            ];
+            assert_eq!(ways.iter().filter(|way| **way).count(), 1, "{}: {ways:?}", method.full_name());
         }
-        assert_eq!(writes, 55, "each of them stands in the table of this module");
     }
 }

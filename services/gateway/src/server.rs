@@ -25,7 +25,6 @@ use tokio_stream::wrappers::UnixListenerStream;
 use tonic::{
     codec::CompressionEncoding,
     codegen::http,
-    server::NamedService,
     service::Routes,
     transport::{
         Server,
@@ -62,29 +61,6 @@ const KEEPALIVE: Duration = Duration::from_secs(20);
 /// After how long a silent connection is asked by TCP whether it is alive. HTTP/1, which has no such question, depends on it; so does the
 /// operator protocol.
 pub(crate) const SILENCE: Duration = Duration::from_secs(60);
-
-const SERVICES: [&str; 20] = [
-    AgentServiceServer::<Api>::NAME,
-    ApprovalServiceServer::<Api>::NAME,
-    AuditServiceServer::<Api>::NAME,
-    BudgetServiceServer::<Api>::NAME,
-    DiagnosisServiceServer::<Api>::NAME,
-    EventServiceServer::<Api>::NAME,
-    FileServiceServer::<Api>::NAME,
-    KeyServiceServer::<Api>::NAME,
-    MessageServiceServer::<Api>::NAME,
-    ModelProviderServiceServer::<Api>::NAME,
-    ModelServiceServer::<Api>::NAME,
-    ModelTokenServiceServer::<Api>::NAME,
-    OrganizationServiceServer::<Api>::NAME,
-    RecoveryServiceServer::<Api>::NAME,
-    ScanServiceServer::<Api>::NAME,
-    ScheduleServiceServer::<Api>::NAME,
-    SecretServiceServer::<Api>::NAME,
-    StateServiceServer::<Api>::NAME,
-    TaskServiceServer::<Api>::NAME,
-    UsageServiceServer::<Api>::NAME,
-];
 
 macro_rules! limited {
     ($server:ident, $api:expr) => {
@@ -206,7 +182,8 @@ fn router(routes: Routes, faces: &Faces) -> Router<Stack<Faces, Identity>> {
 /// Tells who asks for the health of the whole server (the empty name) or of one service. All need the same to work.
 async fn report(reporter: &HealthReporter, ready: bool) {
     let status = if ready { ServingStatus::Serving } else { ServingStatus::NotServing };
-    for service in SERVICES.into_iter().chain([""]) {
+    let services = construct_proto::services().map(|service| service.full_name().to_owned());
+    for service in services.chain([String::new()]) {
         reporter.set_service_status(service, status).await;
     }
 }

@@ -3,17 +3,20 @@
 mod watch;
 
 use construct_domain::{UserId, access::Role};
-use construct_proto::v1::{
-    self, DeleteStateRequest, DeleteStateResponse, GetStateRequest, ListStateVersionsRequest,
-    ListStateVersionsResponse, ListStatesRequest, ListStatesResponse, PutStateRequest, StateEvent, WatchStatesRequest,
-    state_service_server::StateService,
+use construct_proto::{
+    IdempotentRequest,
+    v1::{
+        self, DeleteStateRequest, DeleteStateResponse, GetStateRequest, ListStateVersionsRequest,
+        ListStateVersionsResponse, ListStatesRequest, ListStatesResponse, PutStateRequest, StateEvent,
+        WatchStatesRequest, state_service_server::StateService,
+    },
 };
 use construct_store::{State, StateContent, StateRef, Write, Written};
 use futures::stream::BoxStream;
 use tonic::{Request, Response, Status};
 
 use crate::{
-    api::{Api, Entry, Keyed, nobody},
+    api::{Api, Entry, nobody},
     convert,
     organizations::silent,
     quotas::Wanted,
@@ -127,7 +130,7 @@ fn writable(entry: &Entry, shared: bool) -> Result<Option<UserId>, Status> {
 }
 
 /// Identifies a write. Of two members who write what is their own with the same key, neither is answered with what the other did.
-fn write(entry: &Entry, method: &'static str, request: &mut impl Keyed, owner: Option<UserId>) -> Write {
+fn write(entry: &Entry, method: &'static str, request: &mut impl IdempotentRequest, owner: Option<UserId>) -> Write {
     let mut write = entry.write(method, request);
     if let (Some(idempotency), Some(owner)) = (&mut write.idempotency, owner) {
         idempotency.key = format!("{owner}/{}", idempotency.key);

@@ -5,15 +5,13 @@ use std::{
     sync::LazyLock,
 };
 
+use construct_proto::options;
 use prost_reflect::{Kind, MessageDescriptor, MethodDescriptor, prost_types::method_options::IdempotencyLevel};
 
 use super::objects;
 
 /// Fields that name something, besides those that are called after what a method's name ends with (`task`, `api_key`, …).
 const NAMES: [&str; 5] = ["letter", "models", "parent", "provider", "user"];
-
-/// Methods that change nothing, but take out what is to be kept together: who did is written down as well.
-const TAKE_OUT: [&str; 2] = ["DownloadFile", "ExportAuditEntries"];
 
 /// The service of our own keys, and what it calls one.
 const KEYS: &str = "KeyService";
@@ -76,7 +74,7 @@ fn find(paths: &[Vec<u32>], message: &[u8]) -> Vec<String> {
 fn writes(method: &MethodDescriptor) -> bool {
     let options = method.method_descriptor_proto().options.as_ref();
     let reads = options.is_some_and(|options| options.idempotency_level() == IdempotencyLevel::NoSideEffects);
-    TAKE_OUT.contains(&method.name()) || !reads && !method.is_server_streaming()
+    options::is_audited(method) || !reads
 }
 
 /// `CreateApiKey` as `api_key`.

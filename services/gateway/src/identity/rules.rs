@@ -114,10 +114,7 @@ mod tests {
     fn option_that_grants_nothing_or_half_a_rule_refuses_the_method() {
         let option = |grant, scope: &str| v1::Access { grant, scope: scope.into(), scan_token: true };
         let member = Some(Grant::Role(v1::Role::Member.into()));
-        assert_eq!(
-            Access::read(&option(member, "tasks:write")),
-            Some(Access::Role(Role::Member, Scope::TasksWrite))
-        );
+        assert_eq!(Access::read(&option(member, "tasks:write")), Some(Access::Role(Role::Member, Scope::TasksWrite)));
         for (grant, scope) in [
             (None, ""),
             (None, "tasks:write"),

@@ -33,7 +33,8 @@ pub(crate) enum Content {
 }
 
 /// All routes, in the order of the contract.
-pub(crate) static ROUTES: LazyLock<Vec<Route>> = LazyLock::new(|| construct_proto::methods().flat_map(routes).collect());
+pub(crate) static ROUTES: LazyLock<Vec<Route>> =
+    LazyLock::new(|| construct_proto::methods().flat_map(routes).collect());
 
 /// The routes of a method. Texts are leaked: there is one table for the life of the process.
 fn routes(method: MethodDescriptor) -> Vec<Route> {
